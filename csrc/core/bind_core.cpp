@@ -1,0 +1,7 @@
+#include "module.hpp"
+
+namespace deep_gemm {
+
+void bind_core(pybind11::module_&) {}
+
+}  // namespace deep_gemm

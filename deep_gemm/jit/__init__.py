@@ -1,0 +1,1 @@
+"""Compile kernels at run time: source -> cubin -> cache."""

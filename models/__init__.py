@@ -1,0 +1,1 @@
+"""Exported selectors, one artefact and one model card per GPU model (SKU)."""

@@ -1,0 +1,1 @@
+"""The tuner: sweep, record, learn, export and inspect kernel configurations."""

@@ -1,0 +1,77 @@
+"""The command line `python -m tuner`: a thin layer over the library; each command lives in `tuner/commands/`."""
+
+import importlib
+import sys
+
+import typer
+
+from tuner import errors
+
+COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "inspect", "db")
+
+app = typer.Typer(
+    name="tuner",
+    help="Measure, record, learn and select kernel configurations.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def root(debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error instead of one line.")) -> None:
+    """Measure, record, learn and select kernel configurations. Example: python -m tuner select 64 2112 7168 --explain"""
+    root.debug = debug
+
+
+def register_commands() -> None:
+    """Add every command of COMMANDS to the app."""
+    for name in COMMANDS:
+        importlib.import_module(f"tuner.commands.{name}").register(app)
+
+
+def check_installation() -> None:
+    """Raise UsageError where `db/` is not mapped to `tuner.db` (a strict editable install, or none at all)."""
+    try:
+        importlib.import_module("tuner.db")
+    except ModuleNotFoundError as error:
+        if error.name != "tuner.db":
+            raise
+        raise errors.UsageError("tuner.db is not installed: run `pip install -e '.[tuner]'` in the clone (default, not strict, editable mode)") from error
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line and return its exit code; errors are printed as one line."""
+    try:
+        check_installation()
+        register_commands()
+        app(arguments, standalone_mode=False)
+        return errors.EXIT_OK
+    except errors.TunerError as error:
+        return report(error, error.exit_code)
+    except KeyboardInterrupt:
+        return report("interrupted; everything committed so far is kept", errors.EXIT_INTERRUPTED)
+    except typer.Exit as error:
+        return error.exit_code
+    except Exception as error:
+        return report_unexpected(error)
+
+
+def report(error: object, exit_code: int) -> int:
+    """Print `error` as one line on standard error and return `exit_code`; with --debug re-raise."""
+    if getattr(root, "debug", False) and isinstance(error, Exception):
+        raise error
+    print(f"tuner: {' '.join(str(error).split())}", file=sys.stderr)
+    return exit_code
+
+
+def report_unexpected(error: Exception) -> int:
+    """Report usage errors of the argument parser with exit code 2 and anything else with 1."""
+    usage = hasattr(error, "format_message") and hasattr(error, "exit_code")
+    message = error.format_message() if usage else f"{type(error).__name__}: {error}"
+    return report(message if usage else error if getattr(root, "debug", False) else message, errors.EXIT_USAGE if usage else errors.EXIT_FAILURE)
+
+
+def main() -> None:
+    """Entry point of `python -m tuner` and `deep-gemm-tuner`."""
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,5 @@
+"""python -m tuner db."""
+
+
+def register(app) -> None:
+    """Add `db` to the command line."""

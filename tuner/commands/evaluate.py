@@ -1,0 +1,5 @@
+"""python -m tuner evaluate."""
+
+
+def register(app) -> None:
+    """Add `evaluate` to the command line."""

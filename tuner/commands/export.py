@@ -1,0 +1,5 @@
+"""python -m tuner export."""
+
+
+def register(app) -> None:
+    """Add `export` to the command line."""

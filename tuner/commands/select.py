@@ -1,0 +1,5 @@
+"""python -m tuner select."""
+
+
+def register(app) -> None:
+    """Add `select` to the command line."""

@@ -1,0 +1,5 @@
+"""python -m tuner simulate."""
+
+
+def register(app) -> None:
+    """Add `simulate` to the command line."""

@@ -1,0 +1,5 @@
+"""python -m tuner sweep."""
+
+
+def register(app) -> None:
+    """Add `sweep` to the command line."""

@@ -1,0 +1,36 @@
+"""Errors of the tuner. Each carries the exit code that the command line ends with."""
+
+EXIT_OK = 0
+EXIT_FAILURE = 1
+EXIT_USAGE = 2
+EXIT_INCONCLUSIVE = 3
+EXIT_INTEGRITY = 4
+EXIT_INTERRUPTED = 130
+
+
+class TunerError(Exception):
+    """A failure that is reported in one line; `exit_code` is what the process ends with."""
+
+    exit_code = EXIT_FAILURE
+
+
+class UsageError(TunerError):
+    """A wrong flag or value; the message names the flag and its range."""
+
+    exit_code = EXIT_USAGE
+
+
+class InconclusiveError(TunerError):
+    """Not enough data to answer."""
+
+    exit_code = EXIT_INCONCLUSIVE
+
+
+class IntegrityError(TunerError):
+    """A database or file that must not be trusted."""
+
+    exit_code = EXIT_INTEGRITY
+
+
+class StoreError(TunerError):
+    """The tuning database could not be opened or written; rows acknowledged before stay intact."""
