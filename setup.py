@@ -15,6 +15,7 @@ extension = Pybind11Extension(
     "deep_gemm._C",
     sorted(glob("csrc/**/*.cpp", recursive=True)),
     include_dirs=["csrc"],
+    depends=sorted(glob("csrc/**/*.hpp", recursive=True)),
     cxx_std=20,
     # No fused multiply-add contraction: the heuristic and the forest walk give the same doubles on every host.
     extra_compile_args=["-O2", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"],

@@ -62,6 +62,17 @@ def cuda_home() -> Path | None:
     return Path(value) if value else None
 
 
+def temp_dir() -> Path | None:
+    """Return the folder for scratch files named by TMPDIR (default /tmp), or None where it is not absolute."""
+    value = os.environ.get("TMPDIR") or "/tmp"
+    return Path(value) if os.path.isabs(value) else None
+
+
+def search_path() -> list[Path]:
+    """Return the absolute folders of PATH; relative and empty entries mean the current folder, where no tool is looked for."""
+    return [Path(entry) for entry in os.environ.get("PATH", "").split(os.pathsep) if os.path.isabs(entry)]
+
+
 def tuner_database() -> str:
     """Return the tuning database's path or URL named by DG_TUNER_DB, or the default below HOME."""
     return get_string("DG_TUNER_DB") or str((home_dir() or Path.cwd()) / ".deep_gemm" / "tuning.db")

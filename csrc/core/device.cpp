@@ -1,0 +1,100 @@
+#include "core/device.hpp"
+
+#include <cmath>
+
+#include "core/error.hpp"
+
+namespace deep_gemm {
+namespace {
+
+struct KnownDevice {
+    const char* short_name;
+    const char* name;
+    int32_t sm_count;
+    int64_t l2_bytes;
+    double clock_mhz, memory_gbps, tensor_ratio;
+};
+
+constexpr int64_t kMiB = 1 << 20;
+
+// Vendor data sheets (SXM boards); names as the driver reports them. The H20 computes 296 FP8 TFLOPS with 78 SMs.
+constexpr KnownDevice kKnownDevices[] = {
+    {"h200", "NVIDIA H200", 132, 60 * kMiB, 1980, 4800, 1.0},         {"h100", "NVIDIA H100 80GB HBM3", 132, 50 * kMiB, 1980, 3350, 1.0},
+    {"h800", "NVIDIA H800", 132, 50 * kMiB, 1980, 3350, 1.0},         {"h20", "NVIDIA H20", 78, 60 * kMiB, 1980, 4000, 0.25},
+    {"gh200", "NVIDIA GH200 480GB", 132, 60 * kMiB, 1980, 4000, 1.0},
+};
+
+double tensor_ratio_of(std::string_view name) {
+    for (const KnownDevice& known : kKnownDevices)
+        if (name == known.name) return known.tensor_ratio;
+    return 1.0;
+}
+
+[[noreturn]] void fail(const std::string& field, const std::string& value, const char* rule) {
+    throw Error(ErrorKind::kDevice, field + " = " + value + ": must be " + rule + "; describe a real GPU");
+}
+
+// A SKU becomes part of a file name.
+bool is_sku(std::string_view sku) {
+    if (sku.size() > 128) return false;
+    for (char c : sku)
+        if (!(c >= 'a' && c <= 'z') && !(c >= '0' && c <= '9') && c != '-') return false;
+    return true;
+}
+
+void check_device(const Device& device) {
+    if (!is_sku(device.sku)) fail("sku", "'" + device.sku.substr(0, 64) + "'", "lower-case letters, digits and dashes");
+    if (device.name.empty() || device.name.size() > 256) fail("name", "'" + device.name.substr(0, 32) + "'", "1 to 256 characters long");
+    if (device.sm_count < 1 || device.sm_count > 65535) fail("sm_count", std::to_string(device.sm_count), "within 1..65535");
+    if (device.smem_bytes < 0 || device.smem_bytes > (1 << 30)) fail("smem_bytes", std::to_string(device.smem_bytes), "within 0..2^30");
+    if (device.l2_bytes < 0 || device.l2_bytes > (int64_t(1) << 40)) fail("l2_bytes", std::to_string(device.l2_bytes), "within 0..2^40");
+    if (!(device.clock_mhz > 0 && device.clock_mhz < 1e6)) fail("clock_mhz", std::to_string(device.clock_mhz), "positive and below 1e6");
+    if (!(device.memory_gbps > 0 && device.memory_gbps < 1e6))
+        fail("memory_gbps", std::to_string(device.memory_gbps), "positive and below 1e6");
+}
+
+}  // namespace
+
+std::string slug(std::string_view name) {
+    std::string out;
+    for (char c : name) {
+        const bool is_upper = c >= 'A' && c <= 'Z';
+        const bool is_kept = (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
+        if (is_upper || is_kept) {
+            out += is_upper ? char(c - 'A' + 'a') : c;
+        } else if (!out.empty() && out.back() != '-') {
+            out += '-';
+        }
+    }
+    if (!out.empty() && out.back() == '-') out.pop_back();
+    return out;
+}
+
+Device make_device(Device device) {
+    check_device(device);
+    device.tensor_ratio = tensor_ratio_of(device.name);
+    if (device.sku.empty()) {
+        device.sku = slug(device.name) + "-sm" + std::to_string(device.sm_count);
+        if (!device.mig.empty()) device.sku += "-mig" + slug(device.mig);
+    }
+    return device;
+}
+
+Device known_device(std::string_view sku_or_short_name) {
+    std::string choices;
+    for (const KnownDevice& known : kKnownDevices) {
+        Device device;
+        device.name = known.name;
+        device.sm_count = known.sm_count;
+        device.l2_bytes = known.l2_bytes;
+        device.clock_mhz = known.clock_mhz;
+        device.memory_gbps = known.memory_gbps;
+        device = make_device(device);
+        if (sku_or_short_name == known.short_name || sku_or_short_name == device.sku) return device;
+        choices += (choices.empty() ? "" : ", ") + std::string(known.short_name);
+    }
+    throw Error(ErrorKind::kDevice, "'" + std::string(sku_or_short_name.substr(0, 64)) + "': not a known GPU; use one of " + choices +
+                                        " or describe the GPU with Device(...)");
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,108 @@
+#include "core/features.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "core/legality.hpp"
+
+namespace deep_gemm {
+namespace {
+
+constexpr const char* kProblemFeatureNames[kNumProblemFeatures] = {
+    "log2_m",           "log2_n",  "log2_k",  "log2_m_alignment",  "log2_n_alignment",
+    "log2_k_alignment", "num_sms", "k_steps", "log2_memory_bytes", "log2_flops_per_byte",
+    "log2_heuristic_us"};
+constexpr const char* kConfigFeatureNames[kNumConfigFeatures] = {"waves",         "last_wave_fill",  "useful_share",
+                                                                 "log2_l2_bytes", "two_scale_share", "log_heuristic_ratio"};
+
+constexpr int64_t kMaxAlignment = 256;  // the largest tile edge; coarser alignment changes nothing
+
+// log2 from additions, products and one quotient, so that every host gives the same double (a C library's need not).
+// x = 2^e * f with f in [sqrt(1/2), sqrt(2)); ln f = 2 atanh(z), z = (f-1)/(f+1), |z| < 0.172: ten terms reach 1e-16.
+double portable_log2(double x) {
+    constexpr double kInvLn2 = 1.4426950408889634, kSqrtHalf = 0.70710678118654752;
+    constexpr double kCoefficients[] = {1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7, 1.0 / 5, 1.0 / 3, 1.0};
+    int exponent;
+    double fraction = std::frexp(x, &exponent);
+    if (fraction < kSqrtHalf) {
+        fraction *= 2.0;
+        --exponent;
+    }
+    const double z = (fraction - 1.0) / (fraction + 1.0), z2 = z * z;
+    double sum = 0.0;
+    for (double coefficient : kCoefficients) sum = sum * z2 + coefficient;
+    return exponent + 2.0 * kInvLn2 * z * sum;
+}
+
+double log2_alignment(int64_t value) { return double(std::countr_zero(uint64_t(value | kMaxAlignment))); }
+
+// Share of the column tiles that touch two B-scale blocks: the 128-column boundaries that fall inside a tile.
+double two_scale_share(int64_t n, int block_n, int64_t n_tiles) {
+    const int64_t common = int64_t(kScaleBlock / scale_start_step(block_n)) * block_n;
+    const int64_t inside = (n - 1) / kScaleBlock - (n - 1) / common;
+    return double(inside) / double(n_tiles);
+}
+
+void write_problem_features(const Problem& problem, const Estimator& estimator, double heuristic_us, double* out) {
+    const double bytes = memory_bytes(problem);
+    const double flops = 2.0 * double(problem.m) * double(problem.n) * double(problem.k);
+    *out++ = portable_log2(double(problem.m));
+    *out++ = portable_log2(double(problem.n));
+    *out++ = portable_log2(double(problem.k));
+    *out++ = log2_alignment(problem.m);
+    *out++ = log2_alignment(problem.n);
+    *out++ = log2_alignment(problem.k);
+    *out++ = double(estimator.sms());
+    *out++ = double(estimator.k_steps());
+    *out++ = portable_log2(bytes);
+    *out++ = portable_log2(flops / bytes);
+    *out++ = portable_log2(heuristic_us);
+}
+
+void write_config_features(const Problem& problem, const Estimator& estimator, double heuristic_us, const Config& config, double* out) {
+    constexpr double kLn2 = 0.6931471805599453;
+    const Tiling tiling = make_tiling(problem, config, estimator.sms());
+    const double slots = double(std::max<int64_t>(1, estimator.sms() / (config.cluster_m * config.cluster_n)));
+    const double waves = double(tiling.cluster_tiles) / slots;
+    const double padded = double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n);
+    *out++ = waves;
+    *out++ = waves / std::ceil(waves);
+    *out++ = double(problem.m) * double(problem.n) / padded;
+    *out++ = portable_log2(l2_read_bytes(problem, config, tiling));
+    *out++ = two_scale_share(problem.n, config.block_n, tiling.n_tiles);
+    *out++ = kLn2 * portable_log2(estimator.time_us(config, tiling) / heuristic_us);
+}
+
+}  // namespace
+
+std::string feature_name(std::span<const Config> portfolio, size_t index) {
+    if (index < kNumProblemFeatures) return kProblemFeatureNames[index];
+    index -= kNumProblemFeatures;
+    return std::string(kConfigFeatureNames[index % kNumConfigFeatures]) + " of " + to_string(portfolio[index / kNumConfigFeatures]);
+}
+
+std::vector<std::string> feature_names(std::span<const Config> portfolio) {
+    std::vector<std::string> names;
+    for (size_t i = 0; i < num_features(portfolio.size()); ++i) names.push_back(feature_name(portfolio, i));
+    return names;
+}
+
+void write_features(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick, std::span<const Config> portfolio,
+                    double* out) {
+    write_problem_features(problem, estimator, pick.time_us, out);
+    out += kNumProblemFeatures;
+    for (const Config& config : portfolio) {
+        write_config_features(problem, estimator, pick.time_us, config, out);
+        out += kNumConfigFeatures;
+    }
+}
+
+std::vector<double> get_features(const Problem& problem, const Device& device, std::span<const Config> portfolio) {
+    const Estimator estimator(problem, device);
+    std::vector<double> features(num_features(portfolio.size()));
+    write_features(problem, estimator, choose_analytic(problem, estimator, device), portfolio, features.data());
+    return features;
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,34 @@
+// The numbers that the learned selector sees of a problem: the same code for training (through Python) and at run time.
+// They depend on m, n, k, num_sms, the device and the portfolio; not on what a driver reports of a known SKU.
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config.hpp"
+#include "core/device.hpp"
+#include "core/heuristic.hpp"
+#include "core/problem.hpp"
+
+namespace deep_gemm {
+
+// Raise it when a feature is added, removed or changed; artefacts of another version are not used.
+inline constexpr int kFeaturesVersion = 1;
+
+inline constexpr size_t kNumProblemFeatures = 11;
+inline constexpr size_t kNumConfigFeatures = 6;
+
+inline constexpr size_t num_features(size_t num_portfolio) { return kNumProblemFeatures + kNumConfigFeatures * num_portfolio; }
+
+// The name of feature `index` < num_features(portfolio.size()), and all of them.
+std::string feature_name(std::span<const Config> portfolio, size_t index);
+std::vector<std::string> feature_names(std::span<const Config> portfolio);
+
+// Write num_features(portfolio.size()) numbers to `out`; `pick` is the heuristic's choice for the problem.
+void write_features(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick, std::span<const Config> portfolio,
+                    double* out);
+
+std::vector<double> get_features(const Problem& problem, const Device& device, std::span<const Config> portfolio);
+
+}  // namespace deep_gemm

@@ -1,0 +1,152 @@
+#include "core/heuristic.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+
+#include "core/candidates.hpp"
+#include "core/error.hpp"
+#include "core/legality.hpp"
+
+namespace deep_gemm {
+namespace {
+
+// The GPU that the rates were fitted on; a device with its SKU uses them as they are, whatever its driver reports.
+constexpr const char* kReferenceSku = "nvidia-h200-sm132";
+constexpr double kReferenceSms = 132, kReferenceClockMhz = 1980, kReferenceMemoryGbps = 4800;
+
+// Selection divides a thousand times; nearly all quotients fit 32 bits, which divide several times faster.
+int64_t ceil_div(int64_t value, int64_t divisor) {
+    const uint64_t sum = uint64_t(value + divisor - 1);
+    if (sum >> 32 == 0) return uint32_t(sum) / uint32_t(divisor);
+    return int64_t(sum / uint64_t(divisor));
+}
+
+// Overlapping costs: close to the largest, a little above it where two are alike. Square roots are exact on every host.
+double soft_maximum(double a, double b, double c, double d) {
+    const double a2 = a * a, b2 = b * b, c2 = c * c, d2 = d * d;
+    return std::sqrt(std::sqrt(a2 * a2 + b2 * b2 + c2 * c2 + d2 * d2));
+}
+
+double mma_ns(const HeuristicRates& rates, const Config& config) {
+    const double columns = config.block_n;
+    if (config.block_m == 64) return rates.step_base_64_ns + rates.step_slope_64_ns * columns;
+    if (config.block_m == 128) return rates.step_base_128_ns + rates.step_slope_128_ns * columns;
+    return rates.step_base_256_ns + rates.step_slope_256_ns * columns;
+}
+
+}  // namespace
+
+Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
+    Tiling tiling;
+    tiling.m_tiles = ceil_div(problem.m, config.block_m);
+    tiling.n_tiles = ceil_div(problem.n, config.block_n);
+    // Clusters are at most two CTAs, so shifts divide.
+    tiling.cluster_tiles = ((tiling.m_tiles + config.cluster_m - 1) >> (config.cluster_m - 1)) *
+                           ((tiling.n_tiles + config.cluster_n - 1) >> (config.cluster_n - 1));
+    tiling.clusters = std::max<int64_t>(1, sms >> (config.cluster_m * config.cluster_n - 1));
+    tiling.clusters = std::min(tiling.clusters, tiling.cluster_tiles);
+    tiling.rounds = ceil_div(tiling.cluster_tiles, tiling.clusters);
+    return tiling;
+}
+
+double l2_read_bytes(const Problem& problem, const Config& config, const Tiling& tiling) {
+    const double a_bytes = double(problem.m) * double(problem.k), b_bytes = double(problem.n) * double(problem.k);
+    const double a_reads = double((tiling.n_tiles + config.cluster_n - 1) >> (config.cluster_n - 1));
+    const double b_reads = double((tiling.m_tiles + config.cluster_m - 1) >> (config.cluster_m - 1));
+    return a_bytes * a_reads + b_bytes * b_reads;
+}
+
+double memory_bytes(const Problem& problem) {
+    const double m = double(problem.m), n = double(problem.n), k = double(problem.k);
+    const double scales = 4.0 / kScaleBlock * k * (m + n / kScaleBlock);
+    return m * k + n * k + 2.0 * m * n + scales;
+}
+
+HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& device) {
+    if (device.sku == kReferenceSku) return h200_rates;
+    HeuristicRates rates = h200_rates;
+    const double clock = device.clock_mhz / kReferenceClockMhz, sms = device.sm_count / kReferenceSms;
+    const double tensor = clock * device.tensor_ratio;
+    rates.hbm_gbps *= device.memory_gbps / kReferenceMemoryGbps;
+    rates.l2_gbps *= clock * sms;
+    rates.sm_gbps *= clock;
+    rates.dense_tflops *= tensor * sms;
+    for (double* ns : {&rates.step_slope_64_ns, &rates.step_slope_128_ns, &rates.step_slope_256_ns}) *ns /= tensor;
+    for (double* ns : {&rates.step_base_64_ns, &rates.step_base_128_ns, &rates.step_base_256_ns, &rates.cluster_step_ns,
+                       &rates.epilogue_base_ns, &rates.epilogue_row_ns})
+        *ns /= clock;
+    return rates;
+}
+
+Estimator::Estimator(const Problem& problem, const Device& device, const HeuristicRates& h200_rates)
+    : problem_(problem),
+      rates_(scale_rates(h200_rates, device)),
+      sms_(usable_sms(problem, device)),
+      k_steps_(ceil_div(problem.k, kBlockK)) {
+    memory_us_ = memory_bytes(problem) / (rates_.hbm_gbps * 1e3);
+    l2_us_per_byte_ = 1.0 / (rates_.l2_gbps * 1e3);
+    power_us_per_flop_ = 1.0 / (rates_.dense_tflops * 1e6);
+    sm_ns_per_byte_ = 1.0 / rates_.sm_gbps;
+}
+
+// One 128-K step of a tile: the tensor cores and promotion, or the loads, whichever is slower. Rows of A beyond m are filled
+// with zeros, not loaded. A ring of S stages hides the latency of a load behind S steps.
+double Estimator::step_ns(const Config& config) const {
+    double mma = mma_ns(rates_, config);
+    if (max_b_scale_blocks(config.block_n) > 1) mma *= 1.0 + rates_.two_scale_fraction;
+    if (!is_pipelined(config)) mma *= 1.0 + rates_.unpipelined_fraction;
+    const double rows = double(std::min<int64_t>(problem_.m, config.block_m));
+    const double load = (rows + config.block_n) * kBlockK * sm_ns_per_byte_;
+    const double latency = rates_.load_latency_ns / config.num_stages;
+    const double peer = config.cluster_m * config.cluster_n > 1 ? rates_.cluster_step_ns : 0.0;
+    return std::max({mma, load, latency}) + peer;
+}
+
+double Estimator::time_us(const Config& config, const Tiling& tiling) const {
+    const double epilogue_ns = rates_.epilogue_base_ns + rates_.epilogue_row_ns * config.block_n * (config.block_m / 64);
+    const double sm_us = double(tiling.rounds) * (double(k_steps_) * step_ns(config) + epilogue_ns) * 1e-3;
+    const double l2_us = l2_read_bytes(problem_, config, tiling) * l2_us_per_byte_;
+    const double padded_flops =
+        2.0 * double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n) * double(problem_.k);
+    const double power_us = padded_flops * power_us_per_flop_;
+    return rates_.launch_us + soft_maximum(memory_us_, l2_us, power_us, sm_us);
+}
+
+AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device) {
+    AnalyticChoice best = {{}, INFINITY};
+    Config previous = {.block_m = 0};
+    for_each_candidate(problem, device, [&](const Config& config) {
+        // A shallower ring of the same tile follows the deeper one and is never predicted faster.
+        const bool is_shallower = config.block_m == previous.block_m && config.block_n == previous.block_n &&
+                                  config.cluster_m == previous.cluster_m && config.cluster_n == previous.cluster_n;
+        previous = config;
+        if (is_shallower) return;
+        const double time_us = estimator.time_us(config);
+        if (time_us < best.time_us) best = {config, time_us};
+    });
+    if (std::isinf(best.time_us))
+        throw Error(ErrorKind::kDevice,
+                    device.name + ": no config is legal on this device; the kernels need a Hopper GPU (compute capability 9.0)");
+    return best;
+}
+
+Config get_analytic_config(const Problem& problem, const Device& device) {
+    return choose_analytic(problem, Estimator(problem, device), device).config;
+}
+
+const std::string& heuristic_version() {
+    static const std::string version = [] {
+        std::string text = "revision=" + std::to_string(kHeuristicRevision) + '\n';
+        const HeuristicRates rates;
+        for (const RateField& field : kRateFields) {
+            char line[96];
+            std::snprintf(line, sizeof line, "%s=%.17g\n", field.name, rates.*field.member);
+            text += line;
+        }
+        return sha256_hex(text).substr(0, 16);
+    }();
+    return version;
+}
+
+}  // namespace deep_gemm

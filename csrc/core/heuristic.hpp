@@ -1,0 +1,67 @@
+// The analytic heuristic: a pure function from problem and device to a config. Predicted time = launch + a soft maximum of
+// what memory, L2, the power limit and the busiest SM need; the busiest SM runs (tiles it gets) x (K steps x step + epilogue).
+#pragma once
+
+#include <string>
+
+#include "core/config.hpp"
+#include "core/device.hpp"
+#include "core/heuristic_rates.hpp"
+#include "core/problem.hpp"
+
+namespace deep_gemm {
+
+// How a problem divides into the tiles of a config.
+struct Tiling {
+    int64_t m_tiles, n_tiles;
+    int64_t cluster_tiles;  // pieces of work: a cluster takes one at a time
+    int64_t clusters;       // running at once, at least 1
+    int64_t rounds;         // pieces that the busiest cluster takes
+};
+
+Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms);
+
+// Bytes read from L2 by all clusters (a multicast tile counts once).
+double l2_read_bytes(const Problem& problem, const Config& config, const Tiling& tiling);
+
+// Bytes of A, B, their scales and D, each moved once.
+double memory_bytes(const Problem& problem);
+
+// Predicts times of one problem on one device; holds what does not depend on the config.
+class Estimator {
+   public:
+    Estimator(const Problem& problem, const Device& device, const HeuristicRates& h200_rates = {});
+
+    double time_us(const Config& config) const { return time_us(config, make_tiling(problem_, config, sms_)); }
+    double time_us(const Config& config, const Tiling& tiling) const;
+
+    int64_t k_steps() const { return k_steps_; }
+    int32_t sms() const { return sms_; }
+
+   private:
+    double step_ns(const Config& config) const;
+
+    Problem problem_;
+    HeuristicRates rates_;
+    int32_t sms_;
+    int64_t k_steps_;
+    double memory_us_;
+    double l2_us_per_byte_, power_us_per_flop_, sm_ns_per_byte_;
+};
+
+// The rates of `device`, scaled from those of an H200.
+HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& device);
+
+struct AnalyticChoice {
+    Config config;
+    double time_us;
+};
+
+// The candidate with the smallest predicted time, the first of equals; throws Error(kDevice) where no config is legal.
+AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device);
+Config get_analytic_config(const Problem& problem, const Device& device);
+
+// Identity of constants and formulas: 16 hexadecimal characters.
+const std::string& heuristic_version();
+
+}  // namespace deep_gemm

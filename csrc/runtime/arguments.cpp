@@ -1,0 +1,130 @@
+#include "runtime/arguments.hpp"
+
+#include <pybind11/pybind11.h>
+
+#include <cmath>
+#include <string>
+
+#include "core/error.hpp"
+#include "core/problem.hpp"
+#include "core/py_integers.hpp"
+#include "runtime/tensor_view.hpp"
+
+namespace py = pybind11;
+
+namespace deep_gemm {
+namespace {
+
+constexpr const char* kStreamRule = ": must be a torch.cuda.Stream, a raw stream handle (an int >= 0) or None.";
+
+[[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kArgument, message); }
+
+size_t find_name(const Signature& signature, PyObject* keyword) {
+    for (size_t i = 0; i < signature.num_names; ++i)
+        if (PyUnicode_CompareWithASCIIString(keyword, signature.names[i]) == 0) return i;
+    fail(std::string(signature.op) + "(): unknown argument " + short_repr(keyword) + "; see help(deep_gemm." + signature.op + ").");
+}
+
+void bind_keywords(const Signature& signature, PyObject* const* values, PyObject* keyword_names, PyObject** slots) {
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keyword_names); ++i) {
+        const size_t slot = find_name(signature, PyTuple_GET_ITEM(keyword_names, i));
+        if (slots[slot] != nullptr) fail(std::string(signature.op) + "(): argument '" + signature.names[slot] + "' was given twice; give it once.");
+        slots[slot] = values[i];
+    }
+}
+
+bool is_integer(PyObject* object) { return PyLong_Check(object) && !PyBool_Check(object); }
+
+uint64_t parse_handle(PyObject* object) {
+    const uint64_t handle = is_integer(object) ? PyLong_AsUnsignedLongLong(object) : 0;
+    if (is_integer(object) && !PyErr_Occurred()) return handle;
+    PyErr_Clear();
+    fail("stream = " + short_repr(object) + kStreamRule);
+}
+
+// Not from a tensor, although it converts: reading a CUDA tensor would wait for the GPU.
+double to_double(const char* name, PyObject* object) {
+    if (PyFloat_CheckExact(object)) return PyFloat_AS_DOUBLE(object);
+    const double value = is_tensor(object) ? 0.0 : PyFloat_AsDouble(object);
+    const bool is_number = !PyErr_Occurred() && !is_tensor(object);
+    PyErr_Clear();
+    if (!is_number) fail(std::string(name) + " = " + short_repr(object) + ": must be a number; pass a float.");
+    return value;
+}
+
+py::object stream_handle(PyObject* object) {
+    if (is_integer(object)) return py::reinterpret_borrow<py::object>(object);
+    py::object handle = py::getattr(object, "cuda_stream", py::none());
+    if (handle.is_none()) fail("stream = " + short_repr(object) + kStreamRule);
+    return handle;
+}
+
+void check_stream_device(PyObject* object, int ordinal) {
+    py::object index = py::getattr(object, "device_index", py::none());
+    if (!is_integer(index.ptr()) || index.cast<int64_t>() == ordinal) return;
+    throw Error(ErrorKind::kDevice, "stream = " + short_repr(object) + ": a stream of cuda:" + std::string(py::str(index)) + ", but the tensors are on cuda:" +
+                                        std::to_string(ordinal) + "; pass a stream of their device.");
+}
+
+}  // namespace
+
+void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_ssize_t num_positional, PyObject* keyword_names, PyObject** slots) {
+    const size_t given = size_t(num_positional);
+    if (given > signature.num_positional)
+        fail(std::string(signature.op) + "(): " + std::to_string(given) + " positional arguments: takes at most " + std::to_string(signature.num_positional) +
+             "; name the others.");
+    for (size_t i = 0; i < given; ++i) slots[i] = arguments[i];
+    if (keyword_names != nullptr) bind_keywords(signature, arguments + given, keyword_names, slots);
+    for (size_t i = 0; i < signature.num_required; ++i)
+        if (slots[i] == nullptr) fail(std::string(signature.op) + "(): argument '" + signature.names[i] + "' is missing; give it.");
+}
+
+bool is_given(PyObject* object) { return object != nullptr && object != Py_None; }
+
+float parse_factor(const char* name, PyObject* object) {
+    if (object == nullptr) return 1.0f;
+    const float factor = float(to_double(name, object));
+    if (!std::isfinite(factor)) fail(std::string(name) + " = " + short_repr(object) + ": must be finite in FP32; pass a smaller float.");
+    return factor;
+}
+
+void check_flag(const char* name, PyObject* object) {
+    if (object != nullptr && !PyBool_Check(object)) fail(std::string(name) + " = " + short_repr(object) + ": must be a bool; pass True or False.");
+}
+
+uint8_t parse_compiled_dims_argument(PyObject* object) {
+    if (!is_given(object)) return 0;
+    if (!PyUnicode_Check(object)) fail("compiled_dims = " + short_repr(object) + ": must be a string such as 'nk', or None.");
+    uint8_t bits = 0;
+    for (char letter : py::handle(object).cast<std::string>()) {
+        const uint8_t bit = letter == 'm' ? Problem::kCompileM : letter == 'n' ? Problem::kCompileN : letter == 'k' ? Problem::kCompileK : 0;
+        if (bit == 0 || (bits & bit)) fail("compiled_dims = " + short_repr(object) + ": must hold each of m, n, k at most once and nothing else; pass e.g. 'nk'.");
+        bits |= bit;
+    }
+    return bits;
+}
+
+void check_recipe_1d2d(PyObject* object) {
+    if (!is_given(object)) return;
+    const long wanted[] = {1, 128, 128};
+    bool is_supported = (PyTuple_Check(object) || PyList_Check(object)) && PySequence_Size(object) == 3;
+    for (int i = 0; is_supported && i < 3; ++i) {
+        py::object item = py::reinterpret_steal<py::object>(PySequence_GetItem(object, i));
+        is_supported = is_integer(item.ptr()) && PyLong_AsLong(item.ptr()) == wanted[i];
+    }
+    PyErr_Clear();  // a number outside 64 bits
+    if (!is_supported) fail("recipe = " + short_repr(object) + ": this op supports (1, 128, 128) only (A scaled 1x128, B 128x128); pass None or that.");
+}
+
+void check_stream(PyObject* object) {
+    if (is_given(object)) parse_handle(stream_handle(object).ptr());
+}
+
+void* parse_stream(PyObject* object, int ordinal, bool is_described) {
+    if (!is_given(object)) return is_described ? nullptr : current_stream(ordinal);
+    const py::object handle = stream_handle(object);
+    if (handle.ptr() != object) check_stream_device(object, ordinal);
+    return reinterpret_cast<void*>(parse_handle(handle.ptr()));
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,40 @@
+// A compiled kernel in the driver: loaded once per device, attributes set once, never unloaded.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "core/config.hpp"
+#include "runtime/gpu.hpp"
+
+namespace deep_gemm {
+
+struct LoadedKernel {
+    const Gpu* gpu;
+    Config config;
+    std::string name;
+    std::string cubin;            // the verified bytes that were loaded; they identify the kernel
+    driver::Kernel handle;        // context-free
+    int64_t dynamic_smem_bytes;
+    int num_regs, local_bytes;
+    int max_clusters;             // clusters that the device holds at once; 0 = not limited (clusters of one CTA)
+
+    driver::Function function() const { return reinterpret_cast<driver::Function>(handle); }
+    int cluster_size() const { return config.cluster_m * config.cluster_n; }
+};
+
+// Thrown by load_kernel where the driver does not take the bytes for this GPU (no binary for it, invalid image, newer format):
+// compiling again may help, anything else would not.
+class UnusableCubin : public std::runtime_error {
+   public:
+    using std::runtime_error::runtime_error;
+};
+
+// Load `cubin` (or find it loaded) for `gpu`. Kernels stay loaded for the life of the process, because a captured graph may
+// replay them at any time. Works during stream capture. The GIL must be held.
+// Throws Error(kConfig): the config is not legal on this GPU. Throws Error(kLaunch): the driver refused. Throws UnusableCubin.
+const LoadedKernel& load_kernel(const Gpu& gpu, const Config& config, std::string_view cubin, const std::string& name);
+
+}  // namespace deep_gemm

@@ -1,0 +1,194 @@
+#include "runtime/tensor_view.hpp"
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "runtime/torch_access.hpp"
+
+namespace py = pybind11;
+
+namespace deep_gemm {
+namespace {
+
+[[noreturn]] void fail(const char* name, const std::string& rest) { throw Error(ErrorKind::kArgument, std::string(name) + rest); }
+
+std::string type_name(PyObject* object) { return py::str(py::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__qualname__")); }
+
+std::string pending_error_text() {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    std::string text = value ? std::string(py::str(py::handle(value))) : "unknown error";
+    Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
+    return text.substr(0, text.find('\n'));  // torch appends a C++ stack
+}
+
+struct PyReference {
+    PyObject* object;
+    ~PyReference() { Py_XDECREF(object); }
+};
+
+bool is_true(PyObject* object) { return object == Py_True || (object != nullptr && object != Py_False && PyObject_IsTrue(object) == 1); }
+
+bool is_grad_enabled(const TorchAccess& torch) {
+    const PyReference enabled{PyObject_CallMethodNoArgs(torch.torch_module, torch.is_grad_enabled)};
+    if (enabled.object == nullptr) throw py::error_already_set();
+    return is_true(enabled.object);
+}
+
+// No graph is recorded, so a gradient would be lost in silence.
+void check_grad(const TorchAccess& torch, const char* name, PyObject* object) {
+    const PyReference requires_grad{PyObject_GetAttr(object, torch.requires_grad)};
+    if (requires_grad.object == nullptr) throw py::error_already_set();
+    if (is_true(requires_grad.object) && is_grad_enabled(torch))
+        fail(name, ".requires_grad = True: this op records no graph; call it under torch.no_grad(), or pass " + std::string(name) + ".detach().");
+}
+
+Dtype dtype_of(const dlpack::Tensor& tensor) {
+    if (tensor.type_lanes != 1) return Dtype::kOther;
+    if (tensor.type_code == dlpack::kFloat8E4M3Fn && tensor.type_bits == 8) return Dtype::kFloat8E4M3;
+    if (tensor.type_code == dlpack::kFloat && tensor.type_bits == 32) return Dtype::kFloat32;
+    if (tensor.type_code == dlpack::kBfloat && tensor.type_bits == 16) return Dtype::kBfloat16;
+    return Dtype::kOther;
+}
+
+DeviceKind device_kind_of(const dlpack::Tensor& tensor) {
+    if (tensor.device_type == dlpack::kCuda || tensor.device_type == dlpack::kCudaManaged) return DeviceKind::kCuda;
+    // Pinned host memory belongs to a CPU tensor.
+    if (tensor.device_type == dlpack::kCpu || tensor.device_type == dlpack::kCudaHost) return DeviceKind::kCpu;
+    return DeviceKind::kOther;
+}
+
+bool read_by_exchange(const TorchAccess& torch, PyObject* object, TensorView& view) {
+    dlpack::Tensor tensor;
+    if (torch.exchange->tensor_from_object(object, &tensor) != 0) return false;
+    view.address = reinterpret_cast<uint64_t>(tensor.data) + tensor.byte_offset;
+    view.rank = tensor.ndim;
+    std::copy_n(tensor.shape, std::min(view.rank, kMaxRank), view.shape.begin());
+    std::copy_n(tensor.strides, std::min(view.rank, kMaxRank), view.strides.begin());
+    view.dtype = dtype_of(tensor);
+    view.device_kind = device_kind_of(tensor);
+    view.ordinal = view.device_kind == DeviceKind::kCuda ? tensor.device_id : 0;
+    return true;
+}
+
+void copy_sizes(py::handle source, std::array<int64_t, kMaxRank>& target, int& rank) {
+    py::tuple sizes = py::reinterpret_steal<py::tuple>(PySequence_Tuple(source.ptr()));
+    if (!sizes) throw py::error_already_set();
+    rank = int(sizes.size());
+    for (int i = 0; i < std::min(rank, kMaxRank); ++i) target[i] = py::int_(sizes[i]).cast<int64_t>();
+}
+
+void set_device(py::handle device, TensorView& view) {
+    const std::string kind = py::str(device.attr("type"));
+    view.device_kind = kind == "cpu" ? DeviceKind::kCpu : kind == "cuda" ? DeviceKind::kCuda : kind == "meta" ? DeviceKind::kMeta : DeviceKind::kOther;
+    py::object index = device.attr("index");
+    view.ordinal = view.device_kind == DeviceKind::kCuda && !index.is_none() ? index.cast<int>() : 0;
+}
+
+// `is_shape_only`: a fake or meta tensor, which has sizes but no memory.
+TensorView read_by_attributes(PyObject* object, bool is_shape_only) {
+    py::handle tensor(object);
+    TensorView view;
+    set_device(tensor.attr("device"), view);
+    if (is_shape_only) view.device_kind = DeviceKind::kMeta;
+    copy_sizes(tensor.attr("shape"), view.shape, view.rank);
+    copy_sizes(tensor.attr("stride")(), view.strides, view.rank);
+    view.dtype = parse_dtype(py::str(tensor.attr("dtype")));
+    if (view.device_kind != DeviceKind::kMeta) view.address = tensor.attr("data_ptr")().cast<uint64_t>();
+    return view;
+}
+
+TensorView read_plain(const TorchAccess& torch, const char* name, PyObject* object) {
+    TensorView view;
+    if (torch.exchange != nullptr && read_by_exchange(torch, object, view)) return view;
+    PyErr_Clear();  // a meta, sparse or functorch tensor: attributes tell which
+    try {
+        return read_by_attributes(object, false);
+    } catch (py::error_already_set& error) {
+        error.restore();
+        fail(name, ": a tensor without plain strided memory (" + pending_error_text() + "); pass a dense tensor.");
+    }
+}
+
+bool may_be_negated(const TensorView& view) {
+    for (int i = 0; i < std::min(view.rank, kMaxRank); ++i)
+        if (view.shape[i] > 1 && view.strides[i] % 2 != 0) return false;
+    return true;
+}
+
+// `x.conj().imag` is a view whose memory holds the negated values. Its strides are even, because it lies in complex numbers;
+// so ordinary operands skip the question.
+void check_not_negated(const TorchAccess& torch, const char* name, PyObject* object, const TensorView& view) {
+    if (view.dtype != Dtype::kFloat32 || view.device_kind == DeviceKind::kMeta || !may_be_negated(view)) return;
+    const PyReference negated{PyObject_CallMethodNoArgs(object, torch.is_neg)};
+    if (negated.object == nullptr) throw py::error_already_set();
+    if (is_true(negated.object)) fail(name, ": a lazily negated view; pass " + std::string(name) + ".resolve_neg().");
+}
+
+[[noreturn]] void fail_unreadable(const TorchAccess& torch, const char* name, PyObject* object) {
+    const std::string what = std::string(name) + " = " + (PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) ? "a " : "an object of type ") + type_name(object);
+    if (PyType_IsSubtype(Py_TYPE(object), torch.tensor_type))
+        throw Error(ErrorKind::kArgument, what + ": wrapper tensors are not supported; pass the plain torch.Tensor inside.");
+    throw Error(ErrorKind::kArgument, what + ": must be a torch.Tensor.");
+}
+
+}  // namespace
+
+int64_t element_bytes(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::kFloat8E4M3: return 1;
+        case Dtype::kBfloat16: return 2;
+        case Dtype::kFloat32: return 4;
+        default: return 0;
+    }
+}
+
+const char* dtype_name(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::kFloat8E4M3: return "torch.float8_e4m3fn";
+        case Dtype::kBfloat16: return "torch.bfloat16";
+        case Dtype::kFloat32: return "torch.float32";
+        default: return "another dtype";
+    }
+}
+
+Dtype parse_dtype(const std::string& name) {
+    const std::string bare = name.rfind("torch.", 0) == 0 ? name.substr(6) : name;
+    for (Dtype dtype : {Dtype::kFloat8E4M3, Dtype::kBfloat16, Dtype::kFloat32})
+        if (bare == dtype_name(dtype) + 6) return dtype;
+    return Dtype::kOther;
+}
+
+Operand make_operand(const char* name, PyObject* object) {
+    const TorchAccess& torch = torch_access();
+    if (is_plain_tensor_type(torch, Py_TYPE(object))) {
+        check_grad(torch, name, object);
+        const Operand operand{name, object, read_plain(torch, name, object)};
+        check_not_negated(torch, name, object, operand.view);
+        return operand;
+    }
+    py::handle handle(object);
+    if (py::isinstance<TensorView>(handle)) return {name, object, handle.cast<TensorView>()};
+    const bool is_fake = PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) && py::hasattr(handle, "fake_mode");
+    if (!is_fake) fail_unreadable(torch, name, object);
+    check_grad(torch, name, object);
+    return {name, object, read_by_attributes(object, true)};
+}
+
+bool is_tensor(PyObject* object) {
+    return PyType_IsSubtype(Py_TYPE(object), torch_access().tensor_type) || py::isinstance<TensorView>(py::handle(object));
+}
+
+void* current_stream(int ordinal) {
+    const TorchAccess& torch = torch_access();
+    if (torch.exchange == nullptr)
+        return reinterpret_cast<void*>(py::module_::import("torch._C").attr("_cuda_getCurrentRawStream")(ordinal).cast<uint64_t>());
+    void* stream = nullptr;
+    if (torch.exchange->current_work_stream(dlpack::kCuda, ordinal, &stream) != 0) throw py::error_already_set();
+    return stream;
+}
+
+}  // namespace deep_gemm

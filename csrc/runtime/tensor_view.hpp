@@ -1,0 +1,51 @@
+// What a launch needs to know of an operand: address, shape, strides, dtype, device. Read through DLPack's exchange API where
+// torch has it, through attributes where not; views borrow and are valid until the call that made them returns.
+#pragma once
+
+#include <Python.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+namespace deep_gemm {
+
+enum class Dtype : uint8_t { kFloat8E4M3, kFloat32, kBfloat16, kOther };
+enum class DeviceKind : uint8_t { kCpu, kCuda, kMeta, kOther };
+
+// Bytes of an element; 0 for kOther.
+int64_t element_bytes(Dtype dtype);
+const char* dtype_name(Dtype dtype);
+Dtype parse_dtype(const std::string& name);  // "float8_e4m3fn", with or without "torch."; kOther when unknown
+
+inline constexpr int kMaxRank = 4;
+
+struct TensorView {
+    uint64_t address = 0;
+    std::array<int64_t, kMaxRank> shape{};
+    std::array<int64_t, kMaxRank> strides{};  // elements
+    int rank = 0;                             // beyond kMaxRank only the rank itself is kept
+    Dtype dtype = Dtype::kOther;
+    DeviceKind device_kind = DeviceKind::kOther;
+    int ordinal = 0;
+    bool is_described = false;  // made from numbers by _C.TensorView, not from a tensor
+};
+
+// An operand as the caller passed it; `name` is how messages call it.
+struct Operand {
+    const char* name;
+    PyObject* object;  // borrowed
+    TensorView view;
+};
+
+// Look at `object`. Throws Error(kArgument): not a tensor, a wrapper tensor without memory of its own, sparse, or one that
+// requires grad while grad mode is on.
+Operand make_operand(const char* name, PyObject* object);
+
+// Whether `object` is a Python tensor at all (torch.Tensor or a subclass, or _C.TensorView).
+bool is_tensor(PyObject* object);
+
+// The raw handle of the stream that torch would use now on CUDA device `ordinal`.
+void* current_stream(int ordinal);
+
+}  // namespace deep_gemm

@@ -1,0 +1,372 @@
+"""Keep compiled kernels on disk: one self-describing file an entry, shared by processes, safe against other users.
+
+An entry `<key>.kernel` in the cache folder is, little-endian:
+
+    | offset | bytes | what                                                           |
+    | 0      | 8     | magic "DGKERNEL"                                               |
+    | 8      | 4     | SCHEMA                                                         |
+    | 12     | 32    | key (SHA-256 of everything that determines the payload)        |
+    | 44     | 8     | length of the payload; it ends with the file                   |
+    | 52     | 32    | SHA-256 over bytes 0..51 and the payload                       |
+    | 84     | ...   | payload                                                        |
+
+A writer fills a temporary file in the same folder, syncs it, renames it over the entry and syncs the folder, so readers see the
+old entry, the new one or none, whenever the writer dies. Reading takes no lock. The hash answers corruption; ownership and mode
+answer malice: folder and entries belong to this user and are open to nobody else, and nothing is read through a symbolic link.
+Locks only save work: who cannot get one in time builds by itself, and the last rename wins.
+"""
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import secrets
+import stat
+import struct
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+from deep_gemm import environment
+from deep_gemm.errors import CacheWarning
+
+SCHEMA = 1  # of the entry and of the payload that build.py puts into it; part of the key
+MAX_ENTRY_BYTES = 64 << 20
+NUM_BAD_KEPT = 16
+STALE_S = 3600.0        # a temporary or lock file older than this belongs to a process that died
+LOCK_TIMEOUT_S = 120.0
+
+_MAGIC = b"DGKERNEL"
+_HEADER = struct.Struct("<8sI32sQ32s")
+_DIGEST_BYTES = 32
+_KEY = re.compile(r"[0-9a-f]{64}")
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: a FIFO in an entry's place must not hang us
+_ENTRY, _BAD, _TEMP, _LOCK = ".kernel", ".bad", ".tmp", ".lock"
+
+_warn_guard = threading.Lock()
+_has_warned = False
+
+
+class _BadEntry(Exception):
+    """An entry that must not be used: corrupt, foreign, or no regular file."""
+
+
+def _warn(path: Path | None, error: OSError) -> None:
+    """Warn once a process that the cache is not usable."""
+    global _has_warned
+    with _warn_guard:
+        if _has_warned:
+            return
+        _has_warned = True
+    message = f"DG_JIT_CACHE_DIR = {path}: {error.strerror} (errno {error.errno}); kernels are kept in memory only; "
+    warnings.warn(message + "name a folder that is yours alone (mode 700)", CacheWarning, stacklevel=3)
+
+
+def open_private_dir(path: Path, forbidden: int = 0o077) -> int:
+    """Return a descriptor of the folder `path`, made with mode 700 (and its parents) where it is missing.
+
+    Raises:
+        OSError: relative, a symbolic link, another user's, with one of the `forbidden` mode bits, or not to be made.
+    """
+    if not path.is_absolute():
+        raise OSError(errno.EINVAL, "not an absolute path", str(path))
+    _make_dirs(path)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check_private(os.fstat(descriptor), forbidden, path)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _make_dirs(path: Path) -> None:
+    if os.path.lexists(path):
+        return
+    _make_dirs(path.parent)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+
+
+def _check_private(status: os.stat_result, forbidden: int, path: Path) -> None:
+    if status.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, f"the folder belongs to user {status.st_uid}", str(path))
+    if status.st_mode & forbidden:
+        raise OSError(errno.EPERM, f"the folder is open to other users (mode {stat.S_IMODE(status.st_mode):o})", str(path))
+
+
+def publish(directory: int, name: str, data: bytes) -> None:
+    """Write the file `name` in the open folder so that it appears whole or not at all, with mode 600. Raises: OSError."""
+    temp = f"{name[:16]}.{os.getpid()}.{secrets.token_hex(4)}{_TEMP}"
+    descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o600, dir_fd=directory)
+    try:
+        try:
+            _write(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temp, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temp, dir_fd=directory)
+        raise
+    os.fsync(directory)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def encode_entry(key: str, payload: bytes) -> bytes:
+    """Return the bytes of the entry of `key`."""
+    header = _HEADER.pack(_MAGIC, SCHEMA, bytes.fromhex(key), len(payload), bytes(_DIGEST_BYTES))[:-_DIGEST_BYTES]
+    return header + _digest(header, payload) + payload
+
+
+def decode_entry(key: str, entry: bytes) -> bytes:
+    """Return the payload of the entry of `key`. Raises: _BadEntry."""
+    if len(entry) < _HEADER.size:
+        raise _BadEntry("cut in the header")
+    magic, schema, entry_key, length, digest = _HEADER.unpack_from(entry)
+    payload = entry[_HEADER.size :]
+    if (magic, schema, entry_key, length) != (_MAGIC, SCHEMA, bytes.fromhex(key), len(payload)):
+        raise _BadEntry("another magic, schema, key or length")
+    if digest != _digest(entry[: _HEADER.size - _DIGEST_BYTES], payload):
+        raise _BadEntry("the hash does not match")
+    return payload
+
+
+def _digest(header: bytes, payload: bytes) -> bytes:
+    digest = hashlib.sha256(header)
+    digest.update(payload)
+    return digest.digest()
+
+
+class DiskCache:
+    """The entries in one folder; the object holds no open file, so it may be shared by threads and inherited by a fork.
+
+    Guarantees:
+        `get` returns exactly the bytes that some `put` of that key was given, or None. A key's entry is never seen half written.
+    Exception contract:
+        A fault of the disk, the folder or an entry never raises: it is a miss, or nothing is stored; a CacheWarning is given once
+        a process where the folder cannot be used. Only a key that is not 64 hexadecimal digits raises ValueError.
+    """
+
+    def __init__(self, path: Path | None, *, root: Path | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S):
+        """Use the folder `path` (None: no folder, keep nothing); `root` is a folder above it that must be this user's, too."""
+        self.path = path
+        self.lock_timeout_s = lock_timeout_s
+        self._root = root
+        self._is_swept = False
+
+    @contextlib.contextmanager
+    def _directory(self) -> Iterator[int]:
+        """Open the folder for one operation. Raises: OSError where it must not be used."""
+        if self.path is None:
+            raise OSError(errno.ENOENT, "neither DG_JIT_CACHE_DIR nor HOME names a folder")
+        if self._root is not None:
+            # Others may look into the root (an older tool may have made it), but only we may change it.
+            os.close(open_private_dir(self._root, forbidden=0o022))
+        directory = open_private_dir(self.path)
+        try:
+            yield directory
+        finally:
+            os.close(directory)
+
+    def get(self, key: str) -> bytes | None:
+        """Return the payload of `key`, or None; an entry that fails a check is set aside as `*.bad`."""
+        name = _file_name(key, _ENTRY)
+        try:
+            with self._directory() as directory:
+                return self._get(directory, key, name)
+        except OSError as error:
+            _warn(self._root or self.path, error)
+            return None
+
+    def _get(self, directory: int, key: str, name: str) -> bytes | None:
+        inode = None
+        try:
+            descriptor = _open_entry(directory, name)
+            try:
+                inode = os.fstat(descriptor).st_ino
+                return decode_entry(key, _read_entry(descriptor))
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            return None
+        except _BadEntry:
+            _set_aside(directory, name, inode)
+            return None
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Store `payload` as the entry of `key`, replacing an older one."""
+        name = _file_name(key, _ENTRY)
+        if len(payload) + _HEADER.size > MAX_ENTRY_BYTES:
+            return
+        try:
+            with self._directory() as directory:
+                self._sweep_once(directory)
+                publish(directory, name, encode_entry(key, payload))
+        except OSError as error:
+            _warn(self._root or self.path, error)
+
+    def _sweep_once(self, directory: int) -> None:
+        if not self._is_swept:
+            self._is_swept = True
+            _remove_stale(directory)
+
+    @contextlib.contextmanager
+    def lock(self, key: str) -> Iterator[bool]:
+        """Hold the lock of `key` between processes and threads; yields False where it could not be had in `lock_timeout_s`.
+
+        The lock file is removed by its holder; whoever waited for the removed one notices and takes the next.
+        """
+        name = _file_name(key, _LOCK)
+        with contextlib.ExitStack() as stack:
+            descriptor = None
+            with contextlib.suppress(OSError):
+                directory = stack.enter_context(self._directory())
+                descriptor = _acquire(directory, name, time.monotonic() + self.lock_timeout_s)
+            try:
+                yield descriptor is not None
+            finally:
+                if descriptor is not None:
+                    _release(directory, name, descriptor)
+
+    def gc(self) -> int:
+        """Remove entries set aside and what dead processes left (older than an hour); return the number of files removed."""
+        try:
+            with self._directory() as directory:
+                bad = [name for name in os.listdir(directory) if name.endswith(_BAD)]
+                return _remove_stale(directory) + sum(_remove(directory, name) for name in bad)
+        except OSError:
+            return 0
+
+
+def _file_name(key: str, suffix: str) -> str:
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"key = {key!r}: must be 64 lower-case hexadecimal digits")
+    return key + suffix
+
+
+def _open_entry(directory: int, name: str) -> int:
+    try:
+        return os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=directory)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link, a socket
+            raise _BadEntry("no regular file") from None
+        raise
+
+
+def _read_entry(descriptor: int) -> bytes:
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_nlink > 1:
+        raise _BadEntry("no regular file of ours with one name")  # no name at all: just replaced, and still whole
+    if status.st_size > MAX_ENTRY_BYTES:
+        raise _BadEntry("too large")
+    chunks = []
+    while chunk := os.read(descriptor, 1 << 20):
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _set_aside(directory: int, name: str, inode: int | None) -> None:
+    """Rename a bad entry, unless another process has replaced it meanwhile, and keep the last NUM_BAD_KEPT of them."""
+    with contextlib.suppress(OSError):
+        if inode is None or os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino == inode:
+            os.rename(name, f"{name}.{secrets.token_hex(4)}{_BAD}", src_dir_fd=directory, dst_dir_fd=directory)
+        bad = [(_changed(directory, other), other) for other in os.listdir(directory) if other.endswith(_BAD)]
+        for _, other in sorted(bad)[:-NUM_BAD_KEPT]:
+            _remove(directory, other)
+
+
+def _changed(directory: int, name: str) -> int:
+    return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ctime_ns
+
+
+def _remove(directory: int, name: str) -> bool:
+    """Remove a file or an empty folder; return whether it is gone."""
+    for remove in (os.unlink, os.rmdir):
+        with contextlib.suppress(OSError):
+            remove(name, dir_fd=directory)
+            return True
+    return False
+
+
+def _remove_stale(directory: int) -> int:
+    """Remove temporary and lock files that only a dead process can have left."""
+    count = 0
+    for name in os.listdir(directory):
+        with contextlib.suppress(OSError):
+            if name.endswith((_TEMP, _LOCK)) and time.time() - os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime > STALE_S:
+                count += _remove_unlocked(directory, name)
+    return count
+
+
+def _remove_unlocked(directory: int, name: str) -> bool:
+    descriptor = os.open(name, os.O_RDWR | _OPEN_FLAGS, dir_fd=directory)
+    try:
+        return _try_flock(descriptor) and _remove(directory, name)
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(directory: int, name: str, deadline: float) -> int | None:
+    """Return a descriptor that holds the lock file, or None at the deadline."""
+    pause = 0.001
+    while True:
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o600, dir_fd=directory)
+        is_held = False
+        try:
+            is_held = _try_flock(descriptor) and _is_current(directory, name, descriptor)
+        finally:
+            if not is_held:
+                os.close(descriptor)
+        if is_held:
+            return descriptor
+        if time.monotonic() >= deadline:
+            return None
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def _try_flock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_current(directory: int, name: str, descriptor: int) -> bool:
+    """Return whether the lock file that we hold still has its name; its last holder may have removed it."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
+
+
+def _release(directory: int, name: str, descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(name, dir_fd=directory)
+    # Unlock before closing: a process forked meanwhile holds a copy of the descriptor, and closing ours would not unlock it.
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+@functools.lru_cache(maxsize=8)
+def _disk_cache(root: Path | None) -> DiskCache:
+    return DiskCache(root / "cache" if root else None, root=root)
+
+
+def get_disk_cache() -> DiskCache:
+    """Return the cache below the folder that DG_JIT_CACHE_DIR (or HOME) names now."""
+    return _disk_cache(environment.cache_dir())

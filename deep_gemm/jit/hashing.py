@@ -1,0 +1,100 @@
+"""Hashes that say when two kernels are the same: the cache's key, the kernel hash of an op kind, the hash of the source tree.
+
+- The cache's key tells bytes apart: the exact source and headers, the compiler's build, the flags.
+- The kernel hash is the identity of measurements and the guard of selector artefacts: it ignores comments and layout, the compiler
+  and everything that this op kind's kernels do not include. It needs no clone, only the installed package.
+- The tree hash stamps the GPU correctness record: any edit of native code, headers or generator changes it.
+"""
+
+import functools
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from deep_gemm import _C
+from deep_gemm.jit import cache, generator, nvcc, nvrtc
+
+ARCH = "sm_90a"
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_INCLUDE = _PACKAGE / "include"
+_INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(deep_gemm/[a-z0-9_]+\.cuh)"', re.MULTILINE)
+# A string or character literal (kept), or a comment (dropped). A quote after a digit separates digits.
+_LITERAL_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])*\')|//[^\n]*|/\*.*?\*/', re.DOTALL)
+
+
+def get_included_headers(source: str) -> dict[str, str]:
+    """Return the device headers (include name -> text) that `source` includes, directly or through others, sorted by name.
+
+    A name that the package does not have is left out: the compiler reports it better.
+    """
+    headers, pending = {}, [source]
+    while pending:
+        for name in _INCLUDED.findall(pending.pop()):
+            text = None if name in headers else _read_header(name)
+            if text is not None:
+                headers[name] = text
+                pending.append(text)
+    return dict(sorted(headers.items()))
+
+
+@functools.cache
+def _read_header(name: str) -> str | None:
+    path = _INCLUDE / name
+    return path.read_text(encoding="utf-8") if path.is_file() else None
+
+
+def compile_key(source: str, headers: dict[str, str], toolchain: "nvrtc.Nvrtc | nvcc.Nvcc") -> str:
+    """Return the key of a compiled kernel: SHA-256 over all that determines its bytes, and nothing else (no folder, time or locale)."""
+    return _hash_json({
+        "arch": ARCH,
+        "compiler": [toolchain.kind, toolchain.version_text, toolchain.fingerprint],
+        "flags": list(toolchain.flags),
+        "headers": {name: _hash_text(text) for name, text in headers.items()},
+        "schema": cache.SCHEMA,
+        "source": _hash_text(source),
+    })
+
+
+@functools.cache
+def kernel_hash(op: str) -> str:
+    """Return the identity of the kernels of an op kind, in hexadecimal. Raises: ProblemError for an unknown op kind."""
+    sources = [generator.generate_source(problem, config) for problem, config in generator.canonical_cases(op)]
+    return hash_kernels(op, sources, get_included_headers("\n".join(sources)))
+
+
+def hash_kernels(op: str, sources: list[str], headers: dict[str, str]) -> str:
+    """Return the kernel hash of `sources` and `headers`: comments and layout do not count, compile flags and LAUNCH_ABI do."""
+    return _hash_json({
+        "abi": _C.LAUNCH_ABI,
+        "flags": {"nvcc": list(nvcc.FLAGS), "nvrtc": [flag for _, flag in nvrtc.FLAGS]},
+        "headers": {name: _hash_text(strip_comments(text)) for name, text in headers.items()},
+        "op": op,
+        "sources": [_hash_text(strip_comments(source)) for source in sources],
+    })
+
+
+def tree_hash() -> str | None:
+    """Return the hash of native code, device headers and generator, or None where only the package is installed."""
+    root = _PACKAGE.parent
+    if not (root / "csrc").is_dir():
+        return None
+    files = [path for folder in (root / "csrc", _INCLUDE) for path in folder.rglob("*") if path.suffix in (".cpp", ".hpp", ".cuh")]
+    files.append(_PACKAGE / "jit" / "generator.py")
+    return _hash_json({str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+
+
+def strip_comments(text: str) -> str:
+    """Return C++ source without comments, with every run of white space as one space; directives keep their own line."""
+    text = _LITERAL_OR_COMMENT.sub(lambda match: match[1] or " ", text).replace("\\\n", " ")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    return "".join(f"\n{line}\n" if line.startswith("#") else f"{line} " for line in lines if line)
+
+
+def _hash_json(value: object) -> str:
+    return _hash_text(json.dumps(value, sort_keys=True, separators=(",", ":")))
+
+
+def _hash_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,118 @@
+"""Plan a new problem: choose its config and get the compiled kernel. The native dispatch calls it on a miss, once per problem.
+
+Guarantees: a config that fails to compile falls back to the heuristic's with one warning; recording and printing never make a
+call fail.
+"""
+
+import os
+import sys
+import threading
+import warnings
+
+from deep_gemm import _C, environment, selection
+from deep_gemm.errors import CompileError, SelectorWarning
+from deep_gemm.jit import build
+
+_MAX_REMEMBERED = 65536
+
+# A kernel serves every problem with its compiled dims; asking the JIT again would hash the whole source for each of them.
+_kernels: dict[tuple, "build.CompileResult"] = {}
+_seen: set["_C.Problem"] = set()
+_warned: set[str] = set()
+_lock = threading.Lock()
+
+
+def plan(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
+    """Return (config, cubin, kernel name) for `problem` on CUDA device `ordinal`.
+
+    Raises: DeviceError where no config is legal; CompileError where neither the chosen config nor the heuristic's compiles.
+    """
+    device = _C.get_device(ordinal)
+    choice = selection.explain(problem, device)
+    if _is_new(problem):
+        _print_choice(problem, choice)
+        _record(problem)
+    try:
+        result, config = _get_kernel(problem, choice.config), choice.config
+    except CompileError as error:
+        result, config = _build_analytic(problem, device, choice, error)
+    return config, result.cubin, result.kernel_name
+
+
+def rebuild(problem: "_C.Problem", config: "_C.Config") -> tuple[bytes, str, str]:
+    """Compile again after the driver refused the cubin that plan gave; return (cubin, kernel name, compiler and version).
+
+    Raises: CompileError.
+    """
+    result = _get_kernel(problem, config, is_refused=True)
+    return result.cubin, result.kernel_name, f"{result.compiler} {result.compiler_version}"
+
+
+def _build_analytic(problem, device, choice, error: CompileError):
+    """Return (compiled kernel, config) of the heuristic's choice, or raise `error` where that is what failed."""
+    config = selection.get_analytic_config(problem, device)
+    if config == choice.config:
+        raise error
+    result = _get_kernel(problem, config)
+    first_line = str(error).partition("\n")[0]
+    _warn_once(f"{choice.config}, chosen for {problem} ({choice.source}), does not compile ({first_line}); using {config} instead")
+    return result, config
+
+
+def forget() -> None:
+    """Forget what was planned, printed and recorded in this process (for tests and tools; loaded kernels stay)."""
+    with _lock:
+        _kernels.clear()
+        _seen.clear()
+        _warned.clear()
+
+
+def _get_kernel(problem: "_C.Problem", config: "_C.Config", is_refused: bool = False):
+    """Return the compiled kernel; `is_refused` as for build.get_cubin."""
+    key = (problem.op, config, *((name, getattr(problem, name)) for name in problem.compiled_dims))
+    result = None if is_refused else _kernels.get(key)
+    if result is None:
+        result = build.get_cubin(problem, config, is_refused=is_refused)
+        with _lock:
+            if len(_kernels) >= _MAX_REMEMBERED:
+                _kernels.clear()
+            _kernels[key] = result
+    return result
+
+
+def _is_new(problem: "_C.Problem") -> bool:
+    """Return whether this process plans `problem` for the first time; it may plan it again after its table was cleared."""
+    with _lock:
+        if problem in _seen:
+            return False
+        if len(_seen) >= _MAX_REMEMBERED:
+            _seen.clear()
+        _seen.add(problem)
+        return True
+
+
+def _print_choice(problem: "_C.Problem", choice: "_C.Choice") -> None:
+    if environment.is_enabled("DG_PRINT_CONFIGS"):
+        reason = f": {choice.reason}" if choice.reason else ""
+        print(f"deep_gemm: {problem} -> {choice.config} ({choice.source}{reason})", file=sys.stderr, flush=True)
+
+
+def _record(problem: "_C.Problem") -> None:
+    """Append `problem` as one JSON line to DG_RECORD_SHAPES; one write, so that lines of several processes never mix."""
+    path = environment.get_string("DG_RECORD_SHAPES")
+    if not path:
+        return
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            os.write(descriptor, (problem.to_json() + "\n").encode("ascii"))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        _warn_once(f"DG_RECORD_SHAPES={path}: shapes are not recorded ({error.strerror})")
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, SelectorWarning, stacklevel=3)

@@ -1,0 +1,139 @@
+"""Choose the config of a problem: exact measured best -> learned selector -> analytic heuristic.
+
+Guarantees: every answer is legal on the device; the same artefact, package and switches give the same answer in every
+process; an artefact is read once per process and GPU model and never again. A refused artefact leads to the heuristic and to
+one SelectorWarning; that there is none is normal.
+"""
+
+import functools
+import threading
+import warnings
+from typing import NamedTuple
+
+from deep_gemm import _C, selector_files
+from deep_gemm.errors import DeepGemmError, DeviceError, ModelError, SelectorWarning
+
+
+class LoadedSelector(NamedTuple):
+    """What a process knows of the artefact for one SKU; `selector` is None where the heuristic must answer."""
+
+    mode: str
+    selector: "_C.Selector | None"
+    file: str
+    reason: str
+
+
+_loaded: dict[str, LoadedSelector] = {}
+_lock = threading.Lock()
+_has_warned = False
+
+
+def get_best_config(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Config":
+    """Return the config that the library runs `problem` with on `device` (default: the current GPU).
+
+    Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
+    """
+    return explain(problem, device).config
+
+
+def get_analytic_config(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Config":
+    """Return the heuristic's choice for `problem` on `device` (default: the current GPU); a pure function.
+
+    Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
+    """
+    return _C.get_analytic_config(problem, device or _C.get_device())
+
+
+def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Choice":
+    """Return the choice for `problem` on `device` (default: the current GPU), with who chose it and why.
+
+    Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
+    """
+    device = device or _C.get_device()
+    loaded = load_selector(device.sku)
+    if loaded.selector is None:
+        return choose_analytic(problem, device, loaded.reason)
+    try:
+        choice = loaded.selector.choose(problem, device, loaded.mode, kernel_hash(problem.op))
+    except DeviceError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong in a selector, the heuristic can still answer
+        return fall_back(problem, device, loaded, f"{type(error).__name__}: {error}")
+    if not _C.is_legal(problem, choice.config, device):
+        return fall_back(problem, device, loaded, f"chose the illegal config {choice.config}")
+    return choice
+
+
+def get_selector(device: "_C.Device") -> "_C.Selector | None":
+    """Return the selector that this process uses on `device`, or None where the heuristic answers."""
+    return load_selector(device.sku).selector
+
+
+def forget_selectors() -> None:
+    """Forget every loaded artefact and read the switches again at the next choice (for tests and tools, not while serving)."""
+    global _has_warned
+    with _lock:
+        _loaded.clear()
+        _has_warned = False
+
+
+def choose_analytic(problem: "_C.Problem", device: "_C.Device", reason: str) -> "_C.Choice":
+    """Return the heuristic's choice with `reason`."""
+    return _C.Choice(_C.get_analytic_config(problem, device), "analytic", reason)
+
+
+def fall_back(problem: "_C.Problem", device: "_C.Device", loaded: LoadedSelector, fault: str) -> "_C.Choice":
+    """Warn of a selector that failed on `problem` and return the heuristic's choice."""
+    warn_once(f"{loaded.file}: {fault}")
+    return choose_analytic(problem, device, f"the selector failed: {fault}")
+
+
+def load_selector(sku: str) -> LoadedSelector:
+    """Return what is loaded for `sku`, reading its artefact the first time."""
+    loaded = _loaded.get(sku)
+    if loaded is None:
+        with _lock:
+            loaded = _loaded.get(sku) or _loaded.setdefault(sku, find_selector(sku))
+    return loaded
+
+
+def find_selector(sku: str) -> LoadedSelector:
+    """Find, read and check the artefact for `sku` as the switches say."""
+    mode, path = selector_files.selection_mode()
+    if mode == "analytic":
+        return LoadedSelector(mode, None, "", "DG_SELECTOR=analytic")
+    try:
+        found = selector_files.read_selector_file(sku, path)
+        if found is None:
+            return LoadedSelector(mode, None, "", f"no selector for {sku}")
+        return LoadedSelector(mode, read_selector(*found, sku), found[0], "")
+    except ModelError as error:
+        warn_once(str(error))
+        return LoadedSelector(mode, None, str(path or ""), f"the selector was refused: {error}")
+
+
+def read_selector(file: str, content: bytes, sku: str) -> "_C.Selector":
+    """Return the selector in `content`. Raises: ModelError naming `file` where it is malformed or for another SKU."""
+    try:
+        selector = _C.Selector.load(content)
+    except DeepGemmError as error:
+        raise ModelError(f"{file}: {error}") from error
+    if selector.sku != sku:
+        raise ModelError(f"{file}: is for {selector.sku}, not {sku}; export one for this GPU model or remove the file")
+    return selector
+
+
+def warn_once(message: str) -> None:
+    """Warn of an unusable selector, once per process."""
+    global _has_warned
+    if not _has_warned:
+        _has_warned = True
+        warnings.warn(f"{message} (the analytic heuristic chooses instead)", SelectorWarning, stacklevel=4)
+
+
+@functools.cache
+def kernel_hash(op: str) -> str:
+    """Return the identity of the kernels of `op` in this installation."""
+    from deep_gemm.jit import hashing
+
+    return hashing.kernel_hash(op)

@@ -1,0 +1,88 @@
+"""Find and read selector artefacts (`<sku>.dgsel`): a path given by DG_SELECTOR, the user's model folder, the packaged models.
+
+Exception contract: ModelError says why a file must not be used; FileNotFoundError never escapes. Files outside the package
+are trusted only when nobody else can have written them: folder and file belong to this user, neither is writable for group or
+others, neither is a symbolic link, and the file is a regular one of at most 16 MiB.
+"""
+
+import importlib.resources
+import os
+import stat
+from pathlib import Path
+
+from deep_gemm import environment
+from deep_gemm.errors import ModelError
+
+MAX_BYTES = 16 << 20
+SUFFIX = ".dgsel"
+MODES = ("auto", "model", "analytic")
+
+
+def selection_mode() -> tuple[str, Path | None]:
+    """Return DG_SELECTOR as (mode, path): one of MODES and None, or 'auto' and the artefact's path."""
+    value = environment.get_string("DG_SELECTOR", "auto")
+    return (value, None) if value in MODES else ("auto", Path(value))
+
+
+def read_selector_file(sku: str, path: Path | None) -> tuple[str, bytes] | None:
+    """Return (file name, content) of the artefact for `sku`, or None where there is none.
+
+    `path`: the file asked for; None looks in the user's model folder, then among the packaged models.
+    Raises: ModelError for a file that must not be trusted, or a `path` that does not exist.
+    """
+    if path is not None:
+        content = read_private_file(path)
+        if content is None:
+            raise ModelError(f"{path}: no such file; unset DG_SELECTOR or give the path of an artefact")
+        return str(path), content
+    folder = environment.model_dir()
+    content = read_private_file(folder / f"{sku}{SUFFIX}") if folder else None
+    return (str(folder / f"{sku}{SUFFIX}"), content) if content is not None else read_packaged_file(sku)
+
+
+def read_packaged_file(sku: str) -> tuple[str, bytes] | None:
+    """Return (file name, content) of the packaged artefact for `sku`, or None; the package is trusted as its code is."""
+    try:
+        file = importlib.resources.files("deep_gemm.models").joinpath(f"{sku}{SUFFIX}")
+        return str(file), file.read_bytes()
+    except (ModuleNotFoundError, FileNotFoundError):
+        return None
+    except OSError as error:
+        raise ModelError(f"deep_gemm.models/{sku}{SUFFIX}: {error.strerror}; install deep_gemm again") from error
+
+
+def read_private_file(path: Path) -> bytes | None:
+    """Return the content of a file that only this user can have written, or None where it does not exist.
+
+    Raises: ModelError naming the file, the rule it breaks and the remedy.
+    """
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            check_private(os.fstat(folder), path.parent)
+            return read_in_folder(folder, path)
+        finally:
+            os.close(folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}; give a plain file in a folder of your own, without symbolic links") from error
+
+
+def read_in_folder(folder: int, path: Path) -> bytes:
+    """Return the content of `path.name` inside the open `folder`; a FIFO is opened without waiting and then refused."""
+    file = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    with os.fdopen(file, "rb") as stream:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise ModelError(f"{path}: must be a regular file of at most {MAX_BYTES} bytes; export the selector again")
+        check_private(status, path)
+        return stream.read(MAX_BYTES + 1)
+
+
+def check_private(status: os.stat_result, path: Path) -> None:
+    """Raise ModelError unless `status` belongs to this user and is writable for nobody else."""
+    if status.st_uid != os.geteuid():
+        raise ModelError(f"{path}: belongs to user {status.st_uid}; copy it to a folder of your own")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ModelError(f"{path}: is writable for others; run `chmod go-w {path}` after checking what it holds")
