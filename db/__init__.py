@@ -1,1 +1,19 @@
-"""The tuning database."""
+"""The tuning database: problems, configs, and what was measured, on which board and with which software.
+
+with Store.open("tuning.db") as store: ...      read and write
+snapshot("tuning.db", "nvidia-h200-sm132.db")   a copy that may be published
+merge("all.db", ["shard0.db", "shard1.db"])     idempotent and commutative
+"""
+
+from pathlib import Path
+
+from tuner.db.publish import snapshot
+from tuner.db.store import Store
+from tuner.db.transfer import export_json, import_json, merge
+
+__all__ = ["Store", "export_json", "import_json", "merge", "snapshot", "snapshot_path"]
+
+
+def snapshot_path(sku: str) -> Path:
+    """Return where the recorded snapshot of a SKU is (`nvidia-h200-sm132`), whether or not there is one; open it as `immutable`."""
+    return Path(__file__).with_name("snapshots") / f"{sku}.db"

@@ -1,0 +1,239 @@
+"""Opening a tuning database: a SQLite file, or a PostgreSQL URL for a fleet.
+
+SQLite files: DELETE journal with FULL sync (a commit is durable when it returns, about 0.5 ms), BEGIN IMMEDIATE for every write,
+60 s of busy waiting, no memory mapping, schema objects untrusted, values of at most 16 MiB. One connection per Store, shared by its
+threads in turn.
+
+Guarantees: a file that is not ours, of a newer schema or damaged is never written to: it is inspected through a read-only
+connection before a writing one exists. A fresh file gets its schema in one IMMEDIATE transaction, whoever else opens it meanwhile.
+"""
+
+import os
+import sqlite3
+import stat
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import quote
+
+from sqlalchemy import Engine, create_engine, event, exc, inspect
+from sqlalchemy.pool import QueuePool
+
+from tuner import errors
+from tuner.db import schema, tables
+from tuner.db.faults import damaged, to_typed, translated
+from tuner.db.lock import WriterLock
+
+BUSY_TIMEOUT_MS = 60_000
+MAX_VALUE_BYTES = 1 << 24
+OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
+MODES = {"rw": "rwc", "ro": "ro", "immutable": "ro&immutable=1"}
+FLEET_LOCK = 0x44474D54  # key of the PostgreSQL advisory lock that stands for the writer's flock
+
+
+def open_engine(target: str | os.PathLike, mode: str, wait_s: float) -> tuple[Engine, Callable[[], None]]:
+    """Return the engine of a path or URL and what closes it. Raises: UsageError, StoreError, IntegrityError."""
+    if mode not in MODES:
+        raise errors.UsageError(f"mode = {mode!r}: one of {', '.join(MODES)}")
+    if "://" in str(target):
+        return open_postgresql(str(target), mode)
+    path = check_path(target)
+    if mode == "rw":
+        return open_writer(path, wait_s)
+    if not path.exists():
+        raise errors.UsageError(f"--db {path}: no such file; create it with `python -m tuner db init --db {path}`, or sweep into it")
+    with translated(path):
+        engine = open_reader(path, mode)
+    return engine, engine.dispose
+
+
+def check_path(target: str | os.PathLike) -> Path:
+    """Return the absolute path of a database file. Raises: UsageError for what cannot be one."""
+    if not str(target) or "\0" in str(target):
+        raise errors.UsageError(f"--db {str(target)!r}: not a file name")
+    path = Path(target).absolute()
+    try:
+        kind = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except OSError as error:
+        raise errors.UsageError(f"--db {path}: {error.strerror}; name a file that this user can reach") from error
+    if not stat.S_ISREG(kind):
+        raise errors.UsageError(f"--db {path}: not a regular file; name the database's own file")
+    return path
+
+
+def open_writer(path: Path, wait_s: float) -> tuple[Engine, Callable[[], None]]:
+    """Take the writer's lock, then open `path` for writing, creating it where there is none."""
+    with ExitStack() as cleanup:
+        make_folder(path.parent)
+        cleanup.callback(WriterLock(path, wait_s).release)
+        with translated(path):
+            if path.exists() and path.stat().st_size:
+                refuse_foreign(path)
+            engine = make_sqlite_engine(path, "rw")
+            cleanup.callback(engine.dispose)
+            with engine.begin() as connection:
+                if schema.is_fresh(connection):
+                    schema.create_schema(connection)
+                schema.check_identity(connection, path)
+        return engine, cleanup.pop_all().close
+
+
+def make_folder(folder: Path) -> None:
+    """Create the database's folder, for its owner only."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.StoreError(f"{folder}: {error.strerror}; name another --db, or make the folder writable") from error
+
+
+def refuse_foreign(path: Path) -> None:
+    """Raise IntegrityError for an existing file that is neither ours nor empty, without writing to it."""
+    reader = open_reader(path, "ro", is_fresh_allowed=True)
+    reader.dispose()
+
+
+def open_reader(path: Path, mode: str, is_fresh_allowed: bool = False) -> Engine:
+    """Open an existing file for reading and check it. Raises: IntegrityError."""
+    refuse_journal(path, mode)
+    engine = make_sqlite_engine(path, mode)
+    try:
+        with engine.begin() as connection:
+            # SQLite takes any file shorter than a page for an empty database.
+            fresh = is_fresh_allowed and schema.is_fresh(connection) and connection.exec_driver_sql("PRAGMA page_count").scalar()
+        if not fresh:
+            check_sound(engine, path)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def refuse_journal(path: Path, mode: str) -> None:
+    """Deal with the journal of a writer that died: a snapshot must not have one; a file of ours is rolled back first."""
+    journal = path.with_name(f"{path.name}-journal")
+    if not journal.exists():
+        return
+    if mode == "immutable":
+        raise damaged(path, "a journal lies beside it, so it is not a finished snapshot")
+    engine = make_sqlite_engine(path, "ro")
+    try:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("PRAGMA user_version").scalar()
+    except exc.DBAPIError as error:
+        roll_back(path, error.orig)
+    finally:
+        engine.dispose()
+
+
+def roll_back(path: Path, error: BaseException) -> None:
+    """Let SQLite undo the unfinished transaction of a dead writer, which only happens to an empty file or one with our mark."""
+    if getattr(error, "sqlite_errorcode", None) not in (
+        sqlite3.SQLITE_READONLY_ROLLBACK,
+        sqlite3.SQLITE_READONLY_RECOVERY,
+        sqlite3.SQLITE_READONLY_CANTLOCK,
+    ):
+        raise to_typed(path, error)
+    check_mark(path)
+    writer = make_sqlite_engine(path, "rw")
+    try:
+        with writer.connect() as connection:
+            connection.exec_driver_sql("PRAGMA user_version").scalar()
+    finally:
+        writer.dispose()
+
+
+def check_mark(path: Path) -> None:
+    """Raise IntegrityError unless the file is empty or carries our mark, read without regard to its journal."""
+    engine = make_sqlite_engine(path, "immutable")
+    try:
+        with engine.connect() as connection:
+            mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
+    finally:
+        engine.dispose()
+    if mark != tables.APPLICATION_ID and path.stat().st_size:
+        raise errors.IntegrityError(
+            f"{path}: application_id {mark:#x}: not a tuning database of deep_gemm; it was left as it is: name another --db"
+        )
+
+
+def check_sound(engine: Engine, path: Path) -> None:
+    """Raise IntegrityError unless the file is ours and sound; the schema is compared before anything in it is evaluated."""
+    with engine.begin() as connection:
+        schema.check_identity(connection, path)
+        problems = schema.check_contents(connection)
+    if problems:
+        raise damaged(path, problems[0])
+
+
+def make_sqlite_engine(path: Path, mode: str) -> Engine:
+    """Return an engine with a single connection to `path`."""
+    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+        raise errors.StoreError(f"SQLite {sqlite3.sqlite_version}: 3.37 or newer is needed for STRICT tables; use a newer Python build")
+    engine = create_engine(
+        "sqlite://",
+        creator=lambda: connect(path, mode),
+        poolclass=QueuePool,
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=BUSY_TIMEOUT_MS / 1000,
+    )
+    begin = "BEGIN IMMEDIATE" if mode == "rw" else "BEGIN"
+    event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+    return engine
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """Return a configured driver connection; it is in autocommit, because the engine begins transactions itself."""
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?mode={MODES[mode]}",
+        uri=True,
+        timeout=BUSY_TIMEOUT_MS / 1000,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
+    for pragma in (
+        "trusted_schema = OFF",
+        "cell_size_check = ON",
+        "mmap_size = 0",
+        "foreign_keys = ON",
+        f"busy_timeout = {BUSY_TIMEOUT_MS}",
+    ):
+        connection.execute(f"PRAGMA {pragma}")
+    for pragma in ("journal_mode = DELETE", "synchronous = FULL") if mode == "rw" else ("query_only = ON",):
+        connection.execute(f"PRAGMA {pragma}").fetchall()
+    return connection
+
+
+def open_postgresql(url: str, mode: str) -> tuple[Engine, Callable[[], None]]:
+    """Open a PostgreSQL database by URL; the writer holds an advisory lock as long as it is open. Raises: UsageError, StoreError."""
+    if not url.startswith(("postgresql://", "postgresql+psycopg://")) or mode == "immutable":
+        raise errors.UsageError(
+            f"--db {url.partition('://')[0]}://...: a path of a SQLite file, or postgresql+psycopg://... (not immutable)"
+        )
+    try:
+        engine = create_engine(
+            url.replace("postgresql://", "postgresql+psycopg://", 1), execution_options={"postgresql_readonly": mode == "ro"}
+        )
+    except ModuleNotFoundError as error:
+        raise errors.UsageError("--db postgresql+psycopg://...: the driver is missing; install psycopg[binary]") from error
+    with ExitStack() as cleanup, translated(engine.url.render_as_string(hide_password=True)):
+        cleanup.callback(engine.dispose)
+        if mode == "rw":
+            lock_postgresql(engine, cleanup)
+        return engine, cleanup.pop_all().close
+
+
+def lock_postgresql(engine: Engine, cleanup: ExitStack) -> None:
+    """Take the writer's advisory lock on a connection of its own and create the schema where there is none."""
+    connection = cleanup.enter_context(engine.connect())
+    if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({FLEET_LOCK})").scalar():
+        raise errors.StoreError(
+            f"{engine.url.render_as_string(hide_password=True)}: another process is writing to it; one writer at a time: wait for it or stop it"
+        )
+    connection.commit()
+    with engine.begin() as writer:
+        if not inspect(writer).has_table("alembic_version"):
+            schema.create_schema(writer)

@@ -1,0 +1,65 @@
+"""What a database driver's error means to the user: one typed error that names the file, the reason and the remedy."""
+
+import sqlite3
+from contextlib import contextmanager
+
+from sqlalchemy import exc
+
+from tuner import errors
+from tuner.db.lock import read_holder
+
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
+REMEDIES = {
+    sqlite3.SQLITE_FULL: "the disk or its quota is full; free some space and run again",
+    sqlite3.SQLITE_READONLY: "the file or its folder is read-only; change the permissions or name another --db",
+    sqlite3.SQLITE_CANTOPEN: "the file or its folder cannot be opened; check that it exists and its permissions",
+    sqlite3.SQLITE_IOERR: "the disk failed or is full; check it and run again",
+    sqlite3.SQLITE_PERM: "permission denied; change the permissions or name another --db",
+}
+
+
+@contextmanager
+def translated(path: object):
+    """Turn the driver's errors inside the block into StoreError or IntegrityError; `path` names the database."""
+    try:
+        yield
+    except exc.DBAPIError as error:
+        raise to_typed(path, error.orig) from error
+    except sqlite3.Error as error:
+        raise to_typed(path, error) from error
+    except exc.SQLAlchemyError as error:
+        raise errors.StoreError(f"{path}: {type(error).__name__}: {one_line(error)}") from error
+    except OSError as error:
+        raise errors.StoreError(f"{path}: {error.strerror or error}; rows committed before are intact") from error
+    except UnicodeError as error:
+        raise errors.IntegrityError(f"{path}: text that is not Unicode ({error.reason}); nothing was written") from error
+
+
+def to_typed(path: object, error: BaseException) -> errors.TunerError:
+    """Return the typed error for a driver's error."""
+    code = getattr(error, "sqlite_errorcode", None)
+    primary = code & 0xFF if code is not None else None
+    if primary in DAMAGED:
+        return damaged(path, error)
+    if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return errors.StoreError(f"{path}: still locked after 60 s by process {read_holder(path) or 'unknown'}; stop it or wait for it")
+    if type(error).__name__ in ("IntegrityError", "DataError") or primary in (
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_TOOBIG,
+    ):
+        return errors.IntegrityError(f"{path}: row refused: {one_line(error)}; nothing of it was written")
+    return errors.StoreError(f"{path}: {one_line(error)}; {REMEDIES.get(primary, 'rows committed before are intact')}")
+
+
+def one_line(reason: object) -> str:
+    """Return a driver's message, which may quote whole statements, as one short printable line."""
+    text = " ".join(str(reason).split())[:300]
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def damaged(path: object, reason: object) -> errors.IntegrityError:
+    """Return the error for a file that must not be trusted."""
+    return errors.IntegrityError(
+        f"{path}: {one_line(reason)}; it was left as it is: salvage its rows with `sqlite3 {path} .recover`, or move it away and start a new one"
+    )

@@ -1,0 +1,84 @@
+"""One writer per database: an exclusive flock on `<database>.lock`, which holds the writer's process id.
+
+The file stays when the writer is gone: removing it would race with the next one. The kernel drops the lock when its process ends,
+however it ends. Guarantees: whoever holds a WriterLock is the only holder on this host. SQLite's own locks still protect the file
+itself; this lock is there to refuse a second sweep at once instead of interleaving two.
+"""
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+
+from tuner import errors
+
+POLL_S = 0.05
+
+
+class WriterLock:
+    """The right to write to one database file.
+
+    Exception contract: the constructor raises StoreError, naming the holder's process id, when the lock is still held after
+    `wait_s` seconds, or naming the path and the reason when the lock file cannot be made.
+    """
+
+    def __init__(self, database: Path, wait_s: float = 0.0):
+        self.path = lock_path(database)
+        self.handle = open_lock(self.path)
+        try:
+            self.acquire(database, time.monotonic() + wait_s)
+            os.ftruncate(self.handle, 0)
+            os.pwrite(self.handle, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            os.close(self.handle)
+            raise errors.StoreError(
+                f"{self.path}: cannot be locked ({error.strerror}); keep the database on a local disk with free space"
+            ) from error
+        except errors.StoreError:
+            os.close(self.handle)
+            raise
+
+    def acquire(self, database: Path, deadline: float) -> None:
+        """Take the flock, trying until `deadline`."""
+        while True:
+            try:
+                return fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno != errno.EWOULDBLOCK:
+                    raise
+            if time.monotonic() >= deadline:
+                raise errors.StoreError(
+                    f"{database}: process {read_holder(database) or 'unknown'} is writing to it; one writer at a time: wait for it or stop it"
+                )
+            time.sleep(POLL_S)
+
+    def release(self) -> None:
+        """Give the lock back; a second call does nothing."""
+        if self.handle >= 0:
+            os.ftruncate(self.handle, 0)
+            os.close(self.handle)
+            self.handle = -1
+
+
+def lock_path(database: Path) -> Path:
+    """Return the lock file's path."""
+    return database.with_name(f"{database.name}.lock")
+
+
+def open_lock(path: Path) -> int:
+    """Open or create the lock file. Raises: StoreError."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        raise errors.StoreError(
+            f"{path}: {error.strerror}; writing needs a folder that this user can write to, and no symbolic link there"
+        ) from error
+
+
+def read_holder(database: Path) -> int | None:
+    """Return the process id in the lock file, None where there is none."""
+    try:
+        return int(lock_path(database).read_text("ascii"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,173 @@
+"""The contents of a database free of local ids: every reference is the natural key of what it refers to.
+
+In this form two databases can be compared, merged, scrubbed and written as JSON. A table is a dict from its natural key (a tuple) to
+its row; a row has every column but `id`. Lists of config ids (`order`, `tie_set`) become lists of config keys.
+"""
+
+import json
+from collections.abc import Callable
+from itertools import compress
+
+from sqlalchemy import Column, Connection, Table, insert, select, update
+
+from tuner import errors
+from tuner.db import tables
+from tuner.db.queries import check_key, check_rows, config_key, problem_key
+from tuner.db.values import check_names, make_key, to_json, to_value
+from tuner.db.writing import upsert
+
+#: In the order in which they can be written.
+KEYS = {
+    "device": ("key",),
+    "environment": ("key",),
+    "problem": ("key",),
+    "config": ("key",),
+    "sweep": ("uid",),
+    "block": ("uid",),
+    "measurement": ("block_id", "config_id", "role"),
+    "compilation": ("config_id", "kernel_hash", "compiler"),
+    "best": ("problem_id", "sku", "kernel_hash", "compiler", "regime"),
+}
+REFERENCES = {
+    "sweep_id": "sweep",
+    "problem_id": "problem",
+    "device_id": "device",
+    "environment_id": "environment",
+    "block_id": "block",
+    "config_id": "config",
+    "reference_config_id": "config",
+}
+CONFIG_LISTS = ("order", "tie_set")
+#: Which of two versions of a row is the later one; what follows is which says more.
+PROGRESS = {"running": 0, "open": 0, "interrupted": 1, "failed": 1, "finished": 2}
+
+Tables = dict[str, dict[tuple, dict]]
+
+
+def read_tables(connection: Connection) -> Tables:
+    """Return all tables in natural form."""
+    names = load_names(connection)
+    found: Tables = {}
+    for name in KEYS:
+        rows = [to_natural(dict(row), names) for row in connection.execute(select(tables.metadata.tables[name])).mappings()]
+        found[name] = {natural_key(name, row): row for row in rows}
+    return found
+
+
+def natural_key(table: str, row: dict) -> tuple:
+    """Return a row's natural key."""
+    return tuple(row[name] for name in KEYS[table])
+
+
+def load_names(connection: Connection) -> dict[str, dict[int, str]]:
+    """Return {table: {id: natural key}} of the tables that are referred to."""
+    found = {}
+    for name in set(REFERENCES.values()):
+        table = tables.metadata.tables[name]
+        found[name] = dict(tuple(row) for row in connection.execute(select(table.c.id, table.c[KEYS[name][0]])))
+    return found
+
+
+def to_natural(row: dict, names: dict[str, dict[int, str]]) -> dict:
+    """Return a stored row without its id, its references replaced by natural keys."""
+    return convert(row, lambda table, index: names[table][index])
+
+
+def convert(row: dict, look_up: Callable) -> dict:
+    """Return `row` without its id, `look_up(table, reference)` in the place of every reference."""
+    row.pop("id", None)
+    for column, table in REFERENCES.items():
+        if row.get(column) is not None:
+            row[column] = look_up(table, row[column])
+    for column in CONFIG_LISTS:
+        if row.get(column) is not None:
+            row[column] = to_json([look_up("config", reference) for reference in json.loads(row[column])])
+    return row
+
+
+def merge_tables(ours: Tables, theirs: Tables) -> Tables:
+    """Return the union. Of two versions of a row the later one stays, else the one that says more, else the greater: the order of
+    merging does not matter, and merging again changes nothing. Raises: IntegrityError where a block would mix two boards."""
+    merged: Tables = {}
+    for name in KEYS:
+        merged[name] = dict(ours[name])
+        for key, row in theirs[name].items():
+            known = merged[name].get(key)
+            if name == "block" and known is not None and (known["device_id"], known["problem_id"]) != (row["device_id"], row["problem_id"]):
+                raise errors.IntegrityError(f"block {key[0]}: two boards or problems under one uid; a block is one problem on one board")
+            if known != row:
+                merged[name][key] = row if known is None else max(known, row, key=rank)
+    return merged
+
+
+def rank(row: dict) -> tuple:
+    """Return what orders two versions of one row; equal only for equal rows."""
+    progress = PROGRESS.get(row.get("status"), -1)
+    known = sum(value is not None for value in row.values())
+    return row.get("created") or "", progress, known, to_json({name: encode(value) for name, value in row.items()})
+
+
+def encode(value: object) -> object:
+    """Return a value as JSON has it; bytes as hexadecimal text."""
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def write_tables(connection: Connection, wanted: Tables, known: Tables) -> None:
+    """Bring a database that holds `known` to hold `wanted`, which includes it."""
+    for name in KEYS:
+        changed = {key: row for key, row in wanted[name].items() if known[name].get(key) != row}
+        ordered = sorted(changed, key=lambda key: (changed[key].get("created") or "", key))
+        stored = to_stored([changed[key] for key in ordered], load_names(connection))
+        is_new = [key not in known[name] for key in ordered]
+        table = tables.metadata.tables[name]
+        write_rows(connection, table, list(compress(stored, is_new)), [row for row, new in zip(stored, is_new, strict=True) if not new])
+
+
+def to_stored(rows: list[dict], names: dict[str, dict[int, str]]) -> list[dict]:
+    """Return rows with the ids that their references have in one database; the inverse of to_natural."""
+    ids = {table: {key: index for index, key in keys.items()} for table, keys in names.items()}
+    return [convert(dict(row), lambda table, key: ids[table][key]) for row in rows]
+
+
+def write_rows(connection: Connection, table: Table, new: list[dict], old: list[dict]) -> None:
+    """Insert `new` rows and replace `old` ones."""
+    if "id" not in table.c:
+        return upsert(connection, table, new + old)
+    if new:
+        connection.execute(insert(table), new)
+    key = KEYS[table.name][0]
+    for row in old:
+        connection.execute(update(table).where(table.c[key] == row[key]).values(row))
+
+
+def check_tables(path: object, found: Tables) -> None:
+    """Raise IntegrityError unless every row is possible: keys that belong to their fields, references that exist, sane values."""
+    for name, rows in found.items():
+        columns = {column.name: column for column in tables.metadata.tables[name].columns if column.name != "id"}
+        for row in rows.values():
+            check_row(path, name, columns, row, found)
+    own = [column.name for column in tables.measurement.columns]
+    try:
+        check_rows(path, [tuple(row[name] for name in own) for row in found["measurement"].values()])
+    except (TypeError, ValueError) as error:
+        raise errors.IntegrityError(f"{path}: measurement: values of a wrong type ({error})") from error
+
+
+def check_row(path: object, name: str, columns: dict[str, Column], row: dict, found: Tables) -> None:
+    """Raise IntegrityError unless one row has exactly its columns, of storable values, and refers to rows that exist."""
+    if row.keys() != columns.keys():
+        raise errors.IntegrityError(f"{path}: {name}: fields {sorted(row.keys() ^ columns.keys())} are missing or unknown")
+    for column, value in row.items():
+        # References are natural keys here, text in the place of integers.
+        if column not in REFERENCES and to_value(columns[column], value) is not value:
+            raise errors.IntegrityError(f"{path}: {name}.{column}: {type(value).__name__} cannot be stored")
+    check_names(name, row)
+    if name in MAKE_KEY:
+        check_key(path, f"{name} {row['key']}", row, MAKE_KEY[name])
+    try:
+        convert(dict(row), lambda table, key: found[table][key,])
+    except (KeyError, TypeError, ValueError) as error:
+        raise errors.IntegrityError(f"{path}: {name} {natural_key(name, row)}: refers to something that does not exist") from error
+
+
+MAKE_KEY = {"problem": problem_key, "config": config_key, "device": make_key, "environment": make_key}

@@ -1,0 +1,143 @@
+"""Publishing a snapshot: a copy of a database without what is private, small enough to ship with the package."""
+
+import os
+import re
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from tuner import errors
+from tuner.db.engine import check_path
+from tuner.db.faults import translated
+from tuner.db.files import replacing
+from tuner.db.naturals import Tables
+from tuner.db.store import Store
+from tuner.db.transfer import add_tables, load_tables
+from tuner.db.values import make_key
+
+#: The recorded snapshot is part of the package; larger ones do not belong there.
+MAX_SNAPSHOT_BYTES = 8_000_000
+#: A snapshot's texts may not look like a path, an address or a board's UUID; a slash between digits is a shard.
+PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
+
+
+def snapshot(source: str | os.PathLike, target: str | os.PathLike, sku: str | None = None, max_bytes: int = MAX_SNAPSHOT_BYTES) -> dict:
+    """Write a copy of `source` that may be published to `target`; return {"bytes", "tables"}.
+
+    UUIDs are hashed already; host names, command lines, paths and logs go, as do samples other than confirmations'. With `sku` only
+    that SKU's blocks of the newest kernel hash are kept. The source is copied by SQLite's backup API, so that a sweep can go on.
+    Guarantees: `target` is written anew in a temporary file, checked for private text, flushed and renamed: old file or new one.
+    Raises: UsageError, StoreError; IntegrityError where private text is left, or the result is larger than `max_bytes`.
+    """
+    path = check_target(source, target)
+    with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
+        found = load_tables(back_up(source, Path(folder) / "backup.db"))
+        found = scrub(select_newest(found, sku) if sku else found)
+        check_private(found, path)
+        add_tables(fresh, [found])
+        compact(fresh)
+        check_size(fresh, path, max_bytes)
+    return {"bytes": path.stat().st_size, "tables": {name: len(rows) for name, rows in found.items()}}
+
+
+def check_target(source: str | os.PathLike, target: str | os.PathLike) -> Path:
+    """Return the absolute target. Raises: UsageError where it is the source; IntegrityError where it is something else's file."""
+    path = check_path(target)
+    if path.exists():
+        if "://" not in str(source) and Path(source).exists() and path.samefile(source):
+            raise errors.UsageError(f"{path}: source and target are one file; a snapshot drops data, so name another target")
+        Store.open(path, "ro").close()
+    return path
+
+
+def back_up(source: str | os.PathLike, copy: Path) -> Path:
+    """Copy a SQLite database page by page; its writer may go on meanwhile. Raises: UsageError for a PostgreSQL URL."""
+    if "://" in str(source):
+        raise errors.UsageError(
+            f"--db {str(source).partition('://')[0]}://...: a snapshot is made of a SQLite file; merge the database into one first"
+        )
+    with Store.open(source, "ro") as store, store.reading() as connection:
+        destination = sqlite3.connect(copy)
+        connection.connection.driver_connection.backup(destination)
+        destination.close()
+    return copy
+
+
+def select_newest(found: Tables, sku: str) -> Tables:
+    """Return the blocks of `sku` that have its newest kernel hash per op kind, with everything that they refer to."""
+    blocks = {key: row for key, row in found["block"].items() if found["device"][(row["device_id"],)]["sku"] == sku}
+    newest: dict[str, tuple] = {}
+    for row in blocks.values():
+        op = found["problem"][(row["problem_id"],)]["op"]
+        newest[op] = max(newest.get(op, ("", "")), (row["created"], row["kernel_hash"]))
+    hashes = {kernel_hash for _, kernel_hash in newest.values()}
+    blocks = {key: row for key, row in blocks.items() if row["kernel_hash"] in hashes}
+    kept = found | {"block": blocks}
+    kept["measurement"] = {key: row for key, row in found["measurement"].items() if (row["block_id"],) in blocks}
+    kept["best"] = {key: row for key, row in found["best"].items() if (row["block_id"],) in blocks}
+    kept["compilation"] = {key: row for key, row in found["compilation"].items() if row["kernel_hash"] in hashes}
+    for name in ("sweep", "problem", "device", "environment"):
+        used = {row[f"{name}_id"] for row in blocks.values()}
+        kept[name] = {key: row for key, row in found[name].items() if key[0] in used}
+    return kept
+
+
+def scrub(found: Tables) -> Tables:
+    """Return the tables without what a published file must not say."""
+    scrubbed = dict(found)
+    scrubbed["sweep"] = {
+        key: row | {"argv": None, "host": None, "preset": without_path(row["preset"])} for key, row in found["sweep"].items()
+    }
+    scrubbed["measurement"] = {key: scrub_measurement(row) for key, row in found["measurement"].items()}
+    environments = {key[0]: scrub_environment(row) for key, row in found["environment"].items()}
+    scrubbed["environment"] = {(row["key"],): row for row in environments.values()}
+    scrubbed["block"] = {
+        key: row | {"extra": None, "environment_id": environments[row["environment_id"]]["key"]} for key, row in found["block"].items()
+    }
+    return scrubbed
+
+
+def scrub_measurement(row: dict) -> dict:
+    """Return a measured row without its log; samples are kept for confirmation rounds, from which regret is computed."""
+    return row | {"error": None, "samples": row["samples"] if row["role"] == "confirm" else None}
+
+
+def scrub_environment(row: dict) -> dict:
+    """Return an environment without the compiler flags that name a path."""
+    flags = " ".join(flag for flag in (row["flags"] or "").split() if without_path(flag)) or None
+    row = row | {"flags": flags}
+    return row | {"key": make_key(row)}
+
+
+def without_path(text: str | None) -> str | None:
+    """Return `text`, or None where it looks private."""
+    return None if text is None or PRIVATE.search(text) else text
+
+
+def compact(path: Path) -> None:
+    """Rewrite a database without free pages."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("VACUUM")
+    finally:
+        connection.close()
+
+
+def check_private(found: Tables, target: Path) -> None:
+    """Raise IntegrityError where a text is left that looks private."""
+    for name, rows in found.items():
+        for row in rows.values():
+            for column, value in row.items():
+                if isinstance(value, str) and PRIVATE.search(value):
+                    raise errors.IntegrityError(
+                        f"{target}: {name}.{column} = {value[:60]!r} looks private; nothing was written: correct the row first"
+                    )
+
+
+def check_size(path: Path, target: Path, max_bytes: int) -> None:
+    """Raise IntegrityError where the new snapshot is too large."""
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise errors.IntegrityError(
+            f"{target}: {size} bytes, at most {max_bytes}; nothing was written: select one --sku, or raise --max-bytes"
+        )

@@ -1,0 +1,111 @@
+"""Merging databases, and JSON in and out.
+
+JSON format 1: {"application": "deep_gemm tuning database", "format": 1, "tables": {name: {"columns": [...], "rows": [[...]]}}}, the
+tables in natural form (see naturals.py), rows sorted by natural key, bytes as hexadecimal text. Equal databases give equal bytes.
+"""
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from tuner import errors
+from tuner.db import tables
+from tuner.db.files import replacing
+from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
+from tuner.db.store import Store
+
+APPLICATION = "deep_gemm tuning database"
+FORMAT = 1
+BLOBS = {"samples"}
+
+
+def load_tables(source: str | os.PathLike) -> Tables:
+    """Return the checked contents of a database. Raises: UsageError, StoreError, IntegrityError."""
+    with Store.open(source, "ro") as store, store.reading() as connection:
+        found = read_tables(connection)
+        check_tables(store.target, found)
+    return found
+
+
+def merge(target: str | os.PathLike, sources: Iterable[str | os.PathLike]) -> dict:
+    """Add all rows of `sources` to `target`, which is created where there is none; return how many rows each table gained.
+
+    Idempotent and commutative: a sweep or block is recognised by its random uid, everything else by its natural key.
+    Raises: UsageError, StoreError, IntegrityError; then nothing was written.
+    """
+    return add_tables(target, [load_tables(source) for source in sources])
+
+
+def add_tables(target: str | os.PathLike, additions: list[Tables]) -> dict:
+    """Merge contents into `target` in one transaction; return how many rows each table gained."""
+    with Store.open(target, "rw") as store, store.writing() as connection:
+        known = read_tables(connection)
+        wanted = known
+        for addition in additions:
+            wanted = merge_tables(wanted, addition)
+        write_tables(connection, wanted, known)
+    return {name: len(wanted[name]) - len(known[name]) for name in KEYS}
+
+
+def export_json(source: str | os.PathLike, target: str | os.PathLike) -> int:
+    """Write a whole database to the file `target` as JSON (see the head of this file) and return its size in bytes.
+
+    Guarantees: readers of `target` see the old file or the new one. Raises: UsageError, StoreError, IntegrityError.
+    """
+    payload = to_json_bytes(load_tables(source))
+    with replacing(Path(target).absolute()) as fresh:
+        fresh.write_bytes(payload)
+    return len(payload)
+
+
+def to_json_bytes(found: Tables) -> bytes:
+    """Return tables as a JSON document."""
+    document = {"application": APPLICATION, "format": FORMAT, "tables": {name: to_document(name, rows) for name, rows in found.items()}}
+    return (json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
+
+
+def to_document(name: str, rows: dict[tuple, dict]) -> dict:
+    """Return one table for JSON."""
+    columns = [column.name for column in tables.metadata.tables[name].columns if column.name != "id"]
+    return {"columns": columns, "rows": [[encode(rows[key][column]) for column in columns] for key in sorted(rows)]}
+
+
+def import_json(target: str | os.PathLike, source: str | os.PathLike) -> dict:
+    """Merge a file that export_json wrote into `target`; return how many rows each table gained.
+
+    Raises: UsageError, StoreError; IntegrityError for anything that export_json does not write; then nothing was written.
+    """
+    try:
+        payload = Path(source).read_bytes()
+    except OSError as error:
+        raise errors.UsageError(f"{source}: {error.strerror}; name a file that `python -m tuner db export` wrote") from error
+    found = parse_json(source, payload)
+    check_tables(source, found)
+    return add_tables(target, [found])
+
+
+def parse_json(source: object, payload: bytes) -> Tables:
+    """Return the tables of a JSON document. Raises: IntegrityError."""
+    try:
+        document = json.loads(payload)
+        if (document["application"], document["format"], sorted(document["tables"])) != (APPLICATION, FORMAT, sorted(KEYS)):
+            raise ValueError(f"application {document['application']!r}, format {document['format']!r}")
+        return {name: from_document(name, document["tables"][name]) for name in KEYS}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise errors.IntegrityError(
+            f"{source}: not an export of a tuning database ({type(error).__name__}: {error}); write one with `python -m tuner db export`"
+        ) from error
+
+
+def from_document(name: str, table: dict) -> dict[tuple, dict]:
+    """Return one table of a JSON document."""
+    rows = {}
+    for values in table["rows"]:
+        row = dict(zip(table["columns"], values, strict=True))
+        for column in BLOBS & set(row):
+            row[column] = None if row[column] is None else bytes.fromhex(row[column])
+        rows[natural_key(name, row)] = row
+    if len(rows) != len(table["rows"]):
+        raise ValueError(f"{name} has two rows of one key")
+    return rows

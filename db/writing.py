@@ -1,0 +1,84 @@
+"""Writing rows inside a transaction that the caller holds."""
+
+import json
+
+from sqlalchemy import Connection, Table, func, insert, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tuner import errors
+from tuner.db import tables
+from tuner.db.values import now, to_log_tail, to_row, to_samples
+
+COMPILE_FIELDS = ("registers", "spill_bytes", "local_bytes", "smem_bytes", "compile_ms")
+MEASUREMENT_FIELDS = tuple(column.name for column in tables.measurement.columns)
+
+
+def add_row(connection: Connection, table: Table, row: dict) -> int:
+    """Insert a row and return its id."""
+    return connection.execute(insert(table).values(row)).inserted_primary_key[0]
+
+
+def upsert(connection: Connection, table: Table, rows: list[dict], keep_known: bool = False) -> None:
+    """Insert rows with all columns given; an existing row is replaced, or where `keep_known` only by values that are not NULL."""
+    if not rows:
+        return
+    dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
+    statement = dialect.insert(table)
+    changed = {}
+    for column in table.columns:
+        if not column.primary_key:
+            new = statement.excluded[column.name]
+            changed[column.name] = func.coalesce(new, column) if keep_known else new
+    connection.execute(statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=changed), rows)
+
+
+def add_measurements(connection: Connection, rows: list[dict]) -> None:
+    """Store measured rows and, once per config, what its compiler reported."""
+    identities = load_identities(connection, {row.get("block_id") for row in rows})
+    compilations = {}
+    for row in rows:
+        facts = {name: row.pop(name, None) for name in COMPILE_FIELDS}
+        kernel_hash, compiler, compiled_dims = identities[row.get("block_id")]
+        # A kernel with compiled dims is another kernel for every problem: its report is not that of the config.
+        if not compiled_dims and any(value is not None for value in facts.values()):
+            key = {"config_id": row.get("config_id"), "kernel_hash": kernel_hash, "compiler": compiler}
+            compilations[row.get("config_id"), kernel_hash, compiler] = to_row(tables.compilation, facts | key)
+    upsert(connection, tables.measurement, [to_measurement_row(row) for row in rows])
+    upsert(connection, tables.compilation, list(compilations.values()), keep_known=True)
+
+
+def to_measurement_row(row: dict) -> dict:
+    """Return a row with every column of `measurement`."""
+    given = {"num_samples" if name == "n" else name: value for name, value in row.items()}
+    given |= {"samples": to_samples(row.get("samples")), "error": to_log_tail(row.get("error"))}
+    return dict.fromkeys(MEASUREMENT_FIELDS) | to_row(tables.measurement, given)
+
+
+def load_identities(connection: Connection, block_ids: set) -> dict[int, tuple[str, str, str]]:
+    """Return {block id: (kernel_hash, compiler, compiled_dims)}. Raises: UsageError for a block that does not exist."""
+    found = {}
+    query = select(tables.block.c.kernel_hash, tables.block.c.compiler, tables.problem.c.compiled_dims).join(tables.problem)
+    for block_id in block_ids:
+        row = connection.execute(query.where(tables.block.c.id == block_id)).first() if isinstance(block_id, int) else None
+        if row is None:
+            raise errors.UsageError(f"measurement.block_id = {block_id!r}: no such block; call add_block first")
+        found[block_id] = tuple(row)
+    return found
+
+
+def set_best(connection: Connection, fields: dict) -> None:
+    """Store the winner of a problem."""
+    row = to_row(tables.best, fields, own=("created",))
+    tie_set = check_config_ids(connection, "best.tie_set", row.get("tie_set"))
+    if not tie_set or row.get("config_id") != tie_set[0]:
+        raise errors.UsageError(f"best.tie_set = {tie_set}: must begin with the winner, config_id = {row.get('config_id')}")
+    upsert(connection, tables.best, [row | {"created": now()}])
+
+
+def check_config_ids(connection: Connection, what: str, text: str | None) -> list[int]:
+    """Return the config ids of a JSON list. Raises: UsageError unless all exist, because a merge renumbers them."""
+    ids = json.loads(text or "[]")
+    known = set(connection.execute(select(tables.config.c.id)).scalars())
+    if not isinstance(ids, list) or not all(type(index) is int and index in known for index in ids):
+        raise errors.UsageError(f"{what} = {text[:80]}: must be a list of config ids; get them by get_or_add_config")
+    return ids
