@@ -1,5 +1,72 @@
-"""python -m tuner evaluate."""
+"""python -m tuner evaluate: nested validation of a trained selector, as a table, JSON and a plot."""
+
+import json
+import sys
+from pathlib import Path
+
+import typer
+
+#: Columns of the table where the output is no terminal.
+TABLE_WIDTH = 140
 
 
 def register(app) -> None:
     """Add `evaluate` to the command line."""
+    app.command("evaluate")(evaluate)
+
+
+def evaluate(
+    training: Path = typer.Option(None, help="Training folder; default: ~/.deep_gemm/training/<sku>."),
+    device: str = typer.Option("h200", help="SKU or short name, for the default training folder."),
+    database: str = typer.Option("", "--db", help="Database; default: the one that was trained on."),
+    plot: Path = typer.Option(None, help="Write a PNG with the regret of every method (needs matplotlib)."),
+    jobs: int = typer.Option(-1, help="Threads; -1: one per core."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Refit everything once per left-out family, model and set of m, and score what was left out. Example: python -m tuner evaluate --plot regret.png"""
+    from tuner import evaluate as evaluation
+    from tuner import gates
+    from tuner.train import EVALUATION, OUT_OF_FOLD, UNCONFIRMED, load_with_data, to_json, write_file
+
+    found, data = load_with_data(training, device, database)
+    results, documents = evaluation.run(data, found, jobs, show_progress)
+    for name in (EVALUATION, OUT_OF_FOLD, UNCONFIRMED):
+        write_file(found.folder / name, to_json(documents[name]))
+    if plot:
+        from tuner.plots import plot_regret
+
+        plot_regret(data, results, plot)
+    verdicts = gates.check_gates(documents[EVALUATION]["splits"])
+    if as_json:
+        return print(json.dumps(documents[EVALUATION] | {"gates": verdicts, "training": str(found.folder)}, indent=1, sort_keys=True))
+    print_report(documents[EVALUATION], verdicts, found.folder)
+
+
+def show_progress(items, total: int):
+    """Yield `items` beside a progress bar on standard error; silent where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(items, "validating", total=total, console=Console(stderr=True), disable=not sys.stderr.isatty())
+
+
+def print_report(report: dict, verdicts: list[dict], folder: Path) -> None:
+    """Print one table per split, the worst problems and the gates."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tuner import gates
+    from tuner.model_card import HEADINGS, METHOD_NAMES, format_row, format_title
+
+    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
+    for split, table in report["splits"].items():
+        if not table:
+            continue
+        shown = Table(*HEADINGS, title=format_title(split, table), title_justify="left")
+        for method in METHOD_NAMES:
+            shown.add_row(*format_row(method, table[method]))
+        console.print(shown)
+    for worst in report["worst"][:5]:
+        print(f"m={worst['m']} n={worst['n']} k={worst['k']}: {worst['regret']:.1%} with {worst['chosen']}; best {worst['best']}, heuristic {worst['heuristic']}")
+    print("; ".join(gates.format_verdict(verdict) for verdict in verdicts))
+    print(f"written: {folder}; next: python -m tuner export --training {folder} --install")

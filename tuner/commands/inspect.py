@@ -1,5 +1,45 @@
-"""python -m tuner inspect."""
+"""python -m tuner inspect: coverage, noise, stale rows and failures of a database."""
+
+import json
+
+import typer
 
 
 def register(app) -> None:
     """Add `inspect` to the command line."""
+    app.command("inspect")(inspect)
+
+
+def inspect(
+    database: str = typer.Option("", "--db", help="Database; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot."),
+    device: str = typer.Option("", help="SKU or short name (h200); default: the only one in the database."),
+    preset: str = typer.Option("", help="Coverage of this preset only."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Say what the database covers, how noisy it is, and what is stale or failed. Example: python -m tuner inspect --db tuning.db"""
+    from tuner.inspection import inspect as inspect_store
+    from tuner.sources import find_device, open_database
+
+    with open_database(database) as store:
+        found = inspect_store(store, find_device(store, device).sku, preset)
+    if as_json:
+        return print(json.dumps(found, indent=1, sort_keys=True))
+    print_report(found)
+
+
+def print_report(found: dict) -> None:
+    """Print one line per finding."""
+    hashes = found["kernel_hash"]
+    print(f"{found['sku']}: {found['rows']} rows, newest of kernel {(hashes['newest'] or 'none')[:16]}, {'the same as' if hashes['matches'] else 'NOT that of'} this package")
+    for entry in found["identities"]:
+        print(f"  kernel {entry['kernel_hash'][:16]} {entry['compiler']} {entry['regime']}: {entry['problems']} problems, {entry['configs']} configs, {entry['rows']} rows to {entry['newest']}")
+    for name, entry in found["coverage"].items():
+        missing = f"; missing {', '.join(entry['missing'])}{', ...' if entry['problems'] - entry['measured'] > len(entry['missing']) else ''}" if entry["missing"] else ""
+        print(f"coverage of {name}: {entry['measured']} of {entry['problems']} problems, {entry['current']} with this package's kernel{missing}")
+    for name, entry in found["noise"].items():
+        if entry:
+            print(f"noise, {name.replace('_', ' ')}: median {entry['median']:.2%}, p95 {entry['p95']:.2%}, max {entry['max']:.2%} ({entry['count']})")
+    print(f"stale: {found['stale']['rows']} rows of other kernels; {found['stale']['problems']} problems have no others")
+    print(f"statuses: {', '.join(f'{status} {count}' for status, count in found['failures']['statuses'].items())}")
+    for entry in found["failures"]["configs"]:
+        print(f"  failed {entry['config']}: {entry['failures']}; {entry['example']}")

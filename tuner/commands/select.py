@@ -1,5 +1,45 @@
-"""python -m tuner select."""
+"""python -m tuner select: which config a problem gets, who chose it and why."""
+
+import json
+import math
+
+import typer
 
 
 def register(app) -> None:
     """Add `select` to the command line."""
+    app.command("select")(select)
+
+
+def select(
+    m: int = typer.Argument(help="Rows of A and D."),
+    n: int = typer.Argument(help="Rows of B, columns of D."),
+    k: int = typer.Argument(help="Columns of A and B."),
+    device: str = typer.Option("", help="SKU or short name (h200, h100, ...); default: the GPU at hand, without one the recorded SKU."),
+    num_sms: int = typer.Option(0, help="SMs that the kernel may use; 0: all."),
+    explain: bool = typer.Option(False, help="Also show scores, guards and predicted times."),
+    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+) -> None:
+    """Print the config that the library would use; needs no GPU. Example: python -m tuner select 64 2112 7168 --device h200 --explain"""
+    from tuner.selection import describe_choice
+
+    found = describe_choice(m, n, k, num_sms, device)
+    if as_json:
+        return print(json.dumps(found, indent=1, sort_keys=True))
+    print(f"{found['name']}  ({found['source']}: {found['reason']})  about {found['predicted_us']:.1f} us on {found['sku']}")
+    if explain:
+        print_explanation(found)
+
+
+def print_explanation(found: dict) -> None:
+    """Print the heuristic's pick, the selector's identity and guards, and the portfolio by score."""
+    pick = found["heuristic"]
+    print(f"heuristic's pick: {pick['name']}, about {pick['predicted_us']:.1f} us")
+    selector = found["selector"]
+    if selector is None:
+        return print(f"no selector is used for {found['sku']}: the heuristic chooses")
+    print(f"selector of {selector['created']}: margin {selector['margin']:.1%}, spread at most {selector['max_spread']:.3f}, kernel hash {selector['kernel_hash'][:16]}")
+    for name, passed in selector["guards"].items():
+        print(f"  {'ok ' if passed else 'NOT'} {name}")
+    for entry in found["scores"] or []:
+        print(f"  {entry['name']:<24} {math.exp(entry['score']):6.3f}x the heuristic's pick, about {entry['predicted_us']:.1f} us")

@@ -1,5 +1,161 @@
-"""python -m tuner sweep."""
+"""python -m tuner sweep: measure configurations on the GPU at hand and record them."""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Self
+
+import typer
+
+from deep_gemm import _C, environment
+from deep_gemm.errors import DeepGemmError
+from tuner import errors, shapes
+
+MAX_PORTFOLIO = 32
+#: Without a terminal, progress is one line at most this often.
+LINE_INTERVAL_S = 15.0
 
 
 def register(app) -> None:
     """Add `sweep` to the command line."""
+    app.command("sweep")(sweep)
+
+
+def sweep(
+    preset: str = typer.Option("default", help="Problems to measure: default, portfolio or demo."),
+    shapes_file: Path = typer.Option(None, "--shapes", help="JSON file of problems instead of a preset."),
+    configs_file: Path = typer.Option(None, "--configs", help="JSON list of configs instead of the whole default space."),
+    portfolio_size: int = typer.Option(0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen from what is recorded."),
+    portfolio_from: str = typer.Option("", help="Database that --portfolio-size chooses from; default: --db."),
+    database: str = typer.Option("", "--db", help="Database to record in; default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."),
+    sampler: str = typer.Option("auto", help="auto (all configs of spaces up to 256, else tpe), exhaustive, tpe, random or qmc."),
+    n_trials: int = typer.Option(0, min=0, help="Configs per problem for tpe, random and qmc; 0: a third of the space."),
+    effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
+    seed: int = typer.Option(0, help="Seed of the input data and of the sampler."),
+    shard: str = typer.Option("0/1", help="Measure shard i of n, as i/n; each shard needs a database of its own."),
+    device: int = typer.Option(0, min=0, help="GPU to measure on, among those that CUDA_VISIBLE_DEVICES shows."),
+    time_budget: float = typer.Option(0.0, min=0.0, help="Seconds after which no new problem is started; 0: no limit."),
+    resume: bool = typer.Option(True, help="Skip problems that are already measured for this kernel, compiler and regime."),
+    dry_run: bool = typer.Option(False, help="Print what would be measured on an H200 and stop."),
+    backend: str = typer.Option("cuda", help="cuda, or simulated: times from the heuristic with noise, no GPU, recorded as regime `simulated`."),
+    as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
+) -> None:
+    """Measure configs on this GPU and record them; run again to resume. Example: python -m tuner sweep --preset default --effort full"""
+    from tuner.sweep import BACKENDS, EFFORTS, SweepOptions
+
+    check_choice("--backend", backend, BACKENDS)
+    check_choice("--effort", effort, EFFORTS)
+    index, count = shapes.parse_shard(shard)
+    options = SweepOptions(
+        problems=shapes.take_shard(shapes.load_file(shapes_file) if shapes_file else shapes.load_preset(preset), index, count),
+        database=database or environment.tuner_database(), preset="" if shapes_file else preset,
+        configs=load_configs(configs_file) if configs_file else None, sampler=sampler, num_trials=n_trials or None, effort=effort, seed=seed,
+        shard=(index, count), device=device, time_budget_s=time_budget or None, resume=resume, backend=backend, argv=sys.argv[1:],
+    )  # fmt: skip
+    source = portfolio_from or options.database if portfolio_size else ""
+    print_summary(dry_summary(options, source, portfolio_size) if dry_run else measure(options, source, portfolio_size), as_json)
+
+
+def check_choice(flag: str, value: str, choices) -> None:
+    """Raise UsageError unless `value` is one of `choices`."""
+    if value not in choices:
+        raise errors.UsageError(f"{flag} {value}: must be one of {', '.join(choices)}")
+
+
+def load_configs(path: Path) -> list:
+    """Return the configs of a JSON file: a list of {"block_m": ..., ...}, or an object with such a list as `configs` or `portfolio`."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        rows = document if isinstance(document, list) else document.get("configs") or document["portfolio"]
+        return list(dict.fromkeys(_C.Config.from_json(json.dumps(row)) for row in rows))
+    except (OSError, ValueError, KeyError, AttributeError, DeepGemmError) as error:
+        raise errors.UsageError(f"--configs {path}: not a list of configs ({type(error).__name__}: {error})") from error
+
+
+def choose_configs(source: str, size: int, sku: str) -> list:
+    """Return the `size` configs that together serve the recorded problems of `sku` best."""
+    import numpy as np
+
+    from tuner.dataset import load_dataset
+    from tuner.db import Store
+    from tuner.portfolio import choose_portfolio
+
+    with Store.open(source, mode="ro") as store:
+        data = load_dataset(store, sku)
+    return [data.configs[column] for column in choose_portfolio(data, np.arange(len(data.problems)), sizes=(size,)).columns]
+
+
+def dry_summary(options, source: str, size: int) -> dict:
+    """Return what the sweep would measure on an H200."""
+    from tuner.sweep import plan_sweep
+
+    device = _C.Device.known("h200")
+    if size:
+        options = replace(options, configs=choose_configs(source, size, device.sku))
+    configs = None if options.configs is None else [config.as_dict() for config in options.configs]
+    return plan_sweep(options, device) | {"configs": configs}
+
+
+def measure(options, source: str, size: int) -> dict:
+    """Run the sweep with a progress bar and return its summary. Raises: TunerError when a problem could not be measured at all."""
+    from tuner.db import Store
+    from tuner.sweep import Sweep, make_worker
+
+    with make_worker(options) as worker, make_progress() as progress:
+        if size:
+            options = replace(options, configs=choose_configs(source, size, worker.start()["device"]["sku"]))
+        with Store.open(options.database) as store:
+            summary = Sweep(options, store, worker, progress).run()
+    if summary["failed"] and not summary["measured"]:
+        problem, reason = next(iter(summary["failed"].items()))
+        raise errors.TunerError(f"none of {len(summary['failed'])} problems could be measured; {problem}: {reason}")
+    return summary
+
+
+class SweepProgress:
+    """Turns the sweep's events into progress bars on standard error; where that is no terminal, into a line now and then."""
+
+    def __init__(self):
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        self.is_terminal = sys.stderr.isatty()
+        self.progress = Progress(*columns, console=Console(stderr=True), disable=not self.is_terminal)
+        self.tasks: dict = {}
+        self.printed_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.progress.stop()
+
+    def __call__(self, name: str, facts: dict) -> None:
+        """Show one event of the sweep."""
+        if name == "device":
+            self.progress.console.print(f"measuring on {facts['name']} ({facts['sku']})", highlight=False)
+            return
+        label = {"compile": "compiling", "problem": "measuring"}[name]
+        if not self.is_terminal and time.monotonic() - self.printed_at > LINE_INTERVAL_S:
+            self.printed_at = time.monotonic()
+            print(f"{label} {facts['done']}/{facts['total']}", file=sys.stderr, flush=True)
+        if label not in self.tasks:
+            self.tasks[label] = self.progress.add_task(label, total=facts["total"])
+        self.progress.update(self.tasks[label], completed=facts["done"], total=facts["total"])
+
+
+def make_progress() -> SweepProgress:
+    """Return the progress display."""
+    return SweepProgress()
+
+
+def print_summary(summary: dict, as_json: bool) -> None:
+    """Print the summary as JSON or as one line per entry."""
+    if as_json:
+        return print(json.dumps(summary, indent=1, sort_keys=True))
+    for name, value in summary.items():
+        print(f"{name}: {json.dumps(value) if isinstance(value, (dict, list)) else value}")

@@ -1,0 +1,205 @@
+"""From a training folder to the selector artefact of one SKU: exact table, forest arrays, guards, golden vectors, model card.
+
+Guarantees: the same training folder and data give the same bytes; the written file was loaded by the run time's own reader, its
+golden vectors replayed and its choices compared before it replaced anything. The kernel hash written is the data's, never the tree's.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from deep_gemm import _C
+from tuner import errors, gates
+from tuner.artifact import build_artifact
+from tuner.dataset import CONFIRMED, SEARCHED, Dataset
+from tuner.learner import is_inside, predict
+from tuner.model_card import write_card
+from tuner.train import EVALUATION, Training, write_file
+
+MAX_CONFIGS = 32
+#: The exact table leaves the portfolio only for a confirmed gain above 2 %.
+EXACT_GAIN_LOG = np.log(1.02)
+NUM_GOLDEN = 256
+CONFIG_FIELDS = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")
+
+
+@dataclass(frozen=True)
+class Export:
+    """A finished artefact: its bytes, its model card, the gates' verdicts and what it holds."""
+
+    content: bytes
+    card: str
+    verdicts: list
+    contents: dict
+
+
+def make_export(training: Training, data: Dataset, *, stale: str | None = None) -> Export:
+    """Build artefact and card, and check the artefact with the run time's reader. Raises: UsageError, IntegrityError."""
+    evaluation = load_evaluation(training)
+    configs, exact = choose_exact(data, training.portfolio)
+    arrays = {
+        "configs": np.array([[getattr(config, name) for name in CONFIG_FIELDS] for config in configs], np.int32),
+        **exact_arrays(exact),
+        **forest_arrays(training.forest),
+        "feature_min": training.feature_min,
+        "feature_max": training.feature_max,
+        **golden_arrays(training, data),
+    }
+    created = training.record["newest_row"][:10]
+    named = {f"{training.identity.op}/{name}": array for name, array in arrays.items()}
+    metadata = make_metadata(training, data, created)
+    check_artifact(build_artifact(metadata, named), data, exact)
+    content = build_artifact(metadata | {"stale": stale}, named)
+    contents = {
+        "exact": len(exact), "configs": len(configs), "portfolio": len(training.portfolio), "trees": len(arrays["tree_start"]) - 1,
+        "nodes": len(arrays["feature"]), "golden": len(arrays["golden_choice"]), "bytes": len(content), "created": created,
+    }  # fmt: skip
+    verdicts = gates.check_gates(evaluation["splits"])
+    return Export(content, write_card(training, evaluation, verdicts, contents), verdicts, contents)
+
+
+def load_evaluation(training: Training) -> dict:
+    """Return what `evaluate` found. Raises: UsageError where this selector was not evaluated."""
+    try:
+        found = json.loads((training.folder / EVALUATION).read_text("ascii"))
+        if found["estimator_sha256"] != training.record["estimator_sha256"]:
+            raise ValueError("it is of another selector")
+        return found
+    except OSError as error:
+        raise errors.UsageError(f"--training {training.folder}: not evaluated since it was trained; run `python -m tuner evaluate --training {training.folder}` first") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise errors.IntegrityError(f"{training.folder / EVALUATION}: {error}; evaluate again") from error
+
+
+def make_metadata(training: Training, data: Dataset, created: str) -> dict:
+    """Return the artefact's metadata; `build_artifact` adds the hash of the arrays."""
+    identity, record = training.identity, training.record
+    op = {
+        "kernel_hash": identity.kernel_hash,
+        "regime": identity.regime,
+        "margin": training.guards.margin,
+        "max_spread": training.guards.max_spread,
+        "num_portfolio": len(training.portfolio),
+        "quarantined": [],
+    }
+    return {
+        "format": 1,
+        "sku": identity.sku,
+        "sm_count": data.device.sm_count,
+        "features_version": record["features_version"],
+        "heuristic_version": record["heuristic_version"],
+        "package_version": record["package_version"],
+        "ops": {identity.op: op},
+        "stale": None,
+        "created": created,
+    }
+
+
+def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
+    """Return all configs of the artefact, the portfolio first, and {problem: config index} of the measured best.
+
+    A config outside the portfolio joins for gains above 2 % only, those with the largest sum of gains first. A problem whose
+    heuristic pick is still over 2 % faster than its entry would be has no entry: forest and heuristic then choose.
+    """
+    column = {config: index for index, config in enumerate(data.configs)}
+    timed = np.where(data.state >= SEARCHED, data.log_ratio, np.inf)
+    inside = np.array([column[config] for config in portfolio])
+    own = inside[timed[:, inside].argmin(axis=1)]
+    gain = confirmed_gain(data, own)
+    extra = choose_extra(data.oracle, gain, MAX_CONFIGS - len(portfolio))
+    chosen = np.where((gain > EXACT_GAIN_LOG) & np.isin(data.oracle, extra), data.oracle, own)
+    configs = [*portfolio, *(data.configs[index] for index in extra)]
+    place = {config: index for index, config in enumerate(configs)}
+    kept = np.flatnonzero(timed[np.arange(len(chosen)), chosen] <= EXACT_GAIN_LOG)
+    return configs, {data.problems[row]: place[data.configs[chosen[row]]] for row in kept}
+
+
+def confirmed_gain(data: Dataset, own: np.ndarray) -> np.ndarray:
+    """Return log(time of column `own` / time of the oracle) per problem, 0 where the oracle has no confirmation rounds.
+
+    A column without confirmation rounds was no finalist: it is compared with the oracle on the search rounds of both.
+    """
+    rows = np.arange(len(own))
+    confirmed = data.state[rows, own] == CONFIRMED
+    oracle = np.where(confirmed, data.log_ratio[rows, data.oracle], data.search[rows, data.oracle])
+    gain = np.nan_to_num(data.log_ratio[rows, own] - oracle)
+    return np.where(data.state[rows, data.oracle] == CONFIRMED, gain, 0.0)
+
+
+def choose_extra(oracle: np.ndarray, gain: np.ndarray, count: int) -> list[int]:
+    """Return up to `count` columns outside the portfolio, those that gain most over all problems first."""
+    sums: Counter = Counter()
+    for column, value in zip(oracle.tolist(), gain.tolist(), strict=True):
+        if value > EXACT_GAIN_LOG:
+            sums[column] += value
+    return sorted(sums, key=lambda column: (-sums[column], column))[:count]
+
+
+def exact_arrays(exact: dict) -> dict:
+    """Return the exact table: the first 8 bytes of each problem's key, ascending, and its config index."""
+    entries = sorted((int(problem.key[:16], 16), index) for problem, index in exact.items())
+    return {"exact_key": np.array([key for key, _ in entries], np.uint64), "exact_config": np.array([index for _, index in entries], np.int32)}
+
+
+def forest_arrays(forest) -> dict:
+    """Return the trees as flat arrays: absolute node indices, leaves numbered over all trees."""
+    starts, feature, threshold, left, right, leaves = [0], [], [], [], [], []
+    num_leaves = 0
+    for estimator in forest.estimators_:
+        tree = estimator.tree_
+        is_leaf = tree.children_left < 0
+        rows = num_leaves + np.cumsum(is_leaf) - 1
+        feature.append(np.where(is_leaf, -1, tree.feature))
+        threshold.append(np.where(is_leaf, 0.0, tree.threshold))
+        left.append(np.where(is_leaf, rows, tree.children_left + starts[-1]))
+        right.append(np.where(is_leaf, -1, tree.children_right + starts[-1]))
+        leaves.append(tree.value[is_leaf].reshape(int(is_leaf.sum()), -1))
+        starts.append(starts[-1] + tree.node_count)
+        num_leaves += int(is_leaf.sum())
+    integers = {name: np.concatenate(parts).astype(np.int32) for name, parts in (("feature", feature), ("left", left), ("right", right))}
+    return {"tree_start": np.array(starts, np.int32), "threshold": np.concatenate(threshold), "leaf_value": np.concatenate(leaves), **integers}
+
+
+def golden_arrays(training: Training, data: Dataset) -> dict:
+    """Return features, scores and choices that every reader must reproduce.
+
+    Half are measured problems, half the same at sizes in between, where the guards also refuse; both evenly over the table.
+    """
+    measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)]
+    between = [_C.Problem(problem.op, problem.m + problem.m // 3 + 1, problem.n, problem.k + 128, num_sms=problem.num_sms) for problem in measured]
+    problems = (measured + between)[:NUM_GOLDEN]
+    while len(problems) < NUM_GOLDEN:
+        last = problems[-len(measured)]
+        problems.append(_C.Problem(last.op, last.m + 17, last.n + 8, last.k))
+    features = np.array([_C.get_features(problem, data.device, training.portfolio) for problem in problems]).astype(np.float32)
+    scores, spreads = predict(training.forest, features)
+    best = scores.argmin(axis=1)
+    every = np.arange(len(best))
+    usable = is_inside(features.astype(np.float64), training.feature_min, training.feature_max) & (spreads[every, best] <= training.guards.max_spread)
+    choice = np.where(usable & (scores[every, best] < -training.guards.margin), best, -1)
+    return {"golden_features": features, "golden_scores": scores, "golden_choice": choice.astype(np.int32)}
+
+
+def check_artifact(content: bytes, data: Dataset, exact: dict) -> None:
+    """Raise IntegrityError unless the run time's reader takes the artefact, replays its golden vectors and finds every exact entry."""
+    selector = _C.Selector.load(content)
+    differing = selector.replay_golden()
+    if differing:
+        raise errors.IntegrityError(f"{differing} golden vectors give another result in the native walk than in scikit-learn; nothing was written")
+    configs = selector.configs(data.identity.op)
+    for problem, index in exact.items():
+        choice = selector.choose(problem, data.device)
+        if choice.source != "exact" or choice.config != configs[index]:
+            raise errors.IntegrityError(f"{problem}: the artefact chooses {choice} instead of its own exact entry {configs[index]}; nothing was written")
+
+
+def write_export(export: Export, folder: Path, sku: str) -> tuple[Path, Path]:
+    """Write `<sku>.dgsel` and `<sku>.md` into `folder`, the artefact last and each at once, and return their paths."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    artifact, card = folder / f"{sku}.dgsel", folder / f"{sku}.md"
+    write_file(card, export.card.encode("utf-8"), 0o644)
+    write_file(artifact, export.content, 0o644)
+    return artifact, card

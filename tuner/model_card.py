@@ -1,0 +1,144 @@
+"""The model card: a Markdown page beside each artefact that says what it was trained on, how good it is and where it ends."""
+
+from tuner import gates
+from tuner.train import Training
+
+SPLIT_NAMES = {"family": "Leave one (n, k) family out", "model": "Leave one model's shapes out", "unseen_m": "Unseen m"}
+METHOD_NAMES = {
+    "model": "model with guards",
+    "model_alone": "model alone",
+    "heuristic": "analytic heuristic",
+    "best_single": "best single config",
+    "nearest": "nearest neighbour",
+    "tree": "one tree, depth 6",
+    "portfolio_best": "portfolio, with hindsight",
+}
+HEADINGS = ("choice", "mean (95 % interval)", "p95 (95 % interval)", "max", "within 2 %", "wins", "losses", "worst vs heuristic", "confirmed")
+
+
+def write_card(training: Training, evaluation: dict, verdicts: list[dict], contents: dict) -> str:
+    """Return the card. `contents` counts what the artefact holds: exact, configs, portfolio, nodes, golden, bytes, created."""
+    identity = training.identity
+    sections = [
+        f"# Selector for {identity.op} on {identity.sku}\n",
+        describe_purpose(identity.op),
+        f"## Gates\n\n{describe_gates(verdicts)}",
+        f"## Data\n\n{describe_data(training.record)}",
+        f"## Validation\n\n{describe_validation(evaluation)}",
+        f"## What the file holds\n\n{describe_contents(training, contents)}",
+        f"## Limits\n\n{describe_limits(training.record, evaluation)}",
+    ]
+    return "\n".join(sections)
+
+
+def describe_purpose(op: str) -> str:
+    """Return what the artefact is for."""
+    return (
+        f"Chooses the kernel configuration of `{op}` at run time: the measured best of a recorded problem, else the forest's choice from the\n"
+        "portfolio, else the analytic heuristic. It holds numbers only, can name legal configs only, and never changes a result.\n"
+    )
+
+
+def describe_gates(verdicts: list[dict]) -> str:
+    """Return the gates with their verdicts, and a warning where one was missed."""
+    lines = [f"- {gates.format_verdict(verdict)}" for verdict in verdicts]
+    if not gates.is_passed(verdicts):
+        lines.append("\n**This selector missed a gate and was exported by force: prefer the analytic heuristic (`DG_SELECTOR=analytic`).**")
+    return "\n".join(lines) + "\n"
+
+
+def describe_data(record: dict) -> str:
+    """Return what was measured."""
+    data, identity = record["data"], record["identity"]
+    lines = [
+        f"- {data['problems']} problems in {data['families']} families of (n, k) and {data['values_of_m']} values of m; "
+        f"{data['full_space_problems']} of them measured over the whole space",
+        f"- {data['timed']} timed (problem, config) pairs, {data['confirmed']} with confirmation rounds; {data['configs']} distinct configs",
+        f"- shapes of: {', '.join(data['models']) or 'no named model'}",
+        f"- regime `{identity['regime']}`, compiler `{identity['compiler']}`, kernel hash `{identity['kernel_hash'][:16]}`, newest row {record['newest_row'] or 'undated'}",
+        f"- quarantined configs: {', '.join(data['quarantined']) or 'none'}; problems left out: {format_counts(data['dropped'])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def format_counts(counts: dict) -> str:
+    """Return `reason (count), ...`."""
+    return ", ".join(f"{reason} ({count})" for reason, count in sorted(counts.items())) or "none"
+
+
+def describe_validation(evaluation: dict) -> str:
+    """Return one table per split."""
+    intro = (
+        "Regret is the chosen config's time over the best one's, minus 1, on problems measured over the whole space; the best is chosen on\n"
+        "search rounds, the score comes from confirmation rounds where they exist. Each fold refits portfolio, guards and forest without the\n"
+        "held-out problems. Intervals resample families. A win or loss against the heuristic is a difference above 1 %; `confirmed` is the share of\n"
+        "choices that were scored on confirmation rounds.\n"
+    )
+    tables = [intro]
+    for split in SPLIT_NAMES:
+        table = evaluation["splits"].get(split)
+        if table:
+            tables.append(f"{format_title(split, table)}.\n\n{format_table(table)}")
+    return "\n".join(tables)
+
+
+def format_table(table: dict) -> str:
+    """Return one split's statistics as a Markdown table."""
+    rows = [HEADINGS, ("---",) * len(HEADINGS), *(format_row(method, table[method]) for method in METHOD_NAMES if method in table)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def format_row(method: str, statistics: dict) -> tuple[str, ...]:
+    """Return one method's statistics as cells, in the order of HEADINGS."""
+    return (
+        METHOD_NAMES[method], format_interval(statistics, "mean"), format_interval(statistics, "p95"), f"{statistics['max']:.1%}",
+        f"{statistics['within_2_percent']:.0%}", str(statistics["wins"]), str(statistics["losses"]),
+        f"{statistics['worst_against_heuristic']:+.1%}", f"{statistics['confirmed']:.0%}",
+    )  # fmt: skip
+
+
+def format_interval(statistics: dict, name: str) -> str:
+    """Return a statistic with its interval."""
+    low, high = statistics[f"{name}_interval"]
+    return f"{statistics[name]:.2%} ({low:.2%} to {high:.2%})"
+
+
+def format_title(split: str, table: dict) -> str:
+    """Return what one split's table is about."""
+    model = table["model"]
+    removed = "" if model["removed"] is None else f"; it removes {model['removed']:.0%} of the heuristic's regret"
+    return f"{SPLIT_NAMES[split]}: {model['problems']} problems of {model['families']} families, {model['answered']:.0%} answered by the model{removed}"
+
+
+def describe_contents(training: Training, contents: dict) -> str:
+    """Return what the artefact holds and which versions it fits."""
+    record, guards = training.record, training.guards
+    lines = [
+        f"- {contents['exact']} exact entries, {contents['configs']} configs ({contents['portfolio']} of them the portfolio), "
+        f"{contents['trees']} trees with {contents['nodes']} nodes, {contents['golden']} golden vectors, {contents['bytes']} bytes, dated {contents['created']}",
+        f"- guards: a config must be predicted {guards.margin:.1%} (log time) faster than the heuristic's pick; the trees' standard deviation for it at most "
+        f"{guards.max_spread:.3f}; features inside the training hull, widened by {guards.slack:.0%} of its extent",
+        f"- features version {record['features_version']}, heuristic version {record['heuristic_version']}, package {record['package_version']}, "
+        f"scikit-learn {record['sklearn_version']}, {record['kind']}, seed {training.settings.seed}",
+        f"- portfolio: {', '.join(str_config(config) for config in record['portfolio'])}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def str_config(config: dict) -> str:
+    """Return a config's short form, as the command line prints it."""
+    return f"`{config['block_m']}x{config['block_n']}x{config['block_k']} s{config['num_stages']} c{config['cluster_m']}x{config['cluster_n']}`"
+
+
+def describe_limits(record: dict, evaluation: dict) -> str:
+    """Return what the figures do not show."""
+    lines = [
+        f"- Valid on `{record['identity']['sku']}` for kernels of this kernel hash only; elsewhere the run time ignores it.",
+        "- Measured in the regime above; other regimes (warm L2, launches that overlap) can prefer other configs.",
+        "- The heuristic's constants are part of the package and were not refitted inside the folds; features contain its estimate.",
+        "- Problems measured with the portfolio alone train the model and fill the exact table, but no regret is claimed on them.",
+    ]
+    missing = evaluation["unconfirmed"]
+    if missing["pairs"]:
+        lines.append(f"- {missing['pairs']} picks of some fold or baseline, on {missing['problems']} problems, have no confirmation rounds; they are scored on search rounds.")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,154 @@
+"""Which configs of a problem to measure next: all of them, or batches that optuna proposes.
+
+Optuna proposes and stores nothing: a study lives in memory, one per problem, and its history is told again from the rows of the
+database when a sweep resumes. A config that TPE asks for again is answered from memory; a proposal that is no candidate is told
+as failed. One process asks.
+"""
+
+import math
+import random
+import warnings
+from collections.abc import Iterable, Sequence
+
+from tuner import errors
+
+SAMPLERS = ("auto", "exhaustive", "tpe", "random", "qmc")
+#: `auto` measures spaces up to this size whole.
+EXHAUSTIVE_LIMIT = 256
+BATCH_SIZE = 24
+#: Configs that TPE starts from: the heuristic's best, or random ones.
+NUM_STARTING = 12
+#: Asks per new config before the rest of a batch is drawn at random: TPE comes back to known points of a small space often.
+ASKS_PER_CONFIG = 3
+
+
+def choose_sampler(name: str, space_size: int) -> str:
+    """Return the sampler that `auto` stands for on a space of this size. Raises: UsageError for an unknown name."""
+    if name not in SAMPLERS:
+        raise errors.UsageError(f"--sampler {name}: must be one of {', '.join(SAMPLERS)}")
+    if name != "auto":
+        return name
+    return "exhaustive" if space_size <= EXHAUSTIVE_LIMIT else "tpe"
+
+
+def default_trials(space_size: int) -> int:
+    """Return how many configs a sampler measures when nothing else is asked for: a third of the space, at least two batches."""
+    return min(space_size, max(2 * BATCH_SIZE, math.ceil(space_size / 3)))
+
+
+class OptunaProposer:
+    """Proposes batches from one in-memory optuna study over the structured space of the candidates.
+
+    The space: block_m and cluster as categories, block_n as a category in its order, and depth, the rank of num_stages among the
+    candidates of the same tile and cluster (0 = deepest), because the stage count itself means little across tiles.
+    `estimates` (config -> predicted time) lets TPE begin with the configs that the heuristic thinks best instead of random ones.
+    """
+
+    def __init__(self, candidates: Sequence, sampler: str, seed: int, estimates: dict | None = None):
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.optuna, self.random = optuna, random.Random(seed)
+        self.parameters = {config: parameters for config, parameters in zip(candidates, describe(candidates), strict=True)}
+        self.configs = {freeze(parameters): config for config, parameters in self.parameters.items()}
+        self.distributions = {
+            name: optuna.distributions.CategoricalDistribution(sorted({parameters[name] for parameters in self.parameters.values()}))
+            for name in ("block_m", "block_n", "cluster", "depth")
+        }
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self.study = optuna.create_study(direction="minimize", sampler=make_sampler(optuna, sampler, seed))
+        self.first = sorted(candidates, key=estimates.get)[:NUM_STARTING] if estimates and sampler == "tpe" else []
+        self.known: dict = {}
+        self.pending: dict = {}
+
+    def propose(self, count: int) -> list:
+        """Return up to `count` candidates without a result, all different."""
+        batch = [config for config in self.first if config not in self.known][:count]
+        for _ in range(count * ASKS_PER_CONFIG):
+            if len(batch) == count or len(batch) + len(self.known) == len(self.parameters):
+                break
+            trial = self.study.ask(self.distributions)
+            config = self.configs.get(freeze(trial.params))
+            if config in self.known:
+                self.answer(trial, *self.known[config])
+            elif config is None or config in batch:
+                self.answer(trial, None, "skipped")
+            else:
+                self.pending[config] = trial
+                batch.append(config)
+        return batch + self.draw(count - len(batch), batch)
+
+    def draw(self, count: int, batch: list) -> list:
+        """Return up to `count` random candidates that are neither known nor in `batch`."""
+        rest = [config for config in self.parameters if config not in self.known and config not in batch]
+        return self.random.sample(rest, min(max(count, 0), len(rest)))
+
+    def answer(self, trial, log_ratio: float | None, status: str) -> None:
+        """Finish a trial that was asked for: a value, a pruned trial (censored: a lower bound), or a failure."""
+        states = self.optuna.trial.TrialState
+        if log_ratio is None:
+            self.study.tell(trial, state=states.FAIL)
+        elif status == "ok":
+            self.study.tell(trial, log_ratio)
+        else:
+            trial.report(log_ratio, 1)
+            self.study.tell(trial, state=states.PRUNED)
+
+    def tell(self, results: Iterable[tuple]) -> None:
+        """Take (config, log ratio to the reference or None, status `ok`, `censored` or a failure); also rebuilds a resumed study."""
+        for config, log_ratio, status in results:
+            if config not in self.parameters or config in self.known:
+                continue
+            self.known[config] = (log_ratio, status)
+            if config in self.pending:
+                self.answer(self.pending.pop(config), log_ratio, status)
+            else:
+                self.study.add_trial(self.make_trial(config, log_ratio, status))
+
+    def make_trial(self, config, log_ratio: float | None, status: str):
+        """Return a finished trial; a censored one carries its lower bound as an intermediate value, which TPE ranks by."""
+        states = self.optuna.trial.TrialState
+        state = states.FAIL if log_ratio is None else states.COMPLETE if status == "ok" else states.PRUNED
+        return self.optuna.trial.create_trial(
+            state=state,
+            params=self.parameters[config],
+            distributions=self.distributions,
+            value=log_ratio if state == states.COMPLETE else None,
+            intermediate_values={1: log_ratio} if state == states.PRUNED else None,
+        )
+
+
+def make_sampler(optuna, name: str, seed: int):
+    """Return optuna's sampler of that name."""
+    samplers = optuna.samplers
+    if name == "tpe":
+        return samplers.TPESampler(seed=seed, n_startup_trials=NUM_STARTING, constant_liar=True, multivariate=True)
+    return samplers.QMCSampler(seed=seed, scramble=True) if name == "qmc" else samplers.RandomSampler(seed=seed)
+
+
+def describe(candidates: Sequence) -> list[dict]:
+    """Return the parameters of each candidate; different candidates have different parameters."""
+    depths: dict[tuple, list[int]] = {}
+    for config in candidates:
+        depths.setdefault(tile_of(config), []).append(config.num_stages)
+    ranked = {tile: sorted(stages, reverse=True) for tile, stages in depths.items()}
+    return [
+        {
+            "block_m": config.block_m,
+            "block_n": config.block_n,
+            "cluster": f"{config.cluster_m}x{config.cluster_n}",
+            "depth": ranked[tile_of(config)].index(config.num_stages),
+        }
+        for config in candidates
+    ]
+
+
+def tile_of(config) -> tuple:
+    """Return everything of a config but its stages."""
+    return config.block_m, config.block_n, config.block_k, config.cluster_m, config.cluster_n
+
+
+def freeze(parameters: dict) -> tuple:
+    """Return a hashable form of a trial's parameters."""
+    return tuple(sorted(parameters.items()))

@@ -1,0 +1,72 @@
+"""What `select` shows: the run time's own choice, beside what it was chosen from."""
+
+import math
+
+from deep_gemm import _C
+from deep_gemm import selection as runtime
+from deep_gemm.errors import DeepGemmError
+from tuner import errors
+from tuner.dataset import OP
+from tuner.sources import device_at_hand
+
+
+def describe_choice(m: int, n: int, k: int, num_sms: int = 0, device: str = "") -> dict:
+    """Return the choice for a problem with scores, guards and predicted times. Raises: UsageError for an impossible problem or device."""
+    try:
+        problem = _C.Problem(OP, m, n, k, num_sms=num_sms)
+    except DeepGemmError as error:
+        raise errors.UsageError(str(error)) from error
+    target = device_at_hand(device)
+    choice = runtime.explain(problem, target)
+    pick = _C.get_analytic_config(problem, target)
+    pick_us = _C.estimate_time_us(problem, pick, target)
+    scores = choice.scores
+    return {
+        "problem": problem.as_dict(),
+        "sku": target.sku,
+        "config": choice.config.as_dict(),
+        "name": str(choice.config),
+        "source": choice.source,
+        "reason": choice.reason,
+        "predicted_us": predict_us(problem, choice.config, target, scores, pick_us),
+        "heuristic": {"config": pick.as_dict(), "name": str(pick), "predicted_us": pick_us},
+        "scores": describe_scores(problem, target, scores, pick_us),
+        "selector": describe_selector(runtime.get_selector(target), target),
+    }
+
+
+def predict_us(problem, config, device, scores: dict | None, pick_us: float) -> float:
+    """Return the forest's prediction for `config` where it scored it, else the heuristic's."""
+    if scores and config in scores:
+        return pick_us * math.exp(scores[config])
+    return _C.estimate_time_us(problem, config, device)
+
+
+def describe_scores(problem, device, scores: dict | None, pick_us: float) -> list[dict] | None:
+    """Return the portfolio by predicted log ratio to the heuristic's pick, best first, also where the exact table answered."""
+    selector = runtime.get_selector(device)
+    if scores is None and selector is not None:
+        try:
+            scores = dict(zip(selector.portfolio, selector.scores(problem, device), strict=True))
+        except DeepGemmError:
+            return None
+    if scores is None:
+        return None
+    ordered = sorted(scores.items(), key=lambda item: item[1])
+    return [{"name": str(config), "config": config.as_dict(), "score": score, "predicted_us": pick_us * math.exp(score)} for config, score in ordered]
+
+
+def describe_selector(selector, device) -> dict | None:
+    """Return an artefact's identity and which of its guards this installation and device pass; None without one."""
+    if selector is None:
+        return None
+    metadata = selector.metadata
+    op = metadata["ops"][OP]
+    guards = {
+        "same GPU model": metadata["sku"] == device.sku and metadata["sm_count"] == device.sm_count,
+        "same kernels": op["kernel_hash"] == runtime.kernel_hash(OP),
+        "same features": metadata["features_version"] == _C.FEATURES_VERSION,
+        "same heuristic": metadata["heuristic_version"] == _C.HEURISTIC_VERSION,
+        "not stale": metadata["stale"] is None,
+    }
+    return {name: op[name] for name in ("kernel_hash", "margin", "max_spread", "num_portfolio", "regime")} | {"created": metadata["created"], "guards": guards}

@@ -1,0 +1,272 @@
+"""The sweep: compile ahead, measure problem after problem in a child process, record, resume.
+
+The parent owns everything durable (the proposals and the database); the child holds the GPU and two pipes. Problems that have a
+finished block of the same identity (sku, kernel hash, compiler, regime) are not measured again.
+"""
+
+import math
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deep_gemm import _C
+from deep_gemm.errors import DeepGemmError
+from tuner import errors, precompile, recording
+from tuner.db.queries import to_config
+from tuner.gpu_lock import GpuLock
+from tuner.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Suspects
+from tuner.worker_client import MeasuringWorker
+
+OP = "fp8_gemm"
+BACKENDS = ("cuda", "simulated")
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What to measure and how. `problems` are those of this shard; `configs` None means the default space of each problem."""
+
+    problems: list
+    database: str | Path
+    preset: str = ""
+    configs: list | None = None
+    sampler: str = "auto"
+    num_trials: int | None = None
+    effort: str = "quick"
+    seed: int = 0
+    shard: tuple[int, int] = (0, 1)
+    device: int = 0
+    time_budget_s: float | None = None
+    resume: bool = True
+    backend: str = "cuda"
+    argv: list = field(default_factory=list)
+
+
+def choose_visible_device(ordinal: int) -> str:
+    """Return CUDA_VISIBLE_DEVICES for a child that sees only device `ordinal` of those that this process may see.
+
+    Raises: UsageError when there is no such device.
+    """
+    if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        return str(ordinal)
+    visible = [entry.strip() for entry in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if entry.strip()]
+    if len(set(visible)) != len(visible):
+        raise errors.UsageError("CUDA_VISIBLE_DEVICES names a device twice: name each once")
+    if not 0 <= ordinal < len(visible):
+        raise errors.UsageError(f"--device {ordinal}: CUDA_VISIBLE_DEVICES shows {len(visible)} devices")
+    return visible[ordinal]
+
+
+def make_worker(options: SweepOptions) -> MeasuringWorker:
+    """Return the measuring process of the chosen backend and GPU, not yet started."""
+    extra = {"CUDA_VISIBLE_DEVICES": choose_visible_device(options.device)} if options.backend == "cuda" else {}
+    return MeasuringWorker(options.backend, extra)
+
+
+def make_device(hello: dict):
+    """Return the Device that a worker's hello describes. Raises: TunerError for an impossible one."""
+    row = hello["device"]
+    try:
+        return _C.Device(
+            row["name"], row["sm_count"], sku=row["sku"], smem_bytes=row["smem_bytes"], l2_bytes=row["l2_bytes"],
+            compute_capability=tuple(row["compute_capability"]), clock_mhz=row["clock_mhz"], memory_gbps=row["memory_gbps"], mig=row["mig"],
+        )  # fmt: skip
+    except (KeyError, TypeError, DeepGemmError) as error:
+        raise errors.TunerError(f"the measuring process described no device: {error}") from error
+
+
+def choose_candidates(problem, device, configs: list | None) -> list:
+    """Return what is measured for `problem`: the default space, or the given configs that are legal; the heuristic's pick is added."""
+    if configs is None:
+        candidates = _C.get_candidates(problem, device)
+    else:
+        candidates = [config for config in configs if _C.is_legal(problem, config, device)]
+    return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))
+
+
+class Sweep:
+    """One run of the tuner over the problems of one shard on one GPU.
+
+    `on_event(name, facts)` reports progress: "device", "compile" (done, total), "problem" (done, total, problem, status).
+    """
+
+    def __init__(self, options: SweepOptions, store, worker, on_event: Callable[[str, dict], None] = lambda name, facts: None):
+        self.options, self.store, self.worker, self.on_event = options, store, worker, on_event
+        self.started = time.monotonic()
+        self.suspects = Suspects()
+        self.statuses: Counter = Counter()
+        self.phase_seconds: Counter = Counter()
+        self.failed: dict[str, str] = {}
+        self.num_measured = 0
+        self.summary: dict = {}
+
+    def run(self) -> dict:
+        """Measure until done or out of time; return the summary. Raises: TunerError; what was committed stays."""
+        hello = self.worker.start()
+        self.device = make_device(hello)
+        self.on_event("device", {"sku": self.device.sku, "name": self.device.name})
+        with GpuLock(hello["device"]["uuid_hash"]):
+            self.identity = make_identity(self.device, hello["regime"])
+            sweep_id = self.store.start_sweep(self.describe())
+            try:
+                return self.run_recorded(hello, sweep_id)
+            except BaseException as error:
+                self.store.finish_sweep(sweep_id, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+                raise
+
+    def run_recorded(self, hello: dict, sweep_id: int) -> dict:
+        """Compile, measure and close the sweep's row."""
+        candidates = {problem: choose_candidates(problem, self.device, self.options.configs) for problem in self.find_open_problems()}
+        self.compiled = self.compile(candidates)
+        device_id = self.store.get_or_add_device(hello["device"])
+        environment_id = self.store.get_or_add_environment(self.describe_environment(hello))
+        self.recorder = recording.Recorder(self.store, self.identity, device_id, environment_id, sweep_id)
+        self.add_missing_winners()
+        self.measure_all(candidates)
+        is_complete = self.num_measured + len(self.failed) == len(candidates)
+        self.store.finish_sweep(sweep_id, "finished" if is_complete else "interrupted")
+        return self.summarize(len(candidates))
+
+    def describe(self) -> dict:
+        """Return the fields of the sweep's row."""
+        options = self.options
+        fields = {name: getattr(options, name) for name in ("preset", "seed", "sampler", "effort")}
+        return fields | {"regime": self.identity["regime"], "shard": "/".join(map(str, options.shard)), "argv": list(options.argv)}
+
+    def describe_environment(self, hello: dict) -> dict:
+        """Return the fields of the environment's row."""
+        from deep_gemm.jit import hashing
+
+        versions = {outcome.compiler_version for outcome in self.compiled.values() if outcome.compiler_version}
+        return hello["environment"] | recording.describe_source() | {
+            "compiler": self.identity["compiler"],
+            "compiler_version": max(versions, default=None),
+            "package_version": recording.package_version(),
+            "tree_hash": hashing.tree_hash(),
+        }  # fmt: skip
+
+    def find_open_problems(self) -> list:
+        """Return the problems that have no finished block of this identity."""
+        names = ("sku", "kernel_hash", "compiler", "regime")
+        known = self.store.measured_problems(*(self.identity[name] for name in names), OP) if self.options.resume else set()
+        return [problem for problem in self.options.problems if problem.key not in known]
+
+    def compile(self, candidates: dict) -> dict:
+        """Compile the union of all candidates ahead; return {config: Compiled}, empty for a backend that runs no kernels."""
+        configs = list(dict.fromkeys(config for row in candidates.values() for config in row))
+        if self.options.backend != "cuda" or not configs:
+            return {}
+        start = time.monotonic()
+        index, count = self.options.shard
+        compiled = precompile.compile_all(
+            next(iter(candidates)), configs, precompile.count_processes(count),
+            lambda done, total: self.on_event("compile", {"done": done, "total": total}), first=index * len(configs) // count,
+        )  # fmt: skip
+        self.summary["compile"] = precompile.summarize(compiled, time.monotonic() - start)
+        return compiled
+
+    def add_missing_winners(self) -> None:
+        """Choose the winners that an earlier sweep was killed before storing."""
+        names = ("sku", "kernel_hash", "compiler", "regime")
+        filters = {name: self.identity[name] for name in names}
+        rows = self.store.load_measurements(role="confirm", op=OP, **filters)
+        for problem, block_id, winner, ties in recording.find_missing_winners(rows, self.store.load_best(op=OP, **filters), self.device, self.portfolio()):
+            self.recorder.set_best(problem, block_id, winner, ties)
+
+    def portfolio(self) -> set:
+        """Return the given configs, which break ties before others."""
+        return set(self.options.configs or ())
+
+    def measure_all(self, candidates: dict) -> None:
+        """Measure problem after problem; a failed problem is counted and the sweep goes on."""
+        self.measuring_from = time.monotonic()
+        history, winners = self.load_history(), self.load_previous_winners()
+        for number, (problem, configs) in enumerate(candidates.items()):
+            if self.is_out_of_time():
+                return
+            try:
+                self.measure(problem, configs, winners.get(problem.key, []), history.get(problem.key, []))
+                self.num_measured += 1
+            except ProblemFailed as failure:
+                self.failed[str(problem)] = str(failure)[:500]
+            self.on_event("problem", {"done": number + 1, "total": len(candidates), "problem": str(problem), "failed": str(problem) in self.failed})
+
+    def measure(self, problem, configs: list, must_confirm: list, history: list) -> None:
+        """Measure one problem and store its blocks and winner."""
+        run = ProblemRun(problem, self.device, configs, self.compiled, self.worker, self.suspects, EFFORTS[self.options.effort], self.options.seed)
+
+        def store_block(block: Block) -> None:
+            block_id = self.recorder.add_block(problem, block, self.compiled, finish=block.is_last)
+            self.statuses.update(row["status"] for row in block.rows if row["role"] == "search")
+            report = block.report
+            self.phase_seconds.update(report["seconds"])
+            winner = recording.choose_winner(block.rows, run.heuristic, report["reference_us"], report["noise"], self.portfolio())
+            if winner is not None:
+                self.recorder.set_best(problem, block_id, *winner)
+
+        run.run(self.options.sampler, self.options.num_trials, must_confirm, history, store_block)
+
+    def is_out_of_time(self) -> bool:
+        """Return whether one more problem of average cost would exceed the time budget."""
+        now, budget = time.monotonic(), self.options.time_budget_s
+        average = (now - self.measuring_from) / max(self.num_measured, 1)
+        return budget is not None and now - self.started + average > budget
+
+    def load_history(self) -> dict[str, list]:
+        """Return {problem key: [(config, log ratio, status)]} of stored search rows, from which a search by proposals goes on."""
+        if self.options.sampler in ("auto", "exhaustive") or not self.options.resume:
+            return {}
+        history: dict[str, list] = {}
+        for row in self.store.load_measurements(role="search", op=OP, **{name: self.identity[name] for name in ("sku", "kernel_hash", "compiler", "regime")}):
+            log_ratio = math.log(row["ratio"]) if row["ratio"] else None
+            history.setdefault(row["problem_key"], []).append((to_config(row), log_ratio, row["status"]))
+        return history
+
+    def load_previous_winners(self) -> dict[str, list]:
+        """Return {problem key: winners under any kernel hash on this SKU and regime}: they are confirmed again."""
+        winners: dict[str, list] = {}
+        for row in self.store.load_best(sku=self.identity["sku"], op=OP, regime=self.identity["regime"]):
+            winners.setdefault(row["problem_key"], []).append(to_config(row))
+        return winners
+
+    def summarize(self, num_open: int) -> dict:
+        """Return the summary that `--json` prints."""
+        seconds = time.monotonic() - self.started
+        return self.summary | {
+            "identity": self.identity,
+            "database": str(self.options.database),
+            "problems": len(self.options.problems),
+            "already_measured": len(self.options.problems) - num_open,
+            "measured": self.num_measured,
+            "failed": self.failed,
+            "remaining": num_open - self.num_measured - len(self.failed),
+            "statuses": dict(self.statuses),
+            "phase_seconds": {name: round(value, 2) for name, value in self.phase_seconds.items()},
+            "quarantined": {str(config): reason for config, reason in self.suspects.quarantined.items()},
+            "seconds": round(seconds, 2),
+            "seconds_per_problem": round(seconds / self.num_measured, 3) if self.num_measured else None,
+        }
+
+
+def make_identity(device, regime: str) -> dict:
+    """Return what identifies measurements besides problem and config."""
+    from deep_gemm.jit import hashing
+
+    return {"sku": device.sku, "kernel_hash": hashing.kernel_hash(OP), "compiler": recording.compiler_kind(), "regime": regime}
+
+
+def plan_sweep(options: SweepOptions, device) -> dict:
+    """Return what a sweep would measure on `device`, without a GPU or a database: counts, kernels, estimated kernel time."""
+    candidates = {problem: choose_candidates(problem, device, options.configs) for problem in options.problems}
+    kernels = {config for configs in candidates.values() for config in configs}
+    return {
+        "device": device.sku,
+        "problems": len(candidates),
+        "measurements": sum(map(len, candidates.values())),
+        "kernels": len(kernels),
+        "largest_space": max(map(len, candidates.values()), default=0),
+        "effort": {"name": options.effort, **EFFORTS[options.effort]},
+        "options": {name: getattr(options, name) for name in ("preset", "sampler", "num_trials", "seed", "shard")},
+    }
