@@ -1,0 +1,1 @@
+"""Benchmarks: each script writes one JSON file below `results/`; `python -m benchmarks.summary` derives the targets from them."""

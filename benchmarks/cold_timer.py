@@ -1,0 +1,69 @@
+"""Time kernels with a clean, cold L2: CUPTI durations through torch.profiler, a 512 MB read before each call.
+
+One profiler session times all variants of a problem, interleaved: round by round each variant runs once, in an order rotated
+by one, so that clock and power drift fall on all of them alike and rounds can be compared pairwise. The trace is cut at the
+flush kernels; what lies between two of them is one call, with all its kernels.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from .device_kernels import ReadKernel
+
+FLUSH_BYTES = 512 << 20
+FLUSH_NAME = "l2_flush_read"
+
+
+class ColdTimer:
+    """Times callables on the current stream; holds the flush buffer."""
+
+    def __init__(self, sm_count: int):
+        self.buffer = torch.randint(0, 2**31 - 1, (FLUSH_BYTES // 4,), dtype=torch.int32, device="cuda")
+        self.flush = ReadKernel(FLUSH_NAME, num_blocks=4 * sm_count)
+
+    def measure(self, variants: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+        """Return {name: microseconds of each round}; a call that launches several kernels counts their sum.
+
+        Raises:
+            RuntimeError: the trace does not hold one segment for each call.
+        """
+        names = list(variants)
+        for name in names:
+            variants[name]()
+            variants[name]()
+        torch.cuda.synchronize()
+        order = [names[(index + shift) % len(names)] for shift in range(rounds) for index in range(len(names))]
+        with profile(activities=[ProfilerActivity.CUDA]) as session:
+            for name in order:
+                self.flush.launch(self.buffer)
+                variants[name]()
+            torch.cuda.synchronize()
+        segments = cut_segments(read_kernels(session))
+        if len(segments) != len(order):
+            raise RuntimeError(f"{len(segments)} calls in the trace, expected {len(order)}")
+        times: dict[str, list[float]] = {name: [] for name in names}
+        for name, durations in zip(order, segments, strict=True):
+            if not durations:
+                raise RuntimeError(f"{name}: no kernel in its part of the trace")
+            times[name].append(round(sum(durations), 3))
+        return times
+
+
+def read_kernels(session) -> list[tuple[str, float]]:
+    """Return (name, microseconds) of everything that ran on the GPU, in order of its start."""
+    events = [event for event in session.profiler.kineto_results.events() if event.device_type() == torch.autograd.DeviceType.CUDA]
+    events.sort(key=lambda event: event.start_ns())
+    return [(event.name(), event.duration_ns() / 1e3) for event in events]
+
+
+def cut_segments(kernels: list[tuple[str, float]]) -> list[list[float]]:
+    """Cut a trace at the flush kernels; return the durations of the kernels after each."""
+    segments: list[list[float]] = []
+    for name, duration in kernels:
+        if FLUSH_NAME in name:
+            segments.append([])
+        elif segments:
+            segments[-1].append(duration)
+    return segments

@@ -1,0 +1,44 @@
+"""Keep the nested validation of a trained selector as a result file: what S1, S2 and S3 follow from.
+
+Example: python -m benchmarks.selector --training ~/.deep_gemm/training/nvidia-h200-sm132
+
+Reads `training.json` and `evaluation.json` of a training folder (written by `python -m tuner train` and `evaluate`); needs no GPU.
+Result: {"meta": identity, date of the newest measurement, counts; "splits": {split: {method: statistics}}, "worst", "unconfirmed"}.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from .stamp import RESULTS, read_json, write_json
+
+
+def make_result(folder: Path) -> dict:
+    """Return the result of one training folder. Raises: ValueError where the evaluation is of another selector."""
+    training, evaluation = read_json(folder / "training.json"), read_json(folder / "evaluation.json")
+    if evaluation["estimator_sha256"] != training["estimator_sha256"]:
+        raise ValueError(f"{folder}: evaluated another selector; run python -m tuner evaluate again")
+    identity = evaluation["identity"]
+    meta = {
+        "sku": identity["sku"], "kernel_hash": {identity["op"]: identity["kernel_hash"]}, "compiler": identity["compiler"], "regime": identity["regime"],
+        "date": training["newest_row"][:10], "data": training["data"], "kind": training["kind"], "portfolio": len(training["portfolio"]), "complete": True,
+    }  # fmt: skip
+    return {"meta": meta, **{name: evaluation[name] for name in ("splits", "worst", "unconfirmed")}}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the result and print the guarded model's figures."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--training", type=Path, required=True, help="training folder with training.json and evaluation.json")
+    parser.add_argument("--out", type=Path, default=RESULTS / "evaluation.json", help="where the result goes")
+    args = parser.parse_args(arguments)
+    result = make_result(args.training)
+    write_json(args.out, result)
+    for split, table in result["splits"].items():
+        if table:
+            print(f"{split}: model {table['model']['mean']:.2%} (answers {table['model']['answered']:.0%}), heuristic {table['heuristic']['mean']:.2%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""python -m tuner db: exit codes, one-line errors, JSON."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import typer
+from tuner.db import Store
+
+from tests.fakes.databases import IDENTITY, add_block, add_context, make_database, make_problem
+from tuner import cli, errors
+from tuner.commands import db
+
+COMMANDS = ("init", "check", "snapshot", "merge", "export", "import", "stats")
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    """Run one command line of `db` alone; return (exit code, standard output, standard error)."""
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    db.register(app)
+    monkeypatch.setattr(cli, "app", app)
+    monkeypatch.setattr(cli, "register_commands", lambda: None)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = cli.run(["db", *map(str, arguments)])
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return call
+
+
+@pytest.fixture
+def database(tmp_path) -> Path:
+    """A database of three problems."""
+    return make_database(tmp_path / "tuning.db")
+
+
+def test_init_creates_and_keeps(run, tmp_path):
+    path = tmp_path / "new" / "tuning.db"
+    assert run("init", "--db", path)[0] == 0 and path.exists()
+    code, out, _ = run("init", "--db", path, "--json")
+    assert code == 0 and json.loads(out) == {"database": str(path), "rows": 0}
+
+
+def test_default_database_comes_from_the_environment(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "from_environment.db"))
+    assert run("init")[0] == 0 and (tmp_path / "from_environment.db").exists()
+    monkeypatch.delenv("DG_TUNER_DB")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert run("init")[0] == 0 and (tmp_path / "home" / ".deep_gemm" / "tuning.db").exists()
+
+
+def test_check(run, database):
+    assert run("check", "--db", database)[:2] == (0, f"{database}: sound\n")
+    code, out, _ = run("check", "--db", database, "--json")
+    assert code == 0 and json.loads(out)["problems"] == []
+
+
+def test_check_reports_damage_with_exit_4(run, database):
+    payload = bytearray(database.read_bytes())
+    payload[5000:9000] = b"\xff" * 4000
+    database.write_bytes(payload)
+    code, out, err = run("check", "--db", database)
+    assert code == errors.EXIT_INTEGRITY and err.count("\n") == 1 and str(database) in err and ".recover" in err
+    assert database.read_bytes() == payload
+
+
+def test_stats(run, database):
+    code, out, _ = run("stats", "--db", database)
+    assert code == 0 and "24 measurement" in out and "nvrtc graph-cold: 3 problems" in out and "21 ok" in out
+    code, out, _ = run("stats", "--db", database, "--json")
+    found = json.loads(out)
+    assert found["tables"]["measurement"] == 24 and found["coverage"][0]["kernel_hash"] == IDENTITY["kernel_hash"]
+
+
+def test_snapshot_merge_export_import(run, database, tmp_path):
+    code, out, _ = run("snapshot", tmp_path / "published.db", "--db", database, "--sku", IDENTITY["sku"], "--json")
+    assert code == 0 and json.loads(out)["tables"]["measurement"] == 24
+    code, out, _ = run("merge", tmp_path / "all.db", database, tmp_path / "published.db", "--json")
+    assert code == 0 and json.loads(out)["gained"]["block"] == 3
+    assert run("merge", tmp_path / "all.db", database)[1].endswith("nothing new\n")
+    assert run("export", tmp_path / "all.json", "--db", tmp_path / "all.db")[0] == 0
+    code, out, _ = run("import", tmp_path / "all.json", "--db", tmp_path / "again.db", "--json")
+    assert code == 0 and json.loads(out)["gained"]["measurement"] == 24
+    assert run("export", tmp_path / "again.json", "--db", tmp_path / "again.db", "--json")[0] == 0
+    assert (tmp_path / "again.json").read_bytes() == (tmp_path / "all.json").read_bytes()
+
+
+@pytest.mark.parametrize("arguments, code", [
+    (("check", "--db", "none.db"), 2), (("stats", "--db", "http://host/x"), 2), (("init", "--db", "."), 2), (("init", "--db", "file.txt/x.db"), 1), (("check", "--db", "file.txt"), 4),
+    (("snapshot", "x.db", "--db", "none.db"), 2), (("snapshot", "file.txt", "--db", "tuning.db"), 4), (("snapshot", "x.db", "--db", "tuning.db", "--max-bytes", "10"), 4),
+    (("snapshot", "x.db", "--max-bytes", "0"), 2), (("merge", "all.db"), 2), (("merge", "all.db", "file.txt"), 4), (("import", "none.json", "--db", "x.db"), 2),
+    (("import", "file.txt", "--db", "x.db"), 4), (("export", "file.txt/x.json", "--db", "tuning.db"), 1), (("nonsense",), 2), (("check", "--colour"), 2),
+])  # fmt: skip
+def test_errors_are_one_line_with_their_exit_code(run, database, tmp_path, monkeypatch, arguments, code):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file.txt").write_text("not a database\n" * 100)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    found, out, err = run(*arguments)
+    assert (found, out) == (code, "") and err.startswith("tuner: ") and err.count("\n") == 1, err
+    assert all(path.read_bytes() == payload for path, payload in before.items() if not path.name.endswith(".lock"))
+
+
+def test_a_second_writer_is_refused_with_the_holder(run, database):
+    with Store.open(database):
+        code, _, err = run("merge", database, database)
+    assert code == errors.EXIT_FAILURE and f"process {os.getpid()}" in err
+
+
+def test_control_characters_do_not_reach_the_terminal(run, tmp_path):
+    path = tmp_path / "tuning.db"
+    with Store.open(path) as store:
+        context = add_context(store)
+        device = store.get_or_add_device({"sku": "x-sm1", "name": "\x1b[2J\x07evil", "sm_count": 1})
+        add_block(store, context | {"device_id": device}, make_problem())
+    for command in ("stats", "check"):
+        out = run(command, "--db", path)[1]
+        assert "\x1b[2J" not in out and "\x07" not in out
+    assert db.printable("a\x1b[1m\nb\u202e") == "a\\x1b[1m\\nb\\u202e"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_a_real_example(run, command):
+    code, out, _ = run(command, "--help")
+    words = " ".join(out.replace("│", " ").split())
+    assert code == 0 and f"Example: python -m tuner db {command}" in words

@@ -1,0 +1,131 @@
+"""Stand-ins that let tuner.measure run on CPU tensors: streams, events and graphs of torch.cuda, and kernels that multiply in torch.
+
+A FakeKernel computes the right product unless `faults` names a fault for its config; a FakeClock advances by the config's time at each
+launch, and events read it, so timings are exact and instant.
+"""
+
+import hashlib
+from types import SimpleNamespace
+from typing import ClassVar
+
+import torch
+
+from deep_gemm import _C
+from tuner import measure
+from tuner.operands import BLOCK
+
+
+class FakeClock:
+    """Microseconds of device time that have passed."""
+
+    now_us = 0.0
+
+
+class FakeEvent:
+    """torch.cuda.Event on the fake clock."""
+
+    def __init__(self, enable_timing: bool = False):
+        self.at_us = 0.0
+
+    def record(self, stream: object = None) -> None:
+        """Remember the clock."""
+        self.at_us = FakeClock.now_us
+
+    def synchronize(self) -> None:
+        """Do nothing: the fake device is never behind."""
+
+    def elapsed_time(self, end: "FakeEvent") -> float:
+        """Return milliseconds."""
+        return (end.at_us - self.at_us) / 1e3
+
+
+class FakeStream:
+    """torch.cuda.Stream."""
+
+    cuda_stream = 7
+
+    def synchronize(self) -> None:
+        """Do nothing."""
+
+
+class FakeGraph:
+    """torch.cuda.CUDAGraph: records launches between capture_begin and capture_end, and repeats them."""
+
+    capturing: "FakeGraph | None" = None
+
+    def __init__(self):
+        self.launches: list = []
+
+    def capture_begin(self, capture_error_mode: str = "global") -> None:
+        """Start recording."""
+        assert FakeGraph.capturing is None
+        FakeGraph.capturing = self
+
+    def capture_end(self) -> None:
+        """Stop recording."""
+        FakeGraph.capturing = None
+
+    def replay(self) -> None:
+        """Repeat what was recorded."""
+        assert self.launches
+        for launch in self.launches:
+            launch()
+
+
+class FakeKernel:
+    """_C.Kernel: the right bits at time `times_us[config]`, or a fault of `faults[config]`."""
+
+    times_us: ClassVar[dict] = {}
+    faults: ClassVar[dict] = {}
+    sets_seen: ClassVar[dict] = {}
+
+    def __init__(self, cubin: bytes, name: str, config, device: int):
+        assert cubin == b"cubin" and device == 0
+        self.config, self.count = config, 0
+
+    def launch(self, a, scale_a, b, scale_b, d, *, num_sms: int = 0, alpha: float = 1.0, stream: int = 0) -> None:
+        """Launch now, or into the graph that is capturing."""
+        assert stream == FakeStream.cuda_stream
+        if FakeGraph.capturing is not None:
+            FakeKernel.sets_seen.setdefault(self.config, []).append(a.data_ptr())
+            FakeGraph.capturing.launches.append(self.advance)
+            return
+        self.count += 1
+        self.advance()
+        fault = FakeKernel.faults.get(self.config)
+        if fault is not None and fault(self, d, (a, scale_a, b, scale_b)):
+            return
+        d.copy_(multiply(a, scale_a, b, scale_b))
+
+    def advance(self) -> None:
+        """Let the config's time pass."""
+        FakeClock.now_us += FakeKernel.times_us.get(self.config, 100.0)
+
+
+def multiply(a, scale_a, b, scale_b) -> torch.Tensor:
+    """Return the product of the dequantised operands, BF16."""
+    k, n = a.shape[1], b.shape[0]
+    wide_a = a.float() * scale_a.repeat_interleave(BLOCK, 1)[:, :k]
+    wide_b = b.float() * scale_b.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
+    return (wide_a @ wide_b.T).bfloat16()
+
+
+def install(monkeypatch, l2_bytes: int = 1 << 16) -> None:
+    """Replace what tuner.measure uses of CUDA for the duration of a test."""
+    FakeKernel.times_us, FakeKernel.faults, FakeKernel.sets_seen, FakeClock.now_us, FakeGraph.capturing = {}, {}, {}, 0.0, None
+    device = _C.Device("Fake H200", 132, l2_bytes=l2_bytes, clock_mhz=1980.0, memory_gbps=4800.0)
+    module = SimpleNamespace(Kernel=FakeKernel, get_device=lambda ordinal: device, get_device_uuid=lambda ordinal: "GPU-fake", Device=_C.Device)
+    monkeypatch.setattr(measure, "_C", module)
+    monkeypatch.setattr(measure, "DEVICE", "cpu")
+    monkeypatch.setattr(measure, "ANCHOR_SIZE", 32)
+    monkeypatch.setattr(measure, "get_cubin", lambda problem, config: SimpleNamespace(cubin=b"cubin", kernel_name="kernel"))
+    replaced = {"Stream": FakeStream, "Event": FakeEvent, "CUDAGraph": FakeGraph, "set_stream": lambda stream: None, "set_device": lambda ordinal: None, "is_available": lambda: True}
+    for name, value in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    properties = SimpleNamespace(total_memory=1 << 30, uuid="fake")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda ordinal: properties)
+
+
+def uuid_hash() -> str:
+    """Return the hash that the fake board's hello carries."""
+    return hashlib.sha256(b"GPU-fake").hexdigest()

@@ -1,0 +1,90 @@
+"""A measuring backend whose jobs misbehave as they are told: {"type": "job", "fault": name}. Imports neither torch nor deep_gemm."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+
+class FaultyBackend:
+    """Answers {"answer": 42} to a job without a fault."""
+
+    def hello(self) -> dict:
+        """Return a made-up device."""
+        return {"regime": "faulty", "device": {"uuid_hash": os.environ.get("FAKE_UUID", "f" * 64)}, "environment": {}}
+
+    def run(self, job: dict, progress) -> dict:
+        """Misbehave, or answer."""
+        progress("check", 3)
+        fault = job.get("fault")
+        return getattr(self, f"do_{fault}")() if fault else {"answer": 42, "pid": os.getpid()}
+
+    def do_raise(self):
+        """Fail in Python."""
+        raise ValueError("a fault in Python")
+
+    def do_exit(self):
+        """Leave without a word."""
+        os._exit(7)
+
+    def do_segv(self):
+        """Read address 0."""
+        ctypes.string_at(0)
+
+    def do_kill(self):
+        """Die by SIGKILL."""
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_sleep(self):
+        """Hang idle."""
+        time.sleep(600)
+
+    def do_spin(self):
+        """Hang busy, deaf to SIGTERM."""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        while True:
+            pass
+
+    def do_spawn_child(self):
+        """Leave a child behind and die."""
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print(f"child {child.pid}", flush=True)
+        os._exit(9)
+
+    def do_print_garbage(self):
+        """Write noise and terminal codes to standard output, then answer: messages travel elsewhere."""
+        os.write(1, b"\x00\xff\x1b[31m garbage" * 10_000)
+        return {"answer": 42}
+
+    def do_garbage_reply(self):
+        """Write noise where messages belong."""
+        os.write(int(sys.argv[sys.argv.index("--replies") + 1]), b"\xff" * 64)
+        time.sleep(600)
+
+    def do_short_reply(self):
+        """Announce more than is sent, then die."""
+        os.write(int(sys.argv[sys.argv.index("--replies") + 1]), b"\x00\x00\x10\x00{")
+        os._exit(0)
+
+    def do_huge_reply(self):
+        """Answer more than a message may hold."""
+        return {"answer": "x" * (2 << 20)}
+
+    def do_nan_reply(self):
+        """Answer what JSON cannot hold."""
+        return {"answer": float("nan")}
+
+    def do_unserialisable(self):
+        """Answer an object."""
+        return {"answer": object()}
+
+
+class BrokenBackend(FaultyBackend):
+    """Cannot even say hello."""
+
+    def hello(self) -> dict:
+        """Fail."""
+        print("the canary product is wrong", file=sys.stderr, flush=True)
+        raise RuntimeError("the canary product is wrong")

@@ -1,0 +1,273 @@
+// A stub CUDA driver for machines without one: reports a GPU as told by environment variables, computes nothing, and appends
+// one JSON line per interesting call to a log, so that tests can check what the launch asked the driver for.
+//
+//   FAKE_CUDA_LOG             path of the log (none when unset)
+//   FAKE_CUDA_DRIVER          version (13000)          FAKE_CUDA_INIT_ERROR    result of cuInit (0)
+//   FAKE_CUDA_NAME            "NVIDIA H200"            FAKE_CUDA_DEVICES       number of GPUs (1)
+//   FAKE_CUDA_CC              "90": major, minor       FAKE_CUDA_SMS           SMs of GPU 0 (132); GPU i has i fewer
+//   FAKE_CUDA_CLUSTERS        co-resident clusters (60)
+//   FAKE_CUDA_LOAD_ERRORS     results of the next cuLibraryLoadData, in turn, e.g. "209,0"; then 0
+//   FAKE_CUDA_LAUNCH_ERROR    result of cuLaunchKernelEx (0)
+//   FAKE_CUDA_MISSING         a symbol that cuGetProcAddress does not know
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    unsigned grid[3], block[3], shared_bytes;
+    void* stream;
+    struct {
+        int id;
+        char pad[4];
+        union {
+            char bytes[64];
+            unsigned cluster[3];
+        } value;
+    }* attributes;
+    unsigned num_attributes;
+} LaunchConfig;
+
+enum { MAX_DEVICES = 8 };
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char contexts[MAX_DEVICES];  // their addresses are the primary contexts
+static int num_maps, num_libraries;
+static __thread void* stack[16];
+static __thread int depth;
+static __thread int capture_mode;
+
+static long setting(const char* name, long value) {
+    const char* text = getenv(name);
+    return text && *text ? strtol(text, NULL, 0) : value;
+}
+
+static void record(const char* format, ...) {
+    const char* path = getenv("FAKE_CUDA_LOG");
+    if (!path) return;
+    pthread_mutex_lock(&lock);
+    FILE* log = fopen(path, "a");
+    if (log) {
+        va_list arguments;
+        va_start(arguments, format);
+        vfprintf(log, format, arguments);
+        va_end(arguments);
+        fputc('\n', log);
+        fclose(log);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void* current(void) { return depth ? stack[depth - 1] : NULL; }
+static int current_ordinal(void) { return current() ? (int)((char*)current() - contexts) : -1; }
+
+static int cuInit(unsigned flags) {
+    record("{\"call\":\"cuInit\",\"flags\":%u}", flags);
+    return (int)setting("FAKE_CUDA_INIT_ERROR", 0);
+}
+
+static int cuDriverGetVersion(int* version) {
+    *version = (int)setting("FAKE_CUDA_DRIVER", 13000);
+    return 0;
+}
+
+static int cuGetErrorName(int result, const char** text) {
+    static __thread char name[48];
+    snprintf(name, sizeof name, "FAKE_ERROR_%d", result);
+    *text = name;
+    return 0;
+}
+
+static int cuGetErrorString(int result, const char** text) {
+    *text = result ? "an error of the stub" : "no error";
+    return 0;
+}
+
+static int cuDeviceGetCount(int* count) {
+    *count = (int)setting("FAKE_CUDA_DEVICES", 1);
+    return 0;
+}
+
+static int cuDeviceGet(int* device, int ordinal) {
+    *device = ordinal;
+    return ordinal < setting("FAKE_CUDA_DEVICES", 1) ? 0 : 101;
+}
+
+static int cuDeviceGetName(char* name, int size, int device) {
+    (void)device;
+    const char* text = getenv("FAKE_CUDA_NAME");
+    snprintf(name, (size_t)size, "%s", text ? text : "NVIDIA H200");
+    return 0;
+}
+
+static int cuDeviceGetUuid(unsigned char* uuid, int device) {
+    for (int i = 0; i < 16; ++i) uuid[i] = (unsigned char)(16 * i + device);
+    return 0;
+}
+
+static int cuDeviceGetAttribute(int* value, int attribute, int device) {
+    const long capability = setting("FAKE_CUDA_CC", 90);
+    switch (attribute) {
+        case 13: *value = 1980000; return 0;
+        case 16: *value = (int)setting("FAKE_CUDA_SMS", 132) - device; return 0;
+        case 36: *value = 3201000; return 0;
+        case 37: *value = 6144; return 0;
+        case 38: *value = 62914560; return 0;
+        case 75: *value = (int)capability / 10; return 0;
+        case 76: *value = (int)capability % 10; return 0;
+        case 97: *value = capability == 90 ? 232448 : 166912; return 0;
+        default: return 1;
+    }
+}
+
+static int cuDevicePrimaryCtxRetain(void** context, int device) {
+    record("{\"call\":\"cuDevicePrimaryCtxRetain\",\"device\":%d}", device);
+    *context = &contexts[device];
+    return 0;
+}
+
+static int cuCtxGetCurrent(void** context) {
+    *context = current();
+    return 0;
+}
+
+static int cuCtxGetDevice(int* device) {
+    *device = current_ordinal();
+    return current() ? 0 : 201;
+}
+
+static int cuCtxPushCurrent(void* context) {
+    stack[depth++] = context;
+    record("{\"call\":\"cuCtxPushCurrent\",\"device\":%d}", current_ordinal());
+    return 0;
+}
+
+static int cuCtxPopCurrent(void** context) {
+    *context = current();
+    --depth;
+    record("{\"call\":\"cuCtxPopCurrent\",\"depth\":%d}", depth);
+    return 0;
+}
+
+static int cuThreadExchangeStreamCaptureMode(int* mode) {
+    const int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    record("{\"call\":\"cuThreadExchangeStreamCaptureMode\",\"mode\":%d}", capture_mode);
+    return 0;
+}
+
+// Take the first number off the comma-separated list in an environment variable; 0 where it is empty.
+static int take_number(const char* name) {
+    const char* list = getenv(name);
+    if (!list || !*list) return 0;
+    char rest[256];
+    const char* comma = strchr(list, ',');
+    const int number = atoi(list);
+    snprintf(rest, sizeof rest, "%s", comma ? comma + 1 : "");
+    setenv(name, rest, 1);
+    return number;
+}
+
+static int cuLibraryLoadData(void** library, const void* code, void* a, void* b, unsigned c, void* d, void* e, unsigned f) {
+    (void)a, (void)b, (void)c, (void)d, (void)e, (void)f;
+    const int result = take_number("FAKE_CUDA_LOAD_ERRORS");
+    record("{\"call\":\"cuLibraryLoadData\",\"first\":\"%.16s\",\"capture_mode\":%d,\"device\":%d,\"result\":%d}", (const char*)code, capture_mode,
+           current_ordinal(), result);
+    *library = (void*)(intptr_t)(++num_libraries);
+    return result;
+}
+
+static int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
+    record("{\"call\":\"cuLibraryGetKernel\",\"name\":\"%s\"}", name);
+    *kernel = (void*)(1000 + (intptr_t)library);
+    return 0;
+}
+
+static int cuKernelGetFunction(void** function, void* kernel) {
+    *function = (void*)(1000000 + (intptr_t)kernel);
+    return current() ? 0 : 201;
+}
+
+static int cuKernelGetAttribute(int* value, int attribute, void* kernel, int device) {
+    (void)kernel, (void)device;
+    *value = attribute == 4 ? 168 : 0;
+    return 0;
+}
+
+static int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
+    record("{\"call\":\"cuKernelSetAttribute\",\"attribute\":%d,\"value\":%d,\"kernel\":%ld,\"device\":%d}", attribute, value, (long)(intptr_t)kernel, device);
+    return 0;
+}
+
+static int cuOccupancyMaxActiveClusters(int* clusters, void* function, const LaunchConfig* config) {
+    record("{\"call\":\"cuOccupancyMaxActiveClusters\",\"kernel\":%ld,\"grid\":%u,\"block\":%u,\"smem\":%u,\"cluster\":%u,\"device\":%d}",
+           (long)(intptr_t)function, config->grid[0], config->block[0], config->shared_bytes,
+           config->num_attributes ? config->attributes[0].value.cluster[0] : 1, current_ordinal());
+    *clusters = (int)setting("FAKE_CUDA_CLUSTERS", 60);
+    return 0;
+}
+
+// A map's 128 bytes hold its number, which a launch then logs. The rules that the real driver checks are checked.
+static int cuTensorMapEncodeTiled(unsigned char* map, int data_type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides,
+                                  const uint32_t* box, const uint32_t* element_strides, int interleave, int swizzle, int promotion, int fill) {
+    const uint64_t element = data_type == 9 ? 2 : 1;
+    const int is_valid = (uintptr_t)map % 64 == 0 && rank == 2 && (uintptr_t)address % 16 == 0 && dims[0] >= 1 && dims[1] >= 1 && dims[0] <= 1ull << 32 &&
+                         dims[1] <= 1ull << 32 && strides[0] % 16 == 0 && strides[0] < 1ull << 40 && box[0] >= 1 && box[0] <= 256 && box[1] >= 1 &&
+                         box[1] <= 256 && box[0] * element % 16 == 0 && element_strides[0] == 1 && element_strides[1] == 1 &&
+                         (swizzle == 0 || box[0] * element <= 16ull << swizzle);
+    record("{\"call\":\"cuTensorMapEncodeTiled\",\"map\":%d,\"type\":%d,\"address\":%llu,\"dims\":[%llu,%llu],\"pitch\":%llu,\"box\":[%u,%u],"
+           "\"interleave\":%d,\"swizzle\":%d,\"promotion\":%d,\"fill\":%d,\"valid\":%d}",
+           num_maps, data_type, (unsigned long long)(uintptr_t)address, (unsigned long long)dims[0], (unsigned long long)dims[1],
+           (unsigned long long)strides[0], box[0], box[1], interleave, swizzle, promotion, fill, is_valid);
+    memset(map, 0, 128);
+    memcpy(map, &num_maps, sizeof num_maps);
+    ++num_maps;
+    return is_valid ? 0 : 1;
+}
+
+static int map_number(const void* map) {
+    int number;
+    memcpy(&number, map, sizeof number);
+    return number;
+}
+
+static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
+    char text[161] = "";
+    for (int i = 0; i < 80 && getenv("FAKE_CUDA_LOG"); ++i) sprintf(text + 2 * i, "%02x", ((unsigned char*)parameters[3])[i]);
+    record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":%u,\"stream\":%ld,\"cluster\":%u,"
+           "\"maps\":[%d,%d,%d],\"params\":\"%s\",\"extra\":%d,\"device\":%d}",
+           (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
+           config->shared_bytes, (long)(intptr_t)config->stream, config->num_attributes ? config->attributes[0].value.cluster[0] : 0,
+           map_number(parameters[0]), map_number(parameters[1]), map_number(parameters[2]), text, extra != NULL, current_ordinal());
+    return (int)setting("FAKE_CUDA_LAUNCH_ERROR", 0);
+}
+
+static int cuMemsetD2D8Async(unsigned long long address, size_t pitch, unsigned char value, size_t width, size_t height, void* stream) {
+    record("{\"call\":\"cuMemsetD2D8Async\",\"address\":%llu,\"pitch\":%zu,\"value\":%d,\"width\":%zu,\"height\":%zu,\"stream\":%ld,\"device\":%d}", address,
+           pitch, value, width, height, (long)(intptr_t)stream, current_ordinal());
+    return 0;
+}
+
+#define ENTRY(name) {#name, (void*)name}
+static const struct {
+    const char* name;
+    void* function;
+} entries[] = {
+    ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuGetErrorName), ENTRY(cuGetErrorString), ENTRY(cuDeviceGetCount), ENTRY(cuDeviceGet),
+    ENTRY(cuDeviceGetName), ENTRY(cuDeviceGetUuid), ENTRY(cuDeviceGetAttribute), ENTRY(cuDevicePrimaryCtxRetain), ENTRY(cuCtxGetCurrent),
+    ENTRY(cuCtxGetDevice), ENTRY(cuCtxPushCurrent), ENTRY(cuCtxPopCurrent), ENTRY(cuThreadExchangeStreamCaptureMode), ENTRY(cuLibraryLoadData),
+    ENTRY(cuLibraryGetKernel), ENTRY(cuKernelGetFunction), ENTRY(cuKernelGetAttribute), ENTRY(cuKernelSetAttribute),
+    ENTRY(cuOccupancyMaxActiveClusters), ENTRY(cuTensorMapEncodeTiled), ENTRY(cuLaunchKernelEx), ENTRY(cuMemsetD2D8Async),
+};
+
+int cuGetProcAddress_v2(const char* symbol, void** function, int version, uint64_t flags, int* status) {
+    (void)version, (void)flags;
+    const char* missing = getenv("FAKE_CUDA_MISSING");
+    *function = NULL;
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; ++i)
+        if (strcmp(symbol, entries[i].name) == 0 && !(missing && strcmp(symbol, missing) == 0)) *function = entries[i].function;
+    if (status) *status = *function ? 0 : 1;
+    return *function ? 0 : 500;
+}

@@ -1,0 +1,48 @@
+"""Operands of the op on the CPU, and the FP64 product that its results are compared with."""
+
+import torch
+
+
+
+def align(x: int, y: int) -> int:
+    """Return x rounded up to a multiple of y."""
+    return -(-x // y) * y
+
+
+def make_fp8(rows: int, columns: int, generator: torch.Generator | None = None) -> torch.Tensor:
+    """Return a random FP8 matrix with rows at a pitch of 16 bytes."""
+    values = torch.randn(rows, align(columns, 16), generator=generator).mul_(2.0).to(torch.float8_e4m3fn)
+    return values if columns == values.shape[1] else values[:, :columns]
+
+
+def make_operands(m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
+    """Return (a, scale_a, b, scale_b) of random data."""
+    generator = torch.Generator().manual_seed(seed)
+    steps, blocks = -(-k // 128), -(-n // 128)
+    scale_a = torch.rand(m, steps, generator=generator) + 0.5
+    scale_b = torch.rand(blocks, steps, generator=generator) + 0.5
+    return make_fp8(m, k, generator), scale_a, make_fp8(n, k, generator), scale_b
+
+
+def make_output(m: int, n: int) -> torch.Tensor:
+    """Return a D full of NaN, with rows at a pitch of 16 bytes."""
+    return torch.full((m, align(n, 8)), float("nan"), dtype=torch.bfloat16)[:, :n]
+
+
+def dequantise(data: torch.Tensor, scales: torch.Tensor, rows_per_scale: int) -> torch.Tensor:
+    """Return data times its scales in FP64."""
+    rows, columns = data.shape
+    per_row = scales.double().repeat_interleave(rows_per_scale, 0)[:rows]
+    return data.double() * per_row.repeat_interleave(128, 1)[:, :columns]
+
+
+def make_reference(a, scale_a, b, scale_b) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (A @ B.T, |A| @ |B|.T) of the dequantised operands in FP64."""
+    x, y = dequantise(a, scale_a, 1), dequantise(b, scale_b, 128)
+    return x @ y.t(), x.abs() @ y.abs().t()
+
+
+def count_wrong(d: torch.Tensor, reference: torch.Tensor, magnitude: torch.Tensor, tolerance: float = 2.0**-12) -> int:
+    """Return how many elements of a BF16 D lie outside |D - ref| <= 2^-8 |ref| + tolerance * (|A| |B|^T)."""
+    error = (d.double() - reference).abs()
+    return int((~(error <= reference.abs() * 2.0**-8 + magnitude * tolerance)).sum())

@@ -1,0 +1,126 @@
+"""Runs functions in a child process in which `libcuda.so.1` is the stub of libcuda.c, and reads back what the stub was asked for."""
+
+import concurrent.futures
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import struct
+import subprocess
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import deep_gemm
+from deep_gemm import _C, plan
+from deep_gemm.errors import CompileError
+from deep_gemm.jit import build
+
+_SOURCE = Path(__file__).with_name("libcuda.c")
+_PARAMS = struct.Struct("<QQqqqqIIIIIIfI")
+_PARAMS_FIELDS = (
+    "scale_a", "scale_b", "scale_a_stride_m", "scale_a_stride_k", "scale_b_stride_n", "scale_b_stride_k",
+    "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "reserved",
+)
+
+
+@dataclass
+class StubDriver:
+    """A child process with the stub; `call` runs a module-level function there."""
+
+    pool: concurrent.futures.ProcessPoolExecutor
+    log: Path
+
+    def call(self, function: Callable, *arguments, **settings):
+        """Return (result, events) of `function(*arguments)` under the stub's `settings` (FAKE_CUDA_* without the prefix)."""
+        self.log.write_text("")
+        result = self.pool.submit(_run, function, arguments, settings).result(timeout=120)
+        return result, [json.loads(line) for line in self.log.read_text().splitlines()]
+
+
+def _run(function: Callable, arguments: tuple, settings: dict):
+    names = {f"FAKE_CUDA_{name.upper()}": str(value) for name, value in settings.items()}
+    os.environ.update(names)
+    try:
+        return function(*arguments)
+    finally:
+        for name in names:
+            os.environ.pop(name, None)
+
+
+@contextlib.contextmanager
+def start(folder: Path) -> Iterator[StubDriver]:
+    """Build the stub into `folder` and start the child; skips the test where there is no C compiler."""
+    compiler = shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler for the stub driver")
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(folder / "libcuda.so.1"), str(_SOURCE)]
+    subprocess.run(command, check=True, timeout=60)
+    log = folder / "driver.log"
+    with pytest.MonkeyPatch.context() as patch:
+        # The loader reads the path once, when the child starts.
+        patch.setenv("LD_LIBRARY_PATH", f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}")
+        patch.setenv("FAKE_CUDA_LOG", str(log))
+        patch.setenv("DG_JIT_CACHE_DIR", str(folder / "cache"))
+        patch.setenv("DG_SELECTOR", "analytic")
+        pool = concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        pool.submit(os.getpid).result(timeout=120)
+    with pool:
+        yield StubDriver(pool, log)
+
+
+def select(events: list[dict], call: str) -> list[dict]:
+    """Return the events of one driver function, in order."""
+    return [event for event in events if event["call"] == f"cu{call}"]
+
+
+def read_params(launch: dict) -> dict:
+    """Return the kernel's Params of a launch event by field name."""
+    return dict(zip(_PARAMS_FIELDS, _PARAMS.unpack(bytes.fromhex(launch["params"]))))
+
+
+def matrix(address: int, rows: int, columns: int, pitch: int, dtype: str, device: int = 0) -> "_C.TensorView":
+    """Describe a row-major matrix in the memory of the stub's GPU, which nobody reads."""
+    return _C.TensorView(address, [rows, columns], [pitch, 1], dtype, device)
+
+
+def make_operands(m: int, n: int, k: int, device: int = 0) -> tuple:
+    """Describe (a, scale_a, b, scale_b, d) of a product with padded rows, none overlapping another."""
+    steps, blocks = -(-k // 128), -(-n // 128)
+    pitch_k, pitch_n = -(-k // 16) * 16 + 16, -(-n // 8) * 8 + 8
+    addresses = [1 << 40, 1 << 41, 1 << 42, 1 << 43, 1 << 44]
+    shapes = [(m, k, pitch_k, "float8_e4m3fn"), (m, steps, steps + 3, "float32"), (n, k, pitch_k + 32, "float8_e4m3fn")]
+    shapes += [(blocks, steps, steps + 5, "float32"), (m, n, pitch_n, "bfloat16")]
+    return tuple(matrix(address, *shape, device) for address, shape in zip(addresses, shapes))
+
+
+def load_kernel(config: "_C.Config", device: int = 0, cubin: bytes = b"cubin of the stub") -> "_C.Kernel":
+    """Load a kernel that the stub takes for one."""
+    return _C.Kernel(cubin, "deep_gemm_fp8_gemm_nt", config, device)
+
+
+def use_fake_build(refuse=()):
+    """Let the planning of this process compile nothing; `refuse`: configs that do not compile. Returns the list of builds."""
+    builds, salt = [], os.urandom(8).hex()  # kernels stay loaded: other bytes for each test
+
+    def get_cubin(problem, config, compiler=None, *, is_refused=False):
+        builds.append((str(problem), str(config), is_refused))
+        if config in refuse:
+            raise CompileError("no such instruction\nlog")
+        cubin = f"{salt} {config} {problem.compiled_dims} {sum(refused for *_, refused in builds)}".encode()
+        return types.SimpleNamespace(cubin=cubin, kernel_name="deep_gemm_fp8_gemm_nt", compiler="nvrtc", compiler_version="13.0")
+
+    build.get_cubin = get_cubin
+    plan.forget()
+    _C.dispatch_clear()
+    return builds
+
+
+def run_op(m, n, k, device=0, **options):
+    """Run the public op on described operands."""
+    a, scale_a, b, scale_b, d = make_operands(m, n, k, device)
+    deep_gemm.fp8_gemm_nt((a, scale_a), (b, scale_b), d, **options)

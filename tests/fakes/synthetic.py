@@ -1,0 +1,164 @@
+"""A synthetic machine for tests: the analytic estimate, bent by a smooth function of shape and config, plus noise.
+
+`make_rows` gives measured rows as `Store.load_measurements` returns them; `write_database` puts the same rows into a database.
+"""
+
+import atexit
+import math
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from deep_gemm import _C
+from tuner.dataset import Dataset, Identity, build_dataset
+from tuner.db import Store
+from tuner.portfolio import choose_portfolio
+
+SKU = "nvidia-h200-sm132"
+KERNEL_HASH = "ab" * 32
+COMPILER = "nvrtc"
+REGIME = "graph-cold"
+#: (n, k) of a few public models, several of them near one another, so that families have more than one member.
+SHAPES = (
+    (2112, 7168), (24576, 1536), (32768, 512), (7168, 16384), (7168, 2048), (4096, 7168), (36864, 7168), (7168, 18432),
+    (4096, 4096), (6144, 4096), (28672, 4096), (4096, 14336), (5120, 5120), (51200, 5120), (5120, 25600), (7168, 5120),
+    (10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672), (1280, 8192), (2560, 2560), (19456, 2560), (2560, 9728),
+    (3072, 3072), (16384, 3072), (3072, 8192), (2048, 2048), (12288, 2048), (2048, 6144), (18432, 7168), (12288, 4096),
+)  # fmt: skip
+FULL_M = (1, 64, 512, 4096)
+DENSE_M = (3, 8, 16, 24, 32, 48, 80, 96, 128, 160, 192, 256, 320, 384, 640, 768, 1024, 1536, 2048, 8192)
+
+
+def true_log_ratio(problem, config) -> float:
+    """Return log(true time / estimate): what the heuristic does not know and a model can learn from the shape."""
+    n, k, m = (math.log2(value) for value in (problem.n, problem.k, problem.m))
+    wide = config.block_n / 128.0
+    bend = 0.07 * math.sin(0.9 * n + 1.7 * wide) + 0.06 * math.sin(0.8 * k - 1.3 * wide + 0.4 * config.cluster_m)
+    bend += 0.05 * math.cos(0.6 * m + config.block_m / 64.0 + 0.5 * config.cluster_n) - 0.03 * math.tanh((config.num_stages - 4) / 3.0)
+    return bend
+
+
+def true_time_us(problem, config, device) -> float:
+    """Return the synthetic machine's exact time."""
+    return _C.estimate_time_us(problem, config, device) * math.exp(true_log_ratio(problem, config))
+
+
+class Machine:
+    """Times problems in blocks, with drift between blocks and noise in each median; the same numbers for the same seed."""
+
+    def __init__(self, seed: int = 0, noise: float = 0.004):
+        self.device = _C.Device.known(SKU)
+        self.random = np.random.default_rng(seed)
+        self.noise = noise
+        self.block_id = 0
+
+    def measure(self, problem, configs: list, confirm: int = 5) -> list[dict]:
+        """Return the rows of one block: search over `configs` and the heuristic's pick, then confirmation of the fastest."""
+        self.block_id += 1
+        heuristic = _C.get_analytic_config(problem, self.device)
+        ordered = [heuristic, *(config for config in configs if config != heuristic)]
+        times = np.array([true_time_us(problem, config, self.device) for config in ordered]) * math.exp(self.random.normal(0, 0.02))
+        search = self.observe(times, 8)
+        rows = [self.make_row(problem, config, heuristic, "search", time_us, search[0], search.min()) for config, time_us in zip(ordered, search, strict=True)]
+        chosen = sorted({0, *np.argsort(search, kind="stable")[:confirm].tolist()})
+        confirmed = self.observe(times[chosen], 30)
+        return rows + [self.make_row(problem, ordered[index], heuristic, "confirm", time_us, confirmed[0], 0.0) for index, time_us in zip(chosen, confirmed, strict=True)]
+
+    def observe(self, times: np.ndarray, rounds: int) -> np.ndarray:
+        """Return noisy medians of `rounds` rounds."""
+        return times * np.exp(self.random.normal(0, self.noise * 1.25 / math.sqrt(rounds), len(times)))
+
+    def make_row(self, problem, config, reference, role: str, time_us: float, reference_us: float, fastest: float) -> dict:
+        """Return one measured row; what is 1.5x slower than the fastest was dropped by the race."""
+        status = "censored" if fastest and time_us > 1.5 * fastest and time_us != reference_us else "ok"
+        ratio = float(time_us / reference_us)
+        return {
+            **problem.as_dict(), **config.as_dict(), "problem_key": problem.key, "config_key": config.key("fp8_gemm"), "config_id": str(config), "reference_config_id": str(reference), "sku": SKU, "kernel_hash": KERNEL_HASH,
+            "compiler": COMPILER, "regime": REGIME, "block_id": self.block_id, "block_status": "finished", "created": "2026-01-02T03:04:05.678Z", "role": role, "status": status, "median_us": float(time_us),
+            "mad_us": float(time_us) * self.noise, "ratio": ratio, "ratio_low": ratio * 0.998, "ratio_high": ratio * 1.002,
+        }  # fmt: skip
+
+
+def full_rows(machine: Machine, shapes: tuple = SHAPES, values: tuple = FULL_M) -> list[dict]:
+    """Return rows of problems measured over their whole space."""
+    problems = [_C.Problem("fp8_gemm", m, n, k) for n, k in shapes for m in values]
+    return [row for problem in problems for row in machine.measure(problem, _C.get_candidates(problem, machine.device))]
+
+
+def portfolio_rows(machine: Machine, portfolio: list, shapes: tuple = SHAPES, values: tuple = DENSE_M) -> list[dict]:
+    """Return rows of problems measured with `portfolio` alone (those of its configs that are candidates)."""
+    rows = []
+    for problem in (_C.Problem("fp8_gemm", m, n, k) for n, k in shapes for m in values):
+        candidates = set(_C.get_candidates(problem, machine.device))
+        rows += machine.measure(problem, [config for config in portfolio if config in candidates])
+    return rows
+
+
+def write_database(path, rows: list[dict]) -> None:
+    """Write measured rows through the store: one sweep, one board, the blocks as they were measured."""
+    with Store.open(path) as store:
+        device = _C.Device.known(SKU)
+        shared = {
+            "device_id": store.get_or_add_device({**device.as_dict(), "uuid": "GPU-0"}),
+            "environment_id": store.get_or_add_environment({"compiler": COMPILER}),
+            "sweep_id": store.start_sweep({"preset": "synthetic", "seed": 0, "sampler": "exhaustive", "effort": "full", "regime": REGIME}),
+        }
+        blocks: dict = {}
+        for row in rows:
+            blocks.setdefault(row["block_id"], []).append(row)
+        for block in blocks.values():
+            write_block(store, block, shared)
+        store.finish_sweep(shared["sweep_id"])
+
+
+def write_block(store, rows: list[dict], shared: dict) -> None:
+    """Write one block: its first row is the reference's."""
+    first = rows[0]
+    problem = _C.Problem(first["op"], first["m"], first["n"], first["k"])
+    ids = {row["config_id"]: store.get_or_add_config(problem.op, make_config(row)) for row in rows}
+    block = store.add_block({
+        **shared, "problem_id": store.get_or_add_problem(problem), "regime": REGIME, "kernel_hash": first["kernel_hash"], "compiler": COMPILER,
+        "reference_config_id": ids[first["config_id"]], "rounds": 8, "confirm_rounds": 30, "anchor_us": 100.0, "noise": 0.001,
+    })  # fmt: skip
+    names = ("role", "status", "median_us", "mad_us", "ratio", "ratio_low", "ratio_high")
+    store.add_measurements([{"block_id": block, "config_id": ids[row["config_id"]], "n": 8, **{name: row[name] for name in names}} for row in rows], finish=True)
+
+
+def make_config(row: dict):
+    """Return the config of a row."""
+    return _C.Config(row["block_m"], row["block_n"], row["num_stages"], block_k=row["block_k"], cluster_m=row["cluster_m"], cluster_n=row["cluster_n"])
+
+
+IDENTITY = Identity("fp8_gemm", SKU, KERNEL_HASH, COMPILER, REGIME)
+FEW_SHAPES = SHAPES[::4]
+FEW_M = (1, 128, 2048)
+SOME_M = (7, 48, 320, 1024, 8192)
+
+
+@cache
+def make_small_rows() -> tuple:
+    """Return the rows of eight shapes: three m over the whole space, five with a portfolio."""
+    machine = Machine(seed=1)
+    rows = full_rows(machine, FEW_SHAPES, FEW_M)
+    data = build_dataset(rows, IDENTITY, machine.device)
+    chosen = choose_portfolio(data, np.arange(len(data.problems)), (24,)).columns
+    return tuple(rows + portfolio_rows(machine, [data.configs[column] for column in chosen], FEW_SHAPES, SOME_M))
+
+
+@cache
+def make_small_dataset() -> Dataset:
+    """Return make_small_rows as a table."""
+    return build_dataset(list(make_small_rows()), IDENTITY, _C.Device.known(SKU))
+
+
+@cache
+def make_small_database() -> Path:
+    """Return the path of a database with make_small_rows, written once per process and removed when it ends."""
+    memory = Path("/dev/shm")  # a commit there costs no disk flush
+    folder = tempfile.TemporaryDirectory(prefix="synthetic-", dir=memory if memory.is_dir() else None)
+    atexit.register(folder.cleanup)
+    path = Path(folder.name) / "tuning.db"
+    write_database(path, list(make_small_rows()))
+    return path

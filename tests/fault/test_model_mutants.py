@@ -1,0 +1,340 @@
+"""Hostile artefacts and configs (F-M1, F-S1, F-N4): refused with a typed error or harmless; never wrong, slow or executed."""
+
+import copy
+import io
+import math
+import pickle
+import random
+import resource
+import sys
+import time
+import warnings
+
+import joblib
+import numpy as np
+import pytest
+
+from deep_gemm import _C, selection, selector_files
+from deep_gemm.errors import ConfigError, ModelError, SelectorWarning
+from deep_gemm.jit import generator
+from tests.fakes.selectors import DEVICE, KERNEL_HASH, OP, make_artifact, make_parts, make_problems, pack
+
+PARTS = (4, 4, 5)  # a small artefact: portfolio, trees, depth
+NUM_BYTE_MUTANTS, NUM_VALUE_MUTANTS, NUM_CONFIGS = 1000, 1000, 5000
+MAX_SECONDS, MAX_GROWTH_BYTES = 0.05, 64 << 20
+PROBES = make_problems(4, seed=21)
+
+_events: list[str] | None = None
+_FORBIDDEN = (
+    "import",
+    "exec",
+    "compile",
+    "open",
+    "os.system",
+    "os.posix_spawn",
+    "os.fork",
+    "subprocess.Popen",
+    "pickle.find_class",
+    "ctypes.dlopen",
+    "socket.connect",
+)
+
+
+def record_event(event: str, _arguments: tuple) -> None:
+    if _events is not None and event in _FORBIDDEN:
+        _events.append(event)
+
+
+sys.addaudithook(record_event)
+
+
+def check_harmless(content: bytes) -> bool:
+    """Assert that `content` is refused or gives legal configs, quickly and without running anything; return whether it was accepted."""
+    global _events
+    _events, start = [], time.thread_time()
+    try:
+        selector = _C.Selector.load(content)
+        choices = [(problem, selector.choose(problem, DEVICE, mode, KERNEL_HASH)) for problem in PROBES for mode in ("auto", "model")]
+    except ModelError:
+        selector, choices = None, []
+    seconds, events, _events = time.thread_time() - start, _events, None
+    assert seconds <= MAX_SECONDS and not events
+    assert all(_C.is_legal(problem, choice.config, DEVICE) for problem, choice in choices)
+    return selector is not None
+
+
+@pytest.fixture
+def bounded_memory():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 <= MAX_GROWTH_BYTES
+
+
+def mutate_bytes(content: bytes, generator_: random.Random) -> bytes:
+    """Flip, cut, repeat or insert bytes somewhere, mostly in the header."""
+    data = bytearray(content)
+    kind = generator_.choice(("flip", "flip", "cut", "repeat", "insert"))
+    limit = 2500 if generator_.random() < 0.7 else len(data)
+    at = generator_.randrange(min(limit, len(data)))
+    if kind == "flip":
+        data[at] ^= 1 << generator_.randrange(8)
+    elif kind == "cut":
+        del data[at : at + generator_.randint(1, 64)]
+    elif kind == "repeat":
+        data[at:at] = data[at : at + generator_.randint(1, 64)]
+    else:
+        data[at:at] = bytes(generator_.randrange(256) for _ in range(generator_.randint(1, 16)))
+    return bytes(data)
+
+
+def test_mutated_bytes(bounded_memory):
+    generator_ = random.Random(1)
+    content = make_artifact(*PARTS)
+    assert check_harmless(content)
+    accepted = sum(
+        check_harmless(mutant) for mutant in (mutate_bytes(content, generator_) for _ in range(NUM_BYTE_MUTANTS)) if mutant != content
+    )
+    assert accepted == 0
+
+
+INTEGERS = (-(2**31), -2, -1, 0, 1, 2, 3, 7, 100, 2**20, 2**31 - 1)
+FLOATS = (math.nan, math.inf, -math.inf, 1e308, -1e308, 5e-324, 0.0, 1.0, -1.0)
+
+
+def mutate_array(array: np.ndarray, generator_: random.Random) -> np.ndarray:
+    """Replace one element, drop or repeat the last row, change the shape or the dtype."""
+    kind = generator_.choice(("element",) * 8 + ("shorter", "longer", "flat", "dtype"))
+    if kind == "shorter":
+        return array[:-1]
+    if kind == "longer":
+        return np.concatenate([array, array[-1:]])
+    if kind == "flat":
+        return array.reshape(-1) if array.ndim > 1 else array.reshape(-1, 1)
+    if kind == "dtype":
+        return array.astype(generator_.choice([np.float64, np.float32, np.int32, np.uint64]))
+    array = array.copy()
+    values = FLOATS if array.dtype.kind == "f" else [value for value in INTEGERS if array.dtype.kind == "i" or value >= 0]
+    array.flat[generator_.randrange(array.size)] = generator_.choice(values)
+    return array
+
+
+def test_mutated_values_with_a_right_hash(bounded_memory):
+    """Only a value that is as good as another may pass: a leaf's score, a threshold, a bound of the hull, a golden vector."""
+    generator_ = random.Random(2)
+    metadata, arrays, _, _ = make_parts(*PARTS)
+    harmless = {"leaf_value", "threshold", "feature_min", "feature_max", "golden_features", "golden_scores", "golden_choice", "exact_config", "feature", "left", "right",
+                "exact_key", "configs", "tree_start"}  # fmt: skip
+    accepted = 0
+    with np.errstate(all="ignore"):
+        for _ in range(NUM_VALUE_MUTANTS):
+            name = generator_.choice(sorted(harmless))
+            accepted += check_harmless(pack(metadata, arrays | {name: mutate_array(arrays[name], generator_)}))
+    assert 0 < accepted < NUM_VALUE_MUTANTS * 0.6
+
+
+def node_changes() -> dict[str, dict[str, np.ndarray]]:
+    """Return changed node arrays by what is wrong with them."""
+    arrays = make_parts(*PARTS)[1]
+
+    def put(name: str, index: int, value) -> dict[str, np.ndarray]:
+        changed = arrays[name].copy()
+        changed.flat[index] = value
+        return {name: changed}
+
+    inner, leaf = int(np.argmax(arrays["feature"] >= 0)), int(np.argmax(arrays["feature"] < 0))
+    second = int(arrays["tree_start"][1])
+    width = arrays["feature_min"].size
+    return {
+        "child is itself": put("left", inner, inner), "child before its parent": put("right", second, 0), "child in another tree": put("right", inner, second),
+        "child beyond all": put("right", inner, 10**9), "negative child": put("left", inner, -1), "feature beyond all": put("feature", inner, width),
+        "feature -2": put("feature", inner, -2), "threshold NaN": put("threshold", inner, math.nan), "threshold infinite": put("threshold", inner, math.inf),
+        "leaf beyond all": put("left", leaf, arrays["leaf_value"].shape[0]), "negative leaf": put("left", leaf, -1), "leaf with a right child": put("right", leaf, 0),
+        "leaf value NaN": put("leaf_value", 0, math.nan), "leaf value huge": put("leaf_value", 0, 1e300), "trees do not start at 0": put("tree_start", 0, 1),
+        "trees do not ascend": put("tree_start", 1, 0), "trees end early": put("tree_start", -1, arrays["feature"].size - 1), "trees end late": put("tree_start", -1, 2**31 - 1),
+        "config illegal": put("configs", 0, 192), "config negative": put("configs", 1, -8), "config twice": {"configs": arrays["configs"][[0, 0, 2, 3]]},
+        "too many stages": put("configs", 3, 33), "cluster 2x2": {"configs": arrays["configs"] | np.array([0, 0, 0, 0, 2, 2], np.int32)},
+        "exact key twice": put("exact_key", 1, arrays["exact_key"][0]), "exact config beyond": put("exact_config", 0, 4), "hull upside down": put("feature_min", 0, 1e6),
+        "hull NaN": put("feature_max", 0, math.nan), "golden NaN": put("golden_scores", 0, math.nan), "golden choice": put("golden_choice", 0, 4),
+        "golden features infinite": put("golden_features", 0, math.inf), "no trees": {"tree_start": np.zeros(1, np.int32)}, "no configs": {"configs": arrays["configs"][:0]},
+        "33 configs": {"configs": np.repeat(arrays["configs"], 9, axis=0)[:33]}, "no hull": {"feature_min": arrays["feature_min"][:0], "feature_max": arrays["feature_max"][:0]},
+        "unknown array": {"code": np.zeros(1)},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", node_changes())
+def test_arrays_wrong_in_one_way_are_refused(name):
+    metadata, arrays, _, _ = make_parts(*PARTS)
+    content = pack(metadata, arrays | node_changes()[name])
+    assert not check_harmless(content)
+
+
+@pytest.mark.parametrize("name", make_parts(*PARTS)[1])
+def test_every_array_is_needed(name):
+    metadata, arrays, _, _ = make_parts(*PARTS)
+    assert not check_harmless(pack(metadata, {key: value for key, value in arrays.items() if key != name}))
+
+
+def chain(length: int) -> dict[str, np.ndarray]:
+    """Return one tree whose inner nodes form a chain: as deep as it has inner nodes."""
+    inner = np.arange(length, dtype=np.int32)
+    feature = np.where(np.arange(2 * length + 1) < length, 0, -1).astype(np.int32)
+    left = np.concatenate([inner + length, np.zeros(length + 1, np.int32)]).astype(np.int32)
+    right = np.concatenate([inner + 1, np.full(length + 1, -1)]).astype(np.int32)
+    right[length - 1] = 2 * length
+    return {
+        "feature": feature,
+        "left": left,
+        "right": right,
+        "threshold": np.zeros(2 * length + 1),
+        "tree_start": np.array([0, 2 * length + 1], np.int32),
+    }
+
+
+@pytest.mark.parametrize("depth, is_accepted", [(64, True), (65, False), (100_000, False)])
+def test_deep_trees(depth, is_accepted):
+    metadata, arrays, _, _ = make_parts(*PARTS)
+    assert check_harmless(pack(metadata, arrays | chain(depth))) == is_accepted
+
+
+def test_too_many_nodes():
+    """A million and one leaves are 20 MB: the limit on nodes is reached with every array cut to the file's size."""
+    metadata, arrays, _, _ = make_parts(*PARTS)
+    count = 1_000_001
+    header_only = {"feature": np.full(count, -1, np.int32), "tree_start": np.array([0, count], np.int32)}
+    assert not check_harmless(pack(metadata, arrays | header_only))
+
+
+def foreign_files() -> dict[str, bytes]:
+    """Return files of other formats under the name of an artefact, among them such as run code when unpickled."""
+    stream = io.BytesIO()
+    joblib.dump(make_parts(*PARTS)[2], stream)
+    zip_stream = io.BytesIO()
+    np.savez(zip_stream, a=np.zeros(3))
+    hostile = b"cos\nsystem\n(S'touch /tmp/owned'\ntR."
+    return {
+        "pickle": pickle.dumps({"format": 1}), "hostile pickle": hostile, "joblib": stream.getvalue(), "npz (as skops)": zip_stream.getvalue(), "json": b'{"format":1}',
+        "zeros": bytes(4096), "ones": b"\xff" * 4096, "elf": b"\x7fELF" + bytes(1000), "python": b"import os; os.abort()",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", foreign_files())
+def test_files_of_other_formats(name):
+    assert not check_harmless(foreign_files()[name])
+
+
+def test_empty_bytes_and_wrong_types():
+    assert not check_harmless(b"")
+    for value in (None, 3, "x", bytearray(b"x"), memoryview(b"x"), [b"x"]):
+        with pytest.raises(TypeError):
+            _C.Selector.load(value)
+
+
+# ---- F-S1: an unusable selector leaves the heuristic's choice ----
+
+
+class RaisingSelector:
+    def choose(self, *_arguments):
+        raise RuntimeError("broken")
+
+
+class IllegalSelector:
+    def choose(self, *_arguments):
+        return _C.Choice(_C.Config(256, 192, 30), "learned", "hostile")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DG_MODEL_DIR", str(tmp_path))
+    monkeypatch.delenv("DG_SELECTOR", raising=False)
+    monkeypatch.setattr(selection, "kernel_hash", lambda op: KERNEL_HASH)
+    monkeypatch.setattr(selector_files, "read_packaged_file", lambda sku: None)
+    selection.forget_selectors()
+    yield tmp_path
+    selection.forget_selectors()
+
+
+def explain_all(problems) -> tuple[list, int]:
+    """Return the choices for `problems` and how many SelectorWarnings they caused."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        choices = [selection.explain(problem, DEVICE) for problem in problems]
+    return choices, sum(warning.category is SelectorWarning for warning in caught)
+
+
+def stale_parts() -> bytes:
+    metadata, arrays, _, _ = make_parts(*PARTS)
+    return pack(copy.deepcopy(metadata) | {"stale": "old kernels"}, arrays)
+
+
+UNUSABLE = {
+    "missing": (None, 0),
+    "corrupt": (make_artifact(*PARTS)[:-1], 1),
+    "stale": (stale_parts(), 0),
+    "raising": (RaisingSelector, 1),
+    "illegal": (IllegalSelector, 1),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_unusable_selectors_leave_the_heuristic(name, folder, monkeypatch):
+    content, num_warnings = UNUSABLE[name]
+    if isinstance(content, bytes):
+        (folder / f"{DEVICE.sku}.dgsel").write_bytes(content)
+        (folder / f"{DEVICE.sku}.dgsel").chmod(0o600)
+    elif content:
+        monkeypatch.setitem(selection._loaded, DEVICE.sku, selection.LoadedSelector("auto", content(), "model.dgsel", ""))
+    problems = make_problems(2000, seed=len(name))
+    choices, caught = explain_all(problems)
+    assert caught == num_warnings
+    for problem, choice in zip(problems, choices, strict=True):
+        assert choice.source == "analytic" and choice.config == _C.get_analytic_config(problem, DEVICE)
+
+
+def test_a_usable_selector_is_always_legal(folder):
+    path = folder / f"{DEVICE.sku}.dgsel"
+    path.write_bytes(make_artifact(*PARTS))
+    path.chmod(0o600)
+    problems = make_problems(10000, seed=5)
+    choices, caught = explain_all(problems[:5000])
+    path.write_bytes(b"changed under us")
+    more, caught_later = explain_all(problems[5000:])
+    assert caught == caught_later == 0 and len({choice.source for choice in choices + more}) > 1
+    for problem, choice in zip(problems, choices + more, strict=True):
+        assert _C.is_legal(problem, choice.config, DEVICE)
+
+
+# ---- F-N4: no hostile config reaches the generator's output ----
+
+VALUES = (0, 1, 2, 3, 7, 8, 16, 24, 64, 96, 100, 112, 128, 192, 200, 256, 512, 4096, 65535, 65536, 2**31, 2**63, 2**64, 10**30, -1, -64, True, False, None, 1.0, 64.0,
+          math.nan, "64", "64; int x", b"64", [64], {}, (64,), np.float32(64), "${HOME}")  # fmt: skip
+FIELDS = ("block_m", "block_n", "num_stages", "block_k", "cluster_m", "cluster_n")
+SENSIBLE = {
+    "block_m": (64, 128, 256),
+    "block_n": (8, 64, 112, 128, 192),
+    "num_stages": (2, 3, 4, 8),
+    "block_k": (128,),
+    "cluster_m": (1, 2),
+    "cluster_n": (1, 2),
+}
+
+
+def test_fuzzed_configs():
+    generator_ = random.Random(4)
+    problem, legal = _C.Problem(OP, 64, 64, 64), 0
+    space = {(config.block_m, config.block_n, config.cluster_m, config.cluster_n) for config in _C.get_default_space(DEVICE)}
+    for _ in range(NUM_CONFIGS):
+        fields = {name: generator_.choice(SENSIBLE[name] if generator_.random() < 0.8 else VALUES) for name in FIELDS}
+        try:
+            config = _C.Config(**fields)
+        except ConfigError:
+            continue
+        assert all(type(fields[name]) is int for name in FIELDS)
+        if _C.is_legal(problem, config, DEVICE):
+            legal += 1
+            assert (config.block_m, config.block_n, config.cluster_m, config.cluster_n) in space or config.block_n not in SENSIBLE[
+                "block_n"
+            ]
+            continue
+        with pytest.raises(ConfigError):
+            generator.generate_source(problem, config)
+    assert 100 < legal < NUM_CONFIGS / 2
