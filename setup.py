@@ -22,7 +22,7 @@ extension = Pybind11Extension(
     libraries=["dl"],
 )
 
-TUNER = ["optuna>=4.5,<6", "SQLAlchemy>=2.0.30,<3", "alembic>=1.13,<2", "scikit-learn>=1.5,<2", "joblib>=1.4,<2", "typer>=0.15,<1", "rich>=13,<16"]
+TUNER = ["optuna>=4.5,<6", "SQLAlchemy>=2.0.37,<3", "alembic>=1.13,<2", "scikit-learn>=1.5,<2", "joblib>=1.4,<2", "typer>=0.15,<1", "rich>=13,<16"]
 TEST = ["pytest>=8,<10", "pytest-timeout>=2.3,<3", "pytest-xdist>=3.6,<4", "hypothesis>=6.100,<7", "matplotlib>=3.8,<4", "nvidia-cuda-nvrtc>=13.0,<14"]
 
 setup(

@@ -100,8 +100,9 @@ def open_reader(path: Path, mode: str, is_fresh_allowed: bool = False) -> Engine
     engine = make_sqlite_engine(path, mode)
     try:
         with engine.begin() as connection:
-            # SQLite takes any file shorter than a page for an empty database.
-            fresh = is_fresh_allowed and schema.is_fresh(connection) and connection.exec_driver_sql("PRAGMA page_count").scalar()
+            # SQLite takes any file shorter than a page for an empty database: only one of no bytes is.
+            is_whole = connection.exec_driver_sql("PRAGMA page_count").scalar() or not path.stat().st_size
+            fresh = is_fresh_allowed and is_whole and schema.is_fresh(connection)
         if not fresh:
             check_sound(engine, path)
     except BaseException:
@@ -128,7 +129,7 @@ def refuse_journal(path: Path, mode: str) -> None:
 
 
 def roll_back(path: Path, error: BaseException) -> None:
-    """Let SQLite undo the unfinished transaction of a dead writer, which only happens to an empty file or one with our mark."""
+    """Let SQLite undo the unfinished transaction of a dead writer, of a file with our mark or of one that never held anything."""
     if getattr(error, "sqlite_errorcode", None) not in (
         sqlite3.SQLITE_READONLY_ROLLBACK,
         sqlite3.SQLITE_READONLY_RECOVERY,
@@ -145,17 +146,14 @@ def roll_back(path: Path, error: BaseException) -> None:
 
 
 def check_mark(path: Path) -> None:
-    """Raise IntegrityError unless the file is empty or carries our mark, read without regard to its journal."""
-    engine = make_sqlite_engine(path, "immutable")
-    try:
-        with engine.connect() as connection:
-            mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
-    finally:
-        engine.dispose()
-    if mark != tables.APPLICATION_ID and path.stat().st_size:
-        raise errors.IntegrityError(
-            f"{path}: application_id {mark:#x}: not a tuning database of deep_gemm; it was left as it is: name another --db"
-        )
+    """Raise IntegrityError unless the file carries our mark, or nothing: no bytes, or the zeros of a first page not yet written.
+
+    The header is read without SQLite, which would roll back the journal first, or find the half-written file damaged.
+    """
+    with path.open("rb") as file:
+        header = file.read(100)
+    if any(header) and header[68:72] != tables.APPLICATION_ID.to_bytes(4, "big"):
+        raise errors.IntegrityError(f"{path}: not a tuning database of deep_gemm; it was left as it is: name another --db")
 
 
 def check_sound(engine: Engine, path: Path) -> None:
@@ -231,7 +229,7 @@ def lock_postgresql(engine: Engine, cleanup: ExitStack) -> None:
     connection = cleanup.enter_context(engine.connect())
     if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({FLEET_LOCK})").scalar():
         raise errors.StoreError(
-            f"{engine.url.render_as_string(hide_password=True)}: another process is writing to it; one writer at a time: wait for it or stop it"
+            f"{engine.url.render_as_string(hide_password=True)}: another process is writing to it; wait for it or stop it"
         )
     connection.commit()
     with engine.begin() as writer:

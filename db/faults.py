@@ -61,5 +61,5 @@ def one_line(reason: object) -> str:
 def damaged(path: object, reason: object) -> errors.IntegrityError:
     """Return the error for a file that must not be trusted."""
     return errors.IntegrityError(
-        f"{path}: {one_line(reason)}; it was left as it is: salvage its rows with `sqlite3 {path} .recover`, or move it away and start a new one"
+        f"{path}: {one_line(reason)}; it was left as it is: salvage it with `sqlite3 {path} .recover`, or move it away"
     )

@@ -49,7 +49,7 @@ class WriterLock:
                     raise
             if time.monotonic() >= deadline:
                 raise errors.StoreError(
-                    f"{database}: process {read_holder(database) or 'unknown'} is writing to it; one writer at a time: wait for it or stop it"
+                    f"{database}: process {read_holder(database) or 'unknown'} is writing to it; wait for it or stop it"
                 )
             time.sleep(POLL_S)
 

@@ -129,9 +129,10 @@ class Store:
     def add_measurements(self, rows: Iterable[dict], finish: bool = False) -> None:
         """Store the rows of one or more blocks; a row of the same (block, config, role) is replaced.
 
-        Keys: block_id, config_id, role, status; optional n (how many samples; read back as num_samples, because n is a dim), median_us, mad_us, q10_us, q90_us, ratio, ratio_low, ratio_high,
-        max_abs_error, clock_mhz, power_w, samples (list of microseconds; for finalists only), error (its last 4 KiB are kept), and
-        what the compiler reported: compile_ms, registers, spill_bytes, local_bytes, smem_bytes.
+        Keys: block_id, config_id, role, status; optional n (how many samples: read back as num_samples, because n is a dim),
+        median_us, mad_us, q10_us, q90_us, ratio, ratio_low, ratio_high (to the block's reference), max_abs_error, clock_mhz, power_w,
+        samples (microseconds; for finalists only), error (its last 4 KiB are kept), and what the compiler reported: compile_ms,
+        registers, spill_bytes, local_bytes, smem_bytes.
         `finish` also sets the blocks' status to `finished`, in the same transaction.
         """
         rows = [dict(row) for row in rows]
@@ -172,13 +173,20 @@ class Store:
         with self.reading() as connection:
             return queries.measured_problems(connection, sku, kernel_hash, compiler, regime, op)
 
-    def load_measurements(self, sku: str | None = None, kernel_hash: str | None = None, op: str | None = "fp8_gemm", role: str | None = None,
-                          regime: str | None = None, compiler: str | None = None) -> list[dict]:  # fmt: skip
+    def load_measurements(
+        self,
+        sku: str | None = None,
+        kernel_hash: str | None = None,
+        op: str | None = "fp8_gemm",
+        role: str | None = None,
+        regime: str | None = None,
+        compiler: str | None = None,
+    ) -> list[dict]:
         """Return measured rows, every value checked, one dict each; None does not filter.
 
         A row has the fields of its problem (problem_id, problem_key, op, m, ...), config (config_id, config_key, block_m, ...) and
         block (block_id, sku, board, kernel_hash, compiler, regime, created, block_status, reference_config_id, anchor_us, noise),
-        its own (role, status, num_samples, median_us, ..., samples as a list of microseconds or None) and its compilation's (registers, ...).
+        its own (role, status, num_samples, median_us, ..., samples as a list or None) and its compilation's (registers, ...).
         Rows whose config is no longer legal on their device are left out; stats() counts them.
         Raises: IntegrityError for a row that cannot be true.
         """
@@ -189,8 +197,14 @@ class Store:
         """Return what load_measurements returns as one array per field: float64 (NaN for None), int64, or objects."""
         return queries.to_columns(self.load_measurements(**filters))
 
-    def load_best(self, sku: str | None = None, kernel_hash: str | None = None, op: str | None = "fp8_gemm", regime: str | None = None,
-                  compiler: str | None = None) -> list[dict]:  # fmt: skip
+    def load_best(
+        self,
+        sku: str | None = None,
+        kernel_hash: str | None = None,
+        op: str | None = "fp8_gemm",
+        regime: str | None = None,
+        compiler: str | None = None,
+    ) -> list[dict]:
         """Return the winners: the fields of problem and config, sku, kernel_hash, compiler, regime, block_id, created, and
         `tie_set`, a list of configs as dicts with `config_id`, the winner first."""
         with self.reading() as connection:

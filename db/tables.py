@@ -91,73 +91,88 @@ def reals(*names: str) -> list[Column]:
     return [Column(name, REAL_NUMBER) for name in names]
 
 
-def make_table(name: str, *parts, with_rowid: bool = True) -> Table:
+def make_table(name: str, *parts) -> Table:
     """Return a STRICT table; `parts` are columns, constraints, or lists of them."""
     flat = [item for part in parts for item in (part if isinstance(part, list) else [part])]
-    return Table(name, metadata, *flat, sqlite_strict=True, sqlite_with_rowid=with_rowid)
+    return Table(name, metadata, *flat, sqlite_strict=True)
 
 
 alembic_version = make_table("alembic_version", text("version_num"), PrimaryKeyConstraint("version_num", name="alembic_version_pkc"))
 
 device = make_table(
     "device", identifier("device"), text("key", "sku", "name"), optional_text("uuid_hash", "mig"), integers("sm_count"),
-    integers("smem_bytes", "l2_bytes", "memory_bytes", nullable=True), optional_text("compute_capability"), reals("clock_mhz", "memory_gbps", "power_limit_w"),
-    UniqueConstraint("key", name="uq_device_key"), between("device", "sm_count", 1, 65535),
-    CheckConstraint("length(uuid_hash) = 64", name="ck_device_uuid_hash"),
+    integers("smem_bytes", "l2_bytes", "memory_bytes", nullable=True), optional_text("compute_capability"),
+    reals("clock_mhz", "memory_gbps", "power_limit_w"),
+    UniqueConstraint("key", name="uq_device_key"),
+    between("device", "sm_count", 1, 65535), CheckConstraint("length(uuid_hash) = 64", name="ck_device_uuid_hash"),
 )  # fmt: skip
 
 environment = make_table(
     "environment", identifier("environment"), text("key"),
     optional_text("driver", "cuda", "compiler", "compiler_version", "torch", "python", "package_version", "git_sha", "tree_hash", "flags"),
-    integers("git_dirty", "cpu_count", nullable=True), UniqueConstraint("key", name="uq_environment_key"), between("environment", "git_dirty", 0, 1),
+    integers("git_dirty", "cpu_count", nullable=True),
+    UniqueConstraint("key", name="uq_environment_key"),
+    between("environment", "git_dirty", 0, 1),
 )  # fmt: skip
 
 problem = make_table(
     "problem", identifier("problem"), text("key", "op"), integers("m", "n", "k", "num_sms"), text("compiled_dims"),
-    UniqueConstraint("key", name="uq_problem_key"), *(between("problem", dim, 1, 2**31 - 1) for dim in "mnk"), between("problem", "num_sms", 0, 65535),
+    UniqueConstraint("key", name="uq_problem_key"),
+    *(between("problem", dim, 1, 2**31 - 1) for dim in "mnk"), between("problem", "num_sms", 0, 65535),
 )  # fmt: skip
 
+KNOBS = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")
 config = make_table(
-    "config", identifier("config"), text("key", "op"), integers("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n"), optional_text("extra"),
+    "config", identifier("config"), text("key", "op"), integers(*KNOBS), optional_text("extra"),
     UniqueConstraint("key", name="uq_config_key"),
-    *(between("config", name, 1, 65535) for name in ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")),
+    *(between("config", name, 1, 65535) for name in KNOBS),
 )  # fmt: skip
 
 sweep = make_table(
-    "sweep", identifier("sweep"), text("uid", "status", "created"), optional_text("ended", "preset", "sampler", "effort", "regime", "shard", "argv", "host"),
-    integers("seed", nullable=True), UniqueConstraint("uid", name="uq_sweep_uid"), one_of("sweep", "status", SWEEP_STATUSES),
+    "sweep", identifier("sweep"), text("uid", "status", "created"),
+    optional_text("ended", "preset", "sampler", "effort", "regime", "shard", "argv", "host"), integers("seed", nullable=True),
+    UniqueConstraint("uid", name="uq_sweep_uid"),
+    one_of("sweep", "status", SWEEP_STATUSES),
 )  # fmt: skip
 
 block = make_table(
-    "block", identifier("block"), text("uid", "status", "created"), reference("block", "sweep_id", "sweep"), reference("block", "problem_id", "problem"),
-    reference("block", "device_id", "device"), reference("block", "environment_id", "environment"), text("regime", "kernel_hash", "compiler"),
-    reference("block", "reference_config_id", "config", nullable=True), integers("rounds", "confirm_rounds", nullable=True), optional_text("order"),
+    "block", identifier("block"), text("uid", "status", "created"),
+    reference("block", "sweep_id", "sweep"), reference("block", "problem_id", "problem"),
+    reference("block", "device_id", "device"), reference("block", "environment_id", "environment"),
+    text("regime", "kernel_hash", "compiler"), reference("block", "reference_config_id", "config", nullable=True),
+    integers("rounds", "confirm_rounds", nullable=True), optional_text("order"),
     reals("anchor_us", "noise", "clock_mhz", "power_w"), integers("throttle", nullable=True), optional_text("extra"),
-    UniqueConstraint("uid", name="uq_block_uid"), one_of("block", "status", BLOCK_STATUSES), one_of("block", "compiler", COMPILERS),
+    UniqueConstraint("uid", name="uq_block_uid"),
+    one_of("block", "status", BLOCK_STATUSES), one_of("block", "compiler", COMPILERS),
     positive("block", "anchor_us", MAX_TIME_US), between("block", "noise", 0.0, 1000.0),
     between("block", "rounds", 0, 10**9), between("block", "confirm_rounds", 0, 10**9),
 )  # fmt: skip
 
 measurement = make_table(
-    "measurement", reference("measurement", "block_id", "block"), reference("measurement", "config_id", "config"), text("role", "status"),
-    integers("num_samples", nullable=True), reals("median_us", "mad_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high", "max_abs_error", "clock_mhz", "power_w"),
-    Column("samples", LargeBinary), optional_text("error"), PrimaryKeyConstraint("block_id", "config_id", "role", name="pk_measurement"),
+    "measurement", reference("measurement", "block_id", "block"), reference("measurement", "config_id", "config"),
+    text("role", "status"), integers("num_samples", nullable=True),
+    reals("median_us", "mad_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high", "max_abs_error", "clock_mhz", "power_w"),
+    Column("samples", LargeBinary), optional_text("error"),
+    PrimaryKeyConstraint("block_id", "config_id", "role", name="pk_measurement"),
     one_of("measurement", "role", ROLES), one_of("measurement", "status", STATUSES),
-    CheckConstraint("status != 'ok' OR median_us IS NOT NULL", name="ck_measurement_ok_has_time"), between("measurement", "num_samples", 1, 10**9),
+    CheckConstraint("status != 'ok' OR median_us IS NOT NULL", name="ck_measurement_ok_has_time"),
+    between("measurement", "num_samples", 1, 10**9),
     *(positive("measurement", name, MAX_TIME_US) for name in ("median_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high")),
-    between("measurement", "mad_us", 0.0, MAX_TIME_US), with_rowid=False,
+    between("measurement", "mad_us", 0.0, MAX_TIME_US),
 )  # fmt: skip
 
+REPORT_FIELDS = ("registers", "spill_bytes", "local_bytes", "smem_bytes")
 compilation = make_table(
     "compilation", reference("compilation", "config_id", "config"), text("kernel_hash", "compiler"),
-    integers("registers", "spill_bytes", "local_bytes", "smem_bytes", nullable=True), reals("compile_ms"),
-    PrimaryKeyConstraint("config_id", "kernel_hash", "compiler", name="pk_compilation"), one_of("compilation", "compiler", COMPILERS),
-    *(between("compilation", name, 0, 2**31 - 1) for name in ("registers", "spill_bytes", "local_bytes", "smem_bytes")),
-    between("compilation", "compile_ms", 0.0, MAX_TIME_US), with_rowid=False,
+    integers(*REPORT_FIELDS, nullable=True), reals("compile_ms"),
+    PrimaryKeyConstraint("config_id", "kernel_hash", "compiler", name="pk_compilation"),
+    one_of("compilation", "compiler", COMPILERS),
+    *(between("compilation", name, 0, 2**31 - 1) for name in REPORT_FIELDS), between("compilation", "compile_ms", 0.0, MAX_TIME_US),
 )  # fmt: skip
 
 best = make_table(
-    "best", reference("best", "problem_id", "problem"), text("sku", "kernel_hash", "compiler", "regime", "created"), reference("best", "config_id", "config"),
-    text("tie_set"), reference("best", "block_id", "block"),
-    PrimaryKeyConstraint("problem_id", "sku", "kernel_hash", "compiler", "regime", name="pk_best"), one_of("best", "compiler", COMPILERS), with_rowid=False,
+    "best", reference("best", "problem_id", "problem"), text("sku", "kernel_hash", "compiler", "regime", "created"),
+    reference("best", "config_id", "config"), text("tie_set"), reference("best", "block_id", "block"),
+    PrimaryKeyConstraint("problem_id", "sku", "kernel_hash", "compiler", "regime", name="pk_best"),
+    one_of("best", "compiler", COMPILERS),
 )  # fmt: skip

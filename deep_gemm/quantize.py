@@ -49,7 +49,7 @@ def per_channel_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Ten
     Raises: ShapeError unless x is such a matrix, DtypeError unless it is floating point.
     """
     _check_matrix(x)
-    m, n = x.shape
+    m = x.shape[0]
     if m % _BLOCK:
         raise ShapeError(f"m = {m}: per-channel scales cover 128 rows each; pad x to a multiple of 128 rows.")
     data, scales = _cast(x.unflatten(0, (m // _BLOCK, _BLOCK)), (1,), use_ue8m0)

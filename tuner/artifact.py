@@ -3,9 +3,10 @@
 The file has the safetensors layout: a little-endian u64 header length, a header of canonical JSON, then the arrays' bytes.
 The header maps every array name to `{"data_offsets": [begin, end], "dtype": "F64|F32|I32|U64", "shape": [...]}` and
 `"__metadata__"` to `{"deep_gemm": "<canonical JSON>", "sha256": "<hash of that text>"}`. Canonical JSON = ascending keys, no
-white space, ASCII. Arrays of 8-byte elements come first, then those of 4-byte elements, each group in ascending order of the names, without gaps, so that
-every array is aligned to its elements. The header is padded with spaces to a multiple of 8 bytes. `arrays_sha256` in the
-metadata is the SHA-256 of everything after the header. deep_gemm._C.Selector reads the same layout and says what the arrays mean.
+white space, ASCII. Arrays of 8-byte elements come first, then those of 4-byte elements, each group in ascending order of the
+names, without gaps, so that every array is aligned to its elements. The header is padded with spaces to a multiple of 8 bytes.
+`arrays_sha256` in the metadata is the SHA-256 of everything after the header. deep_gemm._C.Selector reads the same layout and
+says what the arrays mean.
 """
 
 import hashlib

@@ -15,26 +15,31 @@ from tuner.dataset import LOG_TWO, UNMEASURED, Dataset
 from tuner.portfolio import SIZES, Portfolio, choose_portfolio, split_families
 
 KINDS = {"random-forest": RandomForestRegressor, "extra-trees": ExtraTreesRegressor}
-#: Guards that are tried, the most careful first: equal scores keep the earlier one.
-SLACKS = (0.0, 0.1, 0.25, 0.5)
-SPREAD_QUANTILES = (0.8, 0.9, 0.95, 1.0)
+#: Guards that are tried; equal scores keep the earlier one, so silence must earn its place, and so must leaving the heuristic's pick.
+SLACKS = (0.5, 0.25, 0.1, 0.0)
+SPREAD_QUANTILES = (1.0, 0.95, 0.9, 0.8)
 MARGINS = (0.03, 0.02, 0.015, 0.01, 0.005, 0.0)
 #: Guards that leave more than this share of left-out problems to the heuristic are no selector.
 MIN_ANSWERED = 0.75
 GUARD_FOLDS = 3
-#: A guard must earn this much (log time) over a more careful one.
+#: What a guard must gain (log time) over an earlier one.
 GUARD_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is not fitted: chosen once, for all folds and SKUs. `kind` is one of KINDS, or `auto` for the better one on left-out families."""
+    """What is not fitted: chosen once, for all folds and SKUs.
 
-    kind: str = "auto"
+    `kind` is one of KINDS, or `auto` for the better one on left-out families. Beyond `clip` (log ratio) a config is out of the
+    question anyway: the trees then spend their splits on the differences that decide.
+    """
+
+    kind: str = "extra-trees"
     trees: int = 32
     depth: int = 10
     min_leaf: int = 2
-    max_features: float = 0.2
+    max_features: float = 0.3
+    clip: float = 0.25
     sizes: tuple = SIZES
     seed: int = 0
 
@@ -73,7 +78,7 @@ def fit(data: Dataset, rows: np.ndarray, settings: Settings, portfolio: Portfoli
     """Fit portfolio, guards and forest on `rows` alone."""
     portfolio = portfolio or choose_portfolio(data, rows, settings.sizes)
     features = make_features(data, rows, portfolio.columns)
-    targets = make_targets(data, rows, portfolio.columns)
+    targets = make_targets(data, rows, portfolio.columns, settings.clip)
     kinds = KINDS if settings.kind == "auto" else (settings.kind,)
     fitted = {kind: fit_guards(data, rows, portfolio.columns, features, targets, replace(settings, kind=kind)) for kind in kinds}
     kind = min(fitted, key=lambda kind: fitted[kind][1])
@@ -87,8 +92,8 @@ def make_features(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> np.nd
     return np.array([_C.get_features(data.problems[row], data.device, portfolio) for row in rows])
 
 
-def make_targets(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return F64[len(rows), P]: log ratios, clipped to a factor of two; configs that are pointless for a problem count as that.
+def make_targets(data: Dataset, rows: np.ndarray, columns: np.ndarray, clip: float = LOG_TWO) -> np.ndarray:
+    """Return F64[len(rows), P]: log ratios within [-LOG_TWO, clip]; configs that are pointless for a problem count as `clip`.
 
     The few suited configs without a time take the analytic estimate, so that a gap is neither a win nor a loss.
     """
@@ -99,7 +104,7 @@ def make_targets(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> np.nda
         problem, heuristic = data.problems[rows[row]], data.configs[data.heuristic[rows[row]]]
         times = [_C.estimate_time_us(problem, config, data.device) for config in (data.configs[columns[column]], heuristic)]
         targets[row, column] = np.log(times[0] / times[1])
-    return np.clip(targets, -LOG_TWO, LOG_TWO)
+    return np.clip(targets, -LOG_TWO, clip)
 
 
 def fit_forest(features: np.ndarray, targets: np.ndarray, settings: Settings):
@@ -154,7 +159,7 @@ def fit_guards(data: Dataset, rows: np.ndarray, columns: np.ndarray, features: n
     scores, spreads, hulls = predict_left_out(data.families[rows], features, targets, settings)
     truth = np.clip(data.log_ratio[rows], -LOG_TWO, LOG_TWO)
     best_spread = spreads[np.arange(len(rows)), scores.argmin(axis=1)]
-    chosen, lowest = Guards(MARGINS[0], float(best_spread.max()), SLACKS[-1]), np.inf
+    chosen, lowest = Guards(MARGINS[0], float(best_spread.max()), SLACKS[0]), np.inf
     for slack, quantile, margin in product(SLACKS, SPREAD_QUANTILES, MARGINS):
         guards = Guards(margin, float(np.quantile(best_spread, quantile)), slack)
         choices = apply_guards(columns, data.heuristic[rows], scores, spreads, hulls[slack], guards)

@@ -41,24 +41,30 @@ def describe_purpose(op: str) -> str:
 
 def describe_gates(verdicts: list[dict]) -> str:
     """Return the gates with their verdicts, and a warning where one was missed."""
-    lines = [f"- {gates.format_verdict(verdict)}" for verdict in verdicts]
-    if not gates.is_passed(verdicts):
-        lines.append("\n**This selector missed a gate and was exported by force: prefer the analytic heuristic (`DG_SELECTOR=analytic`).**")
-    return "\n".join(lines) + "\n"
+    listed = to_list([gates.format_verdict(verdict) for verdict in verdicts])
+    if gates.is_passed(verdicts):
+        return listed
+    return f"{listed}\n**This selector missed a gate and was exported by force: prefer the analytic heuristic (`DG_SELECTOR=analytic`).**\n"
 
 
 def describe_data(record: dict) -> str:
     """Return what was measured."""
     data, identity = record["data"], record["identity"]
-    lines = [
-        f"- {data['problems']} problems in {data['families']} families of (n, k) and {data['values_of_m']} values of m; "
-        f"{data['full_space_problems']} of them measured over the whole space",
-        f"- {data['timed']} timed (problem, config) pairs, {data['confirmed']} with confirmation rounds; {data['configs']} distinct configs",
-        f"- shapes of: {', '.join(data['models']) or 'no named model'}",
-        f"- regime `{identity['regime']}`, compiler `{identity['compiler']}`, kernel hash `{identity['kernel_hash'][:16]}`, newest row {record['newest_row'] or 'undated'}",
-        f"- quarantined configs: {', '.join(data['quarantined']) or 'none'}; problems left out: {format_counts(data['dropped'])}",
+    facts = [
+        f"{data['problems']} problems in {data['families']} families of (n, k) and {data['values_of_m']} values of m",
+        f"{data['full_space_problems']} of them measured over the whole space; {data['configs']} distinct configs",
+        f"{data['timed']} timed (problem, config) pairs, {data['confirmed']} with confirmation rounds",
+        f"shapes of: {', '.join(data['models']) or 'no named model'}",
+        f"regime `{identity['regime']}`, compiler `{identity['compiler']}`, kernel hash `{identity['kernel_hash'][:16]}`",
+        f"newest row {record['newest_row'] or 'undated'}",
+        f"quarantined configs: {', '.join(data['quarantined']) or 'none'}; problems left out: {format_counts(data['dropped'])}",
     ]
-    return "\n".join(lines) + "\n"
+    return to_list(facts)
+
+
+def to_list(facts: list[str]) -> str:
+    """Return facts as a Markdown list."""
+    return "".join(f"- {fact}\n" for fact in facts)
 
 
 def format_counts(counts: dict) -> str:
@@ -113,16 +119,17 @@ def format_title(split: str, table: dict) -> str:
 def describe_contents(training: Training, contents: dict) -> str:
     """Return what the artefact holds and which versions it fits."""
     record, guards = training.record, training.guards
-    lines = [
-        f"- {contents['exact']} exact entries, {contents['configs']} configs ({contents['portfolio']} of them the portfolio), "
-        f"{contents['trees']} trees with {contents['nodes']} nodes, {contents['golden']} golden vectors, {contents['bytes']} bytes, dated {contents['created']}",
-        f"- guards: a config must be predicted {guards.margin:.1%} (log time) faster than the heuristic's pick; the trees' standard deviation for it at most "
-        f"{guards.max_spread:.3f}; features inside the training hull, widened by {guards.slack:.0%} of its extent",
-        f"- features version {record['features_version']}, heuristic version {record['heuristic_version']}, package {record['package_version']}, "
-        f"scikit-learn {record['sklearn_version']}, {record['kind']}, seed {training.settings.seed}",
-        f"- portfolio: {', '.join(str_config(config) for config in record['portfolio'])}",
+    facts = [
+        f"{contents['exact']} exact entries; {contents['configs']} configs, {contents['portfolio']} of them the portfolio",
+        f"{contents['trees']} trees with {contents['nodes']} nodes ({record['kind']}, seed {training.settings.seed}, scikit-learn {record['sklearn_version']})",
+        f"{contents['golden']} golden vectors; {contents['bytes']} bytes; dated {contents['created']}",
+        f"guard: a config must be predicted {guards.margin:.1%} (log time) faster than the heuristic's pick",
+        f"guard: the trees' standard deviation for it must be at most {guards.max_spread:.3f}",
+        f"guard: every feature must lie inside the training hull, widened by {guards.slack:.0%} of its extent",
+        f"features version {record['features_version']}, heuristic version {record['heuristic_version']}, package {record['package_version']}",
+        f"portfolio: {', '.join(str_config(config) for config in record['portfolio'])}",
     ]
-    return "\n".join(lines) + "\n"
+    return to_list(facts)
 
 
 def str_config(config: dict) -> str:
@@ -132,13 +139,14 @@ def str_config(config: dict) -> str:
 
 def describe_limits(record: dict, evaluation: dict) -> str:
     """Return what the figures do not show."""
-    lines = [
-        f"- Valid on `{record['identity']['sku']}` for kernels of this kernel hash only; elsewhere the run time ignores it.",
-        "- Measured in the regime above; other regimes (warm L2, launches that overlap) can prefer other configs.",
-        "- The heuristic's constants are part of the package and were not refitted inside the folds; features contain its estimate.",
-        "- Problems measured with the portfolio alone train the model and fill the exact table, but no regret is claimed on them.",
+    facts = [
+        f"Valid on `{record['identity']['sku']}` for kernels of this kernel hash only; elsewhere the run time ignores it.",
+        "Measured in the regime above; other regimes (warm L2, launches that overlap) can prefer other configs.",
+        "The heuristic's constants are part of the package and were not refitted inside the folds; features contain its estimate.",
+        "Folds choose among measured configs: on problems measured with the portfolio alone, those are the portfolio's.",
+        "Problems measured with the portfolio alone train the model and fill the exact table, but no regret is claimed on them.",
     ]
     missing = evaluation["unconfirmed"]
     if missing["pairs"]:
-        lines.append(f"- {missing['pairs']} picks of some fold or baseline, on {missing['problems']} problems, have no confirmation rounds; they are scored on search rounds.")
-    return "\n".join(lines) + "\n"
+        facts.append(f"{missing['pairs']} picks of some fold or baseline, on {missing['problems']} problems, are scored on search rounds for want of confirmation.")
+    return to_list(facts)

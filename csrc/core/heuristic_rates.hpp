@@ -1,27 +1,28 @@
-// The heuristic's constants, in one table so that they can be fitted to measurements and hashed. Fitted on an H200 running
-// free (its power limit included); other SM90 GPUs are scaled from them by SM count, clock and bandwidth.
+// The heuristic's constants, in one table so that they can be fitted to measurements and hashed. Fitted to 122 problems
+// over the whole default space, measured on an H200 running free (its power limit included; on left-out thirds of the shapes the mean
+// regret was 1.1 %); other SM90 GPUs are scaled from them by SM count, clock and bandwidth.
 #pragma once
 
 namespace deep_gemm {
 
 struct HeuristicRates {
-    double launch_us = 2.5;        // launch, barrier set-up, first descriptor and first byte, last store drained
-    double hbm_gbps = 3000;        // memory, cold L2
-    double l2_gbps = 18000;        // all SMs together, out of L2
-    double sm_gbps = 137;          // what one SM's loads reach
-    double load_latency_ns = 600;  // from issuing a TMA load to its full barrier, out of memory
-    double dense_tflops = 1650;    // all SMs together, held down by the power limit
-    double step_base_64_ns = 85;   // one 128-K step of a tile: base + slope * block_n, by block_m
-    double step_base_128_ns = 95;
-    double step_base_256_ns = 117;
-    double step_slope_64_ns = 1.15;
-    double step_slope_128_ns = 1.65;
-    double step_slope_256_ns = 3.77;
-    double two_scale_fraction = 0.04;    // extra cost of a step where the tile can touch two B scales
-    double unpipelined_fraction = 0.02;  // extra cost of a step without two partial accumulators
-    double cluster_step_ns = 5;          // waiting for the peer, once a step
-    double epilogue_base_ns = 630;       // per tile: last promotion, barrier, store; not overlapped with MMAs
-    double epilogue_row_ns = 0.34;       // per tile and column of 64 rows
+    double launch_us = 3.022;       // launch, barrier set-up, first descriptor and first byte, last store drained
+    double hbm_gbps = 3700;         // memory, cold L2
+    double l2_gbps = 21740;         // all SMs together, out of L2
+    double sm_gbps = 327.1;         // what one SM's loads reach
+    double load_latency_ns = 1185;  // from issuing a TMA load to its full barrier, out of memory
+    double dense_tflops = 1350;     // all SMs together, held down by the power limit
+    double step_base_64_ns = 86.3;  // one 128-K step of a tile: base + slope * block_n, by block_m
+    double step_base_128_ns = 200.5;
+    double step_base_256_ns = 177.5;
+    double step_slope_64_ns = 0.8362;
+    double step_slope_128_ns = 0.6939;
+    double step_slope_256_ns = 2.611;
+    double two_scale_fraction = 0.3055;    // extra cost of a step where the tile can touch two B scales
+    double unpipelined_fraction = 0.1762;  // extra cost of a step without two partial accumulators
+    double cluster_step_ns = 29.84;        // waiting for the peer, once a step
+    double epilogue_base_ns = 327.4;       // per tile: last promotion, barrier, store; not overlapped with MMAs
+    double epilogue_row_ns = 3.491;        // per tile and column of 64 rows
 };
 
 struct RateField {
@@ -49,7 +50,7 @@ inline constexpr RateField kRateFields[] = {
     {"epilogue_row_ns", &HeuristicRates::epilogue_row_ns},
 };
 
-// Raise it when a formula of heuristic.cpp changes; the constants are hashed by themselves.
-inline constexpr int kHeuristicRevision = 1;
+// Raise it when a formula of heuristic.cpp or what it asks of legality.cpp changes; the constants are hashed by themselves.
+inline constexpr int kHeuristicRevision = 2;
 
 }  // namespace deep_gemm

@@ -28,7 +28,8 @@ size_t find_name(const Signature& signature, PyObject* keyword) {
 void bind_keywords(const Signature& signature, PyObject* const* values, PyObject* keyword_names, PyObject** slots) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keyword_names); ++i) {
         const size_t slot = find_name(signature, PyTuple_GET_ITEM(keyword_names, i));
-        if (slots[slot] != nullptr) fail(std::string(signature.op) + "(): argument '" + signature.names[slot] + "' was given twice; give it once.");
+        if (slots[slot] != nullptr)
+            fail(std::string(signature.op) + "(): argument '" + signature.names[slot] + "' was given twice; give it once.");
         slots[slot] = values[i];
     }
 }
@@ -62,17 +63,18 @@ py::object stream_handle(PyObject* object) {
 void check_stream_device(PyObject* object, int ordinal) {
     py::object index = py::getattr(object, "device_index", py::none());
     if (!is_integer(index.ptr()) || index.cast<int64_t>() == ordinal) return;
-    throw Error(ErrorKind::kDevice, "stream = " + short_repr(object) + ": a stream of cuda:" + std::string(py::str(index)) + ", but the tensors are on cuda:" +
-                                        std::to_string(ordinal) + "; pass a stream of their device.");
+    throw Error(ErrorKind::kDevice, "stream = " + short_repr(object) + ": a stream of cuda:" + std::string(py::str(index)) +
+                                        ", but the tensors are on cuda:" + std::to_string(ordinal) + "; pass a stream of their device.");
 }
 
 }  // namespace
 
-void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_ssize_t num_positional, PyObject* keyword_names, PyObject** slots) {
+void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_ssize_t num_positional, PyObject* keyword_names,
+                    PyObject** slots) {
     const size_t given = size_t(num_positional);
     if (given > signature.num_positional)
-        fail(std::string(signature.op) + "(): " + std::to_string(given) + " positional arguments: takes at most " + std::to_string(signature.num_positional) +
-             "; name the others.");
+        fail(std::string(signature.op) + "(): " + std::to_string(given) + " positional arguments: takes at most " +
+             std::to_string(signature.num_positional) + "; name the others.");
     for (size_t i = 0; i < given; ++i) slots[i] = arguments[i];
     if (keyword_names != nullptr) bind_keywords(signature, arguments + given, keyword_names, slots);
     for (size_t i = 0; i < signature.num_required; ++i)
@@ -89,7 +91,8 @@ float parse_factor(const char* name, PyObject* object) {
 }
 
 void check_flag(const char* name, PyObject* object) {
-    if (object != nullptr && !PyBool_Check(object)) fail(std::string(name) + " = " + short_repr(object) + ": must be a bool; pass True or False.");
+    if (object != nullptr && !PyBool_Check(object))
+        fail(std::string(name) + " = " + short_repr(object) + ": must be a bool; pass True or False.");
 }
 
 uint8_t parse_compiled_dims_argument(PyObject* object) {
@@ -97,8 +100,12 @@ uint8_t parse_compiled_dims_argument(PyObject* object) {
     if (!PyUnicode_Check(object)) fail("compiled_dims = " + short_repr(object) + ": must be a string such as 'nk', or None.");
     uint8_t bits = 0;
     for (char letter : py::handle(object).cast<std::string>()) {
-        const uint8_t bit = letter == 'm' ? Problem::kCompileM : letter == 'n' ? Problem::kCompileN : letter == 'k' ? Problem::kCompileK : 0;
-        if (bit == 0 || (bits & bit)) fail("compiled_dims = " + short_repr(object) + ": must hold each of m, n, k at most once and nothing else; pass e.g. 'nk'.");
+        const uint8_t bit = letter == 'm'   ? Problem::kCompileM
+                            : letter == 'n' ? Problem::kCompileN
+                            : letter == 'k' ? Problem::kCompileK
+                                            : 0;
+        if (bit == 0 || (bits & bit))
+            fail("compiled_dims = " + short_repr(object) + ": must hold each of m, n, k at most once and nothing else; pass e.g. 'nk'.");
         bits |= bit;
     }
     return bits;
@@ -113,7 +120,8 @@ void check_recipe_1d2d(PyObject* object) {
         is_supported = is_integer(item.ptr()) && PyLong_AsLong(item.ptr()) == wanted[i];
     }
     PyErr_Clear();  // a number outside 64 bits
-    if (!is_supported) fail("recipe = " + short_repr(object) + ": this op supports (1, 128, 128) only (A scaled 1x128, B 128x128); pass None or that.");
+    if (!is_supported)
+        fail("recipe = " + short_repr(object) + ": this op supports (1, 128, 128) only (A scaled 1x128, B 128x128); pass None or that.");
 }
 
 void check_stream(PyObject* object) {

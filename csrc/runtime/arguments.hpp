@@ -17,14 +17,15 @@ struct Signature {
 };
 
 // Put each argument into the slot of its name; slots not given stay null. Throws Error(kArgument): unknown, missing or repeated.
-void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_ssize_t num_positional, PyObject* keyword_names, PyObject** slots);
+void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_ssize_t num_positional, PyObject* keyword_names,
+                    PyObject** slots);
 
 // `object` is borrowed and may be null (not given) in all of these. They throw Error(kArgument), naming `name`.
-bool is_given(PyObject* object);                          // neither null nor None
-float parse_factor(const char* name, PyObject* object);   // any finite number; 1 when not given
-void check_flag(const char* name, PyObject* object);      // a bool
-uint8_t parse_compiled_dims_argument(PyObject* object);   // None, or a subset of "mnk" in any order
-void check_recipe_1d2d(PyObject* object);                 // None or (1, 128, 128)
+bool is_given(PyObject* object);                         // neither null nor None
+float parse_factor(const char* name, PyObject* object);  // any finite number; 1 when not given
+void check_flag(const char* name, PyObject* object);     // a bool
+uint8_t parse_compiled_dims_argument(PyObject* object);  // None, or a subset of "mnk" in any order
+void check_recipe_1d2d(PyObject* object);                // None or (1, 128, 128)
 
 // The stream to launch on: torch's current one of GPU `ordinal` when not given (the legacy default stream for operands that are
 // no tensors), the handle of a torch.cuda.Stream, or the number itself.

@@ -14,8 +14,8 @@ namespace py = pybind11;
 namespace deep_gemm {
 namespace {
 
-constexpr int64_t kPitchAlignment = 16;                // TMA: addresses and pitches are multiples of 16 bytes
-constexpr int64_t kMaxPitchBytes = int64_t(1) << 40;   // cuTensorMapEncodeTiled: strides below 2^40
+constexpr int64_t kPitchAlignment = 16;               // TMA: addresses and pitches are multiples of 16 bytes
+constexpr int64_t kMaxPitchBytes = int64_t(1) << 40;  // cuTensorMapEncodeTiled: strides below 2^40
 constexpr int64_t kScaleGranularity = 128;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -50,15 +50,17 @@ std::string device_text(const TensorView& view) {
 void check_device(const Operand& operand, const Operand& first) {
     const TensorView& view = operand.view;
     if (view.device_kind == DeviceKind::kOther)
-        throw Error(ErrorKind::kDevice, std::string(operand.name) + ": on a device that is neither CUDA nor CPU; move all operands to one CUDA device.");
+        throw Error(ErrorKind::kDevice,
+                    std::string(operand.name) + ": on a device that is neither CUDA nor CPU; move all operands to one CUDA device.");
     if (view.device_kind != first.view.device_kind || view.ordinal != first.view.ordinal)
-        throw Error(ErrorKind::kDevice, std::string(operand.name) + " is on " + device_text(view) + " and " + first.name + " on " + device_text(first.view) +
-                                            ": all operands must be on one device; move them with .to(...).");
+        throw Error(ErrorKind::kDevice, std::string(operand.name) + " is on " + device_text(view) + " and " + first.name + " on " +
+                                            device_text(first.view) + ": all operands must be on one device; move them with .to(...).");
 }
 
 void check_dtype(const Operand& operand, Dtype wanted, const char* remedy) {
     if (operand.view.dtype == wanted) return;
-    throw Error(ErrorKind::kDtype, std::string(operand.name) + ".dtype = " + dtype_text(operand) + ": must be " + dtype_name(wanted) + "; " + remedy);
+    throw Error(ErrorKind::kDtype,
+                std::string(operand.name) + ".dtype = " + dtype_text(operand) + ": must be " + dtype_name(wanted) + "; " + remedy);
 }
 
 void check_dtypes(const Fp8GemmOperands& operands) {
@@ -73,7 +75,8 @@ void check_dtypes(const Fp8GemmOperands& operands) {
 
 void check_matrix(const Operand& operand, const char* dims) {
     if (operand.view.rank != 2)
-        fail_shape(std::string(operand.name) + ".ndim = " + std::to_string(operand.view.rank) + ": must be a matrix " + dims + "; reshape it.");
+        fail_shape(std::string(operand.name) + ".ndim = " + std::to_string(operand.view.rank) + ": must be a matrix " + dims +
+                   "; reshape it.");
 }
 
 void check_matrices(const Fp8GemmOperands& operands) {
@@ -91,14 +94,16 @@ void check_limit(const char* dim, int64_t value) {
 
 void check_shape(const Operand& operand, int64_t rows, int64_t columns, const char* rule) {
     if (operand.view.shape[0] == rows && operand.view.shape[1] == columns) return;
-    fail_shape(std::string(operand.name) + ".shape = " + shape_text(operand.view) + ": must be " + rule + " = " + shape_text(rows, columns) + "; reshape or slice it.");
+    fail_shape(std::string(operand.name) + ".shape = " + shape_text(operand.view) + ": must be " + rule + " = " +
+               shape_text(rows, columns) + "; reshape or slice it.");
 }
 
 GemmSizes check_sizes(const Fp8GemmOperands& operands) {
     const GemmSizes sizes{operands.a.view.shape[0], operands.b.view.shape[0], operands.a.view.shape[1]};
     const int64_t k_of_b = operands.b.view.shape[1];
     if (k_of_b != sizes.k)
-        fail_shape("k = " + std::to_string(sizes.k) + " of a and " + std::to_string(k_of_b) + " of b: must be equal; a is [m, k] and b is [n, k].");
+        fail_shape("k = " + std::to_string(sizes.k) + " of a and " + std::to_string(k_of_b) +
+                   " of b: must be equal; a is [m, k] and b is [n, k].");
     check_limit("m", sizes.m);
     check_limit("n", sizes.n);
     check_limit("k", sizes.k);
@@ -112,15 +117,16 @@ void check_pitch(const Operand& operand, const char* kind, const char* column_di
     if (pitch % kPitchAlignment == 0 && pitch < kMaxPitchBytes) return;
     const std::string stride = std::string(".stride(0) = ") + std::to_string(view.strides[0]);
     if (pitch >= kMaxPitchBytes) fail_layout(operand, stride + ": rows must be less than 2^40 bytes apart; make it contiguous.");
-    fail_layout(operand, stride + " (" + column_dim + " = " + std::to_string(view.shape[1]) + "): " + kind + " rows must be a multiple of 16 bytes apart, these are " +
-                             std::to_string(pitch) + "; pad " + operand.name + " along " + column_dim + ".");
+    fail_layout(operand, stride + " (" + column_dim + " = " + std::to_string(view.shape[1]) + "): " + kind +
+                             " rows must be a multiple of 16 bytes apart, these are " + std::to_string(pitch) + "; pad " + operand.name +
+                             " along " + column_dim + ".");
 }
 
 void check_rows(const Operand& operand, const char* kind, const char* column_dim) {
     const TensorView& view = operand.view;
     if (view.shape[1] > 1 && view.strides[1] != 1)
-        fail_layout(operand, ".stride(1) = " + std::to_string(view.strides[1]) + ": " + kind + " rows must be contiguous along " + column_dim + "; pass " +
-                                 operand.name + ".contiguous().");
+        fail_layout(operand, ".stride(1) = " + std::to_string(view.strides[1]) + ": " + kind + " rows must be contiguous along " +
+                                 column_dim + "; pass " + operand.name + ".contiguous().");
     if (view.shape[0] > 1 && view.strides[0] < view.shape[1])
         fail_layout(operand, ".stride(0) = " + std::to_string(view.strides[0]) + ": rows of " + std::to_string(view.shape[1]) +
                                  " elements must not overlap; pass " + operand.name + ".contiguous().");
@@ -130,9 +136,10 @@ void check_rows(const Operand& operand, const char* kind, const char* column_dim
 void check_alignment(const Operand& operand, uint64_t alignment) {
     const TensorView& view = operand.view;
     if (view.device_kind == DeviceKind::kMeta || view.address % alignment == 0) return;
-    fail_layout(operand, ".data_ptr() = " + std::to_string(view.address) + " (" + std::to_string(view.address % alignment) + " bytes past a multiple of " +
-                             std::to_string(alignment) + "): must be " + std::to_string(alignment) + "-byte aligned; pass " + operand.name +
-                             ".clone() or slice at a multiple of " + std::to_string(alignment) + " bytes.");
+    fail_layout(operand, ".data_ptr() = " + std::to_string(view.address) + " (" + std::to_string(view.address % alignment) +
+                             " bytes past a multiple of " + std::to_string(alignment) + "): must be " + std::to_string(alignment) +
+                             "-byte aligned; pass " + operand.name + ".clone() or slice at a multiple of " + std::to_string(alignment) +
+                             " bytes.");
 }
 
 void check_no_overlap(const Operand& d, const Operand& input) {
@@ -151,7 +158,8 @@ void check_input(const Operand& data, const Operand& scales, const Operand& d) {
 }  // namespace
 
 GemmSizes check_fp8_gemm(const Fp8GemmOperands& operands) {
-    for (const Operand* operand : {&operands.a, &operands.scale_a, &operands.b, &operands.scale_b, &operands.d}) check_device(*operand, operands.a);
+    for (const Operand* operand : {&operands.a, &operands.scale_a, &operands.b, &operands.scale_b, &operands.d})
+        check_device(*operand, operands.a);
     check_dtypes(operands);
     check_matrices(operands);
     const GemmSizes sizes = check_sizes(operands);

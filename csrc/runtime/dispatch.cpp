@@ -25,7 +25,8 @@ struct Key {
 struct KeyHash {
     size_t operator()(const Key& key) const {
         const Problem& problem = key.problem;
-        const uint64_t small = uint64_t(problem.num_sms) << 24 | uint64_t(problem.compiled_dims) << 16 | uint64_t(problem.op) << 8 | uint64_t(key.ordinal);
+        const uint64_t small =
+            uint64_t(problem.num_sms) << 24 | uint64_t(problem.compiled_dims) << 16 | uint64_t(problem.op) << 8 | uint64_t(key.ordinal);
         uint64_t hash = small;
         for (int64_t dim : {problem.m, problem.n, problem.k}) hash = (hash ^ uint64_t(dim)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
         return size_t(hash);
@@ -54,8 +55,8 @@ const LoadedKernel& load(const Gpu& gpu, const Config& config, const py::tuple& 
 }
 
 std::string versions_text(const Gpu& gpu) {
-    return "the driver supports CUDA " + driver::version_text(driver::api().version) + ", the GPU is a " + gpu.device.name + " (compute capability " +
-           std::to_string(gpu.device.compute_major) + "." + std::to_string(gpu.device.compute_minor) + ")";
+    return "the driver supports CUDA " + driver::version_text(driver::api().version) + ", the GPU is a " + gpu.device.name +
+           " (compute capability " + std::to_string(gpu.device.compute_major) + "." + std::to_string(gpu.device.compute_minor) + ")";
 }
 
 // The driver took the bytes of the cache or compiler for no kernel of this GPU: compile once more, past every cache.
@@ -66,9 +67,10 @@ const LoadedKernel& rebuild_and_load(const Gpu& gpu, const Problem& problem, con
         return load(gpu, config, cubin_and_name);
     } catch (const UnusableCubin& error) {
         const std::string compiler = cubin_and_name[2].cast<std::string>();
-        throw Error(ErrorKind::kLaunch, "config = " + to_string(config) + ": the driver cannot load its kernel, not even compiled anew (" + reason + ", then " +
-                                            error.what() + "); " + versions_text(gpu) + ", the kernel was compiled by " + compiler +
-                                            "; use a compiler that is not newer than the driver (DG_JIT_NVCC_COMPILER), or update the driver.");
+        throw Error(ErrorKind::kLaunch,
+                    "config = " + to_string(config) + ": the driver cannot load its kernel, not even compiled anew (" + reason + ", then " +
+                        error.what() + "); " + versions_text(gpu) + ", the kernel was compiled by " + compiler +
+                        "; use a compiler that is not newer than the driver (DG_JIT_NVCC_COMPILER), or update the driver.");
     }
 }
 
@@ -101,7 +103,8 @@ DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem) {
 
 double time_dispatch_hits(const Gpu& gpu, const std::vector<Problem>& problems, int rounds) {
     if (problems.empty() || problems.size() > kCapacity || rounds < 1)
-        throw Error(ErrorKind::kArgument, "problems: must be 1 to " + std::to_string(kCapacity) + ", and rounds at least 1; pass fewer problems.");
+        throw Error(ErrorKind::kArgument,
+                    "problems: must be 1 to " + std::to_string(kCapacity) + ", and rounds at least 1; pass fewer problems.");
     clear_dispatch_table();
     for (const Problem& problem : problems) get_dispatch_entry(gpu, problem);
     const LoadedKernel* volatile kept = nullptr;  // the answers are used, so that no compiler leaves the look-ups out

@@ -29,7 +29,8 @@ struct Resolver {
         void* function = nullptr;
         int status = 0;
         const Result result = get_proc_address(symbol, &function, kApiVersion, 0, &status);
-        if (result != kSuccess || function == nullptr) fail(std::string(kLibraryName) + " has no " + symbol + ": the driver is older than CUDA 12.0");
+        if (result != kSuccess || function == nullptr)
+            fail(std::string(kLibraryName) + " has no " + symbol + ": the driver is older than CUDA 12.0");
         slot = reinterpret_cast<FunctionPointer>(function);
     }
 };
@@ -106,16 +107,15 @@ bool is_sticky(Result result) {
         case kErrorMisalignedAddress:
         case kErrorInvalidAddressSpace:
         case kErrorInvalidPc:
-        case kErrorLaunchFailed:
-            return true;
-        default:
-            return false;
+        case kErrorLaunchFailed: return true;
+        default: return false;
     }
 }
 
 void check(const Api& api, Result result, const char* call, ErrorKind kind) {
     if (result == kSuccess) return;
-    throw Error(kind, std::string(call) + ": " + describe(api, result) + "; look at the GPU with nvidia-smi, and restart the process if its context is lost.");
+    throw Error(kind, std::string(call) + ": " + describe(api, result) +
+                          "; look at the GPU with nvidia-smi, and restart the process if its context is lost.");
 }
 
 }  // namespace deep_gemm::driver

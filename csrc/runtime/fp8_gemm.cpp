@@ -28,7 +28,8 @@ constexpr Signature kSignature{"fp8_gemm_nt", kNames, kNumSlots, kC, kAlpha};
 py::tuple parse_pair(const char* name, PyObject* object) {
     const bool is_sequence = PyTuple_Check(object) || PyList_Check(object);
     if (!is_sequence || PySequence_Size(object) != 2)
-        throw Error(ErrorKind::kArgument, std::string(name) + " = " + short_repr(py::type::of(object)) + ": FP8 operands are pairs (data, scales); pass such a tuple.");
+        throw Error(ErrorKind::kArgument, std::string(name) + " = " + short_repr(py::type::of(object)) +
+                                              ": FP8 operands are pairs (data, scales); pass such a tuple.");
     py::tuple pair = py::reinterpret_steal<py::tuple>(PySequence_Tuple(object));
     if (!pair) throw py::error_already_set();
     return pair;
@@ -57,16 +58,20 @@ Arguments parse(PyObject* const* slots) {
     const uint8_t compiled_dims = parse_compiled_dims_argument(slots[kCompiledDims]);
     PyObject* const a_items[] = {PyTuple_GET_ITEM(a.ptr(), 0), PyTuple_GET_ITEM(a.ptr(), 1)};
     PyObject* const b_items[] = {PyTuple_GET_ITEM(b.ptr(), 0), PyTuple_GET_ITEM(b.ptr(), 1)};
-    return {a, b,
-            {make_operand("a", a_items[0]), make_operand("scale_a", a_items[1]), make_operand("b", b_items[0]), make_operand("scale_b", b_items[1]),
-             make_operand("d", slots[kD])},
-            alpha, compiled_dims, slots[kStream]};
+    return {a,
+            b,
+            {make_operand("a", a_items[0]), make_operand("scale_a", a_items[1]), make_operand("b", b_items[0]),
+             make_operand("scale_b", b_items[1]), make_operand("d", slots[kD])},
+            alpha,
+            compiled_dims,
+            slots[kStream]};
 }
 
 void run_reference(const Fp8GemmOperands& operands, float alpha) {
     const auto object = [](const Operand& operand) { return py::handle(operand.object); };
     py::module_::import("deep_gemm.reference")
-        .attr("fp8_gemm_nt")(object(operands.a), object(operands.scale_a), object(operands.b), object(operands.scale_b), object(operands.d), alpha);
+        .attr("fp8_gemm_nt")(object(operands.a), object(operands.scale_a), object(operands.b), object(operands.scale_b), object(operands.d),
+                             alpha);
 }
 
 void run_on_gpu(const Arguments& arguments, const GemmSizes& sizes) {
@@ -75,7 +80,11 @@ void run_on_gpu(const Arguments& arguments, const GemmSizes& sizes) {
     void* stream = parse_stream(arguments.stream, a.ordinal, a.is_described);
     if (sizes.k == 0) return launch_zero_fill(gpu, arguments.operands.d.view, stream);
     const bool is_limited = num_sms_limit > 0 && num_sms_limit < gpu.device.sm_count;
-    const Problem problem{.op = Op::kFp8Gemm, .m = sizes.m, .n = sizes.n, .k = sizes.k, .num_sms = is_limited ? num_sms_limit : 0,
+    const Problem problem{.op = Op::kFp8Gemm,
+                          .m = sizes.m,
+                          .n = sizes.n,
+                          .k = sizes.k,
+                          .num_sms = is_limited ? num_sms_limit : 0,
                           .compiled_dims = arguments.compiled_dims};
     const DispatchEntry entry = get_dispatch_entry(gpu, problem);
     launch_fp8_gemm(*entry.kernel, entry.geometry, arguments.operands, sizes, arguments.alpha, stream);
@@ -115,7 +124,8 @@ PyObject* fp8_gemm_nt(PyObject*, PyObject* const* values, Py_ssize_t num_positio
     });
 }
 
-constexpr const char* kDocumentation = R"(fp8_gemm_nt(a, b, d, c=None, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, alpha=1.0, beta=1.0, stream=None)
+constexpr const char* kDocumentation =
+    R"(fp8_gemm_nt(a, b, d, c=None, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, alpha=1.0, beta=1.0, stream=None)
 --
 
 Compute d = alpha * (A @ B.T) from block-scaled FP8 operands, on the current stream.
@@ -158,7 +168,8 @@ void launch_explicit(const LoadedKernel& kernel, const ExplicitLaunch& launch) {
     check_fp8_gemm_layout(operands, sizes);
     const TensorView& a = operands.a.view;
     if (a.device_kind != DeviceKind::kCuda || a.ordinal != kernel.gpu->ordinal)
-        throw Error(ErrorKind::kDevice, "a: this kernel is loaded on cuda:" + std::to_string(kernel.gpu->ordinal) + "; pass tensors of that device.");
+        throw Error(ErrorKind::kDevice,
+                    "a: this kernel is loaded on cuda:" + std::to_string(kernel.gpu->ordinal) + "; pass tensors of that device.");
     void* stream = parse_stream(launch.stream, a.ordinal, a.is_described);
     if (sizes.k == 0) return launch_zero_fill(*kernel.gpu, operands.d.view, stream);
     const LaunchGeometry geometry = get_geometry(kernel.config, sizes, launch.num_sms, kernel.gpu->device.sm_count, kernel.max_clusters);
@@ -169,7 +180,8 @@ int get_num_sms() { return num_sms_limit; }
 
 void set_num_sms(int num_sms) {
     if (num_sms < 0 || num_sms > Problem::kMaxSms)
-        throw Error(ErrorKind::kArgument, "num_sms = " + std::to_string(num_sms) + ": must be within 0.." + std::to_string(Problem::kMaxSms) + "; 0 means all SMs of the device.");
+        throw Error(ErrorKind::kArgument, "num_sms = " + std::to_string(num_sms) + ": must be within 0.." +
+                                              std::to_string(Problem::kMaxSms) + "; 0 means all SMs of the device.");
     num_sms_limit = num_sms;
 }
 

@@ -79,7 +79,8 @@ Device with_known_figures(const Device& probed) {
 std::string unsupported_reason(const Device& device) {
     if (device.compute_major == 9 && device.compute_minor == 0) return {};
     return device.name + " (compute capability " + std::to_string(device.compute_major) + "." + std::to_string(device.compute_minor) +
-           "): the kernels need compute capability 9.0 (H100, H200, H800, H20, GH200); use such a GPU, or pass CPU tensors to run the reference.";
+           "): the kernels need compute capability 9.0 (H100, H200, H800, H20, GH200); use such a GPU, or pass CPU tensors to run the "
+           "reference.";
 }
 
 std::unique_ptr<Gpu> open_gpu(int ordinal) {
@@ -100,8 +101,7 @@ int count_gpus() {
 }
 
 driver::Context primary_context(const Gpu& gpu) {
-    if (gpu.context == nullptr)
-        check(api().primary_context_retain(&gpu.context, gpu.handle), "cuDevicePrimaryCtxRetain");
+    if (gpu.context == nullptr) check(api().primary_context_retain(&gpu.context, gpu.handle), "cuDevicePrimaryCtxRetain");
     return gpu.context;
 }
 
@@ -112,7 +112,8 @@ const Gpu& get_gpu(int ordinal) {
     if (ordinal >= 0 && size_t(ordinal) < gpus.size() && gpus[ordinal]) return *gpus[ordinal];
     const int count = count_gpus();
     if (ordinal < 0 || ordinal >= count)
-        fail("device = " + std::to_string(ordinal) + ": this process sees " + std::to_string(count) + " GPU(s); pass 0.." + std::to_string(count - 1) + ".");
+        fail("device = " + std::to_string(ordinal) + ": this process sees " + std::to_string(count) + " GPU(s); pass 0.." +
+             std::to_string(count - 1) + ".");
     if (gpus.size() < size_t(count)) gpus.resize(count);
     gpus[ordinal] = open_gpu(ordinal);
     return *gpus[ordinal];

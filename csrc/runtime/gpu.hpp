@@ -13,8 +13,8 @@ struct Gpu {
     int ordinal = 0;
     driver::DeviceHandle handle = 0;
     Device device;
-    std::string uuid;                     // "GPU-xxxxxxxx-xxxx-..."
-    std::string unsupported;              // why the kernels cannot run here; empty when they can
+    std::string uuid;                           // "GPU-xxxxxxxx-xxxx-..."
+    std::string unsupported;                    // why the kernels cannot run here; empty when they can
     mutable driver::Context context = nullptr;  // the primary context, retained by the first ContextGuard
 };
 

@@ -63,21 +63,20 @@ void load_into_context(const Api& cuda, const LoadedKernel& kernel) {
 int count_clusters(const Api& cuda, const LoadedKernel& kernel) {
     const unsigned size = unsigned(kernel.cluster_size());
     if (size == 1) return 0;
-    driver::LaunchAttribute attribute{};
-    attribute.id = driver::kLaunchClusterDimension;
-    attribute.value.cluster = {size, 1, 1};
-    const unsigned ctas = unsigned(kernel.gpu->device.sm_count) / size * size;
-    const driver::LaunchConfig launch{ctas, 1, 1, unsigned(num_threads(kernel.config)), 1, 1, unsigned(kernel.dynamic_smem_bytes), nullptr, &attribute, 1};
+    const KernelLaunch launch(kernel, unsigned(kernel.gpu->device.sm_count) / size * size, nullptr);
     int clusters = 0;
-    driver::check(cuda, cuda.occupancy_max_active_clusters(&clusters, kernel.function(), &launch), "cuOccupancyMaxActiveClusters");
-    if (clusters < 1) throw Error(ErrorKind::kLaunch, "config = " + to_string(kernel.config) + ": no cluster of it fits this GPU; use a config with clusters of one CTA.");
+    driver::check(cuda, cuda.occupancy_max_active_clusters(&clusters, kernel.function(), &launch.config), "cuOccupancyMaxActiveClusters");
+    if (clusters < 1)
+        throw Error(ErrorKind::kLaunch,
+                    "config = " + to_string(kernel.config) + ": no cluster of it fits this GPU; use a config with clusters of one CTA.");
     return clusters;
 }
 
 std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Config& config, std::string_view cubin, const std::string& name) {
     check_legal(gpu, config);
     const Api& cuda = driver::api();
-    auto kernel = std::make_unique<LoadedKernel>(LoadedKernel{&gpu, config, name, std::string(cubin), nullptr, smem_bytes(config), 0, 0, 0});
+    auto kernel =
+        std::make_unique<LoadedKernel>(LoadedKernel{&gpu, config, name, std::string(cubin), nullptr, smem_bytes(config), 0, 0, 0});
     const RelaxedCapture relaxed(cuda);
     const ContextGuard context(gpu);
     driver::Library library = nullptr;
@@ -94,6 +93,18 @@ bool is_same(const LoadedKernel& kernel, const Gpu& gpu, const Config& config, s
 }
 
 }  // namespace
+
+KernelLaunch::KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver::Stream stream) {
+    cluster.id = driver::kLaunchClusterDimension;
+    cluster.value.cluster = {unsigned(kernel.cluster_size()), 1, 1};
+    config.grid_x = num_ctas;
+    config.block_x = unsigned(num_threads(kernel.config));
+    config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
+    config.shared_bytes = unsigned(kernel.dynamic_smem_bytes);
+    config.stream = stream;
+    config.attributes = &cluster;
+    config.num_attributes = kernel.cluster_size() > 1 ? 1 : 0;
+}
 
 const LoadedKernel& load_kernel(const Gpu& gpu, const Config& config, std::string_view cubin, const std::string& name) {
     static std::vector<std::unique_ptr<LoadedKernel>> kernels;

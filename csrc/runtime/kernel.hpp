@@ -15,14 +15,24 @@ struct LoadedKernel {
     const Gpu* gpu;
     Config config;
     std::string name;
-    std::string cubin;            // the verified bytes that were loaded; they identify the kernel
-    driver::Kernel handle;        // context-free
+    std::string cubin;      // the verified bytes that were loaded; they identify the kernel
+    driver::Kernel handle;  // context-free
     int64_t dynamic_smem_bytes;
     int num_regs, local_bytes;
-    int max_clusters;             // clusters that the device holds at once; 0 = not limited (clusters of one CTA)
+    int max_clusters;  // clusters that the device holds at once; 0 = not limited (clusters of one CTA)
 
     driver::Function function() const { return reinterpret_cast<driver::Function>(handle); }
     int cluster_size() const { return config.cluster_m * config.cluster_n; }
+};
+
+// How a kernel is launched: a grid of `num_ctas` in x, in clusters along x. Holds its own attribute, so it does not move.
+struct KernelLaunch {
+    KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver::Stream stream);
+    KernelLaunch(const KernelLaunch&) = delete;
+    KernelLaunch& operator=(const KernelLaunch&) = delete;
+
+    driver::LaunchAttribute cluster;
+    driver::LaunchConfig config{};
 };
 
 // Thrown by load_kernel where the driver does not take the bytes for this GPU (no binary for it, invalid image, newer format):

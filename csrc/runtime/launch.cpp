@@ -47,12 +47,22 @@ Fp8GemmParams make_params(const LaunchGeometry& geometry, const Fp8GemmOperands&
     const TensorView& a = operands.scale_a.view;
     const TensorView& b = operands.scale_b.view;
     const TensorView& d = operands.d.view;
-    return {.scale_a = a.address, .scale_b = b.address, .d = d.address,
-            .scale_a_stride_m = a.strides[0], .scale_a_stride_k = a.strides[1],
-            .scale_b_stride_n = b.strides[0], .scale_b_stride_k = b.strides[1],
+    return {.scale_a = a.address,
+            .scale_b = b.address,
+            .d = d.address,
+            .scale_a_stride_m = a.strides[0],
+            .scale_a_stride_k = a.strides[1],
+            .scale_b_stride_n = b.strides[0],
+            .scale_b_stride_k = b.strides[1],
             .d_stride_m = d.strides[0],
-            .m = uint32_t(sizes.m), .n = uint32_t(sizes.n), .k = uint32_t(sizes.k),
-            .num_m_tiles = geometry.num_m_tiles, .num_n_tiles = geometry.num_n_tiles, .band = geometry.band, .alpha = alpha, .reserved = 0};
+            .m = uint32_t(sizes.m),
+            .n = uint32_t(sizes.n),
+            .k = uint32_t(sizes.k),
+            .num_m_tiles = geometry.num_m_tiles,
+            .num_n_tiles = geometry.num_n_tiles,
+            .band = geometry.band,
+            .alpha = alpha,
+            .reserved = 0};
 }
 
 std::string product_text(const GemmSizes& sizes) {
@@ -67,13 +77,9 @@ std::string product_text(const GemmSizes& sizes) {
 }
 
 driver::Result enqueue(const LoadedKernel& kernel, const LaunchGeometry& geometry, Fp8GemmMaps& maps, Fp8GemmParams& params, void* stream) {
-    driver::LaunchAttribute cluster;
-    cluster.id = driver::kLaunchClusterDimension;
-    cluster.value.cluster = {unsigned(kernel.cluster_size()), 1, 1};
-    const driver::LaunchConfig config{geometry.num_ctas, 1, 1, unsigned(num_threads(kernel.config)), 1, 1, unsigned(kernel.dynamic_smem_bytes),
-                                      static_cast<driver::Stream>(stream), &cluster, kernel.cluster_size() > 1 ? 1u : 0u};
+    const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream));
     void* arguments[] = {&maps.a, &maps.b, &maps.d, &params};
-    return driver::api().launch_kernel_ex(&config, kernel.function(), arguments, nullptr);
+    return driver::api().launch_kernel_ex(&launch.config, kernel.function(), arguments, nullptr);
 }
 
 }  // namespace
@@ -84,13 +90,15 @@ LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int nu
     const int64_t cluster_tiles = m_cluster_tiles * ceil_div(n_tiles, config.cluster_n);
     const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
     if (cluster_tiles >= kMaxTiles)
-        throw Error(ErrorKind::kShape, "m = " + std::to_string(sizes.m) + ", n = " + std::to_string(sizes.n) + ": more than 2^31 tiles of " +
-                                           to_string(config) + "; split the product along n.");
+        throw Error(ErrorKind::kShape, "m = " + std::to_string(sizes.m) + ", n = " + std::to_string(sizes.n) +
+                                           ": more than 2^31 tiles of " + to_string(config) + "; split the product along n.");
     const int64_t sms = num_sms > 0 ? std::min(num_sms, sm_count) : sm_count;
     int64_t clusters = std::max<int64_t>(sms / cluster_size, 1);
     if (max_clusters > 0) clusters = std::min<int64_t>(clusters, max_clusters);
     clusters = std::min(clusters, cluster_tiles);
-    return {.num_ctas = uint32_t(clusters * cluster_size), .num_m_tiles = uint32_t(m_tiles), .num_n_tiles = uint32_t(n_tiles),
+    return {.num_ctas = uint32_t(clusters * cluster_size),
+            .num_m_tiles = uint32_t(m_tiles),
+            .num_n_tiles = uint32_t(n_tiles),
             .band = uint32_t(choose_band(config, m_cluster_tiles, clusters))};
 }
 

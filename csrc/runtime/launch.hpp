@@ -15,6 +15,7 @@ struct Fp8GemmParams {
     uint64_t scale_a;  // address of FP32 [m, ceil(k / 128)]
     uint64_t scale_b;  // address of FP32 [ceil(n / 128), ceil(k / 128)]
     uint64_t d;        // address of BF16 [m, n]
+
     int64_t scale_a_stride_m, scale_a_stride_k;  // elements
     int64_t scale_b_stride_n, scale_b_stride_k;
     int64_t d_stride_m;

@@ -39,9 +39,9 @@ void encode(const driver::Api& cuda, const char* name, const MatrixLayout& layou
     const uint64_t strides[1] = {uint64_t(layout.pitch_bytes)};
     const uint32_t box_dims[2] = {box.columns, box.rows};
     const uint32_t element_strides[2] = {1, 1};
-    const driver::Result result =
-        cuda.tensor_map_encode_tiled(&map, box.data_type, 2, reinterpret_cast<void*>(layout.address), dims, strides, box_dims, element_strides,
-                                     driver::kInterleaveNone, box.swizzle, driver::kL2Promotion256B, driver::kOobFillZeros);
+    const driver::Result result = cuda.tensor_map_encode_tiled(&map, box.data_type, 2, reinterpret_cast<void*>(layout.address), dims,
+                                                               strides, box_dims, element_strides, driver::kInterleaveNone, box.swizzle,
+                                                               driver::kL2Promotion256B, driver::kOobFillZeros);
     if (result != driver::kSuccess) fail(cuda, result, name, layout);
 }
 
@@ -60,7 +60,8 @@ int epilogue_slab(const Config& config) {
     return slab;
 }
 
-Fp8GemmMaps make_fp8_gemm_maps(const driver::Api& cuda, const Config& config, const MatrixLayout& a, const MatrixLayout& b, const MatrixLayout& d) {
+Fp8GemmMaps make_fp8_gemm_maps(const driver::Api& cuda, const Config& config, const MatrixLayout& a, const MatrixLayout& b,
+                               const MatrixLayout& d) {
     const int slab = epilogue_slab(config);
     Fp8GemmMaps maps;
     encode(cuda, "a", a, {driver::kUint8, kBlockK, load_rows_a(config, a.rows), driver::kSwizzle128B}, maps.a);

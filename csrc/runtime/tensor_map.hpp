@@ -27,6 +27,7 @@ int epilogue_slab(const Config& config);
 // Maps of A [m, k] and B [n, k] (FP8, 128-byte swizzle, boxes of 128 columns and the rows that one CTA loads) and of D [m, n]
 // (BF16, boxes of 64 rows and a slab). What lies outside is read as zeros and not written.
 // Throws Error(kLayout) with the driver's answer: the checks before should have refused such an operand.
-Fp8GemmMaps make_fp8_gemm_maps(const driver::Api& cuda, const Config& config, const MatrixLayout& a, const MatrixLayout& b, const MatrixLayout& d);
+Fp8GemmMaps make_fp8_gemm_maps(const driver::Api& cuda, const Config& config, const MatrixLayout& a, const MatrixLayout& b,
+                               const MatrixLayout& d);
 
 }  // namespace deep_gemm

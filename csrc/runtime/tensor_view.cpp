@@ -43,7 +43,8 @@ void check_grad(const TorchAccess& torch, const char* name, PyObject* object) {
     const PyReference requires_grad{PyObject_GetAttr(object, torch.requires_grad)};
     if (requires_grad.object == nullptr) throw py::error_already_set();
     if (is_true(requires_grad.object) && is_grad_enabled(torch))
-        fail(name, ".requires_grad = True: this op records no graph; call it under torch.no_grad(), or pass " + std::string(name) + ".detach().");
+        fail(name,
+             ".requires_grad = True: this op records no graph; call it under torch.no_grad(), or pass " + std::string(name) + ".detach().");
 }
 
 Dtype dtype_of(const dlpack::Tensor& tensor) {
@@ -83,7 +84,10 @@ void copy_sizes(py::handle source, std::array<int64_t, kMaxRank>& target, int& r
 
 void set_device(py::handle device, TensorView& view) {
     const std::string kind = py::str(device.attr("type"));
-    view.device_kind = kind == "cpu" ? DeviceKind::kCpu : kind == "cuda" ? DeviceKind::kCuda : kind == "meta" ? DeviceKind::kMeta : DeviceKind::kOther;
+    view.device_kind = kind == "cpu"    ? DeviceKind::kCpu
+                       : kind == "cuda" ? DeviceKind::kCuda
+                       : kind == "meta" ? DeviceKind::kMeta
+                                        : DeviceKind::kOther;
     py::object index = device.attr("index");
     view.ordinal = view.device_kind == DeviceKind::kCuda && !index.is_none() ? index.cast<int>() : 0;
 }
@@ -129,7 +133,8 @@ void check_not_negated(const TorchAccess& torch, const char* name, PyObject* obj
 }
 
 [[noreturn]] void fail_unreadable(const TorchAccess& torch, const char* name, PyObject* object) {
-    const std::string what = std::string(name) + " = " + (PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) ? "a " : "an object of type ") + type_name(object);
+    const std::string what = std::string(name) + " = " +
+                             (PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) ? "a " : "an object of type ") + type_name(object);
     if (PyType_IsSubtype(Py_TYPE(object), torch.tensor_type))
         throw Error(ErrorKind::kArgument, what + ": wrapper tensors are not supported; pass the plain torch.Tensor inside.");
     throw Error(ErrorKind::kArgument, what + ": must be a torch.Tensor.");

@@ -10,8 +10,8 @@ namespace deep_gemm {
 struct TorchAccess {
     PyTypeObject* tensor_type;
     PyTypeObject* parameter_type;
-    PyObject* disabled_dispatch;           // torch.Tensor.__torch_dispatch__: what a subclass without its own dispatch inherits
-    const dlpack::ExchangeApi* exchange;   // null where torch has none of a known version
+    PyObject* disabled_dispatch;          // torch.Tensor.__torch_dispatch__: what a subclass without its own dispatch inherits
+    const dlpack::ExchangeApi* exchange;  // null where torch has none of a known version
 
     // Interned attribute names.
     PyObject* requires_grad;

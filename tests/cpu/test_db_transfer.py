@@ -186,11 +186,11 @@ def test_snapshot_holds_nothing_private(shards, tmp_path):
     merge(tmp_path / "all.db", shards)
     with Store.open(tmp_path / "all.db") as store:
         context = add_context(store) | {"environment_id": store.get_or_add_environment({"compiler": "nvrtc", "flags": "-I/opt/cuda -O3"})}
-        add_block(store, context, make_problem(500), extra={"host": socket.gethostname(), "log": "/root/x"})
+        add_block(store, context, make_problem(500), extra={"host": socket.gethostname(), "log": "/srv/x"})
     result = snapshot(tmp_path / "all.db", tmp_path / "out" / "published.db")
     payload = (tmp_path / "out" / "published.db").read_bytes()
     assert result["bytes"] == len(payload) and result["tables"]["block"] == 8
-    for word in (b"GPU-0000", b"node17", b"someone", b'["tuner"', b"kernel.cu", b"/tmp", b"/home", b"/root", b"/opt"):
+    for word in (b"GPU-0000", b"node17", b"someone", b'["tuner"', b"kernel.cu", b"/tmp", b"/home", b"/srv", b"/opt"):
         assert word not in payload
     with sqlite3.connect(tmp_path / "out" / "published.db") as raw:
         texts = [
@@ -218,7 +218,7 @@ def test_snapshot_keeps_what_training_reads(shards, tmp_path):
             }
             assert new["samples"] == (old["samples"] if old["role"] == "confirm" else None) and new["error"] is None
         assert [row["config_key"] for row in after.load_best()] == [row["config_key"] for row in before.load_best()]
-        assert [queries_flags(after)] == ["-std=c++20"]
+        assert [load_flags(after)] == ["-std=c++20"]
 
 
 def by_key(rows: list[dict]) -> list[dict]:
@@ -226,7 +226,7 @@ def by_key(rows: list[dict]) -> list[dict]:
     return sorted(rows, key=lambda row: (row["problem_key"], row["config_key"], row["role"]))
 
 
-def queries_flags(store) -> str:
+def load_flags(store) -> str:
     """Return the compiler flags of the only environment."""
     with store.reading() as connection:
         return connection.execute(tables.environment.select()).mappings().one()["flags"]

@@ -15,8 +15,12 @@ from tests.fakes.selectors import make_problems
 OP = "fp8_gemm"
 H200 = _C.Device.known("h200")
 ORACLE = json.loads((Path(__file__).parents[1] / "data" / "dense_fp8_oracle.json").read_text())
-#: The recorded times are another kernel's, which selects the scale per accumulator where a tile meets two.
-ORACLE_CONSTANTS = {"two_scale_fraction": 0.3}
+#: The recorded times are another kernel's, so its rates stand in for ours: the test is of the formula.
+ORACLE_CONSTANTS = {
+    "launch_us": 2.5, "hbm_gbps": 3000, "l2_gbps": 18000, "sm_gbps": 137, "load_latency_ns": 600, "dense_tflops": 1650, "two_scale_fraction": 0.3,
+    "unpipelined_fraction": 0.02, "cluster_step_ns": 5, "epilogue_base_ns": 630, "epilogue_row_ns": 0.34, "step_base_64_ns": 85, "step_base_128_ns": 95,
+    "step_base_256_ns": 117, "step_slope_64_ns": 1.15, "step_slope_128_ns": 1.65, "step_slope_256_ns": 3.77,
+}  # fmt: skip
 
 
 def legal_config(block_m, block_n, cluster_m, cluster_n):
@@ -108,6 +112,7 @@ def test_a_known_sku_ignores_what_its_driver_reports():
 
 
 def test_constants_can_be_replaced_for_fitting():
+    assert set(ORACLE_CONSTANTS) == set(_C.heuristic_constants())
     problem, config = _C.Problem(OP, 64, 2112, 7168), _C.Config(64, 16, 12)
     constants = _C.heuristic_constants()
     base = _C.estimate_time_us(problem, config, H200)

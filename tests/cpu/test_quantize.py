@@ -7,8 +7,15 @@ import deep_gemm
 from deep_gemm import utils
 from deep_gemm.errors import DtypeError, ShapeError
 from deep_gemm.quantize import round_up_to_power_of_two
+from tests.fakes.operands import one_thread
 
 FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet_torch():
+    with one_thread():
+        yield
 
 
 def check_group(x, data, scale, use_ue8m0):

@@ -8,7 +8,7 @@ from tests.fakes import stub_driver
 from tests.fakes.stub_driver import load_kernel, make_operands, matrix, read_params, select
 
 FP8_MAP, BF16_MAP = 0, 9
-SHAPES = [(1, 8, 16), (64, 128, 128), (65, 136, 144), (300, 500, 1000), (8192, 7168, 2048)]
+SHAPES = [(1, 8, 16), (3, 5, 16), (64, 128, 128), (65, 136, 144), (300, 500, 1000), (8192, 7168, 2048)]
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,11 @@ def expected_maps(config, shape):
     pitch_d = 2 * (-(-n // 8) * 8 + 8)
     slab = max(width for width in (8, 16, 32, 64) if block_n % width == 0)
     swizzle = {8: 0, 16: 1, 32: 2, 64: 3}[slab]
+    rows_a = block_m // 2 if cluster_n == 2 else min(block_m, -(-m // 8) * 8)
     return [
-        (FP8_MAP, [k, m], pitch if m > 1 else -(-k // 16) * 16, [128, block_m // cluster_n], 3),
+        (FP8_MAP, [k, m], pitch if m > 1 else -(-k // 16) * 16, [128, rows_a], 3),
         (FP8_MAP, [k, n], pitch + 32, [128, block_n // cluster_m], 3),
-        (BF16_MAP, [n, m], pitch_d if m > 1 else -(-2 * n // 16) * 16, [slab, 64], swizzle),
+        (BF16_MAP, [max(n // 8 * 8, 8), m], pitch_d if m > 1 else -(-2 * n // 16) * 16, [slab, 64], swizzle),
     ]
 
 
@@ -68,7 +69,8 @@ def check_params(params, shape, block_m, block_n):
     steps = -(-k // 128)
     assert (params["m"], params["n"], params["k"]) == shape
     assert (params["num_m_tiles"], params["num_n_tiles"]) == (-(-m // block_m), -(-n // block_n))
-    assert (params["scale_a"], params["scale_b"]) == (1 << 41, 1 << 43)
+    assert (params["scale_a"], params["scale_b"], params["d"]) == (1 << 41, 1 << 43, 1 << 44)
+    assert m == 1 or params["d_stride_m"] == -(-n // 8) * 8 + 8
     assert (params["scale_a_stride_m"], params["scale_a_stride_k"]) == (steps + 3, 1)
     assert (params["scale_b_stride_n"], params["scale_b_stride_k"]) == (steps + 5, 1)
     assert params["alpha"] == 0.25 and params["reserved"] == 0

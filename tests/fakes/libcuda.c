@@ -234,8 +234,8 @@ static int map_number(const void* map) {
 }
 
 static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
-    char text[161] = "";
-    for (int i = 0; i < 80 && getenv("FAKE_CUDA_LOG"); ++i) sprintf(text + 2 * i, "%02x", ((unsigned char*)parameters[3])[i]);
+    char text[2 * 96 + 1] = "";
+    for (int i = 0; i < 96 && getenv("FAKE_CUDA_LOG"); ++i) sprintf(text + 2 * i, "%02x", ((unsigned char*)parameters[3])[i]);
     record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":%u,\"stream\":%ld,\"cluster\":%u,"
            "\"maps\":[%d,%d,%d],\"params\":\"%s\",\"extra\":%d,\"device\":%d}",
            (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],

@@ -1,7 +1,9 @@
 """Operands of the op on the CPU, and the FP64 product that its results are compared with."""
 
-import torch
+import contextlib
+from collections.abc import Iterator
 
+import torch
 
 
 def align(x: int, y: int) -> int:
@@ -46,3 +48,14 @@ def count_wrong(d: torch.Tensor, reference: torch.Tensor, magnitude: torch.Tenso
     """Return how many elements of a BF16 D lie outside |D - ref| <= 2^-8 |ref| + tolerance * (|A| |B|^T)."""
     error = (d.double() - reference).abs()
     return int((~(error <= reference.abs() * 2.0**-8 + magnitude * tolerance)).sum())
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Let torch compute in one thread: many small products on a busy machine otherwise wait for each other's threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -21,9 +21,9 @@ from deep_gemm.errors import CompileError
 from deep_gemm.jit import build
 
 _SOURCE = Path(__file__).with_name("libcuda.c")
-_PARAMS = struct.Struct("<QQqqqqIIIIIIfI")
+_PARAMS = struct.Struct("<QQQqqqqqIIIIIIfI")
 _PARAMS_FIELDS = (
-    "scale_a", "scale_b", "scale_a_stride_m", "scale_a_stride_k", "scale_b_stride_n", "scale_b_stride_k",
+    "scale_a", "scale_b", "d", "scale_a_stride_m", "scale_a_stride_k", "scale_b_stride_n", "scale_b_stride_k", "d_stride_m",
     "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "reserved",
 )
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tuner.db import Store, engine, snapshot
+from tuner.db import Store, engine, schema, snapshot
 from tuner.db.lock import WriterLock, lock_path, read_holder
 
 from tests.fakes.databases import CONFIGS, add_block, add_context, count_rows, make_database, make_problem, make_rows, memory_folder
@@ -114,6 +114,24 @@ def test_a_database_killed_while_it_is_created_can_be_created_again(folder):
         with Store.open(path) as store:
             store.start_sweep({"preset": "x"})
             assert store.check() == []
+
+
+def test_a_database_killed_inside_its_creation_can_be_created_again(tmp_path, monkeypatch):
+    path = tmp_path / "tuning.db"
+
+    def create_and_die(connection) -> None:
+        create(connection)
+        connection.exec_driver_sql("PRAGMA cache_size = 1")  # spill pages into the file before the commit
+        connection.exec_driver_sql("INSERT INTO environment (key, flags) VALUES ('a', hex(zeroblob(9000))), ('b', hex(zeroblob(9000)))")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    create = schema.create_schema
+    monkeypatch.setattr(schema, "create_schema", create_and_die)
+    assert run_child(lambda _: Store.open(path))[0] == -signal.SIGKILL
+    monkeypatch.undo()
+    assert path.stat().st_size and path.with_name("tuning.db-journal").exists()
+    with Store.open(path) as store:
+        assert store.check() == [] and not any(store.stats()["tables"].values())
 
 
 # F-D2: a full or read-only disk.

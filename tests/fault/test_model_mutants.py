@@ -197,7 +197,7 @@ def test_deep_trees(depth, is_accepted):
 
 
 def test_too_many_nodes():
-    """A million and one leaves are 20 MB: the limit on nodes is reached with every array cut to the file's size."""
+    """The number of nodes is judged before the other arrays of the tree are read."""
     metadata, arrays, _, _ = make_parts(*PARTS)
     count = 1_000_001
     header_only = {"feature": np.full(count, -1, np.int32), "tree_start": np.array([0, count], np.int32)}

@@ -76,7 +76,7 @@ def snapshot(
     max_bytes: Annotated[int, typer.Option(min=1, help="Refuse a larger result.")] = 8_000_000,
     as_json: AsJson = False,
 ) -> None:
-    """Write a copy without host names, paths, command lines and logs. Example: python -m tuner db snapshot nvidia-h200-sm132.db --sku nvidia-h200-sm132"""
+    """Write a copy without host names, paths and logs. Example: python -m tuner db snapshot h200.db --sku nvidia-h200-sm132"""
     from tuner.db import snapshot as write_snapshot
 
     result = write_snapshot(get_database(db), target, sku or None, max_bytes)

@@ -20,9 +20,10 @@ def train(
     compiler: str = typer.Option("", help="nvrtc or nvcc; default: the one with most rows."),
     regime: str = typer.Option("", help="Regime of the rows to learn from; default: the one with most rows."),
     out: Path = typer.Option(None, help="Training folder to write; default: ~/.deep_gemm/training/<sku>."),
-    kind: str = typer.Option("auto", help="random-forest, extra-trees, or auto: the better one on left-out families."),
+    kind: str = typer.Option("extra-trees", help="extra-trees, random-forest, or auto: the better one on left-out families."),
     trees: int = typer.Option(32, min=1, max=256, help="Trees of the forest."),
     depth: int = typer.Option(10, min=1, max=20, help="Depth of the trees."),
+    clip: float = typer.Option(0.25, min=0.02, max=0.7, help="Log ratio beyond which slow configs count as equally slow."),
     portfolio_size: int = typer.Option(0, min=0, max=32, help="Configs of the portfolio; 0: as many as pay on left-out families."),
     portfolio_only: bool = typer.Option(False, help="Only print the portfolio and what the folds of the validation would choose (for `sweep --configs`)."),
     seed: int = typer.Option(0, min=0, help="Seed of the trees."),
@@ -37,7 +38,7 @@ def train(
 
     if kind not in ("auto", *KINDS):
         raise errors.UsageError(f"--kind {kind}: must be one of auto, {', '.join(KINDS)}")
-    settings = Settings(kind=kind, trees=trees, depth=depth, sizes=(portfolio_size,) if portfolio_size else SIZES, seed=seed)
+    settings = Settings(kind=kind, trees=trees, depth=depth, clip=clip, sizes=(portfolio_size,) if portfolio_size else SIZES, seed=seed)
     with open_database(database) as store:
         data = load_dataset(store, device, kernel_hash=kernel_hash or None, compiler=compiler or None, regime=regime or None)
         source = str(store.target)

@@ -63,7 +63,6 @@ def create_device() -> None:
         sa.CheckConstraint("sm_count >= 1 AND sm_count <= 65535", name="ck_device_sm_count"),
         sa.CheckConstraint("length(uuid_hash) = 64", name="ck_device_uuid_hash"),
         sqlite_strict=True,
-        sqlite_with_rowid=True,
     )
 
 
@@ -89,7 +88,6 @@ def create_environment() -> None:
         sa.UniqueConstraint("key", name="uq_environment_key"),
         sa.CheckConstraint("git_dirty >= 0 AND git_dirty <= 1", name="ck_environment_git_dirty"),
         sqlite_strict=True,
-        sqlite_with_rowid=True,
     )
 
 
@@ -112,7 +110,6 @@ def create_problem() -> None:
         sa.CheckConstraint("k >= 1 AND k <= 2147483647", name="ck_problem_k"),
         sa.CheckConstraint("num_sms >= 0 AND num_sms <= 65535", name="ck_problem_num_sms"),
         sqlite_strict=True,
-        sqlite_with_rowid=True,
     )
 
 
@@ -139,7 +136,6 @@ def create_config() -> None:
         sa.CheckConstraint("cluster_m >= 1 AND cluster_m <= 65535", name="ck_config_cluster_m"),
         sa.CheckConstraint("cluster_n >= 1 AND cluster_n <= 65535", name="ck_config_cluster_n"),
         sqlite_strict=True,
-        sqlite_with_rowid=True,
     )
 
 
@@ -164,7 +160,6 @@ def create_sweep() -> None:
         sa.UniqueConstraint("uid", name="uq_sweep_uid"),
         sa.CheckConstraint("status IN ('running', 'finished', 'interrupted', 'failed')", name="ck_sweep_status"),
         sqlite_strict=True,
-        sqlite_with_rowid=True,
     )
 
 
@@ -207,7 +202,6 @@ def create_block() -> None:
         sa.CheckConstraint("rounds >= 0 AND rounds <= 1000000000", name="ck_block_rounds"),
         sa.CheckConstraint("confirm_rounds >= 0 AND confirm_rounds <= 1000000000", name="ck_block_confirm_rounds"),
         sqlite_strict=True,
-        sqlite_with_rowid=True,
     )
 
 
@@ -250,7 +244,6 @@ def create_measurement() -> None:
         sa.CheckConstraint("ratio_high > 0 AND ratio_high < 1000000000000.0", name="ck_measurement_ratio_high"),
         sa.CheckConstraint("mad_us >= 0.0 AND mad_us <= 1000000000000.0", name="ck_measurement_mad_us"),
         sqlite_strict=True,
-        sqlite_with_rowid=False,
     )
 
 
@@ -275,7 +268,6 @@ def create_compilation() -> None:
         sa.CheckConstraint("smem_bytes >= 0 AND smem_bytes <= 2147483647", name="ck_compilation_smem_bytes"),
         sa.CheckConstraint("compile_ms >= 0.0 AND compile_ms <= 1000000000000.0", name="ck_compilation_compile_ms"),
         sqlite_strict=True,
-        sqlite_with_rowid=False,
     )
 
 
@@ -298,5 +290,4 @@ def create_best() -> None:
         make_reference("best", "block_id", "block"),
         sa.CheckConstraint("compiler IN ('nvrtc', 'nvcc')", name="ck_best_compiler"),
         sqlite_strict=True,
-        sqlite_with_rowid=False,
     )

@@ -45,6 +45,7 @@ struct Fp8GemmLayout {
     static_assert(kBlockN % 8 == 0 && kBlockN >= 8 && kBlockN <= 256, "WGMMA takes N in steps of 8");
     static_assert(kBlockK == 128, "promotion happens every 128 of K, and a 128-byte row is the swizzle's width");
     static_assert(Config::kNumStages >= 2, "a ring of one stage would never overlap");
+    static_assert(!Config::kPipelined || 2 * Config::kChains <= Config::kNumStages, "two groups of chains hold their stages at a time");
     static_assert(kScaleBlocks <= 2, "a tile may meet two B scales at most");
     static_assert(kClusterSize <= 2, "each CTA loads one half of the shared tile");
     static_assert(Config::kClusterM == 1 || kBlockN % 16 == 0, "half a B tile must be whole 8-row swizzle atoms");

@@ -1,0 +1,219 @@
+"""The whole path in one go: measure (or replay), learn, export, and use the learned choice. Run it with `make demo`.
+
+With an SM90 GPU: sweep twelve problems on it, learn from what was measured (together with the recorded sweep where that was made
+with the same kernels on the same GPU model), export the selector, multiply through it, and time its choices beside the heuristic's.
+Without one: the same loop on the recorded H200 sweep, its search replayed, ending in an evaluated and exported selector, a table
+and a plot; the product itself runs on the CPU reference.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import deep_gemm
+from deep_gemm import _C, selection
+from deep_gemm.errors import DeepGemmError
+from deep_gemm.jit.hashing import kernel_hash
+from tuner.dataset import load_dataset
+from tuner.db import Store, snapshot_path
+from tuner.shapes import load_preset
+from tuner.sources import RECORDED_SKU
+
+OP = "fp8_gemm"
+ROWS = 12
+#: Launches in a timed CUDA graph, and its replays; each is timed in turn with the other configs of the problem.
+LAUNCHES, REPLAYS = 20, 15
+console = Console()
+
+
+def run_tuner(*arguments: object) -> None:
+    """Run one tuner command and show it; a failure ends the demo with its exit code."""
+    words = [str(word) for word in arguments]
+    console.print(f"[bold]$ python -m tuner {' '.join(words)}[/bold]", highlight=False)
+    status = subprocess.run([sys.executable, "-m", "tuner", *words], check=False).returncode
+    if status:
+        sys.exit(status)
+
+
+def find_gpu() -> "_C.Device | None":
+    """Return the current GPU where the kernels can run on it, else None."""
+    try:
+        device = _C.get_device() if torch.cuda.is_available() else None
+    except DeepGemmError as error:
+        console.print(f"no usable GPU: {error}", highlight=False)
+        return None
+    return device if device is not None and tuple(device.compute_capability) == (9, 0) else None
+
+
+def measure(out: Path, device: "_C.Device") -> Path:
+    """Sweep the demo preset into a database and return the one to learn from."""
+    database = out / "tuning.db"
+    run_tuner("sweep", "--preset", "demo", "--db", database)
+    recorded = snapshot_path(RECORDED_SKU)
+    if device.sku != RECORDED_SKU or not recorded.exists():
+        return database
+    with Store.open(recorded, mode="immutable") as store:
+        is_same_kernel = store.newest_kernel_hash(OP, device.sku) == kernel_hash(OP)
+    if not is_same_kernel:
+        return database
+    merged = out / "merged.db"
+    merged.unlink(missing_ok=True)
+    run_tuner("db", "merge", merged, recorded, database)
+    return merged
+
+
+def learn(out: Path, database: Path, is_small: bool) -> Path:
+    """Train, evaluate and export; return the artefact."""
+    training, models = out / "training", out / "models"
+    run_tuner("train", "--db", database, "--out", training)
+    run_tuner("evaluate", "--training", training, "--db", database, "--plot", out / "regret.png")
+    # Twelve problems alone cannot meet the gates of a release; the model card then says so.
+    run_tuner("export", "--training", training, "--db", database, "--out", models, *(["--force"] if is_small else []))
+    return next(models.glob("*.dgsel"))
+
+
+def choose(problem: "_C.Problem", device: "_C.Device", artefact: Path, mode: str) -> "_C.Choice":
+    """Return the artefact's choice; `mode` model leaves its exact table out."""
+    return _C.Selector.load(artefact.read_bytes()).choose(problem, device, mode=mode, kernel_hash=None)
+
+
+def multiply(problem: "_C.Problem", place: str) -> float:
+    """Run the op once on fresh random data on `place` and return its calc_diff to the dequantised product."""
+    x, y = torch.randn(problem.m, problem.k, device=place), torch.randn(problem.n, problem.k, device=place)
+    a, b = deep_gemm.per_token_cast_to_fp8(x, False), deep_gemm.per_block_cast_to_fp8(y, False)
+    d = torch.full((problem.m, problem.n), float("nan"), dtype=torch.bfloat16, device=place)
+    deep_gemm.fp8_gemm_nt(a, b, d)
+    expand = lambda scales, rows, k: scales.repeat_interleave(128, 1)[:, :k] if scales.shape[0] == rows else expand(scales.repeat_interleave(128, 0)[:rows], rows, k)  # noqa: E731
+    reference = (a[0].double() * expand(a[1], problem.m, problem.k)) @ (b[0].double() * expand(b[1], problem.n, problem.k)).T
+    return deep_gemm.testing.calc_diff(d, reference)
+
+
+def time_configs(problem: "_C.Problem", configs: list, ordinal: int) -> dict:
+    """Return {config: microseconds} on this GPU: CUDA graphs over enough buffers to leave L2 cold, replayed in turn."""
+    from deep_gemm.jit import build
+
+    pairs = max(2, -(-(180 << 20) // (problem.n * problem.k + problem.m * problem.k)))
+    buffers = []
+    for _ in range(min(pairs, LAUNCHES)):
+        a = deep_gemm.per_token_cast_to_fp8(torch.randn(problem.m, problem.k, device="cuda"), False)
+        b = deep_gemm.per_block_cast_to_fp8(torch.randn(problem.n, problem.k, device="cuda"), False)
+        buffers.append((*a, *b, torch.empty(problem.m, problem.n, dtype=torch.bfloat16, device="cuda")))
+    stream, graphs = torch.cuda.Stream(), {}
+    for config in configs:
+        result = build.get_cubin(problem, config)
+        kernel = _C.Kernel(result.cubin, result.kernel_name, config, ordinal)
+        graphs[config] = (capture(kernel, buffers, stream), kernel)
+    times: dict = {config: [] for config in configs}
+    for _ in range(REPLAYS):
+        for config, (graph, _) in graphs.items():
+            times[config].append(time_replay(graph, stream))
+    return {config: sorted(values)[len(values) // 2] for config, values in times.items()}
+
+
+def capture(kernel: "_C.Kernel", buffers: list, stream: torch.cuda.Stream) -> torch.cuda.CUDAGraph:
+    """Record LAUNCHES launches over the buffers in turn."""
+    with torch.cuda.stream(stream):
+        kernel.launch(*buffers[0], stream=stream.cuda_stream)
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        for index in range(LAUNCHES):
+            kernel.launch(*buffers[index % len(buffers)], stream=stream.cuda_stream)
+        graph.capture_end()
+    return graph
+
+
+def time_replay(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float:
+    """Return microseconds a launch of one replay."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with torch.cuda.stream(stream):
+        start.record(stream)
+        graph.replay()
+        end.record(stream)
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / LAUNCHES
+
+
+def compare_on_gpu(artefact: Path, device: "_C.Device") -> list[dict]:
+    """Time the heuristic's pick and the selector's choice of each demo problem on this GPU, and check the product."""
+    os.environ["DG_SELECTOR"] = str(artefact.resolve())
+    selection.forget_selectors()
+    rows = []
+    for problem in load_preset("demo"):
+        choice = selection.explain(problem, device)
+        before = _C.get_analytic_config(problem, device)
+        times = time_configs(problem, list(dict.fromkeys([before, choice.config])), torch.cuda.current_device())
+        rows.append(make_row(problem, before, times[before], choice, times[choice.config]) | {"calc_diff": multiply(problem, "cuda")})
+    return rows
+
+
+def compare_recorded(artefact: Path, database: Path) -> list[dict]:
+    """Look the times of the heuristic's pick and of the model's choice up in the recorded sweep, evenly over its full-space problems."""
+    with Store.open(database, mode="immutable") as store:
+        data = load_dataset(store, "")
+    column = {config: index for index, config in enumerate(data.configs)}
+    full = [index for index in range(len(data.problems)) if data.full_space[index]]
+    rows = []
+    for index in full[:: max(len(full) // ROWS, 1)][:ROWS]:
+        problem = data.problems[index]
+        choice = choose(problem, data.device, artefact, "model")
+        before_us = float(data.heuristic_us[index])
+        after_us = before_us * float(torch.tensor(data.log_ratio[index, column[choice.config]]).exp())
+        rows.append(make_row(problem, _C.get_analytic_config(problem, data.device), before_us, choice, after_us))
+    return rows
+
+
+def make_row(problem: "_C.Problem", before: "_C.Config", before_us: float, choice: "_C.Choice", after_us: float) -> dict:
+    """Return one line of the table."""
+    return {
+        "m": problem.m, "n": problem.n, "k": problem.k, "heuristic": str(before), "heuristic_us": round(before_us, 2),
+        "learned": str(choice.config), "learned_us": round(after_us, 2), "source": choice.source, "speed_up": round(before_us / after_us, 3),
+    }
+
+
+def show(rows: list[dict], title: str) -> None:
+    """Print the before/after table."""
+    table = Table(title=title)
+    for name in ("m", "n", "k", "heuristic", "us", "learned", "us", "chosen by", "speed-up"):
+        table.add_column(name, justify="left" if name in ("heuristic", "learned", "chosen by") else "right")
+    for row in rows:
+        table.add_row(
+            str(row["m"]), str(row["n"]), str(row["k"]), row["heuristic"], f"{row['heuristic_us']:.2f}", row["learned"], f"{row['learned_us']:.2f}",
+            row["source"], f"{row['speed_up']:.3f}x",
+        )  # fmt: skip
+    console.print(table)
+
+
+def main() -> None:
+    """Run the demo."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the database, the training folder, the selector and the plot")
+    out = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    device = find_gpu()
+    if device is not None:
+        database = measure(out, device)
+        artefact = learn(out, database, is_small=database.name == "tuning.db")
+        rows = compare_on_gpu(artefact, device)
+        show(rows, f"{device.name}: heuristic against learned choice, measured now")
+    else:
+        database = snapshot_path(RECORDED_SKU)
+        console.print("no SM90 GPU here: replaying the sweep that was recorded on an H200", highlight=False)
+        run_tuner("simulate", "--db", database, "--problems", 6, "--seeds", 1)
+        artefact = learn(out, database, is_small=False)
+        rows = compare_recorded(artefact, database)
+        show(rows, "Recorded on an H200: heuristic against the model's choice (from the sweep, not measured now)")
+        problem = _C.Problem(OP, 64, 256, 512)
+        console.print(f"fp8_gemm_nt on the CPU reference: calc_diff {multiply(problem, 'cpu'):.1e}", highlight=False)
+    (out / "result.json").write_text(json.dumps({"device": device.name if device else "recorded", "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    console.print(f"selector: {artefact}   plot: {out / 'regret.png'}   numbers: {out / 'result.json'}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()
