@@ -22,6 +22,15 @@ _warned: set[str] = set()
 _lock = threading.Lock()
 
 
+def _reset_after_fork() -> None:
+    """A child must not inherit a lock that another thread of the parent held."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
+
+
 def plan(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
     """Return (config, cubin, kernel name) for `problem` on CUDA device `ordinal`.
 

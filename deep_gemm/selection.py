@@ -6,6 +6,7 @@ one SelectorWarning; that there is none is normal.
 """
 
 import functools
+import os
 import threading
 import warnings
 from typing import NamedTuple
@@ -21,11 +22,24 @@ class LoadedSelector(NamedTuple):
     selector: "_C.Selector | None"
     file: str
     reason: str
+    refusal: str = ""
 
+
+#: How the native selector begins its reason where the artefact as a whole no longer fits this package.
+_OUTDATED = ("measured with other kernels", "stale", "trained on other features", "trained against another heuristic")
 
 _loaded: dict[str, LoadedSelector] = {}
 _lock = threading.Lock()
 _has_warned = False
+
+
+def _reset_after_fork() -> None:
+    """A child must not inherit a lock that another thread of the parent held."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def get_best_config(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Config":
@@ -61,6 +75,8 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
         return fall_back(problem, device, loaded, f"{type(error).__name__}: {error}")
     if not _C.is_legal(problem, choice.config, device):
         return fall_back(problem, device, loaded, f"chose the illegal config {choice.config}")
+    if choice.source == "analytic" and choice.reason.startswith(_OUTDATED):
+        warn_once(f"{loaded.file}: {choice.reason}; measure with `python -m tuner sweep`, then `train` and `export --install`, or remove the file")
     return choice
 
 
@@ -94,6 +110,8 @@ def load_selector(sku: str) -> LoadedSelector:
     if loaded is None:
         with _lock:
             loaded = _loaded.get(sku) or _loaded.setdefault(sku, find_selector(sku))
+        if loaded.refusal:  # remembered first: where warnings are errors, the next call must not read the file again
+            warn_once(loaded.refusal)
     return loaded
 
 
@@ -108,8 +126,7 @@ def find_selector(sku: str) -> LoadedSelector:
             return LoadedSelector(mode, None, "", f"no selector for {sku}")
         return LoadedSelector(mode, read_selector(*found, sku), found[0], "")
     except ModelError as error:
-        warn_once(str(error))
-        return LoadedSelector(mode, None, str(path or ""), f"the selector was refused: {error}")
+        return LoadedSelector(mode, None, str(path or ""), f"the selector was refused: {error}", refusal=str(error))
 
 
 def read_selector(file: str, content: bytes, sku: str) -> "_C.Selector":

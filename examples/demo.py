@@ -30,7 +30,8 @@ OP = "fp8_gemm"
 ROWS = 12
 #: Launches in a timed CUDA graph, and its replays; each is timed in turn with the other configs of the problem.
 LAUNCHES, REPLAYS = 20, 15
-console = Console()
+#: Wide enough for a line of the table, also where the output is a file.
+console = Console(width=max(Console().width, 130))
 
 
 def run_tuner(*arguments: object) -> None:
@@ -81,7 +82,7 @@ def learn(out: Path, database: Path, is_small: bool) -> Path:
 
 def choose(problem: "_C.Problem", device: "_C.Device", artefact: Path, mode: str) -> "_C.Choice":
     """Return the artefact's choice; `mode` model leaves its exact table out."""
-    return _C.Selector.load(artefact.read_bytes()).choose(problem, device, mode=mode, kernel_hash=None)
+    return _C.Selector.load(artefact.read_bytes()).choose(problem, device, mode=mode)
 
 
 def multiply(problem: "_C.Problem", place: str) -> float:
@@ -90,9 +91,14 @@ def multiply(problem: "_C.Problem", place: str) -> float:
     a, b = deep_gemm.per_token_cast_to_fp8(x, False), deep_gemm.per_block_cast_to_fp8(y, False)
     d = torch.full((problem.m, problem.n), float("nan"), dtype=torch.bfloat16, device=place)
     deep_gemm.fp8_gemm_nt(a, b, d)
-    expand = lambda scales, rows, k: scales.repeat_interleave(128, 1)[:, :k] if scales.shape[0] == rows else expand(scales.repeat_interleave(128, 0)[:rows], rows, k)  # noqa: E731
-    reference = (a[0].double() * expand(a[1], problem.m, problem.k)) @ (b[0].double() * expand(b[1], problem.n, problem.k)).T
+    reference = dequantise(*a, rows_per_scale=1) @ dequantise(*b, rows_per_scale=128).T
     return deep_gemm.testing.calc_diff(d, reference)
+
+
+def dequantise(data: torch.Tensor, scales: torch.Tensor, rows_per_scale: int) -> torch.Tensor:
+    """Return FP8 [rows, k] times its scales [rows / rows_per_scale, k / 128] in FP64."""
+    rows, k = data.shape
+    return data.double() * scales.repeat_interleave(rows_per_scale, 0)[:rows].repeat_interleave(128, 1)[:, :k]
 
 
 def time_configs(problem: "_C.Problem", configs: list, ordinal: int) -> dict:
@@ -211,7 +217,8 @@ def main() -> None:
         show(rows, "Recorded on an H200: heuristic against the model's choice (from the sweep, not measured now)")
         problem = _C.Problem(OP, 64, 256, 512)
         console.print(f"fp8_gemm_nt on the CPU reference: calc_diff {multiply(problem, 'cpu'):.1e}", highlight=False)
-    (out / "result.json").write_text(json.dumps({"device": device.name if device else "recorded", "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    result = {"meta": {"device": device.name if device else "recorded", "kernel_hash": {OP: kernel_hash(OP)}}, "rows": rows}
+    (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     console.print(f"selector: {artefact}   plot: {out / 'regret.png'}   numbers: {out / 'result.json'}", highlight=False)
 
 

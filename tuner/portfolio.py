@@ -14,8 +14,6 @@ from tuner.dataset import UNMEASURED, Dataset
 SIZES = (8, 12, 16, 20, 24, 28)
 #: The smallest size wins that is within 0.1 % of the best held-out score: every config more is a kernel to build and a score to learn.
 SIZE_TOLERANCE = 0.001
-#: A config can join when this share of the problems it suits has a time for it; the model could not learn it otherwise.
-KNOWN_SHARE = 0.9
 SWAP_PASSES = 3
 INNER_FOLDS = 5
 
@@ -29,22 +27,17 @@ class Portfolio:
 
 
 def choose_portfolio(data: Dataset, rows: np.ndarray, sizes: tuple = SIZES) -> Portfolio:
-    """Choose the portfolio from the full-space problems among `rows` (all rows where there are none)."""
+    """Choose the portfolio from the full-space problems among `rows` (all rows where there are none).
+
+    What was measured on the other problems plays no part: those were measured with a portfolio that all families chose together.
+    """
     full = rows[data.full_space[rows]] if data.full_space[rows].any() else rows
-    columns = np.flatnonzero(eligible_columns(data, rows))
+    columns = np.flatnonzero((data.state[full] != UNMEASURED).any(axis=0))
     regret = data.log_ratio[np.ix_(full, columns)] - data.log_ratio[full, data.oracle[full]][:, None]
     sizes = tuple(sorted({min(size, len(columns)) for size in sizes}))
     curve = score_sizes(regret, data.families[full], sizes)
     size = choose_size(curve)
     return Portfolio(columns[swap(regret, greedy(regret, size))], curve)
-
-
-def eligible_columns(data: Dataset, rows: np.ndarray) -> np.ndarray:
-    """Return which columns were measured on nearly all of the problems that they suit."""
-    suited = data.candidate[rows]
-    known = (suited & (data.state[rows] != UNMEASURED)).sum(axis=0)
-    eligible = (known > 0) & (known >= KNOWN_SHARE * suited.sum(axis=0))
-    return eligible if eligible.any() else known > 0
 
 
 def greedy(regret: np.ndarray, size: int) -> list[int]:
@@ -106,7 +99,7 @@ def split_families(families: np.ndarray, num_folds: int) -> list[np.ndarray]:
 def describe_portfolios(data: Dataset, sizes: tuple = SIZES) -> dict:
     """Return {"portfolio": chosen from all problems, "configs": with what any leave-one-family-out fold chooses too}.
 
-    Folds can only choose what was measured, so the second list is what a sweep of the portfolio has to measure.
+    A sweep of the portfolio should measure the second list: a fold learns the rest from full-space problems and the estimate alone.
     """
     rows = np.arange(len(data.problems))
     chosen = choose_portfolio(data, rows, sizes).columns.tolist()

@@ -9,7 +9,7 @@ from deep_gemm import _C
 from tuner import propose
 from tuner.precompile import Compiled
 from tuner.protocol import make_job
-from tuner.worker_client import WorkerFailure
+from tuner.worker_client import DeviceRetired, WorkerFailure
 
 #: How thoroughly one problem is measured. `quick`: about 0.3 s with 30 configs on an H200; `full`: 1 to 3 s with 130.
 EFFORTS = {
@@ -21,7 +21,6 @@ HANG_LIMIT_S = 10.0
 HANG_ESTIMATES = 500.0
 #: A config is retried once after a crash or hang, then quarantined for the rest of the sweep.
 STRIKES = 2
-MAX_ATTEMPTS = 8
 
 
 class ProblemFailed(Exception):
@@ -30,13 +29,17 @@ class ProblemFailed(Exception):
 
 @dataclass
 class Block:
-    """One job's outcome: `rows` name configs as objects; `report` is the child's without its rows."""
+    """One job's outcome: `rows` name configs as objects; `report` is the child's without its rows.
+
+    A block that `has_failed` holds only the failures of a problem that was given up: no reference, no report.
+    """
 
     reference: object
     rows: list[dict]
     report: dict
     configs: list
     is_last: bool = True
+    has_failed: bool = False
 
 
 @dataclass
@@ -68,9 +71,21 @@ class ProblemRun:
         return None
 
     def run(self, sampler: str, num_trials: int | None, must_confirm: list, history: list, on_block: Callable[[Block], None]) -> None:
-        """Measure the problem; `history` holds (config, log ratio, status) of rows of the same identity. Raises: ProblemFailed."""
+        """Measure the problem; `history` holds (config, log ratio, status) of rows of the same identity. Raises: ProblemFailed.
+
+        Where it gives up, the failures so far are stored all the same: a resumed sweep must not repeat what cost a crash or a hang.
+        """
+        try:
+            self.run_sampler(sampler, num_trials, must_confirm, history, on_block)
+        except (ProblemFailed, DeviceRetired):
+            if any(row["status"] != "skipped" for row in self.failures):
+                on_block(Block(None, self.failures, {}, [], is_last=False, has_failed=True))
+            raise
+
+    def run_sampler(self, sampler: str, num_trials: int | None, must_confirm: list, history: list, on_block: Callable[[Block], None]) -> None:
+        """Measure all usable candidates or search among them. Raises: ProblemFailed."""
         if not self.usable:
-            raise ProblemFailed("no candidate compiles")
+            raise ProblemFailed("no candidate may be launched")
         sampler = propose.choose_sampler(sampler, len(self.usable))
         if sampler == "exhaustive":
             return on_block(self.measure(self.usable, must_confirm, self.plan))
@@ -81,7 +96,8 @@ class ProblemRun:
         proposer = propose.OptunaProposer(self.usable, sampler, self.seed, self.estimates)
         proposer.tell(history)
         known = {config: log_ratio for config, log_ratio, status in history if status == "ok"}
-        left = (num_trials or propose.default_trials(len(self.usable))) - len(history)
+        # Rows repeat configs (every batch races the reference and the incumbent): trials are different configs.
+        left = (num_trials or propose.default_trials(len(self.usable))) - len({config for config, _, _ in history}.intersection(self.usable))
         while left > 0 and (batch := proposer.propose(min(left, propose.BATCH_SIZE))):
             incumbent = [min(known, key=known.get)] if known else []
             block = self.measure([*batch, *incumbent], [], self.plan | {"confirm_rounds": 0})
@@ -96,7 +112,7 @@ class ProblemRun:
 
     def measure(self, configs: list, must_confirm: list, plan: dict) -> Block:
         """Run one job to its end, whatever configs crash, hang or are wrong on the way. Raises: ProblemFailed."""
-        for _ in range(MAX_ATTEMPTS):
+        for _ in range(self.max_attempts()):
             reference = self.choose_reference()
             order = [config for config in dict.fromkeys([reference, *configs, *must_confirm]) if config in self.estimates and config not in self.failed]
             must = [index for index, config in enumerate(order) if config in must_confirm]
@@ -109,7 +125,11 @@ class ProblemRun:
             block = Block(reference, rows + self.failures, report, order)
             self.failures = []
             return block
-        raise ProblemFailed(f"gave up after {MAX_ATTEMPTS} attempts")
+        raise ProblemFailed(f"gave up after {self.max_attempts()} attempts")
+
+    def max_attempts(self) -> int:
+        """Return an upper bound of useful attempts: each is a strike of some config, the one that turns isolation on, or the last."""
+        return STRIKES * len(self.estimates) + 2
 
     def choose_reference(self):
         """Return the heuristic's pick, or where it failed the usable config with the smallest estimate. Raises: ProblemFailed."""

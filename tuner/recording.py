@@ -1,7 +1,7 @@
 """What a sweep writes: one device, one environment, one sweep, then blocks with their rows, and winners.
 
-A problem is finished when its last block is, and its winner follows in a transaction of its own; a winner that is missing because
-the sweep was killed in between is chosen again from the stored rows. So a sweep killed at any point loses at most the block in hand.
+A problem is finished when its last block is, and its winner follows in a transaction of its own; a winner that is missing or old
+because the sweep was killed in between is chosen again from the stored rows. So a sweep killed at any point loses at most the block in hand.
 """
 
 import subprocess
@@ -63,16 +63,18 @@ class Recorder:
 
     def add_block(self, problem, block: Block, compiled: dict[object, Compiled], finish: bool) -> int:
         """Store one block with its rows; return its id. `finish` says that the problem needs no further block."""
+        report = block.report
         config_ids = {config: self.store.get_or_add_config(problem.op, config) for config in {*block.configs, *(row["config"] for row in block.rows)}}
         block_id = self.store.add_block(
             self.fields
-            | {name: block.report[name] for name in REPORT_FIELDS}
+            | {name: report.get(name) for name in REPORT_FIELDS}
             | {
+                "status": "failed" if block.has_failed else "open",
                 "problem_id": self.store.get_or_add_problem(problem),
-                "reference_config_id": config_ids[block.reference],
-                "rounds": block.report["search_rounds"],
+                "reference_config_id": config_ids.get(block.reference),
+                "rounds": report.get("search_rounds"),
                 "order": [config_ids[config] for config in block.configs],
-                "extra": {"seconds": block.report["seconds"]},
+                "extra": {"seconds": report.get("seconds", {})},
             }
         )
         rows = [
@@ -123,19 +125,57 @@ def choose_winner(rows: list[dict], heuristic, reference_us: float, noise: float
     return statistics.choose_winner(ties).config, [entry.config for entry in ties]
 
 
+def block_order(row: dict) -> tuple:
+    """Sort blocks by age: by time, because a merge of databases renumbers them."""
+    return row["created"], row["block_id"]
+
+
 def find_missing_winners(rows: list[dict], best: list[dict], device, portfolio: set) -> list[tuple]:
-    """Return (problem, block id, winner, ties) for finished blocks whose problem has no winner; rows as the store loads them."""
-    known = {row["problem_key"] for row in best}
+    """Return (problem, block id, winner, ties) for problems whose newest finished block is newer than their winner's, if any."""
+    ages = {row["block_id"]: block_order(row) for row in rows}
+    known = {row["problem_key"]: ages.get(row["block_id"], ("", 0)) for row in best}
     blocks: dict[int, list[dict]] = {}
-    for row in rows:
-        if row["role"] == "confirm" and row["block_status"] == "finished" and row["problem_key"] not in known:
+    for row in sorted(rows, key=block_order):
+        if row["role"] == "confirm" and row["block_status"] == "finished" and block_order(row) > known.get(row["problem_key"], ("", 0)):
             blocks.setdefault(row["block_id"], []).append(row | {"config": to_config(row)})
-    found = []
-    for block_id, block_rows in blocks.items():
-        first, problem = block_rows[0], to_problem(block_rows[0])
-        reference = [row for row in block_rows if row["config_id"] == row["reference_config_id"]]
-        reference_us = (reference or block_rows)[0]["median_us"]
-        winner = choose_winner(block_rows, _C.get_analytic_config(problem, device), reference_us, first["noise"] or 0.0, portfolio)
+    found = {}
+    for block_rows in blocks.values():
+        winner = choose_stored_winner(block_rows, device, portfolio)
         if winner is not None:
-            found.append((problem, block_id, *winner))
-    return found
+            found[block_rows[0]["problem_key"]] = winner
+    return list(found.values())
+
+
+def choose_stored_winner(rows: list[dict], device, portfolio: set) -> tuple | None:
+    """Return (problem, block id, winner, ties) from the loaded confirmation rows of one block, None without any that is right."""
+    first, problem = rows[0], to_problem(rows[0])
+    reference = [row for row in rows if row["config_id"] == row["reference_config_id"]]
+    reference_us = (reference or rows)[0]["median_us"]
+    winner = choose_winner(rows, _C.get_analytic_config(problem, device), reference_us, first["noise"] or 0.0, portfolio)
+    return None if winner is None else (problem, first["block_id"], *winner)
+
+
+def find_covered(rows: list[dict]) -> dict[str, set[str]]:
+    """Return {problem key: keys of the configs with search rows up to the problem's newest finished block}.
+
+    A search by proposals leaves its batches in blocks that stay open; only its last block, once finished, makes them count.
+    """
+    newest: dict[str, tuple] = {}
+    for row in rows:
+        if row["block_status"] == "finished":
+            newest[row["problem_key"]] = max(block_order(row), newest.get(row["problem_key"], ("", 0)))
+    covered: dict[str, set[str]] = {}
+    for row in rows:
+        if block_order(row) <= newest.get(row["problem_key"], ("", 0)):
+            covered.setdefault(row["problem_key"], set()).add(row["config_key"])
+    return covered
+
+
+def find_quarantined(rows: list[dict]) -> dict:
+    """Return {config: reason} of configs that crashed or hung on a stored problem and were never timed on it."""
+    fine = {(row["problem_key"], row["config_key"]) for row in rows if row["status"] in ("ok", "censored")}
+    return {
+        to_config(row): f"{row['status']} on {to_problem(row)}"
+        for row in rows
+        if row["status"] in ("crash", "timeout") and (row["problem_key"], row["config_key"]) not in fine
+    }

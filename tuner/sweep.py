@@ -1,7 +1,8 @@
 """The sweep: compile ahead, measure problem after problem in a child process, record, resume.
 
-The parent owns everything durable (the proposals and the database); the child holds the GPU and two pipes. Problems that have a
-finished block of the same identity (sku, kernel hash, compiler, regime) are not measured again.
+The parent owns everything durable (the proposals and the database); the child holds the GPU and two pipes. Problems whose finished
+blocks of the same identity (sku, kernel hash, compiler, regime) cover the requested configs are not measured again, and configs
+that crashed or hung under that identity stay quarantined when a sweep resumes.
 """
 
 import math
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
-from tuner import errors, precompile, recording
+from tuner import errors, precompile, propose, recording
 from tuner.db.queries import to_config
 from tuner.gpu_lock import GpuLock
 from tuner.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Suspects
@@ -22,6 +23,9 @@ from tuner.worker_client import MeasuringWorker
 
 OP = "fp8_gemm"
 BACKENDS = ("cuda", "simulated")
+#: A problem counts as measured when its rows cover this share of the requested configs: a changed heuristic or a few new candidates
+#: are no reason to measure everything again, a portfolio's few rows are no reason to skip the full space.
+COVERED_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,13 @@ def choose_candidates(problem, device, configs: list | None) -> list:
     return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))
 
 
+def count_needed(options: SweepOptions, space_size: int) -> int:
+    """Return how many configs of a space must have rows before its problem counts as measured."""
+    if propose.choose_sampler(options.sampler, space_size) == "exhaustive":
+        return math.ceil(COVERED_SHARE * space_size)
+    return min(options.num_trials or propose.default_trials(space_size), space_size)
+
+
 class Sweep:
     """One run of the tuner over the problems of one shard on one GPU.
 
@@ -118,7 +129,7 @@ class Sweep:
 
     def run_recorded(self, hello: dict, sweep_id: int) -> dict:
         """Compile, measure and close the sweep's row."""
-        candidates = {problem: choose_candidates(problem, self.device, self.options.configs) for problem in self.find_open_problems()}
+        candidates = self.find_open_problems()
         self.compiled = self.compile(candidates)
         device_id = self.store.get_or_add_device(hello["device"])
         environment_id = self.store.get_or_add_environment(self.describe_environment(hello))
@@ -147,11 +158,21 @@ class Sweep:
             "tree_hash": hashing.tree_hash(),
         }  # fmt: skip
 
-    def find_open_problems(self) -> list:
-        """Return the problems that have no finished block of this identity."""
-        names = ("sku", "kernel_hash", "compiler", "regime")
-        known = self.store.measured_problems(*(self.identity[name] for name in names), OP) if self.options.resume else set()
-        return [problem for problem in self.options.problems if problem.key not in known]
+    def find_open_problems(self) -> dict:
+        """Return {problem: candidates} of those that are not measured yet; what earlier sweeps quarantined is known from here on."""
+        rows = self.load_rows("search") if self.options.resume else []
+        self.suspects.quarantined.update(recording.find_quarantined(rows))
+        covered = recording.find_covered(rows)
+        candidates = {problem: choose_candidates(problem, self.device, self.options.configs) for problem in self.options.problems}
+        return {problem: configs for problem, configs in candidates.items() if not self.is_covered(configs, covered.get(problem.key, set()))}
+
+    def is_covered(self, configs: list, measured: set[str]) -> bool:
+        """Return whether enough of `configs` are among the keys `measured`."""
+        return len(measured.intersection(config.key(OP) for config in configs)) >= count_needed(self.options, len(configs))
+
+    def load_rows(self, role: str) -> list[dict]:
+        """Return the stored rows of this identity."""
+        return self.store.load_measurements(role=role, op=OP, **self.identity)
 
     def compile(self, candidates: dict) -> dict:
         """Compile the union of all candidates ahead; return {config: Compiled}, empty for a backend that runs no kernels."""
@@ -169,10 +190,8 @@ class Sweep:
 
     def add_missing_winners(self) -> None:
         """Choose the winners that an earlier sweep was killed before storing."""
-        names = ("sku", "kernel_hash", "compiler", "regime")
-        filters = {name: self.identity[name] for name in names}
-        rows = self.store.load_measurements(role="confirm", op=OP, **filters)
-        for problem, block_id, winner, ties in recording.find_missing_winners(rows, self.store.load_best(op=OP, **filters), self.device, self.portfolio()):
+        best = self.store.load_best(op=OP, **self.identity)
+        for problem, block_id, winner, ties in recording.find_missing_winners(self.load_rows("confirm"), best, self.device, self.portfolio()):
             self.recorder.set_best(problem, block_id, winner, ties)
 
     def portfolio(self) -> set:
@@ -200,6 +219,8 @@ class Sweep:
         def store_block(block: Block) -> None:
             block_id = self.recorder.add_block(problem, block, self.compiled, finish=block.is_last)
             self.statuses.update(row["status"] for row in block.rows if row["role"] == "search")
+            if block.has_failed:
+                return
             report = block.report
             self.phase_seconds.update(report["seconds"])
             winner = recording.choose_winner(block.rows, run.heuristic, report["reference_us"], report["noise"], self.portfolio())
@@ -219,7 +240,7 @@ class Sweep:
         if self.options.sampler in ("auto", "exhaustive") or not self.options.resume:
             return {}
         history: dict[str, list] = {}
-        for row in self.store.load_measurements(role="search", op=OP, **{name: self.identity[name] for name in ("sku", "kernel_hash", "compiler", "regime")}):
+        for row in self.load_rows("search"):
             log_ratio = math.log(row["ratio"]) if row["ratio"] else None
             history.setdefault(row["problem_key"], []).append((to_config(row), log_ratio, row["status"]))
         return history

@@ -5,12 +5,14 @@
 namespace deep_gemm {
 namespace {
 
-// setmaxnreg grants: 168 x 384 threads = 40 x 128 (producer) + 232 x 256, and 40 x 128 + 248 x 128 with one math warpgroup.
+// Two math warpgroups: setmaxnreg divides 168 x 384 registers into 40 x 128 (producer) + 232 x 256. One: a thread of 256 may use 255,
+// and what the compiler keeps for itself is left out.
 constexpr int kRegisterLimitTwoWarpgroups = 232, kRegisterLimitOneWarpgroup = 248;
 // Addresses, descriptors, scales and loop state beside the accumulators. A pipelined tile keeps less of them live at once. Tiles at the
 // limit (64x144 and 128x128 pipelined, 128x192, 256x128) compile without spills.
 constexpr int kRegisterOverhead = 40, kPipelinedRegisterOverhead = 16;
 constexpr int kScaleSteps = 8;            // K steps in a buffer of the scale ring: the 32-byte sector of a row-major row
+constexpr int kMaxChainedBlockN = 64;     // wider tiles hide the latency of a chain by themselves
 // Two partial accumulators of more columns do not fit beside the final one.
 constexpr int kMaxPipelinedBlockNOneWarpgroup = 144, kMaxPipelinedBlockNTwoWarpgroups = 128;
 
@@ -98,11 +100,8 @@ bool is_pipelined(const Config& config) {
 }
 
 int wgmma_chains(const Config& config) {
-    if (!is_pipelined(config)) return 1;
-    const int wanted = config.block_n <= 32 ? 4 : config.block_n <= 64 ? 2 : 1;
     // Two groups of chains hold their stages before the first is released: a smaller ring would wait for itself for ever.
-    const int most = config.num_stages / 2;
-    return most >= 4 ? wanted : std::min(wanted, most >= 2 ? 2 : 1);
+    return is_pipelined(config) && config.block_n <= kMaxChainedBlockN && config.num_stages >= 4 ? 2 : 1;
 }
 
 int estimate_registers(const Config& config) {

@@ -31,8 +31,8 @@ inline constexpr int num_threads(const Config& config) { return 128 + 128 * math
 // Whether a math warpgroup starts the next K step's WGMMA before it adds up the last one (two partial accumulators).
 bool is_pipelined(const Config& config);
 
-// Independent chains of WGMMAs that a pipelined math warpgroup keeps in flight, one K step each: narrow tiles are bound by the latency
-// of a chain, and several chains hide it (H200, m 64, n 576, k 7168, tile 64x16: 9.6 us with four, 10.9 with one).
+// Independent chains of WGMMAs that a pipelined math warpgroup issues together, one K step each: narrow tiles are bound by the latency of
+// a chain, and a second one hides it (H200, m 64, n 576, k 7168, tile 64x16: 9.7 us with two, 10.9 with one, 9.7 with four).
 int wgmma_chains(const Config& config);
 
 // Registers that a math thread needs, estimated from above: final and partial accumulators plus addresses and scales.

@@ -95,9 +95,17 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
 
 
 def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
-    """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`."""
+    """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`.
+
+    Every tile, at a shallow and a deep ring, with and without a cluster, so that a change of any constant of any kernel shows; legality
+    alone decides which, so that neither the heuristic nor the candidate list changes the hash.
+    """
     kernel_name(op)
-    problem = _C.Problem(op, 1, 1, 1)
+    problem, device = _C.Problem(op, 1, 1, 1), _C.Device.known("h200")
+    clusters = ({}, {"cluster_m": 2}, {"cluster_n": 2})
+    configs = [
+        _C.Config(block_m, block_n, num_stages, **cluster)
+        for block_m in (64, 128, 256) for block_n in range(8, 257, 8) for num_stages in (2, 4, 16) for cluster in clusters
+    ]  # fmt: skip
     fixed = _C.Problem(op, 128, 256, 512, compiled_dims="mnk")
-    configs = [_C.Config(64, 8, 8), _C.Config(128, 112, 4, cluster_m=2), _C.Config(256, 128, 3, cluster_n=2)]
-    return [(problem, config) for config in configs] + [(fixed, configs[0])]
+    return [(problem, config) for config in configs if _C.is_legal(problem, config, device)] + [(fixed, _C.Config(64, 8, 8))]

@@ -9,7 +9,7 @@ import pytest
 from tests.fakes import synthetic
 from tuner import cli, evaluate, gates, learner, train, validate
 
-SETTINGS = learner.Settings(kind="extra-trees", trees=4, sizes=(8,))
+SETTINGS = learner.Settings(trees=16, sizes=(16,))
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes import synthetic
 from tuner import portfolio
-from tuner.dataset import UNMEASURED
+from tuner.dataset import LOG_TWO, UNMEASURED
 
 
 def test_greedy_with_swaps_comes_near_the_best_subset_of_small_tables():
@@ -51,12 +51,21 @@ def test_more_configs_serve_left_out_families_better_up_to_noise():
     assert found.curve[4] > found.curve[8] > found.curve[16] - 0.01 and len(found.columns) in (8, 16)
 
 
-def test_configs_that_were_not_measured_on_the_other_problems_cannot_join():
+def test_what_was_measured_with_an_earlier_portfolio_plays_no_part():
+    data = synthetic.make_small_dataset()
+    rows = np.arange(len(data.problems))
+    state, log_ratio = data.state.copy(), data.log_ratio.copy()
+    state[~data.full_space], log_ratio[~data.full_space] = UNMEASURED, LOG_TWO
+    changed = replace(data, state=state, log_ratio=log_ratio)
+    assert (portfolio.choose_portfolio(changed, rows).columns == portfolio.choose_portfolio(data, rows).columns).all()
+
+
+def test_configs_without_any_time_cannot_join():
     data = synthetic.make_small_dataset()
     rows = np.arange(len(data.problems))
     chosen = portfolio.choose_portfolio(data, rows, (6,)).columns
     state = data.state.copy()
-    state[~data.full_space, chosen[0]] = UNMEASURED
+    state[:, chosen[0]] = UNMEASURED
     again = portfolio.choose_portfolio(replace(data, state=state), rows, (6,)).columns
     assert chosen[0] not in again and len(again) == 6
 

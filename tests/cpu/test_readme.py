@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from benchmarks import readme_table
+from benchmarks.stamp import RESULTS, read_json
 from tuner import cli, errors
 from tuner.commands import db
 
@@ -35,3 +37,7 @@ def test_sub_commands_of_db_are_listed():
     text = next(line for line in README.splitlines() if line.startswith("| `db` |"))
     commands = {command.name or command.callback.__name__ for command in db.app.registered_commands}
     assert set(re.findall(r"`([a-z]+)`", text)) - {"db"} == commands
+
+
+def test_measured_figures_are_those_of_the_summary():
+    assert readme_table.replace_table(README, readme_table.make_table(read_json(RESULTS / "summary.json"))) == README

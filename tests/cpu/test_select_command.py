@@ -64,6 +64,7 @@ def test_it_explains_guards_and_scores(installed, capsys):
     assert code == 0 and "heuristic's pick" in text and "margin 1.0%" in text and text.count("ok ") == 5 and "x the heuristic's pick" in text
 
 
+@pytest.mark.filterwarnings("ignore::deep_gemm.errors.SelectorWarning")
 def test_it_names_the_guard_that_refuses(installed, monkeypatch, capsys):
     monkeypatch.setattr(selection, "kernel_hash", lambda op: "ab" * 32)
     code, text, _ = run(capsys, *shape(installed[60]), "--device", "h200", "--explain")

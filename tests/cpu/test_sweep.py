@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from collections import Counter
 
@@ -11,10 +12,11 @@ from tuner.db.queries import to_config
 
 from deep_gemm import _C
 from tests.fakes.in_process_worker import InProcessWorker
-from tuner import cli, errors, precompile, sweep
+from tuner import cli, errors, precompile, recording, sweep
 from tuner.gpu_lock import GpuLock
 from tuner.precompile import Compiled
 from tuner.sweep import Sweep, SweepOptions
+from tuner.worker_client import DeviceRetired
 
 PROBLEMS = [_C.Problem("fp8_gemm", m, n, k) for m, n, k in ((64, 2112, 7168), (16, 1280, 8192), (333, 512, 1024))]
 DEVICE = _C.Device.known("h200")
@@ -86,6 +88,23 @@ def test_finished_problems_are_not_measured_again(tmp_path):
     assert run(path, resume=False, configs=FEW)["measured"] == 3
 
 
+def test_a_few_configs_do_not_count_as_the_whole_space(tmp_path):
+    path, space = tmp_path / "a.db", _C.get_candidates(PROBLEMS[0], DEVICE)
+    run(path, problems=PROBLEMS[:1], configs=FEW)
+    summary = run(path, problems=PROBLEMS[:1])
+    assert summary["already_measured"] == 0 and summary["measured"] == 1
+    assert {row["config_key"] for row in read(path)[0]} >= {config.key("fp8_gemm") for config in space}
+    assert run(path, problems=PROBLEMS[:1])["already_measured"] == run(path, problems=PROBLEMS[:1], configs=FEW)["already_measured"] == 1
+
+
+def test_four_fifths_of_the_space_are_enough(tmp_path):
+    space = list(dict.fromkeys([HEURISTIC[0], *_C.get_candidates(PROBLEMS[0], DEVICE)]))
+    for share, is_enough in ((0.78, 0), (0.82, 1)):
+        path = tmp_path / f"{share}.db"
+        run(path, problems=PROBLEMS[:1], configs=space[: round(share * len(space))])
+        assert run(path, problems=PROBLEMS[:1], time_budget_s=1e-6)["already_measured"] == is_enough
+
+
 def test_given_configs_are_measured_beside_the_heuristics_pick(tmp_path):
     configs = [_C.Config(64, 64, 4), _C.Config(128, 128, 4)]
     run(tmp_path / "a.db", configs=configs)
@@ -104,6 +123,38 @@ def test_a_config_that_fails_twice_is_quarantined(tmp_path, fault):
     statuses = [row["status"] for row in failures_of(tmp_path / "a.db", bad)]
     assert Counter(statuses) == {"crash" if fault == "crashing" else "timeout": 1, "skipped": 2}
     assert len(worker.jobs) == 2 + 3  # two attempts that failed, then one job a problem
+
+
+@pytest.mark.parametrize("fault", ["crashing", "hanging"])
+def test_many_failing_configs_do_not_cost_their_problem(tmp_path, fault):
+    bad = [config for config in FEW if config != HEURISTIC[0]][:6]
+    worker = InProcessWorker(**{fault: bad})
+    summary = run(tmp_path / "a.db", worker, problems=PROBLEMS[:1], configs=FEW)
+    assert summary["measured"] == 1 and not summary["failed"] and len(worker.jobs) == 2 * len(bad) + 1
+    assert all(failures_of(tmp_path / "a.db", config) for config in bad)
+
+
+def test_a_problem_that_is_given_up_keeps_its_failures(tmp_path):
+    path, bad = tmp_path / "a.db", [FEW[3], HEURISTIC[0]]
+    summary = run(path, InProcessWorker(crashing=bad), problems=PROBLEMS[:1], configs=bad)
+    assert summary["measured"] == 0 and summary["failed"] and summary["statuses"] == {"crash": 2}
+    assert {(row["config_key"], row["status"], row["block_status"]) for row in read(path)[0]} == {(config.key("fp8_gemm"), "crash", "failed") for config in bad}
+    worker = InProcessWorker(crashing=bad)
+    assert run(path, worker, problems=PROBLEMS[:1], configs=FEW)["measured"] == 1
+    assert len(worker.jobs) == 1, "a resumed sweep must not repeat the crashes"
+
+
+def test_failures_survive_a_device_that_is_retired(tmp_path):
+    worker = InProcessWorker(crashing=[FEW[3]])
+
+    def retire(job: dict) -> None:
+        if len(worker.jobs) == 3:
+            raise DeviceRetired("no start")
+
+    worker.on_job = retire
+    with pytest.raises(DeviceRetired):
+        run(tmp_path / "a.db", worker, problems=PROBLEMS[:1], configs=FEW)
+    assert [row["status"] for row in failures_of(tmp_path / "a.db", FEW[3])] == ["crash"]
 
 
 @pytest.mark.parametrize("fault", ["incorrect", "turning"])
@@ -174,6 +225,24 @@ def test_proposals_measure_a_share_and_resume_from_their_history(tmp_path):
     assert not any(row["role"] == "confirm" and row["block_status"] == "open" for row in rows)
 
 
+def test_a_search_counts_as_done_with_its_trials(tmp_path):
+    path, problem = tmp_path / "a.db", [_C.Problem("fp8_gemm", 1024, 4096, 7168)]
+    assert len(_C.get_candidates(problem[0], DEVICE)) > 100
+    run(path, problems=problem, sampler="tpe", num_trials=60)
+    assert run(path, problems=problem, sampler="tpe", num_trials=60)["already_measured"] == 1
+    assert run(path, problems=problem, sampler="tpe", num_trials=90)["measured"] == 1
+    assert run(path, problems=problem, sampler="tpe", num_trials=90)["already_measured"] == 1
+    assert run(path, problems=problem, sampler="exhaustive")["measured"] == 1
+
+
+def test_open_batches_of_a_killed_search_are_no_cover():
+    rows = [
+        {"problem_key": "p", "config_key": key, "block_id": block, "created": "t", "block_status": status}
+        for key, block, status in (("a", 1, "open"), ("b", 2, "finished"), ("c", 3, "open"))
+    ]
+    assert recording.find_covered(rows) == {"p": {"a", "b"}} and recording.find_covered(rows[2:]) == {}
+
+
 class DyingStore:
     """A store whose process is killed right before its n-th writing call."""
 
@@ -197,12 +266,12 @@ class DyingStore:
         return counted
 
 
-def run_killed(path, fatal: int) -> bool:
+def run_killed(path, fatal: int, problems=PROBLEMS[:2], **options) -> bool:
     """Run a sweep in a child that is killed before its `fatal`-th write; return whether it was."""
     DyingStore.fatal = fatal
     child = os.fork()
     if child == 0:
-        run(path, problems=PROBLEMS[:2], configs=FEW, store_class=DyingStore)
+        run(path, problems=problems, store_class=DyingStore, **({"configs": FEW} | options))
         os._exit(0)
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
@@ -224,6 +293,22 @@ def test_a_sweep_killed_anywhere_resumes_to_the_same_end(tmp_path):
         assert max(kept.values()) == 1 and len(kept) == len(expected_rows)
         assert told <= {(row["problem_key"], row["config_key"], row["role"], row["median_us"]) for row in rows}
     assert fatal > 10
+
+
+def test_a_winner_older_than_its_problems_newest_block_is_chosen_again(tmp_path):
+    path = tmp_path / "a.db"
+    run(path, problems=PROBLEMS[:1], configs=[HEURISTIC[0]])
+    old = read(path)[1][0]["block_id"]
+    for fatal in range(1, 20):
+        copy = tmp_path / f"killed{fatal}.db"
+        shutil.copy(path, copy)
+        assert run_killed(copy, fatal, PROBLEMS[:1], resume=False)
+        rows, best = read(copy)
+        if max(row["block_id"] for row in rows if row["block_status"] == "finished") > old == best[0]["block_id"]:
+            break
+    assert run(copy, problems=PROBLEMS[:1], configs=FEW)["already_measured"] == 1
+    run(tmp_path / "whole.db", problems=PROBLEMS[:1], configs=FEW)
+    assert read(copy)[1][0]["block_id"] > old and winners(copy) == winners(tmp_path / "whole.db")
 
 
 def test_the_time_budget_stops_between_problems(tmp_path):

@@ -1,0 +1,49 @@
+"""Write the README's table of measured figures from benchmarks/results/h200/summary.json.
+
+Example: python -m benchmarks.readme_table
+"""
+
+import sys
+
+from .stamp import RESULTS, ROOT, read_json
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+TITLES = {
+    "P1": "dense FP8, 80 problems, speed-up over DeepGEMM",
+    "P2": "of these, M <= 64",
+    "P3": "of these, M >= 2048",
+    "P4": "dense FP8 against unscaled cuBLASLt",
+    "P12": "compiling one kernel on one core with NVRTC, median seconds",
+    "S1": "selector, mean regret on left-out shape families",
+    "S2": "share of the heuristic's regret that the selector removes there",
+    "S3": "heuristic alone, mean regret",
+    "S4": "selection of a seen problem, microseconds",
+}
+
+
+def make_table(summary: dict) -> str:
+    """Return the Markdown table: one row a target, with the worst problem and the out-of-fold value where there are any."""
+    lines = ["| figure | what | value | worst | out of fold | target | met |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    for name in TITLES:
+        if name in summary:
+            entry = summary[name]
+            cells = [f"{entry[key]:.4g}" if isinstance(entry.get(key), (int, float)) else "" for key in ("value", "worst", "out_of_fold")]
+            lines.append(f"| {name} | {TITLES[name]} | {' | '.join(cells)} | {entry['target']} | {'yes' if entry['met'] else 'no'} |")
+    return "\n".join(lines)
+
+
+def replace_table(readme: str, table: str) -> str:
+    """Return the README's text with the table between its markers."""
+    head, rest = readme.split(BEGIN, 1)
+    return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END, 1)[1]}"
+
+
+def main() -> int:
+    """Update README.md."""
+    path = ROOT / "README.md"
+    path.write_text(replace_table(path.read_text(encoding="utf-8"), make_table(read_json(RESULTS / "summary.json"))), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
