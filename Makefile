@@ -24,7 +24,7 @@ demo: setup-demo ## sweep (or replay the recorded sweep), train, export and use 
 	$(RUN) -m examples.demo --out $(OUT)
 
 test: setup-test ## the CPU test suite, as CI runs it
-	$(RUN) -m pytest
+	$(RUN) -m pytest -n auto --dist loadfile
 
 gpu-test: build ## the GPU correctness suite; writes its record
 	$(HERE) -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json
@@ -46,7 +46,8 @@ ifeq ($(INSTALL),1)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
-	$(VENV)/bin/python -m pip install --quiet -e ".[$*]"
+	$(VENV)/bin/python -m pip install --quiet "setuptools>=68" wheel "pybind11>=2.12,<4"
+	$(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$*]"
 else
 	$(PYTHON) setup.py -q build_ext --inplace
 endif

@@ -12,15 +12,23 @@ RECORDED_SKU = "nvidia-h200-sm132"
 
 
 def open_database(database: str) -> Store:
-    """Open a database for reading: the one named, else the user's own where there is one, else the recorded snapshot.
+    """Open a database for reading: the one named, else the user's own where it holds measurements, else the recorded snapshot.
 
     Raises: UsageError, StoreError, IntegrityError.
     """
     target = database or environment.tuner_database()
     recorded = snapshot_path(RECORDED_SKU)
-    if not database and "://" not in target and not Path(target).exists() and recorded.exists():
+    if not database and "://" not in target and recorded.exists() and not holds_measurements(Path(target)):
         return Store.open(recorded, mode="immutable")
     return Store.open(target, mode="immutable" if "://" not in target and Path(target).absolute() == recorded.absolute() else "ro")
+
+
+def holds_measurements(path: Path) -> bool:
+    """Return whether the database at `path` exists and has any measurement; a sweep that could not start leaves none."""
+    if not path.exists():
+        return False
+    with Store.open(path, mode="ro") as store:
+        return store.stats()["tables"]["measurement"] > 0
 
 
 def find_device(store: Store, name: str) -> _C.Device:

@@ -94,3 +94,13 @@ def test_without_any_database_the_recorded_snapshot_is_read(tmp_path, monkeypatc
     monkeypatch.setattr(sources, "snapshot_path", lambda sku: synthetic.make_small_database())
     with sources.open_database("") as store:
         assert store.mode == "immutable" and sources.find_device(store, "") == _C.Device.known(SKU)
+
+
+def test_an_empty_database_of_the_user_does_not_hide_the_recorded_one(tmp_path, monkeypatch):
+    from tuner import sources
+    from tuner.db import Store
+
+    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "own.db"))
+    Store.open(tmp_path / "own.db", mode="rw").close()
+    with sources.open_database("") as store:
+        assert "snapshots" in str(store.target)
