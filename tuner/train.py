@@ -16,7 +16,6 @@ import io
 import json
 import os
 import stat
-import tempfile
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,6 +27,7 @@ import sklearn
 from deep_gemm import _C, environment
 from tuner import errors
 from tuner.dataset import Dataset, Identity, load_dataset
+from tuner.db.files import replacing
 from tuner.learner import Guards, Learned, Settings, fit
 from tuner.shapes import OTHER_MODEL
 from tuner.sources import known_device, open_database
@@ -180,30 +180,7 @@ def to_json(value: object) -> bytes:
 
 
 def write_file(path: Path, payload: bytes, mode: int = 0o600) -> None:
-    """Write `payload` so that readers see the old file or the new one, never a part. Raises: TunerError naming path and reason.
-
-    Guarantees: a temporary file in the same folder is flushed to disk, then renamed, then the folder is flushed; nothing is left behind.
-    """
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(payload)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, mode)
-        os.replace(temporary, path)
-        flush_folder(path.parent)
-    except OSError as error:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-        raise errors.TunerError(f"{path}: {error.strerror or error}; nothing was changed") from error
-
-
-def flush_folder(folder: Path) -> None:
-    """Make a rename in `folder` durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Write `path` durably and at once, see tuner.db.files.replacing."""
+    with replacing(path) as fresh:
+        fresh.write_bytes(payload)
+        os.chmod(fresh, mode)
