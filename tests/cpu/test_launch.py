@@ -162,7 +162,7 @@ class FakeStream:
         self.cuda_stream, self.device_index = cuda_stream, device_index
 
 
-@pytest.mark.parametrize("stream, handle", [(None, 0), (0, 0), (123456789, 123456789), (FakeStream(77), 77)], ids=str)
+@pytest.mark.parametrize("stream, handle", [(None, 0), (0, 0), (123456789, 123456789), (FakeStream(77), 77)], ids=["none", "legacy", "handle", "object"])
 def test_streams(driver, stream, handle):
     _, events = driver.call(launch_in, stream)
     assert select(events, "LaunchKernelEx")[0]["stream"] == handle
