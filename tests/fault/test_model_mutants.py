@@ -269,7 +269,7 @@ def stale_parts() -> bytes:
 UNUSABLE = {
     "missing": (None, 0),
     "corrupt": (make_artifact(*PARTS)[:-1], 1),
-    "stale": (stale_parts(), 0),
+    "stale": (stale_parts(), 1),
     "raising": (RaisingSelector, 1),
     "illegal": (IllegalSelector, 1),
 }
