@@ -135,6 +135,7 @@ def test_cut_images_are_refused(compiler):
 
 def test_mutated_images_never_break_the_reader():
     image, generator = make_cubin("gemm", text_bytes=1024), random.Random(7)
+    refused = 0
     for _ in range(5000):
         mutant = bytearray(image)
         for _ in range(generator.randint(1, 4)):
@@ -142,4 +143,5 @@ def test_mutated_images_never_break_the_reader():
         try:
             cubin.read_kernel(bytes(mutant))
         except cubin.CubinError:
-            pass
+            refused += 1
+    assert 0 < refused < 5000  # most flips lie in the code, which the reader does not judge; those in the headers are seen

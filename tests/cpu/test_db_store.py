@@ -311,4 +311,5 @@ def test_close_twice_is_fine(tmp_path):
     store = Store.open(tmp_path / "deep" / "er" / "tuning.db")
     store.close()
     store.close()
-    Store.open(tmp_path / "deep" / "er" / "tuning.db").close()
+    with Store.open(tmp_path / "deep" / "er" / "tuning.db") as again:  # the writer's lock was given back
+        assert again.check() == []
