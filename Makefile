@@ -29,9 +29,13 @@ test: setup-test ## the CPU test suite, as CI runs it
 gpu-test: build ## the GPU correctness suite; writes its record
 	$(HERE) -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json
 
-benchmark: build ## speed of the dense FP8 problems and host time on this GPU
+benchmark: build ## every benchmark on this GPU: products, host time, dependent launches, compile time
 	$(HERE) -m benchmarks.dense_fp8
+	$(HERE) -m benchmarks.dense_bf16
+	$(HERE) -m benchmarks.wgrad_fp8
 	$(HERE) -m benchmarks.host_time
+	$(HERE) -m benchmarks.pdl
+	$(HERE) -m benchmarks.compile_time --jobs 8
 
 benchmark-summary: ## benchmarks/results/h200/summary.json from the files beside it
 	$(HERE) -m benchmarks.summary

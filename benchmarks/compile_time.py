@@ -1,12 +1,13 @@
-"""Time the compilation of every config of the default space on one CPU core, by NVRTC and NVCC (target P12).
+"""Time the compilation of every config of both op kinds' default spaces on one CPU core each, by NVRTC and NVCC (target P12).
 
-Example: python -m benchmarks.compile_time --compilers nvrtc nvcc
+Example: python -m benchmarks.compile_time --compilers nvrtc nvcc --jobs 8
 
 Method: the process, and with it every child, is bound to one core; one compilation beforehand loads the compiler; each config is
 compiled once, without any cache, and the time is that of `compile_source`: source text in, checked cubin out. CPU seconds (of
-children, too) stand beside wall seconds: where they differ, the machine was busy with something else.
-Result: {"meta": ..., "summary": {compiler: {"count", "median_s", "p95_s", "max_s", "cpu_median_s", "cpu_p95_s"}},
-"rows": [{"compiler", "config", "seconds", "cpu_seconds", "registers", "spill_bytes", "local_bytes", "warnings"}]}.
+children, too) stand beside wall seconds: where they differ, the machine was busy with something else. With `--jobs n`, n such processes on
+n cores take every n-th config each.
+Result: {"meta": ..., "summary": {compiler: {"count", "median_s", "p95_s", "max_s", "cpu_median_s", "cpu_p95_s"}}, "by_variant": {variant:
+the same}, "rows": [{"compiler", "variant", "config", "seconds", "cpu_seconds", "registers", "spill_bytes", "local_bytes", "warnings"}]}.
 """
 
 import argparse
@@ -14,15 +15,18 @@ import math
 import os
 import platform
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 from deep_gemm import _C
 from deep_gemm.errors import CompileError, DeviceError
 from deep_gemm.jit import compile, generator
+from tests.gpu.variants import MAIN, Variant, get_space
 
-from .stamp import OP, RESULTS, make_stamp, write_json
+from .stamp import RESULTS, make_stamp, read_json, write_json
 
 
 def cpu_seconds() -> float:
@@ -37,31 +41,37 @@ def get_percentile(values: list[float], percent: float) -> float:
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
 
 
-def time_config(config: "_C.Config", compiler: str) -> dict:
+def time_config(variant: Variant, config: "_C.Config", compiler: str) -> dict:
     """Compile one config and return its row. Raises: CompileError."""
-    source = generator.generate_source(_C.Problem(OP, 1, 1, 1), config)
+    source = generator.generate_source(variant.problem(1, 1, 1), config)
     cpu, start = cpu_seconds(), time.perf_counter()
-    result = compile.compile_source(source, generator.kernel_name(OP), compiler)
+    result = compile.compile_source(source, generator.kernel_name(variant.op), compiler)
     seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
     return {
-        "compiler": compiler, "config": str(config), "seconds": round(seconds, 4), "cpu_seconds": round(cpu, 3), "registers": result.registers,
-        "spill_bytes": result.spill_bytes, "local_bytes": result.local_bytes, "warnings": len(result.warnings),
+        "compiler": compiler, "variant": str(variant), "config": str(config), "seconds": round(seconds, 4), "cpu_seconds": round(cpu, 3),
+        "registers": result.registers, "spill_bytes": result.spill_bytes, "local_bytes": result.local_bytes, "warnings": len(result.warnings),
     }
 
 
-def time_compiler(compiler: str, space: list) -> list[dict]:
-    """Return the rows of one compiler, with a line of progress every ten configs."""
-    time_config(space[0], compiler)
-    rows = []
-    for config in space:
-        rows.append(time_config(config, compiler))
-        if len(rows) % 10 == 0 or len(rows) == len(space):
-            print(f"{compiler}: {len(rows)} of {len(space)}, median {statistics.median(row['seconds'] for row in rows):.3f} s", flush=True)
+def time_compiler(compiler: str, pairs: list) -> list[dict]:
+    """Return the rows of one compiler, with a line of progress every ten configs; a config that does not compile is a row with `failed`."""
+    rows: list[dict] = []
+    for index, (variant, config) in enumerate([*pairs[:1], *pairs]):
+        try:
+            row = time_config(variant, config, compiler)
+        except CompileError as error:  # the others still count, and the exit code tells
+            row = {"compiler": compiler, "variant": str(variant), "config": str(config), "failed": str(error)[:500]}
+        rows += [row] if index else []  # the first compilation loads the compiler
+        if len(rows) % 10 == 0 and rows or len(rows) == len(pairs):
+            print(f"{compiler}: {len(rows)} of {len(pairs)}", flush=True)
     return rows
 
 
 def summarise(rows: list[dict]) -> dict:
-    """Return the summary of one compiler's rows."""
+    """Return the summary of one compiler's rows; those that failed are left out."""
+    rows = [row for row in rows if "failed" not in row]
+    if not rows:
+        return {"count": 0}
     wall, cpu = [row["seconds"] for row in rows], [row["cpu_seconds"] for row in rows]
     return {
         "count": len(rows), "median_s": round(statistics.median(wall), 4), "p95_s": get_percentile(wall, 95), "max_s": max(wall),
@@ -69,10 +79,10 @@ def summarise(rows: list[dict]) -> dict:
     }
 
 
-def make_meta(device: "_C.Device", compilers: list[str], core: int, num_left_out: int) -> dict:
+def make_meta(device: "_C.Device", compilers: list[str], cores: list[int], num_left_out: int) -> dict:
     """Return what the result ran on and of; without a GPU the device is that whose default space was compiled."""
     versions = {compiler: compile.get_toolchain(compiler).version_text for compiler in compilers}
-    return {**make_stamp(device), "cpu": get_cpu_name(), "core": core, "compilers": versions, "num_left_out": num_left_out, "complete": num_left_out == 0}
+    return {**make_stamp(device), "cpu": get_cpu_name(), "cores": cores, "compilers": versions, "num_left_out": num_left_out, "complete": num_left_out == 0}
 
 
 def get_cpu_name() -> str:
@@ -92,24 +102,56 @@ def get_device() -> "_C.Device":
         return _C.Device.known("h200")
 
 
+def list_pairs(device: "_C.Device") -> list[tuple[Variant, "_C.Config"]]:
+    """Return every (variant, config) of the main variants' default spaces."""
+    return [(variant, config) for variant in MAIN for config in get_space(variant, device)]
+
+
+def time_share(args: argparse.Namespace) -> list[dict]:
+    """Time this process's share on its core."""
+    os.sched_setaffinity(0, {args.core})
+    index, total = (int(part) for part in args.shard.split("/"))
+    pairs = list_pairs(get_device())[:: args.every][index - 1 :: total]
+    return [row for compiler in args.compilers for row in time_compiler(compiler, pairs)]
+
+
+def start_share(args: argparse.Namespace, core: int, shard: str, out: Path) -> subprocess.Popen:
+    """Start a process that times one share and writes its rows."""
+    command = [sys.executable, "-m", "benchmarks.compile_time", "--core", str(core), "--shard", shard, "--rows", str(out), "--every", str(args.every)]
+    return subprocess.Popen([*command, "--compilers", *args.compilers])
+
+
+def time_shares(args: argparse.Namespace, cores: list[int]) -> list[dict]:
+    """Time all shares at once, each on its own core. Raises: RuntimeError where one did not end well."""
+    with tempfile.TemporaryDirectory() as folder:
+        outs = [Path(folder) / f"{index}.json" for index in range(len(cores))]
+        children = [start_share(args, core, f"{index + 1}/{len(cores)}", outs[index]) for index, core in enumerate(cores)]
+        codes = [child.wait() for child in children]
+        if any(codes):
+            raise RuntimeError("a share ended early")
+        return [row for out in outs for row in read_json(out)["rows"]]
+
+
 def run(args: argparse.Namespace) -> int:
     """Time the compilers and write the result; return the exit code."""
-    os.sched_setaffinity(0, {args.core})
     device = get_device()
-    space = _C.get_default_space(device)
-    chosen = space[:: args.every]
-    try:
-        rows = {compiler: time_compiler(compiler, chosen) for compiler in args.compilers}
-    except CompileError as error:
-        print(error, file=sys.stderr)
-        return 1
-    summary = {compiler: summarise(found) for compiler, found in rows.items()}
-    meta = make_meta(device, args.compilers, args.core, len(space) - len(chosen))
-    write_json(args.out, {"meta": meta, "summary": summary, "rows": [row for found in rows.values() for row in found]})
+    cores = sorted(os.sched_getaffinity(0))[: args.jobs] if args.jobs > 1 else [args.core]
+    rows = time_shares(args, cores) if len(cores) > 1 else time_share(args)
+    summary = {compiler: summarise([row for row in rows if row["compiler"] == compiler]) for compiler in args.compilers}
+    by_variant = {
+        str(variant): {compiler: summarise([row for row in rows if (row["compiler"], row["variant"]) == (compiler, str(variant))]) for compiler in args.compilers}
+        for variant in MAIN
+    }  # fmt: skip
+    failed = [row for row in rows if "failed" in row]
+    num_left_out = len(list_pairs(device)) * len(args.compilers) - len(rows) + len(failed)
+    meta = make_meta(device, args.compilers, cores, num_left_out)
+    write_json(args.out, {"meta": meta, "summary": summary, "by_variant": by_variant, "rows": rows})
     for compiler, found in summary.items():
-        print(f"{compiler} {meta['compilers'][compiler]}: {found['count']} kernels, median {found['median_s']:.3f} s, p95 {found['p95_s']:.3f} s")
+        print(f"{compiler} {meta['compilers'][compiler]}: " + ", ".join(f"{name} {value}" for name, value in found.items()))
+    for row in failed[:5]:
+        print(row, file=sys.stderr)
     print(args.out)
-    return 0
+    return 1 if failed else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,8 +160,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "compile_time.json", help="where the result goes")
     parser.add_argument("--compilers", nargs="+", choices=("nvrtc", "nvcc"), default=["nvrtc", "nvcc"], help="which compilers to time")
     parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="the CPU core to use")
+    parser.add_argument("--jobs", type=int, default=1, help="as many processes, each on its own core")
     parser.add_argument("--every", type=int, default=1, help="take every n-th config only")
-    return run(parser.parse_args(arguments))
+    parser.add_argument("--shard", default="1/1", help=argparse.SUPPRESS)
+    parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.rows is None:
+        return run(args)
+    write_json(args.rows, {"rows": time_share(args)})
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""Time the host: one call of the op beside torch.mm(out=), and the selection of a config.
+"""Time the host: one call of each op beside torch.mm(out=), where its microseconds go, the selection of a config, and a new shape.
 
 Example: python -m benchmarks.host_time
 
 Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, synchronised between blocks; best and median of the
 blocks, in microseconds a call. The GPU keeps up with such small products, so the host's time is what shows.
-Selection, over the problems of data/dense_fp8.json: `seen` is the dispatch table's answer, in native code; `new` is a selector's
+Profile, by differences of such calls (host_profile.py): the parts of one call on the GPU.
+Selection, over the problems of the dense benchmarks: `seen` is the dispatch table's answer, in native code; `new` is a selector's
 choice without the exact table, and `analytic` the heuristic alone, both called from Python and with that cost.
+New shapes (new_shapes.py): the first call of shapes that nothing has seen, with the portfolio's kernels loaded.
 """
 
 import argparse
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,76 +19,97 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
+from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
-from deep_gemm.selection import get_selector
-from tests.gpu.operands import make_scales_mn_major, quantise_blocks, quantise_rows
-from tuner.statistics import median
+from deep_gemm.selection import explain, get_selector
+from tests.gpu.compiling import compile_all
+from tests.gpu.memory import make_scales_mn_major
+from tests.gpu.operands import quantise_blocks, quantise_rows
+from tests.gpu.world import list_dense_problems
 
-from .stamp import DATA, OP, RESULTS, make_stamp, read_json, write_json
+from .host_profile import time_parts
+from .new_shapes import time_new_shapes
+from .stamp import OPS, RESULTS, make_stamp, write_json
+from .stopwatch import time_blocks, time_each
 
 SIZES = (64, 128, 128)
-BLOCKS = 20
-CALLS_PER_BLOCK = 200
 SELECTION_REPEATS = 200
 
 
-def time_blocks(call: Callable[[], object], synchronize: Callable[[], None]) -> dict[str, float]:
-    """Return best and median microseconds a call over the blocks."""
-    for _ in range(CALLS_PER_BLOCK):
-        call()
-    synchronize()
-    blocks = []
-    for _ in range(BLOCKS):
-        start = time.perf_counter()
-        for _ in range(CALLS_PER_BLOCK):
-            call()
-        blocks.append((time.perf_counter() - start) / CALLS_PER_BLOCK * 1e6)
-        synchronize()
-    return {"best_us": round(min(blocks), 3), "median_us": round(median(blocks), 3), "calls": BLOCKS * CALLS_PER_BLOCK}
-
-
 def make_calls(device: str) -> dict[str, Callable[[], object]]:
-    """Return the op with both layouts of A's scales, and torch.mm(out=) in BF16, on `device`."""
+    """Return every op, FP8 with both layouts of A's scales, and torch.mm(out=) in BF16, on `device`."""
     m, n, k = SIZES
     a, row_major = quantise_rows(torch.randn(m, k, device=device))
     b = quantise_blocks(torch.randn(n, k, device=device))
     d = torch.empty(m, n, dtype=torch.bfloat16, device=device)
+    gradient, wide = torch.zeros(m, n, device=device), quantise_rows(torch.randn(n, k, device=device))
     mn_major = make_scales_mn_major(row_major)
     x, y = torch.randn(m, k, dtype=torch.bfloat16, device=device), torch.randn(k, n, dtype=torch.bfloat16, device=device)
+    z = y.T.contiguous()
     return {
         "fp8_gemm_nt, row-major scales": lambda: deep_gemm.fp8_gemm_nt((a, row_major), b, d),
         "fp8_gemm_nt, MN-major scales": lambda: deep_gemm.fp8_gemm_nt((a, mn_major), b, d),
+        "fp8_gemm_nt, 1D1D onto FP32 C": lambda: deep_gemm.fp8_gemm_nt((a, row_major), wide, gradient, c=gradient, recipe=(1, 1, 128)),
+        "bf16_gemm_nt": lambda: deep_gemm.bf16_gemm_nt(x, z, d),
+        "bf16_gemm_nn": lambda: deep_gemm.bf16_gemm_nn(x, y, d),
         "torch.mm(out=)": lambda: torch.mm(x, y, out=d),
     }
 
 
+def time_calls(device: str, synchronize: Callable[[], None]) -> dict[str, dict]:
+    """Return the host time of every call on `device`; a call that fails is its error's text."""
+    found = {}
+    for name, call in make_calls(device).items():
+        try:
+            found[name] = time_blocks(call, synchronize)
+        except (DeepGemmError, RuntimeError) as error:  # one op's fault; the others are still timed
+            found[name] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    return found
+
+
 def time_host() -> dict:
-    """Return the host time of every call on the GPU, and of the op on CPU tensors."""
-    gpu = {name: time_blocks(call, torch.cuda.synchronize) for name, call in make_calls("cuda").items()}
-    cpu = {name: time_blocks(call, lambda: None) for name, call in make_calls("cpu").items() if "row-major" in name}
-    return {"cuda": gpu, "cpu": cpu}
+    """Return the host time of every call on the GPU, and of the FP8 and BF16 ops on CPU tensors."""
+    cpu = {name: times for name, times in time_calls("cpu", lambda: None).items() if "row-major" in name or name == "bf16_gemm_nt"}
+    return {"cuda": time_calls("cuda", torch.cuda.synchronize), "cpu": cpu}
 
 
-def time_each(choose: Callable[[object], object], problems: list) -> float:
-    """Return the median over the problems of the microseconds that one choice takes."""
-    times = []
-    for problem in problems:
-        choose(problem)
-        start = time.perf_counter()
-        for _ in range(SELECTION_REPEATS):
-            choose(problem)
-        times.append((time.perf_counter() - start) / SELECTION_REPEATS * 1e6)
-    return round(median(times), 3)
+def time_new_choices(problems: list, device) -> float | None:
+    """Return the microseconds of a selector's choice without the exact table, None where no artefact covers the op kind."""
+    selector = get_selector(device)
+    if selector is None:
+        return None
+    current = kernel_hash(problems[0].op)
+    try:
+        return time_each(lambda problem: selector.choose(problem, device, "model", current), problems, SELECTION_REPEATS)
+    except DeepGemmError:
+        return None
 
 
 def time_selection(device) -> dict:
-    """Return the selection times of seen and new problems."""
-    problems = [_C.Problem(OP, row["m"], row["n"], row["k"]) for row in read_json(DATA / "dense_fp8.json")["rows"]]
-    selector, current = get_selector(device), kernel_hash(OP)
-    analytic_us = time_each(lambda problem: _C.get_analytic_config(problem, device), problems)
-    new_us = time_each(lambda problem: selector.choose(problem, device, "model", current), problems) if selector else analytic_us
+    """Return the selection times of seen and new problems over both op kinds: the median of each, the slower op kind's where they differ."""
+    by_op = {op: list_dense_problems(op) for op in OPS}
+    problems = [problem for found in by_op.values() for problem in found]
+    analytic_us = max(time_each(lambda problem: _C.get_analytic_config(problem, device), found, SELECTION_REPEATS) for found in by_op.values())
+    new = {op: time_new_choices(found, device) for op, found in by_op.items()}
+    answered = [value for value in new.values() if value is not None]
+    compile_all((problem, explain(problem, device).config) for problem in problems)  # on all cores; the table's own misses would take one
     seen_us = round(_C.time_dispatch_hits(problems, SELECTION_REPEATS) * 1e6, 4)
-    return {"seen_us": seen_us, "new_us": new_us, "analytic_us": analytic_us, "has_selector": selector is not None, "problems": len(problems)}
+    return {
+        "seen_us": seen_us, "new_us": max(answered, default=analytic_us), "new_us_by_op": new, "analytic_us": analytic_us,
+        "has_selector": {op: value is not None for op, value in new.items()}, "problems": len(problems),
+    }  # fmt: skip
+
+
+def print_result(result: dict) -> None:
+    """Print one line for each figure."""
+    for place, calls in result["host"].items():
+        for name, times in calls.items():
+            text = times.get("failed") or f"{times['best_us']:8.2f} us best, {times['median_us']:8.2f} us median"
+            print(f"{place:5} {name:32} {text}")
+    for op, parts in result["profile"].items():
+        print(f"{op}: " + ", ".join(f"{name} {value:.2f}" for name, value in parts["parts_us"].items()))
+    print(f"selection: {result['selection']}")
+    print(f"new shapes: {result['new_shapes']}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,13 +118,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "host_time.json", help="where the result goes")
     args = parser.parse_args(arguments)
     device = _C.get_device()
-    result = {"meta": make_stamp(device), "sizes": SIZES, "host": time_host(), "selection": time_selection(device)}
+    host = time_host()
+    has_failed = any("failed" in times for calls in host.values() for times in calls.values())
+    result = {
+        "meta": {**make_stamp(device), "complete": not has_failed}, "sizes": SIZES, "host": host, "profile": time_parts(SIZES),
+        "selection": time_selection(device), "new_shapes": time_new_shapes(device),
+    }  # fmt: skip
     write_json(args.out, result)
-    for place, calls in result["host"].items():
-        for name, times in calls.items():
-            print(f"{place:5} {name:32} {times['best_us']:8.2f} us best, {times['median_us']:8.2f} us median")
-    print(f"selection: {result['selection']}")
-    return 0
+    print_result(result)
+    return 1 if has_failed else 0
 
 
 if __name__ == "__main__":

@@ -13,11 +13,17 @@ TITLES = {
     "P2": "of these, M <= 64",
     "P3": "of these, M >= 2048",
     "P4": "dense FP8 against unscaled cuBLASLt",
+    "P5": "dense BF16, 71 problems in every layout, against cuBLASLt",
+    "P6": "FP8 weight gradients (FP32 accumulate), speed-up over DeepGEMM",
+    "P11": "host time of one call on a warm problem, microseconds",
     "P12": "compiling one kernel on one core with NVRTC, median seconds",
+    "P13": "choosing for a new shape with the portfolio loaded, microseconds",
     "S1": "selector, mean regret on left-out shape families",
     "S2": "share of the heuristic's regret that the selector removes there",
     "S3": "heuristic alone, mean regret",
     "S4": "selection of a seen problem, microseconds",
+    "Q1": "configs within the bounds on config-derived shapes, share",
+    "Q2": "configs with the same bits in 1,000 repeats, share",
 }
 
 

@@ -2,8 +2,10 @@
 
 Example: python -m benchmarks.selector --training ~/.deep_gemm/training/nvidia-h200-sm132
 
-Reads `training.json` and `evaluation.json` of a training folder (written by `python -m tuner train` and `evaluate`); needs no GPU.
-Result: {"meta": identity, date of the newest measurement, counts; "splits": {split: {method: statistics}}, "worst", "unconfirmed"}.
+Reads `training.json` and `evaluation.json` of a training folder for each op kind (written by `python -m tuner train` and `evaluate`);
+needs no GPU.
+Result: {"meta": identity, date of the newest measurement; "ops": {op kind: {"meta": identity, counts; "splits": {split: {method:
+statistics}}, "worst", "unconfirmed"}}}.
 """
 
 import argparse
@@ -26,17 +28,28 @@ def make_result(folder: Path) -> dict:
     return {"meta": meta, **{name: evaluation[name] for name in ("splits", "worst", "unconfirmed")}}
 
 
+def join_results(results: list[dict]) -> dict:
+    """Return the results of several op kinds as one. Raises: ValueError where they are of different machines or one op kind twice."""
+    metas = [result["meta"] for result in results]
+    hashes = {op: value for meta in metas for op, value in meta["kernel_hash"].items()}
+    if len(hashes) != len(results) or len({meta["sku"] for meta in metas}) > 1:
+        raise ValueError("the training folders must be of different op kinds and one GPU model")
+    meta = {"sku": metas[0]["sku"], "kernel_hash": hashes, "date": max(meta["date"] for meta in metas), "complete": True}
+    return {"meta": meta, "ops": {next(iter(result["meta"]["kernel_hash"])): result for result in results}}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Write the result and print the guarded model's figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--training", type=Path, required=True, help="training folder with training.json and evaluation.json")
+    parser.add_argument("--training", type=Path, required=True, nargs="+", help="training folders, one for each op kind")
     parser.add_argument("--out", type=Path, default=RESULTS / "evaluation.json", help="where the result goes")
     args = parser.parse_args(arguments)
-    result = make_result(args.training)
+    result = join_results([make_result(folder) for folder in args.training])
     write_json(args.out, result)
-    for split, table in result["splits"].items():
-        if table:
-            print(f"{split}: model {table['model']['mean']:.2%} (answers {table['model']['answered']:.0%}), heuristic {table['heuristic']['mean']:.2%}")
+    for op, part in result["ops"].items():
+        for split, table in part["splits"].items():
+            if table:
+                print(f"{op} {split}: model {table['model']['mean']:.2%} (answers {table['model']['answered']:.0%}), heuristic {table['heuristic']['mean']:.2%}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Figures of the dense FP8 benchmark, derived from its result file and the baselines.
+"""Figures of the benchmarks of products, derived from their result files and the baselines.
 
 Speed-up over upstream = (upstream / cuBLASLt of the baseline file) x (cuBLASLt / ours of this run), so that boards and days
 cancel; the plain ratio upstream / ours stands beside it. The favourable end of a problem's speed-up is the upper end of a 95 %
@@ -18,7 +18,10 @@ def geometric_mean(values: list[float]) -> float:
 
 @dataclass(frozen=True)
 class Measured:
-    """One problem with one role's times: microseconds of this run, the baseline's, and the ratios between them."""
+    """One problem with one role's times: microseconds of this run, the baseline's, and the ratios between them.
+
+    speedup, favourable, plain: over upstream; vendor, vendor_favourable: over cuBLASLt of the same run.
+    """
 
     m: int
     n: int
@@ -29,6 +32,9 @@ class Measured:
     speedup: float
     favourable: float
     plain: float
+    vendor: float = 1.0
+    vendor_favourable: float = 1.0
+    name: tuple = ()
 
     @property
     def tflops(self) -> float:
@@ -42,32 +48,37 @@ class Measured:
 
 
 def find_variant(row: dict, role: str, layout: str) -> list[float] | None:
-    """Return the samples of a role in one layout of A's scales, None where it was not measured."""
+    """Return the samples of a role in one layout, None where it was not measured."""
     if role == "auto":
         return row["times"].get(f"auto {layout}")
     choice = row["choices"].get(role)
-    return row["times"].get(f"{choice['config']} {layout}") if choice else None
+    return row["times"].get(f"{choice.get(layout, choice['config'])} {layout}") if choice else None
 
 
-def measure(row: dict, baseline: dict, role: str, layout: str) -> Measured | None:
-    """Compare one problem with upstream: its GEMM alone for MN-major scales, all its kernels for row-major ones."""
-    samples = find_variant(row, role, layout)
-    if samples is None:
+def measure(row: dict, baseline: dict, role: str, layout: str, peer: str = "cublaslt") -> Measured | None:
+    """Compare one problem with upstream: its GEMM alone, but all its kernels where the scales are row-major."""
+    samples, cublaslt = find_variant(row, role, layout), row["times"].get(peer)
+    if samples is None or cublaslt is None:
         return None
-    cublaslt = row["times"]["cublaslt"]
-    upstream_us = baseline["deepgemm_us"] if layout == "mn_major" else baseline["deepgemm_total_us"]
+    upstream_us = baseline["deepgemm_total_us"] if layout == "row_major" else baseline["deepgemm_us"]
     relative, us, cublaslt_us = upstream_us / baseline["cublaslt_us"], median(samples), median(cublaslt)
-    floor = row["times"].get("floor")
+    floor, favourable = row["times"].get("floor"), median_interval(paired_ratios(cublaslt, samples))[1]
     return Measured(
         row["m"], row["n"], row["k"], us=us, cublaslt_us=cublaslt_us, floor_us=median(floor) if floor else None,
-        speedup=relative * cublaslt_us / us, favourable=relative * median_interval(paired_ratios(cublaslt, samples))[1], plain=upstream_us / us,
+        speedup=relative * cublaslt_us / us, favourable=relative * favourable, plain=upstream_us / us,
+        vendor=cublaslt_us / us, vendor_favourable=favourable, name=identify(row),
     )  # fmt: skip
 
 
-def measure_all(result: dict, baselines: dict, role: str, layout: str = "mn_major") -> list[Measured]:
-    """Return every problem that `role` was measured on; empty unless it was on all of them."""
-    by_problem = {(row["m"], row["n"], row["k"]): row for row in baselines["rows"]}
-    measured = [measure(row, by_problem[row["m"], row["n"], row["k"]], role, layout) for row in result["rows"]]
+def identify(row: dict) -> tuple:
+    """Return what tells the rows of one file apart: sizes, and layout and dtype of D where it names them."""
+    return tuple(row[name] for name in ("m", "n", "k", "layout", "out") if name in row)
+
+
+def measure_all(result: dict, baselines: dict, role: str, layout: str = "mn_major", peer: str = "cublaslt") -> list[Measured]:
+    """Return every problem that `role` was measured on; empty unless it was on all of them. A row that names its layout is taken in it."""
+    by_problem = {identify(row): row for row in baselines["rows"]}
+    measured = [measure(row, by_problem[identify(row)], role, row.get("layout", layout), peer) for row in result["rows"]]
     return [] if None in measured or len(measured) != len(by_problem) else measured
 
 
@@ -80,7 +91,8 @@ def mean_regret(result: dict, role: str) -> float | None:
     """Return the geometric mean of time(role) / time(best) - 1, None unless both were measured everywhere."""
     ratios = []
     for row in result["rows"]:
-        chosen, best = find_variant(row, role, "mn_major"), find_variant(row, "best", "mn_major")
+        layout = row.get("layout", "mn_major")
+        chosen, best = find_variant(row, role, layout), find_variant(row, "best", layout)
         if chosen is None or best is None:
             return None
         ratios.append(median(paired_ratios(chosen, best)))

@@ -2,8 +2,8 @@
 
 Example: python -m benchmarks.stale        (exit 1 while anything is stale or unexplained)
 
-A record is current while the hash it carries is the tree's: the GPU record's tree_hash, everything else's kernel_hash. A record
-that is not needs a reason in stale.json beside this file, {"path from the root": "reason"}; tests then pass, its targets count
+A record is current while the hashes it carries are the tree's: the GPU record's tree_hash, everything else's kernel_hash of each op kind
+that it is about. A record that is not needs a reason in stale.json beside this file, {"path from the root": "reason"}; tests then pass, its targets count
 as not met, and a release is refused.
 """
 
@@ -26,11 +26,11 @@ DERIVED = ("summary.json",)
 
 
 class State(NamedTuple):
-    """One recorded file: the hash it carries, the tree's, and the reason given for a difference."""
+    """One recorded file: the hashes it carries, the tree's for the same op kinds, and the reason given for a difference."""
 
     path: str
-    recorded: str | None
-    current: str
+    recorded: object
+    current: object
     reason: str | None
 
     @property
@@ -50,11 +50,20 @@ def read_reasons() -> dict[str, str]:
 
 
 @cache
-def current_kernel_hash() -> str:
-    """Return the tree's kernel hash."""
+def current_kernel_hash(op: str = OP) -> str | None:
+    """Return the tree's kernel hash of an op kind, None for an op kind that the tree does not have."""
+    from deep_gemm.errors import ProblemError
     from deep_gemm.jit.hashing import kernel_hash
 
-    return kernel_hash(OP)
+    try:
+        return kernel_hash(op)
+    except ProblemError:
+        return None
+
+
+def current_hashes(recorded: dict[str, str] | None) -> dict[str, str | None]:
+    """Return the tree's hashes of the op kinds of a record; of the first op kind where the record names none."""
+    return {op: current_kernel_hash(op) for op in recorded or (OP,)}
 
 
 @cache
@@ -66,8 +75,10 @@ def current_tree_hash() -> str:
 
 
 def get_reason(path: Path, meta: dict) -> str | None:
-    """Return why a result counts as stale, None while its kernel hash is the tree's."""
-    if meta["kernel_hash"].get(OP) == current_kernel_hash():
+    """Return why a result counts as stale, None while its kernel hashes (the GPU record: its tree hash) are the tree's."""
+    is_record = path.name == GPU_RECORD
+    is_current = meta.get("tree_hash") == current_tree_hash() if is_record else meta["kernel_hash"] == current_hashes(meta["kernel_hash"])
+    if is_current:
         return None
     return read_reasons().get(name_of(path), UNEXPLAINED)
 
@@ -77,27 +88,27 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
 
 
-def read_artifact_hash(path: Path) -> str | None:
-    """Return the kernel hash in a selector artefact's header (u64 length, JSON whose metadata is JSON text)."""
+def read_artifact_hash(path: Path) -> dict[str, str]:
+    """Return the kernel hashes in a selector artefact's header (u64 length, JSON whose metadata is JSON text) by op kind."""
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
-    return json.loads(header["__metadata__"]["deep_gemm"])["ops"].get(OP, {}).get("kernel_hash")
+    return {op: model.get("kernel_hash") for op, model in json.loads(header["__metadata__"]["deep_gemm"])["ops"].items()}
 
 
-def read_snapshot_hash(path: Path) -> str | None:
-    """Return the newest kernel hash of a recorded database: the one that training takes."""
+def read_snapshot_hash(path: Path) -> dict[str, str]:
+    """Return the newest kernel hash of a recorded database by op kind: those that training takes."""
+    query = "SELECT problem.op, block.kernel_hash FROM block JOIN problem ON problem.id = block.problem_id ORDER BY block.created, block.id"
     with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
-        row = connection.execute("SELECT kernel_hash FROM block ORDER BY created DESC, id DESC LIMIT 1").fetchone()
-    return row[0] if row else None
+        return dict(connection.execute(query))  # the last of each op kind
 
 
-def read_result_hash(path: Path) -> str | None:
-    """Return the hash that a JSON result carries: the tree's for the GPU record, else the kernels'."""
+def read_result_hash(path: Path) -> dict[str, str] | str | None:
+    """Return what a JSON result carries: the tree's hash for the GPU record, else the kernels' by op kind."""
     content = read_json(path)
     if path.name == GPU_RECORD:
         return content.get("tree_hash")
-    return content.get("meta", content).get("kernel_hash", {}).get(OP)
+    return content.get("meta", content).get("kernel_hash")
 
 
 def get_states() -> list[State]:
@@ -107,8 +118,9 @@ def get_states() -> list[State]:
     for pattern, read in readers:
         for path in sorted(ROOT.glob(pattern)):
             if path.name not in DERIVED:
-                current = current_tree_hash() if path.name == GPU_RECORD else current_kernel_hash()
-                states.append(State(name_of(path), read(path), current, reasons.get(name_of(path))))
+                recorded = read(path)
+                current = current_tree_hash() if path.name == GPU_RECORD else current_hashes(recorded)
+                states.append(State(name_of(path), recorded, current, reasons.get(name_of(path))))
     return states
 
 

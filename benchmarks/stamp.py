@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 OP = "fp8_gemm"
+OPS = ("fp8_gemm", "bf16_gemm")
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
 DATA = ROOT / "benchmarks" / "data"
@@ -24,10 +25,10 @@ def get_driver_version() -> str | None:
     return lines[0] if lines else None
 
 
-def make_stamp(device) -> dict:
+def make_stamp(device, ops: tuple[str, ...] = OPS) -> dict:
     """Return what a run ran on and of: device (a `_C.Device`), driver, versions, hashes, date.
 
-    kernel_hash identifies what was measured, tree_hash what was tested.
+    kernel_hash identifies what was measured, for each of the op kinds `ops`; tree_hash what was tested.
     """
     import torch
 
@@ -36,7 +37,7 @@ def make_stamp(device) -> dict:
     return {
         "device": device.name, "sku": device.sku, "sm_count": device.sm_count, "driver": get_driver_version(),
         "cuda": torch.version.cuda, "torch": torch.__version__, "python": platform.python_version(),
-        "kernel_hash": {OP: kernel_hash(OP)}, "tree_hash": tree_hash(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "kernel_hash": {op: kernel_hash(op) for op in ops}, "tree_hash": tree_hash(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
 
@@ -52,7 +53,8 @@ def format_json(value: dict) -> str:
         return json.dumps(value, indent=1, sort_keys=True) + "\n"
     head = json.dumps({key: item for key, item in value.items() if key != "rows"}, indent=1, sort_keys=True)
     body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    return f'{head[:-2]},\n "rows": [\n{body}\n]}}\n'
+    start = "{" if head == "{}" else f"{head[:-2]},"
+    return f'{start}\n "rows": [\n{body}\n]}}\n'
 
 
 def write_json(path: Path, value: dict) -> None:

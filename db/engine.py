@@ -5,7 +5,8 @@ SQLite files: DELETE journal with FULL sync (a commit is durable when it returns
 threads in turn.
 
 Guarantees: a file that is not ours, of a newer schema or damaged is never written to: it is inspected through a read-only
-connection before a writing one exists. A fresh file gets its schema in one IMMEDIATE transaction, whoever else opens it meanwhile.
+connection before a writing one exists. A fresh file gets its schema in one IMMEDIATE transaction, whoever else opens it meanwhile, and
+so does one of an older schema; readers refuse that one and name the command that upgrades it.
 """
 
 import os
@@ -16,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import quote
 
-from sqlalchemy import Engine, create_engine, event, exc, inspect
+from sqlalchemy import Connection, Engine, create_engine, event, exc, inspect
 from sqlalchemy.pool import QueuePool
 
 from tuner import errors
@@ -77,7 +78,18 @@ def open_writer(path: Path, wait_s: float) -> tuple[Engine, Callable[[], None]]:
                 if schema.is_fresh(connection):
                     schema.create_schema(connection)
                 schema.check_identity(connection, path)
+                if schema.is_outdated(connection):
+                    upgrade(connection, path)
         return engine, cleanup.pop_all().close
+
+
+def upgrade(connection: Connection, path: Path) -> None:
+    """Bring an older schema up to date, in the caller's transaction. Raises: IntegrityError where the rows do not fit it."""
+    schema.migrate(connection)
+    schema.check_identity(connection, path)
+    problems = schema.check_contents(connection)
+    if problems:
+        raise damaged(path, problems[0])
 
 
 def make_folder(folder: Path) -> None:
@@ -90,21 +102,21 @@ def make_folder(folder: Path) -> None:
 
 def refuse_foreign(path: Path) -> None:
     """Raise IntegrityError for an existing file that is neither ours nor empty, without writing to it."""
-    reader = open_reader(path, "ro", is_fresh_allowed=True)
+    reader = open_reader(path, "ro", for_writer=True)
     reader.dispose()
 
 
-def open_reader(path: Path, mode: str, is_fresh_allowed: bool = False) -> Engine:
-    """Open an existing file for reading and check it. Raises: IntegrityError."""
+def open_reader(path: Path, mode: str, for_writer: bool = False) -> Engine:
+    """Open an existing file for reading and check it. A writer also takes a fresh file and one of an older schema. Raises: IntegrityError."""
     refuse_journal(path, mode)
     engine = make_sqlite_engine(path, mode)
     try:
         with engine.begin() as connection:
             # SQLite takes any file shorter than a page for an empty database: only one of no bytes is.
             is_whole = connection.exec_driver_sql("PRAGMA page_count").scalar() or not path.stat().st_size
-            fresh = is_fresh_allowed and is_whole and schema.is_fresh(connection)
+            fresh = for_writer and is_whole and schema.is_fresh(connection)
         if not fresh:
-            check_sound(engine, path)
+            check_sound(engine, path, is_old_allowed=for_writer)
     except BaseException:
         engine.dispose()
         raise
@@ -156,10 +168,12 @@ def check_mark(path: Path) -> None:
         raise errors.IntegrityError(f"{path}: not a tuning database of deep_gemm; it was left as it is: name another --db")
 
 
-def check_sound(engine: Engine, path: Path) -> None:
+def check_sound(engine: Engine, path: Path, is_old_allowed: bool) -> None:
     """Raise IntegrityError unless the file is ours and sound; the schema is compared before anything in it is evaluated."""
     with engine.begin() as connection:
         schema.check_identity(connection, path)
+        if not is_old_allowed:
+            schema.check_current(connection, path)
         problems = schema.check_contents(connection)
     if problems:
         raise damaged(path, problems[0])
@@ -225,7 +239,7 @@ def open_postgresql(url: str, mode: str) -> tuple[Engine, Callable[[], None]]:
 
 
 def lock_postgresql(engine: Engine, cleanup: ExitStack) -> None:
-    """Take the writer's advisory lock on a connection of its own and create the schema where there is none."""
+    """Take the writer's advisory lock on a connection of its own and create or upgrade the schema."""
     connection = cleanup.enter_context(engine.connect())
     if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({FLEET_LOCK})").scalar():
         raise errors.StoreError(
@@ -235,3 +249,5 @@ def lock_postgresql(engine: Engine, cleanup: ExitStack) -> None:
     with engine.begin() as writer:
         if not inspect(writer).has_table("alembic_version"):
             schema.create_schema(writer)
+        elif schema.is_outdated(writer):
+            schema.migrate(writer)

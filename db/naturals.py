@@ -25,7 +25,7 @@ KEYS = {
     "sweep": ("uid",),
     "block": ("uid",),
     "measurement": ("block_id", "config_id", "role"),
-    "compilation": ("config_id", "kernel_hash", "compiler"),
+    "compilation": ("config_id", "variant", "kernel_hash", "compiler"),
     "best": ("problem_id", "sku", "kernel_hash", "compiler", "regime"),
 }
 REFERENCES = {

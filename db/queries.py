@@ -15,9 +15,8 @@ from tuner import errors
 from tuner.db import schema, tables
 from tuner.db.faults import damaged
 from tuner.db.values import check_names
+from tuner.fields import CONFIG_FIELDS, PROBLEM_FIELDS, kernel_variant, to_config, to_problem
 
-PROBLEM_FIELDS = ("op", "m", "n", "k", "num_sms", "compiled_dims")
-CONFIG_FIELDS = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")
 BLOCK_FIELDS = (
     "id",
     "problem_id",
@@ -33,6 +32,7 @@ BLOCK_FIELDS = (
     "clock_mhz",
     "power_w",
 )
+LEGALITY_FIELDS = tuple(name for name in PROBLEM_FIELDS if name not in ("m", "n", "k"))
 FACTS = ("registers", "spill_bytes", "local_bytes", "smem_bytes", "compile_ms")
 TIMES = ("median_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high")
 OWN_FIELDS = tuple(column.name for column in tables.measurement.columns)
@@ -75,18 +75,6 @@ def load_configs(connection: Connection, path: object) -> dict[int, dict]:
         check_key(path, f"config {row['id']}", row, config_key)
         found[row["id"]] = {"config_id": row["id"], "config_key": row["key"]} | fields
     return found
-
-
-def to_problem(row: Mapping) -> _C.Problem:
-    """Return the problem of a row. Raises: ProblemError."""
-    return _C.Problem(row["op"], row["m"], row["n"], row["k"], num_sms=row["num_sms"], compiled_dims=row["compiled_dims"])
-
-
-def to_config(row: Mapping) -> _C.Config:
-    """Return the config of a row. Raises: ConfigError."""
-    return _C.Config(
-        row["block_m"], row["block_n"], row["num_stages"], block_k=row["block_k"], cluster_m=row["cluster_m"], cluster_n=row["cluster_n"]
-    )
 
 
 def problem_key(row: Mapping) -> str:
@@ -147,10 +135,13 @@ class LegalPairs:
         self.devices, self.configs = devices, configs
         self.is_legal = lru_cache(maxsize=None)(self.ask)
 
-    def ask(self, device_id: int, op: str, config_id: int) -> bool:
-        """Return is_legal for a config on a board; true where the board's row says too little to know."""
+    def ask(self, device_id: int, variant: tuple, config_id: int) -> bool:
+        """Return is_legal for a config on a board; true where the board's row says too little to know.
+
+        `variant`: a problem's values in the order of LEGALITY_FIELDS, because legality never depends on m, n, k.
+        """
         device = to_device(self.devices[device_id])
-        problem = _C.Problem(op, 1, 1, 1)  # legality never depends on m, n, k
+        problem = to_problem(dict(zip(LEGALITY_FIELDS, variant, strict=True)) | dict.fromkeys("mnk", 1))
         return device is None or _C.is_legal(problem, to_config(self.configs[config_id]), device)
 
 
@@ -166,13 +157,14 @@ def join_measurements(connection: Connection, path: object, wanted: Filter) -> t
     check_devices(path, devices)
     blocks = load_blocks(connection, path, wanted, problems, devices)
     facts, ops = load_facts(connection), dict(tuple(row) for row in connection.execute(select(tables.config.c.id, tables.config.c.op)))
+    variants = {index: tuple(block[name] for name in LEGALITY_FIELDS) for index, block in blocks.items()}
     pairs, rows, legal = LegalPairs(devices, configs), [], []
     for own in load_own_rows(connection, path, wanted, blocks):
         block, config = blocks[own["block_id"]], configs[own["config_id"]]
         if ops[own["config_id"]] != block["op"]:
             raise damaged(path, f"block {own['block_id']}: config {own['config_id']} is of another op kind")
-        legal.append(pairs.is_legal(block["device_id"], block["op"], own["config_id"]))
-        report = facts.get((own["config_id"], block["kernel_hash"], block["compiler"]), NO_FACTS)
+        legal.append(pairs.is_legal(block["device_id"], variants[own["block_id"]], own["config_id"]))
+        report = facts.get((own["config_id"], kernel_variant(block), block["kernel_hash"], block["compiler"]), NO_FACTS)
         for name in ("clock_mhz", "power_w"):
             if own[name] is None:
                 own[name] = block[name]
@@ -210,9 +202,10 @@ NO_FACTS = dict.fromkeys(FACTS)
 
 
 def load_facts(connection: Connection) -> dict[tuple, dict]:
-    """Return {(config id, kernel_hash, compiler): what the compiler reported}."""
+    """Return {key of a compilation: what the compiler reported}."""
     rows = connection.execute(select(tables.compilation)).mappings()
-    return {(row["config_id"], row["kernel_hash"], row["compiler"]): {name: row[name] for name in FACTS} for row in rows}
+    key = [column.name for column in tables.compilation.primary_key.columns]
+    return {tuple(row[name] for name in key): {name: row[name] for name in FACTS} for row in rows}
 
 
 def load_own_rows(connection: Connection, path: object, wanted: Filter, blocks: dict[int, dict]) -> list[dict]:

@@ -1,4 +1,4 @@
-"""Creating the schema, and refusing files that do not have exactly this schema."""
+"""Creating and upgrading the schema, and refusing files that do not have exactly a schema of ours."""
 
 import re
 from functools import cache
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import CheckConstraint, Connection, Table
+from sqlalchemy import CheckConstraint, Connection, Table, create_engine
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateTable
 
@@ -28,10 +28,27 @@ def make_alembic_config(connection: Connection) -> Config:
 def create_schema(connection: Connection) -> None:
     """Create every table by running the migrations; the caller's transaction makes it all or nothing."""
     tables.alembic_version.create(connection)
-    command.upgrade(make_alembic_config(connection), "head")
+    migrate(connection)
+
+
+def migrate(connection: Connection, version: int = tables.SCHEMA_VERSION) -> None:
+    """Run the migrations up to schema `version`, and mark a SQLite file with it."""
+    command.upgrade(make_alembic_config(connection), f"{version:04d}")
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id = {tables.APPLICATION_ID}")
-        connection.exec_driver_sql(f"PRAGMA user_version = {tables.SCHEMA_VERSION}")
+        connection.exec_driver_sql(f"PRAGMA user_version = {version}")
+
+
+def is_outdated(connection: Connection) -> bool:
+    """Return whether a checked file has an older schema of ours; PostgreSQL knows it by the migration."""
+    if connection.dialect.name == "sqlite":
+        return read_version(connection) < tables.SCHEMA_VERSION
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() < tables.REVISION
+
+
+def read_version(connection: Connection) -> int:
+    """Return the schema that a SQLite file is marked with."""
+    return connection.exec_driver_sql("PRAGMA user_version").scalar()
 
 
 def is_fresh(connection: Connection) -> bool:
@@ -41,7 +58,7 @@ def is_fresh(connection: Connection) -> bool:
 
 
 def check_identity(connection: Connection, path: object) -> None:
-    """Raise IntegrityError unless the SQLite file was made by this application, by no newer schema, and has our tables only."""
+    """Raise IntegrityError unless the SQLite file was made by this application, by no newer schema, and has that schema's tables only."""
     if not connection.exec_driver_sql("PRAGMA page_count").scalar():
         raise damaged(path, "too short for a database")
     application_id = connection.exec_driver_sql("PRAGMA application_id").scalar()
@@ -49,32 +66,54 @@ def check_identity(connection: Connection, path: object) -> None:
         raise errors.IntegrityError(
             f"{path}: application_id {application_id:#x}: not a tuning database of deep_gemm; it was left as it is: name another --db"
         )
-    version = connection.exec_driver_sql("PRAGMA user_version").scalar()
+    version = read_version(connection)
     if version > tables.SCHEMA_VERSION:
         raise errors.IntegrityError(
             f"{path}: schema {version}: written by a newer deep_gemm, this one knows schema {tables.SCHEMA_VERSION}; upgrade the package"
         )
-    if version != tables.SCHEMA_VERSION:
+    if version < 1:
         raise damaged(path, f"schema {version} does not exist")
-    check_tables(connection, path)
+    check_tables(connection, path, version)
 
 
-def check_tables(connection: Connection, path: object) -> None:
+def check_current(connection: Connection, path: object) -> None:
+    """Raise IntegrityError where a checked file has an older schema, which only a writer may bring up to date."""
+    if is_outdated(connection):
+        raise errors.IntegrityError(
+            f"{path}: schema {read_version(connection)}, this deep_gemm reads schema {tables.SCHEMA_VERSION}; "
+            f"run `python -m tuner db upgrade --db {path}`, on a copy if others still use the file"
+        )
+
+
+def check_tables(connection: Connection, path: object, version: int) -> None:
     """Raise IntegrityError unless the file's schema is ours to the letter: no views, triggers, other tables or columns."""
-    found = {name: normalize(sql) for name, sql in connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")}
-    wanted = get_expected_tables()
+    found = read_tables(connection)
+    wanted = get_expected_tables(version)
     if found != wanted:
         names = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         raise damaged(path, f"{', '.join(map(repr, names[:3]))} is not as the schema has it")
     revisions = [row[0] for row in connection.exec_driver_sql("SELECT version_num FROM alembic_version LIMIT 2")]
-    if revisions != [tables.REVISION]:
+    if revisions != [f"{version:04d}"]:
         raise damaged(path, f"migration {revisions} is unknown")
 
 
+def read_tables(connection: Connection) -> dict[str, str]:
+    """Return the statement of every object in a SQLite file in normal form."""
+    return {name: normalize(sql) for name, sql in connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")}
+
+
 @cache
-def get_expected_tables() -> dict[str, str]:
-    """Return the CREATE statement of every table in normal form."""
-    return {table.name: normalize(str(CreateTable(table).compile(dialect=sqlite.dialect()))) for table in tables.metadata.sorted_tables}
+def get_expected_tables(version: int = tables.SCHEMA_VERSION) -> dict[str, str]:
+    """Return the CREATE statement of every table in normal form; of an older schema, as its migrations write them."""
+    if version == tables.SCHEMA_VERSION:
+        return {table.name: normalize(str(CreateTable(table).compile(dialect=sqlite.dialect()))) for table in tables.metadata.sorted_tables}
+    engine = create_engine("sqlite://")
+    with engine.begin() as connection:
+        tables.alembic_version.create(connection)
+        migrate(connection, version)
+        found = read_tables(connection)
+    engine.dispose()
+    return found
 
 
 def normalize(sql: str) -> str:
@@ -85,13 +124,14 @@ def normalize(sql: str) -> str:
 def check_contents(connection: Connection, pragma: str = "quick_check") -> list[str]:
     """Return what is wrong with pages, references and constraints, nothing when the SQLite file is sound.
 
-    The constraints are asked for one by one, because SQLite leaves CHECKs out of the schema of a file that it opens for reading.
+    The constraints are asked for one by one, because SQLite leaves CHECKs out of the schema of a file that it opens for reading; those
+    of an older schema are asked for once it is up to date.
     """
     rows = connection.exec_driver_sql(f"PRAGMA {pragma}(20)").scalars().all()
     if rows != ["ok"]:
         return [one_line(row) for row in rows]
     dangling = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(20)
-    broken = [message for table in tables.metadata.sorted_tables for message in check_constraints(connection, table)]
+    broken = [] if is_outdated(connection) else [message for table in tables.metadata.sorted_tables for message in check_constraints(connection, table)]
     return [f"{table} row {row} refers to a {target} that does not exist" for table, row, target, _ in dangling] + broken
 
 
@@ -105,6 +145,7 @@ def check_constraints(connection: Connection, table: Table) -> list[str]:
 @cache
 def get_constraint_query(table: Table) -> tuple[list[str], str]:
     """Return the names of the table's CHECKs and a query with one column for each: 1 where some row breaks it."""
-    checks = {check.name: f"max(NOT ({check.sqltext}))" for check in table.constraints if isinstance(check, CheckConstraint)}
+    everywhere = [*table.constraints, *(check for column in table.columns for check in column.constraints)]
+    checks = {check.name: f"max(NOT ({check.sqltext}))" for check in everywhere if isinstance(check, CheckConstraint)}
     names = sorted(checks)
     return names, f"SELECT {', '.join(checks[name] for name in names)} FROM {table.name}"

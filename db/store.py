@@ -23,6 +23,7 @@ from tuner.db import queries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
 from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
+from tuner.fields import problem_row
 
 
 class Store:
@@ -86,7 +87,7 @@ class Store:
 
     def get_or_add_problem(self, problem: _C.Problem) -> int:
         """Return the id of a problem."""
-        return self._get_or_add(tables.problem, problem.as_dict() | {"key": problem.key})
+        return self._get_or_add(tables.problem, problem_row(problem) | {"key": problem.key})
 
     def get_or_add_config(self, op: str, config: _C.Config) -> int:
         """Return the id of a config of op kind `op`."""
@@ -211,7 +212,7 @@ class Store:
             return queries.load_best(connection, self.target, queries.Filter(sku, kernel_hash, op, None, regime, compiler))
 
     def load_compilations(self, kernel_hash: str | None = None, compiler: str | None = None) -> list[dict]:
-        """Return what the compilers reported: the config's fields, kernel_hash, compiler, registers, spill_bytes, ..."""
+        """Return what the compilers reported: the config's fields, variant, kernel_hash, compiler, registers, spill_bytes, ..."""
         with self.reading() as connection:
             return queries.load_compilations(connection, self.target, kernel_hash, compiler)
 

@@ -5,7 +5,7 @@
     problem      what was asked          config       how it was done (both with their frozen key)
     sweep        one run of the tuner    block        one problem measured on one board in one go
     measurement  one config in one block, once for choosing (search) and once for scoring (confirm)
-    compilation  what the compiler reported for a config; the same for every problem, hence no column of measurement
+    compilation  what the compiler reported for a config; the same for every problem of one variant, hence no column of measurement
     best         the winner of a problem and its tie set
 
 Rows of `sweep` and `block` carry a random uid and the other tables a natural key, so that databases merge (see transfer.py).
@@ -27,11 +27,12 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    literal_column,
 )
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
-SCHEMA_VERSION = 1  # user_version of the file; raised by every migration
-REVISION = "0001"  # the newest migration
+SCHEMA_VERSION = 2  # user_version of the file; raised by every migration
+REVISION = "0002"  # the newest migration
 
 ROLES = ("search", "confirm")
 STATUSES = ("ok", "censored", "incorrect", "compile_error", "crash", "timeout", "spill", "skipped")
@@ -39,6 +40,15 @@ SWEEP_STATUSES = ("running", "finished", "interrupted", "failed")
 BLOCK_STATUSES = ("open", "finished", "failed")
 COMPILERS = ("nvrtc", "nvcc")
 MAX_TIME_US = 1e12  # longer than any sweep; infinity and NaN fail the comparison
+#: Fields of a problem that are words, the default first.
+PROBLEM_WORDS = {
+    "recipe": ("1d2d", "1d1d", "per_row"),
+    "d_dtype": ("bf16", "fp32"),
+    "c_mode": ("none", "accumulate", "general", "head_split"),
+    "a_major": ("k", "mn"),
+    "b_major": ("k", "mn"),
+    "scale_layout": ("mn_major", "any"),
+}
 
 INTEGER = BigInteger().with_variant(Integer(), "sqlite")
 REAL_NUMBER = Double().with_variant(REAL(), "sqlite")
@@ -59,6 +69,16 @@ def between(table: str, column: str, low: float, high: float) -> CheckConstraint
 def positive(table: str, column: str, below: float) -> CheckConstraint:
     """Return the CHECK that `column` is NULL or a finite positive number."""
     return CheckConstraint(f"{column} > 0 AND {column} < {below:.1f}", name=f"ck_{table}_{column}")
+
+
+def added_words(table: str, words: dict[str, tuple[str, ...]]) -> list[Column]:
+    """Return required text columns of a later migration, each with its default (the first word) and the CHECK in the column itself."""
+    return [Column(name, Text, one_of(table, name, values), server_default=values[0], nullable=False) for name, values in words.items()]
+
+
+def added_integer(table: str, name: str, low: int, high: int, default: int) -> Column:
+    """Return a required integer column of a later migration."""
+    return Column(name, INTEGER, between(table, name, low, high), server_default=literal_column(str(default)), nullable=False)
 
 
 def identifier(table: str) -> list:
@@ -117,6 +137,7 @@ environment = make_table(
 
 problem = make_table(
     "problem", identifier("problem"), text("key", "op"), integers("m", "n", "k", "num_sms"), text("compiled_dims"),
+    added_words("problem", PROBLEM_WORDS), added_integer("problem", "batch_invariant", 0, 1, 0),
     UniqueConstraint("key", name="uq_problem_key"),
     *(between("problem", dim, 1, 2**31 - 1) for dim in "mnk"), between("problem", "num_sms", 0, 65535),
 )  # fmt: skip
@@ -124,6 +145,7 @@ problem = make_table(
 KNOBS = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")
 config = make_table(
     "config", identifier("config"), text("key", "op"), integers(*KNOBS), optional_text("extra"),
+    added_integer("config", "split_k", 1, 65535, 1), added_integer("config", "swap_ab", 0, 1, 0),
     UniqueConstraint("key", name="uq_config_key"),
     *(between("config", name, 1, 65535) for name in KNOBS),
 )  # fmt: skip
@@ -163,9 +185,9 @@ measurement = make_table(
 
 REPORT_FIELDS = ("registers", "spill_bytes", "local_bytes", "smem_bytes")
 compilation = make_table(
-    "compilation", reference("compilation", "config_id", "config"), text("kernel_hash", "compiler"),
+    "compilation", reference("compilation", "config_id", "config"), text("variant", "kernel_hash", "compiler"),
     integers(*REPORT_FIELDS, nullable=True), reals("compile_ms"),
-    PrimaryKeyConstraint("config_id", "kernel_hash", "compiler", name="pk_compilation"),
+    PrimaryKeyConstraint("config_id", "variant", "kernel_hash", "compiler", name="pk_compilation"),
     one_of("compilation", "compiler", COMPILERS),
     *(between("compilation", name, 0, 2**31 - 1) for name in REPORT_FIELDS), between("compilation", "compile_ms", 0.0, MAX_TIME_US),
 )  # fmt: skip

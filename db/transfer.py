@@ -18,6 +18,12 @@ from tuner.db.store import Store
 APPLICATION = "deep_gemm tuning database"
 FORMAT = 1
 BLOBS = {"samples"}
+#: What the columns mean that an export of an older schema has not.
+ADDED = {name: {} for name in KEYS} | {
+    "problem": {name: words[0] for name, words in tables.PROBLEM_WORDS.items()} | {"batch_invariant": 0},
+    "config": {"split_k": 1, "swap_ab": 0},
+    "compilation": {"variant": ""},
+}
 
 
 def load_tables(source: str | os.PathLike) -> Tables:
@@ -102,7 +108,7 @@ def from_document(name: str, table: dict) -> dict[tuple, dict]:
     """Return one table of a JSON document."""
     rows = {}
     for values in table["rows"]:
-        row = dict(zip(table["columns"], values, strict=True))
+        row = ADDED[name] | dict(zip(table["columns"], values, strict=True))
         for column in BLOBS & set(row):
             row[column] = None if row[column] is None else bytes.fromhex(row[column])
         rows[natural_key(name, row)] = row

@@ -8,6 +8,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tuner import errors
 from tuner.db import tables
 from tuner.db.values import now, to_log_tail, to_row, to_samples
+from tuner.fields import kernel_variant
 
 COMPILE_FIELDS = ("registers", "spill_bytes", "local_bytes", "smem_bytes", "compile_ms")
 MEASUREMENT_FIELDS = tuple(column.name for column in tables.measurement.columns)
@@ -38,11 +39,11 @@ def add_measurements(connection: Connection, rows: list[dict]) -> None:
     compilations = {}
     for row in rows:
         facts = {name: row.pop(name, None) for name in COMPILE_FIELDS}
-        kernel_hash, compiler, compiled_dims = identities[row.get("block_id")]
+        identity, compiled_dims = identities[row.get("block_id")]
         # A kernel with compiled dims is another kernel for every problem: its report is not that of the config.
         if not compiled_dims and any(value is not None for value in facts.values()):
-            key = {"config_id": row.get("config_id"), "kernel_hash": kernel_hash, "compiler": compiler}
-            compilations[row.get("config_id"), kernel_hash, compiler] = to_row(tables.compilation, facts | key)
+            key = identity | {"config_id": row.get("config_id")}
+            compilations[tuple(key.values())] = to_row(tables.compilation, facts | key)
     upsert(connection, tables.measurement, [to_measurement_row(row) for row in rows])
     upsert(connection, tables.compilation, list(compilations.values()), keep_known=True)
 
@@ -54,15 +55,16 @@ def to_measurement_row(row: dict) -> dict:
     return dict.fromkeys(MEASUREMENT_FIELDS) | to_row(tables.measurement, given)
 
 
-def load_identities(connection: Connection, block_ids: set) -> dict[int, tuple[str, str, str]]:
-    """Return {block id: (kernel_hash, compiler, compiled_dims)}. Raises: UsageError for a block that does not exist."""
+def load_identities(connection: Connection, block_ids: set) -> dict[int, tuple[dict, str]]:
+    """Return {block id: (what identifies its kernels besides the config, compiled_dims)}. Raises: UsageError for a block that does not exist."""
     found = {}
-    query = select(tables.block.c.kernel_hash, tables.block.c.compiler, tables.problem.c.compiled_dims).join(tables.problem)
+    query = select(tables.block.c.kernel_hash, tables.block.c.compiler, tables.problem).join(tables.problem)
     for block_id in block_ids:
-        row = connection.execute(query.where(tables.block.c.id == block_id)).first() if isinstance(block_id, int) else None
+        row = connection.execute(query.where(tables.block.c.id == block_id)).mappings().first() if isinstance(block_id, int) else None
         if row is None:
             raise errors.UsageError(f"measurement.block_id = {block_id!r}: no such block; call add_block first")
-        found[block_id] = tuple(row)
+        identity = {"kernel_hash": row["kernel_hash"], "compiler": row["compiler"], "variant": kernel_variant(row)}
+        found[block_id] = identity, row["compiled_dims"]
     return found
 
 

@@ -1,10 +1,34 @@
-"""FP8 matrix products for NVIDIA GPUs: a drop-in for the DeepGEMM API with measured and learned configurations.
+"""FP8 and BF16 matrix products for NVIDIA GPUs: a drop-in for the DeepGEMM API with measured and learned configurations.
 
 Importing opens no driver and initialises nothing; kernels are compiled by the first call that needs them.
 """
 
 from deep_gemm import testing, utils
-from deep_gemm._C import Config, Device, Problem, fp8_gemm_nt, get_candidates, get_device, get_num_sms, is_legal, set_num_sms
+from deep_gemm._C import (
+    Config,
+    Device,
+    Problem,
+    bf16_gemm_nn,
+    bf16_gemm_nt,
+    bf16_gemm_tn,
+    bf16_gemm_tt,
+    fp8_gemm_nn,
+    fp8_gemm_nt,
+    fp8_gemm_nt_skip_head_mid,
+    fp8_gemm_tn,
+    fp8_gemm_tt,
+    get_candidates,
+    get_device,
+    get_num_sms,
+    get_pdl,
+    get_tc_util,
+    is_batch_invariant,
+    is_legal,
+    set_batch_invariant,
+    set_num_sms,
+    set_pdl,
+    set_tc_util,
+)
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor, get_tma_aligned_size, transform_sf_into_required_layout
 from deep_gemm.quantize import (
     align,
@@ -15,6 +39,7 @@ from deep_gemm.quantize import (
     per_token_cast_to_fp8,
 )
 from deep_gemm.selection import get_analytic_config, get_best_config
+from deep_gemm.vendor import cublaslt_gemm_nn, cublaslt_gemm_nt, cublaslt_gemm_tn, cublaslt_gemm_tt
 
 __version__ = "0.1.0"
 
@@ -23,21 +48,39 @@ __all__ = [
     "Device",
     "Problem",
     "align",
+    "bf16_gemm_nn",
+    "bf16_gemm_nt",
+    "bf16_gemm_tn",
+    "bf16_gemm_tt",
     "ceil_div",
+    "cublaslt_gemm_nn",
+    "cublaslt_gemm_nt",
+    "cublaslt_gemm_tn",
+    "cublaslt_gemm_tt",
+    "fp8_gemm_nn",
     "fp8_gemm_nt",
+    "fp8_gemm_nt_skip_head_mid",
+    "fp8_gemm_tn",
+    "fp8_gemm_tt",
     "get_analytic_config",
     "get_best_config",
     "get_candidates",
     "get_device",
     "get_mn_major_tma_aligned_tensor",
     "get_num_sms",
+    "get_pdl",
+    "get_tc_util",
     "get_tma_aligned_size",
+    "is_batch_invariant",
     "is_legal",
     "per_block_cast_to_fp8",
     "per_channel_cast_to_fp8",
     "per_custom_dims_cast_to_fp8",
     "per_token_cast_to_fp8",
+    "set_batch_invariant",
     "set_num_sms",
+    "set_pdl",
+    "set_tc_util",
     "testing",
     "transform_sf_into_required_layout",
     "utils",

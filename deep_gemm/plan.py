@@ -10,12 +10,15 @@ import threading
 import warnings
 
 from deep_gemm import _C, environment, selection
-from deep_gemm.errors import CompileError, SelectorWarning
-from deep_gemm.jit import build
+from deep_gemm.errors import CompileError, DeviceError, SelectorWarning
+from deep_gemm.jit import build, generator
 
 _MAX_REMEMBERED = 65536
 
-# A kernel serves every problem with its compiled dims; asking the JIT again would hash the whole source for each of them.
+# The fields of a problem that its kernel depends on, besides sizes that are compiled in.
+_VARIANT = ("op", "recipe", "d_dtype", "c_mode", "a_major", "b_major", "scale_layout")
+
+# A kernel serves every problem of its variant and compiled dims; asking the JIT again would hash the whole source for each of them.
 _kernels: dict[tuple, "build.CompileResult"] = {}
 _seen: set["_C.Problem"] = set()
 _warned: set[str] = set()
@@ -48,6 +51,30 @@ def plan(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
     return config, result.cubin, result.kernel_name
 
 
+def plan_without_clusters(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
+    """Plan again, as `plan`, where the GPU places no cluster of the planned config: the heuristic's best of those of one CTA.
+
+    Raises: DeviceError where no such config is legal; CompileError.
+    """
+    device = _C.get_device(ordinal)
+    single = [config for config in _C.get_candidates(problem, device) if config.cluster_m * config.cluster_n * config.split_k == 1]
+    if not single:
+        raise DeviceError(f"{problem}: {device.name} places no cluster of CTAs, and no config without clusters is legal; use another GPU.")
+    config = min(single, key=lambda candidate: _C.estimate_time_us(problem, candidate, device))
+    _warn_once(f"{device.name} places no cluster of the config chosen for {problem}; using {config} instead")
+    result = _get_kernel(problem, config)
+    return config, result.cubin, result.kernel_name
+
+
+def get_transpose_kernel(is_refused: bool = False) -> tuple[bytes, str]:
+    """Return (cubin, kernel name) of the pass that makes an FP8 operand K-major; `is_refused` as for build.get_cubin.
+
+    Raises: CompileError.
+    """
+    result = build.get_cubin_for_source(generator.transpose_source(), generator.TRANSPOSE_KERNEL, is_refused=is_refused)
+    return result.cubin, result.kernel_name
+
+
 def rebuild(problem: "_C.Problem", config: "_C.Config") -> tuple[bytes, str, str]:
     """Compile again after the driver refused the cubin that plan gave; return (cubin, kernel name, compiler and version).
 
@@ -78,7 +105,8 @@ def forget() -> None:
 
 def _get_kernel(problem: "_C.Problem", config: "_C.Config", is_refused: bool = False):
     """Return the compiled kernel; `is_refused` as for build.get_cubin."""
-    key = (problem.op, config, *((name, getattr(problem, name)) for name in problem.compiled_dims))
+    compiled = tuple((name, getattr(problem, name)) for name in problem.compiled_dims)
+    key = (config, compiled, *(getattr(problem, name) for name in _VARIANT))
     result = None if is_refused else _kernels.get(key)
     if result is None:
         result = build.get_cubin(problem, config, is_refused=is_refused)

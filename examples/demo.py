@@ -3,7 +3,8 @@
 With an SM90 GPU: sweep twelve problems on it, learn from what was measured (together with the recorded sweep where that was made
 with the same kernels on the same GPU model), export the selector, multiply through it, and time its choices beside the heuristic's.
 Without one: the same loop on the recorded H200 sweep, its search replayed, ending in an evaluated and exported selector, a table
-and a plot; the product itself runs on the CPU reference.
+and a plot; the product itself runs on the CPU reference. Where that sweep was made with other kernels than these, the demo's own
+problems are swept on simulated times instead.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from deep_gemm.jit.hashing import kernel_hash
 from tuner.dataset import load_dataset
 from tuner.db import Store, snapshot_path
 from tuner.shapes import load_preset
-from tuner.sources import RECORDED_SKU
+from tuner.sources import RECORDED_SKU, open_database
 
 OP = "fp8_gemm"
 ROWS = 12
@@ -57,17 +58,32 @@ def measure(out: Path, device: "_C.Device") -> Path:
     """Sweep the demo preset into a database and return the one to learn from."""
     database = out / "tuning.db"
     run_tuner("sweep", "--preset", "demo", "--db", database)
-    recorded = snapshot_path(RECORDED_SKU)
-    if device.sku != RECORDED_SKU or not recorded.exists():
-        return database
-    with Store.open(recorded, mode="immutable") as store:
-        is_same_kernel = store.newest_kernel_hash(OP, device.sku) == kernel_hash(OP)
-    if not is_same_kernel:
+    if device.sku != RECORDED_SKU or not is_recording_current():
         return database
     merged = out / "merged.db"
     merged.unlink(missing_ok=True)
-    run_tuner("db", "merge", merged, recorded, database)
+    run_tuner("db", "merge", merged, snapshot_path(RECORDED_SKU), database)
     return merged
+
+
+def is_recording_current() -> bool:
+    """Return whether the recorded sweep was made with the kernels of this package."""
+    recorded = snapshot_path(RECORDED_SKU)
+    if not recorded.exists():
+        return False
+    with Store.open(recorded, mode="immutable") as store:
+        return store.newest_kernel_hash(OP, RECORDED_SKU) == kernel_hash(OP)
+
+
+def find_recording(out: Path) -> Path:
+    """Return the recorded sweep, or where it is of other kernels a sweep of the demo's problems on simulated times."""
+    if is_recording_current():
+        console.print("no SM90 GPU here: replaying the sweep that was recorded on an H200", highlight=False)
+        return snapshot_path(RECORDED_SKU)
+    console.print("no SM90 GPU here, and the recorded sweep is of other kernels: sweeping on simulated times", highlight=False)
+    database = out / "simulated.db"
+    run_tuner("sweep", "--preset", "demo", "--backend", "simulated", "--db", database)
+    return database
 
 
 def learn(out: Path, database: Path, is_small: bool) -> Path:
@@ -108,13 +124,14 @@ def time_configs(problem: "_C.Problem", configs: list, ordinal: int) -> dict:
     pairs = max(2, -(-(180 << 20) // (problem.n * problem.k + problem.m * problem.k)))
     buffers = []
     for _ in range(min(pairs, LAUNCHES)):
-        a = deep_gemm.per_token_cast_to_fp8(torch.randn(problem.m, problem.k, device="cuda"), False)
+        a, scale_a = deep_gemm.per_token_cast_to_fp8(torch.randn(problem.m, problem.k, device="cuda"), False)
         b = deep_gemm.per_block_cast_to_fp8(torch.randn(problem.n, problem.k, device="cuda"), False)
-        buffers.append((*a, *b, torch.empty(problem.m, problem.n, dtype=torch.bfloat16, device="cuda")))
+        scale_a = deep_gemm.get_mn_major_tma_aligned_tensor(scale_a)
+        buffers.append((a, scale_a, *b, torch.empty(problem.m, problem.n, dtype=torch.bfloat16, device="cuda")))
     stream, graphs = torch.cuda.Stream(), {}
     for config in configs:
         result = build.get_cubin(problem, config)
-        kernel = _C.Kernel(result.cubin, result.kernel_name, config, ordinal)
+        kernel = _C.Kernel(result.cubin, result.kernel_name, problem, config, ordinal)
         graphs[config] = (capture(kernel, buffers, stream), kernel)
     times: dict = {config: [] for config in configs}
     for _ in range(REPLAYS):
@@ -161,7 +178,7 @@ def compare_on_gpu(artefact: Path, device: "_C.Device") -> list[dict]:
 
 def compare_recorded(artefact: Path, database: Path) -> list[dict]:
     """Look the times of the heuristic's pick and of the model's choice up in the recorded sweep, evenly over its full-space problems."""
-    with Store.open(database, mode="immutable") as store:
+    with open_database(str(database)) as store:
         data = load_dataset(store, "")
     column = {config: index for index, config in enumerate(data.configs)}
     full = [index for index in range(len(data.problems)) if data.full_space[index]]
@@ -209,12 +226,13 @@ def main() -> None:
         rows = compare_on_gpu(artefact, device)
         show(rows, f"{device.name}: heuristic against learned choice, measured now")
     else:
-        database = snapshot_path(RECORDED_SKU)
-        console.print("no SM90 GPU here: replaying the sweep that was recorded on an H200", highlight=False)
+        database = find_recording(out)
+        is_simulated = database.parent == out
         run_tuner("simulate", "--db", database, "--problems", 6, "--seeds", 1)
-        artefact = learn(out, database, is_small=False)
+        artefact = learn(out, database, is_small=is_simulated)
         rows = compare_recorded(artefact, database)
-        show(rows, "Recorded on an H200: heuristic against the model's choice (from the sweep, not measured now)")
+        origin = "Simulated" if is_simulated else "Recorded on an H200"
+        show(rows, f"{origin}: heuristic against the model's choice (from the sweep, not measured now)")
         problem = _C.Problem(OP, 64, 256, 512)
         console.print(f"fp8_gemm_nt on the CPU reference: calc_diff {multiply(problem, 'cpu'):.1e}", highlight=False)
     result = {"meta": {"device": device.name if device else "recorded", "kernel_hash": {OP: kernel_hash(OP)}}, "rows": rows}

@@ -4,9 +4,12 @@ import numpy as np
 from sklearn.tree import DecisionTreeRegressor
 
 from tuner.dataset import SEARCHED, Dataset
+from tuner.fields import variant_of
 from tuner.learner import Learned, make_features, make_targets
 
 TREE_DEPTH = 6
+#: What another variant adds to a squared distance: more than any difference in size.
+OTHER_VARIANT = 1e6
 
 
 def choose_baselines(data: Dataset, train: np.ndarray, test: np.ndarray, learned: Learned, seed: int = 0) -> dict:
@@ -15,23 +18,31 @@ def choose_baselines(data: Dataset, train: np.ndarray, test: np.ndarray, learned
     targets = make_targets(data, train, columns)
     return {
         "heuristic": data.heuristic[test],
-        "best_single": np.full(len(test), choose_single(data, train, columns, targets)),
-        "nearest": choose_nearest(data, train, test, columns, targets),
-        "tree": choose_by_tree(data, train, test, columns, targets, seed),
+        "best_single": choose_lowest(data, test, columns, np.tile(score_mean(data, train, targets), (len(test), 1))),
+        "nearest": choose_lowest(data, test, columns, targets[find_nearest(data, train, test)]),
+        "tree": choose_lowest(data, test, columns, score_by_tree(data, train, test, columns, targets, seed)),
         "portfolio_best": choose_with_hindsight(data, test, columns),
     }
 
 
-def choose_single(data: Dataset, train: np.ndarray, columns: np.ndarray, targets: np.ndarray) -> int:
-    """Return the one column with the lowest mean over the full-space problems."""
+def choose_lowest(data: Dataset, test: np.ndarray, columns: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Return the legal column with the lowest of `scores` F64[len(test), len(columns)], the heuristic's pick where none is legal."""
+    legal = data.legal[np.ix_(test, columns)]
+    return np.where(legal.any(axis=1), columns[np.where(legal, scores, np.inf).argmin(axis=1)], data.heuristic[test])
+
+
+def score_mean(data: Dataset, train: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Return each column's mean over the full-space problems."""
     full = data.full_space[train]
-    return int(columns[targets[full if full.any() else slice(None)].mean(axis=0).argmin()])
+    return targets[full if full.any() else slice(None)].mean(axis=0)
 
 
-def choose_nearest(data: Dataset, train: np.ndarray, test: np.ndarray, columns: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Return the best column of the nearest training problem in log m, log n, log k."""
+def find_nearest(data: Dataset, train: np.ndarray, test: np.ndarray) -> np.ndarray:
+    """Return the places in `train` of the nearest problems in log m, log n, log k; those of the same variant come first."""
     distance = ((log_shape(data, test)[:, None] - log_shape(data, train)[None]) ** 2).sum(axis=2)
-    return columns[targets[distance.argmin(axis=1)].argmin(axis=1)]
+    numbers: dict = {}
+    kinds = np.array([numbers.setdefault(variant_of(problem), len(numbers)) for problem in data.problems])
+    return (distance + OTHER_VARIANT * (kinds[test][:, None] != kinds[train][None])).argmin(axis=1)
 
 
 def log_shape(data: Dataset, rows: np.ndarray) -> np.ndarray:
@@ -39,11 +50,10 @@ def log_shape(data: Dataset, rows: np.ndarray) -> np.ndarray:
     return np.log2(np.array([(data.problems[row].m, data.problems[row].n, data.problems[row].k) for row in rows], dtype=float))
 
 
-def choose_by_tree(data: Dataset, train: np.ndarray, test: np.ndarray, columns: np.ndarray, targets: np.ndarray, seed: int) -> np.ndarray:
-    """Return the column that one small tree predicts best: what the forest's other trees are for."""
+def score_by_tree(data: Dataset, train: np.ndarray, test: np.ndarray, columns: np.ndarray, targets: np.ndarray, seed: int) -> np.ndarray:
+    """Return what one small tree predicts: what the forest's other trees are for."""
     tree = DecisionTreeRegressor(max_depth=TREE_DEPTH, min_samples_leaf=2, random_state=seed).fit(make_features(data, train, columns), targets)
-    scores = tree.predict(make_features(data, test, columns)).reshape(len(test), -1)
-    return columns[scores.argmin(axis=1)]
+    return tree.predict(make_features(data, test, columns)).reshape(len(test), -1)
 
 
 def choose_with_hindsight(data: Dataset, test: np.ndarray, columns: np.ndarray) -> np.ndarray:

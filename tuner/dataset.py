@@ -13,10 +13,10 @@ import numpy as np
 
 from deep_gemm import _C
 from tuner import errors
+from tuner.fields import CONFIG_FIELDS, OPS, PROBLEM_FIELDS, kernel_problem, to_config, to_problem
 from tuner.shapes import model_names
 from tuner.sources import find_device
 
-OP = "fp8_gemm"
 #: What an illegal, pointless or unmeasured config counts as, and the clip of every training target: twice as slow.
 LOG_TWO = math.log(2.0)
 #: A problem belongs to the full-space set when this share of its candidates was measured; its best config is then known.
@@ -24,9 +24,9 @@ FULL_SPACE_SHARE = 0.8
 #: Shapes whose n and k both lie within this factor of each other form one family, and are never split by validation.
 FAMILY_FACTOR = 1.25
 UNMEASURED, CENSORED, SEARCHED, CONFIRMED = 0, 1, 2, 3
-PROBLEM_FIELDS = ("op", "m", "n", "k", "num_sms", "compiled_dims")
-CONFIG_FIELDS = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")
 FAILURES = ("incorrect", "compile_error", "crash", "timeout", "spill")
+#: Failures of one kernel, not of its config: other variants of the op kind may use that.
+BUILD_FAILURES = ("compile_error", "spill")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Dataset:
     """R problems (rows) x C configs (columns).
 
     `log_ratio` F64[R,C] is the best-known log ratio to the heuristic's pick (LOG_TWO where unmeasured), `search` the one that
-    the search rounds alone saw (NaN where they did not), `state` I8[R,C] one of UNMEASURED..CONFIRMED, `candidate` bool[R,C].
+    the search rounds alone saw (NaN where they did not), `state` I8[R,C] one of UNMEASURED..CONFIRMED, `candidate` bool[R,C], `legal`
+    bool[R,C] what the run time may choose (a candidate is worth trying, too).
     `heuristic`, `oracle` I64[R] are columns; the oracle is chosen on search rounds and scored on confirmation rounds.
     """
 
@@ -57,6 +58,7 @@ class Dataset:
     search: np.ndarray
     state: np.ndarray
     candidate: np.ndarray
+    legal: np.ndarray
     full_space: np.ndarray
     heuristic: np.ndarray
     oracle: np.ndarray
@@ -72,7 +74,7 @@ class Dataset:
         return self.log_ratio[rows, columns] - self.log_ratio[rows, self.oracle[rows]]
 
 
-def load_dataset(store, sku: str, *, op: str = OP, kernel_hash: str | None = None, compiler: str | None = None, regime: str | None = None) -> Dataset:
+def load_dataset(store, sku: str, *, op: str = OPS[0], kernel_hash: str | None = None, compiler: str | None = None, regime: str | None = None) -> Dataset:
     """Load the table of one SKU; what is left out is the newest kernel hash and the compiler and regime with most rows.
 
     Raises: InconclusiveError where the store has no usable rows for it; UsageError for an unknown SKU.
@@ -93,7 +95,7 @@ def build_dataset(rows: list[dict], identity: Identity, device: _C.Device) -> Da
     quarantined = find_quarantined(by_problem)
     usable, dropped = [], Counter()
     for problem in sorted(by_problem, key=problem_order):
-        entry = read_problem(problem, by_problem[problem], device, quarantined)
+        entry = read_problem(problem, by_problem[problem], device, quarantined_for(problem, quarantined))
         if isinstance(entry, str):
             dropped[entry] += 1
         else:
@@ -101,7 +103,7 @@ def build_dataset(rows: list[dict], identity: Identity, device: _C.Device) -> Da
     if len(usable) < 2:
         raise errors.InconclusiveError(f"{len(usable)} usable problems of {len(by_problem)} ({dict(dropped)}): at least 2 are needed; measure more with `python -m tuner sweep`")
     newest = max((row["created"] for row in rows), default="")
-    return assemble(usable, identity, device, sorted(quarantined, key=config_order), dict(dropped), newest)
+    return assemble(usable, identity, device, quarantined, dict(dropped), newest)
 
 
 def problem_order(problem) -> tuple:
@@ -110,21 +112,35 @@ def problem_order(problem) -> tuple:
 
 
 def config_order(config) -> tuple:
-    """Sort configs by tile, cluster and stages."""
-    return config.block_m, config.block_n, config.block_k, config.cluster_m, config.cluster_n, config.num_stages
+    """Sort configs by tile, cluster, split of K, order of operands, and stages."""
+    return config.block_m, config.block_n, config.block_k, config.cluster_m, config.cluster_n, config.split_k, config.swap_ab, config.num_stages
 
 
-def find_quarantined(by_problem: dict) -> set:
-    """Return the configs that failed on some problem and never succeeded on it: they stay out of every artefact."""
-    failed, fine = set(), set()
+def find_quarantined(by_problem: dict) -> dict:
+    """Return {config: kernels} of the configs that failed on some problem and never succeeded on it.
+
+    `kernels`: the problems (see kernel_problem) whose kernel did not build, or None where the config failed otherwise: then it stays out
+    of every artefact, else out of those problems only.
+    """
+    failed, fine = {}, set()
     for problem, rows in by_problem.items():
         for row in rows:
             pair = (problem, row["config"])
             if row["status"] in FAILURES:
-                failed.add(pair)
+                failed[pair] = failed.get(pair, False) or row["status"] not in BUILD_FAILURES
             elif row["status"] in ("ok", "censored"):
                 fine.add(pair)
-    return {config for _, config in failed - fine}
+    found: dict = {}
+    for (problem, config), is_general in failed.items():
+        if (problem, config) not in fine and found.get(config, ()) is not None:
+            found[config] = None if is_general else {*found.get(config, ()), kernel_problem(problem)}
+    return found
+
+
+def quarantined_for(problem, quarantined: dict) -> set:
+    """Return the configs that must not be used for `problem`."""
+    kernel = kernel_problem(problem)
+    return {config for config, kernels in quarantined.items() if kernels is None or kernel in kernels}
 
 
 @dataclass(frozen=True)
@@ -140,7 +156,7 @@ class Entry:
 
 
 def read_problem(problem, rows: list[dict], device: _C.Device, quarantined: set) -> Entry | str:
-    """Return the Entry of one problem, or the reason why it cannot be used."""
+    """Return the Entry of one problem without `quarantined` configs, or the reason why it cannot be used."""
     heuristic = _C.get_analytic_config(problem, device)
     rows = [row for row in rows if row["config"] not in quarantined and row["block_status"] == "finished"]
     values = defaultdict(list)
@@ -206,7 +222,19 @@ def group_by(rows: list[dict], name: str) -> dict:
     return groups
 
 
-def assemble(entries: list[Entry], identity: Identity, device: _C.Device, quarantined: list, dropped: dict, newest: str) -> Dataset:
+def find_legal(problems: list, configs: list, device: _C.Device, quarantined: dict) -> np.ndarray:
+    """Return bool[R,C]: which configs the run time may choose; it depends on the variant, never on the sizes."""
+    rows, found = {}, []
+    for problem in problems:
+        key = kernel_problem(problem), problem.num_sms, problem.batch_invariant
+        if key not in rows:
+            excluded = quarantined_for(problem, quarantined)
+            rows[key] = [config not in excluded and _C.is_legal(problem, config, device) for config in configs]
+        found.append(rows[key])
+    return np.array(found)
+
+
+def assemble(entries: list[Entry], identity: Identity, device: _C.Device, quarantined: dict, dropped: dict, newest: str) -> Dataset:
     """Lay the entries out as arrays."""
     configs = sorted({config for entry in entries for config in entry.best_known} | {entry.heuristic for entry in entries}, key=config_order)
     column = {config: index for index, config in enumerate(configs)}
@@ -219,13 +247,14 @@ def assemble(entries: list[Entry], identity: Identity, device: _C.Device, quaran
         for config, value in entry.search.items():
             search[row, column[config]] = value
         candidate[row, [column[config] for config in entry.candidates if config in column]] = True
+    legal = find_legal([entry.problem for entry in entries], configs, device, quarantined)
     problems = [entry.problem for entry in entries]
     full_space = np.array([measured_share(entry) >= FULL_SPACE_SHARE for entry in entries])
     return Dataset(
-        identity, device, problems, configs, log_ratio, search, state, candidate, full_space,
+        identity, device, problems, configs, log_ratio, search, state, candidate, legal, full_space,
         np.array([column[entry.heuristic] for entry in entries]), find_oracle(log_ratio, search, state),
         np.array([entry.heuristic_us for entry in entries]), find_families(problems), model_names(problems),
-        quarantined, dropped, newest,
+        sorted((config for config, kernels in quarantined.items() if kernels is None), key=config_order), dropped, newest,
     )  # fmt: skip
 
 
@@ -272,13 +301,3 @@ def attach_objects(rows: list[dict]) -> list[dict]:
             configs[config_fields] = to_config(row)
         attached.append({**row, "problem": problems[problem_fields], "config": configs[config_fields]})
     return attached
-
-
-def to_problem(row: dict):
-    """Return the problem of a measured row."""
-    return _C.Problem(row["op"], row["m"], row["n"], row["k"], num_sms=row["num_sms"], compiled_dims=row["compiled_dims"])
-
-
-def to_config(row: dict):
-    """Return the config of a measured row."""
-    return _C.Config(row["block_m"], row["block_n"], row["num_stages"], block_k=row["block_k"], cluster_m=row["cluster_m"], cluster_n=row["cluster_n"])

@@ -1,6 +1,6 @@
-"""From a training folder to the selector artefact of one SKU: exact table, forest arrays, guards, golden vectors, model card.
+"""From the training folders of a SKU's op kinds to its selector artefact: exact table, forest arrays, guards, golden vectors, model card.
 
-Guarantees: the same training folder and data give the same bytes; the written file was loaded by the run time's own reader, its
+Guarantees: the same training folders and data give the same bytes; the written file was loaded by the run time's own reader, its
 golden vectors replayed and its choices compared before it replaced anything. The kernel hash written is the data's, never the tree's.
 """
 
@@ -15,6 +15,7 @@ from deep_gemm import _C
 from tuner import errors, gates
 from tuner.artifact import build_artifact
 from tuner.dataset import CONFIRMED, SEARCHED, Dataset
+from tuner.fields import replace_problem
 from tuner.learner import is_inside, predict
 from tuner.model_card import write_card
 from tuner.train import EVALUATION, Training, write_file
@@ -23,12 +24,11 @@ MAX_CONFIGS = 32
 #: The exact table leaves the portfolio only for a confirmed gain above 2 %.
 EXACT_GAIN_LOG = np.log(1.02)
 NUM_GOLDEN = 256
-CONFIG_FIELDS = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")
 
 
 @dataclass(frozen=True)
 class Export:
-    """A finished artefact: its bytes, its model card, the gates' verdicts and what it holds."""
+    """A finished artefact: its bytes, its model card, the gates' verdicts of every op kind and what it holds."""
 
     content: bytes
     card: str
@@ -36,29 +36,68 @@ class Export:
     contents: dict
 
 
-def make_export(training: Training, data: Dataset, *, stale: str | None = None) -> Export:
-    """Build artefact and card, and check the artefact with the run time's reader. Raises: UsageError, IntegrityError."""
+@dataclass(frozen=True)
+class Part:
+    """One op kind of an artefact."""
+
+    training: Training
+    data: Dataset
+    evaluation: dict
+    verdicts: list
+    configs: list
+    exact: dict
+    arrays: dict
+
+    @property
+    def op(self) -> str:
+        """Return the op kind."""
+        return self.training.identity.op
+
+    def describe(self) -> dict:
+        """Return what the artefact holds of this op kind, as counts."""
+        return {
+            "exact": len(self.exact), "configs": len(self.configs), "portfolio": len(self.training.portfolio), "trees": len(self.arrays["tree_start"]) - 1,
+            "nodes": len(self.arrays["feature"]), "golden": len(self.arrays["golden_choice"]),
+        }  # fmt: skip
+
+
+def make_export(trained: list[tuple[Training, Dataset]], *, stale: str | None = None) -> Export:
+    """Build artefact and card of one SKU from the selectors of its op kinds, and check the artefact with the run time's reader.
+
+    Raises: UsageError, IntegrityError.
+    """
+    check_same_board(trained)
+    parts = [make_part(training, data) for training, data in trained]
+    created = max(part.training.record["newest_row"][:10] for part in parts)
+    named = {f"{part.op}/{name}": array for part in parts for name, array in part.arrays.items()}
+    metadata = make_metadata(parts, created)
+    check_artifact(build_artifact(metadata, named), parts)
+    content = build_artifact(metadata | {"stale": stale}, named)
+    verdicts = [{"op": part.op, **verdict} for part in parts for verdict in part.verdicts]
+    contents = {"bytes": len(content), "created": created, "ops": {part.op: part.describe() for part in parts}}
+    return Export(content, write_card([(part.training, part.evaluation, part.verdicts) for part in parts], contents), verdicts, contents)
+
+
+def check_same_board(trained: list[tuple[Training, Dataset]]) -> None:
+    """Raise UsageError unless all selectors were trained for one SKU with one package."""
+    names = ("features_version", "heuristic_version", "package_version")
+    if len({(training.identity.sku, *(training.record[name] for name in names)) for training, _ in trained}) != 1:
+        raise errors.UsageError(f"--training {trained[0][0].folder.parent}: its op kinds were trained for different GPU models or packages; train them again")
+
+
+def make_part(training: Training, data: Dataset) -> Part:
+    """Return what an artefact holds of one op kind."""
     evaluation = load_evaluation(training)
     configs, exact = choose_exact(data, training.portfolio)
     arrays = {
-        "configs": np.array([[getattr(config, name) for name in CONFIG_FIELDS] for config in configs], np.int32),
+        "configs": np.array([list(config.as_dict().values()) for config in configs], np.int32),
         **exact_arrays(exact),
         **forest_arrays(training.forest),
         "feature_min": training.feature_min,
         "feature_max": training.feature_max,
         **golden_arrays(training, data),
     }
-    created = training.record["newest_row"][:10]
-    named = {f"{training.identity.op}/{name}": array for name, array in arrays.items()}
-    metadata = make_metadata(training, data, created)
-    check_artifact(build_artifact(metadata, named), data, exact)
-    content = build_artifact(metadata | {"stale": stale}, named)
-    contents = {
-        "exact": len(exact), "configs": len(configs), "portfolio": len(training.portfolio), "trees": len(arrays["tree_start"]) - 1,
-        "nodes": len(arrays["feature"]), "golden": len(arrays["golden_choice"]), "bytes": len(content), "created": created,
-    }  # fmt: skip
-    verdicts = gates.check_gates(evaluation["splits"])
-    return Export(content, write_card(training, evaluation, verdicts, contents), verdicts, contents)
+    return Part(training, data, evaluation, gates.check_gates(evaluation["splits"]), configs, exact, arrays)
 
 
 def load_evaluation(training: Training) -> dict:
@@ -74,27 +113,29 @@ def load_evaluation(training: Training) -> dict:
         raise errors.IntegrityError(f"{training.folder / EVALUATION}: {error}; evaluate again") from error
 
 
-def make_metadata(training: Training, data: Dataset, created: str) -> dict:
+def make_metadata(parts: list[Part], created: str) -> dict:
     """Return the artefact's metadata; `build_artifact` adds the hash of the arrays."""
-    identity, record = training.identity, training.record
-    op = {
-        "kernel_hash": identity.kernel_hash,
-        "regime": identity.regime,
+    first = parts[0]
+    return {
+        "format": 1,
+        "sku": first.training.identity.sku,
+        "sm_count": first.data.device.sm_count,
+        **{name: first.training.record[name] for name in ("features_version", "heuristic_version", "package_version")},
+        "ops": {part.op: describe_op(part.training) for part in parts},
+        "stale": None,
+        "created": created,
+    }
+
+
+def describe_op(training: Training) -> dict:
+    """Return the metadata of one op kind."""
+    return {
+        "kernel_hash": training.identity.kernel_hash,
+        "regime": training.identity.regime,
         "margin": training.guards.margin,
         "max_spread": training.guards.max_spread,
         "num_portfolio": len(training.portfolio),
         "quarantined": [],
-    }
-    return {
-        "format": 1,
-        "sku": identity.sku,
-        "sm_count": data.device.sm_count,
-        "features_version": record["features_version"],
-        "heuristic_version": record["heuristic_version"],
-        "package_version": record["package_version"],
-        "ops": {identity.op: op},
-        "stale": None,
-        "created": created,
     }
 
 
@@ -169,11 +210,11 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
     Half are measured problems, half the same at sizes in between, where the guards also refuse; both evenly over the table.
     """
     measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)]
-    between = [_C.Problem(problem.op, problem.m + problem.m // 3 + 1, problem.n, problem.k + 128, num_sms=problem.num_sms) for problem in measured]
+    between = [replace_problem(problem, m=problem.m + problem.m // 3 + 1, k=problem.k + 128) for problem in measured]
     problems = (measured + between)[:NUM_GOLDEN]
     while len(problems) < NUM_GOLDEN:
         last = problems[-len(measured)]
-        problems.append(_C.Problem(last.op, last.m + 17, last.n + 8, last.k))
+        problems.append(replace_problem(last, m=last.m + 17, n=last.n + 8))
     features = np.array([_C.get_features(problem, data.device, training.portfolio) for problem in problems]).astype(np.float32)
     scores, spreads = predict(training.forest, features)
     best = scores.argmin(axis=1)
@@ -183,17 +224,18 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
     return {"golden_features": features, "golden_scores": scores, "golden_choice": choice.astype(np.int32)}
 
 
-def check_artifact(content: bytes, data: Dataset, exact: dict) -> None:
+def check_artifact(content: bytes, parts: list[Part]) -> None:
     """Raise IntegrityError unless the run time's reader takes the artefact, replays its golden vectors and finds every exact entry."""
     selector = _C.Selector.load(content)
     differing = selector.replay_golden()
     if differing:
         raise errors.IntegrityError(f"{differing} golden vectors give another result in the native walk than in scikit-learn; nothing was written")
-    configs = selector.configs(data.identity.op)
-    for problem, index in exact.items():
-        choice = selector.choose(problem, data.device)
-        if choice.source != "exact" or choice.config != configs[index]:
-            raise errors.IntegrityError(f"{problem}: the artefact chooses {choice} instead of its own exact entry {configs[index]}; nothing was written")
+    for part in parts:
+        configs = selector.configs(part.op)
+        for problem, index in part.exact.items():
+            choice = selector.choose(problem, part.data.device)
+            if choice.source != "exact" or choice.config != configs[index]:
+                raise errors.IntegrityError(f"{problem}: the artefact chooses {choice} instead of its own exact entry {configs[index]}; nothing was written")
 
 
 def write_export(export: Export, folder: Path, sku: str) -> tuple[Path, Path]:

@@ -27,4 +27,5 @@ def is_passed(verdicts: list[dict]) -> bool:
 def format_verdict(verdict: dict) -> str:
     """Return one gate as a sentence."""
     value = "not measured" if verdict["value"] is None else f"{verdict['value']:.1%}"
-    return f"{verdict['gate']} {value} ({'met' if verdict['met'] else 'missed'}: {verdict['rule']} {verdict['limit']:.0%})"
+    op = f"{verdict['op']}: " if "op" in verdict else ""
+    return f"{op}{verdict['gate']} {value} ({'met' if verdict['met'] else 'missed'}: {verdict['rule']} {verdict['limit']:.0%})"

@@ -6,25 +6,27 @@ import numpy as np
 
 from deep_gemm.jit import hashing
 from tuner import shapes
-from tuner.dataset import FAILURES, OP, group_by
+from tuner.dataset import FAILURES, group_by
+from tuner.fields import to_config, to_problem
 
 QUANTILES = {"median": 0.5, "p95": 0.95, "max": 1.0}
 #: Examples named per finding; the counts are complete.
 MAX_EXAMPLES = 8
 
 
-def inspect(store, sku: str, preset: str = "") -> dict:
-    """Return coverage, noise, stale rows and failures of one SKU. `preset` limits the coverage to one."""
-    current = hashing.kernel_hash(OP)
-    rows = store.load_measurements(sku=sku, op=OP)
-    newest = store.newest_kernel_hash(OP, sku)
+def inspect(store, sku: str, op: str, preset: str = "") -> dict:
+    """Return coverage, noise, stale rows and failures of one SKU and op kind. `preset` limits the coverage to one."""
+    current = hashing.kernel_hash(op)
+    rows = store.load_measurements(sku=sku, op=op)
+    newest = store.newest_kernel_hash(op, sku)
     fresh = [row for row in rows if row["kernel_hash"] == newest]
     return {
         "sku": sku,
+        "op": op,
         "kernel_hash": {"tree": current, "newest": newest, "matches": newest == current},
         "rows": len(rows),
         "identities": describe_identities(rows, current),
-        "coverage": describe_coverage(rows, newest, current, [preset] if preset else shapes.preset_names()),
+        "coverage": describe_coverage(rows, newest, current, op, [preset] if preset else shapes.preset_names()),
         "noise": describe_noise(fresh),
         "stale": describe_stale(rows, current),
         "failures": describe_failures(fresh),
@@ -47,15 +49,17 @@ def describe_identities(rows: list[dict], current: str) -> list[dict]:
     return sorted(found, key=lambda entry: entry["newest"], reverse=True)
 
 
-def describe_coverage(rows: list[dict], newest: str | None, current: str, presets: list[str]) -> dict:
-    """Return per preset how many problems have a finished block of the newest rows' kernel and of the tree's, and which have none."""
+def describe_coverage(rows: list[dict], newest: str | None, current: str, op: str, presets: list[str]) -> dict:
+    """Return per preset with problems of `op` how many of them have a finished block of the newest rows' kernel and of the tree's, and which have none."""
     measured = defaultdict(set)
     for row in rows:
         if row["block_status"] == "finished":
             measured[row["kernel_hash"]].add(row["problem_key"])
     found = {}
     for name in presets:
-        problems = shapes.load_preset(name)
+        problems = [problem for problem in shapes.load_preset(name) if problem.op == op]
+        if not problems:
+            continue
         missing = [problem for problem in problems if problem.key not in measured[newest]]
         found[name] = {
             "problems": len(problems),
@@ -106,6 +110,5 @@ def describe_failures(rows: list[dict]) -> dict:
 def describe_failed(rows: list[dict]) -> dict:
     """Return one config's failures."""
     first = rows[0]
-    name = f"{first['block_m']}x{first['block_n']}x{first['block_k']} s{first['num_stages']} c{first['cluster_m']}x{first['cluster_n']}"
-    example = f"m={first['m']} n={first['n']} k={first['k']}: {(first['error'] or '')[-200:]}"
-    return {"config": name, "failures": dict(Counter(row["status"] for row in rows)), "example": example}
+    example = f"{to_problem(first)}: {(first['error'] or '')[-200:]}"
+    return {"config": str(to_config(first)), "failures": dict(Counter(row["status"] for row in rows)), "example": example}

@@ -143,20 +143,25 @@ def choose(data: Dataset, rows: np.ndarray, learned: Learned) -> Choices:
     features = make_features(data, rows, columns)
     scores, spreads = predict(learned.forest, features)
     inside = is_inside(features, learned.feature_min, learned.feature_max)
+    scores = np.where(data.legal[np.ix_(rows, columns)], scores, np.inf)
     return apply_guards(columns, data.heuristic[rows], scores, spreads, inside, learned.guards)
 
 
 def apply_guards(columns: np.ndarray, heuristic: np.ndarray, scores: np.ndarray, spreads: np.ndarray, inside: np.ndarray, guards: Guards) -> Choices:
-    """Apply the choice rule: the lowest score where it beats the margin, else the heuristic's pick; silent where a guard objects."""
+    """Apply the choice rule: the lowest score where it beats the margin, else the heuristic's pick; silent where a guard objects.
+
+    Configs that are illegal for a problem score infinity; where all are, the model is silent.
+    """
     every, best = np.arange(len(scores)), scores.argmin(axis=1)
     alone = np.where(scores[every, best] < -guards.margin, columns[best], heuristic)
-    answered = inside & (spreads[every, best] <= guards.max_spread)
+    answered = inside & (spreads[every, best] <= guards.max_spread) & np.isfinite(scores[every, best])
     return Choices(np.where(answered, alone, heuristic), alone, answered)
 
 
 def fit_guards(data: Dataset, rows: np.ndarray, columns: np.ndarray, features: np.ndarray, targets: np.ndarray, settings: Settings) -> tuple[Guards, float]:
     """Return the guards that serve families best that the forest never saw, and their cost; losses against the heuristic count double."""
     scores, spreads, hulls = predict_left_out(data.families[rows], features, targets, settings)
+    scores = np.where(data.legal[np.ix_(rows, columns)], scores, np.inf)
     truth = np.clip(data.log_ratio[rows], -LOG_TWO, LOG_TWO)
     best_spread = spreads[np.arange(len(rows)), scores.argmin(axis=1)]
     chosen, lowest = Guards(MARGINS[0], float(best_spread.max()), SLACKS[0]), np.inf

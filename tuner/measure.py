@@ -14,7 +14,9 @@ import torch
 
 from deep_gemm import _C, errors
 from deep_gemm.jit.build import get_cubin
-from tuner.operands import CheckedOutput, OperandPool, check_reference
+from tuner.checked_output import CheckedOutput, Reference
+from tuner.fields import kernel_problem
+from tuner.operands import OperandPool, get_factors, get_head_splits
 from tuner.protocol import parse_job
 from tuner.race import Check, Race
 from tuner.telemetry import Telemetry
@@ -83,11 +85,11 @@ class CudaBackend:
 
     def get_kernel(self, problem, config) -> tuple["_C.Kernel", bool]:
         """Return the loaded kernel and whether it is new here. Raises: errors.CompileError, errors.LaunchError."""
-        key = f"{config.key(problem.op)} {problem.compiled_dims} {(problem.m, problem.n, problem.k) if problem.compiled_dims else ''}"
+        key = kernel_problem(problem), config
         if key in self.kernels:
             return self.kernels[key], False
         result = get_cubin(problem, config)
-        self.kernels[key] = _C.Kernel(result.cubin, result.kernel_name, config, 0)
+        self.kernels[key] = _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
         return self.kernels[key], True
 
 
@@ -96,8 +98,11 @@ class CudaTimer:
 
     def __init__(self, backend: CudaBackend, problem, configs: list, isolate: bool):
         self.backend, self.problem, self.configs, self.isolate = backend, problem, configs, isolate
-        self.ring = backend.pool.make_ring(problem)
-        self.expected, self.output = CheckedOutput(problem, DEVICE), CheckedOutput(problem, DEVICE)
+        self.ring, self.start = backend.pool.make_ring(problem), backend.pool.make_start(problem)
+        self.reference = Reference(problem, self.ring[0])
+        self.output, self.expected = CheckedOutput(problem, DEVICE), None
+        alpha, beta = get_factors(problem)
+        self.options = {"num_sms": problem.num_sms, "alpha": alpha, "beta": beta, "head_splits": get_head_splits(problem), "stream": backend.stream.cuda_stream}
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.num_launches: dict[int, int] = {}
         self.quick_us: dict[int, float] = {}
@@ -117,27 +122,36 @@ class CudaTimer:
             raise DeviceFault(index, error) from error
 
     def check_kernel(self, index: int, kernel: "_C.Kernel", is_new: bool) -> Check:
-        """Time one launch of `kernel`; config 0 defines the expected D, which is compared with the dequantised product first."""
-        is_first = index == 0 and self.max_abs_error is None
-        output = self.expected if is_first else self.output
+        """Time one launch of `kernel` and judge what it wrote."""
+        output = self.output
+        output.prepare(self.start)
         if is_new:
             self.launch(kernel, 0, output.d)  # the first launch loads the kernel's code, which no time may include
-        output.poison()
+            output.prepare(self.start)
         self.events[0].record()
         self.launch(kernel, 0, output.d)
         self.events[1].record()
         self.events[1].synchronize()
         self.quick_us[index] = self.events[0].elapsed_time(self.events[1]) * 1e3
-        if is_first:
-            error, self.max_abs_error = check_reference(self.ring[0], output)
-        else:
-            error = None if output.equals(self.expected) else "D differs from the reference config's bits, or was written outside"
+        error = self.judge(index, output)
         return Check("incorrect" if error else "ok", self.quick_us[index], finite(self.max_abs_error), error)
+
+    def judge(self, index: int, output: CheckedOutput) -> str | None:
+        """Return what is wrong with `output`; the first right one of a config that does not split K is what others must equal bit by bit."""
+        is_split = self.configs[index].split_k > 1
+        if self.expected is not None and not is_split:
+            return None if output.equals(self.expected) else "D differs from the reference config's bits, or was written outside"
+        error, self.max_abs_error = self.reference.compare(output)
+        if error is None and not is_split:
+            self.expected, self.output = output, CheckedOutput(self.problem, DEVICE)
+        return error
 
     def launch(self, kernel: "_C.Kernel", number: int, d: torch.Tensor | None = None) -> None:
         """Launch on set `number` of the ring, into `d` or the set's own D."""
-        a, scale_a, b, scale_b, own = self.ring[number]
-        kernel.launch(a, scale_a, b, scale_b, own if d is None else d, num_sms=self.problem.num_sms, stream=self.backend.stream.cuda_stream)
+        operands = self.ring[number]
+        if d is not None:
+            operands = operands._replace(d=d, c=d if operands.c is operands.d else operands.c)
+        kernel.launch(*operands, **self.options)
 
     def prepare(self, index: int) -> None:
         """Capture the graph of `index` and replay it once, which also uploads it."""

@@ -1,6 +1,7 @@
 """The model card: a Markdown page beside each artefact that says what it was trained on, how good it is and where it ends."""
 
 from tuner import gates
+from tuner.fields import to_config
 from tuner.train import Training
 
 SPLIT_NAMES = {"family": "Leave one (n, k) family out", "model": "Leave one model's shapes out", "unseen_m": "Unseen m"}
@@ -16,27 +17,40 @@ METHOD_NAMES = {
 HEADINGS = ("choice", "mean (95 % interval)", "p95 (95 % interval)", "max", "within 2 %", "wins", "losses", "worst vs heuristic", "confirmed")
 
 
-def write_card(training: Training, evaluation: dict, verdicts: list[dict], contents: dict) -> str:
-    """Return the card. `contents` counts what the artefact holds: exact, configs, portfolio, nodes, golden, bytes, created."""
-    identity = training.identity
-    sections = [
-        f"# Selector for {identity.op} on {identity.sku}\n",
-        describe_purpose(identity.op),
-        f"## Gates\n\n{describe_gates(verdicts)}",
-        f"## Data\n\n{describe_data(training.record)}",
-        f"## Validation\n\n{describe_validation(evaluation)}",
-        f"## What the file holds\n\n{describe_contents(training, contents)}",
-        f"## Limits\n\n{describe_limits(training.record, evaluation)}",
-    ]
+def write_card(parts: list[tuple[Training, dict, list[dict]]], contents: dict) -> str:
+    """Return the card of (training, evaluation, verdicts) per op kind; `contents` counts what the artefact holds, see export.make_export."""
+    first = parts[0][0]
+    ops = [training.identity.op for training, _, _ in parts]
+    sections = [f"# Selector for {first.identity.sku}\n", describe_purpose(ops), describe_file(first.record, contents)]
+    for training, evaluation, verdicts in parts:
+        sections += describe_op(training, evaluation, verdicts, contents["ops"][training.identity.op])
     return "\n".join(sections)
 
 
-def describe_purpose(op: str) -> str:
+def describe_op(training: Training, evaluation: dict, verdicts: list[dict], counts: dict) -> list[str]:
+    """Return the sections of one op kind."""
+    return [
+        f"## {training.identity.op}\n",
+        f"### Gates\n\n{describe_gates(verdicts)}",
+        f"### Data\n\n{describe_data(training.record)}",
+        f"### Validation\n\n{describe_validation(evaluation)}",
+        f"### What the file holds\n\n{describe_contents(training, counts)}",
+        f"### Limits\n\n{describe_limits(training.record, evaluation)}",
+    ]
+
+
+def describe_purpose(ops: list[str]) -> str:
     """Return what the artefact is for."""
     return (
-        f"Chooses the kernel configuration of `{op}` at run time: the measured best of a recorded problem, else the forest's choice from the\n"
+        f"Chooses the kernel configuration of {' and '.join(f'`{op}`' for op in ops)} at run time: the measured best of a recorded problem, else the forest's choice from the\n"
         "portfolio, else the analytic heuristic. It holds numbers only, can name legal configs only, and never changes a result.\n"
     )
+
+
+def describe_file(record: dict, contents: dict) -> str:
+    """Return the size and the versions of the artefact."""
+    versions = f"features version {record['features_version']}, heuristic version {record['heuristic_version']}, package {record['package_version']}"
+    return f"{contents['bytes']} bytes; dated {contents['created']}; {versions}.\n"
 
 
 def describe_gates(verdicts: list[dict]) -> str:
@@ -54,6 +68,7 @@ def describe_data(record: dict) -> str:
         f"{data['problems']} problems in {data['families']} families of (n, k) and {data['values_of_m']} values of m",
         f"{data['full_space_problems']} of them measured over the whole space; {data['configs']} distinct configs",
         f"{data['timed']} timed (problem, config) pairs, {data['confirmed']} with confirmation rounds",
+        f"variants: {format_counts(data['variants'])}",
         f"shapes of: {', '.join(data['models']) or 'no named model'}",
         f"regime `{identity['regime']}`, compiler `{identity['compiler']}`, kernel hash `{identity['kernel_hash'][:16]}`",
         f"newest row {record['newest_row'] or 'undated'}",
@@ -122,11 +137,10 @@ def describe_contents(training: Training, contents: dict) -> str:
     facts = [
         f"{contents['exact']} exact entries; {contents['configs']} configs, {contents['portfolio']} of them the portfolio",
         f"{contents['trees']} trees with {contents['nodes']} nodes ({record['kind']}, seed {training.settings.seed}, scikit-learn {record['sklearn_version']})",
-        f"{contents['golden']} golden vectors; {contents['bytes']} bytes; dated {contents['created']}",
+        f"{contents['golden']} golden vectors",
         f"guard: a config must be predicted {guards.margin:.1%} (log time) faster than the heuristic's pick",
         f"guard: the trees' standard deviation for it must be at most {guards.max_spread:.3f}",
         f"guard: every feature must lie inside the training hull, widened by {guards.slack:.0%} of its extent",
-        f"features version {record['features_version']}, heuristic version {record['heuristic_version']}, package {record['package_version']}",
         f"portfolio: {', '.join(str_config(config) for config in record['portfolio'])}",
     ]
     return to_list(facts)
@@ -134,13 +148,14 @@ def describe_contents(training: Training, contents: dict) -> str:
 
 def str_config(config: dict) -> str:
     """Return a config's short form, as the command line prints it."""
-    return f"`{config['block_m']}x{config['block_n']}x{config['block_k']} s{config['num_stages']} c{config['cluster_m']}x{config['cluster_n']}`"
+    return f"`{to_config(config)}`"
 
 
 def describe_limits(record: dict, evaluation: dict) -> str:
     """Return what the figures do not show."""
     facts = [
         f"Valid on `{record['identity']['sku']}` for kernels of this kernel hash only; elsewhere the run time ignores it.",
+        "A family is all variants of (n, k) together, so that no variant of a held-out shape is trained on.",
         "Measured in the regime above; other regimes (warm L2, launches that overlap) can prefer other configs.",
         "The heuristic's constants are part of the package and were not refitted inside the folds (on an H200 they were fitted to these problems; on left-out thirds of the shapes its mean regret was 1.1 %); features contain its estimate.",
         "A fold's portfolio may hold configs that the sweep of the portfolio left out; it learns those from full-space problems and estimates.",

@@ -1,9 +1,12 @@
-"""Operands for measuring: seeded pools on the device, a ring of buffer sets that keeps the L2 cold, and the checked D.
+"""Operands for measuring: seeded pools on the device, and a ring of buffer sets that keeps the L2 cold.
 
 All operands are views into a few pools made once per process, because making fresh random data costs more than measuring:
-    fp8 pool     E4M3 bytes of standard normals, quantised per 128 elements (amax 448), so the bit patterns are those of real data
-    scale pool   FP32, uniform in 0.5..1.5 times the scale that quantising standard normals gives; every block has its own
-A ring is as many disjoint sets (A, scales of A, B, scales of B, D) as it takes to exceed three times the L2.
+    e4m3     bytes of standard normals, quantised per 128 elements (amax 448), so the bit patterns are those of real data
+    bf16     standard normals
+    scales   FP32, uniform in 0.5..1.5 times the scale that quantising standard normals gives; every block has its own
+    c        standard normals of D's type, where an op adds a C of its own
+    d        results; zeroed before a ring whose launches add to it, so that sums stay finite
+A ring is as many disjoint sets (A, scales of A, B, scales of B, D, C) as it takes to exceed three times the L2.
 """
 
 from typing import NamedTuple
@@ -18,26 +21,41 @@ RING_L2_MULTIPLE = 3
 MAX_RING_SETS = 512
 MIN_POOL_BYTES = 256 << 20
 CHUNK_BYTES = 64 << 20
-#: Red zones before and after the checked D, in elements.
-GUARD = 4096
-#: Element bound |D - reference| <= ROUNDING * |reference| + PARTIAL_SUMS * (|A| |B|^T): BF16 rounding, 14-bit partial sums.
-ROUNDING = 2.0**-8
-PARTIAL_SUMS = 2.0**-12
-#: The dequantised reference covers every row up to this many multiplications (about 3 ms in FP32), beyond it 256 rows: the first
-#: and last 64 (tile edges) and 128 spread evenly. The other rows are covered by the bitwise comparison between configs.
-FULL_REFERENCE_PRODUCTS = 1 << 35
-SAMPLED_ROWS = 256
-ROWS_PER_STEP = 512
+#: Operands start this aligned within their pool, and rows are a multiple of TMA_BYTES apart.
+SET_ALIGNMENT = 1024
+TMA_BYTES = 16
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+#: (left, mid, right) of DeepSeek-V3's heads; another n than a multiple of left + right counts as one head.
+HEAD_SPLITS = (128, 64, 128)
+#: Factors of the product and of C in `general` problems: neither is a special case of any kernel.
+GENERAL_FACTORS = (0.75, -0.5)
 
 
 class BufferSet(NamedTuple):
-    """One set: a FP8 [m,k], scale_a FP32 [m,ceil(k/128)], b FP8 [n,k], scale_b FP32 [ceil(n/128),ceil(k/128)], d BF16 [m,n]."""
+    """One set, as _C.Kernel.launch takes it: a [m,k], b [n,k], their scales (None for BF16), d, c (None without; D itself where D accumulates)."""
 
     a: torch.Tensor
-    scale_a: torch.Tensor
+    scale_a: torch.Tensor | None
     b: torch.Tensor
-    scale_b: torch.Tensor
+    scale_b: torch.Tensor | None
     d: torch.Tensor
+    c: torch.Tensor | None
+
+
+class Layout(NamedTuple):
+    """Where an operand lies in its pool: shape and strides in elements, elements taken up with padding, and the first one's place."""
+
+    pool: str
+    dtype: torch.dtype
+    shape: tuple
+    strides: tuple
+    count: int
+    first: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes taken up, so that the next operand starts aligned."""
+        return align(self.count * self.dtype.itemsize, SET_ALIGNMENT)
 
 
 def align(value: int, unit: int) -> int:
@@ -45,31 +63,77 @@ def align(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-class Sizes(NamedTuple):
-    """Elements of each operand of one set, padded so that every set starts 1,024-byte aligned."""
-
-    a: int
-    b: int
-    scale_a: int
-    scale_b: int
-    d: int
-
-    @property
-    def set_bytes(self) -> int:
-        """Bytes of one set."""
-        return self.a + self.b + 4 * (self.scale_a + self.scale_b) + 2 * self.d
+def row_major(pool: str, dtype: torch.dtype, rows: int, columns: int) -> Layout:
+    """Return the layout of rows that are contiguous and TMA_BYTES aligned."""
+    pitch = align(columns, TMA_BYTES // dtype.itemsize)
+    return Layout(pool, dtype, (rows, columns), (pitch, 1), rows * pitch)
 
 
-def get_sizes(problem) -> Sizes:
-    """Return the padded element counts of the operands of `problem`."""
-    blocks_k, blocks_n = -(-problem.k // BLOCK), -(-problem.n // BLOCK)
-    return Sizes(
-        a=align(problem.m * problem.k, 1024),
-        b=align(problem.n * problem.k, 1024),
-        scale_a=align(problem.m * blocks_k, 256),
-        scale_b=align(blocks_n * blocks_k, 256),
-        d=align(problem.m * problem.n, 512),
-    )
+def column_major(pool: str, dtype: torch.dtype, rows: int, columns: int) -> Layout:
+    """Return the layout of columns that are contiguous and TMA_BYTES aligned."""
+    pitch = align(rows, TMA_BYTES // dtype.itemsize)
+    return Layout(pool, dtype, (rows, columns), (1, pitch), columns * pitch)
+
+
+def make_operand_layout(problem, major: str, rows: int) -> Layout:
+    """Return the layout of A or B."""
+    if problem.op == "fp8_gemm":
+        return row_major("e4m3", torch.float8_e4m3fn, rows, problem.k)
+    return (row_major if major == "k" else column_major)("bf16", torch.bfloat16, rows, problem.k)
+
+
+def make_scale_layout(problem, rows: int, is_vector: bool) -> Layout | None:
+    """Return the layout of A's or B's scales; `is_vector`: one per row and 128 of K, else one per block of 128 rows."""
+    if problem.op != "fp8_gemm":
+        return None
+    if problem.recipe == "per_row":
+        return Layout("scales", torch.float32, (rows,), (1,), rows)
+    steps = -(-problem.k // BLOCK)
+    if not is_vector:
+        blocks = -(-rows // BLOCK)
+        return Layout("scales", torch.float32, (blocks, steps), (steps, 1), blocks * steps)
+    if problem.scale_layout == "mn_major":
+        return column_major("scales", torch.float32, rows, steps)
+    # A single column would be contiguous along the rows after all, and a single row too where it is aligned.
+    pitch = max(steps, 2)
+    return Layout("scales", torch.float32, (rows, steps), (pitch, 1), rows * pitch + 1, first=int(rows == 1))
+
+
+def get_head_splits(problem) -> tuple[int, int, int] | None:
+    """Return (left, mid, right) of a head_split problem, else None."""
+    if problem.c_mode != "head_split":
+        return None
+    left, mid, right = HEAD_SPLITS
+    return HEAD_SPLITS if problem.n % (left + right) == 0 else (problem.n - problem.n // 2, mid, problem.n // 2)
+
+
+def get_factors(problem) -> tuple[float, float]:
+    """Return (alpha, beta)."""
+    return GENERAL_FACTORS if problem.c_mode == "general" else (1.0, 1.0)
+
+
+def get_d_columns(problem) -> int:
+    """Return the columns of D, which a head_split problem has more of than the product."""
+    splits = get_head_splits(problem)
+    return problem.n if splits is None else problem.n // (splits[0] + splits[2]) * sum(splits)
+
+
+def get_layouts(problem) -> dict[str, Layout | None]:
+    """Return {operand: layout} in the order of BufferSet; None for what a problem has not, or has in D's place."""
+    m, n, d_dtype = problem.m, problem.n, DTYPES[problem.d_dtype]
+    return {
+        "a": make_operand_layout(problem, problem.a_major, m),
+        "scale_a": make_scale_layout(problem, m, is_vector=True),
+        "b": make_operand_layout(problem, problem.b_major, n),
+        "scale_b": make_scale_layout(problem, n, is_vector=problem.recipe == "1d1d"),
+        "d": row_major("d", d_dtype, m, get_d_columns(problem)),
+        "c": row_major(f"c_{problem.d_dtype}", d_dtype, m, n) if problem.c_mode == "general" else None,
+    }
+
+
+def get_set_bytes(problem) -> int:
+    """Return the bytes of one set."""
+    return sum(layout.num_bytes for layout in get_layouts(problem).values() if layout)
 
 
 class OperandPool:
@@ -77,45 +141,61 @@ class OperandPool:
 
     def __init__(self, device: str, l2_bytes: int, seed: int):
         self.device, self.l2_bytes, self.seed = device, l2_bytes, seed
-        self.fp8 = make_fp8_pool(device, seed, MIN_POOL_BYTES)
-        self.scales = make_scale_pool(device, seed, MIN_POOL_BYTES // BLOCK)
-        self.d = torch.empty(0, dtype=torch.bfloat16, device=device)
+        self.pools: dict[str, torch.Tensor] = {}
 
-    def reserve(self, sizes: Sizes, count: int) -> None:
-        """Make the pools large enough for `count` sets."""
-        if self.fp8.numel() < count * (sizes.a + sizes.b):
-            self.fp8 = make_fp8_pool(self.device, self.seed, count * (sizes.a + sizes.b))
-        if self.scales.numel() < count * (sizes.scale_a + sizes.scale_b):
-            self.scales = make_scale_pool(self.device, self.seed, count * (sizes.scale_a + sizes.scale_b))
-        if self.d.numel() < count * sizes.d:
-            self.d = torch.empty(0, dtype=torch.bfloat16, device=self.device)  # give the old one back before asking for more
-            self.d = torch.empty(count * sizes.d, dtype=torch.bfloat16, device=self.device)
+    def reserve(self, name: str, num_bytes: int) -> torch.Tensor:
+        """Return pool `name` as bytes, at least so many."""
+        if name not in self.pools or self.pools[name].numel() < num_bytes:
+            self.pools.pop(name, None)  # given back before more is asked for
+            self.pools[name] = make_pool(name, self.device, self.seed, num_bytes)
+        return self.pools[name]
 
     def make_ring(self, problem) -> list[BufferSet]:
         """Return the ring of `problem`: disjoint sets of at least RING_L2_MULTIPLE times the L2 together."""
-        sizes = get_sizes(problem)
-        count = min(max(-(-RING_L2_MULTIPLE * self.l2_bytes // sizes.set_bytes), 1), MAX_RING_SETS)
-        self.reserve(sizes, count)
-        return [self.make_set(problem, sizes, number) for number in range(count)]
+        layouts = get_layouts(problem)
+        count = min(max(-(-RING_L2_MULTIPLE * self.l2_bytes // get_set_bytes(problem)), 1), MAX_RING_SETS)
+        strides: dict[str, int] = {}
+        for layout in filter(None, layouts.values()):
+            strides[layout.pool] = strides.get(layout.pool, 0) + layout.num_bytes
+        for name, stride in strides.items():
+            self.reserve(name, count * stride)
+        if problem.c_mode == "accumulate":
+            self.pools["d"].zero_()
+        return [self.make_set(problem, layouts, {name: number * stride for name, stride in strides.items()}) for number in range(count)]
 
-    def make_set(self, problem, sizes: Sizes, number: int) -> BufferSet:
-        """Return set `number` of the ring as views into the pools."""
-        m, n, k = problem.m, problem.n, problem.k
-        blocks_k, blocks_n = -(-k // BLOCK), -(-n // BLOCK)
-        bytes_at, scales_at = number * (sizes.a + sizes.b), number * (sizes.scale_a + sizes.scale_b)
-        fp8 = self.fp8.view(torch.float8_e4m3fn)
-        return BufferSet(
-            cut(fp8, bytes_at, m, k),
-            cut(self.scales, scales_at, m, blocks_k),
-            cut(fp8, bytes_at + sizes.a, n, k),
-            cut(self.scales, scales_at + sizes.scale_a, blocks_n, blocks_k),
-            cut(self.d, number * sizes.d, m, n),
-        )
+    def make_start(self, problem) -> torch.Tensor | None:
+        """Return FP32 [m,n] that a checked D begins with where it accumulates, else None."""
+        if problem.c_mode != "accumulate":
+            return None
+        layout = row_major("c_fp32", torch.float32, problem.m, problem.n)
+        return cut(self.reserve(layout.pool, layout.num_bytes), 0, layout)
+
+    def make_set(self, problem, layouts: dict, starts: dict[str, int]) -> BufferSet:
+        """Return the set whose operands begin at byte `starts` of each pool."""
+        tensors: dict = dict.fromkeys(layouts)
+        for name, layout in layouts.items():
+            if layout is not None:
+                tensors[name] = cut(self.pools[layout.pool], starts[layout.pool], layout)
+                starts[layout.pool] += layout.num_bytes
+        return BufferSet(**tensors | ({"c": tensors["d"]} if problem.c_mode == "accumulate" else {}))
 
 
-def cut(pool: torch.Tensor, start: int, rows: int, columns: int) -> torch.Tensor:
-    """Return the row-major [rows, columns] view of a flat pool at element `start`."""
-    return pool[start : start + rows * columns].view(rows, columns)
+def cut(pool: torch.Tensor, start: int, layout: Layout) -> torch.Tensor:
+    """Return the view of a pool of bytes that begins at byte `start`."""
+    flat = pool[start : start + layout.num_bytes].view(layout.dtype)
+    return flat.as_strided(layout.shape, layout.strides, flat.storage_offset() + layout.first)
+
+
+def make_pool(name: str, device: str, seed: int, num_bytes: int) -> torch.Tensor:
+    """Return uint8 [at least num_bytes] of one of the pools that the head of this file lists."""
+    num_bytes = align(num_bytes, SET_ALIGNMENT)
+    if name == "d":
+        return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    if name == "e4m3":
+        return make_fp8_pool(device, seed, max(num_bytes, MIN_POOL_BYTES))
+    if name == "scales":
+        return make_scale_pool(device, seed, max(num_bytes, MIN_POOL_BYTES // BLOCK) // 4).view(torch.uint8)
+    return make_normal_pool(device, seed + 2, num_bytes, torch.float32 if name == "c_fp32" else torch.bfloat16)
 
 
 def make_fp8_pool(device: str, seed: int, num_bytes: int) -> torch.Tensor:
@@ -130,62 +210,16 @@ def make_fp8_pool(device: str, seed: int, num_bytes: int) -> torch.Tensor:
     return pool
 
 
+def make_normal_pool(device: str, seed: int, num_bytes: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return uint8 [num_bytes] of standard normals of `dtype`."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    pool = torch.empty(num_bytes // dtype.itemsize, dtype=dtype, device=device)
+    for part in pool.split(CHUNK_BYTES):
+        part.copy_(torch.randn(part.numel(), generator=generator, device=device))
+    return pool.view(torch.uint8)
+
+
 def make_scale_pool(device: str, seed: int, count: int) -> torch.Tensor:
     """Return FP32 [count] of scales around 2.8/448, the mean amax of 128 normals over the largest E4M3 number."""
     generator = torch.Generator(device=device).manual_seed(seed + 1)
     return torch.rand(count, generator=generator, device=device).add_(0.5).mul_(2.8 / FP8_MAX)
-
-
-class CheckedOutput:
-    """D BF16 [m,n] between two red zones; `bits` is the whole buffer as int16, all NaN (0xFFFF) after `poison`."""
-
-    def __init__(self, problem, device: str):
-        self.count = problem.m * problem.n
-        self.bits = torch.empty(self.count + 2 * GUARD, dtype=torch.int16, device=device)
-        self.d = self.bits[GUARD : GUARD + self.count].view(torch.bfloat16).view(problem.m, problem.n)
-
-    def poison(self) -> None:
-        """Fill D and the red zones with NaN."""
-        self.bits.fill_(-1)
-
-    def has_clean_guards(self) -> bool:
-        """Return whether the red zones are untouched."""
-        return bool((self.bits[:GUARD] == -1).all() & (self.bits[GUARD + self.count :] == -1).all())
-
-    def equals(self, other: "CheckedOutput") -> bool:
-        """Return whether both buffers, red zones included, hold the same bits."""
-        return torch.equal(self.bits, other.bits)
-
-
-def dequantise_rows(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return FP32 [rows,k] of FP8 [rows,k] with FP32 scales [rows,ceil(k/128)]."""
-    return values.float() * scales.repeat_interleave(BLOCK, 1)[:, : values.shape[1]]
-
-
-def choose_rows(m: int, n: int, k: int) -> list[int]:
-    """Return the rows of D that the dequantised reference covers."""
-    if m * n * k <= FULL_REFERENCE_PRODUCTS or m <= SAMPLED_ROWS:
-        return list(range(m))
-    edge, spread = SAMPLED_ROWS // 4, SAMPLED_ROWS // 2
-    middle = [edge + index * (m - 2 * edge) // spread for index in range(spread)]
-    return [*range(edge), *middle, *range(m - edge, m)]
-
-
-def check_reference(operands: BufferSet, output: CheckedOutput) -> tuple[str | None, float]:
-    """Compare D with the product of the dequantised operands in FP32 (TF32 off). Return (what is wrong or None, largest error)."""
-    if not output.has_clean_guards():
-        return "wrote outside D", float("inf")
-    d, (m, k), n = output.d, operands.a.shape, operands.b.shape[0]
-    if bool(torch.isnan(d).any()):
-        return "D has NaN or unwritten elements", float("inf")
-    rows = torch.tensor(choose_rows(m, n, k), device=d.device)
-    b = dequantise_rows(operands.b, operands.scale_b.repeat_interleave(BLOCK, 0)[:n])
-    largest, num_wrong = torch.zeros((), device=d.device), torch.zeros((), dtype=torch.int64, device=d.device)
-    for part in rows.split(ROWS_PER_STEP):
-        a = dequantise_rows(operands.a.view(torch.uint8)[part].view(operands.a.dtype), operands.scale_a[part])
-        reference = a @ b.T
-        error = (d[part].float() - reference).abs()
-        bound = ROUNDING * reference.abs() + PARTIAL_SUMS * (a.abs() @ b.abs().T)
-        largest, num_wrong = torch.maximum(largest, error.max()), num_wrong + (~(error <= bound)).sum()
-    wrong = int(num_wrong)
-    return (f"{wrong} elements of {len(rows)} checked rows differ from the dequantised product" if wrong else None), float(largest)

@@ -2,7 +2,7 @@
 
 NVRTC runs inside the process that calls it and cannot be interrupted, so it never runs in the sweep's own process. The cubins
 reach the measuring process through the disk cache; only the compiler's report travels back. With run-time sizes one compilation
-serves all problems.
+serves all problems of a variant: a kernel is a pair of such a problem (see fields.kernel_problem) and a config.
 """
 
 import multiprocessing
@@ -53,28 +53,31 @@ def count_processes(num_shards: int) -> int:
     return max(len(os.sched_getaffinity(0)) // max(num_shards, 1), 1)
 
 
-def compile_all(problem, configs: Sequence, num_processes: int, on_done: Callable[[int, int], None], first: int = 0) -> dict:
-    """Compile `configs` and return {config: Compiled}; `on_done(done, total)` reports progress.
+def compile_all(kernels: Sequence[tuple], num_processes: int, on_done: Callable[[int, int], None], first: int = 0) -> dict:
+    """Compile (problem, config) pairs and return {problem: {config: Compiled}}; `on_done(done, total)` reports progress.
 
     Starts at position `first`, so that the shards of one host begin with different kernels and share the work through the cache.
     """
-    order = [*configs[first:], *configs[:first]]
+    order = [*kernels[first:], *kernels[:first]]
     done: dict[int, Compiled] = {}
-    run_pool(problem, order, range(len(order)), num_processes, done, on_done)
+    run_pool(order, range(len(order)), num_processes, done, on_done)
     for index in range(len(order)):
         if index not in done:  # its process died or hung: alone now, so that the fault names its config
-            run_pool(problem, order, [index], 1, done, on_done)
+            run_pool(order, [index], 1, done, on_done)
             done.setdefault(index, Compiled("compile_error", error="the compiling process died or hung"))
-    return {config: done[index] for index, config in enumerate(order)}
+    compiled: dict = {}
+    for index, (problem, config) in enumerate(order):
+        compiled.setdefault(problem, {})[config] = done[index]
+    return compiled
 
 
-def run_pool(problem, order: list, indices: Sequence[int], num_processes: int, done: dict, on_done: Callable[[int, int], None]) -> None:
+def run_pool(order: list, indices: Sequence[int], num_processes: int, done: dict, on_done: Callable[[int, int], None]) -> None:
     """Compile `indices` of `order` into `done` with joblib; stop at the first process that dies or stalls, killing the pool."""
     import joblib
     from joblib.externals.loky import get_reusable_executor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
-    tasks = (joblib.delayed(compile_indexed)(index, problem, order[index]) for index in indices)
+    tasks = (joblib.delayed(compile_indexed)(index, *order[index]) for index in indices)
     # At least two processes: with one, joblib would compile in this process, which could then not be killed.
     pool = joblib.Parallel(n_jobs=max(num_processes, 2), backend="loky", return_as="generator_unordered", batch_size=1, timeout=STALL_LIMIT_S)
     try:
@@ -89,10 +92,11 @@ def run_pool(problem, order: list, indices: Sequence[int], num_processes: int, d
 
 def summarize(compiled: dict, seconds: float) -> dict:
     """Return the counts and compile times of a compile-ahead stage for the sweep's summary."""
-    times = sorted(outcome.compile_ms for outcome in compiled.values() if outcome.compile_ms)
+    outcomes = [outcome for of_problem in compiled.values() for outcome in of_problem.values()]
+    times = sorted(outcome.compile_ms for outcome in outcomes if outcome.compile_ms)
     return {
-        "kernels": len(compiled),
-        "failed": sum(outcome.status != "ok" for outcome in compiled.values()),
+        "kernels": len(outcomes),
+        "failed": sum(outcome.status != "ok" for outcome in outcomes),
         "seconds": round(seconds, 2),
         "median_ms": times[len(times) // 2] if times else None,
         "max_ms": times[-1] if times else None,

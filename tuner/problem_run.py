@@ -44,7 +44,7 @@ class Block:
 
 @dataclass
 class Suspects:
-    """What the whole sweep knows about configs that crashed or hung."""
+    """What the whole sweep knows about configs that crashed or hung, by (op kind, config)."""
 
     strikes: Counter = field(default_factory=Counter)
     quarantined: dict = field(default_factory=dict)
@@ -64,8 +64,9 @@ class ProblemRun:
 
     def find_failure(self, config, compiled: Compiled | None) -> dict | None:
         """Return the row of a config that must not be launched, None for one that may."""
-        if config in self.suspects.quarantined:
-            return {"config": config, "role": "search", "status": "skipped", "error": f"quarantined: {self.suspects.quarantined[config]}"[:500]}
+        reason = self.suspects.quarantined.get((self.problem.op, config))
+        if reason is not None:
+            return {"config": config, "role": "search", "status": "skipped", "error": f"quarantined: {reason}"[:500]}
         if compiled is not None and compiled.status != "ok":
             return {"config": config, "role": "search", "status": compiled.status, "error": compiled.error}
         return None
@@ -159,9 +160,10 @@ class ProblemRun:
 
     def strike(self, config, kind: str, detail: str) -> None:
         """Count a crash or hang of `config`; quarantine it at the second one."""
-        self.suspects.strikes[config] += 1
-        if self.suspects.strikes[config] >= STRIKES:
-            self.suspects.quarantined[config] = f"{kind} on {self.problem}"
+        suspect = self.problem.op, config
+        self.suspects.strikes[suspect] += 1
+        if self.suspects.strikes[suspect] >= STRIKES:
+            self.suspects.quarantined[suspect] = f"{kind} on {self.problem}"
             self.remove(config, kind, detail)
 
     def remove(self, config, status: str, detail: str) -> None:

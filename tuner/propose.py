@@ -18,6 +18,7 @@ EXHAUSTIVE_LIMIT = 256
 BATCH_SIZE = 24
 #: Configs that TPE starts from: the heuristic's best, or random ones.
 NUM_STARTING = 12
+PARAMETERS = ("block_m", "block_n", "block_k", "cluster", "split_k", "swap_ab", "depth")
 #: Asks per new config before the rest of a batch is drawn at random: TPE comes back to known points of a small space often.
 ASKS_PER_CONFIG = 3
 
@@ -39,8 +40,8 @@ def default_trials(space_size: int) -> int:
 class OptunaProposer:
     """Proposes batches from one in-memory optuna study over the structured space of the candidates.
 
-    The space: block_m and cluster as categories, block_n as a category in its order, and depth, the rank of num_stages among the
-    candidates of the same tile and cluster (0 = deepest), because the stage count itself means little across tiles.
+    The space: every field of a config as a category, but for clusters as one category and, in the place of num_stages, depth: the rank of
+    num_stages among the candidates that differ in nothing else (0 = deepest), because the count itself means little across tiles.
     `estimates` (config -> predicted time) lets TPE begin with the configs that the heuristic thinks best instead of random ones.
     """
 
@@ -53,7 +54,7 @@ class OptunaProposer:
         self.configs = {freeze(parameters): config for config, parameters in self.parameters.items()}
         self.distributions = {
             name: optuna.distributions.CategoricalDistribution(sorted({parameters[name] for parameters in self.parameters.values()}))
-            for name in ("block_m", "block_n", "cluster", "depth")
+            for name in PARAMETERS
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -137,6 +138,9 @@ def describe(candidates: Sequence) -> list[dict]:
         {
             "block_m": config.block_m,
             "block_n": config.block_n,
+            "block_k": config.block_k,
+            "split_k": config.split_k,
+            "swap_ab": config.swap_ab,
             "cluster": f"{config.cluster_m}x{config.cluster_n}",
             "depth": ranked[tile_of(config)].index(config.num_stages),
         }
@@ -146,7 +150,7 @@ def describe(candidates: Sequence) -> list[dict]:
 
 def tile_of(config) -> tuple:
     """Return everything of a config but its stages."""
-    return config.block_m, config.block_n, config.block_k, config.cluster_m, config.cluster_n
+    return tuple(value for name, value in config.as_dict().items() if name != "num_stages")
 
 
 def freeze(parameters: dict) -> tuple:

@@ -3,7 +3,7 @@
 One message = 4 bytes, big-endian length, then that many bytes of ASCII JSON (an object), at most 1 MiB, over a pipe of its own
 (never stdout, which belongs to compilers and drivers). NaN and infinity are not JSON and are refused on both sides.
 
-    child -> parent   {"type": "hello", "protocol": 1, "regime": str, "device": {...}, "environment": {...}}
+    child -> parent   {"type": "hello", "protocol": 2, "regime": str, "device": {...}, "environment": {...}}
     parent -> child   {"type": "job", ...}                    see `make_job`
     child -> parent   {"type": "progress", "stage": str, "config": index or null}     restarts the parent's deadline
     child -> parent   {"type": "result", "result": {...}}
@@ -19,10 +19,9 @@ import select
 import struct
 import time
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
 HEADER = struct.Struct(">I")
-CONFIG_FIELDS = ("block_m", "block_n", "num_stages", "block_k", "cluster_m", "cluster_n")
 MAX_PLAN_VALUE = 100_000
 PLAN_FIELDS = {
     "search_rounds": int,
@@ -103,8 +102,8 @@ def make_job(problem, configs: list, must_confirm: list[int], plan: dict, seed: 
     """Return the job that measures `configs` on `problem`; configs[0] is the reference that all ratios refer to."""
     return {
         "type": "job",
-        "problem": {"op": problem.op, "m": problem.m, "n": problem.n, "k": problem.k, "num_sms": problem.num_sms, "compiled_dims": problem.compiled_dims},
-        "configs": [[getattr(config, name) for name in CONFIG_FIELDS] for config in configs],
+        "problem": problem.as_dict(),
+        "configs": [list(config.as_dict().values()) for config in configs],
         "must_confirm": sorted(must_confirm),
         "plan": {name: kind(plan[name]) for name, kind in PLAN_FIELDS.items()},
         "seed": seed,
@@ -113,11 +112,13 @@ def make_job(problem, configs: list, must_confirm: list[int], plan: dict, seed: 
 
 def check_job(job: dict) -> None:
     """Raise ProtocolError unless `job` has exactly the fields and types that `make_job` gives it."""
+    from tuner.fields import CONFIG_FIELDS, PROBLEM_DEFAULTS  # not above: a process that only passes messages needs no library
+
     require(set(job) == {"type", "problem", "configs", "must_confirm", "plan", "seed"}, "fields")
     problem, configs, plan = job["problem"], job["configs"], job["plan"]
-    require(isinstance(problem, dict) and set(problem) == {"op", "m", "n", "k", "num_sms", "compiled_dims"}, "problem")
-    require(isinstance(problem["op"], str) and isinstance(problem["compiled_dims"], str), "problem")
-    require(all(is_integer(problem[name]) for name in ("m", "n", "k", "num_sms")), "problem")
+    require(isinstance(problem, dict) and set(problem) == set(PROBLEM_DEFAULTS), "problem")
+    require(all(type(problem[name]) is type(default) for name, default in PROBLEM_DEFAULTS.items()), "problem")
+    require(all(is_integer(value) for value in problem.values() if type(value) is int), "problem")
     require(isinstance(configs, list) and 1 <= len(configs) <= 4096, "configs")
     require(all(isinstance(row, list) and len(row) == len(CONFIG_FIELDS) and all(map(is_integer, row)) for row in configs), "configs")
     require(isinstance(job["must_confirm"], list), "must_confirm")
@@ -140,17 +141,7 @@ def require(condition: bool, what: str) -> None:
 
 def parse_job(job: dict):
     """Return (Problem, [Config]) of a checked job; the native module checks every number's range again."""
-    from deep_gemm import _C
+    from tuner.fields import CONFIG_FIELDS, to_config, to_problem
 
     check_job(job)
-    fields = dict(job["problem"])
-    problem = _C.Problem(fields.pop("op"), fields.pop("m"), fields.pop("n"), fields.pop("k"), **fields)
-    return problem, [make_config(row) for row in job["configs"]]
-
-
-def make_config(row: list[int]):
-    """Return the Config of one row of a job."""
-    from deep_gemm import _C
-
-    block_m, block_n, num_stages, block_k, cluster_m, cluster_n = row
-    return _C.Config(block_m, block_n, num_stages, block_k=block_k, cluster_m=cluster_m, cluster_n=cluster_n)
+    return to_problem(job["problem"]), [to_config(dict(zip(CONFIG_FIELDS, row, strict=True))) for row in job["configs"]]

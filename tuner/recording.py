@@ -10,7 +10,7 @@ from pathlib import Path
 
 from deep_gemm import _C, environment
 from tuner import statistics
-from tuner.db.queries import to_config, to_problem
+from tuner.fields import to_config, to_problem
 from tuner.precompile import Compiled
 from tuner.problem_run import Block
 
@@ -50,23 +50,19 @@ def compiler_kind() -> str:
 
 
 class Recorder:
-    """Writes the blocks and winners of one sweep. `identity`: sku, kernel_hash, compiler, regime."""
+    """Writes the blocks and winners of one sweep. `identities`: sku, kernel_hash, compiler, regime of each op kind."""
 
-    def __init__(self, store, identity: dict, device_id: int, environment_id: int, sweep_id: int):
-        self.store, self.identity = store, identity
-        self.fields = {
-            "sweep_id": sweep_id,
-            "device_id": device_id,
-            "environment_id": environment_id,
-            **{name: identity[name] for name in ("regime", "kernel_hash", "compiler")},
-        }
+    def __init__(self, store, identities: dict[str, dict], device_id: int, environment_id: int, sweep_id: int):
+        self.store, self.identities = store, identities
+        self.fields = {"sweep_id": sweep_id, "device_id": device_id, "environment_id": environment_id}
 
     def add_block(self, problem, block: Block, compiled: dict[object, Compiled], finish: bool) -> int:
         """Store one block with its rows; return its id. `finish` says that the problem needs no further block."""
-        report = block.report
+        report, identity = block.report, self.identities[problem.op]
         config_ids = {config: self.store.get_or_add_config(problem.op, config) for config in {*block.configs, *(row["config"] for row in block.rows)}}
         block_id = self.store.add_block(
             self.fields
+            | {name: identity[name] for name in ("regime", "kernel_hash", "compiler")}
             | {name: report.get(name) for name in REPORT_FIELDS}
             | {
                 "status": "failed" if block.has_failed else "open",
@@ -80,7 +76,7 @@ class Recorder:
         rows = [
             {"block_id": block_id, "config_id": config_ids[row["config"]]}
             | {name: row.get(name) for name in ROW_FIELDS}
-            | compile_facts(row, compiled.get(row["config"]))
+            | compile_facts(problem, row, compiled.get(row["config"]))
             for row in block.rows
         ]
         self.store.add_measurements(rows, finish=finish)
@@ -90,7 +86,7 @@ class Recorder:
         """Store the winner of a problem with its tie set, the winner first."""
         ordered = [winner, *(config for config in ties if config != winner)]
         self.store.set_best(
-            self.identity
+            self.identities[problem.op]
             | {
                 "problem_id": self.store.get_or_add_problem(problem),
                 "config_id": self.store.get_or_add_config(problem.op, winner),
@@ -100,7 +96,7 @@ class Recorder:
         )
 
 
-def compile_facts(row: dict, compiled: Compiled | None) -> dict:
+def compile_facts(problem, row: dict, compiled: Compiled | None) -> dict:
     """Return the compiler's report for a search row; a confirmation row would only repeat it."""
     if compiled is None or row["role"] != "search" or compiled.registers is None:
         return {}
@@ -108,7 +104,7 @@ def compile_facts(row: dict, compiled: Compiled | None) -> dict:
         "registers": compiled.registers,
         "spill_bytes": compiled.spill_bytes,
         "compile_ms": compiled.compile_ms,
-        "smem_bytes": _C.smem_bytes(row["config"]),
+        "smem_bytes": _C.smem_bytes(problem, row["config"]),
     }
 
 
@@ -172,10 +168,10 @@ def find_covered(rows: list[dict]) -> dict[str, set[str]]:
 
 
 def find_quarantined(rows: list[dict]) -> dict:
-    """Return {config: reason} of configs that crashed or hung on a stored problem and were never timed on it."""
+    """Return {(op kind, config): reason} of configs that crashed or hung on a stored problem and were never timed on it."""
     fine = {(row["problem_key"], row["config_key"]) for row in rows if row["status"] in ("ok", "censored")}
     return {
-        to_config(row): f"{row['status']} on {to_problem(row)}"
+        (row["op"], to_config(row)): f"{row['status']} on {to_problem(row)}"
         for row in rows
         if row["status"] in ("crash", "timeout") and (row["problem_key"], row["config_key"]) not in fine
     }

@@ -6,14 +6,13 @@ from deep_gemm import _C
 from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
-from tuner.dataset import OP
 from tuner.sources import device_at_hand
 
 
-def describe_choice(m: int, n: int, k: int, num_sms: int = 0, device: str = "") -> dict:
+def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields: object) -> dict:
     """Return the choice for a problem with scores, guards and predicted times. Raises: UsageError for an impossible problem or device."""
     try:
-        problem = _C.Problem(OP, m, n, k, num_sms=num_sms)
+        problem = _C.Problem(op, m, n, k, **fields)
     except DeepGemmError as error:
         raise errors.UsageError(str(error)) from error
     target = device_at_hand(device)
@@ -31,7 +30,7 @@ def describe_choice(m: int, n: int, k: int, num_sms: int = 0, device: str = "") 
         "predicted_us": predict_us(problem, choice.config, target, scores, pick_us),
         "heuristic": {"config": pick.as_dict(), "name": str(pick), "predicted_us": pick_us},
         "scores": describe_scores(problem, target, scores, pick_us),
-        "selector": describe_selector(runtime.get_selector(target), target),
+        "selector": describe_selector(runtime.get_selector(target), target, op),
     }
 
 
@@ -47,7 +46,7 @@ def describe_scores(problem, device, scores: dict | None, pick_us: float) -> lis
     selector = runtime.get_selector(device)
     if scores is None and selector is not None:
         try:
-            scores = dict(zip(selector.portfolio, selector.scores(problem, device), strict=True))
+            scores = dict(zip(selector.portfolio(problem.op), selector.scores(problem, device), strict=True))
         except DeepGemmError:
             return None
     if scores is None:
@@ -56,15 +55,15 @@ def describe_scores(problem, device, scores: dict | None, pick_us: float) -> lis
     return [{"name": str(config), "config": config.as_dict(), "score": score, "predicted_us": pick_us * math.exp(score)} for config, score in ordered]
 
 
-def describe_selector(selector, device) -> dict | None:
-    """Return an artefact's identity and which of its guards this installation and device pass; None without one."""
-    if selector is None:
+def describe_selector(selector, device, op_kind: str) -> dict | None:
+    """Return an artefact's identity and which of its guards this installation and device pass; None without one for the op kind."""
+    if selector is None or op_kind not in selector.metadata["ops"]:
         return None
     metadata = selector.metadata
-    op = metadata["ops"][OP]
+    op = metadata["ops"][op_kind]
     guards = {
         "same GPU model": metadata["sku"] == device.sku and metadata["sm_count"] == device.sm_count,
-        "same kernels": op["kernel_hash"] == runtime.kernel_hash(OP),
+        "same kernels": op["kernel_hash"] == runtime.kernel_hash(op_kind),
         "same features": metadata["features_version"] == _C.FEATURES_VERSION,
         "same heuristic": metadata["heuristic_version"] == _C.HEURISTIC_VERSION,
         "not stale": metadata["stale"] is None,

@@ -6,6 +6,7 @@ from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError, DeviceError
 from tuner import errors
 from tuner.db import Store, queries, snapshot_path
+from tuner.fields import OPS
 
 #: The GPU whose recorded snapshot and artefact come with the package.
 RECORDED_SKU = "nvidia-h200-sm132"
@@ -41,6 +42,16 @@ def find_device(store: Store, name: str) -> _C.Device:
         raise errors.UsageError(f"--device: the database holds {len(boards)} GPU models ({', '.join(sorted(boards)) or 'none'}); name one")
     name = name or next(iter(boards))
     return boards[name] if name in boards else known_device(name)
+
+
+def find_ops(store: Store, sku: str, op: str = "") -> list[str]:
+    """Return the op kinds that the database has rows of on `sku`, or `op` where one is asked for. Raises: UsageError, InconclusiveError."""
+    if op not in ("", *OPS):
+        raise errors.UsageError(f"--op {op}: must be one of {', '.join(OPS)}")
+    found = [name for name in OPS if op in ("", name) and store.newest_kernel_hash(name, sku)]
+    if not found:
+        raise errors.InconclusiveError(f"no measurements of {op or 'any op kind'} on {sku}: run `python -m tuner sweep` there first, or name another --db or --device")
+    return found
 
 
 def recorded_boards(store: Store) -> dict:

@@ -16,12 +16,11 @@ from pathlib import Path
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from tuner import errors, precompile, propose, recording
-from tuner.db.queries import to_config
+from tuner.fields import kernel_problem, to_config
 from tuner.gpu_lock import GpuLock
 from tuner.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Suspects
 from tuner.worker_client import MeasuringWorker
 
-OP = "fp8_gemm"
 BACKENDS = ("cuda", "simulated")
 #: A problem counts as measured when its rows cover this share of the requested configs: a changed heuristic or a few new candidates
 #: are no reason to measure everything again, a portfolio's few rows are no reason to skip the full space.
@@ -119,7 +118,8 @@ class Sweep:
         self.device = make_device(hello)
         self.on_event("device", {"sku": self.device.sku, "name": self.device.name})
         with GpuLock(hello["device"]["uuid_hash"]):
-            self.identity = make_identity(self.device, hello["regime"])
+            self.regime = hello["regime"]
+            self.identities = {op: make_identity(op, self.device, self.regime) for op in self.find_ops()}
             sweep_id = self.store.start_sweep(self.describe())
             try:
                 return self.run_recorded(hello, sweep_id)
@@ -127,13 +127,17 @@ class Sweep:
                 self.store.finish_sweep(sweep_id, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
                 raise
 
+    def find_ops(self) -> list[str]:
+        """Return the op kinds of the sweep's problems."""
+        return list(dict.fromkeys(problem.op for problem in self.options.problems))
+
     def run_recorded(self, hello: dict, sweep_id: int) -> dict:
         """Compile, measure and close the sweep's row."""
         candidates = self.find_open_problems()
         self.compiled = self.compile(candidates)
         device_id = self.store.get_or_add_device(hello["device"])
         environment_id = self.store.get_or_add_environment(self.describe_environment(hello))
-        self.recorder = recording.Recorder(self.store, self.identity, device_id, environment_id, sweep_id)
+        self.recorder = recording.Recorder(self.store, self.identities, device_id, environment_id, sweep_id)
         self.add_missing_winners()
         self.measure_all(candidates)
         is_complete = self.num_measured + len(self.failed) == len(candidates)
@@ -144,15 +148,16 @@ class Sweep:
         """Return the fields of the sweep's row."""
         options = self.options
         fields = {name: getattr(options, name) for name in ("preset", "seed", "sampler", "effort")}
-        return fields | {"regime": self.identity["regime"], "shard": "/".join(map(str, options.shard)), "argv": list(options.argv)}
+        return fields | {"regime": self.regime, "shard": "/".join(map(str, options.shard)), "argv": list(options.argv)}
 
     def describe_environment(self, hello: dict) -> dict:
         """Return the fields of the environment's row."""
         from deep_gemm.jit import hashing
 
-        versions = {outcome.compiler_version for outcome in self.compiled.values() if outcome.compiler_version}
+        outcomes = [outcome for of_problem in self.compiled.values() for outcome in of_problem.values()]
+        versions = {outcome.compiler_version for outcome in outcomes if outcome.compiler_version}
         return hello["environment"] | recording.describe_source() | {
-            "compiler": self.identity["compiler"],
+            "compiler": recording.compiler_kind(),
             "compiler_version": max(versions, default=None),
             "package_version": recording.package_version(),
             "tree_hash": hashing.tree_hash(),
@@ -164,33 +169,33 @@ class Sweep:
         self.suspects.quarantined.update(recording.find_quarantined(rows))
         covered = recording.find_covered(rows)
         candidates = {problem: choose_candidates(problem, self.device, self.options.configs) for problem in self.options.problems}
-        return {problem: configs for problem, configs in candidates.items() if not self.is_covered(configs, covered.get(problem.key, set()))}
+        return {problem: configs for problem, configs in candidates.items() if not self.is_covered(problem, configs, covered.get(problem.key, set()))}
 
-    def is_covered(self, configs: list, measured: set[str]) -> bool:
-        """Return whether enough of `configs` are among the keys `measured`."""
-        return len(measured.intersection(config.key(OP) for config in configs)) >= count_needed(self.options, len(configs))
+    def is_covered(self, problem, configs: list, measured: set[str]) -> bool:
+        """Return whether enough of the `configs` of `problem` are among the keys `measured`."""
+        return len(measured.intersection(config.key(problem.op) for config in configs)) >= count_needed(self.options, len(configs))
 
     def load_rows(self, role: str) -> list[dict]:
-        """Return the stored rows of this identity."""
-        return self.store.load_measurements(role=role, op=OP, **self.identity)
+        """Return the stored rows of the sweep's identities."""
+        return [row for op, identity in self.identities.items() for row in self.store.load_measurements(role=role, op=op, **identity)]
 
     def compile(self, candidates: dict) -> dict:
-        """Compile the union of all candidates ahead; return {config: Compiled}, empty for a backend that runs no kernels."""
-        configs = list(dict.fromkeys(config for row in candidates.values() for config in row))
-        if self.options.backend != "cuda" or not configs:
+        """Compile every kernel of the candidates ahead; return {kernel's problem: {config: Compiled}}, empty for a backend that runs none."""
+        kernels = find_kernels(candidates)
+        if self.options.backend != "cuda" or not kernels:
             return {}
         start = time.monotonic()
         index, count = self.options.shard
         compiled = precompile.compile_all(
-            next(iter(candidates)), configs, precompile.count_processes(count),
-            lambda done, total: self.on_event("compile", {"done": done, "total": total}), first=index * len(configs) // count,
+            kernels, precompile.count_processes(count), lambda done, total: self.on_event("compile", {"done": done, "total": total}),
+            first=index * len(kernels) // count,
         )  # fmt: skip
         self.summary["compile"] = precompile.summarize(compiled, time.monotonic() - start)
         return compiled
 
     def add_missing_winners(self) -> None:
         """Choose the winners that an earlier sweep was killed before storing."""
-        best = self.store.load_best(op=OP, **self.identity)
+        best = [row for op, identity in self.identities.items() for row in self.store.load_best(op=op, **identity)]
         for problem, block_id, winner, ties in recording.find_missing_winners(self.load_rows("confirm"), best, self.device, self.portfolio()):
             self.recorder.set_best(problem, block_id, winner, ties)
 
@@ -214,10 +219,11 @@ class Sweep:
 
     def measure(self, problem, configs: list, must_confirm: list, history: list) -> None:
         """Measure one problem and store its blocks and winner."""
-        run = ProblemRun(problem, self.device, configs, self.compiled, self.worker, self.suspects, EFFORTS[self.options.effort], self.options.seed)
+        compiled = self.compiled.get(kernel_problem(problem), {})
+        run = ProblemRun(problem, self.device, configs, compiled, self.worker, self.suspects, EFFORTS[self.options.effort], self.options.seed)
 
         def store_block(block: Block) -> None:
-            block_id = self.recorder.add_block(problem, block, self.compiled, finish=block.is_last)
+            block_id = self.recorder.add_block(problem, block, compiled, finish=block.is_last)
             self.statuses.update(row["status"] for row in block.rows if row["role"] == "search")
             if block.has_failed:
                 return
@@ -248,7 +254,7 @@ class Sweep:
     def load_previous_winners(self) -> dict[str, list]:
         """Return {problem key: winners under any kernel hash on this SKU and regime}: they are confirmed again."""
         winners: dict[str, list] = {}
-        for row in self.store.load_best(sku=self.identity["sku"], op=OP, regime=self.identity["regime"]):
+        for row in self.store.load_best(sku=self.device.sku, op=None, regime=self.regime):
             winners.setdefault(row["problem_key"], []).append(to_config(row))
         return winners
 
@@ -256,7 +262,7 @@ class Sweep:
         """Return the summary that `--json` prints."""
         seconds = time.monotonic() - self.started
         return self.summary | {
-            "identity": self.identity,
+            "identities": self.identities,
             "database": str(self.options.database),
             "problems": len(self.options.problems),
             "already_measured": len(self.options.problems) - num_open,
@@ -265,28 +271,32 @@ class Sweep:
             "remaining": num_open - self.num_measured - len(self.failed),
             "statuses": dict(self.statuses),
             "phase_seconds": {name: round(value, 2) for name, value in self.phase_seconds.items()},
-            "quarantined": {str(config): reason for config, reason in self.suspects.quarantined.items()},
+            "quarantined": {f"{op} {config}": reason for (op, config), reason in self.suspects.quarantined.items()},
             "seconds": round(seconds, 2),
             "seconds_per_problem": round(seconds / self.num_measured, 3) if self.num_measured else None,
         }
 
 
-def make_identity(device, regime: str) -> dict:
-    """Return what identifies measurements besides problem and config."""
+def make_identity(op: str, device, regime: str) -> dict:
+    """Return what identifies measurements of one op kind besides problem and config."""
     from deep_gemm.jit import hashing
 
-    return {"sku": device.sku, "kernel_hash": hashing.kernel_hash(OP), "compiler": recording.compiler_kind(), "regime": regime}
+    return {"sku": device.sku, "kernel_hash": hashing.kernel_hash(op), "compiler": recording.compiler_kind(), "regime": regime}
+
+
+def find_kernels(candidates: dict) -> list[tuple]:
+    """Return the different kernels of {problem: configs} as (problem, config), see fields.kernel_problem."""
+    return list(dict.fromkeys((kernel, config) for problem, configs in candidates.items() for kernel in [kernel_problem(problem)] for config in configs))
 
 
 def plan_sweep(options: SweepOptions, device) -> dict:
     """Return what a sweep would measure on `device`, without a GPU or a database: counts, kernels, estimated kernel time."""
     candidates = {problem: choose_candidates(problem, device, options.configs) for problem in options.problems}
-    kernels = {config for configs in candidates.values() for config in configs}
     return {
         "device": device.sku,
         "problems": len(candidates),
         "measurements": sum(map(len, candidates.values())),
-        "kernels": len(kernels),
+        "kernels": len(find_kernels(candidates)),
         "largest_space": max(map(len, candidates.values()), default=0),
         "effort": {"name": options.effort, **EFFORTS[options.effort]},
         "options": {name: getattr(options, name) for name in ("preset", "sampler", "num_trials", "seed", "shard")},

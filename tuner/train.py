@@ -1,4 +1,4 @@
-"""The training folder: what `train` leaves for `evaluate` and `export`.
+"""The training folder: what `train` leaves for `evaluate` and `export`, in one folder per op kind.
 
     training.json     what was trained on (identity, fingerprint of the data, versions), the portfolio, the guards (format below)
     estimator.joblib  the scikit-learn forest itself, for further training; never shipped, never read at run time
@@ -16,6 +16,7 @@ import io
 import json
 import os
 import stat
+from collections import Counter
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -28,11 +29,12 @@ from deep_gemm import _C, environment
 from tuner import errors
 from tuner.dataset import Dataset, Identity, load_dataset
 from tuner.db.files import replacing
+from tuner.fields import OPS, describe_variant, to_config
 from tuner.learner import Guards, Learned, Settings, fit
 from tuner.shapes import OTHER_MODEL
-from tuner.sources import known_device, open_database
+from tuner.sources import open_database
 
-FORMAT = 1
+FORMAT = 2
 ESTIMATOR, TRAINING = "estimator.joblib", "training.json"
 EVALUATION, OUT_OF_FOLD, UNCONFIRMED = "evaluation.json", "out_of_fold.json", "unconfirmed.json"
 
@@ -57,6 +59,14 @@ def default_folder(sku: str) -> Path:
     return (environment.home_dir() or Path.cwd()) / ".deep_gemm" / "training" / sku
 
 
+def find_folders(folder: Path, op: str = "") -> list[Path]:
+    """Return the folders of the op kinds that were trained into `folder`, or of `op` alone. Raises: UsageError where there is none."""
+    found = [folder / name for name in OPS if op in ("", name) and (folder / name / TRAINING).is_file()]
+    if not found:
+        raise errors.UsageError(f"--training {folder}: no {op or '<op>'}/{TRAINING} there; run `python -m tuner train --out {folder}` first")
+    return found
+
+
 def train(data: Dataset, settings: Settings) -> Learned:
     """Fit on everything. Raises: InconclusiveError where no problem was measured over (nearly) its whole space."""
     if not data.full_space.any():
@@ -71,7 +81,7 @@ def fingerprint(data: Dataset) -> str:
     digest = hashlib.sha256(json.dumps(asdict(data.identity), sort_keys=True).encode())
     for item in (*(problem.key for problem in data.problems), *(str(config) for config in data.configs)):
         digest.update(item.encode())
-    for array in (data.log_ratio, data.state, data.candidate, data.full_space, data.heuristic, data.oracle, data.families):
+    for array in (data.log_ratio, data.state, data.candidate, data.legal, data.full_space, data.heuristic, data.oracle, data.families):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
 
@@ -122,6 +132,7 @@ def describe_data(data: Dataset) -> dict:
         "configs": len(data.configs),
         "models": sorted(set(data.models) - {OTHER_MODEL}),
         "values_of_m": len({problem.m for problem in data.problems}),
+        "variants": count_variants(data.problems),
         "timed": int((data.state > 0).sum()),
         "confirmed": int((data.state == 3).sum()),
         "quarantined": [str(config) for config in data.quarantined],
@@ -129,17 +140,22 @@ def describe_data(data: Dataset) -> dict:
     }
 
 
+def count_variants(problems: list) -> dict[str, int]:
+    """Return {what is unusual about a variant: problems}, "default" for the one where nothing is."""
+    return dict(Counter(describe_variant(problem.as_dict()) or "default" for problem in problems))
+
+
 def load(folder: Path) -> Training:
     """Read a training folder back. Raises: UsageError without one; IntegrityError for one that must not be trusted."""
     if not (folder / TRAINING).is_file():
-        raise errors.UsageError(f"--training {folder}: no {TRAINING} there; run `python -m tuner train --out {folder}` first")
+        raise errors.UsageError(f"--training {folder}: no {TRAINING} there; run `python -m tuner train` first")
     try:
         check_ownership(folder)
         record = json.loads((folder / TRAINING).read_text("ascii"))
         payload = (folder / ESTIMATOR).read_bytes()
         if record["format"] != FORMAT or hashlib.sha256(payload).hexdigest() != record["estimator_sha256"]:
             raise ValueError(f"{ESTIMATOR} is not the one that was trained")
-        portfolio = [_C.Config(**config) for config in record["portfolio"]]
+        portfolio = [to_config(config) for config in record["portfolio"]]
         settings = Settings(**{**record["settings"], "sizes": tuple(record["settings"]["sizes"])})
         bounds = [np.array(record[name]) for name in ("feature_min", "feature_max")]
         return Training(folder, record, Identity(**record["identity"]), settings, portfolio, joblib.load(io.BytesIO(payload)), Guards(**record["guards"]), *bounds)
@@ -147,9 +163,9 @@ def load(folder: Path) -> Training:
         raise errors.IntegrityError(f"--training {folder}: {error}; train again") from error
 
 
-def load_with_data(folder: Path | None, device: str, database: str) -> tuple[Training, Dataset]:
-    """Read a training folder (default: that of `device`) and the very data that it was trained on. Raises: UsageError, IntegrityError."""
-    found = load(folder or default_folder(known_device(device).sku))
+def load_with_data(folder: Path, database: str) -> tuple[Training, Dataset]:
+    """Read the training folder of an op kind and the very data that it was trained on. Raises: UsageError, IntegrityError."""
+    found = load(folder)
     identity = found.identity
     with open_database(database or found.record["database"]) as store:
         data = load_dataset(store, identity.sku, op=identity.op, kernel_hash=identity.kernel_hash, compiler=identity.compiler, regime=identity.regime)

@@ -99,9 +99,8 @@ def out_of_fold(data: Dataset, results: list[FoldResult]) -> list[dict]:
             continue
         for index, row in enumerate(result.rows.tolist()):
             problem, column = data.problems[row], int(result.columns["model"][index])
-            rows.append({
-                "problem": problem.key, "m": problem.m, "n": problem.n, "k": problem.k,
-                "config": data.configs[column].as_dict(), "source": "learned" if result.answered[index] else "analytic",
+            rows.append(problem.as_dict() | {
+                "problem": problem.key, "config": data.configs[column].as_dict(), "source": "learned" if result.answered[index] else "analytic",
             })  # fmt: skip
     return sorted(rows, key=lambda row: (row["n"], row["k"], row["m"], row["problem"]))
 

@@ -22,35 +22,67 @@ using namespace py::literals;
 namespace deep_gemm {
 namespace {
 
-Problem make_problem(const std::string& op, py::object m, py::object n, py::object k, py::object num_sms,
-                     const std::string& compiled_dims) {
+bool checked_bool(py::handle value, const char* name) {
+    if (!PyBool_Check(value.ptr()))
+        throw Error(ErrorKind::kProblem, std::string(name) + " = " + short_repr(value) + ": must be a bool; pass True or False");
+    return value.ptr() == Py_True;
+}
+
+Problem make_problem(const std::string& op, py::object m, py::object n, py::object k, py::object num_sms, const std::string& compiled_dims,
+                     const std::string& recipe, const std::string& d_dtype, const std::string& c_mode, const std::string& a_major,
+                     const std::string& b_major, const std::string& scale_layout, py::object batch_invariant) {
     const py::handle given[] = {m, n, k, num_sms};
     int64_t values[4];
     for (size_t i = 0; i < 4; ++i) values[i] = checked_integer(given[i], kProblemFields[i], ErrorKind::kProblem);
-    return {.op = parse_op(op),
-            .m = values[0],
-            .n = values[1],
-            .k = values[2],
-            .num_sms = int32_t(values[3]),
-            .compiled_dims = parse_compiled_dims(compiled_dims)};
+    Problem problem{.op = parse_op(op),
+                    .m = values[0],
+                    .n = values[1],
+                    .k = values[2],
+                    .num_sms = int32_t(values[3]),
+                    .compiled_dims = parse_compiled_dims(compiled_dims)};
+    const std::string* enums[] = {&recipe, &d_dtype, &c_mode, &a_major, &b_major, &scale_layout};
+    for (size_t i = 0; i < kProblemEnums.size(); ++i) kProblemEnums[i].set(problem, parse_enum(kProblemEnums[i], *enums[i]));
+    problem.batch_invariant = checked_bool(batch_invariant, "batch_invariant");
+    check_problem(problem);
+    return problem;
 }
 
 py::dict problem_dict(const Problem& problem) {
-    return py::dict("op"_a = std::string(op_name(problem.op)), "m"_a = problem.m, "n"_a = problem.n, "k"_a = problem.k,
-                    "num_sms"_a = problem.num_sms, "compiled_dims"_a = compiled_dims_text(problem.compiled_dims));
+    py::dict out("op"_a = std::string(op_name(problem.op)), "m"_a = problem.m, "n"_a = problem.n, "k"_a = problem.k,
+                 "num_sms"_a = problem.num_sms, "compiled_dims"_a = compiled_dims_text(problem.compiled_dims));
+    for (const EnumField& field : kProblemEnums) out[field.name] = enum_name(field, problem);
+    out["batch_invariant"] = problem.batch_invariant;
+    return out;
 }
 
 std::string problem_repr(const Problem& problem) {
-    return "Problem('" + std::string(op_name(problem.op)) + "', " + std::to_string(problem.m) + ", " + std::to_string(problem.n) + ", " +
-           std::to_string(problem.k) + (problem.num_sms == 0 ? "" : ", num_sms=" + std::to_string(problem.num_sms)) +
-           (problem.compiled_dims == 0 ? "" : ", compiled_dims='" + compiled_dims_text(problem.compiled_dims) + "'") + ")";
+    std::string text = "Problem('" + std::string(op_name(problem.op)) + "', " + std::to_string(problem.m) + ", " +
+                       std::to_string(problem.n) + ", " + std::to_string(problem.k);
+    if (problem.num_sms != 0) text += ", num_sms=" + std::to_string(problem.num_sms);
+    if (problem.compiled_dims != 0) text += ", compiled_dims='" + compiled_dims_text(problem.compiled_dims) + "'";
+    for (const EnumField& field : kProblemEnums)
+        if (field.get(problem) != 0) text += std::string(", ") + field.name + "='" + enum_name(field, problem) + "'";
+    return text + (problem.batch_invariant ? ", batch_invariant=True)" : ")");
+}
+
+void bind_problem_enums(py::class_<Problem>& problem) {
+    for (const EnumField& field : kProblemEnums)
+        problem.def_property_readonly(field.name, [&field](const Problem& self) { return enum_name(field, self); });
+    problem.def_readonly("batch_invariant", &Problem::batch_invariant);
 }
 
 void bind_problem(py::module_& m) {
-    py::class_<Problem>(m, "Problem",
-                        "What the host knows when an op is called: sizes, SMs to use, dims that are constants of the kernel. Immutable.")
+    py::class_<Problem> problem(
+        m, "Problem",
+        "What the host knows when an op is called: sizes, SMs to use, dims that are constants of the kernel, and the variant (scale "
+        "recipe, dtype of D, what is added to D, majors, layout of the scales, batch invariance). Immutable.");
+    bind_problem_enums(problem);
+    problem
         .def(py::init(&make_problem), "op"_a, "m"_a, "n"_a, "k"_a, py::kw_only(), "num_sms"_a = 0, "compiled_dims"_a = "",
-             "Describe a problem. Raises: ProblemError for an unknown op or a field that is no integer of its range.")
+             "recipe"_a = "1d2d", "d_dtype"_a = "bf16", "c_mode"_a = "none", "a_major"_a = "k", "b_major"_a = "k",
+             "scale_layout"_a = "mn_major", "batch_invariant"_a = false,
+             "Describe a problem. Raises: ProblemError for an unknown op, a field outside its range or values, or fields that contradict "
+             "each other.")
         .def_property_readonly("op", [](const Problem& self) { return std::string(op_name(self.op)); })
         .def_readonly("m", &Problem::m)
         .def_readonly("n", &Problem::n)
@@ -76,8 +108,8 @@ void bind_problem(py::module_& m) {
 }
 
 Config make_config(py::object block_m, py::object block_n, py::object num_stages, py::object block_k, py::object cluster_m,
-                   py::object cluster_n) {
-    const py::handle given[] = {block_m, block_n, block_k, num_stages, cluster_m, cluster_n};
+                   py::object cluster_n, py::object split_k, py::object swap_ab) {
+    const py::handle given[] = {block_m, block_n, block_k, num_stages, cluster_m, cluster_n, split_k, swap_ab};
     std::array<int64_t, Config::kNumFields> values;
     for (size_t i = 0; i < values.size(); ++i) values[i] = checked_integer(given[i], kConfigFields[i], ErrorKind::kConfig);
     return Config::from_values(values);
@@ -91,22 +123,30 @@ py::dict config_dict(const Config& config) {
 }
 
 std::string config_repr(const Config& config) {
-    return "Config(" + std::to_string(config.block_m) + ", " + std::to_string(config.block_n) + ", " + std::to_string(config.num_stages) +
-           (config.block_k == kBlockK ? "" : ", block_k=" + std::to_string(config.block_k)) +
-           (config.cluster_m == 1 ? "" : ", cluster_m=" + std::to_string(config.cluster_m)) +
-           (config.cluster_n == 1 ? "" : ", cluster_n=" + std::to_string(config.cluster_n)) + ")";
+    std::string text =
+        "Config(" + std::to_string(config.block_m) + ", " + std::to_string(config.block_n) + ", " + std::to_string(config.num_stages);
+    const auto values = config.values();
+    for (size_t i = 0; i < values.size(); ++i)
+        if (!kConfigFields[i].is_required && values[i] != kConfigFields[i].default_value)
+            text += std::string(", ") + kConfigFields[i].name + "=" + std::to_string(values[i]);
+    return text + ")";
 }
 
 void bind_config(py::module_& m) {
-    py::class_<Config>(m, "Config", "How an op is carried out: tile, stages, cluster. Immutable; is_legal says whether it may run.")
+    py::class_<Config>(m, "Config",
+                       "How an op is carried out: tile, stages, cluster, split of K, operand order. Immutable; is_legal says whether it "
+                       "may run.")
         .def(py::init(&make_config), "block_m"_a, "block_n"_a, "num_stages"_a, py::kw_only(), "block_k"_a = kBlockK, "cluster_m"_a = 1,
-             "cluster_n"_a = 1, "Describe a config. Raises: ConfigError for a field that is no integer within 1..65535.")
+             "cluster_n"_a = 1, "split_k"_a = 1, "swap_ab"_a = 0,
+             "Describe a config. Raises: ConfigError for a field that is no integer within its range (1..65535; swap_ab 0..1).")
         .def_readonly("block_m", &Config::block_m)
         .def_readonly("block_n", &Config::block_n)
         .def_readonly("block_k", &Config::block_k)
         .def_readonly("num_stages", &Config::num_stages)
         .def_readonly("cluster_m", &Config::cluster_m)
         .def_readonly("cluster_n", &Config::cluster_n)
+        .def_readonly("split_k", &Config::split_k)
+        .def_readonly("swap_ab", &Config::swap_ab)
         .def(
             "key", [](const Config& self, const std::string& op) { return to_hex(config_digest(self, parse_op(op))); }, "op"_a,
             "Return the SHA-256 of {fields, op} in canonical JSON, in hexadecimal.")
@@ -185,20 +225,29 @@ void bind_legality(py::module_& m) {
     m.def("is_legal", &is_legal, "problem"_a, "config"_a, "device"_a, "Return whether `config` may run; never depends on m, n or k.");
     m.def("legality_reason", &legality_reason, "problem"_a, "config"_a, "device"_a,
           "Return '' for a legal config, else a sentence that says why not.");
-    m.def("smem_bytes", &smem_bytes, "config"_a, "Return the dynamic shared memory of one block in bytes.");
+    m.def("smem_bytes", &smem_bytes, "problem"_a, "config"_a, "Return the dynamic shared memory of one block in bytes.");
     m.def("num_threads", &num_threads, "config"_a, "Return the threads of one block.");
-    m.def("estimate_registers", &estimate_registers, "config"_a, "Return the registers that a math thread needs, estimated from above.");
-    m.def("is_pipelined", &is_pipelined, "config"_a, "Return whether a math warpgroup holds two partial accumulators.");
-    m.def("wgmma_chains", &wgmma_chains, py::arg("config"),
-          "Return the number of independent WGMMA chains that a math warpgroup keeps in flight.");
+    m.def("estimate_registers", &estimate_registers, "problem"_a, "config"_a,
+          "Return the registers that a math thread needs, estimated from above.");
+    m.def("is_pipelined", &is_pipelined, "problem"_a, "config"_a, "Return whether a math warpgroup holds two partial accumulators.");
+    m.def("blocks_per_sm", &blocks_per_sm, "problem"_a, "config"_a, "Return the blocks that share an SM, by their shared memory and registers.");
+    m.def("is_staged", &is_staged, "problem"_a, "config"_a,
+          "Return whether D leaves through a tile in shared memory by TMA, else by the threads' own stores.");
+}
+
+void bind_space(py::module_& m) {
     m.def("get_candidates", &get_candidates, "problem"_a, "device"_a, "Return the configs worth trying (at most 160), in a fixed order.");
-    m.def("get_default_space", &get_default_space, "device"_a, "Return every config that get_candidates can return on `device`.");
+    m.def("get_default_space", &get_default_space, "problem"_a, "device"_a,
+          "Return every config that get_candidates can return on `device` for some problem of `problem`'s variant.");
+    m.def(
+        "get_default_space", [](const Device& device) { return get_default_space(Problem{}, device); }, "device"_a,
+        "Return the default space of fp8_gemm with every field at its default.");
 }
 
 // Tile arithmetic holds for the kernels' own shapes only; the estimate needs no legality on this very device.
-void check_geometry(const Config& config) {
+void check_geometry(Op op, const Config& config) {
     static const Device reference = known_device("h200");
-    const std::string reason = legality_reason(Problem{}, config, reference);
+    const std::string reason = impossible_reason(op, config, reference);
     if (!reason.empty()) throw Error(ErrorKind::kConfig, reason);
 }
 
@@ -230,7 +279,7 @@ void bind_heuristic(py::module_& m) {
     m.def(
         "estimate_time_us",
         [](const Problem& problem, const Config& config, const Device& device, const std::optional<py::dict>& constants) {
-            check_geometry(config);
+            check_geometry(problem.op, config);
             return Estimator(problem, device, rates_from(constants)).time_us(config);
         },
         "problem"_a, "config"_a, "device"_a, "constants"_a = py::none(),
@@ -244,7 +293,7 @@ void bind_heuristic(py::module_& m) {
     m.def(
         "get_features",
         [](const Problem& problem, const Device& device, const std::vector<Config>& portfolio) {
-            for (const Config& config : portfolio) check_geometry(config);
+            for (const Config& config : portfolio) check_geometry(problem.op, config);
             return get_features(problem, device, portfolio);
         },
         "problem"_a, "device"_a, "portfolio"_a, "Return the selector's input for `problem`. Raises: ConfigError, DeviceError.");
@@ -257,6 +306,7 @@ void bind_core(py::module_& m) {
     bind_config(m);
     bind_device(m);
     bind_legality(m);
+    bind_space(m);
     bind_heuristic(m);
 }
 

@@ -1,59 +1,132 @@
 #include "core/candidates.hpp"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
 
 namespace deep_gemm {
 namespace {
 
 constexpr int kBlockMs[] = {64, 128, 256};
-// Multiples of 8 up to 64 where decode shapes need fine steps, then of 16 where the tile legality allows it.
-constexpr int kBlockNs[] = {8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 192};
+// Multiples of 8 up to 72 where narrow shapes need fine steps, then what fits waves of common weights. Those that meet three B scales, or
+// need more registers than a thread has, are BF16's.
+constexpr int kBlockNs[] = {8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 144, 160, 176, 192, 208, 224, 256};
+// Narrower tiles of 128 and 256 rows never won: a stage is then nearly all A.
+constexpr int kMinBlockN128 = 32, kMinBlockN256 = 64;
 constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
+// Swapped tiles: the MMA's rows, which take n, and its columns, which take the tokens. Wide ones never won.
+constexpr int kSwappedRows[] = {64, 128};
+constexpr int kTokens[] = {8, 16, 24, 32, 48, 64};
+constexpr int kSplits[] = {1, 2, 4, 8};
+constexpr int kMnMajorUnit = 64;  // tile sides of MN-major operands are multiples of it
+// Clusters of two pay for tiles that read much.
+constexpr int kMinClusterM = 128, kMinClusterN = 128;
+// A plain tile of 64 rows up to this width is for decode, where a shallower ring can pay.
+constexpr int kMaxShallowN = 64;
+constexpr int64_t kMaxSplitWaves = 3;  // more waves than this keep all SMs busy without a split
 // More stages than this hold over 200 KB in flight for every tile, beyond what an SM can keep outstanding.
 constexpr int kDeepestRing = 24;
 
-// The deepest ring that fits shared memory, or 0. Stages are the last term of smem_bytes and add at most one barrier block.
-int deepest_ring(Config config, const Device& device) {
-    for (config.num_stages = kDeepestRing; config.num_stages >= kMinStages; --config.num_stages)
-        if (smem_bytes(config) <= device.smem_bytes) return config.num_stages;
+template <size_t size>
+int smallest_cover(const int (&sides)[size], int64_t extent) {
+    const auto cover = std::lower_bound(std::begin(sides), std::end(sides), extent);
+    return cover == std::end(sides) ? sides[size - 1] : *cover;
+}
+
+// The deepest ring of at most `stages` that `fits` accepts, or 0; shallower rings take less of everything.
+template <typename Fits>
+int deepest_ring(Config config, int stages, Fits&& fits) {
+    for (config.num_stages = stages; config.num_stages >= kMinStages; --config.num_stages)
+        if (fits(config)) return config.num_stages;
     return 0;
 }
 
-void append_rings(std::vector<Config>& space, Config config, const Device& device) {
-    config.num_stages = deepest_ring(config, device);
-    if (!is_legal(Problem{}, config, device)) return;
-    space.push_back(config);
-    // Half the ring shows whether depth pays at all; clusters would repeat the answer.
-    const int half = config.num_stages / 2;
-    if (config.cluster_m * config.cluster_n > 1 || half < kMinStages) return;
-    config.num_stages = half;
-    space.push_back(config);
+// The deepest ring with which `blocks` blocks find the shared memory of an SM.
+int shared_ring(const Problem& variant, const Config& config, int stages, int blocks) {
+    return deepest_ring(config, stages, [&](const Config& c) { return blocks * (smem_bytes(variant, c) + kSmemReservedBytes) <= kSmSmemBytes; });
+}
+
+// The tile with rings for one block to an SM, two and three: a split must not take an SM for itself, or clusters find no room beside
+// each other, and narrow tiles gain from a neighbour even where the grid has none (H200, m 16, n 24576, k 1536: 12.0 us against 12.5).
+void append_rings(std::vector<Config>& space, const Problem& variant, Config config, const Device& device) {
+    config.num_stages = deepest_ring(config, kDeepestRing, [&](const Config& c) { return smem_bytes(variant, c) <= device.smem_bytes; });
+    if (!is_legal(variant, config, device)) return;
+    const bool is_small = math_warpgroups(config) == 1 && (config.swap_ab != 0 || config.block_n <= kMaxShallowN);
+    const bool is_split = config.split_k > 1;
+    const int deepest = config.num_stages;
+    if (!is_split || !is_small) space.push_back(config);
+    for (int blocks = 2; is_small && blocks <= (is_split ? kMaxBlocksPerSm : 2); ++blocks) {
+        config.num_stages = shared_ring(variant, config, deepest, blocks);
+        if (config.num_stages >= kMinStages && config != space.back()) space.push_back(config);
+    }
+}
+
+void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
+    for (int block_m : kBlockMs)
+        for (int block_n : kBlockNs)
+            for (const auto& [cluster_m, cluster_n] : kClusters) {
+                if (block_n < (block_m == 64 ? 0 : block_m == 128 ? kMinBlockN128 : kMinBlockN256)) continue;
+                if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN)) continue;
+                const Config config{.block_m = block_m,
+                                    .block_n = block_n,
+                                    .block_k = stage_k(variant.op),
+                                    .cluster_m = cluster_m,
+                                    .cluster_n = cluster_n};
+                append_rings(space, variant, config, device);
+            }
+}
+
+void append_swapped(std::vector<Config>& space, const Problem& variant, const Device& device) {
+    for (int rows : kSwappedRows)
+        for (int tokens : kTokens)
+            for (int split : kSplits) {
+                if (rows == 128 && split == kMaxSplitK) continue;
+                append_rings(space, variant,
+                             {.block_m = tokens, .block_n = rows, .block_k = stage_k(variant.op), .split_k = split, .swap_ab = 1}, device);
+            }
 }
 
 }  // namespace
 
-std::vector<Config> get_default_space(const Device& device) {
+std::vector<Config> get_default_space(const Problem& variant, const Device& device) {
+    Problem any = variant;  // num_sms and batch_invariant are a problem's own
+    any.num_sms = 0;
+    any.batch_invariant = false;
     std::vector<Config> space;
     space.reserve(kMaxCandidates);
-    for (int block_m : kBlockMs)
-        for (int block_n : kBlockNs)
-            for (const auto& cluster : kClusters)
-                append_rings(space, {.block_m = block_m, .block_n = block_n, .cluster_m = cluster[0], .cluster_n = cluster[1]}, device);
+    append_plain(space, any, device);
+    append_swapped(space, any, device);
     return space;
 }
 
-const std::vector<Config>& sm90_default_space() {
-    static const std::vector<Config> space = [] {
+const std::vector<Config>& sm90_default_space(const Problem& variant) {
+    static std::array<std::atomic<const std::vector<Config>*>, kNumVariants> spaces;
+    static std::mutex mutex;
+    std::atomic<const std::vector<Config>*>& slot = spaces[variant_code(variant)];
+    if (const auto* space = slot.load(std::memory_order_acquire)) return *space;
+    const std::lock_guard lock(mutex);
+    if (slot.load(std::memory_order_relaxed) == nullptr) {
         Device device;
         device.sm_count = Problem::kMaxSms;
-        return get_default_space(device);
-    }();
-    return space;
+        // Never freed: threads may select until the process ends.
+        slot.store(new std::vector<Config>(get_default_space(variant, device)), std::memory_order_release);
+    }
+    return *slot.load(std::memory_order_relaxed);
 }
 
-int smallest_cover(int64_t n) {
-    const auto cover = std::lower_bound(std::begin(kBlockNs), std::end(kBlockNs), n);
-    return cover == std::end(kBlockNs) ? kBlockNs[std::size(kBlockNs) - 1] : *cover;
+Pruning::Pruning(const Problem& problem, const Device& device)
+    : m(problem.m),
+      n(problem.n),
+      k_steps((problem.k + stage_k(problem.op) - 1) / stage_k(problem.op)),
+      sms(usable_sms(problem, device)),
+      cover_m(smallest_cover(kTokens, problem.m)),
+      cover_n(std::max(smallest_cover(kBlockNs, problem.n), problem.b_major == Major::kMn ? kMnMajorUnit : 0)),
+      may_split(problem.num_sms == 0 && !problem.batch_invariant) {}
+
+bool Pruning::keeps_split(const Config& config) const {
+    if (!may_split || config.split_k > k_steps / 2) return false;
+    return num_tiles(config) * config.split_k <= kMaxSplitWaves * sms;
 }
 
 std::vector<Config> get_candidates(const Problem& problem, const Device& device) {

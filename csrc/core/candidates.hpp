@@ -1,5 +1,5 @@
-// The space of configs that is searched. The default space of a device is at most 160 legal configs; a problem's candidates
-// are those of them that are not pointless for its m and n.
+// The space of configs that is searched. The default space of a variant on a device is at most 160 legal configs; a problem's candidates
+// are those of them that are not pointless for its m, n and k, nor against its num_sms and batch_invariant.
 #pragma once
 
 #include <vector>
@@ -13,21 +13,47 @@ namespace deep_gemm {
 
 inline constexpr size_t kMaxCandidates = 160;
 
-// The union of all candidates, legal on `device` when all its SMs may be used. In a fixed order: by block_m, block_n, cluster,
-// then deeper rings first, so that of two equal estimates the smaller tile with the deeper ring wins.
-std::vector<Config> get_default_space(const Device& device);
+// The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a fixed order: rows
+// on m before swapped, then by tile, cluster, split, deeper rings first, so that of two equal estimates the simpler config with the deeper
+// ring wins.
+std::vector<Config> get_default_space(const Problem& variant, const Device& device);
 
-// The same list for SM90 GPUs as sold, built once: selection walks it for every new problem.
-const std::vector<Config>& sm90_default_space();
+// The same list for SM90 GPUs as sold, built once a variant: selection walks it for every new problem.
+const std::vector<Config>& sm90_default_space(const Problem& variant);
 
-// The smallest block_n of the default space that covers n columns with one tile, or the largest of all.
-int smallest_cover(int64_t n);
+// What of a problem and a device decides which configs of the default space are pointless or not allowed.
+struct Pruning {
+    Pruning(const Problem& problem, const Device& device);
 
-// Whether a smaller tile or a smaller cluster does the same work with less waste; `cover` is smallest_cover(problem.n).
-inline bool is_pointless(const Problem& problem, const Config& config, int cover) {
-    if (config.block_n > cover || (config.block_m > 64 && problem.m <= config.block_m / 2)) return true;
-    return (config.cluster_m == 2 && problem.m <= config.block_m) || (config.cluster_n == 2 && problem.n <= config.block_n);
-}
+    // Whether the SMs allow the config and no smaller tile, cluster or split does the same work with less waste.
+    bool keeps(const Config& config) const {
+        if (config.cluster_m * config.cluster_n * config.split_k > sms) return false;
+        return config.swap_ab != 0 ? keeps_swapped(config) : keeps_plain(config);
+    }
+
+   private:
+    bool keeps_plain(const Config& config) const {
+        if (config.block_n > cover_n || (config.block_m > 64 && m <= config.block_m / 2)) return false;
+        if (config.block_m * config.block_n < kSmallTile && config.block_n < cover_n && num_tiles(config) > kMaxSmallWaves * sms) return false;
+        return (config.cluster_m == 1 || m > config.block_m) && (config.cluster_n == 1 || n > config.block_n);
+    }
+    bool keeps_swapped(const Config& config) const {
+        if (config.block_m > cover_m || m > kMaxTokenTiles * config.block_m || (config.block_n > 64 && n <= config.block_n / 2)) return false;
+        return config.split_k == 1 || keeps_split(config);
+    }
+    bool keeps_split(const Config& config) const;
+    int64_t num_tiles(const Config& config) const {
+        return ((m + config.block_m - 1) / config.block_m) * ((n + config.block_n - 1) / config.block_n);
+    }
+
+    // A tile below 128x64 reads too much for many waves; tokens beyond a few tiles read the weight too often.
+    static constexpr int kSmallTile = 128 * 64, kMaxSmallWaves = 4, kMaxTokenTiles = 4;
+
+    int64_t m, n, k_steps;
+    int32_t sms;
+    int cover_m, cover_n;  // the smallest token tile, and the smallest width, that cover the problem with one tile
+    bool may_split;
+};
 
 std::vector<Config> get_candidates(const Problem& problem, const Device& device);
 
@@ -35,12 +61,10 @@ std::vector<Config> get_candidates(const Problem& problem, const Device& device)
 template <typename Visit>
 void for_each_candidate(const Problem& problem, const Device& device, Visit&& visit) {
     const bool is_common = device.smem_bytes == kSm90SmemBytes && device.compute_major == 9;
-    const std::vector<Config> own = is_common ? std::vector<Config>() : get_default_space(device);
-    // In the default space only the cluster rule can still fail: it depends on the SMs that the problem may use.
-    const int32_t sms = usable_sms(problem, device);
-    const int cover = smallest_cover(problem.n);
-    for (const Config& config : is_common ? sm90_default_space() : own)
-        if (config.cluster_m * config.cluster_n <= sms && !is_pointless(problem, config, cover)) visit(config);
+    const std::vector<Config> own = is_common ? std::vector<Config>() : get_default_space(problem, device);
+    const Pruning pruning(problem, device);
+    for (const Config& config : is_common ? sm90_default_space(problem) : own)
+        if (pruning.keeps(config)) visit(config);
 }
 
 }  // namespace deep_gemm

@@ -14,19 +14,21 @@ const std::array<IntegerField, Config::kNumFields> kConfigFields = {{
     {"num_stages", 1, Config::kMaxField, 0, true},
     {"cluster_m", 1, Config::kMaxField, 1, false},
     {"cluster_n", 1, Config::kMaxField, 1, false},
+    {"split_k", 1, Config::kMaxField, 1, false},
+    {"swap_ab", 0, 1, 0, false},
 }};
 
 namespace {
 
 constexpr JsonLimits kLimits = {4096, 2, false};
 // Indices of kConfigFields in ascending order of the names, for canonical JSON.
-constexpr size_t kSortedFields[Config::kNumFields] = {2, 0, 1, 4, 5, 3};
+constexpr size_t kSortedFields[Config::kNumFields] = {2, 0, 1, 4, 5, 3, 6, 7};
 
 size_t field_index(std::string_view name) {
     for (size_t i = 0; i < kConfigFields.size(); ++i)
         if (name == kConfigFields[i].name) return i;
     throw std::invalid_argument("field " + std::string(name.substr(0, 32)) +
-                                " is unknown; a config has block_m, block_n, block_k, num_stages, cluster_m and cluster_n");
+                                " is unknown; write the fields of Config.as_dict() only");
 }
 
 Config parse_config(std::string_view text) {
@@ -53,7 +55,8 @@ Config Config::from_values(const std::array<int64_t, kNumFields>& values) {
     }
     std::array<int32_t, kNumFields> v;
     std::copy(values.begin(), values.end(), v.begin());
-    return {.block_m = v[0], .block_n = v[1], .block_k = v[2], .num_stages = v[3], .cluster_m = v[4], .cluster_n = v[5]};
+    return {.block_m = v[0], .block_n = v[1], .block_k = v[2], .num_stages = v[3], .cluster_m = v[4], .cluster_n = v[5],
+            .split_k = v[6], .swap_ab = v[7]};
 }
 
 std::string to_json(const Config& config) {
@@ -92,7 +95,8 @@ size_t hash_value(const Config& config) {
 
 std::string to_string(const Config& config) {
     return std::to_string(config.block_m) + 'x' + std::to_string(config.block_n) + 'x' + std::to_string(config.block_k) + " s" +
-           std::to_string(config.num_stages) + " c" + std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n);
+           std::to_string(config.num_stages) + " c" + std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
+           (config.split_k == 1 ? "" : " k" + std::to_string(config.split_k)) + (config.swap_ab == 0 ? "" : " swap");
 }
 
 }  // namespace deep_gemm

@@ -12,7 +12,8 @@ namespace {
 constexpr const char* kProblemFeatureNames[kNumProblemFeatures] = {
     "log2_m",           "log2_n",  "log2_k",  "log2_m_alignment",  "log2_n_alignment",
     "log2_k_alignment", "num_sms", "k_steps", "log2_memory_bytes", "log2_flops_per_byte",
-    "log2_heuristic_us"};
+    "log2_heuristic_us", "is_1d1d", "is_per_row", "is_fp32_d", "is_accumulate", "has_c", "is_head_split", "is_a_mn_major",
+    "is_b_mn_major", "has_scale_ring"};
 constexpr const char* kConfigFeatureNames[kNumConfigFeatures] = {"waves",         "last_wave_fill",  "useful_share",
                                                                  "log2_l2_bytes", "two_scale_share", "log_heuristic_ratio"};
 
@@ -44,6 +45,15 @@ double two_scale_share(int64_t n, int block_n, int64_t n_tiles) {
     return double(inside) / double(n_tiles);
 }
 
+// Yes or no each, so that the hull of a training set without a variant keeps that variant out. batch_invariant is left out: it takes
+// configs away but changes the time of none.
+void write_variant_features(const Problem& problem, double* out) {
+    for (bool flag : {problem.recipe == Recipe::k1d1d, problem.recipe == Recipe::kPerRow, problem.d_dtype == DDtype::kFp32,
+                      problem.c_mode == CMode::kAccumulate, problem.c_mode == CMode::kGeneral, problem.c_mode == CMode::kHeadSplit,
+                      problem.a_major == Major::kMn, problem.b_major == Major::kMn, has_scale_ring(problem)})
+        *out++ = flag ? 1.0 : 0.0;
+}
+
 void write_problem_features(const Problem& problem, const Estimator& estimator, double heuristic_us, double* out) {
     const double bytes = memory_bytes(problem);
     const double flops = 2.0 * double(problem.m) * double(problem.n) * double(problem.k);
@@ -58,19 +68,19 @@ void write_problem_features(const Problem& problem, const Estimator& estimator, 
     *out++ = portable_log2(bytes);
     *out++ = portable_log2(flops / bytes);
     *out++ = portable_log2(heuristic_us);
+    write_variant_features(problem, out);
 }
 
 void write_config_features(const Problem& problem, const Estimator& estimator, double heuristic_us, const Config& config, double* out) {
     constexpr double kLn2 = 0.6931471805599453;
     const Tiling tiling = make_tiling(problem, config, estimator.sms());
-    const double slots = double(std::max<int64_t>(1, estimator.sms() / (config.cluster_m * config.cluster_n)));
-    const double waves = double(tiling.cluster_tiles) / slots;
+    const double waves = double(tiling.cluster_tiles) / double(tiling.slots);
     const double padded = double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n);
     *out++ = waves;
     *out++ = waves / std::ceil(waves);
     *out++ = double(problem.m) * double(problem.n) / padded;
     *out++ = portable_log2(l2_read_bytes(problem, config, tiling));
-    *out++ = two_scale_share(problem.n, config.block_n, tiling.n_tiles);
+    *out++ = has_two_scales(problem, config) ? two_scale_share(problem.n, config.block_n, tiling.n_tiles) : 0.0;
     *out++ = kLn2 * portable_log2(estimator.time_us(config, tiling) / heuristic_us);
 }
 

@@ -1,5 +1,5 @@
 // The numbers that the learned selector sees of a problem: the same code for training (through Python) and at run time.
-// They depend on m, n, k, num_sms, the device and the portfolio; not on what a driver reports of a known SKU.
+// They depend on m, n, k, num_sms, the variant, the device and the portfolio; not on what a driver reports of a known SKU.
 #pragma once
 
 #include <span>
@@ -14,9 +14,9 @@
 namespace deep_gemm {
 
 // Raise it when a feature is added, removed or changed; artefacts of another version are not used.
-inline constexpr int kFeaturesVersion = 1;
+inline constexpr int kFeaturesVersion = 2;
 
-inline constexpr size_t kNumProblemFeatures = 11;
+inline constexpr size_t kNumProblemFeatures = 20;
 inline constexpr size_t kNumConfigFeatures = 6;
 
 inline constexpr size_t num_features(size_t num_portfolio) { return kNumProblemFeatures + kNumConfigFeatures * num_portfolio; }

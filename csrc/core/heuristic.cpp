@@ -1,6 +1,7 @@
 #include "core/heuristic.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdio>
 
@@ -28,11 +29,14 @@ double soft_maximum(double a, double b, double c, double d) {
     return std::sqrt(std::sqrt(a2 * a2 + b2 * b2 + c2 * c2 + d2 * d2));
 }
 
-double mma_ns(const HeuristicRates& rates, const Config& config) {
-    const double columns = config.block_n;
-    if (config.block_m == 64) return rates.step_base_64_ns + rates.step_slope_64_ns * columns;
-    if (config.block_m == 128) return rates.step_base_128_ns + rates.step_slope_128_ns * columns;
-    return rates.step_base_256_ns + rates.step_slope_256_ns * columns;
+// Sizes of a power of two, 1 to 8, divide by shifts.
+int64_t ceil_shift(int64_t value, int32_t power) { return (value + power - 1) >> std::countr_zero(uint32_t(power)); }
+
+double scale_bytes(const Problem& problem) {
+    if (problem.op != Op::kFp8Gemm) return 0.0;
+    const double m = double(problem.m), n = double(problem.n), blocks_k = double(problem.k) / kScaleBlock;
+    if (problem.recipe == Recipe::kPerRow) return 4.0 * (m + n);
+    return 4.0 * blocks_k * (m + (problem.recipe == Recipe::k1d1d ? n : n / kScaleBlock));
 }
 
 }  // namespace
@@ -41,26 +45,26 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
     Tiling tiling;
     tiling.m_tiles = ceil_div(problem.m, config.block_m);
     tiling.n_tiles = ceil_div(problem.n, config.block_n);
-    // Clusters are at most two CTAs, so shifts divide.
-    tiling.cluster_tiles = ((tiling.m_tiles + config.cluster_m - 1) >> (config.cluster_m - 1)) *
-                           ((tiling.n_tiles + config.cluster_n - 1) >> (config.cluster_n - 1));
-    tiling.clusters = std::max<int64_t>(1, sms >> (config.cluster_m * config.cluster_n - 1));
-    tiling.clusters = std::min(tiling.clusters, tiling.cluster_tiles);
-    tiling.rounds = ceil_div(tiling.cluster_tiles, tiling.clusters);
+    tiling.cluster_tiles = ceil_shift(tiling.m_tiles, config.cluster_m) * ceil_shift(tiling.n_tiles, config.cluster_n);
+    tiling.blocks_per_sm = config.split_k > 1 ? blocks_per_sm(problem, config) : 1;
+    const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k;
+    tiling.slots = std::max(1, sms * tiling.blocks_per_sm >> std::countr_zero(uint32_t(cluster_size)));
+    tiling.rounds = ceil_div(tiling.cluster_tiles, tiling.slots);
     return tiling;
 }
 
 double l2_read_bytes(const Problem& problem, const Config& config, const Tiling& tiling) {
-    const double a_bytes = double(problem.m) * double(problem.k), b_bytes = double(problem.n) * double(problem.k);
-    const double a_reads = double((tiling.n_tiles + config.cluster_n - 1) >> (config.cluster_n - 1));
-    const double b_reads = double((tiling.m_tiles + config.cluster_m - 1) >> (config.cluster_m - 1));
-    return a_bytes * a_reads + b_bytes * b_reads;
+    const double k_bytes = double(problem.k) * element_bytes(problem.op);
+    const double a_reads = double(ceil_shift(tiling.n_tiles, config.cluster_n));
+    const double b_reads = double(ceil_shift(tiling.m_tiles, config.cluster_m));
+    return k_bytes * (double(problem.m) * a_reads + double(problem.n) * b_reads);
 }
 
 double memory_bytes(const Problem& problem) {
     const double m = double(problem.m), n = double(problem.n), k = double(problem.k);
-    const double scales = 4.0 / kScaleBlock * k * (m + n / kScaleBlock);
-    return m * k + n * k + 2.0 * m * n + scales;
+    const bool has_c = problem.c_mode == CMode::kAccumulate || problem.c_mode == CMode::kGeneral;
+    const double d = m * n * d_element_bytes(problem);
+    return k * (m + n) * element_bytes(problem.op) + (has_c ? 2.0 * d : d) + scale_bytes(problem);
 }
 
 HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& device) {
@@ -71,10 +75,11 @@ HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& devic
     rates.hbm_gbps *= device.memory_gbps / kReferenceMemoryGbps;
     rates.l2_gbps *= clock * sms;
     rates.sm_gbps *= clock;
-    rates.dense_tflops *= tensor * sms;
-    for (double* ns : {&rates.step_slope_64_ns, &rates.step_slope_128_ns, &rates.step_slope_256_ns}) *ns /= tensor;
-    for (double* ns : {&rates.step_base_64_ns, &rates.step_base_128_ns, &rates.step_base_256_ns, &rates.cluster_step_ns,
-                       &rates.epilogue_base_ns, &rates.epilogue_row_ns})
+    for (double* tflops : {&rates.dense_tflops, &rates.bf16_tflops}) *tflops *= tensor * sms;
+    for (double* ns : {&rates.step_slope_64_ns, &rates.step_slope_128_ns, &rates.step_slope_256_ns, &rates.bf16_slope_ns}) *ns /= tensor;
+    for (double* ns : {&rates.step_base_64_ns, &rates.step_base_128_ns, &rates.step_base_256_ns, &rates.bf16_base_ns,
+                       &rates.cluster_step_ns, &rates.column_scale_ns, &rates.epilogue_base_ns, &rates.epilogue_row_ns,
+                       &rates.direct_row_ns})
         *ns /= clock;
     return rates;
 }
@@ -83,42 +88,62 @@ Estimator::Estimator(const Problem& problem, const Device& device, const Heurist
     : problem_(problem),
       rates_(scale_rates(h200_rates, device)),
       sms_(usable_sms(problem, device)),
-      k_steps_(ceil_div(problem.k, kBlockK)) {
+      k_steps_(ceil_div(problem.k, stage_k(problem.op))) {
     memory_us_ = memory_bytes(problem) / (rates_.hbm_gbps * 1e3);
     l2_us_per_byte_ = 1.0 / (rates_.l2_gbps * 1e3);
-    power_us_per_flop_ = 1.0 / (rates_.dense_tflops * 1e6);
+    power_us_per_flop_ = 1.0 / ((problem.op == Op::kFp8Gemm ? rates_.dense_tflops : rates_.bf16_tflops) * 1e6);
     sm_ns_per_byte_ = 1.0 / rates_.sm_gbps;
 }
 
-// One 128-K step of a tile: the tensor cores and promotion, or the loads, whichever is slower. Rows of A beyond m are filled
-// with zeros, not loaded. A ring of S stages hides the latency of a load behind S steps.
-double Estimator::step_ns(const Config& config) const {
-    double mma = mma_ns(rates_, config);
-    if (max_b_scale_blocks(config.block_n) > 1) mma *= 1.0 + rates_.two_scale_fraction;
-    if (!is_pipelined(config)) mma *= 1.0 + rates_.unpipelined_fraction;
+// One K step of a tile on the tensor cores, promotion and scales included.
+double Estimator::mma_ns(const Config& config) const {
+    const int rows = row_side(config), columns = column_side(config);
+    if (problem_.op == Op::kBf16Gemm) return rates_.bf16_base_ns + rates_.bf16_slope_ns * columns * (rows / 64);
+    double mma = rows == 64    ? rates_.step_base_64_ns + rates_.step_slope_64_ns * columns
+                 : rows == 128 ? rates_.step_base_128_ns + rates_.step_slope_128_ns * columns
+                               : rates_.step_base_256_ns + rates_.step_slope_256_ns * columns;
+    if (has_column_scales(problem_, config))
+        mma += rates_.column_scale_ns * columns * (rows / 64);
+    else if (has_two_scales(problem_, config))
+        mma *= 1.0 + rates_.two_scale_fraction;
+    return is_pipelined(problem_, config) ? mma : mma * (1.0 + rates_.unpipelined_fraction);
+}
+
+// One K step of a tile: the tensor cores, or the loads, whichever is slower. Rows of A beyond m are filled with zeros, not loaded. A ring
+// of S stages hides the latency of a load behind S steps; blocks that share an SM hide each other's.
+double Estimator::step_ns(const Config& config, const Tiling& tiling) const {
     const double rows = double(std::min<int64_t>(problem_.m, config.block_m));
-    const double load = (rows + config.block_n) * kBlockK * sm_ns_per_byte_;
+    const double load = (rows + config.block_n) * kStageKBytes * sm_ns_per_byte_;
     const double latency = rates_.load_latency_ns / config.num_stages;
     const double peer = config.cluster_m * config.cluster_n > 1 ? rates_.cluster_step_ns : 0.0;
-    return std::max({mma, load, latency}) + peer;
+    return std::max({mma_ns(config) * tiling.blocks_per_sm, load * tiling.blocks_per_sm, latency}) + peer;
+}
+
+double Estimator::epilogue_ns(const Config& config) const {
+    double row_ns = rates_.epilogue_row_ns;
+    if (problem_.d_dtype == DDtype::kFp32) row_ns *= 1.0 + rates_.fp32_row_fraction;
+    if (!is_staged(problem_, config)) row_ns += rates_.direct_row_ns;
+    if (problem_.c_mode == CMode::kGeneral) row_ns += rates_.direct_row_ns;
+    return rates_.epilogue_base_ns + row_ns * column_side(config) * (row_side(config) / 64);
 }
 
 double Estimator::time_us(const Config& config, const Tiling& tiling) const {
-    const double epilogue_ns = rates_.epilogue_base_ns + rates_.epilogue_row_ns * config.block_n * (config.block_m / 64);
-    const double sm_us = double(tiling.rounds) * (double(k_steps_) * step_ns(config) + epilogue_ns) * 1e-3;
+    const double steps = double(ceil_shift(k_steps_, config.split_k));
+    const double split_us = config.split_k > 1 ? rates_.split_us : 0.0;
+    const double sm_us = double(tiling.rounds) * (steps * step_ns(config, tiling) + epilogue_ns(config)) * 1e-3;
     const double l2_us = l2_read_bytes(problem_, config, tiling) * l2_us_per_byte_;
     const double padded_flops =
         2.0 * double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n) * double(problem_.k);
     const double power_us = padded_flops * power_us_per_flop_;
-    return rates_.launch_us + soft_maximum(memory_us_, l2_us, power_us, sm_us);
+    return rates_.launch_us + split_us + soft_maximum(memory_us_, l2_us, power_us, sm_us);
 }
 
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device) {
     AnalyticChoice best = {{}, INFINITY};
     Config previous = {.block_m = 0};
     for_each_candidate(problem, device, [&](const Config& config) {
-        // A shallower ring of the same tile follows the deeper one and is never predicted faster.
-        const bool is_shallower = config.block_m == previous.block_m && config.block_n == previous.block_n &&
+        // A shallower ring of the same plain tile follows the deeper one and is never predicted faster.
+        const bool is_shallower = config.swap_ab == 0 && config.block_m == previous.block_m && config.block_n == previous.block_n &&
                                   config.cluster_m == previous.cluster_m && config.cluster_n == previous.cluster_n;
         previous = config;
         if (is_shallower) return;

@@ -14,9 +14,10 @@ namespace deep_gemm {
 // How a problem divides into the tiles of a config.
 struct Tiling {
     int64_t m_tiles, n_tiles;
-    int64_t cluster_tiles;  // pieces of work: a cluster takes one at a time
-    int64_t clusters;       // running at once, at least 1
-    int64_t rounds;         // pieces that the busiest cluster takes
+    int64_t cluster_tiles;  // pieces of work: a cluster (the CTAs of a split are one) takes one at a time
+    int64_t slots;          // clusters that fit the SMs at once, at least 1
+    int64_t rounds;         // pieces that the busiest slot takes
+    int blocks_per_sm;      // that share an SM; more than 1 only for a split
 };
 
 Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms);
@@ -24,7 +25,7 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms);
 // Bytes read from L2 by all clusters (a multicast tile counts once).
 double l2_read_bytes(const Problem& problem, const Config& config, const Tiling& tiling);
 
-// Bytes of A, B, their scales and D, each moved once.
+// Bytes of A, B, their scales, C and D, each moved once.
 double memory_bytes(const Problem& problem);
 
 // Predicts times of one problem on one device; holds what does not depend on the config.
@@ -39,7 +40,9 @@ class Estimator {
     int32_t sms() const { return sms_; }
 
    private:
-    double step_ns(const Config& config) const;
+    double mma_ns(const Config& config) const;
+    double step_ns(const Config& config, const Tiling& tiling) const;
+    double epilogue_ns(const Config& config) const;
 
     Problem problem_;
     HeuristicRates rates_;

@@ -12,7 +12,7 @@ struct HeuristicRates {
     double sm_gbps = 327.1;         // what one SM's loads reach
     double load_latency_ns = 1185;  // from issuing a TMA load to its full barrier, out of memory
     double dense_tflops = 1350;     // all SMs together, held down by the power limit
-    double step_base_64_ns = 86.3;  // one 128-K step of a tile: base + slope * block_n, by block_m
+    double step_base_64_ns = 86.3;  // one 128-K step of a tile: base + slope * columns, by the MMA's rows
     double step_base_128_ns = 200.5;
     double step_base_256_ns = 177.5;
     double step_slope_64_ns = 0.8362;
@@ -23,6 +23,13 @@ struct HeuristicRates {
     double cluster_step_ns = 29.84;        // waiting for the peer, once a step
     double epilogue_base_ns = 327.4;       // per tile: last promotion, barrier, store; not overlapped with MMAs
     double epilogue_row_ns = 3.491;        // per tile and column of 64 rows
+    double fp32_row_fraction = 0.5;        // extra of epilogue_row_ns where D is FP32
+    double direct_row_ns = 4.0;            // extra of epilogue_row_ns without a D tile in shared memory, once more where C is read
+    double column_scale_ns = 0.3;          // extra cost of a step per MMA column with a scale of its own, and 64 rows
+    double split_us = 1.2;                 // exchange and addition of the parts of a split
+    double bf16_tflops = 720;              // dense_tflops of BF16 operands
+    double bf16_base_ns = 60.0;            // one 64-K step of a BF16 tile: base + slope * columns * (rows / 64)
+    double bf16_slope_ns = 0.62;
 };
 
 struct RateField {
@@ -48,9 +55,16 @@ inline constexpr RateField kRateFields[] = {
     {"cluster_step_ns", &HeuristicRates::cluster_step_ns},
     {"epilogue_base_ns", &HeuristicRates::epilogue_base_ns},
     {"epilogue_row_ns", &HeuristicRates::epilogue_row_ns},
+    {"fp32_row_fraction", &HeuristicRates::fp32_row_fraction},
+    {"direct_row_ns", &HeuristicRates::direct_row_ns},
+    {"column_scale_ns", &HeuristicRates::column_scale_ns},
+    {"split_us", &HeuristicRates::split_us},
+    {"bf16_tflops", &HeuristicRates::bf16_tflops},
+    {"bf16_base_ns", &HeuristicRates::bf16_base_ns},
+    {"bf16_slope_ns", &HeuristicRates::bf16_slope_ns},
 };
 
 // Raise it when a formula of heuristic.cpp or what it asks of legality.cpp changes; the constants are hashed by themselves.
-inline constexpr int kHeuristicRevision = 2;
+inline constexpr int kHeuristicRevision = 4;
 
 }  // namespace deep_gemm

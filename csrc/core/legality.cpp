@@ -1,6 +1,7 @@
 #include "core/legality.hpp"
 
 #include <algorithm>
+#include <vector>
 
 namespace deep_gemm {
 namespace {
@@ -11,23 +12,68 @@ constexpr int kRegisterLimitTwoWarpgroups = 232, kRegisterLimitOneWarpgroup = 24
 // Addresses, descriptors, scales and loop state beside the accumulators. A pipelined tile keeps less of them live at once. Tiles at the
 // limit (64x144 and 128x128 pipelined, 128x192, 256x128) compile without spills.
 constexpr int kRegisterOverhead = 40, kPipelinedRegisterOverhead = 16;
-constexpr int kScaleSteps = 8;            // K steps in a buffer of the scale ring: the 32-byte sector of a row-major row
-constexpr int kMaxChainedBlockN = 64;     // wider tiles hide the latency of a chain by themselves
-// Two partial accumulators of more columns do not fit beside the final one.
-constexpr int kMaxPipelinedBlockNOneWarpgroup = 144, kMaxPipelinedBlockNTwoWarpgroups = 128;
+constexpr int kScaleSteps = 8;          // K steps in a buffer of the scale ring: the 32-byte sector of a row-major row
+// Two partial accumulators of more columns do not fit beside the final one. Swapped tiles want few registers, so that several blocks share
+// an SM, more than they want two accumulators (H200, m 64, n 2112, k 7168, split 4: 9.9 us with one, 14.5 with two).
+constexpr int kMaxPipelinedColumnsOneWarpgroup = 144, kMaxPipelinedColumnsTwoWarpgroups = 128;
+constexpr int kMaxPipelinedScaledColumns = 128, kMaxPipelinedSwappedColumns = 32;
+constexpr int kMaxHeldRegisters = 176;  // of accumulators and column scales; beyond it the scales are read during promotion
+constexpr int kRegisterUnit = 8;        // a thread's registers are allocated in steps of this
 
 int64_t align_up(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
+
+int scale_ring_buffers(const Problem& problem, const Config& config) {
+    if (!has_scale_ring(problem)) return 0;
+    return row_side(config) == 64 ? 4 : 2;
+}
+
+// Most B scales that one K step of a tile needs in its stage.
+int64_t b_scales(const Problem& problem, const Config& config) {
+    if (problem.recipe == Recipe::k1d1d) return config.block_n;
+    return config.swap_ab != 0 ? std::max(1, config.block_n / kScaleBlock) : 2;
+}
+
+int64_t stage_scale_bytes(const Problem& problem, const Config& config) {
+    if (!has_scale_vectors(problem) || has_scale_ring(problem)) return 0;
+    return align_up(int64_t(config.block_m) * 4, 128) + align_up(b_scales(problem, config) * 4, 128);
+}
+
+int64_t scale_ring_bytes(const Problem& problem, const Config& config) {
+    const int64_t pitch = int64_t(config.block_m) + (problem.recipe == Recipe::k1d1d ? config.block_n : 2);
+    return align_up(scale_ring_buffers(problem, config) * kScaleSteps * 4 * pitch, 128);
+}
+
+int64_t d_tile_bytes(const Problem& problem, const Config& config) {
+    return align_up(int64_t(config.block_m) * config.block_n * d_element_bytes(problem), kSmemAlignment);
+}
+
+// What the other CTAs of a split send: a CTA adds up its share of the columns, 16 bytes a thread and 8 columns.
+int64_t receive_bytes(const Config& config) {
+    if (config.split_k <= 1) return 0;
+    const int64_t groups = column_side(config) / 8;
+    return config.split_k * ((groups + config.split_k - 1) / config.split_k) * 128 * math_warpgroups(config) * 16;
+}
 
 // The rules, in the order in which they are reported; each is one clause of legality.
 enum class Rule {
     kNone,
     kArchitecture,
-    kBlockM,
-    kBlockN,
+    kSwap,
+    kRows,
+    kColumns,
     kBlockK,
     kStages,
     kCluster,
+    kClusterSwap,
     kClusterBlockN,
+    kSplit,
+    kSplitSwap,
+    kSplitCluster,
+    kSplitRows,
+    kSplitSms,
+    kSplitInvariant,
+    kMajorCluster,
+    kMajorTile,
     kClusterSms,
     kScaleBlocks,
     kRegisters,
@@ -39,26 +85,48 @@ bool is_cluster_shape(const Config& config) {
     return in_range && config.cluster_m * config.cluster_n <= 2;
 }
 
-Rule broken_geometry_rule(const Config& config) {
-    if (config.block_m != 64 && config.block_m != 128 && config.block_m != 256) return Rule::kBlockM;
-    if (config.block_n < 8 || config.block_n > kMaxBlockN || config.block_n % 8 != 0) return Rule::kBlockN;
-    if (config.block_k != kBlockK) return Rule::kBlockK;
+Rule broken_tile_rule(const Problem& problem, const Config& config) {
+    const int rows = row_side(config), columns = column_side(config);
+    if (config.swap_ab != 0 && config.swap_ab != 1) return Rule::kSwap;
+    if (rows != 64 && rows != 128 && rows != 256) return Rule::kRows;
+    if (columns < 8 || columns > kMaxColumns || columns % 8 != 0) return Rule::kColumns;
+    if (config.block_k != stage_k(problem.op)) return Rule::kBlockK;
     if (config.num_stages < kMinStages || config.num_stages > kMaxStages) return Rule::kStages;
+    if (has_two_scales(problem, config) && max_b_scale_blocks(config.block_n) > 2) return Rule::kScaleBlocks;
+    return Rule::kNone;
+}
+
+Rule broken_cluster_rule(const Problem& problem, const Config& config) {
     if (!is_cluster_shape(config)) return Rule::kCluster;
+    if (config.swap_ab != 0 && config.cluster_m * config.cluster_n > 1) return Rule::kClusterSwap;
     // Each CTA of the pair loads half of B, and half a tile must keep the 8-row swizzle pattern.
     if (config.cluster_m == 2 && config.block_n % 16 != 0) return Rule::kClusterBlockN;
-    if (max_b_scale_blocks(config.block_n) > 2) return Rule::kScaleBlocks;
+    // An MN-major tile comes in boxes of 64 of its rows. In a pair of CTAs such boxes that lie wholly beyond the matrix gave wrong results
+    // (H200, 128x128 tiles, n 260); pairs never won with them.
+    const bool is_mn_a = problem.a_major == Major::kMn, is_mn_b = problem.b_major == Major::kMn;
+    if ((is_mn_a || is_mn_b) && config.cluster_m * config.cluster_n > 1) return Rule::kMajorCluster;
+    if ((is_mn_a && config.block_m % 64 != 0) || (is_mn_b && config.block_n % 64 != 0)) return Rule::kMajorTile;
     return Rule::kNone;
+}
+
+Rule broken_split_rule(const Problem& problem, const Config& config) {
+    if (config.split_k == 1) return Rule::kNone;
+    if (config.split_k != 2 && config.split_k != 4 && config.split_k != kMaxSplitK) return Rule::kSplit;
+    if (config.swap_ab == 0) return Rule::kSplitSwap;
+    if (config.cluster_m * config.cluster_n > 1) return Rule::kSplitCluster;
+    if (math_waves(config) > 1) return Rule::kSplitRows;
+    if (problem.num_sms != 0) return Rule::kSplitSms;
+    return problem.batch_invariant ? Rule::kSplitInvariant : Rule::kNone;
 }
 
 Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
     if (device.compute_major != 9) return Rule::kArchitecture;
-    const Rule geometry = broken_geometry_rule(config);
-    if (geometry != Rule::kNone) return geometry;
-    if (usable_sms(problem, device) < config.cluster_m * config.cluster_n) return Rule::kClusterSms;
+    for (const auto rule : {broken_tile_rule, broken_cluster_rule, broken_split_rule})
+        if (const Rule broken = rule(problem, config); broken != Rule::kNone) return broken;
+    if (usable_sms(problem, device) < config.cluster_m * config.cluster_n * config.split_k) return Rule::kClusterSms;
     const int limit = math_warpgroups(config) == 1 ? kRegisterLimitOneWarpgroup : kRegisterLimitTwoWarpgroups;
-    if (estimate_registers(config) > limit) return Rule::kRegisters;
-    if (smem_bytes(config) > device.smem_bytes) return Rule::kSmem;
+    if (estimate_registers(problem, config) > limit) return Rule::kRegisters;
+    if (smem_bytes(problem, config) > device.smem_bytes) return Rule::kSmem;
     return Rule::kNone;
 }
 
@@ -66,57 +134,95 @@ std::string clause(const char* name, int64_t value, const std::string& rule) {
     return std::string(name) + " = " + std::to_string(value) + ": " + rule;
 }
 
-std::string describe(Rule rule, const Config& config, const Device& device) {
+std::string describe_cluster(Rule rule, const Config& config) {
+    switch (rule) {
+        case Rule::kCluster:
+            return "cluster = " + std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
+                   ": must be 1x1, 2x1 or 1x2; choose one of them";
+        case Rule::kMajorCluster: return "an MN-major operand goes with a 1x1 cluster only; leave out cluster_m and cluster_n";
+        case Rule::kClusterSwap: return clause("swap_ab", 1, "goes with a 1x1 cluster only; leave out cluster_m and cluster_n");
+        case Rule::kClusterBlockN:
+            return clause("block_n", config.block_n, "must be a multiple of 16 with cluster_m = 2; use cluster_m = 1");
+        case Rule::kSplit: return clause("split_k", config.split_k, "must be 1, 2, 4 or 8; choose one of them");
+        case Rule::kSplitSwap: return clause("split_k", config.split_k, "needs swap_ab = 1; set it or use split_k = 1");
+        case Rule::kSplitCluster: return clause("split_k", config.split_k, "takes the cluster for itself; use a 1x1 cluster");
+        case Rule::kSplitRows: return clause("split_k", config.split_k, "needs a block_n of at most 128; choose such a tile");
+        case Rule::kSplitSms: return clause("split_k", config.split_k, "cannot hold a limit of SMs; use 1 with num_sms");
+        case Rule::kSplitInvariant: return clause("split_k", config.split_k, "changes the order of sums; use 1 with batch_invariant");
+        default: return "a cluster of " + std::to_string(config.cluster_m * config.cluster_n * config.split_k) +
+                        " CTAs does not fit the SMs that may be used; use a 1x1 cluster without split_k";
+    }
+}
+
+std::string describe(Rule rule, const Problem& problem, const Config& config, const Device& device) {
     switch (rule) {
         case Rule::kNone: return "";
         case Rule::kArchitecture:
             return "compute capability = " + std::to_string(device.compute_major) + '.' + std::to_string(device.compute_minor) + " (" +
                    device.name + "): the kernels need 9.0; use a Hopper GPU";
-        case Rule::kBlockM: return clause("block_m", config.block_m, "must be 64, 128 or 256; choose one of them");
-        case Rule::kBlockN: return clause("block_n", config.block_n, "must be a multiple of 8 within 8..192; choose such a width");
-        case Rule::kBlockK: return clause("block_k", config.block_k, "must be 128, the granularity of the scales; leave it out");
+        case Rule::kSwap: return clause("swap_ab", config.swap_ab, "must be 0 or 1; choose one of them");
+        case Rule::kRows:
+            return clause(config.swap_ab != 0 ? "block_n" : "block_m", row_side(config), "must be 64, 128 or 256; choose one of them");
+        case Rule::kColumns:
+            return clause(config.swap_ab != 0 ? "block_m" : "block_n", column_side(config),
+                          "must be a multiple of 8 within 8..256; choose such a width");
+        case Rule::kBlockK:
+            return clause("block_k", config.block_k, "must be " + std::to_string(stage_k(problem.op)) + " for " +
+                                                         std::string(op_name(problem.op)) + ", 128 bytes; use it");
         case Rule::kStages: return clause("num_stages", config.num_stages, "must be within 2..32; choose such a number");
-        case Rule::kCluster:
-            return "cluster = " + std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
-                   ": must be 1x1, 2x1 or 1x2; choose one of them";
-        case Rule::kClusterBlockN:
-            return clause("block_n", config.block_n, "must be a multiple of 16 with cluster_m = 2; use cluster_m = 1");
-        case Rule::kClusterSms: return "a cluster of two CTAs does not fit the SMs that may be used; use a 1x1 cluster";
+        case Rule::kMajorTile: return "an MN-major operand needs a tile side in steps of 64; choose another tile";
         case Rule::kScaleBlocks:
             return clause("block_n", config.block_n, "a tile may touch at most two 128-column scale blocks; choose another width");
-        case Rule::kRegisters: return clause("registers", estimate_registers(config), "more than a math thread has; choose a smaller tile");
+        case Rule::kRegisters:
+            return clause("registers", estimate_registers(problem, config), "more than a math thread has; choose a smaller tile");
         case Rule::kSmem:
-            return clause("shared memory", smem_bytes(config),
+            return clause("shared memory", smem_bytes(problem, config),
                           "more than the " + std::to_string(device.smem_bytes) + " bytes of a block; use fewer stages");
+        default: return describe_cluster(rule, config);
     }
-    return "";
+}
+
+// Every recipe and D with the staged and the direct epilogue; majors and scale layouts only forbid more.
+std::vector<Problem> make_representatives(Op op) {
+    std::vector<Problem> variants;
+    for (Recipe recipe : {Recipe::k1d2d, Recipe::k1d1d, Recipe::kPerRow})
+        for (DDtype d_dtype : {DDtype::kBf16, DDtype::kFp32})
+            for (CMode c_mode : {CMode::kNone, CMode::kGeneral})
+                for (ScaleLayout layout : {ScaleLayout::kMnMajor, ScaleLayout::kAny})
+                    variants.push_back({.op = op, .recipe = recipe, .d_dtype = d_dtype, .c_mode = c_mode, .scale_layout = layout});
+    std::erase_if(variants, [](const Problem& problem) { return !is_consistent(problem); });
+    return variants;
 }
 
 }  // namespace
 
-bool is_pipelined(const Config& config) {
-    if (rows_per_warpgroup(config) != 64) return false;
-    return config.block_n <= (math_warpgroups(config) == 1 ? kMaxPipelinedBlockNOneWarpgroup : kMaxPipelinedBlockNTwoWarpgroups);
+bool is_staged(const Problem& problem, const Config& config) {
+    const bool is_plain = problem.c_mode == CMode::kNone || problem.c_mode == CMode::kAccumulate;
+    return is_plain && config.split_k == 1 && d_tile_bytes(problem, config) <= kMaxDTileBytes;
 }
 
-int wgmma_chains(const Config& config) {
-    // Two groups of chains hold their stages before the first is released: a smaller ring would wait for itself for ever.
-    return is_pipelined(config) && config.block_n <= kMaxChainedBlockN && config.num_stages >= 4 ? 2 : 1;
+bool is_pipelined(const Problem& problem, const Config& config) {
+    if (problem.op != Op::kFp8Gemm || rows_per_warpgroup(config) != 64) return false;
+    if (has_column_scales(problem, config))
+        return column_side(config) <= (config.swap_ab != 0 ? kMaxPipelinedSwappedColumns : kMaxPipelinedScaledColumns);
+    return column_side(config) <= (math_warpgroups(config) == 1 ? kMaxPipelinedColumnsOneWarpgroup : kMaxPipelinedColumnsTwoWarpgroups);
 }
 
-int estimate_registers(const Config& config) {
-    const int final_accumulators = rows_per_warpgroup(config) / 64 * config.block_n / 2;
-    if (!is_pipelined(config)) return final_accumulators + config.block_n / 2 + kRegisterOverhead;
-    return final_accumulators + 2 * wgmma_chains(config) * config.block_n / 2 + kPipelinedRegisterOverhead;
+int estimate_registers(const Problem& problem, const Config& config) {
+    const int columns = column_side(config);
+    if (problem.op == Op::kBf16Gemm) return math_waves(config) * columns / 2 + kRegisterOverhead;
+    const int partials = is_pipelined(problem, config) ? 2 : 1, accumulators = (math_waves(config) + partials) * columns / 2;
+    const int scales = has_column_scales(problem, config) ? partials * columns / 4 : 0;
+    const int held = accumulators + scales <= kMaxHeldRegisters ? scales : 0;
+    return accumulators + held + (partials == 2 ? kPipelinedRegisterOverhead : kRegisterOverhead);
 }
 
-int64_t smem_bytes(const Config& config) {
-    const int64_t scale_buffers = config.block_m == 64 ? 4 : 2;
-    const int64_t scales = scale_buffers * kScaleSteps * (int64_t(config.block_m) + 2) * 4;
-    const int64_t barriers = align_up((config.num_stages + scale_buffers) * 2 * 8, 128);
-    const int64_t d_tile = align_up(int64_t(config.block_m) * config.block_n * 2, kSmemAlignment);
-    const int64_t stage = (int64_t(config.block_m) + config.block_n) * config.block_k;
-    return kSmemAlignment + d_tile + config.num_stages * stage + barriers + scales;
+int64_t smem_bytes(const Problem& problem, const Config& config) {
+    const int64_t num_barriers = 2 * (int64_t(config.num_stages) + scale_ring_buffers(problem, config)) + (config.split_k > 1 ? 1 : 0);
+    const int64_t stage = (int64_t(config.block_m) + config.block_n) * kStageKBytes + stage_scale_bytes(problem, config);
+    const int64_t d_tile = is_staged(problem, config) ? d_tile_bytes(problem, config) : 0;
+    return kSmemAlignment + d_tile + config.num_stages * stage + receive_bytes(config) + align_up(num_barriers * 8, 128) +
+           scale_ring_bytes(problem, config);
 }
 
 int max_b_scale_blocks(int block_n) { return (block_n + kScaleBlock - scale_start_step(block_n) + kScaleBlock - 1) / kScaleBlock; }
@@ -130,7 +236,22 @@ bool is_legal(const Problem& problem, const Config& config, const Device& device
 }
 
 std::string legality_reason(const Problem& problem, const Config& config, const Device& device) {
-    return describe(broken_rule(problem, config, device), config, device);
+    return describe(broken_rule(problem, config, device), problem, config, device);
+}
+
+std::string impossible_reason(Op op, const Config& config, const Device& device) {
+    static const std::vector<Problem> variants[] = {make_representatives(Op::kFp8Gemm), make_representatives(Op::kBf16Gemm)};
+    for (const Problem& problem : variants[size_t(op)])
+        if (is_legal(problem, config, device)) return "";
+    return legality_reason(Problem{.op = op}, config, device);
+}
+
+int blocks_per_sm(const Problem& problem, const Config& config) {
+    // Two math warpgroups divide all registers of an SM among themselves.
+    if (math_warpgroups(config) > 1) return 1;
+    const int registers = int(align_up(estimate_registers(problem, config), kRegisterUnit)) * num_threads(config);
+    const int64_t by_smem = kSmSmemBytes / (smem_bytes(problem, config) + kSmemReservedBytes);
+    return int(std::clamp<int64_t>(std::min<int64_t>(by_smem, kSmRegisters / registers), 1, kMaxBlocksPerSm));
 }
 
 }  // namespace deep_gemm

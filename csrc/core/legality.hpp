@@ -14,32 +14,60 @@
 namespace deep_gemm {
 
 // Meaning of a kernel's parameters and launch; part of the kernel hash. Raise it when either changes.
-inline constexpr int kLaunchAbi = 1;
+inline constexpr int kLaunchAbi = 2;
 
-inline constexpr int kBlockK = 128;      // elements and bytes of K per stage: one 128-byte swizzle row
-inline constexpr int kScaleBlock = 128;  // B is scaled per 128 x 128 block
-inline constexpr int kMaxBlockN = 192;   // beyond it the accumulators of no block_m fit the registers
+inline constexpr int kStageKBytes = 128;  // bytes of K per stage: one 128-byte swizzle row
+inline constexpr int kBlockK = 128;       // K elements of an FP8 stage, and per scale
+inline constexpr int kScaleBlock = 128;   // 1d2d scales B per 128 x 128 block
+inline constexpr int kMaxColumns = 256;   // columns of a WGMMA
 inline constexpr int kMinStages = 2;
+// An SM of compute capability 9.0, and what the driver takes of its shared memory for each block (CUDA programming guide).
+inline constexpr int kSmRegisters = 65536;
+inline constexpr int64_t kSmSmemBytes = 233472, kSmemReservedBytes = 1024;
+inline constexpr int kMaxBlocksPerSm = 3;  // more were never faster
 inline constexpr int kMaxStages = 32;
+inline constexpr int kMaxSplitK = 8;         // CTAs of a cluster that every SM90 GPU places
 inline constexpr int kSmemAlignment = 1024;  // the 128-byte swizzle repeats every 8 rows
+inline constexpr int64_t kMaxDTileBytes = 65536;  // a larger tile would cost the ring more stages than the staging saves
 
-// Number of math warpgroups, rows of the tile that one of them owns, and threads of a block (with the producer warpgroup).
-inline constexpr int math_warpgroups(const Config& config) { return config.block_m == 64 ? 1 : 2; }
-inline constexpr int rows_per_warpgroup(const Config& config) { return config.block_m / math_warpgroups(config); }
+inline constexpr int element_bytes(Op op) { return op == Op::kFp8Gemm ? 1 : 2; }
+inline constexpr int stage_k(Op op) { return kStageKBytes / element_bytes(op); }  // the only legal block_k
+inline constexpr int d_element_bytes(const Problem& problem) { return problem.d_dtype == DDtype::kFp32 ? 4 : 2; }
+
+// The sides of the tile that the MMA's rows (64 to an instruction) and its columns take.
+inline constexpr int row_side(const Config& config) { return config.swap_ab != 0 ? config.block_n : config.block_m; }
+inline constexpr int column_side(const Config& config) { return config.swap_ab != 0 ? config.block_m : config.block_n; }
+
+// Number of math warpgroups, rows of the MMA's row side that one of them owns, its 64-row MMAs, and threads of a block (with the producer
+// warpgroup).
+inline constexpr int math_warpgroups(const Config& config) { return row_side(config) == 64 ? 1 : 2; }
+inline constexpr int rows_per_warpgroup(const Config& config) { return row_side(config) / math_warpgroups(config); }
+inline constexpr int math_waves(const Config& config) { return rows_per_warpgroup(config) / 64; }
 inline constexpr int num_threads(const Config& config) { return 128 + 128 * math_warpgroups(config); }
 
-// Whether a math warpgroup starts the next K step's WGMMA before it adds up the last one (two partial accumulators).
-bool is_pipelined(const Config& config);
+// Whether the main loop multiplies with vectors of scales, and whether a ring of plain copies (not TMA) brings them.
+inline constexpr bool has_scale_vectors(const Problem& problem) { return problem.op == Op::kFp8Gemm && problem.recipe != Recipe::kPerRow; }
+inline constexpr bool has_scale_ring(const Problem& problem) {
+    return has_scale_vectors(problem) && problem.scale_layout == ScaleLayout::kAny;
+}
 
-// Independent chains of WGMMAs that a pipelined math warpgroup issues together, one K step each: narrow tiles are bound by the latency of
-// a chain, and a second one hides it (H200, m 64, n 576, k 7168, tile 64x16: 9.7 us with two, 10.9 with one, 9.7 with four).
-int wgmma_chains(const Config& config);
+// Whether every column of the MMA has a scale of its own.
+inline constexpr bool has_column_scales(const Problem& problem, const Config& config) {
+    return has_scale_vectors(problem) && (problem.recipe == Recipe::k1d1d || config.swap_ab != 0);
+}
+
+// Whether D leaves through a tile in shared memory by TMA; else threads write it to global memory themselves.
+bool is_staged(const Problem& problem, const Config& config);
+
+// Whether a math warpgroup starts the next K step's WGMMA before it adds up the last one (two partial accumulators).
+bool is_pipelined(const Problem& problem, const Config& config);
 
 // Registers that a math thread needs, estimated from above: final and partial accumulators plus addresses and scales.
-int estimate_registers(const Config& config);
+int estimate_registers(const Problem& problem, const Config& config);
 
-// Dynamic shared memory of a block: alignment slack, D tile, ring of stages, barriers, ring of scales (table in fp8_gemm.cuh).
-int64_t smem_bytes(const Config& config);
+// Dynamic shared memory of a block: alignment slack, D tile, ring of stages with their scales, partial sums of the other CTAs of a split,
+// barriers, ring of scales.
+int64_t smem_bytes(const Problem& problem, const Config& config);
 
 // Tiles start at multiples of block_n, so inside a scale block at multiples of this: gcd(block_n, 128), its lowest set bit.
 inline constexpr int scale_start_step(int block_n) { return std::min(block_n & -block_n, kScaleBlock); }
@@ -47,10 +75,22 @@ inline constexpr int scale_start_step(int block_n) { return std::min(block_n & -
 // Most B-scale blocks of 128 columns that one tile can touch; the worst start is the last one.
 int max_b_scale_blocks(int block_n);
 
+// Whether a tile can touch two B scales of 1d2d along the columns of the MMA.
+inline bool has_two_scales(const Problem& problem, const Config& config) {
+    const bool is_plain_1d2d = has_scale_vectors(problem) && problem.recipe == Recipe::k1d2d && config.swap_ab == 0;
+    return is_plain_1d2d && max_b_scale_blocks(config.block_n) > 1;
+}
+
 bool is_legal(const Problem& problem, const Config& config, const Device& device);
 
 // Empty when legal, else one sentence with the value, the rule and the remedy.
 std::string legality_reason(const Problem& problem, const Config& config, const Device& device);
+
+// Empty when the config is legal for some variant of the op kind, else why it can never run.
+std::string impossible_reason(Op op, const Config& config, const Device& device);
+
+// Blocks that an SM holds at once, by shared memory and registers, up to kMaxBlocksPerSm.
+int blocks_per_sm(const Problem& problem, const Config& config);
 
 // SMs that a launch may use: num_sms of the problem, or all of the device.
 int32_t usable_sms(const Problem& problem, const Device& device);

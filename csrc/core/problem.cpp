@@ -1,6 +1,9 @@
 #include "core/problem.hpp"
 
+#include <map>
 #include <stdexcept>
+#include <type_traits>
+#include <utility>
 
 #include "core/error.hpp"
 
@@ -15,27 +18,46 @@ const std::array<IntegerField, 4> kProblemFields = {{
 
 namespace {
 
+constexpr const char* kRecipeNames[] = {"1d2d", "1d1d", "per_row"};
+constexpr const char* kDDtypeNames[] = {"bf16", "fp32"};
+constexpr const char* kCModeNames[] = {"none", "accumulate", "general", "head_split"};
+constexpr const char* kMajorNames[] = {"k", "mn"};
+constexpr const char* kScaleLayoutNames[] = {"mn_major", "any"};
+
+template <auto member>
+constexpr EnumField make_enum_field(const char* name, std::span<const char* const> names) {
+    using Enum = std::remove_cvref_t<decltype(std::declval<Problem>().*member)>;
+    return {name, names, [](const Problem& problem) { return uint8_t(problem.*member); },
+            [](Problem& problem, uint8_t value) { problem.*member = Enum(value); }};
+}
+
+}  // namespace
+
+const std::array<EnumField, 6> kProblemEnums = {{
+    make_enum_field<&Problem::recipe>("recipe", kRecipeNames),
+    make_enum_field<&Problem::d_dtype>("d_dtype", kDDtypeNames),
+    make_enum_field<&Problem::c_mode>("c_mode", kCModeNames),
+    make_enum_field<&Problem::a_major>("a_major", kMajorNames),
+    make_enum_field<&Problem::b_major>("b_major", kMajorNames),
+    make_enum_field<&Problem::scale_layout>("scale_layout", kScaleLayoutNames),
+}};
+
+namespace {
+
 constexpr JsonLimits kLimits = {4096, 4, false};
 constexpr std::string_view kDimNames = "mnk";
 
-// Members in ascending order of their names, as canonical JSON wants them; `first` tells whether a comma is needed.
-void append_member(std::string& out, std::string_view name, const std::string& value, bool& first) {
-    if (!first) out += ',';
-    first = false;
-    out += '"';
-    out += name;
-    out += "\":";
-    out += value;
-}
-
+// Members by name, which a map sorts as canonical JSON wants them; fields at their default are left out.
 std::string fields_json(const Problem& problem) {
+    std::map<std::string_view, std::string> members = {
+        {"k", std::to_string(problem.k)}, {"m", std::to_string(problem.m)}, {"n", std::to_string(problem.n)}};
+    if (problem.compiled_dims != 0) members["compiled_dims"] = '"' + compiled_dims_text(problem.compiled_dims) + '"';
+    if (problem.num_sms != 0) members["num_sms"] = std::to_string(problem.num_sms);
+    if (problem.batch_invariant) members["batch_invariant"] = "true";
+    for (const EnumField& field : kProblemEnums)
+        if (field.get(problem) != 0) members[field.name] = std::string("\"") + enum_name(field, problem) + '"';
     std::string out = "{";
-    bool first = true;
-    if (problem.compiled_dims != 0) append_member(out, "compiled_dims", '"' + compiled_dims_text(problem.compiled_dims) + '"', first);
-    append_member(out, "k", std::to_string(problem.k), first);
-    append_member(out, "m", std::to_string(problem.m), first);
-    append_member(out, "n", std::to_string(problem.n), first);
-    if (problem.num_sms != 0) append_member(out, "num_sms", std::to_string(problem.num_sms), first);
+    for (const auto& [name, value] : members) out += (out.size() == 1 ? "\"" : ",\"") + std::string(name) + "\":" + value;
     return out + '}';
 }
 
@@ -56,18 +78,14 @@ const JsonValue& require(const JsonValue& object, const char* name, JsonValue::T
 
 void check_members(const JsonValue& fields) {
     for (const auto& [name, value] : fields.object) {
-        bool known = name == "compiled_dims";
+        bool known = name == "compiled_dims" || name == "batch_invariant";
         for (const IntegerField& field : kProblemFields) known = known || name == field.name;
-        if (!known) throw std::invalid_argument("field " + name + " is unknown; a problem has m, n, k, num_sms and compiled_dims");
+        for (const EnumField& field : kProblemEnums) known = known || name == field.name;
+        if (!known) throw std::invalid_argument("field " + name.substr(0, 32) + " is unknown; write the fields of Problem.as_dict() only");
     }
 }
 
-Problem parse_problem(std::string_view text) {
-    const JsonValue root = parse_json(text, kLimits);
-    Problem problem;
-    problem.op = parse_op(require(root, "op", JsonValue::Type::kString, "a string").string);
-    const JsonValue& fields = require(root, "fields", JsonValue::Type::kObject, "an object");
-    if (root.object.size() != 2) throw std::invalid_argument("a problem has the members fields and op only");
+void parse_fields(const JsonValue& fields, Problem& problem) {
     check_members(fields);
     for (size_t i = 0; i < kProblemFields.size(); ++i) {
         const JsonValue* value = fields.find(kProblemFields[i].name);
@@ -77,16 +95,60 @@ Problem parse_problem(std::string_view text) {
     }
     if (fields.find("compiled_dims") != nullptr)
         problem.compiled_dims = parse_compiled_dims(require(fields, "compiled_dims", JsonValue::Type::kString, "a string").string);
+    if (fields.find("batch_invariant") != nullptr)
+        problem.batch_invariant = require(fields, "batch_invariant", JsonValue::Type::kBool, "true or false").boolean;
+    for (const EnumField& field : kProblemEnums)
+        if (fields.find(field.name) != nullptr)
+            field.set(problem, parse_enum(field, require(fields, field.name, JsonValue::Type::kString, "a string").string));
+}
+
+Problem parse_problem(std::string_view text) {
+    const JsonValue root = parse_json(text, kLimits);
+    Problem problem;
+    problem.op = parse_op(require(root, "op", JsonValue::Type::kString, "a string").string);
+    const JsonValue& fields = require(root, "fields", JsonValue::Type::kObject, "an object");
+    if (root.object.size() != 2) throw std::invalid_argument("a problem has the members fields and op only");
+    parse_fields(fields, problem);
+    check_problem(problem);
     return problem;
+}
+
+// The first of the rules between fields that `problem` breaks, or an empty string.
+std::string broken_combination(const Problem& problem) {
+    const auto clause = [&](size_t field, const char* rule) {
+        return std::string(kProblemEnums[field].name) + " = '" + enum_name(kProblemEnums[field], problem) + "': " + rule;
+    };
+    const bool is_fp8 = problem.op == Op::kFp8Gemm, has_bf16_d = problem.d_dtype == DDtype::kBf16;
+    if (!is_fp8 && problem.recipe != Recipe::k1d2d) return clause(0, "only fp8_gemm has scales; leave it out");
+    if (!is_fp8 && problem.scale_layout != ScaleLayout::kMnMajor) return clause(5, "only fp8_gemm has scales; leave it out");
+    if (is_fp8 && problem.a_major != Major::kK) return clause(3, "fp8_gemm reads K-major operands; leave it out");
+    if (is_fp8 && problem.b_major != Major::kK) return clause(4, "fp8_gemm reads K-major operands; leave it out");
+    if (problem.recipe == Recipe::kPerRow && problem.scale_layout != ScaleLayout::kMnMajor)
+        return clause(5, "recipe per_row reads its scales at any stride; leave it out");
+    if (problem.c_mode == CMode::kAccumulate && has_bf16_d) return clause(2, "needs an FP32 D; pass d_dtype='fp32' or c_mode='general'");
+    if (problem.c_mode == CMode::kHeadSplit && !(is_fp8 && has_bf16_d && problem.recipe == Recipe::k1d2d))
+        return clause(2, "needs fp8_gemm with recipe 1d2d and a BF16 D; use another c_mode");
+    return "";
 }
 
 }  // namespace
 
-std::string_view op_name(Op) { return "fp8_gemm"; }
+std::string_view op_name(Op op) { return op == Op::kFp8Gemm ? "fp8_gemm" : "bf16_gemm"; }
 
 Op parse_op(std::string_view name) {
-    if (name != "fp8_gemm") throw Error(ErrorKind::kProblem, "op = '" + std::string(name) + "': no such op kind; use 'fp8_gemm'");
-    return Op::kFp8Gemm;
+    for (Op op : kOps)
+        if (name == op_name(op)) return op;
+    throw Error(ErrorKind::kProblem, "op = '" + std::string(name.substr(0, 32)) + "': no such op kind; use 'fp8_gemm' or 'bf16_gemm'");
+}
+
+uint8_t parse_enum(const EnumField& field, std::string_view name) {
+    std::string known;
+    for (size_t i = 0; i < field.names.size(); ++i) {
+        if (name == field.names[i]) return uint8_t(i);
+        known += (i == 0 ? "'" : ", '") + std::string(field.names[i]) + "'";
+    }
+    throw Error(ErrorKind::kProblem,
+                std::string(field.name) + " = '" + std::string(name.substr(0, 32)) + "': must be one of " + known + "; use one of them");
 }
 
 void check_integer_range(const IntegerField& field, int64_t value) {
@@ -109,7 +171,11 @@ void check_problem(const Problem& problem) {
     } catch (const std::invalid_argument& error) {
         throw Error(ErrorKind::kProblem, error.what());
     }
+    const std::string combination = broken_combination(problem);
+    if (!combination.empty()) throw Error(ErrorKind::kProblem, combination);
 }
+
+bool is_consistent(const Problem& problem) { return broken_combination(problem).empty(); }
 
 uint8_t parse_compiled_dims(std::string_view text) {
     uint8_t bits = 0;
@@ -151,9 +217,9 @@ Sha256Digest problem_digest(const Problem& problem) {
 
 // Multiplication by odd constants spreads small sizes over all bits; the table that uses it needs no more.
 size_t hash_value(const Problem& problem) {
-    uint64_t hash = uint64_t(problem.op) + 1;
-    for (uint64_t value :
-         {uint64_t(problem.m), uint64_t(problem.n), uint64_t(problem.k), uint64_t(problem.num_sms), uint64_t(problem.compiled_dims)}) {
+    const uint64_t flags = uint64_t(problem.compiled_dims) << 1 | uint64_t(problem.batch_invariant);
+    uint64_t hash = variant_code(problem) + 1;
+    for (uint64_t value : {uint64_t(problem.m), uint64_t(problem.n), uint64_t(problem.k), uint64_t(problem.num_sms), flags}) {
         hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
         hash ^= hash >> 29;
     }
@@ -165,6 +231,9 @@ std::string to_string(const Problem& problem) {
                        " k=" + std::to_string(problem.k);
     if (problem.num_sms != 0) text += " num_sms=" + std::to_string(problem.num_sms);
     if (problem.compiled_dims != 0) text += " compiled_dims=" + compiled_dims_text(problem.compiled_dims);
+    for (const EnumField& field : kProblemEnums)
+        if (field.get(problem) != 0) text += std::string(" ") + field.name + "=" + enum_name(field, problem);
+    if (problem.batch_invariant) text += " batch_invariant";
     return text;
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -12,7 +13,16 @@
 
 namespace deep_gemm {
 
-enum class Op : uint8_t { kFp8Gemm };
+enum class Op : uint8_t { kFp8Gemm, kBf16Gemm };
+inline constexpr Op kOps[] = {Op::kFp8Gemm, Op::kBf16Gemm};
+// How scales cover FP8 operands: A per row and 128 of K with B per 128 x 128 block; both per row and 128 of K; both per row.
+enum class Recipe : uint8_t { k1d2d, k1d1d, kPerRow };
+enum class DDtype : uint8_t { kBf16, kFp32 };
+// What is added to D: nothing; D itself, unscaled; alpha, beta and any C; nothing, with the columns of D spread around a middle part.
+enum class CMode : uint8_t { kNone, kAccumulate, kGeneral, kHeadSplit };
+enum class Major : uint8_t { kK, kMn };  // the dimension of an operand that is contiguous in memory
+// Where a tensor of scale vectors is contiguous: along its rows, aligned so that TMA loads it, or anyhow.
+enum class ScaleLayout : uint8_t { kMnMajor, kAny };
 
 std::string_view op_name(Op op);
 Op parse_op(std::string_view name);  // throws Error(kProblem)
@@ -24,6 +34,15 @@ struct IntegerField {
     bool is_required;
 };
 
+// A description of one enumerated field of a problem: a string in JSON and Python, its position in `names` in C++; 0 is the default.
+struct Problem;
+struct EnumField {
+    const char* name;
+    std::span<const char* const> names;
+    uint8_t (*get)(const Problem&);
+    void (*set)(Problem&, uint8_t);
+};
+
 struct Problem {
     static constexpr int64_t kMaxDim = (int64_t(1) << 31) - 1;  // tensor-map coordinates are signed 32-bit numbers
     static constexpr int64_t kMaxSms = 65535;
@@ -31,8 +50,14 @@ struct Problem {
 
     Op op = Op::kFp8Gemm;
     int64_t m = 1, n = 1, k = 1;
-    int32_t num_sms = 0;        // SMs to use; 0 = all of the device
-    uint8_t compiled_dims = 0;  // dims that are constants of the kernel: bits kCompileM, kCompileN, kCompileK
+    int32_t num_sms = 0;            // SMs to use; 0 = all of the device
+    uint8_t compiled_dims = 0;      // dims that are constants of the kernel: bits kCompileM, kCompileN, kCompileK
+    Recipe recipe = Recipe::k1d2d;  // fp8_gemm only
+    DDtype d_dtype = DDtype::kBf16;
+    CMode c_mode = CMode::kNone;
+    Major a_major = Major::kK, b_major = Major::kK;    // bf16_gemm only
+    ScaleLayout scale_layout = ScaleLayout::kMnMajor;  // fp8_gemm only
+    bool batch_invariant = false;                      // results of a row must not depend on m
 
     bool operator==(const Problem&) const = default;
 };
@@ -40,8 +65,25 @@ struct Problem {
 // m, n, k, num_sms in the order of Problem.
 extern const std::array<IntegerField, 4> kProblemFields;
 
-// Check every field of `problem`; throws Error(kProblem) that names the first bad one.
+// recipe, d_dtype, c_mode, a_major, b_major, scale_layout.
+extern const std::array<EnumField, 6> kProblemEnums;
+
+// Number of values of variant_code.
+inline constexpr size_t kNumVariants = 512;
+
+// What decides which kernels and configs exist for a problem, apart from its sizes and SMs, as one small number.
+inline constexpr uint32_t variant_code(const Problem& problem) {
+    return uint32_t(problem.op) | uint32_t(problem.recipe) << 1 | uint32_t(problem.d_dtype) << 3 | uint32_t(problem.c_mode) << 4 |
+           uint32_t(problem.a_major) << 6 | uint32_t(problem.b_major) << 7 | uint32_t(problem.scale_layout) << 8;
+}
+
+// `name` as the value of an enumerated field, and back; parsing throws Error(kProblem).
+uint8_t parse_enum(const EnumField& field, std::string_view name);
+inline const char* enum_name(const EnumField& field, const Problem& problem) { return field.names[field.get(problem)]; }
+
+// Check every field of `problem` and the rules between them; throws Error(kProblem) that names the first bad one.
 void check_problem(const Problem& problem);
+bool is_consistent(const Problem& problem);  // whether the rules between fields hold
 
 // A subset of "mnk" in this order (e.g. "nk") to bits and back; throws Error(kProblem).
 uint8_t parse_compiled_dims(std::string_view text);

@@ -2,11 +2,11 @@
 
 #include <pybind11/pybind11.h>
 
+#include <array>
 #include <cmath>
 #include <string>
 
 #include "core/error.hpp"
-#include "core/problem.hpp"
 #include "core/py_integers.hpp"
 #include "runtime/tensor_view.hpp"
 
@@ -51,6 +51,22 @@ double to_double(const char* name, PyObject* object) {
     PyErr_Clear();
     if (!is_number) fail(std::string(name) + " = " + short_repr(object) + ": must be a number; pass a float.");
     return value;
+}
+
+using Triple = std::array<int64_t, 3>;
+
+// A tuple or list of three integers within 0..2^31 - 1, or nothing.
+std::optional<Triple> parse_triple(PyObject* object) {
+    if (!(PyTuple_Check(object) || PyList_Check(object)) || PySequence_Size(object) != 3) return std::nullopt;
+    Triple values{};
+    for (int i = 0; i < 3; ++i) {
+        const py::object item = py::reinterpret_steal<py::object>(PySequence_GetItem(object, i));
+        values[i] = is_integer(item.ptr()) ? PyLong_AsLongLong(item.ptr()) : -1;
+        if (values[i] >= 0 && values[i] <= Problem::kMaxDim) continue;
+        PyErr_Clear();  // a number outside 64 bits
+        return std::nullopt;
+    }
+    return values;
 }
 
 py::object stream_handle(PyObject* object) {
@@ -111,17 +127,27 @@ uint8_t parse_compiled_dims_argument(PyObject* object) {
     return bits;
 }
 
-void check_recipe_1d2d(PyObject* object) {
-    if (!is_given(object)) return;
-    const long wanted[] = {1, 128, 128};
-    bool is_supported = (PyTuple_Check(object) || PyList_Check(object)) && PySequence_Size(object) == 3;
-    for (int i = 0; is_supported && i < 3; ++i) {
-        py::object item = py::reinterpret_steal<py::object>(PySequence_GetItem(object, i));
-        is_supported = is_integer(item.ptr()) && PyLong_AsLong(item.ptr()) == wanted[i];
-    }
-    PyErr_Clear();  // a number outside 64 bits
-    if (!is_supported)
-        fail("recipe = " + short_repr(object) + ": this op supports (1, 128, 128) only (A scaled 1x128, B 128x128); pass None or that.");
+bool parse_flag(const char* name, PyObject* object) {
+    if (object == nullptr) object = Py_None;
+    check_flag(name, object);
+    return object == Py_True;
+}
+
+std::optional<Recipe> parse_recipe(PyObject* object) {
+    if (!is_given(object)) return std::nullopt;
+    const auto recipe = parse_triple(object);
+    if (recipe == Triple{1, 128, 128}) return Recipe::k1d2d;
+    if (recipe == Triple{1, 1, 128}) return Recipe::k1d1d;
+    fail("recipe = " + short_repr(object) +
+         ": must be (1, 128, 128) (A scaled 1x128, B 128x128), (1, 1, 128) (both 1x128) or None; pass one of them.");
+}
+
+HeadSplits parse_head_splits(PyObject* object) {
+    const auto splits = parse_triple(object);
+    if (!splits || (*splits)[0] + (*splits)[2] == 0)
+        fail("head_splits = " + short_repr(object) + ": must be three integers (left, mid, right) within 0..2^31 - 1 with left + right > 0; pass "
+             "such a tuple.");
+    return {(*splits)[0], (*splits)[1], (*splits)[2]};
 }
 
 void check_stream(PyObject* object) {

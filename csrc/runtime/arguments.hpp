@@ -5,6 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+
+#include "core/problem.hpp"
+#include "runtime/operands.hpp"
 
 namespace deep_gemm {
 
@@ -25,7 +29,9 @@ bool is_given(PyObject* object);                         // neither null nor Non
 float parse_factor(const char* name, PyObject* object);  // any finite number; 1 when not given
 void check_flag(const char* name, PyObject* object);     // a bool
 uint8_t parse_compiled_dims_argument(PyObject* object);  // None, or a subset of "mnk" in any order
-void check_recipe_1d2d(PyObject* object);                // None or (1, 128, 128)
+bool parse_flag(const char* name, PyObject* object);     // a bool, which must be given
+std::optional<Recipe> parse_recipe(PyObject* object);    // None, (1, 128, 128) or (1, 1, 128)
+HeadSplits parse_head_splits(PyObject* object);          // three integers >= 0, left + right > 0
 
 // The stream to launch on: torch's current one of GPU `ordinal` when not given (the legacy default stream for operands that are
 // no tensors), the handle of a torch.cuda.Stream, or the number itself.

@@ -2,7 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -12,11 +12,14 @@
 #include "core/py_integers.hpp"
 #include "module.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/bf16_gemm.hpp"
 #include "runtime/dispatch.hpp"
 #include "runtime/fp8_gemm.hpp"
+#include "runtime/gemm_op.hpp"
 #include "runtime/gpu.hpp"
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
+#include "runtime/policy.hpp"
 #include "runtime/tensor_view.hpp"
 
 namespace py = pybind11;
@@ -39,20 +42,38 @@ int parse_ordinal(const py::object& ordinal) {
     return ordinal.is_none() ? current_ordinal() : int(checked_integer(ordinal, kOrdinalField, ErrorKind::kArgument));
 }
 
-KernelHandle make_kernel(const py::bytes& cubin, const std::string& name, const Config& config, const py::object& device) {
+KernelHandle make_kernel(const py::bytes& cubin, const std::string& name, const Problem& problem, const Config& config,
+                         const py::object& device) {
     const Gpu& gpu = get_supported_gpu(parse_ordinal(device));
     try {
-        return {&load_kernel(gpu, config, cubin, name)};
+        return {&load_kernel(gpu, problem, config, cubin, name)};
     } catch (const UnusableCubin& error) {
         throw Error(ErrorKind::kLaunch,
                     "config = " + to_string(config) + ": " + error.what() + "; compile it for " + gpu.device.name + ".");
+    } catch (const UnplacedCluster& error) {
+        throw Error(ErrorKind::kLaunch, std::string(error.what()) + "; use a config with clusters of one CTA.");
     }
 }
 
-void launch_kernel(const KernelHandle& self, py::object a, py::object scale_a, py::object b, py::object scale_b, py::object d,
-                   py::object num_sms, py::object alpha, py::object stream) {
-    launch_explicit(*self.kernel, {a.ptr(), scale_a.ptr(), b.ptr(), scale_b.ptr(), d.ptr(), parse_num_sms(num_sms),
-                                   parse_factor("alpha", alpha.ptr()), stream.ptr()});
+Operand optional_operand(const char* name, const py::object& object) {
+    return object.is_none() ? Operand{} : make_operand(name, object.ptr());
+}
+
+void launch_kernel(const KernelHandle& self, const py::object& a, const py::object& scale_a, const py::object& b, const py::object& scale_b,
+                   const py::object& d, const py::object& c, const py::object& num_sms, const py::object& alpha, const py::object& beta,
+                   const py::object& head_splits, const py::object& stream) {
+    const Problem& problem = self.kernel->problem;
+    if (scale_a.is_none() != scale_b.is_none() || scale_a.is_none() != (problem.op == Op::kBf16Gemm))
+        throw Error(ErrorKind::kArgument, "scale_a, scale_b: an FP8 kernel takes both, a BF16 kernel neither; pass them accordingly.");
+    const GemmOperands operands{make_operand("a", a.ptr()),         optional_operand("scale_a", scale_a), make_operand("b", b.ptr()),
+                                optional_operand("scale_b", scale_b), make_operand("d", d.ptr()),         optional_operand("c", c)};
+    GemmOptions options{.op = problem.op,
+                        .recipe = problem.recipe,
+                        .alpha = parse_factor("alpha", alpha.ptr()),
+                        .beta = parse_factor("beta", beta.ptr()),
+                        .stream = stream.ptr()};
+    if (!head_splits.is_none()) options.heads = parse_head_splits(head_splits.ptr());
+    launch_explicit(*self.kernel, operands, options, parse_num_sms(num_sms));
 }
 
 TensorView make_view(uint64_t address, const std::vector<int64_t>& shape, const std::vector<int64_t>& strides, const std::string& dtype,
@@ -90,12 +111,16 @@ void bind_kernel(py::module_& m) {
         .def(py::init(&make_view), "address"_a, "shape"_a, "strides"_a, "dtype"_a, "device"_a = 0,
              "Describe a tensor: strides in elements, dtype such as 'float8_e4m3fn', device as the CUDA ordinal.");
     py::class_<KernelHandle>(m, "Kernel", "A compiled kernel, loaded on one GPU for the life of the process.")
-        .def(py::init(&make_kernel), "cubin"_a, "name"_a, "config"_a, "device"_a = 0,
-             "Load `cubin` on CUDA device `device`. Raises: ConfigError, DeviceError, LaunchError.")
-        .def("launch", &launch_kernel, "a"_a, "scale_a"_a, "b"_a, "scale_b"_a, "d"_a, py::kw_only(), "num_sms"_a = 0, "alpha"_a = 1.0,
-             "stream"_a = py::none(),
-             "Launch on operands shaped as for fp8_gemm_nt, past selection; num_sms 0 means all, stream None the current one.\n\n"
-             "Raises: the errors of fp8_gemm_nt.")
+        .def(py::init(&make_kernel), "cubin"_a, "name"_a, "problem"_a, "config"_a, "device"_a = 0,
+             "Load `cubin`, made for `problem` (its variant and compiled dims) and `config`, on CUDA device `device`. Raises: ConfigError, "
+             "DeviceError, LaunchError.")
+        .def("launch", &launch_kernel, "a"_a, "scale_a"_a, "b"_a, "scale_b"_a, "d"_a, "c"_a = py::none(), py::kw_only(), "num_sms"_a = 0,
+             "alpha"_a = 1.0, "beta"_a = 1.0, "head_splits"_a = py::none(), "stream"_a = py::none(),
+             "Launch on A [m, k] and B [n, k] (views of any major that the kernel takes) and the rest as for fp8_gemm_nt, past selection; "
+             "scales are None for BF16, num_sms 0 means all, stream None the current one.\n\n"
+             "Raises: the errors of fp8_gemm_nt; ArgumentError where the operands are not what the kernel was made for.")
+        .def_property_readonly("problem", [](const KernelHandle& self) { return self.kernel->problem; },
+                               "The variant and compiled dims; sizes that are not compiled in are 1.")
         .def_property_readonly("config", [](const KernelHandle& self) { return self.kernel->config; })
         .def_property_readonly(
             "num_regs", [](const KernelHandle& self) { return self.kernel->num_regs; }, "Registers a thread, as the driver reports them.")
@@ -116,10 +141,6 @@ void bind_devices(py::module_& m) {
     m.def(
         "get_driver_version", [] { return driver::api().version; },
         "Return the CUDA version that the driver supports, e.g. 13000. Raises: DeviceError.");
-    m.def(
-        "set_num_sms", [](const py::object& num_sms) { set_num_sms(parse_num_sms(num_sms)); }, "num_sms"_a,
-        "Let launches of this process use `num_sms` SMs; 0 means all of the device, and more than it has likewise.");
-    m.def("get_num_sms", &get_num_sms, "Return what set_num_sms set last; 0 means all SMs of the device.");
 }
 
 void bind_dispatch(py::module_& m) {
@@ -133,9 +154,39 @@ void bind_dispatch(py::module_& m) {
     m.def("dispatch_stats", &stats_dict, "Return size, capacity, hits, misses and clears of the dispatch table.");
     m.def("launch_geometry", &geometry_dict, "config"_a, "m"_a, "n"_a, py::kw_only(), "num_sms"_a = 0, "sm_count"_a, "max_clusters"_a = 0,
           "Return grid size, tile counts and band of a launch.");
-    PyObject* op = PyCFunction_NewEx(&fp8_gemm_nt_method, nullptr, py::str("deep_gemm").ptr());
-    if (op == nullptr) throw py::error_already_set();
-    m.add_object("fp8_gemm_nt", py::reinterpret_steal<py::object>(op));
+}
+
+void bind_ops(py::module_& m) {
+    const py::str module("deep_gemm");
+    for (std::span<PyMethodDef> methods : {fp8_gemm_methods(), bf16_gemm_methods()})
+        for (PyMethodDef& method : methods) {
+            py::object op = py::reinterpret_steal<py::object>(PyCFunction_NewEx(&method, nullptr, module.ptr()));
+            if (!op) throw py::error_already_set();
+            m.add_object(method.ml_name, op);
+        }
+}
+
+void bind_policy(py::module_& m) {
+    m.def(
+        "set_num_sms", [](const py::object& num_sms) { set_num_sms(parse_num_sms(num_sms)); }, "num_sms"_a,
+        "Let launches of this process use `num_sms` SMs; 0 means all of the device, and more than it has likewise.");
+    m.def("get_num_sms", &get_num_sms, "Return what set_num_sms set last; 0 means all SMs of the device.");
+    m.def(
+        "set_pdl", [](const py::object& is_enabled) { set_pdl(parse_flag("is_enabled", is_enabled.ptr())); }, "is_enabled"_a,
+        "Let kernels of this process start while the kernel before them in the stream ends (programmatic dependent launch); off by "
+        "default. They touch memory only after it has ended. Raises: ArgumentError.");
+    m.def("get_pdl", &get_pdl, "Return whether set_pdl is on.");
+    m.def(
+        "set_tc_util", [](const py::object& ratio) { set_tc_util(parse_factor("ratio", ratio.ptr())); }, "ratio"_a,
+        "Keep the share of the tensor cores that the caller wishes used, 0..1; numbers above 1 are percent. Accepted for compatibility: "
+        "no kernel of SM90 throttles itself by it. Raises: ArgumentError.");
+    m.def("get_tc_util", &get_tc_util, "Return what set_tc_util set last, within 0..1; 1.0 at first.");
+    m.def(
+        "set_batch_invariant", [](const py::object& is_enabled) { set_batch_invariant(parse_flag("is_enabled", is_enabled.ptr())); },
+        "is_enabled"_a,
+        "Limit selection to configs with which a row of D does not depend on m, bit for bit; overrides DG_BATCH_INVARIANT. Raises: "
+        "ArgumentError.");
+    m.def("is_batch_invariant", &is_batch_invariant, "Return what set_batch_invariant set last, or what DG_BATCH_INVARIANT says.");
 }
 
 }  // namespace
@@ -144,6 +195,8 @@ void bind_runtime(py::module_& m) {
     bind_kernel(m);
     bind_devices(m);
     bind_dispatch(m);
+    bind_ops(m);
+    bind_policy(m);
 }
 
 }  // namespace deep_gemm

@@ -1,31 +1,36 @@
-// The checks of an op's operands, made before any side effect. Every failure is a typed error that says value, rule and remedy.
+// The checks of an op's operands, made before any side effect. Every failure is a typed error that says value, rule and remedy, in the
+// words of the caller: a transposed operand is named with the dims and strides that it has there.
 #pragma once
 
 #include <cstdint>
 
-#include "runtime/tensor_view.hpp"
+#include "core/problem.hpp"
+#include "runtime/operands.hpp"
 
 namespace deep_gemm {
 
-// Operands of D[m, n] = alpha * (A[m, k] with scales) @ (B[n, k] with scales).T
-struct Fp8GemmOperands {
-    Operand a, scale_a, b, scale_b, d;
-};
+inline constexpr int64_t kPitchAlignment = 16;  // TMA: addresses and pitches are multiples of 16 bytes
 
-struct GemmSizes {
-    int64_t m, n, k;
-
-    bool is_empty() const { return m == 0 || n == 0; }
-};
-
-// Check devices (all one), dtypes, ranks, sizes and scale shapes.
+// Check devices (all one), dtypes, ranks, sizes, scale shapes and head splits.
 // Throws Error: kDevice, kDtype, kShape.
-GemmSizes check_fp8_gemm(const Fp8GemmOperands& operands);
+GemmSizes check_gemm(const GemmOperands& operands, const GemmOptions& options);
 
-// Check strides, alignment and overlap of operands that passed check_fp8_gemm and are not empty. Throws Error(kLayout).
-void check_fp8_gemm_layout(const Fp8GemmOperands& operands, const GemmSizes& sizes);
+// What memory the operands lie in, as far as kernels differ by it.
+struct GemmLayouts {
+    Major a = Major::kK, b = Major::kK;
+    ScaleLayout scales = ScaleLayout::kMnMajor;
+    CMode c = CMode::kNone;
+};
+
+// Check strides, alignment and overlap of operands that passed check_gemm and are not empty. `preferred` majors win where an operand can
+// be seen in both. Throws Error(kLayout).
+GemmLayouts check_gemm_layout(const GemmOperands& operands, const GemmOptions& options, const GemmSizes& sizes,
+                              const GemmLayouts& preferred = {});
 
 // Bytes from one row of a matrix to the next, as a tensor map wants it: the stride of a single row counts for nothing.
 int64_t row_pitch_bytes(const TensorView& view);
+
+// Whether C is D: the same elements at the same addresses.
+bool is_same_memory(const TensorView& c, const TensorView& d);
 
 }  // namespace deep_gemm

@@ -13,7 +13,7 @@ namespace py = pybind11;
 namespace deep_gemm {
 namespace {
 
-// A server meets a few hundred problems; the bound is for callers with unbounded shapes. An entry has about 120 bytes.
+// A server meets a few hundred problems; the bound is for callers with unbounded shapes. An entry has about 130 bytes.
 constexpr size_t kCapacity = 4096;
 
 struct Key {
@@ -25,9 +25,8 @@ struct Key {
 struct KeyHash {
     size_t operator()(const Key& key) const {
         const Problem& problem = key.problem;
-        const uint64_t small =
-            uint64_t(problem.num_sms) << 24 | uint64_t(problem.compiled_dims) << 16 | uint64_t(problem.op) << 8 | uint64_t(key.ordinal);
-        uint64_t hash = small;
+        uint64_t hash = uint64_t(problem.num_sms) << 32 | uint64_t(key.ordinal) << 16 | uint64_t(variant_code(problem)) << 4 |
+                        uint64_t(problem.compiled_dims) << 1 | uint64_t(problem.batch_invariant);
         for (int64_t dim : {problem.m, problem.n, problem.k}) hash = (hash ^ uint64_t(dim)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
         return size_t(hash);
     }
@@ -49,9 +48,12 @@ Table& table() {
     return *instance;
 }
 
-const LoadedKernel& load(const Gpu& gpu, const Config& config, const py::tuple& cubin_and_name) {
-    const std::string_view cubin = py::reinterpret_borrow<py::bytes>(cubin_and_name[0]);
-    return load_kernel(gpu, config, cubin, cubin_and_name[1].cast<std::string>());
+py::tuple call_plan(const char* function, const Problem& problem, const py::object& argument) {
+    return py::module_::import("deep_gemm.plan").attr(function)(problem, argument).cast<py::tuple>();
+}
+
+const LoadedKernel& load(const Gpu& gpu, const Problem& problem, const Config& config, const py::object& cubin, const py::object& name) {
+    return load_kernel(gpu, problem, config, std::string_view(py::reinterpret_borrow<py::bytes>(cubin)), name.cast<std::string>());
 }
 
 std::string versions_text(const Gpu& gpu) {
@@ -61,12 +63,11 @@ std::string versions_text(const Gpu& gpu) {
 
 // The driver took the bytes of the cache or compiler for no kernel of this GPU: compile once more, past every cache.
 const LoadedKernel& rebuild_and_load(const Gpu& gpu, const Problem& problem, const Config& config, const std::string& reason) {
-    const py::object rebuilt = py::module_::import("deep_gemm.plan").attr("rebuild")(problem, config);
-    const py::tuple cubin_and_name = rebuilt.cast<py::tuple>();
+    const py::tuple rebuilt = call_plan("rebuild", problem, py::cast(config));
     try {
-        return load(gpu, config, cubin_and_name);
+        return load(gpu, problem, config, rebuilt[0], rebuilt[1]);
     } catch (const UnusableCubin& error) {
-        const std::string compiler = cubin_and_name[2].cast<std::string>();
+        const std::string compiler = rebuilt[2].cast<std::string>();
         throw Error(ErrorKind::kLaunch,
                     "config = " + to_string(config) + ": the driver cannot load its kernel, not even compiled anew (" + reason + ", then " +
                         error.what() + "); " + versions_text(gpu) + ", the kernel was compiled by " + compiler +
@@ -74,13 +75,22 @@ const LoadedKernel& rebuild_and_load(const Gpu& gpu, const Problem& problem, con
     }
 }
 
-const LoadedKernel& plan_and_load(const Gpu& gpu, const Problem& problem) {
-    const py::tuple plan = py::module_::import("deep_gemm.plan").attr("plan")(problem, gpu.ordinal).cast<py::tuple>();
+// `plan`: what plan.plan or plan.plan_without_clusters gave.
+const LoadedKernel& load_planned(const Gpu& gpu, const Problem& problem, const py::tuple& plan) {
     const auto config = plan[0].cast<Config>();
     try {
-        return load(gpu, config, py::make_tuple(plan[1], plan[2]));
+        return load(gpu, problem, config, plan[1], plan[2]);
     } catch (const UnusableCubin& error) {
         return rebuild_and_load(gpu, problem, config, error.what());
+    }
+}
+
+const LoadedKernel& plan_and_load(const Gpu& gpu, const Problem& problem) {
+    const py::int_ ordinal(gpu.ordinal);
+    try {
+        return load_planned(gpu, problem, call_plan("plan", problem, ordinal));
+    } catch (const UnplacedCluster&) {
+        return load_planned(gpu, problem, call_plan("plan_without_clusters", problem, ordinal));
     }
 }
 

@@ -66,15 +66,15 @@ enum FunctionAttribute : int {
     kMaxDynamicSharedSizeBytes = 8,
 };
 
-enum TensorMapDataType : int { kUint8 = 0, kBfloat16 = 9 };
+enum TensorMapDataType : int { kUint8 = 0, kFloat32 = 7, kBfloat16 = 9 };
 enum TensorMapInterleave : int { kInterleaveNone = 0 };
 enum TensorMapSwizzle : int { kSwizzleNone = 0, kSwizzle32B = 1, kSwizzle64B = 2, kSwizzle128B = 3 };
-enum TensorMapL2Promotion : int { kL2PromotionNone = 0, kL2Promotion256B = 3 };
+enum TensorMapL2Promotion : int { kL2PromotionNone = 0, kL2Promotion128B = 2, kL2Promotion256B = 3 };
 enum TensorMapOobFill : int { kOobFillZeros = 0 };
 
 enum CaptureMode : int { kCaptureModeGlobal = 0, kCaptureModeThreadLocal = 1, kCaptureModeRelaxed = 2 };
 
-enum LaunchAttributeId : int { kLaunchClusterDimension = 4 };
+enum LaunchAttributeId : int { kLaunchClusterDimension = 4, kLaunchProgrammaticStreamSerialization = 6 };
 
 struct LaunchAttribute {
     int id;
@@ -84,6 +84,7 @@ struct LaunchAttribute {
         struct {
             unsigned x, y, z;
         } cluster;
+        int is_stream_serialization_programmatic;
     } value;
 };
 

@@ -1,28 +1,13 @@
-// The op fp8_gemm_nt: the public C function, and the launch of one explicit kernel that the sweep and the tests use.
+// The FP8 products: the public functions fp8_gemm_{nt,nn,tn,tt} and fp8_gemm_nt_skip_head_mid.
 #pragma once
 
 #include <Python.h>
 
-#include "runtime/kernel.hpp"
+#include <span>
 
 namespace deep_gemm {
 
-// Definition of the public function, with docstring and text signature; METH_FASTCALL | METH_KEYWORDS.
-extern PyMethodDef fp8_gemm_nt_method;
-
-// Operands of a Kernel.launch; all borrowed.
-struct ExplicitLaunch {
-    PyObject *a, *scale_a, *b, *scale_b, *d;
-    int num_sms;
-    float alpha;
-    PyObject* stream;
-};
-
-// Check the operands and launch `kernel` on them, past selection and dispatch. Throws Error.
-void launch_explicit(const LoadedKernel& kernel, const ExplicitLaunch& launch);
-
-// SMs that launches may use; 0 = all of the device.
-int get_num_sms();
-void set_num_sms(int num_sms);
+// Definitions with docstrings and text signatures, for the life of the process; METH_FASTCALL | METH_KEYWORDS.
+std::span<PyMethodDef> fp8_gemm_methods();
 
 }  // namespace deep_gemm

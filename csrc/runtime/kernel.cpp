@@ -34,8 +34,8 @@ void check_load(const Api& cuda, driver::Result result, const char* call) {
     driver::check(cuda, result, call);
 }
 
-void check_legal(const Gpu& gpu, const Config& config) {
-    const std::string reason = legality_reason(Problem{}, config, gpu.device);
+void check_legal(const Gpu& gpu, const Problem& problem, const Config& config) {
+    const std::string reason = legality_reason(problem, config, gpu.device);
     if (!reason.empty()) throw Error(ErrorKind::kConfig, "config = " + to_string(config) + ": " + reason);
 }
 
@@ -53,64 +53,107 @@ void set_attributes(const Api& cuda, LoadedKernel& kernel) {
                "cuKernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)");
 }
 
+driver::Kernel find_kernel(const Api& cuda, std::string_view cubin, const std::string& name) {
+    driver::Library library = nullptr;
+    driver::Kernel kernel = nullptr;
+    check_load(cuda, cuda.library_load_data(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
+    check_load(cuda, cuda.library_get_kernel(&kernel, library, name.c_str()), "cuLibraryGetKernel");
+    return kernel;
+}
+
 // Bring the code into the current context; left to the first launch that would happen there, perhaps under capture.
-void load_into_context(const Api& cuda, const LoadedKernel& kernel) {
+void load_into_context(const Api& cuda, driver::Kernel kernel) {
     driver::Function function = nullptr;
-    check_load(cuda, cuda.kernel_get_function(&function, kernel.handle), "cuKernelGetFunction");
+    check_load(cuda, cuda.kernel_get_function(&function, kernel), "cuKernelGetFunction");
 }
 
 // Clusters of one CTA always fit; larger ones need their CTAs within one GPC, which not every SM count divides into.
 int count_clusters(const Api& cuda, const LoadedKernel& kernel) {
     const unsigned size = unsigned(kernel.cluster_size());
     if (size == 1) return 0;
-    const KernelLaunch launch(kernel, unsigned(kernel.gpu->device.sm_count) / size * size, nullptr);
+    const KernelLaunch launch(kernel, unsigned(kernel.gpu->device.sm_count) / size * size, nullptr, false);
     int clusters = 0;
     driver::check(cuda, cuda.occupancy_max_active_clusters(&clusters, kernel.function(), &launch.config), "cuOccupancyMaxActiveClusters");
     if (clusters < 1)
-        throw Error(ErrorKind::kLaunch,
-                    "config = " + to_string(kernel.config) + ": no cluster of it fits this GPU; use a config with clusters of one CTA.");
+        throw UnplacedCluster("config = " + to_string(kernel.config) + ": no cluster of " + std::to_string(size) + " CTAs fits this GPU");
     return clusters;
 }
 
-std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Config& config, std::string_view cubin, const std::string& name) {
-    check_legal(gpu, config);
+std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Problem& identity, const Config& config, std::string_view cubin,
+                                       const std::string& name) {
     const Api& cuda = driver::api();
-    auto kernel =
-        std::make_unique<LoadedKernel>(LoadedKernel{&gpu, config, name, std::string(cubin), nullptr, smem_bytes(config), 0, 0, 0});
+    auto kernel = std::make_unique<LoadedKernel>(
+        LoadedKernel{&gpu, identity, config, name, std::string(cubin), nullptr, smem_bytes(identity, config), 0, 0, 0});
     const RelaxedCapture relaxed(cuda);
     const ContextGuard context(gpu);
-    driver::Library library = nullptr;
-    check_load(cuda, cuda.library_load_data(&library, kernel->cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
-    check_load(cuda, cuda.library_get_kernel(&kernel->handle, library, name.c_str()), "cuLibraryGetKernel");
+    kernel->handle = find_kernel(cuda, kernel->cubin, name);
     set_attributes(cuda, *kernel);
-    load_into_context(cuda, *kernel);
+    load_into_context(cuda, kernel->handle);
     kernel->max_clusters = count_clusters(cuda, *kernel);
     return kernel;
 }
 
-bool is_same(const LoadedKernel& kernel, const Gpu& gpu, const Config& config, std::string_view cubin, const std::string& name) {
-    return kernel.gpu == &gpu && kernel.config == config && kernel.cubin == cubin && kernel.name == name;
+bool is_same(const LoadedKernel& kernel, const Gpu& gpu, const Problem& identity, const Config& config, std::string_view cubin,
+             const std::string& name) {
+    return kernel.gpu == &gpu && kernel.config == config && kernel.problem == identity && kernel.cubin == cubin && kernel.name == name;
+}
+
+driver::LaunchAttribute make_cluster_attribute(unsigned size) {
+    driver::LaunchAttribute attribute{};
+    attribute.id = driver::kLaunchClusterDimension;
+    attribute.value.cluster = {size, 1, 1};
+    return attribute;
+}
+
+driver::LaunchAttribute make_overlap_attribute() {
+    driver::LaunchAttribute attribute{};
+    attribute.id = driver::kLaunchProgrammaticStreamSerialization;
+    attribute.value.is_stream_serialization_programmatic = 1;
+    return attribute;
 }
 
 }  // namespace
 
-KernelLaunch::KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver::Stream stream) {
-    cluster.id = driver::kLaunchClusterDimension;
-    cluster.value.cluster = {unsigned(kernel.cluster_size()), 1, 1};
+Problem kernel_identity(const Problem& problem) {
+    Problem identity = problem;
+    if (!(problem.compiled_dims & Problem::kCompileM)) identity.m = 1;
+    if (!(problem.compiled_dims & Problem::kCompileN)) identity.n = 1;
+    if (!(problem.compiled_dims & Problem::kCompileK)) identity.k = 1;
+    identity.num_sms = 0;
+    identity.batch_invariant = false;
+    return identity;
+}
+
+KernelLaunch::KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver::Stream stream, bool is_overlapping) {
+    unsigned count = 0;
+    if (kernel.cluster_size() > 1) attributes[count++] = make_cluster_attribute(unsigned(kernel.cluster_size()));
+    if (is_overlapping) attributes[count++] = make_overlap_attribute();
     config.grid_x = num_ctas;
     config.block_x = unsigned(num_threads(kernel.config));
     config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
     config.shared_bytes = unsigned(kernel.dynamic_smem_bytes);
     config.stream = stream;
-    config.attributes = &cluster;
-    config.num_attributes = kernel.cluster_size() > 1 ? 1 : 0;
+    config.attributes = attributes;
+    config.num_attributes = count;
 }
 
-const LoadedKernel& load_kernel(const Gpu& gpu, const Config& config, std::string_view cubin, const std::string& name) {
+driver::Kernel load_code(const Gpu& gpu, std::string_view cubin, const std::string& name) {
+    const Api& cuda = driver::api();
+    const RelaxedCapture relaxed(cuda);
+    const ContextGuard context(gpu);
+    const driver::Kernel kernel = find_kernel(cuda, cubin, name);
+    load_into_context(cuda, kernel);
+    return kernel;
+}
+
+const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Config& config, std::string_view cubin,
+                                const std::string& name) {
     static std::vector<std::unique_ptr<LoadedKernel>> kernels;
+    check_legal(gpu, problem, config);
+    const Problem identity = kernel_identity(problem);
     for (const auto& kernel : kernels)
-        if (is_same(*kernel, gpu, config, cubin, name)) return *kernel;
-    kernels.push_back(load_new(gpu, config, cubin, name));
+        if (is_same(*kernel, gpu, identity, config, cubin, name)) return *kernel;
+    kernels.push_back(load_new(gpu, identity, config, cubin, name));
     return *kernels.back();
 }
 

@@ -7,12 +7,14 @@
 #include <string_view>
 
 #include "core/config.hpp"
+#include "core/problem.hpp"
 #include "runtime/gpu.hpp"
 
 namespace deep_gemm {
 
 struct LoadedKernel {
     const Gpu* gpu;
+    Problem problem;  // as kernel_identity makes it
     Config config;
     std::string name;
     std::string cubin;      // the verified bytes that were loaded; they identify the kernel
@@ -22,16 +24,20 @@ struct LoadedKernel {
     int max_clusters;  // clusters that the device holds at once; 0 = not limited (clusters of one CTA)
 
     driver::Function function() const { return reinterpret_cast<driver::Function>(handle); }
-    int cluster_size() const { return config.cluster_m * config.cluster_n; }
+    int cluster_size() const { return config.cluster_m * config.cluster_n * config.split_k; }
 };
 
-// How a kernel is launched: a grid of `num_ctas` in x, in clusters along x. Holds its own attribute, so it does not move.
+// What of `problem` its kernel depends on: the variant and the sizes named by compiled_dims; other sizes become 1.
+Problem kernel_identity(const Problem& problem);
+
+// How a kernel is launched: a grid of `num_ctas` in x, in clusters along x. `is_overlapping`: it may start while the kernel before it in
+// the stream ends. Holds its own attributes, so it does not move.
 struct KernelLaunch {
-    KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver::Stream stream);
+    KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver::Stream stream, bool is_overlapping);
     KernelLaunch(const KernelLaunch&) = delete;
     KernelLaunch& operator=(const KernelLaunch&) = delete;
 
-    driver::LaunchAttribute cluster;
+    driver::LaunchAttribute attributes[2];
     driver::LaunchConfig config{};
 };
 
@@ -42,9 +48,21 @@ class UnusableCubin : public std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
+// Thrown by load_kernel where the GPU places no cluster of the config's size: another config may help.
+class UnplacedCluster : public std::runtime_error {
+   public:
+    using std::runtime_error::runtime_error;
+};
+
 // Load `cubin` (or find it loaded) for `gpu`. Kernels stay loaded for the life of the process, because a captured graph may
 // replay them at any time. Works during stream capture. The GIL must be held.
-// Throws Error(kConfig): the config is not legal on this GPU. Throws Error(kLaunch): the driver refused. Throws UnusableCubin.
-const LoadedKernel& load_kernel(const Gpu& gpu, const Config& config, std::string_view cubin, const std::string& name);
+// Throws Error(kConfig): the config is not legal on this GPU. Throws Error(kLaunch): the driver refused. Throws UnusableCubin,
+// UnplacedCluster.
+const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Config& config, std::string_view cubin,
+                                const std::string& name);
+
+// Load the kernel `name` of `cubin` and bring its code into the context of `gpu`; as load_kernel, for kernels without a config.
+// Throws Error(kLaunch), UnusableCubin.
+driver::Kernel load_code(const Gpu& gpu, std::string_view cubin, const std::string& name);
 
 }  // namespace deep_gemm

@@ -6,7 +6,8 @@
 #include <string>
 
 #include "core/error.hpp"
-#include "core/legality.hpp"
+#include "runtime/checks.hpp"
+#include "runtime/policy.hpp"
 #include "runtime/tensor_map.hpp"
 
 namespace deep_gemm {
@@ -31,7 +32,7 @@ class ReleasedGil {
 };
 
 // Cluster tiles along m that are walked together: a wave of `clusters` then covers a block of tiles `band` high, and the best
-// band touches the fewest bytes of A and B (both are one byte an element).
+// band touches the fewest bytes of A and B (whose elements have the same size).
 int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters) {
     int64_t best_band = 1, best_rows = INT64_MAX;
     for (int64_t band = 1; band <= std::min(kMaxBand, m_cluster_tiles); ++band) {
@@ -41,28 +42,31 @@ int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clust
     return best_band;
 }
 
-MatrixLayout matrix_layout(const TensorView& view) { return {view.address, view.shape[0], view.shape[1], row_pitch_bytes(view)}; }
+void set_scales(GemmParams& params, const TensorView& a, const TensorView& b) {
+    params.scale_a = a.address, params.scale_b = b.address;
+    params.scale_a_stride_mn = a.strides[0], params.scale_a_stride_k = a.strides[1];
+    params.scale_b_stride_mn = b.strides[0], params.scale_b_stride_k = b.strides[1];
+}
 
-Fp8GemmParams make_params(const LaunchGeometry& geometry, const Fp8GemmOperands& operands, const GemmSizes& sizes, float alpha) {
-    const TensorView& a = operands.scale_a.view;
-    const TensorView& b = operands.scale_b.view;
-    const TensorView& d = operands.d.view;
-    return {.scale_a = a.address,
-            .scale_b = b.address,
-            .d = d.address,
-            .scale_a_stride_m = a.strides[0],
-            .scale_a_stride_k = a.strides[1],
-            .scale_b_stride_n = b.strides[0],
-            .scale_b_stride_k = b.strides[1],
-            .d_stride_m = d.strides[0],
-            .m = uint32_t(sizes.m),
-            .n = uint32_t(sizes.n),
-            .k = uint32_t(sizes.k),
-            .num_m_tiles = geometry.num_m_tiles,
-            .num_n_tiles = geometry.num_n_tiles,
-            .band = geometry.band,
-            .alpha = alpha,
-            .reserved = 0};
+// The views of absent operands are all zero.
+GemmParams make_params(const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes, const GemmOptions& options) {
+    GemmParams params{.d = operands.d.view.address,
+                      .c = operands.c.view.address,
+                      .d_stride_m = operands.d.view.strides[0],
+                      .c_stride_m = operands.c.view.strides[0],
+                      .m = uint32_t(sizes.m),
+                      .n = uint32_t(sizes.n),
+                      .k = uint32_t(sizes.k),
+                      .num_m_tiles = geometry.num_m_tiles,
+                      .num_n_tiles = geometry.num_n_tiles,
+                      .band = geometry.band,
+                      .alpha = options.alpha,
+                      .beta = options.beta,
+                      .head_left = uint32_t(options.heads.left),
+                      .head_mid = uint32_t(options.heads.mid),
+                      .head_right = uint32_t(options.heads.right)};
+    set_scales(params, operands.scale_a.view, operands.scale_b.view);
+    return params;
 }
 
 std::string product_text(const GemmSizes& sizes) {
@@ -76,10 +80,19 @@ std::string product_text(const GemmSizes& sizes) {
     throw Error(ErrorKind::kLaunch, std::string(call) + " for " + what + ": " + driver::describe(driver::api(), result) + remedy);
 }
 
-driver::Result enqueue(const LoadedKernel& kernel, const LaunchGeometry& geometry, Fp8GemmMaps& maps, Fp8GemmParams& params, void* stream) {
-    const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream));
-    void* arguments[] = {&maps.a, &maps.b, &maps.d, &params};
-    return driver::api().launch_kernel_ex(&launch.config, kernel.function(), arguments, nullptr);
+driver::Result enqueue_released(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments) {
+    const ContextGuard context(gpu);
+    const ReleasedGil released;
+    return driver::api().launch_kernel_ex(&config, function, arguments, nullptr);
+}
+
+// One cluster of split_k CTAs for each tile; such a grid is not persistent.
+LaunchGeometry get_split_geometry(const Config& config, int64_t m_tiles, int64_t n_tiles, int sm_count) {
+    const int64_t clusters = std::clamp<int64_t>(sm_count / config.split_k, 1, m_tiles * n_tiles);
+    return {.num_ctas = uint32_t(m_tiles * n_tiles * config.split_k),
+            .num_m_tiles = uint32_t(m_tiles),
+            .num_n_tiles = uint32_t(n_tiles),
+            .band = uint32_t(choose_band(config, m_tiles, clusters))};
 }
 
 }  // namespace
@@ -89,9 +102,10 @@ LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int nu
     const int64_t m_cluster_tiles = ceil_div(m_tiles, config.cluster_m);
     const int64_t cluster_tiles = m_cluster_tiles * ceil_div(n_tiles, config.cluster_n);
     const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
-    if (cluster_tiles >= kMaxTiles)
+    if (cluster_tiles >= kMaxTiles / config.split_k)
         throw Error(ErrorKind::kShape, "m = " + std::to_string(sizes.m) + ", n = " + std::to_string(sizes.n) +
                                            ": more than 2^31 tiles of " + to_string(config) + "; split the product along n.");
+    if (config.split_k > 1) return get_split_geometry(config, m_tiles, n_tiles, sm_count);
     const int64_t sms = num_sms > 0 ? std::min(num_sms, sm_count) : sm_count;
     int64_t clusters = std::max<int64_t>(sms / cluster_size, 1);
     if (max_clusters > 0) clusters = std::min<int64_t>(clusters, max_clusters);
@@ -102,18 +116,19 @@ LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int nu
             .band = uint32_t(choose_band(config, m_cluster_tiles, clusters))};
 }
 
-void launch_fp8_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Fp8GemmOperands& operands, const GemmSizes& sizes,
-                     float alpha, void* stream) {
-    Fp8GemmMaps maps = make_fp8_gemm_maps(driver::api(), kernel.config, matrix_layout(operands.a.view), matrix_layout(operands.b.view),
-                                          matrix_layout(operands.d.view));
-    Fp8GemmParams params = make_params(geometry, operands, sizes, alpha);
-    driver::Result result;
-    {
-        const ContextGuard context(*kernel.gpu);
-        const ReleasedGil released;
-        result = enqueue(kernel, geometry, maps, params, stream);
-    }
+void launch_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes,
+                 const GemmOptions& options, void* stream) {
+    GemmMaps maps = make_gemm_maps(driver::api(), kernel.problem, kernel.config, operands);
+    GemmParams params = make_params(geometry, operands, sizes, options);
+    const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream), get_pdl());
+    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params};
+    const driver::Result result = enqueue_released(*kernel.gpu, kernel.function(), launch.config, arguments);
     if (result != driver::kSuccess) fail_launch(result, "cuLaunchKernelEx", product_text(sizes) + " with " + to_string(kernel.config));
+}
+
+void enqueue(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments, const std::string& what) {
+    const driver::Result result = enqueue_released(gpu, function, config, arguments);
+    if (result != driver::kSuccess) fail_launch(result, "cuLaunchKernelEx", what);
 }
 
 void launch_zero_fill(const Gpu& gpu, const TensorView& d, void* stream) {

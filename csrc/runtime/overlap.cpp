@@ -1,7 +1,17 @@
 #include "runtime/overlap.hpp"
 
+#include <utility>
+
 namespace deep_gemm {
 namespace {
+
+// Rows with the larger stride first, as they lie in memory; the dims of a transposed view are exchanged.
+TensorView in_memory_order(TensorView view) {
+    if (view.rank != 2 || view.strides[0] >= view.strides[1] || view.shape[0] == 1) return view;
+    std::swap(view.shape[0], view.shape[1]);
+    std::swap(view.strides[0], view.strides[1]);
+    return view;
+}
 
 // Bytes from the first element's start to the last element's end.
 uint64_t extent_bytes(const TensorView& view, int first_dim) {
@@ -28,7 +38,7 @@ bool may_overlap(const TensorView& x, const TensorView& y) {
     const TensorView& low = is_x_low ? x : y;
     const TensorView& high = is_x_low ? y : x;
     if (high.address - low.address >= extent_bytes(low, 0)) return false;
-    return !are_side_by_side(low, high);
+    return !are_side_by_side(in_memory_order(low), in_memory_order(high));
 }
 
 }  // namespace deep_gemm

@@ -5,21 +5,30 @@
 
 #include "core/error.hpp"
 #include "core/legality.hpp"
+#include "runtime/checks.hpp"
 
 namespace deep_gemm {
 namespace {
 
-// Rows of a D box: what one math warp group of 64 rows stores at once.
-constexpr uint32_t kStoreRows = 64;
-constexpr int64_t kStoreColumns = 8;  // BF16 elements in 16 bytes
+constexpr uint32_t kSwizzleBytes = 128;
+constexpr uint32_t kWaveRows = 64;       // rows of D that one math warpgroup holds at once
+constexpr uint32_t kMnBoxElements = 64;  // BF16 elements in a swizzle row, and rows of K below each other, of an MN-major box
+constexpr int64_t kStoreBytes = 16;      // TMA clips a store at whole units of these (seen on an H200: n = 9 wrote columns 9 to 15)
+
+// A matrix as a map sees it: `rows` rows of `columns` contiguous elements.
+struct MatrixLayout {
+    uint64_t address;
+    int64_t rows, columns;
+    int64_t pitch_bytes;  // a multiple of 16, below 2^40
+};
 
 struct Box {
     int data_type;
     uint32_t columns, rows;
-    int swizzle;
+    int swizzle, promotion;
 };
 
-int swizzle_of_bytes(int bytes) {
+int swizzle_of_bytes(uint32_t bytes) {
     switch (bytes) {
         case 128: return driver::kSwizzle128B;
         case 64: return driver::kSwizzle64B;
@@ -27,6 +36,16 @@ int swizzle_of_bytes(int bytes) {
         default: return driver::kSwizzleNone;
     }
 }
+
+int map_data_type(Dtype dtype) {
+    switch (dtype) {
+        case Dtype::kBfloat16: return driver::kBfloat16;
+        case Dtype::kFloat32: return driver::kFloat32;
+        default: return driver::kUint8;
+    }
+}
+
+MatrixLayout matrix_layout(const TensorView& view) { return {view.address, view.shape[0], view.shape[1], row_pitch_bytes(view)}; }
 
 [[noreturn]] void fail(const driver::Api& cuda, driver::Result result, const char* name, const MatrixLayout& layout) {
     throw Error(ErrorKind::kLayout, std::string(name) + ": the driver takes no tensor map of " + std::to_string(layout.rows) + " rows of " +
@@ -39,38 +58,63 @@ void encode(const driver::Api& cuda, const char* name, const MatrixLayout& layou
     const uint64_t strides[1] = {uint64_t(layout.pitch_bytes)};
     const uint32_t box_dims[2] = {box.columns, box.rows};
     const uint32_t element_strides[2] = {1, 1};
-    const driver::Result result = cuda.tensor_map_encode_tiled(&map, box.data_type, 2, reinterpret_cast<void*>(layout.address), dims,
-                                                               strides, box_dims, element_strides, driver::kInterleaveNone, box.swizzle,
-                                                               driver::kL2Promotion256B, driver::kOobFillZeros);
+    const driver::Result result =
+        cuda.tensor_map_encode_tiled(&map, box.data_type, 2, reinterpret_cast<void*>(layout.address), dims, strides, box_dims,
+                                     element_strides, driver::kInterleaveNone, box.swizzle, box.promotion, driver::kOobFillZeros);
     if (result != driver::kSuccess) fail(cuda, result, name, layout);
 }
 
+// `box_rows`: rows of the operand that one load of a K-major tile brings.
+void encode_input(const driver::Api& cuda, const Operand& operand, Major major, uint32_t box_rows, driver::TensorMap& map) {
+    const Dtype dtype = operand.view.dtype;
+    const uint32_t columns = kSwizzleBytes / uint32_t(element_bytes(dtype));
+    Box box{map_data_type(dtype), columns, box_rows, driver::kSwizzle128B, driver::kL2Promotion256B};
+    if (major == Major::kK) return encode(cuda, operand.name, matrix_layout(operand.view), box, map);
+    box.columns = box.rows = kMnBoxElements;
+    encode(cuda, operand.name, matrix_layout(transposed(operand).view), box, map);
+}
+
 // Rows of A that one load brings. Without a peer, a matrix with fewer rows than a tile is cut to whole 8-row swizzle atoms: filling
-// absent rows costs as much as loading them. The kernel counts the same bytes (fp8_gemm.cuh, load_bytes).
+// absent rows costs as much as loading them. The kernel counts the same bytes.
 uint32_t load_rows_a(const Config& config, int64_t m) {
     if (config.cluster_n > 1) return uint32_t(config.block_m / config.cluster_n);
     return m < config.block_m ? uint32_t((m + 7) / 8 * 8) : uint32_t(config.block_m);
 }
 
-}  // namespace
-
-int epilogue_slab(const Config& config) {
-    int slab = 64;
-    while (config.block_n % slab != 0) slab /= 2;
+// The largest power of two of columns that divides the tile and fits one swizzle row, so that a slab of the tile is swizzled whole.
+uint32_t d_slab(const Config& config, int64_t element) {
+    uint32_t slab = uint32_t(kSwizzleBytes / element);
+    while (uint32_t(config.block_n) % slab != 0) slab /= 2;
     return slab;
 }
 
-Fp8GemmMaps make_fp8_gemm_maps(const driver::Api& cuda, const Config& config, const MatrixLayout& a, const MatrixLayout& b,
-                               const MatrixLayout& d) {
-    const int slab = epilogue_slab(config);
-    Fp8GemmMaps maps;
-    encode(cuda, "a", a, {driver::kUint8, kBlockK, load_rows_a(config, a.rows), driver::kSwizzle128B}, maps.a);
-    encode(cuda, "b", b, {driver::kUint8, kBlockK, uint32_t(config.block_n / config.cluster_m), driver::kSwizzle128B}, maps.b);
-    // TMA clips a store at whole 16 bytes (seen on an H200: n = 9 wrote columns 9 to 15), so its map of D ends there and the kernel stores
-    // what is left by itself.
-    MatrixLayout whole = d;
-    whole.columns = std::max<int64_t>(d.columns / kStoreColumns * kStoreColumns, kStoreColumns);
-    encode(cuda, "d", whole, {driver::kBfloat16, uint32_t(slab), kStoreRows, swizzle_of_bytes(2 * slab)}, maps.d);
+// The map ends at the last whole 16 bytes of a row; what is left the kernel stores by itself.
+void encode_d(const driver::Api& cuda, const Config& config, const Operand& d, driver::TensorMap& map) {
+    const int64_t element = element_bytes(d.view.dtype), unit = kStoreBytes / element;
+    const uint32_t slab = d_slab(config, element);
+    MatrixLayout whole = matrix_layout(d.view);
+    whole.columns = std::max(whole.columns / unit * unit, unit);
+    const uint32_t rows = config.swap_ab != 0 ? uint32_t(config.block_m) : kWaveRows;
+    encode(cuda, d.name, whole,
+           {map_data_type(d.view.dtype), slab, rows, swizzle_of_bytes(slab * uint32_t(element)), driver::kL2Promotion256B}, map);
+}
+
+// A vector of `box_rows` scales of one K step: rows of the map are K steps.
+void encode_scales(const driver::Api& cuda, const Operand& scales, int box_rows, driver::TensorMap& map) {
+    const Box box{driver::kFloat32, uint32_t(box_rows), 1, driver::kSwizzleNone, driver::kL2Promotion128B};
+    encode(cuda, scales.name, matrix_layout(transposed(scales).view), box, map);
+}
+
+}  // namespace
+
+GemmMaps make_gemm_maps(const driver::Api& cuda, const Problem& problem, const Config& config, const GemmOperands& operands) {
+    GemmMaps maps;
+    encode_input(cuda, operands.a, problem.a_major, load_rows_a(config, operands.a.view.shape[0]), maps.a);
+    encode_input(cuda, operands.b, problem.b_major, uint32_t(config.block_n / config.cluster_m), maps.b);
+    if (is_staged(problem, config)) encode_d(cuda, config, operands.d, maps.d);
+    if (!has_scale_vectors(problem) || has_scale_ring(problem)) return maps;
+    encode_scales(cuda, operands.scale_a, config.block_m, maps.scale_a);
+    if (problem.recipe == Recipe::k1d1d) encode_scales(cuda, operands.scale_b, config.block_n, maps.scale_b);
     return maps;
 }
 

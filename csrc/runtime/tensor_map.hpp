@@ -5,29 +5,22 @@
 #include <cstdint>
 
 #include "core/config.hpp"
+#include "core/problem.hpp"
 #include "runtime/driver.hpp"
+#include "runtime/operands.hpp"
 
 namespace deep_gemm {
 
-// A matrix as the kernels' maps see it: `rows` rows of `columns` contiguous elements.
-struct MatrixLayout {
-    uint64_t address;  // 16-byte aligned
-    int64_t rows, columns;
-    int64_t pitch_bytes;  // a multiple of 16, below 2^40
+// Maps that a kernel does not use stay zero.
+struct GemmMaps {
+    driver::TensorMap a{}, b{}, d{}, scale_a{}, scale_b{};
 };
 
-struct Fp8GemmMaps {
-    driver::TensorMap a, b, d;
-};
-
-// Width in elements of the D map's box: the largest power of two up to 64 that divides block_n, so that a slab of the BF16 tile
-// is one swizzle row.
-int epilogue_slab(const Config& config);
-
-// Maps of A [m, k] and B [n, k] (FP8, 128-byte swizzle, boxes of 128 columns and the rows that one CTA loads) and of D [m, n]
-// (BF16, boxes of 64 rows and a slab). What lies outside is read as zeros and not written.
+// Maps of the operands of a kernel of `problem`'s variant and `config`:
+// A and B in boxes of 128 bytes of K and the rows that one CTA loads, or, MN-major, of 64 rows and 64 of K, 128-byte swizzle;
+// D, where it is staged, in boxes of what a warpgroup stores at once; vectors of scales in boxes of a tile's rows at one K step.
+// What lies outside is read as zeros and not written. Operands were checked.
 // Throws Error(kLayout) with the driver's answer: the checks before should have refused such an operand.
-Fp8GemmMaps make_fp8_gemm_maps(const driver::Api& cuda, const Config& config, const MatrixLayout& a, const MatrixLayout& b,
-                               const MatrixLayout& d);
+GemmMaps make_gemm_maps(const driver::Api& cuda, const Problem& problem, const Config& config, const GemmOperands& operands);
 
 }  // namespace deep_gemm

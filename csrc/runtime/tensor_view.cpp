@@ -3,6 +3,7 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "core/error.hpp"
 #include "runtime/torch_access.hpp"
@@ -171,16 +172,24 @@ Operand make_operand(const char* name, PyObject* object) {
     const TorchAccess& torch = torch_access();
     if (is_plain_tensor_type(torch, Py_TYPE(object))) {
         check_grad(torch, name, object);
-        const Operand operand{name, object, read_plain(torch, name, object)};
+        const Operand operand{name, object, read_plain(torch, name, object), false};
         check_not_negated(torch, name, object, operand.view);
         return operand;
     }
     py::handle handle(object);
-    if (py::isinstance<TensorView>(handle)) return {name, object, handle.cast<TensorView>()};
+    if (py::isinstance<TensorView>(handle)) return {name, object, handle.cast<TensorView>(), false};
     const bool is_fake = PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) && py::hasattr(handle, "fake_mode");
     if (!is_fake) fail_unreadable(torch, name, object);
     check_grad(torch, name, object);
-    return {name, object, read_by_attributes(object, true)};
+    return {name, object, read_by_attributes(object, true), false};
+}
+
+Operand transposed(Operand operand) {
+    operand.is_transposed = !operand.is_transposed;
+    if (operand.view.rank != 2) return operand;
+    std::swap(operand.view.shape[0], operand.view.shape[1]);
+    std::swap(operand.view.strides[0], operand.view.strides[1]);
+    return operand;
 }
 
 bool is_tensor(PyObject* object) {

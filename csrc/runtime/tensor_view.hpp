@@ -31,12 +31,18 @@ struct TensorView {
     bool is_described = false;  // made from numbers by _C.TensorView, not from a tensor
 };
 
-// An operand as the caller passed it; `name` is how messages call it.
+// An operand as the op computes with it; `name` is how messages call it.
 struct Operand {
-    const char* name;
-    PyObject* object;  // borrowed
+    const char* name = "";
+    PyObject* object = nullptr;  // borrowed; null where the call has no such operand
     TensorView view;
+    bool is_transposed = false;  // the view exchanges the dims of the caller's tensor
+
+    bool is_present() const { return object != nullptr; }
 };
+
+// The same memory with its two dims exchanged; another rank stays as it is, for the checks to name.
+Operand transposed(Operand operand);
 
 // Look at `object`. Throws Error(kArgument): not a tensor, a wrapper tensor without memory of its own, sparse, or one that
 // requires grad while grad mode is on.

@@ -88,13 +88,13 @@ void bind_selector_class(py::module_& m) {
             "Read an artefact's bytes. Raises: ModelError for anything that is not a well-formed artefact.")
         .def_property_readonly("sku", &Selector::sku)
         .def_property_readonly("metadata", [](const Selector& self) { return to_python(self.metadata()); })
-        .def_property_readonly(
+        .def(
             "portfolio",
-            [](const Selector& self) {
-                const auto span = require_model(self, "fp8_gemm").portfolio();
+            [](const Selector& self, const std::string& op) {
+                const auto span = require_model(self, op).portfolio();
                 return std::vector<Config>(span.begin(), span.end());
             },
-            "The configs that the forest scores, in its order.")
+            "op"_a, "Return the configs that the forest of an op kind scores, in its order.")
         .def(
             "configs", [](const Selector& self, const std::string& op) { return require_model(self, op).configs; }, "op"_a,
             "Return all configs of an op kind, the portfolio first.")

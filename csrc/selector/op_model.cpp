@@ -1,5 +1,6 @@
 // Reading and checking what an artefact holds of one op kind (format: selector/selector.hpp).
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "core/features.hpp"
@@ -28,8 +29,10 @@ std::vector<Config> read_configs(const Artifact& artifact, const std::string& pr
         const int32_t* v = &numbers[size_t(row) * Config::kNumFields];
         for (int i = 0; i < Config::kNumFields; ++i)
             if (v[i] < kConfigFields[i].minimum || v[i] > kConfigFields[i].maximum) refuse("a config has a field out of range");
-        const Config config = {.block_m = v[0], .block_n = v[1], .block_k = v[2], .num_stages = v[3], .cluster_m = v[4], .cluster_n = v[5]};
-        const std::string reason = legality_reason(Problem{.op = op}, config, device);
+        std::array<int64_t, Config::kNumFields> values;
+        std::copy(v, v + Config::kNumFields, values.begin());
+        const Config config = Config::from_values(values);
+        const std::string reason = impossible_reason(op, config, device);
         if (!reason.empty()) refuse("config " + to_string(config) + " is not legal: " + reason);
         if (std::find(configs.begin(), configs.end(), config) != configs.end()) refuse("config " + to_string(config) + " is there twice");
         configs.push_back(config);

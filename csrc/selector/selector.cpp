@@ -96,8 +96,9 @@ Selector::Selector(std::string_view content) {
         stale_reason_ = "stale: " + member_string(metadata_, "stale", kMaxReasonBytes);
     const Device device = artifact_device(sku_, sm_count_);
     for (const auto& [name, op_metadata] : member(metadata_, "ops", JsonValue::Type::kObject).object) {
-        if (name != op_name(Op::kFp8Gemm)) refuse("unknown op kind");
-        models_.emplace(Op::kFp8Gemm, read_op_model(artifact, Op::kFp8Gemm, op_metadata, device, features_version_ == kFeaturesVersion));
+        const auto op = std::find_if(std::begin(kOps), std::end(kOps), [&](Op known) { return name == op_name(known); });
+        if (op == std::end(kOps)) refuse("unknown op kind");
+        models_.emplace(*op, read_op_model(artifact, *op, op_metadata, device, features_version_ == kFeaturesVersion));
     }
     if (models_.empty() || artifact.arrays.size() != models_.size() * kNumOpArrays) refuse("there are arrays of no op kind, or no op kind");
 }

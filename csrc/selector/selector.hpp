@@ -3,9 +3,10 @@
 // Metadata of an artefact (canonical JSON, exactly these members): arrays_sha256, created ("YYYY-MM-DD"), features_version,
 // format (1), heuristic_version, ops, package_version, sku, sm_count, stale (null, or why it must not be used). ops maps an op
 // kind to exactly: kernel_hash, margin, max_spread, num_portfolio, quarantined (ascending config indices), regime.
-// Arrays of an op kind, prefixed "fp8_gemm/": C configs (the first P are the portfolio), E exact entries, T trees with N nodes
-// and L leaves, F features, G golden vectors:
-//   configs         I32 [C,6]  block_m, block_n, block_k, num_stages, cluster_m, cluster_n; distinct, each legal on the SKU
+// Arrays of an op kind, prefixed "fp8_gemm/" or "bf16_gemm/": C configs (the first P are the portfolio), E exact entries, T trees
+// with N nodes and L leaves, F features, G golden vectors:
+//   configs         I32 [C,8]  block_m, block_n, block_k, num_stages, cluster_m, cluster_n, split_k, swap_ab; distinct, each legal on
+//                              the SKU for some variant of the op kind
 //   exact_key       U64 [E]    ascending; first 8 bytes, big-endian, of the problem key     exact_config I32 [E] config index
 //   tree_start      I32 [T+1]  nodes of tree t are tree_start[t]..tree_start[t+1]-1, the root first
 //   feature         I32 [N]    -1 = leaf      threshold F64 [N]

@@ -1,13 +1,18 @@
 """Generate the CUDA source of a kernel from a problem and a config.
 
-The source takes validated integers only, never a string from a file or caller. It names every constant, emits the one WGMMA
-instruction wrapper that the config needs, and includes the device headers of `deep_gemm/include/deep_gemm`.
+The source takes validated integers and enumerators only, never a string from a file or caller. It names every constant, emits the one
+WGMMA instruction wrapper that the config needs, and includes the device headers of `deep_gemm/include/deep_gemm`.
 """
 
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, ProblemError
 
-_KERNEL_NAMES = {"fp8_gemm": "deep_gemm_fp8_gemm_nt"}
+_KERNEL_NAMES = {"fp8_gemm": "deep_gemm_fp8_gemm", "bf16_gemm": "deep_gemm_bf16_gemm"}
+_CLASSES = {"fp8_gemm": "Fp8Gemm", "bf16_gemm": "Bf16Gemm"}
+_RECIPES = {"1d2d": "k1D2D", "1d1d": "k1D1D", "per_row": "kPerRow"}
+_C_MODES = {"none": "kNone", "accumulate": "kAccumulate", "general": "kGeneral", "head_split": "kHeadSplit"}
+#: Kernel name, threads and tile of the transposing pass (transpose_fp8.cuh).
+TRANSPOSE_KERNEL, TRANSPOSE_THREADS, TRANSPOSE_TILE = "deep_gemm_transpose_fp8", 256, 128
 
 _TEMPLATE = """\
 // {op}: {config}
@@ -20,14 +25,14 @@ struct Config {{
 }};
 
 struct Wgmma {{
-    // wgmma.mma_async.m64n{block_n}k32, E4M3 x E4M3 -> FP32, both operands in shared memory.
+    // wgmma.mma_async.{shape}, {types}, both operands in shared memory.
     template <bool kAccumulate>
     __device__ static __forceinline__ void multiply(float (&d)[{accumulators}], u64 a, u64 b) {{
         asm volatile(
             "{{\\n"
             ".reg .pred accumulate;\\n"
             "setp.ne.b32 accumulate, %{accumulate_operand}, 0;\\n"
-            "wgmma.mma_async.sync.aligned.m64n{block_n}k32.f32.e4m3.e4m3 {{{registers}}}, %{a_operand}, %{b_operand}, accumulate, 1, 1;\\n"
+            "wgmma.mma_async.sync.aligned.{shape}.{types} {{{registers}}}, %{a_operand}, %{b_operand}, accumulate, {immediates};\\n"
             "}}\\n"
             : {outputs}
             : "l"(a), "l"(b), "n"(int(kAccumulate)));
@@ -36,14 +41,28 @@ struct Wgmma {{
 
 }}  // namespace deep_gemm
 
-#include "deep_gemm/{header}"
+#include "deep_gemm/{op}.cuh"
 
 extern "C" __global__ void __launch_bounds__(deep_gemm::Config::kThreads, 1)
 {kernel_name}(const __grid_constant__ deep_gemm::TensorMap map_a, const __grid_constant__ deep_gemm::TensorMap map_b,
-    const __grid_constant__ deep_gemm::TensorMap map_d, const __grid_constant__ deep_gemm::Params params) {{
+    const __grid_constant__ deep_gemm::TensorMap map_d, const __grid_constant__ deep_gemm::TensorMap map_scale_a,
+    const __grid_constant__ deep_gemm::TensorMap map_scale_b, const __grid_constant__ deep_gemm::Params params) {{
     extern __shared__ __align__(1024) unsigned char shared[];
     const deep_gemm::u32 base = (deep_gemm::ptx::shared_address(shared) + 1023) & ~1023u;
-    deep_gemm::Fp8Gemm<deep_gemm::Config, deep_gemm::Wgmma>(map_a, map_b, map_d, params, base).run();
+    const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b}};
+    deep_gemm::{kernel_class}<deep_gemm::Config, deep_gemm::Wgmma>(maps, params, base).run();
+}}
+"""
+
+_TRANSPOSE = f"""\
+// Transposes the bytes of a matrix [rows, columns].
+#include "deep_gemm/transpose_fp8.cuh"
+
+extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads)
+{TRANSPOSE_KERNEL}(const deep_gemm::u8* in, deep_gemm::u8* out, deep_gemm::i64 in_pitch, deep_gemm::i64 out_pitch,
+    deep_gemm::u32 rows, deep_gemm::u32 columns) {{
+    __shared__ deep_gemm::u32 tile[deep_gemm::TransposeFp8::kTile][deep_gemm::TransposeFp8::kPitch];
+    deep_gemm::TransposeFp8{{in, out, in_pitch, out_pitch, rows, columns, tile}}.run();
 }}
 """
 
@@ -55,8 +74,13 @@ def kernel_name(op: str) -> str:
     return _KERNEL_NAMES[op]
 
 
+def transpose_source() -> str:
+    """Return the CUDA source of the transposing pass for FP8 operands that are not K-major."""
+    return _TRANSPOSE
+
+
 def generate_source(problem: "_C.Problem", config: "_C.Config") -> str:
-    """Return the CUDA source of the kernel; it depends on the problem's op kind and compiled dims only, not on other sizes.
+    """Return the CUDA source of the kernel; it depends on the problem's variant and compiled dims only, not on other sizes.
 
     Raises:
         ConfigError: the config can never be legal (checked again here, because a config may come from a file).
@@ -64,21 +88,32 @@ def generate_source(problem: "_C.Problem", config: "_C.Config") -> str:
     reason = _C.legality_reason(problem, config, _C.Device.known("h200"))
     if reason:
         raise ConfigError(f"config = {config}: {reason}")
-    accumulators = config.block_n // 2
+    columns = config.block_m if config.swap_ab else config.block_n
+    accumulators = columns // 2
     return _TEMPLATE.format(
         op=problem.op,
         config=config,
         constants="\n".join(f"    static constexpr {kind} {name} = {value};" for kind, name, value in _constants(problem, config)),
-        block_n=config.block_n,
+        shape=f"m64n{columns}k{config.block_k // 4}",
+        types="f32.e4m3.e4m3" if problem.op == "fp8_gemm" else "f32.bf16.bf16",
+        immediates=_immediates(problem, config),
         accumulators=accumulators,
         registers=", ".join(f"%{i}" for i in range(accumulators)),
         outputs=", ".join(f'"+f"(d[{i}])' for i in range(accumulators)),
         a_operand=accumulators,
         b_operand=accumulators + 1,
         accumulate_operand=accumulators + 2,
-        header="fp8_gemm.cuh",
+        kernel_class=_CLASSES[problem.op],
         kernel_name=kernel_name(problem.op),
     )
+
+
+def _immediates(problem: "_C.Problem", config: "_C.Config") -> str:
+    """Return the signs of both operands and, for BF16, whether each is transposed; the instruction's A is the side of 64 rows."""
+    if problem.op == "fp8_gemm":
+        return "1, 1"
+    majors = [problem.b_major, problem.a_major] if config.swap_ab else [problem.a_major, problem.b_major]
+    return "1, 1, " + ", ".join(str(int(major == "mn")) for major in majors)
 
 
 def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, str, str]]:
@@ -86,26 +121,60 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
     sizes = {name: getattr(problem, name) if name in problem.compiled_dims else 0 for name in "mnk"}
     numbers = {
         "kBlockM": config.block_m, "kBlockN": config.block_n, "kBlockK": config.block_k, "kNumStages": config.num_stages,
-        "kClusterM": config.cluster_m, "kClusterN": config.cluster_n, "kThreads": _C.num_threads(config), "kSharedBytes": _C.smem_bytes(config),
-        "kChains": _C.wgmma_chains(config),
+        "kClusterM": config.cluster_m, "kClusterN": config.cluster_n, "kSplitK": config.split_k,
+        "kThreads": _C.num_threads(config), "kSharedBytes": _C.smem_bytes(problem, config),
+        "kElementBytes": 128 // config.block_k,
         "kShapeM": sizes["m"], "kShapeN": sizes["n"], "kShapeK": sizes["k"],
-    }
-    constants = [("u32", name, str(int(value))) for name, value in numbers.items()]
-    return [*constants, ("bool", "kPipelined", "true" if _C.is_pipelined(config) else "false")]
+    }  # fmt: skip
+    switches = {
+        "kSwapAB": config.swap_ab, "kMnMajorA": problem.a_major == "mn", "kMnMajorB": problem.b_major == "mn",
+        "kFloatD": problem.d_dtype == "fp32", "kScaleRing": problem.scale_layout == "any",
+        "kStaged": _C.is_staged(problem, config), "kPipelined": _C.is_pipelined(problem, config),
+    }  # fmt: skip
+    recipe = _RECIPES[problem.recipe] if problem.op == "fp8_gemm" else "kNone"
+    return [
+        *(("u32", name, str(int(value))) for name, value in numbers.items()),
+        *(("bool", name, "true" if value else "false") for name, value in switches.items()),
+        ("Recipe", "kRecipe", f"Recipe::{recipe}"),
+        ("CMode", "kCMode", f"CMode::{_C_MODES[problem.c_mode]}"),
+    ]
 
 
 def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`.
 
-    Every tile, at a shallow and a deep ring, with and without a cluster, so that a change of any constant of any kernel shows; legality
-    alone decides which, so that neither the heuristic nor the candidate list changes the hash.
+    Every variant of the op over tiles of every kind, at a shallow and a deep ring, with and without clusters and split K, so that a change
+    of any constant of any kernel shows; legality alone decides which, so that neither the heuristic nor the candidate list changes the hash.
     """
     kernel_name(op)
-    problem, device = _C.Problem(op, 1, 1, 1), _C.Device.known("h200")
+    device = _C.Device.known("h200")
+    cases = [(_C.Problem(op, 1, 1, 1, **variant), config) for variant in _canonical_variants(op) for config in _canonical_configs(op)]
+    fixed = (_C.Problem(op, 128, 256, 512, compiled_dims="mnk"), _C.Config(64, 8, 8, block_k=_block_k(op)))
+    return [(problem, config) for problem, config in cases if _C.is_legal(problem, config, device)] + [fixed]
+
+
+def _block_k(op: str) -> int:
+    return 128 if op == "fp8_gemm" else 64
+
+
+def _canonical_variants(op: str) -> list[dict]:
+    outputs = [{"d_dtype": d_dtype, "c_mode": c_mode} for d_dtype in ("bf16", "fp32") for c_mode in ("none", "general")]
+    outputs.append({"d_dtype": "fp32", "c_mode": "accumulate"})
+    if op == "bf16_gemm":
+        return [{**output, "a_major": a, "b_major": b} for output in outputs for a in ("k", "mn") for b in ("k", "mn")]
+    scales = [{"recipe": recipe, "scale_layout": layout} for recipe in ("1d2d", "1d1d") for layout in ("mn_major", "any")]
+    return [{**output, **scale} for output in outputs for scale in [*scales, {"recipe": "per_row"}]] + [{"c_mode": "head_split"}]
+
+
+def _canonical_configs(op: str) -> list["_C.Config"]:
+    block_k = _block_k(op)
     clusters = ({}, {"cluster_m": 2}, {"cluster_n": 2})
-    configs = [
-        _C.Config(block_m, block_n, num_stages, **cluster)
-        for block_m in (64, 128, 256) for block_n in range(8, 257, 8) for num_stages in (2, 4, 16) for cluster in clusters
+    plain = [
+        _C.Config(block_m, block_n, num_stages, block_k=block_k, **cluster)
+        for block_m in (64, 128, 256) for block_n in (8, 48, 64, 128, 192, 256) for num_stages in (2, 4, 12) for cluster in clusters
     ]  # fmt: skip
-    fixed = _C.Problem(op, 128, 256, 512, compiled_dims="mnk")
-    return [(problem, config) for config in configs if _C.is_legal(problem, config, device)] + [(fixed, _C.Config(64, 8, 8))]
+    swapped = [
+        _C.Config(block_m, block_n, num_stages, block_k=block_k, split_k=split_k, swap_ab=1)
+        for block_m in (8, 16, 64, 128) for block_n in (64, 128, 256) for num_stages in (2, 6) for split_k in (1, 2, 8)
+    ]  # fmt: skip
+    return plain + swapped

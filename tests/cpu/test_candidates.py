@@ -5,58 +5,104 @@ import itertools
 import pytest
 
 from deep_gemm import _C
+from tests.fakes.variants import make_variants
 
 OP = "fp8_gemm"
 H200 = _C.Device.known("h200")
 SIZES = (1, 7, 8, 63, 64, 65, 127, 128, 129, 256, 257, 576, 4096, 2**31 - 1)
+VARIANTS = make_variants(4096, 4096, 4096)
+PLAIN = {op: _C.Problem(op, 4096, 4096, 4096) for op in ("fp8_gemm", "bf16_gemm")}
 SPACE = _C.get_default_space(H200)
+
+
+def with_sizes(problem, m, n, k, **fields):
+    return _C.Problem(**(problem.as_dict() | {"m": m, "n": n, "k": k} | fields))
 
 
 @pytest.mark.parametrize("name", ["h200", "h100", "h800", "h20", "gh200"])
 def test_default_space_is_bounded_legal_and_without_duplicates(name):
     device = _C.Device.known(name)
-    space = _C.get_default_space(device)
-    assert 100 <= len(space) <= 160 and len(set(space)) == len(space)
-    assert all(_C.is_legal(_C.Problem(OP, 1, 1, 1), config, device) for config in space)
+    for problem in VARIANTS:
+        space = _C.get_default_space(problem, device)
+        assert 10 <= len(space) <= 160 and len(set(space)) == len(space)
+        assert all(_C.is_legal(problem, config, device) for config in space)
+    assert _C.get_default_space(device) == _C.get_default_space(PLAIN[OP], device)
 
 
-def test_default_space_holds_every_knob():
-    assert {config.block_m for config in SPACE} == {64, 128, 256}
-    assert {(config.cluster_m, config.cluster_n) for config in SPACE} == {(1, 1), (2, 1), (1, 2)}
-    assert {8, 16, 48, 80, 112, 128, 144, 160, 192} <= {config.block_n for config in SPACE}
-    deepest = {(c.block_m, c.block_n): c.num_stages for c in SPACE if c.cluster_m == 2}
-    for (block_m, block_n), stages in deepest.items():
-        deeper = _C.Config(block_m, block_n, stages + 1)
-        assert stages == 24 or not _C.is_legal(_C.Problem(OP, 1, 1, 1), deeper, H200)
+@pytest.mark.parametrize("op", PLAIN)
+def test_default_space_holds_every_knob(op):
+    space = _C.get_default_space(PLAIN[op], H200)
+    plain, swapped = ([config for config in space if config.swap_ab == swap] for swap in (0, 1))
+    assert {config.block_m for config in plain} == {64, 128, 256}
+    assert {(config.cluster_m, config.cluster_n) for config in plain} == {(1, 1), (2, 1), (1, 2)}
+    assert {8, 16, 48, 72, 80, 112, 128, 136, 144, 160, 192} <= {config.block_n for config in plain}
+    assert {8, 16, 24, 32, 48, 64} == {config.block_m for config in swapped}
+    assert {(rows, split) for rows in (64, 128) for split in (1, 2, 4, 8)} - {(128, 8)} == {(config.block_n, config.split_k) for config in swapped}
+    assert len(space) >= 110
+
+
+def test_bf16_has_wide_tiles():
+    tiles = {(config.block_m, config.block_n) for config in _C.get_default_space(PLAIN["bf16_gemm"], H200)}
+    assert {(128, 256), (256, 128), (64, 256), (256, 192), (128, 208)} <= tiles
+
+
+def test_small_tiles_come_in_rings_for_neighbours():
+    """Those of a split never take an SM for themselves; a ring for `blocks` blocks is the deepest that lets them share its shared memory."""
+    for problem in PLAIN.values():
+        rings = {}
+        for config in _C.get_default_space(problem, H200):
+            fields = config.as_dict()
+            rings.setdefault(tuple(fields[name] for name in fields if name != "num_stages"), []).append(config)
+        for tile in rings.values():
+            assert [config.num_stages for config in tile] == sorted({config.num_stages for config in tile}, reverse=True)
+            if tile[0].split_k > 1 and tile[0].block_n == 64:
+                assert all(2 * (_C.smem_bytes(problem, config) + 1024) <= 233472 for config in tile)
+            elif len(tile) > 1:
+                assert 2 * (_C.smem_bytes(problem, tile[1]) + 1024) <= 233472 < 2 * (_C.smem_bytes(problem, tile[0]) + 1024)
+
+
+def test_pointless_tiles_are_left_out():
+    for m, n in ((4096, 4096), (8192, 24576)):
+        candidates = _C.get_candidates(_C.Problem(OP, m, n, 7168), H200)
+        assert not [config for config in candidates if config.swap_ab or config.block_m * config.block_n < 128 * 64]
+    assert [config for config in _C.get_candidates(_C.Problem(OP, 16, 2112, 7168), H200) if config.split_k == 4]
 
 
 def test_candidates_are_an_ordered_part_of_the_default_space():
-    positions = {config: index for index, config in enumerate(SPACE)}
-    union = set()
-    for m, n in itertools.product(SIZES, SIZES):
-        candidates = _C.get_candidates(_C.Problem(OP, m, n, 512), H200)
-        indices = [positions[config] for config in candidates]
-        assert candidates and indices == sorted(set(indices))
-        union.update(candidates)
-    assert union == set(SPACE)
+    for problem in (*PLAIN.values(), with_sizes(PLAIN[OP], 1, 1, 1, recipe="1d1d", d_dtype="fp32", scale_layout="any")):
+        space = _C.get_default_space(problem, H200)
+        positions = {config: index for index, config in enumerate(space)}
+        union = set()
+        for m, n in itertools.product(SIZES, SIZES):
+            candidates = _C.get_candidates(with_sizes(problem, m, n, 7168), H200)
+            indices = [positions[config] for config in candidates]
+            assert candidates and indices == sorted(set(indices))
+            union.update(candidates)
+        assert union == set(space)
 
 
-def test_candidates_do_not_depend_on_k_and_are_deterministic():
+def test_candidates_are_deterministic_and_only_splits_depend_on_k():
     for m, n in itertools.product((1, 100, 5000), (64, 2112)):
-        lists = [
-            _C.get_candidates(_C.Problem(OP, m, n, k, compiled_dims=dims), H200) for k, dims in ((1, ""), (7168, ""), (2**31 - 1, "nk"))
-        ]
-        assert lists[0] == lists[1] == lists[2]
+        lists = [_C.get_candidates(_C.Problem(OP, m, n, k, compiled_dims=dims), H200) for k, dims in ((1, ""), (7168, ""), (7168, "nk"), (2**31 - 1, "nk"))]
+        assert lists[1] == lists[2] == lists[3]
+        assert lists[0] == [config for config in lists[1] if config.split_k == 1]
 
 
 def test_pointless_configs_are_dropped():
-    widths = sorted({config.block_n for config in SPACE})
-    for m, n in itertools.product(SIZES, SIZES):
-        for config in _C.get_candidates(_C.Problem(OP, m, n, 512), H200):
-            assert config.block_m == 64 or m > config.block_m // 2
-            assert config.cluster_m == 1 or m > config.block_m
-            assert config.cluster_n == 1 or n > config.block_n
-            assert config.block_n == 8 or widths[widths.index(config.block_n) - 1] < n
+    widths = sorted({config.block_n for config in SPACE if not config.swap_ab})
+    tokens = [8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192]
+    for m, n, k in itertools.product(SIZES, SIZES, (128, 512, 7168)):
+        for config in _C.get_candidates(_C.Problem(OP, m, n, k), H200):
+            if config.swap_ab:
+                assert config.block_m == 8 or tokens[tokens.index(config.block_m) - 1] < m
+                assert config.block_n == 64 or n > config.block_n // 2
+                tiles = -(-m // config.block_m) * -(-n // config.block_n)
+                assert config.split_k == 1 or (config.split_k <= -(-k // 128) // 2 and tiles * config.split_k <= 3 * 132)
+            else:
+                assert config.block_m == 64 or m > config.block_m // 2
+                assert config.cluster_m == 1 or m > config.block_m
+                assert config.cluster_n == 1 or n > config.block_n
+                assert config.block_n == 8 or widths[widths.index(config.block_n) - 1] < n
 
 
 def test_one_sm_leaves_no_clusters():
@@ -64,9 +110,16 @@ def test_one_sm_leaves_no_clusters():
     assert candidates and all(config.cluster_m * config.cluster_n == 1 for config in candidates)
 
 
+@pytest.mark.parametrize("fields", [{"num_sms": 131}, {"batch_invariant": True}])
+def test_limits_leave_no_splits(fields):
+    free, limited = (_C.get_candidates(_C.Problem(OP, 16, 2112, 7168, **given), H200) for given in ({}, fields))
+    assert limited == [config for config in free if config.split_k == 1] != free
+
+
 def test_device_decides_the_space():
     small = _C.Device(**H200.as_dict() | {"smem_bytes": 101376, "sku": None})
-    space = _C.get_default_space(small)
-    assert space and all(_C.smem_bytes(config) <= 101376 for config in space)
     blackwell = _C.Device(**H200.as_dict() | {"compute_capability": (10, 0), "sku": None})
-    assert _C.get_default_space(blackwell) == [] == _C.get_candidates(_C.Problem(OP, 64, 64, 64), blackwell)
+    for problem in VARIANTS:
+        space = _C.get_default_space(problem, small)
+        assert space and all(_C.smem_bytes(problem, config) <= 101376 for config in space)
+        assert _C.get_default_space(problem, blackwell) == [] == _C.get_candidates(problem, blackwell)

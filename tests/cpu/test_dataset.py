@@ -14,6 +14,7 @@ from tuner.db import Store
 DEVICE = _C.Device.known(synthetic.SKU)
 PROBLEM = _C.Problem("fp8_gemm", 64, 2112, 7168)
 OTHER = _C.Problem("fp8_gemm", 4096, 2112, 7168)
+ROW_MAJOR = _C.Problem("fp8_gemm", 64, 2112, 7168, scale_layout="any")
 PICK = _C.get_analytic_config(PROBLEM, DEVICE)
 A, B, C = [config for config in _C.get_candidates(PROBLEM, DEVICE) if config != PICK][:3]
 
@@ -27,11 +28,16 @@ def row(config, ratio, *, problem=PROBLEM, role="search", status="ok", block=1, 
     }  # fmt: skip
 
 
+def complete(problem):
+    """Return rows of `problem` measured over its whole space."""
+    pick = _C.get_analytic_config(problem, DEVICE)
+    configs = {pick, *_C.get_candidates(problem, DEVICE)}
+    return [row(config, 1.0 if config == pick else 1.3, problem=problem, block=problem.key, reference=pick) for config in configs]
+
+
 def build(rows):
     """Build a table of `rows` and a second, complete problem."""
-    pick = _C.get_analytic_config(OTHER, DEVICE)
-    full = [row(config, 1.0 if config == pick else 1.3, problem=OTHER, block=99, reference=pick) for config in {pick, *_C.get_candidates(OTHER, DEVICE)}]
-    return build_dataset(rows + full, synthetic.IDENTITY, DEVICE)
+    return build_dataset(rows + complete(OTHER), synthetic.IDENTITY, DEVICE)
 
 
 def value_of(data, config, problem=PROBLEM):
@@ -85,10 +91,27 @@ def test_rows_of_open_blocks_do_not_count():
     assert B not in data.configs or value_of(data, B)[1] == UNMEASURED
 
 
-@pytest.mark.parametrize("status", ["incorrect", "crash", "timeout", "spill", "compile_error"])
+@pytest.mark.parametrize("status", ["incorrect", "crash", "timeout"])
 def test_a_failed_config_is_quarantined_everywhere(status):
     data = build([row(PICK, 1.0), row(A, 0.9), row(B, None, status=status)])
     assert data.quarantined == [B] and B not in data.configs
+
+
+@pytest.mark.parametrize("status", ["spill", "compile_error"])
+def test_a_kernel_that_does_not_build_leaves_its_config_to_other_variants(status):
+    common = next(config for config in _C.get_candidates(ROW_MAJOR, DEVICE) if _C.is_legal(PROBLEM, config, DEVICE) and config not in (PICK, A))
+    data = build([row(PICK, 1.0), row(A, 0.9), row(common, None, status=status), *complete(ROW_MAJOR)])
+    assert not data.quarantined and common in data.configs
+    column = data.configs.index(common)
+    assert not data.legal[data.problems.index(PROBLEM), column] and not data.candidate[data.problems.index(PROBLEM), column]
+    assert data.legal[data.problems.index(ROW_MAJOR), column]
+
+
+def test_legality_is_that_of_the_variant():
+    invariant = _C.Problem("fp8_gemm", 64, 2112, 7168, batch_invariant=True)
+    data = build([*complete(PROBLEM), *complete(invariant)])
+    split = np.array([config.split_k > 1 for config in data.configs])
+    assert split.any() and data.legal[data.problems.index(PROBLEM)][split].all() and not data.legal[data.problems.index(invariant)][split].any()
 
 
 def test_a_failure_that_went_away_is_forgiven():

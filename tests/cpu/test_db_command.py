@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import typer
-from tuner.db import Store
+from tuner.db import Store, tables
 
 from tests.fakes.databases import IDENTITY, add_block, add_context, make_database, make_problem
 from tuner import cli, errors
 from tuner.commands import db
 
-COMMANDS = ("init", "check", "snapshot", "merge", "export", "import", "stats")
+COMMANDS = ("init", "upgrade", "check", "snapshot", "merge", "export", "import", "stats")
 
 
 @pytest.fixture
@@ -127,3 +127,11 @@ def test_help_has_a_real_example(run, command):
     code, out, _ = run(command, "--help")
     words = " ".join(out.replace("│", " ").split())
     assert code == 0 and f"Example: python -m tuner db {command}" in words
+
+
+def test_upgrade_says_the_schema_and_creates_nothing(run, tmp_path):
+    path = make_database(tmp_path / "own.db")
+    before = path.read_bytes()
+    code, out, _ = run("upgrade", "--db", path)
+    assert code == 0 and f"schema {tables.SCHEMA_VERSION}" in out and path.read_bytes() == before
+    assert run("upgrade", "--db", tmp_path / "absent.db")[0] == 2 and not (tmp_path / "absent.db").exists()

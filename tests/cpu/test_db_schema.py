@@ -11,7 +11,9 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 from tuner.db import Store, engine, schema, tables
 
+from deep_gemm import _C
 from tests.fakes.databases import make_database
+from tuner import errors, fields
 
 
 @pytest.fixture
@@ -119,9 +121,10 @@ def test_the_schema_is_created_in_one_transaction(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "connect", traced)
     Store.open(tmp_path / "tuning.db").close()
     creating = [index for index, statement in enumerate(statements) if "CREATE TABLE" in statement]
+    created = {statements[index].split("CREATE TABLE")[1].split()[0].strip('"(') for index in creating}
     begun = [index for index, statement in enumerate(statements) if statement == "BEGIN IMMEDIATE"]
     ended = [index for index, statement in enumerate(statements) if statement == "COMMIT"]
-    assert len(creating) == len(tables.metadata.tables)
+    assert created == set(tables.metadata.tables)
     assert begun[0] < creating[0] and creating[-1] < ended[0]
     assert begun[0] < next(index for index, statement in enumerate(statements) if "application_id =" in statement) < ended[0]
 
@@ -134,3 +137,73 @@ def test_opening_again_changes_nothing(tmp_path):
         with Store.open(path, mode) as store:
             store.load_measurements()
     assert path.read_bytes() == before and {file.name for file in tmp_path.iterdir()} == {"tuning.db", "tuning.db.lock"}
+
+
+def make_old_database(path):
+    """Write a database of schema 1 as the first release left it: two configs on a problem, with a compiler's report."""
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        tables.alembic_version.create(connection)
+        schema.migrate(connection, 1)
+        for statement in OLD_ROWS:
+            connection.exec_driver_sql(statement.format(problem=PROBLEM.key, config=CONFIG.key("fp8_gemm"), hash="ab" * 32, time="2026-01-02T03:04:05.678Z"))
+    engine.dispose()
+    return path
+
+
+PROBLEM, CONFIG = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Config(64, 64, 4)
+OLD_ROWS = (
+    "INSERT INTO device (id, key, sku, name, sm_count) VALUES (1, '{hash}', 'nvidia-h200-sm132', 'NVIDIA H200', 132)",
+    "INSERT INTO environment (id, key) VALUES (1, '{hash}')",
+    "INSERT INTO problem VALUES (3, '{problem}', 'fp8_gemm', 64, 2112, 7168, 0, '')",
+    "INSERT INTO config (id, key, op, block_m, block_n, block_k, num_stages, cluster_m, cluster_n) VALUES (5, '{config}', 'fp8_gemm', 64, 64, 128, 4, 1, 1)",
+    "INSERT INTO sweep (id, uid, status, created) VALUES (1, '00000000000000000000000000000000', 'finished', '{time}')",
+    "INSERT INTO block (id, uid, status, created, sweep_id, problem_id, device_id, environment_id, regime, kernel_hash, compiler)"
+    " VALUES (1, '00000000000000000000000000000001', 'finished', '{time}', 1, 3, 1, 1, 'graph-cold', '{hash}', 'nvrtc')",
+    "INSERT INTO measurement (block_id, config_id, role, status, median_us) VALUES (1, 5, 'search', 'ok', 12.5)",
+    "INSERT INTO compilation (config_id, kernel_hash, compiler, registers, compile_ms) VALUES (5, '{hash}', 'nvrtc', 168, 250.0)",
+    "INSERT INTO best VALUES (3, 'nvidia-h200-sm132', '{hash}', 'nvrtc', 'graph-cold', '{time}', 5, '[5]', 1)",
+)
+
+
+def test_a_writer_upgrades_an_older_schema_and_keeps_its_rows(tmp_path):
+    path = make_old_database(tmp_path / "old.db")
+    Store.open(path).close()
+    assert path.read_bytes()[60:64] == tables.SCHEMA_VERSION.to_bytes(4, "big")
+    with Store.open(path, "ro") as store:
+        assert store.check() == []
+        (row,) = store.load_measurements()
+        assert (row["problem_id"], row["config_id"], row["median_us"], row["registers"]) == (3, 5, 12.5, 168)
+        assert fields.to_problem(row) == PROBLEM and fields.to_config(row) == CONFIG
+        assert [best["config_key"] for best in store.load_best()] == [CONFIG.key("fp8_gemm")]
+    with Store.open(path) as store:
+        assert (store.get_or_add_problem(PROBLEM), store.get_or_add_config("fp8_gemm", CONFIG)) == (3, 5)
+    with create_engine(f"sqlite:///{path}").connect() as connection:
+        assert schema.read_tables(connection) == schema.get_expected_tables()
+
+
+@pytest.mark.parametrize("mode", ["ro", "immutable"])
+def test_a_reader_refuses_an_older_schema_and_names_the_remedy(tmp_path, mode):
+    path = make_old_database(tmp_path / "old.db")
+    before = path.read_bytes()
+    with pytest.raises(errors.IntegrityError, match="schema 1.*db upgrade"):
+        Store.open(path, mode)
+    assert path.read_bytes() == before
+
+
+def test_an_older_file_with_a_foreign_table_or_impossible_rows_is_left_alone(tmp_path):
+    for number, statement in enumerate(("CREATE TABLE extra (a)", "PRAGMA ignore_check_constraints = 1; UPDATE device SET sm_count = 0")):
+        path = make_old_database(tmp_path / f"{number}.db")
+        with sqlite3.connect(path) as raw:
+            raw.executescript(statement)
+        raw.close()
+        before = path.read_bytes()
+        with pytest.raises(errors.IntegrityError):
+            Store.open(path)
+        assert path.read_bytes() == before
+
+
+def test_columns_are_the_fields_of_the_library():
+    assert set(fields.PROBLEM_FIELDS) == set(tables.problem.columns.keys()) - {"id", "key"}
+    assert set(fields.CONFIG_FIELDS) == set(tables.config.columns.keys()) - {"id", "key", "op", "extra"}
+    assert {name: words[0] for name, words in tables.PROBLEM_WORDS.items()}.items() <= fields.PROBLEM_DEFAULTS.items()

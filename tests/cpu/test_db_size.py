@@ -13,6 +13,7 @@ from tuner.db.transfer import add_tables, load_tables
 
 from deep_gemm import _C
 from tests.fakes.databases import CONFIGS, IDENTITY, KERNEL_HASH, SKU, make_database
+from tuner.fields import problem_row
 
 
 def make_recording() -> dict:
@@ -29,7 +30,7 @@ def make_recording() -> dict:
         problem = _C.Problem("fp8_gemm", 1 + index, 2112 + 16 * (index % 60), 7168)
         uid = uuid.UUID(int=generator.getrandbits(128)).hex
         keys = list(configs)[: 130 if index < 120 else 25]
-        found["problem"][(problem.key,)] = problem.as_dict() | {"key": problem.key}
+        found["problem"][(problem.key,)] = problem_row(problem) | {"key": problem.key}
         found["block"][(uid,)] = make_block(uid, problem.key, keys, device, environment, sweep)
         for place, key in enumerate(keys):
             for role in ("search", "confirm") if place < 12 else ("search",):
@@ -42,8 +43,9 @@ def make_recording() -> dict:
             "block_id": uid,
         }
     found["compilation"] = {
-        (key, KERNEL_HASH, "nvrtc"): {
+        (key, "", KERNEL_HASH, "nvrtc"): {
             "config_id": key,
+            "variant": "",
             "kernel_hash": KERNEL_HASH,
             "compiler": "nvrtc",
             "registers": 168,

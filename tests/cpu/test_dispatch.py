@@ -47,11 +47,15 @@ def run_problems():
     run_op(64, 256, 512, device=2)
 
 
+def describe(**fields):
+    """Return the text of the problem that run_problems meets, with `fields`; the stub's scales are row-major."""
+    return str(_C.Problem("fp8_gemm", 64, 256, 512, scale_layout="any", **fields))
+
+
 def test_dispatch_keys(driver):
     (stats, planned), events = driver.call(dispatch_problems, devices=4)
     assert stats == {"hits": 5, "misses": 4, "size": 4}
-    plain = "fp8_gemm m=64 n=256 k=512"
-    assert planned == [(plain, 0), (f"{plain} num_sms=60", 0), (f"{plain} compiled_dims=nk", 0), (plain, 2)]
+    assert planned == [(describe(), 0), (describe(num_sms=60), 0), (describe(compiled_dims="nk"), 0), (describe(), 2)]
     launches = select(events, "LaunchKernelEx")
     assert len(launches) == 9 and launches[-1]["device"] == 2
     assert all(launch["grid"][0] <= 60 for launch in launches[3:5])
@@ -125,7 +129,7 @@ def test_new_problems_are_printed_and_recorded_once(driver, tmp_path):
     assert [_C.Problem.from_json(line).m for line in lines] == [77, 78]
     assert json.loads(lines[0])["op"] == "fp8_gemm"
     assert printed.count("\n") == 2
-    assert "deep_gemm: fp8_gemm m=77 n=1024 k=640 -> " in printed and "(analytic" in printed
+    assert f"deep_gemm: {_C.Problem('fp8_gemm', 77, 1024, 640, scale_layout='any')} -> " in printed and "(analytic" in printed
 
 
 def test_recording_never_makes_a_call_fail(driver, tmp_path):
@@ -149,7 +153,7 @@ def warnings_of_recording(path):
 
 def plan_what_does_not_compile():
     """Return (builds, warnings) where the chosen config does not compile, and the error where the heuristic's does not."""
-    problem = _C.Problem("fp8_gemm", 81, 1024, 640)
+    problem = _C.Problem("fp8_gemm", 81, 1024, 640, scale_layout="any")
     analytic = selection.get_analytic_config(problem, _C.get_device(0))
     other = next(config for config in _C.get_candidates(problem, _C.get_device(0)) if config != analytic)
     explain = selection.explain

@@ -41,12 +41,15 @@ CUDA_VALUES = {
     "CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN": "kMaxSharedMemoryPerBlockOptin",
     "CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES": "kLocalSizeBytes", "CU_FUNC_ATTRIBUTE_NUM_REGS": "kNumRegs",
     "CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES": "kMaxDynamicSharedSizeBytes",
-    "CU_TENSOR_MAP_DATA_TYPE_UINT8": "kUint8", "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": "kBfloat16", "CU_TENSOR_MAP_INTERLEAVE_NONE": "kInterleaveNone",
+    "CU_TENSOR_MAP_DATA_TYPE_UINT8": "kUint8", "CU_TENSOR_MAP_DATA_TYPE_BFLOAT16": "kBfloat16", "CU_TENSOR_MAP_DATA_TYPE_FLOAT32": "kFloat32",
+    "CU_TENSOR_MAP_INTERLEAVE_NONE": "kInterleaveNone",
     "CU_TENSOR_MAP_SWIZZLE_NONE": "kSwizzleNone", "CU_TENSOR_MAP_SWIZZLE_32B": "kSwizzle32B", "CU_TENSOR_MAP_SWIZZLE_64B": "kSwizzle64B",
     "CU_TENSOR_MAP_SWIZZLE_128B": "kSwizzle128B", "CU_TENSOR_MAP_L2_PROMOTION_NONE": "kL2PromotionNone",
     "CU_TENSOR_MAP_L2_PROMOTION_L2_256B": "kL2Promotion256B", "CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE": "kOobFillZeros",
     "CU_STREAM_CAPTURE_MODE_GLOBAL": "kCaptureModeGlobal", "CU_STREAM_CAPTURE_MODE_THREAD_LOCAL": "kCaptureModeThreadLocal",
     "CU_STREAM_CAPTURE_MODE_RELAXED": "kCaptureModeRelaxed", "CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION": "kLaunchClusterDimension",
+    "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION": "kLaunchProgrammaticStreamSerialization",
+    "CU_TENSOR_MAP_L2_PROMOTION_L2_128B": "kL2Promotion128B",
 }
 #: Our function pointer -> the driver's function; they must take as many arguments of the same sizes.
 CUDA_FUNCTIONS = {
@@ -91,12 +94,15 @@ PARAMS_PROGRAM = """
 #define __device__
 #define __forceinline__ inline
 #include <cstddef>
+// Both sides name their enums alike, so the device's go by another namespace here.
+#define deep_gemm device
 #include "deep_gemm/types.cuh"
+#undef deep_gemm
 #include "runtime/launch.hpp"
 """
 PARAMS = (
-    "scale_a", "scale_b", "scale_a_stride_m", "scale_a_stride_k", "scale_b_stride_n", "scale_b_stride_k", "m", "n", "k", "num_m_tiles", "num_n_tiles",
-    "band", "alpha", "reserved",
+    "scale_a", "scale_b", "d", "c", "scale_a_stride_mn", "scale_a_stride_k", "scale_b_stride_mn", "scale_b_stride_k", "d_stride_m", "c_stride_m",
+    "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "beta", "head_left", "head_mid", "head_right", "reserved",
 )
 
 
@@ -154,10 +160,10 @@ def test_dlpack_interface(tmp_path):
 
 
 def test_kernel_parameters(tmp_path):
-    assertions = [f"offsetof(deep_gemm::Params, {name}) == offsetof(deep_gemm::Fp8GemmParams, {name})" for name in PARAMS]
-    assertions += [f"sizeof(deep_gemm::Params::{name}) == sizeof(deep_gemm::Fp8GemmParams::{name})" for name in PARAMS]
-    assertions += ["sizeof(deep_gemm::Params) == sizeof(deep_gemm::Fp8GemmParams)", "sizeof(deep_gemm::TensorMap) == sizeof(deep_gemm::driver::TensorMap)"]
-    assertions += ["alignof(deep_gemm::TensorMap) == alignof(deep_gemm::driver::TensorMap)"]
+    assertions = [f"offsetof(device::Params, {name}) == offsetof(deep_gemm::GemmParams, {name})" for name in PARAMS]
+    assertions += [f"sizeof(device::Params::{name}) == sizeof(deep_gemm::GemmParams::{name})" for name in PARAMS]
+    assertions += ["sizeof(device::Params) == sizeof(deep_gemm::GemmParams)", "sizeof(device::TensorMap) == sizeof(deep_gemm::driver::TensorMap)"]
+    assertions += ["alignof(device::TensorMap) == alignof(deep_gemm::driver::TensorMap)"]
     compile_assertions(tmp_path, PARAMS_PROGRAM, assertions, [ROOT / "deep_gemm" / "include", Path(get_python_include())])
 
 

@@ -24,7 +24,7 @@ def results(data):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, data):
-    path = tmp_path_factory.mktemp("evaluate") / "training"
+    path = tmp_path_factory.mktemp("evaluate") / "training" / "fp8_gemm"
     train.save(path, data, train.train(data, SETTINGS), SETTINGS, str(synthetic.make_small_database()))
     return path
 
@@ -111,8 +111,8 @@ def test_resampled_tails_are_quantiles():
 def test_the_command_leaves_evaluation_choices_and_plot(folder, data, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     plot = tmp_path / "regret.png"
-    assert cli.run(["evaluate", "--training", str(folder), "--plot", str(plot), "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
+    assert cli.run(["evaluate", "--training", str(folder.parent), "--plot", str(plot), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["fp8_gemm"]
     assert set(report["splits"]) == {"family", "model", "unseen_m"} and len(report["gates"]) == 3
     assert plot.read_bytes().startswith(b"\x89PNG")
     choices = json.loads((folder / train.OUT_OF_FOLD).read_text())["rows"]
@@ -132,7 +132,7 @@ def test_out_of_fold_choices_are_those_of_the_family_folds(data, results):
 
 
 def test_the_table_is_printed(folder, capsys):
-    assert cli.run(["evaluate", "--training", str(folder), "--jobs", "1"]) == 0
+    assert cli.run(["evaluate", "--training", str(folder.parent), "--jobs", "1"]) == 0
     text = capsys.readouterr().out
     assert "Leave one (n, k) family out" in text and "model with guards" in text and "mean regret" in text
 

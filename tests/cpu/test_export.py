@@ -31,7 +31,7 @@ def learned(data):
 
 @pytest.fixture
 def folder(tmp_path, data, learned):
-    path = tmp_path / "training"
+    path = tmp_path / "training" / "fp8_gemm"
     train.save(path, data, learned, SETTINGS, str(synthetic.make_small_database()))
     write_evaluation(path, GOOD)
     return path
@@ -49,14 +49,14 @@ def write_evaluation(folder, model):
 @pytest.fixture
 def made(folder):
     # The table must be that of the database, whose rows carry the time at which they were written.
-    found, data = train.load_with_data(folder, SKU, "")
-    return found, data, export.make_export(found, data)
+    found, data = train.load_with_data(folder, "")
+    return found, data, export.make_export([(found, data)])
 
 
 def test_the_native_walk_agrees_on_every_problem(made):
     found, data, result = made
     selector = _C.Selector.load(result.content)
-    assert selector.replay_golden() == 0 and result.contents["golden"] >= 200
+    assert selector.replay_golden() == 0 and result.contents["ops"]["fp8_gemm"]["golden"] >= 200
     columns = np.array([data.configs.index(config) for config in found.portfolio])
     learned = learner.Learned(Portfolio(columns, {}), "extra-trees", found.forest, found.guards, found.feature_min, found.feature_max)
     choices = learner.choose(data, np.arange(len(data.problems)), learned)
@@ -73,7 +73,7 @@ def test_golden_vectors_hold_every_kind_of_answer(made):
 
 def test_the_same_data_give_the_same_bytes(made, tmp_path):
     found, data, result = made
-    again = export.make_export(found, data)
+    again = export.make_export([(found, data)])
     assert again.content == result.content and again.card == result.card
 
 
@@ -86,7 +86,7 @@ def test_the_artefact_carries_the_datas_kernel_hash(made):
 
 def test_a_stale_artefact_is_kept_but_never_used(made):
     found, data, _ = made
-    selector = _C.Selector.load(export.make_export(found, data, stale="the kernel changed").content)
+    selector = _C.Selector.load(export.make_export([(found, data)], stale="the kernel changed").content)
     assert selector.metadata["stale"] == "the kernel changed"
     assert selector.choose(data.problems[0], data.device).source == "analytic"
 
@@ -151,9 +151,9 @@ def test_the_command_installs_what_the_library_then_uses(folder, tmp_path, monke
     from deep_gemm import selection
 
     monkeypatch.setenv("DG_MODEL_DIR", str(tmp_path / "models"))
-    assert cli.run(["export", "--training", str(folder), "--install", "--json"]) == 0
+    assert cli.run(["export", "--training", str(folder.parent), "--install", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["passed"] and os.path.getsize(report["artifact"]) == report["bytes"] and report["configs"] <= 32
+    assert report["passed"] and os.path.getsize(report["artifact"]) == report["bytes"] and report["ops"]["fp8_gemm"]["configs"] <= 32
     monkeypatch.setattr(selection, "kernel_hash", lambda op: synthetic.KERNEL_HASH)
     selection.forget_selectors()
     sources = {selection.explain(_C.Problem("fp8_gemm", m, 2112, 7168), _C.Device.known(SKU)).source for m in (128, 130)}
@@ -164,7 +164,7 @@ def test_the_command_installs_what_the_library_then_uses(folder, tmp_path, monke
 @pytest.mark.parametrize("miss", [{"mean": 0.031}, {"p95": 0.09}, {"answered": 0.6}])
 def test_a_missed_gate_refuses_unless_forced(folder, tmp_path, capsys, miss):
     write_evaluation(folder, GOOD | miss)
-    arguments = ["export", "--training", str(folder), "--out", str(tmp_path / "out")]
+    arguments = ["export", "--training", str(folder.parent), "--out", str(tmp_path / "out")]
     assert cli.run(arguments) == 1
     assert "missed" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert cli.run([*arguments, "--force"]) == 0
@@ -173,7 +173,7 @@ def test_a_missed_gate_refuses_unless_forced(folder, tmp_path, capsys, miss):
 
 def test_the_model_card_says_what_it_must(made):
     card = made[2].card
-    for heading in ("## Gates", "## Data", "## Validation", "## What the file holds", "## Limits"):
+    for heading in ("## fp8_gemm", "### Gates", "### Data", "### Validation", "### What the file holds", "### Limits"):
         assert heading in card
     assert "by force" not in card and synthetic.KERNEL_HASH[:16] in card and "8 of them the portfolio" in card
 
@@ -211,4 +211,4 @@ def test_a_walk_that_differs_is_never_written(made, monkeypatch):
 
     monkeypatch.setattr(export, "golden_arrays", wrong)
     with pytest.raises(errors.IntegrityError, match="golden vectors"):
-        export.make_export(found, data)
+        export.make_export([(found, data)])

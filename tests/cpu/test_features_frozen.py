@@ -16,6 +16,12 @@ NUM_PROBLEMS = 200
 PORTFOLIO = [
     _C.Config(64, 16, 16), _C.Config(64, 64, 8, cluster_n=2), _C.Config(64, 112, 6), _C.Config(64, 192, 4, cluster_m=2),
     _C.Config(128, 32, 8), _C.Config(128, 96, 6, cluster_n=2), _C.Config(128, 128, 5), _C.Config(128, 160, 4, cluster_m=2), _C.Config(256, 64, 4), _C.Config(256, 128, 3, cluster_n=2),
+    _C.Config(8, 64, 20, swap_ab=1), _C.Config(16, 64, 8, split_k=4, swap_ab=1), _C.Config(96, 128, 5, swap_ab=1),
+]  # fmt: skip
+#: Half of the problems have no variant; BF16's features are the same numbers of its own tiles.
+FIELDS = [
+    {}, {"recipe": "1d1d", "d_dtype": "fp32"}, {}, {"recipe": "per_row", "c_mode": "general"}, {}, {"scale_layout": "any"}, {},
+    {"recipe": "1d1d", "d_dtype": "fp32", "c_mode": "accumulate"}, {}, {"c_mode": "head_split"},
 ]  # fmt: skip
 
 
@@ -28,7 +34,7 @@ def make_problems():
             state = (state * 1103515245 + 12345) % 2**31
             size = 1 + (state >> 8) % 2 ** (1 + (state >> 4) % limit)
             sizes.append(size * 64 if index % 3 == 0 else size)
-        yield _C.Problem("fp8_gemm", *sizes, num_sms=(0, 0, 0, 20)[index % 4])
+        yield _C.Problem("fp8_gemm", *sizes, num_sms=(0, 0, 0, 20)[index % 4], **FIELDS[index % len(FIELDS)])
 
 
 def digest(rows: list[list[float]]) -> str:

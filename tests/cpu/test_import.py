@@ -80,6 +80,8 @@ def test_public_names():
     api = {"fp8_gemm_nt", "get_best_config", "get_analytic_config", "set_num_sms", "get_num_sms", "get_tma_aligned_size", "get_mn_major_tma_aligned_tensor"}
     api |= {"transform_sf_into_required_layout", "ceil_div", "align", "utils", "testing"}
     api |= {f"per_{granularity}_cast_to_fp8" for granularity in ("token", "channel", "block", "custom_dims")}
+    api |= {f"{kind}_gemm_{layout}" for kind in ("fp8", "bf16", "cublaslt") for layout in ("nt", "nn", "tn", "tt")} | {"fp8_gemm_nt_skip_head_mid"}
+    api |= {"set_tc_util", "get_tc_util", "set_pdl", "get_pdl", "set_batch_invariant", "is_batch_invariant"}
     assert api <= set(deep_gemm.__all__)
 
 
@@ -88,3 +90,11 @@ def test_choosing_a_config_needs_no_gpu():
     problem = deep_gemm.Problem("fp8_gemm", 64, 2112, 7168)
     for choose in (deep_gemm.get_best_config, deep_gemm.get_analytic_config):
         assert deep_gemm.is_legal(problem, choose(problem, device), device)
+
+
+@pytest.mark.parametrize("value, expected", [(None, "False"), ("0", "False"), ("1", "True")])
+def test_batch_invariance_comes_from_the_environment(value, expected):
+    environment = {name: text for name, text in os.environ.items() if name != "DG_BATCH_INVARIANT"} | ({"DG_BATCH_INVARIANT": value} if value else {})
+    command = [sys.executable, "-c", "import deep_gemm; print(deep_gemm.is_batch_invariant())"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == expected

@@ -32,7 +32,7 @@ def database(tmp_path_factory):
 def found(database, monkeypatch):
     monkeypatch.setattr(inspection.hashing, "kernel_hash", lambda op: CURRENT)
     with Store.open(database, mode="ro") as store:
-        return inspection.inspect(store, SKU, "demo")
+        return inspection.inspect(store, SKU, "fp8_gemm", "demo")
 
 
 def test_coverage_counts_finished_blocks_of_the_newest_kernel(found):
@@ -70,17 +70,17 @@ def test_the_command_reads_and_writes_nothing(database, capsys):
     assert "coverage of default" in text and "stale:" in text and "statuses:" in text and "NOT that of" in text
     assert cli.run(["inspect", "--db", str(database), "--device", "h200", "--preset", "demo", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert set(report["coverage"]) == {"demo"} and report["sku"] == SKU
+    assert list(report["ops"]) == ["fp8_gemm"] and set(report["ops"]["fp8_gemm"]["coverage"]) == {"demo"} and report["sku"] == SKU
     assert database.read_bytes() == before
 
 
 def test_an_empty_sku_has_no_noise(database):
     with Store.open(database, mode="ro") as store:
-        report = inspection.inspect(store, "nvidia-h100-sm132", "demo")
+        report = inspection.inspect(store, "nvidia-h100-sm132", "fp8_gemm", "demo")
     assert report["rows"] == 0 and report["noise"]["a_a"] is None and report["coverage"]["demo"]["measured"] == 0
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["--preset", "none"], 2), (["--device", "none"], 2), (["--db", "missing.db"], 2)])
+@pytest.mark.parametrize(("arguments", "code"), [(["--preset", "none"], 2), (["--device", "none"], 2), (["--db", "missing.db"], 2), (["--op", "gemm"], 2), (["--op", "bf16_gemm"], 3), (["--device", "h100"], 3)])
 def test_wrong_arguments(database, capsys, arguments, code):
     given = arguments if "--db" in arguments else ["--db", str(database), *arguments]
     assert cli.run(["inspect", *given]) == code

@@ -7,7 +7,7 @@ import pytest
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, ConfigError, DeviceError, LaunchError
 from tests.fakes import stub_driver
-from tests.fakes.stub_driver import load_kernel, make_operands, run_op, select, use_fake_build
+from tests.fakes.stub_driver import FP8_PROBLEM, load_kernel, make_operands, run_op, select, use_fake_build
 
 CONFIG = _C.Config(128, 112, 4, cluster_m=2)
 
@@ -80,9 +80,9 @@ def test_load_sets_attributes_once_and_keeps_the_capture_mode(driver):
     assert loaded["capture_mode"] == 2 and loaded["device"] == 0 and loaded["first"] == "cubin of its own"
     assert [event["mode"] for event in select(events, "ThreadExchangeStreamCaptureMode")] == [2, 0]
     (attribute,) = select(events, "KernelSetAttribute")
-    assert (attribute["attribute"], attribute["value"]) == (8, _C.smem_bytes(CONFIG))
+    assert (attribute["attribute"], attribute["value"]) == (8, _C.smem_bytes(FP8_PROBLEM, CONFIG))
     (occupancy,) = select(events, "OccupancyMaxActiveClusters")
-    assert (occupancy["grid"], occupancy["block"], occupancy["cluster"], occupancy["smem"]) == (132, 384, 2, _C.smem_bytes(CONFIG))
+    assert (occupancy["grid"], occupancy["block"], occupancy["cluster"], occupancy["smem"]) == (132, 384, 2, _C.smem_bytes(FP8_PROBLEM, CONFIG))
     _, again = driver.call(load, CONFIG, 0, b"cubin of its own")
     assert again == []
 
@@ -114,7 +114,7 @@ def launch_clusters():
 
 
 def test_a_gpu_that_takes_no_cluster(driver):
-    with pytest.raises(LaunchError, match="no cluster of it fits"):
+    with pytest.raises(LaunchError, match="no cluster of 2 CTAs fits this GPU; use a config with clusters of one CTA"):
         driver.call(load, _C.Config(128, 80, 4, cluster_n=2), clusters=0)
 
 

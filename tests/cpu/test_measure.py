@@ -9,7 +9,8 @@ from deep_gemm import _C
 from deep_gemm.errors import LaunchError
 from tests.fakes import cuda_backend
 from tests.fakes.cuda_backend import FakeKernel
-from tuner import measure, operands
+from tuner import checked_output, measure, operands
+from tuner.checked_output import CheckedOutput, Reference
 from tuner.problem_run import EFFORTS
 from tuner.protocol import make_job
 from tuner.race import ReferenceFailed
@@ -77,7 +78,7 @@ def test_graphs_walk_the_whole_ring(backend):
     FakeKernel.times_us = dict.fromkeys(configs, 4.0)
     run(backend, configs)
     ring = backend.pool.make_ring(PROBLEM)
-    assert len(ring) == -(-operands.RING_L2_MULTIPLE * (1 << 16) // operands.get_sizes(PROBLEM).set_bytes)
+    assert len(ring) == -(-operands.RING_L2_MULTIPLE * (1 << 16) // operands.get_set_bytes(PROBLEM))
     for config in configs:
         assert set(FakeKernel.sets_seen[config]) == {entry.a.data_ptr() for entry in ring}
 
@@ -98,6 +99,62 @@ def test_pools_are_seeded_and_hold_quantised_normals():
     assert torch.equal(first, again) and not torch.equal(first, other)
     values = first.view(torch.float8_e4m3fn).float().view(-1, 128)
     assert (values.abs().amax(1) == 448).all() and 120 < values.std() < 200
+
+
+VARIANTS = [
+    _C.Problem("fp8_gemm", 70, 136, 272, recipe="1d1d", d_dtype="fp32", c_mode="accumulate"),
+    _C.Problem("fp8_gemm", 70, 136, 272, recipe="1d1d", scale_layout="any"),
+    _C.Problem("fp8_gemm", 70, 136, 272, recipe="per_row", d_dtype="fp32"),
+    _C.Problem("fp8_gemm", 70, 136, 272, c_mode="general"),
+    _C.Problem("fp8_gemm", 70, 256, 272, c_mode="head_split"),
+    _C.Problem("fp8_gemm", 70, 136, 272, c_mode="head_split"),
+    _C.Problem("fp8_gemm", 33, 131, 250),
+    _C.Problem("fp8_gemm", 1, 136, 100, scale_layout="any"),
+    _C.Problem("bf16_gemm", 70, 136, 272, d_dtype="fp32", c_mode="general"),
+    *(_C.Problem("bf16_gemm", 70, 131, 270, a_major=a, b_major=b) for a in ("k", "mn") for b in ("k", "mn")),
+]
+
+
+@pytest.mark.parametrize("problem", VARIANTS, ids=str)
+def test_every_variant_is_measured_and_a_wrong_result_of_it_found(backend, problem):
+    configs = _C.get_candidates(problem, H200)[:4]
+    FakeKernel.faults = {configs[1]: write_nothing if problem.m == 1 or problem.c_mode == "head_split" else write_shifted}
+    report = run(backend, configs, problem=problem)
+    assert [find(report, index)["status"] for index in range(4)] == ["ok", "incorrect", "ok", "ok"]
+
+
+@pytest.mark.parametrize("problem", VARIANTS, ids=str)
+def test_operands_have_the_layout_of_their_variant(backend, problem):
+    ring = operands.OperandPool("cpu", 1 << 16, 1).make_ring(problem)
+    for entry in ring:
+        rows = [tensor.stride(0) if tensor.stride(-1) == 1 else tensor.stride(1) for tensor in (entry.a, entry.b, entry.d)]
+        assert all(pitch * tensor.element_size() % 16 == 0 for pitch, tensor in zip(rows, (entry.a, entry.b, entry.d), strict=True))
+        assert entry.a.shape == (problem.m, problem.k) and entry.b.shape == (problem.n, problem.k)
+        assert (entry.a.stride(0) == 1) == (problem.a_major == "mn") and (entry.b.stride(0) == 1) == (problem.b_major == "mn")
+        assert (entry.c is entry.d) == (problem.c_mode == "accumulate") and (entry.c is None) == (problem.c_mode in ("none", "head_split"))
+        for scales in (entry.scale_a, entry.scale_b if problem.recipe == "1d1d" else None):
+            if scales is not None and scales.dim() == 2:
+                assert is_mn_major(scales) == (problem.scale_layout == "mn_major")
+        if problem.c_mode == "accumulate":
+            assert torch.isfinite(entry.d).all()
+
+
+def is_mn_major(scales: torch.Tensor) -> bool:
+    """Return whether TMA can load vectors of scales: contiguous along the rows, aligned; sizes of 1 have no stride."""
+    (rows, steps), (along_rows, along_k) = scales.shape, scales.stride()
+    return (rows == 1 or along_rows == 1) and (steps == 1 or along_k % 4 == 0) and scales.data_ptr() % 16 == 0
+
+
+def test_a_split_of_k_is_judged_by_the_bound_and_defines_no_bits(backend):
+    plain, split = _C.Config(64, 64, 4), _C.Config(16, 64, 4, split_k=4, swap_ab=1)
+    other = _C.Config(64, 32, 4)
+    FakeKernel.split_errors = {split: 1e-3}
+    for configs in ([plain, split, other], [split, plain, other]):
+        assert [find(run(backend, configs), index)["status"] for index in range(3)] == ["ok"] * 3
+    FakeKernel.split_errors = {split: 1e3}
+    assert find(run(backend, [plain, split, other]), 1)["status"] == "incorrect"
+    FakeKernel.split_errors = {other: 1e-1}
+    assert [find(run(backend, [split, plain, other]), index)["status"] for index in range(3)] == ["ok", "ok", "incorrect"]
 
 
 def write_half(kernel, d, inputs) -> bool:
@@ -171,19 +228,20 @@ def test_a_driver_error_is_blamed_on_its_config(backend):
 
 
 def test_large_problems_check_edges_and_a_spread_of_rows():
-    assert operands.choose_rows(1000, 1000, 1000) == list(range(1000))
-    rows = operands.choose_rows(8192, 7168, 16384)
-    assert len(rows) == len(set(rows)) == operands.SAMPLED_ROWS and rows[:64] == list(range(64)) and rows[-1] == 8191
+    assert checked_output.choose_rows(1000, 1000, 1000) == list(range(1000))
+    rows = checked_output.choose_rows(8192, 7168, 16384)
+    assert len(rows) == len(set(rows)) == checked_output.SAMPLED_ROWS and rows[:64] == list(range(64)) and rows[-1] == 8191
 
 
 def test_the_reference_is_compared_on_every_element(backend):
     pool = operands.OperandPool("cpu", 1 << 10, 0)
-    (entry, *_), output = pool.make_ring(PROBLEM), operands.CheckedOutput(PROBLEM, "cpu")
-    output.poison()
+    (entry, *_), output = pool.make_ring(PROBLEM), CheckedOutput(PROBLEM, "cpu")
+    output.prepare(None)
     output.d.copy_(cuda_backend.multiply(entry.a, entry.scale_a, entry.b, entry.scale_b))
-    assert operands.check_reference(entry, output)[0] is None
+    reference = Reference(PROBLEM, entry)
+    assert reference.compare(output)[0] is None
     output.d[69, 135] *= 1.03
-    assert "1 elements" in operands.check_reference(entry, output)[0]
+    assert "1 elements" in reference.compare(output)[0]
 
 
 def test_isolation_times_one_config_at_a_time(backend):

@@ -112,7 +112,7 @@ def test_the_promotion_is_per_128_of_k():
 def test_reference_is_what_the_op_runs():
     a, scale_a, b, scale_b = make_operands(20, 136, 272)
     d = make_output(20, 136)
-    reference.fp8_gemm_nt(a, scale_a, b, scale_b, d, 2.0)
+    reference.fp8_gemm(a, scale_a, b, scale_b, d, alpha=2.0)
     assert torch.equal(d, run(a, scale_a, b, scale_b, alpha=2.0))
 
 

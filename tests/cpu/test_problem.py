@@ -11,6 +11,7 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, DeviceError, ProblemError
+from tests.fakes.variants import CHOICES, all_fields, exists, make_variants
 
 OP = "fp8_gemm"
 #: Keys written by released versions. They identify measurements and must never change.
@@ -23,6 +24,12 @@ FROZEN_CONFIG_KEYS = {
     (64, 16, 22, 128, 1, 2): "5b6dfcef50755b68c9110145813f6ed089fdcc646df0e57c41d3c5aa60904a43",
     (128, 128, 5, 128, 1, 1): "0031211e32591d53f0c29817e9cc9f23fa62013477e6f2bd0790ded0bfad7d0e",
 }
+FROZEN_VARIANT_JSON = {
+    '{"fields":{"b_major":"mn","batch_invariant":true,"c_mode":"accumulate","d_dtype":"fp32","k":4,"m":2,"n":3},"op":"bf16_gemm"}':
+        {"op": "bf16_gemm", "b_major": "mn", "batch_invariant": True, "c_mode": "accumulate", "d_dtype": "fp32"},
+    '{"fields":{"c_mode":"general","k":4,"m":2,"n":3,"num_sms":7,"recipe":"1d1d","scale_layout":"any"},"op":"fp8_gemm"}':
+        {"op": "fp8_gemm", "c_mode": "general", "num_sms": 7, "recipe": "1d1d", "scale_layout": "any"},
+}  # fmt: skip
 NOT_INTEGERS = [True, False, 1.0, "3", None, [], float("nan"), np.float32(2), b"1"]
 OUT_OF_RANGE = [-1, 2**31, 2**63, 2**64, 2**80, -(2**70)]
 
@@ -35,8 +42,8 @@ def make_problem(m, n, k, num_sms, compiled_dims):
     return _C.Problem(OP, m, n, k, num_sms=num_sms, compiled_dims=compiled_dims)
 
 
-def make_config(block_m, block_n, num_stages, block_k, cluster_m, cluster_n):
-    return _C.Config(block_m, block_n, num_stages, block_k=block_k, cluster_m=cluster_m, cluster_n=cluster_n)
+def make_config(block_m, block_n, num_stages, block_k, cluster_m, cluster_n, split_k=1, swap_ab=0):
+    return _C.Config(block_m, block_n, num_stages, block_k=block_k, cluster_m=cluster_m, cluster_n=cluster_n, split_k=split_k, swap_ab=swap_ab)
 
 
 @pytest.mark.parametrize("fields, key", FROZEN_PROBLEM_KEYS.items())
@@ -59,9 +66,48 @@ def test_key_is_sha256_of_canonical_json():
 
 def test_config_json_leaves_out_defaults():
     assert make_config(64, 16, 22, 128, 1, 2).to_json() == canonical({"block_m": 64, "block_n": 16, "num_stages": 22, "cluster_n": 2})
-    config = make_config(64, 16, 22, 64, 2, 3)
+    config = make_config(64, 16, 22, 64, 2, 3, 4, 1)
     assert config.to_json() == canonical(config.as_dict())
     assert config.key(OP) == hashlib.sha256(canonical({"fields": config.as_dict(), "op": OP}).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("text, fields", FROZEN_VARIANT_JSON.items())
+def test_json_of_variants_is_frozen(text, fields):
+    problem = _C.Problem(fields["op"], 2, 3, 4, **{name: value for name, value in fields.items() if name != "op"})
+    assert problem.to_json() == text and problem.as_dict().items() >= fields.items()
+
+
+def test_variants_exist_exactly_where_their_fields_agree():
+    for op, fields in all_fields():
+        if not exists(op, **fields):
+            with pytest.raises(ProblemError, match="^[a-z_]+ = '[a-z0-9_]+': .*; |^[a-z_]+ = .*leave it out"):
+                _C.Problem(op, 1, 1, 1, **fields)
+            with pytest.raises(ProblemError):
+                _C.Problem.from_json(canonical({"fields": fields | {"m": 1, "n": 1, "k": 1}, "op": op}))
+
+
+def test_variants_round_trip_and_differ():
+    problems = [*make_variants(3, 5, 7), *(_C.Problem(OP, 3, 5, 7, batch_invariant=flag, num_sms=1) for flag in (True, False))]
+    for problem in problems:
+        for twin in (_C.Problem.from_json(problem.to_json()), pickle.loads(pickle.dumps(problem)), eval(repr(problem), {"Problem": _C.Problem}), _C.Problem(**problem.as_dict())):
+            assert twin == problem and hash(twin) == hash(problem) and str(twin) == str(problem)
+    for identity in (str, repr, hash, lambda problem: problem.key):
+        assert len({identity(problem) for problem in problems}) == len(problems)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_unknown_values_are_refused(name):
+    for value in ("", "x", CHOICES[name][0].upper() + " "):
+        with pytest.raises(ProblemError, match=f"^{name} = '.*': must be one of '"):
+            _C.Problem(OP, 1, 1, 1, **{name: value})
+    with pytest.raises(TypeError):
+        _C.Problem(OP, 1, 1, 1, **{name: 1})
+
+
+@pytest.mark.parametrize("value", [0, 1, None, "true", np.bool_(True)])
+def test_batch_invariant_is_a_bool(value):
+    with pytest.raises(ProblemError, match="^batch_invariant = .*: must be a bool"):
+        _C.Problem(OP, 1, 1, 1, batch_invariant=value)
 
 
 def test_round_trips():
@@ -73,6 +119,10 @@ def test_round_trips():
     assert _C.Config(**config.as_dict()) == config and problem != config and config != 3
     assert eval(repr(problem), {"Problem": _C.Problem}) == problem and eval(repr(config), {"Config": _C.Config}) == config
     assert str(config) == "128x112x128 s4 c2x1"
+    swapped = make_config(16, 64, 8, 128, 1, 1, 4, 1)
+    assert str(swapped) == "16x64x128 s8 c1x1 k4 swap" and repr(swapped) == "Config(16, 64, 8, split_k=4, swap_ab=1)"
+    assert eval(repr(swapped), {"Config": _C.Config}) == swapped == _C.Config(**swapped.as_dict()) == _C.Config.from_json(swapped.to_json())
+    assert len({hash(make_config(64, 64, 4, 128, 1, 1, split, swap)) for split in (1, 2, 4, 8) for swap in (0, 1)}) == 8
 
 
 def test_values_are_immutable():
@@ -91,7 +141,7 @@ def test_bad_fields_are_refused(value):
     for name in ("m", "n", "k", "num_sms"):
         with pytest.raises(ProblemError, match=f"^{name} = .*: must be "):
             _C.Problem(OP, **({"m": 1, "n": 1, "k": 1} | {name: value}))
-    for name in ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n"):
+    for name in ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab"):
         with pytest.raises(ConfigError, match=f"^{name} = .*: must be "):
             _C.Config(**({"block_m": 64, "block_n": 8, "num_stages": 2} | {name: value}))
 
@@ -118,7 +168,9 @@ MALFORMED = [
     "", "{", "[]", "null", "3", '"x"', VALID + "x", VALID + VALID, VALID[:-1], VALID.replace("1", "1.0"), VALID.replace("1", "1e0"), VALID.replace("1", "01"),
     VALID.replace("1", "-1"), VALID.replace("1", "true"), VALID.replace("1", "null"), VALID.replace("1", '"1"'), VALID.replace("1", "[1]"),
     VALID.replace("1", "9" * 19), VALID.replace("1", "9" * 500), VALID.replace("1", "NaN"), VALID.replace("1", "+1"), VALID.replace("1", ""),
-    VALID.replace('"m"', '"k"'), VALID.replace('"m"', '"batch"'), VALID.replace(',"op":"fp8_gemm"', ""), VALID.replace("fp8_gemm", "bf16_gemm"),
+    VALID.replace('"m"', '"k"'), VALID.replace('"m"', '"batch"'), VALID.replace(',"op":"fp8_gemm"', ""), VALID.replace("fp8_gemm", "bf8_gemm"),
+    VALID.replace('"m":1', '"m":1,"recipe":"2d"'), VALID.replace('"m":1', '"m":1,"recipe":1'), VALID.replace('"m":1', '"m":1,"batch_invariant":1'),
+    VALID.replace('"m":1', '"m":1,"a_major":"mn"'), VALID.replace('"m":1', '"c_mode":"accumulate","m":1'),
     VALID.replace("}", "},", 1), VALID.replace('"op"', '"x":1,"op"'), VALID.replace('"fp8_gemm"', "8"), VALID.replace("fp8_gemm", "fp8_gemm\\ud800"),
     VALID.replace("fp8_gemm", "fp8_gemm\n"), VALID.replace("fp8_gemm", "fp8_gémm"), VALID.replace("m", "\\q"), "[" * 5000, '{"a":' * 5000, " " * 5000 + VALID,
     VALID.replace('"m":1', '"m":1,"num_sms":70000'), VALID.replace('"m":1', '"m":1,"compiled_dims":1'), '{"fields":3,"op":"fp8_gemm"}', VALID.replace("1", "0"),
@@ -137,7 +189,8 @@ def test_problem_json_may_be_written_loosely():
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"block_m":64,"block_n":8}', '{"block_m":64,"block_n":8,"num_stages":2.0}', '{"block_m":64,"block_n":8,"num_stages":2,"x":1}',
-                                  '{"block_m":64,"block_n":8,"num_stages":true}', '{"block_m":-64,"block_n":8,"num_stages":2}', '{"block_m":64,"block_n":8,"num_stages":65536}'])  # fmt: skip
+                                  '{"block_m":64,"block_n":8,"num_stages":true}', '{"block_m":-64,"block_n":8,"num_stages":2}',
+                                  '{"block_m":64,"block_n":8,"num_stages":2,"swap_ab":2}', '{"block_m":64,"block_n":8,"num_stages":2,"split_k":0}', '{"block_m":64,"block_n":8,"num_stages":65536}'])  # fmt: skip
 def test_malformed_config_json_is_refused(text):
     with pytest.raises(ConfigError):
         _C.Config.from_json(text)

@@ -5,12 +5,13 @@ import math
 import pytest
 
 from deep_gemm import _C
+from tests.fakes.spaces import make_space
 from tuner import errors, propose
 from tuner.simulated import simulate_time_us
 
 DEVICE = _C.Device.known("h200")
 PROBLEM = _C.Problem("fp8_gemm", 1024, 4096, 7168)
-CANDIDATES = _C.get_candidates(PROBLEM, DEVICE)
+CANDIDATES = make_space(PROBLEM, DEVICE)[::2]
 ESTIMATES = {config: _C.estimate_time_us(PROBLEM, config, DEVICE) for config in CANDIDATES}
 TIMES = {config: simulate_time_us(PROBLEM, config, DEVICE) for config in CANDIDATES}
 

@@ -9,15 +9,11 @@ import sys
 import time
 
 import pytest
-import torch
 
 from benchmarks import stale
-from benchmarks.stamp import OP, RESULTS, ROOT, format_json, read_json, write_json
-from deep_gemm import _C
-from tests.gpu import operands, run, sanitizer
-from tests.gpu.configs import derive_shapes
+from benchmarks.stamp import OP, OPS, RESULTS, format_json, read_json, write_json
+from tests.gpu import run, sanitizer
 from tests.gpu.record import make_record, make_section, merge_records
-from tests.gpu.world import compare, describe, make_scale_layout
 
 STATES = stale.get_states()
 GPU_RECORD = RESULTS / stale.GPU_RECORD
@@ -83,7 +79,8 @@ def test_json_files_have_one_row_a_line_and_read_back(tmp_path):
     text = (tmp_path / "x.json").read_text(encoding="utf-8")
     assert read_json(tmp_path / "x.json") == value
     assert text.count('{"m":') == 2 and '\n{"m":2}' in text
-    assert json.loads(format_json({"meta": {}, "rows": []})) == {"meta": {}, "rows": []}
+    for value in ({"meta": {}, "rows": []}, {"rows": [{"m": 1}]}, {"meta": {}}):
+        assert json.loads(format_json(value)) == value
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
 
 
@@ -100,6 +97,9 @@ def test_states_tell_current_from_stale(tmp_path, monkeypatch):
     folder = tmp_path / "benchmarks" / "results" / "h200"
     write_json(folder / "dense.json", {"meta": {"kernel_hash": {OP: stale.current_kernel_hash()}}})
     write_json(folder / "old.json", {"meta": {"kernel_hash": {OP: "0" * 64}}})
+    current = {op: stale.current_kernel_hash(op) for op in OPS}
+    write_json(folder / "both.json", {"meta": {"kernel_hash": current}})
+    write_json(folder / "half.json", {"meta": {"kernel_hash": {**current, "bf16_gemm": "0" * 64}}})
     write_json(folder / stale.GPU_RECORD, {"tree_hash": stale.current_tree_hash()})
     (tmp_path / "models").mkdir()
     write_artifact(tmp_path / "models" / "gpu.dgsel", "0" * 64)
@@ -107,12 +107,12 @@ def test_states_tell_current_from_stale(tmp_path, monkeypatch):
     states = {state.path: (state.is_stale, state.is_explained) for state in stale.get_states()}
     assert states == {
         "benchmarks/results/h200/dense.json": (False, False), "benchmarks/results/h200/old.json": (True, False),
+        "benchmarks/results/h200/both.json": (False, True), "benchmarks/results/h200/half.json": (True, False),
         "benchmarks/results/h200/gpu_record.json": (False, True), "models/gpu.dgsel": (True, True),
     }  # fmt: skip
     assert stale.main() == 1
 
 
-SPACE = _C.get_default_space(_C.Device.known("h200"))
 CHILD = """
 import json, os, sys, time
 report = os.fdopen(int(sys.argv[1]), "w", buffering=1)
@@ -142,46 +142,40 @@ def test_a_job_that_crashes_or_hangs_costs_itself_only(monkeypatch):
     assert [failure.partition(":")[0] for failure in parent.failures] == ["configs job 1", "configs job 2", "configs job 3"]
 
 
-def test_comparison_sees_one_wrong_element_and_one_stray_write():
-    case = operands.make_case(operands.Shape(70, 130, 200), "cpu")
-    output = operands.GuardedOutput(70, 130, "cpu")
-    assert describe(compare(case, "unwritten", output).tolist()).startswith("9100 elements outside")
-    case.first = None
-    output.d.copy_(case.reference.float())
-    assert describe(compare(case, "right", output).tolist()) == ""
-    output.d[3, 5] *= 1.02
-    output.buffer[7] = 0
-    counts = compare(case, "other", output).tolist()
-    assert counts[:3] == [1, 1, 1]
+GROUP_CHILD = """
+import json, os, sys
+report, skipped = os.fdopen(int(sys.argv[1]), "w", buffering=1), sys.argv[3].split("|")
+for index in range(int(sys.argv[2]), 8):
+    name = f"bad: {index}" if index < 6 else f"good: {index}"
+    if name in skipped or name.partition(":")[0] in skipped: continue
+    print(json.dumps({"event": "begin", "index": index, "section": "configs", "name": name}), file=report)
+    if index < 6: os.kill(os.getpid(), 11)
+    print(json.dumps({"event": "end", "index": index, "section": "configs", "cases": 5, "failures": [], "seconds": 0.5, "lost": False}), file=report)
+print(json.dumps({"event": "done"}), file=report)
+"""
 
 
-def test_integer_cases_are_exact_for_the_reference_op():
-    case = operands.make_integer_case(operands.Shape(33, 150, 300), "cpu")
-    output = operands.GuardedOutput(33, 150, "cpu")
-    _C.fp8_gemm_nt((case.a, case.scale_a), (case.b, case.scale_b), output.d)
-    assert describe(compare(case, "reference", output).tolist()) == ""
+def test_a_group_whose_jobs_keep_dying_is_given_up(monkeypatch):
+    def start_child(parent):
+        reader, writer = os.pipe()
+        command = [sys.executable, "-c", GROUP_CHILD, str(writer), str(parent.first), "|".join(parent._list_skipped())]
+        child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True)
+        os.close(writer)
+        return child, reader
+
+    monkeypatch.setattr(run.Parent, "_start_child", start_child)
+    parent = run.Parent(argparse.Namespace(sections=["configs"], deadline=time.time() + 60))
+    parent.run()
+    assert parent.is_complete and parent.died == ["bad: 0", "bad: 1"]
+    assert parent.sections["configs"] == {"jobs": 4, "cases": 10, "failed_jobs": 2, "seconds": 1.0}
 
 
-@pytest.mark.parametrize("layout", ["mn_major", "row_major", "odd_pitch"])
-def test_scale_layouts_keep_the_values(layout):
-    scale = torch.rand(5, 3)
-    assert torch.equal(make_scale_layout(scale, layout), scale)
+def test_a_section_that_cannot_be_planned_is_one_failed_job():
+    def maker(world):
+        raise ValueError("no such artefact")
 
-
-def test_shapes_of_a_config_surround_its_tile_and_ring():
-    for config in SPACE:
-        shapes = derive_shapes(config)
-        assert {config.block_m - 1, config.block_m, config.block_m + 1, 1} <= {shape.m for shape in shapes}
-        assert {config.block_n - 1, config.block_n, config.block_n + 1, 1} <= {shape.n for shape in shapes}
-        depths = {shape.k // 128 for shape in shapes}
-        assert {config.num_stages - 1, config.num_stages, config.num_stages + 1} <= depths and 16 in {shape.k for shape in shapes}
-
-
-def test_sanitizer_subset_has_every_tile_height_cluster_and_scale_class():
-    chosen = sanitizer.choose_configs(list(SPACE))
-    assert 9 <= len(chosen) <= 20
-    for of in (lambda c: c.block_m, lambda c: (c.cluster_m, c.cluster_n), lambda c: 128 % c.block_n == 0):
-        assert {of(config) for config in chosen} == {of(config) for config in SPACE}
+    [(name, job)] = run.make_jobs(maker, None)
+    assert name == "planning: all" and job()[1][0] == "ValueError: no such artefact"
 
 
 def test_sanitizer_output_is_clean_only_with_both_verdicts():

@@ -84,6 +84,24 @@ def test_the_number_of_sms_is_part_of_the_problem(without, capsys):
     assert found["problem"] == problem.as_dict() and found["name"] == str(_C.get_analytic_config(problem, _C.Device.known("h200")))
 
 
+def test_every_field_of_a_problem_is_an_option(without, capsys):
+    device = _C.Device.known("h200")
+    gradient = _C.Problem("fp8_gemm", 4096, 4096, 7168, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
+    arguments = ["--recipe", "1d1d", "--d-dtype", "fp32", "--c-mode", "accumulate"]
+    found = json.loads(run(capsys, 4096, 4096, 7168, *arguments, "--device", "h200", "--json")[1])
+    assert found["problem"] == gradient.as_dict() and found["name"] == str(_C.get_analytic_config(gradient, device))
+    other = _C.Problem("bf16_gemm", 64, 512, 1024, a_major="mn", b_major="mn", batch_invariant=True)
+    arguments = ["--op", "bf16_gemm", "--a-major", "mn", "--b-major", "mn", "--batch-invariant"]
+    found = json.loads(run(capsys, 64, 512, 1024, *arguments, "--device", "h200", "--json")[1])
+    assert found["problem"] == other.as_dict() and found["config"] == _C.get_analytic_config(other, device).as_dict()
+    assert json.loads(run(capsys, 64, 512, 1024, "--scale-layout", "any", "--device", "h200", "--json")[1])["problem"]["scale_layout"] == "any"
+
+
+def test_an_op_kind_that_the_artefact_does_not_know(installed, capsys):
+    code, text, _ = run(capsys, 64, 2112, 7168, "--op", "bf16_gemm", "--device", "h200", "--explain")
+    assert code == 0 and "does not know this op kind" in text and "no selector" in text
+
+
 def test_no_gpu_means_the_recorded_model_of_gpu(without, monkeypatch, capsys):
     def refuse(*_):
         from deep_gemm.errors import DeviceError
@@ -94,7 +112,7 @@ def test_no_gpu_means_the_recorded_model_of_gpu(without, monkeypatch, capsys):
     assert json.loads(run(capsys, 64, 2112, 7168, "--json")[1])["sku"] == SKU
 
 
-@pytest.mark.parametrize("arguments", [(0, 1, 1), (1, 1, 2**31), (1, 1), ("a", 1, 1), (1, 1, 1, "--device", "b200"), (1, 1, 1, "--num-sms", "-1")])
+@pytest.mark.parametrize("arguments", [(0, 1, 1), (1, 1, 2**31), (1, 1), ("a", 1, 1), (1, 1, 1, "--device", "b200"), (1, 1, 1, "--num-sms", "-1"), (1, 1, 1, "--op", "x"), (1, 1, 1, "--recipe", "x"), (1, 1, 1, "--a-major", "mn")])
 def test_wrong_arguments_are_usage_errors_in_one_line(without, capsys, arguments):
     code, text, error = run(capsys, *arguments)
     assert code == 2 and not text and error.count("\n") == 1 and "Traceback" not in error

@@ -9,6 +9,8 @@ import pytest
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, ModelError
 from tests.fakes.selectors import DEVICE, KERNEL_HASH, MARGIN, OP, exact_arrays, make_artifact, make_parts, make_problems, pack
+from tests.fakes.variants import make_variants
+from tuner.artifact import build_artifact
 
 H100 = _C.Device.known("h100")
 
@@ -43,7 +45,7 @@ def test_scores_equal_scikit_learn_bit_by_bit():
     _, _, forest, _ = make_parts(24, 32, 10)
     selector = _C.Selector.load(make_artifact(24, 32, 10))
     problems = make_problems(1000, seed=11)
-    features = np.array([_C.get_features(problem, DEVICE, selector.portfolio) for problem in problems], np.float32)
+    features = np.array([_C.get_features(problem, DEVICE, selector.portfolio(OP)) for problem in problems], np.float32)
     assert np.array_equal([selector.scores(problem, DEVICE) for problem in problems], forest.predict(features))
 
 
@@ -89,7 +91,7 @@ def test_golden_vectors_replay_and_show_changes():
 def test_metadata_and_portfolio():
     selector = load(change_op(num_portfolio=8, quarantined=[2]))
     assert selector.sku == DEVICE.sku and selector.metadata["ops"][OP]["margin"] == MARGIN
-    assert selector.portfolio == selector.configs(OP)[:8] and selector.quarantined(OP) == [selector.portfolio[2]]
+    assert selector.portfolio(OP) == selector.configs(OP)[:8] and selector.quarantined(OP) == [selector.portfolio(OP)[2]]
     with pytest.raises(AttributeError):
         selector.sku = "x"
 
@@ -113,10 +115,10 @@ def test_learned_choice_is_the_first_best_score_beyond_the_margin(no_exact):
     for problem in problems:
         choice = selector.choose(problem, DEVICE)
         scores = selector.scores(problem, DEVICE)
-        assert choice.source == "learned" and choice.scores == dict(zip(selector.portfolio, scores, strict=True))
+        assert choice.source == "learned" and choice.scores == dict(zip(selector.portfolio(OP), scores, strict=True))
         best = int(np.argmin(scores))
         is_chosen = scores[best] < -MARGIN
-        assert choice.config == (selector.portfolio[best] if is_chosen else _C.get_analytic_config(problem, DEVICE))
+        assert choice.config == (selector.portfolio(OP)[best] if is_chosen else _C.get_analytic_config(problem, DEVICE))
         counts["chosen" if is_chosen else "heuristic"] += 1
     assert counts["chosen"] > 100
 
@@ -176,7 +178,7 @@ def test_outside_the_hull(no_exact):
 
 def test_hull_slack_is_relative():
     original = make_parts()[1]
-    names = _C.feature_names(load().portfolio)
+    names = _C.feature_names(load().portfolio(OP))
     sms = names.index("num_sms")
     for factor, source in ((1 - 1e-7, "learned"), (1 - 1e-5, "analytic")):
         high = original["feature_max"].copy()
@@ -195,7 +197,7 @@ def test_disagreeing_trees(no_exact):
 def test_spread_is_the_standard_deviation_over_trees(no_exact):
     selector, problems = no_exact
     forest = make_parts()[2]
-    features = np.array([_C.get_features(problem, DEVICE, selector.portfolio) for problem in problems[:30]], np.float32)
+    features = np.array([_C.get_features(problem, DEVICE, selector.portfolio(OP)) for problem in problems[:30]], np.float32)
     trees = np.array([tree.predict(features) for tree in forest.estimators_])
     for index, problem in enumerate(problems[:30]):
         spread = trees[:, index].std(axis=0)[int(np.argmin(selector.scores(problem, DEVICE)))]
@@ -210,7 +212,7 @@ def test_quarantined_configs_are_never_chosen(no_exact):
     for problem in no_exact[1]:
         choice = selector.choose(problem, DEVICE)
         assert choice.config not in banned or choice.config == _C.get_analytic_config(problem, DEVICE)
-        assert choice.source != "exact" or choice.config == selector.portfolio[0]
+        assert choice.source != "exact" or choice.config == selector.portfolio(OP)[0]
     check_analytic(load(change_op(quarantined=list(range(8)))), no_exact[1][30], "no usable config")
 
 
@@ -219,6 +221,63 @@ def test_illegal_configs_are_never_chosen():
     for problem in make_parts()[3][:60]:
         single = _C.Problem(OP, problem.m, problem.n, problem.k, num_sms=1)
         assert _C.is_legal(single, selector.choose(single, DEVICE).config, DEVICE)
+
+
+# ---- op kinds and variants ----
+
+BF16 = "bf16_gemm"
+
+
+def two_op_selector():
+    """Return a selector that knows both op kinds."""
+    metadata, arrays, _, _ = make_parts()
+    other, other_arrays, _, _ = make_parts(op=BF16)
+    merged = {f"{op}/{name}": array for op, part in ((OP, arrays), (BF16, other_arrays)) for name, array in part.items()}
+    return _C.Selector.load(build_artifact(metadata | {"ops": metadata["ops"] | other["ops"]}, merged))
+
+
+def test_each_op_kind_has_its_own_model():
+    both, single = two_op_selector(), load()
+    assert both.replay_golden() == 0 and both.portfolio(OP) == single.portfolio(OP) != both.portfolio(BF16)
+    for problem in [*make_parts()[3][:40], *make_parts(op=BF16)[3][:40]]:
+        choice = both.choose(problem, DEVICE, "auto", KERNEL_HASH)
+        assert choice.source != "analytic" and choice.config.block_k == (128 if problem.op == OP else 64)
+    check_analytic(single, make_parts(op=BF16)[3][0], "does not know this op kind")
+    with pytest.raises(ModelError, match="does not know bf16_gemm"):
+        single.portfolio(BF16)
+
+
+def test_a_variant_without_training_is_outside_the_hull(no_exact):
+    for problem in make_variants(512, 2112, 7168):
+        if problem.op == OP and problem != _C.Problem(OP, 512, 2112, 7168):
+            check_analytic(no_exact[0], problem, "outside the training hull: ")
+
+
+def test_what_a_variant_cannot_run_is_dropped():
+    """With the whole portfolio but one split config in quarantine, a batch-invariant problem has nothing left to choose."""
+    selector = load(**exact_arrays([]))
+    split = next(index for index, config in enumerate(selector.portfolio(OP)) if config.split_k > 1)
+    selector = load(change_op(quarantined=[index for index in range(8) if index != split]), **exact_arrays([]))
+    problem = make_parts()[3][30]
+    assert selector.choose(problem, DEVICE).source == "learned"
+    check_analytic(selector, _C.Problem(**(problem.as_dict() | {"batch_invariant": True})), "no usable config")
+
+
+def test_configs_need_to_be_legal_for_some_variant_alone():
+    original = make_parts()[1]["configs"]
+    deep = [_C.Config(128, 128, stages) for stages in (6, 7)]  # six stages fit without a D tile, seven without scales too
+    assert [_C.is_legal(_C.Problem(OP, 1, 1, 1), config, DEVICE) for config in deep] == [False, False]
+    for config, fields in ((deep[0], {"c_mode": "general"}), (deep[1], {"c_mode": "general", "recipe": "per_row"})):
+        assert _C.is_legal(_C.Problem(OP, 1, 1, 1, **fields), config, DEVICE)
+        changed = original.copy()
+        changed[0] = list(config.as_dict().values())
+        assert load(configs=changed, **exact_arrays([])).configs(OP)[0] == config
+    for row in ([128, 128, 128, 8, 1, 1, 1, 0], [64, 64, 128, 4, 1, 1, 2, 0], [64, 64, 128, 4, 1, 1, 1, 2], [64, 64, 64, 4, 1, 1, 1, 0]):
+        changed[0] = row
+        with pytest.raises(ModelError, match="not legal|out of range"):
+            load(configs=changed)
+    with pytest.raises(ModelError, match="wrong shape"):
+        load(configs=np.ascontiguousarray(original[:, :6]))
 
 
 def test_wrong_arguments():
@@ -230,7 +289,7 @@ def test_wrong_arguments():
     with pytest.raises(TypeError):
         _C.Selector.load("text")
     with pytest.raises(ArgumentError, match="source"):
-        _C.Choice(selector.portfolio[0], "oracle", "")
+        _C.Choice(selector.portfolio(OP)[0], "oracle", "")
 
 
 def test_a_new_problem_takes_microseconds():

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections import Counter
 
 import pytest
 
@@ -17,7 +18,9 @@ def test_every_preset_is_measurable(name):
     assert len(set(problems)) == len(problems)
     for problem in problems:
         assert problem.k % 16 == 0 and problem.n % 8 == 0, f"{problem}: rows must be multiples of 16 bytes"
-        assert problem.m * problem.n * problem.k < 1.2e12, f"{problem}: longer than about 1.5 ms"
+        assert problem.a_major == "k" or problem.m % 8 == 0, f"{problem}: columns of A must be multiples of 16 bytes"
+        assert problem.m * problem.n * problem.k < 4e12, f"{problem}: longer than about 10 ms"
+        assert _C.get_candidates(problem, _C.Device.known("h200")) and not problem.compiled_dims
 
 
 def test_default_preset_holds_the_benchmark_and_three_more_families():
@@ -26,6 +29,24 @@ def test_default_preset_holds_the_benchmark_and_three_more_families():
     assert benchmark <= {(problem.m, problem.n, problem.k) for problem in problems}
     assert 110 <= len(problems) <= 130 and len(set(shapes.model_names(problems))) >= 4
     assert sum(problem.m % 2 for problem in problems if problem.m > 1) >= 10
+
+
+def test_dense_preset_holds_every_kind_of_dense_problem():
+    parts = {name: shapes.load_preset(name) for name in ("default", "bf16", "wgrad", "row_major")}
+    assert shapes.load_preset("dense") == [problem for part in parts.values() for problem in part]
+    assert [len(part) for part in parts.values()] == [122, 71, 14, 12]
+    assert all(problem == _C.Problem("fp8_gemm", problem.m, problem.n, problem.k) for problem in parts["default"])
+    layouts = Counter((problem.a_major, problem.b_major, problem.d_dtype) for problem in parts["bf16"])
+    assert layouts == {("k", "k", "bf16"): 35, ("k", "k", "fp32"): 6, ("k", "mn", "bf16"): 10, ("mn", "mn", "bf16"): 10, ("mn", "k", "bf16"): 10}
+    assert Counter((problem.recipe, problem.d_dtype, problem.c_mode) for problem in parts["wgrad"]) == {("1d1d", "fp32", "accumulate"): 7, ("1d1d", "bf16", "none"): 7}
+    assert all(problem.scale_layout == "any" for problem in parts["row_major"])
+
+
+def test_bf16_portfolio_preset_has_a_few_hundred_problems():
+    problems = shapes.load_preset("portfolio_bf16")
+    assert all(problem.op == "bf16_gemm" for problem in problems) and 300 <= len(problems) <= 500
+    assert sum(problem.a_major == problem.b_major == "k" for problem in problems) > 0.8 * len(problems)
+    assert shapes.load_preset("portfolio_dense") == [problem for name in ("portfolio", "portfolio_variants", "portfolio_bf16") for problem in shapes.load_preset(name)]
 
 
 def test_portfolio_preset_is_dense_in_m():
@@ -64,7 +85,19 @@ def test_shape_files(tmp_path):
     assert [(problem.m, problem.n) for problem in shapes.load_file(path)] == [(1, 64), (2, 64), (3, 8)]
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"problems": [{"m": 0, "n": 1, "k": 1}]}', '{"problems": [{"m": 1}]}', '{"groups": [{}]}', "\0"])
+def test_a_group_may_name_op_fields_and_layouts(tmp_path):
+    path = tmp_path / "shapes.json"
+    group = {"model": "x", "op": "bf16_gemm", "fields": {"d_dtype": "fp32"}, "layouts": ["nt", "tn"], "m": [8], "shapes": [{"name": "y", "n": 64, "k": 128}]}
+    path.write_text(json.dumps({"groups": [group]}))
+    assert shapes.load_file(path) == [
+        _C.Problem("bf16_gemm", 8, 64, 128, d_dtype="fp32"), _C.Problem("bf16_gemm", 8, 64, 128, d_dtype="fp32", a_major="mn", b_major="mn"),
+    ]  # fmt: skip
+    recorded = _C.Problem("fp8_gemm", 8, 64, 128, recipe="1d1d", c_mode="accumulate", d_dtype="fp32")
+    path.write_text(recorded.to_json())
+    assert shapes.load_file(path) == [recorded]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"problems": [{"m": 0, "n": 1, "k": 1}]}', '{"problems": [{"m": 1}]}', '{"groups": [{}]}', "\0", '{"groups": [{"layouts": ["xy"], "shapes": []}]}'])
 def test_bad_shape_files_are_usage_errors(tmp_path, text):
     path = tmp_path / "shapes.json"
     path.write_text(text)

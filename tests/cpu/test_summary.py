@@ -27,12 +27,18 @@ def make_row(baseline: dict, factor: float, noise: float = 0.0) -> dict:
         times["floor"] = [us / 1.2] * ROUNDS
     choices = {"auto": {"config": "tile", "source": "exact"}, "best": {"config": "tile", "source": "exact"}}
     choices |= {"model": {"config": "tile", "source": "out of fold"}, "heuristic": {"config": "other", "source": "analytic"}}
+    choices |= {"invariant": {"config": "other", "source": "exact", "row_major": "tile"}}
     return {"m": baseline["m"], "n": baseline["n"], "k": baseline["k"], "choices": choices, "times": times}
 
 
 def make_dense(factor: float, **changes) -> dict:
     """Return a finished dense FP8 result."""
     return {"meta": make_meta(**changes), "rows": [make_row(baseline, factor) for baseline in BASELINES["rows"]]}
+
+
+def make_scaled(factor: float) -> summary.Scaled:
+    """Return a finished dense FP8 result as the targets take it."""
+    return summary.Scaled(make_dense(factor), "dense_fp8")
 
 
 def test_committed_summary_follows_from_its_files():
@@ -42,12 +48,12 @@ def test_committed_summary_follows_from_its_files():
     for entry in recomputed.values():
         assert (RESULTS / entry["result"]).exists()
         assert not (entry["met"] and entry["stale"])
-        assert entry["stale"] or entry["kernel_hash"][OP] == stale.current_kernel_hash()
+        assert entry["stale"] or entry["kernel_hash"] == stale.current_hashes(entry["kernel_hash"])
 
 
 def test_drift_of_the_whole_run_cancels():
     """The run is 10 % slower than the baseline's day: the corrected speed-up is 1 / 0.8, the plain ratio is lower."""
-    dense = summary.DenseFp8(make_dense(0.8))
+    dense = make_scaled(0.8)
     entry = summary.make_p1(dense)
     assert entry["value"] == pytest.approx(1.25, abs=1e-3) and entry["worst"] == pytest.approx(1.25, abs=1e-3)
     assert entry["plain"] == pytest.approx(1.25 / 1.1, abs=1e-3)
@@ -58,7 +64,7 @@ def test_drift_of_the_whole_run_cancels():
 
 
 def test_row_major_is_compared_with_all_of_upstreams_kernels():
-    entry = summary.make_p1(summary.DenseFp8(make_dense(1.0)))
+    entry = summary.make_p1(make_scaled(1.0))
     expected = speedup.geometric_mean([row["deepgemm_total_us"] / row["deepgemm_us"] for row in BASELINES["rows"]])
     assert entry["row_major"] == pytest.approx(expected, abs=1e-3)
     assert not entry["is_met"]
@@ -67,7 +73,7 @@ def test_row_major_is_compared_with_all_of_upstreams_kernels():
 def test_one_slow_problem_misses_the_target():
     result = make_dense(0.7)
     result["rows"][5] = make_row(BASELINES["rows"][5], 1.1)
-    entry = summary.make_p1(summary.DenseFp8(result))
+    entry = summary.make_p1(summary.Scaled(result, "dense_fp8"))
     assert entry["value"] > 1.18 and entry["worst"] == pytest.approx(1 / 1.1, abs=1e-3) and not entry["is_met"]
     assert entry["worst_problem"] == [BASELINES["rows"][5][name] for name in "mnk"]
 
@@ -79,8 +85,9 @@ def test_noise_counts_in_favour():
 
 
 def test_groups_and_floor():
-    dense = summary.DenseFp8(make_dense(0.75))
+    dense = make_scaled(0.75)
     p2, p3, p4 = summary.make_p2(dense), summary.make_p3(dense), summary.make_p4(dense)
+    assert p2["batch_invariant"] == pytest.approx(1 / 0.75 / 1.05, abs=1e-3)
     assert p2["problems"] == 24 and p2["near_floor"] == 24 and p2["worst_over_floor"] == pytest.approx(1.2, abs=1e-3) and p2["is_met"]
     assert p3["problems"] == 24 and p3["peak"] > 1.02 and p3["is_met"]
     expected = math.exp(sum(math.log(row["cublaslt_us"] / (0.75 * row["deepgemm_us"])) for row in BASELINES["rows"]) / 80)
@@ -97,8 +104,104 @@ def test_two_microseconds_over_the_floor_are_near_enough():
 def test_a_role_measured_on_some_problems_only_has_no_mean():
     result = make_dense(0.8)
     del result["rows"][3]["choices"]["model"]
-    entry = summary.make_p1(summary.DenseFp8(result))
+    entry = summary.make_p1(summary.Scaled(result, "dense_fp8"))
     assert entry["out_of_fold"] is None and entry["model_regret"] is None and entry["value"] is not None
+
+
+def test_a_role_may_choose_another_config_in_another_layout():
+    row = make_row(BASELINES["rows"][0], 1.0)
+    assert speedup.find_variant(row, "invariant", "mn_major") == row["times"]["other mn_major"]
+    assert speedup.find_variant(row, "invariant", "row_major") == row["times"]["tile row_major"]
+    assert speedup.find_variant(row, "absent", "mn_major") is None
+
+
+def make_bf16(factor: float, slow: int = -1) -> dict:
+    """Return a finished dense BF16 result in which ours takes `factor` times cuBLASLt's time; row `slow` takes as long again."""
+    rows = []
+    for index, baseline in enumerate(read_json(DATA / "dense_bf16.json")["rows"]):
+        us, layout = factor * baseline["cublaslt_us"] * (2.0 if index == slow else 1.0), baseline["layout"]
+        times = {"cublaslt": [baseline["cublaslt_us"]] * ROUNDS, f"auto {layout}": [us] * ROUNDS, f"tile {layout}": [us] * ROUNDS}
+        choices = {role: {"config": "tile", "source": "any"} for role in ("auto", "best", "model", "heuristic")}
+        rows.append({name: baseline[name] for name in ("m", "n", "k", "layout", "out")} | {"choices": choices, "times": times})
+    return {"meta": make_meta(kernel_hash={"bf16_gemm": stale.current_kernel_hash("bf16_gemm")}), "rows": rows}
+
+
+def test_bf16_against_cublaslt():
+    entry = summary.make_p5(make_bf16(0.9))
+    assert entry["value"] == entry["out_of_fold"] == entry["layout_tt"] == pytest.approx(1 / 0.9, abs=1e-3)
+    assert entry["problems"] == 71 and entry["below"] == 0 and entry["is_met"]
+    assert entry["over_upstream"] == pytest.approx(1 / 0.9 / 0.935, rel=0.02)
+    late = summary.make_p5(make_bf16(0.9, slow=40))
+    assert late["below"] == 1 and not late["is_met"] and late["worst"] == pytest.approx(0.5556, abs=1e-3)
+    row = read_json(DATA / "dense_bf16.json")["rows"][40]
+    assert late["worst_problem"] == [row[name] for name in ("m", "n", "k", "layout", "out")]
+
+
+def make_wgrad(factor: float) -> dict:
+    """Return a finished result of weight gradients in which ours takes `factor` times upstream's time."""
+    rows = []
+    for baseline in read_json(DATA / "wgrad_fp8.json")["rows"]:
+        us, vendor = factor * baseline["deepgemm_us"], baseline["cublaslt_us"]
+        times = {"cublaslt": [vendor] * ROUNDS, "cublaslt bf16": [0.8 * vendor] * ROUNDS, "auto mn_major": [us] * ROUNDS, "auto row_major": [us] * ROUNDS}
+        times["auto bf16"] = [0.4 * vendor] * ROUNDS
+        rows.append({name: baseline[name] for name in "mnk"} | {"choices": {"auto": {"config": "tile", "source": "exact"}}, "times": times})
+    return {"meta": make_meta(), "rows": rows}
+
+
+def test_weight_gradients_against_upstream():
+    entry = summary.make_p6(summary.Scaled(make_wgrad(0.75), "wgrad_fp8"))
+    assert entry["value"] == pytest.approx(1 / 0.75, abs=1e-3) and entry["row_major"] > entry["value"]
+    assert entry["bf16_over_cublaslt"] == pytest.approx(2.0, abs=1e-3) and entry["problems"] == 7 and entry["is_met"]
+    assert entry["out_of_fold"] is None and not summary.make_p6(summary.Scaled(make_wgrad(0.9), "wgrad_fp8"))["is_met"]
+
+
+def make_host(us: float) -> dict:
+    """Return a host-time result in which BF16 is the slowest op."""
+    calls = {"fp8_gemm_nt, row-major scales": 4.0, "bf16_gemm_nt": us, "torch.mm(out=)": 10.0}
+    new = {op: {"compiles": 0, "problems": 40, "choose_us": 5.0, "first_call_us": 90.0} for op in ("fp8_gemm", "bf16_gemm")}
+    host = {"cuda": {name: {"best_us": value, "median_us": value + 1.0} for name, value in calls.items()}}
+    return {"meta": make_meta(), "host": host, "selection": {"seen_us": 0.05, "new_us": 7.0, "problems": 151}, "new_shapes": new}
+
+
+def test_host_time_of_the_slowest_op_counts():
+    entry = summary.make_p11(make_host(4.5))
+    assert entry["value"] == 4.5 and entry["slowest"] == "bf16_gemm_nt" and entry["ratio"] == 0.45 and entry["is_met"]
+    assert not summary.make_p11(make_host(5.5))["is_met"]
+    fast_peer = make_host(4.5)
+    fast_peer["host"]["cuda"]["torch.mm(out=)"]["best_us"] = 7.0
+    assert not summary.make_p11(fast_peer)["is_met"]
+
+
+def test_a_new_shape_compiles_nothing():
+    entry = summary.make_p13(make_host(4.5))
+    assert entry["value"] == 7.0 and entry["compiles"] == 0 and entry["problems"] == 80 and entry["is_met"]
+    late = make_host(4.5)
+    late["new_shapes"]["bf16_gemm"]["compiles"] = 1
+    assert not summary.make_p13(late)["is_met"]
+    late = make_host(4.5)
+    late["selection"]["new_us"] = 11.0
+    assert not summary.make_p13(late)["is_met"]
+    assert summary.make_p13({"selection": {}}) is None
+
+
+def make_gpu_record(failed: int) -> dict:
+    """Return the record of a GPU run with `failed` failed jobs among its configs."""
+    section = {"jobs": 100, "cases": 3000, "failed_jobs": 0, "seconds": 1.0}
+    sections = {"configs": {**section, "failed_jobs": failed}, "nvcc": section, "portfolio_repeats": section}
+    failures = ["configs x: wrong"] * failed
+    return {**make_meta(), "tree_hash": stale.current_tree_hash(), "sections": sections, "failures": failures, "notes": {"kernels": 1300, "portfolio": {}}}
+
+
+def test_correctness_is_the_share_of_clean_configs(tmp_path):
+    write_json(tmp_path / "gpu_record.json", make_gpu_record(0))
+    entries = summary.make_summary(tmp_path)
+    assert set(entries) == {"Q1", "Q2"} and all(entry["value"] == 1.0 and entry["met"] for entry in entries.values())
+    assert entries["Q1"]["problems"] == 200 and entries["Q1"]["kernels"] == 1300
+    write_json(tmp_path / "gpu_record.json", make_gpu_record(1))
+    entries = summary.make_summary(tmp_path)
+    assert entries["Q1"]["value"] == 0.995 and not entries["Q1"]["met"] and entries["Q2"]["met"]
+    write_json(tmp_path / "gpu_record.json", {**make_gpu_record(0), "tree_hash": "other"})
+    assert all(entry["stale"] and not entry["met"] for entry in summary.make_summary(tmp_path).values())
 
 
 def test_unfinished_results_are_absent_and_stale_ones_not_met(tmp_path):
@@ -143,6 +246,20 @@ def test_a_model_that_rarely_answers_misses_its_target(tmp_path):
     assert not summary.make_s1(selector.make_result(tmp_path))["is_met"]
 
 
+def test_of_several_op_kinds_the_worst_counts(tmp_path):
+    parts = []
+    for op, mean in (("fp8_gemm", 0.01), ("bf16_gemm", 0.03)):
+        write_training(tmp_path / op, {"model": make_evaluation(mean=mean), "model_alone": make_evaluation(), "heuristic": make_evaluation(mean=2 * mean)})
+        part = selector.make_result(tmp_path / op)
+        part["meta"]["kernel_hash"] = {op: stale.current_kernel_hash(op)}
+        parts.append(part)
+    joined = selector.join_results(parts)
+    assert summary.make_s1(joined)["value"] == 0.03 and summary.make_s1(joined)["by_op"] == {"fp8_gemm": 0.01, "bf16_gemm": 0.03}
+    assert summary.make_s3(joined)["value"] == 0.06 and summary.make_s2(joined)["value"] == 0.6
+    with pytest.raises(ValueError, match="different op kinds"):
+        selector.join_results(parts[:1] * 2)
+
+
 def test_an_evaluation_without_held_out_problems_gives_no_figures(tmp_path):
     write_training(tmp_path, {})
     result = selector.make_result(tmp_path)
@@ -166,9 +283,10 @@ def test_compile_times(tmp_path):
 
 
 def test_selection_times(tmp_path):
-    write_json(tmp_path / "host_time.json", {"meta": make_meta(), "selection": {"seen_us": 0.05, "new_us": 12.0, "problems": 80}})
-    entry = summary.make_summary(tmp_path)["S4"]
-    assert entry["value"] == 0.05 and entry["new"] == 12.0 and not entry["met"]
+    write_json(tmp_path / "host_time.json", make_host(4.5) | {"selection": {"seen_us": 0.05, "new_us": 12.0, "problems": 80}})
+    entries = summary.make_summary(tmp_path)
+    entry = entries["S4"]
+    assert set(entries) == {"P11", "P13", "S4"} and entry["value"] == 0.05 and entry["new"] == 12.0 and not entry["met"]
 
 
 def test_every_entry_says_where_it_comes_from(tmp_path):

@@ -8,10 +8,11 @@ from collections import Counter
 
 import pytest
 from tuner.db import Store
-from tuner.db.queries import to_config
+from tuner.fields import kernel_problem, to_config
 
 from deep_gemm import _C
 from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.spaces import make_space
 from tuner import cli, errors, precompile, recording, sweep
 from tuner.gpu_lock import GpuLock
 from tuner.precompile import Compiled
@@ -22,6 +23,9 @@ PROBLEMS = [_C.Problem("fp8_gemm", m, n, k) for m, n, k in ((64, 2112, 7168), (1
 DEVICE = _C.Device.known("h200")
 #: A few configs, where a test is about something else than the space.
 FEW = _C.get_candidates(PROBLEMS[0], DEVICE)[::8]
+#: A problem for searches by proposals, with a space that is large enough for them.
+SEARCHED = _C.Problem("fp8_gemm", 1024, 4096, 7168)
+SPACE = make_space(SEARCHED, DEVICE)
 HEURISTIC = [_C.get_analytic_config(problem, DEVICE) for problem in PROBLEMS]
 
 
@@ -119,7 +123,7 @@ def test_a_config_that_fails_twice_is_quarantined(tmp_path, fault):
     bad = FEW[3]
     worker = InProcessWorker(**{fault: [bad]})
     summary = run(tmp_path / "a.db", worker, configs=FEW)
-    assert summary["measured"] == 3 and list(summary["quarantined"]) == [str(bad)]
+    assert summary["measured"] == 3 and list(summary["quarantined"]) == [f"fp8_gemm {bad}"]
     statuses = [row["status"] for row in failures_of(tmp_path / "a.db", bad)]
     assert Counter(statuses) == {"crash" if fault == "crashing" else "timeout": 1, "skipped": 2}
     assert len(worker.jobs) == 2 + 3  # two attempts that failed, then one job a problem
@@ -188,13 +192,22 @@ def test_a_failure_that_nobody_explains_costs_its_problem_only(tmp_path):
 def test_configs_that_do_not_compile_are_rows_and_not_launched(tmp_path, monkeypatch):
     first, second, *_ = _C.get_candidates(PROBLEMS[0], DEVICE)
     outcomes = {first: Compiled("compile_error", error="log"), second: Compiled("spill", 168, 64, 300.0, "nvrtc", "13.0", "64 bytes of registers spilled")}
-    monkeypatch.setattr(Sweep, "compile", lambda self, candidates: outcomes)
+    monkeypatch.setattr(Sweep, "compile", lambda self, candidates: {kernel_problem(PROBLEMS[0]): outcomes})
     worker = InProcessWorker()
     run(tmp_path / "a.db", worker, problems=PROBLEMS[:1])
     assert [failures_of(tmp_path / "a.db", config)[0]["status"] for config in (first, second)] == ["compile_error", "spill"]
     assert failures_of(tmp_path / "a.db", second)[0]["spill_bytes"] == 64
     launched = {tuple(row) for job in worker.jobs for row in job["configs"]}
-    assert not {(config.block_m, config.block_n, config.num_stages, config.block_k, config.cluster_m, config.cluster_n) for config in (first, second)} & launched
+    assert not {tuple(config.as_dict().values()) for config in (first, second)} & launched
+
+
+def test_kernels_are_compiled_once_for_a_variant():
+    few = _C.get_candidates(PROBLEMS[0], DEVICE)[:3]
+    row_major = _C.Problem("fp8_gemm", 64, 2112, 7168, scale_layout="any")
+    sized = _C.Problem("fp8_gemm", 64, 2112, 7168, compiled_dims="k")
+    invariant = _C.Problem("fp8_gemm", 64, 2112, 7168, batch_invariant=True)
+    kernels = sweep.find_kernels(dict.fromkeys([*PROBLEMS, invariant, row_major, sized], few))
+    assert len(kernels) == 3 * len(few) and {problem.k for problem, _ in kernels} == {1, 7168}
 
 
 def test_the_previous_winner_is_confirmed_again(tmp_path):
@@ -206,7 +219,7 @@ def test_the_previous_winner_is_confirmed_again(tmp_path):
 
 
 def test_proposals_measure_a_share_and_resume_from_their_history(tmp_path):
-    path, problem = tmp_path / "a.db", [_C.Problem("fp8_gemm", 1024, 4096, 7168)]
+    path, problem = tmp_path / "a.db", [SEARCHED]
     jobs = []
 
     def stop(job: dict) -> None:
@@ -215,24 +228,23 @@ def test_proposals_measure_a_share_and_resume_from_their_history(tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run(path, InProcessWorker(on_job=stop), problem, sampler="tpe", num_trials=60)
+        run(path, InProcessWorker(on_job=stop), problem, configs=SPACE, sampler="tpe", num_trials=60)
     told = {row["config_key"] for row in read(path)[0]}
     worker = InProcessWorker()
-    assert run(path, worker, problem, sampler="tpe", num_trials=60)["measured"] == 1
+    assert run(path, worker, problem, configs=SPACE, sampler="tpe", num_trials=60)["measured"] == 1
     rows, best = read(path)
     assert told < {row["config_key"] for row in rows} and len(best) == 1
-    assert 60 <= len({row["config_key"] for row in rows}) <= 66 < len(_C.get_candidates(problem[0], DEVICE))
+    assert 60 <= len({row["config_key"] for row in rows}) <= 66 < len(SPACE)
     assert not any(row["role"] == "confirm" and row["block_status"] == "open" for row in rows)
 
 
 def test_a_search_counts_as_done_with_its_trials(tmp_path):
-    path, problem = tmp_path / "a.db", [_C.Problem("fp8_gemm", 1024, 4096, 7168)]
-    assert len(_C.get_candidates(problem[0], DEVICE)) > 100
-    run(path, problems=problem, sampler="tpe", num_trials=60)
-    assert run(path, problems=problem, sampler="tpe", num_trials=60)["already_measured"] == 1
-    assert run(path, problems=problem, sampler="tpe", num_trials=90)["measured"] == 1
-    assert run(path, problems=problem, sampler="tpe", num_trials=90)["already_measured"] == 1
-    assert run(path, problems=problem, sampler="exhaustive")["measured"] == 1
+    path, problem = tmp_path / "a.db", [SEARCHED]
+    run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=40)
+    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=40)["already_measured"] == 1
+    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=55)["measured"] == 1
+    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=55)["already_measured"] == 1
+    assert run(path, problems=problem, configs=SPACE, sampler="exhaustive")["measured"] == 1
 
 
 def test_open_batches_of_a_killed_search_are_no_cover():
@@ -341,17 +353,19 @@ def test_impossible_gpus_are_usage_errors(monkeypatch, visible, ordinal):
 
 def test_shards_compile_from_different_places(monkeypatch):
     seen = []
-    monkeypatch.setattr(precompile, "run_pool", lambda problem, order, indices, processes, done, on_done: (seen.append(order), done.update({index: Compiled("ok") for index in indices})))
-    assert precompile.compile_all(PROBLEMS[0], ["a", "b", "c", "d"], 2, lambda done, total: None, first=2) == dict.fromkeys("cdab", Compiled("ok"))
-    assert seen == [["c", "d", "a", "b"]]
+    monkeypatch.setattr(precompile, "run_pool", lambda order, indices, processes, done, on_done: (seen.append(order), done.update({index: Compiled("ok") for index in indices})))
+    kernels = [("p", "a"), ("p", "b"), ("q", "a"), ("q", "d")]
+    ok = Compiled("ok")
+    assert precompile.compile_all(kernels, 2, lambda done, total: None, first=2) == {"p": {"a": ok, "b": ok}, "q": {"a": ok, "d": ok}}
+    assert seen == [kernels[2:] + kernels[:2]]
 
 
 def test_a_compiling_process_that_dies_costs_its_kernel(monkeypatch):
-    def die_at_c(problem, order, indices, processes, done, on_done):
-        done.update({index: Compiled("ok") for index in indices if order[index] != "c" and (len(indices) == 1 or index < 2)})
+    def die_at_c(order, indices, processes, done, on_done):
+        done.update({index: Compiled("ok") for index in indices if order[index] != ("p", "c") and (len(indices) == 1 or index < 2)})
 
     monkeypatch.setattr(precompile, "run_pool", die_at_c)
-    compiled = precompile.compile_all(PROBLEMS[0], ["a", "b", "c", "d"], 2, lambda done, total: None)
+    compiled = precompile.compile_all([("p", name) for name in "abcd"], 2, lambda done, total: None)["p"]
     assert {config: outcome.status for config, outcome in compiled.items()} == {"a": "ok", "b": "ok", "c": "compile_error", "d": "ok"}
 
 
@@ -362,7 +376,7 @@ def test_command(tmp_path, capsys):
     arguments = ["sweep", "--shapes", str(shapes), "--db", str(path), "--backend", "simulated", "--json"]
     assert cli.run([*arguments, "--configs", str(configs)]) == 0
     summary = json.loads(capsys.readouterr().out)
-    assert summary["measured"] == 2 and summary["identity"]["regime"] == "simulated"
+    assert summary["measured"] == 2 and summary["identities"]["fp8_gemm"]["regime"] == "simulated"
     assert cli.run([*arguments, "--dry-run", "--shard", "1/2"]) == 0
     assert json.loads(capsys.readouterr().out)["problems"] == 1
 

@@ -133,7 +133,7 @@ def test_a_damaged_folder_is_refused(folder, damage):
     elif damage == "json":
         (folder / train.TRAINING).write_text("{")
     elif damage == "format":
-        (folder / train.TRAINING).write_text(json.dumps(record | {"format": 2}))
+        (folder / train.TRAINING).write_text(json.dumps(record | {"format": 1}))
     else:
         (folder / train.ESTIMATOR).unlink()
     with pytest.raises(errors.IntegrityError, match="train again"):
@@ -179,9 +179,9 @@ def test_without_a_full_space_problem_nothing_can_be_chosen(data):
 def test_the_command_writes_a_folder(tmp_path, capsys):
     database = str(synthetic.make_small_database())
     assert cli.run(["train", "--db", database, "--out", str(tmp_path / "t"), "--kind", "extra-trees", "--trees", "4", "--portfolio-size", "8", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = json.loads(capsys.readouterr().out)["ops"]["fp8_gemm"]
     assert len(record["portfolio"]) == 8 and record["identity"]["kernel_hash"] == synthetic.KERNEL_HASH
-    assert len(train.load(tmp_path / "t").forest.estimators_) == 4
+    assert len(train.load(tmp_path / "t" / "fp8_gemm").forest.estimators_) == 4
 
 
 def test_the_command_prints_a_portfolio_that_a_sweep_reads(tmp_path, capsys):
@@ -193,7 +193,7 @@ def test_the_command_prints_a_portfolio_that_a_sweep_reads(tmp_path, capsys):
     assert len(load_configs(tmp_path / "portfolio.json")) == len(json.loads(text)["configs"]) >= 8
 
 
-@pytest.mark.parametrize(("arguments", "code"), [(["--kind", "magic"], 2), (["--trees", "0"], 2), (["--device", "h100"], 3), (["--kernel-hash", "00"], 3)])
+@pytest.mark.parametrize(("arguments", "code"), [(["--kind", "magic"], 2), (["--trees", "0"], 2), (["--device", "h100"], 3), (["--kernel-hash", "00"], 2), (["--op", "fp8_gemm", "--kernel-hash", "00"], 3), (["--op", "bf16_gemm"], 3), (["--op", "gemm"], 2)])
 def test_wrong_arguments(arguments, code, capsys):
     assert cli.run(["train", "--db", str(synthetic.make_small_database()), *arguments]) == code
     assert capsys.readouterr().err.count("\n") == 1

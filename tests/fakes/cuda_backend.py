@@ -12,6 +12,7 @@ import torch
 
 from deep_gemm import _C
 from tuner import measure
+from tuner.checked_output import find_columns
 from tuner.operands import BLOCK
 
 
@@ -78,12 +79,13 @@ class FakeKernel:
     times_us: ClassVar[dict] = {}
     faults: ClassVar[dict] = {}
     sets_seen: ClassVar[dict] = {}
+    split_errors: ClassVar[dict] = {}
 
-    def __init__(self, cubin: bytes, name: str, config, device: int):
+    def __init__(self, cubin: bytes, name: str, problem, config, device: int):
         assert cubin == b"cubin" and device == 0
-        self.config, self.count = config, 0
+        self.problem, self.config, self.count = problem, config, 0
 
-    def launch(self, a, scale_a, b, scale_b, d, *, num_sms: int = 0, alpha: float = 1.0, stream: int = 0) -> None:
+    def launch(self, a, scale_a, b, scale_b, d, c=None, *, num_sms: int = 0, alpha: float = 1.0, beta: float = 1.0, head_splits=None, stream: int = 0) -> None:
         """Launch now, or into the graph that is capturing."""
         assert stream == FakeStream.cuda_stream
         if FakeGraph.capturing is not None:
@@ -95,23 +97,35 @@ class FakeKernel:
         fault = FakeKernel.faults.get(self.config)
         if fault is not None and fault(self, d, (a, scale_a, b, scale_b)):
             return
-        d.copy_(multiply(a, scale_a, b, scale_b))
+        product = alpha * multiply(a, scale_a, b, scale_b, dtype=torch.float32)
+        if c is not None:
+            product += beta * c.float()
+        d[:, find_columns(self.problem)] = (product + FakeKernel.split_errors.get(self.config, 0.0)).to(d.dtype)
 
     def advance(self) -> None:
         """Let the config's time pass."""
         FakeClock.now_us += FakeKernel.times_us.get(self.config, 100.0)
 
 
-def multiply(a, scale_a, b, scale_b) -> torch.Tensor:
-    """Return the product of the dequantised operands, BF16."""
-    k, n = a.shape[1], b.shape[0]
-    wide_a = a.float() * scale_a.repeat_interleave(BLOCK, 1)[:, :k]
-    wide_b = b.float() * scale_b.repeat_interleave(BLOCK, 0)[:n].repeat_interleave(BLOCK, 1)[:, :k]
-    return (wide_a @ wide_b.T).bfloat16()
+def widen(values: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    """Return operands times their scales in FP32: per row, per row and 128 of K, or per 128 x 128 block."""
+    (rows, k), wide = values.shape, values.float()
+    if scales is None:
+        return wide
+    if scales.dim() == 1:
+        return wide * scales[:, None]
+    rows_per_scale = 1 if scales.shape[0] == rows else BLOCK
+    return wide * scales.repeat_interleave(rows_per_scale, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :k]
+
+
+def multiply(a, scale_a, b, scale_b, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    """Return the product of the dequantised operands."""
+    return (widen(a, scale_a) @ widen(b, scale_b).T).to(dtype)
 
 
 def install(monkeypatch, l2_bytes: int = 1 << 16) -> None:
     """Replace what tuner.measure uses of CUDA for the duration of a test."""
+    FakeKernel.split_errors = {}
     FakeKernel.times_us, FakeKernel.faults, FakeKernel.sets_seen, FakeClock.now_us, FakeGraph.capturing = {}, {}, {}, 0.0, None
     device = _C.Device("Fake H200", 132, l2_bytes=l2_bytes, clock_mhz=1980.0, memory_gbps=4800.0)
     module = SimpleNamespace(Kernel=FakeKernel, get_device=lambda ordinal: device, get_device_uuid=lambda ordinal: "GPU-fake", Device=_C.Device)

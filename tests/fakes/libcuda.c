@@ -25,6 +25,7 @@ typedef struct {
         union {
             char bytes[64];
             unsigned cluster[3];
+            int is_overlapping;
         } value;
     }* attributes;
     unsigned num_attributes;
@@ -33,7 +34,7 @@ typedef struct {
 enum { MAX_DEVICES = 8 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char contexts[MAX_DEVICES];  // their addresses are the primary contexts
-static int num_maps, num_libraries;
+static int num_maps = 1, num_libraries;  // map 0 is one that nobody encoded
 static __thread void* stack[16];
 static __thread int depth;
 static __thread int capture_mode;
@@ -201,10 +202,24 @@ static int cuKernelSetAttribute(int attribute, int value, void* kernel, int devi
     return 0;
 }
 
+enum { CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6 };
+
+static unsigned cluster_size(const LaunchConfig* config, unsigned absent) {
+    for (unsigned i = 0; i < config->num_attributes; ++i)
+        if (config->attributes[i].id == CLUSTER_DIMENSION) return config->attributes[i].value.cluster[0];
+    return absent;
+}
+
+static int is_overlapping(const LaunchConfig* config) {
+    for (unsigned i = 0; i < config->num_attributes; ++i)
+        if (config->attributes[i].id == PROGRAMMATIC_STREAM_SERIALIZATION) return config->attributes[i].value.is_overlapping;
+    return 0;
+}
+
 static int cuOccupancyMaxActiveClusters(int* clusters, void* function, const LaunchConfig* config) {
     record("{\"call\":\"cuOccupancyMaxActiveClusters\",\"kernel\":%ld,\"grid\":%u,\"block\":%u,\"smem\":%u,\"cluster\":%u,\"device\":%d}",
-           (long)(intptr_t)function, config->grid[0], config->block[0], config->shared_bytes,
-           config->num_attributes ? config->attributes[0].value.cluster[0] : 1, current_ordinal());
+           (long)(intptr_t)function, config->grid[0], config->block[0], config->shared_bytes, cluster_size(config, 1),
+           current_ordinal());
     *clusters = (int)setting("FAKE_CUDA_CLUSTERS", 60);
     return 0;
 }
@@ -212,7 +227,7 @@ static int cuOccupancyMaxActiveClusters(int* clusters, void* function, const Lau
 // A map's 128 bytes hold its number, which a launch then logs. The rules that the real driver checks are checked.
 static int cuTensorMapEncodeTiled(unsigned char* map, int data_type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides,
                                   const uint32_t* box, const uint32_t* element_strides, int interleave, int swizzle, int promotion, int fill) {
-    const uint64_t element = data_type == 9 ? 2 : 1;
+    const uint64_t element = data_type == 9 ? 2 : data_type == 7 ? 4 : 1;
     const int is_valid = (uintptr_t)map % 64 == 0 && rank == 2 && (uintptr_t)address % 16 == 0 && dims[0] >= 1 && dims[1] >= 1 && dims[0] <= 1ull << 32 &&
                          dims[1] <= 1ull << 32 && strides[0] % 16 == 0 && strides[0] < 1ull << 40 && box[0] >= 1 && box[0] <= 256 && box[1] >= 1 &&
                          box[1] <= 256 && box[0] * element % 16 == 0 && element_strides[0] == 1 && element_strides[1] == 1 &&
@@ -233,14 +248,33 @@ static int map_number(const void* map) {
     return number;
 }
 
-static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
-    char text[2 * 96 + 1] = "";
-    for (int i = 0; i < 96 && getenv("FAKE_CUDA_LOG"); ++i) sprintf(text + 2 * i, "%02x", ((unsigned char*)parameters[3])[i]);
-    record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":%u,\"stream\":%ld,\"cluster\":%u,"
-           "\"maps\":[%d,%d,%d],\"params\":\"%s\",\"extra\":%d,\"device\":%d}",
+// The transposing pass, the only kernel without dynamic shared memory: its plain arguments.
+static void record_transpose(const LaunchConfig* config, void* function, void** parameters) {
+    record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":0,\"stream\":%ld,\"overlap\":%d,"
+           "\"transpose\":[%llu,%llu,%lld,%lld,%u,%u],\"device\":%d}",
            (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
-           config->shared_bytes, (long)(intptr_t)config->stream, config->num_attributes ? config->attributes[0].value.cluster[0] : 0,
-           map_number(parameters[0]), map_number(parameters[1]), map_number(parameters[2]), text, extra != NULL, current_ordinal());
+           (long)(intptr_t)config->stream, is_overlapping(config), *(unsigned long long*)parameters[0], *(unsigned long long*)parameters[1],
+           *(long long*)parameters[2], *(long long*)parameters[3], *(unsigned*)parameters[4], *(unsigned*)parameters[5], current_ordinal());
+}
+
+enum { PARAMS_BYTES = 128 };
+
+static void record_gemm(const LaunchConfig* config, void* function, void** parameters, void** extra) {
+    char text[2 * PARAMS_BYTES + 1] = "";
+    for (int i = 0; i < PARAMS_BYTES && getenv("FAKE_CUDA_LOG"); ++i) sprintf(text + 2 * i, "%02x", ((unsigned char*)parameters[5])[i]);
+    record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":%u,\"stream\":%ld,\"cluster\":%u,"
+           "\"overlap\":%d,\"maps\":[%d,%d,%d,%d,%d],\"params\":\"%s\",\"extra\":%d,\"device\":%d}",
+           (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
+           config->shared_bytes, (long)(intptr_t)config->stream, cluster_size(config, 0), is_overlapping(config), map_number(parameters[0]),
+           map_number(parameters[1]), map_number(parameters[2]), map_number(parameters[3]), map_number(parameters[4]), text, extra != NULL,
+           current_ordinal());
+}
+
+static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
+    if (config->shared_bytes == 0)
+        record_transpose(config, function, parameters);
+    else
+        record_gemm(config, function, parameters, extra);
     return (int)setting("FAKE_CUDA_LAUNCH_ERROR", 0);
 }
 

@@ -15,18 +15,18 @@ MARGIN, MAX_SPREAD = 0.01, 0.5
 NUM_GOLDEN = 200
 
 
-def make_problems(count: int, seed: int = 0) -> list:
+def make_problems(count: int, seed: int = 0, op: str = OP) -> list:
     """Return `count` random problems with sizes from 1 to 40,000, half of them multiples of 64."""
     generator = np.random.default_rng(seed)
     sizes = np.exp(generator.uniform(0, np.log(40000), (count, 3))).astype(int)
     aligned = generator.random((count, 3)) < 0.5
     sizes = np.where(aligned, np.maximum(64, sizes // 64 * 64), np.maximum(1, sizes))
-    return [_C.Problem(OP, int(m), int(n), int(k)) for m, n, k in sizes]
+    return [_C.Problem(op, int(m), int(n), int(k)) for m, n, k in sizes]
 
 
-def make_portfolio(count: int) -> list:
+def make_portfolio(count: int, op: str = OP) -> list:
     """Return `count` configs spread over the default space."""
-    space = _C.get_default_space(DEVICE)
+    space = _C.get_default_space(_C.Problem(op, 1, 1, 1), DEVICE)
     return [space[i * len(space) // count] for i in range(count)]
 
 
@@ -66,9 +66,9 @@ def exact_arrays(entries: list[tuple]) -> dict[str, np.ndarray]:
     return {"exact_key": np.array(keys, np.uint64), "exact_config": np.array(indices, np.int32)}
 
 
-def make_metadata(num_portfolio: int) -> dict:
+def make_metadata(num_portfolio: int, op: str = OP) -> dict:
     """Return the metadata of a valid artefact, without the hash."""
-    op = {
+    of_op = {
         "kernel_hash": KERNEL_HASH,
         "regime": "cold-graph",
         "margin": MARGIN,
@@ -78,7 +78,7 @@ def make_metadata(num_portfolio: int) -> dict:
     }
     return {
         "format": 1, "sku": DEVICE.sku, "sm_count": DEVICE.sm_count, "features_version": _C.FEATURES_VERSION, "heuristic_version": _C.HEURISTIC_VERSION,
-        "package_version": "0.1.0", "ops": {OP: op}, "stale": None, "created": "2025-01-01",
+        "package_version": "0.1.0", "ops": {op: of_op}, "stale": None, "created": "2025-01-01",
     }  # fmt: skip
 
 
@@ -87,24 +87,26 @@ def golden_arrays(metadata: dict, arrays: dict, features: np.ndarray, forest: Ra
     features = features.astype(np.float32)
     scores = forest.predict(features)
     empty = {"golden_features": features[:0], "golden_scores": scores[:0], "golden_choice": np.zeros(0, np.int32)}
+    (op,) = metadata["ops"]
     selector = _C.Selector.load(pack(metadata, {**arrays, **empty}))
-    choices = [selector.decide(OP, row.astype(np.float64).tolist())[0] for row in features]
+    choices = [selector.decide(op, row.astype(np.float64).tolist())[0] for row in features]
     return {"golden_features": features, "golden_scores": scores, "golden_choice": np.array(choices, np.int32)}
 
 
 def pack(metadata: dict, arrays: dict[str, np.ndarray]) -> bytes:
     """Return the artefact of op arrays named without their prefix."""
-    return build_artifact(metadata, {f"{OP}/{name}": array for name, array in arrays.items()})
+    (op,) = metadata["ops"]
+    return build_artifact(metadata, {f"{op}/{name}": array for name, array in arrays.items()})
 
 
 @functools.cache
-def make_parts(num_portfolio: int = 8, num_trees: int = 16, depth: int = 8, num_problems: int = 300):
+def make_parts(num_portfolio: int = 8, num_trees: int = 16, depth: int = 8, num_problems: int = 300, op: str = OP):
     """Return (metadata, arrays, forest, problems) of a valid artefact; copy before changing. The first problems are in the exact table."""
-    problems = make_problems(num_problems)
-    portfolio = make_portfolio(num_portfolio)
+    problems = make_problems(num_problems, op=op)
+    portfolio = make_portfolio(num_portfolio, op)
     features = np.array([_C.get_features(problem, DEVICE, portfolio) for problem in problems])
     forest = train_forest(features, num_portfolio, num_trees, depth)
-    metadata = make_metadata(num_portfolio)
+    metadata = make_metadata(num_portfolio, op)
     arrays = {
         "configs": np.array([list(config.as_dict().values()) for config in portfolio], np.int32),
         "feature_min": features.min(axis=0), "feature_max": features.max(axis=0),

@@ -21,11 +21,12 @@ from deep_gemm.errors import CompileError
 from deep_gemm.jit import build
 
 _SOURCE = Path(__file__).with_name("libcuda.c")
-_PARAMS = struct.Struct("<QQQqqqqqIIIIIIfI")
+_PARAMS = struct.Struct("<QQQQqqqqqqIIIIIIffIIII")
 _PARAMS_FIELDS = (
-    "scale_a", "scale_b", "d", "scale_a_stride_m", "scale_a_stride_k", "scale_b_stride_n", "scale_b_stride_k", "d_stride_m",
-    "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "reserved",
+    "scale_a", "scale_b", "d", "c", "scale_a_stride_mn", "scale_a_stride_k", "scale_b_stride_mn", "scale_b_stride_k", "d_stride_m", "c_stride_m",
+    "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "beta", "head_left", "head_mid", "head_right", "reserved",
 )
+FP8_PROBLEM = _C.Problem("fp8_gemm", 1, 1, 1, scale_layout="any")
 
 
 @dataclass
@@ -98,9 +99,9 @@ def make_operands(m: int, n: int, k: int, device: int = 0) -> tuple:
     return tuple(matrix(address, *shape, device) for address, shape in zip(addresses, shapes))
 
 
-def load_kernel(config: "_C.Config", device: int = 0, cubin: bytes = b"cubin of the stub") -> "_C.Kernel":
-    """Load a kernel that the stub takes for one."""
-    return _C.Kernel(cubin, "deep_gemm_fp8_gemm_nt", config, device)
+def load_kernel(config: "_C.Config", device: int = 0, cubin: bytes = b"cubin of the stub", problem: "_C.Problem" = FP8_PROBLEM) -> "_C.Kernel":
+    """Load a kernel that the stub takes for one; by default one that takes make_operands."""
+    return _C.Kernel(cubin, f"deep_gemm_{problem.op}", problem, config, device)
 
 
 def use_fake_build(refuse=()):
@@ -111,8 +112,8 @@ def use_fake_build(refuse=()):
         builds.append((str(problem), str(config), is_refused))
         if config in refuse:
             raise CompileError("no such instruction\nlog")
-        cubin = f"{salt} {config} {problem.compiled_dims} {sum(refused for *_, refused in builds)}".encode()
-        return types.SimpleNamespace(cubin=cubin, kernel_name="deep_gemm_fp8_gemm_nt", compiler="nvrtc", compiler_version="13.0")
+        cubin = f"{salt} {problem.op} {config} {problem.compiled_dims} {sum(refused for *_, refused in builds)}".encode()
+        return types.SimpleNamespace(cubin=cubin, kernel_name=f"deep_gemm_{problem.op}", compiler="nvrtc", compiler_version="13.0")
 
     build.get_cubin = get_cubin
     plan.forget()

@@ -14,6 +14,7 @@ import numpy as np
 from deep_gemm import _C
 from tuner.dataset import Dataset, Identity, build_dataset
 from tuner.db import Store
+from tuner.fields import to_config, to_problem
 from tuner.portfolio import choose_portfolio
 
 SKU = "nvidia-h200-sm132"
@@ -84,7 +85,7 @@ class Machine:
         status = "censored" if fastest and time_us > 1.5 * fastest and time_us != reference_us else "ok"
         ratio = float(time_us / reference_us)
         return {
-            **problem.as_dict(), **config.as_dict(), "problem_key": problem.key, "config_key": config.key("fp8_gemm"), "config_id": str(config), "reference_config_id": str(reference), "sku": SKU, "kernel_hash": KERNEL_HASH,
+            **problem.as_dict(), **config.as_dict(), "problem_key": problem.key, "config_key": config.key(problem.op), "config_id": str(config), "reference_config_id": str(reference), "sku": SKU, "kernel_hash": KERNEL_HASH,
             "compiler": COMPILER, "regime": REGIME, "block_id": self.block_id, "block_status": "finished", "created": "2026-01-02T03:04:05.678Z", "role": role, "status": status, "median_us": float(time_us),
             "mad_us": float(time_us) * self.noise, "ratio": ratio, "ratio_low": ratio * 0.998, "ratio_high": ratio * 1.002,
         }  # fmt: skip
@@ -125,19 +126,14 @@ def write_database(path, rows: list[dict]) -> None:
 def write_block(store, rows: list[dict], shared: dict) -> None:
     """Write one block: its first row is the reference's."""
     first = rows[0]
-    problem = _C.Problem(first["op"], first["m"], first["n"], first["k"])
-    ids = {row["config_id"]: store.get_or_add_config(problem.op, make_config(row)) for row in rows}
+    problem = to_problem(first)
+    ids = {row["config_id"]: store.get_or_add_config(problem.op, to_config(row)) for row in rows}
     block = store.add_block({
         **shared, "problem_id": store.get_or_add_problem(problem), "regime": REGIME, "kernel_hash": first["kernel_hash"], "compiler": COMPILER,
         "reference_config_id": ids[first["config_id"]], "rounds": 8, "confirm_rounds": 30, "anchor_us": 100.0, "noise": 0.001,
     })  # fmt: skip
     names = ("role", "status", "median_us", "mad_us", "ratio", "ratio_low", "ratio_high")
     store.add_measurements([{"block_id": block, "config_id": ids[row["config_id"]], "n": 8, **{name: row[name] for name in names}} for row in rows], finish=True)
-
-
-def make_config(row: dict):
-    """Return the config of a row."""
-    return _C.Config(row["block_m"], row["block_n"], row["num_stages"], block_k=row["block_k"], cluster_m=row["cluster_m"], cluster_n=row["cluster_n"])
 
 
 IDENTITY = Identity("fp8_gemm", SKU, KERNEL_HASH, COMPILER, REGIME)

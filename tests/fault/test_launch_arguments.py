@@ -18,7 +18,7 @@ from tests.fakes.operands import align, count_wrong, make_operands, make_referen
 NUM_CALLS = 2000
 CALLS_PER_TEST = 200
 FP8, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
-DTYPES = {"a": FP8, "scale_a": FP32, "b": FP8, "scale_b": FP32, "d": BF16}
+DTYPES = {"a": (FP8,), "scale_a": (FP32,), "b": (FP8,), "scale_b": (FP32,), "d": (BF16, FP32)}
 #: Rows and columns of unwritable memory around D.
 GUARD_ROWS, GUARD_COLUMNS = 3, 16
 
@@ -128,7 +128,7 @@ def change_memory(call: Call, rng: random.Random, name: str) -> None:
 
 OPTIONS = (
     {"alpha": 0.5}, {"alpha": -3}, {"compiled_dims": "nk"}, {"recipe": (1, 128, 128)}, {"disable_ue8m0_cast": True}, {"stream": None}, {"beta": 0.5},
-    {"alpha": "x"}, {"alpha": float("inf")}, {"compiled_dims": "xyz"}, {"recipe": (1, 1, 128)}, {"recipe": 5}, {"stream": "main"}, {"stream": -1},
+    {"alpha": "x"}, {"alpha": float("inf")}, {"compiled_dims": "xyz"}, {"recipe": (1, 2, 128)}, {"recipe": 5}, {"stream": "main"}, {"stream": -1},
     {"beta": None}, {"unknown": 1}, {"c": 0}, {"disable_ue8m0_cast": 2},
 )
 NUM_VALID_OPTIONS = 7
@@ -157,7 +157,7 @@ def is_valid(call: Call) -> bool:
         return False
     if any(tensor.requires_grad for tensor in tensors.values()) or len({tensor.device for tensor in tensors.values()}) > 1:
         return False
-    if any(tensors[name].dtype != dtype or tensors[name].dim() != 2 for name, dtype in DTYPES.items()):
+    if any(tensors[name].dtype not in dtypes or tensors[name].dim() != 2 for name, dtypes in DTYPES.items()):
         return False
     return has_valid_shapes(**{name: tuple(tensor.shape) for name, tensor in tensors.items()}) and has_valid_layout(tensors)
 
@@ -174,8 +174,8 @@ def has_valid_layout(tensors: dict) -> bool:
     (m, n), k = tensors["d"].shape, tensors["a"].shape[1]
     if m == 0 or n == 0:
         return True
-    matrices = ("a", "b", "d") if k else ("d",)
-    if not all(has_valid_rows(tensors[name]) for name in matrices):
+    inputs = ("a", "b") if k else ()
+    if not has_valid_rows(tensors["d"]) or not all(has_valid_rows(tensors[name]) or has_valid_rows(tensors[name].t()) for name in inputs):
         return False
     if tensors["d"].is_meta or not k:
         return True

@@ -152,7 +152,8 @@ def node_changes() -> dict[str, dict[str, np.ndarray]]:
         "leaf value NaN": put("leaf_value", 0, math.nan), "leaf value huge": put("leaf_value", 0, 1e300), "trees do not start at 0": put("tree_start", 0, 1),
         "trees do not ascend": put("tree_start", 1, 0), "trees end early": put("tree_start", -1, arrays["feature"].size - 1), "trees end late": put("tree_start", -1, 2**31 - 1),
         "config illegal": put("configs", 0, 192), "config negative": put("configs", 1, -8), "config twice": {"configs": arrays["configs"][[0, 0, 2, 3]]},
-        "too many stages": put("configs", 3, 33), "cluster 2x2": {"configs": arrays["configs"] | np.array([0, 0, 0, 0, 2, 2], np.int32)},
+        "too many stages": put("configs", 3, 33), "cluster 2x2": {"configs": arrays["configs"] | np.array([0, 0, 0, 0, 2, 2, 0, 0], np.int32)},
+        "split of a plain tile": put("configs", 6, 2), "swap 2": put("configs", 7, 2), "split 0": put("configs", 6, 0), "six columns": {"configs": np.ascontiguousarray(arrays["configs"][:, :6])},
         "exact key twice": put("exact_key", 1, arrays["exact_key"][0]), "exact config beyond": put("exact_config", 0, 4), "hull upside down": put("feature_min", 0, 1e6),
         "hull NaN": put("feature_max", 0, math.nan), "golden NaN": put("golden_scores", 0, math.nan), "golden choice": put("golden_choice", 0, 4),
         "golden features infinite": put("golden_features", 0, math.inf), "no trees": {"tree_start": np.zeros(1, np.int32)}, "no configs": {"configs": arrays["configs"][:0]},
@@ -307,21 +308,22 @@ def test_a_usable_selector_is_always_legal(folder):
 
 VALUES = (0, 1, 2, 3, 7, 8, 16, 24, 64, 96, 100, 112, 128, 192, 200, 256, 512, 4096, 65535, 65536, 2**31, 2**63, 2**64, 10**30, -1, -64, True, False, None, 1.0, 64.0,
           math.nan, "64", "64; int x", b"64", [64], {}, (64,), np.float32(64), "${HOME}")  # fmt: skip
-FIELDS = ("block_m", "block_n", "num_stages", "block_k", "cluster_m", "cluster_n")
+FIELDS = ("block_m", "block_n", "num_stages", "block_k", "cluster_m", "cluster_n", "split_k", "swap_ab")
 SENSIBLE = {
-    "block_m": (64, 128, 256),
+    "block_m": (16, 64, 128, 256),
     "block_n": (8, 64, 112, 128, 192),
     "num_stages": (2, 3, 4, 8),
     "block_k": (128,),
     "cluster_m": (1, 2),
     "cluster_n": (1, 2),
+    "split_k": (1, 2),
+    "swap_ab": (0, 1),
 }
 
 
 def test_fuzzed_configs():
     generator_ = random.Random(4)
     problem, legal = _C.Problem(OP, 64, 64, 64), 0
-    space = {(config.block_m, config.block_n, config.cluster_m, config.cluster_n) for config in _C.get_default_space(DEVICE)}
     for _ in range(NUM_CONFIGS):
         fields = {name: generator_.choice(SENSIBLE[name] if generator_.random() < 0.8 else VALUES) for name in FIELDS}
         try:
@@ -331,9 +333,8 @@ def test_fuzzed_configs():
         assert all(type(fields[name]) is int for name in FIELDS)
         if _C.is_legal(problem, config, DEVICE):
             legal += 1
-            assert (config.block_m, config.block_n, config.cluster_m, config.cluster_n) in space or config.block_n not in SENSIBLE[
-                "block_n"
-            ]
+            assert config.block_m % 8 == config.block_n % 8 == 0 and max(config.block_m, config.block_n) <= 256 and config.block_k == 128
+            assert config.cluster_m * config.cluster_n <= 2 and config.split_k <= 8 and config.swap_ab <= 1 < config.num_stages <= 32
             continue
         with pytest.raises(ConfigError):
             generator.generate_source(problem, config)

@@ -1,81 +1,123 @@
-"""Every legal config of the default space: config-derived shapes, exact integers, equal bits, NVRTC against NVCC."""
+"""The configs of every variant's default space: config-derived shapes, exact integers, equal bits, NVRTC against NVCC."""
 
 from functools import partial
 
 import torch
 
-from .operands import GuardedOutput, Shape
-from .world import NUM_NVCC_SAMPLES, SCALE_LAYOUTS, World, compare, describe, sample
+from .operands import Shape, make_output
+from .variants import MAIN, Variant, list_variants
+from .world import World, compare, describe, sample
 
 #: Run by every config, so that all configs meet on equal bits: one row; tails in every dimension; more tiles than SMs.
 COMMON_SHAPES = (Shape(1, 136, 7168), Shape(77, 328, 1168), Shape(300, 520, 2048), Shape(513, 1032, 400))
 #: With six CTAs every one of them walks many tiles, whatever the tile's size (a multiple of both cluster sizes).
 FEW_SMS = 6
+ALL_SMS = 0
+#: NVCC takes about a second a kernel; what it must show is that its bits are NVRTC's.
+NUM_NVCC_SAMPLES = 10
+#: Columns beyond two tiles: n % 8 and n % 4 take every value over a space.
+TAILS = (2, 3, 4, 5, 6, 7)
 
 
-def derive_shapes(config) -> list[Shape]:
-    """Return the shapes that a config's own tile and ring make delicate, K rotating over m and n.
+def derive_shapes(config, index: int = 0) -> list[Shape]:
+    """Return the shapes that a config's own tile, ring and split make delicate, K rotating over m and n from `index` on.
 
     m, n: 1, tile - 1, tile, tile + 1, and three tiles with a tail (an odd count for clusters). K: a single tail, the ring
-    not filled, just filled, wrapped, wrapped with a tail, wrapped twice with a K that needs a padded pitch.
+    not filled, just filled, wrapped, wrapped with a tail, wrapped twice with a K that needs a padded pitch. Split K: as many
+    steps, one less (a share is empty) and one more than there are shares, and the same of shares that fill their rings.
     """
-    block_m, block_n, stages, block_k = config.block_m, config.block_n, config.num_stages, config.block_k
+    block_m, block_n, stages, block_k, split = config.block_m, config.block_n, config.num_stages, config.block_k, config.split_k
     ms = (1, block_m - 1, block_m, block_m + 1, 2 * block_m + 3)
-    ns = (1, block_n - 1, block_n, block_n + 1, 2 * block_n + 5)
-    ks = (16, block_k * (stages - 1), block_k * stages, block_k * (stages + 1), block_k * stages + 16, block_k * (2 * stages + 1) + 41)
+    ns = (1, block_n - 1, block_n, block_n + 1, 2 * block_n + TAILS[index % len(TAILS)])
+    steps = (stages - 1, stages, stages + 1)
+    ks = [block_k // 8, *(block_k * split * count for count in steps), block_k * stages * split + 16, block_k * (2 * stages + 1) * split + 41]
+    if split > 1:
+        ks += [block_k * (split - 1), block_k * split, block_k * (split + 1) - 8, block_k * (split * stages + 1), block_k * (split * (stages + 1) - 1)]
     pairs = [(m, n) for m in ms for n in ns]
-    return [Shape(m, n, ks[index % len(ks)]) for index, (m, n) in enumerate(pairs)]
+    return [Shape(m, n, ks[(position + index) % len(ks)]) for position, (m, n) in enumerate(pairs)]
 
 
-def run_config(world: World, config) -> tuple[int, list[str]]:
+def list_runs(variant: Variant, config, index: int) -> list[tuple[Shape, bool, int]]:
+    """Return (shape, integers, num_sms) of every case of a config; variants other than the main ones take every third derived shape."""
+    derived = derive_shapes(config, index)
+    shapes = derived if variant in MAIN else derived[index % 3 :: 3]
+    counts = (ALL_SMS,) if config.split_k > 1 else (ALL_SMS, FEW_SMS)  # a split grid is one CTA a share of a tile
+    runs = [(shape, False, ALL_SMS) for shape in shapes]
+    runs += [(shape, False, num_sms) for shape in COMMON_SHAPES for num_sms in counts]
+    runs.append((Shape(config.block_m + 5, 2 * config.block_n + 3, config.block_k * (config.num_stages + 1) * config.split_k + 16), True, ALL_SMS))
+    return [*runs, (Shape(300, 520, 2048), True, counts[-1])]
+
+
+def run_config(world: World, variant: Variant, config, index: int) -> tuple[int, list[str]]:
     """Run one config on all its shapes; return the number of cases and the failures in words."""
-    runs = [(shape, False, 0) for shape in derive_shapes(config)]
-    runs += [(shape, False, num_sms) for shape in COMMON_SHAPES for num_sms in (0, FEW_SMS)]
-    runs.append((Shape(config.block_m + 5, 2 * config.block_n + 3, 128 * (config.num_stages + 1) + 16), True, 0))
-    runs.append((Shape(300, 520, 2048), True, FEW_SMS))
-    counts = [_run_case(world, config, index, *run) for index, run in enumerate(runs)]
-    failures = _check_resources(world, config)
+    runs = list_runs(variant, config, index)
+    counts = [_run_case(world, variant, config, index + position, *run) for position, run in enumerate(runs)]
+    failures = _check_resources(world, variant, config)
     for (shape, integers, num_sms), row in zip(runs, torch.stack(counts).tolist(), strict=True):
         if any(row):
             kind = "integers" if integers else "normal"
-            failures.append(f"{config} {tuple(shape)} {kind} num_sms={num_sms}: {describe(row)} (first: {world.case(shape, integers).first_config})")
+            failures.append(f"{tuple(shape)} {kind} num_sms={num_sms}: {describe(row)} ({_name_first(world.case(variant, shape, integers))})")
     return len(runs) + 1, failures
 
 
-def _run_case(world: World, config, index: int, shape: Shape, integers: bool, num_sms: int) -> torch.Tensor:
-    case = world.case(shape, integers)
-    output = GuardedOutput(shape.m, shape.n, world.torch_device)
-    world.launch(config, case, output, layout=SCALE_LAYOUTS[index % len(SCALE_LAYOUTS)], num_sms=num_sms)
-    return compare(case, config, output)
+def _name_first(case) -> str:
+    return "first: " + ", ".join(sorted({name for name, _ in case.first.values()}))
 
 
-def _check_resources(world: World, config) -> list[str]:
-    result, kernel = world.compile_result(config), world.kernel(config)
+def _run_case(world: World, variant: Variant, config, index: int, shape: Shape, integers: bool, num_sms: int) -> torch.Tensor:
+    case = world.case(variant, shape, integers)
+    output = make_output(case)
+    world.launch(variant, config, case, output, index=index, num_sms=num_sms)
+    found = compare(case, config, output)
+    if config.split_k == 1:
+        return found
+    world.launch(variant, config, case, output, index=index + 1, num_sms=num_sms)  # equal to its own first run, whatever the layout
+    return torch.maximum(found, compare(case, config, output))
+
+
+def _check_resources(world: World, variant: Variant, config) -> list[str]:
+    result, kernel = world.compile_result(variant, config), world.kernel(variant, config)
     if result.spill_bytes or kernel.local_bytes:
-        return [f"{config}: {result.spill_bytes} bytes spilled, {kernel.local_bytes} bytes of local memory"]
+        return [f"{result.spill_bytes} bytes spilled, {kernel.local_bytes} bytes of local memory"]
     return []
 
 
-def run_nvcc(world: World, config) -> tuple[int, list[str]]:
+def run_nvcc(world: World, variant: Variant, config) -> tuple[int, list[str]]:
     """Compare one config built by NVCC with the same built by NVRTC, bit by bit, on the common shapes."""
     failures = []
-    for shape in COMMON_SHAPES:
-        case, bits = world.case(shape), {}
+    for index, shape in enumerate(COMMON_SHAPES):
+        case, bits = world.case(variant, shape), {}
         for compiler in ("nvrtc", "nvcc"):
-            output = GuardedOutput(shape.m, shape.n, world.torch_device)
-            world.launch(config, case, output, compiler=compiler)
+            output = make_output(case)
+            world.launch(variant, config, case, output, index=index, compiler=compiler)
             bits[compiler] = output.bits
         unlike = int((bits["nvrtc"] != bits["nvcc"]).sum())
         if unlike or int(compare(case, config, output)[0]):
-            failures.append(f"{config} {tuple(shape)}: NVCC differs from NVRTC in {unlike} elements")
+            failures.append(f"{tuple(shape)}: NVCC differs from NVRTC in {unlike} elements")
     return len(COMMON_SHAPES), failures
 
 
+def name_job(variant: Variant, config) -> str:
+    """Return a job's name; what stands before the colon is the group that is given up when too many of its jobs die."""
+    return f"{variant}: {config}"
+
+
 def config_jobs(world: World) -> list:
-    """Return one job for each config of the default space."""
-    return [(str(config), partial(run_config, world, config)) for config in world.configs]
+    """Return one job for each config of each variant."""
+    return [
+        (name_job(variant, config), partial(run_config, world, variant, config, index))
+        for variant in list_variants() for index, config in enumerate(world.configs(variant))
+    ]  # fmt: skip
+
+
+def choose_nvcc(configs: list) -> list:
+    """Return the configs of a main variant that NVCC compiles, too."""
+    return sample(configs, NUM_NVCC_SAMPLES)
 
 
 def nvcc_jobs(world: World) -> list:
     """Return one job for each config of the NVCC sample."""
-    return [(str(config), partial(run_nvcc, world, config)) for config in sample(world.configs, NUM_NVCC_SAMPLES)]
+    return [
+        (name_job(variant, config), partial(run_nvcc, world, variant, config))
+        for variant in MAIN for config in choose_nvcc(world.configs(variant))
+    ]  # fmt: skip

@@ -5,7 +5,7 @@ from deep_gemm import _C
 from deep_gemm.errors import CompileError
 from deep_gemm.jit.build import get_cubin
 
-from .world import ANY_PROBLEM, make_problem
+from .variants import MAIN, get_space
 
 
 def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
@@ -13,7 +13,7 @@ def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
     versions = {}
     for compiler in compilers:
         try:
-            result = get_cubin(make_problem(*ANY_PROBLEM), _C.get_default_space(_C.get_device())[0], compiler)
+            result = get_cubin(MAIN[0].problem(), get_space(MAIN[0], _C.get_device())[0], compiler)
             versions[compiler] = result.compiler_version
         except CompileError as error:  # the run goes on and reports every kernel that it misses
             versions[compiler] = str(error)[:200]

@@ -2,6 +2,7 @@
 
 On all SMs a CTA mostly has one tile; on a few SMs each has several, so that a D tile in shared memory is used again, the ring
 goes on from tile to tile and loads overlap an epilogue. A missing fence or barrier shows here and nowhere else: no tool reports it.
+A config that splits K has one CTA a share of a tile, on any number of SMs: all its repeats are of that kind.
 """
 
 from functools import partial
@@ -10,21 +11,25 @@ import torch
 
 from deep_gemm import _C
 
-from .configs import FEW_SMS
-from .operands import GuardedOutput, Shape
-from .world import World
+from .configs import ALL_SMS, FEW_SMS, name_job
+from .operands import GuardedOutput, Shape, make_output
+from .variants import BF16, MAIN, Variant, list_variants
+from .world import World, launch_options, lay_out_scale, prepare_c
 
 #: Tails in every dimension. On all SMs most configs have one tile for each CTA; on FEW_SMS all have several, and every ring wraps.
 SHAPE = Shape(333, 1096, 2064)
-ALL_SMS = 0
 #: Repeats by number of SMs; all of them must give the same bits. Fewer where a launch takes longer.
 PORTFOLIO_REPEATS = {ALL_SMS: 800, FEW_SMS: 200}
 SPACE_REPEATS = {ALL_SMS: 30, FEW_SMS: 30}
 #: Launches of one graph, on all SMs and on FEW_SMS in turn.
 GRAPH_LAUNCHES = 20
-GRAPH_SMS = (ALL_SMS, FEW_SMS) * (GRAPH_LAUNCHES // 2)
 #: Bytes that the second stream copies again and again, so that memory traffic and CTAs of another kernel interfere.
 BUSY_BYTES = 32 << 20
+#: What the portfolio is repeated on: the main variants, and the other ways in which scales, operands and C reach the kernel.
+PORTFOLIO_VARIANTS = (
+    *MAIN, Variant(scale_layout="any"), Variant(recipe="per_row"), Variant(d_dtype="fp32", c_mode="general"),
+    Variant(BF16, d_dtype="fp32", c_mode="accumulate", a_major="mn", b_major="mn"), Variant(BF16, c_mode="general", b_major="mn"),
+)  # fmt: skip
 
 
 class BusyStream:
@@ -41,65 +46,90 @@ class BusyStream:
             self.target.copy_(self.source)
 
 
-def run_repeats(world: World, config, repeats: dict[int, int]) -> tuple[int, list[str]]:
+class Repeater:
+    """One config on one case: poisons D, launches, and counts the launches whose D or red zones differ from the first."""
+
+    def __init__(self, world: World, variant: Variant, config):
+        self.case, self.kernel = world.case(variant, SHAPE), world.kernel(variant, config)
+        self.output: GuardedOutput = make_output(self.case)
+        self.scales = [lay_out_scale(self.case.scale_a, variant, 1, True), lay_out_scale(self.case.scale_b, variant, 1, False)]
+        self.launch(ALL_SMS)
+        self.first = self.output.buffer.clone()  # with the red zones, so that every launch shows what it writes there
+        self.unlike = {num_sms: torch.zeros((), dtype=torch.int64, device=world.torch_device) for num_sms in (ALL_SMS, FEW_SMS)}
+
+    def launch(self, num_sms: int) -> None:
+        """Launch once into a poisoned D."""
+        c = prepare_c(self.case, self.output, is_aliased=True)
+        self.kernel.launch(
+            self.case.a, self.scales[0], self.case.b, self.scales[1], self.output.d, c, num_sms=num_sms, **launch_options(self.case)
+        )
+
+    def count(self, num_sms: int) -> None:
+        """Launch once and count a difference."""
+        self.launch(num_sms)
+        self.unlike[num_sms] += (self.output.buffer != self.first).any()
+
+
+def list_sms(config) -> tuple[int, ...]:
+    """Return the numbers of SMs that a config is repeated on."""
+    return (ALL_SMS,) if config.split_k > 1 else (ALL_SMS, FEW_SMS)
+
+
+def run_repeats(world: World, variant: Variant, config, repeats: dict[int, int]) -> tuple[int, list[str]]:
     """Launch one config `repeats[num_sms]` times, the second half beside a busy stream, then the same from a replayed graph."""
-    case = world.case(SHAPE)
-    output = GuardedOutput(SHAPE.m, SHAPE.n, world.torch_device)
-    busy = BusyStream(world.torch_device)
-    world.launch(config, case, output)
-    first = output.buffer.clone()  # with the red zones, so that every launch shows what it writes there
-    unlike = {num_sms: torch.zeros((), dtype=torch.int64, device=world.torch_device) for num_sms in repeats}
-    for num_sms, count in repeats.items():
+    repeater, busy = Repeater(world, variant, config), BusyStream(world.torch_device)
+    counts = repeats if len(list_sms(config)) > 1 else {ALL_SMS: sum(repeats.values())}
+    for num_sms, count in counts.items():
         for index in range(count):
             if 2 * index >= count and index % 2:
                 busy.push()
-            world.launch(config, case, output, num_sms=num_sms)
-            unlike[num_sms] += (output.buffer != first).any()
-    replays = max(1, sum(repeats.values()) // (10 * GRAPH_LAUNCHES))
-    for num_sms, count in _replay(world, config, case, output, first, replays).items():
-        unlike[num_sms] += count
-    failures = []
-    for num_sms, count in unlike.items():
-        if int(count):
-            runs = repeats[num_sms] + replays * GRAPH_SMS.count(num_sms)
-            failures.append(f"{config} {tuple(SHAPE)} num_sms={num_sms}: {int(count)} runs of {runs} gave other bits")
-    dirty = int(output.num_dirty())
-    if dirty:
-        failures.append(f"{config} {tuple(SHAPE)}: {dirty} elements written outside D")
-    return sum(repeats.values()) + replays * GRAPH_LAUNCHES + 1, failures + _check_tiles(world, config)
+            repeater.count(num_sms)
+    replays = max(1, sum(counts.values()) // (10 * GRAPH_LAUNCHES))
+    _replay(repeater, list_sms(config), replays)
+    launches = sum(counts.values()) + replays * GRAPH_LAUNCHES
+    failures = [f"{tuple(SHAPE)} num_sms={num_sms}: {int(count)} of {launches} runs gave other bits" for num_sms, count in repeater.unlike.items() if int(count)]
+    dirty = int(repeater.output.num_dirty())
+    failures += [f"{tuple(SHAPE)}: {dirty} elements written outside D"] if dirty else []
+    return launches + 1, failures + _check_tiles(world, variant, config)
 
 
-def _check_tiles(world: World, config) -> list[str]:
-    """Check that a CTA walks several tiles on FEW_SMS SMs: otherwise the repeats there show nothing more."""
-    max_clusters = world.kernel(config).max_clusters
-    geometry = _C.launch_geometry(config, SHAPE.m, SHAPE.n, num_sms=FEW_SMS, sm_count=world.device.sm_count, max_clusters=max_clusters)
+def _check_tiles(world: World, variant: Variant, config) -> list[str]:
+    """Check that the grid keeps to FEW_SMS and a CTA walks several tiles there: otherwise the repeats show nothing more."""
+    if config.split_k > 1:
+        return []
+    geometry = get_geometry(world, variant, config, FEW_SMS)
     tiles, ctas = geometry["num_m_tiles"] * geometry["num_n_tiles"], geometry["num_ctas"]
-    return [] if tiles > ctas else [f"{config} {tuple(SHAPE)} num_sms={FEW_SMS}: {tiles} tiles for {ctas} CTAs"]
+    return [] if ctas <= FEW_SMS and tiles > ctas else [f"{tuple(SHAPE)} num_sms={FEW_SMS}: {tiles} tiles for {ctas} CTAs"]
 
 
-def _replay(world: World, config, case, output: GuardedOutput, first: torch.Tensor, replays: int) -> dict[int, torch.Tensor]:
-    """Capture a graph of several launches, replay it, and count the launches whose D differs, by number of SMs."""
-    unlike = {num_sms: torch.zeros((), dtype=torch.int64, device=world.torch_device) for num_sms in GRAPH_SMS}
-    kernel = world.kernel(config)
+def get_geometry(world: World, variant: Variant, config, num_sms: int) -> dict:
+    """Return what a launch of SHAPE on `num_sms` SMs asks for."""
+    max_clusters = world.kernel(variant, config).max_clusters
+    return _C.launch_geometry(config, SHAPE.m, SHAPE.n, num_sms=num_sms, sm_count=world.device.sm_count, max_clusters=max_clusters)
+
+
+def _replay(repeater: Repeater, sms: tuple[int, ...], replays: int) -> None:
+    """Capture a graph of several launches and replay it."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for num_sms in GRAPH_SMS:
-            output.poison()
-            kernel.launch(case.a, case.scale_a, case.b, case.scale_b, output.d, num_sms=num_sms)
-            unlike[num_sms] += (output.buffer != first).any()
+        for index in range(GRAPH_LAUNCHES):
+            repeater.count(sms[index % len(sms)])
     for _ in range(replays):
         graph.replay()
     torch.cuda.synchronize()
-    return unlike
 
 
 def portfolio_jobs(world: World) -> list:
-    """Return one job for each config that the selector can choose."""
-    return [(str(config), partial(run_repeats, world, config, PORTFOLIO_REPEATS)) for config in world.portfolio]
+    """Return one job for each config that the selector can choose and each of its variants."""
+    return [
+        (name_job(variant, config), partial(run_repeats, world, variant, config, PORTFOLIO_REPEATS))
+        for variant in PORTFOLIO_VARIANTS for config in world.portfolio(variant)
+    ]  # fmt: skip
 
 
 def space_jobs(world: World) -> list:
-    """Return one job for each further config of the default space."""
-    chosen = set(world.portfolio)
-    return [(str(config), partial(run_repeats, world, config, SPACE_REPEATS)) for config in world.configs if config not in chosen]
+    """Return one job for each further config that the suite runs."""
+    chosen = {(variant, config) for variant in PORTFOLIO_VARIANTS for config in world.portfolio(variant)}
+    pairs = [(variant, config) for variant in list_variants() for config in world.configs(variant)]
+    return [(name_job(*pair), partial(run_repeats, world, *pair, SPACE_REPEATS)) for pair in pairs if pair not in chosen]

@@ -4,7 +4,10 @@ Example: python -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json -
 
 The parent holds no GPU: a child runs the jobs one after the other and reports each on a pipe. A job that crashes the child,
 loses the CUDA context or says nothing for JOB_TIMEOUT_S is recorded as failed, and a new child goes on with the next one, so
-that a hanging config costs one job (its jobs of later sections are left out). Protocol: one JSON object a line, `{"event": "begin"|"end"|"idle"|"done", ...}`.
+that a hanging config costs one job (its jobs of later sections are left out). After MAX_DEATHS such jobs of one group, which is what
+stands before the colon of a job's name, the rest of that group is left out, too: every section gets its turn.
+Protocol: one JSON object a line, `{"event": "begin"|"end"|"idle"|"done", ...}`.
+Kernels are compiled by a pool meanwhile, in the order of the jobs.
 
 Exit codes: 0 all right, 1 a failure, 2 no GPU or a wrong argument, 3 not everything ran within the time budget.
 """
@@ -18,13 +21,15 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import Counter
 from pathlib import Path
 
 SECTIONS = ("configs", "nvcc", "portfolio_repeats", "space_repeats", "semantics", "calls")
 JOB_TIMEOUT_S = 25.0
 #: The first message needs the imports, the CUDA context and the portfolio.
 START_TIMEOUT_S = 120.0
-MAX_CHILDREN = 12
+MAX_CHILDREN = 40
+MAX_DEATHS = 2
 #: Exit status of a child whose CUDA context is lost; the next one goes on with the following job.
 CONTEXT_LOST = 4
 
@@ -38,7 +43,21 @@ def get_jobs(world, sections: list[str], shard: tuple[int, int]) -> list[tuple[s
 
     makers = dict(zip(SECTIONS, (config_jobs, nvcc_jobs, portfolio_jobs, space_jobs, semantics_jobs, call_jobs), strict=True))
     index, total = shard
-    return [(section, name, job) for section in sections for name, job in makers[section](world)[index - 1 :: total]]
+    return [(section, name, job) for section in sections for name, job in make_jobs(makers[section], world)[index - 1 :: total]]
+
+
+def make_jobs(maker, world) -> list:
+    """Return a section's jobs; a section that cannot be planned is one job that fails with the reason."""
+    try:
+        return maker(world)
+    except Exception as error:  # the other sections still run
+        reason = f"{type(error).__name__}: {error}"
+        return [("planning: all", lambda: (0, [reason, traceback.format_exc(limit=-3)[-600:]]))]
+
+
+def get_group(name: str) -> str:
+    """Return the group of a job: what stands before the colon of its name."""
+    return name.partition(":")[0]
 
 
 def run_child(args: argparse.Namespace) -> None:
@@ -54,11 +73,11 @@ def run_child(args: argparse.Namespace) -> None:
         def send(event: str, **fields) -> None:
             report.write(json.dumps({"event": event, **fields}) + "\n")
 
-        world = World()
+        world = World(spread=args.spread)
         jobs = get_jobs(world, args.sections, args.shard)
-        send("idle", total=len(jobs), portfolio=world.portfolio_source)
+        send("idle", total=len(jobs), portfolio={op: source for op, (_, source) in world.portfolios.items()})
         for index, (section, name, job) in enumerate(jobs):
-            if index < args.first or name in args.skip:
+            if index < args.first or name in args.skip or get_group(name) in args.skip:
                 continue
             if time.time() > args.deadline or os.getppid() != parent:
                 return
@@ -112,11 +131,17 @@ class Parent:
         reader, writer = os.pipe()
         command = [
             sys.executable, "-m", "tests.gpu.run", "--report", str(writer), "--first", str(self.first), "--deadline", str(self.args.deadline),
-            "--shard", "{}/{}".format(*self.args.shard), "--sections", ",".join(self.args.sections), "--skip", "|".join(self.died),
+            "--shard", "{}/{}".format(*self.args.shard), "--sections", ",".join(self.args.sections), "--skip", "|".join(self._list_skipped()),
+            "--spread", str(self.args.spread),
         ]
         child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True)
         os.close(writer)
         return child, reader
+
+    def _list_skipped(self) -> list[str]:
+        """Return the jobs that died, and the groups that are given up."""
+        deaths = Counter(get_group(name) for name in self.died)
+        return [*dict.fromkeys(self.died), *(group for group, count in deaths.items() if count >= MAX_DEATHS)]
 
     def _run_one_child(self) -> bool:
         """Return whether no further child is needed: the jobs are done, the budget is spent, or nothing can run here."""
@@ -165,6 +190,8 @@ class Parent:
         section["cases"] += message["cases"]
         section["seconds"] = round(section["seconds"] + message["seconds"], 3)
         section["failed_jobs"] += bool(message["failures"])
+        if message["lost"]:
+            self.died.append(self.current["name"])
         self.failures += [f"{message['section']} {self.current['name']}: {failure}" for failure in message["failures"]]
         for failure in message["failures"][:2]:
             print(f"FAILED {message['section']} {self.current['name']}: {failure}", flush=True)
@@ -181,32 +208,32 @@ class Parent:
 
 
 def run_parent(args: argparse.Namespace) -> int:
-    """Compile ahead, run the jobs and the sanitizer, write the record, print a summary."""
+    """Compile and run the jobs and the sanitizer, write the record, print a summary."""
     from benchmarks.stamp import write_json
     from deep_gemm import _C
     from deep_gemm.errors import DeviceError
 
     from . import sanitizer
+    from .compiling import Background
+    from .kernels import list_kernels
     from .record import make_origin, make_record
-    from .world import compile_all
 
     start = time.monotonic()
     try:
-        configs = list(_C.get_default_space(_C.get_device()))
+        pool = Background(list_kernels(_C.get_device(), args.sections, args.compilers, args.spread, args.sanitizer))
     except DeviceError as error:
         print(f"the GPU suite needs an SM90 GPU: {error}", file=sys.stderr)
         return 2
-    failures = compile_all(configs, args.compilers)
-    compile_s = time.monotonic() - start
     tools = sanitizer.start_tools(args.deadline) if args.sanitizer and args.shard[0] == 1 else []
     parent = Parent(args)
     parent.run()
-    sections = {**parent.sections}
-    failures += parent.failures
+    sections, failures = {**parent.sections}, parent.failures
     for tool in tools:
         sections[f"sanitizer_{tool.name}"], reasons = tool.finish()
         failures += reasons
-    notes = {**parent.notes, "configs": len(configs), "compile_ahead_s": round(compile_s, 2), "wall_s": round(time.monotonic() - start, 1)}
+    broken = pool.finish(max(1.0, args.deadline - time.time()))  # the jobs that needed them have failed, too
+    failures += [failure for failure in broken if failure.startswith("compiling ahead")]
+    notes = {**parent.notes, "kernels": pool.num_kernels, "compile_failures": len(broken), "wall_s": round(time.monotonic() - start, 1)}
     record = make_record(make_origin(args.compilers), sections, failures, shard="{}/{}".format(*args.shard), is_complete=parent.is_complete, notes=notes)
     write_json(args.out, record)
     return print_summary(record)
@@ -259,6 +286,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--shard", type=parse_shard, default=(1, 1), help="i/n: run every n-th job, beginning with the i-th")
     parser.add_argument("--sections", type=parse_sections, default=list(SECTIONS), help="comma-separated; default: all")
     parser.add_argument("--compilers", type=lambda text: tuple(text.split(",")), default=("nvrtc", "nvcc"), help="default: nvrtc,nvcc")
+    parser.add_argument("--spread", type=int, default=4, help="of variants near a main one every n-th config, of all others every 4n-th")
     parser.add_argument("--no-sanitizer", dest="sanitizer", action="store_false", help="leave compute-sanitizer out")
     parser.add_argument("--merge", type=Path, nargs="+", help="join these records of shards into --out and run nothing")
     parser.add_argument("--report", type=int, help=argparse.SUPPRESS)

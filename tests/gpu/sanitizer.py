@@ -1,4 +1,4 @@
-"""memcheck and synccheck on a small set of configs (F-L8).
+"""memcheck and synccheck on a small set of configs of every variant (F-L8).
 
 Example: python -m tests.gpu.sanitizer
 
@@ -19,49 +19,74 @@ import torch
 from deep_gemm import _C
 from deep_gemm.jit.build import get_cubin
 
-from .operands import GuardedOutput, Shape, count_wrong, make_case, make_integer_case
-from .world import ANY_PROBLEM, make_problem, make_scale_layout
+from .configs import ALL_SMS
+from .operands import GuardedOutput, Shape, count_wrong, make_case, make_output
+from .variants import MAIN, Variant, get_space, list_variants
+from .world import launch_options, lay_out_scale, prepare_c
 
 TOOLS = {"memcheck": ["--report-api-errors", "no"], "synccheck": []}
-#: A child that says nothing by then has met a hang; 12 configs take well under a minute.
-TIMEOUT_S = 240.0
+#: A child that says nothing by then has met a hang; all configs take well under two minutes.
+TIMEOUT_S = 300.0
 CLEAN = "ERROR SUMMARY: 0 errors"
 FEW_SMS = 4
 
 
-def choose_configs(space: list) -> list:
-    """Return about a dozen configs: each block_m with each cluster, tiles inside one B scale and tiles across two."""
-    chosen = []
-    for block_m in sorted({config.block_m for config in space}):
-        for cluster in ((1, 1), (2, 1), (1, 2)):
-            group = [config for config in space if config.block_m == block_m and (config.cluster_m, config.cluster_n) == cluster]
-            two_scales = [config for config in group if 128 % config.block_n]
-            chosen += group[len(chosen) % max(1, len(group)) :][:1] + two_scales[len(chosen) % max(1, len(two_scales)) :][:1]
-    return list(dict.fromkeys(chosen))
+def get_signature(variant: Variant, config) -> tuple:
+    """Return what makes two configs take other paths of a kernel: for the main variants also the tile's height, cluster and B scales."""
+    paths = (config.swap_ab, config.split_k > 1, _C.is_staged(variant.problem(), config))
+    if variant not in MAIN:
+        return paths
+    height = config.block_n if config.swap_ab else config.block_m
+    has_two_scales = variant.recipe == "1d2d" and variant.is_fp8 and not config.swap_ab and bool(128 % config.block_n)
+    return (*paths, height, config.cluster_m, config.cluster_n, config.split_k, has_two_scales)
 
 
-def run_config(config) -> list[str]:
-    """Run one config on tails, with all SMs and with a few; return what was wrong."""
-    result = get_cubin(make_problem(*ANY_PROBLEM), config, None)
-    kernel = _C.Kernel(result.cubin, result.kernel_name, config, 0)
+def choose_configs(variant: Variant, space: list) -> list:
+    """Return one config for each signature of a variant, not always the first."""
+    groups: dict[tuple, list] = {}
+    for config in space:
+        groups.setdefault(get_signature(variant, config), []).append(config)
+    return [group[position % len(group)] for position, group in enumerate(groups.values())]
+
+
+def choose_pairs(device) -> list[tuple[Variant, object]]:
+    """Return every (variant, config) that the tools watch."""
+    return [(variant, config) for variant in list_variants() for config in choose_configs(variant, get_space(variant, device))]
+
+
+def run_config(variant: Variant, config) -> list[str]:
+    """Run one config on tails, those of main variants also on several tiles a CTA; return what was wrong."""
+    result = get_cubin(variant.problem(), config, None)
+    kernel = _C.Kernel(result.cubin, result.kernel_name, variant.problem(), config, 0)
+    tail = Shape(config.block_m + 1, 2 * config.block_n + 3, config.block_k * (config.num_stages + 1) * config.split_k + 16)
+    few = ALL_SMS if config.split_k > 1 else FEW_SMS
     failures = []
-    tail = Shape(config.block_m + 1, 2 * config.block_n + 3, 128 * (config.num_stages + 1) + 16)
-    for case, num_sms, layout in ((make_case(tail, "cpu"), 0, "mn_major"), (make_integer_case(Shape(200, 328, 272), "cpu"), FEW_SMS, "odd_pitch")):
-        m, n, _ = case.shape
-        host = GuardedOutput(m, n, "cpu")
-        buffer = host.buffer.cuda()
-        d = buffer.view(torch.bfloat16).as_strided((m, n), host.d.stride(), host.d.storage_offset())
-        operands = (case.a, make_scale_layout(case.scale_a, layout), case.b, case.scale_b)
-        kernel.launch(*(_to_gpu(tensor) for tensor in operands), d, num_sms=num_sms)
-        torch.cuda.synchronize()
-        host.buffer.copy_(buffer)
-        if int(count_wrong(case, host.d)) or int(host.num_dirty()):
-            failures.append(f"{config} {tuple(case.shape)}: wrong result")
+    runs = ((tail, False, ALL_SMS), (Shape(200, 328, 272), True, few))
+    for index, (shape, integers, num_sms) in enumerate(runs if variant in MAIN else runs[:1]):
+        case = make_case(shape, "cpu", variant, integers)
+        host = make_output(case)
+        _launch(kernel, case, host, index, num_sms)
+        if int(count_wrong(case, host.values)) or int(host.num_dirty()):
+            failures.append(f"{variant}: {config} {tuple(shape)}: wrong result")
     return failures
 
 
-def _to_gpu(tensor: torch.Tensor) -> torch.Tensor:
+def _launch(kernel, case, host: GuardedOutput, index: int, num_sms: int) -> None:
+    """Launch on copies of the case's tensors; D and what surrounds it come back."""
+    c = prepare_c(case, host, is_aliased=index % 2 == 1)
+    buffer = host.buffer.cuda()
+    d = buffer.view(host.d.dtype).as_strided(host.d.shape, host.d.stride(), host.d.storage_offset())
+    operands = (case.a, lay_out_scale(case.scale_a, case.variant, index, True), case.b, lay_out_scale(case.scale_b, case.variant, index, False))
+    c_on_gpu = d if c is host.d else _to_gpu(c)
+    kernel.launch(*(_to_gpu(tensor) for tensor in operands), d, c_on_gpu, num_sms=num_sms, **launch_options(case))
+    torch.cuda.synchronize()
+    host.buffer.copy_(buffer)
+
+
+def _to_gpu(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """Copy a tensor with its strides: the whole storage travels, so that padding stays as it is and no kernel runs."""
+    if tensor is None:
+        return None
     size = tensor.untyped_storage().nbytes() // tensor.element_size()
     flat = tensor.as_strided((size,), (1,), 0)
     return flat.cuda().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -69,9 +94,13 @@ def _to_gpu(tensor: torch.Tensor) -> torch.Tensor:
 
 def run_child() -> int:
     """Run all configs; the last line says how many and what was wrong."""
-    configs = choose_configs(list(_C.get_default_space(_C.get_device())))
-    failures = [failure for config in configs for failure in run_config(config)]
-    print(f"child ran {len(configs)} configs, {len(failures)} wrong {failures[:3]}", flush=True)
+    pairs, failures = choose_pairs(_C.get_device()), []
+    for variant, config in pairs:
+        try:
+            failures += run_config(variant, config)
+        except Exception as error:  # one config's fault; the others are still watched
+            failures.append(f"{variant}: {config}: {type(error).__name__}: {str(error)[:300]}")
+    print(f"child ran {len(pairs)} configs, {len(failures)} wrong {failures[:3]}", flush=True)
     return 1 if failures else 0
 
 

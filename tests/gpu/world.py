@@ -1,54 +1,24 @@
 """What the sections of the GPU suite share: the device, the config space, loaded kernels and cases by shape."""
 
-import json
-import multiprocessing
-import os
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
+from collections import OrderedDict
 
 import torch
 
+from benchmarks.stamp import DATA, read_json
 from deep_gemm import _C
+from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.build import get_cubin
 from deep_gemm.selection import get_selector
 
-from .operands import Case, GuardedOutput, Shape, count_wrong, has_large_diff, make_case, make_integer_case, make_scales_mn_major, make_scales_pitched
+from .memory import make_scale_of_class
+from .operands import Case, GuardedOutput, Shape, count_wrong, has_large_diff, make_case
+from .variants import BF16, FP8, MAIN, SPREAD, Variant, choose_configs
 
-OP = "fp8_gemm"
-#: With run-time sizes one cubin serves every problem; this one only names the op.
-ANY_PROBLEM = (128, 128, 128)
-DENSE_PROBLEMS = Path(__file__).parents[2] / "benchmarks" / "data" / "dense_fp8.json"
-NUM_NVCC_SAMPLES = 24
-SCALE_LAYOUTS = ("mn_major", "row_major", "odd_pitch")
-
-
-def make_problem(m: int, n: int, k: int):
-    """Return the problem of one product."""
-    return _C.Problem(OP, m, n, k)
-
-
-def compile_config(arguments: tuple) -> str:
-    """Compile one (config JSON, compiler) into the disk cache; return the reason of a failure, "" when it is there."""
-    text, compiler = arguments
-    try:
-        get_cubin(make_problem(*ANY_PROBLEM), _C.Config.from_json(text), compiler)
-    except Exception as error:  # a compiler's failure is this job's result; the section that needs the kernel reports it
-        return f"{text} {compiler}: {type(error).__name__}: {error}"
-    return ""
-
-
-def compile_all(configs: list, compilers: tuple[str, ...]) -> list[str]:
-    """Compile every config with every compiler on all cores, NVCC's sample first (it takes longest); return failures."""
-    jobs = [(config.to_json(), "nvcc") for config in sample(configs, NUM_NVCC_SAMPLES)] if "nvcc" in compilers else []
-    jobs += [(config.to_json(), "nvrtc") for config in configs]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # torch is imported once, not by every process
-    try:
-        with ProcessPoolExecutor(min(len(os.sched_getaffinity(0)), 32), mp_context=context) as pool:
-            return [failure for failure in pool.map(compile_config, jobs) if failure]
-    except BrokenProcessPool as error:  # what is missing is compiled when it is first needed, where its config is known
-        return [f"compiling ahead stopped: {error}"]
+#: Cases that are kept: the shapes that all configs meet on stay, those of one config go.
+MAX_CASES = 1500
+#: Problems from which the portfolio is picked where there is no artefact.
+DENSE_PROBLEMS = {FP8: "dense_fp8.json", BF16: "dense_bf16.json"}
+OPS = (FP8, BF16)
 
 
 def sample(items: list, count: int) -> list:
@@ -58,65 +28,113 @@ def sample(items: list, count: int) -> list:
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def make_scale_layout(scale: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return scales [mn, kb] in the memory layout of that name; the values are the same."""
-    if layout == "mn_major":
-        return make_scales_mn_major(scale)
-    return scale.contiguous() if layout == "row_major" else make_scales_pitched(scale, scale.shape[1] + 3)
-
-
 class World:
     """The GPU under test. Kernels and cases are made once and kept: shapes repeat between configs."""
 
-    def __init__(self, device: str = "cuda"):
-        self.torch_device = device
-        self.device = _C.get_device()
-        self.configs = list(_C.get_default_space(self.device))
-        self.portfolio, self.portfolio_source = get_portfolio(self.device)
+    def __init__(self, device: str = "cuda", spread: int = SPREAD):
+        self.torch_device, self.spread = device, spread
+        self.device = self._get_device()
+        self.portfolios = {op: get_portfolio(op, self.device) for op in OPS}
         self._kernels: dict = {}
-        self._cases: dict = {}
+        self._cases: OrderedDict = OrderedDict()
 
-    def kernel(self, config, compiler: str | None = None):
+    def _get_device(self) -> "_C.Device":
+        return _C.get_device()
+
+    def configs(self, variant: Variant) -> list:
+        """Return the configs of a variant that the suite runs."""
+        return choose_configs(variant, self.device, self.spread)
+
+    def portfolio(self, variant: Variant) -> list:
+        """Return what the selector can choose for the variant's op kind, as far as it is legal for the variant."""
+        configs, _ = self.portfolios[variant.op]
+        return [config for config in configs if _C.is_legal(variant.problem(), config, self.device)]
+
+    def kernel(self, variant: Variant, config, compiler: str | None = None):
         """Return the loaded kernel of a config.
 
         Raises: CompileError, LaunchError, ConfigError.
         """
-        key = (config, compiler)
+        key = (variant, config, compiler)
         if key not in self._kernels:
-            result = get_cubin(make_problem(*ANY_PROBLEM), config, compiler)
-            self._kernels[key] = (_C.Kernel(result.cubin, result.kernel_name, config, 0), result)
+            self._kernels[key] = self._load(variant.problem(), config, compiler)
         return self._kernels[key][0]
 
-    def compile_result(self, config, compiler: str | None = None):
-        """Return the compiler's report of a config."""
-        self.kernel(config, compiler)
-        return self._kernels[config, compiler][1]
+    def _load(self, problem, config, compiler: str | None) -> tuple:
+        result = get_cubin(problem, config, compiler)
+        return _C.Kernel(result.cubin, result.kernel_name, problem, config, 0), result
 
-    def case(self, shape: Shape, integers: bool = False) -> Case:
-        """Return the operands and reference of a shape, the same for every config."""
-        key = (shape, integers)
+    def compile_result(self, variant: Variant, config, compiler: str | None = None):
+        """Return the compiler's report of a config."""
+        self.kernel(variant, config, compiler)
+        return self._kernels[variant, config, compiler][1]
+
+    def case(self, variant: Variant, shape: Shape, integers: bool = False) -> Case:
+        """Return the operands and reference of a shape, the same for every config and scale layout."""
+        key = (variant._replace(scale_layout="mn_major"), shape, integers)
         if key not in self._cases:
-            self._cases[key] = (make_integer_case if integers else make_case)(shape, self.torch_device)
+            self._cases[key] = make_case(shape, self.torch_device, key[0], integers)
+            if len(self._cases) > MAX_CASES:
+                self._cases.popitem(last=False)
+        self._cases.move_to_end(key)
         return self._cases[key]
 
-    def launch(self, config, case: Case, output: GuardedOutput, *, layout: str = "row_major", num_sms: int = 0, compiler: str | None = None) -> None:
-        """Launch one config on a case, into a freshly poisoned D, on the current stream."""
-        output.poison()
-        self.kernel(config, compiler).launch(
-            case.a, make_scale_layout(case.scale_a, layout), case.b, case.scale_b, output.d,
-            num_sms=num_sms,
+    def launch(
+        self, variant: Variant, config, case: Case, output: GuardedOutput, *, index: int = 0, num_sms: int = 0, compiler: str | None = None
+    ) -> None:
+        """Launch one config on a case, into a freshly poisoned D, on the current stream.
+
+        index: picks the scales' memory layout and whether C is D, so that a caller that counts meets all of them.
+        """
+        c = prepare_c(case, output, is_aliased=index % 2 == 1)
+        self.kernel(variant, config, compiler).launch(
+            case.a, lay_out_scale(case.scale_a, variant, index, True), case.b, lay_out_scale(case.scale_b, variant, index // 2, False), output.d, c,
+            num_sms=num_sms, **launch_options(case),
         )  # fmt: skip
 
 
+def lay_out_scale(scale: torch.Tensor | None, variant: Variant, index: int, is_a: bool) -> torch.Tensor | None:
+    """Return scales in a layout that the variant's kernels take; B's block scales may have any."""
+    if scale is None or variant.recipe == "per_row":
+        return scale
+    is_vector = is_a or variant.recipe == "1d1d"
+    layout_class = variant.scale_layout if is_vector else ("mn_major", "any")[index % 2]
+    return make_scale_of_class(scale, layout_class, index)
+
+
+def prepare_c(case: Case, output: GuardedOutput, is_aliased: bool) -> torch.Tensor | None:
+    """Poison D and return the C to pass: none, D itself holding C, or another tensor."""
+    if case.variant.c_mode == "accumulate" or (case.c is not None and is_aliased):
+        output.poison(case.c)
+        return output.d
+    output.poison()
+    if case.c is None:
+        return None
+    other = GuardedOutput(*output.d.shape, output.d.device, output.d.dtype)
+    other.d.copy_(case.c)
+    return other.d
+
+
+def launch_options(case: Case) -> dict:
+    """Return alpha, beta and head_splits as `_C.Kernel.launch` takes them; what the mode does not have is left out."""
+    options = {"alpha": case.alpha, "beta": case.beta} if case.variant.c_mode == "general" else {}
+    return options | ({"head_splits": case.head_splits} if case.head_splits else {})
+
+
 def compare(case: Case, config, output: GuardedOutput) -> torch.Tensor:
-    """Return int64 [4] on the device: wrong elements, dirty red-zone elements, bits unlike the first config's, large diff."""
-    if case.first is None:
-        case.first, case.first_config = output.bits.clone(), str(config)
-    unlike = (output.bits != case.first).sum()
-    return torch.stack([count_wrong(case, output.d), output.num_dirty(), unlike, has_large_diff(case, output.d)])
+    """Return int64 [4] on the device: wrong elements, dirty red-zone elements, bits unlike the first config's, large diff.
+
+    A config that splits K is compared with its own first run only.
+    """
+    group = str(config) if getattr(config, "split_k", 1) > 1 else ""
+    bits = output.bits
+    if group not in case.first:
+        case.first[group] = (str(config), bits.clone())
+    unlike = (bits != case.first[group][1]).sum()
+    return torch.stack([count_wrong(case, output.values), output.num_dirty(), unlike, has_large_diff(case, output.values)])
 
 
-COMPARISONS = ("elements outside their bound", "elements written outside D", "elements unlike the first config's bits", "calc_diff above 5e-6")
+COMPARISONS = ("elements outside their bound", "elements written outside D", "elements unlike the first config's bits", "calc_diff above its bound")
 
 
 def describe(counts: list[int]) -> str:
@@ -124,12 +142,23 @@ def describe(counts: list[int]) -> str:
     return ", ".join(f"{count} {what}" for count, what in zip(counts, COMPARISONS, strict=True) if count)
 
 
-def get_portfolio(device) -> tuple[list, str]:
-    """Return every config that the selector can choose on this device, else the heuristic's picks on the dense problems."""
-    selector = get_selector(device)
-    if selector is not None:
-        hidden = set(selector.quarantined(OP))
-        return [config for config in selector.configs(OP) if config not in hidden], "artefact"
-    rows = json.loads(DENSE_PROBLEMS.read_text(encoding="utf-8"))["rows"]
-    picks = {_C.get_analytic_config(make_problem(row["m"], row["n"], row["k"]), device): None for row in rows}
-    return list(picks), "heuristic's picks on the 80 dense problems"
+def get_portfolio(op: str, device) -> tuple[list, str]:
+    """Return every config that the selector can choose for an op kind on this device, else the heuristic's picks on the dense problems."""
+    try:
+        selector = get_selector(device)
+        hidden = set(selector.quarantined(op)) if selector else set()
+        configs = [config for config in selector.configs(op) if config not in hidden] if selector else []
+        if configs:
+            return configs, "artefact"
+        source = ""
+    except DeepGemmError as error:  # an artefact without this op kind
+        source = f" ({type(error).__name__}: {str(error)[:200]})"
+    picks = {_C.get_analytic_config(problem, device): None for problem in list_dense_problems(op)}
+    return list(picks), f"heuristic's picks on the dense problems{source}"
+
+
+def list_dense_problems(op: str) -> list:
+    """Return the problems of an op kind's benchmark, of its main variants."""
+    rows = read_json(DATA / DENSE_PROBLEMS[op])["rows"]
+    sizes = dict.fromkeys((row["m"], row["n"], row["k"]) for row in rows)
+    return [variant.problem(*size) for variant in MAIN if variant.op == op for size in sizes]

@@ -1,4 +1,4 @@
-"""python -m tuner db: create, check, publish, merge and count tuning databases."""
+"""python -m tuner db: create, upgrade, check, publish, merge and count tuning databases."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ Database = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 app = typer.Typer(
-    name="db", no_args_is_help=True, help="Create, check, publish, merge and count tuning databases. Example: python -m tuner db stats"
+    name="db", no_args_is_help=True, help="Create, upgrade, check, publish, merge and count tuning databases. Example: python -m tuner db stats"
 )
 
 
@@ -48,6 +48,18 @@ def init(db: Database = "", as_json: AsJson = False) -> None:
     with Store.open(get_database(db), "rw", wait_s=60.0) as store:
         rows = sum(store.stats()["tables"].values())
         report(as_json, {"database": str(store.target), "rows": rows}, f"{store.target}: ready, {rows} rows")
+
+
+@app.command()
+def upgrade(db: Database = "", as_json: AsJson = False) -> None:
+    """Bring a database of an older package up to date, keeping every row. Example: python -m tuner db upgrade --db h200.db"""
+    from tuner.db import Store, tables
+
+    target = get_database(db)
+    if "://" not in target and not Path(target).exists():
+        raise errors.UsageError(f"--db {target}: no such file; create it with `python -m tuner db init`")
+    with Store.open(target, "rw", wait_s=60.0) as store:
+        report(as_json, {"database": str(store.target), "schema": tables.SCHEMA_VERSION}, f"{store.target}: schema {tables.SCHEMA_VERSION}")
 
 
 @app.command()

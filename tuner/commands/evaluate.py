@@ -18,28 +18,45 @@ def register(app) -> None:
 def evaluate(
     training: Path = typer.Option(None, help="Training folder; default: ~/.deep_gemm/training/<sku>."),
     device: str = typer.Option("h200", help="SKU or short name, for the default training folder."),
+    op: str = typer.Option("", help="fp8_gemm or bf16_gemm; default: every op kind that was trained."),
     database: str = typer.Option("", "--db", help="Database; default: the one that was trained on."),
-    plot: Path = typer.Option(None, help="Write a PNG with the regret of every method (needs matplotlib)."),
+    plot: Path = typer.Option(None, help="Write a PNG with the regret of every method, per op kind (needs matplotlib)."),
     jobs: int = typer.Option(-1, help="Threads; -1: one per core."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Refit everything once per left-out family, model and set of m, and score what was left out. Example: python -m tuner evaluate --plot regret.png"""
+    from tuner.sources import known_device
+    from tuner.train import default_folder, find_folders
+
+    reports = {}
+    for folder in find_folders(training or default_folder(known_device(device).sku), op):
+        reports[folder.name] = evaluate_one(folder, database, jobs, name_plot(plot, folder.name, op) if plot else None)
+    if as_json:
+        return print(json.dumps(reports, indent=1, sort_keys=True))
+    for name, report in reports.items():
+        print_report(name, report)
+
+
+def name_plot(plot: Path, name: str, op: str) -> Path:
+    """Return the file of one op kind's plot: FP8's, or the only one's, is the file asked for."""
+    return plot if name in (op, "fp8_gemm") else plot.with_stem(f"{plot.stem}-{name}")
+
+
+def evaluate_one(folder: Path, database: str, jobs: int, plot: Path | None) -> dict:
+    """Evaluate one op kind, write the documents into its folder and return the report with the gates' verdicts."""
     from tuner import evaluate as evaluation
     from tuner import gates
     from tuner.train import EVALUATION, OUT_OF_FOLD, UNCONFIRMED, load_with_data, to_json, write_file
 
-    found, data = load_with_data(training, device, database)
+    found, data = load_with_data(folder, database)
     results, documents = evaluation.run(data, found, jobs, show_progress)
     for name in (EVALUATION, OUT_OF_FOLD, UNCONFIRMED):
-        write_file(found.folder / name, to_json(documents[name]))
+        write_file(folder / name, to_json(documents[name]))
     if plot:
         from tuner.plots import plot_regret
 
         plot_regret(data, results, plot)
-    verdicts = gates.check_gates(documents[EVALUATION]["splits"])
-    if as_json:
-        return print(json.dumps(documents[EVALUATION] | {"gates": verdicts, "training": str(found.folder)}, indent=1, sort_keys=True))
-    print_report(documents[EVALUATION], verdicts, found.folder)
+    return documents[EVALUATION] | {"gates": gates.check_gates(documents[EVALUATION]["splits"]), "training": str(folder)}
 
 
 def show_progress(items, total: int):
@@ -50,7 +67,7 @@ def show_progress(items, total: int):
     return track(items, "validating", total=total, console=Console(stderr=True), disable=not sys.stderr.isatty())
 
 
-def print_report(report: dict, verdicts: list[dict], folder: Path) -> None:
+def print_report(op: str, report: dict) -> None:
     """Print one table per split, the worst problems and the gates."""
     from rich.console import Console
     from rich.table import Table
@@ -62,11 +79,11 @@ def print_report(report: dict, verdicts: list[dict], folder: Path) -> None:
     for split, table in report["splits"].items():
         if not table:
             continue
-        shown = Table(*HEADINGS, title=format_title(split, table), title_justify="left")
+        shown = Table(*HEADINGS, title=f"{op}. {format_title(split, table)}", title_justify="left")
         for method in METHOD_NAMES:
             shown.add_row(*format_row(method, table[method]))
         console.print(shown)
     for worst in report["worst"][:5]:
-        print(f"m={worst['m']} n={worst['n']} k={worst['k']}: {worst['regret']:.1%} with {worst['chosen']}; best {worst['best']}, heuristic {worst['heuristic']}")
-    print("; ".join(gates.format_verdict(verdict) for verdict in verdicts))
-    print(f"written: {folder}; next: python -m tuner export --training {folder} --install")
+        print(f"m={worst['m']} n={worst['n']} k={worst['k']} {worst['variant']}: {worst['regret']:.1%} with {worst['chosen']}; best {worst['best']}, heuristic {worst['heuristic']}")
+    print("; ".join(gates.format_verdict(verdict) for verdict in report["gates"]))
+    print(f"written: {report['training']}; next: python -m tuner export --training {Path(report['training']).parent} --install")

@@ -18,6 +18,7 @@ def register(app) -> None:
 def export(
     training: Path = typer.Option(None, help="Training folder; default: ~/.deep_gemm/training/<sku>."),
     device: str = typer.Option("h200", help="SKU or short name, for the default training folder."),
+    op: str = typer.Option("", help="Export this op kind alone: fp8_gemm or bf16_gemm; default: every one that was trained."),
     database: str = typer.Option("", "--db", help="Database; default: the one that was trained on."),
     out: Path = typer.Option(None, help="Folder to write <sku>.dgsel and <sku>.md into; default: the training folder."),
     install: bool = typer.Option(False, help="Write into $DG_MODEL_DIR (default ~/.deep_gemm/models), where the library finds it."),
@@ -28,22 +29,25 @@ def export(
     """Write the artefact that the library chooses by; exits with 1 where a gate is missed. Example: python -m tuner export --install"""
     from tuner import export as exporting
     from tuner import gates
-    from tuner.train import load_with_data
+    from tuner.sources import known_device
+    from tuner.train import default_folder, find_folders, load_with_data
 
     if out and install:
         raise errors.UsageError("--out and --install: give one of them")
-    found, data = load_with_data(training, device, database)
-    made = exporting.make_export(found, data, stale=stale or None)
+    folder = training or default_folder(known_device(device).sku)
+    trained = [load_with_data(part, database) for part in find_folders(folder, op)]
+    made = exporting.make_export(trained, stale=stale or None)
     passed = gates.is_passed(made.verdicts)
     summary = "; ".join(gates.format_verdict(verdict) for verdict in made.verdicts)
     if not passed and not force:
         raise errors.TunerError(f"not exported: {summary}; measure more problems, or --force to export with the verdict in the model card")
-    folder = install_folder() if install else out or found.folder
-    artifact, card = exporting.write_export(made, folder, found.identity.sku)
+    artifact, card = exporting.write_export(made, install_folder() if install else out or folder, trained[0][0].identity.sku)
     if as_json:
         return print(json.dumps({"artifact": str(artifact), "card": str(card), "gates": made.verdicts, "passed": passed, **made.contents}, indent=1, sort_keys=True))
     print(summary, file=sys.stdout if passed else sys.stderr)
-    print(f"written: {artifact} ({made.contents['bytes']} bytes, {made.contents['exact']} exact entries, {made.contents['configs']} configs) and {card.name}")
+    print(f"written: {artifact} ({made.contents['bytes']} bytes) and {card.name}")
+    for name, counts in made.contents["ops"].items():
+        print(f"  {name}: {counts['exact']} exact entries, {counts['configs']} configs, {counts['nodes']} nodes")
 
 
 def install_folder() -> Path:

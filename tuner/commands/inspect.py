@@ -13,24 +13,27 @@ def register(app) -> None:
 def inspect(
     database: str = typer.Option("", "--db", help="Database; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot."),
     device: str = typer.Option("", help="SKU or short name (h200); default: the only one in the database."),
+    op: str = typer.Option("", help="fp8_gemm or bf16_gemm; default: every op kind with rows."),
     preset: str = typer.Option("", help="Coverage of this preset only."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Say what the database covers, how noisy it is, and what is stale or failed. Example: python -m tuner inspect --db tuning.db"""
     from tuner.inspection import inspect as inspect_store
-    from tuner.sources import find_device, open_database
+    from tuner.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
-        found = inspect_store(store, find_device(store, device).sku, preset)
+        sku = find_device(store, device).sku
+        found = [inspect_store(store, sku, kind, preset) for kind in find_ops(store, sku, op)]
     if as_json:
-        return print(json.dumps(found, indent=1, sort_keys=True))
-    print_report(found)
+        return print(json.dumps({"sku": sku, "ops": {entry["op"]: entry for entry in found}}, indent=1, sort_keys=True))
+    for entry in found:
+        print_report(entry)
 
 
 def print_report(found: dict) -> None:
     """Print one line per finding."""
     hashes = found["kernel_hash"]
-    print(f"{found['sku']}: {found['rows']} rows, newest of kernel {(hashes['newest'] or 'none')[:16]}, {'the same as' if hashes['matches'] else 'NOT that of'} this package")
+    print(f"{found['op']} on {found['sku']}: {found['rows']} rows, newest of kernel {(hashes['newest'] or 'none')[:16]}, {'the same as' if hashes['matches'] else 'NOT that of'} this package")
     for entry in found["identities"]:
         print(f"  kernel {entry['kernel_hash'][:16]} {entry['compiler']} {entry['regime']}: {entry['problems']} problems, {entry['configs']} configs, {entry['rows']} rows to {entry['newest']}")
     for name, entry in found["coverage"].items():

@@ -16,14 +16,25 @@ def select(
     n: int = typer.Argument(help="Rows of B, columns of D."),
     k: int = typer.Argument(help="Columns of A and B."),
     device: str = typer.Option("", help="SKU or short name (h200, h100, ...); default: the GPU at hand, without one the recorded SKU."),
+    op: str = typer.Option("fp8_gemm", help="fp8_gemm or bf16_gemm."),
     num_sms: int = typer.Option(0, help="SMs that the kernel may use; 0: all."),
+    recipe: str = typer.Option("1d2d", help="Scales of fp8_gemm: 1d2d, 1d1d or per_row."),
+    d_dtype: str = typer.Option("bf16", help="Type of D: bf16 or fp32."),
+    c_mode: str = typer.Option("none", help="What is added: none, accumulate (C is D), general (any C, alpha, beta), or head_split."),
+    a_major: str = typer.Option("k", help="Contiguous dimension of A of bf16_gemm: k or mn."),
+    b_major: str = typer.Option("k", help="Contiguous dimension of B of bf16_gemm: k or mn."),
+    scale_layout: str = typer.Option("mn_major", help="Scale vectors of fp8_gemm: mn_major (aligned for TMA) or any."),
+    batch_invariant: bool = typer.Option(False, help="Only configs whose results do not depend on m."),
     explain: bool = typer.Option(False, help="Also show scores, guards and predicted times."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Print the config that the library would use; needs no GPU. Example: python -m tuner select 64 2112 7168 --device h200 --explain"""
+    """Print the config that the library would use; needs no GPU. Example: python -m tuner select 64 2112 7168 --op bf16_gemm --explain"""
     from tuner.selection import describe_choice
 
-    found = describe_choice(m, n, k, num_sms, device)
+    found = describe_choice(
+        op, m, n, k, device, num_sms=num_sms, recipe=recipe, d_dtype=d_dtype, c_mode=c_mode, a_major=a_major, b_major=b_major,
+        scale_layout=scale_layout, batch_invariant=batch_invariant,
+    )  # fmt: skip
     if as_json:
         return print(json.dumps(found, indent=1, sort_keys=True))
     print(f"{found['name']}  ({found['source']}: {found['reason']})  about {found['predicted_us']:.1f} us on {found['sku']}")

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 
 import typer
 
@@ -16,7 +17,8 @@ def register(app) -> None:
 def simulate(
     database: str = typer.Option("", "--db", help="Database to replay; default: your own, else the recorded snapshot."),
     device: str = typer.Option("", help="SKU or short name such as h200; needed where the database has several."),
-    problems: int = typer.Option(16, min=0, help="Problems to replay, evenly spread over the recorded ones; 0: all."),
+    op: str = typer.Option("", help="fp8_gemm or bf16_gemm; default: every op kind with rows."),
+    problems: int = typer.Option(16, min=0, help="Problems to replay per op kind, evenly spread over the recorded ones; 0: all."),
     seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with a seed of its own."),
     seed: int = typer.Option(0, help="First seed."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
@@ -26,26 +28,33 @@ def simulate(
 
     from tuner import simulation
     from tuner.dataset import load_dataset
-    from tuner.sources import open_database
+    from tuner.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
-        data = load_dataset(store, device)
-    rows = simulation.choose_problems(data, problems)
-    if not len(rows):
+        sku = find_device(store, device).sku
+        tables = [load_dataset(store, sku, op=kind) for kind in find_ops(store, sku, op)]
+    chosen = {data.identity.op: (data, rows) for data in tables if len(rows := simulation.choose_problems(data, problems))}
+    if not chosen:
         raise errors.InconclusiveError("no problem was measured over its whole space: run `python -m tuner sweep --sampler exhaustive` first")
+    results = {}
     with Progress(disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("replaying", total=None)
-        result = simulation.simulate(data, rows, range(seed, seed + seeds), on_done=lambda done, total: progress.update(task, completed=done, total=total))
-    result["identity"] = vars(data.identity)
-    print(json.dumps(result, indent=1, sort_keys=True)) if as_json else print_table(result)
+        for kind, (data, rows) in chosen.items():
+            task = progress.add_task(f"replaying {kind}", total=None)
+            show = partial(progress.update, task)
+            found = simulation.simulate(data, rows, range(seed, seed + seeds), on_done=lambda done, total, show=show: show(completed=done, total=total))
+            results[kind] = found | {"identity": vars(data.identity)}
+    if as_json:
+        return print(json.dumps(results, indent=1, sort_keys=True))
+    for kind, result in results.items():
+        print_table(kind, result)
 
 
-def print_table(result: dict) -> None:
+def print_table(op: str, result: dict) -> None:
     """Print one row per searcher and share of the space."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("searcher", "share of the space", "mean regret", "95 %", "worst", title=f"{result['problems']} problems, {result['mean_space']:.0f} configs each")
+    table = Table("searcher", "share of the space", "mean regret", "95 %", "worst", title=f"{op}: {result['problems']} problems, {result['mean_space']:.0f} configs each")
     table.add_row("heuristic", "-", *percentages(result["heuristic"]))
     for name in ("random", "tpe"):
         for entry in result[name]:

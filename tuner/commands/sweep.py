@@ -24,7 +24,7 @@ def register(app) -> None:
 
 
 def sweep(
-    preset: str = typer.Option("default", help="Problems to measure: default, portfolio or demo."),
+    preset: str = typer.Option("default", help="Problems to measure: default, bf16, wgrad, row_major, dense (all four), portfolio_dense or demo."),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file of problems instead of a preset."),
     configs_file: Path = typer.Option(None, "--configs", help="JSON list of configs instead of the whole default space."),
     portfolio_size: int = typer.Option(0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen from what is recorded."),
@@ -74,8 +74,8 @@ def load_configs(path: Path) -> list:
         raise errors.UsageError(f"--configs {path}: not a list of configs ({type(error).__name__}: {error})") from error
 
 
-def choose_configs(source: str, size: int, sku: str) -> list:
-    """Return the `size` configs that together serve the recorded problems of `sku` best."""
+def choose_configs(source: str, size: int, sku: str, problems: list) -> list:
+    """Return per op kind of `problems` the `size` configs that together serve its recorded problems on `sku` best."""
     import numpy as np
 
     from tuner.dataset import load_dataset
@@ -83,8 +83,8 @@ def choose_configs(source: str, size: int, sku: str) -> list:
     from tuner.portfolio import choose_portfolio
 
     with Store.open(source, mode="ro") as store:
-        data = load_dataset(store, sku)
-    return [data.configs[column] for column in choose_portfolio(data, np.arange(len(data.problems)), sizes=(size,)).columns]
+        tables = [load_dataset(store, sku, op=op) for op in dict.fromkeys(problem.op for problem in problems)]
+    return [data.configs[column] for data in tables for column in choose_portfolio(data, np.arange(len(data.problems)), sizes=(size,)).columns]
 
 
 def dry_summary(options, source: str, size: int) -> dict:
@@ -93,7 +93,7 @@ def dry_summary(options, source: str, size: int) -> dict:
 
     device = _C.Device.known("h200")
     if size:
-        options = replace(options, configs=choose_configs(source, size, device.sku))
+        options = replace(options, configs=choose_configs(source, size, device.sku, options.problems))
     configs = None if options.configs is None else [config.as_dict() for config in options.configs]
     return plan_sweep(options, device) | {"configs": configs}
 
@@ -105,7 +105,7 @@ def measure(options, source: str, size: int) -> dict:
 
     with make_worker(options) as worker, make_progress() as progress:
         if size:
-            options = replace(options, configs=choose_configs(source, size, worker.start()["device"]["sku"]))
+            options = replace(options, configs=choose_configs(source, size, worker.start()["device"]["sku"], options.problems))
         with Store.open(options.database) as store:
             summary = Sweep(options, store, worker, progress).run()
     if summary["failed"] and not summary["measured"]:

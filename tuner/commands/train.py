@@ -1,4 +1,4 @@
-"""python -m tuner train: fit the selector of one SKU to the recorded measurements."""
+"""python -m tuner train: fit the selectors of one SKU, one per op kind, to the recorded measurements."""
 
 import json
 from pathlib import Path
@@ -16,10 +16,11 @@ def register(app) -> None:
 def train(
     database: str = typer.Option("", "--db", help="Database to learn from; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot."),
     device: str = typer.Option("", help="SKU or short name (h200); default: the only one in the database."),
-    kernel_hash: str = typer.Option("", help="Kernel hash of the rows to learn from; default: the database's newest."),
+    op: str = typer.Option("", help="fp8_gemm or bf16_gemm; default: every op kind with rows."),
+    kernel_hash: str = typer.Option("", help="Kernel hash (needs --op) of the rows to learn from; default: the database's newest."),
     compiler: str = typer.Option("", help="nvrtc or nvcc; default: the one with most rows."),
     regime: str = typer.Option("", help="Regime of the rows to learn from; default: the one with most rows."),
-    out: Path = typer.Option(None, help="Training folder to write; default: ~/.deep_gemm/training/<sku>."),
+    out: Path = typer.Option(None, help="Training folder to write, with a folder per op kind; default: ~/.deep_gemm/training/<sku>."),
     kind: str = typer.Option("extra-trees", help="extra-trees, random-forest, or auto: the better one on left-out families."),
     trees: int = typer.Option(32, min=1, max=256, help="Trees of the forest."),
     depth: int = typer.Option(10, min=1, max=20, help="Depth of the trees."),
@@ -31,41 +32,61 @@ def train(
 ) -> None:
     """Fit portfolio, forest and guards and write a training folder. Example: python -m tuner train --db tuning.db --device h200"""
     from tuner import train as training
-    from tuner.dataset import load_dataset
     from tuner.learner import KINDS, Settings
     from tuner.portfolio import SIZES, describe_portfolios
-    from tuner.sources import open_database
 
     if kind not in ("auto", *KINDS):
         raise errors.UsageError(f"--kind {kind}: must be one of auto, {', '.join(KINDS)}")
+    if kernel_hash and not op:
+        raise errors.UsageError("--kernel-hash: every op kind has its own; name one with --op")
     settings = Settings(kind=kind, trees=trees, depth=depth, clip=clip, sizes=(portfolio_size,) if portfolio_size else SIZES, seed=seed)
-    with open_database(database) as store:
-        data = load_dataset(store, device, kernel_hash=kernel_hash or None, compiler=compiler or None, regime=regime or None)
-        source = str(store.target)
+    tables, source = load_tables(database, device, op, {"kernel_hash": kernel_hash or None, "compiler": compiler or None, "regime": regime or None})
     if portfolio_only:
-        return print_portfolio(describe_portfolios(data, settings.sizes), as_json)
-    folder = out or training.default_folder(data.identity.sku)
-    print_record(folder, training.save(folder, data, training.train(data, settings), settings, source), as_json)
+        found = {data.identity.op: describe_portfolios(data, settings.sizes) for data in tables}
+        return print_portfolios(found, as_json)
+    folder = out or training.default_folder(tables[0].identity.sku)
+    # All are fitted before any is written: a folder never holds op kinds of different data.
+    fitted = [(data, training.train(data, settings)) for data in tables]
+    records = {data.identity.op: training.save(folder / data.identity.op, data, learned, settings, source) for data, learned in fitted}
+    print_records(folder, records, as_json)
 
 
-def print_portfolio(found: dict, as_json: bool) -> None:
-    """Print the portfolio and the folds' union, as JSON that `sweep --configs` reads or one config per line."""
+def load_tables(database: str, device: str, op: str, identity: dict) -> tuple[list, str]:
+    """Return the measurements of each op kind as tables, and where they come from."""
+    from tuner.dataset import load_dataset
+    from tuner.sources import find_device, find_ops, open_database
+
+    with open_database(database) as store:
+        sku = find_device(store, device).sku
+        return [load_dataset(store, sku, op=kind, **identity) for kind in find_ops(store, sku, op)], str(store.target)
+
+
+def print_portfolios(found: dict, as_json: bool) -> None:
+    """Print the portfolios and the folds' unions, as JSON that `sweep --configs` reads or one config per line."""
     if as_json:
-        return print(json.dumps(found, indent=1))
-    print(f"portfolio of {len(found['portfolio'])} configs; {len(found['configs'])} with those of every fold:")
-    for config in found["configs"]:
-        print(f"  {json.dumps(config)}{'' if config in found['portfolio'] else '  (folds only)'}")
+        configs = [config for entry in found.values() for config in entry["configs"]]
+        return print(json.dumps({"configs": configs, "ops": found}, indent=1))
+    for op, entry in found.items():
+        print(f"{op}: portfolio of {len(entry['portfolio'])} configs; {len(entry['configs'])} with those of every fold:")
+        for config in entry["configs"]:
+            print(f"  {json.dumps(config)}{'' if config in entry['portfolio'] else '  (folds only)'}")
 
 
-def print_record(folder: Path, record: dict, as_json: bool) -> None:
+def print_records(folder: Path, records: dict, as_json: bool) -> None:
     """Print what was trained, as JSON or as one line per fact."""
     if as_json:
-        return print(json.dumps(record | {"folder": str(folder)}, indent=1, sort_keys=True))
+        return print(json.dumps({"folder": str(folder), "ops": records}, indent=1, sort_keys=True))
+    for op, record in records.items():
+        print_record(op, record)
+    print(f"written: {folder}; next: python -m tuner evaluate --training {folder}")
+
+
+def print_record(op: str, record: dict) -> None:
+    """Print what was trained for one op kind."""
     data, guards = record["data"], record["guards"]
-    print(f"data: {data['problems']} problems ({data['full_space_problems']} over the whole space) in {data['families']} families, {data['configs']} configs")
+    print(f"{op}: {data['problems']} problems ({data['full_space_problems']} over the whole space) in {data['families']} families, {data['configs']} configs")
     if data["dropped"] or data["quarantined"]:
         print(f"left out: {data['dropped']}; quarantined: {', '.join(data['quarantined']) or 'none'}")
     for size, score in record["portfolio_curve"].items():
         print(f"portfolio of {size}: {score:.2%} behind the best on left-out families")
     print(f"model: {record['kind']} over {len(record['portfolio'])} configs; margin {guards['margin']:.1%}, spread at most {guards['max_spread']:.3f}, hull +{guards['slack']:.0%}")
-    print(f"written: {folder}; next: python -m tuner evaluate --training {folder}")

@@ -1,61 +1,117 @@
-// Epilogue: a 64 x kBlockN FP32 accumulator of one math warpgroup -> BF16 -> shared memory (stmatrix) -> global memory (TMA).
+// Staged epilogue: a 64-row FP32 accumulator of one math warpgroup -> shared memory -> global memory by TMA (store, or add onto FP32).
 //
-// In shared memory the tile lies as slabs of kSlab columns (the largest power of two up to 64 that divides kBlockN), each slab
-// 64 rows of 2 kSlab bytes, swizzled as the tensor map of D says, which keeps stmatrix free of bank conflicts.
+// A wave's part of D is kTileM rows by kTileN columns: 64 x kColumns, or with swapped operands kColumns x 64. In shared memory it
+// lies as slabs of kSlab columns, each slab kTileM rows of up to 128 bytes, swizzled as the tensor map of D says, which keeps stmatrix free
+// of bank conflicts.
 #pragma once
 
 #include "deep_gemm/ptx.cuh"
 
 namespace deep_gemm {
 
-template <u32 kBlockN>
+template <u32 kColumns, bool kSwap, bool kFloat>
 struct StoreTile {
-    static constexpr u32 kSlab = gcd(kBlockN, 64);
-    static constexpr u32 kRowBytes = 2 * kSlab;
-    static constexpr u32 kSlabBytes = 64 * kRowBytes;
-    static constexpr u32 kBytes = 64 * kBlockN * 2;
-    static constexpr u32 kChunks = kSlab / 8;  // 16-byte chunks in a row of a slab
+    static constexpr u32 kElementBytes = kFloat ? 4 : 2;
+    static constexpr u32 kTileM = kSwap ? kColumns : 64, kTileN = kSwap ? 64 : kColumns;
+    static constexpr u32 kSlab = gcd(kTileN, 128 / kElementBytes);
+    static constexpr u32 kRowBytes = kElementBytes * kSlab;
+    static constexpr u32 kSlabBytes = kTileM * kRowBytes;
+    static constexpr u32 kBytes = 64 * kColumns * kElementBytes;
+    static constexpr u32 kChunks = kRowBytes / 16;                    // 16-byte chunks in a row of a slab
+    static constexpr u32 kChunkElements = 16 / kElementBytes;
 
-    // Byte offset of the 16-byte chunk that holds columns 8 `group` .. 8 `group` + 7 of `row`. The swizzle XORs the chunk's index with
-    // the number of the 128-byte line in its 8-line atom (PTX ISA, "Swizzling modes").
-    __device__ static __forceinline__ u32 offset(u32 row, u32 group) {
-        const u32 chunk = group % kChunks;
+    // Byte offset of the chunk that holds column `column` of row `row`, and of the element. The swizzle XORs the chunk's index with the
+    // number of the 128-byte line in its 8-line atom (PTX ISA, "Swizzling modes").
+    __device__ static __forceinline__ u32 chunk_offset(u32 row, u32 column) {
+        const u32 chunk = column % kSlab / kChunkElements;
         const u32 swizzled = chunk ^ (row / (8 / kChunks) % kChunks);
-        return group / kChunks * kSlabBytes + row * kRowBytes + swizzled * 16;
+        return column / kSlab * kSlabBytes + row * kRowBytes + swizzled * 16;
+    }
+    __device__ static __forceinline__ u32 offset(u32 row, u32 column) {
+        return chunk_offset(row, column) + column % kChunkElements * kElementBytes;
     }
 
-    __device__ static __forceinline__ void write(u32 tile, const float (&final)[kBlockN / 2], float alpha) {
-        const u32 lane = threadIdx.x % 32;
-        const u32 row = threadIdx.x / 32 % 4 * 16 + lane % 16;  // lanes 0-15 address the left matrices, 16-31 the right ones
-#pragma unroll
-        for (u32 group = 0; group + 1 < kBlockN / 8; group += 2) {
-            const float* value = final + 4 * group;
-            ptx::store_matrix_x4(tile + offset(row, group + lane / 16), pack(value, alpha), pack(value + 2, alpha), pack(value + 4, alpha), pack(value + 6, alpha));
-        }
-        if constexpr (kBlockN / 8 % 2 == 1) {
-            const float* value = final + kBlockN / 2 - 4;
-            ptx::store_matrix_x2(tile + offset(row, kBlockN / 8 - 1), pack(value, alpha), pack(value + 2, alpha));
+    __device__ static __forceinline__ void write(u32 tile, const float (&final)[kColumns / 2], float alpha) {
+        if constexpr (kFloat) {
+            write_float(tile, final, alpha);
+        } else {
+            write_bf16(tile, final, alpha);
         }
     }
 
-    __device__ static __forceinline__ void store(const TensorMap* map, u32 tile, u32 n_start, u32 m_start) {
+    __device__ static __forceinline__ void store(const TensorMap* map, u32 tile, u32 n_start, u32 m_start, bool adds) {
 #pragma unroll
-        for (u32 slab = 0; slab < kBlockN / kSlab; ++slab) ptx::tma_store(map, tile + slab * kSlabBytes, n_start + slab * kSlab, m_start);
+        for (u32 slab = 0; slab < kTileN / kSlab; ++slab) {
+            if (adds) {
+                ptx::tma_add(map, tile + slab * kSlabBytes, n_start + slab * kSlab, m_start);
+            } else {
+                ptx::tma_store(map, tile + slab * kSlabBytes, n_start + slab * kSlab, m_start);
+            }
+        }
     }
 
-    // Store columns first .. n - 1 of the rows that exist, from shared memory, one row a thread: TMA clips a store at whole 16 bytes, so
-    // it would write beyond column n - 1. `first` is a multiple of 8 inside this tile.
-    __device__ static __forceinline__ void store_tail(const Params& params, u32 tile, u32 n_start, u32 m_start, u32 first, u32 n, u32 m) {
-        const u32 row = threadIdx.x % 128;
-        if (row >= 64 || m_start + row >= m) return;
-        const u32 source = tile + offset(row, (first - n_start) / 8);
-        u16* destination = params.d + (m_start + row) * params.d_stride_m + first;
-        for (u32 i = 0; i < n - first; ++i) destination[i] = ptx::load_shared_u16(source + 2 * i);
+    // Store columns first .. n - 1 of the rows that exist, from shared memory: TMA clips a store at whole 16 bytes, so it would write beyond
+    // column n - 1. `first` is a multiple of 16 bytes inside this tile.
+    __device__ static __forceinline__ void store_tail(const Params& params, u32 tile, u32 n_start, u32 m_start, u32 first, u32 n, u32 m, bool adds) {
+        for (u32 row = threadIdx.x % 128; row < kTileM && m_start + row < m; row += 128) {
+            const i64 at = (m_start + row) * params.d_stride_m;
+            for (u32 column = first; column < n; ++column) {
+                const u32 source = tile + offset(row, column - n_start);
+                if constexpr (kFloat) {
+                    float* destination = static_cast<float*>(params.d) + at + column;
+                    const float value = ptx::load_shared(source);
+                    *destination = adds ? __fadd_rn(*destination, value) : value;
+                } else {
+                    static_cast<u16*>(params.d)[at + column] = ptx::load_shared_u16(source);
+                }
+            }
+        }
     }
 
    private:
     __device__ static __forceinline__ u32 pack(const float* value, float alpha) {
         return ptx::pack_bf16(__fmul_rn(alpha, value[0]), __fmul_rn(alpha, value[1]));
+    }
+
+    // Lanes address the rows of the 8x8 matrices that stmatrix stores: rows of D, or with swapped operands tokens, whose eight neighbouring
+    // columns of D come from the eight rows of a transposed matrix.
+    __device__ static __forceinline__ void write_bf16(u32 tile, const float (&final)[kColumns / 2], float alpha) {
+        const u32 lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+        for (u32 group = 0; group + 1 < kColumns / 8; group += 2) {
+            const float* value = final + 4 * group;
+            if constexpr (kSwap) {
+                const u32 address = tile + chunk_offset(8 * group + lane / 16 * 8 + lane % 8, warp_row + lane / 8 % 2 * 8);
+                ptx::store_matrix_x4_transposed(address, pack(value, alpha), pack(value + 2, alpha), pack(value + 4, alpha), pack(value + 6, alpha));
+            } else {
+                const u32 address = tile + chunk_offset(warp_row + lane % 16, 8 * (group + lane / 16));
+                ptx::store_matrix_x4(address, pack(value, alpha), pack(value + 2, alpha), pack(value + 4, alpha), pack(value + 6, alpha));
+            }
+        }
+        if constexpr (kColumns / 8 % 2 == 1) {
+            constexpr u32 kLast = kColumns / 8 - 1;
+            const float* value = final + 4 * kLast;
+            if constexpr (kSwap) {
+                ptx::store_matrix_x2_transposed(tile + chunk_offset(8 * kLast + lane % 8, warp_row + lane / 8 % 2 * 8), pack(value, alpha), pack(value + 2, alpha));
+            } else {
+                ptx::store_matrix_x2(tile + chunk_offset(warp_row + lane % 16, 8 * kLast), pack(value, alpha), pack(value + 2, alpha));
+            }
+        }
+    }
+
+    __device__ static __forceinline__ void write_float(u32 tile, const float (&final)[kColumns / 2], float alpha) {
+        const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
+#pragma unroll
+        for (u32 pair = 0; pair < kColumns / 4; ++pair) {  // two neighbouring columns of one row
+            const u32 at_row = row + pair % 2 * 8, at_column = pair / 2 * 8 + column;
+            const float first = __fmul_rn(alpha, final[2 * pair]), second = __fmul_rn(alpha, final[2 * pair + 1]);
+            if constexpr (kSwap) {
+                ptx::store_shared(tile + offset(at_column, at_row), first);
+                ptx::store_shared(tile + offset(at_column + 1, at_row), second);
+            } else {
+                ptx::store_shared_2(tile + offset(at_row, at_column), first, second);
+            }
+        }
     }
 };
 

@@ -115,6 +115,11 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, u32 source, u32 
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(source), "r"(x), "r"(y) : "memory");
 }
 
+// cp.reduce.async.bulk.tensor.2d .add: the same, adding onto what is there, one FP32 rounding an element.
+__device__ __forceinline__ void tma_add(const TensorMap* map, u32 source, u32 x, u32 y) {
+    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(source), "r"(x), "r"(y) : "memory");
+}
+
 // cp.async.bulk.commit_group / wait_group.read: the stores so far form a group; wait until all groups have read their source.
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
@@ -136,6 +141,38 @@ __device__ __forceinline__ u16 load_shared_u16(u32 address) {
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(address) : "memory");
     return value;
 }
+
+__device__ __forceinline__ void load_shared_2(float& a, float& b, u32 address) {
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(a), "=f"(b) : "r"(address) : "memory");
+}
+
+__device__ __forceinline__ void load_shared_4(float (&value)[4], u32 address) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(value[0]), "=f"(value[1]), "=f"(value[2]), "=f"(value[3]) : "r"(address) : "memory");
+}
+
+// st.shared
+__device__ __forceinline__ void store_shared(u32 address, float value) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory"); }
+__device__ __forceinline__ void store_shared_2(u32 address, float a, float b) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
+
+// mapa: the address in CTA `rank` of the cluster of what lies at `address` here.
+__device__ __forceinline__ u32 map_to_rank(u32 address, u32 rank) {
+    u32 remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+    return remote;
+}
+
+// st.async .v4: store 16 bytes into a CTA of the cluster; completes 16 bytes on that CTA's barrier, which so orders the data.
+__device__ __forceinline__ void store_async_4(u32 remote, u32 remote_barrier, const float* value) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote), "f"(value[0]), "f"(value[1]),
+                 "f"(value[2]), "f"(value[3]), "r"(remote_barrier) : "memory");
+}
+
+// griddepcontrol: wait until the kernels that this one depends on have completed; let dependent kernels be scheduled. Without a
+// programmatic dependency both do nothing.
+__device__ __forceinline__ void wait_for_dependencies() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void launch_dependents() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // mul.rn.f32 that stays where it is written: a product that the compiler moves up would wait for its operands between two WGMMAs.
 __device__ __forceinline__ float multiply_here(float a, float b) {
@@ -163,6 +200,14 @@ __device__ __forceinline__ void store_matrix_x2(u32 address, u32 a, u32 b) {
 }
 __device__ __forceinline__ void store_matrix_x4(u32 address, u32 a, u32 b, u32 c, u32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+
+// The same with .trans: each 8x8 matrix is stored transposed.
+__device__ __forceinline__ void store_matrix_x2_transposed(u32 address, u32 a, u32 b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
+}
+__device__ __forceinline__ void store_matrix_x4_transposed(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
 
 }  // namespace ptx

@@ -1,29 +1,28 @@
-// Scale factors on their way from global memory to the math warps, any strides.
+// Scale factors on their way from global memory to the math warps.
 //
-// Three warps of the producer warpgroup copy the scales of a tile by cp.async into a small ring of their own: a buffer holds kSteps
-// K steps of kBlockM scales of A and of the one or two B scales that the tile meets. Eight steps of a row-major row are one 32-byte
-// sector, so row-major and MN-major scales cost about the same and need no transposing launch.
-// Buffer b has a full barrier (one arrival per copying thread, triggered by its copies) and an empty barrier (one per math warp).
+// Vectors that lie MN-major and aligned travel by TMA with the stage they belong to; block scalars beside them by cp.async, one lane each,
+// arriving at the same full barrier. The math warps then wait for nothing but the stage.
+//
+// Any other layout goes through a small ring of its own, filled by the producer warpgroup's three idle warps with cp.async: a buffer holds
+// kSteps K steps of both operands' scales. Eight steps of a row-major row are one 32-byte sector, so row-major scales need no transposing
+// launch. Buffer b has a full barrier (one arrival per copying thread, triggered by its copies) and an empty barrier (one per math warp).
 // Why not in the math warps: there each load-ahead sits in the gap between two multiplications (H200, m = n = 4096, k = 7168, tile
 // 256x128: 190 us against 165 us without any scales).
 #pragma once
 
+#include "deep_gemm/gemm_layout.cuh"
 #include "deep_gemm/ptx.cuh"
 #include "deep_gemm/ring.cuh"
 
 namespace deep_gemm {
 
-template <u32 kBlockM, u32 kMathWarps, bool kTwoScales>
+template <class Config>
 struct ScaleRing {
-    static constexpr u32 kSteps = 8;
-    static constexpr u32 kBuffers = kBlockM == 64 ? 4 : 2;  // a 64-row tile's steps are short, so it needs more of them ahead
-    static constexpr u32 kBlocks = kTwoScales ? 2 : 1;
-    static constexpr u32 kPitch = kBlockM + 2;
+    using Layout = GemmLayout<Config>;
+    static constexpr u32 kSteps = Layout::kRingSteps, kBuffers = Layout::kRingBuffers, kPitch = Layout::kRingPitch;
     static constexpr u32 kBufferBytes = 4 * kSteps * kPitch;
-    static constexpr u32 kBytes = kBuffers * kBufferBytes;
-    static constexpr u32 kBarrierBytes = 16 * kBuffers;
     static constexpr u32 kCopyThreads = 96;
-    static constexpr u32 kFullArrivals = kCopyThreads, kEmptyArrivals = kMathWarps;
+    static constexpr u32 kFullArrivals = kCopyThreads, kEmptyArrivals = Layout::kMathThreads / 32;
 
     u32 data, barriers;  // shared addresses
 
@@ -31,33 +30,43 @@ struct ScaleRing {
     __device__ __forceinline__ u32 empty_barrier(u32 buffer) const { return full_barrier(kBuffers + buffer); }
     __device__ __forceinline__ u32 line(u32 buffer, u32 step) const { return data + buffer * kBufferBytes + step % kSteps * 4 * kPitch; }
 
-    // Copy steps first_step .. first_step + 7 of a tile: eight neighbouring threads take the eight steps of a row. Rows beyond m are left
-    // out (their results are never stored), and so are steps beyond the last. The caller arrives at the buffer's full barrier.
-    __device__ __forceinline__ void copy_group(const Params& params, u32 buffer, u32 thread, u32 first_step, u32 num_steps, u32 m_start, u32 n_start, u32 m, u32 n) const {
-        const u32 step = first_step + thread % kSteps, first = thread / kSteps;
-        const u32 to = line(buffer, step);
-        if (step < num_steps) {
-            const float* from = params.scale_a + step * params.scale_a_stride_k;
+    // Copy `count` scales of one K step: the vector or blocks that begin at index `start` of `limit`; `first` is this thread's place in it.
+    // What lies beyond is left out (its results are never stored). The caller arrives at the buffer's full barrier.
+    template <u32 kCount>
+    __device__ __forceinline__ static void copy_part(u32 to, const float* from, i64 stride, u32 start, u32 limit, u32 first) {
 #pragma unroll 4
-            for (u32 row = first; row < kBlockM; row += kCopyThreads / kSteps) {
-                if (m_start + row < m) ptx::copy_4(to + 4 * row, from + (m_start + row) * params.scale_a_stride_m);
-            }
-            const u32 block = n_start / 128 + first;
-            if (first < kBlocks && block * 128 < n) {
-                ptx::copy_4(to + 4 * (kBlockM + first), params.scale_b + block * params.scale_b_stride_n + step * params.scale_b_stride_k);
-            }
+        for (u32 index = first; index < kCount; index += kCopyThreads / kSteps) {
+            if (start + index < limit) ptx::copy_4(to + 4 * index, from + (start + index) * stride);
+        }
+    }
+
+    // Copy steps step .. step + 7 (counted in the tile's share of K, which begins at `origin`): eight neighbouring threads take the eight
+    // steps of a row.
+    __device__ __forceinline__ void copy_group(const Params& params, u32 buffer, u32 thread, u32 step, u32 num_steps, u32 origin, u32 m_start, u32 n_start,
+                                               u32 m, u32 n) const {
+        const u32 mine = step + thread % kSteps, first = thread / kSteps;
+        if (mine >= num_steps) return;
+        const u32 to = line(buffer, mine);
+        const float* from_a = params.scale_a + (origin + mine) * params.scale_a_stride_k;
+        const float* from_b = params.scale_b + (origin + mine) * params.scale_b_stride_k;
+        copy_part<Config::kBlockM>(to, from_a, params.scale_a_stride_mn, m_start, m, first);
+        if constexpr (Layout::kVectorB) {
+            copy_part<Config::kBlockN>(to + 4 * Config::kBlockM, from_b, params.scale_b_stride_mn, n_start, n, first);
+        } else {
+            copy_part<Layout::kBlocksB>(to + 4 * Config::kBlockM, from_b, params.scale_b_stride_mn, n_start / 128, ceil_div(n, 128), first);
         }
     }
 };
 
 // One math warp's place in the ring of scales.
-template <class Scales>
-struct ScaleReader {
+template <class Config>
+struct RingReader {
+    using Scales = ScaleRing<Config>;
     const Scales& scales;
     Ring<Scales::kBuffers> ring;
     bool holding = false;
 
-    __device__ __forceinline__ explicit ScaleReader(const Scales& scales) : scales(scales) {}
+    __device__ __forceinline__ explicit RingReader(const Scales& scales) : scales(scales) {}
 
     // Make the scales of K step `step` of a tile readable; call once a step, in order, tile after tile.
     __device__ __forceinline__ void advance(u32 step) {
@@ -71,14 +80,20 @@ struct ScaleReader {
         ptx::barrier_wait(scales.full_barrier(ring.stage), ring.phase);
     }
 
-    // Start reading the scales of A for the rows `row` and `row` + 8 of the tile, and those of its B blocks.
-    __device__ __forceinline__ void read(float (&scale_a)[2], float (&scale_b)[Scales::kBlocks], u32 step, u32 row) const {
-        const u32 line = scales.line(ring.stage, step), at = line + 4 * row;
-        scale_a[0] = ptx::load_shared(at);
-        scale_a[1] = ptx::load_shared(at + 32);
-#pragma unroll
-        for (u32 block = 0; block < Scales::kBlocks; ++block) scale_b[block] = ptx::load_shared(line + 4 * (Scales::kPitch - 2 + block));
-    }
+    // Shared addresses of the scales of A and of B for K step `step`, whose stage is not needed here.
+    __device__ __forceinline__ u32 address_a(u32 step, u32) const { return scales.line(ring.stage, step); }
+    __device__ __forceinline__ u32 address_b(u32 step, u32) const { return scales.line(ring.stage, step) + 4 * Config::kBlockM; }
+};
+
+// The same for scales that come with their stage.
+template <class Config>
+struct StageReader {
+    using Layout = GemmLayout<Config>;
+    u32 data;  // shared address of stage 0's scales
+
+    __device__ __forceinline__ void advance(u32) const {}
+    __device__ __forceinline__ u32 address_a(u32, u32 stage) const { return data + stage * Layout::kStageScaleBytes; }
+    __device__ __forceinline__ u32 address_b(u32 step, u32 stage) const { return address_a(step, stage) + Layout::kScaleBytesA; }
 };
 
 }  // namespace deep_gemm

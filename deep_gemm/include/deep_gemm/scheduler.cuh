@@ -1,6 +1,7 @@
 // Which tile a cluster works on. The grid is persistent: cluster c takes cluster tiles c, c + clusters, c + 2 clusters, ...
 // Tiles are numbered band by band: `band` cluster tiles along m are walked for each n before the next n, so that one wave of
-// CTAs touches few distinct rows of A and B and they stay in L2.
+// CTAs touches few distinct rows of A and B and they stay in L2. With split K all CTAs of a cluster work on one tile, and the grid has a
+// cluster for each.
 #pragma once
 
 #include "deep_gemm/types.cuh"
@@ -9,7 +10,7 @@ namespace deep_gemm {
 
 template <class Config>
 struct TileScheduler {
-    static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN;
+    static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN * Config::kSplitK;
 
     u32 tile, num_tiles, step;
     u32 m_cluster_tiles, n_cluster_tiles, band;

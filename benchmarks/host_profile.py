@@ -1,0 +1,67 @@
+"""Say where the host time of one call goes, by differences of calls that end ever later (best of the blocks of stopwatch.py).
+
+    loop       a Python function that does nothing: the cost of the measurement itself
+    arguments  the op on m = 0 rows: arguments bound, tensors viewed, dtypes and shapes checked; it ends before layouts and devices
+    checks     the op on meta tensors less the above: layouts, overlap, variant of the problem
+    dispatch   the answer of the dispatch table, timed in native code
+    launch     the whole call less all of the above: stream, tensor maps, context, the driver's launch
+    driver     of these, the driver's launch of an empty kernel through ctypes (an upper bound: ctypes takes its share)
+
+Meta tensors are viewed by attributes where CUDA tensors are viewed by the exchange interface, so `checks` is an upper bound and may take from `launch`.
+"""
+
+from collections.abc import Callable
+
+import torch
+
+import deep_gemm
+from deep_gemm import _C
+from tests.gpu.operands import quantise_blocks, quantise_rows
+
+from .device_kernels import ReadKernel
+from .stopwatch import time_blocks
+
+DISPATCH_ROUNDS = 2000
+
+
+def make_fp8_call(m: int, n: int, k: int, device: str) -> Callable[[], object]:
+    """Return fp8_gemm_nt on operands of `device`."""
+    a, b = (tuple(part.to(device) for part in quantise(torch.randn(rows, k))) for rows, quantise in ((m, quantise_rows), (n, quantise_blocks)))
+    d = torch.empty(m, n, dtype=torch.bfloat16, device=device)
+    return lambda: deep_gemm.fp8_gemm_nt(a, b, d)
+
+
+def make_bf16_call(m: int, n: int, k: int, device: str) -> Callable[[], object]:
+    """Return bf16_gemm_nt on operands of `device`."""
+    a, b = (torch.randn(rows, k, dtype=torch.bfloat16).to(device) for rows in (m, n))
+    d = torch.empty(m, n, dtype=torch.bfloat16, device=device)
+    return lambda: deep_gemm.bf16_gemm_nt(a, b, d)
+
+
+MAKERS = {"fp8_gemm": make_fp8_call, "bf16_gemm": make_bf16_call}
+
+
+def time_parts(sizes: tuple[int, int, int], device: str = "cuda") -> dict[str, dict]:
+    """Return {op kind: {"calls_us": the calls that were timed, "parts_us": their differences}}."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
+    driver_us = time_driver() if device == "cuda" else 0.0
+    return {op: split_call(make, op, sizes, device, synchronize, driver_us) for op, make in MAKERS.items()}
+
+
+def split_call(make: Callable, op: str, sizes: tuple[int, int, int], device: str, synchronize: Callable, driver_us: float) -> dict[str, dict]:
+    """Time the calls of one op kind and take their differences."""
+    m, n, k = sizes
+    calls = {"loop": lambda: None, "no rows": make(0, n, k, device), "meta": make(m, n, k, "meta"), "whole": make(m, n, k, device)}
+    times = {name: time_blocks(call, synchronize)["best_us"] for name, call in calls.items()}
+    dispatch_us = _C.time_dispatch_hits([_C.Problem(op, m, n, k)], DISPATCH_ROUNDS) * 1e6 if device == "cuda" else 0.0
+    parts = {
+        "loop": times["loop"], "arguments": times["no rows"] - times["loop"], "checks": max(times["meta"] - times["no rows"], 0.0),
+        "dispatch": dispatch_us, "launch": times["whole"] - max(times["meta"], times["no rows"]) - dispatch_us, "driver": driver_us,
+    }  # fmt: skip
+    return {"calls_us": times, "parts_us": {name: round(value, 3) for name, value in parts.items()}}
+
+
+def time_driver() -> float:
+    """Return the best microseconds of launching a kernel that finds nothing to read."""
+    kernel, data = ReadKernel("empty_read", num_blocks=1, num_threads=32), torch.zeros(16, dtype=torch.uint8, device="cuda")
+    return time_blocks(lambda: kernel.launch(data), torch.cuda.synchronize)["best_us"]

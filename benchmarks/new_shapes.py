@@ -1,0 +1,103 @@
+"""Time the first call of shapes that nothing has seen, with the kernels of the portfolio loaded (target P13).
+
+Every shape is chosen for, planned and launched once; what is compiled meanwhile is counted. `choose_us` is the median time of choosing
+alone (from Python, each for the first time), `first_call_us` that of the whole first call, which also loads source and cubin from memory.
+"""
+
+import random
+import time
+
+import torch
+
+import deep_gemm
+from deep_gemm import _C, selection
+from deep_gemm.errors import DeepGemmError
+from deep_gemm.jit import build
+from tests.gpu.operands import quantise_blocks, quantise_rows
+from tests.gpu.variants import BF16, FP8, Variant
+from tests.gpu.world import get_portfolio
+from tuner.statistics import median
+
+NUM_SHAPES = 40
+#: One variant of each op kind: the commonest call.
+VARIANTS = {FP8: Variant(), BF16: Variant(BF16)}
+
+
+def make_shapes(op: str) -> list[tuple[int, int, int]]:
+    """Return shapes of many sizes that no benchmark or sweep has: odd multiples of 8."""
+    rng = random.Random(op)
+    return [(rng.choice((3, 19, 77, 333, 1234, 3001)), 8 * rng.randrange(9, 1200, 2), 16 * rng.randrange(9, 500, 2)) for _ in range(NUM_SHAPES)]
+
+
+def make_call(op: str, m: int, n: int, k: int):
+    """Return the op on random operands."""
+    d = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+    a, b = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+    if op == BF16:
+        a, b = a.bfloat16(), b.bfloat16()
+        return lambda: deep_gemm.bf16_gemm_nt(a, b, d)
+    from tests.gpu.memory import make_scales_mn_major
+
+    (a, scale_a), b = quantise_rows(a), quantise_blocks(b)
+    a = (a, make_scales_mn_major(scale_a))
+    return lambda: deep_gemm.fp8_gemm_nt(a, b, d)
+
+
+class CompileCounter:
+    """Counts what the JIT compiles while it is entered."""
+
+    def __enter__(self):
+        self.count, self._original = 0, build.compile_source
+        build.compile_source = self._compile
+        return self
+
+    def _compile(self, *arguments, **options):
+        self.count += 1
+        return self._original(*arguments, **options)
+
+    def __exit__(self, *_):
+        build.compile_source = self._original
+
+
+def load_portfolio(op: str, device) -> int:
+    """Compile and load every config of the portfolio; return how many."""
+    problem, loaded = VARIANTS[op].problem(), 0
+    for config in get_portfolio(op, device)[0]:
+        if _C.is_legal(problem, config, device):
+            result = build.get_cubin(problem, config)
+            _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
+            loaded += 1
+    return loaded
+
+
+def time_op(op: str, device) -> dict:
+    """Return counts and times of one op kind's new shapes."""
+    loaded, choose, first = load_portfolio(op, device), [], []
+    sources: dict[str, int] = {}
+    with CompileCounter() as counter:
+        for shape in make_shapes(op):
+            problem, call = VARIANTS[op].problem(*shape), make_call(op, *shape)
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            choice = selection.explain(problem, device)
+            chosen = time.perf_counter()
+            call()
+            first.append((time.perf_counter() - chosen) * 1e6)
+            choose.append((chosen - start) * 1e6)
+            sources[choice.source] = sources.get(choice.source, 0) + 1
+    torch.cuda.synchronize()
+    return {
+        "problems": len(first), "portfolio": loaded, "compiles": counter.count, "sources": sources,
+        "choose_us": round(median(choose), 2), "first_call_us": round(median(first), 1), "first_call_max_us": round(max(first), 1),
+    }  # fmt: skip
+
+
+def time_new_shapes(device) -> dict[str, dict]:
+    """Return {op kind: figures}; an op kind that fails is left out with a line."""
+    found = {}
+    for op in VARIANTS:
+        try:
+            found[op] = time_op(op, device)
+        except (DeepGemmError, RuntimeError) as error:  # the other op kind still counts
+            print(f"new shapes of {op}: {type(error).__name__}: {str(error)[:300]}")
+    return found

@@ -1,0 +1,25 @@
+// How messages speak of an operand: in the caller's dims, also where the op works on a transposed view.
+#pragma once
+
+#include <string>
+
+#include "runtime/tensor_view.hpp"
+
+namespace deep_gemm {
+
+// "[m, k]" of two texts, in the order of the caller's dims.
+std::string dims_text(const Operand& operand, const std::string& rows, const std::string& columns);
+
+// The caller's shape.
+std::string shape_text(const Operand& operand);
+
+// "a.stride(0) = 280": the stride of dim `dim` of the op's view, under the number that the caller knows it by.
+std::string stride_text(const Operand& operand, int dim);
+
+std::string dtype_text(const Operand& operand);
+std::string device_text(const TensorView& view);
+
+// "FP8", "BF16", "FP32".
+const char* short_dtype_name(Dtype dtype);
+
+}  // namespace deep_gemm

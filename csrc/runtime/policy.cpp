@@ -1,0 +1,53 @@
+#include "runtime/policy.hpp"
+
+#include <pybind11/pybind11.h>
+
+#include <optional>
+#include <string>
+
+#include "core/error.hpp"
+#include "core/problem.hpp"
+
+namespace py = pybind11;
+
+namespace deep_gemm {
+namespace {
+
+int num_sms_limit = 0;
+bool is_pdl_enabled = false;
+double tc_util_ratio = 1.0;
+std::optional<bool> batch_invariant;  // empty until it is set or first asked for
+
+}  // namespace
+
+int get_num_sms() { return num_sms_limit; }
+
+void set_num_sms(int num_sms) {
+    if (num_sms < 0 || num_sms > Problem::kMaxSms)
+        throw Error(ErrorKind::kArgument, "num_sms = " + std::to_string(num_sms) + ": must be within 0.." +
+                                              std::to_string(Problem::kMaxSms) + "; 0 means all SMs of the device.");
+    num_sms_limit = num_sms;
+}
+
+bool get_pdl() { return is_pdl_enabled; }
+
+void set_pdl(bool is_enabled) { is_pdl_enabled = is_enabled; }
+
+double get_tc_util() { return tc_util_ratio; }
+
+void set_tc_util(double ratio) {
+    if (!(ratio >= 0.0 && ratio <= 100.0))  // NaN, too
+        throw Error(ErrorKind::kArgument,
+                    "ratio = " + std::to_string(ratio) + ": must be within 0..1, or a percentage up to 100; pass such a number.");
+    tc_util_ratio = ratio > 1.0 ? ratio / 100.0 : ratio;
+}
+
+bool is_batch_invariant() {
+    if (!batch_invariant)
+        batch_invariant = py::module_::import("deep_gemm.environment").attr("is_enabled")("DG_BATCH_INVARIANT").cast<bool>();
+    return *batch_invariant;
+}
+
+void set_batch_invariant(bool is_enabled) { batch_invariant = is_enabled; }
+
+}  // namespace deep_gemm

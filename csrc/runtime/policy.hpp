@@ -1,0 +1,23 @@
+// How this process wants its calls run, whatever the problem: set by functions of the package, read by every call. The GIL must be held.
+#pragma once
+
+namespace deep_gemm {
+
+// SMs that launches may use; 0 = all of the device. Throws Error(kArgument).
+int get_num_sms();
+void set_num_sms(int num_sms);
+
+// Whether a kernel may start while the one before it in the stream ends (programmatic dependent launch).
+bool get_pdl();
+void set_pdl(bool is_enabled);
+
+// Share of the tensor cores' time that the caller wishes used, within 0..1; kept for callers of the API, nothing reads it.
+// Throws Error(kArgument); numbers above 1 are percent.
+double get_tc_util();
+void set_tc_util(double ratio);
+
+// Whether configs are limited to those whose rows do not depend on m. Until it is set, DG_BATCH_INVARIANT says so.
+bool is_batch_invariant();
+void set_batch_invariant(bool is_enabled);
+
+}  // namespace deep_gemm

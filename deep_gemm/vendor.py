@@ -1,0 +1,73 @@
+"""The vendor's products through torch, under the names that callers of DeepGEMM compare with. On CUDA tensors torch calls cuBLASLt."""
+
+import torch
+
+from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
+
+_INPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
+_OUTPUT_DTYPES = (torch.bfloat16, torch.float32)
+
+
+def cublaslt_gemm_nt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Compute d = A @ B.T + c by the vendor's library.
+
+    Args:
+        a: A [m, k], bfloat16 or float8_e4m3fn (without scales). b: B [n, k] of the same dtype.
+        d: bfloat16 or float32 [m, n], written. c: [m, n] of the dtype of d, which it may be, or None; FP8 operands take none.
+
+    Raises: ArgumentError, DtypeError, ShapeError; LayoutError for FP8 operands on a GPU that are not contiguous along K.
+    """
+    _run(a, b.t(), d, c)
+
+
+def cublaslt_gemm_nn(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Compute d = A @ B + c; b is B [k, n], all else as for cublaslt_gemm_nt."""
+    _run(a, b, d, c)
+
+
+def cublaslt_gemm_tn(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Compute d = A.T @ B + c; a is A [k, m] and b is B [k, n], all else as for cublaslt_gemm_nt."""
+    _run(a.t(), b, d, c)
+
+
+def cublaslt_gemm_tt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Compute d = A.T @ B.T + c; a is A [k, m] and b is B [n, k], all else as for cublaslt_gemm_nt."""
+    _run(a.t(), b.t(), d, c)
+
+
+@torch.no_grad()
+def _run(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
+    """Compute d = a @ b + c of a [m, k] and b [k, n]."""
+    _check(a, b, d, c)
+    if a.dtype == torch.float8_e4m3fn:
+        _run_fp8(a, b, d)
+    elif a.is_cuda and d.dtype == torch.float32:
+        torch.mm(a, b, out_dtype=d.dtype, out=d) if c is None else torch.addmm(c, a, b, out_dtype=d.dtype, out=d)
+    elif a.is_cuda or d.dtype == a.dtype:
+        torch.mm(a, b, out=d) if c is None else torch.addmm(c, a, b, out=d)
+    else:
+        product = a.float() @ b.float()  # torch's CPU products have no other output dtype
+        d.copy_(product if c is None else product.add_(c))
+
+
+def _run_fp8(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
+    if not a.is_cuda:
+        d.copy_(a.float() @ b.float())
+        return
+    if a.stride(1) != 1 or b.stride(0) != 1:
+        raise LayoutError(f"a, b strides = {a.stride()}, {b.stride()}: the vendor reads FP8 along k only; pass K-major operands.")
+    one = torch.ones((), device=a.device)
+    torch._scaled_mm(a, b, one, one, out_dtype=d.dtype, use_fast_accum=False, out=d)
+
+
+def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
+    if a.dtype not in _INPUT_DTYPES or b.dtype != a.dtype:
+        raise DtypeError(f"a.dtype = {a.dtype}, b.dtype = {b.dtype}: both must be torch.bfloat16 or torch.float8_e4m3fn; convert them.")
+    if d.dtype not in _OUTPUT_DTYPES or (c is not None and c.dtype != d.dtype):
+        raise DtypeError(f"d.dtype = {d.dtype}: must be torch.bfloat16 or torch.float32, and that of c; allocate such a d.")
+    if c is not None and a.dtype == torch.float8_e4m3fn:
+        raise ArgumentError("c: the vendor's FP8 product adds nothing to a D of its own; pass None and add c afterwards.")
+    sizes = (a.shape[0], b.shape[1]) if a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] else None
+    if sizes is None or tuple(d.shape) != sizes or (c is not None and c.shape != d.shape):
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in (a, b, d))
+        raise ShapeError(f"a, b, d = {shapes}: must agree as [m, k], [k, n] and [m, n], and c have the shape of d; reshape them.")

@@ -1,0 +1,62 @@
+"""What the benchmarks need of a GPU, on the CPU: a timer that calls and invents times, kernels that are the public ops, CPU tensors."""
+
+from types import SimpleNamespace
+
+import torch
+
+import deep_gemm
+from benchmarks import harness
+from deep_gemm import _C
+from tests.gpu.public_op import RECIPES
+
+
+class FakeTimer:
+    """benchmarks.cold_timer.ColdTimer: calls every variant once and returns its position as microseconds."""
+
+    def __init__(self, sm_count: int):
+        assert sm_count == 132
+
+    def measure(self, variants: dict, rounds: int) -> dict[str, list[float]]:
+        """Return made-up times."""
+        for call in variants.values():
+            call()
+        return {name: [float(index + 1)] * rounds for index, name in enumerate(variants)}
+
+
+class OpKernel:
+    """_C.Kernel: the public op's own result on CPU tensors; `fault(kernel, d)` spoils it afterwards."""
+
+    def __init__(self, problem, config, fault=None):
+        self.problem, self.config, self.fault = problem, config, fault
+
+    def launch(self, a, scale_a, b, scale_b, d, c=None) -> None:
+        """Compute at once."""
+        if self.problem.op == "bf16_gemm":
+            deep_gemm.bf16_gemm_nt(a, b, d, c=c)
+        else:
+            deep_gemm.fp8_gemm_nt((a, scale_a), (b, scale_b), d, c=c, recipe=RECIPES[self.problem.recipe])
+        if self.fault is not None:
+            self.fault(self, d)
+
+
+def install(monkeypatch, fault=None) -> None:
+    """Replace what the harness uses of CUDA; `fault` is given to every kernel. Tensors meant for the GPU are made on the CPU."""
+    device = _C.Device.known("h200")
+    native = SimpleNamespace(Kernel=lambda cubin, name, problem, config, ordinal: OpKernel(problem, config, fault), get_device=lambda: device)
+    replaced = {
+        "_C": native, "ColdTimer": FakeTimer, "warm_up": lambda seconds: None, "compile_all": lambda kernels: list(kernels)[:0],
+        "get_cubin": lambda problem, config: SimpleNamespace(cubin=f"{problem} {config}".encode(), kernel_name="kernel"),
+    }  # fmt: skip
+    for name, value in replaced.items():
+        monkeypatch.setattr(harness, name, value)
+    for name in ("randn", "empty", "ones", "zeros", "arange"):
+        monkeypatch.setattr(torch, name, on_cpu(getattr(torch, name)))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, **options: (a.float() @ b.float()).to(options["out_dtype"]))
+    multiply = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype=None, out=None: multiply(a.float(), b.float()) if out_dtype else multiply(a, b, out=out))
+
+
+def on_cpu(make):
+    """Return a torch factory that makes CUDA tensors on the CPU."""
+    return lambda *sizes, device=None, **options: make(*sizes, device="cpu" if device == "cuda" else device, **options)

@@ -1,0 +1,58 @@
+"""Operands of every variant, described in the memory of the stub's GPU, which nobody reads."""
+
+from deep_gemm import _C
+from tests.fakes.operands import align
+
+A, SCALE_A, B, SCALE_B, D, C = (1 << exponent for exponent in range(40, 46))  # addresses, far apart
+ELEMENT = {"float8_e4m3fn": 1, "bfloat16": 2, "float32": 4}
+
+
+def view(address: int, shape: tuple, strides: tuple, dtype: str, device: int = 0) -> "_C.TensorView":
+    """Describe a tensor."""
+    return _C.TensorView(address, list(shape), list(strides), dtype, device)
+
+
+def pitch_of(columns: int, dtype: str, extra: int = 16) -> int:
+    """Return the pitch, in elements, of rows padded to 16 bytes and `extra` more."""
+    size = ELEMENT[dtype]
+    return (align(columns * size, 16) + extra) // size
+
+
+def input_view(address: int, rows: int, k: int, dtype: str, major: str, device: int = 0) -> "_C.TensorView":
+    """Describe A or B as [rows, k], contiguous along k or along the rows."""
+    pitch = pitch_of(k if major == "k" else rows, dtype)
+    return view(address, (rows, k), (pitch, 1) if major == "k" else (1, pitch), dtype, device)
+
+
+def scale_view(address: int, rows: int, steps: int, layout: str, device: int = 0) -> "_C.TensorView":
+    """Describe scales [rows, steps]; `layout` "mn_major" is what TMA reads, "any" is row-major at an odd pitch."""
+    strides = (1, align(rows, 4) + 4) if layout == "mn_major" else (steps + 3, 1)
+    return view(address, (rows, steps), strides, "float32", device)
+
+
+def make_scales(problem: "_C.Problem", m: int, n: int, k: int, device: int = 0) -> tuple:
+    """Describe the scales of A and B, or (None, None)."""
+    if problem.op == "bf16_gemm":
+        return None, None
+    if problem.recipe == "per_row":
+        return view(SCALE_A, (m,), (2,), "float32", device), view(SCALE_B, (n,), (3,), "float32", device)
+    steps, rows_b = -(-k // 128), n if problem.recipe == "1d1d" else -(-n // 128)
+    layout_b = problem.scale_layout if problem.recipe == "1d1d" else "any"
+    return scale_view(SCALE_A, m, steps, problem.scale_layout, device), scale_view(SCALE_B, rows_b, steps, layout_b, device)
+
+
+def make_variant(problem: "_C.Problem", m: int, n: int, k: int, heads: tuple = (8, 4, 0), device: int = 0) -> tuple[tuple, dict]:
+    """Return the arguments of Kernel.launch for operands of `problem`'s variant: (positional, keywords)."""
+    dtype = "float8_e4m3fn" if problem.op == "fp8_gemm" else "bfloat16"
+    d_dtype = "float32" if problem.d_dtype == "fp32" else "bfloat16"
+    a, b = input_view(A, m, k, dtype, problem.a_major, device), input_view(B, n, k, dtype, problem.b_major, device)
+    scale_a, scale_b = make_scales(problem, m, n, k, device)
+    options, columns = {}, n
+    if problem.c_mode == "head_split":
+        columns, options = n // (heads[0] + heads[2]) * sum(heads), {"head_splits": heads}
+    d = view(D, (m, columns), (pitch_of(columns, d_dtype), 1), d_dtype, device)
+    if problem.c_mode == "accumulate":
+        options = {"c": d}
+    elif problem.c_mode == "general":
+        options = {"c": view(C, (m, n), (n + 1, 1), d_dtype, device), "alpha": 0.5, "beta": -2.0}
+    return (a, scale_a, b, scale_b, d), options

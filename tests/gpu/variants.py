@@ -1,0 +1,87 @@
+"""The kernel variants of the suite: everything of a problem but its sizes, and how closely each is covered.
+
+Every legal config of the main variants' default spaces is compiled and run. A variant that differs from a main one in a single
+field is covered by every `spread`-th config, any other by every `FAR * spread`-th; the first config differs from variant to
+variant, so that together they meet all of them.
+"""
+
+from itertools import product
+from typing import NamedTuple
+
+from deep_gemm import _C
+
+FP8, BF16 = "fp8_gemm", "bf16_gemm"
+SPREAD = 4
+#: How much rarer configs of a variant are that differs from every main one in more than one field.
+FAR = 4
+#: Of a small space more than its share is covered.
+MIN_CONFIGS = 4
+
+
+class Variant(NamedTuple):
+    """The fields of a problem that decide which kernel runs it; the defaults are those of `_C.Problem`."""
+
+    op: str = FP8
+    recipe: str = "1d2d"
+    d_dtype: str = "bf16"
+    c_mode: str = "none"
+    a_major: str = "k"
+    b_major: str = "k"
+    scale_layout: str = "mn_major"
+
+    def __str__(self) -> str:
+        """Return a short name, e.g. `fp8_gemm 1d1d fp32 accumulate any` or `bf16_gemm bf16 none mn,k`."""
+        layout = self.scale_layout if self.is_fp8 else f"{self.a_major},{self.b_major}"
+        return " ".join((self.op, *([self.recipe] if self.is_fp8 else []), self.d_dtype, self.c_mode, layout))
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the operands are FP8 with scales."""
+        return self.op == FP8
+
+    def problem(self, m: int = 128, n: int = 128, k: int = 128, **fields) -> "_C.Problem":
+        """Return the problem of that size; with run-time sizes one cubin serves all of them."""
+        return _C.Problem(self.op, m, n, k, **self._asdict_without_op(), **fields)
+
+    def _asdict_without_op(self) -> dict:
+        return {name: value for name, value in self._asdict().items() if name != "op"}
+
+
+MAIN = (Variant(), Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), Variant(BF16))
+#: What a D of each dtype can be made of; the heads' split is of FP8 with block scales alone.
+_OUTPUTS = [("bf16", "none"), ("bf16", "general"), ("fp32", "none"), ("fp32", "accumulate"), ("fp32", "general")]
+_HEADS = [Variant(c_mode="head_split", scale_layout=layout) for layout in ("mn_major", "any")]
+
+
+def list_variants() -> list[Variant]:
+    """Return every variant, the main ones first."""
+    fp8 = [
+        Variant(FP8, recipe, *output, scale_layout=layout)
+        for recipe, output, layout in product(("1d2d", "1d1d", "per_row"), _OUTPUTS, ("mn_major", "any"))
+        if recipe != "per_row" or layout == "mn_major"
+    ]  # fmt: skip
+    bf16 = [Variant(BF16, "1d2d", *output, *majors) for output, majors in product(_OUTPUTS, product(("k", "mn"), repeat=2))]
+    return list(dict.fromkeys((*MAIN, *fp8, *_HEADS, *bf16)))
+
+
+def get_stride(variant: Variant, spread: int = SPREAD) -> int:
+    """Return which share of a variant's default space is covered: every `stride`-th config."""
+    distance = min(sum(mine != main for mine, main in zip(variant, other, strict=True)) for other in MAIN)
+    return 1 if distance == 0 else spread if distance == 1 else FAR * spread
+
+
+def get_space(variant: Variant, device) -> list:
+    """Return every config of the variant's default space on `device`."""
+    return list(_C.get_default_space(variant.problem(), device))
+
+
+def choose_configs(variant: Variant, device, spread: int = SPREAD) -> list:
+    """Return the configs of a variant that the suite runs."""
+    space = get_space(variant, device)
+    stride = min(get_stride(variant, spread), max(len(space) // MIN_CONFIGS, 1))
+    return space[list_variants().index(variant) % stride :: stride]
+
+
+def choose_pairs(device, spread: int = SPREAD) -> list[tuple[Variant, object]]:
+    """Return every (variant, config) of the suite, in the order in which they run."""
+    return [(variant, config) for variant in list_variants() for config in choose_configs(variant, device, spread)]
