@@ -26,7 +26,7 @@ struct GemmParams {
     uint32_t band = 1;  // cluster tiles along m that are walked together
     float alpha = 1.0f, beta = 1.0f;
     uint32_t head_left = 0, head_mid = 0, head_right = 0;
-    uint32_t reserved = 0;
+    uint32_t zero = 0;  // must be 0: the kernels mask with it (pipeline.cuh)
 };
 
 static_assert(sizeof(GemmParams) == 128, "the kernel reads 128 bytes");

@@ -146,7 +146,7 @@ def check_params(params, fields, shape, config):
     m, n, k = shape
     assert (params["m"], params["n"], params["k"]) == shape
     assert (params["num_m_tiles"], params["num_n_tiles"]) == (-(-m // config["block_m"]), -(-n // config["block_n"]))
-    assert params["d"] == stub_operands.D and params["reserved"] == 0
+    assert params["d"] == stub_operands.D and params["zero"] == 0
     d_columns = n // (HEADS[0] + HEADS[2]) * sum(HEADS) if fields["c_mode"] == "head_split" else n
     assert params["d_stride_m"] == pitch_of(d_columns, "float32" if fields.get("d_dtype") == "fp32" else "bfloat16")
     assert (params["head_left"], params["head_mid"], params["head_right"]) == (HEADS if fields["c_mode"] == "head_split" else (0, 0, 0))

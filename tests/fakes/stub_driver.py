@@ -24,7 +24,7 @@ _SOURCE = Path(__file__).with_name("libcuda.c")
 _PARAMS = struct.Struct("<QQQQqqqqqqIIIIIIffIIII")
 _PARAMS_FIELDS = (
     "scale_a", "scale_b", "d", "c", "scale_a_stride_mn", "scale_a_stride_k", "scale_b_stride_mn", "scale_b_stride_k", "d_stride_m", "c_stride_m",
-    "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "beta", "head_left", "head_mid", "head_right", "reserved",
+    "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "beta", "head_left", "head_mid", "head_right", "zero",
 )
 FP8_PROBLEM = _C.Problem("fp8_gemm", 1, 1, 1, scale_layout="any")
 

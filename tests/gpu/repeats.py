@@ -12,7 +12,7 @@ import torch
 from deep_gemm import _C
 
 from .configs import ALL_SMS, FEW_SMS, name_job
-from .operands import GuardedOutput, Shape, make_output
+from .operands import GuardedOutput, Shape, count_wrong, make_output
 from .variants import BF16, MAIN, Variant, list_variants
 from .world import World, launch_options, lay_out_scale, prepare_c
 
@@ -21,6 +21,8 @@ SHAPE = Shape(333, 1096, 2064)
 #: Repeats by number of SMs; all of them must give the same bits. Fewer where a launch takes longer.
 PORTFOLIO_REPEATS = {ALL_SMS: 800, FEW_SMS: 200}
 SPACE_REPEATS = {ALL_SMS: 30, FEW_SMS: 30}
+#: Many tiles for each CTA of all SMs, so that shared memory is as busy as it gets: reads of scales that a refill overtakes show only here.
+LARGE_SHAPE, LARGE_REPEATS = Shape(5120, 4096, 1536), 12
 #: Launches of one graph, on all SMs and on FEW_SMS in turn.
 GRAPH_LAUNCHES = 20
 #: Bytes that the second stream copies again and again, so that memory traffic and CTAs of another kernel interfere.
@@ -30,6 +32,10 @@ PORTFOLIO_VARIANTS = (
     *MAIN, Variant(scale_layout="any"), Variant(recipe="per_row"), Variant(d_dtype="fp32", c_mode="general"),
     Variant(BF16, d_dtype="fp32", c_mode="accumulate", a_major="mn", b_major="mn"), Variant(BF16, c_mode="general", b_major="mn"),
 )  # fmt: skip
+
+
+#: What is repeated on LARGE_SHAPE: every way in which scales travel.
+LARGE_VARIANTS = (*MAIN, Variant(scale_layout="any"), Variant(recipe="1d1d"), Variant(recipe="1d1d", scale_layout="any"), Variant(recipe="per_row"))
 
 
 class BusyStream:
@@ -49,8 +55,8 @@ class BusyStream:
 class Repeater:
     """One config on one case: poisons D, launches, and counts the launches whose D or red zones differ from the first."""
 
-    def __init__(self, world: World, variant: Variant, config):
-        self.case, self.kernel = world.case(variant, SHAPE), world.kernel(variant, config)
+    def __init__(self, world: World, variant: Variant, config, shape: Shape = SHAPE):
+        self.case, self.kernel = world.case(variant, shape), world.kernel(variant, config)
         self.output: GuardedOutput = make_output(self.case)
         self.scales = [lay_out_scale(self.case.scale_a, variant, 1, True), lay_out_scale(self.case.scale_b, variant, 1, False)]
         self.launch(ALL_SMS)
@@ -93,6 +99,16 @@ def run_repeats(world: World, variant: Variant, config, repeats: dict[int, int])
     return launches + 1, failures + _check_tiles(world, variant, config)
 
 
+def run_large(world: World, variant: Variant, config) -> tuple[int, list[str]]:
+    """Launch one config LARGE_REPEATS times on a grid of many tiles; the last D must be right, and all of them alike."""
+    repeater = Repeater(world, variant, config, LARGE_SHAPE)
+    for _ in range(LARGE_REPEATS):
+        repeater.count(ALL_SMS)
+    unlike, wrong = int(repeater.unlike[ALL_SMS]), int(count_wrong(repeater.case, repeater.output.d))
+    failures = [f"{tuple(LARGE_SHAPE)}: {unlike} of {LARGE_REPEATS} runs gave other bits"] if unlike else []
+    return LARGE_REPEATS + 1, failures + ([f"{tuple(LARGE_SHAPE)}: {wrong} elements outside their bound"] if wrong else [])
+
+
 def _check_tiles(world: World, variant: Variant, config) -> list[str]:
     """Check that the grid keeps to FEW_SMS and a CTA walks several tiles there: otherwise the repeats show nothing more."""
     if config.split_k > 1:
@@ -132,4 +148,11 @@ def space_jobs(world: World) -> list:
     """Return one job for each further config that the suite runs."""
     chosen = {(variant, config) for variant in PORTFOLIO_VARIANTS for config in world.portfolio(variant)}
     pairs = [(variant, config) for variant in list_variants() for config in world.configs(variant)]
-    return [(name_job(*pair), partial(run_repeats, world, *pair, SPACE_REPEATS)) for pair in pairs if pair not in chosen]
+    jobs = [(name_job(*pair), partial(run_repeats, world, *pair, SPACE_REPEATS)) for pair in pairs if pair not in chosen]
+    large = [pair for pair in pairs if pair[0] in LARGE_VARIANTS and not is_small(pair[1])]
+    return jobs + [(f"{name_job(*pair)} large", partial(run_large, world, *pair)) for pair in large]
+
+
+def is_small(config) -> bool:
+    """Return whether a config is for few tokens: it would take long on LARGE_SHAPE and never runs there."""
+    return config.swap_ab or config.block_m * config.block_n < 64 * 64

@@ -50,8 +50,12 @@ def choose_configs(variant: Variant, space: list) -> list:
 
 
 def choose_pairs(device) -> list[tuple[Variant, object]]:
-    """Return every (variant, config) that the tools watch."""
-    return [(variant, config) for variant in list_variants() for config in choose_configs(variant, get_space(variant, device))]
+    """Return every (variant, config) that the tools watch: all signatures of the main variants, of any other one config in turn."""
+    pairs = []
+    for index, variant in enumerate(list_variants()):
+        chosen = choose_configs(variant, get_space(variant, device))
+        pairs += [(variant, config) for config in (chosen if variant in MAIN else [chosen[index % len(chosen)]])]
+    return pairs
 
 
 def run_config(variant: Variant, config) -> list[str]:

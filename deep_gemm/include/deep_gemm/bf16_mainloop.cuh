@@ -28,13 +28,13 @@ struct Bf16Mainloop {
             ptx::barrier_wait(stages.full_barrier(ring.stage), ring.phase);
             multiply(final, ring.stage);
             ptx::wgmma_wait<1>();  // the multiplications of the step before have read their stage
-            if (step > 0) stages.release(last);
+            if (step > 0) stages.release(last, 0);
             last = ring.stage;
         }
         ptx::wgmma_wait<0>();
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) fence_registers(final[wave]);
-        if (num_steps > 0) stages.release(last);
+        if (num_steps > 0) stages.release(last, 0);
     }
 
    private:

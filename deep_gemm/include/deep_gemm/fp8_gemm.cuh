@@ -17,7 +17,7 @@ struct Fp8 {
     template <class Config>
     struct ReaderOf<Config, true> {
         using Type = RingReader<Config>;
-        __device__ static __forceinline__ Type make(const Pipeline<Config>&, const ScaleRing<Config>& scales) { return Type(scales); }
+        __device__ static __forceinline__ Type make(const Pipeline<Config>& stages, const ScaleRing<Config>& scales) { return Type(scales, stages.zero); }
     };
 
     template <class Config>

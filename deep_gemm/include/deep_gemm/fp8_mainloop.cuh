@@ -62,18 +62,20 @@ struct Fp8Mainloop {
             const u32 stage = ring.stage;
             ring.advance();
             Scales scale;
+            u32 bits = 0;  // of all scales read for this step
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
                 constexpr u32 kLast = Layout::kWaves - 1;
                 multiply(partial, stage, row + 64 * wave);
-                if (wave == 0) reader.advance(step);
+                if (wave == 0) reader.advance(step, 0);  // the scales of the step before have been used
                 read(scale, step, stage, wave);
                 if (wave == kLast) full = ptx::barrier_test(stages.full_barrier(ring.stage), ring.phase);  // off the path between multiplications
                 ptx::wgmma_wait<0>();
                 fence_registers(partial);
-                if (wave == kLast && !Scales::kLate) stages.release(stage);
-                scale.promote_wave(final[wave], partial, boundary);
-                if (wave == kLast && Scales::kLate) stages.release(stage);
+                bits |= scale.bits();
+                if (wave == kLast && !Scales::kLate) stages.release(stage, bits);
+                bits |= scale.promote_wave(final[wave], partial, boundary);
+                if (wave == kLast && Scales::kLate) stages.release(stage, bits);
             }
         }
     }
@@ -85,17 +87,17 @@ struct Fp8Mainloop {
         Scales even_scale, odd_scale;
         StageRing ahead = ring;
         if (num_steps == 0) return;
-        start(even, even_scale, ahead, 0);
+        start(even, even_scale, ahead, 0, 0);
         u32 step = 0;
 #pragma unroll 1
         for (; step + 2 < num_steps; step += 2) {
-            start(odd, odd_scale, ahead, step + 1);
+            start(odd, odd_scale, ahead, step + 1, even_scale.bits());
             finish<1>(final, even, even_scale, ring, boundary);
-            start(even, even_scale, ahead, step + 2);
+            start(even, even_scale, ahead, step + 2, odd_scale.bits());
             finish<1>(final, odd, odd_scale, ring, boundary);
         }
         if (step + 1 < num_steps) {
-            start(odd, odd_scale, ahead, step + 1);
+            start(odd, odd_scale, ahead, step + 1, even_scale.bits());
             finish<1>(final, even, even_scale, ring, boundary);
             finish<0>(final, odd, odd_scale, ring, boundary);
         } else {
@@ -103,11 +105,11 @@ struct Fp8Mainloop {
         }
     }
 
-    // Wait for the next stage, start its multiplication, and start reading the scales of K step `step`.
-    __device__ __forceinline__ void start(float (&partial)[kAccumulators], Scales& scale, StageRing& ahead, u32 step) {
+    // Wait for the next stage, start its multiplication, and start reading the scales of K step `step`. `bits` are those of the step before.
+    __device__ __forceinline__ void start(float (&partial)[kAccumulators], Scales& scale, StageRing& ahead, u32 step, u32 bits) {
         ptx::barrier_wait(stages.full_barrier(ahead.stage), ahead.phase);
         multiply(partial, ahead.stage, row);
-        reader.advance(step);
+        reader.advance(step, bits);
         read(scale, step, ahead.stage, 0);
         ahead.advance();
     }
@@ -117,9 +119,9 @@ struct Fp8Mainloop {
     __device__ __forceinline__ void finish(float (&final)[kAccumulators], float (&partial)[kAccumulators], const Scales& scale, StageRing& ring, u32 boundary) const {
         ptx::wgmma_wait<kPending>();
         fence_registers(partial);
-        if constexpr (!Scales::kLate) stages.release(ring.stage);
-        scale.promote_wave(final, partial, boundary);
-        if constexpr (Scales::kLate) stages.release(ring.stage);
+        if constexpr (!Scales::kLate) stages.release(ring.stage, scale.bits());
+        const u32 late_bits = scale.promote_wave(final, partial, boundary);
+        if constexpr (Scales::kLate) stages.release(ring.stage, scale.bits() | late_bits);
         ring.advance();
     }
 };

@@ -35,7 +35,7 @@ struct Gemm {
     SplitK<Config> split;
 
     __device__ __forceinline__ Gemm(const Maps& maps, const Params& params, u32 shared)
-        : maps(maps), params(params), shared(shared), cluster_rank(Layout::kClusterSize > 1 ? ptx::cluster_rank() : 0), stages{shared} {
+        : maps(maps), params(params), shared(shared), cluster_rank(Layout::kClusterSize > 1 ? ptx::cluster_rank() : 0), stages{shared, params.zero} {
         m = Config::kShapeM ? Config::kShapeM : params.m;
         n = Config::kShapeN ? Config::kShapeN : params.n;
         const u32 all_steps = ceil_div(Config::kShapeK ? Config::kShapeK : params.k, Layout::kBlockK);

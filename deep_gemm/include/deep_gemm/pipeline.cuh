@@ -31,6 +31,7 @@ struct Pipeline {
     using Layout = GemmLayout<Config>;
 
     u32 shared;  // base of the CTA's shared memory
+    u32 zero;    // Params::zero
 
     __device__ __forceinline__ u32 full_barrier(u32 stage) const { return shared + Layout::kOffsetBarriers + 8 * stage; }
     __device__ __forceinline__ u32 empty_barrier(u32 stage) const { return full_barrier(Config::kNumStages + stage); }
@@ -41,13 +42,16 @@ struct Pipeline {
     __device__ __forceinline__ u32 rows_tile(u32 stage) const { return Layout::kSwap ? stage_b(stage) : stage_a(stage); }
     __device__ __forceinline__ u32 columns_tile(u32 stage) const { return Layout::kSwap ? stage_a(stage) : stage_b(stage); }
 
-    // Tell the producers that load this stage that the calling math warp has left it.
-    __device__ __forceinline__ void release(u32 stage) const {
-        const u32 lane = threadIdx.x % 32;
+    // Tell the producers that load this stage that the calling math warp has left it. `bits` are those of everything that the thread read from
+    // the stage with ordinary loads: the arrival's address depends on them (they are masked to zero), so it cannot be issued while a load is
+    // still under way. Shared memory is so busy that a load can outlast the stage's refill (seen on an H200 with 1D1D, tile 128x112: column scales
+    // of a later step in a few warps), and neither the arrival's release nor a warp barrier makes the hardware wait for it.
+    __device__ __forceinline__ void release(u32 stage, u32 bits) const {
+        const u32 lane = threadIdx.x % 32, barrier = empty_barrier(stage) + (bits & zero);
         if constexpr (Layout::kMulticast) {
-            if (lane < Layout::kClusterSize) ptx::barrier_arrive_remote(empty_barrier(stage), lane);
+            if (lane < Layout::kClusterSize) ptx::barrier_arrive_remote(barrier, lane);
         } else {
-            if (lane == 0) ptx::barrier_arrive(empty_barrier(stage));
+            if (lane == 0) ptx::barrier_arrive(barrier);
         }
     }
 };

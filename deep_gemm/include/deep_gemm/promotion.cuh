@@ -52,24 +52,42 @@ struct WaveScales {
         }
     }
 
-    __device__ __forceinline__ void promote_wave(float (&final)[kAccumulators], const float (&partial)[kAccumulators], u32 boundary) const {
+    // The bits of all scales that have been read so far, for Pipeline::release.
+    __device__ __forceinline__ u32 bits() const {
+        u32 all = 0;
+        if constexpr (Layout::kHasScales) {
+            all = __float_as_uint(row[0]) | (kRowVector ? __float_as_uint(row[1]) : 0);
+            if constexpr (!kLate) {
+#pragma unroll
+                for (u32 i = 0; i < kHeld; ++i) all |= __float_as_uint(column[i]);
+            }
+        }
+        return all;
+    }
+
+    // Add the scaled partial sums to `final`; returns the bits of the column scales that were read here.
+    __device__ __forceinline__ u32 promote_wave(float (&final)[kAccumulators], const float (&partial)[kAccumulators], u32 boundary) const {
+        u32 late_bits = 0;
         if constexpr (!Layout::kHasScales) {
 #pragma unroll
             for (u32 i = 0; i < kAccumulators; ++i) final[i] = __fadd_rn(final[i], partial[i]);
         } else if constexpr (kColumnVector) {
-            promote_columns(final, partial);
+            late_bits = promote_columns(final, partial);
         } else {
             promote_blocks(final, partial, boundary);
         }
+        return late_bits;
     }
 
    private:
-    __device__ __forceinline__ void promote_columns(float (&final)[kAccumulators], const float (&partial)[kAccumulators]) const {
+    __device__ __forceinline__ u32 promote_columns(float (&final)[kAccumulators], const float (&partial)[kAccumulators]) const {
+        u32 late_bits = 0;
 #pragma unroll
         for (u32 g = 0; g < kColumns / 8; ++g) {
             float pair[2];
             if constexpr (kLate) {
                 ptx::load_shared_2(pair[0], pair[1], late + 32 * g);
+                late_bits |= __float_as_uint(pair[0]) | __float_as_uint(pair[1]);
             } else {
                 pair[0] = column[2 * g];
                 pair[1] = column[2 * g + 1];
@@ -80,6 +98,7 @@ struct WaveScales {
 #pragma unroll
             for (u32 e = 0; e < 4; ++e) final[4 * g + e] = __fmaf_rn(scale[e], partial[4 * g + e], final[4 * g + e]);
         }
+        return late_bits;
     }
 
     // Columns from `boundary` on take the second block's scale. It is a multiple of kScaleUnit and at least that, so runs of that many columns

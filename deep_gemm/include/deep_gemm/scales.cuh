@@ -63,17 +63,19 @@ template <class Config>
 struct RingReader {
     using Scales = ScaleRing<Config>;
     const Scales& scales;
+    u32 zero;  // Params::zero
     Ring<Scales::kBuffers> ring;
     bool holding = false;
 
-    __device__ __forceinline__ explicit RingReader(const Scales& scales) : scales(scales) {}
+    __device__ __forceinline__ RingReader(const Scales& scales, u32 zero) : scales(scales), zero(zero) {}
 
-    // Make the scales of K step `step` of a tile readable; call once a step, in order, tile after tile.
-    __device__ __forceinline__ void advance(u32 step) {
+    // Make the scales of K step `step` of a tile readable; call once a step, in order, tile after tile. `bits` are those of scales that have
+    // been read but perhaps not arrived yet (see Pipeline::release).
+    __device__ __forceinline__ void advance(u32 step, u32 bits) {
         if (step % Scales::kSteps != 0) return;
         if (holding) {
             __syncwarp();  // every lane has read the buffer that is given back
-            if (threadIdx.x % 32 == 0) ptx::barrier_arrive(scales.empty_barrier(ring.stage));
+            if (threadIdx.x % 32 == 0) ptx::barrier_arrive(scales.empty_barrier(ring.stage) + (bits & zero));
             ring.advance();
         }
         holding = true;
@@ -91,7 +93,7 @@ struct StageReader {
     using Layout = GemmLayout<Config>;
     u32 data;  // shared address of stage 0's scales
 
-    __device__ __forceinline__ void advance(u32) const {}
+    __device__ __forceinline__ void advance(u32, u32) const {}
     __device__ __forceinline__ u32 address_a(u32, u32 stage) const { return data + stage * Layout::kStageScaleBytes; }
     __device__ __forceinline__ u32 address_b(u32 step, u32 stage) const { return address_a(step, stage) + Layout::kScaleBytesA; }
 };

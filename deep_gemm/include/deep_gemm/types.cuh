@@ -30,7 +30,7 @@ struct Params {
     u32 band;         // cluster tiles along m that are walked together, for L2 reuse
     float alpha, beta;
     u32 head_left, head_mid, head_right;  // a head of `left` + `right` columns is stored around `mid` columns that are left alone
-    u32 reserved;
+    u32 zero;  // 0, which the compiler does not know: see Pipeline::release
 };
 
 static_assert(sizeof(TensorMap) == 128, "the driver encodes 128 bytes");
