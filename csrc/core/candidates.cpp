@@ -63,11 +63,13 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
 }
 
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
+    // Two vectors of scales through the ring leave a pair too few registers (128x144 and wider spill).
+    const bool is_crowded = has_scale_ring(variant) && variant.recipe == Recipe::k1d1d;
     for (int block_m : kBlockMs)
         for (int block_n : kBlockNs)
             for (const auto& [cluster_m, cluster_n] : kClusters) {
                 if (block_n < (block_m == 64 ? 0 : block_m == 128 ? kMinBlockN128 : kMinBlockN256)) continue;
-                if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN)) continue;
+                if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN || is_crowded)) continue;
                 const Config config{.block_m = block_m,
                                     .block_n = block_n,
                                     .block_k = stage_k(variant.op),

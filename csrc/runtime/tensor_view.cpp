@@ -113,6 +113,7 @@ TensorView read_plain(const TorchAccess& torch, const char* name, PyObject* obje
     try {
         return read_by_attributes(object, false);
     } catch (py::error_already_set& error) {
+        if (!error.matches(PyExc_Exception)) throw;  // an interrupt says nothing about the tensor
         error.restore();
         fail(name, ": a tensor without plain strided memory (" + pending_error_text() + "); pass a dense tensor.");
     }
