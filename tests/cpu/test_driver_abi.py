@@ -102,7 +102,7 @@ PARAMS_PROGRAM = """
 """
 PARAMS = (
     "scale_a", "scale_b", "d", "c", "scale_a_stride_mn", "scale_a_stride_k", "scale_b_stride_mn", "scale_b_stride_k", "d_stride_m", "c_stride_m",
-    "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "beta", "head_left", "head_mid", "head_right", "reserved",
+    "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "beta", "head_left", "head_mid", "head_right", "zero",
 )
 
 

@@ -78,7 +78,7 @@ def test_tiles():
         values = named(problem)
         for config in PORTFOLIO:
             tiles = math.ceil(problem.m / config.block_m / config.cluster_m) * math.ceil(problem.n / config.block_n / config.cluster_n)
-            shared = 2 if config.split_k > 1 and 2 * (_C.smem_bytes(problem, config) + 1024) <= 233472 else 1
+            shared = _C.blocks_per_sm(problem, config) if config.split_k > 1 else 1
             waves = tiles / max(1, shared * int(values["num_sms"]) // (config.cluster_m * config.cluster_n * config.split_k))
             assert values[f"waves of {config}"] == pytest.approx(waves)
             assert values[f"last_wave_fill of {config}"] == pytest.approx(waves / math.ceil(waves))
