@@ -2,7 +2,7 @@
 
 import torch
 
-from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 _OUTPUT_DTYPES = (torch.bfloat16, torch.float32)
@@ -17,28 +17,35 @@ def cublaslt_gemm_nt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch
 
     Raises: ArgumentError, DtypeError, ShapeError; LayoutError for FP8 operands on a GPU that are not contiguous along K.
     """
-    _run(a, b.t(), d, c)
+    _run("nt", a, b, d, c)
 
 
 def cublaslt_gemm_nn(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
     """Compute d = A @ B + c; b is B [k, n], all else as for cublaslt_gemm_nt."""
-    _run(a, b, d, c)
+    _run("nn", a, b, d, c)
 
 
 def cublaslt_gemm_tn(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
     """Compute d = A.T @ B + c; a is A [k, m] and b is B [k, n], all else as for cublaslt_gemm_nt."""
-    _run(a.t(), b, d, c)
+    _run("tn", a, b, d, c)
 
 
 def cublaslt_gemm_tt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
     """Compute d = A.T @ B.T + c; a is A [k, m] and b is B [n, k], all else as for cublaslt_gemm_nt."""
-    _run(a.t(), b.t(), d, c)
+    _run("tt", a, b, d, c)
 
 
-@torch.no_grad()
-def _run(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
-    """Compute d = a @ b + c of a [m, k] and b [k, n]."""
+def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
+    """Check the operands of one layout and compute d = A @ B + c."""
+    _check_tensors({"a": a, "b": b, "d": d} | ({} if c is None else {"c": c}))
+    a, b = a.t() if layout[0] == "t" else a, b.t() if layout[1] == "t" else b
     _check(a, b, d, c)
+    with torch.no_grad():
+        _multiply(a, b, d, c)
+
+
+def _multiply(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
+    """Compute d = a @ b + c of a [m, k] and b [k, n]."""
     if a.dtype == torch.float8_e4m3fn:
         _run_fp8(a, b, d)
     elif a.is_cuda and d.dtype == torch.float32:
@@ -58,6 +65,36 @@ def _run_fp8(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
         raise LayoutError(f"a, b strides = {a.stride()}, {b.stride()}: the vendor reads FP8 along k only; pass K-major operands.")
     one = torch.ones((), device=a.device)
     torch._scaled_mm(a, b, one, one, out_dtype=d.dtype, use_fast_accum=False, out=d)
+
+
+def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
+    """Check what every operand must be, and that nothing overlaps d but c in the same place."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"{name} = {type(tensor).__name__}: must be a torch.Tensor; FP8 operands go without scales.")
+        if tensor.dim() != 2:
+            raise ShapeError(f"{name}.ndim = {tensor.dim()}: must be a matrix; reshape it.")
+        if tensor.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(f"{name}: requires grad, but no graph is recorded; call under torch.no_grad() or detach it.")
+        if tensor.device != tensors["d"].device:
+            raise DeviceError(f"{name} is on {tensor.device} and d on {tensors['d'].device}: all must be on one device; move them with .to(...).")
+    for name, tensor in tensors.items():
+        is_d = tensor.data_ptr() == tensors["d"].data_ptr() and tensor.stride() == tensors["d"].stride()
+        if name != "d" and not (name == "c" and is_d) and _overlaps(tensor, tensors["d"]):
+            raise LayoutError(f"d overlaps {name} in memory: they must be separate (c may be d itself); pass another tensor.")
+
+
+def _overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """Return whether the spans of memory of two tensors meet; empty and meta tensors have none."""
+    if x.is_meta or not (x.numel() and y.numel()):
+        return False
+    (x_first, x_end), (y_first, y_end) = _span(x), _span(y)
+    return x_first < y_end and y_first < x_end
+
+
+def _span(x: torch.Tensor) -> tuple[int, int]:
+    last = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.data_ptr(), x.data_ptr() + (last + 1) * x.element_size()
 
 
 def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:

@@ -77,7 +77,8 @@ enum class Rule {
     kClusterSms,
     kScaleBlocks,
     kRegisters,
-    kSmem
+    kSmem,
+    kLateRing
 };
 
 bool is_cluster_shape(const Config& config) {
@@ -119,7 +120,25 @@ Rule broken_split_rule(const Problem& problem, const Config& config) {
     return problem.batch_invariant ? Rule::kSplitInvariant : Rule::kNone;
 }
 
-Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
+// Registers of the accumulators, and of the column scales that a thread would hold beside them.
+struct HeldRegisters {
+    int accumulators, scales;
+    bool are_scales_late() const { return scales > 0 && accumulators + scales > kMaxHeldRegisters; }
+};
+
+HeldRegisters held_registers(const Problem& problem, const Config& config) {
+    const int columns = column_side(config), partials = is_pipelined(problem, config) ? 2 : 1;
+    return {(math_waves(config) + partials) * columns / 2, has_column_scales(problem, config) ? partials * columns / 4 : 0};
+}
+
+// Withheld: a pipelined tile starts a step before it promotes the last one, and starting may give back the buffer of the scale ring that
+// late reads of that promotion still need.
+bool has_late_ring(const Problem& problem, const Config& config) {
+    return has_scale_ring(problem) && is_pipelined(problem, config) && held_registers(problem, config).are_scales_late();
+}
+
+// What the kernels are written for; is_legal withholds some of it.
+Rule broken_kernel_rule(const Problem& problem, const Config& config, const Device& device) {
     if (device.compute_major != 9) return Rule::kArchitecture;
     for (const auto rule : {broken_tile_rule, broken_cluster_rule, broken_split_rule})
         if (const Rule broken = rule(problem, config); broken != Rule::kNone) return broken;
@@ -128,6 +147,11 @@ Rule broken_rule(const Problem& problem, const Config& config, const Device& dev
     if (estimate_registers(problem, config) > limit) return Rule::kRegisters;
     if (smem_bytes(problem, config) > device.smem_bytes) return Rule::kSmem;
     return Rule::kNone;
+}
+
+Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
+    const Rule rule = broken_kernel_rule(problem, config, device);
+    return rule == Rule::kNone && has_late_ring(problem, config) ? Rule::kLateRing : rule;
 }
 
 std::string clause(const char* name, int64_t value, const std::string& rule) {
@@ -178,6 +202,9 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
         case Rule::kSmem:
             return clause("shared memory", smem_bytes(problem, config),
                           "more than the " + std::to_string(device.smem_bytes) + " bytes of a block; use fewer stages");
+        case Rule::kLateRing:
+            return "block_n = " + std::to_string(config.block_n) +
+                   ": 1d1d scales of any layout would be read after their buffer was given back; choose another width or MN-major scales";
         default: return describe_cluster(rule, config);
     }
 }
@@ -209,12 +236,10 @@ bool is_pipelined(const Problem& problem, const Config& config) {
 }
 
 int estimate_registers(const Problem& problem, const Config& config) {
-    const int columns = column_side(config);
-    if (problem.op == Op::kBf16Gemm) return math_waves(config) * columns / 2 + kRegisterOverhead;
-    const int partials = is_pipelined(problem, config) ? 2 : 1, accumulators = (math_waves(config) + partials) * columns / 2;
-    const int scales = has_column_scales(problem, config) ? partials * columns / 4 : 0;
-    const int held = accumulators + scales <= kMaxHeldRegisters ? scales : 0;
-    return accumulators + held + (partials == 2 ? kPipelinedRegisterOverhead : kRegisterOverhead);
+    if (problem.op == Op::kBf16Gemm) return math_waves(config) * column_side(config) / 2 + kRegisterOverhead;
+    const HeldRegisters held = held_registers(problem, config);
+    const int overhead = is_pipelined(problem, config) ? kPipelinedRegisterOverhead : kRegisterOverhead;
+    return held.accumulators + (held.are_scales_late() ? 0 : held.scales) + overhead;
 }
 
 int64_t smem_bytes(const Problem& problem, const Config& config) {
@@ -233,6 +258,10 @@ int32_t usable_sms(const Problem& problem, const Device& device) {
 
 bool is_legal(const Problem& problem, const Config& config, const Device& device) {
     return broken_rule(problem, config, device) == Rule::kNone;
+}
+
+bool is_compilable(const Problem& problem, const Config& config, const Device& device) {
+    return broken_kernel_rule(problem, config, device) == Rule::kNone;
 }
 
 std::string legality_reason(const Problem& problem, const Config& config, const Device& device) {

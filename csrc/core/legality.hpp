@@ -83,6 +83,9 @@ inline bool has_two_scales(const Problem& problem, const Config& config) {
 
 bool is_legal(const Problem& problem, const Config& config, const Device& device);
 
+// Whether the generator has a kernel for the config, legal or withheld: withholding one changes no other kernel's identity.
+bool is_compilable(const Problem& problem, const Config& config, const Device& device);
+
 // Empty when legal, else one sentence with the value, the rule and the remedy.
 std::string legality_reason(const Problem& problem, const Config& config, const Device& device);
 

@@ -177,6 +177,8 @@ void run_gemm(GemmOperands operands, const GemmOptions& options) {
 
 void launch_explicit(const LoadedKernel& kernel, const GemmOperands& operands, const GemmOptions& options, int num_sms) {
     const GemmSizes sizes = check_gemm(operands, options);
+    if (options.beta == 0.0f && operands.c.is_present())
+        throw Error(ErrorKind::kArgument, "beta = 0: an explicit kernel would still read c; pass c=None to a kernel without C.");
     if (sizes.is_empty()) return;
     const GemmLayouts preferred{.a = kernel.problem.a_major, .b = kernel.problem.b_major};
     const GemmLayouts layouts = check_gemm_layout(operands, options, sizes, preferred);

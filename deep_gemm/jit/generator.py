@@ -88,6 +88,15 @@ def generate_source(problem: "_C.Problem", config: "_C.Config") -> str:
     reason = _C.legality_reason(problem, config, _C.Device.known("h200"))
     if reason:
         raise ConfigError(f"config = {config}: {reason}")
+    return _render(problem, config)
+
+
+def canonical_sources(op: str) -> list[str]:
+    """Return the sources that stand for the generator in the kernel hash of `op`. Raises ProblemError for an unknown op kind."""
+    return [_render(problem, config) for problem, config in canonical_cases(op)]
+
+
+def _render(problem: "_C.Problem", config: "_C.Config") -> str:
     columns = config.block_m if config.swap_ab else config.block_n
     accumulators = columns // 2
     return _TEMPLATE.format(
@@ -144,13 +153,14 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`.
 
     Every variant of the op over tiles of every kind, at a shallow and a deep ring, with and without clusters and split K, so that a change
-    of any constant of any kernel shows; legality alone decides which, so that neither the heuristic nor the candidate list changes the hash.
+    of any constant of any kernel shows; what the kernels are written for decides which, so that neither the heuristic nor the candidate list nor
+    withholding a config changes the hash.
     """
     kernel_name(op)
     device = _C.Device.known("h200")
     cases = [(_C.Problem(op, 1, 1, 1, **variant), config) for variant in _canonical_variants(op) for config in _canonical_configs(op)]
     fixed = (_C.Problem(op, 128, 256, 512, compiled_dims="mnk"), _C.Config(64, 8, 8, block_k=_block_k(op)))
-    return [(problem, config) for problem, config in cases if _C.is_legal(problem, config, device)] + [fixed]
+    return [(problem, config) for problem, config in cases if _C.is_compilable(problem, config, device)] + [fixed]
 
 
 def _block_k(op: str) -> int:

@@ -73,6 +73,13 @@ def expected_registers(problem, config) -> int:
     return accumulators + (held if accumulators + held <= 176 else 0) + (16 if partials == 2 else 40)
 
 
+def is_late_in_ring(problem, config) -> bool:
+    """Whether column scales would be read from a ring buffer that starting the next step has given back."""
+    columns = sides(config)[1]
+    has_columns = has_scales(problem) and (problem.recipe == "1d1d" or config.swap_ab)
+    return has_ring(problem) and has_columns and _C.is_pipelined(problem, config) and 3 * columns // 2 + columns // 2 > 176
+
+
 def most_scale_blocks(block_n: int) -> int:
     """Walk every tile start up to a full period and count the 128-column blocks that the tile meets."""
     return max((start + block_n - 1) // 128 - start // 128 + 1 for start in range(0, 128 * block_n, block_n))
@@ -85,6 +92,7 @@ def expected_legal(problem, config) -> bool:
         expected_registers(problem, config) <= (248 if math_groups(config) == 1 else 232),
         config.swap_ab or not has_scales(problem) or problem.recipe == "1d1d" or most_scale_blocks(config.block_n) <= 2,
         config.cluster_m == 1 or config.block_n % 16 == 0,
+        not is_late_in_ring(problem, config),
         config.cluster_m * config.cluster_n == 1 or not config.swap_ab,
         problem.a_major == "k" or config.block_m % 64 == 0,
         problem.b_major == "k" or config.block_n % 64 == 0,
@@ -193,3 +201,15 @@ def test_extreme_fields_do_not_wrap():
         for problem in VARIANTS:
             assert _C.smem_bytes(problem, huge) > 2**39 and not _C.is_legal(problem, huge, H200)
     assert isinstance(_C.LAUNCH_ABI, int)
+
+
+def test_late_reads_from_the_ring_are_withheld():
+    """Row-major 1D1D scales: the wide pipelined tiles are never offered, the kernels that were measured keep their identity."""
+    problem = _C.Problem(OP, 4096, 4096, 8192, recipe="1d1d", scale_layout="any")
+    for config in (_C.Config(128, 128, 4), _C.Config(128, 96, 4), _C.Config(64, 112, 4)):
+        assert not _C.is_legal(problem, config, H200) and _C.is_compilable(problem, config, H200)
+        assert "given back" in _C.legality_reason(problem, config, H200)
+    assert _C.is_legal(problem, _C.Config(128, 80, 4), H200) and _C.is_legal(problem, _C.Config(256, 128, 3), H200)
+    for d_dtype in ("bf16", "fp32"):
+        chosen = _C.get_analytic_config(_C.Problem(**(problem.as_dict() | {"d_dtype": d_dtype})), H200)
+        assert not is_late_in_ring(problem, chosen)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import deep_gemm
+from deep_gemm import errors
 from deep_gemm.testing import calc_diff
 from tests.fakes.operands import align, one_thread
 
@@ -207,3 +208,23 @@ def test_what_the_vendor_is_not_asked():
     }.items():  # fmt: skip
         with pytest.raises(error):
             deep_gemm.cublaslt_gemm_nt(*arguments)
+
+
+def test_the_vendor_product_refuses_what_it_would_get_wrong():
+    a, b, d = (torch.ones(16, 16, dtype=torch.bfloat16) for _ in range(3))
+    with pytest.raises(errors.LayoutError, match="d overlaps a"):
+        deep_gemm.cublaslt_gemm_nn(a, b, a)
+    both = torch.zeros(17, 16, dtype=torch.bfloat16)
+    with pytest.raises(errors.LayoutError, match="d overlaps c"):
+        deep_gemm.cublaslt_gemm_nn(a, b, both[1:], both[:-1])
+    with pytest.raises(errors.DeviceError, match="b is on meta"):
+        deep_gemm.cublaslt_gemm_nn(a, b.to("meta"), d)
+    with pytest.raises(errors.ArgumentError, match="requires grad"):
+        deep_gemm.cublaslt_gemm_nn(a.clone().requires_grad_(), b, d)
+    with pytest.raises(errors.ShapeError, match="b.ndim = 3"):
+        deep_gemm.cublaslt_gemm_nt(a, b[None], d)
+    with pytest.raises(errors.ArgumentError, match="must be a torch.Tensor"):
+        deep_gemm.cublaslt_gemm_nt((a, b), b, d)
+    assert torch.equal(d, torch.ones_like(d))
+    deep_gemm.cublaslt_gemm_nn(a, b, d, d)
+    assert torch.equal(d, torch.full_like(d, 17.0))
