@@ -74,6 +74,7 @@ def test_a_wrong_kernel_is_found(monkeypatch, tmp_path, family):
 
 def test_other_bits_count_only_without_split_k(monkeypatch):
     install(monkeypatch)
+    torch.manual_seed(0)  # one more unit in the last place may leave the bound where the rounding had used it up
     product = dense_fp8.DenseFp8(SIZES, H200)
     call = product.call_op("mn_major")
 
