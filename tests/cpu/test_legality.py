@@ -209,7 +209,7 @@ def test_late_reads_from_the_ring_are_withheld():
     for config in (_C.Config(128, 128, 4), _C.Config(128, 96, 4), _C.Config(64, 112, 4)):
         assert not _C.is_legal(problem, config, H200) and _C.is_compilable(problem, config, H200)
         assert "given back" in _C.legality_reason(problem, config, H200)
-    assert _C.is_legal(problem, _C.Config(128, 80, 4), H200) and _C.is_legal(problem, _C.Config(256, 128, 3), H200)
+    assert _C.is_legal(problem, _C.Config(128, 80, 4), H200) and _C.is_legal(problem, _C.Config(256, 128, 2), H200)
     for d_dtype in ("bf16", "fp32"):
         chosen = _C.get_analytic_config(_C.Problem(**(problem.as_dict() | {"d_dtype": d_dtype})), H200)
         assert not is_late_in_ring(problem, chosen)
