@@ -21,7 +21,7 @@ FP8_MAX = 448.0
 BLOCK = 128
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
-PARTIAL_SUMS = 2.0**-11.5
+PARTIAL_SUMS = 2.0**-12
 #: calc_diff's bound is statistical; with fewer elements one cancelled sum decides it.
 MIN_ELEMENTS_FOR_DIFF = 4096
 MAX_DIFF_BF16, MAX_DIFF_FP8, MAX_DIFF = 5e-6, 5e-8, 1e-9
