@@ -10,10 +10,16 @@ namespace {
 
 constexpr int kBlockMs[] = {64, 128, 256};
 // Multiples of 8 up to 72 where narrow shapes need fine steps, then what fits waves of common weights. Those that meet three B scales, or
-// need more registers than a thread has, are BF16's.
-constexpr int kBlockNs[] = {8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 144, 160, 176, 192, 208, 224, 256};
-// Narrower tiles of 128 and 256 rows never won: a stage is then nearly all A.
-constexpr int kMinBlockN128 = 32, kMinBlockN256 = 64;
+// need more registers than a thread has, are BF16's. Narrower ones lose to swapped tiles.
+constexpr int kBlockNs[] = {32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 144, 160, 176, 192, 208, 224, 256};
+// Narrower tiles of 128 rows never won: a stage is then nearly all A. Of 256 rows some did, because two waves share the column scales of
+// 1d1d, but none between these two.
+constexpr int kMinBlockN128 = 64, kNarrowBlockN256 = 64, kMinBlockN256 = 128;
+// Plain tiles that are also split, and how often: the middle between decode and grids that fill the SMs.
+struct SplitTile {
+    int block_m, block_n, max_split;
+};
+constexpr SplitTile kSplitTiles[] = {{64, 32, 4}, {64, 64, 8}, {64, 96, 4}, {128, 64, 4}, {128, 96, 4}};
 constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
 // Swapped tiles: the MMA's rows, which take n, and its columns, which take the tokens. Wide ones never won.
 constexpr int kSwappedRows[] = {64, 128};
@@ -54,9 +60,9 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     if (!is_legal(variant, config, device)) return;
     const bool is_small = math_warpgroups(config) == 1 && (config.swap_ab != 0 || config.block_n <= kMaxShallowN);
     const bool is_split = config.split_k > 1;
-    const int deepest = config.num_stages;
+    const int deepest = config.num_stages, most_blocks = is_split && config.swap_ab != 0 ? kMaxBlocksPerSm : 2;
     if (!is_split || !is_small) space.push_back(config);
-    for (int blocks = 2; is_small && blocks <= (is_split ? kMaxBlocksPerSm : 2); ++blocks) {
+    for (int blocks = 2; is_small && blocks <= most_blocks; ++blocks) {
         config.num_stages = shared_ring(variant, config, deepest, blocks);
         if (config.num_stages >= kMinStages && config != space.back()) space.push_back(config);
     }
@@ -68,7 +74,8 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
     for (int block_m : kBlockMs)
         for (int block_n : kBlockNs)
             for (const auto& [cluster_m, cluster_n] : kClusters) {
-                if (block_n < (block_m == 64 ? 0 : block_m == 128 ? kMinBlockN128 : kMinBlockN256)) continue;
+                if (block_m == 128 && block_n < kMinBlockN128) continue;
+                if (block_m == 256 && block_n < kMinBlockN256 && block_n != kNarrowBlockN256) continue;
                 if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN || is_crowded)) continue;
                 const Config config{.block_m = block_m,
                                     .block_n = block_n,
@@ -77,6 +84,13 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
                                     .cluster_n = cluster_n};
                 append_rings(space, variant, config, device);
             }
+}
+
+void append_plain_splits(std::vector<Config>& space, const Problem& variant, const Device& device) {
+    for (const SplitTile& tile : kSplitTiles)
+        for (int split = 2; split <= tile.max_split; split *= 2)
+            append_rings(space, variant,
+                         {.block_m = tile.block_m, .block_n = tile.block_n, .block_k = stage_k(variant.op), .split_k = split}, device);
 }
 
 void append_swapped(std::vector<Config>& space, const Problem& variant, const Device& device) {
@@ -98,6 +112,7 @@ std::vector<Config> get_default_space(const Problem& variant, const Device& devi
     std::vector<Config> space;
     space.reserve(kMaxCandidates);
     append_plain(space, any, device);
+    append_plain_splits(space, any, device);
     append_swapped(space, any, device);
     return space;
 }

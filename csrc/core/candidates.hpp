@@ -14,7 +14,7 @@ namespace deep_gemm {
 inline constexpr size_t kMaxCandidates = 160;
 
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a fixed order: rows
-// on m before swapped, then by tile, cluster, split, deeper rings first, so that of two equal estimates the simpler config with the deeper
+// on m before swapped, whole before split, then by tile, cluster, deeper rings first, so that of two equal estimates the simpler config with the deeper
 // ring wins.
 std::vector<Config> get_default_space(const Problem& variant, const Device& device);
 
@@ -35,6 +35,7 @@ struct Pruning {
     bool keeps_plain(const Config& config) const {
         if (config.block_n > cover_n || (config.block_m > 64 && m <= config.block_m / 2)) return false;
         if (config.block_m * config.block_n < kSmallTile && config.block_n < cover_n && num_tiles(config) > kMaxSmallWaves * sms) return false;
+        if (config.split_k > 1 && !keeps_split(config)) return false;
         return (config.cluster_m == 1 || m > config.block_m) && (config.cluster_n == 1 || n > config.block_n);
     }
     bool keeps_swapped(const Config& config) const {

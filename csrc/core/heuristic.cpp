@@ -144,7 +144,8 @@ AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimato
     for_each_candidate(problem, device, [&](const Config& config) {
         // A shallower ring of the same plain tile follows the deeper one and is never predicted faster.
         const bool is_shallower = config.swap_ab == 0 && config.block_m == previous.block_m && config.block_n == previous.block_n &&
-                                  config.cluster_m == previous.cluster_m && config.cluster_n == previous.cluster_n;
+                                  config.cluster_m == previous.cluster_m && config.cluster_n == previous.cluster_n &&
+                                  config.split_k == previous.split_k;
         previous = config;
         if (is_shallower) return;
         const double time_us = estimator.time_us(config);

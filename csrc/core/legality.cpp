@@ -54,6 +54,12 @@ int64_t receive_bytes(const Config& config) {
     return config.split_k * ((groups + config.split_k - 1) / config.split_k) * 128 * math_warpgroups(config) * 16;
 }
 
+// One for what a split receives; two for each math warpgroup whose C is loaded into the D tile.
+int epilogue_barriers(const Problem& problem, const Config& config) {
+    if (config.split_k > 1) return 1;
+    return problem.c_mode == CMode::kAccumulate && is_staged(problem, config) ? 2 * math_warpgroups(config) : 0;
+}
+
 // The rules, in the order in which they are reported; each is one clause of legality.
 enum class Rule {
     kNone,
@@ -67,18 +73,15 @@ enum class Rule {
     kClusterSwap,
     kClusterBlockN,
     kSplit,
-    kSplitSwap,
     kSplitCluster,
     kSplitRows,
     kSplitSms,
     kSplitInvariant,
-    kMajorCluster,
     kMajorTile,
     kClusterSms,
     kScaleBlocks,
     kRegisters,
-    kSmem,
-    kLateRing
+    kSmem
 };
 
 bool is_cluster_shape(const Config& config) {
@@ -102,10 +105,8 @@ Rule broken_cluster_rule(const Problem& problem, const Config& config) {
     if (config.swap_ab != 0 && config.cluster_m * config.cluster_n > 1) return Rule::kClusterSwap;
     // Each CTA of the pair loads half of B, and half a tile must keep the 8-row swizzle pattern.
     if (config.cluster_m == 2 && config.block_n % 16 != 0) return Rule::kClusterBlockN;
-    // An MN-major tile comes in boxes of 64 of its rows. In a pair of CTAs such boxes that lie wholly beyond the matrix gave wrong results
-    // (H200, 128x128 tiles, n 260); pairs never won with them.
+    // An MN-major tile comes in boxes of 64 of its rows.
     const bool is_mn_a = problem.a_major == Major::kMn, is_mn_b = problem.b_major == Major::kMn;
-    if ((is_mn_a || is_mn_b) && config.cluster_m * config.cluster_n > 1) return Rule::kMajorCluster;
     if ((is_mn_a && config.block_m % 64 != 0) || (is_mn_b && config.block_n % 64 != 0)) return Rule::kMajorTile;
     return Rule::kNone;
 }
@@ -113,7 +114,6 @@ Rule broken_cluster_rule(const Problem& problem, const Config& config) {
 Rule broken_split_rule(const Problem& problem, const Config& config) {
     if (config.split_k == 1) return Rule::kNone;
     if (config.split_k != 2 && config.split_k != 4 && config.split_k != kMaxSplitK) return Rule::kSplit;
-    if (config.swap_ab == 0) return Rule::kSplitSwap;
     if (config.cluster_m * config.cluster_n > 1) return Rule::kSplitCluster;
     if (math_waves(config) > 1) return Rule::kSplitRows;
     if (problem.num_sms != 0) return Rule::kSplitSms;
@@ -131,14 +131,7 @@ HeldRegisters held_registers(const Problem& problem, const Config& config) {
     return {(math_waves(config) + partials) * columns / 2, has_column_scales(problem, config) ? partials * columns / 4 : 0};
 }
 
-// Withheld: a pipelined tile starts a step before it promotes the last one, and starting may give back the buffer of the scale ring that
-// late reads of that promotion still need.
-bool has_late_ring(const Problem& problem, const Config& config) {
-    return has_scale_ring(problem) && is_pipelined(problem, config) && held_registers(problem, config).are_scales_late();
-}
-
-// What the kernels are written for; is_legal withholds some of it.
-Rule broken_kernel_rule(const Problem& problem, const Config& config, const Device& device) {
+Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
     if (device.compute_major != 9) return Rule::kArchitecture;
     for (const auto rule : {broken_tile_rule, broken_cluster_rule, broken_split_rule})
         if (const Rule broken = rule(problem, config); broken != Rule::kNone) return broken;
@@ -147,11 +140,6 @@ Rule broken_kernel_rule(const Problem& problem, const Config& config, const Devi
     if (estimate_registers(problem, config) > limit) return Rule::kRegisters;
     if (smem_bytes(problem, config) > device.smem_bytes) return Rule::kSmem;
     return Rule::kNone;
-}
-
-Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
-    const Rule rule = broken_kernel_rule(problem, config, device);
-    return rule == Rule::kNone && has_late_ring(problem, config) ? Rule::kLateRing : rule;
 }
 
 std::string clause(const char* name, int64_t value, const std::string& rule) {
@@ -163,14 +151,12 @@ std::string describe_cluster(Rule rule, const Config& config) {
         case Rule::kCluster:
             return "cluster = " + std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
                    ": must be 1x1, 2x1 or 1x2; choose one of them";
-        case Rule::kMajorCluster: return "an MN-major operand goes with a 1x1 cluster only; leave out cluster_m and cluster_n";
         case Rule::kClusterSwap: return clause("swap_ab", 1, "goes with a 1x1 cluster only; leave out cluster_m and cluster_n");
         case Rule::kClusterBlockN:
             return clause("block_n", config.block_n, "must be a multiple of 16 with cluster_m = 2; use cluster_m = 1");
         case Rule::kSplit: return clause("split_k", config.split_k, "must be 1, 2, 4 or 8; choose one of them");
-        case Rule::kSplitSwap: return clause("split_k", config.split_k, "needs swap_ab = 1; set it or use split_k = 1");
         case Rule::kSplitCluster: return clause("split_k", config.split_k, "takes the cluster for itself; use a 1x1 cluster");
-        case Rule::kSplitRows: return clause("split_k", config.split_k, "needs a block_n of at most 128; choose such a tile");
+        case Rule::kSplitRows: return clause("split_k", config.split_k, "needs an MMA row side (block_m, with swap_ab block_n) of at most 128; choose such a tile");
         case Rule::kSplitSms: return clause("split_k", config.split_k, "cannot hold a limit of SMs; use 1 with num_sms");
         case Rule::kSplitInvariant: return clause("split_k", config.split_k, "changes the order of sums; use 1 with batch_invariant");
         default: return "a cluster of " + std::to_string(config.cluster_m * config.cluster_n * config.split_k) +
@@ -202,9 +188,6 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
         case Rule::kSmem:
             return clause("shared memory", smem_bytes(problem, config),
                           "more than the " + std::to_string(device.smem_bytes) + " bytes of a block; use fewer stages");
-        case Rule::kLateRing:
-            return "block_n = " + std::to_string(config.block_n) +
-                   ": 1d1d scales of any layout would be read after their buffer was given back; choose another width or MN-major scales";
         default: return describe_cluster(rule, config);
     }
 }
@@ -243,7 +226,7 @@ int estimate_registers(const Problem& problem, const Config& config) {
 }
 
 int64_t smem_bytes(const Problem& problem, const Config& config) {
-    const int64_t num_barriers = 2 * (int64_t(config.num_stages) + scale_ring_buffers(problem, config)) + (config.split_k > 1 ? 1 : 0);
+    const int64_t num_barriers = 2 * (int64_t(config.num_stages) + scale_ring_buffers(problem, config)) + epilogue_barriers(problem, config);
     const int64_t stage = (int64_t(config.block_m) + config.block_n) * kStageKBytes + stage_scale_bytes(problem, config);
     const int64_t d_tile = is_staged(problem, config) ? d_tile_bytes(problem, config) : 0;
     return kSmemAlignment + d_tile + config.num_stages * stage + receive_bytes(config) + align_up(num_barriers * 8, 128) +
@@ -258,10 +241,6 @@ int32_t usable_sms(const Problem& problem, const Device& device) {
 
 bool is_legal(const Problem& problem, const Config& config, const Device& device) {
     return broken_rule(problem, config, device) == Rule::kNone;
-}
-
-bool is_compilable(const Problem& problem, const Config& config, const Device& device) {
-    return broken_kernel_rule(problem, config, device) == Rule::kNone;
 }
 
 std::string legality_reason(const Problem& problem, const Config& config, const Device& device) {

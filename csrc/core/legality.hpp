@@ -28,7 +28,7 @@ inline constexpr int kMaxBlocksPerSm = 3;  // more were never faster
 inline constexpr int kMaxStages = 32;
 inline constexpr int kMaxSplitK = 8;         // CTAs of a cluster that every SM90 GPU places
 inline constexpr int kSmemAlignment = 1024;  // the 128-byte swizzle repeats every 8 rows
-inline constexpr int64_t kMaxDTileBytes = 65536;  // a larger tile would cost the ring more stages than the staging saves
+inline constexpr int64_t kMaxDTileBytes = 81920;  // a larger tile would cost the ring more stages than the staging saves
 
 inline constexpr int element_bytes(Op op) { return op == Op::kFp8Gemm ? 1 : 2; }
 inline constexpr int stage_k(Op op) { return kStageKBytes / element_bytes(op); }  // the only legal block_k
@@ -82,9 +82,6 @@ inline bool has_two_scales(const Problem& problem, const Config& config) {
 }
 
 bool is_legal(const Problem& problem, const Config& config, const Device& device);
-
-// Whether the generator has a kernel for the config, legal or withheld: withholding one changes no other kernel's identity.
-bool is_compilable(const Problem& problem, const Config& config, const Device& device);
 
 // Empty when legal, else one sentence with the value, the rule and the remedy.
 std::string legality_reason(const Problem& problem, const Config& config, const Device& device);

@@ -31,23 +31,26 @@ struct StoreTile {
         return chunk_offset(row, column) + column % kChunkElements * kElementBytes;
     }
 
+    // With kAdds (FP32 only) the result is added to what the tile holds.
+    template <bool kAdds>
     __device__ static __forceinline__ void write(u32 tile, const float (&final)[kColumns / 2], float alpha) {
+        static_assert(kFloat || !kAdds, "a sum is FP32");
         if constexpr (kFloat) {
-            write_float(tile, final, alpha);
+            write_float<kAdds>(tile, final, alpha);
         } else {
             write_bf16(tile, final, alpha);
         }
     }
 
-    __device__ static __forceinline__ void store(const TensorMap* map, u32 tile, u32 n_start, u32 m_start, bool adds) {
+    __device__ static __forceinline__ void store(const TensorMap* map, u32 tile, u32 n_start, u32 m_start) {
 #pragma unroll
-        for (u32 slab = 0; slab < kTileN / kSlab; ++slab) {
-            if (adds) {
-                ptx::tma_add(map, tile + slab * kSlabBytes, n_start + slab * kSlab, m_start);
-            } else {
-                ptx::tma_store(map, tile + slab * kSlabBytes, n_start + slab * kSlab, m_start);
-            }
-        }
+        for (u32 slab = 0; slab < kTileN / kSlab; ++slab) ptx::tma_store(map, tile + slab * kSlabBytes, n_start + slab * kSlab, m_start);
+    }
+
+    // Completes kBytes at `barrier`, whatever part of the tile exists.
+    __device__ static __forceinline__ void load(const TensorMap* map, u32 barrier, u32 tile, u32 n_start, u32 m_start) {
+#pragma unroll
+        for (u32 slab = 0; slab < kTileN / kSlab; ++slab) ptx::tma_load(map, barrier, tile + slab * kSlabBytes, n_start + slab * kSlab, m_start);
     }
 
     // Store columns first .. n - 1 of the rows that exist, from shared memory: TMA clips a store at whole 16 bytes, so it would write beyond
@@ -69,6 +72,11 @@ struct StoreTile {
     }
 
    private:
+    template <bool kAdds>
+    __device__ static __forceinline__ void write_one(u32 address, float value) {
+        ptx::store_shared(address, kAdds ? __fadd_rn(ptx::load_shared(address), value) : value);
+    }
+
     __device__ static __forceinline__ u32 pack(const float* value, float alpha) {
         return ptx::pack_bf16(__fmul_rn(alpha, value[0]), __fmul_rn(alpha, value[1]));
     }
@@ -99,6 +107,7 @@ struct StoreTile {
         }
     }
 
+    template <bool kAdds>
     __device__ static __forceinline__ void write_float(u32 tile, const float (&final)[kColumns / 2], float alpha) {
         const u32 lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4, column = lane % 4 * 2;
 #pragma unroll
@@ -106,10 +115,13 @@ struct StoreTile {
             const u32 at_row = row + pair % 2 * 8, at_column = pair / 2 * 8 + column;
             const float first = __fmul_rn(alpha, final[2 * pair]), second = __fmul_rn(alpha, final[2 * pair + 1]);
             if constexpr (kSwap) {
-                ptx::store_shared(tile + offset(at_column, at_row), first);
-                ptx::store_shared(tile + offset(at_column + 1, at_row), second);
+                write_one<kAdds>(tile + offset(at_column, at_row), first);
+                write_one<kAdds>(tile + offset(at_column + 1, at_row), second);
             } else {
-                ptx::store_shared_2(tile + offset(at_row, at_column), first, second);
+                float old[2] = {0.0f, 0.0f};
+                const u32 address = tile + offset(at_row, at_column);
+                if constexpr (kAdds) ptx::load_shared_2(old[0], old[1], address);
+                ptx::store_shared_2(address, kAdds ? __fadd_rn(old[0], first) : first, kAdds ? __fadd_rn(old[1], second) : second);
             }
         }
     }

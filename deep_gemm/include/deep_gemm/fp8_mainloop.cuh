@@ -67,7 +67,7 @@ struct Fp8Mainloop {
             for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
                 constexpr u32 kLast = Layout::kWaves - 1;
                 multiply(partial, stage, row + 64 * wave);
-                if (wave == 0) reader.advance(step, 0);  // the scales of the step before have been used
+                if (wave == 0) reader.advance(step);
                 read(scale, step, stage, wave);
                 if (wave == kLast) full = ptx::barrier_test(stages.full_barrier(ring.stage), ring.phase);  // off the path between multiplications
                 ptx::wgmma_wait<0>();
@@ -77,6 +77,7 @@ struct Fp8Mainloop {
                 bits |= scale.promote_wave(final[wave], partial, boundary);
                 if (wave == kLast && Scales::kLate) stages.release(stage, bits);
             }
+            reader.finish(step, num_steps, bits);
         }
     }
 
@@ -87,41 +88,43 @@ struct Fp8Mainloop {
         Scales even_scale, odd_scale;
         StageRing ahead = ring;
         if (num_steps == 0) return;
-        start(even, even_scale, ahead, 0, 0);
+        start(even, even_scale, ahead, 0);
         u32 step = 0;
 #pragma unroll 1
         for (; step + 2 < num_steps; step += 2) {
-            start(odd, odd_scale, ahead, step + 1, even_scale.bits());
-            finish<1>(final, even, even_scale, ring, boundary);
-            start(even, even_scale, ahead, step + 2, odd_scale.bits());
-            finish<1>(final, odd, odd_scale, ring, boundary);
+            start(odd, odd_scale, ahead, step + 1);
+            finish<1>(final, even, even_scale, ring, boundary, step, num_steps);
+            start(even, even_scale, ahead, step + 2);
+            finish<1>(final, odd, odd_scale, ring, boundary, step + 1, num_steps);
         }
         if (step + 1 < num_steps) {
-            start(odd, odd_scale, ahead, step + 1, even_scale.bits());
-            finish<1>(final, even, even_scale, ring, boundary);
-            finish<0>(final, odd, odd_scale, ring, boundary);
+            start(odd, odd_scale, ahead, step + 1);
+            finish<1>(final, even, even_scale, ring, boundary, step, num_steps);
+            finish<0>(final, odd, odd_scale, ring, boundary, step + 1, num_steps);
         } else {
-            finish<0>(final, even, even_scale, ring, boundary);
+            finish<0>(final, even, even_scale, ring, boundary, step, num_steps);
         }
     }
 
-    // Wait for the next stage, start its multiplication, and start reading the scales of K step `step`. `bits` are those of the step before.
-    __device__ __forceinline__ void start(float (&partial)[kAccumulators], Scales& scale, StageRing& ahead, u32 step, u32 bits) {
+    // Wait for the next stage, start its multiplication, and start reading the scales of K step `step`.
+    __device__ __forceinline__ void start(float (&partial)[kAccumulators], Scales& scale, StageRing& ahead, u32 step) {
         ptx::barrier_wait(stages.full_barrier(ahead.stage), ahead.phase);
         multiply(partial, ahead.stage, row);
-        reader.advance(step, bits);
+        reader.advance(step);
         read(scale, step, ahead.stage, 0);
         ahead.advance();
     }
 
-    // Wait until at most kPending multiplications are in flight, then release and promote the oldest of them.
+    // Wait until at most kPending multiplications are in flight, then release and promote the oldest of them, that of K step `step`.
     template <u32 kPending>
-    __device__ __forceinline__ void finish(float (&final)[kAccumulators], float (&partial)[kAccumulators], const Scales& scale, StageRing& ring, u32 boundary) const {
+    __device__ __forceinline__ void finish(float (&final)[kAccumulators], float (&partial)[kAccumulators], const Scales& scale, StageRing& ring, u32 boundary,
+                                           u32 step, u32 num_steps) {
         ptx::wgmma_wait<kPending>();
         fence_registers(partial);
         if constexpr (!Scales::kLate) stages.release(ring.stage, scale.bits());
         const u32 late_bits = scale.promote_wave(final, partial, boundary);
         if constexpr (Scales::kLate) stages.release(ring.stage, scale.bits() | late_bits);
+        reader.finish(step, num_steps, scale.bits() | late_bits);
         ring.advance();
     }
 };

@@ -9,6 +9,7 @@
 // it needs (PTX ISA, "wgmma.mma_async"). Mainloop adds one tile's share of K to an FP32 accumulator.
 #pragma once
 
+#include "deep_gemm/accumulation.cuh"
 #include "deep_gemm/epilogue.cuh"
 #include "deep_gemm/epilogue_direct.cuh"
 #include "deep_gemm/producer.cuh"
@@ -24,7 +25,7 @@ struct Gemm {
     using Mainloop = typename MainloopOf<Config>::Type;
     using Scales = ScaleRing<Config>;
     static constexpr u32 kAccumulators = Layout::kAccumulators;
-    static constexpr bool kAddsD = Config::kCMode == CMode::kAccumulate;
+    static constexpr bool kLoadsC = Layout::kLoadsC;
 
     const Maps& maps;
     const Params& params;
@@ -33,6 +34,7 @@ struct Gemm {
     Pipeline<Config> stages;
     Scales scales;
     SplitK<Config> split;
+    Accumulation<Config> accumulation;
 
     __device__ __forceinline__ Gemm(const Maps& maps, const Params& params, u32 shared)
         : maps(maps), params(params), shared(shared), cluster_rank(Layout::kClusterSize > 1 ? ptx::cluster_rank() : 0), stages{shared, params.zero} {
@@ -44,6 +46,7 @@ struct Gemm {
         scales.data = shared + Layout::kOffsetRing;
         scales.barriers = shared + Layout::kOffsetRingBarriers;
         split = {shared + Layout::kOffsetReceive, shared + Layout::kOffsetReceived, cluster_rank};
+        accumulation = {&maps.d, shared, shared + Layout::kOffsetAccumulation, m, whole_columns()};
     }
 
     // By one lane: the fences of a whole warp cost more than the loop (H200, decode shapes: 4 % of the kernel).
@@ -54,12 +57,9 @@ struct Gemm {
                 ptx::barrier_init(stages.full_barrier(stage), Layout::kFullArrivals);
                 ptx::barrier_init(stages.empty_barrier(stage), Layout::kEmptyArrivals);
             }
-#pragma unroll 1
-            for (u32 buffer = 0; buffer < Layout::kRingBuffers; ++buffer) {
-                ptx::barrier_init(scales.full_barrier(buffer), Scales::kFullArrivals);
-                ptx::barrier_init(scales.empty_barrier(buffer), Scales::kEmptyArrivals);
-            }
+            if constexpr (Layout::kRing) scales.initialise_barriers();
             if constexpr (Layout::kSplit) split.initialise_barrier();
+            if constexpr (kLoadsC) accumulation.initialise_barriers();
             if constexpr (Layout::kClusterSize > 1) ptx::fence_barrier_init();
             ptx::fence_async_proxy();
         }
@@ -88,23 +88,42 @@ struct Gemm {
         }
     }
 
-    __device__ __forceinline__ void store_staged(const float (&final)[Layout::kWaves][kAccumulators], const Scheduler& tile, u32 group, bool issuer) const {
-        const u32 first_row = group * Layout::kGroupRows, source = shared + first_row / 64 * Tile::kBytes;
-        if (issuer) ptx::tma_store_wait_read();  // the stores of the last tile must have read the D tile ...
-        ptx::named_barrier(1 + group, 128);      // ... before any thread of this warpgroup overwrites it
+    __device__ __forceinline__ u32 whole_columns() const { return n / Tile::kChunkElements * Tile::kChunkElements; }  // where the map of D ends
+
+    // `phase` is the parity of the tile's number in this CTA.
+    __device__ __forceinline__ void store_staged(const float (&final)[Layout::kWaves][kAccumulators], const Scheduler& tile, u32 group, u32 phase, bool issuer) const {
+        const u32 first_row = group * Layout::kGroupRows, source = shared + first_row / 64 * Tile::kBytes, whole = whole_columns();
+        if constexpr (kLoadsC) {
+            ptx::barrier_wait(accumulation.loaded(group), phase);
+        } else {
+            if (issuer) ptx::tma_store_wait_read<0>();  // the stores of the last tile must have read the D tile ...
+            ptx::named_barrier(1 + group, 128);         // ... before any thread of this warpgroup overwrites it
+        }
 #pragma unroll
-        for (u32 wave = 0; wave < Layout::kWaves; ++wave) Tile::write(source + wave * Tile::kBytes, final[wave], params.alpha);
+        for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
+            const u32 to = source + wave * Tile::kBytes;
+            // No C has been loaded beyond the columns that the map covers: the tail is added to in global memory.
+            if (kLoadsC && tile.n_start + (Layout::kSwap ? first_row + wave * 64 : 0) < whole) {
+                Tile::template write<kLoadsC>(to, final[wave], params.alpha);
+            } else {
+                Tile::template write<false>(to, final[wave], params.alpha);
+            }
+        }
         ptx::fence_async_proxy();
-        ptx::named_barrier(1 + group, 128);  // every thread has written and fenced before TMA reads
-        const u32 whole = n / Tile::kChunkElements * Tile::kChunkElements;  // the map of D ends here
+        if (!kLoadsC || whole != n) ptx::named_barrier(1 + group, 128);  // every thread has written and fenced before anything reads
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
             const u32 row = first_row + wave * 64, from = source + wave * Tile::kBytes;
             const u32 m_start = tile.m_start + (Layout::kSwap ? 0 : row), n_start = tile.n_start + (Layout::kSwap ? row : 0);
-            if (issuer && m_start < m && n_start < whole) Tile::store(&maps.d, from, n_start, m_start, kAddsD);
-            if (whole != n && n_start <= whole && whole < n_start + Tile::kTileN) Tile::store_tail(params, from, n_start, m_start, whole, n, m, kAddsD);
+            if (!kLoadsC && issuer && m_start < m && n_start < whole) Tile::store(&maps.d, from, n_start, m_start);
+            if (whole != n && n_start <= whole && whole < n_start + Tile::kTileN) Tile::store_tail(params, from, n_start, m_start, whole, n, m, kLoadsC);
         }
-        if (issuer) ptx::tma_store_commit();
+        if constexpr (kLoadsC) {
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) ptx::barrier_arrive(accumulation.finished(group));
+        } else {
+            if (issuer) ptx::tma_store_commit();
+        }
     }
 
     __device__ __forceinline__ void store_direct(const float (&final)[Layout::kWaves][kAccumulators], const Scheduler& tile, u32 group) const {
@@ -126,8 +145,8 @@ struct Gemm {
         const u32 owned = split.num_owned();
         if (owned == 0) return;
         ptx::barrier_wait(split.received, 0);
-        const u32 row = thread_row(tile.n_start + group * Layout::kGroupRows);
-        const u32 column = tile.m_start + 8 * split.first_group(cluster_rank) + threadIdx.x % 4 * 2;
+        const u32 row = thread_row((Layout::kSwap ? tile.n_start : tile.m_start) + group * Layout::kGroupRows);
+        const u32 column = (Layout::kSwap ? tile.m_start : tile.n_start) + 8 * split.first_group(cluster_rank) + threadIdx.x % 4 * 2;
 #pragma unroll 1
         for (u32 slot = 0; slot < owned; ++slot) {
             float value[4];
@@ -137,11 +156,12 @@ struct Gemm {
         }
     }
 
-    // scale_rows for the four values of one slot of a split tile, whose rows are columns of D.
+    // scale_rows for the four values of one slot of a split tile.
     __device__ __forceinline__ void scale_slot(float (&value)[4], u32 row, u32 column) const {
 #pragma unroll
         for (u32 e = 0; e < 4; ++e) {
-            const u32 n_at = row + e / 2 * 8, m_at = column + e % 2;
+            const u32 at_row = row + e / 2 * 8, at_column = column + e % 2;
+            const u32 m_at = Layout::kSwap ? at_column : at_row, n_at = Layout::kSwap ? at_row : at_column;
             const bool exists = n_at < n && m_at < m;
             const float scale_a = exists ? params.scale_a[m_at * params.scale_a_stride_mn] : 0.0f;
             const float scale_b = exists ? params.scale_b[n_at * params.scale_b_stride_mn] : 0.0f;
@@ -149,7 +169,7 @@ struct Gemm {
         }
     }
 
-    __device__ __forceinline__ void store(float (&final)[Layout::kWaves][kAccumulators], const Scheduler& tile, u32 group, bool issuer) const {
+    __device__ __forceinline__ void store(float (&final)[Layout::kWaves][kAccumulators], const Scheduler& tile, u32 group, u32 phase, bool issuer) const {
         if constexpr (Layout::kSplit) {
             store_split(final, tile, group);
             return;
@@ -161,7 +181,7 @@ struct Gemm {
             for (u32 wave = 0; wave < Layout::kWaves; ++wave) scale_rows(final[wave], rows + 64 * wave, columns);
         }
         if constexpr (Config::kStaged) {
-            store_staged(final, tile, group, issuer);
+            store_staged(final, tile, group, phase, issuer);
         } else {
             store_direct(final, tile, group);
         }
@@ -172,17 +192,17 @@ struct Gemm {
         Ring<Config::kNumStages> ring;
         const bool issuer = threadIdx.x % 128 == 0;
 #pragma unroll 1
-        while (tile.is_valid()) {
+        for (u32 phase = 0; tile.is_valid(); phase ^= 1) {
             float final[Layout::kWaves][kAccumulators];
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave)
 #pragma unroll
                 for (u32 i = 0; i < kAccumulators; ++i) final[wave][i] = 0.0f;
             mainloop.accumulate(final, ring, num_steps, 128 - tile.n_start % 128);
-            store(final, tile, group, issuer);
+            store(final, tile, group, phase, issuer);
             tile.advance();
         }
-        if (Config::kStaged && issuer) ptx::tma_store_wait_read();  // shared memory must outlive the stores that read it
+        if (Config::kStaged && !kLoadsC && issuer) ptx::tma_store_wait_read<0>();  // shared memory must outlive the stores that read it
     }
 
     // The barriers exist for every thread of the CTA, and for the peers where a multicast may reach them.
@@ -196,9 +216,11 @@ struct Gemm {
         }
     }
 
-    __device__ __forceinline__ void produce(const Producer<Config>& producer, const Scheduler& tile, u32 prefilled, bool loads) const {
-        if (loads) {
+    __device__ __forceinline__ void produce(const Producer<Config>& producer, const Scheduler& tile, u32 prefilled, u32 warp) const {
+        if (warp == 0) {
             producer.produce(tile, prefilled);
+        } else if (kLoadsC && warp == 1) {
+            if constexpr (kLoadsC) accumulation.run(tile);
         } else if constexpr (Layout::kRing) {
             producer.produce_scales(tile);
         }
@@ -207,23 +229,24 @@ struct Gemm {
 
     __device__ __forceinline__ void run() const {
         const u32 group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
-        const bool loads = __shfl_sync(0xffffffff, threadIdx.x / 32, 0) == 4 * Layout::kMathGroups;
+        const u32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
+        const bool produces = group == Layout::kMathGroups;
         const Scheduler tile(params, cluster_rank);
         const Producer<Config> producer{maps, params, stages, scales, cluster_rank, m, n, first_step, num_steps};
         u32 prefilled = 0;
-        if (loads) {
+        if (produces && warp == 0) {
             initialise_barriers();
             ptx::wait_for_dependencies();
             prefilled = producer.prefill(tile);
-        } else if (Layout::kRing && group == Layout::kMathGroups) {
+        } else if (Layout::kRing && produces && warp >= 4 - Layout::kCopyThreads / 32) {
             ptx::wait_for_dependencies();
             if (tile.is_valid()) producer.copy_scales(tile, 0, 0);
         }
         meet();
         ptx::launch_dependents();
-        if (group == Layout::kMathGroups) {
+        if (produces) {
             if constexpr (Layout::kMathGroups == 2) ptx::decrease_registers<40>();
-            produce(producer, tile, prefilled, loads);
+            produce(producer, tile, prefilled, warp);
         } else {
             if constexpr (Layout::kMathGroups == 2) ptx::increase_registers<232>();
             compute(tile, group);

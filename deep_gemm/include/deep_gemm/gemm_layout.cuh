@@ -10,7 +10,7 @@
 //   | kOffsetStages      | stage s: A tile, then B tile                  | kNumStages * kStageBytes        |
 //   | kOffsetStageScales | stage s: scales of A, then of B               | kNumStages * kStageScaleBytes   |
 //   | kOffsetReceive     | split K: partial sums from all ranks          | kReceiveBytes                   |
-//   | kOffsetBarriers    | full, empty; those of scales; received        | 8 each, aligned to 128          |
+//   | kOffsetBarriers    | full, empty; those of scales; of the epilogue | 8 each, aligned to 128          |
 //   | kOffsetRing        | ring of scales of any layout                  | ScaleRing::kBytes               |
 #pragma once
 
@@ -49,6 +49,8 @@ struct GemmLayout {
     static constexpr u32 kGroups = kColumns / 8, kMaxGroups = ceil_div(kGroups, Config::kSplitK);
     static constexpr u32 kReceiveBytes = kSplit ? Config::kSplitK * kMaxGroups * kMathThreads * 16 : 0;
 
+    static constexpr bool kLoadsC = Config::kStaged && Config::kCMode == CMode::kAccumulate;
+    static constexpr u32 kCopyThreads = kLoadsC ? 64 : 96;  // of the producer warpgroup, for the ring: all but the warps that load stages and C
     static constexpr u32 kBytesD = Config::kFloatD ? 4 : 2;
     static constexpr u32 kTileBytesD = Config::kStaged ? align_up(kBlockM * kBlockN * kBytesD, 1024) : 0;
     static constexpr u32 kBytesA = kBlockM * 128, kBytesB = kBlockN * 128, kStageBytes = kBytesA + kBytesB;
@@ -57,8 +59,9 @@ struct GemmLayout {
     static constexpr u32 kOffsetReceive = kOffsetStageScales + Config::kNumStages * kStageScaleBytes;
     static constexpr u32 kOffsetBarriers = kOffsetReceive + kReceiveBytes;
     static constexpr u32 kOffsetRingBarriers = kOffsetBarriers + Config::kNumStages * 16;
-    static constexpr u32 kOffsetReceived = kOffsetRingBarriers + kRingBuffers * 16;
-    static constexpr u32 kOffsetRing = kOffsetBarriers + align_up((2 * Config::kNumStages + 2 * kRingBuffers + (kSplit ? 1 : 0)) * 8, 128);
+    static constexpr u32 kOffsetReceived = kOffsetRingBarriers + kRingBuffers * 16, kOffsetAccumulation = kOffsetReceived;
+    static constexpr u32 kEpilogueBarriers = kSplit ? 1 : kLoadsC ? 2 * kMathGroups : 0;
+    static constexpr u32 kOffsetRing = kOffsetBarriers + align_up((2 * Config::kNumStages + 2 * kRingBuffers + kEpilogueBarriers) * 8, 128);
     static constexpr u32 kSharedBytes = 1024 + kOffsetRing + align_up(kRingBuffers * kRingSteps * 4 * kRingPitch, 128);
 
     // Copies of block scalars arrive at a stage's full barrier beside the loading thread, which also expects the bytes that TMA completes.
@@ -76,9 +79,8 @@ struct GemmLayout {
     static_assert(!Config::kPipelined || kWaves == 1, "two partial accumulators fit one wave of rows");
     static_assert(!kHasScales || kSwap || kVectorB || kBlocksB <= 2, "a tile may meet two B scales at most");
     static_assert(Config::kClusterM * Config::kClusterN <= 2, "each CTA loads one half of the shared tile");
-    static_assert(!kSplit || (kSwap && !kMulticast && kWaves == 1 && !Config::kStaged), "split K exchanges one swapped wave");
+    static_assert(!kSplit || (!kMulticast && kWaves == 1 && !Config::kStaged), "split K exchanges one wave");
     static_assert(Config::kClusterM == 1 || kBlockN % 16 == 0, "half a B tile must be whole swizzle atoms");
-    static_assert(!kMulticast || !(Config::kMnMajorA || Config::kMnMajorB), "MN-major tiles are not shared by a pair");
     static_assert(!Config::kMnMajorA || kBlockM % 64 == 0, "an MN-major tile is loaded in boxes of 64");
     static_assert(!Config::kMnMajorB || kBlockN % 64 == 0, "an MN-major tile is loaded in boxes of 64");
     static_assert(kBytesA % 1024 == 0 && kBytesB % 1024 == 0, "swizzle atoms are 1,024-byte aligned");

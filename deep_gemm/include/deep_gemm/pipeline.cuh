@@ -12,8 +12,8 @@ namespace deep_gemm {
 // WGMMA matrix descriptor of a tile with 128-byte swizzle (PTX ISA, "Matrix descriptor format"): low word address / 16 and the leading
 // offset / 16; high word the stride of 8-line atoms, 1,024 / 16, and layout 1. K-major: lines are rows, the leading offset is unused.
 // MN-major: lines are K, an atom holds 64 elements, and the leading offset leads to the next 64. Steps along K or to another stage add
-// bytes / 16 to the low word.
-__device__ __forceinline__ u32 descriptor_low(u32 address, u32 leading) { return (leading << 16) | (address >> 4); }
+// bytes / 16 to the low word. In a cluster an address carries its CTA's rank above its 18 bits, which would run into the leading offset.
+__device__ __forceinline__ u32 descriptor_low(u32 address, u32 leading) { return (leading << 16) | ((address & 0x3ffff) >> 4); }
 __device__ __forceinline__ u64 make_descriptor(u32 low) { return (u64((1u << 30) | (1024 / 16)) << 32) | low; }
 
 // Keep the compiler from moving accumulator reads and writes across an asynchronous multiplication.

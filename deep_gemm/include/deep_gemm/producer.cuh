@@ -1,4 +1,5 @@
-// The producer warpgroup: its first warp issues all TMA loads (and copies block scales), its other three copy scales that TMA cannot load.
+// The producer warpgroup: its first warp issues all TMA loads of stages (and copies block scales), its last two or three copy scales that TMA
+// cannot load. (Its second warp is another's where C is loaded: accumulation.cuh.)
 #pragma once
 
 #include "deep_gemm/pipeline.cuh"
@@ -101,7 +102,7 @@ struct Producer {
     }
 
     __device__ __forceinline__ void copy_scales(const Scheduler& tile, u32 buffer, u32 step) const {
-        scales.copy_group(params, buffer, threadIdx.x % 128 - 32, step, num_steps, first_step, tile.m_start, tile.n_start, m, n);
+        scales.copy_group(params, buffer, threadIdx.x % 128 - (128 - Layout::kCopyThreads), step, num_steps, first_step, tile.m_start, tile.n_start, m, n);
     }
 
     // The first group of the first tile has been copied before the barriers existed; only its arrival is left.

@@ -115,14 +115,11 @@ __device__ __forceinline__ void tma_store(const TensorMap* map, u32 source, u32 
     asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(source), "r"(x), "r"(y) : "memory");
 }
 
-// cp.reduce.async.bulk.tensor.2d .add: the same, adding onto what is there, one FP32 rounding an element.
-__device__ __forceinline__ void tma_add(const TensorMap* map, u32 source, u32 x, u32 y) {
-    asm volatile("cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(source), "r"(x), "r"(y) : "memory");
-}
-
-// cp.async.bulk.commit_group / wait_group.read: the stores so far form a group; wait until all groups have read their source.
+// cp.async.bulk.commit_group / wait_group.read: the stores so far form a group; wait until all groups but the last kPending have read
+// their source.
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+template <u32 kPending>
+__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory"); }
 
 // cp.async: copy 4 bytes from global to shared memory. cp.async.mbarrier.arrive.noinc: one of the barrier's expected arrivals happens
 // when all copies of this thread so far have landed.
@@ -154,6 +151,9 @@ __device__ __forceinline__ void load_shared_4(float (&value)[4], u32 address) {
 __device__ __forceinline__ void store_shared(u32 address, float value) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory"); }
 __device__ __forceinline__ void store_shared_2(u32 address, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address), "f"(a), "f"(b) : "memory");
+}
+__device__ __forceinline__ void store_shared_4(u32 address, const float* value) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(value[0]), "f"(value[1]), "f"(value[2]), "f"(value[3]) : "memory");
 }
 
 // mapa: the address in CTA `rank` of the cluster of what lies at `address` here.

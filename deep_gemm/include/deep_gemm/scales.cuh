@@ -3,7 +3,7 @@
 // Vectors that lie MN-major and aligned travel by TMA with the stage they belong to; block scalars beside them by cp.async, one lane each,
 // arriving at the same full barrier. The math warps then wait for nothing but the stage.
 //
-// Any other layout goes through a small ring of its own, filled by the producer warpgroup's three idle warps with cp.async: a buffer holds
+// Any other layout goes through a small ring of its own, filled by idle warps of the producer warpgroup with cp.async: a buffer holds
 // kSteps K steps of both operands' scales. Eight steps of a row-major row are one 32-byte sector, so row-major scales need no transposing
 // launch. Buffer b has a full barrier (one arrival per copying thread, triggered by its copies) and an empty barrier (one per math warp).
 // Why not in the math warps: there each load-ahead sits in the gap between two multiplications (H200, m = n = 4096, k = 7168, tile
@@ -21,13 +21,20 @@ struct ScaleRing {
     using Layout = GemmLayout<Config>;
     static constexpr u32 kSteps = Layout::kRingSteps, kBuffers = Layout::kRingBuffers, kPitch = Layout::kRingPitch;
     static constexpr u32 kBufferBytes = 4 * kSteps * kPitch;
-    static constexpr u32 kCopyThreads = 96;
+    static constexpr u32 kCopyThreads = Layout::kCopyThreads;
     static constexpr u32 kFullArrivals = kCopyThreads, kEmptyArrivals = Layout::kMathThreads / 32;
 
     u32 data, barriers;  // shared addresses
 
     __device__ __forceinline__ u32 full_barrier(u32 buffer) const { return barriers + 8 * buffer; }
     __device__ __forceinline__ u32 empty_barrier(u32 buffer) const { return full_barrier(kBuffers + buffer); }
+    __device__ __forceinline__ void initialise_barriers() const {
+#pragma unroll 1
+        for (u32 buffer = 0; buffer < kBuffers; ++buffer) {
+            ptx::barrier_init(full_barrier(buffer), kFullArrivals);
+            ptx::barrier_init(empty_barrier(buffer), kEmptyArrivals);
+        }
+    }
     __device__ __forceinline__ u32 line(u32 buffer, u32 step) const { return data + buffer * kBufferBytes + step % kSteps * 4 * kPitch; }
 
     // Copy `count` scales of one K step: the vector or blocks that begin at index `start` of `limit`; `first` is this thread's place in it.
@@ -63,23 +70,28 @@ template <class Config>
 struct RingReader {
     using Scales = ScaleRing<Config>;
     const Scales& scales;
-    u32 zero;  // Params::zero
-    Ring<Scales::kBuffers> ring;
-    bool holding = false;
+    u32 zero;                            // Params::zero
+    Ring<Scales::kBuffers> ring, oldest;  // the buffer that is read, and the first that has not been given back
+
+    bool is_reading = false;
 
     __device__ __forceinline__ RingReader(const Scales& scales, u32 zero) : scales(scales), zero(zero) {}
 
-    // Make the scales of K step `step` of a tile readable; call once a step, in order, tile after tile. `bits` are those of scales that have
-    // been read but perhaps not arrived yet (see Pipeline::release).
-    __device__ __forceinline__ void advance(u32 step, u32 bits) {
+    // Make the scales of K step `step` of a tile readable; call once a step, in order, tile after tile.
+    __device__ __forceinline__ void advance(u32 step) {
         if (step % Scales::kSteps != 0) return;
-        if (holding) {
-            __syncwarp();  // every lane has read the buffer that is given back
-            if (threadIdx.x % 32 == 0) ptx::barrier_arrive(scales.empty_barrier(ring.stage) + (bits & zero));
-            ring.advance();
-        }
-        holding = true;
+        if (is_reading) ring.advance();
+        is_reading = true;
         ptx::barrier_wait(scales.full_barrier(ring.stage), ring.phase);
+    }
+
+    // Step `step` of `num_steps` has been promoted, which may be after later steps were made readable: give its buffer back with its last step.
+    // `bits` are those of the step's scales (see Pipeline::release).
+    __device__ __forceinline__ void finish(u32 step, u32 num_steps, u32 bits) {
+        if (step % Scales::kSteps != Scales::kSteps - 1 && step + 1 != num_steps) return;
+        __syncwarp();  // every lane has read the buffer
+        if (threadIdx.x % 32 == 0) ptx::barrier_arrive(scales.empty_barrier(oldest.stage) + (bits & zero));
+        oldest.advance();
     }
 
     // Shared addresses of the scales of A and of B for K step `step`, whose stage is not needed here.
@@ -93,7 +105,8 @@ struct StageReader {
     using Layout = GemmLayout<Config>;
     u32 data;  // shared address of stage 0's scales
 
-    __device__ __forceinline__ void advance(u32, u32) const {}
+    __device__ __forceinline__ void advance(u32) const {}
+    __device__ __forceinline__ void finish(u32, u32, u32) const {}
     __device__ __forceinline__ u32 address_a(u32, u32 stage) const { return data + stage * Layout::kStageScaleBytes; }
     __device__ __forceinline__ u32 address_b(u32 step, u32 stage) const { return address_a(step, stage) + Layout::kScaleBytesA; }
 };

@@ -1,7 +1,7 @@
 // Split K: the CTAs of a cluster hold partial sums of one tile and add them in rank order, so that the result does not depend on timing.
 //
-// The tile's columns are dealt in groups of eight to the ranks. Every rank sends every group to its owner's shared memory by st.async,
-// which completes bytes on the owner's barrier; the owner then adds what it received, rank 0 first. No CTA waits for one outside its
+// The tile's columns are dealt in groups of eight to the ranks. Every rank sends the groups of others to their owner's shared memory by
+// st.async, which completes bytes on the owner's barrier; the owner then adds what it received to its own, rank 0 first. No CTA waits for one outside its
 // cluster, and a CTA that owns groups stays until everything sent to it has arrived.
 #pragma once
 
@@ -28,7 +28,7 @@ struct SplitK {
 
     __device__ __forceinline__ void initialise_barrier() const {
         ptx::barrier_init(received, 1);
-        ptx::barrier_arrive_expect(received, num_owned() * kRanks * Layout::kMathThreads * 16);
+        ptx::barrier_arrive_expect(received, num_owned() * (kRanks - 1) * Layout::kMathThreads * 16);
     }
 
     // Where math thread `thread` finds slot `slot` of what `sender` sent.
@@ -57,9 +57,12 @@ struct SplitK {
 
    private:
     __device__ __forceinline__ void send_group(const float (&final)[Layout::kAccumulators], u32 group, u32 thread) const {
-        const u32 to = owner(group);
-        const u32 address = ptx::map_to_rank(slot_address(rank, group - first_group(to), thread), to);
-        ptx::store_async_4(address, ptx::map_to_rank(received, to), final + 4 * group);
+        const u32 to = owner(group), address = slot_address(rank, group - first_group(to), thread);
+        if (to == rank) {
+            ptx::store_shared_4(address, final + 4 * group);  // the same thread will read it
+        } else {
+            ptx::store_async_4(ptx::map_to_rank(address, to), ptx::map_to_rank(received, to), final + 4 * group);
+        }
     }
 };
 
