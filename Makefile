@@ -33,6 +33,7 @@ benchmark: build ## every benchmark on this GPU: products, host time, dependent 
 	$(HERE) -m benchmarks.dense_fp8
 	$(HERE) -m benchmarks.dense_bf16
 	$(HERE) -m benchmarks.wgrad_fp8
+	$(HERE) -m benchmarks.transpose_fp8
 	$(HERE) -m benchmarks.host_time
 	$(HERE) -m benchmarks.pdl
 	$(HERE) -m benchmarks.compile_time --jobs 8

@@ -23,8 +23,10 @@ class ColdTimer:
         self.buffer = torch.randint(0, 2**31 - 1, (FLUSH_BYTES // 4,), dtype=torch.int32, device="cuda")
         self.flush = ReadKernel(FLUSH_NAME, num_blocks=4 * sm_count)
 
-    def measure(self, variants: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    def measure(self, variants: dict[str, Callable[[], object]], rounds: int, part: str = "") -> dict[str, list[float]]:
         """Return {name: microseconds of each round}; a call that launches several kernels counts their sum.
+
+        part: of a kernel's name; what such kernels alone take of a call is `<name> <part>`, absent where a call launches none.
 
         Raises:
             RuntimeError: the trace does not hold one segment for each call.
@@ -40,15 +42,24 @@ class ColdTimer:
                 self.flush.launch(self.buffer)
                 variants[name]()
             torch.cuda.synchronize()
-        segments = cut_segments(read_kernels(session))
-        if len(segments) != len(order):
-            raise RuntimeError(f"{len(segments)} calls in the trace, expected {len(order)}")
-        times: dict[str, list[float]] = {name: [] for name in names}
-        for name, durations in zip(order, segments, strict=True):
-            if not durations:
-                raise RuntimeError(f"{name}: no kernel in its part of the trace")
-            times[name].append(round(sum(durations), 3))
-        return times
+        return add_up(order, read_kernels(session), part)
+
+
+def add_up(order: list[str], trace: list[tuple[str, float]], part: str) -> dict[str, list[float]]:
+    """Return the times of the calls that were made in `order`, as measure does."""
+    segments = cut_segments(trace)
+    if len(segments) != len(order):
+        raise RuntimeError(f"{len(segments)} calls in the trace, expected {len(order)}")
+    times: dict[str, list[float]] = {name: [] for name in order}
+    for name, durations in zip(order, segments, strict=True):
+        if not durations:
+            raise RuntimeError(f"{name}: no kernel in its part of the trace")
+        times[name].append(round(sum(durations), 3))
+    alone = zip(order, cut_segments(trace, part), strict=True) if part else ()
+    for name, durations in alone:
+        if durations:
+            times.setdefault(f"{name} {part}", []).append(round(sum(durations), 3))
+    return times
 
 
 def read_kernels(session) -> list[tuple[str, float]]:
@@ -58,12 +69,12 @@ def read_kernels(session) -> list[tuple[str, float]]:
     return [(event.name(), event.duration_ns() / 1e3) for event in events]
 
 
-def cut_segments(kernels: list[tuple[str, float]]) -> list[list[float]]:
-    """Cut a trace at the flush kernels; return the durations of the kernels after each."""
+def cut_segments(kernels: list[tuple[str, float]], part: str = "") -> list[list[float]]:
+    """Cut a trace at the flush kernels; return the durations of the kernels after each whose names contain `part`."""
     segments: list[list[float]] = []
     for name, duration in kernels:
         if FLUSH_NAME in name:
             segments.append([])
-        elif segments:
+        elif segments and part in name:
             segments[-1].append(duration)
     return segments

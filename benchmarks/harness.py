@@ -38,6 +38,7 @@ class Family:
     name: of the data file, the result file and the script. key: the fields that name a row. op: op kind.
     roles: {layout: roles besides auto that are timed in it}; layouts are ways to pass the same operands.
     make_problems: key -> {layout: problem}. make_product: (key, device) -> Product. peer: what cuBLASLt computes, in words.
+    part: name of a kernel that is also timed alone, within the calls that launch it, and belongs to the identity of a run.
     """
 
     name: str
@@ -47,6 +48,12 @@ class Family:
     make_problems: Callable[[dict], dict[str, object]]
     make_product: Callable[[dict, object], Product]
     peer: str
+    part: str = ""
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """Names of the kernel hashes that a result carries."""
+        return (self.op, self.part) if self.part else (self.op,)
 
     def read_keys(self) -> list[dict]:
         """Return the key of every problem of the family."""
@@ -92,7 +99,8 @@ class Benchmark:
         calls, splits = self._make_calls(key, product, choices)
         wrong = find_wrong(product, calls, splits)
         broken = {entry.partition(": ")[0] for entry in wrong if ": " in entry and not entry.endswith("other bits")}
-        times = self.timer.measure({**product.call_peers(), **{name: call for name, call in calls.items() if name not in broken}}, self.rounds)
+        sound = {name: call for name, call in calls.items() if name not in broken}
+        times = self.timer.measure({**product.call_peers(), **sound}, self.rounds, self.family.part)
         return {**key, "choices": name_choices(choices), "times": times, **({"wrong": wrong} if wrong else {})}
 
     def _make_calls(self, key: dict, product: Product, choices: dict[str, dict]) -> tuple[dict[str, Callable], dict[str, int]]:
@@ -150,7 +158,7 @@ def is_clean(row: dict) -> bool:
 def make_meta(family: Family, device, args: argparse.Namespace, is_complete: bool, seconds: float) -> dict:
     """Return what the result says about itself."""
     return {
-        **make_stamp(device, (family.op,)), "rounds": args.rounds, "flush_bytes": FLUSH_BYTES, "complete": is_complete, "seconds": round(seconds, 1),
+        **make_stamp(device, family.hashed), "rounds": args.rounds, "flush_bytes": FLUSH_BYTES, "complete": is_complete, "seconds": round(seconds, 1),
         "timer": "CUPTI kernel duration through torch.profiler; before each call a kernel reads 512 MB with ordinary loads (clean cold L2); PDL off",
         "peer": family.peer, "baseline": f"benchmarks/data/{family.name}.json",
     }
@@ -185,7 +193,7 @@ def keep_rows(family: Family, args: argparse.Namespace, device) -> list[dict]:
     """Return the clean rows of an earlier, unfinished run of the same kernels on the same SKU."""
     if not args.out.exists():
         return []
-    earlier, stamp = read_json(args.out), make_stamp(device, (family.op,))
+    earlier, stamp = read_json(args.out), make_stamp(device, family.hashed)
     same = all(earlier["meta"][key] == stamp[key] for key in IDENTITY)
     return [row for row in earlier["rows"] if is_clean(row)] if same and earlier["meta"]["rounds"] == args.rounds else []
 

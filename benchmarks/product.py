@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.gpu.operands import PARTIAL_SUMS, ROUNDING, widen
+from tests.gpu.operands import get_partial_sums_error, make_bound, widen
 
 #: Rows of D compared with the float64 reference; variants without split K are compared with each other bit by bit.
 REFERENCE_ROWS = 32
@@ -55,7 +55,7 @@ class Product:
         (d, c), (reference, magnitude) = self.get_output(layout), self._reference
         if c is not None:
             reference = reference + c[self.rows].double()
-        bound = ROUNDING[d.dtype] * reference.abs() + PARTIAL_SUMS * magnitude
+        bound = make_bound(reference, magnitude, d.dtype, get_partial_sums_error(self.a))
         return bool(((d[self.rows].double() - reference).abs() <= bound).all())
 
     def _make_reference(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,7 +3,7 @@
 Importing opens no driver and initialises nothing; kernels are compiled by the first call that needs them.
 """
 
-from deep_gemm import testing, utils
+from deep_gemm import library, testing, tracing, utils
 from deep_gemm._C import (
     Config,
     Device,
@@ -85,3 +85,6 @@ __all__ = [
     "transform_sf_into_required_layout",
     "utils",
 ]
+
+library.register_ops()
+tracing.substitute_when_traced()

@@ -37,11 +37,28 @@ def cublaslt_gemm_tt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch
 
 def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
     """Check the operands of one layout and compute d = A @ B + c."""
-    _check_tensors({"a": a, "b": b, "d": d} | ({} if c is None else {"c": c}))
-    a, b = a.t() if layout[0] == "t" else a, b.t() if layout[1] == "t" else b
-    _check(a, b, d, c)
+    check_operands(layout, a, b, d, c)
+    _check_overlaps(_named(a, b, d, c))
     with torch.no_grad():
-        _multiply(a, b, d, c)
+        _multiply(*_orient(layout, a, b), d, c)
+
+
+def check_operands(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Make the checks of cublaslt_gemm_{layout} that need no memory: fake tensors pass through them, too.
+
+    Raises: ArgumentError, DeviceError, DtypeError, ShapeError.
+    """
+    _check_tensors(_named(a, b, d, c))
+    _check(*_orient(layout, a, b), d, c)
+
+
+def _named(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    return {"a": a, "b": b, "d": d} | ({} if c is None else {"c": c})
+
+
+def _orient(layout: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return A [m, k] and B [k, n]."""
+    return (a.t() if layout[0] == "t" else a), (b.t() if layout[1] == "t" else b)
 
 
 def _multiply(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
@@ -68,7 +85,7 @@ def _run_fp8(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
 
 
 def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
-    """Check what every operand must be, and that nothing overlaps d but c in the same place."""
+    """Check what every operand must be."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(f"{name} = {type(tensor).__name__}: must be a torch.Tensor; FP8 operands go without scales.")
@@ -78,6 +95,10 @@ def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
             raise ArgumentError(f"{name}: requires grad, but no graph is recorded; call under torch.no_grad() or detach it.")
         if tensor.device != tensors["d"].device:
             raise DeviceError(f"{name} is on {tensor.device} and d on {tensors['d'].device}: all must be on one device; move them with .to(...).")
+
+
+def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
+    """Check that nothing overlaps d but c in the same place."""
     for name, tensor in tensors.items():
         is_d = tensor.data_ptr() == tensors["d"].data_ptr() and tensor.stride() == tensors["d"].stride()
         if name != "d" and not (name == "c" and is_d) and _overlaps(tensor, tensors["d"]):

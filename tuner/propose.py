@@ -18,7 +18,9 @@ EXHAUSTIVE_LIMIT = 256
 BATCH_SIZE = 24
 #: Configs that TPE starts from: the heuristic's best, or random ones.
 NUM_STARTING = 12
-PARAMETERS = ("block_m", "block_n", "block_k", "cluster", "split_k", "swap_ab", "depth")
+#: Parameters of a config, see `describe`. Those of ORDERED are ranks, whose neighbours are alike; the others are categories.
+PARAMETERS = ("rows", "columns", "sharing", "depth")
+ORDERED = ("columns", "depth")
 #: Asks per new config before the rest of a batch is drawn at random: TPE comes back to known points of a small space often.
 ASKS_PER_CONFIG = 3
 
@@ -40,9 +42,7 @@ def default_trials(space_size: int) -> int:
 class OptunaProposer:
     """Proposes batches from one in-memory optuna study over the structured space of the candidates.
 
-    The space: every field of a config as a category, but for clusters as one category and, in the place of num_stages, depth: the rank of
-    num_stages among the candidates that differ in nothing else (0 = deepest), because the count itself means little across tiles.
-    `estimates` (config -> predicted time) lets TPE begin with the configs that the heuristic thinks best instead of random ones.
+    `estimates` (config -> predicted time) lets TPE begin with those of its configs that the heuristic thinks best instead of random ones.
     """
 
     def __init__(self, candidates: Sequence, sampler: str, seed: int, estimates: dict | None = None):
@@ -52,14 +52,11 @@ class OptunaProposer:
         self.optuna, self.random = optuna, random.Random(seed)
         self.parameters = {config: parameters for config, parameters in zip(candidates, describe(candidates), strict=True)}
         self.configs = {freeze(parameters): config for config, parameters in self.parameters.items()}
-        self.distributions = {
-            name: optuna.distributions.CategoricalDistribution(sorted({parameters[name] for parameters in self.parameters.values()}))
-            for name in PARAMETERS
-        }
+        self.distributions = {name: make_distribution(optuna, name, {parameters[name] for parameters in self.parameters.values()}) for name in PARAMETERS}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self.study = optuna.create_study(direction="minimize", sampler=make_sampler(optuna, sampler, seed))
-        self.first = sorted(candidates, key=estimates.get)[:NUM_STARTING] if estimates and sampler == "tpe" else []
+        self.first = sorted(filter(estimates.__contains__, candidates), key=estimates.get)[:NUM_STARTING] if estimates and sampler == "tpe" else []
         self.known: dict = {}
         self.pending: dict = {}
 
@@ -128,24 +125,39 @@ def make_sampler(optuna, name: str, seed: int):
     return samplers.QMCSampler(seed=seed, scramble=True) if name == "qmc" else samplers.RandomSampler(seed=seed)
 
 
+def make_distribution(optuna, name: str, values: set):
+    """Return optuna's distribution of one parameter over the values that occur."""
+    if name in ORDERED:
+        return optuna.distributions.IntDistribution(min(values), max(values))
+    return optuna.distributions.CategoricalDistribution(sorted(values))
+
+
 def describe(candidates: Sequence) -> list[dict]:
-    """Return the parameters of each candidate; different candidates have different parameters."""
+    """Return the parameters of each candidate; different candidates have different parameters.
+
+    They follow the MMA, so that most combinations are candidates: the side that takes its rows, the rank of the width that takes its
+    columns, how blocks share the work (order of operands, cluster, split of K), and depth: the rank of num_stages among the candidates
+    that differ in nothing else (0 = deepest), because the count itself means little across tiles.
+    """
     depths: dict[tuple, list[int]] = {}
     for config in candidates:
         depths.setdefault(tile_of(config), []).append(config.num_stages)
     ranked = {tile: sorted(stages, reverse=True) for tile, stages in depths.items()}
+    widths = {width: rank for rank, width in enumerate(sorted({sides_of(config)[1] for config in candidates}))}
     return [
         {
-            "block_m": config.block_m,
-            "block_n": config.block_n,
-            "block_k": config.block_k,
-            "split_k": config.split_k,
-            "swap_ab": config.swap_ab,
-            "cluster": f"{config.cluster_m}x{config.cluster_n}",
+            "rows": sides_of(config)[0],
+            "columns": widths[sides_of(config)[1]],
+            "sharing": f"{'swap' if config.swap_ab else 'plain'} {config.cluster_m}x{config.cluster_n} k{config.split_k}",
             "depth": ranked[tile_of(config)].index(config.num_stages),
         }
         for config in candidates
     ]
+
+
+def sides_of(config) -> tuple[int, int]:
+    """Return the sides of the tile that the MMA's rows and its columns take."""
+    return (config.block_n, config.block_m) if config.swap_ab else (config.block_m, config.block_n)
 
 
 def tile_of(config) -> tuple:

@@ -56,7 +56,8 @@ tensors are right). The stride of a dimension of size 1 is ignored. m = 0 or n =
 
 constexpr const char* kTransposing = R"(
 The kernels read FP8 along K. An operand that is contiguous along the other dimension is first copied by a transposing kernel, into
-memory of torch's allocator on the same stream: one more launch, and every byte of the operand read and written once more.
+memory of torch's allocator on the same stream: one more launch, on no more SMs than set_num_sms allows, and every byte of the operand
+read and written once more.
 )";
 
 constexpr const char* kRaises = R"(

@@ -73,13 +73,14 @@ Problem make_problem(const Gpu& gpu, const GemmOperands& operands, const GemmOpt
             .batch_invariant = is_batch_invariant()};
 }
 
+// The copies keep to the SMs of the problem, as the product does.
 void launch_with_copies(const DispatchEntry& entry, GemmOperands operands, const GemmOptions& options, const GemmSizes& sizes,
-                        const GemmLayouts& layouts, void* stream) {
+                        const GemmLayouts& layouts, int num_sms, void* stream) {
     const bool is_torch_stream = is_current(stream, operands.a.view);
     py::object memory_a, memory_b;
     for (auto [operand, major, memory] : {std::tuple(&operands.a, layouts.a, &memory_a), std::tuple(&operands.b, layouts.b, &memory_b)}) {
         if (major == Major::kK) continue;
-        KMajorCopy copy = make_k_major(*entry.kernel->gpu, *operand, stream, is_torch_stream);
+        KMajorCopy copy = make_k_major(*entry.kernel->gpu, *operand, num_sms, stream, is_torch_stream);
         *operand = copy.operand;
         *memory = std::move(copy.memory);
     }
@@ -91,9 +92,10 @@ void run_on_gpu(const GemmOperands& operands, const GemmOptions& options, const 
     const Gpu& gpu = get_supported_gpu(a.ordinal);
     void* stream = parse_stream(options.stream, a.ordinal, a.is_described);
     if (sizes.k == 0) return run_without_k(gpu, operands, options, stream);
-    const DispatchEntry entry = get_dispatch_entry(gpu, make_problem(gpu, operands, options, sizes, layouts));
+    const Problem problem = make_problem(gpu, operands, options, sizes, layouts);
+    const DispatchEntry entry = get_dispatch_entry(gpu, problem);
     const bool needs_copies = options.op == Op::kFp8Gemm && (layouts.a == Major::kMn || layouts.b == Major::kMn);
-    if (needs_copies) return launch_with_copies(entry, operands, options, sizes, layouts, stream);
+    if (needs_copies) return launch_with_copies(entry, operands, options, sizes, layouts, problem.num_sms, stream);
     launch_gemm(*entry.kernel, entry.geometry, operands, sizes, options, stream);
 }
 

@@ -1,5 +1,6 @@
 #include "runtime/transpose.hpp"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -14,9 +15,9 @@ namespace py = pybind11;
 namespace deep_gemm {
 namespace {
 
-constexpr int64_t kTile = 128;         // a block transposes 128 x 128 bytes
+constexpr int64_t kTile = 128;  // a block transposes 128 x 128 bytes at a time
 constexpr unsigned kThreads = 256;
-constexpr int64_t kMaxTilesY = 65535;  // of a grid, CUDA programming guide, "Technical Specifications"
+constexpr int64_t kMaxGrid = INT32_MAX;  // more tiles than the memory of a GPU holds; CUDA programming guide, "Technical Specifications"
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -50,18 +51,18 @@ driver::Kernel get_kernel(const Gpu& gpu) {
     return kernels[gpu.ordinal];
 }
 
-void check_size(const Operand& operand, int64_t k) {
-    if (ceil_div(k, kTile) > kMaxTilesY)
-        throw Error(ErrorKind::kShape, "k = " + std::to_string(k) + ": transposing " + operand.name + " takes k up to " +
-                                           std::to_string(kMaxTilesY * kTile) + "; pass it K-major.");
+// Blocks walk the tiles, so that any grid is right. Several may share an SM; one for each SM allowed can never take more of them.
+unsigned choose_grid(const TensorView& in, int num_sms) {
+    const int64_t tiles = ceil_div(in.shape[0], kTile) * ceil_div(in.shape[1], kTile);
+    return unsigned(std::min(tiles, num_sms > 0 ? int64_t(num_sms) : kMaxGrid));
 }
 
-void launch(const Gpu& gpu, const TensorView& in, const TensorView& out, void* stream) {
+void launch(const Gpu& gpu, const TensorView& in, const TensorView& out, int num_sms, void* stream) {
     uint64_t from = in.address, to = out.address;
     int64_t in_pitch = row_pitch_bytes(in), out_pitch = row_pitch_bytes(out);
     uint32_t rows = uint32_t(in.shape[0]), columns = uint32_t(in.shape[1]);
     driver::LaunchConfig config{};
-    config.grid_x = unsigned(ceil_div(columns, kTile)), config.grid_y = unsigned(ceil_div(rows, kTile)), config.grid_z = 1;
+    config.grid_x = choose_grid(in, num_sms), config.grid_y = config.grid_z = 1;
     config.block_x = kThreads, config.block_y = config.block_z = 1;
     config.stream = static_cast<driver::Stream>(stream);
     void* arguments[] = {&from, &to, &in_pitch, &out_pitch, &rows, &columns};
@@ -75,15 +76,14 @@ py::object allocate(const TensorView& view, int64_t pitch, void* stream, bool is
 
 }  // namespace
 
-KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, void* stream, bool is_current_stream) {
+KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, bool is_current_stream) {
     const int64_t k = operand.view.shape[1];
-    check_size(operand, k);
     get_kernel(gpu);  // before memory is taken: compiling may fail
     const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
     py::object memory = allocate(operand.view, pitch, stream, is_current_stream);
     Operand copy = make_operand(operand.name, memory.ptr());
     copy.view.shape[1] = k;
-    launch(gpu, transposed(operand).view, copy.view, stream);
+    launch(gpu, transposed(operand).view, copy.view, num_sms, stream);
     return {std::move(memory), copy};
 }
 

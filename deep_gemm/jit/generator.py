@@ -11,8 +11,8 @@ _KERNEL_NAMES = {"fp8_gemm": "deep_gemm_fp8_gemm", "bf16_gemm": "deep_gemm_bf16_
 _CLASSES = {"fp8_gemm": "Fp8Gemm", "bf16_gemm": "Bf16Gemm"}
 _RECIPES = {"1d2d": "k1D2D", "1d1d": "k1D1D", "per_row": "kPerRow"}
 _C_MODES = {"none": "kNone", "accumulate": "kAccumulate", "general": "kGeneral", "head_split": "kHeadSplit"}
-#: Kernel name, threads and tile of the transposing pass (transpose_fp8.cuh).
-TRANSPOSE_KERNEL, TRANSPOSE_THREADS, TRANSPOSE_TILE = "deep_gemm_transpose_fp8", 256, 128
+#: Kernel name of the transposing pass (transpose_fp8.cuh).
+TRANSPOSE_KERNEL = "deep_gemm_transpose_fp8"
 
 _TEMPLATE = """\
 // {op}: {config}
@@ -58,7 +58,7 @@ _TRANSPOSE = f"""\
 // Transposes the bytes of a matrix [rows, columns].
 #include "deep_gemm/transpose_fp8.cuh"
 
-extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads)
+extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads, deep_gemm::TransposeFp8::kCtasPerSm)
 {TRANSPOSE_KERNEL}(const deep_gemm::u8* in, deep_gemm::u8* out, deep_gemm::i64 in_pitch, deep_gemm::i64 out_pitch,
     deep_gemm::u32 rows, deep_gemm::u32 columns) {{
     __shared__ deep_gemm::u32 tile[deep_gemm::TransposeFp8::kTile][deep_gemm::TransposeFp8::kPitch];
@@ -92,7 +92,12 @@ def generate_source(problem: "_C.Problem", config: "_C.Config") -> str:
 
 
 def canonical_sources(op: str) -> list[str]:
-    """Return the sources that stand for the generator in the kernel hash of `op`. Raises ProblemError for an unknown op kind."""
+    """Return the sources that stand for the generator in the kernel hash of `op`, an op kind or TRANSPOSE_KERNEL.
+
+    Raises ProblemError for an unknown op kind.
+    """
+    if op == TRANSPOSE_KERNEL:
+        return [_TRANSPOSE]
     return [_render(problem, config) for problem, config in canonical_cases(op)]
 
 

@@ -59,7 +59,10 @@ def compile_key(source: str, headers: dict[str, str], toolchain: "nvrtc.Nvrtc | 
 
 @functools.cache
 def kernel_hash(op: str) -> str:
-    """Return the identity of the kernels of an op kind, in hexadecimal. Raises: ProblemError for an unknown op kind."""
+    """Return the identity of the kernels of an op kind, or of generator.TRANSPOSE_KERNEL, in hexadecimal.
+
+    Raises: ProblemError for an unknown op kind.
+    """
     sources = generator.canonical_sources(op)
     return hash_kernels(op, sources, get_included_headers("\n".join(sources)))
 

@@ -104,7 +104,7 @@ def test_pointless_configs_are_dropped():
                 assert config.block_m == 64 or m > config.block_m // 2
                 assert config.cluster_m == 1 or m > config.block_m
                 assert config.cluster_n == 1 or n > config.block_n
-                assert config.block_n == 8 or widths[widths.index(config.block_n) - 1] < n
+                assert config.block_n == 32 or widths[widths.index(config.block_n) - 1] < n
 
 
 def test_one_sm_leaves_no_clusters():

@@ -162,7 +162,7 @@ def test_operands_that_are_not_k_major_are_transposed_first(driver, layout, tran
     assert [copy[:2] for copy in copies] == [(rows[name], 304) for name in transposed]
     for name, event in zip(transposed, passes, strict=True):
         assert event["transpose"] == [addresses[name], COPY, -(-rows[name] // 16) * 16 + 16, 304, 300, rows[name]]
-        assert (event["grid"], event["block"]) == ([-(-rows[name] // 128), 3, 1], [256, 1, 1])
+        assert (event["grid"], event["block"]) == ([-(-rows[name] // 128) * 3, 1, 1], [256, 1, 1])
     maps = {event["map"]: event for event in select(events, "TensorMapEncodeTiled")}
     got = [maps[number] for number in launch["maps"][:2]]
     assert [event["address"] for event in got] == [COPY if name in transposed else addresses[name] for name in "ab"]
@@ -198,9 +198,25 @@ def test_the_transposing_kernel_is_loaded_once(driver):
     assert all(event["capture_mode"] == 2 for event in select(events, "LibraryLoadData"))
 
 
-def test_more_k_than_the_transposing_pass_takes(driver):
-    with pytest.raises(ShapeError, match="k = 8388608: transposing b takes k up to 8388480"):
-        driver.call(call_layout, "nn", 1, 8, 1 << 23)
+def call_on_sms(num_sms, m, n, k):
+    deep_gemm.set_num_sms(num_sms)
+    try:
+        call_layout("tn", m, n, k)
+    finally:
+        deep_gemm.set_num_sms(0)
+
+
+@pytest.mark.parametrize("num_sms, grids", [(0, [12, 160]), (1, [1, 1]), (7, [7, 7]), (100, [12, 100]), (132, [12, 160]), (500, [12, 160])])
+def test_copies_keep_to_the_sms_of_the_call(driver, num_sms, grids):
+    _, events = driver.call(call_on_sms, num_sms, 300, 5000, 512)
+    *passes, launch = select(events, "LaunchKernelEx")
+    assert [event["grid"] for event in passes] == [[grid, 1, 1] for grid in grids]
+    assert launch["grid"][0] <= (num_sms if 0 < num_sms < 132 else 132)
+
+
+def test_copies_of_any_k(driver):
+    _, events = driver.call(call_layout, "nn", 1, 8, 1 << 23)
+    assert select(events, "LaunchKernelEx")[0]["grid"] == [1 << 16, 1, 1]
 
 
 # Overlap of launches.

@@ -5,12 +5,13 @@ import random
 import pytest
 import torch
 
+import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ProblemError
 from deep_gemm.selection import forget_selectors
 from tests.fakes.gpu_world import FakeWorld
 from tests.fakes.operands import one_thread
-from tests.gpu import calls, configs, faults, kernels, memory, operands, sanitizer, semantics
+from tests.gpu import calls, configs, faults, kernels, memory, operands, sanitizer, semantics, semantics_layouts
 from tests.gpu.configs import COMMON_SHAPES, derive_shapes, list_runs, run_config
 from tests.gpu.public_op import OP_VARIANTS
 from tests.gpu.variants import BF16, MAIN, Variant, choose_configs, get_space, list_variants
@@ -225,6 +226,11 @@ def test_values_flow_as_the_suite_expects(world, variant):
 @pytest.mark.parametrize("variant", semantics.C_VARIANTS, ids=str)
 def test_factors_are_as_the_suite_expects(world, variant):
     assert semantics.run_factors(world, variant, operands.Shape(21, 136, 400))[1] == []
+
+
+def test_transposed_copies_are_as_the_suite_expects(world):
+    assert semantics_layouts.run_copies_on_few_sms(world, Variant(), operands.Shape(21, 136, 400)) == (6, [])
+    assert deep_gemm.get_num_sms() == 0
 
 
 def test_zero_sizes_are_as_the_suite_expects(world):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks import selector, speedup, stale, summary
-from benchmarks.cold_timer import FLUSH_NAME, cut_segments
+from benchmarks.cold_timer import FLUSH_NAME, add_up, cut_segments
 from benchmarks.stamp import DATA, OP, RESULTS, read_json, write_json
 
 BASELINES = read_json(DATA / "dense_fp8.json")
@@ -306,6 +306,8 @@ def test_summary_command_writes_the_file(tmp_path, capsys):
 def test_a_trace_is_cut_at_the_flush_kernels():
     trace = [("stray", 9.0), (FLUSH_NAME, 130.0), ("gemm", 5.0), ("reduce", 1.0), (f"void {FLUSH_NAME}(...)", 130.0), ("gemm", 6.0)]
     assert cut_segments(trace) == [[5.0, 1.0], [6.0]]
+    assert cut_segments(trace, "duc") == [[1.0], []]
+    assert add_up(["x", "y"], trace, "reduce") == {"x": [6.0], "y": [6.0], "x reduce": [1.0]} == add_up(["x", "y"], trace, "") | {"x reduce": [1.0]}
 
 
 def test_baselines_cover_the_benchmark_shapes():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from benchmarks import choices, compile_time, dense_bf16, dense_fp8, harness, host_profile, host_time, new_shapes, pdl, wgrad_fp8
+from benchmarks import choices, compile_time, dense_bf16, dense_fp8, harness, host_profile, host_time, new_shapes, pdl, transpose_fp8, wgrad_fp8
 from benchmarks.product import find_wrong
 from benchmarks.stamp import DATA, read_json, write_json
 from deep_gemm import _C
@@ -14,7 +14,7 @@ from tests.fakes.operands import one_thread
 
 SIZES = {"m": 8, "n": 264, "k": 400}
 KEYS = {
-    "dense_fp8": [SIZES, {**SIZES, "m": 136}], "wgrad_fp8": [SIZES],
+    "dense_fp8": [SIZES, {**SIZES, "m": 136}], "wgrad_fp8": [SIZES], "transpose_fp8": [SIZES],
     "dense_bf16": [{**SIZES, "layout": layout, "out": out} for layout in ("nt", "nn", "tn", "tt") for out in ("bf16", "fp32")],
 }  # fmt: skip
 FAMILIES = [module.FAMILY for module in (dense_fp8, dense_bf16, wgrad_fp8)]
@@ -62,6 +62,15 @@ def test_every_role_and_layout_is_timed(monkeypatch, tmp_path, family):
         assert {"cublaslt", *(f"auto {layout}" for layout in layouts)} <= set(row["times"])
         assert {"auto", "heuristic"} <= set(row["choices"]) and all(len(times) == 3 for times in row["times"].values())
         assert ("floor" in row["times"]) == (family.name == "dense_fp8" and row["m"] <= 64)
+
+
+def test_every_memory_order_of_fp8_is_timed(monkeypatch, tmp_path):
+    keys = [tuple(key.values()) for key in transpose_fp8.FAMILY.read_keys()]
+    assert keys == [(128, 7168, 2048), (4096, 7168, 2048), (4096, 4096, 7168), (8192, 2112, 7168)]
+    install(monkeypatch)
+    code, result = run(transpose_fp8.FAMILY, tmp_path)
+    assert code == 0 and set(result["meta"]["kernel_hash"]) == {"fp8_gemm", "deep_gemm_transpose_fp8"}
+    assert [set(row["times"]) for row in result["rows"]] == [{"cublaslt", "auto nt", "auto nn", "auto tn", "auto tt"}]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -5,8 +5,10 @@ from functools import partial
 
 import torch
 
+import deep_gemm
 from deep_gemm.errors import LayoutError
 
+from .configs import FEW_SMS
 from .memory import PITCH_BYTES, SCALE_LAYOUTS, align, make_operand, make_rows, make_scale_layout, make_scales_mn_major, make_shifted
 from .operands import Case, GuardedOutput, Shape, count_wrong, make_output
 from .public_op import OP_VARIANTS, Checks, batch_invariant, call_op, copy_case, run_op
@@ -70,6 +72,24 @@ def run_majors(world: World, variant: Variant, shape: Shape) -> tuple[int, list[
     return checks.outcome()
 
 
+def run_copies_on_few_sms(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
+    """FP8 operands that are not K-major, on fewer SMs than their copies have tiles: the bits of nt on all SMs, nothing outside D written."""
+    checks, plain = Checks(), world.case(variant, shape)
+    output = make_output(plain)
+    with batch_invariant():
+        bits = run_op(plain, output)
+        try:
+            for num_sms in (1, FEW_SMS):
+                deep_gemm.set_num_sms(num_sms)
+                for suffix in ("nn", "tn", "tt"):
+                    a, b = (make_operand(values, major) for values, major in zip((plain.a, plain.b), MAJORS[suffix], strict=True))
+                    named = run_op(replace(plain, a=a, b=b), output, suffix=suffix)
+                    checks.expect((named == bits).all() and not int(output.num_dirty()), f"{suffix} on {num_sms} SMs: unlike nt")
+        finally:
+            deep_gemm.set_num_sms(0)
+    return checks.outcome()
+
+
 def run_strides(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
     """Slices of wider tensors for A, B, C and D, and rows that are one element: right, the same bits, nothing outside D written."""
     checks, clean = Checks(), world.case(variant, shape)
@@ -123,7 +143,11 @@ def _is_untouched(case: Case, output: GuardedOutput) -> bool:
 def layout_jobs(world: World) -> list:
     """Return one job for each promise, variant and shape."""
     k_major = [variant for variant in OP_VARIANTS if (variant.a_major, variant.b_major) == ("k", "k")]
-    plans = [(run_scale_layouts, OP_VARIANTS), (run_strides, OP_VARIANTS), (run_alignment, k_major), (run_majors, MAJOR_VARIANTS)]
+    fp8 = [variant for variant in MAJOR_VARIANTS if variant.is_fp8]
+    plans = [
+        (run_scale_layouts, OP_VARIANTS), (run_strides, OP_VARIANTS), (run_alignment, k_major), (run_majors, MAJOR_VARIANTS),
+        (run_copies_on_few_sms, fp8),
+    ]  # fmt: skip
     return [
         (f"{run.__name__} {variant}: {tuple(shape)}", partial(run, world, variant, shape))
         for run, variants in plans for variant in variants for shape in SHAPES

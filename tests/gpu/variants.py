@@ -79,7 +79,16 @@ def choose_configs(variant: Variant, device, spread: int = SPREAD) -> list:
     """Return the configs of a variant that the suite runs."""
     space = get_space(variant, device)
     stride = min(get_stride(variant, spread), max(len(space) // MIN_CONFIGS, 1))
-    return space[list_variants().index(variant) % stride :: stride]
+    chosen = space[list_variants().index(variant) % stride :: stride]
+    return chosen + [config for config in list_pairs(variant, space) if config not in chosen]
+
+
+def list_pairs(variant: Variant, space: list) -> list:
+    """Return the first config of each pair of CTAs for an MN-major operand: its second box of 64 columns has an offset in the descriptor."""
+    if variant.a_major == variant.b_major == "k":
+        return []
+    pairs = {(config.cluster_m, config.cluster_n): config for config in reversed(space) if config.cluster_m * config.cluster_n > 1}
+    return list(pairs.values())
 
 
 def choose_pairs(device, spread: int = SPREAD) -> list[tuple[Variant, object]]:

@@ -1,7 +1,8 @@
 // Transposes a matrix of bytes, so that FP8 operands become K-major (Hopper's FP8 WGMMA reads no other order).
 //
 // A CTA of 256 threads moves a 128 x 128 tile through shared memory: reads of 16 bytes along input rows, writes of 16 bytes along output rows.
-// Between them each thread turns 4 x 4 blocks of bytes in registers (PTX ISA, "prmt").
+// Between them each thread turns 4 x 4 blocks of bytes in registers (PTX ISA, "prmt"). CTAs walk the tiles in steps of the grid, whose size is
+// the caller's choice; tiles count along the input's rows first, so that CTAs beside each other read neighbouring bytes of memory.
 #pragma once
 
 #include "deep_gemm/types.cuh"
@@ -20,6 +21,7 @@ __device__ __forceinline__ void transpose_bytes(u32 (&w)[4]) {
 
 struct TransposeFp8 {
     static constexpr u32 kTile = 128, kThreads = 256;
+    static constexpr u32 kCtasPerSm = 8;          // all 2048 threads of an SM: loads in flight hide memory's latency
     static constexpr u32 kPitch = kTile / 4 + 1;  // words; odd, so that a column of words meets every bank
 
     const u8* in;   // [rows, columns], 16-byte aligned rows
@@ -63,10 +65,14 @@ struct TransposeFp8 {
     }
 
     __device__ __forceinline__ void run() const {
-        const u32 row_start = blockIdx.y * kTile, column_start = blockIdx.x * kTile;
-        load(row_start, column_start);
-        __syncthreads();
-        store(row_start, column_start);
+        const u32 column_tiles = ceil_div(columns, kTile), tiles = ceil_div(rows, kTile) * column_tiles;
+        for (u32 tile_index = blockIdx.x; tile_index < tiles; tile_index += gridDim.x) {
+            const u32 row_start = tile_index / column_tiles * kTile, column_start = tile_index % column_tiles * kTile;
+            load(row_start, column_start);
+            __syncthreads();
+            store(row_start, column_start);
+            __syncthreads();  // the next tile takes the same memory
+        }
     }
 };
 

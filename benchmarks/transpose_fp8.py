@@ -1,0 +1,61 @@
+"""Time FP8 products of every memory layout on the 4 problems of data/transpose_fp8.json: what the transposed copies cost.
+
+Example: python -m benchmarks.transpose_fp8
+
+Layouts: `nt`, whose operands the GEMM reads as they are, `nn` (B is copied first), `tn` (both are) and `tt` (A is); a call's time is that of
+all its kernels, and `auto <layout> deep_gemm_transpose_fp8` that of its copies alone. cuBLASLt computes the unscaled `nt` product.
+Method and result: harness.py.
+"""
+
+import sys
+from collections.abc import Callable
+
+import torch
+
+import deep_gemm
+from deep_gemm import _C
+from deep_gemm.jit.generator import TRANSPOSE_KERNEL
+from tests.gpu.memory import make_operand, make_scales_mn_major
+from tests.gpu.operands import quantise_blocks, quantise_rows
+
+from .dense_bf16 import TRANSPOSED
+from .harness import Family, main
+from .product import Product
+
+
+class TransposeFp8(Product):
+    """Random normal operands of one problem with real scales, each operand in both memory orders."""
+
+    def __init__(self, key: dict, device: object):
+        m, n, k = key["m"], key["n"], key["k"]
+        a, scale_a = quantise_rows(torch.randn(m, k, device="cuda"))
+        b, scale_b = quantise_blocks(torch.randn(n, k, device="cuda"))
+        super().__init__(a, scale_a, b, scale_b, torch.empty(m, n, dtype=torch.bfloat16, device="cuda"))
+        a_mn, b_mn = make_operand(a, "mn"), make_operand(b, "mn")
+        scale_a = make_scales_mn_major(scale_a)
+        #: Operand and scales by whether they are passed as the transposed matrix.
+        self.pairs_a = {False: (a, scale_a), True: (a_mn.T, scale_a.T)}
+        self.pairs_b = {False: (b, scale_b), True: (b_mn.T, scale_b.T)}
+        self.one = torch.ones((), device="cuda")
+
+    def call_op(self, layout: str) -> Callable[[], object]:
+        """Return the public op of that memory layout."""
+        op, (is_a_transposed, is_b_transposed) = getattr(deep_gemm, f"fp8_gemm_{layout}"), TRANSPOSED[layout]
+        a, b = self.pairs_a[is_a_transposed], self.pairs_b[is_b_transposed]
+        return lambda: op(a, b, self.d)
+
+    def call_peers(self) -> dict[str, Callable[[], object]]:
+        """Return the vendor's product of the same bytes, K-major both, which applies no block scales."""
+        b = self.b.t()
+        return {"cublaslt": lambda: torch._scaled_mm(self.a, b, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16, use_fast_accum=False)}
+
+
+FAMILY = Family(
+    name="transpose_fp8", op="fp8_gemm", key=("m", "n", "k"), roles=dict.fromkeys(TRANSPOSED, ()),
+    make_problems=lambda key: dict.fromkeys(TRANSPOSED, _C.Problem("fp8_gemm", key["m"], key["n"], key["k"])),
+    make_product=TransposeFp8, peer="torch._scaled_mm of nt, scales of 1, use_fast_accum=False", part=TRANSPOSE_KERNEL,
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(FAMILY, __doc__.splitlines()[0]))
