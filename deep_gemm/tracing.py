@@ -1,8 +1,10 @@
-"""Lets `torch.compile` trace through the public ops, which cost an eager call nothing for it.
+"""Lets torch record the public ops in graphs; an eager call pays nothing for it.
 
-Dynamo cannot look into a C function, and a Python function that it could look into would slow every eager call down. So each public op
-has a stand-in, registered with `torch.compiler.substitute_in_graph`, that only Dynamo ever runs: it puts `torch.ops.deep_gemm.*` into the
-graph. Registering imports torch._dynamo, which takes seconds, so it waits until somebody else imports that.
+Dynamo (`torch.compile`, strict `torch.export`) cannot look into a C function, and a Python function that it could look into would slow
+every eager call down. So each public op has a stand-in, registered with `torch.compiler.substitute_in_graph`, that puts
+`torch.ops.deep_gemm.*` into the graph and that eager calls never meet. Registering imports torch._dynamo, which takes seconds, so it
+waits until somebody else imports that. Tracers that run the program on fake tensors (`make_fx`, other `torch.export`) reach the C
+functions, which then ask for `get_recorder`.
 """
 
 import sys
@@ -14,21 +16,34 @@ from types import ModuleType
 import torch
 
 from deep_gemm import _C, vendor
+from deep_gemm.errors import ArgumentError
 from deep_gemm.library import LAYOUTS
 
 _DYNAMO = "torch._dynamo"
-_BREAK = (
-    "deep_gemm: a graph holds plain tensors and numbers, no stream= and no other objects. The call runs outside of the graph; "
-    "use torch.cuda.stream(...) around the compiled function, and pass pairs of tensors and Python floats."
+_RULE = (
+    "a graph holds the tensors and numbers of a call of deep_gemm, no stream= and no other objects; pass pairs of tensors and Python "
+    "floats, and run the graph under torch.cuda.stream(...)."
 )
 
 
 def substitute_when_traced() -> None:
     """Give Dynamo the stand-ins of the public ops, now or as soon as it is imported."""
-    finder = _DynamoFinder({op: make for make, ops in _stand_ins() for op in ops})
+    finder = _DynamoFinder({op: make for make, ops in _makers() for op in ops})
     sys.meta_path.insert(0, finder)  # first: another thread may be about to import it
     if _DYNAMO in sys.modules:
         finder.finish()
+
+
+def is_recording() -> bool:
+    """Return whether a call on fake tensors belongs into a graph that is being recorded."""
+    proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return proxies is not None and proxies.get_proxy_mode() is not None
+
+
+def get_recorder(name: str) -> Callable:
+    """Return what takes a call of the op `name` into such a graph; it raises ArgumentError for what no graph can hold."""
+    make = next(make for make, ops in _makers() for op in ops if op.__name__ == name)
+    return make(_node(name), _refuse)
 
 
 class _DynamoFinder:
@@ -61,64 +76,64 @@ class _DynamoFinder:
         try:
             while self._pending:
                 op, make = self._pending.popitem()  # atomic, should two threads meet here
-                torch.compiler.substitute_in_graph(op)(make(op.__name__))
+                leave = torch.compiler.disable(op, reason=_RULE)
+                torch.compiler.substitute_in_graph(op)(make(_node(op.__name__), leave))
         except Exception as error:
             warnings.warn(f"torch.compile will break graphs at the ops of deep_gemm: {error!r}", RuntimeWarning, stacklevel=2)
 
 
-def _stand_ins() -> list[tuple[Callable, list[Callable]]]:
+def _makers() -> list[tuple[Callable, list[Callable]]]:
     """Return (maker of a stand-in, the ops that it is for)."""
     return [
-        (_trace_fp8, [getattr(_C, f"fp8_gemm_{layout}") for layout in LAYOUTS]),
-        (_trace_bf16, [getattr(_C, f"bf16_gemm_{layout}") for layout in LAYOUTS]),
-        (_trace_vendor, [getattr(vendor, f"cublaslt_gemm_{layout}") for layout in LAYOUTS]),
-        (_trace_heads, [_C.fp8_gemm_nt_skip_head_mid]),
+        (_make_fp8, [getattr(_C, f"fp8_gemm_{layout}") for layout in LAYOUTS]),
+        (_make_bf16, [getattr(_C, f"bf16_gemm_{layout}") for layout in LAYOUTS]),
+        (_make_vendor, [getattr(vendor, f"cublaslt_gemm_{layout}") for layout in LAYOUTS]),
+        (_make_heads, [_C.fp8_gemm_nt_skip_head_mid]),
     ]
 
 
-# The stand-ins have the signatures of the public ops, which substitute_in_graph compares.
+def _node(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.deep_gemm, name).default
 
 
-def _trace_fp8(name: str) -> Callable:
-    op = getattr(torch.ops.deep_gemm, name).default
+def _refuse(*arguments: object, **options: object) -> None:
+    raise ArgumentError(f"cannot be recorded: {_RULE}")
 
+
+# A stand-in has the signature of its op, which substitute_in_graph compares. It calls `node` in the graph, and `leave` with what no graph
+# can hold: for Dynamo that is the op itself, after a graph break.
+
+
+def _make_fp8(node: Callable, leave: Callable) -> Callable:
     def stand_in(a, b, d, c=None, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, alpha=1.0, beta=1.0, stream=None):
         if stream is not None or not (_are_pairs(a, b) and _are_tensors(*a, *b, d, c) and _are_numbers(alpha, beta)):
-            torch._dynamo.graph_break(msg=_BREAK)
-        op(*a, *b, d, c, recipe, compiled_dims, disable_ue8m0_cast, alpha=float(alpha), beta=float(beta))
+            return leave(a, b, d, c, recipe, compiled_dims, disable_ue8m0_cast, alpha=alpha, beta=beta, stream=stream)
+        return node(*a, *b, d, c, recipe, compiled_dims, disable_ue8m0_cast, alpha=float(alpha), beta=float(beta))
 
     return stand_in
 
 
-def _trace_heads(name: str) -> Callable:
-    op = getattr(torch.ops.deep_gemm, name).default
-
+def _make_heads(node: Callable, leave: Callable) -> Callable:
     def stand_in(a, b, d, head_splits, recipe=None, compiled_dims=None, disable_ue8m0_cast=False):
         if not (_are_pairs(a, b) and _are_tensors(*a, *b, d)):
-            torch._dynamo.graph_break(msg=_BREAK)
-        op(*a, *b, d, head_splits, recipe, compiled_dims, disable_ue8m0_cast)
+            return leave(a, b, d, head_splits, recipe, compiled_dims, disable_ue8m0_cast)
+        return node(*a, *b, d, head_splits, recipe, compiled_dims, disable_ue8m0_cast)
 
     return stand_in
 
 
-def _trace_bf16(name: str) -> Callable:
-    op = getattr(torch.ops.deep_gemm, name).default
-
+def _make_bf16(node: Callable, leave: Callable) -> Callable:
     def stand_in(a, b, d, c=None, compiled_dims=None, *, alpha=1.0, beta=1.0, stream=None):
         if stream is not None or not (_are_tensors(a, b, d, c) and _are_numbers(alpha, beta)):
-            torch._dynamo.graph_break(msg=_BREAK)
-        op(a, b, d, c, compiled_dims, alpha=float(alpha), beta=float(beta))
+            return leave(a, b, d, c, compiled_dims, alpha=alpha, beta=beta, stream=stream)
+        return node(a, b, d, c, compiled_dims, alpha=float(alpha), beta=float(beta))
 
     return stand_in
 
 
-def _trace_vendor(name: str) -> Callable:
-    op = getattr(torch.ops.deep_gemm, name).default
-
+def _make_vendor(node: Callable, leave: Callable) -> Callable:
     def stand_in(a, b, d, c=None):
-        if not _are_tensors(a, b, d, c):
-            torch._dynamo.graph_break(msg=_BREAK)
-        op(a, b, d, c)
+        return node(a, b, d, c) if _are_tensors(a, b, d, c) else leave(a, b, d, c)
 
     return stand_in
 

@@ -8,6 +8,7 @@ Confirmation rounds come before search rounds, which come before censored rows (
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Dataset:
 
     `log_ratio` F64[R,C] is the best-known log ratio to the heuristic's pick (LOG_TWO where unmeasured), `search` the one that
     the search rounds alone saw (NaN where they did not), `state` I8[R,C] one of UNMEASURED..CONFIRMED, `candidate` bool[R,C], `legal`
-    bool[R,C] what the run time may choose (a candidate is worth trying, too).
+    bool[R,C] what the run time may choose (a candidate is worth trying, too: one of the default space, or from beyond it and timed).
     `heuristic`, `oracle` I64[R] are columns; the oracle is chosen on search rounds and scored on confirmation rounds.
     """
 
@@ -145,13 +146,17 @@ def quarantined_for(problem, quarantined: dict) -> set:
 
 @dataclass(frozen=True)
 class Entry:
-    """One problem while the table is built: config -> (log ratio, state), and the search rounds' log ratios."""
+    """One problem while the table is built: config -> (log ratio, state), and the search rounds' log ratios.
+
+    `candidates` are those of the default space, `beyond` the timed configs that no default space of the variant has.
+    """
 
     problem: object
     heuristic: object
     best_known: dict
     search: dict
     candidates: frozenset
+    beyond: frozenset
     heuristic_us: float
 
 
@@ -174,7 +179,14 @@ def read_problem(problem, rows: list[dict], device: _C.Device, quarantined: set)
         best_known[config] = (value, state)
     search = {config: value for (config, state), value in known.items() if state == SEARCHED}
     candidates = frozenset(_C.get_candidates(problem, device)) - quarantined
-    return Entry(problem, heuristic, best_known, search, candidates, heuristic_time(rows, heuristic))
+    beyond = frozenset(best_known).difference(default_space(kernel_problem(problem), device))
+    return Entry(problem, heuristic, best_known, search, candidates, beyond, heuristic_time(rows, heuristic))
+
+
+@lru_cache(maxsize=64)
+def default_space(variant, device: _C.Device) -> frozenset:
+    """Return the default space of a variant; a table's problems share a handful."""
+    return frozenset(_C.get_default_space(variant, device))
 
 
 def relative_rows(block_rows: list[dict], heuristic, offsets: dict) -> list[tuple]:
@@ -246,7 +258,7 @@ def assemble(entries: list[Entry], identity: Identity, device: _C.Device, quaran
             log_ratio[row, column[config]], state[row, column[config]] = value, level
         for config, value in entry.search.items():
             search[row, column[config]] = value
-        candidate[row, [column[config] for config in entry.candidates if config in column]] = True
+        candidate[row, [column[config] for config in entry.candidates | entry.beyond if config in column]] = True
     legal = find_legal([entry.problem for entry in entries], configs, device, quarantined)
     problems = [entry.problem for entry in entries]
     full_space = np.array([measured_share(entry) >= FULL_SPACE_SHARE for entry in entries])

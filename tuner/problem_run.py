@@ -51,10 +51,14 @@ class Suspects:
 
 
 class ProblemRun:
-    """Measures one problem with one worker. `on_block` stores each finished block before the next one starts."""
+    """Measures one problem with one worker. `on_block` stores each finished block before the next one starts.
 
-    def __init__(self, problem, device, candidates: list, compiled: dict, worker, suspects: Suspects, plan: dict, seed: int):
+    `compile_missing(configs)` compiles what is not compiled yet and returns {config: Compiled} of everything that is.
+    """
+
+    def __init__(self, problem, device, candidates: list, compile_missing: Callable[[list], dict], worker, suspects: Suspects, plan: dict, seed: int):
         self.problem, self.worker, self.suspects, self.plan, self.seed = problem, worker, suspects, plan, seed
+        self.compile_missing, compiled = compile_missing, compile_missing([])
         self.heuristic = _C.get_analytic_config(problem, device)
         self.estimates = {config: _C.estimate_time_us(problem, config, device) for config in {*candidates, self.heuristic}}
         self.failures = [row for config in self.estimates if (row := self.find_failure(config, compiled.get(config)))]
@@ -71,34 +75,37 @@ class ProblemRun:
             return {"config": config, "role": "search", "status": compiled.status, "error": compiled.error}
         return None
 
-    def run(self, sampler: str, num_trials: int | None, must_confirm: list, history: list, on_block: Callable[[Block], None]) -> None:
+    def run(self, sampler: str, trials: tuple[frozenset, int], must_confirm: list, history: list, on_block: Callable[[Block], None]) -> None:
         """Measure the problem; `history` holds (config, log ratio, status) of rows of the same identity. Raises: ProblemFailed.
 
+        `trials`: which configs count as trials of a search, and how many of them it makes; it begins with estimates of the others, if any.
         Where it gives up, the failures so far are stored all the same: a resumed sweep must not repeat what cost a crash or a hang.
         """
         try:
-            self.run_sampler(sampler, num_trials, must_confirm, history, on_block)
+            self.run_sampler(sampler, trials, must_confirm, history, on_block)
         except (ProblemFailed, DeviceRetired):
             if any(row["status"] != "skipped" for row in self.failures):
                 on_block(Block(None, self.failures, {}, [], is_last=False, has_failed=True))
             raise
 
-    def run_sampler(self, sampler: str, num_trials: int | None, must_confirm: list, history: list, on_block: Callable[[Block], None]) -> None:
+    def run_sampler(self, sampler: str, trials: tuple[frozenset, int], must_confirm: list, history: list, on_block: Callable[[Block], None]) -> None:
         """Measure all usable candidates or search among them. Raises: ProblemFailed."""
         if not self.usable:
             raise ProblemFailed("no candidate may be launched")
         sampler = propose.choose_sampler(sampler, len(self.usable))
         if sampler == "exhaustive":
             return on_block(self.measure(self.usable, must_confirm, self.plan))
-        self.search(sampler, num_trials, must_confirm, history, on_block)
+        self.search(sampler, trials, must_confirm, history, on_block)
 
-    def search(self, sampler: str, num_trials: int | None, must_confirm: list, history: list, on_block: Callable[[Block], None]) -> None:
+    def search(self, sampler: str, trials: tuple[frozenset, int], must_confirm: list, history: list, on_block: Callable[[Block], None]) -> None:
         """Let optuna propose batches, each raced with the incumbent; then confirm the best of them all."""
-        proposer = propose.OptunaProposer(self.usable, sampler, self.seed, self.estimates)
+        counted, num_trials = trials
+        usable, free = set(self.usable), set(self.usable) - counted
+        proposer = propose.OptunaProposer(self.usable, sampler, self.seed, {config: self.estimates[config] for config in free or usable})
         proposer.tell(history)
-        known = {config: log_ratio for config, log_ratio, status in history if status == "ok"}
+        known = {config: log_ratio for config, log_ratio, status in history if status == "ok" and config in usable}
         # Rows repeat configs (every batch races the reference and the incumbent): trials are different configs.
-        left = (num_trials or propose.default_trials(len(self.usable))) - len({config for config, _, _ in history}.intersection(self.usable))
+        left = num_trials - len({config for config, _, _ in history} & counted)
         while left > 0 and (batch := proposer.propose(min(left, propose.BATCH_SIZE))):
             incumbent = [min(known, key=known.get)] if known else []
             block = self.measure([*batch, *incumbent], [], self.plan | {"confirm_rounds": 0})
@@ -107,7 +114,7 @@ class ProblemRun:
             results = to_results(block.rows)
             proposer.tell(results)
             known |= {config: log_ratio for config, log_ratio, status in results if status == "ok"}
-            left -= len(batch)
+            left -= len(counted.intersection(batch))
         finalists = sorted(known, key=known.get)[: 2 * self.plan["finalists"]]
         on_block(self.measure(finalists, must_confirm, self.plan))
 
@@ -116,6 +123,8 @@ class ProblemRun:
         for _ in range(self.max_attempts()):
             reference = self.choose_reference()
             order = [config for config in dict.fromkeys([reference, *configs, *must_confirm]) if config in self.estimates and config not in self.failed]
+            if self.find_unbuilt(order):
+                continue
             must = [index for index, config in enumerate(order) if config in must_confirm]
             try:
                 report = self.worker.run(make_job(self.problem, order, must, plan, self.seed), self.hang_limit_s())
@@ -127,6 +136,14 @@ class ProblemRun:
             self.failures = []
             return block
         raise ProblemFailed(f"gave up after {self.max_attempts()} attempts")
+
+    def find_unbuilt(self, configs: list) -> bool:
+        """Have what is missing compiled; return whether some of `configs`, which become failures, must not be launched."""
+        compiled = self.compile_missing(configs)
+        failures = [row for config in configs if (row := self.find_failure(config, compiled.get(config)))]
+        for row in failures:
+            self.remove(row["config"], row["status"], row["error"])
+        return bool(failures)
 
     def max_attempts(self) -> int:
         """Return an upper bound of useful attempts: each is a strike of some config, the one that turns isolation on, or the last."""

@@ -52,11 +52,13 @@ class OptunaProposer:
         self.optuna, self.random = optuna, random.Random(seed)
         self.parameters = {config: parameters for config, parameters in zip(candidates, describe(candidates), strict=True)}
         self.configs = {freeze(parameters): config for config, parameters in self.parameters.items()}
-        self.distributions = {name: make_distribution(optuna, name, {parameters[name] for parameters in self.parameters.values()}) for name in PARAMETERS}
+        occurring = {name: {parameters[name] for parameters in self.parameters.values()} for name in PARAMETERS}
+        self.distributions = {name: make_distribution(optuna, name, values) for name, values in occurring.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self.study = optuna.create_study(direction="minimize", sampler=make_sampler(optuna, sampler, seed))
-        self.first = sorted(filter(estimates.__contains__, candidates), key=estimates.get)[:NUM_STARTING] if estimates and sampler == "tpe" else []
+        estimated = [config for config in candidates if config in estimates] if estimates and sampler == "tpe" else []
+        self.first = sorted(estimated, key=estimates.get)[:NUM_STARTING] if estimated else []
         self.known: dict = {}
         self.pending: dict = {}
 

@@ -9,13 +9,14 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
-from tuner import errors, precompile, propose, recording
+from tuner import errors, precompile, propose, recording, wide_space
 from tuner.fields import kernel_problem, to_config
 from tuner.gpu_lock import GpuLock
 from tuner.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Suspects
@@ -29,12 +30,13 @@ COVERED_SHARE = 0.8
 
 @dataclass(frozen=True)
 class SweepOptions:
-    """What to measure and how. `problems` are those of this shard; `configs` None means the default space of each problem."""
+    """What to measure and how. `problems` are those of this shard; `configs` None means the space of each problem, one of wide_space.SPACES."""
 
     problems: list
     database: str | Path
     preset: str = ""
     configs: list | None = None
+    space: str = "default"
     sampler: str = "auto"
     num_trials: int | None = None
     effort: str = "quick"
@@ -80,20 +82,28 @@ def make_device(hello: dict):
         raise errors.TunerError(f"the measuring process described no device: {error}") from error
 
 
-def choose_candidates(problem, device, configs: list | None) -> list:
-    """Return what is measured for `problem`: the default space, or the given configs that are legal; the heuristic's pick is added."""
-    if configs is None:
-        candidates = _C.get_candidates(problem, device)
+def choose_candidates(problem, device, options: SweepOptions, winners: Sequence = ()) -> list:
+    """Return what is measured for `problem`: its space, or the given configs that are legal; the heuristic's pick is added.
+
+    To a space, known `winners` are added too: one from beyond it must not lose its place because nobody measures it.
+    """
+    if options.configs is not None:
+        candidates = [config for config in options.configs if _C.is_legal(problem, config, device)]
     else:
-        candidates = [config for config in configs if _C.is_legal(problem, config, device)]
+        space = _C.get_candidates(problem, device) if options.space == "default" else wide_space.get_wide_space(problem, device)
+        candidates = [*space, *(config for config in winners if _C.is_legal(problem, config, device))]
     return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))
 
 
-def count_needed(options: SweepOptions, space_size: int) -> int:
-    """Return how many configs of a space must have rows before its problem counts as measured."""
-    if propose.choose_sampler(options.sampler, space_size) == "exhaustive":
-        return math.ceil(COVERED_SHARE * space_size)
-    return min(options.num_trials or propose.default_trials(space_size), space_size)
+def choose_trials(problem, device, options: SweepOptions, configs: list) -> tuple[frozenset, int]:
+    """Return which of `configs` a search counts as trials, and how many it makes.
+
+    In a wide space the default space's are free: a sweep of that space leaves the search beyond it everything to do.
+    """
+    beyond = frozenset(configs).difference(_C.get_candidates(problem, device))
+    if options.space == "default" or options.configs is not None or not beyond:
+        return frozenset(configs), min(options.num_trials or propose.default_trials(len(configs)), len(configs))
+    return beyond, min(options.num_trials or min(propose.default_trials(len(beyond)), wide_space.WIDE_TRIALS), len(beyond))
 
 
 class Sweep:
@@ -110,7 +120,8 @@ class Sweep:
         self.phase_seconds: Counter = Counter()
         self.failed: dict[str, str] = {}
         self.num_measured = 0
-        self.summary: dict = {}
+        self.compiled: dict = {}
+        self.compile_seconds = 0.0
 
     def run(self) -> dict:
         """Measure until done or out of time; return the summary. Raises: TunerError; what was committed stays."""
@@ -134,7 +145,7 @@ class Sweep:
     def run_recorded(self, hello: dict, sweep_id: int) -> dict:
         """Compile, measure and close the sweep's row."""
         candidates = self.find_open_problems()
-        self.compiled = self.compile(candidates)
+        self.compile_ahead(candidates)
         device_id = self.store.get_or_add_device(hello["device"])
         environment_id = self.store.get_or_add_environment(self.describe_environment(hello))
         self.recorder = recording.Recorder(self.store, self.identities, device_id, environment_id, sweep_id)
@@ -167,20 +178,44 @@ class Sweep:
         """Return {problem: candidates} of those that are not measured yet; what earlier sweeps quarantined is known from here on."""
         rows = self.load_rows("search") if self.options.resume else []
         self.suspects.quarantined.update(recording.find_quarantined(rows))
-        covered = recording.find_covered(rows)
-        candidates = {problem: choose_candidates(problem, self.device, self.options.configs) for problem in self.options.problems}
-        return {problem: configs for problem, configs in candidates.items() if not self.is_covered(problem, configs, covered.get(problem.key, set()))}
+        winners, options = self.load_previous_winners(), self.options
+        candidates = {problem: choose_candidates(problem, self.device, options, winners.get(problem.key, ())) for problem in options.problems}
+        searched, finished = recording.find_covered(rows), recording.find_covered([row for row in rows if row["block_status"] == "finished"])
+        return {
+            problem: configs
+            for problem, configs in candidates.items()
+            if not self.is_covered(problem, configs, searched.get(problem.key, set()), finished.get(problem.key, set()))
+        }
 
-    def is_covered(self, problem, configs: list, measured: set[str]) -> bool:
-        """Return whether enough of the `configs` of `problem` are among the keys `measured`."""
-        return len(measured.intersection(config.key(problem.op) for config in configs)) >= count_needed(self.options, len(configs))
+    def is_covered(self, problem, configs: list, searched: set[str], finished: set[str]) -> bool:
+        """Return whether enough of the `configs` of `problem` are among the keys that a search, or finished blocks alone, measured.
+
+        The batches of a search stay open and are no table's rows, so that they never stand for a measured space.
+        """
+        if propose.choose_sampler(self.options.sampler, len(configs)) == "exhaustive":
+            return count_known(problem, configs, finished) >= COVERED_SHARE * len(configs)
+        counted, num_trials = choose_trials(problem, self.device, self.options, configs)
+        return count_known(problem, counted, searched) >= num_trials
 
     def load_rows(self, role: str) -> list[dict]:
         """Return the stored rows of the sweep's identities."""
         return [row for op, identity in self.identities.items() for row in self.store.load_measurements(role=role, op=op, **identity)]
 
+    def compile_ahead(self, candidates: dict) -> None:
+        """Compile every kernel of the candidates, unless searches of wide spaces will ask for fewer: those compile batch by batch."""
+        if self.options.space == "wide" and len(find_kernels(candidates)) > count_measurements(self.options, self.device, candidates):
+            candidates = {problem: [_C.get_analytic_config(problem, self.device)] for problem in candidates}
+        self.compiled = self.compile(candidates)
+
+    def compile_missing(self, problem, configs: list) -> dict:
+        """Compile those of `configs` that were not compiled yet; return {config: Compiled} of all kernels of the problem's variant so far."""
+        known = self.compiled.setdefault(kernel_problem(problem), {})
+        for outcomes in self.compile({problem: [config for config in configs if config not in known]}).values():
+            known.update(outcomes)
+        return known
+
     def compile(self, candidates: dict) -> dict:
-        """Compile every kernel of the candidates ahead; return {kernel's problem: {config: Compiled}}, empty for a backend that runs none."""
+        """Compile the kernels of the candidates; return {kernel's problem: {config: Compiled}}, empty for a backend that runs none."""
         kernels = find_kernels(candidates)
         if self.options.backend != "cuda" or not kernels:
             return {}
@@ -190,7 +225,7 @@ class Sweep:
             kernels, precompile.count_processes(count), lambda done, total: self.on_event("compile", {"done": done, "total": total}),
             first=index * len(kernels) // count,
         )  # fmt: skip
-        self.summary["compile"] = precompile.summarize(compiled, time.monotonic() - start)
+        self.compile_seconds += time.monotonic() - start
         return compiled
 
     def add_missing_winners(self) -> None:
@@ -219,8 +254,9 @@ class Sweep:
 
     def measure(self, problem, configs: list, must_confirm: list, history: list) -> None:
         """Measure one problem and store its blocks and winner."""
-        compiled = self.compiled.get(kernel_problem(problem), {})
-        run = ProblemRun(problem, self.device, configs, compiled, self.worker, self.suspects, EFFORTS[self.options.effort], self.options.seed)
+        compiled = self.compiled.setdefault(kernel_problem(problem), {})
+        plan, compile_missing = EFFORTS[self.options.effort], partial(self.compile_missing, problem)
+        run = ProblemRun(problem, self.device, configs, compile_missing, self.worker, self.suspects, plan, self.options.seed)
 
         def store_block(block: Block) -> None:
             block_id = self.recorder.add_block(problem, block, compiled, finish=block.is_last)
@@ -233,7 +269,7 @@ class Sweep:
             if winner is not None:
                 self.recorder.set_best(problem, block_id, *winner)
 
-        run.run(self.options.sampler, self.options.num_trials, must_confirm, history, store_block)
+        run.run(self.options.sampler, choose_trials(problem, self.device, self.options, configs), must_confirm, history, store_block)
 
     def is_out_of_time(self) -> bool:
         """Return whether one more problem of average cost would exceed the time budget."""
@@ -243,7 +279,7 @@ class Sweep:
 
     def load_history(self) -> dict[str, list]:
         """Return {problem key: [(config, log ratio, status)]} of stored search rows, from which a search by proposals goes on."""
-        if self.options.sampler in ("auto", "exhaustive") or not self.options.resume:
+        if self.options.sampler == "exhaustive" or not self.options.resume:
             return {}
         history: dict[str, list] = {}
         for row in self.load_rows("search"):
@@ -261,7 +297,8 @@ class Sweep:
     def summarize(self, num_open: int) -> dict:
         """Return the summary that `--json` prints."""
         seconds = time.monotonic() - self.started
-        return self.summary | {
+        compiled = {"compile": precompile.summarize(self.compiled, self.compile_seconds)} if self.compile_seconds else {}
+        return compiled | {
             "identities": self.identities,
             "database": str(self.options.database),
             "problems": len(self.options.problems),
@@ -289,15 +326,29 @@ def find_kernels(candidates: dict) -> list[tuple]:
     return list(dict.fromkeys((kernel, config) for problem, configs in candidates.items() for kernel in [kernel_problem(problem)] for config in configs))
 
 
+def count_known(problem, configs: Iterable, keys: set[str]) -> int:
+    """Return how many of `configs` are among the keys of configs."""
+    return len(keys.intersection(config.key(problem.op) for config in configs))
+
+
+def count_measurements(options: SweepOptions, device, candidates: dict) -> int:
+    """Return how many configs a sweep of {problem: configs} measures: all of them, or the trials of a search."""
+    return sum(
+        len(configs) if propose.choose_sampler(options.sampler, len(configs)) == "exhaustive" else choose_trials(problem, device, options, configs)[1]
+        for problem, configs in candidates.items()
+    )
+
+
 def plan_sweep(options: SweepOptions, device) -> dict:
     """Return what a sweep would measure on `device`, without a GPU or a database: counts, kernels, estimated kernel time."""
-    candidates = {problem: choose_candidates(problem, device, options.configs) for problem in options.problems}
+    candidates = {problem: choose_candidates(problem, device, options) for problem in options.problems}
+    measurements = count_measurements(options, device, candidates)
     return {
         "device": device.sku,
         "problems": len(candidates),
-        "measurements": sum(map(len, candidates.values())),
-        "kernels": len(find_kernels(candidates)),
+        "measurements": measurements,
+        "kernels": min(len(find_kernels(candidates)), measurements),
         "largest_space": max(map(len, candidates.values()), default=0),
         "effort": {"name": options.effort, **EFFORTS[options.effort]},
-        "options": {name: getattr(options, name) for name in ("preset", "sampler", "num_trials", "seed", "shard")},
+        "options": {name: getattr(options, name) for name in ("preset", "space", "sampler", "num_trials", "seed", "shard")},
     }

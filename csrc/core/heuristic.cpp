@@ -32,6 +32,15 @@ double soft_maximum(double a, double b, double c, double d) {
 // Sizes of a power of two, 1 to 8, divide by shifts.
 int64_t ceil_shift(int64_t value, int32_t power) { return (value + power - 1) >> std::countr_zero(uint32_t(power)); }
 
+// Clusters of `size` CTAs that run at once, `blocks` CTAs to an SM. A cluster stays within a GPC; those of SM90 GPUs have 16 SMs, and what
+// SMs are left over make some of them 18 (an H200's 132: 32 clusters of eight with two CTAs to an SM, not 33).
+int64_t count_slots(int32_t sms, int32_t size, int32_t blocks) {
+    constexpr int32_t kGpcSms = 16, kLargerGpcSms = 18;
+    const int32_t gpcs = sms / kGpcSms, larger = std::min((sms % kGpcSms) / (kLargerGpcSms - kGpcSms), gpcs), shift = std::countr_zero(uint32_t(size));
+    if (gpcs == 0 || size <= 2) return sms * blocks >> shift;
+    return (gpcs - larger) * (kGpcSms * blocks >> shift) + larger * (kLargerGpcSms * blocks >> shift);
+}
+
 double scale_bytes(const Problem& problem) {
     if (problem.op != Op::kFp8Gemm) return 0.0;
     const double m = double(problem.m), n = double(problem.n), blocks_k = double(problem.k) / kScaleBlock;
@@ -46,10 +55,10 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
     tiling.m_tiles = ceil_div(problem.m, config.block_m);
     tiling.n_tiles = ceil_div(problem.n, config.block_n);
     tiling.cluster_tiles = ceil_shift(tiling.m_tiles, config.cluster_m) * ceil_shift(tiling.n_tiles, config.cluster_n);
-    tiling.blocks_per_sm = config.split_k > 1 ? blocks_per_sm(problem, config) : 1;
-    const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k;
-    tiling.slots = std::max(1, sms * tiling.blocks_per_sm >> std::countr_zero(uint32_t(cluster_size)));
+    const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k, blocks = blocks_per_sm(problem, config);
+    tiling.slots = std::max<int64_t>(1, count_slots(sms, cluster_size, blocks));
     tiling.rounds = ceil_div(tiling.cluster_tiles, tiling.slots);
+    tiling.blocks_per_sm = int(std::min<int64_t>(blocks, ceil_div(tiling.cluster_tiles * cluster_size, sms)));
     return tiling;
 }
 
@@ -140,14 +149,7 @@ double Estimator::time_us(const Config& config, const Tiling& tiling) const {
 
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device) {
     AnalyticChoice best = {{}, INFINITY};
-    Config previous = {.block_m = 0};
     for_each_candidate(problem, device, [&](const Config& config) {
-        // A shallower ring of the same plain tile follows the deeper one and is never predicted faster.
-        const bool is_shallower = config.swap_ab == 0 && config.block_m == previous.block_m && config.block_n == previous.block_n &&
-                                  config.cluster_m == previous.cluster_m && config.cluster_n == previous.cluster_n &&
-                                  config.split_k == previous.split_k;
-        previous = config;
-        if (is_shallower) return;
         const double time_us = estimator.time_us(config);
         if (time_us < best.time_us) best = {config, time_us};
     });

@@ -17,7 +17,7 @@ struct Tiling {
     int64_t cluster_tiles;  // pieces of work: a cluster (the CTAs of a split are one) takes one at a time
     int64_t slots;          // clusters that fit the SMs at once, at least 1
     int64_t rounds;         // pieces that the busiest slot takes
-    int blocks_per_sm;      // that share an SM; more than 1 only for a split
+    int blocks_per_sm;      // that share an SM
 };
 
 Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms);

@@ -31,7 +31,7 @@ void run(const MemoryLayout& layout, PyObject* const* slots) {
 template <size_t kLayout>
 PyObject* bf16_gemm(PyObject*, PyObject* const* values, Py_ssize_t num_positional, PyObject* keyword_names) {
     constexpr Signature kSignature{kOpNames[kLayout], kNames, kNumSlots, kC, kAlpha};
-    return guarded([&] {
+    return guarded({kSignature.op, values, num_positional, keyword_names}, [&] {
         PyObject* slots[kNumSlots] = {};
         bind_arguments(kSignature, values, num_positional, keyword_names, slots);
         run(kMemoryLayouts[kLayout], slots);

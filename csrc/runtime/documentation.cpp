@@ -46,7 +46,7 @@ constexpr const char* kCompiledDims =
 constexpr const char* kDisable = "    disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.\n";
 
 constexpr const char* kFactors = R"(    alpha, beta: finite factors of the product and of c; c is not read where beta is 0.
-    stream: torch.cuda.Stream or raw handle to launch on instead of the current stream.
+    stream: torch.cuda.Stream or raw handle to launch on instead of the current stream; torch.compile breaks the graph at it.
 )";
 
 constexpr const char* kRows = R"(

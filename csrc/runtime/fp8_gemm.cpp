@@ -55,7 +55,7 @@ void run(const MemoryLayout& layout, PyObject* const* slots) {
 template <size_t kLayout>
 PyObject* fp8_gemm(PyObject*, PyObject* const* values, Py_ssize_t num_positional, PyObject* keyword_names) {
     constexpr Signature kSignature{kOpNames[kLayout], kNames, kNumSlots, kC, kAlpha};
-    return guarded([&] {
+    return guarded({kSignature.op, values, num_positional, keyword_names}, [&] {
         PyObject* slots[kNumSlots] = {};
         bind_arguments(kSignature, values, num_positional, keyword_names, slots);
         run(kMemoryLayouts[kLayout], slots);
@@ -87,7 +87,7 @@ void run_head_split(PyObject* const* slots) {
 }
 
 PyObject* fp8_gemm_nt_skip_head_mid(PyObject*, PyObject* const* values, Py_ssize_t num_positional, PyObject* keyword_names) {
-    return guarded([&] {
+    return guarded({kHeadSignature.op, values, num_positional, keyword_names}, [&] {
         PyObject* slots[kNumHeadSlots] = {};
         bind_arguments(kHeadSignature, values, num_positional, keyword_names, slots);
         run_head_split(slots);

@@ -8,6 +8,7 @@
 
 #include "core/error.hpp"
 #include "module.hpp"
+#include "runtime/tensor_view.hpp"
 
 namespace deep_gemm {
 
@@ -17,12 +18,25 @@ inline PyMethodDef make_method(const char* name, FastFunction function, const ch
     return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL | METH_KEYWORDS, documentation};
 }
 
-// Run `body` and turn what it throws into a Python error; returns None.
+// What Python called, all borrowed.
+struct PythonCall {
+    const char* op;
+    PyObject* const* values;
+    Py_ssize_t num_positional;
+    PyObject* keyword_names;
+};
+
+// Put the call into the graph that torch is recording, in place of running it.
+PyObject* record_call(const PythonCall& call);
+
+// Run `body`, the work of `call`, and turn what it throws into a Python error; returns None.
 template <class Body>
-PyObject* guarded(const Body& body) {
+PyObject* guarded(const PythonCall& call, const Body& body) {
     try {
         body();
         Py_RETURN_NONE;
+    } catch (const RecordedCall&) {
+        return record_call(call);
     } catch (const Error& error) {
         set_python_error(error);
     } catch (pybind11::error_already_set& error) {

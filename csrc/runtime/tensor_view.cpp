@@ -181,6 +181,7 @@ Operand make_operand(const char* name, PyObject* object) {
     if (py::isinstance<TensorView>(handle)) return {name, object, handle.cast<TensorView>(), false};
     const bool is_fake = PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) && py::hasattr(handle, "fake_mode");
     if (!is_fake) fail_unreadable(torch, name, object);
+    if (py::module_::import("deep_gemm.tracing").attr("is_recording")().cast<bool>()) throw RecordedCall();
     check_grad(torch, name, object);
     return {name, object, read_by_attributes(object, true), false};
 }

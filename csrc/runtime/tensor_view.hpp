@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/error.hpp"
+
 namespace deep_gemm {
 
 enum class Dtype : uint8_t { kFloat8E4M3, kFloat32, kBfloat16, kOther };
@@ -44,7 +46,12 @@ struct Operand {
 // The same memory with its two dims exchanged; another rank stays as it is, for the checks to name.
 Operand transposed(Operand operand);
 
-// Look at `object`. Throws Error(kArgument): not a tensor, a wrapper tensor without memory of its own, sparse, or one that
+// Thrown at the first fake operand of a call that torch is recording in a graph: the ops are put into it, and nothing else can be.
+struct RecordedCall : Error {
+    RecordedCall() : Error(ErrorKind::kArgument, "a call that is being traced into a graph: only the public ops can be; call one of them.") {}
+};
+
+// Look at `object`. Throws RecordedCall, and Error(kArgument): not a tensor, a wrapper tensor without memory of its own, sparse, or one that
 // requires grad while grad mode is on.
 Operand make_operand(const char* name, PyObject* object);
 

@@ -26,12 +26,13 @@ def register(app) -> None:
 def sweep(
     preset: str = typer.Option("default", help="Problems to measure: default, bf16, wgrad, row_major, dense (all four), portfolio_dense or demo."),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file of problems instead of a preset."),
-    configs_file: Path = typer.Option(None, "--configs", help="JSON list of configs instead of the whole default space."),
+    configs_file: Path = typer.Option(None, "--configs", help="JSON list of configs instead of a space."),
+    space: str = typer.Option("default", help="default (at most 160 configs a problem), or wide: every width of tile, splits and clusters, searched."),
     portfolio_size: int = typer.Option(0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen from what is recorded."),
     portfolio_from: str = typer.Option("", help="Database that --portfolio-size chooses from; default: --db."),
     database: str = typer.Option("", "--db", help="Database to record in; default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."),
     sampler: str = typer.Option("auto", help="auto (all configs of spaces up to 256, else tpe), exhaustive, tpe, random or qmc."),
-    n_trials: int = typer.Option(0, min=0, help="Configs per problem for tpe, random and qmc; 0: a third of the space."),
+    n_trials: int = typer.Option(0, min=0, help="Configs a search measures (wide: beyond the default space); 0: a third, wide: at most 96."),
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
     seed: int = typer.Option(0, help="Seed of the input data and of the sampler."),
     shard: str = typer.Option("0/1", help="Measure shard i of n, as i/n; each shard needs a database of its own."),
@@ -44,15 +45,19 @@ def sweep(
 ) -> None:
     """Measure configs on this GPU and record them; run again to resume. Example: python -m tuner sweep --preset default --effort full"""
     from tuner.sweep import BACKENDS, EFFORTS, SweepOptions
+    from tuner.wide_space import SPACES
 
+    check_choice("--space", space, SPACES)
+    if space != "default" and (configs_file or portfolio_size):
+        raise errors.UsageError(f"--space {space}: goes without --configs and --portfolio-size, which name the configs themselves")
     check_choice("--backend", backend, BACKENDS)
     check_choice("--effort", effort, EFFORTS)
     index, count = shapes.parse_shard(shard)
     options = SweepOptions(
         problems=shapes.take_shard(shapes.load_file(shapes_file) if shapes_file else shapes.load_preset(preset), index, count),
         database=database or environment.tuner_database(), preset="" if shapes_file else preset,
-        configs=load_configs(configs_file) if configs_file else None, sampler=sampler, num_trials=n_trials or None, effort=effort, seed=seed,
-        shard=(index, count), device=device, time_budget_s=time_budget or None, resume=resume, backend=backend, argv=sys.argv[1:],
+        configs=load_configs(configs_file) if configs_file else None, space=space, sampler=sampler, num_trials=n_trials or None, effort=effort,
+        seed=seed, shard=(index, count), device=device, time_budget_s=time_budget or None, resume=resume, backend=backend, argv=sys.argv[1:],
     )  # fmt: skip
     source = portfolio_from or options.database if portfolio_size else ""
     print_summary(dry_summary(options, source, portfolio_size) if dry_run else measure(options, source, portfolio_size), as_json)
