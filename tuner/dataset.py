@@ -235,15 +235,12 @@ def group_by(rows: list[dict], name: str) -> dict:
 
 
 def find_legal(problems: list, configs: list, device: _C.Device, quarantined: dict) -> np.ndarray:
-    """Return bool[R,C]: which configs the run time may choose; it depends on the variant, never on the sizes."""
-    rows, found = {}, []
-    for problem in problems:
-        key = kernel_problem(problem), problem.num_sms, problem.batch_invariant
-        if key not in rows:
-            excluded = quarantined_for(problem, quarantined)
-            rows[key] = [config not in excluded and _C.is_legal(problem, config, device) for config in configs]
-        found.append(rows[key])
-    return np.array(found)
+    """Return bool[R,C]: which configs the run time may choose."""
+    found = np.zeros((len(problems), len(configs)), bool)
+    for row, problem in enumerate(problems):
+        excluded = quarantined_for(problem, quarantined)
+        found[row] = [config not in excluded and _C.is_worth_trying(problem, config, device) for config in configs]
+    return found
 
 
 def assemble(entries: list[Entry], identity: Identity, device: _C.Device, quarantined: dict, dropped: dict, newest: str) -> Dataset:

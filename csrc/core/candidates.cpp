@@ -146,6 +146,14 @@ bool Pruning::keeps_split(const Config& config) const {
     return num_tiles(config) * config.split_k <= kMaxSplitWaves * sms;
 }
 
+bool is_worth_trying(const Problem& problem, const Config& config, const Device& device) {
+    if (!is_legal(problem, config, device) || !Pruning(problem, device).keeps(config)) return false;
+    Config deeper = config;
+    const auto blocks = [&](const Config& c) { return kSmSmemBytes / (smem_bytes(problem, c) + kSmemReservedBytes); };
+    if (++deeper.num_stages > kDeepestRing || smem_bytes(problem, deeper) > device.smem_bytes) return true;
+    return blocks(deeper) < blocks(config);
+}
+
 std::vector<Config> get_candidates(const Problem& problem, const Device& device) {
     std::vector<Config> candidates;
     candidates.reserve(kMaxCandidates);

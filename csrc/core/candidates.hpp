@@ -58,6 +58,10 @@ struct Pruning {
 
 std::vector<Config> get_candidates(const Problem& problem, const Device& device);
 
+// Whether a config of any default space is legal for this problem and not pointless: kept by the pruning, and its ring could not be deeper
+// without an SM losing a block. The learned choice is among these; its portfolio comes from the spaces of all variants.
+bool is_worth_trying(const Problem& problem, const Config& config, const Device& device);
+
 // Call `visit(config)` for each candidate, in the order of get_candidates, without building a list.
 template <typename Visit>
 void for_each_candidate(const Problem& problem, const Device& device, Visit&& visit) {

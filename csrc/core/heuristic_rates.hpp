@@ -6,11 +6,11 @@
 namespace deep_gemm {
 
 struct HeuristicRates {
-    double launch_us = 3.438;       // launch, barrier set-up, first descriptor and first byte, last store drained
-    double hbm_gbps = 3928;         // memory, cold L2
-    double l2_gbps = 33740;         // all SMs together, out of L2
-    double sm_gbps = 227.1;         // what one SM's loads reach
-    double load_latency_ns = 939.3;  // from issuing a TMA load to its full barrier, out of memory
+    double launch_us = 3.519;       // launch, barrier set-up, first descriptor and first byte, last store drained
+    double hbm_gbps = 3920;         // memory, cold L2
+    double l2_gbps = 33670;         // all SMs together, out of L2
+    double sm_gbps = 230.5;         // what one SM's loads reach
+    double load_latency_ns = 896.8;  // from issuing a TMA load to its full barrier, out of memory
     double dense_tflops = 1200;     // all SMs together, held down by the power limit
     double step_base_64_ns = 71.42;  // one 128-K step of a tile: base + slope * columns, by the MMA's rows
     double step_base_128_ns = 128.6;
@@ -18,18 +18,18 @@ struct HeuristicRates {
     double step_slope_64_ns = 1.088;
     double step_slope_128_ns = 1.387;
     double step_slope_256_ns = 4.211;
-    double two_scale_fraction = 0.1198;    // extra cost of a step where the tile can touch two B scales
+    double two_scale_fraction = 0.1199;    // extra cost of a step where the tile can touch two B scales
     double unpipelined_fraction = 0.03427;  // extra cost of a step without two partial accumulators
-    double cluster_step_ns = 22.44;        // waiting for the peer, once a step
+    double cluster_step_ns = 25.45;        // waiting for the peer, once a step
     double epilogue_base_ns = 568.3;       // per tile: last promotion, barrier, store; not overlapped with MMAs
-    double epilogue_row_ns = 1.985;        // per tile and column of 64 rows
-    double fp32_row_fraction = 3.334;        // extra of epilogue_row_ns where D is FP32
+    double epilogue_row_ns = 2.006;        // per tile and column of 64 rows
+    double fp32_row_fraction = 3.279;        // extra of epilogue_row_ns where D is FP32
     double direct_row_ns = 21.5;            // extra of epilogue_row_ns without a D tile in shared memory, once more where C is read
-    double column_scale_ns = 0.9128;          // extra cost of a step per MMA column with a scale of its own, and 64 rows
-    double split_us = 0.946;                 // exchange and addition of the parts of a split
-    double bf16_tflops = 640.9;              // dense_tflops of BF16 operands
-    double bf16_base_ns = 20.15;            // one 64-K step of a BF16 tile: base + slope * columns * (rows / 64)
-    double bf16_slope_ns = 0.6027;
+    double column_scale_ns = 0.913;          // extra cost of a step per MMA column with a scale of its own, and 64 rows
+    double split_us = 0.944;                 // exchange and addition of the parts of a split
+    double bf16_tflops = 647.2;              // dense_tflops of BF16 operands
+    double bf16_base_ns = 20.97;            // one 64-K step of a BF16 tile: base + slope * columns * (rows / 64)
+    double bf16_slope_ns = 0.5936;
 };
 
 struct RateField {

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "core/candidates.hpp"
 #include "core/features.hpp"
 #include "core/legality.hpp"
 #include "selector/metadata.hpp"
@@ -153,7 +154,7 @@ Choice Selector::choose(const Problem& problem, const Device& device, SelectionM
     const AnalyticChoice pick = choose_analytic(problem, estimator, device);
     std::vector<double> features(num_features(model.num_portfolio));
     write_features(problem, estimator, pick, model.portfolio(), features.data());
-    Decision decision = decide_with(model, features, [&](const Config& config) { return is_legal(problem, config, device); });
+    Decision decision = decide_with(model, features, [&](const Config& config) { return is_worth_trying(problem, config, device); });
     const Config config = decision.config < 0 ? pick.config : model.configs[size_t(decision.config)];
     const auto scored = model.portfolio().first(decision.scores.size());
     return {.config = config,
