@@ -2,12 +2,9 @@
 
     loop       a Python function that does nothing: the cost of the measurement itself
     arguments  the op on m = 0 rows: arguments bound, tensors viewed, dtypes and shapes checked; it ends before layouts and devices
-    checks     the op on meta tensors less the above: layouts, overlap, variant of the problem
     dispatch   the answer of the dispatch table, timed in native code
-    launch     the whole call less all of the above: stream, tensor maps, context, the driver's launch
+    launch     the whole call less all of the above: layouts and overlap checked, stream, tensor maps, context, the driver's launch
     driver     of these, the driver's launch of an empty kernel through ctypes (an upper bound: ctypes takes its share)
-
-Meta tensors are viewed by attributes where CUDA tensors are viewed by the exchange interface, so `checks` is an upper bound and may take from `launch`.
 """
 
 from collections.abc import Callable
@@ -19,7 +16,7 @@ from deep_gemm import _C
 from tests.gpu.operands import quantise_blocks, quantise_rows
 
 from .device_kernels import ReadKernel
-from .stopwatch import time_blocks
+from .stopwatch import time_blocks, time_in_turn
 
 DISPATCH_ROUNDS = 2000
 
@@ -51,12 +48,12 @@ def time_parts(sizes: tuple[int, int, int], device: str = "cuda") -> dict[str, d
 def split_call(make: Callable, op: str, sizes: tuple[int, int, int], device: str, synchronize: Callable, driver_us: float) -> dict[str, dict]:
     """Time the calls of one op kind and take their differences."""
     m, n, k = sizes
-    calls = {"loop": lambda: None, "no rows": make(0, n, k, device), "meta": make(m, n, k, "meta"), "whole": make(m, n, k, device)}
-    times = {name: time_blocks(call, synchronize)["best_us"] for name, call in calls.items()}
+    calls = {"loop": lambda: None, "no rows": make(0, n, k, device), "whole": make(m, n, k, device)}
+    times = {name: timed["best_us"] for name, timed in time_in_turn(calls, synchronize).items()}
     dispatch_us = _C.time_dispatch_hits([_C.Problem(op, m, n, k)], DISPATCH_ROUNDS) * 1e6 if device == "cuda" else 0.0
     parts = {
-        "loop": times["loop"], "arguments": times["no rows"] - times["loop"], "checks": max(times["meta"] - times["no rows"], 0.0),
-        "dispatch": dispatch_us, "launch": times["whole"] - max(times["meta"], times["no rows"]) - dispatch_us, "driver": driver_us,
+        "loop": times["loop"], "arguments": times["no rows"] - times["loop"], "dispatch": dispatch_us,
+        "launch": times["whole"] - times["no rows"] - dispatch_us, "driver": driver_us,
     }  # fmt: skip
     return {"calls_us": times, "parts_us": {name: round(value, 3) for name, value in parts.items()}}
 

@@ -2,8 +2,8 @@
 
 Example: python -m benchmarks.host_time
 
-Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, synchronised between blocks; best and median of the
-blocks, in microseconds a call. The GPU keeps up with such small products, so the host's time is what shows.
+Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, a block of each op in turn, synchronised between blocks; best and
+median of the blocks, in microseconds a call. 200 launches fit the queue, so the host's time is what shows.
 Profile, by differences of such calls (host_profile.py): the parts of one call on the GPU.
 Selection, over the problems of the dense benchmarks: `seen` is the dispatch table's answer, in native code; `new` is a selector's
 choice without the exact table, and `analytic` the heuristic alone, both called from Python and with that cost.
@@ -27,10 +27,11 @@ from tests.gpu.memory import make_scales_mn_major
 from tests.gpu.operands import quantise_blocks, quantise_rows
 from tests.gpu.world import list_dense_problems
 
+from .harness import WARM_UP_S, warm_up
 from .host_profile import time_parts
 from .new_shapes import time_new_shapes
 from .stamp import OPS, RESULTS, make_stamp, write_json
-from .stopwatch import time_blocks, time_each
+from .stopwatch import time_each, time_in_turn
 
 SIZES = (64, 128, 128)
 SELECTION_REPEATS = 200
@@ -58,18 +59,21 @@ def make_calls(device: str) -> dict[str, Callable[[], object]]:
 
 def time_calls(device: str, synchronize: Callable[[], None]) -> dict[str, dict]:
     """Return the host time of every call on `device`; a call that fails is its error's text."""
-    found = {}
+    failed, calls = {}, {}
     for name, call in make_calls(device).items():
         try:
-            found[name] = time_blocks(call, synchronize)
+            call()
+            calls[name] = call
         except (DeepGemmError, RuntimeError) as error:  # one op's fault; the others are still timed
-            found[name] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-    return found
+            failed[name] = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
+    return time_in_turn(calls, synchronize) | failed
 
 
 def time_host() -> dict:
     """Return the host time of every call on the GPU, and of the FP8 and BF16 ops on CPU tensors."""
     cpu = {name: times for name, times in time_calls("cpu", lambda: None).items() if "row-major" in name or name == "bf16_gemm_nt"}
+    if torch.cuda.is_available():
+        warm_up(WARM_UP_S)
     return {"cuda": time_calls("cuda", torch.cuda.synchronize), "cpu": cpu}
 
 

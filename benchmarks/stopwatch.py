@@ -11,17 +11,28 @@ CALLS_PER_BLOCK = 200
 
 def time_blocks(call: Callable[[], object], synchronize: Callable[[], None], blocks: int = BLOCKS) -> dict[str, float]:
     """Return best and median microseconds a call over the blocks."""
+    return time_in_turn({"call": call}, synchronize, blocks)["call"]
+
+
+def time_in_turn(calls: dict[str, Callable[[], object]], synchronize: Callable[[], None], blocks: int = BLOCKS) -> dict[str, dict[str, float]]:
+    """Time several calls, a block of each in turn, so that clocks that drift do so for all; the first round is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(blocks + 1):
+        for name, call in calls.items():
+            times[name].append(time_block(call))
+            synchronize()
+    return {
+        name: {"best_us": round(min(found[1:]), 3), "median_us": round(median(found[1:]), 3), "calls": blocks * CALLS_PER_BLOCK}
+        for name, found in times.items()
+    }
+
+
+def time_block(call: Callable[[], object]) -> float:
+    """Return microseconds a call of one block."""
+    start = time.perf_counter()
     for _ in range(CALLS_PER_BLOCK):
         call()
-    synchronize()
-    times = []
-    for _ in range(blocks):
-        start = time.perf_counter()
-        for _ in range(CALLS_PER_BLOCK):
-            call()
-        times.append((time.perf_counter() - start) / CALLS_PER_BLOCK * 1e6)
-        synchronize()
-    return {"best_us": round(min(times), 3), "median_us": round(median(times), 3), "calls": blocks * CALLS_PER_BLOCK}
+    return (time.perf_counter() - start) / CALLS_PER_BLOCK * 1e6
 
 
 def time_each(choose: Callable[[object], object], problems: list, repeats: int) -> float:

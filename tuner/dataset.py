@@ -171,7 +171,7 @@ def read_problem(problem, rows: list[dict], device: _C.Device, quarantined: set)
             values[config, state].append(log_ratio)
             if state >= SEARCHED:
                 offsets.setdefault(config, log_ratio)
-    if (heuristic, SEARCHED) not in values and (heuristic, CONFIRMED) not in values:
+    if all((heuristic, state) not in values for state in (CENSORED, SEARCHED, CONFIRMED)):
         return "heuristic's pick not measured"
     known = {key: max(logs) if key[1] == CENSORED else float(np.median(logs)) for key, logs in values.items()}
     best_known = {}
@@ -204,11 +204,13 @@ def relative_rows(block_rows: list[dict], heuristic, offsets: dict) -> list[tupl
 def find_anchors(block_rows: list[dict], heuristic, offsets: dict) -> dict:
     """Return {role: the log value that the heuristic's pick has, or would have, in this block}.
 
-    A block without the pick is tied to it through its own reference, else through any config that an earlier block timed.
+    A block without the pick is tied to it through its own reference, else through any config that an earlier block timed. A pick that left
+    the race early is a pick all the same: the heuristic of today may choose what was slow then.
     """
     ranked = {}
     for row in block_rows:
-        if row["status"] == "ok" and row["config"] in offsets:
+        is_timed = row["status"] == "ok" or (row["status"] == "censored" and row["config"] == heuristic and bool(to_value(row)))
+        if is_timed and row["config"] in offsets:
             rank = 0 if row["config"] == heuristic else 1 if row["config_id"] == row["reference_config_id"] else 2
             anchor = rank, math.log(to_value(row)) - offsets[row["config"]]
             ranked[row["role"]] = min(ranked.get(row["role"], anchor), anchor)
@@ -222,7 +224,7 @@ def to_value(row: dict) -> float | None:
 
 def heuristic_time(rows: list[dict], heuristic) -> float:
     """Return the median time of the heuristic's pick in microseconds, NaN where no row has it."""
-    times = [row["median_us"] for row in rows if row["status"] == "ok" and row["median_us"] and row["config"] == heuristic]
+    times = [row["median_us"] for row in rows if row["status"] in ("ok", "censored") and row["median_us"] and row["config"] == heuristic]
     return float(np.median(times)) if times else math.nan
 
 

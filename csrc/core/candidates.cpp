@@ -68,21 +68,30 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     }
 }
 
+// Tiles that fit the registers by their count, but not with everything that the ring of two scale vectors and a D tile with C in it need: the
+// compiler spills (128 bytes a thread).
+bool spills(const Problem& variant, const Config& config) {
+    const bool is_crowded = has_scale_ring(variant) && variant.recipe == Recipe::k1d1d && variant.c_mode == CMode::kAccumulate;
+    return is_crowded && config.block_m == 128 && (config.block_n == 136 || config.block_n == 160);
+}
+
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
-    // Two vectors of scales through the ring leave a pair too few registers (128x144 and wider spill).
-    const bool is_crowded = has_scale_ring(variant) && variant.recipe == Recipe::k1d1d;
+    // Two vectors of scales through the ring leave a pair too few registers (128x144 and wider spill), and so does one where threads read C
+    // for two waves (256x128).
+    const bool is_ring = has_scale_ring(variant), reads_c = variant.c_mode == CMode::kAccumulate || variant.c_mode == CMode::kGeneral;
     for (int block_m : kBlockMs)
         for (int block_n : kBlockNs)
             for (const auto& [cluster_m, cluster_n] : kClusters) {
                 if (block_m == 128 && block_n < kMinBlockN128) continue;
                 if (block_m == 256 && block_n < kMinBlockN256 && block_n != kNarrowBlockN256) continue;
+                const bool is_crowded = is_ring && (variant.recipe == Recipe::k1d1d || (reads_c && block_m == 256));
                 if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN || is_crowded)) continue;
                 const Config config{.block_m = block_m,
                                     .block_n = block_n,
                                     .block_k = stage_k(variant.op),
                                     .cluster_m = cluster_m,
                                     .cluster_n = cluster_n};
-                append_rings(space, variant, config, device);
+                if (!spills(variant, config)) append_rings(space, variant, config, device);
             }
 }
 
