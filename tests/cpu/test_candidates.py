@@ -125,3 +125,23 @@ def test_device_decides_the_space():
         space = _C.get_default_space(problem, small)
         assert space and all(_C.smem_bytes(problem, config) <= 101376 for config in space)
         assert _C.get_default_space(problem, blackwell) == [] == _C.get_candidates(problem, blackwell)
+
+
+def test_tiles_that_spill_are_left_out():
+    """Found by compiling every variant's wide tiles: 44 to 128 bytes a thread."""
+    gradient = _C.Problem(OP, 1, 1, 1, recipe="1d1d", d_dtype="fp32", c_mode="accumulate", scale_layout="any")
+    tiles = {(config.block_m, config.block_n) for config in _C.get_default_space(gradient, H200)}
+    assert not {(128, 136), (128, 160)} & tiles and (128, 144) in tiles
+    general = _C.get_default_space(_C.Problem(OP, 1, 1, 1, c_mode="general", scale_layout="any"), H200)
+    assert {(config.cluster_m, config.cluster_n) for config in general if config.block_m == 256} == {(1, 1)}
+
+
+def test_worth_trying_are_the_candidates_and_no_shallower_rings():
+    problem = _C.Problem(OP, 16, 24576, 1536)
+    candidates = _C.get_candidates(problem, H200)
+    assert candidates and all(_C.is_worth_trying(problem, config, H200) for config in candidates)
+    deepest = next(config for config in candidates if config.block_n == 128 and not config.swap_ab)
+    shallower = _C.Config(**(deepest.as_dict() | {"num_stages": deepest.num_stages - 1}))
+    assert _C.is_legal(problem, shallower, H200) and not _C.is_worth_trying(problem, shallower, H200)
+    wide = _C.Config(256, 128, 3)
+    assert _C.is_legal(problem, wide, H200) and not _C.is_worth_trying(problem, wide, H200)

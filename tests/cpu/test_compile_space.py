@@ -13,7 +13,9 @@ from tests.fakes.compiler import require_compiler
 OP = "fp8_gemm"
 NUM_NVCC = 24
 SPACE = _C.get_default_space(_C.Device.known("h200"))
-SAMPLE = [SPACE[i * len(SPACE) // NUM_NVCC] for i in range(NUM_NVCC)]
+#: The first config of each tile side and cluster, and what else is spread evenly.
+KINDS = list({(config.block_m, config.cluster_m, config.cluster_n): config for config in reversed(SPACE)}.values())
+SAMPLE = list(dict.fromkeys([*KINDS, *SPACE[:: len(SPACE) // NUM_NVCC]]))[:NUM_NVCC]
 
 
 def get_faults(config: "_C.Config", compiler: str) -> list[str]:

@@ -153,7 +153,7 @@ def node_changes() -> dict[str, dict[str, np.ndarray]]:
         "trees do not ascend": put("tree_start", 1, 0), "trees end early": put("tree_start", -1, arrays["feature"].size - 1), "trees end late": put("tree_start", -1, 2**31 - 1),
         "config illegal": put("configs", 0, 192), "config negative": put("configs", 1, -8), "config twice": {"configs": arrays["configs"][[0, 0, 2, 3]]},
         "too many stages": put("configs", 3, 33), "cluster 2x2": {"configs": arrays["configs"] | np.array([0, 0, 0, 0, 2, 2, 0, 0], np.int32)},
-        "split of a plain tile": put("configs", 6, 2), "swap 2": put("configs", 7, 2), "split 0": put("configs", 6, 0), "six columns": {"configs": np.ascontiguousarray(arrays["configs"][:, :6])},
+        "split in three": put("configs", 6, 3), "swap 2": put("configs", 7, 2), "split 0": put("configs", 6, 0), "six columns": {"configs": np.ascontiguousarray(arrays["configs"][:, :6])},
         "exact key twice": put("exact_key", 1, arrays["exact_key"][0]), "exact config beyond": put("exact_config", 0, 4), "hull upside down": put("feature_min", 0, 1e6),
         "hull NaN": put("feature_max", 0, math.nan), "golden NaN": put("golden_scores", 0, math.nan), "golden choice": put("golden_choice", 0, 4),
         "golden features infinite": put("golden_features", 0, math.inf), "no trees": {"tree_start": np.zeros(1, np.int32)}, "no configs": {"configs": arrays["configs"][:0]},
