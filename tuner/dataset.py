@@ -47,7 +47,8 @@ class Dataset:
 
     `log_ratio` F64[R,C] is the best-known log ratio to the heuristic's pick (LOG_TWO where unmeasured), `search` the one that
     the search rounds alone saw (NaN where they did not), `state` I8[R,C] one of UNMEASURED..CONFIRMED, `candidate` bool[R,C], `legal`
-    bool[R,C] what the run time may choose (a candidate is worth trying, too: one of the default space, or from beyond it and timed).
+    bool[R,C] what the run time may choose. A candidate is one of the default space or was timed; timed with a ring that could be deeper, it
+    is no choice of the run time, which makes the oracle of some problems a config that only an exact entry can name.
     `heuristic`, `oracle` I64[R] are columns; the oracle is chosen on search rounds and scored on confirmation rounds.
     """
 

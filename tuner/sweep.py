@@ -17,7 +17,7 @@ from pathlib import Path
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from tuner import errors, precompile, propose, recording, wide_space
-from tuner.fields import kernel_problem, to_config
+from tuner.fields import kernel_problem, to_config, to_problem
 from tuner.gpu_lock import GpuLock
 from tuner.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Suspects
 from tuner.worker_client import MeasuringWorker
@@ -278,11 +278,19 @@ class Sweep:
         return budget is not None and now - self.started + average > budget
 
     def load_history(self) -> dict[str, list]:
-        """Return {problem key: [(config, log ratio, status)]} of stored search rows, from which a search by proposals goes on."""
+        """Return {problem key: [(config, log ratio, status)]} of stored search rows, from which a search by proposals goes on.
+
+        Ratios are to a block's reference. Those to another config than today's pick (the heuristic has changed since) cannot be compared.
+        """
         if self.options.sampler == "exhaustive" or not self.options.resume:
             return {}
         history: dict[str, list] = {}
-        for row in self.load_rows("search"):
+        rows, picks = self.load_rows("search"), {}
+        configs = {row["config_id"]: to_config(row) for row in rows}
+        for row in rows:
+            pick = picks.get(row["problem_key"]) or picks.setdefault(row["problem_key"], _C.get_analytic_config(to_problem(row), self.device))
+            if configs.get(row["reference_config_id"]) != pick:
+                continue
             log_ratio = math.log(row["ratio"]) if row["ratio"] else None
             history.setdefault(row["problem_key"], []).append((to_config(row), log_ratio, row["status"]))
         return history

@@ -1,7 +1,9 @@
 """The wide space: what it holds, and that a search beyond the default space finishes, resumes and stands for nothing it is not."""
 
 import json
+import math
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,6 +148,19 @@ def test_a_search_by_default_resumes_from_its_history_too(tmp_path):
     run(path, worker, [FP8], sampler="auto")
     keys = Counter(tuple(config) for job in worker.jobs[:-1] for config in job["configs"])
     assert len(beyond(measured(path, FP8), FP8)) == TRIALS and sum(keys.values()) < TRIALS + propose.BATCH_SIZE
+
+
+def test_ratios_to_another_reference_are_no_history():
+    """After a change of the heuristic a block's ratios are to a config that is no longer the pick."""
+    pick = _C.get_analytic_config(FP8, DEVICE)
+    other = next(config for config in _C.get_candidates(FP8, DEVICE) if config != pick)
+    rows = [
+        FP8.as_dict() | config.as_dict() | {"problem_key": FP8.key, "config_id": str(config), "reference_config_id": str(reference), "ratio": ratio, "status": "ok"}
+        for reference, ratios in ((pick, {pick: 1.0, other: 0.5}), (other, {other: 1.0, pick: 2.0})) for config, ratio in ratios.items()
+    ]  # fmt: skip
+    options = SimpleNamespace(sampler="tpe", resume=True)
+    history = Sweep.load_history(SimpleNamespace(options=options, device=DEVICE, load_rows=lambda role: rows))
+    assert history == {FP8.key: [(pick, 0.0, "ok"), (other, math.log(0.5), "ok")]}
 
 
 def test_neither_space_stands_for_the_other(tmp_path):
