@@ -11,8 +11,10 @@ from dataclasses import dataclass
 #: Differences that no one can use: below them two configs tie (relative; absolute, in microseconds).
 TIE_RATIO = 0.005
 TIE_US = 0.2
-#: A config this much slower than the best after one round is out; later, one whose 99 % lower bound exceeds the second.
+#: A config this much slower than the best is out, the second figure counts after one round alone; later also one whose 99 % lower bound
+#: exceeds the third.
 DROP_RATIO = 1.5
+DROP_RATIO_ONCE = 2.5
 DROP_BOUND_RATIO = 1.1
 
 
@@ -72,8 +74,12 @@ def paired_ratios(samples: Sequence[float], reference: Sequence[float]) -> list[
 
 
 def is_hopeless(ratios: Sequence[float]) -> bool:
-    """Return whether a config may be dropped, given its per-round ratios to the best config so far (same rounds)."""
-    if median(ratios) > DROP_RATIO:
+    """Return whether a config may be dropped, given its per-round ratios to the best config so far (same rounds).
+
+    The lower of two middle ratios counts, and a first round alone must be far off: one launch that something held up is no verdict.
+    """
+    middle = sorted(ratios)[(len(ratios) - 1) // 2]
+    if middle > (DROP_RATIO if len(ratios) > 1 else DROP_RATIO_ONCE):
         return True
     bound = lower_bound(ratios)
     return bound is not None and bound > DROP_BOUND_RATIO
