@@ -27,13 +27,15 @@ def snapshot(source: str | os.PathLike, target: str | os.PathLike, sku: str | No
     UUIDs are hashed already; host names, command lines, paths and logs go, as do samples other than confirmations'. With `sku` only
     that SKU's blocks of the newest kernel hash are kept. The source is copied by SQLite's backup API, so that a sweep can go on.
     Guarantees: `target` is written anew in a temporary file, checked for private text, flushed and renamed: old file or new one.
-    Raises: UsageError, StoreError; IntegrityError where private text is left, or the result is larger than `max_bytes`.
+    Raises: UsageError (also where `target` holds more than it would then), StoreError; IntegrityError where private text is left, or the
+    result is larger than `max_bytes`.
     """
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
         found = load_tables(back_up(source, Path(folder) / "backup.db"))
         found = scrub(select_newest(found, sku) if sku else found)
         check_private(found, path)
+        check_loss(found, path)
         add_tables(fresh, [found])
         compact(fresh)
         check_size(fresh, path, max_bytes)
@@ -48,6 +50,18 @@ def check_target(source: str | os.PathLike, target: str | os.PathLike) -> Path:
             raise errors.UsageError(f"{path}: source and target are one file; a snapshot drops data, so name another target")
         Store.open(path, "ro").close()
     return path
+
+
+def check_loss(found: Tables, path: Path) -> None:
+    """Raise UsageError where `path` holds more than an older snapshot would: a database that sweeps write, or more measurements than `found`."""
+    if not path.exists():
+        return
+    old = load_tables(path)
+    if any(row["argv"] or row["host"] for row in old["sweep"].values()):
+        raise errors.UsageError(f"{path}: a database of sweeps, not a snapshot; it would be replaced: name another target")
+    if len(old["measurement"]) > len(found["measurement"]):
+        counts = f"{len(old['measurement'])} measurements, the snapshot would have {len(found['measurement'])}"
+        raise errors.UsageError(f"{path}: holds {counts}; name another target, or remove the file first")
 
 
 def back_up(source: str | os.PathLike, copy: Path) -> Path:

@@ -32,7 +32,7 @@ from tuner.db.files import replacing
 from tuner.fields import OPS, describe_variant, to_config
 from tuner.learner import Guards, Learned, Settings, fit
 from tuner.shapes import OTHER_MODEL
-from tuner.sources import open_database
+from tuner.sources import known_device, open_database
 
 FORMAT = 2
 ESTIMATOR, TRAINING = "estimator.joblib", "training.json"
@@ -57,6 +57,20 @@ class Training:
 def default_folder(sku: str) -> Path:
     """Return `$HOME/.deep_gemm/training/<sku>`."""
     return (environment.home_dir() or Path.cwd()) / ".deep_gemm" / "training" / sku
+
+
+def choose_folder(training: Path | None, device: str) -> Path:
+    """Return the training folder that is meant: `training`, else that of `device`, else the only one in the home folder.
+
+    Raises: UsageError for an unknown device, or where several GPU models were trained and none is named.
+    """
+    if training or device:
+        return training or default_folder(known_device(device).sku)
+    root = default_folder("")
+    found = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
+    if len(found) > 1:
+        raise errors.UsageError(f"--device: {len(found)} GPU models were trained ({', '.join(path.name for path in found)}); name one")
+    return found[0] if found else root
 
 
 def find_folders(folder: Path, op: str = "") -> list[Path]:

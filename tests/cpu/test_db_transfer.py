@@ -248,6 +248,22 @@ def test_snapshot_of_one_sku_keeps_its_newest_kernel_hash(tmp_path):
         ) == "cd" * 32
 
 
+def test_snapshot_replaces_nothing_that_holds_more(shards, tmp_path):
+    with Store.open(tmp_path / "empty.db"):
+        pass
+    published = tmp_path / "published.db"
+    snapshot(shards[0], published)
+    before = published.read_bytes()
+    with pytest.raises(errors.UsageError, match="measurements, the snapshot would have 0"):
+        snapshot(tmp_path / "empty.db", published)
+    assert published.read_bytes() == before
+    snapshot(shards[0], published)
+    with Store.open(tmp_path / "sweeps.db") as store:
+        store.start_sweep({"preset": "demo", "seed": 0, "sampler": "exhaustive", "effort": "full", "regime": "cold-graph", "argv": ["sweep"]})
+    with pytest.raises(errors.UsageError, match="a database of sweeps"):
+        snapshot(shards[0], tmp_path / "sweeps.db")
+
+
 def test_snapshot_refuses_private_text_size_and_wrong_targets(shards, tmp_path):
     with Store.open(tmp_path / "odd.db") as store:
         store.get_or_add_environment({"driver": "/usr/lib/libcuda.so"})

@@ -197,3 +197,19 @@ def test_the_command_prints_a_portfolio_that_a_sweep_reads(tmp_path, capsys):
 def test_wrong_arguments(arguments, code, capsys):
     assert cli.run(["train", "--db", str(synthetic.make_small_database()), *arguments]) == code
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_training_folder_that_is_meant(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    root = tmp_path / ".deep_gemm" / "training"
+    assert train.choose_folder(tmp_path / "mine", "h100") == tmp_path / "mine"
+    assert train.choose_folder(None, "h200") == root / "nvidia-h200-sm132"
+    with pytest.raises(errors.UsageError, match="h900"):
+        train.choose_folder(None, "h900")
+    with pytest.raises(errors.UsageError):
+        train.find_folders(train.choose_folder(None, ""))
+    (root / "nvidia-h20-sm78").mkdir(parents=True)
+    assert train.choose_folder(None, "") == root / "nvidia-h20-sm78"
+    (root / "nvidia-h200-sm132").mkdir()
+    with pytest.raises(errors.UsageError, match="2 GPU models were trained"):
+        train.choose_folder(None, "")

@@ -82,13 +82,13 @@ def check(db: Database = "", as_json: AsJson = False) -> None:
 
 @app.command()
 def snapshot(
-    target: Annotated[Path, typer.Argument(help="The file to write; an older snapshot is replaced.")],
+    target: Annotated[Path, typer.Argument(help="The file to write; an older snapshot is replaced unless it holds more.")],
     db: Database = "",
     sku: Annotated[str, typer.Option(help="Keep only this SKU's blocks of its newest kernel hash, e.g. nvidia-h200-sm132.")] = "",
     max_bytes: Annotated[int, typer.Option(min=1, help="Refuse a larger result.")] = 8_000_000,
     as_json: AsJson = False,
 ) -> None:
-    """Write a copy without host names, paths and logs. Example: python -m tuner db snapshot h200.db --sku nvidia-h200-sm132"""
+    """Write a copy without host names, paths and logs. Example: python -m tuner db snapshot published.db --db tuning.db --sku nvidia-h200-sm132"""
     from tuner.db import snapshot as write_snapshot
 
     result = write_snapshot(get_database(db), target, sku or None, max_bytes)

@@ -17,7 +17,7 @@ def register(app) -> None:
 
 def evaluate(
     training: Path = typer.Option(None, help="Training folder; default: ~/.deep_gemm/training/<sku>."),
-    device: str = typer.Option("h200", help="SKU or short name, for the default training folder."),
+    device: str = typer.Option("", help="SKU or short name, for the default training folder; default: the only GPU model that was trained."),
     op: str = typer.Option("", help="fp8_gemm or bf16_gemm; default: every op kind that was trained."),
     database: str = typer.Option("", "--db", help="Database; default: the one that was trained on."),
     plot: Path = typer.Option(None, help="Write a PNG with the regret of every method, per op kind (needs matplotlib)."),
@@ -25,11 +25,10 @@ def evaluate(
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
     """Refit everything once per left-out family, model and set of m, and score what was left out. Example: python -m tuner evaluate --plot regret.png"""
-    from tuner.sources import known_device
-    from tuner.train import default_folder, find_folders
+    from tuner.train import choose_folder, find_folders
 
     reports = {}
-    for folder in find_folders(training or default_folder(known_device(device).sku), op):
+    for folder in find_folders(choose_folder(training, device), op):
         reports[folder.name] = evaluate_one(folder, database, jobs, name_plot(plot, folder.name, op) if plot else None)
     if as_json:
         return print(json.dumps(reports, indent=1, sort_keys=True))
@@ -86,4 +85,5 @@ def print_report(op: str, report: dict) -> None:
     for worst in report["worst"][:5]:
         print(f"m={worst['m']} n={worst['n']} k={worst['k']} {worst['variant']}: {worst['regret']:.1%} with {worst['chosen']}; best {worst['best']}, heuristic {worst['heuristic']}")
     print("; ".join(gates.format_verdict(verdict) for verdict in report["gates"]))
-    print(f"written: {report['training']}; next: python -m tuner export --training {Path(report['training']).parent} --install")
+    force = "" if gates.is_passed(report["gates"]) else " --force (a gate is missed)"
+    print(f"written: {report['training']}; next: python -m tuner export --training {Path(report['training']).parent} --install{force}")

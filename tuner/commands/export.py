@@ -17,7 +17,7 @@ def register(app) -> None:
 
 def export(
     training: Path = typer.Option(None, help="Training folder; default: ~/.deep_gemm/training/<sku>."),
-    device: str = typer.Option("h200", help="SKU or short name, for the default training folder."),
+    device: str = typer.Option("", help="SKU or short name, for the default training folder; default: the only GPU model that was trained."),
     op: str = typer.Option("", help="Export this op kind alone: fp8_gemm or bf16_gemm; default: every one that was trained."),
     database: str = typer.Option("", "--db", help="Database; default: the one that was trained on."),
     out: Path = typer.Option(None, help="Folder to write <sku>.dgsel and <sku>.md into; default: the training folder."),
@@ -29,12 +29,11 @@ def export(
     """Write the artefact that the library chooses by; exits with 1 where a gate is missed. Example: python -m tuner export --install"""
     from tuner import export as exporting
     from tuner import gates
-    from tuner.sources import known_device
-    from tuner.train import default_folder, find_folders, load_with_data
+    from tuner.train import choose_folder, find_folders, load_with_data
 
     if out and install:
         raise errors.UsageError("--out and --install: give one of them")
-    folder = training or default_folder(known_device(device).sku)
+    folder = choose_folder(training, device)
     trained = [load_with_data(part, database) for part in find_folders(folder, op)]
     made = exporting.make_export(trained, stale=stale or None)
     passed = gates.is_passed(made.verdicts)
