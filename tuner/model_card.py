@@ -58,7 +58,7 @@ def describe_gates(verdicts: list[dict]) -> str:
     listed = to_list([gates.format_verdict(verdict) for verdict in verdicts])
     if gates.is_passed(verdicts):
         return listed
-    return f"{listed}\n**This selector missed a gate and was exported by force: prefer the analytic heuristic (`DG_SELECTOR=analytic`).**\n"
+    return f"{listed}\n**This selector missed a gate and was exported by force: compare it with the analytic heuristic (`DG_SELECTOR=analytic`) on your shapes.**\n"
 
 
 def describe_data(record: dict) -> str:
