@@ -28,19 +28,15 @@ bool checked_bool(py::handle value, const char* name) {
     return value.ptr() == Py_True;
 }
 
-Problem make_problem(const std::string& op, py::object m, py::object n, py::object k, py::object num_sms, const std::string& compiled_dims,
-                     const std::string& recipe, const std::string& d_dtype, const std::string& c_mode, const std::string& a_major,
-                     const std::string& b_major, const std::string& scale_layout, py::object batch_invariant) {
-    const py::handle given[] = {m, n, k, num_sms};
-    int64_t values[4];
-    for (size_t i = 0; i < 4; ++i) values[i] = checked_integer(given[i], kProblemFields[i], ErrorKind::kProblem);
-    Problem problem{.op = parse_op(op),
-                    .m = values[0],
-                    .n = values[1],
-                    .k = values[2],
-                    .num_sms = int32_t(values[3]),
-                    .compiled_dims = parse_compiled_dims(compiled_dims)};
-    const std::string* enums[] = {&recipe, &d_dtype, &c_mode, &a_major, &b_major, &scale_layout};
+Problem make_problem(const std::string& op, py::object m, py::object n, py::object k, py::object num_sms, py::object num_groups,
+                     py::object expected_m, py::object alignment, const std::string& compiled_dims, const std::string& recipe,
+                     const std::string& d_dtype, const std::string& c_mode, const std::string& a_major, const std::string& b_major,
+                     const std::string& scale_layout, const std::string& group_layout, py::object batch_invariant) {
+    Problem problem{.op = parse_op(op), .compiled_dims = parse_compiled_dims(compiled_dims)};
+    const py::handle given[] = {m, n, k, num_sms, num_groups, expected_m, alignment};
+    for (size_t i = 0; i < kProblemFields.size(); ++i)
+        set_field(problem, i, checked_integer(given[i], kProblemFields[i], ErrorKind::kProblem));
+    const std::string* enums[] = {&recipe, &d_dtype, &c_mode, &a_major, &b_major, &scale_layout, &group_layout};
     for (size_t i = 0; i < kProblemEnums.size(); ++i) kProblemEnums[i].set(problem, parse_enum(kProblemEnums[i], *enums[i]));
     problem.batch_invariant = checked_bool(batch_invariant, "batch_invariant");
     check_problem(problem);
@@ -48,8 +44,9 @@ Problem make_problem(const std::string& op, py::object m, py::object n, py::obje
 }
 
 py::dict problem_dict(const Problem& problem) {
-    py::dict out("op"_a = std::string(op_name(problem.op)), "m"_a = problem.m, "n"_a = problem.n, "k"_a = problem.k,
-                 "num_sms"_a = problem.num_sms, "compiled_dims"_a = compiled_dims_text(problem.compiled_dims));
+    py::dict out("op"_a = std::string(op_name(problem.op)));
+    for (size_t i = 0; i < kProblemFields.size(); ++i) out[kProblemFields[i].name] = get_field(problem, i);
+    out["compiled_dims"] = compiled_dims_text(problem.compiled_dims);
     for (const EnumField& field : kProblemEnums) out[field.name] = enum_name(field, problem);
     out["batch_invariant"] = problem.batch_invariant;
     return out;
@@ -58,14 +55,18 @@ py::dict problem_dict(const Problem& problem) {
 std::string problem_repr(const Problem& problem) {
     std::string text = "Problem('" + std::string(op_name(problem.op)) + "', " + std::to_string(problem.m) + ", " +
                        std::to_string(problem.n) + ", " + std::to_string(problem.k);
-    if (problem.num_sms != 0) text += ", num_sms=" + std::to_string(problem.num_sms);
+    for (size_t i = 3; i < kProblemFields.size(); ++i)
+        if (get_field(problem, i) != kProblemFields[i].default_value)
+            text += std::string(", ") + kProblemFields[i].name + "=" + std::to_string(get_field(problem, i));
     if (problem.compiled_dims != 0) text += ", compiled_dims='" + compiled_dims_text(problem.compiled_dims) + "'";
     for (const EnumField& field : kProblemEnums)
         if (field.get(problem) != 0) text += std::string(", ") + field.name + "='" + enum_name(field, problem) + "'";
     return text + (problem.batch_invariant ? ", batch_invariant=True)" : ")");
 }
 
-void bind_problem_enums(py::class_<Problem>& problem) {
+void bind_problem_fields(py::class_<Problem>& problem) {
+    for (size_t i = 0; i < kProblemFields.size(); ++i)
+        problem.def_property_readonly(kProblemFields[i].name, [i](const Problem& self) { return get_field(self, i); });
     for (const EnumField& field : kProblemEnums)
         problem.def_property_readonly(field.name, [&field](const Problem& self) { return enum_name(field, self); });
     problem.def_readonly("batch_invariant", &Problem::batch_invariant);
@@ -74,20 +75,18 @@ void bind_problem_enums(py::class_<Problem>& problem) {
 void bind_problem(py::module_& m) {
     py::class_<Problem> problem(
         m, "Problem",
-        "What the host knows when an op is called: sizes, SMs to use, dims that are constants of the kernel, and the variant (scale "
-        "recipe, dtype of D, what is added to D, majors, layout of the scales, batch invariance). Immutable.");
-    bind_problem_enums(problem);
+        "What the host knows when an op is called: sizes, SMs to use, groups (their number, the rows expected in one, the alignment of "
+        "their first rows), dims that are constants of the kernel, and the variant (scale recipe, dtype of D, what is added to D, majors, "
+        "layouts of the scales and of groups of K, batch invariance). Immutable.");
+    bind_problem_fields(problem);
     problem
-        .def(py::init(&make_problem), "op"_a, "m"_a, "n"_a, "k"_a, py::kw_only(), "num_sms"_a = 0, "compiled_dims"_a = "",
+        .def(py::init(&make_problem), "op"_a, "m"_a, "n"_a, "k"_a, py::kw_only(), "num_sms"_a = 0, "num_groups"_a = 0,
+             "expected_m"_a = 0, "alignment"_a = Problem::kDefaultAlignment, "compiled_dims"_a = "",
              "recipe"_a = "1d2d", "d_dtype"_a = "bf16", "c_mode"_a = "none", "a_major"_a = "k", "b_major"_a = "k",
-             "scale_layout"_a = "mn_major", "batch_invariant"_a = false,
+             "scale_layout"_a = "mn_major", "group_layout"_a = "joint", "batch_invariant"_a = false,
              "Describe a problem. Raises: ProblemError for an unknown op, a field outside its range or values, or fields that contradict "
              "each other.")
         .def_property_readonly("op", [](const Problem& self) { return std::string(op_name(self.op)); })
-        .def_readonly("m", &Problem::m)
-        .def_readonly("n", &Problem::n)
-        .def_readonly("k", &Problem::k)
-        .def_readonly("num_sms", &Problem::num_sms)
         .def_property_readonly("compiled_dims", [](const Problem& self) { return compiled_dims_text(self.compiled_dims); })
         .def_property_readonly(
             "key", [](const Problem& self) { return to_hex(problem_digest(self)); }, "SHA-256 of to_json(), in hexadecimal.")
@@ -290,8 +289,8 @@ void bind_heuristic(py::module_& m) {
     m.def("get_analytic_config", &get_analytic_config, "problem"_a, "device"_a,
           "Return the heuristic's choice: the candidate with the smallest predicted time. Raises: DeviceError where none is legal.");
     m.def(
-        "feature_names", [](const std::vector<Config>& portfolio) { return feature_names(portfolio); }, "portfolio"_a,
-        "Return the names of get_features' numbers.");
+        "feature_names", [](const std::string& op, const std::vector<Config>& portfolio) { return feature_names(parse_op(op), portfolio); },
+        "op"_a, "portfolio"_a, "Return the names of get_features' numbers for problems of an op kind. Raises: ProblemError.");
     m.def(
         "get_features",
         [](const Problem& problem, const Device& device, const std::vector<Config>& portfolio) {

@@ -91,7 +91,7 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
                                     .block_k = stage_k(variant.op),
                                     .cluster_m = cluster_m,
                                     .cluster_n = cluster_n};
-                if (!spills(variant, config)) append_rings(space, variant, config, device);
+                if (!spills(variant, config) && fits_alignment(variant, config)) append_rings(space, variant, config, device);
             }
 }
 
@@ -122,7 +122,8 @@ std::vector<Config> get_default_space(const Problem& variant, const Device& devi
     space.reserve(kMaxCandidates);
     append_plain(space, any, device);
     append_plain_splits(space, any, device);
-    append_swapped(space, any, device);
+    // Groups of K add up weight gradients, whose m is no small number of tokens.
+    if (grouping_of(variant.op) != Grouping::kKContiguous) append_swapped(space, any, device);
     return space;
 }
 
@@ -135,20 +136,25 @@ const std::vector<Config>& sm90_default_space(const Problem& variant) {
     if (slot.load(std::memory_order_relaxed) == nullptr) {
         Device device;
         device.sm_count = Problem::kMaxSms;
+        Problem any = variant;  // the alignment is a problem's own, too
+        if (grouping_of(variant.op) == Grouping::kMContiguous) any.alignment = kAnyTileAlignment;
         // Never freed: threads may select until the process ends.
-        slot.store(new std::vector<Config>(get_default_space(variant, device)), std::memory_order_release);
+        slot.store(new std::vector<Config>(get_default_space(any, device)), std::memory_order_release);
     }
     return *slot.load(std::memory_order_relaxed);
 }
 
 Pruning::Pruning(const Problem& problem, const Device& device)
-    : m(problem.m),
+    : m(rows_per_group(problem)),
       n(problem.n),
       k_steps((problem.k + stage_k(problem.op) - 1) / stage_k(problem.op)),
+      num_groups(std::max(problem.num_groups, 1)),
+      few_rows(grouping_of(problem.op) == Grouping::kMContiguous ? kPaddedRows : 0),
       sms(usable_sms(problem, device)),
-      cover_m(smallest_cover(kTokens, problem.m)),
+      alignment(grouping_of(problem.op) == Grouping::kMContiguous ? problem.alignment : kAnyTileAlignment),
+      cover_m(smallest_cover(kTokens, grouping_of(problem.op) == Grouping::kMMasked ? 2 * m : m)),  // some groups hold more than most
       cover_n(std::max(smallest_cover(kBlockNs, problem.n), problem.b_major == Major::kMn ? kMnMajorUnit : 0)),
-      may_split(problem.num_sms == 0 && !problem.batch_invariant) {}
+      may_split(problem.num_sms == 0 && !problem.batch_invariant && !is_grouped(problem.op)) {}
 
 bool Pruning::keeps_split(const Config& config) const {
     if (!may_split || config.split_k > k_steps / 2) return false;

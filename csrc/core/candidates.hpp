@@ -28,6 +28,7 @@ struct Pruning {
     // Whether the SMs allow the config and no smaller tile, cluster or split does the same work with less waste.
     bool keeps(const Config& config) const {
         if (config.cluster_m * config.cluster_n * config.split_k > sms) return false;
+        if (alignment % (config.block_m * config.cluster_m) != 0) return false;
         return config.swap_ab != 0 ? keeps_swapped(config) : keeps_plain(config);
     }
 
@@ -39,19 +40,22 @@ struct Pruning {
         return (config.cluster_m == 1 || m > config.block_m) && (config.cluster_n == 1 || n > config.block_n);
     }
     bool keeps_swapped(const Config& config) const {
-        if (config.block_m > cover_m || m > kMaxTokenTiles * config.block_m || (config.block_n > 64 && n <= config.block_n / 2)) return false;
+        if (config.block_m > cover_m || m > std::max<int64_t>(kMaxTokenTiles * config.block_m, few_rows) || (config.block_n > 64 && n <= config.block_n / 2)) return false;
         return config.split_k == 1 || keeps_split(config);
     }
     bool keeps_split(const Config& config) const;
     int64_t num_tiles(const Config& config) const {
-        return ((m + config.block_m - 1) / config.block_m) * ((n + config.block_n - 1) / config.block_n);
+        return num_groups * ((m + config.block_m - 1) / config.block_m) * ((n + config.block_n - 1) / config.block_n);
     }
 
     // A tile below 128x64 reads too much for many waves; tokens beyond a few tiles read the weight too often.
     static constexpr int kSmallTile = 128 * 64, kMaxSmallWaves = 4, kMaxTokenTiles = 4;
+    // Contiguous groups hold padding, of which the host knows nothing: as few rows as this may be a few tokens each.
+    static constexpr int kPaddedRows = 512;
 
-    int64_t m, n, k_steps;
-    int32_t sms;
+    int64_t m, n, k_steps;  // m: of one group
+    int64_t num_groups, few_rows;
+    int32_t sms, alignment;
     int cover_m, cover_n;  // the smallest token tile, and the smallest width, that cover the problem with one tile
     bool may_split;
 };

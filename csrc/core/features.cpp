@@ -9,11 +9,11 @@
 namespace deep_gemm {
 namespace {
 
-constexpr const char* kProblemFeatureNames[kNumProblemFeatures] = {
+constexpr const char* kProblemFeatureNames[kNumDenseFeatures + kNumGroupFeatures] = {
     "log2_m",           "log2_n",  "log2_k",  "log2_m_alignment",  "log2_n_alignment",
     "log2_k_alignment", "num_sms", "k_steps", "log2_memory_bytes", "log2_flops_per_byte",
     "log2_heuristic_us", "is_1d1d", "is_per_row", "is_fp32_d", "is_accumulate", "has_c", "is_head_split", "is_a_mn_major",
-    "is_b_mn_major", "has_scale_ring"};
+    "is_b_mn_major", "has_scale_ring", "log2_num_groups", "log2_rows_per_group", "log2_alignment", "has_blocks"};
 constexpr const char* kConfigFeatureNames[kNumConfigFeatures] = {"waves",         "last_wave_fill",  "useful_share",
                                                                  "log2_l2_bytes", "two_scale_share", "log_heuristic_ratio"};
 
@@ -47,16 +47,25 @@ double two_scale_share(int64_t n, int block_n, int64_t n_tiles) {
 
 // Yes or no each, so that the hull of a training set without a variant keeps that variant out. batch_invariant is left out: it takes
 // configs away but changes the time of none.
-void write_variant_features(const Problem& problem, double* out) {
+double* write_variant_features(const Problem& problem, double* out) {
     for (bool flag : {problem.recipe == Recipe::k1d1d, problem.recipe == Recipe::kPerRow, problem.d_dtype == DDtype::kFp32,
                       problem.c_mode == CMode::kAccumulate, problem.c_mode == CMode::kGeneral, problem.c_mode == CMode::kHeadSplit,
                       problem.a_major == Major::kMn, problem.b_major == Major::kMn, has_scale_ring(problem)})
         *out++ = flag ? 1.0 : 0.0;
+    return out;
+}
+
+void write_group_features(const Problem& problem, double* out) {
+    *out++ = portable_log2(double(problem.num_groups));
+    *out++ = portable_log2(double(rows_per_group(problem)));
+    *out++ = portable_log2(double(problem.alignment));
+    *out++ = problem.group_layout == GroupLayout::kBlocks ? 1.0 : 0.0;
 }
 
 void write_problem_features(const Problem& problem, const Estimator& estimator, double heuristic_us, double* out) {
+    const Extent extent = extent_of(problem);
     const double bytes = memory_bytes(problem);
-    const double flops = 2.0 * double(problem.m) * double(problem.n) * double(problem.k);
+    const double flops = 2.0 * double(extent.rows) * double(problem.n) * double(extent.k);
     *out++ = portable_log2(double(problem.m));
     *out++ = portable_log2(double(problem.n));
     *out++ = portable_log2(double(problem.k));
@@ -68,7 +77,8 @@ void write_problem_features(const Problem& problem, const Estimator& estimator, 
     *out++ = portable_log2(bytes);
     *out++ = portable_log2(flops / bytes);
     *out++ = portable_log2(heuristic_us);
-    write_variant_features(problem, out);
+    out = write_variant_features(problem, out);
+    if (is_grouped(problem.op)) write_group_features(problem, out);
 }
 
 void write_config_features(const Problem& problem, const Estimator& estimator, double heuristic_us, const Config& config, double* out) {
@@ -78,7 +88,7 @@ void write_config_features(const Problem& problem, const Estimator& estimator, d
     const double padded = double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n);
     *out++ = waves;
     *out++ = waves / std::ceil(waves);
-    *out++ = double(problem.m) * double(problem.n) / padded;
+    *out++ = double(extent_of(problem).rows) * double(problem.n) / padded;
     *out++ = portable_log2(l2_read_bytes(problem, config, tiling));
     *out++ = has_two_scales(problem, config) ? two_scale_share(problem.n, config.block_n, tiling.n_tiles) : 0.0;
     *out++ = kLn2 * portable_log2(estimator.time_us(config, tiling) / heuristic_us);
@@ -86,22 +96,22 @@ void write_config_features(const Problem& problem, const Estimator& estimator, d
 
 }  // namespace
 
-std::string feature_name(std::span<const Config> portfolio, size_t index) {
-    if (index < kNumProblemFeatures) return kProblemFeatureNames[index];
-    index -= kNumProblemFeatures;
+std::string feature_name(Op op, std::span<const Config> portfolio, size_t index) {
+    if (index < num_problem_features(op)) return kProblemFeatureNames[index];
+    index -= num_problem_features(op);
     return std::string(kConfigFeatureNames[index % kNumConfigFeatures]) + " of " + to_string(portfolio[index / kNumConfigFeatures]);
 }
 
-std::vector<std::string> feature_names(std::span<const Config> portfolio) {
+std::vector<std::string> feature_names(Op op, std::span<const Config> portfolio) {
     std::vector<std::string> names;
-    for (size_t i = 0; i < num_features(portfolio.size()); ++i) names.push_back(feature_name(portfolio, i));
+    for (size_t i = 0; i < num_features(op, portfolio.size()); ++i) names.push_back(feature_name(op, portfolio, i));
     return names;
 }
 
 void write_features(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick, std::span<const Config> portfolio,
                     double* out) {
     write_problem_features(problem, estimator, pick.time_us, out);
-    out += kNumProblemFeatures;
+    out += num_problem_features(problem.op);
     for (const Config& config : portfolio) {
         write_config_features(problem, estimator, pick.time_us, config, out);
         out += kNumConfigFeatures;
@@ -110,7 +120,7 @@ void write_features(const Problem& problem, const Estimator& estimator, const An
 
 std::vector<double> get_features(const Problem& problem, const Device& device, std::span<const Config> portfolio) {
     const Estimator estimator(problem, device);
-    std::vector<double> features(num_features(portfolio.size()));
+    std::vector<double> features(num_features(problem.op, portfolio.size()));
     write_features(problem, estimator, choose_analytic(problem, estimator, device), portfolio, features.data());
     return features;
 }

@@ -42,19 +42,46 @@ int64_t count_slots(int32_t sms, int32_t size, int32_t blocks) {
 }
 
 double scale_bytes(const Problem& problem) {
-    if (problem.op != Op::kFp8Gemm) return 0.0;
-    const double m = double(problem.m), n = double(problem.n), blocks_k = double(problem.k) / kScaleBlock;
+    if (!is_fp8(problem.op)) return 0.0;
+    const Extent extent = extent_of(problem);
+    const double m = double(extent.rows), n = double(problem.n) * double(extent.matrices), blocks_k = double(extent.k) / kScaleBlock;
     if (problem.recipe == Recipe::kPerRow) return 4.0 * (m + n);
     return 4.0 * blocks_k * (m + (problem.recipe == Recipe::k1d1d ? n : n / kScaleBlock));
 }
 
+// Tiles of all groups along m. Masked groups are taken to hold 0.7 to 1.3 times the rows expected, as a router that is trained to balance
+// them leaves them.
+int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
+    const int64_t rows = rows_per_group(problem), groups = std::max(problem.num_groups, 1);
+    if (grouping_of(problem.op) == Grouping::kMContiguous) return ceil_div(problem.m, block_m);
+    if (grouping_of(problem.op) != Grouping::kMMasked) return groups * ceil_div(rows, block_m);
+    int64_t tiles = 0;
+    for (int64_t twentieths : {14, 17, 20, 23, 26}) tiles += ceil_div(std::min(rows * twentieths, problem.m * 20), int64_t(block_m) * 20);
+    return ceil_div(groups * tiles, 5);
+}
+
+// Cluster tiles along m: a cluster never straddles two groups of K.
+int64_t count_m_cluster_tiles(const Problem& problem, const Config& config, int64_t m_tiles) {
+    if (grouping_of(problem.op) != Grouping::kKContiguous) return ceil_shift(m_tiles, config.cluster_m);
+    return problem.num_groups * ceil_shift(m_tiles / problem.num_groups, config.cluster_m);
+}
+
 }  // namespace
+
+Extent extent_of(const Problem& problem) {
+    const int64_t groups = std::max(problem.num_groups, 1);
+    switch (grouping_of(problem.op)) {
+        case Grouping::kMContiguous: return {problem.m, problem.k, groups};
+        case Grouping::kMMasked: return {groups * rows_per_group(problem), problem.k, groups};
+        default: return {groups * problem.m, ceil_div(problem.k, groups), groups};
+    }
+}
 
 Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
     Tiling tiling;
-    tiling.m_tiles = ceil_div(problem.m, config.block_m);
+    tiling.m_tiles = count_m_tiles(problem, config.block_m);
     tiling.n_tiles = ceil_div(problem.n, config.block_n);
-    tiling.cluster_tiles = ceil_shift(tiling.m_tiles, config.cluster_m) * ceil_shift(tiling.n_tiles, config.cluster_n);
+    tiling.cluster_tiles = count_m_cluster_tiles(problem, config, tiling.m_tiles) * ceil_shift(tiling.n_tiles, config.cluster_n);
     const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k, blocks = blocks_per_sm(problem, config);
     tiling.slots = std::max<int64_t>(1, count_slots(sms, cluster_size, blocks));
     tiling.rounds = ceil_div(tiling.cluster_tiles, tiling.slots);
@@ -63,17 +90,19 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
 }
 
 double l2_read_bytes(const Problem& problem, const Config& config, const Tiling& tiling) {
-    const double k_bytes = double(problem.k) * element_bytes(problem.op);
+    const Extent extent = extent_of(problem);
+    const double k_bytes = double(extent.k) * element_bytes(problem.op);
     const double a_reads = double(ceil_shift(tiling.n_tiles, config.cluster_n));
-    const double b_reads = double(ceil_shift(tiling.m_tiles, config.cluster_m));
-    return k_bytes * (double(problem.m) * a_reads + double(problem.n) * b_reads);
+    const double b_reads = double(count_m_cluster_tiles(problem, config, tiling.m_tiles));
+    return k_bytes * (double(extent.rows) * a_reads + double(problem.n) * b_reads);
 }
 
 double memory_bytes(const Problem& problem) {
-    const double m = double(problem.m), n = double(problem.n), k = double(problem.k);
+    const Extent extent = extent_of(problem);
+    const double m = double(extent.rows), n = double(problem.n), k = double(extent.k);
     const bool has_c = problem.c_mode == CMode::kAccumulate || problem.c_mode == CMode::kGeneral;
     const double d = m * n * d_element_bytes(problem);
-    return k * (m + n) * element_bytes(problem.op) + (has_c ? 2.0 * d : d) + scale_bytes(problem);
+    return k * (m + n * double(extent.matrices)) * element_bytes(problem.op) + (has_c ? 2.0 * d : d) + scale_bytes(problem);
 }
 
 HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& device) {
@@ -95,19 +124,20 @@ HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& devic
 
 Estimator::Estimator(const Problem& problem, const Device& device, const HeuristicRates& h200_rates)
     : problem_(problem),
+      extent_(extent_of(problem)),
       rates_(scale_rates(h200_rates, device)),
       sms_(usable_sms(problem, device)),
-      k_steps_(ceil_div(problem.k, stage_k(problem.op))) {
+      k_steps_(ceil_div(extent_.k, stage_k(problem.op))) {
     memory_us_ = memory_bytes(problem) / (rates_.hbm_gbps * 1e3);
     l2_us_per_byte_ = 1.0 / (rates_.l2_gbps * 1e3);
-    power_us_per_flop_ = 1.0 / ((problem.op == Op::kFp8Gemm ? rates_.dense_tflops : rates_.bf16_tflops) * 1e6);
+    power_us_per_flop_ = 1.0 / ((is_fp8(problem.op) ? rates_.dense_tflops : rates_.bf16_tflops) * 1e6);
     sm_ns_per_byte_ = 1.0 / rates_.sm_gbps;
 }
 
 // One K step of a tile on the tensor cores, promotion and scales included.
 double Estimator::mma_ns(const Config& config) const {
     const int rows = row_side(config), columns = column_side(config);
-    if (problem_.op == Op::kBf16Gemm) return rates_.bf16_base_ns + rates_.bf16_slope_ns * columns * (rows / 64);
+    if (!is_fp8(problem_.op)) return rates_.bf16_base_ns + rates_.bf16_slope_ns * columns * (rows / 64);
     double mma = rows == 64    ? rates_.step_base_64_ns + rates_.step_slope_64_ns * columns
                  : rows == 128 ? rates_.step_base_128_ns + rates_.step_slope_128_ns * columns
                                : rates_.step_base_256_ns + rates_.step_slope_256_ns * columns;
@@ -121,7 +151,7 @@ double Estimator::mma_ns(const Config& config) const {
 // One K step of a tile: the tensor cores, or the loads, whichever is slower. Rows of A beyond m are filled with zeros, not loaded. A ring
 // of S stages hides the latency of a load behind S steps; blocks that share an SM hide each other's.
 double Estimator::step_ns(const Config& config, const Tiling& tiling) const {
-    const double rows = double(std::min<int64_t>(problem_.m, config.block_m));
+    const double rows = double(std::min<int64_t>(rows_per_group(problem_), config.block_m));
     const double load = (rows + config.block_n) * kStageKBytes * sm_ns_per_byte_;
     const double latency = rates_.load_latency_ns / config.num_stages;
     const double peer = config.cluster_m * config.cluster_n > 1 ? rates_.cluster_step_ns : 0.0;
@@ -142,7 +172,7 @@ double Estimator::time_us(const Config& config, const Tiling& tiling) const {
     const double sm_us = double(tiling.rounds) * (steps * step_ns(config, tiling) + epilogue_ns(config)) * 1e-3;
     const double l2_us = l2_read_bytes(problem_, config, tiling) * l2_us_per_byte_;
     const double padded_flops =
-        2.0 * double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n) * double(problem_.k);
+        2.0 * double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n) * double(extent_.k);
     const double power_us = padded_flops * power_us_per_flop_;
     return rates_.launch_us + split_us + soft_maximum(memory_us_, l2_us, power_us, sm_us);
 }

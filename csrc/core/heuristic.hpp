@@ -22,6 +22,15 @@ struct Tiling {
 
 Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms);
 
+// Sizes of the work of all groups together, as far as the host knows them; those of a dense product are its own.
+struct Extent {
+    int64_t rows;      // of A and D
+    int64_t k;         // of one group
+    int64_t matrices;  // of B
+};
+
+Extent extent_of(const Problem& problem);
+
 // Bytes read from L2 by all clusters (a multicast tile counts once).
 double l2_read_bytes(const Problem& problem, const Config& config, const Tiling& tiling);
 
@@ -45,6 +54,7 @@ class Estimator {
     double epilogue_ns(const Config& config) const;
 
     Problem problem_;
+    Extent extent_;
     HeuristicRates rates_;
     int32_t sms_;
     int64_t k_steps_;

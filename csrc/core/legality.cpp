@@ -77,7 +77,9 @@ enum class Rule {
     kSplitRows,
     kSplitSms,
     kSplitInvariant,
+    kSplitGroups,
     kMajorTile,
+    kAlignment,
     kClusterSms,
     kScaleBlocks,
     kRegisters,
@@ -108,6 +110,7 @@ Rule broken_cluster_rule(const Problem& problem, const Config& config) {
     // An MN-major tile comes in boxes of 64 of its rows.
     const bool is_mn_a = problem.a_major == Major::kMn, is_mn_b = problem.b_major == Major::kMn;
     if ((is_mn_a && config.block_m % 64 != 0) || (is_mn_b && config.block_n % 64 != 0)) return Rule::kMajorTile;
+    if (!fits_alignment(problem, config)) return Rule::kAlignment;
     return Rule::kNone;
 }
 
@@ -117,6 +120,7 @@ Rule broken_split_rule(const Problem& problem, const Config& config) {
     if (config.cluster_m * config.cluster_n > 1) return Rule::kSplitCluster;
     if (math_waves(config) > 1) return Rule::kSplitRows;
     if (problem.num_sms != 0) return Rule::kSplitSms;
+    if (is_grouped(problem.op)) return Rule::kSplitGroups;
     return problem.batch_invariant ? Rule::kSplitInvariant : Rule::kNone;
 }
 
@@ -158,6 +162,7 @@ std::string describe_cluster(Rule rule, const Config& config) {
         case Rule::kSplitCluster: return clause("split_k", config.split_k, "takes the cluster for itself; use a 1x1 cluster");
         case Rule::kSplitRows: return clause("split_k", config.split_k, "needs an MMA row side (block_m, with swap_ab block_n) of at most 128; choose such a tile");
         case Rule::kSplitSms: return clause("split_k", config.split_k, "cannot hold a limit of SMs; use 1 with num_sms");
+        case Rule::kSplitGroups: return clause("split_k", config.split_k, "grouped ops do not split K; use 1");
         case Rule::kSplitInvariant: return clause("split_k", config.split_k, "changes the order of sums; use 1 with batch_invariant");
         default: return "a cluster of " + std::to_string(config.cluster_m * config.cluster_n * config.split_k) +
                         " CTAs does not fit the SMs that may be used; use a 1x1 cluster without split_k";
@@ -180,6 +185,9 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
             return clause("block_k", config.block_k, "must be " + std::to_string(stage_k(problem.op)) + " for " +
                                                          std::string(op_name(problem.op)) + ", 128 bytes; use it");
         case Rule::kStages: return clause("num_stages", config.num_stages, "must be within 2..32; choose such a number");
+        case Rule::kAlignment:
+            return clause("block_m", config.block_m, "with cluster_m it must divide the alignment " + std::to_string(problem.alignment) +
+                                                         " of the groups' rows; choose a smaller tile");
         case Rule::kMajorTile: return "an MN-major operand needs a tile side in steps of 64; choose another tile";
         case Rule::kScaleBlocks:
             return clause("block_n", config.block_n, "a tile may touch at most two 128-column scale blocks; choose another width");
@@ -192,14 +200,23 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
     }
 }
 
-// Every recipe and D with the staged and the direct epilogue; majors and scale layouts only forbid more.
+// Every recipe and D with the staged and the direct epilogue; scale layouts, and majors but where an op has one only, forbid more.
 std::vector<Problem> make_representatives(Op op) {
     std::vector<Problem> variants;
+    const bool is_mn = op == Op::kKGroupedBf16Contiguous;
+    const Problem base{.op = op,
+                       .num_groups = is_grouped(op) ? 1 : 0,
+                       .alignment = grouping_of(op) == Grouping::kMContiguous ? kAnyTileAlignment : int32_t(Problem::kDefaultAlignment),
+                       .a_major = is_mn ? Major::kMn : Major::kK,
+                       .b_major = is_mn ? Major::kMn : Major::kK};
     for (Recipe recipe : {Recipe::k1d2d, Recipe::k1d1d, Recipe::kPerRow})
         for (DDtype d_dtype : {DDtype::kBf16, DDtype::kFp32})
             for (CMode c_mode : {CMode::kNone, CMode::kGeneral})
-                for (ScaleLayout layout : {ScaleLayout::kMnMajor, ScaleLayout::kAny})
-                    variants.push_back({.op = op, .recipe = recipe, .d_dtype = d_dtype, .c_mode = c_mode, .scale_layout = layout});
+                for (ScaleLayout layout : {ScaleLayout::kMnMajor, ScaleLayout::kAny}) {
+                    Problem variant = base;
+                    variant.recipe = recipe, variant.d_dtype = d_dtype, variant.c_mode = c_mode, variant.scale_layout = layout;
+                    variants.push_back(variant);
+                }
     std::erase_if(variants, [](const Problem& problem) { return !is_consistent(problem); });
     return variants;
 }
@@ -212,14 +229,14 @@ bool is_staged(const Problem& problem, const Config& config) {
 }
 
 bool is_pipelined(const Problem& problem, const Config& config) {
-    if (problem.op != Op::kFp8Gemm || rows_per_warpgroup(config) != 64) return false;
+    if (!is_fp8(problem.op) || rows_per_warpgroup(config) != 64) return false;
     if (has_column_scales(problem, config))
         return column_side(config) <= (config.swap_ab != 0 ? kMaxPipelinedSwappedColumns : kMaxPipelinedScaledColumns);
     return column_side(config) <= (math_warpgroups(config) == 1 ? kMaxPipelinedColumnsOneWarpgroup : kMaxPipelinedColumnsTwoWarpgroups);
 }
 
 int estimate_registers(const Problem& problem, const Config& config) {
-    if (problem.op == Op::kBf16Gemm) return math_waves(config) * column_side(config) / 2 + kRegisterOverhead;
+    if (!is_fp8(problem.op)) return math_waves(config) * column_side(config) / 2 + kRegisterOverhead;
     const HeldRegisters held = held_registers(problem, config);
     const int overhead = is_pipelined(problem, config) ? kPipelinedRegisterOverhead : kRegisterOverhead;
     return held.accumulators + (held.are_scales_late() ? 0 : held.scales) + overhead;
@@ -248,10 +265,14 @@ std::string legality_reason(const Problem& problem, const Config& config, const 
 }
 
 std::string impossible_reason(Op op, const Config& config, const Device& device) {
-    static const std::vector<Problem> variants[] = {make_representatives(Op::kFp8Gemm), make_representatives(Op::kBf16Gemm)};
+    static const std::vector<std::vector<Problem>> variants = [] {
+        std::vector<std::vector<Problem>> all;
+        for (Op known : kOps) all.push_back(make_representatives(known));
+        return all;
+    }();
     for (const Problem& problem : variants[size_t(op)])
         if (is_legal(problem, config, device)) return "";
-    return legality_reason(Problem{.op = op}, config, device);
+    return legality_reason(variants[size_t(op)].front(), config, device);
 }
 
 int blocks_per_sm(const Problem& problem, const Config& config) {

@@ -26,11 +26,12 @@ inline constexpr int kSmRegisters = 65536;
 inline constexpr int64_t kSmSmemBytes = 233472, kSmemReservedBytes = 1024;
 inline constexpr int kMaxBlocksPerSm = 3;  // more were never faster
 inline constexpr int kMaxStages = 32;
+inline constexpr int32_t kAnyTileAlignment = 3072;  // every token side of a tile, and two of them, divides it
 inline constexpr int kMaxSplitK = 8;         // CTAs of a cluster that every SM90 GPU places
 inline constexpr int kSmemAlignment = 1024;  // the 128-byte swizzle repeats every 8 rows
 inline constexpr int64_t kMaxDTileBytes = 81920;  // a larger tile would cost the ring more stages than the staging saves
 
-inline constexpr int element_bytes(Op op) { return op == Op::kFp8Gemm ? 1 : 2; }
+inline constexpr int element_bytes(Op op) { return is_fp8(op) ? 1 : 2; }
 inline constexpr int stage_k(Op op) { return kStageKBytes / element_bytes(op); }  // the only legal block_k
 inline constexpr int d_element_bytes(const Problem& problem) { return problem.d_dtype == DDtype::kFp32 ? 4 : 2; }
 
@@ -46,9 +47,14 @@ inline constexpr int math_waves(const Config& config) { return rows_per_warpgrou
 inline constexpr int num_threads(const Config& config) { return 128 + 128 * math_warpgroups(config); }
 
 // Whether the main loop multiplies with vectors of scales, and whether a ring of plain copies (not TMA) brings them.
-inline constexpr bool has_scale_vectors(const Problem& problem) { return problem.op == Op::kFp8Gemm && problem.recipe != Recipe::kPerRow; }
+inline constexpr bool has_scale_vectors(const Problem& problem) { return is_fp8(problem.op) && problem.recipe != Recipe::kPerRow; }
 inline constexpr bool has_scale_ring(const Problem& problem) {
     return has_scale_vectors(problem) && problem.scale_layout == ScaleLayout::kAny;
+}
+
+// Whether the rows of a config's cluster tile always belong to one group: groups of contiguous rows start at multiples of the alignment.
+inline constexpr bool fits_alignment(const Problem& problem, const Config& config) {
+    return grouping_of(problem.op) != Grouping::kMContiguous || problem.alignment % (config.block_m * config.cluster_m) == 0;
 }
 
 // Whether every column of the MMA has a scale of its own.

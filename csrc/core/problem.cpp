@@ -1,5 +1,6 @@
 #include "core/problem.hpp"
 
+#include <iterator>
 #include <map>
 #include <stdexcept>
 #include <type_traits>
@@ -9,11 +10,14 @@
 
 namespace deep_gemm {
 
-const std::array<IntegerField, 4> kProblemFields = {{
+const std::array<IntegerField, 7> kProblemFields = {{
     {"m", 1, Problem::kMaxDim, 0, true},
     {"n", 1, Problem::kMaxDim, 0, true},
     {"k", 1, Problem::kMaxDim, 0, true},
     {"num_sms", 0, Problem::kMaxSms, 0, false},
+    {"num_groups", 0, Problem::kMaxGroups, 0, false},
+    {"expected_m", 0, Problem::kMaxDim, 0, false},
+    {"alignment", Problem::kAlignmentUnit, Problem::kMaxAlignment, Problem::kDefaultAlignment, false},
 }};
 
 namespace {
@@ -23,6 +27,17 @@ constexpr const char* kDDtypeNames[] = {"bf16", "fp32"};
 constexpr const char* kCModeNames[] = {"none", "accumulate", "general", "head_split"};
 constexpr const char* kMajorNames[] = {"k", "mn"};
 constexpr const char* kScaleLayoutNames[] = {"mn_major", "any"};
+constexpr const char* kGroupLayoutNames[] = {"joint", "blocks"};
+// In the order of kOps.
+constexpr const char* kOpNames[] = {"fp8_gemm",
+                                    "bf16_gemm",
+                                    "m_grouped_fp8_gemm_contiguous",
+                                    "m_grouped_bf16_gemm_contiguous",
+                                    "m_grouped_fp8_gemm_masked",
+                                    "m_grouped_bf16_gemm_masked",
+                                    "k_grouped_fp8_gemm_contiguous",
+                                    "k_grouped_bf16_gemm_contiguous"};
+static_assert(std::size(kOpNames) == kNumOps);
 
 template <auto member>
 constexpr EnumField make_enum_field(const char* name, std::span<const char* const> names) {
@@ -33,13 +48,14 @@ constexpr EnumField make_enum_field(const char* name, std::span<const char* cons
 
 }  // namespace
 
-const std::array<EnumField, 6> kProblemEnums = {{
+const std::array<EnumField, 7> kProblemEnums = {{
     make_enum_field<&Problem::recipe>("recipe", kRecipeNames),
     make_enum_field<&Problem::d_dtype>("d_dtype", kDDtypeNames),
     make_enum_field<&Problem::c_mode>("c_mode", kCModeNames),
     make_enum_field<&Problem::a_major>("a_major", kMajorNames),
     make_enum_field<&Problem::b_major>("b_major", kMajorNames),
     make_enum_field<&Problem::scale_layout>("scale_layout", kScaleLayoutNames),
+    make_enum_field<&Problem::group_layout>("group_layout", kGroupLayoutNames),
 }};
 
 namespace {
@@ -49,25 +65,17 @@ constexpr std::string_view kDimNames = "mnk";
 
 // Members by name, which a map sorts as canonical JSON wants them; fields at their default are left out.
 std::string fields_json(const Problem& problem) {
-    std::map<std::string_view, std::string> members = {
-        {"k", std::to_string(problem.k)}, {"m", std::to_string(problem.m)}, {"n", std::to_string(problem.n)}};
+    std::map<std::string_view, std::string> members;
+    for (size_t i = 0; i < kProblemFields.size(); ++i)
+        if (kProblemFields[i].is_required || get_field(problem, i) != kProblemFields[i].default_value)
+            members[kProblemFields[i].name] = std::to_string(get_field(problem, i));
     if (problem.compiled_dims != 0) members["compiled_dims"] = '"' + compiled_dims_text(problem.compiled_dims) + '"';
-    if (problem.num_sms != 0) members["num_sms"] = std::to_string(problem.num_sms);
     if (problem.batch_invariant) members["batch_invariant"] = "true";
     for (const EnumField& field : kProblemEnums)
         if (field.get(problem) != 0) members[field.name] = std::string("\"") + enum_name(field, problem) + '"';
     std::string out = "{";
     for (const auto& [name, value] : members) out += (out.size() == 1 ? "\"" : ",\"") + std::string(name) + "\":" + value;
     return out + '}';
-}
-
-void set_field(Problem& problem, size_t index, int64_t value) {
-    switch (index) {
-        case 0: problem.m = value; break;
-        case 1: problem.n = value; break;
-        case 2: problem.k = value; break;
-        default: problem.num_sms = int32_t(value);
-    }
 }
 
 const JsonValue& require(const JsonValue& object, const char* name, JsonValue::Type type, const char* type_name) {
@@ -113,32 +121,101 @@ Problem parse_problem(std::string_view text) {
     return problem;
 }
 
+std::string enum_clause(const Problem& problem, size_t field, const char* rule) {
+    return std::string(kProblemEnums[field].name) + " = '" + enum_name(kProblemEnums[field], problem) + "': " + rule;
+}
+
+std::string integer_clause(const Problem& problem, size_t field, const std::string& rule) {
+    return std::string(kProblemFields[field].name) + " = " + std::to_string(get_field(problem, field)) + ": " + rule;
+}
+
+// Scales are FP8's, majors BF16's; what is added to D goes with its type.
+std::string broken_operand_rule(const Problem& problem) {
+    const bool has_scales = is_fp8(problem.op), has_bf16_d = problem.d_dtype == DDtype::kBf16;
+    if (!has_scales && problem.recipe != Recipe::k1d2d) return enum_clause(problem, 0, "only FP8 operands have scales; leave it out");
+    if (!has_scales && problem.scale_layout != ScaleLayout::kMnMajor)
+        return enum_clause(problem, 5, "only FP8 operands have scales; leave it out");
+    if (has_scales && problem.a_major != Major::kK) return enum_clause(problem, 3, "FP8 kernels read K-major operands; leave it out");
+    if (has_scales && problem.b_major != Major::kK) return enum_clause(problem, 4, "FP8 kernels read K-major operands; leave it out");
+    if (problem.recipe == Recipe::kPerRow && problem.scale_layout != ScaleLayout::kMnMajor)
+        return enum_clause(problem, 5, "recipe per_row reads its scales at any stride; leave it out");
+    if (problem.c_mode == CMode::kAccumulate && has_bf16_d)
+        return enum_clause(problem, 2, "needs an FP32 D; pass d_dtype='fp32' or c_mode='general'");
+    if (problem.c_mode == CMode::kHeadSplit && !(problem.op == Op::kFp8Gemm && has_bf16_d && problem.recipe == Recipe::k1d2d))
+        return enum_clause(problem, 2, "needs fp8_gemm with recipe 1d2d and a BF16 D; use another c_mode");
+    return "";
+}
+
+// Which fields the groups have, and what fits them.
+std::string broken_group_rule(const Problem& problem) {
+    const Grouping grouping = grouping_of(problem.op);
+    const bool has_groups = grouping != Grouping::kNone;
+    if (has_groups && problem.num_groups < 1) return integer_clause(problem, 4, "a grouped op has at least one group; pass their number");
+    if (!has_groups && problem.num_groups != 0) return integer_clause(problem, 4, "only grouped ops have groups; leave it out");
+    if (grouping != Grouping::kMMasked && problem.expected_m != 0) return integer_clause(problem, 5, "only masked ops take it; leave it out");
+    if (problem.expected_m > problem.m) return integer_clause(problem, 5, "a group has room for m rows; pass at most m");
+    if (grouping != Grouping::kMContiguous && problem.alignment != Problem::kDefaultAlignment)
+        return integer_clause(problem, 6, "only m-grouped contiguous ops take it; leave it out");
+    if (problem.alignment % Problem::kAlignmentUnit != 0)
+        return integer_clause(problem, 6, "must be a multiple of " + std::to_string(Problem::kAlignmentUnit) + "; round it up");
+    if (problem.group_layout != GroupLayout::kJoint && problem.op != Op::kKGroupedFp8Contiguous)
+        return enum_clause(problem, 6, "only k_grouped_fp8_gemm_contiguous has blocks of memory; leave it out");
+    return "";
+}
+
+std::string broken_grouped_operand_rule(const Problem& problem) {
+    const Grouping grouping = grouping_of(problem.op);
+    if (grouping == Grouping::kNone) return "";
+    if (problem.recipe == Recipe::kPerRow) return enum_clause(problem, 0, "grouped ops scale per 128 of K; use 1d2d or 1d1d");
+    if (grouping != Grouping::kKContiguous) {
+        if (problem.c_mode != CMode::kNone) return enum_clause(problem, 2, "m-grouped ops add nothing to D; leave it out");
+        if (problem.a_major != Major::kK) return enum_clause(problem, 3, "m-grouped ops read a K-major A; leave it out");
+        if (grouping == Grouping::kMMasked && problem.b_major != Major::kK)
+            return enum_clause(problem, 4, "masked ops read a K-major B; leave it out");
+        return "";
+    }
+    if (is_fp8(problem.op) && problem.recipe != Recipe::k1d1d) return enum_clause(problem, 0, "groups of K have both operands scaled 1x128; use 1d1d");
+    if (problem.d_dtype != DDtype::kFp32) return enum_clause(problem, 1, "groups of K sum into an FP32 D; use fp32");
+    if (!is_fp8(problem.op) && problem.a_major != Major::kMn) return enum_clause(problem, 3, "groups of K have MN-major BF16 operands; use mn");
+    if (!is_fp8(problem.op) && problem.b_major != Major::kMn) return enum_clause(problem, 4, "groups of K have MN-major BF16 operands; use mn");
+    return "";
+}
+
 // The first of the rules between fields that `problem` breaks, or an empty string.
 std::string broken_combination(const Problem& problem) {
-    const auto clause = [&](size_t field, const char* rule) {
-        return std::string(kProblemEnums[field].name) + " = '" + enum_name(kProblemEnums[field], problem) + "': " + rule;
-    };
-    const bool is_fp8 = problem.op == Op::kFp8Gemm, has_bf16_d = problem.d_dtype == DDtype::kBf16;
-    if (!is_fp8 && problem.recipe != Recipe::k1d2d) return clause(0, "only fp8_gemm has scales; leave it out");
-    if (!is_fp8 && problem.scale_layout != ScaleLayout::kMnMajor) return clause(5, "only fp8_gemm has scales; leave it out");
-    if (is_fp8 && problem.a_major != Major::kK) return clause(3, "fp8_gemm reads K-major operands; leave it out");
-    if (is_fp8 && problem.b_major != Major::kK) return clause(4, "fp8_gemm reads K-major operands; leave it out");
-    if (problem.recipe == Recipe::kPerRow && problem.scale_layout != ScaleLayout::kMnMajor)
-        return clause(5, "recipe per_row reads its scales at any stride; leave it out");
-    if (problem.c_mode == CMode::kAccumulate && has_bf16_d) return clause(2, "needs an FP32 D; pass d_dtype='fp32' or c_mode='general'");
-    if (problem.c_mode == CMode::kHeadSplit && !(is_fp8 && has_bf16_d && problem.recipe == Recipe::k1d2d))
-        return clause(2, "needs fp8_gemm with recipe 1d2d and a BF16 D; use another c_mode");
+    for (const auto rule : {broken_operand_rule, broken_group_rule, broken_grouped_operand_rule})
+        if (std::string broken = rule(problem); !broken.empty()) return broken;
     return "";
 }
 
 }  // namespace
 
-std::string_view op_name(Op op) { return op == Op::kFp8Gemm ? "fp8_gemm" : "bf16_gemm"; }
+int64_t get_field(const Problem& problem, size_t index) {
+    const int64_t values[] = {problem.m, problem.n, problem.k, problem.num_sms, problem.num_groups, problem.expected_m, problem.alignment};
+    return values[index];
+}
+
+void set_field(Problem& problem, size_t index, int64_t value) {
+    switch (index) {
+        case 0: problem.m = value; break;
+        case 1: problem.n = value; break;
+        case 2: problem.k = value; break;
+        case 3: problem.num_sms = int32_t(value); break;
+        case 4: problem.num_groups = int32_t(value); break;
+        case 5: problem.expected_m = value; break;
+        default: problem.alignment = int32_t(value);
+    }
+}
+
+std::string_view op_name(Op op) { return kOpNames[size_t(op)]; }
 
 Op parse_op(std::string_view name) {
-    for (Op op : kOps)
+    std::string known;
+    for (Op op : kOps) {
         if (name == op_name(op)) return op;
-    throw Error(ErrorKind::kProblem, "op = '" + std::string(name.substr(0, 32)) + "': no such op kind; use 'fp8_gemm' or 'bf16_gemm'");
+        known += (known.empty() ? "" : ", ") + std::string(op_name(op));
+    }
+    throw Error(ErrorKind::kProblem, "op = '" + std::string(name.substr(0, 32)) + "': no such op kind; use one of " + known);
 }
 
 uint8_t parse_enum(const EnumField& field, std::string_view name) {
@@ -165,9 +242,8 @@ int64_t check_integer_field(const IntegerField& field, const JsonValue& value) {
 }
 
 void check_problem(const Problem& problem) {
-    const int64_t values[] = {problem.m, problem.n, problem.k, problem.num_sms};
     try {
-        for (size_t i = 0; i < kProblemFields.size(); ++i) check_integer_range(kProblemFields[i], values[i]);
+        for (size_t i = 0; i < kProblemFields.size(); ++i) check_integer_range(kProblemFields[i], get_field(problem, i));
     } catch (const std::invalid_argument& error) {
         throw Error(ErrorKind::kProblem, error.what());
     }
@@ -219,7 +295,9 @@ Sha256Digest problem_digest(const Problem& problem) {
 size_t hash_value(const Problem& problem) {
     const uint64_t flags = uint64_t(problem.compiled_dims) << 1 | uint64_t(problem.batch_invariant);
     uint64_t hash = variant_code(problem) + 1;
-    for (uint64_t value : {uint64_t(problem.m), uint64_t(problem.n), uint64_t(problem.k), uint64_t(problem.num_sms), flags}) {
+    const uint64_t groups = uint64_t(problem.num_groups) << 32 | uint64_t(problem.alignment);
+    for (uint64_t value : {uint64_t(problem.m), uint64_t(problem.n), uint64_t(problem.k), uint64_t(problem.num_sms), groups,
+                           uint64_t(problem.expected_m), flags}) {
         hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
         hash ^= hash >> 29;
     }
@@ -229,7 +307,9 @@ size_t hash_value(const Problem& problem) {
 std::string to_string(const Problem& problem) {
     std::string text = std::string(op_name(problem.op)) + " m=" + std::to_string(problem.m) + " n=" + std::to_string(problem.n) +
                        " k=" + std::to_string(problem.k);
-    if (problem.num_sms != 0) text += " num_sms=" + std::to_string(problem.num_sms);
+    for (size_t i = 3; i < kProblemFields.size(); ++i)
+        if (get_field(problem, i) != kProblemFields[i].default_value)
+            text += std::string(" ") + kProblemFields[i].name + "=" + std::to_string(get_field(problem, i));
     if (problem.compiled_dims != 0) text += " compiled_dims=" + compiled_dims_text(problem.compiled_dims);
     for (const EnumField& field : kProblemEnums)
         if (field.get(problem) != 0) text += std::string(" ") + field.name + "=" + enum_name(field, problem);

@@ -120,6 +120,9 @@ Problem kernel_identity(const Problem& problem) {
     if (!(problem.compiled_dims & Problem::kCompileN)) identity.n = 1;
     if (!(problem.compiled_dims & Problem::kCompileK)) identity.k = 1;
     identity.num_sms = 0;
+    if (is_grouped(problem.op)) identity.num_groups = 1;
+    identity.expected_m = 0;
+    if (grouping_of(problem.op) == Grouping::kMContiguous) identity.alignment = kAnyTileAlignment;
     identity.batch_invariant = false;
     return identity;
 }

@@ -92,9 +92,10 @@ OpModel read_op_model(const Artifact& artifact, Op op, const JsonValue& metadata
     const int64_t features = array_size(artifact, prefix + "feature_min", 0), exact = array_size(artifact, prefix + "exact_key", 0);
     const int64_t golden = array_size(artifact, prefix + "golden_choice", 0);
     if (features < 1 || features > kMaxFeatures || golden > kMaxGolden) refuse("too many features or golden vectors");
-    if (is_features_version_ours && num_features(size_t(portfolio)) != size_t(features))
+    if (is_features_version_ours && num_features(op, size_t(portfolio)) != size_t(features))
         refuse("the number of features is not that of the portfolio");
-    OpModel model{.kernel_hash = member_string(metadata, "kernel_hash", 64),
+    OpModel model{.op = op,
+                  .kernel_hash = member_string(metadata, "kernel_hash", 64),
                   .regime = member_string(metadata, "regime", 64),
                   .margin = member_number(metadata, "margin", 0.0, kMaxGuard),
                   .max_spread = member_number(metadata, "max_spread", 0.0, kMaxGuard),

@@ -26,8 +26,8 @@ Device artifact_device(const std::string& sku, int64_t sm_count) {
 
 // An artefact with other features has no names to report.
 std::string name_feature(const OpModel& model, size_t index) {
-    const bool is_own = model.feature_min.size() == num_features(model.num_portfolio);
-    return is_own ? feature_name(model.portfolio(), index) : "feature " + std::to_string(index);
+    const bool is_own = model.feature_min.size() == num_features(model.op, model.num_portfolio);
+    return is_own ? feature_name(model.op, model.portfolio(), index) : "feature " + std::to_string(index);
 }
 
 // The index of the first feature outside the hull, or -1.
@@ -152,7 +152,7 @@ Choice Selector::choose(const Problem& problem, const Device& device, SelectionM
     if (std::string reason = guard_versions(); !reason.empty()) return analytic(std::move(reason));
     const Estimator estimator(problem, device);
     const AnalyticChoice pick = choose_analytic(problem, estimator, device);
-    std::vector<double> features(num_features(model.num_portfolio));
+    std::vector<double> features(num_features(model.op, model.num_portfolio));
     write_features(problem, estimator, pick, model.portfolio(), features.data());
     Decision decision = decide_with(model, features, [&](const Config& config) { return is_worth_trying(problem, config, device); });
     const Config config = decision.config < 0 ? pick.config : model.configs[size_t(decision.config)];

@@ -3,7 +3,7 @@
 // Metadata of an artefact (canonical JSON, exactly these members): arrays_sha256, created ("YYYY-MM-DD"), features_version,
 // format (1), heuristic_version, ops, package_version, sku, sm_count, stale (null, or why it must not be used). ops maps an op
 // kind to exactly: kernel_hash, margin, max_spread, num_portfolio, quarantined (ascending config indices), regime.
-// Arrays of an op kind, prefixed "fp8_gemm/" or "bf16_gemm/": C configs (the first P are the portfolio), E exact entries, T trees
+// Arrays of an op kind, prefixed with its name and a slash ("fp8_gemm/"): C configs (the first P are the portfolio), E exact entries, T trees
 // with N nodes and L leaves, F features, G golden vectors:
 //   configs         I32 [C,8]  block_m, block_n, block_k, num_stages, cluster_m, cluster_n, split_k, swap_ab; distinct, each legal on
 //                              the SKU for some variant of the op kind
@@ -53,6 +53,7 @@ inline constexpr size_t kNumOpArrays = 14;
 
 // What one artefact knows of one op kind.
 struct OpModel {
+    Op op;
     std::string kernel_hash, regime;
     double margin, max_spread;
     std::vector<Config> configs;  // the first num_portfolio are the portfolio

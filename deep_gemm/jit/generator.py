@@ -4,11 +4,20 @@ The source takes validated integers and enumerators only, never a string from a 
 WGMMA instruction wrapper that the config needs, and includes the device headers of `deep_gemm/include/deep_gemm`.
 """
 
+import itertools
+
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, ProblemError
 
-_KERNEL_NAMES = {"fp8_gemm": "deep_gemm_fp8_gemm", "bf16_gemm": "deep_gemm_bf16_gemm"}
-_CLASSES = {"fp8_gemm": "Fp8Gemm", "bf16_gemm": "Bf16Gemm"}
+#: Op kinds whose operands are FP8, and those whose operands are BF16.
+_FP8_OPS = ("fp8_gemm", "m_grouped_fp8_gemm_contiguous", "m_grouped_fp8_gemm_masked", "k_grouped_fp8_gemm_contiguous")
+_BF16_OPS = ("bf16_gemm", "m_grouped_bf16_gemm_contiguous", "m_grouped_bf16_gemm_masked", "k_grouped_bf16_gemm_contiguous")
+#: What the groups of an op kind divide: (start and end of its name) -> (header of the scheduler, its class).
+_SCHEDULERS = {
+    ("m_grouped", "contiguous"): ("contiguous_scheduler", "ContiguousScheduler"),
+    ("m_grouped", "masked"): ("masked_scheduler", "MaskedScheduler"),
+    ("k_grouped", "contiguous"): ("k_grouped_scheduler", "KGroupedScheduler"),
+}
 _RECIPES = {"1d2d": "k1D2D", "1d1d": "k1D1D", "per_row": "kPerRow"}
 _C_MODES = {"none": "kNone", "accumulate": "kAccumulate", "general": "kGeneral", "head_split": "kHeadSplit"}
 #: Kernel name of the transposing pass (transpose_fp8.cuh).
@@ -41,16 +50,16 @@ struct Wgmma {{
 
 }}  // namespace deep_gemm
 
-#include "deep_gemm/{op}.cuh"
+{includes}
 
 extern "C" __global__ void __launch_bounds__(deep_gemm::Config::kThreads, 1)
 {kernel_name}(const __grid_constant__ deep_gemm::TensorMap map_a, const __grid_constant__ deep_gemm::TensorMap map_b,
     const __grid_constant__ deep_gemm::TensorMap map_d, const __grid_constant__ deep_gemm::TensorMap map_scale_a,
-    const __grid_constant__ deep_gemm::TensorMap map_scale_b, const __grid_constant__ deep_gemm::Params params) {{
+    const __grid_constant__ deep_gemm::TensorMap map_scale_b, const __grid_constant__ deep_gemm::Params params{group_parameter}) {{
     extern __shared__ __align__(1024) unsigned char shared[];
     const deep_gemm::u32 base = (deep_gemm::ptx::shared_address(shared) + 1023) & ~1023u;
     const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b}};
-    deep_gemm::{kernel_class}<deep_gemm::Config, deep_gemm::Wgmma>(maps, params, base).run();
+    deep_gemm::{kernel_class}<{template_arguments}>({arguments}).run();
 }}
 """
 
@@ -69,9 +78,9 @@ extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads, 
 
 def kernel_name(op: str) -> str:
     """Return the symbol of the kernel of `op`. Raises ProblemError for an unknown op kind."""
-    if op not in _KERNEL_NAMES:
-        raise ProblemError(f"op = {op!r}: unknown op kind; known: {', '.join(sorted(_KERNEL_NAMES))}")
-    return _KERNEL_NAMES[op]
+    if op not in _FP8_OPS + _BF16_OPS:
+        raise ProblemError(f"op = {op!r}: unknown op kind; known: {', '.join(sorted(_FP8_OPS + _BF16_OPS))}")
+    return f"deep_gemm_{op}"
 
 
 def transpose_source() -> str:
@@ -107,9 +116,10 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
     return _TEMPLATE.format(
         op=problem.op,
         config=config,
+        **_skeleton(problem.op),
         constants="\n".join(f"    static constexpr {kind} {name} = {value};" for kind, name, value in _constants(problem, config)),
         shape=f"m64n{columns}k{config.block_k // 4}",
-        types="f32.e4m3.e4m3" if problem.op == "fp8_gemm" else "f32.bf16.bf16",
+        types="f32.e4m3.e4m3" if problem.op in _FP8_OPS else "f32.bf16.bf16",
         immediates=_immediates(problem, config),
         accumulators=accumulators,
         registers=", ".join(f"%{i}" for i in range(accumulators)),
@@ -117,14 +127,36 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
         a_operand=accumulators,
         b_operand=accumulators + 1,
         accumulate_operand=accumulators + 2,
-        kernel_class=_CLASSES[problem.op],
         kernel_name=kernel_name(problem.op),
     )
 
 
+def _scheduler(op: str) -> tuple[str, str] | None:
+    """Return (header, class) of the scheduler of a grouped op kind, None for a dense one."""
+    return next((found for (start, end), found in _SCHEDULERS.items() if op.startswith(start) and op.endswith(end)), None)
+
+
+def _skeleton(op: str) -> dict[str, str]:
+    """Return what the kernel of an op kind includes, is passed and instantiates, by the template's names."""
+    dense, scheduler = ("fp8_gemm", "Fp8Gemm") if op in _FP8_OPS else ("bf16_gemm", "Bf16Gemm"), _scheduler(op)
+    headers, kernel_class = [dense[0]], dense[1]
+    arguments, template_arguments = ["maps", "params", "base"], ["deep_gemm::Config", "deep_gemm::Wgmma"]
+    if scheduler is not None:
+        headers, kernel_class = [f"grouped_{dense[0]}", scheduler[0]], f"Grouped{dense[1]}"
+        arguments.insert(2, "groups")
+        template_arguments.append(f"deep_gemm::{scheduler[1]}<deep_gemm::Config>")
+    return {
+        "includes": "\n".join(f'#include "deep_gemm/{header}.cuh"' for header in headers),
+        "group_parameter": "" if scheduler is None else ",\n    const __grid_constant__ deep_gemm::GroupParams groups",
+        "kernel_class": kernel_class,
+        "arguments": ", ".join(arguments),
+        "template_arguments": ", ".join(template_arguments),
+    }
+
+
 def _immediates(problem: "_C.Problem", config: "_C.Config") -> str:
     """Return the signs of both operands and, for BF16, whether each is transposed; the instruction's A is the side of 64 rows."""
-    if problem.op == "fp8_gemm":
+    if problem.op in _FP8_OPS:
         return "1, 1"
     majors = [problem.b_major, problem.a_major] if config.swap_ab else [problem.a_major, problem.b_major]
     return "1, 1, " + ", ".join(str(int(major == "mn")) for major in majors)
@@ -145,7 +177,9 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
         "kFloatD": problem.d_dtype == "fp32", "kScaleRing": problem.scale_layout == "any",
         "kStaged": _C.is_staged(problem, config), "kPipelined": _C.is_pipelined(problem, config),
     }  # fmt: skip
-    recipe = _RECIPES[problem.recipe] if problem.op == "fp8_gemm" else "kNone"
+    if _scheduler(problem.op) is not None:
+        switches["kGroupBlocks"] = problem.group_layout == "blocks"
+    recipe = _RECIPES[problem.recipe] if problem.op in _FP8_OPS else "kNone"
     return [
         *(("u32", name, str(int(value))) for name, value in numbers.items()),
         *(("bool", name, "true" if value else "false") for name, value in switches.items()),
@@ -162,16 +196,42 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """
     kernel_name(op)
     device = _C.Device.known("h200")
-    cases = [(_C.Problem(op, 1, 1, 1, **variant), config) for variant in _canonical_variants(op) for config in _canonical_configs(op)]
-    fixed = (_C.Problem(op, 128, 256, 512, compiled_dims="mnk"), _C.Config(64, 8, 8, block_k=_block_k(op)))
+    variants = _canonical_variants(op)
+    cases = [(_C.Problem(op, 1, 1, 1, **variant), config) for variant in variants for config in _canonical_configs(op)]
+    fixed_variant = {} if _scheduler(op) is None else variants[0]
+    fixed = (_C.Problem(op, 128, 256, 512, compiled_dims="mnk", **fixed_variant), _C.Config(64, 8, 8, block_k=_block_k(op)))
     return [(problem, config) for problem, config in cases if _C.is_legal(problem, config, device)] + [fixed]
 
 
 def _block_k(op: str) -> int:
-    return 128 if op == "fp8_gemm" else 64
+    return 128 if op in _FP8_OPS else 64
 
 
 def _canonical_variants(op: str) -> list[dict]:
+    return _canonical_dense_variants(op) if _scheduler(op) is None else _canonical_grouped_variants(op)
+
+
+def _canonical_grouped_variants(op: str) -> list[dict]:
+    majors = [{}]
+    if op in _BF16_OPS:
+        majors = [{"a_major": "mn", "b_major": "mn"}] if op.startswith("k_grouped") else [{}, {"b_major": "mn"}]
+    if op.endswith("masked"):
+        majors = [{}]
+    groups = [{"group_layout": layout} for layout in ("blocks", "joint")] if op == "k_grouped_fp8_gemm_contiguous" else [{}]
+    if op.startswith("k_grouped"):
+        outputs, recipes = [{"d_dtype": "fp32", "c_mode": c_mode} for c_mode in ("none", "accumulate", "general")], ("1d1d",)
+    else:
+        outputs, recipes = [{"d_dtype": d_dtype} for d_dtype in ("bf16", "fp32")], ("1d2d", "1d1d")
+    scales = [{"recipe": recipe, "scale_layout": layout} for recipe in recipes for layout in ("mn_major", "any")] if op in _FP8_OPS else [{}]
+    return [{"num_groups": 1, **part} for part in _merge(majors, groups, outputs, scales)]
+
+
+def _merge(*choices: list[dict]) -> list[dict]:
+    """Return every combination of one dict of each list, merged."""
+    return [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*choices)]
+
+
+def _canonical_dense_variants(op: str) -> list[dict]:
     outputs = [{"d_dtype": d_dtype, "c_mode": c_mode} for d_dtype in ("bf16", "fp32") for c_mode in ("none", "general")]
     outputs.append({"d_dtype": "fp32", "c_mode": "accumulate"})
     if op == "bf16_gemm":

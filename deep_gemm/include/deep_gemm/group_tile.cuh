@@ -1,0 +1,48 @@
+// What the schedulers of grouped kernels share: the place of a tile in its group, and sums over the groups that a warp's lanes hold.
+#pragma once
+
+#include "deep_gemm/grouped_ptx.cuh"
+#include "deep_gemm/grouped_types.cuh"
+
+namespace deep_gemm {
+
+// A tile of one group. Matrices of A, B and D are counted from 0, and are all the first where they have no dim of groups.
+struct GroupTile {
+    u32 m_start, n_start;              // first row and column in the group's D; may lie beyond it
+    u32 matrix_a, matrix_b, matrix_d;
+    u32 first_step, num_steps;         // its steps of K: the first one's place in A and B
+};
+
+// Where cluster tile `index` of `m_tiles` x `n_tiles` lies: `band` tiles along m are walked for each n before the next n (scheduler.cuh).
+__device__ __forceinline__ void locate_in_band(u32 index, u32 m_tiles, u32 n_tiles, u32 band, u32& m_tile, u32& n_tile) {
+    const u32 band_tiles = band * n_tiles, band_first = index / band_tiles * band, in_band = index % band_tiles;
+    const u32 left = m_tiles - band_first, rows = left < band ? left : band;
+    m_tile = band_first + in_band % rows;
+    n_tile = in_band / rows;
+}
+
+// The sum over this lane and those below it.
+__device__ __forceinline__ u32 add_lanes_below(u32 value) {
+    const u32 lane = threadIdx.x % 32;
+#pragma unroll
+    for (u32 distance = 1; distance < 32; distance *= 2) {
+        const u32 other = __shfl_up_sync(0xffffffff, value, distance);
+        if (lane >= distance) value += other;
+    }
+    return value;
+}
+
+// Running sums over a list of counts, one for each group; a warp holds those of 32 groups and moves on. All lanes call everything together.
+struct GroupSums {
+    u32 first = 0, before = 0;  // the first group held, and the sum of all before it
+    u32 inclusive = 0;          // the sum up to and including this lane's group
+
+    __device__ __forceinline__ u32 total() const { return __shfl_sync(0xffffffff, inclusive, 31); }
+    __device__ __forceinline__ u32 end_of(u32 lane) const { return before + __shfl_sync(0xffffffff, inclusive, lane); }
+    __device__ __forceinline__ u32 begin_of(u32 lane) const {
+        const u32 begin = __shfl_sync(0xffffffff, inclusive, (lane + 31) % 32);
+        return before + (lane == 0 ? 0 : begin);
+    }
+};
+
+}  // namespace deep_gemm

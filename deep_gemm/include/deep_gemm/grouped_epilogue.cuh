@@ -1,0 +1,156 @@
+// Epilogue of grouped kernels: the tiles of epilogue.cuh and the stores of epilogue_direct.cuh, into one matrix of a tensor of rank 3.
+//
+// In C's accumulation (C is D) one warp of the producer warpgroup loads C into the D tile and stores the sum, as accumulation.cuh says.
+#pragma once
+
+#include "deep_gemm/accumulation.cuh"
+#include "deep_gemm/epilogue.cuh"
+#include "deep_gemm/epilogue_direct.cuh"
+#include "deep_gemm/group_tile.cuh"
+
+namespace deep_gemm {
+
+// The wave-sized parts of a tile of D between shared memory and its matrix.
+template <class Config>
+struct GroupedStore {
+    using Layout = GemmLayout<Config>;
+    using Tile = StoreTile<Layout::kColumns, Layout::kSwap, Config::kFloatD>;
+
+    const TensorMap* map;
+    u32 shared;     // the D tile
+    u32 m, whole;   // rows; columns that the map covers
+
+    // A wave's part: where it lies in shared memory and in D, and whether any of it exists.
+    struct Part {
+        u32 address, n_start, m_start;
+        bool exists;
+    };
+
+    __device__ __forceinline__ Part part(const GroupTile& tile, u32 row) const {
+        const u32 m_start = tile.m_start + (Layout::kSwap ? 0 : row), n_start = tile.n_start + (Layout::kSwap ? row : 0);
+        return {shared + row / 64 * Tile::kBytes, n_start, m_start, m_start < m && n_start < whole};
+    }
+
+    __device__ __forceinline__ void store(const Part& part, u32 matrix) const {
+#pragma unroll
+        for (u32 slab = 0; slab < Tile::kTileN / Tile::kSlab; ++slab)
+            ptx::tma_store_3d(map, part.address + slab * Tile::kSlabBytes, part.n_start + slab * Tile::kSlab, part.m_start, matrix);
+    }
+
+    // Completes Tile::kBytes at `barrier`, whatever part of the tile exists.
+    __device__ __forceinline__ void load(const Part& part, u32 matrix, u32 barrier) const {
+#pragma unroll
+        for (u32 slab = 0; slab < Tile::kTileN / Tile::kSlab; ++slab)
+            ptx::tma_load_3d(map, barrier, part.address + slab * Tile::kSlabBytes, part.n_start + slab * Tile::kSlab, part.m_start, matrix);
+    }
+};
+
+// What the warp does that loads C and stores the sum; all lanes call everything together, one issues.
+template <class Config, class Scheduler>
+struct GroupedAccumulation {
+    using Layout = GemmLayout<Config>;
+    using Store = GroupedStore<Config>;
+    static constexpr u32 kGroups = Layout::kMathGroups;
+
+    const Accumulation<Config>& barriers;
+    Store d;
+
+    __device__ __forceinline__ void run(Scheduler tile) const {
+        load_all(tile);
+#pragma unroll 1
+        for (u32 phase = 0; tile.is_valid(); phase ^= 1) {
+            store_group<0>(tile, phase);
+            if (kGroups == 2) store_group<kGroups - 1>(tile, phase);
+            tile.advance();
+            if (ptx::elect_one()) ptx::tma_store_wait_read<0>();  // the sums must have left the D tile before the next tile's C overwrites it
+            __syncwarp();
+            load_all(tile);
+        }
+    }
+
+   private:
+    __device__ __forceinline__ void load_all(const Scheduler& tile) const {
+        if (!tile.is_valid()) return;
+        load_group<0>(tile);
+        if (kGroups == 2) load_group<kGroups - 1>(tile);
+    }
+
+    template <u32 kGroup>
+    __device__ __forceinline__ void load_group(const GroupTile& tile) const {
+        if (ptx::elect_one()) {
+            u32 bytes = 0;
+#pragma unroll
+            for (u32 wave = 0; wave < Layout::kWaves; ++wave) bytes += d.part(tile, kGroup * Layout::kGroupRows + 64 * wave).exists ? Store::Tile::kBytes : 0;
+            ptx::barrier_arrive_expect(barriers.loaded(kGroup), bytes);
+#pragma unroll
+            for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
+                const auto part = d.part(tile, kGroup * Layout::kGroupRows + 64 * wave);
+                if (part.exists) d.load(part, tile.matrix_d, barriers.loaded(kGroup));
+            }
+        }
+        __syncwarp();
+    }
+
+    template <u32 kGroup>
+    __device__ __forceinline__ void store_group(const GroupTile& tile, u32 phase) const {
+        ptx::barrier_wait(barriers.finished(kGroup), phase);
+        if (ptx::elect_one()) {
+#pragma unroll
+            for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
+                const auto part = d.part(tile, kGroup * Layout::kGroupRows + 64 * wave);
+                if (part.exists) d.store(part, tile.matrix_d);
+            }
+            ptx::tma_store_commit();
+        }
+        __syncwarp();
+    }
+};
+
+// The indices of the rows of D that a thread holds values of, asked for before the main loop. With swapped operands they are columns of the
+// multiplication, too many to keep, and are read when the tile is done.
+template <class Config, class Scheduler>
+struct RowSelection {
+    using Layout = GemmLayout<Config>;
+    static constexpr u32 kAccumulators = Layout::kAccumulators;
+
+    int index[2 * Layout::kWaves];
+
+    // `row`: first row of the warpgroup in the tile.
+    __device__ __forceinline__ void load(const Scheduler& tile, u32 row) {
+        if constexpr (Scheduler::kSelectsRows && !Layout::kSwap) {
+#pragma unroll
+            for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
+                const u32 first = thread_row(tile.m_start + row + 64 * wave);
+                index[2 * wave] = tile.load_row(first);
+                index[2 * wave + 1] = tile.load_row(first + 8);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void apply(float (&final)[Layout::kWaves][kAccumulators], const Scheduler& tile) const {
+        if constexpr (Scheduler::kSelectsRows) {
+#pragma unroll
+            for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
+                if constexpr (Layout::kSwap) {
+                    select_columns(final[wave], tile);
+                } else {
+#pragma unroll
+                    for (u32 i = 0; i < kAccumulators; ++i) final[wave][i] = tile.select(final[wave][i], index[2 * wave + i % 4 / 2]);
+                }
+            }
+        }
+    }
+
+   private:
+    __device__ __forceinline__ static void select_columns(float (&final)[kAccumulators], const Scheduler& tile) {
+        const u32 first = tile.m_start + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (u32 i = 0; i < kAccumulators; i += 4) {
+            const int low = tile.load_row(first + 2 * i), high = tile.load_row(first + 2 * i + 1);
+            final[i] = tile.select(final[i], low), final[i + 1] = tile.select(final[i + 1], high);
+            final[i + 2] = tile.select(final[i + 2], low), final[i + 3] = tile.select(final[i + 3], high);
+        }
+    }
+};
+
+}  // namespace deep_gemm
