@@ -247,7 +247,7 @@ int64_t smem_bytes(const Problem& problem, const Config& config) {
     const int64_t stage = (int64_t(config.block_m) + config.block_n) * kStageKBytes + stage_scale_bytes(problem, config);
     const int64_t d_tile = is_staged(problem, config) ? d_tile_bytes(problem, config) : 0;
     return kSmemAlignment + d_tile + config.num_stages * stage + receive_bytes(config) + align_up(num_barriers * 8, 128) +
-           scale_ring_bytes(problem, config);
+           scale_ring_bytes(problem, config) + (is_grouped(problem.op) ? kTileQueueBytes : 0);
 }
 
 int max_b_scale_blocks(int block_n) { return (block_n + kScaleBlock - scale_start_step(block_n) + kScaleBlock - 1) / kScaleBlock; }

@@ -26,7 +26,8 @@ inline constexpr int kSmRegisters = 65536;
 inline constexpr int64_t kSmSmemBytes = 233472, kSmemReservedBytes = 1024;
 inline constexpr int kMaxBlocksPerSm = 3;  // more were never faster
 inline constexpr int kMaxStages = 32;
-inline constexpr int32_t kAnyTileAlignment = 3072;  // every token side of a tile, and two of them, divides it
+inline constexpr int64_t kTileQueueBytes = 384;  // grouped kernels: tiles on their way to the math warps (tile_queue.cuh)
+inline constexpr int32_t kAnyTileAlignment = 15360;  // every token side of a tile, and two of them, divides it
 inline constexpr int kMaxSplitK = 8;         // CTAs of a cluster that every SM90 GPU places
 inline constexpr int kSmemAlignment = 1024;  // the 128-byte swizzle repeats every 8 rows
 inline constexpr int64_t kMaxDTileBytes = 81920;  // a larger tile would cost the ring more stages than the staging saves

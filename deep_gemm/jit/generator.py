@@ -178,6 +178,7 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
         "kStaged": _C.is_staged(problem, config), "kPipelined": _C.is_pipelined(problem, config),
     }  # fmt: skip
     if _scheduler(problem.op) is not None:
+        numbers |= {"kSharedBytes": numbers["kSharedBytes"] - _C.TILE_QUEUE_BYTES, "kTileQueueBytes": _C.TILE_QUEUE_BYTES}
         switches["kGroupBlocks"] = problem.group_layout == "blocks"
     recipe = _RECIPES[problem.recipe] if problem.op in _FP8_OPS else "kNone"
     return [

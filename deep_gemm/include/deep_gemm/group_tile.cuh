@@ -8,9 +8,13 @@ namespace deep_gemm {
 
 // A tile of one group. Matrices of A, B and D are counted from 0, and are all the first where they have no dim of groups.
 struct GroupTile {
-    u32 m_start, n_start;              // first row and column in the group's D; may lie beyond it
+    u32 m_start, n_start;        // first row and column in the group's D; may lie beyond it
     u32 matrix_a, matrix_b, matrix_d;
-    u32 first_step, num_steps;         // its steps of K: the first one's place in A and B
+    u32 first_step, num_steps;   // its steps of K: the first one's place in A and B
+    u32 state;                   // a sum of the following; 0: there are no more tiles
+    static constexpr u32 kValid = 1, kSelectsRows = 2;  // kSelectsRows: not all of its rows are to be stored as they come
+
+    __device__ __forceinline__ bool is_valid() const { return state != 0; }
 };
 
 // Where cluster tile `index` of `m_tiles` x `n_tiles` lies: `band` tiles along m are walked for each n before the next n (scheduler.cuh).

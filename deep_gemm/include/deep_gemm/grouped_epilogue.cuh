@@ -6,7 +6,7 @@
 #include "deep_gemm/accumulation.cuh"
 #include "deep_gemm/epilogue.cuh"
 #include "deep_gemm/epilogue_direct.cuh"
-#include "deep_gemm/group_tile.cuh"
+#include "deep_gemm/tile_queue.cuh"
 
 namespace deep_gemm {
 
@@ -46,22 +46,25 @@ struct GroupedStore {
 };
 
 // What the warp does that loads C and stores the sum; all lanes call everything together, one issues.
-template <class Config, class Scheduler>
+template <class Config>
 struct GroupedAccumulation {
     using Layout = GemmLayout<Config>;
+    using Queue = TileQueue<Config>;
     using Store = GroupedStore<Config>;
     static constexpr u32 kGroups = Layout::kMathGroups;
 
     const Accumulation<Config>& barriers;
     Store d;
 
-    __device__ __forceinline__ void run(Scheduler tile) const {
+    __device__ __forceinline__ void run(const Queue& queue) const {
+        Ring<Queue::kDepth> places;
+        GroupTile tile = queue.take(places);
         load_all(tile);
 #pragma unroll 1
         for (u32 phase = 0; tile.is_valid(); phase ^= 1) {
             store_group<0>(tile, phase);
             if (kGroups == 2) store_group<kGroups - 1>(tile, phase);
-            tile.advance();
+            tile = queue.take(places);
             if (ptx::elect_one()) ptx::tma_store_wait_read<0>();  // the sums must have left the D tile before the next tile's C overwrites it
             __syncwarp();
             load_all(tile);
@@ -69,7 +72,7 @@ struct GroupedAccumulation {
     }
 
    private:
-    __device__ __forceinline__ void load_all(const Scheduler& tile) const {
+    __device__ __forceinline__ void load_all(const GroupTile& tile) const {
         if (!tile.is_valid()) return;
         load_group<0>(tile);
         if (kGroups == 2) load_group<kGroups - 1>(tile);
@@ -106,50 +109,39 @@ struct GroupedAccumulation {
     }
 };
 
-// The indices of the rows of D that a thread holds values of, asked for before the main loop. With swapped operands they are columns of the
-// multiplication, too many to keep, and are read when the tile is done.
+// Rows of D that are not stored as they come: padding, and rows of a group that is not their tile's. Few tiles have some.
 template <class Config, class Scheduler>
 struct RowSelection {
     using Layout = GemmLayout<Config>;
     static constexpr u32 kAccumulators = Layout::kAccumulators;
 
-    int index[2 * Layout::kWaves];
+    const GroupParams& groups;
+    u32 m;
 
-    // `row`: first row of the warpgroup in the tile.
-    __device__ __forceinline__ void load(const Scheduler& tile, u32 row) {
-        if constexpr (Scheduler::kSelectsRows && !Layout::kSwap) {
+    // `row`: the warpgroup's first row of the multiplication in the tile.
+    __device__ __forceinline__ void apply(float (&final)[Layout::kWaves][kAccumulators], const GroupTile& tile, u32 row) const {
 #pragma unroll
-            for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
-                const u32 first = thread_row(tile.m_start + row + 64 * wave);
-                index[2 * wave] = tile.load_row(first);
-                index[2 * wave + 1] = tile.load_row(first + 8);
-            }
-        }
-    }
-
-    __device__ __forceinline__ void apply(float (&final)[Layout::kWaves][kAccumulators], const Scheduler& tile) const {
-        if constexpr (Scheduler::kSelectsRows) {
-#pragma unroll
-            for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
-                if constexpr (Layout::kSwap) {
-                    select_columns(final[wave], tile);
-                } else {
-#pragma unroll
-                    for (u32 i = 0; i < kAccumulators; ++i) final[wave][i] = tile.select(final[wave][i], index[2 * wave + i % 4 / 2]);
-                }
+        for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
+            if constexpr (Layout::kSwap) {
+                select_columns(final[wave], tile);
+            } else {
+                select_rows(final[wave], tile, thread_row(tile.m_start + row + 64 * wave));
             }
         }
     }
 
    private:
-    __device__ __forceinline__ static void select_columns(float (&final)[kAccumulators], const Scheduler& tile) {
+    __device__ __forceinline__ void select_rows(float (&final)[kAccumulators], const GroupTile& tile, u32 row) const {
+        const int low = Scheduler::load_row(groups, row, m), high = Scheduler::load_row(groups, row + 8, m);
+#pragma unroll
+        for (u32 i = 0; i < kAccumulators; ++i) final[i] = Scheduler::select(final[i], i % 4 < 2 ? low : high, tile);
+    }
+
+    __device__ __forceinline__ void select_columns(float (&final)[kAccumulators], const GroupTile& tile) const {
         const u32 first = tile.m_start + threadIdx.x % 4 * 2;
 #pragma unroll
-        for (u32 i = 0; i < kAccumulators; i += 4) {
-            const int low = tile.load_row(first + 2 * i), high = tile.load_row(first + 2 * i + 1);
-            final[i] = tile.select(final[i], low), final[i + 1] = tile.select(final[i + 1], high);
-            final[i + 2] = tile.select(final[i + 2], low), final[i + 3] = tile.select(final[i + 3], high);
-        }
+        for (u32 i = 0; i < kAccumulators; ++i)
+            final[i] = Scheduler::select(final[i], Scheduler::load_row(groups, first + i / 4 * 8 + i % 2, m), tile);
     }
 };
 

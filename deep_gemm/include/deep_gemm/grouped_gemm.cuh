@@ -1,6 +1,7 @@
 // The skeleton of grouped GEMM kernels for SM90: the roles, ring, main loops and epilogues of dense ones (gemm.cuh), with a scheduler that
-// says for each tile which matrices of A, B and D it belongs to and which K steps it has. Scheduler is one of contiguous_scheduler.cuh,
-// masked_scheduler.cuh and k_grouped_scheduler.cuh; every warp of a role walks its own copy, all lanes together.
+// says for each tile which matrices of A, B and D it belongs to and which K steps it has: one of contiguous_scheduler.cuh, masked_scheduler.cuh
+// and k_grouped_scheduler.cuh. The loading warp walks it; the others take its tiles from a queue (tile_queue.cuh), which lies behind what
+// gemm_layout.cuh describes.
 #pragma once
 
 #include "deep_gemm/gemm.cuh"
@@ -16,6 +17,7 @@ struct GroupedGemm {
     using Store = GroupedStore<Config>;
     using Tile = typename Store::Tile;
     using Mainloop = typename MainloopOf<Config>::Type;
+    using Queue = TileQueue<Config>;
     static constexpr u32 kAccumulators = Layout::kAccumulators;
     static constexpr bool kLoadsC = Layout::kLoadsC;
     static_assert(!Layout::kSplit, "grouped kernels do not split K");
@@ -25,9 +27,11 @@ struct GroupedGemm {
     const GroupParams& groups;
     Dense dense;
     Store d;
+    Queue queue;
 
     __device__ __forceinline__ GroupedGemm(const Maps& maps, const Params& params, const GroupParams& groups, u32 shared)
-        : maps(maps), params(params), groups(groups), dense(maps, params, shared), d{&maps.d, shared, dense.m, dense.whole_columns()} {}
+        : maps(maps), params(params), groups(groups), dense(maps, params, shared), d{&maps.d, shared, dense.m, dense.whole_columns()},
+          queue{shared + Layout::kSharedBytes - 1024} {}
 
     // ---- epilogue of a math warpgroup ----
 
@@ -85,27 +89,29 @@ struct GroupedGemm {
         }
     }
 
-    __device__ __forceinline__ void compute(Scheduler tile, u32 group) const {
+    __device__ __forceinline__ void compute(u32 group) const {
         Mainloop mainloop = MainloopOf<Config>::make(dense.stages, dense.scales, group * Layout::kGroupRows);
         Ring<Config::kNumStages> ring;
+        Ring<Queue::kDepth> places;
         const bool issuer = threadIdx.x % 128 == 0;
+        GroupTile tile = queue.take(places);
 #pragma unroll 1
         for (u32 phase = 0; tile.is_valid(); phase ^= 1) {
-            RowSelection<Config, Scheduler> selection;
-            selection.load(tile, group * Layout::kGroupRows);
             float final[Layout::kWaves][kAccumulators];
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave)
 #pragma unroll
                 for (u32 i = 0; i < kAccumulators; ++i) final[wave][i] = 0.0f;
             mainloop.accumulate(final, ring, tile.num_steps, 128 - tile.n_start % 128);
-            selection.apply(final, tile);
+            if constexpr (Scheduler::kMaySelectRows) {
+                if (tile.state & GroupTile::kSelectsRows) RowSelection<Config, Scheduler>{groups, dense.m}.apply(final, tile, group * Layout::kGroupRows);
+            }
             if constexpr (Config::kStaged) {
                 store_staged(final, tile, group, phase, issuer);
             } else {
                 store_direct(final, tile, group);
             }
-            tile.advance();
+            tile = queue.take(places);
         }
         if (Config::kStaged && !kLoadsC && issuer) ptx::tma_store_wait_read<0>();  // shared memory must outlive the stores that read it
     }
@@ -114,23 +120,25 @@ struct GroupedGemm {
         if (warp == 0) {
             producer.produce(tile, prefilled);
         } else if (kLoadsC && warp == 1) {
-            if constexpr (kLoadsC) GroupedAccumulation<Config, Scheduler>{dense.accumulation, d}.run(tile);
+            if constexpr (kLoadsC) GroupedAccumulation<Config>{dense.accumulation, d}.run(queue);
         } else if (Layout::kRing && warp >= 4 - Layout::kCopyThreads / 32) {
-            if constexpr (Layout::kRing) producer.produce_scales(tile);
+            if constexpr (Layout::kRing) producer.produce_scales();
         }
     }
 
     __device__ __forceinline__ void run() const {
         const u32 group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0);
         const u32 warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
-        const bool produces = group == Layout::kMathGroups;
-        if (produces && warp == 0) dense.initialise_barriers();
-        ptx::wait_for_dependencies();  // the groups are read by every warp
-        const Scheduler tile(params, groups, dense.cluster_rank, dense.m, dense.num_steps);
-        GroupedProducer<Config, Scheduler> producer{maps,         params,  groups,  dense.stages, dense.scales, dense.cluster_rank,
-                                                    dense.m, dense.n, {maps, groups, dense.m, dense.n}};
-        u32 prefilled = 0;
-        if (produces && warp == 0) prefilled = producer.prefill(tile);
+        const bool produces = group == Layout::kMathGroups, loads = produces && warp == 0;
+        if (loads) {
+            if (ptx::elect_one()) queue.initialise_barriers();
+            dense.initialise_barriers();  // with the fences that make all barriers visible
+        }
+        ptx::wait_for_dependencies();  // the groups are read
+        GroupedProducer<Config, Scheduler> producer{maps,    params,  groups, dense.stages, dense.scales, dense.cluster_rank,
+                                                    dense.m, dense.n, queue,  {maps, groups, dense.m, dense.n}};
+        const Scheduler tile(params, groups, dense.cluster_rank, dense.m, dense.num_steps);  // the first one; only the loading warp goes on from it
+        const u32 prefilled = loads ? producer.prefill(tile) : 0;
         dense.meet();
         ptx::launch_dependents();
         if (produces) {
@@ -138,7 +146,7 @@ struct GroupedGemm {
             produce(producer, tile, prefilled, warp);
         } else {
             if constexpr (Layout::kMathGroups == 2) ptx::increase_registers<232>();
-            compute(tile, group);
+            compute(group);
         }
         if constexpr (Layout::kMulticast) {  // a CTA stays until its peer can no longer signal its barriers
             ptx::cluster_arrive();

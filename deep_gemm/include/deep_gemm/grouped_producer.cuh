@@ -1,14 +1,17 @@
-// The producer warpgroup of grouped kernels: as producer.cuh, on tensors of rank 3 and with K steps that differ from tile to tile.
+// The producer warpgroup of grouped kernels: as producer.cuh, on tensors of rank 3 and with K steps that differ from tile to tile. Its first warp
+// finds the tiles, too, and hands them to all others.
 #pragma once
 
 #include "deep_gemm/group_maps.cuh"
 #include "deep_gemm/producer.cuh"
+#include "deep_gemm/tile_queue.cuh"
 
 namespace deep_gemm {
 
 template <class Config, class Scheduler>
 struct GroupedProducer {
     using Layout = GemmLayout<Config>;
+    using Queue = TileQueue<Config>;
     static constexpr u32 kLoadBytes = Layout::kStageBytes + Layout::kVectorBytes;
 
     const Maps& maps;
@@ -17,6 +20,7 @@ struct GroupedProducer {
     Pipeline<Config> stages;
     ScaleRing<Config> scales;
     u32 cluster_rank, m, n;
+    Queue queue;
     GroupMaps<Config> group_maps;
 
     // Load one operand's tile, or this CTA's half of it for both CTAs of the cluster.
@@ -78,10 +82,12 @@ struct GroupedProducer {
 
     __device__ __forceinline__ void produce(Scheduler tile, u32 prefilled) {
         Ring<Config::kNumStages> ring;
+        Ring<Queue::kDepth> places;
         ring.stage = prefilled % Config::kNumStages;
         ring.phase = prefilled / Config::kNumStages;
 #pragma unroll 1
         for (u32 first = prefilled; tile.is_valid(); tile.advance(), first = 0) {
+            queue.put(places, tile);
             if constexpr (Config::kGroupBlocks) group_maps.prepare(tile);
 #pragma unroll 1
             for (u32 step = first; step < tile.num_steps; ++step, ring.advance()) {
@@ -90,6 +96,7 @@ struct GroupedProducer {
                 __syncwarp();
             }
         }
+        queue.put(places, tile);  // there are no more
     }
 
     __device__ __forceinline__ void copy_scales(const GroupTile& tile, u32 buffer, u32 step) const {
@@ -97,10 +104,11 @@ struct GroupedProducer {
         scales.copy_group(own, buffer, threadIdx.x % 128 - (128 - Layout::kCopyThreads), step, tile.num_steps, tile.first_step, tile.m_start, tile.n_start, m, n);
     }
 
-    __device__ __forceinline__ void produce_scales(Scheduler tile) const {
+    __device__ __forceinline__ void produce_scales() const {
         Ring<Layout::kRingBuffers> ring;
+        Ring<Queue::kDepth> places;
 #pragma unroll 1
-        for (; tile.is_valid(); tile.advance()) {
+        for (GroupTile tile = queue.take(places); tile.is_valid(); tile = queue.take(places)) {
 #pragma unroll 1
             for (u32 step = 0; step < tile.num_steps; step += Layout::kRingSteps, ring.advance()) {
                 ptx::barrier_wait(scales.empty_barrier(ring.stage), ring.phase ^ 1);  // until the math warps have left the buffer

@@ -25,6 +25,14 @@ __device__ __forceinline__ void tma_store_3d(const TensorMap* map, u32 source, u
                  : "memory");
 }
 
+// st.shared.v4, ld.shared.v4
+__device__ __forceinline__ void store_shared_words(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ __forceinline__ void load_shared_words(u32& a, u32& b, u32& c, u32& d, u32 address) {
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(address) : "memory");
+}
+
 // tensormap.replace (PTX ISA, "tensormap.replace"): fields of a tensor map in global memory.
 __device__ __forceinline__ void replace_map_address(TensorMap* map, const void* address) {
     asm volatile("tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;" ::"l"(__cvta_generic_to_global(map)), "l"(address) : "memory");

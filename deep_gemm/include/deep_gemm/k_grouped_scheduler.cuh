@@ -8,7 +8,7 @@ namespace deep_gemm {
 
 template <class Config>
 struct KGroupedScheduler : GroupTile {
-    static constexpr bool kSelectsRows = false;
+    static constexpr bool kMaySelectRows = false;
     static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN;
 
     const int* sizes;  // K of each group
@@ -29,12 +29,10 @@ struct KGroupedScheduler : GroupTile {
           tile(blockIdx.x / kClusterSize),
           step(gridDim.x / kClusterSize),
           all_steps(all_steps) {
-        matrix_a = matrix_b = 0;
+        matrix_a = matrix_b = 0, state = kValid;
         load_sums();
         locate();
     }
-
-    __device__ __forceinline__ bool is_valid() const { return group < num_groups; }
 
     __device__ __forceinline__ void advance() {
         tile += step;
@@ -67,7 +65,10 @@ struct KGroupedScheduler : GroupTile {
 #pragma unroll 1
         for (;; tile += step) {
             group = tile / group_tiles;
-            if (!is_valid()) return;
+            if (group >= num_groups) {
+                state = 0;
+                return;
+            }
             find_steps();
             if (Config::kCMode != CMode::kAccumulate || num_steps > 0) break;
         }

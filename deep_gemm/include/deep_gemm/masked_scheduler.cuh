@@ -8,7 +8,7 @@ namespace deep_gemm {
 
 template <class Config>
 struct MaskedScheduler : GroupTile {
-    static constexpr bool kSelectsRows = false;
+    static constexpr bool kMaySelectRows = false;
     static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN;
 
     const int* sizes;  // rows of each group
@@ -27,12 +27,10 @@ struct MaskedScheduler : GroupTile {
           rank_n(Config::kClusterN > 1 ? cluster_rank : 0),
           tile(blockIdx.x / kClusterSize),
           step(gridDim.x / kClusterSize) {
-        first_step = 0, num_steps = all_steps;
+        first_step = 0, num_steps = all_steps, state = kValid;
         load_sums();
         locate();
     }
-
-    __device__ __forceinline__ bool is_valid() const { return sums.first < num_groups; }
 
     __device__ __forceinline__ void advance() {
         tile += step;
@@ -53,7 +51,10 @@ struct MaskedScheduler : GroupTile {
         while (tile >= (sums.before + total) * n_tiles) {
             sums.before += total;
             sums.first += 32;
-            if (sums.first >= num_groups) return;
+            if (sums.first >= num_groups) {
+                state = 0;
+                return;
+            }
             load_sums();
             total = sums.total();
         }
