@@ -60,7 +60,7 @@ def make_problems(key: dict) -> dict[str, object]:
 
 
 FAMILY = Family(
-    name="dense_bf16", op="bf16_gemm", key=("m", "n", "k", "layout", "out"),
+    name="dense_bf16", ops=("bf16_gemm",), key=("m", "n", "k", "layout", "out"),
     roles=dict.fromkeys(TRANSPOSED, ("best", "model", "heuristic")),
     make_problems=make_problems, make_product=DenseBf16, peer="torch.mm of the same memory with the same dtype of D",
 )  # fmt: skip

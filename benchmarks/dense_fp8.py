@@ -63,7 +63,7 @@ class DenseFp8(Product):
 
 
 FAMILY = Family(
-    name="dense_fp8", op="fp8_gemm", key=("m", "n", "k"),
+    name="dense_fp8", ops=("fp8_gemm",), key=("m", "n", "k"),
     roles={"mn_major": ("best", "model", "heuristic", "invariant"), "row_major": ("model",)},
     make_problems=lambda key: {name: _C.Problem("fp8_gemm", key["m"], key["n"], key["k"], scale_layout=layout) for name, layout in SCALE_LAYOUTS.items()},
     make_product=DenseFp8, peer="torch._scaled_mm, scales of 1, use_fast_accum=False",

@@ -2,7 +2,8 @@
 
 Method: cold_timer.py; every variant of a problem, the peers among them, is timed in one session.
 Result: {"meta": ..., "rows": [{<key of the problem>, "choices": {role: {"config", "source", <layout>: config}}, "times": {variant: [us
-of each round]}, "wrong": [variants whose D is not right], "failed": reason}]}; `wrong` and `failed` are absent where nothing is.
+of each round]}, "wrong": [variants whose D is not right], "failed": reason, "absent": {peer: why torch has it not}}]}; `wrong`, `failed` and
+`absent` are left out where nothing is.
 The variants of `auto` are "auto <layout>", those of any other role "<config> <layout>".
 """
 
@@ -35,14 +36,14 @@ IDENTITY = ("kernel_hash", "sku", "driver", "torch")
 class Family:
     """A family of problems and how each is set up.
 
-    name: of the data file, the result file and the script. key: the fields that name a row. op: op kind.
+    name: of the data file, the result file and the script. key: the fields that name a row. ops: op kinds of its problems.
     roles: {layout: roles besides auto that are timed in it}; layouts are ways to pass the same operands.
     make_problems: key -> {layout: problem}. make_product: (key, device) -> Product. peer: what cuBLASLt computes, in words.
     part: name of a kernel that is also timed alone, within the calls that launch it, and belongs to the identity of a run.
     """
 
     name: str
-    op: str
+    ops: tuple[str, ...]
     key: tuple[str, ...]
     roles: dict[str, tuple[str, ...]]
     make_problems: Callable[[dict], dict[str, object]]
@@ -53,7 +54,7 @@ class Family:
     @property
     def hashed(self) -> tuple[str, ...]:
         """Names of the kernel hashes that a result carries."""
-        return (self.op, self.part) if self.part else (self.op,)
+        return (*self.ops, self.part) if self.part else self.ops
 
     def read_keys(self) -> list[dict]:
         """Return the key of every problem of the family."""
@@ -67,7 +68,7 @@ class Family:
 class Benchmark:
     """Times problems one after the other; kernels and the timer are kept between them."""
 
-    def __init__(self, family: Family, device, choices: Choices, rounds: int):
+    def __init__(self, family: Family, device, choices: dict[str, Choices], rounds: int):
         self.family, self.device, self.choices, self.rounds = family, device, choices, rounds
         self.timer = ColdTimer(device.sm_count)
         self.kernels: dict = {}
@@ -75,7 +76,7 @@ class Benchmark:
     def choose(self, key: dict) -> dict[str, dict]:
         """Return {layout: {role: Choice}} of one problem."""
         problems = self.family.make_problems(key)
-        return {layout: self.choices.of(problem, self.family.roles[layout]) for layout, problem in problems.items()}
+        return {layout: self.choices[problem.op].of(problem, self.family.roles[layout]) for layout, problem in problems.items()}
 
     def list_kernels(self, key: dict) -> list[tuple]:
         """Return (problem, config) of every kernel that a problem needs; none where its choices fail, which its row will say."""
@@ -101,7 +102,8 @@ class Benchmark:
         broken = {entry.partition(": ")[0] for entry in wrong if ": " in entry and not entry.endswith("other bits")}
         sound = {name: call for name, call in calls.items() if name not in broken}
         times = self.timer.measure({**product.call_peers(), **sound}, self.rounds, self.family.part)
-        return {**key, "choices": name_choices(choices), "times": times, **({"wrong": wrong} if wrong else {})}
+        notes = {name: note for name, note in (("wrong", wrong), ("absent", product.absent)) if note}
+        return {**key, "choices": name_choices(choices), "times": times, **notes}
 
     def _make_calls(self, key: dict, product: Product, choices: dict[str, dict]) -> tuple[dict[str, Callable], dict[str, int]]:
         """Return {variant: callable} and {variant: split_k}; a config that several roles chose is timed once."""
@@ -168,7 +170,7 @@ def run(family: Family, args: argparse.Namespace) -> int:
     """Time this shard's problems within the budget and write the result; return the exit code."""
     start = time.monotonic()
     device = _C.get_device()
-    benchmark = Benchmark(family, device, Choices(family.op, device, args.best, args.model), args.rounds)
+    benchmark = Benchmark(family, device, {op: Choices(op, device, args.best, args.model) for op in family.ops}, args.rounds)
     index, total = (int(part) for part in args.shard.split("/"))
     keys = family.read_keys()[index - 1 :: total]
     rows = keep_rows(family, args, device) if args.resume else []

@@ -3,7 +3,8 @@
 Example: python -m benchmarks.host_time
 
 Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, a block of each op in turn, synchronised between blocks; best and
-median of the blocks, in microseconds a call. 200 launches fit the queue, so the host's time is what shows.
+median of the blocks, in microseconds a call. 200 launches fit the queue, so the host's time is what shows. One op of each grouping has two
+groups of these sizes.
 Profile, by differences of such calls (host_profile.py): the parts of one call on the GPU.
 Selection, over the problems of the dense benchmarks: `seen` is the dispatch table's answer, in native code; `new` is a selector's
 choice without the exact table, and `analytic` the heuristic alone, both called from Python and with that cost.
@@ -27,6 +28,8 @@ from tests.gpu.memory import make_scales_mn_major
 from tests.gpu.operands import quantise_blocks, quantise_rows
 from tests.gpu.world import list_dense_problems
 
+from .group_sizes import ALIGNMENT
+from .grouped_product import FP8, make_matrices, make_mn_major
 from .harness import WARM_UP_S, warm_up
 from .host_profile import time_parts
 from .new_shapes import time_new_shapes
@@ -34,6 +37,8 @@ from .stamp import OPS, RESULTS, make_stamp, write_json
 from .stopwatch import time_each, time_in_turn
 
 SIZES = (64, 128, 128)
+NUM_GROUPS = 2
+GROUPED_OPS = ("m_grouped_fp8_gemm_contiguous", "m_grouped_fp8_gemm_masked", "k_grouped_fp8_gemm_contiguous")
 SELECTION_REPEATS = 200
 
 
@@ -53,7 +58,27 @@ def make_calls(device: str) -> dict[str, Callable[[], object]]:
         "fp8_gemm_nt, 1D1D onto FP32 C": lambda: deep_gemm.fp8_gemm_nt((a, row_major), wide, gradient, c=gradient, recipe=(1, 1, 128)),
         "bf16_gemm_nt": lambda: deep_gemm.bf16_gemm_nt(x, z, d),
         "bf16_gemm_nn": lambda: deep_gemm.bf16_gemm_nn(x, y, d),
+        **make_grouped_calls(device),
         "torch.mm(out=)": lambda: torch.mm(x, y, out=d),
+    }
+
+
+def make_grouped_calls(device: str) -> dict[str, Callable[[], object]]:
+    """Return one FP8 op of each grouping, with MN-major scales, on `device`; m rows count in each group."""
+    m, n, k = SIZES
+    a, scale_a = make_matrices((NUM_GROUPS, ALIGNMENT), k, FP8, quantise_rows, device)
+    b = make_matrices((NUM_GROUPS, n), k, FP8, quantise_blocks, device)
+    d = torch.empty(NUM_GROUPS, ALIGNMENT, n, dtype=torch.bfloat16, device=device)
+    flat, joint, masked = d.view(-1, n), (a.view(-1, k), make_mn_major(scale_a.flatten(0, 1))), (a, make_mn_major(scale_a))
+    m_indices = torch.arange(NUM_GROUPS, dtype=torch.int32, device=device).repeat_interleave(ALIGNMENT)
+    masked_m = torch.full((NUM_GROUPS,), m, dtype=torch.int32, device=device)
+    ks, ks_tensor, gradient = [k] * NUM_GROUPS, torch.full_like(masked_m, k), torch.zeros(NUM_GROUPS, m, n, device=device)
+    wide = [make_matrices((rows,), NUM_GROUPS * k, FP8, quantise_rows, device) for rows in (m, n)]
+    blocks = [(values.view(-1), make_mn_major(scale)) for values, scale in wide]
+    return {
+        "m_grouped_fp8_gemm_nt_contiguous": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(joint, b, flat, m_indices),
+        "m_grouped_fp8_gemm_nt_masked": lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked(masked, b, d, masked_m, m),
+        "k_grouped_fp8_gemm_nt_contiguous": lambda: deep_gemm.k_grouped_fp8_gemm_nt_contiguous(*blocks, gradient, ks, ks_tensor, gradient),
     }
 
 
@@ -125,7 +150,7 @@ def main(arguments: list[str] | None = None) -> int:
     host = time_host()
     has_failed = any("failed" in times for calls in host.values() for times in calls.values())
     result = {
-        "meta": {**make_stamp(device), "complete": not has_failed}, "sizes": SIZES, "host": host, "profile": time_parts(SIZES),
+        "meta": {**make_stamp(device, OPS + GROUPED_OPS), "complete": not has_failed}, "sizes": SIZES, "host": host, "profile": time_parts(SIZES),
         "selection": time_selection(device), "new_shapes": time_new_shapes(device),
     }  # fmt: skip
     write_json(args.out, result)

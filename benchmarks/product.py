@@ -22,6 +22,8 @@ class Product:
     def __init__(self, a: torch.Tensor, scale_a, b: torch.Tensor, scale_b, d: torch.Tensor, c: torch.Tensor | None = None):
         self.a, self.scale_a, self.b, self.scale_b, self.d, self.c = a, scale_a, b, scale_b, d, c
         self.rows = torch.arange(0, d.shape[0], max(1, d.shape[0] // REFERENCE_ROWS), device=d.device)
+        #: Peers that this torch does not have, with its reason.
+        self.absent: dict[str, str] = {}
         self._reference: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def call_op(self, layout: str) -> Callable[[], object]:
@@ -40,6 +42,14 @@ class Product:
         """Return the (D, C) of a layout; every layout has the same unless a subclass says otherwise."""
         return self.d, self.c
 
+    def get_compared(self, layout: str) -> torch.Tensor:
+        """Return what every config must write alike, bit by bit: the layout's D unless a subclass says otherwise."""
+        return self.get_output(layout)[0]
+
+    def get_partial_sums_error(self) -> float:
+        """Return the part of the error bound that grows with |A| |B|^T."""
+        return get_partial_sums_error(self.a)
+
     def reset(self, layout: str) -> None:
         """Fill the layout's D with NaN, or with C."""
         d, c = self.get_output(layout)
@@ -55,25 +65,30 @@ class Product:
         (d, c), (reference, magnitude) = self.get_output(layout), self._reference
         if c is not None:
             reference = reference + c[self.rows].double()
-        bound = make_bound(reference, magnitude, d.dtype, get_partial_sums_error(self.a))
+        bound = make_bound(reference, magnitude, d.dtype, self.get_partial_sums_error())
         return bool(((d[self.rows].double() - reference).abs() <= bound).all())
 
     def _make_reference(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (A @ B^T, |A| @ |B|^T) of the reference rows in float64."""
-        a = self.a.view(torch.uint8)[self.rows].view(self.a.dtype) if self.a.element_size() == 1 else self.a[self.rows]
-        wide_a = widen(a, None if self.scale_a is None else self.scale_a[self.rows])
-        parts = [self._multiply(wide_a, start) for start in range(0, self.b.shape[0], REFERENCE_COLUMNS)]
-        reference, magnitude = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-        return reference, magnitude
+        return multiply_rows(self.a, self.scale_a, self.b, self.scale_b, self.rows)
 
-    def _multiply(self, wide_a: torch.Tensor, start: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (A @ B^T, |A| @ |B|^T) of REFERENCE_COLUMNS columns (a multiple of the scales' blocks) from `start` on."""
-        b, scale = self.b[start : start + REFERENCE_COLUMNS], self.scale_b
-        if scale is not None:
-            per_block = 1 if scale.shape[0] == self.b.shape[0] else 128
-            scale = scale[start // per_block : (start + REFERENCE_COLUMNS) // per_block]
-        wide_b = widen(b, scale)
-        return wide_a @ wide_b.T, wide_a.abs() @ wide_b.abs().T
+
+def multiply_rows(a: torch.Tensor, scale_a, b: torch.Tensor, scale_b, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (A @ B^T, |A| @ |B|^T) of some rows of A in float64; A [m, k] and B [n, k] with scales as `widen` takes them."""
+    some = a.view(torch.uint8)[rows].view(a.dtype) if a.element_size() == 1 else a[rows]
+    wide_a = widen(some, None if scale_a is None else scale_a[rows])
+    parts = [_multiply_columns(wide_a, b, scale_b, start) for start in range(0, b.shape[0], REFERENCE_COLUMNS)]
+    reference, magnitude = (torch.cat(part, 1) for part in zip(*parts, strict=True))
+    return reference, magnitude
+
+
+def _multiply_columns(wide_a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor | None, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (A @ B^T, |A| @ |B|^T) of REFERENCE_COLUMNS columns (a multiple of the scales' blocks) from `start` on."""
+    if scale is not None:
+        per_block = 1 if scale.shape[0] == b.shape[0] else 128
+        scale = scale[start // per_block : (start + REFERENCE_COLUMNS) // per_block]
+    wide_b = widen(b[start : start + REFERENCE_COLUMNS], scale)
+    return wide_a @ wide_b.T, wide_a.abs() @ wide_b.abs().T
 
 
 def find_wrong(product: Product, calls: dict[str, Callable], splits: dict[str, int]) -> list[str]:
@@ -89,10 +104,10 @@ def find_wrong(product: Product, calls: dict[str, Callable], splits: dict[str, i
         except Exception as error:  # the variant's fault is data, the others are still measured
             wrong.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
             continue
-        d, _ = product.get_output(layout)
+        bits = _bits(product.get_compared(layout))
         if not is_right:
             wrong.append(name)
-        elif splits.get(name, 1) == 1 and not torch.equal(_bits(d), first.setdefault(d.dtype, _bits(d).clone())):
+        elif splits.get(name, 1) == 1 and not torch.equal(bits, first.setdefault(bits.dtype, bits.clone())):
             wrong.append(f"{name}: other bits")
     return wrong
 

@@ -1,11 +1,13 @@
 """Figures of the benchmarks of products, derived from their result files and the baselines.
 
 Speed-up over upstream = (upstream / cuBLASLt of the baseline file) x (cuBLASLt / ours of this run), so that boards and days
-cancel; the plain ratio upstream / ours stands beside it. The favourable end of a problem's speed-up is the upper end of a 95 %
-interval of the median per-round ratio cuBLASLt / ours (order statistics; rounds are paired by the interleaving).
+cancel; the plain ratio upstream / ours stands beside it (and counts for grouped products: grouped_speedup.py). The favourable end of a
+problem's speed-up is the upper end of a 95 % interval of the median per-round ratio cuBLASLt / ours (order statistics; rounds are paired
+by the interleaving).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.statistics import median, median_interval, paired_ratios
@@ -87,11 +89,11 @@ def is_near_floor(item: Measured) -> bool:
     return item.floor_us is not None and item.us <= max(1.3 * item.floor_us, item.floor_us + 2.0)
 
 
-def mean_regret(result: dict, role: str) -> float | None:
+def mean_regret(result: dict, role: str, get_layout: Callable[[dict], str] = lambda row: row.get("layout", "mn_major")) -> float | None:
     """Return the geometric mean of time(role) / time(best) - 1, None unless both were measured everywhere."""
     ratios = []
     for row in result["rows"]:
-        layout = row.get("layout", "mn_major")
+        layout = get_layout(row)
         chosen, best = find_variant(row, role, layout), find_variant(row, "best", layout)
         if chosen is None or best is None:
             return None

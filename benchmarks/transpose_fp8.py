@@ -51,7 +51,7 @@ class TransposeFp8(Product):
 
 
 FAMILY = Family(
-    name="transpose_fp8", op="fp8_gemm", key=("m", "n", "k"), roles=dict.fromkeys(TRANSPOSED, ()),
+    name="transpose_fp8", ops=("fp8_gemm",), key=("m", "n", "k"), roles=dict.fromkeys(TRANSPOSED, ()),
     make_problems=lambda key: dict.fromkeys(TRANSPOSED, _C.Problem("fp8_gemm", key["m"], key["n"], key["k"])),
     make_product=TransposeFp8, peer="torch._scaled_mm of nt, scales of 1, use_fast_accum=False", part=TRANSPOSE_KERNEL,
 )  # fmt: skip

@@ -68,7 +68,7 @@ class WgradFp8(Product):
 
 
 FAMILY = Family(
-    name="wgrad_fp8", op="fp8_gemm", key=("m", "n", "k"),
+    name="wgrad_fp8", ops=("fp8_gemm",), key=("m", "n", "k"),
     roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "bf16": ("best", "model")},
     make_problems=lambda key: {layout: _C.Problem("fp8_gemm", key["m"], key["n"], key["k"], **fields) for layout, fields in FIELDS.items()},
     make_product=WgradFp8, peer="torch._scaled_mm, scales of 1, use_fast_accum=False, out_dtype=torch.float32",

@@ -24,6 +24,7 @@ BLOCK_FIELDS = (
     "regime",
     "kernel_hash",
     "compiler",
+    "workload",
     "status",
     "created",
     "reference_config_id",
@@ -32,7 +33,9 @@ BLOCK_FIELDS = (
     "clock_mhz",
     "power_w",
 )
-LEGALITY_FIELDS = tuple(name for name in PROBLEM_FIELDS if name not in ("m", "n", "k"))
+#: Sizes that legality never depends on, as the smallest problem has them; a grouped one has a group.
+SMALLEST = {"m": 1, "n": 1, "k": 1, "expected_m": 0}
+LEGALITY_FIELDS = tuple(name for name in PROBLEM_FIELDS if name not in SMALLEST)
 FACTS = ("registers", "spill_bytes", "local_bytes", "smem_bytes", "compile_ms")
 TIMES = ("median_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high")
 OWN_FIELDS = tuple(column.name for column in tables.measurement.columns)
@@ -138,10 +141,10 @@ class LegalPairs:
     def ask(self, device_id: int, variant: tuple, config_id: int) -> bool:
         """Return is_legal for a config on a board; true where the board's row says too little to know.
 
-        `variant`: a problem's values in the order of LEGALITY_FIELDS, because legality never depends on m, n, k.
+        `variant`: a problem's values in the order of LEGALITY_FIELDS.
         """
         device = to_device(self.devices[device_id])
-        problem = to_problem(dict(zip(LEGALITY_FIELDS, variant, strict=True)) | dict.fromkeys("mnk", 1))
+        problem = to_problem(dict(zip(LEGALITY_FIELDS, variant, strict=True)) | SMALLEST)
         return device is None or _C.is_legal(problem, to_config(self.configs[config_id]), device)
 
 

@@ -120,7 +120,7 @@ class Store:
 
         Fields: sweep_id, problem_id, device_id, environment_id, regime, kernel_hash (64 hex digits), compiler; optional
         reference_config_id, order (list of config ids: the places of round 0), rounds, confirm_rounds, anchor_us, noise (A/A),
-        clock_mhz, power_w, throttle, status, extra (dict).
+        clock_mhz, power_w, throttle, status, extra (dict), workload (dict: the group sizes of a grouped problem, see tuner.workload).
         """
         row = to_row(tables.block, fields, own=("id", "uid", "created"))
         with self.writing() as connection:
@@ -186,7 +186,7 @@ class Store:
         """Return measured rows, every value checked, one dict each; None does not filter.
 
         A row has the fields of its problem (problem_id, problem_key, op, m, ...), config (config_id, config_key, block_m, ...) and
-        block (block_id, sku, board, kernel_hash, compiler, regime, created, block_status, reference_config_id, anchor_us, noise),
+        block (block_id, sku, board, kernel_hash, compiler, regime, workload, created, block_status, reference_config_id, anchor_us, noise),
         its own (role, status, num_samples, median_us, ..., samples as a list or None) and its compilation's (registers, ...).
         Rows whose config is no longer legal on their device are left out; stats() counts them.
         Raises: IntegrityError for a row that cannot be true.

@@ -8,6 +8,7 @@
     compilation  what the compiler reported for a config; the same for every problem of one variant, hence no column of measurement
     best         the winner of a problem and its tie set
 
+`block.workload` is canonical JSON of the group sizes that a grouped problem was measured with (see tuner.workload), "" for a dense one.
 Rows of `sweep` and `block` carry a random uid and the other tables a natural key, so that databases merge (see transfer.py).
 Integer ids are local to one file. Times are microseconds. Lists are JSON text; samples are little-endian float32.
 Every constraint is named, because batch migrations drop unnamed CHECKs. SQLite tables are STRICT.
@@ -31,8 +32,8 @@ from sqlalchemy import (
 )
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
-SCHEMA_VERSION = 2  # user_version of the file; raised by every migration
-REVISION = "0002"  # the newest migration
+SCHEMA_VERSION = 3  # user_version of the file; raised by every migration
+REVISION = "0003"  # the newest migration
 
 ROLES = ("search", "confirm")
 STATUSES = ("ok", "censored", "incorrect", "compile_error", "crash", "timeout", "spill", "skipped")
@@ -49,6 +50,10 @@ PROBLEM_WORDS = {
     "b_major": ("k", "mn"),
     "scale_layout": ("mn_major", "any"),
 }
+#: Those that came with groups, and the groups' numbers as (lowest, highest, default).
+GROUP_WORDS = {"group_layout": ("joint", "blocks")}
+GROUP_NUMBERS = {"num_groups": (0, 65535, 0), "expected_m": (0, 2**31 - 1, 0), "alignment": (8, 65536, 128)}
+MAX_WORKLOAD_LENGTH = 1024
 
 INTEGER = BigInteger().with_variant(Integer(), "sqlite")
 REAL_NUMBER = Double().with_variant(REAL(), "sqlite")
@@ -69,6 +74,11 @@ def between(table: str, column: str, low: float, high: float) -> CheckConstraint
 def positive(table: str, column: str, below: float) -> CheckConstraint:
     """Return the CHECK that `column` is NULL or a finite positive number."""
     return CheckConstraint(f"{column} > 0 AND {column} < {below:.1f}", name=f"ck_{table}_{column}")
+
+
+def short(table: str, column: str, length: int) -> CheckConstraint:
+    """Return the CHECK that `column` is text of at most `length` characters."""
+    return CheckConstraint(f"length({column}) <= {length}", name=f"ck_{table}_{column}")
 
 
 def added_words(table: str, words: dict[str, tuple[str, ...]]) -> list[Column]:
@@ -138,6 +148,7 @@ environment = make_table(
 problem = make_table(
     "problem", identifier("problem"), text("key", "op"), integers("m", "n", "k", "num_sms"), text("compiled_dims"),
     added_words("problem", PROBLEM_WORDS), added_integer("problem", "batch_invariant", 0, 1, 0),
+    [added_integer("problem", name, *numbers) for name, numbers in GROUP_NUMBERS.items()], added_words("problem", GROUP_WORDS),
     UniqueConstraint("key", name="uq_problem_key"),
     *(between("problem", dim, 1, 2**31 - 1) for dim in "mnk"), between("problem", "num_sms", 0, 65535),
 )  # fmt: skip
@@ -164,6 +175,7 @@ block = make_table(
     text("regime", "kernel_hash", "compiler"), reference("block", "reference_config_id", "config", nullable=True),
     integers("rounds", "confirm_rounds", nullable=True), optional_text("order"),
     reals("anchor_us", "noise", "clock_mhz", "power_w"), integers("throttle", nullable=True), optional_text("extra"),
+    Column("workload", Text, short("block", "workload", MAX_WORKLOAD_LENGTH), server_default="", nullable=False),
     UniqueConstraint("uid", name="uq_block_uid"),
     one_of("block", "status", BLOCK_STATUSES), one_of("block", "compiler", COMPILERS),
     positive("block", "anchor_us", MAX_TIME_US), between("block", "noise", 0.0, 1000.0),

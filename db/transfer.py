@@ -20,8 +20,11 @@ FORMAT = 1
 BLOBS = {"samples"}
 #: What the columns mean that an export of an older schema has not.
 ADDED = {name: {} for name in KEYS} | {
-    "problem": {name: words[0] for name, words in tables.PROBLEM_WORDS.items()} | {"batch_invariant": 0},
+    "problem": {name: words[0] for name, words in (tables.PROBLEM_WORDS | tables.GROUP_WORDS).items()}
+    | {"batch_invariant": 0}
+    | {name: default for name, (_, _, default) in tables.GROUP_NUMBERS.items()},
     "config": {"split_k": 1, "swap_ab": 0},
+    "block": {"workload": ""},
     "compilation": {"variant": ""},
 }
 

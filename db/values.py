@@ -24,6 +24,7 @@ PATTERNS = {
     **dict.fromkeys(("kernel_hash", "uuid_hash"), HASH),
     **dict.fromkeys(("created", "ended"), TIME),
     "uid": re.compile(r"[0-9a-f]{32}"),
+    "workload": re.compile(r'|\{[A-Za-z0-9":,._-]*\}'),
 }
 MAX_ERROR_BYTES = 4096  # the end of a log says what failed
 MAX_TEXT_BYTES = 1 << 20

@@ -1,4 +1,4 @@
-"""Layouts of FP32 scale factors.
+"""Layouts of FP32 scale factors, and the alignment of the rows of contiguous groups.
 
 The kernels read scales at any strides; the layout preferred for A's scales is MN-major with the leading dimension padded to
 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
@@ -6,11 +6,15 @@ The kernels read scales at any strides; the layout preferred for A's scales is M
 
 import torch
 
+from deep_gemm._C import get_mk_alignment_for_contiguous_layout, set_mk_alignment_for_contiguous_layout
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.quantize import align, ceil_div
 
 _TMA_ALIGNMENT_BYTES = 16
 _DEFAULT_RECIPE = (1, 128, 128)
+
+# Rows and K have the one alignment, under the names that callers of DeepGEMM know.
+get_m_alignment_for_contiguous_layout = get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 
 
 def get_tma_aligned_size(x: int, element_size: int = 4) -> int:

@@ -16,7 +16,7 @@ from deep_gemm.jit import build, generator
 _MAX_REMEMBERED = 65536
 
 # The fields of a problem that its kernel depends on, besides sizes that are compiled in.
-_VARIANT = ("op", "recipe", "d_dtype", "c_mode", "a_major", "b_major", "scale_layout")
+_VARIANT = ("op", "recipe", "d_dtype", "c_mode", "a_major", "b_major", "scale_layout", "group_layout")
 
 # A kernel serves every problem of its variant and compiled dims; asking the JIT again would hash the whole source for each of them.
 _kernels: dict[tuple, "build.CompileResult"] = {}

@@ -1,8 +1,10 @@
 """The ops on CPU tensors: what the kernels compute, in plain torch, for tests and for programs that run without a GPU.
 
 All take A [m, k] and B [n, k] whatever their memory, have no checks of their own (the public ops make them), and round to the dtype of D
-once, after FP32 sums. m = 0 or n = 0: nothing to write. k = 0: the product is 0.
+once, after FP32 sums. m = 0 or n = 0: nothing to write. k = 0: the product is 0. Grouped ops do so group by group.
 """
+
+from collections.abc import Callable
 
 import torch
 
@@ -34,11 +36,7 @@ def fp8_gemm(
         c: [m, n] of the dtype of d, which it may be. alpha, beta: factors of the product and of c.
         head_splits: (left, mid, right): d is [m, heads * (left + mid + right)], and the mid columns of each head are left alone.
     """
-    if recipe == "per_row":
-        final = _sum_steps(a, b) * scale_a[:, None] * scale_b[None, :]
-    else:
-        columns = scale_b.repeat_interleave(_SCALE_BLOCK, dim=0)[: b.shape[0]] if recipe == "1d2d" else scale_b
-        final = _sum_steps(a, b, scale_a, columns)
+    final = _multiply_fp8(a, scale_a, b, scale_b, recipe)
     if head_splits is None:
         _store(final, d, c, alpha, beta)
     else:
@@ -55,7 +53,136 @@ def bf16_gemm(
         a: bfloat16 [m, k]. b: bfloat16 [n, k]. d: bfloat16 or float32 [m, n], written.
         c: [m, n] of the dtype of d, which it may be. alpha, beta: factors of the product and of c.
     """
-    _store(a.float() @ b.float().t(), d, c, alpha, beta)
+    _store(_multiply_bf16(a, b), d, c, alpha, beta)
+
+
+@torch.no_grad()
+def m_grouped_fp8_gemm_contiguous(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor, recipe: str = "1d2d"
+) -> None:
+    """Compute d[i] = A[i] @ B[groups[i]].T from scaled FP8 operands, each row with the matrix of its group; rows of padding become +0.
+
+    Args:
+        a: float8_e4m3fn [m, k]. b: float8_e4m3fn [num_groups, n, k]. d: bfloat16 or float32 [m, n], written.
+        scale_a: float32 [m, ceil(k / 128)].
+        scale_b: float32 [num_groups, ceil(n / 128), ceil(k / 128)] ("1d2d") or [num_groups, n, ceil(k / 128)] ("1d1d").
+        groups: int32 [m], the group of each row, -1 for padding.
+    """
+    _store_rows(d, groups, len(b), lambda rows, group: _multiply_fp8(a[rows], scale_a[rows], b[group], scale_b[group], recipe))
+
+
+@torch.no_grad()
+def m_grouped_bf16_gemm_contiguous(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor) -> None:
+    """Compute d[i] = A[i] @ B[groups[i]].T from BF16 operands, each row with the matrix of its group; rows of padding become +0.
+
+    Args:
+        a: bfloat16 [m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [m, n], written.
+        groups: int32 [m], the group of each row, -1 for padding.
+    """
+    _store_rows(d, groups, len(b), lambda rows, group: _multiply_bf16(a[rows], b[group]))
+
+
+@torch.no_grad()
+def m_grouped_fp8_gemm_masked(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor, recipe: str = "1d2d"
+) -> None:
+    """Compute d[g, i] = A[g, i] @ B[g].T from scaled FP8 operands for the first groups[g] rows of each group; others are left alone.
+
+    Args:
+        a: float8_e4m3fn [num_groups, m, k]. b: float8_e4m3fn [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m, n], written.
+        scale_a: float32 [num_groups, m, ceil(k / 128)]. scale_b: as for m_grouped_fp8_gemm_contiguous.
+        groups: int32 [num_groups], rows of each group; more than m count as m, fewer than 0 as 0.
+    """
+    for group, rows in enumerate(_masked_rows(groups, a.shape[1])):
+        d[group, rows].copy_(_multiply_fp8(a[group, rows], scale_a[group, rows], b[group], scale_b[group], recipe))
+
+
+@torch.no_grad()
+def m_grouped_bf16_gemm_masked(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor) -> None:
+    """Compute d[g, i] = A[g, i] @ B[g].T from BF16 operands for the first groups[g] rows of each group; others are left alone.
+
+    Args:
+        a: bfloat16 [num_groups, m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m, n], written.
+        groups: int32 [num_groups], rows of each group; more than m count as m, fewer than 0 as 0.
+    """
+    for group, rows in enumerate(_masked_rows(groups, a.shape[1])):
+        d[group, rows].copy_(_multiply_bf16(a[group, rows], b[group]))
+
+
+@torch.no_grad()
+def k_grouped_fp8_gemm_contiguous(
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    d: torch.Tensor,
+    groups: torch.Tensor,
+    c: torch.Tensor | None = None,
+    is_blocks: bool = False,
+) -> None:
+    """Compute d[g] = A_g @ B_g.T + c[g] from scaled FP8 operands, whose K the groups divide; an empty group has d[g] = c[g] or 0.
+
+    Args:
+        a: float8_e4m3fn [m, sum_k], or 1-D, of the [m, k_g] of one group after the other (`is_blocks`). b: as a, with n.
+        scale_a: float32 [m, sum_k / 128]. scale_b: float32 [n, sum_k / 128].
+        d: float32 [num_groups, m, n], written. c: as d, which it may be.
+        groups: int32 [num_groups], k of each group: multiples of 128 that add up to sum_k.
+    """
+    m, n = d.shape[1:]
+    for group, columns in enumerate(_k_ranges(groups)):
+        steps = slice(columns.start // _SCALE_BLOCK, columns.stop // _SCALE_BLOCK)
+        pair = [_take_columns(operand, rows, columns) if is_blocks else operand[:, columns] for operand, rows in ((a, m), (b, n))]
+        _store(_sum_steps(*pair, scale_a[:, steps], scale_b[:, steps]), d[group], None if c is None else c[group])
+
+
+@torch.no_grad()
+def k_grouped_bf16_gemm_contiguous(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor, c: torch.Tensor | None = None
+) -> None:
+    """Compute d[g] = A_g @ B_g.T + c[g] from BF16 operands, whose K the groups divide; an empty group has d[g] = c[g] or 0.
+
+    Args:
+        a: bfloat16 [m, sum_k]. b: bfloat16 [n, sum_k].
+        d: float32 [num_groups, m, n], written. c: as d, which it may be.
+        groups: int32 [num_groups], k of each group: multiples of 128 that add up to sum_k.
+    """
+    for group, columns in enumerate(_k_ranges(groups)):
+        _store(_multiply_bf16(a[:, columns], b[:, columns]), d[group], None if c is None else c[group])
+
+
+def _store_rows(d: torch.Tensor, groups: torch.Tensor, num_groups: int, multiply: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
+    """Write d [m, n] from `multiply(rows, group)`, the product of some rows with a group's matrix; rows of no group become +0."""
+    final = torch.zeros(d.shape, dtype=torch.float32, device=d.device)
+    for group in range(num_groups):
+        rows = (groups == group).nonzero().flatten()
+        final[rows] = multiply(rows, group)
+    d.copy_(final)
+
+
+def _masked_rows(groups: torch.Tensor, m: int) -> list[slice]:
+    return [slice(0, count) for count in groups.clamp(0, m).tolist()]
+
+
+def _k_ranges(groups: torch.Tensor) -> list[slice]:
+    ends = groups.cumsum(0).tolist()
+    return [slice(end - size, end) for end, size in zip(ends, groups.tolist(), strict=True)]
+
+
+def _take_columns(blocks: torch.Tensor, rows: int, columns: slice) -> torch.Tensor:
+    """Return the [rows, k_g] that begins after `columns.start` columns of whole rows of the groups before."""
+    return blocks[rows * columns.start : rows * columns.stop].view(rows, columns.stop - columns.start)
+
+
+def _multiply_fp8(a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, recipe: str) -> torch.Tensor:
+    """Return A @ B.T in FP32 of operands as fp8_gemm takes them."""
+    if recipe == "per_row":
+        return _sum_steps(a, b) * scale_a[:, None] * scale_b[None, :]
+    columns = scale_b.repeat_interleave(_SCALE_BLOCK, dim=0)[: b.shape[0]] if recipe == "1d2d" else scale_b
+    return _sum_steps(a, b, scale_a, columns)
+
+
+def _multiply_bf16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.float() @ b.float().t()
 
 
 def _sum_steps(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None) -> torch.Tensor:
@@ -72,7 +199,7 @@ def _sum_steps(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None = 
     return final
 
 
-def _store(final: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None, alpha: float, beta: float) -> None:
+def _store(final: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None, alpha: float = 1.0, beta: float = 1.0) -> None:
     final.mul_(alpha)
     d.copy_(final if c is None else final.add_(c.float(), alpha=beta))
 

@@ -1,10 +1,11 @@
-"""What the native runtime has torch do on the stream of a call: memory for temporaries, and the reference where no kernel is needed."""
+"""What the native runtime has torch do on the stream of a call: memory for temporaries, small copies, the reference where no kernel is needed."""
 
 import contextlib
 
 import torch
 
 from deep_gemm import reference
+from deep_gemm.errors import ArgumentError
 
 
 def empty_fp8(rows: int, columns: int, ordinal: int, stream: int | None) -> torch.Tensor:
@@ -14,6 +15,23 @@ def empty_fp8(rows: int, columns: int, ordinal: int, stream: int | None) -> torc
     """
     with _on_stream(stream, ordinal):
         return torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=torch.device("cuda", ordinal))
+
+
+def make_ks_tensor(ks: list[int], ordinal: int, stream: int | None) -> torch.Tensor:
+    """Return `ks` as int32 [num_groups] on CUDA device `ordinal`, copied on `stream` as for empty_fp8; waits for the copy.
+
+    Raises: ArgumentError while the stream is captured, because a graph would keep neither the numbers nor the wait.
+    """
+    with _on_stream(stream, ordinal):
+        if torch.cuda.is_current_stream_capturing():
+            raise ArgumentError("ks_tensor = None: a captured call cannot copy ks to the GPU; pass ks_tensor, int32 on the GPU.")
+        return torch.tensor(ks, dtype=torch.int32, device=torch.device("cuda", ordinal))
+
+
+def copy_matrices(d: torch.Tensor, c: torch.Tensor, stream: int | None) -> None:
+    """Copy `c` into `d`; `stream` as for empty_fp8."""
+    with torch.no_grad(), _on_stream(stream, d.device.index or 0):
+        d.copy_(c)
 
 
 def run_reference(op: str, operands: dict, stream: int | None) -> None:

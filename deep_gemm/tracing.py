@@ -15,9 +15,8 @@ from types import ModuleType
 
 import torch
 
-from deep_gemm import _C, vendor
+from deep_gemm import stand_ins
 from deep_gemm.errors import ArgumentError
-from deep_gemm.library import LAYOUTS
 
 _DYNAMO = "torch._dynamo"
 _RULE = (
@@ -28,7 +27,7 @@ _RULE = (
 
 def substitute_when_traced() -> None:
     """Give Dynamo the stand-ins of the public ops, now or as soon as it is imported."""
-    finder = _DynamoFinder({op: make for make, ops in _makers() for op in ops})
+    finder = _DynamoFinder({op: make for make, ops in stand_ins.list_makers() for op in ops})
     sys.meta_path.insert(0, finder)  # first: another thread may be about to import it
     if _DYNAMO in sys.modules:
         finder.finish()
@@ -42,7 +41,7 @@ def is_recording() -> bool:
 
 def get_recorder(name: str) -> Callable:
     """Return what takes a call of the op `name` into such a graph; it raises ArgumentError for what no graph can hold."""
-    make = next(make for make, ops in _makers() for op in ops if op.__name__ == name)
+    make = next(make for make, ops in stand_ins.list_makers() for op in ops if op.__name__ == name)
     return make(_node(name), _refuse)
 
 
@@ -82,69 +81,9 @@ class _DynamoFinder:
             warnings.warn(f"torch.compile will break graphs at the ops of deep_gemm: {error!r}", RuntimeWarning, stacklevel=2)
 
 
-def _makers() -> list[tuple[Callable, list[Callable]]]:
-    """Return (maker of a stand-in, the ops that it is for)."""
-    return [
-        (_make_fp8, [getattr(_C, f"fp8_gemm_{layout}") for layout in LAYOUTS]),
-        (_make_bf16, [getattr(_C, f"bf16_gemm_{layout}") for layout in LAYOUTS]),
-        (_make_vendor, [getattr(vendor, f"cublaslt_gemm_{layout}") for layout in LAYOUTS]),
-        (_make_heads, [_C.fp8_gemm_nt_skip_head_mid]),
-    ]
-
-
 def _node(name: str) -> torch._ops.OpOverload:
     return getattr(torch.ops.deep_gemm, name).default
 
 
 def _refuse(*arguments: object, **options: object) -> None:
     raise ArgumentError(f"cannot be recorded: {_RULE}")
-
-
-# A stand-in has the signature of its op, which substitute_in_graph compares. It calls `node` in the graph, and `leave` with what no graph
-# can hold: for Dynamo that is the op itself, after a graph break.
-
-
-def _make_fp8(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, c=None, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, alpha=1.0, beta=1.0, stream=None):
-        if stream is not None or not (_are_pairs(a, b) and _are_tensors(*a, *b, d, c) and _are_numbers(alpha, beta)):
-            return leave(a, b, d, c, recipe, compiled_dims, disable_ue8m0_cast, alpha=alpha, beta=beta, stream=stream)
-        return node(*a, *b, d, c, recipe, compiled_dims, disable_ue8m0_cast, alpha=float(alpha), beta=float(beta))
-
-    return stand_in
-
-
-def _make_heads(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, head_splits, recipe=None, compiled_dims=None, disable_ue8m0_cast=False):
-        if not (_are_pairs(a, b) and _are_tensors(*a, *b, d)):
-            return leave(a, b, d, head_splits, recipe, compiled_dims, disable_ue8m0_cast)
-        return node(*a, *b, d, head_splits, recipe, compiled_dims, disable_ue8m0_cast)
-
-    return stand_in
-
-
-def _make_bf16(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, c=None, compiled_dims=None, *, alpha=1.0, beta=1.0, stream=None):
-        if stream is not None or not (_are_tensors(a, b, d, c) and _are_numbers(alpha, beta)):
-            return leave(a, b, d, c, compiled_dims, alpha=alpha, beta=beta, stream=stream)
-        return node(a, b, d, c, compiled_dims, alpha=float(alpha), beta=float(beta))
-
-    return stand_in
-
-
-def _make_vendor(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, c=None):
-        return node(a, b, d, c) if _are_tensors(a, b, d, c) else leave(a, b, d, c)
-
-    return stand_in
-
-
-def _are_pairs(*operands) -> bool:
-    return all(isinstance(operand, (tuple, list)) and len(operand) == 2 for operand in operands)
-
-
-def _are_tensors(*operands) -> bool:
-    return all(operand is None or isinstance(operand, torch.Tensor) for operand in operands)
-
-
-def _are_numbers(*factors) -> bool:
-    return all(isinstance(factor, (int, float)) for factor in factors)

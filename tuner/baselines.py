@@ -4,7 +4,7 @@ import numpy as np
 from sklearn.tree import DecisionTreeRegressor
 
 from tuner.dataset import SEARCHED, Dataset
-from tuner.fields import variant_of
+from tuner.fields import get_group_rows, variant_of
 from tuner.learner import Learned, make_features, make_targets
 
 TREE_DEPTH = 6
@@ -38,7 +38,7 @@ def score_mean(data: Dataset, train: np.ndarray, targets: np.ndarray) -> np.ndar
 
 
 def find_nearest(data: Dataset, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Return the places in `train` of the nearest problems in log m, log n, log k; those of the same variant come first."""
+    """Return the places in `train` of the nearest problems in the logs of their sizes; those of the same variant come first."""
     distance = ((log_shape(data, test)[:, None] - log_shape(data, train)[None]) ** 2).sum(axis=2)
     numbers: dict = {}
     kinds = np.array([numbers.setdefault(variant_of(problem), len(numbers)) for problem in data.problems])
@@ -46,8 +46,9 @@ def find_nearest(data: Dataset, train: np.ndarray, test: np.ndarray) -> np.ndarr
 
 
 def log_shape(data: Dataset, rows: np.ndarray) -> np.ndarray:
-    """Return F64[len(rows), 3]: log2 of m, n, k."""
-    return np.log2(np.array([(data.problems[row].m, data.problems[row].n, data.problems[row].k) for row in rows], dtype=float))
+    """Return F64[len(rows), 4]: log2 of the rows of a group (or m), n, k and the number of groups (or 1)."""
+    problems = [data.problems[row] for row in rows]
+    return np.log2(np.array([(get_group_rows(problem), problem.n, problem.k, max(problem.num_groups, 1)) for problem in problems], dtype=float))
 
 
 def score_by_tree(data: Dataset, train: np.ndarray, test: np.ndarray, columns: np.ndarray, targets: np.ndarray, seed: int) -> np.ndarray:

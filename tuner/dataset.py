@@ -14,7 +14,7 @@ import numpy as np
 
 from deep_gemm import _C
 from tuner import errors
-from tuner.fields import CONFIG_FIELDS, OPS, PROBLEM_FIELDS, kernel_problem, to_config, to_problem
+from tuner.fields import CONFIG_FIELDS, OPS, PROBLEM_FIELDS, get_weight_shape, kernel_problem, to_config, to_problem
 from tuner.shapes import model_names
 from tuner.sources import find_device
 
@@ -22,7 +22,7 @@ from tuner.sources import find_device
 LOG_TWO = math.log(2.0)
 #: A problem belongs to the full-space set when this share of its candidates was measured; its best config is then known.
 FULL_SPACE_SHARE = 0.8
-#: Shapes whose n and k both lie within this factor of each other form one family, and are never split by validation.
+#: Weights whose two sizes (n and k; of groups of K m and n) both lie within this factor of each other form one family, and are never split by validation.
 FAMILY_FACTOR = 1.25
 UNMEASURED, CENSORED, SEARCHED, CONFIRMED = 0, 1, 2, 3
 FAILURES = ("incorrect", "compile_error", "crash", "timeout", "spill")
@@ -285,8 +285,8 @@ def find_oracle(log_ratio: np.ndarray, search: np.ndarray, state: np.ndarray) ->
 
 
 def find_families(problems: list) -> np.ndarray:
-    """Return a family number per problem: the connected components of (n, k) within FAMILY_FACTOR in both."""
-    pairs = sorted({(problem.n, problem.k) for problem in problems})
+    """Return a family number per problem: the connected components of weights within FAMILY_FACTOR in both sizes."""
+    pairs = sorted({get_weight_shape(problem) for problem in problems})
     logs = np.log(np.array(pairs, dtype=float))
     near = (np.abs(logs[:, None] - logs[None]) <= math.log(FAMILY_FACTOR) + 1e-12).all(axis=2)
     family = np.arange(len(pairs))
@@ -297,7 +297,7 @@ def find_families(problems: list) -> np.ndarray:
         family = merged
     numbers = {label: index for index, label in enumerate(sorted(set(family.tolist())))}
     of_pair = {pair: numbers[label] for pair, label in zip(pairs, family.tolist(), strict=True)}
-    return np.array([of_pair[problem.n, problem.k] for problem in problems])
+    return np.array([of_pair[get_weight_shape(problem)] for problem in problems])
 
 
 def attach_objects(rows: list[dict]) -> list[dict]:

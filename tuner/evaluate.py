@@ -10,7 +10,7 @@ from dataclasses import asdict
 import numpy as np
 
 from tuner.dataset import CONFIRMED, Dataset
-from tuner.fields import describe_variant
+from tuner.fields import describe_groups, describe_variant
 from tuner.train import EVALUATION, OUT_OF_FOLD, UNCONFIRMED, Training
 from tuner.validate import METHODS, FoldResult, out_of_fold, unconfirmed_picks, validate
 
@@ -116,7 +116,7 @@ def worst_problems(data: Dataset, results: list[FoldResult], count: int = 10) ->
     return [
         {
             "m": data.problems[row].m, "n": data.problems[row].n, "k": data.problems[row].k,
-            "variant": describe_variant(data.problems[row].as_dict()), "regret": float(np.expm1(log)),
+            "groups": describe_groups(data.problems[row].as_dict()), "variant": describe_variant(data.problems[row].as_dict()), "regret": float(np.expm1(log)),
             "chosen": str(data.configs[column]), "best": str(data.configs[data.oracle[row]]), "heuristic": str(data.configs[data.heuristic[row]]),
         }
         for log, row, column in found[:count]

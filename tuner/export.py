@@ -15,7 +15,7 @@ from deep_gemm import _C
 from tuner import errors, gates
 from tuner.artifact import build_artifact
 from tuner.dataset import CONFIRMED, SEARCHED, Dataset
-from tuner.fields import replace_problem
+from tuner.fields import MASKED, grouping_of, replace_problem
 from tuner.learner import is_inside, predict
 from tuner.model_card import write_card
 from tuner.train import EVALUATION, Training, write_file
@@ -210,11 +210,10 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
     Half are measured problems, half the same at sizes in between, where the guards also refuse; both evenly over the table.
     """
     measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)]
-    between = [replace_problem(problem, m=problem.m + problem.m // 3 + 1, k=problem.k + 128) for problem in measured]
+    between = [move(problem, rows=(problem.expected_m or problem.m) // 3 + 1, k=128) for problem in measured]
     problems = (measured + between)[:NUM_GOLDEN]
     while len(problems) < NUM_GOLDEN:
-        last = problems[-len(measured)]
-        problems.append(replace_problem(last, m=last.m + 17, n=last.n + 8))
+        problems.append(move(problems[-len(measured)], rows=17, n=8))
     features = np.array([_C.get_features(problem, data.device, training.portfolio) for problem in problems]).astype(np.float32)
     scores, spreads = predict(training.forest, features)
     best = scores.argmin(axis=1)
@@ -222,6 +221,13 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
     usable = is_inside(features.astype(np.float64), training.feature_min, training.feature_max) & (spreads[every, best] <= training.guards.max_spread)
     choice = np.where(usable & (scores[every, best] < -training.guards.margin), best, -1)
     return {"golden_features": features, "golden_scores": scores, "golden_choice": choice.astype(np.int32)}
+
+
+def move(problem, rows: int, n: int = 0, k: int = 0):
+    """Return a problem that is larger by this much; masked groups expect more rows in the same room."""
+    is_masked = grouping_of(problem.op) == MASKED
+    grown = {"expected_m": min(problem.expected_m + rows, problem.m)} if is_masked else {"m": problem.m + rows}
+    return replace_problem(problem, **grown, n=problem.n + n, k=problem.k + k)
 
 
 def check_artifact(content: bytes, parts: list[Part]) -> None:

@@ -7,14 +7,27 @@ from collections.abc import Mapping
 
 from deep_gemm import _C
 
-OPS = ("fp8_gemm", "bf16_gemm")
+DENSE_OPS = ("fp8_gemm", "bf16_gemm")
+OPS = (
+    *DENSE_OPS,
+    "m_grouped_fp8_gemm_contiguous", "m_grouped_bf16_gemm_contiguous", "m_grouped_fp8_gemm_masked", "m_grouped_bf16_gemm_masked",
+    "k_grouped_fp8_gemm_contiguous", "k_grouped_bf16_gemm_contiguous",
+)  # fmt: skip
+#: As help texts list them.
+OP_NAMES = ", ".join(OPS)
+#: What the groups of an op divide: nothing, the rows of A (packed, or each group with room for m), or K.
+DENSE, CONTIGUOUS, MASKED, K_GROUPED = "dense", "contiguous", "masked", "k_grouped"
 PROBLEM_DEFAULTS = _C.Problem(OPS[0], 1, 1, 1).as_dict()
 PROBLEM_FIELDS = tuple(PROBLEM_DEFAULTS)
 CONFIG_FIELDS = tuple(_C.Config(64, 64, 2).as_dict())
+#: How many groups there are and where their rows lie: sizes, too, because a kernel serves all of them.
+GROUP_FIELDS = ("num_groups", "expected_m", "alignment")
 #: What a problem asks for besides its sizes: these decide which kernels and configs there are for it.
-VARIANT_FIELDS = tuple(name for name in PROBLEM_FIELDS if name not in ("op", "m", "n", "k", "num_sms", "compiled_dims"))
+VARIANT_FIELDS = tuple(name for name in PROBLEM_FIELDS if name not in ("op", "m", "n", "k", "num_sms", "compiled_dims", *GROUP_FIELDS))
 #: Of these, what a kernel is compiled for; batch_invariant only limits the choice of a config.
 KERNEL_FIELDS = tuple(name for name in VARIANT_FIELDS if name != "batch_invariant")
+#: The alignment that stands for all in a kernel's identity (kAnyTileAlignment of the native module): every token side divides it.
+ANY_ALIGNMENT = 15360
 
 
 def to_problem(row: Mapping) -> _C.Problem:
@@ -37,10 +50,48 @@ def replace_problem(problem: _C.Problem, **changes: object) -> _C.Problem:
     return _C.Problem(**(problem.as_dict() | changes))
 
 
+def grouping_of(op: str) -> str:
+    """Return what the groups of an op kind divide."""
+    if op in DENSE_OPS:
+        return DENSE
+    return K_GROUPED if op.startswith("k_grouped") else MASKED if op.endswith("masked") else CONTIGUOUS
+
+
+def is_fp8(op: str) -> bool:
+    """Return whether an op kind multiplies FP8 operands with scales."""
+    return "fp8" in op
+
+
 def kernel_problem(problem: _C.Problem) -> _C.Problem:
     """Return what a kernel for `problem` is compiled for besides its config: equal for all problems that it serves."""
     sizes = {name: getattr(problem, name) if name in problem.compiled_dims else 1 for name in "mnk"}
-    return replace_problem(problem, **sizes, num_sms=0, batch_invariant=False)
+    alignment = ANY_ALIGNMENT if grouping_of(problem.op) == CONTIGUOUS else problem.alignment
+    groups = {"num_groups": min(problem.num_groups, 1), "expected_m": 0, "alignment": alignment}
+    return replace_problem(problem, **sizes, **groups, num_sms=0, batch_invariant=False)
+
+
+def get_group_rows(problem: _C.Problem) -> int:
+    """Return the rows of A that one matrix of B meets on average, as far as the host knows: all of them but for groups of rows."""
+    grouping = grouping_of(problem.op)
+    if grouping == MASKED:
+        return problem.expected_m or problem.m
+    return -(-problem.m // problem.num_groups) if grouping == CONTIGUOUS else problem.m
+
+
+def get_weight_shape(problem: _C.Problem) -> tuple[int, int]:
+    """Return the two sizes that a model fixes: n and k, or of groups of K m and n, whose product D is the gradient of such a weight."""
+    return (problem.m, problem.n) if grouping_of(problem.op) == K_GROUPED else (problem.n, problem.k)
+
+
+def get_tokens(problem: _C.Problem) -> int:
+    """Return the size that grows with the tokens of a call, of one group where there are groups: rows of A, or K."""
+    return -(-problem.k // problem.num_groups) if grouping_of(problem.op) == K_GROUPED else get_group_rows(problem)
+
+
+def get_work(problem: _C.Problem) -> int:
+    """Return the multiplications of a problem, masked groups at the rows expected."""
+    rows = problem.num_groups * get_group_rows(problem) if grouping_of(problem.op) == MASKED else problem.m
+    return rows * problem.n * problem.k
 
 
 def variant_of(problem: _C.Problem) -> tuple:
@@ -51,6 +102,11 @@ def variant_of(problem: _C.Problem) -> tuple:
 def describe_variant(fields: Mapping, names: tuple = VARIANT_FIELDS) -> str:
     """Return what is unusual about a problem's fields, e.g. "recipe=1d1d d_dtype=fp32"; "" where all are at their default."""
     return " ".join(f"{name}={fields[name]}" for name in names if fields[name] != PROBLEM_DEFAULTS[name])
+
+
+def describe_groups(fields: Mapping) -> str:
+    """Return the groups of a problem's fields, e.g. "num_groups=32 expected_m=20"; "" for a dense one."""
+    return describe_variant(fields, GROUP_FIELDS)
 
 
 def kernel_variant(fields: Mapping) -> str:

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from deep_gemm.jit import hashing
-from tuner import shapes
+from tuner import shapes, workload
 from tuner.dataset import FAILURES, group_by
 from tuner.fields import to_config, to_problem
 
@@ -50,10 +50,13 @@ def describe_identities(rows: list[dict], current: str) -> list[dict]:
 
 
 def describe_coverage(rows: list[dict], newest: str | None, current: str, op: str, presets: list[str]) -> dict:
-    """Return per preset with problems of `op` how many of them have a finished block of the newest rows' kernel and of the tree's, and which have none."""
+    """Return per preset with problems of `op` how many of them have a finished block of the newest rows' kernel and of the tree's, and which have none.
+
+    Blocks of another workload than the default one do not count.
+    """
     measured = defaultdict(set)
     for row in rows:
-        if row["block_status"] == "finished":
+        if row["block_status"] == "finished" and workload.is_default(row["workload"]):
             measured[row["kernel_hash"]].add(row["problem_key"])
     found = {}
     for name in presets:

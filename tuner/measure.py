@@ -20,9 +20,10 @@ from tuner.operands import OperandPool, get_factors, get_head_splits
 from tuner.protocol import parse_job
 from tuner.race import Check, Race
 from tuner.telemetry import Telemetry
+from tuner.workload import Workload, make_groups
 
 DEVICE = "cuda"
-#: Name of the regime: part of a measurement's identity.
+#: Name of the regime of the default workload: part of a measurement's identity (see workload.name_regime).
 REGIME = "graph-cold"
 #: A replay lasts about this long, so that one launch of a graph (about 2 us) is under 1 %.
 REPLAY_US = 300.0
@@ -78,7 +79,7 @@ class CudaBackend:
         progress("setup", None)
         self.pool = self.pool or OperandPool(DEVICE, self.device.l2_bytes, job["seed"])
         self.anchor.warm_up()
-        timer = CudaTimer(self, problem, configs, job["plan"]["isolate"])
+        timer = CudaTimer(self, problem, configs, job["plan"]["isolate"], Workload(job["workload"], job["seed"]))
         progress("setup", None)
         report = Race(timer, len(configs), job["plan"], job["must_confirm"], progress).run()
         return report | self.telemetry.read() | {"anchor_us": self.anchor.read()}
@@ -96,11 +97,12 @@ class CudaBackend:
 class CudaTimer:
     """The race's Timer for one problem (see race.Timer). Any driver error becomes a DeviceFault."""
 
-    def __init__(self, backend: CudaBackend, problem, configs: list, isolate: bool):
+    def __init__(self, backend: CudaBackend, problem, configs: list, isolate: bool, workload: Workload):
         self.backend, self.problem, self.configs, self.isolate = backend, problem, configs, isolate
-        self.ring, self.start = backend.pool.make_ring(problem), backend.pool.make_start(problem)
-        self.reference = Reference(problem, self.ring[0])
-        self.output, self.expected = CheckedOutput(problem, DEVICE), None
+        self.groups = make_groups(problem, workload)
+        self.ring, self.start = backend.pool.make_ring(problem, self.groups), backend.pool.make_start(problem)
+        self.reference = Reference(problem, self.ring[0], self.groups)
+        self.output, self.expected = self.make_output(), None
         alpha, beta = get_factors(problem)
         self.options = {"num_sms": problem.num_sms, "alpha": alpha, "beta": beta, "head_splits": get_head_splits(problem), "stream": backend.stream.cuda_stream}
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -108,6 +110,10 @@ class CudaTimer:
         self.quick_us: dict[int, float] = {}
         self.max_abs_error: float | None = None
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def make_output(self) -> CheckedOutput:
+        """Return a D that launches are checked on."""
+        return CheckedOutput(self.problem, DEVICE, self.groups)
 
     def check(self, index: int) -> Check:
         """Launch once on set 0 into a poisoned D and compare it."""
@@ -143,7 +149,7 @@ class CudaTimer:
             return None if output.equals(self.expected) else "D differs from the reference config's bits, or was written outside"
         error, self.max_abs_error = self.reference.compare(output)
         if error is None and not is_split:
-            self.expected, self.output = output, CheckedOutput(self.problem, DEVICE)
+            self.expected, self.output = output, self.make_output()
         return error
 
     def launch(self, kernel: "_C.Kernel", number: int, d: torch.Tensor | None = None) -> None:
@@ -151,7 +157,7 @@ class CudaTimer:
         operands = self.ring[number]
         if d is not None:
             operands = operands._replace(d=d, c=d if operands.c is operands.d else operands.c)
-        kernel.launch(*operands, **self.options)
+        operands.launch(kernel, **self.options)
 
     def prepare(self, index: int) -> None:
         """Capture the graph of `index` and replay it once, which also uploads it."""

@@ -1,7 +1,7 @@
 """The model card: a Markdown page beside each artefact that says what it was trained on, how good it is and where it ends."""
 
 from tuner import gates
-from tuner.fields import to_config
+from tuner.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of, to_config
 from tuner.train import Training
 
 SPLIT_NAMES = {"family": "Leave one (n, k) family out", "model": "Leave one model's shapes out", "unseen_m": "Unseen m"}
@@ -65,7 +65,7 @@ def describe_data(record: dict) -> str:
     """Return what was measured."""
     data, identity = record["data"], record["identity"]
     facts = [
-        f"{data['problems']} problems in {data['families']} families of (n, k) and {data['values_of_m']} values of m",
+        f"{data['problems']} problems in {data['families']} families of (n, k) and {data['values_of_m']} values of m{describe_sizes(identity['op'])}",
         f"{data['full_space_problems']} of them measured over the whole space; {data['configs']} distinct configs",
         f"{data['timed']} timed (problem, config) pairs, {data['confirmed']} with confirmation rounds",
         f"variants: {format_counts(data['variants'])}",
@@ -75,6 +75,16 @@ def describe_data(record: dict) -> str:
         f"quarantined configs: {', '.join(data['quarantined']) or 'none'}; problems left out: {format_counts(data['dropped'])}",
     ]
     return to_list(facts)
+
+
+def describe_sizes(op: str) -> str:
+    """Return what n, k and m stand for where an op kind has groups; "" for a dense one."""
+    return {
+        DENSE: "",
+        CONTIGUOUS: " (of one group on average)",
+        MASKED: " (the rows expected in a group)",
+        K_GROUPED: " (of groups of K: m and n of D, and the K of one group on average)",
+    }[grouping_of(op)]
 
 
 def to_list(facts: list[str]) -> str:

@@ -10,6 +10,7 @@ from tuner import propose
 from tuner.precompile import Compiled
 from tuner.protocol import make_job
 from tuner.worker_client import DeviceRetired, WorkerFailure
+from tuner.workload import Workload
 
 #: How thoroughly one problem is measured. `quick`: about 0.3 s with 30 configs on an H200; `full`: 1 to 3 s with 130.
 EFFORTS = {
@@ -56,8 +57,8 @@ class ProblemRun:
     `compile_missing(configs)` compiles what is not compiled yet and returns {config: Compiled} of everything that is.
     """
 
-    def __init__(self, problem, device, candidates: list, compile_missing: Callable[[list], dict], worker, suspects: Suspects, plan: dict, seed: int):
-        self.problem, self.worker, self.suspects, self.plan, self.seed = problem, worker, suspects, plan, seed
+    def __init__(self, problem, device, candidates: list, compile_missing: Callable[[list], dict], worker, suspects: Suspects, plan: dict, workload: Workload):
+        self.problem, self.worker, self.suspects, self.plan, self.workload = problem, worker, suspects, plan, workload
         self.compile_missing, compiled = compile_missing, compile_missing([])
         self.heuristic = _C.get_analytic_config(problem, device)
         self.estimates = {config: _C.estimate_time_us(problem, config, device) for config in {*candidates, self.heuristic}}
@@ -101,7 +102,7 @@ class ProblemRun:
         """Let optuna propose batches, each raced with the incumbent; then confirm the best of them all."""
         counted, num_trials = trials
         usable, free = set(self.usable), set(self.usable) - counted
-        proposer = propose.OptunaProposer(self.usable, sampler, self.seed, {config: self.estimates[config] for config in free or usable})
+        proposer = propose.OptunaProposer(self.usable, sampler, self.workload.seed, {config: self.estimates[config] for config in free or usable})
         proposer.tell(history)
         known = {config: log_ratio for config, log_ratio, status in history if status == "ok" and config in usable}
         # Rows repeat configs (every batch races the reference and the incumbent): trials are different configs.
@@ -127,7 +128,7 @@ class ProblemRun:
                 continue
             must = [index for index, config in enumerate(order) if config in must_confirm]
             try:
-                report = self.worker.run(make_job(self.problem, order, must, plan, self.seed), self.hang_limit_s())
+                report = self.worker.run(make_job(self.problem, order, must, plan, self.workload.seed, self.workload.name), self.hang_limit_s())
             except WorkerFailure as failure:
                 plan = self.learn_from(failure, order, plan)
                 continue

@@ -3,7 +3,7 @@
 One message = 4 bytes, big-endian length, then that many bytes of ASCII JSON (an object), at most 1 MiB, over a pipe of its own
 (never stdout, which belongs to compilers and drivers). NaN and infinity are not JSON and are refused on both sides.
 
-    child -> parent   {"type": "hello", "protocol": 2, "regime": str, "device": {...}, "environment": {...}}
+    child -> parent   {"type": "hello", "protocol": 3, "regime": str, "device": {...}, "environment": {...}}
     parent -> child   {"type": "job", ...}                    see `make_job`
     child -> parent   {"type": "progress", "stage": str, "config": index or null}     restarts the parent's deadline
     child -> parent   {"type": "result", "result": {...}}
@@ -19,10 +19,11 @@ import select
 import struct
 import time
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 MAX_MESSAGE_BYTES = 1 << 20
 HEADER = struct.Struct(">I")
 MAX_PLAN_VALUE = 100_000
+DEFAULT_WORKLOAD = "spread"
 PLAN_FIELDS = {
     "search_rounds": int,
     "confirm_rounds": int,
@@ -98,8 +99,11 @@ def read_exactly(fd: int, count: int, deadline: float | None) -> bytes:
     return b"".join(chunks)
 
 
-def make_job(problem, configs: list, must_confirm: list[int], plan: dict, seed: int) -> dict:
-    """Return the job that measures `configs` on `problem`; configs[0] is the reference that all ratios refer to."""
+def make_job(problem, configs: list, must_confirm: list[int], plan: dict, seed: int, workload: str = DEFAULT_WORKLOAD) -> dict:
+    """Return the job that measures `configs` on `problem`; configs[0] is the reference that all ratios refer to.
+
+    `workload`: one of workload.WORKLOADS, from which and the seed the sizes of groups follow.
+    """
     return {
         "type": "job",
         "problem": problem.as_dict(),
@@ -107,14 +111,16 @@ def make_job(problem, configs: list, must_confirm: list[int], plan: dict, seed: 
         "must_confirm": sorted(must_confirm),
         "plan": {name: kind(plan[name]) for name, kind in PLAN_FIELDS.items()},
         "seed": seed,
+        "workload": workload,
     }
 
 
 def check_job(job: dict) -> None:
     """Raise ProtocolError unless `job` has exactly the fields and types that `make_job` gives it."""
     from tuner.fields import CONFIG_FIELDS, PROBLEM_DEFAULTS  # not above: a process that only passes messages needs no library
+    from tuner.workload import WORKLOADS
 
-    require(set(job) == {"type", "problem", "configs", "must_confirm", "plan", "seed"}, "fields")
+    require(set(job) == {"type", "problem", "configs", "must_confirm", "plan", "seed", "workload"}, "fields")
     problem, configs, plan = job["problem"], job["configs"], job["plan"]
     require(isinstance(problem, dict) and set(problem) == set(PROBLEM_DEFAULTS), "problem")
     require(all(type(problem[name]) is type(default) for name, default in PROBLEM_DEFAULTS.items()), "problem")
@@ -126,6 +132,7 @@ def check_job(job: dict) -> None:
     require(isinstance(plan, dict) and set(plan) == set(PLAN_FIELDS), "plan")
     require(all(type(plan[name]) is kind and 0 <= plan[name] <= MAX_PLAN_VALUE for name, kind in PLAN_FIELDS.items()), "plan")
     require(is_integer(job["seed"]), "seed")
+    require(job["workload"] in WORKLOADS, "workload")
 
 
 def is_integer(value: object) -> bool:

@@ -13,6 +13,7 @@ from tuner import statistics
 from tuner.fields import to_config, to_problem
 from tuner.precompile import Compiled
 from tuner.problem_run import Block
+from tuner.workload import Workload
 
 ROW_FIELDS = ("role", "status", "error", "n", "median_us", "mad_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high", "samples", "max_abs_error")
 REPORT_FIELDS = ("confirm_rounds", "anchor_us", "noise", "clock_mhz", "power_w", "throttle")
@@ -52,8 +53,8 @@ def compiler_kind() -> str:
 class Recorder:
     """Writes the blocks and winners of one sweep. `identities`: sku, kernel_hash, compiler, regime of each op kind."""
 
-    def __init__(self, store, identities: dict[str, dict], device_id: int, environment_id: int, sweep_id: int):
-        self.store, self.identities = store, identities
+    def __init__(self, store, identities: dict[str, dict], workload: Workload, device_id: int, environment_id: int, sweep_id: int):
+        self.store, self.identities, self.workload = store, identities, workload
         self.fields = {"sweep_id": sweep_id, "device_id": device_id, "environment_id": environment_id}
 
     def add_block(self, problem, block: Block, compiled: dict[object, Compiled], finish: bool) -> int:
@@ -71,6 +72,7 @@ class Recorder:
                 "rounds": report.get("search_rounds"),
                 "order": [config_ids[config] for config in block.configs],
                 "extra": {"seconds": report.get("seconds", {})},
+                "workload": self.workload.describe(problem),
             }
         )
         rows = [

@@ -7,10 +7,16 @@ from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.sources import device_at_hand
+from tuner.workload import round_expected_m
 
 
 def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields: object) -> dict:
-    """Return the choice for a problem with scores, guards and predicted times. Raises: UsageError for an impossible problem or device."""
+    """Return the choice for a problem with scores, guards and predicted times; `expected_m` is rounded as the library rounds it.
+
+    Raises: UsageError for an impossible problem or device.
+    """
+    if fields.get("expected_m", 0) > 0:
+        fields["expected_m"] = round_expected_m(fields["expected_m"], max(m, 1))
     try:
         problem = _C.Problem(op, m, n, k, **fields)
     except DeepGemmError as error:

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from deep_gemm import _C
-from tuner.fields import variant_of
+from tuner.fields import get_weight_shape, variant_of
 from tuner.protocol import parse_job
 from tuner.race import Check, Race
 
@@ -74,6 +74,6 @@ class SimulatedTimer:
 
 
 def simulate_time_us(problem, config, device) -> float:
-    """Return the true time of a simulated device: the estimate, off by a factor that only the variant, n, k and the config decide."""
-    label = " ".join(map(str, (problem.n, problem.k, *variant_of(problem), config.key(problem.op))))
+    """Return the true time of a simulated device: the estimate, off by a factor that only the variant, the weight's shape and the config decide."""
+    label = " ".join(map(str, (*get_weight_shape(problem), *variant_of(problem), config.key(problem.op))))
     return _C.estimate_time_us(problem, config, device) * math.exp(random.Random(zlib.crc32(label.encode())).gauss(0.0, MODEL_SPREAD))

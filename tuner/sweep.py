@@ -21,6 +21,7 @@ from tuner.fields import kernel_problem, to_config, to_problem
 from tuner.gpu_lock import GpuLock
 from tuner.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Suspects
 from tuner.worker_client import MeasuringWorker
+from tuner.workload import DEFAULT, Workload, name_regime
 
 BACKENDS = ("cuda", "simulated")
 #: A problem counts as measured when its rows cover this share of the requested configs: a changed heuristic or a few new candidates
@@ -41,6 +42,7 @@ class SweepOptions:
     num_trials: int | None = None
     effort: str = "quick"
     seed: int = 0
+    workload: str = DEFAULT
     shard: tuple[int, int] = (0, 1)
     device: int = 0
     time_budget_s: float | None = None
@@ -115,7 +117,7 @@ class Sweep:
     def __init__(self, options: SweepOptions, store, worker, on_event: Callable[[str, dict], None] = lambda name, facts: None):
         self.options, self.store, self.worker, self.on_event = options, store, worker, on_event
         self.started = time.monotonic()
-        self.suspects = Suspects()
+        self.suspects, self.workload = Suspects(), Workload(options.workload, options.seed)
         self.statuses: Counter = Counter()
         self.phase_seconds: Counter = Counter()
         self.failed: dict[str, str] = {}
@@ -130,7 +132,7 @@ class Sweep:
         self.on_event("device", {"sku": self.device.sku, "name": self.device.name})
         with GpuLock(hello["device"]["uuid_hash"]):
             self.regime = hello["regime"]
-            self.identities = {op: make_identity(op, self.device, self.regime) for op in self.find_ops()}
+            self.identities = {op: make_identity(op, self.device, name_regime(self.regime, op, self.options.workload)) for op in self.find_ops()}
             sweep_id = self.store.start_sweep(self.describe())
             try:
                 return self.run_recorded(hello, sweep_id)
@@ -148,7 +150,7 @@ class Sweep:
         self.compile_ahead(candidates)
         device_id = self.store.get_or_add_device(hello["device"])
         environment_id = self.store.get_or_add_environment(self.describe_environment(hello))
-        self.recorder = recording.Recorder(self.store, self.identities, device_id, environment_id, sweep_id)
+        self.recorder = recording.Recorder(self.store, self.identities, self.workload, device_id, environment_id, sweep_id)
         self.add_missing_winners()
         self.measure_all(candidates)
         is_complete = self.num_measured + len(self.failed) == len(candidates)
@@ -159,7 +161,8 @@ class Sweep:
         """Return the fields of the sweep's row."""
         options = self.options
         fields = {name: getattr(options, name) for name in ("preset", "seed", "sampler", "effort")}
-        return fields | {"regime": self.regime, "shard": "/".join(map(str, options.shard)), "argv": list(options.argv)}
+        regimes = sorted({identity["regime"] for identity in self.identities.values()})
+        return fields | {"regime": regimes[-1] if regimes else self.regime, "shard": "/".join(map(str, options.shard)), "argv": list(options.argv)}
 
     def describe_environment(self, hello: dict) -> dict:
         """Return the fields of the environment's row."""
@@ -256,7 +259,7 @@ class Sweep:
         """Measure one problem and store its blocks and winner."""
         compiled = self.compiled.setdefault(kernel_problem(problem), {})
         plan, compile_missing = EFFORTS[self.options.effort], partial(self.compile_missing, problem)
-        run = ProblemRun(problem, self.device, configs, compile_missing, self.worker, self.suspects, plan, self.options.seed)
+        run = ProblemRun(problem, self.device, configs, compile_missing, self.worker, self.suspects, plan, self.workload)
 
         def store_block(block: Block) -> None:
             block_id = self.recorder.add_block(problem, block, compiled, finish=block.is_last)
@@ -298,8 +301,9 @@ class Sweep:
     def load_previous_winners(self) -> dict[str, list]:
         """Return {problem key: winners under any kernel hash on this SKU and regime}: they are confirmed again."""
         winners: dict[str, list] = {}
-        for row in self.store.load_best(sku=self.device.sku, op=None, regime=self.regime):
-            winners.setdefault(row["problem_key"], []).append(to_config(row))
+        for op, identity in self.identities.items():
+            for row in self.store.load_best(sku=self.device.sku, op=op, regime=identity["regime"]):
+                winners.setdefault(row["problem_key"], []).append(to_config(row))
         return winners
 
     def summarize(self, num_open: int) -> dict:
@@ -358,5 +362,5 @@ def plan_sweep(options: SweepOptions, device) -> dict:
         "kernels": min(len(find_kernels(candidates)), measurements),
         "largest_space": max(map(len, candidates.values()), default=0),
         "effort": {"name": options.effort, **EFFORTS[options.effort]},
-        "options": {name: getattr(options, name) for name in ("preset", "space", "sampler", "num_trials", "seed", "shard")},
+        "options": {name: getattr(options, name) for name in ("preset", "space", "sampler", "num_trials", "seed", "workload", "shard")},
     }

@@ -29,7 +29,7 @@ from deep_gemm import _C, environment
 from tuner import errors
 from tuner.dataset import Dataset, Identity, load_dataset
 from tuner.db.files import replacing
-from tuner.fields import OPS, describe_variant, to_config
+from tuner.fields import OPS, describe_variant, get_tokens, to_config
 from tuner.learner import Guards, Learned, Settings, fit
 from tuner.shapes import OTHER_MODEL
 from tuner.sources import known_device, open_database
@@ -145,7 +145,7 @@ def describe_data(data: Dataset) -> dict:
         "families": len(np.unique(data.families)),
         "configs": len(data.configs),
         "models": sorted(set(data.models) - {OTHER_MODEL}),
-        "values_of_m": len({problem.m for problem in data.problems}),
+        "values_of_m": len({get_tokens(problem) for problem in data.problems}),
         "variants": count_variants(data.problems),
         "timed": int((data.state > 0).sum()),
         "confirmed": int((data.state == 3).sum()),

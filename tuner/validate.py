@@ -1,6 +1,7 @@
 """Nested validation: every fold refits portfolio, guards and forest on what is left, then chooses for what was left out.
 
-Three splits: whole families of (n, k), all shapes of one public model, and unseen values of m. The heuristic's rate
+Three splits: whole families of weights, all shapes of one public model, and unseen numbers of tokens: of m, of the rows of a group, or of
+the K of a group. The heuristic's rate
 constants are not refitted: they are part of the package, and `HEURISTIC_VERSION` names them.
 """
 
@@ -12,6 +13,7 @@ from joblib import Parallel, delayed
 
 from tuner.baselines import choose_baselines
 from tuner.dataset import CONFIRMED, Dataset
+from tuner.fields import K_GROUPED, get_tokens, get_weight_shape, grouping_of
 from tuner.learner import Settings, choose, fit
 from tuner.shapes import OTHER_MODEL
 
@@ -47,25 +49,26 @@ def make_folds(data: Dataset) -> list[Fold]:
 
 
 def family_folds(data: Dataset) -> Iterator[Fold]:
-    """Yield one fold per family of (n, k)."""
+    """Yield one fold per family of weights."""
     for family in np.unique(data.families):
         mask = data.families == family
         first = data.problems[int(np.flatnonzero(mask)[0])]
-        yield Fold("family", f"n{first.n}-k{first.k}", mask)
+        label = f"m{first.m}-n{first.n}" if grouping_of(first.op) == K_GROUPED else f"n{first.n}-k{first.k}"
+        yield Fold("family", label, mask)
 
 
 def model_folds(data: Dataset) -> Iterator[Fold]:
-    """Yield one fold per public model: all problems with one of its (n, k), whichever model they were swept for."""
+    """Yield one fold per public model: all problems with one of its weights, whichever model they were swept for."""
     for name in sorted(set(data.models) - {OTHER_MODEL}):
-        pairs = {(problem.n, problem.k) for problem, model in zip(data.problems, data.models, strict=True) if model == name}
-        mask = np.array([(problem.n, problem.k) in pairs for problem in data.problems])
+        shapes = {get_weight_shape(problem) for problem, model in zip(data.problems, data.models, strict=True) if model == name}
+        mask = np.array([get_weight_shape(problem) in shapes for problem in data.problems])
         if not mask.all():
             yield Fold("model", name, mask)
 
 
 def size_folds(data: Dataset) -> Iterator[Fold]:
-    """Yield M_FOLDS folds of unseen m: every M_FOLDS-th value of m, over all families."""
-    values = np.array([problem.m for problem in data.problems])
+    """Yield M_FOLDS folds of unseen m: every M_FOLDS-th number of tokens, over all families."""
+    values = np.array([get_tokens(problem) for problem in data.problems])
     distinct = np.unique(values)
     for index in range(min(M_FOLDS, len(distinct))):
         mask = np.isin(values, distinct[index::M_FOLDS])

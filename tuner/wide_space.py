@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from deep_gemm import _C
-from tuner.fields import replace_problem
+from tuner.fields import get_group_rows, is_fp8, kernel_problem, replace_problem
 
 SPACES = ("default", "wide")
 #: Configs beyond the default space that a search measures at most when nothing else is asked for: four batches.
@@ -27,19 +27,20 @@ NUM_CACHED = 64
 
 def get_wide_space(problem, device) -> list:
     """Return the default space's candidates of `problem`, then the rest of the grid that is legal and not pointless, all different."""
-    space = get_grid(replace_problem(problem, m=1, n=1, k=1, compiled_dims=""), device)
-    return list(dict.fromkeys([*_C.get_candidates(problem, device), *(config for config in space if not is_pointless(problem, config, device))]))
+    space = get_grid(kernel_problem(replace_problem(problem, compiled_dims="")), device)
+    fitting = (config for config in space if _C.is_legal(problem, config, device) and not is_pointless(problem, config, device))
+    return list(dict.fromkeys([*_C.get_candidates(problem, device), *fitting]))
 
 
 @lru_cache(NUM_CACHED)
 def get_grid(variant, device) -> tuple:
-    """Return every legal config of the grid for problems of this variant: legality never depends on the sizes."""
+    """Return every config of the grid that is legal for some problem of this variant, as fields.kernel_problem makes it."""
     return tuple(config for tile in make_tiles(variant) for config in fit_rings(variant, tile, device))
 
 
 def make_tiles(variant) -> Iterator[dict]:
     """Yield the fields of every config of the grid but its stages."""
-    block_k = 64 if variant.op == "bf16_gemm" else 128
+    block_k = 128 if is_fp8(variant.op) else 64
     for rows in ROWS:
         for columns in COLUMNS:
             for shared in (*SPLITS, *PAIRS):
@@ -59,9 +60,9 @@ def fit_rings(variant, tile: dict, device) -> list:
 
 def is_pointless(problem, config, device) -> bool:
     """Return whether a smaller tile, cluster or split does the same work: the config has a side of over twice the problem's, or idle blocks."""
-    if any(side > max(2 * size, COLUMNS[0]) for side, size in ((config.block_m, problem.m), (config.block_n, problem.n))):
+    if any(side > max(2 * size, COLUMNS[0]) for side, size in ((config.block_m, get_group_rows(problem)), (config.block_n, problem.n))):
         return True
-    tiles_m, tiles_n = -(-problem.m // config.block_m), -(-problem.n // config.block_n)
+    tiles_m, tiles_n = -(-get_group_rows(problem) // config.block_m), -(-problem.n // config.block_n)
     if config.cluster_m > tiles_m or config.cluster_n > tiles_n:
         return True
     is_thin = 2 * config.split_k * config.block_k > problem.k

@@ -163,9 +163,9 @@ Pruning::Pruning(const Problem& problem, const Device& device)
       n(problem.n),
       k_steps((problem.k + stage_k(problem.op) - 1) / stage_k(problem.op)),
       num_groups(std::max(problem.num_groups, 1)),
-      few_rows(grouping_of(problem.op) == Grouping::kMContiguous ? kPaddedRows : 0),
+      few_rows(grouping_of(problem.op) != Grouping::kMContiguous ? 0 : problem.alignment % kBlockMs[0] == 0 ? kPaddedRows : problem.m),
       sms(usable_sms(problem, device)),
-      alignment(grouping_of(problem.op) == Grouping::kMContiguous ? problem.alignment : kAnyTileAlignment),
+      alignment(grouping_of(problem.op) == Grouping::kMContiguous ? problem.alignment : 0),
       // Some groups hold more than most.
       cover_m(grouping_of(problem.op) == Grouping::kMMasked ? smallest_cover(kMaskedTokens, 2 * m) : smallest_cover(kTokens, m)),
       cover_n(std::max(smallest_cover(kBlockNs, problem.n), problem.b_major == Major::kMn ? kMnMajorUnit : 0)),

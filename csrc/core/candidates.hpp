@@ -50,12 +50,13 @@ struct Pruning {
 
     // A tile below 128x64 reads too much for many waves; tokens beyond a few tiles read the weight too often.
     static constexpr int kSmallTile = 128 * 64, kMaxSmallWaves = 4, kMaxTokenTiles = 4;
-    // Contiguous groups hold padding, of which the host knows nothing: as few rows as this may be a few tokens each.
+    // Contiguous groups hold padding, of which the host knows nothing: as few rows as this may be a few tokens each. Where no plain tile fits
+    // the alignment, any number of rows is few.
     static constexpr int kPaddedRows = 512;
 
     int64_t m, n, k_steps;  // m: of one group
     int64_t num_groups, few_rows;
-    int32_t sms, alignment;
+    int32_t sms, alignment;  // 0: of any rows
     int cover_m, cover_n;  // the smallest token tile, and the smallest width, that cover the problem with one tile
     bool may_split;
 };

@@ -19,22 +19,44 @@ constexpr const char* kStreamRule = ": must be a torch.cuda.Stream, a raw stream
 
 [[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kArgument, message); }
 
+bool is_alias(const Signature& signature, size_t slot, PyObject* keyword) {
+    const char* alias = signature.aliases == nullptr ? nullptr : signature.aliases[slot];
+    return alias != nullptr && PyUnicode_CompareWithASCIIString(keyword, alias) == 0;
+}
+
 size_t find_name(const Signature& signature, PyObject* keyword) {
     for (size_t i = 0; i < signature.num_names; ++i)
-        if (PyUnicode_CompareWithASCIIString(keyword, signature.names[i]) == 0) return i;
+        if (PyUnicode_CompareWithASCIIString(keyword, signature.names[i]) == 0 || is_alias(signature, i, keyword)) return i;
     fail(std::string(signature.op) + "(): unknown argument " + short_repr(keyword) + "; see help(deep_gemm." + signature.op + ").");
+}
+
+[[noreturn]] void fail_twice(const Signature& signature, size_t slot) {
+    const char* alias = signature.aliases == nullptr ? nullptr : signature.aliases[slot];
+    fail(std::string(signature.op) + "(): argument '" + signature.names[slot] + "'" +
+         (alias == nullptr ? "" : std::string(", which is also called '") + alias + "',") + " was given twice; give it once.");
 }
 
 void bind_keywords(const Signature& signature, PyObject* const* values, PyObject* keyword_names, PyObject** slots) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keyword_names); ++i) {
         const size_t slot = find_name(signature, PyTuple_GET_ITEM(keyword_names, i));
-        if (slots[slot] != nullptr)
-            fail(std::string(signature.op) + "(): argument '" + signature.names[slot] + "' was given twice; give it once.");
+        if (slots[slot] != nullptr) fail_twice(signature, slot);
         slots[slot] = values[i];
     }
 }
 
 bool is_integer(PyObject* object) { return PyLong_Check(object) && !PyBool_Check(object); }
+
+// An int or a NumPy integer, one outside 64 bits as the nearest inside. Not a tensor, although it converts: reading a CUDA tensor would wait
+// for the GPU.
+std::optional<int64_t> to_integer(PyObject* object) {
+    if (PyBool_Check(object) || !PyIndex_Check(object) || (!PyLong_CheckExact(object) && is_tensor(object))) return std::nullopt;
+    const py::object index = py::reinterpret_steal<py::object>(PyNumber_Index(object));
+    int overflow = 0;
+    const int64_t value = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;
+    PyErr_Clear();
+    if (!index) return std::nullopt;
+    return overflow == 0 ? value : overflow > 0 ? INT64_MAX : INT64_MIN;
+}
 
 uint64_t parse_handle(PyObject* object) {
     const uint64_t handle = is_integer(object) ? PyLong_AsUnsignedLongLong(object) : 0;
@@ -148,6 +170,26 @@ HeadSplits parse_head_splits(PyObject* object) {
         fail("head_splits = " + short_repr(object) + ": must be three integers (left, mid, right) within 0..2^31 - 1 with left + right > 0; pass "
              "such a tuple.");
     return {(*splits)[0], (*splits)[1], (*splits)[2]};
+}
+
+int64_t parse_expected_m(PyObject* object) {
+    const auto value = to_integer(object);
+    if (!value || *value < 0)
+        fail("expected_m = " + short_repr(object) + ": must be an int >= 0, the rows of a group on average (a hint); pass such a number.");
+    return *value;
+}
+
+std::vector<int64_t> parse_group_sizes(PyObject* object) {
+    if (!PyTuple_Check(object) && !PyList_Check(object))
+        fail("ks = " + short_repr(object) + ": must be a list or tuple of ints, the K of each group; pass ks.tolist() of a tensor.");
+    std::vector<int64_t> sizes;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
+        const py::object item = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(object, i));
+        sizes.push_back(to_integer(item.ptr()).value_or(-1));
+        if (sizes.back() < 0 || sizes.back() > Problem::kMaxDim)
+            fail("ks[" + std::to_string(i) + "] = " + short_repr(item) + ": must be an int within 0..2^31 - 1; pass the K of that group.");
+    }
+    return sizes;
 }
 
 void check_stream(PyObject* object) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "core/problem.hpp"
 #include "runtime/operands.hpp"
@@ -18,6 +19,7 @@ struct Signature {
     size_t num_names;
     size_t num_required;    // the first ones
     size_t num_positional;  // the ones after them are keyword-only
+    const char* const* aliases = nullptr;  // other names as keywords, beside `names`; an entry may be null
 };
 
 // Put each argument into the slot of its name; slots not given stay null. Throws Error(kArgument): unknown, missing or repeated.
@@ -32,6 +34,8 @@ uint8_t parse_compiled_dims_argument(PyObject* object);  // None, or a subset of
 bool parse_flag(const char* name, PyObject* object);     // a bool, which must be given
 std::optional<Recipe> parse_recipe(PyObject* object);    // None, (1, 128, 128) or (1, 1, 128)
 HeadSplits parse_head_splits(PyObject* object);          // three integers >= 0, left + right > 0
+int64_t parse_expected_m(PyObject* object);              // an integer >= 0, which must be given
+std::vector<int64_t> parse_group_sizes(PyObject* object);  // ks: a list or tuple of integers within 0..2^31 - 1
 
 // The stream to launch on: torch's current one of GPU `ordinal` when not given (the legacy default stream for operands that are
 // no tensors), the handle of a torch.cuda.Stream, or the number itself.

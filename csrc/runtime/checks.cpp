@@ -2,49 +2,15 @@
 
 #include <string>
 
-#include "core/error.hpp"
+#include "runtime/operand_checks.hpp"
 #include "runtime/operand_text.hpp"
 
 namespace deep_gemm {
 namespace {
 
-constexpr int64_t kScaleGranularity = 128;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-[[noreturn]] void fail_shape(const std::string& message) { throw Error(ErrorKind::kShape, message); }
-
-void check_device(const Operand& operand, const Operand& first) {
-    const TensorView& view = operand.view;
-    if (view.device_kind == DeviceKind::kOther)
-        throw Error(ErrorKind::kDevice,
-                    std::string(operand.name) + ": on a device that is neither CUDA nor CPU; move all operands to one CUDA device.");
-    if (view.device_kind != first.view.device_kind || view.ordinal != first.view.ordinal)
-        throw Error(ErrorKind::kDevice, std::string(operand.name) + " is on " + device_text(view) + " and " + first.name + " on " +
-                                            device_text(first.view) + ": all operands must be on one device; move them with .to(...).");
-}
-
 void check_devices(const GemmOperands& operands) {
     for (const Operand* operand : {&operands.a, &operands.scale_a, &operands.b, &operands.scale_b, &operands.d, &operands.c})
         if (operand->is_present()) check_device(*operand, operands.a);
-}
-
-[[noreturn]] void fail_dtype(const Operand& operand, const std::string& rule) {
-    throw Error(ErrorKind::kDtype, std::string(operand.name) + ".dtype = " + dtype_text(operand) + ": " + rule);
-}
-
-void check_dtype(const Operand& operand, Dtype wanted, const char* remedy) {
-    if (operand.view.dtype != wanted) fail_dtype(operand, std::string("must be ") + dtype_name(wanted) + "; " + remedy);
-}
-
-void check_input_dtypes(const GemmOperands& operands, Op op) {
-    constexpr const char* kQuantise = "quantise it, e.g. with per_token_cast_to_fp8 or per_block_cast_to_fp8.";
-    constexpr const char* kScales = "scales stay FP32 on SM90.";
-    const bool is_fp8 = op == Op::kFp8Gemm;
-    for (const Operand* operand : {&operands.a, &operands.b})
-        check_dtype(*operand, is_fp8 ? Dtype::kFloat8E4M3 : Dtype::kBfloat16, is_fp8 ? kQuantise : "convert it with .bfloat16().");
-    for (const Operand* scales : {&operands.scale_a, &operands.scale_b})
-        if (scales->is_present()) check_dtype(*scales, Dtype::kFloat32, kScales);
 }
 
 void check_output_dtypes(const GemmOperands& operands, const GemmOptions& options) {
@@ -56,33 +22,16 @@ void check_output_dtypes(const GemmOperands& operands, const GemmOptions& option
         fail_dtype(operands.c, std::string("must be the dtype of d, ") + dtype_name(dtype) + "; convert c.");
 }
 
-void check_matrix(const Operand& operand, const char* rows, const char* columns) {
-    if (operand.view.rank != 2)
-        fail_shape(std::string(operand.name) + ".ndim = " + std::to_string(operand.view.rank) + ": must be a matrix " +
-                   dims_text(operand, rows, columns) + "; reshape it.");
-}
-
 const char* d_columns_name(const GemmOptions& options) { return options.heads.is_given() ? "heads * (left + mid + right)" : "n"; }
 
 void check_ranks(const GemmOperands& operands, const GemmOptions& options) {
-    check_matrix(operands.a, "m", "k");
-    check_matrix(operands.b, "n", "k");
-    check_matrix(operands.d, "m", d_columns_name(options));
-    if (operands.c.is_present()) check_matrix(operands.c, "m", "n");
+    check_rank(operands.a, {"m", "k"});
+    check_rank(operands.b, {"n", "k"});
+    check_rank(operands.d, {"m", d_columns_name(options)});
+    if (operands.c.is_present()) check_rank(operands.c, {"m", "n"});
     if (options.op != Op::kFp8Gemm || options.recipe == Recipe::kPerRow) return;
-    check_matrix(operands.scale_a, "m", "ceil(k / 128)");
-    check_matrix(operands.scale_b, options.recipe == Recipe::k1d1d ? "n" : "ceil(n / 128)", "ceil(k / 128)");
-}
-
-void check_limit(const char* dim, int64_t value) {
-    if (value > Problem::kMaxDim)
-        fail_shape(std::string(dim) + " = " + std::to_string(value) + ": sizes must be below 2^31; split the product along " + dim + ".");
-}
-
-void check_shape(const Operand& operand, int64_t rows, int64_t columns, const char* rows_name, const char* columns_name) {
-    if (operand.view.shape[0] == rows && operand.view.shape[1] == columns) return;
-    fail_shape(std::string(operand.name) + ".shape = " + shape_text(operand) + ": must be " + dims_text(operand, rows_name, columns_name) +
-               " = " + dims_text(operand, std::to_string(rows), std::to_string(columns)) + "; reshape or slice it.");
+    check_rank(operands.scale_a, {"m", "ceil(k / 128)"});
+    check_rank(operands.scale_b, {options.recipe == Recipe::k1d1d ? "n" : "ceil(n / 128)", "ceil(k / 128)"});
 }
 
 void check_row_scales(const Operand& scales, int64_t rows, const char* dim) {
@@ -96,7 +45,7 @@ GemmSizes check_sizes(const GemmOperands& operands) {
     const int64_t k_of_b = operands.b.view.shape[1];
     if (k_of_b != sizes.k)
         fail_shape("k = " + std::to_string(sizes.k) + " of a and " + std::to_string(k_of_b) + " of b: must be equal; a is " +
-                   dims_text(operands.a, "m", "k") + " and b is " + dims_text(operands.b, "n", "k") + ".");
+                   dims_text(operands.a, {"m", "k"}) + " and b is " + dims_text(operands.b, {"n", "k"}) + ".");
     check_limit("m", sizes.m);
     check_limit("n", sizes.n);
     check_limit("k", sizes.k);
@@ -108,10 +57,10 @@ void check_scale_shapes(const GemmOperands& operands, const GemmOptions& options
         check_row_scales(operands.scale_a, sizes.m, "m");
         return check_row_scales(operands.scale_b, sizes.n, "n");
     }
-    const int64_t steps = ceil_div(sizes.k, kScaleGranularity);
-    check_shape(operands.scale_a, sizes.m, steps, "m", "ceil(k / 128)");
-    if (options.recipe == Recipe::k1d1d) return check_shape(operands.scale_b, sizes.n, steps, "n", "ceil(k / 128)");
-    check_shape(operands.scale_b, ceil_div(sizes.n, kScaleGranularity), steps, "ceil(n / 128)", "ceil(k / 128)");
+    const Dim steps{"ceil(k / 128)", ceil_div(sizes.k, kScaleGranularity)};
+    check_shape(operands.scale_a, {{"m", sizes.m}, steps});
+    if (options.recipe == Recipe::k1d1d) return check_shape(operands.scale_b, {{"n", sizes.n}, steps});
+    check_shape(operands.scale_b, {{"ceil(n / 128)", ceil_div(sizes.n, kScaleGranularity)}, steps});
 }
 
 void check_heads(const HeadSplits& heads, int64_t n) {
@@ -121,6 +70,27 @@ void check_heads(const HeadSplits& heads, int64_t n) {
         fail_shape("n = " + std::to_string(n) + ": must be a multiple of left + right = " + std::to_string(width) +
                    " of head_splits; pass whole heads.");
     check_limit("d.shape[1]", heads.d_columns(n));
+}
+
+ScaleLayout scale_layout(const GemmOperands& operands, const GemmOptions& options) {
+    if (options.op != Op::kFp8Gemm || options.recipe == Recipe::kPerRow) return ScaleLayout::kMnMajor;
+    const bool is_b_good = options.recipe != Recipe::k1d1d || is_mn_major(operands.scale_b.view);
+    return is_b_good && is_mn_major(operands.scale_a.view) ? ScaleLayout::kMnMajor : ScaleLayout::kAny;
+}
+
+CMode c_mode(const GemmOperands& operands, const GemmOptions& options) {
+    if (options.heads.is_given()) return CMode::kHeadSplit;
+    return check_c(operands.c, operands.d, options.alpha == 1.0f && options.beta == 1.0f);
+}
+
+Major check_input(const Operand& data, const Operand& scales, const Operand& d, const char* row_dim, Major preferred) {
+    const Major major = check_major(data, row_dim, "k", preferred);
+    check_alignment(data, kPitchAlignment);
+    check_no_overlap(d, data);
+    if (!scales.is_present()) return major;
+    check_alignment(scales, sizeof(float));
+    check_no_overlap(d, scales);
+    return major;
 }
 
 }  // namespace
@@ -133,9 +103,21 @@ GemmSizes check_gemm(const GemmOperands& operands, const GemmOptions& options) {
     const GemmSizes sizes = check_sizes(operands);
     if (options.op == Op::kFp8Gemm) check_scale_shapes(operands, options, sizes);
     check_heads(options.heads, sizes.n);
-    check_shape(operands.d, sizes.m, options.heads.d_columns(sizes.n), "m", d_columns_name(options));
-    if (operands.c.is_present()) check_shape(operands.c, sizes.m, sizes.n, "m", "n");
+    check_shape(operands.d, {{"m", sizes.m}, {d_columns_name(options), options.heads.d_columns(sizes.n)}});
+    if (operands.c.is_present()) check_shape(operands.c, {{"m", sizes.m}, {"n", sizes.n}});
     return sizes;
+}
+
+GemmLayouts check_gemm_layout(const GemmOperands& operands, const GemmOptions& options, const GemmSizes& sizes,
+                              const GemmLayouts& preferred) {
+    check_rows(operands.d, options.heads.is_given() ? "heads" : "n");
+    check_alignment(operands.d, kPitchAlignment);
+    GemmLayouts layouts{.c = c_mode(operands, options)};
+    if (sizes.k == 0) return layouts;  // a and b hold nothing
+    layouts.a = check_input(operands.a, operands.scale_a, operands.d, "m", preferred.a);
+    layouts.b = check_input(operands.b, operands.scale_b, operands.d, "n", preferred.b);
+    layouts.scales = scale_layout(operands, options);
+    return layouts;
 }
 
 }  // namespace deep_gemm

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "core/error.hpp"
+#include "runtime/grouped_launch.hpp"
 
 namespace py = pybind11;
 
@@ -28,7 +29,8 @@ struct KeyHash {
         uint64_t hash = uint64_t(problem.num_sms) << 32 | uint64_t(key.ordinal) << 16 | uint64_t(variant_code(problem)) << 4 |
                         uint64_t(problem.compiled_dims) << 1 | uint64_t(problem.batch_invariant);
         const int64_t groups = int64_t(problem.num_groups) << 32 | problem.alignment;
-        for (int64_t dim : {problem.m, problem.n, problem.k, problem.expected_m, groups}) hash = (hash ^ uint64_t(dim)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
+        for (int64_t dim : {problem.m, problem.n, problem.k, problem.expected_m, groups})
+            hash = (hash ^ uint64_t(dim)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
         return size_t(hash);
     }
 };
@@ -95,6 +97,12 @@ const LoadedKernel& plan_and_load(const Gpu& gpu, const Problem& problem) {
     }
 }
 
+LaunchGeometry plan_geometry(const LoadedKernel& kernel, const Problem& problem) {
+    const int sm_count = kernel.gpu->device.sm_count;
+    if (is_grouped(problem.op)) return get_grouped_geometry(problem, kernel.config, problem.num_sms, sm_count, kernel.max_clusters);
+    return get_geometry(kernel.config, {problem.m, problem.n, problem.k}, problem.num_sms, sm_count, kernel.max_clusters);
+}
+
 }  // namespace
 
 DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem) {
@@ -106,8 +114,7 @@ DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem) {
     ++table().misses;
     const LoadedKernel& kernel = plan_and_load(gpu, problem);
     if (const auto found = table().entries.find(key); found != table().entries.end()) return found->second;
-    const GemmSizes sizes{problem.m, problem.n, problem.k};
-    const DispatchEntry entry{&kernel, get_geometry(kernel.config, sizes, problem.num_sms, gpu.device.sm_count, kernel.max_clusters)};
+    const DispatchEntry entry{&kernel, plan_geometry(kernel, problem)};
     table().insert(key, entry);
     return entry;
 }

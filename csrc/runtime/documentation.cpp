@@ -1,5 +1,7 @@
 #include "runtime/documentation.hpp"
 
+#include "runtime/documentation_parts.hpp"
+
 namespace deep_gemm {
 namespace {
 
@@ -40,11 +42,6 @@ constexpr const char* kSum = R"(    d: bfloat16 or float32 [m, n], written; shar
     c: [m, n] of the dtype of d, rows contiguous at any pitch, or None; it may be d itself, and else shares no memory with it.
 )";
 
-constexpr const char* kCompiledDims =
-    "    compiled_dims: subset of 'mnk' that become constants of the kernel; None lets the library decide.\n";
-
-constexpr const char* kDisable = "    disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.\n";
-
 constexpr const char* kFactors = R"(    alpha, beta: finite factors of the product and of c; c is not read where beta is 0.
     stream: torch.cuda.Stream or raw handle to launch on instead of the current stream; torch.compile breaks the graph at it.
 )";
@@ -53,19 +50,6 @@ constexpr const char* kRows = R"(
 Rows in memory are contiguous; those of A, B and D start 16-byte aligned, at a pitch that is a multiple of 16 bytes (slices of wider
 tensors are right). The stride of a dimension of size 1 is ignored. m = 0 or n = 0: nothing happens. k = 0: the product is 0.
 )";
-
-constexpr const char* kTransposing = R"(
-The kernels read FP8 along K. An operand that is contiguous along the other dimension is first copied by a transposing kernel, into
-memory of torch's allocator on the same stream: one more launch, on no more SMs than set_num_sms allows, and every byte of the operand
-read and written once more.
-)";
-
-constexpr const char* kRaises = R"(
-Raises:
-    ArgumentError: not a tensor, a missing or unsupported argument, an input that requires grad while grad mode is on.
-    DtypeError, ShapeError, LayoutError: an operand of the wrong dtype, rank or size, strides, alignment or overlap.
-    DeviceError: operands on several devices, no driver, or a GPU other than SM90.
-    CompileError, LaunchError: the kernel could not be compiled, loaded or launched.)";
 
 std::string dims(const std::string& rows, const std::string& columns, bool is_transposed) {
     return is_transposed ? "[" + columns + ", " + rows + "]" : "[" + rows + ", " + columns + "]";

@@ -6,18 +6,14 @@
 #include <string>
 
 #include "core/error.hpp"
-#include "runtime/checks.hpp"
+#include "runtime/operand_checks.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/tensor_map.hpp"
 
 namespace deep_gemm {
 namespace {
 
-// The kernel counts tiles in 32 bits and steps past the last by one grid.
-constexpr int64_t kMaxTiles = int64_t(1) << 31;
 constexpr int64_t kMaxBand = 32;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // The driver may block when its queue is full, and what drains the queue may need the GIL (a host callback).
 class ReleasedGil {
@@ -31,42 +27,18 @@ class ReleasedGil {
     PyThreadState* state_;
 };
 
-// Cluster tiles along m that are walked together: a wave of `clusters` then covers a block of tiles `band` high, and the best
-// band touches the fewest bytes of A and B (whose elements have the same size).
-int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters) {
-    int64_t best_band = 1, best_rows = INT64_MAX;
-    for (int64_t band = 1; band <= std::min(kMaxBand, m_cluster_tiles); ++band) {
-        const int64_t rows = band * config.cluster_m * config.block_m + ceil_div(clusters, band) * config.cluster_n * config.block_n;
-        if (rows < best_rows) best_rows = rows, best_band = band;
-    }
-    return best_band;
-}
+struct Extent {
+    int64_t rows, columns;
+};
+
+// Strides of the matrix, past the groups that there may be; 0 of absent operands.
+int64_t row_stride(const TensorView& view) { return view.rank == 3 ? view.strides[1] : view.strides[0]; }
+int64_t column_stride(const TensorView& view) { return view.rank == 3 ? view.strides[2] : view.strides[1]; }
 
 void set_scales(GemmParams& params, const TensorView& a, const TensorView& b) {
     params.scale_a = a.address, params.scale_b = b.address;
-    params.scale_a_stride_mn = a.strides[0], params.scale_a_stride_k = a.strides[1];
-    params.scale_b_stride_mn = b.strides[0], params.scale_b_stride_k = b.strides[1];
-}
-
-// The views of absent operands are all zero.
-GemmParams make_params(const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes, const GemmOptions& options) {
-    GemmParams params{.d = operands.d.view.address,
-                      .c = operands.c.view.address,
-                      .d_stride_m = operands.d.view.strides[0],
-                      .c_stride_m = operands.c.view.strides[0],
-                      .m = uint32_t(sizes.m),
-                      .n = uint32_t(sizes.n),
-                      .k = uint32_t(sizes.k),
-                      .num_m_tiles = geometry.num_m_tiles,
-                      .num_n_tiles = geometry.num_n_tiles,
-                      .band = geometry.band,
-                      .alpha = options.alpha,
-                      .beta = options.beta,
-                      .head_left = uint32_t(options.heads.left),
-                      .head_mid = uint32_t(options.heads.mid),
-                      .head_right = uint32_t(options.heads.right)};
-    set_scales(params, operands.scale_a.view, operands.scale_b.view);
-    return params;
+    params.scale_a_stride_mn = row_stride(a), params.scale_a_stride_k = column_stride(a);
+    params.scale_b_stride_mn = row_stride(b), params.scale_b_stride_k = column_stride(b);
 }
 
 std::string product_text(const GemmSizes& sizes) {
@@ -80,8 +52,7 @@ std::string product_text(const GemmSizes& sizes) {
     throw Error(ErrorKind::kLaunch, std::string(call) + " for " + what + ": " + driver::describe(driver::api(), result) + remedy);
 }
 
-driver::Result enqueue_released(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments) {
-    const ContextGuard context(gpu);
+driver::Result enqueue_released(driver::Function function, const driver::LaunchConfig& config, void** arguments) {
     const ReleasedGil released;
     return driver::api().launch_kernel_ex(&config, function, arguments, nullptr);
 }
@@ -95,7 +66,25 @@ LaunchGeometry get_split_geometry(const Config& config, int64_t m_tiles, int64_t
             .band = uint32_t(choose_band(config, m_tiles, clusters))};
 }
 
+// Not released for the call: a memset is rare here and never a loop's body.
+void fill_rows(uint64_t address, Extent extent, int64_t pitch, Dtype dtype, void* stream) {
+    const size_t width = size_t(extent.columns * element_bytes(dtype));
+    const size_t row_pitch = extent.rows > 1 ? size_t(pitch) : width;
+    const driver::Result result =
+        driver::api().memset_d2d8_async(address, row_pitch, 0, width, size_t(extent.rows), static_cast<driver::Stream>(stream));
+    if (result != driver::kSuccess) fail_launch(result, "cuMemsetD2D8Async", "the zero fill of d");
+}
+
 }  // namespace
+
+int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters) {
+    int64_t best_band = 1, best_rows = INT64_MAX;
+    for (int64_t band = 1; band <= std::min(kMaxBand, m_cluster_tiles); ++band) {
+        const int64_t rows = band * config.cluster_m * config.block_m + ceil_div(clusters, band) * config.cluster_n * config.block_n;
+        if (rows < best_rows) best_rows = rows, best_band = band;
+    }
+    return best_band;
+}
 
 LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int num_sms, int sm_count, int max_clusters) {
     const int64_t m_tiles = ceil_div(sizes.m, config.block_m), n_tiles = ceil_div(sizes.n, config.block_n);
@@ -116,29 +105,55 @@ LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int nu
             .band = uint32_t(choose_band(config, m_cluster_tiles, clusters))};
 }
 
-void launch_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes,
-                 const GemmOptions& options, void* stream) {
-    GemmMaps maps = make_gemm_maps(driver::api(), kernel.problem, kernel.config, operands);
-    GemmParams params = make_params(geometry, operands, sizes, options);
-    const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream), get_pdl());
-    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params};
-    const driver::Result result = enqueue_released(*kernel.gpu, kernel.function(), launch.config, arguments);
+GemmParams make_params(const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes, const GemmOptions& options) {
+    GemmParams params{.d = operands.d.view.address,
+                      .c = operands.c.view.address,
+                      .d_stride_m = row_stride(operands.d.view),
+                      .c_stride_m = row_stride(operands.c.view),
+                      .m = uint32_t(sizes.m),
+                      .n = uint32_t(sizes.n),
+                      .k = uint32_t(sizes.k),
+                      .num_m_tiles = geometry.num_m_tiles,
+                      .num_n_tiles = geometry.num_n_tiles,
+                      .band = geometry.band,
+                      .alpha = options.alpha,
+                      .beta = options.beta,
+                      .head_left = uint32_t(options.heads.left),
+                      .head_mid = uint32_t(options.heads.mid),
+                      .head_right = uint32_t(options.heads.right)};
+    set_scales(params, operands.scale_a.view, operands.scale_b.view);
+    return params;
+}
+
+void launch_kernel(const LoadedKernel& kernel, unsigned num_ctas, const GemmSizes& sizes, void** arguments, void* stream) {
+    const KernelLaunch launch(kernel, num_ctas, static_cast<driver::Stream>(stream), get_pdl());
+    const driver::Result result = enqueue_released(kernel.function(), launch.config, arguments);
     if (result != driver::kSuccess) fail_launch(result, "cuLaunchKernelEx", product_text(sizes) + " with " + to_string(kernel.config));
 }
 
+void launch_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes,
+                 const GemmOptions& options, void* stream) {
+    const ContextGuard context(*kernel.gpu);  // the driver encodes no map without one
+    GemmMaps maps = make_gemm_maps(driver::api(), kernel.problem, kernel.config, operands);
+    GemmParams params = make_params(geometry, operands, sizes, options);
+    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params};
+    launch_kernel(kernel, geometry.num_ctas, sizes, arguments, stream);
+}
+
 void enqueue(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments, const std::string& what) {
-    const driver::Result result = enqueue_released(gpu, function, config, arguments);
+    const ContextGuard context(gpu);
+    const driver::Result result = enqueue_released(function, config, arguments);
     if (result != driver::kSuccess) fail_launch(result, "cuLaunchKernelEx", what);
 }
 
 void launch_zero_fill(const Gpu& gpu, const TensorView& d, void* stream) {
-    const size_t width = size_t(d.shape[1] * element_bytes(d.dtype));
-    const size_t pitch = d.shape[0] > 1 ? size_t(row_pitch_bytes(d)) : width;
     const ContextGuard context(gpu);
-    // Not released for the call: a memset is rare here and never a loop's body.
-    const driver::Result result =
-        driver::api().memset_d2d8_async(d.address, pitch, 0, width, size_t(d.shape[0]), static_cast<driver::Stream>(stream));
-    if (result != driver::kSuccess) fail_launch(result, "cuMemsetD2D8Async", "the zero fill of d");
+    if (d.rank == 2) return fill_rows(d.address, {d.shape[0], d.shape[1]}, row_pitch_bytes(d), d.dtype, stream);
+    const int64_t rows = d.shape[1], group_pitch = group_pitch_bytes(d);
+    if (rows == 1) return fill_rows(d.address, {d.shape[0], d.shape[2]}, group_pitch, d.dtype, stream);
+    if (d.strides[0] == rows * d.strides[1]) return fill_rows(d.address, {d.shape[0] * rows, d.shape[2]}, row_pitch_bytes(d), d.dtype, stream);
+    for (int64_t group = 0; group < d.shape[0]; ++group)
+        fill_rows(d.address + uint64_t(group * group_pitch), {rows, d.shape[2]}, row_pitch_bytes(d), d.dtype, stream);
 }
 
 }  // namespace deep_gemm

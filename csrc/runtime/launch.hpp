@@ -31,23 +31,35 @@ struct GemmParams {
 
 static_assert(sizeof(GemmParams) == 128, "the kernel reads 128 bytes");
 
+// The kernel counts tiles in 32 bits and steps past the last by one grid.
+inline constexpr int64_t kMaxTiles = int64_t(1) << 31;
+
 struct LaunchGeometry {
     uint32_t num_ctas = 0;
     uint32_t num_m_tiles = 0, num_n_tiles = 0;
     uint32_t band = 1;
 };
 
+// Cluster tiles along m that are walked together: a wave of `clusters` then covers a block of tiles `band` high, and the best
+// band touches the fewest bytes of A and B (whose elements have the same size).
+int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters);
+
 // Grid, tile counts and band of a product on `num_sms` SMs (0 = all). `max_clusters` limits the grid where it is not 0. With split_k
 // every tile has a cluster of its own, whatever the SMs.
 // Throws Error(kShape): more tiles than the kernel can count.
 LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int num_sms, int sm_count, int max_clusters);
+
+GemmParams make_params(const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes, const GemmOptions& options);
+
+// Enqueue `kernel` on `stream` with the GIL released, in the current context; `sizes` are for the message. Throws Error(kLaunch).
+void launch_kernel(const LoadedKernel& kernel, unsigned num_ctas, const GemmSizes& sizes, void** arguments, void* stream);
 
 // Launch the product on `stream`; operands were checked and are what the kernel was made for, m, n, k >= 1. Releases the GIL while the
 // driver enqueues. Throws Error(kLaunch), Error(kLayout).
 void launch_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes,
                  const GemmOptions& options, void* stream);
 
-// Write zeros into D [m, n] on `stream`: the product over k = 0.
+// Write zeros into D [m, n], or [num_groups, m, n], on `stream`: the product over k = 0.
 void launch_zero_fill(const Gpu& gpu, const TensorView& d, void* stream);
 
 // Enqueue `function` with the GIL released and the context of `gpu` current; `what` is for the message. Throws Error(kLaunch).

@@ -2,28 +2,33 @@
 
 #include <pybind11/pybind11.h>
 
-#include <algorithm>
+#include <utility>
 
 namespace py = pybind11;
 
 namespace deep_gemm {
 
-std::string dims_text(const Operand& operand, const std::string& rows, const std::string& columns) {
-    return operand.is_transposed ? "[" + columns + ", " + rows + "]" : "[" + rows + ", " + columns + "]";
+std::string dims_text(const Operand& operand, std::vector<std::string> dims) {
+    if (operand.is_transposed && dims.size() >= 2) std::swap(dims[dims.size() - 2], dims[dims.size() - 1]);
+    std::string text = "[";
+    for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + dims[i];
+    return text + "]";
 }
 
 std::string shape_text(const Operand& operand) {
     const TensorView& view = operand.view;
     if (view.rank > kMaxRank) return "a shape of " + std::to_string(view.rank) + " dims";
-    if (view.rank == 2) return dims_text(operand, std::to_string(view.shape[0]), std::to_string(view.shape[1]));
-    std::string text = "[";
-    for (int i = 0; i < view.rank; ++i) text += (i ? ", " : "") + std::to_string(view.shape[i]);
-    return text + "]";
+    std::vector<std::string> sizes;
+    for (int i = 0; i < view.rank; ++i) sizes.push_back(std::to_string(view.shape[i]));
+    Operand seen = operand;
+    seen.is_transposed = operand.is_transposed && (view.rank == 2 || view.rank == 3);  // no other rank is exchanged
+    return dims_text(seen, std::move(sizes));
 }
 
 std::string stride_text(const Operand& operand, int dim) {
-    return std::string(operand.name) + ".stride(" + std::to_string(operand.is_transposed ? 1 - dim : dim) +
-           ") = " + std::to_string(operand.view.strides[dim]);
+    const int row = operand.view.rank - 2;
+    const int callers = operand.is_transposed && dim >= row ? 2 * row + 1 - dim : dim;
+    return std::string(operand.name) + ".stride(" + std::to_string(callers) + ") = " + std::to_string(operand.view.strides[dim]);
 }
 
 std::string dtype_text(const Operand& operand) {

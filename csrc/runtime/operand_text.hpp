@@ -2,13 +2,14 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "runtime/tensor_view.hpp"
 
 namespace deep_gemm {
 
-// "[m, k]" of two texts, in the order of the caller's dims.
-std::string dims_text(const Operand& operand, const std::string& rows, const std::string& columns);
+// "[m, k]" of the texts of the op's dims, in the order of the caller's.
+std::string dims_text(const Operand& operand, std::vector<std::string> dims);
 
 // The caller's shape.
 std::string shape_text(const Operand& operand);

@@ -1,5 +1,5 @@
-// A dense product as every op states it: D[m, n] = alpha * (A[m, k] with scales) @ (B[n, k] with scales).T + beta * C. The layouts nn, tn
-// and tt come here as transposed views of what the caller passed.
+// A product as every op states it: D[m, n] = alpha * (A[m, k] with scales) @ (B[n, k] with scales).T + beta * C. The layouts nn, tn
+// and tt come here as transposed views of what the caller passed. Operands of grouped ops have groups of such matrices (grouped_call.hpp).
 #pragma once
 
 #include <cstdint>
@@ -21,6 +21,13 @@ struct HeadSplits {
 
     bool is_given() const { return left + right > 0; }
     int64_t d_columns(int64_t n) const { return is_given() ? n / (left + right) * (left + mid + right) : n; }
+};
+
+// What memory the operands lie in, as far as kernels differ by it.
+struct GemmLayouts {
+    Major a = Major::kK, b = Major::kK;
+    ScaleLayout scales = ScaleLayout::kMnMajor;
+    CMode c = CMode::kNone;
 };
 
 // Scales are absent for BF16; C is absent where the caller gave none or beta is 0.

@@ -14,6 +14,7 @@ namespace deep_gemm {
 namespace {
 
 int num_sms_limit = 0;
+int mk_alignment = Problem::kDefaultAlignment;
 bool is_pdl_enabled = false;
 double tc_util_ratio = 1.0;
 std::optional<bool> batch_invariant;  // empty until it is set or first asked for
@@ -27,6 +28,18 @@ void set_num_sms(int num_sms) {
         throw Error(ErrorKind::kArgument, "num_sms = " + std::to_string(num_sms) + ": must be within 0.." +
                                               std::to_string(Problem::kMaxSms) + "; 0 means all SMs of the device.");
     num_sms_limit = num_sms;
+}
+
+int get_sm_limit(int sm_count) { return num_sms_limit < sm_count ? num_sms_limit : 0; }
+
+int get_mk_alignment() { return mk_alignment; }
+
+void set_mk_alignment(int alignment) {
+    if (alignment < Problem::kAlignmentUnit || alignment > Problem::kMaxAlignment || alignment % Problem::kAlignmentUnit != 0)
+        throw Error(ErrorKind::kArgument, "alignment = " + std::to_string(alignment) + ": must be a multiple of " +
+                                              std::to_string(Problem::kAlignmentUnit) + " within " + std::to_string(Problem::kAlignmentUnit) +
+                                              ".." + std::to_string(Problem::kMaxAlignment) + "; pass such a number, e.g. 128.");
+    mk_alignment = alignment;
 }
 
 bool get_pdl() { return is_pdl_enabled; }

@@ -7,6 +7,13 @@ namespace deep_gemm {
 int get_num_sms();
 void set_num_sms(int num_sms);
 
+// The same for a device of `sm_count` SMs: 0 also where the limit is no smaller than that.
+int get_sm_limit(int sm_count);
+
+// Rows of m-grouped contiguous products: those of every group start at a multiple of it. Throws Error(kArgument).
+int get_mk_alignment();
+void set_mk_alignment(int alignment);
+
 // Whether a kernel may start while the one before it in the stream ends (programmatic dependent launch).
 bool get_pdl();
 void set_pdl(bool is_enabled);

@@ -5,7 +5,7 @@
 
 #include "core/error.hpp"
 #include "core/legality.hpp"
-#include "runtime/checks.hpp"
+#include "runtime/operand_checks.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -15,12 +15,16 @@ constexpr uint32_t kWaveRows = 64;       // rows of D that one math warpgroup ho
 constexpr uint32_t kMnBoxElements = 64;  // BF16 elements in a swizzle row, and rows of K below each other, of an MN-major box
 constexpr int64_t kStoreBytes = 16;      // TMA clips a store at whole units of these (seen on an H200: n = 9 wrote columns 9 to 15)
 
-// A matrix as a map sees it: `rows` rows of `columns` contiguous elements.
+// Matrices as a map sees them: `rows` rows of `columns` contiguous elements each.
 struct MatrixLayout {
     uint64_t address;
     int64_t rows, columns;
     int64_t pitch_bytes;  // a multiple of 16, below 2^40
+    int64_t groups = 1, group_pitch_bytes = kPitchAlignment;
 };
+
+// Dims of a map: a matrix, or the groups of matrices.
+enum Rank : uint32_t { kMatrix = 2, kGroups = 3 };
 
 struct Box {
     int data_type;
@@ -45,33 +49,42 @@ int map_data_type(Dtype dtype) {
     }
 }
 
-MatrixLayout matrix_layout(const TensorView& view) { return {view.address, view.shape[0], view.shape[1], row_pitch_bytes(view)}; }
-
-[[noreturn]] void fail(const driver::Api& cuda, driver::Result result, const char* name, const MatrixLayout& layout) {
-    throw Error(ErrorKind::kLayout, std::string(name) + ": the driver takes no tensor map of " + std::to_string(layout.rows) + " rows of " +
-                                        std::to_string(layout.columns) + " elements at a pitch of " + std::to_string(layout.pitch_bytes) +
-                                        " bytes: " + driver::describe(cuda, result) + "; pass a contiguous tensor.");
+MatrixLayout matrix_layout(const TensorView& view) {
+    const int row = view.rank - 2;
+    return {view.address, view.shape[row], view.shape[row + 1], row_pitch_bytes(view), row > 0 ? view.shape[0] : 1, group_pitch_bytes(view)};
 }
 
-void encode(const driver::Api& cuda, const char* name, const MatrixLayout& layout, const Box& box, driver::TensorMap& map) {
-    const uint64_t dims[2] = {uint64_t(layout.columns), uint64_t(layout.rows)};
-    const uint64_t strides[1] = {uint64_t(layout.pitch_bytes)};
-    const uint32_t box_dims[2] = {box.columns, box.rows};
-    const uint32_t element_strides[2] = {1, 1};
+[[noreturn]] void fail(const driver::Api& cuda, driver::Result result, const char* name, const MatrixLayout& layout) {
+    const std::string groups =
+        layout.groups == 1 ? "" : ", " + std::to_string(layout.groups) + " groups at " + std::to_string(layout.group_pitch_bytes);
+    throw Error(ErrorKind::kLayout, std::string(name) + ": the driver takes no tensor map of " + std::to_string(layout.rows) + " rows of " +
+                                        std::to_string(layout.columns) + " elements at a pitch of " + std::to_string(layout.pitch_bytes) +
+                                        groups + " bytes: " + driver::describe(cuda, result) + "; pass a contiguous tensor.");
+}
+
+void encode(const driver::Api& cuda, const char* name, const MatrixLayout& layout, const Box& box, Rank rank, driver::TensorMap& map) {
+    const uint64_t dims[3] = {uint64_t(layout.columns), uint64_t(layout.rows), uint64_t(layout.groups)};
+    const uint64_t strides[2] = {uint64_t(layout.pitch_bytes), uint64_t(layout.group_pitch_bytes)};
+    const uint32_t box_dims[3] = {box.columns, box.rows, 1};
+    const uint32_t element_strides[3] = {1, 1, 1};
     const driver::Result result =
-        cuda.tensor_map_encode_tiled(&map, box.data_type, 2, reinterpret_cast<void*>(layout.address), dims, strides, box_dims,
+        cuda.tensor_map_encode_tiled(&map, box.data_type, rank, reinterpret_cast<void*>(layout.address), dims, strides, box_dims,
                                      element_strides, driver::kInterleaveNone, box.swizzle, box.promotion, driver::kOobFillZeros);
     if (result != driver::kSuccess) fail(cuda, result, name, layout);
 }
 
-// `box_rows`: rows of the operand that one load of a K-major tile brings.
-void encode_input(const driver::Api& cuda, const Operand& operand, Major major, uint32_t box_rows, driver::TensorMap& map) {
-    const Dtype dtype = operand.view.dtype;
+// A tile of a K-major operand, of which one load brings `rows` rows.
+Box k_major_box(Dtype dtype, uint32_t rows) {
     const uint32_t columns = kSwizzleBytes / uint32_t(element_bytes(dtype));
-    Box box{map_data_type(dtype), columns, box_rows, driver::kSwizzle128B, driver::kL2Promotion256B};
-    if (major == Major::kK) return encode(cuda, operand.name, matrix_layout(operand.view), box, map);
+    return {map_data_type(dtype), columns, rows, driver::kSwizzle128B, driver::kL2Promotion256B};
+}
+
+// `box_rows`: rows of the operand that one load of a K-major tile brings.
+void encode_input(const driver::Api& cuda, const Operand& operand, Major major, uint32_t box_rows, Rank rank, driver::TensorMap& map) {
+    Box box = k_major_box(operand.view.dtype, box_rows);
+    if (major == Major::kK) return encode(cuda, operand.name, matrix_layout(operand.view), box, rank, map);
     box.columns = box.rows = kMnBoxElements;
-    encode(cuda, operand.name, matrix_layout(transposed(operand).view), box, map);
+    encode(cuda, operand.name, matrix_layout(transposed(operand).view), box, rank, map);
 }
 
 // Rows of A that one load brings. Without a peer, a matrix with fewer rows than a tile is cut to whole 8-row swizzle atoms: filling
@@ -89,32 +102,59 @@ uint32_t d_slab(const Config& config, int64_t element) {
 }
 
 // The map ends at the last whole 16 bytes of a row; what is left the kernel stores by itself.
-void encode_d(const driver::Api& cuda, const Config& config, const Operand& d, driver::TensorMap& map) {
+void encode_d(const driver::Api& cuda, const Config& config, const Operand& d, Rank rank, driver::TensorMap& map) {
     const int64_t element = element_bytes(d.view.dtype), unit = kStoreBytes / element;
     const uint32_t slab = d_slab(config, element);
     MatrixLayout whole = matrix_layout(d.view);
     whole.columns = std::max(whole.columns / unit * unit, unit);
     const uint32_t rows = config.swap_ab != 0 ? uint32_t(config.block_m) : kWaveRows;
     encode(cuda, d.name, whole,
-           {map_data_type(d.view.dtype), slab, rows, swizzle_of_bytes(slab * uint32_t(element)), driver::kL2Promotion256B}, map);
+           {map_data_type(d.view.dtype), slab, rows, swizzle_of_bytes(slab * uint32_t(element)), driver::kL2Promotion256B}, rank, map);
 }
 
 // A vector of `box_rows` scales of one K step: rows of the map are K steps.
-void encode_scales(const driver::Api& cuda, const Operand& scales, int box_rows, driver::TensorMap& map) {
+void encode_scales(const driver::Api& cuda, const Operand& scales, int box_rows, Rank rank, driver::TensorMap& map) {
     const Box box{driver::kFloat32, uint32_t(box_rows), 1, driver::kSwizzleNone, driver::kL2Promotion128B};
-    encode(cuda, scales.name, matrix_layout(transposed(scales).view), box, map);
+    encode(cuda, scales.name, matrix_layout(transposed(scales).view), box, rank, map);
+}
+
+// The maps besides those of A and B.
+void encode_rest(const driver::Api& cuda, const Problem& problem, const Config& config, const GemmOperands& operands, Rank rank,
+                 GemmMaps& maps) {
+    if (is_staged(problem, config)) encode_d(cuda, config, operands.d, rank, maps.d);
+    if (!has_scale_vectors(problem) || has_scale_ring(problem)) return;
+    encode_scales(cuda, operands.scale_a, config.block_m, rank, maps.scale_a);
+    if (problem.recipe == Recipe::k1d1d) encode_scales(cuda, operands.scale_b, config.block_n, rank, maps.scale_b);
+}
+
+// One group [rows, k] over all of K; K is a multiple of 128.
+void encode_block(const driver::Api& cuda, const Operand& operand, int64_t rows, int64_t k, uint32_t box_rows, driver::TensorMap& map) {
+    encode(cuda, operand.name, {operand.view.address, rows, k, k}, k_major_box(operand.view.dtype, box_rows), kGroups, map);
 }
 
 }  // namespace
 
 GemmMaps make_gemm_maps(const driver::Api& cuda, const Problem& problem, const Config& config, const GemmOperands& operands) {
     GemmMaps maps;
-    encode_input(cuda, operands.a, problem.a_major, load_rows_a(config, operands.a.view.shape[0]), maps.a);
-    encode_input(cuda, operands.b, problem.b_major, uint32_t(config.block_n / config.cluster_m), maps.b);
-    if (is_staged(problem, config)) encode_d(cuda, config, operands.d, maps.d);
-    if (!has_scale_vectors(problem) || has_scale_ring(problem)) return maps;
-    encode_scales(cuda, operands.scale_a, config.block_m, maps.scale_a);
-    if (problem.recipe == Recipe::k1d1d) encode_scales(cuda, operands.scale_b, config.block_n, maps.scale_b);
+    encode_input(cuda, operands.a, problem.a_major, load_rows_a(config, operands.a.view.shape[0]), kMatrix, maps.a);
+    encode_input(cuda, operands.b, problem.b_major, uint32_t(config.block_n / config.cluster_m), kMatrix, maps.b);
+    encode_rest(cuda, problem, config, operands, kMatrix, maps);
+    return maps;
+}
+
+GemmMaps make_grouped_maps(const driver::Api& cuda, const Problem& problem, const Config& config, const GroupedCall& call,
+                           const GroupedSizes& sizes) {
+    GemmMaps maps;
+    const GemmOperands& operands = call.operands;
+    const uint32_t rows_a = uint32_t(config.block_m / config.cluster_n), rows_b = uint32_t(config.block_n / config.cluster_m);
+    if (call.has_blocks()) {
+        encode_block(cuda, operands.a, sizes.gemm.m, sizes.gemm.k, rows_a, maps.a);
+        encode_block(cuda, operands.b, sizes.gemm.n, sizes.gemm.k, rows_b, maps.b);
+    } else {
+        encode_input(cuda, operands.a, problem.a_major, rows_a, kGroups, maps.a);
+        encode_input(cuda, operands.b, problem.b_major, rows_b, kGroups, maps.b);
+    }
+    encode_rest(cuda, problem, config, operands, kGroups, maps);
     return maps;
 }
 

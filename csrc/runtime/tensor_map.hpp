@@ -7,7 +7,7 @@
 #include "core/config.hpp"
 #include "core/problem.hpp"
 #include "runtime/driver.hpp"
-#include "runtime/operands.hpp"
+#include "runtime/grouped_call.hpp"
 
 namespace deep_gemm {
 
@@ -22,5 +22,10 @@ struct GemmMaps {
 // What lies outside is read as zeros and not written. Operands were checked.
 // Throws Error(kLayout) with the driver's answer: the checks before should have refused such an operand.
 GemmMaps make_gemm_maps(const driver::Api& cuda, const Problem& problem, const Config& config, const GemmOperands& operands);
+
+// The same of a grouped kernel: all maps have a third dim of groups, of which a box has one, and boxes of A are never cut to few rows.
+// Of blocks, the maps of A and B are those of one group over all of K, which the kernel changes for each group.
+GemmMaps make_grouped_maps(const driver::Api& cuda, const Problem& problem, const Config& config, const GroupedCall& call,
+                           const GroupedSizes& sizes);
 
 }  // namespace deep_gemm

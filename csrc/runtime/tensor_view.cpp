@@ -53,6 +53,7 @@ Dtype dtype_of(const dlpack::Tensor& tensor) {
     if (tensor.type_code == dlpack::kFloat8E4M3Fn && tensor.type_bits == 8) return Dtype::kFloat8E4M3;
     if (tensor.type_code == dlpack::kFloat && tensor.type_bits == 32) return Dtype::kFloat32;
     if (tensor.type_code == dlpack::kBfloat && tensor.type_bits == 16) return Dtype::kBfloat16;
+    if (tensor.type_code == dlpack::kInt && tensor.type_bits == 32) return Dtype::kInt32;
     return Dtype::kOther;
 }
 
@@ -149,6 +150,7 @@ int64_t element_bytes(Dtype dtype) {
         case Dtype::kFloat8E4M3: return 1;
         case Dtype::kBfloat16: return 2;
         case Dtype::kFloat32: return 4;
+        case Dtype::kInt32: return 4;
         default: return 0;
     }
 }
@@ -158,13 +160,14 @@ const char* dtype_name(Dtype dtype) {
         case Dtype::kFloat8E4M3: return "torch.float8_e4m3fn";
         case Dtype::kBfloat16: return "torch.bfloat16";
         case Dtype::kFloat32: return "torch.float32";
+        case Dtype::kInt32: return "torch.int32";
         default: return "another dtype";
     }
 }
 
 Dtype parse_dtype(const std::string& name) {
     const std::string bare = name.rfind("torch.", 0) == 0 ? name.substr(6) : name;
-    for (Dtype dtype : {Dtype::kFloat8E4M3, Dtype::kBfloat16, Dtype::kFloat32})
+    for (Dtype dtype : {Dtype::kFloat8E4M3, Dtype::kBfloat16, Dtype::kFloat32, Dtype::kInt32})
         if (bare == dtype_name(dtype) + 6) return dtype;
     return Dtype::kOther;
 }
@@ -188,9 +191,10 @@ Operand make_operand(const char* name, PyObject* object) {
 
 Operand transposed(Operand operand) {
     operand.is_transposed = !operand.is_transposed;
-    if (operand.view.rank != 2) return operand;
-    std::swap(operand.view.shape[0], operand.view.shape[1]);
-    std::swap(operand.view.strides[0], operand.view.strides[1]);
+    const int rank = operand.view.rank;
+    if (rank != 2 && rank != 3) return operand;
+    std::swap(operand.view.shape[rank - 2], operand.view.shape[rank - 1]);
+    std::swap(operand.view.strides[rank - 2], operand.view.strides[rank - 1]);
     return operand;
 }
 

@@ -12,7 +12,7 @@
 
 namespace deep_gemm {
 
-enum class Dtype : uint8_t { kFloat8E4M3, kFloat32, kBfloat16, kOther };
+enum class Dtype : uint8_t { kFloat8E4M3, kFloat32, kBfloat16, kInt32, kOther };
 enum class DeviceKind : uint8_t { kCpu, kCuda, kMeta, kOther };
 
 // Bytes of an element; 0 for kOther.
@@ -38,12 +38,12 @@ struct Operand {
     const char* name = "";
     PyObject* object = nullptr;  // borrowed; null where the call has no such operand
     TensorView view;
-    bool is_transposed = false;  // the view exchanges the dims of the caller's tensor
+    bool is_transposed = false;  // the view exchanges the last two dims of the caller's tensor
 
     bool is_present() const { return object != nullptr; }
 };
 
-// The same memory with its two dims exchanged; another rank stays as it is, for the checks to name.
+// The same memory with its last two dims exchanged; a rank other than 2 and 3 stays as it is, for the checks to name.
 Operand transposed(Operand operand);
 
 // Thrown at the first fake operand of a call that torch is recording in a graph: the ops are put into it, and nothing else can be.

@@ -6,9 +6,10 @@
 
 #include "core/error.hpp"
 #include "core/problem.hpp"
-#include "runtime/checks.hpp"
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
+#include "runtime/operand_checks.hpp"
+#include "runtime/torch_calls.hpp"
 
 namespace py = pybind11;
 
@@ -18,8 +19,6 @@ namespace {
 constexpr int64_t kTile = 128;  // a block transposes 128 x 128 bytes at a time
 constexpr unsigned kThreads = 256;
 constexpr int64_t kMaxGrid = INT32_MAX;  // more tiles than the memory of a GPU holds; CUDA programming guide, "Technical Specifications"
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 driver::Kernel load(const Gpu& gpu, bool is_refused) {
     const py::tuple built = py::module_::import("deep_gemm.plan").attr("get_transpose_kernel")(is_refused).cast<py::tuple>();
@@ -69,18 +68,58 @@ void launch(const Gpu& gpu, const TensorView& in, const TensorView& out, int num
     enqueue(gpu, reinterpret_cast<driver::Function>(get_kernel(gpu)), config, arguments, "the transposing pass");
 }
 
-py::object allocate(const TensorView& view, int64_t pitch, void* stream, bool is_current_stream) {
-    const py::object handle = is_current_stream ? py::none() : py::object(py::int_(reinterpret_cast<uint64_t>(stream)));
-    return py::module_::import("deep_gemm.stream").attr("empty_fp8")(view.shape[0], pitch, view.ordinal, handle);
+// A view [rows, columns] of FP8 with contiguous rows, in memory at `address`.
+TensorView matrix_view(const TensorView& like, uint64_t address, int64_t rows, int64_t columns, int64_t pitch) {
+    TensorView view = like;
+    view.address = address;
+    view.rank = 2;
+    view.shape = {rows, columns}, view.strides = {pitch, 1};
+    return view;
+}
+
+// The rows of all groups [k, rows] below one another, as one matrix.
+bool are_evenly_spaced(const TensorView& view) {
+    const int64_t k = view.shape[2];
+    return view.strides[0] == k * view.strides[2] && k % kPitchAlignment == 0 && view.shape[0] * k <= Problem::kMaxDim;
+}
+
+// One launch over [num_groups * k, rows]: row i of the copy holds row i of every group, one after the other.
+KMajorCopy make_all_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, const py::object& handle) {
+    const TensorView& view = operand.view;
+    const int64_t k = view.shape[2], pitch = view.shape[0] * k;
+    KMajorCopy copy{empty_fp8(view.shape[1], pitch, view.ordinal, handle), operand};
+    const uint64_t address = make_operand(operand.name, copy.memory.ptr()).view.address;
+    launch(gpu, matrix_view(view, view.address, pitch, view.shape[1], view.strides[2]),
+           matrix_view(view, address, view.shape[1], pitch, pitch), num_sms, stream);
+    copy.operand.view.address = address;
+    copy.operand.view.strides = {k, pitch, 1};
+    return copy;
+}
+
+// A launch for each group, into matrices one after the other.
+KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, const py::object& handle) {
+    const TensorView& view = operand.view;
+    const int64_t num_groups = view.shape[0], rows = view.shape[1], k = view.shape[2];
+    const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
+    KMajorCopy copy{empty_fp8(num_groups * rows, pitch, view.ordinal, handle), operand};
+    const uint64_t address = make_operand(operand.name, copy.memory.ptr()).view.address;
+    for (int64_t group = 0; group < num_groups; ++group)
+        launch(gpu, matrix_view(view, view.address + uint64_t(group * view.strides[0]), k, rows, view.strides[2]),
+               matrix_view(view, address + uint64_t(group * rows * pitch), rows, k, pitch), num_sms, stream);
+    copy.operand.view.address = address;
+    copy.operand.view.strides = {rows * pitch, pitch, 1};
+    return copy;
 }
 
 }  // namespace
 
-KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, bool is_current_stream) {
-    const int64_t k = operand.view.shape[1];
+KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, const py::object& handle) {
     get_kernel(gpu);  // before memory is taken: compiling may fail
+    if (operand.view.rank == 3 && are_evenly_spaced(operand.view)) return make_all_k_major(gpu, operand, num_sms, stream, handle);
+    if (operand.view.rank == 3) return make_each_k_major(gpu, operand, num_sms, stream, handle);
+    const int64_t k = operand.view.shape[1];
     const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
-    py::object memory = allocate(operand.view, pitch, stream, is_current_stream);
+    py::object memory = empty_fp8(operand.view.shape[0], pitch, operand.view.ordinal, handle);
     Operand copy = make_operand(operand.name, memory.ptr());
     copy.view.shape[1] = k;
     launch(gpu, transposed(operand).view, copy.view, num_sms, stream);

@@ -14,10 +14,10 @@ struct KMajorCopy {
     Operand operand;
 };
 
-// Copy `operand` [rows, k], whose memory is MN-major, on at most `num_sms` SMs (0 = all) and on `stream`; `is_current_stream`: torch's own
-// on the operand's device. The memory comes from torch's allocator on that stream, rows at a pitch of k rounded up to 16 bytes. One
-// launch, at most 2 * rows * k bytes of traffic. Works during stream capture. Throws Error(kLaunch), or the Python error of compiling or
-// allocating.
-KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, bool is_current_stream);
+// Copy `operand` [rows, k] or [num_groups, rows, k], whose memory is MN-major, on at most `num_sms` SMs (0 = all) and on `stream`, whose
+// handle for torch is `handle`. The memory comes from torch's allocator on that stream, rows at a pitch that is a multiple of 16 bytes. At
+// most two bytes of traffic for each element, in one launch, or in one for each group where these are not evenly spaced or k is no multiple
+// of 16. Works during stream capture. Throws Error(kLaunch), or the Python error of compiling or allocating.
+KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, const pybind11::object& handle);
 
 }  // namespace deep_gemm

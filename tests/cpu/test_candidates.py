@@ -145,3 +145,12 @@ def test_worth_trying_are_the_candidates_and_no_shallower_rings():
     assert _C.is_legal(problem, shallower, H200) and not _C.is_worth_trying(problem, shallower, H200)
     wide = _C.Config(256, 128, 3)
     assert _C.is_legal(problem, wide, H200) and not _C.is_worth_trying(problem, wide, H200)
+
+
+def test_dense_tiles_of_any_width_may_be_worth_trying():
+    """Recorded searches of wide spaces hold token tiles that no default space has."""
+    for op, tokens in itertools.product(PLAIN, (40, 56)):
+        rings = [_C.Config(tokens, 64, stages, block_k=128 if op == OP else 64, swap_ab=1) for stages in range(2, 25)]
+        worth = [config for config in rings if _C.is_worth_trying(_C.Problem(op, tokens, 4096, 7168), config, H200)]
+        deepest = [config for config in rings if _C.is_legal(PLAIN[op], config, H200)][-1]
+        assert deepest in worth

@@ -26,13 +26,19 @@ CONFIGS = [
     ({"block_m": 256, "block_n": 128, "num_stages": 3, "cluster_m": 2}, "e03a07133db509c0665de6e0a5f855ad7342c365bfeafa790c27571642d23250"),
     ({"block_m": 64, "block_n": 8, "num_stages": 24, "block_k": 64}, "49ce8673d642a3d1d0a94ad29c906cb6b87e6fdf075444c77710dd9a1bf3a077"),
 ]
+GROUPED = [
+    ("m_grouped_fp8_gemm_contiguous", {"m": 32768, "n": 6144, "k": 7168, "num_groups": 4}),
+    ("m_grouped_bf16_gemm_contiguous", {"m": 1024, "n": 512, "k": 1024, "num_groups": 8, "alignment": 64, "b_major": "mn"}),
+    ("m_grouped_fp8_gemm_masked", {"m": 4096, "n": 4096, "k": 7168, "num_groups": 32, "expected_m": 20}),
+    ("k_grouped_fp8_gemm_contiguous", {"m": 4096, "n": 7168, "k": 32768, "num_groups": 4, "recipe": "1d1d", "d_dtype": "fp32", "group_layout": "blocks"}),
+]
 DEVICE = {"name": "NVIDIA H200", "sku": "nvidia-h200-sm132", "sm_count": 132, "mig": "", "clock_mhz": 1980.0, "memory_bytes": None}
 DEVICE_KEY = "9eef07a905b35cdce6a050ac7b1371f5099020bcdec5179af255ead02f9d0bc1"
 
 
-def key_of(fields: dict) -> str:
+def key_of(fields: dict, op: str = "fp8_gemm") -> str:
     """Return the documented key: sha256 of canonical JSON, fields at their default left out."""
-    text = json.dumps({"op": "fp8_gemm", "fields": fields}, sort_keys=True, separators=(",", ":"))
+    text = json.dumps({"op": op, "fields": fields}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -44,6 +50,12 @@ def test_problem_keys_are_frozen(fields, key):
 @pytest.mark.parametrize("fields, key", CONFIGS, ids=str)
 def test_config_keys_are_frozen(fields, key):
     assert _C.Config(**fields).key("fp8_gemm") == key == key_of(fields)
+
+
+@pytest.mark.parametrize("op, fields", GROUPED, ids=str)
+def test_groups_enter_the_key_where_they_are_not_at_their_default(op, fields):
+    assert _C.Problem(op, **fields).key == key_of(fields, op)
+    assert _C.Problem(op, **{"expected_m": 0, "alignment": 128, "group_layout": "joint"} | fields).key == key_of(fields, op)
 
 
 def test_defaults_do_not_enter_a_key():

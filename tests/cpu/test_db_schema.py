@@ -139,14 +139,16 @@ def test_opening_again_changes_nothing(tmp_path):
     assert path.read_bytes() == before and {file.name for file in tmp_path.iterdir()} == {"tuning.db", "tuning.db.lock"}
 
 
-def make_old_database(path):
-    """Write a database of schema 1 as the first release left it: two configs on a problem, with a compiler's report."""
+def make_old_database(path, version: int = 1):
+    """Write a database of an older schema: one config on a problem without any variant, with a compiler's report."""
     engine = create_engine(f"sqlite:///{path}")
     with engine.begin() as connection:
         tables.alembic_version.create(connection)
-        schema.migrate(connection, 1)
+        schema.migrate(connection, version)
+        variant, empty = ("", "") if version == 1 else ("variant, ", "'', ")
+        known = {"problem": PROBLEM.key, "config": CONFIG.key("fp8_gemm"), "hash": "ab" * 32, "time": "2026-01-02T03:04:05.678Z"}
         for statement in OLD_ROWS:
-            connection.exec_driver_sql(statement.format(problem=PROBLEM.key, config=CONFIG.key("fp8_gemm"), hash="ab" * 32, time="2026-01-02T03:04:05.678Z"))
+            connection.exec_driver_sql(statement.format(**known, variant=variant, empty=empty))
     engine.dispose()
     return path
 
@@ -155,26 +157,27 @@ PROBLEM, CONFIG = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Config(64, 64, 4)
 OLD_ROWS = (
     "INSERT INTO device (id, key, sku, name, sm_count) VALUES (1, '{hash}', 'nvidia-h200-sm132', 'NVIDIA H200', 132)",
     "INSERT INTO environment (id, key) VALUES (1, '{hash}')",
-    "INSERT INTO problem VALUES (3, '{problem}', 'fp8_gemm', 64, 2112, 7168, 0, '')",
+    "INSERT INTO problem (id, key, op, m, n, k, num_sms, compiled_dims) VALUES (3, '{problem}', 'fp8_gemm', 64, 2112, 7168, 0, '')",
     "INSERT INTO config (id, key, op, block_m, block_n, block_k, num_stages, cluster_m, cluster_n) VALUES (5, '{config}', 'fp8_gemm', 64, 64, 128, 4, 1, 1)",
     "INSERT INTO sweep (id, uid, status, created) VALUES (1, '00000000000000000000000000000000', 'finished', '{time}')",
     "INSERT INTO block (id, uid, status, created, sweep_id, problem_id, device_id, environment_id, regime, kernel_hash, compiler)"
     " VALUES (1, '00000000000000000000000000000001', 'finished', '{time}', 1, 3, 1, 1, 'graph-cold', '{hash}', 'nvrtc')",
     "INSERT INTO measurement (block_id, config_id, role, status, median_us) VALUES (1, 5, 'search', 'ok', 12.5)",
-    "INSERT INTO compilation (config_id, kernel_hash, compiler, registers, compile_ms) VALUES (5, '{hash}', 'nvrtc', 168, 250.0)",
+    "INSERT INTO compilation (config_id, {variant}kernel_hash, compiler, registers, compile_ms) VALUES (5, {empty}'{hash}', 'nvrtc', 168, 250.0)",
     "INSERT INTO best VALUES (3, 'nvidia-h200-sm132', '{hash}', 'nvrtc', 'graph-cold', '{time}', 5, '[5]', 1)",
 )
 
 
-def test_a_writer_upgrades_an_older_schema_and_keeps_its_rows(tmp_path):
-    path = make_old_database(tmp_path / "old.db")
+@pytest.mark.parametrize("version", range(1, tables.SCHEMA_VERSION))
+def test_a_writer_upgrades_an_older_schema_and_keeps_its_rows(tmp_path, version):
+    path = make_old_database(tmp_path / "old.db", version)
     Store.open(path).close()
     assert path.read_bytes()[60:64] == tables.SCHEMA_VERSION.to_bytes(4, "big")
     with Store.open(path, "ro") as store:
         assert store.check() == []
         (row,) = store.load_measurements()
         assert (row["problem_id"], row["config_id"], row["median_us"], row["registers"]) == (3, 5, 12.5, 168)
-        assert fields.to_problem(row) == PROBLEM and fields.to_config(row) == CONFIG
+        assert row["workload"] == "" and fields.to_problem(row) == PROBLEM and fields.to_config(row) == CONFIG
         assert [best["config_key"] for best in store.load_best()] == [CONFIG.key("fp8_gemm")]
     with Store.open(path) as store:
         assert (store.get_or_add_problem(PROBLEM), store.get_or_add_config("fp8_gemm", CONFIG)) == (3, 5)
@@ -206,4 +209,15 @@ def test_an_older_file_with_a_foreign_table_or_impossible_rows_is_left_alone(tmp
 def test_columns_are_the_fields_of_the_library():
     assert set(fields.PROBLEM_FIELDS) == set(tables.problem.columns.keys()) - {"id", "key"}
     assert set(fields.CONFIG_FIELDS) == set(tables.config.columns.keys()) - {"id", "key", "op", "extra"}
-    assert {name: words[0] for name, words in tables.PROBLEM_WORDS.items()}.items() <= fields.PROBLEM_DEFAULTS.items()
+    words = {name: words[0] for name, words in (tables.PROBLEM_WORDS | tables.GROUP_WORDS).items()}
+    numbers = {name: default for name, (_, _, default) in tables.GROUP_NUMBERS.items()}
+    assert (words | numbers).items() <= fields.PROBLEM_DEFAULTS.items()
+
+
+@pytest.mark.parametrize("column", [*tables.GROUP_WORDS, *tables.GROUP_NUMBERS])
+def test_impossible_groups_are_refused(migrated, column):
+    values = {"id": 1, "key": "'k'", "op": "'x'", "m": 1, "n": 1, "k": 1, "num_sms": 0, "compiled_dims": "''", column: "'x'" if column in tables.GROUP_WORDS else -1}
+    statement = f"INSERT INTO problem ({', '.join(values)}) VALUES ({', '.join(map(str, values.values()))})"
+    with sqlite3.connect(migrated) as raw, pytest.raises(sqlite3.IntegrityError, match=f"ck_problem_{column}"):
+        raw.execute(statement)
+    raw.close()

@@ -96,6 +96,7 @@ def make_block(uid: str, problem_key: str, keys: list[str], device: str, environ
             "kernel_hash": KERNEL_HASH,
             "compiler": "nvrtc",
             "order": json.dumps(keys, separators=(",", ":")),
+            "workload": "",
         }
     )
 

@@ -47,6 +47,23 @@ def test_measurements_come_back_as_they_were_stored(store):
     assert failed["median_us"] is None and failed["samples"] is None and failed["registers"] is None and "error" in failed["error"]
 
 
+def test_a_grouped_problem_comes_back_with_its_workload(store):
+    problem = _C.Problem("m_grouped_fp8_gemm_masked", 4096, 4096, 7168, num_groups=32, expected_m=20)
+    block_id = add_block(store, add_context(store), problem, op=problem.op, workload={"sizes": "spread", "spread": 0.3})
+    rows = store.load_measurements(op=problem.op)
+    assert {row["block_id"] for row in rows} == {block_id} and {queries.to_problem(row) for row in rows} == {problem}
+    assert {row["workload"] for row in rows} == {'{"sizes":"spread","spread":0.3}'} and rows[0]["registers"] == 168
+    assert store.load_best(op=problem.op)[0]["problem_key"] == problem.key and not store.load_measurements()
+    add_block(store, add_context(store), make_problem(64))
+    assert {row["workload"] for row in store.load_measurements()} == {""}
+
+
+@pytest.mark.parametrize("workload", ["skewed", '{"path":"/home/x"}', '{"a":"' + "b" * 2000 + '"}', 5, None])
+def test_a_workload_that_is_none_is_refused(store, workload):
+    with pytest.raises(errors.IntegrityError):
+        add_block(store, add_context(store), make_problem(), workload=workload)
+
+
 def test_block_telemetry_fills_rows_without_their_own(store):
     context = add_context(store)
     add_block(store, context, make_problem(), clock_mhz=1755.0, power_w=600.0, throttle=2**63 - 1)

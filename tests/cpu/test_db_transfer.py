@@ -11,6 +11,7 @@ from tuner.db import Store, export_json, import_json, merge, snapshot, snapshot_
 from tuner.db.naturals import KEYS, merge_tables
 from tuner.db.transfer import ADDED, load_tables, parse_json, to_json_bytes
 
+from deep_gemm import _C
 from tests.fakes.databases import CONFIGS, DEVICE, SKU, add_block, add_context, make_database, make_problem
 from tuner import errors
 
@@ -118,6 +119,20 @@ def test_json_round_trip_is_exact(shards, tmp_path):
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "all.json").read_bytes()
 
 
+def test_grouped_problems_and_their_workloads_travel(tmp_path):
+    problem = _C.Problem("k_grouped_fp8_gemm_contiguous", 4096, 7168, 8192, num_groups=4, recipe="1d1d", d_dtype="fp32", group_layout="blocks")
+    with Store.open(tmp_path / "a.db") as store:
+        add_block(store, add_context(store), problem, op=problem.op, workload={"seed": 3, "sizes": "skewed"}, regime="graph-cold-skewed")
+    export_json(tmp_path / "a.db", tmp_path / "a.json")
+    import_json(tmp_path / "b.db", tmp_path / "a.json")
+    merge(tmp_path / "c.db", [tmp_path / "b.db"])
+    snapshot(tmp_path / "c.db", tmp_path / "d.db", SKU)
+    for name, mode in (("b.db", "ro"), ("c.db", "ro"), ("d.db", "immutable")):
+        with Store.open(tmp_path / name, mode) as store:
+            rows = store.load_measurements(op=problem.op)
+            assert {(row["problem_key"], row["workload"], row["regime"]) for row in rows} == {(problem.key, '{"seed":3,"sizes":"skewed"}', "graph-cold-skewed")}
+
+
 def change(path: list, value: object):
     """Return a function that sets one place of a JSON document."""
 
@@ -145,7 +160,7 @@ BAD_DOCUMENTS = [
     change(at("problem", "m"), 2**80), change(at("problem", "op"), "nope"), change(at("problem", "compiled_dims"), "../"), change(at("config", "block_m"), 65),
     change(at("config", "block_m"), None), change(at("device", "sku"), "a b"), change(at("device", "name"), ["x"]), change(at("device", "sm_count"), 131),
     change(at("block", "device_id"), "0" * 64), change(at("block", "sweep_id"), None), change(at("block", "uid"), "short"), change(at("block", "status"), "done"),
-    change(at("block", "order"), '["x"]'), change(at("block", "order"), "7"), change(at("block", "created"), "\x1b[2J"), change(at("block", "noise"), float("inf")),
+    change(at("block", "order"), '["x"]'), change(at("block", "order"), "7"), change(at("block", "created"), "\x1b[2J"), change(at("block", "noise"), float("inf")), change(at("block", "workload"), "uneven"), change(at("problem", "num_groups"), 2),
     change(at("measurement", "median_us"), -1.0), change(at("measurement", "median_us"), float("nan")), change(at("measurement", "samples"), "zz"),
     change(at("measurement", "samples"), "0000c0ff"), change(at("measurement", "samples"), 5), change(at("measurement", "role"), "x"), change(at("measurement", "role"), {}),
     change(at("measurement", "block_id"), 1), change(at("measurement", "config_id"), []), change(at("best", "tie_set"), "{"), change(at("best", "config_id"), "x"),

@@ -12,6 +12,7 @@ import pytest
 from deep_gemm import _C, plan, selection
 from deep_gemm.errors import CompileError
 from tests.fakes import stub_driver
+from tests.fakes.grouped_variants import CONTIGUOUS, GROUP_LAYOUTS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
 from tests.fakes.stub_driver import read_params, run_op, select, use_fake_build
 
 
@@ -175,3 +176,42 @@ def test_a_config_that_does_not_compile_falls_back(driver):
     (built, wanted, warned), _ = driver.call(plan_what_does_not_compile)
     assert built == wanted
     assert len(warned) == 1 and "does not compile (no such instruction)" in warned[0] and wanted[1] in warned[0]
+
+
+# Grouped problems, without the stub.
+
+
+@pytest.fixture
+def built(monkeypatch):
+    """Forget every plan; return the list that the problems of later compilations join."""
+    problems = []
+    monkeypatch.setattr(plan.build, "get_cubin", lambda problem, config, is_refused=False: problems.append(problem) or object())
+    plan.forget()
+    yield problems
+    plan.forget()
+
+
+def test_a_kernel_is_remembered_by_all_that_it_depends_on():
+    of_a_call = {"m", "n", "k", "num_sms", "num_groups", "expected_m", "alignment", "compiled_dims", "batch_invariant"}
+    assert set(plan._VARIANT) | of_a_call == set(_C.Problem("fp8_gemm", 1, 1, 1).as_dict()) and not set(plan._VARIANT) & of_a_call
+
+
+def test_a_kernel_serves_any_groups(built):
+    config, masked = _C.Config(64, 64, 4), {"op": MASKED[0], "m": 256, "n": 512, "k": 1024, "num_groups": 4}
+    same = [masked, masked | {"num_groups": 9}, masked | {"expected_m": 3}, masked | {"m": 512, "num_sms": 60}]
+    kernels = {plan._get_kernel(_C.Problem(**fields), config) for fields in same}
+    assert len(kernels) == len(built) == 1
+    rows = {"op": CONTIGUOUS[0], "m": 256, "n": 512, "k": 1024, "num_groups": 4}
+    assert len({plan._get_kernel(_C.Problem(**rows, alignment=alignment), config) for alignment in (64, 128, 256)}) == 1 and len(built) == 2
+    for layout in GROUP_LAYOUTS:
+        plan._get_kernel(make_grouped(K_GROUPED[0], 256, 512, 1024, 4, group_layout=layout), config)
+    assert [problem.group_layout for problem in built[2:]] == list(GROUP_LAYOUTS)
+
+
+def test_grouped_problems_are_recorded_as_they_are(monkeypatch, tmp_path):
+    path = tmp_path / "shapes.jsonl"
+    monkeypatch.setenv("DG_RECORD_SHAPES", str(path))
+    problems = make_grouped_variants(256, 512, 1024, 4) + [_C.Problem(MASKED[1], 256, 512, 1024, num_groups=4, expected_m=20)]
+    for problem in problems:
+        plan._record(problem)
+    assert [_C.Problem.from_json(line) for line in path.read_text().splitlines()] == problems

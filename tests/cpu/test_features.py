@@ -14,7 +14,7 @@ PORTFOLIO = [
     *make_portfolio(12), _C.Config(128, 112, 4), _C.Config(128, 48, 6), _C.Config(64, 128, 6, cluster_n=2),
     _C.Config(16, 64, 12, swap_ab=1), _C.Config(16, 64, 12, split_k=4, swap_ab=1), _C.Config(80, 128, 6, swap_ab=1),
 ]  # fmt: skip
-NAMES = _C.feature_names(PORTFOLIO)
+NAMES = _C.feature_names(OP, PORTFOLIO)
 PROBLEMS = make_problems(120, seed=3) + [
     _C.Problem(OP, 2**31 - 1, 2**31 - 1, 2**31 - 1),
     _C.Problem(OP, 1, 1, 1),
@@ -34,7 +34,7 @@ def straddling_share(n: int, block_n: int) -> float:
 
 def test_version_names_and_length():
     assert isinstance(_C.FEATURES_VERSION, int) and len(set(NAMES)) == len(NAMES) == 20 + 6 * len(PORTFOLIO)
-    assert _C.feature_names([]) == NAMES[:20] and len(_C.get_features(PROBLEMS[0], DEVICE, [])) == 20
+    assert _C.feature_names(OP, []) == NAMES[:20] and len(_C.get_features(PROBLEMS[0], DEVICE, [])) == 20
 
 
 def test_features_are_finite_and_deterministic():
@@ -58,7 +58,7 @@ def test_a_variant_is_told_by_flags_of_its_own():
     seen = {}
     for problem in make_variants(64, 2112, 7168):
         config = _C.Config(64, 64, 4, block_k=128 if problem.op == OP else 64)
-        values = dict(zip(_C.feature_names([config]), _C.get_features(problem, DEVICE, [config]), strict=True))
+        values = dict(zip(_C.feature_names(problem.op, [config]), _C.get_features(problem, DEVICE, [config]), strict=True))
         told = (problem.op, *(values[name] for name in flags))
         assert set(told[1:]) <= {0.0, 1.0} and seen.setdefault(told, problem) is problem
         assert values["k_steps"] == (56 if problem.op == OP else 112)

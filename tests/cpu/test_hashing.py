@@ -10,8 +10,10 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.errors import ProblemError
-from deep_gemm.jit import cache, hashing, nvcc, nvrtc
+from deep_gemm.jit import cache, generator, hashing, nvcc, nvrtc
 from tests.fakes.compiler import install_nvcc
+from tests.fakes.grouped_variants import GROUPED_OPS
+from tests.fakes.variants import OPS
 
 OP = "fp8_gemm"
 SOURCE = '#include "deep_gemm/types.cuh"\nextern "C" __global__ void kernel() {}\n'
@@ -121,6 +123,19 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops():
         hashing.kernel_hash("none_such")
 
 
+#: The kernels that the recorded sweeps of the dense ops measured. Another hash means that all of these measurements, and the selector trained on
+#: them, are of other kernels and no longer used: change it together with new ones only.
+FROZEN_KERNEL_HASHES = {
+    "fp8_gemm": "5092fbdd79ba37304a98383e34bb1a6868cbc1116180a60fedecee2e8186109f",
+    "bf16_gemm": "52c2299714f75089e4b30dd302777b653fa435a8f07aa567cf8b40457ad8678e",
+}
+
+
+@pytest.mark.parametrize("op, kernel_hash", FROZEN_KERNEL_HASHES.items())
+def test_kernel_hashes_of_the_measured_kernels_are_frozen(op, kernel_hash):
+    assert hashing.kernel_hash(op) == kernel_hash
+
+
 def base_hash(op: str = OP, sources: tuple = ("int a; // x",), headers: dict = HEADERS) -> str:
     return hashing.hash_kernels(op, list(sources), headers)
 
@@ -158,10 +173,26 @@ def test_headers_of_other_ops_do_not_count(monkeypatch, tmp_path):
     assert fresh_kernel_hash() != before
 
 
-def fresh_kernel_hash() -> str:
+def test_headers_of_grouped_kernels_do_not_reach_the_dense_ones(monkeypatch, tmp_path):
+    """Whatever only grouped kernels include may change without another hash of the dense kernels."""
+    include = tmp_path / "include/deep_gemm"
+    include.mkdir(parents=True)
+    dense = {name for op in OPS for name in hashing.get_included_headers("\n".join(generator.canonical_sources(op)))}
+    grouped = {name for op in GROUPED_OPS for name in hashing.get_included_headers("\n".join(generator.canonical_sources(op)))}
+    assert grouped - dense and grouped & dense, "grouped kernels have headers of their own and share others"
+    for path in (hashing._INCLUDE / "deep_gemm").iterdir():
+        changed = "struct Changed {};\n" if f"deep_gemm/{path.name}" in grouped - dense else ""
+        (include / path.name).write_text(path.read_text(encoding="utf-8") + changed)
+    before = {op: hashing.kernel_hash(op) for op in GROUPED_OPS}
+    monkeypatch.setattr(hashing, "_INCLUDE", tmp_path / "include")
+    assert {op: fresh_kernel_hash(op) for op in OPS} == FROZEN_KERNEL_HASHES
+    assert all(fresh_kernel_hash(op) != before[op] for op in GROUPED_OPS)
+
+
+def fresh_kernel_hash(op: str = OP) -> str:
     hashing._read_header.cache_clear()
     try:
-        return hashing.kernel_hash.__wrapped__(OP)
+        return hashing.kernel_hash.__wrapped__(op)
     finally:
         hashing._read_header.cache_clear()
 

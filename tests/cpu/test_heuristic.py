@@ -147,7 +147,7 @@ def test_blocks_that_share_an_sm_take_more_clusters_at_once():
     """400 tiles of two CTAs: one block to an SM needs seven rounds, two need four."""
     problem = _C.Problem(OP, 8, 64 * 400, 512)
     deep, shared = (_C.Config(8, 64, stages, split_k=2, swap_ab=1) for stages in (24, 8))
-    waves = dict(zip(_C.feature_names([deep, shared]), _C.get_features(problem, H200, [deep, shared]), strict=True))
+    waves = dict(zip(_C.feature_names(OP, [deep, shared]), _C.get_features(problem, H200, [deep, shared]), strict=True))
     assert (waves[f"waves of {deep}"], waves[f"waves of {shared}"]) == (pytest.approx(400 / 66), pytest.approx(400 / 132))
 
 

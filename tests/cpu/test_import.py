@@ -81,6 +81,10 @@ def test_public_names():
     api |= {"transform_sf_into_required_layout", "ceil_div", "align", "utils", "testing"}
     api |= {f"per_{granularity}_cast_to_fp8" for granularity in ("token", "channel", "block", "custom_dims")}
     api |= {f"{kind}_gemm_{layout}" for kind in ("fp8", "bf16", "cublaslt") for layout in ("nt", "nn", "tn", "tt")} | {"fp8_gemm_nt_skip_head_mid"}
+    api |= {f"m_grouped_{kind}_gemm_{layout}_contiguous" for kind in ("fp8", "bf16") for layout in ("nt", "nn")}
+    api |= {"m_grouped_fp8_gemm_nt_masked", "m_grouped_bf16_gemm_nt_masked", "fp8_m_grouped_gemm_nt_masked", "bf16_m_grouped_gemm_nt_masked"}
+    api |= {f"k_grouped_{kind}_contiguous" for kind in ("fp8_gemm_nt", "fp8_gemm_tn", "bf16_gemm_tn")}
+    api |= {f"get_{dims}_alignment_for_contiguous_layout" for dims in ("mk", "m", "k")} | {"set_mk_alignment_for_contiguous_layout"}
     api |= {"set_tc_util", "get_tc_util", "set_pdl", "get_pdl", "set_batch_invariant", "is_batch_invariant"}
     assert api <= set(deep_gemm.__all__)
 

@@ -47,6 +47,24 @@ def test_transform():
     assert deep_gemm.transform_sf_into_required_layout(sf_a, recipe=(1, 1, 128), disable_ue8m0_cast=True).stride() == (1, 300)
 
 
+def test_scales_of_groups():
+    """Masked groups have scales each; groups of K lie side by side, and a cast per channel has them as the kernels like best."""
+    masked = torch.randn(3, 130, 6)
+    got = deep_gemm.transform_sf_into_required_layout(masked, 130, 700, num_groups=3, is_sfa=True)
+    assert torch.equal(got, masked) and got.stride() == (132 * 6, 1, 132)
+    blocks = torch.randn(3, 5, 6)
+    assert deep_gemm.transform_sf_into_required_layout(blocks, 600, 700, num_groups=3) is blocks
+    ks = [256, 0, 384]
+    for is_sfa in (True, False):
+        joint = torch.randn(130, sum(ks) // 128)
+        got = deep_gemm.transform_sf_into_required_layout(joint, 130, sum(ks), (1, 1, 128), is_sfa=is_sfa)
+        assert torch.equal(got, joint) and got.stride() == (1, 132)
+    per_channel = deep_gemm.per_channel_cast_to_fp8(torch.randn(sum(ks), 64), False)[1].t()
+    assert deep_gemm.get_mn_major_tma_aligned_tensor(per_channel) is per_channel
+    with pytest.raises(ShapeError, match=r"sf.shape = \[3, 130, 6\]: must be \[4, 130, 6\]"):
+        deep_gemm.transform_sf_into_required_layout(masked, 130, 700, num_groups=4, is_sfa=True)
+
+
 def test_wrong_inputs():
     with pytest.raises(ShapeError, match="sf.ndim = 1"):
         deep_gemm.get_mn_major_tma_aligned_tensor(torch.zeros(4))

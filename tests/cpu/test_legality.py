@@ -6,14 +6,17 @@ import random
 import pytest
 
 from deep_gemm import _C
-from tests.fakes.variants import make_variants
+from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, is_fp8, make_grouped_variants
+from tests.fakes.variants import OPS, make_variants
 
 OP = "fp8_gemm"
 H200 = _C.Device.known("h200")
 PROBLEM = _C.Problem(OP, 1, 1, 1)
-VARIANTS = make_variants()
+VARIANTS = [*make_variants(), *make_grouped_variants()]
 BASE = {"block_m": 128, "block_n": 128, "num_stages": 4}
 SWAPPED = {"block_m": 16, "block_n": 64, "num_stages": 4, "swap_ab": 1}
+#: What a grouped kernel's tiles take on their way to the math warps (tile_queue.cuh).
+TILE_QUEUE_BYTES = 384
 
 
 def align(value: int, alignment: int) -> int:
@@ -30,7 +33,7 @@ def math_groups(config) -> int:
 
 
 def has_scales(problem) -> bool:
-    return problem.op == "fp8_gemm" and problem.recipe != "per_row"
+    return is_fp8(problem.op) and problem.recipe != "per_row"
 
 
 def has_ring(problem) -> bool:
@@ -59,13 +62,14 @@ def expected_smem(problem, config) -> int:
     receive = split * -(-(columns // 8) // split) * 128 * math_groups(config) * 16 if split > 1 else 0
     loads_c = problem.c_mode == "accumulate" and is_staged(problem, config)
     barriers = align((2 * config.num_stages + 2 * buffers + (split > 1) + 2 * math_groups(config) * loads_c) * 8, 128)
-    return 1024 + is_staged(problem, config) * d_bytes(problem, config) + config.num_stages * stage + receive + barriers + ring
+    queue = TILE_QUEUE_BYTES if problem.op in GROUPED_OPS else 0
+    return 1024 + is_staged(problem, config) * d_bytes(problem, config) + config.num_stages * stage + receive + barriers + ring + queue
 
 
 def expected_registers(problem, config) -> int:
     rows, columns = sides(config)
     final = rows // math_groups(config) // 64 * columns // 2
-    if problem.op == "bf16_gemm":
+    if not is_fp8(problem.op):
         return final + 40
     partials = 2 if _C.is_pipelined(problem, config) else 1
     accumulators = final + partials * columns // 2
@@ -89,14 +93,15 @@ def expected_legal(problem, config) -> bool:
         config.cluster_m * config.cluster_n == 1 or not config.swap_ab,
         problem.a_major == "k" or config.block_m % 64 == 0,
         problem.b_major == "k" or config.block_n % 64 == 0,
-        config.split_k == 1 or (sides(config)[0] <= 128 and problem.num_sms == 0 and not problem.batch_invariant),
+        config.split_k == 1 or (sides(config)[0] <= 128 and problem.num_sms == 0 and not problem.batch_invariant and problem.op in OPS),
+        problem.op not in CONTIGUOUS or problem.alignment % (config.block_m * config.cluster_m) == 0,
     ]
     return all(rules)
 
 
 def grid_of_configs(op: str = OP):
     """Yield configs whose sides, depth, cluster and split are each in range."""
-    block_k = 128 if op == "fp8_gemm" else 64
+    block_k = 128 if is_fp8(op) else 64
     widths, depths = range(8, 264, 8), (2, 3, 5, 9, 24, 32)
     for rows, columns, stages, cluster in itertools.product((64, 128, 256), widths, depths, ((1, 1), (2, 1), (1, 2))):
         yield _C.Config(rows, columns, stages, block_k=block_k, cluster_m=cluster[0], cluster_n=cluster[1])
@@ -106,7 +111,7 @@ def grid_of_configs(op: str = OP):
             yield _C.Config(rows, columns, stages, block_k=block_k, split_k=split)
 
 
-GRIDS = {op: list(grid_of_configs(op)) for op in ("fp8_gemm", "bf16_gemm")}
+GRIDS = {op: list(grid_of_configs(op)) for op in (*OPS, *GROUPED_OPS)}
 
 
 @pytest.mark.parametrize("problem", VARIANTS, ids=str)

@@ -186,7 +186,7 @@ def test_outside_the_hull(no_exact):
 
 def test_hull_slack_is_relative():
     original = make_parts()[1]
-    names = _C.feature_names(load().portfolio(OP))
+    names = _C.feature_names(OP, load().portfolio(OP))
     sms = names.index("num_sms")
     for factor, source in ((1 - 1e-7, "learned"), (1 - 1e-5, "analytic")):
         high = original["feature_max"].copy()

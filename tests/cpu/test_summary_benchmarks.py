@@ -55,7 +55,7 @@ def run(family, tmp_path, *options: str) -> tuple[int, dict]:
 def test_every_role_and_layout_is_timed(monkeypatch, tmp_path, family):
     install(monkeypatch)
     code, result = run(family, tmp_path)
-    assert code == 0 and result["meta"]["complete"] and set(result["meta"]["kernel_hash"]) == {family.op}
+    assert code == 0 and result["meta"]["complete"] and set(result["meta"]["kernel_hash"]) == set(family.ops)
     assert [family.identify(row) for row in result["rows"]] == [family.identify(key) for key in KEYS[family.name]]
     for row in result["rows"]:
         layouts = family.make_problems(row)
@@ -146,7 +146,7 @@ def test_the_shapes_are_those_of_the_data_files():
     assert [len(family.read_keys()) for family in FAMILIES] == [80, 71, 7]
     for family in FAMILIES:
         for key in family.read_keys():
-            assert all(problem.op == family.op and problem.m == key["m"] for problem in family.make_problems(key).values())
+            assert all(problem.op in family.ops and problem.m == key["m"] for problem in family.make_problems(key).values())
 
 
 def test_baselines_name_every_figure():
@@ -168,6 +168,8 @@ def test_host_calls_cover_both_op_kinds_and_report_failures(monkeypatch):
     monkeypatch.setattr(host_time, "SIZES", (4, 128, 128))
     found = host_time.time_calls("cpu", lambda: None)
     assert {"bf16_gemm_nt", "fp8_gemm_nt, row-major scales", "torch.mm(out=)"} <= set(found)
+    grouped = {"m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nt_masked", "k_grouped_fp8_gemm_nt_contiguous"}
+    assert {name for name in found if "_grouped_" in name} == grouped
     assert not any("failed" in times for times in found.values()), found
     monkeypatch.setattr("deep_gemm.bf16_gemm_nt", lambda *_: (_ for _ in ()).throw(RuntimeError("lost")))
     assert host_time.time_calls("cpu", lambda: None)["bf16_gemm_nt"] == {"failed": "RuntimeError: lost"}

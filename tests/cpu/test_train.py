@@ -50,7 +50,7 @@ def test_features_are_those_of_the_run_time(data, learned):
     portfolio = [data.configs[column] for column in learned.portfolio.columns]
     features = learner.make_features(data, np.array([3]), learned.portfolio.columns)
     assert features[0].tolist() == _C.get_features(data.problems[3], data.device, portfolio)
-    assert features.shape[1] == len(_C.feature_names(portfolio))
+    assert features.shape[1] == len(_C.feature_names(data.problems[3].op, portfolio))
 
 
 def test_targets_are_clipped_and_pointless_configs_count_as_twice_as_slow(data, learned):

@@ -1,21 +1,30 @@
-"""Write tests/data/features_frozen.json anew: python -m tests.data.regenerate_features
+"""Write the records of frozen features in tests/data anew: python -m tests.data.regenerate_features
 
 Refuses while the version that names what changed is still the recorded one.
 """
 
 import sys
 
-from tests.cpu.test_features_frozen import RECORD, compute, read, write
+from tests.cpu.test_features_frozen import RECORDS, compute, read, write
+
+
+def find_unnamed_change(new: dict, old: dict) -> str:
+    """Return the name of the version that must be raised before `new` may replace `old`, or ''."""
+    for name, version in (("shape", "FEATURES_VERSION"), ("heuristic", "HEURISTIC_VERSION")):
+        if old and new[name]["version"] == old[name]["version"] and new[name]["sha256"] != old[name]["sha256"]:
+            return version
+    return ""
 
 
 def main() -> int:
-    """Write the record and return the exit code."""
-    new, old = compute(), read() if RECORD.exists() else {}
-    for name, version in (("shape", "FEATURES_VERSION"), ("heuristic", "HEURISTIC_VERSION")):
-        if old and new[name]["version"] == old[name]["version"] and new[name]["sha256"] != old[name]["sha256"]:
-            print(f"{name} features changed but {version} did not: raise it first", file=sys.stderr)
+    """Write the records and return the exit code."""
+    records = {kind: compute(kind) for kind in RECORDS}
+    for kind, new in records.items():
+        if version := find_unnamed_change(new, read(kind) if RECORDS[kind].exists() else {}):
+            print(f"features of {kind} problems changed but {version} did not: raise it first", file=sys.stderr)
             return 1
-    write(new)
+    for kind, new in records.items():
+        write(kind, new)
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import torch
 
-from deep_gemm import _C
+from deep_gemm import _C, reference
 from tuner import measure
 from tuner.checked_output import find_columns
 from tuner.operands import BLOCK
@@ -84,19 +84,23 @@ class FakeKernel:
     def __init__(self, cubin: bytes, name: str, problem, config, device: int):
         assert cubin == b"cubin" and device == 0
         self.problem, self.config, self.count = problem, config, 0
+        self.latest: tuple = ()
 
-    def launch(self, a, scale_a, b, scale_b, d, c=None, *, num_sms: int = 0, alpha: float = 1.0, beta: float = 1.0, head_splits=None, stream: int = 0) -> None:
+    def launch(self, a, scale_a, b, scale_b, d, c=None, *, groups=None, num_sms: int = 0, alpha: float = 1.0, beta: float = 1.0, head_splits=None, stream: int = 0) -> None:
         """Launch now, or into the graph that is capturing."""
         assert stream == FakeStream.cuda_stream
         if FakeGraph.capturing is not None:
             FakeKernel.sets_seen.setdefault(self.config, []).append(a.data_ptr())
             FakeGraph.capturing.launches.append(self.advance)
             return
-        self.count += 1
+        self.count, self.latest = self.count + 1, (groups, c)
         self.advance()
         fault = FakeKernel.faults.get(self.config)
         if fault is not None and fault(self, d, (a, scale_a, b, scale_b)):
             return
+        if groups is not None:
+            assert (alpha, beta, head_splits) == (1.0, 1.0, None)
+            return multiply_groups(self.problem, a, scale_a, b, scale_b, d, c, groups)
         product = alpha * multiply(a, scale_a, b, scale_b, dtype=torch.float32)
         if c is not None:
             product += beta * c.float()
@@ -121,6 +125,16 @@ def widen(values: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
 def multiply(a, scale_a, b, scale_b, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     """Return the product of the dequantised operands."""
     return (widen(a, scale_a) @ widen(b, scale_b).T).to(dtype)
+
+
+def multiply_groups(problem, a, scale_a, b, scale_b, d, c, groups) -> None:
+    """Write the product of a grouped problem as the library's own reference does."""
+    scales, options = ({"scale_a": scale_a, "scale_b": scale_b}, {}) if "fp8" in problem.op else ({}, {})
+    if problem.op.startswith("k_grouped"):
+        options = {"c": c} | ({"is_blocks": problem.group_layout == "blocks"} if scales else {})
+    elif scales:
+        options = {"recipe": problem.recipe}
+    getattr(reference, problem.op)(a=a, b=b, d=d, groups=groups, **scales, **options)
 
 
 def install(monkeypatch, l2_bytes: int = 1 << 16) -> None:

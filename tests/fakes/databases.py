@@ -47,9 +47,9 @@ def add_context(store, seed: int = 0) -> dict:
     }
 
 
-def add_block(store, context: dict, problem, num_configs: int = 6, seed: int = 0, finish: bool = True, **fields) -> int:
+def add_block(store, context: dict, problem, num_configs: int = 6, seed: int = 0, finish: bool = True, op: str = "fp8_gemm", **fields) -> int:
     """Add a block of `problem` with a search row per config, confirmation rows for two, a failure, and a winner."""
-    ids = [store.get_or_add_config("fp8_gemm", config) for config in CONFIGS[:num_configs]]
+    ids = [store.get_or_add_config(op, config) for config in CONFIGS[:num_configs]]
     problem_id = store.get_or_add_problem(problem)
     block = {
         "problem_id": problem_id,

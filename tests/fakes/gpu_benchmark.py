@@ -29,14 +29,30 @@ class OpKernel:
     def __init__(self, problem, config, fault=None):
         self.problem, self.config, self.fault = problem, config, fault
 
-    def launch(self, a, scale_a, b, scale_b, d, c=None) -> None:
+    def launch(self, a, scale_a, b, scale_b, d, c=None, *, groups=None) -> None:
         """Compute at once."""
-        if self.problem.op == "bf16_gemm":
+        if groups is not None:
+            launch_grouped(self.problem, a, scale_a, b, scale_b, d, c, groups)
+        elif self.problem.op == "bf16_gemm":
             deep_gemm.bf16_gemm_nt(a, b, d, c=c)
         else:
             deep_gemm.fp8_gemm_nt((a, scale_a), (b, scale_b), d, c=c, recipe=RECIPES[self.problem.recipe])
         if self.fault is not None:
             self.fault(self, d)
+
+
+def launch_grouped(problem, a, scale_a, b, scale_b, d, c, groups) -> None:
+    """Compute a grouped problem by its public op: operands in nt orientation, except for BF16 groups of K, which are `tn`."""
+    if problem.op == "k_grouped_bf16_gemm_contiguous":
+        deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a.T, b.T, d, groups.tolist(), groups, c)
+        return
+    pairs = (a, b) if scale_a is None else ((a, scale_a), (b, scale_b))
+    if problem.op.startswith("k_grouped"):
+        deep_gemm.k_grouped_fp8_gemm_nt_contiguous(*pairs, d, groups.tolist(), groups, c)
+        return
+    name, is_masked = problem.op.rpartition("_")[0], problem.op.endswith("masked")
+    op = getattr(deep_gemm, f"{name}_nt_masked" if is_masked else f"{name}_nt_contiguous")
+    op(*pairs, d, groups, *((problem.expected_m,) if is_masked else ()))
 
 
 def install(monkeypatch, fault=None) -> None:
@@ -49,7 +65,7 @@ def install(monkeypatch, fault=None) -> None:
     }  # fmt: skip
     for name, value in replaced.items():
         monkeypatch.setattr(harness, name, value)
-    for name in ("randn", "empty", "ones", "zeros", "arange"):
+    for name in ("randn", "empty", "ones", "zeros", "arange", "tensor"):
         monkeypatch.setattr(torch, name, on_cpu(getattr(torch, name)))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, **options: (a.float() @ b.float()).to(options["out_dtype"]))

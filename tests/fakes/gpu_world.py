@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import torch
 
 from deep_gemm import _C
+from tests.fakes.grouped_kernel import FakeGroupedKernel
+from tests.gpu.grouped_variants import GROUPED_OPS
 from tests.gpu.operands import widen
 from tests.gpu.world import World
 
@@ -45,4 +47,5 @@ class FakeWorld(World):
         return _C.Device.known("h200")
 
     def _load(self, problem, config, compiler: str | None) -> tuple:
-        return FakeKernel(problem, config, self.fault), SimpleNamespace(spill_bytes=0)
+        kind = FakeGroupedKernel if problem.op in GROUPED_OPS else FakeKernel
+        return kind(problem, config, self.fault), SimpleNamespace(spill_bytes=0)

@@ -35,6 +35,8 @@ enum { MAX_DEVICES = 8 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char contexts[MAX_DEVICES];  // their addresses are the primary contexts
 static int num_maps = 1, num_libraries;  // map 0 is one that nobody encoded
+enum { MAX_LIBRARIES = 1 << 16, FIRST_KERNEL = 1000 };
+static char is_grouped[MAX_LIBRARIES];  // whether a library's kernel is one of groups
 static __thread void* stack[16];
 static __thread int depth;
 static __thread int capture_mode;
@@ -182,7 +184,8 @@ static int cuLibraryLoadData(void** library, const void* code, void* a, void* b,
 
 static int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
     record("{\"call\":\"cuLibraryGetKernel\",\"name\":\"%s\"}", name);
-    *kernel = (void*)(1000 + (intptr_t)library);
+    *kernel = (void*)(FIRST_KERNEL + (intptr_t)library);
+    is_grouped[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "grouped") != NULL;
     return 0;
 }
 
@@ -224,18 +227,26 @@ static int cuOccupancyMaxActiveClusters(int* clusters, void* function, const Lau
     return 0;
 }
 
-// A map's 128 bytes hold its number, which a launch then logs. The rules that the real driver checks are checked.
+// A map's 128 bytes hold its number, which a launch then logs. The rules that the real driver checks are checked: it wants a context, and takes
+// any pitch of groups that is a multiple of 16 (seen on an H100 with CUDA 13.0).
 static int cuTensorMapEncodeTiled(unsigned char* map, int data_type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides,
                                   const uint32_t* box, const uint32_t* element_strides, int interleave, int swizzle, int promotion, int fill) {
     const uint64_t element = data_type == 9 ? 2 : data_type == 7 ? 4 : 1;
-    const int is_valid = (uintptr_t)map % 64 == 0 && rank == 2 && (uintptr_t)address % 16 == 0 && dims[0] >= 1 && dims[1] >= 1 && dims[0] <= 1ull << 32 &&
-                         dims[1] <= 1ull << 32 && strides[0] % 16 == 0 && strides[0] < 1ull << 40 && box[0] >= 1 && box[0] <= 256 && box[1] >= 1 &&
+    const uint64_t groups = rank == 3 ? dims[2] : 1, group_pitch = rank == 3 ? strides[1] : 0;
+    const unsigned box_groups = rank == 3 ? box[2] : 1;
+    const int has_good_groups = groups >= 1 && groups <= 1ull << 32 && group_pitch % 16 == 0 && group_pitch < 1ull << 40 && box_groups == 1 &&
+                                (rank == 2 || element_strides[2] == 1);
+    const int has_context = current() != NULL;
+    const int is_valid = (uintptr_t)map % 64 == 0 && (rank == 2 || rank == 3) && has_good_groups && has_context && (uintptr_t)address % 16 == 0 &&
+                         dims[0] >= 1 && dims[1] >= 1 && dims[0] <= 1ull << 32 && dims[1] <= 1ull << 32 && strides[0] % 16 == 0 && strides[0] < 1ull << 40 && box[0] >= 1 && box[0] <= 256 && box[1] >= 1 &&
                          box[1] <= 256 && box[0] * element % 16 == 0 && element_strides[0] == 1 && element_strides[1] == 1 &&
                          (swizzle == 0 || box[0] * element <= 16ull << swizzle);
     record("{\"call\":\"cuTensorMapEncodeTiled\",\"map\":%d,\"type\":%d,\"address\":%llu,\"dims\":[%llu,%llu],\"pitch\":%llu,\"box\":[%u,%u],"
+           "\"rank\":%u,\"groups\":%llu,\"group_pitch\":%llu,"
            "\"interleave\":%d,\"swizzle\":%d,\"promotion\":%d,\"fill\":%d,\"valid\":%d}",
            num_maps, data_type, (unsigned long long)(uintptr_t)address, (unsigned long long)dims[0], (unsigned long long)dims[1],
-           (unsigned long long)strides[0], box[0], box[1], interleave, swizzle, promotion, fill, is_valid);
+           (unsigned long long)strides[0], box[0], box[1], rank, (unsigned long long)groups, (unsigned long long)group_pitch, interleave, swizzle,
+           promotion, fill, is_valid);
     memset(map, 0, 128);
     memcpy(map, &num_maps, sizeof num_maps);
     ++num_maps;
@@ -257,16 +268,21 @@ static void record_transpose(const LaunchConfig* config, void* function, void** 
            *(long long*)parameters[2], *(long long*)parameters[3], *(unsigned*)parameters[4], *(unsigned*)parameters[5], current_ordinal());
 }
 
-enum { PARAMS_BYTES = 128 };
+enum { PARAMS_BYTES = 128, GROUP_PARAMS_BYTES = 96 };
+
+static void write_hex(char* text, const void* bytes, int count) {
+    for (int i = 0; i < count && getenv("FAKE_CUDA_LOG"); ++i) sprintf(text + 2 * i, "%02x", ((const unsigned char*)bytes)[i]);
+}
 
 static void record_gemm(const LaunchConfig* config, void* function, void** parameters, void** extra) {
-    char text[2 * PARAMS_BYTES + 1] = "";
-    for (int i = 0; i < PARAMS_BYTES && getenv("FAKE_CUDA_LOG"); ++i) sprintf(text + 2 * i, "%02x", ((unsigned char*)parameters[5])[i]);
+    char text[2 * PARAMS_BYTES + 1] = "", groups[2 * GROUP_PARAMS_BYTES + 1] = "";
+    write_hex(text, parameters[5], PARAMS_BYTES);
+    if (is_grouped[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES]) write_hex(groups, parameters[6], GROUP_PARAMS_BYTES);
     record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":%u,\"stream\":%ld,\"cluster\":%u,"
-           "\"overlap\":%d,\"maps\":[%d,%d,%d,%d,%d],\"params\":\"%s\",\"extra\":%d,\"device\":%d}",
+           "\"overlap\":%d,\"maps\":[%d,%d,%d,%d,%d],\"params\":\"%s\",\"groups\":\"%s\",\"extra\":%d,\"device\":%d}",
            (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
            config->shared_bytes, (long)(intptr_t)config->stream, cluster_size(config, 0), is_overlapping(config), map_number(parameters[0]),
-           map_number(parameters[1]), map_number(parameters[2]), map_number(parameters[3]), map_number(parameters[4]), text, extra != NULL,
+           map_number(parameters[1]), map_number(parameters[2]), map_number(parameters[3]), map_number(parameters[4]), text, groups, extra != NULL,
            current_ordinal());
 }
 

@@ -52,15 +52,16 @@ def run_config(world: World, variant: Variant, config, index: int) -> tuple[int,
     """Run one config on all its shapes; return the number of cases and the failures in words."""
     runs = list_runs(variant, config, index)
     counts = [_run_case(world, variant, config, index + position, *run) for position, run in enumerate(runs)]
-    failures = _check_resources(world, variant, config)
+    failures = check_resources(world, variant, config)
     for (shape, integers, num_sms), row in zip(runs, torch.stack(counts).tolist(), strict=True):
         if any(row):
             kind = "integers" if integers else "normal"
-            failures.append(f"{tuple(shape)} {kind} num_sms={num_sms}: {describe(row)} ({_name_first(world.case(variant, shape, integers))})")
+            failures.append(f"{tuple(shape)} {kind} num_sms={num_sms}: {describe(row)} ({name_first(world.case(variant, shape, integers))})")
     return len(runs) + 1, failures
 
 
-def _name_first(case) -> str:
+def name_first(case) -> str:
+    """Return which configs a case's bits were compared with."""
     return "first: " + ", ".join(sorted({name for name, _ in case.first.values()}))
 
 
@@ -75,7 +76,8 @@ def _run_case(world: World, variant: Variant, config, index: int, shape: Shape, 
     return torch.maximum(found, compare(case, config, output))
 
 
-def _check_resources(world: World, variant: Variant, config) -> list[str]:
+def check_resources(world: World, variant: Variant, config) -> list[str]:
+    """Return what is wrong with a kernel as the compiler and the driver report it."""
     result, kernel = world.compile_result(variant, config), world.kernel(variant, config)
     if result.spill_bytes or kernel.local_bytes:
         return [f"{result.spill_bytes} bytes spilled, {kernel.local_bytes} bytes of local memory"]

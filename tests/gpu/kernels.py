@@ -7,6 +7,10 @@ from deep_gemm.selection import explain
 
 from . import calls, sanitizer
 from .configs import choose_nvcc
+from .grouped_configs import choose_grouped_nvcc
+from .grouped_kernels import list_dense_calls, list_grouped_op_pairs
+from .grouped_repeats import CHOSEN_VARIANTS
+from .grouped_variants import choose_grouped_pairs
 from .public_op import OP_VARIANTS
 from .repeats import PORTFOLIO_VARIANTS
 from .semantics import C_VARIANTS, SHAPES
@@ -15,32 +19,46 @@ from .variants import MAIN, Variant, choose_configs, choose_pairs
 from .world import OPS, get_portfolio
 
 
-def list_kernels(device, sections: list[str], compilers: tuple[str, ...], spread: int, has_sanitizer: bool) -> list[tuple[str, str, str]]:
-    """Return (problem JSON, config JSON, compiler) of every kernel, each once; NVCC's first, because they take longest."""
-    pairs = list_sanitizer_pairs(device) if has_sanitizer else []
+def list_kernels(
+    device, sections: list[str], compilers: tuple[str, ...], spread: int, has_sanitizer: bool, ops: tuple[str, ...] = OPS
+) -> list[tuple[str, str, str]]:
+    """Return (problem JSON, config JSON, compiler) of every kernel of those op kinds, each once; NVCC's first, because they take longest.
+
+    Grouped semantics need dense kernels, too: groups are compared with the dense op.
+    """
+    pairs = list_sanitizer_pairs(device, ops) if has_sanitizer else []
     if {"configs", "space_repeats"} & set(sections):
         pairs += [(variant.problem(), config) for variant, config in choose_pairs(device, spread)]
+    if {"grouped_configs", "grouped_repeats"} & set(sections):
+        pairs += [(variant.problem(), config) for variant, config in choose_grouped_pairs(device, spread)]
+    if "grouped_repeats" in sections:
+        pairs += list_portfolio_pairs(device, CHOSEN_VARIANTS)
+    if "grouped_semantics" in sections:
+        pairs += list_grouped_op_pairs(device)
     if "portfolio_repeats" in sections:
-        pairs += list_portfolio_pairs(device)
+        pairs += list_portfolio_pairs(device, PORTFOLIO_VARIANTS)
     if {"semantics", "calls"} & set(sections):
         pairs += list_op_pairs(device)
+    compared = [pair for call in list_dense_calls() for pair in choose(*call, device, True)] if "grouped_semantics" in sections else []
     nvcc = [(variant.problem(), config) for variant in MAIN for config in choose_nvcc(choose_configs(variant, device, spread))]
-    jobs = [(problem, config, "nvcc") for problem, config in nvcc if "nvcc" in compilers and "nvcc" in sections]
-    jobs += [(problem, config, "nvrtc") for problem, config in pairs]
+    nvcc += [(variant.problem(), config) for variant, config in choose_grouped_nvcc(device, spread)]
+    jobs = [(problem, config, "nvcc") for problem, config in nvcc if "nvcc" in compilers and "nvcc" in sections and problem.op in ops]
+    jobs += [(problem, config, "nvrtc") for problem, config in pairs if problem.op in ops]
+    jobs += [(problem, config, "nvrtc") for problem, config in compared]
     return list(dict.fromkeys((problem.to_json(), config.to_json(), compiler) for problem, config, compiler in jobs))
 
 
-def list_sanitizer_pairs(device) -> list[tuple]:
+def list_sanitizer_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:
     """Return (problem, config) of what the sanitizer watches: its children start at once."""
-    return [(variant.problem(), config) for variant, config in sanitizer.choose_pairs(device)]
+    return [(variant.problem(), config) for variant, config in sanitizer.choose_all_pairs(device, ops)]
 
 
-def list_portfolio_pairs(device) -> list[tuple]:
+def list_portfolio_pairs(device, variants: tuple) -> list[tuple]:
     """Return (problem, config) of every portfolio config on its variants."""
-    portfolios = {op: get_portfolio(op, device)[0] for op in OPS}
+    portfolios = {op: get_portfolio(op, device)[0] for op in dict.fromkeys(variant.op for variant in variants)}
     return [
         (variant.problem(), config)
-        for variant in PORTFOLIO_VARIANTS for config in portfolios[variant.op] if _C.is_legal(variant.problem(), config, device)
+        for variant in variants for config in portfolios[variant.op] if _C.is_legal(variant.problem(), config, device)
     ]  # fmt: skip
 
 

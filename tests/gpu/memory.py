@@ -94,3 +94,12 @@ def make_scale_of_class(scale: torch.Tensor, scale_layout: str, index: int) -> t
         return make_scale_layout(scale, MN_MAJOR_LAYOUTS[index % len(MN_MAJOR_LAYOUTS)])
     found = make_scale_layout(scale, ANY_LAYOUTS[index % len(ANY_LAYOUTS)])
     return make_scale_layout(scale, "shifted") if scale.dim() == 2 and is_mn_major(found) else found
+
+
+def copy_to_gpu(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Copy a tensor with its strides: the whole storage travels, so that what lies around it stays as it is and no kernel runs."""
+    if tensor is None:
+        return None
+    size = tensor.untyped_storage().nbytes() // tensor.element_size()
+    flat = tensor.as_strided((size,), (1,), 0)
+    return flat.cuda().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

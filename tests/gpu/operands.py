@@ -266,5 +266,6 @@ def has_large_diff(case: Case, d: torch.Tensor) -> torch.Tensor:
     if case.exact or d.numel() < MIN_ELEMENTS_FOR_DIFF:
         return torch.zeros((), dtype=torch.int64, device=d.device)
     x, y = d.double(), case.reference
-    diff = 1.0 - 2.0 * (x * y).sum() / (x.square() + y.square()).sum()
+    total = (x.square() + y.square()).sum()
+    diff = torch.where(total == 0, 0.0, 1.0 - 2.0 * (x * y).sum() / total)
     return (~(diff <= max_diff(case))).to(torch.int64)

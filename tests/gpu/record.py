@@ -6,6 +6,7 @@ from deep_gemm.errors import CompileError
 from deep_gemm.jit.build import get_cubin
 
 from .variants import MAIN, get_space
+from .world import OPS
 
 
 def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
@@ -22,7 +23,7 @@ def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
 
 def make_origin(compilers: tuple[str, ...]) -> dict:
     """Return what the run ran on and of: device, driver, toolkit, hashes, date."""
-    return {**make_stamp(_C.get_device()), "compilers": get_compiler_versions(compilers)}
+    return {**make_stamp(_C.get_device(), OPS), "compilers": get_compiler_versions(compilers)}
 
 
 def make_section() -> dict:

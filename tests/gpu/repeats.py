@@ -83,20 +83,26 @@ def list_sms(config) -> tuple[int, ...]:
 
 def run_repeats(world: World, variant: Variant, config, repeats: dict[int, int]) -> tuple[int, list[str]]:
     """Launch one config `repeats[num_sms]` times, the second half beside a busy stream, then the same from a replayed graph."""
-    repeater, busy = Repeater(world, variant, config), BusyStream(world.torch_device)
+    repeater = Repeater(world, variant, config)
     counts = repeats if len(list_sms(config)) > 1 else {ALL_SMS: sum(repeats.values())}
+    launches, failures = repeat(repeater, counts, tuple(SHAPE), BusyStream(world.torch_device))
+    return launches, failures + _check_tiles(world, variant, config)
+
+
+def repeat(repeater, counts: dict[int, int], name: object, busy: BusyStream) -> tuple[int, list[str]]:
+    """Launch a repeater `counts[num_sms]` times and from a graph; return the number of launches and what was unlike the first."""
     for num_sms, count in counts.items():
         for index in range(count):
             if 2 * index >= count and index % 2:
                 busy.push()
             repeater.count(num_sms)
     replays = max(1, sum(counts.values()) // (10 * GRAPH_LAUNCHES))
-    _replay(repeater, list_sms(config), replays)
+    _replay(repeater, tuple(counts), replays)
     launches = sum(counts.values()) + replays * GRAPH_LAUNCHES
-    failures = [f"{tuple(SHAPE)} num_sms={num_sms}: {int(count)} of {launches} runs gave other bits" for num_sms, count in repeater.unlike.items() if int(count)]
+    failures = [f"{name} num_sms={num_sms}: {int(count)} of {launches} runs gave other bits" for num_sms, count in repeater.unlike.items() if int(count)]
     dirty = int(repeater.output.num_dirty())
-    failures += [f"{tuple(SHAPE)}: {dirty} elements written outside D"] if dirty else []
-    return launches + 1, failures + _check_tiles(world, variant, config)
+    failures += [f"{name}: {dirty} elements written outside D"] if dirty else []
+    return launches + 1, failures
 
 
 def run_large(world: World, variant: Variant, config) -> tuple[int, list[str]]:
@@ -124,7 +130,7 @@ def get_geometry(world: World, variant: Variant, config, num_sms: int) -> dict:
     return _C.launch_geometry(config, SHAPE.m, SHAPE.n, num_sms=num_sms, sm_count=world.device.sm_count, max_clusters=max_clusters)
 
 
-def _replay(repeater: Repeater, sms: tuple[int, ...], replays: int) -> None:
+def _replay(repeater, sms: tuple[int, ...], replays: int) -> None:
     """Capture a graph of several launches and replay it."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

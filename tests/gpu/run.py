@@ -24,7 +24,8 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
-SECTIONS = ("configs", "nvcc", "portfolio_repeats", "space_repeats", "semantics", "calls")
+GROUPED_SECTIONS = ("grouped_configs", "grouped_repeats", "grouped_semantics")
+SECTIONS = ("configs", *GROUPED_SECTIONS, "nvcc", "portfolio_repeats", "space_repeats", "semantics", "calls")
 JOB_TIMEOUT_S = 25.0
 #: The first message needs the imports, the CUDA context and the portfolio.
 START_TIMEOUT_S = 120.0
@@ -34,16 +35,36 @@ MAX_DEATHS = 2
 CONTEXT_LOST = 4
 
 
-def get_jobs(world, sections: list[str], shard: tuple[int, int]) -> list[tuple[str, str, object]]:
-    """Return (section, name, callable) of every job of this shard, in a fixed order."""
+def get_jobs(world, sections: list[str], shard: tuple[int, int], ops: tuple[str, ...] = ()) -> list[tuple[str, str, object]]:
+    """Return (section, name, callable) of every job of this shard, in a fixed order; with `ops` those of these op kinds alone."""
+    makers, (index, total) = get_makers(), shard
+    jobs = [(section, name, job) for section in sections for name, job in make_jobs(makers[section], world)[index - 1 :: total]]
+    return [job for job in jobs if not ops or is_of_ops(job[1], ops)]
+
+
+def get_makers() -> dict:
+    """Return what makes the jobs of each section."""
     from .calls import call_jobs
     from .configs import config_jobs, nvcc_jobs
+    from .grouped_configs import grouped_config_jobs, grouped_nvcc_jobs
+    from .grouped_repeats import grouped_repeat_jobs
+    from .grouped_semantics import grouped_semantics_jobs
     from .repeats import portfolio_jobs, space_jobs
     from .semantics import semantics_jobs
 
-    makers = dict(zip(SECTIONS, (config_jobs, nvcc_jobs, portfolio_jobs, space_jobs, semantics_jobs, call_jobs), strict=True))
-    index, total = shard
-    return [(section, name, job) for section in sections for name, job in make_jobs(makers[section], world)[index - 1 :: total]]
+    def both_nvcc_jobs(world) -> list:
+        return nvcc_jobs(world) + grouped_nvcc_jobs(world)
+
+    return {
+        "configs": config_jobs, "grouped_configs": grouped_config_jobs, "grouped_repeats": grouped_repeat_jobs,
+        "grouped_semantics": grouped_semantics_jobs, "nvcc": both_nvcc_jobs, "portfolio_repeats": portfolio_jobs, "space_repeats": space_jobs,
+        "semantics": semantics_jobs, "calls": call_jobs,
+    }  # fmt: skip
+
+
+def is_of_ops(name: str, ops: tuple[str, ...]) -> bool:
+    """Return whether a job is of one of the op kinds, by its name; a section that cannot be planned is of all."""
+    return name.startswith("planning") or bool(set(name.replace(":", " ").split()) & set(ops))
 
 
 def make_jobs(maker, world) -> list:
@@ -74,7 +95,7 @@ def run_child(args: argparse.Namespace) -> None:
             report.write(json.dumps({"event": event, **fields}) + "\n")
 
         world = World(spread=args.spread)
-        jobs = get_jobs(world, args.sections, args.shard)
+        jobs = get_jobs(world, args.sections, args.shard, args.ops)
         send("idle", total=len(jobs), portfolio={op: source for op, (_, source) in world.portfolios.items()})
         for index, (section, name, job) in enumerate(jobs):
             if index < args.first or name in args.skip or get_group(name) in args.skip:
@@ -132,7 +153,7 @@ class Parent:
         command = [
             sys.executable, "-m", "tests.gpu.run", "--report", str(writer), "--first", str(self.first), "--deadline", str(self.args.deadline),
             "--shard", "{}/{}".format(*self.args.shard), "--sections", ",".join(self.args.sections), "--skip", "|".join(self._list_skipped()),
-            "--spread", str(self.args.spread),
+            "--spread", str(self.args.spread), *(["--ops", ",".join(self.args.ops)] if self.args.ops else []),
         ]
         child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True)
         os.close(writer)
@@ -218,13 +239,13 @@ def run_parent(args: argparse.Namespace) -> int:
     from .kernels import list_kernels
     from .record import make_origin, make_record
 
-    start = time.monotonic()
+    start, ops = time.monotonic(), choose_watched_ops(args)
     try:
-        pool = Background(list_kernels(_C.get_device(), args.sections, args.compilers, args.spread, args.sanitizer))
+        pool = Background(list_kernels(_C.get_device(), args.sections, args.compilers, args.spread, args.sanitizer, ops))
     except DeviceError as error:
         print(f"the GPU suite needs an SM90 GPU: {error}", file=sys.stderr)
         return 2
-    tools = sanitizer.start_tools(args.deadline) if args.sanitizer and args.shard[0] == 1 else []
+    tools = sanitizer.start_tools(args.deadline, ops) if args.sanitizer and args.shard[0] == 1 else []
     parent = Parent(args)
     parent.run()
     sections, failures = {**parent.sections}, parent.failures
@@ -237,6 +258,16 @@ def run_parent(args: argparse.Namespace) -> int:
     record = make_record(make_origin(args.compilers), sections, failures, shard="{}/{}".format(*args.shard), is_complete=parent.is_complete, notes=notes)
     write_json(args.out, record)
     return print_summary(record)
+
+
+def choose_watched_ops(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return the op kinds whose kernels a run needs: those of `--ops`, or of its sections."""
+    from .grouped_variants import GROUPED_OPS
+    from .world import OPS
+
+    grouped = set(args.sections) & {*GROUPED_SECTIONS, "nvcc"}
+    dense = set(args.sections) - set(GROUPED_SECTIONS)
+    return tuple(op for op in args.ops or OPS if (grouped if op in GROUPED_OPS else dense))
 
 
 def print_summary(record: dict) -> int:
@@ -277,6 +308,16 @@ def parse_sections(text: str) -> list[str]:
     return [name for name in SECTIONS if name in names]
 
 
+def parse_op_kinds(text: str) -> tuple[str, ...]:
+    """Parse a comma-separated list of op kinds or parts of their names."""
+    from .world import parse_ops
+
+    try:
+        return parse_ops(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     epilog = "Exit codes: 0 all right, 1 failures, 2 no GPU or wrong arguments, 3 not complete."
@@ -284,7 +325,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200/gpu_record.json"), help="where the record goes")
     parser.add_argument("--time-budget", type=float, default=500.0, help="seconds; what has not begun by then is left out")
     parser.add_argument("--shard", type=parse_shard, default=(1, 1), help="i/n: run every n-th job, beginning with the i-th")
-    parser.add_argument("--sections", type=parse_sections, default=list(SECTIONS), help="comma-separated; default: all")
+    parser.add_argument("--sections", type=parse_sections, nargs="+", default=[list(SECTIONS)], help="separated by commas or spaces; default: all")
+    parser.add_argument("--ops", type=parse_op_kinds, default=(), help="comma-separated op kinds or parts of their names, e.g. masked; default: all")
     parser.add_argument("--compilers", type=lambda text: tuple(text.split(",")), default=("nvrtc", "nvcc"), help="default: nvrtc,nvcc")
     parser.add_argument("--spread", type=int, default=4, help="of variants near a main one every n-th config, of all others every 4n-th")
     parser.add_argument("--no-sanitizer", dest="sanitizer", action="store_false", help="leave compute-sanitizer out")
@@ -295,6 +337,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=0.0, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     args.deadline = args.deadline or time.time() + args.time_budget
+    args.sections = [section for section in SECTIONS if any(section in names for names in args.sections)]
     if "nvcc" not in args.compilers:
         args.sections = [section for section in args.sections if section != "nvcc"]
     return args

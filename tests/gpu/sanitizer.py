@@ -1,12 +1,13 @@
 """memcheck and synccheck on a small set of configs of every variant (F-L8).
 
-Example: python -m tests.gpu.sanitizer
+Example: python -m tests.gpu.sanitizer --ops masked
 
 Each tool runs this module again as its child. The child prepares and judges everything on the CPU, so that the GEMM kernels
 are all that the tool watches, and takes every tensor from the driver directly, so that each has its own bounds.
 `--report-api-errors no`: torch probes the driver for features it may not have; kernels are what is checked here.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -19,14 +20,17 @@ import torch
 from deep_gemm import _C
 from deep_gemm.jit.build import get_cubin
 
+from . import grouped_sanitizer
 from .configs import ALL_SMS
+from .grouped_variants import GROUPED_OPS
+from .memory import copy_to_gpu
 from .operands import GuardedOutput, Shape, count_wrong, make_case, make_output
 from .variants import MAIN, Variant, get_space, list_variants
-from .world import launch_options, lay_out_scale, prepare_c
+from .world import OPS, launch_options, lay_out_scale, parse_ops, prepare_c
 
 TOOLS = {"memcheck": ["--report-api-errors", "no"], "synccheck": []}
-#: A child that says nothing by then has met a hang; all configs take well under two minutes.
-TIMEOUT_S = 300.0
+#: A child that says nothing by then has met a hang; all configs take about four minutes while the suite compiles.
+TIMEOUT_S = 400.0
 CLEAN = "ERROR SUMMARY: 0 errors"
 FEW_SMS = 4
 
@@ -81,27 +85,23 @@ def _launch(kernel, case, host: GuardedOutput, index: int, num_sms: int) -> None
     buffer = host.buffer.cuda()
     d = buffer.view(host.d.dtype).as_strided(host.d.shape, host.d.stride(), host.d.storage_offset())
     operands = (case.a, lay_out_scale(case.scale_a, case.variant, index, True), case.b, lay_out_scale(case.scale_b, case.variant, index, False))
-    c_on_gpu = d if c is host.d else _to_gpu(c)
-    kernel.launch(*(_to_gpu(tensor) for tensor in operands), d, c_on_gpu, num_sms=num_sms, **launch_options(case))
+    c_on_gpu = d if c is host.d else copy_to_gpu(c)
+    kernel.launch(*(copy_to_gpu(tensor) for tensor in operands), d, c_on_gpu, num_sms=num_sms, **launch_options(case))
     torch.cuda.synchronize()
     host.buffer.copy_(buffer)
 
 
-def _to_gpu(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Copy a tensor with its strides: the whole storage travels, so that padding stays as it is and no kernel runs."""
-    if tensor is None:
-        return None
-    size = tensor.untyped_storage().nbytes() // tensor.element_size()
-    flat = tensor.as_strided((size,), (1,), 0)
-    return flat.cuda().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+def choose_all_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:
+    """Return every (variant, config) of those op kinds that the tools watch, dense and grouped."""
+    return [pair for pair in (*choose_pairs(device), *grouped_sanitizer.choose_grouped_pairs(device)) if pair[0].op in ops]
 
 
-def run_child() -> int:
+def run_child(ops: tuple[str, ...]) -> int:
     """Run all configs; the last line says how many and what was wrong."""
-    pairs, failures = choose_pairs(_C.get_device()), []
+    pairs, failures = choose_all_pairs(_C.get_device(), ops), []
     for variant, config in pairs:
         try:
-            failures += run_config(variant, config)
+            failures += (grouped_sanitizer.run_grouped if variant.op in GROUPED_OPS else run_config)(variant, config)
         except Exception as error:  # one config's fault; the others are still watched
             failures.append(f"{variant}: {config}: {type(error).__name__}: {str(error)[:300]}")
     print(f"child ran {len(pairs)} configs, {len(failures)} wrong {failures[:3]}", flush=True)
@@ -117,7 +117,7 @@ def find_tool() -> str | None:
 class Tool:
     """One tool running in the background, its output in a temporary file."""
 
-    def __init__(self, name: str, deadline: float):
+    def __init__(self, name: str, deadline: float, ops: tuple[str, ...] = OPS):
         self.name, self.start = name, time.monotonic()
         self.timeout_s = max(30.0, min(TIMEOUT_S, deadline - time.time()))
         self.output = tempfile.TemporaryFile("w+")
@@ -126,7 +126,7 @@ class Tool:
         self.process: subprocess.Popen | None = None
         try:
             self.process = subprocess.Popen(
-                [*command, sys.executable, "-m", "tests.gpu.sanitizer", "--child"],
+                [*command, sys.executable, "-m", "tests.gpu.sanitizer", "--child", "--ops", ",".join(ops)],
                 stdout=self.output, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
             )
         except OSError as error:
@@ -154,17 +154,21 @@ def parse_num_configs(text: str) -> int:
     return int(words[0]) if words else 0
 
 
-def start_tools(deadline: float) -> list[Tool]:
-    """Start every tool in the background."""
-    return [Tool(name, deadline) for name in TOOLS]
+def start_tools(deadline: float, ops: tuple[str, ...] = OPS) -> list[Tool]:
+    """Start every tool on the kernels of those op kinds, in the background."""
+    return [Tool(name, deadline, ops) for name in TOOLS]
 
 
 def main() -> int:
     """Run the tools and print their verdicts, or be the child of one."""
-    if "--child" in sys.argv[1:]:
-        return run_child()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ops", type=parse_ops, default=OPS, help="comma-separated op kinds, or parts of their names; default: all")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        return run_child(args.ops)
     failures = []
-    for tool in start_tools(time.time() + TIMEOUT_S):
+    for tool in start_tools(time.time() + TIMEOUT_S, args.ops):
         section, reasons = tool.finish()
         print(f"{tool.name}: {section['cases']} configs, {'clean' if not reasons else reasons[0]} ({section['seconds']} s)", flush=True)
         failures += reasons

@@ -1,6 +1,7 @@
 """What the sections of the GPU suite share: the device, the config space, loaded kernels and cases by shape."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 import torch
 
@@ -10,15 +11,33 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.build import get_cubin
 from deep_gemm.selection import get_selector
 
+from .grouped_variants import GROUPED_OPS, list_grouped_problems
 from .memory import make_scale_of_class
 from .operands import Case, GuardedOutput, Shape, count_wrong, has_large_diff, make_case
 from .variants import BF16, FP8, MAIN, SPREAD, Variant, choose_configs
 
 #: Cases that are kept: the shapes that all configs meet on stay, those of one config go.
 MAX_CASES = 1500
+#: Fewer of grouped products, whose operands and outputs are larger.
+MAX_GROUPED_CASES = 200
 #: Problems from which the portfolio is picked where there is no artefact.
 DENSE_PROBLEMS = {FP8: "dense_fp8.json", BF16: "dense_bf16.json"}
-OPS = (FP8, BF16)
+OPS = (FP8, BF16, *GROUPED_OPS)
+
+
+def parse_ops(text: str) -> tuple[str, ...]:
+    """Return the op kinds of a comma-separated list of names, or of parts of names.
+
+    Raises:
+        ValueError: no op kind has such a name.
+    """
+    found: list[str] = []
+    for name in text.split(","):
+        matches = [name] if name in OPS else [op for op in OPS if name in op]
+        if not name or not matches:
+            raise ValueError(f"{name!r}: no such op kind; known: {', '.join(OPS)}")
+        found += matches
+    return tuple(dict.fromkeys(found))
 
 
 def sample(items: list, count: int) -> list:
@@ -26,6 +45,23 @@ def sample(items: list, count: int) -> list:
     if len(items) <= count:
         return list(items)
     return [items[index * len(items) // count] for index in range(count)]
+
+
+class CaseCache:
+    """The cases that were used last, by key."""
+
+    def __init__(self, capacity: int):
+        self.capacity = capacity
+        self._cases: OrderedDict = OrderedDict()
+
+    def get(self, key: object, make: Callable) -> object:
+        """Return the case of a key, made by `make()` where there is none."""
+        if key not in self._cases:
+            self._cases[key] = make()
+            if len(self._cases) > self.capacity:
+                self._cases.popitem(last=False)
+        self._cases.move_to_end(key)
+        return self._cases[key]
 
 
 class World:
@@ -36,7 +72,7 @@ class World:
         self.device = self._get_device()
         self.portfolios = {op: get_portfolio(op, self.device) for op in OPS}
         self._kernels: dict = {}
-        self._cases: OrderedDict = OrderedDict()
+        self._cases, self.grouped_cases = CaseCache(MAX_CASES), CaseCache(MAX_GROUPED_CASES)
 
     def _get_device(self) -> "_C.Device":
         return _C.get_device()
@@ -72,12 +108,7 @@ class World:
     def case(self, variant: Variant, shape: Shape, integers: bool = False) -> Case:
         """Return the operands and reference of a shape, the same for every config and scale layout."""
         key = (variant._replace(scale_layout="mn_major"), shape, integers)
-        if key not in self._cases:
-            self._cases[key] = make_case(shape, self.torch_device, key[0], integers)
-            if len(self._cases) > MAX_CASES:
-                self._cases.popitem(last=False)
-        self._cases.move_to_end(key)
-        return self._cases[key]
+        return self._cases.get(key, lambda: make_case(shape, self.torch_device, key[0], integers))
 
     def launch(
         self, variant: Variant, config, case: Case, output: GuardedOutput, *, index: int = 0, num_sms: int = 0, compiler: str | None = None
@@ -143,7 +174,7 @@ def describe(counts: list[int]) -> str:
 
 
 def get_portfolio(op: str, device) -> tuple[list, str]:
-    """Return every config that the selector can choose for an op kind on this device, else the heuristic's picks on the dense problems."""
+    """Return every config that the selector can choose for an op kind on this device, else the heuristic's picks on its benchmark's problems."""
     try:
         selector = get_selector(device)
         hidden = set(selector.quarantined(op)) if selector else set()
@@ -153,8 +184,9 @@ def get_portfolio(op: str, device) -> tuple[list, str]:
         source = ""
     except DeepGemmError as error:  # an artefact without this op kind
         source = f" ({type(error).__name__}: {str(error)[:200]})"
-    picks = {_C.get_analytic_config(problem, device): None for problem in list_dense_problems(op)}
-    return list(picks), f"heuristic's picks on the dense problems{source}"
+    problems = list_grouped_problems(op) if op in GROUPED_OPS else list_dense_problems(op)
+    picks = {_C.get_analytic_config(problem, device): None for problem in problems}
+    return list(picks), f"heuristic's picks on its problems{source}"
 
 
 def list_dense_problems(op: str) -> list:

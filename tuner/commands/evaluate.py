@@ -6,6 +6,8 @@ from pathlib import Path
 
 import typer
 
+from tuner.fields import OP_NAMES
+
 #: Columns of the table where the output is no terminal.
 TABLE_WIDTH = 140
 
@@ -18,7 +20,7 @@ def register(app) -> None:
 def evaluate(
     training: Path = typer.Option(None, help="Training folder; default: ~/.deep_gemm/training/<sku>."),
     device: str = typer.Option("", help="SKU or short name, for the default training folder; default: the only GPU model that was trained."),
-    op: str = typer.Option("", help="fp8_gemm or bf16_gemm; default: every op kind that was trained."),
+    op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind that was trained."),
     database: str = typer.Option("", "--db", help="Database; default: the one that was trained on."),
     plot: Path = typer.Option(None, help="Write a PNG with the regret of every method, per op kind (needs matplotlib)."),
     jobs: int = typer.Option(-1, help="Threads; -1: one per core."),
@@ -83,7 +85,7 @@ def print_report(op: str, report: dict) -> None:
             shown.add_row(*format_row(method, table[method]))
         console.print(shown)
     for worst in report["worst"][:5]:
-        print(f"m={worst['m']} n={worst['n']} k={worst['k']} {worst['variant']}: {worst['regret']:.1%} with {worst['chosen']}; best {worst['best']}, heuristic {worst['heuristic']}")
+        print(f"m={worst['m']} n={worst['n']} k={worst['k']} {' '.join(filter(None, (worst['groups'], worst['variant'])))}: {worst['regret']:.1%} with {worst['chosen']}; best {worst['best']}, heuristic {worst['heuristic']}")
     print("; ".join(gates.format_verdict(verdict) for verdict in report["gates"]))
     force = "" if gates.is_passed(report["gates"]) else " --force (a gate is missed)"
     print(f"written: {report['training']}; next: python -m tuner export --training {Path(report['training']).parent} --install{force}")

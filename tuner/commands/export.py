@@ -8,6 +8,7 @@ import typer
 
 from deep_gemm import environment
 from tuner import errors
+from tuner.fields import OP_NAMES
 
 
 def register(app) -> None:
@@ -18,7 +19,7 @@ def register(app) -> None:
 def export(
     training: Path = typer.Option(None, help="Training folder; default: ~/.deep_gemm/training/<sku>."),
     device: str = typer.Option("", help="SKU or short name, for the default training folder; default: the only GPU model that was trained."),
-    op: str = typer.Option("", help="Export this op kind alone: fp8_gemm or bf16_gemm; default: every one that was trained."),
+    op: str = typer.Option("", help=f"Export this op kind alone ({OP_NAMES}); default: every one that was trained."),
     database: str = typer.Option("", "--db", help="Database; default: the one that was trained on."),
     out: Path = typer.Option(None, help="Folder to write <sku>.dgsel and <sku>.md into; default: the training folder."),
     install: bool = typer.Option(False, help="Write into $DG_MODEL_DIR (default ~/.deep_gemm/models), where the library finds it."),

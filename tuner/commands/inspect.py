@@ -4,6 +4,8 @@ import json
 
 import typer
 
+from tuner.fields import OP_NAMES
+
 
 def register(app) -> None:
     """Add `inspect` to the command line."""
@@ -13,7 +15,7 @@ def register(app) -> None:
 def inspect(
     database: str = typer.Option("", "--db", help="Database; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot."),
     device: str = typer.Option("", help="SKU or short name (h200); default: the only one in the database."),
-    op: str = typer.Option("", help="fp8_gemm or bf16_gemm; default: every op kind with rows."),
+    op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
     preset: str = typer.Option("", help="Coverage of this preset only."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:

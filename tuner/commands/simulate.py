@@ -7,6 +7,7 @@ from functools import partial
 import typer
 
 from tuner import errors
+from tuner.fields import OP_NAMES
 
 
 def register(app) -> None:
@@ -17,7 +18,7 @@ def register(app) -> None:
 def simulate(
     database: str = typer.Option("", "--db", help="Database to replay; default: your own, else the recorded snapshot."),
     device: str = typer.Option("", help="SKU or short name such as h200; needed where the database has several."),
-    op: str = typer.Option("", help="fp8_gemm or bf16_gemm; default: every op kind with rows."),
+    op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
     problems: int = typer.Option(16, min=0, help="Problems to replay per op kind, evenly spread over the recorded ones; 0: all."),
     seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with a seed of its own."),
     seed: int = typer.Option(0, help="First seed."),

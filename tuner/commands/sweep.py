@@ -24,7 +24,7 @@ def register(app) -> None:
 
 
 def sweep(
-    preset: str = typer.Option("default", help="Problems to measure: default, bf16, wgrad, row_major, dense (all four), portfolio_dense or demo."),
+    preset: str = typer.Option("default", help="Problems to measure: default, bf16, wgrad, row_major, dense (all four), grouped, portfolio_dense, portfolio_grouped or demo."),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file of problems instead of a preset."),
     configs_file: Path = typer.Option(None, "--configs", help="JSON list of configs instead of a space."),
     space: str = typer.Option("default", help="default (at most 160 configs a problem), or wide: every width of tile, splits and clusters, searched."),
@@ -34,7 +34,8 @@ def sweep(
     sampler: str = typer.Option("auto", help="auto (all configs of spaces up to 256, else tpe), exhaustive, tpe, random or qmc."),
     n_trials: int = typer.Option(0, min=0, help="Configs a search measures (wide: beyond the default space); 0: a third, wide: at most 96."),
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
-    seed: int = typer.Option(0, help="Seed of the input data and of the sampler."),
+    seed: int = typer.Option(0, help="Seed of the input data, of group sizes and of the sampler."),
+    workload: str = typer.Option("spread", help="Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform or skewed (one group has nearly everything)."),
     shard: str = typer.Option("0/1", help="Measure shard i of n, as i/n; each shard needs a database of its own."),
     device: int = typer.Option(0, min=0, help="GPU to measure on, among those that CUDA_VISIBLE_DEVICES shows."),
     time_budget: float = typer.Option(0.0, min=0.0, help="Seconds after which no new problem is started; 0: no limit."),
@@ -46,7 +47,9 @@ def sweep(
     """Measure configs on this GPU and record them; run again to resume. Example: python -m tuner sweep --preset default --effort full"""
     from tuner.sweep import BACKENDS, EFFORTS, SweepOptions
     from tuner.wide_space import SPACES
+    from tuner.workload import WORKLOADS
 
+    check_choice("--workload", workload, WORKLOADS)
     check_choice("--space", space, SPACES)
     if space != "default" and (configs_file or portfolio_size):
         raise errors.UsageError(f"--space {space}: goes without --configs and --portfolio-size, which name the configs themselves")
@@ -57,7 +60,7 @@ def sweep(
         problems=shapes.take_shard(shapes.load_file(shapes_file) if shapes_file else shapes.load_preset(preset), index, count),
         database=database or environment.tuner_database(), preset="" if shapes_file else preset,
         configs=load_configs(configs_file) if configs_file else None, space=space, sampler=sampler, num_trials=n_trials or None, effort=effort,
-        seed=seed, shard=(index, count), device=device, time_budget_s=time_budget or None, resume=resume, backend=backend, argv=sys.argv[1:],
+        seed=seed, workload=workload, shard=(index, count), device=device, time_budget_s=time_budget or None, resume=resume, backend=backend, argv=sys.argv[1:],
     )  # fmt: skip
     source = portfolio_from or options.database if portfolio_size else ""
     print_summary(dry_summary(options, source, portfolio_size) if dry_run else measure(options, source, portfolio_size), as_json)

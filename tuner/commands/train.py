@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from tuner import errors
+from tuner.fields import OP_NAMES
 
 
 def register(app) -> None:
@@ -16,7 +17,7 @@ def register(app) -> None:
 def train(
     database: str = typer.Option("", "--db", help="Database to learn from; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot."),
     device: str = typer.Option("", help="SKU or short name (h200); default: the only one in the database."),
-    op: str = typer.Option("", help="fp8_gemm or bf16_gemm; default: every op kind with rows."),
+    op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
     kernel_hash: str = typer.Option("", help="Kernel hash (needs --op) of the rows to learn from; default: the database's newest."),
     compiler: str = typer.Option("", help="nvrtc or nvcc; default: the one with most rows."),
     regime: str = typer.Option("", help="Regime of the rows to learn from; default: the one with most rows."),

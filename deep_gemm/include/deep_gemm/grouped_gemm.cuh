@@ -94,15 +94,18 @@ struct GroupedGemm {
         Ring<Config::kNumStages> ring;
         Ring<Queue::kDepth> places;
         const bool issuer = threadIdx.x % 128 == 0;
-        GroupTile tile = queue.take(places);
 #pragma unroll 1
-        for (u32 phase = 0; tile.is_valid(); phase ^= 1) {
+        for (u32 phase = 0;; phase ^= 1) {
+            queue.wait(places);
+            const GroupTile next = queue.read(places);
+            if (!next.is_valid()) break;
             float final[Layout::kWaves][kAccumulators];
 #pragma unroll
             for (u32 wave = 0; wave < Layout::kWaves; ++wave)
 #pragma unroll
                 for (u32 i = 0; i < kAccumulators; ++i) final[wave][i] = 0.0f;
-            mainloop.accumulate(final, ring, tile.num_steps, 128 - tile.n_start % 128);
+            mainloop.accumulate(final, ring, next.num_steps, 128 - next.n_start % 128);
+            const GroupTile tile = queue.read(places);  // again: large tiles leave no registers to keep it
             if constexpr (Scheduler::kMaySelectRows) {
                 if (tile.state & GroupTile::kSelectsRows) RowSelection<Config, Scheduler>{groups, dense.m}.apply(final, tile, group * Layout::kGroupRows);
             }
@@ -111,7 +114,7 @@ struct GroupedGemm {
             } else {
                 store_direct(final, tile, group);
             }
-            tile = queue.take(places);
+            queue.release(places);
         }
         if (Config::kStaged && !kLoadsC && issuer) ptx::tma_store_wait_read<0>();  // shared memory must outlive the stores that read it
     }

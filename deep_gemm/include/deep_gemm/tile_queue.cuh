@@ -46,15 +46,24 @@ struct TileQueue {
         ring.advance();
     }
 
-    // By a whole warp that takes every tile.
-    __device__ __forceinline__ GroupTile take(Ring<kDepth>& ring) const {
+    // By a whole warp that takes every tile: wait for the entry, read it, as often as it is needed, and give it back.
+    __device__ __forceinline__ void wait(const Ring<kDepth>& ring) const { ptx::barrier_wait(full_barrier(ring.stage), ring.phase); }
+    __device__ __forceinline__ GroupTile read(const Ring<kDepth>& ring) const {
         GroupTile tile;
-        ptx::barrier_wait(full_barrier(ring.stage), ring.phase);
         ptx::load_shared_words(tile.m_start, tile.n_start, tile.matrix_a, tile.matrix_b, entry(ring.stage));
         ptx::load_shared_words(tile.matrix_d, tile.first_step, tile.num_steps, tile.state, entry(ring.stage) + 16);
+        return tile;
+    }
+    __device__ __forceinline__ void release(Ring<kDepth>& ring) const {
         __syncwarp();  // every lane has read the entry
         if (threadIdx.x % 32 == 0) ptx::barrier_arrive(empty_barrier(ring.stage));
         ring.advance();
+    }
+
+    __device__ __forceinline__ GroupTile take(Ring<kDepth>& ring) const {
+        wait(ring);
+        const GroupTile tile = read(ring);
+        release(ring);
         return tile;
     }
 };

@@ -1,0 +1,72 @@
+"""Time m-grouped products in the contiguous layout, FP8 and BF16, on the 16 problems of data/m_grouped_contiguous.json.
+
+Example: python -m benchmarks.m_grouped_contiguous --best tuning.db --model out_of_fold.json --time-budget 240
+
+Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Sizes of the groups: group_sizes.py; their padding must come out as +0.
+Peers: grouped_product.py; roles: choices.py; method and result: harness.py.
+"""
+
+import sys
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+
+import deep_gemm
+from deep_gemm import _C
+
+from .dense_fp8 import SCALE_LAYOUTS
+from .group_sizes import ALIGNMENT, align, draw_contiguous_rows
+from .grouped_product import MGroupedProduct
+from .harness import Family, main
+
+OPS = {"fp8": "m_grouped_fp8_gemm_contiguous", "bf16": "m_grouped_bf16_gemm_contiguous"}
+
+
+class ContiguousProduct(MGroupedProduct):
+    """The groups' rows one after the other in A [m, k], each group from a multiple of ALIGNMENT on."""
+
+    def __init__(self, key: dict, device: object):
+        sizes = draw_contiguous_rows(key)
+        lengths = [align(size) for size in sizes]
+        super().__init__((key["m"],), key, [0, *accumulate(lengths)][:-1], sizes)
+        self.op = getattr(deep_gemm, f"m_grouped_{key['dtype']}_gemm_nt_contiguous")
+        indices = [row for group, size in enumerate(sizes) for row in [group] * size + [-1] * (align(size) - size)]
+        self.m_indices = torch.tensor(indices, dtype=torch.int32, device="cuda")
+
+    def call_op(self, layout: str) -> Callable[[], object]:
+        """Return the public op on these operands."""
+        a, b = self.get_pairs(layout)
+        return lambda: self.op(a, b, self.operand_d, self.m_indices)
+
+    def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
+        """Return one loaded kernel on these operands."""
+        scale_a = self.scales[layout]
+        return lambda: kernel.launch(self.operand_a, scale_a, self.operand_b, self.scale_of_b, self.operand_d, groups=self.m_indices)
+
+    def is_right(self, layout: str) -> bool:
+        """Return whether rows spread over every group lie within their bounds and the padding's bits are those of +0."""
+        padding = self.d[self.m_indices < 0]
+        return super().is_right(layout) and not bool(padding.view(torch.int16).any())
+
+
+def make_problems(key: dict) -> dict[str, object]:
+    """Return the problem of a key for each layout of A's scales, or as `nt`."""
+    op, sizes = OPS[key["dtype"]], (key["m"], key["n"], key["k"])
+    if key["dtype"] == "bf16":
+        return {"nt": _C.Problem(op, *sizes, num_groups=key["num_groups"], alignment=ALIGNMENT)}
+    return {
+        name: _C.Problem(op, *sizes, num_groups=key["num_groups"], alignment=ALIGNMENT, scale_layout=layout) for name, layout in SCALE_LAYOUTS.items()
+    }
+
+
+FAMILY = Family(
+    name="m_grouped_contiguous", ops=tuple(OPS.values()), key=("dtype", "num_groups", "mean_m", "n", "k", "m"),
+    roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "nt": ("best", "model", "heuristic")},
+    make_problems=make_problems, make_product=ContiguousProduct,
+    peer="torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped product beside it",
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(FAMILY, __doc__.splitlines()[0]))

@@ -1,0 +1,139 @@
+// The part of operand_checks.hpp about strides, alignment and overlap.
+#include <algorithm>
+#include <string>
+
+#include "runtime/operand_checks.hpp"
+#include "runtime/operand_text.hpp"
+#include "runtime/overlap.hpp"
+
+namespace deep_gemm {
+namespace {
+
+constexpr int64_t kMaxPitchBytes = int64_t(1) << 40;  // cuTensorMapEncodeTiled: strides below 2^40
+
+int row_dim_of(const TensorView& view) { return view.rank - 2; }
+int column_dim_of(const TensorView& view) { return view.rank - 1; }
+
+bool is_good_pitch(int64_t bytes) { return bytes % kPitchAlignment == 0 && bytes < kMaxPitchBytes; }
+
+bool has_contiguous_rows(const TensorView& view) {
+    const int column = column_dim_of(view);
+    return view.shape[column] <= 1 || view.strides[column] == 1;
+}
+
+bool has_separate_rows(const TensorView& view) {
+    const int row = row_dim_of(view);
+    return view.shape[row] <= 1 || view.strides[row] >= view.shape[row + 1];
+}
+
+bool has_good_groups(const TensorView& view) { return view.rank == 2 || is_good_pitch(group_pitch_bytes(view)); }
+
+// Whether check_rows would pass.
+bool has_good_rows(const TensorView& view) {
+    return has_contiguous_rows(view) && has_separate_rows(view) && is_good_pitch(row_pitch_bytes(view)) && has_good_groups(view);
+}
+
+void check_pitch(const Operand& operand, const char* column_dim) {
+    const TensorView& view = operand.view;
+    const int64_t pitch = row_pitch_bytes(view);
+    if (is_good_pitch(pitch)) return;
+    const std::string stride = stride_text(operand, row_dim_of(view));
+    if (pitch >= kMaxPitchBytes) fail_layout(stride + ": rows must be less than 2^40 bytes apart; make it contiguous.");
+    fail_layout(stride + " (" + column_dim + " = " + std::to_string(view.shape[column_dim_of(view)]) + "): " +
+                short_dtype_name(view.dtype) + " rows must be a multiple of 16 bytes apart, these are " + std::to_string(pitch) + "; pad " +
+                operand.name + " along " + column_dim + ".");
+}
+
+void check_groups(const Operand& operand) {
+    if (has_good_groups(operand.view)) return;
+    fail_layout(stride_text(operand, 0) + ": groups of " + short_dtype_name(operand.view.dtype) +
+                " rows must be a multiple of 16 bytes apart and less than 2^40, these are " +
+                std::to_string(group_pitch_bytes(operand.view)) + "; pass " + operand.name + ".contiguous().");
+}
+
+}  // namespace
+
+void fail_layout(const std::string& message) { throw Error(ErrorKind::kLayout, message); }
+
+void check_contiguous_rows(const Operand& operand, const char* column_dim) {
+    if (has_contiguous_rows(operand.view)) return;
+    fail_layout(stride_text(operand, column_dim_of(operand.view)) + ": " + short_dtype_name(operand.view.dtype) +
+                " rows must be contiguous along " + column_dim + "; pass " + operand.name + ".contiguous().");
+}
+
+void check_rows(const Operand& operand, const char* column_dim) {
+    const TensorView& view = operand.view;
+    check_contiguous_rows(operand, column_dim);
+    if (!has_separate_rows(view))
+        fail_layout(stride_text(operand, row_dim_of(view)) + ": rows of " + std::to_string(view.shape[column_dim_of(view)]) +
+                    " elements must not overlap; pass " + operand.name + ".contiguous().");
+    check_pitch(operand, column_dim);
+    check_groups(operand);
+}
+
+void check_alignment(const Operand& operand, uint64_t alignment) {
+    const TensorView& view = operand.view;
+    if (is_meta(view) || view.address % alignment == 0) return;
+    fail_layout(std::string(operand.name) + ".data_ptr() = " + std::to_string(view.address) + " (" + std::to_string(view.address % alignment) +
+                " bytes past a multiple of " + std::to_string(alignment) + "): must be " + std::to_string(alignment) + "-byte aligned; pass " +
+                operand.name + ".clone() or slice at a multiple of " + std::to_string(alignment) + " bytes.");
+}
+
+void check_no_overlap(const Operand& d, const Operand& input) {
+    if (is_meta(d.view) || !may_overlap(d.view, input.view)) return;
+    fail_layout("d overlaps " + std::string(input.name) + " in memory: the output must be separate; pass another tensor as d.");
+}
+
+Major check_major(const Operand& operand, const char* row_dim, const char* column_dim, Major preferred) {
+    const Operand flipped = transposed(operand);
+    const bool is_k = has_good_rows(operand.view), is_mn = has_good_rows(flipped.view);
+    if (is_k || is_mn) return is_k && is_mn ? preferred : is_k ? Major::kK : Major::kMn;
+    const TensorView& view = operand.view;
+    const int row = row_dim_of(view);
+    if (view.shape[row] > 1 && view.strides[row] == 1 && view.shape[row + 1] > 1)
+        check_rows(flipped, row_dim);
+    else
+        check_rows(operand, column_dim);
+    return Major::kK;
+}
+
+CMode check_c(const Operand& c, const Operand& d, bool is_plain_sum) {
+    if (!c.is_present()) return CMode::kNone;
+    check_contiguous_rows(c, "n");
+    check_alignment(c, uint64_t(element_bytes(c.view.dtype)));
+    const bool is_d = !is_meta(c.view) && is_same_memory(c.view, d.view);
+    if (!is_d && !is_meta(c.view) && may_overlap(d.view, c.view))
+        fail_layout("d overlaps c in memory: they must be the same tensor or separate; pass another tensor as c.");
+    return is_d && is_plain_sum && c.view.dtype == Dtype::kFloat32 ? CMode::kAccumulate : CMode::kGeneral;
+}
+
+bool is_mn_major(const TensorView& scales) {
+    const int row = row_dim_of(scales), step = column_dim_of(scales);
+    if (scales.shape[row] > 1 && scales.strides[row] != 1) return false;
+    if (!is_meta(scales) && scales.address % kPitchAlignment != 0) return false;
+    if (scales.rank == 3 && !is_good_pitch(group_pitch_bytes(scales))) return false;
+    if (scales.shape[step] <= 1) return true;
+    const int64_t pitch = scales.strides[step];
+    return pitch >= scales.shape[row] && pitch % 4 == 0 && pitch < kMaxPitchBytes / int64_t(sizeof(float));
+}
+
+int64_t row_pitch_bytes(const TensorView& view) {
+    const int64_t bytes = element_bytes(view.dtype);
+    const int row = row_dim_of(view);
+    if (view.shape[row] > 1) return std::min(view.strides[row], kMaxPitchBytes) * bytes;  // the product cannot wrap
+    return ceil_div(view.shape[row + 1] * bytes, kPitchAlignment) * kPitchAlignment;
+}
+
+int64_t group_pitch_bytes(const TensorView& view) {
+    if (view.rank == 2 || view.shape[0] <= 1) return kPitchAlignment;
+    return std::min(view.strides[0], kMaxPitchBytes) * element_bytes(view.dtype);
+}
+
+bool is_same_memory(const TensorView& c, const TensorView& d) {
+    if (c.address != d.address) return false;
+    for (int i = 0; i < d.rank - 1; ++i)
+        if (d.shape[i] > 1 && c.strides[i] != d.strides[i]) return false;
+    return true;
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,78 @@
+"""What compute-sanitizer watches of the grouped kernels (F-L8): every variant, and of the main ones every path; see sanitizer.py."""
+
+import torch
+
+from deep_gemm import _C
+from deep_gemm.jit.build import get_cubin
+
+from .configs import ALL_SMS
+from .grouped_operands import (
+    GroupedShape,
+    contiguous_alignment,
+    count_grouped_wrong,
+    list_launch_operands,
+    make_grouped_case,
+    make_grouped_output,
+    prepare_grouped_c,
+)
+from .grouped_shapes import K_UNIT, Contiguous, KGroups, Masked, get_tile
+from .grouped_variants import CONTIGUOUS_OPS, MAIN_GROUPED, MASKED_OPS, GroupedVariant, get_grouped_space, list_grouped_variants
+from .memory import align, copy_to_gpu
+
+FEW_SMS = 4
+
+
+def get_signature(variant: GroupedVariant, config) -> tuple:
+    """Return what makes two configs of a variant take other paths of a kernel."""
+    return config.swap_ab, _C.is_staged(variant.problem(), config), config.cluster_m, config.cluster_n
+
+
+def choose_grouped_pairs(device) -> list[tuple[GroupedVariant, object]]:
+    """Return every (variant, config) that the tools watch: all signatures of the main variants, of any other one config in turn."""
+    pairs = []
+    for index, variant in enumerate(list_grouped_variants()):
+        groups: dict[tuple, list] = {}
+        for config in get_grouped_space(variant, device):
+            groups.setdefault(get_signature(variant, config), []).append(config)
+        chosen = [group[position % len(group)] for position, group in enumerate(groups.values())]
+        pairs += [(variant, config) for config in (chosen if variant in MAIN_GROUPED else [chosen[index % len(chosen)]])]
+    return pairs
+
+
+def list_watched_shapes(variant: GroupedVariant, config) -> list[GroupedShape]:
+    """Return shapes with tails in every dimension, empty groups and padding, then several tiles of several groups a CTA."""
+    (height, width), k = get_tile(config), config.block_k * (config.num_stages + 1) + 16
+    if variant.op in CONTIGUOUS_OPS:
+        tail = Contiguous(width + 3, k, 4, height, ((0, 0, height + 1), (1, height, 0), (3, 1, height // 2)))
+        return [tail, Contiguous(200, 272, 3, align(128, height), ((2, 0, 100), (0, 0, 1), (1, 3, 60)))]
+    if variant.op in MASKED_OPS:
+        return [Masked(width + 3, k, height + 3, (height + 1, 0, 1 << 30)), Masked(200, 272, 70, (70, 1, 0, 33, -1))]
+    ring = align(config.block_k * config.num_stages, K_UNIT)
+    return [KGroups(height + 1, width + 3, (ring + K_UNIT, 0, K_UNIT)), KGroups(70, 200, (K_UNIT, 2 * K_UNIT, 0) * 4)]
+
+
+def run_grouped(variant: GroupedVariant, config) -> list[str]:
+    """Run one config on tails, those of main variants also on several tiles a CTA; return what was wrong."""
+    result = get_cubin(variant.problem(), config, None)
+    kernel = _C.Kernel(result.cubin, result.kernel_name, variant.problem(), config, 0)
+    failures, shapes = [], list_watched_shapes(variant, config)
+    for index, shape in enumerate(shapes if variant in MAIN_GROUPED else shapes[:1]):
+        case = make_grouped_case(shape, "cpu", variant, integers=index == 1)
+        host = make_grouped_output(case)
+        launch_on_copies(kernel, variant, case, host, index)
+        if int(count_grouped_wrong(case, host)) or int(host.num_dirty()):
+            failures.append(f"{variant}: {config} {shape}: wrong result")
+    return failures
+
+
+def launch_on_copies(kernel, variant: GroupedVariant, case, host, index: int) -> None:
+    """Launch on copies of the case's tensors; D and what surrounds it come back."""
+    c = prepare_grouped_c(case, host, is_aliased=variant.c_mode == "accumulate")
+    buffer = copy_to_gpu(host.buffer)
+    d = buffer.view(host.d.dtype).as_strided(host.d.shape, host.d.stride(), host.d.storage_offset())
+    operands = [copy_to_gpu(tensor) for tensor in list_launch_operands(variant, case, index)]
+    with contiguous_alignment(case.alignment):
+        kernel.launch(*operands, d, d if c is host.d else copy_to_gpu(c), groups=copy_to_gpu(case.groups), num_sms=FEW_SMS if index else ALL_SMS)
+    if buffer.is_cuda:
+        torch.cuda.synchronize()
+    host.buffer.copy_(buffer)
