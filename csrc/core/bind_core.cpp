@@ -221,6 +221,7 @@ void bind_device(py::module_& m) {
 
 void bind_legality(py::module_& m) {
     m.attr("LAUNCH_ABI") = kLaunchAbi;
+    m.attr("ANY_TILE_ALIGNMENT") = kAnyTileAlignment;
     m.attr("TILE_QUEUE_BYTES") = kTileQueueBytes;
     m.def("is_legal", &is_legal, "problem"_a, "config"_a, "device"_a, "Return whether `config` may run; never depends on m, n or k.");
     m.def("is_worth_trying", &is_worth_trying, "problem"_a, "config"_a, "device"_a,

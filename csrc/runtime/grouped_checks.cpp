@@ -69,18 +69,20 @@ void check_ranks(const GroupedCall& call) {
     if (call.groups.is_present()) check_rank(call.groups, {has_groups_of_d(call) ? "num_groups" : "m"});
 }
 
-// K of all groups together, as A shows it.
-int64_t sum_k_of_a(const GroupedCall& call, int64_t m) {
-    const TensorView& a = call.operands.a.view;
-    if (!call.has_blocks()) return a.shape[1];
-    return m == 0 ? 0 : a.shape[0] / m;
+// K of all groups together in blocks of m and n rows: the host's, or else what A or B has room for.
+int64_t read_sum_k(const GroupedCall& call, int64_t m, int64_t n) {
+    const TensorView &a = call.operands.a.view, &b = call.operands.b.view;
+    if (call.ks) return std::accumulate(call.ks->begin(), call.ks->end(), int64_t(0));
+    return m > 0 ? a.shape[0] / m : n > 0 ? b.shape[0] / n : 0;
 }
 
 GroupedSizes read_sizes(const GroupedCall& call) {
     const TensorView &a = call.operands.a.view, &b = call.operands.b.view, &d = call.operands.d.view;
     switch (call.grouping()) {
         case Grouping::kMMasked: return {{a.shape[1], b.shape[1], a.shape[2]}, a.shape[0]};
-        case Grouping::kKContiguous: return {{d.shape[1], d.shape[2], sum_k_of_a(call, d.shape[1])}, d.shape[0]};
+        case Grouping::kKContiguous:
+            if (call.has_blocks()) return {{d.shape[1], d.shape[2], read_sum_k(call, d.shape[1], d.shape[2])}, d.shape[0]};
+            return {{a.shape[0], b.shape[0], a.shape[1]}, d.shape[0]};
         default: return {{a.shape[0], b.shape[1], a.shape[1]}, b.shape[0]};
     }
 }
@@ -104,7 +106,7 @@ void check_ks(const std::vector<int64_t>& ks, const GroupedSizes& sizes) {
             fail_shape("ks[" + std::to_string(i) + "] = " + std::to_string(ks[i]) +
                        ": must be a multiple of 128; fill the K of that group up with zeros.");
     const int64_t sum = std::accumulate(ks.begin(), ks.end(), int64_t(0));
-    if (sum != sizes.gemm.k && sizes.gemm.m > 0)
+    if (sum != sizes.gemm.k)
         fail_shape("ks sum to " + std::to_string(sum) + " and a has sum_k = " + std::to_string(sizes.gemm.k) +
                    ": must be equal; pass the K of every group.");
 }

@@ -224,7 +224,8 @@ def _canonical_grouped_variants(op: str) -> list[dict]:
     else:
         outputs, recipes = [{"d_dtype": d_dtype} for d_dtype in ("bf16", "fp32")], ("1d2d", "1d1d")
     scales = [{"recipe": recipe, "scale_layout": layout} for recipe in recipes for layout in ("mn_major", "any")] if op in _FP8_OPS else [{}]
-    return [{"num_groups": 1, **part} for part in _merge(majors, groups, outputs, scales)]
+    alignment = {"alignment": _C.ANY_TILE_ALIGNMENT} if op.startswith("m_grouped") and op.endswith("contiguous") else {}
+    return [{"num_groups": 1, **alignment, **part} for part in _merge(majors, groups, outputs, scales)]
 
 
 def _merge(*choices: list[dict]) -> list[dict]:

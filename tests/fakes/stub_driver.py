@@ -26,6 +26,10 @@ _PARAMS_FIELDS = (
     "scale_a", "scale_b", "d", "c", "scale_a_stride_mn", "scale_a_stride_k", "scale_b_stride_mn", "scale_b_stride_k", "d_stride_m", "c_stride_m",
     "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "beta", "head_left", "head_mid", "head_right", "zero",
 )
+_GROUP_PARAMS = struct.Struct("<QQQQqqqqI28x")
+_GROUP_PARAMS_FIELDS = (
+    "groups", "a", "b", "map_slots", "scale_a_stride_group", "scale_b_stride_group", "d_stride_group", "c_stride_group", "num_groups",
+)  # fmt: skip
 FP8_PROBLEM = _C.Problem("fp8_gemm", 1, 1, 1, scale_layout="any")
 
 
@@ -82,6 +86,13 @@ def select(events: list[dict], call: str) -> list[dict]:
 def read_params(launch: dict) -> dict:
     """Return the kernel's Params of a launch event by field name."""
     return dict(zip(_PARAMS_FIELDS, _PARAMS.unpack(bytes.fromhex(launch["params"]))))
+
+
+def read_group_params(launch: dict) -> dict:
+    """Return the GroupParams of the launch event of a grouped kernel by field name; what is reserved must be zero."""
+    data = bytes.fromhex(launch["groups"])
+    assert not any(data[-28:])
+    return dict(zip(_GROUP_PARAMS_FIELDS, _GROUP_PARAMS.unpack(data)))
 
 
 def matrix(address: int, rows: int, columns: int, pitch: int, dtype: str, device: int = 0) -> "_C.TensorView":

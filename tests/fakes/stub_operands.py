@@ -56,3 +56,59 @@ def make_variant(problem: "_C.Problem", m: int, n: int, k: int, heads: tuple = (
     elif problem.c_mode == "general":
         options = {"c": view(C, (m, n), (n + 1, 1), d_dtype, device), "alpha": 0.5, "beta": -2.0}
     return (a, scale_a, b, scale_b, d), options
+
+
+# Operands of grouped ops: each group's matrix is further from the next than it is large.
+
+GROUPS = 1 << 46
+
+
+def grouped_view(address: int, shape: tuple, dtype: str, is_transposed: bool = False, device: int = 0) -> "_C.TensorView":
+    """Describe [..., rows, columns] in padded rows, or in padded columns where `is_transposed`."""
+    *groups, rows, columns = shape
+    pitch = pitch_of(rows if is_transposed else columns, dtype)
+    strides = (1, pitch) if is_transposed else (pitch, 1)
+    group_stride = ((columns if is_transposed else rows) + 2) * pitch
+    return view(address, shape, (group_stride, *strides) if groups else strides, dtype, device)
+
+
+def grouped_scales(address: int, shape: tuple, layout: str, device: int = 0) -> "_C.TensorView":
+    """Describe scales [..., rows, steps] as scale_view does."""
+    *groups, rows, steps = shape
+    strides = (1, align(rows, 4) + 4) if layout == "mn_major" else (steps + 3, 1)
+    group_stride = (align(rows, 4) + 4) * (steps + 1) if layout == "mn_major" else (rows + 1) * (steps + 3)
+    return view(address, shape, (group_stride, *strides) if groups else strides, "float32", device)
+
+
+def grouped_shapes(problem: "_C.Problem", m: int, n: int, k: int, num_groups: int) -> dict[str, tuple]:
+    """Return the shape of every operand in nt orientation; `k` is of all groups together where they divide it."""
+    steps, scale_rows, many = -(-k // 128), n if problem.recipe == "1d1d" else -(-n // 128), (num_groups,)
+    if problem.op.startswith("k_grouped"):
+        shapes = {"a": (m, k), "b": (n, k), "d": (*many, m, n), "groups": many, "scale_a": (m, steps), "scale_b": (n, steps)}
+        return shapes | ({"a": (m * k,), "b": (n * k,)} if problem.group_layout == "blocks" else {})
+    rows, groups = ((*many, m), many) if problem.op.endswith("masked") else ((m,), (m,))
+    shapes = {"a": (*rows, k), "b": (*many, n, k), "d": (*rows, n), "groups": groups}
+    return shapes | {"scale_a": (*rows, steps), "scale_b": (*many, scale_rows, steps)}
+
+
+def grouped_input(problem: "_C.Problem", name: str, shape: tuple, device: int = 0) -> "_C.TensorView":
+    """Describe A or B of a grouped op."""
+    address, dtype = {"a": A, "b": B}[name], "float8_e4m3fn" if "fp8" in problem.op else "bfloat16"
+    if len(shape) == 1:
+        return view(address, shape, (1,), dtype, device)
+    return grouped_view(address, shape, dtype, getattr(problem, f"{name}_major") == "mn", device)
+
+
+def make_grouped_variant(problem: "_C.Problem", m: int, n: int, k: int, num_groups: int, device: int = 0) -> tuple[tuple, dict]:
+    """Return the arguments of Kernel.launch for operands of a grouped problem's variant: (positional, keywords)."""
+    shapes, d_dtype = grouped_shapes(problem, m, n, k, num_groups), "float32" if problem.d_dtype == "fp32" else "bfloat16"
+    scales = (None, None)
+    if "fp8" in problem.op:
+        layout_b = problem.scale_layout if problem.recipe == "1d1d" else "any"
+        scales = [grouped_scales(SCALE_A, shapes["scale_a"], problem.scale_layout, device), grouped_scales(SCALE_B, shapes["scale_b"], layout_b, device)]
+    a, b = (grouped_input(problem, name, shapes[name], device) for name in "ab")
+    d = grouped_view(D, shapes["d"], d_dtype, device=device)
+    options = {"groups": view(GROUPS, shapes["groups"], (1,), "int32", device)}
+    if problem.c_mode != "none":
+        options["c"] = d if problem.c_mode == "accumulate" else view(C, (num_groups, m, n), ((m + 1) * (n + 1), n + 1, 1), d_dtype, device)
+    return (a, scales[0], b, scales[1], d), options

@@ -3,7 +3,7 @@
 //
 // The rows of a cluster's tile belong to one group, because groups start at multiples of an alignment that the tile divides; any of them may
 // be padding (a negative index), wherever it lies. The tile's group is that of its first row that is no padding. A tile of padding alone, or of a
-// group that does not exist, has no K steps.
+// group that does not exist, has no K steps. The indices of the next tile's first rows are asked for one tile ahead.
 #pragma once
 
 #include "deep_gemm/group_tile.cuh"
@@ -16,20 +16,28 @@ struct ContiguousScheduler : GroupTile {
     using Tiles = TileScheduler<Config>;
     static constexpr bool kMaySelectRows = true;
     static constexpr u32 kRows = Config::kBlockM * Config::kClusterM;
+    static constexpr u32 kChunks = ceil_div(kRows, 32), kHeld = kChunks < 4 ? kChunks : 4;  // more would not fit the loading warp's registers
 
     const int* indices;  // the group of each row
     u32 m, num_groups, all_steps;
-    Tiles tiles;
+    Tiles tiles, next;
+    int held[kHeld];  // the next tile's indices: of row 32 i + lane, or where there is no such row, of another
 
     __device__ __forceinline__ ContiguousScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32 m, u32 all_steps)
-        : indices(groups.groups), m(m), num_groups(groups.num_groups), all_steps(all_steps), tiles(params, cluster_rank) {
+        : indices(groups.groups), m(m), num_groups(groups.num_groups), all_steps(all_steps), tiles(params, cluster_rank), next(tiles) {
         matrix_a = 0, matrix_d = 0, first_step = 0;
-        locate();
+        hold_next();
+        advance();
     }
 
     __device__ __forceinline__ void advance() {
-        tiles.advance();
-        locate();
+        int index[kHeld];
+#pragma unroll
+        for (u32 i = 0; i < kHeld; ++i) index[i] = held[i];
+        tiles = next;
+        next.advance();
+        hold_next();
+        locate(index);
     }
 
     // What row `row` of D holds for `value` of the product. Rows of another group than their tile's were put there by mistake: a number that looks
@@ -43,33 +51,47 @@ struct ContiguousScheduler : GroupTile {
     __device__ __forceinline__ static int load_row(const GroupParams& groups, u32 row, u32 m) { return row < m ? ptx::load_index(groups.groups + row) : -1; }
 
    private:
-    __device__ __forceinline__ void locate() {
+    // This lane's row in 32 of the cluster's tile, and whether it exists.
+    __device__ __forceinline__ static u32 row_of(const Tiles& at, u32 chunk) {
+        return at.m_start - at.rank_m * Config::kBlockM + 32 * chunk + threadIdx.x % 32;
+    }
+    __device__ __forceinline__ bool exists(u32 chunk) const {
+        return (kRows % 32 == 0 || 32 * chunk + threadIdx.x % 32 < kRows) && row_of(tiles, chunk) < m;
+    }
+
+    // Always a load, never a choice between one and a constant: that would wait for the load at once.
+    __device__ __forceinline__ int load_chunk(const Tiles& at, u32 chunk) const {
+        const u32 row = row_of(at, chunk);
+        return ptx::load_index(indices + (row < m ? row : m - 1));
+    }
+
+    __device__ __forceinline__ void hold_next() {
+#pragma unroll
+        for (u32 i = 0; i < kHeld; ++i) held[i] = load_chunk(next, i);
+    }
+
+    __device__ __forceinline__ void locate(const int (&index)[kHeld]) {
         state = 0;
         if (!tiles.is_valid()) return;
         m_start = tiles.m_start, n_start = tiles.n_start;
+        int group = -1;
         bool is_uniform = true;
-        const int group = find_group(is_uniform);
+#pragma unroll
+        for (u32 i = 0; i < kHeld; ++i) add_chunk(index[i], exists(i), group, is_uniform);
+#pragma unroll 4
+        for (u32 i = kHeld; i < kChunks; ++i) add_chunk(load_chunk(tiles, i), exists(i), group, is_uniform);
         const bool has_group = group >= 0 && u32(group) < num_groups;
         matrix_b = has_group ? u32(group) : 0;
         num_steps = has_group ? all_steps : 0;
         state = kValid + (has_group && is_uniform ? 0 : kSelectsRows);
     }
 
-    // The index of the tile's first row that is no padding, or -1; `is_uniform` becomes false where another row differs from it. Four rows a lane are
-    // asked for at once, which the loading warp has the time to wait for.
-    __device__ __forceinline__ int find_group(bool& is_uniform) const {
-        const u32 start = tiles.m_start - tiles.rank_m * Config::kBlockM, lane = threadIdx.x % 32;
-        int group = -1;
-#pragma unroll 4
-        for (u32 row = 0; row < kRows; row += 32) {
-            const bool exists = kRows % 32 == 0 || row + lane < kRows;
-            const int mine = exists && start + row + lane < m ? ptx::load_index(indices + start + row + lane) : -1;
-            const u32 found = __ballot_sync(0xffffffff, mine >= 0);
-            const int first = __shfl_sync(0xffffffff, mine, found == 0 ? 0 : __ffs(found) - 1);
-            if (group < 0) group = first;
-            is_uniform = is_uniform && __all_sync(0xffffffff, !exists || mine == group);
-        }
-        return group;
+    // `group` becomes the index of the first row that is no padding, `is_uniform` false where a row is padding or differs from it.
+    __device__ __forceinline__ static void add_chunk(int index, bool exists, int& group, bool& is_uniform) {
+        const u32 found = __ballot_sync(0xffffffff, exists && index >= 0);
+        const int first = __shfl_sync(0xffffffff, index, found == 0 ? 0 : __ffs(found) - 1);
+        if (group < 0 && found != 0) group = first;
+        is_uniform = is_uniform && __all_sync(0xffffffff, !exists || (index >= 0 && index == group));
     }
 };
 
