@@ -29,13 +29,17 @@ test: setup-test ## the CPU test suite, as CI runs it
 gpu-test: build ## the GPU correctness suite; writes its record
 	$(HERE) -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json
 
-benchmark: build ## every benchmark on this GPU: products, host time, dependent launches, compile time
+benchmark: build ## every benchmark on this GPU: dense and grouped products, a mixture-of-experts layer, host time, dependent launches, compile time
 	$(HERE) -m benchmarks.dense_fp8
 	$(HERE) -m benchmarks.dense_bf16
 	$(HERE) -m benchmarks.wgrad_fp8
+	$(HERE) -m benchmarks.m_grouped_contiguous
+	$(HERE) -m benchmarks.m_grouped_masked
+	$(HERE) -m benchmarks.k_grouped
 	$(HERE) -m benchmarks.transpose_fp8
 	$(HERE) -m benchmarks.host_time
 	$(HERE) -m benchmarks.pdl
+	$(HERE) -m examples.moe_layer --json benchmarks/results/h200/moe_layer.json
 	$(HERE) -m benchmarks.compile_time --jobs 8
 
 benchmark-summary: ## benchmarks/results/h200/summary.json from the files beside it

@@ -19,13 +19,17 @@ from tuner.db.values import make_key
 MAX_SNAPSHOT_BYTES = 8_000_000
 #: A snapshot's texts may not look like a path, an address or a board's UUID; a slash between digits is a shard.
 PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
+#: Statistics of search rows that nothing reads from a snapshot; the ratio of a censored row is a lower bound, which needs no interval.
+SEARCH_EXTRAS = ("mad_us", "q10_us", "q90_us", "max_abs_error")
+RATIO_INTERVAL = ("ratio_low", "ratio_high")
 
 
 def snapshot(source: str | os.PathLike, target: str | os.PathLike, sku: str | None = None, max_bytes: int = MAX_SNAPSHOT_BYTES) -> dict:
     """Write a copy of `source` that may be published to `target`; return {"bytes", "tables"}.
 
-    UUIDs are hashed already; host names, command lines, paths and logs go, as do samples other than confirmations'. With `sku` only
-    that SKU's blocks of the newest kernel hash are kept. The source is copied by SQLite's backup API, so that a sweep can go on.
+    UUIDs are hashed already; host names, command lines, paths and logs go. So does what nothing reads from a snapshot: all samples, and
+    of search rows every statistic but the median, the ratio and (not censored) its interval; confirmation rows keep all of theirs. With
+    `sku` only that SKU's blocks of the newest kernel hash are kept. The source is copied by SQLite's backup API, so that a sweep can go on.
     Guarantees: `target` is written anew in a temporary file, checked for private text, flushed and renamed: old file or new one.
     Raises: UsageError (also where `target` holds more than it would then), StoreError; IntegrityError where private text is left, or the
     result is larger than `max_bytes`.
@@ -112,8 +116,16 @@ def scrub(found: Tables) -> Tables:
 
 
 def scrub_measurement(row: dict) -> dict:
-    """Return a measured row without its log; samples are kept for confirmation rounds, from which regret is computed."""
-    return row | {"error": None, "samples": row["samples"] if row["role"] == "confirm" else None}
+    """Return a measured row as a snapshot has it: without log and samples.
+
+    Of a search row's statistics stay the median, the ratio and, unless it was censored, the ratio's interval; of a confirmation row's all.
+    """
+    left_out = ["error", "samples"]
+    if row["role"] == "search":
+        left_out += SEARCH_EXTRAS
+        if row["status"] == "censored":
+            left_out += RATIO_INTERVAL
+    return row | dict.fromkeys(left_out)
 
 
 def scrub_environment(row: dict) -> dict:

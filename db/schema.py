@@ -132,7 +132,8 @@ def check_contents(connection: Connection, pragma: str = "quick_check") -> list[
         return [one_line(row) for row in rows]
     dangling = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(20)
     broken = [] if is_outdated(connection) else [message for table in tables.metadata.sorted_tables for message in check_constraints(connection, table)]
-    return [f"{table} row {row} refers to a {target} that does not exist" for table, row, target, _ in dangling] + broken
+    # A table without a rowid has no number for its rows.
+    return [f"{table} row {row or '?'} refers to a {target} that does not exist" for table, row, target, _ in dangling] + broken
 
 
 def check_constraints(connection: Connection, table: Table) -> list[str]:

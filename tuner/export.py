@@ -149,6 +149,8 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     timed = np.where(data.state >= SEARCHED, data.log_ratio, np.inf)
     inside = np.array([column[config] for config in portfolio])
     own = inside[timed[:, inside].argmin(axis=1)]
+    # A lucky search round of another one must not push an oracle of the portfolio out of it, and in again as an extra config.
+    own = np.where(np.isin(data.oracle, inside), data.oracle, own)
     gain = confirmed_gain(data, own)
     extra = choose_extra(data.oracle, gain, MAX_CONFIGS - len(portfolio))
     chosen = np.where((gain > EXACT_GAIN_LOG) & np.isin(data.oracle, extra), data.oracle, own)

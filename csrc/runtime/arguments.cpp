@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <string>
+#include <string_view>
 
 #include "core/error.hpp"
 #include "core/py_integers.hpp"
@@ -136,8 +137,14 @@ void check_flag(const char* name, PyObject* object) {
 uint8_t parse_compiled_dims_argument(PyObject* object) {
     if (!is_given(object)) return 0;
     if (!PyUnicode_Check(object)) fail("compiled_dims = " + short_repr(object) + ": must be a string such as 'nk', or None.");
+    Py_ssize_t length = 0;
+    const char* text = PyUnicode_AsUTF8AndSize(object, &length);
+    if (text == nullptr) {  // a lone surrogate, which no letter is
+        PyErr_Clear();
+        text = "?", length = 1;
+    }
     uint8_t bits = 0;
-    for (char letter : py::handle(object).cast<std::string>()) {
+    for (char letter : std::string_view(text, size_t(length))) {
         const uint8_t bit = letter == 'm'   ? Problem::kCompileM
                             : letter == 'n' ? Problem::kCompileN
                             : letter == 'k' ? Problem::kCompileK

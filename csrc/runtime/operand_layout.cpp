@@ -48,7 +48,8 @@ void check_groups(const Operand& operand) {
     if (has_good_groups(operand.view)) return;
     fail_layout(stride_text(operand, 0) + ": groups of " + short_dtype_name(operand.view.dtype) +
                 " rows must be a multiple of 16 bytes apart and less than 2^40, these are " +
-                std::to_string(group_pitch_bytes(operand.view)) + "; pass " + operand.name + ".contiguous().");
+                std::to_string(group_pitch_bytes(operand.view)) + "; pad " + operand.name + " along its rows, or pass " + operand.name +
+                ".contiguous() where these are whole.");
 }
 
 }  // namespace

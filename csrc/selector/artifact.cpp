@@ -12,7 +12,7 @@ namespace deep_gemm {
 namespace {
 
 constexpr size_t kMaxHeaderBytes = size_t(1) << 20;
-constexpr size_t kMaxArrays = 64, kMaxDimensions = 2;
+constexpr size_t kMaxArrays = 256, kMaxDimensions = 2;
 constexpr int64_t kMaxArraySize = int64_t(1) << 24;  // along one dimension: more than 16 MiB hold
 constexpr JsonLimits kJsonLimits = {kMaxHeaderBytes, 6, true};
 
@@ -85,7 +85,7 @@ std::vector<PlacedArray> place_arrays(const JsonValue& header, size_t data_bytes
     std::vector<PlacedArray> placed;
     for (const JsonValue::Member& member : header.object)
         if (member.first != "__metadata__") placed.push_back(place_array(member));
-    if (placed.size() > kMaxArrays) refuse("more than 64 arrays");
+    if (placed.size() > kMaxArrays) refuse("more than 256 arrays");
     std::stable_sort(placed.begin(), placed.end(),
                      [](const PlacedArray& a, const PlacedArray& b) { return a.element_bytes > b.element_bytes; });
     int64_t position = 0;

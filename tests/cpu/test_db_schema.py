@@ -1,5 +1,6 @@
 """The schema: migrations and metadata agree, everything is named and strict, and connections are configured as promised."""
 
+import itertools
 import sqlite3
 
 import pytest
@@ -54,20 +55,33 @@ def test_every_constraint_is_named_and_every_table_strict(migrated):
         assert {column for column in table.columns.keys() if column.endswith("_id")} == {
             constraint.column_keys[0] for constraint in references
         }
-    with sqlite3.connect(migrated) as raw:
-        strict = {
-            name: flag
-            for _, name, kind, _, _, flag in raw.execute("PRAGMA table_list")
+    assert list_tables(migrated) == {name: (name == "measurement", True) for name in tables.metadata.tables}
+
+
+def list_tables(path) -> dict[str, tuple[bool, bool]]:
+    """Return {table: (whether it has no rowid, whether it is strict)}."""
+    with sqlite3.connect(path) as raw:
+        found = {
+            name: (bool(has_no_rowid), bool(is_strict))
+            for _, name, kind, _, has_no_rowid, is_strict in raw.execute("PRAGMA table_list")
             if kind == "table" and not name.startswith("sqlite_")
         }
     raw.close()
-    assert set(strict) == set(tables.metadata.tables) and set(strict.values()) == {1}
+    return found
+
+
+def test_fresh_measurements_have_no_rowid(tmp_path):
+    path = make_database(tmp_path / "tuning.db")
+    assert list_tables(path)["measurement"] == (True, True)
+    with sqlite3.connect(path) as raw, pytest.raises(sqlite3.OperationalError, match="no such column: rowid"):
+        raw.execute("SELECT rowid FROM measurement")
+    raw.close()
 
 
 def test_postgresql_gets_wide_types():
     for table in tables.metadata.tables.values():
         statement = str(CreateTable(table).compile(dialect=postgresql.dialect()))
-        assert " INTEGER" not in statement and " REAL" not in statement and "STRICT" not in statement
+        assert " INTEGER" not in statement and " REAL" not in statement and "STRICT" not in statement and "ROWID" not in statement
     statement = str(CreateTable(tables.measurement).compile(dialect=postgresql.dialect()))
     assert "median_us DOUBLE PRECISION" in statement and "block_id BIGINT" in statement and "samples BYTEA" in statement
     assert str(CreateTable(tables.block).compile(dialect=postgresql.dialect())).count("BIGSERIAL") == 1
@@ -183,6 +197,44 @@ def test_a_writer_upgrades_an_older_schema_and_keeps_its_rows(tmp_path, version)
         assert (store.get_or_add_problem(PROBLEM), store.get_or_add_config("fp8_gemm", CONFIG)) == (3, 5)
     with create_engine(f"sqlite:///{path}").connect() as connection:
         assert schema.read_tables(connection) == schema.get_expected_tables()
+
+
+@pytest.mark.parametrize("version", range(1, 3))
+def test_an_upgraded_measurement_table_has_no_rowid_and_keeps_every_row(tmp_path, version):
+    path = make_old_database(tmp_path / "old.db", version)
+    assert list_tables(path)["measurement"] == (False, True)
+    with sqlite3.connect(path, isolation_level=None) as raw:
+        raw.execute("INSERT INTO config (id, key, op, block_m, block_n, block_k, num_stages, cluster_m, cluster_n) VALUES (2, 'other', 'x', 64, 128, 128, 4, 1, 1)")
+        for role, config_id, status in itertools.product(reversed(tables.ROLES), (5, 2), tables.STATUSES[:3]):
+            raw.execute(OLD_MEASUREMENT, {"config": config_id, "role": role, "status": status})
+        before = read_measurements(raw)
+    raw.close()
+    with Store.open(path) as store, store.reading() as connection:
+        assert connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall() == []
+    assert list_tables(path) == {name: (name == "measurement", True) for name in tables.metadata.tables}
+    with sqlite3.connect(path) as raw:
+        assert read_measurements(raw) == before and len(before) == 4
+        raw.execute("PRAGMA foreign_keys = ON")
+        for broken in ({"config": 99, "role": "search", "status": "ok"}, {"config": 5, "role": "final", "status": "ok"}):
+            with pytest.raises(sqlite3.IntegrityError):
+                raw.execute(OLD_MEASUREMENT, broken)
+        with pytest.raises(sqlite3.OperationalError, match="no such column: rowid"):
+            raw.execute("SELECT rowid FROM measurement")
+    raw.close()
+
+
+#: A row whose every column has a value; of rows with one key the last stays.
+OLD_MEASUREMENT = (
+    "INSERT OR REPLACE INTO measurement (block_id, config_id, role, status, num_samples, median_us, mad_us, q10_us, q90_us, ratio, ratio_low, ratio_high,"
+    " max_abs_error, clock_mhz, power_w, samples, error)"
+    " VALUES (1, :config, :role, :status, 8, 12.5, 0.1, 12.25, 12.75, 1.1, 1.0, 1.2, 0.25, 1755.0, 612.5, x'0000803f0000a03f', '/tmp/x: error')"
+)
+
+
+def read_measurements(raw: sqlite3.Connection) -> list[tuple]:
+    """Return every measured row with the names of its columns."""
+    cursor = raw.execute("SELECT * FROM measurement ORDER BY block_id, config_id, role")
+    return [tuple(zip((column[0] for column in cursor.description), row, strict=True)) for row in cursor.fetchall()]
 
 
 @pytest.mark.parametrize("mode", ["ro", "immutable"])

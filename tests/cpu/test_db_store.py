@@ -307,6 +307,15 @@ def test_stored_rows_are_checked_when_read(tmp_path):
                 store.load_best()
 
 
+def test_a_measurement_that_refers_to_nothing_is_named(tmp_path):
+    path = make_database(tmp_path / "tuning.db")
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE measurement SET config_id = 999 WHERE block_id = 1 AND config_id = 1")
+    raw.close()
+    with pytest.raises(errors.IntegrityError, match=r"measurement row \? refers to a config that does not exist"):
+        Store.open(path, "ro")
+
+
 def test_modes_and_targets_are_checked(tmp_path):
     for target, mode in (
         (tmp_path / "none.db", "ro"),

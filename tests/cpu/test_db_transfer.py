@@ -6,14 +6,17 @@ import random
 import socket
 import sqlite3
 
+import numpy as np
 import pytest
 from tuner.db import Store, export_json, import_json, merge, snapshot, snapshot_path, tables
 from tuner.db.naturals import KEYS, merge_tables
 from tuner.db.transfer import ADDED, load_tables, parse_json, to_json_bytes
 
 from deep_gemm import _C
-from tests.fakes.databases import CONFIGS, DEVICE, SKU, add_block, add_context, make_database, make_problem
-from tuner import errors
+from tests.fakes import synthetic
+from tests.fakes.databases import CONFIGS, DEVICE, SKU, add_block, add_context, make_database, make_problem, make_row
+from tuner import errors, inspection
+from tuner.dataset import CENSORED, CONFIRMED, load_dataset
 
 
 def contents(path) -> bytes:
@@ -227,13 +230,52 @@ def test_snapshot_keeps_what_training_reads(shards, tmp_path):
     with Store.open(tmp_path / "published.db", "immutable") as after, Store.open(shards[0], "ro") as before:
         assert after.check() == []
         for old, new in zip(by_key(before.load_measurements()), by_key(after.load_measurements()), strict=True):
-            local = ("problem_id", "config_id", "block_id", "device_id", "reference_config_id", "error", "samples")
-            assert {name: value for name, value in old.items() if name not in local} == {
+            local = ("problem_id", "config_id", "block_id", "device_id", "reference_config_id")
+            left_out = dict.fromkeys(("error", "samples"))
+            if old["role"] == "search":
+                left_out |= dict.fromkeys(("mad_us", "q10_us", "q90_us", "max_abs_error"))
+            assert {name: value for name, value in (old | left_out).items() if name not in local} == {
                 name: value for name, value in new.items() if name not in local
             }
-            assert new["samples"] == (old["samples"] if old["role"] == "confirm" else None) and new["error"] is None
         assert [row["config_key"] for row in after.load_best()] == [row["config_key"] for row in before.load_best()]
         assert [load_flags(after)] == ["-std=c++20"]
+
+
+def test_snapshot_rows_hold_what_it_says_and_nothing_else(tmp_path):
+    path, key = tmp_path / "tuning.db", ["block_id", "config_id", "role", "status"]
+    with Store.open(path) as store:
+        block_id = add_block(store, add_context(store), make_problem())
+        config_id = store.get_or_add_config("fp8_gemm", CONFIGS[9])
+        censored = make_row(random.Random(0), block_id, config_id, "search") | {"status": "censored", "samples": [5.5], "error": "slow"}
+        store.add_measurements([censored, censored | {"role": "confirm"}])
+    snapshot(path, tmp_path / "published.db")
+    found = {name: set() for name in itertools.product(("search", "confirm"), tables.STATUSES)}
+    for row in load_tables(tmp_path / "published.db")["measurement"].values():
+        found[row["role"], row["status"]].add(tuple(name for name, value in row.items() if value is not None))
+    telemetry, interval = ["clock_mhz", "power_w"], ["ratio_low", "ratio_high"]
+    confirmed = [*key, "num_samples", "median_us", "mad_us", "q10_us", "q90_us", "ratio", *interval, "max_abs_error", *telemetry]
+    assert {name: columns for name, columns in found.items() if columns} == {
+        ("search", "ok"): {(*key, "num_samples", "median_us", "ratio", *interval, *telemetry)},
+        ("search", "censored"): {(*key, "num_samples", "median_us", "ratio", *telemetry)},
+        ("search", "compile_error"): {tuple(key)},
+        ("confirm", "ok"): {tuple(confirmed)},
+        ("confirm", "censored"): {tuple(confirmed)},
+    }
+
+
+def test_the_tuner_finds_in_a_snapshot_what_the_database_had(tmp_path):
+    source = synthetic.make_small_database()
+    snapshot(source, tmp_path / "published.db", sku=SKU)
+    with Store.open(source, "ro") as before, Store.open(tmp_path / "published.db", "immutable") as after:
+        assert inspection.inspect(after, SKU, "fp8_gemm") == inspection.inspect(before, SKU, "fp8_gemm")
+        assert inspection.inspect(after, SKU, "fp8_gemm")["noise"]["confirmation_mad"]["count"] > 100
+        old, new = vars(load_dataset(before, SKU)), vars(load_dataset(after, SKU))
+    assert (old["state"] == CENSORED).any() and (old["state"] == CONFIRMED).any()
+    for name, value in old.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, new[name])
+        elif name != "device":
+            assert value == new[name], name
 
 
 def by_key(rows: list[dict]) -> list[dict]:

@@ -212,3 +212,17 @@ def test_a_walk_that_differs_is_never_written(made, monkeypatch):
     monkeypatch.setattr(export, "golden_arrays", wrong)
     with pytest.raises(errors.IntegrityError, match="golden vectors"):
         export.make_export([(found, data)])
+
+
+def test_an_oracle_of_the_portfolio_is_no_extra_config(data):
+    """Its neighbour's lucky search round is better than the oracle's confirmation: the oracle stays the entry, and is there once."""
+    row = int(np.flatnonzero(data.state[np.arange(len(data.problems)), data.oracle] == CONFIRMED)[0])
+    oracle = int(data.oracle[row])
+    lucky = int(next(column for column in range(len(data.configs)) if column != oracle and data.legal[row, column]))
+    log_ratio, search, state = data.log_ratio.copy(), data.search.copy(), data.state.copy()
+    log_ratio[row, oracle], search[row, oracle] = -0.08, -0.13
+    log_ratio[row, lucky], search[row, lucky], state[row, lucky] = -0.10, -0.10, SEARCHED
+    table = replace(data, log_ratio=log_ratio, search=search, state=state)
+    portfolio = [data.configs[oracle], data.configs[lucky]]
+    configs, exact = export.choose_exact(table, portfolio)
+    assert len(set(configs)) == len(configs) and configs[exact[data.problems[row]]] == data.configs[oracle]

@@ -16,7 +16,7 @@ FAMILIES = [module.FAMILY for module in (m_grouped_contiguous, m_grouped_masked,
 H200 = _C.Device.known("h200")
 CONTIGUOUS = {"num_groups": 2, "mean_m": 150, "n": 136, "k": 192, "m": 384}
 MASKED = {"load": "uniform", "num_groups": 3, "max_m": 40, "mean_m": 20, "n": 136, "k": 192, "sum_m": 61}
-K_GROUPED = {"num_groups": 2, "m": 24, "n": 136, "mean_k": 200, "sum_k": 640}
+K_GROUPED = {"num_groups": 2, "m": 32, "n": 144, "mean_k": 200, "sum_k": 640}
 KEYS = {
     "m_grouped_contiguous": [{"dtype": dtype, **CONTIGUOUS} for dtype in ("fp8", "bf16")],
     "m_grouped_masked": [{"dtype": dtype, **MASKED, "load": load} for dtype in ("fp8", "bf16") for load in ("uniform", "skewed")],

@@ -9,6 +9,8 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.schema import CreateTable
 from tuner.db import Store, tables
 
 from tests.fakes.databases import CONFIGS, add_block, add_context, count_rows, make_database, make_problem, memory_folder
@@ -94,6 +96,8 @@ def test_every_truncation_is_refused(sound, tmp_path):
         assert path.read_bytes() == payload[:size]
 
 
+#: The measurement table of a development version of schema 3, with rowids.
+WITH_ROWIDS = str(CreateTable(tables.measurement).compile(dialect=sqlite.dialect())).replace("WITHOUT ROWID,", "")
 HOSTILE = {
     "application": "PRAGMA application_id = 252006673",
     "newer": f"PRAGMA user_version = {tables.SCHEMA_VERSION + 1}",
@@ -106,6 +110,8 @@ HOSTILE = {
     "dropped column": "ALTER TABLE measurement DROP COLUMN error",
     "view in place of a table": "DROP TABLE compilation; CREATE VIEW compilation AS SELECT 1 AS config_id",
     "table without checks": "DROP TABLE compilation; CREATE TABLE compilation (config_id, kernel_hash, compiler, registers, spill_bytes, local_bytes, smem_bytes, compile_ms)",
+    "measurement with rowids": f"ALTER TABLE measurement RENAME TO old; {WITH_ROWIDS}; INSERT INTO measurement SELECT * FROM old; DROP TABLE old",
+    "measurement of an unknown config": "PRAGMA foreign_keys = OFF; UPDATE measurement SET config_id = 999 WHERE config_id = 1",
     "unknown migration": "UPDATE alembic_version SET version_num = '9999'",
     "dangling reference": "PRAGMA foreign_keys = OFF; DELETE FROM config WHERE id = 1",
     "ignored check": "PRAGMA ignore_check_constraints = ON; UPDATE measurement SET median_us = -1",
