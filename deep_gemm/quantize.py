@@ -30,16 +30,16 @@ def round_up_to_power_of_two(x: torch.Tensor) -> torch.Tensor:
 
 
 def per_token_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool, gran_k: int = _BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x [m, n] with one scale per row and `gran_k` columns.
+    """Quantise x [..., m, n], a matrix or groups of matrices, with one scale per row and `gran_k` columns.
 
-    Returns: float8_e4m3fn [m, n] and float32 scales [m, ceil(n / gran_k)].
-    Raises: ShapeError unless x is a matrix, DtypeError unless it is floating point.
+    Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)].
+    Raises: ShapeError for a vector or a scalar, DtypeError unless x is floating point.
     """
-    _check_matrix(x)
-    m, n = x.shape
-    groups = _pad(x, m, align(n, gran_k)).unflatten(1, (ceil_div(n, gran_k), gran_k))
-    data, scales = _cast(groups, (2,), use_ue8m0)
-    return data.flatten(1)[:, :n].contiguous(), scales.squeeze(2)
+    _check_matrices(x)
+    m, n = x.shape[-2:]
+    groups = _pad(x, m, align(n, gran_k)).unflatten(-1, (ceil_div(n, gran_k), gran_k))
+    data, scales = _cast(groups, (-1,), use_ue8m0)
+    return data.flatten(-2)[..., :n].contiguous(), scales.squeeze(-1)
 
 
 def per_channel_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -57,17 +57,17 @@ def per_channel_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Ten
 
 
 def per_block_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x [m, n] with one scale per 128 x 128 block.
+    """Quantise x [..., m, n], a matrix or groups of matrices, with one scale per 128 x 128 block; no block spans two groups.
 
-    Returns: float8_e4m3fn [m, n] and float32 scales [ceil(m / 128), ceil(n / 128)].
-    Raises: ShapeError unless x is a matrix, DtypeError unless it is floating point.
+    Returns: float8_e4m3fn [..., m, n] and float32 scales [..., ceil(m / 128), ceil(n / 128)].
+    Raises: ShapeError for a vector or a scalar, DtypeError unless x is floating point.
     """
-    _check_matrix(x)
-    m, n = x.shape
+    _check_matrices(x)
+    *leading, m, n = x.shape
     rows, columns = ceil_div(m, _BLOCK), ceil_div(n, _BLOCK)
-    blocks = _pad(x, rows * _BLOCK, columns * _BLOCK).view(rows, _BLOCK, columns, _BLOCK)
-    data, scales = _cast(blocks, (1, 3), use_ue8m0)
-    return data.view(rows * _BLOCK, columns * _BLOCK)[:m, :n].contiguous(), scales.view(rows, columns)
+    padded = _pad(x, rows * _BLOCK, columns * _BLOCK)  # each group by itself: the rows that fill a last block are its own
+    data, scales = _cast(padded.view(*leading, rows, _BLOCK, columns, _BLOCK), (-3, -1), use_ue8m0)
+    return data.view(padded.shape)[..., :m, :n].contiguous(), scales.view(*leading, rows, columns)
 
 
 def per_custom_dims_cast_to_fp8(x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,14 +95,20 @@ def _cast(groups: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> tuple
 
 
 def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Return x [m, n] padded with zeros to [rows, columns], contiguous."""
-    return torch.nn.functional.pad(x, (0, columns - x.shape[1], 0, rows - x.shape[0])).contiguous()
+    """Return x [..., m, n] padded with zeros to [..., rows, columns], contiguous."""
+    return torch.nn.functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2])).contiguous()
 
 
 def _check_matrix(x: torch.Tensor) -> None:
     _check_floating(x)
     if x.dim() != 2:
         raise ShapeError(f"x.ndim = {x.dim()}: must be a matrix [m, n]; reshape it.")
+
+
+def _check_matrices(x: torch.Tensor) -> None:
+    _check_floating(x)
+    if x.dim() < 2:
+        raise ShapeError(f"x.ndim = {x.dim()}: must be a matrix [m, n] or groups of them [..., m, n]; reshape it, a row to [1, n].")
 
 
 def _check_floating(x: torch.Tensor) -> None:

@@ -55,7 +55,7 @@ def get_analytic_config(problem: "_C.Problem", device: "_C.Device | None" = None
 
     Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
     """
-    return _C.get_analytic_config(problem, device or _C.get_device())
+    return _C.get_analytic_config(problem, device or current_device())
 
 
 def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Choice":
@@ -63,7 +63,7 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
 
     Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
     """
-    device = device or _C.get_device()
+    device = device or current_device()
     loaded = load_selector(device.sku)
     if loaded.selector is None:
         return choose_analytic(problem, device, loaded.reason)
@@ -78,6 +78,15 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
     if choice.source == "analytic" and choice.reason.startswith(_OUTDATED):
         warn_once(f"{loaded.file}: {choice.reason}; measure with `python -m tuner sweep`, then `train` and `export --install`, or remove the file")
     return choice
+
+
+def current_device() -> "_C.Device":
+    """Return the current GPU. Raises: DeviceError, with what a choice needs as the remedy: no tensors take part in one."""
+    try:
+        return _C.get_device()
+    except DeviceError as error:
+        fault = str(error).partition("; ")[0]  # what follows is the remedy of a launch: CPU tensors
+        raise DeviceError(f"device = None: means the current GPU, but {fault}; pass device=deep_gemm.Device.known('h200') or another model's.") from error
 
 
 def get_selector(device: "_C.Device") -> "_C.Selector | None":

@@ -3,8 +3,10 @@
 The fields are those of the library itself, so that a new one needs a column (see tuner.db.tables) and nothing else here.
 """
 
+import re
 from collections.abc import Mapping
 
+import deep_gemm
 from deep_gemm import _C
 
 DENSE_OPS = ("fp8_gemm", "bf16_gemm")
@@ -17,6 +19,11 @@ OPS = (
 OP_NAMES = ", ".join(OPS)
 #: What the groups of an op divide: nothing, the rows of A (packed, or each group with room for m), or K.
 DENSE, CONTIGUOUS, MASKED, K_GROUPED = "dense", "contiguous", "masked", "k_grouped"
+#: How the name of a public function says whether A and B are transposed; an op kind's name leaves it out.
+FUNCTION_LAYOUT = re.compile(r"_([nt])([nt])(?=_|$)")
+#: Older names begin with the type, as in fp8_m_grouped_gemm_nt_masked.
+FUNCTION_ALIAS = re.compile(r"^(fp8|bf16)_m_grouped_")
+HEAD_SPLIT_SUFFIX = "_skip_head_mid"
 PROBLEM_DEFAULTS = _C.Problem(OPS[0], 1, 1, 1).as_dict()
 PROBLEM_FIELDS = tuple(PROBLEM_DEFAULTS)
 CONFIG_FIELDS = tuple(_C.Config(64, 64, 2).as_dict())
@@ -60,6 +67,31 @@ def grouping_of(op: str) -> str:
 def is_fp8(op: str) -> bool:
     """Return whether an op kind multiplies FP8 operands with scales."""
     return "fp8" in op
+
+
+def default_fields(op: str) -> dict:
+    """Return the fields of an op kind whose only legal value is not the default of all kinds."""
+    if grouping_of(op) != K_GROUPED:
+        return {}
+    return {"d_dtype": "fp32"} | ({"recipe": "1d1d"} if is_fp8(op) else {"a_major": "mn", "b_major": "mn"})
+
+
+def read_op_name(name: str) -> tuple[str, dict]:
+    """Return (op kind, fields that the name gives) for an op kind, or for a public function with contiguous operands.
+
+    Raises: KeyError where it is neither.
+    """
+    if name in OPS:
+        return name, {}
+    layout = FUNCTION_LAYOUT.search(name)
+    op = FUNCTION_ALIAS.sub(r"m_grouped_\1_", FUNCTION_LAYOUT.sub("", name).removesuffix(HEAD_SPLIT_SUFFIX))
+    if name not in deep_gemm.__all__ or layout is None or op not in OPS:
+        raise KeyError(name)
+    if name.endswith(HEAD_SPLIT_SUFFIX):
+        return op, {"c_mode": "head_split"}
+    if is_fp8(op):  # kernels read FP8 along K, whatever the function takes
+        return op, {"group_layout": "blocks"} if grouping_of(op) == K_GROUPED and layout[0] == "_nt" else {}
+    return op, {"a_major": "mn" if layout[1] == "t" else "k", "b_major": "mn" if layout[2] == "n" else "k"}
 
 
 def kernel_problem(problem: _C.Problem) -> _C.Problem:

@@ -6,21 +6,39 @@ from deep_gemm import _C
 from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
+from tuner.fields import OP_NAMES, default_fields, read_op_name
 from tuner.sources import device_at_hand
 from tuner.workload import round_expected_m
 
+#: Who a time comes from. None is measured: an artefact keeps which config was measured best, not its time.
+HEURISTIC, FOREST = "heuristic", "forest"
 
-def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields: object) -> dict:
-    """Return the choice for a problem with scores, guards and predicted times; `expected_m` is rounded as the library rounds it.
 
-    Raises: UsageError for an impossible problem or device.
+def make_problem(name: str, m: int, n: int, k: int, **fields: object):
+    """Return the problem of an op kind or function; a field that is None gets the value that the name says, or the op kind's default.
+
+    `expected_m` is rounded as the library rounds it. Raises: UsageError for an impossible problem.
     """
+    try:
+        op, named = read_op_name(name)
+    except KeyError as error:
+        rule = "the op kind is the function's name without _nt, _nn, _tn"
+        raise errors.UsageError(f"--op {name}: no such op kind or function; {rule}: use one of {OP_NAMES}") from error
+    fields = default_fields(op) | named | {name: value for name, value in fields.items() if value is not None}
     if fields.get("expected_m", 0) > 0:
         fields["expected_m"] = round_expected_m(fields["expected_m"], max(m, 1))
     try:
-        problem = _C.Problem(op, m, n, k, **fields)
+        return _C.Problem(op, m, n, k, **fields)
     except DeepGemmError as error:
         raise errors.UsageError(str(error)) from error
+
+
+def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields: object) -> dict:
+    """Return the choice for a problem with scores, guards and predicted times, each with who predicts it; see make_problem.
+
+    Raises: UsageError for an impossible problem or device.
+    """
+    problem = make_problem(op, m, n, k, **fields)
     target = device_at_hand(device)
     choice = runtime.explain(problem, target)
     pick = _C.get_analytic_config(problem, target)
@@ -34,9 +52,10 @@ def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields:
         "source": choice.source,
         "reason": choice.reason,
         "predicted_us": predict_us(problem, choice.config, target, scores, pick_us),
-        "heuristic": {"config": pick.as_dict(), "name": str(pick), "predicted_us": pick_us},
+        "predicted_by": FOREST if scores and choice.config in scores else HEURISTIC,
+        "heuristic": {"config": pick.as_dict(), "name": str(pick), "predicted_us": pick_us, "predicted_by": HEURISTIC},
         "scores": describe_scores(problem, target, scores, pick_us),
-        "selector": describe_selector(runtime.get_selector(target), target, op),
+        "selector": describe_selector(runtime.get_selector(target), target, problem.op),
     }
 
 
@@ -58,7 +77,7 @@ def describe_scores(problem, device, scores: dict | None, pick_us: float) -> lis
     if scores is None:
         return None
     ordered = sorted(scores.items(), key=lambda item: item[1])
-    return [{"name": str(config), "config": config.as_dict(), "score": score, "predicted_us": pick_us * math.exp(score)} for config, score in ordered]
+    return [{"name": str(config), "config": config.as_dict(), "score": score, "predicted_us": pick_us * math.exp(score), "predicted_by": FOREST} for config, score in ordered]
 
 
 def describe_selector(selector, device, op_kind: str) -> dict | None:

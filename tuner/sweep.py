@@ -349,18 +349,3 @@ def count_measurements(options: SweepOptions, device, candidates: dict) -> int:
         len(configs) if propose.choose_sampler(options.sampler, len(configs)) == "exhaustive" else choose_trials(problem, device, options, configs)[1]
         for problem, configs in candidates.items()
     )
-
-
-def plan_sweep(options: SweepOptions, device) -> dict:
-    """Return what a sweep would measure on `device`, without a GPU or a database: counts, kernels, estimated kernel time."""
-    candidates = {problem: choose_candidates(problem, device, options) for problem in options.problems}
-    measurements = count_measurements(options, device, candidates)
-    return {
-        "device": device.sku,
-        "problems": len(candidates),
-        "measurements": measurements,
-        "kernels": min(len(find_kernels(candidates)), measurements),
-        "largest_space": max(map(len, candidates.values()), default=0),
-        "effort": {"name": options.effort, **EFFORTS[options.effort]},
-        "options": {name: getattr(options, name) for name in ("preset", "space", "sampler", "num_trials", "seed", "workload", "shard")},
-    }

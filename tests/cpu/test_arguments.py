@@ -86,6 +86,7 @@ WRONG = {
     "recipe of huge numbers": ({"recipe": (1 << 80, 128, 128)}, ArgumentError, r"recipe = "),
     "compiled dims": ({"compiled_dims": "nkx"}, ArgumentError, r"compiled_dims = 'nkx': must hold each of m, n, k at most once"),
     "compiled dims twice": ({"compiled_dims": "kk"}, ArgumentError, r"compiled_dims = 'kk'"),
+    "compiled dims that are no text": ({"compiled_dims": "\udc80"}, ArgumentError, r"compiled_dims = "),
     "compiled dims no text": ({"compiled_dims": 3}, ArgumentError, r"compiled_dims = 3: must be a string"),
     "flag": ({"disable_ue8m0_cast": "yes"}, ArgumentError, r"disable_ue8m0_cast = 'yes': must be a bool"),
     "alpha NaN": ({"alpha": float("nan")}, ArgumentError, r"alpha = nan: must be finite in FP32"),

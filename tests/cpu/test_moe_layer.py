@@ -1,6 +1,7 @@
 """The example's mixture-of-experts layer on the CPU: both forms and dtypes against the loop and a plain FP32 layer, and where rows are placed."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -102,6 +103,18 @@ def test_the_command_compares_both_forms_and_writes_its_figures(monkeypatch, tmp
     result = json.loads((tmp_path / "moe.json").read_text())
     assert [(row["dtype"], row["form"]) for row in result["rows"]] == [(dtype, form) for dtype in ("fp8", "bf16") for form in ("contiguous", "masked")]
     assert all(row["is_right"] and row["grouped_us"] > 0 < row["loop_us"] for row in result["rows"])
-    assert set(result["meta"]["kernel_hash"]) == set(moe_layer.OPS) and "5 experts" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert set(result["meta"]["kernel_hash"]) == set(moe_layer.OPS) and "5 experts" in text
+    assert "times are those of the reference" in text and "nothing of the kernels" in text and "speed-up" not in text
+    assert text.count("contiguous (prefill)") == text.count("masked (decode)") == 2 and not re.search(r"\dx\b", text)
     monkeypatch.setattr(moe_layer, "run_loop", lambda x, layer: 1.1 * run_loop(x, layer))
     assert moe_layer.main(["--experts", "3"]) == 1 and "WRONG" in capsys.readouterr().out
+
+
+def test_only_times_of_kernels_are_compared(capsys):
+    rows = [{"dtype": "fp8", "form": form, "tokens": 7, "grouped_us": 10.0, "loop_us": 25.0, "diff": 0.0, "is_right": True} for form in ("contiguous", "masked")]
+    moe_layer.show(rows, SIZES, "NVIDIA H200", "cuda")
+    text = capsys.readouterr().out
+    assert "speed-up" in text and text.count("2.50x") == 2 and "reference" not in text and "masked (decode)" in text
+    widths = {len(line) for line in text.splitlines()[1:]}
+    assert len(widths) == 1  # columns line up under their titles

@@ -87,6 +87,41 @@ def test_zero_sizes():
     assert deep_gemm.per_channel_cast_to_fp8(torch.empty(0, 8), False)[1].shape == (0, 8)
 
 
+CASTS = [
+    deep_gemm.per_token_cast_to_fp8,
+    pytest.param(lambda x, use_ue8m0: deep_gemm.per_token_cast_to_fp8(x, use_ue8m0, gran_k=32), id="per_token_cast_to_fp8 gran_k=32"),
+    deep_gemm.per_block_cast_to_fp8,
+]
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("shape", [(3, 130, 300), (2, 2, 5, 129), (1, 256, 128)])
+def test_each_group_is_quantised_by_itself(shape, cast, use_ue8m0):
+    x = torch.randn(shape) * 10.0 ** torch.arange(shape[0]).view(-1, *[1] * (len(shape) - 1))  # a scale shared by two groups is wrong for one
+    data, scales = cast(x, use_ue8m0)
+    matrices = x.flatten(0, -3)
+    single = [cast(matrix, use_ue8m0) for matrix in matrices]
+    assert data.shape == shape and data.dtype == FP8 and data.is_contiguous() and scales.is_contiguous()
+    assert scales.shape == (*shape[:-2], *single[0][1].shape) and scales.dtype == torch.float32
+    assert torch.equal(data.view(matrices.shape).float(), torch.stack([part[0] for part in single]).float())
+    assert torch.equal(scales.flatten(0, -3), torch.stack([part[1] for part in single]))
+
+
+def test_groups_may_be_strided():
+    x = torch.randn(130, 3, 70).transpose(0, 1)
+    for cast in (deep_gemm.per_token_cast_to_fp8, deep_gemm.per_block_cast_to_fp8):
+        for part, wanted in zip(cast(x, False), cast(x.contiguous(), False), strict=True):
+            assert part.is_contiguous() and torch.equal(part.float(), wanted.float())
+
+
+def test_groups_of_zero_sizes():
+    for shape in ((0, 130, 300), (3, 0, 300), (3, 130, 0), (0, 0, 0), (2, 0, 5, 7)):
+        for cast, rows in ((deep_gemm.per_token_cast_to_fp8, shape[-2]), (deep_gemm.per_block_cast_to_fp8, -(-shape[-2] // 128))):
+            data, scales = cast(torch.empty(shape), False)
+            assert data.shape == shape and data.dtype == FP8 and scales.shape == (*shape[:-2], rows, -(-shape[-1] // 128))
+
+
 def test_zeros_and_the_largest_values_survive():
     for value in (0.0, 3e38, -448.0, 1e-30):
         x = torch.full((1, 128), value)
@@ -104,8 +139,12 @@ def test_powers_of_two_are_exact():
 
 
 def test_wrong_inputs():
-    with pytest.raises(ShapeError, match="x.ndim = 3"):
-        deep_gemm.per_token_cast_to_fp8(torch.zeros(1, 2, 3), False)
+    for cast in (deep_gemm.per_token_cast_to_fp8, deep_gemm.per_block_cast_to_fp8):
+        for x in (torch.zeros(()), torch.zeros(3)):
+            with pytest.raises(ShapeError, match=rf"x.ndim = {x.ndim}: must be a matrix \[m, n\] or groups of them"):
+                cast(x, False)
+    with pytest.raises(ShapeError, match="x.ndim = 3: must be a matrix"):
+        deep_gemm.per_channel_cast_to_fp8(torch.zeros(1, 128, 3), False)
     with pytest.raises(ShapeError, match="m = 100: per-channel scales cover 128 rows"):
         deep_gemm.per_channel_cast_to_fp8(torch.zeros(100, 4), False)
     with pytest.raises(DtypeError, match="x.dtype = torch.int64"):

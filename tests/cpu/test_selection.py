@@ -160,3 +160,16 @@ def test_no_legal_config_is_the_devices_error(folder):
     ampere = _C.Device(**DEVICE.as_dict() | {"compute_capability": (8, 0)})
     with pytest.raises(DeviceError, match="no config is legal"):
         selection.get_best_config(make_parts()[3][30], ampere)
+
+
+@pytest.mark.parametrize("choose", [selection.get_best_config, selection.get_analytic_config, selection.explain])
+def test_without_a_driver_the_remedy_is_a_device(folder, monkeypatch, choose):
+    def refuse():
+        raise DeviceError("no CUDA driver: libcuda.so.1: cannot open; install the NVIDIA driver, or pass CPU tensors to run the reference.")
+
+    monkeypatch.setattr(_C, "get_device", refuse)
+    problem = make_parts()[3][0]
+    with pytest.raises(DeviceError, match=r"no CUDA driver: .*cannot open; pass device=deep_gemm\.Device\.known\('h200'\)") as caught:
+        choose(problem)
+    assert "CPU tensors" not in str(caught.value)
+    choose(problem, DEVICE)

@@ -116,7 +116,7 @@ def derive_contiguous(config, index: int) -> list[Contiguous]:
     """Return contiguous shapes around a config's tile, n and k in turn from `index` on.
 
     Groups of a tile and one row more or less, one of nearly everything beside groups of a row and of none, equal ones, a single row;
-    padding that fills whole tiles, that comes before the rows of a tile, and an m that ends within a tile.
+    padding that fills whole tiles, that comes before the rows of a tile (also before rows that fill it to its end), and an m that ends within one.
     """
     tile = get_tile(config)[0]
     fitting = [alignment for alignment in (tile, 2 * tile, 128) if alignment % tile == 0]
@@ -124,7 +124,7 @@ def derive_contiguous(config, index: int) -> list[Contiguous]:
         ((0, 0, tile - 1), (1, 0, tile), (2, 0, tile + 1)),
         ((0, 0, 1), (2, 0, 3 * tile + 5), (3, 0, 1)),
         ((2, 0, 2 * tile), (0, 0, 2 * tile), (1, 0, 2 * tile)),
-        ((0, tile // 2, max(tile // 4, 1)), (3, tile, 0), (1, 1, tile - 1), (3, 2 * tile - 1, 1), (0, 0, 3)),
+        ((0, tile // 2, max(tile // 4, 1)), (3, tile, 0), (1, 1, tile - 1), (3, 2 * tile - 1, 1), (2, tile // 2, tile - tile // 2), (0, 0, 3)),
         ((1, 0, 1),),
     ]
     depths, columns = derive_depths(config), derive_columns(config, index)

@@ -7,6 +7,8 @@ import typer
 
 from tuner.fields import OP_NAMES
 
+TIME_SOURCES = {"heuristic": "the heuristic's estimate", "forest": "the forest's prediction"}
+
 
 def register(app) -> None:
     """Add `select` to the command line."""
@@ -18,17 +20,17 @@ def select(
     n: int = typer.Argument(help="Rows of B, columns of D."),
     k: int = typer.Argument(help="Columns of A and B; of groups of K, those of all groups."),
     device: str = typer.Option("", help="SKU or short name (h200, h100, ...); default: the GPU at hand, without one the recorded SKU."),
-    op: str = typer.Option("fp8_gemm", help=f"One of {OP_NAMES}."),
+    op: str = typer.Option("fp8_gemm", help=f"One of {OP_NAMES}; or a function's name, as in m_grouped_fp8_gemm_nt_masked."),
     num_sms: int = typer.Option(0, help="SMs that the kernel may use; 0: all."),
     num_groups: int = typer.Option(0, help="Groups of a grouped op."),
     expected_m: int = typer.Option(0, help="Rows that a masked group holds on average; 0: not known."),
     alignment: int = typer.Option(128, help="Rows of contiguous groups start at a multiple of it."),
-    group_layout: str = typer.Option("joint", help="Operands of k_grouped_fp8_gemm_contiguous: joint, or blocks of memory."),
-    recipe: str = typer.Option("1d2d", help="Scales of FP8 operands: 1d2d, 1d1d or per_row."),
-    d_dtype: str = typer.Option("bf16", help="Type of D: bf16 or fp32."),
-    c_mode: str = typer.Option("none", help="What is added: none, accumulate (C is D), general (any C, alpha, beta), or head_split."),
-    a_major: str = typer.Option("k", help="Contiguous dimension of A of BF16 ops: k or mn."),
-    b_major: str = typer.Option("k", help="Contiguous dimension of B of BF16 ops: k or mn."),
+    group_layout: str = typer.Option(None, help="Operands of k_grouped_fp8_gemm_contiguous: joint, or blocks of memory (its nt function). Default: joint."),
+    recipe: str = typer.Option(None, help="Scales of FP8 operands: 1d2d, 1d1d or per_row. Default: 1d2d, k-grouped 1d1d."),
+    d_dtype: str = typer.Option(None, help="Type of D: bf16 or fp32. Default: bf16, k-grouped fp32."),
+    c_mode: str = typer.Option(None, help="What is added: none, accumulate (C is D), general (any C, alpha, beta), or head_split. Default: none."),
+    a_major: str = typer.Option(None, help="Contiguous dimension of A of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."),
+    b_major: str = typer.Option(None, help="Contiguous dimension of B of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."),
     scale_layout: str = typer.Option("mn_major", help="Scale vectors of FP8 operands: mn_major (aligned for TMA) or any."),
     batch_invariant: bool = typer.Option(False, help="Only configs whose results do not depend on m."),
     explain: bool = typer.Option(False, help="Also show scores, guards and predicted times."),
@@ -43,20 +45,38 @@ def select(
     )  # fmt: skip
     if as_json:
         return print(json.dumps(found, indent=1, sort_keys=True))
-    print(f"{found['name']}  ({found['source']}: {found['reason']})  about {found['predicted_us']:.1f} us on {found['sku']}")
+    print(f"{found['name']}  ({found['source']}: {found['reason']})  {describe_time(found)} on {found['sku']}")
     if explain:
         print_explanation(found)
 
 
+def describe_time(entry: dict) -> str:
+    """Return a time and whose it is; none is measured, because an artefact keeps no times."""
+    return f"about {entry['predicted_us']:.1f} us ({TIME_SOURCES[entry['predicted_by']]})"
+
+
 def print_explanation(found: dict) -> None:
     """Print the heuristic's pick, the selector's identity and guards, and the portfolio by score."""
-    pick = found["heuristic"]
-    print(f"heuristic's pick: {pick['name']}, about {pick['predicted_us']:.1f} us")
-    selector = found["selector"]
+    print(f"heuristic's pick: {found['heuristic']['name']}, {describe_time(found['heuristic'])}")
+    print("no time here is measured: a selector keeps which config was measured best, not its time")
+    is_used, selector = found["source"] != "analytic", found["selector"]
+    if not is_used:
+        print(f"no selector is used for this problem: {found['reason']}")
     if selector is None:
-        return print(f"no selector is used for {found['sku']}: the heuristic chooses")
-    print(f"selector of {selector['created']}: margin {selector['margin']:.1%}, spread at most {selector['max_spread']:.3f}, kernel hash {selector['kernel_hash'][:16]}")
+        return
+    label = f"selector of {selector['created']}{'' if is_used else ', which is not used'}"
+    print(f"{label}: margin {selector['margin']:.1%}, spread at most {selector['max_spread']:.3f}, kernel hash {selector['kernel_hash'][:16]}")
     for name, passed in selector["guards"].items():
         print(f"  {'ok ' if passed else 'NOT'} {name}")
-    for entry in found["scores"] or []:
-        print(f"  {entry['name']:<24} {math.exp(entry['score']):6.3f}x the heuristic's pick, about {entry['predicted_us']:.1f} us")
+    if found["scores"]:
+        print_scores(found)
+
+
+def print_scores(found: dict) -> None:
+    """Print what the forest predicts of the portfolio, and whether that decided."""
+    undecided = "" if found["source"] == "learned" else f", which did not decide ({found['reason']})"
+    print(f"the portfolio as the forest predicts it{undecided}:")
+    for entry in found["scores"]:
+        # The forest predicts the pick's ratio to itself, too: what that is off by 1 is the forest's error.
+        note = ", is the heuristic's pick" if entry["config"] == found["heuristic"]["config"] else ""
+        print(f"  {entry['name']:<24} {math.exp(entry['score']):6.3f}x the heuristic's pick, {describe_time(entry)}{note}")

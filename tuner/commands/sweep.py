@@ -40,7 +40,7 @@ def sweep(
     device: int = typer.Option(0, min=0, help="GPU to measure on, among those that CUDA_VISIBLE_DEVICES shows."),
     time_budget: float = typer.Option(0.0, min=0.0, help="Seconds after which no new problem is started; 0: no limit."),
     resume: bool = typer.Option(True, help="Skip problems that are already measured for this kernel, compiler and regime."),
-    dry_run: bool = typer.Option(False, help="Print what would be measured on an H200 and stop."),
+    dry_run: bool = typer.Option(False, help="Print what would be measured on an H200, and roughly how long that takes, and stop."),
     backend: str = typer.Option("cuda", help="cuda, or simulated: times from the heuristic with noise, no GPU, recorded as regime `simulated`."),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
@@ -63,6 +63,8 @@ def sweep(
         seed=seed, workload=workload, shard=(index, count), device=device, time_budget_s=time_budget or None, resume=resume, backend=backend, argv=sys.argv[1:],
     )  # fmt: skip
     source = portfolio_from or options.database if portfolio_size else ""
+    if dry_run and not as_json:
+        return print_plan(dry_summary(options, source, portfolio_size))
     print_summary(dry_summary(options, source, portfolio_size) if dry_run else measure(options, source, portfolio_size), as_json)
 
 
@@ -97,7 +99,7 @@ def choose_configs(source: str, size: int, sku: str, problems: list) -> list:
 
 def dry_summary(options, source: str, size: int) -> dict:
     """Return what the sweep would measure on an H200."""
-    from tuner.sweep import plan_sweep
+    from tuner.plan import plan_sweep
 
     device = _C.Device.known("h200")
     if size:
@@ -167,3 +169,23 @@ def print_summary(summary: dict, as_json: bool) -> None:
         return print(json.dumps(summary, indent=1, sort_keys=True))
     for name, value in summary.items():
         print(f"{name}: {json.dumps(value) if isinstance(value, (dict, list)) else value}")
+
+
+def print_plan(plan: dict) -> None:
+    """Print what a sweep would measure: a line for each op kind, and roughly how long it would take."""
+    effort, options = plan["effort"], plan["options"]
+    index, count = options["shard"]
+    subject = (options["preset"] or "the problems of --shapes") + (f", shard {index}/{count}" if count > 1 else "")
+    print(f"{subject} on {plan['device']}, effort {effort['name']}: {effort['search_rounds']} search and {effort['confirm_rounds']} confirmation rounds")
+    print(f"{'op kind':<34}{'problems':>10}{'kernels':>10}{'measurements':>14}{'roughly':>10}")
+    for name, row in {**plan["ops"], "total": plan}.items():
+        print(f"{name:<34}{row['problems']:>10}{row['kernels']:>10}{row['measurements']:>14}{describe_seconds(row['rough_seconds']):>10}")
+    if plan["configs"] is not None:
+        print(f"of {len(plan['configs'])} given configs, where they are legal, and the heuristic's pick")
+    print("The times are rough, to a factor of two: from the heuristic's estimates of the kernels and the effort.")
+    print("Compiling the kernels comes on top; what is measured already is not subtracted.")
+
+
+def describe_seconds(seconds: float) -> str:
+    """Return a duration in the unit that suits a rough one."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
