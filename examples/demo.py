@@ -87,12 +87,12 @@ def find_recording(out: Path) -> Path:
 
 
 def learn(out: Path, database: Path) -> Path:
-    """Train, evaluate and export; return the artefact."""
+    """Train, evaluate and export the op kind that is shown here, of those in the database; return the artefact."""
     training, models = out / "training", out / "models"
-    run_tuner("train", "--db", database, "--out", training)
-    run_tuner("evaluate", "--training", training, "--db", database, "--plot", out / "regret.png")
+    run_tuner("train", "--db", database, "--op", OP, "--out", training)
+    run_tuner("evaluate", "--training", training, "--op", OP, "--db", database, "--plot", out / "regret.png")
     # Few problems cannot meet the gates of a release, and the recorded sweep does not meet all of them; the model card then says so.
-    run_tuner("export", "--training", training, "--db", database, "--out", models, "--force")
+    run_tuner("export", "--training", training, "--op", OP, "--db", database, "--out", models, "--force")
     return next(models.glob("*.dgsel"))
 
 
