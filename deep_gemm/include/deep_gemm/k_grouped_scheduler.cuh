@@ -46,7 +46,7 @@ struct KGroupedScheduler : GroupTile {
         sums.inclusive = add_lanes_below(size < 0 ? 0 : u32(size) / Config::kBlockK);
     }
 
-    // The K steps of `group`; never beyond those that the operands have.
+    // The K steps of `group`; never beyond those that the operands have, as long as the sizes add up to less than 2^32 steps.
     __device__ __forceinline__ void find_steps() {
 #pragma unroll 1
         while (group >= sums.first + 32) {
