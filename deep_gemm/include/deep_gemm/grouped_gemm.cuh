@@ -1,7 +1,7 @@
 // The skeleton of grouped GEMM kernels for SM90: the roles, ring, main loops and epilogues of dense ones (gemm.cuh), with a scheduler that
 // says for each tile which matrices of A, B and D it belongs to and which K steps it has: one of contiguous_scheduler.cuh, masked_scheduler.cuh
-// and k_grouped_scheduler.cuh. The loading warp walks it; the others take its tiles from a queue (tile_queue.cuh), which lies behind what
-// gemm_layout.cuh describes.
+// and k_grouped_scheduler.cuh. One warp walks it; the others take its tiles from a queue (tile_queue.cuh), which lies behind what gemm_layout.cuh
+// describes.
 #pragma once
 
 #include "deep_gemm/gemm.cuh"
@@ -20,6 +20,7 @@ struct GroupedGemm {
     using Queue = TileQueue<Config>;
     static constexpr u32 kAccumulators = Layout::kAccumulators;
     static constexpr bool kLoadsC = Layout::kLoadsC;
+    static constexpr u32 kCopier = 2, kFinder = 3;  // warps of the producer warpgroup: the one that copies block scalars, and the one that finds tiles
     static_assert(!Layout::kSplit, "grouped kernels do not split K");
 
     const Maps& maps;
@@ -55,6 +56,9 @@ struct GroupedGemm {
                 Tile::template write<false>(part.address, final[wave], params.alpha);
             }
         }
+        if constexpr (Scheduler::kMaySelectRows) {
+            if (tile.state & GroupTile::kSelectsRows) select_staged(tile, first_row, group);
+        }
         ptx::fence_async_proxy();
         if (!kLoadsC || has_tail) ptx::named_barrier(1 + group, 128);  // every thread has written and fenced before anything reads
 #pragma unroll
@@ -69,6 +73,12 @@ struct GroupedGemm {
         } else {
             if (issuer) ptx::tma_store_commit();
         }
+    }
+
+    __device__ __forceinline__ void select_staged(const GroupTile& tile, u32 first_row, u32 group) const {
+        ptx::named_barrier(1 + group, 128);  // every thread has written what is now overwritten
+#pragma unroll 1
+        for (u32 wave = 0; wave < Layout::kWaves; ++wave) RowSelection<Config, Scheduler>{groups, dense.m}.apply(d.part(tile, first_row + 64 * wave), tile);
     }
 
     __device__ __forceinline__ void store_tail(const typename Store::Part& part, const GroupTile& tile) const {
@@ -106,7 +116,7 @@ struct GroupedGemm {
                 for (u32 i = 0; i < kAccumulators; ++i) final[wave][i] = 0.0f;
             mainloop.accumulate(final, ring, next.num_steps, 128 - next.n_start % 128);
             const GroupTile tile = queue.read(places);  // again: large tiles leave no registers to keep it
-            if constexpr (Scheduler::kMaySelectRows) {
+            if constexpr (Scheduler::kMaySelectRows && !Config::kStaged) {
                 if (tile.state & GroupTile::kSelectsRows) RowSelection<Config, Scheduler>{groups, dense.m}.apply(final, tile, group * Layout::kGroupRows);
             }
             if constexpr (Config::kStaged) {
@@ -119,11 +129,15 @@ struct GroupedGemm {
         if (Config::kStaged && !kLoadsC && issuer) ptx::tma_store_wait_read<0>();  // shared memory must outlive the stores that read it
     }
 
-    __device__ __forceinline__ void produce(GroupedProducer<Config, Scheduler>& producer, const Scheduler& tile, u32 prefilled, u32 warp) const {
+    __device__ __forceinline__ void produce(GroupedProducer<Config, Scheduler>& producer, const Scheduler& tile, u32 warp) const {
         if (warp == 0) {
-            producer.produce(tile, prefilled);
+            producer.produce(tile);
         } else if (kLoadsC && warp == 1) {
             if constexpr (kLoadsC) GroupedAccumulation<Config>{dense.accumulation, d}.run(queue);
+        } else if (Queue::kHasCopier && warp == kCopier) {
+            producer.produce_blocks(tile);
+        } else if (Queue::kHasFinder && warp == kFinder) {
+            producer.find(tile);
         } else if (Layout::kRing && warp >= 4 - Layout::kCopyThreads / 32) {
             if constexpr (Layout::kRing) producer.produce_scales();
         }
@@ -140,13 +154,14 @@ struct GroupedGemm {
         ptx::wait_for_dependencies();  // the groups are read
         GroupedProducer<Config, Scheduler> producer{maps,    params,  groups, dense.stages, dense.scales, dense.cluster_rank,
                                                     dense.m, dense.n, queue,  {maps, groups, dense.m, dense.n}};
-        const Scheduler tile(params, groups, dense.cluster_rank, dense.m, dense.num_steps);  // the first one; only the loading warp goes on from it
-        const u32 prefilled = loads ? producer.prefill(tile) : 0;
+        const Scheduler tile(params, groups, dense.cluster_rank, dense.m, dense.num_steps);  // the first one; the warp that finds tiles goes on from it
+        if (loads) producer.prefill(tile);
+        if (Queue::kHasCopier && produces && warp == kCopier) producer.prefill_blocks(tile);
         dense.meet();
         ptx::launch_dependents();
         if (produces) {
             if constexpr (Layout::kMathGroups == 2) ptx::decrease_registers<40>();
-            produce(producer, tile, prefilled, warp);
+            produce(producer, tile, warp);
         } else {
             if constexpr (Layout::kMathGroups == 2) ptx::increase_registers<232>();
             compute(group);

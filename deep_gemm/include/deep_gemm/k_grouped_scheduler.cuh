@@ -46,7 +46,7 @@ struct KGroupedScheduler : GroupTile {
         sums.inclusive = add_lanes_below(size < 0 ? 0 : u32(size) / Config::kBlockK);
     }
 
-    // The K steps of `group`; never beyond those that the operands have, as long as the sizes add up to less than 2^32 steps.
+    // The K steps of `group`; never beyond those that the operands have, whatever the sizes add up to.
     __device__ __forceinline__ void find_steps() {
 #pragma unroll 1
         while (group >= sums.first + 32) {
@@ -56,7 +56,8 @@ struct KGroupedScheduler : GroupTile {
         }
         const u32 begin = sums.begin_of(group % 32), end = sums.end_of(group % 32);
         first_step = begin < all_steps ? begin : all_steps;
-        num_steps = (end < all_steps ? end : all_steps) - first_step;
+        const u32 last = end < all_steps ? end : all_steps;
+        num_steps = last > first_step ? last - first_step : 0;
     }
 
     // Tiles without K steps are left out where they would add nothing to what D holds.

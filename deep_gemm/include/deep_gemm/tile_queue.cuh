@@ -1,7 +1,7 @@
-// Tiles on their way from the loading warp, which finds them, to the other warps of the CTA: a ring of kDepth entries in shared memory.
+// Tiles on their way from the warp that finds them to the other warps of the CTA: a ring of kDepth entries in shared memory.
 //
-// Finding a tile takes a thousand cycles where groups are searched, and the loading warp is ahead of the others, so nobody waits for it; if every
-// warp did it, the tensor cores would stand still meanwhile (H200, masked, 128x128 tiles, k = 7168: 4 % of the time).
+// Finding a tile takes a thousand cycles where groups are searched, and the finder is ahead of the others, so nobody waits for it; if every warp did
+// it, the tensor cores would stand still meanwhile (H200, masked, 128x128 tiles, k = 7168: 4 % of the time).
 // Entry i has a full barrier (one arrival) and an empty one (one for each warp that takes tiles). The last entry says that there are no more.
 #pragma once
 
@@ -15,7 +15,10 @@ template <class Config>
 struct TileQueue {
     using Layout = GemmLayout<Config>;
     static constexpr u32 kDepth = 8, kEntryBytes = 32, kBytes = kDepth * (kEntryBytes + 16);
-    static constexpr u32 kTakers = 4 * Layout::kMathGroups + (Layout::kRing ? Layout::kCopyThreads / 32 : 0) + (Layout::kLoadsC ? 1 : 0);
+    // Warps of their own that find tiles (or the loading warp does) and that copy block scalars.
+    static constexpr bool kHasFinder = !Layout::kRing, kHasCopier = Layout::kCopyArrivals > 0;
+    static constexpr u32 kScaleWarps = Layout::kRing ? Layout::kCopyThreads / 32 : kHasCopier ? 1 : 0;
+    static constexpr u32 kTakers = 4 * Layout::kMathGroups + (kHasFinder ? 1 : 0) + kScaleWarps + (Layout::kLoadsC ? 1 : 0);
     static_assert(kBytes == Config::kTileQueueBytes, "the host and the kernel count the same shared memory");
     static_assert(sizeof(GroupTile) == kEntryBytes, "a tile is copied as two vectors of 16 bytes");
 
@@ -34,7 +37,7 @@ struct TileQueue {
         }
     }
 
-    // By the loading warp.
+    // By the warp that finds tiles.
     __device__ __forceinline__ void put(Ring<kDepth>& ring, const GroupTile& tile) const {
         ptx::barrier_wait(empty_barrier(ring.stage), ring.phase ^ 1);  // until every warp has taken what the entry held
         if (ptx::elect_one()) {
