@@ -5,15 +5,29 @@ importable top-level names, whatever folders the user's own project has.
 """
 
 from glob import glob
+from pathlib import Path
 
 from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 from setuptools import setup
 
 ParallelCompile("DG_BUILD_JOBS", default=0).install()
 
+#: Compiled as one: they include pybind11, which takes the compiler far longer than what they hold. Their anonymous namespaces share their names.
+COMBINED = ["arguments", "dispatch", "gemm_op", "grouped_op", "operand_text", "policy", "tensor_view", "torch_access", "torch_calls"]
+
+
+def list_sources() -> list[str]:
+    """Return the files to compile: those of csrc, the combined ones replaced by one that includes them, which takes longest, first."""
+    combined = [f"csrc/runtime/{name}.cpp" for name in COMBINED]
+    unit = Path("build/combined.cpp")
+    unit.parent.mkdir(exist_ok=True)
+    unit.write_text("".join(f'#include "{Path(file).relative_to("csrc").as_posix()}"\n' for file in combined), encoding="utf-8")
+    return [str(unit), *sorted(set(glob("csrc/**/*.cpp", recursive=True)) - set(combined))]
+
+
 extension = Pybind11Extension(
     "deep_gemm._C",
-    sorted(glob("csrc/**/*.cpp", recursive=True)),
+    list_sources(),
     include_dirs=["csrc"],
     depends=sorted(glob("csrc/**/*.hpp", recursive=True)),
     cxx_std=20,

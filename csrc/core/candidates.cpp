@@ -73,12 +73,16 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     }
 }
 
-// Tiles that fit the registers by their count, but not with everything that the ring of two scale vectors and a D tile with C in it need: the
-// compiler spills (128 bytes a thread). So does the widest BF16 tile with what a masked kernel keeps beside it.
+// Tiles that fit the registers by their count, but not with everything that their kernel keeps besides: with two scale vectors in a ring what a
+// D tile with C in it needs (the compiler spills 128 bytes a thread), or a queue of tiles (8 to 44 bytes); among BF16 ones the widest with a
+// masked kernel's tiles, or where one of K groups stores directly without reading C.
 bool spills(const Problem& variant, const Config& config) {
-    if (variant.op == Op::kMGroupedBf16Masked) return config.block_m == 256 && config.block_n == 192;
-    const bool is_crowded = has_scale_ring(variant) && variant.recipe == Recipe::k1d1d && variant.c_mode == CMode::kAccumulate;
-    return is_crowded && config.block_m == 128 && (config.block_n == 136 || config.block_n == 160);
+    const bool is_widest = config.block_m == 256 && config.block_n == 192, accumulates = variant.c_mode == CMode::kAccumulate;
+    if (variant.op == Op::kMGroupedBf16Masked) return is_widest;
+    if (variant.op == Op::kKGroupedBf16Contiguous) return is_widest && variant.c_mode == CMode::kNone;
+    if (!has_scale_ring(variant) || variant.recipe != Recipe::k1d1d || config.block_m != 128) return false;
+    const bool is_too_wide = accumulates && (config.block_n == 136 || config.block_n == 160);
+    return is_too_wide || (is_grouped(variant.op) && (config.block_n == 128 || (accumulates && config.block_n == 112)));
 }
 
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
