@@ -1,10 +1,13 @@
 """Time kernels with a clean, cold L2: CUPTI durations through torch.profiler, a 512 MB read before each call.
 
 One profiler session times all variants of a problem, interleaved: round by round each variant runs once, in an order rotated
-by one, so that clock and power drift fall on all of them alike and rounds can be compared pairwise. The trace is cut at the
-flush kernels; what lies between two of them is one call, with all its kernels.
+by one, so that clock and power drift fall on all of them alike and rounds can be compared pairwise. Or, to compare with times that
+were recorded elsewhere, one variant after the other, all its rounds in a row, each after a rest of the GPU: an H200 under a steady load of
+kernels of a millisecond or more lowers its clock after some 50 ms, by up to 15 %. The trace is cut at the flush kernels; what lies between
+two of them is one call, with all its kernels.
 """
 
+import time
 from collections.abc import Callable
 
 import torch
@@ -14,6 +17,8 @@ from .device_kernels import ReadKernel
 
 FLUSH_BYTES = 512 << 20
 FLUSH_NAME = "l2_flush_read"
+#: A rest is this many times as long as the calls before it, and at least REST_S.
+REST_FACTOR, REST_S = 4.0, 0.02
 
 
 class ColdTimer:
@@ -23,26 +28,40 @@ class ColdTimer:
         self.buffer = torch.randint(0, 2**31 - 1, (FLUSH_BYTES // 4,), dtype=torch.int32, device="cuda")
         self.flush = ReadKernel(FLUSH_NAME, num_blocks=4 * sm_count)
 
-    def measure(self, variants: dict[str, Callable[[], object]], rounds: int, part: str = "") -> dict[str, list[float]]:
+    def measure(self, variants: dict[str, Callable[[], object]], rounds: int, part: str = "", *, rests: bool = False) -> dict[str, list[float]]:
         """Return {name: microseconds of each round}; a call that launches several kernels counts their sum.
 
         part: of a kernel's name; what such kernels alone take of a call is `<name> <part>`, absent where a call launches none.
+        rests: variant after variant, each after a rest, instead of interleaved.
 
         Raises:
             RuntimeError: the trace does not hold one segment for each call.
         """
-        names = list(variants)
-        for name in names:
+        for name in variants:
             variants[name]()
             variants[name]()
         torch.cuda.synchronize()
-        order = [names[(index + shift) % len(names)] for shift in range(rounds) for index in range(len(names))]
+        runs = order_calls(list(variants), rounds, rests)
         with profile(activities=[ProfilerActivity.CUDA]) as session:
-            for name in order:
-                self.flush.launch(self.buffer)
-                variants[name]()
-            torch.cuda.synchronize()
-        return add_up(order, read_kernels(session), part)
+            for names in runs:
+                self._run([variants[name] for name in names], rests)
+        return add_up([name for names in runs for name in names], read_kernels(session), part)
+
+    def _run(self, calls: list[Callable[[], object]], rests: bool) -> None:
+        start = time.monotonic()
+        for call in calls:
+            self.flush.launch(self.buffer)
+            call()
+        torch.cuda.synchronize()
+        if rests:
+            time.sleep(max(REST_FACTOR * (time.monotonic() - start), REST_S))
+
+
+def order_calls(names: list[str], rounds: int, rests: bool) -> list[list[str]]:
+    """Return the calls in their order, one list for each stretch without a rest."""
+    if rests:
+        return [[name] * rounds for name in names]
+    return [[names[(index + shift) % len(names)] for shift in range(rounds) for index in range(len(names))]]
 
 
 def add_up(order: list[str], trace: list[tuple[str, float]], part: str) -> dict[str, list[float]]:

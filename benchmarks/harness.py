@@ -28,6 +28,7 @@ from .stamp import DATA, RESULTS, make_stamp, read_json, write_json
 
 ROUNDS = 20
 WARM_UP_S = 1.0
+INTERLEAVED = "interleaved"
 #: Identity of a run: rows of other kernels or machines are never joined with it.
 IDENTITY = ("kernel_hash", "sku", "driver", "torch")
 
@@ -40,6 +41,7 @@ class Family:
     roles: {layout: roles besides auto that are timed in it}; layouts are ways to pass the same operands.
     make_problems: key -> {layout: problem}. make_product: (key, device) -> Product. peer: what cuBLASLt computes, in words.
     part: name of a kernel that is also timed alone, within the calls that launch it, and belongs to the identity of a run.
+    rests: variants are timed one after the other, each after a rest (cold_timer.py), because the figures compare with recorded times alone.
     """
 
     name: str
@@ -50,11 +52,17 @@ class Family:
     make_product: Callable[[dict, object], Product]
     peer: str
     part: str = ""
+    rests: bool = False
 
     @property
     def hashed(self) -> tuple[str, ...]:
         """Names of the kernel hashes that a result carries."""
         return (*self.ops, self.part) if self.part else self.ops
+
+    @property
+    def order(self) -> str:
+        """In which order the variants' rounds run."""
+        return "variant after variant, each after a rest" if self.rests else INTERLEAVED
 
     def read_keys(self) -> list[dict]:
         """Return the key of every problem of the family."""
@@ -101,7 +109,7 @@ class Benchmark:
         wrong = find_wrong(product, calls, splits)
         broken = {entry.partition(": ")[0] for entry in wrong if ": " in entry and not entry.endswith("other bits")}
         sound = {name: call for name, call in calls.items() if name not in broken}
-        times = self.timer.measure({**product.call_peers(), **sound}, self.rounds, self.family.part)
+        times = self.timer.measure({**product.call_peers(), **sound}, self.rounds, self.family.part, rests=self.family.rests)
         notes = {name: note for name, note in (("wrong", wrong), ("absent", product.absent)) if note}
         return {**key, "choices": name_choices(choices), "times": times, **notes}
 
@@ -162,6 +170,7 @@ def make_meta(family: Family, device, args: argparse.Namespace, is_complete: boo
     return {
         **make_stamp(device, family.hashed), "rounds": args.rounds, "flush_bytes": FLUSH_BYTES, "complete": is_complete, "seconds": round(seconds, 1),
         "timer": "CUPTI kernel duration through torch.profiler; before each call a kernel reads 512 MB with ordinary loads (clean cold L2); PDL off",
+        "order": family.order,
         "peer": family.peer, "baseline": f"benchmarks/data/{family.name}.json",
     }
 
@@ -196,7 +205,7 @@ def keep_rows(family: Family, args: argparse.Namespace, device) -> list[dict]:
     if not args.out.exists():
         return []
     earlier, stamp = read_json(args.out), make_stamp(device, family.hashed)
-    same = all(earlier["meta"][key] == stamp[key] for key in IDENTITY)
+    same = all(earlier["meta"][key] == stamp[key] for key in IDENTITY) and earlier["meta"].get("order", INTERLEAVED) == family.order
     return [row for row in earlier["rows"] if is_clean(row)] if same and earlier["meta"]["rounds"] == args.rounds else []
 
 

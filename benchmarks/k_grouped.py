@@ -139,7 +139,7 @@ def make_product(key: dict, device: object) -> KGroupedProduct:
 FAMILY = Family(
     name="k_grouped", ops=tuple(OPS.values()), key=("dtype", "num_groups", "m", "n", "mean_k", "sum_k"),
     roles={"nt": ("best", "model", "heuristic"), "joint": (), "tn": ("best", "model", "heuristic")},
-    make_problems=make_problems, make_product=make_product, part=TRANSPOSE_KERNEL,
+    make_problems=make_problems, make_product=make_product, part=TRANSPOSE_KERNEL, rests=True,
     peer="torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group, adding nothing; torch's grouped product beside it",
 )  # fmt: skip
 

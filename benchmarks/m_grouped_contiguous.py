@@ -64,7 +64,7 @@ FAMILY = Family(
     name="m_grouped_contiguous", ops=tuple(OPS.values()), key=("dtype", "num_groups", "mean_m", "n", "k", "m"),
     roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "nt": ("best", "model", "heuristic")},
     make_problems=make_problems, make_product=ContiguousProduct,
-    peer="torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped product beside it",
+    peer="torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped product beside it", rests=True,
 )  # fmt: skip
 
 

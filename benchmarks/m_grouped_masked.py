@@ -72,7 +72,7 @@ FAMILY = Family(
     name="m_grouped_masked", ops=tuple(OPS.values()), key=("dtype", "load", "num_groups", "max_m", "mean_m", "n", "k", "sum_m"),
     roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "nt": ("best", "model", "heuristic")},
     make_problems=make_problems, make_product=MaskedProduct,
-    peer="torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped product beside it",
+    peer="torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped product beside it", rests=True,
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from benchmarks import selector, speedup, stale, summary
-from benchmarks.cold_timer import FLUSH_NAME, add_up, cut_segments
+from benchmarks.cold_timer import FLUSH_NAME, add_up, cut_segments, order_calls
 from benchmarks.stamp import DATA, OP, RESULTS, read_json, write_json
 
 BASELINES = read_json(DATA / "dense_fp8.json")
@@ -315,3 +315,8 @@ def test_baselines_cover_the_benchmark_shapes():
     floors = {(row["n"], row["k"]) for row in read_json(DATA / "stream_floor.json")["rows"]}
     assert len(keys) == 80 and {key[1:] for key in keys} == floors
     assert all(row["deepgemm_total_us"] > row["deepgemm_us"] > 0 < row["cublaslt_us"] for row in BASELINES["rows"])
+
+
+def test_rounds_interleave_or_follow_each_other_after_a_rest():
+    assert order_calls(["a", "b"], 3, rests=False) == [["a", "b", "b", "a", "a", "b"]]
+    assert order_calls(["a", "b"], 3, rests=True) == [["a"] * 3, ["b"] * 3]

@@ -16,7 +16,7 @@ class FakeTimer:
     def __init__(self, sm_count: int):
         assert sm_count == 132
 
-    def measure(self, variants: dict, rounds: int, part: str = "") -> dict[str, list[float]]:
+    def measure(self, variants: dict, rounds: int, part: str = "", *, rests: bool = False) -> dict[str, list[float]]:
         """Return made-up times; no call has a part of its own."""
         for call in variants.values():
             call()
