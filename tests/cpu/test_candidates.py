@@ -136,6 +136,21 @@ def test_tiles_that_spill_are_left_out():
     assert {(config.cluster_m, config.cluster_n) for config in general if config.block_m == 256} == {(1, 1)}
 
 
+def test_grouped_tiles_that_spill_are_left_out():
+    """8 to 44 bytes a thread: beside a ring of two scale vectors the queue of tiles takes registers, too."""
+    fields = {"m": 1, "n": 1, "k": 1, "num_groups": 1, "d_dtype": "fp32"}
+    scaled = {"recipe": "1d1d", "scale_layout": "any", **fields}
+    for op, c_mode, absent in (
+        ("m_grouped_fp8_gemm_masked", "none", {(128, 128)}), ("k_grouped_fp8_gemm_contiguous", "general", {(128, 128)}),
+        ("k_grouped_fp8_gemm_contiguous", "accumulate", {(128, 112), (128, 128), (128, 136), (128, 160)}),
+    ):  # fmt: skip
+        tiles = {(config.block_m, config.block_n) for config in _C.get_default_space(_C.Problem(op, c_mode=c_mode, **scaled), H200)}
+        assert not absent & tiles and {(128, 112), (128, 136), (128, 144)} - absent <= tiles
+    for c_mode, has_widest in (("none", False), ("accumulate", True)):
+        problem = _C.Problem("k_grouped_bf16_gemm_contiguous", c_mode=c_mode, a_major="mn", b_major="mn", **fields)
+        assert any((config.block_m, config.block_n) == (256, 192) for config in _C.get_default_space(problem, H200)) == has_widest
+
+
 def test_worth_trying_are_the_candidates_and_no_shallower_rings():
     problem = _C.Problem(OP, 16, 24576, 1536)
     candidates = _C.get_candidates(problem, H200)
