@@ -4,6 +4,7 @@
 importable top-level names, whatever folders the user's own project has.
 """
 
+import os
 from glob import glob
 from pathlib import Path
 
@@ -13,23 +14,38 @@ from setuptools import setup
 ParallelCompile("DG_BUILD_JOBS", default=0).install()
 
 #: Compiled as one: they include pybind11, which takes the compiler far longer than what they hold. Their anonymous namespaces share their names.
-COMBINED = ["arguments", "dispatch", "gemm_op", "grouped_op", "operand_text", "policy", "tensor_view", "torch_access", "torch_calls"]
+COMBINED = [
+    f"csrc/runtime/{name}.cpp"
+    for name in ("arguments", "dispatch", "gemm_op", "grouped_op", "operand_text", "policy", "tensor_view", "torch_access", "torch_calls")
+]  # fmt: skip
+UNIT = Path("build/combined.cpp")
 
 
-def list_sources() -> list[str]:
-    """Return the files to compile: those of csrc, the combined ones replaced by one that includes them, which takes longest, first."""
-    combined = [f"csrc/runtime/{name}.cpp" for name in COMBINED]
-    unit = Path("build/combined.cpp")
-    unit.parent.mkdir(exist_ok=True)
-    unit.write_text("".join(f'#include "{Path(file).relative_to("csrc").as_posix()}"\n' for file in combined), encoding="utf-8")
-    return [str(unit), *sorted(set(glob("csrc/**/*.cpp", recursive=True)) - set(combined))]
+def write_unit() -> None:
+    """Write the file that includes the combined ones; left as it is where nothing changes, or every build would be a whole one."""
+    text = "".join(f'#include "{file.removeprefix("csrc/")}"\n' for file in COMBINED)
+    if UNIT.exists() and UNIT.read_text(encoding="utf-8") == text:
+        return
+    UNIT.parent.mkdir(exist_ok=True)
+    draft = UNIT.with_suffix(f".{os.getpid()}")
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(UNIT)  # two builds at once never read half a file
+
+
+class BuildExt(build_ext):
+    """build_ext, with the combined unit written first."""
+
+    def build_extensions(self) -> None:
+        """Compile."""
+        write_unit()
+        super().build_extensions()
 
 
 extension = Pybind11Extension(
     "deep_gemm._C",
-    list_sources(),
+    [str(UNIT), *sorted(set(glob("csrc/**/*.cpp", recursive=True)) - set(COMBINED))],  # what takes longest first
     include_dirs=["csrc"],
-    depends=sorted(glob("csrc/**/*.hpp", recursive=True)),
+    depends=[*sorted(glob("csrc/**/*.hpp", recursive=True)), *COMBINED],
     cxx_std=20,
     # No fused multiply-add contraction: the heuristic and the forest walk give the same doubles on every host.
     extra_compile_args=["-O2", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra"],
@@ -59,7 +75,7 @@ setup(
         "tuner.db": ["snapshots/*.db"],
     },
     ext_modules=[extension],
-    cmdclass={"build_ext": build_ext},
+    cmdclass={"build_ext": BuildExt},
     install_requires=["torch>=2.9,<2.14", "numpy>=1.26,<3"],
     extras_require={
         "tuner": TUNER,

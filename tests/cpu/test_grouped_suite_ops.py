@@ -1,6 +1,7 @@
 """The GPU suite's calls of the public grouped ops, on CPU tensors: what it expects of them is what they do."""
 
 import pytest
+import torch
 
 import deep_gemm
 from tests.fakes.gpu_world import FakeWorld
@@ -8,7 +9,7 @@ from tests.fakes.operands import one_thread
 from tests.gpu import grouped_semantics, grouped_semantics_runtime, grouped_semantics_values
 from tests.gpu.grouped_op import GROUPED_OP_VARIANTS
 from tests.gpu.grouped_shapes import Contiguous, KGroups, Masked
-from tests.gpu.grouped_variants import CONTIGUOUS_OPS, MASKED_OPS
+from tests.gpu.grouped_variants import CONTIGUOUS_OPS, K_GROUPED_OPS, MASKED_OPS
 
 SHAPES = {
     "contiguous": Contiguous(136, 272, 4, 128, ((0, 0, 30), (2, 5, 17), (0, 128, 0), (1, 0, 1))),
@@ -87,6 +88,24 @@ def test_sampled_rows_find_a_wrong_one(monkeypatch):
 
     monkeypatch.setattr(grouped_semantics_values, "call_grouped", spoil)
     assert grouped_semantics_values.check_large(shape, variant, "cpu")[1] == ["row (2, 49): outside the bound"]
+
+
+def test_corrupt_sizes_may_spoil_nothing_but_d(world, monkeypatch):
+    variant = next(variant for variant in GROUPED_OP_VARIANTS if variant.op in K_GROUPED_OPS)
+    monkeypatch.setattr(grouped_semantics_values, "MANY_K_GROUPS", KGroups(21, 136, (128,) * 4))
+    run, is_careful = grouped_semantics_values.run_grouped_op, True
+
+    def follow_ks(case, output):
+        """On the CPU the op refuses sizes that are not those of `ks`."""
+        bits = run(case, output, ks_tensor=torch.tensor(case.shape.ks, dtype=torch.int32))
+        if not is_careful and case.groups.tolist() != list(case.shape.ks):
+            output.buffer[0] = 0
+        return bits
+
+    monkeypatch.setattr(grouped_semantics_values, "run_grouped_op", follow_ks)
+    assert grouped_semantics_values.run_corrupt_sizes(world, variant) == (4, [])
+    is_careful = False
+    assert grouped_semantics_values.run_corrupt_sizes(world, variant)[1] == [f"{name}: wrote outside D" for name in grouped_semantics_values.CORRUPT_SIZES]
 
 
 @pytest.mark.parametrize("variant", grouped_semantics_runtime.COMPILED_VARIANTS, ids=str)

@@ -44,7 +44,7 @@ def list_grouped_runs(variant: GroupedVariant, config, index: int) -> list[tuple
     own = derived if variant in MAIN_GROUPED else derived[index % DERIVED_SHARE :: DERIVED_SHARE]
     runs = [(shape, False, FEW_SMS if position % 4 == 3 else ALL_SMS) for position, shape in enumerate(own)]
     runs += [(shape, False, ALL_SMS) for shape in common]
-    runs += [(common[position], False, FEW_SMS) for position in (0, 2)]
+    runs += [(common[position], False, FEW_SMS) for position in (0, 2, len(common) - 1)]
     return [*runs, (derived[(index + 1) % len(derived)], True, ALL_SMS), (common[0], True, ALL_SMS), (common[2], True, FEW_SMS)]
 
 

@@ -1,4 +1,5 @@
-"""What the grouped ops promise of values: NaN stays where it belongs, a group does not depend on the others, hints change nothing, D beyond 4 GiB."""
+"""What the grouped ops promise of values: NaN stays where it belongs, a group does not depend on the others, hints change nothing, D beyond
+4 GiB, corrupt sizes."""
 
 from functools import partial
 
@@ -10,7 +11,7 @@ from .grouped_configs import get_grouped_case
 from .grouped_op import GROUPED_OP_VARIANTS, call_grouped, copy_grouped_case, list_op_shapes, run_grouped_op
 from .grouped_operands import GroupedCase, GroupedShape, make_grouped_output, make_values, widen_groups
 from .grouped_shapes import Contiguous, KGroups, Masked
-from .grouped_variants import CONTIGUOUS_OPS, MAIN_GROUPED, MASKED_OPS, GroupedVariant
+from .grouped_variants import CONTIGUOUS_OPS, K_GROUPED_OPS, MAIN_GROUPED, MASKED_OPS, GroupedVariant
 from .memory import as_integers
 from .operands import BLOCK, GuardedOutput, get_partial_sums_error, make_bound
 from .public_op import RECIPES, Checks, batch_invariant
@@ -121,6 +122,26 @@ def run_hints(world: World, variant: GroupedVariant, shape: GroupedShape) -> tup
     return checks.outcome()
 
 
+#: What ks_tensor says of run_corrupt_sizes' groups: sums that wrap in 32 bits, sizes below zero, more than there is.
+MANY_K_GROUPS = KGroups(136, 72, (128,) * 160)
+CORRUPT_SIZES = {"near 2^31": (2**31 - 128,), "negative": (-128, 256, -(2**31)), "too large": (1 << 20,)}
+
+
+def run_corrupt_sizes(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
+    """Whatever the device says of the K of the groups, the kernel ends, writes nothing outside D, and the next call is right."""
+    checks, clean = Checks(), get_grouped_case(world, variant, MANY_K_GROUPS)
+    output = make_grouped_output(clean)
+    bits = run_grouped_op(clean, output)
+    for name, sizes in CORRUPT_SIZES.items():
+        case = copy_grouped_case(clean)
+        repeats = -(-len(case.groups) // len(sizes))
+        case.groups.copy_(torch.tensor((sizes * repeats)[: len(case.groups)], dtype=torch.int32))
+        run_grouped_op(case, output)
+        checks.expect(not int(output.num_dirty()), f"{name}: wrote outside D")
+    checks.expect((run_grouped_op(clean, output) == bits).all(), "right sizes afterwards: other bits")
+    return checks.outcome()
+
+
 #: F-L5: D of more than 2^31 elements and 4 GiB. K is short, so that A and B are small.
 LARGE_K = 128
 LARGE_MASKED = Masked(8200, LARGE_K, 65536, (3, 0, 65536, 65533))
@@ -204,5 +225,6 @@ def grouped_value_jobs(world: World) -> list:
         (f"{run.__name__} {variant}: {number}", partial(run, world, variant, shape))
         for run, variant in runs for number, shape in enumerate(list_op_shapes(variant))
     ]  # fmt: skip
+    jobs += [(f"run_corrupt_sizes {variant}: all", partial(run_corrupt_sizes, world, variant)) for variant in GROUPED_OP_VARIANTS if variant.op in K_GROUPED_OPS]
     plain = [variant._replace(c_mode="none") for variant in MAIN_GROUPED]
     return jobs + [(f"run_large_d {variant}: all", partial(run_large_d, world, variant)) for variant in plain]

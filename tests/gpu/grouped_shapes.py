@@ -173,7 +173,10 @@ def choose_common_alignment(config) -> int:
 
 
 def list_common_contiguous(alignment: int) -> list[Contiguous]:
-    """Return shapes that all configs of an alignment meet on: unequal groups, nearly all in one, many tiny ones, many tiles, nothing but padding."""
+    """Return shapes that all configs of an alignment meet on.
+
+    Unequal groups, nearly all in one, many tiny ones, many tiles, nothing but padding, and tiles of padding before those with K steps.
+    """
     many = 256 if alignment <= K_UNIT else 24
     ragged = tuple(enumerate((100, 128, 37, 256, 0, 1, 129, 64)))
     return [
@@ -182,6 +185,7 @@ def list_common_contiguous(alignment: int) -> list[Contiguous]:
         Contiguous(24, 144, many, alignment, tuple((group, 0, 1) for group in reversed(range(many)))),
         Contiguous(1032, 400, 1, alignment, ((0, 0, 513),), False),
         Contiguous(72, 128, 2, alignment, ((1, alignment, 0), (1, alignment - 1, 0)), False),
+        Contiguous(40, 656, 2, alignment, ((0, 2 * alignment, 0), (1, 0, 2 * alignment), (0, 0, 3))),
     ]
 
 
@@ -199,11 +203,15 @@ def list_common_masked() -> list[Masked]:
 
 
 def list_common_k_groups() -> list[KGroups]:
-    """Return shapes that all configs meet on: unequal groups, many tiny ones (more than a block has slots for tensor maps), one group."""
+    """Return shapes that all configs meet on.
+
+    Unequal groups, many tiny ones (more than a block has slots for tensor maps), one group, and empty ones before those with K steps.
+    """
     return [
         KGroups(300, 264, (1024, 0, 128, 2048)),
         KGroups(24, 40, tuple(K_UNIT * (group % 3) for group in range(256))),
         KGroups(136, 72, (K_UNIT,) * 65),
         KGroups(513, 520, (1024,)),
         KGroups(77, 136, (0, 384, 128, 0, 0, 640, 256, 0)),
+        KGroups(40, 24, (0,) * 6 + (1152,) * 6 + (0, K_UNIT) * 4),
     ]
