@@ -109,8 +109,8 @@ struct GroupedAccumulation {
     }
 };
 
-// Rows of D that are not stored as they come: padding, and rows of a group that is not their tile's. Of long groups few tiles have some, so this is
-// to be short rather than fast: what the math warps step over costs their instruction cache. All of a warpgroup calls it together.
+// Rows of D that are not stored as they come: padding, and rows of a group that is not their tile's. Few tiles have some, so this is to be short
+// rather than fast: what the math warps step over costs their instruction cache. All of a warpgroup calls it together.
 template <class Config, class Scheduler>
 struct RowSelection {
     using Layout = GemmLayout<Config>;
