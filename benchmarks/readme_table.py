@@ -15,9 +15,9 @@ TITLES = {
     "P4": "dense FP8 against unscaled cuBLASLt",
     "P5": "dense BF16, 71 problems in every layout, against cuBLASLt",
     "P6": "FP8 weight gradients (FP32 accumulate), speed-up over DeepGEMM",
-    "P7": "grouped contiguous FP8 and BF16, 16 problems, speed-up over DeepGEMM",
-    "P8": "grouped masked FP8 of decode sizes, 8 problems, speed-up over DeepGEMM",
-    "P9": "k-grouped FP8, 6 problems, speed-up over DeepGEMM",
+    "P7": "grouped contiguous FP8 (MN-major scales) and BF16, 16 problems, speed-up over DeepGEMM",
+    "P8": "grouped masked FP8 (MN-major scales) of decode sizes, 8 problems, speed-up over DeepGEMM",
+    "P9": "k-grouped FP8 `nt`, 6 problems, speed-up over DeepGEMM",
     "P11": "host time of one call on a warm problem, microseconds",
     "P12": "compiling one kernel on one core with NVRTC, median seconds",
     "P13": "choosing for a new shape with the portfolio loaded, microseconds",
@@ -29,7 +29,7 @@ TITLES = {
     "S3_grouped": "heuristic alone on grouped products, mean regret",
     "S4": "selection of a seen problem, microseconds",
     "Q1": "configs within the bounds on config-derived shapes, share",
-    "Q2": "configs with the same bits in 1,000 repeats, share",
+    "Q2": "configs of the portfolios with the same bits in 1,000 repeats, share",
 }
 
 

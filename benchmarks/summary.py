@@ -146,7 +146,7 @@ def make_p13(result: dict) -> Entry | None:
 
 def make_q1(record: dict) -> Entry:
     """Correctness of the configs on config-derived shapes."""
-    return make_share(record, ("configs", "nvcc"), "kernels")
+    return make_share(record, ("configs", "grouped_configs", "nvcc"), "kernels")
 
 
 def make_q2(record: dict) -> Entry:
