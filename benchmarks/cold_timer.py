@@ -2,8 +2,8 @@
 
 One profiler session times all variants of a problem, interleaved: round by round each variant runs once, in an order rotated
 by one, so that clock and power drift fall on all of them alike and rounds can be compared pairwise. Or, to compare with times that
-were recorded elsewhere, one variant after the other, all its rounds in a row, each after a rest of the GPU: an H200 under a steady load of
-kernels of a millisecond or more lowers its clock after some 50 ms, by up to 15 %. The trace is cut at the flush kernels; what lies between
+were recorded elsewhere, one variant after the other, all its rounds in a row, each after a rest of the GPU: under a steady load of kernels of
+a millisecond or more an H200 reaches its power limit and was up to 15 % slower after some 50 ms. The trace is cut at the flush kernels; what lies between
 two of them is one call, with all its kernels.
 """
 
