@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 INSTALL ?= 1
 TORCH ?= torch==2.13.0
-OUT ?= demo
+OUT = demo
 
 ifeq ($(INSTALL),1)
 RUN = $(VENV)/bin/python

@@ -13,16 +13,29 @@ from setuptools import setup
 
 ParallelCompile("DG_BUILD_JOBS", default=0).install()
 
-#: Compiled as one: they include pybind11, which takes the compiler far longer than what they hold. Their anonymous namespaces share their names.
+#: Compiled as one: they include pybind11, which takes the compiler far longer than what they hold. Their anonymous
+#: namespaces share their names.
 COMBINED = [
     f"csrc/runtime/{name}.cpp"
-    for name in ("arguments", "dispatch", "gemm_op", "grouped_op", "operand_text", "policy", "tensor_view", "torch_access", "torch_calls")
-]  # fmt: skip
+    for name in (
+        "arguments",
+        "dispatch",
+        "gemm_op",
+        "grouped_op",
+        "operand_text",
+        "policy",
+        "tensor_view",
+        "torch_access",
+        "torch_calls",
+    )
+]
 UNIT = Path("build/combined.cpp")
 
 
 def write_unit() -> None:
-    """Write the file that includes the combined ones; left as it is where nothing changes, or every build would be a whole one."""
+    """Write the file that includes the combined ones; left as it is where nothing changes, or every build would be a
+    whole one.
+    """
     text = "".join(f'#include "{file.removeprefix("csrc/")}"\n' for file in COMBINED)
     if UNIT.exists() and UNIT.read_text(encoding="utf-8") == text:
         return
@@ -52,21 +65,49 @@ extension = Pybind11Extension(
     libraries=["dl"],
 )
 
-TUNER = ["optuna>=4.5,<6", "SQLAlchemy>=2.0.37,<3", "alembic>=1.13,<2", "scikit-learn>=1.5,<2", "joblib>=1.4,<2", "typer>=0.15,<1", "rich>=13,<16"]
-TEST = ["pytest>=8,<10", "pytest-timeout>=2.3,<3", "pytest-xdist>=3.6,<4", "hypothesis>=6.100,<7", "matplotlib>=3.8,<4", "nvidia-cuda-nvrtc>=13.0,<14"]
+TUNER = [
+    "optuna>=4.5,<6",
+    "SQLAlchemy>=2.0.37,<3",
+    "alembic>=1.13,<2",
+    "scikit-learn>=1.5,<2",
+    "joblib>=1.4,<2",
+    "typer>=0.15,<1",
+    "rich>=13,<16",
+]
+TEST = [
+    "pytest>=8,<10",
+    "pytest-timeout>=2.3,<3",
+    "pytest-xdist>=3.6,<4",
+    "hypothesis>=6.100,<7",
+    "matplotlib>=3.8,<4",
+    "nvidia-cuda-nvrtc>=13.0,<14",
+]
 
 setup(
     name="deep_gemm",
     version="0.1.0",
-    description="FP8 and BF16 matrix products for NVIDIA GPUs, compiled at run time, with measured and learned configurations",
+    description=(
+        "FP8 and BF16 matrix products for NVIDIA GPUs, compiled at run time, with measured and learned configurations"
+    ),
     long_description=open("README.md", encoding="utf-8").read(),
     long_description_content_type="text/markdown",
     license="MIT",
     python_requires=">=3.11",
     package_dir={"deep_gemm": "deep_gemm", "tuner": "tuner", "tuner.db": "db", "deep_gemm.models": "models"},
     packages=[
-        "deep_gemm", "deep_gemm.jit", "deep_gemm.models",
-        "tuner", "tuner.commands", "tuner.db", "tuner.db.migrations", "tuner.db.migrations.versions",
+        "deep_gemm",
+        "deep_gemm.jit",
+        "deep_gemm.models",
+        "tuner",
+        "tuner.commands",
+        "tuner.db",
+        "tuner.db.migrations",
+        "tuner.db.migrations.versions",
+        "tuner.learn",
+        "tuner.measure",
+        "tuner.problems",
+        "tuner.search",
+        "tuner.ship",
     ],
     package_data={
         "deep_gemm": ["include/deep_gemm/*.cuh"],

@@ -1,1 +1,3 @@
-"""Benchmarks: each script writes one JSON file below `results/`; `python -m benchmarks.summary` derives the targets from them."""
+"""Benchmarks: each script writes one JSON file below `results/`; `python -m benchmarks.summary` derives the targets
+from them.
+"""

@@ -32,7 +32,9 @@ class Choice(NamedTuple):
 def read_problem(row: dict, default_op: str) -> "_C.Problem":
     """Return the problem of a row; fields that it leaves out have their defaults."""
     fields = {name: row[name] for name in _PROBLEM_FIELDS if name in row}
-    return _C.Problem(row.get("op", default_op), fields.pop("m"), fields.pop("n"), fields.pop("k"), **_fix_types(fields))
+    return _C.Problem(
+        row.get("op", default_op), fields.pop("m"), fields.pop("n"), fields.pop("k"), **_fix_types(fields)
+    )
 
 
 def _fix_types(fields: dict) -> dict:
@@ -41,7 +43,9 @@ def _fix_types(fields: dict) -> dict:
 
 
 def read_choices(path: Path | None, op: str, sku: str) -> dict[str, object]:
-    """Return {problem as JSON: Config} from a tuning database's winners, or JSON {"rows": [{problem fields, "config": fields}]}."""
+    """Return {problem as JSON: Config} from a tuning database's winners, or JSON {"rows": [{problem fields, "config":
+    fields}]}.
+    """
     if path is None:
         return {}
     if path.suffix != ".db":
@@ -52,7 +56,9 @@ def read_choices(path: Path | None, op: str, sku: str) -> dict[str, object]:
 
     with Store.open(path, mode="ro") as store:
         winners = store.load_best(sku=sku, kernel_hash=kernel_hash(op), op=op)
-    return {read_problem(row, op).to_json(): _C.Config(**{name: row[name] for name in _CONFIG_FIELDS}) for row in winners}
+    return {
+        read_problem(row, op).to_json(): _C.Config(**{name: row[name] for name in _CONFIG_FIELDS}) for row in winners
+    }
 
 
 class Choices:
@@ -75,7 +81,11 @@ class Choices:
             found["model"] = Choice(self.model[key], "out of fold")
         if "invariant" in roles:
             found["invariant"] = self._choose_invariant(problem)
-        return {role: choice for role, choice in found.items() if role in (*roles, "auto") and _is_legal(problem, choice.config, self.device)}
+        return {
+            role: choice
+            for role, choice in found.items()
+            if role in (*roles, "auto") and _is_legal(problem, choice.config, self.device)
+        }
 
     def _choose_invariant(self, problem) -> Choice:
         fields = {**problem.as_dict(), "batch_invariant": True}

@@ -1,10 +1,11 @@
 """Time kernels with a clean, cold L2: CUPTI durations through torch.profiler, a 512 MB read before each call.
 
-One profiler session times all variants of a problem, interleaved: round by round each variant runs once, in an order rotated
-by one, so that clock and power drift fall on all of them alike and rounds can be compared pairwise. Or, to compare with times that
-were recorded elsewhere, one variant after the other, all its rounds in a row, each after a rest of the GPU: under a steady load of kernels of
-a millisecond or more an H200 reaches its power limit and was up to 15 % slower after some 50 ms. The trace is cut at the flush kernels; what lies between
-two of them is one call, with all its kernels.
+One profiler session times all variants of a problem, interleaved: round by round each variant runs once, in an order
+rotated by one, so that clock and power drift fall on all of them alike and rounds can be compared pairwise. Or, to
+compare with times that were recorded elsewhere, one variant after the other, all its rounds in a row, each after a rest
+of the GPU: under a steady load of kernels of a millisecond or more an H200 reaches its power limit and was up to 15 %
+slower after some 50 ms. The trace is cut at the flush kernels; what lies between two of them is one call, with all its
+kernels.
 """
 
 import time
@@ -28,10 +29,13 @@ class ColdTimer:
         self.buffer = torch.randint(0, 2**31 - 1, (FLUSH_BYTES // 4,), dtype=torch.int32, device="cuda")
         self.flush = ReadKernel(FLUSH_NAME, num_blocks=4 * sm_count)
 
-    def measure(self, variants: dict[str, Callable[[], object]], rounds: int, part: str = "", *, rests: bool = False) -> dict[str, list[float]]:
+    def measure(
+        self, variants: dict[str, Callable[[], object]], rounds: int, part: str = "", *, rests: bool = False
+    ) -> dict[str, list[float]]:
         """Return {name: microseconds of each round}; a call that launches several kernels counts their sum.
 
-        part: of a kernel's name; what such kernels alone take of a call is `<name> <part>`, absent where a call launches none.
+        part: of a kernel's name; what such kernels alone take of a call is `<name> <part>`, absent where a call
+            launches none.
         rests: variant after variant, each after a rest, instead of interleaved.
 
         Raises:
@@ -83,7 +87,11 @@ def add_up(order: list[str], trace: list[tuple[str, float]], part: str) -> dict[
 
 def read_kernels(session) -> list[tuple[str, float]]:
     """Return (name, microseconds) of everything that ran on the GPU, in order of its start."""
-    events = [event for event in session.profiler.kineto_results.events() if event.device_type() == torch.autograd.DeviceType.CUDA]
+    events = [
+        event
+        for event in session.profiler.kineto_results.events()
+        if event.device_type() == torch.autograd.DeviceType.CUDA
+    ]
     events.sort(key=lambda event: event.start_ns())
     return [(event.name(), event.duration_ns() / 1e3) for event in events]
 

@@ -1,13 +1,15 @@
-"""Time the compilation of every config of both op kinds' default spaces on one CPU core each, by NVRTC and NVCC (target P12).
+"""Time the compilation of every config of both op kinds' default spaces on one CPU core each, by NVRTC and NVCC (target
+P12).
 
 Example: python -m benchmarks.compile_time --compilers nvrtc nvcc --jobs 8
 
-Method: the process, and with it every child, is bound to one core; one compilation beforehand loads the compiler; each config is
-compiled once, without any cache, and the time is that of `compile_source`: source text in, checked cubin out. CPU seconds (of
-children, too) stand beside wall seconds: where they differ, the machine was busy with something else. With `--jobs n`, n such processes on
-n cores take every n-th config each.
-Result: {"meta": ..., "summary": {compiler: {"count", "median_s", "p95_s", "max_s", "cpu_median_s", "cpu_p95_s"}}, "by_variant": {variant:
-the same}, "rows": [{"compiler", "variant", "config", "seconds", "cpu_seconds", "registers", "spill_bytes", "local_bytes", "warnings"}]}.
+Method: the process, and with it every child, is bound to one core; one compilation beforehand loads the compiler; each
+    config is compiled once, without any cache, and the time is that of `compile_source`: source text in, checked cubin
+    out. CPU seconds (of children, too) stand beside wall seconds: where they differ, the machine was busy with
+    something else. With `--jobs n`, n such processes on n cores take every n-th config each.
+Result: {"meta": ..., "summary": {compiler: {"count", "median_s", "p95_s", "max_s", "cpu_median_s", "cpu_p95_s"}},
+    "by_variant": {variant: the same}, "rows": [{"compiler", "variant", "config", "seconds", "cpu_seconds", "registers",
+    "spill_bytes", "local_bytes", "warnings"}]}.
 """
 
 import argparse
@@ -48,13 +50,22 @@ def time_config(variant: Variant, config: "_C.Config", compiler: str) -> dict:
     result = compile.compile_source(source, generator.kernel_name(variant.op), compiler)
     seconds, cpu = time.perf_counter() - start, cpu_seconds() - cpu
     return {
-        "compiler": compiler, "variant": str(variant), "config": str(config), "seconds": round(seconds, 4), "cpu_seconds": round(cpu, 3),
-        "registers": result.registers, "spill_bytes": result.spill_bytes, "local_bytes": result.local_bytes, "warnings": len(result.warnings),
+        "compiler": compiler,
+        "variant": str(variant),
+        "config": str(config),
+        "seconds": round(seconds, 4),
+        "cpu_seconds": round(cpu, 3),
+        "registers": result.registers,
+        "spill_bytes": result.spill_bytes,
+        "local_bytes": result.local_bytes,
+        "warnings": len(result.warnings),
     }
 
 
 def time_compiler(compiler: str, pairs: list) -> list[dict]:
-    """Return the rows of one compiler, with a line of progress every ten configs; a config that does not compile is a row with `failed`."""
+    """Return the rows of one compiler, with a line of progress every ten configs; a config that does not compile is a
+    row with `failed`.
+    """
     rows: list[dict] = []
     for index, (variant, config) in enumerate([*pairs[:1], *pairs]):
         try:
@@ -74,15 +85,26 @@ def summarise(rows: list[dict]) -> dict:
         return {"count": 0}
     wall, cpu = [row["seconds"] for row in rows], [row["cpu_seconds"] for row in rows]
     return {
-        "count": len(rows), "median_s": round(statistics.median(wall), 4), "p95_s": get_percentile(wall, 95), "max_s": max(wall),
-        "cpu_median_s": round(statistics.median(cpu), 3), "cpu_p95_s": get_percentile(cpu, 95),
+        "count": len(rows),
+        "median_s": round(statistics.median(wall), 4),
+        "p95_s": get_percentile(wall, 95),
+        "max_s": max(wall),
+        "cpu_median_s": round(statistics.median(cpu), 3),
+        "cpu_p95_s": get_percentile(cpu, 95),
     }
 
 
 def make_meta(device: "_C.Device", compilers: list[str], cores: list[int], num_left_out: int) -> dict:
     """Return what the result ran on and of; without a GPU the device is that whose default space was compiled."""
     versions = {compiler: compile.get_toolchain(compiler).version_text for compiler in compilers}
-    return {**make_stamp(device), "cpu": get_cpu_name(), "cores": cores, "compilers": versions, "num_left_out": num_left_out, "complete": num_left_out == 0}
+    return {
+        **make_stamp(device),
+        "cpu": get_cpu_name(),
+        "cores": cores,
+        "compilers": versions,
+        "num_left_out": num_left_out,
+        "complete": num_left_out == 0,
+    }
 
 
 def get_cpu_name() -> str:
@@ -117,7 +139,19 @@ def time_share(args: argparse.Namespace) -> list[dict]:
 
 def start_share(args: argparse.Namespace, core: int, shard: str, out: Path) -> subprocess.Popen:
     """Start a process that times one share and writes its rows."""
-    command = [sys.executable, "-m", "benchmarks.compile_time", "--core", str(core), "--shard", shard, "--rows", str(out), "--every", str(args.every)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.compile_time",
+        "--core",
+        str(core),
+        "--shard",
+        shard,
+        "--rows",
+        str(out),
+        "--every",
+        str(args.every),
+    ]
     return subprocess.Popen([*command, "--compilers", *args.compilers])
 
 
@@ -125,7 +159,9 @@ def time_shares(args: argparse.Namespace, cores: list[int]) -> list[dict]:
     """Time all shares at once, each on its own core. Raises: RuntimeError where one did not end well."""
     with tempfile.TemporaryDirectory() as folder:
         outs = [Path(folder) / f"{index}.json" for index in range(len(cores))]
-        children = [start_share(args, core, f"{index + 1}/{len(cores)}", outs[index]) for index, core in enumerate(cores)]
+        children = [
+            start_share(args, core, f"{index + 1}/{len(cores)}", outs[index]) for index, core in enumerate(cores)
+        ]
         codes = [child.wait() for child in children]
         if any(codes):
             raise RuntimeError("a share ended early")
@@ -139,15 +175,21 @@ def run(args: argparse.Namespace) -> int:
     rows = time_shares(args, cores) if len(cores) > 1 else time_share(args)
     summary = {compiler: summarise([row for row in rows if row["compiler"] == compiler]) for compiler in args.compilers}
     by_variant = {
-        str(variant): {compiler: summarise([row for row in rows if (row["compiler"], row["variant"]) == (compiler, str(variant))]) for compiler in args.compilers}
+        str(variant): {
+            compiler: summarise([row for row in rows if (row["compiler"], row["variant"]) == (compiler, str(variant))])
+            for compiler in args.compilers
+        }
         for variant in MAIN
-    }  # fmt: skip
+    }
     failed = [row for row in rows if "failed" in row]
     num_left_out = len(list_pairs(device)) * len(args.compilers) - len(rows) + len(failed)
     meta = make_meta(device, args.compilers, cores, num_left_out)
     write_json(args.out, {"meta": meta, "summary": summary, "by_variant": by_variant, "rows": rows})
     for compiler, found in summary.items():
-        print(f"{compiler} {meta['compilers'][compiler]}: " + ", ".join(f"{name} {value}" for name, value in found.items()))
+        print(
+            f"{compiler} {meta['compilers'][compiler]}: "
+            + ", ".join(f"{name} {value}" for name, value in found.items())
+        )
     for row in failed[:5]:
         print(row, file=sys.stderr)
     print(args.out)
@@ -156,9 +198,13 @@ def run(args: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line and run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a config did not compile.")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a config did not compile."
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "compile_time.json", help="where the result goes")
-    parser.add_argument("--compilers", nargs="+", choices=("nvrtc", "nvcc"), default=["nvrtc", "nvcc"], help="which compilers to time")
+    parser.add_argument(
+        "--compilers", nargs="+", choices=("nvrtc", "nvcc"), default=["nvrtc", "nvcc"], help="which compilers to time"
+    )
     parser.add_argument("--core", type=int, default=min(os.sched_getaffinity(0)), help="the CPU core to use")
     parser.add_argument("--jobs", type=int, default=1, help="as many processes, each on its own core")
     parser.add_argument("--every", type=int, default=1, help="take every n-th config only")

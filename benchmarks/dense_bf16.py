@@ -2,8 +2,9 @@
 
 Example: python -m benchmarks.dense_bf16 --time-budget 240
 
-cuBLASLt is torch.mm of the same memory with the same dtype of D: `out=` for BF16, `out_dtype=torch.float32` for FP32 (where torch has it).
-A problem's one layout is called `nt`, `nn`, `tn` or `tt`. Roles: choices.py; method and result: harness.py.
+cuBLASLt is torch.mm of the same memory with the same dtype of D: `out=` for BF16, `out_dtype=torch.float32` for FP32
+(where torch has it). A problem's one layout is called `nt`, `nn`, `tn` or `tt`. Roles: choices.py; method and result:
+harness.py.
 """
 
 import sys
@@ -32,7 +33,10 @@ class DenseBf16(Product):
             torch.randn(*((k, rows) if is_transposed else (rows, k)), device="cuda", dtype=torch.bfloat16)
             for rows, is_transposed in ((m, is_a_transposed), (n, is_b_transposed))
         ]
-        a, b = (tensor.T if flag else tensor for tensor, flag in zip(self.memory, (is_a_transposed, is_b_transposed), strict=True))
+        a, b = (
+            tensor.T if flag else tensor
+            for tensor, flag in zip(self.memory, (is_a_transposed, is_b_transposed), strict=True)
+        )
         super().__init__(a, None, b, None, torch.empty(m, n, dtype=DTYPES[key["out"]], device="cuda"))
 
     def call_op(self, layout: str) -> Callable[[], object]:
@@ -55,7 +59,9 @@ class DenseBf16(Product):
 
 def make_problems(key: dict) -> dict[str, object]:
     """Return the problem of a key under the name of its layout."""
-    majors = dict(zip(("a_major", "b_major"), ("mn" if flag else "k" for flag in TRANSPOSED[key["layout"]]), strict=True))
+    majors = dict(
+        zip(("a_major", "b_major"), ("mn" if flag else "k" for flag in TRANSPOSED[key["layout"]]), strict=True)
+    )
     return {key["layout"]: _C.Problem("bf16_gemm", key["m"], key["n"], key["k"], d_dtype=key["out"], **majors)}
 
 

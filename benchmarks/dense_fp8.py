@@ -1,9 +1,11 @@
-"""Time dense FP8 on the 80 problems of data/dense_fp8.json: the library's choice, the best config, the model, the heuristic.
+"""Time dense FP8 on the 80 problems of data/dense_fp8.json: the library's choice, the best config, the model, the
+heuristic.
 
 Example: python -m benchmarks.dense_fp8 --best tuning.db --model out_of_fold.json --time-budget 240
 
-Layouts: `mn_major` scales of A, which TMA loads, and `row_major` ones, which the kernel copies itself. cuBLASLt (unscaled FP8, no fast
-accumulation) and, for m <= 64, the streaming floor are variants of the same session. Roles: choices.py; method and result: harness.py.
+Layouts: `mn_major` scales of A, which TMA loads, and `row_major` ones, which the kernel copies itself. cuBLASLt
+    (unscaled FP8, no fast accumulation) and, for m <= 64, the streaming floor are variants of the same session. Roles:
+    choices.py; method and result: harness.py.
 """
 
 import sys
@@ -55,19 +57,31 @@ class DenseFp8(Product):
     def call_peers(self) -> dict[str, Callable[[], object]]:
         """Return the vendor's product of the same bytes, which applies no block scales, and the floor of decode."""
         b = self.b.t()
-        cublaslt = {"cublaslt": lambda: torch._scaled_mm(self.a, b, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16, use_fast_accum=False)}
+        cublaslt = {
+            "cublaslt": lambda: torch._scaled_mm(
+                self.a, b, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16, use_fast_accum=False
+            )
+        }
         if self.d.shape[0] > MAX_FLOOR_M:
             return cublaslt
-        DenseFp8.floor = DenseFp8.floor or ReadKernel("stream_floor_read", num_blocks=FLOOR_BLOCKS_PER_SM * self.device.sm_count)
+        DenseFp8.floor = DenseFp8.floor or ReadKernel(
+            "stream_floor_read", num_blocks=FLOOR_BLOCKS_PER_SM * self.device.sm_count
+        )
         return {**cublaslt, "floor": lambda: DenseFp8.floor.launch(self.b)}
 
 
 FAMILY = Family(
-    name="dense_fp8", ops=("fp8_gemm",), key=("m", "n", "k"),
+    name="dense_fp8",
+    ops=("fp8_gemm",),
+    key=("m", "n", "k"),
     roles={"mn_major": ("best", "model", "heuristic", "invariant"), "row_major": ("model",)},
-    make_problems=lambda key: {name: _C.Problem("fp8_gemm", key["m"], key["n"], key["k"], scale_layout=layout) for name, layout in SCALE_LAYOUTS.items()},
-    make_product=DenseFp8, peer="torch._scaled_mm, scales of 1, use_fast_accum=False",
-)  # fmt: skip
+    make_problems=lambda key: {
+        name: _C.Problem("fp8_gemm", key["m"], key["n"], key["k"], scale_layout=layout)
+        for name, layout in SCALE_LAYOUTS.items()
+    },
+    make_product=DenseFp8,
+    peer="torch._scaled_mm, scales of 1, use_fast_accum=False",
+)
 
 
 if __name__ == "__main__":

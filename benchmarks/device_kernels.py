@@ -1,8 +1,8 @@
 """Two small kernels of the benchmarks, launched through the driver: the L2 flush and the streaming floor.
 
-Both only read: ordinary 16-byte loads, four in flight for each thread, folded into a word that is practically never stored,
-so that the loads cannot be removed. A memset would leave dirty lines that the next kernel pays for, and streaming loads do not
-evict.
+Both only read: ordinary 16-byte loads, four in flight for each thread, folded into a word that is practically never
+stored, so that the loads cannot be removed. A memset would leave dirty lines that the next kernel pays for, and
+streaming loads do not evict.
 """
 
 import ctypes
@@ -63,10 +63,18 @@ class ReadKernel:
         num_bytes = data.numel() * data.element_size()
         if num_bytes % BYTES_PER_LOAD:
             raise ValueError(f"data: {num_bytes} bytes; expected a multiple of {BYTES_PER_LOAD}")
-        values = ctypes.c_void_p(data.data_ptr()), ctypes.c_uint64(num_bytes // BYTES_PER_LOAD), ctypes.c_void_p(self.sink.data_ptr())
+        values = (
+            ctypes.c_void_p(data.data_ptr()),
+            ctypes.c_uint64(num_bytes // BYTES_PER_LOAD),
+            ctypes.c_void_p(self.sink.data_ptr()),
+        )
         arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _check(self.driver.cuLaunchKernel(self.function, self.num_blocks, 1, 1, self.num_threads, 1, 1, 0, stream, arguments, None))
+        _check(
+            self.driver.cuLaunchKernel(
+                self.function, self.num_blocks, 1, 1, self.num_threads, 1, 1, 0, stream, arguments, None
+            )
+        )
 
 
 def _check(status: int) -> None:

@@ -1,7 +1,8 @@
 """Sizes of the groups of the grouped benchmarks, and the bytes that a masked product has to move. Needs no torch.
 
-The baseline's notes give each size as mean * U(0.7, 1.3) and the sum over the groups. Here the draws are seeded, the same for every dtype,
-n and k: of many the one whose sum comes nearest, with single units moved until it is the baseline's.
+The baseline's notes give each size as mean * U(0.7, 1.3) and the sum over the groups. Here the draws are seeded, the
+same for every dtype, n and k: of many the one whose sum comes nearest, with single units moved until it is the
+baseline's.
 """
 
 import random
@@ -26,8 +27,9 @@ def draw_sizes(num_groups: int, mean: int, total: int, unit: int) -> list[int]:
     """
     low, high = (align(int(mean * bound), unit) * num_groups for bound in SPREAD)
     if total % unit or not low <= total <= high:
-        raise ValueError(f"total = {total}: expected a multiple of {unit} between {low} and {high} for {num_groups} groups of {mean}")
-
+        raise ValueError(
+            f"total = {total}: expected a multiple of {unit} between {low} and {high} for {num_groups} groups of {mean}"
+        )
 
     def get_excess(sizes: list[int]) -> int:
         return sum(align(size, unit) for size in sizes) - total
@@ -48,7 +50,9 @@ def draw_contiguous_rows(key: dict) -> list[int]:
 
 
 def draw_masked_rows(key: dict) -> list[int]:
-    """Return the valid rows of each group, sum_m in all; a skewed load has nearly all in the last group, as far as it has room."""
+    """Return the valid rows of each group, sum_m in all; a skewed load has nearly all in the last group, as far as it
+    has room.
+    """
     groups, total = key["num_groups"], key["sum_m"]
     if key["load"] == "uniform":
         return draw_sizes(groups, key["mean_m"], total, 1)
@@ -63,7 +67,9 @@ def draw_ks(key: dict) -> list[int]:
 
 
 def count_masked_bytes(key: dict) -> int:
-    """Return the bytes that a masked product reads and writes at least: all of B, the valid rows of A and of D, and their scales."""
+    """Return the bytes that a masked product reads and writes at least: all of B, the valid rows of A and of D, and
+    their scales.
+    """
     groups, n, k, rows = (key[name] for name in ("num_groups", "n", "k", "sum_m"))
     size = 1 if key["dtype"] == "fp8" else 2
     scales = 4 * (rows + groups * align(n, BLOCK) // BLOCK) * (align(k, BLOCK) // BLOCK) if key["dtype"] == "fp8" else 0

@@ -1,7 +1,9 @@
-"""Products in groups under test: what the scripts of the grouped ops share. A group's reference is that of its own dense product.
+"""Products in groups under test: what the scripts of the grouped ops share. A group's reference is that of its own
+dense product.
 
-Peers, of the valid rows alone: `cublaslt`, one dense product of torch for each group (a call's time is that of all its kernels), and
-`grouped_mm`, torch's own grouped product, where this torch has it. On FP8 both are unscaled or nearly so: they do less.
+Peers, of the valid rows alone: `cublaslt`, one dense product of torch for each group (a call's time is that of all its
+kernels), and `grouped_mm`, torch's own grouped product, where this torch has it. On FP8 both are unscaled or nearly so:
+they do less.
 """
 
 from collections.abc import Callable
@@ -62,9 +64,11 @@ class GroupedProduct(Product):
 
 
 class MGroupedProduct(GroupedProduct):
-    """D_g [m_g, n] = A_g [m_g, k] @ B_g^T with B [num_groups, n, k]: random normal operands, FP8 ones with real scales in both layouts.
+    """D_g [m_g, n] = A_g [m_g, k] @ B_g^T with B [num_groups, n, k]: random normal operands, FP8 ones with real scales
+    in both layouts.
 
-    a: [m, k] or [num_groups, max_m, k], given with its scales of one more dim (None: BF16); layouts are those of A's scales.
+    a: [m, k] or [num_groups, max_m, k], given with its scales of one more dim (None: BF16); layouts are those of A's
+        scales.
     """
 
     def __init__(self, shape: tuple[int, ...], key: dict, starts: list[int], sizes: list[int]):
@@ -73,15 +77,27 @@ class MGroupedProduct(GroupedProduct):
         self.operand_b, self.scale_of_b = make_matrices((key["num_groups"], n), k, dtype, quantise_blocks)
         self.operand_d = torch.empty(*shape, n, dtype=torch.bfloat16, device="cuda")
         super().__init__(self.operand_d.view(-1, n), None, starts, sizes)
-        self.flat_a, self.flat_scale = self.operand_a.view(-1, k), None if row_major is None else row_major.view(-1, row_major.shape[-1])
-        self.scales = {"nt": None} if row_major is None else {"mn_major": make_mn_major(row_major), "row_major": row_major}
-        self.valid = torch.cat([torch.arange(start, start + size, device="cuda") for start, size in zip(starts, sizes, strict=True)])
+        self.flat_a, self.flat_scale = (
+            self.operand_a.view(-1, k),
+            None if row_major is None else row_major.view(-1, row_major.shape[-1]),
+        )
+        self.scales = (
+            {"nt": None} if row_major is None else {"mn_major": make_mn_major(row_major), "row_major": row_major}
+        )
+        self.valid = torch.cat(
+            [torch.arange(start, start + size, device="cuda") for start, size in zip(starts, sizes, strict=True)]
+        )
 
     def get_group(self, group: int) -> tuple:
         """Return one group's valid rows of A and its B, with their scales."""
         rows = slice(self.starts[group], self.starts[group] + self.sizes[group])
         scale_a = None if self.flat_scale is None else self.flat_scale[rows]
-        return self.flat_a[rows], scale_a, self.operand_b[group], None if self.scale_of_b is None else self.scale_of_b[group]
+        return (
+            self.flat_a[rows],
+            scale_a,
+            self.operand_b[group],
+            None if self.scale_of_b is None else self.scale_of_b[group],
+        )
 
     def get_pairs(self, layout: str) -> tuple:
         """Return (A, B) as the public ops take them: with their scales where there are any."""
@@ -99,19 +115,25 @@ class MGroupedProduct(GroupedProduct):
 
 
 def call_grouped_mm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> Callable[[], object]:
-    """Return torch's grouped product: A [rows, k] with B [groups, k, n], or A [m, sum_k] with B [sum_k, n]; FP8 has scales of 1 for each row."""
+    """Return torch's grouped product: A [rows, k] with B [groups, k, n], or A [m, sum_k] with B [sum_k, n]; FP8 has
+    scales of 1 for each row.
+    """
     if a.dtype != FP8:
         return lambda: torch._grouped_mm(a, b, offs=offsets)
     times = 1 if b.dim() == 3 else offsets.shape[0]
     scale_a = torch.ones(a.shape[0] * times, device=a.device)
     scale_b = torch.ones(*((b.shape[0], b.shape[2]) if b.dim() == 3 else (b.shape[1] * times,)), device=a.device)
-    return lambda: torch._scaled_grouped_mm(a, b, scale_a, scale_b, offs=offsets, out_dtype=torch.bfloat16, use_fast_accum=False)
+    return lambda: torch._scaled_grouped_mm(
+        a, b, scale_a, scale_b, offs=offsets, out_dtype=torch.bfloat16, use_fast_accum=False
+    )
 
 
 def make_matrices(
     shape: tuple[int, ...], k: int, dtype: torch.dtype, quantise: Callable, device: str = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return random normal [*shape, k] of `dtype` and, for FP8, the scales of every matrix, stacked; made one matrix at a time."""
+    """Return random normal [*shape, k] of `dtype` and, for FP8, the scales of every matrix, stacked; made one matrix at
+    a time.
+    """
     if len(shape) == 1:
         x = torch.randn(*shape, k, dtype=torch.float32 if dtype == FP8 else dtype, device=device)
         return quantise(x) if dtype == FP8 else (x, None)
@@ -124,7 +146,9 @@ def make_matrices(
 
 
 def make_mn_major(scale: torch.Tensor) -> torch.Tensor:
-    """Copy scales [..., rows, steps] so that rows are contiguous, at a pitch of whole 16 bytes: the layout that TMA loads."""
+    """Copy scales [..., rows, steps] so that rows are contiguous, at a pitch of whole 16 bytes: the layout that TMA
+    loads.
+    """
     *groups, rows, steps = scale.shape
     memory = torch.zeros(*groups, steps, -(-rows // 4) * 4, device=scale.device)
     memory[..., :rows] = scale.transpose(-1, -2)

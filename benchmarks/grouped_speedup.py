@@ -1,13 +1,13 @@
 """Figures of the grouped benchmarks (P7, P8, P9), derived from their result files and the baselines.
 
-cuBLASLt has no grouped product, so the plain ratio counts: upstream's microseconds of the baseline file / ours of this run. Its favourable
-end is the upper end of a 95 % interval of the median (order statistics of the rounds).
+cuBLASLt has no grouped product, so the plain ratio counts: upstream's microseconds of the baseline file / ours of this
+run. Its favourable end is the upper end of a 95 % interval of the median (order statistics of the rounds).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.statistics import median, median_interval
+from tuner.measure.statistics import median, median_interval
 
 from . import speedup
 from .group_sizes import count_masked_bytes
@@ -21,7 +21,9 @@ DECODE_MEAN_M, RATED_GROUPS = 20, 32
 
 @dataclass(frozen=True)
 class Compared:
-    """One problem with one role's median: microseconds, and upstream's over it (speedup, favourable); None where upstream has no figure."""
+    """One problem with one role's median: microseconds, and upstream's over it (speedup, favourable); None where
+    upstream has no figure.
+    """
 
     row: dict
     us: float
@@ -65,20 +67,31 @@ class Grouped:
         return found
 
     def over_upstream(self, is_member: Callable[[dict], bool]) -> dict:
-        """Return the speed-up over upstream of the problems that `is_member` keeps: each role, and the peers of the same run."""
+        """Return the speed-up over upstream of the problems that `is_member` keeps: each role, and the peers of the
+        same run.
+        """
         roles = {role: self.list(is_member, role) for role in ("auto", "model", "best", "heuristic")}
         auto, worst = roles["auto"], min(roles["auto"], key=lambda item: item.favourable)
         return {
-            "value": mean(auto), "worst": rounded(worst.favourable), "worst_problem": [worst.row[name] for name in self.key],
-            "out_of_fold": mean(roles["model"]), "best_measured": mean(roles["best"]), "heuristic": mean(roles["heuristic"]),
-            "over_cublaslt": mean_ratio([item.over("cublaslt") for item in auto]), "over_grouped_mm": mean_ratio([item.over("grouped_mm") for item in auto]),
-            "peak_tflops": round(max(item.tflops for item in auto), 1), "problems": len(auto),
-        }  # fmt: skip
+            "value": mean(auto),
+            "worst": rounded(worst.favourable),
+            "worst_problem": [worst.row[name] for name in self.key],
+            "out_of_fold": mean(roles["model"]),
+            "best_measured": mean(roles["best"]),
+            "heuristic": mean(roles["heuristic"]),
+            "over_cublaslt": mean_ratio([item.over("cublaslt") for item in auto]),
+            "over_grouped_mm": mean_ratio([item.over("grouped_mm") for item in auto]),
+            "peak_tflops": round(max(item.tflops for item in auto), 1),
+            "problems": len(auto),
+        }
 
     def regrets(self, is_member: Callable[[dict], bool]) -> dict:
         """Return the mean regret of each role against the best measured config."""
         part = {"rows": [row for row in self.result["rows"] if is_member(row)]}
-        regrets = {role: speedup.mean_regret(part, role, lambda row: self.layouts[row["dtype"]]) for role in ("auto", "model", "heuristic")}
+        regrets = {
+            role: speedup.mean_regret(part, role, lambda row: self.layouts[row["dtype"]])
+            for role in ("auto", "model", "heuristic")
+        }
         return {f"{role}_regret": rounded(regret) for role, regret in regrets.items()}
 
 
@@ -120,37 +133,61 @@ def make_p7(result: dict) -> dict:
     below = sum(item.favourable < 0.98 for item in grouped.list(lambda row: True))
     row_major = mean(grouped.list(is_of("fp8"), "auto", "row_major"))
     is_met = entry["value"] >= 1.03 and entry["worst"] >= 0.98
-    return {**entry, **by_dtype, "row_major": row_major, **grouped.regrets(lambda row: True), "below": below, "is_met": is_met}
+    return {
+        **entry,
+        **by_dtype,
+        "row_major": row_major,
+        **grouped.regrets(lambda row: True),
+        "below": below,
+        "is_met": is_met,
+    }
 
 
 def make_p8(result: dict) -> dict:
-    """Masked, FP8 of decode sizes, against upstream and the floor's read rate; all sizes, BF16 and the skewed loads beside."""
+    """Masked, FP8 of decode sizes, against upstream and the floor's read rate; all sizes, BF16 and the skewed loads
+    beside.
+    """
     grouped = Grouped(result, "m_grouped_masked", M_LAYOUTS)
 
     def is_decode(row: dict) -> bool:
         return is_of("fp8")(row) and row["mean_m"] == DECODE_MEAN_M
 
     entry = grouped.over_upstream(is_decode)
-    shares = [get_read_share(item) for item in grouped.list(lambda row: is_decode(row) and row["num_groups"] == RATED_GROUPS)]
+    shares = [
+        get_read_share(item) for item in grouped.list(lambda row: is_decode(row) and row["num_groups"] == RATED_GROUPS)
+    ]
     rates = {"read_share": rounded(min(shares)), "mean_read_share": mean_ratio(shares)}
     beside = {f"all_{dtype}": mean(grouped.list(is_of(dtype))) for dtype in M_LAYOUTS}
     row_major = mean(grouped.list(is_decode, "auto", "row_major"))
     is_met = entry["value"] >= 1.15 and rates["read_share"] >= 0.85
-    figures = {**rates, **beside, "row_major": row_major, "skewed_over_uniform": compare_skewed(grouped), **grouped.regrets(is_decode)}
+    figures = {
+        **rates,
+        **beside,
+        "row_major": row_major,
+        "skewed_over_uniform": compare_skewed(grouped),
+        **grouped.regrets(is_decode),
+    }
     return {**entry, **figures, "is_met": is_met}
 
 
 def get_read_share(item: Compared) -> float:
-    """Return a masked product's rate of bytes (group_sizes.count_masked_bytes) over the rate at which the floor kernel reads B."""
+    """Return a masked product's rate of bytes (group_sizes.count_masked_bytes) over the rate at which the floor kernel
+    reads B.
+    """
     row = item.row
     floor_bytes = row["num_groups"] * row["n"] * row["k"] * (1 if row["dtype"] == "fp8" else 2)
     return count_masked_bytes(row) / item.us / (floor_bytes / median(row["times"]["floor"]))
 
 
 def compare_skewed(grouped: Grouped) -> dict[str, float | None]:
-    """Return, by dtype and mean rows, the geometric mean of a skewed load's time over that of the uniform load of the same problem."""
+    """Return, by dtype and mean rows, the geometric mean of a skewed load's time over that of the uniform load of the
+    same problem.
+    """
     names = [name for name in grouped.key if name != "load"]
-    uniform, skewed = ({tuple(item.row[name] for name in names): item for item in grouped.list(is_load)} for is_load in (is_uniform, is_skewed))
+    uniform, skewed = (
+        {tuple(item.row[name] for name in names): item for item in grouped.list(is_load)}
+        for is_load in (is_uniform, is_skewed)
+    )
     found: dict[str, list[float]] = {}
     for key, item in skewed.items():
         if key in uniform:
@@ -163,5 +200,9 @@ def make_p9(result: dict) -> dict:
     grouped = Grouped(result, "k_grouped", K_LAYOUTS)
     entry = grouped.over_upstream(is_of("fp8"))
     joint = grouped.list(is_of("fp8"), "auto", "joint")
-    beside = {"bf16": mean(grouped.list(is_of("bf16"))), "with_transposes": mean(joint), **grouped.regrets(is_of("fp8"))}
+    beside = {
+        "bf16": mean(grouped.list(is_of("bf16"))),
+        "with_transposes": mean(joint),
+        **grouped.regrets(is_of("fp8")),
+    }
     return {**entry, **beside, "is_met": entry["value"] >= 1.15}

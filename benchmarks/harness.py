@@ -1,10 +1,11 @@
-"""Time a family of products: choices, kernels, peers, rounds, rows, shards, resuming and merging. The families are scripts beside this.
+"""Time a family of products: choices, kernels, peers, rounds, rows, shards, resuming and merging. The families are
+scripts beside this.
 
 Method: cold_timer.py; every variant of a problem, the peers among them, is timed in one session.
-Result: {"meta": ..., "rows": [{<key of the problem>, "choices": {role: {"config", "source", <layout>: config}}, "times": {variant: [us
-of each round]}, "wrong": [variants whose D is not right], "failed": reason, "absent": {peer: why torch has it not}}]}; `wrong`, `failed` and
-`absent` are left out where nothing is.
-The variants of `auto` are "auto <layout>", those of any other role "<config> <layout>".
+Result: {"meta": ..., "rows": [{<key of the problem>, "choices": {role: {"config", "source", <layout>: config}},
+    "times": {variant: [us of each round]}, "wrong": [variants whose D is not right], "failed": reason, "absent": {peer:
+    why torch has it not}}]}; `wrong`, `failed` and `absent` are left out where nothing is. The variants of `auto` are
+    "auto <layout>", those of any other role "<config> <layout>".
 """
 
 import argparse
@@ -19,7 +20,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.build import get_cubin
 from tests.gpu.compiling import compile_all
-from tuner.statistics import median
+from tuner.measure.statistics import median
 
 from .choices import Choices
 from .cold_timer import FLUSH_BYTES, ColdTimer
@@ -37,11 +38,15 @@ IDENTITY = ("kernel_hash", "sku", "driver", "torch")
 class Family:
     """A family of problems and how each is set up.
 
-    name: of the data file, the result file and the script. key: the fields that name a row. ops: op kinds of its problems.
+    name: of the data file, the result file and the script. key: the fields that name a row. ops: op kinds of its
+        problems.
     roles: {layout: roles besides auto that are timed in it}; layouts are ways to pass the same operands.
-    make_problems: key -> {layout: problem}. make_product: (key, device) -> Product. peer: what cuBLASLt computes, in words.
-    part: name of a kernel that is also timed alone, within the calls that launch it, and belongs to the identity of a run.
-    rests: variants are timed one after the other, each after a rest (cold_timer.py), because the figures compare with recorded times alone.
+    make_problems: key -> {layout: problem}. make_product: (key, device) -> Product. peer: what cuBLASLt computes, in
+        words.
+    part: name of a kernel that is also timed alone, within the calls that launch it, and belongs to the identity of a
+        run.
+    rests: variants are timed one after the other, each after a rest (cold_timer.py), because the figures compare with
+        recorded times alone.
     """
 
     name: str
@@ -84,10 +89,15 @@ class Benchmark:
     def choose(self, key: dict) -> dict[str, dict]:
         """Return {layout: {role: Choice}} of one problem."""
         problems = self.family.make_problems(key)
-        return {layout: self.choices[problem.op].of(problem, self.family.roles[layout]) for layout, problem in problems.items()}
+        return {
+            layout: self.choices[problem.op].of(problem, self.family.roles[layout])
+            for layout, problem in problems.items()
+        }
 
     def list_kernels(self, key: dict) -> list[tuple]:
-        """Return (problem, config) of every kernel that a problem needs; none where its choices fail, which its row will say."""
+        """Return (problem, config) of every kernel that a problem needs; none where its choices fail, which its row
+        will say.
+        """
         try:
             problems, choices = self.family.make_problems(key), self.choose(key)
         except DeepGemmError:
@@ -109,11 +119,15 @@ class Benchmark:
         wrong = find_wrong(product, calls, splits)
         broken = {entry.partition(": ")[0] for entry in wrong if ": " in entry and not entry.endswith("other bits")}
         sound = {name: call for name, call in calls.items() if name not in broken}
-        times = self.timer.measure({**product.call_peers(), **sound}, self.rounds, self.family.part, rests=self.family.rests)
+        times = self.timer.measure(
+            {**product.call_peers(), **sound}, self.rounds, self.family.part, rests=self.family.rests
+        )
         notes = {name: note for name, note in (("wrong", wrong), ("absent", product.absent)) if note}
         return {**key, "choices": name_choices(choices), "times": times, **notes}
 
-    def _make_calls(self, key: dict, product: Product, choices: dict[str, dict]) -> tuple[dict[str, Callable], dict[str, int]]:
+    def _make_calls(
+        self, key: dict, product: Product, choices: dict[str, dict]
+    ) -> tuple[dict[str, Callable], dict[str, int]]:
         """Return {variant: callable} and {variant: split_k}; a config that several roles chose is timed once."""
         problems, calls, splits = self.family.make_problems(key), {}, {}
         for layout, roles in choices.items():
@@ -133,7 +147,9 @@ class Benchmark:
 
 
 def name_choices(choices: dict[str, dict]) -> dict[str, dict]:
-    """Return {role: {"config", "source", <further layout>: its config}}: the first layout's config, and where another layout's differs."""
+    """Return {role: {"config", "source", <further layout>: its config}}: the first layout's config, and where another
+    layout's differs.
+    """
     named: dict[str, dict] = {}
     for layout, roles in choices.items():
         for role, choice in roles.items():
@@ -168,10 +184,18 @@ def is_clean(row: dict) -> bool:
 def make_meta(family: Family, device, args: argparse.Namespace, is_complete: bool, seconds: float) -> dict:
     """Return what the result says about itself."""
     return {
-        **make_stamp(device, family.hashed), "rounds": args.rounds, "flush_bytes": FLUSH_BYTES, "complete": is_complete, "seconds": round(seconds, 1),
-        "timer": "CUPTI kernel duration through torch.profiler; before each call a kernel reads 512 MB with ordinary loads (clean cold L2); PDL off",
+        **make_stamp(device, family.hashed),
+        "rounds": args.rounds,
+        "flush_bytes": FLUSH_BYTES,
+        "complete": is_complete,
+        "seconds": round(seconds, 1),
+        "timer": (
+            "CUPTI kernel duration through torch.profiler; before each call a kernel reads 512 MB with ordinary loads"
+            " (clean cold L2); PDL off"
+        ),
         "order": family.order,
-        "peer": family.peer, "baseline": f"benchmarks/data/{family.name}.json",
+        "peer": family.peer,
+        "baseline": f"benchmarks/data/{family.name}.json",
     }
 
 
@@ -179,12 +203,16 @@ def run(family: Family, args: argparse.Namespace) -> int:
     """Time this shard's problems within the budget and write the result; return the exit code."""
     start = time.monotonic()
     device = _C.get_device()
-    benchmark = Benchmark(family, device, {op: Choices(op, device, args.best, args.model) for op in family.ops}, args.rounds)
+    benchmark = Benchmark(
+        family, device, {op: Choices(op, device, args.best, args.model) for op in family.ops}, args.rounds
+    )
     index, total = (int(part) for part in args.shard.split("/"))
     keys = family.read_keys()[index - 1 :: total]
     rows = keep_rows(family, args, device) if args.resume else []
     done = {family.identify(row) for row in rows}
-    failures = compile_all(kernel for key in keys if family.identify(key) not in done for kernel in benchmark.list_kernels(key))
+    failures = compile_all(
+        kernel for key in keys if family.identify(key) not in done for kernel in benchmark.list_kernels(key)
+    )
     warm_up(WARM_UP_S)
     for key in keys:
         if family.identify(key) in done or time.monotonic() - start > args.time_budget:
@@ -194,7 +222,10 @@ def run(family: Family, args: argparse.Namespace) -> int:
     faulty = [row for row in rows if not is_clean(row)]
     is_complete = len(rows) == len(keys) and not faulty
     write_json(args.out, {"meta": make_meta(family, device, args, is_complete, time.monotonic() - start), "rows": rows})
-    print(f"{len(rows)} of {len(keys)} problems, {len(faulty)} wrong or failed, {len(failures)} compile failures, {time.monotonic() - start:.0f} s: {args.out}")
+    print(
+        f"{len(rows)} of {len(keys)} problems, {len(faulty)} wrong or failed, {len(failures)} compile failures,"
+        f" {time.monotonic() - start:.0f} s: {args.out}"
+    )
     for failure in failures[:5]:
         print(failure[:300])
     return 1 if faulty or failures else 0 if is_complete else 3
@@ -205,8 +236,13 @@ def keep_rows(family: Family, args: argparse.Namespace, device) -> list[dict]:
     if not args.out.exists():
         return []
     earlier, stamp = read_json(args.out), make_stamp(device, family.hashed)
-    same = all(earlier["meta"][key] == stamp[key] for key in IDENTITY) and earlier["meta"].get("order", INTERLEAVED) == family.order
-    return [row for row in earlier["rows"] if is_clean(row)] if same and earlier["meta"]["rounds"] == args.rounds else []
+    same = (
+        all(earlier["meta"][key] == stamp[key] for key in IDENTITY)
+        and earlier["meta"].get("order", INTERLEAVED) == family.order
+    )
+    return (
+        [row for row in earlier["rows"] if is_clean(row)] if same and earlier["meta"]["rounds"] == args.rounds else []
+    )
 
 
 def merge(family: Family, paths: list[Path], out: Path) -> int:
@@ -218,21 +254,35 @@ def merge(family: Family, paths: list[Path], out: Path) -> int:
     rows = {family.identify(row): row for part in parts for row in part["rows"]}
     order = [family.identify(key) for key in family.read_keys()]
     is_complete = all(key in rows and is_clean(rows[key]) for key in order)
-    meta = {**parts[0]["meta"], "complete": is_complete, "seconds": round(sum(part["meta"]["seconds"] for part in parts), 1)}
+    meta = {
+        **parts[0]["meta"],
+        "complete": is_complete,
+        "seconds": round(sum(part["meta"]["seconds"] for part in parts), 1),
+    }
     write_json(out, {"meta": meta, "rows": [rows[key] for key in order if key in rows]})
     return 0 if is_complete else 3
 
 
 def main(family: Family, description: str, arguments: list[str] | None = None) -> int:
     """Parse the command line and run the family's benchmark."""
-    parser = argparse.ArgumentParser(description=description, epilog="Exit codes: 0 all right, 1 a wrong result or a failure, 3 not complete.")
+    parser = argparse.ArgumentParser(
+        description=description, epilog="Exit codes: 0 all right, 1 a wrong result or a failure, 3 not complete."
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / f"{family.name}.json", help="where the result goes")
-    parser.add_argument("--best", type=Path, help="tuning database with the problems' winners, or JSON rows of problem fields and config")
+    parser.add_argument(
+        "--best",
+        type=Path,
+        help="tuning database with the problems' winners, or JSON rows of problem fields and config",
+    )
     parser.add_argument("--model", type=Path, help="JSON of the out-of-fold choices: rows of problem fields and config")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each variant (default 20)")
-    parser.add_argument("--time-budget", type=float, default=300.0, help="seconds; problems that have not begun by then are left out")
+    parser.add_argument(
+        "--time-budget", type=float, default=300.0, help="seconds; problems that have not begun by then are left out"
+    )
     parser.add_argument("--shard", default="1/1", help="i/n: every n-th problem, beginning with the i-th")
-    parser.add_argument("--resume", action="store_true", help="keep the rows that --out already holds for the same kernels and machine")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep the rows that --out already holds for the same kernels and machine"
+    )
     parser.add_argument("--merge", type=Path, nargs="+", help="join these results of shards into --out and run nothing")
     args = parser.parse_args(arguments)
     return merge(family, args.merge, args.out) if args.merge else run(family, args)

@@ -1,10 +1,11 @@
-"""Say where the host time of one call goes, by differences of calls that end ever later (best of the blocks of stopwatch.py).
+"""Say where the host time of one call goes, by differences of calls that end ever later (best of the blocks of
+stopwatch.py).
 
-    loop       a Python function that does nothing: the cost of the measurement itself
-    arguments  the op on m = 0 rows: arguments bound, tensors viewed, dtypes and shapes checked; it ends before layouts and devices
-    dispatch   the answer of the dispatch table, timed in native code
-    launch     the whole call less all of the above: layouts and overlap checked, stream, tensor maps, context, the driver's launch
-    driver     of these, the driver's launch of an empty kernel through ctypes (an upper bound: ctypes takes its share)
+loop       a Python function that does nothing: the cost of the measurement itself
+arguments  the op on m = 0 rows: arguments bound, tensors viewed, dtypes and shapes checked; it ends before layouts and
+           devices dispatch   the answer of the dispatch table, timed in native code launch     the whole call less all
+           of the above: layouts and overlap checked, stream, tensor maps, context, the driver's launch driver     of
+           these, the driver's launch of an empty kernel through ctypes (an upper bound: ctypes takes its share)
 """
 
 from collections.abc import Callable
@@ -23,7 +24,10 @@ DISPATCH_ROUNDS = 2000
 
 def make_fp8_call(m: int, n: int, k: int, device: str) -> Callable[[], object]:
     """Return fp8_gemm_nt on operands of `device`."""
-    a, b = (tuple(part.to(device) for part in quantise(torch.randn(rows, k))) for rows, quantise in ((m, quantise_rows), (n, quantise_blocks)))
+    a, b = (
+        tuple(part.to(device) for part in quantise(torch.randn(rows, k)))
+        for rows, quantise in ((m, quantise_rows), (n, quantise_blocks))
+    )
     d = torch.empty(m, n, dtype=torch.bfloat16, device=device)
     return lambda: deep_gemm.fp8_gemm_nt(a, b, d)
 
@@ -45,7 +49,9 @@ def time_parts(sizes: tuple[int, int, int], device: str = "cuda") -> dict[str, d
     return {op: split_call(make, op, sizes, device, synchronize, driver_us) for op, make in MAKERS.items()}
 
 
-def split_call(make: Callable, op: str, sizes: tuple[int, int, int], device: str, synchronize: Callable, driver_us: float) -> dict[str, dict]:
+def split_call(
+    make: Callable, op: str, sizes: tuple[int, int, int], device: str, synchronize: Callable, driver_us: float
+) -> dict[str, dict]:
     """Time the calls of one op kind and take their differences."""
     m, n, k = sizes
     calls = {"loop": lambda: None, "no rows": make(0, n, k, device), "whole": make(m, n, k, device)}
@@ -60,5 +66,8 @@ def split_call(make: Callable, op: str, sizes: tuple[int, int, int], device: str
 
 def time_driver() -> float:
     """Return the best microseconds of launching a kernel that finds nothing to read."""
-    kernel, data = ReadKernel("empty_read", num_blocks=1, num_threads=32), torch.zeros(16, dtype=torch.uint8, device="cuda")
+    kernel, data = (
+        ReadKernel("empty_read", num_blocks=1, num_threads=32),
+        torch.zeros(16, dtype=torch.uint8, device="cuda"),
+    )
     return time_blocks(lambda: kernel.launch(data), torch.cuda.synchronize)["best_us"]

@@ -1,14 +1,15 @@
-"""Time the host: one call of each op beside torch.mm(out=), where its microseconds go, the selection of a config, and a new shape.
+"""Time the host: one call of each op beside torch.mm(out=), where its microseconds go, the selection of a config, and a
+new shape.
 
 Example: python -m benchmarks.host_time
 
-Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, a block of each op in turn, synchronised between blocks; best and
-median of the blocks, in microseconds a call. 200 launches fit the queue, so the host's time is what shows. One op of each grouping has two
-groups of these sizes.
-Profile, by differences of such calls (host_profile.py): the parts of one call on the GPU.
-Selection, over the problems of the dense benchmarks: `seen` is the dispatch table's answer, in native code; `new` is a selector's
-choice without the exact table, and `analytic` the heuristic alone, both called from Python and with that cost.
-New shapes (new_shapes.py): the first call of shapes that nothing has seen, with the portfolio's kernels loaded.
+Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, a block of each op in turn, synchronised between
+    blocks; best and median of the blocks, in microseconds a call. 200 launches fit the queue, so the host's time is
+    what shows. One op of each grouping has two groups of these sizes. Profile, by differences of such calls
+    (host_profile.py): the parts of one call on the GPU. Selection, over the problems of the dense benchmarks: `seen` is
+    the dispatch table's answer, in native code; `new` is a selector's choice without the exact table, and `analytic`
+    the heuristic alone, both called from Python and with that cost. New shapes (new_shapes.py): the first call of
+    shapes that nothing has seen, with the portfolio's kernels loaded.
 """
 
 import argparse
@@ -50,12 +51,17 @@ def make_calls(device: str) -> dict[str, Callable[[], object]]:
     d = torch.empty(m, n, dtype=torch.bfloat16, device=device)
     gradient, wide = torch.zeros(m, n, device=device), quantise_rows(torch.randn(n, k, device=device))
     mn_major = make_scales_mn_major(row_major)
-    x, y = torch.randn(m, k, dtype=torch.bfloat16, device=device), torch.randn(k, n, dtype=torch.bfloat16, device=device)
+    x, y = (
+        torch.randn(m, k, dtype=torch.bfloat16, device=device),
+        torch.randn(k, n, dtype=torch.bfloat16, device=device),
+    )
     z = y.T.contiguous()
     return {
         "fp8_gemm_nt, row-major scales": lambda: deep_gemm.fp8_gemm_nt((a, row_major), b, d),
         "fp8_gemm_nt, MN-major scales": lambda: deep_gemm.fp8_gemm_nt((a, mn_major), b, d),
-        "fp8_gemm_nt, 1D1D onto FP32 C": lambda: deep_gemm.fp8_gemm_nt((a, row_major), wide, gradient, c=gradient, recipe=(1, 1, 128)),
+        "fp8_gemm_nt, 1D1D onto FP32 C": lambda: deep_gemm.fp8_gemm_nt(
+            (a, row_major), wide, gradient, c=gradient, recipe=(1, 1, 128)
+        ),
         "bf16_gemm_nt": lambda: deep_gemm.bf16_gemm_nt(x, z, d),
         "bf16_gemm_nn": lambda: deep_gemm.bf16_gemm_nn(x, y, d),
         **make_grouped_calls(device),
@@ -69,16 +75,28 @@ def make_grouped_calls(device: str) -> dict[str, Callable[[], object]]:
     a, scale_a = make_matrices((NUM_GROUPS, ALIGNMENT), k, FP8, quantise_rows, device)
     b = make_matrices((NUM_GROUPS, n), k, FP8, quantise_blocks, device)
     d = torch.empty(NUM_GROUPS, ALIGNMENT, n, dtype=torch.bfloat16, device=device)
-    flat, joint, masked = d.view(-1, n), (a.view(-1, k), make_mn_major(scale_a.flatten(0, 1))), (a, make_mn_major(scale_a))
+    flat, joint, masked = (
+        d.view(-1, n),
+        (a.view(-1, k), make_mn_major(scale_a.flatten(0, 1))),
+        (a, make_mn_major(scale_a)),
+    )
     m_indices = torch.arange(NUM_GROUPS, dtype=torch.int32, device=device).repeat_interleave(ALIGNMENT)
     masked_m = torch.full((NUM_GROUPS,), m, dtype=torch.int32, device=device)
-    ks, ks_tensor, gradient = [k] * NUM_GROUPS, torch.full_like(masked_m, k), torch.zeros(NUM_GROUPS, m, n, device=device)
+    ks, ks_tensor, gradient = (
+        [k] * NUM_GROUPS,
+        torch.full_like(masked_m, k),
+        torch.zeros(NUM_GROUPS, m, n, device=device),
+    )
     wide = [make_matrices((rows,), NUM_GROUPS * k, FP8, quantise_rows, device) for rows in (m, n)]
     blocks = [(values.view(-1), make_mn_major(scale)) for values, scale in wide]
     return {
-        "m_grouped_fp8_gemm_nt_contiguous": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(joint, b, flat, m_indices),
+        "m_grouped_fp8_gemm_nt_contiguous": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
+            joint, b, flat, m_indices
+        ),
         "m_grouped_fp8_gemm_nt_masked": lambda: deep_gemm.m_grouped_fp8_gemm_nt_masked(masked, b, d, masked_m, m),
-        "k_grouped_fp8_gemm_nt_contiguous": lambda: deep_gemm.k_grouped_fp8_gemm_nt_contiguous(*blocks, gradient, ks, ks_tensor, gradient),
+        "k_grouped_fp8_gemm_nt_contiguous": lambda: deep_gemm.k_grouped_fp8_gemm_nt_contiguous(
+            *blocks, gradient, ks, ks_tensor, gradient
+        ),
     }
 
 
@@ -96,37 +114,56 @@ def time_calls(device: str, synchronize: Callable[[], None]) -> dict[str, dict]:
 
 def time_host() -> dict:
     """Return the host time of every call on the GPU, and of the FP8 and BF16 ops on CPU tensors."""
-    cpu = {name: times for name, times in time_calls("cpu", lambda: None).items() if "row-major" in name or name == "bf16_gemm_nt"}
+    cpu = {
+        name: times
+        for name, times in time_calls("cpu", lambda: None).items()
+        if "row-major" in name or name == "bf16_gemm_nt"
+    }
     if torch.cuda.is_available():
         warm_up(WARM_UP_S)
     return {"cuda": time_calls("cuda", torch.cuda.synchronize), "cpu": cpu}
 
 
 def time_new_choices(problems: list, device) -> float | None:
-    """Return the microseconds of a selector's choice without the exact table, None where no artefact covers the op kind."""
+    """Return the microseconds of a selector's choice without the exact table, None where no artefact covers the op
+    kind.
+    """
     selector = get_selector(device)
     if selector is None:
         return None
     current = kernel_hash(problems[0].op)
     try:
-        return time_each(lambda problem: selector.choose(problem, device, "model", current), problems, SELECTION_REPEATS)
+        return time_each(
+            lambda problem: selector.choose(problem, device, "model", current), problems, SELECTION_REPEATS
+        )
     except DeepGemmError:
         return None
 
 
 def time_selection(device) -> dict:
-    """Return the selection times of seen and new problems over both op kinds: the median of each, the slower op kind's where they differ."""
+    """Return the selection times of seen and new problems over both op kinds: the median of each, the slower op kind's
+    where they differ.
+    """
     by_op = {op: list_dense_problems(op) for op in OPS}
     problems = [problem for found in by_op.values() for problem in found]
-    analytic_us = max(time_each(lambda problem: _C.get_analytic_config(problem, device), found, SELECTION_REPEATS) for found in by_op.values())
+    analytic_us = max(
+        time_each(lambda problem: _C.get_analytic_config(problem, device), found, SELECTION_REPEATS)
+        for found in by_op.values()
+    )
     new = {op: time_new_choices(found, device) for op, found in by_op.items()}
     answered = [value for value in new.values() if value is not None]
-    compile_all((problem, explain(problem, device).config) for problem in problems)  # on all cores; the table's own misses would take one
+    compile_all(
+        (problem, explain(problem, device).config) for problem in problems
+    )  # on all cores; the table's own misses would take one
     seen_us = round(_C.time_dispatch_hits(problems, SELECTION_REPEATS) * 1e6, 4)
     return {
-        "seen_us": seen_us, "new_us": max(answered, default=analytic_us), "new_us_by_op": new, "analytic_us": analytic_us,
-        "has_selector": {op: value is not None for op, value in new.items()}, "problems": len(problems),
-    }  # fmt: skip
+        "seen_us": seen_us,
+        "new_us": max(answered, default=analytic_us),
+        "new_us_by_op": new,
+        "analytic_us": analytic_us,
+        "has_selector": {op: value is not None for op, value in new.items()},
+        "problems": len(problems),
+    }
 
 
 def print_result(result: dict) -> None:
@@ -150,9 +187,13 @@ def main(arguments: list[str] | None = None) -> int:
     host = time_host()
     has_failed = any("failed" in times for calls in host.values() for times in calls.values())
     result = {
-        "meta": {**make_stamp(device, OPS + GROUPED_OPS), "complete": not has_failed}, "sizes": SIZES, "host": host, "profile": time_parts(SIZES),
-        "selection": time_selection(device), "new_shapes": time_new_shapes(device),
-    }  # fmt: skip
+        "meta": {**make_stamp(device, OPS + GROUPED_OPS), "complete": not has_failed},
+        "sizes": SIZES,
+        "host": host,
+        "profile": time_parts(SIZES),
+        "selection": time_selection(device),
+        "new_shapes": time_new_shapes(device),
+    }
     write_json(args.out, result)
     print_result(result)
     return 1 if has_failed else 0

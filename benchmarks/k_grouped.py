@@ -2,9 +2,10 @@
 
 Example: python -m benchmarks.k_grouped --best tuning.db --model out_of_fold.json --time-budget 240
 
-D is FP32 and accumulated onto. Layouts: `nt`, FP8 blocks of memory for each group; `joint`, the FP8 `tn` op, whose operands are transposed
-first (a call's time is that of all its kernels, `auto joint deep_gemm_transpose_fp8` that of the copies alone); `tn`, BF16. The peers add
-nothing to D. Sizes of the groups: group_sizes.py; peers: grouped_product.py; roles: choices.py; method and result: harness.py.
+D is FP32 and accumulated onto. Layouts: `nt`, FP8 blocks of memory for each group; `joint`, the FP8 `tn` op, whose
+operands are transposed first (a call's time is that of all its kernels, `auto joint deep_gemm_transpose_fp8` that of
+the copies alone); `tn`, BF16. The peers add nothing to D. Sizes of the groups: group_sizes.py; peers:
+grouped_product.py; roles: choices.py; method and result: harness.py.
 """
 
 import sys
@@ -27,7 +28,10 @@ OPS = {"fp8": "k_grouped_fp8_gemm_contiguous", "bf16": "k_grouped_bf16_gemm_cont
 ACCUMULATE = {"d_dtype": "fp32", "c_mode": "accumulate"}
 #: Fields of the problem by layout; what they leave out is the default.
 FIELDS = {
-    "fp8": {name: {**ACCUMULATE, "recipe": "1d1d", "group_layout": layout} for name, layout in (("nt", "blocks"), ("joint", "joint"))},
+    "fp8": {
+        name: {**ACCUMULATE, "recipe": "1d1d", "group_layout": layout}
+        for name, layout in (("nt", "blocks"), ("joint", "joint"))
+    },
     "bf16": {"tn": {**ACCUMULATE, "a_major": "mn", "b_major": "mn"}},
 }
 
@@ -66,7 +70,10 @@ class KGroupedFp8(KGroupedProduct):
         super().__init__(key)
         pairs = [quantise_rows(torch.randn(rows, key["sum_k"], device="cuda")) for rows in (key["m"], key["n"])]
         self.joint = [values for values, _ in pairs]
-        self.blocks = [torch.cat([as_integers(values)[:, part].reshape(-1) for part in self.columns]).view(FP8) for values in self.joint]
+        self.blocks = [
+            torch.cat([as_integers(values)[:, part].reshape(-1) for part in self.columns]).view(FP8)
+            for values in self.joint
+        ]
         self.transposed = [as_integers(values).T.contiguous().view(FP8) for values in self.joint]
         self.scales = [make_mn_major(scale) for _, scale in pairs]
 
@@ -85,7 +92,9 @@ class KGroupedFp8(KGroupedProduct):
         return self.joint[0], self.joint[1].T
 
     def call_op(self, layout: str) -> Callable[[], object]:
-        """Return the public op: `nt` on the blocks, or `tn` on the transposed matrices, whose scales are transposed with them."""
+        """Return the public op: `nt` on the blocks, or `tn` on the transposed matrices, whose scales are transposed
+        with them.
+        """
         is_nt = layout == "nt"
         op = deep_gemm.k_grouped_fp8_gemm_nt_contiguous if is_nt else deep_gemm.k_grouped_fp8_gemm_tn_contiguous
         scales = self.scales if is_nt else [scale.T for scale in self.scales]
@@ -103,7 +112,9 @@ class KGroupedBf16(KGroupedProduct):
 
     def __init__(self, key: dict, device: object):
         super().__init__(key)
-        self.memory = [torch.randn(key["sum_k"], rows, dtype=torch.bfloat16, device="cuda") for rows in (key["m"], key["n"])]
+        self.memory = [
+            torch.randn(key["sum_k"], rows, dtype=torch.bfloat16, device="cuda") for rows in (key["m"], key["n"])
+        ]
 
     def get_group(self, group: int) -> tuple:
         """Return nt views of one group's rows of both matrices."""
@@ -128,7 +139,10 @@ class KGroupedBf16(KGroupedProduct):
 def make_problems(key: dict) -> dict[str, object]:
     """Return the problem of a key for each of its layouts."""
     sizes, groups = (key["m"], key["n"], key["sum_k"]), key["num_groups"]
-    return {layout: _C.Problem(OPS[key["dtype"]], *sizes, num_groups=groups, **fields) for layout, fields in FIELDS[key["dtype"]].items()}
+    return {
+        layout: _C.Problem(OPS[key["dtype"]], *sizes, num_groups=groups, **fields)
+        for layout, fields in FIELDS[key["dtype"]].items()
+    }
 
 
 def make_product(key: dict, device: object) -> KGroupedProduct:
@@ -137,11 +151,19 @@ def make_product(key: dict, device: object) -> KGroupedProduct:
 
 
 FAMILY = Family(
-    name="k_grouped", ops=tuple(OPS.values()), key=("dtype", "num_groups", "m", "n", "mean_k", "sum_k"),
+    name="k_grouped",
+    ops=tuple(OPS.values()),
+    key=("dtype", "num_groups", "m", "n", "mean_k", "sum_k"),
     roles={"nt": ("best", "model", "heuristic"), "joint": (), "tn": ("best", "model", "heuristic")},
-    make_problems=make_problems, make_product=make_product, part=TRANSPOSE_KERNEL, rests=True,
-    peer="torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group, adding nothing; torch's grouped product beside it",
-)  # fmt: skip
+    make_problems=make_problems,
+    make_product=make_product,
+    part=TRANSPOSE_KERNEL,
+    rests=True,
+    peer=(
+        "torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group, adding nothing;"
+        " torch's grouped product beside it"
+    ),
+)
 
 
 if __name__ == "__main__":

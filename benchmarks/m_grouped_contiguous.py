@@ -2,7 +2,8 @@
 
 Example: python -m benchmarks.m_grouped_contiguous --best tuning.db --model out_of_fold.json --time-budget 240
 
-Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Sizes of the groups: group_sizes.py; their padding must come out as +0.
+Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Sizes of the groups: group_sizes.py; their padding
+    must come out as +0.
 Peers: grouped_product.py; roles: choices.py; method and result: harness.py.
 """
 
@@ -42,7 +43,9 @@ class ContiguousProduct(MGroupedProduct):
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel on these operands."""
         scale_a = self.scales[layout]
-        return lambda: kernel.launch(self.operand_a, scale_a, self.operand_b, self.scale_of_b, self.operand_d, groups=self.m_indices)
+        return lambda: kernel.launch(
+            self.operand_a, scale_a, self.operand_b, self.scale_of_b, self.operand_d, groups=self.m_indices
+        )
 
     def is_right(self, layout: str) -> bool:
         """Return whether rows spread over every group lie within their bounds and the padding's bits are those of +0."""
@@ -56,16 +59,24 @@ def make_problems(key: dict) -> dict[str, object]:
     if key["dtype"] == "bf16":
         return {"nt": _C.Problem(op, *sizes, num_groups=key["num_groups"], alignment=ALIGNMENT)}
     return {
-        name: _C.Problem(op, *sizes, num_groups=key["num_groups"], alignment=ALIGNMENT, scale_layout=layout) for name, layout in SCALE_LAYOUTS.items()
+        name: _C.Problem(op, *sizes, num_groups=key["num_groups"], alignment=ALIGNMENT, scale_layout=layout)
+        for name, layout in SCALE_LAYOUTS.items()
     }
 
 
 FAMILY = Family(
-    name="m_grouped_contiguous", ops=tuple(OPS.values()), key=("dtype", "num_groups", "mean_m", "n", "k", "m"),
+    name="m_grouped_contiguous",
+    ops=tuple(OPS.values()),
+    key=("dtype", "num_groups", "mean_m", "n", "k", "m"),
     roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "nt": ("best", "model", "heuristic")},
-    make_problems=make_problems, make_product=ContiguousProduct,
-    peer="torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped product beside it", rests=True,
-)  # fmt: skip
+    make_problems=make_problems,
+    make_product=ContiguousProduct,
+    peer=(
+        "torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped"
+        " product beside it"
+    ),
+    rests=True,
+)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Time m-grouped masked products, FP8 and BF16, on the 64 problems of data/m_grouped_masked.json: 56 uniform loads and 8 skewed ones.
+"""Time m-grouped masked products, FP8 and BF16, on the 64 problems of data/m_grouped_masked.json: 56 uniform loads and
+8 skewed ones.
 
 Example: python -m benchmarks.m_grouped_masked --best tuning.db --model out_of_fold.json --time-budget 240
 
-Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Rows of the groups: group_sizes.py; in a skewed load one group has nearly
-all of them, which the host does not know: expected_m is the mean of either load. For decode sizes a kernel that only reads all of B is a
-variant of the same session (`floor`). Peers: grouped_product.py; roles: choices.py; method and result: harness.py.
+Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Rows of the groups: group_sizes.py; in a skewed load
+    one group has nearly all of them, which the host does not know: expected_m is the mean of either load. For decode
+    sizes a kernel that only reads all of B is a variant of the same session (`floor`). Peers: grouped_product.py;
+    roles: choices.py; method and result: harness.py.
 """
 
 import sys
@@ -48,14 +50,18 @@ class MaskedProduct(MGroupedProduct):
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel on these operands."""
         scale_a = self.scales[layout]
-        return lambda: kernel.launch(self.operand_a, scale_a, self.operand_b, self.scale_of_b, self.operand_d, groups=self.masked_m)
+        return lambda: kernel.launch(
+            self.operand_a, scale_a, self.operand_b, self.scale_of_b, self.operand_d, groups=self.masked_m
+        )
 
     def call_peers(self) -> dict[str, Callable[[], object]]:
         """Return the peers of every m-grouped product, and the floor of decode."""
         peers = super().call_peers()
         if self.expected_m > MAX_FLOOR_M:
             return peers
-        MaskedProduct.floor = MaskedProduct.floor or ReadKernel("stream_floor_read", num_blocks=FLOOR_BLOCKS_PER_SM * self.device.sm_count)
+        MaskedProduct.floor = MaskedProduct.floor or ReadKernel(
+            "stream_floor_read", num_blocks=FLOOR_BLOCKS_PER_SM * self.device.sm_count
+        )
         return {**peers, "floor": lambda: MaskedProduct.floor.launch(self.operand_b)}
 
 
@@ -69,11 +75,18 @@ def make_problems(key: dict) -> dict[str, object]:
 
 
 FAMILY = Family(
-    name="m_grouped_masked", ops=tuple(OPS.values()), key=("dtype", "load", "num_groups", "max_m", "mean_m", "n", "k", "sum_m"),
+    name="m_grouped_masked",
+    ops=tuple(OPS.values()),
+    key=("dtype", "load", "num_groups", "max_m", "mean_m", "n", "k", "sum_m"),
     roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "nt": ("best", "model", "heuristic")},
-    make_problems=make_problems, make_product=MaskedProduct,
-    peer="torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped product beside it", rests=True,
-)  # fmt: skip
+    make_problems=make_problems,
+    make_product=MaskedProduct,
+    peer=(
+        "torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped"
+        " product beside it"
+    ),
+    rests=True,
+)
 
 
 if __name__ == "__main__":

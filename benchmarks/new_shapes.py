@@ -1,7 +1,8 @@
 """Time the first call of shapes that nothing has seen, with the kernels of the portfolio loaded (target P13).
 
-Every shape is chosen for, planned and launched once; what is compiled meanwhile is counted. `choose_us` is the median time of choosing
-alone (from Python, each for the first time), `first_call_us` that of the whole first call, which also loads source and cubin from memory.
+Every shape is chosen for, planned and launched once; what is compiled meanwhile is counted. `choose_us` is the median
+time of choosing alone (from Python, each for the first time), `first_call_us` that of the whole first call, which also
+loads source and cubin from memory.
 """
 
 import random
@@ -16,7 +17,7 @@ from deep_gemm.jit import build
 from tests.gpu.operands import quantise_blocks, quantise_rows
 from tests.gpu.variants import BF16, FP8, Variant
 from tests.gpu.world import get_portfolio
-from tuner.statistics import median
+from tuner.measure.statistics import median
 
 NUM_SHAPES = 40
 #: One variant of each op kind: the commonest call.
@@ -26,7 +27,10 @@ VARIANTS = {FP8: Variant(), BF16: Variant(BF16)}
 def make_shapes(op: str) -> list[tuple[int, int, int]]:
     """Return shapes of many sizes that no benchmark or sweep has: odd multiples of 8."""
     rng = random.Random(op)
-    return [(rng.choice((3, 19, 77, 333, 1234, 3001)), 8 * rng.randrange(9, 1200, 2), 16 * rng.randrange(9, 500, 2)) for _ in range(NUM_SHAPES)]
+    return [
+        (rng.choice((3, 19, 77, 333, 1234, 3001)), 8 * rng.randrange(9, 1200, 2), 16 * rng.randrange(9, 500, 2))
+        for _ in range(NUM_SHAPES)
+    ]
 
 
 def make_call(op: str, m: int, n: int, k: int):
@@ -87,9 +91,14 @@ def time_op(op: str, device) -> dict:
             sources[choice.source] = sources.get(choice.source, 0) + 1
     torch.cuda.synchronize()
     return {
-        "problems": len(first), "portfolio": loaded, "compiles": counter.count, "sources": sources,
-        "choose_us": round(median(choose), 2), "first_call_us": round(median(first), 1), "first_call_max_us": round(max(first), 1),
-    }  # fmt: skip
+        "problems": len(first),
+        "portfolio": loaded,
+        "compiles": counter.count,
+        "sources": sources,
+        "choose_us": round(median(choose), 2),
+        "first_call_us": round(median(first), 1),
+        "first_call_max_us": round(max(first), 1),
+    }
 
 
 def time_new_shapes(device) -> dict[str, dict]:

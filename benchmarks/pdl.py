@@ -2,10 +2,11 @@
 
 Example: python -m benchmarks.pdl
 
-A chain is 8 products of one shape, each with its own weight, so that the weights come from memory as in a model; the D of one is the A of
-the next only in time, not in data. Microseconds a call: of replays of a CUDA graph of the chain, and of eager calls, between two events.
-Off and on alternate, so that clocks drift for both alike.
-Result: {"meta": ..., "rows": [{"op", "m", "n", "k", "mode", "off_us": [of each round], "on_us": [...], "gain": median off / on, "wrong"}]}.
+A chain is 8 products of one shape, each with its own weight, so that the weights come from memory as in a model; the D
+of one is the A of the next only in time, not in data. Microseconds a call: of replays of a CUDA graph of the chain, and
+of eager calls, between two events. Off and on alternate, so that clocks drift for both alike.
+Result: {"meta": ..., "rows": [{"op", "m", "n", "k", "mode", "off_us": [of each round], "on_us": [...], "gain": median
+    off / on, "wrong"}]}.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import deep_gemm
 from deep_gemm import _C
 from tests.gpu.memory import make_scales_mn_major
 from tests.gpu.operands import quantise_blocks, quantise_rows
-from tuner.statistics import median, paired_ratios
+from tuner.measure.statistics import median, paired_ratios
 
 from .harness import WARM_UP_S, warm_up
 from .stamp import RESULTS, make_stamp, write_json
@@ -28,7 +29,15 @@ from .stamp import RESULTS, make_stamp, write_json
 CHAIN = 8
 ROUNDS = 15
 CHAINS_PER_ROUND = 20
-SHAPES = ((1, 2112, 7168), (16, 2112, 7168), (64, 2112, 7168), (1, 576, 7168), (16, 7168, 2048), (64, 4096, 7168), (128, 7168, 2048))
+SHAPES = (
+    (1, 2112, 7168),
+    (16, 2112, 7168),
+    (64, 2112, 7168),
+    (1, 576, 7168),
+    (16, 7168, 2048),
+    (64, 4096, 7168),
+    (128, 7168, 2048),
+)
 
 
 def make_chain(op: str, m: int, n: int, k: int) -> tuple[list[Callable[[], object]], list[torch.Tensor]]:
@@ -96,9 +105,19 @@ def time_mode(calls: list[Callable[[], object]], outputs: list[torch.Tensor], mo
             taken = time_once(runs[is_on])
             times[is_on] += [taken] if index else []  # the first round warms up
             bits[is_on] = [output.clone() for output in outputs]
-    wrong = [index for index, (one, other) in enumerate(zip(bits[False], bits[True], strict=True)) if not torch.equal(one, other)]
+    wrong = [
+        index
+        for index, (one, other) in enumerate(zip(bits[False], bits[True], strict=True))
+        if not torch.equal(one, other)
+    ]
     gain = round(median(paired_ratios(times[False], times[True])), 4)
-    return {"mode": mode, "off_us": times[False], "on_us": times[True], "gain": gain, **({"wrong": wrong} if wrong else {})}
+    return {
+        "mode": mode,
+        "off_us": times[False],
+        "on_us": times[True],
+        "gain": gain,
+        **({"wrong": wrong} if wrong else {}),
+    }
 
 
 def run_shape(op: str, shape: tuple[int, int, int], rounds: int) -> list[dict]:
@@ -115,10 +134,14 @@ def run_shape(op: str, shape: tuple[int, int, int], rounds: int) -> list[dict]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Parse the command line, measure and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a wrong result, 3 not complete.")
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a wrong result, 3 not complete."
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "pdl.json", help="where the result goes")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each mode")
-    parser.add_argument("--time-budget", type=float, default=120.0, help="seconds; shapes that have not begun by then are left out")
+    parser.add_argument(
+        "--time-budget", type=float, default=120.0, help="seconds; shapes that have not begun by then are left out"
+    )
     args = parser.parse_args(arguments)
     start, rows = time.monotonic(), []
     warm_up(WARM_UP_S)
@@ -132,7 +155,12 @@ def main(arguments: list[str] | None = None) -> int:
         for row in rows[-2:]:
             print({name: value for name, value in row.items() if not name.endswith("_us")}, flush=True)
     has_faults, is_complete = any({"wrong", "failed"} & set(row) for row in rows), done == len(cases)
-    meta = {**make_stamp(_C.get_device()), "chain": CHAIN, "rounds": args.rounds, "complete": is_complete and not has_faults}
+    meta = {
+        **make_stamp(_C.get_device()),
+        "chain": CHAIN,
+        "rounds": args.rounds,
+        "complete": is_complete and not has_faults,
+    }
     write_json(args.out, {"meta": meta, "rows": rows})
     return 1 if has_faults else 0 if is_complete else 3
 

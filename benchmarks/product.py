@@ -13,13 +13,16 @@ REFERENCE_COLUMNS = 8192
 
 
 class Product:
-    """D = A @ B^T [+ C] with scales or without; subclasses say how the op, a kernel and the vendor's product are called.
+    """D = A @ B^T [+ C] with scales or without; subclasses say how the op, a kernel and the vendor's product are
+    called.
 
-    a [m, k], b [n, k]: nt views; scale_a, scale_b: as tests.gpu.operands.widen takes them; d [m, n]; c: what D holds before
-    each call that is checked, None for NaN.
+    a [m, k], b [n, k]: nt views; scale_a, scale_b: as tests.gpu.operands.widen takes them; d [m, n]; c: what D holds
+    before each call that is checked, None for NaN.
     """
 
-    def __init__(self, a: torch.Tensor, scale_a, b: torch.Tensor, scale_b, d: torch.Tensor, c: torch.Tensor | None = None):
+    def __init__(
+        self, a: torch.Tensor, scale_a, b: torch.Tensor, scale_b, d: torch.Tensor, c: torch.Tensor | None = None
+    ):
         self.a, self.scale_a, self.b, self.scale_b, self.d, self.c = a, scale_a, b, scale_b, d, c
         self.rows = torch.arange(0, d.shape[0], max(1, d.shape[0] // REFERENCE_ROWS), device=d.device)
         #: Peers that this torch does not have, with its reason.
@@ -73,8 +76,12 @@ class Product:
         return multiply_rows(self.a, self.scale_a, self.b, self.scale_b, self.rows)
 
 
-def multiply_rows(a: torch.Tensor, scale_a, b: torch.Tensor, scale_b, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (A @ B^T, |A| @ |B|^T) of some rows of A in float64; A [m, k] and B [n, k] with scales as `widen` takes them."""
+def multiply_rows(
+    a: torch.Tensor, scale_a, b: torch.Tensor, scale_b, rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (A @ B^T, |A| @ |B|^T) of some rows of A in float64; A [m, k] and B [n, k] with scales as `widen` takes
+    them.
+    """
     some = a.view(torch.uint8)[rows].view(a.dtype) if a.element_size() == 1 else a[rows]
     wide_a = widen(some, None if scale_a is None else scale_a[rows])
     parts = [_multiply_columns(wide_a, b, scale_b, start) for start in range(0, b.shape[0], REFERENCE_COLUMNS)]
@@ -82,7 +89,9 @@ def multiply_rows(a: torch.Tensor, scale_a, b: torch.Tensor, scale_b, rows: torc
     return reference, magnitude
 
 
-def _multiply_columns(wide_a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor | None, start: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _multiply_columns(
+    wide_a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor | None, start: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (A @ B^T, |A| @ |B|^T) of REFERENCE_COLUMNS columns (a multiple of the scales' blocks) from `start` on."""
     if scale is not None:
         per_block = 1 if scale.shape[0] == b.shape[0] else 128
@@ -92,7 +101,9 @@ def _multiply_columns(wide_a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor
 
 
 def find_wrong(product: Product, calls: dict[str, Callable], splits: dict[str, int]) -> list[str]:
-    """Run every variant once; return those outside the bound, and those without split K whose bits are not those of the first with this D."""
+    """Run every variant once; return those outside the bound, and those without split K whose bits are not those of the
+    first with this D.
+    """
     first: dict[torch.dtype, torch.Tensor] = {}
     wrong = []
     for name, call in calls.items():

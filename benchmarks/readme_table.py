@@ -34,13 +34,24 @@ TITLES = {
 
 
 def make_table(summary: dict) -> str:
-    """Return the Markdown table: one row a target, with the worst problem and the out-of-fold value where there are any."""
-    lines = ["| figure | what | value | worst | out of fold | target | met |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    """Return the Markdown table: one row a target, with the worst problem and the out-of-fold value where there are
+    any.
+    """
+    lines = [
+        "| figure | what | value | worst | out of fold | target | met |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for name in TITLES:
         if name in summary:
             entry = summary[name]
-            cells = [f"{entry[key]:.4g}" if isinstance(entry.get(key), (int, float)) else "" for key in ("value", "worst", "out_of_fold")]
-            lines.append(f"| {name} | {TITLES[name]} | {' | '.join(cells)} | {entry['target']} | {'yes' if entry['met'] else 'no'} |")
+            cells = [
+                f"{entry[key]:.4g}" if isinstance(entry.get(key), (int, float)) else ""
+                for key in ("value", "worst", "out_of_fold")
+            ]
+            lines.append(
+                f"| {name} | {TITLES[name]} | {' | '.join(cells)} | {entry['target']} |"
+                f" {'yes' if entry['met'] else 'no'} |"
+            )
     return "\n".join(lines)
 
 
@@ -53,7 +64,10 @@ def replace_table(readme: str, table: str) -> str:
 def main() -> int:
     """Update README.md."""
     path = ROOT / "README.md"
-    path.write_text(replace_table(path.read_text(encoding="utf-8"), make_table(read_json(RESULTS / "summary.json"))), encoding="utf-8")
+    path.write_text(
+        replace_table(path.read_text(encoding="utf-8"), make_table(read_json(RESULTS / "summary.json"))),
+        encoding="utf-8",
+    )
     return 0
 
 

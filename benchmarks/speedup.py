@@ -1,16 +1,16 @@
 """Figures of the benchmarks of products, derived from their result files and the baselines.
 
-Speed-up over upstream = (upstream / cuBLASLt of the baseline file) x (cuBLASLt / ours of this run), so that boards and days
-cancel; the plain ratio upstream / ours stands beside it (and counts for grouped products: grouped_speedup.py). The favourable end of a
-problem's speed-up is the upper end of a 95 % interval of the median per-round ratio cuBLASLt / ours (order statistics; rounds are paired
-by the interleaving).
+Speed-up over upstream = (upstream / cuBLASLt of the baseline file) x (cuBLASLt / ours of this run), so that boards and
+days cancel; the plain ratio upstream / ours stands beside it (and counts for grouped products: grouped_speedup.py). The
+favourable end of a problem's speed-up is the upper end of a 95 % interval of the median per-round ratio cuBLASLt / ours
+(order statistics; rounds are paired by the interleaving).
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.statistics import median, median_interval, paired_ratios
+from tuner.measure.statistics import median, median_interval, paired_ratios
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -77,10 +77,17 @@ def identify(row: dict) -> tuple:
     return tuple(row[name] for name in ("m", "n", "k", "layout", "out") if name in row)
 
 
-def measure_all(result: dict, baselines: dict, role: str, layout: str = "mn_major", peer: str = "cublaslt") -> list[Measured]:
-    """Return every problem that `role` was measured on; empty unless it was on all of them. A row that names its layout is taken in it."""
+def measure_all(
+    result: dict, baselines: dict, role: str, layout: str = "mn_major", peer: str = "cublaslt"
+) -> list[Measured]:
+    """Return every problem that `role` was measured on; empty unless it was on all of them.
+
+    A row that names its layout is taken in it.
+    """
     by_problem = {identify(row): row for row in baselines["rows"]}
-    measured = [measure(row, by_problem[identify(row)], role, row.get("layout", layout), peer) for row in result["rows"]]
+    measured = [
+        measure(row, by_problem[identify(row)], role, row.get("layout", layout), peer) for row in result["rows"]
+    ]
     return [] if None in measured or len(measured) != len(by_problem) else measured
 
 
@@ -89,7 +96,9 @@ def is_near_floor(item: Measured) -> bool:
     return item.floor_us is not None and item.us <= max(1.3 * item.floor_us, item.floor_us + 2.0)
 
 
-def mean_regret(result: dict, role: str, get_layout: Callable[[dict], str] = lambda row: row.get("layout", "mn_major")) -> float | None:
+def mean_regret(
+    result: dict, role: str, get_layout: Callable[[dict], str] = lambda row: row.get("layout", "mn_major")
+) -> float | None:
     """Return the geometric mean of time(role) / time(best) - 1, None unless both were measured everywhere."""
     ratios = []
     for row in result["rows"]:

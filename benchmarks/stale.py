@@ -2,9 +2,9 @@
 
 Example: python -m benchmarks.stale        (exit 1 while anything is stale or unexplained)
 
-A record is current while the hashes it carries are the tree's: the GPU record's tree_hash, everything else's kernel_hash of each op kind
-that it is about. A record that is not needs a reason in stale.json beside this file, {"path from the root": "reason"}; tests then pass, its targets count
-as not met, and a release is refused.
+A record is current while the hashes it carries are the tree's: the GPU record's tree_hash, everything else's
+kernel_hash of each op kind that it is about. A record that is not needs a reason in stale.json beside this file, {"path
+from the root": "reason"}; tests then pass, its targets count as not met, and a release is refused.
 """
 
 import json
@@ -26,7 +26,9 @@ DERIVED = ("summary.json",)
 
 
 class State(NamedTuple):
-    """One recorded file: the hashes it carries, the tree's for the same op kinds, and the reason given for a difference."""
+    """One recorded file: the hashes it carries, the tree's for the same op kinds, and the reason given for a
+    difference.
+    """
 
     path: str
     recorded: object
@@ -77,7 +79,11 @@ def current_tree_hash() -> str:
 def get_reason(path: Path, meta: dict) -> str | None:
     """Return why a result counts as stale, None while its kernel hashes (the GPU record: its tree hash) are the tree's."""
     is_record = path.name == GPU_RECORD
-    is_current = meta.get("tree_hash") == current_tree_hash() if is_record else meta["kernel_hash"] == current_hashes(meta["kernel_hash"])
+    is_current = (
+        meta.get("tree_hash") == current_tree_hash()
+        if is_record
+        else meta["kernel_hash"] == current_hashes(meta["kernel_hash"])
+    )
     if is_current:
         return None
     return read_reasons().get(name_of(path), UNEXPLAINED)
@@ -89,16 +95,23 @@ def name_of(path: Path) -> str:
 
 
 def read_artifact_hash(path: Path) -> dict[str, str]:
-    """Return the kernel hashes in a selector artefact's header (u64 length, JSON whose metadata is JSON text) by op kind."""
+    """Return the kernel hashes in a selector artefact's header (u64 length, JSON whose metadata is JSON text) by op
+    kind.
+    """
     with path.open("rb") as file:
         (length,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(length))
-    return {op: model.get("kernel_hash") for op, model in json.loads(header["__metadata__"]["deep_gemm"])["ops"].items()}
+    return {
+        op: model.get("kernel_hash") for op, model in json.loads(header["__metadata__"]["deep_gemm"])["ops"].items()
+    }
 
 
 def read_snapshot_hash(path: Path) -> dict[str, str]:
     """Return the newest kernel hash of a recorded database by op kind: those that training takes."""
-    query = "SELECT problem.op, block.kernel_hash FROM block JOIN problem ON problem.id = block.problem_id ORDER BY block.created, block.id"
+    query = (
+        "SELECT problem.op, block.kernel_hash FROM block JOIN problem ON problem.id = block.problem_id ORDER BY"
+        " block.created, block.id"
+    )
     with closing(sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True)) as connection:
         return dict(connection.execute(query))  # the last of each op kind
 
@@ -114,7 +127,11 @@ def read_result_hash(path: Path) -> dict[str, str] | str | None:
 def get_states() -> list[State]:
     """Return the state of every recorded file in the tree."""
     reasons, states = read_reasons(), []
-    readers = (("benchmarks/results/*/*.json", read_result_hash), ("models/*.dgsel", read_artifact_hash), ("db/snapshots/*.db", read_snapshot_hash))
+    readers = (
+        ("benchmarks/results/*/*.json", read_result_hash),
+        ("models/*.dgsel", read_artifact_hash),
+        ("db/snapshots/*.db", read_snapshot_hash),
+    )
     for pattern, read in readers:
         for path in sorted(ROOT.glob(pattern)):
             if path.name not in DERIVED:

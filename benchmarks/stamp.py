@@ -35,9 +35,16 @@ def make_stamp(device, ops: tuple[str, ...] = OPS) -> dict:
     from deep_gemm.jit.hashing import kernel_hash, tree_hash
 
     return {
-        "device": device.name, "sku": device.sku, "sm_count": device.sm_count, "driver": get_driver_version(),
-        "cuda": torch.version.cuda, "torch": torch.__version__, "python": platform.python_version(),
-        "kernel_hash": {op: kernel_hash(op) for op in ops}, "tree_hash": tree_hash(), "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "device": device.name,
+        "sku": device.sku,
+        "sm_count": device.sm_count,
+        "driver": get_driver_version(),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "kernel_hash": {op: kernel_hash(op) for op in ops},
+        "tree_hash": tree_hash(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
 
 

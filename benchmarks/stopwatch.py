@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from tuner.statistics import median
+from tuner.measure.statistics import median
 
 BLOCKS = 20
 CALLS_PER_BLOCK = 200
@@ -14,15 +14,23 @@ def time_blocks(call: Callable[[], object], synchronize: Callable[[], None], blo
     return time_in_turn({"call": call}, synchronize, blocks)["call"]
 
 
-def time_in_turn(calls: dict[str, Callable[[], object]], synchronize: Callable[[], None], blocks: int = BLOCKS) -> dict[str, dict[str, float]]:
-    """Time several calls, a block of each in turn, so that clocks that drift do so for all; the first round is not counted."""
+def time_in_turn(
+    calls: dict[str, Callable[[], object]], synchronize: Callable[[], None], blocks: int = BLOCKS
+) -> dict[str, dict[str, float]]:
+    """Time several calls, a block of each in turn, so that clocks that drift do so for all; the first round is not
+    counted.
+    """
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(blocks + 1):
         for name, call in calls.items():
             times[name].append(time_block(call))
             synchronize()
     return {
-        name: {"best_us": round(min(found[1:]), 3), "median_us": round(median(found[1:]), 3), "calls": blocks * CALLS_PER_BLOCK}
+        name: {
+            "best_us": round(min(found[1:]), 3),
+            "median_us": round(median(found[1:]), 3),
+            "calls": blocks * CALLS_PER_BLOCK,
+        }
         for name, found in times.items()
     }
 

@@ -1,10 +1,11 @@
-"""Time FP8 products of every memory layout on the 4 problems of data/transpose_fp8.json: what the transposed copies cost.
+"""Time FP8 products of every memory layout on the 4 problems of data/transpose_fp8.json: what the transposed copies
+cost.
 
 Example: python -m benchmarks.transpose_fp8
 
-Layouts: `nt`, whose operands the GEMM reads as they are, `nn` (B is copied first), `tn` (both are) and `tt` (A is); a call's time is that of
-all its kernels, and `auto <layout> deep_gemm_transpose_fp8` that of its copies alone. cuBLASLt computes the unscaled `nt` product.
-Method and result: harness.py.
+Layouts: `nt`, whose operands the GEMM reads as they are, `nn` (B is copied first), `tn` (both are) and `tt` (A is); a
+    call's time is that of all its kernels, and `auto <layout> deep_gemm_transpose_fp8` that of its copies alone.
+    cuBLASLt computes the unscaled `nt` product. Method and result: harness.py.
 """
 
 import sys
@@ -47,7 +48,11 @@ class TransposeFp8(Product):
     def call_peers(self) -> dict[str, Callable[[], object]]:
         """Return the vendor's product of the same bytes, K-major both, which applies no block scales."""
         b = self.b.t()
-        return {"cublaslt": lambda: torch._scaled_mm(self.a, b, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16, use_fast_accum=False)}
+        return {
+            "cublaslt": lambda: torch._scaled_mm(
+                self.a, b, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16, use_fast_accum=False
+            )
+        }
 
 
 FAMILY = Family(

@@ -2,8 +2,9 @@
 
 Example: python -m benchmarks.wgrad_fp8
 
-Layouts: `mn_major` scales, which TMA loads, and `row_major` ones; `bf16` is the same product with a BF16 D and no C. cuBLASLt computes
-the unscaled FP8 product with an FP32 D (`cublaslt`) and a BF16 one (`cublaslt bf16`). Roles: choices.py; method and result: harness.py.
+Layouts: `mn_major` scales, which TMA loads, and `row_major` ones; `bf16` is the same product with a BF16 D and no C.
+    cuBLASLt computes the unscaled FP8 product with an FP32 D (`cublaslt`) and a BF16 one (`cublaslt bf16`). Roles:
+    choices.py; method and result: harness.py.
 """
 
 import sys
@@ -62,17 +63,24 @@ class WgradFp8(Product):
         b = self.b.t()
 
         def multiply(dtype: torch.dtype) -> Callable[[], object]:
-            return lambda: torch._scaled_mm(self.a, b, scale_a=self.one, scale_b=self.one, out_dtype=dtype, use_fast_accum=False)
+            return lambda: torch._scaled_mm(
+                self.a, b, scale_a=self.one, scale_b=self.one, out_dtype=dtype, use_fast_accum=False
+            )
 
         return {"cublaslt": multiply(torch.float32), "cublaslt bf16": multiply(torch.bfloat16)}
 
 
 FAMILY = Family(
-    name="wgrad_fp8", ops=("fp8_gemm",), key=("m", "n", "k"),
+    name="wgrad_fp8",
+    ops=("fp8_gemm",),
+    key=("m", "n", "k"),
     roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "bf16": ("best", "model")},
-    make_problems=lambda key: {layout: _C.Problem("fp8_gemm", key["m"], key["n"], key["k"], **fields) for layout, fields in FIELDS.items()},
-    make_product=WgradFp8, peer="torch._scaled_mm, scales of 1, use_fast_accum=False, out_dtype=torch.float32",
-)  # fmt: skip
+    make_problems=lambda key: {
+        layout: _C.Problem("fp8_gemm", key["m"], key["n"], key["k"], **fields) for layout, fields in FIELDS.items()
+    },
+    make_product=WgradFp8,
+    peer="torch._scaled_mm, scales of 1, use_fast_accum=False, out_dtype=torch.float32",
+)
 
 
 if __name__ == "__main__":

@@ -15,5 +15,7 @@ __all__ = ["Store", "export_json", "import_json", "merge", "snapshot", "snapshot
 
 
 def snapshot_path(sku: str) -> Path:
-    """Return where the recorded snapshot of a SKU is (`nvidia-h200-sm132`), whether or not there is one; open it as `immutable`."""
+    """Return where the recorded snapshot of a SKU is (`nvidia-h200-sm132`), whether or not there is one; open it as
+    `immutable`.
+    """
     return Path(__file__).with_name("snapshots") / f"{sku}.db"

@@ -1,12 +1,13 @@
 """Opening a tuning database: a SQLite file, or a PostgreSQL URL for a fleet.
 
-SQLite files: DELETE journal with FULL sync (a commit is durable when it returns, about 0.5 ms), BEGIN IMMEDIATE for every write,
-60 s of busy waiting, no memory mapping, schema objects untrusted, values of at most 16 MiB. One connection per Store, shared by its
-threads in turn.
+SQLite files: DELETE journal with FULL sync (a commit is durable when it returns, about 0.5 ms), BEGIN IMMEDIATE for
+every write, 60 s of busy waiting, no memory mapping, schema objects untrusted, values of at most 16 MiB. One connection
+per Store, shared by its threads in turn.
 
-Guarantees: a file that is not ours, of a newer schema or damaged is never written to: it is inspected through a read-only
-connection before a writing one exists. A fresh file gets its schema in one IMMEDIATE transaction, whoever else opens it meanwhile, and
-so does one of an older schema; readers refuse that one and name the command that upgrades it.
+Guarantees: a file that is not ours, of a newer schema or damaged is never written to: it is inspected through a
+    read-only connection before a writing one exists. A fresh file gets its schema in one IMMEDIATE transaction, whoever
+    else opens it meanwhile, and so does one of an older schema; readers refuse that one and name the command that
+    upgrades it.
 """
 
 import os
@@ -19,11 +20,11 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc, inspect
 from sqlalchemy.pool import QueuePool
-
-from tuner import errors
 from tuner.db import schema, tables
 from tuner.db.faults import damaged, to_typed, translated
 from tuner.db.lock import WriterLock
+
+from tuner import errors
 
 BUSY_TIMEOUT_MS = 60_000
 MAX_VALUE_BYTES = 1 << 24
@@ -42,7 +43,9 @@ def open_engine(target: str | os.PathLike, mode: str, wait_s: float) -> tuple[En
     if mode == "rw":
         return open_writer(path, wait_s)
     if not path.exists():
-        raise errors.UsageError(f"--db {path}: no such file; create it with `python -m tuner db init --db {path}`, or sweep into it")
+        raise errors.UsageError(
+            f"--db {path}: no such file; create it with `python -m tuner db init --db {path}`, or sweep into it"
+        )
     with translated(path):
         engine = open_reader(path, mode)
     return engine, engine.dispose
@@ -84,7 +87,10 @@ def open_writer(path: Path, wait_s: float) -> tuple[Engine, Callable[[], None]]:
 
 
 def upgrade(connection: Connection, path: Path) -> None:
-    """Bring an older schema up to date, in the caller's transaction. Raises: IntegrityError where the rows do not fit it."""
+    """Bring an older schema up to date, in the caller's transaction.
+
+    Raises: IntegrityError where the rows do not fit it.
+    """
     schema.migrate(connection)
     schema.check_identity(connection, path)
     problems = schema.check_contents(connection)
@@ -97,7 +103,9 @@ def make_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise errors.StoreError(f"{folder}: {error.strerror}; name another --db, or make the folder writable") from error
+        raise errors.StoreError(
+            f"{folder}: {error.strerror}; name another --db, or make the folder writable"
+        ) from error
 
 
 def refuse_foreign(path: Path) -> None:
@@ -107,7 +115,10 @@ def refuse_foreign(path: Path) -> None:
 
 
 def open_reader(path: Path, mode: str, for_writer: bool = False) -> Engine:
-    """Open an existing file for reading and check it. A writer also takes a fresh file and one of an older schema. Raises: IntegrityError."""
+    """Open an existing file for reading and check it.
+
+    A writer also takes a fresh file and one of an older schema. Raises: IntegrityError.
+    """
     refuse_journal(path, mode)
     engine = make_sqlite_engine(path, mode)
     try:
@@ -141,7 +152,9 @@ def refuse_journal(path: Path, mode: str) -> None:
 
 
 def roll_back(path: Path, error: BaseException) -> None:
-    """Let SQLite undo the unfinished transaction of a dead writer, of a file with our mark or of one that never held anything."""
+    """Let SQLite undo the unfinished transaction of a dead writer, of a file with our mark or of one that never held
+    anything.
+    """
     if getattr(error, "sqlite_errorcode", None) not in (
         sqlite3.SQLITE_READONLY_ROLLBACK,
         sqlite3.SQLITE_READONLY_RECOVERY,
@@ -158,18 +171,23 @@ def roll_back(path: Path, error: BaseException) -> None:
 
 
 def check_mark(path: Path) -> None:
-    """Raise IntegrityError unless the file carries our mark, or nothing: no bytes, or the zeros of a first page not yet written.
+    """Raise IntegrityError unless the file carries our mark, or nothing: no bytes, or the zeros of a first page not yet
+    written.
 
     The header is read without SQLite, which would roll back the journal first, or find the half-written file damaged.
     """
     with path.open("rb") as file:
         header = file.read(100)
     if any(header) and header[68:72] != tables.APPLICATION_ID.to_bytes(4, "big"):
-        raise errors.IntegrityError(f"{path}: not a tuning database of deep_gemm; it was left as it is: name another --db")
+        raise errors.IntegrityError(
+            f"{path}: not a tuning database of deep_gemm; it was left as it is: name another --db"
+        )
 
 
 def check_sound(engine: Engine, path: Path, is_old_allowed: bool) -> None:
-    """Raise IntegrityError unless the file is ours and sound; the schema is compared before anything in it is evaluated."""
+    """Raise IntegrityError unless the file is ours and sound; the schema is compared before anything in it is
+    evaluated.
+    """
     with engine.begin() as connection:
         schema.check_identity(connection, path)
         if not is_old_allowed:
@@ -182,7 +200,9 @@ def check_sound(engine: Engine, path: Path, is_old_allowed: bool) -> None:
 def make_sqlite_engine(path: Path, mode: str) -> Engine:
     """Return an engine with a single connection to `path`."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
-        raise errors.StoreError(f"SQLite {sqlite3.sqlite_version}: 3.37 or newer is needed for STRICT tables; use a newer Python build")
+        raise errors.StoreError(
+            f"SQLite {sqlite3.sqlite_version}: 3.37 or newer is needed for STRICT tables; use a newer Python build"
+        )
     engine = create_engine(
         "sqlite://",
         creator=lambda: connect(path, mode),
@@ -220,17 +240,24 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def open_postgresql(url: str, mode: str) -> tuple[Engine, Callable[[], None]]:
-    """Open a PostgreSQL database by URL; the writer holds an advisory lock as long as it is open. Raises: UsageError, StoreError."""
+    """Open a PostgreSQL database by URL; the writer holds an advisory lock as long as it is open.
+
+    Raises: UsageError, StoreError.
+    """
     if not url.startswith(("postgresql://", "postgresql+psycopg://")) or mode == "immutable":
         raise errors.UsageError(
-            f"--db {url.partition('://')[0]}://...: a path of a SQLite file, or postgresql+psycopg://... (not immutable)"
+            f"--db {url.partition('://')[0]}://...: a path of a SQLite file, or postgresql+psycopg://... (not"
+            " immutable)"
         )
     try:
         engine = create_engine(
-            url.replace("postgresql://", "postgresql+psycopg://", 1), execution_options={"postgresql_readonly": mode == "ro"}
+            url.replace("postgresql://", "postgresql+psycopg://", 1),
+            execution_options={"postgresql_readonly": mode == "ro"},
         )
     except ModuleNotFoundError as error:
-        raise errors.UsageError("--db postgresql+psycopg://...: the driver is missing; install psycopg[binary]") from error
+        raise errors.UsageError(
+            "--db postgresql+psycopg://...: the driver is missing; install psycopg[binary]"
+        ) from error
     with ExitStack() as cleanup, translated(engine.url.render_as_string(hide_password=True)):
         cleanup.callback(engine.dispose)
         if mode == "rw":
@@ -243,7 +270,8 @@ def lock_postgresql(engine: Engine, cleanup: ExitStack) -> None:
     connection = cleanup.enter_context(engine.connect())
     if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({FLEET_LOCK})").scalar():
         raise errors.StoreError(
-            f"{engine.url.render_as_string(hide_password=True)}: another process is writing to it; wait for it or stop it"
+            f"{engine.url.render_as_string(hide_password=True)}: another process is writing to it; wait for it or"
+            " stop it"
         )
     connection.commit()
     with engine.begin() as writer:

@@ -4,9 +4,9 @@ import sqlite3
 from contextlib import contextmanager
 
 from sqlalchemy import exc
+from tuner.db.lock import read_holder
 
 from tuner import errors
-from tuner.db.lock import read_holder
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 REMEDIES = {
@@ -32,7 +32,9 @@ def translated(path: object):
     except OSError as error:
         raise errors.StoreError(f"{path}: {error.strerror or error}; rows committed before are intact") from error
     except UnicodeError as error:
-        raise errors.IntegrityError(f"{path}: text that is not Unicode ({error.reason}); nothing was written") from error
+        raise errors.IntegrityError(
+            f"{path}: text that is not Unicode ({error.reason}); nothing was written"
+        ) from error
 
 
 def to_typed(path: object, error: BaseException) -> errors.TunerError:
@@ -42,7 +44,9 @@ def to_typed(path: object, error: BaseException) -> errors.TunerError:
     if primary in DAMAGED:
         return damaged(path, error)
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return errors.StoreError(f"{path}: still locked after 60 s by process {read_holder(path) or 'unknown'}; stop it or wait for it")
+        return errors.StoreError(
+            f"{path}: still locked after 60 s by process {read_holder(path) or 'unknown'}; stop it or wait for it"
+        )
     if type(error).__name__ in ("IntegrityError", "DataError") or primary in (
         sqlite3.SQLITE_CONSTRAINT,
         sqlite3.SQLITE_MISMATCH,

@@ -11,10 +11,12 @@ from tuner import errors
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a path in a private folder beside `target`; what is written there replaces `target` when the block ends well.
+    """Yield a path in a private folder beside `target`; what is written there replaces `target` when the block ends
+    well.
 
-    Guarantees: the file is flushed to disk, then renamed, then the folder is flushed, so that readers see the old file or the new
-    one; after an error the old one, and nothing is left behind. Raises: StoreError naming path and reason.
+    Guarantees: the file is flushed to disk, then renamed, then the folder is flushed, so that readers see the old file
+        or the new one; after an error the old one, and nothing is left behind. Raises: StoreError naming path and
+        reason.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

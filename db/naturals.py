@@ -1,7 +1,8 @@
 """The contents of a database free of local ids: every reference is the natural key of what it refers to.
 
-In this form two databases can be compared, merged, scrubbed and written as JSON. A table is a dict from its natural key (a tuple) to
-its row; a row has every column but `id`. Lists of config ids (`order`, `tie_set`) become lists of config keys.
+In this form two databases can be compared, merged, scrubbed and written as JSON. A table is a dict from its natural key
+(a tuple) to its row; a row has every column but `id`. Lists of config ids (`order`, `tie_set`) become lists of config
+keys.
 """
 
 import json
@@ -9,12 +10,12 @@ from collections.abc import Callable
 from itertools import compress
 
 from sqlalchemy import Column, Connection, Table, insert, select, update
-
-from tuner import errors
 from tuner.db import tables
 from tuner.db.queries import check_key, check_rows, config_key, problem_key
 from tuner.db.values import check_names, make_key, to_json, to_value
 from tuner.db.writing import upsert
+
+from tuner import errors
 
 #: In the order in which they can be written.
 KEYS = {
@@ -49,7 +50,9 @@ def read_tables(connection: Connection) -> Tables:
     names = load_names(connection)
     found: Tables = {}
     for name in KEYS:
-        rows = [to_natural(dict(row), names) for row in connection.execute(select(tables.metadata.tables[name])).mappings()]
+        rows = [
+            to_natural(dict(row), names) for row in connection.execute(select(tables.metadata.tables[name])).mappings()
+        ]
         found[name] = {natural_key(name, row): row for row in rows}
     return found
 
@@ -86,15 +89,24 @@ def convert(row: dict, look_up: Callable) -> dict:
 
 
 def merge_tables(ours: Tables, theirs: Tables) -> Tables:
-    """Return the union. Of two versions of a row the later one stays, else the one that says more, else the greater: the order of
-    merging does not matter, and merging again changes nothing. Raises: IntegrityError where a block would mix two boards."""
+    """Return the union. Of two versions of a row the later one stays, else the one that says more, else the greater:
+    the order of
+    merging does not matter, and merging again changes nothing. Raises: IntegrityError where a block would mix two
+    boards.
+    """
     merged: Tables = {}
     for name in KEYS:
         merged[name] = dict(ours[name])
         for key, row in theirs[name].items():
             known = merged[name].get(key)
-            if name == "block" and known is not None and (known["device_id"], known["problem_id"]) != (row["device_id"], row["problem_id"]):
-                raise errors.IntegrityError(f"block {key[0]}: two boards or problems under one uid; a block is one problem on one board")
+            if (
+                name == "block"
+                and known is not None
+                and (known["device_id"], known["problem_id"]) != (row["device_id"], row["problem_id"])
+            ):
+                raise errors.IntegrityError(
+                    f"block {key[0]}: two boards or problems under one uid; a block is one problem on one board"
+                )
             if known != row:
                 merged[name][key] = row if known is None else max(known, row, key=rank)
     return merged
@@ -120,7 +132,12 @@ def write_tables(connection: Connection, wanted: Tables, known: Tables) -> None:
         stored = to_stored([changed[key] for key in ordered], load_names(connection))
         is_new = [key not in known[name] for key in ordered]
         table = tables.metadata.tables[name]
-        write_rows(connection, table, list(compress(stored, is_new)), [row for row, new in zip(stored, is_new, strict=True) if not new])
+        write_rows(
+            connection,
+            table,
+            list(compress(stored, is_new)),
+            [row for row, new in zip(stored, is_new, strict=True) if not new],
+        )
 
 
 def to_stored(rows: list[dict], names: dict[str, dict[int, str]]) -> list[dict]:
@@ -141,7 +158,9 @@ def write_rows(connection: Connection, table: Table, new: list[dict], old: list[
 
 
 def check_tables(path: object, found: Tables) -> None:
-    """Raise IntegrityError unless every row is possible: keys that belong to their fields, references that exist, sane values."""
+    """Raise IntegrityError unless every row is possible: keys that belong to their fields, references that exist, sane
+    values.
+    """
     for name, rows in found.items():
         columns = {column.name: column for column in tables.metadata.tables[name].columns if column.name != "id"}
         for row in rows.values():
@@ -156,7 +175,9 @@ def check_tables(path: object, found: Tables) -> None:
 def check_row(path: object, name: str, columns: dict[str, Column], row: dict, found: Tables) -> None:
     """Raise IntegrityError unless one row has exactly its columns, of storable values, and refers to rows that exist."""
     if row.keys() != columns.keys():
-        raise errors.IntegrityError(f"{path}: {name}: fields {sorted(row.keys() ^ columns.keys())} are missing or unknown")
+        raise errors.IntegrityError(
+            f"{path}: {name}: fields {sorted(row.keys() ^ columns.keys())} are missing or unknown"
+        )
     for column, value in row.items():
         # References are natural keys here, text in the place of integers.
         if column not in REFERENCES and to_value(columns[column], value) is not value:
@@ -167,7 +188,9 @@ def check_row(path: object, name: str, columns: dict[str, Column], row: dict, fo
     try:
         convert(dict(row), lambda table, key: found[table][key,])
     except (KeyError, TypeError, ValueError) as error:
-        raise errors.IntegrityError(f"{path}: {name} {natural_key(name, row)}: refers to something that does not exist") from error
+        raise errors.IntegrityError(
+            f"{path}: {name} {natural_key(name, row)}: refers to something that does not exist"
+        ) from error
 
 
 MAKE_KEY = {"problem": problem_key, "config": config_key, "device": make_key, "environment": make_key}

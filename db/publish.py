@@ -6,7 +6,6 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from tuner import errors
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
 from tuner.db.files import replacing
@@ -15,24 +14,31 @@ from tuner.db.store import Store
 from tuner.db.transfer import add_tables, load_tables
 from tuner.db.values import make_key
 
+from tuner import errors
+
 #: The recorded snapshot is part of the package; larger ones do not belong there.
 MAX_SNAPSHOT_BYTES = 8_000_000
 #: A snapshot's texts may not look like a path, an address or a board's UUID; a slash between digits is a shard.
 PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
-#: Statistics of search rows that nothing reads from a snapshot; the ratio of a censored row is a lower bound, which needs no interval.
+#: Statistics of search rows that nothing reads from a snapshot; the ratio of a censored row is a lower bound, which
+#: needs no interval.
 SEARCH_EXTRAS = ("mad_us", "q10_us", "q90_us", "max_abs_error")
 RATIO_INTERVAL = ("ratio_low", "ratio_high")
 
 
-def snapshot(source: str | os.PathLike, target: str | os.PathLike, sku: str | None = None, max_bytes: int = MAX_SNAPSHOT_BYTES) -> dict:
+def snapshot(
+    source: str | os.PathLike, target: str | os.PathLike, sku: str | None = None, max_bytes: int = MAX_SNAPSHOT_BYTES
+) -> dict:
     """Write a copy of `source` that may be published to `target`; return {"bytes", "tables"}.
 
-    UUIDs are hashed already; host names, command lines, paths and logs go. So does what nothing reads from a snapshot: all samples, and
-    of search rows every statistic but the median, the ratio and (not censored) its interval; confirmation rows keep all of theirs. With
-    `sku` only that SKU's blocks of the newest kernel hash are kept. The source is copied by SQLite's backup API, so that a sweep can go on.
-    Guarantees: `target` is written anew in a temporary file, checked for private text, flushed and renamed: old file or new one.
-    Raises: UsageError (also where `target` holds more than it would then), StoreError; IntegrityError where private text is left, or the
-    result is larger than `max_bytes`.
+    UUIDs are hashed already; host names, command lines, paths and logs go. So does what nothing reads from a snapshot:
+    all samples, and of search rows every statistic but the median, the ratio and (not censored) its interval;
+    confirmation rows keep all of theirs. With `sku` only that SKU's blocks of the newest kernel hash are kept. The
+    source is copied by SQLite's backup API, so that a sweep can go on.
+    Guarantees: `target` is written anew in a temporary file, checked for private text, flushed and renamed: old file or
+        new one.
+    Raises: UsageError (also where `target` holds more than it would then), StoreError; IntegrityError where private
+        text is left, or the result is larger than `max_bytes`.
     """
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
@@ -47,22 +53,31 @@ def snapshot(source: str | os.PathLike, target: str | os.PathLike, sku: str | No
 
 
 def check_target(source: str | os.PathLike, target: str | os.PathLike) -> Path:
-    """Return the absolute target. Raises: UsageError where it is the source; IntegrityError where it is something else's file."""
+    """Return the absolute target.
+
+    Raises: UsageError where it is the source; IntegrityError where it is something else's file.
+    """
     path = check_path(target)
     if path.exists():
         if "://" not in str(source) and Path(source).exists() and path.samefile(source):
-            raise errors.UsageError(f"{path}: source and target are one file; a snapshot drops data, so name another target")
+            raise errors.UsageError(
+                f"{path}: source and target are one file; a snapshot drops data, so name another target"
+            )
         Store.open(path, "ro").close()
     return path
 
 
 def check_loss(found: Tables, path: Path) -> None:
-    """Raise UsageError where `path` holds more than an older snapshot would: a database that sweeps write, or more measurements than `found`."""
+    """Raise UsageError where `path` holds more than an older snapshot would: a database that sweeps write, or more
+    measurements than `found`.
+    """
     if not path.exists():
         return
     old = load_tables(path)
     if any(row["argv"] or row["host"] for row in old["sweep"].values()):
-        raise errors.UsageError(f"{path}: a database of sweeps, not a snapshot; it would be replaced: name another target")
+        raise errors.UsageError(
+            f"{path}: a database of sweeps, not a snapshot; it would be replaced: name another target"
+        )
     if len(old["measurement"]) > len(found["measurement"]):
         counts = f"{len(old['measurement'])} measurements, the snapshot would have {len(found['measurement'])}"
         raise errors.UsageError(f"{path}: holds {counts}; name another target, or remove the file first")
@@ -72,7 +87,8 @@ def back_up(source: str | os.PathLike, copy: Path) -> Path:
     """Copy a SQLite database page by page; its writer may go on meanwhile. Raises: UsageError for a PostgreSQL URL."""
     if "://" in str(source):
         raise errors.UsageError(
-            f"--db {str(source).partition('://')[0]}://...: a snapshot is made of a SQLite file; merge the database into one first"
+            f"--db {str(source).partition('://')[0]}://...: a snapshot is made of a SQLite file; merge the database"
+            " into one first"
         )
     with Store.open(source, "ro") as store, store.reading() as connection:
         destination = sqlite3.connect(copy)
@@ -104,13 +120,15 @@ def scrub(found: Tables) -> Tables:
     """Return the tables without what a published file must not say."""
     scrubbed = dict(found)
     scrubbed["sweep"] = {
-        key: row | {"argv": None, "host": None, "preset": without_path(row["preset"])} for key, row in found["sweep"].items()
+        key: row | {"argv": None, "host": None, "preset": without_path(row["preset"])}
+        for key, row in found["sweep"].items()
     }
     scrubbed["measurement"] = {key: scrub_measurement(row) for key, row in found["measurement"].items()}
     environments = {key[0]: scrub_environment(row) for key, row in found["environment"].items()}
     scrubbed["environment"] = {(row["key"],): row for row in environments.values()}
     scrubbed["block"] = {
-        key: row | {"extra": None, "environment_id": environments[row["environment_id"]]["key"]} for key, row in found["block"].items()
+        key: row | {"extra": None, "environment_id": environments[row["environment_id"]]["key"]}
+        for key, row in found["block"].items()
     }
     return scrubbed
 
@@ -118,7 +136,8 @@ def scrub(found: Tables) -> Tables:
 def scrub_measurement(row: dict) -> dict:
     """Return a measured row as a snapshot has it: without log and samples.
 
-    Of a search row's statistics stay the median, the ratio and, unless it was censored, the ratio's interval; of a confirmation row's all.
+    Of a search row's statistics stay the median, the ratio and, unless it was censored, the ratio's interval; of a
+    confirmation row's all.
     """
     left_out = ["error", "samples"]
     if row["role"] == "search":
@@ -156,7 +175,8 @@ def check_private(found: Tables, target: Path) -> None:
             for column, value in row.items():
                 if isinstance(value, str) and PRIVATE.search(value):
                     raise errors.IntegrityError(
-                        f"{target}: {name}.{column} = {value[:60]!r} looks private; nothing was written: correct the row first"
+                        f"{target}: {name}.{column} = {value[:60]!r} looks private; nothing was written: correct the"
+                        " row first"
                     )
 
 

@@ -1,4 +1,7 @@
-"""Reading rows inside a transaction that the caller holds. Every value is checked: a database may come from anywhere."""
+"""Reading rows inside a transaction that the caller holds.
+
+Every value is checked: a database may come from anywhere.
+"""
 
 import json
 from collections import Counter, defaultdict
@@ -8,14 +11,14 @@ from functools import lru_cache
 
 import numpy as np
 from sqlalchemy import Connection, Select, Table, func, select
+from tuner.db import schema, tables
+from tuner.db.faults import damaged
+from tuner.db.values import check_names
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
-from tuner.db import schema, tables
-from tuner.db.faults import damaged
-from tuner.db.values import check_names
-from tuner.fields import CONFIG_FIELDS, PROBLEM_FIELDS, kernel_variant, to_config, to_problem
+from tuner.problems.fields import CONFIG_FIELDS, PROBLEM_FIELDS, kernel_variant, to_config, to_problem
 
 BLOCK_FIELDS = (
     "id",
@@ -61,7 +64,10 @@ class Filter:
 
 
 def load_problems(connection: Connection, path: object) -> dict[int, dict]:
-    """Return {id: fields with `problem_id` and `problem_key`}. Raises: IntegrityError where a row is not a problem, or not its key's."""
+    """Return {id: fields with `problem_id` and `problem_key`}.
+
+    Raises: IntegrityError where a row is not a problem, or not its key's.
+    """
     found = {}
     for row in connection.execute(select(tables.problem)).mappings():
         fields = {name: row[name] for name in PROBLEM_FIELDS}
@@ -155,11 +161,20 @@ def load_measurements(connection: Connection, path: object, wanted: Filter) -> l
 
 
 def join_measurements(connection: Connection, path: object, wanted: Filter) -> tuple[list[dict], list[bool]]:
-    """Return measured rows with the fields of all that they refer to, and for each whether its config is legal on its board."""
-    problems, configs, devices = load_problems(connection, path), load_configs(connection, path), load_devices(connection)
+    """Return measured rows with the fields of all that they refer to, and for each whether its config is legal on its
+    board.
+    """
+    problems, configs, devices = (
+        load_problems(connection, path),
+        load_configs(connection, path),
+        load_devices(connection),
+    )
     check_devices(path, devices)
     blocks = load_blocks(connection, path, wanted, problems, devices)
-    facts, ops = load_facts(connection), dict(tuple(row) for row in connection.execute(select(tables.config.c.id, tables.config.c.op)))
+    facts, ops = (
+        load_facts(connection),
+        dict(tuple(row) for row in connection.execute(select(tables.config.c.id, tables.config.c.op))),
+    )
     variants = {index: tuple(block[name] for name in LEGALITY_FIELDS) for index, block in blocks.items()}
     pairs, rows, legal = LegalPairs(devices, configs), [], []
     for own in load_own_rows(connection, path, wanted, blocks):
@@ -179,12 +194,19 @@ def load_blocks(connection: Connection, path: object, wanted: Filter, problems: 
     """Return {id: fields of the block, its problem and its board}."""
     block, device = tables.block, tables.device
     query = select(*(block.c[name] for name in BLOCK_FIELDS)).join(device, device.c.id == block.c.device_id)
-    query = wanted.apply(query, sku=device.c.sku, kernel_hash=block.c.kernel_hash, regime=block.c.regime, compiler=block.c.compiler)
+    query = wanted.apply(
+        query, sku=device.c.sku, kernel_hash=block.c.kernel_hash, regime=block.c.regime, compiler=block.c.compiler
+    )
     found = {}
     for row in connection.execute(query.order_by(block.c.id)).mappings():
         if wanted.op is None or problems[row["problem_id"]]["op"] == wanted.op:
             board = devices[row["device_id"]]
-            fields = dict(row) | {"block_id": row["id"], "block_status": row["status"], "sku": board["sku"], "board": board["uuid_hash"]}
+            fields = dict(row) | {
+                "block_id": row["id"],
+                "block_status": row["status"],
+                "sku": board["sku"],
+                "board": board["uuid_hash"],
+            }
             check_block(path, fields)
             found[row["id"]] = fields | problems[row["problem_id"]]
             del found[row["id"]]["id"], found[row["id"]]["status"]
@@ -278,11 +300,18 @@ def load_best(connection: Connection, path: object, wanted: Filter) -> list[dict
     """Return the winners, see Store.load_best."""
     problems, configs = load_problems(connection, path), load_configs(connection, path)
     best = tables.best
-    query = wanted.apply(select(best), sku=best.c.sku, kernel_hash=best.c.kernel_hash, regime=best.c.regime, compiler=best.c.compiler)
+    query = wanted.apply(
+        select(best), sku=best.c.sku, kernel_hash=best.c.kernel_hash, regime=best.c.regime, compiler=best.c.compiler
+    )
     rows = []
     for row in connection.execute(query).mappings():
         tie_set = read_config_ids(path, f"best of problem {row['problem_id']}", row["tie_set"], configs)
-        fields = problems[row["problem_id"]] | configs[row["config_id"]] | dict(row) | {"tie_set": [configs[index] for index in tie_set]}
+        fields = (
+            problems[row["problem_id"]]
+            | configs[row["config_id"]]
+            | dict(row)
+            | {"tie_set": [configs[index] for index in tie_set]}
+        )
         if wanted.op is None or fields["op"] == wanted.op:
             rows.append(fields)
     return rows
@@ -299,7 +328,9 @@ def read_config_ids(path: object, what: str, text: str, configs: dict) -> list[i
     return ids
 
 
-def load_compilations(connection: Connection, path: object, kernel_hash: str | None, compiler: str | None) -> list[dict]:
+def load_compilations(
+    connection: Connection, path: object, kernel_hash: str | None, compiler: str | None
+) -> list[dict]:
     """Return compiler reports, see Store.load_compilations."""
     configs, table = load_configs(connection, path), tables.compilation
     query = Filter(kernel_hash=kernel_hash, compiler=compiler).apply(
@@ -308,14 +339,25 @@ def load_compilations(connection: Connection, path: object, kernel_hash: str | N
     return [configs[row["config_id"]] | dict(row) for row in connection.execute(query).mappings()]
 
 
-def measured_problems(connection: Connection, sku: str, kernel_hash: str, compiler: str, regime: str, op: str) -> set[str]:
+def measured_problems(
+    connection: Connection, sku: str, kernel_hash: str, compiler: str, regime: str, op: str
+) -> set[str]:
     """Return keys of problems with a finished block."""
     block, problem, device = tables.block, tables.problem, tables.device
-    query = select(problem.c.key).join(block, block.c.problem_id == problem.c.id).join(device, device.c.id == block.c.device_id)
+    query = (
+        select(problem.c.key)
+        .join(block, block.c.problem_id == problem.c.id)
+        .join(device, device.c.id == block.c.device_id)
+    )
     query = query.where(block.c.status == "finished")
     wanted = Filter(sku=sku, kernel_hash=kernel_hash, compiler=compiler, regime=regime, op=op)
     query = wanted.apply(
-        query, sku=device.c.sku, kernel_hash=block.c.kernel_hash, compiler=block.c.compiler, regime=block.c.regime, op=problem.c.op
+        query,
+        sku=device.c.sku,
+        kernel_hash=block.c.kernel_hash,
+        compiler=block.c.compiler,
+        regime=block.c.regime,
+        op=problem.c.op,
     )
     return set(connection.execute(query.distinct()).scalars())
 
@@ -323,15 +365,27 @@ def measured_problems(connection: Connection, sku: str, kernel_hash: str, compil
 def newest_kernel_hash(connection: Connection, op: str, sku: str) -> str | None:
     """Return the kernel hash of the newest block."""
     block, problem, device = tables.block, tables.problem, tables.device
-    query = select(block.c.kernel_hash).join(problem, block.c.problem_id == problem.c.id).join(device, device.c.id == block.c.device_id)
-    query = query.where(problem.c.op == op, device.c.sku == sku).order_by(block.c.created.desc(), block.c.id.desc()).limit(1)
+    query = (
+        select(block.c.kernel_hash)
+        .join(problem, block.c.problem_id == problem.c.id)
+        .join(device, device.c.id == block.c.device_id)
+    )
+    query = (
+        query.where(problem.c.op == op, device.c.sku == sku)
+        .order_by(block.c.created.desc(), block.c.id.desc())
+        .limit(1)
+    )
     return connection.execute(query).scalar()
 
 
 def stats(connection: Connection, path: object) -> dict:
     """Return counts, see Store.stats."""
     rows, legal = join_measurements(connection, path, Filter())
-    counts = {table.name: count_rows(connection, table) for table in tables.metadata.sorted_tables if table is not tables.alembic_version}
+    counts = {
+        table.name: count_rows(connection, table)
+        for table in tables.metadata.sorted_tables
+        if table is not tables.alembic_version
+    }
     return {"tables": counts, "illegal": len(legal) - sum(legal), "coverage": count_coverage(rows)}
 
 
@@ -353,7 +407,12 @@ def count_group(rows: list[dict]) -> dict:
     """Return the counts of rows of one identity."""
     unique = {
         name: len({row[column] for row in rows})
-        for name, column in (("problems", "problem_id"), ("blocks", "block_id"), ("configs", "config_id"), ("boards", "board"))
+        for name, column in (
+            ("problems", "problem_id"),
+            ("blocks", "block_id"),
+            ("configs", "config_id"),
+            ("boards", "board"),
+        )
     }
     times = sorted(row["created"] for row in rows)
     return unique | {

@@ -9,10 +9,10 @@ from alembic.config import Config
 from sqlalchemy import CheckConstraint, Connection, Table, create_engine
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateTable
-
-from tuner import errors
 from tuner.db import tables
 from tuner.db.faults import damaged, one_line
+
+from tuner import errors
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -58,18 +58,22 @@ def is_fresh(connection: Connection) -> bool:
 
 
 def check_identity(connection: Connection, path: object) -> None:
-    """Raise IntegrityError unless the SQLite file was made by this application, by no newer schema, and has that schema's tables only."""
+    """Raise IntegrityError unless the SQLite file was made by this application, by no newer schema, and has that
+    schema's tables only.
+    """
     if not connection.exec_driver_sql("PRAGMA page_count").scalar():
         raise damaged(path, "too short for a database")
     application_id = connection.exec_driver_sql("PRAGMA application_id").scalar()
     if application_id != tables.APPLICATION_ID:
         raise errors.IntegrityError(
-            f"{path}: application_id {application_id:#x}: not a tuning database of deep_gemm; it was left as it is: name another --db"
+            f"{path}: application_id {application_id:#x}: not a tuning database of deep_gemm; it was left as it is:"
+            " name another --db"
         )
     version = read_version(connection)
     if version > tables.SCHEMA_VERSION:
         raise errors.IntegrityError(
-            f"{path}: schema {version}: written by a newer deep_gemm, this one knows schema {tables.SCHEMA_VERSION}; upgrade the package"
+            f"{path}: schema {version}: written by a newer deep_gemm, this one knows schema {tables.SCHEMA_VERSION};"
+            " upgrade the package"
         )
     if version < 1:
         raise damaged(path, f"schema {version} does not exist")
@@ -99,14 +103,20 @@ def check_tables(connection: Connection, path: object, version: int) -> None:
 
 def read_tables(connection: Connection) -> dict[str, str]:
     """Return the statement of every object in a SQLite file in normal form."""
-    return {name: normalize(sql) for name, sql in connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")}
+    return {
+        name: normalize(sql)
+        for name, sql in connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+    }
 
 
 @cache
 def get_expected_tables(version: int = tables.SCHEMA_VERSION) -> dict[str, str]:
     """Return the CREATE statement of every table in normal form; of an older schema, as its migrations write them."""
     if version == tables.SCHEMA_VERSION:
-        return {table.name: normalize(str(CreateTable(table).compile(dialect=sqlite.dialect()))) for table in tables.metadata.sorted_tables}
+        return {
+            table.name: normalize(str(CreateTable(table).compile(dialect=sqlite.dialect())))
+            for table in tables.metadata.sorted_tables
+        }
     engine = create_engine("sqlite://")
     with engine.begin() as connection:
         tables.alembic_version.create(connection)
@@ -124,16 +134,22 @@ def normalize(sql: str) -> str:
 def check_contents(connection: Connection, pragma: str = "quick_check") -> list[str]:
     """Return what is wrong with pages, references and constraints, nothing when the SQLite file is sound.
 
-    The constraints are asked for one by one, because SQLite leaves CHECKs out of the schema of a file that it opens for reading; those
-    of an older schema are asked for once it is up to date.
+    The constraints are asked for one by one, because SQLite leaves CHECKs out of the schema of a file that it opens for
+    reading; those of an older schema are asked for once it is up to date.
     """
     rows = connection.exec_driver_sql(f"PRAGMA {pragma}(20)").scalars().all()
     if rows != ["ok"]:
         return [one_line(row) for row in rows]
     dangling = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchmany(20)
-    broken = [] if is_outdated(connection) else [message for table in tables.metadata.sorted_tables for message in check_constraints(connection, table)]
+    broken = (
+        []
+        if is_outdated(connection)
+        else [message for table in tables.metadata.sorted_tables for message in check_constraints(connection, table)]
+    )
     # A table without a rowid has no number for its rows.
-    return [f"{table} row {row or '?'} refers to a {target} that does not exist" for table, row, target, _ in dangling] + broken
+    return [
+        f"{table} row {row or '?'} refers to a {target} that does not exist" for table, row, target, _ in dangling
+    ] + broken
 
 
 def check_constraints(connection: Connection, table: Table) -> list[str]:

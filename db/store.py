@@ -1,11 +1,11 @@
 """The store: what the sweep writes and everything else reads.
 
-Guarantees: a writing method is one transaction, durable when it returns; if it raises, nothing of it was written and the store can
-still be used. One Store writes to a file at a time; readers may open it at any time and see committed rows only. A UUID is stored
-as its sha256 only.
+Guarantees: a writing method is one transaction, durable when it returns; if it raises, nothing of it was written and
+    the store can still be used. One Store writes to a file at a time; readers may open it at any time and see committed
+    rows only. A UUID is stored as its sha256 only.
 
-Exception contract: UsageError (wrong field or mode), StoreError (disk, lock, permissions), IntegrityError (a row that must not be
-stored, or a file that must not be trusted). No driver's error gets out.
+Exception contract: UsageError (wrong field or mode), StoreError (disk, lock, permissions), IntegrityError (a row that
+must not be stored, or a file that must not be trusted). No driver's error gets out.
 """
 
 import os
@@ -16,14 +16,14 @@ from typing import Self
 
 import numpy as np
 from sqlalchemy import Connection, Table, select, update
-
-from deep_gemm import _C
-from tuner import errors
 from tuner.db import queries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
 from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
-from tuner.fields import problem_row
+
+from deep_gemm import _C
+from tuner import errors
+from tuner.problems.fields import problem_row
 
 
 class Store:
@@ -38,8 +38,8 @@ class Store:
     def open(cls, target: str | os.PathLike, mode: str = "rw", wait_s: float = 0.0) -> Self:
         """Open a SQLite file by path, or a PostgreSQL database by URL.
 
-        `mode`: "rw" creates the file and its folder where there is none, and takes the writer's lock, waiting `wait_s` seconds for
-        it; "ro" reads beside a writer; "immutable" reads a finished snapshot, even from a read-only disk.
+        `mode`: "rw" creates the file and its folder where there is none, and takes the writer's lock, waiting `wait_s`
+        seconds for it; "ro" reads beside a writer; "immutable" reads a finished snapshot, even from a read-only disk.
         Raises: UsageError, StoreError, IntegrityError.
         """
         engine, close = open_engine(target, mode, wait_s)
@@ -75,7 +75,8 @@ class Store:
     def get_or_add_device(self, fields: dict) -> int:
         """Return the id of a board.
 
-        Fields: those of `_C.Device.as_dict()`, `memory_bytes`, `power_limit_w`, and `uuid` (hashed here) or `uuid_hash`.
+        Fields: those of `_C.Device.as_dict()`, `memory_bytes`, `power_limit_w`, and `uuid` (hashed here) or
+            `uuid_hash`.
         """
         row = to_row(tables.device, to_device_row(fields), own=("id", "key"))
         return self._get_or_add(tables.device, row | {"key": make_key(row)})
@@ -107,7 +108,10 @@ class Store:
     # Sweeps and what they measure.
 
     def start_sweep(self, fields: dict) -> int:
-        """Record the start of a sweep and return its id. Fields: preset, seed, sampler, effort, regime, shard, argv (list), host."""
+        """Record the start of a sweep and return its id.
+
+        Fields: preset, seed, sampler, effort, regime, shard, argv (list), host.
+        """
         row = to_row(tables.sweep, fields, own=("id", "uid", "status", "created", "ended"))
         return self._add(tables.sweep, row | {"uid": make_uid(), "status": "running", "created": now()})
 
@@ -116,25 +120,29 @@ class Store:
         self._update(tables.sweep, sweep_id, {"status": status, "ended": now()})
 
     def add_block(self, fields: dict) -> int:
-        """Record a block (one problem on one board in one go) and return its id; its status is `open` until it is finished.
+        """Record a block (one problem on one board in one go) and return its id; its status is `open` until it is
+        finished.
 
         Fields: sweep_id, problem_id, device_id, environment_id, regime, kernel_hash (64 hex digits), compiler; optional
-        reference_config_id, order (list of config ids: the places of round 0), rounds, confirm_rounds, anchor_us, noise (A/A),
-        clock_mhz, power_w, throttle, status, extra (dict), workload (dict: the group sizes of a grouped problem, see tuner.workload).
+        reference_config_id, order (list of config ids: the places of round 0), rounds, confirm_rounds, anchor_us, noise
+        (A/A), clock_mhz, power_w, throttle, status, extra (dict), workload (dict: the group sizes of a grouped problem,
+        see tuner.problems.workload).
         """
         row = to_row(tables.block, fields, own=("id", "uid", "created"))
         with self.writing() as connection:
             writing.check_config_ids(connection, "block.order", row.get("order"))
-            return writing.add_row(connection, tables.block, {"status": "open"} | row | {"uid": make_uid(), "created": now()})
+            return writing.add_row(
+                connection, tables.block, {"status": "open"} | row | {"uid": make_uid(), "created": now()}
+            )
 
     def add_measurements(self, rows: Iterable[dict], finish: bool = False) -> None:
         """Store the rows of one or more blocks; a row of the same (block, config, role) is replaced.
 
-        Keys: block_id, config_id, role, status; optional n (how many samples: read back as num_samples, because n is a dim),
-        median_us, mad_us, q10_us, q90_us, ratio, ratio_low, ratio_high (to the block's reference), max_abs_error, clock_mhz, power_w,
-        samples (microseconds; for finalists only), error (its last 4 KiB are kept), and what the compiler reported: compile_ms,
-        registers, spill_bytes, local_bytes, smem_bytes.
-        `finish` also sets the blocks' status to `finished`, in the same transaction.
+        Keys: block_id, config_id, role, status; optional n (how many samples: read back as num_samples, because n is a
+            dim), median_us, mad_us, q10_us, q90_us, ratio, ratio_low, ratio_high (to the block's reference),
+            max_abs_error, clock_mhz, power_w, samples (microseconds; for finalists only), error (its last 4 KiB are
+            kept), and what the compiler reported: compile_ms, registers, spill_bytes, local_bytes, smem_bytes. `finish`
+            also sets the blocks' status to `finished`, in the same transaction.
         """
         rows = [dict(row) for row in rows]
         with self.writing() as connection:
@@ -145,13 +153,18 @@ class Store:
 
     def finish_block(self, block_id: int, **fields: object) -> None:
         """Set a block's status to `finished` (or to `status`), with other fields of add_block that are known only now."""
-        row = to_row(tables.block, {"status": "finished"} | fields, own=("id", "uid", "created", "problem_id", "device_id", "order"))
+        row = to_row(
+            tables.block,
+            {"status": "finished"} | fields,
+            own=("id", "uid", "created", "problem_id", "device_id", "order"),
+        )
         self._update(tables.block, block_id, row)
 
     def set_best(self, fields: dict) -> None:
         """Store the winner of a problem, replacing an earlier one.
 
-        Fields: problem_id, sku, kernel_hash, compiler, regime, config_id, tie_set (list of config ids, the winner first), block_id.
+        Fields: problem_id, sku, kernel_hash, compiler, regime, config_id, tie_set (list of config ids, the winner
+            first), block_id.
         """
         with self.writing() as connection:
             writing.set_best(connection, fields)
@@ -169,7 +182,9 @@ class Store:
 
     # Readers.
 
-    def measured_problems(self, sku: str, kernel_hash: str, compiler: str, regime: str, op: str = "fp8_gemm") -> set[str]:
+    def measured_problems(
+        self, sku: str, kernel_hash: str, compiler: str, regime: str, op: str = "fp8_gemm"
+    ) -> set[str]:
         """Return the keys of the problems that have a finished block of this identity."""
         with self.reading() as connection:
             return queries.measured_problems(connection, sku, kernel_hash, compiler, regime, op)
@@ -185,14 +200,17 @@ class Store:
     ) -> list[dict]:
         """Return measured rows, every value checked, one dict each; None does not filter.
 
-        A row has the fields of its problem (problem_id, problem_key, op, m, ...), config (config_id, config_key, block_m, ...) and
-        block (block_id, sku, board, kernel_hash, compiler, regime, workload, created, block_status, reference_config_id, anchor_us, noise),
-        its own (role, status, num_samples, median_us, ..., samples as a list or None) and its compilation's (registers, ...).
-        Rows whose config is no longer legal on their device are left out; stats() counts them.
+        A row has the fields of its problem (problem_id, problem_key, op, m, ...), config (config_id, config_key,
+        block_m, ...) and block (block_id, sku, board, kernel_hash, compiler, regime, workload, created, block_status,
+        reference_config_id, anchor_us, noise), its own (role, status, num_samples, median_us, ..., samples as a list or
+        None) and its compilation's (registers, ...). Rows whose config is no longer legal on their device are left out;
+        stats() counts them.
         Raises: IntegrityError for a row that cannot be true.
         """
         with self.reading() as connection:
-            return queries.load_measurements(connection, self.target, queries.Filter(sku, kernel_hash, op, role, regime, compiler))
+            return queries.load_measurements(
+                connection, self.target, queries.Filter(sku, kernel_hash, op, role, regime, compiler)
+            )
 
     def load_columns(self, **filters: str | None) -> dict[str, np.ndarray]:
         """Return what load_measurements returns as one array per field: float64 (NaN for None), int64, or objects."""
@@ -206,13 +224,18 @@ class Store:
         regime: str | None = None,
         compiler: str | None = None,
     ) -> list[dict]:
-        """Return the winners: the fields of problem and config, sku, kernel_hash, compiler, regime, block_id, created, and
+        """Return the winners: the fields of problem and config, sku, kernel_hash, compiler, regime, block_id, created,
+        and
         `tie_set`, a list of configs as dicts with `config_id`, the winner first."""
         with self.reading() as connection:
-            return queries.load_best(connection, self.target, queries.Filter(sku, kernel_hash, op, None, regime, compiler))
+            return queries.load_best(
+                connection, self.target, queries.Filter(sku, kernel_hash, op, None, regime, compiler)
+            )
 
     def load_compilations(self, kernel_hash: str | None = None, compiler: str | None = None) -> list[dict]:
-        """Return what the compilers reported: the config's fields, variant, kernel_hash, compiler, registers, spill_bytes, ..."""
+        """Return what the compilers reported: the config's fields, variant, kernel_hash, compiler, registers,
+        spill_bytes, ...
+        """
         with self.reading() as connection:
             return queries.load_compilations(connection, self.target, kernel_hash, compiler)
 
@@ -222,7 +245,9 @@ class Store:
             return queries.newest_kernel_hash(connection, op, sku)
 
     def stats(self) -> dict:
-        """Return counts: rows per table, coverage per identity, rows of configs that are no longer legal, size of the file."""
+        """Return counts: rows per table, coverage per identity, rows of configs that are no longer legal, size of the
+        file.
+        """
         with self.reading() as connection:
             found = queries.stats(connection, self.target)
         size = self.target.stat().st_size if isinstance(self.target, Path) else None

@@ -5,14 +5,14 @@
     problem      what was asked          config       how it was done (both with their frozen key)
     sweep        one run of the tuner    block        one problem measured on one board in one go
     measurement  one config in one block, once for choosing (search) and once for scoring (confirm)
-    compilation  what the compiler reported for a config; the same for every problem of one variant, hence no column of measurement
-    best         the winner of a problem and its tie set
+    compilation  what the compiler reported for a config; the same for every problem of one variant, hence no column of
+                 measurement best         the winner of a problem and its tie set
 
-`block.workload` is canonical JSON of the group sizes that a grouped problem was measured with (see tuner.workload), "" for a dense one.
-Rows of `sweep` and `block` carry a random uid and the other tables a natural key, so that databases merge (see transfer.py).
-Integer ids are local to one file. Times are microseconds. Lists are JSON text; samples are little-endian float32.
-Every constraint is named, because batch migrations drop unnamed CHECKs. SQLite tables are STRICT; `measurement`, nearly all of a
-file, is WITHOUT ROWID there.
+`block.workload` is canonical JSON of the group sizes that a grouped problem was measured with (see tuner.problems.workload), ""
+for a dense one. Rows of `sweep` and `block` carry a random uid and the other tables a natural key, so that databases
+merge (see transfer.py). Integer ids are local to one file. Times are microseconds. Lists are JSON text; samples are
+little-endian float32. Every constraint is named, because batch migrations drop unnamed CHECKs. SQLite tables are
+STRICT; `measurement`, nearly all of a file, is WITHOUT ROWID there.
 """
 
 from sqlalchemy import (
@@ -83,13 +83,20 @@ def short(table: str, column: str, length: int) -> CheckConstraint:
 
 
 def added_words(table: str, words: dict[str, tuple[str, ...]]) -> list[Column]:
-    """Return required text columns of a later migration, each with its default (the first word) and the CHECK in the column itself."""
-    return [Column(name, Text, one_of(table, name, values), server_default=values[0], nullable=False) for name, values in words.items()]
+    """Return required text columns of a later migration, each with its default (the first word) and the CHECK in the
+    column itself.
+    """
+    return [
+        Column(name, Text, one_of(table, name, values), server_default=values[0], nullable=False)
+        for name, values in words.items()
+    ]
 
 
 def added_integer(table: str, name: str, low: int, high: int, default: int) -> Column:
     """Return a required integer column of a later migration."""
-    return Column(name, INTEGER, between(table, name, low, high), server_default=literal_column(str(default)), nullable=False)
+    return Column(
+        name, INTEGER, between(table, name, low, high), server_default=literal_column(str(default)), nullable=False
+    )
 
 
 def identifier(table: str) -> list:
@@ -99,7 +106,10 @@ def identifier(table: str) -> list:
 
 def reference(table: str, column: str, target: str, nullable: bool = False) -> list:
     """Return a column that refers to `target`.id."""
-    return [Column(column, INTEGER, nullable=nullable), ForeignKeyConstraint([column], [f"{target}.id"], name=f"fk_{table}_{column}")]
+    return [
+        Column(column, INTEGER, nullable=nullable),
+        ForeignKeyConstraint([column], [f"{target}.id"], name=f"fk_{table}_{column}"),
+    ]
 
 
 def text(*names: str) -> list[Column]:
@@ -128,7 +138,9 @@ def make_table(name: str, *parts, has_rowid: bool = True) -> Table:
     return Table(name, metadata, *flat, sqlite_strict=True, sqlite_with_rowid=has_rowid)
 
 
-alembic_version = make_table("alembic_version", text("version_num"), PrimaryKeyConstraint("version_num", name="alembic_version_pkc"))
+alembic_version = make_table(
+    "alembic_version", text("version_num"), PrimaryKeyConstraint("version_num", name="alembic_version_pkc")
+)
 
 device = make_table(
     "device", identifier("device"), text("key", "sku", "name"), optional_text("uuid_hash", "mig"), integers("sm_count"),
@@ -139,20 +151,40 @@ device = make_table(
 )  # fmt: skip
 
 environment = make_table(
-    "environment", identifier("environment"), text("key"),
-    optional_text("driver", "cuda", "compiler", "compiler_version", "torch", "python", "package_version", "git_sha", "tree_hash", "flags"),
+    "environment",
+    identifier("environment"),
+    text("key"),
+    optional_text(
+        "driver",
+        "cuda",
+        "compiler",
+        "compiler_version",
+        "torch",
+        "python",
+        "package_version",
+        "git_sha",
+        "tree_hash",
+        "flags",
+    ),
     integers("git_dirty", "cpu_count", nullable=True),
     UniqueConstraint("key", name="uq_environment_key"),
     between("environment", "git_dirty", 0, 1),
-)  # fmt: skip
+)
 
 problem = make_table(
-    "problem", identifier("problem"), text("key", "op"), integers("m", "n", "k", "num_sms"), text("compiled_dims"),
-    added_words("problem", PROBLEM_WORDS), added_integer("problem", "batch_invariant", 0, 1, 0),
-    [added_integer("problem", name, *numbers) for name, numbers in GROUP_NUMBERS.items()], added_words("problem", GROUP_WORDS),
+    "problem",
+    identifier("problem"),
+    text("key", "op"),
+    integers("m", "n", "k", "num_sms"),
+    text("compiled_dims"),
+    added_words("problem", PROBLEM_WORDS),
+    added_integer("problem", "batch_invariant", 0, 1, 0),
+    [added_integer("problem", name, *numbers) for name, numbers in GROUP_NUMBERS.items()],
+    added_words("problem", GROUP_WORDS),
     UniqueConstraint("key", name="uq_problem_key"),
-    *(between("problem", dim, 1, 2**31 - 1) for dim in "mnk"), between("problem", "num_sms", 0, 65535),
-)  # fmt: skip
+    *(between("problem", dim, 1, 2**31 - 1) for dim in "mnk"),
+    between("problem", "num_sms", 0, 65535),
+)
 
 KNOBS = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")
 config = make_table(
@@ -163,11 +195,14 @@ config = make_table(
 )  # fmt: skip
 
 sweep = make_table(
-    "sweep", identifier("sweep"), text("uid", "status", "created"),
-    optional_text("ended", "preset", "sampler", "effort", "regime", "shard", "argv", "host"), integers("seed", nullable=True),
+    "sweep",
+    identifier("sweep"),
+    text("uid", "status", "created"),
+    optional_text("ended", "preset", "sampler", "effort", "regime", "shard", "argv", "host"),
+    integers("seed", nullable=True),
     UniqueConstraint("uid", name="uq_sweep_uid"),
     one_of("sweep", "status", SWEEP_STATUSES),
-)  # fmt: skip
+)
 
 block = make_table(
     "block", identifier("block"), text("uid", "status", "created"),
@@ -183,30 +218,53 @@ block = make_table(
     between("block", "rounds", 0, 10**9), between("block", "confirm_rounds", 0, 10**9),
 )  # fmt: skip
 
-# Without a rowid the rows lie in the key's own tree. With one SQLite keeps them by rowid and the whole key once more in an index beside
-# them, which would be 25 % of a snapshot.
+# Without a rowid the rows lie in the key's own tree. With one SQLite keeps them by rowid and the whole key once more in
+# an index beside them, which would be 25 % of a snapshot.
 measurement = make_table(
-    "measurement", reference("measurement", "block_id", "block"), reference("measurement", "config_id", "config"),
-    text("role", "status"), integers("num_samples", nullable=True),
-    reals("median_us", "mad_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high", "max_abs_error", "clock_mhz", "power_w"),
-    Column("samples", LargeBinary), optional_text("error"),
+    "measurement",
+    reference("measurement", "block_id", "block"),
+    reference("measurement", "config_id", "config"),
+    text("role", "status"),
+    integers("num_samples", nullable=True),
+    reals(
+        "median_us",
+        "mad_us",
+        "q10_us",
+        "q90_us",
+        "ratio",
+        "ratio_low",
+        "ratio_high",
+        "max_abs_error",
+        "clock_mhz",
+        "power_w",
+    ),
+    Column("samples", LargeBinary),
+    optional_text("error"),
     PrimaryKeyConstraint("block_id", "config_id", "role", name="pk_measurement"),
-    one_of("measurement", "role", ROLES), one_of("measurement", "status", STATUSES),
+    one_of("measurement", "role", ROLES),
+    one_of("measurement", "status", STATUSES),
     CheckConstraint("status != 'ok' OR median_us IS NOT NULL", name="ck_measurement_ok_has_time"),
     between("measurement", "num_samples", 1, 10**9),
-    *(positive("measurement", name, MAX_TIME_US) for name in ("median_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high")),
+    *(
+        positive("measurement", name, MAX_TIME_US)
+        for name in ("median_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high")
+    ),
     between("measurement", "mad_us", 0.0, MAX_TIME_US),
     has_rowid=False,
-)  # fmt: skip
+)
 
 REPORT_FIELDS = ("registers", "spill_bytes", "local_bytes", "smem_bytes")
 compilation = make_table(
-    "compilation", reference("compilation", "config_id", "config"), text("variant", "kernel_hash", "compiler"),
-    integers(*REPORT_FIELDS, nullable=True), reals("compile_ms"),
+    "compilation",
+    reference("compilation", "config_id", "config"),
+    text("variant", "kernel_hash", "compiler"),
+    integers(*REPORT_FIELDS, nullable=True),
+    reals("compile_ms"),
     PrimaryKeyConstraint("config_id", "variant", "kernel_hash", "compiler", name="pk_compilation"),
     one_of("compilation", "compiler", COMPILERS),
-    *(between("compilation", name, 0, 2**31 - 1) for name in REPORT_FIELDS), between("compilation", "compile_ms", 0.0, MAX_TIME_US),
-)  # fmt: skip
+    *(between("compilation", name, 0, 2**31 - 1) for name in REPORT_FIELDS),
+    between("compilation", "compile_ms", 0.0, MAX_TIME_US),
+)
 
 best = make_table(
     "best", reference("best", "problem_id", "problem"), text("sku", "kernel_hash", "compiler", "regime", "created"),

@@ -1,7 +1,8 @@
 """Merging databases, and JSON in and out.
 
-JSON format 1: {"application": "deep_gemm tuning database", "format": 1, "tables": {name: {"columns": [...], "rows": [[...]]}}}, the
-tables in natural form (see naturals.py), rows sorted by natural key, bytes as hexadecimal text. Equal databases give equal bytes.
+JSON format 1: {"application": "deep_gemm tuning database", "format": 1, "tables": {name: {"columns": [...], "rows":
+[[...]]}}}, the tables in natural form (see naturals.py), rows sorted by natural key, bytes as hexadecimal text. Equal
+databases give equal bytes.
 """
 
 import json
@@ -9,20 +10,23 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tuner import errors
 from tuner.db import tables
 from tuner.db.files import replacing
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
 from tuner.db.store import Store
+
+from tuner import errors
 
 APPLICATION = "deep_gemm tuning database"
 FORMAT = 1
 BLOBS = {"samples"}
 #: What the columns mean that an export of an older schema has not.
 ADDED = {name: {} for name in KEYS} | {
-    "problem": {name: words[0] for name, words in (tables.PROBLEM_WORDS | tables.GROUP_WORDS).items()}
-    | {"batch_invariant": 0}
-    | {name: default for name, (_, _, default) in tables.GROUP_NUMBERS.items()},
+    "problem": (
+        {name: words[0] for name, words in (tables.PROBLEM_WORDS | tables.GROUP_WORDS).items()}
+        | {"batch_invariant": 0}
+        | {name: default for name, (_, _, default) in tables.GROUP_NUMBERS.items()}
+    ),
     "config": {"split_k": 1, "swap_ab": 0},
     "block": {"workload": ""},
     "compilation": {"variant": ""},
@@ -38,7 +42,8 @@ def load_tables(source: str | os.PathLike) -> Tables:
 
 
 def merge(target: str | os.PathLike, sources: Iterable[str | os.PathLike]) -> dict:
-    """Add all rows of `sources` to `target`, which is created where there is none; return how many rows each table gained.
+    """Add all rows of `sources` to `target`, which is created where there is none; return how many rows each table
+    gained.
 
     Idempotent and commutative: a sweep or block is recognised by its random uid, everything else by its natural key.
     Raises: UsageError, StoreError, IntegrityError; then nothing was written.
@@ -70,7 +75,11 @@ def export_json(source: str | os.PathLike, target: str | os.PathLike) -> int:
 
 def to_json_bytes(found: Tables) -> bytes:
     """Return tables as a JSON document."""
-    document = {"application": APPLICATION, "format": FORMAT, "tables": {name: to_document(name, rows) for name, rows in found.items()}}
+    document = {
+        "application": APPLICATION,
+        "format": FORMAT,
+        "tables": {name: to_document(name, rows) for name, rows in found.items()},
+    }
     return (json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
 
 
@@ -83,12 +92,15 @@ def to_document(name: str, rows: dict[tuple, dict]) -> dict:
 def import_json(target: str | os.PathLike, source: str | os.PathLike) -> dict:
     """Merge a file that export_json wrote into `target`; return how many rows each table gained.
 
-    Raises: UsageError, StoreError; IntegrityError for anything that export_json does not write; then nothing was written.
+    Raises: UsageError, StoreError; IntegrityError for anything that export_json does not write; then nothing was
+        written.
     """
     try:
         payload = Path(source).read_bytes()
     except OSError as error:
-        raise errors.UsageError(f"{source}: {error.strerror}; name a file that `python -m tuner db export` wrote") from error
+        raise errors.UsageError(
+            f"{source}: {error.strerror}; name a file that `python -m tuner db export` wrote"
+        ) from error
     found = parse_json(source, payload)
     check_tables(source, found)
     return add_tables(target, [found])
@@ -98,12 +110,17 @@ def parse_json(source: object, payload: bytes) -> Tables:
     """Return the tables of a JSON document. Raises: IntegrityError."""
     try:
         document = json.loads(payload)
-        if (document["application"], document["format"], sorted(document["tables"])) != (APPLICATION, FORMAT, sorted(KEYS)):
+        if (document["application"], document["format"], sorted(document["tables"])) != (
+            APPLICATION,
+            FORMAT,
+            sorted(KEYS),
+        ):
             raise ValueError(f"application {document['application']!r}, format {document['format']!r}")
         return {name: from_document(name, document["tables"][name]) for name in KEYS}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.IntegrityError(
-            f"{source}: not an export of a tuning database ({type(error).__name__}: {error}); write one with `python -m tuner db export`"
+            f"{source}: not an export of a tuning database ({type(error).__name__}: {error}); write one with `python -m"
+            " tuner db export`"
         ) from error
 
 

@@ -1,6 +1,7 @@
 """What may enter the tables: conversion of Python values to column values, and natural keys.
 
-Exception contract: everything here raises UsageError for a wrong field name, and IntegrityError for an impossible value.
+Exception contract: everything here raises UsageError for a wrong field name, and IntegrityError for an impossible
+value.
 """
 
 import hashlib
@@ -52,7 +53,9 @@ def to_json(value: object) -> str:
 def make_key(row: dict) -> str:
     """Return the natural key of a device or environment: sha256 over its fields, NULL ones left out."""
     return hashlib.sha256(
-        to_json({name: value for name, value in row.items() if value is not None and name not in ("id", "key")}).encode()
+        to_json(
+            {name: value for name, value in row.items() if value is not None and name not in ("id", "key")}
+        ).encode()
     ).hexdigest()
 
 
@@ -62,18 +65,26 @@ def hash_uuid(board: str) -> str:
 
 
 def to_row(table: Table, fields: dict, *, own: tuple[str, ...] = ()) -> dict:
-    """Return `fields` as a row of `table`; the columns in `own` belong to the store. Raises: UsageError, IntegrityError."""
+    """Return `fields` as a row of `table`; the columns in `own` belong to the store.
+
+    Raises: UsageError, IntegrityError.
+    """
     allowed = [column.name for column in table.columns if column.name not in own]
     unknown = sorted(set(fields) - set(allowed))
     if unknown:
-        raise errors.UsageError(f"{table.name}: unknown field {', '.join(map(repr, unknown))}; the fields are {', '.join(allowed)}")
+        raise errors.UsageError(
+            f"{table.name}: unknown field {', '.join(map(repr, unknown))}; the fields are {', '.join(allowed)}"
+        )
     row = {name: to_value(table.columns[name], value) for name, value in fields.items()}
     check_names(table.name, row)
     return row
 
 
 def to_value(column: Column, value: object) -> object:
-    """Return one value as the driver takes it: numpy scalars as Python's, lists and dicts as JSON. Raises: IntegrityError."""
+    """Return one value as the driver takes it: numpy scalars as Python's, lists and dicts as JSON.
+
+    Raises: IntegrityError.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (list, tuple, dict)):
@@ -82,7 +93,9 @@ def to_value(column: Column, value: object) -> object:
         value = int(value)
     kind = column.type.python_type
     if value is not None and not isinstance(value, (int, float) if kind is float else kind):
-        raise errors.IntegrityError(f"{column} = {str(value)[:80]!r}: must be {KINDS[kind]}, not {type(value).__name__}")
+        raise errors.IntegrityError(
+            f"{column} = {str(value)[:80]!r}: must be {KINDS[kind]}, not {type(value).__name__}"
+        )
     if isinstance(value, float) and not math.isfinite(value):
         raise errors.IntegrityError(f"{column} = {value}: must be a finite number")
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -111,7 +124,10 @@ def check_names(table: str, row: dict) -> None:
 
 
 def to_samples(samples: object) -> bytes | None:
-    """Return times in microseconds as little-endian float32. Raises: IntegrityError unless all are finite and positive."""
+    """Return times in microseconds as little-endian float32.
+
+    Raises: IntegrityError unless all are finite and positive.
+    """
     if samples is None:
         return None
     array = np.asarray(samples, dtype=np.float64).astype("<f4")

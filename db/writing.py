@@ -4,11 +4,11 @@ import json
 
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
-
-from tuner import errors
 from tuner.db import tables
 from tuner.db.values import now, to_log_tail, to_row, to_samples
-from tuner.fields import kernel_variant
+
+from tuner import errors
+from tuner.problems.fields import kernel_variant
 
 COMPILE_FIELDS = ("registers", "spill_bytes", "local_bytes", "smem_bytes", "compile_ms")
 MEASUREMENT_FIELDS = tuple(column.name for column in tables.measurement.columns)
@@ -20,7 +20,9 @@ def add_row(connection: Connection, table: Table, row: dict) -> int:
 
 
 def upsert(connection: Connection, table: Table, rows: list[dict], keep_known: bool = False) -> None:
-    """Insert rows with all columns given; an existing row is replaced, or where `keep_known` only by values that are not NULL."""
+    """Insert rows with all columns given; an existing row is replaced, or where `keep_known` only by values that are
+    not NULL.
+    """
     if not rows:
         return
     dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
@@ -30,7 +32,9 @@ def upsert(connection: Connection, table: Table, rows: list[dict], keep_known: b
         if not column.primary_key:
             new = statement.excluded[column.name]
             changed[column.name] = func.coalesce(new, column) if keep_known else new
-    connection.execute(statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=changed), rows)
+    connection.execute(
+        statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=changed), rows
+    )
 
 
 def add_measurements(connection: Connection, rows: list[dict]) -> None:
@@ -56,11 +60,18 @@ def to_measurement_row(row: dict) -> dict:
 
 
 def load_identities(connection: Connection, block_ids: set) -> dict[int, tuple[dict, str]]:
-    """Return {block id: (what identifies its kernels besides the config, compiled_dims)}. Raises: UsageError for a block that does not exist."""
+    """Return {block id: (what identifies its kernels besides the config, compiled_dims)}.
+
+    Raises: UsageError for a block that does not exist.
+    """
     found = {}
     query = select(tables.block.c.kernel_hash, tables.block.c.compiler, tables.problem).join(tables.problem)
     for block_id in block_ids:
-        row = connection.execute(query.where(tables.block.c.id == block_id)).mappings().first() if isinstance(block_id, int) else None
+        row = (
+            connection.execute(query.where(tables.block.c.id == block_id)).mappings().first()
+            if isinstance(block_id, int)
+            else None
+        )
         if row is None:
             raise errors.UsageError(f"measurement.block_id = {block_id!r}: no such block; call add_block first")
         identity = {"kernel_hash": row["kernel_hash"], "compiler": row["compiler"], "variant": kernel_variant(row)}
@@ -73,7 +84,9 @@ def set_best(connection: Connection, fields: dict) -> None:
     row = to_row(tables.best, fields, own=("created",))
     tie_set = check_config_ids(connection, "best.tie_set", row.get("tie_set"))
     if not tie_set or row.get("config_id") != tie_set[0]:
-        raise errors.UsageError(f"best.tie_set = {tie_set}: must begin with the winner, config_id = {row.get('config_id')}")
+        raise errors.UsageError(
+            f"best.tie_set = {tie_set}: must begin with the winner, config_id = {row.get('config_id')}"
+        )
     upsert(connection, tables.best, [row | {"created": now()}])
 
 

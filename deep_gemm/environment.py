@@ -70,11 +70,12 @@ def temp_dir() -> Path | None:
 
 
 def search_path() -> list[Path]:
-    """Return the absolute folders of PATH; relative and empty entries mean the current folder, where no tool is looked for."""
+    """Return the absolute folders of PATH; relative and empty entries mean the current folder, where no tool is looked
+    for.
+    """
     return [Path(entry) for entry in os.environ.get("PATH", "").split(os.pathsep) if os.path.isabs(entry)]
 
 
 def tuner_database() -> str:
     """Return the tuning database's path or URL named by DG_TUNER_DB, or the default below HOME."""
     return get_string("DG_TUNER_DB") or str((home_dir() or Path.cwd()) / ".deep_gemm" / "tuning.db")
-

@@ -36,11 +36,19 @@ class ArgumentError(DeepGemmError, TypeError):
 class CompileError(DeepGemmError, RuntimeError):
     """A kernel that could not be compiled.
 
-    Attributes: `argv` (the compiler's command line), `status` (exit status, negative = signal, None = never ended by itself),
-    `log` (the last 4 KiB of the compiler's output), `source_path` (where the source was kept, or None).
+    Attributes: `argv` (the compiler's command line), `status` (exit status, negative = signal, None = never ended by
+        itself), `log` (the last 4 KiB of the compiler's output), `source_path` (where the source was kept, or None).
     """
 
-    def __init__(self, message: str, *, argv: tuple[str, ...] = (), status: int | None = None, log: str = "", source_path: str | None = None):
+    def __init__(
+        self,
+        message: str,
+        *,
+        argv: tuple[str, ...] = (),
+        status: int | None = None,
+        log: str = "",
+        source_path: str | None = None,
+    ):
         super().__init__(message)
         self.argv, self.status, self.log, self.source_path = tuple(argv), status, log, source_path
 

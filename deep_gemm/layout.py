@@ -1,7 +1,7 @@
 """Layouts of FP32 scale factors, and the alignment of the rows of contiguous groups.
 
-The kernels read scales at any strides; the layout preferred for A's scales is MN-major with the leading dimension padded to
-16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
+The kernels read scales at any strides; the layout preferred for A's scales is MN-major with the leading dimension
+padded to 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
 """
 
 import torch
@@ -29,8 +29,8 @@ def get_mn_major_tma_aligned_tensor(sf, dtype: torch.dtype | None = None, device
         sf: float32 scales [mn, k] or [groups, mn, k], any strides; or such a shape, for an empty tensor.
         dtype, device: of the empty tensor (float32 and torch's default device when omitted).
 
-    Returns: a tensor of sf's shape with strides (1, aligned_mn) in its last two dims; sf itself where it has this layout.
-    Zero sizes give an empty tensor of the shape.
+    Returns: a tensor of sf's shape with strides (1, aligned_mn) in its last two dims; sf itself where it has this
+        layout. Zero sizes give an empty tensor of the shape.
 
     Raises: ShapeError for another rank, DtypeError for scales that are not float32.
     """
@@ -84,7 +84,9 @@ def _granularity(recipe: tuple[int, int, int], is_sfa: bool) -> tuple[int, int]:
 def _check_shape(sf: torch.Tensor, matrix: tuple[int, int], num_groups: int | None) -> None:
     expected = matrix if num_groups is None else (num_groups, *matrix)
     if tuple(sf.shape) != expected:
-        raise ShapeError(f"sf.shape = {list(sf.shape)}: must be {list(expected)} for these sizes; check mn, k and recipe.")
+        raise ShapeError(
+            f"sf.shape = {list(sf.shape)}: must be {list(expected)} for these sizes; check mn, k and recipe."
+        )
 
 
 def _check_rank(shape) -> None:

@@ -1,8 +1,8 @@
 """The ops as `torch.ops.deep_gemm.*`: what a compiled or exported graph holds in place of a call.
 
-They are flat forms of the public ops: an FP8 pair is two arguments (`a, scale_a`), and there is no `stream`, which a graph cannot hold.
-Each writes `d` and returns nothing; `c` may be `d` itself, as in the public op. `ks` and `expected_m` may be symbolic: a graph holds for all of
-their values. They are registered through `torch.library.Library`
+They are flat forms of the public ops: an FP8 pair is two arguments (`a, scale_a`), and there is no `stream`, which a
+graph cannot hold. Each writes `d` and returns nothing; `c` may be `d` itself, as in the public op. `ks` and
+`expected_m` may be symbolic: a graph holds for all of their values. They are registered through `torch.library.Library`
 because the wrapper that `torch.library.custom_op` puts around an op costs many times a launch.
 """
 
@@ -32,7 +32,8 @@ _GROUPS_OF_K = "SymInt[] ks, Tensor? ks_tensor=None, Tensor? c=None"
 _FP8_K_SCHEMA = f"({_PAIRS}, {_GROUPS_OF_K}, int[]? recipe=None, str? compiled_dims=None) -> ()"
 _BF16_K_SCHEMA = f"({_MATRICES}, {_GROUPS_OF_K}, str? compiled_dims=None) -> ()"
 
-#: Operands reach an op with the strides that the program gave them: another layout would be another kernel, or one that TMA cannot read.
+#: Operands reach an op with the strides that the program gave them: another layout would be another kernel, or one that
+#: TMA cannot read.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 _LIBRARY = torch.library.Library("deep_gemm", "FRAGMENT")
@@ -78,7 +79,9 @@ def _register_vendor(layout: str) -> None:
 
 
 def _take_pairs(op: Callable) -> Callable:
-    def run(a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *rest: object, **factors: float) -> None:
+    def run(
+        a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *rest: object, **factors: float
+    ) -> None:
         op((a, scale_a), (b, scale_b), *rest, **factors)
 
     return run

@@ -1,7 +1,8 @@
-"""Plan a new problem: choose its config and get the compiled kernel. The native dispatch calls it on a miss, once per problem.
+"""Plan a new problem: choose its config and get the compiled kernel. The native dispatch calls it on a miss, once per
+problem.
 
-Guarantees: a config that fails to compile falls back to the heuristic's with one warning; recording and printing never make a
-call fail.
+Guarantees: a config that fails to compile falls back to the heuristic's with one warning; recording and printing never
+    make a call fail.
 """
 
 import os
@@ -18,7 +19,8 @@ _MAX_REMEMBERED = 65536
 # The fields of a problem that its kernel depends on, besides sizes that are compiled in.
 _VARIANT = ("op", "recipe", "d_dtype", "c_mode", "a_major", "b_major", "scale_layout", "group_layout")
 
-# A kernel serves every problem of its variant and compiled dims; asking the JIT again would hash the whole source for each of them.
+# A kernel serves every problem of its variant and compiled dims; asking the JIT again would hash the whole source for
+# each of them.
 _kernels: dict[tuple, "build.CompileResult"] = {}
 _seen: set["_C.Problem"] = set()
 _warned: set[str] = set()
@@ -37,7 +39,8 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def plan(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
     """Return (config, cubin, kernel name) for `problem` on CUDA device `ordinal`.
 
-    Raises: DeviceError where no config is legal; CompileError where neither the chosen config nor the heuristic's compiles.
+    Raises: DeviceError where no config is legal; CompileError where neither the chosen config nor the heuristic's
+        compiles.
     """
     device = _C.get_device(ordinal)
     choice = selection.explain(problem, device)
@@ -52,14 +55,22 @@ def plan(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
 
 
 def plan_without_clusters(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
-    """Plan again, as `plan`, where the GPU places no cluster of the planned config: the heuristic's best of those of one CTA.
+    """Plan again, as `plan`, where the GPU places no cluster of the planned config: the heuristic's best of those of
+    one CTA.
 
     Raises: DeviceError where no such config is legal; CompileError.
     """
     device = _C.get_device(ordinal)
-    single = [config for config in _C.get_candidates(problem, device) if config.cluster_m * config.cluster_n * config.split_k == 1]
+    single = [
+        config
+        for config in _C.get_candidates(problem, device)
+        if config.cluster_m * config.cluster_n * config.split_k == 1
+    ]
     if not single:
-        raise DeviceError(f"{problem}: {device.name} places no cluster of CTAs, and no config without clusters is legal; use another GPU.")
+        raise DeviceError(
+            f"{problem}: {device.name} places no cluster of CTAs, and no config without clusters is legal; use another"
+            " GPU."
+        )
     config = min(single, key=lambda candidate: _C.estimate_time_us(problem, candidate, device))
     _warn_once(f"{device.name} places no cluster of the config chosen for {problem}; using {config} instead")
     result = _get_kernel(problem, config)
@@ -76,7 +87,8 @@ def get_transpose_kernel(is_refused: bool = False) -> tuple[bytes, str]:
 
 
 def rebuild(problem: "_C.Problem", config: "_C.Config") -> tuple[bytes, str, str]:
-    """Compile again after the driver refused the cubin that plan gave; return (cubin, kernel name, compiler and version).
+    """Compile again after the driver refused the cubin that plan gave; return (cubin, kernel name, compiler and
+    version).
 
     Raises: CompileError.
     """
@@ -91,7 +103,10 @@ def _build_analytic(problem, device, choice, error: CompileError):
         raise error
     result = _get_kernel(problem, config)
     first_line = str(error).partition("\n")[0]
-    _warn_once(f"{choice.config}, chosen for {problem} ({choice.source}), does not compile ({first_line}); using {config} instead")
+    _warn_once(
+        f"{choice.config}, chosen for {problem} ({choice.source}), does not compile ({first_line}); using {config}"
+        " instead"
+    )
     return result, config
 
 

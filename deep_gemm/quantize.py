@@ -1,7 +1,7 @@
 """Quantise tensors to FP8 (E4M3) with scale factors of several granularities.
 
-Every cast clamps the largest magnitude of a group at 1e-4, takes scale = amax / 448 (the largest E4M3 number), rounds the scale
-up to a power of two where asked, and returns (x / scale in float8_e4m3fn, scale in float32).
+Every cast clamps the largest magnitude of a group at 1e-4, takes scale = amax / 448 (the largest E4M3 number), rounds
+the scale up to a power of two where asked, and returns (x / scale in float8_e4m3fn, scale in float32).
 """
 
 import torch
@@ -57,7 +57,8 @@ def per_channel_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Ten
 
 
 def per_block_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x [..., m, n], a matrix or groups of matrices, with one scale per 128 x 128 block; no block spans two groups.
+    """Quantise x [..., m, n], a matrix or groups of matrices, with one scale per 128 x 128 block; no block spans two
+    groups.
 
     Returns: float8_e4m3fn [..., m, n] and float32 scales [..., ceil(m / 128), ceil(n / 128)].
     Raises: ShapeError for a vector or a scalar, DtypeError unless x is floating point.
@@ -65,12 +66,16 @@ def per_block_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Tenso
     _check_matrices(x)
     *leading, m, n = x.shape
     rows, columns = ceil_div(m, _BLOCK), ceil_div(n, _BLOCK)
-    padded = _pad(x, rows * _BLOCK, columns * _BLOCK)  # each group by itself: the rows that fill a last block are its own
+    padded = _pad(
+        x, rows * _BLOCK, columns * _BLOCK
+    )  # each group by itself: the rows that fill a last block are its own
     data, scales = _cast(padded.view(*leading, rows, _BLOCK, columns, _BLOCK), (-3, -1), use_ue8m0)
     return data.view(padded.shape)[..., :m, :n].contiguous(), scales.view(*leading, rows, columns)
 
 
-def per_custom_dims_cast_to_fp8(x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def per_custom_dims_cast_to_fp8(
+    x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise x with one scale per index of `dims`, shared along all other dims.
 
     Returns: float8_e4m3fn of x's shape and float32 scales of the sizes of `dims`, size-1 dims dropped.
@@ -108,7 +113,9 @@ def _check_matrix(x: torch.Tensor) -> None:
 def _check_matrices(x: torch.Tensor) -> None:
     _check_floating(x)
     if x.dim() < 2:
-        raise ShapeError(f"x.ndim = {x.dim()}: must be a matrix [m, n] or groups of them [..., m, n]; reshape it, a row to [1, n].")
+        raise ShapeError(
+            f"x.ndim = {x.dim()}: must be a matrix [m, n] or groups of them [..., m, n]; reshape it, a row to [1, n]."
+        )
 
 
 def _check_floating(x: torch.Tensor) -> None:

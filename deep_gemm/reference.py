@@ -1,7 +1,8 @@
 """The ops on CPU tensors: what the kernels compute, in plain torch, for tests and for programs that run without a GPU.
 
-All take A [m, k] and B [n, k] whatever their memory, have no checks of their own (the public ops make them), and round to the dtype of D
-once, after FP32 sums. m = 0 or n = 0: nothing to write. k = 0: the product is 0. Grouped ops do so group by group.
+All take A [m, k] and B [n, k] whatever their memory, have no checks of their own (the public ops make them), and round
+to the dtype of D once, after FP32 sums. m = 0 or n = 0: nothing to write. k = 0: the product is 0. Grouped ops do so
+group by group.
 """
 
 from collections.abc import Callable
@@ -27,14 +28,16 @@ def fp8_gemm(
 ) -> None:
     """Compute d = alpha * (A @ B.T) + beta * c from scaled FP8 operands by the kernels' formula.
 
-    Per 128 of K: partial = A @ B.T in FP32, final += (scale_a * scale_b) * partial, with scales per row after the last of them.
+    Per 128 of K: partial = A @ B.T in FP32, final += (scale_a * scale_b) * partial, with scales per row after the last
+    of them.
 
     Args:
         a: float8_e4m3fn [m, k]. b: float8_e4m3fn [n, k]. d: bfloat16 or float32 [m, n], written.
         scale_a: float32 [m, ceil(k / 128)], or [m] with recipe "per_row".
         scale_b: float32 [ceil(n / 128), ceil(k / 128)] ("1d2d"), [n, ceil(k / 128)] ("1d1d") or [n] ("per_row").
         c: [m, n] of the dtype of d, which it may be. alpha, beta: factors of the product and of c.
-        head_splits: (left, mid, right): d is [m, heads * (left + mid + right)], and the mid columns of each head are left alone.
+        head_splits: (left, mid, right): d is [m, heads * (left + mid + right)], and the mid columns of each head are
+            left alone.
     """
     final = _multiply_fp8(a, scale_a, b, scale_b, recipe)
     if head_splits is None:
@@ -45,7 +48,13 @@ def fp8_gemm(
 
 @torch.no_grad()
 def bf16_gemm(
-    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None, *, alpha: float = 1.0, beta: float = 1.0
+    a: torch.Tensor,
+    b: torch.Tensor,
+    d: torch.Tensor,
+    c: torch.Tensor | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 1.0,
 ) -> None:
     """Compute d = alpha * (A @ B.T) + beta * c from BF16 operands: FP32 sums, one rounding.
 
@@ -58,9 +67,16 @@ def bf16_gemm(
 
 @torch.no_grad()
 def m_grouped_fp8_gemm_contiguous(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor, recipe: str = "1d2d"
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    d: torch.Tensor,
+    groups: torch.Tensor,
+    recipe: str = "1d2d",
 ) -> None:
-    """Compute d[i] = A[i] @ B[groups[i]].T from scaled FP8 operands, each row with the matrix of its group; rows of padding become +0.
+    """Compute d[i] = A[i] @ B[groups[i]].T from scaled FP8 operands, each row with the matrix of its group; rows of
+    padding become +0.
 
     Args:
         a: float8_e4m3fn [m, k]. b: float8_e4m3fn [num_groups, n, k]. d: bfloat16 or float32 [m, n], written.
@@ -68,12 +84,15 @@ def m_grouped_fp8_gemm_contiguous(
         scale_b: float32 [num_groups, ceil(n / 128), ceil(k / 128)] ("1d2d") or [num_groups, n, ceil(k / 128)] ("1d1d").
         groups: int32 [m], the group of each row, -1 for padding.
     """
-    _store_rows(d, groups, len(b), lambda rows, group: _multiply_fp8(a[rows], scale_a[rows], b[group], scale_b[group], recipe))
+    _store_rows(
+        d, groups, len(b), lambda rows, group: _multiply_fp8(a[rows], scale_a[rows], b[group], scale_b[group], recipe)
+    )
 
 
 @torch.no_grad()
 def m_grouped_bf16_gemm_contiguous(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor) -> None:
-    """Compute d[i] = A[i] @ B[groups[i]].T from BF16 operands, each row with the matrix of its group; rows of padding become +0.
+    """Compute d[i] = A[i] @ B[groups[i]].T from BF16 operands, each row with the matrix of its group; rows of padding
+    become +0.
 
     Args:
         a: bfloat16 [m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [m, n], written.
@@ -84,12 +103,20 @@ def m_grouped_bf16_gemm_contiguous(a: torch.Tensor, b: torch.Tensor, d: torch.Te
 
 @torch.no_grad()
 def m_grouped_fp8_gemm_masked(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor, recipe: str = "1d2d"
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    d: torch.Tensor,
+    groups: torch.Tensor,
+    recipe: str = "1d2d",
 ) -> None:
-    """Compute d[g, i] = A[g, i] @ B[g].T from scaled FP8 operands for the first groups[g] rows of each group; others are left alone.
+    """Compute d[g, i] = A[g, i] @ B[g].T from scaled FP8 operands for the first groups[g] rows of each group; others
+    are left alone.
 
     Args:
-        a: float8_e4m3fn [num_groups, m, k]. b: float8_e4m3fn [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m, n], written.
+        a: float8_e4m3fn [num_groups, m, k]. b: float8_e4m3fn [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m,
+            n], written.
         scale_a: float32 [num_groups, m, ceil(k / 128)]. scale_b: as for m_grouped_fp8_gemm_contiguous.
         groups: int32 [num_groups], rows of each group; more than m count as m, fewer than 0 as 0.
     """
@@ -99,10 +126,12 @@ def m_grouped_fp8_gemm_masked(
 
 @torch.no_grad()
 def m_grouped_bf16_gemm_masked(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor) -> None:
-    """Compute d[g, i] = A[g, i] @ B[g].T from BF16 operands for the first groups[g] rows of each group; others are left alone.
+    """Compute d[g, i] = A[g, i] @ B[g].T from BF16 operands for the first groups[g] rows of each group; others are left
+    alone.
 
     Args:
-        a: bfloat16 [num_groups, m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m, n], written.
+        a: bfloat16 [num_groups, m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m, n],
+            written.
         groups: int32 [num_groups], rows of each group; more than m count as m, fewer than 0 as 0.
     """
     for group, rows in enumerate(_masked_rows(groups, a.shape[1])):
@@ -120,10 +149,12 @@ def k_grouped_fp8_gemm_contiguous(
     c: torch.Tensor | None = None,
     is_blocks: bool = False,
 ) -> None:
-    """Compute d[g] = A_g @ B_g.T + c[g] from scaled FP8 operands, whose K the groups divide; an empty group has d[g] = c[g] or 0.
+    """Compute d[g] = A_g @ B_g.T + c[g] from scaled FP8 operands, whose K the groups divide; an empty group has d[g] =
+    c[g] or 0.
 
     Args:
-        a: float8_e4m3fn [m, sum_k], or 1-D, of the [m, k_g] of one group after the other (`is_blocks`). b: as a, with n.
+        a: float8_e4m3fn [m, sum_k], or 1-D, of the [m, k_g] of one group after the other (`is_blocks`). b: as a, with
+            n.
         scale_a: float32 [m, sum_k / 128]. scale_b: float32 [n, sum_k / 128].
         d: float32 [num_groups, m, n], written. c: as d, which it may be.
         groups: int32 [num_groups], k of each group: multiples of 128 that add up to sum_k.
@@ -131,7 +162,10 @@ def k_grouped_fp8_gemm_contiguous(
     m, n = d.shape[1:]
     for group, columns in enumerate(_k_ranges(groups)):
         steps = slice(columns.start // _SCALE_BLOCK, columns.stop // _SCALE_BLOCK)
-        pair = [_take_columns(operand, rows, columns) if is_blocks else operand[:, columns] for operand, rows in ((a, m), (b, n))]
+        pair = [
+            _take_columns(operand, rows, columns) if is_blocks else operand[:, columns]
+            for operand, rows in ((a, m), (b, n))
+        ]
         _store(_sum_steps(*pair, scale_a[:, steps], scale_b[:, steps]), d[group], None if c is None else c[group])
 
 
@@ -139,7 +173,8 @@ def k_grouped_fp8_gemm_contiguous(
 def k_grouped_bf16_gemm_contiguous(
     a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor, c: torch.Tensor | None = None
 ) -> None:
-    """Compute d[g] = A_g @ B_g.T + c[g] from BF16 operands, whose K the groups divide; an empty group has d[g] = c[g] or 0.
+    """Compute d[g] = A_g @ B_g.T + c[g] from BF16 operands, whose K the groups divide; an empty group has d[g] = c[g]
+    or 0.
 
     Args:
         a: bfloat16 [m, sum_k]. b: bfloat16 [n, sum_k].
@@ -150,8 +185,12 @@ def k_grouped_bf16_gemm_contiguous(
         _store(_multiply_bf16(a[:, columns], b[:, columns]), d[group], None if c is None else c[group])
 
 
-def _store_rows(d: torch.Tensor, groups: torch.Tensor, num_groups: int, multiply: Callable[[torch.Tensor, int], torch.Tensor]) -> None:
-    """Write d [m, n] from `multiply(rows, group)`, the product of some rows with a group's matrix; rows of no group become +0."""
+def _store_rows(
+    d: torch.Tensor, groups: torch.Tensor, num_groups: int, multiply: Callable[[torch.Tensor, int], torch.Tensor]
+) -> None:
+    """Write d [m, n] from `multiply(rows, group)`, the product of some rows with a group's matrix; rows of no group
+    become +0.
+    """
     final = torch.zeros(d.shape, dtype=torch.float32, device=d.device)
     for group in range(num_groups):
         rows = (groups == group).nonzero().flatten()
@@ -173,7 +212,9 @@ def _take_columns(blocks: torch.Tensor, rows: int, columns: slice) -> torch.Tens
     return blocks[rows * columns.start : rows * columns.stop].view(rows, columns.stop - columns.start)
 
 
-def _multiply_fp8(a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, recipe: str) -> torch.Tensor:
+def _multiply_fp8(
+    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, recipe: str
+) -> torch.Tensor:
     """Return A @ B.T in FP32 of operands as fp8_gemm takes them."""
     if recipe == "per_row":
         return _sum_steps(a, b) * scale_a[:, None] * scale_b[None, :]
@@ -185,7 +226,9 @@ def _multiply_bf16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a.float() @ b.float().t()
 
 
-def _sum_steps(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None) -> torch.Tensor:
+def _sum_steps(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return the FP32 sum over steps of 128 of K, scaled [m, steps] and [n, steps] where scales are given."""
     (m, k), n = a.shape, b.shape[0]
     final = torch.zeros(m, n, dtype=torch.float32, device=a.device)

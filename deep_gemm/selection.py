@@ -1,8 +1,8 @@
 """Choose the config of a problem: exact measured best -> learned selector -> analytic heuristic.
 
 Guarantees: every answer is legal on the device; the same artefact, package and switches give the same answer in every
-process; an artefact is read once per process and GPU model and never again. A refused artefact leads to the heuristic and to
-one SelectorWarning; that there is none is normal.
+process; an artefact is read once per process and GPU model and never again. A refused artefact leads to the heuristic
+and to one SelectorWarning; that there is none is normal.
 """
 
 import functools
@@ -76,17 +76,26 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
     if not _C.is_legal(problem, choice.config, device):
         return fall_back(problem, device, loaded, f"chose the illegal config {choice.config}")
     if choice.source == "analytic" and choice.reason.startswith(_OUTDATED):
-        warn_once(f"{loaded.file}: {choice.reason}; measure with `python -m tuner sweep`, then `train` and `export --install`, or remove the file")
+        warn_once(
+            f"{loaded.file}: {choice.reason}; measure with `python -m tuner sweep`, then `train` and `export"
+            " --install`, or remove the file"
+        )
     return choice
 
 
 def current_device() -> "_C.Device":
-    """Return the current GPU. Raises: DeviceError, with what a choice needs as the remedy: no tensors take part in one."""
+    """Return the current GPU.
+
+    Raises: DeviceError, with what a choice needs as the remedy: no tensors take part in one.
+    """
     try:
         return _C.get_device()
     except DeviceError as error:
         fault = str(error).partition("; ")[0]  # what follows is the remedy of a launch: CPU tensors
-        raise DeviceError(f"device = None: means the current GPU, but {fault}; pass device=deep_gemm.Device.known('h200') or another model's.") from error
+        raise DeviceError(
+            f"device = None: means the current GPU, but {fault}; pass device=deep_gemm.Device.known('h200') or another"
+            " model's."
+        ) from error
 
 
 def get_selector(device: "_C.Device") -> "_C.Selector | None":
@@ -95,7 +104,9 @@ def get_selector(device: "_C.Device") -> "_C.Selector | None":
 
 
 def forget_selectors() -> None:
-    """Forget every loaded artefact and read the switches again at the next choice (for tests and tools, not while serving)."""
+    """Forget every loaded artefact and read the switches again at the next choice (for tests and tools, not while
+    serving).
+    """
     global _has_warned
     with _lock:
         _loaded.clear()

@@ -1,8 +1,9 @@
-"""Find and read selector artefacts (`<sku>.dgsel`): a path given by DG_SELECTOR, the user's model folder, the packaged models.
+"""Find and read selector artefacts (`<sku>.dgsel`): a path given by DG_SELECTOR, the user's model folder, the packaged
+models.
 
-Exception contract: ModelError says why a file must not be used; FileNotFoundError never escapes. Files outside the package
-are trusted only when nobody else can have written them: folder and file belong to this user, neither is writable for group or
-others, neither is a symbolic link, and the file is a regular one of at most 16 MiB.
+Exception contract: ModelError says why a file must not be used; FileNotFoundError never escapes. Files outside the
+package are trusted only when nobody else can have written them: folder and file belong to this user, neither is
+writable for group or others, neither is a symbolic link, and the file is a regular one of at most 16 MiB.
 """
 
 import importlib.resources
@@ -66,7 +67,9 @@ def read_private_file(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise ModelError(f"{path}: {error.strerror}; give a plain file in a folder of your own, without symbolic links") from error
+        raise ModelError(
+            f"{path}: {error.strerror}; give a plain file in a folder of your own, without symbolic links"
+        ) from error
 
 
 def read_in_folder(folder: int, path: Path) -> bytes:

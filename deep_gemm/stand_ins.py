@@ -1,7 +1,7 @@
 """What a graph records in place of a call of a public op, one maker for each kind of op.
 
-A stand-in has the signature of its op, which substitute_in_graph compares. It calls `node` in the graph, and `leave` with what no graph can hold:
-for Dynamo that is the op itself, after a graph break.
+A stand-in has the signature of its op, which substitute_in_graph compares. It calls `node` in the graph, and `leave`
+with what no graph can hold: for Dynamo that is the op itself, after a graph break.
 """
 
 import functools
@@ -20,8 +20,14 @@ def list_makers() -> list[tuple[Callable, list[Callable]]]:
         (_make_bf16, [getattr(_C, f"bf16_gemm_{layout}") for layout in LAYOUTS]),
         (_make_vendor, [getattr(vendor, f"cublaslt_gemm_{layout}") for layout in LAYOUTS]),
         (_make_heads, [_C.fp8_gemm_nt_skip_head_mid]),
-        (_make_fp8_contiguous, [getattr(_C, f"m_grouped_fp8_gemm_{layout}_contiguous") for layout in CONTIGUOUS_LAYOUTS]),
-        (_make_bf16_contiguous, [getattr(_C, f"m_grouped_bf16_gemm_{layout}_contiguous") for layout in CONTIGUOUS_LAYOUTS]),
+        (
+            _make_fp8_contiguous,
+            [getattr(_C, f"m_grouped_fp8_gemm_{layout}_contiguous") for layout in CONTIGUOUS_LAYOUTS],
+        ),
+        (
+            _make_bf16_contiguous,
+            [getattr(_C, f"m_grouped_bf16_gemm_{layout}_contiguous") for layout in CONTIGUOUS_LAYOUTS],
+        ),
         (_make_fp8_masked, [_C.m_grouped_fp8_gemm_nt_masked]),
         (_make_bf16_masked, [_C.m_grouped_bf16_gemm_nt_masked]),
         (_make_fp8_k, [getattr(_C, f"k_grouped_fp8_gemm_{layout}_contiguous") for layout in FP8_K_LAYOUTS]),
@@ -30,7 +36,9 @@ def list_makers() -> list[tuple[Callable, list[Callable]]]:
 
 
 def _make_fp8(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, c=None, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, alpha=1.0, beta=1.0, stream=None):
+    def stand_in(
+        a, b, d, c=None, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, alpha=1.0, beta=1.0, stream=None
+    ):
         if stream is not None or not (_are_pairs(a, b) and _are_tensors(*a, *b, d, c) and _are_numbers(alpha, beta)):
             return leave(a, b, d, c, recipe, compiled_dims, disable_ue8m0_cast, alpha=alpha, beta=beta, stream=stream)
         return node(*a, *b, d, c, recipe, compiled_dims, disable_ue8m0_cast, alpha=float(alpha), beta=float(beta))
@@ -82,8 +90,12 @@ def _make_bf16_contiguous(node: Callable, leave: Callable) -> Callable:
 
 
 def _make_fp8_masked(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, masked_m, expected_m, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, stream=None):
-        if stream is not None or not (_are_pairs(a, b) and _are_tensors(*a, *b, d, masked_m) and _are_integers(expected_m)):
+    def stand_in(
+        a, b, d, masked_m, expected_m, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, stream=None
+    ):
+        if stream is not None or not (
+            _are_pairs(a, b) and _are_tensors(*a, *b, d, masked_m) and _are_integers(expected_m)
+        ):
             return leave(a, b, d, masked_m, expected_m, recipe, compiled_dims, disable_ue8m0_cast, stream=stream)
         return node(*a, *b, d, masked_m, expected_m, recipe, compiled_dims, disable_ue8m0_cast)
 
@@ -118,7 +130,9 @@ def _make_bf16_k(node: Callable, leave: Callable) -> Callable:
 
 
 def _accept_aliases(stand_in: Callable, aliases: dict[str, str]) -> Callable:
-    """Return a stand-in that takes arguments under their second names, too; whoever gives both names is told of the second."""
+    """Return a stand-in that takes arguments under their second names, too; whoever gives both names is told of the
+    second.
+    """
 
     @functools.wraps(stand_in)  # keeps its signature
     def renaming(*values, **named):

@@ -1,4 +1,6 @@
-"""What the native runtime has torch do on the stream of a call: memory for temporaries, small copies, the reference where no kernel is needed."""
+"""What the native runtime has torch do on the stream of a call: memory for temporaries, small copies, the reference
+where no kernel is needed.
+"""
 
 import contextlib
 
@@ -11,20 +13,24 @@ from deep_gemm.errors import ArgumentError
 def empty_fp8(rows: int, columns: int, ordinal: int, stream: int | None) -> torch.Tensor:
     """Return an uninitialised float8_e4m3fn [rows, columns] on CUDA device `ordinal`.
 
-    The memory belongs to `stream` (a raw handle; None: the current one), so that it is reused only after the work enqueued there.
+    The memory belongs to `stream` (a raw handle; None: the current one), so that it is reused only after the work
+    enqueued there.
     """
     with _on_stream(stream, ordinal):
         return torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=torch.device("cuda", ordinal))
 
 
 def make_ks_tensor(ks: list[int], ordinal: int, stream: int | None) -> torch.Tensor:
-    """Return `ks` as int32 [num_groups] on CUDA device `ordinal`, copied on `stream` as for empty_fp8; waits for the copy.
+    """Return `ks` as int32 [num_groups] on CUDA device `ordinal`, copied on `stream` as for empty_fp8; waits for the
+    copy.
 
     Raises: ArgumentError while the stream is captured, because a graph would keep neither the numbers nor the wait.
     """
     with _on_stream(stream, ordinal):
         if torch.cuda.is_current_stream_capturing():
-            raise ArgumentError("ks_tensor = None: a captured call cannot copy ks to the GPU; pass ks_tensor, int32 on the GPU.")
+            raise ArgumentError(
+                "ks_tensor = None: a captured call cannot copy ks to the GPU; pass ks_tensor, int32 on the GPU."
+            )
         return torch.tensor(ks, dtype=torch.int32, device=torch.device("cuda", ordinal))
 
 
@@ -35,7 +41,9 @@ def copy_matrices(d: torch.Tensor, c: torch.Tensor, stream: int | None) -> None:
 
 
 def run_reference(op: str, operands: dict, stream: int | None) -> None:
-    """Run the reference of op kind `op` on `operands`, wherever they are; `stream` as for empty_fp8, of no meaning on the CPU."""
+    """Run the reference of op kind `op` on `operands`, wherever they are; `stream` as for empty_fp8, of no meaning on
+    the CPU.
+    """
     device = operands["d"].device
     with _on_stream(stream, device.index or 0):
         getattr(reference, op)(**operands)

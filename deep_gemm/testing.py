@@ -90,10 +90,14 @@ def kernel_seconds(averages: Iterable, name: str, num_tests: int, with_multiple_
     """Return the mean seconds of the kernels whose key contains `name`, from the profiler's averages (microseconds)."""
     matches = [event for event in averages if name in event.key and event.self_device_time_total > 0]
     if not matches:
-        raise ArgumentError(f"kernel_names = {name!r}: no kernel of this name ran; check the name, and that fn launches on the GPU.")
+        raise ArgumentError(
+            f"kernel_names = {name!r}: no kernel of this name ran; check the name, and that fn launches on the GPU."
+        )
     if len(matches) > 1 and not with_multiple_kernels:
         keys = ", ".join(event.key for event in matches)
-        raise ArgumentError(f"kernel_names = {name!r}: matches several kernels ({keys}); narrow it or pass with_multiple_kernels=True.")
+        raise ArgumentError(
+            f"kernel_names = {name!r}: matches several kernels ({keys}); narrow it or pass with_multiple_kernels=True."
+        )
     total_us = sum(event.self_device_time_total for event in matches)
     calls = num_tests if with_multiple_kernels else matches[0].count
     return total_us / calls / 1e6
@@ -101,7 +105,9 @@ def kernel_seconds(averages: Iterable, name: str, num_tests: int, with_multiple_
 
 def _profile(fn: Callable[[], object], num_tests: int, flush_buffer: torch.Tensor | None):
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], schedule=schedule, acc_events=True) as profiler:
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CUDA], schedule=schedule, acc_events=True
+    ) as profiler:
         for _ in range(2):
             for _ in range(num_tests):
                 if flush_buffer is not None:

@@ -1,10 +1,10 @@
 """Lets torch record the public ops in graphs; an eager call pays nothing for it.
 
-Dynamo (`torch.compile`, strict `torch.export`) cannot look into a C function, and a Python function that it could look into would slow
-every eager call down. So each public op has a stand-in, registered with `torch.compiler.substitute_in_graph`, that puts
-`torch.ops.deep_gemm.*` into the graph and that eager calls never meet. Registering imports torch._dynamo, which takes seconds, so it
-waits until somebody else imports that. Tracers that run the program on fake tensors (`make_fx`, other `torch.export`) reach the C
-functions, which then ask for `get_recorder`.
+Dynamo (`torch.compile`, strict `torch.export`) cannot look into a C function, and a Python function that it could look
+into would slow every eager call down. So each public op has a stand-in, registered with
+`torch.compiler.substitute_in_graph`, that puts `torch.ops.deep_gemm.*` into the graph and that eager calls never meet.
+Registering imports torch._dynamo, which takes seconds, so it waits until somebody else imports that. Tracers that run
+the program on fake tensors (`make_fx`, other `torch.export`) reach the C functions, which then ask for `get_recorder`.
 """
 
 import sys
@@ -20,8 +20,8 @@ from deep_gemm.errors import ArgumentError
 
 _DYNAMO = "torch._dynamo"
 _RULE = (
-    "a graph holds the tensors and numbers of a call of deep_gemm, no stream= and no other objects; pass pairs of tensors and Python "
-    "floats, and run the graph under torch.cuda.stream(...)."
+    "a graph holds the tensors and numbers of a call of deep_gemm, no stream= and no other objects; pass pairs of"
+    " tensors and Python floats, and run the graph under torch.cuda.stream(...)."
 )
 
 
@@ -69,7 +69,10 @@ class _DynamoFinder:
         loader.exec_module = exec_module
 
     def finish(self) -> None:
-        """Register what is not registered yet. A torch that refuses it still compiles, with a graph break at each op."""
+        """Register what is not registered yet.
+
+        A torch that refuses it still compiles, with a graph break at each op.
+        """
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         try:
@@ -78,7 +81,9 @@ class _DynamoFinder:
                 leave = torch.compiler.disable(op, reason=_RULE)
                 torch.compiler.substitute_in_graph(op)(make(_node(op.__name__), leave))
         except Exception as error:
-            warnings.warn(f"torch.compile will break graphs at the ops of deep_gemm: {error!r}", RuntimeWarning, stacklevel=2)
+            warnings.warn(
+                f"torch.compile will break graphs at the ops of deep_gemm: {error!r}", RuntimeWarning, stacklevel=2
+            )
 
 
 def _node(name: str) -> torch._ops.OpOverload:

@@ -1,4 +1,7 @@
-"""The vendor's products through torch, under the names that callers of DeepGEMM compare with. On CUDA tensors torch calls cuBLASLt."""
+"""The vendor's products through torch, under the names that callers of DeepGEMM compare with.
+
+On CUDA tensors torch calls cuBLASLt.
+"""
 
 import torch
 
@@ -13,9 +16,11 @@ def cublaslt_gemm_nt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch
 
     Args:
         a: A [m, k], bfloat16 or float8_e4m3fn (without scales). b: B [n, k] of the same dtype.
-        d: bfloat16 or float32 [m, n], written. c: [m, n] of the dtype of d, which it may be, or None; FP8 operands take none.
+        d: bfloat16 or float32 [m, n], written. c: [m, n] of the dtype of d, which it may be, or None; FP8 operands take
+            none.
 
-    Raises: ArgumentError, DtypeError, ShapeError; LayoutError for FP8 operands on a GPU that are not contiguous along K.
+    Raises: ArgumentError, DtypeError, ShapeError; LayoutError for FP8 operands on a GPU that are not contiguous along
+        K.
     """
     _run("nt", a, b, d, c)
 
@@ -43,7 +48,9 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
         _multiply(*_orient(layout, a, b), d, c)
 
 
-def check_operands(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+def check_operands(
+    layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None
+) -> None:
     """Make the checks of cublaslt_gemm_{layout} that need no memory: fake tensors pass through them, too.
 
     Raises: ArgumentError, DeviceError, DtypeError, ShapeError.
@@ -79,7 +86,9 @@ def _run_fp8(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
         d.copy_(a.float() @ b.float())
         return
     if a.stride(1) != 1 or b.stride(0) != 1:
-        raise LayoutError(f"a, b strides = {a.stride()}, {b.stride()}: the vendor reads FP8 along k only; pass K-major operands.")
+        raise LayoutError(
+            f"a, b strides = {a.stride()}, {b.stride()}: the vendor reads FP8 along k only; pass K-major operands."
+        )
     one = torch.ones((), device=a.device)
     torch._scaled_mm(a, b, one, one, out_dtype=d.dtype, use_fast_accum=False, out=d)
 
@@ -88,13 +97,20 @@ def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
     """Check what every operand must be."""
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"{name} = {type(tensor).__name__}: must be a torch.Tensor; FP8 operands go without scales.")
+            raise ArgumentError(
+                f"{name} = {type(tensor).__name__}: must be a torch.Tensor; FP8 operands go without scales."
+            )
         if tensor.dim() != 2:
             raise ShapeError(f"{name}.ndim = {tensor.dim()}: must be a matrix; reshape it.")
         if tensor.requires_grad and torch.is_grad_enabled():
-            raise ArgumentError(f"{name}: requires grad, but no graph is recorded; call under torch.no_grad() or detach it.")
+            raise ArgumentError(
+                f"{name}: requires grad, but no graph is recorded; call under torch.no_grad() or detach it."
+            )
         if tensor.device != tensors["d"].device:
-            raise DeviceError(f"{name} is on {tensor.device} and d on {tensors['d'].device}: all must be on one device; move them with .to(...).")
+            raise DeviceError(
+                f"{name} is on {tensor.device} and d on {tensors['d'].device}: all must be on one device; move them"
+                " with .to(...)."
+            )
 
 
 def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
@@ -104,7 +120,9 @@ def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         is_d = tensor.data_ptr() == tensors["d"].data_ptr() and tensor.stride() == tensors["d"].stride()
         if name != "d" and not (name == "c" and is_d) and _overlaps(tensor, tensors["d"]):
-            raise LayoutError(f"d overlaps {name} in memory: they must be separate (c may be d itself); pass another tensor.")
+            raise LayoutError(
+                f"d overlaps {name} in memory: they must be separate (c may be d itself); pass another tensor."
+            )
 
 
 def _overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -122,12 +140,21 @@ def _span(x: torch.Tensor) -> tuple[int, int]:
 
 def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
     if a.dtype not in _INPUT_DTYPES or b.dtype != a.dtype:
-        raise DtypeError(f"a.dtype = {a.dtype}, b.dtype = {b.dtype}: both must be torch.bfloat16 or torch.float8_e4m3fn; convert them.")
+        raise DtypeError(
+            f"a.dtype = {a.dtype}, b.dtype = {b.dtype}: both must be torch.bfloat16 or torch.float8_e4m3fn; convert"
+            " them."
+        )
     if d.dtype not in _OUTPUT_DTYPES or (c is not None and c.dtype != d.dtype):
-        raise DtypeError(f"d.dtype = {d.dtype}: must be torch.bfloat16 or torch.float32, and that of c; allocate such a d.")
+        raise DtypeError(
+            f"d.dtype = {d.dtype}: must be torch.bfloat16 or torch.float32, and that of c; allocate such a d."
+        )
     if c is not None and a.dtype == torch.float8_e4m3fn:
-        raise ArgumentError("c: the vendor's FP8 product adds nothing to a D of its own; pass None and add c afterwards.")
+        raise ArgumentError(
+            "c: the vendor's FP8 product adds nothing to a D of its own; pass None and add c afterwards."
+        )
     sizes = (a.shape[0], b.shape[1]) if a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] else None
     if sizes is None or tuple(d.shape) != sizes or (c is not None and c.shape != d.shape):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in (a, b, d))
-        raise ShapeError(f"a, b, d = {shapes}: must agree as [m, k], [k, n] and [m, n], and c have the shape of d; reshape them.")
+        raise ShapeError(
+            f"a, b, d = {shapes}: must agree as [m, k], [k, n] and [m, n], and c have the shape of d; reshape them."
+        )

@@ -1,10 +1,10 @@
 """The whole path in one go: measure (or replay), learn, export, and use the learned choice. Run it with `make demo`.
 
-With an SM90 GPU: sweep twelve problems on it, learn from what was measured (together with the recorded sweep where that was made
-with the same kernels on the same GPU model), export the selector, multiply through it, and time its choices beside the heuristic's.
-Without one: the same loop on the recorded H200 sweep, its search replayed, ending in an evaluated and exported selector, a table
-and a plot; the product itself runs on the CPU reference. Where that sweep was made with other kernels than these, the demo's own
-problems are swept on simulated times instead.
+With an SM90 GPU: sweep twelve problems on it, learn from what was measured (together with the recorded sweep where that
+was made with the same kernels on the same GPU model), export the selector, multiply through it, and time its choices
+beside the heuristic's. Without one: the same loop on the recorded H200 sweep, its search replayed, ending in an
+evaluated and exported selector, a table and a plot; the product itself runs on the CPU reference. Where that sweep was
+made with other kernels than these, the demo's own problems are swept on simulated times instead.
 """
 
 import argparse
@@ -17,14 +17,14 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
+from tuner.db import Store, snapshot_path
 
 import deep_gemm
 from deep_gemm import _C, selection
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
-from tuner.dataset import load_dataset
-from tuner.db import Store, snapshot_path
-from tuner.shapes import load_preset
+from tuner.learn.dataset import load_dataset
+from tuner.problems.shapes import load_preset
 from tuner.sources import RECORDED_SKU, open_database
 
 OP = "fp8_gemm"
@@ -80,7 +80,9 @@ def find_recording(out: Path) -> Path:
     if is_recording_current():
         console.print("no SM90 GPU here: replaying the sweep that was recorded on an H200", highlight=False)
         return snapshot_path(RECORDED_SKU)
-    console.print("no SM90 GPU here, and the recorded sweep is of other kernels: sweeping on simulated times", highlight=False)
+    console.print(
+        "no SM90 GPU here, and the recorded sweep is of other kernels: sweeping on simulated times", highlight=False
+    )
     database = out / "simulated.db"
     run_tuner("sweep", "--preset", "demo", "--backend", "simulated", "--db", database)
     return database
@@ -91,7 +93,8 @@ def learn(out: Path, database: Path) -> Path:
     training, models = out / "training", out / "models"
     run_tuner("train", "--db", database, "--op", OP, "--out", training)
     run_tuner("evaluate", "--training", training, "--op", OP, "--db", database, "--plot", out / "regret.png")
-    # Few problems cannot meet the gates of a release, and the recorded sweep does not meet all of them; the model card then says so.
+    # Few problems cannot meet the gates of a release, and the recorded sweep does not meet all of them; the model card
+    # then says so.
     run_tuner("export", "--training", training, "--op", OP, "--db", database, "--out", models, "--force")
     return next(models.glob("*.dgsel"))
 
@@ -172,12 +175,17 @@ def compare_on_gpu(artefact: Path, device: "_C.Device") -> list[dict]:
         choice = selection.explain(problem, device)
         before = _C.get_analytic_config(problem, device)
         times = time_configs(problem, list(dict.fromkeys([before, choice.config])), torch.cuda.current_device())
-        rows.append(make_row(problem, before, times[before], choice, times[choice.config]) | {"calc_diff": multiply(problem, "cuda")})
+        rows.append(
+            make_row(problem, before, times[before], choice, times[choice.config])
+            | {"calc_diff": multiply(problem, "cuda")}
+        )
     return rows
 
 
 def compare_recorded(artefact: Path, database: Path) -> list[dict]:
-    """Look the times of the heuristic's pick and of the model's choice up in the recorded sweep, evenly over its full-space problems."""
+    """Look the times of the heuristic's pick and of the model's choice up in the recorded sweep, evenly over its
+    full-space problems.
+    """
     with open_database(str(database)) as store:
         data = load_dataset(store, "")
     column = {config: index for index, config in enumerate(data.configs)}
@@ -192,11 +200,20 @@ def compare_recorded(artefact: Path, database: Path) -> list[dict]:
     return rows
 
 
-def make_row(problem: "_C.Problem", before: "_C.Config", before_us: float, choice: "_C.Choice", after_us: float) -> dict:
+def make_row(
+    problem: "_C.Problem", before: "_C.Config", before_us: float, choice: "_C.Choice", after_us: float
+) -> dict:
     """Return one line of the table."""
     return {
-        "m": problem.m, "n": problem.n, "k": problem.k, "heuristic": str(before), "heuristic_us": round(before_us, 2),
-        "learned": str(choice.config), "learned_us": round(after_us, 2), "source": choice.source, "speed_up": round(before_us / after_us, 3),
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "heuristic": str(before),
+        "heuristic_us": round(before_us, 2),
+        "learned": str(choice.config),
+        "learned_us": round(after_us, 2),
+        "source": choice.source,
+        "speed_up": round(before_us / after_us, 3),
     }
 
 
@@ -207,16 +224,28 @@ def show(rows: list[dict], title: str) -> None:
         table.add_column(name, justify="left" if name in ("heuristic", "learned", "chosen by") else "right")
     for row in rows:
         table.add_row(
-            str(row["m"]), str(row["n"]), str(row["k"]), row["heuristic"], f"{row['heuristic_us']:.2f}", row["learned"], f"{row['learned_us']:.2f}",
-            row["source"], f"{row['speed_up']:.3f}x",
-        )  # fmt: skip
+            str(row["m"]),
+            str(row["n"]),
+            str(row["k"]),
+            row["heuristic"],
+            f"{row['heuristic_us']:.2f}",
+            row["learned"],
+            f"{row['learned_us']:.2f}",
+            row["source"],
+            f"{row['speed_up']:.3f}x",
+        )
     console.print(table)
 
 
 def main() -> None:
     """Run the demo."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("demo"), help="folder for the database, the training folder, the selector and the plot")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("demo"),
+        help="folder for the database, the training folder, the selector and the plot",
+    )
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     device = find_gpu()
@@ -235,9 +264,14 @@ def main() -> None:
         show(rows, f"{origin}: heuristic against the model's choice (from the sweep, not measured now)")
         problem = _C.Problem(OP, 64, 256, 512)
         console.print(f"fp8_gemm_nt on the CPU reference: calc_diff {multiply(problem, 'cpu'):.1e}", highlight=False)
-    result = {"meta": {"device": device.name if device else "recorded", "kernel_hash": {OP: kernel_hash(OP)}}, "rows": rows}
+    result = {
+        "meta": {"device": device.name if device else "recorded", "kernel_hash": {OP: kernel_hash(OP)}},
+        "rows": rows,
+    }
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    console.print(f"selector: {artefact}   plot: {out / 'regret.png'}   numbers: {out / 'result.json'}", highlight=False)
+    console.print(
+        f"selector: {artefact}   plot: {out / 'regret.png'}   numbers: {out / 'result.json'}", highlight=False
+    )
 
 
 if __name__ == "__main__":

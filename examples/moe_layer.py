@@ -1,21 +1,25 @@
 """A mixture-of-experts layer on grouped products, checked and timed against a loop over its experts.
 
-    python -m examples.moe_layer                    # a GPU: the sizes of one GPU's share of DeepSeek-V3; without one: small, on the CPU
-    python -m examples.moe_layer --json moe.json
+    python -m examples.moe_layer                    # a GPU: the sizes of one GPU's share of DeepSeek-V3; without one:
+    small, on the CPU python -m examples.moe_layer --json moe.json
 
 Every token goes to the `top_k` experts that the router scores highest; an expert is a SwiGLU network of two products:
 
     y[t] = sum over the chosen experts e of weight[t, e] * down[e] @ (silu(gate[e] @ x[t]) * (up[e] @ x[t]))
 
-The layer runs all experts' products as two grouped ones. What differs between its two forms is where the tokens of an expert lie:
+The layer runs all experts' products as two grouped ones. What differs between its two forms is where the tokens of an
+expert lie:
 
-* contiguous (prefill): one after the other in a matrix, each expert's from a multiple of the library's alignment on; `m_indices` names the
+* contiguous (prefill): one after the other in a matrix, each expert's from a multiple of the library's alignment on;
+`m_indices` names the
   expert of every row, -1 for padding. No more rows than there are, whatever the router does.
-* masked (decode): every expert has room for all tokens, and `masked_m` says how many it has. All shapes are fixed and all sizes are read on
+* masked (decode): every expert has room for all tokens, and `masked_m` says how many it has. All shapes are fixed and
+all sizes are read on
   the GPU, so that the whole layer is one CUDA graph.
 
-Neither form asks the GPU for a size, so the host runs ahead. FP8 activations have a scale for each token and 128 features, weights one for
-each 128 x 128 block; the scales of A stay row-major, as quantising leaves them, and the products read them as they are.
+Neither form asks the GPU for a size, so the host runs ahead. FP8 activations have a scale for each token and 128
+features, weights one for each 128 x 128 block; the scales of A stay row-major, as quantising leaves them, and the
+products read them as they are.
 """
 
 import argparse
@@ -34,8 +38,8 @@ from deep_gemm.testing import bench
 
 #: A tensor, or FP8 values with their FP32 scales.
 Operand = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-#: Of the worst token, between two orders of summation: BF16 roundings, and the FP8 values of hidden features that they move to the next one.
-#: One wrong choice of eight gives more than 1e-2.
+#: Of the worst token, between two orders of summation: BF16 roundings, and the FP8 values of hidden features that they
+#: move to the next one. One wrong choice of eight gives more than 1e-2.
 MAX_DIFF = 1e-3
 #: What a form is for, as it is printed.
 FORM_NAMES = {"contiguous": "contiguous (prefill)", "masked": "masked (decode)"}
@@ -60,7 +64,9 @@ SMALL = Sizes(hidden=256, intermediate=128, experts=4, top_k=2, prefill_tokens=4
 
 
 class Layer(NamedTuple):
-    """Weights: router BF16 [experts, hidden]; gate_up [experts, 2 * intermediate, hidden], gate first; down [experts, hidden, intermediate]."""
+    """Weights: router BF16 [experts, hidden]; gate_up [experts, 2 * intermediate, hidden], gate first; down [experts,
+    hidden, intermediate].
+    """
 
     router: torch.Tensor
     gate_up: Operand
@@ -71,7 +77,8 @@ class Layer(NamedTuple):
 class Placement(NamedTuple):
     """Where the tokens lie among the rows of the grouped products.
 
-    rows: int64 [tokens, top_k], row of a token's choice, the leading dims of `shape` counted as one. shape: (rows,) or (experts, room).
+    rows: int64 [tokens, top_k], row of a token's choice, the leading dims of `shape` counted as one. shape: (rows,) or
+        (experts, room).
     groups: m_indices int32 [rows], or masked_m int32 [experts] where expected_m, the mean rows of an expert, is given.
     """
 
@@ -82,16 +89,22 @@ class Placement(NamedTuple):
 
 
 def route(x: torch.Tensor, layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (weights FP32 [tokens, top_k] that add up to 1, experts int64 [tokens, top_k]) for BF16 x [tokens, hidden]."""
+    """Return (weights FP32 [tokens, top_k] that add up to 1, experts int64 [tokens, top_k]) for BF16 x [tokens,
+    hidden].
+    """
     scores = (x @ layer.router.t()).float().softmax(-1)
     weights, experts = scores.topk(layer.top_k, dim=-1)
     return weights / weights.sum(-1, keepdim=True), experts
 
 
 def rank_choices(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (position of each choice among those of its expert, in order of the tokens, int64 [tokens, top_k]; counts int64 [experts])."""
+    """Return (position of each choice among those of its expert, in order of the tokens, int64 [tokens, top_k]; counts
+    int64 [experts]).
+    """
     flat = experts.flatten()
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device).scatter_add_(
+        0, flat, torch.ones_like(flat)
+    )
     order = flat.argsort(stable=True)
     starts = (counts.cumsum(0) - counts)[flat[order]]
     ranks = torch.empty_like(flat).scatter_(0, order, torch.arange(flat.numel(), device=flat.device) - starts)
@@ -119,14 +132,19 @@ def place_masked(experts: torch.Tensor, num_experts: int) -> Placement:
 
 
 def quantise(x: torch.Tensor, layer: Layer) -> Operand:
-    """Return BF16 [..., features] as the layer's products take it: as it is, or FP8 with a scale for each token and 128 features."""
+    """Return BF16 [..., features] as the layer's products take it: as it is, or FP8 with a scale for each token and 128
+    features.
+    """
     if not isinstance(layer.down, tuple):
         return x
     return deep_gemm.per_token_cast_to_fp8(x, use_ue8m0=False)
 
 
 def spread(x: Operand, placement: Placement) -> Operand:
-    """Copy every token's row to the rows of its choices: [tokens, features] to [*shape, features]. What lies between stays as it is."""
+    """Copy every token's row to the rows of its choices: [tokens, features] to [*shape, features].
+
+    What lies between stays as it is.
+    """
     if isinstance(x, tuple):
         return spread(x[0], placement), spread(x[1], placement)
     if x.dtype == torch.float8_e4m3fn:  # bytes: torch indexes no FP8 on some devices
@@ -213,7 +231,9 @@ def make_layer(sizes: Sizes, dtype: str, device: str) -> Layer:
     """Return a layer with random weights; dtype: "fp8" or "bf16"."""
     router = torch.randn(sizes.experts, sizes.hidden, dtype=torch.bfloat16, device=device) / sizes.hidden**0.5
     gate_up = make_weights(sizes, 2 * sizes.intermediate, sizes.hidden, dtype == "fp8", device)
-    return Layer(router, gate_up, make_weights(sizes, sizes.hidden, sizes.intermediate, dtype == "fp8", device), sizes.top_k)
+    return Layer(
+        router, gate_up, make_weights(sizes, sizes.hidden, sizes.intermediate, dtype == "fp8", device), sizes.top_k
+    )
 
 
 def capture(call: Callable[[], torch.Tensor]) -> tuple[Callable[[], object], torch.Tensor]:
@@ -251,7 +271,14 @@ def compare(layer: Layer, x: torch.Tensor, form: str) -> dict:
         run, out = capture(run)
     grouped_us, loop_us = time_us(run, device), time_us(lambda: run_loop(x, layer), device)
     diff = get_worst_diff(run() if out is None else out, run_loop(x, layer))
-    return {"form": form, "tokens": x.shape[0], "grouped_us": round(grouped_us, 1), "loop_us": round(loop_us, 1), "diff": diff, "is_right": diff <= MAX_DIFF}
+    return {
+        "form": form,
+        "tokens": x.shape[0],
+        "grouped_us": round(grouped_us, 1),
+        "loop_us": round(loop_us, 1),
+        "diff": diff,
+        "is_right": diff <= MAX_DIFF,
+    }
 
 
 def run_all(sizes: Sizes, device: str) -> list[dict]:
@@ -268,13 +295,19 @@ def run_all(sizes: Sizes, device: str) -> list[dict]:
 def show(rows: list[dict], sizes: Sizes, place: str, device: str) -> None:
     """Print a line for each row; a speed-up only where kernels ran."""
     has_kernels = device == "cuda"
-    print(f"{place}: {sizes.experts} experts, {sizes.top_k} of them for a token, hidden {sizes.hidden}, intermediate {sizes.intermediate}")
+    print(
+        f"{place}: {sizes.experts} experts, {sizes.top_k} of them for a token, hidden {sizes.hidden}, intermediate"
+        f" {sizes.intermediate}"
+    )
     if not has_kernels:
         print("The times are those of the reference on the CPU: they say nothing of the kernels.")
     speedup = f"{'speed-up':>10}" if has_kernels else ""
     print(f"{'dtype':6}{'form':22}{'tokens':>7}{'grouped us':>12}{'loop us':>12}{speedup}{'worst diff':>12}")
     for row in rows:
-        speedup, note = f"{row['loop_us'] / row['grouped_us']:>9.2f}x" if has_kernels else "", "" if row["is_right"] else "  WRONG"
+        speedup, note = (
+            f"{row['loop_us'] / row['grouped_us']:>9.2f}x" if has_kernels else "",
+            "" if row["is_right"] else "  WRONG",
+        )
         times = f"{row['grouped_us']:>12.1f}{row['loop_us']:>12.1f}{speedup}"
         print(f"{row['dtype']:6}{FORM_NAMES[row['form']]:22}{row['tokens']:>7}{times}{row['diff']:>12.1e}{note}")
 

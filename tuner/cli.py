@@ -19,8 +19,13 @@ app = typer.Typer(
 
 
 @app.callback()
-def root(debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error instead of one line.")) -> None:
-    """Measure, record, learn and select kernel configurations. Example: python -m tuner select 64 2112 7168 --explain"""
+def root(
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error instead of one line."),
+) -> None:
+    """Measure, record, learn and select kernel configurations.
+
+    Example: python -m tuner select 64 2112 7168 --explain
+    """
     root.debug = debug
 
 
@@ -37,7 +42,10 @@ def check_installation() -> None:
     except ModuleNotFoundError as error:
         if error.name != "tuner.db":
             raise
-        raise errors.UsageError("tuner.db is not installed: run `pip install -e '.[tuner]'` in the clone (default, not strict, editable mode)") from error
+        raise errors.UsageError(
+            "tuner.db is not installed: run `pip install -e '.[tuner]'` in the clone (default, not strict, editable"
+            " mode)"
+        ) from error
 
 
 def run(arguments: list[str]) -> int:
@@ -69,7 +77,10 @@ def report_unexpected(error: Exception) -> int:
     """Report usage errors of the argument parser with exit code 2 and anything else with 1."""
     usage = hasattr(error, "format_message") and hasattr(error, "exit_code")
     message = error.format_message() if usage else f"{type(error).__name__}: {error}"
-    return report(message if usage else error if getattr(root, "debug", False) else message, errors.EXIT_USAGE if usage else errors.EXIT_FAILURE)
+    return report(
+        message if usage else error if getattr(root, "debug", False) else message,
+        errors.EXIT_USAGE if usage else errors.EXIT_FAILURE,
+    )
 
 
 def main() -> None:

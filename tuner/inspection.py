@@ -5,9 +5,9 @@ from collections import Counter, defaultdict
 import numpy as np
 
 from deep_gemm.jit import hashing
-from tuner import shapes, workload
-from tuner.dataset import FAILURES, group_by
-from tuner.fields import to_config, to_problem
+from tuner.learn.dataset import FAILURES, group_by
+from tuner.problems import shapes, workload
+from tuner.problems.fields import to_config, to_problem
 
 QUANTILES = {"median": 0.5, "p95": 0.95, "max": 1.0}
 #: Examples named per finding; the counts are complete.
@@ -40,17 +40,23 @@ def describe_identities(rows: list[dict], current: str) -> list[dict]:
         groups[row["kernel_hash"], row["compiler"], row["regime"]].append(row)
     found = [
         {
-            "kernel_hash": key[0], "compiler": key[1], "regime": key[2], "current": key[0] == current, "rows": len(group),
-            "problems": len({row["problem_key"] for row in group}), "configs": len({row["config_key"] for row in group}),
+            "kernel_hash": key[0],
+            "compiler": key[1],
+            "regime": key[2],
+            "current": key[0] == current,
+            "rows": len(group),
+            "problems": len({row["problem_key"] for row in group}),
+            "configs": len({row["config_key"] for row in group}),
             "newest": max(row["created"] for row in group),
         }
         for key, group in groups.items()
-    ]  # fmt: skip
+    ]
     return sorted(found, key=lambda entry: entry["newest"], reverse=True)
 
 
 def describe_coverage(rows: list[dict], newest: str | None, current: str, op: str, presets: list[str]) -> dict:
-    """Return per preset with problems of `op` how many of them have a finished block of the newest rows' kernel and of the tree's, and which have none.
+    """Return per preset with problems of `op` how many of them have a finished block of the newest rows' kernel and of
+    the tree's, and which have none.
 
     Blocks of another workload than the default one do not count.
     """
@@ -74,22 +80,36 @@ def describe_coverage(rows: list[dict], newest: str | None, current: str, op: st
 
 
 def describe_noise(rows: list[dict]) -> dict:
-    """Return the A/A noise of blocks, the anchor's drift within a regime, and the spread of confirmation rounds, all relative."""
+    """Return the A/A noise of blocks, the anchor's drift within a regime, and the spread of confirmation rounds, all
+    relative.
+    """
     blocks = {row["block_id"]: row for row in rows}
     anchors = group_by([row for row in blocks.values() if row["anchor_us"]], "regime")
-    drift = [row["anchor_us"] / np.median([other["anchor_us"] for other in group]) - 1.0 for group in anchors.values() for row in group]
-    confirmed = [row for row in rows if row["role"] == "confirm" and row["status"] == "ok" and row["mad_us"] is not None]
+    drift = [
+        row["anchor_us"] / np.median([other["anchor_us"] for other in group]) - 1.0
+        for group in anchors.values()
+        for row in group
+    ]
+    confirmed = [
+        row for row in rows if row["role"] == "confirm" and row["status"] == "ok" and row["mad_us"] is not None
+    ]
     return {
         "a_a": quantiles([row["noise"] for row in blocks.values() if row["noise"] is not None]),
         "anchor_drift": quantiles([abs(value) for value in drift]),
         "confirmation_mad": quantiles([row["mad_us"] / row["median_us"] for row in confirmed]),
-        "ratio_interval": quantiles([row["ratio_high"] / row["ratio_low"] - 1.0 for row in confirmed if row["ratio_low"] and row["ratio_high"]]),
+        "ratio_interval": quantiles(
+            [row["ratio_high"] / row["ratio_low"] - 1.0 for row in confirmed if row["ratio_low"] and row["ratio_high"]]
+        ),
     }
 
 
 def quantiles(values: list[float]) -> dict | None:
     """Return count, median, p95 and maximum; None without values."""
-    return {"count": len(values)} | {name: float(np.quantile(values, share)) for name, share in QUANTILES.items()} if values else None
+    return (
+        {"count": len(values)} | {name: float(np.quantile(values, share)) for name, share in QUANTILES.items()}
+        if values
+        else None
+    )
 
 
 def describe_stale(rows: list[dict], current: str) -> dict:
@@ -114,4 +134,8 @@ def describe_failed(rows: list[dict]) -> dict:
     """Return one config's failures."""
     first = rows[0]
     example = f"{to_problem(first)}: {(first['error'] or '')[-200:]}"
-    return {"config": str(to_config(first)), "failures": dict(Counter(row["status"] for row in rows)), "example": example}
+    return {
+        "config": str(to_config(first)),
+        "failures": dict(Counter(row["status"] for row in rows)),
+        "example": example,
+    }

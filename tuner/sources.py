@@ -6,14 +6,15 @@ from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError, DeviceError
 from tuner import errors
 from tuner.db import Store, queries, snapshot_path
-from tuner.fields import OPS
+from tuner.problems.fields import OPS
 
 #: The GPU whose recorded snapshot and artefact come with the package.
 RECORDED_SKU = "nvidia-h200-sm132"
 
 
 def open_database(database: str) -> Store:
-    """Open a database for reading: the one named, else the user's own where it holds measurements, else the recorded snapshot.
+    """Open a database for reading: the one named, else the user's own where it holds measurements, else the recorded
+    snapshot.
 
     Raises: UsageError, StoreError, IntegrityError.
     """
@@ -21,7 +22,9 @@ def open_database(database: str) -> Store:
     recorded = snapshot_path(RECORDED_SKU)
     if not database and "://" not in target and recorded.exists() and not holds_measurements(Path(target)):
         return Store.open(recorded, mode="immutable")
-    return Store.open(target, mode="immutable" if "://" not in target and Path(target).absolute() == recorded.absolute() else "ro")
+    return Store.open(
+        target, mode="immutable" if "://" not in target and Path(target).absolute() == recorded.absolute() else "ro"
+    )
 
 
 def holds_measurements(path: Path) -> bool:
@@ -33,24 +36,33 @@ def holds_measurements(path: Path) -> bool:
 
 
 def find_device(store: Store, name: str) -> _C.Device:
-    """Return the device `name` (SKU or short name such as h200); without a name, the only one that the database has rows of.
+    """Return the device `name` (SKU or short name such as h200); without a name, the only one that the database has
+    rows of.
 
     Raises: UsageError for an unknown name, or where a name is needed.
     """
     boards = recorded_boards(store)
     if not name and len(boards) != 1:
-        raise errors.UsageError(f"--device: the database holds {len(boards)} GPU models ({', '.join(sorted(boards)) or 'none'}); name one")
+        raise errors.UsageError(
+            f"--device: the database holds {len(boards)} GPU models ({', '.join(sorted(boards)) or 'none'}); name one"
+        )
     name = name or next(iter(boards))
     return boards[name] if name in boards else known_device(name)
 
 
 def find_ops(store: Store, sku: str, op: str = "") -> list[str]:
-    """Return the op kinds that the database has rows of on `sku`, or `op` where one is asked for. Raises: UsageError, InconclusiveError."""
+    """Return the op kinds that the database has rows of on `sku`, or `op` where one is asked for.
+
+    Raises: UsageError, InconclusiveError.
+    """
     if op not in ("", *OPS):
         raise errors.UsageError(f"--op {op}: must be one of {', '.join(OPS)}")
     found = [name for name in OPS if op in ("", name) and store.newest_kernel_hash(name, sku)]
     if not found:
-        raise errors.InconclusiveError(f"no measurements of {op or 'any op kind'} on {sku}: run `python -m tuner sweep` there first, or name another --db or --device")
+        raise errors.InconclusiveError(
+            f"no measurements of {op or 'any op kind'} on {sku}: run `python -m tuner sweep` there first, or name"
+            " another --db or --device"
+        )
     return found
 
 
@@ -83,7 +95,9 @@ def known_or_none(name: str) -> _C.Device | None:
 
 
 def device_at_hand(name: str) -> _C.Device:
-    """Return the device `name`, without a name the current GPU, without a GPU the one whose artefact comes with the package."""
+    """Return the device `name`, without a name the current GPU, without a GPU the one whose artefact comes with the
+    package.
+    """
     if name:
         return known_device(name)
     try:

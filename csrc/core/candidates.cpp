@@ -9,11 +9,11 @@ namespace deep_gemm {
 namespace {
 
 constexpr int kBlockMs[] = {64, 128, 256};
-// Multiples of 8 up to 72 where narrow shapes need fine steps, then what fits waves of common weights. Those that meet three B scales, or
-// need more registers than a thread has, are BF16's. Narrower ones lose to swapped tiles.
+// Multiples of 8 up to 72 where narrow shapes need fine steps, then what fits waves of common weights. Those that meet
+// three B scales, or need more registers than a thread has, are BF16's. Narrower ones lose to swapped tiles.
 constexpr int kBlockNs[] = {32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 144, 160, 176, 192, 208, 224, 256};
-// Narrower tiles of 128 rows never won: a stage is then nearly all A. Of 256 rows some did, because two waves share the column scales of
-// 1d1d, but none between these two.
+// Narrower tiles of 128 rows never won: a stage is then nearly all A. Of 256 rows some did, because two waves share the
+// column scales of 1d1d, but none between these two.
 constexpr int kMinBlockN128 = 64, kNarrowBlockN256 = 64, kMinBlockN256 = 128;
 // Plain tiles that are also split, and how often: the middle between decode and grids that fill the SMs.
 struct SplitTile {
@@ -25,8 +25,8 @@ constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
 constexpr int kSwappedRows[] = {64, 128};
 constexpr int kTokens[] = {8, 16, 24, 32, 48, 64};
 constexpr int kSplits[] = {1, 2, 4, 8};
-// Masked groups are short and read much weight: a token tile between 32 and 48, and 256 rows of the weight at once, win there (H200, 32 groups of
-// 20 rows, n 6144, k 7168: 337 us with 32x256, 339 with 32x128).
+// Masked groups are short and read much weight: a token tile between 32 and 48, and 256 rows of the weight at once, win
+// there (H200, 32 groups of 20 rows, n 6144, k 7168: 337 us with 32x256, 339 with 32x128).
 constexpr int kMaskedRows[] = {64, 128, 256};
 constexpr int kMaskedTokens[] = {8, 16, 24, 32, 40, 48, 64};
 constexpr int kMnMajorUnit = 64;  // tile sides of MN-major operands are multiples of it
@@ -54,13 +54,17 @@ int deepest_ring(Config config, int stages, Fits&& fits) {
 
 // The deepest ring with which `blocks` blocks find the shared memory of an SM.
 int shared_ring(const Problem& variant, const Config& config, int stages, int blocks) {
-    return deepest_ring(config, stages, [&](const Config& c) { return blocks * (smem_bytes(variant, c) + kSmemReservedBytes) <= kSmSmemBytes; });
+    return deepest_ring(config, stages, [&](const Config& c) {
+        return blocks * (smem_bytes(variant, c) + kSmemReservedBytes) <= kSmSmemBytes;
+    });
 }
 
-// The tile with rings for one block to an SM, two and three: a split must not take an SM for itself, or clusters find no room beside
-// each other, and narrow tiles gain from a neighbour even where the grid has none (H200, m 16, n 24576, k 1536: 12.0 us against 12.5).
+// The tile with rings for one block to an SM, two and three: a split must not take an SM for itself, or clusters find
+// no room beside each other, and narrow tiles gain from a neighbour even where the grid has none (H200, m 16, n 24576,
+// k 1536: 12.0 us against 12.5).
 void append_rings(std::vector<Config>& space, const Problem& variant, Config config, const Device& device) {
-    config.num_stages = deepest_ring(config, kDeepestRing, [&](const Config& c) { return smem_bytes(variant, c) <= device.smem_bytes; });
+    config.num_stages = deepest_ring(config, kDeepestRing,
+                                     [&](const Config& c) { return smem_bytes(variant, c) <= device.smem_bytes; });
     if (!is_legal(variant, config, device)) return;
     const bool is_small = math_warpgroups(config) == 1 && (config.swap_ab != 0 || config.block_n <= kMaxShallowN);
     const bool is_split = config.split_k > 1;
@@ -73,11 +77,13 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     }
 }
 
-// Tiles that fit the registers by their count, but not with everything that their kernel keeps besides: with two scale vectors in a ring what a
-// D tile with C in it needs (the compiler spills 128 bytes a thread), or a queue of tiles (8 to 44 bytes); among BF16 ones the widest with a
-// masked kernel's tiles, or where one of K groups stores directly without reading C.
+// Tiles that fit the registers by their count, but not with everything that their kernel keeps besides: with two scale
+// vectors in a ring what a D tile with C in it needs (the compiler spills 128 bytes a thread), or a queue of tiles (8
+// to 44 bytes); among BF16 ones the widest with a masked kernel's tiles, or where one of K groups stores directly
+// without reading C.
 bool spills(const Problem& variant, const Config& config) {
-    const bool is_widest = config.block_m == 256 && config.block_n == 192, accumulates = variant.c_mode == CMode::kAccumulate;
+    const bool is_widest = config.block_m == 256 && config.block_n == 192,
+               accumulates = variant.c_mode == CMode::kAccumulate;
     if (variant.op == Op::kMGroupedBf16Masked) return is_widest;
     if (variant.op == Op::kKGroupedBf16Contiguous) return is_widest && variant.c_mode == CMode::kNone;
     if (!has_scale_ring(variant) || variant.recipe != Recipe::k1d1d || config.block_m != 128) return false;
@@ -86,36 +92,42 @@ bool spills(const Problem& variant, const Config& config) {
 }
 
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
-    // Two vectors of scales through the ring leave a pair too few registers (128x144 and wider spill), and so does one where threads read C
-    // for two waves (256x128).
-    const bool is_ring = has_scale_ring(variant), reads_c = variant.c_mode == CMode::kAccumulate || variant.c_mode == CMode::kGeneral;
+    // Two vectors of scales through the ring leave a pair too few registers (128x144 and wider spill), and so does one
+    // where threads read C for two waves (256x128).
+    const bool is_ring = has_scale_ring(variant),
+               reads_c = variant.c_mode == CMode::kAccumulate || variant.c_mode == CMode::kGeneral;
     for (int block_m : kBlockMs)
         for (int block_n : kBlockNs)
             for (const auto& [cluster_m, cluster_n] : kClusters) {
                 if (block_m == 128 && block_n < kMinBlockN128) continue;
                 if (block_m == 256 && block_n < kMinBlockN256 && block_n != kNarrowBlockN256) continue;
                 const bool is_crowded = is_ring && (variant.recipe == Recipe::k1d1d || (reads_c && block_m == 256));
-                if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN || is_crowded)) continue;
+                if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN || is_crowded))
+                    continue;
                 const Config config{.block_m = block_m,
                                     .block_n = block_n,
                                     .block_k = stage_k(variant.op),
                                     .cluster_m = cluster_m,
                                     .cluster_n = cluster_n};
-                if (!spills(variant, config) && fits_alignment(variant, config)) append_rings(space, variant, config, device);
+                if (!spills(variant, config) && fits_alignment(variant, config))
+                    append_rings(space, variant, config, device);
             }
 }
 
 void append_plain_splits(std::vector<Config>& space, const Problem& variant, const Device& device) {
     for (const SplitTile& tile : kSplitTiles)
         for (int split = 2; split <= tile.max_split; split *= 2)
-            append_rings(space, variant,
-                         {.block_m = tile.block_m, .block_n = tile.block_n, .block_k = stage_k(variant.op), .split_k = split}, device);
+            append_rings(
+                space, variant,
+                {.block_m = tile.block_m, .block_n = tile.block_n, .block_k = stage_k(variant.op), .split_k = split},
+                device);
 }
 
 void append_masked(std::vector<Config>& space, const Problem& variant, const Device& device) {
     for (int rows : kMaskedRows)
         for (int tokens : kMaskedTokens)
-            append_rings(space, variant, {.block_m = tokens, .block_n = rows, .block_k = stage_k(variant.op), .swap_ab = 1}, device);
+            append_rings(space, variant,
+                         {.block_m = tokens, .block_n = rows, .block_k = stage_k(variant.op), .swap_ab = 1}, device);
 }
 
 void append_swapped(std::vector<Config>& space, const Problem& variant, const Device& device) {
@@ -124,7 +136,12 @@ void append_swapped(std::vector<Config>& space, const Problem& variant, const De
             for (int split : kSplits) {
                 if (rows == 128 && split == kMaxSplitK) continue;
                 append_rings(space, variant,
-                             {.block_m = tokens, .block_n = rows, .block_k = stage_k(variant.op), .split_k = split, .swap_ab = 1}, device);
+                             {.block_m = tokens,
+                              .block_n = rows,
+                              .block_k = stage_k(variant.op),
+                              .split_k = split,
+                              .swap_ab = 1},
+                             device);
             }
 }
 
@@ -168,11 +185,14 @@ Pruning::Pruning(const Problem& problem, const Device& device)
       n(problem.n),
       k_steps((problem.k + stage_k(problem.op) - 1) / stage_k(problem.op)),
       num_groups(std::max(problem.num_groups, 1)),
-      few_rows(grouping_of(problem.op) != Grouping::kMContiguous ? 0 : problem.alignment % kBlockMs[0] == 0 ? kPaddedRows : problem.m),
+      few_rows(grouping_of(problem.op) != Grouping::kMContiguous ? 0
+               : problem.alignment % kBlockMs[0] == 0            ? kPaddedRows
+                                                                 : problem.m),
       sms(usable_sms(problem, device)),
       alignment(grouping_of(problem.op) == Grouping::kMContiguous ? problem.alignment : 0),
       // Some groups hold more than most.
-      cover_m(grouping_of(problem.op) == Grouping::kMMasked ? smallest_cover(kMaskedTokens, 2 * m) : smallest_cover(kTokens, m)),
+      cover_m(grouping_of(problem.op) == Grouping::kMMasked ? smallest_cover(kMaskedTokens, 2 * m)
+                                                            : smallest_cover(kTokens, m)),
       cover_n(std::max(smallest_cover(kBlockNs, problem.n), problem.b_major == Major::kMn ? kMnMajorUnit : 0)),
       may_split(problem.num_sms == 0 && !problem.batch_invariant && !is_grouped(problem.op)) {}
 

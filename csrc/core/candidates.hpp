@@ -1,5 +1,6 @@
-// The space of configs that is searched. The default space of a variant on a device is at most 160 legal configs; a problem's candidates
-// are those of them that are not pointless for its m, n and k, nor against its num_sms and batch_invariant.
+// The space of configs that is searched. The default space of a variant on a device is at most 160 legal configs; a
+// problem's candidates are those of them that are not pointless for its m, n and k, nor against its num_sms and
+// batch_invariant.
 #pragma once
 
 #include <vector>
@@ -13,9 +14,9 @@ namespace deep_gemm {
 
 inline constexpr size_t kMaxCandidates = 160;
 
-// The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a fixed order: rows
-// on m before swapped, whole before split, then by tile, cluster, deeper rings first, so that of two equal estimates the simpler config with the deeper
-// ring wins.
+// The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a
+// fixed order: rows on m before swapped, whole before split, then by tile, cluster, deeper rings first, so that of two
+// equal estimates the simpler config with the deeper ring wins.
 std::vector<Config> get_default_space(const Problem& variant, const Device& device);
 
 // The same list for SM90 GPUs as sold, built once a variant: selection walks it for every new problem.
@@ -32,15 +33,19 @@ struct Pruning {
         return config.swap_ab != 0 ? keeps_swapped(config) : keeps_plain(config);
     }
 
-   private:
+ private:
     bool keeps_plain(const Config& config) const {
         if (config.block_n > cover_n || (config.block_m > 64 && m <= config.block_m / 2)) return false;
-        if (config.block_m * config.block_n < kSmallTile && config.block_n < cover_n && num_tiles(config) > kMaxSmallWaves * sms) return false;
+        if (config.block_m * config.block_n < kSmallTile && config.block_n < cover_n &&
+            num_tiles(config) > kMaxSmallWaves * sms)
+            return false;
         if (config.split_k > 1 && !keeps_split(config)) return false;
         return (config.cluster_m == 1 || m > config.block_m) && (config.cluster_n == 1 || n > config.block_n);
     }
     bool keeps_swapped(const Config& config) const {
-        if (config.block_m > cover_m || m > std::max<int64_t>(kMaxTokenTiles * config.block_m, few_rows) || (config.block_n > 64 && n <= config.block_n / 2)) return false;
+        if (config.block_m > cover_m || m > std::max<int64_t>(kMaxTokenTiles * config.block_m, few_rows) ||
+            (config.block_n > 64 && n <= config.block_n / 2))
+            return false;
         return config.split_k == 1 || keeps_split(config);
     }
     bool keeps_split(const Config& config) const;
@@ -50,21 +55,22 @@ struct Pruning {
 
     // A tile below 128x64 reads too much for many waves; tokens beyond a few tiles read the weight too often.
     static constexpr int kSmallTile = 128 * 64, kMaxSmallWaves = 4, kMaxTokenTiles = 4;
-    // Contiguous groups hold padding, of which the host knows nothing: as few rows as this may be a few tokens each. Where no plain tile fits
-    // the alignment, any number of rows is few.
+    // Contiguous groups hold padding, of which the host knows nothing: as few rows as this may be a few tokens each.
+    // Where no plain tile fits the alignment, any number of rows is few.
     static constexpr int kPaddedRows = 512;
 
     int64_t m, n, k_steps;  // m: of one group
     int64_t num_groups, few_rows;
     int32_t sms, alignment;  // 0: of any rows
-    int cover_m, cover_n;  // the smallest token tile, and the smallest width, that cover the problem with one tile
+    int cover_m, cover_n;    // the smallest token tile, and the smallest width, that cover the problem with one tile
     bool may_split;
 };
 
 std::vector<Config> get_candidates(const Problem& problem, const Device& device);
 
-// Whether a config of any default space is legal for this problem and not pointless: kept by the pruning, and its ring could not be deeper
-// without an SM losing a block. The learned choice is among these; its portfolio comes from the spaces of all variants.
+// Whether a config of any default space is legal for this problem and not pointless: kept by the pruning, and its ring
+// could not be deeper without an SM losing a block. The learned choice is among these; its portfolio comes from the
+// spaces of all variants.
 bool is_worth_trying(const Problem& problem, const Config& config, const Device& device);
 
 // Call `visit(config)` for each candidate, in the order of get_candidates, without building a list.

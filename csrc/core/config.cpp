@@ -33,7 +33,8 @@ size_t field_index(std::string_view name) {
 
 Config parse_config(std::string_view text) {
     const JsonValue root = parse_json(text, kLimits);
-    if (root.type != JsonValue::Type::kObject) throw std::invalid_argument("a config must be a JSON object of its fields");
+    if (root.type != JsonValue::Type::kObject)
+        throw std::invalid_argument("a config must be a JSON object of its fields");
     for (const auto& member : root.object) field_index(member.first);
     std::array<int64_t, Config::kNumFields> values;
     for (size_t i = 0; i < values.size(); ++i) {
@@ -55,8 +56,14 @@ Config Config::from_values(const std::array<int64_t, kNumFields>& values) {
     }
     std::array<int32_t, kNumFields> v;
     std::copy(values.begin(), values.end(), v.begin());
-    return {.block_m = v[0], .block_n = v[1], .block_k = v[2], .num_stages = v[3], .cluster_m = v[4], .cluster_n = v[5],
-            .split_k = v[6], .swap_ab = v[7]};
+    return {.block_m = v[0],
+            .block_n = v[1],
+            .block_k = v[2],
+            .num_stages = v[3],
+            .cluster_m = v[4],
+            .cluster_n = v[5],
+            .split_k = v[6],
+            .swap_ab = v[7]};
 }
 
 std::string to_json(const Config& config) {
@@ -94,8 +101,9 @@ size_t hash_value(const Config& config) {
 }
 
 std::string to_string(const Config& config) {
-    return std::to_string(config.block_m) + 'x' + std::to_string(config.block_n) + 'x' + std::to_string(config.block_k) + " s" +
-           std::to_string(config.num_stages) + " c" + std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
+    return std::to_string(config.block_m) + 'x' + std::to_string(config.block_n) + 'x' +
+           std::to_string(config.block_k) + " s" + std::to_string(config.num_stages) + " c" +
+           std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
            (config.split_k == 1 ? "" : " k" + std::to_string(config.split_k)) + (config.swap_ab == 0 ? "" : " swap");
 }
 

@@ -1,5 +1,5 @@
-// How an op is carried out: tile, stages, cluster, split of K, operand order. Immutable once made; a config may be illegal,
-// is_legal decides (core/legality.hpp). Its key is made like a problem's.
+// How an op is carried out: tile, stages, cluster, split of K, operand order. Immutable once made; a config may be
+// illegal, is_legal decides (core/legality.hpp). Its key is made like a problem's.
 #pragma once
 
 #include <array>
@@ -21,7 +21,8 @@ struct Config {
     int32_t cluster_m = 1;  // 2: two CTAs along M share (multicast) the B tile
     int32_t cluster_n = 1;  // 2: two CTAs along N share the A tile
     int32_t split_k = 1;    // CTAs of one cluster that share a tile, each with a part of K
-    int32_t swap_ab = 0;    // 1: the MMA's rows take n and its columns m; block_m always counts rows of D, block_n columns
+    int32_t swap_ab =
+        0;  // 1: the MMA's rows take n and its columns m; block_m always counts rows of D, block_n columns
 
     // In the order of kConfigFields, which is also the order of an artefact's config table.
     std::array<int32_t, kNumFields> values() const {

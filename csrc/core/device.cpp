@@ -19,8 +19,10 @@ constexpr int64_t kMiB = 1 << 20;
 
 // Vendor data sheets (SXM boards); names as the driver reports them. The H20 computes 296 FP8 TFLOPS with 78 SMs.
 constexpr KnownDevice kKnownDevices[] = {
-    {"h200", "NVIDIA H200", 132, 60 * kMiB, 1980, 4800, 1.0},         {"h100", "NVIDIA H100 80GB HBM3", 132, 50 * kMiB, 1980, 3350, 1.0},
-    {"h800", "NVIDIA H800", 132, 50 * kMiB, 1980, 3350, 1.0},         {"h20", "NVIDIA H20", 78, 60 * kMiB, 1980, 4000, 0.25},
+    {"h200", "NVIDIA H200", 132, 60 * kMiB, 1980, 4800, 1.0},
+    {"h100", "NVIDIA H100 80GB HBM3", 132, 50 * kMiB, 1980, 3350, 1.0},
+    {"h800", "NVIDIA H800", 132, 50 * kMiB, 1980, 3350, 1.0},
+    {"h20", "NVIDIA H20", 78, 60 * kMiB, 1980, 4000, 0.25},
     {"gh200", "NVIDIA GH200 480GB", 132, 60 * kMiB, 1980, 4000, 1.0},
 };
 
@@ -44,11 +46,16 @@ bool is_sku(std::string_view sku) {
 
 void check_device(const Device& device) {
     if (!is_sku(device.sku)) fail("sku", "'" + device.sku.substr(0, 64) + "'", "lower-case letters, digits and dashes");
-    if (device.name.empty() || device.name.size() > 256) fail("name", "'" + device.name.substr(0, 32) + "'", "1 to 256 characters long");
-    if (device.sm_count < 1 || device.sm_count > 65535) fail("sm_count", std::to_string(device.sm_count), "within 1..65535");
-    if (device.smem_bytes < 0 || device.smem_bytes > (1 << 30)) fail("smem_bytes", std::to_string(device.smem_bytes), "within 0..2^30");
-    if (device.l2_bytes < 0 || device.l2_bytes > (int64_t(1) << 40)) fail("l2_bytes", std::to_string(device.l2_bytes), "within 0..2^40");
-    if (!(device.clock_mhz > 0 && device.clock_mhz < 1e6)) fail("clock_mhz", std::to_string(device.clock_mhz), "positive and below 1e6");
+    if (device.name.empty() || device.name.size() > 256)
+        fail("name", "'" + device.name.substr(0, 32) + "'", "1 to 256 characters long");
+    if (device.sm_count < 1 || device.sm_count > 65535)
+        fail("sm_count", std::to_string(device.sm_count), "within 1..65535");
+    if (device.smem_bytes < 0 || device.smem_bytes > (1 << 30))
+        fail("smem_bytes", std::to_string(device.smem_bytes), "within 0..2^30");
+    if (device.l2_bytes < 0 || device.l2_bytes > (int64_t(1) << 40))
+        fail("l2_bytes", std::to_string(device.l2_bytes), "within 0..2^40");
+    if (!(device.clock_mhz > 0 && device.clock_mhz < 1e6))
+        fail("clock_mhz", std::to_string(device.clock_mhz), "positive and below 1e6");
     if (!(device.memory_gbps > 0 && device.memory_gbps < 1e6))
         fail("memory_gbps", std::to_string(device.memory_gbps), "positive and below 1e6");
 }
@@ -93,7 +100,8 @@ Device known_device(std::string_view sku_or_short_name) {
         if (sku_or_short_name == known.short_name || sku_or_short_name == device.sku) return device;
         choices += (choices.empty() ? "" : ", ") + std::string(known.short_name);
     }
-    throw Error(ErrorKind::kDevice, "'" + std::string(sku_or_short_name.substr(0, 64)) + "': not a known GPU; use one of " + choices +
+    throw Error(ErrorKind::kDevice, "'" + std::string(sku_or_short_name.substr(0, 64)) +
+                                        "': not a known GPU; use one of " + choices +
                                         " or describe the GPU with Device(...)");
 }
 

@@ -20,11 +20,11 @@ enum class ErrorKind {
 };
 
 class Error : public std::runtime_error {
-   public:
+ public:
     Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}
     ErrorKind kind() const { return kind_; }
 
-   private:
+ private:
     ErrorKind kind_;
 };
 

@@ -9,13 +9,32 @@
 namespace deep_gemm {
 namespace {
 
-constexpr const char* kProblemFeatureNames[kNumDenseFeatures + kNumGroupFeatures] = {
-    "log2_m",           "log2_n",  "log2_k",  "log2_m_alignment",  "log2_n_alignment",
-    "log2_k_alignment", "num_sms", "k_steps", "log2_memory_bytes", "log2_flops_per_byte",
-    "log2_heuristic_us", "is_1d1d", "is_per_row", "is_fp32_d", "is_accumulate", "has_c", "is_head_split", "is_a_mn_major",
-    "is_b_mn_major", "has_scale_ring", "log2_num_groups", "log2_rows_per_group", "log2_alignment", "has_blocks"};
-constexpr const char* kConfigFeatureNames[kNumConfigFeatures] = {"waves",         "last_wave_fill",  "useful_share",
-                                                                 "log2_l2_bytes", "two_scale_share", "log_heuristic_ratio"};
+constexpr const char* kProblemFeatureNames[kNumDenseFeatures + kNumGroupFeatures] = {"log2_m",
+                                                                                     "log2_n",
+                                                                                     "log2_k",
+                                                                                     "log2_m_alignment",
+                                                                                     "log2_n_alignment",
+                                                                                     "log2_k_alignment",
+                                                                                     "num_sms",
+                                                                                     "k_steps",
+                                                                                     "log2_memory_bytes",
+                                                                                     "log2_flops_per_byte",
+                                                                                     "log2_heuristic_us",
+                                                                                     "is_1d1d",
+                                                                                     "is_per_row",
+                                                                                     "is_fp32_d",
+                                                                                     "is_accumulate",
+                                                                                     "has_c",
+                                                                                     "is_head_split",
+                                                                                     "is_a_mn_major",
+                                                                                     "is_b_mn_major",
+                                                                                     "has_scale_ring",
+                                                                                     "log2_num_groups",
+                                                                                     "log2_rows_per_group",
+                                                                                     "log2_alignment",
+                                                                                     "has_blocks"};
+constexpr const char* kConfigFeatureNames[kNumConfigFeatures] = {
+    "waves", "last_wave_fill", "useful_share", "log2_l2_bytes", "two_scale_share", "log_heuristic_ratio"};
 
 constexpr int64_t kMaxAlignment = 256;  // the largest tile edge; coarser alignment changes nothing
 
@@ -23,7 +42,8 @@ constexpr int64_t kMaxAlignment = 256;  // the largest tile edge; coarser alignm
 // x = 2^e * f with f in [sqrt(1/2), sqrt(2)); ln f = 2 atanh(z), z = (f-1)/(f+1), |z| < 0.172: ten terms reach 1e-16.
 double portable_log2(double x) {
     constexpr double kInvLn2 = 1.4426950408889634, kSqrtHalf = 0.70710678118654752;
-    constexpr double kCoefficients[] = {1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9, 1.0 / 7, 1.0 / 5, 1.0 / 3, 1.0};
+    constexpr double kCoefficients[] = {1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11,
+                                        1.0 / 9,  1.0 / 7,  1.0 / 5,  1.0 / 3,  1.0};
     int exponent;
     double fraction = std::frexp(x, &exponent);
     if (fraction < kSqrtHalf) {
@@ -45,12 +65,13 @@ double two_scale_share(int64_t n, int block_n, int64_t n_tiles) {
     return double(inside) / double(n_tiles);
 }
 
-// Yes or no each, so that the hull of a training set without a variant keeps that variant out. batch_invariant is left out: it takes
-// configs away but changes the time of none.
+// Yes or no each, so that the hull of a training set without a variant keeps that variant out. batch_invariant is left
+// out: it takes configs away but changes the time of none.
 double* write_variant_features(const Problem& problem, double* out) {
-    for (bool flag : {problem.recipe == Recipe::k1d1d, problem.recipe == Recipe::kPerRow, problem.d_dtype == DDtype::kFp32,
-                      problem.c_mode == CMode::kAccumulate, problem.c_mode == CMode::kGeneral, problem.c_mode == CMode::kHeadSplit,
-                      problem.a_major == Major::kMn, problem.b_major == Major::kMn, has_scale_ring(problem)})
+    for (bool flag :
+         {problem.recipe == Recipe::k1d1d, problem.recipe == Recipe::kPerRow, problem.d_dtype == DDtype::kFp32,
+          problem.c_mode == CMode::kAccumulate, problem.c_mode == CMode::kGeneral, problem.c_mode == CMode::kHeadSplit,
+          problem.a_major == Major::kMn, problem.b_major == Major::kMn, has_scale_ring(problem)})
         *out++ = flag ? 1.0 : 0.0;
     return out;
 }
@@ -81,7 +102,8 @@ void write_problem_features(const Problem& problem, const Estimator& estimator, 
     if (is_grouped(problem.op)) write_group_features(problem, out);
 }
 
-void write_config_features(const Problem& problem, const Estimator& estimator, double heuristic_us, const Config& config, double* out) {
+void write_config_features(const Problem& problem, const Estimator& estimator, double heuristic_us,
+                           const Config& config, double* out) {
     constexpr double kLn2 = 0.6931471805599453;
     const Tiling tiling = make_tiling(problem, config, estimator.sms());
     const double waves = double(tiling.cluster_tiles) / double(tiling.slots);
@@ -99,7 +121,8 @@ void write_config_features(const Problem& problem, const Estimator& estimator, d
 std::string feature_name(Op op, std::span<const Config> portfolio, size_t index) {
     if (index < num_problem_features(op)) return kProblemFeatureNames[index];
     index -= num_problem_features(op);
-    return std::string(kConfigFeatureNames[index % kNumConfigFeatures]) + " of " + to_string(portfolio[index / kNumConfigFeatures]);
+    return std::string(kConfigFeatureNames[index % kNumConfigFeatures]) + " of " +
+           to_string(portfolio[index / kNumConfigFeatures]);
 }
 
 std::vector<std::string> feature_names(Op op, std::span<const Config> portfolio) {
@@ -108,8 +131,8 @@ std::vector<std::string> feature_names(Op op, std::span<const Config> portfolio)
     return names;
 }
 
-void write_features(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick, std::span<const Config> portfolio,
-                    double* out) {
+void write_features(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick,
+                    std::span<const Config> portfolio, double* out) {
     write_problem_features(problem, estimator, pick.time_us, out);
     out += num_problem_features(problem.op);
     for (const Config& config : portfolio) {

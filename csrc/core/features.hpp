@@ -1,5 +1,6 @@
 // The numbers that the learned selector sees of a problem: the same code for training (through Python) and at run time.
-// They depend on m, n, k, num_sms, the groups, the variant, the device and the portfolio; not on what a driver reports of a known SKU.
+// They depend on m, n, k, num_sms, the groups, the variant, the device and the portfolio; not on what a driver reports
+// of a known SKU.
 #pragma once
 
 #include <span>
@@ -20,16 +21,20 @@ inline constexpr int kFeaturesVersion = 2;
 inline constexpr size_t kNumDenseFeatures = 20, kNumGroupFeatures = 4;
 inline constexpr size_t kNumConfigFeatures = 6;
 
-inline constexpr size_t num_problem_features(Op op) { return kNumDenseFeatures + (is_grouped(op) ? kNumGroupFeatures : 0); }
-inline constexpr size_t num_features(Op op, size_t num_portfolio) { return num_problem_features(op) + kNumConfigFeatures * num_portfolio; }
+inline constexpr size_t num_problem_features(Op op) {
+    return kNumDenseFeatures + (is_grouped(op) ? kNumGroupFeatures : 0);
+}
+inline constexpr size_t num_features(Op op, size_t num_portfolio) {
+    return num_problem_features(op) + kNumConfigFeatures * num_portfolio;
+}
 
 // The name of feature `index` < num_features(op, portfolio.size()), and all of them.
 std::string feature_name(Op op, std::span<const Config> portfolio, size_t index);
 std::vector<std::string> feature_names(Op op, std::span<const Config> portfolio);
 
 // Write num_features(problem.op, portfolio.size()) numbers to `out`; `pick` is the heuristic's choice for the problem.
-void write_features(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick, std::span<const Config> portfolio,
-                    double* out);
+void write_features(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick,
+                    std::span<const Config> portfolio, double* out);
 
 std::vector<double> get_features(const Problem& problem, const Device& device, std::span<const Config> portfolio);
 

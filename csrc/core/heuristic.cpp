@@ -32,11 +32,13 @@ double soft_maximum(double a, double b, double c, double d) {
 // Sizes of a power of two, 1 to 8, divide by shifts.
 int64_t ceil_shift(int64_t value, int32_t power) { return (value + power - 1) >> std::countr_zero(uint32_t(power)); }
 
-// Clusters of `size` CTAs that run at once, `blocks` CTAs to an SM. A cluster stays within a GPC; those of SM90 GPUs have 16 SMs, and what
-// SMs are left over make some of them 18 (an H200's 132: 32 clusters of eight with two CTAs to an SM, not 33).
+// Clusters of `size` CTAs that run at once, `blocks` CTAs to an SM. A cluster stays within a GPC; those of SM90 GPUs
+// have 16 SMs, and what SMs are left over make some of them 18 (an H200's 132: 32 clusters of eight with two CTAs to an
+// SM, not 33).
 int64_t count_slots(int32_t sms, int32_t size, int32_t blocks) {
     constexpr int32_t kGpcSms = 16, kLargerGpcSms = 18;
-    const int32_t gpcs = sms / kGpcSms, larger = std::min((sms % kGpcSms) / (kLargerGpcSms - kGpcSms), gpcs), shift = std::countr_zero(uint32_t(size));
+    const int32_t gpcs = sms / kGpcSms, larger = std::min((sms % kGpcSms) / (kLargerGpcSms - kGpcSms), gpcs),
+                  shift = std::countr_zero(uint32_t(size));
     if (gpcs == 0 || size <= 2) return sms * blocks >> shift;
     return (gpcs - larger) * (kGpcSms * blocks >> shift) + larger * (kLargerGpcSms * blocks >> shift);
 }
@@ -44,19 +46,21 @@ int64_t count_slots(int32_t sms, int32_t size, int32_t blocks) {
 double scale_bytes(const Problem& problem) {
     if (!is_fp8(problem.op)) return 0.0;
     const Extent extent = extent_of(problem);
-    const double m = double(extent.rows), n = double(problem.n) * double(extent.matrices), blocks_k = double(extent.k) / kScaleBlock;
+    const double m = double(extent.rows), n = double(problem.n) * double(extent.matrices),
+                 blocks_k = double(extent.k) / kScaleBlock;
     if (problem.recipe == Recipe::kPerRow) return 4.0 * (m + n);
     return 4.0 * blocks_k * (m + (problem.recipe == Recipe::k1d1d ? n : n / kScaleBlock));
 }
 
-// Tiles of all groups along m. Masked groups are taken to hold 0.7 to 1.3 times the rows expected, as a router that is trained to balance
-// them leaves them.
+// Tiles of all groups along m. Masked groups are taken to hold 0.7 to 1.3 times the rows expected, as a router that is
+// trained to balance them leaves them.
 int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
     const int64_t rows = rows_per_group(problem), groups = std::max(problem.num_groups, 1);
     if (grouping_of(problem.op) == Grouping::kMContiguous) return ceil_div(problem.m, block_m);
     if (grouping_of(problem.op) != Grouping::kMMasked) return groups * ceil_div(rows, block_m);
     int64_t tiles = 0;
-    for (int64_t twentieths : {14, 17, 20, 23, 26}) tiles += ceil_div(std::min(rows * twentieths, problem.m * 20), int64_t(block_m) * 20);
+    for (int64_t twentieths : {14, 17, 20, 23, 26})
+        tiles += ceil_div(std::min(rows * twentieths, problem.m * 20), int64_t(block_m) * 20);
     return ceil_div(groups * tiles, 5);
 }
 
@@ -81,8 +85,10 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
     Tiling tiling;
     tiling.m_tiles = count_m_tiles(problem, config.block_m);
     tiling.n_tiles = ceil_div(problem.n, config.block_n);
-    tiling.cluster_tiles = count_m_cluster_tiles(problem, config, tiling.m_tiles) * ceil_shift(tiling.n_tiles, config.cluster_n);
-    const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k, blocks = blocks_per_sm(problem, config);
+    tiling.cluster_tiles =
+        count_m_cluster_tiles(problem, config, tiling.m_tiles) * ceil_shift(tiling.n_tiles, config.cluster_n);
+    const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k,
+                  blocks = blocks_per_sm(problem, config);
     tiling.slots = std::max<int64_t>(1, count_slots(sms, cluster_size, blocks));
     tiling.rounds = ceil_div(tiling.cluster_tiles, tiling.slots);
     tiling.blocks_per_sm = int(std::min<int64_t>(blocks, ceil_div(tiling.cluster_tiles * cluster_size, sms)));
@@ -102,7 +108,8 @@ double memory_bytes(const Problem& problem) {
     const double m = double(extent.rows), n = double(problem.n), k = double(extent.k);
     const bool has_c = problem.c_mode == CMode::kAccumulate || problem.c_mode == CMode::kGeneral;
     const double d = m * n * d_element_bytes(problem);
-    return k * (m + n * double(extent.matrices)) * element_bytes(problem.op) + (has_c ? 2.0 * d : d) + scale_bytes(problem);
+    return k * (m + n * double(extent.matrices)) * element_bytes(problem.op) + (has_c ? 2.0 * d : d) +
+           scale_bytes(problem);
 }
 
 HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& device) {
@@ -114,7 +121,9 @@ HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& devic
     rates.l2_gbps *= clock * sms;
     rates.sm_gbps *= clock;
     for (double* tflops : {&rates.dense_tflops, &rates.bf16_tflops}) *tflops *= tensor * sms;
-    for (double* ns : {&rates.step_slope_64_ns, &rates.step_slope_128_ns, &rates.step_slope_256_ns, &rates.bf16_slope_ns}) *ns /= tensor;
+    for (double* ns :
+         {&rates.step_slope_64_ns, &rates.step_slope_128_ns, &rates.step_slope_256_ns, &rates.bf16_slope_ns})
+        *ns /= tensor;
     for (double* ns : {&rates.step_base_64_ns, &rates.step_base_128_ns, &rates.step_base_256_ns, &rates.bf16_base_ns,
                        &rates.cluster_step_ns, &rates.column_scale_ns, &rates.epilogue_base_ns, &rates.epilogue_row_ns,
                        &rates.direct_row_ns})
@@ -148,8 +157,8 @@ double Estimator::mma_ns(const Config& config) const {
     return is_pipelined(problem_, config) ? mma : mma * (1.0 + rates_.unpipelined_fraction);
 }
 
-// One K step of a tile: the tensor cores, or the loads, whichever is slower. Rows of A beyond m are filled with zeros, not loaded. A ring
-// of S stages hides the latency of a load behind S steps; blocks that share an SM hide each other's.
+// One K step of a tile: the tensor cores, or the loads, whichever is slower. Rows of A beyond m are filled with zeros,
+// not loaded. A ring of S stages hides the latency of a load behind S steps; blocks that share an SM hide each other's.
 double Estimator::step_ns(const Config& config, const Tiling& tiling) const {
     const double rows = double(std::min<int64_t>(rows_per_group(problem_), config.block_m));
     const double load = (rows + config.block_n) * kStageKBytes * sm_ns_per_byte_;
@@ -185,7 +194,8 @@ AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimato
     });
     if (std::isinf(best.time_us))
         throw Error(ErrorKind::kDevice,
-                    device.name + ": no config is legal on this device; the kernels need a Hopper GPU (compute capability 9.0)");
+                    device.name +
+                        ": no config is legal on this device; the kernels need a Hopper GPU (compute capability 9.0)");
     return best;
 }
 

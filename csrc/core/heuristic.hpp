@@ -1,5 +1,6 @@
-// The analytic heuristic: a pure function from problem and device to a config. Predicted time = launch + a soft maximum of
-// what memory, L2, the power limit and the busiest SM need; the busiest SM runs (tiles it gets) x (K steps x step + epilogue).
+// The analytic heuristic: a pure function from problem and device to a config. Predicted time = launch + a soft maximum
+// of what memory, L2, the power limit and the busiest SM need; the busiest SM runs (tiles it gets) x (K steps x step +
+// epilogue).
 #pragma once
 
 #include <string>
@@ -39,7 +40,7 @@ double memory_bytes(const Problem& problem);
 
 // Predicts times of one problem on one device; holds what does not depend on the config.
 class Estimator {
-   public:
+ public:
     Estimator(const Problem& problem, const Device& device, const HeuristicRates& h200_rates = {});
 
     double time_us(const Config& config) const { return time_us(config, make_tiling(problem_, config, sms_)); }
@@ -48,7 +49,7 @@ class Estimator {
     int64_t k_steps() const { return k_steps_; }
     int32_t sms() const { return sms_; }
 
-   private:
+ private:
     double mma_ns(const Config& config) const;
     double step_ns(const Config& config, const Tiling& tiling) const;
     double epilogue_ns(const Config& config) const;

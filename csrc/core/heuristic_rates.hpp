@@ -1,34 +1,35 @@
-// The heuristic's constants, in one table so that they can be fitted to measurements and hashed. Fitted to 1,002 problems of both op kinds,
-// 219 of them over the whole default space, measured on an H200 running free (its power limit included; mean regret 3.4 % on them); other SM90 GPUs
-// are scaled from them by SM count, clock and bandwidth.
+// The heuristic's constants, in one table so that they can be fitted to measurements and hashed. Fitted to 1,002
+// problems of both op kinds, 219 of them over the whole default space, measured on an H200 running free (its power
+// limit included; mean regret 3.4 % on them); other SM90 GPUs are scaled from them by SM count, clock and bandwidth.
 #pragma once
 
 namespace deep_gemm {
 
 struct HeuristicRates {
-    double launch_us = 3.519;       // launch, barrier set-up, first descriptor and first byte, last store drained
-    double hbm_gbps = 3920;         // memory, cold L2
-    double l2_gbps = 33670;         // all SMs together, out of L2
-    double sm_gbps = 230.5;         // what one SM's loads reach
+    double launch_us = 3.519;        // launch, barrier set-up, first descriptor and first byte, last store drained
+    double hbm_gbps = 3920;          // memory, cold L2
+    double l2_gbps = 33670;          // all SMs together, out of L2
+    double sm_gbps = 230.5;          // what one SM's loads reach
     double load_latency_ns = 896.8;  // from issuing a TMA load to its full barrier, out of memory
-    double dense_tflops = 1200;     // all SMs together, held down by the power limit
+    double dense_tflops = 1200;      // all SMs together, held down by the power limit
     double step_base_64_ns = 71.42;  // one 128-K step of a tile: base + slope * columns, by the MMA's rows
     double step_base_128_ns = 128.6;
     double step_base_256_ns = 72.18;
     double step_slope_64_ns = 1.088;
     double step_slope_128_ns = 1.387;
     double step_slope_256_ns = 4.211;
-    double two_scale_fraction = 0.1199;    // extra cost of a step where the tile can touch two B scales
+    double two_scale_fraction = 0.1199;     // extra cost of a step where the tile can touch two B scales
     double unpipelined_fraction = 0.03427;  // extra cost of a step without two partial accumulators
-    double cluster_step_ns = 25.45;        // waiting for the peer, once a step
-    double epilogue_base_ns = 568.3;       // per tile: last promotion, barrier, store; not overlapped with MMAs
-    double epilogue_row_ns = 2.006;        // per tile and column of 64 rows
-    double fp32_row_fraction = 3.279;        // extra of epilogue_row_ns where D is FP32
-    double direct_row_ns = 21.5;            // extra of epilogue_row_ns without a D tile in shared memory, once more where C is read
-    double column_scale_ns = 0.913;          // extra cost of a step per MMA column with a scale of its own, and 64 rows
-    double split_us = 0.944;                 // exchange and addition of the parts of a split
-    double bf16_tflops = 647.2;              // dense_tflops of BF16 operands
-    double bf16_base_ns = 20.97;            // one 64-K step of a BF16 tile: base + slope * columns * (rows / 64)
+    double cluster_step_ns = 25.45;         // waiting for the peer, once a step
+    double epilogue_base_ns = 568.3;        // per tile: last promotion, barrier, store; not overlapped with MMAs
+    double epilogue_row_ns = 2.006;         // per tile and column of 64 rows
+    double fp32_row_fraction = 3.279;       // extra of epilogue_row_ns where D is FP32
+    double direct_row_ns =
+        21.5;  // extra of epilogue_row_ns without a D tile in shared memory, once more where C is read
+    double column_scale_ns = 0.913;  // extra cost of a step per MMA column with a scale of its own, and 64 rows
+    double split_us = 0.944;         // exchange and addition of the parts of a split
+    double bf16_tflops = 647.2;      // dense_tflops of BF16 operands
+    double bf16_base_ns = 20.97;     // one 64-K step of a BF16 tile: base + slope * columns * (rows / 64)
     double bf16_slope_ns = 0.5936;
 };
 
@@ -64,7 +65,8 @@ inline constexpr RateField kRateFields[] = {
     {"bf16_slope_ns", &HeuristicRates::bf16_slope_ns},
 };
 
-// Raise it when a formula of heuristic.cpp or what it asks of legality.cpp changes; the constants are hashed by themselves.
+// Raise it when a formula of heuristic.cpp or what it asks of legality.cpp changes; the constants are hashed by
+// themselves.
 inline constexpr int kHeuristicRevision = 7;
 
 }  // namespace deep_gemm

@@ -12,7 +12,7 @@ namespace {
 }
 
 class Parser {
-   public:
+ public:
     Parser(std::string_view text, const JsonLimits& limits) : text_(text), limits_(limits) {}
 
     JsonValue parse() {
@@ -22,7 +22,7 @@ class Parser {
         return value;
     }
 
-   private:
+ private:
     JsonValue parse_value(int depth) {
         if (depth > limits_.max_depth) fail("nested too deeply", position_);
         skip_space();
@@ -98,7 +98,8 @@ class Parser {
         const char* first = text_.data() + start;
         const char* last = text_.data() + position_;
         value.type = is_integer ? JsonValue::Type::kInt : JsonValue::Type::kDouble;
-        const auto result = is_integer ? std::from_chars(first, last, value.integer) : std::from_chars(first, last, value.number);
+        const auto result =
+            is_integer ? std::from_chars(first, last, value.integer) : std::from_chars(first, last, value.number);
         if (result.ec != std::errc() || result.ptr != last) fail("number out of range", start);
         if (is_integer) value.number = double(value.integer);
         if (!std::isfinite(value.number)) fail("number out of range", start);
@@ -204,7 +205,8 @@ class Parser {
 
     void skip_space() {
         if (limits_.canonical) return;
-        while (position_ < text_.size() && std::string_view(" \t\r\n").find(text_[position_]) != std::string_view::npos) ++position_;
+        while (position_ < text_.size() && std::string_view(" \t\r\n").find(text_[position_]) != std::string_view::npos)
+            ++position_;
     }
 
     std::string_view text_;

@@ -1,7 +1,7 @@
 // A strict, bounded JSON reader for problem and config descriptions and for artefact headers.
 // Rejected with std::invalid_argument: text over the size limit, nesting over the depth limit, duplicate keys, integers
-// outside 64 bits, non-finite numbers, raw control and non-ASCII characters, lone surrogates, anything after the value. In
-// canonical mode also white space between tokens and keys that are not strictly ascending.
+// outside 64 bits, non-finite numbers, raw control and non-ASCII characters, lone surrogates, anything after the value.
+// In canonical mode also white space between tokens and keys that are not strictly ascending.
 #pragma once
 
 #include <cstdint>

@@ -6,19 +6,21 @@
 namespace deep_gemm {
 namespace {
 
-// Two math warpgroups: setmaxnreg divides 168 x 384 registers into 40 x 128 (producer) + 232 x 256. One: a thread of 256 may use 255,
-// and what the compiler keeps for itself is left out.
+// Two math warpgroups: setmaxnreg divides 168 x 384 registers into 40 x 128 (producer) + 232 x 256. One: a thread of
+// 256 may use 255, and what the compiler keeps for itself is left out.
 constexpr int kRegisterLimitTwoWarpgroups = 232, kRegisterLimitOneWarpgroup = 248;
-// Addresses, descriptors, scales and loop state beside the accumulators. A pipelined tile keeps less of them live at once. Tiles at the
-// limit (64x144 and 128x128 pipelined, 128x192, 256x128) compile without spills.
+// Addresses, descriptors, scales and loop state beside the accumulators. A pipelined tile keeps less of them live at
+// once. Tiles at the limit (64x144 and 128x128 pipelined, 128x192, 256x128) compile without spills.
 constexpr int kRegisterOverhead = 40, kPipelinedRegisterOverhead = 16;
-constexpr int kScaleSteps = 8;          // K steps in a buffer of the scale ring: the 32-byte sector of a row-major row
-// Two partial accumulators of more columns do not fit beside the final one. Swapped tiles want few registers, so that several blocks share
-// an SM, more than they want two accumulators (H200, m 64, n 2112, k 7168, split 4: 9.9 us with one, 14.5 with two).
+constexpr int kScaleSteps = 8;  // K steps in a buffer of the scale ring: the 32-byte sector of a row-major row
+// Two partial accumulators of more columns do not fit beside the final one. Swapped tiles want few registers, so that
+// several blocks share an SM, more than they want two accumulators (H200, m 64, n 2112, k 7168, split 4: 9.9 us with
+// one, 14.5 with two).
 constexpr int kMaxPipelinedColumnsOneWarpgroup = 144, kMaxPipelinedColumnsTwoWarpgroups = 128;
 constexpr int kMaxPipelinedScaledColumns = 128, kMaxPipelinedSwappedColumns = 32;
-constexpr int kMaxHeldRegisters = 176;  // of accumulators and column scales; beyond it the scales are read during promotion
-constexpr int kRegisterUnit = 8;        // a thread's registers are allocated in steps of this
+constexpr int kMaxHeldRegisters =
+    176;                          // of accumulators and column scales; beyond it the scales are read during promotion
+constexpr int kRegisterUnit = 8;  // a thread's registers are allocated in steps of this
 
 int64_t align_up(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
@@ -87,7 +89,8 @@ enum class Rule {
 };
 
 bool is_cluster_shape(const Config& config) {
-    const bool in_range = config.cluster_m >= 1 && config.cluster_m <= 2 && config.cluster_n >= 1 && config.cluster_n <= 2;
+    const bool in_range =
+        config.cluster_m >= 1 && config.cluster_m <= 2 && config.cluster_n >= 1 && config.cluster_n <= 2;
     return in_range && config.cluster_m * config.cluster_n <= 2;
 }
 
@@ -132,7 +135,8 @@ struct HeldRegisters {
 
 HeldRegisters held_registers(const Problem& problem, const Config& config) {
     const int columns = column_side(config), partials = is_pipelined(problem, config) ? 2 : 1;
-    return {(math_waves(config) + partials) * columns / 2, has_column_scales(problem, config) ? partials * columns / 4 : 0};
+    return {(math_waves(config) + partials) * columns / 2,
+            has_column_scales(problem, config) ? partials * columns / 4 : 0};
 }
 
 Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
@@ -155,17 +159,24 @@ std::string describe_cluster(Rule rule, const Config& config) {
         case Rule::kCluster:
             return "cluster = " + std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
                    ": must be 1x1, 2x1 or 1x2; choose one of them";
-        case Rule::kClusterSwap: return clause("swap_ab", 1, "goes with a 1x1 cluster only; leave out cluster_m and cluster_n");
+        case Rule::kClusterSwap:
+            return clause("swap_ab", 1, "goes with a 1x1 cluster only; leave out cluster_m and cluster_n");
         case Rule::kClusterBlockN:
             return clause("block_n", config.block_n, "must be a multiple of 16 with cluster_m = 2; use cluster_m = 1");
         case Rule::kSplit: return clause("split_k", config.split_k, "must be 1, 2, 4 or 8; choose one of them");
-        case Rule::kSplitCluster: return clause("split_k", config.split_k, "takes the cluster for itself; use a 1x1 cluster");
-        case Rule::kSplitRows: return clause("split_k", config.split_k, "needs an MMA row side (block_m, with swap_ab block_n) of at most 128; choose such a tile");
-        case Rule::kSplitSms: return clause("split_k", config.split_k, "cannot hold a limit of SMs; use 1 with num_sms");
+        case Rule::kSplitCluster:
+            return clause("split_k", config.split_k, "takes the cluster for itself; use a 1x1 cluster");
+        case Rule::kSplitRows:
+            return clause("split_k", config.split_k,
+                          "needs an MMA row side (block_m, with swap_ab block_n) of at most 128; choose such a tile");
+        case Rule::kSplitSms:
+            return clause("split_k", config.split_k, "cannot hold a limit of SMs; use 1 with num_sms");
         case Rule::kSplitGroups: return clause("split_k", config.split_k, "grouped ops do not split K; use 1");
-        case Rule::kSplitInvariant: return clause("split_k", config.split_k, "changes the order of sums; use 1 with batch_invariant");
-        default: return "a cluster of " + std::to_string(config.cluster_m * config.cluster_n * config.split_k) +
-                        " CTAs does not fit the SMs that may be used; use a 1x1 cluster without split_k";
+        case Rule::kSplitInvariant:
+            return clause("split_k", config.split_k, "changes the order of sums; use 1 with batch_invariant");
+        default:
+            return "a cluster of " + std::to_string(config.cluster_m * config.cluster_n * config.split_k) +
+                   " CTAs does not fit the SMs that may be used; use a 1x1 cluster without split_k";
     }
 }
 
@@ -173,26 +184,33 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
     switch (rule) {
         case Rule::kNone: return "";
         case Rule::kArchitecture:
-            return "compute capability = " + std::to_string(device.compute_major) + '.' + std::to_string(device.compute_minor) + " (" +
-                   device.name + "): the kernels need 9.0; use a Hopper GPU";
+            return "compute capability = " + std::to_string(device.compute_major) + '.' +
+                   std::to_string(device.compute_minor) + " (" + device.name +
+                   "): the kernels need 9.0; use a Hopper GPU";
         case Rule::kSwap: return clause("swap_ab", config.swap_ab, "must be 0 or 1; choose one of them");
         case Rule::kRows:
-            return clause(config.swap_ab != 0 ? "block_n" : "block_m", row_side(config), "must be 64, 128 or 256; choose one of them");
+            return clause(config.swap_ab != 0 ? "block_n" : "block_m", row_side(config),
+                          "must be 64, 128 or 256; choose one of them");
         case Rule::kColumns:
             return clause(config.swap_ab != 0 ? "block_m" : "block_n", column_side(config),
                           "must be a multiple of 8 within 8..256; choose such a width");
         case Rule::kBlockK:
-            return clause("block_k", config.block_k, "must be " + std::to_string(stage_k(problem.op)) + " for " +
-                                                         std::string(op_name(problem.op)) + ", 128 bytes; use it");
-        case Rule::kStages: return clause("num_stages", config.num_stages, "must be within 2..32; choose such a number");
+            return clause("block_k", config.block_k,
+                          "must be " + std::to_string(stage_k(problem.op)) + " for " +
+                              std::string(op_name(problem.op)) + ", 128 bytes; use it");
+        case Rule::kStages:
+            return clause("num_stages", config.num_stages, "must be within 2..32; choose such a number");
         case Rule::kAlignment:
-            return clause("block_m", config.block_m, "with cluster_m it must divide the alignment " + std::to_string(problem.alignment) +
-                                                         " of the groups' rows; choose a smaller tile");
+            return clause("block_m", config.block_m,
+                          "with cluster_m it must divide the alignment " + std::to_string(problem.alignment) +
+                              " of the groups' rows; choose a smaller tile");
         case Rule::kMajorTile: return "an MN-major operand needs a tile side in steps of 64; choose another tile";
         case Rule::kScaleBlocks:
-            return clause("block_n", config.block_n, "a tile may touch at most two 128-column scale blocks; choose another width");
+            return clause("block_n", config.block_n,
+                          "a tile may touch at most two 128-column scale blocks; choose another width");
         case Rule::kRegisters:
-            return clause("registers", estimate_registers(problem, config), "more than a math thread has; choose a smaller tile");
+            return clause("registers", estimate_registers(problem, config),
+                          "more than a math thread has; choose a smaller tile");
         case Rule::kSmem:
             return clause("shared memory", smem_bytes(problem, config),
                           "more than the " + std::to_string(device.smem_bytes) + " bytes of a block; use fewer stages");
@@ -200,13 +218,15 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
     }
 }
 
-// Every recipe and D with the staged and the direct epilogue; scale layouts, and majors but where an op has one only, forbid more.
+// Every recipe and D with the staged and the direct epilogue; scale layouts, and majors but where an op has one only,
+// forbid more.
 std::vector<Problem> make_representatives(Op op) {
     std::vector<Problem> variants;
     const bool is_mn = op == Op::kKGroupedBf16Contiguous;
     const Problem base{.op = op,
                        .num_groups = is_grouped(op) ? 1 : 0,
-                       .alignment = grouping_of(op) == Grouping::kMContiguous ? kAnyTileAlignment : int32_t(Problem::kDefaultAlignment),
+                       .alignment = grouping_of(op) == Grouping::kMContiguous ? kAnyTileAlignment
+                                                                              : int32_t(Problem::kDefaultAlignment),
                        .a_major = is_mn ? Major::kMn : Major::kK,
                        .b_major = is_mn ? Major::kMn : Major::kK};
     for (Recipe recipe : {Recipe::k1d2d, Recipe::k1d1d, Recipe::kPerRow})
@@ -214,7 +234,8 @@ std::vector<Problem> make_representatives(Op op) {
             for (CMode c_mode : {CMode::kNone, CMode::kGeneral})
                 for (ScaleLayout layout : {ScaleLayout::kMnMajor, ScaleLayout::kAny}) {
                     Problem variant = base;
-                    variant.recipe = recipe, variant.d_dtype = d_dtype, variant.c_mode = c_mode, variant.scale_layout = layout;
+                    variant.recipe = recipe, variant.d_dtype = d_dtype, variant.c_mode = c_mode,
+                    variant.scale_layout = layout;
                     variants.push_back(variant);
                 }
     std::erase_if(variants, [](const Problem& problem) { return !is_consistent(problem); });
@@ -232,7 +253,8 @@ bool is_pipelined(const Problem& problem, const Config& config) {
     if (!is_fp8(problem.op) || rows_per_warpgroup(config) != 64) return false;
     if (has_column_scales(problem, config))
         return column_side(config) <= (config.swap_ab != 0 ? kMaxPipelinedSwappedColumns : kMaxPipelinedScaledColumns);
-    return column_side(config) <= (math_warpgroups(config) == 1 ? kMaxPipelinedColumnsOneWarpgroup : kMaxPipelinedColumnsTwoWarpgroups);
+    return column_side(config) <=
+           (math_warpgroups(config) == 1 ? kMaxPipelinedColumnsOneWarpgroup : kMaxPipelinedColumnsTwoWarpgroups);
 }
 
 int estimate_registers(const Problem& problem, const Config& config) {
@@ -243,14 +265,19 @@ int estimate_registers(const Problem& problem, const Config& config) {
 }
 
 int64_t smem_bytes(const Problem& problem, const Config& config) {
-    const int64_t num_barriers = 2 * (int64_t(config.num_stages) + scale_ring_buffers(problem, config)) + epilogue_barriers(problem, config);
-    const int64_t stage = (int64_t(config.block_m) + config.block_n) * kStageKBytes + stage_scale_bytes(problem, config);
+    const int64_t num_barriers =
+        2 * (int64_t(config.num_stages) + scale_ring_buffers(problem, config)) + epilogue_barriers(problem, config);
+    const int64_t stage =
+        (int64_t(config.block_m) + config.block_n) * kStageKBytes + stage_scale_bytes(problem, config);
     const int64_t d_tile = is_staged(problem, config) ? d_tile_bytes(problem, config) : 0;
-    return kSmemAlignment + d_tile + config.num_stages * stage + receive_bytes(config) + align_up(num_barriers * 8, 128) +
-           scale_ring_bytes(problem, config) + (is_grouped(problem.op) ? kTileQueueBytes : 0);
+    return kSmemAlignment + d_tile + config.num_stages * stage + receive_bytes(config) +
+           align_up(num_barriers * 8, 128) + scale_ring_bytes(problem, config) +
+           (is_grouped(problem.op) ? kTileQueueBytes : 0);
 }
 
-int max_b_scale_blocks(int block_n) { return (block_n + kScaleBlock - scale_start_step(block_n) + kScaleBlock - 1) / kScaleBlock; }
+int max_b_scale_blocks(int block_n) {
+    return (block_n + kScaleBlock - scale_start_step(block_n) + kScaleBlock - 1) / kScaleBlock;
+}
 
 int32_t usable_sms(const Problem& problem, const Device& device) {
     return problem.num_sms == 0 ? device.sm_count : std::min(problem.num_sms, device.sm_count);

@@ -1,6 +1,6 @@
-// The geometry of the kernels, and the one predicate that says which configs may run. Used by the sweep, the selector, the
-// heuristic, the database reader and every launch. It never depends on m, n or k, so a config is legal for every shape.
-// The device headers static_assert the same numbers.
+// The geometry of the kernels, and the one predicate that says which configs may run. Used by the sweep, the selector,
+// the heuristic, the database reader and every launch. It never depends on m, n or k, so a config is legal for every
+// shape. The device headers static_assert the same numbers.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +21,19 @@ inline constexpr int kBlockK = 128;       // K elements of an FP8 stage, and per
 inline constexpr int kScaleBlock = 128;   // 1d2d scales B per 128 x 128 block
 inline constexpr int kMaxColumns = 256;   // columns of a WGMMA
 inline constexpr int kMinStages = 2;
-// An SM of compute capability 9.0, and what the driver takes of its shared memory for each block (CUDA programming guide).
+// An SM of compute capability 9.0, and what the driver takes of its shared memory for each block (CUDA programming
+// guide).
 inline constexpr int kSmRegisters = 65536;
 inline constexpr int64_t kSmSmemBytes = 233472, kSmemReservedBytes = 1024;
 inline constexpr int kMaxBlocksPerSm = 3;  // more were never faster
 inline constexpr int kMaxStages = 32;
-inline constexpr int64_t kTileQueueBytes = 384;  // grouped kernels: tiles on their way to the math warps (tile_queue.cuh)
+inline constexpr int64_t kTileQueueBytes =
+    384;  // grouped kernels: tiles on their way to the math warps (tile_queue.cuh)
 inline constexpr int32_t kAnyTileAlignment = 15360;  // every token side of a tile, and two of them, divides it
-inline constexpr int kMaxSplitK = 8;         // CTAs of a cluster that every SM90 GPU places
-inline constexpr int kSmemAlignment = 1024;  // the 128-byte swizzle repeats every 8 rows
-inline constexpr int64_t kMaxDTileBytes = 81920;  // a larger tile would cost the ring more stages than the staging saves
+inline constexpr int kMaxSplitK = 8;                 // CTAs of a cluster that every SM90 GPU places
+inline constexpr int kSmemAlignment = 1024;          // the 128-byte swizzle repeats every 8 rows
+inline constexpr int64_t kMaxDTileBytes =
+    81920;  // a larger tile would cost the ring more stages than the staging saves
 
 inline constexpr int element_bytes(Op op) { return is_fp8(op) ? 1 : 2; }
 inline constexpr int stage_k(Op op) { return kStageKBytes / element_bytes(op); }  // the only legal block_k
@@ -40,22 +43,26 @@ inline constexpr int d_element_bytes(const Problem& problem) { return problem.d_
 inline constexpr int row_side(const Config& config) { return config.swap_ab != 0 ? config.block_n : config.block_m; }
 inline constexpr int column_side(const Config& config) { return config.swap_ab != 0 ? config.block_m : config.block_n; }
 
-// Number of math warpgroups, rows of the MMA's row side that one of them owns, its 64-row MMAs, and threads of a block (with the producer
-// warpgroup).
+// Number of math warpgroups, rows of the MMA's row side that one of them owns, its 64-row MMAs, and threads of a block
+// (with the producer warpgroup).
 inline constexpr int math_warpgroups(const Config& config) { return row_side(config) == 64 ? 1 : 2; }
 inline constexpr int rows_per_warpgroup(const Config& config) { return row_side(config) / math_warpgroups(config); }
 inline constexpr int math_waves(const Config& config) { return rows_per_warpgroup(config) / 64; }
 inline constexpr int num_threads(const Config& config) { return 128 + 128 * math_warpgroups(config); }
 
 // Whether the main loop multiplies with vectors of scales, and whether a ring of plain copies (not TMA) brings them.
-inline constexpr bool has_scale_vectors(const Problem& problem) { return is_fp8(problem.op) && problem.recipe != Recipe::kPerRow; }
+inline constexpr bool has_scale_vectors(const Problem& problem) {
+    return is_fp8(problem.op) && problem.recipe != Recipe::kPerRow;
+}
 inline constexpr bool has_scale_ring(const Problem& problem) {
     return has_scale_vectors(problem) && problem.scale_layout == ScaleLayout::kAny;
 }
 
-// Whether the rows of a config's cluster tile always belong to one group: groups of contiguous rows start at multiples of the alignment.
+// Whether the rows of a config's cluster tile always belong to one group: groups of contiguous rows start at multiples
+// of the alignment.
 inline constexpr bool fits_alignment(const Problem& problem, const Config& config) {
-    return grouping_of(problem.op) != Grouping::kMContiguous || problem.alignment % (config.block_m * config.cluster_m) == 0;
+    return grouping_of(problem.op) != Grouping::kMContiguous ||
+           problem.alignment % (config.block_m * config.cluster_m) == 0;
 }
 
 // Whether every column of the MMA has a scale of its own.
@@ -72,11 +79,12 @@ bool is_pipelined(const Problem& problem, const Config& config);
 // Registers that a math thread needs, estimated from above: final and partial accumulators plus addresses and scales.
 int estimate_registers(const Problem& problem, const Config& config);
 
-// Dynamic shared memory of a block: alignment slack, D tile, ring of stages with their scales, partial sums of the other CTAs of a split,
-// barriers, ring of scales.
+// Dynamic shared memory of a block: alignment slack, D tile, ring of stages with their scales, partial sums of the
+// other CTAs of a split, barriers, ring of scales.
 int64_t smem_bytes(const Problem& problem, const Config& config);
 
-// Tiles start at multiples of block_n, so inside a scale block at multiples of this: gcd(block_n, 128), its lowest set bit.
+// Tiles start at multiples of block_n, so inside a scale block at multiples of this: gcd(block_n, 128), its lowest set
+// bit.
 inline constexpr int scale_start_step(int block_n) { return std::min(block_n & -block_n, kScaleBlock); }
 
 // Most B-scale blocks of 128 columns that one tile can touch; the worst start is the last one.

@@ -74,13 +74,15 @@ std::string fields_json(const Problem& problem) {
     for (const EnumField& field : kProblemEnums)
         if (field.get(problem) != 0) members[field.name] = std::string("\"") + enum_name(field, problem) + '"';
     std::string out = "{";
-    for (const auto& [name, value] : members) out += (out.size() == 1 ? "\"" : ",\"") + std::string(name) + "\":" + value;
+    for (const auto& [name, value] : members)
+        out += (out.size() == 1 ? "\"" : ",\"") + std::string(name) + "\":" + value;
     return out + '}';
 }
 
 const JsonValue& require(const JsonValue& object, const char* name, JsonValue::Type type, const char* type_name) {
     const JsonValue* value = object.type == JsonValue::Type::kObject ? object.find(name) : nullptr;
-    if (value == nullptr || value->type != type) throw std::invalid_argument(std::string(name) + ": must be given and be " + type_name);
+    if (value == nullptr || value->type != type)
+        throw std::invalid_argument(std::string(name) + ": must be given and be " + type_name);
     return *value;
 }
 
@@ -89,7 +91,9 @@ void check_members(const JsonValue& fields) {
         bool known = name == "compiled_dims" || name == "batch_invariant";
         for (const IntegerField& field : kProblemFields) known = known || name == field.name;
         for (const EnumField& field : kProblemEnums) known = known || name == field.name;
-        if (!known) throw std::invalid_argument("field " + name.substr(0, 32) + " is unknown; write the fields of Problem.as_dict() only");
+        if (!known)
+            throw std::invalid_argument("field " + name.substr(0, 32) +
+                                        " is unknown; write the fields of Problem.as_dict() only");
     }
 }
 
@@ -102,12 +106,14 @@ void parse_fields(const JsonValue& fields, Problem& problem) {
         if (value != nullptr) set_field(problem, i, check_integer_field(kProblemFields[i], *value));
     }
     if (fields.find("compiled_dims") != nullptr)
-        problem.compiled_dims = parse_compiled_dims(require(fields, "compiled_dims", JsonValue::Type::kString, "a string").string);
+        problem.compiled_dims =
+            parse_compiled_dims(require(fields, "compiled_dims", JsonValue::Type::kString, "a string").string);
     if (fields.find("batch_invariant") != nullptr)
         problem.batch_invariant = require(fields, "batch_invariant", JsonValue::Type::kBool, "true or false").boolean;
     for (const EnumField& field : kProblemEnums)
         if (fields.find(field.name) != nullptr)
-            field.set(problem, parse_enum(field, require(fields, field.name, JsonValue::Type::kString, "a string").string));
+            field.set(problem,
+                      parse_enum(field, require(fields, field.name, JsonValue::Type::kString, "a string").string));
 }
 
 Problem parse_problem(std::string_view text) {
@@ -132,16 +138,20 @@ std::string integer_clause(const Problem& problem, size_t field, const std::stri
 // Scales are FP8's, majors BF16's; what is added to D goes with its type.
 std::string broken_operand_rule(const Problem& problem) {
     const bool has_scales = is_fp8(problem.op), has_bf16_d = problem.d_dtype == DDtype::kBf16;
-    if (!has_scales && problem.recipe != Recipe::k1d2d) return enum_clause(problem, 0, "only FP8 operands have scales; leave it out");
+    if (!has_scales && problem.recipe != Recipe::k1d2d)
+        return enum_clause(problem, 0, "only FP8 operands have scales; leave it out");
     if (!has_scales && problem.scale_layout != ScaleLayout::kMnMajor)
         return enum_clause(problem, 5, "only FP8 operands have scales; leave it out");
-    if (has_scales && problem.a_major != Major::kK) return enum_clause(problem, 3, "FP8 kernels read K-major operands; leave it out");
-    if (has_scales && problem.b_major != Major::kK) return enum_clause(problem, 4, "FP8 kernels read K-major operands; leave it out");
+    if (has_scales && problem.a_major != Major::kK)
+        return enum_clause(problem, 3, "FP8 kernels read K-major operands; leave it out");
+    if (has_scales && problem.b_major != Major::kK)
+        return enum_clause(problem, 4, "FP8 kernels read K-major operands; leave it out");
     if (problem.recipe == Recipe::kPerRow && problem.scale_layout != ScaleLayout::kMnMajor)
         return enum_clause(problem, 5, "recipe per_row reads its scales at any stride; leave it out");
     if (problem.c_mode == CMode::kAccumulate && has_bf16_d)
         return enum_clause(problem, 2, "needs an FP32 D; pass d_dtype='fp32' or c_mode='general'");
-    if (problem.c_mode == CMode::kHeadSplit && !(problem.op == Op::kFp8Gemm && has_bf16_d && problem.recipe == Recipe::k1d2d))
+    if (problem.c_mode == CMode::kHeadSplit &&
+        !(problem.op == Op::kFp8Gemm && has_bf16_d && problem.recipe == Recipe::k1d2d))
         return enum_clause(problem, 2, "needs fp8_gemm with recipe 1d2d and a BF16 D; use another c_mode");
     return "";
 }
@@ -150,14 +160,19 @@ std::string broken_operand_rule(const Problem& problem) {
 std::string broken_group_rule(const Problem& problem) {
     const Grouping grouping = grouping_of(problem.op);
     const bool has_groups = grouping != Grouping::kNone;
-    if (has_groups && problem.num_groups < 1) return integer_clause(problem, 4, "a grouped op has at least one group; pass their number");
-    if (!has_groups && problem.num_groups != 0) return integer_clause(problem, 4, "only grouped ops have groups; leave it out");
-    if (grouping != Grouping::kMMasked && problem.expected_m != 0) return integer_clause(problem, 5, "only masked ops take it; leave it out");
-    if (problem.expected_m > problem.m) return integer_clause(problem, 5, "a group has room for m rows; pass at most m");
+    if (has_groups && problem.num_groups < 1)
+        return integer_clause(problem, 4, "a grouped op has at least one group; pass their number");
+    if (!has_groups && problem.num_groups != 0)
+        return integer_clause(problem, 4, "only grouped ops have groups; leave it out");
+    if (grouping != Grouping::kMMasked && problem.expected_m != 0)
+        return integer_clause(problem, 5, "only masked ops take it; leave it out");
+    if (problem.expected_m > problem.m)
+        return integer_clause(problem, 5, "a group has room for m rows; pass at most m");
     if (grouping != Grouping::kMContiguous && problem.alignment != Problem::kDefaultAlignment)
         return integer_clause(problem, 6, "only m-grouped contiguous ops take it; leave it out");
     if (problem.alignment % Problem::kAlignmentUnit != 0)
-        return integer_clause(problem, 6, "must be a multiple of " + std::to_string(Problem::kAlignmentUnit) + "; round it up");
+        return integer_clause(problem, 6,
+                              "must be a multiple of " + std::to_string(Problem::kAlignmentUnit) + "; round it up");
     if (problem.group_layout != GroupLayout::kJoint && problem.op != Op::kKGroupedFp8Contiguous)
         return enum_clause(problem, 6, "only k_grouped_fp8_gemm_contiguous has blocks of memory; leave it out");
     return "";
@@ -166,18 +181,24 @@ std::string broken_group_rule(const Problem& problem) {
 std::string broken_grouped_operand_rule(const Problem& problem) {
     const Grouping grouping = grouping_of(problem.op);
     if (grouping == Grouping::kNone) return "";
-    if (problem.recipe == Recipe::kPerRow) return enum_clause(problem, 0, "grouped ops scale per 128 of K; use 1d2d or 1d1d");
+    if (problem.recipe == Recipe::kPerRow)
+        return enum_clause(problem, 0, "grouped ops scale per 128 of K; use 1d2d or 1d1d");
     if (grouping != Grouping::kKContiguous) {
-        if (problem.c_mode != CMode::kNone) return enum_clause(problem, 2, "m-grouped ops add nothing to D; leave it out");
-        if (problem.a_major != Major::kK) return enum_clause(problem, 3, "m-grouped ops read a K-major A; leave it out");
+        if (problem.c_mode != CMode::kNone)
+            return enum_clause(problem, 2, "m-grouped ops add nothing to D; leave it out");
+        if (problem.a_major != Major::kK)
+            return enum_clause(problem, 3, "m-grouped ops read a K-major A; leave it out");
         if (grouping == Grouping::kMMasked && problem.b_major != Major::kK)
             return enum_clause(problem, 4, "masked ops read a K-major B; leave it out");
         return "";
     }
-    if (is_fp8(problem.op) && problem.recipe != Recipe::k1d1d) return enum_clause(problem, 0, "groups of K have both operands scaled 1x128; use 1d1d");
+    if (is_fp8(problem.op) && problem.recipe != Recipe::k1d1d)
+        return enum_clause(problem, 0, "groups of K have both operands scaled 1x128; use 1d1d");
     if (problem.d_dtype != DDtype::kFp32) return enum_clause(problem, 1, "groups of K sum into an FP32 D; use fp32");
-    if (!is_fp8(problem.op) && problem.a_major != Major::kMn) return enum_clause(problem, 3, "groups of K have MN-major BF16 operands; use mn");
-    if (!is_fp8(problem.op) && problem.b_major != Major::kMn) return enum_clause(problem, 4, "groups of K have MN-major BF16 operands; use mn");
+    if (!is_fp8(problem.op) && problem.a_major != Major::kMn)
+        return enum_clause(problem, 3, "groups of K have MN-major BF16 operands; use mn");
+    if (!is_fp8(problem.op) && problem.b_major != Major::kMn)
+        return enum_clause(problem, 4, "groups of K have MN-major BF16 operands; use mn");
     return "";
 }
 
@@ -191,7 +212,8 @@ std::string broken_combination(const Problem& problem) {
 }  // namespace
 
 int64_t get_field(const Problem& problem, size_t index) {
-    const int64_t values[] = {problem.m, problem.n, problem.k, problem.num_sms, problem.num_groups, problem.expected_m, problem.alignment};
+    const int64_t values[] = {problem.m,          problem.n,          problem.k,        problem.num_sms,
+                              problem.num_groups, problem.expected_m, problem.alignment};
     return values[index];
 }
 
@@ -215,7 +237,8 @@ Op parse_op(std::string_view name) {
         if (name == op_name(op)) return op;
         known += (known.empty() ? "" : ", ") + std::string(op_name(op));
     }
-    throw Error(ErrorKind::kProblem, "op = '" + std::string(name.substr(0, 32)) + "': no such op kind; use one of " + known);
+    throw Error(ErrorKind::kProblem,
+                "op = '" + std::string(name.substr(0, 32)) + "': no such op kind; use one of " + known);
 }
 
 uint8_t parse_enum(const EnumField& field, std::string_view name) {
@@ -224,14 +247,15 @@ uint8_t parse_enum(const EnumField& field, std::string_view name) {
         if (name == field.names[i]) return uint8_t(i);
         known += (i == 0 ? "'" : ", '") + std::string(field.names[i]) + "'";
     }
-    throw Error(ErrorKind::kProblem,
-                std::string(field.name) + " = '" + std::string(name.substr(0, 32)) + "': must be one of " + known + "; use one of them");
+    throw Error(ErrorKind::kProblem, std::string(field.name) + " = '" + std::string(name.substr(0, 32)) +
+                                         "': must be one of " + known + "; use one of them");
 }
 
 void check_integer_range(const IntegerField& field, int64_t value) {
     if (value >= field.minimum && value <= field.maximum) return;
     throw std::invalid_argument(std::string(field.name) + " = " + std::to_string(value) + ": must be within " +
-                                std::to_string(field.minimum) + ".." + std::to_string(field.maximum) + "; pass a size in this range");
+                                std::to_string(field.minimum) + ".." + std::to_string(field.maximum) +
+                                "; pass a size in this range");
 }
 
 int64_t check_integer_field(const IntegerField& field, const JsonValue& value) {
@@ -243,7 +267,8 @@ int64_t check_integer_field(const IntegerField& field, const JsonValue& value) {
 
 void check_problem(const Problem& problem) {
     try {
-        for (size_t i = 0; i < kProblemFields.size(); ++i) check_integer_range(kProblemFields[i], get_field(problem, i));
+        for (size_t i = 0; i < kProblemFields.size(); ++i)
+            check_integer_range(kProblemFields[i], get_field(problem, i));
     } catch (const std::invalid_argument& error) {
         throw Error(ErrorKind::kProblem, error.what());
     }
@@ -296,8 +321,8 @@ size_t hash_value(const Problem& problem) {
     const uint64_t flags = uint64_t(problem.compiled_dims) << 1 | uint64_t(problem.batch_invariant);
     uint64_t hash = variant_code(problem) + 1;
     const uint64_t groups = uint64_t(problem.num_groups) << 32 | uint64_t(problem.alignment);
-    for (uint64_t value : {uint64_t(problem.m), uint64_t(problem.n), uint64_t(problem.k), uint64_t(problem.num_sms), groups,
-                           uint64_t(problem.expected_m), flags}) {
+    for (uint64_t value : {uint64_t(problem.m), uint64_t(problem.n), uint64_t(problem.k), uint64_t(problem.num_sms),
+                           groups, uint64_t(problem.expected_m), flags}) {
         hash = (hash ^ value) * 0x9e3779b97f4a7c15ull;
         hash ^= hash >> 29;
     }
@@ -305,8 +330,8 @@ size_t hash_value(const Problem& problem) {
 }
 
 std::string to_string(const Problem& problem) {
-    std::string text = std::string(op_name(problem.op)) + " m=" + std::to_string(problem.m) + " n=" + std::to_string(problem.n) +
-                       " k=" + std::to_string(problem.k);
+    std::string text = std::string(op_name(problem.op)) + " m=" + std::to_string(problem.m) +
+                       " n=" + std::to_string(problem.n) + " k=" + std::to_string(problem.k);
     for (size_t i = 3; i < kProblemFields.size(); ++i)
         if (get_field(problem, i) != kProblemFields[i].default_value)
             text += std::string(" ") + kProblemFields[i].name + "=" + std::to_string(get_field(problem, i));

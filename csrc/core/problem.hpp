@@ -14,8 +14,8 @@
 
 namespace deep_gemm {
 
-// Dense products, then grouped ones: the rows of A divided among the matrices of B (contiguous, or masked: with room for more rows in each
-// group), and K divided among the matrices of D. Each for FP8, then for BF16.
+// Dense products, then grouped ones: the rows of A divided among the matrices of B (contiguous, or masked: with room
+// for more rows in each group), and K divided among the matrices of D. Each for FP8, then for BF16.
 enum class Op : uint8_t {
     kFp8Gemm,
     kBf16Gemm,
@@ -26,8 +26,9 @@ enum class Op : uint8_t {
     kKGroupedFp8Contiguous,
     kKGroupedBf16Contiguous
 };
-inline constexpr Op kOps[] = {Op::kFp8Gemm,           Op::kBf16Gemm,           Op::kMGroupedFp8Contiguous, Op::kMGroupedBf16Contiguous,
-                              Op::kMGroupedFp8Masked, Op::kMGroupedBf16Masked, Op::kKGroupedFp8Contiguous, Op::kKGroupedBf16Contiguous};
+inline constexpr Op kOps[] = {
+    Op::kFp8Gemm,           Op::kBf16Gemm,           Op::kMGroupedFp8Contiguous, Op::kMGroupedBf16Contiguous,
+    Op::kMGroupedFp8Masked, Op::kMGroupedBf16Masked, Op::kKGroupedFp8Contiguous, Op::kKGroupedBf16Contiguous};
 inline constexpr size_t kNumOps = std::size(kOps);
 
 // What the groups of an op divide.
@@ -36,15 +37,18 @@ inline constexpr Grouping grouping_of(Op op) { return Grouping(uint8_t(op) / 2);
 inline constexpr bool is_fp8(Op op) { return uint8_t(op) % 2 == 0; }
 inline constexpr bool is_grouped(Op op) { return grouping_of(op) != Grouping::kNone; }
 
-// How scales cover FP8 operands: A per row and 128 of K with B per 128 x 128 block; both per row and 128 of K; both per row.
+// How scales cover FP8 operands: A per row and 128 of K with B per 128 x 128 block; both per row and 128 of K; both per
+// row.
 enum class Recipe : uint8_t { k1d2d, k1d1d, kPerRow };
 enum class DDtype : uint8_t { kBf16, kFp32 };
-// What is added to D: nothing; D itself, unscaled; alpha, beta and any C; nothing, with the columns of D spread around a middle part.
+// What is added to D: nothing; D itself, unscaled; alpha, beta and any C; nothing, with the columns of D spread around
+// a middle part.
 enum class CMode : uint8_t { kNone, kAccumulate, kGeneral, kHeadSplit };
 enum class Major : uint8_t { kK, kMn };  // the dimension of an operand that is contiguous in memory
 // Where a tensor of scale vectors is contiguous: along its rows, aligned so that TMA loads it, or anyhow.
 enum class ScaleLayout : uint8_t { kMnMajor, kAny };
-// Where the operands of the groups of K lie: side by side in one matrix, or each in a block of contiguous memory of its own.
+// Where the operands of the groups of K lie: side by side in one matrix, or each in a block of contiguous memory of its
+// own.
 enum class GroupLayout : uint8_t { kJoint, kBlocks };
 
 std::string_view op_name(Op op);
@@ -57,7 +61,8 @@ struct IntegerField {
     bool is_required;
 };
 
-// A description of one enumerated field of a problem: a string in JSON and Python, its position in `names` in C++; 0 is the default.
+// A description of one enumerated field of a problem: a string in JSON and Python, its position in `names` in C++; 0 is
+// the default.
 struct Problem;
 struct EnumField {
     const char* name;
@@ -75,13 +80,14 @@ struct Problem {
     enum : uint8_t { kCompileM = 1, kCompileN = 2, kCompileK = 4 };
 
     Op op = Op::kFp8Gemm;
-    // Rows of A: of all groups together (m-grouped contiguous), or the most that a group has room for (masked). K of all groups together where
-    // they divide it.
+    // Rows of A: of all groups together (m-grouped contiguous), or the most that a group has room for (masked). K of
+    // all groups together where they divide it.
     int64_t m = 1, n = 1, k = 1;
-    int32_t num_sms = 0;            // SMs to use; 0 = all of the device
-    int32_t num_groups = 0;         // grouped ops: at least 1
-    int64_t expected_m = 0;         // masked only: rows of a group on average, a hint; 0 = not known
-    int32_t alignment = kDefaultAlignment;  // m-grouped contiguous only: the rows of every group start at a multiple of it
+    int32_t num_sms = 0;     // SMs to use; 0 = all of the device
+    int32_t num_groups = 0;  // grouped ops: at least 1
+    int64_t expected_m = 0;  // masked only: rows of a group on average, a hint; 0 = not known
+    int32_t alignment =
+        kDefaultAlignment;          // m-grouped contiguous only: the rows of every group start at a multiple of it
     uint8_t compiled_dims = 0;      // dims that are constants of the kernel: bits kCompileM, kCompileN, kCompileK
     Recipe recipe = Recipe::k1d2d;  // FP8 only
     DDtype d_dtype = DDtype::kBf16;
@@ -118,9 +124,9 @@ inline constexpr size_t kNumVariants = 4096;
 
 // What decides which kernels and configs exist for a problem, apart from its sizes and SMs, as one small number.
 inline constexpr uint32_t variant_code(const Problem& problem) {
-    return uint32_t(problem.op) | uint32_t(problem.recipe) << 3 | uint32_t(problem.d_dtype) << 5 | uint32_t(problem.c_mode) << 6 |
-           uint32_t(problem.a_major) << 8 | uint32_t(problem.b_major) << 9 | uint32_t(problem.scale_layout) << 10 |
-           uint32_t(problem.group_layout) << 11;
+    return uint32_t(problem.op) | uint32_t(problem.recipe) << 3 | uint32_t(problem.d_dtype) << 5 |
+           uint32_t(problem.c_mode) << 6 | uint32_t(problem.a_major) << 8 | uint32_t(problem.b_major) << 9 |
+           uint32_t(problem.scale_layout) << 10 | uint32_t(problem.group_layout) << 11;
 }
 
 // `name` as the value of an enumerated field, and back; parsing throws Error(kProblem).
@@ -141,7 +147,8 @@ Sha256Digest problem_digest(const Problem& problem);
 size_t hash_value(const Problem& problem);
 std::string to_string(const Problem& problem);
 
-// `value` if it is an integer within the field's range; throws std::invalid_argument with the field, its value and rule.
+// `value` if it is an integer within the field's range; throws std::invalid_argument with the field, its value and
+// rule.
 int64_t check_integer_field(const IntegerField& field, const JsonValue& value);
 void check_integer_range(const IntegerField& field, int64_t value);
 

@@ -35,8 +35,8 @@ inline int64_t checked_integer(pybind11::handle value, const IntegerField& field
     int overflow = 0;
     const long long number = PyLong_AsLongLongAndOverflow(index.ptr(), &overflow);
     if (overflow != 0 || number < field.minimum || number > field.maximum) {
-        const std::string rule =
-            "must be within " + std::to_string(field.minimum) + ".." + std::to_string(field.maximum) + "; pass a number in this range";
+        const std::string rule = "must be within " + std::to_string(field.minimum) + ".." +
+                                 std::to_string(field.maximum) + "; pass a number in this range";
         throw fail(rule.c_str());
     }
     return number;

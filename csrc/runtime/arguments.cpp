@@ -27,14 +27,17 @@ bool is_alias(const Signature& signature, size_t slot, PyObject* keyword) {
 
 size_t find_name(const Signature& signature, PyObject* keyword) {
     for (size_t i = 0; i < signature.num_names; ++i)
-        if (PyUnicode_CompareWithASCIIString(keyword, signature.names[i]) == 0 || is_alias(signature, i, keyword)) return i;
-    fail(std::string(signature.op) + "(): unknown argument " + short_repr(keyword) + "; see help(deep_gemm." + signature.op + ").");
+        if (PyUnicode_CompareWithASCIIString(keyword, signature.names[i]) == 0 || is_alias(signature, i, keyword))
+            return i;
+    fail(std::string(signature.op) + "(): unknown argument " + short_repr(keyword) + "; see help(deep_gemm." +
+         signature.op + ").");
 }
 
 [[noreturn]] void fail_twice(const Signature& signature, size_t slot) {
     const char* alias = signature.aliases == nullptr ? nullptr : signature.aliases[slot];
     fail(std::string(signature.op) + "(): argument '" + signature.names[slot] + "'" +
-         (alias == nullptr ? "" : std::string(", which is also called '") + alias + "',") + " was given twice; give it once.");
+         (alias == nullptr ? "" : std::string(", which is also called '") + alias + "',") +
+         " was given twice; give it once.");
 }
 
 void bind_keywords(const Signature& signature, PyObject* const* values, PyObject* keyword_names, PyObject** slots) {
@@ -47,10 +50,11 @@ void bind_keywords(const Signature& signature, PyObject* const* values, PyObject
 
 bool is_integer(PyObject* object) { return PyLong_Check(object) && !PyBool_Check(object); }
 
-// An int or a NumPy integer, one outside 64 bits as the nearest inside. Not a tensor, although it converts: reading a CUDA tensor would wait
-// for the GPU.
+// An int or a NumPy integer, one outside 64 bits as the nearest inside. Not a tensor, although it converts: reading a
+// CUDA tensor would wait for the GPU.
 std::optional<int64_t> to_integer(PyObject* object) {
-    if (PyBool_Check(object) || !PyIndex_Check(object) || (!PyLong_CheckExact(object) && is_tensor(object))) return std::nullopt;
+    if (PyBool_Check(object) || !PyIndex_Check(object) || (!PyLong_CheckExact(object) && is_tensor(object)))
+        return std::nullopt;
     const py::object index = py::reinterpret_steal<py::object>(PyNumber_Index(object));
     int overflow = 0;
     const int64_t value = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;
@@ -102,14 +106,15 @@ py::object stream_handle(PyObject* object) {
 void check_stream_device(PyObject* object, int ordinal) {
     py::object index = py::getattr(object, "device_index", py::none());
     if (!is_integer(index.ptr()) || index.cast<int64_t>() == ordinal) return;
-    throw Error(ErrorKind::kDevice, "stream = " + short_repr(object) + ": a stream of cuda:" + std::string(py::str(index)) +
-                                        ", but the tensors are on cuda:" + std::to_string(ordinal) + "; pass a stream of their device.");
+    throw Error(ErrorKind::kDevice,
+                "stream = " + short_repr(object) + ": a stream of cuda:" + std::string(py::str(index)) +
+                    ", but the tensors are on cuda:" + std::to_string(ordinal) + "; pass a stream of their device.");
 }
 
 }  // namespace
 
-void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_ssize_t num_positional, PyObject* keyword_names,
-                    PyObject** slots) {
+void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_ssize_t num_positional,
+                    PyObject* keyword_names, PyObject** slots) {
     const size_t given = size_t(num_positional);
     if (given > signature.num_positional)
         fail(std::string(signature.op) + "(): " + std::to_string(given) + " positional arguments: takes at most " +
@@ -117,7 +122,8 @@ void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_s
     for (size_t i = 0; i < given; ++i) slots[i] = arguments[i];
     if (keyword_names != nullptr) bind_keywords(signature, arguments + given, keyword_names, slots);
     for (size_t i = 0; i < signature.num_required; ++i)
-        if (slots[i] == nullptr) fail(std::string(signature.op) + "(): argument '" + signature.names[i] + "' is missing; give it.");
+        if (slots[i] == nullptr)
+            fail(std::string(signature.op) + "(): argument '" + signature.names[i] + "' is missing; give it.");
 }
 
 bool is_given(PyObject* object) { return object != nullptr && object != Py_None; }
@@ -125,7 +131,8 @@ bool is_given(PyObject* object) { return object != nullptr && object != Py_None;
 float parse_factor(const char* name, PyObject* object) {
     if (object == nullptr) return 1.0f;
     const float factor = float(to_double(name, object));
-    if (!std::isfinite(factor)) fail(std::string(name) + " = " + short_repr(object) + ": must be finite in FP32; pass a smaller float.");
+    if (!std::isfinite(factor))
+        fail(std::string(name) + " = " + short_repr(object) + ": must be finite in FP32; pass a smaller float.");
     return factor;
 }
 
@@ -136,7 +143,8 @@ void check_flag(const char* name, PyObject* object) {
 
 uint8_t parse_compiled_dims_argument(PyObject* object) {
     if (!is_given(object)) return 0;
-    if (!PyUnicode_Check(object)) fail("compiled_dims = " + short_repr(object) + ": must be a string such as 'nk', or None.");
+    if (!PyUnicode_Check(object))
+        fail("compiled_dims = " + short_repr(object) + ": must be a string such as 'nk', or None.");
     Py_ssize_t length = 0;
     const char* text = PyUnicode_AsUTF8AndSize(object, &length);
     if (text == nullptr) {  // a lone surrogate, which no letter is
@@ -150,7 +158,8 @@ uint8_t parse_compiled_dims_argument(PyObject* object) {
                             : letter == 'k' ? Problem::kCompileK
                                             : 0;
         if (bit == 0 || (bits & bit))
-            fail("compiled_dims = " + short_repr(object) + ": must hold each of m, n, k at most once and nothing else; pass e.g. 'nk'.");
+            fail("compiled_dims = " + short_repr(object) +
+                 ": must hold each of m, n, k at most once and nothing else; pass e.g. 'nk'.");
         bits |= bit;
     }
     return bits;
@@ -174,7 +183,8 @@ std::optional<Recipe> parse_recipe(PyObject* object) {
 HeadSplits parse_head_splits(PyObject* object) {
     const auto splits = parse_triple(object);
     if (!splits || (*splits)[0] + (*splits)[2] == 0)
-        fail("head_splits = " + short_repr(object) + ": must be three integers (left, mid, right) within 0..2^31 - 1 with left + right > 0; pass "
+        fail("head_splits = " + short_repr(object) +
+             ": must be three integers (left, mid, right) within 0..2^31 - 1 with left + right > 0; pass "
              "such a tuple.");
     return {(*splits)[0], (*splits)[1], (*splits)[2]};
 }
@@ -182,19 +192,22 @@ HeadSplits parse_head_splits(PyObject* object) {
 int64_t parse_expected_m(PyObject* object) {
     const auto value = to_integer(object);
     if (!value || *value < 0)
-        fail("expected_m = " + short_repr(object) + ": must be an int >= 0, the rows of a group on average (a hint); pass such a number.");
+        fail("expected_m = " + short_repr(object) +
+             ": must be an int >= 0, the rows of a group on average (a hint); pass such a number.");
     return *value;
 }
 
 std::vector<int64_t> parse_group_sizes(PyObject* object) {
     if (!PyTuple_Check(object) && !PyList_Check(object))
-        fail("ks = " + short_repr(object) + ": must be a list or tuple of ints, the K of each group; pass ks.tolist() of a tensor.");
+        fail("ks = " + short_repr(object) +
+             ": must be a list or tuple of ints, the K of each group; pass ks.tolist() of a tensor.");
     std::vector<int64_t> sizes;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
         const py::object item = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(object, i));
         sizes.push_back(to_integer(item.ptr()).value_or(-1));
         if (sizes.back() < 0 || sizes.back() > Problem::kMaxDim)
-            fail("ks[" + std::to_string(i) + "] = " + short_repr(item) + ": must be an int within 0..2^31 - 1; pass the K of that group.");
+            fail("ks[" + std::to_string(i) + "] = " + short_repr(item) +
+                 ": must be an int within 0..2^31 - 1; pass the K of that group.");
     }
     return sizes;
 }

@@ -12,7 +12,8 @@ namespace {
 
 enum Slot { kA, kB, kD, kC, kCompiledDims, kAlpha, kBeta, kStream, kNumSlots };
 constexpr const char* kNames[kNumSlots] = {"a", "b", "d", "c", "compiled_dims", "alpha", "beta", "stream"};
-constexpr const char* kOpNames[] = {"bf16_gemm_nt", "bf16_gemm_nn", "bf16_gemm_tn", "bf16_gemm_tt"};  // as kMemoryLayouts
+constexpr const char* kOpNames[] = {"bf16_gemm_nt", "bf16_gemm_nn", "bf16_gemm_tn",
+                                    "bf16_gemm_tt"};  // as kMemoryLayouts
 
 void run(const MemoryLayout& layout, PyObject* const* slots) {
     const GemmOptions options{.op = Op::kBf16Gemm,
@@ -41,13 +42,13 @@ PyObject* bf16_gemm(PyObject*, PyObject* const* values, Py_ssize_t num_positiona
 }  // namespace
 
 std::span<PyMethodDef> bf16_gemm_methods() {
-    static const std::string documentation[] = {bf16_gemm_documentation(kMemoryLayouts[0]), bf16_gemm_documentation(kMemoryLayouts[1]),
-                                                bf16_gemm_documentation(kMemoryLayouts[2]), bf16_gemm_documentation(kMemoryLayouts[3])};
-    static PyMethodDef methods[] = {
-        make_method(kOpNames[0], &bf16_gemm<0>, documentation[0].c_str()),
-        make_method(kOpNames[1], &bf16_gemm<1>, documentation[1].c_str()),
-        make_method(kOpNames[2], &bf16_gemm<2>, documentation[2].c_str()),
-        make_method(kOpNames[3], &bf16_gemm<3>, documentation[3].c_str())};
+    static const std::string documentation[] = {
+        bf16_gemm_documentation(kMemoryLayouts[0]), bf16_gemm_documentation(kMemoryLayouts[1]),
+        bf16_gemm_documentation(kMemoryLayouts[2]), bf16_gemm_documentation(kMemoryLayouts[3])};
+    static PyMethodDef methods[] = {make_method(kOpNames[0], &bf16_gemm<0>, documentation[0].c_str()),
+                                    make_method(kOpNames[1], &bf16_gemm<1>, documentation[1].c_str()),
+                                    make_method(kOpNames[2], &bf16_gemm<2>, documentation[2].c_str()),
+                                    make_method(kOpNames[3], &bf16_gemm<3>, documentation[3].c_str())};
     return methods;
 }
 

@@ -9,7 +9,8 @@ namespace deep_gemm {
 namespace {
 
 void check_devices(const GemmOperands& operands) {
-    for (const Operand* operand : {&operands.a, &operands.scale_a, &operands.b, &operands.scale_b, &operands.d, &operands.c})
+    for (const Operand* operand :
+         {&operands.a, &operands.scale_a, &operands.b, &operands.scale_b, &operands.d, &operands.c})
         if (operand->is_present()) check_device(*operand, operands.a);
 }
 
@@ -22,7 +23,9 @@ void check_output_dtypes(const GemmOperands& operands, const GemmOptions& option
         fail_dtype(operands.c, std::string("must be the dtype of d, ") + dtype_name(dtype) + "; convert c.");
 }
 
-const char* d_columns_name(const GemmOptions& options) { return options.heads.is_given() ? "heads * (left + mid + right)" : "n"; }
+const char* d_columns_name(const GemmOptions& options) {
+    return options.heads.is_given() ? "heads * (left + mid + right)" : "n";
+}
 
 void check_ranks(const GemmOperands& operands, const GemmOptions& options) {
     check_rank(operands.a, {"m", "k"});
@@ -36,16 +39,17 @@ void check_ranks(const GemmOperands& operands, const GemmOptions& options) {
 
 void check_row_scales(const Operand& scales, int64_t rows, const char* dim) {
     if (scales.view.shape[0] == rows) return;
-    fail_shape(std::string(scales.name) + ".shape = " + shape_text(scales) + ": must be [" + dim + "] = [" + std::to_string(rows) +
-               "] for scales per row; reshape or slice it.");
+    fail_shape(std::string(scales.name) + ".shape = " + shape_text(scales) + ": must be [" + dim + "] = [" +
+               std::to_string(rows) + "] for scales per row; reshape or slice it.");
 }
 
 GemmSizes check_sizes(const GemmOperands& operands) {
     const GemmSizes sizes{operands.a.view.shape[0], operands.b.view.shape[0], operands.a.view.shape[1]};
     const int64_t k_of_b = operands.b.view.shape[1];
     if (k_of_b != sizes.k)
-        fail_shape("k = " + std::to_string(sizes.k) + " of a and " + std::to_string(k_of_b) + " of b: must be equal; a is " +
-                   dims_text(operands.a, {"m", "k"}) + " and b is " + dims_text(operands.b, {"n", "k"}) + ".");
+        fail_shape("k = " + std::to_string(sizes.k) + " of a and " + std::to_string(k_of_b) +
+                   " of b: must be equal; a is " + dims_text(operands.a, {"m", "k"}) + " and b is " +
+                   dims_text(operands.b, {"n", "k"}) + ".");
     check_limit("m", sizes.m);
     check_limit("n", sizes.n);
     check_limit("k", sizes.k);

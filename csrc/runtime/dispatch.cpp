@@ -26,8 +26,9 @@ struct Key {
 struct KeyHash {
     size_t operator()(const Key& key) const {
         const Problem& problem = key.problem;
-        uint64_t hash = uint64_t(problem.num_sms) << 32 | uint64_t(key.ordinal) << 16 | uint64_t(variant_code(problem)) << 4 |
-                        uint64_t(problem.compiled_dims) << 1 | uint64_t(problem.batch_invariant);
+        uint64_t hash = uint64_t(problem.num_sms) << 32 | uint64_t(key.ordinal) << 16 |
+                        uint64_t(variant_code(problem)) << 4 | uint64_t(problem.compiled_dims) << 1 |
+                        uint64_t(problem.batch_invariant);
         const int64_t groups = int64_t(problem.num_groups) << 32 | problem.alignment;
         for (int64_t dim : {problem.m, problem.n, problem.k, problem.expected_m, groups})
             hash = (hash ^ uint64_t(dim)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
@@ -55,26 +56,31 @@ py::tuple call_plan(const char* function, const Problem& problem, const py::obje
     return py::module_::import("deep_gemm.plan").attr(function)(problem, argument).cast<py::tuple>();
 }
 
-const LoadedKernel& load(const Gpu& gpu, const Problem& problem, const Config& config, const py::object& cubin, const py::object& name) {
-    return load_kernel(gpu, problem, config, std::string_view(py::reinterpret_borrow<py::bytes>(cubin)), name.cast<std::string>());
+const LoadedKernel& load(const Gpu& gpu, const Problem& problem, const Config& config, const py::object& cubin,
+                         const py::object& name) {
+    return load_kernel(gpu, problem, config, std::string_view(py::reinterpret_borrow<py::bytes>(cubin)),
+                       name.cast<std::string>());
 }
 
 std::string versions_text(const Gpu& gpu) {
-    return "the driver supports CUDA " + driver::version_text(driver::api().version) + ", the GPU is a " + gpu.device.name +
-           " (compute capability " + std::to_string(gpu.device.compute_major) + "." + std::to_string(gpu.device.compute_minor) + ")";
+    return "the driver supports CUDA " + driver::version_text(driver::api().version) + ", the GPU is a " +
+           gpu.device.name + " (compute capability " + std::to_string(gpu.device.compute_major) + "." +
+           std::to_string(gpu.device.compute_minor) + ")";
 }
 
 // The driver took the bytes of the cache or compiler for no kernel of this GPU: compile once more, past every cache.
-const LoadedKernel& rebuild_and_load(const Gpu& gpu, const Problem& problem, const Config& config, const std::string& reason) {
+const LoadedKernel& rebuild_and_load(const Gpu& gpu, const Problem& problem, const Config& config,
+                                     const std::string& reason) {
     const py::tuple rebuilt = call_plan("rebuild", problem, py::cast(config));
     try {
         return load(gpu, problem, config, rebuilt[0], rebuilt[1]);
     } catch (const UnusableCubin& error) {
         const std::string compiler = rebuilt[2].cast<std::string>();
-        throw Error(ErrorKind::kLaunch,
-                    "config = " + to_string(config) + ": the driver cannot load its kernel, not even compiled anew (" + reason + ", then " +
-                        error.what() + "); " + versions_text(gpu) + ", the kernel was compiled by " + compiler +
-                        "; use a compiler that is not newer than the driver (DG_JIT_NVCC_COMPILER), or update the driver.");
+        throw Error(
+            ErrorKind::kLaunch,
+            "config = " + to_string(config) + ": the driver cannot load its kernel, not even compiled anew (" + reason +
+                ", then " + error.what() + "); " + versions_text(gpu) + ", the kernel was compiled by " + compiler +
+                "; use a compiler that is not newer than the driver (DG_JIT_NVCC_COMPILER), or update the driver.");
     }
 }
 
@@ -99,8 +105,10 @@ const LoadedKernel& plan_and_load(const Gpu& gpu, const Problem& problem) {
 
 LaunchGeometry plan_geometry(const LoadedKernel& kernel, const Problem& problem) {
     const int sm_count = kernel.gpu->device.sm_count;
-    if (is_grouped(problem.op)) return get_grouped_geometry(problem, kernel.config, problem.num_sms, sm_count, kernel.max_clusters);
-    return get_geometry(kernel.config, {problem.m, problem.n, problem.k}, problem.num_sms, sm_count, kernel.max_clusters);
+    if (is_grouped(problem.op))
+        return get_grouped_geometry(problem, kernel.config, problem.num_sms, sm_count, kernel.max_clusters);
+    return get_geometry(kernel.config, {problem.m, problem.n, problem.k}, problem.num_sms, sm_count,
+                        kernel.max_clusters);
 }
 
 }  // namespace
@@ -121,8 +129,8 @@ DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem) {
 
 double time_dispatch_hits(const Gpu& gpu, const std::vector<Problem>& problems, int rounds) {
     if (problems.empty() || problems.size() > kCapacity || rounds < 1)
-        throw Error(ErrorKind::kArgument,
-                    "problems: must be 1 to " + std::to_string(kCapacity) + ", and rounds at least 1; pass fewer problems.");
+        throw Error(ErrorKind::kArgument, "problems: must be 1 to " + std::to_string(kCapacity) +
+                                              ", and rounds at least 1; pass fewer problems.");
     clear_dispatch_table();
     for (const Problem& problem : problems) get_dispatch_entry(gpu, problem);
     const LoadedKernel* volatile kept = nullptr;  // the answers are used, so that no compiler leaves the look-ups out
@@ -136,6 +144,8 @@ double time_dispatch_hits(const Gpu& gpu, const std::vector<Problem>& problems, 
 
 void clear_dispatch_table() { table().entries.clear(); }
 
-DispatchStats dispatch_stats() { return {table().entries.size(), kCapacity, table().hits, table().misses, table().clears}; }
+DispatchStats dispatch_stats() {
+    return {table().entries.size(), kCapacity, table().hits, table().misses, table().clears};
+}
 
 }  // namespace deep_gemm

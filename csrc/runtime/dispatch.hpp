@@ -1,9 +1,10 @@
-// The dispatch table: from a problem on a GPU to the loaded kernel and its launch geometry. A hit takes no Python; a miss asks
-// deep_gemm.plan for a config and a cubin.
+// The dispatch table: from a problem on a GPU to the loaded kernel and its launch geometry. A hit takes no Python; a
+// miss asks deep_gemm.plan for a config and a cubin.
 //
-// Threads: the GIL protects the table and the loaded kernels; the module does not declare itself free of it, so a free-threaded
-// interpreter enables it. A miss gives the GIL away while Python plans; the table is asked again afterwards, so that threads
-// that miss together end with one entry. Entries are returned by value, because a later call may clear the table.
+// Threads: the GIL protects the table and the loaded kernels; the module does not declare itself free of it, so a
+// free-threaded interpreter enables it. A miss gives the GIL away while Python plans; the table is asked again
+// afterwards, so that threads that miss together end with one entry. Entries are returned by value, because a later
+// call may clear the table.
 #pragma once
 
 #include <cstddef>
@@ -26,12 +27,12 @@ struct DispatchStats {
     uint64_t hits, misses, clears;
 };
 
-// The kernel and geometry for `problem` on `gpu`: from the table, else planned, loaded and remembered. A full table is cleared
-// (its kernels stay loaded). Throws Error, or the Python error of the planning.
+// The kernel and geometry for `problem` on `gpu`: from the table, else planned, loaded and remembered. A full table is
+// cleared (its kernels stay loaded). Throws Error, or the Python error of the planning.
 DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem);
 
-// Seconds that one answer from the table takes, on average over `rounds` passes through `problems`, which are planned first where
-// they are not in it. Throws as get_dispatch_entry, and Error(kArgument) where the table cannot hold them.
+// Seconds that one answer from the table takes, on average over `rounds` passes through `problems`, which are planned
+// first where they are not in it. Throws as get_dispatch_entry, and Error(kArgument) where the table cannot hold them.
 double time_dispatch_hits(const Gpu& gpu, const std::vector<Problem>& problems, int rounds);
 
 void clear_dispatch_table();

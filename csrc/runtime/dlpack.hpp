@@ -1,5 +1,6 @@
-// DLPack's C exchange API (DLPack 1.2 and later): how a tensor's memory is looked at without linking the library it comes from.
-// Declared here from the public specification (dmlc/dlpack, "Python specification for DLPack", C exchange API).
+// DLPack's C exchange API (DLPack 1.2 and later): how a tensor's memory is looked at without linking the library it
+// comes from. Declared here from the public specification (dmlc/dlpack, "Python specification for DLPack", C exchange
+// API).
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,8 @@ struct ExchangeApi {
     void* allocate;
     void* managed_from_object;
     void* managed_to_object;
-    // Borrows: `out` is valid while the object is alive and the GIL is held. Returns 0, or -1 with a Python error set. May be null.
+    // Borrows: `out` is valid while the object is alive and the GIL is held. Returns 0, or -1 with a Python error set.
+    // May be null.
     int (*tensor_from_object)(void* object, Tensor* out);
     int (*current_work_stream)(int32_t device_type, int32_t device_id, void** stream);
 };

@@ -6,7 +6,8 @@ namespace deep_gemm {
 inline constexpr const char* kCompiledDims =
     "    compiled_dims: subset of 'mnk' that become constants of the kernel; None lets the library decide.\n";
 
-inline constexpr const char* kDisable = "    disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.\n";
+inline constexpr const char* kDisable =
+    "    disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.\n";
 
 inline constexpr const char* kTransposing = R"(
 The kernels read FP8 along K. An operand that is contiguous along the other dimension is first copied by a transposing kernel, into

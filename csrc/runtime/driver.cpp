@@ -6,7 +6,8 @@ namespace deep_gemm::driver {
 namespace {
 
 constexpr const char* kLibraryName = "libcuda.so.1";
-constexpr const char* kRemedy = "install the NVIDIA driver (CUDA 12.0 or newer), or pass CPU tensors to run the reference";
+constexpr const char* kRemedy =
+    "install the NVIDIA driver (CUDA 12.0 or newer), or pass CPU tensors to run the reference";
 
 using GetProcAddress = Result (*)(const char* symbol, void** function, int version, uint64_t flags, int* status);
 
@@ -17,7 +18,8 @@ GetProcAddress open_library() {
     if (library == nullptr) fail(std::string("no CUDA driver: ") + dlerror());
     // Present since CUDA 12.0.
     void* entry = dlsym(library, "cuGetProcAddress_v2");
-    if (entry == nullptr) fail(std::string(kLibraryName) + " has no cuGetProcAddress_v2: the driver is older than CUDA 12.0");
+    if (entry == nullptr)
+        fail(std::string(kLibraryName) + " has no cuGetProcAddress_v2: the driver is older than CUDA 12.0");
     return reinterpret_cast<GetProcAddress>(entry);
 }
 
@@ -94,7 +96,9 @@ std::string describe(const Api& api, Result result) {
     return std::string(name) + " (" + (text ? text : "no description") + ")";
 }
 
-std::string version_text(int version) { return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10); }
+std::string version_text(int version) {
+    return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
 
 bool is_sticky(Result result) {
     switch (result) {

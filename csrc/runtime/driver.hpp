@@ -1,5 +1,6 @@
-// The part of the CUDA driver API that the launch needs, opened lazily from libcuda.so.1. The types are our own: CUDA 12.0's
-// ABI, which later drivers keep (tests compare every size, offset and value with a toolkit's cuda.h where one is found).
+// The part of the CUDA driver API that the launch needs, opened lazily from libcuda.so.1. The types are our own:
+// CUDA 12.0's ABI, which later drivers keep (tests compare every size, offset and value with a toolkit's cuda.h where
+// one is found).
 #pragma once
 
 #include <cstddef>
@@ -122,18 +123,20 @@ struct Api {
     Result (*context_push_current)(Context context);
     Result (*context_pop_current)(Context* context);
     Result (*thread_exchange_capture_mode)(int* mode);
-    Result (*library_load_data)(Library* library, const void* code, int* jit_options, void** jit_values, unsigned num_jit_options,
-                                int* library_options, void** library_values, unsigned num_library_options);
+    Result (*library_load_data)(Library* library, const void* code, int* jit_options, void** jit_values,
+                                unsigned num_jit_options, int* library_options, void** library_values,
+                                unsigned num_library_options);
     Result (*library_get_kernel)(Kernel* kernel, Library library, const char* name);
     Result (*kernel_get_function)(Function* function, Kernel kernel);
     Result (*kernel_get_attribute)(int* value, int attribute, Kernel kernel, DeviceHandle device);
     Result (*kernel_set_attribute)(int attribute, int value, Kernel kernel, DeviceHandle device);
     Result (*occupancy_max_active_clusters)(int* clusters, Function function, const LaunchConfig* config);
     Result (*tensor_map_encode_tiled)(TensorMap* map, int data_type, uint32_t rank, void* address, const uint64_t* dims,
-                                      const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides, int interleave,
-                                      int swizzle, int l2_promotion, int oob_fill);
+                                      const uint64_t* strides, const uint32_t* box, const uint32_t* element_strides,
+                                      int interleave, int swizzle, int l2_promotion, int oob_fill);
     Result (*launch_kernel_ex)(const LaunchConfig* config, Function function, void** parameters, void** extra);
-    Result (*memset_d2d8_async)(DevicePointer address, size_t pitch, unsigned char value, size_t width, size_t height, Stream stream);
+    Result (*memset_d2d8_async)(DevicePointer address, size_t pitch, unsigned char value, size_t width, size_t height,
+                                Stream stream);
 
     int version;  // CUDA version that the driver supports, e.g. 13000
 };

@@ -15,7 +15,8 @@ namespace deep_gemm {
 namespace {
 
 enum Slot { kA, kB, kD, kC, kRecipe, kCompiledDims, kDisableUe8m0Cast, kAlpha, kBeta, kStream, kNumSlots };
-constexpr const char* kNames[kNumSlots] = {"a", "b", "d", "c", "recipe", "compiled_dims", "disable_ue8m0_cast", "alpha", "beta", "stream"};
+constexpr const char* kNames[kNumSlots] = {
+    "a", "b", "d", "c", "recipe", "compiled_dims", "disable_ue8m0_cast", "alpha", "beta", "stream"};
 
 // The first four are kMemoryLayouts'; the names are literals because signatures keep their pointers.
 constexpr const char* kOpNames[] = {"fp8_gemm_nt", "fp8_gemm_nn", "fp8_gemm_tn", "fp8_gemm_tt"};
@@ -62,15 +63,26 @@ PyObject* fp8_gemm(PyObject*, PyObject* const* values, Py_ssize_t num_positional
     });
 }
 
-enum HeadSlot { kHeadA, kHeadB, kHeadD, kHeadSplits, kHeadRecipe, kHeadCompiledDims, kHeadDisableUe8m0Cast, kNumHeadSlots };
-constexpr const char* kHeadNames[kNumHeadSlots] = {"a", "b", "d", "head_splits", "recipe", "compiled_dims", "disable_ue8m0_cast"};
+enum HeadSlot {
+    kHeadA,
+    kHeadB,
+    kHeadD,
+    kHeadSplits,
+    kHeadRecipe,
+    kHeadCompiledDims,
+    kHeadDisableUe8m0Cast,
+    kNumHeadSlots
+};
+constexpr const char* kHeadNames[kNumHeadSlots] = {
+    "a", "b", "d", "head_splits", "recipe", "compiled_dims", "disable_ue8m0_cast"};
 constexpr Signature kHeadSignature{"fp8_gemm_nt_skip_head_mid", kHeadNames, kNumHeadSlots, kHeadRecipe, kNumHeadSlots};
 
 // The one recipe that callers have for it, so the only one with kernels.
 void check_head_recipe(Recipe recipe) {
     if (recipe != Recipe::k1d2d)
-        throw Error(ErrorKind::kArgument, "recipe: fp8_gemm_nt_skip_head_mid takes scales 1x128 of A and 128x128 of B only; pass these and "
-                                          "(1, 128, 128) or None.");
+        throw Error(ErrorKind::kArgument,
+                    "recipe: fp8_gemm_nt_skip_head_mid takes scales 1x128 of A and 128x128 of B only; pass these and "
+                    "(1, 128, 128) or None.");
 }
 
 void run_head_split(PyObject* const* slots) {
@@ -86,7 +98,8 @@ void run_head_split(PyObject* const* slots) {
     run_gemm(operands, options);
 }
 
-PyObject* fp8_gemm_nt_skip_head_mid(PyObject*, PyObject* const* values, Py_ssize_t num_positional, PyObject* keyword_names) {
+PyObject* fp8_gemm_nt_skip_head_mid(PyObject*, PyObject* const* values, Py_ssize_t num_positional,
+                                    PyObject* keyword_names) {
     return guarded({kHeadSignature.op, values, num_positional, keyword_names}, [&] {
         PyObject* slots[kNumHeadSlots] = {};
         bind_arguments(kHeadSignature, values, num_positional, keyword_names, slots);
@@ -97,9 +110,10 @@ PyObject* fp8_gemm_nt_skip_head_mid(PyObject*, PyObject* const* values, Py_ssize
 }  // namespace
 
 std::span<PyMethodDef> fp8_gemm_methods() {
-    static const std::string documentation[] = {fp8_gemm_documentation(kMemoryLayouts[0]), fp8_gemm_documentation(kMemoryLayouts[1]),
-                                                fp8_gemm_documentation(kMemoryLayouts[2]), fp8_gemm_documentation(kMemoryLayouts[3]),
-                                                skip_head_mid_documentation()};
+    static const std::string documentation[] = {
+        fp8_gemm_documentation(kMemoryLayouts[0]), fp8_gemm_documentation(kMemoryLayouts[1]),
+        fp8_gemm_documentation(kMemoryLayouts[2]), fp8_gemm_documentation(kMemoryLayouts[3]),
+        skip_head_mid_documentation()};
     static PyMethodDef methods[] = {
         make_method(kOpNames[0], &fp8_gemm<0>, documentation[0].c_str()),
         make_method(kOpNames[1], &fp8_gemm<1>, documentation[1].c_str()),

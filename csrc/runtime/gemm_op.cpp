@@ -29,7 +29,8 @@ void run_in_torch(const GemmOperands& operands, const GemmOptions& options, cons
     if (options.op == Op::kFp8Gemm) {
         named["scale_a"] = tensor_of(operands.scale_a), named["scale_b"] = tensor_of(operands.scale_b);
         named["recipe"] = recipe_name(options.recipe);
-        if (options.heads.is_given()) named["head_splits"] = py::make_tuple(options.heads.left, options.heads.mid, options.heads.right);
+        if (options.heads.is_given())
+            named["head_splits"] = py::make_tuple(options.heads.left, options.heads.mid, options.heads.right);
     }
     run_reference(options.op, named, stream);
 }
@@ -61,11 +62,12 @@ Problem make_problem(const Gpu& gpu, const GemmOperands& operands, const GemmOpt
 }
 
 // The copies keep to the SMs of the problem, as the product does.
-void launch_with_copies(const DispatchEntry& entry, GemmOperands operands, const GemmOptions& options, const GemmSizes& sizes,
-                        const GemmLayouts& layouts, int num_sms, void* stream) {
+void launch_with_copies(const DispatchEntry& entry, GemmOperands operands, const GemmOptions& options,
+                        const GemmSizes& sizes, const GemmLayouts& layouts, int num_sms, void* stream) {
     const py::object handle = stream_handle(stream, operands.a.view);
     py::object memory_a, memory_b;
-    for (auto [operand, major, memory] : {std::tuple(&operands.a, layouts.a, &memory_a), std::tuple(&operands.b, layouts.b, &memory_b)}) {
+    for (auto [operand, major, memory] :
+         {std::tuple(&operands.a, layouts.a, &memory_a), std::tuple(&operands.b, layouts.b, &memory_b)}) {
         if (major == Major::kK) continue;
         KMajorCopy copy = make_k_major(*entry.kernel->gpu, *operand, num_sms, stream, handle);
         *operand = copy.operand;
@@ -74,7 +76,8 @@ void launch_with_copies(const DispatchEntry& entry, GemmOperands operands, const
     launch_gemm(*entry.kernel, entry.geometry, operands, sizes, options, stream);
 }
 
-void run_on_gpu(const GemmOperands& operands, const GemmOptions& options, const GemmSizes& sizes, const GemmLayouts& layouts) {
+void run_on_gpu(const GemmOperands& operands, const GemmOptions& options, const GemmSizes& sizes,
+                const GemmLayouts& layouts) {
     const TensorView& a = operands.a.view;
     const Gpu& gpu = get_supported_gpu(a.ordinal);
     void* stream = parse_stream(options.stream, a.ordinal, a.is_described);
@@ -125,10 +128,12 @@ void run_gemm(GemmOperands operands, const GemmOptions& options) {
     run_on_gpu(operands, options, sizes, layouts);
 }
 
-void launch_explicit(const LoadedKernel& kernel, const GemmOperands& operands, const GemmOptions& options, int num_sms) {
+void launch_explicit(const LoadedKernel& kernel, const GemmOperands& operands, const GemmOptions& options,
+                     int num_sms) {
     const GemmSizes sizes = check_gemm(operands, options);
     if (options.beta == 0.0f && operands.c.is_present())
-        throw Error(ErrorKind::kArgument, "beta = 0: an explicit kernel would still read c; pass c=None to a kernel without C.");
+        throw Error(ErrorKind::kArgument,
+                    "beta = 0: an explicit kernel would still read c; pass c=None to a kernel without C.");
     if (sizes.is_empty()) return;
     const GemmLayouts preferred{.a = kernel.problem.a_major, .b = kernel.problem.b_major};
     const GemmLayouts layouts = check_gemm_layout(operands, options, sizes, preferred);
@@ -140,8 +145,10 @@ void launch_explicit(const LoadedKernel& kernel, const GemmOperands& operands, c
     check_variant(kernel, asked_variant(kernel, given, layouts, operands.c.is_present()));
     check_compiled_dims(kernel.problem, sizes);
     if (num_sms != 0 && kernel.config.split_k > 1)
-        throw Error(ErrorKind::kArgument, "num_sms = " + std::to_string(num_sms) + ": a config with split_k takes all SMs; pass 0.");
-    const LaunchGeometry geometry = get_geometry(kernel.config, sizes, num_sms, kernel.gpu->device.sm_count, kernel.max_clusters);
+        throw Error(ErrorKind::kArgument,
+                    "num_sms = " + std::to_string(num_sms) + ": a config with split_k takes all SMs; pass 0.");
+    const LaunchGeometry geometry =
+        get_geometry(kernel.config, sizes, num_sms, kernel.gpu->device.sm_count, kernel.max_clusters);
     launch_gemm(kernel, geometry, operands, sizes, options, stream);
 }
 

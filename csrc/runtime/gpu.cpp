@@ -67,7 +67,8 @@ Device probe_device(driver::DeviceHandle handle) {
     return make_device(device);
 }
 
-// Selection was trained on the data sheet's figures of a known GPU; use the same here, whatever clocks this board reports.
+// Selection was trained on the data sheet's figures of a known GPU; use the same here, whatever clocks this board
+// reports.
 Device with_known_figures(const Device& probed) {
     try {
         return known_device(probed.sku);
@@ -78,8 +79,10 @@ Device with_known_figures(const Device& probed) {
 
 std::string unsupported_reason(const Device& device) {
     if (device.compute_major == 9 && device.compute_minor == 0) return {};
-    return device.name + " (compute capability " + std::to_string(device.compute_major) + "." + std::to_string(device.compute_minor) +
-           "): the kernels need compute capability 9.0 (H100, H200, H800, H20, GH200); use such a GPU, or pass CPU tensors to run the "
+    return device.name + " (compute capability " + std::to_string(device.compute_major) + "." +
+           std::to_string(device.compute_minor) +
+           "): the kernels need compute capability 9.0 (H100, H200, H800, H20, GH200); use such a GPU, or pass CPU "
+           "tensors to run the "
            "reference.";
 }
 
@@ -101,7 +104,8 @@ int count_gpus() {
 }
 
 driver::Context primary_context(const Gpu& gpu) {
-    if (gpu.context == nullptr) check(api().primary_context_retain(&gpu.context, gpu.handle), "cuDevicePrimaryCtxRetain");
+    if (gpu.context == nullptr)
+        check(api().primary_context_retain(&gpu.context, gpu.handle), "cuDevicePrimaryCtxRetain");
     return gpu.context;
 }
 
@@ -112,8 +116,8 @@ const Gpu& get_gpu(int ordinal) {
     if (ordinal >= 0 && size_t(ordinal) < gpus.size() && gpus[ordinal]) return *gpus[ordinal];
     const int count = count_gpus();
     if (ordinal < 0 || ordinal >= count)
-        fail("device = " + std::to_string(ordinal) + ": this process sees " + std::to_string(count) + " GPU(s); pass 0.." +
-             std::to_string(count - 1) + ".");
+        fail("device = " + std::to_string(ordinal) + ": this process sees " + std::to_string(count) +
+             " GPU(s); pass 0.." + std::to_string(count - 1) + ".");
     if (gpus.size() < size_t(count)) gpus.resize(count);
     gpus[ordinal] = open_gpu(ordinal);
     return *gpus[ordinal];

@@ -1,5 +1,5 @@
-// The GPUs of this process, by the ordinal that the CUDA runtime (and so torch) gives them. Nothing is asked of the driver before
-// the first call.
+// The GPUs of this process, by the ordinal that the CUDA runtime (and so torch) gives them. Nothing is asked of the
+// driver before the first call.
 #pragma once
 
 #include <string>
@@ -30,13 +30,13 @@ int current_ordinal();
 
 // Makes the primary context of `gpu` current for a scope, unless it is already.
 class ContextGuard {
-   public:
+ public:
     explicit ContextGuard(const Gpu& gpu);
     ~ContextGuard();
     ContextGuard(const ContextGuard&) = delete;
     ContextGuard& operator=(const ContextGuard&) = delete;
 
-   private:
+ private:
     bool is_pushed_ = false;
 };
 

@@ -34,7 +34,8 @@ void check_dtypes(const GroupedCall& call) {
     const Operand &d = call.operands.d, &c = call.operands.c;
     check_input_dtypes(call.operands, call.options.op);
     if (call.groups.is_present()) check_dtype(call.groups, Dtype::kInt32, "convert it with .int().");
-    if (call.is_k_divided()) check_dtype(d, Dtype::kFloat32, "groups of K sum into an FP32 d; allocate it as torch.float32.");
+    if (call.is_k_divided())
+        check_dtype(d, Dtype::kFloat32, "groups of K sum into an FP32 d; allocate it as torch.float32.");
     if (d.view.dtype != Dtype::kBfloat16 && d.view.dtype != Dtype::kFloat32)
         fail_dtype(d, "must be torch.bfloat16 or torch.float32; allocate d as one of them.");
     if (c.is_present()) check_dtype(c, d.view.dtype, "convert c to the dtype of d.");
@@ -57,7 +58,9 @@ void check_input_ranks(const GroupedCall& call) {
     check_matrix_rank(call.operands.b, !call.is_k_divided(), "n", names.k);
 }
 
-const char* scale_rows_of_b(const GroupedCall& call) { return call.options.recipe == Recipe::k1d1d ? "n" : "ceil(n / 128)"; }
+const char* scale_rows_of_b(const GroupedCall& call) {
+    return call.options.recipe == Recipe::k1d1d ? "n" : "ceil(n / 128)";
+}
 
 void check_ranks(const GroupedCall& call) {
     const DimNames names = dim_names(call);
@@ -81,7 +84,8 @@ GroupedSizes read_sizes(const GroupedCall& call) {
     switch (call.grouping()) {
         case Grouping::kMMasked: return {{a.shape[1], b.shape[1], a.shape[2]}, a.shape[0]};
         case Grouping::kKContiguous:
-            if (call.has_blocks()) return {{d.shape[1], d.shape[2], read_sum_k(call, d.shape[1], d.shape[2])}, d.shape[0]};
+            if (call.has_blocks())
+                return {{d.shape[1], d.shape[2], read_sum_k(call, d.shape[1], d.shape[2])}, d.shape[0]};
             return {{a.shape[0], b.shape[0], a.shape[1]}, d.shape[0]};
         default: return {{a.shape[0], b.shape[1], a.shape[1]}, b.shape[0]};
     }
@@ -93,8 +97,8 @@ void check_limits(const GroupedCall& call, const GroupedSizes& sizes) {
     check_limit("n", sizes.gemm.n);
     check_limit(names.k, sizes.gemm.k);
     if (sizes.num_groups > Problem::kMaxGroups)
-        fail_shape("num_groups = " + std::to_string(sizes.num_groups) + ": must be at most " + std::to_string(Problem::kMaxGroups) +
-                   "; split the groups among several calls.");
+        fail_shape("num_groups = " + std::to_string(sizes.num_groups) + ": must be at most " +
+                   std::to_string(Problem::kMaxGroups) + "; split the groups among several calls.");
 }
 
 void check_ks(const std::vector<int64_t>& ks, const GroupedSizes& sizes) {
@@ -119,7 +123,8 @@ void check_divided_k(const GroupedCall& call, const GroupedSizes& sizes) {
                    ": the K of every group must be a multiple of 128; fill them up with zeros.");
 }
 
-void check_matrix_shape(const Operand& operand, bool has_groups, int64_t num_groups, const Dim& rows, const Dim& columns) {
+void check_matrix_shape(const Operand& operand, bool has_groups, int64_t num_groups, const Dim& rows,
+                        const Dim& columns) {
     if (!operand.is_present()) return;
     if (has_groups) return check_shape(operand, {{"num_groups", num_groups}, rows, columns});
     check_shape(operand, {rows, columns});
@@ -143,10 +148,12 @@ void check_shapes(const GroupedCall& call, const GroupedSizes& sizes) {
     const int64_t scale_rows = call.options.recipe == Recipe::k1d1d ? n.size : ceil_div(n.size, kScaleGranularity);
     check_input_shapes(call, sizes, m, k);
     check_matrix_shape(operands.scale_a, has_groups_of_a(call), sizes.num_groups, m, steps);
-    check_matrix_shape(operands.scale_b, !call.is_k_divided(), sizes.num_groups, {scale_rows_of_b(call), scale_rows}, steps);
+    check_matrix_shape(operands.scale_b, !call.is_k_divided(), sizes.num_groups, {scale_rows_of_b(call), scale_rows},
+                       steps);
     check_matrix_shape(operands.d, has_groups_of_d(call), sizes.num_groups, m, n);
     check_matrix_shape(operands.c, has_groups_of_d(call), sizes.num_groups, m, n);
-    if (call.groups.is_present()) check_shape(call.groups, {has_groups_of_d(call) ? Dim{"num_groups", sizes.num_groups} : m});
+    if (call.groups.is_present())
+        check_shape(call.groups, {has_groups_of_d(call) ? Dim{"num_groups", sizes.num_groups} : m});
 }
 
 }  // namespace

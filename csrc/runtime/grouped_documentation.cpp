@@ -6,18 +6,22 @@ namespace deep_gemm {
 namespace {
 
 constexpr const char* kStream =
-    "    stream: torch.cuda.Stream or raw handle to launch on instead of the current stream; torch.compile breaks the graph at it.\n";
+    "    stream: torch.cuda.Stream or raw handle to launch on instead of the current stream; torch.compile breaks the "
+    "graph at it.\n";
 
-constexpr const char* kRecipe = R"(    recipe: granularity of the scales: (1, 128, 128), the default; (1, 1, 128): those of B are per row, too, with n in place of
+constexpr const char* kRecipe =
+    R"(    recipe: granularity of the scales: (1, 128, 128), the default; (1, 1, 128): those of B are per row, too, with n in place of
         ceil(n / 128).
 )";
 
-constexpr const char* kContiguousGroups = R"(    d: bfloat16 or float32 [m, n], written; shares no memory with the others.
+constexpr const char* kContiguousGroups =
+    R"(    d: bfloat16 or float32 [m, n], written; shares no memory with the others.
     m_indices: int32 [m], contiguous: the group of each row, or -1 for padding. The rows of every group start at a multiple of
         get_mk_alignment_for_contiguous_layout(). Also called grouped_layout.
 )";
 
-constexpr const char* kMaskedGroups = R"(    d: bfloat16 or float32 [num_groups, max_m, n], written; shares no memory with the others.
+constexpr const char* kMaskedGroups =
+    R"(    d: bfloat16 or float32 [num_groups, max_m, n], written; shares no memory with the others.
     masked_m: int32 [num_groups], contiguous: rows that each group has, within 0..max_m; the kernel reads it, so a CUDA graph may change it.
     expected_m: rows of a group on average: any int >= 0, a hint that only the choice of a config looks at. Also called expected_m_per_group.
 )";
@@ -53,10 +57,13 @@ same stream: one more launch where the matrices of the groups lie directly behin
 )";
 
 constexpr const char* kCpu =
-    "CPU tensors run the reference. Call it once before capturing a CUDA graph: the first call may compile and load a kernel.\n\n";
+    "CPU tensors run the reference. Call it once before capturing a CUDA graph: the first call may compile and load a "
+    "kernel.\n\n";
 
 // The text signature that ends the first line.
-std::string signature(const std::string& name, const std::string& arguments) { return name + "(" + arguments + ", *, stream=None)\n--\n\n"; }
+std::string signature(const std::string& name, const std::string& arguments) {
+    return name + "(" + arguments + ", *, stream=None)\n--\n\n";
+}
 
 std::string dims(const std::string& groups, const std::string& rows, const std::string& columns, bool is_transposed) {
     return "[" + groups + (is_transposed ? columns + ", " + rows : rows + ", " + columns) + "]";
@@ -64,8 +71,8 @@ std::string dims(const std::string& groups, const std::string& rows, const std::
 
 std::string pair(const char* letter, const std::string& data, const std::string& scales) {
     const std::string upper(1, char(letter[0] - 'a' + 'A'));
-    return std::string("    ") + letter + ": pair (" + upper + ", scale_" + letter + "): " + upper + " float8_e4m3fn " + data + ", scale_" + letter +
-           " float32 " + scales + ".\n";
+    return std::string("    ") + letter + ": pair (" + upper + ", scale_" + letter + "): " + upper + " float8_e4m3fn " +
+           data + ", scale_" + letter + " float32 " + scales + ".\n";
 }
 
 std::string m_grouped_operands(Op op, bool is_b_transposed) {
@@ -87,7 +94,8 @@ std::string k_grouped_operands(Op op, GroupLayout layout) {
 
 std::string m_grouped_arguments(Op op) {
     const std::string groups = grouping_of(op) == Grouping::kMMasked ? "masked_m, expected_m" : "m_indices";
-    return "a, b, d, " + groups + (is_fp8(op) ? ", recipe=None, compiled_dims=None, disable_ue8m0_cast=False" : ", compiled_dims=None");
+    return "a, b, d, " + groups +
+           (is_fp8(op) ? ", recipe=None, compiled_dims=None, disable_ue8m0_cast=False" : ", compiled_dims=None");
 }
 
 const char* kind_of(Op op) { return is_fp8(op) ? "scaled FP8" : "BF16"; }
@@ -99,9 +107,10 @@ std::string m_grouped_documentation(const std::string& name, Op op, bool is_b_tr
     const std::string b = is_b_transposed ? "B[group]" : "B[group].T";
     const std::string formula = is_masked ? "d[group] = A[group] @ " + b + " for the rows that each group has"
                                           : "d[i] = A[i] @ " + b + " for the group of each row";
-    return signature(name, m_grouped_arguments(op)) + "Compute " + formula + ", from " + kind_of(op) + " operands, on the current stream.\n\n" +
-           kCpu + m_grouped_operands(op, is_b_transposed) + (is_masked ? kMaskedGroups : kContiguousGroups) + (is_fp8(op) ? kRecipe : "") +
-           kCompiledDims + (is_fp8(op) ? kDisable : "") + kStream + (is_masked ? kMaskedRules : kContiguousRules) + kRows +
+    return signature(name, m_grouped_arguments(op)) + "Compute " + formula + ", from " + kind_of(op) +
+           " operands, on the current stream.\n\n" + kCpu + m_grouped_operands(op, is_b_transposed) +
+           (is_masked ? kMaskedGroups : kContiguousGroups) + (is_fp8(op) ? kRecipe : "") + kCompiledDims +
+           (is_fp8(op) ? kDisable : "") + kStream + (is_masked ? kMaskedRules : kContiguousRules) + kRows +
            (is_fp8(op) ? kTransposingB : "") + kRaises;
 }
 
@@ -109,11 +118,11 @@ std::string k_grouped_documentation(const std::string& name, Op op, GroupLayout 
     const bool is_blocks = layout == GroupLayout::kBlocks;
     const std::string recipe = is_fp8(op) ? ", recipe=(1, 1, 128)" : "";
     const std::string formula = is_blocks ? "A_group @ B_group.T" : "A_group.T @ B_group";
-    return signature(name, "a, b, d, ks, ks_tensor=None, c=None" + recipe + ", compiled_dims=None") + "Compute d[group] = " + formula +
-           " + c[group] over the K of each group, from " + kind_of(op) + " operands, on the current stream.\n\n" + kCpu +
-           k_grouped_operands(op, layout) + kDividedGroups +
-           (is_fp8(op) ? "    recipe: granularity of the scales, None or (1, 1, 128).\n" : "") + kCompiledDims + kStream + kDividedRules + kRows +
-           (is_fp8(op) && !is_blocks ? kTransposing : "") + kRaises;
+    return signature(name, "a, b, d, ks, ks_tensor=None, c=None" + recipe + ", compiled_dims=None") +
+           "Compute d[group] = " + formula + " + c[group] over the K of each group, from " + kind_of(op) +
+           " operands, on the current stream.\n\n" + kCpu + k_grouped_operands(op, layout) + kDividedGroups +
+           (is_fp8(op) ? "    recipe: granularity of the scales, None or (1, 1, 128).\n" : "") + kCompiledDims +
+           kStream + kDividedRules + kRows + (is_fp8(op) && !is_blocks ? kTransposing : "") + kRaises;
 }
 
 }  // namespace deep_gemm

@@ -24,10 +24,12 @@ struct ClusterTiles {
 ClusterTiles count_cluster_tiles(const Problem& problem, const Config& config) {
     const bool has_own_tiles = grouping_of(problem.op) != Grouping::kMContiguous;
     const ClusterTiles tiles{ceil_div(problem.m, int64_t(config.cluster_m) * config.block_m),
-                             ceil_div(problem.n, int64_t(config.cluster_n) * config.block_n), has_own_tiles ? problem.num_groups : 1};
+                             ceil_div(problem.n, int64_t(config.cluster_n) * config.block_n),
+                             has_own_tiles ? problem.num_groups : 1};
     if (tiles.of_matrix() >= kMaxTiles / tiles.groups)
-        throw Error(ErrorKind::kShape, "m = " + std::to_string(problem.m) + ", n = " + std::to_string(problem.n) + ", num_groups = " +
-                                           std::to_string(problem.num_groups) + ": more than 2^31 tiles of " + to_string(config) +
+        throw Error(ErrorKind::kShape, "m = " + std::to_string(problem.m) + ", n = " + std::to_string(problem.n) +
+                                           ", num_groups = " + std::to_string(problem.num_groups) +
+                                           ": more than 2^31 tiles of " + to_string(config) +
                                            "; split the product along n.");
     return tiles;
 }
@@ -47,7 +49,8 @@ GroupParams make_group_params(const GroupedCall& call, const GroupedSizes& sizes
 
 }  // namespace
 
-LaunchGeometry get_grouped_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count, int max_clusters) {
+LaunchGeometry get_grouped_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count,
+                                    int max_clusters) {
     const ClusterTiles tiles = count_cluster_tiles(problem, config);
     const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
     const int64_t sms = num_sms > 0 ? std::min(num_sms, sm_count) : sm_count;
@@ -67,8 +70,8 @@ int64_t map_slots_bytes(const Config& config, const LaunchGeometry& geometry) {
     return int64_t(geometry.num_ctas) * 2 * (config.num_stages + 1) * int64_t(sizeof(driver::TensorMap));
 }
 
-void launch_grouped(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GroupedCall& call, const GroupedSizes& sizes,
-                    uint64_t map_slots, void* stream) {
+void launch_grouped(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GroupedCall& call,
+                    const GroupedSizes& sizes, uint64_t map_slots, void* stream) {
     const ContextGuard context(*kernel.gpu);  // the driver encodes no map without one
     GemmMaps maps = make_grouped_maps(driver::api(), kernel.problem, kernel.config, call, sizes);
     GemmParams params = make_params(geometry, call.operands, sizes.gemm, call.options);

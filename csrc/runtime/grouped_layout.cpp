@@ -25,7 +25,8 @@ void check_groups_apart(const Operand& d) {
     const bool is_behind = group >= (view.shape[1] - 1) * row + columns;
     const bool is_beside = group >= columns && (view.shape[0] - 1) * group + columns <= row;
     if (!is_behind && !is_beside)
-        fail_layout(stride_text(d, 0) + ": the matrices " + shape_text(d) + " of the groups must not overlap; pass another tensor as d.");
+        fail_layout(stride_text(d, 0) + ": the matrices " + shape_text(d) +
+                    " of the groups must not overlap; pass another tensor as d.");
 }
 
 // What the kernels read along one major alone.
@@ -78,7 +79,8 @@ std::string entry_text(const char* name, int64_t index, int64_t value) {
 void check_values_within(const Operand& groups, int64_t minimum, int64_t maximum, const std::string& rule) {
     const int32_t* values = values_of(groups);
     for (int64_t i = 0; i < groups.view.shape[0]; ++i)
-        if (values[i] < minimum || values[i] > maximum) fail_value(entry_text(groups.name, i, values[i]) + ": must be " + rule);
+        if (values[i] < minimum || values[i] > maximum)
+            fail_value(entry_text(groups.name, i, values[i]) + ": must be " + rule);
 }
 
 // `first`: the first row of an aligned block that is not padding.
@@ -86,9 +88,11 @@ void check_row_group(const GroupedCall& call, int64_t first, int64_t row) {
     const int32_t* values = values_of(call.groups);
     if (values[row] == values[first]) return;
     const std::string alignment = std::to_string(call.alignment);
-    fail_value(entry_text(call.groups.name, row, values[row]) + " and " + entry_text(call.groups.name, first, values[first]) + ": rows of a block of " +
-               alignment + " (get_mk_alignment_for_contiguous_layout()) must be of one group, or -1; start every group at a multiple of " +
-               alignment + ".");
+    fail_value(
+        entry_text(call.groups.name, row, values[row]) + " and " + entry_text(call.groups.name, first, values[first]) +
+        ": rows of a block of " + alignment +
+        " (get_mk_alignment_for_contiguous_layout()) must be of one group, or -1; start every group at a multiple of " +
+        alignment + ".");
 }
 
 void check_row_groups(const GroupedCall& call, int64_t m) {
@@ -107,8 +111,8 @@ void check_same_ks(const GroupedCall& call) {
     const int32_t* values = values_of(call.groups);
     for (size_t i = 0; i < call.ks->size(); ++i)
         if (values[i] != (*call.ks)[i])
-            fail_value(entry_text(call.groups.name, int64_t(i), values[i]) + " and " + entry_text("ks", int64_t(i), (*call.ks)[i]) +
-                       ": must be equal; pass the same numbers in both.");
+            fail_value(entry_text(call.groups.name, int64_t(i), values[i]) + " and " +
+                       entry_text("ks", int64_t(i), (*call.ks)[i]) + ": must be equal; pass the same numbers in both.");
 }
 
 }  // namespace
@@ -137,9 +141,12 @@ void check_group_values(const GroupedCall& call, const GroupedSizes& sizes) {
     const std::string groups = "0.." + std::to_string(sizes.num_groups - 1), m = "0.." + std::to_string(sizes.gemm.m);
     switch (call.grouping()) {
         case Grouping::kMContiguous:
-            check_values_within(call.groups, -1, sizes.num_groups - 1, "a group within " + groups + ", or -1 for padding; correct it.");
+            check_values_within(call.groups, -1, sizes.num_groups - 1,
+                                "a group within " + groups + ", or -1 for padding; correct it.");
             return check_row_groups(call, sizes.gemm.m);
-        case Grouping::kMMasked: return check_values_within(call.groups, 0, sizes.gemm.m, "within " + m + " (max_m); pass the rows that there are.");
+        case Grouping::kMMasked:
+            return check_values_within(call.groups, 0, sizes.gemm.m,
+                                       "within " + m + " (max_m); pass the rows that there are.");
         default:
             if (call.groups.is_present()) check_same_ks(call);
     }

@@ -31,13 +31,15 @@ constexpr int kSignificantBits = 3;
 
 py::object groups_on_cpu(const GroupedCall& call) {
     if (call.groups.is_present()) return tensor_of(call.groups);
-    return py::module_::import("torch").attr("tensor")(*call.ks, "dtype"_a = py::module_::import("torch").attr("int32"));
+    return py::module_::import("torch").attr("tensor")(*call.ks,
+                                                       "dtype"_a = py::module_::import("torch").attr("int32"));
 }
 
 void run_on_cpu(const GroupedCall& call, const GroupedSizes& sizes) {
     check_group_values(call, sizes);
     const GemmOperands& operands = call.operands;
-    py::dict named("a"_a = tensor_of(operands.a), "b"_a = tensor_of(operands.b), "d"_a = tensor_of(operands.d), "groups"_a = groups_on_cpu(call));
+    py::dict named("a"_a = tensor_of(operands.a), "b"_a = tensor_of(operands.b), "d"_a = tensor_of(operands.d),
+                   "groups"_a = groups_on_cpu(call));
     const bool has_scales = is_fp8(call.options.op);
     if (has_scales) named["scale_a"] = tensor_of(operands.scale_a), named["scale_b"] = tensor_of(operands.scale_b);
     if (call.is_k_divided()) named["c"] = tensor_of(operands.c);
@@ -55,23 +57,24 @@ void run_without_k(const Gpu& gpu, const GemmOperands& operands, void* stream) {
 
 Problem make_problem(const Gpu& gpu, const GroupedCall& call, const GroupedSizes& sizes, const GemmLayouts& layouts) {
     const bool is_bf16 = !is_fp8(call.options.op);
-    return {.op = call.options.op,
-            .m = sizes.gemm.m,
-            .n = sizes.gemm.n,
-            .k = sizes.gemm.k,
-            .num_sms = get_sm_limit(gpu.device.sm_count),
-            .num_groups = int32_t(sizes.num_groups),
-            .expected_m = call.expected_m ? round_expected_m(*call.expected_m, sizes.gemm.m) : 0,
-            .alignment = call.grouping() == Grouping::kMContiguous ? call.alignment : int32_t(Problem::kDefaultAlignment),
-            .compiled_dims = call.options.compiled_dims,
-            .recipe = call.options.recipe,
-            .d_dtype = call.operands.d.view.dtype == Dtype::kFloat32 ? DDtype::kFp32 : DDtype::kBf16,
-            .c_mode = layouts.c,
-            .a_major = is_bf16 ? layouts.a : Major::kK,
-            .b_major = is_bf16 ? layouts.b : Major::kK,
-            .scale_layout = layouts.scales,
-            .group_layout = call.layout,
-            .batch_invariant = is_batch_invariant()};
+    return {
+        .op = call.options.op,
+        .m = sizes.gemm.m,
+        .n = sizes.gemm.n,
+        .k = sizes.gemm.k,
+        .num_sms = get_sm_limit(gpu.device.sm_count),
+        .num_groups = int32_t(sizes.num_groups),
+        .expected_m = call.expected_m ? round_expected_m(*call.expected_m, sizes.gemm.m) : 0,
+        .alignment = call.grouping() == Grouping::kMContiguous ? call.alignment : int32_t(Problem::kDefaultAlignment),
+        .compiled_dims = call.options.compiled_dims,
+        .recipe = call.options.recipe,
+        .d_dtype = call.operands.d.view.dtype == Dtype::kFloat32 ? DDtype::kFp32 : DDtype::kBf16,
+        .c_mode = layouts.c,
+        .a_major = is_bf16 ? layouts.a : Major::kK,
+        .b_major = is_bf16 ? layouts.b : Major::kK,
+        .scale_layout = layouts.scales,
+        .group_layout = call.layout,
+        .batch_invariant = is_batch_invariant()};
 }
 
 // Memory that must live until the call is enqueued.
@@ -80,7 +83,8 @@ struct CallMemory {
 };
 
 // FP8 operands that are not K-major are copied; the copies keep to the SMs of the problem, as the product does.
-void copy_to_k_major(const Gpu& gpu, GroupedCall& call, const GemmLayouts& layouts, int num_sms, void* stream, CallMemory& memory) {
+void copy_to_k_major(const Gpu& gpu, GroupedCall& call, const GemmLayouts& layouts, int num_sms, void* stream,
+                     CallMemory& memory) {
     const py::object handle = stream_handle(stream, call.operands.a.view);
     for (auto [operand, major, kept] :
          {std::tuple(&call.operands.a, layouts.a, &memory.a), std::tuple(&call.operands.b, layouts.b, &memory.b)}) {
@@ -92,7 +96,8 @@ void copy_to_k_major(const Gpu& gpu, GroupedCall& call, const GemmLayouts& layou
 }
 
 // What the caller left out: K of the groups on the device, and room for the tensor maps of blocks.
-uint64_t complete(GroupedCall& call, const LoadedKernel& kernel, const LaunchGeometry& geometry, void* stream, CallMemory& memory) {
+uint64_t complete(GroupedCall& call, const LoadedKernel& kernel, const LaunchGeometry& geometry, void* stream,
+                  CallMemory& memory) {
     const TensorView d = call.operands.d.view;
     if (!call.groups.is_present()) {
         memory.groups = make_ks_tensor(*call.ks, d.ordinal, stream_handle(stream, d));
@@ -103,8 +108,8 @@ uint64_t complete(GroupedCall& call, const LoadedKernel& kernel, const LaunchGeo
     return make_operand("map_slots", memory.map_slots.ptr()).view.address;
 }
 
-void launch_complete(GroupedCall& call, const LoadedKernel& kernel, const LaunchGeometry& geometry, const GroupedSizes& sizes,
-                     const GemmLayouts& layouts, int num_sms, void* stream) {
+void launch_complete(GroupedCall& call, const LoadedKernel& kernel, const LaunchGeometry& geometry,
+                     const GroupedSizes& sizes, const GemmLayouts& layouts, int num_sms, void* stream) {
     CallMemory memory;
     const uint64_t map_slots = complete(call, kernel, geometry, stream, memory);
     if (is_fp8(call.options.op)) copy_to_k_major(*kernel.gpu, call, layouts, num_sms, stream, memory);
@@ -124,9 +129,10 @@ void run_on_gpu(GroupedCall& call, const GroupedSizes& sizes, const GemmLayouts&
 void check_kernel_alignment(const LoadedKernel& kernel, const Problem& given) {
     if (fits_alignment(given, kernel.config)) return;
     const std::string rows = std::to_string(kernel.config.block_m * kernel.config.cluster_m);
-    throw Error(ErrorKind::kArgument, "config = " + to_string(kernel.config) + ": its tiles of block_m * cluster_m = " + rows +
-                                          " rows do not divide get_mk_alignment_for_contiguous_layout() = " + std::to_string(given.alignment) +
-                                          "; set a multiple of " + rows + " or compile a smaller tile.");
+    throw Error(ErrorKind::kArgument,
+                "config = " + to_string(kernel.config) + ": its tiles of block_m * cluster_m = " + rows +
+                    " rows do not divide get_mk_alignment_for_contiguous_layout() = " +
+                    std::to_string(given.alignment) + "; set a multiple of " + rows + " or compile a smaller tile.");
 }
 
 // The kernel's variant, which may take more than the operands ask for, with their sizes.
@@ -169,8 +175,8 @@ void launch_grouped_explicit(const LoadedKernel& kernel, GroupedCall& call, int 
     check_variant(kernel, asked_variant(kernel, given, layouts, call.operands.c.is_present()));
     check_compiled_dims(kernel.problem, sizes.gemm);
     check_kernel_alignment(kernel, given);
-    const LaunchGeometry geometry =
-        get_grouped_geometry(sized_variant(kernel, sizes), kernel.config, num_sms, kernel.gpu->device.sm_count, kernel.max_clusters);
+    const LaunchGeometry geometry = get_grouped_geometry(sized_variant(kernel, sizes), kernel.config, num_sms,
+                                                         kernel.gpu->device.sm_count, kernel.max_clusters);
     launch_complete(call, kernel, geometry, sizes, layouts, num_sms, stream);
 }
 

@@ -8,8 +8,8 @@
 
 namespace deep_gemm {
 
-// A hint of so many rows as problems have it: within 1..m, and of three significant bits, so that a hint that changes from call to call
-// does not fill the dispatch table.
+// A hint of so many rows as problems have it: within 1..m, and of three significant bits, so that a hint that changes
+// from call to call does not fill the dispatch table.
 int64_t round_expected_m(int64_t expected_m, int64_t m);
 
 // Check the call and compute on its device, as run_gemm; what the caller left out is filled in. Throws Error.

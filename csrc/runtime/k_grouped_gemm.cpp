@@ -48,7 +48,8 @@ constexpr KGroupedOp kKGroupedOps[] = {
 void check_recipe(PyObject* object) {
     if (parse_recipe(object).value_or(Recipe::k1d1d) != Recipe::k1d1d)
         throw Error(ErrorKind::kArgument,
-                    "recipe = " + short_repr(object) + ": groups of K have both operands scaled 1x128; pass (1, 1, 128) or None.");
+                    "recipe = " + short_repr(object) +
+                        ": groups of K have both operands scaled 1x128; pass (1, 1, 128) or None.");
 }
 
 void parse_options(const KGroupedOp& op, PyObject* const* slots, GroupedCall& call) {
@@ -97,9 +98,10 @@ PyObject* k_grouped_gemm(PyObject*, PyObject* const* values, Py_ssize_t num_posi
 
 template <size_t... kIndices>
 auto make_methods(std::index_sequence<kIndices...>) {
-    static const std::string documentation[] = {
-        k_grouped_documentation(kKGroupedOps[kIndices].signature.op, kKGroupedOps[kIndices].op, kKGroupedOps[kIndices].layout)...};
-    return std::array{make_method(kKGroupedOps[kIndices].signature.op, &k_grouped_gemm<kIndices>, documentation[kIndices].c_str())...};
+    static const std::string documentation[] = {k_grouped_documentation(
+        kKGroupedOps[kIndices].signature.op, kKGroupedOps[kIndices].op, kKGroupedOps[kIndices].layout)...};
+    return std::array{make_method(kKGroupedOps[kIndices].signature.op, &k_grouped_gemm<kIndices>,
+                                  documentation[kIndices].c_str())...};
 }
 
 }  // namespace

@@ -13,20 +13,20 @@ using driver::Api;
 
 // Loading allocates memory, which a capture in another mode would forbid and which would break the capture.
 class RelaxedCapture {
-   public:
+ public:
     explicit RelaxedCapture(const Api& cuda) : cuda_(cuda) { cuda_.thread_exchange_capture_mode(&mode_); }
     ~RelaxedCapture() { cuda_.thread_exchange_capture_mode(&mode_); }
     RelaxedCapture(const RelaxedCapture&) = delete;
     RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
-   private:
+ private:
     const Api& cuda_;
     int mode_ = driver::kCaptureModeRelaxed;  // the thread's own mode while this lives
 };
 
 bool is_unusable(driver::Result result) {
-    return result == driver::kErrorNoBinaryForGpu || result == driver::kErrorInvalidImage || result == driver::kErrorInvalidSource ||
-           result == driver::kErrorUnsupportedPtxVersion;
+    return result == driver::kErrorNoBinaryForGpu || result == driver::kErrorInvalidImage ||
+           result == driver::kErrorInvalidSource || result == driver::kErrorUnsupportedPtxVersion;
 }
 
 void check_load(const Api& cuda, driver::Result result, const char* call) {
@@ -41,7 +41,8 @@ void check_legal(const Gpu& gpu, const Problem& problem, const Config& config) {
 
 int read_attribute(const Api& cuda, const LoadedKernel& kernel, driver::FunctionAttribute attribute) {
     int value = 0;
-    check_load(cuda, cuda.kernel_get_attribute(&value, attribute, kernel.handle, kernel.gpu->handle), "cuKernelGetAttribute");
+    check_load(cuda, cuda.kernel_get_attribute(&value, attribute, kernel.handle, kernel.gpu->handle),
+               "cuKernelGetAttribute");
     return value;
 }
 
@@ -49,14 +50,16 @@ void set_attributes(const Api& cuda, LoadedKernel& kernel) {
     kernel.num_regs = read_attribute(cuda, kernel, driver::kNumRegs);
     kernel.local_bytes = read_attribute(cuda, kernel, driver::kLocalSizeBytes);
     const int smem = int(kernel.dynamic_smem_bytes);
-    check_load(cuda, cuda.kernel_set_attribute(driver::kMaxDynamicSharedSizeBytes, smem, kernel.handle, kernel.gpu->handle),
+    check_load(cuda,
+               cuda.kernel_set_attribute(driver::kMaxDynamicSharedSizeBytes, smem, kernel.handle, kernel.gpu->handle),
                "cuKernelSetAttribute(MAX_DYNAMIC_SHARED_SIZE_BYTES)");
 }
 
 driver::Kernel find_kernel(const Api& cuda, std::string_view cubin, const std::string& name) {
     driver::Library library = nullptr;
     driver::Kernel kernel = nullptr;
-    check_load(cuda, cuda.library_load_data(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0), "cuLibraryLoadData");
+    check_load(cuda, cuda.library_load_data(&library, cubin.data(), nullptr, nullptr, 0, nullptr, nullptr, 0),
+               "cuLibraryLoadData");
     check_load(cuda, cuda.library_get_kernel(&kernel, library, name.c_str()), "cuLibraryGetKernel");
     return kernel;
 }
@@ -73,14 +76,16 @@ int count_clusters(const Api& cuda, const LoadedKernel& kernel) {
     if (size == 1) return 0;
     const KernelLaunch launch(kernel, unsigned(kernel.gpu->device.sm_count) / size * size, nullptr, false);
     int clusters = 0;
-    driver::check(cuda, cuda.occupancy_max_active_clusters(&clusters, kernel.function(), &launch.config), "cuOccupancyMaxActiveClusters");
+    driver::check(cuda, cuda.occupancy_max_active_clusters(&clusters, kernel.function(), &launch.config),
+                  "cuOccupancyMaxActiveClusters");
     if (clusters < 1)
-        throw UnplacedCluster("config = " + to_string(kernel.config) + ": no cluster of " + std::to_string(size) + " CTAs fits this GPU");
+        throw UnplacedCluster("config = " + to_string(kernel.config) + ": no cluster of " + std::to_string(size) +
+                              " CTAs fits this GPU");
     return clusters;
 }
 
-std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Problem& identity, const Config& config, std::string_view cubin,
-                                       const std::string& name) {
+std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Problem& identity, const Config& config,
+                                       std::string_view cubin, const std::string& name) {
     const Api& cuda = driver::api();
     auto kernel = std::make_unique<LoadedKernel>(
         LoadedKernel{&gpu, identity, config, name, std::string(cubin), nullptr, smem_bytes(identity, config), 0, 0, 0});
@@ -93,9 +98,10 @@ std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Problem& identity, 
     return kernel;
 }
 
-bool is_same(const LoadedKernel& kernel, const Gpu& gpu, const Problem& identity, const Config& config, std::string_view cubin,
-             const std::string& name) {
-    return kernel.gpu == &gpu && kernel.config == config && kernel.problem == identity && kernel.cubin == cubin && kernel.name == name;
+bool is_same(const LoadedKernel& kernel, const Gpu& gpu, const Problem& identity, const Config& config,
+             std::string_view cubin, const std::string& name) {
+    return kernel.gpu == &gpu && kernel.config == config && kernel.problem == identity && kernel.cubin == cubin &&
+           kernel.name == name;
 }
 
 driver::LaunchAttribute make_cluster_attribute(unsigned size) {

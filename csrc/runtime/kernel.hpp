@@ -30,8 +30,8 @@ struct LoadedKernel {
 // What of `problem` its kernel depends on: the variant and the sizes named by compiled_dims; other sizes become 1.
 Problem kernel_identity(const Problem& problem);
 
-// How a kernel is launched: a grid of `num_ctas` in x, in clusters along x. `is_overlapping`: it may start while the kernel before it in
-// the stream ends. Holds its own attributes, so it does not move.
+// How a kernel is launched: a grid of `num_ctas` in x, in clusters along x. `is_overlapping`: it may start while the
+// kernel before it in the stream ends. Holds its own attributes, so it does not move.
 struct KernelLaunch {
     KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver::Stream stream, bool is_overlapping);
     KernelLaunch(const KernelLaunch&) = delete;
@@ -41,28 +41,27 @@ struct KernelLaunch {
     driver::LaunchConfig config{};
 };
 
-// Thrown by load_kernel where the driver does not take the bytes for this GPU (no binary for it, invalid image, newer format):
-// compiling again may help, anything else would not.
+// Thrown by load_kernel where the driver does not take the bytes for this GPU (no binary for it, invalid image, newer
+// format): compiling again may help, anything else would not.
 class UnusableCubin : public std::runtime_error {
-   public:
+ public:
     using std::runtime_error::runtime_error;
 };
 
 // Thrown by load_kernel where the GPU places no cluster of the config's size: another config may help.
 class UnplacedCluster : public std::runtime_error {
-   public:
+ public:
     using std::runtime_error::runtime_error;
 };
 
-// Load `cubin` (or find it loaded) for `gpu`. Kernels stay loaded for the life of the process, because a captured graph may
-// replay them at any time. Works during stream capture. The GIL must be held.
-// Throws Error(kConfig): the config is not legal on this GPU. Throws Error(kLaunch): the driver refused. Throws UnusableCubin,
-// UnplacedCluster.
+// Load `cubin` (or find it loaded) for `gpu`. Kernels stay loaded for the life of the process, because a captured graph
+// may replay them at any time. Works during stream capture. The GIL must be held. Throws Error(kConfig): the config is
+// not legal on this GPU. Throws Error(kLaunch): the driver refused. Throws UnusableCubin, UnplacedCluster.
 const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Config& config, std::string_view cubin,
                                 const std::string& name);
 
-// Load the kernel `name` of `cubin` and bring its code into the context of `gpu`; as load_kernel, for kernels without a config.
-// Throws Error(kLaunch), UnusableCubin.
+// Load the kernel `name` of `cubin` and bring its code into the context of `gpu`; as load_kernel, for kernels without a
+// config. Throws Error(kLaunch), UnusableCubin.
 driver::Kernel load_code(const Gpu& gpu, std::string_view cubin, const std::string& name);
 
 }  // namespace deep_gemm

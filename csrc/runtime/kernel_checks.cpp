@@ -9,8 +9,8 @@ namespace deep_gemm {
 
 void check_kernel_device(const LoadedKernel& kernel, const TensorView& view) {
     if (view.device_kind == DeviceKind::kCuda && view.ordinal == kernel.gpu->ordinal) return;
-    throw Error(ErrorKind::kDevice,
-                "a: this kernel is loaded on cuda:" + std::to_string(kernel.gpu->ordinal) + "; pass tensors of that device.");
+    throw Error(ErrorKind::kDevice, "a: this kernel is loaded on cuda:" + std::to_string(kernel.gpu->ordinal) +
+                                        "; pass tensors of that device.");
 }
 
 void check_compiled_dims(const Problem& problem, const GemmSizes& sizes) {
@@ -19,13 +19,15 @@ void check_compiled_dims(const Problem& problem, const GemmSizes& sizes) {
                                                                        {Problem::kCompileK, "k", problem.k, sizes.k}};
     for (const auto& [bit, name, compiled, given] : dims)
         if (problem.compiled_dims & bit && compiled != given)
-            throw Error(ErrorKind::kArgument, std::string(name) + " = " + std::to_string(given) + ": this kernel is compiled for " +
-                                                  std::to_string(compiled) + "; pass such operands or compile another.");
+            throw Error(ErrorKind::kArgument, std::string(name) + " = " + std::to_string(given) +
+                                                  ": this kernel is compiled for " + std::to_string(compiled) +
+                                                  "; pass such operands or compile another.");
 }
 
 Problem asked_variant(const LoadedKernel& kernel, const Problem& given, const GemmLayouts& layouts, bool has_c) {
     Problem asked = kernel.problem;
-    asked.op = given.op, asked.recipe = given.recipe, asked.d_dtype = given.d_dtype, asked.group_layout = given.group_layout;
+    asked.op = given.op, asked.recipe = given.recipe, asked.d_dtype = given.d_dtype,
+    asked.group_layout = given.group_layout;
     asked.a_major = layouts.a, asked.b_major = layouts.b;
     const bool takes_any_c = kernel.problem.c_mode == CMode::kGeneral && has_c;
     if (!takes_any_c) asked.c_mode = given.c_mode;
@@ -37,8 +39,9 @@ void check_variant(const LoadedKernel& kernel, const Problem& asked) {
     if (asked == kernel.problem) return;
     for (const EnumField& field : kProblemEnums) {
         if (field.get(asked) == field.get(kernel.problem)) continue;
-        throw Error(ErrorKind::kArgument, std::string(field.name) + " = " + enum_name(field, asked) + ": this kernel was made for " +
-                                              enum_name(field, kernel.problem) + "; pass such operands or compile another.");
+        throw Error(ErrorKind::kArgument, std::string(field.name) + " = " + enum_name(field, asked) +
+                                              ": this kernel was made for " + enum_name(field, kernel.problem) +
+                                              "; pass such operands or compile another.");
     }
 }
 

@@ -17,13 +17,13 @@ constexpr int64_t kMaxBand = 32;
 
 // The driver may block when its queue is full, and what drains the queue may need the GIL (a host callback).
 class ReleasedGil {
-   public:
+ public:
     ReleasedGil() : state_(PyEval_SaveThread()) {}
     ~ReleasedGil() { PyEval_RestoreThread(state_); }
     ReleasedGil(const ReleasedGil&) = delete;
     ReleasedGil& operator=(const ReleasedGil&) = delete;
 
-   private:
+ private:
     PyThreadState* state_;
 };
 
@@ -46,10 +46,12 @@ std::string product_text(const GemmSizes& sizes) {
 }
 
 [[noreturn]] void fail_launch(driver::Result result, const char* call, const std::string& what) {
-    const char* remedy = driver::is_sticky(result)
-                             ? "; an earlier kernel of this process failed and its CUDA context is lost: restart the process."
-                             : "; check the stream and the GPU's state, and report a config that never launches.";
-    throw Error(ErrorKind::kLaunch, std::string(call) + " for " + what + ": " + driver::describe(driver::api(), result) + remedy);
+    const char* remedy =
+        driver::is_sticky(result)
+            ? "; an earlier kernel of this process failed and its CUDA context is lost: restart the process."
+            : "; check the stream and the GPU's state, and report a config that never launches.";
+    throw Error(ErrorKind::kLaunch,
+                std::string(call) + " for " + what + ": " + driver::describe(driver::api(), result) + remedy);
 }
 
 driver::Result enqueue_released(driver::Function function, const driver::LaunchConfig& config, void** arguments) {
@@ -70,8 +72,8 @@ LaunchGeometry get_split_geometry(const Config& config, int64_t m_tiles, int64_t
 void fill_rows(uint64_t address, Extent extent, int64_t pitch, Dtype dtype, void* stream) {
     const size_t width = size_t(extent.columns * element_bytes(dtype));
     const size_t row_pitch = extent.rows > 1 ? size_t(pitch) : width;
-    const driver::Result result =
-        driver::api().memset_d2d8_async(address, row_pitch, 0, width, size_t(extent.rows), static_cast<driver::Stream>(stream));
+    const driver::Result result = driver::api().memset_d2d8_async(address, row_pitch, 0, width, size_t(extent.rows),
+                                                                  static_cast<driver::Stream>(stream));
     if (result != driver::kSuccess) fail_launch(result, "cuMemsetD2D8Async", "the zero fill of d");
 }
 
@@ -80,7 +82,8 @@ void fill_rows(uint64_t address, Extent extent, int64_t pitch, Dtype dtype, void
 int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters) {
     int64_t best_band = 1, best_rows = INT64_MAX;
     for (int64_t band = 1; band <= std::min(kMaxBand, m_cluster_tiles); ++band) {
-        const int64_t rows = band * config.cluster_m * config.block_m + ceil_div(clusters, band) * config.cluster_n * config.block_n;
+        const int64_t rows =
+            band * config.cluster_m * config.block_m + ceil_div(clusters, band) * config.cluster_n * config.block_n;
         if (rows < best_rows) best_rows = rows, best_band = band;
     }
     return best_band;
@@ -93,7 +96,8 @@ LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int nu
     const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
     if (cluster_tiles >= kMaxTiles / config.split_k)
         throw Error(ErrorKind::kShape, "m = " + std::to_string(sizes.m) + ", n = " + std::to_string(sizes.n) +
-                                           ": more than 2^31 tiles of " + to_string(config) + "; split the product along n.");
+                                           ": more than 2^31 tiles of " + to_string(config) +
+                                           "; split the product along n.");
     if (config.split_k > 1) return get_split_geometry(config, m_tiles, n_tiles, sm_count);
     const int64_t sms = num_sms > 0 ? std::min(num_sms, sm_count) : sm_count;
     int64_t clusters = std::max<int64_t>(sms / cluster_size, 1);
@@ -105,7 +109,8 @@ LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int nu
             .band = uint32_t(choose_band(config, m_cluster_tiles, clusters))};
 }
 
-GemmParams make_params(const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes, const GemmOptions& options) {
+GemmParams make_params(const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes,
+                       const GemmOptions& options) {
     GemmParams params{.d = operands.d.view.address,
                       .c = operands.c.view.address,
                       .d_stride_m = row_stride(operands.d.view),
@@ -125,14 +130,16 @@ GemmParams make_params(const LaunchGeometry& geometry, const GemmOperands& opera
     return params;
 }
 
-void launch_kernel(const LoadedKernel& kernel, unsigned num_ctas, const GemmSizes& sizes, void** arguments, void* stream) {
+void launch_kernel(const LoadedKernel& kernel, unsigned num_ctas, const GemmSizes& sizes, void** arguments,
+                   void* stream) {
     const KernelLaunch launch(kernel, num_ctas, static_cast<driver::Stream>(stream), get_pdl());
     const driver::Result result = enqueue_released(kernel.function(), launch.config, arguments);
-    if (result != driver::kSuccess) fail_launch(result, "cuLaunchKernelEx", product_text(sizes) + " with " + to_string(kernel.config));
+    if (result != driver::kSuccess)
+        fail_launch(result, "cuLaunchKernelEx", product_text(sizes) + " with " + to_string(kernel.config));
 }
 
-void launch_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes,
-                 const GemmOptions& options, void* stream) {
+void launch_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GemmOperands& operands,
+                 const GemmSizes& sizes, const GemmOptions& options, void* stream) {
     const ContextGuard context(*kernel.gpu);  // the driver encodes no map without one
     GemmMaps maps = make_gemm_maps(driver::api(), kernel.problem, kernel.config, operands);
     GemmParams params = make_params(geometry, operands, sizes, options);
@@ -140,7 +147,8 @@ void launch_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, con
     launch_kernel(kernel, geometry.num_ctas, sizes, arguments, stream);
 }
 
-void enqueue(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments, const std::string& what) {
+void enqueue(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments,
+             const std::string& what) {
     const ContextGuard context(gpu);
     const driver::Result result = enqueue_released(function, config, arguments);
     if (result != driver::kSuccess) fail_launch(result, "cuLaunchKernelEx", what);
@@ -151,7 +159,8 @@ void launch_zero_fill(const Gpu& gpu, const TensorView& d, void* stream) {
     if (d.rank == 2) return fill_rows(d.address, {d.shape[0], d.shape[1]}, row_pitch_bytes(d), d.dtype, stream);
     const int64_t rows = d.shape[1], group_pitch = group_pitch_bytes(d);
     if (rows == 1) return fill_rows(d.address, {d.shape[0], d.shape[2]}, group_pitch, d.dtype, stream);
-    if (d.strides[0] == rows * d.strides[1]) return fill_rows(d.address, {d.shape[0] * rows, d.shape[2]}, row_pitch_bytes(d), d.dtype, stream);
+    if (d.strides[0] == rows * d.strides[1])
+        return fill_rows(d.address, {d.shape[0] * rows, d.shape[2]}, row_pitch_bytes(d), d.dtype, stream);
     for (int64_t group = 0; group < d.shape[0]; ++group)
         fill_rows(d.address + uint64_t(group * group_pitch), {rows, d.shape[2]}, row_pitch_bytes(d), d.dtype, stream);
 }

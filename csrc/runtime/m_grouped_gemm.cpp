@@ -23,9 +23,11 @@ constexpr size_t kMaxSlots = 9;
 enum Slot { kA, kB, kD, kGroups, kFirstOption };
 
 // Masked ops have expected_m before, FP8 ops a recipe and disable_ue8m0_cast around compiled_dims.
-constexpr const char* kFp8Contiguous[] = {"a", "b", "d", "m_indices", "recipe", "compiled_dims", "disable_ue8m0_cast", "stream"};
+constexpr const char* kFp8Contiguous[] = {
+    "a", "b", "d", "m_indices", "recipe", "compiled_dims", "disable_ue8m0_cast", "stream"};
 constexpr const char* kBf16Contiguous[] = {"a", "b", "d", "m_indices", "compiled_dims", "stream"};
-constexpr const char* kFp8Masked[] = {"a", "b", "d", "masked_m", "expected_m", "recipe", "compiled_dims", "disable_ue8m0_cast", "stream"};
+constexpr const char* kFp8Masked[] = {
+    "a", "b", "d", "masked_m", "expected_m", "recipe", "compiled_dims", "disable_ue8m0_cast", "stream"};
 constexpr const char* kBf16Masked[] = {"a", "b", "d", "masked_m", "expected_m", "compiled_dims", "stream"};
 constexpr const char* kContiguousAliases[kMaxSlots] = {nullptr, nullptr, nullptr, "grouped_layout"};
 constexpr const char* kMaskedAliases[kMaxSlots] = {nullptr, nullptr, nullptr, nullptr, "expected_m_per_group"};
@@ -40,7 +42,9 @@ template <size_t kNumNames>
 constexpr MGroupedOp make_op(Op op, const char* name, bool is_b_transposed, const char* const (&names)[kNumNames]) {
     const bool is_masked = grouping_of(op) == Grouping::kMMasked;
     const size_t num_required = is_masked ? kFirstOption + 1 : kFirstOption;
-    return {op, is_b_transposed, {name, names, kNumNames, num_required, kNumNames - 1, is_masked ? kMaskedAliases : kContiguousAliases}};
+    return {op,
+            is_b_transposed,
+            {name, names, kNumNames, num_required, kNumNames - 1, is_masked ? kMaskedAliases : kContiguousAliases}};
 }
 
 constexpr MGroupedOp kMGroupedOps[] = {
@@ -95,9 +99,10 @@ PyObject* m_grouped_gemm(PyObject*, PyObject* const* values, Py_ssize_t num_posi
 
 template <size_t... kIndices>
 auto make_methods(std::index_sequence<kIndices...>) {
-    static const std::string documentation[] = {m_grouped_documentation(kMGroupedOps[kIndices].signature.op, kMGroupedOps[kIndices].op,
-                                                                        kMGroupedOps[kIndices].is_b_transposed)...};
-    return std::array{make_method(kMGroupedOps[kIndices].signature.op, &m_grouped_gemm<kIndices>, documentation[kIndices].c_str())...};
+    static const std::string documentation[] = {m_grouped_documentation(
+        kMGroupedOps[kIndices].signature.op, kMGroupedOps[kIndices].op, kMGroupedOps[kIndices].is_b_transposed)...};
+    return std::array{make_method(kMGroupedOps[kIndices].signature.op, &m_grouped_gemm<kIndices>,
+                                  documentation[kIndices].c_str())...};
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The products whose rows groups divide: m_grouped_{fp8,bf16}_gemm_{nt,nn}_contiguous and m_grouped_{fp8,bf16}_gemm_nt_masked.
+// The products whose rows groups divide: m_grouped_{fp8,bf16}_gemm_{nt,nn}_contiguous and
+// m_grouped_{fp8,bf16}_gemm_nt_masked.
 #pragma once
 
 #include <Python.h>

@@ -1,6 +1,7 @@
-// The rules that a single operand keeps, whatever the op. Every failure is a typed error that says value, rule and remedy, in the words of
-// the caller: a transposed operand is named with the dims and strides that it has there. Operands are matrices or, of grouped ops,
-// matrices of several groups: then the first dim counts groups, and the last two are the matrix.
+// The rules that a single operand keeps, whatever the op. Every failure is a typed error that says value, rule and
+// remedy, in the words of the caller: a transposed operand is named with the dims and strides that it has there.
+// Operands are matrices or, of grouped ops, matrices of several groups: then the first dim counts groups, and the last
+// two are the matrix.
 #pragma once
 
 #include <cstdint>
@@ -65,7 +66,8 @@ void check_contiguous_rows(const Operand& operand, const char* column_dim);
 void check_alignment(const Operand& operand, uint64_t alignment);
 void check_no_overlap(const Operand& d, const Operand& input);
 
-// Whether TMA can read the rows: contiguous, not overlapping, at a good pitch, groups of them likewise. Throws Error(kLayout) where not.
+// Whether TMA can read the rows: contiguous, not overlapping, at a good pitch, groups of them likewise. Throws
+// Error(kLayout) where not.
 void check_rows(const Operand& operand, const char* column_dim);
 
 // The major in which TMA can read `operand`. Where it can in neither, complain of the one that was probably meant.

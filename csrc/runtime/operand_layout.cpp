@@ -30,7 +30,8 @@ bool has_good_groups(const TensorView& view) { return view.rank == 2 || is_good_
 
 // Whether check_rows would pass.
 bool has_good_rows(const TensorView& view) {
-    return has_contiguous_rows(view) && has_separate_rows(view) && is_good_pitch(row_pitch_bytes(view)) && has_good_groups(view);
+    return has_contiguous_rows(view) && has_separate_rows(view) && is_good_pitch(row_pitch_bytes(view)) &&
+           has_good_groups(view);
 }
 
 void check_pitch(const Operand& operand, const char* column_dim) {
@@ -39,17 +40,17 @@ void check_pitch(const Operand& operand, const char* column_dim) {
     if (is_good_pitch(pitch)) return;
     const std::string stride = stride_text(operand, row_dim_of(view));
     if (pitch >= kMaxPitchBytes) fail_layout(stride + ": rows must be less than 2^40 bytes apart; make it contiguous.");
-    fail_layout(stride + " (" + column_dim + " = " + std::to_string(view.shape[column_dim_of(view)]) + "): " +
-                short_dtype_name(view.dtype) + " rows must be a multiple of 16 bytes apart, these are " + std::to_string(pitch) + "; pad " +
-                operand.name + " along " + column_dim + ".");
+    fail_layout(stride + " (" + column_dim + " = " + std::to_string(view.shape[column_dim_of(view)]) +
+                "): " + short_dtype_name(view.dtype) + " rows must be a multiple of 16 bytes apart, these are " +
+                std::to_string(pitch) + "; pad " + operand.name + " along " + column_dim + ".");
 }
 
 void check_groups(const Operand& operand) {
     if (has_good_groups(operand.view)) return;
     fail_layout(stride_text(operand, 0) + ": groups of " + short_dtype_name(operand.view.dtype) +
                 " rows must be a multiple of 16 bytes apart and less than 2^40, these are " +
-                std::to_string(group_pitch_bytes(operand.view)) + "; pad " + operand.name + " along its rows, or pass " + operand.name +
-                ".contiguous() where these are whole.");
+                std::to_string(group_pitch_bytes(operand.view)) + "; pad " + operand.name +
+                " along its rows, or pass " + operand.name + ".contiguous() where these are whole.");
 }
 
 }  // namespace
@@ -66,8 +67,9 @@ void check_rows(const Operand& operand, const char* column_dim) {
     const TensorView& view = operand.view;
     check_contiguous_rows(operand, column_dim);
     if (!has_separate_rows(view))
-        fail_layout(stride_text(operand, row_dim_of(view)) + ": rows of " + std::to_string(view.shape[column_dim_of(view)]) +
-                    " elements must not overlap; pass " + operand.name + ".contiguous().");
+        fail_layout(stride_text(operand, row_dim_of(view)) + ": rows of " +
+                    std::to_string(view.shape[column_dim_of(view)]) + " elements must not overlap; pass " +
+                    operand.name + ".contiguous().");
     check_pitch(operand, column_dim);
     check_groups(operand);
 }
@@ -75,14 +77,16 @@ void check_rows(const Operand& operand, const char* column_dim) {
 void check_alignment(const Operand& operand, uint64_t alignment) {
     const TensorView& view = operand.view;
     if (is_meta(view) || view.address % alignment == 0) return;
-    fail_layout(std::string(operand.name) + ".data_ptr() = " + std::to_string(view.address) + " (" + std::to_string(view.address % alignment) +
-                " bytes past a multiple of " + std::to_string(alignment) + "): must be " + std::to_string(alignment) + "-byte aligned; pass " +
-                operand.name + ".clone() or slice at a multiple of " + std::to_string(alignment) + " bytes.");
+    fail_layout(std::string(operand.name) + ".data_ptr() = " + std::to_string(view.address) + " (" +
+                std::to_string(view.address % alignment) + " bytes past a multiple of " + std::to_string(alignment) +
+                "): must be " + std::to_string(alignment) + "-byte aligned; pass " + operand.name +
+                ".clone() or slice at a multiple of " + std::to_string(alignment) + " bytes.");
 }
 
 void check_no_overlap(const Operand& d, const Operand& input) {
     if (is_meta(d.view) || !may_overlap(d.view, input.view)) return;
-    fail_layout("d overlaps " + std::string(input.name) + " in memory: the output must be separate; pass another tensor as d.");
+    fail_layout("d overlaps " + std::string(input.name) +
+                " in memory: the output must be separate; pass another tensor as d.");
 }
 
 Major check_major(const Operand& operand, const char* row_dim, const char* column_dim, Major preferred) {

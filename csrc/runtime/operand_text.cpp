@@ -28,7 +28,8 @@ std::string shape_text(const Operand& operand) {
 std::string stride_text(const Operand& operand, int dim) {
     const int row = operand.view.rank - 2;
     const int callers = operand.is_transposed && dim >= row ? 2 * row + 1 - dim : dim;
-    return std::string(operand.name) + ".stride(" + std::to_string(callers) + ") = " + std::to_string(operand.view.strides[dim]);
+    return std::string(operand.name) + ".stride(" + std::to_string(callers) +
+           ") = " + std::to_string(operand.view.strides[dim]);
 }
 
 std::string dtype_text(const Operand& operand) {

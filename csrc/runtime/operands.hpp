@@ -1,5 +1,6 @@
-// A product as every op states it: D[m, n] = alpha * (A[m, k] with scales) @ (B[n, k] with scales).T + beta * C. The layouts nn, tn
-// and tt come here as transposed views of what the caller passed. Operands of grouped ops have groups of such matrices (grouped_call.hpp).
+// A product as every op states it: D[m, n] = alpha * (A[m, k] with scales) @ (B[n, k] with scales).T + beta * C. The
+// layouts nn, tn and tt come here as transposed views of what the caller passed. Operands of grouped ops have groups of
+// such matrices (grouped_call.hpp).
 #pragma once
 
 #include <cstdint>
@@ -15,7 +16,8 @@ struct GemmSizes {
     bool is_empty() const { return m == 0 || n == 0; }
 };
 
-// Columns of D: each head of left + right columns of the product leaves `mid` columns between its two parts alone. Not given: all zero.
+// Columns of D: each head of left + right columns of the product leaves `mid` columns between its two parts alone. Not
+// given: all zero.
 struct HeadSplits {
     int64_t left = 0, mid = 0, right = 0;
 

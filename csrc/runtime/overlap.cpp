@@ -20,9 +20,12 @@ uint64_t extent_bytes(const TensorView& view, int first_dim) {
     return (last + 1) * uint64_t(element_bytes(view.dtype));
 }
 
-uint64_t row_stride_bytes(const TensorView& view) { return uint64_t(view.strides[0]) * uint64_t(element_bytes(view.dtype)); }
+uint64_t row_stride_bytes(const TensorView& view) {
+    return uint64_t(view.strides[0]) * uint64_t(element_bytes(view.dtype));
+}
 
-// Both are matrices with rows at the same pitch, and the later one's columns lie in the gap between the earlier one's rows.
+// Both are matrices with rows at the same pitch, and the later one's columns lie in the gap between the earlier one's
+// rows.
 bool are_side_by_side(const TensorView& low, const TensorView& high) {
     if (low.rank != 2 || high.rank != 2) return false;
     const uint64_t pitch = row_stride_bytes(low);

@@ -35,10 +35,12 @@ int get_sm_limit(int sm_count) { return num_sms_limit < sm_count ? num_sms_limit
 int get_mk_alignment() { return mk_alignment; }
 
 void set_mk_alignment(int alignment) {
-    if (alignment < Problem::kAlignmentUnit || alignment > Problem::kMaxAlignment || alignment % Problem::kAlignmentUnit != 0)
-        throw Error(ErrorKind::kArgument, "alignment = " + std::to_string(alignment) + ": must be a multiple of " +
-                                              std::to_string(Problem::kAlignmentUnit) + " within " + std::to_string(Problem::kAlignmentUnit) +
-                                              ".." + std::to_string(Problem::kMaxAlignment) + "; pass such a number, e.g. 128.");
+    if (alignment < Problem::kAlignmentUnit || alignment > Problem::kMaxAlignment ||
+        alignment % Problem::kAlignmentUnit != 0)
+        throw Error(ErrorKind::kArgument,
+                    "alignment = " + std::to_string(alignment) + ": must be a multiple of " +
+                        std::to_string(Problem::kAlignmentUnit) + " within " + std::to_string(Problem::kAlignmentUnit) +
+                        ".." + std::to_string(Problem::kMaxAlignment) + "; pass such a number, e.g. 128.");
     mk_alignment = alignment;
 }
 
@@ -50,14 +52,15 @@ double get_tc_util() { return tc_util_ratio; }
 
 void set_tc_util(double ratio) {
     if (!(ratio >= 0.0 && ratio <= 100.0))  // NaN, too
-        throw Error(ErrorKind::kArgument,
-                    "ratio = " + std::to_string(ratio) + ": must be within 0..1, or a percentage up to 100; pass such a number.");
+        throw Error(ErrorKind::kArgument, "ratio = " + std::to_string(ratio) +
+                                              ": must be within 0..1, or a percentage up to 100; pass such a number.");
     tc_util_ratio = ratio > 1.0 ? ratio / 100.0 : ratio;
 }
 
 bool is_batch_invariant() {
     if (!batch_invariant)
-        batch_invariant = py::module_::import("deep_gemm.environment").attr("is_enabled")("DG_BATCH_INVARIANT").cast<bool>();
+        batch_invariant =
+            py::module_::import("deep_gemm.environment").attr("is_enabled")("DG_BATCH_INVARIANT").cast<bool>();
     return *batch_invariant;
 }
 

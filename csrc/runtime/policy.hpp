@@ -1,4 +1,5 @@
-// How this process wants its calls run, whatever the problem: set by functions of the package, read by every call. The GIL must be held.
+// How this process wants its calls run, whatever the problem: set by functions of the package, read by every call. The
+// GIL must be held.
 #pragma once
 
 namespace deep_gemm {
@@ -18,8 +19,8 @@ void set_mk_alignment(int alignment);
 bool get_pdl();
 void set_pdl(bool is_enabled);
 
-// Share of the tensor cores' time that the caller wishes used, within 0..1; kept for callers of the API, nothing reads it.
-// Throws Error(kArgument); numbers above 1 are percent.
+// Share of the tensor cores' time that the caller wishes used, within 0..1; kept for callers of the API, nothing reads
+// it. Throws Error(kArgument); numbers above 1 are percent.
 double get_tc_util();
 void set_tc_util(double ratio);
 

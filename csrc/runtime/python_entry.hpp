@@ -12,10 +12,12 @@
 
 namespace deep_gemm {
 
-using FastFunction = PyObject* (*)(PyObject* self, PyObject* const* values, Py_ssize_t num_positional, PyObject* keyword_names);
+using FastFunction = PyObject* (*)(PyObject* self, PyObject* const* values, Py_ssize_t num_positional,
+                                   PyObject* keyword_names);
 
 inline PyMethodDef make_method(const char* name, FastFunction function, const char* documentation) {
-    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL | METH_KEYWORDS, documentation};
+    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)), METH_FASTCALL | METH_KEYWORDS,
+            documentation};
 }
 
 // What Python called, all borrowed.

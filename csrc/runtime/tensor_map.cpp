@@ -11,9 +11,11 @@ namespace deep_gemm {
 namespace {
 
 constexpr uint32_t kSwizzleBytes = 128;
-constexpr uint32_t kWaveRows = 64;       // rows of D that one math warpgroup holds at once
-constexpr uint32_t kMnBoxElements = 64;  // BF16 elements in a swizzle row, and rows of K below each other, of an MN-major box
-constexpr int64_t kStoreBytes = 16;      // TMA clips a store at whole units of these (seen on an H200: n = 9 wrote columns 9 to 15)
+constexpr uint32_t kWaveRows = 64;  // rows of D that one math warpgroup holds at once
+constexpr uint32_t kMnBoxElements =
+    64;  // BF16 elements in a swizzle row, and rows of K below each other, of an MN-major box
+constexpr int64_t kStoreBytes =
+    16;  // TMA clips a store at whole units of these (seen on an H200: n = 9 wrote columns 9 to 15)
 
 // Matrices as a map sees them: `rows` rows of `columns` contiguous elements each.
 struct MatrixLayout {
@@ -51,25 +53,33 @@ int map_data_type(Dtype dtype) {
 
 MatrixLayout matrix_layout(const TensorView& view) {
     const int row = view.rank - 2;
-    return {view.address, view.shape[row], view.shape[row + 1], row_pitch_bytes(view), row > 0 ? view.shape[0] : 1, group_pitch_bytes(view)};
+    return {view.address,
+            view.shape[row],
+            view.shape[row + 1],
+            row_pitch_bytes(view),
+            row > 0 ? view.shape[0] : 1,
+            group_pitch_bytes(view)};
 }
 
 [[noreturn]] void fail(const driver::Api& cuda, driver::Result result, const char* name, const MatrixLayout& layout) {
-    const std::string groups =
-        layout.groups == 1 ? "" : ", " + std::to_string(layout.groups) + " groups at " + std::to_string(layout.group_pitch_bytes);
-    throw Error(ErrorKind::kLayout, std::string(name) + ": the driver takes no tensor map of " + std::to_string(layout.rows) + " rows of " +
-                                        std::to_string(layout.columns) + " elements at a pitch of " + std::to_string(layout.pitch_bytes) +
-                                        groups + " bytes: " + driver::describe(cuda, result) + "; pass a contiguous tensor.");
+    const std::string groups = layout.groups == 1 ? ""
+                                                  : ", " + std::to_string(layout.groups) + " groups at " +
+                                                        std::to_string(layout.group_pitch_bytes);
+    throw Error(ErrorKind::kLayout, std::string(name) + ": the driver takes no tensor map of " +
+                                        std::to_string(layout.rows) + " rows of " + std::to_string(layout.columns) +
+                                        " elements at a pitch of " + std::to_string(layout.pitch_bytes) + groups +
+                                        " bytes: " + driver::describe(cuda, result) + "; pass a contiguous tensor.");
 }
 
-void encode(const driver::Api& cuda, const char* name, const MatrixLayout& layout, const Box& box, Rank rank, driver::TensorMap& map) {
+void encode(const driver::Api& cuda, const char* name, const MatrixLayout& layout, const Box& box, Rank rank,
+            driver::TensorMap& map) {
     const uint64_t dims[3] = {uint64_t(layout.columns), uint64_t(layout.rows), uint64_t(layout.groups)};
     const uint64_t strides[2] = {uint64_t(layout.pitch_bytes), uint64_t(layout.group_pitch_bytes)};
     const uint32_t box_dims[3] = {box.columns, box.rows, 1};
     const uint32_t element_strides[3] = {1, 1, 1};
-    const driver::Result result =
-        cuda.tensor_map_encode_tiled(&map, box.data_type, rank, reinterpret_cast<void*>(layout.address), dims, strides, box_dims,
-                                     element_strides, driver::kInterleaveNone, box.swizzle, box.promotion, driver::kOobFillZeros);
+    const driver::Result result = cuda.tensor_map_encode_tiled(
+        &map, box.data_type, rank, reinterpret_cast<void*>(layout.address), dims, strides, box_dims, element_strides,
+        driver::kInterleaveNone, box.swizzle, box.promotion, driver::kOobFillZeros);
     if (result != driver::kSuccess) fail(cuda, result, name, layout);
 }
 
@@ -80,21 +90,23 @@ Box k_major_box(Dtype dtype, uint32_t rows) {
 }
 
 // `box_rows`: rows of the operand that one load of a K-major tile brings.
-void encode_input(const driver::Api& cuda, const Operand& operand, Major major, uint32_t box_rows, Rank rank, driver::TensorMap& map) {
+void encode_input(const driver::Api& cuda, const Operand& operand, Major major, uint32_t box_rows, Rank rank,
+                  driver::TensorMap& map) {
     Box box = k_major_box(operand.view.dtype, box_rows);
     if (major == Major::kK) return encode(cuda, operand.name, matrix_layout(operand.view), box, rank, map);
     box.columns = box.rows = kMnBoxElements;
     encode(cuda, operand.name, matrix_layout(transposed(operand).view), box, rank, map);
 }
 
-// Rows of A that one load brings. Without a peer, a matrix with fewer rows than a tile is cut to whole 8-row swizzle atoms: filling
-// absent rows costs as much as loading them. The kernel counts the same bytes.
+// Rows of A that one load brings. Without a peer, a matrix with fewer rows than a tile is cut to whole 8-row swizzle
+// atoms: filling absent rows costs as much as loading them. The kernel counts the same bytes.
 uint32_t load_rows_a(const Config& config, int64_t m) {
     if (config.cluster_n > 1) return uint32_t(config.block_m / config.cluster_n);
     return m < config.block_m ? uint32_t((m + 7) / 8 * 8) : uint32_t(config.block_m);
 }
 
-// The largest power of two of columns that divides the tile and fits one swizzle row, so that a slab of the tile is swizzled whole.
+// The largest power of two of columns that divides the tile and fits one swizzle row, so that a slab of the tile is
+// swizzled whole.
 uint32_t d_slab(const Config& config, int64_t element) {
     uint32_t slab = uint32_t(kSwizzleBytes / element);
     while (uint32_t(config.block_n) % slab != 0) slab /= 2;
@@ -108,8 +120,10 @@ void encode_d(const driver::Api& cuda, const Config& config, const Operand& d, R
     MatrixLayout whole = matrix_layout(d.view);
     whole.columns = std::max(whole.columns / unit * unit, unit);
     const uint32_t rows = config.swap_ab != 0 ? uint32_t(config.block_m) : kWaveRows;
-    encode(cuda, d.name, whole,
-           {map_data_type(d.view.dtype), slab, rows, swizzle_of_bytes(slab * uint32_t(element)), driver::kL2Promotion256B}, rank, map);
+    encode(
+        cuda, d.name, whole,
+        {map_data_type(d.view.dtype), slab, rows, swizzle_of_bytes(slab * uint32_t(element)), driver::kL2Promotion256B},
+        rank, map);
 }
 
 // A vector of `box_rows` scales of one K step: rows of the map are K steps.
@@ -119,8 +133,8 @@ void encode_scales(const driver::Api& cuda, const Operand& scales, int box_rows,
 }
 
 // The maps besides those of A and B.
-void encode_rest(const driver::Api& cuda, const Problem& problem, const Config& config, const GemmOperands& operands, Rank rank,
-                 GemmMaps& maps) {
+void encode_rest(const driver::Api& cuda, const Problem& problem, const Config& config, const GemmOperands& operands,
+                 Rank rank, GemmMaps& maps) {
     if (is_staged(problem, config)) encode_d(cuda, config, operands.d, rank, maps.d);
     if (!has_scale_vectors(problem) || has_scale_ring(problem)) return;
     encode_scales(cuda, operands.scale_a, config.block_m, rank, maps.scale_a);
@@ -128,13 +142,16 @@ void encode_rest(const driver::Api& cuda, const Problem& problem, const Config& 
 }
 
 // One group [rows, k] over all of K; K is a multiple of 128.
-void encode_block(const driver::Api& cuda, const Operand& operand, int64_t rows, int64_t k, uint32_t box_rows, driver::TensorMap& map) {
-    encode(cuda, operand.name, {operand.view.address, rows, k, k}, k_major_box(operand.view.dtype, box_rows), kGroups, map);
+void encode_block(const driver::Api& cuda, const Operand& operand, int64_t rows, int64_t k, uint32_t box_rows,
+                  driver::TensorMap& map) {
+    encode(cuda, operand.name, {operand.view.address, rows, k, k}, k_major_box(operand.view.dtype, box_rows), kGroups,
+           map);
 }
 
 }  // namespace
 
-GemmMaps make_gemm_maps(const driver::Api& cuda, const Problem& problem, const Config& config, const GemmOperands& operands) {
+GemmMaps make_gemm_maps(const driver::Api& cuda, const Problem& problem, const Config& config,
+                        const GemmOperands& operands) {
     GemmMaps maps;
     encode_input(cuda, operands.a, problem.a_major, load_rows_a(config, operands.a.view.shape[0]), kMatrix, maps.a);
     encode_input(cuda, operands.b, problem.b_major, uint32_t(config.block_n / config.cluster_m), kMatrix, maps.b);
@@ -142,11 +159,12 @@ GemmMaps make_gemm_maps(const driver::Api& cuda, const Problem& problem, const C
     return maps;
 }
 
-GemmMaps make_grouped_maps(const driver::Api& cuda, const Problem& problem, const Config& config, const GroupedCall& call,
-                           const GroupedSizes& sizes) {
+GemmMaps make_grouped_maps(const driver::Api& cuda, const Problem& problem, const Config& config,
+                           const GroupedCall& call, const GroupedSizes& sizes) {
     GemmMaps maps;
     const GemmOperands& operands = call.operands;
-    const uint32_t rows_a = uint32_t(config.block_m / config.cluster_n), rows_b = uint32_t(config.block_n / config.cluster_m);
+    const uint32_t rows_a = uint32_t(config.block_m / config.cluster_n),
+                   rows_b = uint32_t(config.block_n / config.cluster_m);
     if (call.has_blocks()) {
         encode_block(cuda, operands.a, sizes.gemm.m, sizes.gemm.k, rows_a, maps.a);
         encode_block(cuda, operands.b, sizes.gemm.n, sizes.gemm.k, rows_b, maps.b);

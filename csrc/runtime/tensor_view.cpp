@@ -13,9 +13,13 @@ namespace py = pybind11;
 namespace deep_gemm {
 namespace {
 
-[[noreturn]] void fail(const char* name, const std::string& rest) { throw Error(ErrorKind::kArgument, std::string(name) + rest); }
+[[noreturn]] void fail(const char* name, const std::string& rest) {
+    throw Error(ErrorKind::kArgument, std::string(name) + rest);
+}
 
-std::string type_name(PyObject* object) { return py::str(py::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__qualname__")); }
+std::string type_name(PyObject* object) {
+    return py::str(py::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__qualname__"));
+}
 
 std::string pending_error_text() {
     PyObject *type, *value, *trace;
@@ -31,7 +35,9 @@ struct PyReference {
     ~PyReference() { Py_XDECREF(object); }
 };
 
-bool is_true(PyObject* object) { return object == Py_True || (object != nullptr && object != Py_False && PyObject_IsTrue(object) == 1); }
+bool is_true(PyObject* object) {
+    return object == Py_True || (object != nullptr && object != Py_False && PyObject_IsTrue(object) == 1);
+}
 
 bool is_grad_enabled(const TorchAccess& torch) {
     const PyReference enabled{PyObject_CallMethodNoArgs(torch.torch_module, torch.is_grad_enabled)};
@@ -44,8 +50,8 @@ void check_grad(const TorchAccess& torch, const char* name, PyObject* object) {
     const PyReference requires_grad{PyObject_GetAttr(object, torch.requires_grad)};
     if (requires_grad.object == nullptr) throw py::error_already_set();
     if (is_true(requires_grad.object) && is_grad_enabled(torch))
-        fail(name,
-             ".requires_grad = True: this op records no graph; call it under torch.no_grad(), or pass " + std::string(name) + ".detach().");
+        fail(name, ".requires_grad = True: this op records no graph; call it under torch.no_grad(), or pass " +
+                       std::string(name) + ".detach().");
 }
 
 Dtype dtype_of(const dlpack::Tensor& tensor) {
@@ -126,8 +132,8 @@ bool may_be_negated(const TensorView& view) {
     return true;
 }
 
-// `x.conj().imag` is a view whose memory holds the negated values. Its strides are even, because it lies in complex numbers;
-// so ordinary operands skip the question.
+// `x.conj().imag` is a view whose memory holds the negated values. Its strides are even, because it lies in complex
+// numbers; so ordinary operands skip the question.
 void check_not_negated(const TorchAccess& torch, const char* name, PyObject* object, const TensorView& view) {
     if (view.dtype != Dtype::kFloat32 || view.device_kind == DeviceKind::kMeta || !may_be_negated(view)) return;
     const PyReference negated{PyObject_CallMethodNoArgs(object, torch.is_neg)};
@@ -137,9 +143,11 @@ void check_not_negated(const TorchAccess& torch, const char* name, PyObject* obj
 
 [[noreturn]] void fail_unreadable(const TorchAccess& torch, const char* name, PyObject* object) {
     const std::string what = std::string(name) + " = " +
-                             (PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) ? "a " : "an object of type ") + type_name(object);
+                             (PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) ? "a " : "an object of type ") +
+                             type_name(object);
     if (PyType_IsSubtype(Py_TYPE(object), torch.tensor_type))
-        throw Error(ErrorKind::kArgument, what + ": wrapper tensors are not supported; pass the plain torch.Tensor inside.");
+        throw Error(ErrorKind::kArgument,
+                    what + ": wrapper tensors are not supported; pass the plain torch.Tensor inside.");
     throw Error(ErrorKind::kArgument, what + ": must be a torch.Tensor.");
 }
 
@@ -199,13 +207,15 @@ Operand transposed(Operand operand) {
 }
 
 bool is_tensor(PyObject* object) {
-    return PyType_IsSubtype(Py_TYPE(object), torch_access().tensor_type) || py::isinstance<TensorView>(py::handle(object));
+    return PyType_IsSubtype(Py_TYPE(object), torch_access().tensor_type) ||
+           py::isinstance<TensorView>(py::handle(object));
 }
 
 void* current_stream(int ordinal) {
     const TorchAccess& torch = torch_access();
     if (torch.exchange == nullptr)
-        return reinterpret_cast<void*>(py::module_::import("torch._C").attr("_cuda_getCurrentRawStream")(ordinal).cast<uint64_t>());
+        return reinterpret_cast<void*>(
+            py::module_::import("torch._C").attr("_cuda_getCurrentRawStream")(ordinal).cast<uint64_t>());
     void* stream = nullptr;
     if (torch.exchange->current_work_stream(dlpack::kCuda, ordinal, &stream) != 0) throw py::error_already_set();
     return stream;

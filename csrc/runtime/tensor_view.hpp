@@ -1,5 +1,5 @@
-// What a launch needs to know of an operand: address, shape, strides, dtype, device. Read through DLPack's exchange API where
-// torch has it, through attributes where not; views borrow and are valid until the call that made them returns.
+// What a launch needs to know of an operand: address, shape, strides, dtype, device. Read through DLPack's exchange API
+// where torch has it, through attributes where not; views borrow and are valid until the call that made them returns.
 #pragma once
 
 #include <Python.h>
@@ -46,13 +46,16 @@ struct Operand {
 // The same memory with its last two dims exchanged; a rank other than 2 and 3 stays as it is, for the checks to name.
 Operand transposed(Operand operand);
 
-// Thrown at the first fake operand of a call that torch is recording in a graph: the ops are put into it, and nothing else can be.
+// Thrown at the first fake operand of a call that torch is recording in a graph: the ops are put into it, and nothing
+// else can be.
 struct RecordedCall : Error {
-    RecordedCall() : Error(ErrorKind::kArgument, "a call that is being traced into a graph: only the public ops can be; call one of them.") {}
+    RecordedCall()
+        : Error(ErrorKind::kArgument,
+                "a call that is being traced into a graph: only the public ops can be; call one of them.") {}
 };
 
-// Look at `object`. Throws RecordedCall, and Error(kArgument): not a tensor, a wrapper tensor without memory of its own, sparse, or one that
-// requires grad while grad mode is on.
+// Look at `object`. Throws RecordedCall, and Error(kArgument): not a tensor, a wrapper tensor without memory of its
+// own, sparse, or one that requires grad while grad mode is on.
 Operand make_operand(const char* name, PyObject* object);
 
 // Whether `object` is a Python tensor at all (torch.Tensor or a subclass, or _C.TensorView).

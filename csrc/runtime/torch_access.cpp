@@ -15,7 +15,8 @@ const dlpack::ExchangeApi* find_exchange_api(py::handle tensor_type) {
     if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsuleName)) return nullptr;
     auto* exchange = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
     while (exchange != nullptr && exchange->major != dlpack::kMajorVersion) exchange = exchange->previous;
-    const bool is_usable = exchange != nullptr && exchange->tensor_from_object != nullptr && exchange->current_work_stream != nullptr;
+    const bool is_usable =
+        exchange != nullptr && exchange->tensor_from_object != nullptr && exchange->current_work_stream != nullptr;
     return is_usable ? exchange : nullptr;
 }
 
@@ -54,7 +55,8 @@ bool inherits_dispatch(const TorchAccess& torch, PyTypeObject* type) {
 
 }  // namespace
 
-// No static initialisation guard: importing torch may release the GIL, and a second thread would wait on the guard holding it.
+// No static initialisation guard: importing torch may release the GIL, and a second thread would wait on the guard
+// holding it.
 const TorchAccess& torch_access() {
     static const TorchAccess* access = nullptr;
     if (access == nullptr) {
@@ -66,7 +68,8 @@ const TorchAccess& torch_access() {
 
 bool is_plain_tensor_type(const TorchAccess& torch, PyTypeObject* type) {
     if (type == torch.tensor_type || type == torch.parameter_type) return true;
-    // A model meets a handful of Parameter subclasses. The types are kept alive, so an address never names another type.
+    // A model meets a handful of Parameter subclasses. The types are kept alive, so an address never names another
+    // type.
     static std::array<PyTypeObject*, 8> known_plain{};
     static size_t next = 0;
     for (PyTypeObject* known : known_plain)

@@ -10,7 +10,7 @@ namespace deep_gemm {
 struct TorchAccess {
     PyTypeObject* tensor_type;
     PyTypeObject* parameter_type;
-    PyObject* disabled_dispatch;          // torch.Tensor.__torch_dispatch__: what a subclass without its own dispatch inherits
+    PyObject* disabled_dispatch;  // torch.Tensor.__torch_dispatch__: what a subclass without its own dispatch inherits
     const dlpack::ExchangeApi* exchange;  // null where torch has none of a known version
 
     // Interned attribute names.
@@ -23,8 +23,8 @@ struct TorchAccess {
 // Import torch and look them up at the first call. Throws pybind11::error_already_set.
 const TorchAccess& torch_access();
 
-// Whether tensors of `type` are plain memory: torch.Tensor, nn.Parameter, or a subclass of them that inherits their dispatch
-// (e.g. a serving framework's Parameter subclass).
+// Whether tensors of `type` are plain memory: torch.Tensor, nn.Parameter, or a subclass of them that inherits their
+// dispatch (e.g. a serving framework's Parameter subclass).
 bool is_plain_tensor_type(const TorchAccess& torch, PyTypeObject* type);
 
 }  // namespace deep_gemm

@@ -1,5 +1,5 @@
-// What the runtime has torch do, in Python (deep_gemm/stream.py): memory of a call, the reference, and work that needs no kernel of ours.
-// A stream handle of None means torch's current stream.
+// What the runtime has torch do, in Python (deep_gemm/stream.py): memory of a call, the reference, and work that needs
+// no kernel of ours. A stream handle of None means torch's current stream.
 #pragma once
 
 #include <pybind11/pybind11.h>

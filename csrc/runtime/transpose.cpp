@@ -18,10 +18,12 @@ namespace {
 
 constexpr int64_t kTile = 128;  // a block transposes 128 x 128 bytes at a time
 constexpr unsigned kThreads = 256;
-constexpr int64_t kMaxGrid = INT32_MAX;  // more tiles than the memory of a GPU holds; CUDA programming guide, "Technical Specifications"
+constexpr int64_t kMaxGrid =
+    INT32_MAX;  // more tiles than the memory of a GPU holds; CUDA programming guide, "Technical Specifications"
 
 driver::Kernel load(const Gpu& gpu, bool is_refused) {
-    const py::tuple built = py::module_::import("deep_gemm.plan").attr("get_transpose_kernel")(is_refused).cast<py::tuple>();
+    const py::tuple built =
+        py::module_::import("deep_gemm.plan").attr("get_transpose_kernel")(is_refused).cast<py::tuple>();
     return load_code(gpu, std::string_view(py::reinterpret_borrow<py::bytes>(built[0])), built[1].cast<std::string>());
 }
 
@@ -34,8 +36,9 @@ driver::Kernel load_or_rebuild(const Gpu& gpu) {
     try {
         return load(gpu, true);
     } catch (const UnusableCubin& error) {
-        throw Error(ErrorKind::kLaunch, std::string("the driver cannot load the transposing kernel (") + error.what() +
-                                            "); use a compiler that is not newer than the driver, or update the driver.");
+        throw Error(ErrorKind::kLaunch,
+                    std::string("the driver cannot load the transposing kernel (") + error.what() +
+                        "); use a compiler that is not newer than the driver, or update the driver.");
     }
 }
 
@@ -44,13 +47,15 @@ driver::Kernel get_kernel(const Gpu& gpu) {
     static std::vector<driver::Kernel> kernels;
     if (kernels.size() <= size_t(gpu.ordinal)) kernels.resize(size_t(gpu.ordinal) + 1);
     if (kernels[gpu.ordinal] == nullptr) {
-        const driver::Kernel loaded = load_or_rebuild(gpu);  // gives the GIL away: another thread may have resized the list
+        const driver::Kernel loaded =
+            load_or_rebuild(gpu);  // gives the GIL away: another thread may have resized the list
         kernels[gpu.ordinal] = loaded;
     }
     return kernels[gpu.ordinal];
 }
 
-// Blocks walk the tiles, so that any grid is right. Several may share an SM; one for each SM allowed can never take more of them.
+// Blocks walk the tiles, so that any grid is right. Several may share an SM; one for each SM allowed can never take
+// more of them.
 unsigned choose_grid(const TensorView& in, int num_sms) {
     const int64_t tiles = ceil_div(in.shape[0], kTile) * ceil_div(in.shape[1], kTile);
     return unsigned(std::min(tiles, num_sms > 0 ? int64_t(num_sms) : kMaxGrid));
@@ -84,7 +89,8 @@ bool are_evenly_spaced(const TensorView& view) {
 }
 
 // One launch over [num_groups * k, rows]: row i of the copy holds row i of every group, one after the other.
-KMajorCopy make_all_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, const py::object& handle) {
+KMajorCopy make_all_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream,
+                            const py::object& handle) {
     const TensorView& view = operand.view;
     const int64_t k = view.shape[2], pitch = view.shape[0] * k;
     KMajorCopy copy{empty_fp8(view.shape[1], pitch, view.ordinal, handle), operand};
@@ -97,7 +103,8 @@ KMajorCopy make_all_k_major(const Gpu& gpu, const Operand& operand, int num_sms,
 }
 
 // A launch for each group, into matrices one after the other.
-KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, const py::object& handle) {
+KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream,
+                             const py::object& handle) {
     const TensorView& view = operand.view;
     const int64_t num_groups = view.shape[0], rows = view.shape[1], k = view.shape[2];
     const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
@@ -115,7 +122,8 @@ KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms
 
 KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, const py::object& handle) {
     get_kernel(gpu);  // before memory is taken: compiling may fail
-    if (operand.view.rank == 3 && are_evenly_spaced(operand.view)) return make_all_k_major(gpu, operand, num_sms, stream, handle);
+    if (operand.view.rank == 3 && are_evenly_spaced(operand.view))
+        return make_all_k_major(gpu, operand, num_sms, stream, handle);
     if (operand.view.rank == 3) return make_each_k_major(gpu, operand, num_sms, stream, handle);
     const int64_t k = operand.view.shape[1];
     const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;

@@ -6,7 +6,8 @@
 
 #include "core/sha256.hpp"
 
-static_assert(std::endian::native == std::endian::little, "artefacts hold little-endian numbers that are copied as they are");
+static_assert(std::endian::native == std::endian::little,
+              "artefacts hold little-endian numbers that are copied as they are");
 
 namespace deep_gemm {
 namespace {
@@ -75,7 +76,8 @@ PlacedArray place_array(const JsonValue::Member& member) {
     const auto offsets = integers(entry.find("data_offsets"), 2);
     if (offsets.size() != 2 || offsets[0] > offsets[1]) refuse("an array entry lacks its two offsets");
     int64_t bytes = element_bytes(dtype->string);
-    for (int64_t size : integers(entry.find("shape"), kMaxDimensions)) bytes = std::min(bytes * size, 2 * kMaxArraySize);
+    for (int64_t size : integers(entry.find("shape"), kMaxDimensions))
+        bytes = std::min(bytes * size, 2 * kMaxArraySize);
     if (bytes != offsets[1] - offsets[0]) refuse("array " + member.first + " has another size than its shape says");
     return {&member, element_bytes(dtype->string), offsets[0], offsets[1]};
 }
@@ -101,7 +103,8 @@ JsonValue read_metadata(const JsonValue& header) {
     const JsonValue* outer = header.type == JsonValue::Type::kObject ? header.find("__metadata__") : nullptr;
     const JsonValue* inner = outer != nullptr && outer->object.size() == 2 ? outer->find("deep_gemm") : nullptr;
     const JsonValue* hash = inner != nullptr ? outer->find("sha256") : nullptr;
-    if (hash == nullptr || inner->type != JsonValue::Type::kString) refuse("not a deep_gemm selector: its metadata is missing");
+    if (hash == nullptr || inner->type != JsonValue::Type::kString)
+        refuse("not a deep_gemm selector: its metadata is missing");
     if (hash->string != sha256_hex(inner->string)) refuse("the metadata differs from its SHA-256");
     JsonValue metadata = parse(inner->string, "metadata");
     if (metadata.type != JsonValue::Type::kObject) refuse("the metadata is no object");
@@ -141,7 +144,8 @@ int64_t array_size(const Artifact& artifact, const std::string& name, size_t dim
     return found->second.shape[dimension];
 }
 
-const ArrayView& checked_array(const Artifact& artifact, const std::string& name, const char* dtype, std::initializer_list<int64_t> shape) {
+const ArrayView& checked_array(const Artifact& artifact, const std::string& name, const char* dtype,
+                               std::initializer_list<int64_t> shape) {
     const auto found = artifact.arrays.find(name);
     if (found == artifact.arrays.end()) refuse("array " + name + " is missing");
     if (found->second.dtype != dtype) refuse("array " + name + " must be of dtype " + dtype);

@@ -1,14 +1,16 @@
 // The container of a selector artefact (`<sku>.dgsel`), in the safetensors layout:
 //
 //   u64       header length H, little endian, a multiple of 8, at most 1 MiB
-//   H bytes   canonical JSON, padded with spaces: array name -> {"data_offsets":[begin,end],"dtype":"F64","shape":[...]}, and
-//             "__metadata__" -> {"deep_gemm":"<canonical JSON>","sha256":"<hash of that text>"}. Canonical = ascending keys, no
-//             white space, ASCII
-//   data      the arrays without gaps: those of 8-byte elements in ascending order of names, then those of 4-byte elements
+//   H bytes   canonical JSON, padded with spaces: array name ->
+//   {"data_offsets":[begin,end],"dtype":"F64","shape":[...]}, and
+//             "__metadata__" -> {"deep_gemm":"<canonical JSON>","sha256":"<hash of that text>"}. Canonical = ascending
+//             keys, no white space, ASCII
+//   data      the arrays without gaps: those of 8-byte elements in ascending order of names, then those of 4-byte
+//   elements
 //
-// The metadata's "arrays_sha256" covers the data. The file is at most 16 MiB and nothing follows the data. What arrays and
-// metadata mean is said in selector/selector.hpp. Reading is iterative and bounded by the file's size; anything else than the
-// above is refused with Error(kModel), never used in part.
+// The metadata's "arrays_sha256" covers the data. The file is at most 16 MiB and nothing follows the data. What arrays
+// and metadata mean is said in selector/selector.hpp. Reading is iterative and bounded by the file's size; anything
+// else than the above is refused with Error(kModel), never used in part.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +48,8 @@ Artifact read_artifact(std::string_view content);
 int64_t array_size(const Artifact& artifact, const std::string& name, size_t dimension);
 
 // The array `name`, which must have this dtype and shape.
-const ArrayView& checked_array(const Artifact& artifact, const std::string& name, const char* dtype, std::initializer_list<int64_t> shape);
+const ArrayView& checked_array(const Artifact& artifact, const std::string& name, const char* dtype,
+                               std::initializer_list<int64_t> shape);
 
 template <typename T>
 constexpr const char* dtype_name() {

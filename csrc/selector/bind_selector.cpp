@@ -43,7 +43,8 @@ Choice make_choice(const Config& config, const std::string& source, std::string 
     for (auto known : {Choice::Source::kExact, Choice::Source::kLearned, Choice::Source::kAnalytic})
         if (source == source_name(known))
             return {.config = config, .source = known, .reason = std::move(reason), .scored = {}, .scores = {}};
-    throw Error(ErrorKind::kArgument, "source = '" + source.substr(0, 32) + "': must be 'exact', 'learned' or 'analytic'");
+    throw Error(ErrorKind::kArgument,
+                "source = '" + source.substr(0, 32) + "': must be 'exact', 'learned' or 'analytic'");
 }
 
 py::object choice_scores(const Choice& choice) {
@@ -68,23 +69,26 @@ std::vector<Config> quarantined_configs(const OpModel& model) {
 
 void bind_choice(py::module_& m) {
     py::class_<Choice>(m, "Choice", "A chosen config with who chose it and why. Immutable.")
-        .def(py::init(&make_choice), "config"_a, "source"_a, "reason"_a, "Describe a choice. Raises: ArgumentError for an unknown source.")
+        .def(py::init(&make_choice), "config"_a, "source"_a, "reason"_a,
+             "Describe a choice. Raises: ArgumentError for an unknown source.")
         .def_readonly("config", &Choice::config)
         .def_property_readonly(
             "source", [](const Choice& self) { return source_name(self.source); }, "'exact', 'learned' or 'analytic'.")
         .def_readonly("reason", &Choice::reason)
-        .def_property_readonly("scores", &choice_scores,
-                               "Portfolio config -> predicted log(time / time of the heuristic's pick); None where no forest was asked.")
+        .def_property_readonly(
+            "scores", &choice_scores,
+            "Portfolio config -> predicted log(time / time of the heuristic's pick); None where no forest was asked.")
         .def("__repr__", [](const Choice& self) {
             return "Choice(" + to_string(self.config) + ", " + source_name(self.source) + ": " + self.reason + ")";
         });
 }
 
 void bind_selector_class(py::module_& m) {
-    py::class_<Selector, std::shared_ptr<Selector>>(m, "Selector",
-                                                    "The learned choice of a config, from one artefact of one SKU. Immutable.")
+    py::class_<Selector, std::shared_ptr<Selector>>(
+        m, "Selector", "The learned choice of a config, from one artefact of one SKU. Immutable.")
         .def_static(
-            "load", [](const py::bytes& content) { return std::make_shared<Selector>(std::string_view(content)); }, "content"_a,
+            "load", [](const py::bytes& content) { return std::make_shared<Selector>(std::string_view(content)); },
+            "content"_a,
             "Read an artefact's bytes. Raises: ModelError for anything that is not a well-formed artefact.")
         .def_property_readonly("sku", &Selector::sku)
         .def_property_readonly("metadata", [](const Selector& self) { return to_python(self.metadata()); })
@@ -96,17 +100,19 @@ void bind_selector_class(py::module_& m) {
             },
             "op"_a, "Return the configs that the forest of an op kind scores, in its order.")
         .def(
-            "configs", [](const Selector& self, const std::string& op) { return require_model(self, op).configs; }, "op"_a,
-            "Return all configs of an op kind, the portfolio first.")
+            "configs", [](const Selector& self, const std::string& op) { return require_model(self, op).configs; },
+            "op"_a, "Return all configs of an op kind, the portfolio first.")
         .def(
-            "quarantined", [](const Selector& self, const std::string& op) { return quarantined_configs(require_model(self, op)); }, "op"_a,
-            "Return the configs never to be chosen.")
+            "quarantined",
+            [](const Selector& self, const std::string& op) { return quarantined_configs(require_model(self, op)); },
+            "op"_a, "Return the configs never to be chosen.")
         .def(
             "choose",
             [](const Selector& self, const Problem& problem, const Device& device, const std::string& mode,
                const std::string& kernel_hash) { return self.choose(problem, device, parse_mode(mode), kernel_hash); },
             "problem"_a, "device"_a, "mode"_a = "auto", "kernel_hash"_a = "",
-            "Return a Choice that is legal on `device`; every doubt leads to the heuristic. mode 'model' leaves out the exact table; an "
+            "Return a Choice that is legal on `device`; every doubt leads to the heuristic. mode 'model' leaves out "
+            "the exact table; an "
             "empty kernel_hash is unknown. Raises: DeviceError, ArgumentError.")
         .def("scores", &Selector::scores, "problem"_a, "device"_a,
              "Return the forest's scores of the portfolio, without guards. Raises: ModelError.")
@@ -117,7 +123,8 @@ void bind_selector_class(py::module_& m) {
                 return py::make_tuple(decision.config, decision.reason, decision.scores);
             },
             "op"_a, "features"_a,
-            "Return (config index or -1 for the heuristic, reason, scores) for a feature vector, guards applied: what golden_choice "
+            "Return (config index or -1 for the heuristic, reason, scores) for a feature vector, guards applied: what "
+            "golden_choice "
             "records. Raises: ModelError.")
         .def("replay_golden", &Selector::replay_golden,
              "Return how many golden vectors give other scores (bit by bit) or another choice than recorded.");

@@ -24,7 +24,8 @@ struct NodeArrays {
 void check_tree_starts(const NodeArrays& arrays) {
     const auto& starts = arrays.tree_start;
     if (starts.size() < 2 || starts.size() > kMaxTrees + 1) refuse("a forest must have 1 to 1024 trees");
-    if (starts.front() != 0 || starts.back() != int64_t(arrays.feature.size())) refuse("tree_start must cover all nodes");
+    if (starts.front() != 0 || starts.back() != int64_t(arrays.feature.size()))
+        refuse("tree_start must cover all nodes");
     for (size_t tree = 0; tree + 1 < starts.size(); ++tree)
         if (starts[tree] >= starts[tree + 1]) refuse("tree_start must ascend");
 }
@@ -38,7 +39,8 @@ void check_node(const NodeArrays& arrays, int64_t node, int64_t end) {
         return;
     }
     if (feature < 0 || feature >= arrays.num_features) refuse("a node asks for a feature that does not exist");
-    if (left <= node || left >= end || right <= node || right >= end) refuse("a child does not come after its parent in the same tree");
+    if (left <= node || left >= end || right <= node || right >= end)
+        refuse("a child does not come after its parent in the same tree");
 }
 
 void check_tree(const NodeArrays& arrays, int64_t begin, int64_t end) {
@@ -48,12 +50,14 @@ void check_tree(const NodeArrays& arrays, int64_t begin, int64_t end) {
         if (arrays.feature[node] == -1) continue;
         const int32_t child_depth = depth[node - begin] + 1;
         if (child_depth > kMaxDepth) refuse("a tree is deeper than 64");
-        for (int64_t child : {arrays.left[node], arrays.right[node]}) depth[child - begin] = std::max(depth[child - begin], child_depth);
+        for (int64_t child : {arrays.left[node], arrays.right[node]})
+            depth[child - begin] = std::max(depth[child - begin], child_depth);
     }
 }
 
 NodeArrays read_nodes(const Artifact& artifact, const std::string& prefix, int64_t num_features) {
-    const int64_t nodes = array_size(artifact, prefix + "feature", 0), starts = array_size(artifact, prefix + "tree_start", 0);
+    const int64_t nodes = array_size(artifact, prefix + "feature", 0),
+                  starts = array_size(artifact, prefix + "tree_start", 0);
     if (nodes > kMaxNodes) refuse("more than a million nodes");
     return {.tree_start = take_array<int32_t>(artifact, prefix + "tree_start", {starts}),
             .feature = take_array<int32_t>(artifact, prefix + "feature", {nodes}),
@@ -81,8 +85,8 @@ Forest::Forest(const Artifact& artifact, const std::string& prefix, int64_t num_
         nodes_.push_back({round_down(arrays.threshold[i]), arrays.feature[i], {arrays.left[i], arrays.right[i]}});
 }
 
-// Several trees step down together, because one step waits for the memory of the one before it; and the side is an index, not a
-// branch, because which way a split goes is as good as random to the processor.
+// Several trees step down together, because one step waits for the memory of the one before it; and the side is an
+// index, not a branch, because which way a split goes is as good as random to the processor.
 void Forest::find_leaves(std::span<const float> features, std::span<int32_t> leaves) const {
     constexpr size_t kTogether = 8;
     for (size_t first = 0; first < roots_.size(); first += kTogether) {

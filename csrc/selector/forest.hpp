@@ -1,6 +1,6 @@
-// A forest of regression trees with one output per portfolio config, walked as scikit-learn walks it: the feature as float32
-// goes left when it is <= the float64 threshold, and the trees' values are summed in float64 in the order of the trees, then
-// divided by their number. Results are equal to RandomForestRegressor.predict bit by bit.
+// A forest of regression trees with one output per portfolio config, walked as scikit-learn walks it: the feature as
+// float32 goes left when it is <= the float64 threshold, and the trees' values are summed in float64 in the order of
+// the trees, then divided by their number. Results are equal to RandomForestRegressor.predict bit by bit.
 #pragma once
 
 #include <cstdint>
@@ -13,24 +13,26 @@
 namespace deep_gemm {
 
 class Forest {
-   public:
-    // Read and check the arrays `prefix`tree_start, feature, threshold, left, right and leaf_value; throws Error(kModel).
+ public:
+    // Read and check the arrays `prefix`tree_start, feature, threshold, left, right and leaf_value; throws
+    // Error(kModel).
     Forest(const Artifact& artifact, const std::string& prefix, int64_t num_features, int64_t num_outputs);
 
     size_t num_trees() const { return roots_.size(); }
     size_t num_outputs() const { return num_outputs_; }
 
-    // Find each tree's leaf for `features` (num_features float32) and average the leaves' values into `scores` (num_outputs).
-    // `leaves` (num_trees) receives the leaf rows.
+    // Find each tree's leaf for `features` (num_features float32) and average the leaves' values into `scores`
+    // (num_outputs). `leaves` (num_trees) receives the leaf rows.
     void score(std::span<const float> features, std::span<int32_t> leaves, std::span<double> scores) const;
 
     // Standard deviation over the trees of one output, whose mean is `mean`.
     double spread(std::span<const int32_t> leaves, size_t output, double mean) const;
 
-   private:
+ private:
     struct Node {
-        float threshold;      // the largest float32 that is <= the float64 threshold: gives the same answer for a float32 feature
-        int32_t feature;      // -1 for a leaf
+        float threshold;  // the largest float32 that is <= the float64 threshold: gives the same answer for a float32
+                          // feature
+        int32_t feature;  // -1 for a leaf
         int32_t children[2];  // left, right; of a leaf its row and -1
     };
 

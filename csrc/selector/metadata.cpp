@@ -15,7 +15,8 @@ void check_members(const JsonValue& object, std::initializer_list<std::string_vi
 
 const JsonValue& member(const JsonValue& object, std::string_view name, JsonValue::Type type) {
     const JsonValue* value = object.find(name);
-    if (value == nullptr || value->type != type) refuse("the metadata's " + std::string(name) + " is missing or of the wrong type");
+    if (value == nullptr || value->type != type)
+        refuse("the metadata's " + std::string(name) + " is missing or of the wrong type");
     return *value;
 }
 
@@ -33,7 +34,8 @@ int64_t member_integer(const JsonValue& object, std::string_view name, int64_t m
 
 double member_number(const JsonValue& object, std::string_view name, double minimum, double maximum) {
     const JsonValue* value = object.find(name);
-    const bool is_number = value != nullptr && (value->type == JsonValue::Type::kInt || value->type == JsonValue::Type::kDouble);
+    const bool is_number =
+        value != nullptr && (value->type == JsonValue::Type::kInt || value->type == JsonValue::Type::kDouble);
     if (!is_number || !(value->number >= minimum && value->number <= maximum))
         refuse("the metadata's " + std::string(name) + " is no number of its range");
     return value->number;
@@ -41,7 +43,8 @@ double member_number(const JsonValue& object, std::string_view name, double mini
 
 void check_hex(std::string_view text, size_t length, const char* what) {
     const auto is_digit = [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); };
-    if (text.size() != length || !std::all_of(text.begin(), text.end(), is_digit)) refuse(std::string(what) + " is no hexadecimal hash");
+    if (text.size() != length || !std::all_of(text.begin(), text.end(), is_digit))
+        refuse(std::string(what) + " is no hexadecimal hash");
 }
 
 }  // namespace deep_gemm

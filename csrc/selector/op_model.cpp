@@ -28,13 +28,15 @@ std::vector<Config> read_configs(const Artifact& artifact, const std::string& pr
     for (int64_t row = 0; row < count; ++row) {
         const int32_t* v = &numbers[size_t(row) * Config::kNumFields];
         for (int i = 0; i < Config::kNumFields; ++i)
-            if (v[i] < kConfigFields[i].minimum || v[i] > kConfigFields[i].maximum) refuse("a config has a field out of range");
+            if (v[i] < kConfigFields[i].minimum || v[i] > kConfigFields[i].maximum)
+                refuse("a config has a field out of range");
         std::array<int64_t, Config::kNumFields> values;
         std::copy(v, v + Config::kNumFields, values.begin());
         const Config config = Config::from_values(values);
         const std::string reason = impossible_reason(op, config, device);
         if (!reason.empty()) refuse("config " + to_string(config) + " is not legal: " + reason);
-        if (std::find(configs.begin(), configs.end(), config) != configs.end()) refuse("config " + to_string(config) + " is there twice");
+        if (std::find(configs.begin(), configs.end(), config) != configs.end())
+            refuse("config " + to_string(config) + " is there twice");
         configs.push_back(config);
     }
     return configs;
@@ -81,7 +83,8 @@ void check_op_metadata(const JsonValue& metadata) {
 
 }  // namespace
 
-OpModel read_op_model(const Artifact& artifact, Op op, const JsonValue& metadata, const Device& device, bool is_features_version_ours) {
+OpModel read_op_model(const Artifact& artifact, Op op, const JsonValue& metadata, const Device& device,
+                      bool is_features_version_ours) {
     check_op_metadata(metadata);
     const std::string prefix = std::string(op_name(op)) + '/';
     const auto own = [&](const auto& entry) { return entry.first.starts_with(prefix); };
@@ -89,7 +92,8 @@ OpModel read_op_model(const Artifact& artifact, Op op, const JsonValue& metadata
         refuse("an op kind must have exactly its 14 arrays");
     const auto configs = read_configs(artifact, prefix, op, device);
     const int64_t portfolio = member_integer(metadata, "num_portfolio", 1, int64_t(configs.size()));
-    const int64_t features = array_size(artifact, prefix + "feature_min", 0), exact = array_size(artifact, prefix + "exact_key", 0);
+    const int64_t features = array_size(artifact, prefix + "feature_min", 0),
+                  exact = array_size(artifact, prefix + "exact_key", 0);
     const int64_t golden = array_size(artifact, prefix + "golden_choice", 0);
     if (features < 1 || features > kMaxFeatures || golden > kMaxGolden) refuse("too many features or golden vectors");
     if (is_features_version_ours && num_features(op, size_t(portfolio)) != size_t(features))

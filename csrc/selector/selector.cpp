@@ -34,7 +34,8 @@ std::string name_feature(const OpModel& model, size_t index) {
 int find_outside(const OpModel& model, std::span<const double> features) {
     for (size_t i = 0; i < features.size(); ++i) {
         const double slack = kHullSlack * std::max(std::abs(model.feature_min[i]), std::abs(model.feature_max[i]));
-        if (!(features[i] >= model.feature_min[i] - slack && features[i] <= model.feature_max[i] + slack)) return int(i);
+        if (!(features[i] >= model.feature_min[i] - slack && features[i] <= model.feature_max[i] + slack))
+            return int(i);
     }
     return -1;
 }
@@ -60,7 +61,8 @@ Decision decide_with(const OpModel& model, std::span<const double> features, IsU
     std::vector<int32_t> leaves(model.forest.num_trees());
     decision.scores.resize(model.num_portfolio);
     model.forest.score(rounded, leaves, decision.scores);
-    const int best = find_best(decision.scores, [&](size_t i) { return !model.is_quarantined[i] && is_usable(model.configs[i]); });
+    const int best =
+        find_best(decision.scores, [&](size_t i) { return !model.is_quarantined[i] && is_usable(model.configs[i]); });
     if (best < 0) {
         decision.reason = "no usable config in the portfolio";
         return decision;
@@ -84,8 +86,8 @@ const char* source_name(Choice::Source source) {
 Selector::Selector(std::string_view content) {
     const Artifact artifact = read_artifact(content);
     metadata_ = artifact.metadata;
-    check_members(metadata_, {"arrays_sha256", "created", "features_version", "format", "heuristic_version", "ops", "package_version",
-                              "sku", "sm_count", "stale"});
+    check_members(metadata_, {"arrays_sha256", "created", "features_version", "format", "heuristic_version", "ops",
+                              "package_version", "sku", "sm_count", "stale"});
     member_integer(metadata_, "format", 1, 1);
     member_string(metadata_, "created", 32);
     member_string(metadata_, "package_version", 64);
@@ -97,11 +99,13 @@ Selector::Selector(std::string_view content) {
         stale_reason_ = "stale: " + member_string(metadata_, "stale", kMaxReasonBytes);
     const Device device = artifact_device(sku_, sm_count_);
     for (const auto& [name, op_metadata] : member(metadata_, "ops", JsonValue::Type::kObject).object) {
-        const auto op = std::find_if(std::begin(kOps), std::end(kOps), [&](Op known) { return name == op_name(known); });
+        const auto op =
+            std::find_if(std::begin(kOps), std::end(kOps), [&](Op known) { return name == op_name(known); });
         if (op == std::end(kOps)) refuse("unknown op kind");
         models_.emplace(*op, read_op_model(artifact, *op, op_metadata, device, features_version_ == kFeaturesVersion));
     }
-    if (models_.empty() || artifact.arrays.size() != models_.size() * kNumOpArrays) refuse("there are arrays of no op kind, or no op kind");
+    if (models_.empty() || artifact.arrays.size() != models_.size() * kNumOpArrays)
+        refuse("there are arrays of no op kind, or no op kind");
 }
 
 const OpModel* Selector::find_model(Op op) const {
@@ -112,17 +116,20 @@ const OpModel* Selector::find_model(Op op) const {
 // What rules out the whole artefact for this problem and device, or "".
 std::string Selector::guard_artifact(const Problem& problem, const Device& device, std::string_view kernel_hash) const {
     const OpModel* model = find_model(problem.op);
-    if (device.sku != sku_ || device.sm_count != sm_count_) return "the selector is for " + sku_ + ", not " + device.sku;
+    if (device.sku != sku_ || device.sm_count != sm_count_)
+        return "the selector is for " + sku_ + ", not " + device.sku;
     if (!stale_reason_.empty()) return stale_reason_;
     if (model == nullptr) return "the selector does not know this op kind";
-    if (!kernel_hash.empty() && kernel_hash != model->kernel_hash) return "measured with other kernels (kernel hash differs)";
+    if (!kernel_hash.empty() && kernel_hash != model->kernel_hash)
+        return "measured with other kernels (kernel hash differs)";
     return "";
 }
 
 // What rules out the forest, whose features hold the heuristic's estimates, or "".
 std::string Selector::guard_versions() const {
     if (features_version_ != kFeaturesVersion) return "trained on other features (features version differs)";
-    if (heuristic_version_ != heuristic_version()) return "trained against another heuristic (heuristic version differs)";
+    if (heuristic_version_ != heuristic_version())
+        return "trained against another heuristic (heuristic version differs)";
     return "";
 }
 
@@ -136,7 +143,8 @@ std::optional<Config> Selector::find_exact(const Problem& problem, const Device&
     return model.configs[index];
 }
 
-Choice Selector::choose(const Problem& problem, const Device& device, SelectionMode mode, std::string_view kernel_hash) const {
+Choice Selector::choose(const Problem& problem, const Device& device, SelectionMode mode,
+                        std::string_view kernel_hash) const {
     const auto analytic = [&](std::string reason) {
         return Choice{.config = get_analytic_config(problem, device),
                       .source = Choice::Source::kAnalytic,
@@ -144,17 +152,23 @@ Choice Selector::choose(const Problem& problem, const Device& device, SelectionM
                       .scored = {},
                       .scores = {}};
     };
-    if (std::string reason = guard_artifact(problem, device, kernel_hash); !reason.empty()) return analytic(std::move(reason));
+    if (std::string reason = guard_artifact(problem, device, kernel_hash); !reason.empty())
+        return analytic(std::move(reason));
     const OpModel& model = *find_model(problem.op);
     if (mode == SelectionMode::kAuto)
         if (const auto exact = find_exact(problem, device))
-            return {.config = *exact, .source = Choice::Source::kExact, .reason = "measured best", .scored = {}, .scores = {}};
+            return {.config = *exact,
+                    .source = Choice::Source::kExact,
+                    .reason = "measured best",
+                    .scored = {},
+                    .scores = {}};
     if (std::string reason = guard_versions(); !reason.empty()) return analytic(std::move(reason));
     const Estimator estimator(problem, device);
     const AnalyticChoice pick = choose_analytic(problem, estimator, device);
     std::vector<double> features(num_features(model.op, model.num_portfolio));
     write_features(problem, estimator, pick, model.portfolio(), features.data());
-    Decision decision = decide_with(model, features, [&](const Config& config) { return is_worth_trying(problem, config, device); });
+    Decision decision =
+        decide_with(model, features, [&](const Config& config) { return is_worth_trying(problem, config, device); });
     const Config config = decision.config < 0 ? pick.config : model.configs[size_t(decision.config)];
     const auto scored = model.portfolio().first(decision.scores.size());
     return {.config = config,
@@ -194,9 +208,9 @@ int64_t Selector::replay_golden() const {
             const std::span<const float> features(&model.golden_features[row * width], width);
             model.forest.score(features, leaves, scores);
             const std::vector<double> wide(features.begin(), features.end());
-            const bool same_scores = std::equal(scores.begin(), scores.end(), &model.golden_scores[row * outputs], [](double a, double b) {
-                return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b);
-            });
+            const bool same_scores =
+                std::equal(scores.begin(), scores.end(), &model.golden_scores[row * outputs],
+                           [](double a, double b) { return std::bit_cast<uint64_t>(a) == std::bit_cast<uint64_t>(b); });
             const bool same_choice = decide(op, wide).config == model.golden_choices[row];
             mismatches += same_scores && same_choice ? 0 : 1;
         }

@@ -1,7 +1,7 @@
 """Get the cubin of a kernel: from memory, from the disk cache, or from the compiler; one build a key, whoever asks.
 
-The payload of a cache entry is, little-endian: the length of a report (4 bytes), the report (canonical JSON: every field of
-CompileResult but the cubin), the cubin. cache.SCHEMA numbers this layout, too.
+The payload of a cache entry is, little-endian: the length of a report (4 bytes), the report (canonical JSON: every
+field of CompileResult but the cubin), the cubin. cache.SCHEMA numbers this layout, too.
 """
 
 import contextlib
@@ -33,14 +33,17 @@ def _reset_after_fork() -> None:
 os.register_at_fork(after_in_child=_reset_after_fork)
 
 
-def get_cubin(problem: "_C.Problem", config: "_C.Config", compiler: str | None = None, *, is_refused: bool = False) -> CompileResult:
+def get_cubin(
+    problem: "_C.Problem", config: "_C.Config", compiler: str | None = None, *, is_refused: bool = False
+) -> CompileResult:
     """Return the compiled kernel of `config` for the problem's op kind and compiled dims.
 
     Args:
         problem: its sizes matter only where compiled_dims names them.
         config: a legal config.
         compiler: "nvrtc", "nvcc", or None: as DG_JIT_USE_NVRTC says.
-        is_refused: the driver refused the cubin that this function gave before; build it anew and replace it everywhere.
+        is_refused: the driver refused the cubin that this function gave before; build it anew and replace it
+            everywhere.
 
     Raises:
         ConfigError: the config is not legal.
@@ -50,7 +53,9 @@ def get_cubin(problem: "_C.Problem", config: "_C.Config", compiler: str | None =
     return get_cubin_for_source(source, generator.kernel_name(problem.op), compiler, is_refused=is_refused)
 
 
-def get_cubin_for_source(source: str, kernel_name: str | None = None, compiler: str | None = None, *, is_refused: bool = False) -> CompileResult:
+def get_cubin_for_source(
+    source: str, kernel_name: str | None = None, compiler: str | None = None, *, is_refused: bool = False
+) -> CompileResult:
     """Return the compiled kernel of `source`, as get_cubin does. Raises: CompileError."""
     key = hashing.compile_key(source, hashing.get_included_headers(source), get_toolchain(compiler))
     if key in _memory and not is_refused:
@@ -70,7 +75,9 @@ def _hold_key(key: str):
         yield
 
 
-def _load_or_compile(key: str, source: str, kernel_name: str | None, compiler: str | None, is_refused: bool) -> CompileResult:
+def _load_or_compile(
+    key: str, source: str, kernel_name: str | None, compiler: str | None, is_refused: bool
+) -> CompileResult:
     cache = get_disk_cache()
     result = None if is_refused else _load(cache, key, kernel_name)
     if result is not None:

@@ -10,10 +10,11 @@ An entry `<key>.kernel` in the cache folder is, little-endian:
     | 52     | 32    | SHA-256 over bytes 0..51 and the payload                       |
     | 84     | ...   | payload                                                        |
 
-A writer fills a temporary file in the same folder, syncs it, renames it over the entry and syncs the folder, so readers see the
-old entry, the new one or none, whenever the writer dies. Reading takes no lock. The hash answers corruption; ownership and mode
-answer malice: folder and entries belong to this user and are open to nobody else, and nothing is read through a symbolic link.
-Locks only save work: who cannot get one in time builds by itself, and the last rename wins.
+A writer fills a temporary file in the same folder, syncs it, renames it over the entry and syncs the folder, so readers
+see the old entry, the new one or none, whenever the writer dies. Reading takes no lock. The hash answers corruption;
+ownership and mode answer malice: folder and entries belong to this user and are open to nobody else, and nothing is
+read through a symbolic link. Locks only save work: who cannot get one in time builds by itself, and the last rename
+wins.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ from deep_gemm.errors import CacheWarning
 SCHEMA = 1  # of the entry and of the payload that build.py puts into it; part of the key
 MAX_ENTRY_BYTES = 64 << 20
 NUM_BAD_KEPT = 16
-STALE_S = 3600.0        # a temporary or lock file older than this belongs to a process that died
+STALE_S = 3600.0  # a temporary or lock file older than this belongs to a process that died
 LOCK_TIMEOUT_S = 120.0
 
 _MAGIC = b"DGKERNEL"
@@ -97,11 +98,16 @@ def _check_private(status: os.stat_result, forbidden: int, path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise OSError(errno.EPERM, f"the folder belongs to user {status.st_uid}", str(path))
     if status.st_mode & forbidden:
-        raise OSError(errno.EPERM, f"the folder is open to other users (mode {stat.S_IMODE(status.st_mode):o})", str(path))
+        raise OSError(
+            errno.EPERM, f"the folder is open to other users (mode {stat.S_IMODE(status.st_mode):o})", str(path)
+        )
 
 
 def publish(directory: int, name: str, data: bytes) -> None:
-    """Write the file `name` in the open folder so that it appears whole or not at all, with mode 600. Raises: OSError."""
+    """Write the file `name` in the open folder so that it appears whole or not at all, with mode 600.
+
+    Raises: OSError.
+    """
     temp = f"{name[:16]}.{os.getpid()}.{secrets.token_hex(4)}{_TEMP}"
     descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o600, dir_fd=directory)
     try:
@@ -153,14 +159,18 @@ class DiskCache:
     """The entries in one folder; the object holds no open file, so it may be shared by threads and inherited by a fork.
 
     Guarantees:
-        `get` returns exactly the bytes that some `put` of that key was given, or None. A key's entry is never seen half written.
+        `get` returns exactly the bytes that some `put` of that key was given, or None. A key's entry is never seen half
+        written.
     Exception contract:
-        A fault of the disk, the folder or an entry never raises: it is a miss, or nothing is stored; a CacheWarning is given once
-        a process where the folder cannot be used. Only a key that is not 64 hexadecimal digits raises ValueError.
+        A fault of the disk, the folder or an entry never raises: it is a miss, or nothing is stored; a CacheWarning is
+        given once a process where the folder cannot be used. Only a key that is not 64 hexadecimal digits raises
+        ValueError.
     """
 
     def __init__(self, path: Path | None, *, root: Path | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S):
-        """Use the folder `path` (None: no folder, keep nothing); `root` is a folder above it that must be this user's, too."""
+        """Use the folder `path` (None: no folder, keep nothing); `root` is a folder above it that must be this user's,
+        too.
+        """
         self.path = path
         self.lock_timeout_s = lock_timeout_s
         self._root = root
@@ -224,7 +234,8 @@ class DiskCache:
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Hold the lock of `key` between processes and threads; yields False where it could not be had in `lock_timeout_s`.
+        """Hold the lock of `key` between processes and threads; yields False where it could not be had in
+        `lock_timeout_s`.
 
         The lock file is removed by its holder; whoever waited for the removed one notices and takes the next.
         """
@@ -241,7 +252,9 @@ class DiskCache:
                     _release(directory, name, descriptor)
 
     def gc(self) -> int:
-        """Remove entries set aside and what dead processes left (older than an hour); return the number of files removed."""
+        """Remove entries set aside and what dead processes left (older than an hour); return the number of files
+        removed.
+        """
         try:
             with self._directory() as directory:
                 bad = [name for name in os.listdir(directory) if name.endswith(_BAD)]
@@ -305,7 +318,10 @@ def _remove_stale(directory: int) -> int:
     count = 0
     for name in os.listdir(directory):
         with contextlib.suppress(OSError):
-            if name.endswith((_TEMP, _LOCK)) and time.time() - os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime > STALE_S:
+            if (
+                name.endswith((_TEMP, _LOCK))
+                and time.time() - os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime > STALE_S
+            ):
                 count += _remove_unlocked(directory, name)
     return count
 
@@ -356,7 +372,8 @@ def _is_current(directory: int, name: str, descriptor: int) -> bool:
 def _release(directory: int, name: str, descriptor: int) -> None:
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=directory)
-    # Unlock before closing: a process forked meanwhile holds a copy of the descriptor, and closing ours would not unlock it.
+    # Unlock before closing: a process forked meanwhile holds a copy of the descriptor, and closing ours would not
+    # unlock it.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

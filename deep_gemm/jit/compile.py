@@ -27,8 +27,9 @@ _TOOLCHAINS = {"nvrtc": get_nvrtc, "nvcc": get_nvcc}
 class CompileResult:
     """One compiled kernel and what its compiler reported.
 
-    `registers` a thread at launch; `spill_bytes` stored and loaded a thread; `local_bytes` of stack and spills a thread;
-    `warnings` of the compiler, lost optimisations (C7508, C7510) among them; `log` its last 4 KiB; `compile_ms` of wall time.
+    `registers` a thread at launch; `spill_bytes` stored and loaded a thread; `local_bytes` of stack and spills a
+    thread; `warnings` of the compiler, lost optimisations (C7508, C7510) among them; `log` its last 4 KiB; `compile_ms`
+    of wall time.
     """
 
     cubin: bytes = field(repr=False)
@@ -98,7 +99,9 @@ def compile_source(source: str, kernel_name: str | None = None, compiler: str | 
         raise _make_error(f"{toolchain.kind} wrote a cubin that cannot be used: {error}", output, source) from None
 
 
-def _make_result(output: CompilerOutput, kernel_name: str | None, toolchain: Nvrtc | Nvcc, compile_ms: float) -> CompileResult:
+def _make_result(
+    output: CompilerOutput, kernel_name: str | None, toolchain: Nvrtc | Nvcc, compile_ms: float
+) -> CompileResult:
     kernel = cubin.read_kernel(output.image)
     if kernel_name is not None and kernel.name != kernel_name:
         raise CubinError(f"it holds the kernel {kernel.name}, not {kernel_name}")
@@ -107,7 +110,8 @@ def _make_result(output: CompilerOutput, kernel_name: str | None, toolchain: Nvr
         cubin=output.image,
         kernel_name=kernel.name,
         registers=kernel.registers,
-        # Without a report in the log any local memory counts as spilled: rather lose a config than measure a spilling one.
+        # Without a report in the log any local memory counts as spilled: rather lose a config than measure a spilling
+        # one.
         spill_bytes=kernel.local_bytes if spill_bytes is None else spill_bytes,
         local_bytes=kernel.local_bytes,
         warnings=cubin.read_warnings(output.log),
@@ -136,7 +140,9 @@ def _make_error(reason: str, output: CompilerOutput, source: str) -> CompileErro
     log = _tail(output.log)
     place = f"; source kept at {kept}" if kept else "; source not kept, for want of a cache folder"
     message = f"{reason}{place}\n{log}" if log else reason + place
-    return CompileError(message, argv=output.argv, status=output.status, log=log, source_path=str(kept) if kept else None)
+    return CompileError(
+        message, argv=output.argv, status=output.status, log=log, source_path=str(kept) if kept else None
+    )
 
 
 def _tail(log: str) -> str:

@@ -1,7 +1,8 @@
 """Check what a compiler produced: the ELF image of one kernel, and the resource report in the compiler's log.
 
-An exit status of 0 is not believed. An image is accepted when it is a whole CUDA ELF file for SM90 with exactly one kernel.
-Registers and local memory are read from the image (section `.nv.info`), spills and warnings from the log of `ptxas -v`.
+An exit status of 0 is not believed. An image is accepted when it is a whole CUDA ELF file for SM90 with exactly one
+kernel. Registers and local memory are read from the image (section `.nv.info`), spills and warnings from the log of
+`ptxas -v`.
 """
 
 import re
@@ -21,12 +22,13 @@ _SYMBOL = struct.Struct("<IBBHQQ")
 _PROGRAM_HEADER_BYTES = 56
 _EM_CUDA = 190
 _SHT_SYMTAB, _SHT_NOBITS, _STT_FUNC = 2, 8, 2
-_STO_CUDA_ENTRY = 0x10      # symbol's `other`: a kernel, not a device function
+_STO_CUDA_ENTRY = 0x10  # symbol's `other`: a kernel, not a device function
 _EIATTR_FRAME_SIZE, _EIATTR_REGCOUNT = 0x11, 0x2F  # .nv.info attributes: (symbol index, value)
-_EIFMT_SIZED = 4            # the attribute's value has a 16-bit length; other formats hold 2 bytes inline
+_EIFMT_SIZED = 4  # the attribute's value has a 16-bit length; other formats hold 2 bytes inline
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-# ptxas reports a lost optimisation as "info (C7510)": serialised WGMMA, ignored setmaxnreg. Both count as warnings here.
+# ptxas reports a lost optimisation as "info (C7510)": serialised WGMMA, ignored setmaxnreg. Both count as warnings
+# here.
 _WARNING = re.compile(r"\(C\d{4,5}\)|\bwarning\b", re.IGNORECASE)
 
 
@@ -46,7 +48,9 @@ class CubinError(Exception):
 
 @dataclass(frozen=True)
 class KernelImage:
-    """The kernel of a cubin: its symbol, registers a thread at launch, and bytes of local memory a thread (stack and spills)."""
+    """The kernel of a cubin: its symbol, registers a thread at launch, and bytes of local memory a thread (stack and
+    spills).
+    """
 
     name: str
     registers: int
@@ -91,7 +95,9 @@ def _read_kernel(image: bytes) -> KernelImage:
 def _read_sections(image: bytes) -> list[_Section]:
     if not MIN_IMAGE_BYTES <= len(image) <= MAX_IMAGE_BYTES:
         raise CubinError(f"the image has {len(image)} bytes, outside {MIN_IMAGE_BYTES}..{MAX_IMAGE_BYTES}")
-    ident, _, machine, _, _, phoff, shoff, flags, _, _, phnum, shentsize, shnum, shstrndx = _ELF_HEADER.unpack_from(image)
+    ident, _, machine, _, _, phoff, shoff, flags, _, _, phnum, shentsize, shnum, shstrndx = _ELF_HEADER.unpack_from(
+        image
+    )
     if ident[:6] != b"\x7fELF\x02\x01" or machine != _EM_CUDA:
         raise CubinError(f"the image is no 64-bit CUDA ELF file (it begins with {ident[:6].hex()}, machine {machine})")
     # ABI version 8 (CUDA 13) moved the SM number from the lowest byte of the flags to the next one.
@@ -104,7 +110,10 @@ def _read_sections(image: bytes) -> list[_Section]:
     if any(kind != _SHT_NOBITS and offset + size > len(image) for _, kind, _, _, offset, size, *_ in raw):
         raise CubinError("the image is cut: a section ends behind it")
     names = raw[shstrndx][4]
-    return [_Section(_string(image, names + name), kind, offset, size, link) for name, kind, _, _, offset, size, link, *_ in raw]
+    return [
+        _Section(_string(image, names + name), kind, offset, size, link)
+        for name, kind, _, _, offset, size, link, *_ in raw
+    ]
 
 
 def _kernels(image: bytes, sections: list[_Section]) -> Iterator[tuple[int, str]]:

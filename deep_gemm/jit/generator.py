@@ -1,7 +1,8 @@
 """Generate the CUDA source of a kernel from a problem and a config.
 
-The source takes validated integers and enumerators only, never a string from a file or caller. It names every constant, emits the one
-WGMMA instruction wrapper that the config needs, and includes the device headers of `deep_gemm/include/deep_gemm`.
+The source takes validated integers and enumerators only, never a string from a file or caller. It names every constant,
+emits the one WGMMA instruction wrapper that the config needs, and includes the device headers of
+`deep_gemm/include/deep_gemm`.
 """
 
 import itertools
@@ -11,7 +12,12 @@ from deep_gemm.errors import ConfigError, ProblemError
 
 #: Op kinds whose operands are FP8, and those whose operands are BF16.
 _FP8_OPS = ("fp8_gemm", "m_grouped_fp8_gemm_contiguous", "m_grouped_fp8_gemm_masked", "k_grouped_fp8_gemm_contiguous")
-_BF16_OPS = ("bf16_gemm", "m_grouped_bf16_gemm_contiguous", "m_grouped_bf16_gemm_masked", "k_grouped_bf16_gemm_contiguous")
+_BF16_OPS = (
+    "bf16_gemm",
+    "m_grouped_bf16_gemm_contiguous",
+    "m_grouped_bf16_gemm_masked",
+    "k_grouped_bf16_gemm_contiguous",
+)
 #: What the groups of an op kind divide: (start and end of its name) -> (header of the scheduler, its class).
 _SCHEDULERS = {
     ("m_grouped", "contiguous"): ("contiguous_scheduler", "ContiguousScheduler"),
@@ -89,7 +95,8 @@ def transpose_source() -> str:
 
 
 def generate_source(problem: "_C.Problem", config: "_C.Config") -> str:
-    """Return the CUDA source of the kernel; it depends on the problem's variant and compiled dims only, not on other sizes.
+    """Return the CUDA source of the kernel; it depends on the problem's variant and compiled dims only, not on other
+    sizes.
 
     Raises:
         ConfigError: the config can never be legal (checked again here, because a config may come from a file).
@@ -117,7 +124,9 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
         op=problem.op,
         config=config,
         **_skeleton(problem.op),
-        constants="\n".join(f"    static constexpr {kind} {name} = {value};" for kind, name, value in _constants(problem, config)),
+        constants="\n".join(
+            f"    static constexpr {kind} {name} = {value};" for kind, name, value in _constants(problem, config)
+        ),
         shape=f"m64n{columns}k{config.block_k // 4}",
         types="f32.e4m3.e4m3" if problem.op in _FP8_OPS else "f32.bf16.bf16",
         immediates=_immediates(problem, config),
@@ -133,7 +142,9 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
 
 def _scheduler(op: str) -> tuple[str, str] | None:
     """Return (header, class) of the scheduler of a grouped op kind, None for a dense one."""
-    return next((found for (start, end), found in _SCHEDULERS.items() if op.startswith(start) and op.endswith(end)), None)
+    return next(
+        (found for (start, end), found in _SCHEDULERS.items() if op.startswith(start) and op.endswith(end)), None
+    )
 
 
 def _skeleton(op: str) -> dict[str, str]:
@@ -155,7 +166,9 @@ def _skeleton(op: str) -> dict[str, str]:
 
 
 def _immediates(problem: "_C.Problem", config: "_C.Config") -> str:
-    """Return the signs of both operands and, for BF16, whether each is transposed; the instruction's A is the side of 64 rows."""
+    """Return the signs of both operands and, for BF16, whether each is transposed; the instruction's A is the side of
+    64 rows.
+    """
     if problem.op in _FP8_OPS:
         return "1, 1"
     majors = [problem.b_major, problem.a_major] if config.swap_ab else [problem.a_major, problem.b_major]
@@ -166,19 +179,30 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
     """Return (type, name, value) of the constants of the generated Config."""
     sizes = {name: getattr(problem, name) if name in problem.compiled_dims else 0 for name in "mnk"}
     numbers = {
-        "kBlockM": config.block_m, "kBlockN": config.block_n, "kBlockK": config.block_k, "kNumStages": config.num_stages,
-        "kClusterM": config.cluster_m, "kClusterN": config.cluster_n, "kSplitK": config.split_k,
-        "kThreads": _C.num_threads(config), "kSharedBytes": _C.smem_bytes(problem, config),
+        "kBlockM": config.block_m,
+        "kBlockN": config.block_n,
+        "kBlockK": config.block_k,
+        "kNumStages": config.num_stages,
+        "kClusterM": config.cluster_m,
+        "kClusterN": config.cluster_n,
+        "kSplitK": config.split_k,
+        "kThreads": _C.num_threads(config),
+        "kSharedBytes": _C.smem_bytes(problem, config),
         "kElementBytes": 128 // config.block_k,
-        "kShapeM": sizes["m"], "kShapeN": sizes["n"], "kShapeK": sizes["k"],
-    }  # fmt: skip
+        "kShapeM": sizes["m"],
+        "kShapeN": sizes["n"],
+        "kShapeK": sizes["k"],
+    }
     switches = {
         "kSwapAB": config.swap_ab, "kMnMajorA": problem.a_major == "mn", "kMnMajorB": problem.b_major == "mn",
         "kFloatD": problem.d_dtype == "fp32", "kScaleRing": problem.scale_layout == "any",
         "kStaged": _C.is_staged(problem, config), "kPipelined": _C.is_pipelined(problem, config),
     }  # fmt: skip
     if _scheduler(problem.op) is not None:
-        numbers |= {"kSharedBytes": numbers["kSharedBytes"] - _C.TILE_QUEUE_BYTES, "kTileQueueBytes": _C.TILE_QUEUE_BYTES}
+        numbers |= {
+            "kSharedBytes": numbers["kSharedBytes"] - _C.TILE_QUEUE_BYTES,
+            "kTileQueueBytes": _C.TILE_QUEUE_BYTES,
+        }
         switches["kGroupBlocks"] = problem.group_layout == "blocks"
     recipe = _RECIPES[problem.recipe] if problem.op in _FP8_OPS else "kNone"
     return [
@@ -192,15 +216,19 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
 def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`.
 
-    Every variant of the op over tiles of every kind, at a shallow and a deep ring, with and without clusters and split K, so that a change
-    of any constant of any kernel shows; legality decides which, so that neither the heuristic nor the candidate list changes the hash.
+    Every variant of the op over tiles of every kind, at a shallow and a deep ring, with and without clusters and split
+    K, so that a change of any constant of any kernel shows; legality decides which, so that neither the heuristic nor
+    the candidate list changes the hash.
     """
     kernel_name(op)
     device = _C.Device.known("h200")
     variants = _canonical_variants(op)
     cases = [(_C.Problem(op, 1, 1, 1, **variant), config) for variant in variants for config in _canonical_configs(op)]
     fixed_variant = {} if _scheduler(op) is None else variants[0]
-    fixed = (_C.Problem(op, 128, 256, 512, compiled_dims="mnk", **fixed_variant), _C.Config(64, 8, 8, block_k=_block_k(op)))
+    fixed = (
+        _C.Problem(op, 128, 256, 512, compiled_dims="mnk", **fixed_variant),
+        _C.Config(64, 8, 8, block_k=_block_k(op)),
+    )
     return [(problem, config) for problem, config in cases if _C.is_legal(problem, config, device)] + [fixed]
 
 
@@ -218,12 +246,21 @@ def _canonical_grouped_variants(op: str) -> list[dict]:
         majors = [{"a_major": "mn", "b_major": "mn"}] if op.startswith("k_grouped") else [{}, {"b_major": "mn"}]
     if op.endswith("masked"):
         majors = [{}]
-    groups = [{"group_layout": layout} for layout in ("blocks", "joint")] if op == "k_grouped_fp8_gemm_contiguous" else [{}]
+    groups = (
+        [{"group_layout": layout} for layout in ("blocks", "joint")] if op == "k_grouped_fp8_gemm_contiguous" else [{}]
+    )
     if op.startswith("k_grouped"):
-        outputs, recipes = [{"d_dtype": "fp32", "c_mode": c_mode} for c_mode in ("none", "accumulate", "general")], ("1d1d",)
+        outputs, recipes = (
+            [{"d_dtype": "fp32", "c_mode": c_mode} for c_mode in ("none", "accumulate", "general")],
+            ("1d1d",),
+        )
     else:
         outputs, recipes = [{"d_dtype": d_dtype} for d_dtype in ("bf16", "fp32")], ("1d2d", "1d1d")
-    scales = [{"recipe": recipe, "scale_layout": layout} for recipe in recipes for layout in ("mn_major", "any")] if op in _FP8_OPS else [{}]
+    scales = (
+        [{"recipe": recipe, "scale_layout": layout} for recipe in recipes for layout in ("mn_major", "any")]
+        if op in _FP8_OPS
+        else [{}]
+    )
     alignment = {"alignment": _C.ANY_TILE_ALIGNMENT} if op.startswith("m_grouped") and op.endswith("contiguous") else {}
     return [{"num_groups": 1, **alignment, **part} for part in _merge(majors, groups, outputs, scales)]
 
@@ -238,8 +275,12 @@ def _canonical_dense_variants(op: str) -> list[dict]:
     outputs.append({"d_dtype": "fp32", "c_mode": "accumulate"})
     if op == "bf16_gemm":
         return [{**output, "a_major": a, "b_major": b} for output in outputs for a in ("k", "mn") for b in ("k", "mn")]
-    scales = [{"recipe": recipe, "scale_layout": layout} for recipe in ("1d2d", "1d1d") for layout in ("mn_major", "any")]
-    return [{**output, **scale} for output in outputs for scale in [*scales, {"recipe": "per_row"}]] + [{"c_mode": "head_split"}]
+    scales = [
+        {"recipe": recipe, "scale_layout": layout} for recipe in ("1d2d", "1d1d") for layout in ("mn_major", "any")
+    ]
+    return [{**output, **scale} for output in outputs for scale in [*scales, {"recipe": "per_row"}]] + [
+        {"c_mode": "head_split"}
+    ]
 
 
 def _canonical_configs(op: str) -> list["_C.Config"]:
@@ -247,8 +288,11 @@ def _canonical_configs(op: str) -> list["_C.Config"]:
     clusters = ({}, {"cluster_m": 2}, {"cluster_n": 2})
     plain = [
         _C.Config(block_m, block_n, num_stages, block_k=block_k, **cluster)
-        for block_m in (64, 128, 256) for block_n in (8, 48, 64, 128, 192, 256) for num_stages in (2, 4, 12) for cluster in clusters
-    ]  # fmt: skip
+        for block_m in (64, 128, 256)
+        for block_n in (8, 48, 64, 128, 192, 256)
+        for num_stages in (2, 4, 12)
+        for cluster in clusters
+    ]
     swapped = [
         _C.Config(block_m, block_n, num_stages, block_k=block_k, split_k=split_k, swap_ab=1)
         for block_m in (8, 16, 64, 128) for block_n in (64, 128, 256) for num_stages in (2, 6) for split_k in (1, 2, 8)

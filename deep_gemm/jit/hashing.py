@@ -1,7 +1,9 @@
-"""Hashes that say when two kernels are the same: the cache's key, the kernel hash of an op kind, the hash of the source tree.
+"""Hashes that say when two kernels are the same: the cache's key, the kernel hash of an op kind, the hash of the source
+tree.
 
 - The cache's key tells bytes apart: the exact source and headers, the compiler's build, the flags.
-- The kernel hash is the identity of measurements and the guard of selector artefacts: it ignores comments and layout, the compiler
+- The kernel hash is the identity of measurements and the guard of selector artefacts: it ignores comments and layout,
+    the compiler
   and everything that this op kind's kernels do not include. It needs no clone, only the installed package.
 - The tree hash stamps the GPU correctness record: any edit of native code, headers or generator changes it.
 """
@@ -25,7 +27,8 @@ _LITERAL_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n
 
 
 def get_included_headers(source: str) -> dict[str, str]:
-    """Return the device headers (include name -> text) that `source` includes, directly or through others, sorted by name.
+    """Return the device headers (include name -> text) that `source` includes, directly or through others, sorted by
+    name.
 
     A name that the package does not have is left out: the compiler reports it better.
     """
@@ -46,15 +49,19 @@ def _read_header(name: str) -> str | None:
 
 
 def compile_key(source: str, headers: dict[str, str], toolchain: "nvrtc.Nvrtc | nvcc.Nvcc") -> str:
-    """Return the key of a compiled kernel: SHA-256 over all that determines its bytes, and nothing else (no folder, time or locale)."""
-    return _hash_json({
-        "arch": ARCH,
-        "compiler": [toolchain.kind, toolchain.version_text, toolchain.fingerprint],
-        "flags": list(toolchain.flags),
-        "headers": {name: _hash_text(text) for name, text in headers.items()},
-        "schema": cache.SCHEMA,
-        "source": _hash_text(source),
-    })
+    """Return the key of a compiled kernel: SHA-256 over all that determines its bytes, and nothing else (no folder,
+    time or locale).
+    """
+    return _hash_json(
+        {
+            "arch": ARCH,
+            "compiler": [toolchain.kind, toolchain.version_text, toolchain.fingerprint],
+            "flags": list(toolchain.flags),
+            "headers": {name: _hash_text(text) for name, text in headers.items()},
+            "schema": cache.SCHEMA,
+            "source": _hash_text(source),
+        }
+    )
 
 
 @functools.cache
@@ -68,14 +75,18 @@ def kernel_hash(op: str) -> str:
 
 
 def hash_kernels(op: str, sources: list[str], headers: dict[str, str]) -> str:
-    """Return the kernel hash of `sources` and `headers`: comments and layout do not count, compile flags and LAUNCH_ABI do."""
-    return _hash_json({
-        "abi": _C.LAUNCH_ABI,
-        "flags": {"nvcc": list(nvcc.FLAGS), "nvrtc": [flag for _, flag in nvrtc.FLAGS]},
-        "headers": {name: _hash_text(strip_comments(text)) for name, text in headers.items()},
-        "op": op,
-        "sources": [_hash_text(strip_comments(source)) for source in sources],
-    })
+    """Return the kernel hash of `sources` and `headers`: comments and layout do not count, compile flags and LAUNCH_ABI
+    do.
+    """
+    return _hash_json(
+        {
+            "abi": _C.LAUNCH_ABI,
+            "flags": {"nvcc": list(nvcc.FLAGS), "nvrtc": [flag for _, flag in nvrtc.FLAGS]},
+            "headers": {name: _hash_text(strip_comments(text)) for name, text in headers.items()},
+            "op": op,
+            "sources": [_hash_text(strip_comments(source)) for source in sources],
+        }
+    )
 
 
 def tree_hash() -> str | None:
@@ -83,7 +94,12 @@ def tree_hash() -> str | None:
     root = _PACKAGE.parent
     if not (root / "csrc").is_dir():
         return None
-    files = [path for folder in (root / "csrc", _INCLUDE) for path in folder.rglob("*") if path.suffix in (".cpp", ".hpp", ".cuh")]
+    files = [
+        path
+        for folder in (root / "csrc", _INCLUDE)
+        for path in folder.rglob("*")
+        if path.suffix in (".cpp", ".hpp", ".cuh")
+    ]
     files.append(_PACKAGE / "jit" / "generator.py")
     return _hash_json({str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
 

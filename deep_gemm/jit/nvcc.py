@@ -1,8 +1,8 @@
 """Compile with NVCC in a child process: no shell, an own session, a private folder, a time limit.
 
-nvcc itself hands the lines for its tools to a shell. So the child runs in its job folder (mode 700) with relative paths only, its
-TMPDIR too, and a path of nvcc that a shell would expand is refused. Whatever a killed compiler's children write late, they write
-where nobody reads.
+nvcc itself hands the lines for its tools to a shell. So the child runs in its job folder (mode 700) with relative paths
+only, its TMPDIR too, and a path of nvcc that a shell would expand is refused. Whatever a killed compiler's children
+write late, they write where nobody reads.
 """
 
 import contextlib
@@ -32,14 +32,18 @@ STALE_JOB_S = 3600.0
 
 _LOG_HEAD_BYTES, _LOG_TAIL_BYTES = 16 << 10, 48 << 10
 _REMEDY = "set DG_JIT_NVCC_COMPILER or CUDA_HOME to a CUDA toolkit, or DG_JIT_USE_NVRTC=1 to use NVRTC"
-# What nvcc and its host compiler need of our environment. Not NVCC_APPEND_FLAGS or CPATH: they would change the code behind the key.
+# What nvcc and its host compiler need of our environment. Not NVCC_APPEND_FLAGS or CPATH: they would change the code
+# behind the key.
 _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN")
 _EXPANDED_BY_SHELL = re.compile(r'["\\$`\x00-\x1f]')
 _VERSION = re.compile(r"release (\d+)\.(\d+), V(\d+(?:\.\d+)*)")
 
 
 class Nvcc:
-    """One nvcc binary. Attributes: `kind` ("nvcc"), `path`, `version` (major, minor), `version_text`, `fingerprint` (hex), `flags`."""
+    """One nvcc binary.
+
+    Attributes: `kind` ("nvcc"), `path`, `version` (major, minor), `version_text`, `fingerprint` (hex), `flags`.
+    """
 
     kind = "nvcc"
     flags = FLAGS
@@ -64,7 +68,8 @@ class Nvcc:
             self.fingerprint = hashlib.file_digest(binary, "sha256").hexdigest()
 
     def compile(self, source: str, headers: dict[str, str]) -> CompilerOutput:
-        """Compile `source` with `headers` (include name -> text) to a cubin; the compiler's failures come back in the output.
+        """Compile `source` with `headers` (include name -> text) to a cubin; the compiler's failures come back in the
+        output.
 
         Raises:
             CompileError: no folder for the job could be made.
@@ -74,11 +79,15 @@ class Nvcc:
             try:
                 status, log = _run(argv, job, TIMEOUT_S)
             except OSError as error:
-                return CompilerOutput(argv, None, "", b"", f"nvcc could not be started: {error.strerror} (errno {error.errno})")
+                return CompilerOutput(
+                    argv, None, "", b"", f"nvcc could not be started: {error.strerror} (errno {error.errno})"
+                )
             if status != 0:
                 return CompilerOutput(argv, status, log, b"", _describe(status))
             image = _read_image(job / "kernel.cubin")
-            return CompilerOutput(argv, status, log, image, "" if image else "nvcc exited with status 0 but wrote no cubin")
+            return CompilerOutput(
+                argv, status, log, image, "" if image else "nvcc exited with status 0 but wrote no cubin"
+            )
 
 
 def _ask_version(path: Path) -> str:
@@ -96,7 +105,8 @@ def _describe(status: int | None) -> str:
 
 
 def find_nvcc() -> Path:
-    """Return the absolute path of the nvcc to use: DG_JIT_NVCC_COMPILER, else of CUDA_HOME, of PATH, of /usr/local/cuda.
+    """Return the absolute path of the nvcc to use: DG_JIT_NVCC_COMPILER, else of CUDA_HOME, of PATH, of
+    /usr/local/cuda.
 
     Raises:
         CompileError: none of them exists, or the one asked for is not an absolute path.
@@ -117,7 +127,10 @@ def find_nvcc() -> Path:
 
 def _check_path(path: Path) -> Path:
     if _EXPANDED_BY_SHELL.search(str(path)):
-        raise CompileError(f"nvcc = {str(path)!r}: nvcc puts its own path into shell commands, so it must be free of \" \\ $ ` and control characters")
+        raise CompileError(
+            f'nvcc = {str(path)!r}: nvcc puts its own path into shell commands, so it must be free of " \\ $ ` and'
+            " control characters"
+        )
     return path
 
 
@@ -139,7 +152,10 @@ def _get_nvcc(path: Path, *_identity: int) -> Nvcc:
 
 @contextlib.contextmanager
 def _make_job(files: dict[str, str]) -> Iterator[Path]:
-    """Make a private folder that holds `files`: in the cache folder if possible, else in TMPDIR. It is removed at the end."""
+    """Make a private folder that holds `files`: in the cache folder if possible, else in TMPDIR.
+
+    It is removed at the end.
+    """
     job = _fill_job(files)
     try:
         yield job
@@ -162,7 +178,9 @@ def _fill_job(files: dict[str, str]) -> Path:
             reasons.append(f"{error.filename or 'cache folder'}: {error.strerror} (errno {error.errno})")
             if job is not None:
                 shutil.rmtree(job, ignore_errors=True)
-    raise CompileError(f"nvcc: no folder for its files: {'; '.join(reasons)}; set DG_JIT_CACHE_DIR or TMPDIR to a folder with space")
+    raise CompileError(
+        f"nvcc: no folder for its files: {'; '.join(reasons)}; set DG_JIT_CACHE_DIR or TMPDIR to a folder with space"
+    )
 
 
 def _open_cache_jobs() -> Path:
@@ -192,7 +210,9 @@ def _remove_stale_jobs(jobs: Path) -> None:
 
 
 def _read_image(path: Path) -> bytes:
-    """Return the regular file at `path`, or nothing; a longer one than a cubin can be is cut, and then refused as an image."""
+    """Return the regular file at `path`, or nothing; a longer one than a cubin can be is cut, and then refused as an
+    image.
+    """
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:
@@ -227,8 +247,15 @@ def _run(argv: tuple[str, ...], folder: Path, timeout_s: float) -> tuple[int | N
     """
     deadline = time.monotonic() + timeout_s
     log = _BoundedLog()
-    process = subprocess.Popen(argv, cwd=folder, env=_make_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, start_new_session=True)
+    process = subprocess.Popen(
+        argv,
+        cwd=folder,
+        env=_make_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
     try:
         has_ended = _drain(process, log, deadline)
     finally:

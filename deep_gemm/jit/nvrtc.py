@@ -1,4 +1,5 @@
-"""Compile in process with NVRTC, found in pip's wheels (which torch brings), a toolkit, or by the loader; no toolkit is needed.
+"""Compile in process with NVRTC, found in pip's wheels (which torch brings), a toolkit, or by the loader; no toolkit is
+needed.
 
 NVRTC cannot be killed: a process that must survive a hanging compiler compiles in a worker.
 """
@@ -15,14 +16,17 @@ from deep_gemm import environment
 from deep_gemm.errors import CompileError
 from deep_gemm.jit.cubin import CompilerOutput
 
-MIN_VERSION = (12, 3)  # the first that knows sm_90a's WGMMA, setmaxnreg and cluster instructions as the kernels use them
+MIN_VERSION = (
+    12,
+    3,
+)  # the first that knows sm_90a's WGMMA, setmaxnreg and cluster instructions as the kernels use them
 
 #: (first version that knows the flag, flag). All of them enter the kernel hash, those in use enter the cache key.
 FLAGS = (
     (MIN_VERSION, "--gpu-architecture=sm_90a"),
     (MIN_VERSION, "--std=c++17"),
     (MIN_VERSION, "--ptxas-options=-v"),
-    ((12, 4), "--minimal"),   # leaves out textures and the device run time: 20 ms less a kernel
+    ((12, 4), "--minimal"),  # leaves out textures and the device run time: 20 ms less a kernel
     ((12, 9), "--no-cache"),  # its own disk cache has none of our checks, and would falsify compile times
 )
 
@@ -51,7 +55,8 @@ _SIGNATURES = {
 class Nvrtc:
     """One loaded libnvrtc. Thread-safe: every compilation has its own program, and ctypes releases the GIL.
 
-    Attributes: `kind` ("nvrtc"), `version` (major, minor), `version_text`, `fingerprint` (hex, of the library file), `flags`.
+    Attributes: `kind` ("nvrtc"), `version` (major, minor), `version_text`, `fingerprint` (hex, of the library file),
+        `flags`.
     """
 
     kind = "nvrtc"
@@ -69,7 +74,10 @@ class Nvrtc:
         self.version_text = ".".join(map(str, self.version))
         if self.version < MIN_VERSION:
             needed = ".".join(map(str, MIN_VERSION))
-            raise CompileError(f"NVRTC = {self.version_text} ({path or 'found by the loader'}): SM90 kernels need {needed} or newer; {_REMEDY}")
+            raise CompileError(
+                f"NVRTC = {self.version_text} ({path or 'found by the loader'}): SM90 kernels need {needed} or newer;"
+                f" {_REMEDY}"
+            )
         self.fingerprint = _fingerprint(path)
         self.flags = tuple(flag for since, flag in FLAGS if self.version >= since)
 
@@ -83,7 +91,9 @@ class Nvrtc:
         argv = (f"nvrtc-{self.version_text}", *self.flags, "kernel.cu")
         program = _Handle()
         names, texts = _strings(headers.keys()), _strings(headers.values())
-        status = self._library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernel.cu", len(headers), texts, names)
+        status = self._library.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), b"kernel.cu", len(headers), texts, names
+        )
         if status:
             return CompilerOutput(argv, status, "", b"", f"NVRTC could not create a program (status {status})")
         try:
@@ -117,7 +127,9 @@ def _declare(library: ctypes.CDLL, path: Path | None) -> None:
 
 
 def _fingerprint(path: Path | None) -> str:
-    """Return a hash over the size and the head of the library, and of its builtins, which tells builds of one version apart."""
+    """Return a hash over the size and the head of the library, and of its builtins, which tells builds of one version
+    apart.
+    """
     digest = hashlib.sha256()
     for file in [path, *_builtins(path)] if path else []:
         with open(file, "rb") as stream:
@@ -147,7 +159,8 @@ def _libraries() -> Iterator[Path]:
 
 
 def _open(path: Path) -> Nvrtc:
-    # libnvrtc opens its builtins by name when it compiles; pip's folder is on no search path, so they are opened first, by path.
+    # libnvrtc opens its builtins by name when it compiles; pip's folder is on no search path, so they are opened first,
+    # by path.
     for builtins in _builtins(path):
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
     return Nvrtc(ctypes.CDLL(str(path)), path)

@@ -5,7 +5,7 @@ Refuses while the version that names what changed is still the recorded one.
 
 import sys
 
-from tests.cpu.test_features_frozen import RECORDS, compute, read, write
+from tests.cpu.core.test_features_frozen import RECORDS, compute, read, write
 
 
 def find_unnamed_change(new: dict, old: dict) -> str:

@@ -1,7 +1,7 @@
 """Write golden_sources.json: one hash for each of 200 (problem, config) pairs, over the generated source and the keys.
 
-Run `python -m tests.data.regenerate_golden_sources` after a change of the generator, of a key or of the compile flags that was
-meant; the diff shows how many kernels it touches.
+Run `python -m tests.data.regenerate_golden_sources` after a change of the generator, of a key or of the compile flags
+that was meant; the diff shows how many kernels it touches.
 """
 
 import hashlib
@@ -17,9 +17,19 @@ NUM_PAIRS = 200
 
 OP = "fp8_gemm"
 #: The compiler and the headers are fixed, so that the hashes depend on this project's generator and keys alone.
-TOOLCHAIN = SimpleNamespace(kind="nvrtc", version_text="13.0", fingerprint="0" * 64, flags=tuple(flag for _, flag in nvrtc.FLAGS))
+TOOLCHAIN = SimpleNamespace(
+    kind="nvrtc", version_text="13.0", fingerprint="0" * 64, flags=tuple(flag for _, flag in nvrtc.FLAGS)
+)
 HEADERS = {"deep_gemm/types.cuh": "fixed"}
-SHAPES = [(1, 576, 7168), (64, 2112, 7168), (65, 4096, 7168), (128, 7168, 2048), (4096, 24576, 1536), (8191, 7168, 16384), (2147483647, 1, 1)]
+SHAPES = [
+    (1, 576, 7168),
+    (64, 2112, 7168),
+    (65, 4096, 7168),
+    (128, 7168, 2048),
+    (4096, 24576, 1536),
+    (8191, 7168, 16384),
+    (2147483647, 1, 1),
+]
 COMPILED_DIMS = ["", "n", "k", "nk", "mnk"]
 
 
@@ -39,7 +49,10 @@ def hash_pair(problem: "_C.Problem", config: "_C.Config") -> str:
 
 def main() -> None:
     """Write the file."""
-    rows = [{"config": config.to_json(), "hash": hash_pair(problem, config), "problem": problem.to_json()} for problem, config in make_pairs()]
+    rows = [
+        {"config": config.to_json(), "hash": hash_pair(problem, config), "problem": problem.to_json()}
+        for problem, config in make_pairs()
+    ]
     PATH.write_text("[\n" + ",\n".join(json.dumps(row, sort_keys=True) for row in rows) + "\n]\n", encoding="ascii")
 
 

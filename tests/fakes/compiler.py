@@ -1,4 +1,6 @@
-"""Compilers for tests: the fake nvcc, installed anywhere under any version, and the rule for real ones that are missing."""
+"""Compilers for tests: the fake nvcc, installed anywhere under any version, and the rule for real ones that are
+missing.
+"""
 
 import os
 import shlex
@@ -18,13 +20,15 @@ def install_nvcc(folder: Path, version: str = "release 13.0, V13.0.88", remark: 
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "nvcc"
     command = [sys.executable, "-I", "-S", str(FAKE_NVCC), version]
-    path.write_text(f"#!/bin/sh\n# {remark}\nexec {shlex.join(command)} \"$@\"\n")
+    path.write_text(f'#!/bin/sh\n# {remark}\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o755)
     return path
 
 
 def isolate(monkeypatch, folder: Path) -> Path:
-    """Give the test a cache folder of its own and a process that has neither kernels in memory nor warned; return the folder."""
+    """Give the test a cache folder of its own and a process that has neither kernels in memory nor warned; return the
+    folder.
+    """
     monkeypatch.setenv("DG_JIT_CACHE_DIR", str(folder))
     monkeypatch.setattr(cache, "_has_warned", False)
     build.clear_memory()

@@ -1,7 +1,8 @@
-"""Stand-ins that let tuner.measure run on CPU tensors: streams, events and graphs of torch.cuda, and kernels that multiply in torch.
+"""Stand-ins that let tuner.measure.backend run on CPU tensors: streams, events and graphs of torch.cuda, and kernels that
+multiply in torch.
 
-A FakeKernel computes the right product unless `faults` names a fault for its config; a FakeClock advances by the config's time at each
-launch, and events read it, so timings are exact and instant.
+A FakeKernel computes the right product unless `faults` names a fault for its config; a FakeClock advances by the
+config's time at each launch, and events read it, so timings are exact and instant.
 """
 
 import hashlib
@@ -11,9 +12,9 @@ from typing import ClassVar
 import torch
 
 from deep_gemm import _C, reference
-from tuner import measure
-from tuner.checked_output import find_columns
-from tuner.operands import BLOCK
+from tuner.measure import backend as measure
+from tuner.measure.checked_output import find_columns
+from tuner.measure.operands import BLOCK
 
 
 class FakeClock:
@@ -86,7 +87,22 @@ class FakeKernel:
         self.problem, self.config, self.count = problem, config, 0
         self.latest: tuple = ()
 
-    def launch(self, a, scale_a, b, scale_b, d, c=None, *, groups=None, num_sms: int = 0, alpha: float = 1.0, beta: float = 1.0, head_splits=None, stream: int = 0) -> None:
+    def launch(
+        self,
+        a,
+        scale_a,
+        b,
+        scale_b,
+        d,
+        c=None,
+        *,
+        groups=None,
+        num_sms: int = 0,
+        alpha: float = 1.0,
+        beta: float = 1.0,
+        head_splits=None,
+        stream: int = 0,
+    ) -> None:
         """Launch now, or into the graph that is capturing."""
         assert stream == FakeStream.cuda_stream
         if FakeGraph.capturing is not None:
@@ -138,16 +154,36 @@ def multiply_groups(problem, a, scale_a, b, scale_b, d, c, groups) -> None:
 
 
 def install(monkeypatch, l2_bytes: int = 1 << 16) -> None:
-    """Replace what tuner.measure uses of CUDA for the duration of a test."""
+    """Replace what tuner.measure.backend uses of CUDA for the duration of a test."""
     FakeKernel.split_errors = {}
-    FakeKernel.times_us, FakeKernel.faults, FakeKernel.sets_seen, FakeClock.now_us, FakeGraph.capturing = {}, {}, {}, 0.0, None
+    FakeKernel.times_us, FakeKernel.faults, FakeKernel.sets_seen, FakeClock.now_us, FakeGraph.capturing = (
+        {},
+        {},
+        {},
+        0.0,
+        None,
+    )
     device = _C.Device("Fake H200", 132, l2_bytes=l2_bytes, clock_mhz=1980.0, memory_gbps=4800.0)
-    module = SimpleNamespace(Kernel=FakeKernel, get_device=lambda ordinal: device, get_device_uuid=lambda ordinal: "GPU-fake", Device=_C.Device)
+    module = SimpleNamespace(
+        Kernel=FakeKernel,
+        get_device=lambda ordinal: device,
+        get_device_uuid=lambda ordinal: "GPU-fake",
+        Device=_C.Device,
+    )
     monkeypatch.setattr(measure, "_C", module)
     monkeypatch.setattr(measure, "DEVICE", "cpu")
     monkeypatch.setattr(measure, "ANCHOR_SIZE", 32)
-    monkeypatch.setattr(measure, "get_cubin", lambda problem, config: SimpleNamespace(cubin=b"cubin", kernel_name="kernel"))
-    replaced = {"Stream": FakeStream, "Event": FakeEvent, "CUDAGraph": FakeGraph, "set_stream": lambda stream: None, "set_device": lambda ordinal: None, "is_available": lambda: True}
+    monkeypatch.setattr(
+        measure, "get_cubin", lambda problem, config: SimpleNamespace(cubin=b"cubin", kernel_name="kernel")
+    )
+    replaced = {
+        "Stream": FakeStream,
+        "Event": FakeEvent,
+        "CUDAGraph": FakeGraph,
+        "set_stream": lambda stream: None,
+        "set_device": lambda ordinal: None,
+        "is_available": lambda: True,
+    }
     for name, value in replaced.items():
         monkeypatch.setattr(torch.cuda, name, value)
     properties = SimpleNamespace(total_memory=1 << 30, uuid="fake")

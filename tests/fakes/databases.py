@@ -47,7 +47,16 @@ def add_context(store, seed: int = 0) -> dict:
     }
 
 
-def add_block(store, context: dict, problem, num_configs: int = 6, seed: int = 0, finish: bool = True, op: str = "fp8_gemm", **fields) -> int:
+def add_block(
+    store,
+    context: dict,
+    problem,
+    num_configs: int = 6,
+    seed: int = 0,
+    finish: bool = True,
+    op: str = "fp8_gemm",
+    **fields,
+) -> int:
     """Add a block of `problem` with a search row per config, confirmation rows for two, a failure, and a winner."""
     ids = [store.get_or_add_config(op, config) for config in CONFIGS[:num_configs]]
     problem_id = store.get_or_add_problem(problem)
@@ -79,8 +88,12 @@ def add_block(store, context: dict, problem, num_configs: int = 6, seed: int = 0
 def make_rows(block_id: int, config_ids: list[int], seed: int = 0) -> list[dict]:
     """Return measured rows; the last config failed with a log that names a path."""
     generator = random.Random(f"{seed} {block_id}")
-    rows = [make_row(generator, block_id, config_id, "search") | {"samples": [5.5, 6.5]} for config_id in config_ids[:-1]]
-    rows += [make_row(generator, block_id, config_id, "confirm") | {"samples": [7.25] * 30} for config_id in config_ids[:2]]
+    rows = [
+        make_row(generator, block_id, config_id, "search") | {"samples": [5.5, 6.5]} for config_id in config_ids[:-1]
+    ]
+    rows += [
+        make_row(generator, block_id, config_id, "confirm") | {"samples": [7.25] * 30} for config_id in config_ids[:2]
+    ]
     return [
         *rows,
         {
@@ -97,10 +110,27 @@ def make_row(generator: random.Random, block_id: int, config_id: int, role: str)
     """Return one row that succeeded."""
     median_us, ratio = generator.uniform(5, 50), generator.uniform(0.9, 1.4)
     return {
-        "block_id": block_id, "config_id": config_id, "role": role, "status": "ok", "n": 8, "median_us": median_us, "mad_us": 0.01, "q10_us": median_us * 0.99,
-        "q90_us": median_us * 1.01, "ratio": ratio, "ratio_low": ratio * 0.99, "ratio_high": ratio * 1.01, "max_abs_error": 0.25, "clock_mhz": 1980, "power_w": 512.5,
-        "registers": 168, "spill_bytes": 0, "local_bytes": 0, "smem_bytes": 200_000, "compile_ms": 250.0,
-    }  # fmt: skip
+        "block_id": block_id,
+        "config_id": config_id,
+        "role": role,
+        "status": "ok",
+        "n": 8,
+        "median_us": median_us,
+        "mad_us": 0.01,
+        "q10_us": median_us * 0.99,
+        "q90_us": median_us * 1.01,
+        "ratio": ratio,
+        "ratio_low": ratio * 0.99,
+        "ratio_high": ratio * 1.01,
+        "max_abs_error": 0.25,
+        "clock_mhz": 1980,
+        "power_w": 512.5,
+        "registers": 168,
+        "spill_bytes": 0,
+        "local_bytes": 0,
+        "smem_bytes": 200_000,
+        "compile_ms": 250.0,
+    }
 
 
 def make_problem(m: int = 64, n: int = 2112, k: int = 7168):
@@ -130,7 +160,9 @@ def count_rows(path: Path) -> int:
 
 @contextmanager
 def memory_folder(fallback: Path) -> Iterator[Path]:
-    """Yield a folder in memory where the system has one, else `fallback`: for many commits whose durability is not the point."""
+    """Yield a folder in memory where the system has one, else `fallback`: for many commits whose durability is not the
+    point.
+    """
     if not os.access("/dev/shm", os.W_OK):
         yield fallback
         return

@@ -1,4 +1,7 @@
-"""A measuring backend whose jobs misbehave as they are told: {"type": "job", "fault": name}. Imports neither torch nor deep_gemm."""
+"""A measuring backend whose jobs misbehave as they are told: {"type": "job", "fault": name}.
+
+Imports neither torch nor deep_gemm.
+"""
 
 import ctypes
 import os

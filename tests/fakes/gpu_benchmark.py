@@ -1,4 +1,6 @@
-"""What the benchmarks need of a GPU, on the CPU: a timer that calls and invents times, kernels that are the public ops, CPU tensors."""
+"""What the benchmarks need of a GPU, on the CPU: a timer that calls and invents times, kernels that are the public ops,
+CPU tensors.
+"""
 
 from types import SimpleNamespace
 
@@ -42,7 +44,9 @@ class OpKernel:
 
 
 def launch_grouped(problem, a, scale_a, b, scale_b, d, c, groups) -> None:
-    """Compute a grouped problem by its public op: operands in nt orientation, except for BF16 groups of K, which are `tn`."""
+    """Compute a grouped problem by its public op: operands in nt orientation, except for BF16 groups of K, which are
+    `tn`.
+    """
     if problem.op == "k_grouped_bf16_gemm_contiguous":
         deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a.T, b.T, d, groups.tolist(), groups, c)
         return
@@ -56,13 +60,23 @@ def launch_grouped(problem, a, scale_a, b, scale_b, d, c, groups) -> None:
 
 
 def install(monkeypatch, fault=None) -> None:
-    """Replace what the harness uses of CUDA; `fault` is given to every kernel. Tensors meant for the GPU are made on the CPU."""
+    """Replace what the harness uses of CUDA; `fault` is given to every kernel.
+
+    Tensors meant for the GPU are made on the CPU.
+    """
     device = _C.Device.known("h200")
-    native = SimpleNamespace(Kernel=lambda cubin, name, problem, config, ordinal: OpKernel(problem, config, fault), get_device=lambda: device)
+    native = SimpleNamespace(
+        Kernel=lambda cubin, name, problem, config, ordinal: OpKernel(problem, config, fault), get_device=lambda: device
+    )
     replaced = {
-        "_C": native, "ColdTimer": FakeTimer, "warm_up": lambda seconds: None, "compile_all": lambda kernels: list(kernels)[:0],
-        "get_cubin": lambda problem, config: SimpleNamespace(cubin=f"{problem} {config}".encode(), kernel_name="kernel"),
-    }  # fmt: skip
+        "_C": native,
+        "ColdTimer": FakeTimer,
+        "warm_up": lambda seconds: None,
+        "compile_all": lambda kernels: list(kernels)[:0],
+        "get_cubin": lambda problem, config: SimpleNamespace(
+            cubin=f"{problem} {config}".encode(), kernel_name="kernel"
+        ),
+    }
     for name, value in replaced.items():
         monkeypatch.setattr(harness, name, value)
     for name in ("randn", "empty", "ones", "zeros", "arange", "tensor"):
@@ -70,7 +84,11 @@ def install(monkeypatch, fault=None) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, **options: (a.float() @ b.float()).to(options["out_dtype"]))
     multiply = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b, out_dtype=None, out=None: multiply(a.float(), b.float()) if out_dtype else multiply(a, b, out=out))
+    monkeypatch.setattr(
+        torch,
+        "mm",
+        lambda a, b, out_dtype=None, out=None: multiply(a.float(), b.float()) if out_dtype else multiply(a, b, out=out),
+    )
 
 
 def on_cpu(make):

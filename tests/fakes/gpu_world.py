@@ -1,4 +1,6 @@
-"""A World of the GPU suite on the CPU: kernels that multiply in torch, right or wrong as a test wants, on a described H200."""
+"""A World of the GPU suite on the CPU: kernels that multiply in torch, right or wrong as a test wants, on a described
+H200.
+"""
 
 from types import SimpleNamespace
 
@@ -19,9 +21,13 @@ class FakeKernel:
     def __init__(self, problem, config, fault=None):
         self.problem, self.config, self.fault, self.count = problem, config, fault, 0
 
-    def launch(self, a, scale_a, b, scale_b, d, c=None, *, num_sms=0, alpha=1.0, beta=1.0, head_splits=None, stream=None) -> None:
+    def launch(
+        self, a, scale_a, b, scale_b, d, c=None, *, num_sms=0, alpha=1.0, beta=1.0, head_splits=None, stream=None
+    ) -> None:
         """Multiply at once; num_sms and stream change nothing here."""
-        assert (c is None) == (self.problem.c_mode in ("none", "head_split")) and (head_splits is None) == (self.problem.c_mode != "head_split")
+        assert (c is None) == (self.problem.c_mode in ("none", "head_split")) and (head_splits is None) == (
+            self.problem.c_mode != "head_split"
+        )
         assert (scale_a is None) == (scale_b is None) == (self.problem.op == "bf16_gemm")
         result = alpha * (widen(a, scale_a) @ widen(b, scale_b).T)
         result = result if c is None else result + beta * c.double()

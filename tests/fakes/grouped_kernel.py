@@ -1,4 +1,6 @@
-"""_C.Kernel of a grouped op on the CPU, for the GPU suite's own tests: multiplies group by group in float64, right or wrong as a test wants."""
+"""_C.Kernel of a grouped op on the CPU, for the GPU suite's own tests: multiplies group by group in float64, right or
+wrong as a test wants.
+"""
 
 import torch
 
@@ -15,14 +17,18 @@ class FakeGroupedKernel:
 
     def launch(self, a, scale_a, b, scale_b, d, c=None, *, groups, num_sms=0, stream=None) -> None:
         """Multiply at once; num_sms and stream change nothing here."""
-        assert (c is None) == (self.problem.c_mode == "none") and (scale_a is None) == (scale_b is None) == ("fp8" not in self.problem.op)
+        assert (c is None) == (self.problem.c_mode == "none") and (scale_a is None) == (scale_b is None) == (
+            "fp8" not in self.problem.op
+        )
         assert groups.dtype == torch.int32 and (c is d) == (self.problem.c_mode == "accumulate")
         if self.problem.op.startswith("k_grouped"):
             self._add_groups(a, scale_a, b, scale_b, d, c, groups.tolist())
         elif self.problem.op.endswith("masked"):
             for group, size in enumerate(groups.clamp(0, a.shape[1]).tolist()):
                 scales = (None, None) if scale_a is None else (scale_a[group, :size], scale_b[group])
-                d[group, :size] = (widen_groups(a[group, :size], scales[0]) @ widen_groups(b[group], scales[1]).T).to(d.dtype)
+                d[group, :size] = (widen_groups(a[group, :size], scales[0]) @ widen_groups(b[group], scales[1]).T).to(
+                    d.dtype
+                )
         else:
             self._select_rows(a, scale_a, b, scale_b, d, groups)
         self.count += 1

@@ -11,15 +11,23 @@ NAN = float("nan")
 RECIPES = {"1d2d": (1, 128, 128), "1d1d": (1, 1, 128)}
 #: The public ops.
 OPS = (
-    "m_grouped_fp8_gemm_nt_contiguous", "m_grouped_fp8_gemm_nn_contiguous", "m_grouped_bf16_gemm_nt_contiguous", "m_grouped_bf16_gemm_nn_contiguous",
-    "m_grouped_fp8_gemm_nt_masked", "m_grouped_bf16_gemm_nt_masked",
-    "k_grouped_fp8_gemm_nt_contiguous", "k_grouped_fp8_gemm_tn_contiguous", "k_grouped_bf16_gemm_tn_contiguous",
-)  # fmt: skip
+    "m_grouped_fp8_gemm_nt_contiguous",
+    "m_grouped_fp8_gemm_nn_contiguous",
+    "m_grouped_bf16_gemm_nt_contiguous",
+    "m_grouped_bf16_gemm_nn_contiguous",
+    "m_grouped_fp8_gemm_nt_masked",
+    "m_grouped_bf16_gemm_nt_masked",
+    "k_grouped_fp8_gemm_nt_contiguous",
+    "k_grouped_fp8_gemm_tn_contiguous",
+    "k_grouped_bf16_gemm_tn_contiguous",
+)
 
 
 @dataclass
 class Grouped:
-    """A call's operands; `groups` is m_indices, masked_m or ks; `exact` is the FP64 product of D's shape and `magnitude` that of magnitudes."""
+    """A call's operands; `groups` is m_indices, masked_m or ks; `exact` is the FP64 product of D's shape and
+    `magnitude` that of magnitudes.
+    """
 
     a: object
     b: object
@@ -29,7 +37,9 @@ class Grouped:
 
 
 def spread(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Return one FP64 scale an element of [..., rows, columns]: scales are of rows or blocks of 128 rows, and of blocks of 128 columns."""
+    """Return one FP64 scale an element of [..., rows, columns]: scales are of rows or blocks of 128 rows, and of blocks
+    of 128 columns.
+    """
     tall = scales.double().repeat_interleave(1 if scales.shape[-2] == rows else 128, -2)[..., :rows, :]
     return tall.repeat_interleave(128, -1)[..., :columns]
 
@@ -81,7 +91,9 @@ def spoil(values: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor)
         scales[rows] = NAN
 
 
-def make_contiguous(kind: str, layout: str, rows: list[int], n: int, k: int, recipe: str = "1d2d", alignment: int = 128) -> Grouped:
+def make_contiguous(
+    kind: str, layout: str, rows: list[int], n: int, k: int, recipe: str = "1d2d", alignment: int = 128
+) -> Grouped:
     """Return operands whose groups have `rows` rows; padding of A and of its scales is NaN."""
     generator = torch.Generator().manual_seed(n * k + sum(rows))
     indices = make_indices(rows, alignment)
@@ -97,7 +109,9 @@ def make_contiguous(kind: str, layout: str, rows: list[int], n: int, k: int, rec
 
 
 def make_masked(kind: str, counts: list[int], max_m: int, n: int, k: int, recipe: str = "1d2d") -> Grouped:
-    """Return operands of groups with room for `max_m` rows, of which `counts` are there; the others are NaN, in the products, too."""
+    """Return operands of groups with room for `max_m` rows, of which `counts` are there; the others are NaN, in the
+    products, too.
+    """
     generator = torch.Generator().manual_seed(n * k + sum(counts))
     is_missing = torch.arange(max_m)[None, :] >= torch.tensor(counts)[:, None]
     a, scale_a, x = make_scaled(kind == "fp8", (len(counts), max_m, k), max_m, generator)
@@ -119,7 +133,10 @@ def make_k_grouped(kind: str, layout: str, ks: list[int], m: int, n: int) -> Gro
     a, scale_a, x = make_scaled(kind == "fp8", (m, sum(ks)), m, generator)
     b, scale_b, y = make_scaled(kind == "fp8", (n, sum(ks)), n, generator)
     parts = list(zip(x.split(ks, 1), y.split(ks, 1), strict=True))
-    exact, magnitude = torch.stack([left @ right.t() for left, right in parts]), torch.stack([left.abs() @ right.abs().t() for left, right in parts])
+    exact, magnitude = (
+        torch.stack([left @ right.t() for left, right in parts]),
+        torch.stack([left.abs() @ right.abs().t() for left, right in parts]),
+    )
     if layout == "nt":
         return Grouped((to_blocks(a, ks), scale_a), (to_blocks(b, ks), scale_b), ks, exact, magnitude)
     return Grouped(pair(a, scale_a, True), pair(b, scale_b, True), ks, exact, magnitude)

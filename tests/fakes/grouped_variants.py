@@ -17,7 +17,9 @@ def is_fp8(op: str) -> bool:
     return "fp8" in op
 
 
-def exists(op: str, recipe: str, d_dtype: str, c_mode: str, a_major: str, b_major: str, scale_layout: str, group_layout: str) -> bool:
+def exists(
+    op: str, recipe: str, d_dtype: str, c_mode: str, a_major: str, b_major: str, scale_layout: str, group_layout: str
+) -> bool:
     """Return whether the fields agree with one another."""
     majors = (a_major, b_major)
     if op in K_GROUPED:
@@ -28,18 +30,26 @@ def exists(op: str, recipe: str, d_dtype: str, c_mode: str, a_major: str, b_majo
         return False
     if is_fp8(op):
         return recipe != "per_row" and majors == ("k", "k")
-    return (recipe, scale_layout) == ("1d2d", "mn_major") and majors in ((("k", "k"), ("k", "mn")) if op in CONTIGUOUS else (("k", "k"),))
+    return (recipe, scale_layout) == ("1d2d", "mn_major") and majors in (
+        (("k", "k"), ("k", "mn")) if op in CONTIGUOUS else (("k", "k"),)
+    )
 
 
 def all_fields() -> list[tuple[str, dict]]:
     """Return (op, fields) of every combination, whether it exists or not."""
     choices = {**CHOICES, "group_layout": GROUP_LAYOUTS}
-    return [(op, dict(zip(choices, values, strict=True))) for op in GROUPED_OPS for values in itertools.product(*choices.values())]
+    return [
+        (op, dict(zip(choices, values, strict=True)))
+        for op in GROUPED_OPS
+        for values in itertools.product(*choices.values())
+    ]
 
 
 def make_grouped_variants(m: int = 1, n: int = 1, k: int = 1, num_groups: int = 1) -> list:
     """Return one problem of every variant that exists."""
-    return [_C.Problem(op, m, n, k, num_groups=num_groups, **fields) for op, fields in all_fields() if exists(op, **fields)]
+    return [
+        _C.Problem(op, m, n, k, num_groups=num_groups, **fields) for op, fields in all_fields() if exists(op, **fields)
+    ]
 
 
 def make_grouped(op: str, m: int, n: int, k: int, num_groups: int, **fields) -> "_C.Problem":

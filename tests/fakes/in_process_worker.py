@@ -4,14 +4,16 @@ import json
 from typing import ClassVar
 
 from deep_gemm import _C
-from tuner import protocol
-from tuner.race import Check, ReferenceFailed
-from tuner.simulated import SimulatedBackend, SimulatedTimer
-from tuner.worker_client import WorkerFailure
+from tuner.measure import protocol
+from tuner.measure.race import Check, ReferenceFailed
+from tuner.measure.simulated import SimulatedBackend, SimulatedTimer
+from tuner.measure.worker_client import WorkerFailure
 
 
 class FaultyTimer(SimulatedTimer):
-    """Simulated times with wrong results: `incorrect` configs fail the check, `turning` ones only the check after timing."""
+    """Simulated times with wrong results: `incorrect` configs fail the check, `turning` ones only the check after
+    timing.
+    """
 
     incorrect: ClassVar[set] = set()
     turning: ClassVar[set] = set()
@@ -37,11 +39,19 @@ class FaultyBackend(SimulatedBackend):
 
 
 class InProcessWorker:
-    """Stands in for worker_client.MeasuringWorker. `crashing` and `hanging` are configs, `unexplained` whole problems."""
+    """Stands in for worker_client.MeasuringWorker.
+
+    `crashing` and `hanging` are configs, `unexplained` whole problems.
+    """
 
     def __init__(self, crashing=(), hanging=(), incorrect=(), turning=(), unexplained=(), on_job=lambda job: None):
         self.backend = FaultyBackend()
-        self.crashing, self.hanging, self.unexplained, self.on_job = set(crashing), set(hanging), set(unexplained), on_job
+        self.crashing, self.hanging, self.unexplained, self.on_job = (
+            set(crashing),
+            set(hanging),
+            set(unexplained),
+            on_job,
+        )
         FaultyTimer.incorrect, FaultyTimer.turning = set(incorrect), set(turning)
         self.jobs: list[dict] = []
 

@@ -1,6 +1,7 @@
 """Forked children for fault tests: a hundred of them start in milliseconds, with everything imported.
 
-A child does its work and leaves by os._exit: 0 when it succeeded, 2 after a TunerError, which it reports as JSON [type, message].
+A child does its work and leaves by os._exit: 0 when it succeeded, 2 after a TunerError, which it reports as JSON [type,
+message].
 """
 
 import json

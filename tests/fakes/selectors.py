@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 
 from deep_gemm import _C
-from tuner.artifact import build_artifact
+from tuner.ship.artifact import build_artifact
 
 OP = "fp8_gemm"
 KERNEL_HASH = "0123456789abcdef" * 4
@@ -55,7 +55,9 @@ def forest_arrays(forest: RandomForestRegressor) -> dict[str, np.ndarray]:
         columns["right"].extend(np.where(is_leaf, -1, tree.children_right + starts[-1]))
         leaf_values.extend(tree.value[is_leaf, :, 0])
         starts.append(starts[-1] + tree.node_count)
-    arrays = {name: np.array(values, np.float64 if name == "threshold" else np.int32) for name, values in columns.items()}
+    arrays = {
+        name: np.array(values, np.float64 if name == "threshold" else np.int32) for name, values in columns.items()
+    }
     return {**arrays, "tree_start": np.array(starts, np.int32), "leaf_value": np.array(leaf_values)}
 
 
@@ -77,12 +79,21 @@ def make_metadata(num_portfolio: int, op: str = OP) -> dict:
         "quarantined": [],
     }
     return {
-        "format": 1, "sku": DEVICE.sku, "sm_count": DEVICE.sm_count, "features_version": _C.FEATURES_VERSION, "heuristic_version": _C.HEURISTIC_VERSION,
-        "package_version": "0.1.0", "ops": {op: of_op}, "stale": None, "created": "2025-01-01",
-    }  # fmt: skip
+        "format": 1,
+        "sku": DEVICE.sku,
+        "sm_count": DEVICE.sm_count,
+        "features_version": _C.FEATURES_VERSION,
+        "heuristic_version": _C.HEURISTIC_VERSION,
+        "package_version": "0.1.0",
+        "ops": {op: of_op},
+        "stale": None,
+        "created": "2025-01-01",
+    }
 
 
-def golden_arrays(metadata: dict, arrays: dict, features: np.ndarray, forest: RandomForestRegressor) -> dict[str, np.ndarray]:
+def golden_arrays(
+    metadata: dict, arrays: dict, features: np.ndarray, forest: RandomForestRegressor
+) -> dict[str, np.ndarray]:
     """Return golden vectors over `features`; the choices are what the selector itself decides."""
     features = features.astype(np.float32)
     scores = forest.predict(features)
@@ -101,7 +112,10 @@ def pack(metadata: dict, arrays: dict[str, np.ndarray]) -> bytes:
 
 @functools.cache
 def make_parts(num_portfolio: int = 8, num_trees: int = 16, depth: int = 8, num_problems: int = 300, op: str = OP):
-    """Return (metadata, arrays, forest, problems) of a valid artefact; copy before changing. The first problems are in the exact table."""
+    """Return (metadata, arrays, forest, problems) of a valid artefact; copy before changing.
+
+    The first problems are in the exact table.
+    """
     problems = make_problems(num_problems, op=op)
     portfolio = make_portfolio(num_portfolio, op)
     features = np.array([_C.get_features(problem, DEVICE, portfolio) for problem in problems])
@@ -109,9 +123,11 @@ def make_parts(num_portfolio: int = 8, num_trees: int = 16, depth: int = 8, num_
     metadata = make_metadata(num_portfolio, op)
     arrays = {
         "configs": np.array([list(config.as_dict().values()) for config in portfolio], np.int32),
-        "feature_min": features.min(axis=0), "feature_max": features.max(axis=0),
-        **exact_arrays([(problem, i % num_portfolio) for i, problem in enumerate(problems[:20])]), **forest_arrays(forest),
-    }  # fmt: skip
+        "feature_min": features.min(axis=0),
+        "feature_max": features.max(axis=0),
+        **exact_arrays([(problem, i % num_portfolio) for i, problem in enumerate(problems[:20])]),
+        **forest_arrays(forest),
+    }
     arrays |= golden_arrays(metadata, arrays, features[:NUM_GOLDEN], forest)
     return metadata, arrays, forest, problems
 

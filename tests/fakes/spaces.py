@@ -8,6 +8,9 @@ def make_space(problem, device) -> list:
     clusters = ({}, {"cluster_m": 2})
     configs = [
         _C.Config(block_m, block_n, num_stages, **cluster)
-        for block_m in (64, 128, 256) for block_n in range(16, 193, 16) for num_stages in (3, 4, 5, 6) for cluster in clusters
-    ]  # fmt: skip
+        for block_m in (64, 128, 256)
+        for block_n in range(16, 193, 16)
+        for num_stages in (3, 4, 5, 6)
+        for cluster in clusters
+    ]
     return [config for config in configs if _C.is_legal(problem, config, device)]

@@ -1,4 +1,6 @@
-"""Runs functions in a child process in which `libcuda.so.1` is the stub of libcuda.c, and reads back what the stub was asked for."""
+"""Runs functions in a child process in which `libcuda.so.1` is the stub of libcuda.c, and reads back what the stub was
+asked for.
+"""
 
 import concurrent.futures
 import contextlib
@@ -23,13 +25,41 @@ from deep_gemm.jit import build
 _SOURCE = Path(__file__).with_name("libcuda.c")
 _PARAMS = struct.Struct("<QQQQqqqqqqIIIIIIffIIII")
 _PARAMS_FIELDS = (
-    "scale_a", "scale_b", "d", "c", "scale_a_stride_mn", "scale_a_stride_k", "scale_b_stride_mn", "scale_b_stride_k", "d_stride_m", "c_stride_m",
-    "m", "n", "k", "num_m_tiles", "num_n_tiles", "band", "alpha", "beta", "head_left", "head_mid", "head_right", "zero",
+    "scale_a",
+    "scale_b",
+    "d",
+    "c",
+    "scale_a_stride_mn",
+    "scale_a_stride_k",
+    "scale_b_stride_mn",
+    "scale_b_stride_k",
+    "d_stride_m",
+    "c_stride_m",
+    "m",
+    "n",
+    "k",
+    "num_m_tiles",
+    "num_n_tiles",
+    "band",
+    "alpha",
+    "beta",
+    "head_left",
+    "head_mid",
+    "head_right",
+    "zero",
 )
 _GROUP_PARAMS = struct.Struct("<QQQQqqqqI28x")
 _GROUP_PARAMS_FIELDS = (
-    "groups", "a", "b", "map_slots", "scale_a_stride_group", "scale_b_stride_group", "d_stride_group", "c_stride_group", "num_groups",
-)  # fmt: skip
+    "groups",
+    "a",
+    "b",
+    "map_slots",
+    "scale_a_stride_group",
+    "scale_b_stride_group",
+    "d_stride_group",
+    "c_stride_group",
+    "num_groups",
+)
 FP8_PROBLEM = _C.Problem("fp8_gemm", 1, 1, 1, scale_layout="any")
 
 
@@ -41,7 +71,9 @@ class StubDriver:
     log: Path
 
     def call(self, function: Callable, *arguments, **settings):
-        """Return (result, events) of `function(*arguments)` under the stub's `settings` (FAKE_CUDA_* without the prefix)."""
+        """Return (result, events) of `function(*arguments)` under the stub's `settings` (FAKE_CUDA_* without the
+        prefix).
+        """
         self.log.write_text("")
         result = self.pool.submit(_run, function, arguments, settings).result(timeout=120)
         return result, [json.loads(line) for line in self.log.read_text().splitlines()]
@@ -110,21 +142,30 @@ def make_operands(m: int, n: int, k: int, device: int = 0) -> tuple:
     return tuple(matrix(address, *shape, device) for address, shape in zip(addresses, shapes))
 
 
-def load_kernel(config: "_C.Config", device: int = 0, cubin: bytes = b"cubin of the stub", problem: "_C.Problem" = FP8_PROBLEM) -> "_C.Kernel":
+def load_kernel(
+    config: "_C.Config", device: int = 0, cubin: bytes = b"cubin of the stub", problem: "_C.Problem" = FP8_PROBLEM
+) -> "_C.Kernel":
     """Load a kernel that the stub takes for one; by default one that takes make_operands."""
     return _C.Kernel(cubin, f"deep_gemm_{problem.op}", problem, config, device)
 
 
 def use_fake_build(refuse=()):
-    """Let the planning of this process compile nothing; `refuse`: configs that do not compile. Returns the list of builds."""
+    """Let the planning of this process compile nothing; `refuse`: configs that do not compile.
+
+    Returns the list of builds.
+    """
     builds, salt = [], os.urandom(8).hex()  # kernels stay loaded: other bytes for each test
 
     def get_cubin(problem, config, compiler=None, *, is_refused=False):
         builds.append((str(problem), str(config), is_refused))
         if config in refuse:
             raise CompileError("no such instruction\nlog")
-        cubin = f"{salt} {problem.op} {config} {problem.compiled_dims} {sum(refused for *_, refused in builds)}".encode()
-        return types.SimpleNamespace(cubin=cubin, kernel_name=f"deep_gemm_{problem.op}", compiler="nvrtc", compiler_version="13.0")
+        cubin = (
+            f"{salt} {problem.op} {config} {problem.compiled_dims} {sum(refused for *_, refused in builds)}".encode()
+        )
+        return types.SimpleNamespace(
+            cubin=cubin, kernel_name=f"deep_gemm_{problem.op}", compiler="nvrtc", compiler_version="13.0"
+        )
 
     build.get_cubin = get_cubin
     plan.forget()

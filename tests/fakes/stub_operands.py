@@ -38,10 +38,14 @@ def make_scales(problem: "_C.Problem", m: int, n: int, k: int, device: int = 0) 
         return view(SCALE_A, (m,), (2,), "float32", device), view(SCALE_B, (n,), (3,), "float32", device)
     steps, rows_b = -(-k // 128), n if problem.recipe == "1d1d" else -(-n // 128)
     layout_b = problem.scale_layout if problem.recipe == "1d1d" else "any"
-    return scale_view(SCALE_A, m, steps, problem.scale_layout, device), scale_view(SCALE_B, rows_b, steps, layout_b, device)
+    return scale_view(SCALE_A, m, steps, problem.scale_layout, device), scale_view(
+        SCALE_B, rows_b, steps, layout_b, device
+    )
 
 
-def make_variant(problem: "_C.Problem", m: int, n: int, k: int, heads: tuple = (8, 4, 0), device: int = 0) -> tuple[tuple, dict]:
+def make_variant(
+    problem: "_C.Problem", m: int, n: int, k: int, heads: tuple = (8, 4, 0), device: int = 0
+) -> tuple[tuple, dict]:
     """Return the arguments of Kernel.launch for operands of `problem`'s variant: (positional, keywords)."""
     dtype = "float8_e4m3fn" if problem.op == "fp8_gemm" else "bfloat16"
     d_dtype = "float32" if problem.d_dtype == "fp32" else "bfloat16"
@@ -63,7 +67,9 @@ def make_variant(problem: "_C.Problem", m: int, n: int, k: int, heads: tuple = (
 GROUPS = 1 << 46
 
 
-def grouped_view(address: int, shape: tuple, dtype: str, is_transposed: bool = False, device: int = 0) -> "_C.TensorView":
+def grouped_view(
+    address: int, shape: tuple, dtype: str, is_transposed: bool = False, device: int = 0
+) -> "_C.TensorView":
     """Describe [..., rows, columns] in padded rows, or in padded columns where `is_transposed`."""
     *groups, rows, columns = shape
     pitch = pitch_of(rows if is_transposed else columns, dtype)
@@ -84,7 +90,14 @@ def grouped_shapes(problem: "_C.Problem", m: int, n: int, k: int, num_groups: in
     """Return the shape of every operand in nt orientation; `k` is of all groups together where they divide it."""
     steps, scale_rows, many = -(-k // 128), n if problem.recipe == "1d1d" else -(-n // 128), (num_groups,)
     if problem.op.startswith("k_grouped"):
-        shapes = {"a": (m, k), "b": (n, k), "d": (*many, m, n), "groups": many, "scale_a": (m, steps), "scale_b": (n, steps)}
+        shapes = {
+            "a": (m, k),
+            "b": (n, k),
+            "d": (*many, m, n),
+            "groups": many,
+            "scale_a": (m, steps),
+            "scale_b": (n, steps),
+        }
         return shapes | ({"a": (m * k,), "b": (n * k,)} if problem.group_layout == "blocks" else {})
     rows, groups = ((*many, m), many) if problem.op.endswith("masked") else ((m,), (m,))
     shapes = {"a": (*rows, k), "b": (*many, n, k), "d": (*rows, n), "groups": groups}
@@ -99,16 +112,28 @@ def grouped_input(problem: "_C.Problem", name: str, shape: tuple, device: int = 
     return grouped_view(address, shape, dtype, getattr(problem, f"{name}_major") == "mn", device)
 
 
-def make_grouped_variant(problem: "_C.Problem", m: int, n: int, k: int, num_groups: int, device: int = 0) -> tuple[tuple, dict]:
+def make_grouped_variant(
+    problem: "_C.Problem", m: int, n: int, k: int, num_groups: int, device: int = 0
+) -> tuple[tuple, dict]:
     """Return the arguments of Kernel.launch for operands of a grouped problem's variant: (positional, keywords)."""
-    shapes, d_dtype = grouped_shapes(problem, m, n, k, num_groups), "float32" if problem.d_dtype == "fp32" else "bfloat16"
+    shapes, d_dtype = (
+        grouped_shapes(problem, m, n, k, num_groups),
+        "float32" if problem.d_dtype == "fp32" else "bfloat16",
+    )
     scales = (None, None)
     if "fp8" in problem.op:
         layout_b = problem.scale_layout if problem.recipe == "1d1d" else "any"
-        scales = [grouped_scales(SCALE_A, shapes["scale_a"], problem.scale_layout, device), grouped_scales(SCALE_B, shapes["scale_b"], layout_b, device)]
+        scales = [
+            grouped_scales(SCALE_A, shapes["scale_a"], problem.scale_layout, device),
+            grouped_scales(SCALE_B, shapes["scale_b"], layout_b, device),
+        ]
     a, b = (grouped_input(problem, name, shapes[name], device) for name in "ab")
     d = grouped_view(D, shapes["d"], d_dtype, device=device)
     options = {"groups": view(GROUPS, shapes["groups"], (1,), "int32", device)}
     if problem.c_mode != "none":
-        options["c"] = d if problem.c_mode == "accumulate" else view(C, (num_groups, m, n), ((m + 1) * (n + 1), n + 1, 1), d_dtype, device)
+        options["c"] = (
+            d
+            if problem.c_mode == "accumulate"
+            else view(C, (num_groups, m, n), ((m + 1) * (n + 1), n + 1, 1), d_dtype, device)
+        )
     return (a, scales[0], b, scales[1], d), options

@@ -1,6 +1,8 @@
-"""A synthetic machine for tests: an analytic estimate with rates of its own, bent by a smooth function of shape and config, plus noise.
+"""A synthetic machine for tests: an analytic estimate with rates of its own, bent by a smooth function of shape and
+config, plus noise.
 
-`make_rows` gives measured rows as `Store.load_measurements` returns them; `write_database` puts the same rows into a database.
+`make_rows` gives measured rows as `Store.load_measurements` returns them; `write_database` puts the same rows into a
+database.
 """
 
 import atexit
@@ -10,12 +12,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+from tuner.db import Store
 
 from deep_gemm import _C
-from tuner.dataset import Dataset, Identity, build_dataset
-from tuner.db import Store
-from tuner.fields import to_config, to_problem
-from tuner.portfolio import choose_portfolio
+from tuner.learn.dataset import Dataset, Identity, build_dataset
+from tuner.learn.portfolio import choose_portfolio
+from tuner.problems.fields import to_config, to_problem
 
 SKU = "nvidia-h200-sm132"
 KERNEL_HASH = "ab" * 32
@@ -34,11 +36,24 @@ DENSE_M = (3, 8, 16, 24, 32, 48, 80, 96, 128, 160, 192, 256, 320, 384, 640, 768,
 
 #: The machine's rates: not the package's, which are fitted anew from time to time.
 RATES = {
-    "launch_us": 2.5, "hbm_gbps": 3000.0, "l2_gbps": 18000.0, "sm_gbps": 137.0, "load_latency_ns": 600.0, "dense_tflops": 1650.0,
-    "step_base_64_ns": 85.0, "step_base_128_ns": 95.0, "step_base_256_ns": 117.0, "step_slope_64_ns": 1.15, "step_slope_128_ns": 1.65,
-    "step_slope_256_ns": 3.77, "two_scale_fraction": 0.04, "unpipelined_fraction": 0.02, "cluster_step_ns": 5.0, "epilogue_base_ns": 630.0,
+    "launch_us": 2.5,
+    "hbm_gbps": 3000.0,
+    "l2_gbps": 18000.0,
+    "sm_gbps": 137.0,
+    "load_latency_ns": 600.0,
+    "dense_tflops": 1650.0,
+    "step_base_64_ns": 85.0,
+    "step_base_128_ns": 95.0,
+    "step_base_256_ns": 117.0,
+    "step_slope_64_ns": 1.15,
+    "step_slope_128_ns": 1.65,
+    "step_slope_256_ns": 3.77,
+    "two_scale_fraction": 0.04,
+    "unpipelined_fraction": 0.02,
+    "cluster_step_ns": 5.0,
+    "epilogue_base_ns": 630.0,
     "epilogue_row_ns": 0.34,
-}  # fmt: skip
+}
 
 
 def true_log_ratio(problem, config) -> float:
@@ -46,7 +61,9 @@ def true_log_ratio(problem, config) -> float:
     n, k, m = (math.log2(value) for value in (problem.n, problem.k, problem.m))
     wide = config.block_n / 128.0
     bend = 0.07 * math.sin(0.9 * n + 1.7 * wide) + 0.06 * math.sin(0.8 * k - 1.3 * wide + 0.4 * config.cluster_m)
-    bend += 0.05 * math.cos(0.6 * m + config.block_m / 64.0 + 0.5 * config.cluster_n) - 0.03 * math.tanh((config.num_stages - 4) / 3.0)
+    bend += 0.05 * math.cos(0.6 * m + config.block_m / 64.0 + 0.5 * config.cluster_n) - 0.03 * math.tanh(
+        (config.num_stages - 4) / 3.0
+    )
     return bend
 
 
@@ -65,30 +82,59 @@ class Machine:
         self.block_id = 0
 
     def measure(self, problem, configs: list, confirm: int = 5) -> list[dict]:
-        """Return the rows of one block: search over `configs` and the heuristic's pick, then confirmation of the fastest."""
+        """Return the rows of one block: search over `configs` and the heuristic's pick, then confirmation of the
+        fastest.
+        """
         self.block_id += 1
         heuristic = _C.get_analytic_config(problem, self.device)
         ordered = [heuristic, *(config for config in configs if config != heuristic)]
-        times = np.array([true_time_us(problem, config, self.device) for config in ordered]) * math.exp(self.random.normal(0, 0.02))
+        times = np.array([true_time_us(problem, config, self.device) for config in ordered]) * math.exp(
+            self.random.normal(0, 0.02)
+        )
         search = self.observe(times, 8)
-        rows = [self.make_row(problem, config, heuristic, "search", time_us, search[0], search.min()) for config, time_us in zip(ordered, search, strict=True)]
+        rows = [
+            self.make_row(problem, config, heuristic, "search", time_us, search[0], search.min())
+            for config, time_us in zip(ordered, search, strict=True)
+        ]
         chosen = sorted({0, *np.argsort(search, kind="stable")[:confirm].tolist()})
         confirmed = self.observe(times[chosen], 30)
-        return rows + [self.make_row(problem, ordered[index], heuristic, "confirm", time_us, confirmed[0], 0.0) for index, time_us in zip(chosen, confirmed, strict=True)]
+        return rows + [
+            self.make_row(problem, ordered[index], heuristic, "confirm", time_us, confirmed[0], 0.0)
+            for index, time_us in zip(chosen, confirmed, strict=True)
+        ]
 
     def observe(self, times: np.ndarray, rounds: int) -> np.ndarray:
         """Return noisy medians of `rounds` rounds."""
         return times * np.exp(self.random.normal(0, self.noise * 1.25 / math.sqrt(rounds), len(times)))
 
-    def make_row(self, problem, config, reference, role: str, time_us: float, reference_us: float, fastest: float) -> dict:
+    def make_row(
+        self, problem, config, reference, role: str, time_us: float, reference_us: float, fastest: float
+    ) -> dict:
         """Return one measured row; what is 1.5x slower than the fastest was dropped by the race."""
         status = "censored" if fastest and time_us > 1.5 * fastest and time_us != reference_us else "ok"
         ratio = float(time_us / reference_us)
         return {
-            **problem.as_dict(), **config.as_dict(), "problem_key": problem.key, "config_key": config.key(problem.op), "config_id": str(config), "reference_config_id": str(reference), "sku": SKU, "kernel_hash": KERNEL_HASH,
-            "compiler": COMPILER, "regime": REGIME, "block_id": self.block_id, "block_status": "finished", "created": "2026-01-02T03:04:05.678Z", "role": role, "status": status, "median_us": float(time_us),
-            "mad_us": float(time_us) * self.noise, "ratio": ratio, "ratio_low": ratio * 0.998, "ratio_high": ratio * 1.002,
-        }  # fmt: skip
+            **problem.as_dict(),
+            **config.as_dict(),
+            "problem_key": problem.key,
+            "config_key": config.key(problem.op),
+            "config_id": str(config),
+            "reference_config_id": str(reference),
+            "sku": SKU,
+            "kernel_hash": KERNEL_HASH,
+            "compiler": COMPILER,
+            "regime": REGIME,
+            "block_id": self.block_id,
+            "block_status": "finished",
+            "created": "2026-01-02T03:04:05.678Z",
+            "role": role,
+            "status": status,
+            "median_us": float(time_us),
+            "mad_us": float(time_us) * self.noise,
+            "ratio": ratio,
+            "ratio_low": ratio * 0.998,
+            "ratio_high": ratio * 1.002,
+        }
 
 
 def full_rows(machine: Machine, shapes: tuple = SHAPES, values: tuple = FULL_M) -> list[dict]:
@@ -113,7 +159,9 @@ def write_database(path, rows: list[dict]) -> None:
         shared = {
             "device_id": store.get_or_add_device({**device.as_dict(), "uuid": "GPU-0"}),
             "environment_id": store.get_or_add_environment({"compiler": COMPILER}),
-            "sweep_id": store.start_sweep({"preset": "synthetic", "seed": 0, "sampler": "exhaustive", "effort": "full", "regime": REGIME}),
+            "sweep_id": store.start_sweep(
+                {"preset": "synthetic", "seed": 0, "sampler": "exhaustive", "effort": "full", "regime": REGIME}
+            ),
         }
         blocks: dict = {}
         for row in rows:
@@ -128,12 +176,28 @@ def write_block(store, rows: list[dict], shared: dict) -> None:
     first = rows[0]
     problem = to_problem(first)
     ids = {row["config_id"]: store.get_or_add_config(problem.op, to_config(row)) for row in rows}
-    block = store.add_block({
-        **shared, "problem_id": store.get_or_add_problem(problem), "regime": REGIME, "kernel_hash": first["kernel_hash"], "compiler": COMPILER,
-        "reference_config_id": ids[first["config_id"]], "rounds": 8, "confirm_rounds": 30, "anchor_us": 100.0, "noise": 0.001,
-    })  # fmt: skip
+    block = store.add_block(
+        {
+            **shared,
+            "problem_id": store.get_or_add_problem(problem),
+            "regime": REGIME,
+            "kernel_hash": first["kernel_hash"],
+            "compiler": COMPILER,
+            "reference_config_id": ids[first["config_id"]],
+            "rounds": 8,
+            "confirm_rounds": 30,
+            "anchor_us": 100.0,
+            "noise": 0.001,
+        }
+    )
     names = ("role", "status", "median_us", "mad_us", "ratio", "ratio_low", "ratio_high")
-    store.add_measurements([{"block_id": block, "config_id": ids[row["config_id"]], "n": 8, **{name: row[name] for name in names}} for row in rows], finish=True)
+    store.add_measurements(
+        [
+            {"block_id": block, "config_id": ids[row["config_id"]], "n": 8, **{name: row[name] for name in names}}
+            for row in rows
+        ],
+        finish=True,
+    )
 
 
 IDENTITY = Identity("fp8_gemm", SKU, KERNEL_HASH, COMPILER, REGIME)

@@ -5,9 +5,13 @@ import itertools
 from deep_gemm import _C
 
 CHOICES = {
-    "recipe": ("1d2d", "1d1d", "per_row"), "d_dtype": ("bf16", "fp32"), "c_mode": ("none", "accumulate", "general", "head_split"),
-    "a_major": ("k", "mn"), "b_major": ("k", "mn"), "scale_layout": ("mn_major", "any"),
-}  # fmt: skip
+    "recipe": ("1d2d", "1d1d", "per_row"),
+    "d_dtype": ("bf16", "fp32"),
+    "c_mode": ("none", "accumulate", "general", "head_split"),
+    "a_major": ("k", "mn"),
+    "b_major": ("k", "mn"),
+    "scale_layout": ("mn_major", "any"),
+}
 OPS = ("fp8_gemm", "bf16_gemm")
 
 
@@ -26,7 +30,9 @@ def exists(op: str, recipe: str, d_dtype: str, c_mode: str, a_major: str, b_majo
 
 def all_fields() -> list[tuple[str, dict]]:
     """Return (op, fields) of every combination, whether it exists or not."""
-    return [(op, dict(zip(CHOICES, values, strict=True))) for op in OPS for values in itertools.product(*CHOICES.values())]
+    return [
+        (op, dict(zip(CHOICES, values, strict=True))) for op in OPS for values in itertools.product(*CHOICES.values())
+    ]
 
 
 def make_variants(m: int = 1, n: int = 1, k: int = 1) -> list:

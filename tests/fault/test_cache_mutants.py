@@ -14,7 +14,9 @@ SOURCE, OTHER_SOURCE = "the one", "the other"
 
 
 def make_result(source: str) -> compile.CompileResult:
-    return compile.CompileResult(make_cubin(source.split()[1], text_bytes=2048), "kernel", 8, 0, 0, (), "log of " + source, 1.0, "nvrtc", "13.0")
+    return compile.CompileResult(
+        make_cubin(source.split()[1], text_bytes=2048), "kernel", 8, 0, 0, (), "log of " + source, 1.0, "nvrtc", "13.0"
+    )
 
 
 class Builder:
@@ -33,7 +35,9 @@ def builder(monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path)
     monkeypatch.setattr(build, "compile_source", builder := Builder())
     monkeypatch.setattr(build, "get_toolchain", lambda compiler: None)
-    monkeypatch.setattr(build.hashing, "compile_key", lambda source, headers, toolchain: build.hashing._hash_text(source))
+    monkeypatch.setattr(
+        build.hashing, "compile_key", lambda source, headers, toolchain: build.hashing._hash_text(source)
+    )
     # Rename gives the guarantee here; waiting for a disk a thousand times would only test the disk.
     monkeypatch.setattr(cache.os, "fsync", lambda descriptor: None)
     return builder

@@ -1,4 +1,6 @@
-"""Many processes on one cache: killed while they write (F-C1), starting cold together (F-C4), stopped with the lock held (F-C5)."""
+"""Many processes on one cache: killed while they write (F-C1), starting cold together (F-C4), stopped with the lock
+held (F-C5).
+"""
 
 import contextlib
 import hashlib
@@ -80,7 +82,11 @@ def check_after_kills(folder) -> None:
     """Every entry is whole, none was set aside, and gc removes all that the dead left (F-C8)."""
     disk = DiskCache(folder)
     assert not list(folder.glob("*.bad"))
-    assert sum(1 for key in KEYS if (payload := disk.get(key)) is not None and belongs_to(key, payload)) == len(list(folder.glob("*.kernel"))) > 0
+    assert (
+        sum(1 for key in KEYS if (payload := disk.get(key)) is not None and belongs_to(key, payload))
+        == len(list(folder.glob("*.kernel")))
+        > 0
+    )
     for orphan in [*folder.glob("*.tmp"), *folder.glob("*.lock")]:
         os.utime(orphan, (0, 0))
     disk.gc()
@@ -95,7 +101,9 @@ def build_all(barrier, sources, results, timeout_s: float) -> None:
     cache.get_disk_cache().lock_timeout_s = timeout_s
     barrier.wait()
     try:
-        results.put({hashlib.sha256(build.get_cubin_for_source(source, "kernel").cubin).hexdigest() for source in sources})
+        results.put(
+            {hashlib.sha256(build.get_cubin_for_source(source, "kernel").cubin).hexdigest() for source in sources}
+        )
     except (DeepGemmError, OSError, AssertionError) as error:  # the parent fails the test with it
         results.put(repr(error))
 
@@ -139,7 +147,9 @@ def test_without_locks_the_results_are_the_same(monkeypatch, tmp_path):
 
 def test_different_keys_do_not_wait_for_each_other(monkeypatch, tmp_path):
     use_fake_nvcc(monkeypatch, tmp_path)
-    slow = fork.Process(target=build.get_cubin_for_source, args=(make_source(sleep=60, count=tmp_path / "slow"), "kernel"))
+    slow = fork.Process(
+        target=build.get_cubin_for_source, args=(make_source(sleep=60, count=tmp_path / "slow"), "kernel")
+    )
     slow.start()
     try:
         wait_for(lambda: (tmp_path / "slow").exists())

@@ -81,7 +81,10 @@ def test_fault_is_a_compile_error_and_leaves_nothing(monkeypatch, tmp_path, home
     assert not list((home / "cache").glob("*.kernel"))
 
 
-@pytest.mark.parametrize(("fault", "last"), [("exit", "this is the last line\n"), ("flood", "the end of the flood\n"), ("segv", "nvcc is about to die\n")])
+@pytest.mark.parametrize(
+    ("fault", "last"),
+    [("exit", "this is the last line\n"), ("flood", "the end of the flood\n"), ("segv", "nvcc is about to die\n")],
+)
 def test_error_shows_the_end_of_the_log(home, fault, last):
     with pytest.raises(CompileError) as caught:
         compile.compile_source(make_source(fault=fault), "kernel")
@@ -111,7 +114,10 @@ def test_error_survives_pickling(home):
     with pytest.raises(CompileError) as caught:
         compile.compile_source(make_source(fault="exit"), "kernel")
     copy = pickle.loads(pickle.dumps(caught.value))
-    assert (str(copy), copy.argv, copy.status, copy.log, copy.source_path) == (str(caught.value), *(getattr(caught.value, name) for name in ("argv", "status", "log", "source_path")))
+    assert (str(copy), copy.argv, copy.status, copy.log, copy.source_path) == (
+        str(caught.value),
+        *(getattr(caught.value, name) for name in ("argv", "status", "log", "source_path")),
+    )
 
 
 # ---- F-N2 ----
@@ -143,12 +149,15 @@ def ask(monkeypatch, path: object) -> None:
     build.get_cubin_for_source(make_source(), "kernel")
 
 
-@pytest.mark.parametrize(("version", "reason"), [
-    ("release 12.2, V12.2.140", r"nvcc = 12\.2\.140 \(.*nvcc\).*12\.3 or newer"),
-    ("release 9.0, V9.0.176", r"12\.3 or newer"),
-    ("release , V", "tells no version"),
-    ("", "tells no version"),
-])
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        ("release 12.2, V12.2.140", r"nvcc = 12\.2\.140 \(.*nvcc\).*12\.3 or newer"),
+        ("release 9.0, V9.0.176", r"12\.3 or newer"),
+        ("release , V", "tells no version"),
+        ("", "tells no version"),
+    ],
+)
 def test_version_is_required(monkeypatch, home, tmp_path, version, reason):
     path = install_nvcc(tmp_path / "other", version)
     with pytest.raises(CompileError, match=reason):
@@ -161,7 +170,9 @@ def test_odd_but_harmless_paths_work(monkeypatch, home, tmp_path, folder):
     assert not list(tmp_path.rglob("pwned"))
 
 
-@pytest.mark.parametrize("folder", ["new\nline", "dollar$(touch pwned)", "tick`touch pwned`", 'double"quote', "back\\slash"])
+@pytest.mark.parametrize(
+    "folder", ["new\nline", "dollar$(touch pwned)", "tick`touch pwned`", 'double"quote', "back\\slash"]
+)
 def test_paths_that_a_shell_would_expand_are_refused(monkeypatch, home, tmp_path, folder):
     with pytest.raises(CompileError, match="nvcc puts its own path into shell commands"):
         ask(monkeypatch, install_nvcc(tmp_path / folder))
@@ -200,7 +211,9 @@ def test_job_folder_falls_back_to_tmpdir(monkeypatch, home, tmp_path):
 def test_no_job_folder_names_both_and_why(monkeypatch, home, folder):
     monkeypatch.setenv("DG_JIT_CACHE_DIR", "/proc/none")
     monkeypatch.setenv("TMPDIR", folder)
-    with pytest.raises(CompileError, match=r"no folder for its files: /proc/none.*errno.*;.*errno.*DG_JIT_CACHE_DIR or TMPDIR"):
+    with pytest.raises(
+        CompileError, match=r"no folder for its files: /proc/none.*errno.*;.*errno.*DG_JIT_CACHE_DIR or TMPDIR"
+    ):
         compile.compile_source(make_source(), "kernel")
 
 

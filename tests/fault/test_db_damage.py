@@ -13,7 +13,15 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateTable
 from tuner.db import Store, tables
 
-from tests.fakes.databases import CONFIGS, add_block, add_context, count_rows, make_database, make_problem, memory_folder
+from tests.fakes.databases import (
+    CONFIGS,
+    add_block,
+    add_context,
+    count_rows,
+    make_database,
+    make_problem,
+    memory_folder,
+)
 from tests.fakes.processes import run_child
 from tuner import errors
 
@@ -46,7 +54,10 @@ def mutate(generator: random.Random, payload: bytes) -> bytes:
     elif kind == 3:
         damaged[page : page + 4096] = bytes([generator.choice((0, 255))]) * 4096
     elif kind == 4:
-        damaged[page : page + 4096], damaged[other : other + 4096] = damaged[other : other + 4096], damaged[page : page + 4096]
+        damaged[page : page + 4096], damaged[other : other + 4096] = (
+            damaged[other : other + 4096],
+            damaged[page : page + 4096],
+        )
     elif kind == 5:
         del damaged[generator.randrange(len(damaged)) :]
     elif kind == 6:
@@ -109,9 +120,17 @@ HOSTILE = {
     "generated column": "ALTER TABLE sweep ADD COLUMN evil TEXT GENERATED ALWAYS AS (hex(zeroblob(1000)))",
     "dropped column": "ALTER TABLE measurement DROP COLUMN error",
     "view in place of a table": "DROP TABLE compilation; CREATE VIEW compilation AS SELECT 1 AS config_id",
-    "table without checks": "DROP TABLE compilation; CREATE TABLE compilation (config_id, kernel_hash, compiler, registers, spill_bytes, local_bytes, smem_bytes, compile_ms)",
-    "measurement with rowids": f"ALTER TABLE measurement RENAME TO old; {WITH_ROWIDS}; INSERT INTO measurement SELECT * FROM old; DROP TABLE old",
-    "measurement of an unknown config": "PRAGMA foreign_keys = OFF; UPDATE measurement SET config_id = 999 WHERE config_id = 1",
+    "table without checks": (
+        "DROP TABLE compilation; CREATE TABLE compilation (config_id, kernel_hash, compiler, registers, spill_bytes,"
+        " local_bytes, smem_bytes, compile_ms)"
+    ),
+    "measurement with rowids": (
+        f"ALTER TABLE measurement RENAME TO old; {WITH_ROWIDS}; INSERT INTO measurement SELECT * FROM old; DROP"
+        " TABLE old"
+    ),
+    "measurement of an unknown config": (
+        "PRAGMA foreign_keys = OFF; UPDATE measurement SET config_id = 999 WHERE config_id = 1"
+    ),
     "unknown migration": "UPDATE alembic_version SET version_num = '9999'",
     "dangling reference": "PRAGMA foreign_keys = OFF; DELETE FROM config WHERE id = 1",
     "ignored check": "PRAGMA ignore_check_constraints = ON; UPDATE measurement SET median_us = -1",
@@ -130,7 +149,10 @@ def test_files_that_are_not_ours_to_the_letter_are_refused_untouched(sound, tmp_
         with pytest.raises(errors.IntegrityError) as caught:
             Store.open(path, mode)
         assert str(path) in str(caught.value) and caught.value.exit_code == errors.EXIT_INTEGRITY
-    assert path.read_bytes() == before and {file.name for file in tmp_path.iterdir()} <= {"hostile.db", "hostile.db.lock"}
+    assert path.read_bytes() == before and {file.name for file in tmp_path.iterdir()} <= {
+        "hostile.db",
+        "hostile.db.lock",
+    }
 
 
 def test_other_applications_files_are_refused_untouched(tmp_path):
@@ -154,7 +176,9 @@ def test_another_applications_journal_is_not_rolled_back(tmp_path, mark):
 
     def die_halfway(write_end: int) -> None:
         raw = sqlite3.connect(path, isolation_level=None)
-        raw.executescript("PRAGMA cache_size = 1; BEGIN; INSERT INTO secrets SELECT hex(zeroblob(9000)) FROM (VALUES (1), (2), (3))")
+        raw.executescript(
+            "PRAGMA cache_size = 1; BEGIN; INSERT INTO secrets SELECT hex(zeroblob(9000)) FROM (VALUES (1), (2), (3))"
+        )
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert run_child(die_halfway)[0] == -signal.SIGKILL
@@ -184,13 +208,53 @@ def test_things_that_are_no_databases(tmp_path):
 
 # F-D5: text is data.
 
-FRAGMENTS = ["'", '"', ";", "--", "/*", "*/", "\\", "%", "_", "?", ":x", "$1", "@", "`", "[", "]", "\n", "\r", "\t", "\0", "\x1b[2J", "\x07", "é", "漢", "\U0001f600", "\u202e", "NULL", " OR 1=1",
-             "'); DROP TABLE sweep; --", "' UNION SELECT 1 --", "{0}", "%s", "%(x)s", "${HOME}", "$(id)", "=cmd()", "file:x?mode=rw", "a" * 300]  # fmt: skip
+FRAGMENTS = [
+    "'",
+    '"',
+    ";",
+    "--",
+    "/*",
+    "*/",
+    "\\",
+    "%",
+    "_",
+    "?",
+    ":x",
+    "$1",
+    "@",
+    "`",
+    "[",
+    "]",
+    "\n",
+    "\r",
+    "\t",
+    "\0",
+    "\x1b[2J",
+    "\x07",
+    "é",
+    "漢",
+    "\U0001f600",
+    "\u202e",
+    "NULL",
+    " OR 1=1",
+    "'); DROP TABLE sweep; --",
+    "' UNION SELECT 1 --",
+    "{0}",
+    "%s",
+    "%(x)s",
+    "${HOME}",
+    "$(id)",
+    "=cmd()",
+    "file:x?mode=rw",
+    "a" * 300,
+]
 
 
 def test_sql_metacharacters_are_data(folder):
     generator = random.Random(5)
-    texts = FRAGMENTS + ["".join(generator.choices(FRAGMENTS, k=generator.randint(2, 6))) for _ in range(500 - len(FRAGMENTS))]
+    texts = FRAGMENTS + [
+        "".join(generator.choices(FRAGMENTS, k=generator.randint(2, 6))) for _ in range(500 - len(FRAGMENTS))
+    ]
     with Store.open(folder / "tuning.db") as store:
         context = add_context(store)
         block_id = add_block(store, context, make_problem())
@@ -200,8 +264,12 @@ def test_sql_metacharacters_are_data(folder):
         for text in texts:
             check_round_trip(store, text)
         for text in texts[:60]:
-            store.add_measurements([{"block_id": block_id, "config_id": config_id, "role": "search", "status": "crash", "error": text}])
-            assert [row["error"] for row in store.load_measurements(role="search") if row["config_id"] == config_id] == [text]
+            store.add_measurements(
+                [{"block_id": block_id, "config_id": config_id, "role": "search", "status": "crash", "error": text}]
+            )
+            assert [
+                row["error"] for row in store.load_measurements(role="search") if row["config_id"] == config_id
+            ] == [text]
             check_filters(store, text)
         assert store.check() == [] and store.stats()["tables"]["measurement"] == 8
 
@@ -212,15 +280,31 @@ def check_round_trip(store: Store, text: str) -> None:
     environment_id = store.get_or_add_environment({"driver": text, "flags": text})
     with store.reading() as connection:
         sweep = connection.execute(tables.sweep.select().where(tables.sweep.c.id == sweep_id)).mappings().one()
-        found = connection.execute(tables.environment.select().where(tables.environment.c.id == environment_id)).mappings().one()
-    assert (sweep["preset"], sweep["shard"], sweep["host"], json.loads(sweep["argv"])) == (text, text, text, [text, text])
+        found = (
+            connection.execute(tables.environment.select().where(tables.environment.c.id == environment_id))
+            .mappings()
+            .one()
+        )
+    assert (sweep["preset"], sweep["shard"], sweep["host"], json.loads(sweep["argv"])) == (
+        text,
+        text,
+        text,
+        [text, text],
+    )
     assert (found["driver"], found["flags"]) == (text, text)
 
 
 def check_filters(store: Store, text: str) -> None:
     """Check that filters compare, and that what must be a name is refused."""
-    assert store.load_measurements(sku=text) == store.load_measurements(kernel_hash=text) == store.load_best(regime=text) == []
-    assert store.measured_problems(text, text, text, text, text) == set() and store.newest_kernel_hash(text, text) is None
+    assert (
+        store.load_measurements(sku=text)
+        == store.load_measurements(kernel_hash=text)
+        == store.load_best(regime=text)
+        == []
+    )
+    assert (
+        store.measured_problems(text, text, text, text, text) == set() and store.newest_kernel_hash(text, text) is None
+    )
     with pytest.raises(errors.IntegrityError):
         store.start_sweep({"regime": text + "'"})
 

@@ -1,4 +1,5 @@
-"""Faults of the database: F-D1 kill -9, F-D2 full or read-only disk, F-D3 concurrency (F-D4 and F-D5: test_db_damage.py).
+"""Faults of the database: F-D1 kill -9, F-D2 full or read-only disk, F-D3 concurrency (F-D4 and F-D5:
+test_db_damage.py).
 
 SIGKILL tests the death of a process, not the loss of power.
 """
@@ -20,7 +21,16 @@ import pytest
 from tuner.db import Store, engine, schema, snapshot
 from tuner.db.lock import WriterLock, lock_path, read_holder
 
-from tests.fakes.databases import CONFIGS, add_block, add_context, count_rows, make_database, make_problem, make_rows, memory_folder
+from tests.fakes.databases import (
+    CONFIGS,
+    add_block,
+    add_context,
+    count_rows,
+    make_database,
+    make_problem,
+    make_rows,
+    memory_folder,
+)
 from tests.fakes.processes import exit_code, fork, read_all, run_child
 from tuner import errors
 
@@ -73,9 +83,13 @@ def test_no_acknowledged_row_is_lost_by_sigkill(folder, seed):
 
 
 def check_acknowledged(path: Path, acknowledged: dict[int, int]) -> None:
-    """Check, on the file as the killed writer left it, that every acknowledged block has all its rows and no other has some."""
+    """Check, on the file as the killed writer left it, that every acknowledged block has all its rows and no other has
+    some.
+    """
     with Store.open(path, "ro") as store, store.reading() as connection:
-        found = dict(connection.exec_driver_sql("SELECT block_id, count(*) FROM measurement GROUP BY block_id").fetchall())
+        found = dict(
+            connection.exec_driver_sql("SELECT block_id, count(*) FROM measurement GROUP BY block_id").fetchall()
+        )
         finished = set(connection.exec_driver_sql("SELECT id FROM block WHERE status = 'finished'").scalars())
     assert all(found.get(block_id) == rows for block_id, rows in acknowledged.items())
     assert set(found) == finished and set(found.values()) <= {18}
@@ -122,7 +136,9 @@ def test_a_database_killed_inside_its_creation_can_be_created_again(tmp_path, mo
     def create_and_die(connection) -> None:
         create(connection)
         connection.exec_driver_sql("PRAGMA cache_size = 1")  # spill pages into the file before the commit
-        connection.exec_driver_sql("INSERT INTO environment (key, flags) VALUES ('a', hex(zeroblob(9000))), ('b', hex(zeroblob(9000)))")
+        connection.exec_driver_sql(
+            "INSERT INTO environment (key, flags) VALUES ('a', hex(zeroblob(9000))), ('b', hex(zeroblob(9000)))"
+        )
         os.kill(os.getpid(), signal.SIGKILL)
 
     create = schema.create_schema
@@ -150,7 +166,9 @@ def test_a_full_database_keeps_its_rows_and_goes_on_when_there_is_space(folder):
             for m in range(2, 100):
                 add_block(store, context, make_problem(m), num_configs=40)
                 written = m
-        assert len(store.measured_problems("nvidia-h200-sm132", context["kernel_hash"], "nvrtc", "graph-cold")) == written
+        assert (
+            len(store.measured_problems("nvidia-h200-sm132", context["kernel_hash"], "nvrtc", "graph-cold")) == written
+        )
         with store.engine.connect() as connection:
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 10_000}")
         add_block(store, context, make_problem(500), num_configs=40)
@@ -245,7 +263,9 @@ def test_a_read_only_file_in_a_writable_folder(open_folder):
 
 
 def open_together(path: Path, work: Callable[[int], None]) -> list[tuple[int, bytes]]:
-    """Start OPENERS children that all wait for one pipe to close, then run `work`; return their exit codes and messages."""
+    """Start OPENERS children that all wait for one pipe to close, then run `work`; return their exit codes and
+    messages.
+    """
     gate_read, gate_write = os.pipe()
 
     def wait_and_work(write_end: int) -> None:

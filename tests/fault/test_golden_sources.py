@@ -1,4 +1,6 @@
-"""F-N5: the generated sources and all keys of 200 (problem, config) pairs are the same bytes in every process and release."""
+"""F-N5: the generated sources and all keys of 200 (problem, config) pairs are the same bytes in every process and
+release.
+"""
 
 import json
 import os
@@ -18,15 +20,32 @@ def read_rows() -> list[dict]:
 
 def test_sources_and_keys_are_golden():
     rows = read_rows()
-    changed = [row["config"] for row in rows if golden.hash_pair(_C.Problem.from_json(row["problem"]), _C.Config.from_json(row["config"])) != row["hash"]]
-    assert len(rows) == golden.NUM_PAIRS and not changed, f"{len(changed)} of {len(rows)} changed, first {changed[0]}; {REMEDY}"
+    changed = [
+        row["config"]
+        for row in rows
+        if golden.hash_pair(_C.Problem.from_json(row["problem"]), _C.Config.from_json(row["config"])) != row["hash"]
+    ]
+    assert len(rows) == golden.NUM_PAIRS and not changed, (
+        f"{len(changed)} of {len(rows)} changed, first {changed[0]}; {REMEDY}"
+    )
 
 
 def test_another_process_gives_the_same(tmp_path):
     """Hash seed, locale, working folder and time zone of the process do not matter."""
-    program = "from tests.data import regenerate_golden_sources as golden; print(*(golden.hash_pair(*pair) for pair in golden.make_pairs()))"
-    environment = {**os.environ, "PYTHONHASHSEED": "77", "LC_ALL": "tr_TR.UTF-8", "TZ": "Asia/Tokyo", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    found = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    program = (
+        "from tests.data import regenerate_golden_sources as golden; print(*(golden.hash_pair(*pair) for pair in"
+        " golden.make_pairs()))"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "77",
+        "LC_ALL": "tr_TR.UTF-8",
+        "TZ": "Asia/Tokyo",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    ).stdout.split()
     assert found == [golden.hash_pair(*pair) for pair in golden.make_pairs()]
 
 

@@ -1,7 +1,9 @@
-"""Faults of a launch's arguments on CPU and meta tensors: fuzzed calls (F-L1), alignment (F-L3), zero sizes (F-L4), large sizes (F-L5).
+"""Faults of a launch's arguments on CPU and meta tensors: fuzzed calls (F-L1), alignment (F-L3), zero sizes (F-L4),
+large sizes (F-L5).
 
-The fuzzer changes valid calls at random and asks an oracle of its own, written from the op's rules, whether the call is valid.
-A valid call must be right, an invalid one a typed error; nothing may be written outside D, and nothing at all before an error.
+The fuzzer changes valid calls at random and asks an oracle of its own, written from the op's rules, whether the call is
+valid. A valid call must be right, an invalid one a typed error; nothing may be written outside D, and nothing at all
+before an error.
 """
 
 import itertools
@@ -42,7 +44,11 @@ class Call:
 
 def make_call(rng: random.Random) -> Call:
     """Return a valid call of a random shape."""
-    m, n, k = rng.choice((1, 2, 33, rng.randint(1, 40))), rng.choice((1, 8, 130, rng.randint(1, 300))), rng.choice((1, 128, 129, rng.randint(1, 400)))
+    m, n, k = (
+        rng.choice((1, 2, 33, rng.randint(1, 40))),
+        rng.choice((1, 8, 130, rng.randint(1, 300))),
+        rng.choice((1, 128, 129, rng.randint(1, 400))),
+    )
     if rng.random() < 0.1:
         m, n, k = rng.choice(((0, n, k), (m, 0, k), (m, n, 0)))
     buffer = torch.full((m + 2 * GUARD_ROWS, align(n, 8) + 2 * GUARD_COLUMNS), -1, dtype=torch.int16)
@@ -59,7 +65,16 @@ def change_strides(call: Call, rng: random.Random, name: str) -> None:
     tensor = call.operands[name]
     rows, columns = tensor.shape
     inner = rng.choice((1, 1, 1, 2, rows or 1))
-    pitch = rng.choice((0, 1, columns * inner + 16, align(columns * inner, 16), columns * inner + rng.randint(0, 20), max(columns - 1, 0)))
+    pitch = rng.choice(
+        (
+            0,
+            1,
+            columns * inner + 16,
+            align(columns * inner, 16),
+            columns * inner + rng.randint(0, 20),
+            max(columns - 1, 0),
+        )
+    )
     memory = torch.zeros(rows * max(pitch, 1) + columns * inner + 64, dtype=torch.float32).to(tensor.dtype)
     moved = memory.as_strided((rows, columns), (pitch, inner))
     if name != "d" and pitch >= columns * inner:
@@ -81,7 +96,11 @@ def change_offset(call: Call, rng: random.Random, name: str) -> None:
 
 def change_dtype(call: Call, rng: random.Random, name: str) -> None:
     """Give an operand another dtype."""
-    call.operands[name] = call.operands[name].float().to(rng.choice((torch.float16, torch.float64, torch.int8, torch.int32, torch.float8_e5m2, FP32, BF16)))
+    call.operands[name] = (
+        call.operands[name]
+        .float()
+        .to(rng.choice((torch.float16, torch.float64, torch.int8, torch.int32, torch.float8_e5m2, FP32, BF16)))
+    )
 
 
 def change_rank(call: Call, rng: random.Random, name: str) -> None:
@@ -121,15 +140,32 @@ def change_memory(call: Call, rng: random.Random, name: str) -> None:
     if not isinstance(other, torch.Tensor) or other.is_meta or other.requires_grad:
         return
     m, n, _ = call.shape
-    memory = torch.as_strided(other, (other.untyped_storage().nbytes() // other.element_size(),), (1,), 0).view(torch.uint8)
+    memory = torch.as_strided(other, (other.untyped_storage().nbytes() // other.element_size(),), (1,), 0).view(
+        torch.uint8
+    )
     if memory.numel() >= 2 * m * align(n, 8):
         call.operands["d"] = memory[: 2 * m * align(n, 8)].view(BF16).view(m, align(n, 8))[:, :n]
 
 
 OPTIONS = (
-    {"alpha": 0.5}, {"alpha": -3}, {"compiled_dims": "nk"}, {"recipe": (1, 128, 128)}, {"disable_ue8m0_cast": True}, {"stream": None}, {"beta": 0.5},
-    {"alpha": "x"}, {"alpha": float("inf")}, {"compiled_dims": "xyz"}, {"recipe": (1, 2, 128)}, {"recipe": 5}, {"stream": "main"}, {"stream": -1},
-    {"beta": None}, {"unknown": 1}, {"c": 0}, {"disable_ue8m0_cast": 2},
+    {"alpha": 0.5},
+    {"alpha": -3},
+    {"compiled_dims": "nk"},
+    {"recipe": (1, 128, 128)},
+    {"disable_ue8m0_cast": True},
+    {"stream": None},
+    {"beta": 0.5},
+    {"alpha": "x"},
+    {"alpha": float("inf")},
+    {"compiled_dims": "xyz"},
+    {"recipe": (1, 2, 128)},
+    {"recipe": 5},
+    {"stream": "main"},
+    {"stream": -1},
+    {"beta": None},
+    {"unknown": 1},
+    {"c": 0},
+    {"disable_ue8m0_cast": 2},
 )
 NUM_VALID_OPTIONS = 7
 
@@ -142,8 +178,20 @@ def change_options(call: Call, rng: random.Random, name: str) -> None:
 
 
 CHANGES = (
-    change_strides, change_strides, change_strides, change_offset, change_offset, change_dtype, change_rank, change_rows, change_device, change_type,
-    change_grad, change_memory, change_options, change_options,
+    change_strides,
+    change_strides,
+    change_strides,
+    change_offset,
+    change_offset,
+    change_dtype,
+    change_rank,
+    change_rows,
+    change_device,
+    change_type,
+    change_grad,
+    change_memory,
+    change_options,
+    change_options,
 )
 
 
@@ -155,11 +203,16 @@ def is_valid(call: Call) -> bool:
     tensors = call.operands
     if "invalid option" in call.changes or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         return False
-    if any(tensor.requires_grad for tensor in tensors.values()) or len({tensor.device for tensor in tensors.values()}) > 1:
+    if (
+        any(tensor.requires_grad for tensor in tensors.values())
+        or len({tensor.device for tensor in tensors.values()}) > 1
+    ):
         return False
     if any(tensors[name].dtype not in dtypes or tensors[name].dim() != 2 for name, dtypes in DTYPES.items()):
         return False
-    return has_valid_shapes(**{name: tuple(tensor.shape) for name, tensor in tensors.items()}) and has_valid_layout(tensors)
+    return has_valid_shapes(**{name: tuple(tensor.shape) for name, tensor in tensors.items()}) and has_valid_layout(
+        tensors
+    )
 
 
 def has_valid_shapes(a, scale_a, b, scale_b, d) -> bool:
@@ -175,7 +228,9 @@ def has_valid_layout(tensors: dict) -> bool:
     if m == 0 or n == 0:
         return True
     inputs = ("a", "b") if k else ()
-    if not has_valid_rows(tensors["d"]) or not all(has_valid_rows(tensors[name]) or has_valid_rows(tensors[name].t()) for name in inputs):
+    if not has_valid_rows(tensors["d"]) or not all(
+        has_valid_rows(tensors[name]) or has_valid_rows(tensors[name].t()) for name in inputs
+    ):
         return False
     if tensors["d"].is_meta or not k:
         return True
@@ -243,7 +298,11 @@ def test_fuzzed_calls(seed):
         call = make_call(rng)
         for change in rng.sample(CHANGES, rng.choice((0, 1, 1, 1, 2))):
             name = rng.choice(tuple(DTYPES))
-            if isinstance(call.operands[name], torch.Tensor) and call.operands[name].dim() == 2 and not call.operands[name].is_meta:
+            if (
+                isinstance(call.operands[name], torch.Tensor)
+                and call.operands[name].dim() == 2
+                and not call.operands[name].is_meta
+            ):
                 change(call, rng, name)
                 call.changes.append(f"{change.__name__} {name}")
         outcomes[is_valid(call)] += 1
@@ -272,14 +331,20 @@ def wide(rows, columns, pitch, offset=0):
 @pytest.mark.parametrize("offset", range(1, 17))
 def test_alignment_of_16_bytes(offset):
     """F-L3: a base 1-15 bytes off is refused for A, B and D; 16 works."""
-    cases = {"a": {"a": wide(M, K, align(K, 16) + 16 - offset % 16, offset)}, "b": {"b": wide(N, K, align(K, 16) + 16 - offset % 16, offset)}}
+    cases = {
+        "a": {"a": wide(M, K, align(K, 16) + 16 - offset % 16, offset)},
+        "b": {"b": wide(N, K, align(K, 16) + 16 - offset % 16, offset)},
+    }
     if offset % 2 == 0:
         cases["d"] = {"d": torch.empty(M, N + 8, dtype=BF16)[:, offset // 2 :][:, :N]}
     for name, changes in cases.items():
         if offset == 16:
             run_fixed(**changes)
         else:
-            with pytest.raises(LayoutError, match=rf"{name}.data_ptr\(\) = \d+ \({offset} bytes past a multiple of 16\): must be 16-byte aligned"):
+            with pytest.raises(
+                LayoutError,
+                match=rf"{name}.data_ptr\(\) = \d+ \({offset} bytes past a multiple of 16\): must be 16-byte aligned",
+            ):
                 run_fixed(**changes)
 
 
@@ -306,7 +371,9 @@ def test_sizes_beyond_31_bits(m, n, k):
         deep_gemm.fp8_gemm_nt((data[0], scales[0]), (data[1], scales[1]), d)
 
     name = "mnk"[[m, n, k].index(1 << 31)]
-    with pytest.raises(ShapeError, match=rf"{name} = 2147483648: sizes must be below 2\^31; split the product along {name}"):
+    with pytest.raises(
+        ShapeError, match=rf"{name} = 2147483648: sizes must be below 2\^31; split the product along {name}"
+    ):
         run(m, n, k)
     run(*(min(size, (1 << 31) - 1) for size in (m, n, k)))
 

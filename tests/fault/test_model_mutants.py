@@ -1,4 +1,6 @@
-"""Hostile artefacts and configs (F-M1, F-S1, F-N4): refused with a typed error or harmless; never wrong, slow or executed."""
+"""Hostile artefacts and configs (F-M1, F-S1, F-N4): refused with a typed error or harmless; never wrong, slow or
+executed.
+"""
 
 import copy
 import io
@@ -49,12 +51,18 @@ sys.addaudithook(record_event)
 
 
 def check_harmless(content: bytes) -> bool:
-    """Assert that `content` is refused or gives legal configs, quickly and without running anything; return whether it was accepted."""
+    """Assert that `content` is refused or gives legal configs, quickly and without running anything; return whether it
+    was accepted.
+    """
     global _events
     _events, start = [], time.thread_time()
     try:
         selector = _C.Selector.load(content)
-        choices = [(problem, selector.choose(problem, DEVICE, mode, KERNEL_HASH)) for problem in PROBES for mode in ("auto", "model")]
+        choices = [
+            (problem, selector.choose(problem, DEVICE, mode, KERNEL_HASH))
+            for problem in PROBES
+            for mode in ("auto", "model")
+        ]
     except ModelError:
         selector, choices = None, []
     seconds, events, _events = time.thread_time() - start, _events, None
@@ -92,7 +100,9 @@ def test_mutated_bytes(bounded_memory):
     content = make_artifact(*PARTS)
     assert check_harmless(content)
     accepted = sum(
-        check_harmless(mutant) for mutant in (mutate_bytes(content, generator_) for _ in range(NUM_BYTE_MUTANTS)) if mutant != content
+        check_harmless(mutant)
+        for mutant in (mutate_bytes(content, generator_) for _ in range(NUM_BYTE_MUTANTS))
+        if mutant != content
     )
     assert accepted == 0
 
@@ -113,17 +123,35 @@ def mutate_array(array: np.ndarray, generator_: random.Random) -> np.ndarray:
     if kind == "dtype":
         return array.astype(generator_.choice([np.float64, np.float32, np.int32, np.uint64]))
     array = array.copy()
-    values = FLOATS if array.dtype.kind == "f" else [value for value in INTEGERS if array.dtype.kind == "i" or value >= 0]
+    values = (
+        FLOATS if array.dtype.kind == "f" else [value for value in INTEGERS if array.dtype.kind == "i" or value >= 0]
+    )
     array.flat[generator_.randrange(array.size)] = generator_.choice(values)
     return array
 
 
 def test_mutated_values_with_a_right_hash(bounded_memory):
-    """Only a value that is as good as another may pass: a leaf's score, a threshold, a bound of the hull, a golden vector."""
+    """Only a value that is as good as another may pass: a leaf's score, a threshold, a bound of the hull, a golden
+    vector.
+    """
     generator_ = random.Random(2)
     metadata, arrays, _, _ = make_parts(*PARTS)
-    harmless = {"leaf_value", "threshold", "feature_min", "feature_max", "golden_features", "golden_scores", "golden_choice", "exact_config", "feature", "left", "right",
-                "exact_key", "configs", "tree_start"}  # fmt: skip
+    harmless = {
+        "leaf_value",
+        "threshold",
+        "feature_min",
+        "feature_max",
+        "golden_features",
+        "golden_scores",
+        "golden_choice",
+        "exact_config",
+        "feature",
+        "left",
+        "right",
+        "exact_key",
+        "configs",
+        "tree_start",
+    }
     accepted = 0
     with np.errstate(all="ignore"):
         for _ in range(NUM_VALUE_MUTANTS):
@@ -145,21 +173,46 @@ def node_changes() -> dict[str, dict[str, np.ndarray]]:
     second = int(arrays["tree_start"][1])
     width = arrays["feature_min"].size
     return {
-        "child is itself": put("left", inner, inner), "child before its parent": put("right", second, 0), "child in another tree": put("right", inner, second),
-        "child beyond all": put("right", inner, 10**9), "negative child": put("left", inner, -1), "feature beyond all": put("feature", inner, width),
-        "feature -2": put("feature", inner, -2), "threshold NaN": put("threshold", inner, math.nan), "threshold infinite": put("threshold", inner, math.inf),
-        "leaf beyond all": put("left", leaf, arrays["leaf_value"].shape[0]), "negative leaf": put("left", leaf, -1), "leaf with a right child": put("right", leaf, 0),
-        "leaf value NaN": put("leaf_value", 0, math.nan), "leaf value huge": put("leaf_value", 0, 1e300), "trees do not start at 0": put("tree_start", 0, 1),
-        "trees do not ascend": put("tree_start", 1, 0), "trees end early": put("tree_start", -1, arrays["feature"].size - 1), "trees end late": put("tree_start", -1, 2**31 - 1),
-        "config illegal": put("configs", 0, 192), "config negative": put("configs", 1, -8), "config twice": {"configs": arrays["configs"][[0, 0, 2, 3]]},
-        "too many stages": put("configs", 3, 33), "cluster 2x2": {"configs": arrays["configs"] | np.array([0, 0, 0, 0, 2, 2, 0, 0], np.int32)},
-        "split in three": put("configs", 6, 3), "swap 2": put("configs", 7, 2), "split 0": put("configs", 6, 0), "six columns": {"configs": np.ascontiguousarray(arrays["configs"][:, :6])},
-        "exact key twice": put("exact_key", 1, arrays["exact_key"][0]), "exact config beyond": put("exact_config", 0, 4), "hull upside down": put("feature_min", 0, 1e6),
-        "hull NaN": put("feature_max", 0, math.nan), "golden NaN": put("golden_scores", 0, math.nan), "golden choice": put("golden_choice", 0, 4),
-        "golden features infinite": put("golden_features", 0, math.inf), "no trees": {"tree_start": np.zeros(1, np.int32)}, "no configs": {"configs": arrays["configs"][:0]},
-        "33 configs": {"configs": np.repeat(arrays["configs"], 9, axis=0)[:33]}, "no hull": {"feature_min": arrays["feature_min"][:0], "feature_max": arrays["feature_max"][:0]},
+        "child is itself": put("left", inner, inner),
+        "child before its parent": put("right", second, 0),
+        "child in another tree": put("right", inner, second),
+        "child beyond all": put("right", inner, 10**9),
+        "negative child": put("left", inner, -1),
+        "feature beyond all": put("feature", inner, width),
+        "feature -2": put("feature", inner, -2),
+        "threshold NaN": put("threshold", inner, math.nan),
+        "threshold infinite": put("threshold", inner, math.inf),
+        "leaf beyond all": put("left", leaf, arrays["leaf_value"].shape[0]),
+        "negative leaf": put("left", leaf, -1),
+        "leaf with a right child": put("right", leaf, 0),
+        "leaf value NaN": put("leaf_value", 0, math.nan),
+        "leaf value huge": put("leaf_value", 0, 1e300),
+        "trees do not start at 0": put("tree_start", 0, 1),
+        "trees do not ascend": put("tree_start", 1, 0),
+        "trees end early": put("tree_start", -1, arrays["feature"].size - 1),
+        "trees end late": put("tree_start", -1, 2**31 - 1),
+        "config illegal": put("configs", 0, 192),
+        "config negative": put("configs", 1, -8),
+        "config twice": {"configs": arrays["configs"][[0, 0, 2, 3]]},
+        "too many stages": put("configs", 3, 33),
+        "cluster 2x2": {"configs": arrays["configs"] | np.array([0, 0, 0, 0, 2, 2, 0, 0], np.int32)},
+        "split in three": put("configs", 6, 3),
+        "swap 2": put("configs", 7, 2),
+        "split 0": put("configs", 6, 0),
+        "six columns": {"configs": np.ascontiguousarray(arrays["configs"][:, :6])},
+        "exact key twice": put("exact_key", 1, arrays["exact_key"][0]),
+        "exact config beyond": put("exact_config", 0, 4),
+        "hull upside down": put("feature_min", 0, 1e6),
+        "hull NaN": put("feature_max", 0, math.nan),
+        "golden NaN": put("golden_scores", 0, math.nan),
+        "golden choice": put("golden_choice", 0, 4),
+        "golden features infinite": put("golden_features", 0, math.inf),
+        "no trees": {"tree_start": np.zeros(1, np.int32)},
+        "no configs": {"configs": arrays["configs"][:0]},
+        "33 configs": {"configs": np.repeat(arrays["configs"], 9, axis=0)[:33]},
+        "no hull": {"feature_min": arrays["feature_min"][:0], "feature_max": arrays["feature_max"][:0]},
         "unknown array": {"code": np.zeros(1)},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("name", node_changes())
@@ -213,9 +266,16 @@ def foreign_files() -> dict[str, bytes]:
     np.savez(zip_stream, a=np.zeros(3))
     hostile = b"cos\nsystem\n(S'touch /tmp/owned'\ntR."
     return {
-        "pickle": pickle.dumps({"format": 1}), "hostile pickle": hostile, "joblib": stream.getvalue(), "npz (as skops)": zip_stream.getvalue(), "json": b'{"format":1}',
-        "zeros": bytes(4096), "ones": b"\xff" * 4096, "elf": b"\x7fELF" + bytes(1000), "python": b"import os; os.abort()",
-    }  # fmt: skip
+        "pickle": pickle.dumps({"format": 1}),
+        "hostile pickle": hostile,
+        "joblib": stream.getvalue(),
+        "npz (as skops)": zip_stream.getvalue(),
+        "json": b'{"format":1}',
+        "zeros": bytes(4096),
+        "ones": b"\xff" * 4096,
+        "elf": b"\x7fELF" + bytes(1000),
+        "python": b"import os; os.abort()",
+    }
 
 
 @pytest.mark.parametrize("name", foreign_files())
@@ -283,7 +343,9 @@ def test_unusable_selectors_leave_the_heuristic(name, folder, monkeypatch):
         (folder / f"{DEVICE.sku}.dgsel").write_bytes(content)
         (folder / f"{DEVICE.sku}.dgsel").chmod(0o600)
     elif content:
-        monkeypatch.setitem(selection._loaded, DEVICE.sku, selection.LoadedSelector("auto", content(), "model.dgsel", ""))
+        monkeypatch.setitem(
+            selection._loaded, DEVICE.sku, selection.LoadedSelector("auto", content(), "model.dgsel", "")
+        )
     problems = make_problems(2000, seed=len(name))
     choices, caught = explain_all(problems)
     assert caught == num_warnings
@@ -306,8 +368,48 @@ def test_a_usable_selector_is_always_legal(folder):
 
 # ---- F-N4: no hostile config reaches the generator's output ----
 
-VALUES = (0, 1, 2, 3, 7, 8, 16, 24, 64, 96, 100, 112, 128, 192, 200, 256, 512, 4096, 65535, 65536, 2**31, 2**63, 2**64, 10**30, -1, -64, True, False, None, 1.0, 64.0,
-          math.nan, "64", "64; int x", b"64", [64], {}, (64,), np.float32(64), "${HOME}")  # fmt: skip
+VALUES = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    16,
+    24,
+    64,
+    96,
+    100,
+    112,
+    128,
+    192,
+    200,
+    256,
+    512,
+    4096,
+    65535,
+    65536,
+    2**31,
+    2**63,
+    2**64,
+    10**30,
+    -1,
+    -64,
+    True,
+    False,
+    None,
+    1.0,
+    64.0,
+    math.nan,
+    "64",
+    "64; int x",
+    b"64",
+    [64],
+    {},
+    (64,),
+    np.float32(64),
+    "${HOME}",
+)
 FIELDS = ("block_m", "block_n", "num_stages", "block_k", "cluster_m", "cluster_n", "split_k", "swap_ab")
 SENSIBLE = {
     "block_m": (16, 64, 128, 256),
@@ -333,8 +435,16 @@ def test_fuzzed_configs():
         assert all(type(fields[name]) is int for name in FIELDS)
         if _C.is_legal(problem, config, DEVICE):
             legal += 1
-            assert config.block_m % 8 == config.block_n % 8 == 0 and max(config.block_m, config.block_n) <= 256 and config.block_k == 128
-            assert config.cluster_m * config.cluster_n <= 2 and config.split_k <= 8 and config.swap_ab <= 1 < config.num_stages <= 32
+            assert (
+                config.block_m % 8 == config.block_n % 8 == 0
+                and max(config.block_m, config.block_n) <= 256
+                and config.block_k == 128
+            )
+            assert (
+                config.cluster_m * config.cluster_n <= 2
+                and config.split_k <= 8
+                and config.swap_ab <= 1 < config.num_stages <= 32
+            )
             continue
         with pytest.raises(ConfigError):
             generator.generate_source(problem, config)

@@ -1,4 +1,6 @@
-"""F-W1: whatever a measuring process does, the sweep gets one failure in time, the next job is right, and nothing is left behind."""
+"""F-W1: whatever a measuring process does, the sweep gets one failure in time, the next job is right, and nothing is
+left behind.
+"""
 
 import os
 import signal
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tuner import errors
-from tuner.worker_client import DeviceRetired, MeasuringWorker, WorkerFailure
+from tuner.measure.worker_client import DeviceRetired, MeasuringWorker, WorkerFailure
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 1.0
@@ -20,7 +22,9 @@ CRASHES = ("raise", "exit", "segv", "kill", "spawn_child", "short_reply", "huge_
 
 def make_worker(backend: str = "FaultyBackend", **environment: str) -> MeasuringWorker:
     """Return a worker whose jobs misbehave on demand."""
-    return MeasuringWorker(f"tests.fakes.faulty_backend:{backend}", {"PYTHONPATH": str(ROOT)} | environment, hello_limit_s=30.0)
+    return MeasuringWorker(
+        f"tests.fakes.faulty_backend:{backend}", {"PYTHONPATH": str(ROOT)} | environment, hello_limit_s=30.0
+    )
 
 
 @pytest.fixture
@@ -87,10 +91,14 @@ def test_another_board_is_refused(worker):
 def test_the_environment_is_reduced(monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("DG_JIT_CACHE_DIR", "/cache")
-    from tuner.worker_client import reduce_environment
+    from tuner.measure.worker_client import reduce_environment
 
     reduced = reduce_environment({"CUDA_VISIBLE_DEVICES": "3"})
-    assert "AWS_SECRET_ACCESS_KEY" not in reduced and reduced["DG_JIT_CACHE_DIR"] == "/cache" and reduced["CUDA_VISIBLE_DEVICES"] == "3"
+    assert (
+        "AWS_SECRET_ACCESS_KEY" not in reduced
+        and reduced["DG_JIT_CACHE_DIR"] == "/cache"
+        and reduced["CUDA_VISIBLE_DEVICES"] == "3"
+    )
 
 
 def test_the_measuring_process_dies_with_its_parent():
@@ -102,7 +110,9 @@ def test_the_measuring_process_dies_with_its_parent():
         "time.sleep(600)\n"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
     try:
         pid = int(parent.stdout.readline())
         assert is_alive(pid)

@@ -1,7 +1,8 @@
-"""Fuzzed calls of the public ops (F-L1): a right result or a typed error, nothing written outside D, no CUDA error left behind.
+"""Fuzzed calls of the public ops (F-L1): a right result or a typed error, nothing written outside D, no CUDA error left
+behind.
 
-Each call starts from valid arguments of a random variant and shape and takes one valid variation or one fault, so that a wrong
-answer names its cause. The faults are in faults.py.
+Each call starts from valid arguments of a random variant and shape and takes one valid variation or one fault, so that
+a wrong answer names its cause. The faults are in faults.py.
 """
 
 import random
@@ -29,9 +30,15 @@ FAULT_SHARE = 0.6
 #: Stands for scales that are left out.
 MISSING = object()
 CALL_VARIANTS = (
-    Variant(), Variant(scale_layout="any"), Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), Variant(recipe="per_row"),
-    Variant(d_dtype="fp32", c_mode="general"), Variant(BF16), Variant(BF16, d_dtype="fp32", a_major="mn"), Variant(BF16, c_mode="general", b_major="mn"),
-)  # fmt: skip
+    Variant(),
+    Variant(scale_layout="any"),
+    Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"),
+    Variant(recipe="per_row"),
+    Variant(d_dtype="fp32", c_mode="general"),
+    Variant(BF16),
+    Variant(BF16, d_dtype="fp32", a_major="mn"),
+    Variant(BF16, c_mode="general", b_major="mn"),
+)
 
 
 @dataclass
@@ -101,12 +108,17 @@ def use_scale_layout(call: Call) -> None:
 def use_strided_rows(call: Call) -> None:
     """Make A and B slices of wider tensors whose further elements are NaN."""
     variant = call.case.variant
-    call.a, call.b = make_operand(call.a, variant.a_major, call.rng.randint(1, 9)), make_operand(call.b, variant.b_major, call.rng.randint(1, 9))
+    call.a, call.b = (
+        make_operand(call.a, variant.a_major, call.rng.randint(1, 9)),
+        make_operand(call.b, variant.b_major, call.rng.randint(1, 9)),
+    )
 
 
 def use_majors(call: Call) -> None:
     """Pass A and B in another memory order: BF16 kernels take both, FP8 operands are transposed by the library."""
-    call.a, call.b = (make_operand(tensor, call.rng.choice(("k", "mn")), call.rng.randint(0, 2)) for tensor in (call.a, call.b))
+    call.a, call.b = (
+        make_operand(tensor, call.rng.choice(("k", "mn")), call.rng.randint(0, 2)) for tensor in (call.a, call.b)
+    )
 
 
 def use_offset(call: Call) -> None:
@@ -164,7 +176,9 @@ def copy_memory(d: object) -> torch.Tensor | None:
 
 
 def judge(call: Call, error: str, before: list[torch.Tensor | None]) -> str:
-    """Return what is wrong with a finished call, "" when nothing is; `before`: the memory of D as passed and of the guarded D, from before."""
+    """Return what is wrong with a finished call, "" when nothing is; `before`: the memory of D as passed and of the
+    guarded D, from before.
+    """
     if call.case.a.is_cuda:
         torch.cuda.synchronize()
     if int(call.output.num_dirty()):
@@ -185,7 +199,10 @@ def judge(call: Call, error: str, before: list[torch.Tensor | None]) -> str:
 def make_shapes(seed: int) -> list[Shape]:
     """Return the shapes of the fuzzer: few enough that each is met many times, tails in every dimension."""
     rng = random.Random(seed)
-    return [Shape(rng.choice((1, 2, 63, 65, rng.randint(1, 300))), rng.randint(1, 400), rng.randint(1, 900)) for _ in range(NUM_SHAPES)]
+    return [
+        Shape(rng.choice((1, 2, 63, 65, rng.randint(1, 300))), rng.randint(1, 400), rng.randint(1, 900))
+        for _ in range(NUM_SHAPES)
+    ]
 
 
 def run_calls(world: World, seed: int, count: int) -> tuple[int, list[str]]:
@@ -198,7 +215,9 @@ def run_calls(world: World, seed: int, count: int) -> tuple[int, list[str]]:
         change = rng.choice(FAULTS if rng.random() < FAULT_SHARE else VARIATIONS)
         verdict = run_call(call, change)
         if verdict:
-            failures.append(f"{change.__name__} {call.case.variant} {tuple(call.shape)} {call.options or ''}: {verdict}")
+            failures.append(
+                f"{change.__name__} {call.case.variant} {tuple(call.shape)} {call.options or ''}: {verdict}"
+            )
     return count, failures
 
 
@@ -212,9 +231,21 @@ def run_call(call: Call, change: Callable) -> str:
         return f"untyped {type(error).__name__}: {error}"
 
 
-VARIATIONS = (use_scale_layout, use_strided_rows, use_majors, use_offset, use_alpha, use_stream, use_keywords, use_broadcast_scales)
+VARIATIONS = (
+    use_scale_layout,
+    use_strided_rows,
+    use_majors,
+    use_offset,
+    use_alpha,
+    use_stream,
+    use_keywords,
+    use_broadcast_scales,
+)
 
 
 def call_jobs(world: World) -> list:
     """Return the jobs of the fuzzer."""
-    return [(f"seed {seed}: all", partial(run_calls, world, seed, CALLS_PER_JOB)) for seed in range(NUM_CALLS // CALLS_PER_JOB)]
+    return [
+        (f"seed {seed}: all", partial(run_calls, world, seed, CALLS_PER_JOB))
+        for seed in range(NUM_CALLS // CALLS_PER_JOB)
+    ]

@@ -1,4 +1,5 @@
-"""Compile ahead, on all cores, in the order in which the kernels are needed; the jobs run meanwhile and wait for what is missing.
+"""Compile ahead, on all cores, in the order in which the kernels are needed; the jobs run meanwhile and wait for what
+is missing.
 
 A kernel's key is locked in the disk cache while one process builds it, so that nothing is built twice.
 """
@@ -17,11 +18,15 @@ MAX_WORKERS = 32
 
 
 def compile_kernel(arguments: tuple[str, str, str | None]) -> str:
-    """Compile one (problem JSON, config JSON, compiler) into the disk cache; return the reason of a failure, "" when it is there."""
+    """Compile one (problem JSON, config JSON, compiler) into the disk cache; return the reason of a failure, "" when it
+    is there.
+    """
     problem, config, compiler = arguments
     try:
         get_cubin(_C.Problem.from_json(problem), _C.Config.from_json(config), compiler)
-    except Exception as error:  # a compiler's failure is this job's result; the section that needs the kernel reports it
+    except (
+        Exception
+    ) as error:  # a compiler's failure is this job's result; the section that needs the kernel reports it
         return f"{problem} {config} {compiler}: {type(error).__name__}: {str(error)[:300]}"
     return ""
 
@@ -49,7 +54,10 @@ def run_jobs(pool: ProcessPoolExecutor, jobs: list[tuple[str, str, str | None]])
     """Compile the jobs in their order; return the failures."""
     try:
         return [failure for failure in pool.map(compile_kernel, jobs) if failure]
-    except (BrokenProcessPool, CancelledError) as error:  # what is missing is compiled when it is first needed, where its config is known
+    except (
+        BrokenProcessPool,
+        CancelledError,
+    ) as error:  # what is missing is compiled when it is first needed, where its config is known
         return [f"compiling ahead stopped: {type(error).__name__} {error}"]
 
 

@@ -20,31 +20,62 @@ TAILS = (2, 3, 4, 5, 6, 7)
 
 
 def derive_shapes(config, index: int = 0) -> list[Shape]:
-    """Return the shapes that a config's own tile, ring and split make delicate, K rotating over m and n from `index` on.
+    """Return the shapes that a config's own tile, ring and split make delicate, K rotating over m and n from `index`
+    on.
 
-    m, n: 1, tile - 1, tile, tile + 1, and three tiles with a tail (an odd count for clusters). K: a single tail, the ring
-    not filled, just filled, wrapped, wrapped with a tail, wrapped twice with a K that needs a padded pitch. Split K: as many
-    steps, one less (a share is empty) and one more than there are shares, and the same of shares that fill their rings.
+    m, n: 1, tile - 1, tile, tile + 1, and three tiles with a tail (an odd count for clusters). K: a single tail, the
+    ring not filled, just filled, wrapped, wrapped with a tail, wrapped twice with a K that needs a padded pitch. Split
+    K: as many steps, one less (a share is empty) and one more than there are shares, and the same of shares that fill
+    their rings.
     """
-    block_m, block_n, stages, block_k, split = config.block_m, config.block_n, config.num_stages, config.block_k, config.split_k
+    block_m, block_n, stages, block_k, split = (
+        config.block_m,
+        config.block_n,
+        config.num_stages,
+        config.block_k,
+        config.split_k,
+    )
     ms = (1, block_m - 1, block_m, block_m + 1, 2 * block_m + 3)
     ns = (1, block_n - 1, block_n, block_n + 1, 2 * block_n + TAILS[index % len(TAILS)])
     steps = (stages - 1, stages, stages + 1)
-    ks = [block_k // 8, *(block_k * split * count for count in steps), block_k * stages * split + 16, block_k * (2 * stages + 1) * split + 41]
+    ks = [
+        block_k // 8,
+        *(block_k * split * count for count in steps),
+        block_k * stages * split + 16,
+        block_k * (2 * stages + 1) * split + 41,
+    ]
     if split > 1:
-        ks += [block_k * (split - 1), block_k * split, block_k * (split + 1) - 8, block_k * (split * stages + 1), block_k * (split * (stages + 1) - 1)]
+        ks += [
+            block_k * (split - 1),
+            block_k * split,
+            block_k * (split + 1) - 8,
+            block_k * (split * stages + 1),
+            block_k * (split * (stages + 1) - 1),
+        ]
     pairs = [(m, n) for m in ms for n in ns]
     return [Shape(m, n, ks[(position + index) % len(ks)]) for position, (m, n) in enumerate(pairs)]
 
 
 def list_runs(variant: Variant, config, index: int) -> list[tuple[Shape, bool, int]]:
-    """Return (shape, integers, num_sms) of every case of a config; variants other than the main ones take every third derived shape."""
+    """Return (shape, integers, num_sms) of every case of a config; variants other than the main ones take every third
+    derived shape.
+    """
     derived = derive_shapes(config, index)
     shapes = derived if variant in MAIN else derived[index % 3 :: 3]
     counts = (ALL_SMS,) if config.split_k > 1 else (ALL_SMS, FEW_SMS)  # a split grid is one CTA a share of a tile
     runs = [(shape, False, ALL_SMS) for shape in shapes]
     runs += [(shape, False, num_sms) for shape in COMMON_SHAPES for num_sms in counts]
-    runs.append((Shape(config.block_m + 5, 2 * config.block_n + 3, config.block_k * (config.num_stages + 1) * config.split_k + 16), True, ALL_SMS))
+    runs.append(
+        (
+            Shape(
+                config.block_m + 5,
+                2 * config.block_n + 3,
+                config.block_k * (config.num_stages + 1) * config.split_k + 16,
+            ),
+            True,
+            ALL_SMS,
+        )
+    )
     return [*runs, (Shape(300, 520, 2048), True, counts[-1])]
 
 
@@ -56,7 +87,10 @@ def run_config(world: World, variant: Variant, config, index: int) -> tuple[int,
     for (shape, integers, num_sms), row in zip(runs, torch.stack(counts).tolist(), strict=True):
         if any(row):
             kind = "integers" if integers else "normal"
-            failures.append(f"{tuple(shape)} {kind} num_sms={num_sms}: {describe(row)} ({name_first(world.case(variant, shape, integers))})")
+            failures.append(
+                f"{tuple(shape)} {kind} num_sms={num_sms}: {describe(row)}"
+                f" ({name_first(world.case(variant, shape, integers))})"
+            )
     return len(runs) + 1, failures
 
 
@@ -65,14 +99,18 @@ def name_first(case) -> str:
     return "first: " + ", ".join(sorted({name for name, _ in case.first.values()}))
 
 
-def _run_case(world: World, variant: Variant, config, index: int, shape: Shape, integers: bool, num_sms: int) -> torch.Tensor:
+def _run_case(
+    world: World, variant: Variant, config, index: int, shape: Shape, integers: bool, num_sms: int
+) -> torch.Tensor:
     case = world.case(variant, shape, integers)
     output = make_output(case)
     world.launch(variant, config, case, output, index=index, num_sms=num_sms)
     found = compare(case, config, output)
     if config.split_k == 1:
         return found
-    world.launch(variant, config, case, output, index=index + 1, num_sms=num_sms)  # equal to its own first run, whatever the layout
+    world.launch(
+        variant, config, case, output, index=index + 1, num_sms=num_sms
+    )  # equal to its own first run, whatever the layout
     return torch.maximum(found, compare(case, config, output))
 
 

@@ -106,7 +106,10 @@ def break_output_base(call: Call) -> None:
     d = call.output.d
     pitch, unit = d.stride(0), PITCH_BYTES // d.element_size()
     memory = call.output.buffer.view(d.dtype)
-    call.d, call.expected = memory.as_strided(d.shape, (pitch, 1), d.storage_offset() + call.rng.randint(1, unit - 1)), "error"
+    call.d, call.expected = (
+        memory.as_strided(d.shape, (pitch, 1), d.storage_offset() + call.rng.randint(1, unit - 1)),
+        "error",
+    )
 
 
 def break_output_stride(call: Call) -> None:
@@ -139,12 +142,25 @@ def break_recipe(call: Call) -> None:
     """Ask for a granularity that the scales do not have, or for one without scales."""
     wrong = {"1d2d": (1, 1, 128), "1d1d": (1, 128, 128)}.get(call.case.variant.recipe, (1, 128, 64))
     call.options["recipe"] = call.rng.choice((wrong, (128, 128, 128), (1, 128, 64), (1, 128), "1d2d", 5))
-    call.expected = "either" if call.options["recipe"] == wrong and call.shape.n == 1 and call.case.variant.is_fp8 else "error"
+    call.expected = (
+        "either" if call.options["recipe"] == wrong and call.shape.n == 1 and call.case.variant.is_fp8 else "error"
+    )
 
 
 def break_options(call: Call) -> None:
     """Pass an option of the wrong type or an unknown one."""
-    call.options.update(call.rng.choice(({"alpha": "x"}, {"stream": "main"}, {"compiled_dims": "xyz"}, {"compiled_dims": 3}, {"unknown": 1}, {"beta": "y"})))
+    call.options.update(
+        call.rng.choice(
+            (
+                {"alpha": "x"},
+                {"stream": "main"},
+                {"compiled_dims": "xyz"},
+                {"compiled_dims": 3},
+                {"unknown": 1},
+                {"beta": "y"},
+            )
+        )
+    )
     call.expected = "error"
 
 
@@ -161,7 +177,12 @@ def break_c(call: Call) -> None:
     """Pass a C of another dtype, shape or kind than D."""
     other = torch.bfloat16 if call.case.dtype == torch.float32 else torch.float32
     m, n, _ = call.shape
-    wrong = [_make_output(call, other, call.world.torch_device), GuardedOutput(m + 1, n, call.world.torch_device, call.case.dtype).d, 3.0, "c"]
+    wrong = [
+        _make_output(call, other, call.world.torch_device),
+        GuardedOutput(m + 1, n, call.world.torch_device, call.case.dtype).d,
+        3.0,
+        "c",
+    ]
     call.c, call.expected = call.rng.choice(wrong), "error"
 
 
@@ -174,7 +195,26 @@ def break_c_overlap(call: Call) -> None:
 
 
 FAULTS = (
-    break_type, break_output_type, break_dtype, break_output_dtype, break_rank, break_rows, break_output_shape, break_k, break_device,
-    break_output_device, break_inner_stride, break_pitch, break_base, break_output_base, break_output_stride, break_overlap, break_grad,
-    break_recipe, break_options, break_pair, break_c, break_c_overlap,
-)  # fmt: skip
+    break_type,
+    break_output_type,
+    break_dtype,
+    break_output_dtype,
+    break_rank,
+    break_rows,
+    break_output_shape,
+    break_k,
+    break_device,
+    break_output_device,
+    break_inner_stride,
+    break_pitch,
+    break_base,
+    break_output_base,
+    break_output_stride,
+    break_overlap,
+    break_grad,
+    break_recipe,
+    break_options,
+    break_pair,
+    break_c,
+    break_c_overlap,
+)

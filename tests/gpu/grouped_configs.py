@@ -1,4 +1,6 @@
-"""The configs of every grouped variant's default space: shapes and group sizes derived from the config, exact integers, equal bits."""
+"""The configs of every grouped variant's default space: shapes and group sizes derived from the config, exact integers,
+equal bits.
+"""
 
 from functools import partial
 
@@ -6,7 +8,14 @@ import torch
 
 from .configs import ALL_SMS, FEW_SMS, check_resources, name_first, name_job
 from .grouped_memory import GUARD_ROWS
-from .grouped_operands import GroupedCase, GroupedShape, compare_grouped, launch_grouped, make_grouped_case, make_grouped_output
+from .grouped_operands import (
+    GroupedCase,
+    GroupedShape,
+    compare_grouped,
+    launch_grouped,
+    make_grouped_case,
+    make_grouped_output,
+)
 from .grouped_shapes import (
     choose_common_alignment,
     derive_contiguous,
@@ -16,7 +25,14 @@ from .grouped_shapes import (
     list_common_k_groups,
     list_common_masked,
 )
-from .grouped_variants import CONTIGUOUS_OPS, MAIN_GROUPED, MASKED_OPS, GroupedVariant, choose_grouped_configs, list_grouped_variants
+from .grouped_variants import (
+    CONTIGUOUS_OPS,
+    MAIN_GROUPED,
+    MASKED_OPS,
+    GroupedVariant,
+    choose_grouped_configs,
+    list_grouped_variants,
+)
 from .world import World, describe, sample
 
 #: Of those of other variants than the main ones every third derived shape is run.
@@ -27,7 +43,13 @@ NUM_NVCC_SAMPLES = 2
 
 def derive_grouped_shapes(variant: GroupedVariant, config, index: int) -> list[GroupedShape]:
     """Return the shapes that a config's own tile and ring make delicate."""
-    derive = derive_contiguous if variant.op in CONTIGUOUS_OPS else derive_masked if variant.op in MASKED_OPS else derive_k_groups
+    derive = (
+        derive_contiguous
+        if variant.op in CONTIGUOUS_OPS
+        else derive_masked
+        if variant.op in MASKED_OPS
+        else derive_k_groups
+    )
     return derive(config, index)
 
 
@@ -45,13 +67,20 @@ def list_grouped_runs(variant: GroupedVariant, config, index: int) -> list[tuple
     runs = [(shape, False, FEW_SMS if position % 4 == 3 else ALL_SMS) for position, shape in enumerate(own)]
     runs += [(shape, False, ALL_SMS) for shape in common]
     runs += [(common[position], False, FEW_SMS) for position in (0, 2, len(common) - 1)]
-    return [*runs, (derived[(index + 1) % len(derived)], True, ALL_SMS), (common[0], True, ALL_SMS), (common[2], True, FEW_SMS)]
+    return [
+        *runs,
+        (derived[(index + 1) % len(derived)], True, ALL_SMS),
+        (common[0], True, ALL_SMS),
+        (common[2], True, FEW_SMS),
+    ]
 
 
 def get_grouped_case(world: World, variant: GroupedVariant, shape: GroupedShape, integers: bool = False) -> GroupedCase:
     """Return the operands and reference of a shape, the same for every config, scale layout and memory of the groups."""
     own = variant._replace(scale_layout="mn_major", group_layout="joint")
-    return world.grouped_cases.get((own, shape, integers), lambda: make_grouped_case(shape, world.torch_device, own, integers))
+    return world.grouped_cases.get(
+        (own, shape, integers), lambda: make_grouped_case(shape, world.torch_device, own, integers)
+    )
 
 
 def run_grouped_config(world: World, variant: GroupedVariant, config, index: int) -> tuple[int, list[str]]:
@@ -63,11 +92,16 @@ def run_grouped_config(world: World, variant: GroupedVariant, config, index: int
         if any(row):
             kind = "integers" if integers else "normal"
             text = str(shape)[:400]
-            failures.append(f"{text} {kind} num_sms={num_sms}: {describe(row)} ({name_first(get_grouped_case(world, variant, shape, integers))})")
+            failures.append(
+                f"{text} {kind} num_sms={num_sms}: {describe(row)}"
+                f" ({name_first(get_grouped_case(world, variant, shape, integers))})"
+            )
     return len(runs) + 1, failures
 
 
-def _run_case(world: World, variant: GroupedVariant, config, index: int, shape: GroupedShape, integers: bool, num_sms: int) -> torch.Tensor:
+def _run_case(
+    world: World, variant: GroupedVariant, config, index: int, shape: GroupedShape, integers: bool, num_sms: int
+) -> torch.Tensor:
     """Run one case; every third time D's groups lie side by side, else with red zones in between."""
     case = get_grouped_case(world, variant, shape, integers)
     output = make_grouped_output(case, gap=0 if index % 3 == 2 else GUARD_ROWS)
@@ -101,9 +135,16 @@ def grouped_config_jobs(world: World) -> list:
 
 def choose_grouped_nvcc(device, spread: int) -> list[tuple[GroupedVariant, object]]:
     """Return the (variant, config) that NVCC compiles, too."""
-    return [(variant, config) for variant in MAIN_GROUPED for config in sample(choose_grouped_configs(variant, device, spread), NUM_NVCC_SAMPLES)]
+    return [
+        (variant, config)
+        for variant in MAIN_GROUPED
+        for config in sample(choose_grouped_configs(variant, device, spread), NUM_NVCC_SAMPLES)
+    ]
 
 
 def grouped_nvcc_jobs(world: World) -> list:
     """Return one job for each config of the NVCC sample."""
-    return [(name_job(*pair), partial(run_grouped_nvcc, world, *pair)) for pair in choose_grouped_nvcc(world.device, world.spread)]
+    return [
+        (name_job(*pair), partial(run_grouped_nvcc, world, *pair))
+        for pair in choose_grouped_nvcc(world.device, world.spread)
+    ]

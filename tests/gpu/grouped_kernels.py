@@ -1,4 +1,6 @@
-"""Which kernels the library chooses for the calls of the grouped semantics: compiled ahead, as kernels.py does for the other sections."""
+"""Which kernels the library chooses for the calls of the grouped semantics: compiled ahead, as kernels.py does for the
+other sections.
+"""
 
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.selection import explain
@@ -15,7 +17,9 @@ from .variants import BF16, FP8, Variant
 
 
 def list_grouped_op_pairs(device) -> list[tuple]:
-    """Return (problem, config) of what the library itself chooses for most calls; the others are compiled when they come."""
+    """Return (problem, config) of what the library itself chooses for most calls; the others are compiled when they
+    come.
+    """
     calls = [(variant, shape, fields) for variant in GROUPED_OP_VARIANTS for shape, fields in list_calls(variant)]
     return list(dict.fromkeys(pair for call in calls for pair in choose(*call, device)))
 
@@ -23,7 +27,12 @@ def list_grouped_op_pairs(device) -> list[tuple]:
 def list_calls(variant: GroupedVariant) -> list[tuple[GroupedShape, dict]]:
     """Return (shape, further fields of the problem) of the calls of a variant."""
     own = list_op_shapes(variant)
-    shapes = [*own, get_graph_shape(variant), make_chain_shape(variant), *(make_random_shape(variant, seed) for seed in range(NUM_RANDOM_SHAPES))]
+    shapes = [
+        *own,
+        get_graph_shape(variant),
+        make_chain_shape(variant),
+        *(make_random_shape(variant, seed) for seed in range(NUM_RANDOM_SHAPES)),
+    ]
     if variant.op in CONTIGUOUS_OPS:
         shapes += [make_aligned_shape(alignment, False) for alignment in ALIGNMENTS]
     calls = [(shape, {}) for shape in shapes] + [(own[0], {"num_sms": num_sms}) for num_sms in SMS]
@@ -32,14 +41,18 @@ def list_calls(variant: GroupedVariant) -> list[tuple[GroupedShape, dict]]:
 
 
 def choose(variant: GroupedVariant, shape: GroupedShape, fields: dict, device) -> list[tuple]:
-    """Return the library's own (problem, config) for one call with scales of either layout; an empty list where it has none."""
+    """Return the library's own (problem, config) for one call with scales of either layout; an empty list where it has
+    none.
+    """
     sizes = (shape.max_m if isinstance(shape, Masked) else shape.m, shape.n, shape.k)
     alignment = {"alignment": shape.alignment} if isinstance(shape, Contiguous) else {}
     pairs = []
     for layout in ("mn_major", "any") if variant.is_fp8 else ("mn_major",):
         laid_out = variant._replace(scale_layout=layout)
         try:
-            config = explain(laid_out.problem(*(max(size, 1) for size in sizes), shape.num_groups, **fields, **alignment), device).config
+            config = explain(
+                laid_out.problem(*(max(size, 1) for size in sizes), shape.num_groups, **fields, **alignment), device
+            ).config
         except DeepGemmError:  # the call itself will say so
             continue
         pairs.append((laid_out.problem(), config))
@@ -51,7 +64,15 @@ def list_dense_calls() -> list[tuple[Variant, Shape]]:
     calls = []
     for variant in GROUPED_OP_VARIANTS:
         layout = "any" if variant.is_fp8 else "mn_major"
-        dense = Variant(FP8 if variant.is_fp8 else BF16, variant.recipe, variant.d_dtype, variant.c_mode, variant.a_major, variant.b_major, layout)
+        dense = Variant(
+            FP8 if variant.is_fp8 else BF16,
+            variant.recipe,
+            variant.d_dtype,
+            variant.c_mode,
+            variant.a_major,
+            variant.b_major,
+            layout,
+        )
         for shape in list_op_shapes(variant):
             is_k = isinstance(shape, KGroups)
             sizes = [(shape.m, k) for k in shape.ks] if is_k else [(block.rows, shape.k) for block in shape.blocks()]

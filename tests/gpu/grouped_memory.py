@@ -11,13 +11,17 @@ GUARD_ROWS = 16
 def make_lines(values: torch.Tensor, pitch: int, gap: int = 0) -> torch.Tensor:
     """Copy [groups, rows, k] into rows of `pitch` elements, `gap` rows between groups, all else NaN."""
     groups, rows, k = values.shape
-    buffer = make_nan(groups * (rows + gap) * pitch, values.dtype, values.device).view(groups, rows + gap, pitch)[:, :rows, :k]
+    buffer = make_nan(groups * (rows + gap) * pitch, values.dtype, values.device).view(groups, rows + gap, pitch)[
+        :, :rows, :k
+    ]
     as_integers(buffer).copy_(as_integers(values))
     return buffer
 
 
 def make_groups(values: torch.Tensor, major: str = "k", extra: int = 0, gap: int = 0) -> torch.Tensor:
-    """Copy [groups, rows, k] into K-major (`k`) or MN-major (`mn`) matrices whose pitch is `extra` times 16 bytes wider than need be."""
+    """Copy [groups, rows, k] into K-major (`k`) or MN-major (`mn`) matrices whose pitch is `extra` times 16 bytes wider
+    than need be.
+    """
     lines = values if major == "k" else values.transpose(1, 2)
     unit = PITCH_BYTES // values.element_size()
     found = make_lines(lines, align(max(lines.shape[2], 1), unit) + extra * unit, gap)
@@ -25,12 +29,16 @@ def make_groups(values: torch.Tensor, major: str = "k", extra: int = 0, gap: int
 
 
 def make_scale_layout_of_groups(scale: torch.Tensor, layout: str) -> torch.Tensor:
-    """Return scales [mn, kb] or [groups, mn, kb] in the memory layout of that name (memory.SCALE_LAYOUTS); the values are the same."""
+    """Return scales [mn, kb] or [groups, mn, kb] in the memory layout of that name (memory.SCALE_LAYOUTS); the values
+    are the same.
+    """
     if scale.dim() == 2:
         return make_scale_layout(scale, layout)
     if layout in MN_MAJOR_LAYOUTS:
         is_wide = layout == "mn_major_wide"
-        return make_lines(scale.transpose(1, 2), align(max(scale.shape[1], 1), 4) + 8 * is_wide, int(is_wide)).transpose(1, 2)
+        return make_lines(
+            scale.transpose(1, 2), align(max(scale.shape[1], 1), 4) + 8 * is_wide, int(is_wide)
+        ).transpose(1, 2)
     if layout == "row_major":
         return scale.clone(memory_format=torch.contiguous_format)
     if layout == "shifted":  # 4 bytes off a 16-byte boundary
@@ -46,12 +54,21 @@ def is_mn_major_of_groups(scale: torch.Tensor) -> bool:
 
 
 class GroupedOutput:
-    """D [m, n] or [groups, m, n] in the middle of a larger buffer, groups `gap` rows apart; everything starts as NaN (all bits one).
+    """D [m, n] or [groups, m, n] in the middle of a larger buffer, groups `gap` rows apart; everything starts as NaN
+    (all bits one).
 
-    rows: the index that picks the rows of D that the op must write, None for all: the others of a group may hold anything.
+    rows: the index that picks the rows of D that the op must write, None for all: the others of a group may hold
+        anything.
     """
 
-    def __init__(self, shape: tuple[int, ...], device: object, dtype: torch.dtype, rows: tuple | None = None, gap: int = GUARD_ROWS):
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        device: object,
+        dtype: torch.dtype,
+        rows: tuple | None = None,
+        gap: int = GUARD_ROWS,
+    ):
         *groups, m, n = shape
         unit = PITCH_BYTES // dtype.itemsize
         pitch = align(n, unit) + unit

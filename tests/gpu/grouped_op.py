@@ -34,20 +34,38 @@ _CONTIGUOUS_SHAPES = (
 _MASKED_SHAPES = (Masked(328, 912, 200, (200, 100, 0, 37, 1)), Masked(520, 2064, 70, (5, 0, 70, 1, 33, 2)))
 _K_SHAPES = (KGroups(136, 328, (256, 0, 384, 128)), KGroups(300, 72, (128, 1024)))
 _K = GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32")
-#: The variants whose promises are checked through the public ops: every op, recipe, dtype of D, C mode and memory of operands and groups once.
+#: The variants whose promises are checked through the public ops: every op, recipe, dtype of D, C mode and memory of
+#: operands and groups once.
 GROUPED_OP_VARIANTS = (
-    GroupedVariant(FP8_CONTIGUOUS), GroupedVariant(FP8_CONTIGUOUS, "1d1d", "fp32"), GroupedVariant(BF16_CONTIGUOUS),
-    GroupedVariant(BF16_CONTIGUOUS, d_dtype="fp32", b_major="mn"), GroupedVariant(FP8_MASKED), GroupedVariant(FP8_MASKED, "1d1d", "fp32"),
-    GroupedVariant(BF16_MASKED), GroupedVariant(BF16_MASKED, d_dtype="fp32"),
-    _K, _K._replace(c_mode="accumulate"), _K._replace(group_layout="blocks"), _K._replace(c_mode="accumulate", group_layout="blocks"),
+    GroupedVariant(FP8_CONTIGUOUS),
+    GroupedVariant(FP8_CONTIGUOUS, "1d1d", "fp32"),
+    GroupedVariant(BF16_CONTIGUOUS),
+    GroupedVariant(BF16_CONTIGUOUS, d_dtype="fp32", b_major="mn"),
+    GroupedVariant(FP8_MASKED),
+    GroupedVariant(FP8_MASKED, "1d1d", "fp32"),
+    GroupedVariant(BF16_MASKED),
+    GroupedVariant(BF16_MASKED, d_dtype="fp32"),
+    _K,
+    _K._replace(c_mode="accumulate"),
+    _K._replace(group_layout="blocks"),
+    _K._replace(c_mode="accumulate", group_layout="blocks"),
     _K._replace(c_mode="general", group_layout="blocks"),
-    *(GroupedVariant(BF16_K_GROUPED, d_dtype="fp32", c_mode=mode, a_major="mn", b_major="mn") for mode in ("none", "accumulate", "general")),
-)  # fmt: skip
+    *(
+        GroupedVariant(BF16_K_GROUPED, d_dtype="fp32", c_mode=mode, a_major="mn", b_major="mn")
+        for mode in ("none", "accumulate", "general")
+    ),
+)
 
 
 def list_op_shapes(variant: GroupedVariant) -> tuple:
     """Return the shapes on which a variant's promises are checked."""
-    return _CONTIGUOUS_SHAPES if variant.op in CONTIGUOUS_OPS else _MASKED_SHAPES if variant.op in MASKED_OPS else _K_SHAPES
+    return (
+        _CONTIGUOUS_SHAPES
+        if variant.op in CONTIGUOUS_OPS
+        else _MASKED_SHAPES
+        if variant.op in MASKED_OPS
+        else _K_SHAPES
+    )
 
 
 def make_random_shape(variant: GroupedVariant, seed: int) -> GroupedShape:
@@ -55,7 +73,9 @@ def make_random_shape(variant: GroupedVariant, seed: int) -> GroupedShape:
     rng = random.Random(seed)
     n, num_groups = rng.choice((8, 40, 136, rng.randint(1, 600))), rng.choice((1, 2, 5, rng.randint(1, 40)))
     if variant.op not in (*CONTIGUOUS_OPS, *MASKED_OPS):
-        return KGroups(rng.randint(1, 400), n, tuple(128 * rng.choice((0, 1, rng.randint(0, 9))) for _ in range(num_groups)))
+        return KGroups(
+            rng.randint(1, 400), n, tuple(128 * rng.choice((0, 1, rng.randint(0, 9))) for _ in range(num_groups))
+        )
     k, sizes = rng.randint(1, 2000), [rng.choice((0, 1, 128, rng.randint(0, 300))) for _ in range(num_groups)]
     if variant.op in MASKED_OPS:
         return Masked(n, k, max(*sizes, rng.randint(1, 300)), tuple(sizes))
@@ -99,18 +119,30 @@ def list_group_arguments(case: GroupedCase) -> dict:
 
 
 def call_grouped(
-    case: GroupedCase, d: torch.Tensor, c: torch.Tensor | None = None, suffix: str = "", scales: tuple | None = None, name: str = "", **options
+    case: GroupedCase,
+    d: torch.Tensor,
+    c: torch.Tensor | None = None,
+    suffix: str = "",
+    scales: tuple | None = None,
+    name: str = "",
+    **options,
 ) -> object:
-    """Call the public op of the case's variant, or the one called `name`, on D; `options` replace what the case says of its groups."""
+    """Call the public op of the case's variant, or the one called `name`, on D; `options` replace what the case says of
+    its groups.
+    """
     given = list_group_arguments(case) | ({"c": c} if c is not None else {})
     if case.variant.op in (FP8_CONTIGUOUS, FP8_MASKED):
         given["recipe"] = RECIPES[case.variant.recipe]
     keywords = {key: value for key, value in (given | options).items() if value is not OMITTED}
     with contiguous_alignment(case.alignment):
-        return getattr(deep_gemm, name or name_op(case.variant, suffix))(*list_arguments(case, suffix, scales), d, **keywords)
+        return getattr(deep_gemm, name or name_op(case.variant, suffix))(
+            *list_arguments(case, suffix, scales), d, **keywords
+        )
 
 
-def run_grouped_op(case: GroupedCase, output: GroupedOutput, suffix: str = "", scales: tuple | None = None, **options) -> torch.Tensor:
+def run_grouped_op(
+    case: GroupedCase, output: GroupedOutput, suffix: str = "", scales: tuple | None = None, **options
+) -> torch.Tensor:
     """Run the op into a freshly poisoned D; return the bits of the rows that must be right."""
     c = prepare_grouped_c(case, output, is_aliased=case.variant.c_mode == "accumulate")
     call_grouped(case, output.d, c, suffix, scales, **options)
@@ -118,9 +150,16 @@ def run_grouped_op(case: GroupedCase, output: GroupedOutput, suffix: str = "", s
 
 
 def copy_grouped_case(case: GroupedCase, extra: int = 0, gap: int = GUARD_ROWS) -> GroupedCase:
-    """Return a case whose operands can be changed, their pitches `extra` times 16 bytes wider and their groups `gap` rows apart."""
-    tensors = {name: None if (found := getattr(case, name)) is None else found.clone() for name in ("scale_a", "scale_b", "c", "groups")}
-    a, b = (_copy_operand(getattr(case, name), getattr(case.variant, f"{name}_major"), extra, gap) for name in ("a", "b"))
+    """Return a case whose operands can be changed, their pitches `extra` times 16 bytes wider and their groups `gap`
+    rows apart.
+    """
+    tensors = {
+        name: None if (found := getattr(case, name)) is None else found.clone()
+        for name in ("scale_a", "scale_b", "c", "groups")
+    }
+    a, b = (
+        _copy_operand(getattr(case, name), getattr(case.variant, f"{name}_major"), extra, gap) for name in ("a", "b")
+    )
     return replace(case, a=a, b=b, first={}, laid_out={}, **tensors)
 
 

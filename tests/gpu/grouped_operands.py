@@ -1,7 +1,8 @@
 """Operands, references and outputs of grouped products, as operands.py has them for dense ones: built from torch alone.
 
-Every group's product is that of its *dequantised* operands in float64, and every element of D obeys the bound of operands.py with t after the
-group's own K. Rows of A that belong to no group, and their scales, are NaN: none of it may reach D, whose rows of padding are +0.
+Every group's product is that of its *dequantised* operands in float64, and every element of D obeys the bound of
+operands.py with t after the group's own K. Rows of A that belong to no group, and their scales, are NaN: none of it may
+reach D, whose rows of padding are +0.
 """
 
 import contextlib
@@ -17,7 +18,17 @@ from .grouped_memory import GUARD_ROWS, GroupedOutput, is_mn_major_of_groups, ma
 from .grouped_shapes import Block, Contiguous, KGroups, Masked
 from .grouped_variants import GroupedVariant
 from .memory import ANY_LAYOUTS, MN_MAJOR_LAYOUTS, as_integers, make_nan, make_operand
-from .operands import BLOCK, DTYPES, FP8, ceil_div, count_wrong, get_partial_sums_error, make_bound, quantise_blocks, quantise_rows
+from .operands import (
+    BLOCK,
+    DTYPES,
+    FP8,
+    ceil_div,
+    count_wrong,
+    get_partial_sums_error,
+    make_bound,
+    quantise_blocks,
+    quantise_rows,
+)
 from .world import compare
 
 GroupedShape = Contiguous | Masked | KGroups
@@ -25,11 +36,13 @@ GroupedShape = Contiguous | Masked | KGroups
 
 @dataclass
 class GroupedCase:
-    """Operands of one grouped product with its reference, as `_C.Kernel.launch` takes them; `first` as in operands.Case.
+    """Operands of one grouped product with its reference, as `_C.Kernel.launch` takes them; `first` as in
+    operands.Case.
 
-    a: [m, k], [groups, max_m, k] or [m, sum_k]; b: [groups, n, k] or [n, sum_k]; scales FP32 alike, or None. groups: int32 m_indices [m],
-    masked_m [groups] or ks [groups]. c: [groups, m, n] or None. reference, bound: float64, of the rows of D that must be right: those of the
-    index `rows`, or all. padding: indices of the rows of padding (contiguous).
+    a: [m, k], [groups, max_m, k] or [m, sum_k]; b: [groups, n, k] or [n, sum_k]; scales FP32 alike, or None. groups:
+        int32 m_indices [m], masked_m [groups] or ks [groups]. c: [groups, m, n] or None. reference, bound: float64, of
+        the rows of D that must be right: those of the index `rows`, or all. padding: indices of the rows of padding
+        (contiguous).
     """
 
     variant: GroupedVariant
@@ -73,7 +86,13 @@ class GroupedCase:
         if getattr(self, name) is None:
             return None
         is_free = name == "scale_b" and self.variant.recipe == "1d2d"
-        names = MN_MAJOR_LAYOUTS + ANY_LAYOUTS if is_free else MN_MAJOR_LAYOUTS if scale_layout == "mn_major" else ANY_LAYOUTS
+        names = (
+            MN_MAJOR_LAYOUTS + ANY_LAYOUTS
+            if is_free
+            else MN_MAJOR_LAYOUTS
+            if scale_layout == "mn_major"
+            else ANY_LAYOUTS
+        )
         layout = names[index % len(names)]
         key = (name, layout, scale_layout)
         if key not in self.laid_out:
@@ -83,7 +102,9 @@ class GroupedCase:
 
 def _lay_out(scale: torch.Tensor, layout: str, may_be_mn_major: bool) -> torch.Tensor:
     found = make_scale_layout_of_groups(scale, layout)
-    return found if may_be_mn_major or not is_mn_major_of_groups(found) else make_scale_layout_of_groups(scale, "shifted")
+    return (
+        found if may_be_mn_major or not is_mn_major_of_groups(found) else make_scale_layout_of_groups(scale, "shifted")
+    )
 
 
 def make_blocks(values: torch.Tensor, ks: tuple[int, ...]) -> torch.Tensor:
@@ -126,10 +147,17 @@ def contiguous_alignment(alignment: int) -> Iterator[None]:
 def list_launch_operands(variant: GroupedVariant, case: GroupedCase, index: int) -> list[torch.Tensor | None]:
     """Return a, scale_a, b and scale_b as a kernel of the variant takes them; `index` picks the scales' memory layout."""
     a, b = (case.operand(name, variant.is_blocks) for name in ("a", "b"))
-    return [a, case.scale("scale_a", variant.scale_layout, index), b, case.scale("scale_b", variant.scale_layout, index // 2)]
+    return [
+        a,
+        case.scale("scale_a", variant.scale_layout, index),
+        b,
+        case.scale("scale_b", variant.scale_layout, index // 2),
+    ]
 
 
-def launch_grouped(kernel, variant: GroupedVariant, case: GroupedCase, output: GroupedOutput, *, index: int = 0, num_sms: int = 0) -> None:
+def launch_grouped(
+    kernel, variant: GroupedVariant, case: GroupedCase, output: GroupedOutput, *, index: int = 0, num_sms: int = 0
+) -> None:
     """Launch a kernel of the variant on a case, into a freshly poisoned D, on the current stream."""
     c = prepare_grouped_c(case, output, is_aliased=variant.c_mode == "accumulate")
     with contiguous_alignment(case.alignment):
@@ -155,8 +183,12 @@ def count_grouped_wrong(case: GroupedCase, output: GroupedOutput) -> torch.Tenso
     return count_wrong(case, output.values) + count_padding(case, output)
 
 
-def make_values(size: tuple[int, ...], variant: GroupedVariant, generator: torch.Generator, *, is_b: bool, integers: bool) -> tuple:
-    """Return random ([..., rows, k], scales or None): quantised normal values, or integers up to 4 with scales that are powers of two."""
+def make_values(
+    size: tuple[int, ...], variant: GroupedVariant, generator: torch.Generator, *, is_b: bool, integers: bool
+) -> tuple:
+    """Return random ([..., rows, k], scales or None): quantised normal values, or integers up to 4 with scales that are
+    powers of two.
+    """
     *groups, rows, k = size
     is_scaled_by_block = is_b and variant.recipe == "1d2d"
     if integers:
@@ -196,28 +228,55 @@ def make_grouped_case(shape: GroupedShape, device: str, variant: GroupedVariant,
     make = _make_k_grouped if isinstance(shape, KGroups) else _make_m_grouped
     case = make(shape, variant, generator, integers)
     if integers:
-        case.exact, case.reference, case.bound = True, case.reference.to(case.dtype).double(), torch.zeros_like(case.bound)
+        case.exact, case.reference, case.bound = (
+            True,
+            case.reference.to(case.dtype).double(),
+            torch.zeros_like(case.bound),
+        )
     return case
 
 
-def _make_m_grouped(shape: Contiguous | Masked, variant: GroupedVariant, generator: torch.Generator, integers: bool) -> GroupedCase:
+def _make_m_grouped(
+    shape: Contiguous | Masked, variant: GroupedVariant, generator: torch.Generator, integers: bool
+) -> GroupedCase:
     blocks, device = [block for block in shape.blocks() if block.rows], generator.device
     count = sum(block.rows for block in blocks)
     a, scale_a = make_values((count, shape.k), variant, generator, is_b=False, integers=integers)
     b, scale_b = make_values((shape.num_groups, shape.n, shape.k), variant, generator, is_b=True, integers=integers)
     product, magnitude = multiply_rows(blocks, widen_groups(a, scale_a), widen_groups(b, scale_b))
     bound = make_bound(product, magnitude, DTYPES[variant.d_dtype], get_partial_sums_error(a))
-    places = torch.tensor([row for block in blocks for row in range(block.first, block.first + block.rows)], dtype=torch.int64, device=device)
+    places = torch.tensor(
+        [row for block in blocks for row in range(block.first, block.first + block.rows)],
+        dtype=torch.int64,
+        device=device,
+    )
     a, scale_a = spread_rows(a, places, shape.m), spread_rows(scale_a, places, shape.m)
     b = make_groups(b, variant.b_major, gap=GUARD_ROWS)
     if isinstance(shape, Masked):
         return _finish_masked(GroupedCase(variant, shape, a, scale_a, b, scale_b, places, product, bound, ()))
-    owners = torch.tensor([block.group for block in blocks for _ in range(block.rows)], dtype=torch.int32, device=device)
+    owners = torch.tensor(
+        [block.group for block in blocks for _ in range(block.rows)], dtype=torch.int32, device=device
+    )
     groups = torch.full((shape.m,), -1, dtype=torch.int32, device=device)
     groups[places] = owners
     padding = (groups < 0).nonzero().flatten()
-    reference, bound = (torch.zeros(shape.m, shape.n, dtype=torch.float64, device=device).index_copy_(0, places, rows) for rows in (product, bound))
-    return GroupedCase(variant, shape, make_operand(a, "k"), scale_a, b, scale_b, groups, reference, bound, (shape.m, shape.n), padding=padding)
+    reference, bound = (
+        torch.zeros(shape.m, shape.n, dtype=torch.float64, device=device).index_copy_(0, places, rows)
+        for rows in (product, bound)
+    )
+    return GroupedCase(
+        variant,
+        shape,
+        make_operand(a, "k"),
+        scale_a,
+        b,
+        scale_b,
+        groups,
+        reference,
+        bound,
+        (shape.m, shape.n),
+        padding=padding,
+    )
 
 
 def _finish_masked(case: GroupedCase) -> GroupedCase:
@@ -241,7 +300,9 @@ def spread_rows(values: torch.Tensor | None, places: torch.Tensor, count: int) -
 
 
 def multiply_rows(blocks: list[Block], wide_a: torch.Tensor, wide_b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (A @ B^T, |A| @ |B|^T) [rows, n] of A's rows, block after block, each with its group's matrix of B [groups, n, k]."""
+    """Return (A @ B^T, |A| @ |B|^T) [rows, n] of A's rows, block after block, each with its group's matrix of B
+    [groups, n, k].
+    """
     size, start = (wide_a.shape[0], wide_b.shape[1]), 0
     product, magnitude = wide_a.new_zeros(size), wide_a.new_zeros(size)
     absolute_a, absolute_b = wide_a.abs(), wide_b.abs()
@@ -279,5 +340,7 @@ def set_k_reference(case: GroupedCase) -> GroupedCase:
             continue
         case.reference[group] += wide_a[:, part] @ wide_b[:, part].T
         magnitude = wide_a[:, part].abs() @ wide_b[:, part].abs().T
-        case.bound[group] = make_bound(case.reference[group], magnitude, case.dtype, get_partial_sums_error(case.a[:, part]))
+        case.bound[group] = make_bound(
+            case.reference[group], magnitude, case.dtype, get_partial_sums_error(case.a[:, part])
+        )
     return case

@@ -1,6 +1,8 @@
-"""Run-to-run equality of bits of grouped kernels (F-L7): many launches on one input, alone, beside a busy stream, and as a CUDA graph.
+"""Run-to-run equality of bits of grouped kernels (F-L7): many launches on one input, alone, beside a busy stream, and
+as a CUDA graph.
 
-As repeats.py: on a few SMs a CTA walks many tiles of several groups, so that rings, D tiles and the tensor maps of blocks go on from group to group.
+As repeats.py: on a few SMs a CTA walks many tiles of several groups, so that rings, D tiles and the tensor maps of
+blocks go on from group to group.
 """
 
 from functools import partial
@@ -28,21 +30,30 @@ from .world import World
 #: Repeats by number of SMs of what the library chooses, and of every other config.
 CHOSEN_REPEATS = {ALL_SMS: 600, FEW_SMS: 400}
 SPACE_REPEATS = {ALL_SMS: 20, FEW_SMS: 20}
-#: Unequal groups, a tail in every dimension, more tiles than FEW_SMS walks at once; blocks of K change their tensor maps from group to group.
+#: Unequal groups, a tail in every dimension, more tiles than FEW_SMS walks at once; blocks of K change their tensor
+#: maps from group to group.
 MASKED_SHAPE = Masked(520, 1168, 333, (333, 1, 0, 150, 64, 0, 257, 12))
 K_SHAPE = KGroups(333, 520, (384, 128, 0, 1024, 128, 128, 640, 256))
 #: Rows of the groups of a contiguous product.
 ROWS = (333, 1, 150, 64, 257, 12)
-#: Many tiles for each CTA of all SMs, so that shared memory is as busy as it gets: reads of scales that a refill overtakes show only here.
+#: Many tiles for each CTA of all SMs, so that shared memory is as busy as it gets: reads of scales that a refill
+#: overtakes show only here.
 LARGE_ROWS, LARGE_REPEATS = (1500, 1100, 0, 1536), 12
 LARGE_MASKED, LARGE_K = Masked(4096, 1536, 1536, LARGE_ROWS), KGroups(2048, 2304, (1536, 512, 0, 1152))
-#: What the library's choices are repeated on: the main variants, and the other ways in which scales, operands and C reach the kernel.
+#: What the library's choices are repeated on: the main variants, and the other ways in which scales, operands and C
+#: reach the kernel.
 CHOSEN_VARIANTS = (
-    *MAIN_GROUPED, GroupedVariant(FP8_CONTIGUOUS, "1d1d", scale_layout="any"), GroupedVariant(FP8_CONTIGUOUS, d_dtype="fp32", scale_layout="any"),
-    GroupedVariant(BF16_CONTIGUOUS, b_major="mn"), GroupedVariant(FP8_MASKED, scale_layout="any"), GroupedVariant(FP8_MASKED, "1d1d"),
-    MAIN_GROUPED[4]._replace(group_layout="joint"), MAIN_GROUPED[4]._replace(scale_layout="any"), MAIN_GROUPED[4]._replace(c_mode="none"),
+    *MAIN_GROUPED,
+    GroupedVariant(FP8_CONTIGUOUS, "1d1d", scale_layout="any"),
+    GroupedVariant(FP8_CONTIGUOUS, d_dtype="fp32", scale_layout="any"),
+    GroupedVariant(BF16_CONTIGUOUS, b_major="mn"),
+    GroupedVariant(FP8_MASKED, scale_layout="any"),
+    GroupedVariant(FP8_MASKED, "1d1d"),
+    MAIN_GROUPED[4]._replace(group_layout="joint"),
+    MAIN_GROUPED[4]._replace(scale_layout="any"),
+    MAIN_GROUPED[4]._replace(c_mode="none"),
     MAIN_GROUPED[5]._replace(c_mode="general"),
-)  # fmt: skip
+)
 
 
 def get_repeated_shape(variant: GroupedVariant, config, is_large: bool = False) -> GroupedShape:
@@ -52,7 +63,13 @@ def get_repeated_shape(variant: GroupedVariant, config, is_large: bool = False) 
     if variant.op not in CONTIGUOUS_OPS:
         return LARGE_K if is_large else K_SHAPE
     if is_large:
-        return Contiguous(4096, 1536, len(LARGE_ROWS), COMMON_ALIGNMENTS[-1], tuple((group, 0, rows) for group, rows in enumerate(LARGE_ROWS)))
+        return Contiguous(
+            4096,
+            1536,
+            len(LARGE_ROWS),
+            COMMON_ALIGNMENTS[-1],
+            tuple((group, 0, rows) for group, rows in enumerate(LARGE_ROWS)),
+        )
     alignment = choose_common_alignment(config)
     segments = [(group, 3 * (group == 2), rows) for group, rows in enumerate(ROWS)]
     return Contiguous(520, 1168, len(ROWS), alignment, (*segments[:3], (0, alignment, 0), *segments[3:]))
@@ -68,7 +85,9 @@ class GroupedRepeater:
         self.watched = self.output.make_watched()
         self.launch(ALL_SMS)
         self.first = self.output.buffer.clone()
-        self.unlike = {num_sms: torch.zeros((), dtype=torch.int64, device=world.torch_device) for num_sms in (ALL_SMS, FEW_SMS)}
+        self.unlike = {
+            num_sms: torch.zeros((), dtype=torch.int64, device=world.torch_device) for num_sms in (ALL_SMS, FEW_SMS)
+        }
 
     def launch(self, num_sms: int) -> None:
         """Launch once into a poisoned D."""
@@ -80,8 +99,12 @@ class GroupedRepeater:
         self.unlike[num_sms] += ((self.output.buffer != self.first) & self.watched).any()
 
 
-def run_grouped_repeats(world: World, variant: GroupedVariant, config, repeats: dict[int, int]) -> tuple[int, list[str]]:
-    """Launch one config `repeats[num_sms]` times, the second half beside a busy stream, then from a replayed graph; the last D must be right."""
+def run_grouped_repeats(
+    world: World, variant: GroupedVariant, config, repeats: dict[int, int]
+) -> tuple[int, list[str]]:
+    """Launch one config `repeats[num_sms]` times, the second half beside a busy stream, then from a replayed graph; the
+    last D must be right.
+    """
     repeater = GroupedRepeater(world, variant, config)
     name = type(repeater.case.shape).__name__
     launches, failures = repeat(repeater, repeats, name, BusyStream(world.torch_device))
@@ -105,10 +128,18 @@ def list_chosen_pairs(world: World) -> list[tuple[GroupedVariant, object]]:
 
 
 def grouped_repeat_jobs(world: World) -> list:
-    """Return one job for each config that the library can choose, for each further one that the suite runs, and for those of wide tiles one more."""
+    """Return one job for each config that the library can choose, for each further one that the suite runs, and for
+    those of wide tiles one more.
+    """
     chosen = dict.fromkeys(list_chosen_pairs(world))
-    pairs = [(variant, config) for variant in list_grouped_variants() for config in choose_grouped_configs(variant, world.device, world.spread)]
-    plans = [(pair, CHOSEN_REPEATS) for pair in chosen] + [(pair, SPACE_REPEATS) for pair in pairs if pair not in chosen]
+    pairs = [
+        (variant, config)
+        for variant in list_grouped_variants()
+        for config in choose_grouped_configs(variant, world.device, world.spread)
+    ]
+    plans = [(pair, CHOSEN_REPEATS) for pair in chosen] + [
+        (pair, SPACE_REPEATS) for pair in pairs if pair not in chosen
+    ]
     jobs = [(name_job(*pair), partial(run_grouped_repeats, world, *pair, repeats)) for pair, repeats in plans]
     large = [pair for pair in dict.fromkeys((*chosen, *pairs)) if pair[0] in CHOSEN_VARIANTS and not is_small(pair[1])]
     return jobs + [(f"{name_job(*pair)} large", partial(run_grouped_large, world, *pair)) for pair in large]

@@ -1,4 +1,6 @@
-"""What compute-sanitizer watches of the grouped kernels (F-L8): every variant, and of the main ones every path; see sanitizer.py."""
+"""What compute-sanitizer watches of the grouped kernels (F-L8): every variant, and of the main ones every path; see
+sanitizer.py.
+"""
 
 import torch
 
@@ -16,7 +18,14 @@ from .grouped_operands import (
     prepare_grouped_c,
 )
 from .grouped_shapes import K_UNIT, Contiguous, KGroups, Masked, get_tile
-from .grouped_variants import CONTIGUOUS_OPS, MAIN_GROUPED, MASKED_OPS, GroupedVariant, get_grouped_space, list_grouped_variants
+from .grouped_variants import (
+    CONTIGUOUS_OPS,
+    MAIN_GROUPED,
+    MASKED_OPS,
+    GroupedVariant,
+    get_grouped_space,
+    list_grouped_variants,
+)
 from .memory import align, copy_to_gpu
 
 FEW_SMS = 4
@@ -28,19 +37,25 @@ def get_signature(variant: GroupedVariant, config) -> tuple:
 
 
 def choose_grouped_pairs(device) -> list[tuple[GroupedVariant, object]]:
-    """Return every (variant, config) that the tools watch: all signatures of the main variants, of any other one config in turn."""
+    """Return every (variant, config) that the tools watch: all signatures of the main variants, of any other one config
+    in turn.
+    """
     pairs = []
     for index, variant in enumerate(list_grouped_variants()):
         groups: dict[tuple, list] = {}
         for config in get_grouped_space(variant, device):
             groups.setdefault(get_signature(variant, config), []).append(config)
         chosen = [group[position % len(group)] for position, group in enumerate(groups.values())]
-        pairs += [(variant, config) for config in (chosen if variant in MAIN_GROUPED else [chosen[index % len(chosen)]])]
+        pairs += [
+            (variant, config) for config in (chosen if variant in MAIN_GROUPED else [chosen[index % len(chosen)]])
+        ]
     return pairs
 
 
 def list_watched_shapes(variant: GroupedVariant, config) -> list[GroupedShape]:
-    """Return shapes with tails in every dimension, empty groups and padding, then several tiles of several groups a CTA."""
+    """Return shapes with tails in every dimension, empty groups and padding, then several tiles of several groups a
+    CTA.
+    """
     (height, width), k = get_tile(config), config.block_k * (config.num_stages + 1) + 16
     if variant.op in CONTIGUOUS_OPS:
         tail = Contiguous(width + 3, k, 4, height, ((0, 0, height + 1), (1, height, 0), (3, 1, height // 2)))
@@ -72,7 +87,13 @@ def launch_on_copies(kernel, variant: GroupedVariant, case, host, index: int) ->
     d = buffer.view(host.d.dtype).as_strided(host.d.shape, host.d.stride(), host.d.storage_offset())
     operands = [copy_to_gpu(tensor) for tensor in list_launch_operands(variant, case, index)]
     with contiguous_alignment(case.alignment):
-        kernel.launch(*operands, d, d if c is host.d else copy_to_gpu(c), groups=copy_to_gpu(case.groups), num_sms=FEW_SMS if index else ALL_SMS)
+        kernel.launch(
+            *operands,
+            d,
+            d if c is host.d else copy_to_gpu(c),
+            groups=copy_to_gpu(case.groups),
+            num_sms=FEW_SMS if index else ALL_SMS,
+        )
     if buffer.is_cuda:
         torch.cuda.synchronize()
     host.buffer.copy_(buffer)

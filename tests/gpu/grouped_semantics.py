@@ -1,4 +1,5 @@
-"""What the grouped ops promise of memory and spelling: products, aliases, layouts, strides, zero sizes, alignments, wrong indices.
+"""What the grouped ops promise of memory and spelling: products, aliases, layouts, strides, zero sizes, alignments,
+wrong indices.
 
 Everything here goes through the public ops.
 """
@@ -22,7 +23,14 @@ from .grouped_op import (
     make_random_shape,
     run_grouped_op,
 )
-from .grouped_operands import GroupedCase, GroupedShape, contiguous_alignment, count_grouped_wrong, make_grouped_case, make_grouped_output
+from .grouped_operands import (
+    GroupedCase,
+    GroupedShape,
+    contiguous_alignment,
+    count_grouped_wrong,
+    make_grouped_case,
+    make_grouped_output,
+)
 from .grouped_shapes import Contiguous, KGroups, Masked
 from .grouped_variants import CONTIGUOUS_OPS, FP8_CONTIGUOUS, FP8_MASKED, K_GROUPED_OPS, MASKED_OPS, GroupedVariant
 from .memory import SCALE_LAYOUTS
@@ -36,14 +44,18 @@ REFUSED_ALIGNMENTS = (0, -8, 4, 12, 65544, 1 << 40)
 
 
 def run_products(world: World, variant: GroupedVariant, shape: GroupedShape) -> tuple[int, list[str]]:
-    """Random operands within the bound and integers exactly, D's groups apart or side by side; equal bits, nothing written outside D."""
+    """Random operands within the bound and integers exactly, D's groups apart or side by side; equal bits, nothing
+    written outside D.
+    """
     checks = Checks()
     for integers in (False, True):
         case = get_grouped_case(world, variant, shape, integers)
         outputs = [make_grouped_output(case), make_grouped_output(case, gap=0)]
         bits = [run_grouped_op(case, output) for output in outputs]
         for output, name in zip(outputs, ("apart", "side by side"), strict=True):
-            checks.expect(not int(count_grouped_wrong(case, output)), f"integers={integers}, groups {name}: wrong elements")
+            checks.expect(
+                not int(count_grouped_wrong(case, output)), f"integers={integers}, groups {name}: wrong elements"
+            )
             checks.expect(not int(output.num_dirty()), f"integers={integers}, groups {name}: wrote outside D")
         checks.expect((bits[0] == bits[1]).all(), f"integers={integers}: bits depend on D's strides")
     return checks.outcome()
@@ -72,9 +84,12 @@ def list_spellings(case: GroupedCase) -> dict[str, dict]:
     else:
         ks, no_ks, no_tensor = list(case.shape.ks), {"ks": OMITTED}, {"ks_tensor": OMITTED}
         spellings = {
-            "ks_cpu": {"ks_cpu": ks, **no_ks}, "grouped_layout": {"grouped_layout": groups, **no_tensor}, "no ks_tensor": no_tensor,
-            "ks_tensor None": {"ks_tensor": None}, "both aliases": {"ks_cpu": ks, "grouped_layout": groups, **no_ks, **no_tensor},
-        }  # fmt: skip
+            "ks_cpu": {"ks_cpu": ks, **no_ks},
+            "grouped_layout": {"grouped_layout": groups, **no_tensor},
+            "no ks_tensor": no_tensor,
+            "ks_tensor None": {"ks_tensor": None},
+            "both aliases": {"ks_cpu": ks, "grouped_layout": groups, **no_ks, **no_tensor},
+        }
     spellings["compiled_dims"] = {"compiled_dims": "nk"}
     if case.variant.op in (FP8_CONTIGUOUS, FP8_MASKED):
         spellings["disable_ue8m0_cast"] = {"disable_ue8m0_cast": True}
@@ -95,7 +110,9 @@ def run_keywords(world: World, variant: GroupedVariant, shape: GroupedShape) -> 
 
 
 def run_memory_layouts(world: World, variant: GroupedVariant, shape: GroupedShape) -> tuple[int, list[str]]:
-    """The other names of an op on the same operands in every memory: right; FP8 ones pass the transposing kernel, so their bits are those of nt."""
+    """The other names of an op on the same operands in every memory: right; FP8 ones pass the transposing kernel, so
+    their bits are those of nt.
+    """
     checks, case = Checks(), get_grouped_case(world, variant, shape)
     output = make_grouped_output(case)
     bits = run_grouped_op(case, output)
@@ -113,9 +130,16 @@ def list_memory_layouts(case: GroupedCase) -> list[tuple[str, GroupedCase, str]]
     if variant.op in MASKED_OPS:
         return [("nt of b_major mn", copy_majors(case, "k", "mn"), "nt")] if variant.is_fp8 else []
     if variant.op in CONTIGUOUS_OPS:
-        return [(f"{suffix} of b_major {major}", copy_majors(case, "k", major), suffix) for suffix in ("nt", "nn") for major in ("k", "mn")]
+        return [
+            (f"{suffix} of b_major {major}", copy_majors(case, "k", major), suffix)
+            for suffix in ("nt", "nn")
+            for major in ("k", "mn")
+        ]
     joint = replace(case, variant=variant._replace(group_layout="joint"), laid_out={})
-    found = [(f"tn of {major}-major", copy_majors(joint, major, major), "tn") for major in (("k", "mn") if variant.is_fp8 else ("mn",))]
+    found = [
+        (f"tn of {major}-major", copy_majors(joint, major, major), "tn")
+        for major in (("k", "mn") if variant.is_fp8 else ("mn",))
+    ]
     blocks = [("nt of blocks", replace(case, variant=variant._replace(group_layout="blocks"), laid_out={}), "nt")]
     return found + (blocks if variant.is_fp8 else [])
 
@@ -135,8 +159,14 @@ def run_scale_layouts(world: World, variant: GroupedVariant, shape: GroupedShape
     bits = run_grouped_op(case, output)
     for layout in SCALE_LAYOUTS:
         laid_out = [make_scale_layout_of_groups(scale, layout) for scale in (case.scale_a, case.scale_b)]
-        for name, scales in (("A", (laid_out[0], case.scale_b)), ("B", (case.scale_a, laid_out[1])), ("both", tuple(laid_out))):
-            checks.expect((run_grouped_op(case, output, scales=scales) == bits).all(), f"{layout} scales of {name}: other bits")
+        for name, scales in (
+            ("A", (laid_out[0], case.scale_b)),
+            ("B", (case.scale_a, laid_out[1])),
+            ("both", tuple(laid_out)),
+        ):
+            checks.expect(
+                (run_grouped_op(case, output, scales=scales) == bits).all(), f"{layout} scales of {name}: other bits"
+            )
     return checks.outcome()
 
 
@@ -146,7 +176,9 @@ def run_strides(world: World, variant: GroupedVariant, shape: GroupedShape) -> t
     output = make_grouped_output(case)
     bits = run_grouped_op(case, output)
     for extra, gap in ((0, 0), (1, 3), (9, 0)):
-        tall = GroupedOutput((*case.d_shape[:-1], case.d_shape[-1] + 8 * extra), case.a.device, case.dtype, case.rows, gap)
+        tall = GroupedOutput(
+            (*case.d_shape[:-1], case.d_shape[-1] + 8 * extra), case.a.device, case.dtype, case.rows, gap
+        )
         view = tall.d[..., : case.d_shape[-1]]
         c = None if case.c is None else case.c.clone()
         if variant.c_mode == "accumulate":
@@ -156,12 +188,16 @@ def run_strides(world: World, variant: GroupedVariant, shape: GroupedShape) -> t
         got = (view if case.rows is None else view[case.rows]).contiguous().view(bits.dtype)
         checks.expect((got == bits).all(), f"{extra} wider, {gap} rows apart: other bits")
         outside = tall.all_bits[..., case.d_shape[-1] :]
-        checks.expect((outside == -1).all() and not int(tall.num_dirty()), f"{extra} wider, {gap} rows apart: wrote outside D")
+        checks.expect(
+            (outside == -1).all() and not int(tall.num_dirty()), f"{extra} wider, {gap} rows apart: wrote outside D"
+        )
     return checks.outcome()
 
 
 def run_zero_sizes(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
-    """F-L4: no groups, m or n = 0 returns and touches nothing; k = 0 makes D zero (rows of padding, too) or C; all combinations."""
+    """F-L4: no groups, m or n = 0 returns and touches nothing; k = 0 makes D zero (rows of padding, too) or C; all
+    combinations.
+    """
     checks = Checks()
     for num_groups in (0, 2):
         for m in (0, 70):
@@ -172,7 +208,10 @@ def run_zero_sizes(world: World, variant: GroupedVariant) -> tuple[int, list[str
                     run_grouped_op(case, output)
                     what = f"{num_groups} groups, {(m, n, k)}"
                     is_left = num_groups == 0 and not is_k_grouped(variant)
-                    checks.expect(is_untouched(output) if is_left else not int(count_grouped_wrong(case, output)), f"{what}: wrong D")
+                    checks.expect(
+                        is_untouched(output) if is_left else not int(count_grouped_wrong(case, output)),
+                        f"{what}: wrong D",
+                    )
                     checks.expect(not int(output.num_dirty()), f"{what}: wrote outside D")
     return checks.outcome()
 
@@ -200,18 +239,30 @@ def make_zero_shape(variant: GroupedVariant, num_groups: int, m: int, n: int, k:
 def make_aligned_shape(alignment: int, is_cut: bool) -> Contiguous:
     """Return groups of one alignment, one row more or less, several and a single row."""
     rows = (alignment - 1, alignment, alignment + 1, 3 * alignment, 1)
-    return Contiguous(264, 400, len(rows), alignment, tuple((group, int(group == 3), count) for group, count in enumerate(rows)), is_cut)
+    return Contiguous(
+        264,
+        400,
+        len(rows),
+        alignment,
+        tuple((group, int(group == 3), count) for group, count in enumerate(rows)),
+        is_cut,
+    )
 
 
 def run_alignments(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
-    """Groups that start at multiples of any alignment that may be set, with sizes around it; others are refused and change nothing."""
+    """Groups that start at multiples of any alignment that may be set, with sizes around it; others are refused and
+    change nothing.
+    """
     checks = Checks()
     for alignment in ALIGNMENTS:
         for is_cut in (False, True):
             case = make_grouped_case(make_aligned_shape(alignment, is_cut), world.torch_device, variant)
             output = make_grouped_output(case)
             run_grouped_op(case, output)
-            checks.expect(not int(count_grouped_wrong(case, output)) and not int(output.num_dirty()), f"alignment {alignment}: wrong D")
+            checks.expect(
+                not int(count_grouped_wrong(case, output)) and not int(output.num_dirty()),
+                f"alignment {alignment}: wrong D",
+            )
     for alignment in REFUSED_ALIGNMENTS:
         before = deep_gemm.get_mk_alignment_for_contiguous_layout()
         try:
@@ -226,13 +277,16 @@ def run_alignments(world: World, variant: GroupedVariant) -> tuple[int, list[str
     return checks.outcome()
 
 
-#: Groups of the rows of run_wrong_indices, and what rows get that must not: another group, none that exists. None of them is the first of 8.
+#: Groups of the rows of run_wrong_indices, and what rows get that must not: another group, none that exists. None of
+#: them is the first of 8.
 INDICES_SHAPE = Contiguous(328, 912, 5, 128, ((0, 0, 256), (2, 0, 128), (4, 0, 100)), False)
 WRONG_INDICES = {5: 1, 77: 5, 131: 1_000_000, 259: 2**31 - 1, 300: 0}
 
 
 def run_wrong_indices(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
-    """A row of another group than its tile's, or of a group that does not exist, is stored as NaN; every other row keeps its bits."""
+    """A row of another group than its tile's, or of a group that does not exist, is stored as NaN; every other row
+    keeps its bits.
+    """
     checks, clean = Checks(), get_grouped_case(world, variant, INDICES_SHAPE)
     output = make_grouped_output(clean)
     bits = run_grouped_op(clean, output)
@@ -262,6 +316,12 @@ def grouped_semantics_jobs(world: World) -> list:
         for run in SHAPED for variant in GROUPED_OP_VARIANTS for number, shape in enumerate(list_op_shapes(variant))
     ]  # fmt: skip
     contiguous = [variant for variant in GROUPED_OP_VARIANTS if variant.op in CONTIGUOUS_OPS]
-    plans = [(run, GROUPED_OP_VARIANTS) for run in (run_random, run_zero_sizes)] + [(run, contiguous) for run in (run_alignments, run_wrong_indices)]
-    jobs += [(f"{run.__name__} {variant}: all", partial(run, world, variant)) for run, variants in plans for variant in variants]
+    plans = [(run, GROUPED_OP_VARIANTS) for run in (run_random, run_zero_sizes)] + [
+        (run, contiguous) for run in (run_alignments, run_wrong_indices)
+    ]
+    jobs += [
+        (f"{run.__name__} {variant}: all", partial(run, world, variant))
+        for run, variants in plans
+        for variant in variants
+    ]
     return jobs + grouped_value_jobs(world) + grouped_runtime_jobs(world)

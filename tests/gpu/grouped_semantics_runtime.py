@@ -1,4 +1,6 @@
-"""What the grouped ops promise of calls: CUDA graphs whose groups change between replays, streams, num_sms, PDL, torch.compile, threads."""
+"""What the grouped ops promise of calls: CUDA graphs whose groups change between replays, streams, num_sms, PDL,
+torch.compile, threads.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +13,15 @@ import deep_gemm
 
 from .grouped_configs import get_grouped_case
 from .grouped_memory import GroupedOutput
-from .grouped_op import GROUPED_OP_VARIANTS, call_grouped, copy_grouped_case, list_arguments, list_op_shapes, name_op, run_grouped_op
+from .grouped_op import (
+    GROUPED_OP_VARIANTS,
+    call_grouped,
+    copy_grouped_case,
+    list_arguments,
+    list_op_shapes,
+    name_op,
+    run_grouped_op,
+)
 from .grouped_operands import (
     GroupedCase,
     GroupedShape,
@@ -82,7 +92,9 @@ def run_graph(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
 
 
 def list_regroupings(case: GroupedCase) -> Iterator[tuple[str, torch.Tensor, GroupedCase]]:
-    """Yield (name, what the groups become, the case that the same memory is then); blocks of K are laid out again as each is reached."""
+    """Yield (name, what the groups become, the case that the same memory is then); blocks of K are laid out again as
+    each is reached.
+    """
     is_contiguous, is_masked = case.variant.op in CONTIGUOUS_OPS, case.variant.op in MASKED_OPS
     plan, regroup = (BLOCK_GROUPS, reassign) if is_contiguous else (MASKED_SIZES, resize) if is_masked else (KS, divide)
     for values in plan:
@@ -152,7 +164,10 @@ def run_num_sms(world: World, variant: GroupedVariant, shape: GroupedShape) -> t
         for num_sms in (*SMS, world.device.sm_count - 1, world.device.sm_count, 0):
             deep_gemm.set_num_sms(num_sms)
             checks.expect((run_grouped_op(case, output) == bits).all(), f"num_sms = {num_sms}: other bits")
-            checks.expect(not int(count_grouped_wrong(case, output)) and not int(output.num_dirty()), f"num_sms = {num_sms}: wrong D")
+            checks.expect(
+                not int(count_grouped_wrong(case, output)) and not int(output.num_dirty()),
+                f"num_sms = {num_sms}: wrong D",
+            )
     finally:
         deep_gemm.set_num_sms(0)
     return checks.outcome()
@@ -162,11 +177,18 @@ def make_chain_shape(variant: GroupedVariant) -> GroupedShape:
     """Return a shape whose D can be the next product's A; groups of K add onto one D again and again."""
     if variant.op in CONTIGUOUS_OPS:
         return Contiguous(CHAIN_SIZE, CHAIN_SIZE, 3, 128, ((0, 0, 200), (2, 0, 128), (1, 0, 60)), False)
-    return Masked(CHAIN_SIZE, CHAIN_SIZE, 200, (200, 3, 0, 77)) if variant.op in MASKED_OPS else KGroups(264, CHAIN_SIZE, (256, 0, 512))
+    return (
+        Masked(CHAIN_SIZE, CHAIN_SIZE, 200, (200, 3, 0, 77))
+        if variant.op in MASKED_OPS
+        else KGroups(264, CHAIN_SIZE, (256, 0, 512))
+    )
 
 
 def run_chain(case: GroupedCase, outputs: list[GroupedOutput]) -> list[torch.Tensor]:
-    """Multiply `CHAIN_LENGTH` times, each product fed by the D before: BF16 directly, FP8 through a cast. Returns the Ds' bits."""
+    """Multiply `CHAIN_LENGTH` times, each product fed by the D before: BF16 directly, FP8 through a cast.
+
+    Returns the Ds' bits.
+    """
     if case.variant.op in K_GROUPED_OPS:
         outputs[0].poison(case.c)
         for _ in outputs:
@@ -213,7 +235,10 @@ def run_compiled(world: World, variant: GroupedVariant, shape: GroupedShape) -> 
     output.poison()
     returned = torch.compile(program, fullgraph=True, backend="aot_eager")(*list_arguments(case), output.d, case.groups)
     checks.expect((output.bits == bits).all(), "other bits")
-    checks.expect(torch.equal((returned if case.rows is None else returned[case.rows]), output.values + 1.0), "what follows saw another D")
+    checks.expect(
+        torch.equal((returned if case.rows is None else returned[case.rows]), output.values + 1.0),
+        "what follows saw another D",
+    )
     return checks.outcome()
 
 
@@ -252,7 +277,16 @@ def grouped_runtime_jobs(world: World) -> list:
     jobs = [(f"run_graph {variant}: all", partial(run_graph, world, variant)) for variant in GROUPED_OP_VARIANTS]
     jobs += [
         (f"{run.__name__} {variant}: {number}", partial(run, world, variant, shape))
-        for run, variants in ((run_num_sms, GROUPED_OP_VARIANTS), (run_streams, MAIN_GROUPED), (run_compiled, COMPILED_VARIANTS))
-        for variant in variants for number, shape in enumerate(list_op_shapes(variant)[:1])
-    ]  # fmt: skip
-    return jobs + [(f"{run.__name__} {variant}: all", partial(run, world, variant)) for run in (run_pdl, run_threads) for variant in MAIN_GROUPED]
+        for run, variants in (
+            (run_num_sms, GROUPED_OP_VARIANTS),
+            (run_streams, MAIN_GROUPED),
+            (run_compiled, COMPILED_VARIANTS),
+        )
+        for variant in variants
+        for number, shape in enumerate(list_op_shapes(variant)[:1])
+    ]
+    return jobs + [
+        (f"{run.__name__} {variant}: all", partial(run, world, variant))
+        for run in (run_pdl, run_threads)
+        for variant in MAIN_GROUPED
+    ]

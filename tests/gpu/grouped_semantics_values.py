@@ -1,4 +1,5 @@
-"""What the grouped ops promise of values: NaN stays where it belongs, a group does not depend on the others, hints change nothing, D beyond
+"""What the grouped ops promise of values: NaN stays where it belongs, a group does not depend on the others, hints
+change nothing, D beyond
 4 GiB, corrupt sizes."""
 
 from functools import partial
@@ -22,7 +23,9 @@ EXPECTED_ROWS = (1, 2, 37, 4096, 1_000_000)
 
 
 def run_nan(world: World, variant: GroupedVariant, shape: GroupedShape) -> tuple[int, list[str]]:
-    """NaN in one row of A, one row of a group's B, a scale of each or C: exactly the elements that mathematics names become NaN."""
+    """NaN in one row of A, one row of a group's B, a scale of each or C: exactly the elements that mathematics names
+    become NaN.
+    """
     checks, clean = Checks(), get_grouped_case(world, variant, shape)
     output = make_grouped_output(clean)
     bits = run_grouped_op(clean, output)
@@ -48,9 +51,12 @@ def _list_nan_places_of_k(case: GroupedCase) -> list[tuple[str, tuple, tuple]]:
     """The last column of K, and its scale, are the last group's; so is C [1, 2, 3] another's alone."""
     last, every = len(case.shape.ks) - 1, slice(None)
     return [
-        ("a", (3, -1), (last, 3)), ("b", (5, -1), (last, every, 5)), ("scale_a", (3, -1), (last, 3)), ("scale_b", (5, -1), (last, every, 5)),
+        ("a", (3, -1), (last, 3)),
+        ("b", (5, -1), (last, every, 5)),
+        ("scale_a", (3, -1), (last, 3)),
+        ("scale_b", (5, -1), (last, every, 5)),
         ("c", (1, 2, 3), (1, 2, 3)),
-    ]  # fmt: skip
+    ]
 
 
 def _list_nan_places_of_rows(case: GroupedCase) -> list[tuple[str, tuple, tuple]]:
@@ -59,7 +65,11 @@ def _list_nan_places_of_rows(case: GroupedCase) -> list[tuple[str, tuple, tuple]
     before = sum(other.rows for other in case.shape.blocks() if other.group < block.group)
     is_masked = isinstance(case.shape, Masked)
     first = before if is_masked else block.first
-    row, rows, last = (block.group, 0) if is_masked else (block.first,), slice(first, first + block.rows), case.shape.n - 1
+    row, rows, last = (
+        (block.group, 0) if is_masked else (block.first,),
+        slice(first, first + block.rows),
+        case.shape.n - 1,
+    )
     is_block = case.variant.recipe == "1d2d"
     columns, place = (slice(last // BLOCK * BLOCK, None), last // BLOCK) if is_block else (last, last)
     return [
@@ -69,7 +79,9 @@ def _list_nan_places_of_rows(case: GroupedCase) -> list[tuple[str, tuple, tuple]
 
 
 def run_dense_bits(world: World, variant: GroupedVariant, shape: GroupedShape) -> tuple[int, list[str]]:
-    """Each group has the bits of the dense op on that group alone: no row depends on other rows or groups (batch invariance)."""
+    """Each group has the bits of the dense op on that group alone: no row depends on other rows or groups (batch
+    invariance).
+    """
     checks, case = Checks(), get_grouped_case(world, variant, shape)
     output = make_grouped_output(case)
     with batch_invariant():
@@ -77,7 +89,10 @@ def run_dense_bits(world: World, variant: GroupedVariant, shape: GroupedShape) -
         for group, bits, operands in split_groups(case, output):
             dense = GuardedOutput(*bits.shape, bits.device, case.dtype)
             call_dense(case.variant, dense, *operands)
-            checks.expect((dense.bits == bits).all(), f"group {group}: {int((dense.bits != bits).sum())} elements unlike the dense product")
+            checks.expect(
+                (dense.bits == bits).all(),
+                f"group {group}: {int((dense.bits != bits).sum())} elements unlike the dense product",
+            )
     return checks.outcome()
 
 
@@ -89,13 +104,21 @@ def split_groups(case: GroupedCase, output) -> list[tuple[int, torch.Tensor, tup
             part, steps = slice(start, start + k), slice(start // BLOCK, (start + k) // BLOCK)
             scales = [None if scale is None else scale[:, steps] for scale in (case.scale_a, case.scale_b)]
             c = None if case.c is None else case.c[group]
-            found += [(group, output.all_bits[group], (case.a[:, part], scales[0], case.b[:, part], scales[1], c))] if k else []
+            found += (
+                [(group, output.all_bits[group], (case.a[:, part], scales[0], case.b[:, part], scales[1], c))]
+                if k
+                else []
+            )
             start += k
         return found
     for group, first, rows in case.shape.blocks():
         place = (group, slice(0, rows)) if isinstance(case.shape, Masked) else (slice(first, first + rows),)
         scales = (None, None) if case.scale_a is None else (case.scale_a[place], case.scale_b[group])
-        found += [(group, output.all_bits[place], (case.a[place], scales[0], case.b[group], scales[1], None))] if rows else []
+        found += (
+            [(group, output.all_bits[place], (case.a[place], scales[0], case.b[group], scales[1], None))]
+            if rows
+            else []
+        )
     return found
 
 
@@ -117,7 +140,9 @@ def run_hints(world: World, variant: GroupedVariant, shape: GroupedShape) -> tup
     output = make_grouped_output(case)
     bits = run_grouped_op(case, output)
     for expected in EXPECTED_ROWS:
-        checks.expect((run_grouped_op(case, output, expected_m=expected) == bits).all(), f"expected_m {expected}: other bits")
+        checks.expect(
+            (run_grouped_op(case, output, expected_m=expected) == bits).all(), f"expected_m {expected}: other bits"
+        )
         checks.expect(not int(output.num_dirty()), f"expected_m {expected}: wrote outside D")
     return checks.outcome()
 
@@ -128,7 +153,9 @@ CORRUPT_SIZES = {"near 2^31": (2**31 - 128,), "negative": (-128, 256, -(2**31)),
 
 
 def run_corrupt_sizes(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
-    """Whatever the device says of the K of the groups, the kernel ends, writes nothing outside D, and the next call is right."""
+    """Whatever the device says of the K of the groups, the kernel ends, writes nothing outside D, and the next call is
+    right.
+    """
     checks, clean = Checks(), get_grouped_case(world, variant, MANY_K_GROUPS)
     output = make_grouped_output(clean)
     bits = run_grouped_op(clean, output)
@@ -151,7 +178,13 @@ LARGE_K_GROUPS = KGroups(4096, 16384, tuple(0 if group in (3, 34) else LARGE_K f
 
 def run_large_d(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
     """D beyond 4 GiB and 2^31 elements: sampled rows are right, in every group and at both ends."""
-    shape = LARGE_CONTIGUOUS if variant.op in CONTIGUOUS_OPS else LARGE_MASKED if variant.op in MASKED_OPS else LARGE_K_GROUPS
+    shape = (
+        LARGE_CONTIGUOUS
+        if variant.op in CONTIGUOUS_OPS
+        else LARGE_MASKED
+        if variant.op in MASKED_OPS
+        else LARGE_K_GROUPS
+    )
     return check_large(shape, variant, world.torch_device)
 
 
@@ -179,7 +212,9 @@ def make_large_case(shape: GroupedShape, variant: GroupedVariant, device: str) -
     """Return operands alone; rows of A that belong to no group hold numbers, too."""
     generator, none = torch.Generator(device=device).manual_seed(5), torch.empty(0, device=device)
     if isinstance(shape, KGroups):
-        (a, scale_a), (b, scale_b) = (make_values((rows, shape.k), variant, generator, is_b=True, integers=False) for rows in (shape.m, shape.n))
+        (a, scale_a), (b, scale_b) = (
+            make_values((rows, shape.k), variant, generator, is_b=True, integers=False) for rows in (shape.m, shape.n)
+        )
         if variant.a_major == "mn":
             a, b = (values.T.contiguous().T for values in (a, b))
         groups, d_shape = torch.tensor(shape.ks, dtype=torch.int32, device=device), (shape.num_groups, shape.m, shape.n)
@@ -198,7 +233,9 @@ def make_large_case(shape: GroupedShape, variant: GroupedVariant, device: str) -
 
 
 def sample_rows(case: GroupedCase) -> list[tuple[tuple, tuple]]:
-    """Return (index of a row of D, (a of that row [1, k], scale_a, b, scale_b)): both ends and the middle of every group."""
+    """Return (index of a row of D, (a of that row [1, k], scale_a, b, scale_b)): both ends and the middle of every
+    group.
+    """
     found, start = [], 0
     if isinstance(case.shape, KGroups):
         for group, k in enumerate(case.shape.ks):
@@ -225,6 +262,10 @@ def grouped_value_jobs(world: World) -> list:
         (f"{run.__name__} {variant}: {number}", partial(run, world, variant, shape))
         for run, variant in runs for number, shape in enumerate(list_op_shapes(variant))
     ]  # fmt: skip
-    jobs += [(f"run_corrupt_sizes {variant}: all", partial(run_corrupt_sizes, world, variant)) for variant in GROUPED_OP_VARIANTS if variant.op in K_GROUPED_OPS]
+    jobs += [
+        (f"run_corrupt_sizes {variant}: all", partial(run_corrupt_sizes, world, variant))
+        for variant in GROUPED_OP_VARIANTS
+        if variant.op in K_GROUPED_OPS
+    ]
     plain = [variant._replace(c_mode="none") for variant in MAIN_GROUPED]
     return jobs + [(f"run_large_d {variant}: all", partial(run_large_d, world, variant)) for variant in plain]

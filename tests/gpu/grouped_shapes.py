@@ -58,7 +58,9 @@ class Masked(NamedTuple):
 
     def blocks(self) -> list[Block]:
         """Return where the rows of the groups lie."""
-        return [Block(group, group * self.max_m, min(max(size, 0), self.max_m)) for group, size in enumerate(self.sizes)]
+        return [
+            Block(group, group * self.max_m, min(max(size, 0), self.max_m)) for group, size in enumerate(self.sizes)
+        ]
 
     @property
     def m(self) -> int:
@@ -107,16 +109,25 @@ def derive_columns(config, index: int) -> list[int]:
 
 
 def derive_depths(config) -> list[int]:
-    """Return the k that a config's ring makes delicate: short, with a tail, one stage less than the ring, just filled, wrapped, wrapped twice."""
+    """Return the k that a config's ring makes delicate: short, with a tail, one stage less than the ring, just filled,
+    wrapped, wrapped twice.
+    """
     step, stages = config.block_k, config.num_stages
-    return [128, 128 + 16, *(step * count for count in (stages - 1, stages, stages + 1)), step * (2 * stages + 1) + 41, step // 8]
+    return [
+        128,
+        128 + 16,
+        *(step * count for count in (stages - 1, stages, stages + 1)),
+        step * (2 * stages + 1) + 41,
+        step // 8,
+    ]
 
 
 def derive_contiguous(config, index: int) -> list[Contiguous]:
     """Return contiguous shapes around a config's tile, n and k in turn from `index` on.
 
-    Groups of a tile and one row more or less, one of nearly everything beside groups of a row and of none, equal ones, a single row;
-    padding that fills whole tiles, that comes before the rows of a tile (also before rows that fill it to its end), and an m that ends within one.
+    Groups of a tile and one row more or less, one of nearly everything beside groups of a row and of none, equal ones,
+    a single row; padding that fills whole tiles, that comes before the rows of a tile (also before rows that fill it to
+    its end), and an m that ends within one.
     """
     tile = get_tile(config)[0]
     fitting = [alignment for alignment in (tile, 2 * tile, 128) if alignment % tile == 0]
@@ -124,7 +135,14 @@ def derive_contiguous(config, index: int) -> list[Contiguous]:
         ((0, 0, tile - 1), (1, 0, tile), (2, 0, tile + 1)),
         ((0, 0, 1), (2, 0, 3 * tile + 5), (3, 0, 1)),
         ((2, 0, 2 * tile), (0, 0, 2 * tile), (1, 0, 2 * tile)),
-        ((0, tile // 2, max(tile // 4, 1)), (3, tile, 0), (1, 1, tile - 1), (3, 2 * tile - 1, 1), (2, tile // 2, tile - tile // 2), (0, 0, 3)),
+        (
+            (0, tile // 2, max(tile // 4, 1)),
+            (3, tile, 0),
+            (1, 1, tile - 1),
+            (3, 2 * tile - 1, 1),
+            (2, tile // 2, tile - tile // 2),
+            (0, 0, 3),
+        ),
         ((1, 0, 1),),
     ]
     depths, columns = derive_depths(config), derive_columns(config, index)
@@ -136,7 +154,9 @@ def derive_contiguous(config, index: int) -> list[Contiguous]:
 
 
 def derive_masked(config, index: int) -> list[Masked]:
-    """Return masked shapes around a config's tile: max_m of no whole tiles, groups full, empty, of one row and of a tile and one row more or less."""
+    """Return masked shapes around a config's tile: max_m of no whole tiles, groups full, empty, of one row and of a
+    tile and one row more or less.
+    """
     tile = get_tile(config)[0]
     parts = [
         (2 * tile + 3, (tile - 1, tile, tile + 1, 0)),
@@ -147,13 +167,19 @@ def derive_masked(config, index: int) -> list[Masked]:
     ]
     depths, columns = derive_depths(config), derive_columns(config, index)
     return [
-        Masked(columns[(turn + turn // 5 + index) % len(columns)], depths[(turn + index) % len(depths)], *parts[turn % len(parts)])
+        Masked(
+            columns[(turn + turn // 5 + index) % len(columns)],
+            depths[(turn + index) % len(depths)],
+            *parts[turn % len(parts)],
+        )
         for turn in range(2 * len(parts))
-    ]  # fmt: skip
+    ]
 
 
 def derive_k_groups(config, index: int) -> list[KGroups]:
-    """Return groups of K around a config's tile and ring: empty, of one step, not filling the ring, filling it, wrapping it, one of nearly all."""
+    """Return groups of K around a config's tile and ring: empty, of one step, not filling the ring, filling it,
+    wrapping it, one of nearly all.
+    """
     (height, width), steps = get_tile(config), config.num_stages
     ring = align(config.block_k * steps, K_UNIT)
     parts = [
@@ -163,8 +189,17 @@ def derive_k_groups(config, index: int) -> list[KGroups]:
         (3 * K_UNIT,),
         (K_UNIT, 0, 3 * ring, 0, K_UNIT),
     ]
-    sizes = [(1, width), (height - 1, width - 8), (height, 1), (height + 1, width + 8), (2 * height + 3, 2 * width + TAILS[index % len(TAILS)])]
-    return [KGroups(*sizes[(turn + turn // 5 + index) % len(sizes)], parts[turn % len(parts)]) for turn in range(2 * len(parts))]
+    sizes = [
+        (1, width),
+        (height - 1, width - 8),
+        (height, 1),
+        (height + 1, width + 8),
+        (2 * height + 3, 2 * width + TAILS[index % len(TAILS)]),
+    ]
+    return [
+        KGroups(*sizes[(turn + turn // 5 + index) % len(sizes)], parts[turn % len(parts)])
+        for turn in range(2 * len(parts))
+    ]
 
 
 def choose_common_alignment(config) -> int:
@@ -175,12 +210,15 @@ def choose_common_alignment(config) -> int:
 def list_common_contiguous(alignment: int) -> list[Contiguous]:
     """Return shapes that all configs of an alignment meet on.
 
-    Unequal groups, nearly all in one, many tiny ones, many tiles, nothing but padding, and tiles of padding before those with K steps.
+    Unequal groups, nearly all in one, many tiny ones, many tiles, nothing but padding, and tiles of padding before
+    those with K steps.
     """
     many = 256 if alignment <= K_UNIT else 24
     ragged = tuple(enumerate((100, 128, 37, 256, 0, 1, 129, 64)))
     return [
-        Contiguous(328, 1168, 9, alignment, (*((group, 0, rows) for group, rows in ragged), (0, alignment, 0), (8, 5, 9))),
+        Contiguous(
+            328, 1168, 9, alignment, (*((group, 0, rows) for group, rows in ragged), (0, alignment, 0), (8, 5, 9))
+        ),
         Contiguous(136, 2048, 3, alignment, ((0, 0, 1), (1, 0, 900), (2, 0, 3))),
         Contiguous(24, 144, many, alignment, tuple((group, 0, 1) for group in reversed(range(many)))),
         Contiguous(1032, 400, 1, alignment, ((0, 0, 513),), False),
@@ -190,7 +228,9 @@ def list_common_contiguous(alignment: int) -> list[Contiguous]:
 
 
 def list_common_masked() -> list[Masked]:
-    """Return shapes that all configs meet on: sizes out of range, nearly all in one, many tiny ones, few among many empty, decode, one group."""
+    """Return shapes that all configs meet on: sizes out of range, nearly all in one, many tiny ones, few among many
+    empty, decode, one group.
+    """
     sparse = tuple({3: 17, 64: 40, 99: 1}.get(group, 0) for group in range(100))
     return [
         Masked(328, 1168, 200, (100, 200, 37, 1 << 30, 0, 1, -5, 64)),
@@ -205,7 +245,8 @@ def list_common_masked() -> list[Masked]:
 def list_common_k_groups() -> list[KGroups]:
     """Return shapes that all configs meet on.
 
-    Unequal groups, many tiny ones (more than a block has slots for tensor maps), one group, and empty ones before those with K steps.
+    Unequal groups, many tiny ones (more than a block has slots for tensor maps), one group, and empty ones before those
+    with K steps.
     """
     return [
         KGroups(300, 264, (1024, 0, 128, 2048)),

@@ -1,7 +1,7 @@
 """The kernel variants of the grouped ops, how closely each is covered, and the problems whose picks are repeated most.
 
-As for dense products: every config of the main variants' default spaces is compiled and run, of the others some. One main variant for each
-op kind; its config space is that of all tiles, whatever alignment of the groups they need.
+As for dense products: every config of the main variants' default spaces is compiled and run, of the others some. One
+main variant for each op kind; its config space is that of all tiles, whatever alignment of the groups they need.
 """
 
 from itertools import product
@@ -14,7 +14,11 @@ from .variants import FAR, MIN_CONFIGS, SPREAD
 FP8_CONTIGUOUS, BF16_CONTIGUOUS = "m_grouped_fp8_gemm_contiguous", "m_grouped_bf16_gemm_contiguous"
 FP8_MASKED, BF16_MASKED = "m_grouped_fp8_gemm_masked", "m_grouped_bf16_gemm_masked"
 FP8_K_GROUPED, BF16_K_GROUPED = "k_grouped_fp8_gemm_contiguous", "k_grouped_bf16_gemm_contiguous"
-CONTIGUOUS_OPS, MASKED_OPS, K_GROUPED_OPS = (FP8_CONTIGUOUS, BF16_CONTIGUOUS), (FP8_MASKED, BF16_MASKED), (FP8_K_GROUPED, BF16_K_GROUPED)
+CONTIGUOUS_OPS, MASKED_OPS, K_GROUPED_OPS = (
+    (FP8_CONTIGUOUS, BF16_CONTIGUOUS),
+    (FP8_MASKED, BF16_MASKED),
+    (FP8_K_GROUPED, BF16_K_GROUPED),
+)
 GROUPED_OPS = (*CONTIGUOUS_OPS, *MASKED_OPS, *K_GROUPED_OPS)
 #: Every token side of a tile, and two of them, divides it.
 ANY_TILE_ALIGNMENT = 3072
@@ -59,9 +63,13 @@ class GroupedVariant(NamedTuple):
 _FP8_K = GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32", group_layout="blocks")
 _BF16_K = GroupedVariant(BF16_K_GROUPED, d_dtype="fp32", a_major="mn", b_major="mn")
 MAIN_GROUPED = (
-    GroupedVariant(FP8_CONTIGUOUS), GroupedVariant(BF16_CONTIGUOUS), GroupedVariant(FP8_MASKED), GroupedVariant(BF16_MASKED),
-    _FP8_K._replace(c_mode="accumulate"), _BF16_K._replace(c_mode="accumulate"),
-)  # fmt: skip
+    GroupedVariant(FP8_CONTIGUOUS),
+    GroupedVariant(BF16_CONTIGUOUS),
+    GroupedVariant(FP8_MASKED),
+    GroupedVariant(BF16_MASKED),
+    _FP8_K._replace(c_mode="accumulate"),
+    _BF16_K._replace(c_mode="accumulate"),
+)
 
 
 def list_grouped_variants() -> list[GroupedVariant]:
@@ -71,13 +79,18 @@ def list_grouped_variants() -> list[GroupedVariant]:
         GroupedVariant(op, recipe, d_dtype, scale_layout=layout)
         for op, recipe, d_dtype, layout in product((FP8_CONTIGUOUS, FP8_MASKED), ("1d2d", "1d1d"), dtypes, layouts)
     ]  # fmt: skip
-    rows += [GroupedVariant(BF16_CONTIGUOUS, d_dtype=d_dtype, b_major=b_major) for d_dtype, b_major in product(dtypes, ("k", "mn"))]
+    rows += [
+        GroupedVariant(BF16_CONTIGUOUS, d_dtype=d_dtype, b_major=b_major)
+        for d_dtype, b_major in product(dtypes, ("k", "mn"))
+    ]
     rows += [GroupedVariant(BF16_MASKED, d_dtype=d_dtype) for d_dtype in dtypes]
     columns = [
         _FP8_K._replace(c_mode=c_mode, scale_layout=layout, group_layout=groups)
         for groups, c_mode, layout in product(("joint", "blocks"), c_modes, layouts)
     ]  # fmt: skip
-    return list(dict.fromkeys((*MAIN_GROUPED, *rows, *columns, *(_BF16_K._replace(c_mode=c_mode) for c_mode in c_modes))))
+    return list(
+        dict.fromkeys((*MAIN_GROUPED, *rows, *columns, *(_BF16_K._replace(c_mode=c_mode) for c_mode in c_modes)))
+    )
 
 
 def get_grouped_stride(variant: GroupedVariant, spread: int = SPREAD) -> int:
@@ -93,7 +106,9 @@ def get_grouped_space(variant: GroupedVariant, device) -> list:
 
 
 def choose_grouped_configs(variant: GroupedVariant, device, spread: int = SPREAD) -> list:
-    """Return the configs of a variant that the suite runs: its share, and at least one of each cluster and order of operands."""
+    """Return the configs of a variant that the suite runs: its share, and at least one of each cluster and order of
+    operands.
+    """
     space = get_grouped_space(variant, device)
     stride = min(get_grouped_stride(variant, spread), max(len(space) // MIN_CONFIGS, 1))
     chosen = space[list_grouped_variants().index(variant) % stride :: stride]
@@ -109,7 +124,11 @@ def get_path(config) -> tuple[int, int, int]:
 
 def choose_grouped_pairs(device, spread: int = SPREAD) -> list[tuple[GroupedVariant, object]]:
     """Return every (variant, config) of the suite, in the order in which they run."""
-    return [(variant, config) for variant in list_grouped_variants() for config in choose_grouped_configs(variant, device, spread)]
+    return [
+        (variant, config)
+        for variant in list_grouped_variants()
+        for config in choose_grouped_configs(variant, device, spread)
+    ]
 
 
 #: n and k of the m-grouped benchmarks, and a narrow and a small one.
@@ -128,5 +147,13 @@ def list_grouped_problems(op: str) -> list:
     if op in K_GROUPED_OPS:
         return [variant.problem(m, n, num_groups * k, num_groups) for num_groups, m, n, k in _K_GROUPED]
     if op in MASKED_OPS:
-        return [variant.problem(_MAX_M, *columns, num_groups, expected_m=mean) for num_groups, mean in _MASKED for columns in _COLUMNS]
-    return [variant.problem(num_groups * mean, *columns, num_groups, alignment=128) for num_groups, mean in _CONTIGUOUS for columns in _COLUMNS]
+        return [
+            variant.problem(_MAX_M, *columns, num_groups, expected_m=mean)
+            for num_groups, mean in _MASKED
+            for columns in _COLUMNS
+        ]
+    return [
+        variant.problem(num_groups * mean, *columns, num_groups, alignment=128)
+        for num_groups, mean in _CONTIGUOUS
+        for columns in _COLUMNS
+    ]

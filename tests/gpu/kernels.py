@@ -20,9 +20,15 @@ from .world import OPS, get_portfolio
 
 
 def list_kernels(
-    device, sections: list[str], compilers: tuple[str, ...], spread: int, has_sanitizer: bool, ops: tuple[str, ...] = OPS
+    device,
+    sections: list[str],
+    compilers: tuple[str, ...],
+    spread: int,
+    has_sanitizer: bool,
+    ops: tuple[str, ...] = OPS,
 ) -> list[tuple[str, str, str]]:
-    """Return (problem JSON, config JSON, compiler) of every kernel of those op kinds, each once; NVCC's first, because they take longest.
+    """Return (problem JSON, config JSON, compiler) of every kernel of those op kinds, each once; NVCC's first, because
+    they take longest.
 
     Grouped semantics need dense kernels, too: groups are compared with the dense op.
     """
@@ -39,10 +45,22 @@ def list_kernels(
         pairs += list_portfolio_pairs(device, PORTFOLIO_VARIANTS)
     if {"semantics", "calls"} & set(sections):
         pairs += list_op_pairs(device)
-    compared = [pair for call in list_dense_calls() for pair in choose(*call, device, True)] if "grouped_semantics" in sections else []
-    nvcc = [(variant.problem(), config) for variant in MAIN for config in choose_nvcc(choose_configs(variant, device, spread))]
+    compared = (
+        [pair for call in list_dense_calls() for pair in choose(*call, device, True)]
+        if "grouped_semantics" in sections
+        else []
+    )
+    nvcc = [
+        (variant.problem(), config)
+        for variant in MAIN
+        for config in choose_nvcc(choose_configs(variant, device, spread))
+    ]
     nvcc += [(variant.problem(), config) for variant, config in choose_grouped_nvcc(device, spread)]
-    jobs = [(problem, config, "nvcc") for problem, config in nvcc if "nvcc" in compilers and "nvcc" in sections and problem.op in ops]
+    jobs = [
+        (problem, config, "nvcc")
+        for problem, config in nvcc
+        if "nvcc" in compilers and "nvcc" in sections and problem.op in ops
+    ]
     jobs += [(problem, config, "nvrtc") for problem, config in pairs if problem.op in ops]
     jobs += [(problem, config, "nvrtc") for problem, config in compared]
     return list(dict.fromkeys((problem.to_json(), config.to_json(), compiler) for problem, config, compiler in jobs))
@@ -63,18 +81,27 @@ def list_portfolio_pairs(device, variants: tuple) -> list[tuple]:
 
 
 def list_op_pairs(device) -> list[tuple]:
-    """Return (problem, config) of what the library itself chooses for most calls of the suite; the others are compiled when they come."""
+    """Return (problem, config) of what the library itself chooses for most calls of the suite; the others are compiled
+    when they come.
+    """
     variants = dict.fromkeys((*OP_VARIANTS, *C_VARIANTS, *MAJOR_VARIANTS))
     shapes = [(variant, shape) for variant in variants for shape in SHAPES]
     shapes += [(variant, shape) for variant in calls.CALL_VARIANTS for shape in calls.make_shapes(calls.SHAPE_SEED)]
-    return [pair for variant, shape in shapes for is_invariant in (False, True) for pair in choose(variant, shape, device, is_invariant)]
+    return [
+        pair
+        for variant, shape in shapes
+        for is_invariant in (False, True)
+        for pair in choose(variant, shape, device, is_invariant)
+    ]
 
 
 def choose(variant: Variant, shape: tuple, device, is_invariant: bool) -> list[tuple]:
     """Return the library's own (problem, config) for one call, an empty list where it has none."""
     is_invariant = is_invariant or deep_gemm.is_batch_invariant()
     try:
-        config = explain(variant.problem(*(max(size, 1) for size in shape), batch_invariant=is_invariant), device).config
+        config = explain(
+            variant.problem(*(max(size, 1) for size in shape), batch_invariant=is_invariant), device
+        ).config
     except DeepGemmError:  # the call itself will say so
         return []
     return [(variant.problem(), config)]

@@ -1,4 +1,6 @@
-"""Memory layouts of the suite's operands: whatever lies between and behind the elements is NaN, so that a stray read shows."""
+"""Memory layouts of the suite's operands: whatever lies between and behind the elements is NaN, so that a stray read
+shows.
+"""
 
 import torch
 
@@ -43,7 +45,9 @@ def make_columns(values: torch.Tensor, pitch: int = 0) -> torch.Tensor:
 
 
 def make_operand(values: torch.Tensor, major: str, extra: int = 0) -> torch.Tensor:
-    """Copy [rows, k] into K-major (`k`) or MN-major (`mn`) memory whose pitch is `extra` times 16 bytes wider than need be."""
+    """Copy [rows, k] into K-major (`k`) or MN-major (`mn`) memory whose pitch is `extra` times 16 bytes wider than need
+    be.
+    """
     width = values.shape[1] if major == "k" else values.shape[0]
     unit = PITCH_BYTES // values.element_size()
     pitch = align(max(width, 1), unit) + extra * unit
@@ -67,7 +71,9 @@ def make_scales_pitched(scale: torch.Tensor, pitch: int) -> torch.Tensor:
 
 
 def is_mn_major(scale: torch.Tensor) -> bool:
-    """Return whether TMA can load the scales [mn, kb]: unit stride along mn, a base and a pitch along kb of whole 16 bytes."""
+    """Return whether TMA can load the scales [mn, kb]: unit stride along mn, a base and a pitch along kb of whole 16
+    bytes.
+    """
     (rows, blocks), (row_stride, block_stride) = scale.shape, scale.stride()
     is_pitched = blocks == 1 or block_stride * scale.element_size() % PITCH_BYTES == 0
     return (rows == 1 or row_stride == 1) and is_pitched and scale.data_ptr() % PITCH_BYTES == 0
@@ -89,7 +95,9 @@ def make_scale_layout(scale: torch.Tensor, layout: str) -> torch.Tensor:
 
 
 def make_scale_of_class(scale: torch.Tensor, scale_layout: str, index: int) -> torch.Tensor:
-    """Return the scales in one of the layouts that the kernels of `scale_layout` ("mn_major" or "any") are launched with."""
+    """Return the scales in one of the layouts that the kernels of `scale_layout` ("mn_major" or "any") are launched
+    with.
+    """
     if scale_layout == "mn_major":
         return make_scale_layout(scale, MN_MAJOR_LAYOUTS[index % len(MN_MAJOR_LAYOUTS)])
     found = make_scale_layout(scale, ANY_LAYOUTS[index % len(ANY_LAYOUTS)])
@@ -97,7 +105,9 @@ def make_scale_of_class(scale: torch.Tensor, scale_layout: str, index: int) -> t
 
 
 def copy_to_gpu(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """Copy a tensor with its strides: the whole storage travels, so that what lies around it stays as it is and no kernel runs."""
+    """Copy a tensor with its strides: the whole storage travels, so that what lies around it stays as it is and no
+    kernel runs.
+    """
     if tensor is None:
         return None
     size = tensor.untyped_storage().nbytes() // tensor.element_size()

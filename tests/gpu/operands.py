@@ -3,8 +3,8 @@
 Everything is built here from torch alone, so that a wrong quantiser or reference in the library cannot hide itself.
 The reference is the product of the *dequantised* operands in float64; a result is right when every element obeys
 
-    |D - reference| <= u * |reference| + t * |alpha| * (|A| |B|^T),   u = 2^-8 (BF16) or 2^-22 (FP32), t = 2^-12 (FP8: 14-bit partial sums;
-    2^-11 up to k = 512) or 2^-18 (BF16 operands)
+    |D - reference| <= u * |reference| + t * |alpha| * (|A| |B|^T),   u = 2^-8 (BF16) or 2^-22 (FP32), t = 2^-12 (FP8:
+    14-bit partial sums; 2^-11 up to k = 512) or 2^-18 (BF16 operands)
 
 with reference = alpha * A @ B^T + beta * C.
 """
@@ -22,8 +22,8 @@ FP8_MAX = 448.0
 BLOCK = 128
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
-#: FP8 tensor cores cut products to about 14 bits of the largest. Over few steps of 128 such cuts do not average out: cuBLASLt's own FP8
-#: product reaches 2^-11.4 at k = 128 (120 random problems, H200).
+#: FP8 tensor cores cut products to about 14 bits of the largest. Over few steps of 128 such cuts do not average out:
+#: cuBLASLt's own FP8 product reaches 2^-11.4 at k = 128 (120 random problems, H200).
 SHORT_K = 512
 PARTIAL_SUMS_FP8, PARTIAL_SUMS_FP8_SHORT, PARTIAL_SUMS_BF16 = 2.0**-12, 2.0**-11, 2.0**-18
 #: calc_diff's bound is statistical; with fewer elements one cancelled sum decides it.
@@ -48,11 +48,12 @@ def ceil_div(value: int, unit: int) -> int:
 
 @dataclass
 class Case:
-    """Operands of one product with its reference; `first` holds, by class of configs, the D of the first that ran, bit by bit.
+    """Operands of one product with its reference; `first` holds, by class of configs, the D of the first that ran, bit
+    by bit.
 
-    a [m, k], b [n, k]: nt views, FP8 or BF16, pitches multiples of 16 bytes. Scales FP32: [m, ceil(k/128)], [n or ceil(n/128),
-    ceil(k/128)], [m] and [n] (per row) or None (BF16). c: [m, n] of D's dtype or None. reference, bound: float64 [m, n]; bound 0
-    means exact after rounding.
+    a [m, k], b [n, k]: nt views, FP8 or BF16, pitches multiples of 16 bytes. Scales FP32: [m, ceil(k/128)], [n or
+    ceil(n/128), ceil(k/128)], [m] and [n] (per row) or None (BF16). c: [m, n] of D's dtype or None. reference, bound:
+    float64 [m, n]; bound 0 means exact after rounding.
     """
 
     variant: Variant
@@ -88,10 +89,14 @@ class GuardedOutput:
 
     GUARD_ROWS = 16
 
-    def __init__(self, m: int, n: int, device: object, dtype: torch.dtype = torch.bfloat16, columns: torch.Tensor | None = None):
+    def __init__(
+        self, m: int, n: int, device: object, dtype: torch.dtype = torch.bfloat16, columns: torch.Tensor | None = None
+    ):
         unit = PITCH_BYTES // dtype.itemsize
         pitch = align(n, unit) + unit
-        self.buffer = torch.full(((m + 2 * self.GUARD_ROWS) * pitch,), -1, dtype=INTEGERS[dtype.itemsize], device=device)
+        self.buffer = torch.full(
+            ((m + 2 * self.GUARD_ROWS) * pitch,), -1, dtype=INTEGERS[dtype.itemsize], device=device
+        )
         self._bits = self.buffer.as_strided((m, n), (pitch, 1), self.GUARD_ROWS * pitch)
         self.d = self.buffer.view(dtype).as_strided((m, n), (pitch, 1), self.GUARD_ROWS * pitch)
         self.columns = columns
@@ -184,7 +189,9 @@ def get_partial_sums_error(a: torch.Tensor) -> float:
     return PARTIAL_SUMS_FP8 if a.shape[1] > SHORT_K else PARTIAL_SUMS_FP8_SHORT
 
 
-def make_bound(reference: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype, partial_sums: float) -> torch.Tensor:
+def make_bound(
+    reference: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype, partial_sums: float
+) -> torch.Tensor:
     """Return the largest error that each element may have."""
     return ROUNDING[dtype] * reference.abs() + partial_sums * magnitude
 
@@ -209,7 +216,9 @@ def _quantise(x: torch.Tensor, variant: Variant, is_b: bool) -> tuple[torch.Tens
     return quantise_blocks(x) if is_b and variant.recipe == "1d2d" else quantise_rows(x)
 
 
-def _make_integers(shape: Shape, variant: Variant, generator: torch.Generator, device: str, is_b: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _make_integers(
+    shape: Shape, variant: Variant, generator: torch.Generator, device: str, is_b: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     rows = shape.n if is_b else shape.m
     values = torch.randint(-4, 5, (rows, shape.k), generator=generator, device=device).float()
     if not variant.is_fp8:
@@ -222,8 +231,8 @@ def _make_integers(shape: Shape, variant: Variant, generator: torch.Generator, d
 def make_case(shape: Shape, device: str, variant: Variant = Variant(), integers: bool = False) -> Case:  # noqa: B008 - immutable
     """Make random normal operands with real scales, or integers.
 
-    Integers: |x| <= 4 with power-of-two scales, factors and small integers as C: every FP32 sum is exact, so D is the rounded
-    reference exactly.
+    Integers: |x| <= 4 with power-of-two scales, factors and small integers as C: every FP32 sum is exact, so D is the
+        rounded reference exactly.
     """
     generator = torch.Generator(device=device).manual_seed(shape.m * 1_000_003 + shape.n * 1_009 + shape.k)
     if integers:
@@ -232,7 +241,16 @@ def make_case(shape: Shape, device: str, variant: Variant = Variant(), integers:
         a, scale_a = _quantise(torch.randn(shape.m, shape.k, generator=generator, device=device), variant, False)
         b, scale_b = _quantise(torch.randn(shape.n, shape.k, generator=generator, device=device), variant, True)
     empty = torch.empty(0, device=device)
-    case = Case(variant, make_operand(a, variant.a_major), scale_a, make_operand(b, variant.b_major), scale_b, empty, empty, exact=integers)
+    case = Case(
+        variant,
+        make_operand(a, variant.a_major),
+        scale_a,
+        make_operand(b, variant.b_major),
+        scale_b,
+        empty,
+        empty,
+        exact=integers,
+    )
     _add_output_mode(case, generator)
     return set_reference(case)
 

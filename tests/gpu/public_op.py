@@ -15,12 +15,18 @@ from .world import prepare_c
 
 #: Granularity by recipe; None: recognised by the scales' shape.
 RECIPES = {"1d2d": (1, 128, 128), "1d1d": (1, 1, 128), "per_row": None}
-#: The variants whose promises are checked through the public op: every recipe, dtype of D, C mode and operand layout once.
+#: The variants whose promises are checked through the public op: every recipe, dtype of D, C mode and operand layout
+#: once.
 OP_VARIANTS = (
-    Variant(), Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), Variant(recipe="per_row"),
-    Variant(d_dtype="fp32", c_mode="general"), Variant(c_mode="head_split"),
-    Variant(BF16), Variant(BF16, d_dtype="fp32", c_mode="accumulate", a_major="mn", b_major="mn"), Variant(BF16, c_mode="general", b_major="mn"),
-)  # fmt: skip
+    Variant(),
+    Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"),
+    Variant(recipe="per_row"),
+    Variant(d_dtype="fp32", c_mode="general"),
+    Variant(c_mode="head_split"),
+    Variant(BF16),
+    Variant(BF16, d_dtype="fp32", c_mode="accumulate", a_major="mn", b_major="mn"),
+    Variant(BF16, c_mode="general", b_major="mn"),
+)
 
 
 def call_op(case: Case, d: torch.Tensor, c: torch.Tensor | None = None, suffix: str = "nt", **options) -> object:
@@ -35,7 +41,9 @@ def call_op(case: Case, d: torch.Tensor, c: torch.Tensor | None = None, suffix: 
     a, b = (a, _orient(case.scale_a, suffix[0] == "t")), (b, _orient(case.scale_b, suffix[1] == "n"))
     if variant.c_mode == "head_split":
         return deep_gemm.fp8_gemm_nt_skip_head_mid(a, b, d, case.head_splits, recipe=RECIPES[variant.recipe])
-    return getattr(deep_gemm, f"fp8_gemm_{suffix}")(a, b, d, recipe=RECIPES[variant.recipe], **_list_options(case, c), **options)
+    return getattr(deep_gemm, f"fp8_gemm_{suffix}")(
+        a, b, d, recipe=RECIPES[variant.recipe], **_list_options(case, c), **options
+    )
 
 
 def _orient(tensor: torch.Tensor, is_transposed: bool) -> torch.Tensor:
@@ -48,7 +56,9 @@ def _list_options(case: Case, c: torch.Tensor | None) -> dict:
     return options | ({} if c is None else {"c": c})
 
 
-def run_op(case: Case, output: GuardedOutput, *, is_aliased: bool = True, suffix: str = "nt", **options) -> torch.Tensor:
+def run_op(
+    case: Case, output: GuardedOutput, *, is_aliased: bool = True, suffix: str = "nt", **options
+) -> torch.Tensor:
     """Run the op into a freshly poisoned D; return D's bits. `is_aliased`: where there is a C, it is D."""
     c = prepare_c(case, output, is_aliased)
     call_op(case, output.d, c, suffix, **options)
@@ -57,7 +67,9 @@ def run_op(case: Case, output: GuardedOutput, *, is_aliased: bool = True, suffix
 
 def copy_case(case: Case, extra: int = 0) -> Case:
     """Return a case whose operands can be changed, their pitches `extra` times 16 bytes wider."""
-    scales = {name: None if (scale := getattr(case, name)) is None else scale.clone() for name in ("scale_a", "scale_b")}
+    scales = {
+        name: None if (scale := getattr(case, name)) is None else scale.clone() for name in ("scale_a", "scale_b")
+    }
     a, b = make_operand(case.a, case.variant.a_major, extra), make_operand(case.b, case.variant.b_major, extra)
     return replace(case, a=a, b=b, c=None if case.c is None else case.c.clone(), first={}, **scales)
 

@@ -31,11 +31,18 @@ def make_section() -> dict:
     return {"jobs": 0, "cases": 0, "failed_jobs": 0, "seconds": 0.0}
 
 
-def make_record(stamp: dict, sections: dict[str, dict], failures: list[str], *, shard: str, is_complete: bool, notes: dict) -> dict:
+def make_record(
+    stamp: dict, sections: dict[str, dict], failures: list[str], *, shard: str, is_complete: bool, notes: dict
+) -> dict:
     """Return the record of a run."""
     return {
-        **stamp, "shard": shard, "complete": is_complete, "cases": sum(section["cases"] for section in sections.values()),
-        "failures": failures, "sections": sections, "notes": notes,
+        **stamp,
+        "shard": shard,
+        "complete": is_complete,
+        "cases": sum(section["cases"] for section in sections.values()),
+        "failures": failures,
+        "sections": sections,
+        "notes": notes,
     }
 
 
@@ -51,7 +58,9 @@ def merge_records(records: list[dict]) -> dict:
             raise ValueError(f"{key} differs between the shards; run them again on one tree and machine")
     total = int(first["shard"].split("/")[1])
     if sorted(record["shard"] for record in records) != sorted(f"{index}/{total}" for index in range(1, total + 1)):
-        raise ValueError(f"shards {[record['shard'] for record in records]}: expected each of 1/{total} to {total}/{total} once")
+        raise ValueError(
+            f"shards {[record['shard'] for record in records]}: expected each of 1/{total} to {total}/{total} once"
+        )
     sections: dict[str, dict] = {}
     for record in records:
         for name, section in record["sections"].items():
@@ -60,5 +69,9 @@ def merge_records(records: list[dict]) -> dict:
                 target[key] = round(target[key] + value, 3)
     notes = {key: value for record in records for key, value in record["notes"].items()}
     failures = [failure for record in records for failure in record["failures"]]
-    stamp = {key: first[key] for key in first if key not in ("shard", "complete", "cases", "failures", "sections", "notes")}
-    return make_record(stamp, sections, failures, shard="1/1", is_complete=all(record["complete"] for record in records), notes=notes)
+    stamp = {
+        key: first[key] for key in first if key not in ("shard", "complete", "cases", "failures", "sections", "notes")
+    }
+    return make_record(
+        stamp, sections, failures, shard="1/1", is_complete=all(record["complete"] for record in records), notes=notes
+    )

@@ -1,8 +1,9 @@
 """Run-to-run equality of bits: each config many times on one input, alone, beside a busy stream, and as a CUDA graph.
 
-On all SMs a CTA mostly has one tile; on a few SMs each has several, so that a D tile in shared memory is used again, the ring
-goes on from tile to tile and loads overlap an epilogue. A missing fence or barrier shows here and nowhere else: no tool reports it.
-A config that splits K has one CTA a share of a tile, on any number of SMs: all its repeats are of that kind.
+On all SMs a CTA mostly has one tile; on a few SMs each has several, so that a D tile in shared memory is used again,
+the ring goes on from tile to tile and loads overlap an epilogue. A missing fence or barrier shows here and nowhere
+else: no tool reports it. A config that splits K has one CTA a share of a tile, on any number of SMs: all its repeats
+are of that kind.
 """
 
 from functools import partial
@@ -16,26 +17,39 @@ from .operands import GuardedOutput, Shape, count_wrong, make_output
 from .variants import BF16, MAIN, Variant, list_variants
 from .world import World, launch_options, lay_out_scale, prepare_c
 
-#: Tails in every dimension. On all SMs most configs have one tile for each CTA; on FEW_SMS all have several, and every ring wraps.
+#: Tails in every dimension. On all SMs most configs have one tile for each CTA; on FEW_SMS all have several, and every
+#: ring wraps.
 SHAPE = Shape(333, 1096, 2064)
 #: Repeats by number of SMs; all of them must give the same bits. Fewer where a launch takes longer.
 PORTFOLIO_REPEATS = {ALL_SMS: 800, FEW_SMS: 200}
 SPACE_REPEATS = {ALL_SMS: 30, FEW_SMS: 30}
-#: Many tiles for each CTA of all SMs, so that shared memory is as busy as it gets: reads of scales that a refill overtakes show only here.
+#: Many tiles for each CTA of all SMs, so that shared memory is as busy as it gets: reads of scales that a refill
+#: overtakes show only here.
 LARGE_SHAPE, LARGE_REPEATS = Shape(5120, 4096, 1536), 12
 #: Launches of one graph, on all SMs and on FEW_SMS in turn.
 GRAPH_LAUNCHES = 20
 #: Bytes that the second stream copies again and again, so that memory traffic and CTAs of another kernel interfere.
 BUSY_BYTES = 32 << 20
-#: What the portfolio is repeated on: the main variants, and the other ways in which scales, operands and C reach the kernel.
+#: What the portfolio is repeated on: the main variants, and the other ways in which scales, operands and C reach the
+#: kernel.
 PORTFOLIO_VARIANTS = (
-    *MAIN, Variant(scale_layout="any"), Variant(recipe="per_row"), Variant(d_dtype="fp32", c_mode="general"),
-    Variant(BF16, d_dtype="fp32", c_mode="accumulate", a_major="mn", b_major="mn"), Variant(BF16, c_mode="general", b_major="mn"),
-)  # fmt: skip
+    *MAIN,
+    Variant(scale_layout="any"),
+    Variant(recipe="per_row"),
+    Variant(d_dtype="fp32", c_mode="general"),
+    Variant(BF16, d_dtype="fp32", c_mode="accumulate", a_major="mn", b_major="mn"),
+    Variant(BF16, c_mode="general", b_major="mn"),
+)
 
 
 #: What is repeated on LARGE_SHAPE: every way in which scales travel.
-LARGE_VARIANTS = (*MAIN, Variant(scale_layout="any"), Variant(recipe="1d1d"), Variant(recipe="1d1d", scale_layout="any"), Variant(recipe="per_row"))
+LARGE_VARIANTS = (
+    *MAIN,
+    Variant(scale_layout="any"),
+    Variant(recipe="1d1d"),
+    Variant(recipe="1d1d", scale_layout="any"),
+    Variant(recipe="per_row"),
+)
 
 
 class BusyStream:
@@ -58,16 +72,28 @@ class Repeater:
     def __init__(self, world: World, variant: Variant, config, shape: Shape = SHAPE):
         self.case, self.kernel = world.case(variant, shape), world.kernel(variant, config)
         self.output: GuardedOutput = make_output(self.case)
-        self.scales = [lay_out_scale(self.case.scale_a, variant, 1, True), lay_out_scale(self.case.scale_b, variant, 1, False)]
+        self.scales = [
+            lay_out_scale(self.case.scale_a, variant, 1, True),
+            lay_out_scale(self.case.scale_b, variant, 1, False),
+        ]
         self.launch(ALL_SMS)
         self.first = self.output.buffer.clone()  # with the red zones, so that every launch shows what it writes there
-        self.unlike = {num_sms: torch.zeros((), dtype=torch.int64, device=world.torch_device) for num_sms in (ALL_SMS, FEW_SMS)}
+        self.unlike = {
+            num_sms: torch.zeros((), dtype=torch.int64, device=world.torch_device) for num_sms in (ALL_SMS, FEW_SMS)
+        }
 
     def launch(self, num_sms: int) -> None:
         """Launch once into a poisoned D."""
         c = prepare_c(self.case, self.output, is_aliased=True)
         self.kernel.launch(
-            self.case.a, self.scales[0], self.case.b, self.scales[1], self.output.d, c, num_sms=num_sms, **launch_options(self.case)
+            self.case.a,
+            self.scales[0],
+            self.case.b,
+            self.scales[1],
+            self.output.d,
+            c,
+            num_sms=num_sms,
+            **launch_options(self.case),
         )
 
     def count(self, num_sms: int) -> None:
@@ -82,7 +108,9 @@ def list_sms(config) -> tuple[int, ...]:
 
 
 def run_repeats(world: World, variant: Variant, config, repeats: dict[int, int]) -> tuple[int, list[str]]:
-    """Launch one config `repeats[num_sms]` times, the second half beside a busy stream, then the same from a replayed graph."""
+    """Launch one config `repeats[num_sms]` times, the second half beside a busy stream, then the same from a replayed
+    graph.
+    """
     repeater = Repeater(world, variant, config)
     counts = repeats if len(list_sms(config)) > 1 else {ALL_SMS: sum(repeats.values())}
     launches, failures = repeat(repeater, counts, tuple(SHAPE), BusyStream(world.torch_device))
@@ -90,7 +118,9 @@ def run_repeats(world: World, variant: Variant, config, repeats: dict[int, int])
 
 
 def repeat(repeater, counts: dict[int, int], name: object, busy: BusyStream) -> tuple[int, list[str]]:
-    """Launch a repeater `counts[num_sms]` times and from a graph; return the number of launches and what was unlike the first."""
+    """Launch a repeater `counts[num_sms]` times and from a graph; return the number of launches and what was unlike the
+    first.
+    """
     for num_sms, count in counts.items():
         for index in range(count):
             if 2 * index >= count and index % 2:
@@ -99,7 +129,11 @@ def repeat(repeater, counts: dict[int, int], name: object, busy: BusyStream) -> 
     replays = max(1, sum(counts.values()) // (10 * GRAPH_LAUNCHES))
     _replay(repeater, tuple(counts), replays)
     launches = sum(counts.values()) + replays * GRAPH_LAUNCHES
-    failures = [f"{name} num_sms={num_sms}: {int(count)} of {launches} runs gave other bits" for num_sms, count in repeater.unlike.items() if int(count)]
+    failures = [
+        f"{name} num_sms={num_sms}: {int(count)} of {launches} runs gave other bits"
+        for num_sms, count in repeater.unlike.items()
+        if int(count)
+    ]
     dirty = int(repeater.output.num_dirty())
     failures += [f"{name}: {dirty} elements written outside D"] if dirty else []
     return launches + 1, failures
@@ -112,22 +146,30 @@ def run_large(world: World, variant: Variant, config) -> tuple[int, list[str]]:
         repeater.count(ALL_SMS)
     unlike, wrong = int(repeater.unlike[ALL_SMS]), int(count_wrong(repeater.case, repeater.output.d))
     failures = [f"{tuple(LARGE_SHAPE)}: {unlike} of {LARGE_REPEATS} runs gave other bits"] if unlike else []
-    return LARGE_REPEATS + 1, failures + ([f"{tuple(LARGE_SHAPE)}: {wrong} elements outside their bound"] if wrong else [])
+    return LARGE_REPEATS + 1, failures + (
+        [f"{tuple(LARGE_SHAPE)}: {wrong} elements outside their bound"] if wrong else []
+    )
 
 
 def _check_tiles(world: World, variant: Variant, config) -> list[str]:
-    """Check that the grid keeps to FEW_SMS and a CTA walks several tiles there: otherwise the repeats show nothing more."""
+    """Check that the grid keeps to FEW_SMS and a CTA walks several tiles there: otherwise the repeats show nothing
+    more.
+    """
     if config.split_k > 1:
         return []
     geometry = get_geometry(world, variant, config, FEW_SMS)
     tiles, ctas = geometry["num_m_tiles"] * geometry["num_n_tiles"], geometry["num_ctas"]
-    return [] if ctas <= FEW_SMS and tiles > ctas else [f"{tuple(SHAPE)} num_sms={FEW_SMS}: {tiles} tiles for {ctas} CTAs"]
+    return (
+        [] if ctas <= FEW_SMS and tiles > ctas else [f"{tuple(SHAPE)} num_sms={FEW_SMS}: {tiles} tiles for {ctas} CTAs"]
+    )
 
 
 def get_geometry(world: World, variant: Variant, config, num_sms: int) -> dict:
     """Return what a launch of SHAPE on `num_sms` SMs asks for."""
     max_clusters = world.kernel(variant, config).max_clusters
-    return _C.launch_geometry(config, SHAPE.m, SHAPE.n, num_sms=num_sms, sm_count=world.device.sm_count, max_clusters=max_clusters)
+    return _C.launch_geometry(
+        config, SHAPE.m, SHAPE.n, num_sms=num_sms, sm_count=world.device.sm_count, max_clusters=max_clusters
+    )
 
 
 def _replay(repeater, sms: tuple[int, ...], replays: int) -> None:
@@ -154,7 +196,9 @@ def space_jobs(world: World) -> list:
     """Return one job for each further config that the suite runs."""
     chosen = {(variant, config) for variant in PORTFOLIO_VARIANTS for config in world.portfolio(variant)}
     pairs = [(variant, config) for variant in list_variants() for config in world.configs(variant)]
-    jobs = [(name_job(*pair), partial(run_repeats, world, *pair, SPACE_REPEATS)) for pair in pairs if pair not in chosen]
+    jobs = [
+        (name_job(*pair), partial(run_repeats, world, *pair, SPACE_REPEATS)) for pair in pairs if pair not in chosen
+    ]
     large = [pair for pair in pairs if pair[0] in LARGE_VARIANTS and not is_small(pair[1])]
     return jobs + [(f"{name_job(*pair)} large", partial(run_large, world, *pair)) for pair in large]
 

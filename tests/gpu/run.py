@@ -2,10 +2,11 @@
 
 Example: python -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json --time-budget 500
 
-The parent holds no GPU: a child runs the jobs one after the other and reports each on a pipe. A job that crashes the child,
-loses the CUDA context or says nothing for JOB_TIMEOUT_S is recorded as failed, and a new child goes on with the next one, so
-that a hanging config costs one job (its jobs of later sections are left out). After MAX_DEATHS such jobs of one group, which is what
-stands before the colon of a job's name, the rest of that group is left out, too: every section gets its turn.
+The parent holds no GPU: a child runs the jobs one after the other and reports each on a pipe. A job that crashes the
+child, loses the CUDA context or says nothing for JOB_TIMEOUT_S is recorded as failed, and a new child goes on with the
+next one, so that a hanging config costs one job (its jobs of later sections are left out). After MAX_DEATHS such jobs
+of one group, which is what stands before the colon of a job's name, the rest of that group is left out, too: every
+section gets its turn.
 Protocol: one JSON object a line, `{"event": "begin"|"end"|"idle"|"done", ...}`.
 Kernels are compiled by a pool meanwhile, in the order of the jobs.
 
@@ -35,10 +36,18 @@ MAX_DEATHS = 2
 CONTEXT_LOST = 4
 
 
-def get_jobs(world, sections: list[str], shard: tuple[int, int], ops: tuple[str, ...] = ()) -> list[tuple[str, str, object]]:
-    """Return (section, name, callable) of every job of this shard, in a fixed order; with `ops` those of these op kinds alone."""
+def get_jobs(
+    world, sections: list[str], shard: tuple[int, int], ops: tuple[str, ...] = ()
+) -> list[tuple[str, str, object]]:
+    """Return (section, name, callable) of every job of this shard, in a fixed order; with `ops` those of these op kinds
+    alone.
+    """
     makers, (index, total) = get_makers(), shard
-    jobs = [(section, name, job) for section in sections for name, job in make_jobs(makers[section], world)[index - 1 :: total]]
+    jobs = [
+        (section, name, job)
+        for section in sections
+        for name, job in make_jobs(makers[section], world)[index - 1 :: total]
+    ]
     return [job for job in jobs if not ops or is_of_ops(job[1], ops)]
 
 
@@ -56,10 +65,16 @@ def get_makers() -> dict:
         return nvcc_jobs(world) + grouped_nvcc_jobs(world)
 
     return {
-        "configs": config_jobs, "grouped_configs": grouped_config_jobs, "grouped_repeats": grouped_repeat_jobs,
-        "grouped_semantics": grouped_semantics_jobs, "nvcc": both_nvcc_jobs, "portfolio_repeats": portfolio_jobs, "space_repeats": space_jobs,
-        "semantics": semantics_jobs, "calls": call_jobs,
-    }  # fmt: skip
+        "configs": config_jobs,
+        "grouped_configs": grouped_config_jobs,
+        "grouped_repeats": grouped_repeat_jobs,
+        "grouped_semantics": grouped_semantics_jobs,
+        "nvcc": both_nvcc_jobs,
+        "portfolio_repeats": portfolio_jobs,
+        "space_repeats": space_jobs,
+        "semantics": semantics_jobs,
+        "calls": call_jobs,
+    }
 
 
 def is_of_ops(name: str, ops: tuple[str, ...]) -> bool:
@@ -151,9 +166,24 @@ class Parent:
     def _start_child(self) -> tuple[subprocess.Popen, int]:
         reader, writer = os.pipe()
         command = [
-            sys.executable, "-m", "tests.gpu.run", "--report", str(writer), "--first", str(self.first), "--deadline", str(self.args.deadline),
-            "--shard", "{}/{}".format(*self.args.shard), "--sections", ",".join(self.args.sections), "--skip", "|".join(self._list_skipped()),
-            "--spread", str(self.args.spread), *(["--ops", ",".join(self.args.ops)] if self.args.ops else []),
+            sys.executable,
+            "-m",
+            "tests.gpu.run",
+            "--report",
+            str(writer),
+            "--first",
+            str(self.first),
+            "--deadline",
+            str(self.args.deadline),
+            "--shard",
+            "{}/{}".format(*self.args.shard),
+            "--sections",
+            ",".join(self.args.sections),
+            "--skip",
+            "|".join(self._list_skipped()),
+            "--spread",
+            str(self.args.spread),
+            *(["--ops", ",".join(self.args.ops)] if self.args.ops else []),
         ]
         child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True)
         os.close(writer)
@@ -241,7 +271,9 @@ def run_parent(args: argparse.Namespace) -> int:
 
     start, ops = time.monotonic(), choose_watched_ops(args)
     try:
-        pool = Background(list_kernels(_C.get_device(), args.sections, args.compilers, args.spread, args.sanitizer, ops))
+        pool = Background(
+            list_kernels(_C.get_device(), args.sections, args.compilers, args.spread, args.sanitizer, ops)
+        )
     except DeviceError as error:
         print(f"the GPU suite needs an SM90 GPU: {error}", file=sys.stderr)
         return 2
@@ -254,8 +286,20 @@ def run_parent(args: argparse.Namespace) -> int:
         failures += reasons
     broken = pool.finish(max(1.0, args.deadline - time.time()))  # the jobs that needed them have failed, too
     failures += [failure for failure in broken if failure.startswith("compiling ahead")]
-    notes = {**parent.notes, "kernels": pool.num_kernels, "compile_failures": len(broken), "wall_s": round(time.monotonic() - start, 1)}
-    record = make_record(make_origin(args.compilers), sections, failures, shard="{}/{}".format(*args.shard), is_complete=parent.is_complete, notes=notes)
+    notes = {
+        **parent.notes,
+        "kernels": pool.num_kernels,
+        "compile_failures": len(broken),
+        "wall_s": round(time.monotonic() - start, 1),
+    }
+    record = make_record(
+        make_origin(args.compilers),
+        sections,
+        failures,
+        shard="{}/{}".format(*args.shard),
+        is_complete=parent.is_complete,
+        notes=notes,
+    )
     write_json(args.out, record)
     return print_summary(record)
 
@@ -273,10 +317,19 @@ def choose_watched_ops(args: argparse.Namespace) -> tuple[str, ...]:
 def print_summary(record: dict) -> int:
     """Print one line for each section and return the exit code."""
     for name, section in record["sections"].items():
-        print(f"{name:22} {section['jobs']:5} jobs {section['cases']:8} cases {section['failed_jobs']:4} failed {section['seconds']:8.1f} s")
+        print(
+            f"{name:22} {section['jobs']:5} jobs {section['cases']:8} cases {section['failed_jobs']:4} failed"
+            f" {section['seconds']:8.1f} s"
+        )
     for failure in record["failures"][:20]:
         print(failure[:400])
-    verdict = f"{len(record['failures'])} failures" if record["failures"] else "all right" if record["complete"] else "not complete"
+    verdict = (
+        f"{len(record['failures'])} failures"
+        if record["failures"]
+        else "all right"
+        if record["complete"]
+        else "not complete"
+    )
     print(f"{record['cases']} cases on {record['device']}: {verdict} ({record['notes']})", flush=True)
     return 1 if record["failures"] else 0 if record["complete"] else 3
 
@@ -322,13 +375,34 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     epilog = "Exit codes: 0 all right, 1 failures, 2 no GPU or wrong arguments, 3 not complete."
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=epilog)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200/gpu_record.json"), help="where the record goes")
-    parser.add_argument("--time-budget", type=float, default=500.0, help="seconds; what has not begun by then is left out")
-    parser.add_argument("--shard", type=parse_shard, default=(1, 1), help="i/n: run every n-th job, beginning with the i-th")
-    parser.add_argument("--sections", type=parse_sections, nargs="+", default=[list(SECTIONS)], help="separated by commas or spaces; default: all")
-    parser.add_argument("--ops", type=parse_op_kinds, default=(), help="comma-separated op kinds or parts of their names, e.g. masked; default: all")
-    parser.add_argument("--compilers", type=lambda text: tuple(text.split(",")), default=("nvrtc", "nvcc"), help="default: nvrtc,nvcc")
-    parser.add_argument("--spread", type=int, default=4, help="of variants near a main one every n-th config, of all others every 4n-th")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/h200/gpu_record.json"), help="where the record goes"
+    )
+    parser.add_argument(
+        "--time-budget", type=float, default=500.0, help="seconds; what has not begun by then is left out"
+    )
+    parser.add_argument(
+        "--shard", type=parse_shard, default=(1, 1), help="i/n: run every n-th job, beginning with the i-th"
+    )
+    parser.add_argument(
+        "--sections",
+        type=parse_sections,
+        nargs="+",
+        default=[list(SECTIONS)],
+        help="separated by commas or spaces; default: all",
+    )
+    parser.add_argument(
+        "--ops",
+        type=parse_op_kinds,
+        default=(),
+        help="comma-separated op kinds or parts of their names, e.g. masked; default: all",
+    )
+    parser.add_argument(
+        "--compilers", type=lambda text: tuple(text.split(",")), default=("nvrtc", "nvcc"), help="default: nvrtc,nvcc"
+    )
+    parser.add_argument(
+        "--spread", type=int, default=4, help="of variants near a main one every n-th config, of all others every 4n-th"
+    )
     parser.add_argument("--no-sanitizer", dest="sanitizer", action="store_false", help="leave compute-sanitizer out")
     parser.add_argument("--merge", type=Path, nargs="+", help="join these records of shards into --out and run nothing")
     parser.add_argument("--report", type=int, help=argparse.SUPPRESS)

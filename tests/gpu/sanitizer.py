@@ -2,8 +2,8 @@
 
 Example: python -m tests.gpu.sanitizer --ops masked
 
-Each tool runs this module again as its child. The child prepares and judges everything on the CPU, so that the GEMM kernels
-are all that the tool watches, and takes every tensor from the driver directly, so that each has its own bounds.
+Each tool runs this module again as its child. The child prepares and judges everything on the CPU, so that the GEMM
+kernels are all that the tool watches, and takes every tensor from the driver directly, so that each has its own bounds.
 `--report-api-errors no`: torch probes the driver for features it may not have; kernels are what is checked here.
 """
 
@@ -36,7 +36,9 @@ FEW_SMS = 4
 
 
 def get_signature(variant: Variant, config) -> tuple:
-    """Return what makes two configs take other paths of a kernel: for the main variants also the tile's height, cluster and B scales."""
+    """Return what makes two configs take other paths of a kernel: for the main variants also the tile's height, cluster
+    and B scales.
+    """
     paths = (config.swap_ab, config.split_k > 1, _C.is_staged(variant.problem(), config))
     if variant not in MAIN:
         return paths
@@ -54,7 +56,9 @@ def choose_configs(variant: Variant, space: list) -> list:
 
 
 def choose_pairs(device) -> list[tuple[Variant, object]]:
-    """Return every (variant, config) that the tools watch: all signatures of the main variants, of any other one config in turn."""
+    """Return every (variant, config) that the tools watch: all signatures of the main variants, of any other one config
+    in turn.
+    """
     pairs = []
     for index, variant in enumerate(list_variants()):
         chosen = choose_configs(variant, get_space(variant, device))
@@ -66,7 +70,9 @@ def run_config(variant: Variant, config) -> list[str]:
     """Run one config on tails, those of main variants also on several tiles a CTA; return what was wrong."""
     result = get_cubin(variant.problem(), config, None)
     kernel = _C.Kernel(result.cubin, result.kernel_name, variant.problem(), config, 0)
-    tail = Shape(config.block_m + 1, 2 * config.block_n + 3, config.block_k * (config.num_stages + 1) * config.split_k + 16)
+    tail = Shape(
+        config.block_m + 1, 2 * config.block_n + 3, config.block_k * (config.num_stages + 1) * config.split_k + 16
+    )
     few = ALL_SMS if config.split_k > 1 else FEW_SMS
     failures = []
     runs = ((tail, False, ALL_SMS), (Shape(200, 328, 272), True, few))
@@ -84,7 +90,12 @@ def _launch(kernel, case, host: GuardedOutput, index: int, num_sms: int) -> None
     c = prepare_c(case, host, is_aliased=index % 2 == 1)
     buffer = host.buffer.cuda()
     d = buffer.view(host.d.dtype).as_strided(host.d.shape, host.d.stride(), host.d.storage_offset())
-    operands = (case.a, lay_out_scale(case.scale_a, case.variant, index, True), case.b, lay_out_scale(case.scale_b, case.variant, index, False))
+    operands = (
+        case.a,
+        lay_out_scale(case.scale_a, case.variant, index, True),
+        case.b,
+        lay_out_scale(case.scale_b, case.variant, index, False),
+    )
     c_on_gpu = d if c is host.d else copy_to_gpu(c)
     kernel.launch(*(copy_to_gpu(tensor) for tensor in operands), d, c_on_gpu, num_sms=num_sms, **launch_options(case))
     torch.cuda.synchronize()
@@ -93,7 +104,9 @@ def _launch(kernel, case, host: GuardedOutput, index: int, num_sms: int) -> None
 
 def choose_all_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:
     """Return every (variant, config) of those op kinds that the tools watch, dense and grouped."""
-    return [pair for pair in (*choose_pairs(device), *grouped_sanitizer.choose_grouped_pairs(device)) if pair[0].op in ops]
+    return [
+        pair for pair in (*choose_pairs(device), *grouped_sanitizer.choose_grouped_pairs(device)) if pair[0].op in ops
+    ]
 
 
 def run_child(ops: tuple[str, ...]) -> int:
@@ -111,7 +124,9 @@ def run_child(ops: tuple[str, ...]) -> int:
 def find_tool() -> str | None:
     """Return the path of compute-sanitizer, None where there is none."""
     home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    return shutil.which("compute-sanitizer") or shutil.which("compute-sanitizer", path=f"{home}/bin:{home}/compute-sanitizer")
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path=f"{home}/bin:{home}/compute-sanitizer"
+    )
 
 
 class Tool:
@@ -121,13 +136,25 @@ class Tool:
         self.name, self.start = name, time.monotonic()
         self.timeout_s = max(30.0, min(TIMEOUT_S, deadline - time.time()))
         self.output = tempfile.TemporaryFile("w+")
-        command = [find_tool() or "compute-sanitizer", "--tool", name, "--launch-timeout", "120", "--print-limit", "20", *TOOLS[name]]
+        command = [
+            find_tool() or "compute-sanitizer",
+            "--tool",
+            name,
+            "--launch-timeout",
+            "120",
+            "--print-limit",
+            "20",
+            *TOOLS[name],
+        ]
         environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
         self.process: subprocess.Popen | None = None
         try:
             self.process = subprocess.Popen(
                 [*command, sys.executable, "-m", "tests.gpu.sanitizer", "--child", "--ops", ",".join(ops)],
-                stdout=self.output, stderr=subprocess.STDOUT, env=environment, start_new_session=True,
+                stdout=self.output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
             )
         except OSError as error:
             self.output.write(str(error))
@@ -144,7 +171,12 @@ class Tool:
         text = self.output.read()
         cases = parse_num_configs(text)
         is_clean = CLEAN in text and cases > 0 and ", 0 wrong" in text
-        section = {"jobs": 1, "cases": cases, "failed_jobs": int(not is_clean), "seconds": round(time.monotonic() - self.start, 1)}
+        section = {
+            "jobs": 1,
+            "cases": cases,
+            "failed_jobs": int(not is_clean),
+            "seconds": round(time.monotonic() - self.start, 1),
+        }
         return section, [] if is_clean else [f"{self.name}: {text[-1500:]}"]
 
 
@@ -162,7 +194,9 @@ def start_tools(deadline: float, ops: tuple[str, ...] = OPS) -> list[Tool]:
 def main() -> int:
     """Run the tools and print their verdicts, or be the child of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ops", type=parse_ops, default=OPS, help="comma-separated op kinds, or parts of their names; default: all")
+    parser.add_argument(
+        "--ops", type=parse_ops, default=OPS, help="comma-separated op kinds, or parts of their names; default: all"
+    )
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -170,7 +204,11 @@ def main() -> int:
     failures = []
     for tool in start_tools(time.time() + TIMEOUT_S, args.ops):
         section, reasons = tool.finish()
-        print(f"{tool.name}: {section['cases']} configs, {'clean' if not reasons else reasons[0]} ({section['seconds']} s)", flush=True)
+        print(
+            f"{tool.name}: {section['cases']} configs, {'clean' if not reasons else reasons[0]}"
+            f" ({section['seconds']} s)",
+            flush=True,
+        )
         failures += reasons
     return 1 if failures else 0
 

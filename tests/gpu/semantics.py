@@ -1,4 +1,5 @@
-"""What the ops promise of values: NaN and Inf stay where they belong (F-L2), zero sizes (F-L4), padding, C with alpha and beta.
+"""What the ops promise of values: NaN and Inf stay where they belong (F-L2), zero sizes (F-L4), padding, C with alpha
+and beta.
 
 Everything here goes through the public ops.
 """
@@ -20,13 +21,18 @@ SHAPES = (Shape(300, 328, 912), Shape(5, 520, 2064))
 FACTORS = ((1.0, 1.0), (0.5, -2.0), (0.0, 1.0), (1.0, 0.0), (1e-3, 3.0))
 #: The variants whose C and factors are checked: each op kind with each dtype of D.
 C_VARIANTS = (
-    Variant(c_mode="general"), Variant(recipe="1d1d", d_dtype="fp32", c_mode="general"), Variant(recipe="per_row", d_dtype="fp32", c_mode="general"),
-    Variant(BF16, c_mode="general"), Variant(BF16, d_dtype="fp32", c_mode="general", a_major="mn"),
-)  # fmt: skip
+    Variant(c_mode="general"),
+    Variant(recipe="1d1d", d_dtype="fp32", c_mode="general"),
+    Variant(recipe="per_row", d_dtype="fp32", c_mode="general"),
+    Variant(BF16, c_mode="general"),
+    Variant(BF16, d_dtype="fp32", c_mode="general", a_major="mn"),
+)
 
 
 def run_nan_operands(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
-    """NaN in one element of A, of B, of C, in one scale: exactly the row, column or block that mathematics names becomes NaN."""
+    """NaN in one element of A, of B, of C, in one scale: exactly the row, column or block that mathematics names
+    becomes NaN.
+    """
     checks, clean = Checks(), world.case(variant, shape)
     output = make_output(clean)
     bits = run_op(clean, output)
@@ -42,7 +48,11 @@ def run_nan_operands(world: World, variant: Variant, shape: Shape) -> tuple[int,
         checks.expect(not int(output.num_dirty()), f"{name}: wrote outside D")
 
     check("NaN in a row of A", lambda case: as_integers(case.a)[row, -1:].fill_(_nan_bits(case.a)), (row,))
-    check("NaN in a row of B", lambda case: as_integers(case.b)[column, :1].fill_(_nan_bits(case.b)), (slice(None), column))
+    check(
+        "NaN in a row of B",
+        lambda case: as_integers(case.b)[column, :1].fill_(_nan_bits(case.b)),
+        (slice(None), column),
+    )
     if clean.scale_a is not None:
         block = slice(column // BLOCK * BLOCK, column // BLOCK * BLOCK + BLOCK) if variant.recipe == "1d2d" else column
         place = column // BLOCK if variant.recipe == "1d2d" else column
@@ -88,7 +98,11 @@ def run_padding(world: World, variant: Variant, shape: Shape) -> tuple[int, list
         for layout in SCALE_LAYOUTS if clean.scale_a is not None else ("none",):
             case = replace(clean, a=_embed(clean.a, variant.a_major), b=_embed(clean.b, variant.b_major))
             if clean.scale_a is not None:
-                case = replace(case, scale_a=make_scale_layout(clean.scale_a, layout), scale_b=make_scale_layout(clean.scale_b, layout))
+                case = replace(
+                    case,
+                    scale_a=make_scale_layout(clean.scale_a, layout),
+                    scale_b=make_scale_layout(clean.scale_b, layout),
+                )
             checks.expect((run_op(case, output) == bits).all(), f"{layout} scales: padding reached D")
             checks.expect(not int(output.num_dirty()), f"{layout} scales: wrote outside D")
     return checks.outcome()
@@ -103,7 +117,9 @@ def _embed(values: torch.Tensor, major: str) -> torch.Tensor:
 
 
 def run_zero_sizes(world: World, variant: Variant) -> tuple[int, list[str]]:
-    """F-L4: m or n = 0 returns and touches nothing; k = 0 makes D zero or beta * C; all combinations, with C beside D and C = D."""
+    """F-L4: m or n = 0 returns and touches nothing; k = 0 makes D zero or beta * C; all combinations, with C beside D
+    and C = D.
+    """
     checks = Checks()
     for m in (0, 70):
         for n in (0, 264):
@@ -171,5 +187,9 @@ def semantics_jobs(world: World) -> list:
         (f"{run.__name__} {variant}: {tuple(shape)}", partial(run, world, variant, shape))
         for runs, variants in plans for run in runs for variant in variants for shape in SHAPES
     ]  # fmt: skip
-    jobs += [(f"run_zero_sizes {variant}: all", partial(run_zero_sizes, world, variant)) for variant in OP_VARIANTS if variant.c_mode != "head_split"]
+    jobs += [
+        (f"run_zero_sizes {variant}: all", partial(run_zero_sizes, world, variant))
+        for variant in OP_VARIANTS
+        if variant.c_mode != "head_split"
+    ]
     return jobs + layout_jobs(world) + runtime_jobs(world)

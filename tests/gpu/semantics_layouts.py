@@ -9,7 +9,16 @@ import deep_gemm
 from deep_gemm.errors import LayoutError
 
 from .configs import FEW_SMS
-from .memory import PITCH_BYTES, SCALE_LAYOUTS, align, make_operand, make_rows, make_scale_layout, make_scales_mn_major, make_shifted
+from .memory import (
+    PITCH_BYTES,
+    SCALE_LAYOUTS,
+    align,
+    make_operand,
+    make_rows,
+    make_scale_layout,
+    make_scales_mn_major,
+    make_shifted,
+)
 from .operands import Case, GuardedOutput, Shape, count_wrong, make_output
 from .public_op import OP_VARIANTS, Checks, batch_invariant, call_op, copy_case, run_op
 from .semantics import SHAPES
@@ -20,9 +29,15 @@ from .world import World
 MAJORS = {"nt": ("k", "k"), "nn": ("k", "mn"), "tn": ("mn", "mn"), "tt": ("mn", "k")}
 #: The variants whose operands are passed in all four layouts.
 MAJOR_VARIANTS = (
-    Variant(), Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), Variant(recipe="per_row", d_dtype="fp32"), Variant(c_mode="general"),
-    Variant(BF16), Variant(BF16, d_dtype="fp32"), Variant(BF16, d_dtype="fp32", c_mode="accumulate"), Variant(BF16, c_mode="general"),
-)  # fmt: skip
+    Variant(),
+    Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"),
+    Variant(recipe="per_row", d_dtype="fp32"),
+    Variant(c_mode="general"),
+    Variant(BF16),
+    Variant(BF16, d_dtype="fp32"),
+    Variant(BF16, d_dtype="fp32", c_mode="accumulate"),
+    Variant(BF16, c_mode="general"),
+)
 
 
 def list_scale_layouts(scale: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -47,12 +62,15 @@ def run_scale_layouts(world: World, variant: Variant, shape: Shape) -> tuple[int
         checks.expect(not int(count_wrong(clean, output.values)), "outside the bound")
         for name in ("scale_a", "scale_b"):
             for layout, scale in list_scale_layouts(getattr(clean, name)).items():
-                checks.expect((run_op(replace(clean, **{name: scale}), output) == bits).all(), f"{name} {layout}: other bits")
+                checks.expect(
+                    (run_op(replace(clean, **{name: scale}), output) == bits).all(), f"{name} {layout}: other bits"
+                )
     return checks.outcome()
 
 
 def run_majors(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
-    """nt, nn, tn and tt, each through its own function and through nt with a transposed view: right, and equal bits between the two.
+    """nt, nn, tn and tt, each through its own function and through nt with a transposed view: right, and equal bits
+    between the two.
 
     FP8 operands that are not K-major pass our own transposing kernel, so their bits are those of nt.
     """
@@ -67,13 +85,17 @@ def run_majors(world: World, variant: Variant, shape: Shape) -> tuple[int, list[
                 what = f"{suffix}, {extra * PITCH_BYTES} further bytes a row"
                 checks.expect(not int(count_wrong(plain, output.values)), f"{what}: outside the bound")
                 checks.expect(not int(output.num_dirty()), f"{what}: wrote outside D")
-                checks.expect((run_op(case, output) == named).all(), f"{what}: nt of the transposed views gives other bits")
+                checks.expect(
+                    (run_op(case, output) == named).all(), f"{what}: nt of the transposed views gives other bits"
+                )
                 checks.expect(not variant.is_fp8 or (named == bits).all(), f"{what}: unlike nt")
     return checks.outcome()
 
 
 def run_copies_on_few_sms(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
-    """FP8 operands that are not K-major, on fewer SMs than their copies have tiles: the bits of nt on all SMs, nothing outside D written."""
+    """FP8 operands that are not K-major, on fewer SMs than their copies have tiles: the bits of nt on all SMs, nothing
+    outside D written.
+    """
     checks, plain = Checks(), world.case(variant, shape)
     output = make_output(plain)
     with batch_invariant():
@@ -82,16 +104,23 @@ def run_copies_on_few_sms(world: World, variant: Variant, shape: Shape) -> tuple
             for num_sms in (1, FEW_SMS):
                 deep_gemm.set_num_sms(num_sms)
                 for suffix in ("nn", "tn", "tt"):
-                    a, b = (make_operand(values, major) for values, major in zip((plain.a, plain.b), MAJORS[suffix], strict=True))
+                    a, b = (
+                        make_operand(values, major)
+                        for values, major in zip((plain.a, plain.b), MAJORS[suffix], strict=True)
+                    )
                     named = run_op(replace(plain, a=a, b=b), output, suffix=suffix)
-                    checks.expect((named == bits).all() and not int(output.num_dirty()), f"{suffix} on {num_sms} SMs: unlike nt")
+                    checks.expect(
+                        (named == bits).all() and not int(output.num_dirty()), f"{suffix} on {num_sms} SMs: unlike nt"
+                    )
         finally:
             deep_gemm.set_num_sms(0)
     return checks.outcome()
 
 
 def run_strides(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
-    """Slices of wider tensors for A, B, C and D, and rows that are one element: right, the same bits, nothing outside D written."""
+    """Slices of wider tensors for A, B, C and D, and rows that are one element: right, the same bits, nothing outside D
+    written.
+    """
     checks, clean = Checks(), world.case(variant, shape)
     tight = make_output(clean)
     bits = run_op(clean, tight)
@@ -128,7 +157,11 @@ def run_alignment(world: World, variant: Variant, shape: Shape) -> tuple[int, li
         for name in ("a", "b"):
             rows = getattr(clean, name)
             pitch = align(rows.shape[1], unit)
-            check(f"{name} {offset * size} bytes off", offset == unit, **{name: make_shifted(rows, offset, pitch + 2 * unit)})
+            check(
+                f"{name} {offset * size} bytes off",
+                offset == unit,
+                **{name: make_shifted(rows, offset, pitch + 2 * unit)},
+            )
             check(f"pitch of {name} + {offset * size} bytes", offset == unit, **{name: make_rows(rows, pitch + offset)})
     return checks.outcome()
 
@@ -145,9 +178,12 @@ def layout_jobs(world: World) -> list:
     k_major = [variant for variant in OP_VARIANTS if (variant.a_major, variant.b_major) == ("k", "k")]
     fp8 = [variant for variant in MAJOR_VARIANTS if variant.is_fp8]
     plans = [
-        (run_scale_layouts, OP_VARIANTS), (run_strides, OP_VARIANTS), (run_alignment, k_major), (run_majors, MAJOR_VARIANTS),
+        (run_scale_layouts, OP_VARIANTS),
+        (run_strides, OP_VARIANTS),
+        (run_alignment, k_major),
+        (run_majors, MAJOR_VARIANTS),
         (run_copies_on_few_sms, fp8),
-    ]  # fmt: skip
+    ]
     return [
         (f"{run.__name__} {variant}: {tuple(shape)}", partial(run, world, variant, shape))
         for run, variants in plans for variant in variants for shape in SHAPES

@@ -1,5 +1,6 @@
-"""What the ops promise of calls: CUDA graphs (also a first call under capture), streams, num_sms, compile-time dims, batch
-invariance, PDL, threads, several devices, and that the op's own choice gives what the config gives when launched by hand.
+"""What the ops promise of calls: CUDA graphs (also a first call under capture), streams, num_sms, compile-time dims,
+batch invariance, PDL, threads, several devices, and that the op's own choice gives what the config gives when launched
+by hand.
 """
 
 import threading
@@ -66,8 +67,13 @@ def run_first_capture(world: World, variant: Variant) -> tuple[int, list[str]]:
     prepare_c(case, output, is_aliased=True)
     graph.replay()
     checks.expect((marker == 1.0).all(), f"the capture broke ({error})")
-    checks.expect(bool(error) or not int(count_wrong(case, output.values)), "captured without an error, but the result is wrong")
-    checks.expect((run_op(case, output, compiled_dims="mnk") is not None) and not int(count_wrong(case, output.values)), "wrong after the capture")
+    checks.expect(
+        bool(error) or not int(count_wrong(case, output.values)), "captured without an error, but the result is wrong"
+    )
+    checks.expect(
+        (run_op(case, output, compiled_dims="mnk") is not None) and not int(count_wrong(case, output.values)),
+        "wrong after the capture",
+    )
     return checks.outcome()
 
 
@@ -110,19 +116,28 @@ def run_num_sms(world: World, variant: Variant, shape: Shape) -> tuple[int, list
             if 0 < num_sms < world.device.sm_count:
                 first = bits if first is None else first
                 checks.expect((bits == first).all(), f"num_sms = {num_sms}: other bits")
-                checks.expect(_count_ctas(world, variant, shape, num_sms) <= num_sms, f"num_sms = {num_sms}: more CTAs than SMs")
+                checks.expect(
+                    _count_ctas(world, variant, shape, num_sms) <= num_sms, f"num_sms = {num_sms}: more CTAs than SMs"
+                )
     finally:
         deep_gemm.set_num_sms(0)
     return checks.outcome()
 
 
 def _count_ctas(world: World, variant: Variant, shape: Shape, num_sms: int) -> int:
-    """Return the grid of the op's own choice; a config that splits K has one CTA a share, so that it must not be chosen."""
+    """Return the grid of the op's own choice; a config that splits K has one CTA a share, so that it must not be
+    chosen.
+    """
     config = explain(variant.problem(*shape, num_sms=num_sms), world.device).config
     if config.split_k > 1:
         return world.device.sm_count
     geometry = _C.launch_geometry(
-        config, shape.m, shape.n, num_sms=num_sms, sm_count=world.device.sm_count, max_clusters=world.kernel(variant, config).max_clusters
+        config,
+        shape.m,
+        shape.n,
+        num_sms=num_sms,
+        sm_count=world.device.sm_count,
+        max_clusters=world.kernel(variant, config).max_clusters,
     )
     return geometry["num_ctas"]
 
@@ -134,7 +149,9 @@ def run_compiled_dims(world: World, variant: Variant, shape: Shape) -> tuple[int
     with batch_invariant():
         bits = run_op(case, output)
         for dims in ("k", "nk", "mnk"):
-            checks.expect((run_op(case, output, compiled_dims=dims) == bits).all(), f"compiled_dims = {dims}: other bits")
+            checks.expect(
+                (run_op(case, output, compiled_dims=dims) == bits).all(), f"compiled_dims = {dims}: other bits"
+            )
             checks.expect(not int(output.num_dirty()), f"compiled_dims = {dims}: wrote outside D")
     return checks.outcome()
 
@@ -149,7 +166,10 @@ def run_batch_invariance(world: World, variant: Variant) -> tuple[int, list[str]
             for m in BATCH_SIZES:
                 part = cut_rows(whole, m)
                 got = run_op(part, make_output(part))
-                checks.expect((got == bits[:m]).all(), f"m {m} n {n} k {k}: {int((got != bits[:m]).sum())} elements have other bits")
+                checks.expect(
+                    (got == bits[:m]).all(),
+                    f"m {m} n {n} k {k}: {int((got != bits[:m]).sum())} elements have other bits",
+                )
     return checks.outcome()
 
 
@@ -175,7 +195,9 @@ def run_selectors_agree(world: World, variant: Variant, shape: Shape) -> tuple[i
 
 
 def run_pdl(world: World, variant: Variant) -> tuple[int, list[str]]:
-    """A chain of products, each fed by the one before, gives the same bits with PDL as without, eagerly and from a graph."""
+    """A chain of products, each fed by the one before, gives the same bits with PDL as without, eagerly and from a
+    graph.
+    """
     checks, case = Checks(), world.case(variant, Shape(CHAIN_SIZE, CHAIN_SIZE, CHAIN_SIZE))
     outputs = [make_output(case) for _ in range(CHAIN_LENGTH)]
     expected = [bits.clone() for bits in run_chain(case, outputs)]
@@ -257,7 +279,9 @@ PDL_VARIANTS = (Variant(), Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumu
 
 
 def runtime_jobs(world: World) -> list:
-    """Return one job for each promise, variant and shape; calls on streams and with compile-time dims for the main variants only."""
+    """Return one job for each promise, variant and shape; calls on streams and with compile-time dims for the main
+    variants only.
+    """
     plans = [(run, HEADLESS if run in (run_graph, run_num_sms, run_selectors_agree) else MAIN) for run in SHAPED]
     jobs = [
         (f"{run.__name__} {variant}: {tuple(shape)}", partial(run, world, variant, shape))

@@ -1,8 +1,8 @@
 """The kernel variants of the suite: everything of a problem but its sizes, and how closely each is covered.
 
-Every legal config of the main variants' default spaces is compiled and run. A variant that differs from a main one in a single
-field is covered by every `spread`-th config, any other by every `FAR * spread`-th; the first config differs from variant to
-variant, so that together they meet all of them.
+Every legal config of the main variants' default spaces is compiled and run. A variant that differs from a main one in a
+single field is covered by every `spread`-th config, any other by every `FAR * spread`-th; the first config differs from
+variant to variant, so that together they meet all of them.
 """
 
 from itertools import product
@@ -60,7 +60,9 @@ def list_variants() -> list[Variant]:
         for recipe, output, layout in product(("1d2d", "1d1d", "per_row"), _OUTPUTS, ("mn_major", "any"))
         if recipe != "per_row" or layout == "mn_major"
     ]  # fmt: skip
-    bf16 = [Variant(BF16, "1d2d", *output, *majors) for output, majors in product(_OUTPUTS, product(("k", "mn"), repeat=2))]
+    bf16 = [
+        Variant(BF16, "1d2d", *output, *majors) for output, majors in product(_OUTPUTS, product(("k", "mn"), repeat=2))
+    ]
     return list(dict.fromkeys((*MAIN, *fp8, *_HEADS, *bf16)))
 
 
@@ -84,10 +86,16 @@ def choose_configs(variant: Variant, device, spread: int = SPREAD) -> list:
 
 
 def list_pairs(variant: Variant, space: list) -> list:
-    """Return the first config of each pair of CTAs for an MN-major operand: its second box of 64 columns has an offset in the descriptor."""
+    """Return the first config of each pair of CTAs for an MN-major operand: its second box of 64 columns has an offset
+    in the descriptor.
+    """
     if variant.a_major == variant.b_major == "k":
         return []
-    pairs = {(config.cluster_m, config.cluster_n): config for config in reversed(space) if config.cluster_m * config.cluster_n > 1}
+    pairs = {
+        (config.cluster_m, config.cluster_n): config
+        for config in reversed(space)
+        if config.cluster_m * config.cluster_n > 1
+    }
     return list(pairs.values())
 
 

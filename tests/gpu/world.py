@@ -111,7 +111,15 @@ class World:
         return self._cases.get(key, lambda: make_case(shape, self.torch_device, key[0], integers))
 
     def launch(
-        self, variant: Variant, config, case: Case, output: GuardedOutput, *, index: int = 0, num_sms: int = 0, compiler: str | None = None
+        self,
+        variant: Variant,
+        config,
+        case: Case,
+        output: GuardedOutput,
+        *,
+        index: int = 0,
+        num_sms: int = 0,
+        compiler: str | None = None,
     ) -> None:
         """Launch one config on a case, into a freshly poisoned D, on the current stream.
 
@@ -119,9 +127,15 @@ class World:
         """
         c = prepare_c(case, output, is_aliased=index % 2 == 1)
         self.kernel(variant, config, compiler).launch(
-            case.a, lay_out_scale(case.scale_a, variant, index, True), case.b, lay_out_scale(case.scale_b, variant, index // 2, False), output.d, c,
-            num_sms=num_sms, **launch_options(case),
-        )  # fmt: skip
+            case.a,
+            lay_out_scale(case.scale_a, variant, index, True),
+            case.b,
+            lay_out_scale(case.scale_b, variant, index // 2, False),
+            output.d,
+            c,
+            num_sms=num_sms,
+            **launch_options(case),
+        )
 
 
 def lay_out_scale(scale: torch.Tensor | None, variant: Variant, index: int, is_a: bool) -> torch.Tensor | None:
@@ -153,7 +167,8 @@ def launch_options(case: Case) -> dict:
 
 
 def compare(case: Case, config, output: GuardedOutput) -> torch.Tensor:
-    """Return int64 [4] on the device: wrong elements, dirty red-zone elements, bits unlike the first config's, large diff.
+    """Return int64 [4] on the device: wrong elements, dirty red-zone elements, bits unlike the first config's, large
+    diff.
 
     A config that splits K is compared with its own first run only.
     """
@@ -162,10 +177,17 @@ def compare(case: Case, config, output: GuardedOutput) -> torch.Tensor:
     if group not in case.first:
         case.first[group] = (str(config), bits.clone())
     unlike = (bits != case.first[group][1]).sum()
-    return torch.stack([count_wrong(case, output.values), output.num_dirty(), unlike, has_large_diff(case, output.values)])
+    return torch.stack(
+        [count_wrong(case, output.values), output.num_dirty(), unlike, has_large_diff(case, output.values)]
+    )
 
 
-COMPARISONS = ("elements outside their bound", "elements written outside D", "elements unlike the first config's bits", "calc_diff above its bound")
+COMPARISONS = (
+    "elements outside their bound",
+    "elements written outside D",
+    "elements unlike the first config's bits",
+    "calc_diff above its bound",
+)
 
 
 def describe(counts: list[int]) -> str:
@@ -174,7 +196,9 @@ def describe(counts: list[int]) -> str:
 
 
 def get_portfolio(op: str, device) -> tuple[list, str]:
-    """Return every config that the selector can choose for an op kind on this device, else the heuristic's picks on its benchmark's problems."""
+    """Return every config that the selector can choose for an op kind on this device, else the heuristic's picks on its
+    benchmark's problems.
+    """
     try:
         selector = get_selector(device)
         hidden = set(selector.quarantined(op)) if selector else set()

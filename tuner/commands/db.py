@@ -11,12 +11,19 @@ from tuner import errors
 
 Database = Annotated[
     str,
-    typer.Option("--db", help="Path of a SQLite file, or postgresql+psycopg://...; default $DG_TUNER_DB, else $HOME/.deep_gemm/tuning.db."),
+    typer.Option(
+        "--db",
+        help=(
+            "Path of a SQLite file, or postgresql+psycopg://...; default $DG_TUNER_DB, else $HOME/.deep_gemm/tuning.db."
+        ),
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 app = typer.Typer(
-    name="db", no_args_is_help=True, help="Create, upgrade, check, publish, merge and count tuning databases. Example: python -m tuner db stats"
+    name="db",
+    no_args_is_help=True,
+    help="Create, upgrade, check, publish, merge and count tuning databases. Example: python -m tuner db stats",
 )
 
 
@@ -52,14 +59,21 @@ def init(db: Database = "", as_json: AsJson = False) -> None:
 
 @app.command()
 def upgrade(db: Database = "", as_json: AsJson = False) -> None:
-    """Bring a database of an older package up to date, keeping every row. Example: python -m tuner db upgrade --db h200.db"""
+    """Bring a database of an older package up to date, keeping every row.
+
+    Example: python -m tuner db upgrade --db h200.db
+    """
     from tuner.db import Store, tables
 
     target = get_database(db)
     if "://" not in target and not Path(target).exists():
         raise errors.UsageError(f"--db {target}: no such file; create it with `python -m tuner db init`")
     with Store.open(target, "rw", wait_s=60.0) as store:
-        report(as_json, {"database": str(store.target), "schema": tables.SCHEMA_VERSION}, f"{store.target}: schema {tables.SCHEMA_VERSION}")
+        report(
+            as_json,
+            {"database": str(store.target), "schema": tables.SCHEMA_VERSION},
+            f"{store.target}: schema {tables.SCHEMA_VERSION}",
+        )
 
 
 @app.command()
@@ -82,17 +96,28 @@ def check(db: Database = "", as_json: AsJson = False) -> None:
 
 @app.command()
 def snapshot(
-    target: Annotated[Path, typer.Argument(help="The file to write; an older snapshot is replaced unless it holds more.")],
+    target: Annotated[
+        Path, typer.Argument(help="The file to write; an older snapshot is replaced unless it holds more.")
+    ],
     db: Database = "",
-    sku: Annotated[str, typer.Option(help="Keep only this SKU's blocks of its newest kernel hash, e.g. nvidia-h200-sm132.")] = "",
+    sku: Annotated[
+        str, typer.Option(help="Keep only this SKU's blocks of its newest kernel hash, e.g. nvidia-h200-sm132.")
+    ] = "",
     max_bytes: Annotated[int, typer.Option(min=1, help="Refuse a larger result.")] = 8_000_000,
     as_json: AsJson = False,
 ) -> None:
-    """Write a copy without host names, paths and logs. Example: python -m tuner db snapshot published.db --db tuning.db --sku nvidia-h200-sm132"""
+    """Write a copy without host names, paths and logs.
+
+    Example: python -m tuner db snapshot published.db --db tuning.db --sku nvidia-h200-sm132
+    """
     from tuner.db import snapshot as write_snapshot
 
     result = write_snapshot(get_database(db), target, sku or None, max_bytes)
-    report(as_json, {"target": str(target)} | result, f"{target}: {result['bytes']} bytes, {describe_gain(result['tables'])}")
+    report(
+        as_json,
+        {"target": str(target)} | result,
+        f"{target}: {result['bytes']} bytes, {describe_gain(result['tables'])}",
+    )
 
 
 @app.command()
@@ -101,7 +126,10 @@ def merge(
     sources: Annotated[list[str], typer.Argument(help="Databases to add; they are only read.")],
     as_json: AsJson = False,
 ) -> None:
-    """Add the rows of other databases; doing it twice adds nothing. Example: python -m tuner db merge all.db shard0.db shard1.db"""
+    """Add the rows of other databases; doing it twice adds nothing.
+
+    Example: python -m tuner db merge all.db shard0.db shard1.db
+    """
     from tuner.db import merge as merge_databases
 
     gained = merge_databases(target, sources)
@@ -114,7 +142,10 @@ def export(
     db: Database = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a whole database as JSON; equal databases give equal files. Example: python -m tuner db export h200.json --db h200.db"""
+    """Write a whole database as JSON; equal databases give equal files.
+
+    Example: python -m tuner db export h200.json --db h200.db
+    """
     from tuner.db import export_json
 
     size = export_json(get_database(db), target)
@@ -127,7 +158,10 @@ def import_(
     db: Database = "",
     as_json: AsJson = False,
 ) -> None:
-    """Add the rows of an exported JSON file; every row is checked first. Example: python -m tuner db import h200.json --db h200.db"""
+    """Add the rows of an exported JSON file; every row is checked first.
+
+    Example: python -m tuner db import h200.json --db h200.db
+    """
     from tuner.db import import_json
 
     gained = import_json(get_database(db), source)
@@ -136,7 +170,10 @@ def import_(
 
 @app.command()
 def stats(db: Database = "", as_json: AsJson = False) -> None:
-    """Count rows per table and per identity (SKU, op, kernel hash, compiler, regime). Example: python -m tuner db stats --db h200.db"""
+    """Count rows per table and per identity (SKU, op, kernel hash, compiler, regime).
+
+    Example: python -m tuner db stats --db h200.db
+    """
     from tuner.db import Store
 
     with Store.open(get_database(db), "ro") as store:
@@ -149,7 +186,12 @@ def stats(db: Database = "", as_json: AsJson = False) -> None:
 
 def print_stats(found: dict) -> None:
     """Print the counts, one line per identity."""
-    print(printable(f"{found['database']}: {describe_gain(found['tables'])}; {found['illegal']} rows of configs that are no longer legal"))
+    print(
+        printable(
+            f"{found['database']}: {describe_gain(found['tables'])}; {found['illegal']} rows of configs that are no"
+            " longer legal"
+        )
+    )
     for entry in found["coverage"]:
         identity = f"{entry['sku']} {entry['op']} {entry['kernel_hash'][:12]} {entry['compiler']} {entry['regime']}"
         counts = ", ".join(f"{entry[name]} {name}" for name in ("problems", "configs", "boards", "blocks", "rows"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from tuner.fields import OP_NAMES
+from tuner.problems.fields import OP_NAMES
 
 #: Columns of the table where the output is no terminal.
 TABLE_WIDTH = 140
@@ -19,15 +19,22 @@ def register(app) -> None:
 
 def evaluate(
     training: Path = typer.Option(None, help="Training folder; default: ~/.deep_gemm/training/<sku>."),
-    device: str = typer.Option("", help="SKU or short name, for the default training folder; default: the only GPU model that was trained."),
+    device: str = typer.Option(
+        "", help="SKU or short name, for the default training folder; default: the only GPU model that was trained."
+    ),
     op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind that was trained."),
     database: str = typer.Option("", "--db", help="Database; default: the one that was trained on."),
-    plot: Path = typer.Option(None, help="Write a PNG with the regret of every method, per op kind (needs matplotlib)."),
+    plot: Path = typer.Option(
+        None, help="Write a PNG with the regret of every method, per op kind (needs matplotlib)."
+    ),
     jobs: int = typer.Option(-1, help="Threads; -1: one per core."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Refit everything once per left-out family, model and set of m, and score what was left out. Example: python -m tuner evaluate --plot regret.png"""
-    from tuner.train import choose_folder, find_folders
+    """Refit everything once per left-out family, model and set of m, and score what was left out.
+
+    Example: python -m tuner evaluate --plot regret.png
+    """
+    from tuner.learn.train import choose_folder, find_folders
 
     reports = {}
     for folder in find_folders(choose_folder(training, device), op):
@@ -45,19 +52,22 @@ def name_plot(plot: Path, name: str, op: str) -> Path:
 
 def evaluate_one(folder: Path, database: str, jobs: int, plot: Path | None) -> dict:
     """Evaluate one op kind, write the documents into its folder and return the report with the gates' verdicts."""
-    from tuner import evaluate as evaluation
-    from tuner import gates
-    from tuner.train import EVALUATION, OUT_OF_FOLD, UNCONFIRMED, load_with_data, to_json, write_file
+    from tuner.learn import evaluate as evaluation
+    from tuner.learn.train import EVALUATION, OUT_OF_FOLD, UNCONFIRMED, load_with_data, to_json, write_file
+    from tuner.ship import gates
 
     found, data = load_with_data(folder, database)
     results, documents = evaluation.run(data, found, jobs, show_progress)
     for name in (EVALUATION, OUT_OF_FOLD, UNCONFIRMED):
         write_file(folder / name, to_json(documents[name]))
     if plot:
-        from tuner.plots import plot_regret
+        from tuner.learn.plots import plot_regret
 
         plot_regret(data, results, plot)
-    return documents[EVALUATION] | {"gates": gates.check_gates(documents[EVALUATION]["splits"]), "training": str(folder)}
+    return documents[EVALUATION] | {
+        "gates": gates.check_gates(documents[EVALUATION]["splits"]),
+        "training": str(folder),
+    }
 
 
 def show_progress(items, total: int):
@@ -73,8 +83,8 @@ def print_report(op: str, report: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tuner import gates
-    from tuner.model_card import HEADINGS, METHOD_NAMES, format_row, format_title
+    from tuner.ship import gates
+    from tuner.ship.model_card import HEADINGS, METHOD_NAMES, format_row, format_title
 
     console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for split, table in report["splits"].items():
@@ -85,7 +95,14 @@ def print_report(op: str, report: dict) -> None:
             shown.add_row(*format_row(method, table[method]))
         console.print(shown)
     for worst in report["worst"][:5]:
-        print(f"m={worst['m']} n={worst['n']} k={worst['k']} {' '.join(filter(None, (worst['groups'], worst['variant'])))}: {worst['regret']:.1%} with {worst['chosen']}; best {worst['best']}, heuristic {worst['heuristic']}")
+        print(
+            f"m={worst['m']} n={worst['n']} k={worst['k']}"
+            f" {' '.join(filter(None, (worst['groups'], worst['variant'])))}: {worst['regret']:.1%} with"
+            f" {worst['chosen']}; best {worst['best']}, heuristic {worst['heuristic']}"
+        )
     print("; ".join(gates.format_verdict(verdict) for verdict in report["gates"]))
     force = "" if gates.is_passed(report["gates"]) else " --force (a gate is missed)"
-    print(f"written: {report['training']}; next: python -m tuner export --training {Path(report['training']).parent} --install{force}")
+    print(
+        f"written: {report['training']}; next: python -m tuner export --training {Path(report['training']).parent}"
+        f" --install{force}"
+    )

@@ -4,7 +4,7 @@ import json
 
 import typer
 
-from tuner.fields import OP_NAMES
+from tuner.problems.fields import OP_NAMES
 
 
 def register(app) -> None:
@@ -13,13 +13,18 @@ def register(app) -> None:
 
 
 def inspect(
-    database: str = typer.Option("", "--db", help="Database; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot."),
+    database: str = typer.Option(
+        "", "--db", help="Database; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot."
+    ),
     device: str = typer.Option("", help="SKU or short name (h200); default: the only one in the database."),
     op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
     preset: str = typer.Option("", help="Coverage of this preset only."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Say what the database covers, how noisy it is, and what is stale or failed. Example: python -m tuner inspect --db tuning.db"""
+    """Say what the database covers, how noisy it is, and what is stale or failed.
+
+    Example: python -m tuner inspect --db tuning.db
+    """
     from tuner.inspection import inspect as inspect_store
     from tuner.sources import find_device, find_ops, open_database
 
@@ -35,16 +40,35 @@ def inspect(
 def print_report(found: dict) -> None:
     """Print one line per finding."""
     hashes = found["kernel_hash"]
-    print(f"{found['op']} on {found['sku']}: {found['rows']} rows, newest of kernel {(hashes['newest'] or 'none')[:16]}, {'the same as' if hashes['matches'] else 'NOT that of'} this package")
+    print(
+        f"{found['op']} on {found['sku']}: {found['rows']} rows, newest of kernel {(hashes['newest'] or 'none')[:16]},"
+        f" {'the same as' if hashes['matches'] else 'NOT that of'} this package"
+    )
     for entry in found["identities"]:
-        print(f"  kernel {entry['kernel_hash'][:16]} {entry['compiler']} {entry['regime']}: {entry['problems']} problems, {entry['configs']} configs, {entry['rows']} rows to {entry['newest']}")
+        print(
+            f"  kernel {entry['kernel_hash'][:16]} {entry['compiler']} {entry['regime']}: {entry['problems']} problems,"
+            f" {entry['configs']} configs, {entry['rows']} rows to {entry['newest']}"
+        )
     for name, entry in found["coverage"].items():
-        missing = f"; missing {', '.join(entry['missing'])}{', ...' if entry['problems'] - entry['measured'] > len(entry['missing']) else ''}" if entry["missing"] else ""
-        print(f"coverage of {name}: {entry['measured']} of {entry['problems']} problems, {entry['current']} with this package's kernel{missing}")
+        missing = (
+            "; missing"
+            f" {', '.join(entry['missing'])}{', ...' if entry['problems'] - entry['measured'] > len(entry['missing']) else ''}"
+            if entry["missing"]
+            else ""
+        )
+        print(
+            f"coverage of {name}: {entry['measured']} of {entry['problems']} problems, {entry['current']} with this"
+            f" package's kernel{missing}"
+        )
     for name, entry in found["noise"].items():
         if entry:
-            print(f"noise, {name.replace('_', ' ')}: median {entry['median']:.2%}, p95 {entry['p95']:.2%}, max {entry['max']:.2%} ({entry['count']})")
-    print(f"stale: {found['stale']['rows']} rows of other kernels; {found['stale']['problems']} problems have no others")
+            print(
+                f"noise, {name.replace('_', ' ')}: median {entry['median']:.2%}, p95 {entry['p95']:.2%}, max"
+                f" {entry['max']:.2%} ({entry['count']})"
+            )
+    print(
+        f"stale: {found['stale']['rows']} rows of other kernels; {found['stale']['problems']} problems have no others"
+    )
     print(f"statuses: {', '.join(f'{status} {count}' for status, count in found['failures']['statuses'].items())}")
     for entry in found["failures"]["configs"]:
         print(f"  failed {entry['config']}: {entry['failures']}; {entry['example']}")

@@ -5,7 +5,7 @@ import math
 
 import typer
 
-from tuner.fields import OP_NAMES
+from tuner.problems.fields import OP_NAMES
 
 TIME_SOURCES = {"heuristic": "the heuristic's estimate", "forest": "the forest's prediction"}
 
@@ -19,30 +19,72 @@ def select(
     m: int = typer.Argument(help="Rows of A and D; of masked groups, the rows that each has room for."),
     n: int = typer.Argument(help="Rows of B, columns of D."),
     k: int = typer.Argument(help="Columns of A and B; of groups of K, those of all groups."),
-    device: str = typer.Option("", help="SKU or short name (h200, h100, ...); default: the GPU at hand, without one the recorded SKU."),
-    op: str = typer.Option("fp8_gemm", help=f"One of {OP_NAMES}; or a function's name, as in m_grouped_fp8_gemm_nt_masked."),
+    device: str = typer.Option(
+        "", help="SKU or short name (h200, h100, ...); default: the GPU at hand, without one the recorded SKU."
+    ),
+    op: str = typer.Option(
+        "fp8_gemm", help=f"One of {OP_NAMES}; or a function's name, as in m_grouped_fp8_gemm_nt_masked."
+    ),
     num_sms: int = typer.Option(0, help="SMs that the kernel may use; 0: all."),
     num_groups: int = typer.Option(0, help="Groups of a grouped op."),
     expected_m: int = typer.Option(0, help="Rows that a masked group holds on average; 0: not known."),
     alignment: int = typer.Option(128, help="Rows of contiguous groups start at a multiple of it."),
-    group_layout: str = typer.Option(None, help="Operands of k_grouped_fp8_gemm_contiguous: joint, or blocks of memory (its nt function). Default: joint."),
-    recipe: str = typer.Option(None, help="Scales of FP8 operands: 1d2d, 1d1d or per_row. Default: 1d2d, k-grouped 1d1d."),
+    group_layout: str = typer.Option(
+        None,
+        help="Operands of k_grouped_fp8_gemm_contiguous: joint, or blocks of memory (its nt function). Default: joint.",
+    ),
+    recipe: str = typer.Option(
+        None, help="Scales of FP8 operands: 1d2d, 1d1d or per_row. Default: 1d2d, k-grouped 1d1d."
+    ),
     d_dtype: str = typer.Option(None, help="Type of D: bf16 or fp32. Default: bf16, k-grouped fp32."),
-    c_mode: str = typer.Option(None, help="What is added: none, accumulate (C is D), general (any C, alpha, beta), or head_split. Default: none."),
-    a_major: str = typer.Option(None, help="Contiguous dimension of A of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."),
-    b_major: str = typer.Option(None, help="Contiguous dimension of B of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."),
-    scale_layout: str = typer.Option("mn_major", help="Scale vectors of FP8 operands: mn_major (aligned for TMA) or any."),
+    c_mode: str = typer.Option(
+        None,
+        help="What is added: none, accumulate (C is D), general (any C, alpha, beta), or head_split. Default: none.",
+    ),
+    a_major: str = typer.Option(
+        None,
+        help=(
+            "Contiguous dimension of A of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."
+        ),
+    ),
+    b_major: str = typer.Option(
+        None,
+        help=(
+            "Contiguous dimension of B of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."
+        ),
+    ),
+    scale_layout: str = typer.Option(
+        "mn_major", help="Scale vectors of FP8 operands: mn_major (aligned for TMA) or any."
+    ),
     batch_invariant: bool = typer.Option(False, help="Only configs whose results do not depend on m."),
     explain: bool = typer.Option(False, help="Also show scores, guards and predicted times."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Print the config that the library would use; needs no GPU. Example: python -m tuner select 64 2112 7168 --op bf16_gemm --explain"""
-    from tuner.selection import describe_choice
+    """Print the config that the library would use; needs no GPU.
+
+    Example: python -m tuner select 64 2112 7168 --op bf16_gemm --explain
+    """
+    from tuner.ship.selection import describe_choice
 
     found = describe_choice(
-        op, m, n, k, device, num_sms=num_sms, num_groups=num_groups, expected_m=expected_m, alignment=alignment, group_layout=group_layout,
-        recipe=recipe, d_dtype=d_dtype, c_mode=c_mode, a_major=a_major, b_major=b_major, scale_layout=scale_layout, batch_invariant=batch_invariant,
-    )  # fmt: skip
+        op,
+        m,
+        n,
+        k,
+        device,
+        num_sms=num_sms,
+        num_groups=num_groups,
+        expected_m=expected_m,
+        alignment=alignment,
+        group_layout=group_layout,
+        recipe=recipe,
+        d_dtype=d_dtype,
+        c_mode=c_mode,
+        a_major=a_major,
+        b_major=b_major,
+        scale_layout=scale_layout,
+        batch_invariant=batch_invariant,
+    )
     if as_json:
         return print(json.dumps(found, indent=1, sort_keys=True))
     print(f"{found['name']}  ({found['source']}: {found['reason']})  {describe_time(found)} on {found['sku']}")
@@ -65,7 +107,10 @@ def print_explanation(found: dict) -> None:
     if selector is None:
         return
     label = f"selector of {selector['created']}{'' if is_used else ', which is not used'}"
-    print(f"{label}: margin {selector['margin']:.1%}, spread at most {selector['max_spread']:.3f}, kernel hash {selector['kernel_hash'][:16]}")
+    print(
+        f"{label}: margin {selector['margin']:.1%}, spread at most {selector['max_spread']:.3f}, kernel hash"
+        f" {selector['kernel_hash'][:16]}"
+    )
     for name, passed in selector["guards"].items():
         print(f"  {'ok ' if passed else 'NOT'} {name}")
     if found["scores"]:
@@ -79,4 +124,6 @@ def print_scores(found: dict) -> None:
     for entry in found["scores"]:
         # The forest predicts the pick's ratio to itself, too: what that is off by 1 is the forest's error.
         note = ", is the heuristic's pick" if entry["config"] == found["heuristic"]["config"] else ""
-        print(f"  {entry['name']:<24} {math.exp(entry['score']):6.3f}x the heuristic's pick, {describe_time(entry)}{note}")
+        print(
+            f"  {entry['name']:<24} {math.exp(entry['score']):6.3f}x the heuristic's pick, {describe_time(entry)}{note}"
+        )

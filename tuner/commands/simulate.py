@@ -7,7 +7,7 @@ from functools import partial
 import typer
 
 from tuner import errors
-from tuner.fields import OP_NAMES
+from tuner.problems.fields import OP_NAMES
 
 
 def register(app) -> None:
@@ -19,30 +19,44 @@ def simulate(
     database: str = typer.Option("", "--db", help="Database to replay; default: your own, else the recorded snapshot."),
     device: str = typer.Option("", help="SKU or short name such as h200; needed where the database has several."),
     op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
-    problems: int = typer.Option(16, min=0, help="Problems to replay per op kind, evenly spread over the recorded ones; 0: all."),
+    problems: int = typer.Option(
+        16, min=0, help="Problems to replay per op kind, evenly spread over the recorded ones; 0: all."
+    ),
     seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with a seed of its own."),
     seed: int = typer.Option(0, help="First seed."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Show how near TPE and random search come to measuring everything. Example: python -m tuner simulate --problems 8 --seeds 2"""
+    """Show how near TPE and random search come to measuring everything.
+
+    Example: python -m tuner simulate --problems 8 --seeds 2
+    """
     from rich.progress import Progress
 
-    from tuner import simulation
-    from tuner.dataset import load_dataset
+    from tuner.learn.dataset import load_dataset
+    from tuner.search import simulation
     from tuner.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
         sku = find_device(store, device).sku
         tables = [load_dataset(store, sku, op=kind) for kind in find_ops(store, sku, op)]
-    chosen = {data.identity.op: (data, rows) for data in tables if len(rows := simulation.choose_problems(data, problems))}
+    chosen = {
+        data.identity.op: (data, rows) for data in tables if len(rows := simulation.choose_problems(data, problems))
+    }
     if not chosen:
-        raise errors.InconclusiveError("no problem was measured over its whole space: run `python -m tuner sweep --sampler exhaustive` first")
+        raise errors.InconclusiveError(
+            "no problem was measured over its whole space: run `python -m tuner sweep --sampler exhaustive` first"
+        )
     results = {}
     with Progress(disable=not sys.stderr.isatty()) as progress:
         for kind, (data, rows) in chosen.items():
             task = progress.add_task(f"replaying {kind}", total=None)
             show = partial(progress.update, task)
-            found = simulation.simulate(data, rows, range(seed, seed + seeds), on_done=lambda done, total, show=show: show(completed=done, total=total))
+            found = simulation.simulate(
+                data,
+                rows,
+                range(seed, seed + seeds),
+                on_done=lambda done, total, show=show: show(completed=done, total=total),
+            )
             results[kind] = found | {"identity": vars(data.identity)}
     if as_json:
         return print(json.dumps(results, indent=1, sort_keys=True))
@@ -55,7 +69,14 @@ def print_table(op: str, result: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("searcher", "share of the space", "mean regret", "95 %", "worst", title=f"{op}: {result['problems']} problems, {result['mean_space']:.0f} configs each")
+    table = Table(
+        "searcher",
+        "share of the space",
+        "mean regret",
+        "95 %",
+        "worst",
+        title=f"{op}: {result['problems']} problems, {result['mean_space']:.0f} configs each",
+    )
     table.add_row("heuristic", "-", *percentages(result["heuristic"]))
     for name in ("random", "tpe"):
         for entry in result[name]:

@@ -11,7 +11,8 @@ import typer
 
 from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError
-from tuner import errors, shapes
+from tuner import errors
+from tuner.problems import shapes
 
 MAX_PORTFOLIO = 32
 #: Without a terminal, progress is one line at most this often.
@@ -24,48 +25,98 @@ def register(app) -> None:
 
 
 def sweep(
-    preset: str = typer.Option("default", help="Problems to measure: default, bf16, wgrad, row_major, dense (all four), grouped, portfolio_dense, portfolio_grouped or demo."),
+    preset: str = typer.Option(
+        "default",
+        help=(
+            "Problems to measure: default, bf16, wgrad, row_major, dense (all four), grouped, portfolio_dense,"
+            " portfolio_grouped or demo."
+        ),
+    ),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file of problems instead of a preset."),
     configs_file: Path = typer.Option(None, "--configs", help="JSON list of configs instead of a space."),
-    space: str = typer.Option("default", help="default (at most 160 configs a problem), or wide: every width of tile, splits and clusters, searched."),
-    portfolio_size: int = typer.Option(0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen from what is recorded."),
+    space: str = typer.Option(
+        "default",
+        help="default (at most 160 configs a problem), or wide: every width of tile, splits and clusters, searched.",
+    ),
+    portfolio_size: int = typer.Option(
+        0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen from what is recorded."
+    ),
     portfolio_from: str = typer.Option("", help="Database that --portfolio-size chooses from; default: --db."),
-    database: str = typer.Option("", "--db", help="Database to record in; default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."),
-    sampler: str = typer.Option("auto", help="auto (all configs of spaces up to 256, else tpe), exhaustive, tpe, random or qmc."),
-    n_trials: int = typer.Option(0, min=0, help="Configs a search measures (wide: beyond the default space); 0: a third, wide: at most 96."),
+    database: str = typer.Option(
+        "", "--db", help="Database to record in; default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
+    ),
+    sampler: str = typer.Option(
+        "auto", help="auto (all configs of spaces up to 256, else tpe), exhaustive, tpe, random or qmc."
+    ),
+    n_trials: int = typer.Option(
+        0, min=0, help="Configs a search measures (wide: beyond the default space); 0: a third, wide: at most 96."
+    ),
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
     seed: int = typer.Option(0, help="Seed of the input data, of group sizes and of the sampler."),
-    workload: str = typer.Option("spread", help="Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform or skewed (one group has nearly everything)."),
+    workload: str = typer.Option(
+        "spread",
+        help=(
+            "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform or skewed (one group has nearly"
+            " everything)."
+        ),
+    ),
     shard: str = typer.Option("0/1", help="Measure shard i of n, as i/n; each shard needs a database of its own."),
     device: int = typer.Option(0, min=0, help="GPU to measure on, among those that CUDA_VISIBLE_DEVICES shows."),
     time_budget: float = typer.Option(0.0, min=0.0, help="Seconds after which no new problem is started; 0: no limit."),
-    resume: bool = typer.Option(True, help="Skip problems that are already measured for this kernel, compiler and regime."),
-    dry_run: bool = typer.Option(False, help="Print what would be measured on an H200, and roughly how long that takes, and stop."),
-    backend: str = typer.Option("cuda", help="cuda, or simulated: times from the heuristic with noise, no GPU, recorded as regime `simulated`."),
+    resume: bool = typer.Option(
+        True, help="Skip problems that are already measured for this kernel, compiler and regime."
+    ),
+    dry_run: bool = typer.Option(
+        False, help="Print what would be measured on an H200, and roughly how long that takes, and stop."
+    ),
+    backend: str = typer.Option(
+        "cuda", help="cuda, or simulated: times from the heuristic with noise, no GPU, recorded as regime `simulated`."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
-    """Measure configs on this GPU and record them; run again to resume. Example: python -m tuner sweep --preset default --effort full"""
-    from tuner.sweep import BACKENDS, EFFORTS, SweepOptions
-    from tuner.wide_space import SPACES
-    from tuner.workload import WORKLOADS
+    """Measure configs on this GPU and record them; run again to resume.
+
+    Example: python -m tuner sweep --preset default --effort full
+    """
+    from tuner.problems.workload import WORKLOADS
+    from tuner.search.sweep import BACKENDS, EFFORTS, SweepOptions
+    from tuner.search.wide_space import SPACES
 
     check_choice("--workload", workload, WORKLOADS)
     check_choice("--space", space, SPACES)
     if space != "default" and (configs_file or portfolio_size):
-        raise errors.UsageError(f"--space {space}: goes without --configs and --portfolio-size, which name the configs themselves")
+        raise errors.UsageError(
+            f"--space {space}: goes without --configs and --portfolio-size, which name the configs themselves"
+        )
     check_choice("--backend", backend, BACKENDS)
     check_choice("--effort", effort, EFFORTS)
     index, count = shapes.parse_shard(shard)
     options = SweepOptions(
-        problems=shapes.take_shard(shapes.load_file(shapes_file) if shapes_file else shapes.load_preset(preset), index, count),
-        database=database or environment.tuner_database(), preset="" if shapes_file else preset,
-        configs=load_configs(configs_file) if configs_file else None, space=space, sampler=sampler, num_trials=n_trials or None, effort=effort,
-        seed=seed, workload=workload, shard=(index, count), device=device, time_budget_s=time_budget or None, resume=resume, backend=backend, argv=sys.argv[1:],
-    )  # fmt: skip
+        problems=shapes.take_shard(
+            shapes.load_file(shapes_file) if shapes_file else shapes.load_preset(preset), index, count
+        ),
+        database=database or environment.tuner_database(),
+        preset="" if shapes_file else preset,
+        configs=load_configs(configs_file) if configs_file else None,
+        space=space,
+        sampler=sampler,
+        num_trials=n_trials or None,
+        effort=effort,
+        seed=seed,
+        workload=workload,
+        shard=(index, count),
+        device=device,
+        time_budget_s=time_budget or None,
+        resume=resume,
+        backend=backend,
+        argv=sys.argv[1:],
+    )
     source = portfolio_from or options.database if portfolio_size else ""
     if dry_run and not as_json:
         return print_plan(dry_summary(options, source, portfolio_size))
-    print_summary(dry_summary(options, source, portfolio_size) if dry_run else measure(options, source, portfolio_size), as_json)
+    print_summary(
+        dry_summary(options, source, portfolio_size) if dry_run else measure(options, source, portfolio_size), as_json
+    )
 
 
 def check_choice(flag: str, value: str, choices) -> None:
@@ -75,7 +126,9 @@ def check_choice(flag: str, value: str, choices) -> None:
 
 
 def load_configs(path: Path) -> list:
-    """Return the configs of a JSON file: a list of {"block_m": ..., ...}, or an object with such a list as `configs` or `portfolio`."""
+    """Return the configs of a JSON file: a list of {"block_m": ..., ...}, or an object with such a list as `configs` or
+    `portfolio`.
+    """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         rows = document if isinstance(document, list) else document.get("configs") or document["portfolio"]
@@ -88,18 +141,22 @@ def choose_configs(source: str, size: int, sku: str, problems: list) -> list:
     """Return per op kind of `problems` the `size` configs that together serve its recorded problems on `sku` best."""
     import numpy as np
 
-    from tuner.dataset import load_dataset
     from tuner.db import Store
-    from tuner.portfolio import choose_portfolio
+    from tuner.learn.dataset import load_dataset
+    from tuner.learn.portfolio import choose_portfolio
 
     with Store.open(source, mode="ro") as store:
         tables = [load_dataset(store, sku, op=op) for op in dict.fromkeys(problem.op for problem in problems)]
-    return [data.configs[column] for data in tables for column in choose_portfolio(data, np.arange(len(data.problems)), sizes=(size,)).columns]
+    return [
+        data.configs[column]
+        for data in tables
+        for column in choose_portfolio(data, np.arange(len(data.problems)), sizes=(size,)).columns
+    ]
 
 
 def dry_summary(options, source: str, size: int) -> dict:
     """Return what the sweep would measure on an H200."""
-    from tuner.plan import plan_sweep
+    from tuner.search.plan import plan_sweep
 
     device = _C.Device.known("h200")
     if size:
@@ -109,13 +166,18 @@ def dry_summary(options, source: str, size: int) -> dict:
 
 
 def measure(options, source: str, size: int) -> dict:
-    """Run the sweep with a progress bar and return its summary. Raises: TunerError when a problem could not be measured at all."""
+    """Run the sweep with a progress bar and return its summary.
+
+    Raises: TunerError when a problem could not be measured at all.
+    """
     from tuner.db import Store
-    from tuner.sweep import Sweep, make_worker
+    from tuner.search.sweep import Sweep, make_worker
 
     with make_worker(options) as worker, make_progress() as progress:
         if size:
-            options = replace(options, configs=choose_configs(source, size, worker.start()["device"]["sku"], options.problems))
+            options = replace(
+                options, configs=choose_configs(source, size, worker.start()["device"]["sku"], options.problems)
+            )
         with Store.open(options.database) as store:
             summary = Sweep(options, store, worker, progress).run()
     if summary["failed"] and not summary["measured"]:
@@ -125,13 +187,28 @@ def measure(options, source: str, size: int) -> dict:
 
 
 class SweepProgress:
-    """Turns the sweep's events into progress bars on standard error; where that is no terminal, into a line now and then."""
+    """Turns the sweep's events into progress bars on standard error; where that is no terminal, into a line now and
+    then.
+    """
 
     def __init__(self):
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
         self.is_terminal = sys.stderr.isatty()
         self.progress = Progress(*columns, console=Console(stderr=True), disable=not self.is_terminal)
         self.tasks: dict = {}
@@ -176,10 +253,15 @@ def print_plan(plan: dict) -> None:
     effort, options = plan["effort"], plan["options"]
     index, count = options["shard"]
     subject = (options["preset"] or "the problems of --shapes") + (f", shard {index}/{count}" if count > 1 else "")
-    print(f"{subject} on {plan['device']}, effort {effort['name']}: {effort['search_rounds']} search and {effort['confirm_rounds']} confirmation rounds")
+    print(
+        f"{subject} on {plan['device']}, effort {effort['name']}: {effort['search_rounds']} search and"
+        f" {effort['confirm_rounds']} confirmation rounds"
+    )
     print(f"{'op kind':<34}{'problems':>10}{'kernels':>10}{'measurements':>14}{'roughly':>10}")
     for name, row in {**plan["ops"], "total": plan}.items():
-        print(f"{name:<34}{row['problems']:>10}{row['kernels']:>10}{row['measurements']:>14}{describe_seconds(row['rough_seconds']):>10}")
+        print(
+            f"{name:<34}{row['problems']:>10}{row['kernels']:>10}{row['measurements']:>14}{describe_seconds(row['rough_seconds']):>10}"
+        )
     if plan["configs"] is not None:
         print(f"of {len(plan['configs'])} given configs, where they are legal, and the heuristic's pick")
     print("The times are rough, to a factor of two: from the heuristic's estimates of the kernels and the effort.")
@@ -188,4 +270,10 @@ def print_plan(plan: dict) -> None:
 
 def describe_seconds(seconds: float) -> str:
     """Return a duration in the unit that suits a rough one."""
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 120
+        else f"{seconds / 60:.0f} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.1f} h"
+    )

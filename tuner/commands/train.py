@@ -6,7 +6,7 @@ from pathlib import Path
 import typer
 
 from tuner import errors
-from tuner.fields import OP_NAMES
+from tuner.problems.fields import OP_NAMES
 
 
 def register(app) -> None:
@@ -15,46 +15,76 @@ def register(app) -> None:
 
 
 def train(
-    database: str = typer.Option("", "--db", help="Database to learn from; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot."),
+    database: str = typer.Option(
+        "",
+        "--db",
+        help="Database to learn from; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot.",
+    ),
     device: str = typer.Option("", help="SKU or short name (h200); default: the only one in the database."),
     op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
-    kernel_hash: str = typer.Option("", help="Kernel hash (needs --op) of the rows to learn from; default: the database's newest."),
+    kernel_hash: str = typer.Option(
+        "", help="Kernel hash (needs --op) of the rows to learn from; default: the database's newest."
+    ),
     compiler: str = typer.Option("", help="nvrtc or nvcc; default: the one with most rows."),
     regime: str = typer.Option("", help="Regime of the rows to learn from; default: the one with most rows."),
-    out: Path = typer.Option(None, help="Training folder to write, with a folder per op kind; default: ~/.deep_gemm/training/<sku>."),
-    kind: str = typer.Option("extra-trees", help="extra-trees, random-forest, or auto: the better one on left-out families."),
+    out: Path = typer.Option(
+        None, help="Training folder to write, with a folder per op kind; default: ~/.deep_gemm/training/<sku>."
+    ),
+    kind: str = typer.Option(
+        "extra-trees", help="extra-trees, random-forest, or auto: the better one on left-out families."
+    ),
     trees: int = typer.Option(32, min=1, max=256, help="Trees of the forest."),
     depth: int = typer.Option(10, min=1, max=20, help="Depth of the trees."),
-    clip: float = typer.Option(0.25, min=0.02, max=0.7, help="Log ratio beyond which slow configs count as equally slow."),
-    portfolio_size: int = typer.Option(0, min=0, max=32, help="Configs of the portfolio; 0: as many as pay on left-out families."),
-    portfolio_only: bool = typer.Option(False, help="Only print the portfolio and what the folds of the validation would choose (for `sweep --configs`)."),
+    clip: float = typer.Option(
+        0.25, min=0.02, max=0.7, help="Log ratio beyond which slow configs count as equally slow."
+    ),
+    portfolio_size: int = typer.Option(
+        0, min=0, max=32, help="Configs of the portfolio; 0: as many as pay on left-out families."
+    ),
+    portfolio_only: bool = typer.Option(
+        False,
+        help="Only print the portfolio and what the folds of the validation would choose (for `sweep --configs`).",
+    ),
     seed: int = typer.Option(0, min=0, help="Seed of the trees."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Fit portfolio, forest and guards and write a training folder. Example: python -m tuner train --db tuning.db --device h200"""
-    from tuner import train as training
-    from tuner.learner import KINDS, Settings
-    from tuner.portfolio import SIZES, describe_portfolios
+    """Fit portfolio, forest and guards and write a training folder.
+
+    Example: python -m tuner train --db tuning.db --device h200
+    """
+    from tuner.learn import train as training
+    from tuner.learn.learner import KINDS, Settings
+    from tuner.learn.portfolio import SIZES, describe_portfolios
 
     if kind not in ("auto", *KINDS):
         raise errors.UsageError(f"--kind {kind}: must be one of auto, {', '.join(KINDS)}")
     if kernel_hash and not op:
         raise errors.UsageError("--kernel-hash: every op kind has its own; name one with --op")
-    settings = Settings(kind=kind, trees=trees, depth=depth, clip=clip, sizes=(portfolio_size,) if portfolio_size else SIZES, seed=seed)
-    tables, source = load_tables(database, device, op, {"kernel_hash": kernel_hash or None, "compiler": compiler or None, "regime": regime or None})
+    settings = Settings(
+        kind=kind, trees=trees, depth=depth, clip=clip, sizes=(portfolio_size,) if portfolio_size else SIZES, seed=seed
+    )
+    tables, source = load_tables(
+        database,
+        device,
+        op,
+        {"kernel_hash": kernel_hash or None, "compiler": compiler or None, "regime": regime or None},
+    )
     if portfolio_only:
         found = {data.identity.op: describe_portfolios(data, settings.sizes) for data in tables}
         return print_portfolios(found, as_json)
     folder = out or training.default_folder(tables[0].identity.sku)
     # All are fitted before any is written: a folder never holds op kinds of different data.
     fitted = [(data, training.train(data, settings)) for data in tables]
-    records = {data.identity.op: training.save(folder / data.identity.op, data, learned, settings, source) for data, learned in fitted}
+    records = {
+        data.identity.op: training.save(folder / data.identity.op, data, learned, settings, source)
+        for data, learned in fitted
+    }
     print_records(folder, records, as_json)
 
 
 def load_tables(database: str, device: str, op: str, identity: dict) -> tuple[list, str]:
     """Return the measurements of each op kind as tables, and where they come from."""
-    from tuner.dataset import load_dataset
+    from tuner.learn.dataset import load_dataset
     from tuner.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
@@ -68,7 +98,9 @@ def print_portfolios(found: dict, as_json: bool) -> None:
         configs = [config for entry in found.values() for config in entry["configs"]]
         return print(json.dumps({"configs": configs, "ops": found}, indent=1))
     for op, entry in found.items():
-        print(f"{op}: portfolio of {len(entry['portfolio'])} configs; {len(entry['configs'])} with those of every fold:")
+        print(
+            f"{op}: portfolio of {len(entry['portfolio'])} configs; {len(entry['configs'])} with those of every fold:"
+        )
         for config in entry["configs"]:
             print(f"  {json.dumps(config)}{'' if config in entry['portfolio'] else '  (folds only)'}")
 
@@ -85,9 +117,15 @@ def print_records(folder: Path, records: dict, as_json: bool) -> None:
 def print_record(op: str, record: dict) -> None:
     """Print what was trained for one op kind."""
     data, guards = record["data"], record["guards"]
-    print(f"{op}: {data['problems']} problems ({data['full_space_problems']} over the whole space) in {data['families']} families, {data['configs']} configs")
+    print(
+        f"{op}: {data['problems']} problems ({data['full_space_problems']} over the whole space) in {data['families']}"
+        f" families, {data['configs']} configs"
+    )
     if data["dropped"] or data["quarantined"]:
         print(f"left out: {data['dropped']}; quarantined: {', '.join(data['quarantined']) or 'none'}")
     for size, score in record["portfolio_curve"].items():
         print(f"portfolio of {size}: {score:.2%} behind the best on left-out families")
-    print(f"model: {record['kind']} over {len(record['portfolio'])} configs; margin {guards['margin']:.1%}, spread at most {guards['max_spread']:.3f}, hull +{guards['slack']:.0%}")
+    print(
+        f"model: {record['kind']} over {len(record['portfolio'])} configs; margin {guards['margin']:.1%}, spread at"
+        f" most {guards['max_spread']:.3f}, hull +{guards['slack']:.0%}"
+    )

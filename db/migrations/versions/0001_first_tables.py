@@ -1,7 +1,7 @@
 """First tables.
 
-Frozen: this file is never edited again. It spells out what tuner.db.tables had when schema 1 was released; later changes get a
-migration of their own, so that every file in the field can be brought up to date.
+Frozen: this file is never edited again. It spells out what tuner.db.tables had when schema 1 was released; later
+    changes get a migration of their own, so that every file in the field can be brought up to date.
 """
 
 import sqlalchemy as sa

@@ -1,8 +1,8 @@
 """Variants of a problem (recipe, types, majors, layouts, C) and the knobs split_k and swap_ab of a config.
 
-Frozen, as every migration is. Columns are added in place, each with its default and its CHECK in the column itself: SQLite rebuilds
-nothing then, and rows keep their ids and their keys, in which fields at their default do not appear. `compilation`, to which nothing
-refers, is written anew, because its key gains the variant.
+Frozen, as every migration is. Columns are added in place, each with its default and its CHECK in the column itself:
+SQLite rebuilds nothing then, and rows keep their ids and their keys, in which fields at their default do not appear.
+`compilation`, to which nothing refers, is written anew, because its key gains the variant.
 """
 
 import sqlalchemy as sa
@@ -42,12 +42,17 @@ def add_integer(table: str, name: str, low: int, high: int, default: int) -> Non
 
 def add_column(table: str, name: str, kind: str, default: str, check: str) -> None:
     """Add a required column; `default` and `check` are SQL."""
-    op.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind} DEFAULT {default} NOT NULL CONSTRAINT ck_{table}_{name} CHECK ({check})")
+    op.execute(
+        f"ALTER TABLE {table} ADD COLUMN {name} {kind} DEFAULT {default} NOT NULL CONSTRAINT ck_{table}_{name} CHECK"
+        f" ({check})"
+    )
 
 
 def renew_compilation() -> None:
     """Write `compilation` anew; every old row is of the default variant."""
-    rows = [dict(row) | {"variant": ""} for row in op.get_bind().execute(sa.text("SELECT * FROM compilation")).mappings()]
+    rows = [
+        dict(row) | {"variant": ""} for row in op.get_bind().execute(sa.text("SELECT * FROM compilation")).mappings()
+    ]
     op.drop_table("compilation")
     table = op.create_table(
         "compilation",
@@ -58,7 +63,10 @@ def renew_compilation() -> None:
         sa.PrimaryKeyConstraint("config_id", "variant", "kernel_hash", "compiler", name="pk_compilation"),
         sa.ForeignKeyConstraint(["config_id"], ["config.id"], name="fk_compilation_config_id"),
         sa.CheckConstraint("compiler IN ('nvrtc', 'nvcc')", name="ck_compilation_compiler"),
-        *(sa.CheckConstraint(f"{name} >= 0 AND {name} <= 2147483647", name=f"ck_compilation_{name}") for name in REPORT_FIELDS),
+        *(
+            sa.CheckConstraint(f"{name} >= 0 AND {name} <= 2147483647", name=f"ck_compilation_{name}")
+            for name in REPORT_FIELDS
+        ),
         sa.CheckConstraint("compile_ms >= 0.0 AND compile_ms <= 1000000000000.0", name="ck_compilation_compile_ms"),
         sqlite_strict=True,
     )

@@ -1,8 +1,9 @@
-"""Groups of a problem (their number, the rows expected in one, the alignment of their first rows, the memory of groups of K), and the
-workload of a block: which group sizes it was measured with. SQLite's `measurement` loses its rowid.
+"""Groups of a problem (their number, the rows expected in one, the alignment of their first rows, the memory of groups
+of K), and the workload of a block: which group sizes it was measured with. SQLite's `measurement` loses its rowid.
 
-Frozen, as every migration is. Columns are added in place, as in 0002: rows keep their ids and keys, and what was measured before has no
-groups. `measurement`, to which nothing refers, is written anew, because SQLite cannot take a table's rowid away in place.
+Frozen, as every migration is. Columns are added in place, as in 0002: rows keep their ids and keys, and what was
+measured before has no groups. `measurement`, to which nothing refers, is written anew, because SQLite cannot take a
+table's rowid away in place.
 """
 
 import sqlalchemy as sa
@@ -14,7 +15,18 @@ down_revision = "0002"
 INTEGER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 REAL = sa.Double().with_variant(sa.REAL(), "sqlite")
 KEY = ("block_id", "config_id", "role")
-REALS = ("median_us", "mad_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high", "max_abs_error", "clock_mhz", "power_w")
+REALS = (
+    "median_us",
+    "mad_us",
+    "q10_us",
+    "q90_us",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "max_abs_error",
+    "clock_mhz",
+    "power_w",
+)
 POSITIVE = ("median_us", "q10_us", "q90_us", "ratio", "ratio_low", "ratio_high")
 STATUSES = "'ok', 'censored', 'incorrect', 'compile_error', 'crash', 'timeout', 'spill', 'skipped'"
 
@@ -38,14 +50,18 @@ def add_integer(table: str, name: str, low: int, high: int, default: int) -> Non
 
 def add_column(table: str, name: str, kind: str, default: str, check: str) -> None:
     """Add a required column; `default` and `check` are SQL."""
-    op.execute(f"ALTER TABLE {table} ADD COLUMN {name} {kind} DEFAULT {default} NOT NULL CONSTRAINT ck_{table}_{name} CHECK ({check})")
+    op.execute(
+        f"ALTER TABLE {table} ADD COLUMN {name} {kind} DEFAULT {default} NOT NULL CONSTRAINT ck_{table}_{name} CHECK"
+        f" ({check})"
+    )
 
 
 def renew_measurement() -> None:
     """Write `measurement` anew without a rowid, every row as it was.
 
-    A table with a rowid has its key a second time, in an index: 25 % of a snapshot. The old table makes room for the new one under another
-    name, so that the new one's statement is that of a fresh database; the rows come in the order of their key, which fills pages best.
+    A table with a rowid has its key a second time, in an index: 25 % of a snapshot. The old table makes room for the
+    new one under another name, so that the new one's statement is that of a fresh database; the rows come in the order
+    of their key, which fills pages best.
     """
     op.rename_table("measurement", "old_measurement")
     table = create_measurement()

@@ -1,0 +1,210 @@
+"""The recorded files: complete, without failures, of this tree or marked stale with a reason; and the tools that make
+them.
+"""
+
+import argparse
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import time
+
+import pytest
+
+from benchmarks import stale
+from benchmarks.stamp import OP, OPS, RESULTS, format_json, read_json, write_json
+from deep_gemm import _C
+from tests.gpu import run, sanitizer
+from tests.gpu.record import make_record, make_section, merge_records
+
+STATES = stale.get_states()
+GPU_RECORD = RESULTS / stale.GPU_RECORD
+
+
+def test_recorded_files_are_current_or_say_why_not():
+    """A stale file needs a reason in benchmarks/stale.json, a current one must have none."""
+    assert not [(state.path, state.is_stale, state.reason) for state in STATES if not state.is_explained]
+
+
+def test_reasons_name_existing_records():
+    assert set(stale.read_reasons()) <= {state.path for state in STATES}
+
+
+def test_gpu_record_is_whole_and_clean():
+    if not GPU_RECORD.exists():
+        assert not (RESULTS / "summary.json").exists(), "figures without a correctness record"
+        return
+    record = read_json(GPU_RECORD)
+    assert record["complete"] and record["shard"] == "1/1" and record["failures"] == []
+    assert record["cases"] == sum(section["cases"] for section in record["sections"].values()) > 0
+    assert record["sku"] == "nvidia-h200-sm132" and record["driver"] and set(record["compilers"]) == {"nvrtc", "nvcc"}
+    expected = {
+        "configs",
+        "nvcc",
+        "portfolio_repeats",
+        "space_repeats",
+        "semantics",
+        "calls",
+        "sanitizer_memcheck",
+        "sanitizer_synccheck",
+    }
+    if set(record["sections"]) & set(
+        run.GROUPED_SECTIONS
+    ):  # a record of before the grouped ops has none of their sections, and is stale
+        expected |= set(run.GROUPED_SECTIONS)
+    else:
+        assert stale.get_reason(GPU_RECORD, record)
+    assert expected <= set(record["sections"]) and all(record["sections"][name]["cases"] for name in expected)
+
+
+def make_part(shard: str, **changes) -> dict:
+    """Return the record of one shard."""
+    stamp = {"sku": "gpu", "driver": "1", "torch": "2", "tree_hash": "t", "kernel_hash": {OP: "k"}, "device": "GPU"}
+    sections = {"configs": {"jobs": 2, "cases": 10, "failed_jobs": 0, "seconds": 1.5}}
+    return make_record({**stamp, **changes}, sections, [], shard=shard, is_complete=True, notes={"jobs": 2})
+
+
+def test_shards_add_up():
+    merged = merge_records([make_part("2/2"), make_part("1/2")])
+    assert merged["shard"] == "1/1" and merged["cases"] == 20 and merged["complete"]
+    assert merged["sections"]["configs"] == {"jobs": 4, "cases": 20, "failed_jobs": 0, "seconds": 3.0}
+
+
+@pytest.mark.parametrize("parts", [
+    [make_part("1/2")],
+    [make_part("1/2"), make_part("1/2")],
+    [make_part("1/2"), make_part("2/2", tree_hash="other")],
+    [make_part("1/2"), make_part("2/2", sku="other")],
+])  # fmt: skip
+def test_shards_that_do_not_belong_together_are_refused(parts):
+    with pytest.raises(ValueError):
+        merge_records(parts)
+
+
+def test_failures_and_unfinished_shards_survive_the_merge():
+    failed = make_part("1/2")
+    failed["failures"], failed["complete"] = ["configs x: wrong"], False
+    merged = merge_records([failed, make_part("2/2")])
+    assert merged["failures"] == ["configs x: wrong"] and not merged["complete"]
+    assert make_section()["cases"] == 0
+
+
+def test_json_files_have_one_row_a_line_and_read_back(tmp_path):
+    value = {"meta": {"a": 1}, "rows": [{"m": 1}, {"m": 2}]}
+    write_json(tmp_path / "x.json", value)
+    text = (tmp_path / "x.json").read_text(encoding="utf-8")
+    assert read_json(tmp_path / "x.json") == value
+    assert text.count('{"m":') == 2 and '\n{"m":2}' in text
+    for value in ({"meta": {}, "rows": []}, {"rows": [{"m": 1}]}, {"meta": {}}):
+        assert json.loads(format_json(value)) == value
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
+def write_artifact(path, kernel_hash: str) -> None:
+    """Write a file with an artefact's header."""
+    metadata = json.dumps({"ops": {OP: {"kernel_hash": kernel_hash}}})
+    header = json.dumps({"__metadata__": {"deep_gemm": metadata}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+def test_states_tell_current_from_stale(tmp_path, monkeypatch):
+    monkeypatch.setattr(stale, "ROOT", tmp_path)
+    monkeypatch.setattr(stale, "REASONS", tmp_path / "stale.json")
+    folder = tmp_path / "benchmarks" / "results" / "h200"
+    write_json(folder / "dense.json", {"meta": {"kernel_hash": {OP: stale.current_kernel_hash()}}})
+    write_json(folder / "old.json", {"meta": {"kernel_hash": {OP: "0" * 64}}})
+    current = {op: stale.current_kernel_hash(op) for op in OPS}
+    write_json(folder / "both.json", {"meta": {"kernel_hash": current}})
+    write_json(folder / "half.json", {"meta": {"kernel_hash": {**current, "bf16_gemm": "0" * 64}}})
+    write_json(folder / stale.GPU_RECORD, {"tree_hash": stale.current_tree_hash()})
+    (tmp_path / "models").mkdir()
+    write_artifact(tmp_path / "models" / "gpu.dgsel", "0" * 64)
+    write_json(
+        tmp_path / "stale.json",
+        {"models/gpu.dgsel": "the kernel changed", "benchmarks/results/h200/dense.json": "left over"},
+    )
+    states = {state.path: (state.is_stale, state.is_explained) for state in stale.get_states()}
+    assert states == {
+        "benchmarks/results/h200/dense.json": (False, False), "benchmarks/results/h200/old.json": (True, False),
+        "benchmarks/results/h200/both.json": (False, True), "benchmarks/results/h200/half.json": (True, False),
+        "benchmarks/results/h200/gpu_record.json": (False, True), "models/gpu.dgsel": (True, True),
+    }  # fmt: skip
+    assert stale.main() == 1
+
+
+CHILD = """
+import json, os, sys, time
+report = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+for index in range(int(sys.argv[2]), 4):
+    print(json.dumps({"event": "begin", "index": index, "section": "configs", "name": f"job {index}"}), file=report)
+    if index == 1: os.kill(os.getpid(), 11)
+    if index == 2: time.sleep(60)
+    end = {"event": "end", "index": index, "section": "configs", "cases": 5, "failures": ["wrong"] if index == 3 else [], "seconds": 0.5, "lost": False}
+    print(json.dumps(end), file=report)
+print(json.dumps({"event": "done"}), file=report)
+"""
+
+
+def test_a_job_that_crashes_or_hangs_costs_itself_only(monkeypatch):
+    def start_child(parent):
+        reader, writer = os.pipe()
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(writer), str(parent.first)], pass_fds=[writer], start_new_session=True
+        )
+        os.close(writer)
+        return child, reader
+
+    monkeypatch.setattr(run.Parent, "_start_child", start_child)
+    monkeypatch.setattr(run, "JOB_TIMEOUT_S", 1.0)
+    parent = run.Parent(argparse.Namespace(sections=["configs"], deadline=time.time() + 60))
+    parent.run()
+    assert parent.is_complete and parent.died == ["job 1", "job 2"]
+    assert parent.sections["configs"] == {"jobs": 4, "cases": 10, "failed_jobs": 3, "seconds": 1.0}
+    assert [failure.partition(":")[0] for failure in parent.failures] == [
+        "configs job 1",
+        "configs job 2",
+        "configs job 3",
+    ]
+
+
+GROUP_CHILD = """
+import json, os, sys
+report, skipped = os.fdopen(int(sys.argv[1]), "w", buffering=1), sys.argv[3].split("|")
+for index in range(int(sys.argv[2]), 8):
+    name = f"bad: {index}" if index < 6 else f"good: {index}"
+    if name in skipped or name.partition(":")[0] in skipped: continue
+    print(json.dumps({"event": "begin", "index": index, "section": "configs", "name": name}), file=report)
+    if index < 6: os.kill(os.getpid(), 11)
+    print(json.dumps({"event": "end", "index": index, "section": "configs", "cases": 5, "failures": [], "seconds": 0.5, "lost": False}), file=report)
+print(json.dumps({"event": "done"}), file=report)
+"""
+
+
+def test_a_group_whose_jobs_keep_dying_is_given_up(monkeypatch):
+    def start_child(parent):
+        reader, writer = os.pipe()
+        command = [sys.executable, "-c", GROUP_CHILD, str(writer), str(parent.first), "|".join(parent._list_skipped())]
+        child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True)
+        os.close(writer)
+        return child, reader
+
+    monkeypatch.setattr(run.Parent, "_start_child", start_child)
+    parent = run.Parent(argparse.Namespace(sections=["configs"], deadline=time.time() + 60))
+    parent.run()
+    assert parent.is_complete and parent.died == ["bad: 0", "bad: 1"]
+    assert parent.sections["configs"] == {"jobs": 4, "cases": 10, "failed_jobs": 2, "seconds": 1.0}
+
+
+def test_a_section_that_cannot_be_planned_is_one_failed_job():
+    def maker(world):
+        raise ValueError("no such artefact")
+
+    [(name, job)] = run.make_jobs(maker, None)
+    assert name == "planning: all" and job()[1][0] == "ValueError: no such artefact"
+
+
+def test_sanitizer_output_is_clean_only_with_both_verdicts():
+    assert sanitizer.parse_num_configs("noise\nchild ran 12 configs, 0 wrong []\n") == 12
+    assert sanitizer.parse_num_configs("========= ERROR SUMMARY: 0 errors") == 0

@@ -1,0 +1,194 @@
+"""The search space: bounded, legal, ordered, and without configs that another one makes pointless."""
+
+import itertools
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes.variants import make_variants
+
+OP = "fp8_gemm"
+H200 = _C.Device.known("h200")
+SIZES = (1, 7, 8, 63, 64, 65, 127, 128, 129, 256, 257, 576, 4096, 2**31 - 1)
+VARIANTS = make_variants(4096, 4096, 4096)
+PLAIN = {op: _C.Problem(op, 4096, 4096, 4096) for op in ("fp8_gemm", "bf16_gemm")}
+SPACE = _C.get_default_space(H200)
+
+
+def with_sizes(problem, m, n, k, **fields):
+    return _C.Problem(**(problem.as_dict() | {"m": m, "n": n, "k": k} | fields))
+
+
+@pytest.mark.parametrize("name", ["h200", "h100", "h800", "h20", "gh200"])
+def test_default_space_is_bounded_legal_and_without_duplicates(name):
+    device = _C.Device.known(name)
+    for problem in VARIANTS:
+        space = _C.get_default_space(problem, device)
+        assert 10 <= len(space) <= 160 and len(set(space)) == len(space)
+        assert all(_C.is_legal(problem, config, device) for config in space)
+    assert _C.get_default_space(device) == _C.get_default_space(PLAIN[OP], device)
+
+
+@pytest.mark.parametrize("op", PLAIN)
+def test_default_space_holds_every_knob(op):
+    space = _C.get_default_space(PLAIN[op], H200)
+    plain, swapped = ([config for config in space if config.swap_ab == swap] for swap in (0, 1))
+    assert {config.block_m for config in plain} == {64, 128, 256}
+    assert {(config.cluster_m, config.cluster_n) for config in plain} == {(1, 1), (2, 1), (1, 2)}
+    assert {32, 48, 72, 80, 112, 128, 136, 144, 160, 192} <= {config.block_n for config in plain}
+    assert {8, 16, 24, 32, 48, 64} == {config.block_m for config in swapped}
+    assert {(rows, split) for rows in (64, 128) for split in (1, 2, 4, 8)} - {(128, 8)} == {
+        (config.block_n, config.split_k) for config in swapped
+    }
+    splits = {(config.block_m, config.block_n): config.split_k for config in plain if config.split_k > 1}
+    assert splits == {(64, 32): 4, (64, 64): 8, (64, 96): 4, (128, 64): 4, (128, 96): 4}
+    assert len(space) >= 110
+
+
+def test_bf16_has_wide_tiles():
+    tiles = {(config.block_m, config.block_n) for config in _C.get_default_space(PLAIN["bf16_gemm"], H200)}
+    assert {(128, 256), (256, 128), (64, 256), (256, 192), (128, 208)} <= tiles
+
+
+def test_small_tiles_come_in_rings_for_neighbours():
+    """Those of a split never take an SM for themselves; a ring for `blocks` blocks is the deepest that lets them share
+    its shared memory.
+    """
+    for problem in PLAIN.values():
+        rings = {}
+        for config in _C.get_default_space(problem, H200):
+            fields = config.as_dict()
+            rings.setdefault(tuple(fields[name] for name in fields if name != "num_stages"), []).append(config)
+        for tile in rings.values():
+            assert [config.num_stages for config in tile] == sorted(
+                {config.num_stages for config in tile}, reverse=True
+            )
+            if tile[0].split_k > 1 and (
+                tile[0].block_n == 64 if tile[0].swap_ab else tile[0].block_m == 64 and tile[0].block_n <= 64
+            ):
+                assert all(2 * (_C.smem_bytes(problem, config) + 1024) <= 233472 for config in tile)
+            elif len(tile) > 1:
+                assert (
+                    2 * (_C.smem_bytes(problem, tile[1]) + 1024)
+                    <= 233472
+                    < 2 * (_C.smem_bytes(problem, tile[0]) + 1024)
+                )
+
+
+def test_pointless_tiles_are_left_out():
+    for m, n in ((4096, 4096), (8192, 24576)):
+        candidates = _C.get_candidates(_C.Problem(OP, m, n, 7168), H200)
+        assert not [config for config in candidates if config.swap_ab or config.block_m * config.block_n < 128 * 64]
+    assert [config for config in _C.get_candidates(_C.Problem(OP, 16, 2112, 7168), H200) if config.split_k == 4]
+
+
+def test_candidates_are_an_ordered_part_of_the_default_space():
+    for problem in (*PLAIN.values(), with_sizes(PLAIN[OP], 1, 1, 1, recipe="1d1d", d_dtype="fp32", scale_layout="any")):
+        space = _C.get_default_space(problem, H200)
+        positions = {config: index for index, config in enumerate(space)}
+        union = set()
+        for m, n in itertools.product(SIZES, SIZES):
+            candidates = _C.get_candidates(with_sizes(problem, m, n, 7168), H200)
+            indices = [positions[config] for config in candidates]
+            assert candidates and indices == sorted(set(indices))
+            union.update(candidates)
+        assert union == set(space)
+
+
+def test_candidates_are_deterministic_and_only_splits_depend_on_k():
+    for m, n in itertools.product((1, 100, 5000), (64, 2112)):
+        lists = [
+            _C.get_candidates(_C.Problem(OP, m, n, k, compiled_dims=dims), H200)
+            for k, dims in ((1, ""), (7168, ""), (7168, "nk"), (2**31 - 1, "nk"))
+        ]
+        assert lists[1] == lists[2] == lists[3]
+        assert lists[0] == [config for config in lists[1] if config.split_k == 1]
+
+
+def test_pointless_configs_are_dropped():
+    widths = sorted({config.block_n for config in SPACE if not config.swap_ab})
+    tokens = [8, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 160, 192]
+    for m, n, k in itertools.product(SIZES, SIZES, (128, 512, 7168)):
+        for config in _C.get_candidates(_C.Problem(OP, m, n, k), H200):
+            if config.swap_ab:
+                assert config.block_m == 8 or tokens[tokens.index(config.block_m) - 1] < m
+                assert config.block_n == 64 or n > config.block_n // 2
+                tiles = -(-m // config.block_m) * -(-n // config.block_n)
+                assert config.split_k == 1 or (
+                    config.split_k <= -(-k // 128) // 2 and tiles * config.split_k <= 3 * 132
+                )
+            else:
+                assert config.block_m == 64 or m > config.block_m // 2
+                assert config.cluster_m == 1 or m > config.block_m
+                assert config.cluster_n == 1 or n > config.block_n
+                assert config.block_n == 32 or widths[widths.index(config.block_n) - 1] < n
+
+
+def test_one_sm_leaves_no_clusters():
+    candidates = _C.get_candidates(_C.Problem(OP, 4096, 4096, 512, num_sms=1), H200)
+    assert candidates and all(config.cluster_m * config.cluster_n == 1 for config in candidates)
+
+
+@pytest.mark.parametrize("fields", [{"num_sms": 131}, {"batch_invariant": True}])
+def test_limits_leave_no_splits(fields):
+    free, limited = (_C.get_candidates(_C.Problem(OP, 16, 2112, 7168, **given), H200) for given in ({}, fields))
+    assert limited == [config for config in free if config.split_k == 1] != free
+
+
+def test_device_decides_the_space():
+    small = _C.Device(**H200.as_dict() | {"smem_bytes": 101376, "sku": None})
+    blackwell = _C.Device(**H200.as_dict() | {"compute_capability": (10, 0), "sku": None})
+    for problem in VARIANTS:
+        space = _C.get_default_space(problem, small)
+        assert space and all(_C.smem_bytes(problem, config) <= 101376 for config in space)
+        assert _C.get_default_space(problem, blackwell) == [] == _C.get_candidates(problem, blackwell)
+
+
+def test_tiles_that_spill_are_left_out():
+    """Found by compiling every variant's wide tiles: 44 to 128 bytes a thread."""
+    gradient = _C.Problem(OP, 1, 1, 1, recipe="1d1d", d_dtype="fp32", c_mode="accumulate", scale_layout="any")
+    tiles = {(config.block_m, config.block_n) for config in _C.get_default_space(gradient, H200)}
+    assert not {(128, 136), (128, 160)} & tiles and (128, 144) in tiles
+    general = _C.get_default_space(_C.Problem(OP, 1, 1, 1, c_mode="general", scale_layout="any"), H200)
+    assert {(config.cluster_m, config.cluster_n) for config in general if config.block_m == 256} == {(1, 1)}
+
+
+def test_grouped_tiles_that_spill_are_left_out():
+    """8 to 44 bytes a thread: beside a ring of two scale vectors the queue of tiles takes registers, too."""
+    fields = {"m": 1, "n": 1, "k": 1, "num_groups": 1, "d_dtype": "fp32"}
+    scaled = {"recipe": "1d1d", "scale_layout": "any", **fields}
+    for op, c_mode, absent in (
+        ("m_grouped_fp8_gemm_masked", "none", {(128, 128)}), ("k_grouped_fp8_gemm_contiguous", "general", {(128, 128)}),
+        ("k_grouped_fp8_gemm_contiguous", "accumulate", {(128, 112), (128, 128), (128, 136), (128, 160)}),
+    ):  # fmt: skip
+        tiles = {
+            (config.block_m, config.block_n)
+            for config in _C.get_default_space(_C.Problem(op, c_mode=c_mode, **scaled), H200)
+        }
+        assert not absent & tiles and {(128, 112), (128, 136), (128, 144)} - absent <= tiles
+    for c_mode, has_widest in (("none", False), ("accumulate", True)):
+        problem = _C.Problem("k_grouped_bf16_gemm_contiguous", c_mode=c_mode, a_major="mn", b_major="mn", **fields)
+        assert (
+            any((config.block_m, config.block_n) == (256, 192) for config in _C.get_default_space(problem, H200))
+            == has_widest
+        )
+
+
+def test_worth_trying_are_the_candidates_and_no_shallower_rings():
+    problem = _C.Problem(OP, 16, 24576, 1536)
+    candidates = _C.get_candidates(problem, H200)
+    assert candidates and all(_C.is_worth_trying(problem, config, H200) for config in candidates)
+    deepest = next(config for config in candidates if config.block_n == 128 and not config.swap_ab)
+    shallower = _C.Config(**(deepest.as_dict() | {"num_stages": deepest.num_stages - 1}))
+    assert _C.is_legal(problem, shallower, H200) and not _C.is_worth_trying(problem, shallower, H200)
+    wide = _C.Config(256, 128, 3)
+    assert _C.is_legal(problem, wide, H200) and not _C.is_worth_trying(problem, wide, H200)
+
+
+def test_dense_tiles_of_any_width_may_be_worth_trying():
+    """Recorded searches of wide spaces hold token tiles that no default space has."""
+    for op, tokens in itertools.product(PLAIN, (40, 56)):
+        rings = [_C.Config(tokens, 64, stages, block_k=128 if op == OP else 64, swap_ab=1) for stages in range(2, 25)]
+        worth = [config for config in rings if _C.is_worth_trying(_C.Problem(op, tokens, 4096, 7168), config, H200)]
+        deepest = [config for config in rings if _C.is_legal(PLAIN[op], config, H200)][-1]
+        assert deepest in worth

@@ -1,0 +1,327 @@
+"""The schema: migrations and metadata agree, everything is named and strict, and connections are configured as
+promised.
+"""
+
+import itertools
+import sqlite3
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import CheckConstraint, ForeignKeyConstraint, create_engine
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.schema import CreateTable
+from tuner.db import Store, engine, schema, tables
+
+from deep_gemm import _C
+from tests.fakes.databases import make_database
+from tuner import errors
+from tuner.problems import fields
+
+
+@pytest.fixture
+def migrated(tmp_path):
+    """A fresh database, made by the migrations."""
+    path = tmp_path / "tuning.db"
+    Store.open(path).close()
+    return path
+
+
+def test_migrations_give_the_metadata(migrated):
+    with create_engine(f"sqlite:///{migrated}").connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+        found = {
+            name: schema.normalize(sql)
+            for name, sql in connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
+        }
+    assert found == schema.get_expected_tables()
+
+
+def test_there_is_one_head_and_it_is_the_recorded_one():
+    script = ScriptDirectory.from_config(schema.make_alembic_config(None))
+    assert script.get_heads() == [tables.REVISION]
+    assert len(list(script.walk_revisions())) == tables.SCHEMA_VERSION
+
+
+def test_file_is_marked_as_ours(migrated):
+    header = migrated.read_bytes()[:100]
+    assert int.from_bytes(header[68:72], "big") == tables.APPLICATION_ID and header[68:72] == b"DGMT"
+    assert int.from_bytes(header[60:64], "big") == tables.SCHEMA_VERSION
+    assert header[18:20] == b"\x01\x01"  # a rollback journal, not WAL
+
+
+def test_every_constraint_is_named_and_every_table_strict(migrated):
+    for table in tables.metadata.tables.values():
+        assert all(constraint.name for constraint in table.constraints), table.name
+        references = [constraint for constraint in table.constraints if isinstance(constraint, ForeignKeyConstraint)]
+        assert {column for column in table.columns.keys() if column.endswith("_id")} == {
+            constraint.column_keys[0] for constraint in references
+        }
+    assert list_tables(migrated) == {name: (name == "measurement", True) for name in tables.metadata.tables}
+
+
+def list_tables(path) -> dict[str, tuple[bool, bool]]:
+    """Return {table: (whether it has no rowid, whether it is strict)}."""
+    with sqlite3.connect(path) as raw:
+        found = {
+            name: (bool(has_no_rowid), bool(is_strict))
+            for _, name, kind, _, has_no_rowid, is_strict in raw.execute("PRAGMA table_list")
+            if kind == "table" and not name.startswith("sqlite_")
+        }
+    raw.close()
+    return found
+
+
+def test_fresh_measurements_have_no_rowid(tmp_path):
+    path = make_database(tmp_path / "tuning.db")
+    assert list_tables(path)["measurement"] == (True, True)
+    with sqlite3.connect(path) as raw, pytest.raises(sqlite3.OperationalError, match="no such column: rowid"):
+        raw.execute("SELECT rowid FROM measurement")
+    raw.close()
+
+
+def test_postgresql_gets_wide_types():
+    for table in tables.metadata.tables.values():
+        statement = str(CreateTable(table).compile(dialect=postgresql.dialect()))
+        assert (
+            " INTEGER" not in statement
+            and " REAL" not in statement
+            and "STRICT" not in statement
+            and "ROWID" not in statement
+        )
+    statement = str(CreateTable(tables.measurement).compile(dialect=postgresql.dialect()))
+    assert "median_us DOUBLE PRECISION" in statement and "block_id BIGINT" in statement and "samples BYTEA" in statement
+    assert str(CreateTable(tables.block).compile(dialect=postgresql.dialect())).count("BIGSERIAL") == 1
+
+
+def test_enumerations_have_checks():
+    checks = {
+        constraint.name
+        for table in tables.metadata.tables.values()
+        for constraint in table.constraints
+        if isinstance(constraint, CheckConstraint)
+    }
+    assert {
+        "ck_measurement_status",
+        "ck_measurement_role",
+        "ck_sweep_status",
+        "ck_block_status",
+        "ck_block_compiler",
+        "ck_problem_m",
+        "ck_measurement_median_us",
+    } <= checks
+
+
+def test_connections_are_configured(migrated):
+    wanted = {"busy_timeout": 60_000, "mmap_size": 0, "trusted_schema": 0, "foreign_keys": 1, "cell_size_check": 1}
+    for mode, more in (
+        ("rw", {"journal_mode": "delete", "synchronous": 2}),
+        ("ro", {"query_only": 1}),
+        ("immutable", {"query_only": 1}),
+    ):
+        connection = engine.connect(migrated, mode)
+        for name, value in (wanted | more).items():
+            found = connection.execute(f"PRAGMA {name}").fetchone()
+            assert found is None and name == "mmap_size" or found[0] == value, (mode, name)
+        connection.close()
+
+
+def test_writes_begin_immediately(migrated):
+    statements = []
+    with Store.open(migrated) as store:
+        store.engine.pool.connect().driver_connection.set_trace_callback(statements.append)
+        store.start_sweep({"preset": "x"})
+    assert statements[0] == "BEGIN IMMEDIATE" and statements[-1] == "COMMIT" and len(statements) == 3
+
+
+def test_the_schema_is_created_in_one_transaction(tmp_path, monkeypatch):
+    statements = []
+
+    def traced(path, mode):
+        connection = connect(path, mode)
+        connection.set_trace_callback(statements.append)
+        return connection
+
+    connect = engine.connect
+    monkeypatch.setattr(engine, "connect", traced)
+    Store.open(tmp_path / "tuning.db").close()
+    creating = [index for index, statement in enumerate(statements) if "CREATE TABLE" in statement]
+    created = {statements[index].split("CREATE TABLE")[1].split()[0].strip('"(') for index in creating}
+    begun = [index for index, statement in enumerate(statements) if statement == "BEGIN IMMEDIATE"]
+    ended = [index for index, statement in enumerate(statements) if statement == "COMMIT"]
+    assert created == set(tables.metadata.tables)
+    assert begun[0] < creating[0] and creating[-1] < ended[0]
+    assert (
+        begun[0]
+        < next(index for index, statement in enumerate(statements) if "application_id =" in statement)
+        < ended[0]
+    )
+
+
+def test_opening_again_changes_nothing(tmp_path):
+    path = make_database(tmp_path / "tuning.db")
+    before = path.read_bytes()
+    Store.open(path).close()
+    for mode in ("ro", "immutable"):
+        with Store.open(path, mode) as store:
+            store.load_measurements()
+    assert path.read_bytes() == before and {file.name for file in tmp_path.iterdir()} == {"tuning.db", "tuning.db.lock"}
+
+
+def make_old_database(path, version: int = 1):
+    """Write a database of an older schema: one config on a problem without any variant, with a compiler's report."""
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        tables.alembic_version.create(connection)
+        schema.migrate(connection, version)
+        variant, empty = ("", "") if version == 1 else ("variant, ", "'', ")
+        known = {
+            "problem": PROBLEM.key,
+            "config": CONFIG.key("fp8_gemm"),
+            "hash": "ab" * 32,
+            "time": "2026-01-02T03:04:05.678Z",
+        }
+        for statement in OLD_ROWS:
+            connection.exec_driver_sql(statement.format(**known, variant=variant, empty=empty))
+    engine.dispose()
+    return path
+
+
+PROBLEM, CONFIG = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Config(64, 64, 4)
+OLD_ROWS = (
+    "INSERT INTO device (id, key, sku, name, sm_count) VALUES (1, '{hash}', 'nvidia-h200-sm132', 'NVIDIA H200', 132)",
+    "INSERT INTO environment (id, key) VALUES (1, '{hash}')",
+    (
+        "INSERT INTO problem (id, key, op, m, n, k, num_sms, compiled_dims) VALUES (3, '{problem}', 'fp8_gemm', 64,"
+        " 2112, 7168, 0, '')"
+    ),
+    (
+        "INSERT INTO config (id, key, op, block_m, block_n, block_k, num_stages, cluster_m, cluster_n) VALUES (5,"
+        " '{config}', 'fp8_gemm', 64, 64, 128, 4, 1, 1)"
+    ),
+    "INSERT INTO sweep (id, uid, status, created) VALUES (1, '00000000000000000000000000000000', 'finished', '{time}')",
+    (
+        "INSERT INTO block (id, uid, status, created, sweep_id, problem_id, device_id, environment_id, regime,"
+        " kernel_hash, compiler) VALUES (1, '00000000000000000000000000000001', 'finished', '{time}', 1, 3, 1, 1,"
+        " 'graph-cold', '{hash}', 'nvrtc')"
+    ),
+    "INSERT INTO measurement (block_id, config_id, role, status, median_us) VALUES (1, 5, 'search', 'ok', 12.5)",
+    (
+        "INSERT INTO compilation (config_id, {variant}kernel_hash, compiler, registers, compile_ms) VALUES (5,"
+        " {empty}'{hash}', 'nvrtc', 168, 250.0)"
+    ),
+    "INSERT INTO best VALUES (3, 'nvidia-h200-sm132', '{hash}', 'nvrtc', 'graph-cold', '{time}', 5, '[5]', 1)",
+)
+
+
+@pytest.mark.parametrize("version", range(1, tables.SCHEMA_VERSION))
+def test_a_writer_upgrades_an_older_schema_and_keeps_its_rows(tmp_path, version):
+    path = make_old_database(tmp_path / "old.db", version)
+    Store.open(path).close()
+    assert path.read_bytes()[60:64] == tables.SCHEMA_VERSION.to_bytes(4, "big")
+    with Store.open(path, "ro") as store:
+        assert store.check() == []
+        (row,) = store.load_measurements()
+        assert (row["problem_id"], row["config_id"], row["median_us"], row["registers"]) == (3, 5, 12.5, 168)
+        assert row["workload"] == "" and fields.to_problem(row) == PROBLEM and fields.to_config(row) == CONFIG
+        assert [best["config_key"] for best in store.load_best()] == [CONFIG.key("fp8_gemm")]
+    with Store.open(path) as store:
+        assert (store.get_or_add_problem(PROBLEM), store.get_or_add_config("fp8_gemm", CONFIG)) == (3, 5)
+    with create_engine(f"sqlite:///{path}").connect() as connection:
+        assert schema.read_tables(connection) == schema.get_expected_tables()
+
+
+@pytest.mark.parametrize("version", range(1, 3))
+def test_an_upgraded_measurement_table_has_no_rowid_and_keeps_every_row(tmp_path, version):
+    path = make_old_database(tmp_path / "old.db", version)
+    assert list_tables(path)["measurement"] == (False, True)
+    with sqlite3.connect(path, isolation_level=None) as raw:
+        raw.execute(
+            "INSERT INTO config (id, key, op, block_m, block_n, block_k, num_stages, cluster_m, cluster_n) VALUES (2,"
+            " 'other', 'x', 64, 128, 128, 4, 1, 1)"
+        )
+        for role, config_id, status in itertools.product(reversed(tables.ROLES), (5, 2), tables.STATUSES[:3]):
+            raw.execute(OLD_MEASUREMENT, {"config": config_id, "role": role, "status": status})
+        before = read_measurements(raw)
+    raw.close()
+    with Store.open(path) as store, store.reading() as connection:
+        assert connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall() == []
+    assert list_tables(path) == {name: (name == "measurement", True) for name in tables.metadata.tables}
+    with sqlite3.connect(path) as raw:
+        assert read_measurements(raw) == before and len(before) == 4
+        raw.execute("PRAGMA foreign_keys = ON")
+        for broken in (
+            {"config": 99, "role": "search", "status": "ok"},
+            {"config": 5, "role": "final", "status": "ok"},
+        ):
+            with pytest.raises(sqlite3.IntegrityError):
+                raw.execute(OLD_MEASUREMENT, broken)
+        with pytest.raises(sqlite3.OperationalError, match="no such column: rowid"):
+            raw.execute("SELECT rowid FROM measurement")
+    raw.close()
+
+
+#: A row whose every column has a value; of rows with one key the last stays.
+OLD_MEASUREMENT = (
+    "INSERT OR REPLACE INTO measurement (block_id, config_id, role, status, num_samples, median_us, mad_us, q10_us,"
+    " q90_us, ratio, ratio_low, ratio_high, max_abs_error, clock_mhz, power_w, samples, error) VALUES (1, :config,"
+    " :role, :status, 8, 12.5, 0.1, 12.25, 12.75, 1.1, 1.0, 1.2, 0.25, 1755.0, 612.5, x'0000803f0000a03f', '/tmp/x:"
+    " error')"
+)
+
+
+def read_measurements(raw: sqlite3.Connection) -> list[tuple]:
+    """Return every measured row with the names of its columns."""
+    cursor = raw.execute("SELECT * FROM measurement ORDER BY block_id, config_id, role")
+    return [tuple(zip((column[0] for column in cursor.description), row, strict=True)) for row in cursor.fetchall()]
+
+
+@pytest.mark.parametrize("mode", ["ro", "immutable"])
+def test_a_reader_refuses_an_older_schema_and_names_the_remedy(tmp_path, mode):
+    path = make_old_database(tmp_path / "old.db")
+    before = path.read_bytes()
+    with pytest.raises(errors.IntegrityError, match="schema 1.*db upgrade"):
+        Store.open(path, mode)
+    assert path.read_bytes() == before
+
+
+def test_an_older_file_with_a_foreign_table_or_impossible_rows_is_left_alone(tmp_path):
+    for number, statement in enumerate(
+        ("CREATE TABLE extra (a)", "PRAGMA ignore_check_constraints = 1; UPDATE device SET sm_count = 0")
+    ):
+        path = make_old_database(tmp_path / f"{number}.db")
+        with sqlite3.connect(path) as raw:
+            raw.executescript(statement)
+        raw.close()
+        before = path.read_bytes()
+        with pytest.raises(errors.IntegrityError):
+            Store.open(path)
+        assert path.read_bytes() == before
+
+
+def test_columns_are_the_fields_of_the_library():
+    assert set(fields.PROBLEM_FIELDS) == set(tables.problem.columns.keys()) - {"id", "key"}
+    assert set(fields.CONFIG_FIELDS) == set(tables.config.columns.keys()) - {"id", "key", "op", "extra"}
+    words = {name: words[0] for name, words in (tables.PROBLEM_WORDS | tables.GROUP_WORDS).items()}
+    numbers = {name: default for name, (_, _, default) in tables.GROUP_NUMBERS.items()}
+    assert (words | numbers).items() <= fields.PROBLEM_DEFAULTS.items()
+
+
+@pytest.mark.parametrize("column", [*tables.GROUP_WORDS, *tables.GROUP_NUMBERS])
+def test_impossible_groups_are_refused(migrated, column):
+    values = {
+        "id": 1,
+        "key": "'k'",
+        "op": "'x'",
+        "m": 1,
+        "n": 1,
+        "k": 1,
+        "num_sms": 0,
+        "compiled_dims": "''",
+        column: "'x'" if column in tables.GROUP_WORDS else -1,
+    }
+    statement = f"INSERT INTO problem ({', '.join(values)}) VALUES ({', '.join(map(str, values.values()))})"
+    with sqlite3.connect(migrated) as raw, pytest.raises(sqlite3.IntegrityError, match=f"ck_problem_{column}"):
+        raw.execute(statement)
+    raw.close()

@@ -1,0 +1,280 @@
+"""The hashes: what changes the cache's key (F-C7), the kernel hash and the tree hash, and what must not."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from deep_gemm import _C
+from deep_gemm.errors import ProblemError
+from deep_gemm.jit import cache, generator, hashing, nvcc, nvrtc
+from tests.fakes.compiler import install_nvcc
+from tests.fakes.grouped_variants import GROUPED_OPS
+from tests.fakes.variants import OPS
+
+OP = "fp8_gemm"
+SOURCE = '#include "deep_gemm/types.cuh"\nextern "C" __global__ void kernel() {}\n'
+TOOLCHAIN = SimpleNamespace(kind="nvcc", version_text="13.0.88", fingerprint="f" * 64, flags=("-O3", "-cubin"))
+HEADERS = {"deep_gemm/types.cuh": "struct A {};", "deep_gemm/ptx.cuh": "struct B {};"}
+
+
+def key(source: str = SOURCE, headers: dict = HEADERS, **changes) -> str:
+    return hashing.compile_key(source, headers, SimpleNamespace(**{**vars(TOOLCHAIN), **changes}))
+
+
+# ---- F-C7: the cache's key ----
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source": SOURCE + " "},
+        {"source": SOURCE.replace("kernel", "other")},
+        {"source": SOURCE + "// a comment moves line numbers\n"},
+        {"headers": {**HEADERS, "deep_gemm/types.cuh": "struct A { int x; };"}},
+        {"headers": {"deep_gemm/types.cuh": "struct A {};"}},
+        {"headers": {**HEADERS, "deep_gemm/more.cuh": ""}},
+        {"headers": {"deep_gemm/types.cuh": "struct B {};", "deep_gemm/ptx.cuh": "struct A {};"}},
+        {"kind": "nvrtc"},
+        {"version_text": "13.0.89"},
+        {"version_text": "13.1.88"},
+        {"fingerprint": "e" * 64},
+        {"flags": ("-O2", "-cubin")},
+        {"flags": ("-O3", "-cubin", "-lineinfo")},
+        {"flags": ("-cubin", "-O3")},
+    ],
+    ids=repr,
+)
+def test_key_changes_with_what_determines_the_bytes(change):
+    assert key(**change) != key()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"), [(cache, "SCHEMA", cache.SCHEMA + 1), (hashing, "ARCH", "sm_100a")]
+)
+def test_key_changes_with_schema_and_arch(monkeypatch, module, name, value):
+    before = key()
+    monkeypatch.setattr(module, name, value)
+    assert key() != before
+
+
+def test_key_does_not_depend_on_the_order_of_headers():
+    assert key(headers=dict(reversed(HEADERS.items()))) == key()
+
+
+def test_key_does_not_depend_on_the_process(tmp_path):
+    compiler = install_nvcc(tmp_path)
+    program = (
+        f"from deep_gemm.jit import hashing, nvcc; from pathlib import Path;print(hashing.compile_key({SOURCE!r},"
+        f" hashing.get_included_headers({SOURCE!r}), nvcc.Nvcc(Path({str(compiler)!r}))))"
+    )
+    changes = {
+        "HOME": "/nowhere",
+        "DG_JIT_CACHE_DIR": "/nowhere",
+        "LC_ALL": "tr_TR.UTF-8",
+        "TZ": "Asia/Tokyo",
+        "PYTHONHASHSEED": "77",
+        "USER": "x",
+    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **changes}
+    found = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert found == hashing.compile_key(SOURCE, hashing.get_included_headers(SOURCE), nvcc.Nvcc(compiler))
+
+
+def test_binary_of_nvcc_is_in_the_key(tmp_path):
+    one, two = nvcc.Nvcc(install_nvcc(tmp_path / "one")), nvcc.Nvcc(install_nvcc(tmp_path / "two", remark="patched"))
+    assert one.version_text == two.version_text
+    assert hashing.compile_key(SOURCE, HEADERS, one) != hashing.compile_key(SOURCE, HEADERS, two)
+
+
+def test_build_of_nvrtc_is_in_its_fingerprint(tmp_path):
+    for folder, content in (("one", b"build 1"), ("two", b"build 2")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "libnvrtc.so.13").write_bytes(content)
+    one, two = (nvrtc._fingerprint(tmp_path / folder / "libnvrtc.so.13") for folder in ("one", "two"))
+    (tmp_path / "two" / "libnvrtc-builtins.so.13.0").write_bytes(b"x")
+    assert one != two != nvrtc._fingerprint(tmp_path / "two/libnvrtc.so.13")
+
+
+# ---- headers ----
+
+
+def test_included_headers_are_transitive_and_sorted():
+    headers = hashing.get_included_headers('#include "deep_gemm/fp8_gemm.cuh"\n')
+    assert list(headers) == sorted(headers)
+    assert {"deep_gemm/fp8_gemm.cuh", "deep_gemm/ptx.cuh", "deep_gemm/types.cuh"} <= set(headers)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "// nothing",
+        '#include "deep_gemm/none_such.cuh"',
+        '#include "../secret.cuh"',
+        "#include <cuda.h>",
+        '#include "deep_gemm/../jit/x.cuh"',
+    ],
+)
+def test_only_the_packages_headers_are_read(line):
+    assert hashing.get_included_headers(line) == {}
+
+
+# ---- comments ----
+
+
+@pytest.mark.parametrize(
+    ("text", "stripped"),
+    [
+        ("int a; // why\nint b;", "int a; int b; "),
+        ("int a; /* why\n so */ int b;", "int a; int b; "),
+        ('asm("// kept"); // dropped', 'asm("// kept"); '),
+        (r'f("a\"// kept");', r'f("a\"// kept"); '),
+        ("u32 n = 1'000'000; // dropped\nchar c = '\"'; // dropped", "u32 n = 1'000'000; char c = '\"'; "),
+        ("#pragma once\n\n  #  define A   1 // x\nint   a;\n", "\n#pragma once\n\n# define A 1\nint a; "),
+        ("#define A \\\n  1\nint a;", "\n#define A 1\nint a; "),
+    ],
+)
+def test_comments_and_layout_are_stripped(text, stripped):
+    assert hashing.strip_comments(text) == stripped
+
+
+# ---- the kernel hash ----
+
+
+def test_kernel_hash_is_stable_and_known_only_for_known_ops():
+    assert len(hashing.kernel_hash(OP)) == 64 and hashing.kernel_hash(OP) == hashing.kernel_hash.__wrapped__(OP)
+    with pytest.raises(ProblemError, match="none_such"):
+        hashing.kernel_hash("none_such")
+
+
+#: The kernels that the recorded sweeps of the dense ops measured. Another hash means that all of these measurements,
+#: and the selector trained on them, are of other kernels and no longer used: change it together with new ones only.
+FROZEN_KERNEL_HASHES = {
+    "fp8_gemm": "5092fbdd79ba37304a98383e34bb1a6868cbc1116180a60fedecee2e8186109f",
+    "bf16_gemm": "52c2299714f75089e4b30dd302777b653fa435a8f07aa567cf8b40457ad8678e",
+}
+
+
+@pytest.mark.parametrize("op, kernel_hash", FROZEN_KERNEL_HASHES.items())
+def test_kernel_hashes_of_the_measured_kernels_are_frozen(op, kernel_hash):
+    assert hashing.kernel_hash(op) == kernel_hash
+
+
+def base_hash(op: str = OP, sources: tuple = ("int a; // x",), headers: dict = HEADERS) -> str:
+    return hashing.hash_kernels(op, list(sources), headers)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"op": "bf16_gemm"},
+        {"sources": ("int b;",)},
+        {"sources": ("int a;", "int b;")},
+        {"headers": {**HEADERS, "deep_gemm/ptx.cuh": "struct C {};"}},
+    ],
+    ids=repr,
+)
+def test_kernel_hash_changes_with_code(change):
+    assert base_hash(**change) != base_hash()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"sources": ("int  a;\n\n/* y */",)}, {"headers": {name: f"// note\n{text}\n" for name, text in HEADERS.items()}}],
+    ids=repr,
+)
+def test_kernel_hash_ignores_comments_and_layout(change):
+    assert base_hash(**change) == base_hash()
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "value"),
+    [
+        (nvcc, "FLAGS", (*nvcc.FLAGS, "-lineinfo")),
+        (nvrtc, "FLAGS", nvrtc.FLAGS[:-1]),
+        (hashing, "_C", SimpleNamespace(LAUNCH_ABI=_C.LAUNCH_ABI + 1)),
+    ],
+    ids=["nvcc flags", "nvrtc flags", "LAUNCH_ABI"],
+)
+def test_kernel_hash_changes_with_flags_and_abi(monkeypatch, module, name, value):
+    before = base_hash()
+    monkeypatch.setattr(module, name, value)
+    assert base_hash() != before
+
+
+def test_headers_of_other_ops_do_not_count(monkeypatch, tmp_path):
+    include = tmp_path / "include/deep_gemm"
+    include.mkdir(parents=True)
+    for path in (hashing._INCLUDE / "deep_gemm").iterdir():
+        (include / path.name).write_bytes(path.read_bytes())
+    before = hashing.kernel_hash(OP)
+    monkeypatch.setattr(hashing, "_INCLUDE", tmp_path / "include")
+    (include / "another_op.cuh").write_text("struct AnotherOp {};")
+    assert fresh_kernel_hash() == before
+    with open(include / "ptx.cuh", "a") as stream:
+        stream.write("struct Changed {};\n")
+    assert fresh_kernel_hash() != before
+
+
+def test_headers_of_grouped_kernels_do_not_reach_the_dense_ones(monkeypatch, tmp_path):
+    """Whatever only grouped kernels include may change without another hash of the dense kernels."""
+    include = tmp_path / "include/deep_gemm"
+    include.mkdir(parents=True)
+    dense = {name for op in OPS for name in hashing.get_included_headers("\n".join(generator.canonical_sources(op)))}
+    grouped = {
+        name for op in GROUPED_OPS for name in hashing.get_included_headers("\n".join(generator.canonical_sources(op)))
+    }
+    assert grouped - dense and grouped & dense, "grouped kernels have headers of their own and share others"
+    for path in (hashing._INCLUDE / "deep_gemm").iterdir():
+        changed = "struct Changed {};\n" if f"deep_gemm/{path.name}" in grouped - dense else ""
+        (include / path.name).write_text(path.read_text(encoding="utf-8") + changed)
+    before = {op: hashing.kernel_hash(op) for op in GROUPED_OPS}
+    monkeypatch.setattr(hashing, "_INCLUDE", tmp_path / "include")
+    assert {op: fresh_kernel_hash(op) for op in OPS} == FROZEN_KERNEL_HASHES
+    assert all(fresh_kernel_hash(op) != before[op] for op in GROUPED_OPS)
+
+
+def fresh_kernel_hash(op: str = OP) -> str:
+    hashing._read_header.cache_clear()
+    try:
+        return hashing.kernel_hash.__wrapped__(op)
+    finally:
+        hashing._read_header.cache_clear()
+
+
+# ---- the tree hash ----
+
+
+def test_tree_hash_needs_the_clone(monkeypatch, tmp_path):
+    monkeypatch.setattr(hashing, "_PACKAGE", tmp_path / "site-packages/deep_gemm")
+    assert hashing.tree_hash() is None
+
+
+def test_tree_hash_changes_with_native_code_headers_and_generator(monkeypatch, tmp_path):
+    package = tmp_path / "deep_gemm"
+    sources = [
+        tmp_path / "csrc/core/a.cpp",
+        tmp_path / "csrc/a.hpp",
+        package / "include/deep_gemm/a.cuh",
+        package / "jit/generator.py",
+    ]
+    for path in sources:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    monkeypatch.setattr(hashing, "_PACKAGE", package)
+    monkeypatch.setattr(hashing, "_INCLUDE", package / "include")
+    hashes = [hashing.tree_hash()]
+    for path in sources:
+        path.write_text("2")
+        hashes.append(hashing.tree_hash())
+    (package / "jit/cache.py").write_text("not part of it")
+    assert len(set(hashes)) == 5 and hashing.tree_hash() == hashes[-1]
+
+
+def test_package_has_its_headers():
+    assert Path(hashing._INCLUDE / "deep_gemm/types.cuh").is_file()

@@ -1,0 +1,93 @@
+"""Layouts of FP32 scales."""
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm import utils
+from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
+
+
+@pytest.mark.parametrize(
+    "x, element_size, expected", [(0, 4, 0), (1, 4, 4), (4, 4, 4), (5, 4, 8), (5, 1, 16), (17, 2, 24), (3, 16, 3)]
+)
+def test_tma_aligned_size(x, element_size, expected):
+    assert deep_gemm.get_tma_aligned_size(x, element_size) == expected
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (8, 7), (130, 57), (3, 5, 2), (0, 4), (4, 0)])
+def test_mn_major(shape):
+    sf = torch.randn(shape)
+    got = deep_gemm.get_mn_major_tma_aligned_tensor(sf)
+    aligned = -(-shape[-2] // 4) * 4
+    assert torch.equal(got, sf) and got.shape == sf.shape
+    assert got.stride()[-2:] == (1, aligned) or sf.numel() <= 1
+    assert len(shape) == 2 or got.stride(0) == aligned * shape[2]
+    assert deep_gemm.get_mn_major_tma_aligned_tensor(got) is got, "a tensor of this layout is not copied"
+
+
+def test_mn_major_from_any_strides():
+    sf = torch.randn(10, 24)
+    for view in (sf[:, ::2], sf.t(), sf[1::3], sf[:1].expand(7, 24)):
+        assert torch.equal(deep_gemm.get_mn_major_tma_aligned_tensor(view), view)
+
+
+def test_empty_tensor_of_the_layout():
+    got = deep_gemm.get_mn_major_tma_aligned_tensor((6, 3), torch.float32, "cpu")
+    assert got.shape == (6, 3) and got.stride() == (1, 8) and got.dtype == torch.float32
+    assert deep_gemm.get_mn_major_tma_aligned_tensor([2, 6, 3]).stride() == (24, 1, 8)
+
+
+def test_transform():
+    sf_a, sf_b = torch.randn(300, 6), torch.randn(5, 6)
+    for recipe in (None, (1, 128, 128)):
+        a = deep_gemm.transform_sf_into_required_layout(sf_a, 300, 700, recipe, is_sfa=True)
+        assert torch.equal(a, sf_a) and a.stride() == (1, 300)
+        assert deep_gemm.transform_sf_into_required_layout(sf_b, mn=600, k=700, recipe=recipe) is sf_b
+    grouped = torch.randn(4, 300, 6)
+    assert deep_gemm.transform_sf_into_required_layout(grouped, 300, 700, (1, 1, 128), num_groups=4).stride() == (
+        1800,
+        1,
+        300,
+    )
+    assert deep_gemm.transform_sf_into_required_layout(sf_a, recipe=(1, 1, 128), disable_ue8m0_cast=True).stride() == (
+        1,
+        300,
+    )
+
+
+def test_scales_of_groups():
+    """Masked groups have scales each; groups of K lie side by side, and a cast per channel has them as the kernels like
+    best.
+    """
+    masked = torch.randn(3, 130, 6)
+    got = deep_gemm.transform_sf_into_required_layout(masked, 130, 700, num_groups=3, is_sfa=True)
+    assert torch.equal(got, masked) and got.stride() == (132 * 6, 1, 132)
+    blocks = torch.randn(3, 5, 6)
+    assert deep_gemm.transform_sf_into_required_layout(blocks, 600, 700, num_groups=3) is blocks
+    ks = [256, 0, 384]
+    for is_sfa in (True, False):
+        joint = torch.randn(130, sum(ks) // 128)
+        got = deep_gemm.transform_sf_into_required_layout(joint, 130, sum(ks), (1, 1, 128), is_sfa=is_sfa)
+        assert torch.equal(got, joint) and got.stride() == (1, 132)
+    per_channel = deep_gemm.per_channel_cast_to_fp8(torch.randn(sum(ks), 64), False)[1].t()
+    assert deep_gemm.get_mn_major_tma_aligned_tensor(per_channel) is per_channel
+    with pytest.raises(ShapeError, match=r"sf.shape = \[3, 130, 6\]: must be \[4, 130, 6\]"):
+        deep_gemm.transform_sf_into_required_layout(masked, 130, 700, num_groups=4, is_sfa=True)
+
+
+def test_wrong_inputs():
+    with pytest.raises(ShapeError, match="sf.ndim = 1"):
+        deep_gemm.get_mn_major_tma_aligned_tensor(torch.zeros(4))
+    with pytest.raises(DtypeError, match="sf.dtype = torch.int32"):
+        deep_gemm.get_mn_major_tma_aligned_tensor(torch.zeros(4, 4, dtype=torch.int32))
+    with pytest.raises(ShapeError, match=r"sf.shape = \[5, 6\]: must be \[5, 7\]"):
+        deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), 600, 800)
+    with pytest.raises(ArgumentError, match="target = 'ue8m0'"):
+        deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), target="ue8m0")
+    with pytest.raises(ArgumentError, match="recipe = "):
+        deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), recipe=(128, 128, 128))
+
+
+def test_utils_holds_the_same_functions():
+    assert all(getattr(utils, name) is getattr(deep_gemm, name) for name in utils.__all__)

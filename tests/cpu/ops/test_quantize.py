@@ -1,0 +1,174 @@
+"""The casts to FP8: shapes, values, scales, powers of two, zero sizes."""
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm import utils
+from deep_gemm.errors import DtypeError, ShapeError
+from deep_gemm.quantize import round_up_to_power_of_two
+from tests.fakes.operands import one_thread
+
+FP8 = torch.float8_e4m3fn
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quiet_torch():
+    with one_thread():
+        yield
+
+
+def check_group(x, data, scale, use_ue8m0):
+    """Compare one group that shares a scale with the definition."""
+    wanted = x.abs().float().max().clamp(1e-4) / 448.0
+    if use_ue8m0:
+        wanted = 2.0 ** torch.ceil(torch.log2(wanted.double())).float()
+    assert scale == wanted
+    assert torch.equal(data.float(), (x.float() * (1.0 / scale)).to(FP8).float())
+    assert (data.float() * scale - x).abs().max() <= x.abs().max().clamp(1e-4) * 2.0**-4
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("m, n", [(1, 1), (3, 128), (5, 200), (130, 300)])
+def test_per_token(m, n, use_ue8m0):
+    x = torch.randn(m, n) * 10
+    data, scales = deep_gemm.per_token_cast_to_fp8(x, use_ue8m0)
+    assert data.shape == x.shape and data.dtype == FP8 and data.is_contiguous()
+    assert scales.shape == (m, -(-n // 128)) and scales.dtype == torch.float32
+    for i in {0, m - 1}:
+        for j in range(scales.shape[1]):
+            block = slice(128 * j, 128 * j + 128)
+            check_group(x[i, block], data[i, block], scales[i, j], use_ue8m0)
+
+
+def test_per_token_granularity():
+    x = torch.randn(4, 96)
+    data, scales = deep_gemm.per_token_cast_to_fp8(x, False, gran_k=32)
+    assert scales.shape == (4, 3)
+    check_group(x[2, 32:64], data[2, 32:64], scales[2, 1], False)
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+def test_per_channel(use_ue8m0):
+    x = torch.randn(256, 70, dtype=torch.bfloat16)
+    data, scales = deep_gemm.per_channel_cast_to_fp8(x, use_ue8m0)
+    assert data.shape == x.shape and scales.shape == (2, 70)
+    check_group(x[128:, 5], data[128:, 5], scales[1, 5], use_ue8m0)
+    transposed = torch.randn(70, 256).t()
+    assert torch.equal(
+        deep_gemm.per_channel_cast_to_fp8(transposed, False)[1],
+        deep_gemm.per_channel_cast_to_fp8(transposed.contiguous(), False)[1],
+    )
+
+
+@pytest.mark.parametrize("m, n", [(128, 128), (130, 300), (1, 1)])
+def test_per_block(m, n):
+    x = torch.randn(m, n)
+    data, scales = deep_gemm.per_block_cast_to_fp8(x, False)
+    assert data.shape == x.shape and data.is_contiguous() and scales.shape == (-(-m // 128), -(-n // 128))
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            block = slice(128 * i, 128 * i + 128), slice(128 * j, 128 * j + 128)
+            check_group(x[block].flatten(), data[block].flatten(), scales[i, j], False)
+
+
+def test_per_custom_dims():
+    x = torch.randn(4, 6, 32)
+    data, scales = deep_gemm.per_custom_dims_cast_to_fp8(x, (0, 2), False)
+    assert data.shape == x.shape and scales.shape == (4, 32)
+    check_group(x[1, :, 7], data[1, :, 7], scales[1, 7], False)
+    assert deep_gemm.per_custom_dims_cast_to_fp8(x, (0, 1, 2), False)[1].shape == (4, 6, 32)
+    assert deep_gemm.per_custom_dims_cast_to_fp8(x, (-3,), False)[1].shape == (4,)
+    assert deep_gemm.per_custom_dims_cast_to_fp8(x, (), True)[1].shape == ()
+
+
+def test_zero_sizes():
+    for shape in ((0, 256), (5, 0), (0, 0)):
+        for cast, rows in (
+            (deep_gemm.per_token_cast_to_fp8, shape[0]),
+            (deep_gemm.per_block_cast_to_fp8, -(-shape[0] // 128)),
+        ):
+            data, scales = cast(torch.empty(shape), False)
+            assert data.shape == shape and scales.shape == (rows, -(-shape[1] // 128))
+    assert deep_gemm.per_channel_cast_to_fp8(torch.empty(0, 8), False)[1].shape == (0, 8)
+
+
+CASTS = [
+    deep_gemm.per_token_cast_to_fp8,
+    pytest.param(
+        lambda x, use_ue8m0: deep_gemm.per_token_cast_to_fp8(x, use_ue8m0, gran_k=32),
+        id="per_token_cast_to_fp8 gran_k=32",
+    ),
+    deep_gemm.per_block_cast_to_fp8,
+]
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("cast", CASTS)
+@pytest.mark.parametrize("shape", [(3, 130, 300), (2, 2, 5, 129), (1, 256, 128)])
+def test_each_group_is_quantised_by_itself(shape, cast, use_ue8m0):
+    x = torch.randn(shape) * 10.0 ** torch.arange(shape[0]).view(
+        -1, *[1] * (len(shape) - 1)
+    )  # a scale shared by two groups is wrong for one
+    data, scales = cast(x, use_ue8m0)
+    matrices = x.flatten(0, -3)
+    single = [cast(matrix, use_ue8m0) for matrix in matrices]
+    assert data.shape == shape and data.dtype == FP8 and data.is_contiguous() and scales.is_contiguous()
+    assert scales.shape == (*shape[:-2], *single[0][1].shape) and scales.dtype == torch.float32
+    assert torch.equal(data.view(matrices.shape).float(), torch.stack([part[0] for part in single]).float())
+    assert torch.equal(scales.flatten(0, -3), torch.stack([part[1] for part in single]))
+
+
+def test_groups_may_be_strided():
+    x = torch.randn(130, 3, 70).transpose(0, 1)
+    for cast in (deep_gemm.per_token_cast_to_fp8, deep_gemm.per_block_cast_to_fp8):
+        for part, wanted in zip(cast(x, False), cast(x.contiguous(), False), strict=True):
+            assert part.is_contiguous() and torch.equal(part.float(), wanted.float())
+
+
+def test_groups_of_zero_sizes():
+    for shape in ((0, 130, 300), (3, 0, 300), (3, 130, 0), (0, 0, 0), (2, 0, 5, 7)):
+        for cast, rows in (
+            (deep_gemm.per_token_cast_to_fp8, shape[-2]),
+            (deep_gemm.per_block_cast_to_fp8, -(-shape[-2] // 128)),
+        ):
+            data, scales = cast(torch.empty(shape), False)
+            assert (
+                data.shape == shape and data.dtype == FP8 and scales.shape == (*shape[:-2], rows, -(-shape[-1] // 128))
+            )
+
+
+def test_zeros_and_the_largest_values_survive():
+    for value in (0.0, 3e38, -448.0, 1e-30):
+        x = torch.full((1, 128), value)
+        for use_ue8m0 in (False, True):
+            data, scales = deep_gemm.per_token_cast_to_fp8(x, use_ue8m0)
+            assert data.float().isfinite().all() and scales.isfinite().all() and (scales > 0).all()
+
+
+def test_powers_of_two_are_exact():
+    exponents = torch.arange(-100, 100).float()
+    powers = 2.0**exponents
+    assert torch.equal(round_up_to_power_of_two(powers), powers)
+    assert torch.equal(round_up_to_power_of_two(torch.nextafter(powers, torch.tensor(float("inf")))), 2.0 * powers)
+    assert torch.equal(round_up_to_power_of_two(torch.nextafter(powers, torch.tensor(0.0))), powers)
+
+
+def test_wrong_inputs():
+    for cast in (deep_gemm.per_token_cast_to_fp8, deep_gemm.per_block_cast_to_fp8):
+        for x in (torch.zeros(()), torch.zeros(3)):
+            with pytest.raises(ShapeError, match=rf"x.ndim = {x.ndim}: must be a matrix \[m, n\] or groups of them"):
+                cast(x, False)
+    with pytest.raises(ShapeError, match="x.ndim = 3: must be a matrix"):
+        deep_gemm.per_channel_cast_to_fp8(torch.zeros(1, 128, 3), False)
+    with pytest.raises(ShapeError, match="m = 100: per-channel scales cover 128 rows"):
+        deep_gemm.per_channel_cast_to_fp8(torch.zeros(100, 4), False)
+    with pytest.raises(DtypeError, match="x.dtype = torch.int64"):
+        deep_gemm.per_block_cast_to_fp8(torch.zeros(4, 4, dtype=torch.int64), False)
+    with pytest.raises(ShapeError, match=r"dims = \(3,\)"):
+        deep_gemm.per_custom_dims_cast_to_fp8(torch.zeros(1, 2, 3), (3,), False)
+
+
+def test_integers():
+    assert [utils.ceil_div(x, 128) for x in (0, 1, 128, 129)] == [0, 1, 1, 2]
+    assert [utils.align(x, 16) for x in (0, 1, 16, 17)] == [0, 16, 16, 32]

@@ -1,0 +1,298 @@
+"""torch.compile traces every public op into one node, without a graph break, and the bits are those of eager calls."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import deep_gemm
+from deep_gemm import _C, errors, tracing
+from tests.fakes.grouped_operands import OPS
+from tests.fakes.operands import align, make_operands, one_thread
+
+ROOT = Path(__file__).parents[3]
+BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+LAYOUTS = ("nt", "nn", "tn", "tt")
+BACKENDS = ("eager", "aot_eager")
+GEMMS = [f"{kind}_gemm_{layout}" for kind in ("fp8", "bf16") for layout in LAYOUTS]
+VENDORS = [f"cublaslt_gemm_{layout}" for layout in LAYOUTS]
+M, N, K = 20, 140, 272
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+    with one_thread():
+        yield
+    torch._dynamo.reset()
+
+
+def lay_out(matrix: torch.Tensor, is_transposed: bool) -> torch.Tensor:
+    """Return a matrix, transposed where wanted, with rows 16 bytes and more apart."""
+    values = matrix.t() if is_transposed else matrix
+    memory = torch.zeros(values.shape[0], align(values.shape[1], 16)).to(matrix.dtype)
+    memory[:, : values.shape[1]] = values
+    return memory[:, : values.shape[1]]
+
+
+def make_inputs(name: str, m: int = M, n: int = N) -> tuple:
+    """Return (a, b) of an op: pairs for FP8, BF16 matrices else."""
+    a, scale_a, b, scale_b = make_operands(m, n, K)
+    is_a_transposed, is_b_transposed = name[-2:] in ("tn", "tt"), name[-2:] in ("nn", "tn")
+    if name.startswith("fp8"):
+        flip = [
+            scales.t() if flag else scales for scales, flag in ((scale_a, is_a_transposed), (scale_b, is_b_transposed))
+        ]
+        return (lay_out(a, is_a_transposed), flip[0]), (lay_out(b, is_b_transposed), flip[1])
+    return lay_out(a.to(BF16), is_a_transposed), lay_out(b.to(BF16), is_b_transposed)
+
+
+def make_matrices(m: int = M, n: int = N, dtypes: tuple[torch.dtype, ...] = (BF16, FP32, FP32)) -> list[torch.Tensor]:
+    """Return matrices of D's sizes, the same ones at every call: slices of wider memory."""
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(m, align(n, 8) + 24, generator=generator).to(dtype)[:, 8 : n + 8] for dtype in dtypes]
+
+
+def check_compiled(program, *inputs, backend: str = "aot_eager", **sizes) -> None:
+    """Compile a program of (inputs, matrices that it may write); compare what it returns and writes with the eager run."""
+    eager, compiled = make_matrices(**sizes), make_matrices(**sizes)
+    expected = program(*inputs, *eager)
+    returned = torch.compile(program, fullgraph=True, backend=backend)(*inputs, *compiled)
+    assert all(torch.equal(x, y) for x, y in zip((*expected, *eager), (*returned, *compiled), strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", GEMMS)
+def test_every_product_compiles(name, backend):
+    op = getattr(deep_gemm, name)
+
+    def program(a, b, low, high, c):
+        op(a, b, low)
+        op(a, b, high, c, alpha=0.5, beta=-2)
+        op(a, b, high, c=high)  # accumulates
+        return low + 1, high.float() - c
+
+    check_compiled(program, *make_inputs(name), backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", VENDORS)
+def test_the_vendors_products_compile(name, backend):
+    op = getattr(deep_gemm, name)
+
+    def program(a, b, low, high, c):
+        op(a, b, low)
+        op(a.to(FP8), b.to(FP8), high)
+        op(a, b, high, c)
+        op(a, b, high, high)
+        return low + 1, high * 2
+
+    check_compiled(program, *make_inputs(name), backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_head_splits_compile(backend):
+    def program(a, b, d):
+        deep_gemm.fp8_gemm_nt_skip_head_mid(a, b, d, (20, 8, 15))
+        return (d + 1,)
+
+    check_compiled(program, *make_inputs("fp8_gemm_nt"), backend=backend, n=N // 35 * 43, dtypes=(BF16,))
+
+
+def test_recipes_and_options_compile():
+    a, _, b, _ = make_operands(M, N, K)
+    steps = -(-K // 128)
+
+    def program(scale_a, scale_b, row_a, row_b, low, high, c):
+        deep_gemm.fp8_gemm_nt((a, scale_a), [b, scale_b], high, c, (1, 1, 128), "nk", True)
+        deep_gemm.fp8_gemm_nt(a=(a, row_a), b=(b, row_b), d=low, recipe=None, beta=0)
+        return ()
+
+    check_compiled(program, torch.rand(M, steps), torch.rand(N, steps), torch.rand(M), torch.rand(N))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_views_and_helpers_of_a_model(backend):
+    """Operands are quantised inside, D is a slice of a wider tensor, C a view of the same memory."""
+
+    def program(x, w, wide):
+        a = deep_gemm.per_token_cast_to_fp8(x, use_ue8m0=False)
+        b = deep_gemm.per_block_cast_to_fp8(w, use_ue8m0=False)
+        a = a[0], deep_gemm.get_mn_major_tma_aligned_tensor(a[1])
+        d = wide[1:-1, 16 : 16 + w.shape[0]]
+        deep_gemm.fp8_gemm_nt(a, b, d, wide[1:-1, 16 : 16 + w.shape[0]])
+        return torch.relu(d), wide.sum()
+
+    check_compiled(program, torch.randn(M, K), torch.randn(N, K), backend=backend, m=M + 2, n=N + 32, dtypes=(FP32,))
+
+
+@pytest.mark.parametrize("name", ["fp8_gemm_nt", "bf16_gemm_nt", "cublaslt_gemm_nt"])
+def test_dynamic_sizes_share_one_graph(name):
+    counter, op = CompileCounter(), getattr(deep_gemm, name)
+    compiled = torch.compile(lambda a, b, d: op(a, b, d), fullgraph=True, backend=counter)
+    for m in (20, 33, 64):
+        a, b = make_inputs(name, m)
+        d, expected = torch.empty(m, N), torch.empty(m, N)
+        for tensor in (d, *(a if isinstance(a, tuple) else (a,))):
+            torch._dynamo.mark_dynamic(tensor, 0)
+        compiled(a, b, d)
+        op(a, b, expected)
+        assert torch.equal(d, expected)
+    assert counter.frame_count == 1 and counter.op_count == 1
+    with pytest.raises(errors.ShapeError if name != "cublaslt_gemm_nt" else Exception, match=r"must"):
+        compiled(*make_inputs(name, 40), torch.empty(48, N))
+
+
+@pytest.mark.parametrize("is_strict", [True, False])
+def test_an_exported_program_holds_the_op(is_strict):
+    class Model(torch.nn.Module):
+        def forward(self, a, b):
+            d = torch.empty(a.shape[0], b.shape[0])
+            deep_gemm.bf16_gemm_nt(a, b, d, beta=2)
+            return d
+
+    a, b = make_inputs("bf16_gemm_nt")
+    rows = torch.export.Dim("rows", min=2)
+    program = torch.export.export(Model(), (a, b), dynamic_shapes=({0: rows}, None), strict=is_strict)
+    assert torch.ops.deep_gemm.bf16_gemm_nt.default in [node.target for node in program.graph.nodes]
+    assert torch.equal(program.module()(a[:7], b), Model()(a[:7], b))
+
+
+@pytest.mark.parametrize("name", ["fp8_gemm_tn", "bf16_gemm_tn", "fp8_gemm_nt_skip_head_mid"])
+def test_recording_on_fake_tensors_holds_the_op(name):
+    """make_fx runs the program on fake tensors: the C function puts itself into the graph instead of doing nothing in
+    silence.
+    """
+    options = {"head_splits": (20, 0, 15)} if "head" in name else {}
+
+    def program(a, b, d):
+        getattr(deep_gemm, name)(a, b, d, **options)
+        return d + 1
+
+    a, b = make_inputs(name)
+    d, expected = make_matrices(dtypes=(BF16, BF16))
+    graph = make_fx(program, tracing_mode="symbolic")(a, b, d)
+    assert [node.target for node in graph.graph.nodes].count(getattr(torch.ops.deep_gemm, name).default) == 1
+    assert torch.equal(graph(a, b, d), program(a, b, expected)) and torch.equal(d, expected)
+
+
+def test_what_no_graph_holds_cannot_be_recorded():
+    a, b = make_inputs("bf16_gemm_nt")
+    program = make_fx(
+        lambda d: deep_gemm.bf16_gemm_nt(a, b, d, stream=0), tracing_mode="fake", _allow_non_fake_inputs=True
+    )
+    with pytest.raises(errors.ArgumentError, match="cannot be recorded: .*no stream="):
+        program(torch.empty(M, N))
+
+
+#: torch cannot compare FP8 tensors, as the schema check would.
+FP8_CHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+@pytest.mark.parametrize("name", ["fp8_gemm_nt", "fp8_gemm_tn", "bf16_gemm_nn", "cublaslt_gemm_tt"])
+def test_registrations_are_sound(name):
+    a, b = make_inputs(name, 32, 144)  # the checks make everything contiguous
+    d, c = torch.randn(2, 32, 144)
+    op = getattr(torch.ops.deep_gemm, name).default
+    if name.startswith("fp8"):
+        torch.library.opcheck(op, (*a, *b, d, c, [1, 128, 128]), {"alpha": 0.5}, test_utils=FP8_CHECKS)
+    else:
+        torch.library.opcheck(op, (a, b, d, c))
+
+
+def test_a_stream_is_a_graph_break():
+    a, b = make_inputs("bf16_gemm_nt")
+    d, expected = torch.empty(M, N), torch.empty(M, N)
+
+    def program(stream):
+        deep_gemm.bf16_gemm_nt(a, b, d.mul_(2), stream=stream)
+        return d + 1
+
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="no stream="):
+        torch.compile(program, fullgraph=True, backend="eager")(0)
+    deep_gemm.bf16_gemm_nt(a, b, expected)
+    assert torch.equal(torch.compile(program, backend="eager")(0), expected + 1)
+    with pytest.raises(errors.ArgumentError, match="stream = 'x'"):
+        torch.compile(program, backend="eager")("x")
+
+
+WRONG = [
+    ("fp8_gemm_nt", lambda a, b, d: (a[0], b, d), {}, errors.ArgumentError, "pairs"),
+    ("bf16_gemm_nt", lambda a, b, d: (a, b, 5), {}, errors.ArgumentError, "d = an object of type int"),
+    ("bf16_gemm_nt", lambda a, b, d: (a, b, d), {"alpha": torch.tensor(2.0)}, errors.ArgumentError, "alpha"),
+    ("fp8_gemm_nt", lambda a, b, d: (a, b, d), {"recipe": (1, 2, 3)}, Exception, "recipe = "),
+    ("bf16_gemm_nt", lambda a, b, d: (a, b, d[:-1]), {}, Exception, r"d.shape = \[19, 140\]: must be"),
+    ("bf16_gemm_nt", lambda a, b, d: (a.float(), b, d), {}, Exception, "a.dtype = torch.float32: must be"),
+    ("bf16_gemm_nt", lambda a, b, d: (a, b, d.requires_grad_()), {}, Exception, "d.requires_grad = True"),
+    ("cublaslt_gemm_nt", lambda a, b, d: (a, b, d[:-1]), {}, Exception, "must agree as"),
+    ("cublaslt_gemm_nt", lambda a, b, d: (a, b, d, 5), {}, errors.ArgumentError, "c = int"),
+]
+
+
+@pytest.mark.parametrize("name, spoil, options, error, message", WRONG)
+def test_wrong_input_says_what_the_eager_call_says(name, spoil, options, error, message):
+    """Objects that a graph cannot hold run eagerly and fail there; tensors fail while they are traced, in an error of
+    torch's.
+    """
+    operands = spoil(*make_inputs(name), torch.zeros(M, N))
+    with pytest.raises(error, match=message):
+        torch.compile(lambda: getattr(deep_gemm, name)(*operands, **options), backend="eager")()
+
+
+def test_gradients_are_refused_only_where_they_would_be_lost():
+    a, b = make_inputs("bf16_gemm_nt")
+    a.requires_grad_()
+
+    def program(d):
+        with torch.no_grad():
+            deep_gemm.bf16_gemm_nt(a, b, d)
+        return (d,)
+
+    check_compiled(program, dtypes=(FP32,))
+
+
+def test_eager_calls_are_the_builtins():
+    names = [*GEMMS, "fp8_gemm_nt_skip_head_mid", *OPS]
+    assert all(
+        getattr(deep_gemm, name) is getattr(_C, name) and type(getattr(deep_gemm, name)) is type(len) for name in names
+    )
+    assert all(getattr(deep_gemm, name).__module__ == "deep_gemm.vendor" for name in VENDORS)
+    second_names = {"fp8_m_grouped_gemm_nt_masked", "bf16_m_grouped_gemm_nt_masked"}
+    assert {name for name in deep_gemm.__all__ if "_gemm_" in name} == {*names, *VENDORS, *second_names}
+    assert all(hasattr(torch.ops.deep_gemm, name) for name in (*names, *VENDORS)), "an op is not registered"
+
+
+DYNAMO_LAST = """
+import sys, torch
+finders = list(sys.meta_path)
+import deep_gemm
+x = torch.zeros(8, 16, dtype=torch.bfloat16)
+deep_gemm.bf16_gemm_nt(x, x, torch.empty(8, 8))
+assert "torch._dynamo" not in sys.modules and sys.meta_path != finders
+from torch._dynamo.trace_rules import is_polyfilled_callable
+assert is_polyfilled_callable(deep_gemm.fp8_gemm_nt) and is_polyfilled_callable(deep_gemm.cublaslt_gemm_tt) and sys.meta_path == finders
+"""
+
+
+def test_dynamo_is_imported_by_somebody_else():
+    """Importing deep_gemm and calling an op leave torch._dynamo alone; once it is there, it knows the ops, and the
+    finder is gone.
+    """
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", DYNAMO_LAST], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_torch_that_refuses_is_only_a_warning():
+    """Here Dynamo is imported, so it is told at once; it takes no op twice."""
+    finders = list(sys.meta_path)
+    with pytest.warns(RuntimeWarning, match="torch.compile will break graphs at the ops of deep_gemm"):
+        tracing.substitute_when_traced()
+    assert sys.meta_path == finders

@@ -1,0 +1,209 @@
+"""The artefact container: byte-reproducible, exact, and refused in whole when anything is off."""
+
+import hashlib
+import itertools
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from deep_gemm import _C
+from deep_gemm.errors import ModelError
+from tests.fakes.selectors import OP, make_artifact, make_parts
+from tuner.errors import IntegrityError
+from tuner.ship.artifact import build_artifact, canonical_json, read_artifact
+
+
+def split(content: bytes) -> tuple[dict, bytes]:
+    """Return the header and the data of an artefact."""
+    (size,) = struct.unpack_from("<Q", content)
+    return json.loads(content[8 : 8 + size]), content[8 + size :]
+
+
+def join(header: dict | str, data: bytes) -> bytes:
+    """Return an artefact of a header, written canonically unless it is text already, and data."""
+    text = (header if isinstance(header, str) else canonical_json(header)).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def with_metadata(content: bytes, change) -> bytes:
+    """Return the artefact with `change` applied to its metadata."""
+    header, data = split(content)
+    metadata = json.loads(header["__metadata__"]["deep_gemm"])
+    return join(header | {"__metadata__": sign(canonical_json(change(metadata) or metadata))}, data)
+
+
+def sign(text: str) -> dict:
+    """Return the header's metadata entry for `text`."""
+    return {"deep_gemm": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def test_round_trip_and_reproducibility():
+    content = make_artifact()
+    metadata, arrays = read_artifact(content)
+    assert build_artifact(metadata, arrays) == build_artifact(metadata, dict(reversed(arrays.items()))) == content
+    assert _C.Selector.load(content).metadata == metadata
+    original = make_parts()[1]
+    assert set(arrays) == {f"{OP}/{name}" for name in original}
+    for name, array in original.items():
+        assert arrays[f"{OP}/{name}"].dtype == array.dtype and np.array_equal(arrays[f"{OP}/{name}"], array)
+
+
+def test_layout():
+    header, data = split(make_artifact())
+    metadata = json.loads(header["__metadata__"]["deep_gemm"])
+    assert metadata["arrays_sha256"] == hashlib.sha256(data).hexdigest() and metadata["format"] == 1
+    entries = sorted(
+        (entry["data_offsets"], name, entry["dtype"])
+        for name, entry in header.items()
+        if name != "__metadata__" and entry["data_offsets"][1]
+    )
+    assert entries[0][0][0] == 0 and entries[-1][0][1] == len(data)
+    assert all(left[0][1] == right[0][0] for left, right in itertools.pairwise(entries))
+    assert all(offsets[0] % (4 if dtype in ("F32", "I32") else 8) == 0 for offsets, _, dtype in entries)
+
+
+def test_unusual_arrays():
+    arrays = {
+        "a": np.zeros((0, 3), np.float32),
+        "b": np.arange(6, dtype=np.int32).reshape(2, 3).T,
+        "c": np.array(2.5),
+        "d": np.array([2**64 - 1], np.uint64),
+    }
+    _, read = read_artifact(build_artifact({}, arrays))
+    assert all(np.array_equal(read[name], array) and read[name].shape == array.shape for name, array in arrays.items())
+
+
+def test_writer_refuses_what_no_reader_takes():
+    with pytest.raises(IntegrityError, match="dtype int64"):
+        build_artifact({}, {"a": np.zeros(1, np.int64)})
+    with pytest.raises(IntegrityError, match="at most 16777216"):
+        build_artifact({}, {"a": np.zeros(2**21 + 1)})
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        build_artifact({"margin": float("nan")}, {})
+
+
+def broken_containers():
+    """Yield (name, content) of containers that are wrong in one way; hashes are right wherever the content says so."""
+    content = make_artifact()
+    header, data = split(content)
+    text = canonical_json(header)
+    name = f"{OP}/threshold"
+    yield "empty", b""
+    yield "only a length", content[:8]
+    yield "truncated header", content[:100]
+    yield "truncated data", content[:-1]
+    yield "junk appended", content + b"\0"
+    yield "header length beyond the file", struct.pack("<Q", len(content)) + content[8:]
+    yield "header length of 2^63", struct.pack("<Q", 2**63) + content[8:]
+    yield "unaligned header", struct.pack("<Q", len(text) + len(text) % 2 + 1) + content[8:]
+    yield "white space in the header", join(text.replace(",", ", ", 1), data)
+    yield "too much padding", join(text + " " * 64, data)
+    yield "keys not ascending", join(json.dumps(dict(reversed(header.items())), separators=(",", ":")), data)
+    yield "duplicate key", join("{" + f'"{OP}/configs":{{}},' + text[1:], data)
+    yield "no metadata", join({key: value for key, value in header.items() if key != "__metadata__"}, data)
+    yield "metadata of three members", join(header | {"__metadata__": header["__metadata__"] | {"x": "y"}}, data)
+    yield "metadata no string", join(header | {"__metadata__": header["__metadata__"] | {"deep_gemm": {}}}, data)
+    yield (
+        "metadata without hash",
+        join(header | {"__metadata__": {"deep_gemm": header["__metadata__"]["deep_gemm"]}}, data),
+    )
+    yield (
+        "metadata changed",
+        join(
+            header
+            | {
+                "__metadata__": (
+                    header["__metadata__"] | {"deep_gemm": header["__metadata__"]["deep_gemm"].replace("0.01", "0.02")}
+                )
+            },
+            data,
+        ),
+    )
+    yield "metadata nested deeply", join(header | {"__metadata__": sign('{"a":' * 5000 + "1" + "}" * 5000)}, data)
+    yield "metadata no object", join(header | {"__metadata__": sign("[]")}, data)
+    yield "nested 10,000 deep", join("[" * 10000 + "]" * 10000, data)
+    yield "header over 1 MiB", join(text + " " * (1 << 20), data)
+    yield "changed data", join(header, data[:-8] + b"\1" * 8)
+    yield "file above 16 MiB", content + bytes(1 << 24)
+    for entry in (3, [], {}, header[name] | {"x": 1}, header[name] | {"dtype": "F16"}, header[name] | {"dtype": 3}, header[name] | {"shape": 3},
+                  header[name] | {"shape": [-1]}, header[name] | {"shape": [2**40]}, header[name] | {"shape": [1, 1, 1]}, header[name] | {"shape": [2**24, 2**24]},
+                  header[name] | {"shape": [1.0]}, header[name] | {"data_offsets": [8, 0]}, header[name] | {"data_offsets": [0]}, header[name] | {"data_offsets": [0, 2**62]},
+                  header[name] | {"data_offsets": [-8, 8]}, header[f"{OP}/leaf_value"]):  # fmt: skip
+        yield f"entry {str(entry)[:40]}", join(header | {name: entry}, data)
+    for bad in ("../threshold", "fp8_gemm\\threshold", "", "x" * 65, "Fp8"):
+        yield f"array named {bad}", join({key if key != name else bad: value for key, value in header.items()}, data)
+
+
+@pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in broken_containers()])
+def test_broken_containers_are_refused(content):
+    with pytest.raises(ModelError, match="export the selector again"):
+        _C.Selector.load(content)
+
+
+CHANGES = {
+    "unknown member": lambda m: m | {"path": "/etc/passwd"},
+    "missing member": lambda m: {key: value for key, value in m.items() if key != "stale"},
+    "format": lambda m: m | {"format": 2},
+    "format float": lambda m: m | {"format": 1.0},
+    "sku number": lambda m: m | {"sku": 3},
+    "sms": lambda m: m | {"sm_count": 0},
+    "sms bool": lambda m: m | {"sm_count": True},
+    "sms huge": lambda m: m | {"sm_count": 2**40},
+    "stale list": lambda m: m | {"stale": []},
+    "ops": lambda m: m | {"ops": []},
+    "no ops": lambda m: m | {"ops": {}},
+    "unknown op": lambda m: m | {"ops": m["ops"] | {"zz": {}}},
+    "hash": lambda m: m | {"arrays_sha256": "0" * 64},
+    "long stale": lambda m: m | {"stale": "x" * 1000},
+    "created": lambda m: m | {"created": None},
+    "version": lambda m: m | {"features_version": 0},
+}
+OP_CHANGES = {
+    "hash": {"kernel_hash": "xyz"},
+    "hash case": {"kernel_hash": "A" * 64},
+    "margin": {"margin": -0.1},
+    "margin bool": {"margin": True},
+    "margin huge": {"margin": 1e300},
+    "spread": {"max_spread": "1"},
+    "portfolio": {"num_portfolio": 0},
+    "portfolio large": {"num_portfolio": 9},
+    "quarantine": {"quarantined": [99]},
+    "quarantine order": {"quarantined": [2, 1]},
+    "quarantine twice": {"quarantined": [1, 1]},
+    "quarantine type": {"quarantined": ["1"]},
+    "unknown": {"x": 1},
+    "regime": {"regime": 3},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_bad_metadata_is_refused(change):
+    with pytest.raises(ModelError):
+        _C.Selector.load(with_metadata(make_artifact(), change))
+
+
+@pytest.mark.parametrize("change", OP_CHANGES.values(), ids=OP_CHANGES.keys())
+def test_bad_op_metadata_is_refused(change):
+    with pytest.raises(ModelError):
+        _C.Selector.load(with_metadata(make_artifact(), lambda metadata: metadata["ops"][OP].update(change)))
+
+
+def test_unchanged_metadata_is_accepted():
+    assert with_metadata(make_artifact(), lambda metadata: None) == make_artifact()
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("truncated", make_artifact()[:-1]),
+        ("flipped", make_artifact()[:-1] + b"\x7f"),
+        ("text", b"hello"),
+        ("empty", b""),
+    ],
+)
+def test_python_reader_refuses_too(name, content):
+    with pytest.raises(IntegrityError):
+        read_artifact(content)

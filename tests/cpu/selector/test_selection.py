@@ -1,0 +1,182 @@
+"""Where a selector comes from: the switches, whose files are trusted, one warning for a refused one."""
+
+import os
+import threading
+import warnings
+
+import pytest
+
+from deep_gemm import _C, selection, selector_files
+from deep_gemm.errors import DeviceError, SelectorWarning
+from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack
+
+H100 = _C.Device.known("h100")
+SKU_FILE = f"{DEVICE.sku}.dgsel"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A private model folder, used by this process until the test ends."""
+    path = tmp_path / "models"
+    path.mkdir(mode=0o700)
+    monkeypatch.setenv("DG_MODEL_DIR", str(path))
+    monkeypatch.delenv("DG_SELECTOR", raising=False)
+    monkeypatch.setattr(selection, "kernel_hash", lambda op: KERNEL_HASH)
+    monkeypatch.setattr(selector_files, "read_packaged_file", lambda sku: None)
+    selection.forget_selectors()
+    yield path
+    selection.forget_selectors()
+
+
+def install(path, content=None, mode=0o600):
+    path.write_bytes(make_artifact() if content is None else content)
+    path.chmod(mode)
+    return path
+
+
+def explain(problem=None):
+    """Return the choice for the first training problem and the warnings that it caused."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        choice = selection.explain(problem or make_parts()[3][0], DEVICE)
+    return choice, [warning for warning in caught if warning.category is SelectorWarning]
+
+
+def test_no_artefact_is_silent(folder):
+    choice, caught = explain()
+    assert (choice.source, choice.reason, caught) == ("analytic", f"no selector for {DEVICE.sku}", [])
+    assert selection.get_selector(DEVICE) is None
+
+
+def test_model_folder(folder):
+    install(folder / SKU_FILE)
+    choice, caught = explain()
+    assert choice.source == "exact" and not caught
+    problem = make_parts()[3][0]
+    assert selection.get_best_config(problem, DEVICE) == choice.config
+    assert selection.get_analytic_config(problem, DEVICE) == _C.get_analytic_config(problem, DEVICE)
+    assert selection.get_selector(DEVICE) is selection.get_selector(DEVICE) is not None
+
+
+def test_packaged_artefact(folder, monkeypatch):
+    monkeypatch.setattr(selector_files, "read_packaged_file", lambda sku: (sku, make_artifact()))
+    assert explain()[0].source == "exact"
+
+
+def test_path_and_modes(folder, monkeypatch):
+    install(folder / SKU_FILE)
+    elsewhere = install(folder / "mine.bin", pack(*make_parts()[:2]))
+    for value, source in ((str(elsewhere), "exact"), ("auto", "exact"), ("model", "learned"), ("analytic", "analytic")):
+        monkeypatch.setenv("DG_SELECTOR", value)
+        selection.forget_selectors()
+        choice, caught = explain()
+        assert (choice.source, caught) == (source, [])
+
+
+def test_a_process_keeps_its_artefact(folder):
+    path = install(folder / SKU_FILE)
+    before = explain()[0]
+    path.unlink()
+    assert str(explain()[0]) == str(before)
+
+
+def refuse(folder, words: str) -> None:
+    """Assert that the heuristic answers, with one warning that names the file and says `words`."""
+    choice, caught = explain()
+    assert (
+        choice.source == "analytic" and len(caught) == 1 and words in str(caught[0].message) and words in choice.reason
+    )
+    assert choice.config == _C.get_analytic_config(make_parts()[3][0], DEVICE)
+    assert not explain()[1] and not explain(make_problems(1, seed=99)[0])[1]
+
+
+def test_corrupt_artefact(folder):
+    path = install(folder / SKU_FILE, make_artifact()[:-1])
+    refuse(folder, f"{path}: ")
+
+
+def test_artefact_of_another_gpu(folder):
+    install(folder / f"{H100.sku}.dgsel")
+    with pytest.warns(SelectorWarning, match=f"is for {DEVICE.sku}, not {H100.sku}"):
+        assert selection.explain(make_parts()[3][0], H100).source == "analytic"
+
+
+def test_missing_path(folder, monkeypatch):
+    monkeypatch.setenv("DG_SELECTOR", str(folder / "none.dgsel"))
+    refuse(folder, "no such file")
+
+
+@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
+def test_file_writable_for_others(folder, mode):
+    install(folder / SKU_FILE, mode=mode)
+    refuse(folder, "is writable for others")
+
+
+def test_folder_writable_for_others(folder):
+    install(folder / SKU_FILE)
+    folder.chmod(0o777)
+    refuse(folder, "is writable for others")
+
+
+def test_file_of_another_user(folder, monkeypatch):
+    install(folder / SKU_FILE)
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    refuse(folder, "belongs to user")
+
+
+def test_symbolic_links(folder, tmp_path, monkeypatch):
+    target = install(tmp_path / "target")
+    (folder / SKU_FILE).symlink_to(target)
+    refuse(folder, "without symbolic links")
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    monkeypatch.setenv("DG_MODEL_DIR", str(link))
+    selection.forget_selectors()
+    refuse(folder, "without symbolic links")
+
+
+def test_not_a_regular_file(folder):
+    os.mkfifo(folder / SKU_FILE, 0o600)
+    refuse(folder, "must be a regular file")
+
+
+def test_oversized_file(folder):
+    with open(folder / SKU_FILE, "wb") as stream:
+        stream.truncate(2**31)
+    refuse(folder, "at most 16777216 bytes")
+
+
+def test_concurrent_first_use(folder):
+    install(folder / SKU_FILE)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(selection.get_selector(DEVICE))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8 and all(selector is found[0] is not None for selector in found)
+
+
+def test_no_legal_config_is_the_devices_error(folder):
+    install(folder / SKU_FILE)
+    ampere = _C.Device(**DEVICE.as_dict() | {"compute_capability": (8, 0)})
+    with pytest.raises(DeviceError, match="no config is legal"):
+        selection.get_best_config(make_parts()[3][30], ampere)
+
+
+@pytest.mark.parametrize("choose", [selection.get_best_config, selection.get_analytic_config, selection.explain])
+def test_without_a_driver_the_remedy_is_a_device(folder, monkeypatch, choose):
+    def refuse():
+        raise DeviceError(
+            "no CUDA driver: libcuda.so.1: cannot open; install the NVIDIA driver, or pass CPU tensors to run the"
+            " reference."
+        )
+
+    monkeypatch.setattr(_C, "get_device", refuse)
+    problem = make_parts()[3][0]
+    with pytest.raises(
+        DeviceError, match=r"no CUDA driver: .*cannot open; pass device=deep_gemm\.Device\.known\('h200'\)"
+    ) as caught:
+        choose(problem)
+    assert "CPU tensors" not in str(caught.value)
+    choose(problem, DEVICE)

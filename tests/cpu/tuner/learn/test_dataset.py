@@ -1,0 +1,224 @@
+"""The table of measurements: what a time is relative to, which rows count, what the best is, what a family is."""
+
+import math
+
+import numpy as np
+import pytest
+from tuner.db import Store
+
+from deep_gemm import _C
+from tests.fakes import synthetic
+from tuner import errors
+from tuner.learn.dataset import (
+    CENSORED,
+    CONFIRMED,
+    LOG_TWO,
+    SEARCHED,
+    UNMEASURED,
+    build_dataset,
+    find_families,
+    load_dataset,
+)
+
+DEVICE = _C.Device.known(synthetic.SKU)
+PROBLEM = _C.Problem("fp8_gemm", 64, 2112, 7168)
+OTHER = _C.Problem("fp8_gemm", 4096, 2112, 7168)
+ROW_MAJOR = _C.Problem("fp8_gemm", 64, 2112, 7168, scale_layout="any")
+PICK = _C.get_analytic_config(PROBLEM, DEVICE)
+A, B, C = [config for config in _C.get_candidates(PROBLEM, DEVICE) if config != PICK][:3]
+
+
+def row(config, ratio, *, problem=PROBLEM, role="search", status="ok", block=1, reference=None, **fields):
+    """Return one measured row; its time is the ratio times 10 us."""
+    return {
+        **problem.as_dict(),
+        **config.as_dict(),
+        "problem_key": problem.key,
+        "config_id": str(config),
+        "reference_config_id": str(reference or PICK),
+        "block_id": block,
+        "block_status": "finished",
+        "created": "2026-01-02T03:04:05Z",
+        "role": role,
+        "status": status,
+        "median_us": None if ratio is None else 10.0 * ratio,
+        "ratio": ratio,
+        **fields,
+    }
+
+
+def complete(problem):
+    """Return rows of `problem` measured over its whole space."""
+    pick = _C.get_analytic_config(problem, DEVICE)
+    configs = {pick, *_C.get_candidates(problem, DEVICE)}
+    return [
+        row(config, 1.0 if config == pick else 1.3, problem=problem, block=problem.key, reference=pick)
+        for config in configs
+    ]
+
+
+def build(rows):
+    """Build a table of `rows` and a second, complete problem."""
+    return build_dataset(rows + complete(OTHER), synthetic.IDENTITY, DEVICE)
+
+
+def value_of(data, config, problem=PROBLEM):
+    """Return (log ratio, state) of one cell."""
+    cell = data.problems.index(problem), data.configs.index(config)
+    return float(data.log_ratio[cell]), int(data.state[cell])
+
+
+def test_values_are_relative_to_the_heuristics_pick_whatever_the_reference():
+    data = build([row(A, 1.0, reference=A), row(PICK, 0.8, reference=A), row(B, 1.2, reference=A)])
+    assert value_of(data, PICK) == (0.0, SEARCHED)
+    assert value_of(data, A)[0] == pytest.approx(math.log(1 / 0.8))
+    assert value_of(data, B)[0] == pytest.approx(math.log(1.2 / 0.8))
+
+
+def test_confirmation_comes_before_search_before_censored():
+    rows = [
+        row(PICK, 1.0),
+        row(A, 0.9),
+        row(B, 1.7, status="censored"),
+        row(PICK, 1.0, role="confirm"),
+        row(A, 0.95, role="confirm"),
+    ]
+    data = build(rows)
+    assert value_of(data, A) == (pytest.approx(math.log(0.95)), CONFIRMED)
+    assert value_of(data, B) == (pytest.approx(math.log(1.7)), CENSORED)
+    assert value_of(data, C if C in data.configs else B)[1] in (UNMEASURED, CENSORED)
+
+
+def test_unmeasured_cells_count_as_twice_as_slow():
+    data = build([row(PICK, 1.0), row(A, 0.9)])
+    cell = data.problems.index(PROBLEM), next(i for i, config in enumerate(data.configs) if config not in (PICK, A))
+    assert data.log_ratio[cell] == LOG_TWO and data.state[cell] == UNMEASURED and math.isnan(data.search[cell])
+
+
+def test_a_block_without_the_pick_is_tied_through_its_reference():
+    rows = [row(PICK, 1.0), row(A, 0.9), row(A, 1.0, block=2, reference=A), row(B, 0.8, block=2, reference=A)]
+    assert value_of(build(rows), B)[0] == pytest.approx(math.log(0.8 * 0.9))
+
+
+def test_blocks_are_combined_by_their_median():
+    rows = [
+        entry
+        for block, ratio in enumerate((0.9, 0.8, 0.2))
+        for entry in (row(PICK, 1.0, block=block), row(A, ratio, block=block))
+    ]
+    assert value_of(build(rows), A)[0] == pytest.approx(math.log(0.8))
+
+
+def test_the_oracle_is_chosen_on_search_and_scored_on_confirmation():
+    confirm = [row(PICK, 1.0, role="confirm"), row(A, 0.95, role="confirm"), row(B, 0.93, role="confirm")]
+    data = build([row(PICK, 1.0), row(A, 0.90), row(B, 0.91), row(C, 0.5), *confirm])
+    index = data.problems.index(PROBLEM)
+    assert data.configs[data.oracle[index]] == A  # C was never confirmed, B looked slower in the search
+    chosen = np.array([data.configs.index(B)])
+    assert data.regret_log(np.array([index]), chosen)[0] == pytest.approx(
+        math.log(0.93 / 0.95)
+    )  # negative, and kept so
+
+
+def test_rows_of_open_blocks_do_not_count():
+    data = build([row(PICK, 1.0), row(A, 0.9), row(PICK, 1.0, block=2), row(B, 0.5, block=2, block_status="open")])
+    assert B not in data.configs or value_of(data, B)[1] == UNMEASURED
+
+
+@pytest.mark.parametrize("status", ["incorrect", "crash", "timeout"])
+def test_a_failed_config_is_quarantined_everywhere(status):
+    data = build([row(PICK, 1.0), row(A, 0.9), row(B, None, status=status)])
+    assert data.quarantined == [B] and B not in data.configs
+
+
+@pytest.mark.parametrize("status", ["spill", "compile_error"])
+def test_a_kernel_that_does_not_build_leaves_its_config_to_other_variants(status):
+    common = next(
+        config
+        for config in _C.get_candidates(ROW_MAJOR, DEVICE)
+        if _C.is_legal(PROBLEM, config, DEVICE) and config not in (PICK, A)
+    )
+    data = build([row(PICK, 1.0), row(A, 0.9), row(common, None, status=status), *complete(ROW_MAJOR)])
+    assert not data.quarantined and common in data.configs
+    column = data.configs.index(common)
+    assert (
+        not data.legal[data.problems.index(PROBLEM), column]
+        and not data.candidate[data.problems.index(PROBLEM), column]
+    )
+    assert data.legal[data.problems.index(ROW_MAJOR), column]
+
+
+def test_legality_is_that_of_the_variant():
+    invariant = _C.Problem("fp8_gemm", 64, 2112, 7168, batch_invariant=True)
+    data = build([*complete(PROBLEM), *complete(invariant)])
+    split = np.array([config.split_k > 1 for config in data.configs])
+    assert (
+        split.any()
+        and data.legal[data.problems.index(PROBLEM)][split].all()
+        and not data.legal[data.problems.index(invariant)][split].any()
+    )
+
+
+def test_a_failure_that_went_away_is_forgiven():
+    data = build([row(PICK, 1.0), row(A, None, status="crash"), row(PICK, 1.0, block=2), row(A, 0.9, block=2)])
+    assert not data.quarantined and value_of(data, A)[0] == pytest.approx(math.log(0.9))
+
+
+def test_a_problem_without_the_pick_is_left_out_and_counted():
+    lonely = _C.Problem("fp8_gemm", 77, 2112, 7168)
+    other = next(config for config in (A, B) if config != _C.get_analytic_config(lonely, DEVICE))
+    data = build([row(PICK, 1.0), row(other, 0.9, problem=lonely, block=3, reference=other)])
+    assert lonely not in data.problems and data.dropped == {"heuristic's pick not measured": 1}
+
+
+def test_a_pick_that_left_the_race_keeps_its_problem():
+    """The heuristic of today may choose what an earlier sweep dropped as slow; that problem is the one to learn from."""
+    data = build([row(A, 1.0, reference=A), row(B, 0.9, reference=A), row(PICK, 1.6, status="censored", reference=A)])
+    assert PROBLEM in data.problems and not data.dropped
+    assert value_of(data, A)[0] == pytest.approx(math.log(1 / 1.6)) and value_of(data, B)[0] == pytest.approx(
+        math.log(0.9 / 1.6)
+    )
+
+
+def test_too_few_problems_is_inconclusive():
+    with pytest.raises(errors.InconclusiveError, match="at least 2"):
+        build_dataset([row(PICK, 1.0)], synthetic.IDENTITY, DEVICE)
+
+
+def test_full_space_needs_nearly_every_candidate():
+    data = build([row(PICK, 1.0), row(A, 0.9)])
+    assert data.full_space[data.problems.index(OTHER)] and not data.full_space[data.problems.index(PROBLEM)]
+
+
+def test_families_are_connected_components():
+    shapes = [(1000, 1000), (1240, 1000), (1500, 1100), (1000, 1300), (4000, 1000), (1000, 4000)]
+    families = find_families([_C.Problem("fp8_gemm", 8, n, k) for n, k in shapes])
+    assert families[0] == families[1] == families[2]  # 1000 -> 1240 -> 1500, although 1500 is 1.5x of 1000
+    assert len({families[0], families[3], families[4], families[5]}) == 4
+
+
+def test_loading_takes_one_identity_and_the_newest_kernel(tmp_path):
+    old = [{**entry, "kernel_hash": "cd" * 32} for entry in synthetic.make_small_rows()[:60]]
+    path = tmp_path / "tuning.db"
+    synthetic.write_database(path, old)
+    synthetic.write_database(path, list(synthetic.make_small_rows()[:400]))
+    with Store.open(path, mode="ro") as store:
+        newest, older = load_dataset(store, ""), load_dataset(store, "h200", kernel_hash="cd" * 32)
+        with pytest.raises(errors.InconclusiveError, match="no measurements"):
+            load_dataset(store, "h100")
+        with pytest.raises(errors.UsageError, match="not a known"):
+            load_dataset(store, "h900")
+    assert newest.identity.kernel_hash == synthetic.KERNEL_HASH and older.identity.kernel_hash == "cd" * 32
+    assert len(newest.problems) > len(older.problems) and newest.newest.startswith("20")
+
+
+def test_the_table_of_a_database_is_the_table_of_its_rows():
+    with Store.open(synthetic.make_small_database(), mode="ro") as store:
+        loaded = load_dataset(store, synthetic.SKU)
+    made = synthetic.make_small_dataset()
+    assert loaded.problems == made.problems and loaded.configs == made.configs
+    assert (
+        np.allclose(loaded.log_ratio, made.log_ratio)
+        and (loaded.oracle == made.oracle).all()
+        and (loaded.state == made.state).all()
+    )

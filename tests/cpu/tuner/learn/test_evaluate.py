@@ -1,0 +1,166 @@
+"""Nested validation: no fold sees what it is scored on, the statistics are right, the command leaves what others need."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.fakes import synthetic
+from tuner import cli
+from tuner.learn import evaluate, learner, train, validate
+from tuner.ship import gates
+
+SETTINGS = learner.Settings(trees=16, sizes=(16,))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return synthetic.make_small_dataset()
+
+
+@pytest.fixture(scope="module")
+def results(data):
+    return validate.validate(data, SETTINGS, jobs=2)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, data):
+    path = tmp_path_factory.mktemp("evaluate") / "training" / "fp8_gemm"
+    train.save(path, data, train.train(data, SETTINGS), SETTINGS, str(synthetic.make_small_database()))
+    return path
+
+
+def test_families_are_left_out_whole_and_once(data):
+    folds = list(validate.family_folds(data))
+    assert (np.sum([fold.held_out for fold in folds], axis=0) == 1).all() and len(folds) == len(
+        set(data.families.tolist())
+    )
+    for fold in folds:
+        assert not set(data.families[fold.held_out]) & set(data.families[~fold.held_out])
+
+
+def test_models_are_left_out_with_all_their_shapes(data):
+    folds = list(validate.model_folds(data))
+    assert len(folds) >= 2
+    for fold in folds:
+        left = {
+            (problem.n, problem.k) for problem, held_out in zip(data.problems, fold.held_out, strict=True) if held_out
+        }
+        kept = {
+            (problem.n, problem.k)
+            for problem, held_out in zip(data.problems, fold.held_out, strict=True)
+            if not held_out
+        }
+        assert left and kept and not left & kept
+
+
+def test_values_of_m_are_left_out_over_all_families(data):
+    folds = list(validate.size_folds(data))
+    assert (np.sum([fold.held_out for fold in folds], axis=0) == 1).all()
+    values = np.array([problem.m for problem in data.problems])
+    assert all(not set(values[fold.held_out]) & set(values[~fold.held_out]) for fold in folds)
+
+
+@pytest.mark.parametrize("index", [0, -1])
+def test_nothing_measured_on_left_out_problems_reaches_the_fit(data, index):
+    fold = validate.make_folds(data)[index]
+    poison = {name: getattr(data, name).copy() for name in ("log_ratio", "search", "oracle", "heuristic_us")}
+    poison["log_ratio"][fold.held_out] = np.random.default_rng(0).normal(size=poison["log_ratio"][fold.held_out].shape)
+    poison["search"][fold.held_out] = 9.0
+    poison["oracle"][fold.held_out] = 0
+    poison["heuristic_us"][fold.held_out] = 1e9
+    clean, poisoned = (validate.run_fold(table, fold, SETTINGS) for table in (data, replace(data, **poison)))
+    assert clean.portfolio == poisoned.portfolio and (clean.answered == poisoned.answered).all()
+    for method in ("model", "model_alone", "heuristic", "best_single", "nearest", "tree"):
+        assert (clean.columns[method] == poisoned.columns[method]).all()
+
+
+def test_threads_change_nothing(data, results):
+    again = validate.run_fold(data, results[0].fold, SETTINGS)
+    assert again.portfolio == results[0].portfolio and (again.columns["model"] == results[0].columns["model"]).all()
+
+
+def test_a_fold_without_data_is_answered_by_the_heuristic(data):
+    held_out = np.ones(len(data.problems), bool)
+    held_out[:2] = False
+    result = validate.run_fold(data, validate.Fold("family", "most", held_out), SETTINGS)
+    assert not result.answered.any() and (result.columns["model"] == data.heuristic[held_out]).all()
+
+
+def test_the_model_beats_the_heuristic_on_unseen_m(data, results):
+    """Eight shapes are too few to say so of left-out families."""
+    tables = evaluate.evaluate(data, results)
+    table = tables["family"]
+    assert tables["unseen_m"]["model_alone"]["mean"] < tables["unseen_m"]["heuristic"]["mean"]
+    assert table["portfolio_best"]["problems"] == int(data.full_space.sum()) and 0 <= table["model"]["answered"] <= 1
+    assert table["heuristic"]["wins"] == table["heuristic"]["losses"] == 0 and table["heuristic"]["removed"] == 0
+
+
+def test_statistics_by_hand(data):
+    rows = np.flatnonzero(data.full_space)
+    found = evaluate.summarize(data, rows, data.heuristic[rows])
+    regret = np.exp(data.log_ratio[rows, data.heuristic[rows]] - data.log_ratio[rows, data.oracle[rows]])
+    assert found["mean"] == pytest.approx(np.exp(np.log(regret).mean()) - 1)
+    assert found["max"] == pytest.approx(regret.max() - 1) and found["within_2_percent"] == pytest.approx(
+        (regret <= 1.02 + 1e-12).mean()
+    )
+    assert found["mean_interval"][0] <= found["mean"] <= found["mean_interval"][1]
+    assert found["p95_interval"][0] <= found["p95"] <= found["max"] and found["worst_against_heuristic"] == 0
+
+
+def test_intervals_resample_families_not_problems():
+    logs = np.repeat(np.random.default_rng(0).normal(0.05, 0.03, 10), 50)
+    clustered, _ = evaluate.resample(logs, np.repeat(np.arange(10), 50))
+    independent, _ = evaluate.resample(logs, np.arange(500))
+    assert clustered.std() > 4 * independent.std()
+
+
+def test_resampled_tails_are_quantiles():
+    logs = np.arange(100) / 100.0
+    _, tails = evaluate.resample(logs, np.zeros(100, int))
+    assert (tails == np.quantile(logs, 0.95, method="inverted_cdf")).all()
+
+
+def test_the_command_leaves_evaluation_choices_and_plot(folder, data, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "regret.png"
+    assert cli.run(["evaluate", "--training", str(folder.parent), "--plot", str(plot), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)["fp8_gemm"]
+    assert set(report["splits"]) == {"family", "model", "unseen_m"} and len(report["gates"]) == 3
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    choices = json.loads((folder / train.OUT_OF_FOLD).read_text())["rows"]
+    assert {row["problem"] for row in choices} == {problem.key for problem in data.problems}
+    assert {row["source"] for row in choices} <= {"learned", "analytic"}
+    unconfirmed = json.loads((folder / train.UNCONFIRMED).read_text())
+    assert report["unconfirmed"]["problems"] == len(unconfirmed["problems"])
+
+
+def test_out_of_fold_choices_are_those_of_the_family_folds(data, results):
+    chosen = {row["problem"]: row for row in validate.out_of_fold(data, results)}
+    for result in results:
+        if result.fold.split == "family":
+            for row, column, answered in zip(result.rows, result.columns["model"], result.answered, strict=True):
+                found = chosen[data.problems[row].key]
+                assert found["config"] == data.configs[column].as_dict() and found["source"] == (
+                    "learned" if answered else "analytic"
+                )
+
+
+def test_the_table_is_printed(folder, capsys):
+    assert cli.run(["evaluate", "--training", str(folder.parent), "--jobs", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "Leave one (n, k) family out" in text and "model with guards" in text and "mean regret" in text
+
+
+def test_without_a_training_folder(tmp_path, capsys):
+    assert cli.run(["evaluate", "--training", str(tmp_path / "none")]) == 2
+    assert "tuner train" in capsys.readouterr().err
+
+
+def test_gates():
+    table = {"family": {"model": {"mean": 0.03, "p95": 0.0801, "answered": 0.7}}}
+    verdicts = gates.check_gates(table)
+    assert [verdict["met"] for verdict in verdicts] == [True, False, True] and not gates.is_passed(verdicts)
+    assert "p95 regret 8.0% (missed: <= 8%)" in gates.format_verdict(verdicts[1])
+    assert not any(verdict["met"] for verdict in gates.check_gates({}))

@@ -1,0 +1,99 @@
+"""The portfolio: near the best subset, sized on left-out families, made of measured configs only."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.fakes import synthetic
+from tuner.learn import portfolio
+from tuner.learn.dataset import LOG_TWO, UNMEASURED
+
+
+def test_greedy_with_swaps_comes_near_the_best_subset_of_small_tables():
+    random, ratios = np.random.default_rng(0), []
+    for _ in range(20):
+        regret = random.exponential(0.1, (14, 9))
+        best = min(regret[:, list(columns)].min(axis=1).mean() for columns in itertools.combinations(range(9), 3))
+        chosen = portfolio.swap(regret, portfolio.greedy(regret, 3))
+        assert len(set(chosen)) == 3
+        ratios.append(regret[:, chosen].min(axis=1).mean() / best)
+    assert min(ratios) >= 1.0 and np.mean(ratios) < 1.02 and max(ratios) < 1.2
+
+
+def test_swaps_never_make_it_worse_and_undo_a_greedy_mistake():
+    regret = np.array([[0.1, 0.0, 0.9], [0.1, 0.9, 0.0], [0.1, 0.0, 0.9], [0.1, 0.9, 0.0]])
+    greedy = portfolio.greedy(regret, 2)
+    assert greedy[0] == 0 and sorted(portfolio.swap(regret, greedy)) == [1, 2]
+
+
+def test_greedy_never_takes_a_column_twice():
+    assert sorted(portfolio.greedy(np.ones((5, 4)), 4)) == [0, 1, 2, 3]
+
+
+def test_the_smallest_size_within_the_tolerance_wins():
+    assert portfolio.choose_size({8: 0.05, 12: 0.0208, 16: 0.02}) == 12
+    assert portfolio.choose_size({8: 0.05, 12: 0.03, 16: 0.02}) == 16
+
+
+def test_folds_keep_families_whole_and_cover_everything_once():
+    families = np.random.default_rng(1).integers(0, 13, 200)
+    folds = portfolio.split_families(families, 4)
+    assert (np.sum(folds, axis=0) == 1).all()
+    assert all(
+        len({label in set(families[fold]) for fold in folds if label in families[fold]}) == 1 for label in families
+    )
+    assert sum(len(set(families[fold])) for fold in folds) == len(set(families))
+
+
+def test_more_configs_serve_left_out_families_better_up_to_noise():
+    data = synthetic.make_small_dataset()
+    found = portfolio.choose_portfolio(data, np.arange(len(data.problems)), (4, 8, 16))
+    assert found.curve[4] > found.curve[8] > found.curve[16] - 0.01 and len(found.columns) in (8, 16)
+
+
+def test_what_was_measured_with_an_earlier_portfolio_plays_no_part():
+    data = synthetic.make_small_dataset()
+    rows = np.arange(len(data.problems))
+    state, log_ratio = data.state.copy(), data.log_ratio.copy()
+    state[~data.full_space], log_ratio[~data.full_space] = UNMEASURED, LOG_TWO
+    changed = replace(data, state=state, log_ratio=log_ratio)
+    assert (portfolio.choose_portfolio(changed, rows).columns == portfolio.choose_portfolio(data, rows).columns).all()
+
+
+def test_configs_without_any_time_cannot_join():
+    data = synthetic.make_small_dataset()
+    rows = np.arange(len(data.problems))
+    chosen = portfolio.choose_portfolio(data, rows, (6,)).columns
+    state = data.state.copy()
+    state[:, chosen[0]] = UNMEASURED
+    again = portfolio.choose_portfolio(replace(data, state=state), rows, (6,)).columns
+    assert chosen[0] not in again and len(again) == 6
+
+
+def test_the_choice_is_deterministic_and_depends_on_the_given_rows_alone():
+    data = synthetic.make_small_dataset()
+    rows = np.flatnonzero(data.families != data.families[0])
+    poisoned = data.log_ratio.copy()
+    poisoned[data.families == data.families[0]] = np.random.default_rng(0).normal(
+        size=poisoned[data.families == data.families[0]].shape
+    )
+    first, second = (
+        portfolio.choose_portfolio(table, rows).columns.tolist() for table in (data, replace(data, log_ratio=poisoned))
+    )
+    assert first == second == portfolio.choose_portfolio(data, rows).columns.tolist()
+
+
+def test_the_union_holds_what_every_fold_chooses():
+    data = synthetic.make_small_dataset()
+    found = portfolio.describe_portfolios(data, (6,))
+    assert len(found["portfolio"]) == 6 and found["configs"][:6] == found["portfolio"]
+    assert len(found["configs"]) == len({tuple(config.values()) for config in found["configs"]}) > 6
+
+
+@pytest.mark.parametrize("size", [1, 32])
+def test_extreme_sizes(size):
+    data = synthetic.make_small_dataset()
+    columns = portfolio.choose_portfolio(data, np.arange(len(data.problems)), (size,)).columns
+    assert 1 <= len(columns) <= size and len(set(columns.tolist())) == len(columns)

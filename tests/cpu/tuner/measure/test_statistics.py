@@ -1,0 +1,92 @@
+"""Statistics of paired timings: intervals that hold what they promise, dropping, tie sets and the winner's order."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from deep_gemm import _C
+from tuner.measure import statistics
+from tuner.measure.statistics import Timed
+
+
+def make_timed(ratio: float, config=None, **flags: bool) -> Timed:
+    """Return a timed config."""
+    return Timed(config or _C.Config(64, 64, 4), ratio, **flags)
+
+
+def test_summary_agrees_with_numpy():
+    samples = [random.Random(seed).lognormvariate(2.0, 0.2) for seed in range(31)]
+    summary = statistics.summarize(samples)
+    assert summary["median_us"] == pytest.approx(np.median(samples))
+    assert summary["q10_us"] == pytest.approx(np.quantile(samples, 0.1)) and summary["q90_us"] == pytest.approx(
+        np.quantile(samples, 0.9)
+    )
+    assert summary["mad_us"] == pytest.approx(np.median(np.abs(samples - np.median(samples)))) and summary["n"] == 31
+    assert statistics.summarize([3.0]) == {"median_us": 3.0, "mad_us": 0.0, "q10_us": 3.0, "q90_us": 3.0, "n": 1}
+
+
+@pytest.mark.parametrize(("count", "rank"), [(5, 0), (6, 1), (10, 2), (30, 10), (40, 14)])
+def test_rank_is_that_of_the_sign_test(count, rank):
+    assert statistics.binomial_rank(count, 0.025) == rank
+
+
+def test_median_intervals_hold_the_median_as_often_as_promised():
+    generator = np.random.default_rng(1)
+    draws = generator.lognormal(0.0, 0.5, size=(4000, 30))
+    hits = [low <= 1.0 <= high for low, high in (statistics.median_interval(list(row)) for row in draws)]
+    assert 0.95 <= np.mean(hits) <= 0.97
+    assert statistics.median_interval([2.0, 1.0, 3.0]) == (1.0, 3.0)
+
+
+def test_lower_bound_needs_seven_values():
+    assert statistics.lower_bound([1.0] * 6) is None
+    assert statistics.lower_bound([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == 1.0
+
+
+def test_dropping():
+    assert statistics.is_hopeless([2.51]) and not statistics.is_hopeless([2.5])
+    assert statistics.is_hopeless([1.51, 1.52]) and not statistics.is_hopeless([1.5, 1.52])
+    assert not statistics.is_hopeless([1.0, 4.4])  # one launch was held up
+    assert not statistics.is_hopeless([1.2] * 6)
+    assert statistics.is_hopeless([1.2] * 7)
+    assert not statistics.is_hopeless([1.09] * 20)
+
+
+def test_noise_of_equal_configs_shrinks_with_rounds():
+    generator = random.Random(2)
+    few, many = ([math.exp(generator.gauss(0.0, 0.01)) for _ in range(count)] for count in (10, 400))
+    assert 0.0 < statistics.measure_noise(many) < statistics.measure_noise(few) < 0.05
+    assert statistics.measure_noise([1.0]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("best_us", "noise", "limit_us"),
+    [(1000.0, 0.0, 5.0), (1000.0, 0.004, 8.0), (3.0, 0.001, 0.2), (100.0, 0.002, 0.5)],
+)
+def test_tie_threshold_is_the_largest_of_three(best_us, noise, limit_us):
+    assert statistics.tie_threshold_us(best_us, noise) == pytest.approx(limit_us)
+
+
+def test_tie_set_holds_what_cannot_be_told_from_the_fastest():
+    timed = [make_timed(1.0), make_timed(0.9), make_timed(0.903), make_timed(0.906)]
+    assert [entry.ratio for entry in statistics.find_tie_set(timed, 1000.0, 0.0)] == [0.9, 0.903]
+    assert [entry.ratio for entry in statistics.find_tie_set(timed, 1.0, 0.0)] == [0.9, 0.903, 0.906, 1.0]
+
+
+def test_winner_follows_the_fixed_order():
+    plain, deep = _C.Config(64, 64, 4), _C.Config(64, 64, 8)
+    wide = _C.Config(64, 64, 4, cluster_m=2)
+    assert statistics.choose_winner([make_timed(0.9, plain), make_timed(1.0, deep, is_heuristic=True)]).config == deep
+    assert statistics.choose_winner([make_timed(0.9, plain), make_timed(1.0, deep, in_portfolio=True)]).config == deep
+    assert statistics.choose_winner([make_timed(0.9, deep), make_timed(1.0, plain)]).config == plain
+    assert statistics.choose_winner([make_timed(0.9, wide), make_timed(1.0, plain)]).config == plain
+    others = [_C.Config(64, block_n, 4) for block_n in (16, 32, 64)]
+    first = min(others, key=lambda config: config.key("fp8_gemm"))
+    assert statistics.choose_winner([make_timed(1.0, config) for config in others]).config == first
+
+
+def test_samples_of_different_rounds_are_never_paired():
+    with pytest.raises(ValueError):
+        statistics.paired_ratios([1.0], [1.0, 2.0])

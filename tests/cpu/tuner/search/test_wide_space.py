@@ -1,0 +1,337 @@
+"""The wide space: what it holds, and that a search beyond the default space finishes, resumes and stands for nothing it
+is not.
+"""
+
+import json
+import math
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tuner.db import Store
+
+from deep_gemm import _C
+from tests.fakes import synthetic
+from tests.fakes.in_process_worker import InProcessWorker
+from tuner import cli
+from tuner.learn import learner
+from tuner.learn.dataset import build_dataset, load_dataset
+from tuner.problems.fields import CONFIG_FIELDS, kernel_problem, to_config
+from tuner.search import propose, sweep, wide_space
+from tuner.search.precompile import Compiled
+from tuner.search.sweep import Sweep, SweepOptions
+from tuner.ship import export
+
+DEVICE = _C.Device.known("h200")
+#: Both have wide spaces of several hundred configs, and default spaces that are measured quickly.
+PROBLEMS = [_C.Problem("fp8_gemm", 64, 1024, 2048), _C.Problem("bf16_gemm", 4096, 2112, 512)]
+FP8, BF16 = PROBLEMS
+TRIALS = 30
+
+
+@pytest.fixture(autouse=True)
+def runtime_folder(tmp_path, monkeypatch):
+    """Keep the GPU's lock file out of the user's runtime folder."""
+    (tmp_path / "runtime").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+def run(path, worker=None, problems=PROBLEMS, **options) -> dict:
+    """Run a sweep on simulated times, by default a search of the wide space; return its summary."""
+    chosen = {"space": "wide", "sampler": "tpe", "num_trials": TRIALS} | options
+    with Store.open(path) as store:
+        return Sweep(
+            SweepOptions(problems, path, backend="simulated", **chosen), store, worker or InProcessWorker()
+        ).run()
+
+
+def measured(path, problem) -> set:
+    """Return the configs with rows of `problem`, after the file was checked."""
+    with Store.open(path, mode="ro") as store:
+        assert store.check() == []
+        return {to_config(row) for row in store.load_measurements(op=problem.op) if row["problem_key"] == problem.key}
+
+
+def beyond(configs, problem) -> set:
+    """Return those of `configs` that are not in the default space of `problem`."""
+    return set(configs).difference(_C.get_candidates(problem, DEVICE))
+
+
+def stop_after(count: int) -> InProcessWorker:
+    """Return a worker whose sweep is interrupted at its job number `count`."""
+    worker = InProcessWorker()
+
+    def interrupt(job: dict) -> None:
+        if len(worker.jobs) == count:
+            raise KeyboardInterrupt
+
+    worker.on_job = interrupt
+    return worker
+
+
+ODD = [_C.Problem("fp8_gemm", 1, 576, 7168), _C.Problem("bf16_gemm", 512, 512, 512, a_major="mn", b_major="mn")]
+
+
+@pytest.mark.parametrize("problem", PROBLEMS + ODD)
+def test_the_default_space_comes_first_and_everything_is_legal(problem):
+    space, default = wide_space.get_wide_space(problem, DEVICE), _C.get_candidates(problem, DEVICE)
+    assert space[: len(default)] == default and len(set(space)) == len(space) > len(default)
+    assert all(_C.is_legal(problem, config, DEVICE) for config in space)
+
+
+def test_the_grid_has_what_the_kernels_can_do():
+    problem = _C.Problem("bf16_gemm", 512, 4096, 7168)
+    space = wide_space.get_wide_space(problem, DEVICE)
+    sides = [
+        (config.block_n, config.block_m) if config.swap_ab else (config.block_m, config.block_n) for config in space
+    ]
+    assert {rows for rows, _ in sides} == {64, 128, 256} and {columns for _, columns in sides} == set(range(8, 257, 8))
+    sharing = {(config.swap_ab, config.cluster_m, config.cluster_n, config.split_k) for config in space}
+    assert sharing == {(swap, 1, 1, split) for swap in (0, 1) for split in (1, 2, 4, 8)} | {(0, 2, 1, 1), (0, 1, 2, 1)}
+
+
+def test_rings_are_the_deepest_a_shared_one_and_half():
+    tile = {"block_m": 64, "block_n": 24, "block_k": 128}
+    deepest, shared, half = wide_space.fit_rings(FP8, tile, DEVICE)
+    assert not _C.is_legal(FP8, _C.Config(**tile, num_stages=deepest.num_stages + 1), DEVICE)
+    assert _C.blocks_per_sm(FP8, deepest) == 1 and _C.blocks_per_sm(FP8, shared) == 2
+    assert _C.blocks_per_sm(FP8, _C.Config(**tile, num_stages=shared.num_stages + 1)) == 1
+    assert abs(half.num_stages - deepest.num_stages / 2) <= 1.5
+    assert wide_space.fit_rings(FP8, tile | {"block_n": 20}, DEVICE) == []
+
+
+def test_pointless_configs_are_left_out():
+    rest = beyond(wide_space.get_wide_space(FP8, DEVICE), FP8)
+    assert max(config.block_m for config in rest) == 128 and not any(
+        config.cluster_m > 1 and config.block_m >= FP8.m for config in rest
+    )
+    short = _C.Problem("fp8_gemm", 64, 1024, 512)
+    assert max(config.split_k for config in beyond(wide_space.get_wide_space(short, DEVICE), short)) == 2
+    large = _C.Problem("fp8_gemm", 8192, 8192, 8192)
+    assert {
+        config.split_k
+        for config in beyond(wide_space.get_wide_space(large, DEVICE), large)
+        if config.block_m == config.block_n == 128
+    } == {1}
+
+
+@pytest.mark.parametrize("fields", [{"num_sms": 64}, {"batch_invariant": True}])
+def test_problems_that_forbid_splits_have_none(fields):
+    space = wide_space.get_wide_space(_C.Problem("fp8_gemm", 64, 1024, 2048, **fields), DEVICE)
+    assert {config.split_k for config in space} == {1} and beyond(space, FP8)
+
+
+def count_trials(problem, **options) -> tuple[int, int]:
+    """Return how many configs count as trials of a search of `problem`, and how many it makes."""
+    made = SweepOptions([problem], "", **({"space": "wide"} | options))
+    counted, number = sweep.choose_trials(problem, DEVICE, made, sweep.choose_candidates(problem, DEVICE, made))
+    return len(counted), number
+
+
+def test_trials_are_those_beyond_the_default_space():
+    space = wide_space.get_wide_space(FP8, DEVICE)
+    assert count_trials(FP8) == (len(beyond(space, FP8)), wide_space.WIDE_TRIALS)
+    assert count_trials(FP8, num_trials=30)[1] == 30 and count_trials(FP8, num_trials=10**6)[1] == len(
+        beyond(space, FP8)
+    )
+    default = len(_C.get_candidates(FP8, DEVICE))
+    assert count_trials(FP8, space="default") == (default, propose.default_trials(default))
+    tiny = _C.Problem("fp8_gemm", 8, 8, 128)
+    assert count_trials(tiny) == (len(wide_space.get_wide_space(tiny, DEVICE)),) * 2 and count_trials(tiny)[1] > 0
+
+
+def test_a_wide_search_finishes_resumes_and_goes_beyond_the_default_space(tmp_path):
+    path = tmp_path / "a.db"
+    with pytest.raises(KeyboardInterrupt):
+        run(path, stop_after(2))
+    told = measured(path, FP8)
+    summary = run(path)
+    assert summary["measured"] == 2 and summary["remaining"] == 0
+    for problem in PROBLEMS:
+        found = measured(path, problem)
+        assert len(beyond(found, problem)) == TRIALS and found & set(_C.get_candidates(problem, DEVICE))
+        assert found <= set(wide_space.get_wide_space(problem, DEVICE)) and all(
+            _C.is_legal(problem, config, DEVICE) for config in found
+        )
+    assert told and told < measured(path, FP8)
+    assert run(path)["already_measured"] == 2
+    assert (
+        run(path, problems=[BF16], num_trials=TRIALS + 4)["measured"] == 1
+        and len(beyond(measured(path, BF16), BF16)) == TRIALS + 4
+    )
+
+
+def test_a_search_by_default_resumes_from_its_history_too(tmp_path):
+    path = tmp_path / "a.db"
+    with pytest.raises(KeyboardInterrupt):
+        run(path, stop_after(2), [FP8], sampler="auto")
+    worker = InProcessWorker()
+    run(path, worker, [FP8], sampler="auto")
+    keys = Counter(tuple(config) for job in worker.jobs[:-1] for config in job["configs"])
+    assert len(beyond(measured(path, FP8), FP8)) == TRIALS and sum(keys.values()) < TRIALS + propose.BATCH_SIZE
+
+
+def test_ratios_to_another_reference_are_no_history():
+    """After a change of the heuristic a block's ratios are to a config that is no longer the pick."""
+    pick = _C.get_analytic_config(FP8, DEVICE)
+    other = next(config for config in _C.get_candidates(FP8, DEVICE) if config != pick)
+    rows = [
+        FP8.as_dict()
+        | config.as_dict()
+        | {
+            "problem_key": FP8.key,
+            "config_id": str(config),
+            "reference_config_id": str(reference),
+            "ratio": ratio,
+            "status": "ok",
+        }
+        for reference, ratios in ((pick, {pick: 1.0, other: 0.5}), (other, {other: 1.0, pick: 2.0}))
+        for config, ratio in ratios.items()
+    ]
+    options = SimpleNamespace(sampler="tpe", resume=True)
+    history = Sweep.load_history(SimpleNamespace(options=options, device=DEVICE, load_rows=lambda role: rows))
+    assert history == {FP8.key: [(pick, 0.0, "ok"), (other, math.log(0.5), "ok")]}
+
+
+def test_neither_space_stands_for_the_other(tmp_path):
+    path = tmp_path / "a.db"
+    assert run(path, problems=[FP8], space="default", sampler="exhaustive")["measured"] == 1
+    assert run(path, problems=[FP8])["measured"] == 1 and len(beyond(measured(path, FP8), FP8)) == TRIALS
+    assert run(path, problems=[FP8], space="default", sampler="auto")["already_measured"] == 1
+    most = len(_C.get_candidates(BF16, DEVICE)) - 2
+    run(path, problems=[BF16], space="default", sampler="random", num_trials=most)
+    assert (
+        len(measured(path, BF16)) >= most
+        and run(path, problems=[BF16], space="default", sampler="auto")["measured"] == 1
+    )
+    with Store.open(path, mode="ro") as store:
+        for problem in PROBLEMS:
+            data = load_dataset(Both(store, problem.op), DEVICE.sku, op=problem.op)
+            assert data.full_space.all()
+
+
+class Both:
+    """A store that shows the rows of one op kind's problem under a second size too, because a table needs two problems."""
+
+    def __init__(self, store, op: str):
+        self.store, self.op = store, op
+
+    def __getattr__(self, name: str):
+        return getattr(self.store, name)
+
+    def load_measurements(self, **choice) -> list[dict]:
+        """Return the rows twice; the second time of a problem with a few more tokens, and so the same candidates."""
+        rows = self.store.load_measurements(**choice)
+        return rows + [row | {"m": row["m"] - 1, "problem_key": "second", "block_id": -row["block_id"]} for row in rows]
+
+
+def test_a_wide_search_alone_is_not_the_whole_space(tmp_path):
+    run(tmp_path / "a.db", problems=[BF16])
+    with Store.open(tmp_path / "a.db", mode="ro") as store:
+        data = load_dataset(Both(store, BF16.op), DEVICE.sku, op=BF16.op)
+    assert not data.full_space.any() and beyond(data.configs, BF16)
+
+
+def test_a_winner_from_beyond_keeps_its_place_in_a_sweep_of_the_default_space(tmp_path):
+    path, winner = tmp_path / "a.db", find_winner()
+    run(path, problems=[FP8], space="default", configs=[winner], sampler="exhaustive")
+    run(path, problems=[FP8], space="default", sampler="exhaustive")
+    with Store.open(path, mode="ro") as store:
+        assert to_config(store.load_best()[0]) == winner and set(_C.get_candidates(FP8, DEVICE)) <= measured(path, FP8)
+
+
+def find_winner():
+    """Return the simulated device's best config for FP8, which the default space does not have."""
+    from tuner.measure.simulated import simulate_time_us
+
+    winner = min(wide_space.get_wide_space(FP8, DEVICE), key=lambda config: simulate_time_us(FP8, config, DEVICE))
+    assert beyond([winner], FP8)
+    return winner
+
+
+def test_a_wide_search_compiles_what_it_proposes(tmp_path, monkeypatch):
+    compiled, failed = [], []
+
+    def compile_some(self, candidates: dict) -> dict:
+        kernels = sweep.find_kernels(candidates)
+        compiled.extend(kernels)
+        failed.extend(config for _, config in kernels[1::6])
+        outcomes = {
+            config: Compiled("spill" if config in failed else "ok", 168, 8, 1.0, error="spilled")
+            for _, config in kernels
+        }
+        return {problem: outcomes for problem, _ in kernels}
+
+    monkeypatch.setattr(Sweep, "compile", compile_some)
+    worker = InProcessWorker()
+    assert run(tmp_path / "a.db", worker, [FP8])["measured"] == 1
+    assert len(compiled) == len(set(compiled)) <= len(measured(tmp_path / "a.db", FP8))
+    assert {problem for problem, _ in compiled} == {kernel_problem(FP8)}
+    launched = {
+        to_config(dict(zip(CONFIG_FIELDS, values, strict=True))) for job in worker.jobs for values in job["configs"]
+    }
+    assert failed and not launched & set(failed) and set(failed) <= measured(tmp_path / "a.db", FP8)
+
+
+def test_few_kernels_for_many_problems_are_compiled_ahead(tmp_path, monkeypatch):
+    calls, problems = [], [_C.Problem("fp8_gemm", m, 1024, 2048) for m in range(49, 65)]
+    monkeypatch.setattr(Sweep, "compile", lambda self, candidates: calls.append(sweep.find_kernels(candidates)) or {})
+    run(tmp_path / "a.db", problems=problems, num_trials=None, time_budget_s=1e-6)
+    assert {config for _, config in calls[0]} == {
+        config for problem in problems for config in wide_space.get_wide_space(problem, DEVICE)
+    }
+
+
+def test_configs_from_beyond_train_and_reach_the_exact_table(tmp_path):
+    machine = synthetic.Machine(seed=2)
+    problem = _C.Problem("fp8_gemm", synthetic.FEW_M[1], *synthetic.FEW_SHAPES[0])
+    space = wide_space.get_wide_space(problem, DEVICE)
+    winner = min(beyond(space, problem), key=lambda config: _C.estimate_time_us(problem, config, DEVICE))
+    rows = machine.measure(problem, [winner])
+    rows = [
+        row | ({"ratio": 0.5, "median_us": 0.5 * row["median_us"], "status": "ok"} if to_config(row) == winner else {})
+        for row in rows
+    ]
+    data = build_dataset(
+        [*synthetic.make_small_rows(), *({**row, "block_id": 10**6} for row in rows)], synthetic.IDENTITY, DEVICE
+    )
+    row, column = data.problems.index(problem), data.configs.index(winner)
+    assert data.full_space.sum() == synthetic.make_small_dataset().full_space.sum()
+    assert data.oracle[row] == column and data.candidate[row, column] and data.candidate[:, column].sum() == 1
+    assert learner.make_targets(data, np.array([row]), np.array([column]))[0, 0] < -0.5
+    portfolio = learner.choose_portfolio(data, np.arange(len(data.problems)), (8,)).columns
+    configs, exact = export.choose_exact(data, [data.configs[index] for index in portfolio])
+    assert configs[exact[problem]] == winner and len(configs) <= export.MAX_CONFIGS
+
+
+def test_command(tmp_path, capsys):
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text(json.dumps([{"m": 64, "n": 1024, "k": 2048}]))
+    arguments = [
+        "sweep",
+        "--shapes",
+        str(shapes),
+        "--db",
+        str(tmp_path / "a.db"),
+        "--backend",
+        "simulated",
+        "--json",
+        "--space",
+        "wide",
+    ]
+    assert cli.run([*arguments, "--dry-run"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (
+        plan["options"]["space"] == "wide"
+        and plan["measurements"] == plan["kernels"] == wide_space.WIDE_TRIALS < plan["largest_space"]
+    )
+    assert cli.run([*arguments, "--n-trials", "8"]) == 0 and json.loads(capsys.readouterr().out)["measured"] == 1
+
+
+@pytest.mark.parametrize(
+    ("space", "others"), [("huge", []), ("wide", ["--configs", "any.json"]), ("wide", ["--portfolio-size", "4"])]
+)
+def test_bad_spaces_are_usage_errors(tmp_path, capsys, space, others):
+    assert cli.run(["sweep", "--backend", "simulated", "--db", str(tmp_path / "a.db"), "--space", space, *others]) == 2
+    assert f"--space {space}" in capsys.readouterr().err

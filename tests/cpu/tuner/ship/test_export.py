@@ -1,0 +1,275 @@
+"""Export: the artefact holds what was learned and measured, byte by byte the same each time, checked before it replaces
+anything.
+"""
+
+import json
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from deep_gemm import _C
+from tests.fakes import synthetic
+from tuner import cli, errors
+from tuner.learn import learner, train
+from tuner.learn.dataset import CONFIRMED, SEARCHED, UNMEASURED
+from tuner.learn.portfolio import Portfolio
+from tuner.ship import export
+from tuner.ship.artifact import read_artifact
+
+SETTINGS = learner.Settings(kind="extra-trees", trees=4, sizes=(8,))
+GOOD = {"mean": 0.01, "p95": 0.04, "answered": 0.9}
+SKU = synthetic.SKU
+
+
+@pytest.fixture(scope="module")
+def data():
+    return synthetic.make_small_dataset()
+
+
+@pytest.fixture(scope="module")
+def learned(data):
+    return train.train(data, SETTINGS)
+
+
+@pytest.fixture
+def folder(tmp_path, data, learned):
+    path = tmp_path / "training" / "fp8_gemm"
+    train.save(path, data, learned, SETTINGS, str(synthetic.make_small_database()))
+    write_evaluation(path, GOOD)
+    return path
+
+
+def write_evaluation(folder, model):
+    """Write an evaluation whose guarded model has these statistics."""
+    record = json.loads((folder / train.TRAINING).read_text())
+    common = {
+        "problems": 10,
+        "families": 5,
+        "mean_interval": [0, 0.1],
+        "p95_interval": [0, 0.1],
+        "max": 0.1,
+        "within_2_percent": 0.8,
+    }
+    statistics = (
+        common | {"wins": 1, "losses": 0, "worst_against_heuristic": 0.0, "confirmed": 1.0, "removed": 0.5} | model
+    )
+    document = {
+        "estimator_sha256": record["estimator_sha256"],
+        "splits": {"family": {"model": statistics}},
+        "unconfirmed": {"pairs": 0, "problems": 0},
+    }
+    (folder / train.EVALUATION).write_text(json.dumps(document))
+
+
+@pytest.fixture
+def made(folder):
+    # The table must be that of the database, whose rows carry the time at which they were written.
+    found, data = train.load_with_data(folder, "")
+    return found, data, export.make_export([(found, data)])
+
+
+def test_the_native_walk_agrees_on_every_problem(made):
+    found, data, result = made
+    selector = _C.Selector.load(result.content)
+    assert selector.replay_golden() == 0 and result.contents["ops"]["fp8_gemm"]["golden"] >= 200
+    columns = np.array([data.configs.index(config) for config in found.portfolio])
+    learned = learner.Learned(
+        Portfolio(columns, {}), "extra-trees", found.forest, found.guards, found.feature_min, found.feature_max
+    )
+    choices = learner.choose(data, np.arange(len(data.problems)), learned)
+    for problem, column, answered in zip(data.problems, choices.column, choices.answered, strict=True):
+        choice = selector.choose(problem, data.device, "model")
+        assert choice.config == data.configs[column] and (choice.source == "learned") == answered
+
+
+def test_golden_vectors_hold_every_kind_of_answer(made):
+    _, arrays = read_artifact(made[2].content)
+    choices = arrays["fp8_gemm/golden_choice"]
+    assert (
+        (choices == -1).any()
+        and (choices >= 0).any()
+        and len(np.unique(arrays["fp8_gemm/golden_features"], axis=0)) > 100
+    )
+
+
+def test_the_same_data_give_the_same_bytes(made, tmp_path):
+    found, data, result = made
+    again = export.make_export([(found, data)])
+    assert again.content == result.content and again.card == result.card
+
+
+def test_the_artefact_carries_the_datas_kernel_hash(made):
+    metadata, _ = read_artifact(made[2].content)
+    assert (
+        metadata["ops"]["fp8_gemm"]["kernel_hash"] == synthetic.KERNEL_HASH
+        and metadata["sku"] == SKU
+        and metadata["stale"] is None
+    )
+    assert metadata["features_version"] == _C.FEATURES_VERSION and metadata["heuristic_version"] == _C.HEURISTIC_VERSION
+    assert metadata["created"] == made[0].record["newest_row"][:10]
+
+
+def test_a_stale_artefact_is_kept_but_never_used(made):
+    found, data, _ = made
+    selector = _C.Selector.load(export.make_export([(found, data)], stale="the kernel changed").content)
+    assert selector.metadata["stale"] == "the kernel changed"
+    assert selector.choose(data.problems[0], data.device).source == "analytic"
+
+
+def test_every_problem_gets_its_best_portfolio_config(made):
+    found, data, result = made
+    selector = _C.Selector.load(result.content)
+    for row in range(0, len(data.problems), 3):
+        timed = {config: data.log_ratio[row, data.configs.index(config)] for config in selector.configs("fp8_gemm")}
+        choice = selector.choose(data.problems[row], data.device)
+        if choice.source == "exact":
+            best = min(data.log_ratio[row, data.configs.index(config)] for config in found.portfolio)
+            assert timed[choice.config] <= min(best, export.EXACT_GAIN_LOG)
+
+
+def exact_case(data, gain, state=CONFIRMED):
+    """Return a table where the oracle of row 0 is outside the portfolio and `gain` (log) faster than the best config in
+    it.
+    """
+    portfolio = [0, 1]
+    log_ratio, states, search, oracle = (
+        data.log_ratio.copy(),
+        data.state.copy(),
+        data.log_ratio.copy(),
+        np.zeros(len(data.problems), int),
+    )
+    log_ratio[:, portfolio], states[:, portfolio] = -0.05, CONFIRMED
+    search[:, portfolio] = -0.05
+    log_ratio[0, 2], search[0, 2], states[0, 2], oracle[0] = -0.05 - gain, -0.05 - gain, state, 2
+    return replace(data, log_ratio=log_ratio, state=states, search=search, oracle=oracle), [
+        data.configs[0],
+        data.configs[1],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gain", "state", "leaves"), [(0.03, CONFIRMED, True), (0.015, CONFIRMED, False), (0.5, SEARCHED, False)]
+)
+def test_only_a_confirmed_gain_above_two_percent_leaves_the_portfolio(data, gain, state, leaves):
+    table, portfolio = exact_case(data, gain, state)
+    configs, exact = export.choose_exact(table, portfolio)
+    assert (len(configs) == 3) == leaves and (configs[exact[data.problems[0]]] == data.configs[2]) == leaves
+
+
+def test_a_portfolio_config_that_was_no_finalist_is_compared_on_search_rounds(data):
+    table, portfolio = exact_case(data, 0.5)
+    table.state[0, [0, 1]] = SEARCHED
+    table.log_ratio[0, [0, 1]] = -0.54
+    assert len(export.choose_exact(table, portfolio)[0]) == 2
+    table.log_ratio[0, [0, 1]] = -0.5
+    assert len(export.choose_exact(table, portfolio)[0]) == 3
+
+
+def test_no_more_than_32_configs(data):
+    columns = list(range(30))
+    log_ratio, state = np.zeros_like(data.log_ratio), np.full_like(data.state, CONFIRMED)
+    oracle = 30 + np.arange(len(data.problems)) % 20
+    log_ratio[np.arange(len(oracle)), oracle] = -0.1
+    log_ratio[oracle == 35, 35] = -0.5
+    table = replace(data, log_ratio=log_ratio, search=log_ratio, state=state, oracle=oracle)
+    configs, _ = export.choose_exact(table, [data.configs[column] for column in columns])
+    assert len(configs) == 32 and data.configs[35] in configs
+
+
+def test_an_entry_far_behind_the_heuristics_pick_is_left_out(data):
+    table, portfolio = exact_case(data, 0.0)
+    table.log_ratio[3, [0, 1]] = 0.1
+    table.state[4, [0, 1]] = UNMEASURED
+    _, exact = export.choose_exact(table, portfolio)
+    assert data.problems[3] not in exact and data.problems[4] not in exact and data.problems[5] in exact
+
+
+def test_the_command_installs_what_the_library_then_uses(folder, tmp_path, monkeypatch, capsys):
+    from deep_gemm import selection
+
+    monkeypatch.setenv("DG_MODEL_DIR", str(tmp_path / "models"))
+    assert cli.run(["export", "--training", str(folder.parent), "--install", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (
+        report["passed"]
+        and os.path.getsize(report["artifact"]) == report["bytes"]
+        and report["ops"]["fp8_gemm"]["configs"] <= 32
+    )
+    monkeypatch.setattr(selection, "kernel_hash", lambda op: synthetic.KERNEL_HASH)
+    selection.forget_selectors()
+    sources = {
+        selection.explain(_C.Problem("fp8_gemm", m, 2112, 7168), _C.Device.known(SKU)).source for m in (128, 130)
+    }
+    selection.forget_selectors()
+    assert "exact" in sources
+
+
+@pytest.mark.parametrize("miss", [{"mean": 0.031}, {"p95": 0.09}, {"answered": 0.6}])
+def test_a_missed_gate_refuses_unless_forced(folder, tmp_path, capsys, miss):
+    write_evaluation(folder, GOOD | miss)
+    arguments = ["export", "--training", str(folder.parent), "--out", str(tmp_path / "out")]
+    assert cli.run(arguments) == 1
+    assert "missed" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert cli.run([*arguments, "--force"]) == 0
+    assert "by force" in (tmp_path / "out" / f"{SKU}.md").read_text()
+
+
+def test_the_model_card_says_what_it_must(made):
+    card = made[2].card
+    for heading in ("## fp8_gemm", "### Gates", "### Data", "### Validation", "### What the file holds", "### Limits"):
+        assert heading in card
+    assert "by force" not in card and synthetic.KERNEL_HASH[:16] in card and "8 of them the portfolio" in card
+
+
+def test_without_an_evaluation_of_this_selector(folder, data, learned):
+    found = train.load(folder)
+    (folder / train.EVALUATION).write_text('{"estimator_sha256": "of another"}')
+    with pytest.raises(errors.IntegrityError, match="another selector"):
+        export.load_evaluation(found)
+    (folder / train.EVALUATION).unlink()
+    with pytest.raises(errors.UsageError, match="tuner evaluate"):
+        export.load_evaluation(found)
+
+
+def test_a_failing_disk_leaves_the_old_artefact(made, tmp_path, monkeypatch):
+    artifact, _ = export.write_export(made[2], tmp_path / "out", SKU)
+    artifact.write_bytes(b"old")
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(errors.TunerError, match="No space left"):
+        export.write_export(made[2], tmp_path / "out", SKU)
+    assert artifact.read_bytes() == b"old" and sorted(os.listdir(tmp_path / "out")) == [f"{SKU}.dgsel", f"{SKU}.md"]
+
+
+def test_a_walk_that_differs_is_never_written(made, monkeypatch):
+    found, data, _ = made
+    original = export.golden_arrays
+
+    def wrong(*arguments):
+        arrays = original(*arguments)
+        return arrays | {"golden_scores": arrays["golden_scores"] + 1e-12}
+
+    monkeypatch.setattr(export, "golden_arrays", wrong)
+    with pytest.raises(errors.IntegrityError, match="golden vectors"):
+        export.make_export([(found, data)])
+
+
+def test_an_oracle_of_the_portfolio_is_no_extra_config(data):
+    """Its neighbour's lucky search round is better than the oracle's confirmation: the oracle stays the entry, and is
+    there once.
+    """
+    row = int(np.flatnonzero(data.state[np.arange(len(data.problems)), data.oracle] == CONFIRMED)[0])
+    oracle = int(data.oracle[row])
+    lucky = int(next(column for column in range(len(data.configs)) if column != oracle and data.legal[row, column]))
+    log_ratio, search, state = data.log_ratio.copy(), data.search.copy(), data.state.copy()
+    log_ratio[row, oracle], search[row, oracle] = -0.08, -0.13
+    log_ratio[row, lucky], search[row, lucky], state[row, lucky] = -0.10, -0.10, SEARCHED
+    table = replace(data, log_ratio=log_ratio, search=search, state=state)
+    portfolio = [data.configs[oracle], data.configs[lucky]]
+    configs, exact = export.choose_exact(table, portfolio)
+    assert len(set(configs)) == len(configs) and configs[exact[data.problems[row]]] == data.configs[oracle]

@@ -1,0 +1,252 @@
+"""`select`: what it shows is what the run time does, with and without an artefact, and without a GPU."""
+
+import json
+
+import pytest
+
+import deep_gemm
+from deep_gemm import _C, selection
+from tests.fakes import selectors
+from tuner import cli
+from tuner.problems.fields import DENSE, OPS, PROBLEM_DEFAULTS, default_fields, grouping_of, read_op_name
+
+SKU = "nvidia-h200-sm132"
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install an artefact whose kernels are this package's, and return its problems."""
+    (tmp_path / f"{SKU}.dgsel").write_bytes(selectors.make_artifact())
+    monkeypatch.setenv("DG_MODEL_DIR", str(tmp_path))
+    monkeypatch.setattr(selection, "kernel_hash", lambda op: selectors.KERNEL_HASH)
+    selection.forget_selectors()
+    yield selectors.make_parts()[3]
+    selection.forget_selectors()
+
+
+@pytest.fixture
+def without(tmp_path, monkeypatch):
+    """Make the heuristic the only one to choose."""
+    monkeypatch.setenv("DG_SELECTOR", "analytic")
+    selection.forget_selectors()
+    yield
+    selection.forget_selectors()
+
+
+def run(capsys, *arguments):
+    """Run `select` and return (exit code, standard output, standard error)."""
+    code = cli.run(["select", *map(str, arguments)])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def shape(problem):
+    """Return a problem's sizes as arguments."""
+    return problem.m, problem.n, problem.k
+
+
+def test_it_shows_the_run_times_choice(installed, capsys):
+    for problem in (
+        installed[0],
+        installed[50],
+        _C.Problem("fp8_gemm", 64, 2112, 7168),
+        _C.Problem("fp8_gemm", 5, 7, 11),
+    ):
+        code, text, _ = run(capsys, *shape(problem), "--device", "h200", "--json")
+        choice = selection.explain(problem, _C.Device.known("h200"))
+        found = json.loads(text)
+        assert code == 0 and found["config"] == choice.config.as_dict()
+        assert (found["source"], found["reason"]) == (choice.source, choice.reason)
+        assert found["problem"] == problem.as_dict() and found["predicted_us"] > 0
+
+
+def test_an_exact_answer_still_shows_the_scores(installed, capsys):
+    found = json.loads(run(capsys, *shape(installed[0]), "--device", SKU, "--json")[1])
+    assert found["source"] == "exact" and len(found["scores"]) == 8
+    assert [entry["score"] for entry in found["scores"]] == sorted(entry["score"] for entry in found["scores"])
+
+
+def test_it_explains_guards_and_scores(installed, capsys):
+    code, text, _ = run(capsys, *shape(installed[60]), "--device", "h200", "--explain")
+    assert (
+        code == 0
+        and "heuristic's pick" in text
+        and "margin 1.0%" in text
+        and text.count("ok ") == 5
+        and "x the heuristic's pick" in text
+    )
+
+
+@pytest.mark.filterwarnings("ignore::deep_gemm.errors.SelectorWarning")
+def test_it_names_the_guard_that_refuses(installed, monkeypatch, capsys):
+    monkeypatch.setattr(selection, "kernel_hash", lambda op: "ab" * 32)
+    code, text, _ = run(capsys, *shape(installed[60]), "--device", "h200", "--explain")
+    assert code == 0 and "analytic" in text and "NOT same kernels" in text
+    assert (
+        "no selector is used for this problem: measured with other kernels" in text
+        and ", which is not used: margin" in text
+    )
+
+
+def test_without_an_artefact_the_heuristic_answers(without, capsys):
+    problem = _C.Problem("fp8_gemm", 64, 2112, 7168)
+    code, text, _ = run(capsys, 64, 2112, 7168, "--device", "h100", "--explain")
+    assert code == 0 and str(_C.get_analytic_config(problem, _C.Device.known("h100"))) in text and "no selector" in text
+    assert json.loads(run(capsys, 64, 2112, 7168, "--device", "h100", "--json")[1])["selector"] is None
+
+
+def test_the_number_of_sms_is_part_of_the_problem(without, capsys):
+    problem = _C.Problem("fp8_gemm", 4096, 4096, 4096, num_sms=20)
+    found = json.loads(run(capsys, 4096, 4096, 4096, "--num-sms", 20, "--device", "h200", "--json")[1])
+    assert found["problem"] == problem.as_dict() and found["name"] == str(
+        _C.get_analytic_config(problem, _C.Device.known("h200"))
+    )
+
+
+def test_every_field_of_a_problem_is_an_option(without, capsys):
+    device = _C.Device.known("h200")
+    gradient = _C.Problem("fp8_gemm", 4096, 4096, 7168, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
+    arguments = ["--recipe", "1d1d", "--d-dtype", "fp32", "--c-mode", "accumulate"]
+    found = json.loads(run(capsys, 4096, 4096, 7168, *arguments, "--device", "h200", "--json")[1])
+    assert found["problem"] == gradient.as_dict() and found["name"] == str(_C.get_analytic_config(gradient, device))
+    other = _C.Problem("bf16_gemm", 64, 512, 1024, a_major="mn", b_major="mn", batch_invariant=True)
+    arguments = ["--op", "bf16_gemm", "--a-major", "mn", "--b-major", "mn", "--batch-invariant"]
+    found = json.loads(run(capsys, 64, 512, 1024, *arguments, "--device", "h200", "--json")[1])
+    assert found["problem"] == other.as_dict() and found["config"] == _C.get_analytic_config(other, device).as_dict()
+    assert (
+        json.loads(run(capsys, 64, 512, 1024, "--scale-layout", "any", "--device", "h200", "--json")[1])["problem"][
+            "scale_layout"
+        ]
+        == "any"
+    )
+
+
+def test_an_op_kind_that_the_artefact_does_not_know(installed, capsys):
+    code, text, _ = run(capsys, 64, 2112, 7168, "--op", "bf16_gemm", "--device", "h200", "--explain")
+    assert code == 0 and text.count("does not know this op kind") == 2
+    assert (
+        "no selector is used for this problem: the selector does not know this op kind" in text
+        and "margin" not in text
+        and f"used for {SKU}" not in text
+    )
+
+
+def test_every_time_says_whose_it_is(installed, capsys):
+    seen = set()
+    for problem in (installed[0], installed[60], _C.Problem("fp8_gemm", 5, 7, 11)):
+        text = run(capsys, *shape(problem), "--device", "h200", "--explain")[1]
+        found = json.loads(run(capsys, *shape(problem), "--device", "h200", "--json")[1])
+        choice = selection.explain(problem, _C.Device.known("h200"))
+        is_scored = bool(choice.scores) and choice.config in choice.scores
+        assert (
+            found["predicted_by"] == ("forest" if is_scored else "heuristic")
+            and found["heuristic"]["predicted_by"] == "heuristic"
+        )
+        assert text.splitlines()[0].count("the forest's prediction" if is_scored else "the heuristic's estimate") == 1
+        times = [line for line in text.splitlines() if " us" in line]
+        assert all(("(the heuristic's estimate)" in line) != ("(the forest's prediction)" in line) for line in times)
+        assert all("forest's" in line for line in times[2:]) and "no time here is measured" in text
+        assert ("no selector is used" in text) == ("which is not used" in text) == (found["source"] == "analytic")
+        assert ("which did not decide" in text) == (found["source"] != "learned" and bool(found["scores"]))
+        seen.add(found["source"])
+    assert "exact" in seen and len(seen) > 1
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_an_op_kinds_only_legal_values_are_its_defaults(without, capsys, op):
+    groups = [] if grouping_of(op) == DENSE else ["--num-groups", 8]
+    code, text, error = run(capsys, 512, 4096, 4096, "--op", op, *groups, "--device", "h200", "--json")
+    assert code == 0, error
+    changed = {
+        name: value
+        for name, value in json.loads(text)["problem"].items()
+        if value != PROBLEM_DEFAULTS[name] and name not in ("op", "m", "n", "k", "num_groups")
+    }
+    assert changed == default_fields(op)
+    for name in changed:  # only what has no other legal value differs from other op kinds
+        flag = f"--{name.replace('_', '-')}"
+        assert run(capsys, 512, 4096, 4096, "--op", op, *groups, flag, PROBLEM_DEFAULTS[name])[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "fields"),
+    [
+        ("fp8_gemm_tn", "fp8_gemm", {}),
+        ("fp8_gemm_nt_skip_head_mid", "fp8_gemm", {"c_mode": "head_split"}),
+        ("bf16_gemm_nt", "bf16_gemm", {}),
+        ("bf16_gemm_nn", "bf16_gemm", {"b_major": "mn"}),
+        ("bf16_gemm_tn", "bf16_gemm", {"a_major": "mn", "b_major": "mn"}),
+        ("bf16_gemm_tt", "bf16_gemm", {"a_major": "mn"}),
+        ("m_grouped_fp8_gemm_nt_masked", "m_grouped_fp8_gemm_masked", {}),
+        ("bf16_m_grouped_gemm_nt_masked", "m_grouped_bf16_gemm_masked", {}),
+        ("m_grouped_bf16_gemm_nn_contiguous", "m_grouped_bf16_gemm_contiguous", {"b_major": "mn"}),
+        (
+            "k_grouped_fp8_gemm_nt_contiguous",
+            "k_grouped_fp8_gemm_contiguous",
+            {"recipe": "1d1d", "d_dtype": "fp32", "group_layout": "blocks"},
+        ),
+        ("k_grouped_fp8_gemm_tn_contiguous", "k_grouped_fp8_gemm_contiguous", {"recipe": "1d1d", "d_dtype": "fp32"}),
+        (
+            "k_grouped_bf16_gemm_tn_contiguous",
+            "k_grouped_bf16_gemm_contiguous",
+            {"a_major": "mn", "b_major": "mn", "d_dtype": "fp32"},
+        ),
+    ],
+)
+def test_a_functions_name_stands_for_its_problem(without, capsys, name, op, fields):
+    groups = 0 if grouping_of(op) == DENSE else 8
+    found = json.loads(
+        run(capsys, 512, 4096, 4096, "--op", name, "--num-groups", groups, "--device", "h200", "--json")[1]
+    )
+    assert found["problem"] == _C.Problem(op, 512, 4096, 4096, num_groups=groups, **fields).as_dict()
+
+
+def test_every_product_has_an_op_kind_and_a_flag_goes_before_a_name(without, capsys):
+    for name in (name for name in deep_gemm.__all__ if "_gemm_" in name and not name.startswith("cublaslt")):
+        assert read_op_name(name)[0] in OPS
+    found = json.loads(
+        run(capsys, 64, 512, 1024, "--op", "bf16_gemm_nn", "--b-major", "k", "--device", "h200", "--json")[1]
+    )
+    assert found["problem"]["b_major"] == "k"
+
+
+@pytest.mark.parametrize(
+    "name", ["fp8_gemm_xy", "m_grouped_fp8_gemm_tt_masked", "cublaslt_gemm_nt", "per_block_cast_to_fp8", "fp8", ""]
+)
+def test_an_unknown_op_kind_says_the_rule(without, capsys, name):
+    code, _, error = run(capsys, 64, 512, 1024, "--op", name)
+    assert (
+        code == 2
+        and f"--op {name}: " in error
+        and "the op kind is the function's name without _nt, _nn, _tn" in error
+        and "use one of fp8_gemm, " in error
+    )
+
+
+def test_no_gpu_means_the_recorded_model_of_gpu(without, monkeypatch, capsys):
+    def refuse(*_):
+        from deep_gemm.errors import DeviceError
+
+        raise DeviceError("no driver")
+
+    monkeypatch.setattr(_C, "get_device", refuse, raising=False)
+    assert json.loads(run(capsys, 64, 2112, 7168, "--json")[1])["sku"] == SKU
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (0, 1, 1),
+        (1, 1, 2**31),
+        (1, 1),
+        ("a", 1, 1),
+        (1, 1, 1, "--device", "b200"),
+        (1, 1, 1, "--num-sms", "-1"),
+        (1, 1, 1, "--op", "x"),
+        (1, 1, 1, "--recipe", "x"),
+        (1, 1, 1, "--a-major", "mn"),
+    ],
+)
+def test_wrong_arguments_are_usage_errors_in_one_line(without, capsys, arguments):
+    code, text, error = run(capsys, *arguments)
+    assert code == 2 and not text and error.count("\n") == 1 and "Traceback" not in error

@@ -1,0 +1,133 @@
+"""`inspect`: coverage, noise, stale rows and failures are counted from the rows, and nothing is written."""
+
+import json
+
+import pytest
+from tuner.db import Store
+
+from deep_gemm import _C
+from tests.fakes import databases, synthetic
+from tuner import cli, inspection
+from tuner.problems import shapes
+
+SKU = synthetic.SKU
+CURRENT, OLD = "ab" * 32, "cd" * 32
+DEMO = shapes.load_preset("demo")
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """A database with three demo problems of this kernel, two of an older one, and an open block."""
+    path = tmp_path_factory.mktemp("inspect") / "tuning.db"
+    with Store.open(path) as store:
+        context = databases.add_context(store)
+        for index, problem in enumerate(DEMO[:2]):
+            databases.add_block(store, context, problem, kernel_hash=OLD, anchor_us=100.0 + index)
+        for index, problem in enumerate(DEMO[1:4]):
+            databases.add_block(
+                store, context, problem, kernel_hash=CURRENT, anchor_us=200.0 + index, noise=0.001 * (index + 1)
+            )
+        databases.add_block(store, context, DEMO[5], kernel_hash=CURRENT, finish=False)
+    return path
+
+
+@pytest.fixture
+def found(database, monkeypatch):
+    monkeypatch.setattr(inspection.hashing, "kernel_hash", lambda op: CURRENT)
+    with Store.open(database, mode="ro") as store:
+        return inspection.inspect(store, SKU, "fp8_gemm", "demo")
+
+
+def test_coverage_counts_finished_blocks_of_the_newest_kernel(found):
+    assert found["coverage"]["demo"]["problems"] == len(DEMO)
+    assert found["coverage"]["demo"]["measured"] == found["coverage"]["demo"]["current"] == 3
+    assert (
+        str(DEMO[0]) in found["coverage"]["demo"]["missing"]
+        and str(DEMO[2]) not in found["coverage"]["demo"]["missing"]
+    )
+
+
+def test_stale_rows_are_those_of_other_kernels(found):
+    assert found["kernel_hash"] == {"tree": CURRENT, "newest": CURRENT, "matches": True}
+    assert found["stale"]["problems"] == 1 and found["stale"]["rows"] == sum(
+        entry["rows"] for entry in found["identities"] if not entry["current"]
+    )
+    assert [entry["current"] for entry in found["identities"]] == [True, False]
+
+
+def test_noise_is_that_of_the_newest_kernels_blocks(found):
+    noise = found["noise"]
+    assert noise["a_a"]["count"] == 4 and noise["a_a"]["max"] == 0.003
+    assert noise["anchor_drift"]["max"] == pytest.approx(201 / 200.5 - 1, abs=0.06)
+    assert 0 < noise["confirmation_mad"]["median"] < 1
+
+
+def test_failures_are_counted_by_status_and_config(found, database):
+    with Store.open(database, mode="ro") as store:
+        rows = store.load_measurements(sku=SKU, kernel_hash=CURRENT)
+    statuses = [row["status"] for row in rows]
+    assert found["failures"]["statuses"] == {status: statuses.count(status) for status in sorted(set(statuses))}
+    failed = [entry for entry in found["failures"]["configs"]]
+    assert (
+        sum(sum(entry["failures"].values()) for entry in failed)
+        == sum(status in inspection.FAILURES for status in statuses)
+        > 0
+    )
+
+
+def test_the_command_reads_and_writes_nothing(database, capsys):
+    before = database.read_bytes()
+    assert cli.run(["inspect", "--db", str(database)]) == 0
+    text = capsys.readouterr().out
+    assert "coverage of default" in text and "stale:" in text and "statuses:" in text and "NOT that of" in text
+    assert cli.run(["inspect", "--db", str(database), "--device", "h200", "--preset", "demo", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (
+        list(report["ops"]) == ["fp8_gemm"]
+        and set(report["ops"]["fp8_gemm"]["coverage"]) == {"demo"}
+        and report["sku"] == SKU
+    )
+    assert database.read_bytes() == before
+
+
+def test_an_empty_sku_has_no_noise(database):
+    with Store.open(database, mode="ro") as store:
+        report = inspection.inspect(store, "nvidia-h100-sm132", "fp8_gemm", "demo")
+    assert report["rows"] == 0 and report["noise"]["a_a"] is None and report["coverage"]["demo"]["measured"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--preset", "none"], 2),
+        (["--device", "none"], 2),
+        (["--db", "missing.db"], 2),
+        (["--op", "gemm"], 2),
+        (["--op", "bf16_gemm"], 3),
+        (["--device", "h100"], 3),
+    ],
+)
+def test_wrong_arguments(database, capsys, arguments, code):
+    given = arguments if "--db" in arguments else ["--db", str(database), *arguments]
+    assert cli.run(["inspect", *given]) == code
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_any_database_the_recorded_snapshot_is_read(tmp_path, monkeypatch):
+    from tuner import sources
+
+    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "none.db"))
+    monkeypatch.setattr(sources, "snapshot_path", lambda sku: synthetic.make_small_database())
+    with sources.open_database("") as store:
+        assert store.mode == "immutable" and sources.find_device(store, "") == _C.Device.known(SKU)
+
+
+def test_an_empty_database_of_the_user_does_not_hide_the_recorded_one(tmp_path, monkeypatch):
+    from tuner.db import Store
+
+    from tuner import sources
+
+    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "own.db"))
+    Store.open(tmp_path / "own.db", mode="rw").close()
+    with sources.open_database("") as store:
+        assert "snapshots" in str(store.target)

@@ -1,0 +1,1 @@
+"""From recorded times to a selector: data set, portfolio, forest, guards, nested validation."""

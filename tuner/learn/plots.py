@@ -1,0 +1,40 @@
+"""Plots of an evaluation; matplotlib is needed only here."""
+
+from pathlib import Path
+
+import numpy as np
+
+from tuner import errors
+from tuner.learn.dataset import Dataset
+from tuner.learn.evaluate import regret_curve
+from tuner.learn.validate import FoldResult
+from tuner.ship.model_card import METHOD_NAMES
+
+SHOWN = ("heuristic", "nearest", "tree", "model_alone", "model", "portfolio_best")
+
+
+def plot_regret(data: Dataset, results: list[FoldResult], path: Path) -> None:
+    """Write a PNG: the sorted regret of each method over problems of left-out families.
+
+    Raises: UsageError without matplotlib; TunerError.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise errors.UsageError(
+            "--plot: matplotlib is not installed; `pip install matplotlib`, or leave --plot out"
+        ) from error
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for method in SHOWN:
+        regret = 100.0 * regret_curve(data, results, method)
+        if len(regret):
+            axes.step(np.linspace(0.0, 100.0, len(regret)), regret, where="mid", label=METHOD_NAMES[method])
+    axes.axhline(2.0, color="grey", linewidth=0.8, linestyle=":")
+    axes.set(xlabel="problems, sorted by regret (%)", ylabel="regret against the measured best (%)", ylim=(-2.0, 30.0))
+    axes.set_title(f"{data.identity.op} on {data.identity.sku}: families left out")
+    axes.legend()
+    try:
+        figure.savefig(path, dpi=120, format="png")
+    except OSError as error:
+        raise errors.TunerError(f"--plot {path}: {error.strerror or error}") from error

@@ -1,0 +1,146 @@
+"""Nested validation: every fold refits portfolio, guards and forest on what is left, then chooses for what was left
+out.
+
+Three splits: whole families of weights, all shapes of one public model, and unseen numbers of tokens: of m, of the rows
+of a group, or of the K of a group. The heuristic's rate constants are not refitted: they are part of the package, and
+`HEURISTIC_VERSION` names them.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from joblib import Parallel, delayed
+
+from tuner.learn.baselines import choose_baselines
+from tuner.learn.dataset import CONFIRMED, Dataset
+from tuner.learn.learner import Settings, choose, fit
+from tuner.problems.fields import K_GROUPED, get_tokens, get_weight_shape, grouping_of
+from tuner.problems.shapes import OTHER_MODEL
+
+METHODS = ("model", "model_alone", "heuristic", "best_single", "nearest", "tree", "portfolio_best")
+M_FOLDS = 5
+#: A fold with fewer problems left than this is answered by the heuristic.
+MIN_TRAINING = 4
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One held-out set: the split it belongs to, a label for people, and a mask over problems."""
+
+    split: str
+    label: str
+    held_out: np.ndarray
+
+
+@dataclass(frozen=True)
+class FoldResult:
+    """The choices of every method for the held-out rows of one fold."""
+
+    fold: Fold
+    rows: np.ndarray
+    columns: dict
+    answered: np.ndarray
+    portfolio: list
+
+
+def make_folds(data: Dataset) -> list[Fold]:
+    """Return the folds of all three splits."""
+    return [*family_folds(data), *model_folds(data), *size_folds(data)]
+
+
+def family_folds(data: Dataset) -> Iterator[Fold]:
+    """Yield one fold per family of weights."""
+    for family in np.unique(data.families):
+        mask = data.families == family
+        first = data.problems[int(np.flatnonzero(mask)[0])]
+        label = f"m{first.m}-n{first.n}" if grouping_of(first.op) == K_GROUPED else f"n{first.n}-k{first.k}"
+        yield Fold("family", label, mask)
+
+
+def model_folds(data: Dataset) -> Iterator[Fold]:
+    """Yield one fold per public model: all problems with one of its weights, whichever model they were swept for."""
+    for name in sorted(set(data.models) - {OTHER_MODEL}):
+        shapes = {
+            get_weight_shape(problem)
+            for problem, model in zip(data.problems, data.models, strict=True)
+            if model == name
+        }
+        mask = np.array([get_weight_shape(problem) in shapes for problem in data.problems])
+        if not mask.all():
+            yield Fold("model", name, mask)
+
+
+def size_folds(data: Dataset) -> Iterator[Fold]:
+    """Yield M_FOLDS folds of unseen m: every M_FOLDS-th number of tokens, over all families."""
+    values = np.array([get_tokens(problem) for problem in data.problems])
+    distinct = np.unique(values)
+    for index in range(min(M_FOLDS, len(distinct))):
+        mask = np.isin(values, distinct[index::M_FOLDS])
+        if not mask.all():
+            yield Fold("unseen_m", f"m{index}", mask)
+
+
+def run_fold(data: Dataset, fold: Fold, settings: Settings) -> FoldResult:
+    """Fit on what is left and choose for what was left out."""
+    train, test = np.flatnonzero(~fold.held_out), np.flatnonzero(fold.held_out)
+    if len(train) < MIN_TRAINING:
+        return FoldResult(
+            fold, test, {method: data.heuristic[test] for method in METHODS}, np.zeros(len(test), bool), []
+        )
+    learned = fit(data, train, settings)
+    choices = choose(data, test, learned)
+    columns = {
+        "model": choices.column,
+        "model_alone": choices.alone,
+        **choose_baselines(data, train, test, learned, settings.seed),
+    }
+    return FoldResult(fold, test, columns, choices.answered, learned.portfolio.columns.tolist())
+
+
+def validate(
+    data: Dataset, settings: Settings, jobs: int = -1, progress: Callable = lambda items, total: items
+) -> list[FoldResult]:
+    """Run every fold; threads suffice, because scikit-learn and numpy work without the interpreter lock."""
+    folds = make_folds(data)
+    results = Parallel(n_jobs=jobs, prefer="threads", return_as="generator")(
+        delayed(run_fold)(data, fold, settings) for fold in folds
+    )
+    return list(progress(results, len(folds)))
+
+
+def out_of_fold(data: Dataset, results: list[FoldResult]) -> list[dict]:
+    """Return, per problem, what the selector that never saw its family chose: the rows of `out_of_fold.json`."""
+    rows = []
+    for result in results:
+        if result.fold.split != "family":
+            continue
+        for index, row in enumerate(result.rows.tolist()):
+            problem, column = data.problems[row], int(result.columns["model"][index])
+            rows.append(
+                problem.as_dict()
+                | {
+                    "problem": problem.key,
+                    "config": data.configs[column].as_dict(),
+                    "source": "learned" if result.answered[index] else "analytic",
+                }
+            )
+    return sorted(rows, key=lambda row: (row["n"], row["k"], row["m"], row["problem"]))
+
+
+def unconfirmed_picks(data: Dataset, results: list[FoldResult]) -> dict:
+    """Return the full-space problems with picks of some fold or baseline that have no confirmation rounds yet, and
+    those configs.
+    """
+    missing = set()
+    for result in results:
+        for columns in result.columns.values():
+            pairs = zip(result.rows.tolist(), columns.tolist(), strict=True)
+            missing |= {
+                (row, column) for row, column in pairs if data.full_space[row] and data.state[row, column] != CONFIRMED
+            }
+    return {
+        "pairs": len(missing),
+        "problems": [data.problems[row].as_dict() for row in sorted({row for row, _ in missing})],
+        "configs": [data.configs[column].as_dict() for column in sorted({column for _, column in missing})],
+    }

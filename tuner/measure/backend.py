@@ -1,0 +1,329 @@
+"""Measure on the GPU: what runs in the child process. Times are CUDA-graph replays over rotated, L2-cold buffer sets.
+
+One stream carries everything. A replay is several launches of one config, each on the next set of the ring; a sequence
+of replays is queued without waiting, behind one replay that is not timed, so that the device never idles between two
+events.
+"""
+
+import hashlib
+import os
+import platform
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from deep_gemm import _C, errors
+from deep_gemm.jit.build import get_cubin
+from tuner.measure.checked_output import CheckedOutput, Reference
+from tuner.measure.operands import OperandPool, get_factors, get_head_splits
+from tuner.measure.protocol import parse_job
+from tuner.measure.race import Check, Race
+from tuner.measure.telemetry import Telemetry
+from tuner.problems.fields import kernel_problem
+from tuner.problems.workload import Workload, make_groups
+
+DEVICE = "cuda"
+#: Name of the regime of the default workload: part of a measurement's identity (see workload.name_regime).
+REGIME = "graph-cold"
+#: A replay lasts about this long, so that one launch of a graph (about 2 us) is under 1 %.
+REPLAY_US = 300.0
+#: Above this a single launch is a replay of its own.
+SINGLE_LAUNCH_US = 500.0
+MAX_LAUNCHES = 128
+#: A replay of a slow config is cut to fewer launches than the reference's only beyond this: equal counts have equal
+#: overheads.
+MAX_REPLAY_US = 4000.0
+#: A checked launch shorter than this says little about the kernel's time: the host's own launch takes 5 to 10 us.
+TRUSTED_QUICK_US = 25.0
+ANCHOR_SIZE = 4096
+ANCHOR_LAUNCHES = 8
+ANCHOR_INTERVAL_S = 1.0
+STEADY_LIMIT_S = 2.0
+STEADY_TOLERANCE = 0.005
+
+
+class DeviceFault(Exception):
+    """The driver reported an error, so nothing in this process can be trusted any more; `config` is the index to blame,
+    if known.
+    """
+
+    def __init__(self, config: int | None, error: BaseException):
+        super().__init__(f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}")
+        self.config = config
+
+
+class CudaBackend:
+    """Measures jobs on device 0 of this process (the parent chooses which GPU that is by CUDA_VISIBLE_DEVICES)."""
+
+    def __init__(self):
+        if not torch.cuda.is_available():
+            raise RuntimeError("no CUDA device is visible to this process")
+        torch.set_float32_matmul_precision("highest")  # no TF32 in the dequantised reference
+        torch.cuda.set_device(0)
+        self.stream = torch.cuda.Stream()
+        torch.cuda.set_stream(self.stream)
+        self.device = _C.get_device(0)
+        self.uuid = _C.get_device_uuid(0)
+        self.telemetry = Telemetry(self.uuid)
+        self.pool: OperandPool | None = None
+        self.kernels: dict = {}
+        self.anchor = Anchor()
+        check_canary()
+        self.anchor.run_window()  # loads the vendor's library now: later the parent waits for it with less patience
+
+    def hello(self) -> dict:
+        """Return what the parent must know: the device, and the software that took part."""
+        device = describe_device(self.device, self.uuid, self.telemetry)
+        return {"regime": REGIME, "device": device, "environment": describe_environment(self.telemetry)}
+
+    def run(self, job: dict, progress: Callable[[str, int | None], None]) -> dict:
+        """Measure one job and return its report. Raises: DeviceFault, race.ReferenceFailed."""
+        problem, configs = parse_job(job)
+        progress("setup", None)
+        self.pool = self.pool or OperandPool(DEVICE, self.device.l2_bytes, job["seed"])
+        self.anchor.warm_up()
+        timer = CudaTimer(self, problem, configs, job["plan"]["isolate"], Workload(job["workload"], job["seed"]))
+        progress("setup", None)
+        report = Race(timer, len(configs), job["plan"], job["must_confirm"], progress).run()
+        return report | self.telemetry.read() | {"anchor_us": self.anchor.read()}
+
+    def get_kernel(self, problem, config) -> tuple["_C.Kernel", bool]:
+        """Return the loaded kernel and whether it is new here. Raises: errors.CompileError, errors.LaunchError."""
+        key = kernel_problem(problem), config
+        if key in self.kernels:
+            return self.kernels[key], False
+        result = get_cubin(problem, config)
+        self.kernels[key] = _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
+        return self.kernels[key], True
+
+
+class CudaTimer:
+    """The race's Timer for one problem (see race.Timer). Any driver error becomes a DeviceFault."""
+
+    def __init__(self, backend: CudaBackend, problem, configs: list, isolate: bool, workload: Workload):
+        self.backend, self.problem, self.configs, self.isolate = backend, problem, configs, isolate
+        self.groups = make_groups(problem, workload)
+        self.ring, self.start = backend.pool.make_ring(problem, self.groups), backend.pool.make_start(problem)
+        self.reference = Reference(problem, self.ring[0], self.groups)
+        self.output, self.expected = self.make_output(), None
+        alpha, beta = get_factors(problem)
+        self.options = {
+            "num_sms": problem.num_sms,
+            "alpha": alpha,
+            "beta": beta,
+            "head_splits": get_head_splits(problem),
+            "stream": backend.stream.cuda_stream,
+        }
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.num_launches: dict[int, int] = {}
+        self.quick_us: dict[int, float] = {}
+        self.max_abs_error: float | None = None
+        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+
+    def make_output(self) -> CheckedOutput:
+        """Return a D that launches are checked on."""
+        return CheckedOutput(self.problem, DEVICE, self.groups)
+
+    def check(self, index: int) -> Check:
+        """Launch once on set 0 into a poisoned D and compare it."""
+        try:
+            kernel, is_new = self.backend.get_kernel(self.problem, self.configs[index])
+            return self.check_kernel(index, kernel, is_new)
+        except errors.CompileError as error:
+            return Check("compile_error", error=str(error)[-2000:])
+        except errors.ConfigError as error:
+            return Check("skipped", error=str(error))
+        except RuntimeError as error:
+            raise DeviceFault(index, error) from error
+
+    def check_kernel(self, index: int, kernel: "_C.Kernel", is_new: bool) -> Check:
+        """Time one launch of `kernel` and judge what it wrote."""
+        output = self.output
+        output.prepare(self.start)
+        if is_new:
+            self.launch(kernel, 0, output.d)  # the first launch loads the kernel's code, which no time may include
+            output.prepare(self.start)
+        self.events[0].record()
+        self.launch(kernel, 0, output.d)
+        self.events[1].record()
+        self.events[1].synchronize()
+        self.quick_us[index] = self.events[0].elapsed_time(self.events[1]) * 1e3
+        error = self.judge(index, output)
+        return Check("incorrect" if error else "ok", self.quick_us[index], finite(self.max_abs_error), error)
+
+    def judge(self, index: int, output: CheckedOutput) -> str | None:
+        """Return what is wrong with `output`; the first right one of a config that does not split K is what others must
+        equal bit by bit.
+        """
+        is_split = self.configs[index].split_k > 1
+        if self.expected is not None and not is_split:
+            return (
+                None
+                if output.equals(self.expected)
+                else "D differs from the reference config's bits, or was written outside"
+            )
+        error, self.max_abs_error = self.reference.compare(output)
+        if error is None and not is_split:
+            self.expected, self.output = output, self.make_output()
+        return error
+
+    def launch(self, kernel: "_C.Kernel", number: int, d: torch.Tensor | None = None) -> None:
+        """Launch on set `number` of the ring, into `d` or the set's own D."""
+        operands = self.ring[number]
+        if d is not None:
+            operands = operands._replace(d=d, c=d if operands.c is operands.d else operands.c)
+        operands.launch(kernel, **self.options)
+
+    def prepare(self, index: int) -> None:
+        """Capture the graph of `index` and replay it once, which also uploads it."""
+        try:
+            self.num_launches[index] = self.choose_launches(index)
+            self.graphs[index] = self.capture(index)
+            if self.num_launches[index] > 1 or index == 0:
+                self.graphs[index].replay()
+                self.backend.stream.synchronize()
+        except RuntimeError as error:
+            raise DeviceFault(index, error) from error
+
+    def choose_launches(self, index: int) -> int:
+        """Return how many launches make one replay: for all configs what the reference needs, unless that takes too
+        long.
+        """
+        if index == 0:
+            return count_launches(self.estimate_reference_us())
+        quick_us = max(self.quick_us[index], TRUSTED_QUICK_US)
+        return min(self.num_launches[0], max(int(MAX_REPLAY_US / quick_us), 1))
+
+    def estimate_reference_us(self) -> float:
+        """Return the reference's time: from its checked launch, or where that was too short from a graph of
+        MAX_LAUNCHES.
+        """
+        if self.quick_us[0] >= TRUSTED_QUICK_US:
+            return self.quick_us[0]
+        self.num_launches[0] = MAX_LAUNCHES
+        self.graphs[0] = self.capture(0)
+        self.graphs[0].replay()
+        return self.time([0])[0]
+
+    def capture(self, index: int) -> torch.cuda.CUDAGraph:
+        """Capture launches over consecutive sets; configs start at different sets where a replay is shorter than the
+        ring.
+        """
+        kernel, _ = self.backend.get_kernel(self.problem, self.configs[index])
+        count, ring = self.num_launches[index], len(self.ring)
+        start = index * count if count < ring else 0
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(capture_error_mode="relaxed")
+        try:
+            for number in range(start, start + count):
+                self.launch(kernel, number % ring)
+        finally:
+            graph.capture_end()
+        return graph
+
+    def time(self, sequence: Sequence[int]) -> list[float]:
+        """Replay the graphs of `sequence` back to back; return microseconds per launch of each."""
+        try:
+            while len(self.events) <= len(sequence):
+                self.events.append(torch.cuda.Event(enable_timing=True))
+            self.graphs[0].replay()  # keeps the device busy while the host queues the rest
+            self.events[0].record()
+            for position, index in enumerate(sequence):
+                self.graphs[index].replay()
+                self.events[position + 1].record()
+            self.events[len(sequence)].synchronize()
+            pairs = zip(self.events, self.events[1:], sequence, strict=False)
+            return [before.elapsed_time(after) * 1e3 / self.num_launches[index] for before, after, index in pairs]
+        except RuntimeError as error:
+            raise DeviceFault(sequence[0] if self.isolate else None, error) from error
+
+    def launches(self, index: int) -> int:
+        """Return the launches of one replay of `index`."""
+        return self.num_launches[index]
+
+
+def count_launches(kernel_us: float) -> int:
+    """Return the launches that make a replay of about REPLAY_US of a kernel that takes `kernel_us`."""
+    if kernel_us >= SINGLE_LAUNCH_US:
+        return 1
+    return min(max(round(REPLAY_US / kernel_us), 2), MAX_LAUNCHES)
+
+
+def finite(value: float | None) -> float | None:
+    """Return `value`, or None where it is not a finite number (which JSON has not)."""
+    return value if value is not None and value - value == 0 else None
+
+
+class Anchor:
+    """A fixed product of the vendor's library (BF16, 4096 cubed), timed about once a second: it shows the board's
+    drift.
+    """
+
+    def __init__(self):
+        generator = torch.Generator(device=DEVICE).manual_seed(0)
+        self.a, self.b = (
+            torch.randn(ANCHOR_SIZE, ANCHOR_SIZE, generator=generator, device=DEVICE).bfloat16() for _ in range(2)
+        )
+        self.d = torch.empty_like(self.a)
+        self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self.read_at, self.value_us, self.is_warm = 0.0, None, False
+
+    def run_window(self) -> float:
+        """Return the mean microseconds of one product over a window of ANCHOR_LAUNCHES."""
+        self.events[0].record()
+        for _ in range(ANCHOR_LAUNCHES):
+            torch.mm(self.a, self.b, out=self.d)
+        self.events[1].record()
+        self.events[1].synchronize()
+        return self.events[0].elapsed_time(self.events[1]) * 1e3 / ANCHOR_LAUNCHES
+
+    def warm_up(self) -> None:
+        """Once per process, run windows until three in a row agree within STEADY_TOLERANCE, at most STEADY_LIMIT_S."""
+        end, last = time.monotonic() + STEADY_LIMIT_S, []
+        while not self.is_warm and time.monotonic() < end:
+            last = [*last[-2:], self.run_window()]
+            self.is_warm = len(last) == 3 and max(last) <= min(last) * (1.0 + STEADY_TOLERANCE)
+        self.is_warm = True
+
+    def read(self) -> float:
+        """Return the anchor's time, measured again when the last value is older than ANCHOR_INTERVAL_S."""
+        if self.value_us is None or time.monotonic() - self.read_at > ANCHOR_INTERVAL_S:
+            self.value_us, self.read_at = self.run_window(), time.monotonic()
+        return self.value_us
+
+
+def check_canary() -> None:
+    """Multiply small integers on the device and compare exactly.
+
+    Raises: RuntimeError when the device gives a wrong product.
+    """
+    a = (torch.arange(256 * 256, device=DEVICE).view(256, 256) % 7 - 3).float()
+    if not torch.equal((a @ a).cpu(), a.cpu() @ a.cpu()):
+        raise RuntimeError("the canary product is wrong: this device cannot be trusted")
+
+
+def describe_device(device: _C.Device, uuid: str, telemetry: Telemetry) -> dict:
+    """Return the device's row; its UUID leaves this process as a hash only."""
+    return {
+        "name": device.name,
+        "sku": device.sku,
+        "sm_count": device.sm_count,
+        "smem_bytes": device.smem_bytes,
+        "l2_bytes": device.l2_bytes,
+        "compute_capability": list(device.compute_capability),
+        "clock_mhz": device.clock_mhz,
+        "memory_gbps": device.memory_gbps,
+        "mig": device.mig,
+        "memory_bytes": torch.cuda.get_device_properties(0).total_memory,
+        "power_limit_w": telemetry.power_limit_w(),
+        "uuid_hash": hashlib.sha256(uuid.encode()).hexdigest(),
+    }
+
+
+def describe_environment(telemetry: Telemetry) -> dict:
+    """Return the software of this process."""
+    return {
+        "driver": telemetry.driver_version(), "cuda": torch.version.cuda, "torch": torch.__version__,
+        "python": platform.python_version(), "cpu_count": os.cpu_count(),
+    }  # fmt: skip

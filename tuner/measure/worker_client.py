@@ -1,0 +1,228 @@
+"""The parent's side of the measuring process: start it, give it jobs, kill it when it is late, replace it.
+
+Guarantees: at most one measuring process at a time; none of its process group outlives `stop` or a failure; a job ends
+    by its
+    limit plus 5 s, whatever the child does.
+Exception contract: `run` raises WorkerFailure for everything that went wrong in the child; DeviceRetired after three
+starts in a
+    row failed; nothing else but OSError from starting a process.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Self
+
+from tuner import errors
+from tuner.measure import protocol
+
+#: Importing torch, opening the driver and multiplying the canary took 3 to 25 s on machines seen; a cold disk takes
+#: longer.
+HELLO_LIMIT_S = 180.0
+LOG_TAIL_BYTES = 4096
+MAX_START_FAILURES = 3
+#: What the child inherits: where to find software, the caches and the GPU; nothing else.
+ENVIRONMENT_NAMES = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+    "XDG_RUNTIME_DIR",
+)
+ENVIRONMENT_PREFIXES = ("CUDA", "NVIDIA_", "DG_", "PYTORCH_", "LC_", "OMP_")
+
+
+class WorkerFailure(Exception):
+    """One job failed.
+
+    `kind`: crash, timeout, reference or error; `config`: the index to blame or None; `log`: the log's tail.
+    """
+
+    def __init__(self, kind: str, message: str, config: int | None = None, log: str = ""):
+        super().__init__(message)
+        self.kind, self.config, self.log = kind, config, log
+
+
+class DeviceRetired(errors.TunerError):
+    """The measuring process could not be started three times in a row: the device is not used any further."""
+
+
+def reduce_environment(extra: dict[str, str]) -> dict[str, str]:
+    """Return the child's environment variables."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ENVIRONMENT_NAMES or name.startswith(ENVIRONMENT_PREFIXES)
+    }
+    return kept | extra
+
+
+class MeasuringWorker:
+    """A measuring process that is started on first use and replaced after every failure."""
+
+    def __init__(
+        self,
+        backend: str = "cuda",
+        extra_environment: dict[str, str] | None = None,
+        hello_limit_s: float = HELLO_LIMIT_S,
+    ):
+        self.backend, self.extra, self.hello_limit_s = backend, extra_environment or {}, hello_limit_s
+        self.process: subprocess.Popen | None = None
+        self.requests = self.replies = -1
+        self.log = None
+        self.identity: dict | None = None
+        self.start_failures = 0
+
+    def start(self) -> dict:
+        """Start the process unless it runs; return its hello.
+
+        Raises: DeviceRetired, TunerError when the device changed.
+        """
+        while self.process is None:
+            try:
+                self.launch()
+                self.check_identity(self.read(time.monotonic() + self.hello_limit_s, "hello"))
+            except WorkerFailure as failure:
+                self.start_failures += 1
+                if self.start_failures >= MAX_START_FAILURES:
+                    last = (failure.log.strip().splitlines() or [str(failure)])[-1]
+                    raise DeviceRetired(
+                        f"the measuring process failed to start {self.start_failures} times: {last[-500:]}"
+                    ) from failure
+        self.start_failures = 0
+        return self.identity
+
+    def check_identity(self, hello: dict) -> None:
+        """Remember the first hello; refuse one from another device or protocol."""
+        if hello.get("protocol") != protocol.PROTOCOL_VERSION or not isinstance(hello.get("device"), dict):
+            self.stop()
+            raise errors.TunerError("the measuring process speaks another protocol: reinstall the package")
+        if self.identity is not None and self.identity["device"]["uuid_hash"] != hello["device"]["uuid_hash"]:
+            self.stop()
+            raise errors.TunerError(
+                "the measuring process was replaced on another GPU: boards are never mixed within one sweep"
+            )
+        self.identity = hello
+
+    def launch(self) -> None:
+        """Spawn the process with two pipes and a log file."""
+        child_requests, self.requests = os.pipe()
+        self.replies, child_replies = os.pipe()
+        self.log = tempfile.TemporaryFile()
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "tuner.measure.worker",
+            "--backend",
+            self.backend,
+            "--parent",
+            str(os.getpid()),
+        ]
+        command += ["--requests", str(child_requests), "--replies", str(child_replies)]
+        try:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log, start_new_session=True,
+                pass_fds=(child_requests, child_replies), env=reduce_environment(self.extra),
+            )  # fmt: skip
+        finally:
+            os.close(child_requests)
+            os.close(child_replies)
+
+    def run(self, job: dict, limit_s: float, on_progress: Callable[[str], None] = lambda stage: None) -> dict:
+        """Run one job; each message must come within `limit_s` of the one before.
+
+        Raises: WorkerFailure, DeviceRetired.
+        """
+        self.start()
+        last = None
+        try:
+            protocol.write_message(self.requests, job)
+        except OSError as error:
+            raise self.fail("crash", f"the measuring process is gone: {error}", None) from error
+        while True:
+            message = self.read(time.monotonic() + limit_s, "reply", last)
+            if message["type"] == "result" and isinstance(message.get("result"), dict):
+                return message["result"]
+            if message["type"] != "progress":
+                raise self.fail_from(message, last)
+            last = message.get("config") if protocol.is_integer(message.get("config")) else None
+            on_progress(str(message.get("stage")))
+
+    def read(self, deadline: float, what: str, config: int | None = None) -> dict:
+        """Read one message. Raises: WorkerFailure; the process is then dead."""
+        try:
+            return protocol.read_message(self.replies, deadline)
+        except protocol.MessageTimeout as error:
+            raise self.fail("timeout", f"no {what} in time", config) from error
+        except (EOFError, protocol.ProtocolError, OSError) as error:
+            raise self.fail("crash", f"no {what}: {error}", config) from error
+
+    def fail_from(self, message: dict, last: int | None) -> WorkerFailure:
+        """Turn a failure message (or one of unknown type) into a WorkerFailure; only after a wrong reference does the
+        process go on.
+        """
+        kind, error = message.get("kind"), str(message.get("error"))[:2000]
+        config = message["config"] if protocol.is_integer(message.get("config")) else last
+        if message["type"] == "failure" and kind == "reference":
+            return WorkerFailure(kind, error, 0)
+        return self.fail("error" if kind == "error" else "crash", error, config)
+
+    def fail(self, kind: str, message: str, config: int | None) -> WorkerFailure:
+        """Kill the process and return the failure with how it ended and its log's tail."""
+        code = self.stop()
+        ending = f" (signal {-code})" if code is not None and code < 0 and kind == "crash" else ""
+        return WorkerFailure(kind, message + ending, config, self.read_log())
+
+    def read_log(self) -> str:
+        """Return the last 4 KiB of the process's output, control characters escaped."""
+        if self.log is None:
+            return ""
+        size = self.log.seek(0, os.SEEK_END)
+        self.log.seek(max(size - LOG_TAIL_BYTES, 0))
+        text = self.log.read().decode("utf-8", "replace")
+        self.log.close()
+        self.log = None
+        return "".join(letter if letter.isprintable() or letter == "\n" else f"\\x{ord(letter):02x}" for letter in text)
+
+    def stop(self) -> int | None:
+        """Kill the process and its whole group; return its exit code (negative: the signal that ended it before us)."""
+        if self.process is None:
+            return None
+        code = self.wait_briefly()
+        try:
+            os.killpg(
+                self.process.pid, signal.SIGKILL
+            )  # the group lives as long as any member does, also after its leader
+        except ProcessLookupError:
+            pass
+        self.process.wait()
+        for fd in (self.requests, self.replies):
+            os.close(fd)
+        self.process = None
+        return code
+
+    def wait_briefly(self) -> int | None:
+        """Return the exit code of a process that is ending by itself, None where it still runs; the process is not
+        reaped.
+        """
+        for _ in range(10):
+            ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is not None:
+                return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+            time.sleep(0.01)
+        return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()

@@ -1,0 +1,182 @@
+"""The problems of a sweep: presets, shape files, shards, and which public model a shape comes from.
+
+A preset is `tuner/presets/<name>.json`, either {"name": str, "description": str, "includes": [names of presets]} or
+    {"name": str, "description": str, "groups": [{"model": str, "op": str, "fields": {...}, "layouts": ["nt", ...], "m":
+    [int],
+                                                  "shapes": [{"name": str, "n": int, "k": int, "m": [int]}]}]}
+A shape's own "m" replaces its group's. "op" (default fp8_gemm), "fields" (further fields of the problems) and "layouts"
+(of BF16 ops, default nt) may be left out.
+
+Grouped ops have "sizes" in the place of "m", again a shape's own before its group's: {"num_groups": int, "mean_m":
+[int]} each, or "mean_k" for groups of K, whose shapes are {"name": str, "m": int, "n": int}. From a mean follow
+    contiguous   m = num_groups * mean_m, rounded up to the alignment
+    masked       m = "max_m" of the group (default 4096), expected_m = mean_m as the library rounds it (see
+                 workload.round_expected_m) groups of K  k = num_groups * mean_k
+A user's shape file may instead hold {"problems": [{"m": int, "n": int, "k": int, ...}]}, with any further
+field of a problem, or be JSON lines of problems, as DG_RECORD_SHAPES writes them.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+from deep_gemm import _C
+from deep_gemm.errors import DeepGemmError
+from tuner import errors
+from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, OPS, get_weight_shape, get_work, grouping_of
+from tuner.problems.workload import round_expected_m
+
+PRESET_DIR = Path(__file__).parents[1] / "presets"
+#: Memory layout of A, then B, as the ops' names have it -> the contiguous dimension of each.
+MAJORS = {"nt": ("k", "k"), "nn": ("k", "mn"), "tn": ("mn", "mn"), "tt": ("mn", "k")}
+#: What a shape of no preset belongs to.
+OTHER_MODEL = "other"
+#: Rows that each masked group has room for, where a preset does not say.
+MAX_M = 4096
+
+
+def preset_names() -> list[str]:
+    """Return the names of the presets that come with the package."""
+    return sorted(path.stem for path in PRESET_DIR.glob("*.json"))
+
+
+def load_preset(name: str) -> list:
+    """Return the problems of a preset, in its order. Raises: UsageError for an unknown name."""
+    if name not in preset_names():
+        raise errors.UsageError(f"--preset {name}: unknown; use one of {', '.join(preset_names())}")
+    return list(dict.fromkeys(problem for document in read_preset(name) for problem in expand(document)))
+
+
+def read_preset(name: str) -> list[dict]:
+    """Return the documents with the groups of a preset: its own, or those of the presets that it includes."""
+    document = json.loads((PRESET_DIR / f"{name}.json").read_text(encoding="utf-8"))
+    return (
+        [part for included in document["includes"] for part in read_preset(included)]
+        if "includes" in document
+        else [document]
+    )
+
+
+def load_file(path: Path) -> list:
+    """Return the problems of a shape file without repeats. Raises: UsageError naming the file and the fault."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return expand(parse_document(text))
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.UsageError(f"--shapes {path}: cannot be read ({error})") from error
+    except (ValueError, TypeError, KeyError, AttributeError, DeepGemmError) as error:
+        raise errors.UsageError(
+            f"--shapes {path}: not a shape file ({type(error).__name__}: {error}); see tuner/problems/shapes.py for the format"
+        ) from error
+
+
+def parse_document(text: str) -> dict:
+    """Return the document of a shape file; JSON lines, also a single one, become its list of problems."""
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError:
+        return {"problems": [json.loads(line) for line in text.splitlines() if line.strip()]}
+    return (
+        {"problems": [document]}
+        if isinstance(document, dict) and ("fields" in document or "m" in document)
+        else document
+    )
+
+
+def expand(document: dict | list) -> list:
+    """Return the problems of a preset's or shape file's document, in order, without repeats."""
+    rows = document if isinstance(document, list) else document.get("problems", [])
+    problems = [make_problem(row) for row in rows]
+    for group in document.get("groups", []) if isinstance(document, dict) else []:
+        problems += expand_group(group)
+    if not problems:
+        raise ValueError("it holds no problem")
+    return list(dict.fromkeys(problems))
+
+
+def expand_group(group: dict) -> list:
+    """Return the problems of one group: layout by layout, shape by shape."""
+    op, fields = group.get("op", OPS[0]), group.get("fields", {})
+    problems = []
+    for layout in group.get("layouts", ["nt"]):
+        majors = {"a_major": MAJORS[layout][0], "b_major": MAJORS[layout][1]} if layout != "nt" else {}
+        for shape in group["shapes"]:
+            sizes = (
+                make_sizes(op, group, shape)
+                if grouping_of(op) != DENSE
+                else [{"m": m} for m in shape.get("m", group.get("m", []))]
+            )
+            fixed = {name: shape[name] for name in (("m", "n") if grouping_of(op) == K_GROUPED else ("n", "k"))}
+            problems += [_C.Problem(op, **fixed, **size, **fields, **majors) for size in sizes]
+    return problems
+
+
+def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
+    """Return what the sizes of one shape of a grouped op give: fields of problems, see the head of this file."""
+    grouping, alignment = (
+        grouping_of(op),
+        group.get("fields", {}).get("alignment", _C.Problem(OPS[0], 1, 1, 1).alignment),
+    )
+    mean_name = "mean_k" if grouping == K_GROUPED else "mean_m"
+    found = []
+    for entry in shape.get("sizes", group.get("sizes", [])):
+        for mean in entry[mean_name]:
+            total = entry["num_groups"] * mean
+            sizes = {
+                CONTIGUOUS: {"m": -(-total // alignment) * alignment},
+                MASKED: {"m": (room := group.get("max_m", MAX_M)), "expected_m": round_expected_m(mean, room)},
+                K_GROUPED: {"k": total},
+            }
+            found.append({"num_groups": entry["num_groups"]} | sizes[grouping])
+    return found
+
+
+def make_problem(row: dict):
+    """Return the problem of one {"m", "n", "k", ...} object."""
+    fields = dict(row.get("fields", row))
+    return _C.Problem(
+        fields.pop("op", row.get("op", OPS[0])), fields.pop("m"), fields.pop("n"), fields.pop("k"), **fields
+    )
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """Return (i, n) of "i/n", 0 <= i < n. Raises: UsageError."""
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    index, count = (int(part) for part in match.groups()) if match else (0, 0)
+    if not index < count:
+        raise errors.UsageError(f"--shard {text}: must be i/n with 0 <= i < n, such as 0/4")
+    return index, count
+
+
+def take_shard(problems: list, index: int, count: int) -> list:
+    """Return shard `index` of `count`, in the given order; shards hold equally many problems of every size of work."""
+    by_work = sorted(problems, key=lambda problem: (get_work(problem), problem.key))
+    mine = set(by_work[index::count])
+    return [problem for problem in problems if problem in mine]
+
+
+@cache
+def model_of_shape(is_grouped: bool = False) -> dict[tuple[int, int], str]:
+    """Return {weight's shape (see fields.get_weight_shape): the public model it was taken from} over all presets.
+
+    A shape of several models is the first one's; `is_grouped`: grouped ops' groups come first, else dense ones'.
+    """
+    groups = [
+        group
+        for name in sorted(preset_names(), key=lambda name: (name != "default", name))
+        for document in read_preset(name)
+        for group in document["groups"]
+    ]
+    found: dict[tuple[int, int], str] = {}
+    for group in sorted(groups, key=lambda group: (grouping_of(group.get("op", OPS[0])) == DENSE) == is_grouped):
+        if group["model"] != OTHER_MODEL:
+            for shape in group["shapes"]:
+                found.setdefault((shape["n"], shape["k"]) if "k" in shape else (shape["m"], shape["n"]), group["model"])
+    return found
+
+
+def model_names(problems: list) -> list[str]:
+    """Return for each problem the public model that its weight's shape comes from, OTHER_MODEL where no preset has it."""
+    known = {is_grouped: model_of_shape(is_grouped) for is_grouped in (False, True)}
+    return [known[grouping_of(problem.op) != DENSE].get(get_weight_shape(problem), OTHER_MODEL) for problem in problems]

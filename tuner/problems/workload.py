@@ -1,0 +1,175 @@
+"""Workloads: which group sizes a grouped problem is measured with. Only the data knows them; a problem holds at most
+their mean.
+
+    spread    (default) sizes between 0.7 and 1.3 times the mean, as a router that is trained to balance its experts
+              leaves them uniform   equal sizes skewed    one group has nearly everything, half of the others nothing,
+              the rest the smallest size
+
+Sizes follow from the problem, the workload and the seed alone. Contiguous groups fill m: each takes whole units of the
+alignment, of which the rows after its last one are padding. Groups of K fill k in units of 128, the K of one step.
+Masked groups hold up to m rows.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from tuner import errors
+from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of
+
+WORKLOADS = ("spread", "uniform", "skewed")
+DEFAULT = WORKLOADS[0]
+SPREAD = 0.3
+#: Every group of K is a multiple of it.
+K_UNIT = 128
+#: Share of the mean that a group has which is neither the large one nor empty, where rows come one by one.
+SMALL_SHARE = 1 / 16
+
+
+class Groups(NamedTuple):
+    """Groups of a problem: where each begins and how many rows it has, or how much of K; `starts` of masked groups
+    count rows of all groups.
+    """
+
+    starts: list[int]
+    sizes: list[int]
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One of WORKLOADS and the seed of its draws."""
+
+    name: str = DEFAULT
+    seed: int = 0
+
+    def describe(self, problem) -> str:
+        """Return what `block.workload` stores: canonical JSON, "" for a dense problem."""
+        if grouping_of(problem.op) == DENSE:
+            return ""
+        spread = {"spread": SPREAD} if self.name == "spread" else {}
+        return json.dumps({"seed": self.seed, "sizes": self.name} | spread, sort_keys=True, separators=(",", ":"))
+
+
+def is_default(text: str) -> bool:
+    """Return whether a stored workload is a dense problem's, or the default one at any seed."""
+    return not text or json.loads(text).get("sizes") == DEFAULT
+
+
+def name_regime(regime: str, op: str, workload: str) -> str:
+    """Return the regime of measurements of an op kind: another workload than the default one is another regime for
+    grouped ops.
+    """
+    return regime if workload == DEFAULT or grouping_of(op) == DENSE else f"{regime}-{workload}"
+
+
+def make_groups(problem, workload: Workload) -> Groups | None:
+    """Return the groups of a problem, None for a dense one.
+
+    Raises: UsageError where K cannot be divided among groups.
+    """
+    grouping = grouping_of(problem.op)
+    if grouping == DENSE:
+        return None
+    generator = random.Random(f"{workload.seed} {workload.name} {problem.key}")
+    if grouping == MASKED:
+        sizes = make_masked_sizes(problem, workload.name, generator)
+        return Groups([group * problem.m for group in range(problem.num_groups)], sizes)
+    if grouping == K_GROUPED:
+        if problem.k % K_UNIT:
+            raise errors.UsageError(
+                f"{problem}: k = {problem.k} is no multiple of {K_UNIT}, of which every group of K is one; round it up"
+            )
+        sizes = [
+            K_UNIT * units for units in share_units(problem.k // K_UNIT, problem.num_groups, workload.name, generator)
+        ]
+        return Groups(add_up(sizes), sizes)
+    units = share_units(-(-problem.m // problem.alignment), problem.num_groups, workload.name, generator)
+    starts = add_up([problem.alignment * count for count in units])
+    return Groups(
+        starts,
+        [
+            count_rows(problem, start, count, workload.name, generator)
+            for start, count in zip(starts, units, strict=True)
+        ],
+    )
+
+
+def add_up(sizes: Sequence[int]) -> list[int]:
+    """Return where each of consecutive sizes begins."""
+    return [sum(sizes[:index]) for index in range(len(sizes))]
+
+
+def count_rows(problem, start: int, units: int, name: str, generator: random.Random) -> int:
+    """Return how many rows of a contiguous group's units hold tokens: all but fewer than one unit, all of equal groups."""
+    end = min(start + units * problem.alignment, problem.m)
+    padding = 0 if name == "uniform" or start >= end else generator.randrange(problem.alignment)
+    return max(end - start - padding, min(end - start, 1))
+
+
+def share_units(total: int, num_groups: int, name: str, generator: random.Random) -> list[int]:
+    """Divide `total` units among groups by the workload; they add up exactly."""
+    if name == "skewed":
+        large, small = choose_skewed(num_groups, generator)
+        shares = [int(group in small[: max(total - 1, 0)]) for group in range(num_groups)]
+        shares[large] = total - sum(shares)
+        return shares
+    weights = [1.0 if name == "uniform" else generator.uniform(1.0 - SPREAD, 1.0 + SPREAD) for _ in range(num_groups)]
+    exact = [total * weight / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    largest = sorted(range(num_groups), key=lambda group: shares[group] - exact[group])
+    for group in largest[: total - sum(shares)]:
+        shares[group] += 1
+    return shares
+
+
+def choose_skewed(num_groups: int, generator: random.Random) -> tuple[int, list[int]]:
+    """Return the group that has nearly everything, and those that have a little: half of the others."""
+    order = generator.sample(range(num_groups), num_groups)
+    return order[0], order[1 : 1 + (num_groups - 1) // 2]
+
+
+def make_masked_sizes(problem, name: str, generator: random.Random) -> list[int]:
+    """Return the rows of masked groups; without an expected mean, groups are half full."""
+    mean, room = problem.expected_m or max(problem.m // 2, 1), problem.m
+    if name == "uniform":
+        return [min(mean, room)] * problem.num_groups
+    if name == "spread":
+        return [
+            min(round(mean * generator.uniform(1.0 - SPREAD, 1.0 + SPREAD)), room) for _ in range(problem.num_groups)
+        ]
+    large, small = choose_skewed(problem.num_groups, generator)
+    sizes = [max(round(mean * SMALL_SHARE), 1) if group in small else 0 for group in range(problem.num_groups)]
+    sizes[large] = min(problem.num_groups * mean - sum(sizes), room)
+    return sizes
+
+
+def make_group_tensor(problem, groups: Groups, device: str) -> torch.Tensor:
+    """Return what a kernel reads: m_indices int32 [m] of contiguous groups with -1 for padding, else the sizes int32
+    [num_groups].
+    """
+    if grouping_of(problem.op) != CONTIGUOUS:
+        return torch.tensor(groups.sizes, dtype=torch.int32, device=device)
+    indices = torch.full((problem.m,), -1, dtype=torch.int32)
+    for group, (start, size) in enumerate(zip(*groups, strict=True)):
+        indices[start : start + size] = group
+    return indices.to(device)
+
+
+def count_touched_rows(problem, groups: Groups) -> int:
+    """Return the rows of A and D that a launch reads or writes: of masked groups the valid ones, else all, padding too."""
+    return sum(groups.sizes) if grouping_of(problem.op) == MASKED else problem.m
+
+
+def count_touched_matrices(problem, groups: Groups) -> int:
+    """Return the matrices of B that a launch reads: those of groups that are not empty."""
+    return sum(size > 0 for size in groups.sizes)
+
+
+def round_expected_m(mean: int, room: int) -> int:
+    """Return a mean as the library rounds it before it enters a problem: up to three significant bits, within 1..room."""
+    unit = 1 << max(mean.bit_length() - 3, 0)
+    return min(max(-(-mean // unit) * unit, 1), room)

@@ -1,0 +1,1 @@
+"""The sweep: which configs are measured next, what is compiled ahead, what is recorded."""

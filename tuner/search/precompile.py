@@ -1,0 +1,132 @@
+"""Compile every kernel of a sweep ahead of measuring, over all cores, in processes that can be killed.
+
+NVRTC runs inside the process that calls it and cannot be interrupted, so it never runs in the sweep's own process. The
+cubins reach the measuring process through the disk cache; only the compiler's report travels back. With run-time sizes
+one compilation serves all problems of a variant: a kernel is a pair of such a problem (see fields.kernel_problem) and a
+config.
+"""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+#: One kernel takes 0.1 to 2 s; a pool that reports nothing for this long is killed and its open kernels are tried one
+#: by one.
+STALL_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What compiling one config gave: status `ok`, `spill` or `compile_error`, and the compiler's report."""
+
+    status: str
+    registers: int | None = None
+    spill_bytes: int | None = None
+    compile_ms: float | None = None
+    compiler: str | None = None
+    compiler_version: str | None = None
+    error: str | None = None
+
+
+def compile_one(problem, config) -> Compiled:
+    """Compile one config in this process (memory and disk cache first); every failure becomes a Compiled."""
+    from deep_gemm.jit import build
+
+    try:
+        result = build.get_cubin(problem, config)
+    except Exception as error:
+        return Compiled("compile_error", error=f"{type(error).__name__}: {str(error)[-1500:]}")
+    spills = result.spill_bytes or 0
+    return Compiled(
+        "spill" if spills else "ok",
+        result.registers,
+        spills,
+        result.compile_ms,
+        result.compiler,
+        result.compiler_version,
+        f"{spills} bytes of registers spilled" if spills else None,
+    )
+
+
+def compile_indexed(index: int, problem, config) -> tuple[int, Compiled]:
+    """Compile one config and return its index with the outcome, because outcomes come in any order."""
+    return index, compile_one(problem, config)
+
+
+def count_processes(num_shards: int) -> int:
+    """Return the processes of one shard's pool: the cores that this process may use, divided among the shards of the
+    host.
+    """
+    return max(len(os.sched_getaffinity(0)) // max(num_shards, 1), 1)
+
+
+def compile_all(
+    kernels: Sequence[tuple], num_processes: int, on_done: Callable[[int, int], None], first: int = 0
+) -> dict:
+    """Compile (problem, config) pairs and return {problem: {config: Compiled}}; `on_done(done, total)` reports
+    progress.
+
+    Starts at position `first`, so that the shards of one host begin with different kernels and share the work through
+    the cache.
+    """
+    order = [*kernels[first:], *kernels[:first]]
+    done: dict[int, Compiled] = {}
+    run_pool(order, range(len(order)), num_processes, done, on_done)
+    for index in range(len(order)):
+        if index not in done:  # its process died or hung: alone now, so that the fault names its config
+            run_pool(order, [index], 1, done, on_done)
+            done.setdefault(index, Compiled("compile_error", error="the compiling process died or hung"))
+    compiled: dict = {}
+    for index, (problem, config) in enumerate(order):
+        compiled.setdefault(problem, {})[config] = done[index]
+    return compiled
+
+
+def run_pool(
+    order: list, indices: Sequence[int], num_processes: int, done: dict, on_done: Callable[[int, int], None]
+) -> None:
+    """Compile `indices` of `order` into `done` with joblib; stop at the first process that dies or stalls, killing the
+    pool.
+    """
+    import joblib
+    from joblib.externals.loky import get_reusable_executor
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    tasks = (joblib.delayed(compile_indexed)(index, *order[index]) for index in indices)
+    # At least two processes: with one, joblib would compile in this process, which could then not be killed.
+    pool = joblib.Parallel(
+        n_jobs=max(num_processes, 2),
+        backend="loky",
+        return_as="generator_unordered",
+        batch_size=1,
+        timeout=STALL_LIMIT_S,
+    )
+    try:
+        for index, outcome in pool(tasks):
+            done[index] = outcome
+            on_done(len(done), len(order))
+    except (TerminatedWorkerError, multiprocessing.TimeoutError, OSError):
+        pass  # what is missing in `done` tells the caller
+    finally:
+        get_reusable_executor().shutdown(wait=False, kill_workers=True)
+
+
+def summarize(compiled: dict, seconds: float) -> dict:
+    """Return the counts and compile times of a compile-ahead stage for the sweep's summary."""
+    outcomes = [outcome for of_problem in compiled.values() for outcome in of_problem.values()]
+    times = sorted(outcome.compile_ms for outcome in outcomes if outcome.compile_ms)
+    return {
+        "kernels": len(outcomes),
+        "failed": sum(outcome.status != "ok" for outcome in outcomes),
+        "seconds": round(seconds, 2),
+        "median_ms": times[len(times) // 2] if times else None,
+        "max_ms": times[-1] if times else None,
+    }
+
+
+def timed(function: Callable, *arguments: object, **options: object) -> tuple:
+    """Return (function's value, seconds it took)."""
+    start = time.monotonic()
+    return function(*arguments, **options), time.monotonic() - start

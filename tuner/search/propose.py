@@ -1,0 +1,184 @@
+"""Which configs of a problem to measure next: all of them, or batches that optuna proposes.
+
+Optuna proposes and stores nothing: a study lives in memory, one per problem, and its history is told again from the
+rows of the database when a sweep resumes. A config that TPE asks for again is answered from memory; a proposal that is
+no candidate is told as failed. One process asks.
+"""
+
+import math
+import random
+import warnings
+from collections.abc import Iterable, Sequence
+
+from tuner import errors
+
+SAMPLERS = ("auto", "exhaustive", "tpe", "random", "qmc")
+#: `auto` measures spaces up to this size whole.
+EXHAUSTIVE_LIMIT = 256
+BATCH_SIZE = 24
+#: Configs that TPE starts from: the heuristic's best, or random ones.
+NUM_STARTING = 12
+#: Parameters of a config, see `describe`. Those of ORDERED are ranks, whose neighbours are alike; the others are
+#: categories.
+PARAMETERS = ("rows", "columns", "sharing", "depth")
+ORDERED = ("columns", "depth")
+#: Asks per new config before the rest of a batch is drawn at random: TPE comes back to known points of a small space
+#: often.
+ASKS_PER_CONFIG = 3
+
+
+def choose_sampler(name: str, space_size: int) -> str:
+    """Return the sampler that `auto` stands for on a space of this size. Raises: UsageError for an unknown name."""
+    if name not in SAMPLERS:
+        raise errors.UsageError(f"--sampler {name}: must be one of {', '.join(SAMPLERS)}")
+    if name != "auto":
+        return name
+    return "exhaustive" if space_size <= EXHAUSTIVE_LIMIT else "tpe"
+
+
+def default_trials(space_size: int) -> int:
+    """Return how many configs a sampler measures when nothing else is asked for: a third of the space, at least two
+    batches.
+    """
+    return min(space_size, max(2 * BATCH_SIZE, math.ceil(space_size / 3)))
+
+
+class OptunaProposer:
+    """Proposes batches from one in-memory optuna study over the structured space of the candidates.
+
+    `estimates` (config -> predicted time) lets TPE begin with those of its configs that the heuristic thinks best
+    instead of random ones.
+    """
+
+    def __init__(self, candidates: Sequence, sampler: str, seed: int, estimates: dict | None = None):
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.optuna, self.random = optuna, random.Random(seed)
+        self.parameters = {
+            config: parameters for config, parameters in zip(candidates, describe(candidates), strict=True)
+        }
+        self.configs = {freeze(parameters): config for config, parameters in self.parameters.items()}
+        occurring = {name: {parameters[name] for parameters in self.parameters.values()} for name in PARAMETERS}
+        self.distributions = {name: make_distribution(optuna, name, values) for name, values in occurring.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self.study = optuna.create_study(direction="minimize", sampler=make_sampler(optuna, sampler, seed))
+        estimated = [config for config in candidates if config in estimates] if estimates and sampler == "tpe" else []
+        self.first = sorted(estimated, key=estimates.get)[:NUM_STARTING] if estimated else []
+        self.known: dict = {}
+        self.pending: dict = {}
+
+    def propose(self, count: int) -> list:
+        """Return up to `count` candidates without a result, all different."""
+        batch = [config for config in self.first if config not in self.known][:count]
+        for _ in range(count * ASKS_PER_CONFIG):
+            if len(batch) == count or len(batch) + len(self.known) == len(self.parameters):
+                break
+            trial = self.study.ask(self.distributions)
+            config = self.configs.get(freeze(trial.params))
+            if config in self.known:
+                self.answer(trial, *self.known[config])
+            elif config is None or config in batch:
+                self.answer(trial, None, "skipped")
+            else:
+                self.pending[config] = trial
+                batch.append(config)
+        return batch + self.draw(count - len(batch), batch)
+
+    def draw(self, count: int, batch: list) -> list:
+        """Return up to `count` random candidates that are neither known nor in `batch`."""
+        rest = [config for config in self.parameters if config not in self.known and config not in batch]
+        return self.random.sample(rest, min(max(count, 0), len(rest)))
+
+    def answer(self, trial, log_ratio: float | None, status: str) -> None:
+        """Finish a trial that was asked for: a value, a pruned trial (censored: a lower bound), or a failure."""
+        states = self.optuna.trial.TrialState
+        if log_ratio is None:
+            self.study.tell(trial, state=states.FAIL)
+        elif status == "ok":
+            self.study.tell(trial, log_ratio)
+        else:
+            trial.report(log_ratio, 1)
+            self.study.tell(trial, state=states.PRUNED)
+
+    def tell(self, results: Iterable[tuple]) -> None:
+        """Take (config, log ratio to the reference or None, status `ok`, `censored` or a failure); also rebuilds a
+        resumed study.
+        """
+        for config, log_ratio, status in results:
+            if config not in self.parameters or config in self.known:
+                continue
+            self.known[config] = (log_ratio, status)
+            if config in self.pending:
+                self.answer(self.pending.pop(config), log_ratio, status)
+            else:
+                self.study.add_trial(self.make_trial(config, log_ratio, status))
+
+    def make_trial(self, config, log_ratio: float | None, status: str):
+        """Return a finished trial; a censored one carries its lower bound as an intermediate value, which TPE ranks by."""
+        states = self.optuna.trial.TrialState
+        state = states.FAIL if log_ratio is None else states.COMPLETE if status == "ok" else states.PRUNED
+        return self.optuna.trial.create_trial(
+            state=state,
+            params=self.parameters[config],
+            distributions=self.distributions,
+            value=log_ratio if state == states.COMPLETE else None,
+            intermediate_values={1: log_ratio} if state == states.PRUNED else None,
+        )
+
+
+def make_sampler(optuna, name: str, seed: int):
+    """Return optuna's sampler of that name."""
+    samplers = optuna.samplers
+    if name == "tpe":
+        return samplers.TPESampler(seed=seed, n_startup_trials=NUM_STARTING, constant_liar=True, multivariate=True)
+    return samplers.QMCSampler(seed=seed, scramble=True) if name == "qmc" else samplers.RandomSampler(seed=seed)
+
+
+def make_distribution(optuna, name: str, values: set):
+    """Return optuna's distribution of one parameter over the values that occur."""
+    if name in ORDERED:
+        return optuna.distributions.IntDistribution(min(values), max(values))
+    return optuna.distributions.CategoricalDistribution(sorted(values))
+
+
+def describe(candidates: Sequence) -> list[dict]:
+    """Return the parameters of each candidate; different candidates have different parameters.
+
+    They follow the MMA, so that most combinations are candidates: the side that takes its rows, the rank of the width
+    that takes its columns, how blocks share the work (order of operands, cluster, split of K), and depth: the rank of
+    num_stages among the candidates that differ in nothing else (0 = deepest), because the count itself means little
+    across tiles.
+    """
+    depths: dict[tuple, list[int]] = {}
+    for config in candidates:
+        depths.setdefault(tile_of(config), []).append(config.num_stages)
+    ranked = {tile: sorted(stages, reverse=True) for tile, stages in depths.items()}
+    widths = {width: rank for rank, width in enumerate(sorted({sides_of(config)[1] for config in candidates}))}
+    return [
+        {
+            "rows": sides_of(config)[0],
+            "columns": widths[sides_of(config)[1]],
+            "sharing": (
+                f"{'swap' if config.swap_ab else 'plain'} {config.cluster_m}x{config.cluster_n} k{config.split_k}"
+            ),
+            "depth": ranked[tile_of(config)].index(config.num_stages),
+        }
+        for config in candidates
+    ]
+
+
+def sides_of(config) -> tuple[int, int]:
+    """Return the sides of the tile that the MMA's rows and its columns take."""
+    return (config.block_n, config.block_m) if config.swap_ab else (config.block_m, config.block_n)
+
+
+def tile_of(config) -> tuple:
+    """Return everything of a config but its stages."""
+    return tuple(value for name, value in config.as_dict().items() if name != "num_stages")
+
+
+def freeze(parameters: dict) -> tuple:
+    """Return a hashable form of a trial's parameters."""
+    return tuple(sorted(parameters.items()))

@@ -1,0 +1,300 @@
+"""From the training folders of a SKU's op kinds to its selector artefact: exact table, forest arrays, guards, golden
+vectors, model card.
+
+Guarantees: the same training folders and data give the same bytes; the written file was loaded by the run time's own
+    reader, its golden vectors replayed and its choices compared before it replaced anything. The kernel hash written is
+    the data's, never the tree's.
+"""
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from deep_gemm import _C
+from tuner import errors
+from tuner.learn.dataset import CONFIRMED, SEARCHED, Dataset
+from tuner.learn.learner import is_inside, predict
+from tuner.learn.train import EVALUATION, Training, write_file
+from tuner.problems.fields import MASKED, grouping_of, replace_problem
+from tuner.ship import gates
+from tuner.ship.artifact import build_artifact
+from tuner.ship.model_card import write_card
+
+MAX_CONFIGS = 32
+#: The exact table leaves the portfolio only for a confirmed gain above 2 %.
+EXACT_GAIN_LOG = np.log(1.02)
+NUM_GOLDEN = 256
+
+
+@dataclass(frozen=True)
+class Export:
+    """A finished artefact: its bytes, its model card, the gates' verdicts of every op kind and what it holds."""
+
+    content: bytes
+    card: str
+    verdicts: list
+    contents: dict
+
+
+@dataclass(frozen=True)
+class Part:
+    """One op kind of an artefact."""
+
+    training: Training
+    data: Dataset
+    evaluation: dict
+    verdicts: list
+    configs: list
+    exact: dict
+    arrays: dict
+
+    @property
+    def op(self) -> str:
+        """Return the op kind."""
+        return self.training.identity.op
+
+    def describe(self) -> dict:
+        """Return what the artefact holds of this op kind, as counts."""
+        return {
+            "exact": len(self.exact),
+            "configs": len(self.configs),
+            "portfolio": len(self.training.portfolio),
+            "trees": len(self.arrays["tree_start"]) - 1,
+            "nodes": len(self.arrays["feature"]),
+            "golden": len(self.arrays["golden_choice"]),
+        }
+
+
+def make_export(trained: list[tuple[Training, Dataset]], *, stale: str | None = None) -> Export:
+    """Build artefact and card of one SKU from the selectors of its op kinds, and check the artefact with the run time's
+    reader.
+
+    Raises: UsageError, IntegrityError.
+    """
+    check_same_board(trained)
+    parts = [make_part(training, data) for training, data in trained]
+    created = max(part.training.record["newest_row"][:10] for part in parts)
+    named = {f"{part.op}/{name}": array for part in parts for name, array in part.arrays.items()}
+    metadata = make_metadata(parts, created)
+    check_artifact(build_artifact(metadata, named), parts)
+    content = build_artifact(metadata | {"stale": stale}, named)
+    verdicts = [{"op": part.op, **verdict} for part in parts for verdict in part.verdicts]
+    contents = {"bytes": len(content), "created": created, "ops": {part.op: part.describe() for part in parts}}
+    return Export(
+        content,
+        write_card([(part.training, part.evaluation, part.verdicts) for part in parts], contents),
+        verdicts,
+        contents,
+    )
+
+
+def check_same_board(trained: list[tuple[Training, Dataset]]) -> None:
+    """Raise UsageError unless all selectors were trained for one SKU with one package."""
+    names = ("features_version", "heuristic_version", "package_version")
+    if len({(training.identity.sku, *(training.record[name] for name in names)) for training, _ in trained}) != 1:
+        raise errors.UsageError(
+            f"--training {trained[0][0].folder.parent}: its op kinds were trained for different GPU models or packages;"
+            " train them again"
+        )
+
+
+def make_part(training: Training, data: Dataset) -> Part:
+    """Return what an artefact holds of one op kind."""
+    evaluation = load_evaluation(training)
+    configs, exact = choose_exact(data, training.portfolio)
+    arrays = {
+        "configs": np.array([list(config.as_dict().values()) for config in configs], np.int32),
+        **exact_arrays(exact),
+        **forest_arrays(training.forest),
+        "feature_min": training.feature_min,
+        "feature_max": training.feature_max,
+        **golden_arrays(training, data),
+    }
+    return Part(training, data, evaluation, gates.check_gates(evaluation["splits"]), configs, exact, arrays)
+
+
+def load_evaluation(training: Training) -> dict:
+    """Return what `evaluate` found. Raises: UsageError where this selector was not evaluated."""
+    try:
+        found = json.loads((training.folder / EVALUATION).read_text("ascii"))
+        if found["estimator_sha256"] != training.record["estimator_sha256"]:
+            raise ValueError("it is of another selector")
+        return found
+    except OSError as error:
+        raise errors.UsageError(
+            f"--training {training.folder}: not evaluated since it was trained; run `python -m tuner evaluate"
+            f" --training {training.folder}` first"
+        ) from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise errors.IntegrityError(f"{training.folder / EVALUATION}: {error}; evaluate again") from error
+
+
+def make_metadata(parts: list[Part], created: str) -> dict:
+    """Return the artefact's metadata; `build_artifact` adds the hash of the arrays."""
+    first = parts[0]
+    return {
+        "format": 1,
+        "sku": first.training.identity.sku,
+        "sm_count": first.data.device.sm_count,
+        **{name: first.training.record[name] for name in ("features_version", "heuristic_version", "package_version")},
+        "ops": {part.op: describe_op(part.training) for part in parts},
+        "stale": None,
+        "created": created,
+    }
+
+
+def describe_op(training: Training) -> dict:
+    """Return the metadata of one op kind."""
+    return {
+        "kernel_hash": training.identity.kernel_hash,
+        "regime": training.identity.regime,
+        "margin": training.guards.margin,
+        "max_spread": training.guards.max_spread,
+        "num_portfolio": len(training.portfolio),
+        "quarantined": [],
+    }
+
+
+def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
+    """Return all configs of the artefact, the portfolio first, and {problem: config index} of the measured best.
+
+    A config outside the portfolio joins for gains above 2 % only, those with the largest sum of gains first. A problem
+    whose heuristic pick is still over 2 % faster than its entry would be has no entry: forest and heuristic then
+    choose.
+    """
+    column = {config: index for index, config in enumerate(data.configs)}
+    timed = np.where(data.state >= SEARCHED, data.log_ratio, np.inf)
+    inside = np.array([column[config] for config in portfolio])
+    own = inside[timed[:, inside].argmin(axis=1)]
+    # A lucky search round of another one must not push an oracle of the portfolio out of it, and in again as an extra
+    # config.
+    own = np.where(np.isin(data.oracle, inside), data.oracle, own)
+    gain = confirmed_gain(data, own)
+    extra = choose_extra(data.oracle, gain, MAX_CONFIGS - len(portfolio))
+    chosen = np.where((gain > EXACT_GAIN_LOG) & np.isin(data.oracle, extra), data.oracle, own)
+    configs = [*portfolio, *(data.configs[index] for index in extra)]
+    place = {config: index for index, config in enumerate(configs)}
+    kept = np.flatnonzero(timed[np.arange(len(chosen)), chosen] <= EXACT_GAIN_LOG)
+    return configs, {data.problems[row]: place[data.configs[chosen[row]]] for row in kept}
+
+
+def confirmed_gain(data: Dataset, own: np.ndarray) -> np.ndarray:
+    """Return log(time of column `own` / time of the oracle) per problem, 0 where the oracle has no confirmation rounds.
+
+    A column without confirmation rounds was no finalist: it is compared with the oracle on the search rounds of both.
+    """
+    rows = np.arange(len(own))
+    confirmed = data.state[rows, own] == CONFIRMED
+    oracle = np.where(confirmed, data.log_ratio[rows, data.oracle], data.search[rows, data.oracle])
+    gain = np.nan_to_num(data.log_ratio[rows, own] - oracle)
+    return np.where(data.state[rows, data.oracle] == CONFIRMED, gain, 0.0)
+
+
+def choose_extra(oracle: np.ndarray, gain: np.ndarray, count: int) -> list[int]:
+    """Return up to `count` columns outside the portfolio, those that gain most over all problems first."""
+    sums: Counter = Counter()
+    for column, value in zip(oracle.tolist(), gain.tolist(), strict=True):
+        if value > EXACT_GAIN_LOG:
+            sums[column] += value
+    return sorted(sums, key=lambda column: (-sums[column], column))[:count]
+
+
+def exact_arrays(exact: dict) -> dict:
+    """Return the exact table: the first 8 bytes of each problem's key, ascending, and its config index."""
+    entries = sorted((int(problem.key[:16], 16), index) for problem, index in exact.items())
+    return {
+        "exact_key": np.array([key for key, _ in entries], np.uint64),
+        "exact_config": np.array([index for _, index in entries], np.int32),
+    }
+
+
+def forest_arrays(forest) -> dict:
+    """Return the trees as flat arrays: absolute node indices, leaves numbered over all trees."""
+    starts, feature, threshold, left, right, leaves = [0], [], [], [], [], []
+    num_leaves = 0
+    for estimator in forest.estimators_:
+        tree = estimator.tree_
+        is_leaf = tree.children_left < 0
+        rows = num_leaves + np.cumsum(is_leaf) - 1
+        feature.append(np.where(is_leaf, -1, tree.feature))
+        threshold.append(np.where(is_leaf, 0.0, tree.threshold))
+        left.append(np.where(is_leaf, rows, tree.children_left + starts[-1]))
+        right.append(np.where(is_leaf, -1, tree.children_right + starts[-1]))
+        leaves.append(tree.value[is_leaf].reshape(int(is_leaf.sum()), -1))
+        starts.append(starts[-1] + tree.node_count)
+        num_leaves += int(is_leaf.sum())
+    integers = {
+        name: np.concatenate(parts).astype(np.int32)
+        for name, parts in (("feature", feature), ("left", left), ("right", right))
+    }
+    return {
+        "tree_start": np.array(starts, np.int32),
+        "threshold": np.concatenate(threshold),
+        "leaf_value": np.concatenate(leaves),
+        **integers,
+    }
+
+
+def golden_arrays(training: Training, data: Dataset) -> dict:
+    """Return features, scores and choices that every reader must reproduce.
+
+    Half are measured problems, half the same at sizes in between, where the guards also refuse; both evenly over the
+    table.
+    """
+    measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)]
+    between = [move(problem, rows=(problem.expected_m or problem.m) // 3 + 1, k=128) for problem in measured]
+    problems = (measured + between)[:NUM_GOLDEN]
+    while len(problems) < NUM_GOLDEN:
+        problems.append(move(problems[-len(measured)], rows=17, n=8))
+    features = np.array([_C.get_features(problem, data.device, training.portfolio) for problem in problems]).astype(
+        np.float32
+    )
+    scores, spreads = predict(training.forest, features)
+    best = scores.argmin(axis=1)
+    every = np.arange(len(best))
+    usable = is_inside(features.astype(np.float64), training.feature_min, training.feature_max) & (
+        spreads[every, best] <= training.guards.max_spread
+    )
+    choice = np.where(usable & (scores[every, best] < -training.guards.margin), best, -1)
+    return {"golden_features": features, "golden_scores": scores, "golden_choice": choice.astype(np.int32)}
+
+
+def move(problem, rows: int, n: int = 0, k: int = 0):
+    """Return a problem that is larger by this much; masked groups expect more rows in the same room."""
+    is_masked = grouping_of(problem.op) == MASKED
+    grown = {"expected_m": min(problem.expected_m + rows, problem.m)} if is_masked else {"m": problem.m + rows}
+    return replace_problem(problem, **grown, n=problem.n + n, k=problem.k + k)
+
+
+def check_artifact(content: bytes, parts: list[Part]) -> None:
+    """Raise IntegrityError unless the run time's reader takes the artefact, replays its golden vectors and finds every
+    exact entry.
+    """
+    selector = _C.Selector.load(content)
+    differing = selector.replay_golden()
+    if differing:
+        raise errors.IntegrityError(
+            f"{differing} golden vectors give another result in the native walk than in scikit-learn; nothing was"
+            " written"
+        )
+    for part in parts:
+        configs = selector.configs(part.op)
+        for problem, index in part.exact.items():
+            choice = selector.choose(problem, part.data.device)
+            if choice.source != "exact" or choice.config != configs[index]:
+                raise errors.IntegrityError(
+                    f"{problem}: the artefact chooses {choice} instead of its own exact entry {configs[index]}; nothing"
+                    " was written"
+                )
+
+
+def write_export(export: Export, folder: Path, sku: str) -> tuple[Path, Path]:
+    """Write `<sku>.dgsel` and `<sku>.md` into `folder`, the artefact last and each at once, and return their paths."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    artifact, card = folder / f"{sku}.dgsel", folder / f"{sku}.md"
+    write_file(card, export.card.encode("utf-8"), 0o644)
+    write_file(artifact, export.content, 0o644)
+    return artifact, card

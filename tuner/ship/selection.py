@@ -1,0 +1,114 @@
+"""What `select` shows: the run time's own choice, beside what it was chosen from."""
+
+import math
+
+from deep_gemm import _C
+from deep_gemm import selection as runtime
+from deep_gemm.errors import DeepGemmError
+from tuner import errors
+from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
+from tuner.problems.workload import round_expected_m
+from tuner.sources import device_at_hand
+
+#: Who a time comes from. None is measured: an artefact keeps which config was measured best, not its time.
+HEURISTIC, FOREST = "heuristic", "forest"
+
+
+def make_problem(name: str, m: int, n: int, k: int, **fields: object):
+    """Return the problem of an op kind or function; a field that is None gets the value that the name says, or the op
+    kind's default.
+
+    `expected_m` is rounded as the library rounds it. Raises: UsageError for an impossible problem.
+    """
+    try:
+        op, named = read_op_name(name)
+    except KeyError as error:
+        rule = "the op kind is the function's name without _nt, _nn, _tn"
+        raise errors.UsageError(f"--op {name}: no such op kind or function; {rule}: use one of {OP_NAMES}") from error
+    fields = default_fields(op) | named | {name: value for name, value in fields.items() if value is not None}
+    if fields.get("expected_m", 0) > 0:
+        fields["expected_m"] = round_expected_m(fields["expected_m"], max(m, 1))
+    try:
+        return _C.Problem(op, m, n, k, **fields)
+    except DeepGemmError as error:
+        raise errors.UsageError(str(error)) from error
+
+
+def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields: object) -> dict:
+    """Return the choice for a problem with scores, guards and predicted times, each with who predicts it; see
+    make_problem.
+
+    Raises: UsageError for an impossible problem or device.
+    """
+    problem = make_problem(op, m, n, k, **fields)
+    target = device_at_hand(device)
+    choice = runtime.explain(problem, target)
+    pick = _C.get_analytic_config(problem, target)
+    pick_us = _C.estimate_time_us(problem, pick, target)
+    scores = choice.scores
+    return {
+        "problem": problem.as_dict(),
+        "sku": target.sku,
+        "config": choice.config.as_dict(),
+        "name": str(choice.config),
+        "source": choice.source,
+        "reason": choice.reason,
+        "predicted_us": predict_us(problem, choice.config, target, scores, pick_us),
+        "predicted_by": FOREST if scores and choice.config in scores else HEURISTIC,
+        "heuristic": {"config": pick.as_dict(), "name": str(pick), "predicted_us": pick_us, "predicted_by": HEURISTIC},
+        "scores": describe_scores(problem, target, scores, pick_us),
+        "selector": describe_selector(runtime.get_selector(target), target, problem.op),
+    }
+
+
+def predict_us(problem, config, device, scores: dict | None, pick_us: float) -> float:
+    """Return the forest's prediction for `config` where it scored it, else the heuristic's."""
+    if scores and config in scores:
+        return pick_us * math.exp(scores[config])
+    return _C.estimate_time_us(problem, config, device)
+
+
+def describe_scores(problem, device, scores: dict | None, pick_us: float) -> list[dict] | None:
+    """Return the portfolio by predicted log ratio to the heuristic's pick, best first, also where the exact table
+    answered.
+    """
+    selector = runtime.get_selector(device)
+    if scores is None and selector is not None:
+        try:
+            scores = dict(zip(selector.portfolio(problem.op), selector.scores(problem, device), strict=True))
+        except DeepGemmError:
+            return None
+    if scores is None:
+        return None
+    ordered = sorted(scores.items(), key=lambda item: item[1])
+    return [
+        {
+            "name": str(config),
+            "config": config.as_dict(),
+            "score": score,
+            "predicted_us": pick_us * math.exp(score),
+            "predicted_by": FOREST,
+        }
+        for config, score in ordered
+    ]
+
+
+def describe_selector(selector, device, op_kind: str) -> dict | None:
+    """Return an artefact's identity and which of its guards this installation and device pass; None without one for the
+    op kind.
+    """
+    if selector is None or op_kind not in selector.metadata["ops"]:
+        return None
+    metadata = selector.metadata
+    op = metadata["ops"][op_kind]
+    guards = {
+        "same GPU model": metadata["sku"] == device.sku and metadata["sm_count"] == device.sm_count,
+        "same kernels": op["kernel_hash"] == runtime.kernel_hash(op_kind),
+        "same features": metadata["features_version"] == _C.FEATURES_VERSION,
+        "same heuristic": metadata["heuristic_version"] == _C.HEURISTIC_VERSION,
+        "not stale": metadata["stale"] is None,
+    }
+    return {name: op[name] for name in ("kernel_hash", "margin", "max_spread", "num_portfolio", "regime")} | {
+        "created": metadata["created"],
+        "guards": guards,
+    }
