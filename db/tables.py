@@ -32,6 +32,8 @@ from sqlalchemy import (
     literal_column,
 )
 
+from deep_gemm import _C
+
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
 SCHEMA_VERSION = 3  # user_version of the file; raised by every migration
 REVISION = "0003"  # the newest migration
@@ -42,18 +44,18 @@ SWEEP_STATUSES = ("running", "finished", "interrupted", "failed")
 BLOCK_STATUSES = ("open", "finished", "failed")
 COMPILERS = ("nvrtc", "nvcc")
 MAX_TIME_US = 1e12  # longer than any sweep; infinity and NaN fail the comparison
-#: Fields of a problem that are words, the default first.
+#: Descriptions of the fields of problems and configs. The order of columns is that in which they came.
+FIELDS = {field.name: field for field in (*_C.PROBLEM_FIELDS, *_C.CONFIG_FIELDS)}
+#: Fields of a problem that are words, the default first; those that came with groups, and the groups' numbers as
+#: (lowest, highest, default).
 PROBLEM_WORDS = {
-    "recipe": ("1d2d", "1d1d", "per_row"),
-    "d_dtype": ("bf16", "fp32"),
-    "c_mode": ("none", "accumulate", "general", "head_split"),
-    "a_major": ("k", "mn"),
-    "b_major": ("k", "mn"),
-    "scale_layout": ("mn_major", "any"),
+    name: FIELDS[name].words for name in ("recipe", "d_dtype", "c_mode", "a_major", "b_major", "scale_layout")
 }
-#: Those that came with groups, and the groups' numbers as (lowest, highest, default).
-GROUP_WORDS = {"group_layout": ("joint", "blocks")}
-GROUP_NUMBERS = {"num_groups": (0, 65535, 0), "expected_m": (0, 2**31 - 1, 0), "alignment": (8, 65536, 128)}
+GROUP_WORDS = {"group_layout": FIELDS["group_layout"].words}
+GROUP_NUMBERS = {
+    name: (FIELDS[name].minimum, FIELDS[name].maximum, FIELDS[name].default)
+    for name in ("num_groups", "expected_m", "alignment")
+}
 MAX_WORKLOAD_LENGTH = 1024
 
 INTEGER = BigInteger().with_variant(Integer(), "sqlite")
@@ -70,6 +72,11 @@ def one_of(table: str, column: str, values: tuple[str, ...]) -> CheckConstraint:
 def between(table: str, column: str, low: float, high: float) -> CheckConstraint:
     """Return the CHECK that `column` is NULL or within [low, high]."""
     return CheckConstraint(f"{column} >= {low} AND {column} <= {high}", name=f"ck_{table}_{column}")
+
+
+def within(table: str, name: str) -> CheckConstraint:
+    """Return the CHECK that a field of a problem or a config is within its range."""
+    return between(table, name, FIELDS[name].minimum, FIELDS[name].maximum)
 
 
 def positive(table: str, column: str, below: float) -> CheckConstraint:
@@ -182,16 +189,18 @@ problem = make_table(
     [added_integer("problem", name, *numbers) for name, numbers in GROUP_NUMBERS.items()],
     added_words("problem", GROUP_WORDS),
     UniqueConstraint("key", name="uq_problem_key"),
-    *(between("problem", dim, 1, 2**31 - 1) for dim in "mnk"),
-    between("problem", "num_sms", 0, 65535),
+    *(within("problem", name) for name in ("m", "n", "k", "num_sms")),
 )
 
 KNOBS = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")
 config = make_table(
     "config", identifier("config"), text("key", "op"), integers(*KNOBS), optional_text("extra"),
-    added_integer("config", "split_k", 1, 65535, 1), added_integer("config", "swap_ab", 0, 1, 0),
+    *(
+        added_integer("config", name, FIELDS[name].minimum, FIELDS[name].maximum, FIELDS[name].default)
+        for name in ("split_k", "swap_ab")
+    ),
     UniqueConstraint("key", name="uq_config_key"),
-    *(between("config", name, 1, 65535) for name in KNOBS),
+    *(within("config", name) for name in KNOBS),
 )  # fmt: skip
 
 sweep = make_table(

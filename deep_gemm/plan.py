@@ -16,12 +16,8 @@ from deep_gemm.jit import build, generator
 
 _MAX_REMEMBERED = 65536
 
-# The fields of a problem that its kernel depends on, besides sizes that are compiled in.
-_VARIANT = ("op", "recipe", "d_dtype", "c_mode", "a_major", "b_major", "scale_layout", "group_layout")
-
-# A kernel serves every problem of its variant and compiled dims; asking the JIT again would hash the whole source for
-# each of them.
-_kernels: dict[tuple, "build.CompileResult"] = {}
+# By config and what else a kernel is compiled for; asking the JIT again would hash the whole source for each problem.
+_kernels: dict[tuple["_C.Config", "_C.Problem"], "build.CompileResult"] = {}
 _seen: set["_C.Problem"] = set()
 _warned: set[str] = set()
 _lock = threading.Lock()
@@ -120,8 +116,7 @@ def forget() -> None:
 
 def _get_kernel(problem: "_C.Problem", config: "_C.Config", is_refused: bool = False):
     """Return the compiled kernel; `is_refused` as for build.get_cubin."""
-    compiled = tuple((name, getattr(problem, name)) for name in problem.compiled_dims)
-    key = (config, compiled, *(getattr(problem, name) for name in _VARIANT))
+    key = (config, _C.kernel_problem(problem))
     result = None if is_refused else _kernels.get(key)
     if result is None:
         result = build.get_cubin(problem, config, is_refused=is_refused)

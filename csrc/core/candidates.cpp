@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <bit>
 #include <mutex>
 
 namespace deep_gemm {
@@ -68,7 +69,7 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     if (!is_legal(variant, config, device)) return;
     const bool is_small = math_warpgroups(config) == 1 && (config.swap_ab != 0 || config.block_n <= kMaxShallowN);
     const bool is_split = config.split_k > 1;
-    const bool may_crowd = config.swap_ab != 0 && (is_split || is_grouped(variant.op));
+    const bool may_crowd = config.swap_ab != 0 && (is_split || op_kind(variant.op).is_grouped());
     const int deepest = config.num_stages, most_blocks = may_crowd ? kMaxBlocksPerSm : 2;
     if (!is_split || !is_small) space.push_back(config);
     for (int blocks = 2; is_small && blocks <= most_blocks; ++blocks) {
@@ -82,13 +83,13 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
 // to 44 bytes); among BF16 ones the widest with a masked kernel's tiles, or where one of K groups stores directly
 // without reading C.
 bool spills(const Problem& variant, const Config& config) {
+    const OpKind& kind = op_kind(variant.op);
     const bool is_widest = config.block_m == 256 && config.block_n == 192,
                accumulates = variant.c_mode == CMode::kAccumulate;
-    if (variant.op == Op::kMGroupedBf16Masked) return is_widest;
-    if (variant.op == Op::kKGroupedBf16Contiguous) return is_widest && variant.c_mode == CMode::kNone;
+    if (!kind.is_fp8) return is_widest && (kind.has_room() || (kind.k_is_divided() && variant.c_mode == CMode::kNone));
     if (!has_scale_ring(variant) || variant.recipe != Recipe::k1d1d || config.block_m != 128) return false;
     const bool is_too_wide = accumulates && (config.block_n == 136 || config.block_n == 160);
-    return is_too_wide || (is_grouped(variant.op) && (config.block_n == 128 || (accumulates && config.block_n == 112)));
+    return is_too_wide || (kind.is_grouped() && (config.block_n == 128 || (accumulates && config.block_n == 112)));
 }
 
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
@@ -145,6 +146,61 @@ void append_swapped(std::vector<Config>& space, const Problem& variant, const De
             }
 }
 
+// Problems of one op kind whose words are all legal, each by itself: a bound on its variants.
+constexpr size_t count_variants(const OpKind& kind) {
+    size_t count = 1;
+    for (const ProblemField& field : kProblemFields)
+        if (field.type == FieldType::kWord) count *= size_t(std::popcount(field.legal(kind)));
+    return count;
+}
+
+constexpr size_t count_all_variants() {
+    size_t count = 0;
+    for (const OpKind& kind : kOpKinds) count += count_variants(kind);
+    return count;
+}
+
+// The default spaces of SM90 GPUs by variant, with open addressing. At least half of the slots stay free, because there
+// are no more variants. Readers take no lock: a slot is filled once and never changes.
+class SpaceTable {
+ public:
+    const std::vector<Config>& find_or_make(const Problem& variant) {
+        const VariantKey key = variant_key(variant);
+        if (const Entry* entry = find(key)->load(std::memory_order_acquire)) return entry->space;
+        const std::lock_guard lock(mutex_);
+        std::atomic<const Entry*>& slot = *find(key);
+        if (slot.load(std::memory_order_relaxed) == nullptr)
+            slot.store(new Entry{key, make_space(variant)}, std::memory_order_release);
+        return slot.load(std::memory_order_relaxed)->space;
+    }
+
+ private:
+    struct Entry {
+        VariantKey key;
+        std::vector<Config> space;
+    };
+    static constexpr size_t kNumSlots = std::bit_ceil(2 * count_all_variants());
+
+    // The slot that holds `key`, or the free one where it belongs.
+    std::atomic<const Entry*>* find(const VariantKey& key) {
+        for (size_t index = hash_value(key);; ++index) {
+            std::atomic<const Entry*>& slot = slots_[index % kNumSlots];
+            const Entry* entry = slot.load(std::memory_order_acquire);
+            if (entry == nullptr || entry->key == key) return &slot;
+        }
+    }
+
+    static std::vector<Config> make_space(Problem variant) {
+        Device device;
+        device.sm_count = Problem::kMaxSms;
+        if (op_kind(variant.op).m_is_shared()) variant.alignment = kAnyTileAlignment;  // that of a problem is its own
+        return get_default_space(variant, device);
+    }
+
+    std::array<std::atomic<const Entry*>, kNumSlots> slots_{};
+    std::mutex mutex_;
+};
+
 }  // namespace
 
 std::vector<Config> get_default_space(const Problem& variant, const Device& device) {
@@ -155,29 +211,19 @@ std::vector<Config> get_default_space(const Problem& variant, const Device& devi
     space.reserve(kMaxCandidates);
     append_plain(space, any, device);
     append_plain_splits(space, any, device);
-    switch (grouping_of(variant.op)) {
-        case Grouping::kKContiguous: break;  // weight gradients, whose m is no small number of tokens
-        case Grouping::kMMasked: append_masked(space, any, device); break;
-        default: append_swapped(space, any, device);
-    }
+    const OpKind& kind = op_kind(variant.op);
+    // Groups of K give weight gradients, whose m is no small number of tokens.
+    if (kind.has_room())
+        append_masked(space, any, device);
+    else if (!kind.k_is_divided())
+        append_swapped(space, any, device);
     return space;
 }
 
 const std::vector<Config>& sm90_default_space(const Problem& variant) {
-    static std::array<std::atomic<const std::vector<Config>*>, kNumVariants> spaces;
-    static std::mutex mutex;
-    std::atomic<const std::vector<Config>*>& slot = spaces[variant_code(variant)];
-    if (const auto* space = slot.load(std::memory_order_acquire)) return *space;
-    const std::lock_guard lock(mutex);
-    if (slot.load(std::memory_order_relaxed) == nullptr) {
-        Device device;
-        device.sm_count = Problem::kMaxSms;
-        Problem any = variant;  // the alignment is a problem's own, too
-        if (grouping_of(variant.op) == Grouping::kMContiguous) any.alignment = kAnyTileAlignment;
-        // Never freed: threads may select until the process ends.
-        slot.store(new std::vector<Config>(get_default_space(any, device)), std::memory_order_release);
-    }
-    return *slot.load(std::memory_order_relaxed);
+    // Never freed: threads may select until the process ends.
+    static SpaceTable& table = *new SpaceTable;
+    return table.find_or_make(variant);
 }
 
 Pruning::Pruning(const Problem& problem, const Device& device)
@@ -185,16 +231,15 @@ Pruning::Pruning(const Problem& problem, const Device& device)
       n(problem.n),
       k_steps((problem.k + stage_k(problem.op) - 1) / stage_k(problem.op)),
       num_groups(std::max(problem.num_groups, 1)),
-      few_rows(grouping_of(problem.op) != Grouping::kMContiguous ? 0
-               : problem.alignment % kBlockMs[0] == 0            ? kPaddedRows
-                                                                 : problem.m),
+      few_rows(!op_kind(problem.op).m_is_shared()     ? 0
+               : problem.alignment % kBlockMs[0] == 0 ? kPaddedRows
+                                                      : problem.m),
       sms(usable_sms(problem, device)),
-      alignment(grouping_of(problem.op) == Grouping::kMContiguous ? problem.alignment : 0),
+      alignment(op_kind(problem.op).m_is_shared() ? problem.alignment : 0),
       // Some groups hold more than most.
-      cover_m(grouping_of(problem.op) == Grouping::kMMasked ? smallest_cover(kMaskedTokens, 2 * m)
-                                                            : smallest_cover(kTokens, m)),
+      cover_m(op_kind(problem.op).has_room() ? smallest_cover(kMaskedTokens, 2 * m) : smallest_cover(kTokens, m)),
       cover_n(std::max(smallest_cover(kBlockNs, problem.n), problem.b_major == Major::kMn ? kMnMajorUnit : 0)),
-      may_split(problem.num_sms == 0 && !problem.batch_invariant && !is_grouped(problem.op)) {}
+      may_split(problem.num_sms == 0 && !problem.batch_invariant && op_kind(problem.op).knobs.has(Knob::kSplitK)) {}
 
 bool Pruning::keeps_split(const Config& config) const {
     if (!may_split || config.split_k > k_steps / 2) return false;

@@ -5,39 +5,63 @@
 #include <array>
 #include <cstdint>
 #include <string>
-#include <string_view>
 
-#include "core/problem.hpp"
-#include "core/sha256.hpp"
+#include "core/field.hpp"
 
 namespace deep_gemm {
 
 struct Config {
-    static constexpr int kNumFields = 8;
     static constexpr int64_t kMaxField = 65535;  // keeps every product of fields far inside 64 bits
 
     int32_t block_m = 64, block_n = 64, block_k = 128;
     int32_t num_stages = 2;
-    int32_t cluster_m = 1;  // 2: two CTAs along M share (multicast) the B tile
-    int32_t cluster_n = 1;  // 2: two CTAs along N share the A tile
-    int32_t split_k = 1;    // CTAs of one cluster that share a tile, each with a part of K
-    int32_t swap_ab =
-        0;  // 1: the MMA's rows take n and its columns m; block_m always counts rows of D, block_n columns
-
-    // In the order of kConfigFields, which is also the order of an artefact's config table.
-    std::array<int32_t, kNumFields> values() const {
-        return {block_m, block_n, block_k, num_stages, cluster_m, cluster_n, split_k, swap_ab};
-    }
-    static Config from_values(const std::array<int64_t, kNumFields>& values);  // throws Error(kConfig)
+    int32_t cluster_m = 1, cluster_n = 1;
+    int32_t split_k = 1;
+    int32_t swap_ab = 0;
 
     bool operator==(const Config&) const = default;
 };
 
-extern const std::array<IntegerField, Config::kNumFields> kConfigFields;
+struct ConfigField : Field {
+    int32_t Config::* member;
+};
 
-std::string to_json(const Config& config);       // the fields that are not at their default
-Config config_from_json(std::string_view text);  // throws Error(kConfig)
-Sha256Digest config_digest(const Config& config, Op op);
+namespace fields {
+
+constexpr ConfigField make_tile(const char* name, int32_t Config::* member, const char* meaning) {
+    return {{{name, 1, Config::kMaxField, 0, true}, FieldType::kInteger, FieldRole::kTile, {}, meaning}, member};
+}
+constexpr ConfigField make_knob(const IntegerField& range, int32_t Config::* member, const char* meaning) {
+    return {{range, FieldType::kInteger, FieldRole::kKnob, {}, meaning}, member};
+}
+
+}  // namespace fields
+
+// Every field of a config, in the order of as_dict() and of an artefact's config table.
+// clang-format off
+inline constexpr auto kConfigFields = std::to_array<ConfigField>({
+    fields::make_tile("block_m", &Config::block_m, "Rows of D in a tile."),
+    fields::make_tile("block_n", &Config::block_n, "Columns of D in a tile."),
+    {{{"block_k", 1, Config::kMaxField, 128, false}, FieldType::kInteger, FieldRole::kTile, {},
+      "K elements of one stage: 128 bytes."}, &Config::block_k},
+    fields::make_tile("num_stages", &Config::num_stages, "Stages of the ring in shared memory."),
+    fields::make_knob({"cluster_m", 1, Config::kMaxField, 1, false}, &Config::cluster_m,
+        "2: two CTAs along M share the tile of B by multicast."),
+    fields::make_knob({"cluster_n", 1, Config::kMaxField, 1, false}, &Config::cluster_n,
+        "2: two CTAs along N share the tile of A by multicast."),
+    fields::make_knob({"split_k", 1, Config::kMaxField, 1, false}, &Config::split_k,
+        "CTAs of one cluster that share a tile, each with a part of K."),
+    fields::make_knob({"swap_ab", 0, 1, 0, false}, &Config::swap_ab,
+        "1: the MMA's rows take n and its columns m; block_m always counts rows of D."),
+});
+// clang-format on
+
+inline constexpr size_t kNumConfigFields = kConfigFields.size();
+using ConfigValues = std::array<int64_t, kNumConfigFields>;  // in the order of kConfigFields
+
+ConfigValues config_values(const Config& config);
+Config make_config(const ConfigValues& values);  // throws Error(kConfig)
+
 size_t hash_value(const Config& config);
 std::string to_string(const Config& config);  // "64x112x128 s5 c1x2", with " k4" for split_k and " swap" for swap_ab
 

@@ -99,7 +99,7 @@ void write_problem_features(const Problem& problem, const Estimator& estimator, 
     *out++ = portable_log2(flops / bytes);
     *out++ = portable_log2(heuristic_us);
     out = write_variant_features(problem, out);
-    if (is_grouped(problem.op)) write_group_features(problem, out);
+    if (op_kind(problem.op).is_grouped()) write_group_features(problem, out);
 }
 
 void write_config_features(const Problem& problem, const Estimator& estimator, double heuristic_us,

@@ -22,7 +22,7 @@ inline constexpr size_t kNumDenseFeatures = 20, kNumGroupFeatures = 4;
 inline constexpr size_t kNumConfigFeatures = 6;
 
 inline constexpr size_t num_problem_features(Op op) {
-    return kNumDenseFeatures + (is_grouped(op) ? kNumGroupFeatures : 0);
+    return kNumDenseFeatures + (op_kind(op).is_grouped() ? kNumGroupFeatures : 0);
 }
 inline constexpr size_t num_features(Op op, size_t num_portfolio) {
     return num_problem_features(op) + kNumConfigFeatures * num_portfolio;

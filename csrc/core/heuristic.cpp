@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <cstdio>
+#include <utility>
 
 #include "core/candidates.hpp"
 #include "core/error.hpp"
@@ -55,9 +55,10 @@ double scale_bytes(const Problem& problem) {
 // Tiles of all groups along m. Masked groups are taken to hold 0.7 to 1.3 times the rows expected, as a router that is
 // trained to balance them leaves them.
 int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
+    const OpKind& kind = op_kind(problem.op);
+    if (kind.m_is_shared()) return ceil_div(problem.m, block_m);
     const int64_t rows = rows_per_group(problem), groups = std::max(problem.num_groups, 1);
-    if (grouping_of(problem.op) == Grouping::kMContiguous) return ceil_div(problem.m, block_m);
-    if (grouping_of(problem.op) != Grouping::kMMasked) return groups * ceil_div(rows, block_m);
+    if (!kind.has_room()) return groups * ceil_div(rows, block_m);
     int64_t tiles = 0;
     for (int64_t twentieths : {14, 17, 20, 23, 26})
         tiles += ceil_div(std::min(rows * twentieths, problem.m * 20), int64_t(block_m) * 20);
@@ -66,19 +67,23 @@ int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
 
 // Cluster tiles along m: a cluster never straddles two groups of K.
 int64_t count_m_cluster_tiles(const Problem& problem, const Config& config, int64_t m_tiles) {
-    if (grouping_of(problem.op) != Grouping::kKContiguous) return ceil_shift(m_tiles, config.cluster_m);
+    if (!op_kind(problem.op).k_is_divided()) return ceil_shift(m_tiles, config.cluster_m);
     return problem.num_groups * ceil_shift(m_tiles / problem.num_groups, config.cluster_m);
+}
+
+std::string& version() {
+    static std::string value;
+    return value;
 }
 
 }  // namespace
 
 Extent extent_of(const Problem& problem) {
     const int64_t groups = std::max(problem.num_groups, 1);
-    switch (grouping_of(problem.op)) {
-        case Grouping::kMContiguous: return {problem.m, problem.k, groups};
-        case Grouping::kMMasked: return {groups * rows_per_group(problem), problem.k, groups};
-        default: return {groups * problem.m, ceil_div(problem.k, groups), groups};
-    }
+    const OpKind& kind = op_kind(problem.op);
+    if (kind.m_is_shared()) return {problem.m, problem.k, groups};
+    if (kind.has_room()) return {groups * rows_per_group(problem), problem.k, groups};
+    return {groups * problem.m, ceil_div(problem.k, groups), groups};
 }
 
 Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
@@ -203,18 +208,7 @@ Config get_analytic_config(const Problem& problem, const Device& device) {
     return choose_analytic(problem, Estimator(problem, device), device).config;
 }
 
-const std::string& heuristic_version() {
-    static const std::string version = [] {
-        std::string text = "revision=" + std::to_string(kHeuristicRevision) + '\n';
-        const HeuristicRates rates;
-        for (const RateField& field : kRateFields) {
-            char line[96];
-            std::snprintf(line, sizeof line, "%s=%.17g\n", field.name, rates.*field.member);
-            text += line;
-        }
-        return sha256_hex(text).substr(0, 16);
-    }();
-    return version;
-}
+const std::string& heuristic_version() { return version(); }
+void set_heuristic_version(std::string value) { version() = std::move(value); }
 
 }  // namespace deep_gemm

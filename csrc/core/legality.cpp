@@ -1,6 +1,7 @@
 #include "core/legality.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <vector>
 
 namespace deep_gemm {
@@ -66,6 +67,9 @@ int epilogue_barriers(const Problem& problem, const Config& config) {
 enum class Rule {
     kNone,
     kArchitecture,
+    kClusterKnob,
+    kSplitKnob,
+    kSwapKnob,
     kSwap,
     kRows,
     kColumns,
@@ -79,7 +83,6 @@ enum class Rule {
     kSplitRows,
     kSplitSms,
     kSplitInvariant,
-    kSplitGroups,
     kMajorTile,
     kAlignment,
     kClusterSms,
@@ -92,6 +95,15 @@ bool is_cluster_shape(const Config& config) {
     const bool in_range =
         config.cluster_m >= 1 && config.cluster_m <= 2 && config.cluster_n >= 1 && config.cluster_n <= 2;
     return in_range && config.cluster_m * config.cluster_n <= 2;
+}
+
+// Knobs that the op kind leaves at their default.
+Rule broken_knob_rule(const Problem& problem, const Config& config) {
+    const WordSet<Knob> knobs = op_kind(problem.op).knobs;
+    if (!knobs.has(Knob::kClusters) && config.cluster_m * config.cluster_n > 1) return Rule::kClusterKnob;
+    if (!knobs.has(Knob::kSplitK) && config.split_k > 1) return Rule::kSplitKnob;
+    if (!knobs.has(Knob::kSwapAb) && config.swap_ab != 0) return Rule::kSwapKnob;
+    return Rule::kNone;
 }
 
 Rule broken_tile_rule(const Problem& problem, const Config& config) {
@@ -123,7 +135,6 @@ Rule broken_split_rule(const Problem& problem, const Config& config) {
     if (config.cluster_m * config.cluster_n > 1) return Rule::kSplitCluster;
     if (math_waves(config) > 1) return Rule::kSplitRows;
     if (problem.num_sms != 0) return Rule::kSplitSms;
-    if (is_grouped(problem.op)) return Rule::kSplitGroups;
     return problem.batch_invariant ? Rule::kSplitInvariant : Rule::kNone;
 }
 
@@ -141,7 +152,7 @@ HeldRegisters held_registers(const Problem& problem, const Config& config) {
 
 Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
     if (device.compute_major != 9) return Rule::kArchitecture;
-    for (const auto rule : {broken_tile_rule, broken_cluster_rule, broken_split_rule})
+    for (const auto rule : {broken_knob_rule, broken_tile_rule, broken_cluster_rule, broken_split_rule})
         if (const Rule broken = rule(problem, config); broken != Rule::kNone) return broken;
     if (usable_sms(problem, device) < config.cluster_m * config.cluster_n * config.split_k) return Rule::kClusterSms;
     const int limit = math_warpgroups(config) == 1 ? kRegisterLimitOneWarpgroup : kRegisterLimitTwoWarpgroups;
@@ -171,7 +182,6 @@ std::string describe_cluster(Rule rule, const Config& config) {
                           "needs an MMA row side (block_m, with swap_ab block_n) of at most 128; choose such a tile");
         case Rule::kSplitSms:
             return clause("split_k", config.split_k, "cannot hold a limit of SMs; use 1 with num_sms");
-        case Rule::kSplitGroups: return clause("split_k", config.split_k, "grouped ops do not split K; use 1");
         case Rule::kSplitInvariant:
             return clause("split_k", config.split_k, "changes the order of sums; use 1 with batch_invariant");
         default:
@@ -180,9 +190,20 @@ std::string describe_cluster(Rule rule, const Config& config) {
     }
 }
 
+std::string describe_knob(Rule rule, const Problem& problem, const Config& config) {
+    const std::string op(op_name(problem.op));
+    if (rule == Rule::kSplitKnob) return clause("split_k", config.split_k, op + " does not split K; use 1");
+    if (rule == Rule::kSwapKnob) return clause("swap_ab", config.swap_ab, op + " does not swap its operands; use 0");
+    return "cluster = " + std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) + ": " + op +
+           " has no clusters; use 1x1";
+}
+
 std::string describe(Rule rule, const Problem& problem, const Config& config, const Device& device) {
     switch (rule) {
         case Rule::kNone: return "";
+        case Rule::kClusterKnob:
+        case Rule::kSplitKnob:
+        case Rule::kSwapKnob: return describe_knob(rule, problem, config);
         case Rule::kArchitecture:
             return "compute capability = " + std::to_string(device.compute_major) + '.' +
                    std::to_string(device.compute_minor) + " (" + device.name +
@@ -218,27 +239,29 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
     }
 }
 
-// Every recipe and D with the staged and the direct epilogue; scale layouts, and majors but where an op has one only,
+// A problem of the op kind with every other field at its default or, where that is not legal, at its first legal word.
+Problem make_base_problem(Op op) {
+    const OpKind& kind = op_kind(op);
+    Problem problem{.op = op, .num_groups = kind.is_grouped() ? 1 : 0};
+    if (kind.m_is_shared()) problem.alignment = kAnyTileAlignment;
+    for (const ProblemField& field : kProblemFields)
+        if (field.type == FieldType::kWord) field.set(problem, std::countr_zero(field.legal(kind)));
+    return problem;
+}
+
+// Every recipe and D with the staged and the direct epilogue. Other scale layouts, and majors where there is a choice,
 // forbid more.
 std::vector<Problem> make_representatives(Op op) {
     std::vector<Problem> variants;
-    const bool is_mn = op == Op::kKGroupedBf16Contiguous;
-    const Problem base{.op = op,
-                       .num_groups = is_grouped(op) ? 1 : 0,
-                       .alignment = grouping_of(op) == Grouping::kMContiguous ? kAnyTileAlignment
-                                                                              : int32_t(Problem::kDefaultAlignment),
-                       .a_major = is_mn ? Major::kMn : Major::kK,
-                       .b_major = is_mn ? Major::kMn : Major::kK};
     for (Recipe recipe : {Recipe::k1d2d, Recipe::k1d1d, Recipe::kPerRow})
         for (DDtype d_dtype : {DDtype::kBf16, DDtype::kFp32})
             for (CMode c_mode : {CMode::kNone, CMode::kGeneral})
                 for (ScaleLayout layout : {ScaleLayout::kMnMajor, ScaleLayout::kAny}) {
-                    Problem variant = base;
+                    Problem variant = make_base_problem(op);
                     variant.recipe = recipe, variant.d_dtype = d_dtype, variant.c_mode = c_mode,
                     variant.scale_layout = layout;
-                    variants.push_back(variant);
+                    if (is_consistent(variant)) variants.push_back(variant);
                 }
-    std::erase_if(variants, [](const Problem& problem) { return !is_consistent(problem); });
     return variants;
 }
 
@@ -272,7 +295,7 @@ int64_t smem_bytes(const Problem& problem, const Config& config) {
     const int64_t d_tile = is_staged(problem, config) ? d_tile_bytes(problem, config) : 0;
     return kSmemAlignment + d_tile + config.num_stages * stage + receive_bytes(config) +
            align_up(num_barriers * 8, 128) + scale_ring_bytes(problem, config) +
-           (is_grouped(problem.op) ? kTileQueueBytes : 0);
+           (op_kind(problem.op).is_grouped() ? kTileQueueBytes : 0);
 }
 
 int max_b_scale_blocks(int block_n) {

@@ -61,8 +61,7 @@ inline constexpr bool has_scale_ring(const Problem& problem) {
 // Whether the rows of a config's cluster tile always belong to one group: groups of contiguous rows start at multiples
 // of the alignment.
 inline constexpr bool fits_alignment(const Problem& problem, const Config& config) {
-    return grouping_of(problem.op) != Grouping::kMContiguous ||
-           problem.alignment % (config.block_m * config.cluster_m) == 0;
+    return !op_kind(problem.op).m_is_shared() || problem.alignment % (config.block_m * config.cluster_m) == 0;
 }
 
 // Whether every column of the MMA has a scale of its own.

@@ -214,9 +214,6 @@ void bind_dispatch(py::module_& m) {
         },
         "problem"_a, "config"_a, py::kw_only(), "sm_count"_a, "max_clusters"_a = 0,
         "Return the same of the launch of a grouped problem. Raises: ShapeError.");
-    m.def("kernel_identity", &kernel_identity, "problem"_a,
-          "Return what a kernel for `problem` is compiled for besides its config: equal for all problems that it "
-          "serves.");
 }
 
 void bind_ops(py::module_& m) {

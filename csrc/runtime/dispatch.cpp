@@ -25,14 +25,7 @@ struct Key {
 
 struct KeyHash {
     size_t operator()(const Key& key) const {
-        const Problem& problem = key.problem;
-        uint64_t hash = uint64_t(problem.num_sms) << 32 | uint64_t(key.ordinal) << 16 |
-                        uint64_t(variant_code(problem)) << 4 | uint64_t(problem.compiled_dims) << 1 |
-                        uint64_t(problem.batch_invariant);
-        const int64_t groups = int64_t(problem.num_groups) << 32 | problem.alignment;
-        for (int64_t dim : {problem.m, problem.n, problem.k, problem.expected_m, groups})
-            hash = (hash ^ uint64_t(dim)) * 0x9e3779b97f4a7c15u, hash ^= hash >> 29;
-        return size_t(hash);
+        return hash_value(key.problem) + size_t(key.ordinal) * 0x9e3779b97f4a7c15u;
     }
 };
 

@@ -120,19 +120,6 @@ driver::LaunchAttribute make_overlap_attribute() {
 
 }  // namespace
 
-Problem kernel_identity(const Problem& problem) {
-    Problem identity = problem;
-    if (!(problem.compiled_dims & Problem::kCompileM)) identity.m = 1;
-    if (!(problem.compiled_dims & Problem::kCompileN)) identity.n = 1;
-    if (!(problem.compiled_dims & Problem::kCompileK)) identity.k = 1;
-    identity.num_sms = 0;
-    if (is_grouped(problem.op)) identity.num_groups = 1;
-    identity.expected_m = 0;
-    if (grouping_of(problem.op) == Grouping::kMContiguous) identity.alignment = kAnyTileAlignment;
-    identity.batch_invariant = false;
-    return identity;
-}
-
 KernelLaunch::KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver::Stream stream, bool is_overlapping) {
     unsigned count = 0;
     if (kernel.cluster_size() > 1) attributes[count++] = make_cluster_attribute(unsigned(kernel.cluster_size()));
@@ -159,7 +146,7 @@ const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Co
                                 const std::string& name) {
     static std::vector<std::unique_ptr<LoadedKernel>> kernels;
     check_legal(gpu, problem, config);
-    const Problem identity = kernel_identity(problem);
+    const Problem identity = kernel_problem(problem);
     for (const auto& kernel : kernels)
         if (is_same(*kernel, gpu, identity, config, cubin, name)) return *kernel;
     kernels.push_back(load_new(gpu, identity, config, cubin, name));

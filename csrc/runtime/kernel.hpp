@@ -14,7 +14,7 @@ namespace deep_gemm {
 
 struct LoadedKernel {
     const Gpu* gpu;
-    Problem problem;  // as kernel_identity makes it
+    Problem problem;  // as kernel_problem makes it
     Config config;
     std::string name;
     std::string cubin;      // the verified bytes that were loaded; they identify the kernel
@@ -26,9 +26,6 @@ struct LoadedKernel {
     driver::Function function() const { return reinterpret_cast<driver::Function>(handle); }
     int cluster_size() const { return config.cluster_m * config.cluster_n * config.split_k; }
 };
-
-// What of `problem` its kernel depends on: the variant and the sizes named by compiled_dims; other sizes become 1.
-Problem kernel_identity(const Problem& problem);
 
 // How a kernel is launched: a grid of `num_ctas` in x, in clusters along x. `is_overlapping`: it may start while the
 // kernel before it in the stream ends. Holds its own attributes, so it does not move.

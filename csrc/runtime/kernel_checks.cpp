@@ -37,10 +37,10 @@ Problem asked_variant(const LoadedKernel& kernel, const Problem& given, const Ge
 
 void check_variant(const LoadedKernel& kernel, const Problem& asked) {
     if (asked == kernel.problem) return;
-    for (const EnumField& field : kProblemEnums) {
-        if (field.get(asked) == field.get(kernel.problem)) continue;
-        throw Error(ErrorKind::kArgument, std::string(field.name) + " = " + enum_name(field, asked) +
-                                              ": this kernel was made for " + enum_name(field, kernel.problem) +
+    for (const ProblemField& field : kProblemFields) {
+        if (field.role != FieldRole::kVariant || field.get(asked) == field.get(kernel.problem)) continue;
+        throw Error(ErrorKind::kArgument, std::string(field.name) + " = " + value_text(field, asked) +
+                                              ": this kernel was made for " + value_text(field, kernel.problem) +
                                               "; pass such operands or compile another.");
     }
 }

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "core/bindings.hpp"
 #include "core/error.hpp"
 #include "module.hpp"
 #include "selector/selector.hpp"
@@ -109,7 +110,11 @@ void bind_selector_class(py::module_& m) {
         .def(
             "choose",
             [](const Selector& self, const Problem& problem, const Device& device, const std::string& mode,
-               const std::string& kernel_hash) { return self.choose(problem, device, parse_mode(mode), kernel_hash); },
+               const std::string& kernel_hash) {
+                const SelectionMode parsed = parse_mode(mode);
+                const uint64_t key = parsed == SelectionMode::kAuto ? key_prefix(problem) : 0;
+                return self.choose(problem, key, device, parsed, kernel_hash);
+            },
             "problem"_a, "device"_a, "mode"_a = "auto", "kernel_hash"_a = "",
             "Return a Choice that is legal on `device`; every doubt leads to the heuristic. mode 'model' leaves out "
             "the exact table; an "

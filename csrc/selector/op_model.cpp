@@ -23,16 +23,16 @@ void check_finite(std::span<const double> values, const char* what) {
 std::vector<Config> read_configs(const Artifact& artifact, const std::string& prefix, Op op, const Device& device) {
     const int64_t count = array_size(artifact, prefix + "configs", 0);
     if (count < 1 || count > kMaxConfigs) refuse("an op kind must have 1 to 32 configs");
-    const auto numbers = take_array<int32_t>(artifact, prefix + "configs", {count, Config::kNumFields});
+    const auto numbers = take_array<int32_t>(artifact, prefix + "configs", {count, int64_t(kNumConfigFields)});
     std::vector<Config> configs;
     for (int64_t row = 0; row < count; ++row) {
-        const int32_t* v = &numbers[size_t(row) * Config::kNumFields];
-        for (int i = 0; i < Config::kNumFields; ++i)
+        const int32_t* v = &numbers[size_t(row) * kNumConfigFields];
+        for (size_t i = 0; i < kNumConfigFields; ++i)
             if (v[i] < kConfigFields[i].minimum || v[i] > kConfigFields[i].maximum)
                 refuse("a config has a field out of range");
-        std::array<int64_t, Config::kNumFields> values;
-        std::copy(v, v + Config::kNumFields, values.begin());
-        const Config config = Config::from_values(values);
+        ConfigValues values;
+        std::copy(v, v + kNumConfigFields, values.begin());
+        const Config config = make_config(values);
         const std::string reason = impossible_reason(op, config, device);
         if (!reason.empty()) refuse("config " + to_string(config) + " is not legal: " + reason);
         if (std::find(configs.begin(), configs.end(), config) != configs.end())

@@ -133,9 +133,8 @@ std::string Selector::guard_versions() const {
     return "";
 }
 
-std::optional<Config> Selector::find_exact(const Problem& problem, const Device& device) const {
+std::optional<Config> Selector::find_exact(const Problem& problem, uint64_t key, const Device& device) const {
     const OpModel& model = *find_model(problem.op);
-    const uint64_t key = digest_prefix(problem_digest(problem));
     const auto found = std::lower_bound(model.exact_keys.begin(), model.exact_keys.end(), key);
     if (found == model.exact_keys.end() || *found != key) return std::nullopt;
     const size_t index = size_t(model.exact_configs[size_t(found - model.exact_keys.begin())]);
@@ -143,7 +142,7 @@ std::optional<Config> Selector::find_exact(const Problem& problem, const Device&
     return model.configs[index];
 }
 
-Choice Selector::choose(const Problem& problem, const Device& device, SelectionMode mode,
+Choice Selector::choose(const Problem& problem, uint64_t key, const Device& device, SelectionMode mode,
                         std::string_view kernel_hash) const {
     const auto analytic = [&](std::string reason) {
         return Choice{.config = get_analytic_config(problem, device),
@@ -156,7 +155,7 @@ Choice Selector::choose(const Problem& problem, const Device& device, SelectionM
         return analytic(std::move(reason));
     const OpModel& model = *find_model(problem.op);
     if (mode == SelectionMode::kAuto)
-        if (const auto exact = find_exact(problem, device))
+        if (const auto exact = find_exact(problem, key, device))
             return {.config = *exact,
                     .source = Choice::Source::kExact,
                     .reason = "measured best",

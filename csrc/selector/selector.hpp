@@ -89,7 +89,8 @@ class Selector {
 
     // An answer for any legal device; every doubt leads to the heuristic. An empty `kernel_hash` is unknown, not a
     // mismatch.
-    Choice choose(const Problem& problem, const Device& device, SelectionMode mode, std::string_view kernel_hash) const;
+    Choice choose(const Problem& problem, uint64_t key, const Device& device, SelectionMode mode,
+                  std::string_view kernel_hash) const;
 
     // Predicted log ratios of the portfolio, without any guard but features_version; throws Error(kModel) where it
     // cannot score.
@@ -108,7 +109,7 @@ class Selector {
  private:
     std::string guard_artifact(const Problem& problem, const Device& device, std::string_view kernel_hash) const;
     std::string guard_versions() const;
-    std::optional<Config> find_exact(const Problem& problem, const Device& device) const;
+    std::optional<Config> find_exact(const Problem& problem, uint64_t key, const Device& device) const;
 
     JsonValue metadata_;
     std::string sku_, heuristic_version_, stale_reason_;

@@ -6,26 +6,54 @@ emits the one WGMMA instruction wrapper that the config needs, and includes the 
 """
 
 import itertools
+from dataclasses import dataclass
 
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, ProblemError
 
-#: Op kinds whose operands are FP8, and those whose operands are BF16.
-_FP8_OPS = ("fp8_gemm", "m_grouped_fp8_gemm_contiguous", "m_grouped_fp8_gemm_masked", "k_grouped_fp8_gemm_contiguous")
-_BF16_OPS = (
-    "bf16_gemm",
-    "m_grouped_bf16_gemm_contiguous",
-    "m_grouped_bf16_gemm_masked",
-    "k_grouped_bf16_gemm_contiguous",
-)
-#: What the groups of an op kind divide: (start and end of its name) -> (header of the scheduler, its class).
-_SCHEDULERS = {
-    ("m_grouped", "contiguous"): ("contiguous_scheduler", "ContiguousScheduler"),
-    ("m_grouped", "masked"): ("masked_scheduler", "MaskedScheduler"),
-    ("k_grouped", "contiguous"): ("k_grouped_scheduler", "KGroupedScheduler"),
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """What the kernel of an op kind includes and instantiates, of deep_gemm/include/deep_gemm."""
+
+    header: str
+    kernel_class: str
+    scheduler_header: str = ""  # of grouped kernels: which tiles there are
+    scheduler_class: str = ""
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The headers in the order in which they are included."""
+        return (self.header, self.scheduler_header) if self.scheduler_header else (self.header,)
+
+
+#: The kernel of every op kind.
+_KERNELS = {
+    "fp8_gemm": _Kernel("fp8_gemm", "Fp8Gemm"),
+    "bf16_gemm": _Kernel("bf16_gemm", "Bf16Gemm"),
+    "m_grouped_fp8_gemm_contiguous": _Kernel(
+        "grouped_fp8_gemm", "GroupedFp8Gemm", "contiguous_scheduler", "ContiguousScheduler"
+    ),
+    "m_grouped_bf16_gemm_contiguous": _Kernel(
+        "grouped_bf16_gemm", "GroupedBf16Gemm", "contiguous_scheduler", "ContiguousScheduler"
+    ),
+    "m_grouped_fp8_gemm_masked": _Kernel("grouped_fp8_gemm", "GroupedFp8Gemm", "masked_scheduler", "MaskedScheduler"),
+    "m_grouped_bf16_gemm_masked": _Kernel(
+        "grouped_bf16_gemm", "GroupedBf16Gemm", "masked_scheduler", "MaskedScheduler"
+    ),
+    "k_grouped_fp8_gemm_contiguous": _Kernel(
+        "grouped_fp8_gemm", "GroupedFp8Gemm", "k_grouped_scheduler", "KGroupedScheduler"
+    ),
+    "k_grouped_bf16_gemm_contiguous": _Kernel(
+        "grouped_bf16_gemm", "GroupedBf16Gemm", "k_grouped_scheduler", "KGroupedScheduler"
+    ),
 }
+_KINDS = {kind.name: kind for kind in _C.OP_KINDS}
 _RECIPES = {"1d2d": "k1D2D", "1d1d": "k1D1D", "per_row": "kPerRow"}
 _C_MODES = {"none": "kNone", "accumulate": "kAccumulate", "general": "kGeneral", "head_split": "kHeadSplit"}
+#: Modes of C that came later than the others, and hence stand behind them in the list of canonical variants.
+_LATE_C_MODES = {"accumulate": 1, "head_split": 2}
 #: Kernel name of the transposing pass (transpose_fp8.cuh).
 TRANSPOSE_KERNEL = "deep_gemm_transpose_fp8"
 
@@ -84,8 +112,8 @@ extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads, 
 
 def kernel_name(op: str) -> str:
     """Return the symbol of the kernel of `op`. Raises ProblemError for an unknown op kind."""
-    if op not in _FP8_OPS + _BF16_OPS:
-        raise ProblemError(f"op = {op!r}: unknown op kind; known: {', '.join(sorted(_FP8_OPS + _BF16_OPS))}")
+    if op not in _KERNELS:
+        raise ProblemError(f"op = {op!r}: no such op kind; use one of {', '.join(sorted(_KERNELS))}")
     return f"deep_gemm_{op}"
 
 
@@ -128,7 +156,7 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
             f"    static constexpr {kind} {name} = {value};" for kind, name, value in _constants(problem, config)
         ),
         shape=f"m64n{columns}k{config.block_k // 4}",
-        types="f32.e4m3.e4m3" if problem.op in _FP8_OPS else "f32.bf16.bf16",
+        types="f32.e4m3.e4m3" if _KINDS[problem.op].is_fp8 else "f32.bf16.bf16",
         immediates=_immediates(problem, config),
         accumulators=accumulators,
         registers=", ".join(f"%{i}" for i in range(accumulators)),
@@ -140,26 +168,19 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
     )
 
 
-def _scheduler(op: str) -> tuple[str, str] | None:
-    """Return (header, class) of the scheduler of a grouped op kind, None for a dense one."""
-    return next(
-        (found for (start, end), found in _SCHEDULERS.items() if op.startswith(start) and op.endswith(end)), None
-    )
-
-
 def _skeleton(op: str) -> dict[str, str]:
     """Return what the kernel of an op kind includes, is passed and instantiates, by the template's names."""
-    dense, scheduler = ("fp8_gemm", "Fp8Gemm") if op in _FP8_OPS else ("bf16_gemm", "Bf16Gemm"), _scheduler(op)
-    headers, kernel_class = [dense[0]], dense[1]
+    kernel = _KERNELS[op]
     arguments, template_arguments = ["maps", "params", "base"], ["deep_gemm::Config", "deep_gemm::Wgmma"]
-    if scheduler is not None:
-        headers, kernel_class = [f"grouped_{dense[0]}", scheduler[0]], f"Grouped{dense[1]}"
+    if kernel.scheduler_class:
         arguments.insert(2, "groups")
-        template_arguments.append(f"deep_gemm::{scheduler[1]}<deep_gemm::Config>")
+        template_arguments.append(f"deep_gemm::{kernel.scheduler_class}<deep_gemm::Config>")
     return {
-        "includes": "\n".join(f'#include "deep_gemm/{header}.cuh"' for header in headers),
-        "group_parameter": "" if scheduler is None else ",\n    const __grid_constant__ deep_gemm::GroupParams groups",
-        "kernel_class": kernel_class,
+        "includes": "\n".join(f'#include "deep_gemm/{header}.cuh"' for header in kernel.headers),
+        "group_parameter": (
+            ",\n    const __grid_constant__ deep_gemm::GroupParams groups" if kernel.scheduler_class else ""
+        ),
+        "kernel_class": kernel.kernel_class,
         "arguments": ", ".join(arguments),
         "template_arguments": ", ".join(template_arguments),
     }
@@ -169,7 +190,7 @@ def _immediates(problem: "_C.Problem", config: "_C.Config") -> str:
     """Return the signs of both operands and, for BF16, whether each is transposed; the instruction's A is the side of
     64 rows.
     """
-    if problem.op in _FP8_OPS:
+    if _KINDS[problem.op].is_fp8:
         return "1, 1"
     majors = [problem.b_major, problem.a_major] if config.swap_ab else [problem.a_major, problem.b_major]
     return "1, 1, " + ", ".join(str(int(major == "mn")) for major in majors)
@@ -198,13 +219,13 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
         "kFloatD": problem.d_dtype == "fp32", "kScaleRing": problem.scale_layout == "any",
         "kStaged": _C.is_staged(problem, config), "kPipelined": _C.is_pipelined(problem, config),
     }  # fmt: skip
-    if _scheduler(problem.op) is not None:
+    if _KINDS[problem.op].is_grouped:
         numbers |= {
             "kSharedBytes": numbers["kSharedBytes"] - _C.TILE_QUEUE_BYTES,
             "kTileQueueBytes": _C.TILE_QUEUE_BYTES,
         }
         switches["kGroupBlocks"] = problem.group_layout == "blocks"
-    recipe = _RECIPES[problem.recipe] if problem.op in _FP8_OPS else "kNone"
+    recipe = _RECIPES[problem.recipe] if _KINDS[problem.op].is_fp8 else "kNone"
     return [
         *(("u32", name, str(int(value))) for name, value in numbers.items()),
         *(("bool", name, "true" if value else "false") for name, value in switches.items()),
@@ -222,65 +243,48 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """
     kernel_name(op)
     device = _C.Device.known("h200")
-    variants = _canonical_variants(op)
+    variants = _canonical_variants(_KINDS[op])
     cases = [(_C.Problem(op, 1, 1, 1, **variant), config) for variant in variants for config in _canonical_configs(op)]
-    fixed_variant = {} if _scheduler(op) is None else variants[0]
     fixed = (
-        _C.Problem(op, 128, 256, 512, compiled_dims="mnk", **fixed_variant),
+        _C.Problem(op, 128, 256, 512, compiled_dims="mnk", **variants[0]),
         _C.Config(64, 8, 8, block_k=_block_k(op)),
     )
     return [(problem, config) for problem, config in cases if _C.is_legal(problem, config, device)] + [fixed]
 
 
 def _block_k(op: str) -> int:
-    return 128 if op in _FP8_OPS else 64
+    return 128 if _KINDS[op].is_fp8 else 64
 
 
-def _canonical_variants(op: str) -> list[dict]:
-    return _canonical_dense_variants(op) if _scheduler(op) is None else _canonical_grouped_variants(op)
-
-
-def _canonical_grouped_variants(op: str) -> list[dict]:
-    majors = [{}]
-    if op in _BF16_OPS:
-        majors = [{"a_major": "mn", "b_major": "mn"}] if op.startswith("k_grouped") else [{}, {"b_major": "mn"}]
-    if op.endswith("masked"):
-        majors = [{}]
-    groups = (
-        [{"group_layout": layout} for layout in ("blocks", "joint")] if op == "k_grouped_fp8_gemm_contiguous" else [{}]
-    )
-    if op.startswith("k_grouped"):
-        outputs, recipes = (
-            [{"d_dtype": "fp32", "c_mode": c_mode} for c_mode in ("none", "accumulate", "general")],
-            ("1d1d",),
-        )
+def _canonical_variants(kind: "_C.OpKind") -> list[dict]:
+    """Return the fields of every variant of an op kind. Their order is part of the kernel hash, so it is historical."""
+    outputs = [{"d_dtype": d_dtype, "c_mode": c_mode} for d_dtype in kind.d_dtypes for c_mode in kind.c_modes]
+    majors = [{"a_major": a_major, "b_major": b_major} for a_major in kind.a_majors for b_major in kind.b_majors]
+    scales = [{"recipe": recipe, "scale_layout": layout} for recipe in kind.recipes for layout in kind.scale_layouts]
+    layouts = [{"group_layout": layout} for layout in sorted(kind.group_layouts)]
+    if kind.is_grouped:
+        groups = {"num_groups": 1} | ({"alignment": _C.ANY_TILE_ALIGNMENT} if kind.m_is_shared else {})
+        variants = _merge(majors, layouts, outputs, scales, [groups])
     else:
-        outputs, recipes = [{"d_dtype": d_dtype} for d_dtype in ("bf16", "fp32")], ("1d2d", "1d1d")
-    scales = (
-        [{"recipe": recipe, "scale_layout": layout} for recipe in recipes for layout in ("mn_major", "any")]
-        if op in _FP8_OPS
-        else [{}]
-    )
-    alignment = {"alignment": _C.ANY_TILE_ALIGNMENT} if op.startswith("m_grouped") and op.endswith("contiguous") else {}
-    return [{"num_groups": 1, **alignment, **part} for part in _merge(majors, groups, outputs, scales)]
+        outputs.sort(key=lambda output: _LATE_C_MODES.get(output["c_mode"], 0))
+        variants = _merge(outputs, majors, scales)
+    return [variant for variant in variants if _exists(kind.name, variant)]
+
+
+def _exists(op: str, variant: dict) -> bool:
+    """Return whether the fields agree. head_split is an epilogue of its own: one layout of scales stands for it."""
+    if variant["c_mode"] == "head_split" and variant["scale_layout"] != "mn_major":
+        return False
+    try:
+        _C.Problem(op, 1, 1, 1, **variant)
+    except ProblemError:
+        return False
+    return True
 
 
 def _merge(*choices: list[dict]) -> list[dict]:
     """Return every combination of one dict of each list, merged."""
     return [{name: value for part in parts for name, value in part.items()} for parts in itertools.product(*choices)]
-
-
-def _canonical_dense_variants(op: str) -> list[dict]:
-    outputs = [{"d_dtype": d_dtype, "c_mode": c_mode} for d_dtype in ("bf16", "fp32") for c_mode in ("none", "general")]
-    outputs.append({"d_dtype": "fp32", "c_mode": "accumulate"})
-    if op == "bf16_gemm":
-        return [{**output, "a_major": a, "b_major": b} for output in outputs for a in ("k", "mn") for b in ("k", "mn")]
-    scales = [
-        {"recipe": recipe, "scale_layout": layout} for recipe in ("1d2d", "1d1d") for layout in ("mn_major", "any")
-    ]
-    return [{**output, **scale} for output in outputs for scale in [*scales, {"recipe": "per_row"}]] + [
-        {"c_mode": "head_split"}
-    ]
 
 
 def _canonical_configs(op: str) -> list["_C.Config"]:

@@ -10,16 +10,9 @@ from collections.abc import Mapping
 import deep_gemm
 from deep_gemm import _C
 
-DENSE_OPS = ("fp8_gemm", "bf16_gemm")
-OPS = (
-    *DENSE_OPS,
-    "m_grouped_fp8_gemm_contiguous",
-    "m_grouped_bf16_gemm_contiguous",
-    "m_grouped_fp8_gemm_masked",
-    "m_grouped_bf16_gemm_masked",
-    "k_grouped_fp8_gemm_contiguous",
-    "k_grouped_bf16_gemm_contiguous",
-)
+#: Op kinds by name, and their names in the order of the native table.
+KINDS = {kind.name: kind for kind in _C.OP_KINDS}
+OPS = tuple(KINDS)
 #: As help texts list them.
 OP_NAMES = ", ".join(OPS)
 #: What the groups of an op divide: nothing, the rows of A (packed, or each group with room for m), or K.
@@ -29,20 +22,21 @@ FUNCTION_LAYOUT = re.compile(r"_([nt])([nt])(?=_|$)")
 #: Older names begin with the type, as in fp8_m_grouped_gemm_nt_masked.
 FUNCTION_ALIAS = re.compile(r"^(fp8|bf16)_m_grouped_")
 HEAD_SPLIT_SUFFIX = "_skip_head_mid"
+#: Descriptions of fields by name; the op kind is no field.
+FIELDS = {field.name: field for field in (*_C.PROBLEM_FIELDS, *_C.CONFIG_FIELDS)}
+#: Names with their defaults; sizes have none and stand as 1.
 PROBLEM_DEFAULTS = _C.Problem(OPS[0], 1, 1, 1).as_dict()
 PROBLEM_FIELDS = tuple(PROBLEM_DEFAULTS)
-CONFIG_FIELDS = tuple(_C.Config(64, 64, 2).as_dict())
+CONFIG_FIELDS = tuple(field.name for field in _C.CONFIG_FIELDS)
 #: How many groups there are and where their rows lie: sizes, too, because a kernel serves all of them.
-GROUP_FIELDS = ("num_groups", "expected_m", "alignment")
-#: What a problem asks for besides its sizes: these decide which kernels and configs there are for it.
-VARIANT_FIELDS = tuple(
-    name for name in PROBLEM_FIELDS if name not in ("op", "m", "n", "k", "num_sms", "compiled_dims", *GROUP_FIELDS)
-)
-#: Of these, what a kernel is compiled for; batch_invariant only limits the choice of a config.
-KERNEL_FIELDS = tuple(name for name in VARIANT_FIELDS if name != "batch_invariant")
-#: The alignment that stands for all in a kernel's identity (kAnyTileAlignment of the native module): every token side
-#: divides it.
-ANY_ALIGNMENT = 15360
+GROUP_FIELDS = tuple(field.name for field in _C.PROBLEM_FIELDS if field.role == "group")
+#: What a kernel is compiled for besides its config and compiled dims.
+KERNEL_FIELDS = tuple(field.name for field in _C.PROBLEM_FIELDS if field.role == "variant")
+#: What decides which kernels and configs there are for a problem besides its sizes; batch_invariant only limits the
+#: choice of a config.
+VARIANT_FIELDS = (*KERNEL_FIELDS, "batch_invariant")
+#: What a kernel for a problem is compiled for besides its config: equal for all problems that the kernel serves.
+kernel_problem = _C.kernel_problem
 
 
 def to_problem(row: Mapping) -> _C.Problem:
@@ -78,21 +72,23 @@ def replace_problem(problem: _C.Problem, **changes: object) -> _C.Problem:
 
 def grouping_of(op: str) -> str:
     """Return what the groups of an op kind divide."""
-    if op in DENSE_OPS:
-        return DENSE
-    return K_GROUPED if op.startswith("k_grouped") else MASKED if op.endswith("masked") else CONTIGUOUS
+    return KINDS[op].grouping
 
 
 def is_fp8(op: str) -> bool:
     """Return whether an op kind multiplies FP8 operands with scales."""
-    return "fp8" in op
+    return KINDS[op].is_fp8
+
+
+def legal_words(op: str, name: str) -> tuple[str, ...]:
+    """Return the words that problems of an op kind may have in a field of words."""
+    return getattr(KINDS[op], f"{name}s")
 
 
 def default_fields(op: str) -> dict:
-    """Return the fields of an op kind whose only legal value is not the default of all kinds."""
-    if grouping_of(op) != K_GROUPED:
-        return {}
-    return {"d_dtype": "fp32"} | ({"recipe": "1d1d"} if is_fp8(op) else {"a_major": "mn", "b_major": "mn"})
+    """Return the fields of an op kind whose default is not legal, each with its first legal word."""
+    legal = {name: legal_words(op, name) for name in KERNEL_FIELDS}
+    return {name: words[0] for name, words in legal.items() if PROBLEM_DEFAULTS[name] not in words}
 
 
 def read_op_name(name: str) -> tuple[str, dict]:
@@ -111,14 +107,6 @@ def read_op_name(name: str) -> tuple[str, dict]:
     if is_fp8(op):  # kernels read FP8 along K, whatever the function takes
         return op, {"group_layout": "blocks"} if grouping_of(op) == K_GROUPED and layout[0] == "_nt" else {}
     return op, {"a_major": "mn" if layout[1] == "t" else "k", "b_major": "mn" if layout[2] == "n" else "k"}
-
-
-def kernel_problem(problem: _C.Problem) -> _C.Problem:
-    """Return what a kernel for `problem` is compiled for besides its config: equal for all problems that it serves."""
-    sizes = {name: getattr(problem, name) if name in problem.compiled_dims else 1 for name in "mnk"}
-    alignment = ANY_ALIGNMENT if grouping_of(problem.op) == CONTIGUOUS else problem.alignment
-    groups = {"num_groups": min(problem.num_groups, 1), "expected_m": 0, "alignment": alignment}
-    return replace_problem(problem, **sizes, **groups, num_sms=0, batch_invariant=False)
 
 
 def get_group_rows(problem: _C.Problem) -> int:

@@ -20,7 +20,7 @@ from tuner.learn import train, validate
 from tuner.learn.baselines import find_nearest
 from tuner.learn.dataset import load_dataset
 from tuner.problems import shapes
-from tuner.problems.fields import ANY_ALIGNMENT, OPS, get_tokens, get_work, kernel_problem, replace_problem, to_problem
+from tuner.problems.fields import OPS, get_tokens, get_work, kernel_problem, replace_problem, to_problem
 from tuner.search import wide_space
 from tuner.search.sweep import Sweep, SweepOptions, choose_candidates, find_kernels
 from tuner.ship import export
@@ -293,7 +293,7 @@ def test_the_sweep_command_takes_a_workload(tmp_path, capsys):
 
 def test_a_kernels_alignment_is_that_of_the_native_module():
     text = (Path(__file__).parents[3] / "csrc" / "core" / "legality.hpp").read_text()
-    assert re.search(r"kAnyTileAlignment = (\d+);", text)[1] == str(ANY_ALIGNMENT)
+    assert re.search(r"kAnyTileAlignment = (\d+);", text)[1] == str(_C.ANY_TILE_ALIGNMENT)
 
 
 def test_one_kernel_serves_all_groups_and_alignments():
@@ -305,7 +305,7 @@ def test_one_kernel_serves_all_groups_and_alignments():
     ]
     assert {kernel_problem(other) for other in others} == {kernel_problem(problem)} and kernel_problem(
         problem
-    ).alignment == ANY_ALIGNMENT
+    ).alignment == _C.ANY_TILE_ALIGNMENT
     masked = make_grouped(MASKED[0], 1024, 512, 512, 4, expected_m=20)
     assert kernel_problem(masked) == make_grouped(MASKED[0], 1, 1, 1, 1)
     assert kernel_problem(make_grouped(K_GROUPED[0], 64, 64, 256, 2, group_layout="blocks")).group_layout == "blocks"
@@ -322,7 +322,7 @@ def test_every_config_of_a_space_is_legal_for_the_kernels_own_problem(op):
         *choose_candidates(problem, H200, SweepOptions([problem], "")),
     }:
         assert _C.is_legal(identity, config, H200)
-        assert op not in CONTIGUOUS or ANY_ALIGNMENT % (config.block_m * config.cluster_m) == 0
+        assert op not in CONTIGUOUS or _C.ANY_TILE_ALIGNMENT % (config.block_m * config.cluster_m) == 0
     space = wide_space.get_wide_space(problem, H200)
     assert set(_C.get_candidates(problem, H200)) < set(space)
     assert all(

@@ -1,0 +1,134 @@
+// Legality, candidates, heuristic and features.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdio>
+#include <optional>
+
+#include "core/bindings.hpp"
+#include "core/candidates.hpp"
+#include "core/error.hpp"
+#include "core/features.hpp"
+#include "core/heuristic.hpp"
+#include "core/legality.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace deep_gemm {
+namespace {
+
+// Tile arithmetic holds for the kernels' own shapes only; the estimate needs no legality on this very device.
+void check_geometry(Op op, const Config& config) {
+    static const Device reference = known_device("h200");
+    const std::string reason = impossible_reason(op, config, reference);
+    if (!reason.empty()) throw Error(ErrorKind::kConfig, reason);
+}
+
+py::dict constants_dict() {
+    py::dict out;
+    const HeuristicRates rates;
+    for (const RateField& field : kRateFields) out[field.name] = rates.*field.member;
+    return out;
+}
+
+HeuristicRates rates_from(const std::optional<py::dict>& constants) {
+    HeuristicRates rates;
+    if (!constants) return rates;
+    size_t known = 0;
+    for (const RateField& field : kRateFields) {
+        if (!constants->contains(field.name)) continue;
+        rates.*field.member = (*constants)[field.name].cast<double>();
+        ++known;
+    }
+    if (known != constants->size())
+        throw Error(ErrorKind::kArgument, "constants: holds an unknown name; use those of heuristic_constants()");
+    return rates;
+}
+
+// The revision of the formulas and the constants, each on a line: what HEURISTIC_VERSION is a hash of.
+std::string heuristic_text() {
+    std::string text = "revision=" + std::to_string(kHeuristicRevision) + '\n';
+    const HeuristicRates rates;
+    for (const RateField& field : kRateFields) {
+        char line[96];
+        std::snprintf(line, sizeof line, "%s=%.17g\n", field.name, rates.*field.member);
+        text += line;
+    }
+    return text;
+}
+
+std::string hash_text(const std::string& text) {
+    return py::module_::import("hashlib").attr("sha256")(py::bytes(text)).attr("hexdigest")().cast<std::string>();
+}
+
+}  // namespace
+
+void bind_legality(py::module_& m) {
+    m.attr("LAUNCH_ABI") = kLaunchAbi;
+    m.attr("ANY_TILE_ALIGNMENT") = kAnyTileAlignment;
+    m.attr("TILE_QUEUE_BYTES") = kTileQueueBytes;
+    m.def("is_legal", &is_legal, "problem"_a, "config"_a, "device"_a,
+          "Return whether `config` may run; never depends on m, n or k.");
+    m.def("is_worth_trying", &is_worth_trying, "problem"_a, "config"_a, "device"_a,
+          "Return whether `config` is legal for this problem and not pointless: the learned choice is among such "
+          "configs.");
+    m.def("legality_reason", &legality_reason, "problem"_a, "config"_a, "device"_a,
+          "Return '' for a legal config, else a sentence that says why not.");
+    m.def("smem_bytes", &smem_bytes, "problem"_a, "config"_a,
+          "Return the dynamic shared memory of one block in bytes.");
+    m.def("num_threads", &num_threads, "config"_a, "Return the threads of one block.");
+    m.def("estimate_registers", &estimate_registers, "problem"_a, "config"_a,
+          "Return the registers that a math thread needs, estimated from above.");
+    m.def("is_pipelined", &is_pipelined, "problem"_a, "config"_a,
+          "Return whether a math warpgroup holds two partial accumulators.");
+    m.def("blocks_per_sm", &blocks_per_sm, "problem"_a, "config"_a,
+          "Return the blocks that share an SM, by their shared memory and registers.");
+    m.def("is_staged", &is_staged, "problem"_a, "config"_a,
+          "Return whether D leaves through a tile in shared memory by TMA, else by the threads' own stores.");
+    m.def("get_candidates", &get_candidates, "problem"_a, "device"_a,
+          "Return the configs worth trying (at most 160), in a fixed order.");
+    m.def("get_default_space", &get_default_space, "problem"_a, "device"_a,
+          "Return every config that get_candidates can return on `device` for some problem of `problem`'s variant.");
+    m.def(
+        "get_default_space", [](const Device& device) { return get_default_space(Problem{}, device); }, "device"_a,
+        "Return the default space of fp8_gemm with every field at its default.");
+}
+
+void bind_heuristic(py::module_& m) {
+    set_heuristic_version(hash_text(heuristic_text()).substr(0, 16));
+    m.attr("HEURISTIC_VERSION") = heuristic_version();
+    m.attr("FEATURES_VERSION") = kFeaturesVersion;
+    m.def("heuristic_constants", &constants_dict, "Return the heuristic's constants (an H200's) by name.");
+    m.def(
+        "estimate_time_us",
+        [](const Problem& problem, const Config& config, const Device& device,
+           const std::optional<py::dict>& constants) {
+            check_geometry(problem.op, config);
+            return Estimator(problem, device, rates_from(constants)).time_us(config);
+        },
+        "problem"_a, "config"_a, "device"_a, "constants"_a = py::none(),
+        "Return the heuristic's predicted time in microseconds; `constants` replaces some of heuristic_constants(). "
+        "Raises: ConfigError, "
+        "ArgumentError.");
+    m.def("get_analytic_config", &get_analytic_config, "problem"_a, "device"_a,
+          "Return the heuristic's choice: the candidate with the smallest predicted time. Raises: DeviceError where "
+          "none is legal.");
+    m.def(
+        "feature_names",
+        [](const std::string& op, const std::vector<Config>& portfolio) {
+            return feature_names(parse_op(op), portfolio);
+        },
+        "op"_a, "portfolio"_a,
+        "Return the names of get_features' numbers for problems of an op kind. Raises: ProblemError.");
+    m.def(
+        "get_features",
+        [](const Problem& problem, const Device& device, const std::vector<Config>& portfolio) {
+            for (const Config& config : portfolio) check_geometry(problem.op, config);
+            return get_features(problem, device, portfolio);
+        },
+        "problem"_a, "device"_a, "portfolio"_a,
+        "Return the selector's input for `problem`. Raises: ConfigError, DeviceError.");
+}
+
+}  // namespace deep_gemm
