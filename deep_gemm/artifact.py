@@ -35,35 +35,35 @@ ALIGNMENT = 8
 DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4"), "U64": np.dtype("<u8")}
 METADATA_NAME = "__metadata__"
 
-#: Bounds that no file of the format reaches. They keep the time to read a hostile header short.
+#: Bounds that no artefact reaches. They keep the time to read a hostile header short.
 _MAX_ARRAYS, _MAX_DIMENSIONS, _MAX_METADATA_BYTES = 256, 2, 1 << 16
 _MAX_DEPTH, _MAX_TOKENS, _MAX_DIGITS = 6, 1 << 15, 32
 _ARRAY_NAME = re.compile(r"[a-z0-9_/]{1,64}")
-#: A string (also one that never ends) or a bracket; without backtracking.
+#: A string, terminated or not, or a bracket. The possessive quantifiers keep the search linear.
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"?|\[|\]|\{|\}', re.DOTALL)
 
 
 class Rule(NamedTuple):
-    """What a member of the metadata must be: in words, and as a test that raises nothing."""
+    """What a member of the metadata must be: in words, and as a test that never raises."""
 
     words: str
     is_met: Callable[[Any], bool]
 
 
 def integer_within(minimum: int, maximum: int) -> Rule:
-    """Return the rule for an integer of a range."""
+    """Return the rule for an integer in minimum..maximum."""
     return Rule(f"an integer of {minimum}..{maximum}", lambda value: type(value) is int and minimum <= value <= maximum)
 
 
 def number_within(minimum: float, maximum: float) -> Rule:
-    """Return the rule for a number of a range."""
+    """Return the rule for a number in minimum..maximum."""
     return Rule(
         f"a number of {minimum}..{maximum}", lambda value: type(value) in (int, float) and minimum <= value <= maximum
     )
 
 
 def text_within(maximum: int) -> Rule:
-    """Return the rule for a text of at most `maximum` characters, all of which UTF-8 can write."""
+    """Return the rule for a text of at most `maximum` characters, without lone surrogates (UTF-8 cannot encode them)."""
     return Rule(
         f"a text of at most {maximum} characters",
         lambda value: isinstance(value, str) and len(value) <= maximum and not re.search("[\ud800-\udfff]", value),
@@ -84,8 +84,8 @@ class Array(NamedTuple):
     meaning: str
 
 
-#: Dimension -> smallest and largest size. `fields` is the number of a config's fields, `portfolio` the metadata's
-#: num_portfolio. There are few configs because the warm-up of a deployment compiles all of them.
+#: Dimension -> smallest and largest size. `fields` is the number of fields of a config, `portfolio` the metadata's
+#: num_portfolio. The number of configs is small because the warm-up of a deployment compiles all of them.
 SIZES = {
     "configs": (1, 32),
     "fields": (1, 64),
@@ -106,17 +106,21 @@ ARRAYS = {
     ),
     "exact_key": Array("U64", ("exact",), "exact_key() of the measured problems, ascending"),
     "exact_config": Array("I32", ("exact",), "index of the config measured best for each"),
-    "tree_start": Array("I32", ("trees + 1",), "tree t is nodes tree_start[t]..tree_start[t+1]-1, its root first"),
-    "feature": Array("I32", ("nodes",), "feature that the node compares, -1 for a leaf"),
-    "threshold": Array("F64", ("nodes",), "the left child follows where the feature is at most this"),
-    "left": Array("I32", ("nodes",), "index of the left child, which comes after the node; for a leaf its leaf_value"),
-    "right": Array("I32", ("nodes",), "index of the right child, which comes after the node; for a leaf -1"),
+    "tree_start": Array("I32", ("trees + 1",), "tree t has the nodes tree_start[t]..tree_start[t+1]-1, the root first"),
+    "feature": Array("I32", ("nodes",), "index of the feature that the node compares; -1 for a leaf"),
+    "threshold": Array("F64", ("nodes",), "a feature of at most this goes to the left child"),
+    "left": Array("I32", ("nodes",), "node index of the left child, above its own; for a leaf its row of leaf_value"),
+    "right": Array("I32", ("nodes",), "node index of the right child, above its own; for a leaf -1"),
     "leaf_value": Array("F64", ("leaves", "portfolio"), "predicted log(time / time of the heuristic's choice)"),
     "feature_min": Array("F64", ("features",), "smallest value in the training problems"),
     "feature_max": Array("F64", ("features",), "largest value in the training problems"),
-    "golden_features": Array("F32", ("golden", "features"), "features with a recorded answer"),
-    "golden_scores": Array("F64", ("golden", "portfolio"), "the forest's answer"),
-    "golden_choice": Array("I32", ("golden",), "index of the config chosen, -1 for the heuristic's"),
+    "golden_features": Array(
+        "F32", ("golden", "features"), "features whose scores and choice are recorded, for replay"
+    ),
+    "golden_scores": Array("F64", ("golden", "portfolio"), "the forest's scores for them"),
+    "golden_choice": Array(
+        "I32", ("golden",), "index of the config that the guards leave; -1 for the heuristic's choice"
+    ),
 }
 
 METADATA = {
@@ -161,7 +165,7 @@ def canonical_json(value: object) -> str:
 
 
 def read_artifact(content: bytes) -> tuple[dict, dict[str, np.ndarray]]:
-    """Return the metadata and the arrays of an artefact: its hashes and the layout are checked, not the meaning.
+    """Return the metadata and the arrays of an artefact; layout and hashes are checked, the meaning is not.
 
     The arrays are read-only views of `content`. Raises: ModelError for anything that the writer could not have written.
     """
@@ -199,10 +203,10 @@ def read_header_length(content: bytes) -> int:
 
 
 def read_padded(header: bytes) -> str:
-    """Return the header's text without the spaces that fill it up."""
+    """Return the header's text without its padding."""
     stripped = header.rstrip(b" ")
     if len(header) - len(stripped) >= ALIGNMENT:
-        refuse(f"the header must be filled up with fewer than {ALIGNMENT} spaces")
+        refuse(f"the header must be padded with fewer than {ALIGNMENT} spaces")
     try:
         return stripped.decode("ascii")
     except UnicodeDecodeError as error:
@@ -242,14 +246,14 @@ def _read_float(digits: str) -> float:
 
 
 def _check_number(digits: str) -> str:
-    """Return the digits of a number. Raises: ValueError where there are so many that reading them would take long."""
+    """Return `digits`. Raises: ValueError for more than any number needs: converting them could take long."""
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits")
     return digits
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
 
 
 def read_metadata(entry: object) -> dict:
@@ -265,7 +269,7 @@ def read_metadata(entry: object) -> dict:
 
 
 def read_arrays(entries: dict, data: memoryview) -> dict[str, np.ndarray]:
-    """Return the arrays of the data area, which they must fill in the order that the format wants."""
+    """Return the arrays of the data area, which they must fill without gaps and in the format's order."""
     if len(entries) > _MAX_ARRAYS:
         refuse(f"{len(entries)} arrays: must be at most {_MAX_ARRAYS}")
     for name, entry in entries.items():
@@ -283,7 +287,7 @@ def read_arrays(entries: dict, data: memoryview) -> dict[str, np.ndarray]:
 
 
 def check_entry(name: str, entry: object) -> None:
-    """Raise ModelError unless an array's entry in the header says a place of the size of its shape."""
+    """Raise ModelError unless an array's header entry is complete and its shape fits its offsets."""
     if not _ARRAY_NAME.fullmatch(name):
         refuse(f"array {ascii(name)[:64]}: a name must be 1 to 64 of a-z, 0-9, _ and /")
     if not isinstance(entry, dict) or entry.keys() != {"data_offsets", "dtype", "shape"}:
@@ -294,9 +298,9 @@ def check_entry(name: str, entry: object) -> None:
     if not is_sizes(shape) or len(shape) > _MAX_DIMENSIONS or not is_sizes(offsets) or len(offsets) != 2:
         refuse(f"array {name}: must have at most {_MAX_DIMENSIONS} dimensions and two offsets, within 0..{MAX_BYTES}")
     if offsets[1] - offsets[0] != DTYPES[dtype].itemsize * math.prod(shape):
-        refuse(f"array {name}: has another size than its shape says")
+        refuse(f"array {name}: the size of the data does not match dtype and shape")
 
 
 def is_sizes(value: object) -> bool:
-    """Return whether `value` is a list of integers that are possible as sizes."""
+    """Return whether `value` is a list of integers that are possible sizes."""
     return isinstance(value, list) and all(type(size) is int and 0 <= size <= MAX_BYTES for size in value)

@@ -24,8 +24,8 @@ _NUM_CONFIG_FIELDS = len(_C.Config(64, 64, 2).as_dict())
 class Selector(_C.Selector):
     """The exact table, the forest and the guards of one artefact. Immutable, so threads share it freely.
 
-    The native part checks what the walk's safety rests on (every index, every tree, every config), decides, and
-    replays the golden vectors; this part reads the file, checks its format and makes the key of the exact table.
+    This class reads the file, checks its format and looks problems up by their keys. The native base class checks
+    every index, tree and config, so that no walk can leave the arrays or run forever, and makes the choice.
     """
 
     def __init__(self, content: bytes):
@@ -37,6 +37,8 @@ class Selector(_C.Selector):
             raise ArgumentError(f"content of type {type(content).__name__}: must be bytes; pass what the file holds")
         metadata, arrays = read_artifact(content)
         check_members(metadata, METADATA, "the metadata")
+        if len(arrays) != len(ARRAYS) * len(metadata["ops"]):
+            refuse(f"{len(arrays)} arrays: every op kind must have exactly its {len(ARRAYS)}")
         super().__init__(
             metadata["sku"],
             metadata["sm_count"],
@@ -45,8 +47,6 @@ class Selector(_C.Selector):
             has_own_features=metadata["features_version"] == _C.FEATURES_VERSION,
             has_own_heuristic=metadata["heuristic_version"] == _C.HEURISTIC_VERSION,
         )
-        if len(arrays) != len(ARRAYS) * len(metadata["ops"]):
-            refuse("there are arrays of no op kind")
         self._metadata = metadata
 
     @property
@@ -55,14 +55,14 @@ class Selector(_C.Selector):
         return self._metadata
 
     def quarantined(self, op: str) -> "list[_C.Config]":
-        """Return the configs of an op kind that must not be chosen. Raises: ModelError for an op kind not in here."""
+        """Return the configs of an op kind that are never chosen. Raises: ModelError where the op kind is missing."""
         configs = self.configs(op)
         return [configs[index] for index in self._metadata["ops"][op]["quarantined"]]
 
     def choose(
         self, problem: "_C.Problem", device: "_C.Device", mode: str = "auto", kernel_hash: str = ""
     ) -> "_C.Choice":
-        """Return a choice that is legal on `device`; every doubt leads to the heuristic's.
+        """Return a choice that is legal on `device`: the heuristic's wherever a guard refuses the selector's.
 
         `mode`: 'auto', or 'model', which leaves out the exact table. `kernel_hash`: that of the kernels that will run;
         '' means unknown, which is no mismatch. Raises: DeviceError where no config is legal; ArgumentError for another
@@ -84,7 +84,7 @@ def describe_op(op: str, members: object, arrays: Mapping[str, np.ndarray]) -> d
 def check_shapes(arrays: Mapping[str, np.ndarray | None], sizes: dict[str, int]) -> None:
     """Raise ModelError unless all arrays are there, with the dtype of ARRAYS and with sizes that agree.
 
-    `sizes`: dimension -> size, as far as it is known beforehand; the others are added.
+    `sizes`: the sizes known beforehand, by dimension; the others are added.
     """
     for name, (dtype, dimensions, _) in ARRAYS.items():
         array = arrays[name]

@@ -1,4 +1,4 @@
-// The Python faces of the selector and its choices.
+// Python bindings of the selector and its choices.
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>

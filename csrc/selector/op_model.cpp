@@ -70,7 +70,7 @@ void check_exact(const OpModel& model) {
 
 void check_hull(const OpModel& model, bool has_own_features) {
     const auto &low = model.parts.feature_min, &high = model.parts.feature_max;
-    if (low.size() != high.size()) refuse("feature_min and feature_max differ in length");
+    if (low.empty() || low.size() != high.size()) refuse("feature_min and feature_max differ in length or are empty");
     if (has_own_features && low.size() != num_features(model.op, model.num_portfolio))
         refuse("the number of features is not that of the portfolio");
     check_finite(low, "feature_min");

@@ -32,7 +32,7 @@ struct OpParts {
     std::vector<int32_t> golden_choice;
 };
 
-// The same, checked for all that the selector relies on.
+// The same after every check that the selector relies on.
 struct OpModel {
     // The configs must be possible on `device`. `has_own_features`: the artefact has the features of this package.
     // Throws Error(kModel).

@@ -24,7 +24,7 @@ struct Decision {
     std::vector<double> scores;  // empty where the hull guard refused before the walk
 };
 
-// Where an artefact was made: enough of a device to judge its configs' legality.
+// The device that an artefact was made on, as far as the legality of its configs depends on it.
 Device origin_device(const Origin& origin) {
     Device device;
     device.name = device.sku = origin.sku;
@@ -32,7 +32,7 @@ Device origin_device(const Origin& origin) {
     return device;
 }
 
-// An artefact with other features has no names to report.
+// The names of features are known only where the artefact has as many as this package.
 std::string name_feature(const OpModel& model, size_t index) {
     const bool is_own = model.num_features() == num_features(model.op, model.num_portfolio);
     return is_own ? feature_name(model.op, model.portfolio(), index) : "feature " + std::to_string(index);

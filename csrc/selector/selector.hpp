@@ -29,21 +29,21 @@ struct Choice {
 
 const char* source_name(Choice::Source source);
 
-// Where an artefact was made, and what rules it out here.
+// Where an artefact was made, and how far it fits this package.
 struct Origin {
     std::string sku;
     int32_t sm_count = 0;
-    std::string stale_reason;  // why it must not be used at all, or ""
-    // Whether the forest was trained on this package's features and against its heuristic, whose estimates they hold.
+    std::string stale_reason;  // why the whole artefact must not be used, or ""
+    // Whether the forest was trained on this package's features, and against this package's heuristic.
     bool has_own_features = false, has_own_heuristic = false;
 };
 
 class Selector {
  public:
-    // Throws Error(kModel) for parts that an artefact must not hold.
+    // Throws Error(kModel) for values that would make a choice unsafe or that contradict each other.
     Selector(Origin origin, std::map<Op, OpParts> ops);
 
-    // An answer for any legal device; every doubt leads to the heuristic. An empty `kernel_hash` is unknown, not a
+    // A choice for any device: the heuristic's wherever a guard refuses. An empty `kernel_hash` is unknown, not a
     // mismatch. `exact_key`: the problem's key in the exact table; without one the table is left out.
     Choice choose(const Problem& problem, const Device& device, std::string_view kernel_hash,
                   std::optional<uint64_t> exact_key) const;

@@ -7,10 +7,10 @@ import struct
 import sys
 from pathlib import Path
 
-import deep_gemm.models
 import numpy as np
 import pytest
 
+from deep_gemm import models
 from deep_gemm.artifact import ARRAYS, DTYPES, METADATA, OP_METADATA, canonical_json, read_artifact, read_json
 from deep_gemm.errors import ModelError
 from deep_gemm.selector import Selector
@@ -234,7 +234,7 @@ def test_an_empty_reason_to_be_stale_is_one():
 
 def test_the_description_is_that_of_the_files():
     """The description lists what the writer of the tests and that of the recorded artefact write."""
-    recorded = Path(deep_gemm.models.__file__).with_name("nvidia-h200-sm132.dgsel").read_bytes()
+    recorded = Path(models.__file__).with_name("nvidia-h200-sm132.dgsel").read_bytes()
     for content in (make_artifact(), recorded):
         metadata, arrays = read_artifact(content)
         assert metadata.keys() == METADATA.keys()

@@ -5,10 +5,9 @@ import threading
 import warnings
 from pathlib import Path
 
-import deep_gemm.models
 import pytest
 
-from deep_gemm import _C, selection, selector_files
+from deep_gemm import _C, models, selection, selector_files
 from deep_gemm.errors import DeviceError, SelectorWarning
 from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack
 
@@ -62,7 +61,7 @@ def test_a_missing_packaged_artefact_is_said_once(folder, monkeypatch):
 
 
 def test_the_packaged_gpu_models_are_those_of_the_files():
-    files = Path(deep_gemm.models.__file__).parent.glob("*.dgsel")
+    files = Path(models.__file__).parent.glob("*.dgsel")
     assert sorted(path.stem for path in files) == sorted(selector_files.PACKAGED_SKUS)
 
 
@@ -182,6 +181,7 @@ def test_no_legal_config_is_the_devices_error(folder):
         selection.get_best_config(make_parts()[3][30], ampere)
 
 
+@pytest.mark.filterwarnings("ignore::deep_gemm.errors.SelectorWarning")
 @pytest.mark.parametrize("choose", [selection.get_best_config, selection.get_analytic_config, selection.explain])
 def test_without_a_driver_the_remedy_is_a_device(folder, monkeypatch, choose):
     def refuse():
