@@ -2,7 +2,8 @@
 
 Guarantees: every answer is legal on the device; the same artefact, package and switches give the same answer in every
 process; an artefact is read once per process and GPU model and never again. A refused artefact leads to the heuristic
-and to one SelectorWarning; that there is none is normal.
+and to one SelectorWarning, and so does a missing one for a GPU model that the package has an artefact for. For other
+GPU models it is normal that there is none.
 """
 
 import functools
@@ -13,19 +14,23 @@ from typing import NamedTuple
 
 from deep_gemm import _C, selector_files
 from deep_gemm.errors import DeepGemmError, DeviceError, ModelError, SelectorWarning
+from deep_gemm.selector import Selector
 
 
 class LoadedSelector(NamedTuple):
-    """What a process knows of the artefact for one SKU; `selector` is None where the heuristic must answer."""
+    """What a process knows of the artefact for one SKU.
+
+    `selector` is None where the heuristic must answer, for `reason`; `refusal` is the warning that this is worth, or ''.
+    """
 
     mode: str
-    selector: "_C.Selector | None"
+    selector: Selector | None
     file: str
     reason: str
     refusal: str = ""
 
 
-#: How the native selector begins its reason where the artefact as a whole no longer fits this package.
+#: How a selector's reason begins where its artefact no longer fits this package.
 _OUTDATED = ("measured with other kernels", "stale", "trained on other features", "trained against another heuristic")
 
 _loaded: dict[str, LoadedSelector] = {}
@@ -98,7 +103,7 @@ def current_device() -> "_C.Device":
         ) from error
 
 
-def get_selector(device: "_C.Device") -> "_C.Selector | None":
+def get_selector(device: "_C.Device") -> Selector | None:
     """Return the selector that this process uses on `device`, or None where the heuristic answers."""
     return load_selector(device.sku).selector
 
@@ -143,16 +148,16 @@ def find_selector(sku: str) -> LoadedSelector:
     try:
         found = selector_files.read_selector_file(sku, path)
         if found is None:
-            return LoadedSelector(mode, None, "", f"no selector for {sku}")
+            return LoadedSelector(mode, None, "", f"no selector for {sku}", refusal=selector_files.explain_missing(sku))
         return LoadedSelector(mode, read_selector(*found, sku), found[0], "")
     except ModelError as error:
         return LoadedSelector(mode, None, str(path or ""), f"the selector was refused: {error}", refusal=str(error))
 
 
-def read_selector(file: str, content: bytes, sku: str) -> "_C.Selector":
+def read_selector(file: str, content: bytes, sku: str) -> Selector:
     """Return the selector in `content`. Raises: ModelError naming `file` where it is malformed or for another SKU."""
     try:
-        selector = _C.Selector.load(content)
+        selector = Selector(content)
     except DeepGemmError as error:
         raise ModelError(f"{file}: {error}") from error
     if selector.sku != sku:

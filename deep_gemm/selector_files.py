@@ -12,10 +12,12 @@ import stat
 from pathlib import Path
 
 from deep_gemm import environment
+from deep_gemm.artifact import MAX_BYTES
 from deep_gemm.errors import ModelError
 
-MAX_BYTES = 16 << 20
 SUFFIX = ".dgsel"
+#: GPU models that the package has an artefact for: one that is not found there is a fault of the installation.
+PACKAGED_SKUS = ("nvidia-h200-sm132",)
 MODES = ("auto", "model", "analytic")
 
 
@@ -50,6 +52,17 @@ def read_packaged_file(sku: str) -> tuple[str, bytes] | None:
         return None
     except OSError as error:
         raise ModelError(f"deep_gemm.models/{sku}{SUFFIX}: {error.strerror}; install deep_gemm again") from error
+
+
+def explain_missing(sku: str) -> str:
+    """Return what is wrong where no artefact for `sku` was found, with the remedy; '' where none is packaged for it."""
+    if sku not in PACKAGED_SKUS:
+        return ""
+    return (
+        f"deep_gemm/models/{sku}{SUFFIX}: no such file, though this package has a selector for {sku}; install deep_gemm"
+        " again, or in a checkout run `git checkout models deep_gemm/models` (deep_gemm/models is a symbolic link"
+        " to ../models)"
+    )
 
 
 def read_private_file(path: Path) -> bytes | None:

@@ -23,6 +23,7 @@ import deep_gemm
 from deep_gemm import _C, selection
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.selector import Selector
 from tuner.learn.dataset import load_dataset
 from tuner.problems.shapes import load_preset
 from tuner.sources import RECORDED_SKU, open_database
@@ -101,7 +102,7 @@ def learn(out: Path, database: Path) -> Path:
 
 def choose(problem: "_C.Problem", device: "_C.Device", artefact: Path, mode: str) -> "_C.Choice":
     """Return the artefact's choice; `mode` model leaves its exact table out."""
-    return _C.Selector.load(artefact.read_bytes()).choose(problem, device, mode=mode)
+    return Selector(artefact.read_bytes()).choose(problem, device, mode=mode)
 
 
 def multiply(problem: "_C.Problem", place: str) -> float:

@@ -2,7 +2,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include <charconv>
 
 #include "core/bind_fields.hpp"
 #include "core/bindings.hpp"
@@ -189,13 +188,6 @@ void bind_config_identity(py::class_<Config>& config) {
 }
 
 }  // namespace
-
-uint64_t key_prefix(const Problem& problem) {
-    const auto key = identity().problem_key(problem).cast<std::string>();
-    uint64_t prefix = 0;
-    std::from_chars(key.data(), key.data() + 16, prefix, 16);
-    return prefix;
-}
 
 void bind_problem(py::module_& m) {
     py::class_<Problem> problem(m, "Problem",

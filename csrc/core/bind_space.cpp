@@ -96,8 +96,8 @@ void bind_legality(py::module_& m) {
 }
 
 void bind_heuristic(py::module_& m) {
-    set_heuristic_version(hash_text(heuristic_text()).substr(0, 16));
-    m.attr("HEURISTIC_VERSION") = heuristic_version();
+    // The identity of constants and formulas.
+    m.attr("HEURISTIC_VERSION") = hash_text(heuristic_text()).substr(0, 16);
     m.attr("FEATURES_VERSION") = kFeaturesVersion;
     m.def("heuristic_constants", &constants_dict, "Return the heuristic's constants (an H200's) by name.");
     m.def(

@@ -3,10 +3,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <cstdint>
-
-#include "core/problem.hpp"
-
 namespace deep_gemm {
 
 void bind_op_kinds(pybind11::module_& m);
@@ -15,8 +11,5 @@ void bind_config(pybind11::module_& m);
 void bind_device(pybind11::module_& m);
 void bind_legality(pybind11::module_& m);
 void bind_heuristic(pybind11::module_& m);
-
-// First 8 bytes, big-endian, of the key of `problem`: what an artefact's exact table is sorted by. Calls Python.
-uint64_t key_prefix(const Problem& problem);
 
 }  // namespace deep_gemm

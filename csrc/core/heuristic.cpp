@@ -71,11 +71,6 @@ int64_t count_m_cluster_tiles(const Problem& problem, const Config& config, int6
     return problem.num_groups * ceil_shift(m_tiles / problem.num_groups, config.cluster_m);
 }
 
-std::string& version() {
-    static std::string value;
-    return value;
-}
-
 }  // namespace
 
 Extent extent_of(const Problem& problem) {
@@ -207,8 +202,5 @@ AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimato
 Config get_analytic_config(const Problem& problem, const Device& device) {
     return choose_analytic(problem, Estimator(problem, device), device).config;
 }
-
-const std::string& heuristic_version() { return version(); }
-void set_heuristic_version(std::string value) { version() = std::move(value); }
 
 }  // namespace deep_gemm

@@ -75,8 +75,4 @@ struct AnalyticChoice {
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device);
 Config get_analytic_config(const Problem& problem, const Device& device);
 
-// Identity of constants and formulas: 16 hexadecimal characters. Set once, when the module is imported (bind_space.cpp).
-const std::string& heuristic_version();
-void set_heuristic_version(std::string value);
-
 }  // namespace deep_gemm

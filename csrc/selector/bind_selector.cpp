@@ -1,8 +1,8 @@
-// The Python faces of the selector and its choices.
+// Python bindings of the selector and its choices.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "core/bindings.hpp"
 #include "core/error.hpp"
 #include "module.hpp"
 #include "selector/selector.hpp"
@@ -13,31 +13,56 @@ using namespace py::literals;
 namespace deep_gemm {
 namespace {
 
-py::object to_python(const JsonValue& value) {
-    switch (value.type) {
-        case JsonValue::Type::kNull: return py::none();
-        case JsonValue::Type::kBool: return py::bool_(value.boolean);
-        case JsonValue::Type::kInt: return py::int_(value.integer);
-        case JsonValue::Type::kDouble: return py::float_(value.number);
-        case JsonValue::Type::kString: return py::str(value.string);
-        case JsonValue::Type::kArray: {
-            py::list out;
-            for (const JsonValue& item : value.array) out.append(to_python(item));
-            return out;
-        }
-        case JsonValue::Type::kObject: {
-            py::dict out;
-            for (const auto& [name, member] : value.object) out[py::str(name)] = to_python(member);
-            return out;
-        }
-    }
-    return py::none();
+// A copy of a flat or C-contiguous array with elements T.
+template <typename T>
+std::vector<T> take_array(const py::dict& op, const char* name) {
+    const py::object array = op[name];
+    if (!py::isinstance<py::array_t<T, py::array::c_style>>(array))
+        refuse(std::string("array ") + name + " must be contiguous and of the dtype that the format says");
+    const auto values = array.cast<py::array_t<T, py::array::c_style>>();
+    return {values.data(), values.data() + values.size()};
 }
 
-SelectionMode parse_mode(const std::string& mode) {
-    if (mode == "auto") return SelectionMode::kAuto;
-    if (mode == "model") return SelectionMode::kModel;
-    throw Error(ErrorKind::kArgument, "mode = '" + mode.substr(0, 32) + "': must be 'auto' or 'model'");
+OpParts take_parts(const py::dict& op) {
+    return {.kernel_hash = op["kernel_hash"].cast<std::string>(),
+            .margin = op["margin"].cast<double>(),
+            .max_spread = op["max_spread"].cast<double>(),
+            .num_portfolio = op["num_portfolio"].cast<int64_t>(),
+            .quarantined = op["quarantined"].cast<std::vector<int64_t>>(),
+            .configs = take_array<int32_t>(op, "configs"),
+            .exact_key = take_array<uint64_t>(op, "exact_key"),
+            .exact_config = take_array<int32_t>(op, "exact_config"),
+            .forest = {.tree_start = take_array<int32_t>(op, "tree_start"),
+                       .feature = take_array<int32_t>(op, "feature"),
+                       .left = take_array<int32_t>(op, "left"),
+                       .right = take_array<int32_t>(op, "right"),
+                       .threshold = take_array<double>(op, "threshold"),
+                       .leaf_value = take_array<double>(op, "leaf_value")},
+            .feature_min = take_array<double>(op, "feature_min"),
+            .feature_max = take_array<double>(op, "feature_max"),
+            .golden_features = take_array<float>(op, "golden_features"),
+            .golden_scores = take_array<double>(op, "golden_scores"),
+            .golden_choice = take_array<int32_t>(op, "golden_choice")};
+}
+
+Op read_op(const std::string& name) {
+    try {
+        return parse_op(name);
+    } catch (const Error& error) {
+        refuse(error.what());
+    }
+}
+
+std::shared_ptr<Selector> make_selector(std::string sku, int32_t sm_count, const std::map<std::string, py::dict>& ops,
+                                        std::string stale_reason, bool has_own_features, bool has_own_heuristic) {
+    std::map<Op, OpParts> parts;
+    for (const auto& [name, op] : ops) parts.emplace(read_op(name), take_parts(op));
+    Origin origin{.sku = std::move(sku),
+                  .sm_count = sm_count,
+                  .stale_reason = std::move(stale_reason),
+                  .has_own_features = has_own_features,
+                  .has_own_heuristic = has_own_heuristic};
+    return std::make_shared<Selector>(std::move(origin), std::move(parts));
 }
 
 Choice make_choice(const Config& config, const std::string& source, std::string reason) {
@@ -61,13 +86,6 @@ const OpModel& require_model(const Selector& selector, const std::string& op) {
     return *model;
 }
 
-std::vector<Config> quarantined_configs(const OpModel& model) {
-    std::vector<Config> out;
-    for (size_t i = 0; i < model.configs.size(); ++i)
-        if (model.is_quarantined[i]) out.push_back(model.configs[i]);
-    return out;
-}
-
 void bind_choice(py::module_& m) {
     py::class_<Choice>(m, "Choice", "A chosen config with who chose it and why. Immutable.")
         .def(py::init(&make_choice), "config"_a, "source"_a, "reason"_a,
@@ -86,51 +104,30 @@ void bind_choice(py::module_& m) {
 
 void bind_selector_class(py::module_& m) {
     py::class_<Selector, std::shared_ptr<Selector>>(
-        m, "Selector", "The learned choice of a config, from one artefact of one SKU. Immutable.")
-        .def_static(
-            "load", [](const py::bytes& content) { return std::make_shared<Selector>(std::string_view(content)); },
-            "content"_a,
-            "Read an artefact's bytes. Raises: ModelError for anything that is not a well-formed artefact.")
-        .def_property_readonly("sku", &Selector::sku)
-        .def_property_readonly("metadata", [](const Selector& self) { return to_python(self.metadata()); })
+        m, "Selector",
+        "The native part of deep_gemm.selector.Selector: what one artefact says, and the choice from it.")
+        .def(py::init(&make_selector), "sku"_a, "sm_count"_a, "ops"_a, py::kw_only(), "stale_reason"_a,
+             "has_own_features"_a, "has_own_heuristic"_a,
+             "Take over what an artefact says. `ops`: op kind -> its metadata and arrays by name. `stale_reason`: why "
+             "the artefact must not be used, or ''. `has_own_features`, `has_own_heuristic`: whether the forest was "
+             "trained on this package's features and against its heuristic. Raises: ModelError for values that would "
+             "make a choice unsafe or that contradict each other.")
+        .def_property_readonly("sku", &Selector::sku, "The GPU model that the artefact is for.")
         .def(
             "portfolio",
             [](const Selector& self, const std::string& op) {
                 const auto span = require_model(self, op).portfolio();
                 return std::vector<Config>(span.begin(), span.end());
             },
-            "op"_a, "Return the configs that the forest of an op kind scores, in its order.")
+            "op"_a, "Return the configs that the forest of an op kind scores, in its order. Raises: ModelError.")
         .def(
             "configs", [](const Selector& self, const std::string& op) { return require_model(self, op).configs; },
-            "op"_a, "Return all configs of an op kind, the portfolio first.")
-        .def(
-            "quarantined",
-            [](const Selector& self, const std::string& op) { return quarantined_configs(require_model(self, op)); },
-            "op"_a, "Return the configs never to be chosen.")
-        .def(
-            "choose",
-            [](const Selector& self, const Problem& problem, const Device& device, const std::string& mode,
-               const std::string& kernel_hash) {
-                const SelectionMode parsed = parse_mode(mode);
-                const uint64_t key = parsed == SelectionMode::kAuto ? key_prefix(problem) : 0;
-                return self.choose(problem, key, device, parsed, kernel_hash);
-            },
-            "problem"_a, "device"_a, "mode"_a = "auto", "kernel_hash"_a = "",
-            "Return a Choice that is legal on `device`; every doubt leads to the heuristic. mode 'model' leaves out "
-            "the exact table; an "
-            "empty kernel_hash is unknown. Raises: DeviceError, ArgumentError.")
+            "op"_a, "Return all configs of an op kind, the portfolio first. Raises: ModelError.")
+        .def("choose_config", &Selector::choose, "problem"_a, "device"_a, "kernel_hash"_a, "exact_key"_a,
+             "Return a Choice as Selector.choose does. `exact_key`: the problem's key in the exact table, or None to "
+             "leave the table out. Raises: DeviceError.")
         .def("scores", &Selector::scores, "problem"_a, "device"_a,
              "Return the forest's scores of the portfolio, without guards. Raises: ModelError.")
-        .def(
-            "decide",
-            [](const Selector& self, const std::string& op, const std::vector<double>& features) {
-                const Decision decision = self.decide(parse_op(op), features);
-                return py::make_tuple(decision.config, decision.reason, decision.scores);
-            },
-            "op"_a, "features"_a,
-            "Return (config index or -1 for the heuristic, reason, scores) for a feature vector, guards applied: what "
-            "golden_choice "
-            "records. Raises: ModelError.")
         .def("replay_golden", &Selector::replay_golden,
              "Return how many golden vectors give other scores (bit by bit) or another choice than recorded.");
 }

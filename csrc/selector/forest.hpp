@@ -5,21 +5,22 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
-
-#include "selector/artifact.hpp"
 
 namespace deep_gemm {
 
+// The arrays of an artefact that make up a forest, not yet checked; deep_gemm/artifact.py says what they mean.
+struct ForestArrays {
+    std::vector<int32_t> tree_start, feature, left, right;
+    std::vector<double> threshold, leaf_value;
+};
+
 class Forest {
  public:
-    // Read and check the arrays `prefix`tree_start, feature, threshold, left, right and leaf_value; throws
-    // Error(kModel).
-    Forest(const Artifact& artifact, const std::string& prefix, int64_t num_features, int64_t num_outputs);
+    // Throws Error(kModel) unless every walk ends at a leaf and reads nothing outside the arrays.
+    Forest(ForestArrays arrays, size_t num_features, size_t num_outputs);
 
     size_t num_trees() const { return roots_.size(); }
-    size_t num_outputs() const { return num_outputs_; }
 
     // Find each tree's leaf for `features` (num_features float32) and average the leaves' values into `scores`
     // (num_outputs). `leaves` (num_trees) receives the leaf rows.
@@ -30,9 +31,9 @@ class Forest {
 
  private:
     struct Node {
-        float threshold;  // the largest float32 that is <= the float64 threshold: gives the same answer for a float32
-                          // feature
-        int32_t feature;  // -1 for a leaf
+        // The largest float32 that is <= the float64 threshold: gives the same answer for a float32 feature.
+        float threshold;
+        int32_t feature;      // -1 for a leaf
         int32_t children[2];  // left, right; of a leaf its row and -1
     };
 

@@ -6,6 +6,8 @@ import numpy as np
 from sklearn.ensemble import RandomForestRegressor
 
 from deep_gemm import _C
+from deep_gemm.artifact import exact_key
+from tuner.learn.learner import is_inside, predict
 from tuner.ship.artifact import build_artifact
 
 OP = "fp8_gemm"
@@ -63,7 +65,7 @@ def forest_arrays(forest: RandomForestRegressor) -> dict[str, np.ndarray]:
 
 def exact_arrays(entries: list[tuple]) -> dict[str, np.ndarray]:
     """Return the exact table of (problem, config index) pairs."""
-    pairs = sorted((int(problem.key[:16], 16), index) for problem, index in entries)
+    pairs = sorted((exact_key(problem), index) for problem, index in entries)
     keys, indices = [key for key, _ in pairs], [index for _, index in pairs]
     return {"exact_key": np.array(keys, np.uint64), "exact_config": np.array(indices, np.int32)}
 
@@ -91,17 +93,15 @@ def make_metadata(num_portfolio: int, op: str = OP) -> dict:
     }
 
 
-def golden_arrays(
-    metadata: dict, arrays: dict, features: np.ndarray, forest: RandomForestRegressor
-) -> dict[str, np.ndarray]:
-    """Return golden vectors over `features`; the choices are what the selector itself decides."""
+def golden_arrays(arrays: dict, features: np.ndarray, forest: RandomForestRegressor) -> dict[str, np.ndarray]:
+    """Return golden vectors over `features`, with scikit-learn's scores and the choices that the guards leave."""
     features = features.astype(np.float32)
-    scores = forest.predict(features)
-    empty = {"golden_features": features[:0], "golden_scores": scores[:0], "golden_choice": np.zeros(0, np.int32)}
-    (op,) = metadata["ops"]
-    selector = _C.Selector.load(pack(metadata, {**arrays, **empty}))
-    choices = [selector.decide(op, row.astype(np.float64).tolist())[0] for row in features]
-    return {"golden_features": features, "golden_scores": scores, "golden_choice": np.array(choices, np.int32)}
+    scores, spreads = predict(forest, features)
+    best, every = scores.argmin(axis=1), np.arange(len(scores))
+    is_trusted = is_inside(features.astype(np.float64), arrays["feature_min"], arrays["feature_max"])
+    is_trusted &= spreads[every, best] <= MAX_SPREAD
+    choices = np.where(is_trusted & (scores[every, best] < -MARGIN), best, -1)
+    return {"golden_features": features, "golden_scores": scores, "golden_choice": choices.astype(np.int32)}
 
 
 def pack(metadata: dict, arrays: dict[str, np.ndarray]) -> bytes:
@@ -128,7 +128,7 @@ def make_parts(num_portfolio: int = 8, num_trees: int = 16, depth: int = 8, num_
         **exact_arrays([(problem, i % num_portfolio) for i, problem in enumerate(problems[:20])]),
         **forest_arrays(forest),
     }
-    arrays |= golden_arrays(metadata, arrays, features[:NUM_GOLDEN], forest)
+    arrays |= golden_arrays(arrays, features[:NUM_GOLDEN], forest)
     return metadata, arrays, forest, problems
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from deep_gemm import _C
+from deep_gemm.artifact import FORMAT, SIZES, exact_key
+from deep_gemm.selector import Selector
 from tuner import errors
 from tuner.learn.dataset import CONFIRMED, SEARCHED, Dataset
 from tuner.learn.learner import is_inside, predict
@@ -23,7 +25,7 @@ from tuner.ship import gates
 from tuner.ship.artifact import build_artifact
 from tuner.ship.model_card import write_card
 
-MAX_CONFIGS = 32
+MAX_CONFIGS = SIZES["configs"][1]
 #: The exact table leaves the portfolio only for a confirmed gain above 2 %.
 EXACT_GAIN_LOG = np.log(1.02)
 NUM_GOLDEN = 256
@@ -136,7 +138,7 @@ def make_metadata(parts: list[Part], created: str) -> dict:
     """Return the artefact's metadata; `build_artifact` adds the hash of the arrays."""
     first = parts[0]
     return {
-        "format": 1,
+        "format": FORMAT,
         "sku": first.training.identity.sku,
         "sm_count": first.data.device.sm_count,
         **{name: first.training.record[name] for name in ("features_version", "heuristic_version", "package_version")},
@@ -203,8 +205,8 @@ def choose_extra(oracle: np.ndarray, gain: np.ndarray, count: int) -> list[int]:
 
 
 def exact_arrays(exact: dict) -> dict:
-    """Return the exact table: the first 8 bytes of each problem's key, ascending, and its config index."""
-    entries = sorted((int(problem.key[:16], 16), index) for problem, index in exact.items())
+    """Return the exact table: the problems' keys in it, ascending, and the index of the config of each."""
+    entries = sorted((exact_key(problem), index) for problem, index in exact.items())
     return {
         "exact_key": np.array([key for key, _ in entries], np.uint64),
         "exact_config": np.array([index for _, index in entries], np.int32),
@@ -273,7 +275,7 @@ def check_artifact(content: bytes, parts: list[Part]) -> None:
     """Raise IntegrityError unless the run time's reader takes the artefact, replays its golden vectors and finds every
     exact entry.
     """
-    selector = _C.Selector.load(content)
+    selector = Selector(content)
     differing = selector.replay_golden()
     if differing:
         raise errors.IntegrityError(

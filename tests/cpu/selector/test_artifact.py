@@ -4,15 +4,19 @@ import hashlib
 import itertools
 import json
 import struct
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from deep_gemm import _C
+from deep_gemm import models
+from deep_gemm.artifact import ARRAYS, DTYPES, METADATA, OP_METADATA, canonical_json, read_artifact, read_json
 from deep_gemm.errors import ModelError
-from tests.fakes.selectors import OP, make_artifact, make_parts
+from deep_gemm.selector import Selector
+from tests.fakes.selectors import DEVICE, OP, make_artifact, make_parts
 from tuner.errors import IntegrityError
-from tuner.ship.artifact import build_artifact, canonical_json, read_artifact
+from tuner.ship.artifact import build_artifact
 
 
 def split(content: bytes) -> tuple[dict, bytes]:
@@ -44,7 +48,7 @@ def test_round_trip_and_reproducibility():
     content = make_artifact()
     metadata, arrays = read_artifact(content)
     assert build_artifact(metadata, arrays) == build_artifact(metadata, dict(reversed(arrays.items()))) == content
-    assert _C.Selector.load(content).metadata == metadata
+    assert Selector(content).metadata == metadata
     original = make_parts()[1]
     assert set(arrays) == {f"{OP}/{name}" for name in original}
     for name, array in original.items():
@@ -128,6 +132,11 @@ def broken_containers():
     yield "header over 1 MiB", join(text + " " * (1 << 20), data)
     yield "changed data", join(header, data[:-8] + b"\1" * 8)
     yield "file above 16 MiB", content + bytes(1 << 24)
+    yield "header no object", join("[]", data)
+    yield "header not ASCII", join(text.replace("metadata", "metad\u00e4ta", 1), data)
+    for value in ("NaN", "Infinity", "-0", "1.0e0", "1e999", "9" * 5000, "0." + "9" * 5000, "tru", '"\\ud8"', '"\t"'):
+        yield f"metadata with {value[:9]}", join(header | {"__metadata__": sign(f'{{"a":{value}}}')}, data)
+    yield "metadata of 65,537 bytes", join(header | {"__metadata__": sign(f'{{"a":"{"x" * 65529}"}}')}, data)
     for entry in (3, [], {}, header[name] | {"x": 1}, header[name] | {"dtype": "F16"}, header[name] | {"dtype": 3}, header[name] | {"shape": 3},
                   header[name] | {"shape": [-1]}, header[name] | {"shape": [2**40]}, header[name] | {"shape": [1, 1, 1]}, header[name] | {"shape": [2**24, 2**24]},
                   header[name] | {"shape": [1.0]}, header[name] | {"data_offsets": [8, 0]}, header[name] | {"data_offsets": [0]}, header[name] | {"data_offsets": [0, 2**62]},
@@ -140,7 +149,7 @@ def broken_containers():
 @pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in broken_containers()])
 def test_broken_containers_are_refused(content):
     with pytest.raises(ModelError, match="export the selector again"):
-        _C.Selector.load(content)
+        Selector(content)
 
 
 CHANGES = {
@@ -158,6 +167,12 @@ CHANGES = {
     "unknown op": lambda m: m | {"ops": m["ops"] | {"zz": {}}},
     "hash": lambda m: m | {"arrays_sha256": "0" * 64},
     "long stale": lambda m: m | {"stale": "x" * 1000},
+    "lone surrogate": lambda m: m | {"stale": "\ud800"},
+    "sku of a lone surrogate": lambda m: m | {"sku": "\udfff"},
+    "op of a lone surrogate": lambda m: m | {"ops": {"\ud800": m["ops"][OP]}},
+    "op not an object": lambda m: m | {"ops": {OP: []}},
+    "op not known": lambda m: m | {"ops": {"zz": m["ops"][OP]}},
+    "heuristic": lambda m: m | {"heuristic_version": 3},
     "created": lambda m: m | {"created": None},
     "version": lambda m: m | {"features_version": 0},
 }
@@ -174,6 +189,9 @@ OP_CHANGES = {
     "quarantine order": {"quarantined": [2, 1]},
     "quarantine twice": {"quarantined": [1, 1]},
     "quarantine type": {"quarantined": ["1"]},
+    "quarantine bool": {"quarantined": [True]},
+    "quarantine of 2^63": {"quarantined": [2**63]},
+    "portfolio of 2^63": {"num_portfolio": 2**63},
     "unknown": {"x": 1},
     "regime": {"regime": 3},
 }
@@ -182,28 +200,52 @@ OP_CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
 def test_bad_metadata_is_refused(change):
     with pytest.raises(ModelError):
-        _C.Selector.load(with_metadata(make_artifact(), change))
+        Selector(with_metadata(make_artifact(), change))
 
 
 @pytest.mark.parametrize("change", OP_CHANGES.values(), ids=OP_CHANGES.keys())
 def test_bad_op_metadata_is_refused(change):
     with pytest.raises(ModelError):
-        _C.Selector.load(with_metadata(make_artifact(), lambda metadata: metadata["ops"][OP].update(change)))
+        Selector(with_metadata(make_artifact(), lambda metadata: metadata["ops"][OP].update(change)))
 
 
 def test_unchanged_metadata_is_accepted():
     assert with_metadata(make_artifact(), lambda metadata: None) == make_artifact()
 
 
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("truncated", make_artifact()[:-1]),
-        ("flipped", make_artifact()[:-1] + b"\x7f"),
-        ("text", b"hello"),
-        ("empty", b""),
-    ],
-)
-def test_python_reader_refuses_too(name, content):
-    with pytest.raises(IntegrityError):
-        read_artifact(content)
+def test_the_recursion_limit_bounds_no_header():
+    """A header may be as deep as it likes: it is refused before anything recurses."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(10**6)
+    try:
+        for text in ('{"a":' * 10**5, '{"a":' * 5000, '{"a":' * 7 + "1" + "}" * 7):
+            with pytest.raises(ModelError, match="deep|strings, values"):
+                read_json(text, "header")
+    finally:
+        sys.setrecursionlimit(limit)
+    assert read_json('{"a":' * 6 + "1" + "}" * 6, "header")["a"]["a"]
+    assert read_json('{"a":"[[[[[[[["}', "header") == {"a": "[" * 8}, "brackets in a text are no nesting"
+
+
+def test_an_empty_reason_to_be_stale_is_one():
+    selector = Selector(with_metadata(make_artifact(), lambda metadata: metadata | {"stale": ""}))
+    assert selector.choose(make_parts()[3][0], DEVICE).reason.startswith("stale")
+
+
+def test_the_description_is_that_of_the_files():
+    """The description lists what the writer of the tests and that of the recorded artefact write."""
+    recorded = Path(models.__file__).with_name("nvidia-h200-sm132.dgsel").read_bytes()
+    for content in (make_artifact(), recorded):
+        metadata, arrays = read_artifact(content)
+        assert metadata.keys() == METADATA.keys()
+        for op, members in metadata["ops"].items():
+            assert members.keys() == OP_METADATA.keys()
+            dtypes = {name: arrays.pop(f"{op}/{name}").dtype for name in ARRAYS}
+            assert dtypes == {name: DTYPES[array.dtype] for name, array in ARRAYS.items()}
+        assert not arrays
+
+
+def test_arrays_are_views_of_the_file():
+    """Reading copies no array, and nobody can change the file's bytes through one."""
+    _, arrays = read_artifact(make_artifact())
+    assert not any(array.flags.owndata or array.flags.writeable for array in arrays.values())

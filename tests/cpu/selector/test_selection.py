@@ -3,10 +3,11 @@
 import os
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 
-from deep_gemm import _C, selection, selector_files
+from deep_gemm import _C, models, selection, selector_files
 from deep_gemm.errors import DeviceError, SelectorWarning
 from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack
 
@@ -34,18 +35,34 @@ def install(path, content=None, mode=0o600):
     return path
 
 
-def explain(problem=None):
+def explain(problem=None, device=DEVICE):
     """Return the choice for the first training problem and the warnings that it caused."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        choice = selection.explain(problem or make_parts()[3][0], DEVICE)
+        choice = selection.explain(problem or make_parts()[3][0], device)
     return choice, [warning for warning in caught if warning.category is SelectorWarning]
 
 
-def test_no_artefact_is_silent(folder):
+def test_no_artefact_is_silent_where_none_is_packaged(folder):
+    choice, caught = explain(device=H100)
+    assert (choice.source, choice.reason, caught) == ("analytic", f"no selector for {H100.sku}", [])
+    assert selection.get_selector(H100) is None
+
+
+def test_a_missing_packaged_artefact_is_said_once(folder, monkeypatch):
     choice, caught = explain()
-    assert (choice.source, choice.reason, caught) == ("analytic", f"no selector for {DEVICE.sku}", [])
-    assert selection.get_selector(DEVICE) is None
+    assert (choice.source, choice.reason) == ("analytic", f"no selector for {DEVICE.sku}")
+    (message,) = [str(warning.message) for warning in caught]
+    assert f"deep_gemm/models/{SKU_FILE}: no such file" in message and "install deep_gemm again" in message
+    assert not explain(make_problems(1, seed=99)[0])[1]
+    monkeypatch.setenv("DG_SELECTOR", "analytic")
+    selection.forget_selectors()
+    assert not explain()[1], "nobody asked for a selector"
+
+
+def test_the_packaged_gpu_models_are_those_of_the_files():
+    files = Path(models.__file__).parent.glob("*.dgsel")
+    assert sorted(path.stem for path in files) == sorted(selector_files.PACKAGED_SKUS)
 
 
 def test_model_folder(folder):
@@ -164,6 +181,7 @@ def test_no_legal_config_is_the_devices_error(folder):
         selection.get_best_config(make_parts()[3][30], ampere)
 
 
+@pytest.mark.filterwarnings("ignore::deep_gemm.errors.SelectorWarning")
 @pytest.mark.parametrize("choose", [selection.get_best_config, selection.get_analytic_config, selection.explain])
 def test_without_a_driver_the_remedy_is_a_device(folder, monkeypatch, choose):
     def refuse():

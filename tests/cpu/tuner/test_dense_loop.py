@@ -6,12 +6,13 @@ import pytest
 from tuner.db import Store
 
 from deep_gemm import _C, selection
+from deep_gemm.artifact import read_artifact
 from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.selector import Selector
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli
 from tuner.problems.fields import to_config, to_problem
 from tuner.search.sweep import Sweep, SweepOptions
-from tuner.ship.artifact import read_artifact
 
 SHAPES = ((2112, 7168), (7168, 2048), (4096, 4096))
 GRADIENT = {"recipe": "1d1d", "d_dtype": "fp32", "c_mode": "accumulate"}
@@ -46,7 +47,7 @@ def folder(tmp_path_factory):
 @pytest.fixture
 def selector(folder):
     """The artefact as the run time reads it."""
-    return _C.Selector.load(next((folder / "models").glob("*.dgsel")).read_bytes())
+    return Selector(next((folder / "models").glob("*.dgsel")).read_bytes())
 
 
 def test_problems_of_all_kinds_share_a_sweep(folder):

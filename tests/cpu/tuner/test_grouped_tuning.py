@@ -13,6 +13,7 @@ from tuner.db import Store
 
 from deep_gemm import _C, selection
 from deep_gemm.jit import hashing
+from deep_gemm.selector import Selector
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli, inspection
@@ -187,7 +188,7 @@ def test_a_selector_is_trained_evaluated_and_exported(database, exported, op):
         and evaluation["splits"]["family"]["model"]["problems"] == 12
     )
     assert all("num_groups=" in worst["groups"] for worst in evaluation["worst"])
-    selector = _C.Selector.load((exported / "models" / f"{H200.sku}.dgsel").read_bytes())
+    selector = Selector((exported / "models" / f"{H200.sku}.dgsel").read_bytes())
     assert selector.replay_golden() == 0
     sources = {selector.choose(problem, H200).source for problem in PROBLEMS[op]}
     assert "exact" in sources

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from deep_gemm import _C
+from deep_gemm.artifact import read_artifact
+from deep_gemm.selector import Selector
 from tests.fakes import synthetic
 from tuner import cli, errors
 from tuner.learn import learner, train
 from tuner.learn.dataset import CONFIRMED, SEARCHED, UNMEASURED
 from tuner.learn.portfolio import Portfolio
 from tuner.ship import export
-from tuner.ship.artifact import read_artifact
 
 SETTINGS = learner.Settings(kind="extra-trees", trees=4, sizes=(8,))
 GOOD = {"mean": 0.01, "p95": 0.04, "answered": 0.9}
@@ -72,7 +73,7 @@ def made(folder):
 
 def test_the_native_walk_agrees_on_every_problem(made):
     found, data, result = made
-    selector = _C.Selector.load(result.content)
+    selector = Selector(result.content)
     assert selector.replay_golden() == 0 and result.contents["ops"]["fp8_gemm"]["golden"] >= 200
     columns = np.array([data.configs.index(config) for config in found.portfolio])
     learned = learner.Learned(
@@ -113,14 +114,14 @@ def test_the_artefact_carries_the_datas_kernel_hash(made):
 
 def test_a_stale_artefact_is_kept_but_never_used(made):
     found, data, _ = made
-    selector = _C.Selector.load(export.make_export([(found, data)], stale="the kernel changed").content)
+    selector = Selector(export.make_export([(found, data)], stale="the kernel changed").content)
     assert selector.metadata["stale"] == "the kernel changed"
     assert selector.choose(data.problems[0], data.device).source == "analytic"
 
 
 def test_every_problem_gets_its_best_portfolio_config(made):
     found, data, result = made
-    selector = _C.Selector.load(result.content)
+    selector = Selector(result.content)
     for row in range(0, len(data.problems), 3):
         timed = {config: data.log_ratio[row, data.configs.index(config)] for config in selector.configs("fp8_gemm")}
         choice = selector.choose(data.problems[row], data.device)

@@ -1,0 +1,52 @@
+// What one artefact knows of one op kind: configs, exact table, forest, guards and golden vectors.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/config.hpp"
+#include "core/device.hpp"
+#include "core/problem.hpp"
+#include "selector/forest.hpp"
+
+namespace deep_gemm {
+
+[[noreturn]] void refuse(const std::string& what);  // throws Error(kModel) with the remedy
+
+// An op kind's metadata and arrays as an artefact holds them, with the names and the meaning that deep_gemm/artifact.py
+// lists. Arrays are flat, rows first. Not yet checked.
+struct OpParts {
+    std::string kernel_hash;
+    double margin = 0.0, max_spread = 0.0;
+    int64_t num_portfolio = 0;
+    std::vector<int64_t> quarantined;
+    std::vector<int32_t> configs;
+    std::vector<uint64_t> exact_key;
+    std::vector<int32_t> exact_config;
+    ForestArrays forest;
+    std::vector<double> feature_min, feature_max;
+    std::vector<float> golden_features;
+    std::vector<double> golden_scores;
+    std::vector<int32_t> golden_choice;
+};
+
+// The same after every check that the selector relies on.
+struct OpModel {
+    // The configs must be possible on `device`. `has_own_features`: the artefact has the features of this package.
+    // Throws Error(kModel).
+    OpModel(Op op, OpParts parts, const Device& device, bool has_own_features);
+
+    std::span<const Config> portfolio() const { return {configs.data(), num_portfolio}; }
+    size_t num_features() const { return parts.feature_min.size(); }
+
+    Op op;
+    OpParts parts;                // without the forest's arrays
+    std::vector<Config> configs;  // the first num_portfolio are the portfolio
+    size_t num_portfolio;
+    std::vector<bool> is_quarantined;
+    Forest forest;
+};
+
+}  // namespace deep_gemm

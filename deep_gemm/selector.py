@@ -1,0 +1,101 @@
+"""The learned choice of a config, from the bytes of one artefact."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from deep_gemm import _C
+from deep_gemm.artifact import (
+    ARRAYS,
+    DTYPES,
+    METADATA,
+    OP_METADATA,
+    SIZES,
+    check_members,
+    exact_key,
+    read_artifact,
+    refuse,
+)
+from deep_gemm.errors import ArgumentError
+
+_NUM_CONFIG_FIELDS = len(_C.Config(64, 64, 2).as_dict())
+
+
+class Selector(_C.Selector):
+    """The exact table, the forest and the guards of one artefact. Immutable, so threads share it freely.
+
+    This class reads the file, checks its format and looks problems up by their keys. The native base class checks
+    every index, tree and config, so that no walk can leave the arrays or run forever, and makes the choice.
+    """
+
+    def __init__(self, content: bytes):
+        """Read an artefact's bytes.
+
+        Raises: ModelError for anything that is not a well-formed artefact; ArgumentError for anything but bytes.
+        """
+        if type(content) is not bytes:
+            raise ArgumentError(f"content of type {type(content).__name__}: must be bytes; pass what the file holds")
+        metadata, arrays = read_artifact(content)
+        check_members(metadata, METADATA, "the metadata")
+        if len(arrays) != len(ARRAYS) * len(metadata["ops"]):
+            refuse(f"{len(arrays)} arrays: every op kind must have exactly its {len(ARRAYS)}")
+        super().__init__(
+            metadata["sku"],
+            metadata["sm_count"],
+            {op: describe_op(op, members, arrays) for op, members in metadata["ops"].items()},
+            stale_reason="" if metadata["stale"] is None else f"stale: {metadata['stale']}",
+            has_own_features=metadata["features_version"] == _C.FEATURES_VERSION,
+            has_own_heuristic=metadata["heuristic_version"] == _C.HEURISTIC_VERSION,
+        )
+        self._metadata = metadata
+
+    @property
+    def metadata(self) -> dict:
+        """The artefact's metadata: deep_gemm.artifact.METADATA says what it holds."""
+        return self._metadata
+
+    def quarantined(self, op: str) -> "list[_C.Config]":
+        """Return the configs of an op kind that are never chosen. Raises: ModelError where the op kind is missing."""
+        configs = self.configs(op)
+        return [configs[index] for index in self._metadata["ops"][op]["quarantined"]]
+
+    def choose(
+        self, problem: "_C.Problem", device: "_C.Device", mode: str = "auto", kernel_hash: str = ""
+    ) -> "_C.Choice":
+        """Return a choice that is legal on `device`: the heuristic's wherever a guard refuses the selector's.
+
+        `mode`: 'auto', or 'model', which leaves out the exact table. `kernel_hash`: that of the kernels that will run;
+        '' means unknown, which is no mismatch. Raises: DeviceError where no config is legal; ArgumentError for another
+        mode.
+        """
+        if mode not in ("auto", "model"):
+            raise ArgumentError(f"mode = {mode!r}: must be 'auto' or 'model'")
+        return self.choose_config(problem, device, kernel_hash, exact_key(problem) if mode == "auto" else None)
+
+
+def describe_op(op: str, members: object, arrays: Mapping[str, np.ndarray]) -> dict:
+    """Return the metadata and the arrays of an op kind by name, checked against their descriptions."""
+    check_members(members, OP_METADATA, f"op kind {ascii(op)[:32]}")
+    own = {name: arrays.get(f"{op}/{name}") for name in ARRAYS}
+    check_shapes(own, {"fields": _NUM_CONFIG_FIELDS, "portfolio": members["num_portfolio"]})
+    return members | own
+
+
+def check_shapes(arrays: Mapping[str, np.ndarray | None], sizes: dict[str, int]) -> None:
+    """Raise ModelError unless all arrays are there, with the dtype of ARRAYS and with sizes that agree.
+
+    `sizes`: the sizes known beforehand, by dimension; the others are added.
+    """
+    for name, (dtype, dimensions, _) in ARRAYS.items():
+        array = arrays[name]
+        if array is None:
+            refuse(f"array {name} is missing")
+        if array.dtype != DTYPES[dtype] or array.ndim != len(dimensions):
+            refuse(f"array {name} has the wrong dtype or number of dimensions: must be {dtype} {list(dimensions)}")
+        for dimension, size in zip(dimensions, array.shape, strict=True):
+            minimum, maximum = SIZES[dimension]
+            if size != sizes.setdefault(dimension, size) or not minimum <= size <= maximum:
+                refuse(
+                    f"array {name} has the wrong shape {list(array.shape)}: {dimension} must be {minimum}..{maximum},"
+                    f" the same in every array; here {sizes[dimension]}"
+                )
