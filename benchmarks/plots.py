@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tuner.ship import gates
+
 from . import speedup, summary
 from .grouped_speedup import DECODE_MEAN_M, K_LAYOUTS, M_LAYOUTS, Grouped, is_of
 from .stamp import RESULTS, ROOT, read_json
@@ -26,8 +28,8 @@ THEMES = {
     "dark": {"page": "#0d1117", "text": "#e6edf3", "grid": "#3d444d", "main": "#58a6ff", "other": "#f0883e"},
 }
 TICKS = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 1.75, 2.0)  # of the speed plot's logarithmic axis
-#: `export` refuses a selector beyond these (tuner/ship/gates.py), in percent.
-GATES = {"mean": 3.0, "p95": 8.0}
+#: `export` refuses a selector beyond these, in percent.
+GATES = {"mean": 100.0 * gates.MAX_MEAN, "p95": 100.0 * gates.MAX_P95}
 
 
 def scaled_rows(file: str, family: str, cuts: dict[str, Callable], attribute: str = "speedup") -> list[dict]:
