@@ -122,6 +122,23 @@ def test_no_word_is_used_against_the_glossary(phrase):
     assert not wrong, f"{phrase!r} is used against docs/glossary.md: {', '.join(wrong)}"
 
 
+def names_of(phrase: str) -> re.Pattern:
+    """Return a pattern for a phrase of several words in a name: thread_blocks, THREAD_BLOCK, kThreadBlock."""
+    words = phrase.replace("-", " ").split()
+    snake, camel = "_".join(words), "".join(word.capitalize() for word in words)
+    return re.compile(rf"(?<![a-zA-Z])(?:{snake}s?|{snake.upper()}S?)(?![a-zA-Z])|{camel}s?(?![a-z])")
+
+
+def test_no_name_is_used_against_the_glossary():
+    patterns = [names_of(phrase) for phrase in banned_phrases() if " " in phrase]
+    wrong = []
+    for name in sorted({name for name, _, _ in checked_prose() if not name.endswith(".md")}):
+        words = set(re.findall(r"\w+", (ROOT / name).read_text(encoding="utf-8")))
+        wrong += [f"{name}: {word}" for word in words for pattern in patterns if pattern.search(word)]
+    assert not wrong
+    assert names_of("thread block").search("num_thread_blocks") and names_of("thread block").search("kThreadBlock")
+
+
 def test_exemptions_only_shrink():
     used = {(name, phrase) for _, phrase in EXEMPT for name, _ in uses_of(phrase)}
     assert not EXEMPT - used, "these files no longer use the phrase: remove their exemptions"
