@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-#: Every variable that is read, with its meaning; the README's table is compared with it by a test.
+#: Every variable that is read, with its meaning; the table of docs/configuration.md is compared with it by a test.
 VARIABLES = {
     "DG_JIT_CACHE_DIR": "Folder of the compiled-kernel cache (absolute path); default `$HOME/.deep_gemm`.",
     "DG_JIT_USE_NVRTC": "`1` (default): compile with NVRTC; `0`: compile with NVCC.",

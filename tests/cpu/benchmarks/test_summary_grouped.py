@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import grouped_speedup, selector, stale, summary
 from benchmarks.group_sizes import count_masked_bytes
-from benchmarks.readme_table import TITLES
+from benchmarks.measured_table import TITLES
 from benchmarks.stamp import DATA, read_json, write_json
 from tests.cpu.benchmarks.test_summary import make_evaluation, make_host, write_training
 

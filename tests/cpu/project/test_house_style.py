@@ -148,9 +148,3 @@ def test_environment_variables_are_read_in_one_place():
                 [f"{relative(path)} reads a DG_ variable itself"] if reads and path.name != "environment.py" else []
             )
     assert not wrong
-
-
-def test_readme_lists_every_environment_variable():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"^\|\s*`(DG_[A-Z0-9_]+)`", readme, re.MULTILINE))
-    assert documented == set(environment.VARIABLES)

@@ -1,43 +1,78 @@
-"""The README's tables say what the code has."""
+"""The tables of docs/ say what the code has."""
 
 import re
 from pathlib import Path
 
-from benchmarks import readme_table
+from benchmarks import measured_table
 from benchmarks.stamp import RESULTS, read_json
+from deep_gemm import environment
 from tuner import cli, errors
 from tuner.commands import db
+from tuner.problems import shapes
+from tuner.ship import gates
 
 ROOT = Path(__file__).resolve().parents[3]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+README, CONFIGURATION, TUNING, PERFORMANCE = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/configuration.md", "docs/tuning.md", "docs/performance.md")
+)
 
 
-def first_column(header: str) -> list[str]:
-    """Return the first cells of the table whose header row begins with `header`."""
-    table = README.split(f"| {header} |", 1)[1].split("\n\n", 1)[0]
-    return re.findall(r"^\|\s*`([^`]+)`", table, re.MULTILINE)
+def first_column(page: str, header: str) -> list[str]:
+    """Return the names in the first cells of the table whose header row begins with `header`."""
+    table = page.split(f"| {header} |", 1)[1].split("\n\n", 1)[0]
+    cells = re.findall(r"^\|([^|]+)\|", table, re.MULTILINE)
+    return [name for cell in cells for name in re.findall(r"`([^`]+)`", cell)]
 
 
 def test_commands_are_those_of_the_tuner():
-    assert first_column("command") == list(cli.COMMANDS)
-
-
-def test_exit_codes_are_those_of_the_tuner():
-    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
-    assert {int(code) for code in first_column("exit code")} == codes
-
-
-def test_make_targets_exist():
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)) - {"help"}
-    assert set(first_column("target")) == targets
+    assert first_column(TUNING, "command") == list(cli.COMMANDS)
 
 
 def test_sub_commands_of_db_are_listed():
-    text = next(line for line in README.splitlines() if line.startswith("| `db` |"))
+    text = next(line for line in TUNING.splitlines() if line.startswith("| `db` |"))
     commands = {command.name or command.callback.__name__ for command in db.app.registered_commands}
     assert set(re.findall(r"`([a-z]+)`", text)) - {"db"} == commands
 
 
+def test_presets_are_those_of_the_tuner():
+    parts = {name for name in shapes.preset_names() if name.startswith("portfolio")}
+    shown = {name for name in shapes.preset_names() if name not in parts} | {"portfolio_dense", "portfolio_grouped"}
+    assert set(first_column(TUNING, "preset")) == shown
+
+
+def test_limits_of_export_are_those_of_the_gates():
+    text = re.sub(r"\s+", " ", TUNING)
+    assert f"mean regret at most {gates.MAX_MEAN:.0%}".replace("%", " %") in text
+    assert f"percentile at most {gates.MAX_P95:.0%}".replace("%", " %") in text
+    assert f"at least {gates.MIN_ANSWERED:.0%}".replace("%", " %") in text
+
+
+def test_exit_codes_are_those_of_the_tuner():
+    codes = {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+    assert {int(code) for code in first_column(CONFIGURATION, "exit code")} == codes
+
+
+def test_make_targets_are_those_of_the_makefile():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE)) - {"help"}
+    assert set(first_column(CONFIGURATION, "target")) == targets
+
+
+def test_every_environment_variable_is_listed():
+    assert first_column(CONFIGURATION, "variable") == list(environment.VARIABLES)
+
+
 def test_measured_figures_are_those_of_the_summary():
-    assert readme_table.replace_table(README, readme_table.make_table(read_json(RESULTS / "summary.json"))) == README
+    table = measured_table.make_table(read_json(RESULTS / "summary.json"))
+    assert measured_table.replace_table(PERFORMANCE, table) == PERFORMANCE
+
+
+def test_the_readme_claims_what_was_measured():
+    entry = read_json(RESULTS / "summary.json")["P1"]
+    text = re.sub(r"\s+", " ", README)
+    assert f"dense FP8 is {entry['value']:.2f}x as fast as DeepGEMM instead of {entry['out_of_fold']:.2f}x" in text
+
+
+def test_the_readme_has_the_table_of_ops():
+    assert README.count("<!-- ops: begin -->") == README.count("<!-- ops: end -->") == 1

@@ -1,12 +1,13 @@
-"""Write the README's table of measured figures from benchmarks/results/h200/summary.json.
+"""Write the table of measured figures in docs/performance.md from benchmarks/results/h200/summary.json.
 
-Example: python -m benchmarks.readme_table
+Example: python -m benchmarks.measured_table
 """
 
 import sys
 
 from .stamp import RESULTS, ROOT, read_json
 
+PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 TITLES = {
     "P1": "dense FP8, 80 problems, speed-up over DeepGEMM",
@@ -41,7 +42,7 @@ def make_table(summary: dict) -> str:
         "| figure | what | value | worst | out of fold | target | met |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for name in TITLES:
+    for name, title in TITLES.items():
         if name in summary:
             entry = summary[name]
             cells = [
@@ -49,25 +50,21 @@ def make_table(summary: dict) -> str:
                 for key in ("value", "worst", "out_of_fold")
             ]
             lines.append(
-                f"| {name} | {TITLES[name]} | {' | '.join(cells)} | {entry['target']} |"
-                f" {'yes' if entry['met'] else 'no'} |"
+                f"| {name} | {title} | {' | '.join(cells)} | {entry['target']} | {'yes' if entry['met'] else 'no'} |"
             )
     return "\n".join(lines)
 
 
-def replace_table(readme: str, table: str) -> str:
-    """Return the README's text with the table between its markers."""
-    head, rest = readme.split(BEGIN, 1)
+def replace_table(page: str, table: str) -> str:
+    """Return the page's text with the table between its markers."""
+    head, rest = page.split(BEGIN, 1)
     return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END, 1)[1]}"
 
 
 def main() -> int:
-    """Update README.md."""
-    path = ROOT / "README.md"
-    path.write_text(
-        replace_table(path.read_text(encoding="utf-8"), make_table(read_json(RESULTS / "summary.json"))),
-        encoding="utf-8",
-    )
+    """Update docs/performance.md."""
+    table = make_table(read_json(RESULTS / "summary.json"))
+    PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
     return 0
 
 
