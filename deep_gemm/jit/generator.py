@@ -12,7 +12,6 @@ from deep_gemm import _C
 from deep_gemm.errors import ConfigError, ProblemError
 
 
-
 @dataclass(frozen=True)
 class _Kernel:
     """What the kernel of an op kind includes and instantiates, of deep_gemm/include/deep_gemm."""
