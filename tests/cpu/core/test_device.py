@@ -9,8 +9,13 @@ from deep_gemm.errors import DeviceError
 
 
 def test_known_devices():
-    for short, sku, sms in (("h200", "nvidia-h200-sm132", 132), ("h100", "nvidia-h100-80gb-hbm3-sm132", 132), ("h800", "nvidia-h800-sm132", 132),
-                            ("h20", "nvidia-h20-sm78", 78), ("gh200", "nvidia-gh200-480gb-sm132", 132)):  # fmt: skip
+    for short, sku, sms in (
+        ("h200", "nvidia-h200-sm132", 132),
+        ("h100", "nvidia-h100-80gb-hbm3-sm132", 132),
+        ("h800", "nvidia-h800-sm132", 132),
+        ("h20", "nvidia-h20-sm78", 78),
+        ("gh200", "nvidia-gh200-480gb-sm132", 132),
+    ):
         device = _C.Device.known(short)
         assert (device.sku, device.sm_count, device.compute_capability) == (sku, sms, (9, 0))
         assert _C.Device.known(sku) == device == pickle.loads(pickle.dumps(device)) == _C.Device(**device.as_dict())
@@ -27,8 +32,19 @@ def test_device_sku_names_the_partition():
     assert _C.Device(" NVIDIA--H200!", 132, **numbers).sku == "nvidia-h200-sm132"
 
 
-@pytest.mark.parametrize("change", [{"name": ""}, {"sm_count": 0}, {"sm_count": True}, {"l2_bytes": -1}, {"clock_mhz": float("nan")}, {"memory_gbps": 0},
-                                    {"sku": "../x"}, {"smem_bytes": 2**40}])  # fmt: skip
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"name": ""},
+        {"sm_count": 0},
+        {"sm_count": True},
+        {"l2_bytes": -1},
+        {"clock_mhz": float("nan")},
+        {"memory_gbps": 0},
+        {"sku": "../x"},
+        {"smem_bytes": 2**40},
+    ],
+)
 def test_impossible_devices_are_refused(change):
     with pytest.raises(DeviceError, match="must be"):
         _C.Device(

@@ -155,11 +155,17 @@ def test_grouped_ops_have_four_features_more(op):
     assert len(_C.get_features(make_grouped(op, 64, 128, 256, 4), DEVICE, portfolio)) == len(grouped)
 
 
-@pytest.mark.parametrize("op, m, fields, expected", [
-    (CONTIGUOUS[0], 4096, {}, (8, 512, 128, 0)), (CONTIGUOUS[1], 4097, {"alignment": 64, "b_major": "mn"}, (8, 513, 64, 0)),
-    (MASKED[0], 4096, {}, (8, 4096, 128, 0)), (MASKED[1], 4096, {"expected_m": 20}, (8, 20, 128, 0)),
-    (K_GROUPED[0], 4096, {}, (8, 4096, 128, 0)), (K_GROUPED[0], 4096, {"group_layout": "blocks"}, (8, 4096, 128, 1)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "op, m, fields, expected",
+    [
+        (CONTIGUOUS[0], 4096, {}, (8, 512, 128, 0)),
+        (CONTIGUOUS[1], 4097, {"alignment": 64, "b_major": "mn"}, (8, 513, 64, 0)),
+        (MASKED[0], 4096, {}, (8, 4096, 128, 0)),
+        (MASKED[1], 4096, {"expected_m": 20}, (8, 20, 128, 0)),
+        (K_GROUPED[0], 4096, {}, (8, 4096, 128, 0)),
+        (K_GROUPED[0], 4096, {"group_layout": "blocks"}, (8, 4096, 128, 1)),
+    ],
+)
 def test_features_of_groups_say_what_they_are_named_of(op, m, fields, expected):
     values = named_of(make_grouped(op, m, 2112, 8192, 8, **fields))
     groups, rows, alignment, has_blocks = expected

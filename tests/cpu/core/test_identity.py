@@ -22,14 +22,20 @@ FROZEN_CONFIG_KEYS = {
     (128, 128, 5, 128, 1, 1): "0031211e32591d53f0c29817e9cc9f23fa62013477e6f2bd0790ded0bfad7d0e",
 }
 FROZEN_VARIANT_JSON = {
-    '{"fields":{"b_major":"mn","batch_invariant":true,"c_mode":"accumulate","d_dtype":"fp32","k":4,"m":2,"n":3},"op":"bf16_gemm"}': {
+    (
+        '{"fields":{"b_major":"mn","batch_invariant":true,"c_mode":"accumulate","d_dtype":"fp32","k":4,"m":2,'
+        '"n":3},"op":"bf16_gemm"}'
+    ): {
         "op": "bf16_gemm",
         "b_major": "mn",
         "batch_invariant": True,
         "c_mode": "accumulate",
         "d_dtype": "fp32",
     },
-    '{"fields":{"c_mode":"general","k":4,"m":2,"n":3,"num_sms":7,"recipe":"1d1d","scale_layout":"any"},"op":"fp8_gemm"}': {
+    (
+        '{"fields":{"c_mode":"general","k":4,"m":2,"n":3,"num_sms":7,"recipe":"1d1d","scale_layout":"any"},'
+        '"op":"fp8_gemm"}'
+    ): {
         "op": "fp8_gemm",
         "c_mode": "general",
         "num_sms": 7,
@@ -42,21 +48,25 @@ FROZEN_GROUPED = {
     '{"fields":{"k":7168,"m":64,"n":2112,"num_groups":8},"op":"m_grouped_fp8_gemm_contiguous"}': (
         "2aed15eaefd81deff66429f331ba0bdad5703ad9789c93c6a07b949093dc0527"
     ),
-    '{"fields":{"alignment":64,"b_major":"mn","k":7168,"m":8192,"n":4096,"num_groups":256},"op":"m_grouped_bf16_gemm_contiguous"}': (
-        "1a26d0881c9f550b40f4b63d094e1065abc0e6da86842f80d302a1fd65e7bb55"
-    ),
-    '{"fields":{"expected_m":64,"k":7168,"m":1024,"n":4096,"num_groups":32,"recipe":"1d1d","scale_layout":"any"},"op":"m_grouped_fp8_gemm_masked"}': (
-        "ba78c14ee5e4139dd550e94bd60945a722a31d97cad4b89e8e016f6bf4813b57"
-    ),
+    (
+        '{"fields":{"alignment":64,"b_major":"mn","k":7168,"m":8192,"n":4096,"num_groups":256},'
+        '"op":"m_grouped_bf16_gemm_contiguous"}'
+    ): ("1a26d0881c9f550b40f4b63d094e1065abc0e6da86842f80d302a1fd65e7bb55"),
+    (
+        '{"fields":{"expected_m":64,"k":7168,"m":1024,"n":4096,"num_groups":32,"recipe":"1d1d",'
+        '"scale_layout":"any"},"op":"m_grouped_fp8_gemm_masked"}'
+    ): ("ba78c14ee5e4139dd550e94bd60945a722a31d97cad4b89e8e016f6bf4813b57"),
     '{"fields":{"k":7168,"m":64,"n":2112,"num_groups":8},"op":"m_grouped_bf16_gemm_masked"}': (
         "e832dfa36ff9e9b7f33a43c3deb58cedbdc1b86cfaae0ddb65619c7e5f2c7a68"
     ),
-    '{"fields":{"c_mode":"accumulate","d_dtype":"fp32","group_layout":"blocks","k":8192,"m":4096,"n":7168,"num_groups":4,"num_sms":100,"recipe":"1d1d"},"op":"k_grouped_fp8_gemm_contiguous"}': (
-        "a8da2f987959b0f71ae16c399aa58d95167cba8d5e3599ca8e93cf9b69e271a2"
-    ),
-    '{"fields":{"a_major":"mn","b_major":"mn","d_dtype":"fp32","k":7168,"m":64,"n":2112,"num_groups":8},"op":"k_grouped_bf16_gemm_contiguous"}': (
-        "e19edb1fe69b52a5462e1b50175aabf64cb9a4cbbf45f4df45b6cce139e6c4e0"
-    ),
+    (
+        '{"fields":{"c_mode":"accumulate","d_dtype":"fp32","group_layout":"blocks","k":8192,"m":4096,'
+        '"n":7168,"num_groups":4,"num_sms":100,"recipe":"1d1d"},"op":"k_grouped_fp8_gemm_contiguous"}'
+    ): ("a8da2f987959b0f71ae16c399aa58d95167cba8d5e3599ca8e93cf9b69e271a2"),
+    (
+        '{"fields":{"a_major":"mn","b_major":"mn","d_dtype":"fp32","k":7168,"m":64,"n":2112,"num_groups":8},'
+        '"op":"k_grouped_bf16_gemm_contiguous"}'
+    ): ("e19edb1fe69b52a5462e1b50175aabf64cb9a4cbbf45f4df45b6cce139e6c4e0"),
 }
 
 
@@ -223,9 +233,21 @@ def test_problem_json_may_be_written_loosely():
     assert _C.Problem.from_json(loose) == _C.Problem.from_json(VALID)
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"block_m":64,"block_n":8}', '{"block_m":64,"block_n":8,"num_stages":2.0}', '{"block_m":64,"block_n":8,"num_stages":2,"x":1}',
-                                  '{"block_m":64,"block_n":8,"num_stages":true}', '{"block_m":-64,"block_n":8,"num_stages":2}',
-                                  '{"block_m":64,"block_n":8,"num_stages":2,"swap_ab":2}', '{"block_m":64,"block_n":8,"num_stages":2,"split_k":0}', '{"block_m":64,"block_n":8,"num_stages":65536}'])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{}",
+        "[]",
+        '{"block_m":64,"block_n":8}',
+        '{"block_m":64,"block_n":8,"num_stages":2.0}',
+        '{"block_m":64,"block_n":8,"num_stages":2,"x":1}',
+        '{"block_m":64,"block_n":8,"num_stages":true}',
+        '{"block_m":-64,"block_n":8,"num_stages":2}',
+        '{"block_m":64,"block_n":8,"num_stages":2,"swap_ab":2}',
+        '{"block_m":64,"block_n":8,"num_stages":2,"split_k":0}',
+        '{"block_m":64,"block_n":8,"num_stages":65536}',
+    ],
+)
 def test_malformed_config_json_is_refused(text):
     with pytest.raises(ConfigError):
         _C.Config.from_json(text)

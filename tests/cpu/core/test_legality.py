@@ -172,18 +172,33 @@ def test_pipelined_tiles():
 @pytest.mark.parametrize(
     "config, words",
     [
-        (BASE | {"block_m": 192}, "block_m = 192: must be 64, 128 or 256"), (BASE | {"block_m": 32}, "block_m = 32"),
-        (BASE | {"block_n": 100}, "block_n = 100: must be a multiple of 8"), (BASE | {"block_n": 264}, "block_n = 264"), (BASE | {"block_n": 4}, "block_n = 4"),
-        (BASE | {"block_n": 176}, "block_n = 176: a tile may touch"), (BASE | {"block_k": 64}, "block_k = 64: must be 128 for fp8_gemm"),
-        (BASE | {"num_stages": 1}, "num_stages = 1"), (BASE | {"num_stages": 33}, "num_stages = 33"), (BASE | {"cluster_m": 2, "cluster_n": 2}, "cluster = 2x2"),
-        (BASE | {"cluster_m": 4}, "cluster = 4x1"), (BASE | {"cluster_m": 2, "block_n": 24}, "block_n = 24: must be a multiple of 16"),
-        (BASE | {"block_m": 256, "block_n": 144, "num_stages": 2}, "registers = 256"), (BASE | {"num_stages": 9}, "shared memory = "),
-        (BASE | {"block_m": 64, "block_n": 256, "num_stages": 2}, "registers = 296"), (BASE | {"split_k": 2, "block_m": 256}, "split_k = 2: needs an MMA row side"),
-        (SWAPPED | {"block_n": 80}, "block_n = 80: must be 64, 128 or 256"), (SWAPPED | {"block_m": 12}, "block_m = 12: must be a multiple of 8"),
-        (SWAPPED | {"cluster_m": 2}, "swap_ab = 1: goes with a 1x1 cluster"), (SWAPPED | {"split_k": 3}, "split_k = 3: must be 1, 2, 4 or 8"),
-        (SWAPPED | {"split_k": 16}, "split_k = 16: must be"), (SWAPPED | {"split_k": 2, "block_n": 256}, "split_k = 2: needs an MMA row side (block_m, with swap_ab block_n) of at most 128"),
+        (BASE | {"block_m": 192}, "block_m = 192: must be 64, 128 or 256"),
+        (BASE | {"block_m": 32}, "block_m = 32"),
+        (BASE | {"block_n": 100}, "block_n = 100: must be a multiple of 8"),
+        (BASE | {"block_n": 264}, "block_n = 264"),
+        (BASE | {"block_n": 4}, "block_n = 4"),
+        (BASE | {"block_n": 176}, "block_n = 176: a tile may touch"),
+        (BASE | {"block_k": 64}, "block_k = 64: must be 128 for fp8_gemm"),
+        (BASE | {"num_stages": 1}, "num_stages = 1"),
+        (BASE | {"num_stages": 33}, "num_stages = 33"),
+        (BASE | {"cluster_m": 2, "cluster_n": 2}, "cluster = 2x2"),
+        (BASE | {"cluster_m": 4}, "cluster = 4x1"),
+        (BASE | {"cluster_m": 2, "block_n": 24}, "block_n = 24: must be a multiple of 16"),
+        (BASE | {"block_m": 256, "block_n": 144, "num_stages": 2}, "registers = 256"),
+        (BASE | {"num_stages": 9}, "shared memory = "),
+        (BASE | {"block_m": 64, "block_n": 256, "num_stages": 2}, "registers = 296"),
+        (BASE | {"split_k": 2, "block_m": 256}, "split_k = 2: needs an MMA row side"),
+        (SWAPPED | {"block_n": 80}, "block_n = 80: must be 64, 128 or 256"),
+        (SWAPPED | {"block_m": 12}, "block_m = 12: must be a multiple of 8"),
+        (SWAPPED | {"cluster_m": 2}, "swap_ab = 1: goes with a 1x1 cluster"),
+        (SWAPPED | {"split_k": 3}, "split_k = 3: must be 1, 2, 4 or 8"),
+        (SWAPPED | {"split_k": 16}, "split_k = 16: must be"),
+        (
+            SWAPPED | {"split_k": 2, "block_n": 256},
+            "split_k = 2: needs an MMA row side (block_m, with swap_ab block_n) of at most 128",
+        ),
     ],
-)  # fmt: skip
+)
 def test_reason_names_value_rule_and_remedy(config, words):
     reason = _C.legality_reason(PROBLEM, _C.Config(**config), H200)
     assert words in reason and ("; " in reason)
@@ -192,29 +207,73 @@ def test_reason_names_value_rule_and_remedy(config, words):
 @pytest.mark.parametrize(
     "fields, config, words",
     [
-        ({"op": "bf16_gemm"}, BASE, "block_k = 128: must be 64 for bf16_gemm"), ({"num_sms": 100}, SWAPPED | {"split_k": 2}, "split_k = 2: cannot hold a limit of SMs"),
+        ({"op": "bf16_gemm"}, BASE, "block_k = 128: must be 64 for bf16_gemm"),
+        ({"num_sms": 100}, SWAPPED | {"split_k": 2}, "split_k = 2: cannot keep to a limit of SMs"),
         ({"batch_invariant": True}, SWAPPED | {"split_k": 4}, "split_k = 4: changes the order of sums"),
         ({"op": "bf16_gemm", "a_major": "mn"}, SWAPPED | {"block_k": 64}, "steps of 64"),
     ],
-)  # fmt: skip
+)
 def test_reason_of_a_variant(fields, config, words):
     problem = _C.Problem(**({"op": OP, "m": 1, "n": 1, "k": 1} | fields))
     reason = _C.legality_reason(problem, _C.Config(**config), H200)
     assert words in reason and ("; " in reason)
 
 
-@pytest.mark.parametrize("op, fields, config, words", [
-    (CONTIGUOUS[0], {}, {"block_m": 256, "block_n": 128}, "block_m = 256: with cluster_m it must divide the alignment 128 of the groups' rows; choose a smaller tile"),
-    (CONTIGUOUS[0], {}, {"block_m": 128, "block_n": 128, "cluster_m": 2}, "block_m = 128: with cluster_m it must divide the alignment 128"),
-    (CONTIGUOUS[1], {"alignment": 40}, {"block_m": 16, "block_n": 64, "swap_ab": 1}, "block_m = 16: with cluster_m it must divide the alignment 40"),
-    (CONTIGUOUS[1], {"b_major": "mn"}, {"block_m": 128, "block_n": 96}, "an MN-major operand needs a tile side in steps of 64"),
-    (K_GROUPED[1], {}, {"block_m": 64, "block_n": 80}, "an MN-major operand needs a tile side in steps of 64"),
-    (K_GROUPED[1], {}, {"block_m": 32, "block_n": 64, "swap_ab": 1}, "an MN-major operand needs a tile side in steps of 64"),
-    (K_GROUPED[0], {}, {"block_m": 64, "block_n": 64, "split_k": 2}, f"split_k = 2: {K_GROUPED[0]} does not split K; use 1"),
-    (MASKED[0], {}, {"block_m": 16, "block_n": 64, "split_k": 4, "swap_ab": 1}, f"split_k = 4: {MASKED[0]} does not split K; use 1"),
-    (MASKED[0], {}, {"block_m": 64, "block_n": 176}, "block_n = 176: a tile may touch at most two"),
-    (MASKED[1], {}, {"block_m": 64, "block_n": 64, "block_k": 128}, "block_k = 128: must be 64 for m_grouped_bf16_gemm_masked, 128 bytes; use it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "op, fields, config, words",
+    [
+        (
+            CONTIGUOUS[0],
+            {},
+            {"block_m": 256, "block_n": 128},
+            "block_m = 256: with cluster_m it must divide the alignment 128 of the groups' rows; choose a smaller tile",
+        ),
+        (
+            CONTIGUOUS[0],
+            {},
+            {"block_m": 128, "block_n": 128, "cluster_m": 2},
+            "block_m = 128: with cluster_m it must divide the alignment 128",
+        ),
+        (
+            CONTIGUOUS[1],
+            {"alignment": 40},
+            {"block_m": 16, "block_n": 64, "swap_ab": 1},
+            "block_m = 16: with cluster_m it must divide the alignment 40",
+        ),
+        (
+            CONTIGUOUS[1],
+            {"b_major": "mn"},
+            {"block_m": 128, "block_n": 96},
+            "an MN-major operand needs a tile side in steps of 64",
+        ),
+        (K_GROUPED[1], {}, {"block_m": 64, "block_n": 80}, "an MN-major operand needs a tile side in steps of 64"),
+        (
+            K_GROUPED[1],
+            {},
+            {"block_m": 32, "block_n": 64, "swap_ab": 1},
+            "an MN-major operand needs a tile side in steps of 64",
+        ),
+        (
+            K_GROUPED[0],
+            {},
+            {"block_m": 64, "block_n": 64, "split_k": 2},
+            f"split_k = 2: {K_GROUPED[0]} does not split K; use 1",
+        ),
+        (
+            MASKED[0],
+            {},
+            {"block_m": 16, "block_n": 64, "split_k": 4, "swap_ab": 1},
+            f"split_k = 4: {MASKED[0]} does not split K; use 1",
+        ),
+        (MASKED[0], {}, {"block_m": 64, "block_n": 176}, "block_n = 176: a tile may touch at most two"),
+        (
+            MASKED[1],
+            {},
+            {"block_m": 64, "block_n": 64, "block_k": 128},
+            "block_k = 128: must be 64 for m_grouped_bf16_gemm_masked, 128 bytes; use it",
+        ),
+    ],
+)
 def test_reason_of_a_grouped_problem(op, fields, config, words):
     problem = make_grouped(op, 1, 1, 128, 1, **fields)
     config = _C.Config(**({"num_stages": 2, "block_k": block_k_of(op)} | config))
