@@ -6,10 +6,11 @@
     sweep        one run of the tuner    block        one problem measured on one board in one go
     measurement  one config in one block, once for choosing (search) and once for scoring (confirm)
     compilation  what the compiler reported for a config; the same for every problem of one variant, hence no column of
-                 measurement best         the winner of a problem and its tie set
+                 measurement
+    best         the winner of a problem and its tie set
 
-`block.workload` is canonical JSON of the group sizes that a grouped problem was measured with (see tuner.problems.workload), ""
-for a dense one. Rows of `sweep` and `block` carry a random uid and the other tables a natural key, so that databases
+`block.workload` is canonical JSON of the group sizes that a grouped problem was measured with (see
+tuner.problems.workload), "" for a dense one. Rows of `sweep` and `block` carry a random uid and the other tables a natural key, so that databases
 merge (see transfer.py). Integer ids are local to one file. Times are microseconds. Lists are JSON text; samples are
 little-endian float32. Every constraint is named, because batch migrations drop unnamed CHECKs. SQLite tables are
 STRICT; `measurement`, nearly all of a file, is WITHOUT ROWID there.

@@ -7,21 +7,29 @@ databases and artefacts; they never change.
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, DeepGemmError, ProblemError
 
 _MAX_BYTES = 4096  # of the text of a problem or a config: many times what all fields take
 _OPS = frozenset(kind.name for kind in _C.OP_KINDS)
+_PROBLEM_FIELDS = {field.name: field for field in _C.PROBLEM_FIELDS}
+_CONFIG_FIELDS = {field.name: field for field in _C.CONFIG_FIELDS}
 #: The type of a field's value in JSON, and how an error calls it.
-_TYPES = {"integer": (int, "an integer"), "word": (str, "a string"), "dims": (str, "a string"), "flag": (bool, "a bool")}
+_TYPES = {
+    "integer": (int, "an integer"),
+    "word": (str, "a string"),
+    "dims": (str, "a string"),
+    "flag": (bool, "a bool"),
+}
 
 
 def problem_json(problem: "_C.Problem") -> str:
     """Return the canonical JSON of a problem."""
     fields = problem.as_dict(False)
-    return f'{{"fields":{_write(fields)},"op":"{fields["op"]}"}}'
+    op = fields.pop("op")
+    return f'{{"fields":{_write(fields)},"op":"{op}"}}'
 
 
 def problem_key(problem: "_C.Problem") -> str:
@@ -50,7 +58,7 @@ def read_problem(text: str) -> "_C.Problem":
     if found.keys() != {"fields", "op"} or not isinstance(found["fields"], dict):
         raise ProblemError(f"problem = {text[:80]!r}: must have the members fields and op; write Problem.to_json()")
     _check_op(found["op"])
-    return _C.Problem(op=found["op"], **_check_fields(found["fields"], _C.PROBLEM_FIELDS, ProblemError))
+    return _C.Problem(op=found["op"], **_check_fields(found["fields"], _PROBLEM_FIELDS, ProblemError))
 
 
 def read_config(text: str) -> "_C.Config":
@@ -59,20 +67,15 @@ def read_config(text: str) -> "_C.Config":
     Raises: ConfigError for text that is no JSON object of fields, a repeated or unknown name, or a value that is no
         integer within its range.
     """
-    return _C.Config(**_check_fields(_parse(text, ConfigError), _C.CONFIG_FIELDS, ConfigError))
+    return _C.Config(**_check_fields(_parse(text, ConfigError), _CONFIG_FIELDS, ConfigError))
 
 
 def _write(fields: Mapping) -> str:
     """Return the fields as a JSON object; words are plain ASCII and need no escapes."""
-    members = []
-    for name in sorted(fields):
-        if name == "op":
-            continue
-        value = fields[name]
-        if value.__class__ is str:
-            members.append(f'"{name}":"{value}"')
-        else:
-            members.append(f'"{name}":{"true" if value is True else value}')
+    members = [
+        f'"{name}":"{value}"' if value.__class__ is str else f'"{name}":{"true" if value is True else value}'
+        for name, value in sorted(fields.items())
+    ]
     return "{" + ",".join(members) + "}"
 
 
@@ -83,7 +86,7 @@ def _parse(text: str, error: type[DeepGemmError]) -> dict:
     try:
         if not text.isascii():
             raise ValueError("only ASCII is allowed")
-        found = json.loads(text, object_pairs_hook=_make_object, parse_constant=_refuse_constant)
+        found = _DECODER.decode(text)
     except (ValueError, RecursionError) as reason:
         raise error(f"JSON = {text[:80]!r}: malformed ({reason}); write what to_json() returns") from None
     if not isinstance(found, dict):
@@ -102,20 +105,22 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
 
 
+_DECODER = json.JSONDecoder(object_pairs_hook=_make_object, parse_constant=_refuse_constant)
+
+
 def _check_op(op: object) -> None:
     if not isinstance(op, str) or op not in _OPS:
         raise ProblemError(f"op = {str(op)[:32]!r}: no such op kind; use one of {', '.join(sorted(_OPS))}")
 
 
-def _check_fields(given: dict, fields: "Iterable[_C.Field]", error: type[DeepGemmError]) -> dict:
-    """Return `given` if its names are those of fields, none that is required is missing and every type is right."""
-    known = {field.name: field for field in fields}
+def _check_fields(given: dict, known: "Mapping[str, _C.Field]", error: type[DeepGemmError]) -> dict:
+    """Return `given` if its names are known, none that is required is missing and every type is right."""
     for name, value in given.items():
         if name not in known:
             raise error(f"field {name[:32]!r} is unknown; use {', '.join(known)}")
-        wanted, words = _TYPES[known[name].type]
+        wanted, type_name = _TYPES[known[name].type]
         if type(value) is not wanted or (wanted is str and not value.isascii()):
-            raise error(f"{name} = {str(value)[:32]!r}: must be {words}; write what to_json() returns")
+            raise error(f"{name} = {str(value)[:32]!r}: must be {type_name}; write what to_json() returns")
     missing = [name for name, field in known.items() if field.default is None and name not in given]
     if missing:
         raise error(f"{missing[0]} is missing; write every field that has no default")

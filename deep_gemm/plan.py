@@ -16,7 +16,7 @@ from deep_gemm.jit import build, generator
 
 _MAX_REMEMBERED = 65536
 
-# By config and what else a kernel is compiled for; asking the JIT again would hash the whole source for each problem.
+# By config and kernel identity: asking the JIT again for every problem would hash the whole source.
 _kernels: dict[tuple["_C.Config", "_C.Problem"], "build.CompileResult"] = {}
 _seen: set["_C.Problem"] = set()
 _warned: set[str] = set()
@@ -128,7 +128,7 @@ def _get_kernel(problem: "_C.Problem", config: "_C.Config", is_refused: bool = F
 
 
 def _is_new(problem: "_C.Problem") -> bool:
-    """Return whether this process plans `problem` for the first time; it may plan it again after its table was cleared."""
+    """Return whether this process plans `problem` for the first time. It plans again after its table was cleared."""
     with _lock:
         if problem in _seen:
             return False
@@ -145,7 +145,7 @@ def _print_choice(problem: "_C.Problem", choice: "_C.Choice") -> None:
 
 
 def _record(problem: "_C.Problem") -> None:
-    """Append `problem` as one JSON line to DG_RECORD_SHAPES; one write, so that lines of several processes never mix."""
+    """Append `problem` as a JSON line to DG_RECORD_SHAPES, in one write, so that lines of processes never mix."""
     path = environment.get_string("DG_RECORD_SHAPES")
     if not path:
         return

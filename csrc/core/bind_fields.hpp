@@ -4,7 +4,6 @@
 
 #include <pybind11/pybind11.h>
 
-#include <span>
 #include <string>
 #include <vector>
 
@@ -18,8 +17,6 @@ class FieldNames {
     // `fields` must live as long as the process.
     explicit FieldNames(std::vector<const Field*> fields);
 
-    size_t size() const { return fields_.size(); }
-    const Field& operator[](size_t index) const { return *fields_[index]; }
     pybind11::handle name(size_t index) const { return names_[index]; }
 
     // The arguments of a constructor in the order of the fields, null where not given: required fields by position or

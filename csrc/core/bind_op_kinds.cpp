@@ -38,7 +38,8 @@ void bind_field(py::module_& m) {
         .def_property_readonly("minimum", [](const Field& self) { return self.minimum; })
         .def_property_readonly("maximum", [](const Field& self) { return self.maximum; })
         .def_property_readonly("words", &words_of, "The values of a field of words, the default first; else ().")
-        .def_property_readonly("meaning", [](const Field& self) { return self.meaning; }, "One sentence.")
+        .def_property_readonly(
+            "meaning", [](const Field& self) { return self.meaning; }, "One sentence.")
         .def("__repr__", [](const Field& self) { return "Field('" + std::string(self.name) + "')"; });
 }
 
@@ -87,8 +88,7 @@ void bind_op_kinds(py::module_& m) {
     py::list problem_fields, config_fields;
     for (const Field& field : kProblemFields)
         problem_fields.append(py::cast(&field, py::return_value_policy::reference));
-    for (const Field& field : kConfigFields)
-        config_fields.append(py::cast(&field, py::return_value_policy::reference));
+    for (const Field& field : kConfigFields) config_fields.append(py::cast(&field, py::return_value_policy::reference));
     m.attr("PROBLEM_FIELDS") = py::tuple(problem_fields);
     m.attr("CONFIG_FIELDS") = py::tuple(config_fields);
 }

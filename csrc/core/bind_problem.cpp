@@ -86,8 +86,8 @@ py::dict problem_dict(const Problem& problem, bool with_defaults) {
 std::string problem_repr(const Problem& problem) {
     std::string text = "Problem('" + std::string(op_name(problem.op)) + '\'';
     for (const ProblemField& field : kProblemFields)
-        text += field.is_required ? ", " + std::to_string(field.get(problem))
-                                  : repr_argument(field, field.get(problem));
+        text +=
+            field.is_required ? ", " + std::to_string(field.get(problem)) : repr_argument(field, field.get(problem));
     return text + ')';
 }
 
@@ -130,20 +130,20 @@ void bind_problem_identity(py::class_<Problem>& problem) {
         .def_static(
             "from_json", [](const py::str& text) { return identity().read_problem(text).cast<Problem>(); }, "text"_a,
             "Read what to_json wrote. Raises: ProblemError.")
-        .def("__eq__", [](const Problem& self, const Problem& other) { return self == other; }, py::is_operator())
+        .def(
+            "__eq__", [](const Problem& self, const Problem& other) { return self == other; }, py::is_operator())
         .def("__hash__", [](const Problem& self) { return hash_value(self); })
-        .def(py::pickle([](const Problem& self) { return problem_dict(self, false); },
-                        [](const py::dict& state) {
-                            return make_problem(py::args(), py::reinterpret_borrow<py::kwargs>(state));
-                        }));
+        .def(py::pickle(
+            [](const Problem& self) { return problem_dict(self, false); },
+            [](const py::dict& state) { return make_problem(py::args(), py::reinterpret_borrow<py::kwargs>(state)); }));
 }
 
 Config make_python_config(const py::args& args, const py::kwargs& kwargs) {
     const auto given = config_names().place("Config", args, kwargs);
     ConfigValues values;
     for (size_t i = 0; i < kNumConfigFields; ++i)
-        values[i] = given[i] ? checked_integer(given[i], kConfigFields[i], ErrorKind::kConfig)
-                             : kConfigFields[i].default_value;
+        values[i] =
+            given[i] ? checked_integer(given[i], kConfigFields[i], ErrorKind::kConfig) : kConfigFields[i].default_value;
     return make_config(values);
 }
 
@@ -179,7 +179,8 @@ void bind_config_identity(py::class_<Config>& config) {
         .def_static(
             "from_json", [](const py::str& text) { return identity().read_config(text).cast<Config>(); }, "text"_a,
             "Read what to_json wrote. Raises: ConfigError.")
-        .def("__eq__", [](const Config& self, const Config& other) { return self == other; }, py::is_operator())
+        .def(
+            "__eq__", [](const Config& self, const Config& other) { return self == other; }, py::is_operator())
         .def("__hash__", [](const Config& self) { return hash_value(self); })
         .def(py::pickle([](const Config& self) { return config_dict(self, false); },
                         [](const py::dict& state) {

@@ -75,24 +75,18 @@ void bind_legality(py::module_& m) {
           "configs.");
     m.def("legality_reason", &legality_reason, "problem"_a, "config"_a, "device"_a,
           "Return '' for a legal config, else a sentence that says why not.");
-    m.def("smem_bytes", &smem_bytes, "problem"_a, "config"_a,
-          "Return the dynamic shared memory of one block in bytes.");
-    m.def("num_threads", &num_threads, "config"_a, "Return the threads of one block.");
-    m.def("estimate_registers", &estimate_registers, "problem"_a, "config"_a,
-          "Return the registers that a math thread needs, estimated from above.");
+    m.def("smem_bytes", &smem_bytes, "problem"_a, "config"_a, "Return the dynamic shared memory of one CTA in bytes.");
+    m.def("num_threads", &num_threads, "config"_a, "Return the threads of one CTA.");
     m.def("is_pipelined", &is_pipelined, "problem"_a, "config"_a,
           "Return whether a math warpgroup holds two partial accumulators.");
     m.def("blocks_per_sm", &blocks_per_sm, "problem"_a, "config"_a,
-          "Return the blocks that share an SM, by their shared memory and registers.");
+          "Return how many CTAs share an SM, by their shared memory and registers.");
     m.def("is_staged", &is_staged, "problem"_a, "config"_a,
           "Return whether D leaves through a tile in shared memory by TMA, else by the threads' own stores.");
     m.def("get_candidates", &get_candidates, "problem"_a, "device"_a,
           "Return the configs worth trying (at most 160), in a fixed order.");
     m.def("get_default_space", &get_default_space, "problem"_a, "device"_a,
           "Return every config that get_candidates can return on `device` for some problem of `problem`'s variant.");
-    m.def(
-        "get_default_space", [](const Device& device) { return get_default_space(Problem{}, device); }, "device"_a,
-        "Return the default space of fp8_gemm with every field at its default.");
 }
 
 void bind_heuristic(py::module_& m) {

@@ -10,11 +10,11 @@ namespace deep_gemm {
 namespace {
 
 constexpr int kBlockMs[] = {64, 128, 256};
-// Multiples of 8 up to 72 where narrow shapes need fine steps, then what fits waves of common weights. Those that meet
-// three B scales, or need more registers than a thread has, are BF16's. Narrower ones lose to swapped tiles.
+// Multiples of 8 up to 72, where narrow shapes need fine steps, then widths that fill the waves of common weights. Only
+// BF16 has those that meet three B scales or need too many registers for FP8. Narrower ones lose to swapped tiles.
 constexpr int kBlockNs[] = {32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 144, 160, 176, 192, 208, 224, 256};
-// Narrower tiles of 128 rows never won: a stage is then nearly all A. Of 256 rows some did, because two waves share the
-// column scales of 1d1d, but none between these two.
+// Narrower tiles of 128 rows never won: nearly all of a stage is then A. Some of 256 rows did, because their two 64-row
+// MMAs share the column scales of 1d1d, but none between these two widths.
 constexpr int kMinBlockN128 = 64, kNarrowBlockN256 = 64, kMinBlockN256 = 128;
 // Plain tiles that are also split, and how often: the middle between decode and grids that fill the SMs.
 struct SplitTile {
@@ -26,8 +26,8 @@ constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
 constexpr int kSwappedRows[] = {64, 128};
 constexpr int kTokens[] = {8, 16, 24, 32, 48, 64};
 constexpr int kSplits[] = {1, 2, 4, 8};
-// Masked groups are short and read much weight: a token tile between 32 and 48, and 256 rows of the weight at once, win
-// there (H200, 32 groups of 20 rows, n 6144, k 7168: 337 us with 32x256, 339 with 32x128).
+// Masked groups have few tokens and read much weight: 40 tokens and 256 rows of the weight win there (H200, 32 groups
+// of 20 rows, n 6144, k 7168: 337 us with 32x256, 339 with 32x128).
 constexpr int kMaskedRows[] = {64, 128, 256};
 constexpr int kMaskedTokens[] = {8, 16, 24, 32, 40, 48, 64};
 constexpr int kMnMajorUnit = 64;  // tile sides of MN-major operands are multiples of it
@@ -35,7 +35,7 @@ constexpr int kMnMajorUnit = 64;  // tile sides of MN-major operands are multipl
 constexpr int kMinClusterM = 128, kMinClusterN = 128;
 // A plain tile of 64 rows up to this width is for decode, where a shallower ring can pay.
 constexpr int kMaxShallowN = 64;
-constexpr int64_t kMaxSplitWaves = 3;  // more waves than this keep all SMs busy without a split
+constexpr int64_t kMaxSplitWaves = 3;  // more waves keep all SMs busy without a split
 // More stages than this hold over 200 KB in flight for every tile, beyond what an SM can keep outstanding.
 constexpr int kDeepestRing = 24;
 
@@ -53,16 +53,16 @@ int deepest_ring(Config config, int stages, Fits&& fits) {
     return 0;
 }
 
-// The deepest ring with which `blocks` blocks find the shared memory of an SM.
+// The deepest ring with which `blocks` CTAs fit the shared memory of an SM.
 int shared_ring(const Problem& variant, const Config& config, int stages, int blocks) {
     return deepest_ring(config, stages, [&](const Config& c) {
         return blocks * (smem_bytes(variant, c) + kSmemReservedBytes) <= kSmSmemBytes;
     });
 }
 
-// The tile with rings for one block to an SM, two and three: a split must not take an SM for itself, or clusters find
-// no room beside each other, and narrow tiles gain from a neighbour even where the grid has none (H200, m 16, n 24576,
-// k 1536: 12.0 us against 12.5).
+// The tile with rings for one, two and three CTAs to an SM. The CTAs of a split must share their SMs, or the clusters
+// do not all fit at once. Narrow tiles gain from a shallower ring even where no second CTA runs beside them (H200, m
+// 16, n 24576, k 1536: 12.0 us against 12.5).
 void append_rings(std::vector<Config>& space, const Problem& variant, Config config, const Device& device) {
     config.num_stages = deepest_ring(config, kDeepestRing,
                                      [&](const Config& c) { return smem_bytes(variant, c) <= device.smem_bytes; });
@@ -78,10 +78,9 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     }
 }
 
-// Tiles that fit the registers by their count, but not with everything that their kernel keeps besides: with two scale
-// vectors in a ring what a D tile with C in it needs (the compiler spills 128 bytes a thread), or a queue of tiles (8
-// to 44 bytes); among BF16 ones the widest with a masked kernel's tiles, or where one of K groups stores directly
-// without reading C.
+// Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with two scale vectors in a
+// ring: 128 bytes a thread where C is loaded into the D tile, 8 to 44 with a queue of tiles. BF16: the widest tile of
+// masked kernels, and of kernels for groups of K that store directly without reading C.
 bool spills(const Problem& variant, const Config& config) {
     const OpKind& kind = op_kind(variant.op);
     const bool is_widest = config.block_m == 256 && config.block_n == 192,
@@ -93,8 +92,8 @@ bool spills(const Problem& variant, const Config& config) {
 }
 
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
-    // Two vectors of scales through the ring leave a pair too few registers (128x144 and wider spill), and so does one
-    // where threads read C for two waves (256x128).
+    // In a cluster of two, two scale vectors through the ring leave too few registers (128x144 and wider spill), and so
+    // does one where threads read C for two 64-row MMAs (256x128).
     const bool is_ring = has_scale_ring(variant),
                reads_c = variant.c_mode == CMode::kAccumulate || variant.c_mode == CMode::kGeneral;
     for (int block_m : kBlockMs)

@@ -1,6 +1,6 @@
 // The space of configs that is searched. The default space of a variant on a device is at most 160 legal configs; a
-// problem's candidates are those of them that are not pointless for its m, n and k, nor against its num_sms and
-// batch_invariant.
+// problem's candidates are those of them that its num_sms, groups and batch_invariant allow and that are not pointless
+// for its m, n and k.
 #pragma once
 
 #include <vector>
@@ -22,7 +22,7 @@ std::vector<Config> get_default_space(const Problem& variant, const Device& devi
 // The same list for SM90 GPUs as sold, built once a variant: selection walks it for every new problem.
 const std::vector<Config>& sm90_default_space(const Problem& variant);
 
-// What of a problem and a device decides which configs of the default space are pointless or not allowed.
+// What decides which configs of the default space a problem on a device leaves out.
 struct Pruning {
     Pruning(const Problem& problem, const Device& device);
 
@@ -53,10 +53,11 @@ struct Pruning {
         return num_groups * ((m + config.block_m - 1) / config.block_m) * ((n + config.block_n - 1) / config.block_n);
     }
 
-    // A tile below 128x64 reads too much for many waves; tokens beyond a few tiles read the weight too often.
+    // Tiles below 128x64 reload too much over many waves; with more than a few tiles of tokens the weight is read too
+    // often.
     static constexpr int kSmallTile = 128 * 64, kMaxSmallWaves = 4, kMaxTokenTiles = 4;
-    // Contiguous groups hold padding, of which the host knows nothing: as few rows as this may be a few tokens each.
-    // Where no plain tile fits the alignment, any number of rows is few.
+    // The host does not know how much of a contiguous group is padding: up to this many rows may be a few tokens. Where
+    // no plain tile fits the alignment, any number of rows may.
     static constexpr int kPaddedRows = 512;
 
     int64_t m, n, k_steps;  // m: of one group
@@ -68,9 +69,8 @@ struct Pruning {
 
 std::vector<Config> get_candidates(const Problem& problem, const Device& device);
 
-// Whether a config of any default space is legal for this problem and not pointless: kept by the pruning, and its ring
-// could not be deeper without an SM losing a block. The learned choice is among these; its portfolio comes from the
-// spaces of all variants.
+// Whether a config of any default space is legal for this problem and not pointless: the pruning keeps it, and a deeper
+// ring would cost an SM a CTA. The learned choice is among these; its portfolio comes from the spaces of all variants.
 bool is_worth_trying(const Problem& problem, const Config& config, const Device& device);
 
 // Call `visit(config)` for each candidate, in the order of get_candidates, without building a list.

@@ -38,7 +38,7 @@ constexpr const char* kConfigFeatureNames[kNumConfigFeatures] = {
 
 constexpr int64_t kMaxAlignment = 256;  // the largest tile edge; coarser alignment changes nothing
 
-// log2 from additions, products and one quotient, so that every host gives the same double (a C library's need not).
+// log2 from additions, products and one quotient, so that every host gives the same double; C libraries differ.
 // x = 2^e * f with f in [sqrt(1/2), sqrt(2)); ln f = 2 atanh(z), z = (f-1)/(f+1), |z| < 0.172: ten terms reach 1e-16.
 double portable_log2(double x) {
     constexpr double kInvLn2 = 1.4426950408889634, kSqrtHalf = 0.70710678118654752;
@@ -65,8 +65,8 @@ double two_scale_share(int64_t n, int block_n, int64_t n_tiles) {
     return double(inside) / double(n_tiles);
 }
 
-// Yes or no each, so that the hull of a training set without a variant keeps that variant out. batch_invariant is left
-// out: it takes configs away but changes the time of none.
+// A flag each, so that the hull of a training set without a variant excludes that variant. batch_invariant is no
+// feature: it takes configs away but changes the time of none.
 double* write_variant_features(const Problem& problem, double* out) {
     for (bool flag :
          {problem.recipe == Recipe::k1d1d, problem.recipe == Recipe::kPerRow, problem.d_dtype == DDtype::kFp32,

@@ -1,6 +1,6 @@
 // The numbers that the learned selector sees of a problem: the same code for training (through Python) and at run time.
-// They depend on m, n, k, num_sms, the groups, the variant, the device and the portfolio; not on what a driver reports
-// of a known SKU.
+// They depend on m, n, k, num_sms, the groups, the variant, the device and the portfolio, but not on what the driver
+// reports of a known SKU.
 #pragma once
 
 #include <span>

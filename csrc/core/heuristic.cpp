@@ -16,14 +16,15 @@ namespace {
 constexpr const char* kReferenceSku = "nvidia-h200-sm132";
 constexpr double kReferenceSms = 132, kReferenceClockMhz = 1980, kReferenceMemoryGbps = 4800;
 
-// Selection divides a thousand times; nearly all quotients fit 32 bits, which divide several times faster.
+// Selection divides a thousand times. Nearly all operands fit 32 bits, where division is several times faster.
 int64_t ceil_div(int64_t value, int64_t divisor) {
     const uint64_t sum = uint64_t(value + divisor - 1);
     if (sum >> 32 == 0) return uint32_t(sum) / uint32_t(divisor);
     return int64_t(sum / uint64_t(divisor));
 }
 
-// Overlapping costs: close to the largest, a little above it where two are alike. Square roots are exact on every host.
+// Overlapping costs: close to the largest, a little above it where two are alike. Square roots round the same way on
+// every host.
 double soft_maximum(double a, double b, double c, double d) {
     const double a2 = a * a, b2 = b * b, c2 = c * c, d2 = d * d;
     return std::sqrt(std::sqrt(a2 * a2 + b2 * b2 + c2 * c2 + d2 * d2));
@@ -32,9 +33,9 @@ double soft_maximum(double a, double b, double c, double d) {
 // Sizes of a power of two, 1 to 8, divide by shifts.
 int64_t ceil_shift(int64_t value, int32_t power) { return (value + power - 1) >> std::countr_zero(uint32_t(power)); }
 
-// Clusters of `size` CTAs that run at once, `blocks` CTAs to an SM. A cluster stays within a GPC; those of SM90 GPUs
-// have 16 SMs, and what SMs are left over make some of them 18 (an H200's 132: 32 clusters of eight with two CTAs to an
-// SM, not 33).
+// Clusters of `size` CTAs that run at once, `blocks` CTAs to an SM. A cluster stays within a GPC. A GPC of an SM90 GPU
+// has 16 SMs; SMs beyond a multiple of 16 make some GPCs 18 (an H200's 132 SMs hold 32 clusters of eight with two CTAs
+// to an SM, not 33).
 int64_t count_slots(int32_t sms, int32_t size, int32_t blocks) {
     constexpr int32_t kGpcSms = 16, kLargerGpcSms = 18;
     const int32_t gpcs = sms / kGpcSms, larger = std::min((sms % kGpcSms) / (kLargerGpcSms - kGpcSms), gpcs),
@@ -52,8 +53,8 @@ double scale_bytes(const Problem& problem) {
     return 4.0 * blocks_k * (m + (problem.recipe == Recipe::k1d1d ? n : n / kScaleBlock));
 }
 
-// Tiles of all groups along m. Masked groups are taken to hold 0.7 to 1.3 times the rows expected, as a router that is
-// trained to balance them leaves them.
+// Tiles of all groups along m. Masked groups are assumed to hold 0.7 to 1.3 times the rows expected, as after a router
+// that is trained to balance them.
 int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
     const OpKind& kind = op_kind(problem.op);
     if (kind.m_is_shared()) return ceil_div(problem.m, block_m);

@@ -12,13 +12,13 @@
 
 namespace deep_gemm {
 
-// How a problem divides into the tiles of a config.
+// How the tiles of a config divide a problem.
 struct Tiling {
     int64_t m_tiles, n_tiles;
     int64_t cluster_tiles;  // pieces of work: a cluster (the CTAs of a split are one) takes one at a time
     int64_t slots;          // clusters that fit the SMs at once, at least 1
     int64_t rounds;         // pieces that the busiest slot takes
-    int blocks_per_sm;      // that share an SM
+    int blocks_per_sm;      // CTAs that share an SM
 };
 
 Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms);

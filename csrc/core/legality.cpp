@@ -10,18 +10,17 @@ namespace {
 // Two math warpgroups: setmaxnreg divides 168 x 384 registers into 40 x 128 (producer) + 232 x 256. One: a thread of
 // 256 may use 255, and what the compiler keeps for itself is left out.
 constexpr int kRegisterLimitTwoWarpgroups = 232, kRegisterLimitOneWarpgroup = 248;
-// Addresses, descriptors, scales and loop state beside the accumulators. A pipelined tile keeps less of them live at
+// Addresses, descriptors, scales and loop state beside the accumulators. A pipelined tile keeps fewer of them live at
 // once. Tiles at the limit (64x144 and 128x128 pipelined, 128x192, 256x128) compile without spills.
 constexpr int kRegisterOverhead = 40, kPipelinedRegisterOverhead = 16;
 constexpr int kScaleSteps = 8;  // K steps in a buffer of the scale ring: the 32-byte sector of a row-major row
-// Two partial accumulators of more columns do not fit beside the final one. Swapped tiles want few registers, so that
-// several blocks share an SM, more than they want two accumulators (H200, m 64, n 2112, k 7168, split 4: 9.9 us with
+// Two partial accumulators of more columns do not fit beside the final one. Swapped tiles gain more from few registers,
+// which let several CTAs share an SM, than from two accumulators (H200, m 64, n 2112, k 7168, split 4: 9.9 us with
 // one, 14.5 with two).
 constexpr int kMaxPipelinedColumnsOneWarpgroup = 144, kMaxPipelinedColumnsTwoWarpgroups = 128;
 constexpr int kMaxPipelinedScaledColumns = 128, kMaxPipelinedSwappedColumns = 32;
-constexpr int kMaxHeldRegisters =
-    176;                          // of accumulators and column scales; beyond it the scales are read during promotion
-constexpr int kRegisterUnit = 8;  // a thread's registers are allocated in steps of this
+constexpr int kMaxHeldRegisters = 176;  // accumulators and column scales; beyond it promotion reads the scales late
+constexpr int kRegisterUnit = 8;        // a thread's registers are allocated in steps of this
 
 int64_t align_up(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
@@ -181,7 +180,7 @@ std::string describe_cluster(Rule rule, const Config& config) {
             return clause("split_k", config.split_k,
                           "needs an MMA row side (block_m, with swap_ab block_n) of at most 128; choose such a tile");
         case Rule::kSplitSms:
-            return clause("split_k", config.split_k, "cannot hold a limit of SMs; use 1 with num_sms");
+            return clause("split_k", config.split_k, "cannot keep to a limit of SMs; use 1 with num_sms");
         case Rule::kSplitInvariant:
             return clause("split_k", config.split_k, "changes the order of sums; use 1 with batch_invariant");
         default:
@@ -234,7 +233,7 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
                           "more than a math thread has; choose a smaller tile");
         case Rule::kSmem:
             return clause("shared memory", smem_bytes(problem, config),
-                          "more than the " + std::to_string(device.smem_bytes) + " bytes of a block; use fewer stages");
+                          "more than the " + std::to_string(device.smem_bytes) + " bytes of a CTA; use fewer stages");
         default: return describe_cluster(rule, config);
     }
 }

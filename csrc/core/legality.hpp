@@ -21,19 +21,17 @@ inline constexpr int kBlockK = 128;       // K elements of an FP8 stage, and per
 inline constexpr int kScaleBlock = 128;   // 1d2d scales B per 128 x 128 block
 inline constexpr int kMaxColumns = 256;   // columns of a WGMMA
 inline constexpr int kMinStages = 2;
-// An SM of compute capability 9.0, and what the driver takes of its shared memory for each block (CUDA programming
+// An SM of compute capability 9.0, and the shared memory that the driver reserves for each CTA (CUDA programming
 // guide).
 inline constexpr int kSmRegisters = 65536;
 inline constexpr int64_t kSmSmemBytes = 233472, kSmemReservedBytes = 1024;
-inline constexpr int kMaxBlocksPerSm = 3;  // more were never faster
+inline constexpr int kMaxBlocksPerSm = 3;  // CTAs; more were never faster
 inline constexpr int kMaxStages = 32;
-inline constexpr int64_t kTileQueueBytes =
-    384;  // grouped kernels: tiles on their way to the math warps (tile_queue.cuh)
+inline constexpr int64_t kTileQueueBytes = 384;      // grouped kernels: tiles on their way to the math warps
 inline constexpr int32_t kAnyTileAlignment = 15360;  // every token side of a tile, and two of them, divides it
 inline constexpr int kMaxSplitK = 8;                 // CTAs of a cluster that every SM90 GPU places
 inline constexpr int kSmemAlignment = 1024;          // the 128-byte swizzle repeats every 8 rows
-inline constexpr int64_t kMaxDTileBytes =
-    81920;  // a larger tile would cost the ring more stages than the staging saves
+inline constexpr int64_t kMaxDTileBytes = 81920;     // staging a larger tile would cost the ring more than it saves
 
 inline constexpr int element_bytes(Op op) { return is_fp8(op) ? 1 : 2; }
 inline constexpr int stage_k(Op op) { return kStageKBytes / element_bytes(op); }  // the only legal block_k
@@ -43,7 +41,7 @@ inline constexpr int d_element_bytes(const Problem& problem) { return problem.d_
 inline constexpr int row_side(const Config& config) { return config.swap_ab != 0 ? config.block_n : config.block_m; }
 inline constexpr int column_side(const Config& config) { return config.swap_ab != 0 ? config.block_m : config.block_n; }
 
-// Number of math warpgroups, rows of the MMA's row side that one of them owns, its 64-row MMAs, and threads of a block
+// Number of math warpgroups, rows of the MMA's row side that one of them owns, its 64-row MMAs, and threads of a CTA
 // (with the producer warpgroup).
 inline constexpr int math_warpgroups(const Config& config) { return row_side(config) == 64 ? 1 : 2; }
 inline constexpr int rows_per_warpgroup(const Config& config) { return row_side(config) / math_warpgroups(config); }
@@ -78,7 +76,7 @@ bool is_pipelined(const Problem& problem, const Config& config);
 // Registers that a math thread needs, estimated from above: final and partial accumulators plus addresses and scales.
 int estimate_registers(const Problem& problem, const Config& config);
 
-// Dynamic shared memory of a block: alignment slack, D tile, ring of stages with their scales, partial sums of the
+// Dynamic shared memory of a CTA: alignment slack, D tile, ring of stages with their scales, partial sums of the
 // other CTAs of a split, barriers, ring of scales.
 int64_t smem_bytes(const Problem& problem, const Config& config);
 
@@ -103,7 +101,7 @@ std::string legality_reason(const Problem& problem, const Config& config, const 
 // Empty when the config is legal for some variant of the op kind, else why it can never run.
 std::string impossible_reason(Op op, const Config& config, const Device& device);
 
-// Blocks that an SM holds at once, by shared memory and registers, up to kMaxBlocksPerSm.
+// CTAs that an SM holds at once, by shared memory and registers, up to kMaxBlocksPerSm.
 int blocks_per_sm(const Problem& problem, const Config& config);
 
 // SMs that a launch may use: num_sms of the problem, or all of the device.

@@ -90,8 +90,7 @@ inline constexpr WordSet<Recipe> kNoScales = {Recipe::k1d2d}, kPer128 = {Recipe:
                                  kVectors = {Recipe::k1d1d},
                                  kAllRecipes = {Recipe::k1d2d, Recipe::k1d1d, Recipe::kPerRow};
 inline constexpr WordSet<DDtype> kAnyD = {DDtype::kBf16, DDtype::kFp32}, kFp32D = {DDtype::kFp32};
-inline constexpr WordSet<CMode> kNoC = {CMode::kNone},
-                                kAnyC = {CMode::kNone, CMode::kAccumulate, CMode::kGeneral},
+inline constexpr WordSet<CMode> kNoC = {CMode::kNone}, kAnyC = {CMode::kNone, CMode::kAccumulate, CMode::kGeneral},
                                 kAnyCOrSplit = {CMode::kNone, CMode::kAccumulate, CMode::kGeneral, CMode::kHeadSplit};
 inline constexpr WordSet<Major> kKMajor = {Major::kK}, kMnMajor = {Major::kMn}, kAnyMajor = {Major::kK, Major::kMn};
 inline constexpr WordSet<ScaleLayout> kForTma = {ScaleLayout::kMnMajor},

@@ -11,9 +11,11 @@ namespace {
 
 constexpr std::string_view kDimNames = "mnk";
 
-constexpr size_t kNumVariantFields = size_t(std::count_if(
-    kProblemFields.begin(), kProblemFields.end(), [](const Field& field) { return field.role == FieldRole::kVariant; }));
-static_assert(2 + kNumVariantFields <= sizeof(VariantKey::bytes), "a byte for the version, the op and every variant field");
+constexpr size_t kNumVariantFields =
+    size_t(std::count_if(kProblemFields.begin(), kProblemFields.end(),
+                         [](const Field& field) { return field.role == FieldRole::kVariant; }));
+static_assert(2 + kNumVariantFields <= sizeof(VariantKey::bytes),
+              "a byte for the version, the op and every variant field");
 
 // Positions of the variant fields in kProblemFields.
 constexpr std::array<size_t, kNumVariantFields> kVariantFields = [] {
@@ -32,7 +34,8 @@ constexpr uint64_t mix(uint64_t x) {
 }
 
 std::string clause(const Field& field, const std::string& value, const std::string& rule) {
-    return std::string(field.name) + " = " + (field.type == FieldType::kWord ? '\'' + value + '\'' : value) + ": " + rule;
+    return std::string(field.name) + " = " + (field.type == FieldType::kWord ? '\'' + value + '\'' : value) + ": " +
+           rule;
 }
 
 std::string clause(const char* name, const Problem& problem, const std::string& rule) {
@@ -107,8 +110,8 @@ uint64_t hash_fields(const Problem& problem, std::index_sequence<index...>) {
 
 template <size_t... index>
 VariantKey make_variant_key(const Problem& problem, std::index_sequence<index...>) {
-    return {{VariantKey::kVersion, uint8_t(problem.op),
-             uint8_t(kProblemFields[kVariantFields[index]].get(problem))...}};
+    return {
+        {VariantKey::kVersion, uint8_t(problem.op), uint8_t(kProblemFields[kVariantFields[index]].get(problem))...}};
 }
 
 }  // namespace
@@ -171,8 +174,9 @@ void check_problem(const Problem& problem) {
     for (const ProblemField& field : kProblemFields) {
         const int64_t value = field.get(problem);
         if (value < field.minimum || value > field.maximum)
-            throw Error(ErrorKind::kProblem, clause(field, std::to_string(value),
-                                                    "must be within " + range_text(field) + "; pass a size in this range"));
+            throw Error(ErrorKind::kProblem,
+                        clause(field, std::to_string(value),
+                               "must be within " + range_text(field) + "; pass a size in this range"));
     }
     const std::string combination = broken_combination(problem);
     if (!combination.empty()) throw Error(ErrorKind::kProblem, combination);

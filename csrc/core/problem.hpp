@@ -110,7 +110,7 @@ inline constexpr auto kProblemFields = std::to_array<ProblemField>({
     fields::make_policy<&Problem::compiled_dims>("compiled_dims", FieldType::kDims, 7,
         "Dimensions that are constants of the kernel: a subset of mnk in this order."),
     fields::make_word<&Problem::recipe, &OpKind::recipes>("recipe", kRecipeNames,
-        "Scales of FP8 operands: 1d2d (A per row, B per 128 x 128 block), 1d1d (both per row and 128 of K) or per_row."),
+        "Scales of FP8 operands: 1d2d (B per 128 x 128 block), 1d1d (both per row and 128 of K) or per_row."),
     fields::make_word<&Problem::d_dtype, &OpKind::d_dtypes>("d_dtype", kDDtypeNames, "Type of D: bf16 or fp32."),
     fields::make_word<&Problem::c_mode, &OpKind::c_modes>("c_mode", kCModeNames,
         "What is added: none, accumulate (C is D), general (any C, alpha, beta), or head_split."),

@@ -12,7 +12,6 @@ from deep_gemm import _C
 from deep_gemm.errors import ConfigError, ProblemError
 
 
-
 @dataclass(frozen=True)
 class _Kernel:
     """What the kernel of an op kind includes and instantiates, of deep_gemm/include/deep_gemm."""
@@ -75,7 +74,8 @@ struct Wgmma {{
             "{{\\n"
             ".reg .pred accumulate;\\n"
             "setp.ne.b32 accumulate, %{accumulate_operand}, 0;\\n"
-            "wgmma.mma_async.sync.aligned.{shape}.{types} {{{registers}}}, %{a_operand}, %{b_operand}, accumulate, {immediates};\\n"
+            "wgmma.mma_async.sync.aligned.{shape}.{types} {{{registers}}}, %{a_operand}, %{b_operand}, \
+accumulate, {immediates};\\n"
             "}}\\n"
             : {outputs}
             : "l"(a), "l"(b), "n"(int(kAccumulate)));
@@ -89,7 +89,8 @@ struct Wgmma {{
 extern "C" __global__ void __launch_bounds__(deep_gemm::Config::kThreads, 1)
 {kernel_name}(const __grid_constant__ deep_gemm::TensorMap map_a, const __grid_constant__ deep_gemm::TensorMap map_b,
     const __grid_constant__ deep_gemm::TensorMap map_d, const __grid_constant__ deep_gemm::TensorMap map_scale_a,
-    const __grid_constant__ deep_gemm::TensorMap map_scale_b, const __grid_constant__ deep_gemm::Params params{group_parameter}) {{
+    const __grid_constant__ deep_gemm::TensorMap map_scale_b, \
+const __grid_constant__ deep_gemm::Params params{group_parameter}) {{
     extern __shared__ __align__(1024) unsigned char shared[];
     const deep_gemm::u32 base = (deep_gemm::ptx::shared_address(shared) + 1023) & ~1023u;
     const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b}};
@@ -123,8 +124,7 @@ def transpose_source() -> str:
 
 
 def generate_source(problem: "_C.Problem", config: "_C.Config") -> str:
-    """Return the CUDA source of the kernel; it depends on the problem's variant and compiled dims only, not on other
-    sizes.
+    """Return the CUDA source of the kernel. Of the problem it depends on the variant and the compiled dims only.
 
     Raises:
         ConfigError: the config can never be legal (checked again here, because a config may come from a file).
@@ -237,9 +237,9 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
 def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`.
 
-    Every variant of the op over tiles of every kind, at a shallow and a deep ring, with and without clusters and split
-    K, so that a change of any constant of any kernel shows; legality decides which, so that neither the heuristic nor
-    the candidate list changes the hash.
+    They cover every variant of the op with tiles of every kind, shallow and deep rings, with and without clusters and
+    split K, so that a change of any constant of any kernel shows. Legality alone filters them, so that neither the
+    heuristic nor the candidate list changes the hash.
     """
     kernel_name(op)
     device = _C.Device.known("h200")

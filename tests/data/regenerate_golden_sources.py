@@ -35,7 +35,7 @@ COMPILED_DIMS = ["", "n", "k", "nk", "mnk"]
 
 def make_pairs() -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return NUM_PAIRS pairs that cover the default space, the shapes and the compiled dims evenly."""
-    space = _C.get_default_space(_C.Device.known("h200"))
+    space = _C.get_default_space(_C.Problem("fp8_gemm", 1, 1, 1), _C.Device.known("h200"))
     problems = [_C.Problem(OP, *shape, compiled_dims=dims) for shape in SHAPES for dims in COMPILED_DIMS]
     return [(problems[i % len(problems)], space[i * len(space) // NUM_PAIRS]) for i in range(NUM_PAIRS)]
 

@@ -14,7 +14,7 @@ KERNEL_HASH = "ab" * 32
 REGIME = "graph-cold"
 IDENTITY = {"sku": SKU, "kernel_hash": KERNEL_HASH, "compiler": "nvrtc", "regime": REGIME}
 DEVICE = _C.Device.known(SKU)
-CONFIGS = _C.get_default_space(DEVICE)
+CONFIGS = _C.get_default_space(_C.Problem("fp8_gemm", 1, 1, 1), DEVICE)
 
 
 def add_context(store, seed: int = 0) -> dict:

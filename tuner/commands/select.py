@@ -5,7 +5,7 @@ import math
 
 import typer
 
-from tuner.problems.fields import OP_NAMES
+from tuner.problems.fields import FIELDS, OP_NAMES, describe_option
 
 TIME_SOURCES = {"heuristic": "the heuristic's estimate", "forest": "the forest's prediction"}
 
@@ -16,47 +16,27 @@ def register(app) -> None:
 
 
 def select(
-    m: int = typer.Argument(help="Rows of A and D; of masked groups, the rows that each has room for."),
-    n: int = typer.Argument(help="Rows of B, columns of D."),
-    k: int = typer.Argument(help="Columns of A and B; of groups of K, those of all groups."),
+    m: int = typer.Argument(help=FIELDS["m"].meaning),
+    n: int = typer.Argument(help=FIELDS["n"].meaning),
+    k: int = typer.Argument(help=FIELDS["k"].meaning),
     device: str = typer.Option(
         "", help="SKU or short name (h200, h100, ...); default: the GPU at hand, without one the recorded SKU."
     ),
     op: str = typer.Option(
         "fp8_gemm", help=f"One of {OP_NAMES}; or a function's name, as in m_grouped_fp8_gemm_nt_masked."
     ),
-    num_sms: int = typer.Option(0, help="SMs that the kernel may use; 0: all."),
-    num_groups: int = typer.Option(0, help="Groups of a grouped op."),
-    expected_m: int = typer.Option(0, help="Rows that a masked group holds on average; 0: not known."),
-    alignment: int = typer.Option(128, help="Rows of contiguous groups start at a multiple of it."),
-    group_layout: str = typer.Option(
-        None,
-        help="Operands of k_grouped_fp8_gemm_contiguous: joint, or blocks of memory (its nt function). Default: joint.",
-    ),
-    recipe: str = typer.Option(
-        None, help="Scales of FP8 operands: 1d2d, 1d1d or per_row. Default: 1d2d, k-grouped 1d1d."
-    ),
-    d_dtype: str = typer.Option(None, help="Type of D: bf16 or fp32. Default: bf16, k-grouped fp32."),
-    c_mode: str = typer.Option(
-        None,
-        help="What is added: none, accumulate (C is D), general (any C, alpha, beta), or head_split. Default: none.",
-    ),
-    a_major: str = typer.Option(
-        None,
-        help=(
-            "Contiguous dimension of A of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."
-        ),
-    ),
-    b_major: str = typer.Option(
-        None,
-        help=(
-            "Contiguous dimension of B of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."
-        ),
-    ),
-    scale_layout: str = typer.Option(
-        "mn_major", help="Scale vectors of FP8 operands: mn_major (aligned for TMA) or any."
-    ),
-    batch_invariant: bool = typer.Option(False, help="Only configs whose results do not depend on m."),
+    num_sms: int = typer.Option(FIELDS["num_sms"].default, help=FIELDS["num_sms"].meaning),
+    num_groups: int = typer.Option(FIELDS["num_groups"].default, help=FIELDS["num_groups"].meaning),
+    expected_m: int = typer.Option(FIELDS["expected_m"].default, help=FIELDS["expected_m"].meaning),
+    alignment: int = typer.Option(FIELDS["alignment"].default, help=FIELDS["alignment"].meaning),
+    group_layout: str = typer.Option(None, help=describe_option("group_layout")),
+    recipe: str = typer.Option(None, help=describe_option("recipe")),
+    d_dtype: str = typer.Option(None, help=describe_option("d_dtype")),
+    c_mode: str = typer.Option(None, help=describe_option("c_mode")),
+    a_major: str = typer.Option(None, help=describe_option("a_major")),
+    b_major: str = typer.Option(None, help=describe_option("b_major")),
+    scale_layout: str = typer.Option(FIELDS["scale_layout"].default, help=FIELDS["scale_layout"].meaning),
+    batch_invariant: bool = typer.Option(False, help=FIELDS["batch_invariant"].meaning),
     explain: bool = typer.Option(False, help="Also show scores, guards and predicted times."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:

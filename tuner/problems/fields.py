@@ -91,6 +91,12 @@ def default_fields(op: str) -> dict:
     return {name: words[0] for name, words in legal.items() if PROBLEM_DEFAULTS[name] not in words}
 
 
+def describe_option(name: str) -> str:
+    """Return the help text of an option for a field of words that an op kind or a function's name may decide."""
+    default = FIELDS[name].default
+    return f"{FIELDS[name].meaning} Default: {default}, unless the op kind or the function's name says otherwise."
+
+
 def read_op_name(name: str) -> tuple[str, dict]:
     """Return (op kind, fields that the name gives) for an op kind, or for a public function with contiguous operands.
 

@@ -5,18 +5,32 @@ import itertools
 import pytest
 
 from deep_gemm import _C
+from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
 from tests.fakes.variants import make_variants
 
 OP = "fp8_gemm"
 H200 = _C.Device.known("h200")
 SIZES = (1, 7, 8, 63, 64, 65, 127, 128, 129, 256, 257, 576, 4096, 2**31 - 1)
-VARIANTS = make_variants(4096, 4096, 4096)
+GROUPED = make_grouped_variants(4096, 4096, 4096, 8)
+GROUP_SIZES = (1, 8, 64, 129, 512, 4096, 65536, 2**31 - 1)
+VARIANTS = [*make_variants(4096, 4096, 4096), *GROUPED]
+#: A multiple of all sides that a tile has along m, and of two of them.
+ANY_TILE = _C.ANY_TILE_ALIGNMENT
+ALIGNMENTS = (8, 16, 24, 40, 64, 96, 128, 136, 192, 256, 512, ANY_TILE, 65536)
 PLAIN = {op: _C.Problem(op, 4096, 4096, 4096) for op in ("fp8_gemm", "bf16_gemm")}
-SPACE = _C.get_default_space(H200)
+SPACE = _C.get_default_space(PLAIN[OP], H200)
+
+
+def with_fields(problem, **fields):
+    return _C.Problem(**(problem.as_dict() | fields))
 
 
 def with_sizes(problem, m, n, k, **fields):
-    return _C.Problem(**(problem.as_dict() | {"m": m, "n": n, "k": k} | fields))
+    return with_fields(problem, m=m, n=n, k=k, **fields)
+
+
+def fits(config, alignment: int) -> bool:
+    return alignment % (config.block_m * config.cluster_m) == 0
 
 
 @pytest.mark.parametrize("name", ["h200", "h100", "h800", "h20", "gh200"])
@@ -26,7 +40,8 @@ def test_default_space_is_bounded_legal_and_without_duplicates(name):
         space = _C.get_default_space(problem, device)
         assert 10 <= len(space) <= 160 and len(set(space)) == len(space)
         assert all(_C.is_legal(problem, config, device) for config in space)
-    assert _C.get_default_space(device) == _C.get_default_space(PLAIN[OP], device)
+        assert any(config.swap_ab for config in space) == (problem.op not in K_GROUPED)
+        assert any(config.split_k > 1 for config in space) == (problem.num_groups == 0)
 
 
 @pytest.mark.parametrize("op", PLAIN)
@@ -125,8 +140,9 @@ def test_pointless_configs_are_dropped():
 
 
 def test_one_sm_leaves_no_clusters():
-    candidates = _C.get_candidates(_C.Problem(OP, 4096, 4096, 512, num_sms=1), H200)
-    assert candidates and all(config.cluster_m * config.cluster_n == 1 for config in candidates)
+    for problem in VARIANTS:
+        candidates = _C.get_candidates(with_fields(problem, num_sms=1), H200)
+        assert candidates and all(config.cluster_m * config.cluster_n == 1 for config in candidates)
 
 
 @pytest.mark.parametrize("fields", [{"num_sms": 131}, {"batch_invariant": True}])
@@ -192,3 +208,78 @@ def test_dense_tiles_of_any_width_may_be_worth_trying():
         worth = [config for config in rings if _C.is_worth_trying(_C.Problem(op, tokens, 4096, 7168), config, H200)]
         deepest = [config for config in rings if _C.is_legal(PLAIN[op], config, H200)][-1]
         assert deepest in worth
+
+
+def test_sizes_and_number_of_groups_never_matter():
+    for problem in GROUPED:
+        space = _C.get_default_space(problem, H200)
+        for fields in (
+            {"num_groups": 1},
+            {"num_groups": 65535},
+            {"m": 1, "n": 1, "k": 1},
+            {"expected_m": 1} if problem.op in MASKED else {},
+        ):
+            assert all(_C.is_legal(with_fields(problem, **fields), config, H200) for config in space)
+            assert _C.get_default_space(with_fields(problem, **fields), H200) == space
+
+
+def test_the_alignment_takes_configs_away_and_adds_none():
+    for problem in GROUPED:
+        if problem.op in CONTIGUOUS:
+            whole = _C.get_default_space(with_fields(problem, alignment=ANY_TILE), H200)
+            assert {config.block_m for config in whole if not config.swap_ab} == {64, 128, 256}
+            for alignment in ALIGNMENTS:
+                assert _C.get_default_space(with_fields(problem, alignment=alignment), H200) == [
+                    config for config in whole if fits(config, alignment)
+                ]
+
+
+def make_sized(problem) -> list:
+    """Return problems of one variant over sizes of m, groups and what its kind has beside them."""
+    sized = [
+        with_fields(problem, m=m, n=n, num_groups=groups)
+        for m, n, groups in itertools.product(GROUP_SIZES, (1, 129, 4096), (1, 8, 256))
+    ]
+    if problem.op in MASKED:
+        return sized + [with_fields(problem, m=4096, expected_m=rows) for rows in (1, 5, 64, 300, 4096)]
+    if problem.op in CONTIGUOUS:
+        return [with_fields(one, alignment=alignment) for one in sized for alignment in ALIGNMENTS]
+    return sized
+
+
+@pytest.mark.parametrize("problem", GROUPED, ids=str)
+def test_every_grouped_problem_has_candidates_all_of_them_legal(problem):
+    for one in make_sized(problem):
+        candidates = _C.get_candidates(one, H200)
+        assert 1 <= len(candidates) <= 160, one
+        assert all(_C.is_legal(one, config, H200) and _C.is_worth_trying(one, config, H200) for config in candidates), (
+            one
+        )
+
+
+def test_candidates_of_groups_are_an_ordered_part_of_the_default_space():
+    for problem in GROUPED:
+        space = _C.get_default_space(
+            with_fields(problem, alignment=ANY_TILE) if problem.op in CONTIGUOUS else problem, H200
+        )
+        positions = {config: index for index, config in enumerate(space)}
+        for one in make_sized(problem):
+            indices = [positions[config] for config in _C.get_candidates(one, H200)]
+            assert indices == sorted(set(indices))
+
+
+def test_few_rows_of_a_group_bring_narrow_tiles():
+    def widths(op, m, num_groups, **fields):
+        return {
+            config.block_m
+            for config in _C.get_candidates(make_grouped(op, m, 4096, 7168, num_groups, **fields), H200)
+            if config.swap_ab
+        }
+
+    for op in MASKED:
+        assert widths(op, 4096, 8, expected_m=8) == {8, 16} and widths(op, 4096, 8, expected_m=16) == {8, 16, 24, 32}
+        assert widths(op, 4096, 8) == set() == widths(op, 4096, 8, expected_m=1024)
+    for op in CONTIGUOUS:
+        assert widths(op, 8 * 128, 8) == {8, 16, 32, 64} and widths(op, 8 * 1024, 8) == set(), (
+            "groups of 128 rows may be mostly padding"
+        )

@@ -7,13 +7,23 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError
+from tests.fakes.grouped_variants import (
+    CONTIGUOUS,
+    GROUPED_OPS,
+    K_GROUPED,
+    MASKED,
+    is_fp8,
+    make_grouped,
+    make_grouped_variants,
+)
 from tests.fakes.selectors import DEVICE, OP, make_portfolio, make_problems
-from tests.fakes.variants import make_variants
+from tests.fakes.variants import OPS, make_variants
 
 PORTFOLIO = [
     *make_portfolio(12), _C.Config(128, 112, 4), _C.Config(128, 48, 6), _C.Config(64, 128, 6, cluster_n=2),
     _C.Config(16, 64, 12, swap_ab=1), _C.Config(16, 64, 12, split_k=4, swap_ab=1), _C.Config(80, 128, 6, swap_ab=1),
 ]  # fmt: skip
+GROUP_FEATURES = ["log2_num_groups", "log2_rows_per_group", "log2_alignment", "has_blocks"]
 NAMES = _C.feature_names(OP, PORTFOLIO)
 PROBLEMS = make_problems(120, seed=3) + [
     _C.Problem(OP, 2**31 - 1, 2**31 - 1, 2**31 - 1),
@@ -24,6 +34,12 @@ PROBLEMS = make_problems(120, seed=3) + [
 
 def named(problem) -> dict[str, float]:
     return dict(zip(NAMES, _C.get_features(problem, DEVICE, PORTFOLIO), strict=True))
+
+
+def named_of(problem, portfolio=()) -> dict[str, float]:
+    """Return the features of a problem by name."""
+    values = _C.get_features(problem, DEVICE, list(portfolio))
+    return dict(zip(_C.feature_names(problem.op, list(portfolio)), values, strict=True))
 
 
 def straddling_share(n: int, block_n: int) -> float:
@@ -51,20 +67,15 @@ def test_sizes_and_alignments():
             assert values[f"log2_{name}"] == pytest.approx(math.log2(size), rel=1e-14, abs=1e-15)
             assert 2.0 ** values[f"log2_{name}_alignment"] == math.gcd(size, 256)
         assert values["num_sms"] == (problem.num_sms or 132) and values["k_steps"] == -(-problem.k // 128)
+    assert named_of(_C.Problem("bf16_gemm", 64, 2112, 7168))["k_steps"] == 112
 
 
 def test_a_variant_is_told_by_flags_of_its_own():
-    flags = [name for name in NAMES[:20] if name.startswith(("is_", "has_"))]
     seen = {}
-    for problem in make_variants(64, 2112, 7168):
-        config = _C.Config(64, 64, 4, block_k=128 if problem.op == OP else 64)
-        values = dict(
-            zip(_C.feature_names(problem.op, [config]), _C.get_features(problem, DEVICE, [config]), strict=True)
-        )
-        told = (problem.op, *(values[name] for name in flags))
-        assert set(told[1:]) <= {0.0, 1.0} and seen.setdefault(told, problem) is problem
-        assert values["k_steps"] == (56 if problem.op == OP else 112)
-    assert len(flags) == 9
+    for problem in [*make_variants(64, 2112, 7168), *make_grouped_variants(64, 2112, 7168, 8)]:
+        flags = {name: value for name, value in named_of(problem).items() if name.startswith(("is_", "has_"))}
+        assert set(flags.values()) <= {0.0, 1.0} and len(flags) == 9 + (problem.num_groups > 0)
+        assert seen.setdefault((problem.op, *flags.values()), problem) is problem
 
 
 def test_batch_invariance_changes_only_the_pick_that_ratios_refer_to():
@@ -133,3 +144,61 @@ def test_compiled_dims_do_not_enter():
 def test_impossible_portfolio_is_refused():
     with pytest.raises(ConfigError):
         _C.get_features(PROBLEMS[0], DEVICE, [_C.Config(64, 64, 4, cluster_m=7)])
+
+
+@pytest.mark.parametrize("op", GROUPED_OPS)
+def test_grouped_ops_have_four_features_more(op):
+    portfolio = _C.get_default_space(make_grouped(op, 1, 1, 128, 1), DEVICE)[:3]
+    dense, grouped = (_C.feature_names(name, portfolio) for name in (OPS[not is_fp8(op)], op))
+    assert grouped == [*dense[:20], *GROUP_FEATURES, *dense[20:]]
+    assert not set(GROUP_FEATURES) & set(dense) and len(grouped) == 24 + 6 * len(portfolio)
+    assert len(_C.get_features(make_grouped(op, 64, 128, 256, 4), DEVICE, portfolio)) == len(grouped)
+
+
+@pytest.mark.parametrize(
+    "op, m, fields, expected",
+    [
+        (CONTIGUOUS[0], 4096, {}, (8, 512, 128, 0)),
+        (CONTIGUOUS[1], 4097, {"alignment": 64, "b_major": "mn"}, (8, 513, 64, 0)),
+        (MASKED[0], 4096, {}, (8, 4096, 128, 0)),
+        (MASKED[1], 4096, {"expected_m": 20}, (8, 20, 128, 0)),
+        (K_GROUPED[0], 4096, {}, (8, 4096, 128, 0)),
+        (K_GROUPED[0], 4096, {"group_layout": "blocks"}, (8, 4096, 128, 1)),
+    ],
+)
+def test_features_of_groups_say_what_they_are_named_of(op, m, fields, expected):
+    values = named_of(make_grouped(op, m, 2112, 8192, 8, **fields))
+    groups, rows, alignment, has_blocks = expected
+    assert [values[name] for name in GROUP_FEATURES[:3]] == pytest.approx(
+        [math.log2(size) for size in (groups, rows, alignment)], rel=1e-14
+    )
+    assert values["has_blocks"] == has_blocks
+    assert values["log2_m"] == pytest.approx(math.log2(m)) and values["log2_k"] == pytest.approx(13)
+
+
+def test_k_steps_are_those_of_one_group():
+    for op, steps in zip((*MASKED, *K_GROUPED), (64, 128, 8, 16), strict=True):
+        assert named_of(make_grouped(op, 64, 128, 8192, 8))["k_steps"] == steps
+
+
+def test_waves_count_the_tiles_of_all_groups():
+    """Of 132 SMs, one block of these configs on each: the rows of contiguous groups follow one another, groups of K
+    repeat all of D.
+    """
+    config, sixteen = _C.Config(128, 128, 4), {"num_groups": 16}
+    cases = {
+        (CONTIGUOUS[0], 4096): 32 * 16, (MASKED[0], 256): 2 * 16 * 16, (K_GROUPED[0], 256): 2 * 16 * 16,
+    }  # fmt: skip
+    for (op, m), tiles in cases.items():
+        values = named_of(make_grouped(op, m, 2048, 8192, **sixteen), [config])
+        assert _C.blocks_per_sm(make_grouped(op, 1, 1, 128, 1), config) == 1
+        assert values[f"waves of {config}"] == pytest.approx(tiles / 132) and values[
+            f"useful_share of {config}"
+        ] == pytest.approx(1.0)
+
+
+def test_every_problem_of_a_variant_has_finite_features():
+    for problem in make_grouped_variants(513, 2112, 7168, 7):
+        portfolio = _C.get_default_space(problem, DEVICE)
+        values = _C.get_features(problem, DEVICE, portfolio)
+        assert np.isfinite(np.float32(values)).all() and values == _C.get_features(problem, DEVICE, portfolio)

@@ -63,7 +63,7 @@ GROUPED_FIELDS = [
 
 
 def generate_sizes():
-    """Yield (m, n, k, num_sms) from a linear congruential generator: round and odd sizes, a few limited to fewer SMs."""
+    """Yield (m, n, k, num_sms) from a linear congruential generator: round and odd sizes, a few with a limit of SMs."""
     state = 12345
     for index in range(NUM_PROBLEMS):
         sizes = []

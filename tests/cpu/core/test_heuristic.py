@@ -10,11 +10,22 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, ConfigError, DeviceError
+from tests.fakes.grouped_variants import (
+    CONTIGUOUS,
+    GROUPED_OPS,
+    K_GROUPED,
+    MASKED,
+    is_fp8,
+    make_grouped,
+    make_grouped_variants,
+)
 from tests.fakes.selectors import make_problems
 from tests.fakes.variants import make_variants
 
 OP = "fp8_gemm"
 H200 = _C.Device.known("h200")
+#: n and k of weights.
+SHAPES = ((4096, 7168), (7168, 2048))
 ORACLE = json.loads((Path(__file__).parents[2] / "data" / "dense_fp8_oracle.json").read_text())
 #: The recorded times are another kernel's, so its rates stand in for ours: the test is of the formula.
 ORACLE_CONSTANTS = {
@@ -59,12 +70,28 @@ def oracle_rows():
         )
 
 
+def pick(op, m, n, k, num_groups, **fields):
+    """Return the heuristic's choice."""
+    return _C.get_analytic_config(make_grouped(op, m, n, k, num_groups, **fields), H200)
+
+
+def pick_us(problem) -> float:
+    """Return the time that the heuristic expects of its choice."""
+    return _C.estimate_time_us(problem, _C.get_analytic_config(problem, H200), H200)
+
+
 def ranks(values: np.ndarray) -> np.ndarray:
     return np.argsort(np.argsort(values))
 
 
 def test_choice_is_the_first_argmin_of_the_estimate():
-    problems = [*make_problems(150, seed=1), *make_variants(64, 2112, 7168), *make_variants(4096, 2112, 7168)]
+    problems = [
+        *make_problems(150, seed=1),
+        *make_variants(64, 2112, 7168),
+        *make_variants(4096, 2112, 7168),
+        *make_grouped_variants(64, 2112, 7168, 8),
+        *make_grouped_variants(8192, 2112, 8192, 8),
+    ]
     for problem in problems:
         candidates = _C.get_candidates(problem, H200)
         times = [_C.estimate_time_us(problem, config, H200) for config in candidates]
@@ -105,10 +132,14 @@ def test_fewer_sms_are_slower():
     assert times == sorted(times) and times[-1] > 50 * times[0]
 
 
-def test_largest_sizes_stay_finite():
-    huge = _C.Problem(OP, *[2**31 - 1] * 3)
+@pytest.mark.parametrize("op", [OP, *GROUPED_OPS])
+def test_largest_sizes_stay_finite(op):
+    sizes = [2**31 - 1] * 3
+    huge = _C.Problem(op, *sizes) if op == OP else make_grouped(op, *sizes, 65535)
+    space = _C.get_default_space(huge, H200)
     assert _C.get_analytic_config(huge, H200) in _C.get_candidates(huge, H200)
-    assert np.isfinite([_C.estimate_time_us(huge, config, H200) for config in _C.get_default_space(H200)]).all()
+    assert np.isfinite([_C.estimate_time_us(huge, config, H200) for config in space]).all()
+    assert np.isfinite(_C.get_features(huge, H200, space)).all()
 
 
 @pytest.mark.parametrize("name", ["h100", "h800", "h20", "gh200"])
@@ -170,8 +201,8 @@ def test_a_split_pays_for_long_k_and_idle_sms_alone():
         problem = _C.Problem(OP, 16, n, k)
         return _C.estimate_time_us(problem, split, H200) / _C.estimate_time_us(problem, whole, H200)
 
-    assert ratio(512, 16384) < 0.6 < 1 < ratio(512, 512) and ratio(512, 16384) < ratio(2048, 16384) < ratio(
-        65536, 16384
+    assert (
+        ratio(512, 16384) < 0.6 and ratio(512, 512) > 1 and ratio(512, 16384) < ratio(2048, 16384) < ratio(65536, 16384)
     )
 
 
@@ -225,3 +256,85 @@ def time_of(problems) -> float:
     for problem in problems:
         _C.get_analytic_config(problem, H200)
     return (time.perf_counter() - start) / len(problems)
+
+
+@pytest.mark.parametrize("op", MASKED)
+def test_decode_takes_narrow_token_tiles(op):
+    for (n, k), groups in ((shape, groups) for shape in SHAPES for groups in (4, 32, 256)):
+        for rows, widest in ((1, 8), (4, 8), (8, 16), (16, 32)):
+            config = pick(op, 1024, n, k, groups, expected_m=rows)
+            assert config.swap_ab and config.block_m <= widest, (groups, rows, config)
+        assert pick(op, 1024, n, k, groups, expected_m=1024).block_m == 128, "full groups are no decode"
+
+
+@pytest.mark.parametrize("op", MASKED)
+def test_without_a_hint_every_row_is_expected(op):
+    for n, k in SHAPES:
+        assert (
+            pick(op, 1024, n, k, 8) == pick(op, 1024, n, k, 8, expected_m=1024) != pick(op, 1024, n, k, 8, expected_m=8)
+        )
+
+
+@pytest.mark.parametrize("op", CONTIGUOUS)
+def test_prefill_takes_tiles_of_128_rows(op):
+    for (n, k), m, groups in (
+        (shape, m, groups) for shape in SHAPES for m in (8192, 32768, 131072) for groups in (1, 4, 8)
+    ):
+        config = pick(op, m, n, k, groups)
+        assert (config.block_m, config.swap_ab) == (128, 0) and config.block_n >= 128, (m, groups, config)
+
+
+def test_the_choice_fits_the_alignment():
+    for op in CONTIGUOUS:
+        for alignment in (8, 16, 64, 128, 256):
+            config = pick(op, 65536, 4096, 7168, 8, alignment=alignment)
+            assert alignment % (config.block_m * config.cluster_m) == 0
+
+
+@pytest.mark.parametrize("op", K_GROUPED)
+def test_weight_gradients_take_large_tiles(op):
+    for (n, k), groups in ((shape, groups) for shape in SHAPES for groups in (1, 4, 32)):
+        config = pick(op, n, k, 8192 * groups, groups, c_mode="accumulate")
+        assert config.block_m >= 128 and config.block_n >= 128 and not config.swap_ab, (groups, config)
+
+
+@pytest.mark.parametrize("op", GROUPED_OPS)
+def test_more_groups_are_never_faster(op):
+    """The same rows of contiguous groups among more of them; masked groups have rows of their own each, and those of K
+    their part of K.
+    """
+    for m, n, k in ((64, 4096, 7168), (1024, 7168, 2048), (8192, 2048, 8192)):
+        counts = (1, 2, 4, 8, 32, 64)
+        times = [pick_us(make_grouped(op, m, n, k * groups if op in K_GROUPED else k, groups)) for groups in counts]
+        assert times == sorted(times) and times[-1] > times[0], (m, n, k)
+
+
+def test_one_group_costs_what_a_dense_product_does():
+    fields = {
+        CONTIGUOUS[0]: {},
+        CONTIGUOUS[1]: {},
+        K_GROUPED[0]: {"recipe": "1d1d", "d_dtype": "fp32"},
+        K_GROUPED[1]: {"a_major": "mn", "b_major": "mn", "d_dtype": "fp32"},
+    }
+    for op, needed in fields.items():
+        dense = _C.Problem("fp8_gemm" if is_fp8(op) else "bf16_gemm", 1024, 2112, 7168, **needed)
+        grouped = make_grouped(op, 1024, 2112, 7168, 1)
+        shared = set(_C.get_candidates(dense, H200)) & set(_C.get_candidates(grouped, H200))
+        assert len(shared) >= 3
+        for config in shared:
+            assert _C.estimate_time_us(grouped, config, H200) == _C.estimate_time_us(dense, config, H200)
+
+
+def test_estimates_grow_with_rows_and_hints():
+    config = _C.Config(64, 128, 6)
+    for op, changes in {
+        MASKED[0]: [{"expected_m": rows} for rows in (64, 256, 1024, 4096)],
+        CONTIGUOUS[0]: [{"m": rows} for rows in (4096, 16384, 65536)],
+    }.items():
+        times = [
+            _C.estimate_time_us(
+                make_grouped(op, **({"m": 4096, "n": 4096, "k": 4096, "num_groups": 8} | change)), config, H200
+            )
+            for change in changes
+        ]
+        assert times == sorted(times) and times[-1] > 2 * times[0]

@@ -6,7 +6,16 @@ import random
 import pytest
 
 from deep_gemm import _C
-from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, is_fp8, make_grouped_variants
+from deep_gemm.errors import ConfigError
+from tests.fakes.grouped_variants import (
+    CONTIGUOUS,
+    GROUPED_OPS,
+    K_GROUPED,
+    MASKED,
+    is_fp8,
+    make_grouped,
+    make_grouped_variants,
+)
 from tests.fakes.variants import OPS, make_variants
 
 OP = "fp8_gemm"
@@ -17,6 +26,7 @@ BASE = {"block_m": 128, "block_n": 128, "num_stages": 4}
 SWAPPED = {"block_m": 16, "block_n": 64, "num_stages": 4, "swap_ab": 1}
 #: What a grouped kernel's tiles take on their way to the math warps (tile_queue.cuh).
 TILE_QUEUE_BYTES = 384
+ALIGNMENTS = (8, 16, 24, 40, 64, 96, 128, 136, 192, 256, 512, 15360, 65536)
 
 
 def align(value: int, alignment: int) -> int:
@@ -108,9 +118,13 @@ def expected_legal(problem, config) -> bool:
     return all(rules)
 
 
+def block_k_of(op: str) -> int:
+    return 128 if is_fp8(op) else 64
+
+
 def grid_of_configs(op: str = OP):
     """Yield configs whose sides, depth, cluster and split are each in range."""
-    block_k = 128 if is_fp8(op) else 64
+    block_k = block_k_of(op)
     widths, depths = range(8, 264, 8), (2, 3, 5, 9, 24, 32)
     for rows, columns, stages, cluster in itertools.product((64, 128, 256), widths, depths, ((1, 1), (2, 1), (1, 2))):
         yield _C.Config(rows, columns, stages, block_k=block_k, cluster_m=cluster[0], cluster_n=cluster[1])
@@ -130,7 +144,6 @@ def test_geometry_and_legality_of_every_variant(problem):
         assert _C.smem_bytes(problem, config) == expected_smem(problem, config), config
         assert _C.num_threads(config) == 128 + 128 * math_groups(config)
         assert _C.is_staged(problem, config) == is_staged(problem, config)
-        assert _C.estimate_registers(problem, config) == expected_registers(problem, config), config
         wanted = expected_legal(problem, config)
         assert _C.is_legal(problem, config, H200) == wanted, config
         assert (_C.legality_reason(problem, config, H200) == "") == wanted
@@ -159,18 +172,33 @@ def test_pipelined_tiles():
 @pytest.mark.parametrize(
     "config, words",
     [
-        (BASE | {"block_m": 192}, "block_m = 192: must be 64, 128 or 256"), (BASE | {"block_m": 32}, "block_m = 32"),
-        (BASE | {"block_n": 100}, "block_n = 100: must be a multiple of 8"), (BASE | {"block_n": 264}, "block_n = 264"), (BASE | {"block_n": 4}, "block_n = 4"),
-        (BASE | {"block_n": 176}, "block_n = 176: a tile may touch"), (BASE | {"block_k": 64}, "block_k = 64: must be 128 for fp8_gemm"),
-        (BASE | {"num_stages": 1}, "num_stages = 1"), (BASE | {"num_stages": 33}, "num_stages = 33"), (BASE | {"cluster_m": 2, "cluster_n": 2}, "cluster = 2x2"),
-        (BASE | {"cluster_m": 4}, "cluster = 4x1"), (BASE | {"cluster_m": 2, "block_n": 24}, "block_n = 24: must be a multiple of 16"),
-        (BASE | {"block_m": 256, "block_n": 144, "num_stages": 2}, "registers = 256"), (BASE | {"num_stages": 9}, "shared memory = "),
-        (BASE | {"block_m": 64, "block_n": 256, "num_stages": 2}, "registers = 296"), (BASE | {"split_k": 2, "block_m": 256}, "split_k = 2: needs an MMA row side"),
-        (SWAPPED | {"block_n": 80}, "block_n = 80: must be 64, 128 or 256"), (SWAPPED | {"block_m": 12}, "block_m = 12: must be a multiple of 8"),
-        (SWAPPED | {"cluster_m": 2}, "swap_ab = 1: goes with a 1x1 cluster"), (SWAPPED | {"split_k": 3}, "split_k = 3: must be 1, 2, 4 or 8"),
-        (SWAPPED | {"split_k": 16}, "split_k = 16: must be"), (SWAPPED | {"split_k": 2, "block_n": 256}, "split_k = 2: needs an MMA row side (block_m, with swap_ab block_n) of at most 128"),
+        (BASE | {"block_m": 192}, "block_m = 192: must be 64, 128 or 256"),
+        (BASE | {"block_m": 32}, "block_m = 32"),
+        (BASE | {"block_n": 100}, "block_n = 100: must be a multiple of 8"),
+        (BASE | {"block_n": 264}, "block_n = 264"),
+        (BASE | {"block_n": 4}, "block_n = 4"),
+        (BASE | {"block_n": 176}, "block_n = 176: a tile may touch"),
+        (BASE | {"block_k": 64}, "block_k = 64: must be 128 for fp8_gemm"),
+        (BASE | {"num_stages": 1}, "num_stages = 1"),
+        (BASE | {"num_stages": 33}, "num_stages = 33"),
+        (BASE | {"cluster_m": 2, "cluster_n": 2}, "cluster = 2x2"),
+        (BASE | {"cluster_m": 4}, "cluster = 4x1"),
+        (BASE | {"cluster_m": 2, "block_n": 24}, "block_n = 24: must be a multiple of 16"),
+        (BASE | {"block_m": 256, "block_n": 144, "num_stages": 2}, "registers = 256"),
+        (BASE | {"num_stages": 9}, "shared memory = "),
+        (BASE | {"block_m": 64, "block_n": 256, "num_stages": 2}, "registers = 296"),
+        (BASE | {"split_k": 2, "block_m": 256}, "split_k = 2: needs an MMA row side"),
+        (SWAPPED | {"block_n": 80}, "block_n = 80: must be 64, 128 or 256"),
+        (SWAPPED | {"block_m": 12}, "block_m = 12: must be a multiple of 8"),
+        (SWAPPED | {"cluster_m": 2}, "swap_ab = 1: goes with a 1x1 cluster"),
+        (SWAPPED | {"split_k": 3}, "split_k = 3: must be 1, 2, 4 or 8"),
+        (SWAPPED | {"split_k": 16}, "split_k = 16: must be"),
+        (
+            SWAPPED | {"split_k": 2, "block_n": 256},
+            "split_k = 2: needs an MMA row side (block_m, with swap_ab block_n) of at most 128",
+        ),
     ],
-)  # fmt: skip
+)
 def test_reason_names_value_rule_and_remedy(config, words):
     reason = _C.legality_reason(PROBLEM, _C.Config(**config), H200)
     assert words in reason and ("; " in reason)
@@ -179,15 +207,103 @@ def test_reason_names_value_rule_and_remedy(config, words):
 @pytest.mark.parametrize(
     "fields, config, words",
     [
-        ({"op": "bf16_gemm"}, BASE, "block_k = 128: must be 64 for bf16_gemm"), ({"num_sms": 100}, SWAPPED | {"split_k": 2}, "split_k = 2: cannot hold a limit of SMs"),
+        ({"op": "bf16_gemm"}, BASE, "block_k = 128: must be 64 for bf16_gemm"),
+        ({"num_sms": 100}, SWAPPED | {"split_k": 2}, "split_k = 2: cannot keep to a limit of SMs"),
         ({"batch_invariant": True}, SWAPPED | {"split_k": 4}, "split_k = 4: changes the order of sums"),
         ({"op": "bf16_gemm", "a_major": "mn"}, SWAPPED | {"block_k": 64}, "steps of 64"),
     ],
-)  # fmt: skip
+)
 def test_reason_of_a_variant(fields, config, words):
     problem = _C.Problem(**({"op": OP, "m": 1, "n": 1, "k": 1} | fields))
     reason = _C.legality_reason(problem, _C.Config(**config), H200)
     assert words in reason and ("; " in reason)
+
+
+@pytest.mark.parametrize(
+    "op, fields, config, words",
+    [
+        (
+            CONTIGUOUS[0],
+            {},
+            {"block_m": 256, "block_n": 128},
+            "block_m = 256: with cluster_m it must divide the alignment 128 of the groups' rows; choose a smaller tile",
+        ),
+        (
+            CONTIGUOUS[0],
+            {},
+            {"block_m": 128, "block_n": 128, "cluster_m": 2},
+            "block_m = 128: with cluster_m it must divide the alignment 128",
+        ),
+        (
+            CONTIGUOUS[1],
+            {"alignment": 40},
+            {"block_m": 16, "block_n": 64, "swap_ab": 1},
+            "block_m = 16: with cluster_m it must divide the alignment 40",
+        ),
+        (
+            CONTIGUOUS[1],
+            {"b_major": "mn"},
+            {"block_m": 128, "block_n": 96},
+            "an MN-major operand needs a tile side in steps of 64",
+        ),
+        (K_GROUPED[1], {}, {"block_m": 64, "block_n": 80}, "an MN-major operand needs a tile side in steps of 64"),
+        (
+            K_GROUPED[1],
+            {},
+            {"block_m": 32, "block_n": 64, "swap_ab": 1},
+            "an MN-major operand needs a tile side in steps of 64",
+        ),
+        (
+            K_GROUPED[0],
+            {},
+            {"block_m": 64, "block_n": 64, "split_k": 2},
+            f"split_k = 2: {K_GROUPED[0]} does not split K; use 1",
+        ),
+        (
+            MASKED[0],
+            {},
+            {"block_m": 16, "block_n": 64, "split_k": 4, "swap_ab": 1},
+            f"split_k = 4: {MASKED[0]} does not split K; use 1",
+        ),
+        (MASKED[0], {}, {"block_m": 64, "block_n": 176}, "block_n = 176: a tile may touch at most two"),
+        (
+            MASKED[1],
+            {},
+            {"block_m": 64, "block_n": 64, "block_k": 128},
+            "block_k = 128: must be 64 for m_grouped_bf16_gemm_masked, 128 bytes; use it",
+        ),
+    ],
+)
+def test_reason_of_a_grouped_problem(op, fields, config, words):
+    problem = make_grouped(op, 1, 1, 128, 1, **fields)
+    config = _C.Config(**({"num_stages": 2, "block_k": block_k_of(op)} | config))
+    reason = _C.legality_reason(problem, config, H200)
+    assert words in reason and "; " in reason and not _C.is_legal(problem, config, H200)
+
+
+def test_no_group_is_ever_split():
+    for problem in make_grouped_variants(4096, 4096, 4096, 8):
+        for split, swap in itertools.product((2, 4, 8), (0, 1)):
+            config = _C.Config(64, 64, 2, block_k=block_k_of(problem.op), split_k=split, swap_ab=swap)
+            assert not _C.is_legal(problem, config, H200) and _C.is_legal(
+                problem, _C.Config(**(config.as_dict() | {"split_k": 1})), H200
+            )
+            with pytest.raises(ConfigError, match="does not split K"):
+                _C.estimate_time_us(problem, config, H200)
+
+
+def test_a_cluster_tile_has_rows_of_one_group():
+    """The tile of a CTA, and of the pair that shares B, starts where a group starts and ends before the next one."""
+    for op, alignment in itertools.product(CONTIGUOUS, ALIGNMENTS):
+        problem = make_grouped(op, 1, 1, 1, 1, alignment=alignment)
+        plain = [
+            _C.Config(rows, 64, 2, block_k=block_k_of(op), cluster_m=cluster)
+            for rows in (64, 128, 256)
+            for cluster in (1, 2)
+        ]
+        swapped = [_C.Config(tokens, 64, 2, block_k=block_k_of(op), swap_ab=1) for tokens in range(8, 136, 8)]
+        for config in plain + swapped:
+            assert _C.is_legal(problem, config, H200) == (alignment % (config.block_m * config.cluster_m) == 0), config
 
 
 def test_only_hopper_is_supported():
@@ -205,7 +321,7 @@ def test_a_cluster_needs_its_sms():
         )
 
 
-def test_shape_never_matters():
+def test_sizes_never_matter():
     generator = random.Random(3)
     for config in generator.sample(GRIDS[OP], 200):
         sizes = [generator.choice((1, 7, 128, 4096, 2**31 - 1)) for _ in range(3)]

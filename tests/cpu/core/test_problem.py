@@ -1,51 +1,21 @@
-"""Problems and configs: identity, canonical JSON, and that nothing malformed gets in."""
+"""Problems and configs: their fields, the rules between them, and how they are made, compared and printed."""
 
-import hashlib
-import itertools
 import json
 import pickle
-import random
 
 import numpy as np
 import pytest
 
 from deep_gemm import _C
-from deep_gemm.errors import ConfigError, DeviceError, ProblemError
-from tests.fakes.variants import CHOICES, all_fields, exists, make_variants
+from deep_gemm.errors import ConfigError, ProblemError
+from tests.fakes import grouped_variants, variants
+from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
+from tests.fakes.variants import CHOICES, OPS, make_variants
 
 OP = "fp8_gemm"
-#: Keys written by released versions. They identify measurements and must never change.
-FROZEN_PROBLEM_KEYS = {
-    (64, 2112, 7168, 0, ""): "1a3b30cc2525ae2a9249ddb50698bbd7accf5c7fd17015f52e584f6738f974e7",
-    (1, 1, 1, 0, ""): "72e4b22c3c240c8b28c3bd8725dd4b96ab37a11e1f224c965aa67ffdd5e38d85",
-    (4096, 7168, 2048, 64, "nk"): "661c26a347911833e0760ebfd058a1b3c2cb48d02d8ad3be67e7e4d80b6e5d71",
-}
-FROZEN_CONFIG_KEYS = {
-    (64, 16, 22, 128, 1, 2): "5b6dfcef50755b68c9110145813f6ed089fdcc646df0e57c41d3c5aa60904a43",
-    (128, 128, 5, 128, 1, 1): "0031211e32591d53f0c29817e9cc9f23fa62013477e6f2bd0790ded0bfad7d0e",
-}
-FROZEN_VARIANT_JSON = {
-    '{"fields":{"b_major":"mn","batch_invariant":true,"c_mode":"accumulate","d_dtype":"fp32","k":4,"m":2,"n":3},"op":"bf16_gemm"}': {
-        "op": "bf16_gemm",
-        "b_major": "mn",
-        "batch_invariant": True,
-        "c_mode": "accumulate",
-        "d_dtype": "fp32",
-    },
-    '{"fields":{"c_mode":"general","k":4,"m":2,"n":3,"num_sms":7,"recipe":"1d1d","scale_layout":"any"},"op":"fp8_gemm"}': {
-        "op": "fp8_gemm",
-        "c_mode": "general",
-        "num_sms": 7,
-        "recipe": "1d1d",
-        "scale_layout": "any",
-    },
-}
+GROUP_FIELDS = {"num_groups": 0, "expected_m": 0, "alignment": 128, "group_layout": "joint"}
 NOT_INTEGERS = [True, False, 1.0, "3", None, [], float("nan"), np.float32(2), b"1"]
 OUT_OF_RANGE = [-1, 2**31, 2**63, 2**64, 2**80, -(2**70)]
-
-
-def canonical(value: object) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def make_problem(m, n, k, num_sms, compiled_dims):
@@ -65,57 +35,50 @@ def make_config(block_m, block_n, num_stages, block_k, cluster_m, cluster_n, spl
     )
 
 
-@pytest.mark.parametrize("fields, key", FROZEN_PROBLEM_KEYS.items())
-def test_problem_keys_are_frozen(fields, key):
-    assert make_problem(*fields).key == key
+def all_variants():
+    """Yield (op, fields, whether they agree) of every combination of words."""
+    for op, fields in variants.all_fields():
+        yield op, fields, variants.exists(op, **fields)
+    for op, fields in grouped_variants.all_fields():
+        yield op, fields | {"num_groups": 1}, grouped_variants.exists(op, **fields)
 
 
-@pytest.mark.parametrize("fields, key", FROZEN_CONFIG_KEYS.items())
-def test_config_keys_are_frozen(fields, key):
-    assert make_config(*fields).key(OP) == key
-
-
-def test_key_is_sha256_of_canonical_json():
-    for m, num_sms, dims in itertools.product((1, 77, 2**31 - 1), (0, 1, 65535), ("", "m", "mnk")):
-        problem = make_problem(m, 5, 99, num_sms, dims)
-        fields = (
-            {"m": m, "n": 5, "k": 99}
-            | ({"num_sms": num_sms} if num_sms else {})
-            | ({"compiled_dims": dims} if dims else {})
-        )
-        assert problem.to_json() == canonical({"fields": fields, "op": OP})
-        assert problem.key == hashlib.sha256(problem.to_json().encode()).hexdigest()
-
-
-def test_config_json_leaves_out_defaults():
-    assert make_config(64, 16, 22, 128, 1, 2).to_json() == canonical(
-        {"block_m": 64, "block_n": 16, "num_stages": 22, "cluster_n": 2}
-    )
-    config = make_config(64, 16, 22, 64, 2, 3, 4, 1)
-    assert config.to_json() == canonical(config.as_dict())
-    assert config.key(OP) == hashlib.sha256(canonical({"fields": config.as_dict(), "op": OP}).encode()).hexdigest()
-
-
-@pytest.mark.parametrize("text, fields", FROZEN_VARIANT_JSON.items())
-def test_json_of_variants_is_frozen(text, fields):
-    problem = _C.Problem(fields["op"], 2, 3, 4, **{name: value for name, value in fields.items() if name != "op"})
-    assert problem.to_json() == text and problem.as_dict().items() >= fields.items()
+def check_variant(op, fields, is_legal):
+    text = json.dumps({"fields": fields | {"m": 1, "n": 1, "k": 1}, "op": op})
+    if is_legal:
+        assert _C.Problem(op, 1, 1, 1, **fields) == _C.Problem.from_json(text)
+        return
+    with pytest.raises(ProblemError, match="^[a-z_]+ = '[a-z0-9_]+': .*; "):
+        _C.Problem(op, 1, 1, 1, **fields)
+    with pytest.raises(ProblemError):
+        _C.Problem.from_json(text)
 
 
 def test_variants_exist_exactly_where_their_fields_agree():
-    for op, fields in all_fields():
-        if not exists(op, **fields):
-            with pytest.raises(ProblemError, match="^[a-z_]+ = '[a-z0-9_]+': .*; |^[a-z_]+ = .*leave it out"):
-                _C.Problem(op, 1, 1, 1, **fields)
-            with pytest.raises(ProblemError):
-                _C.Problem.from_json(canonical({"fields": fields | {"m": 1, "n": 1, "k": 1}, "op": op}))
+    for op, fields, is_legal in all_variants():
+        check_variant(op, fields, is_legal)
+    assert (len(make_variants()), len(make_grouped_variants())) == (47, 37)
 
 
-def test_variants_round_trip_and_differ():
-    problems = [
+def make_distinct() -> list:
+    """Return problems that differ in one field of the groups or in the variant."""
+    masked = {"num_groups": 4, "expected_m": 3}
+    return [
         *make_variants(3, 5, 7),
         *(_C.Problem(OP, 3, 5, 7, batch_invariant=flag, num_sms=1) for flag in (True, False)),
+        *make_grouped_variants(16, 5, 128, 4),
+        *(make_grouped(op, 16, 5, 128, 3) for op in GROUPED_OPS),
+        *(make_grouped(op, 16, 5, 128, 4, alignment=alignment) for op in CONTIGUOUS for alignment in (8, 64, 65536)),
+        *(
+            _C.Problem(op, 16, 5, 128, **(masked | change))
+            for op in MASKED
+            for change in ({}, {"expected_m": 16}, {"num_groups": 65535}, {"batch_invariant": True})
+        ),
     ]
+
+
+def test_problems_round_trip_and_differ():
+    problems = make_distinct()
     for problem in problems:
         for twin in (
             _C.Problem.from_json(problem.to_json()),
@@ -126,6 +89,24 @@ def test_variants_round_trip_and_differ():
             assert twin == problem and hash(twin) == hash(problem) and str(twin) == str(problem)
     for identity in (str, repr, hash, lambda problem: problem.key):
         assert len({identity(problem) for problem in problems}) == len(problems)
+
+
+def test_fields_are_those_given():
+    problem = _C.Problem("m_grouped_fp8_gemm_masked", 1024, 4096, 7168, num_groups=32, expected_m=64)
+    assert (problem.num_groups, problem.expected_m, problem.alignment, problem.group_layout) == (32, 64, 128, "joint")
+    assert str(problem) == "m_grouped_fp8_gemm_masked m=1024 n=4096 k=7168 num_groups=32 expected_m=64"
+    assert repr(problem) == "Problem('m_grouped_fp8_gemm_masked', 1024, 4096, 7168, num_groups=32, expected_m=64)"
+    with pytest.raises(AttributeError):
+        problem.num_groups = 2
+
+
+def test_dense_problems_have_no_groups():
+    for op in OPS:
+        problem = _C.Problem(op, 64, 2112, 7168)
+        assert problem.as_dict().items() >= GROUP_FIELDS.items() and problem == _C.Problem(
+            op, 64, 2112, 7168, **GROUP_FIELDS
+        )
+        assert problem.to_json() == f'{{"fields":{{"k":7168,"m":64,"n":2112}},"op":"{op}"}}'
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -205,120 +186,106 @@ def test_unknown_op_is_refused():
         _C.Problem("gemm", 1, 1, 1)
 
 
-VALID = '{"fields":{"k":3,"m":1,"n":2},"op":"fp8_gemm"}'
-MALFORMED = [
-    "",
-    "{",
-    "[]",
-    "null",
-    "3",
-    '"x"',
-    VALID + "x",
-    VALID + VALID,
-    VALID[:-1],
-    VALID.replace("1", "1.0"),
-    VALID.replace("1", "1e0"),
-    VALID.replace("1", "01"),
-    VALID.replace("1", "-1"),
-    VALID.replace("1", "true"),
-    VALID.replace("1", "null"),
-    VALID.replace("1", '"1"'),
-    VALID.replace("1", "[1]"),
-    VALID.replace("1", "9" * 19),
-    VALID.replace("1", "9" * 500),
-    VALID.replace("1", "NaN"),
-    VALID.replace("1", "+1"),
-    VALID.replace("1", ""),
-    VALID.replace('"m"', '"k"'),
-    VALID.replace('"m"', '"batch"'),
-    VALID.replace(',"op":"fp8_gemm"', ""),
-    VALID.replace("fp8_gemm", "bf8_gemm"),
-    VALID.replace('"m":1', '"m":1,"recipe":"2d"'),
-    VALID.replace('"m":1', '"m":1,"recipe":1'),
-    VALID.replace('"m":1', '"m":1,"batch_invariant":1'),
-    VALID.replace('"m":1', '"m":1,"a_major":"mn"'),
-    VALID.replace('"m":1', '"c_mode":"accumulate","m":1'),
-    VALID.replace("}", "},", 1),
-    VALID.replace('"op"', '"x":1,"op"'),
-    VALID.replace('"fp8_gemm"', "8"),
-    VALID.replace("fp8_gemm", "fp8_gemm\\ud800"),
-    VALID.replace("fp8_gemm", "fp8_gemm\n"),
-    VALID.replace("fp8_gemm", "fp8_gémm"),
-    VALID.replace("m", "\\q"),
-    "[" * 5000,
-    '{"a":' * 5000,
-    " " * 5000 + VALID,
-    VALID.replace('"m":1', '"m":1,"num_sms":70000'),
-    VALID.replace('"m":1', '"m":1,"compiled_dims":1'),
-    '{"fields":3,"op":"fp8_gemm"}',
-    VALID.replace("1", "0"),
+FP8_ROWS, BF16_ROWS = CONTIGUOUS
+FP8_MASKED, BF16_MASKED = MASKED
+FP8_K, BF16_K = K_GROUPED
+MN = {"a_major": "mn", "b_major": "mn"}
+BROKEN_RULES = [
+    ("fp8_gemm", {"num_groups": 1}, "num_groups = 1: fp8_gemm does not take it; leave it out"),
+    (FP8_ROWS, {"num_groups": 0}, "num_groups = 0: a grouped op has at least one group; pass their number"),
+    (FP8_ROWS, {"expected_m": 1}, f"expected_m = 1: {FP8_ROWS} does not take it; leave it out"),
+    ("bf16_gemm", {"expected_m": 1, "num_groups": 0}, "expected_m = 1: bf16_gemm does not take it; leave it out"),
+    (BF16_MASKED, {"expected_m": 17}, "expected_m = 17: a group has room for m rows; pass at most m"),
+    (FP8_MASKED, {"alignment": 64}, f"alignment = 64: {FP8_MASKED} does not take it; leave it out"),
+    (
+        "fp8_gemm",
+        {"alignment": 64, "num_groups": 0},
+        "alignment = 64: fp8_gemm does not take it; leave it out",
+    ),
+    (BF16_ROWS, {"alignment": 12}, "alignment = 12: must be a multiple of 8; round it up"),
+    (BF16_ROWS, {"alignment": 0}, "alignment = 0: must be within 8..65536; pass a number in this range"),
+    (
+        FP8_MASKED,
+        {"group_layout": "blocks"},
+        f"group_layout = 'blocks': {FP8_MASKED} takes only 'joint'; leave it out",
+    ),
+    (
+        BF16_K,
+        {"group_layout": "blocks", "d_dtype": "fp32", **MN},
+        f"group_layout = 'blocks': {BF16_K} takes only 'joint'; leave it out",
+    ),
+    (FP8_ROWS, {"recipe": "per_row"}, f"recipe = 'per_row': {FP8_ROWS} takes '1d2d' or '1d1d'; leave it out"),
+    (FP8_MASKED, {"c_mode": "general"}, f"c_mode = 'general': {FP8_MASKED} takes only 'none'; leave it out"),
+    (
+        FP8_ROWS,
+        {"c_mode": "accumulate", "d_dtype": "fp32"},
+        f"c_mode = 'accumulate': {FP8_ROWS} takes only 'none'; leave it out",
+    ),
+    (FP8_ROWS, {"c_mode": "head_split"}, f"c_mode = 'head_split': {FP8_ROWS} takes only 'none'; leave it out"),
+    (BF16_ROWS, {"a_major": "mn"}, f"a_major = 'mn': {BF16_ROWS} takes only 'k'; leave it out"),
+    (BF16_MASKED, {"b_major": "mn"}, f"b_major = 'mn': {BF16_MASKED} takes only 'k'; leave it out"),
+    (
+        "fp8_gemm",
+        {"c_mode": "head_split", "recipe": "1d1d", "num_groups": 0},
+        "c_mode = 'head_split': needs recipe 1d2d and a BF16 D; use another c_mode",
+    ),
+    (
+        "bf16_gemm",
+        {"c_mode": "accumulate", "num_groups": 0},
+        "c_mode = 'accumulate': needs an FP32 D; pass d_dtype='fp32' or c_mode='general'",
+    ),
+    (FP8_ROWS, {"b_major": "mn"}, f"b_major = 'mn': {FP8_ROWS} takes only 'k'; leave it out"),
+    (FP8_K, {"d_dtype": "fp32"}, f"recipe = '1d2d': {FP8_K} takes only '1d1d'; pass it"),
+    (FP8_K, {"recipe": "1d1d"}, f"d_dtype = 'bf16': {FP8_K} takes only 'fp32'; pass it"),
+    (BF16_K, {"d_dtype": "fp32", "b_major": "mn"}, f"a_major = 'k': {BF16_K} takes only 'mn'; pass it"),
+    (BF16_K, {"d_dtype": "fp32", "a_major": "mn"}, f"b_major = 'k': {BF16_K} takes only 'mn'; pass it"),
 ]
 
 
-@pytest.mark.parametrize("text", MALFORMED)
-def test_malformed_problem_json_is_refused(text):
+@pytest.mark.parametrize("op, fields, message", BROKEN_RULES)
+def test_broken_rules_say_value_rule_and_remedy(op, fields, message):
+    given = {"m": 16, "n": 1, "k": 1, "num_groups": 1} | fields
+    with pytest.raises(ProblemError) as caught:
+        _C.Problem(op, **given)
+    assert str(caught.value).startswith(message)
+    numbers = {name: value for name, value in given.items() if value != GROUP_FIELDS.get(name)}
     with pytest.raises(ProblemError):
-        _C.Problem.from_json(text)
+        _C.Problem.from_json(json.dumps({"fields": numbers, "op": op}))
 
 
-def test_problem_json_may_be_written_loosely():
-    loose = ' {"op" : "fp8\\u005fgemm", "fields": {"n":2, "m":1,\n"k":3, "num_sms": 0, "compiled_dims": ""}} '
-    assert _C.Problem.from_json(loose) == _C.Problem.from_json(VALID)
+@pytest.mark.parametrize("value", [True, 1.0, "3", None, [], -1, 2**31, 2**80])
+@pytest.mark.parametrize("name", ["num_groups", "expected_m", "alignment"])
+def test_bad_integers_are_refused(name, value):
+    with pytest.raises(ProblemError, match=f"^{name} = .*: must be "):
+        _C.Problem("m_grouped_fp8_gemm_masked", **({"m": 16, "n": 1, "k": 1, "num_groups": 1} | {name: value}))
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"block_m":64,"block_n":8}', '{"block_m":64,"block_n":8,"num_stages":2.0}', '{"block_m":64,"block_n":8,"num_stages":2,"x":1}',
-                                  '{"block_m":64,"block_n":8,"num_stages":true}', '{"block_m":-64,"block_n":8,"num_stages":2}',
-                                  '{"block_m":64,"block_n":8,"num_stages":2,"swap_ab":2}', '{"block_m":64,"block_n":8,"num_stages":2,"split_k":0}', '{"block_m":64,"block_n":8,"num_stages":65536}'])  # fmt: skip
-def test_malformed_config_json_is_refused(text):
-    with pytest.raises(ConfigError):
-        _C.Config.from_json(text)
+def test_unknown_group_layouts_are_refused():
+    with pytest.raises(
+        ProblemError, match="^group_layout = 'apart': must be one of 'joint', 'blocks'; use one of them"
+    ):
+        make_grouped("k_grouped_fp8_gemm_contiguous", 1, 1, 128, 1, group_layout="apart")
 
 
-def test_mutated_json_is_refused_or_read_exactly():
-    generator = random.Random(7)
-    alphabet = '{}[]",:0123456789.-+eEtruefalsn\\ mkop'
-    for _ in range(3000):
-        text = list(VALID)
-        for _ in range(generator.randint(1, 3)):
-            text[generator.randrange(len(text))] = generator.choice(alphabet)
-        check_read("".join(text))
+def test_an_unknown_op_is_told_every_op():
+    with pytest.raises(
+        ProblemError, match=f"op = 'm_grouped_gemm': no such op kind; use one of {', '.join([*OPS, *GROUPED_OPS])}"
+    ):
+        _C.Problem("m_grouped_gemm", 1, 1, 1, num_groups=1)
 
 
-def check_read(text: str) -> None:
-    try:
-        problem = _C.Problem.from_json(text)
-    except ProblemError:
-        return
-    fields = json.loads(text)["fields"]
-    assert all(problem.as_dict()[name] == value and type(value) in (int, str) for name, value in fields.items())
-
-
-def test_known_devices():
-    for short, sku, sms in (("h200", "nvidia-h200-sm132", 132), ("h100", "nvidia-h100-80gb-hbm3-sm132", 132), ("h800", "nvidia-h800-sm132", 132),
-                            ("h20", "nvidia-h20-sm78", 78), ("gh200", "nvidia-gh200-480gb-sm132", 132)):  # fmt: skip
-        device = _C.Device.known(short)
-        assert (device.sku, device.sm_count, device.compute_capability) == (sku, sms, (9, 0))
-        assert _C.Device.known(sku) == device == pickle.loads(pickle.dumps(device)) == _C.Device(**device.as_dict())
-    with pytest.raises(DeviceError, match="not a known GPU"):
-        _C.Device.known("b200")
-
-
-def test_device_sku_names_the_partition():
-    numbers = {"l2_bytes": 2**24, "clock_mhz": 1980, "memory_gbps": 600}
-    assert (
-        _C.Device("NVIDIA H200 MIG 1g.18gb", 16, mig="1g.18gb", **numbers).sku
-        == "nvidia-h200-mig-1g-18gb-sm16-mig1g-18gb"
-    )
-    assert _C.Device(" NVIDIA--H200!", 132, **numbers).sku == "nvidia-h200-sm132"
-
-
-@pytest.mark.parametrize("change", [{"name": ""}, {"sm_count": 0}, {"sm_count": True}, {"l2_bytes": -1}, {"clock_mhz": float("nan")}, {"memory_gbps": 0},
-                                    {"sku": "../x"}, {"smem_bytes": 2**40}])  # fmt: skip
-def test_impossible_devices_are_refused(change):
-    with pytest.raises(DeviceError, match="must be"):
-        _C.Device(
-            **(
-                {"name": "NVIDIA H200", "sm_count": 132, "l2_bytes": 2**24, "clock_mhz": 1980, "memory_gbps": 600}
-                | change
-            )
-        )
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({}, "lacks the argument 'op'"),
+        ({"op": OP, "m": 1, "n": 1}, "lacks the argument 'k'"),
+        ({"op": OP, "m": 1, "n": 1, "k": 1, "bias": 1}, "got an unknown argument 'bias'"),
+    ],
+)
+def test_constructors_name_the_wrong_argument(arguments, words):
+    with pytest.raises(TypeError, match=words):
+        _C.Problem(**arguments)
+    with pytest.raises(TypeError, match="got two values of the argument 'm'"):
+        _C.Problem(OP, 1, 1, 1, m=1)
+    with pytest.raises(TypeError, match="at most 4 arguments by position, not 5"):
+        _C.Problem(OP, 1, 1, 1, 0)

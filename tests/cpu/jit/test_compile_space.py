@@ -16,7 +16,7 @@ from tests.gpu.grouped_variants import GROUPED_OPS, get_grouped_space, list_grou
 OP = "fp8_gemm"
 H200 = _C.Device.known("h200")
 NUM_NVCC = 24
-SPACE = _C.get_default_space(H200)
+SPACE = _C.get_default_space(_C.Problem("fp8_gemm", 1, 1, 1), H200)
 #: The first config of each tile side and cluster, and what else is spread evenly.
 KINDS = list({(config.block_m, config.cluster_m, config.cluster_n): config for config in reversed(SPACE)}.values())
 SAMPLE = list(dict.fromkeys([*KINDS, *SPACE[:: len(SPACE) // NUM_NVCC]]))[:NUM_NVCC]

@@ -4,12 +4,9 @@ simulate.
 
 import hashlib
 import json
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C, selection
 from deep_gemm.jit import hashing
@@ -17,6 +14,7 @@ from deep_gemm.selector import Selector
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli, inspection
+from tuner.db import Store
 from tuner.learn import train, validate
 from tuner.learn.baselines import find_nearest
 from tuner.learn.dataset import load_dataset
@@ -290,11 +288,6 @@ def test_the_sweep_command_takes_a_workload(tmp_path, capsys):
     assert cli.run([*arguments, "--workload", "skewed"]) == 0
     assert json.loads(capsys.readouterr().out)["options"]["workload"] == "skewed"
     assert cli.run([*arguments, "--workload", "heavy"]) == 2 and "spread, uniform, skewed" in capsys.readouterr().err
-
-
-def test_a_kernels_alignment_is_that_of_the_native_module():
-    text = (Path(__file__).parents[3] / "csrc" / "core" / "legality.hpp").read_text()
-    assert re.search(r"kAnyTileAlignment = (\d+);", text)[1] == str(_C.ANY_TILE_ALIGNMENT)
 
 
 def test_one_kernel_serves_all_groups_and_alignments():
