@@ -1,35 +1,13 @@
 // deep_gemm._C: problem, config, legality, heuristic, features, selector, tensor maps, dispatch and launch.
 // Importing it opens no driver and initialises nothing.
+#include "module.hpp"
+
 #include <pybind11/pybind11.h>
 
 #include "core/error.hpp"
-#include "module.hpp"
+#include "core/python.hpp"
 
 namespace py = pybind11;
-
-namespace deep_gemm {
-
-const char* error_class_name(ErrorKind kind) {
-    switch (kind) {
-        case ErrorKind::kProblem: return "ProblemError";
-        case ErrorKind::kConfig: return "ConfigError";
-        case ErrorKind::kDtype: return "DtypeError";
-        case ErrorKind::kShape: return "ShapeError";
-        case ErrorKind::kLayout: return "LayoutError";
-        case ErrorKind::kDevice: return "DeviceError";
-        case ErrorKind::kArgument: return "ArgumentError";
-        case ErrorKind::kLaunch: return "LaunchError";
-        case ErrorKind::kModel: return "ModelError";
-    }
-    return "DeepGemmError";
-}
-
-void set_python_error(const Error& error) {
-    py::object cls = py::module_::import("deep_gemm.errors").attr(error_class_name(error.kind()));
-    PyErr_SetString(cls.ptr(), error.what());
-}
-
-}  // namespace deep_gemm
 
 PYBIND11_MODULE(_C, m) {
     m.doc() = "Native core of deep_gemm.";
@@ -38,6 +16,8 @@ PYBIND11_MODULE(_C, m) {
             if (pointer) std::rethrow_exception(pointer);
         } catch (const deep_gemm::Error& error) {
             deep_gemm::set_python_error(error);
+        } catch (const deep_gemm::PythonError&) {
+            // Python's error is set already.
         }
     });
     deep_gemm::bind_core(m);

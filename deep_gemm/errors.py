@@ -36,7 +36,7 @@ class ArgumentError(DeepGemmError, TypeError):
 class CompileError(DeepGemmError, RuntimeError):
     """A kernel that could not be compiled.
 
-    Attributes: `argv` (the compiler's command line), `status` (exit status, negative = signal, None = never ended by
+    Attributes: `argv` (the compiler's command line), `status` (exit status; negative: a signal; None: it did not end by
         itself), `log` (the last 4 KiB of the compiler's output), `source_path` (where the source was kept, or None).
     """
 

@@ -1,6 +1,6 @@
 """Layouts of FP32 scale factors, and the alignment of the rows of contiguous groups.
 
-The kernels read scales at any strides; the layout preferred for A's scales is MN-major with the leading dimension
+The kernels read scales with any strides. For A's scales they prefer the MN-major layout whose leading dimension is
 padded to 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
 """
 
@@ -13,7 +13,7 @@ from deep_gemm.quantize import align, ceil_div
 _TMA_ALIGNMENT_BYTES = 16
 _DEFAULT_RECIPE = (1, 128, 128)
 
-# Rows and K have the one alignment, under the names that callers of DeepGEMM know.
+# Rows and K share one alignment; these are DeepGEMM's names for it.
 get_m_alignment_for_contiguous_layout = get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 
 
@@ -27,7 +27,7 @@ def get_mn_major_tma_aligned_tensor(sf, dtype: torch.dtype | None = None, device
 
     Args:
         sf: float32 scales [mn, k] or [groups, mn, k], any strides; or such a shape, for an empty tensor.
-        dtype, device: of the empty tensor (float32 and torch's default device when omitted).
+        dtype, device: those of the empty tensor; by default float32 and torch's default device.
 
     Returns: a tensor of sf's shape with strides (1, aligned_mn) in its last two dims; sf itself where it has this
         layout. Zero sizes give an empty tensor of the shape.
@@ -55,7 +55,7 @@ def transform_sf_into_required_layout(
     *,
     target: str | None = None,
 ) -> torch.Tensor:
-    """Return FP32 scales in the layout that the SM90 kernels like best; values never change.
+    """Return FP32 scales in the layout that the SM90 kernels prefer; the values never change.
 
     Args:
         sf: float32 [mn / gran, ceil(k / 128)], with a leading [num_groups] where that is given.
@@ -106,8 +106,8 @@ def _make_mn_major(shape, dtype: torch.dtype, device) -> torch.Tensor:
 
 
 def _is_mn_major(sf: torch.Tensor) -> bool:
-    """Whether sf has this layout already, at an aligned address; strides of size-1 dims do not count."""
+    """Return whether sf has this layout at an aligned address; the strides of dims of size 1 do not count."""
     strides = zip(sf.shape, sf.stride(), _strides(sf.shape, sf.element_size()))
-    # A graph being compiled knows no address; one that is not aligned is only slower.
+    # While a graph is compiled, no address is known; one that is not aligned is only slower.
     is_aligned = sf.is_meta or torch.compiler.is_compiling() or sf.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
     return is_aligned and all(size == 1 or have == want for size, have, want in strides)

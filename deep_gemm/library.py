@@ -2,7 +2,7 @@
 
 They are flat forms of the public ops: an FP8 pair is two arguments (`a, scale_a`), and there is no `stream`, which a
 graph cannot hold. Each writes `d` and returns nothing; `c` may be `d` itself, as in the public op. `ks` and
-`expected_m` may be symbolic: a graph holds for all of their values. They are registered through `torch.library.Library`
+`expected_m` may be symbolic: a graph serves all of their values. The ops are registered through `torch.library.Library`
 because the wrapper that `torch.library.custom_op` puts around an op costs many times a launch.
 """
 
@@ -10,30 +10,11 @@ from collections.abc import Callable
 
 import torch
 
-from deep_gemm import _C, vendor
+from deep_gemm import vendor
+from deep_gemm.ops import FUNCTIONS, OPS, Op
 
-LAYOUTS = ("nt", "nn", "tn", "tt")
-CONTIGUOUS_LAYOUTS = ("nt", "nn")
-FP8_K_LAYOUTS = ("nt", "tn")
-
-_PAIRS = "Tensor a, Tensor scale_a, Tensor b, Tensor scale_b, Tensor(d!) d"
-_MATRICES = "Tensor a, Tensor b, Tensor(d!) d"
-_FP8_OPTIONS = "int[]? recipe=None, str? compiled_dims=None, bool disable_ue8m0_cast=False"
-_FACTORS = "*, float alpha=1.0, float beta=1.0"
-_FP8_SCHEMA = f"({_PAIRS}, Tensor? c=None, {_FP8_OPTIONS}, {_FACTORS}) -> ()"
-_HEADS_SCHEMA = f"({_PAIRS}, int[] head_splits, {_FP8_OPTIONS}) -> ()"
-_BF16_SCHEMA = f"({_MATRICES}, Tensor? c=None, str? compiled_dims=None, {_FACTORS}) -> ()"
-_VENDOR_SCHEMA = f"({_MATRICES}, Tensor? c=None) -> ()"
-_FP8_CONTIGUOUS_SCHEMA = f"({_PAIRS}, Tensor m_indices, {_FP8_OPTIONS}) -> ()"
-_BF16_CONTIGUOUS_SCHEMA = f"({_MATRICES}, Tensor m_indices, str? compiled_dims=None) -> ()"
-_FP8_MASKED_SCHEMA = f"({_PAIRS}, Tensor masked_m, SymInt expected_m, {_FP8_OPTIONS}) -> ()"
-_BF16_MASKED_SCHEMA = f"({_MATRICES}, Tensor masked_m, SymInt expected_m, str? compiled_dims=None) -> ()"
-_GROUPS_OF_K = "SymInt[] ks, Tensor? ks_tensor=None, Tensor? c=None"
-_FP8_K_SCHEMA = f"({_PAIRS}, {_GROUPS_OF_K}, int[]? recipe=None, str? compiled_dims=None) -> ()"
-_BF16_K_SCHEMA = f"({_MATRICES}, {_GROUPS_OF_K}, str? compiled_dims=None) -> ()"
-
-#: Operands reach an op with the strides that the program gave them: another layout would be another kernel, or one that
-#: TMA cannot read.
+#: Operands reach an op with the strides that the program gave them: another layout would need another kernel, or one
+#: that TMA cannot read.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 _LIBRARY = torch.library.Library("deep_gemm", "FRAGMENT")
@@ -41,41 +22,11 @@ _LIBRARY = torch.library.Library("deep_gemm", "FRAGMENT")
 
 def register_ops() -> None:
     """Register every public op, with its checks as the fake implementation, for tensors of every device."""
-    for layout in LAYOUTS:
-        _register_fp8(f"fp8_gemm_{layout}", _FP8_SCHEMA)
-        _register_bf16(f"bf16_gemm_{layout}", _BF16_SCHEMA)
-        _register_vendor(layout)
-    _register_fp8("fp8_gemm_nt_skip_head_mid", _HEADS_SCHEMA)
-    for layout in CONTIGUOUS_LAYOUTS:
-        _register_fp8(f"m_grouped_fp8_gemm_{layout}_contiguous", _FP8_CONTIGUOUS_SCHEMA)
-        _register_bf16(f"m_grouped_bf16_gemm_{layout}_contiguous", _BF16_CONTIGUOUS_SCHEMA)
-    _register_fp8("m_grouped_fp8_gemm_nt_masked", _FP8_MASKED_SCHEMA)
-    _register_bf16("m_grouped_bf16_gemm_nt_masked", _BF16_MASKED_SCHEMA)
-    for layout in FP8_K_LAYOUTS:
-        _register_fp8(f"k_grouped_fp8_gemm_{layout}_contiguous", _FP8_K_SCHEMA)
-    _register_bf16("k_grouped_bf16_gemm_tn_contiguous", _BF16_K_SCHEMA)
-
-
-def _register(name: str, schema: str, run: Callable, fake: Callable | None = None) -> None:
-    _LIBRARY.define(name + schema, tags=_TAGS)
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"deep_gemm::{name}", fake or _make_fake(run), lib=_LIBRARY)
-
-
-def _register_fp8(name: str, schema: str) -> None:
-    _register(name, schema, _take_pairs(getattr(_C, name)))
-
-
-def _register_bf16(name: str, schema: str) -> None:
-    _register(name, schema, getattr(_C, name))
-
-
-def _register_vendor(layout: str) -> None:
-    def fake(*operands: torch.Tensor | None) -> None:
-        vendor.check_operands(layout, *operands)
-
-    name = f"cublaslt_gemm_{layout}"
-    _register(name, _VENDOR_SCHEMA, getattr(vendor, name), fake)
+    for op in OPS:
+        run = _take_pairs(FUNCTIONS[op.name]) if op.is_fp8 else FUNCTIONS[op.name]
+        _LIBRARY.define(op.name + op.schema, tags=_TAGS)
+        _LIBRARY.impl(op.name, run, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"deep_gemm::{op.name}", _make_fake(op, run), lib=_LIBRARY)
 
 
 def _take_pairs(op: Callable) -> Callable:
@@ -87,11 +38,13 @@ def _take_pairs(op: Callable) -> Callable:
     return run
 
 
-def _make_fake(run: Callable) -> Callable:
-    """Return the fake implementation: the op itself, which of tensors without memory checks all that needs none.
+def _make_fake(op: Op, run: Callable) -> Callable:
+    """Return the fake implementation: the op itself, which makes the checks that need no memory on tensors without it.
 
-    Reading a symbolic size would fix it, so the checks of such operands wait for the call.
+    Reading a symbolic size would fix its value, so the checks of such operands wait for the call.
     """
+    if not op.kind:
+        return lambda *operands: vendor.check_operands(op.layout, *operands)
 
     def fake(*operands: object, **factors: float) -> None:
         if not any(isinstance(number, torch.SymInt) for operand in operands for number in _numbers_of(operand)):
@@ -101,7 +54,7 @@ def _make_fake(run: Callable) -> Callable:
 
 
 def _numbers_of(operand: object) -> tuple:
-    """Return what of an operand may be symbolic: sizes and strides, the integers of a list, or itself."""
+    """Return the numbers of an operand that may be symbolic: sizes and strides, the integers of a list, or itself."""
     if isinstance(operand, torch.Tensor):
         return (*operand.shape, *operand.stride())
     return tuple(operand) if isinstance(operand, (list, tuple)) else (operand,)

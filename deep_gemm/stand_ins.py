@@ -1,7 +1,8 @@
-"""What a graph records in place of a call of a public op, one maker for each kind of op.
+"""What a graph records in place of a call of a public op: a stand-in, whose source text is made from the op's row.
 
-A stand-in has the signature of its op, which substitute_in_graph compares. It calls `node` in the graph, and `leave`
-with what no graph can hold: for Dynamo that is the op itself, after a graph break.
+A stand-in has the signature of its op, which substitute_in_graph compares, and is plain Python that Dynamo can trace.
+Where a graph can hold the arguments, it calls `node` in the graph, else `leave`: for Dynamo that is the op itself,
+after a graph break.
 """
 
 import functools
@@ -9,130 +10,51 @@ from collections.abc import Callable
 
 import torch
 
-from deep_gemm import _C, vendor
-from deep_gemm.library import CONTIGUOUS_LAYOUTS, FP8_K_LAYOUTS, LAYOUTS
+from deep_gemm.ops import Op, Parameter
+
+_SOURCE = """\
+def stand_in{signature}:
+    if {condition}:
+        return node({node_arguments})
+    return leave({leave_arguments})
+"""
 
 
-def list_makers() -> list[tuple[Callable, list[Callable]]]:
-    """Return (maker of a stand-in, the ops that it is for)."""
-    return [
-        (_make_fp8, [getattr(_C, f"fp8_gemm_{layout}") for layout in LAYOUTS]),
-        (_make_bf16, [getattr(_C, f"bf16_gemm_{layout}") for layout in LAYOUTS]),
-        (_make_vendor, [getattr(vendor, f"cublaslt_gemm_{layout}") for layout in LAYOUTS]),
-        (_make_heads, [_C.fp8_gemm_nt_skip_head_mid]),
-        (
-            _make_fp8_contiguous,
-            [getattr(_C, f"m_grouped_fp8_gemm_{layout}_contiguous") for layout in CONTIGUOUS_LAYOUTS],
-        ),
-        (
-            _make_bf16_contiguous,
-            [getattr(_C, f"m_grouped_bf16_gemm_{layout}_contiguous") for layout in CONTIGUOUS_LAYOUTS],
-        ),
-        (_make_fp8_masked, [_C.m_grouped_fp8_gemm_nt_masked]),
-        (_make_bf16_masked, [_C.m_grouped_bf16_gemm_nt_masked]),
-        (_make_fp8_k, [getattr(_C, f"k_grouped_fp8_gemm_{layout}_contiguous") for layout in FP8_K_LAYOUTS]),
-        (_make_bf16_k, [_C.k_grouped_bf16_gemm_tn_contiguous]),
-    ]
+def make_stand_in(op: Op, node: Callable, leave: Callable) -> Callable:
+    """Return the stand-in of an op. `node` takes what the op's schema names, `leave` the op's own arguments."""
+    scope = {"node": node, "leave": leave, **_CHECKS}
+    exec(compile(_make_source(op), f"<stand-in of {op.name}>", "exec"), scope)  # noqa: S102 - text of our own table
+    aliases = {parameter.alias: parameter.name for parameter in op.parameters if parameter.alias}
+    return _accept_aliases(scope["stand_in"], aliases) if aliases else scope["stand_in"]
 
 
-def _make_fp8(node: Callable, leave: Callable) -> Callable:
-    def stand_in(
-        a, b, d, c=None, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, alpha=1.0, beta=1.0, stream=None
-    ):
-        if stream is not None or not (_are_pairs(a, b) and _are_tensors(*a, *b, d, c) and _are_numbers(alpha, beta)):
-            return leave(a, b, d, c, recipe, compiled_dims, disable_ue8m0_cast, alpha=alpha, beta=beta, stream=stream)
-        return node(*a, *b, d, c, recipe, compiled_dims, disable_ue8m0_cast, alpha=float(alpha), beta=float(beta))
-
-    return stand_in
-
-
-def _make_heads(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, head_splits, recipe=None, compiled_dims=None, disable_ue8m0_cast=False):
-        if not (_are_pairs(a, b) and _are_tensors(*a, *b, d)):
-            return leave(a, b, d, head_splits, recipe, compiled_dims, disable_ue8m0_cast)
-        return node(*a, *b, d, head_splits, recipe, compiled_dims, disable_ue8m0_cast)
-
-    return stand_in
+def _make_source(op: Op) -> str:
+    in_graph = [parameter for parameter in op.parameters if parameter.schema]
+    return _SOURCE.format(
+        signature=op.signature,
+        condition=" and ".join(f"{_check_name(op, one)}({one.name})" for one in op.parameters if one.check),
+        node_arguments=", ".join(_pass_to_node(op, parameter) for parameter in in_graph),
+        leave_arguments=", ".join(_pass(parameter, parameter.name) for parameter in op.parameters),
+    )
 
 
-def _make_bf16(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, c=None, compiled_dims=None, *, alpha=1.0, beta=1.0, stream=None):
-        if stream is not None or not (_are_tensors(a, b, d, c) and _are_numbers(alpha, beta)):
-            return leave(a, b, d, c, compiled_dims, alpha=alpha, beta=beta, stream=stream)
-        return node(a, b, d, c, compiled_dims, alpha=float(alpha), beta=float(beta))
-
-    return stand_in
+def _check_name(op: Op, parameter: Parameter) -> str:
+    kind = "tensor" if parameter.check == "operand" and not op.is_fp8 else parameter.check
+    return f"_is_{kind}"
 
 
-def _make_vendor(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, c=None):
-        return node(a, b, d, c) if _are_tensors(a, b, d, c) else leave(a, b, d, c)
-
-    return stand_in
+def _pass(parameter: Parameter, value: str) -> str:
+    return f"{parameter.name}={value}" if parameter.is_keyword_only else value
 
 
-def _make_fp8_contiguous(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, m_indices, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, stream=None):
-        if stream is not None or not (_are_pairs(a, b) and _are_tensors(*a, *b, d, m_indices)):
-            return leave(a, b, d, m_indices, recipe, compiled_dims, disable_ue8m0_cast, stream=stream)
-        return node(*a, *b, d, m_indices, recipe, compiled_dims, disable_ue8m0_cast)
-
-    return _accept_aliases(stand_in, {"grouped_layout": "m_indices"})
-
-
-def _make_bf16_contiguous(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, m_indices, compiled_dims=None, *, stream=None):
-        if stream is not None or not _are_tensors(a, b, d, m_indices):
-            return leave(a, b, d, m_indices, compiled_dims, stream=stream)
-        return node(a, b, d, m_indices, compiled_dims)
-
-    return _accept_aliases(stand_in, {"grouped_layout": "m_indices"})
-
-
-def _make_fp8_masked(node: Callable, leave: Callable) -> Callable:
-    def stand_in(
-        a, b, d, masked_m, expected_m, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, stream=None
-    ):
-        if stream is not None or not (
-            _are_pairs(a, b) and _are_tensors(*a, *b, d, masked_m) and _are_integers(expected_m)
-        ):
-            return leave(a, b, d, masked_m, expected_m, recipe, compiled_dims, disable_ue8m0_cast, stream=stream)
-        return node(*a, *b, d, masked_m, expected_m, recipe, compiled_dims, disable_ue8m0_cast)
-
-    return _accept_aliases(stand_in, {"expected_m_per_group": "expected_m"})
-
-
-def _make_bf16_masked(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, masked_m, expected_m, compiled_dims=None, *, stream=None):
-        if stream is not None or not (_are_tensors(a, b, d, masked_m) and _are_integers(expected_m)):
-            return leave(a, b, d, masked_m, expected_m, compiled_dims, stream=stream)
-        return node(a, b, d, masked_m, expected_m, compiled_dims)
-
-    return _accept_aliases(stand_in, {"expected_m_per_group": "expected_m"})
-
-
-def _make_fp8_k(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, ks, ks_tensor=None, c=None, recipe=(1, 1, 128), compiled_dims=None, *, stream=None):
-        if stream is not None or not (_are_pairs(a, b) and _are_tensors(*a, *b, d, ks_tensor, c) and _are_sizes(ks)):
-            return leave(a, b, d, ks, ks_tensor, c, recipe, compiled_dims, stream=stream)
-        return node(*a, *b, d, ks, ks_tensor, c, recipe, compiled_dims)
-
-    return _accept_aliases(stand_in, {"ks_cpu": "ks", "grouped_layout": "ks_tensor"})
-
-
-def _make_bf16_k(node: Callable, leave: Callable) -> Callable:
-    def stand_in(a, b, d, ks, ks_tensor=None, c=None, compiled_dims=None, *, stream=None):
-        if stream is not None or not (_are_tensors(a, b, d, ks_tensor, c) and _are_sizes(ks)):
-            return leave(a, b, d, ks, ks_tensor, c, compiled_dims, stream=stream)
-        return node(a, b, d, ks, ks_tensor, c, compiled_dims)
-
-    return _accept_aliases(stand_in, {"ks_cpu": "ks", "grouped_layout": "ks_tensor"})
+def _pass_to_node(op: Op, parameter: Parameter) -> str:
+    if parameter.check == "operand" and op.is_fp8:
+        return f"*{parameter.name}"
+    return _pass(parameter, f"float({parameter.name})" if parameter.check == "number" else parameter.name)
 
 
 def _accept_aliases(stand_in: Callable, aliases: dict[str, str]) -> Callable:
-    """Return a stand-in that takes arguments under their second names, too; whoever gives both names is told of the
-    second.
-    """
+    """Return a stand-in that also takes arguments under their second names; giving both names of one is an error."""
 
     @functools.wraps(stand_in)  # keeps its signature
     def renaming(*values, **named):
@@ -144,21 +66,31 @@ def _accept_aliases(stand_in: Callable, aliases: dict[str, str]) -> Callable:
     return renaming
 
 
-def _are_pairs(*operands) -> bool:
-    return all(isinstance(operand, (tuple, list)) and len(operand) == 2 for operand in operands)
+def _is_tensor(operand) -> bool:
+    return operand is None or isinstance(operand, torch.Tensor)
 
 
-def _are_tensors(*operands) -> bool:
-    return all(operand is None or isinstance(operand, torch.Tensor) for operand in operands)
+def _is_operand(operand) -> bool:
+    """Whether an FP8 operand is a pair (data, scales)."""
+    return (
+        isinstance(operand, (tuple, list)) and len(operand) == 2 and _is_tensor(operand[0]) and _is_tensor(operand[1])
+    )
 
 
-def _are_numbers(*factors) -> bool:
-    return all(isinstance(factor, (int, float)) for factor in factors)
+def _is_number(factor) -> bool:
+    return isinstance(factor, (int, float))
 
 
-def _are_integers(*numbers) -> bool:
-    return all(isinstance(number, (int, torch.SymInt)) for number in numbers)
+def _is_integer(number) -> bool:
+    return isinstance(number, (int, torch.SymInt))
 
 
-def _are_sizes(sizes) -> bool:
-    return isinstance(sizes, (tuple, list)) and _are_integers(*sizes)
+def _is_sizes(sizes) -> bool:
+    return isinstance(sizes, (tuple, list)) and all(_is_integer(size) for size in sizes)
+
+
+def _is_absent(argument) -> bool:
+    return argument is None
+
+
+_CHECKS = {check.__name__: check for check in (_is_tensor, _is_operand, _is_number, _is_integer, _is_sizes, _is_absent)}

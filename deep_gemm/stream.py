@@ -1,5 +1,5 @@
-"""What the native runtime has torch do on the stream of a call: memory for temporaries, small copies, the reference
-where no kernel is needed.
+"""What the native runtime asks torch to do for a call, on its stream: memory for temporaries, small copies, and the
+reference on the CPU or where no kernel is needed.
 """
 
 import contextlib
@@ -20,11 +20,16 @@ def empty_fp8(rows: int, columns: int, ordinal: int, stream: int | None) -> torc
         return torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=torch.device("cuda", ordinal))
 
 
+def make_cpu_tensor(ks: list[int]) -> torch.Tensor:
+    """Return `ks` as int32 [num_groups] on the CPU."""
+    return torch.tensor(ks, dtype=torch.int32)
+
+
 def make_ks_tensor(ks: list[int], ordinal: int, stream: int | None) -> torch.Tensor:
     """Return `ks` as int32 [num_groups] on CUDA device `ordinal`, copied on `stream` as for empty_fp8; waits for the
     copy.
 
-    Raises: ArgumentError while the stream is captured, because a graph would keep neither the numbers nor the wait.
+    Raises: ArgumentError while the stream is captured: a graph can hold neither the host's numbers nor the wait.
     """
     with _on_stream(stream, ordinal):
         if torch.cuda.is_current_stream_capturing():
@@ -41,8 +46,9 @@ def copy_matrices(d: torch.Tensor, c: torch.Tensor, stream: int | None) -> None:
 
 
 def run_reference(op: str, operands: dict, stream: int | None) -> None:
-    """Run the reference of op kind `op` on `operands`, wherever they are; `stream` as for empty_fp8, of no meaning on
-    the CPU.
+    """Run the reference of op kind `op` on `operands`, on their device.
+
+    `stream` is as for empty_fp8, and ignored on the CPU.
     """
     device = operands["d"].device
     with _on_stream(stream, device.index or 0):

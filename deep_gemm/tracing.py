@@ -1,10 +1,11 @@
-"""Lets torch record the public ops in graphs; an eager call pays nothing for it.
+"""Lets torch record the public ops in graphs, at no cost for an eager call.
 
-Dynamo (`torch.compile`, strict `torch.export`) cannot look into a C function, and a Python function that it could look
-into would slow every eager call down. So each public op has a stand-in, registered with
-`torch.compiler.substitute_in_graph`, that puts `torch.ops.deep_gemm.*` into the graph and that eager calls never meet.
-Registering imports torch._dynamo, which takes seconds, so it waits until somebody else imports that. Tracers that run
-the program on fake tensors (`make_fx`, other `torch.export`) reach the C functions, which then ask for `get_recorder`.
+Dynamo (`torch.compile`, strict `torch.export`) cannot trace a C function, and a Python function that it could trace
+would slow every eager call down. So each public op has a stand-in, registered with
+`torch.compiler.substitute_in_graph`: it puts `torch.ops.deep_gemm.*` into the graph, and eager calls never reach it.
+Registering imports torch._dynamo, which takes seconds, so it waits until something else imports that. Tracers that run
+the program on fake tensors (`make_fx`, non-strict `torch.export`) reach the C functions, which then ask for
+`get_recorder`.
 """
 
 import sys
@@ -15,40 +16,44 @@ from types import ModuleType
 
 import torch
 
-from deep_gemm import stand_ins
 from deep_gemm.errors import ArgumentError
+from deep_gemm.ops import FUNCTIONS, OPS, Op
+from deep_gemm.stand_ins import make_stand_in
 
 _DYNAMO = "torch._dynamo"
 _RULE = (
-    "a graph holds the tensors and numbers of a call of deep_gemm, no stream= and no other objects; pass pairs of"
-    " tensors and Python floats, and run the graph under torch.cuda.stream(...)."
+    "a graph holds the tensors and numbers of a call of deep_gemm, no stream= and no other objects; pass tensors (FP8:"
+    " pairs of tensors) and Python numbers, and run the graph under torch.cuda.stream(...)."
 )
 
 
 def substitute_when_traced() -> None:
     """Give Dynamo the stand-ins of the public ops, now or as soon as it is imported."""
-    finder = _DynamoFinder({op: make for make, ops in stand_ins.list_makers() for op in ops})
+    finder = _DynamoFinder(list(OPS))
     sys.meta_path.insert(0, finder)  # first: another thread may be about to import it
     if _DYNAMO in sys.modules:
         finder.finish()
 
 
 def is_recording() -> bool:
-    """Return whether a call on fake tensors belongs into a graph that is being recorded."""
+    """Return whether a graph is being recorded, to which a call on fake tensors then belongs."""
     proxies = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return proxies is not None and proxies.get_proxy_mode() is not None
 
 
 def get_recorder(name: str) -> Callable:
-    """Return what takes a call of the op `name` into such a graph; it raises ArgumentError for what no graph can hold."""
-    make = next(make for make, ops in stand_ins.list_makers() for op in ops if op.__name__ == name)
-    return make(_node(name), _refuse)
+    """Return the function that records a call of the op `name` in such a graph.
+
+    It raises ArgumentError for arguments that no graph can hold.
+    """
+    op = next(op for op in OPS if op.name == name)
+    return make_stand_in(op, _node(name), _refuse)
 
 
 class _DynamoFinder:
-    """A finder of modules for torch._dynamo alone, which takes the stand-ins once it is loaded."""
+    """A module finder for torch._dynamo alone; it registers the stand-ins once that is loaded."""
 
-    def __init__(self, pending: dict[Callable, Callable]) -> None:
+    def __init__(self, pending: list[Op]) -> None:
         self._pending = pending
 
     def find_spec(self, name: str, path: list[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -69,17 +74,18 @@ class _DynamoFinder:
         loader.exec_module = exec_module
 
     def finish(self) -> None:
-        """Register what is not registered yet.
+        """Register the stand-ins that are not registered yet.
 
-        A torch that refuses it still compiles, with a graph break at each op.
+        A torch that refuses them still compiles, with a graph break at each op.
         """
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         try:
             while self._pending:
-                op, make = self._pending.popitem()  # atomic, should two threads meet here
-                leave = torch.compiler.disable(op, reason=_RULE)
-                torch.compiler.substitute_in_graph(op)(make(_node(op.__name__), leave))
+                op = self._pending.pop()  # atomic, should two threads meet here
+                function = FUNCTIONS[op.name]
+                leave = torch.compiler.disable(function, reason=_RULE)
+                torch.compiler.substitute_in_graph(function)(make_stand_in(op, _node(op.name), leave))
         except Exception as error:
             warnings.warn(
                 f"torch.compile will break graphs at the ops of deep_gemm: {error!r}", RuntimeWarning, stacklevel=2

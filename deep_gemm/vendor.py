@@ -1,6 +1,6 @@
-"""The vendor's products through torch, under the names that callers of DeepGEMM compare with.
+"""The vendor's products, under the names with which callers of DeepGEMM compare theirs.
 
-On CUDA tensors torch calls cuBLASLt.
+They go through torch, which calls cuBLASLt for CUDA tensors.
 """
 
 import torch
@@ -12,7 +12,7 @@ _OUTPUT_DTYPES = (torch.bfloat16, torch.float32)
 
 
 def cublaslt_gemm_nt(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
-    """Compute d = A @ B.T + c by the vendor's library.
+    """Compute d = A @ B.T + c with the vendor's library.
 
     Args:
         a: A [m, k], bfloat16 or float8_e4m3fn (without scales). b: B [n, k] of the same dtype.
@@ -51,7 +51,7 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
 def check_operands(
     layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None
 ) -> None:
-    """Make the checks of cublaslt_gemm_{layout} that need no memory: fake tensors pass through them, too.
+    """Make the checks of cublaslt_gemm_{layout} that need no memory, so that they work on fake tensors, too.
 
     Raises: ArgumentError, DeviceError, DtypeError, ShapeError.
     """
@@ -98,7 +98,7 @@ def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(
-                f"{name} = {type(tensor).__name__}: must be a torch.Tensor; FP8 operands go without scales."
+                f"{name} = {type(tensor).__name__}: must be a torch.Tensor; pass FP8 operands without scales."
             )
         if tensor.dim() != 2:
             raise ShapeError(f"{name}.ndim = {tensor.dim()}: must be a matrix; reshape it.")
@@ -114,7 +114,7 @@ def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
-    """Check that nothing overlaps d but c in the same place; tensors that are only traced have no place."""
+    """Check that no operand overlaps d, except a c that is d. Tensors that are only traced have no memory."""
     if torch.compiler.is_compiling():
         return
     for name, tensor in tensors.items():
@@ -126,7 +126,7 @@ def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def _overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
-    """Return whether the spans of memory of two tensors meet; empty and meta tensors have none."""
+    """Return whether the memory spans of two tensors meet; empty and meta tensors have none."""
     if x.is_meta or not (x.numel() and y.numel()):
         return False
     (x_first, x_end), (y_first, y_end) = _span(x), _span(y)
@@ -150,7 +150,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | 
         )
     if c is not None and a.dtype == torch.float8_e4m3fn:
         raise ArgumentError(
-            "c: the vendor's FP8 product adds nothing to a D of its own; pass None and add c afterwards."
+            "c: the vendor's FP8 product takes no C; pass None and add c afterwards."
         )
     sizes = (a.shape[0], b.shape[1]) if a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] else None
     if sizes is None or tuple(d.shape) != sizes or (c is not None and c.shape != d.shape):

@@ -1,7 +1,5 @@
 #include "runtime/arguments.hpp"
 
-#include <pybind11/pybind11.h>
-
 #include <array>
 #include <cmath>
 #include <string>
@@ -11,8 +9,6 @@
 #include "core/py_integers.hpp"
 #include "runtime/tensor_view.hpp"
 
-namespace py = pybind11;
-
 namespace deep_gemm {
 namespace {
 
@@ -20,47 +16,12 @@ constexpr const char* kStreamRule = ": must be a torch.cuda.Stream, a raw stream
 
 [[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kArgument, message); }
 
-bool is_alias(const Signature& signature, size_t slot, PyObject* keyword) {
-    const char* alias = signature.aliases == nullptr ? nullptr : signature.aliases[slot];
-    return alias != nullptr && PyUnicode_CompareWithASCIIString(keyword, alias) == 0;
-}
-
-size_t find_name(const Signature& signature, PyObject* keyword) {
-    for (size_t i = 0; i < signature.num_names; ++i)
-        if (PyUnicode_CompareWithASCIIString(keyword, signature.names[i]) == 0 || is_alias(signature, i, keyword))
-            return i;
-    fail(std::string(signature.op) + "(): unknown argument " + short_repr(keyword) + "; see help(deep_gemm." +
-         signature.op + ").");
-}
-
-[[noreturn]] void fail_twice(const Signature& signature, size_t slot) {
-    const char* alias = signature.aliases == nullptr ? nullptr : signature.aliases[slot];
-    fail(std::string(signature.op) + "(): argument '" + signature.names[slot] + "'" +
-         (alias == nullptr ? "" : std::string(", which is also called '") + alias + "',") +
-         " was given twice; give it once.");
-}
-
-void bind_keywords(const Signature& signature, PyObject* const* values, PyObject* keyword_names, PyObject** slots) {
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(keyword_names); ++i) {
-        const size_t slot = find_name(signature, PyTuple_GET_ITEM(keyword_names, i));
-        if (slots[slot] != nullptr) fail_twice(signature, slot);
-        slots[slot] = values[i];
-    }
-}
-
 bool is_integer(PyObject* object) { return PyLong_Check(object) && !PyBool_Check(object); }
 
-// An int or a NumPy integer, one outside 64 bits as the nearest inside. Not a tensor, although it converts: reading a
-// CUDA tensor would wait for the GPU.
-std::optional<int64_t> to_integer(PyObject* object) {
-    if (PyBool_Check(object) || !PyIndex_Check(object) || (!PyLong_CheckExact(object) && is_tensor(object)))
-        return std::nullopt;
-    const py::object index = py::reinterpret_steal<py::object>(PyNumber_Index(object));
-    int overflow = 0;
-    const int64_t value = index ? PyLong_AsLongLongAndOverflow(index.ptr(), &overflow) : 0;
-    PyErr_Clear();
-    if (!index) return std::nullopt;
-    return overflow == 0 ? value : overflow > 0 ? INT64_MAX : INT64_MIN;
+// As to_integer, but not from a tensor: reading a CUDA tensor would wait for the GPU.
+std::optional<int64_t> to_host_integer(PyObject* object) {
+    if (!PyLong_CheckExact(object) && is_tensor(object)) return std::nullopt;
+    return to_integer(object);
 }
 
 uint64_t parse_handle(PyObject* object) {
@@ -84,11 +45,11 @@ using Triple = std::array<int64_t, 3>;
 
 // A tuple or list of three integers within 0..2^31 - 1, or nothing.
 std::optional<Triple> parse_triple(PyObject* object) {
-    if (!(PyTuple_Check(object) || PyList_Check(object)) || PySequence_Size(object) != 3) return std::nullopt;
+    if (!(PyTuple_Check(object) || PyList_Check(object)) || PySequence_Fast_GET_SIZE(object) != 3) return std::nullopt;
     Triple values{};
     for (int i = 0; i < 3; ++i) {
-        const py::object item = py::reinterpret_steal<py::object>(PySequence_GetItem(object, i));
-        values[i] = is_integer(item.ptr()) ? PyLong_AsLongLong(item.ptr()) : -1;
+        PyObject* item = PySequence_Fast_GET_ITEM(object, i);
+        values[i] = is_integer(item) ? PyLong_AsLongLong(item) : -1;
         if (values[i] >= 0 && values[i] <= Problem::kMaxDim) continue;
         PyErr_Clear();  // a number outside 64 bits
         return std::nullopt;
@@ -96,37 +57,39 @@ std::optional<Triple> parse_triple(PyObject* object) {
     return values;
 }
 
-py::object stream_handle(PyObject* object) {
-    if (is_integer(object)) return py::reinterpret_borrow<py::object>(object);
-    py::object handle = py::getattr(object, "cuda_stream", py::none());
-    if (handle.is_none()) fail("stream = " + short_repr(object) + kStreamRule);
+// The attribute `name`, or null where there is none.
+Reference find_attribute(PyObject* object, const char* name) {
+    Reference attribute = Reference::steal(PyObject_GetAttrString(object, name));
+    PyErr_Clear();
+    return attribute;
+}
+
+Reference stream_number(PyObject* object) {
+    if (is_integer(object)) return Reference::borrow(object);
+    Reference handle = find_attribute(object, "cuda_stream");
+    if (!is_given(handle.get())) fail("stream = " + short_repr(object) + kStreamRule);
     return handle;
 }
 
 void check_stream_device(PyObject* object, int ordinal) {
-    py::object index = py::getattr(object, "device_index", py::none());
-    if (!is_integer(index.ptr()) || index.cast<int64_t>() == ordinal) return;
-    throw Error(ErrorKind::kDevice,
-                "stream = " + short_repr(object) + ": a stream of cuda:" + std::string(py::str(index)) +
-                    ", but the tensors are on cuda:" + std::to_string(ordinal) + "; pass a stream of their device.");
+    const Reference index = find_attribute(object, "device_index");
+    if (!index || !is_integer(index.get())) return;
+    const int64_t given = to_integer(index.get()).value_or(-1);
+    if (given == ordinal) return;
+    throw Error(ErrorKind::kDevice, "stream = " + short_repr(object) + ": a stream of cuda:" + std::to_string(given) +
+                                        ", but the tensors are on cuda:" + std::to_string(ordinal) +
+                                        "; pass a stream of their device.");
 }
 
 }  // namespace
 
-void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_ssize_t num_positional,
-                    PyObject* keyword_names, PyObject** slots) {
-    const size_t given = size_t(num_positional);
-    if (given > signature.num_positional)
-        fail(std::string(signature.op) + "(): " + std::to_string(given) + " positional arguments: takes at most " +
-             std::to_string(signature.num_positional) + "; name the others.");
-    for (size_t i = 0; i < given; ++i) slots[i] = arguments[i];
-    if (keyword_names != nullptr) bind_keywords(signature, arguments + given, keyword_names, slots);
-    for (size_t i = 0; i < signature.num_required; ++i)
-        if (slots[i] == nullptr)
-            fail(std::string(signature.op) + "(): argument '" + signature.names[i] + "' is missing; give it.");
+Reference parse_pair(const char* name, PyObject* object) {
+    const bool is_pair = (PyTuple_Check(object) || PyList_Check(object)) && PySequence_Fast_GET_SIZE(object) == 2;
+    if (!is_pair)
+        fail(std::string(name) + " = " + short_repr(reinterpret_cast<PyObject*>(Py_TYPE(object))) +
+             ": FP8 operands are pairs (data, scales); pass such a tuple.");
+    return Reference::take(PySequence_Tuple(object));
 }
-
-bool is_given(PyObject* object) { return object != nullptr && object != Py_None; }
 
 float parse_factor(const char* name, PyObject* object) {
     if (object == nullptr) return 1.0f;
@@ -147,7 +110,7 @@ uint8_t parse_compiled_dims_argument(PyObject* object) {
         fail("compiled_dims = " + short_repr(object) + ": must be a string such as 'nk', or None.");
     Py_ssize_t length = 0;
     const char* text = PyUnicode_AsUTF8AndSize(object, &length);
-    if (text == nullptr) {  // a lone surrogate, which no letter is
+    if (text == nullptr) {  // a lone surrogate, which is no dim either
         PyErr_Clear();
         text = "?", length = 1;
     }
@@ -190,7 +153,7 @@ HeadSplits parse_head_splits(PyObject* object) {
 }
 
 int64_t parse_expected_m(PyObject* object) {
-    const auto value = to_integer(object);
+    const auto value = to_host_integer(object);
     if (!value || *value < 0)
         fail("expected_m = " + short_repr(object) +
              ": must be an int >= 0, the rows of a group on average (a hint); pass such a number.");
@@ -203,24 +166,24 @@ std::vector<int64_t> parse_group_sizes(PyObject* object) {
              ": must be a list or tuple of ints, the K of each group; pass ks.tolist() of a tensor.");
     std::vector<int64_t> sizes;
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
-        const py::object item = py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(object, i));
-        sizes.push_back(to_integer(item.ptr()).value_or(-1));
+        const Reference item = Reference::borrow(PySequence_Fast_GET_ITEM(object, i));  // __index__ may change the list
+        sizes.push_back(to_host_integer(item.get()).value_or(-1));
         if (sizes.back() < 0 || sizes.back() > Problem::kMaxDim)
-            fail("ks[" + std::to_string(i) + "] = " + short_repr(item) +
+            fail("ks[" + std::to_string(i) + "] = " + short_repr(item.get()) +
                  ": must be an int within 0..2^31 - 1; pass the K of that group.");
     }
     return sizes;
 }
 
 void check_stream(PyObject* object) {
-    if (is_given(object)) parse_handle(stream_handle(object).ptr());
+    if (is_given(object)) parse_handle(stream_number(object).get());
 }
 
 void* parse_stream(PyObject* object, int ordinal, bool is_described) {
     if (!is_given(object)) return is_described ? nullptr : current_stream(ordinal);
-    const py::object handle = stream_handle(object);
-    if (handle.ptr() != object) check_stream_device(object, ordinal);
-    return reinterpret_cast<void*>(parse_handle(handle.ptr()));
+    const Reference handle = stream_number(object);
+    if (handle.get() != object) check_stream_device(object, ordinal);
+    return reinterpret_cast<void*>(parse_handle(handle.get()));
 }
 
 }  // namespace deep_gemm

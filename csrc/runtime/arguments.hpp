@@ -1,35 +1,22 @@
-// Arguments of the ops, which are C functions called without a tuple or a dict of arguments (METH_FASTCALL |
-// METH_KEYWORDS).
+// Values of arguments. `object` is borrowed and may be null (not given) in all functions. They throw Error(kArgument)
+// that names the argument.
 #pragma once
 
 #include <Python.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 #include "core/problem.hpp"
-#include "runtime/operands.hpp"
+#include "core/python.hpp"
+#include "runtime/call.hpp"
 
 namespace deep_gemm {
 
-struct Signature {
-    const char* op;
-    const char* const* names;
-    size_t num_names;
-    size_t num_required;                   // the first ones
-    size_t num_positional;                 // the ones after them are keyword-only
-    const char* const* aliases = nullptr;  // other names as keywords, beside `names`; an entry may be null
-};
+inline bool is_given(PyObject* object) { return object != nullptr && object != Py_None; }
 
-// Put each argument into the slot of its name; slots not given stay null. Throws Error(kArgument): unknown, missing or
-// repeated.
-void bind_arguments(const Signature& signature, PyObject* const* arguments, Py_ssize_t num_positional,
-                    PyObject* keyword_names, PyObject** slots);
-
-// `object` is borrowed and may be null (not given) in all of these. They throw Error(kArgument), naming `name`.
-bool is_given(PyObject* object);                           // neither null nor None
+Reference parse_pair(const char* name, PyObject* object);  // (data, scales) as a tuple; a list is copied
 float parse_factor(const char* name, PyObject* object);    // any finite number; 1 when not given
 void check_flag(const char* name, PyObject* object);       // a bool
 uint8_t parse_compiled_dims_argument(PyObject* object);    // None, or a subset of "mnk" in any order
@@ -39,11 +26,11 @@ HeadSplits parse_head_splits(PyObject* object);            // three integers >= 
 int64_t parse_expected_m(PyObject* object);                // an integer >= 0, which must be given
 std::vector<int64_t> parse_group_sizes(PyObject* object);  // ks: a list or tuple of integers within 0..2^31 - 1
 
-// The stream to launch on: torch's current one of GPU `ordinal` when not given (the legacy default stream for operands
-// that are no tensors), the handle of a torch.cuda.Stream, or the number itself.
+// The stream to launch on: the handle of a torch.cuda.Stream, or the number itself. When not given, torch's current one
+// on GPU `ordinal`, or the legacy default stream for operands that are no tensors (`is_described`).
 void* parse_stream(PyObject* object, int ordinal, bool is_described);
 
-// The type rules of `stream` alone, for ops that launch nothing.
+// The type rules of `stream` alone, for calls that launch nothing.
 void check_stream(PyObject* object);
 
 }  // namespace deep_gemm

@@ -2,125 +2,163 @@
 
 #include <string>
 
+#include "runtime/family.hpp"
 #include "runtime/operand_checks.hpp"
-#include "runtime/operand_text.hpp"
 
 namespace deep_gemm {
 namespace {
 
-void check_devices(const GemmOperands& operands) {
-    for (const Operand* operand :
-         {&operands.a, &operands.scale_a, &operands.b, &operands.scale_b, &operands.d, &operands.c})
-        if (operand->is_present()) check_device(*operand, operands.a);
+void check_devices(const Call& call) {
+    for (Operand Call::* member : kOperands)
+        if (const Operand& operand = call.*member; operand.is_present()) check_device(operand, call.a);
 }
 
-void check_output_dtypes(const GemmOperands& operands, const GemmOptions& options) {
-    const Dtype dtype = operands.d.view.dtype;
-    if (options.heads.is_given()) check_dtype(operands.d, Dtype::kBfloat16, "allocate d as torch.bfloat16.");
+void check_input_dtypes(const Call& call) {
+    constexpr const char* kQuantise = "quantise it, e.g. with per_token_cast_to_fp8 or per_block_cast_to_fp8.";
+    for (const Operand* operand : {&call.a, &call.b})
+        check_dtype(*operand, is_fp8(call.op) ? Dtype::kFloat8E4M3 : Dtype::kBfloat16,
+                    is_fp8(call.op) ? kQuantise : "convert it with .bfloat16().");
+    for (const Operand* scales : {&call.scale_a, &call.scale_b})
+        if (scales->is_present()) check_dtype(*scales, Dtype::kFloat32, "scales stay FP32 on SM90.");
+    if (call.groups.is_present()) check_dtype(call.groups, Dtype::kInt32, "convert it with .int().");
+}
+
+void check_output_dtypes(const Call& call, const Family& family) {
+    const Dtype dtype = call.d.view.dtype;
+    if (call.heads.is_given()) check_dtype(call.d, Dtype::kBfloat16, "allocate d as torch.bfloat16.");
+    if (family.has_fp32_d)
+        check_dtype(call.d, Dtype::kFloat32, "groups of K sum into an FP32 d; allocate it as torch.float32.");
     if (dtype != Dtype::kBfloat16 && dtype != Dtype::kFloat32)
-        fail_dtype(operands.d, "must be torch.bfloat16 or torch.float32; allocate d as one of them.");
-    if (operands.c.is_present() && operands.c.view.dtype != dtype)
-        fail_dtype(operands.c, std::string("must be the dtype of d, ") + dtype_name(dtype) + "; convert c.");
+        fail_dtype(call.d, "must be torch.bfloat16 or torch.float32; allocate d as one of them.");
+    if (call.c.is_present()) check_dtype(call.c, dtype, "convert c to the dtype of d.");
 }
 
-const char* d_columns_name(const GemmOptions& options) {
-    return options.heads.is_given() ? "heads * (left + mid + right)" : "n";
+// The dims that an operand must have, by name and size.
+struct Dims {
+    std::array<Dim, 3> dims;
+    size_t rank;
+
+    operator std::span<const Dim>() const { return {dims.data(), rank}; }
+};
+
+using ExtentSizes = std::array<int64_t, kNumExtents>;
+
+Dims dims_of(const Family& family, const Shape& shape, const ExtentSizes& sizes) {
+    Dims result{{}, shape.rank};
+    for (size_t i = 0; i < shape.rank; ++i)
+        result.dims[i] = {name_of(family, shape.dims[i]), sizes[size_t(shape.dims[i])]};
+    return result;
 }
 
-void check_ranks(const GemmOperands& operands, const GemmOptions& options) {
-    check_rank(operands.a, {"m", "k"});
-    check_rank(operands.b, {"n", "k"});
-    check_rank(operands.d, {"m", d_columns_name(options)});
-    if (operands.c.is_present()) check_rank(operands.c, {"m", "n"});
-    if (options.op != Op::kFp8Gemm || options.recipe == Recipe::kPerRow) return;
-    check_rank(operands.scale_a, {"m", "ceil(k / 128)"});
-    check_rank(operands.scale_b, {options.recipe == Recipe::k1d1d ? "n" : "ceil(n / 128)", "ceil(k / 128)"});
-}
-
-void check_row_scales(const Operand& scales, int64_t rows, const char* dim) {
-    if (scales.view.shape[0] == rows) return;
-    fail_shape(std::string(scales.name) + ".shape = " + shape_text(scales) + ": must be [" + dim + "] = [" +
-               std::to_string(rows) + "] for scales per row; reshape or slice it.");
-}
-
-GemmSizes check_sizes(const GemmOperands& operands) {
-    const GemmSizes sizes{operands.a.view.shape[0], operands.b.view.shape[0], operands.a.view.shape[1]};
-    const int64_t k_of_b = operands.b.view.shape[1];
-    if (k_of_b != sizes.k)
-        fail_shape("k = " + std::to_string(sizes.k) + " of a and " + std::to_string(k_of_b) +
-                   " of b: must be equal; a is " + dims_text(operands.a, {"m", "k"}) + " and b is " +
-                   dims_text(operands.b, {"n", "k"}) + ".");
-    check_limit("m", sizes.m);
-    check_limit("n", sizes.n);
-    check_limit("k", sizes.k);
-    return sizes;
-}
-
-void check_scale_shapes(const GemmOperands& operands, const GemmOptions& options, const GemmSizes& sizes) {
-    if (options.recipe == Recipe::kPerRow) {
-        check_row_scales(operands.scale_a, sizes.m, "m");
-        return check_row_scales(operands.scale_b, sizes.n, "n");
+void check_ranks(const Call& call, const Family& family, const Shapes& shapes) {
+    for (size_t i = 0; i < shapes.size(); ++i) {
+        const Operand& operand = call.*kOperands[i];
+        if (operand.is_present() && operand.view.rank != shapes[i].rank)
+            fail_rank(operand, dims_of(family, shapes[i], {}));
     }
-    const Dim steps{"ceil(k / 128)", ceil_div(sizes.k, kScaleGranularity)};
-    check_shape(operands.scale_a, {{"m", sizes.m}, steps});
-    if (options.recipe == Recipe::k1d1d) return check_shape(operands.scale_b, {{"n", sizes.n}, steps});
-    check_shape(operands.scale_b, {{"ceil(n / 128)", ceil_div(sizes.n, kScaleGranularity)}, steps});
 }
 
-void check_heads(const HeadSplits& heads, int64_t n) {
-    if (!heads.is_given()) return;
-    const int64_t width = heads.left + heads.right;
-    if (n % width != 0)
-        fail_shape("n = " + std::to_string(n) + ": must be a multiple of left + right = " + std::to_string(width) +
-                   " of head_splits; pass whole heads.");
-    check_limit("d.shape[1]", heads.d_columns(n));
+void check_limits(const Family& family, const Sizes& sizes) {
+    check_limit(name_of(family, Extent::kM), sizes.m);
+    check_limit(name_of(family, Extent::kN), sizes.n);
+    check_limit(name_of(family, Extent::kK), sizes.k);
+    if (sizes.num_groups > Problem::kMaxGroups)
+        fail_shape("num_groups = " + std::to_string(sizes.num_groups) + ": must be at most " +
+                   std::to_string(Problem::kMaxGroups) + "; split the groups among several calls.");
 }
 
-ScaleLayout scale_layout(const GemmOperands& operands, const GemmOptions& options) {
-    if (options.op != Op::kFp8Gemm || options.recipe == Recipe::kPerRow) return ScaleLayout::kMnMajor;
-    const bool is_b_good = options.recipe != Recipe::k1d1d || is_mn_major(operands.scale_b.view);
-    return is_b_good && is_mn_major(operands.scale_a.view) ? ScaleLayout::kMnMajor : ScaleLayout::kAny;
+// In the order of Extent.
+ExtentSizes extent_sizes(const Call& call, const Sizes& sizes) {
+    const int64_t m = sizes.m, n = sizes.n, k = sizes.k;
+    return {sizes.num_groups,        m,     n,    k, ceil_div(k, kScaleGranularity), ceil_div(n, kScaleGranularity),
+            call.heads.d_columns(n), m * k, n * k};
 }
 
-CMode c_mode(const GemmOperands& operands, const GemmOptions& options) {
-    if (options.heads.is_given()) return CMode::kHeadSplit;
-    return check_c(operands.c, operands.d, options.alpha == 1.0f && options.beta == 1.0f);
+bool has_shape(const TensorView& view, const Shape& shape, const ExtentSizes& sizes) {
+    for (size_t i = 0; i < shape.rank; ++i)
+        if (view.shape[i] != sizes[size_t(shape.dims[i])]) return false;
+    return true;
 }
 
-Major check_input(const Operand& data, const Operand& scales, const Operand& d, const char* row_dim, Major preferred) {
-    const Major major = check_major(data, row_dim, "k", preferred);
+void check_shapes(const Call& call, const Family& family, const Shapes& shapes, const Sizes& sizes) {
+    const ExtentSizes extents = extent_sizes(call, sizes);
+    for (size_t i = 0; i < shapes.size(); ++i) {
+        const Operand& operand = call.*kOperands[i];
+        if (operand.is_present() && !has_shape(operand.view, shapes[i], extents))
+            fail_dims(operand, dims_of(family, shapes[i], extents));
+    }
+}
+
+void check_output_layout(const Call& call, const Family& family) {
+    check_rows(call.d, name_of(family, call.heads.is_given() ? Extent::kHeads : Extent::kN));
+    check_groups_apart(call.d);
+    check_alignment(call.d, kPitchAlignment);
+}
+
+void check_groups_layout(const Call& call) {
+    if (!call.groups.is_present()) return;
+    check_contiguous(call.groups);
+    check_alignment(call.groups, sizeof(int32_t));
+    check_no_overlap(call.d, call.groups);
+}
+
+CMode c_mode(const Call& call) {
+    if (call.heads.is_given()) return CMode::kHeadSplit;
+    return check_c(call.c, call.d, call.alpha == 1.0f && call.beta == 1.0f);
+}
+
+Major check_input_major(const Operand& data, const char* row_dim, const char* k_dim, MajorRule rule, Major preferred) {
+    if (data.view.rank == 1) return check_contiguous(data), Major::kK;
+    switch (rule) {
+        case MajorRule::kOnlyK: return check_rows(data, k_dim), Major::kK;
+        case MajorRule::kOnlyMn: return check_rows(transposed(data), row_dim), Major::kMn;
+        default: return check_major(data, row_dim, k_dim, preferred);
+    }
+}
+
+void check_input_memory(const Operand& data, const Operand& scales, const Operand& d) {
     check_alignment(data, kPitchAlignment);
     check_no_overlap(d, data);
-    if (!scales.is_present()) return major;
+    if (!scales.is_present()) return;
     check_alignment(scales, sizeof(float));
     check_no_overlap(d, scales);
-    return major;
+}
+
+ScaleLayout scale_layout(const Call& call) {
+    if (!is_fp8(call.op) || call.recipe == Recipe::kPerRow) return ScaleLayout::kMnMajor;
+    const bool is_b_good = call.recipe != Recipe::k1d1d || is_mn_major(call.scale_b.view);
+    return is_b_good && is_mn_major(call.scale_a.view) ? ScaleLayout::kMnMajor : ScaleLayout::kAny;
 }
 
 }  // namespace
 
-GemmSizes check_gemm(const GemmOperands& operands, const GemmOptions& options) {
-    check_devices(operands);
-    check_input_dtypes(operands, options.op);
-    check_output_dtypes(operands, options);
-    check_ranks(operands, options);
-    const GemmSizes sizes = check_sizes(operands);
-    if (options.op == Op::kFp8Gemm) check_scale_shapes(operands, options, sizes);
-    check_heads(options.heads, sizes.n);
-    check_shape(operands.d, {{"m", sizes.m}, {d_columns_name(options), options.heads.d_columns(sizes.n)}});
-    if (operands.c.is_present()) check_shape(operands.c, {{"m", sizes.m}, {"n", sizes.n}});
+Sizes check_operands(const Call& call) {
+    const Family& family = family_of(call.op);
+    check_devices(call);
+    check_input_dtypes(call);
+    check_output_dtypes(call, family);
+    const Shapes& shapes = family.get_shapes(call);
+    check_ranks(call, family, shapes);
+    const Sizes sizes = family.read_sizes(call);
+    check_limits(family, sizes);
+    if (family.check_sizes != nullptr) family.check_sizes(call, sizes);
+    check_shapes(call, family, shapes, sizes);
     return sizes;
 }
 
-GemmLayouts check_gemm_layout(const GemmOperands& operands, const GemmOptions& options, const GemmSizes& sizes,
-                              const GemmLayouts& preferred) {
-    check_rows(operands.d, options.heads.is_given() ? "heads" : "n");
-    check_alignment(operands.d, kPitchAlignment);
-    GemmLayouts layouts{.c = c_mode(operands, options)};
+Layouts check_layout(const Call& call, const Sizes& sizes, const Layouts& preferred) {
+    const Family& family = family_of(call.op);
+    check_output_layout(call, family);
+    check_groups_layout(call);
+    Layouts layouts{.c = c_mode(call)};
     if (sizes.k == 0) return layouts;  // a and b hold nothing
-    layouts.a = check_input(operands.a, operands.scale_a, operands.d, "m", preferred.a);
-    layouts.b = check_input(operands.b, operands.scale_b, operands.d, "n", preferred.b);
-    layouts.scales = scale_layout(operands, options);
+    const MajorRules rules = is_fp8(call.op) ? family.fp8_majors : family.bf16_majors;
+    const char* k_dim = name_of(family, Extent::kK);
+    layouts.a = check_input_major(call.a, name_of(family, Extent::kM), k_dim, rules.a, preferred.a);
+    check_input_memory(call.a, call.scale_a, call.d);
+    layouts.b = check_input_major(call.b, name_of(family, Extent::kN), k_dim, rules.b, preferred.b);
+    check_input_memory(call.b, call.scale_b, call.d);
+    layouts.scales = scale_layout(call);
     return layouts;
 }
 

@@ -1,20 +1,17 @@
 #include "runtime/dispatch.hpp"
 
-#include <pybind11/pybind11.h>
-
 #include <chrono>
 #include <string>
 #include <unordered_map>
 
 #include "core/error.hpp"
-#include "runtime/grouped_launch.hpp"
-
-namespace py = pybind11;
+#include "runtime/plan.hpp"
 
 namespace deep_gemm {
 namespace {
 
-// A server meets a few hundred problems; the bound is for callers with unbounded shapes. An entry has about 130 bytes.
+// A server meets a few hundred problems; the bound is for callers with unbounded shapes. An entry takes about 130
+// bytes.
 constexpr size_t kCapacity = 4096;
 
 struct Key {
@@ -45,14 +42,8 @@ Table& table() {
     return *instance;
 }
 
-py::tuple call_plan(const char* function, const Problem& problem, const py::object& argument) {
-    return py::module_::import("deep_gemm.plan").attr(function)(problem, argument).cast<py::tuple>();
-}
-
-const LoadedKernel& load(const Gpu& gpu, const Problem& problem, const Config& config, const py::object& cubin,
-                         const py::object& name) {
-    return load_kernel(gpu, problem, config, std::string_view(py::reinterpret_borrow<py::bytes>(cubin)),
-                       name.cast<std::string>());
+const LoadedKernel& load(const Gpu& gpu, const Problem& problem, const Config& config, const CompiledKernel& kernel) {
+    return load_kernel(gpu, problem, config, kernel.bytes(), kernel.name);
 }
 
 std::string versions_text(const Gpu& gpu) {
@@ -61,47 +52,36 @@ std::string versions_text(const Gpu& gpu) {
            std::to_string(gpu.device.compute_minor) + ")";
 }
 
-// The driver took the bytes of the cache or compiler for no kernel of this GPU: compile once more, past every cache.
+// The driver refused the bytes of the cache or the compiler: compile once more, past every cache.
 const LoadedKernel& rebuild_and_load(const Gpu& gpu, const Problem& problem, const Config& config,
                                      const std::string& reason) {
-    const py::tuple rebuilt = call_plan("rebuild", problem, py::cast(config));
+    const CompiledKernel rebuilt = rebuild_kernel(problem, config);
     try {
-        return load(gpu, problem, config, rebuilt[0], rebuilt[1]);
+        return load(gpu, problem, config, rebuilt);
     } catch (const UnusableCubin& error) {
-        const std::string compiler = rebuilt[2].cast<std::string>();
-        throw Error(
-            ErrorKind::kLaunch,
-            "config = " + to_string(config) + ": the driver cannot load its kernel, not even compiled anew (" + reason +
-                ", then " + error.what() + "); " + versions_text(gpu) + ", the kernel was compiled by " + compiler +
-                "; use a compiler that is not newer than the driver (DG_JIT_NVCC_COMPILER), or update the driver.");
+        throw Error(ErrorKind::kLaunch,
+                    "config = " + to_string(config) + ": the driver cannot load its kernel, not even recompiled (" +
+                        reason + ", then " + error.what() + "); " + versions_text(gpu) +
+                        ", the kernel was compiled by " + rebuilt.compiler +
+                        "; use a compiler that is not newer than the driver (DG_JIT_NVCC_COMPILER), or update the "
+                        "driver.");
     }
 }
 
-// `plan`: what plan.plan or plan.plan_without_clusters gave.
-const LoadedKernel& load_planned(const Gpu& gpu, const Problem& problem, const py::tuple& plan) {
-    const auto config = plan[0].cast<Config>();
+const LoadedKernel& load_planned(const Gpu& gpu, const Problem& problem, const KernelPlan& plan) {
     try {
-        return load(gpu, problem, config, plan[1], plan[2]);
+        return load(gpu, problem, plan.config, plan.kernel);
     } catch (const UnusableCubin& error) {
-        return rebuild_and_load(gpu, problem, config, error.what());
+        return rebuild_and_load(gpu, problem, plan.config, error.what());
     }
 }
 
 const LoadedKernel& plan_and_load(const Gpu& gpu, const Problem& problem) {
-    const py::int_ ordinal(gpu.ordinal);
     try {
-        return load_planned(gpu, problem, call_plan("plan", problem, ordinal));
+        return load_planned(gpu, problem, plan_kernel(problem, gpu.ordinal));
     } catch (const UnplacedCluster&) {
-        return load_planned(gpu, problem, call_plan("plan_without_clusters", problem, ordinal));
+        return load_planned(gpu, problem, plan_kernel_without_clusters(problem, gpu.ordinal));
     }
-}
-
-LaunchGeometry plan_geometry(const LoadedKernel& kernel, const Problem& problem) {
-    const int sm_count = kernel.gpu->device.sm_count;
-    if (is_grouped(problem.op))
-        return get_grouped_geometry(problem, kernel.config, problem.num_sms, sm_count, kernel.max_clusters);
-    return get_geometry(kernel.config, {problem.m, problem.n, problem.k}, problem.num_sms, sm_count,
-                        kernel.max_clusters);
 }
 
 }  // namespace
@@ -115,7 +95,8 @@ DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem) {
     ++table().misses;
     const LoadedKernel& kernel = plan_and_load(gpu, problem);
     if (const auto found = table().entries.find(key); found != table().entries.end()) return found->second;
-    const DispatchEntry entry{&kernel, plan_geometry(kernel, problem)};
+    const DispatchEntry entry{
+        &kernel, get_geometry(problem, kernel.config, problem.num_sms, gpu.device.sm_count, kernel.max_clusters)};
     table().insert(key, entry);
     return entry;
 }
@@ -126,7 +107,7 @@ double time_dispatch_hits(const Gpu& gpu, const std::vector<Problem>& problems, 
                                               ", and rounds at least 1; pass fewer problems.");
     clear_dispatch_table();
     for (const Problem& problem : problems) get_dispatch_entry(gpu, problem);
-    const LoadedKernel* volatile kept = nullptr;  // the answers are used, so that no compiler leaves the look-ups out
+    const LoadedKernel* volatile kept = nullptr;  // the answers are used, so that the compiler keeps the look-ups
     const auto start = std::chrono::steady_clock::now();
     for (int round = 0; round < rounds; ++round)
         for (const Problem& problem : problems) kept = get_dispatch_entry(gpu, problem).kernel;

@@ -2,7 +2,7 @@
 // miss asks deep_gemm.plan for a config and a cubin.
 //
 // Threads: the GIL protects the table and the loaded kernels; the module does not declare itself free of it, so a
-// free-threaded interpreter enables it. A miss gives the GIL away while Python plans; the table is asked again
+// free-threaded interpreter enables it. A miss releases the GIL while Python plans; the table is asked again
 // afterwards, so that threads that miss together end with one entry. Entries are returned by value, because a later
 // call may clear the table.
 #pragma once
@@ -28,7 +28,7 @@ struct DispatchStats {
 };
 
 // The kernel and geometry for `problem` on `gpu`: from the table, else planned, loaded and remembered. A full table is
-// cleared (its kernels stay loaded). Throws Error, or the Python error of the planning.
+// cleared (its kernels stay loaded). Throws Error, and PythonError where planning failed.
 DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem);
 
 // Seconds that one answer from the table takes, on average over `rounds` passes through `problems`, which are planned

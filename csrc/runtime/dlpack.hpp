@@ -1,6 +1,5 @@
-// DLPack's C exchange API (DLPack 1.2 and later): how a tensor's memory is looked at without linking the library it
-// comes from. Declared here from the public specification (dmlc/dlpack, "Python specification for DLPack", C exchange
-// API).
+// DLPack's C exchange API (DLPack 1.2 and later): a way to read a tensor's memory without linking its library. Declared
+// from the public specification (dmlc/dlpack, "Python specification for DLPack", C exchange API).
 #pragma once
 
 #include <cstdint>

@@ -71,8 +71,8 @@ Api open_driver() {
     const Resolver resolve{open_library()};
     Api api{};
     resolve_devices(api, resolve);
-    // Works before cuInit, so an old driver is named as such and not as whatever cuInit makes of it.
-    if (api.driver_get_version(&api.version) != kSuccess) fail("the CUDA driver does not tell its version");
+    // Works before cuInit, so that the error names an old driver, and not what cuInit would say of it.
+    if (api.driver_get_version(&api.version) != kSuccess) fail("the CUDA driver does not report its version");
     if (api.version < kApiVersion) fail("the driver supports CUDA " + version_text(api.version) + " only");
     resolve_kernels(api, resolve);
     const Result result = api.init(0);
@@ -119,7 +119,7 @@ bool is_sticky(Result result) {
 void check(const Api& api, Result result, const char* call, ErrorKind kind) {
     if (result == kSuccess) return;
     throw Error(kind, std::string(call) + ": " + describe(api, result) +
-                          "; look at the GPU with nvidia-smi, and restart the process if its context is lost.");
+                          "; check the GPU with nvidia-smi, and restart the process if its context is lost.");
 }
 
 }  // namespace deep_gemm::driver

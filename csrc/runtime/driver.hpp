@@ -1,6 +1,6 @@
-// The part of the CUDA driver API that the launch needs, opened lazily from libcuda.so.1. The types are our own:
-// CUDA 12.0's ABI, which later drivers keep (tests compare every size, offset and value with a toolkit's cuda.h where
-// one is found).
+// The part of the CUDA driver API that a launch needs, opened lazily from libcuda.so.1. The types are our own
+// declarations of CUDA 12.0's ABI, which later drivers keep. Where a toolkit is found, tests compare every size, offset
+// and value with its cuda.h.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +20,7 @@ using Kernel = struct KernelTag*;
 using Function = struct FunctionTag*;  // a Kernel may be passed as one (cuLaunchKernelEx, cuOccupancyMaxActiveClusters)
 using Stream = struct StreamTag*;
 
-// Symbols are asked for as of this version, so that a newer driver gives the same prototypes.
+// The version for which symbols are requested, so that a newer driver returns the same prototypes.
 inline constexpr int kApiVersion = 12000;
 
 enum ResultCode : int {
@@ -141,7 +141,7 @@ struct Api {
     int version;  // CUDA version that the driver supports, e.g. 13000
 };
 
-// The opened and initialised driver. The first call opens it; a failed attempt is repeated by the next call.
+// The opened and initialised driver. The first call opens it; after a failure the next call tries again.
 // Throws Error(kDevice): no driver, no GPU, or a driver older than CUDA 12.0.
 const Api& api();
 
@@ -154,7 +154,7 @@ std::string version_text(int version);
 // Whether `result` says that the context is lost for the rest of this process.
 bool is_sticky(Result result);
 
-// Throw Error(`kind`) that names `call`, unless `result` is success.
+// Throw an Error of `kind` that names `call`, unless `result` is success.
 void check(const Api& api, Result result, const char* call, ErrorKind kind = ErrorKind::kLaunch);
 
 }  // namespace deep_gemm::driver

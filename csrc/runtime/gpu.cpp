@@ -45,11 +45,11 @@ void split_name(driver::DeviceHandle handle, Device& device) {
     device.name.resize(mark);
 }
 
-// A virtual GPU may hide its clocks (0); then those of an H100 stand in, because selection needs some.
+// A virtual GPU may hide its clocks (0). Selection needs some, so it takes those of an H100.
 void read_rates(driver::DeviceHandle handle, Device& device) {
     device.clock_mhz = read_attribute(handle, driver::kClockRateKhz) / 1e3;
     if (!(device.clock_mhz > 0)) device.clock_mhz = 1980;
-    // Two transfers a memory clock.
+    // Two transfers per memory clock.
     const double transfers = 2.0 * read_attribute(handle, driver::kMemoryClockRateKhz) * 1e3;
     device.memory_gbps = transfers * read_attribute(handle, driver::kMemoryBusWidthBits) / 8 / 1e9;
     if (!(device.memory_gbps > 0)) device.memory_gbps = 3350;
@@ -67,7 +67,7 @@ Device probe_device(driver::DeviceHandle handle) {
     return make_device(device);
 }
 
-// Selection was trained on the data sheet's figures of a known GPU; use the same here, whatever clocks this board
+// Selection was trained with the data sheet's figures of a known GPU, so use the same here, whatever clocks this GPU
 // reports.
 Device with_known_figures(const Device& probed) {
     try {

@@ -1,5 +1,5 @@
-// The GPUs of this process, by the ordinal that the CUDA runtime (and so torch) gives them. Nothing is asked of the
-// driver before the first call.
+// The GPUs of this process, by the ordinal of the CUDA runtime (and so of torch). The driver is not used before the
+// first call.
 #pragma once
 
 #include <string>
@@ -18,7 +18,7 @@ struct Gpu {
     mutable driver::Context context = nullptr;  // the primary context, retained by the first ContextGuard
 };
 
-// The GPU `ordinal`, asked once and kept for the life of the process. The GIL must be held.
+// The GPU `ordinal`, queried once and kept for the life of the process. The GIL must be held.
 // Throws Error(kDevice): no driver, no such GPU.
 const Gpu& get_gpu(int ordinal);
 

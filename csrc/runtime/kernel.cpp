@@ -11,7 +11,7 @@ namespace {
 
 using driver::Api;
 
-// Loading allocates memory, which a capture in another mode would forbid and which would break the capture.
+// Loading allocates memory, which breaks a capture in any other mode.
 class RelaxedCapture {
  public:
     explicit RelaxedCapture(const Api& cuda) : cuda_(cuda) { cuda_.thread_exchange_capture_mode(&mode_); }
@@ -21,7 +21,7 @@ class RelaxedCapture {
 
  private:
     const Api& cuda_;
-    int mode_ = driver::kCaptureModeRelaxed;  // the thread's own mode while this lives
+    int mode_ = driver::kCaptureModeRelaxed;  // holds the thread's own mode while this lives
 };
 
 bool is_unusable(driver::Result result) {
@@ -64,7 +64,7 @@ driver::Kernel find_kernel(const Api& cuda, std::string_view cubin, const std::s
     return kernel;
 }
 
-// Bring the code into the current context; left to the first launch that would happen there, perhaps under capture.
+// Bring the code into the current context; otherwise the first launch would do it, perhaps under capture.
 void load_into_context(const Api& cuda, driver::Kernel kernel) {
     driver::Function function = nullptr;
     check_load(cuda, cuda.kernel_get_function(&function, kernel), "cuKernelGetFunction");

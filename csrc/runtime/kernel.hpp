@@ -28,7 +28,7 @@ struct LoadedKernel {
 };
 
 // How a kernel is launched: a grid of `num_ctas` in x, in clusters along x. `is_overlapping`: it may start while the
-// kernel before it in the stream ends. Holds its own attributes, so it does not move.
+// kernel before it in the stream ends. It holds the attributes that `config` points to, so it must not move.
 struct KernelLaunch {
     KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver::Stream stream, bool is_overlapping);
     KernelLaunch(const KernelLaunch&) = delete;
@@ -38,8 +38,8 @@ struct KernelLaunch {
     driver::LaunchConfig config{};
 };
 
-// Thrown by load_kernel where the driver does not take the bytes for this GPU (no binary for it, invalid image, newer
-// format): compiling again may help, anything else would not.
+// Thrown by load_kernel where the driver refuses the bytes for this GPU (no binary for it, invalid image, newer
+// format): only compiling again may help.
 class UnusableCubin : public std::runtime_error {
  public:
     using std::runtime_error::runtime_error;

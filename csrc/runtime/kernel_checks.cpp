@@ -4,27 +4,13 @@
 #include <tuple>
 
 #include "core/error.hpp"
+#include "core/legality.hpp"
 
 namespace deep_gemm {
+namespace {
 
-void check_kernel_device(const LoadedKernel& kernel, const TensorView& view) {
-    if (view.device_kind == DeviceKind::kCuda && view.ordinal == kernel.gpu->ordinal) return;
-    throw Error(ErrorKind::kDevice, "a: this kernel is loaded on cuda:" + std::to_string(kernel.gpu->ordinal) +
-                                        "; pass tensors of that device.");
-}
-
-void check_compiled_dims(const Problem& problem, const GemmSizes& sizes) {
-    const std::tuple<uint8_t, const char*, int64_t, int64_t> dims[] = {{Problem::kCompileM, "m", problem.m, sizes.m},
-                                                                       {Problem::kCompileN, "n", problem.n, sizes.n},
-                                                                       {Problem::kCompileK, "k", problem.k, sizes.k}};
-    for (const auto& [bit, name, compiled, given] : dims)
-        if (problem.compiled_dims & bit && compiled != given)
-            throw Error(ErrorKind::kArgument, std::string(name) + " = " + std::to_string(given) +
-                                                  ": this kernel is compiled for " + std::to_string(compiled) +
-                                                  "; pass such operands or compile another.");
-}
-
-Problem asked_variant(const LoadedKernel& kernel, const Problem& given, const GemmLayouts& layouts, bool has_c) {
+// The kernel's variant with what the operands ask for in its place.
+Problem asked_variant(const LoadedKernel& kernel, const Problem& given, const Layouts& layouts, bool has_c) {
     Problem asked = kernel.problem;
     asked.op = given.op, asked.recipe = given.recipe, asked.d_dtype = given.d_dtype,
     asked.group_layout = given.group_layout;
@@ -35,7 +21,27 @@ Problem asked_variant(const LoadedKernel& kernel, const Problem& given, const Ge
     return asked;
 }
 
-void check_variant(const LoadedKernel& kernel, const Problem& asked) {
+}  // namespace
+
+void check_kernel_device(const LoadedKernel& kernel, const TensorView& view) {
+    if (view.device_kind == DeviceKind::kCuda && view.ordinal == kernel.gpu->ordinal) return;
+    throw Error(ErrorKind::kDevice, "a: this kernel is loaded on cuda:" + std::to_string(kernel.gpu->ordinal) +
+                                        "; pass tensors of that device.");
+}
+
+void check_compiled_dims(const Problem& problem, const Sizes& sizes) {
+    const std::tuple<uint8_t, const char*, int64_t, int64_t> dims[] = {{Problem::kCompileM, "m", problem.m, sizes.m},
+                                                                       {Problem::kCompileN, "n", problem.n, sizes.n},
+                                                                       {Problem::kCompileK, "k", problem.k, sizes.k}};
+    for (const auto& [bit, name, compiled, given] : dims)
+        if (problem.compiled_dims & bit && compiled != given)
+            throw Error(ErrorKind::kArgument, std::string(name) + " = " + std::to_string(given) +
+                                                  ": this kernel is compiled for " + std::to_string(compiled) +
+                                                  "; pass such operands or compile another.");
+}
+
+void check_variant(const LoadedKernel& kernel, const Problem& given, const Layouts& layouts, bool has_c) {
+    const Problem asked = asked_variant(kernel, given, layouts, has_c);
     if (asked == kernel.problem) return;
     for (const ProblemField& field : kProblemFields) {
         if (field.role != FieldRole::kVariant || field.get(asked) == field.get(kernel.problem)) continue;
@@ -43,6 +49,21 @@ void check_variant(const LoadedKernel& kernel, const Problem& asked) {
                                               ": this kernel was made for " + value_text(field, kernel.problem) +
                                               "; pass such operands or compile another.");
     }
+}
+
+void check_kernel_alignment(const LoadedKernel& kernel, const Problem& given) {
+    if (fits_alignment(given, kernel.config)) return;
+    const std::string rows = std::to_string(kernel.config.block_m * kernel.config.cluster_m);
+    throw Error(ErrorKind::kArgument,
+                "config = " + to_string(kernel.config) + ": its tiles of block_m * cluster_m = " + rows +
+                    " rows do not divide get_mk_alignment_for_contiguous_layout() = " +
+                    std::to_string(given.alignment) + "; set a multiple of " + rows + " or compile a smaller tile.");
+}
+
+void check_kernel_sms(const LoadedKernel& kernel, int num_sms) {
+    if (num_sms != 0 && kernel.config.split_k > 1)
+        throw Error(ErrorKind::kArgument,
+                    "num_sms = " + std::to_string(num_sms) + ": a config with split_k takes all SMs; pass 0.");
 }
 
 }  // namespace deep_gemm

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "core/legality.hpp"
 #include "runtime/operand_checks.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/tensor_map.hpp"
@@ -14,6 +15,8 @@ namespace deep_gemm {
 namespace {
 
 constexpr int64_t kMaxBand = 32;
+// The kernel counts tiles in 32 bits and steps past the last by one grid.
+constexpr int64_t kMaxTiles = int64_t(1) << 31;
 
 // The driver may block when its queue is full, and what drains the queue may need the GIL (a host callback).
 class ReleasedGil {
@@ -31,7 +34,8 @@ struct Extent {
     int64_t rows, columns;
 };
 
-// Strides of the matrix, past the groups that there may be; 0 of absent operands.
+// Strides of the matrix, behind the dim of groups where there is one; 0 for absent operands.
+int64_t group_stride(const TensorView& view) { return view.rank == 3 ? view.strides[0] : 0; }
 int64_t row_stride(const TensorView& view) { return view.rank == 3 ? view.strides[1] : view.strides[0]; }
 int64_t column_stride(const TensorView& view) { return view.rank == 3 ? view.strides[2] : view.strides[1]; }
 
@@ -41,7 +45,7 @@ void set_scales(GemmParams& params, const TensorView& a, const TensorView& b) {
     params.scale_b_stride_mn = row_stride(b), params.scale_b_stride_k = column_stride(b);
 }
 
-std::string product_text(const GemmSizes& sizes) {
+std::string product_text(const Sizes& sizes) {
     return "m = " + std::to_string(sizes.m) + ", n = " + std::to_string(sizes.n) + ", k = " + std::to_string(sizes.k);
 }
 
@@ -59,26 +63,8 @@ driver::Result enqueue_released(driver::Function function, const driver::LaunchC
     return driver::api().launch_kernel_ex(&config, function, arguments, nullptr);
 }
 
-// One cluster of split_k CTAs for each tile; such a grid is not persistent.
-LaunchGeometry get_split_geometry(const Config& config, int64_t m_tiles, int64_t n_tiles, int sm_count) {
-    const int64_t clusters = std::clamp<int64_t>(sm_count / config.split_k, 1, m_tiles * n_tiles);
-    return {.num_ctas = uint32_t(m_tiles * n_tiles * config.split_k),
-            .num_m_tiles = uint32_t(m_tiles),
-            .num_n_tiles = uint32_t(n_tiles),
-            .band = uint32_t(choose_band(config, m_tiles, clusters))};
-}
-
-// Not released for the call: a memset is rare here and never a loop's body.
-void fill_rows(uint64_t address, Extent extent, int64_t pitch, Dtype dtype, void* stream) {
-    const size_t width = size_t(extent.columns * element_bytes(dtype));
-    const size_t row_pitch = extent.rows > 1 ? size_t(pitch) : width;
-    const driver::Result result = driver::api().memset_d2d8_async(address, row_pitch, 0, width, size_t(extent.rows),
-                                                                  static_cast<driver::Stream>(stream));
-    if (result != driver::kSuccess) fail_launch(result, "cuMemsetD2D8Async", "the zero fill of d");
-}
-
-}  // namespace
-
+// Cluster tiles along m that are walked together: a wave of `clusters` then covers a block of tiles `band` high, and
+// the best band touches the fewest bytes of A and B (whose elements have the same size).
 int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters) {
     int64_t best_band = 1, best_rows = INT64_MAX;
     for (int64_t band = 1; band <= std::min(kMaxBand, m_cluster_tiles); ++band) {
@@ -89,62 +75,116 @@ int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clust
     return best_band;
 }
 
-LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int num_sms, int sm_count, int max_clusters) {
-    const int64_t m_tiles = ceil_div(sizes.m, config.block_m), n_tiles = ceil_div(sizes.n, config.block_n);
-    const int64_t m_cluster_tiles = ceil_div(m_tiles, config.cluster_m);
-    const int64_t cluster_tiles = m_cluster_tiles * ceil_div(n_tiles, config.cluster_n);
-    const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
-    if (cluster_tiles >= kMaxTiles / config.split_k)
-        throw Error(ErrorKind::kShape, "m = " + std::to_string(sizes.m) + ", n = " + std::to_string(sizes.n) +
-                                           ": more than 2^31 tiles of " + to_string(config) +
-                                           "; split the product along n.");
-    if (config.split_k > 1) return get_split_geometry(config, m_tiles, n_tiles, sm_count);
-    const int64_t sms = num_sms > 0 ? std::min(num_sms, sm_count) : sm_count;
-    int64_t clusters = std::max<int64_t>(sms / cluster_size, 1);
-    if (max_clusters > 0) clusters = std::min<int64_t>(clusters, max_clusters);
-    clusters = std::min(clusters, cluster_tiles);
-    return {.num_ctas = uint32_t(clusters * cluster_size),
-            .num_m_tiles = uint32_t(m_tiles),
-            .num_n_tiles = uint32_t(n_tiles),
-            .band = uint32_t(choose_band(config, m_cluster_tiles, clusters))};
+// Tiles of clusters. Contiguous groups share those of all rows, others have their own; a dense product is one group.
+struct ClusterTiles {
+    int64_t m, n, groups;
+
+    int64_t count() const { return m * n * groups; }
+};
+
+[[noreturn]] void fail_tiles(const Problem& problem, const Config& config) {
+    const std::string groups =
+        is_grouped(problem.op) ? ", num_groups = " + std::to_string(problem.num_groups) : std::string();
+    throw Error(ErrorKind::kShape, "m = " + std::to_string(problem.m) + ", n = " + std::to_string(problem.n) + groups +
+                                       ": more than 2^31 tiles of " + to_string(config) +
+                                       "; split the product along n.");
 }
 
-GemmParams make_params(const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes,
-                       const GemmOptions& options) {
-    GemmParams params{.d = operands.d.view.address,
-                      .c = operands.c.view.address,
-                      .d_stride_m = row_stride(operands.d.view),
-                      .c_stride_m = row_stride(operands.c.view),
+ClusterTiles count_cluster_tiles(const Problem& problem, const Config& config) {
+    const bool has_own_tiles = is_grouped(problem.op) && grouping_of(problem.op) != Grouping::kMContiguous;
+    const ClusterTiles tiles{ceil_div(problem.m, int64_t(config.cluster_m) * config.block_m),
+                             ceil_div(problem.n, int64_t(config.cluster_n) * config.block_n),
+                             has_own_tiles ? problem.num_groups : 1};
+    if (tiles.m * tiles.n >= kMaxTiles / (tiles.groups * config.split_k)) fail_tiles(problem, config);
+    return tiles;
+}
+
+// Clusters of the grid, which is persistent.
+int64_t count_clusters(const Problem& problem, const Config& config, const ClusterTiles& tiles, int num_sms,
+                       int sm_count, int max_clusters) {
+    const int64_t sms = num_sms > 0 ? std::min(num_sms, sm_count) : sm_count;
+    const int64_t ctas = is_grouped(problem.op) && num_sms == 0 ? blocks_per_sm(problem, config) : 1;  // on an SM
+    int64_t clusters = std::max<int64_t>(sms * ctas / (int64_t(config.cluster_m) * config.cluster_n), 1);
+    if (max_clusters > 0) clusters = std::min(clusters, max_clusters * ctas);
+    return std::min(clusters, tiles.count());
+}
+
+// The GIL is held: a memset is rare here and never in a loop of the caller.
+void fill_rows(uint64_t address, Extent extent, int64_t pitch, Dtype dtype, void* stream) {
+    const size_t width = size_t(extent.columns * element_bytes(dtype));
+    const size_t row_pitch = extent.rows > 1 ? size_t(pitch) : width;
+    const driver::Result result = driver::api().memset_d2d8_async(address, row_pitch, 0, width, size_t(extent.rows),
+                                                                  static_cast<driver::Stream>(stream));
+    if (result != driver::kSuccess) fail_launch(result, "cuMemsetD2D8Async", "the zero fill of d");
+}
+
+GemmParams make_params(const LaunchGeometry& geometry, const Call& call, const Sizes& sizes) {
+    GemmParams params{.d = call.d.view.address,
+                      .c = call.c.view.address,
+                      .d_stride_m = row_stride(call.d.view),
+                      .c_stride_m = row_stride(call.c.view),
                       .m = uint32_t(sizes.m),
                       .n = uint32_t(sizes.n),
                       .k = uint32_t(sizes.k),
                       .num_m_tiles = geometry.num_m_tiles,
                       .num_n_tiles = geometry.num_n_tiles,
                       .band = geometry.band,
-                      .alpha = options.alpha,
-                      .beta = options.beta,
-                      .head_left = uint32_t(options.heads.left),
-                      .head_mid = uint32_t(options.heads.mid),
-                      .head_right = uint32_t(options.heads.right)};
-    set_scales(params, operands.scale_a.view, operands.scale_b.view);
+                      .alpha = call.alpha,
+                      .beta = call.beta,
+                      .head_left = uint32_t(call.heads.left),
+                      .head_mid = uint32_t(call.heads.mid),
+                      .head_right = uint32_t(call.heads.right)};
+    set_scales(params, call.scale_a.view, call.scale_b.view);
     return params;
 }
 
-void launch_kernel(const LoadedKernel& kernel, unsigned num_ctas, const GemmSizes& sizes, void** arguments,
-                   void* stream) {
-    const KernelLaunch launch(kernel, num_ctas, static_cast<driver::Stream>(stream), get_pdl());
+GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map_slots) {
+    GroupParams params{.groups = call.groups.view.address,
+                       .map_slots = map_slots,
+                       .scale_a_stride_group = group_stride(call.scale_a.view),
+                       .scale_b_stride_group = group_stride(call.scale_b.view),
+                       .d_stride_group = group_stride(call.d.view),
+                       .c_stride_group = group_stride(call.c.view),
+                       .num_groups = uint32_t(sizes.num_groups)};
+    if (call.has_blocks()) params.a = call.a.view.address, params.b = call.b.view.address;
+    return params;
+}
+
+}  // namespace
+
+LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count, int max_clusters) {
+    const ClusterTiles tiles = count_cluster_tiles(problem, config);
+    const int64_t m_tiles = ceil_div(problem.m, config.block_m), n_tiles = ceil_div(problem.n, config.block_n);
+    const bool is_split =
+        config.split_k > 1;  // one cluster of split_k CTAs for each tile: such a grid is not persistent
+    const int64_t clusters = is_split ? std::clamp<int64_t>(sm_count / config.split_k, 1, tiles.count())
+                                      : count_clusters(problem, config, tiles, num_sms, sm_count, max_clusters);
+    const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
+    const int64_t group_tiles = ceil_div(rows_per_group(problem), int64_t(config.cluster_m) * config.block_m);
+    const int64_t band = choose_band(config, group_tiles, std::min(clusters, group_tiles * tiles.n));
+    return {.num_ctas = uint32_t(is_split ? m_tiles * n_tiles * config.split_k : clusters * cluster_size),
+            .num_m_tiles = uint32_t(m_tiles),
+            .num_n_tiles = uint32_t(n_tiles),
+            .band = uint32_t(band)};
+}
+
+int64_t map_slots_bytes(const Config& config, const LaunchGeometry& geometry) {
+    return int64_t(geometry.num_ctas) * 2 * (config.num_stages + 1) * int64_t(sizeof(driver::TensorMap));
+}
+
+void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Call& call, const Sizes& sizes,
+            uint64_t map_slots, void* stream) {
+    const ContextGuard context(*kernel.gpu);  // the driver encodes no map without one
+    TensorMaps maps = make_tensor_maps(driver::api(), kernel.problem, kernel.config, call, sizes);
+    GemmParams params = make_params(geometry, call, sizes);
+    GroupParams groups;
+    if (is_grouped(call.op)) groups = make_group_params(call, sizes, map_slots);
+    // A dense kernel has no seventh parameter, and the driver reads as many as the kernel has.
+    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params, &groups};
+    const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream), get_pdl());
     const driver::Result result = enqueue_released(kernel.function(), launch.config, arguments);
     if (result != driver::kSuccess)
         fail_launch(result, "cuLaunchKernelEx", product_text(sizes) + " with " + to_string(kernel.config));
-}
-
-void launch_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GemmOperands& operands,
-                 const GemmSizes& sizes, const GemmOptions& options, void* stream) {
-    const ContextGuard context(*kernel.gpu);  // the driver encodes no map without one
-    GemmMaps maps = make_gemm_maps(driver::api(), kernel.problem, kernel.config, operands);
-    GemmParams params = make_params(geometry, operands, sizes, options);
-    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params};
-    launch_kernel(kernel, geometry.num_ctas, sizes, arguments, stream);
 }
 
 void enqueue(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments,

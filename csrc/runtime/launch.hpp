@@ -1,18 +1,18 @@
-// Geometry and launch of the GEMM kernels.
+// Geometry and launch of the kernels.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
 #include "core/config.hpp"
+#include "runtime/call.hpp"
 #include "runtime/kernel.hpp"
-#include "runtime/operands.hpp"
 
 namespace deep_gemm {
 
 // Arguments of a kernel besides its tensor maps; the twin of Params in deep_gemm/include/deep_gemm/types.cuh. Both
-// sides change together with LAUNCH_ABI. Addresses are 0 and strides meaningless for operands that the call does not
-// have.
+// sides change together with LAUNCH_ABI. For operands that the call does not have, addresses are 0 and strides
+// mean nothing.
 struct GemmParams {
     uint64_t scale_a = 0;  // address of FP32 [m, ceil(k / 128)], or [m]
     uint64_t scale_b = 0;  // address of FP32 [ceil(n / 128), ceil(k / 128)], [n, ceil(k / 128)] or [n]
@@ -32,8 +32,18 @@ struct GemmParams {
 
 static_assert(sizeof(GemmParams) == 128, "the kernel reads 128 bytes");
 
-// The kernel counts tiles in 32 bits and steps past the last by one grid.
-inline constexpr int64_t kMaxTiles = int64_t(1) << 31;
+// Argument of a grouped kernel after Params; the twin of GroupParams in deep_gemm/include/deep_gemm/grouped_types.cuh.
+// Both sides change together with LAUNCH_ABI. Strides are in elements, and 0 where a tensor has no dim of groups.
+struct GroupParams {
+    uint64_t groups = 0;     // address of m_indices [m], masked_m [num_groups] or ks [num_groups]
+    uint64_t a = 0, b = 0;   // blocks only: addresses of the operands
+    uint64_t map_slots = 0;  // blocks only: address of map_slots_bytes of memory
+    int64_t scale_a_stride_group = 0, scale_b_stride_group = 0, d_stride_group = 0, c_stride_group = 0;
+    uint32_t num_groups = 0;
+    uint32_t reserved[7] = {};
+};
+
+static_assert(sizeof(GroupParams) == 96, "the kernel reads 96 bytes");
 
 struct LaunchGeometry {
     uint32_t num_ctas = 0;
@@ -41,27 +51,19 @@ struct LaunchGeometry {
     uint32_t band = 1;
 };
 
-// Cluster tiles along m that are walked together: a wave of `clusters` then covers a block of tiles `band` high, and
-// the best band touches the fewest bytes of A and B (whose elements have the same size).
-int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters);
+// Grid, tile counts and band of `problem` with `config` on `num_sms` SMs (0 = all). `max_clusters` limits the grid
+// where it is not 0. With split_k every tile has a cluster of its own, whatever the SMs. Grouped kernels fill an SM
+// with all CTAs that fit, unless `num_sms` limits the grid. Throws Error(kShape): more tiles than the kernel can count.
+LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count, int max_clusters);
 
-// Grid, tile counts and band of a product on `num_sms` SMs (0 = all). `max_clusters` limits the grid where it is not 0.
-// With split_k every tile has a cluster of its own, whatever the SMs. Throws Error(kShape): more tiles than the kernel
-// can count.
-LaunchGeometry get_geometry(const Config& config, const GemmSizes& sizes, int num_sms, int sm_count, int max_clusters);
+// Memory in which the CTAs of a launch on blocks keep the tensor maps of the groups that they work on.
+int64_t map_slots_bytes(const Config& config, const LaunchGeometry& geometry);
 
-GemmParams make_params(const LaunchGeometry& geometry, const GemmOperands& operands, const GemmSizes& sizes,
-                       const GemmOptions& options);
-
-// Enqueue `kernel` on `stream` with the GIL released, in the current context; `sizes` are for the message. Throws
-// Error(kLaunch).
-void launch_kernel(const LoadedKernel& kernel, unsigned num_ctas, const GemmSizes& sizes, void** arguments,
-                   void* stream);
-
-// Launch the product on `stream`; operands were checked and are what the kernel was made for, m, n, k >= 1. Releases
-// the GIL while the driver enqueues. Throws Error(kLaunch), Error(kLayout).
-void launch_gemm(const LoadedKernel& kernel, const LaunchGeometry& geometry, const GemmOperands& operands,
-                 const GemmSizes& sizes, const GemmOptions& options, void* stream);
+// Launch `kernel` on `stream`; the operands were checked and are what the kernel was made for, m, n, k >= 1.
+// `map_slots`: address of memory for blocks, aligned to 128 bytes, else 0. Releases the GIL while the driver enqueues.
+// Throws Error(kLaunch), Error(kLayout).
+void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Call& call, const Sizes& sizes,
+            uint64_t map_slots, void* stream);
 
 // Write zeros into D [m, n], or [num_groups, m, n], on `stream`: the product over k = 0.
 void launch_zero_fill(const Gpu& gpu, const TensorView& d, void* stream);

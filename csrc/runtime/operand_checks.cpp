@@ -6,6 +6,15 @@
 #include "runtime/operand_text.hpp"
 
 namespace deep_gemm {
+namespace {
+
+std::vector<std::string> names_of(std::span<const Dim> dims) {
+    std::vector<std::string> names;
+    for (const Dim& dim : dims) names.emplace_back(dim.name);
+    return names;
+}
+
+}  // namespace
 
 void fail_device(const Operand& operand, const Operand& first) {
     if (operand.view.device_kind == DeviceKind::kOther)
@@ -27,17 +36,16 @@ void fail_dtype(const Operand& operand, Dtype wanted, const char* remedy) {
 
 void fail_shape(const std::string& message) { throw Error(ErrorKind::kShape, message); }
 
-void fail_rank(const Operand& operand, std::initializer_list<const char*> dims) {
+void fail_rank(const Operand& operand, std::span<const Dim> dims) {
     fail_shape(std::string(operand.name) + ".ndim = " + std::to_string(operand.view.rank) + ": must be " +
-               (dims.size() == 2 ? "a matrix " : "") + dims_text(operand, {dims.begin(), dims.end()}) +
-               "; reshape it.");
+               (dims.size() == 2 ? "a matrix " : "") + dims_text(operand, names_of(dims)) + "; reshape it.");
 }
 
-void fail_dims(const Operand& operand, std::initializer_list<Dim> dims) {
-    std::vector<std::string> names, sizes;
-    for (const Dim& dim : dims) names.push_back(dim.name), sizes.push_back(std::to_string(dim.size));
+void fail_dims(const Operand& operand, std::span<const Dim> dims) {
+    std::vector<std::string> sizes;
+    for (const Dim& dim : dims) sizes.push_back(std::to_string(dim.size));
     fail_shape(std::string(operand.name) + ".shape = " + shape_text(operand) + ": must be " +
-               dims_text(operand, names) + " = " + dims_text(operand, sizes) + "; reshape or slice it.");
+               dims_text(operand, names_of(dims)) + " = " + dims_text(operand, sizes) + "; reshape or slice it.");
 }
 
 void fail_limit(const char* dim, int64_t value) {
@@ -45,14 +53,17 @@ void fail_limit(const char* dim, int64_t value) {
                ": sizes must be below 2^31; split the product along " + dim + ".");
 }
 
-void check_input_dtypes(const GemmOperands& operands, Op op) {
-    constexpr const char* kQuantise = "quantise it, e.g. with per_token_cast_to_fp8 or per_block_cast_to_fp8.";
-    constexpr const char* kScales = "scales stay FP32 on SM90.";
-    for (const Operand* operand : {&operands.a, &operands.b})
-        check_dtype(*operand, is_fp8(op) ? Dtype::kFloat8E4M3 : Dtype::kBfloat16,
-                    is_fp8(op) ? kQuantise : "convert it with .bfloat16().");
-    for (const Operand* scales : {&operands.scale_a, &operands.scale_b})
-        if (scales->is_present()) check_dtype(*scales, Dtype::kFloat32, kScales);
+void fail_value(const std::string& message) { throw Error(ErrorKind::kArgument, message); }
+
+std::string entry_text(const char* name, int64_t index, int64_t value) {
+    return std::string(name) + "[" + std::to_string(index) + "] = " + std::to_string(value);
+}
+
+void check_values_within(const Operand& groups, int64_t minimum, int64_t maximum, const std::string& rule) {
+    const int32_t* values = values_of(groups);
+    for (int64_t i = 0; i < groups.view.shape[0]; ++i)
+        if (values[i] < minimum || values[i] > maximum)
+            fail_value(entry_text(groups.name, i, values[i]) + ": must be " + rule);
 }
 
 }  // namespace deep_gemm

@@ -57,6 +57,24 @@ void check_groups(const Operand& operand) {
 
 void fail_layout(const std::string& message) { throw Error(ErrorKind::kLayout, message); }
 
+void check_contiguous(const Operand& operand) {
+    const TensorView& view = operand.view;
+    if (view.shape[0] > 1 && view.strides[0] != 1)
+        fail_layout(stride_text(operand, 0) + ": must be contiguous; pass " + operand.name + ".contiguous().");
+}
+
+// Groups of D lie behind one another, or each row of a group lies beside the same row of the next.
+void check_groups_apart(const Operand& d) {
+    const TensorView& view = d.view;
+    if (view.rank != 3 || view.shape[0] <= 1) return;
+    const __int128 group = view.strides[0], row = view.shape[1] > 1 ? view.strides[1] : 0, columns = view.shape[2];
+    const bool is_behind = group >= (view.shape[1] - 1) * row + columns;
+    const bool is_beside = group >= columns && (view.shape[0] - 1) * group + columns <= row;
+    if (!is_behind && !is_beside)
+        fail_layout(stride_text(d, 0) + ": the matrices " + shape_text(d) +
+                    " of the groups must not overlap; pass another tensor as d.");
+}
+
 void check_contiguous_rows(const Operand& operand, const char* column_dim) {
     if (has_contiguous_rows(operand.view)) return;
     fail_layout(stride_text(operand, column_dim_of(operand.view)) + ": " + short_dtype_name(operand.view.dtype) +

@@ -1,10 +1,8 @@
 #include "runtime/operand_text.hpp"
 
-#include <pybind11/pybind11.h>
-
 #include <utility>
 
-namespace py = pybind11;
+#include "core/python.hpp"
 
 namespace deep_gemm {
 
@@ -34,7 +32,7 @@ std::string stride_text(const Operand& operand, int dim) {
 
 std::string dtype_text(const Operand& operand) {
     if (operand.view.dtype != Dtype::kOther || operand.view.is_described) return dtype_name(operand.view.dtype);
-    return py::str(py::handle(operand.object).attr("dtype"));
+    return str(Reference::take(PyObject_GetAttrString(operand.object, "dtype")).get());
 }
 
 std::string device_text(const TensorView& view) {

@@ -1,4 +1,4 @@
-// How messages speak of an operand: in the caller's dims, also where the op works on a transposed view.
+// How messages describe an operand: with the caller's dims, even where the op works on a transposed view.
 #pragma once
 
 #include <string>
@@ -8,13 +8,13 @@
 
 namespace deep_gemm {
 
-// "[m, k]" of the texts of the op's dims, in the order of the caller's.
+// "[m, k]": the texts of the op's dims, in the caller's order.
 std::string dims_text(const Operand& operand, std::vector<std::string> dims);
 
 // The caller's shape.
 std::string shape_text(const Operand& operand);
 
-// "a.stride(0) = 280": the stride of dim `dim` of the op's view, under the number that the caller knows it by.
+// "a.stride(0) = 280": the stride of dim `dim` of the op's view, numbered as the caller sees it.
 std::string stride_text(const Operand& operand, int dim);
 
 std::string dtype_text(const Operand& operand);

@@ -5,8 +5,8 @@
 
 namespace deep_gemm {
 
-// Two non-empty views. Exact for matrices of equal row pitch side by side in one buffer, otherwise conservative: views
-// whose address ranges interleave count as overlapping.
+// For two non-empty views. Exact for matrices of equal row pitch that lie side by side in one buffer; otherwise
+// conservative: views whose address ranges interleave count as overlapping.
 bool may_overlap(const TensorView& x, const TensorView& y);
 
 }  // namespace deep_gemm

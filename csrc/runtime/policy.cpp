@@ -1,14 +1,11 @@
 #include "runtime/policy.hpp"
 
-#include <pybind11/pybind11.h>
-
 #include <optional>
 #include <string>
 
 #include "core/error.hpp"
 #include "core/problem.hpp"
-
-namespace py = pybind11;
+#include "core/python.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -18,6 +15,11 @@ int mk_alignment = Problem::kDefaultAlignment;
 bool is_pdl_enabled = false;
 double tc_util_ratio = 1.0;
 std::optional<bool> batch_invariant;  // empty until it is set or first asked for
+
+bool read_environment(const char* name) {
+    const Reference is_enabled = import_attribute("deep_gemm.environment", "is_enabled");
+    return Reference::take(PyObject_CallFunction(is_enabled.get(), "s", name)).get() == Py_True;
+}
 
 }  // namespace
 
@@ -58,9 +60,7 @@ void set_tc_util(double ratio) {
 }
 
 bool is_batch_invariant() {
-    if (!batch_invariant)
-        batch_invariant =
-            py::module_::import("deep_gemm.environment").attr("is_enabled")("DG_BATCH_INVARIANT").cast<bool>();
+    if (!batch_invariant) batch_invariant = read_environment("DG_BATCH_INVARIANT");
     return *batch_invariant;
 }
 

@@ -1,5 +1,5 @@
-// How this process wants its calls run, whatever the problem: set by functions of the package, read by every call. The
-// GIL must be held.
+// How this process runs its calls, whatever the problem: set by functions of the package, read by every call. The GIL
+// must be held.
 #pragma once
 
 namespace deep_gemm {
@@ -11,7 +11,7 @@ void set_num_sms(int num_sms);
 // The same for a device of `sm_count` SMs: 0 also where the limit is no smaller than that.
 int get_sm_limit(int sm_count);
 
-// Rows of m-grouped contiguous products: those of every group start at a multiple of it. Throws Error(kArgument).
+// In m-grouped contiguous products, the rows of every group start at a multiple of it. Throws Error(kArgument).
 int get_mk_alignment();
 void set_mk_alignment(int alignment);
 
@@ -19,12 +19,13 @@ void set_mk_alignment(int alignment);
 bool get_pdl();
 void set_pdl(bool is_enabled);
 
-// Share of the tensor cores' time that the caller wishes used, within 0..1; kept for callers of the API, nothing reads
-// it. Throws Error(kArgument); numbers above 1 are percent.
+// Share of the tensor cores' time that the caller wants used, within 0..1. It is kept for callers of the API; nothing
+// reads it. Throws Error(kArgument); numbers above 1 are percent.
 double get_tc_util();
 void set_tc_util(double ratio);
 
-// Whether configs are limited to those whose rows do not depend on m. Until it is set, DG_BATCH_INVARIANT says so.
+// Whether selection is limited to configs with which a row of D does not depend on m. DG_BATCH_INVARIANT decides until
+// it is set.
 bool is_batch_invariant();
 void set_batch_invariant(bool is_enabled);
 

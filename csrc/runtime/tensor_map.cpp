@@ -12,10 +12,10 @@ namespace {
 
 constexpr uint32_t kSwizzleBytes = 128;
 constexpr uint32_t kWaveRows = 64;  // rows of D that one math warpgroup holds at once
-constexpr uint32_t kMnBoxElements =
-    64;  // BF16 elements in a swizzle row, and rows of K below each other, of an MN-major box
-constexpr int64_t kStoreBytes =
-    16;  // TMA clips a store at whole units of these (seen on an H200: n = 9 wrote columns 9 to 15)
+// BF16 elements of a swizzle row, and rows of K, in an MN-major box.
+constexpr uint32_t kMnBoxElements = 64;
+// TMA clips a store at whole units of 16 bytes (seen on an H200: n = 9 wrote columns 9 to 15).
+constexpr int64_t kStoreBytes = 16;
 
 // Matrices as a map sees them: `rows` rows of `columns` contiguous elements each.
 struct MatrixLayout {
@@ -98,10 +98,10 @@ void encode_input(const driver::Api& cuda, const Operand& operand, Major major, 
     encode(cuda, operand.name, matrix_layout(transposed(operand).view), box, rank, map);
 }
 
-// Rows of A that one load brings. Without a peer, a matrix with fewer rows than a tile is cut to whole 8-row swizzle
-// atoms: filling absent rows costs as much as loading them. The kernel counts the same bytes.
-uint32_t load_rows_a(const Config& config, int64_t m) {
-    if (config.cluster_n > 1) return uint32_t(config.block_m / config.cluster_n);
+// Rows of A that one load brings. A dense A with fewer rows than a tile, loaded without a peer, is cut to whole 8-row
+// swizzle atoms: filling absent rows costs as much as loading them. The kernel counts the same bytes.
+uint32_t load_rows_a(const Problem& problem, const Config& config, int64_t m) {
+    if (config.cluster_n > 1 || is_grouped(problem.op)) return uint32_t(config.block_m / config.cluster_n);
     return m < config.block_m ? uint32_t((m + 7) / 8 * 8) : uint32_t(config.block_m);
 }
 
@@ -132,15 +132,6 @@ void encode_scales(const driver::Api& cuda, const Operand& scales, int box_rows,
     encode(cuda, scales.name, matrix_layout(transposed(scales).view), box, rank, map);
 }
 
-// The maps besides those of A and B.
-void encode_rest(const driver::Api& cuda, const Problem& problem, const Config& config, const GemmOperands& operands,
-                 Rank rank, GemmMaps& maps) {
-    if (is_staged(problem, config)) encode_d(cuda, config, operands.d, rank, maps.d);
-    if (!has_scale_vectors(problem) || has_scale_ring(problem)) return;
-    encode_scales(cuda, operands.scale_a, config.block_m, rank, maps.scale_a);
-    if (problem.recipe == Recipe::k1d1d) encode_scales(cuda, operands.scale_b, config.block_n, rank, maps.scale_b);
-}
-
 // One group [rows, k] over all of K; K is a multiple of 128.
 void encode_block(const driver::Api& cuda, const Operand& operand, int64_t rows, int64_t k, uint32_t box_rows,
                   driver::TensorMap& map) {
@@ -148,31 +139,29 @@ void encode_block(const driver::Api& cuda, const Operand& operand, int64_t rows,
            map);
 }
 
-}  // namespace
-
-GemmMaps make_gemm_maps(const driver::Api& cuda, const Problem& problem, const Config& config,
-                        const GemmOperands& operands) {
-    GemmMaps maps;
-    encode_input(cuda, operands.a, problem.a_major, load_rows_a(config, operands.a.view.shape[0]), kMatrix, maps.a);
-    encode_input(cuda, operands.b, problem.b_major, uint32_t(config.block_n / config.cluster_m), kMatrix, maps.b);
-    encode_rest(cuda, problem, config, operands, kMatrix, maps);
-    return maps;
+void encode_inputs(const driver::Api& cuda, const Problem& problem, const Config& config, const Call& call,
+                   const Sizes& sizes, Rank rank, TensorMaps& maps) {
+    const uint32_t rows_a = load_rows_a(problem, config, sizes.m), rows_b = uint32_t(config.block_n / config.cluster_m);
+    if (call.has_blocks()) {
+        encode_block(cuda, call.a, sizes.m, sizes.k, rows_a, maps.a);
+        encode_block(cuda, call.b, sizes.n, sizes.k, rows_b, maps.b);
+    } else {
+        encode_input(cuda, call.a, problem.a_major, rows_a, rank, maps.a);
+        encode_input(cuda, call.b, problem.b_major, rows_b, rank, maps.b);
+    }
 }
 
-GemmMaps make_grouped_maps(const driver::Api& cuda, const Problem& problem, const Config& config,
-                           const GroupedCall& call, const GroupedSizes& sizes) {
-    GemmMaps maps;
-    const GemmOperands& operands = call.operands;
-    const uint32_t rows_a = uint32_t(config.block_m / config.cluster_n),
-                   rows_b = uint32_t(config.block_n / config.cluster_m);
-    if (call.has_blocks()) {
-        encode_block(cuda, operands.a, sizes.gemm.m, sizes.gemm.k, rows_a, maps.a);
-        encode_block(cuda, operands.b, sizes.gemm.n, sizes.gemm.k, rows_b, maps.b);
-    } else {
-        encode_input(cuda, operands.a, problem.a_major, rows_a, kGroups, maps.a);
-        encode_input(cuda, operands.b, problem.b_major, rows_b, kGroups, maps.b);
-    }
-    encode_rest(cuda, problem, config, operands, kGroups, maps);
+}  // namespace
+
+TensorMaps make_tensor_maps(const driver::Api& cuda, const Problem& problem, const Config& config, const Call& call,
+                            const Sizes& sizes) {
+    TensorMaps maps;
+    const Rank rank = is_grouped(problem.op) ? kGroups : kMatrix;
+    encode_inputs(cuda, problem, config, call, sizes, rank, maps);
+    if (is_staged(problem, config)) encode_d(cuda, config, call.d, rank, maps.d);
+    if (!has_scale_vectors(problem) || has_scale_ring(problem)) return maps;
+    encode_scales(cuda, call.scale_a, config.block_m, rank, maps.scale_a);
+    if (problem.recipe == Recipe::k1d1d) encode_scales(cuda, call.scale_b, config.block_n, rank, maps.scale_b);
     return maps;
 }
 

@@ -1,55 +1,61 @@
 #include "runtime/tensor_view.hpp"
 
-#include <pybind11/pybind11.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/python.hpp"
 #include "runtime/torch_access.hpp"
-
-namespace py = pybind11;
 
 namespace deep_gemm {
 namespace {
+
+Reference get_attribute(PyObject* object, const char* name) {
+    return Reference::take(PyObject_GetAttrString(object, name));
+}
+
+int64_t to_int64(PyObject* number) {
+    const int64_t value = PyLong_AsLongLong(number);
+    if (PyErr_Occurred()) throw PythonError();
+    return value;
+}
 
 [[noreturn]] void fail(const char* name, const std::string& rest) {
     throw Error(ErrorKind::kArgument, std::string(name) + rest);
 }
 
 std::string type_name(PyObject* object) {
-    return py::str(py::handle(reinterpret_cast<PyObject*>(Py_TYPE(object))).attr("__qualname__"));
+    return utf8_of(get_attribute(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__qualname__").get());
 }
 
-std::string pending_error_text() {
+// The first line of the pending error, which is cleared; torch appends a C++ stack.
+std::string take_error_text() {
     PyObject *type, *value, *trace;
     PyErr_Fetch(&type, &value, &trace);
     PyErr_NormalizeException(&type, &value, &trace);
-    std::string text = value ? std::string(py::str(py::handle(value))) : "unknown error";
-    Py_XDECREF(type), Py_XDECREF(value), Py_XDECREF(trace);
-    return text.substr(0, text.find('\n'));  // torch appends a C++ stack
+    const Reference kept[] = {Reference::steal(type), Reference::steal(value), Reference::steal(trace)};
+    if (value == nullptr) return "unknown error";
+    try {
+        const std::string text = str(value);
+        return text.substr(0, text.find('\n'));
+    } catch (const PythonError&) {
+        PyErr_Clear();
+        return "unknown error";
+    }
 }
-
-struct PyReference {
-    PyObject* object;
-    ~PyReference() { Py_XDECREF(object); }
-};
 
 bool is_true(PyObject* object) {
     return object == Py_True || (object != nullptr && object != Py_False && PyObject_IsTrue(object) == 1);
 }
 
 bool is_grad_enabled(const TorchAccess& torch) {
-    const PyReference enabled{PyObject_CallMethodNoArgs(torch.torch_module, torch.is_grad_enabled)};
-    if (enabled.object == nullptr) throw py::error_already_set();
-    return is_true(enabled.object);
+    return is_true(Reference::take(PyObject_CallMethodNoArgs(torch.torch_module, torch.is_grad_enabled)).get());
 }
 
 // No graph is recorded, so a gradient would be lost in silence.
 void check_grad(const TorchAccess& torch, const char* name, PyObject* object) {
-    const PyReference requires_grad{PyObject_GetAttr(object, torch.requires_grad)};
-    if (requires_grad.object == nullptr) throw py::error_already_set();
-    if (is_true(requires_grad.object) && is_grad_enabled(torch))
+    const Reference requires_grad = Reference::take(PyObject_GetAttr(object, torch.requires_grad));
+    if (is_true(requires_grad.get()) && is_grad_enabled(torch))
         fail(name, ".requires_grad = True: this op records no graph; call it under torch.no_grad(), or pass " +
                        std::string(name) + ".detach().");
 }
@@ -83,33 +89,34 @@ bool read_by_exchange(const TorchAccess& torch, PyObject* object, TensorView& vi
     return true;
 }
 
-void copy_sizes(py::handle source, std::array<int64_t, kMaxRank>& target, int& rank) {
-    py::tuple sizes = py::reinterpret_steal<py::tuple>(PySequence_Tuple(source.ptr()));
-    if (!sizes) throw py::error_already_set();
-    rank = int(sizes.size());
-    for (int i = 0; i < std::min(rank, kMaxRank); ++i) target[i] = py::int_(sizes[i]).cast<int64_t>();
+void copy_sizes(const Reference& source, std::array<int64_t, kMaxRank>& target, int& rank) {
+    const Reference sizes = Reference::take(PySequence_Tuple(source.get()));
+    rank = int(PyTuple_GET_SIZE(sizes.get()));
+    for (int i = 0; i < std::min(rank, kMaxRank); ++i) target[i] = to_int64(PyTuple_GET_ITEM(sizes.get(), i));
 }
 
-void set_device(py::handle device, TensorView& view) {
-    const std::string kind = py::str(device.attr("type"));
+void set_device(PyObject* device, TensorView& view) {
+    const std::string kind = str(get_attribute(device, "type").get());
     view.device_kind = kind == "cpu"    ? DeviceKind::kCpu
                        : kind == "cuda" ? DeviceKind::kCuda
                        : kind == "meta" ? DeviceKind::kMeta
                                         : DeviceKind::kOther;
-    py::object index = device.attr("index");
-    view.ordinal = view.device_kind == DeviceKind::kCuda && !index.is_none() ? index.cast<int>() : 0;
+    const Reference index = get_attribute(device, "index");
+    view.ordinal = view.device_kind == DeviceKind::kCuda && index.get() != Py_None ? int(to_int64(index.get())) : 0;
 }
 
-// `is_shape_only`: a fake or meta tensor, which has sizes but no memory.
-TensorView read_by_attributes(PyObject* object, bool is_shape_only) {
-    py::handle tensor(object);
+// `is_shape_only`: a fake or meta tensor, which has sizes but no memory. Throws PythonError.
+TensorView read_by_attributes(PyObject* tensor, bool is_shape_only) {
     TensorView view;
-    set_device(tensor.attr("device"), view);
+    set_device(get_attribute(tensor, "device").get(), view);
     if (is_shape_only) view.device_kind = DeviceKind::kMeta;
-    copy_sizes(tensor.attr("shape"), view.shape, view.rank);
-    copy_sizes(tensor.attr("stride")(), view.strides, view.rank);
-    view.dtype = parse_dtype(py::str(tensor.attr("dtype")));
-    if (view.device_kind != DeviceKind::kMeta) view.address = tensor.attr("data_ptr")().cast<uint64_t>();
+    copy_sizes(get_attribute(tensor, "shape"), view.shape, view.rank);
+    copy_sizes(Reference::take(PyObject_CallMethod(tensor, "stride", nullptr)), view.strides, view.rank);
+    view.dtype = parse_dtype(str(get_attribute(tensor, "dtype").get()));
+    if (view.device_kind == DeviceKind::kMeta) return view;
+    const Reference address = Reference::take(PyObject_CallMethod(tensor, "data_ptr", nullptr));
+    view.address = PyLong_AsUnsignedLongLong(address.get());
+    if (PyErr_Occurred()) throw PythonError();
     return view;
 }
 
@@ -119,10 +126,9 @@ TensorView read_plain(const TorchAccess& torch, const char* name, PyObject* obje
     PyErr_Clear();  // a meta, sparse or functorch tensor: attributes tell which
     try {
         return read_by_attributes(object, false);
-    } catch (py::error_already_set& error) {
-        if (!error.matches(PyExc_Exception)) throw;  // an interrupt says nothing about the tensor
-        error.restore();
-        fail(name, ": a tensor without plain strided memory (" + pending_error_text() + "); pass a dense tensor.");
+    } catch (const PythonError&) {
+        if (!PyErr_ExceptionMatches(PyExc_Exception)) throw;  // an interrupt says nothing about the tensor
+        fail(name, ": a tensor without plain strided memory (" + take_error_text() + "); pass a dense tensor.");
     }
 }
 
@@ -136,9 +142,17 @@ bool may_be_negated(const TensorView& view) {
 // numbers; so ordinary operands skip the question.
 void check_not_negated(const TorchAccess& torch, const char* name, PyObject* object, const TensorView& view) {
     if (view.dtype != Dtype::kFloat32 || view.device_kind == DeviceKind::kMeta || !may_be_negated(view)) return;
-    const PyReference negated{PyObject_CallMethodNoArgs(object, torch.is_neg)};
-    if (negated.object == nullptr) throw py::error_already_set();
-    if (is_true(negated.object)) fail(name, ": a lazily negated view; pass " + std::string(name) + ".resolve_neg().");
+    const Reference negated = Reference::take(PyObject_CallMethodNoArgs(object, torch.is_neg));
+    if (is_true(negated.get())) fail(name, ": a lazily negated view; pass " + std::string(name) + ".resolve_neg().");
+}
+
+bool is_fake(const TorchAccess& torch, PyObject* object) {
+    return PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) && PyObject_HasAttrString(object, "fake_mode");
+}
+
+bool is_recording() {
+    const Reference function = import_attribute("deep_gemm.tracing", "is_recording");
+    return is_true(Reference::take(PyObject_CallNoArgs(function.get())).get());
 }
 
 [[noreturn]] void fail_unreadable(const TorchAccess& torch, const char* name, PyObject* object) {
@@ -188,11 +202,9 @@ Operand make_operand(const char* name, PyObject* object) {
         check_not_negated(torch, name, object, operand.view);
         return operand;
     }
-    py::handle handle(object);
-    if (py::isinstance<TensorView>(handle)) return {name, object, handle.cast<TensorView>(), false};
-    const bool is_fake = PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) && py::hasattr(handle, "fake_mode");
-    if (!is_fake) fail_unreadable(torch, name, object);
-    if (py::module_::import("deep_gemm.tracing").attr("is_recording")().cast<bool>()) throw RecordedCall();
+    if (const TensorView* described = find_described(object)) return {name, object, *described, false};
+    if (!is_fake(torch, object)) fail_unreadable(torch, name, object);
+    if (is_recording()) throw RecordedCall();
     check_grad(torch, name, object);
     return {name, object, read_by_attributes(object, true), false};
 }
@@ -207,17 +219,18 @@ Operand transposed(Operand operand) {
 }
 
 bool is_tensor(PyObject* object) {
-    return PyType_IsSubtype(Py_TYPE(object), torch_access().tensor_type) ||
-           py::isinstance<TensorView>(py::handle(object));
+    return PyType_IsSubtype(Py_TYPE(object), torch_access().tensor_type) || find_described(object) != nullptr;
 }
 
 void* current_stream(int ordinal) {
     const TorchAccess& torch = torch_access();
-    if (torch.exchange == nullptr)
-        return reinterpret_cast<void*>(
-            py::module_::import("torch._C").attr("_cuda_getCurrentRawStream")(ordinal).cast<uint64_t>());
+    if (torch.exchange == nullptr) {
+        const Reference function = import_attribute("torch._C", "_cuda_getCurrentRawStream");
+        const Reference handle = Reference::take(PyObject_CallFunction(function.get(), "i", ordinal));
+        return PyLong_AsVoidPtr(handle.get());
+    }
     void* stream = nullptr;
-    if (torch.exchange->current_work_stream(dlpack::kCuda, ordinal, &stream) != 0) throw py::error_already_set();
+    if (torch.exchange->current_work_stream(dlpack::kCuda, ordinal, &stream) != 0) throw PythonError();
     return stream;
 }
 

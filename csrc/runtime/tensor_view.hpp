@@ -1,5 +1,6 @@
-// What a launch needs to know of an operand: address, shape, strides, dtype, device. Read through DLPack's exchange API
-// where torch has it, through attributes where not; views borrow and are valid until the call that made them returns.
+// What a launch needs to know of an operand: address, shape, strides, dtype, device. It is read through DLPack's
+// exchange API where torch has that, else through attributes. Views borrow: they are valid until the call that made
+// them returns.
 #pragma once
 
 #include <Python.h>
@@ -46,17 +47,20 @@ struct Operand {
 // The same memory with its last two dims exchanged; a rank other than 2 and 3 stays as it is, for the checks to name.
 Operand transposed(Operand operand);
 
-// Thrown at the first fake operand of a call that torch is recording in a graph: the ops are put into it, and nothing
-// else can be.
+// Thrown at the first fake operand of a call that torch is recording into a graph. The public ops catch it and put
+// themselves into the graph; nothing else can.
 struct RecordedCall : Error {
     RecordedCall()
         : Error(ErrorKind::kArgument,
-                "a call that is being traced into a graph: only the public ops can be; call one of them.") {}
+                "a call that is traced into a graph: a graph holds public ops only; call one of them.") {}
 };
 
-// Look at `object`. Throws RecordedCall, and Error(kArgument): not a tensor, a wrapper tensor without memory of its
-// own, sparse, or one that requires grad while grad mode is on.
+// Look at `object`. Throws RecordedCall, PythonError, and Error(kArgument): not a tensor, a wrapper tensor without
+// memory of its own, a sparse tensor, or one that requires grad while grad mode is on.
 Operand make_operand(const char* name, PyObject* object);
+
+// The view of a _C.TensorView, or null for any other object.
+const TensorView* find_described(PyObject* object);
 
 // Whether `object` is a Python tensor at all (torch.Tensor or a subclass, or _C.TensorView).
 bool is_tensor(PyObject* object);

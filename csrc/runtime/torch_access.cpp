@@ -1,56 +1,56 @@
 #include "runtime/torch_access.hpp"
 
-#include <pybind11/pybind11.h>
-
 #include <array>
 #include <utility>
 
-namespace py = pybind11;
+#include "core/python.hpp"
 
 namespace deep_gemm {
 namespace {
 
-const dlpack::ExchangeApi* find_exchange_api(py::handle tensor_type) {
-    py::object capsule = py::getattr(tensor_type, dlpack::kTypeAttribute, py::none());
-    if (!PyCapsule_IsValid(capsule.ptr(), dlpack::kCapsuleName)) return nullptr;
-    auto* exchange = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
+const dlpack::ExchangeApi* find_exchange_api(PyObject* tensor_type) {
+    const Reference capsule = Reference::steal(PyObject_GetAttrString(tensor_type, dlpack::kTypeAttribute));
+    PyErr_Clear();
+    if (!PyCapsule_IsValid(capsule.get(), dlpack::kCapsuleName)) return nullptr;
+    auto* exchange = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.get(), dlpack::kCapsuleName));
     while (exchange != nullptr && exchange->major != dlpack::kMajorVersion) exchange = exchange->previous;
     const bool is_usable =
         exchange != nullptr && exchange->tensor_from_object != nullptr && exchange->current_work_stream != nullptr;
     return is_usable ? exchange : nullptr;
 }
 
-PyObject* intern(const char* text) {
-    PyObject* name = PyUnicode_InternFromString(text);
-    if (name == nullptr) throw py::error_already_set();
-    return name;
-}
+PyObject* intern(const char* text) { return Reference::take(PyUnicode_InternFromString(text)).release(); }
 
-PyTypeObject* take_type(py::object type) {
-    if (!PyType_Check(type.ptr())) throw py::type_error("torch.Tensor is not a type");
-    return reinterpret_cast<PyTypeObject*>(type.release().ptr());
+PyTypeObject* take_type(Reference type) {
+    if (!PyType_Check(type.get())) {
+        PyErr_SetString(PyExc_TypeError, "torch.Tensor is not a type");
+        throw PythonError();
+    }
+    return reinterpret_cast<PyTypeObject*>(type.release());
 }
 
 // The references are kept for the life of the process.
 TorchAccess look_up() {
-    py::module_ torch = py::module_::import("torch");
-    py::object tensor = torch.attr("Tensor");
+    Reference torch = Reference::take(PyImport_ImportModule("torch"));
+    Reference tensor = import_attribute("torch", "Tensor");
     TorchAccess access{};
-    access.exchange = find_exchange_api(tensor);
-    access.disabled_dispatch = py::object(tensor.attr("__torch_dispatch__")).release().ptr();
-    access.tensor_type = take_type(tensor);
-    access.parameter_type = take_type(torch.attr("nn").attr("Parameter"));
+    access.exchange = find_exchange_api(tensor.get());
+    access.disabled_dispatch = Reference::take(PyObject_GetAttrString(tensor.get(), "__torch_dispatch__")).release();
+    access.tensor_type = take_type(std::move(tensor));
+    access.parameter_type = take_type(import_attribute("torch.nn", "Parameter"));
     access.requires_grad = intern("requires_grad");
     access.is_neg = intern("is_neg");
     access.is_grad_enabled = intern("is_grad_enabled");
-    access.torch_module = torch.release().ptr();
+    access.torch_module = torch.release();
     return access;
 }
 
 bool inherits_dispatch(const TorchAccess& torch, PyTypeObject* type) {
     if (!PyType_IsSubtype(type, torch.tensor_type)) return false;
-    py::object dispatch = py::getattr(py::handle(reinterpret_cast<PyObject*>(type)), "__torch_dispatch__", py::none());
-    return dispatch.ptr() == torch.disabled_dispatch;
+    const Reference dispatch =
+        Reference::steal(PyObject_GetAttrString(reinterpret_cast<PyObject*>(type), "__torch_dispatch__"));
+    PyErr_Clear();
+    return dispatch.get() == torch.disabled_dispatch;
 }
 
 }  // namespace

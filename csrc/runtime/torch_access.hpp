@@ -20,7 +20,7 @@ struct TorchAccess {
     PyObject* torch_module;
 };
 
-// Import torch and look them up at the first call. Throws pybind11::error_already_set.
+// Import torch and look them up at the first call. Throws PythonError.
 const TorchAccess& torch_access();
 
 // Whether tensors of `type` are plain memory: torch.Tensor, nn.Parameter, or a subclass of them that inherits their

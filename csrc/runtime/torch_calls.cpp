@@ -1,48 +1,64 @@
 #include "runtime/torch_calls.hpp"
 
-#include <pybind11/stl.h>
-
 #include <string>
-
-namespace py = pybind11;
 
 namespace deep_gemm {
 namespace {
 
-py::object function(const char* name) { return py::module_::import("deep_gemm.stream").attr(name); }
+template <class... Arguments>
+Reference call(const char* name, const char* format, Arguments... arguments) {
+    const Reference function = import_attribute("deep_gemm.stream", name);
+    return Reference::take(PyObject_CallFunction(function.get(), format, arguments...));
+}
+
+Reference make_list(const std::vector<int64_t>& values) {
+    Reference list = Reference::take(PyList_New(Py_ssize_t(values.size())));
+    for (size_t i = 0; i < values.size(); ++i)
+        PyList_SET_ITEM(list.get(), Py_ssize_t(i), Reference::take(PyLong_FromLongLong(values[i])).release());
+    return list;
+}
 
 }  // namespace
 
-py::object stream_handle(void* stream, const TensorView& view) {
+Reference stream_handle(void* stream, const TensorView& view) {
     const bool is_current = !view.is_described && stream == current_stream(view.ordinal);
-    return is_current ? py::none() : py::object(py::int_(reinterpret_cast<uint64_t>(stream)));
+    return is_current ? Reference::borrow(Py_None) : Reference::take(PyLong_FromVoidPtr(stream));
 }
 
-py::object tensor_of(const Operand& operand) {
-    if (!operand.is_present()) return py::none();
-    const py::handle tensor(operand.object);
+Reference tensor_of(const Operand& operand) {
+    if (!operand.is_present()) return Reference::borrow(Py_None);
     const bool is_exchanged = operand.is_transposed && operand.view.rank >= 2;  // not scales per row
-    return is_exchanged ? py::object(tensor.attr("mT")) : py::reinterpret_borrow<py::object>(tensor);
+    return is_exchanged ? Reference::take(PyObject_GetAttrString(operand.object, "mT"))
+                        : Reference::borrow(operand.object);
 }
 
-const char* recipe_name(Recipe recipe) {
-    return recipe == Recipe::k1d1d ? "1d1d" : recipe == Recipe::kPerRow ? "per_row" : "1d2d";
+void set_item(PyObject* named, const char* name, const Reference& value) {
+    if (PyDict_SetItemString(named, name, value.get()) != 0) throw PythonError();
 }
 
-void run_reference(Op op, const py::dict& named, const py::object& stream) {
-    function("run_reference")(std::string(op_name(op)), named, stream);
+void set_recipe(PyObject* named, Recipe recipe) {
+    const char* name = recipe == Recipe::k1d1d ? "1d1d" : recipe == Recipe::kPerRow ? "per_row" : "1d2d";
+    set_item(named, "recipe", Reference::take(PyUnicode_FromString(name)));
 }
 
-py::object empty_fp8(int64_t rows, int64_t columns, int ordinal, const py::object& stream) {
-    return function("empty_fp8")(rows, columns, ordinal, stream);
+void run_reference(Op op, PyObject* named, PyObject* stream) {
+    call("run_reference", "sOO", std::string(op_name(op)).c_str(), named, stream);
 }
 
-py::object make_ks_tensor(const std::vector<int64_t>& ks, int ordinal, const py::object& stream) {
-    return function("make_ks_tensor")(ks, ordinal, stream);
+Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream) {
+    return call("empty_fp8", "LLiO", static_cast<long long>(rows), static_cast<long long>(columns), ordinal, stream);
 }
 
-void copy_matrices(const Operand& d, const Operand& c, const py::object& stream) {
-    function("copy_matrices")(tensor_of(d), tensor_of(c), stream);
+Reference make_cpu_tensor(const std::vector<int64_t>& ks) {
+    return call("make_cpu_tensor", "(O)", make_list(ks).get());
+}
+
+Reference make_ks_tensor(const std::vector<int64_t>& ks, int ordinal, PyObject* stream) {
+    return call("make_ks_tensor", "OiO", make_list(ks).get(), ordinal, stream);
+}
+
+void copy_matrices(const Operand& d, const Operand& c, PyObject* stream) {
+    call("copy_matrices", "OOO", tensor_of(d).get(), tensor_of(c).get(), stream);
 }
 
 }  // namespace deep_gemm

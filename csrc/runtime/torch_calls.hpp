@@ -1,34 +1,36 @@
-// What the runtime has torch do, in Python (deep_gemm/stream.py): memory of a call, the reference, and work that needs
-// no kernel of ours. A stream handle of None means torch's current stream.
+// What the runtime asks torch to do, in Python (deep_gemm/stream.py): memory of a call, the reference, and work that
+// needs no kernel of ours. A stream handle of None means torch's current stream. All throw PythonError.
 #pragma once
-
-#include <pybind11/pybind11.h>
 
 #include <vector>
 
-#include "runtime/gpu.hpp"
-#include "runtime/operands.hpp"
+#include "core/python.hpp"
+#include "runtime/call.hpp"
 
 namespace deep_gemm {
 
-// The handle of `stream` for these calls. Of a described tensor nobody can ask torch; it means no current stream.
-pybind11::object stream_handle(void* stream, const TensorView& view);
+// The handle of `stream` for these calls. torch knows nothing of described tensors, so theirs is never None.
+Reference stream_handle(void* stream, const TensorView& view);
 
 // The operand as a tensor in the op's orientation; None where it is absent.
-pybind11::object tensor_of(const Operand& operand);
+Reference tensor_of(const Operand& operand);
 
-const char* recipe_name(Recipe recipe);
+// Set `named[name]` in a dict of arguments.
+void set_item(PyObject* named, const char* name, const Reference& value);
+void set_recipe(PyObject* named, Recipe recipe);
 
-// Compute `op` on `named` operands in plain torch.
-void run_reference(Op op, const pybind11::dict& named, const pybind11::object& stream);
+// Compute `op` on the `named` operands in plain torch.
+void run_reference(Op op, PyObject* named, PyObject* stream);
 
 // Uninitialised memory of torch's allocator that belongs to the stream: rows * columns bytes, as FP8.
-pybind11::object empty_fp8(int64_t rows, int64_t columns, int ordinal, const pybind11::object& stream);
+Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream);
 
-// `ks` as an int32 tensor on the GPU. Throws the Python ArgumentError while the stream is captured.
-pybind11::object make_ks_tensor(const std::vector<int64_t>& ks, int ordinal, const pybind11::object& stream);
+// `ks` as an int32 tensor on the CPU, and on a GPU. The latter throws the Python ArgumentError while the stream is
+// captured.
+Reference make_cpu_tensor(const std::vector<int64_t>& ks);
+Reference make_ks_tensor(const std::vector<int64_t>& ks, int ordinal, PyObject* stream);
 
 // D = C, of the same shape.
-void copy_matrices(const Operand& d, const Operand& c, const pybind11::object& stream);
+void copy_matrices(const Operand& d, const Operand& c, PyObject* stream);
 
 }  // namespace deep_gemm

@@ -9,22 +9,20 @@
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/operand_checks.hpp"
+#include "runtime/plan.hpp"
 #include "runtime/torch_calls.hpp"
-
-namespace py = pybind11;
 
 namespace deep_gemm {
 namespace {
 
-constexpr int64_t kTile = 128;  // a block transposes 128 x 128 bytes at a time
+constexpr int64_t kTile = 128;  // a CTA transposes 128 x 128 bytes at a time
 constexpr unsigned kThreads = 256;
-constexpr int64_t kMaxGrid =
-    INT32_MAX;  // more tiles than the memory of a GPU holds; CUDA programming guide, "Technical Specifications"
+// More tiles than the memory of a GPU holds; CUDA programming guide, "Technical Specifications".
+constexpr int64_t kMaxGrid = INT32_MAX;
 
 driver::Kernel load(const Gpu& gpu, bool is_refused) {
-    const py::tuple built =
-        py::module_::import("deep_gemm.plan").attr("get_transpose_kernel")(is_refused).cast<py::tuple>();
-    return load_code(gpu, std::string_view(py::reinterpret_borrow<py::bytes>(built[0])), built[1].cast<std::string>());
+    const CompiledKernel built = compile_transpose_kernel(is_refused);
+    return load_code(gpu, built.bytes(), built.name);
 }
 
 driver::Kernel load_or_rebuild(const Gpu& gpu) {
@@ -47,15 +45,14 @@ driver::Kernel get_kernel(const Gpu& gpu) {
     static std::vector<driver::Kernel> kernels;
     if (kernels.size() <= size_t(gpu.ordinal)) kernels.resize(size_t(gpu.ordinal) + 1);
     if (kernels[gpu.ordinal] == nullptr) {
-        const driver::Kernel loaded =
-            load_or_rebuild(gpu);  // gives the GIL away: another thread may have resized the list
+        // Releases the GIL: another thread may have resized the list afterwards.
+        const driver::Kernel loaded = load_or_rebuild(gpu);
         kernels[gpu.ordinal] = loaded;
     }
     return kernels[gpu.ordinal];
 }
 
-// Blocks walk the tiles, so that any grid is right. Several may share an SM; one for each SM allowed can never take
-// more of them.
+// CTAs walk the tiles, so that any grid is right. One CTA for each SM allowed never takes more SMs than that.
 unsigned choose_grid(const TensorView& in, int num_sms) {
     const int64_t tiles = ceil_div(in.shape[0], kTile) * ceil_div(in.shape[1], kTile);
     return unsigned(std::min(tiles, num_sms > 0 ? int64_t(num_sms) : kMaxGrid));
@@ -89,12 +86,11 @@ bool are_evenly_spaced(const TensorView& view) {
 }
 
 // One launch over [num_groups * k, rows]: row i of the copy holds row i of every group, one after the other.
-KMajorCopy make_all_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream,
-                            const py::object& handle) {
+KMajorCopy make_all_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
     const TensorView& view = operand.view;
     const int64_t k = view.shape[2], pitch = view.shape[0] * k;
     KMajorCopy copy{empty_fp8(view.shape[1], pitch, view.ordinal, handle), operand};
-    const uint64_t address = make_operand(operand.name, copy.memory.ptr()).view.address;
+    const uint64_t address = make_operand(operand.name, copy.memory.get()).view.address;
     launch(gpu, matrix_view(view, view.address, pitch, view.shape[1], view.strides[2]),
            matrix_view(view, address, view.shape[1], pitch, pitch), num_sms, stream);
     copy.operand.view.address = address;
@@ -103,13 +99,12 @@ KMajorCopy make_all_k_major(const Gpu& gpu, const Operand& operand, int num_sms,
 }
 
 // A launch for each group, into matrices one after the other.
-KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream,
-                             const py::object& handle) {
+KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
     const TensorView& view = operand.view;
     const int64_t num_groups = view.shape[0], rows = view.shape[1], k = view.shape[2];
     const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
     KMajorCopy copy{empty_fp8(num_groups * rows, pitch, view.ordinal, handle), operand};
-    const uint64_t address = make_operand(operand.name, copy.memory.ptr()).view.address;
+    const uint64_t address = make_operand(operand.name, copy.memory.get()).view.address;
     for (int64_t group = 0; group < num_groups; ++group)
         launch(gpu, matrix_view(view, view.address + uint64_t(group * view.strides[0]), k, rows, view.strides[2]),
                matrix_view(view, address + uint64_t(group * rows * pitch), rows, k, pitch), num_sms, stream);
@@ -120,15 +115,15 @@ KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms
 
 }  // namespace
 
-KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, const py::object& handle) {
+KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
     get_kernel(gpu);  // before memory is taken: compiling may fail
     if (operand.view.rank == 3 && are_evenly_spaced(operand.view))
         return make_all_k_major(gpu, operand, num_sms, stream, handle);
     if (operand.view.rank == 3) return make_each_k_major(gpu, operand, num_sms, stream, handle);
     const int64_t k = operand.view.shape[1];
     const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
-    py::object memory = empty_fp8(operand.view.shape[0], pitch, operand.view.ordinal, handle);
-    Operand copy = make_operand(operand.name, memory.ptr());
+    Reference memory = empty_fp8(operand.view.shape[0], pitch, operand.view.ordinal, handle);
+    Operand copy = make_operand(operand.name, memory.get());
     copy.view.shape[1] = k;
     launch(gpu, transposed(operand).view, copy.view, num_sms, stream);
     return {std::move(memory), copy};

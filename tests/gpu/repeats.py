@@ -167,9 +167,8 @@ def _check_tiles(world: World, variant: Variant, config) -> list[str]:
 def get_geometry(world: World, variant: Variant, config, num_sms: int) -> dict:
     """Return what a launch of SHAPE on `num_sms` SMs asks for."""
     max_clusters = world.kernel(variant, config).max_clusters
-    return _C.launch_geometry(
-        config, SHAPE.m, SHAPE.n, num_sms=num_sms, sm_count=world.device.sm_count, max_clusters=max_clusters
-    )
+    problem = variant.problem(*SHAPE, num_sms=num_sms)
+    return _C.launch_geometry(problem, config, sm_count=world.device.sm_count, max_clusters=max_clusters)
 
 
 def _replay(repeater, sms: tuple[int, ...], replays: int) -> None:

@@ -128,17 +128,12 @@ def _count_ctas(world: World, variant: Variant, shape: Shape, num_sms: int) -> i
     """Return the grid of the op's own choice; a config that splits K has one CTA a share, so that it must not be
     chosen.
     """
-    config = explain(variant.problem(*shape, num_sms=num_sms), world.device).config
+    problem = variant.problem(*shape, num_sms=num_sms)
+    config = explain(problem, world.device).config
     if config.split_k > 1:
         return world.device.sm_count
-    geometry = _C.launch_geometry(
-        config,
-        shape.m,
-        shape.n,
-        num_sms=num_sms,
-        sm_count=world.device.sm_count,
-        max_clusters=world.kernel(variant, config).max_clusters,
-    )
+    max_clusters = world.kernel(variant, config).max_clusters
+    geometry = _C.launch_geometry(problem, config, sm_count=world.device.sm_count, max_clusters=max_clusters)
     return geometry["num_ctas"]
 
 

@@ -140,3 +140,11 @@ def test_every_python_folder_of_a_package_is_installed():
     for path in python_files("deep_gemm", "tuner", "db", "models"):
         first, *rest = path.parent.relative_to(ROOT).parts
         assert ".".join([mapped.get(first, first), *rest]) in packages, f"{relative(path)} is in no installed package"
+
+
+def test_pybind11_is_included_where_things_are_bound():
+    """It takes the compiler longer than all that is bound; everything else uses Python's C API."""
+    allowed = {"module.cpp", "module.hpp", *(path.name for path in (ROOT / "csrc").rglob("bind_*.[ch]pp"))}
+    for path in sorted((ROOT / "csrc").rglob("*.[ch]pp")):
+        uses = any(name.startswith("pybind11") for name in INCLUDE.findall(path.read_text(encoding="utf-8")))
+        assert not uses or path.name in allowed, f"{relative(path)} includes pybind11"

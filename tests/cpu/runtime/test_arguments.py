@@ -102,7 +102,7 @@ WRONG = {
         ShapeError,
         r"scale_a.ndim = 1: must be a matrix \[m, ceil\(k / 128\)\]",
     ),
-    "other k": ({"b": make_fp8(N, K + 16)}, ShapeError, r"k = 272 of a and 288 of b: must be equal"),
+    "other k": ({"b": make_fp8(N, K + 16)}, ShapeError, r"b.shape = \[264, 288\]: must be \[n, k\] = \[264, 272\]"),
     "scales of a": (
         {"scale_a": torch.ones(M, 2)},
         ShapeError,
@@ -330,6 +330,26 @@ def test_num_sms_range(value):
     with pytest.raises(ArgumentError, match="num_sms = "):
         deep_gemm.set_num_sms(value)
     assert deep_gemm.get_num_sms() == 0
+
+
+class Unprintable:
+    def __repr__(self):
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        ("é" * 100, "'" + "é" * 38 + "..."),  # 77 bytes, which would end inside a character
+        ("x" + "é" * 100, "'x" + "é" * 37 + "..."),
+        ("\ud800" * 3, r"'\ud800\ud800\ud800'"),
+        (Unprintable(), "<unprintable>"),
+    ],
+)
+def test_any_value_can_be_shown(value, text):
+    with pytest.raises(ArgumentError) as caught:
+        deep_gemm.set_num_sms(value)
+    assert str(caught.value).startswith(f"num_sms = {text}: must be an integer")
 
 
 def test_num_sms_is_kept():

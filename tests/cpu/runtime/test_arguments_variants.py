@@ -52,7 +52,7 @@ WRONG_FP8 = {
         "nn",
         {"b": matrix(N, K, FP8)},
         ShapeError,
-        r"k = 400 of a and 272 of b: must be equal; a is \[m, k\] and b is \[k, n\]",
+        r"b.shape = \[272, 400\]: must be \[k, n\] = \[400, 400\]",
     ),
     "nn scales": (
         "nn",
@@ -151,7 +151,7 @@ WRONG_RECIPES = {
         None,
         {"scale_a": torch.ones(M + 1), "scale_b": torch.ones(N)},
         ShapeError,
-        r"scale_a.shape = \[25\]: must be \[m\] = \[24\] for scales per",
+        r"scale_a.shape = \[25\]: must be \[m\] = \[24\]; reshape",
     ),
     "per row of n": (
         None,
@@ -191,7 +191,7 @@ def sum_in(kind):
 
 
 WRONG_SUMS = {
-    "dtype": (DtypeError, r"c.dtype = torch.bfloat16: must be the dtype of d, torch.float32; convert c"),
+    "dtype": (DtypeError, r"c.dtype = torch.bfloat16: must be torch.float32; convert c to the dtype of d"),
     "shape": (ShapeError, r"c.shape = \[24, 273\]: must be \[m, n\] = \[24, 272\]"),
     "rank": (ShapeError, r"c.ndim = 1: must be a matrix \[m, n\]"),
     "transposed": (LayoutError, r"c.stride\(1\) = 24: FP32 rows must be contiguous along n; pass c.contiguous\(\)"),
@@ -246,7 +246,7 @@ WRONG_BF16 = {
         LayoutError,
         r"a.stride\(1\) = 2: BF16 rows must be contiguous along k",
     ),
-    "k": ((matrix(M, K), matrix(N, K + 8)), ShapeError, r"k = 400 of a and 408 of b"),
+    "k": ((matrix(M, K), matrix(N, K + 8)), ShapeError, r"b.shape = \[272, 408\]: must be \[n, k\] = \[272, 400\]"),
 }
 
 
@@ -310,7 +310,7 @@ def test_heads_have_one_recipe():
         d = torch.ones(M, N, dtype=BF16)
         expect(
             ArgumentError,
-            "recipe: fp8_gemm_nt_skip_head_mid takes",
+            "recipe: a product with head splits takes",
             "fp8_gemm_nt_skip_head_mid",
             d,
             *pairs,

@@ -289,7 +289,7 @@ def test_geometry(problem, rows, tile):
         block_m, block_n, stages, block_k=128 if "fp8" in problem.op else 64, cluster_m=cluster_m, cluster_n=cluster_n
     )
     for limit in (0, 5):
-        got = _C.grouped_launch_geometry(problem, config, sm_count=132, max_clusters=limit)
+        got = _C.launch_geometry(problem, config, sm_count=132, max_clusters=limit)
         blocks, sms = (1, problem.num_sms) if problem.num_sms else (_C.blocks_per_sm(problem, config), 132)
         n_tiles, all_tiles = -(-problem.n // (block_n * cluster_n)), -(-problem.m // (block_m * cluster_m))
         tiles = n_tiles * all_tiles * (1 if problem.op in CONTIGUOUS else problem.num_groups)
@@ -304,20 +304,20 @@ def test_several_blocks_share_an_sm():
     config, problem = _C.Config(64, 32, 3), make_grouped("m_grouped_fp8_gemm_masked", 4096, 4096, 512, 8, expected_m=64)
     blocks = _C.blocks_per_sm(problem, config)
     assert blocks > 1
-    assert _C.grouped_launch_geometry(problem, config, sm_count=132)["num_ctas"] == 132 * blocks
+    assert _C.launch_geometry(problem, config, sm_count=132)["num_ctas"] == 132 * blocks
 
 
 @pytest.mark.parametrize("op", [FP8, BF16])
 def test_more_tiles_than_the_kernel_counts(op):
     config = _C.Config(64, 64, 4, block_k=128 if op == FP8 else 64)
     with pytest.raises(ShapeError, match=r"num_groups = 65535: more than 2\^31 tiles"):
-        _C.grouped_launch_geometry(make_grouped(op, (1 << 31) - 1, (1 << 31) - 1, 512, 65535), config, sm_count=132)
+        _C.launch_geometry(make_grouped(op, (1 << 31) - 1, (1 << 31) - 1, 512, 65535), config, sm_count=132)
     fits = make_grouped(op, 1 << 15, 1 << 15, 512, 65535)  # 2^18 tiles, of every group where it has its own
     if op == FP8:
-        assert _C.grouped_launch_geometry(fits, config, sm_count=132)["num_ctas"] >= 132
+        assert _C.launch_geometry(fits, config, sm_count=132)["num_ctas"] >= 132
     else:
         with pytest.raises(ShapeError, match="split the product along n"):
-            _C.grouped_launch_geometry(fits, config, sm_count=132)
+            _C.launch_geometry(fits, config, sm_count=132)
 
 
 # What an explicit kernel refuses.

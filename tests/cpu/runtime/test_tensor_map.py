@@ -243,6 +243,11 @@ def brute_force_band(config, m_cluster_tiles, clusters):
     return min(range(1, min(32, m_cluster_tiles) + 1), key=rows)
 
 
+def dense(m: int, n: int, **fields) -> "_C.Problem":
+    """Return a dense problem of these sizes."""
+    return _C.Problem("fp8_gemm", m, n, 512, **fields)
+
+
 PRODUCTS = [
     (1, 1, 0, 0),
     (5000, 4000, 0, 0),
@@ -259,7 +264,7 @@ PRODUCTS = [
 def test_geometry(config):
     size = config.cluster_m * config.cluster_n
     for m, n, num_sms, limit in PRODUCTS:
-        got = _C.launch_geometry(config, m, n, num_sms=num_sms, sm_count=132, max_clusters=limit)
+        got = _C.launch_geometry(dense(m, n, num_sms=num_sms), config, sm_count=132, max_clusters=limit)
         m_tiles, n_tiles = -(-m // config.block_m), -(-n // config.block_n)
         m_clusters, n_clusters = -(-m_tiles // config.cluster_m), -(-n_tiles // config.cluster_n)
         clusters = min(max(min(num_sms or 132, 132) // size, 1), limit or 132, m_clusters * n_clusters)
@@ -273,7 +278,7 @@ def test_split_geometry_has_a_cluster_for_every_tile(split):
     config = _C.Config(16, 64, 4, split_k=split, swap_ab=1)
     for m, n, _, _ in PRODUCTS:
         m_tiles, n_tiles = -(-m // 16), -(-n // 64)
-        got = _C.launch_geometry(config, m, n, sm_count=132, max_clusters=3)
+        got = _C.launch_geometry(dense(m, n), config, sm_count=132, max_clusters=3)
         assert (got["num_ctas"], got["num_m_tiles"], got["num_n_tiles"]) == (
             m_tiles * n_tiles * split,
             m_tiles,
@@ -285,6 +290,6 @@ def test_split_geometry_has_a_cluster_for_every_tile(split):
 @pytest.mark.parametrize("config", [_C.Config(64, 8, 8), _C.Config(64, 64, 8, split_k=8, swap_ab=1)], ids=str)
 def test_more_tiles_than_the_kernel_counts(config):
     with pytest.raises(ShapeError, match="2\\^31 tiles"):
-        _C.launch_geometry(config, (1 << 31) - 1, (1 << 31) - 1, sm_count=132)
+        _C.launch_geometry(dense((1 << 31) - 1, (1 << 31) - 1), config, sm_count=132)
     with pytest.raises(ShapeError, match="2\\^31 tiles"):
-        _C.launch_geometry(config, 1 << 18, 1 << 22, sm_count=132)
+        _C.launch_geometry(dense(1 << 18, 1 << 22), config, sm_count=132)

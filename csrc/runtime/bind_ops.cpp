@@ -1,0 +1,103 @@
+// The Python face of the public ops and of how this process runs them.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/problem.hpp"
+#include "core/py_integers.hpp"
+#include "runtime/arguments.hpp"
+#include "runtime/bind_runtime.hpp"
+#include "runtime/op.hpp"
+#include "runtime/policy.hpp"
+
+namespace py = pybind11;
+using namespace py::literals;
+
+namespace deep_gemm {
+namespace {
+
+constexpr IntegerField kAlignmentField{"alignment", Problem::kAlignmentUnit, Problem::kMaxAlignment, 0, false};
+
+using PythonParameters = std::vector<std::pair<std::string, std::optional<std::string>>>;
+
+py::object make_python_op(const std::string& name, const std::string& kind, const std::string& layout, bool is_blocks,
+                          const PythonParameters& parameters, size_t num_required, size_t num_positional,
+                          const std::string& documentation) {
+    if (num_required > num_positional || num_positional > parameters.size())
+        throw Error(ErrorKind::kArgument,
+                    name + ": must have num_required <= num_positional <= parameters; fix the row.");
+    OpText text{.name = name,
+                .op = parse_op(kind),
+                .layout = layout,
+                .group_layout = is_blocks ? GroupLayout::kBlocks : GroupLayout::kJoint,
+                .parameters = {},
+                .num_required = num_required,
+                .num_positional = num_positional,
+                .documentation = documentation};
+    for (const auto& [parameter, alias] : parameters) text.parameters.push_back({parameter, alias.value_or("")});
+    const py::str module("deep_gemm");
+    return py::reinterpret_steal<py::object>(make_op(text, module.ptr()).release());
+}
+
+int parse_alignment(const py::object& alignment) {
+    return int(checked_integer(alignment, kAlignmentField, ErrorKind::kArgument));
+}
+
+void bind_limits(py::module_& m) {
+    m.def(
+        "set_num_sms", [](const py::object& num_sms) { set_num_sms(parse_num_sms(num_sms.ptr())); }, "num_sms"_a,
+        "Let launches of this process use `num_sms` SMs; 0, or more than the device has, means all. Raises: "
+        "ArgumentError.");
+    m.def("get_num_sms", &get_num_sms, "Return what set_num_sms set last; 0 means all SMs of the device.");
+    m.def(
+        "set_mk_alignment_for_contiguous_layout",
+        [](const py::object& alignment) { set_mk_alignment(parse_alignment(alignment)); }, "alignment"_a,
+        "Let the rows of every group of m-grouped contiguous products of this process start at multiples of "
+        "`alignment`: a multiple of 8 up to 65536, 128 by default. Smaller ones leave fewer configs. Raises: "
+        "ArgumentError.");
+    m.def("get_mk_alignment_for_contiguous_layout", &get_mk_alignment,
+          "Return what set_mk_alignment_for_contiguous_layout set last.");
+    m.def(
+        "set_tc_util", [](const py::object& ratio) { set_tc_util(parse_factor("ratio", ratio.ptr())); }, "ratio"_a,
+        "Keep the share of the tensor cores that the caller wants used, 0..1; numbers above 1 are percent. Accepted "
+        "for compatibility: no kernel of SM90 limits itself by it. Raises: ArgumentError.");
+    m.def("get_tc_util", &get_tc_util, "Return what set_tc_util set last, within 0..1; 1.0 by default.");
+}
+
+void bind_switches(py::module_& m) {
+    m.def(
+        "set_pdl", [](const py::object& is_enabled) { set_pdl(parse_flag("is_enabled", is_enabled.ptr())); },
+        "is_enabled"_a,
+        "Let kernels of this process start while the kernel before them in the stream ends (programmatic dependent "
+        "launch); off by default. They touch memory only after it has ended. Raises: ArgumentError.");
+    m.def("get_pdl", &get_pdl, "Return whether set_pdl is on.");
+    m.def(
+        "set_batch_invariant",
+        [](const py::object& is_enabled) { set_batch_invariant(parse_flag("is_enabled", is_enabled.ptr())); },
+        "is_enabled"_a,
+        "Limit selection to configs with which a row of D does not depend on m, bit for bit; overrides "
+        "DG_BATCH_INVARIANT. Raises: ArgumentError.");
+    m.def("is_batch_invariant", &is_batch_invariant,
+          "Return what set_batch_invariant set last, or else what DG_BATCH_INVARIANT says.");
+}
+
+}  // namespace
+
+void bind_ops(py::module_& m) {
+    m.def(
+        "make_op", &make_python_op, "name"_a, "kind"_a, "layout"_a, "is_blocks"_a, "parameters"_a, "num_required"_a,
+        "num_positional"_a, "documentation"_a,
+        "Make the builtin of one row of deep_gemm.ops. `kind`: the op kind; `layout`: 'nt', 'nn', 'tn' or 'tt'; "
+        "`is_blocks`: the groups of K lie in 1-D blocks; `parameters`: (name, second name or None) in order, of which "
+        "the first ones are required and those after `num_positional` keyword-only; `documentation`: the text "
+        "signature and the docstring. Raises: ArgumentError, ProblemError.");
+    bind_limits(m);
+    bind_switches(m);
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,49 @@
+// The calls of deep_gemm.plan: problems and configs are bound objects there.
+#include <pybind11/pybind11.h>
+
+#include "runtime/plan.hpp"
+
+namespace py = pybind11;
+
+namespace deep_gemm {
+namespace {
+
+// Throws PythonError in place of pybind11's exception: callers of plan.hpp know only that.
+template <class... Arguments>
+py::tuple call_plan(const char* function, const Arguments&... arguments) {
+    try {
+        return py::module_::import("deep_gemm.plan").attr(function)(arguments...).template cast<py::tuple>();
+    } catch (py::error_already_set& error) {
+        error.restore();
+        throw PythonError();
+    }
+}
+
+CompiledKernel take_kernel(py::object cubin, const py::object& name) {
+    if (!PyBytes_Check(cubin.ptr())) throw py::type_error("deep_gemm.plan: a cubin must be bytes");
+    return {.cubin = Reference::steal(cubin.release().ptr()), .name = name.cast<std::string>()};
+}
+
+KernelPlan take_plan(const py::tuple& plan) { return {plan[0].cast<Config>(), take_kernel(plan[1], plan[2])}; }
+
+}  // namespace
+
+KernelPlan plan_kernel(const Problem& problem, int ordinal) { return take_plan(call_plan("plan", problem, ordinal)); }
+
+KernelPlan plan_kernel_without_clusters(const Problem& problem, int ordinal) {
+    return take_plan(call_plan("plan_without_clusters", problem, ordinal));
+}
+
+CompiledKernel rebuild_kernel(const Problem& problem, const Config& config) {
+    const py::tuple rebuilt = call_plan("rebuild", problem, config);
+    CompiledKernel kernel = take_kernel(rebuilt[0], rebuilt[1]);
+    kernel.compiler = rebuilt[2].cast<std::string>();
+    return kernel;
+}
+
+CompiledKernel compile_transpose_kernel(bool is_refused) {
+    const py::tuple built = call_plan("get_transpose_kernel", is_refused);
+    return take_kernel(built[0], built[1]);
+}
+
+}  // namespace deep_gemm

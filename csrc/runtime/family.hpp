@@ -1,0 +1,84 @@
+// An op family: what its ops have besides the one path of a call (run.cpp). The shapes of operands and the majors that
+// kernels read are data; the rest are the few functions in which families differ. A new family is one more family_*.cpp
+// and one more case of family_of.
+#pragma once
+
+#include <Python.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+
+#include "core/problem.hpp"
+#include "runtime/call.hpp"
+
+namespace deep_gemm {
+
+// What the size of a dim is.
+enum class Extent : uint8_t {
+    kNumGroups,
+    kM,
+    kN,
+    kK,
+    kSteps,      // blocks of 128 along K
+    kBlocksN,    // blocks of 128 along N
+    kHeads,      // columns of a D with head splits
+    kElementsA,  // of A in one dim: the blocks of all groups
+    kElementsB
+};
+inline constexpr size_t kNumExtents = 9;
+
+struct Shape {
+    uint8_t rank = 0;
+    std::array<Extent, 3> dims{};
+};
+
+// Shapes of the operands, in the order of kOperands.
+using Shapes = std::array<Shape, std::size(kOperands)>;
+
+// Along which dims an operand may be contiguous.
+enum class MajorRule : uint8_t { kEither, kOnlyK, kOnlyMn };
+
+struct MajorRules {
+    MajorRule a, b;
+};
+
+struct Family {
+    std::array<const char*, kNumExtents> names;  // of the extents, in messages
+    MajorRules bf16_majors, fp8_majors;
+    bool has_fp32_d = false;  // D is FP32 only
+
+    const Shapes& (*get_shapes)(const Call&);
+
+    // FP8: the recipe that the caller named or that the scales show. Throws Error(kArgument): the op has no such
+    // recipe.
+    Recipe (*choose_recipe)(std::optional<Recipe> named, const Call&);
+
+    // Sizes of operands whose ranks were checked.
+    Sizes (*read_sizes)(const Call&);
+
+    // The rules between sizes besides the shapes of operands; may be null. Throws Error(kShape).
+    void (*check_sizes)(const Call&, const Sizes&);
+
+    // What `groups` holds, of a call on the CPU; may be null. Kernels cannot check it, they are only safe against it.
+    // Throws Error(kArgument).
+    void (*check_values)(const Call&, const Sizes&);
+
+    // Add the arguments of the reference besides a, b, d and the scales to the dict `named`. Throws PythonError.
+    void (*add_reference_arguments)(const Call&, PyObject* named);
+};
+
+extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily;
+
+inline const Family& family_of(Op op) {
+    switch (grouping_of(op)) {
+        case Grouping::kMContiguous: return kContiguousFamily;
+        case Grouping::kMMasked: return kMaskedFamily;
+        case Grouping::kKContiguous: return kKGroupedFamily;
+        default: return kDenseFamily;
+    }
+}
+
+inline const char* name_of(const Family& family, Extent extent) { return family.names[size_t(extent)]; }
+
+}  // namespace deep_gemm

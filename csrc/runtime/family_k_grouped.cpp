@@ -1,0 +1,100 @@
+// Products whose K the groups divide: A [m, sum_k], B [n, sum_k], C and D [num_groups, m, n]; ks_tensor [num_groups] is
+// the K of each group. With GroupLayout::kBlocks, A and B are 1-D: the matrices [m, k] and [n, k] of one group after
+// the other.
+#include <numeric>
+#include <string>
+
+#include "runtime/family.hpp"
+#include "runtime/operand_checks.hpp"
+#include "runtime/torch_calls.hpp"
+
+namespace deep_gemm {
+namespace {
+
+using enum Extent;
+
+constexpr Shapes shapes_of(const Shape& a, const Shape& b) {
+    return {a,
+            {2, {kM, kSteps}},
+            b,
+            {2, {kN, kSteps}},
+            {3, {kNumGroups, kM, kN}},
+            {3, {kNumGroups, kM, kN}},
+            {1, {kNumGroups}}};
+}
+
+constexpr Shapes kJointShapes = shapes_of({2, {kM, kK}}, {2, {kN, kK}});
+constexpr Shapes kBlockShapes = shapes_of({1, {kElementsA}}, {1, {kElementsB}});
+
+const Shapes& get_shapes(const Call& call) { return call.has_blocks() ? kBlockShapes : kJointShapes; }
+
+Recipe choose_recipe(std::optional<Recipe> named, const Call&) {
+    if (named.value_or(Recipe::k1d1d) != Recipe::k1d1d)
+        throw Error(ErrorKind::kArgument,
+                    "recipe = (1, 128, 128): groups of K have both operands scaled 1x128; pass (1, 1, 128) or None.");
+    return Recipe::k1d1d;
+}
+
+// K of all groups together in blocks of m and n rows: the host's, or else what A or B has room for.
+int64_t read_sum_k(const Call& call, int64_t m, int64_t n) {
+    if (call.ks) return std::accumulate(call.ks->begin(), call.ks->end(), int64_t(0));
+    return m > 0 ? call.a.view.shape[0] / m : n > 0 ? call.b.view.shape[0] / n : 0;
+}
+
+Sizes read_sizes(const Call& call) {
+    const TensorView &a = call.a.view, &b = call.b.view, &d = call.d.view;
+    if (!call.has_blocks()) return {a.shape[0], b.shape[0], a.shape[1], d.shape[0]};
+    return {d.shape[1], d.shape[2], read_sum_k(call, d.shape[1], d.shape[2]), d.shape[0]};
+}
+
+void check_ks(const std::vector<int64_t>& ks, const Sizes& sizes) {
+    if (int64_t(ks.size()) != sizes.num_groups)
+        fail_shape("ks has " + std::to_string(ks.size()) + " entries: must have one for each of the num_groups = " +
+                   std::to_string(sizes.num_groups) + " matrices of d; pass the K of every group.");
+    for (size_t i = 0; i < ks.size(); ++i)
+        if (ks[i] % kScaleGranularity != 0)
+            fail_shape(entry_text("ks", int64_t(i), ks[i]) +
+                       ": must be a multiple of 128; pad that group with zeros along K.");
+    const int64_t sum = std::accumulate(ks.begin(), ks.end(), int64_t(0));
+    if (sum != sizes.k)
+        fail_shape("ks sum to " + std::to_string(sum) + " and a has sum_k = " + std::to_string(sizes.k) +
+                   ": must be equal; pass the K of every group.");
+}
+
+void check_sizes(const Call& call, const Sizes& sizes) {
+    if (call.ks) return check_ks(*call.ks, sizes);
+    if (sizes.k % kScaleGranularity != 0)
+        fail_shape("sum_k = " + std::to_string(sizes.k) +
+                   ": the K of every group must be a multiple of 128; pad the groups with zeros along K.");
+}
+
+void check_values(const Call& call, const Sizes&) {
+    if (!call.groups.is_present()) return;
+    const int32_t* values = values_of(call.groups);
+    for (size_t i = 0; i < call.ks->size(); ++i)
+        if (values[i] != (*call.ks)[i])
+            fail_value(entry_text(call.groups.name, int64_t(i), values[i]) + " and " +
+                       entry_text("ks", int64_t(i), (*call.ks)[i]) + ": must be equal; pass the same numbers in both.");
+}
+
+void add_reference_arguments(const Call& call, PyObject* named) {
+    set_item(named, "groups", call.groups.is_present() ? tensor_of(call.groups) : make_cpu_tensor(*call.ks));
+    set_item(named, "c", tensor_of(call.c));
+    if (is_fp8(call.op)) set_item(named, "is_blocks", Reference::take(PyBool_FromLong(call.has_blocks())));
+}
+
+}  // namespace
+
+const Family kKGroupedFamily{
+    .names = {"num_groups", "m", "n", "sum_k", "sum_k / 128", "", "", "m * sum_k", "n * sum_k"},
+    .bf16_majors = {MajorRule::kOnlyMn, MajorRule::kOnlyMn},
+    .fp8_majors = {MajorRule::kEither, MajorRule::kEither},
+    .has_fp32_d = true,
+    .get_shapes = &get_shapes,
+    .choose_recipe = &choose_recipe,
+    .read_sizes = &read_sizes,
+    .check_sizes = &check_sizes,
+    .check_values = &check_values,
+    .add_reference_arguments = &add_reference_arguments};
+
+}  // namespace deep_gemm

@@ -1,0 +1,263 @@
+#include "runtime/op.hpp"
+
+#include <array>
+#include <exception>
+#include <memory>
+
+#include "core/error.hpp"
+#include "runtime/arguments.hpp"
+#include "runtime/family.hpp"
+#include "runtime/policy.hpp"
+#include "runtime/run.hpp"
+
+namespace deep_gemm {
+namespace {
+
+// What a parameter is; its value lies in the slot of this number.
+enum Role : uint8_t {
+    kA,
+    kB,
+    kD,
+    kC,
+    kGroups,
+    kKs,
+    kExpectedM,
+    kHeadSplits,
+    kRecipe,
+    kCompiledDims,
+    kDisableUe8m0Cast,
+    kAlpha,
+    kBeta,
+    kStream,
+    kNumRoles
+};
+
+struct NamedRole {
+    const char* name;
+    Role role;
+};
+
+constexpr NamedRole kRoles[] = {{"a", kA},
+                                {"b", kB},
+                                {"d", kD},
+                                {"c", kC},
+                                {"m_indices", kGroups},
+                                {"masked_m", kGroups},
+                                {"ks_tensor", kGroups},
+                                {"ks", kKs},
+                                {"expected_m", kExpectedM},
+                                {"head_splits", kHeadSplits},
+                                {"recipe", kRecipe},
+                                {"compiled_dims", kCompiledDims},
+                                {"disable_ue8m0_cast", kDisableUe8m0Cast},
+                                {"alpha", kAlpha},
+                                {"beta", kBeta},
+                                {"stream", kStream}};
+
+using Slots = std::array<PyObject*, kNumRoles>;  // borrowed; null: not given
+
+struct Parameter {
+    NamedRole known;
+    PyObject *name, *alias;  // interned str; the alias may be null
+};
+
+struct PublicOp {
+    OpText text;
+    bool is_a_transposed, is_b_transposed;
+    std::vector<Parameter> parameters{};
+    const char* groups_name = nullptr;
+    bool are_groups_required = false;
+    PyMethodDef method{};
+};
+
+// The values of a call, all borrowed.
+struct PythonCall {
+    PyObject* const* values;
+    Py_ssize_t num_positional;
+    PyObject* keyword_names;
+};
+
+[[noreturn]] void fail(const PublicOp& op, const std::string& rest) {
+    throw Error(ErrorKind::kArgument, op.text.name + "(): " + rest);
+}
+
+[[noreturn]] void fail_twice(const PublicOp& op, const Parameter& parameter) {
+    const std::string alias =
+        parameter.alias == nullptr ? "" : ", which is also called '" + utf8_of(parameter.alias) + "',";
+    fail(op, std::string("argument '") + parameter.known.name + "'" + alias + " was given twice; give it once.");
+}
+
+bool is_name(const Parameter& parameter, PyObject* keyword) {
+    if (PyUnicode_Compare(parameter.name, keyword) == 0) return true;
+    return parameter.alias != nullptr && PyUnicode_Compare(parameter.alias, keyword) == 0;
+}
+
+// Keywords in source code are interned, so that their addresses nearly always tell.
+const Parameter& find_parameter(const PublicOp& op, PyObject* keyword) {
+    for (const Parameter& parameter : op.parameters)
+        if (parameter.name == keyword || parameter.alias == keyword) return parameter;
+    for (const Parameter& parameter : op.parameters)
+        if (is_name(parameter, keyword)) return parameter;
+    fail(op, "unknown argument " + short_repr(keyword) + "; see help(deep_gemm." + op.text.name + ").");
+}
+
+void bind_keywords(const PublicOp& op, const PythonCall& call, Slots& slots) {
+    PyObject* const* values = call.values + call.num_positional;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(call.keyword_names); ++i) {
+        const Parameter& parameter = find_parameter(op, PyTuple_GET_ITEM(call.keyword_names, i));
+        PyObject*& slot = slots[parameter.known.role];
+        if (slot != nullptr) fail_twice(op, parameter);
+        slot = values[i];
+    }
+}
+
+// Put each argument into the slot of its role. Throws Error(kArgument): unknown, missing or given twice.
+void bind_arguments(const PublicOp& op, const PythonCall& call, Slots& slots) {
+    const size_t given = size_t(call.num_positional);
+    if (given > op.text.num_positional)
+        fail(op, std::to_string(given) + " positional arguments: takes at most " +
+                     std::to_string(op.text.num_positional) + "; name the others.");
+    for (size_t i = 0; i < given; ++i) slots[op.parameters[i].known.role] = call.values[i];
+    if (call.keyword_names != nullptr) bind_keywords(op, call, slots);
+    for (size_t i = given; i < op.text.num_required; ++i)
+        if (slots[op.parameters[i].known.role] == nullptr)
+            fail(op, std::string("argument '") + op.parameters[i].known.name + "' is missing; give it.");
+}
+
+Operand make_oriented_operand(const char* name, PyObject* object, bool is_transposed) {
+    Operand operand = make_operand(name, object);
+    return is_transposed ? transposed(operand) : operand;
+}
+
+// C may be D itself, which is not looked at twice.
+Operand make_c(PyObject* object, const Operand& d) {
+    if (!is_given(object)) return {};
+    return object == d.object ? Operand{"c", object, d.view, false} : make_operand("c", object);
+}
+
+void parse_options(const Slots& slots, Call& call) {
+    check_flag("disable_ue8m0_cast", slots[kDisableUe8m0Cast]);
+    call.alpha = parse_factor("alpha", slots[kAlpha]);
+    call.beta = parse_factor("beta", slots[kBeta]);
+    call.compiled_dims = parse_compiled_dims_argument(slots[kCompiledDims]);
+    call.stream = slots[kStream];
+    if (slots[kHeadSplits] != nullptr) call.heads = parse_head_splits(slots[kHeadSplits]);
+    if (slots[kExpectedM] != nullptr) call.expected_m = parse_expected_m(slots[kExpectedM]);
+    if (slots[kKs] != nullptr) call.ks = parse_group_sizes(slots[kKs]);
+}
+
+void parse_outputs(const PublicOp& op, const Slots& slots, Call& call) {
+    call.d = make_operand("d", slots[kD]);
+    call.c = make_c(slots[kC], call.d);
+    if (op.are_groups_required || is_given(slots[kGroups])) call.groups = make_operand(op.groups_name, slots[kGroups]);
+}
+
+void run_bf16(const PublicOp& op, const Slots& slots, Call& call) {
+    parse_options(slots, call);
+    call.a = make_oriented_operand("a", slots[kA], op.is_a_transposed);
+    call.b = make_oriented_operand("b", slots[kB], op.is_b_transposed);
+    parse_outputs(op, slots, call);
+    run(call);
+}
+
+void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
+    const Reference a = parse_pair("a", slots[kA]), b = parse_pair("b", slots[kB]);  // keep the tensors alive
+    const std::optional<Recipe> recipe = parse_recipe(slots[kRecipe]);
+    parse_options(slots, call);
+    call.a = make_oriented_operand("a", PyTuple_GET_ITEM(a.get(), 0), op.is_a_transposed);
+    call.scale_a = make_oriented_operand("scale_a", PyTuple_GET_ITEM(a.get(), 1), op.is_a_transposed);
+    call.b = make_oriented_operand("b", PyTuple_GET_ITEM(b.get(), 0), op.is_b_transposed);
+    call.scale_b = make_oriented_operand("scale_b", PyTuple_GET_ITEM(b.get(), 1), op.is_b_transposed);
+    parse_outputs(op, slots, call);
+    call.recipe = family_of(call.op).choose_recipe(recipe, call);
+    run(call);
+}
+
+void run_op(const PublicOp& op, const PythonCall& python) {
+    Slots slots{};
+    bind_arguments(op, python, slots);
+    Call call = make_call(op.text.op);
+    call.group_layout = op.text.group_layout;
+    is_fp8(call.op) ? run_fp8(op, slots, call) : run_bf16(op, slots, call);
+}
+
+// Put the call into the graph that torch is recording, in place of running it.
+PyObject* record_call(const PublicOp& op, const PythonCall& call) {
+    const Reference get_recorder = import_attribute("deep_gemm.tracing", "get_recorder");
+    const Reference recorder = Reference::take(PyObject_CallFunction(get_recorder.get(), "s", op.text.name.c_str()));
+    return PyObject_Vectorcall(recorder.get(), call.values, size_t(call.num_positional), call.keyword_names);
+}
+
+PyObject* run_or_record(const PublicOp& op, const PythonCall& call) {
+    try {
+        run_op(op, call);
+    } catch (const RecordedCall&) {
+        return record_call(op, call);
+    }
+    Py_RETURN_NONE;
+}
+
+// `self`: the module object that holds the op (make_op).
+PyObject* call_op(PyObject* self, PyObject* const* values, Py_ssize_t num_positional, PyObject* keyword_names) {
+    const PublicOp& op = **static_cast<PublicOp**>(PyModule_GetState(self));
+    try {
+        return run_or_record(op, {values, num_positional, keyword_names});
+    } catch (const Error& error) {
+        set_python_error(error);
+    } catch (const PythonError&) {
+        // Python's error is set already.
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    return nullptr;
+}
+
+PyObject* intern(const std::string& text) {
+    return Reference::take(PyUnicode_InternFromString(text.c_str())).release();
+}
+
+Parameter make_parameter(const OpText& op, const ParameterText& text) {
+    for (const NamedRole& known : kRoles)
+        if (text.name == known.name)
+            return {known, intern(text.name), text.alias.empty() ? nullptr : intern(text.alias)};
+    throw Error(ErrorKind::kArgument,
+                op.name + ": no op has a parameter '" + text.name + "'; add its role to csrc/runtime/op.cpp.");
+}
+
+std::unique_ptr<PublicOp> make_public_op(const OpText& text) {
+    if (text.layout != "nt" && text.layout != "nn" && text.layout != "tn" && text.layout != "tt")
+        throw Error(ErrorKind::kArgument, "layout = " + text.layout + ": must be nt, nn, tn or tt; pass one of them.");
+    auto op = std::make_unique<PublicOp>(
+        PublicOp{.text = text, .is_a_transposed = text.layout[0] == 't', .is_b_transposed = text.layout[1] == 'n'});
+    for (const ParameterText& parameter : text.parameters) {
+        op->parameters.push_back(make_parameter(text, parameter));
+        if (op->parameters.back().known.role != kGroups) continue;
+        op->groups_name = op->parameters.back().known.name;
+        op->are_groups_required = op->parameters.size() <= text.num_required;
+    }
+    op->method = {op->text.name.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_op)),
+                  METH_FASTCALL | METH_KEYWORDS, op->text.documentation.c_str()};
+    return op;
+}
+
+// A module that holds a pointer to the op. A builtin whose `self` is a module is pickled and shown by its name.
+PyModuleDef holder_definition{
+    PyModuleDef_HEAD_INIT, "deep_gemm._C", nullptr, sizeof(PublicOp*), nullptr, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+Reference make_op(const OpText& text, PyObject* module) {
+    std::unique_ptr<PublicOp> op = make_public_op(text);
+    const Reference holder = Reference::take(PyModule_Create(&holder_definition));
+    Reference function = Reference::take(PyCFunction_NewEx(&op->method, holder.get(), module));
+    *static_cast<PublicOp**>(PyModule_GetState(holder.get())) = op.release();  // builtins are never freed
+    return function;
+}
+
+Call make_call(Op op) {
+    Call call{.op = op};
+    if (grouping_of(op) == Grouping::kMContiguous) call.alignment = get_mk_alignment();
+    return call;
+}
+
+}  // namespace deep_gemm

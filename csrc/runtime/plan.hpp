@@ -1,0 +1,39 @@
+// What the dispatch asks of deep_gemm.plan, in Python, for a problem that it has not seen. All throw PythonError, and
+// release the GIL while Python runs. Defined where Problem and Config are bound (bind_plan.cpp).
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "core/config.hpp"
+#include "core/problem.hpp"
+#include "core/python.hpp"
+
+namespace deep_gemm {
+
+struct CompiledKernel {
+    Reference cubin;  // bytes
+    std::string name;
+    std::string compiler{};  // name and version; only rebuild_kernel says it
+
+    std::string_view bytes() const { return {PyBytes_AS_STRING(cubin.get()), size_t(PyBytes_GET_SIZE(cubin.get()))}; }
+};
+
+struct KernelPlan {
+    Config config;
+    CompiledKernel kernel;
+};
+
+// The config chosen for `problem` on CUDA device `ordinal`, and its kernel.
+KernelPlan plan_kernel(const Problem& problem, int ordinal);
+
+// The same among configs without clusters.
+KernelPlan plan_kernel_without_clusters(const Problem& problem, int ordinal);
+
+// Compile again, past every cache.
+CompiledKernel rebuild_kernel(const Problem& problem, const Config& config);
+
+// The pass of transpose.hpp; `is_refused`: compile again, past every cache.
+CompiledKernel compile_transpose_kernel(bool is_refused);
+
+}  // namespace deep_gemm

@@ -1,0 +1,181 @@
+#include "runtime/run.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "core/error.hpp"
+#include "runtime/arguments.hpp"
+#include "runtime/checks.hpp"
+#include "runtime/dispatch.hpp"
+#include "runtime/family.hpp"
+#include "runtime/kernel_checks.hpp"
+#include "runtime/launch.hpp"
+#include "runtime/operand_checks.hpp"
+#include "runtime/policy.hpp"
+#include "runtime/torch_calls.hpp"
+#include "runtime/transpose.hpp"
+
+namespace deep_gemm {
+namespace {
+
+constexpr int kSignificantBits = 3;
+
+// A hint of the rows of a group, as problems hold it: within 1..m, and of three significant bits, so that a hint that
+// changes from call to call does not fill the dispatch table.
+int64_t round_expected_m(int64_t expected_m, int64_t m) {
+    const int64_t rows = std::clamp<int64_t>(expected_m, 1, m);
+    const int shift = std::max(int(std::bit_width(uint64_t(rows))) - kSignificantBits, 0);
+    return std::min(m, (rows + (int64_t(1) << shift) - 1) >> shift << shift);
+}
+
+Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts) {
+    const bool is_bf16 = !is_fp8(call.op);
+    return {.op = call.op,
+            .m = sizes.m,
+            .n = sizes.n,
+            .k = sizes.k,
+            .num_sms = get_sm_limit(gpu.device.sm_count),
+            .num_groups = is_grouped(call.op) ? int32_t(sizes.num_groups) : 0,
+            .expected_m = call.expected_m ? round_expected_m(*call.expected_m, sizes.m) : 0,
+            .alignment = call.alignment,
+            .compiled_dims = call.compiled_dims,
+            .recipe = call.recipe,
+            .d_dtype = call.d.view.dtype == Dtype::kFloat32 ? DDtype::kFp32 : DDtype::kBf16,
+            .c_mode = layouts.c,
+            .a_major = is_bf16 ? layouts.a : Major::kK,
+            .b_major = is_bf16 ? layouts.b : Major::kK,
+            .scale_layout = layouts.scales,
+            .group_layout = call.group_layout,
+            .batch_invariant = is_batch_invariant()};
+}
+
+void run_in_torch(const Call& call, PyObject* stream) {
+    const Reference named = Reference::take(PyDict_New());
+    set_item(named.get(), "a", tensor_of(call.a));
+    set_item(named.get(), "b", tensor_of(call.b));
+    set_item(named.get(), "d", tensor_of(call.d));
+    if (is_fp8(call.op)) {
+        set_item(named.get(), "scale_a", tensor_of(call.scale_a));
+        set_item(named.get(), "scale_b", tensor_of(call.scale_b));
+    }
+    family_of(call.op).add_reference_arguments(call, named.get());
+    run_reference(call.op, named.get(), stream);
+}
+
+void run_on_cpu(const Call& call, const Sizes& sizes) {
+    const Family& family = family_of(call.op);
+    if (family.check_values != nullptr) family.check_values(call, sizes);
+    run_in_torch(call, Py_None);
+}
+
+// D = beta * C, or 0: nothing that needs a kernel of its own.
+void run_without_k(const Gpu& gpu, const Call& call, void* stream) {
+    const TensorView& d = call.d.view;
+    if (!call.c.is_present() && !call.heads.is_given()) return launch_zero_fill(gpu, d, stream);
+    const bool is_copy = call.c.is_present() && call.beta == 1.0f;
+    if (is_copy && is_same_memory(call.c.view, d)) return;
+    const Reference handle = stream_handle(stream, d);
+    is_copy ? copy_matrices(call.d, call.c, handle.get()) : run_in_torch(call, handle.get());
+}
+
+// Memory that must live until the call is enqueued.
+struct CallMemory {
+    Reference a, b, groups, map_slots;
+};
+
+// Copy FP8 operands that are not K-major; the copies keep to the SMs of the problem, as the product does.
+void copy_to_k_major(const Gpu& gpu, Call& call, const Layouts& layouts, int num_sms, void* stream,
+                     CallMemory& memory) {
+    const Reference handle = stream_handle(stream, call.a.view);
+    for (auto [operand, major, kept] :
+         {std::tuple(&call.a, layouts.a, &memory.a), std::tuple(&call.b, layouts.b, &memory.b)}) {
+        if (major == Major::kK) continue;
+        KMajorCopy copy = make_k_major(gpu, *operand, num_sms, stream, handle.get());
+        *operand = copy.operand;
+        *kept = std::move(copy.memory);
+    }
+}
+
+void fill_in_groups(Call& call, void* stream, CallMemory& memory) {
+    const TensorView& d = call.d.view;
+    memory.groups = make_ks_tensor(*call.ks, d.ordinal, stream_handle(stream, d).get());
+    call.groups = make_operand("ks_tensor", memory.groups.get());
+}
+
+// The address of room for the tensor maps of blocks.
+uint64_t make_map_slots(const Call& call, const LoadedKernel& kernel, const LaunchGeometry& geometry, void* stream,
+                        CallMemory& memory) {
+    const TensorView& d = call.d.view;
+    const int64_t bytes = map_slots_bytes(kernel.config, geometry);
+    memory.map_slots = empty_fp8(1, bytes, d.ordinal, stream_handle(stream, d).get());
+    return make_operand("map_slots", memory.map_slots.get()).view.address;
+}
+
+void launch_complete(Call& call, const LoadedKernel& kernel, const LaunchGeometry& geometry, const Sizes& sizes,
+                     const Layouts& layouts, int num_sms, void* stream) {
+    CallMemory memory;
+    uint64_t map_slots = 0;
+    if (call.ks && !call.groups.is_present()) fill_in_groups(call, stream, memory);
+    if (call.has_blocks()) map_slots = make_map_slots(call, kernel, geometry, stream, memory);
+    const bool needs_copies = layouts.a == Major::kMn || layouts.b == Major::kMn;
+    if (needs_copies && is_fp8(call.op)) copy_to_k_major(*kernel.gpu, call, layouts, num_sms, stream, memory);
+    launch(kernel, geometry, call, sizes, map_slots, stream);
+}
+
+void run_on_gpu(Call& call, const Sizes& sizes, const Layouts& layouts) {
+    const TensorView& d = call.d.view;
+    const Gpu& gpu = get_supported_gpu(d.ordinal);
+    void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
+    if (sizes.k == 0) return run_without_k(gpu, call, stream);
+    const Problem problem = make_problem(gpu, call, sizes, layouts);
+    const DispatchEntry entry = get_dispatch_entry(gpu, problem);
+    launch_complete(call, *entry.kernel, entry.geometry, sizes, layouts, problem.num_sms, stream);
+}
+
+// The kernel's variant, which may take more than the operands ask for, with their sizes.
+Problem sized_variant(const LoadedKernel& kernel, const Problem& given) {
+    Problem problem = kernel.problem;
+    problem.m = given.m, problem.n = given.n, problem.k = given.k;
+    problem.num_groups = given.num_groups;
+    return problem;
+}
+
+}  // namespace
+
+void run(Call& call) {
+    const Sizes sizes = check_operands(call);
+    if (call.beta == 0.0f) call.c = {};
+    Layouts layouts;
+    if (!sizes.is_empty()) layouts = check_layout(call, sizes);
+    const DeviceKind kind = call.d.view.device_kind;
+    if (kind != DeviceKind::kCuda) check_stream(call.stream);
+    if (sizes.is_empty() || kind == DeviceKind::kMeta) return;
+    if (kind == DeviceKind::kCpu) return run_on_cpu(call, sizes);
+    run_on_gpu(call, sizes, layouts);
+}
+
+void launch_explicit(const LoadedKernel& kernel, Call& call, int num_sms) {
+    const Sizes sizes = check_operands(call);
+    if (call.beta == 0.0f && call.c.is_present())
+        throw Error(ErrorKind::kArgument,
+                    "beta = 0: an explicit kernel would still read c; pass c=None to a kernel without C.");
+    if (sizes.is_empty()) return;
+    const Layouts layouts = check_layout(call, sizes, {.a = kernel.problem.a_major, .b = kernel.problem.b_major});
+    const TensorView& d = call.d.view;
+    check_kernel_device(kernel, d);
+    void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
+    if (sizes.k == 0) return run_without_k(*kernel.gpu, call, stream);
+    const Problem given = make_problem(*kernel.gpu, call, sizes, layouts);
+    check_variant(kernel, given, layouts, call.c.is_present());
+    check_compiled_dims(kernel.problem, sizes);
+    check_kernel_alignment(kernel, given);
+    check_kernel_sms(kernel, num_sms);
+    const LaunchGeometry geometry = get_geometry(sized_variant(kernel, given), kernel.config, num_sms,
+                                                 kernel.gpu->device.sm_count, kernel.max_clusters);
+    launch_complete(call, kernel, geometry, sizes, layouts, num_sms, stream);
+}
+
+}  // namespace deep_gemm

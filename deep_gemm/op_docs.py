@@ -1,0 +1,236 @@
+"""The docstrings of the public ops: a template for each family, filled in from the rows of deep_gemm.ops."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deep_gemm.ops import Op
+
+#: Family -> shapes of (A, its scales, B, its scales, D), as if both were "nt".
+_SHAPES = {
+    "dense": ("m, k", "m, ceil(k / 128)", "n, k", "ceil(n / 128), ceil(k / 128)", "m, n"),
+    "contiguous": (
+        "m, k",
+        "m, ceil(k / 128)",
+        "num_groups, n, k",
+        "num_groups, ceil(n / 128), ceil(k / 128)",
+        "m, n",
+    ),
+    "masked": (
+        "num_groups, max_m, k",
+        "num_groups, max_m, ceil(k / 128)",
+        "num_groups, n, k",
+        "num_groups, ceil(n / 128), ceil(k / 128)",
+        "num_groups, max_m, n",
+    ),
+    "k_grouped": ("m, sum_k", "m, sum_k / 128", "n, sum_k", "n, sum_k / 128", "num_groups, m, n"),
+}
+_SHAPES["vendor"] = _SHAPES["dense"]
+_SHAPES["heads"] = (*_SHAPES["dense"][:4], "m, heads * (left + mid + right)")
+
+_FORMULAS = {
+    "dense": "d = alpha * ({a} @ {b}) + beta * c",
+    "heads": "d = {a} @ {b}",
+    "contiguous": "d[i] = {a}[i] @ {b_group}",
+    "masked": "d[group] = {a}[group] @ {b_group}",
+    "k_grouped": "d[group] = {a_group} @ {b_group} + c[group]",
+    "vendor": "d = {a} @ {b} + c",
+}
+
+_SUMMARIES = {
+    "dense": "Compute {formula} from {operands} operands, on the current stream.",
+    "heads": "Compute {formula} from {operands} operands, leaving out the middle columns of each head of d, on the"
+    " current\nstream.",
+    "contiguous": "Compute {formula}, group being that of row i, from {operands} operands, on the current stream.",
+    "masked": "Compute {formula} for the rows in use of each group, from {operands} operands, on the current\nstream.",
+    "k_grouped": "Compute {formula} over the K of each group, from {operands} operands,\non the current stream.",
+}
+
+_SCALING = """\
+With scales, A[i, k] stands for A[i, k] * scale_a[i, k // 128], and B[j, k] for
+B[j, k] * scale_b[j // 128, k // 128]. The product of every 128 of K is added up in FP32, and the result is rounded
+once.
+"""
+
+_ROUNDING = """\
+Sums are FP32 and rounded once.
+"""
+
+_EVERYWHERE = """\
+CPU tensors run the reference. Call the op once before you capture it in a CUDA graph: the first call may compile and
+load a kernel.
+"""
+
+_SUM = """\
+    d: bfloat16 or float32 [m, n], written. It shares no memory with A, B and their scales.
+    c: [m, n] of the dtype of d, rows contiguous at any pitch, or None. It may be d itself; otherwise it shares no
+        memory with d.
+"""
+
+_ARGUMENTS = {
+    "dense": _SUM,
+    "heads": """\
+    d: bfloat16 [m, heads * (left + mid + right)]. The `mid` columns of each head stay as they are; all others are
+        written.
+    head_splits: (left, mid, right), integers >= 0; n = heads * (left + right).
+    recipe: granularity of the scales, None or (1, 128, 128).
+""",
+    "contiguous": """\
+    d: bfloat16 or float32 [m, n], written. It shares no memory with the other operands.
+    m_indices: int32 [m], contiguous: the group of each row, or -1 for padding. The rows of every group start at a
+        multiple of get_mk_alignment_for_contiguous_layout(). Also called grouped_layout.
+""",
+    "masked": """\
+    d: bfloat16 or float32 [num_groups, max_m, n], written. It shares no memory with the other operands.
+    masked_m: int32 [num_groups], contiguous: the number of rows in use of each group, within 0..max_m. The kernel
+        reads it, so a CUDA graph may be replayed with other values.
+    expected_m: rows of a group on average, any int >= 0: a hint that only the choice of a config uses. Also called
+        expected_m_per_group.
+""",
+    "k_grouped": """\
+    d: float32 [num_groups, m, n], written. It shares no memory with A, B and their scales.
+    ks: list or tuple of ints, the K of each group: multiples of 128, 0 allowed. Also called ks_cpu.
+    ks_tensor: int32 [num_groups], contiguous: the same numbers on the device, where the kernel reads them. Without it
+        the call copies ks there and waits for the copy. Also called grouped_layout.
+    c: float32 [num_groups, m, n], rows contiguous, or None. It may be d itself; otherwise it shares no memory with d.
+""",
+}
+
+_RECIPES = {
+    "dense": """\
+    recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has one row for
+        each row of B, not for 128. Without a recipe, 1-D scales [m] and [n] on both sides are per row over all of K.
+""",
+    "heads": "",
+    "k_grouped": """\
+    recipe: granularity of the scales, None or (1, 1, 128).
+""",
+}
+_GROUPED_RECIPE = """\
+    recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has one row for
+        each row of B, not for 128.
+"""
+
+_COMPILED_DIMS = """\
+    compiled_dims: subset of 'mnk' that become constants of the kernel; None lets the library decide.
+"""
+_DISABLE = """\
+    disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.
+"""
+_FACTORS = """\
+    alpha, beta: finite factors of the product and of c; c is not read where beta is 0.
+"""
+_STREAM = """\
+    stream: torch.cuda.Stream or raw handle to launch on instead of the current stream; torch.compile breaks the graph
+        at it.
+"""
+
+_PITCHES = """\
+The rows of a matrix are contiguous in memory. Rows of A, B and D, and groups of them, start 16-byte aligned, at pitches
+that are multiples of 16 bytes; slices of wider tensors are right. Scales may have any strides. The stride of a
+dimension of size 1 is ignored. """
+
+_SIZES = {
+    "dense": "m = 0 or n = 0: nothing happens. k = 0: the product is 0.\n",
+    "heads": "m = 0 or n = 0: nothing happens. k = 0: the product is 0.\n",
+    "contiguous": """\
+m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
+
+Padding rows of d become +0, whatever A holds there. A row whose index is not the group of its tile becomes NaN on a
+GPU; on the CPU it is an ArgumentError.
+""",
+    "masked": """\
+m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
+
+Rows of a group from masked_m on may be overwritten or not.
+""",
+    "k_grouped": """\
+m = 0, n = 0 or num_groups = 0: nothing happens. A group whose K is 0 has d = c, or 0.
+""",
+}
+
+_TRANSPOSING = """
+The kernels read FP8 along K. An operand that is contiguous along its other dimension is first copied by a transposing
+kernel, into memory of torch's allocator, on the same stream: one more launch, on no more SMs than set_num_sms allows,
+that reads and writes every byte of the operand once.
+"""
+_TRANSPOSING_B = """
+The kernels read FP8 along K. A B that is contiguous along n is first copied by a transposing kernel, into memory of
+torch's allocator, on the same stream: one more launch where the matrices of the groups lie directly behind one another
+and k is a multiple of 16, else one for each group.
+"""
+
+_RAISES = """
+Raises:
+    ArgumentError: not a tensor, a missing or unsupported argument, an input that requires grad while grad mode is on.
+    DtypeError, ShapeError, LayoutError: an operand of the wrong dtype, rank or size, strides, alignment or overlap.
+    DeviceError: operands on several devices, no driver, or a GPU other than SM90.
+    CompileError, LaunchError: the kernel could not be compiled, loaded or launched."""
+
+
+def formula(op: "Op") -> str:
+    """Return what an op computes, e.g. "d = A @ B.T"."""
+    is_a_transposed, is_b_transposed = op.layout[0] == "t", op.layout[1] == "n"
+    a_group = "A_group.T" if is_a_transposed else "A_group"
+    if op.family == "k_grouped":
+        b_group = "B_group" if is_b_transposed else "B_group.T"
+    else:
+        b_group = "B[group]" if is_b_transposed else "B[group].T"
+    a, b = "A.T" if is_a_transposed else "A", "B" if is_b_transposed else "B.T"
+    return _FORMULAS[op.family].format(a=a, b=b, a_group=a_group, b_group=b_group)
+
+
+def list_shapes(op: "Op") -> list[str]:
+    """Return the shapes of A, B and D in the caller's orientation."""
+    a, _, b, _, d = _shapes(op)
+    return [a, b, d]
+
+
+def make_docstring(op: "Op") -> str:
+    """Return the docstring of a native op."""
+    operands = "scaled FP8" if op.is_fp8 else "BF16"
+    summary = _SUMMARIES[op.family].format(formula=formula(op), operands=operands)
+    rounding = _SCALING if op.is_fp8 and op.family in ("dense", "heads") else _ROUNDING
+    sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), _ARGUMENTS[op.family]]
+    names = {parameter.name for parameter in op.parameters}
+    if "recipe" in names:
+        sections.append(_RECIPES.get(op.family, _GROUPED_RECIPE))
+    texts = {"compiled_dims": _COMPILED_DIMS, "disable_ue8m0_cast": _DISABLE, "alpha": _FACTORS, "stream": _STREAM}
+    sections += [text for name, text in texts.items() if name in names]
+    sections += ["\n", _PITCHES + _SIZES[op.family], _describe_copies(op), _RAISES]
+    return "".join(sections)
+
+
+def _shapes(op: "Op") -> tuple[str, ...]:
+    """Return the shapes of (A, its scales, B, its scales, D) in the caller's orientation."""
+    a, scale_a, b, scale_b, d = _SHAPES[op.family]
+    if op.is_blocks:
+        return "[m * sum_k]", f"[{scale_a}]", "[n * sum_k]", f"[{scale_b}]", f"[{d}]"
+    inputs = [_orient(shape, op.layout[0] == "t") for shape in (a, scale_a)]
+    return (*inputs, *(_orient(shape, op.layout[1] == "n") for shape in (b, scale_b)), f"[{d}]")
+
+
+def _orient(shape: str, is_transposed: bool) -> str:
+    """Return a shape in brackets, its last two dims exchanged where wanted."""
+    *groups, rows, columns = shape.split(", ")
+    return f"[{', '.join([*groups, columns, rows] if is_transposed else [*groups, rows, columns])}]"
+
+
+def _describe_inputs(op: "Op") -> str:
+    a, scale_a, b, scale_b, _ = _shapes(op)
+    if not op.is_fp8:
+        both = "    Both may be contiguous along either dimension; the kernels read all of them as they are.\n"
+        return f"    a: A bfloat16 {a}.\n    b: B bfloat16 {b}.\n{both if op.family == 'dense' else ''}"
+    if op.is_blocks:
+        a, b = (
+            f"{shape}, contiguous: [{rows}, k] of one group after the other" for shape, rows in ((a, "m"), (b, "n"))
+        )
+    return (
+        f"    a: pair (A, scale_a): A float8_e4m3fn {a},\n        scale_a float32 {scale_a}.\n"
+        f"    b: pair (B, scale_b): B float8_e4m3fn {b},\n        scale_b float32 {scale_b}.\n"
+    )
+
+
+def _describe_copies(op: "Op") -> str:
+    if not op.is_fp8 or op.is_blocks:
+        return ""
+    return _TRANSPOSING_B if op.family in ("contiguous", "masked") else _TRANSPOSING

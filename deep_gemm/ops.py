@@ -1,0 +1,231 @@
+"""The table of public ops: one row for each, from which come the builtins, their signatures and docstrings, the
+`torch.library` schemas, what torch.compile records, the exports of the package and the table of the documentation.
+
+The first part of a kind's name says whether operands are FP8 pairs `(data, scales)` or BF16 matrices. A parameter is
+described once (`_PARAMETERS`); its name says what it is, here and in the native code.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from deep_gemm import _C, op_docs, vendor
+
+#: The default of a parameter that must be given.
+REQUIRED = object()
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of an op.
+
+    Attributes: `schema`: how a graph holds it, in the syntax of torch.library; empty where no graph can. `check`: what
+        the argument must be for a graph to hold it (a function of stand_ins); empty where anything is accepted.
+        `alias`: its second name as a keyword, which other versions of the API use.
+    """
+
+    name: str
+    schema: str
+    default: object = REQUIRED
+    check: str = ""
+    alias: str | None = None
+    is_keyword_only: bool = False
+
+    @property
+    def text(self) -> str:
+        """The parameter as a signature writes it."""
+        return self.name if self.default is REQUIRED else f"{self.name}={self.default!r}"
+
+
+@dataclass(frozen=True)
+class Op:
+    """A row of the table.
+
+    Attributes: `name`: of the public function. `family`: the docstring template and the shapes of its operands. `kind`:
+        its op kind in problems, empty for the vendor's ops. `layout`: the memory of A, then of B: "nt", "nn", "tn" or
+        "tt". `other_names`: further exports of the same function.
+    """
+
+    name: str
+    family: str
+    kind: str
+    layout: str
+    parameters: tuple[Parameter, ...]
+    other_names: tuple[str, ...] = ()
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether A and B are pairs (data, scales)."""
+        return "fp8" in self.kind
+
+    @property
+    def is_blocks(self) -> bool:
+        """Whether A and B are 1-D: the matrices of one group of K after the other."""
+        return self.family == "k_grouped" and self.layout == "nt"
+
+    @property
+    def num_required(self) -> int:
+        """How many parameters must be given: the first ones."""
+        return sum(parameter.default is REQUIRED for parameter in self.parameters)
+
+    @property
+    def num_positional(self) -> int:
+        """How many parameters need not be named: the first ones."""
+        return sum(not parameter.is_keyword_only for parameter in self.parameters)
+
+    @property
+    def signature(self) -> str:
+        """The signature in Python's syntax, e.g. "(a, b, d, c=None, *, stream=None)"."""
+        texts = [parameter.text for parameter in self.parameters]
+        if self.num_positional < len(texts):
+            texts.insert(self.num_positional, "*")
+        return f"({', '.join(texts)})"
+
+    @property
+    def schema(self) -> str:
+        """The schema of `torch.ops.deep_gemm.<name>`, in which an FP8 pair is two tensors."""
+        texts = []
+        for parameter in self.parameters:
+            if parameter.is_keyword_only and parameter.schema and "*" not in texts:
+                texts.append("*")
+            if self.is_fp8 and parameter.name in ("a", "b"):
+                texts += [f"Tensor {parameter.name}", f"Tensor scale_{parameter.name}"]
+            elif parameter.schema:
+                texts.append(parameter.schema)
+        return f"({', '.join(texts)}) -> ()"
+
+
+_PARAMETERS = {
+    parameter.name: parameter
+    for parameter in (
+        Parameter("a", "Tensor a", check="operand"),
+        Parameter("b", "Tensor b", check="operand"),
+        Parameter("d", "Tensor(d!) d", check="tensor"),
+        Parameter("c", "Tensor? c=None", None, check="tensor"),
+        Parameter("head_splits", "int[] head_splits"),
+        Parameter("m_indices", "Tensor m_indices", check="tensor", alias="grouped_layout"),
+        Parameter("masked_m", "Tensor masked_m", check="tensor"),
+        Parameter("expected_m", "SymInt expected_m", check="integer", alias="expected_m_per_group"),
+        Parameter("ks", "SymInt[] ks", check="sizes", alias="ks_cpu"),
+        Parameter("ks_tensor", "Tensor? ks_tensor=None", None, check="tensor", alias="grouped_layout"),
+        Parameter("recipe", "int[]? recipe=None", None),
+        Parameter("compiled_dims", "str? compiled_dims=None", None),
+        Parameter("disable_ue8m0_cast", "bool disable_ue8m0_cast=False", False),
+        Parameter("alpha", "float alpha=1.0", 1.0, check="number", is_keyword_only=True),
+        Parameter("beta", "float beta=1.0", 1.0, check="number", is_keyword_only=True),
+        Parameter("stream", "", None, check="absent", is_keyword_only=True),
+    )
+}
+
+
+def _take(names: str, **defaults: object) -> tuple[Parameter, ...]:
+    """Return the named parameters, with defaults of their own where they have such."""
+    chosen = [_PARAMETERS[name] for name in names.split()]
+    return tuple(replace(one, default=defaults[one.name]) if one.name in defaults else one for one in chosen)
+
+
+_FP8_OPTIONS = "recipe compiled_dims disable_ue8m0_cast"
+_DENSE = {
+    "fp8": _take(f"a b d c {_FP8_OPTIONS} alpha beta stream"),
+    "bf16": _take("a b d c compiled_dims alpha beta stream"),
+}
+_CONTIGUOUS = {
+    "fp8": _take(f"a b d m_indices {_FP8_OPTIONS} stream"),
+    "bf16": _take("a b d m_indices compiled_dims stream"),
+}
+_MASKED = {
+    "fp8": _take(f"a b d masked_m expected_m {_FP8_OPTIONS} stream"),
+    "bf16": _take("a b d masked_m expected_m compiled_dims stream"),
+}
+_K_GROUPED = {
+    "fp8": _take("a b d ks ks_tensor c recipe compiled_dims stream", recipe=(1, 1, 128)),
+    "bf16": _take("a b d ks ks_tensor c compiled_dims stream"),
+}
+
+
+def _list_dense() -> list[Op]:
+    layouts = ("nt", "nn", "tn", "tt")
+    gemms = [Op(f"{t}_gemm_{layout}", "dense", f"{t}_gemm", layout, _DENSE[t]) for t in _DENSE for layout in layouts]
+    heads = Op("fp8_gemm_nt_skip_head_mid", "heads", "fp8_gemm", "nt", _take(f"a b d head_splits {_FP8_OPTIONS}"))
+    return [*gemms, heads]
+
+
+def _list_m_grouped() -> list[Op]:
+    contiguous = [
+        Op(
+            f"m_grouped_{t}_gemm_{layout}_contiguous",
+            "contiguous",
+            f"m_grouped_{t}_gemm_contiguous",
+            layout,
+            _CONTIGUOUS[t],
+        )
+        for t in _CONTIGUOUS
+        for layout in ("nt", "nn")
+    ]
+    masked = [
+        Op(
+            f"m_grouped_{t}_gemm_nt_masked",
+            "masked",
+            f"m_grouped_{t}_gemm_masked",
+            "nt",
+            _MASKED[t],
+            other_names=(f"{t}_m_grouped_gemm_nt_masked",),
+        )
+        for t in _MASKED
+    ]
+    return contiguous + masked
+
+
+def _list_k_grouped() -> list[Op]:
+    return [
+        Op(
+            f"k_grouped_{t}_gemm_{layout}_contiguous",
+            "k_grouped",
+            f"k_grouped_{t}_gemm_contiguous",
+            layout,
+            _K_GROUPED[t],
+        )
+        for t, layout in (("fp8", "nt"), ("fp8", "tn"), ("bf16", "tn"))
+    ]
+
+
+def _list_vendor() -> list[Op]:
+    return [
+        Op(f"cublaslt_gemm_{layout}", "vendor", "", layout, _take("a b d c")) for layout in ("nt", "nn", "tn", "tt")
+    ]
+
+
+#: Every public op.
+OPS = (*_list_dense(), *_list_m_grouped(), *_list_k_grouped(), *_list_vendor())
+
+
+def _make_function(op: Op) -> Callable:
+    """Return the function of a row: a builtin, which an eager call reaches without any Python, or the vendor's."""
+    if not op.kind:
+        return getattr(vendor, op.name)
+    return _C.make_op(
+        name=op.name,
+        kind=op.kind,
+        layout=op.layout,
+        is_blocks=op.is_blocks,
+        parameters=[(parameter.name, parameter.alias) for parameter in op.parameters],
+        num_required=op.num_required,
+        num_positional=op.num_positional,
+        documentation=f"{op.name}{op.signature}\n--\n\n{op_docs.make_docstring(op)}",
+    )
+
+
+#: Name of a row -> its function.
+FUNCTIONS = {op.name: _make_function(op) for op in OPS}
+
+#: What the package exports of the table: every name of every op.
+EXPORTS = {name: FUNCTIONS[op.name] for op in OPS for name in (op.name, *op.other_names)}
+
+
+def make_table() -> list[str]:
+    """Return the table of ops as lines of Markdown: name, formula, and the shapes of the operands."""
+    lines = ["| op | computes | A | B | D |", "| --- | --- | --- | --- | --- |"]
+    for op in OPS:
+        names = ", ".join(f"`{name}`" for name in (op.name, *op.other_names))
+        shapes = " | ".join(f"`{text}`" for text in op_docs.list_shapes(op))
+        lines.append(f"| {names} | `{op_docs.formula(op)}` | {shapes} |")
+    return lines

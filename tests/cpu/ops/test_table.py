@@ -1,0 +1,91 @@
+"""The table of public ops: what is made from its rows agrees with them."""
+
+import ast
+import inspect
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm import _C
+from deep_gemm.errors import ArgumentError, ProblemError
+from deep_gemm.ops import EXPORTS, FUNCTIONS, OPS, REQUIRED, make_table
+
+ROW = {
+    "name": "toy_gemm_nt",
+    "kind": "bf16_gemm",
+    "layout": "nt",
+    "is_blocks": False,
+    "parameters": [("a", None), ("b", "second"), ("d", None)],
+    "num_required": 3,
+    "num_positional": 3,
+    "documentation": "toy_gemm_nt(a, b, d)\n--\n\nMultiply.",
+}
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_a_function_has_the_signature_of_its_row(op):
+    found = inspect.signature(FUNCTIONS[op.name]).parameters.values()
+    assert [parameter.name for parameter in found] == [parameter.name for parameter in op.parameters]
+    for parameter, row in zip(found, op.parameters, strict=True):
+        assert parameter.default == (inspect.Parameter.empty if row.default is REQUIRED else row.default)
+        assert (parameter.kind is inspect.Parameter.KEYWORD_ONLY) == row.is_keyword_only
+
+
+@pytest.mark.parametrize("op", OPS, ids=lambda op: op.name)
+def test_a_row_is_exported_under_its_names_and_registered(op):
+    for name in (op.name, *op.other_names):
+        assert getattr(deep_gemm, name) is FUNCTIONS[op.name] is EXPORTS[name] and name in deep_gemm.__all__
+    schema = getattr(torch.ops.deep_gemm, op.name).default._schema
+    in_graph = {parameter.name for parameter in op.parameters if parameter.schema}
+    scales = {"scale_a", "scale_b"} if op.is_fp8 else set()
+    assert {argument.name for argument in schema.arguments} == in_graph | scales
+    assert [argument.name for argument in schema.arguments if argument.is_write] == ["d"]
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.kind], ids=lambda op: op.name)
+def test_a_docstring_describes_every_parameter(op):
+    lines = FUNCTIONS[op.name].__doc__.splitlines()
+    described = {
+        name for line in lines if line.startswith("    ") for name in line.partition(":")[0].strip().split(", ")
+    }
+    assert {parameter.name for parameter in op.parameters} <= described
+    assert max(map(len, lines)) <= 120 and "Raises:" in lines and not lines[0].startswith(" ")
+
+
+def test_the_table_of_the_documentation_names_every_op_once():
+    header, rule, *rows = make_table()
+    assert len(rows) == len(OPS) and {line.count("|") for line in (header, rule, *rows)} == {6}
+    assert all(sum(f"`{name}`" in row for row in rows) == 1 for name in EXPORTS)
+    assert "| `fp8_gemm_tn` | `d = alpha * (A.T @ B) + beta * c` | `[k, m]` | `[k, n]` | `[m, n]` |" in rows
+
+
+def test_signatures_are_python():
+    for op in OPS:
+        ast.parse(f"def {op.name}{op.signature}: pass")
+
+
+def test_a_row_makes_an_op():
+    op = _C.make_op(**ROW)
+    a, b, d = torch.randn(16, 64).bfloat16(), torch.randn(8, 64).bfloat16(), torch.empty(16, 8)
+    op(a, second=b, d=d)
+    expected = torch.empty(16, 8)
+    deep_gemm.bf16_gemm_nt(a, b, expected)
+    assert torch.equal(d, expected) and str(inspect.signature(op)) == "(a, b, d)" and op.__doc__ == "Multiply."
+    with pytest.raises(ArgumentError, match=r"toy_gemm_nt\(\): argument 'b', which is also called 'second', was given"):
+        op(a, b, d, second=b)
+
+
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        ({"layout": "xx"}, ArgumentError, "layout = xx: must be nt, nn, tn or tt"),
+        ({"kind": "toy"}, ProblemError, "toy"),
+        ({"parameters": [("a", None), ("b", None), ("z", None)]}, ArgumentError, "no op has a parameter 'z'"),
+        ({"num_required": 4}, ArgumentError, "num_required <= num_positional <= parameters"),
+        ({"num_positional": 4, "num_required": 4}, ArgumentError, "num_required <= num_positional <= parameters"),
+    ],
+)
+def test_wrong_rows(changes, error, message):
+    with pytest.raises(error, match=message):
+        _C.make_op(**(ROW | changes))
