@@ -63,7 +63,7 @@ def number_within(minimum: float, maximum: float) -> Rule:
 
 
 def text_within(maximum: int) -> Rule:
-    """Return the rule for a text of at most `maximum` characters, without lone surrogates (UTF-8 cannot encode them)."""
+    """Return the rule for a text of at most `maximum` characters, without lone surrogates (not valid UTF-8)."""
     return Rule(
         f"a text of at most {maximum} characters",
         lambda value: isinstance(value, str) and len(value) <= maximum and not re.search("[\ud800-\udfff]", value),

@@ -1,9 +1,9 @@
 """Choose the config of a problem: exact measured best -> learned selector -> analytic heuristic.
 
-Guarantees: every answer is legal on the device; the same artefact, package and switches give the same answer in every
-process; an artefact is read once per process and GPU model and never again. A refused artefact leads to the heuristic
-and to one SelectorWarning, and so does a missing one for a GPU model that the package has an artefact for. For other
-GPU models it is normal that there is none.
+Guarantees: every answer is legal on the device; the same artefact, package and environment variables give the same
+answer in every process; an artefact is read once per process and GPU model. Where it is refused, the heuristic chooses
+and one SelectorWarning says so; the same where it is missing although the package has one for this GPU model. For other
+GPU models no artefact is normal.
 """
 
 import functools
@@ -20,7 +20,7 @@ from deep_gemm.selector import Selector
 class LoadedSelector(NamedTuple):
     """What a process knows of the artefact for one SKU.
 
-    `selector` is None where the heuristic must answer, for `reason`; `refusal` is the warning that this is worth, or ''.
+    Where `selector` is None, the heuristic chooses, and `reason` says why. `refusal`: the warning to give, or ''.
     """
 
     mode: str
@@ -76,7 +76,7 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
         choice = loaded.selector.choose(problem, device, loaded.mode, kernel_hash(problem.op))
     except DeviceError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever goes wrong in a selector, the heuristic can still answer
+    except Exception as error:  # noqa: BLE001 - whatever fails in a selector, the heuristic can still choose
         return fall_back(problem, device, loaded, f"{type(error).__name__}: {error}")
     if not _C.is_legal(problem, choice.config, device):
         return fall_back(problem, device, loaded, f"chose the illegal config {choice.config}")
@@ -91,12 +91,12 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
 def current_device() -> "_C.Device":
     """Return the current GPU.
 
-    Raises: DeviceError, with what a choice needs as the remedy: no tensors take part in one.
+    Raises: DeviceError where there is none. The remedy is to pass a device: a choice involves no tensors.
     """
     try:
         return _C.get_device()
     except DeviceError as error:
-        fault = str(error).partition("; ")[0]  # what follows is the remedy of a launch: CPU tensors
+        fault = str(error).partition("; ")[0]  # the rest is the remedy for a launch: CPU tensors
         raise DeviceError(
             f"device = None: means the current GPU, but {fault}; pass device=deep_gemm.Device.known('h200') or another"
             " model's."
@@ -109,8 +109,9 @@ def get_selector(device: "_C.Device") -> Selector | None:
 
 
 def forget_selectors() -> None:
-    """Forget every loaded artefact and read the switches again at the next choice (for tests and tools, not while
-    serving).
+    """Forget every loaded artefact; the next choice reads the environment variables again.
+
+    For tests and tools, not for a process that serves.
     """
     global _has_warned
     with _lock:
@@ -135,13 +136,13 @@ def load_selector(sku: str) -> LoadedSelector:
     if loaded is None:
         with _lock:
             loaded = _loaded.get(sku) or _loaded.setdefault(sku, find_selector(sku))
-        if loaded.refusal:  # remembered first: where warnings are errors, the next call must not read the file again
+        if loaded.refusal:  # after it was remembered: where warnings are errors, the next call must not read again
             warn_once(loaded.refusal)
     return loaded
 
 
 def find_selector(sku: str) -> LoadedSelector:
-    """Find, read and check the artefact for `sku` as the switches say."""
+    """Find, read and check the artefact for `sku`, as DG_SELECTOR and DG_MODEL_DIR say."""
     mode, path = selector_files.selection_mode()
     if mode == "analytic":
         return LoadedSelector(mode, None, "", "DG_SELECTOR=analytic")

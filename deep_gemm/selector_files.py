@@ -1,9 +1,9 @@
-"""Find and read selector artefacts (`<sku>.dgsel`): a path given by DG_SELECTOR, the user's model folder, the packaged
-models.
+"""Find and read selector artefacts (`<sku>.dgsel`): DG_SELECTOR's path, the user's model folder, the packaged models.
 
-Exception contract: ModelError says why a file must not be used; FileNotFoundError never escapes. Files outside the
-package are trusted only when nobody else can have written them: folder and file belong to this user, neither is
-writable for group or others, neither is a symbolic link, and the file is a regular one of at most 16 MiB.
+Exception contract: ModelError says why a file must not be used; FileNotFoundError never escapes.
+
+A file outside the package is trusted only when nobody else can have written it: folder and file belong to this user,
+neither is writable for group or others, neither is a symbolic link, and the file is regular and has at most 16 MiB.
 """
 
 import importlib.resources
@@ -16,7 +16,7 @@ from deep_gemm.artifact import MAX_BYTES
 from deep_gemm.errors import ModelError
 
 SUFFIX = ".dgsel"
-#: GPU models that the package has an artefact for: one that is not found there is a fault of the installation.
+#: GPU models for which the package has an artefact. Where it is not found, the installation is at fault.
 PACKAGED_SKUS = ("nvidia-h200-sm132",)
 MODES = ("auto", "model", "analytic")
 
@@ -44,7 +44,7 @@ def read_selector_file(sku: str, path: Path | None) -> tuple[str, bytes] | None:
 
 
 def read_packaged_file(sku: str) -> tuple[str, bytes] | None:
-    """Return (file name, content) of the packaged artefact for `sku`, or None; the package is trusted as its code is."""
+    """Return (file name, content) of the packaged artefact for `sku`, or None; it is trusted as the code is."""
     try:
         file = importlib.resources.files("deep_gemm.models").joinpath(f"{sku}{SUFFIX}")
         return str(file), file.read_bytes()
@@ -86,7 +86,7 @@ def read_private_file(path: Path) -> bytes | None:
 
 
 def read_in_folder(folder: int, path: Path) -> bytes:
-    """Return the content of `path.name` inside the open `folder`; a FIFO is opened without waiting and then refused."""
+    """Return the content of `path.name` in the open `folder`; O_NONBLOCK: a FIFO is refused without waiting for it."""
     file = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     with os.fdopen(file, "rb") as stream:
         status = os.fstat(file)

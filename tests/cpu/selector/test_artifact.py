@@ -89,6 +89,24 @@ def test_writer_refuses_what_no_reader_takes():
         build_artifact({"margin": float("nan")}, {})
 
 
+BAD_ENTRY_CHANGES = (
+    {"x": 1},
+    {"dtype": "F16"},
+    {"dtype": 3},
+    {"dtype": []},
+    {"shape": 3},
+    {"shape": [-1]},
+    {"shape": [2**40]},
+    {"shape": [1, 1, 1]},
+    {"shape": [2**24, 2**24]},
+    {"shape": [1.0]},
+    {"data_offsets": [8, 0]},
+    {"data_offsets": [0]},
+    {"data_offsets": [0, 2**62]},
+    {"data_offsets": [-8, 8]},
+)
+
+
 def broken_containers():
     """Yield (name, content) of containers that are wrong in one way; hashes are right wherever the content says so."""
     content = make_artifact()
@@ -137,10 +155,9 @@ def broken_containers():
     for value in ("NaN", "Infinity", "-0", "1.0e0", "1e999", "9" * 5000, "0." + "9" * 5000, "tru", '"\\ud8"', '"\t"'):
         yield f"metadata with {value[:9]}", join(header | {"__metadata__": sign(f'{{"a":{value}}}')}, data)
     yield "metadata of 65,537 bytes", join(header | {"__metadata__": sign(f'{{"a":"{"x" * 65529}"}}')}, data)
-    for entry in (3, [], {}, header[name] | {"x": 1}, header[name] | {"dtype": "F16"}, header[name] | {"dtype": 3}, header[name] | {"shape": 3},
-                  header[name] | {"shape": [-1]}, header[name] | {"shape": [2**40]}, header[name] | {"shape": [1, 1, 1]}, header[name] | {"shape": [2**24, 2**24]},
-                  header[name] | {"shape": [1.0]}, header[name] | {"data_offsets": [8, 0]}, header[name] | {"data_offsets": [0]}, header[name] | {"data_offsets": [0, 2**62]},
-                  header[name] | {"data_offsets": [-8, 8]}, header[f"{OP}/leaf_value"]):  # fmt: skip
+    for change in BAD_ENTRY_CHANGES:
+        yield f"entry with {change}", join(header | {name: header[name] | change}, data)
+    for entry in (3, [], {}, header[f"{OP}/leaf_value"]):
         yield f"entry {str(entry)[:40]}", join(header | {name: entry}, data)
     for bad in ("../threshold", "fp8_gemm\\threshold", "", "x" * 65, "Fp8"):
         yield f"array named {bad}", join({key if key != name else bad: value for key, value in header.items()}, data)

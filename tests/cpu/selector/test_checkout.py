@@ -1,4 +1,4 @@
-"""A checkout with the native module built in place chooses as an installed package does, wherever it is imported from."""
+"""A checkout with the native module built in place chooses as an installed package does, imported from anywhere."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def copy_installed(target: Path) -> Path:
 
 
 def run_probe(root: Path, folder: Path) -> dict:
-    """Return what PROBE prints of the packages below `root`, run in `folder`, which has a `db` and a `models` of its own."""
+    """Return what PROBE prints of the packages below `root`, run in a folder that has its own `db` and `models`."""
     for name in ("db", "models"):
         (folder / name).mkdir(parents=True, exist_ok=True)
         (folder / name / "__init__.py").write_text("raise ImportError('not ours')\n", encoding="ascii")

@@ -50,7 +50,7 @@ def no_exact():
 
 
 def find_best(selector, problem) -> int | None:
-    """Return the portfolio's first best score among the configs worth trying for `problem`, None where there is none."""
+    """Return the index of the best-scored portfolio config that is worth trying for `problem`, the first of equals."""
     is_usable = [_C.is_worth_trying(problem, config, DEVICE) for config in selector.portfolio(OP)]
     return int(np.argmin(np.where(is_usable, selector.scores(problem, DEVICE), np.inf))) if any(is_usable) else None
 
@@ -168,10 +168,12 @@ def check_analytic(selector, problem, words: str, device=DEVICE, mode="auto", ke
 @pytest.mark.parametrize(
     "change, words",
     [
-        (change_top(sku="nvidia-h100-sm132"), "is for nvidia-h100-sm132"), (change_top(sm_count=131), "is for"), (change_top(stale="old kernels"), "stale: old kernels"),
+        (change_top(sku="nvidia-h100-sm132"), "is for nvidia-h100-sm132"),
+        (change_top(sm_count=131), "is for"),
+        (change_top(stale="old kernels"), "stale: old kernels"),
         (change_op(kernel_hash="f" * 64), "kernel hash differs"),
     ],
-)  # fmt: skip
+)
 def test_guards_of_the_whole_artefact(change, words):
     check_analytic(load(change), make_parts()[3][0], words)
 
