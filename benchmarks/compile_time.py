@@ -26,9 +26,9 @@ from pathlib import Path
 from deep_gemm import _C
 from deep_gemm.errors import CompileError, DeviceError
 from deep_gemm.jit import compile, generator
-from tests.gpu.variants import MAIN, Variant, get_space
 
 from .stamp import RESULTS, make_stamp, read_json, write_json
+from .variants import MAIN, Variant
 
 
 def cpu_seconds() -> float:
@@ -126,7 +126,7 @@ def get_device() -> "_C.Device":
 
 def list_pairs(device: "_C.Device") -> list[tuple[Variant, "_C.Config"]]:
     """Return every (variant, config) of the main variants' default spaces."""
-    return [(variant, config) for variant in MAIN for config in get_space(variant, device)]
+    return [(variant, config) for variant in MAIN for config in _C.get_default_space(variant.problem(), device)]
 
 
 def time_share(args: argparse.Namespace) -> list[dict]:

@@ -11,8 +11,8 @@ from itertools import accumulate
 
 import torch
 
-from tests.gpu.memory import as_integers
-from tests.gpu.operands import get_partial_sums_error, quantise_blocks, quantise_rows
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 
 from .product import REFERENCE_ROWS, Product, multiply_rows
 
@@ -35,14 +35,10 @@ class GroupedProduct(Product):
         """Return (A_g [m, k], its scales, B_g [n, k], its scales): nt views."""
         raise NotImplementedError
 
-    def get_partial_sums_error(self) -> float:
-        """Return the part of the error bound that grows with |A| |B|^T."""
-        return get_partial_sums_error(self.get_group(0)[0])
-
     def _make_reference(self) -> tuple[torch.Tensor, torch.Tensor]:
         parts = [multiply_rows(*self.get_group(group), rows) for group, rows in enumerate(self.local_rows)]
-        reference, magnitude = (torch.cat(part) for part in zip(*parts, strict=True))
-        return reference, magnitude
+        reference, sums_error = (torch.cat(part) for part in zip(*parts, strict=True))
+        return reference, sums_error
 
     def call_each(self) -> Callable[[], object]:
         """Return one dense product of torch after another: `torch.mm`, or `torch._scaled_mm` with scales of 1."""
@@ -73,8 +69,8 @@ class MGroupedProduct(GroupedProduct):
 
     def __init__(self, shape: tuple[int, ...], key: dict, starts: list[int], sizes: list[int]):
         n, k, dtype = key["n"], key["k"], FP8 if key["dtype"] == "fp8" else torch.bfloat16
-        self.operand_a, row_major = make_matrices(shape, k, dtype, quantise_rows)
-        self.operand_b, self.scale_of_b = make_matrices((key["num_groups"], n), k, dtype, quantise_blocks)
+        self.operand_a, row_major = make_matrices(shape, k, dtype, per_token_cast_to_fp8)
+        self.operand_b, self.scale_of_b = make_matrices((key["num_groups"], n), k, dtype, per_block_cast_to_fp8)
         self.operand_d = torch.empty(*shape, n, dtype=torch.bfloat16, device="cuda")
         super().__init__(self.operand_d.view(-1, n), None, starts, sizes)
         self.flat_a, self.flat_scale = (
@@ -82,7 +78,7 @@ class MGroupedProduct(GroupedProduct):
             None if row_major is None else row_major.view(-1, row_major.shape[-1]),
         )
         self.scales = (
-            {"nt": None} if row_major is None else {"mn_major": make_mn_major(row_major), "row_major": row_major}
+            {"nt": None} if row_major is None else {"mn_major": get_mn_major_tma_aligned_tensor(row_major), "row_major": row_major}
         )
         self.valid = torch.cat(
             [torch.arange(start, start + size, device="cuda") for start, size in zip(starts, sizes, strict=True)]
@@ -108,7 +104,7 @@ class MGroupedProduct(GroupedProduct):
     def call_peers(self) -> dict[str, Callable[[], object]]:
         """Return one dense product for each group, and torch's grouped product of the valid rows, packed."""
         peers: dict[str, Callable] = {"cublaslt": self.call_each()}
-        packed = as_integers(self.flat_a)[self.valid].view(self.flat_a.dtype)
+        packed = self.flat_a.view(torch.uint8)[self.valid].view(self.flat_a.dtype)
         offsets = torch.tensor(list(accumulate(self.sizes)), dtype=torch.int32, device="cuda")
         self.add_peer(peers, "grouped_mm", call_grouped_mm(packed, self.operand_b.transpose(1, 2), offsets))
         return peers
@@ -129,27 +125,17 @@ def call_grouped_mm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> 
 
 
 def make_matrices(
-    shape: tuple[int, ...], k: int, dtype: torch.dtype, quantise: Callable, device: str = "cuda"
+    shape: tuple[int, ...], k: int, dtype: torch.dtype, cast: Callable, device: str = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return random normal [*shape, k] of `dtype` and, for FP8, the scales of every matrix, stacked; made one matrix at
     a time.
     """
     if len(shape) == 1:
         x = torch.randn(*shape, k, dtype=torch.float32 if dtype == FP8 else dtype, device=device)
-        return quantise(x) if dtype == FP8 else (x, None)
+        return cast(x, False) if dtype == FP8 else (x, None)
     values, scales = torch.empty(*shape, k, dtype=dtype, device=device), []
     for group in range(shape[0]):
-        matrix, scale = make_matrices(shape[1:], k, dtype, quantise, device)
-        as_integers(values[group]).copy_(as_integers(matrix))
+        matrix, scale = make_matrices(shape[1:], k, dtype, cast, device)
+        values[group].copy_(matrix)
         scales.append(scale)
     return values, None if dtype != FP8 else torch.stack(scales)
-
-
-def make_mn_major(scale: torch.Tensor) -> torch.Tensor:
-    """Copy scales [..., rows, steps] so that rows are contiguous, at a pitch of whole 16 bytes: the layout that TMA
-    loads.
-    """
-    *groups, rows, steps = scale.shape
-    memory = torch.zeros(*groups, steps, -(-rows // 4) * 4, device=scale.device)
-    memory[..., :rows] = scale.transpose(-1, -2)
-    return memory[..., :rows].transpose(-1, -2)

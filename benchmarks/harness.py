@@ -18,8 +18,8 @@ import torch
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.jit.ahead import compile_all
 from deep_gemm.jit.build import get_cubin
-from tests.gpu.compiling import compile_all
 from tuner.measure.statistics import median
 
 from .choices import Choices

@@ -14,7 +14,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from tests.gpu.operands import quantise_blocks, quantise_rows
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 
 from .device_kernels import ReadKernel
 from .stopwatch import time_blocks, time_in_turn
@@ -25,8 +25,8 @@ DISPATCH_ROUNDS = 2000
 def make_fp8_call(m: int, n: int, k: int, device: str) -> Callable[[], object]:
     """Return fp8_gemm_nt on operands of `device`."""
     a, b = (
-        tuple(part.to(device) for part in quantise(torch.randn(rows, k)))
-        for rows, quantise in ((m, quantise_rows), (n, quantise_blocks))
+        tuple(part.to(device) for part in cast(torch.randn(rows, k), False))
+        for rows, cast in ((m, per_token_cast_to_fp8), (n, per_block_cast_to_fp8))
     )
     d = torch.empty(m, n, dtype=torch.bfloat16, device=device)
     return lambda: deep_gemm.fp8_gemm_nt(a, b, d)

@@ -22,20 +22,20 @@ import torch
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.jit.ahead import compile_all
 from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.selection import explain, get_selector
-from tests.gpu.compiling import compile_all
-from tests.gpu.memory import make_scales_mn_major
-from tests.gpu.operands import quantise_blocks, quantise_rows
-from tests.gpu.world import list_dense_problems
 
 from .group_sizes import ALIGNMENT
-from .grouped_product import FP8, make_matrices, make_mn_major
+from .grouped_product import FP8, make_matrices
 from .harness import WARM_UP_S, warm_up
 from .host_profile import time_parts
 from .new_shapes import time_new_shapes
 from .stamp import OPS, RESULTS, make_stamp, write_json
 from .stopwatch import time_each, time_in_turn
+from .variants import list_dense_problems
 
 SIZES = (64, 128, 128)
 NUM_GROUPS = 2
@@ -46,11 +46,11 @@ SELECTION_REPEATS = 200
 def make_calls(device: str) -> dict[str, Callable[[], object]]:
     """Return every op, FP8 with both layouts of A's scales, and torch.mm(out=) in BF16, on `device`."""
     m, n, k = SIZES
-    a, row_major = quantise_rows(torch.randn(m, k, device=device))
-    b = quantise_blocks(torch.randn(n, k, device=device))
+    a, row_major = per_token_cast_to_fp8(torch.randn(m, k, device=device), False)
+    b = per_block_cast_to_fp8(torch.randn(n, k, device=device), False)
     d = torch.empty(m, n, dtype=torch.bfloat16, device=device)
-    gradient, wide = torch.zeros(m, n, device=device), quantise_rows(torch.randn(n, k, device=device))
-    mn_major = make_scales_mn_major(row_major)
+    gradient, wide = torch.zeros(m, n, device=device), per_token_cast_to_fp8(torch.randn(n, k, device=device), False)
+    mn_major = get_mn_major_tma_aligned_tensor(row_major)
     x, y = (
         torch.randn(m, k, dtype=torch.bfloat16, device=device),
         torch.randn(k, n, dtype=torch.bfloat16, device=device),
@@ -72,13 +72,13 @@ def make_calls(device: str) -> dict[str, Callable[[], object]]:
 def make_grouped_calls(device: str) -> dict[str, Callable[[], object]]:
     """Return one FP8 op of each grouping, with MN-major scales, on `device`; m rows count in each group."""
     m, n, k = SIZES
-    a, scale_a = make_matrices((NUM_GROUPS, ALIGNMENT), k, FP8, quantise_rows, device)
-    b = make_matrices((NUM_GROUPS, n), k, FP8, quantise_blocks, device)
+    a, scale_a = make_matrices((NUM_GROUPS, ALIGNMENT), k, FP8, per_token_cast_to_fp8, device)
+    b = make_matrices((NUM_GROUPS, n), k, FP8, per_block_cast_to_fp8, device)
     d = torch.empty(NUM_GROUPS, ALIGNMENT, n, dtype=torch.bfloat16, device=device)
     flat, joint, masked = (
         d.view(-1, n),
-        (a.view(-1, k), make_mn_major(scale_a.flatten(0, 1))),
-        (a, make_mn_major(scale_a)),
+        (a.view(-1, k), get_mn_major_tma_aligned_tensor(scale_a.flatten(0, 1))),
+        (a, get_mn_major_tma_aligned_tensor(scale_a)),
     )
     m_indices = torch.arange(NUM_GROUPS, dtype=torch.int32, device=device).repeat_interleave(ALIGNMENT)
     masked_m = torch.full((NUM_GROUPS,), m, dtype=torch.int32, device=device)
@@ -87,8 +87,8 @@ def make_grouped_calls(device: str) -> dict[str, Callable[[], object]]:
         torch.full_like(masked_m, k),
         torch.zeros(NUM_GROUPS, m, n, device=device),
     )
-    wide = [make_matrices((rows,), NUM_GROUPS * k, FP8, quantise_rows, device) for rows in (m, n)]
-    blocks = [(values.view(-1), make_mn_major(scale)) for values, scale in wide]
+    wide = [make_matrices((rows,), NUM_GROUPS * k, FP8, per_token_cast_to_fp8, device) for rows in (m, n)]
+    blocks = [(values.view(-1), get_mn_major_tma_aligned_tensor(scale)) for values, scale in wide]
     return {
         "m_grouped_fp8_gemm_nt_contiguous": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
             joint, b, flat, m_indices

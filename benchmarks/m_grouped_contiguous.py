@@ -9,15 +9,15 @@ Peers: grouped_product.py; roles: choices.py; method and result: harness.py.
 
 import sys
 from collections.abc import Callable
-from itertools import accumulate
 
 import torch
 
 import deep_gemm
 from deep_gemm import _C
+from deep_gemm.numerics import get_starts, make_m_indices
 
 from .dense_fp8 import SCALE_LAYOUTS
-from .group_sizes import ALIGNMENT, align, draw_contiguous_rows
+from .group_sizes import ALIGNMENT, draw_contiguous_rows
 from .grouped_product import MGroupedProduct
 from .harness import Family, main
 
@@ -29,11 +29,9 @@ class ContiguousProduct(MGroupedProduct):
 
     def __init__(self, key: dict, device: object):
         sizes = draw_contiguous_rows(key)
-        lengths = [align(size) for size in sizes]
-        super().__init__((key["m"],), key, [0, *accumulate(lengths)][:-1], sizes)
+        super().__init__((key["m"],), key, get_starts(sizes, ALIGNMENT), sizes)
         self.op = getattr(deep_gemm, f"m_grouped_{key['dtype']}_gemm_nt_contiguous")
-        indices = [row for group, size in enumerate(sizes) for row in [group] * size + [-1] * (align(size) - size)]
-        self.m_indices = torch.tensor(indices, dtype=torch.int32, device="cuda")
+        self.m_indices = make_m_indices(self.starts, sizes, key["m"]).to(self.d.device)
 
     def call_op(self, layout: str) -> Callable[[], object]:
         """Return the public op on these operands."""

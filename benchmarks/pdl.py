@@ -19,8 +19,8 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from tests.gpu.memory import make_scales_mn_major
-from tests.gpu.operands import quantise_blocks, quantise_rows
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from tuner.measure.statistics import median, paired_ratios
 
 from .harness import WARM_UP_S, warm_up
@@ -48,8 +48,8 @@ def make_chain(op: str, m: int, n: int, k: int) -> tuple[list[Callable[[], objec
     if op == "bf16_gemm":
         a, halves = x.bfloat16(), [weight.bfloat16() for weight in weights]
         return [lambda b=b, d=d: deep_gemm.bf16_gemm_nt(a, b, d) for b, d in zip(halves, outputs, strict=True)], outputs
-    values, scale = quantise_rows(x)
-    a, pairs = (values, make_scales_mn_major(scale)), [quantise_blocks(weight) for weight in weights]
+    values, scale = per_token_cast_to_fp8(x, False)
+    a, pairs = (values, get_mn_major_tma_aligned_tensor(scale)), [per_block_cast_to_fp8(weight, False) for weight in weights]
     return [lambda b=b, d=d: deep_gemm.fp8_gemm_nt(a, b, d) for b, d in zip(pairs, outputs, strict=True)], outputs
 
 

@@ -9,7 +9,7 @@ import torch
 import deep_gemm
 from benchmarks import harness
 from deep_gemm import _C
-from tests.gpu.public_op import RECIPES
+from tests.fakes.grouped_operands import RECIPES
 
 
 class FakeTimer:

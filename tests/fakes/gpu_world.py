@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import torch
 
 from deep_gemm import _C
+from deep_gemm.numerics import widen
 from tests.fakes.grouped_kernel import FakeGroupedKernel
 from tests.gpu.grouped_variants import GROUPED_OPS
-from tests.gpu.operands import widen
 from tests.gpu.world import World
 
 
@@ -29,7 +29,7 @@ class FakeKernel:
             self.problem.c_mode != "head_split"
         )
         assert (scale_a is None) == (scale_b is None) == (self.problem.op == "bf16_gemm")
-        result = alpha * (widen(a, scale_a) @ widen(b, scale_b).T)
+        result = alpha * (widen(a, scale_a, torch.float64) @ widen(b, scale_b, torch.float64).T)
         result = result if c is None else result + beta * c.double()
         if head_splits is None:
             d.copy_(result)

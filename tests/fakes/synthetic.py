@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from tuner.db import Store
 
 from deep_gemm import _C
+from tuner.db import Store
 from tuner.learn.dataset import Dataset, Identity, build_dataset
 from tuner.learn.portfolio import choose_portfolio
 from tuner.problems.fields import to_config, to_problem

@@ -36,7 +36,7 @@ from .grouped_operands import (
 from .grouped_shapes import Block, Contiguous, KGroups, Masked
 from .grouped_variants import CONTIGUOUS_OPS, K_GROUPED_OPS, MAIN_GROUPED, MASKED_OPS, GroupedVariant
 from .memory import as_integers
-from .operands import FP8, get_partial_sums_error, make_bound
+from .operands import FP8, bound_product
 from .public_op import Checks
 from .semantics_runtime import SLEEP_CYCLES
 from .world import World
@@ -115,7 +115,7 @@ def reassign(case: GroupedCase, groups: tuple[int, ...]) -> GroupedCase:
     """Return a contiguous case, which has no padding, whose each 128 rows belong to another of `groups`, or to none."""
     blocks = [Block(max(group, 0), 128 * index, 128) for index, group in enumerate(groups)]
     product, magnitude = multiply_rows(blocks, widen_groups(case.a, case.scale_a), widen_groups(case.b, case.scale_b))
-    bound = make_bound(product, magnitude, case.dtype, get_partial_sums_error(case.a))
+    bound = bound_product(product, magnitude, case.dtype, case.a)
     is_row = (torch.tensor(groups, device=case.a.device) >= 0).repeat_interleave(128)
     padding = (~is_row).nonzero().flatten()
     return replace(case, reference=product * is_row[:, None], bound=bound * is_row[:, None], padding=padding, first={})

@@ -1,9 +1,9 @@
 """The record of a GPU run: one JSON file that says on what, of which tree, how many cases and what failed."""
 
-from benchmarks.stamp import make_stamp
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
 from deep_gemm.jit.build import get_cubin
+from tuner.measure.stamp import make_stamp
 
 from .variants import MAIN, get_space
 from .world import OPS
@@ -22,7 +22,7 @@ def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
 
 
 def make_origin(compilers: tuple[str, ...]) -> dict:
-    """Return what the run ran on and of: device, driver, toolkit, hashes, date."""
+    """Return the origin of a run: device, driver, toolkit, hashes, compilers and date."""
     return {**make_stamp(_C.get_device(), OPS), "compilers": get_compiler_versions(compilers)}
 
 

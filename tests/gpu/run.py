@@ -260,12 +260,12 @@ class Parent:
 
 def run_parent(args: argparse.Namespace) -> int:
     """Compile and run the jobs and the sanitizer, write the record, print a summary."""
-    from benchmarks.stamp import write_json
     from deep_gemm import _C
     from deep_gemm.errors import DeviceError
+    from deep_gemm.jit.ahead import Background
+    from tuner.measure.stamp import write_json
 
     from . import sanitizer
-    from .compiling import Background
     from .kernels import list_kernels
     from .record import make_origin, make_record
 
@@ -336,7 +336,7 @@ def print_summary(record: dict) -> int:
 
 def merge(paths: list[Path], out: Path) -> int:
     """Join the records of the shards."""
-    from benchmarks.stamp import write_json
+    from tuner.measure.stamp import write_json
 
     from .record import merge_records
 

@@ -8,7 +8,6 @@ import torch
 from benchmarks import harness, k_grouped, m_grouped_contiguous, m_grouped_masked
 from benchmarks.group_sizes import (
     ALIGNMENT,
-    align,
     count_masked_bytes,
     draw_contiguous_rows,
     draw_ks,
@@ -18,6 +17,7 @@ from benchmarks.group_sizes import (
 from benchmarks.product import find_wrong
 from benchmarks.stamp import DATA, read_json
 from deep_gemm import _C
+from deep_gemm.quantize import align
 from deep_gemm.selection import forget_selectors
 from tests.fakes import gpu_benchmark
 from tests.fakes.operands import one_thread

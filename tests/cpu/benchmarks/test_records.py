@@ -5,7 +5,6 @@ them.
 import argparse
 import json
 import os
-import re
 import struct
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 from benchmarks import stale
 from benchmarks.stamp import OP, OPS, RESULTS, format_json, read_json, write_json
-from deep_gemm import _C
 from tests.gpu import run, sanitizer
 from tests.gpu.record import make_record, make_section, merge_records
 
