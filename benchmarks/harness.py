@@ -21,6 +21,7 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.ahead import compile_all
 from deep_gemm.jit.build import get_cubin
 from tuner.measure.statistics import median
+from tuner.problems.fields import kernel_problem
 
 from .choices import Choices
 from .cold_timer import FLUSH_BYTES, ColdTimer
@@ -140,10 +141,11 @@ class Benchmark:
         return calls, splits
 
     def _load(self, problem, config):
-        result = get_cubin(problem, config)
-        if result.cubin not in self.kernels:
-            self.kernels[result.cubin] = _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
-        return self.kernels[result.cubin]
+        key = (kernel_problem(problem), config)
+        if key not in self.kernels:
+            result = get_cubin(problem, config)
+            self.kernels[key] = _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
+        return self.kernels[key]
 
 
 def name_choices(choices: dict[str, dict]) -> dict[str, dict]:
