@@ -78,7 +78,9 @@ class MGroupedProduct(GroupedProduct):
             None if row_major is None else row_major.view(-1, row_major.shape[-1]),
         )
         self.scales = (
-            {"nt": None} if row_major is None else {"mn_major": get_mn_major_tma_aligned_tensor(row_major), "row_major": row_major}
+            {"nt": None}
+            if row_major is None
+            else {"mn_major": get_mn_major_tma_aligned_tensor(row_major), "row_major": row_major}
         )
         self.valid = torch.cat(
             [torch.arange(start, start + size, device="cuda") for start, size in zip(starts, sizes, strict=True)]

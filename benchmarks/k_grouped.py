@@ -69,7 +69,10 @@ class KGroupedFp8(KGroupedProduct):
 
     def __init__(self, key: dict, device: object):
         super().__init__(key)
-        pairs = [per_token_cast_to_fp8(torch.randn(rows, key["sum_k"], device="cuda"), False) for rows in (key["m"], key["n"])]
+        pairs = [
+            per_token_cast_to_fp8(torch.randn(rows, key["sum_k"], device="cuda"), False)
+            for rows in (key["m"], key["n"])
+        ]
         self.joint = [values for values, _ in pairs]
         self.blocks = [
             torch.cat([values.view(torch.uint8)[:, part].reshape(-1) for part in self.columns]).view(FP8)

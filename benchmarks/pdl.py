@@ -49,7 +49,10 @@ def make_chain(op: str, m: int, n: int, k: int) -> tuple[list[Callable[[], objec
         a, halves = x.bfloat16(), [weight.bfloat16() for weight in weights]
         return [lambda b=b, d=d: deep_gemm.bf16_gemm_nt(a, b, d) for b, d in zip(halves, outputs, strict=True)], outputs
     values, scale = per_token_cast_to_fp8(x, False)
-    a, pairs = (values, get_mn_major_tma_aligned_tensor(scale)), [per_block_cast_to_fp8(weight, False) for weight in weights]
+    a, pairs = (
+        (values, get_mn_major_tma_aligned_tensor(scale)),
+        [per_block_cast_to_fp8(weight, False) for weight in weights],
+    )
     return [lambda b=b, d=d: deep_gemm.fp8_gemm_nt(a, b, d) for b, d in zip(pairs, outputs, strict=True)], outputs
 
 
