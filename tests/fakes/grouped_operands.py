@@ -40,7 +40,9 @@ class Grouped:
 def make_scaled(is_fp8: bool, shape: tuple, scale_rows: int, generator: torch.Generator) -> tuple:
     """Return random (values, scales or None, dequantised FP64) of a matrix, or of one for each group."""
     values = torch.randn(shape, generator=generator).to(FP8 if is_fp8 else BF16)
-    scales = torch.rand(*shape[:-2], scale_rows, ceil_div(shape[-1], 128), generator=generator) + 0.5 if is_fp8 else None
+    scales = (
+        torch.rand(*shape[:-2], scale_rows, ceil_div(shape[-1], 128), generator=generator) + 0.5 if is_fp8 else None
+    )
     return values, scales, widen(values, scales, torch.float64)
 
 
@@ -87,7 +89,9 @@ def make_contiguous(
     indices = make_indices(rows, alignment)
     is_padding = indices < 0
     a, scale_a, x = make_scaled(kind == "fp8", (len(indices), k), len(indices), generator)
-    b, scale_b, y = make_scaled(kind == "fp8", (len(rows), n, k), n if recipe == "1d1d" else ceil_div(n, 128), generator)
+    b, scale_b, y = make_scaled(
+        kind == "fp8", (len(rows), n, k), n if recipe == "1d1d" else ceil_div(n, 128), generator
+    )
     spoil(a, scale_a, is_padding)
     exact, magnitude = (torch.zeros(len(indices), n, dtype=torch.float64) for _ in range(2))
     for group in range(len(rows)):
@@ -103,7 +107,9 @@ def make_masked(kind: str, counts: list[int], max_m: int, n: int, k: int, recipe
     generator = torch.Generator().manual_seed(n * k + sum(counts))
     is_missing = torch.arange(max_m)[None, :] >= torch.tensor(counts)[:, None]
     a, scale_a, x = make_scaled(kind == "fp8", (len(counts), max_m, k), max_m, generator)
-    b, scale_b, y = make_scaled(kind == "fp8", (len(counts), n, k), n if recipe == "1d1d" else ceil_div(n, 128), generator)
+    b, scale_b, y = make_scaled(
+        kind == "fp8", (len(counts), n, k), n if recipe == "1d1d" else ceil_div(n, 128), generator
+    )
     exact, magnitude = x @ y.mT, x.abs() @ y.abs().mT
     spoil(a, scale_a, is_missing)
     exact[is_missing] = NAN

@@ -174,7 +174,9 @@ def make_reference(a, scale_a, b, scale_b) -> tuple[torch.Tensor, torch.Tensor]:
     return wide_a @ wide_b.T, wide_a.abs() @ wide_b.abs().T
 
 
-def bound_product(reference: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype, a: torch.Tensor) -> torch.Tensor:
+def bound_product(
+    reference: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype, a: torch.Tensor
+) -> torch.Tensor:
     """Return the largest error of each element of a D of `dtype`; magnitude: |alpha| * (|A| |B|^T) for A [m, k]."""
     return make_bound(reference, get_sums_error(a.dtype, a.shape[1]) * magnitude, dtype)
 

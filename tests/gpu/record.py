@@ -8,6 +8,9 @@ from tuner.measure.stamp import make_stamp
 from .variants import MAIN, get_space
 from .world import OPS
 
+#: Notes of the shards that add up; every shard has the others alike.
+ADDED_NOTES = ("jobs", "wall_s")
+
 
 def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
     """Return the version of each compiler, read from a kernel that it built."""
@@ -68,6 +71,9 @@ def merge_records(records: list[dict]) -> dict:
             for key, value in section.items():
                 target[key] = round(target[key] + value, 3)
     notes = {key: value for record in records for key, value in record["notes"].items()}
+    notes |= {
+        key: round(sum(record["notes"].get(key, 0) for record in records), 1) for key in ADDED_NOTES if key in notes
+    }
     failures = [failure for record in records for failure in record["failures"]]
     stamp = {
         key: first[key] for key in first if key not in ("shard", "complete", "cases", "failures", "sections", "notes")

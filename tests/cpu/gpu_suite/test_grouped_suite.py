@@ -11,7 +11,7 @@ from tests.fakes.gpu_world import FakeWorld
 from tests.fakes.grouped_kernel import FakeGroupedKernel
 from tests.fakes.grouped_variants import GROUPED_OPS, make_grouped_variants
 from tests.fakes.operands import one_thread
-from tests.gpu import grouped_configs, grouped_repeats, grouped_sanitizer, kernels, run
+from tests.gpu import grouped_configs, grouped_repeats, grouped_sanitizer, jobs, kernels, run
 from tests.gpu.grouped_memory import is_mn_major_of_groups, make_groups, make_scale_layout_of_groups
 from tests.gpu.grouped_op import GROUPED_OP_VARIANTS, list_op_shapes
 from tests.gpu.grouped_operands import (
@@ -140,9 +140,9 @@ def test_sections_can_be_run_alone_and_for_one_op_kind(world):
     args = run.parse_arguments(["--sections", "grouped_semantics", "grouped_configs", "--ops", "k_grouped_fp8"])
     assert args.sections == ["grouped_configs", "grouped_semantics"] and args.ops == ("k_grouped_fp8_gemm_contiguous",)
     assert run.choose_watched_ops(args) == args.ops
-    jobs = run.get_jobs(world, args.sections, (1, 1), args.ops)
-    assert {section for section, *_ in jobs} == set(args.sections) and all(
-        "k_grouped_fp8_gemm_contiguous" in name for _, name, _ in jobs
+    found = jobs.get_jobs(world, args.sections, (1, 1), args.ops)
+    assert {section for section, *_ in found} == set(args.sections) and all(
+        "k_grouped_fp8_gemm_contiguous" in name for _, name, _ in found
     )
     listed = kernels.list_kernels(H200, args.sections, ("nvrtc",), 12, True, args.ops)
     kinds = {_C.Problem.from_json(problem).op for problem, *_ in listed}
@@ -156,10 +156,10 @@ def test_sections_can_be_run_alone_and_for_one_op_kind(world):
 
 
 def test_every_section_has_jobs_of_distinct_names(world):
-    jobs = run.get_jobs(world, list(run.SECTIONS), (1, 1))
-    assert {section for section, *_ in jobs} == set(run.SECTIONS)
-    assert len({(section, name) for section, name, _ in jobs}) == len(jobs) and not [
-        name for _, name, _ in jobs if name.startswith("planning")
+    found = jobs.get_jobs(world, list(jobs.SECTIONS), (1, 1))
+    assert {section for section, *_ in found} == set(jobs.SECTIONS)
+    assert len({(section, name) for section, name, _ in found}) == len(found) and not [
+        name for _, name, _ in found if name.startswith("planning")
     ]
 
 

@@ -15,8 +15,8 @@ from tests.fakes.gpu_world import FakeWorld
 from tests.fakes.operands import one_thread
 from tests.gpu import calls, configs, faults, kernels, memory, operands, sanitizer, semantics, semantics_layouts
 from tests.gpu.configs import COMMON_SHAPES, derive_shapes, list_runs, run_config
+from tests.gpu.jobs import SECTIONS
 from tests.gpu.public_op import OP_VARIANTS
-from tests.gpu.run import SECTIONS
 from tests.gpu.variants import BF16, MAIN, Variant, choose_configs, get_space, list_variants
 from tests.gpu.world import compare, describe, lay_out_scale
 
