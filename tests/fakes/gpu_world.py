@@ -55,3 +55,11 @@ class FakeWorld(World):
     def _load(self, problem, config, compiler: str | None) -> tuple:
         kind = FakeGroupedKernel if problem.op in GROUPED_OPS else FakeKernel
         return kind(problem, config, self.fault), SimpleNamespace(spill_bytes=0)
+
+
+def copy_storage(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Stand in for memory.copy_to_gpu: copy a tensor with its strides and all that lies around it, on the CPU."""
+    if tensor is None:
+        return None
+    flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    return flat.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -38,7 +38,7 @@ from .grouped_variants import CONTIGUOUS_OPS, K_GROUPED_OPS, MAIN_GROUPED, MASKE
 from .memory import as_integers
 from .operands import FP8, bound_product
 from .public_op import Checks
-from .semantics_runtime import SLEEP_CYCLES
+from .semantics_runtime import check_streams
 from .world import World
 
 #: What masked_m holds from replay to replay: all, none, single rows, beyond the range.
@@ -131,28 +131,11 @@ def divide(case: GroupedCase, ks: tuple[int, ...]) -> GroupedCase:
 
 def run_streams(world: World, variant: GroupedVariant, shape: GroupedShape) -> tuple[int, list[str]]:
     """Work runs on the current stream, or on `stream=` (object or handle), and on no other."""
-    checks, case = Checks(), get_grouped_case(world, variant, shape)
+    case = get_grouped_case(world, variant, shape)
     output = make_grouped_output(case)
-    bits, side = run_grouped_op(case, output), torch.cuda.Stream()
-
-    def check(name: str, options: dict, context) -> None:
-        c = prepare_grouped_c(case, output, is_aliased=variant.c_mode == "accumulate")
-        before = output.bits.clone()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(SLEEP_CYCLES)
-        with context:
-            call_grouped(case, output.d, c, **options)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            early = output.bits.clone().cpu()
-        checks.expect((early == before.cpu()).all(), f"{name}: did not wait for its stream")
-        side.synchronize()
-        checks.expect((output.bits == bits).all(), f"{name}: wrong bits")
-
-    check("current stream", {}, torch.cuda.stream(side))
-    check("stream object", {"stream": side}, torch.cuda.stream(torch.cuda.Stream()))
-    check("stream handle", {"stream": side.cuda_stream}, torch.cuda.stream(torch.cuda.Stream()))
-    return checks.outcome()
+    bits = run_grouped_op(case, output)
+    prepare = partial(prepare_grouped_c, case, output, is_aliased=variant.c_mode == "accumulate")
+    return check_streams(output, bits, prepare, lambda c, **options: call_grouped(case, output.d, c, **options))
 
 
 def run_num_sms(world: World, variant: GroupedVariant, shape: GroupedShape) -> tuple[int, list[str]]:

@@ -4,6 +4,7 @@ by hand.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -79,18 +80,28 @@ def run_first_capture(world: World, variant: Variant) -> tuple[int, list[str]]:
 
 def run_streams(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
     """Work runs on the current stream, or on `stream=` (object or handle), and on no other."""
-    checks, case = Checks(), world.case(variant, shape)
+    case = world.case(variant, shape)
     output = make_output(case)
-    bits, side = run_op(case, output), torch.cuda.Stream()
+    bits = run_op(case, output)
+    prepare = partial(prepare_c, case, output, is_aliased=True)
+    return check_streams(output, bits, prepare, lambda c, **options: call_op(case, output.d, c, **options))
+
+
+def check_streams(output, bits: torch.Tensor, prepare: Callable, call: Callable) -> tuple[int, list[str]]:
+    """Call an op behind a side stream that is busy, in every way to name that stream: it waits, and gives `bits`.
+
+    prepare: () -> C, D poisoned. call: (C, **options) -> the call.
+    """
+    checks, side = Checks(), torch.cuda.Stream()
 
     def check(name: str, options: dict, context) -> None:
-        c = prepare_c(case, output, is_aliased=True)
+        c = prepare()
         before = output.bits.clone()
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             torch.cuda._sleep(SLEEP_CYCLES)
         with context:
-            call_op(case, output.d, c, **options)
+            call(c, **options)
         with torch.cuda.stream(torch.cuda.Stream()):
             early = output.bits.clone().cpu()
         checks.expect((early == before.cpu()).all(), f"{name}: did not wait for its stream")

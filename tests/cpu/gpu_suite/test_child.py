@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from tests.fakes.gpu_world import FakeWorld
-from tests.fakes.operands import one_thread
 from tests.gpu import jobs, run, world
 
 
@@ -17,8 +16,6 @@ from tests.gpu import jobs, run, world
 def fake_gpu(monkeypatch):
     monkeypatch.setattr(world, "World", FakeWorld)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    with one_thread():
-        yield
 
 
 def run_child(*options: str) -> list[dict]:

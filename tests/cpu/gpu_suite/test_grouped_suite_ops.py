@@ -4,8 +4,6 @@ import pytest
 import torch
 
 import deep_gemm
-from tests.fakes.gpu_world import FakeWorld
-from tests.fakes.operands import one_thread
 from tests.gpu import grouped_semantics, grouped_semantics_runtime, grouped_semantics_values
 from tests.gpu.grouped_op import GROUPED_OP_VARIANTS
 from tests.gpu.grouped_shapes import Contiguous, KGroups, Masked
@@ -17,17 +15,6 @@ SHAPES = {
 }  # fmt: skip
 CONTIGUOUS = [variant for variant in GROUPED_OP_VARIANTS if variant.op in CONTIGUOUS_OPS]
 MASKED = [variant for variant in GROUPED_OP_VARIANTS if variant.op in MASKED_OPS]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def world():
-    return FakeWorld()
 
 
 def get_shape(variant):
