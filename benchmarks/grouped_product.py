@@ -11,14 +11,37 @@ from itertools import accumulate
 
 import torch
 
+from deep_gemm import _C
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 
+from .dense_fp8 import SCALE_LAYOUTS
 from .product import REFERENCE_ROWS, Product, multiply_rows
 
 FP8 = torch.float8_e4m3fn
 #: Whatever a torch without an op, or with another signature of it, raises.
 UNSUPPORTED = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
+
+
+#: Roles by layout of the m-grouped products, and what their peers compute.
+M_GROUPED_ROLES = {
+    "mn_major": ("best", "model", "heuristic"),
+    "row_major": ("model",),
+    "nt": ("best", "model", "heuristic"),
+}
+M_GROUPED_PEER = (
+    "torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped product"
+    " beside it"
+)
+
+
+def make_m_grouped_problems(op: str, key: dict, m: int, **fields: object) -> dict[str, object]:
+    """Return the problem of a key for each layout of A's scales (FP8), or as `nt` (BF16); `fields`: further ones."""
+    layouts = SCALE_LAYOUTS if key["dtype"] == "fp8" else {"nt": "mn_major"}
+    return {
+        name: _C.Problem(op, m, key["n"], key["k"], num_groups=key["num_groups"], scale_layout=layout, **fields)
+        for name, layout in layouts.items()
+    }
 
 
 class GroupedProduct(Product):

@@ -13,12 +13,10 @@ from collections.abc import Callable
 import torch
 
 import deep_gemm
-from deep_gemm import _C
 from deep_gemm.numerics import get_starts, make_m_indices
 
-from .dense_fp8 import SCALE_LAYOUTS
 from .group_sizes import ALIGNMENT, draw_contiguous_rows
-from .grouped_product import MGroupedProduct
+from .grouped_product import M_GROUPED_PEER, M_GROUPED_ROLES, MGroupedProduct, make_m_grouped_problems
 from .harness import Family, main
 
 OPS = {"fp8": "m_grouped_fp8_gemm_contiguous", "bf16": "m_grouped_bf16_gemm_contiguous"}
@@ -52,27 +50,18 @@ class ContiguousProduct(MGroupedProduct):
 
 
 def make_problems(key: dict) -> dict[str, object]:
-    """Return the problem of a key for each layout of A's scales, or as `nt`."""
-    op, sizes = OPS[key["dtype"]], (key["m"], key["n"], key["k"])
-    if key["dtype"] == "bf16":
-        return {"nt": _C.Problem(op, *sizes, num_groups=key["num_groups"], alignment=ALIGNMENT)}
-    return {
-        name: _C.Problem(op, *sizes, num_groups=key["num_groups"], alignment=ALIGNMENT, scale_layout=layout)
-        for name, layout in SCALE_LAYOUTS.items()
-    }
+    """Return the problem of a key for each of its layouts."""
+    return make_m_grouped_problems(OPS[key["dtype"]], key, key["m"], alignment=ALIGNMENT)
 
 
 FAMILY = Family(
     name="m_grouped_contiguous",
     ops=tuple(OPS.values()),
     key=("dtype", "num_groups", "mean_m", "n", "k", "m"),
-    roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "nt": ("best", "model", "heuristic")},
+    roles=M_GROUPED_ROLES,
     make_problems=make_problems,
     make_product=ContiguousProduct,
-    peer=(
-        "torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped"
-        " product beside it"
-    ),
+    peer=M_GROUPED_PEER,
     rests=True,
 )
 

@@ -2,7 +2,6 @@
 torch.compile, threads.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -38,7 +37,7 @@ from .grouped_variants import CONTIGUOUS_OPS, K_GROUPED_OPS, MAIN_GROUPED, MASKE
 from .memory import as_integers
 from .operands import FP8, bound_product
 from .public_op import Checks
-from .semantics_runtime import check_streams
+from .semantics_runtime import check_streams, check_threads
 from .world import World
 
 #: What masked_m holds from replay to replay: all, none, single rows, beyond the range.
@@ -227,28 +226,9 @@ def run_compiled(world: World, variant: GroupedVariant, shape: GroupedShape) -> 
 
 def run_threads(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
     """Several threads, each with its own stream and shape, get right results and the same bits every time."""
-    checks, lock = Checks(), threading.Lock()
     shapes = [*list_op_shapes(variant), make_chain_shape(variant)][:THREADS]
     cases = [get_grouped_case(world, variant, shape) for shape in shapes]
-
-    def work(case: GroupedCase) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            output = make_grouped_output(case)
-            bits = run_grouped_op(case, output)
-            unlike = sum(int((run_grouped_op(case, output) != bits).any()) for _ in range(CALLS_PER_THREAD))
-            wrong = int(count_grouped_wrong(case, output))
-        with lock:
-            checks.expect(not unlike, f"{unlike} of {CALLS_PER_THREAD} calls gave other bits")
-            checks.expect(not wrong, f"{wrong} elements outside their bound")
-
-    torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(case,)) for case in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    checks.expect(checks.cases == 2 * len(cases), "a thread ended early")
-    return checks.outcome()
+    return check_threads(cases, CALLS_PER_THREAD, make_grouped_output, run_grouped_op, count_grouped_wrong)
 
 
 #: One m-grouped op of each grouping and dtype, whose recipe is the default.

@@ -246,18 +246,28 @@ def run_chain(case: Case, outputs: list) -> list[torch.Tensor]:
 
 def run_threads(world: World, variant: Variant) -> tuple[int, list[str]]:
     """Several threads, each with its own stream and shape, get right results and the same bits every time."""
-    checks, lock = Checks(), threading.Lock()
     cases = [world.case(variant, Shape(17 + 40 * index, 264, 912)) for index in range(THREADS)]
+    return check_threads(cases, CALLS_PER_THREAD, make_output, run_op, lambda case, out: count_wrong(case, out.values))
 
-    def work(case: Case) -> None:
+
+def check_threads(
+    cases: list, num_calls: int, make: Callable, run: Callable, count_faults: Callable
+) -> tuple[int, list[str]]:
+    """Call an op `num_calls` times in a thread for each case.
+
+    make: case -> output. run: (case, output) -> bits of D. count_faults: (case, output) -> elements outside their bound.
+    """
+    checks, lock = Checks(), threading.Lock()
+
+    def work(case) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            output = make_output(case)
-            bits = run_op(case, output)
-            unlike = sum(int((run_op(case, output) != bits).any()) for _ in range(CALLS_PER_THREAD))
-            wrong = int(count_wrong(case, output.values))
+            output = make(case)
+            bits = run(case, output)
+            unlike = sum(int((run(case, output) != bits).any()) for _ in range(num_calls))
+            wrong = int(count_faults(case, output))
         with lock:
-            checks.expect(not unlike, f"m {case.shape.m}: {unlike} of {CALLS_PER_THREAD} calls gave other bits")
-            checks.expect(not wrong, f"m {case.shape.m}: {wrong} elements outside their bound")
+            checks.expect(not unlike, f"{case.shape}: {unlike} of {num_calls} calls gave other bits")
+            checks.expect(not wrong, f"{case.shape}: {wrong} elements outside their bound")
 
     torch.cuda.synchronize()
     threads = [threading.Thread(target=work, args=(case,)) for case in cases]
@@ -265,7 +275,7 @@ def run_threads(world: World, variant: Variant) -> tuple[int, list[str]]:
         thread.start()
     for thread in threads:
         thread.join()
-    checks.expect(checks.cases == 2 * THREADS, "a thread ended early")
+    checks.expect(checks.cases == 2 * len(cases), "a thread ended early")
     return checks.outcome()
 
 

@@ -11,6 +11,7 @@ import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ProblemError
 from tests.fakes.gpu_world import FakeKernel, FakeWorld, copy_storage
+from tests.fakes.variants import all_fields
 from tests.gpu import (
     calls,
     configs,
@@ -40,25 +41,13 @@ SMALL = (operands.Shape(1, 24, 144), operands.Shape(37, 130, 272))
 
 def test_variants_are_all_that_a_problem_can_be():
     """Every combination of fields is a variant or is refused by Problem itself."""
-    values = {
-        "op": ("fp8_gemm", "bf16_gemm"),
-        "recipe": ("1d2d", "1d1d", "per_row"),
-        "d_dtype": ("bf16", "fp32"),
-        "c_mode": ("none", "accumulate", "general", "head_split"),
-        "a_major": ("k", "mn"),
-        "b_major": ("k", "mn"),
-        "scale_layout": ("mn_major", "any"),
-    }
-    possible = [()]
-    for options in values.values():
-        possible = [(*chosen, option) for chosen in possible for option in options]
     legal = set()
-    for fields in possible:
+    for op, fields in all_fields():
         try:
-            Variant(*fields).problem()
+            Variant(op, **fields).problem()
         except ProblemError:
             continue
-        legal.add(Variant(*fields))
+        legal.add(Variant(op, **fields))
     assert legal == set(VARIANTS)
 
 

@@ -35,3 +35,15 @@ def test_a_call_that_runs_at_once_did_not_wait(world, monkeypatch, run, variant,
     cases, failures = run(world, variant, shape)
     names = ("current stream", "stream object", "stream handle")
     assert cases == 6 and failures == [f"{name}: did not wait for its stream" for name in names]
+
+
+@pytest.mark.parametrize(("runtime", "variant"), [
+    (semantics_runtime, Variant()), (grouped_semantics_runtime, GroupedVariant(FP8_MASKED)),
+], ids=["dense", "grouped"])  # fmt: skip
+def test_threads_give_right_and_equal_results(world, monkeypatch, runtime, variant):
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(runtime, "THREADS", 2)
+    monkeypatch.setattr(runtime, "CALLS_PER_THREAD", 2)
+    assert runtime.run_threads(world, variant) == (5, [])
