@@ -3,10 +3,10 @@ P12).
 
 Example: python -m benchmarks.compile_time --compilers nvrtc nvcc --jobs 8
 
-Method: the process, and with it every child, is bound to one core; one compilation beforehand loads the compiler; each
-    config is compiled once, without any cache, and the time is that of `compile_source`: source text in, checked cubin
-    out. CPU seconds (of children, too) stand beside wall seconds: where they differ, the machine was busy with
-    something else. With `--jobs n`, n such processes on n cores take every n-th config each.
+Method: the process and its children are bound to one core. One compilation beforehand loads the compiler. Then each
+    config is compiled once, without any cache; timed is `compile_source`: source text in, checked cubin out. CPU
+    seconds (children included) stand beside wall seconds: where they differ, the machine was busy with something else. With
+    `--jobs n`, n such processes on n cores take every n-th config each.
 Result: {"meta": ..., "summary": {compiler: {"count", "median_s", "p95_s", "max_s", "cpu_median_s", "cpu_p95_s"}},
     "by_variant": {variant: the same}, "rows": [{"compiler", "variant", "config", "seconds", "cpu_seconds", "registers",
     "spill_bytes", "local_bytes", "warnings"}]}.
@@ -95,7 +95,7 @@ def summarise(rows: list[dict]) -> dict:
 
 
 def make_meta(device: "_C.Device", compilers: list[str], cores: list[int], num_left_out: int) -> dict:
-    """Return what the result ran on and of; without a GPU the device is that whose default space was compiled."""
+    """Return the `meta` of the result; without a GPU the device is the one whose default space was compiled."""
     versions = {compiler: compile.get_toolchain(compiler).version_text for compiler in compilers}
     return {
         **make_stamp(device),

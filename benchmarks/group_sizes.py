@@ -46,9 +46,7 @@ def draw_contiguous_rows(key: dict) -> list[int]:
 
 
 def draw_masked_rows(key: dict) -> list[int]:
-    """Return the valid rows of each group, sum_m in all; a skewed load has nearly all in the last group, as far as it
-    has room.
-    """
+    """Return the valid rows of each group, sum_m in all; a skewed load has as many as fit in the last group."""
     groups, total = key["num_groups"], key["sum_m"]
     if key["load"] == "uniform":
         return draw_sizes(groups, key["mean_m"], total, 1)

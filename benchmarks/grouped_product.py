@@ -1,9 +1,8 @@
-"""Products in groups under test: what the scripts of the grouped ops share. A group's reference is that of its own
-dense product.
+"""Grouped products under test: what the scripts of the grouped ops share.
 
-Peers, of the valid rows alone: `cublaslt`, one dense product of torch for each group (a call's time is that of all its
-kernels), and `grouped_mm`, torch's own grouped product, where this torch has it. On FP8 both are unscaled or nearly so:
-they do less.
+A group's reference is that of its own dense product. The peers compute the valid rows alone: `cublaslt` is one dense
+product of torch for each group (a call's time is that of all its kernels), `grouped_mm` torch's own grouped product,
+where this torch has one. On FP8 both apply no scales, or scales of 1, and so do less work.
 """
 
 from collections.abc import Callable
@@ -45,7 +44,7 @@ def make_m_grouped_problems(op: str, key: dict, m: int, **fields: object) -> dic
 
 
 class GroupedProduct(Product):
-    """D_g = A_g @ B_g^T [+ C_g] for every group; D [rows, n] holds `sizes[g]` rows of group g from row `starts[g]` on."""
+    """D_g = A_g @ B_g^T [+ C_g] for every group; D [rows, n] has `sizes[g]` rows of group g from row `starts[g]` on."""
 
     def __init__(self, d: torch.Tensor, c: torch.Tensor | None, starts: list[int], sizes: list[int]):
         super().__init__(None, None, None, None, d, c)

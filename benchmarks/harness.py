@@ -3,9 +3,9 @@ scripts beside this.
 
 Method: cold_timer.py; every variant of a problem, the peers among them, is timed in one session.
 Result: {"meta": ..., "rows": [{<key of the problem>, "choices": {role: {"config", "source", <layout>: config}},
-    "times": {variant: [us of each round]}, "wrong": [variants whose D is not right], "failed": reason, "absent": {peer:
-    why torch has it not}}]}; `wrong`, `failed` and `absent` are left out where nothing is. The variants of `auto` are
-    "auto <layout>", those of any other role "<config> <layout>".
+    "times": {variant: [us of each round]}, "wrong": [variants whose D is not right], "failed": reason, "absent":
+    {peer: why torch does not have it}}]}; empty `wrong`, `failed` and `absent` are left out. The variants of `auto` are
+    called "auto <layout>", those of any other role "<config> <layout>".
 """
 
 import argparse
@@ -184,7 +184,7 @@ def is_clean(row: dict) -> bool:
 
 
 def make_meta(family: Family, device, args: argparse.Namespace, is_complete: bool, seconds: float) -> dict:
-    """Return what the result says about itself."""
+    """Return the `meta` of a result."""
     return {
         **make_stamp(device, family.hashed),
         "rounds": args.rounds,

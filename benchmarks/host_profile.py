@@ -1,11 +1,10 @@
-"""Say where the host time of one call goes, by differences of calls that end ever later (best of the blocks of
-stopwatch.py).
+"""Say where the host time of one call goes: differences of calls that get further and further (stopwatch.py).
 
 loop       a Python function that does nothing: the cost of the measurement itself
-arguments  the op on m = 0 rows: arguments bound, tensors viewed, dtypes and shapes checked; it ends before layouts and
-           devices dispatch   the answer of the dispatch table, timed in native code launch     the whole call less all
-           of the above: layouts and overlap checked, stream, tensor maps, context, the driver's launch driver     of
-           these, the driver's launch of an empty kernel through ctypes (an upper bound: ctypes takes its share)
+arguments  the op on m = 0 rows: arguments bound, tensors viewed, dtypes and shapes checked; layouts and devices not yet
+dispatch   the answer of the dispatch table, timed in native code
+launch     the rest of the call: layouts and overlap checked, stream, tensor maps, context, the driver's launch
+driver     a part of `launch`: the driver's launch of an empty kernel through ctypes, which adds some time of its own
 """
 
 from collections.abc import Callable

@@ -3,13 +3,13 @@ new shape.
 
 Example: python -m benchmarks.host_time
 
-Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, a block of each op in turn, synchronised between
-    blocks; best and median of the blocks, in microseconds a call. 200 launches fit the queue, so the host's time is
-    what shows. One op of each grouping has two groups of these sizes. Profile, by differences of such calls
-    (host_profile.py): the parts of one call on the GPU. Selection, over the problems of the dense benchmarks: `seen` is
-    the dispatch table's answer, in native code; `new` is a selector's choice without the exact table, and `analytic`
-    the heuristic alone, both called from Python and with that cost. New shapes (new_shapes.py): the first call of
-    shapes that nothing has seen, with the portfolio's kernels loaded.
+Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, one block of each op in turn, synchronised
+    between blocks; best and median of the blocks, in microseconds a call. 200 launches fit into the queue, so that the
+    host alone is timed. One op of each grouping has two groups of these sizes.
+Profile: the parts of one call on the GPU, by differences of such calls (host_profile.py).
+Selection, over the problems of the dense benchmarks: `seen` is the dispatch table's answer, in native code; `new` is a
+    selector's choice without the exact table and `analytic` the heuristic alone, both called from Python.
+New shapes: the first call of shapes that nothing has seen, with the portfolio's kernels loaded (new_shapes.py).
 """
 
 import argparse

@@ -2,9 +2,8 @@
 
 Example: python -m benchmarks.m_grouped_contiguous --best tuning.db --model out_of_fold.json --time-budget 240
 
-Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Sizes of the groups: group_sizes.py; their padding
-    must come out as +0.
-Peers: grouped_product.py; roles: choices.py; method and result: harness.py.
+Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Sizes of the groups: group_sizes.py. Rows of padding
+must come out as +0. Peers: grouped_product.py; roles: choices.py; method and result: harness.py.
 """
 
 import sys
@@ -44,7 +43,7 @@ class ContiguousProduct(MGroupedProduct):
         )
 
     def is_right(self, layout: str) -> bool:
-        """Return whether rows spread over every group lie within their bounds and the padding's bits are those of +0."""
+        """Return whether rows spread over every group lie within their bounds and all padding is +0, bit by bit."""
         padding = self.d[self.m_indices < 0]
         return super().is_right(layout) and not bool(padding.view(torch.int16).any())
 

@@ -3,10 +3,10 @@
 
 Example: python -m benchmarks.m_grouped_masked --best tuning.db --model out_of_fold.json --time-budget 240
 
-Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Rows of the groups: group_sizes.py; in a skewed load
-    one group has nearly all of them, which the host does not know: expected_m is the mean of either load. For decode
-    sizes a kernel that only reads all of B is a variant of the same session (`floor`). Peers: grouped_product.py;
-    roles: choices.py; method and result: harness.py.
+Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Rows of the groups: group_sizes.py. In a skewed load
+one group has nearly all rows; the host does not know it, so expected_m is the mean of either load. For decode sizes a
+kernel that only reads all of B is timed in the same session (`floor`). Peers: grouped_product.py; roles: choices.py;
+method and result: harness.py.
 """
 
 import sys

@@ -2,9 +2,9 @@
 
 Example: python -m benchmarks.pdl
 
-A chain is 8 products of one shape, each with its own weight, so that the weights come from memory as in a model; the D
-of one is the A of the next only in time, not in data. Microseconds a call: of replays of a CUDA graph of the chain, and
-of eager calls, between two events. Off and on alternate, so that clocks drift for both alike.
+A chain is 8 products of one shape, each with its own weight, so that the weights come from memory as in a model; the
+products follow each other but do not use each other's D. Times are microseconds a call between two events, of replays
+of a CUDA graph of the chain and of eager calls. Off and on alternate, so that both see the same drift of the clocks.
 Result: {"meta": ..., "rows": [{"op", "m", "n", "k", "mode", "off_us": [of each round], "on_us": [...], "gain": median
     off / on, "wrong"}]}.
 """

@@ -1,5 +1,5 @@
-"""Stand-ins that let tuner.measure.backend run on CPU tensors: streams, events and graphs of torch.cuda, and kernels that
-multiply in torch.
+"""Stand-ins that let tuner.measure.backend run on CPU tensors: streams, events and graphs of torch.cuda, and kernels
+that multiply in torch.
 
 A FakeKernel computes the right product unless `faults` names a fault for its config; a FakeClock advances by the
 config's time at each launch, and events read it, so timings are exact and instant.

@@ -45,7 +45,7 @@ def count_wrong(
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread: many small products on a busy machine otherwise wait for each other's threads."""
+    """Let torch compute in one thread: on a busy machine many small products would wait for each other's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Selector artefacts for tests: a small forest trained on an invented machine, written as the tuner writes real ones."""
+"""Selector artefacts for tests: a small forest trained on an invented machine, in the tuner's own format."""
 
 import functools
 

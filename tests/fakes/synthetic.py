@@ -73,7 +73,7 @@ def true_time_us(problem, config, device) -> float:
 
 
 class Machine:
-    """Times problems in blocks, with drift between blocks and noise in each median; the same numbers for the same seed."""
+    """Times problems in blocks, with drift between blocks and noise in each median; a seed gives the same numbers."""
 
     def __init__(self, seed: int = 0, noise: float = 0.004):
         self.device = _C.Device.known(SKU)

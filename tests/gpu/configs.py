@@ -1,4 +1,4 @@
-"""The configs of every variant's default space: config-derived shapes, exact integers, equal bits, NVRTC against NVCC."""
+"""The configs of every variant's default space: shapes derived from the config, exact integers, equal bits, NVCC."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -120,9 +120,8 @@ def _run_case(
     found = compare(case, config, output)
     if config.split_k == 1:
         return found
-    world.launch(
-        variant, config, case, output, index=index + 1, num_sms=num_sms
-    )  # equal to its own first run, whatever the layout
+    # With split K a config must equal its own first run, in any memory layout.
+    world.launch(variant, config, case, output, index=index + 1, num_sms=num_sms)
     return torch.maximum(found, compare(case, config, output))
 
 

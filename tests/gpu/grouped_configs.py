@@ -54,7 +54,7 @@ def derive_grouped_shapes(variant: GroupedVariant, config, index: int) -> list[G
 
 
 def list_common_shapes(variant: GroupedVariant, config) -> list[GroupedShape]:
-    """Return the shapes that all configs of an op kind meet on, as far as one alignment fits them."""
+    """Return the shapes that all configs of an op kind run whose tiles fit one common alignment."""
     if variant.op in CONTIGUOUS_OPS:
         return list_common_contiguous(choose_common_alignment(config))
     return list_common_masked() if variant.op in MASKED_OPS else list_common_k_groups()
@@ -76,7 +76,7 @@ def list_grouped_runs(variant: GroupedVariant, config, index: int) -> list[tuple
 
 
 def get_grouped_case(world: World, variant: GroupedVariant, shape: GroupedShape, integers: bool = False) -> GroupedCase:
-    """Return the operands and reference of a shape, the same for every config, scale layout and memory of the groups."""
+    """Return operands and reference of a shape, the same for every config, scale layout and memory of the groups."""
     own = variant._replace(scale_layout="mn_major", group_layout="joint")
     return world.grouped_cases.get(
         (own, shape, integers), lambda: make_grouped_case(shape, world.torch_device, own, integers)

@@ -144,7 +144,7 @@ def contiguous_alignment(alignment: int) -> Iterator[None]:
 
 
 def list_launch_operands(variant: GroupedVariant, case: GroupedCase, index: int) -> list[torch.Tensor | None]:
-    """Return a, scale_a, b and scale_b as a kernel of the variant takes them; `index` picks the scales' memory layout."""
+    """Return a, scale_a, b, scale_b as a kernel of the variant takes them; `index` picks the layout of the scales."""
     a, b = (case.operand(name, variant.is_blocks) for name in ("a", "b"))
     return [
         a,

@@ -100,7 +100,7 @@ def run_grouped_repeats(
 
 
 def run_grouped_large(world: World, variant: GroupedVariant, config) -> tuple[int, list[str]]:
-    """Launch one config LARGE_REPEATS times on a grid of many tiles; the last D must be right, and all of them alike."""
+    """Launch one config LARGE_REPEATS times on a grid of many tiles; all Ds must be alike, and the last one right."""
     repeater, case = make_grouped_repeater(world, variant, config, is_large=True)
     return repeat_large(repeater, lambda: count_grouped_wrong(case, repeater.output))
 

@@ -213,7 +213,12 @@ def _make_integers(
     return values.to(FP8), torch.randint(-1, 2, size, generator=generator, device=device).float().exp2()
 
 
-def make_case(shape: Shape, device: str, variant: Variant = Variant(), integers: bool = False) -> Case:  # noqa: B008 - immutable
+def make_case(
+    shape: Shape,
+    device: str,
+    variant: Variant = Variant(),  # noqa: B008 - immutable
+    integers: bool = False,
+) -> Case:
     """Make random normal operands with real scales, or integers.
 
     Integers: |x| <= 4 with power-of-two scales, factors and small integers as C: every FP32 sum is exact, so D is the

@@ -77,7 +77,7 @@ class Parent:
         return [*dict.fromkeys(self.died), *(group for group, count in deaths.items() if count >= MAX_DEATHS)]
 
     def _run_one_child(self) -> bool:
-        """Return whether no further child is needed: the jobs are done, the budget is spent, or nothing can run here."""
+        """Return whether no further child is needed: the jobs are done, the budget is spent, or none can run here."""
         child, reader = self._start_child()
         pending, timeout, start = b"", START_TIMEOUT_S, self.first
         try:

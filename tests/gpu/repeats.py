@@ -140,7 +140,7 @@ def repeat(repeater: Repeater, counts: dict[int, int], name: object, busy: BusyS
 
 
 def run_large(world: World, variant: Variant, config) -> tuple[int, list[str]]:
-    """Launch one config LARGE_REPEATS times on a grid of many tiles; the last D must be right, and all of them alike."""
+    """Launch one config LARGE_REPEATS times on a grid of many tiles; all Ds must be alike, and the last one right."""
     repeater, case = make_repeater(world, variant, config, LARGE_SHAPE), world.case(variant, LARGE_SHAPE)
     return repeat_large(repeater, lambda: count_wrong(case, repeater.output.d))
 

@@ -51,7 +51,7 @@ def run_graph(world: World, variant: Variant, shape: Shape) -> tuple[int, list[s
 
 
 def run_first_capture(world: World, variant: Variant) -> tuple[int, list[str]]:
-    """A first call under capture loads its kernel or raises a typed error; the capture goes on and its graph is right."""
+    """A first call under capture loads its kernel or raises a typed error; the capture goes on, its graph is right."""
     checks = Checks()
     shape = Shape(37, 136, 400)
     case = world.case(variant, shape)
@@ -255,7 +255,7 @@ def check_threads(
 ) -> tuple[int, list[str]]:
     """Call an op `num_calls` times in a thread for each case.
 
-    make: case -> output. run: (case, output) -> bits of D. count_faults: (case, output) -> elements outside their bound.
+    make: case -> output. run: (case, output) -> bits of D. count_faults: (case, output) -> elements outside the bound.
     """
     checks, lock = Checks(), threading.Lock()
 

@@ -2,10 +2,11 @@
 
 All operands are views into a few pools made once per process, because making fresh random data costs more than
 measuring:
-    e4m3     bytes of standard normals, quantised per 128 elements (amax 448), so the bit patterns are those of real
-             data bf16     standard normals scales   FP32, uniform in 0.5..1.5 times the scale that quantising standard
-             normals gives; every block has its own c        standard normals of D's type, where an op adds a C of its
-             own d        results; zeroed before a ring whose launches add to it, so that sums stay finite
+    e4m3     standard normals, quantised per 128 elements (amax 448): the bit patterns of real data
+    bf16     standard normals
+    scales   FP32, one for each block, uniform in 0.5..1.5 times the scale that quantising standard normals gives
+    c        standard normals of D's type, where an op adds a C of its own
+    d        results; zeroed before a ring whose launches add to it, so that sums stay finite
 A ring is as many disjoint sets (A, scales of A, B, scales of B, D, C) as it takes to exceed three times the L2 in bytes
 that launches touch: masked groups have room for far more rows than they hold. The groups themselves are one small
 tensor that all sets share.
@@ -171,7 +172,7 @@ def make_d_layout(problem, pool: str, columns: int) -> Layout:
 
 
 def get_layouts(problem) -> dict[str, Layout | None]:
-    """Return {operand: layout} in the order of BufferSet; None for what a problem has not, or has in D's place."""
+    """Return {operand: layout} in the order of BufferSet; None where a problem has no such operand, or it is D."""
     m, n, counts = problem.m, problem.n, count_stacked(problem)
     return {
         "a": stack(make_operand_layout(problem, problem.a_major, m), counts["a"]),

@@ -1,13 +1,12 @@
-"""Workloads: which group sizes a grouped problem is measured with. Only the data knows them; a problem holds at most
-their mean.
+"""Workloads: the group sizes with which a grouped problem is measured. A problem itself knows at most their mean.
 
-    spread    (default) sizes between 0.7 and 1.3 times the mean, as a router that is trained to balance its experts
-              leaves them uniform   equal sizes skewed    one group has nearly everything, half of the others nothing,
-              the rest the smallest size
+    spread    (default) sizes between 0.7 and 1.3 times the mean, as a router trained to balance its experts leaves them
+    uniform   equal sizes
+    skewed    one group has nearly everything, half of the others the smallest size, the rest nothing
 
 Sizes follow from the problem, the workload and the seed alone. Contiguous groups fill m: each takes whole units of the
-alignment, of which the rows after its last one are padding. Groups of K fill k in units of 128, the K of one step.
-Masked groups hold up to m rows.
+alignment, and the rows behind its last one are padding. Groups of K fill k in units of 128, the K of one step. Masked
+groups hold up to m rows.
 """
 
 import json
@@ -99,7 +98,7 @@ def make_groups(problem, workload: Workload) -> Groups | None:
 
 
 def count_rows(problem, start: int, units: int, name: str, generator: random.Random) -> int:
-    """Return how many rows of a contiguous group's units hold tokens: all but fewer than one unit, all of equal groups."""
+    """Return how many rows of a contiguous group hold tokens: all of equal groups, else all but less than a unit."""
     end = min(start + units * problem.alignment, problem.m)
     padding = 0 if name == "uniform" or start >= end else generator.randrange(problem.alignment)
     return max(end - start - padding, min(end - start, 1))
@@ -144,7 +143,7 @@ def make_group_tensor(problem, groups: Groups, device: str) -> torch.Tensor:
 
 
 def count_touched_rows(problem, groups: Groups) -> int:
-    """Return the rows of A and D that a launch reads or writes: of masked groups the valid ones, else all, padding too."""
+    """Return the rows of A and D that a launch reads or writes: the valid ones of masked groups, else all of them."""
     return sum(groups.sizes) if grouping_of(problem.op) == MASKED else problem.m
 
 
@@ -154,6 +153,6 @@ def count_touched_matrices(problem, groups: Groups) -> int:
 
 
 def round_expected_m(mean: int, room: int) -> int:
-    """Return a mean as the library rounds it before it enters a problem: up to three significant bits, within 1..room."""
+    """Return a mean as the library rounds it for a problem: up to three significant bits, within 1..room."""
     unit = 1 << max(mean.bit_length() - 3, 0)
     return min(max(-(-mean // unit) * unit, 1), room)

@@ -141,7 +141,9 @@ for index in range(int(sys.argv[2]), 4):
     print(json.dumps({"event": "begin", "index": index, "section": "configs", "name": f"job {index}"}), file=report)
     if index == 1: os.kill(os.getpid(), 11)
     if index == 2: time.sleep(60)
-    end = {"event": "end", "index": index, "section": "configs", "cases": 5, "failures": ["wrong"] if index == 3 else [], "seconds": 0.5, "lost": False}
+    failures = ["wrong"] if index == 3 else []
+    end = {"event": "end", "index": index, "section": "configs", "cases": 5, "failures": failures, "seconds": 0.5}
+    end["lost"] = False
     print(json.dumps(end), file=report)
 print(json.dumps({"event": "done"}), file=report)
 """
@@ -177,7 +179,8 @@ for index in range(int(sys.argv[2]), 8):
     if name in skipped or name.partition(":")[0] in skipped: continue
     print(json.dumps({"event": "begin", "index": index, "section": "configs", "name": name}), file=report)
     if index < 6: os.kill(os.getpid(), 11)
-    print(json.dumps({"event": "end", "index": index, "section": "configs", "cases": 5, "failures": [], "seconds": 0.5, "lost": False}), file=report)
+    end = {"event": "end", "index": index, "section": "configs", "cases": 5, "failures": [], "seconds": 0.5}
+    print(json.dumps({**end, "lost": False}), file=report)
 print(json.dumps({"event": "done"}), file=report)
 """
 

@@ -1,4 +1,4 @@
-"""summary.json: every committed value follows from the file it names; the arithmetic of the figures on made-up results."""
+"""summary.json: every committed value follows from the file it names; figures of made-up results."""
 
 import math
 

@@ -23,7 +23,8 @@ def get_shape(variant):
 
 
 @pytest.mark.parametrize("run", [
-    grouped_semantics.run_products, grouped_semantics.run_keywords, grouped_semantics.run_scale_layouts, grouped_semantics_values.run_nan,
+    grouped_semantics.run_products, grouped_semantics.run_keywords, grouped_semantics.run_scale_layouts,
+    grouped_semantics_values.run_nan,
 ])  # fmt: skip
 @pytest.mark.parametrize("variant", GROUPED_OP_VARIANTS, ids=str)
 def test_ops_keep_what_the_suite_asks(world, variant, run):
