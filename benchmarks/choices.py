@@ -15,11 +15,9 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selection import explain
+from tuner.problems.fields import PROBLEM_DEFAULTS, replace_problem, to_config, to_problem
 
 from .stamp import read_json
-
-_CONFIG_FIELDS = tuple(_C.Config(64, 64, 2).as_dict())
-_PROBLEM_FIELDS = tuple(name for name in _C.Problem("fp8_gemm", 1, 1, 1).as_dict() if name != "op")
 
 
 class Choice(NamedTuple):
@@ -29,36 +27,23 @@ class Choice(NamedTuple):
     source: str
 
 
-def read_problem(row: dict, default_op: str) -> "_C.Problem":
-    """Return the problem of a row; fields that it leaves out have their defaults."""
-    fields = {name: row[name] for name in _PROBLEM_FIELDS if name in row}
-    return _C.Problem(
-        row.get("op", default_op), fields.pop("m"), fields.pop("n"), fields.pop("k"), **_fix_types(fields)
-    )
-
-
-def _fix_types(fields: dict) -> dict:
-    """Return the fields with booleans that a database keeps as numbers."""
-    return {name: bool(value) if name == "batch_invariant" else value for name, value in fields.items()}
-
-
 def read_choices(path: Path | None, op: str, sku: str) -> dict[str, object]:
-    """Return {problem as JSON: Config} from a tuning database's winners, or JSON {"rows": [{problem fields, "config":
-    fields}]}.
+    """Return {key of the problem: Config} for one op kind.
+
+    path: a tuning database, whose winners count, or JSON {"rows": [{problem fields, "config": fields}]}; fields that a
+        row leaves out have their defaults, and its op kind is this one.
     """
     if path is None:
         return {}
     if path.suffix != ".db":
         rows = read_json(path)["rows"]
-        found = [(read_problem(row, op), _C.Config(**row["config"])) for row in rows]
-        return {problem.to_json(): config for problem, config in found if problem.op == op}
+        found = [(to_problem(PROBLEM_DEFAULTS | {"op": op} | row), _C.Config(**row["config"])) for row in rows]
+        return {problem.key: config for problem, config in found if problem.op == op}
     from tuner.db import Store
 
     with Store.open(path, mode="ro") as store:
         winners = store.load_best(sku=sku, kernel_hash=kernel_hash(op), op=op)
-    return {
-        read_problem(row, op).to_json(): _C.Config(**{name: row[name] for name in _CONFIG_FIELDS}) for row in winners
-    }
+    return {to_problem(row).key: to_config(row) for row in winners}
 
 
 class Choices:
@@ -70,7 +55,7 @@ class Choices:
 
     def of(self, problem, roles: tuple[str, ...]) -> dict[str, Choice]:
         """Return {role: Choice} of those `roles` that have one; `auto` always has."""
-        choice, key = explain(problem, self.device), problem.to_json()
+        choice, key = explain(problem, self.device), problem.key
         found = {"auto": Choice(choice.config, choice.source)}
         found["heuristic"] = Choice(_C.get_analytic_config(problem, self.device), "analytic")
         if key in self.best:
@@ -88,8 +73,7 @@ class Choices:
         }
 
     def _choose_invariant(self, problem) -> Choice:
-        fields = {**problem.as_dict(), "batch_invariant": True}
-        choice = explain(read_problem(fields, problem.op), self.device)
+        choice = explain(replace_problem(problem, batch_invariant=True), self.device)
         return Choice(choice.config, choice.source)
 
 

@@ -1,11 +1,11 @@
 """Time kernels with a clean, cold L2: CUPTI durations through torch.profiler, a 512 MB read before each call.
 
-One profiler session times all variants of a problem, interleaved: round by round each variant runs once, in an order
-rotated by one, so that clock and power drift fall on all of them alike and rounds can be compared pairwise. Or, to
-compare with times that were recorded elsewhere, one variant after the other, all its rounds in a row, each after a rest
-of the GPU: under a steady load of kernels of a millisecond or more an H200 reaches its power limit and was up to 15 %
-slower after some 50 ms. The trace is cut at the flush kernels; what lies between two of them is one call, with all its
-kernels.
+One profiler session times all variants of a problem, interleaved: in each round every variant runs once, in an order
+that is rotated by one from round to round. Drift of clocks and power thus falls on all of them alike, and rounds can be
+compared in pairs. To compare with times that were recorded elsewhere, the variants run one after the other instead, all
+rounds of one in a row, each after a rest of the GPU: under a steady load of kernels of a millisecond or more an H200
+reaches its power limit and was up to 15 % slower after some 50 ms. The trace is cut at the flush kernels; what lies
+between two of them is one call, with all its kernels.
 """
 
 import time

@@ -3,10 +3,10 @@ P12).
 
 Example: python -m benchmarks.compile_time --compilers nvrtc nvcc --jobs 8
 
-Method: the process, and with it every child, is bound to one core; one compilation beforehand loads the compiler; each
-    config is compiled once, without any cache, and the time is that of `compile_source`: source text in, checked cubin
-    out. CPU seconds (of children, too) stand beside wall seconds: where they differ, the machine was busy with
-    something else. With `--jobs n`, n such processes on n cores take every n-th config each.
+Method: the process and its children are bound to one core. One compilation beforehand loads the compiler. Then each
+    config is compiled once, without any cache; timed is `compile_source`: source text in, checked cubin out. CPU
+    seconds (children included) stand beside wall seconds: where they differ, the machine was busy with something else. With
+    `--jobs n`, n such processes on n cores take every n-th config each.
 Result: {"meta": ..., "summary": {compiler: {"count", "median_s", "p95_s", "max_s", "cpu_median_s", "cpu_p95_s"}},
     "by_variant": {variant: the same}, "rows": [{"compiler", "variant", "config", "seconds", "cpu_seconds", "registers",
     "spill_bytes", "local_bytes", "warnings"}]}.
@@ -26,9 +26,9 @@ from pathlib import Path
 from deep_gemm import _C
 from deep_gemm.errors import CompileError, DeviceError
 from deep_gemm.jit import compile, generator
-from tests.gpu.variants import MAIN, Variant, get_space
 
 from .stamp import RESULTS, make_stamp, read_json, write_json
+from .variants import MAIN, Variant
 
 
 def cpu_seconds() -> float:
@@ -95,7 +95,7 @@ def summarise(rows: list[dict]) -> dict:
 
 
 def make_meta(device: "_C.Device", compilers: list[str], cores: list[int], num_left_out: int) -> dict:
-    """Return what the result ran on and of; without a GPU the device is that whose default space was compiled."""
+    """Return the `meta` of the result; without a GPU the device is the one whose default space was compiled."""
     versions = {compiler: compile.get_toolchain(compiler).version_text for compiler in compilers}
     return {
         **make_stamp(device),
@@ -126,7 +126,7 @@ def get_device() -> "_C.Device":
 
 def list_pairs(device: "_C.Device") -> list[tuple[Variant, "_C.Config"]]:
     """Return every (variant, config) of the main variants' default spaces."""
-    return [(variant, config) for variant in MAIN for config in get_space(variant, device)]
+    return [(variant, config) for variant in MAIN for config in _C.get_default_space(variant.problem(), device)]
 
 
 def time_share(args: argparse.Namespace) -> list[dict]:

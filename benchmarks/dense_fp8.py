@@ -15,8 +15,8 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from tests.gpu.memory import make_scales_mn_major
-from tests.gpu.operands import quantise_blocks, quantise_rows
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 
 from .device_kernels import ReadKernel
 from .harness import Family, main
@@ -38,10 +38,10 @@ class DenseFp8(Product):
     def __init__(self, key: dict, device):
         m, n, k = key["m"], key["n"], key["k"]
         if DenseFp8.weight[:2] != (n, k):  # one weight serves all m
-            DenseFp8.weight = (n, k, *quantise_blocks(torch.randn(n, k, device="cuda")))
-        a, row_major = quantise_rows(torch.randn(m, k, device="cuda"))
+            DenseFp8.weight = (n, k, *per_block_cast_to_fp8(torch.randn(n, k, device="cuda"), False))
+        a, row_major = per_token_cast_to_fp8(torch.randn(m, k, device="cuda"), False)
         super().__init__(a, row_major, *DenseFp8.weight[2:], torch.empty(m, n, dtype=torch.bfloat16, device="cuda"))
-        self.scales = {"mn_major": make_scales_mn_major(row_major), "row_major": row_major}
+        self.scales = {"mn_major": get_mn_major_tma_aligned_tensor(row_major), "row_major": row_major}
         self.device, self.one = device, torch.ones((), device="cuda")
 
     def call_op(self, layout: str) -> Callable[[], object]:

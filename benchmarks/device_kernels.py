@@ -25,13 +25,16 @@ extern "C" __global__ void __launch_bounds__(512)
 #pragma unroll
         for (int j = 0; j < {unroll}; ++j)
             asm volatile("ld.global.v4.u32 {{%0, %1, %2, %3}}, [%4];"
-                         : "=r"(x[j][0]), "=r"(x[j][1]), "=r"(x[j][2]), "=r"(x[j][3]) : "l"(data + (i + j * stride) * {bytes}));
+                         : "=r"(x[j][0]), "=r"(x[j][1]), "=r"(x[j][2]), "=r"(x[j][3])
+                         : "l"(data + (i + j * stride) * {bytes}));
 #pragma unroll
         for (int j = 0; j < {unroll}; ++j) folded ^= x[j][0] + x[j][1] + x[j][2] + x[j][3];
     }}
     for (; i < num_loads; i += stride) {{
         unsigned x[4];
-        asm volatile("ld.global.v4.u32 {{%0, %1, %2, %3}}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "l"(data + i * {bytes}));
+        asm volatile("ld.global.v4.u32 {{%0, %1, %2, %3}}, [%4];"
+                     : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                     : "l"(data + i * {bytes}));
         folded ^= x[0] + x[1] + x[2] + x[3];
     }}
     if (folded == 0x5eed5eed) *sink = folded;

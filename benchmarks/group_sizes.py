@@ -1,22 +1,18 @@
-"""Sizes of the groups of the grouped benchmarks, and the bytes that a masked product has to move. Needs no torch.
+"""Sizes of the groups of the grouped benchmarks, and the bytes that a masked product has to move.
 
 The baseline's notes give each size as mean * U(0.7, 1.3) and the sum over the groups. Here the draws are seeded, the
-same for every dtype, n and k: of many the one whose sum comes nearest, with single units moved until it is the
-baseline's.
+same for every dtype, n and k. Of many draws the one whose sum comes nearest is taken; single units are moved until the
+sum is the baseline's.
 """
 
 import random
 
+from deep_gemm.numerics import SCALE_BLOCK, SPREAD, draw_factors
+from deep_gemm.quantize import align, ceil_div
+
 #: The library's alignment of the groups of a contiguous layout, and of groups of K.
 ALIGNMENT = 128
-SPREAD = (0.7, 1.3)
 NUM_DRAWS = 1000
-BLOCK = 128
-
-
-def align(value: int, unit: int = ALIGNMENT) -> int:
-    """Round `value` up to a multiple of `unit`."""
-    return -(-value // unit) * unit
 
 
 def draw_sizes(num_groups: int, mean: int, total: int, unit: int) -> list[int]:
@@ -25,7 +21,7 @@ def draw_sizes(num_groups: int, mean: int, total: int, unit: int) -> list[int]:
     Raises:
         ValueError: no such sizes exist.
     """
-    low, high = (align(int(mean * bound), unit) * num_groups for bound in SPREAD)
+    low, high = (align(int(mean * bound), unit) * num_groups for bound in (1.0 - SPREAD, 1.0 + SPREAD))
     if total % unit or not low <= total <= high:
         raise ValueError(
             f"total = {total}: expected a multiple of {unit} between {low} and {high} for {num_groups} groups of {mean}"
@@ -35,7 +31,7 @@ def draw_sizes(num_groups: int, mean: int, total: int, unit: int) -> list[int]:
         return sum(align(size, unit) for size in sizes) - total
 
     generator = random.Random(f"{num_groups} groups of {mean}")
-    draws = [[int(mean * generator.uniform(*SPREAD)) for _ in range(num_groups)] for _ in range(NUM_DRAWS)]
+    draws = [[int(mean * factor) for factor in draw_factors(num_groups, generator)] for _ in range(NUM_DRAWS)]
     sizes = min(draws, key=lambda draw: abs(get_excess(draw)))
     excess = get_excess(sizes)
     for _ in range(abs(excess) // unit):  # the farthest from the other bound moves, so that all stay within them
@@ -50,9 +46,7 @@ def draw_contiguous_rows(key: dict) -> list[int]:
 
 
 def draw_masked_rows(key: dict) -> list[int]:
-    """Return the valid rows of each group, sum_m in all; a skewed load has nearly all in the last group, as far as it
-    has room.
-    """
+    """Return the valid rows of each group, sum_m in all; a skewed load has as many as fit in the last group."""
     groups, total = key["num_groups"], key["sum_m"]
     if key["load"] == "uniform":
         return draw_sizes(groups, key["mean_m"], total, 1)
@@ -63,7 +57,7 @@ def draw_masked_rows(key: dict) -> list[int]:
 
 def draw_ks(key: dict) -> list[int]:
     """Return the K of each group: multiples of ALIGNMENT that add up to the key's sum_k."""
-    return [align(size) for size in draw_sizes(key["num_groups"], key["mean_k"], key["sum_k"], ALIGNMENT)]
+    return [align(size, ALIGNMENT) for size in draw_sizes(key["num_groups"], key["mean_k"], key["sum_k"], ALIGNMENT)]
 
 
 def count_masked_bytes(key: dict) -> int:
@@ -72,5 +66,7 @@ def count_masked_bytes(key: dict) -> int:
     """
     groups, n, k, rows = (key[name] for name in ("num_groups", "n", "k", "sum_m"))
     size = 1 if key["dtype"] == "fp8" else 2
-    scales = 4 * (rows + groups * align(n, BLOCK) // BLOCK) * (align(k, BLOCK) // BLOCK) if key["dtype"] == "fp8" else 0
+    scales = 0
+    if key["dtype"] == "fp8":
+        scales = 4 * (rows + groups * ceil_div(n, SCALE_BLOCK)) * ceil_div(k, SCALE_BLOCK)
     return size * (groups * n * k + rows * k) + scales + 2 * rows * n

@@ -1,9 +1,8 @@
-"""Products in groups under test: what the scripts of the grouped ops share. A group's reference is that of its own
-dense product.
+"""Grouped products under test: what the scripts of the grouped ops share.
 
-Peers, of the valid rows alone: `cublaslt`, one dense product of torch for each group (a call's time is that of all its
-kernels), and `grouped_mm`, torch's own grouped product, where this torch has it. On FP8 both are unscaled or nearly so:
-they do less.
+A group's reference is that of its own dense product. The peers compute the valid rows alone: `cublaslt` is one dense
+product of torch for each group (a call's time is that of all its kernels), `grouped_mm` torch's own grouped product,
+where this torch has one. On FP8 both apply no scales, or scales of 1, and so do less work.
 """
 
 from collections.abc import Callable
@@ -11,9 +10,11 @@ from itertools import accumulate
 
 import torch
 
-from tests.gpu.memory import as_integers
-from tests.gpu.operands import get_partial_sums_error, quantise_blocks, quantise_rows
+from deep_gemm import _C
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 
+from .dense_fp8 import SCALE_LAYOUTS
 from .product import REFERENCE_ROWS, Product, multiply_rows
 
 FP8 = torch.float8_e4m3fn
@@ -21,8 +22,29 @@ FP8 = torch.float8_e4m3fn
 UNSUPPORTED = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
+#: Roles by layout of the m-grouped products, and what their peers compute.
+M_GROUPED_ROLES = {
+    "mn_major": ("best", "model", "heuristic"),
+    "row_major": ("model",),
+    "nt": ("best", "model", "heuristic"),
+}
+M_GROUPED_PEER = (
+    "torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped product"
+    " beside it"
+)
+
+
+def make_m_grouped_problems(op: str, key: dict, m: int, **fields: object) -> dict[str, object]:
+    """Return the problem of a key for each layout of A's scales (FP8), or as `nt` (BF16); `fields`: further ones."""
+    layouts = SCALE_LAYOUTS if key["dtype"] == "fp8" else {"nt": "mn_major"}
+    return {
+        name: _C.Problem(op, m, key["n"], key["k"], num_groups=key["num_groups"], scale_layout=layout, **fields)
+        for name, layout in layouts.items()
+    }
+
+
 class GroupedProduct(Product):
-    """D_g = A_g @ B_g^T [+ C_g] for every group; D [rows, n] holds `sizes[g]` rows of group g from row `starts[g]` on."""
+    """D_g = A_g @ B_g^T [+ C_g] for every group; D [rows, n] has `sizes[g]` rows of group g from row `starts[g]` on."""
 
     def __init__(self, d: torch.Tensor, c: torch.Tensor | None, starts: list[int], sizes: list[int]):
         super().__init__(None, None, None, None, d, c)
@@ -35,14 +57,10 @@ class GroupedProduct(Product):
         """Return (A_g [m, k], its scales, B_g [n, k], its scales): nt views."""
         raise NotImplementedError
 
-    def get_partial_sums_error(self) -> float:
-        """Return the part of the error bound that grows with |A| |B|^T."""
-        return get_partial_sums_error(self.get_group(0)[0])
-
     def _make_reference(self) -> tuple[torch.Tensor, torch.Tensor]:
         parts = [multiply_rows(*self.get_group(group), rows) for group, rows in enumerate(self.local_rows)]
-        reference, magnitude = (torch.cat(part) for part in zip(*parts, strict=True))
-        return reference, magnitude
+        reference, sums_error = (torch.cat(part) for part in zip(*parts, strict=True))
+        return reference, sums_error
 
     def call_each(self) -> Callable[[], object]:
         """Return one dense product of torch after another: `torch.mm`, or `torch._scaled_mm` with scales of 1."""
@@ -73,8 +91,8 @@ class MGroupedProduct(GroupedProduct):
 
     def __init__(self, shape: tuple[int, ...], key: dict, starts: list[int], sizes: list[int]):
         n, k, dtype = key["n"], key["k"], FP8 if key["dtype"] == "fp8" else torch.bfloat16
-        self.operand_a, row_major = make_matrices(shape, k, dtype, quantise_rows)
-        self.operand_b, self.scale_of_b = make_matrices((key["num_groups"], n), k, dtype, quantise_blocks)
+        self.operand_a, row_major = make_matrices(shape, k, dtype, per_token_cast_to_fp8)
+        self.operand_b, self.scale_of_b = make_matrices((key["num_groups"], n), k, dtype, per_block_cast_to_fp8)
         self.operand_d = torch.empty(*shape, n, dtype=torch.bfloat16, device="cuda")
         super().__init__(self.operand_d.view(-1, n), None, starts, sizes)
         self.flat_a, self.flat_scale = (
@@ -82,7 +100,9 @@ class MGroupedProduct(GroupedProduct):
             None if row_major is None else row_major.view(-1, row_major.shape[-1]),
         )
         self.scales = (
-            {"nt": None} if row_major is None else {"mn_major": make_mn_major(row_major), "row_major": row_major}
+            {"nt": None}
+            if row_major is None
+            else {"mn_major": get_mn_major_tma_aligned_tensor(row_major), "row_major": row_major}
         )
         self.valid = torch.cat(
             [torch.arange(start, start + size, device="cuda") for start, size in zip(starts, sizes, strict=True)]
@@ -108,7 +128,7 @@ class MGroupedProduct(GroupedProduct):
     def call_peers(self) -> dict[str, Callable[[], object]]:
         """Return one dense product for each group, and torch's grouped product of the valid rows, packed."""
         peers: dict[str, Callable] = {"cublaslt": self.call_each()}
-        packed = as_integers(self.flat_a)[self.valid].view(self.flat_a.dtype)
+        packed = self.flat_a.view(torch.uint8)[self.valid].view(self.flat_a.dtype)
         offsets = torch.tensor(list(accumulate(self.sizes)), dtype=torch.int32, device="cuda")
         self.add_peer(peers, "grouped_mm", call_grouped_mm(packed, self.operand_b.transpose(1, 2), offsets))
         return peers
@@ -129,27 +149,17 @@ def call_grouped_mm(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> 
 
 
 def make_matrices(
-    shape: tuple[int, ...], k: int, dtype: torch.dtype, quantise: Callable, device: str = "cuda"
+    shape: tuple[int, ...], k: int, dtype: torch.dtype, cast: Callable, device: str = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return random normal [*shape, k] of `dtype` and, for FP8, the scales of every matrix, stacked; made one matrix at
     a time.
     """
     if len(shape) == 1:
         x = torch.randn(*shape, k, dtype=torch.float32 if dtype == FP8 else dtype, device=device)
-        return quantise(x) if dtype == FP8 else (x, None)
+        return cast(x, False) if dtype == FP8 else (x, None)
     values, scales = torch.empty(*shape, k, dtype=dtype, device=device), []
     for group in range(shape[0]):
-        matrix, scale = make_matrices(shape[1:], k, dtype, quantise, device)
-        as_integers(values[group]).copy_(as_integers(matrix))
+        matrix, scale = make_matrices(shape[1:], k, dtype, cast, device)
+        values[group].copy_(matrix)
         scales.append(scale)
     return values, None if dtype != FP8 else torch.stack(scales)
-
-
-def make_mn_major(scale: torch.Tensor) -> torch.Tensor:
-    """Copy scales [..., rows, steps] so that rows are contiguous, at a pitch of whole 16 bytes: the layout that TMA
-    loads.
-    """
-    *groups, rows, steps = scale.shape
-    memory = torch.zeros(*groups, steps, -(-rows // 4) * 4, device=scale.device)
-    memory[..., :rows] = scale.transpose(-1, -2)
-    return memory[..., :rows].transpose(-1, -2)

@@ -11,6 +11,7 @@ from tuner.measure.statistics import median, median_interval
 
 from . import speedup
 from .group_sizes import count_masked_bytes
+from .speedup import rounded
 from .stamp import DATA, read_json
 
 #: The layout that is compared with upstream's GEMM alone, by grouping and dtype.
@@ -93,11 +94,6 @@ class Grouped:
             for role in ("auto", "model", "heuristic")
         }
         return {f"{role}_regret": rounded(regret) for role, regret in regrets.items()}
-
-
-def rounded(value: float | None) -> float | None:
-    """Round for the file; None stays None."""
-    return None if value is None else round(value, 4)
 
 
 def mean_ratio(values: list[float | None]) -> float | None:

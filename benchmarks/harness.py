@@ -3,9 +3,9 @@ scripts beside this.
 
 Method: cold_timer.py; every variant of a problem, the peers among them, is timed in one session.
 Result: {"meta": ..., "rows": [{<key of the problem>, "choices": {role: {"config", "source", <layout>: config}},
-    "times": {variant: [us of each round]}, "wrong": [variants whose D is not right], "failed": reason, "absent": {peer:
-    why torch has it not}}]}; `wrong`, `failed` and `absent` are left out where nothing is. The variants of `auto` are
-    "auto <layout>", those of any other role "<config> <layout>".
+    "times": {variant: [us of each round]}, "wrong": [variants whose D is not right], "failed": reason, "absent":
+    {peer: why torch does not have it}}]}; empty `wrong`, `failed` and `absent` are left out. The variants of `auto` are
+    called "auto <layout>", those of any other role "<config> <layout>".
 """
 
 import argparse
@@ -18,9 +18,10 @@ import torch
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.jit.ahead import compile_all
 from deep_gemm.jit.build import get_cubin
-from tests.gpu.compiling import compile_all
 from tuner.measure.statistics import median
+from tuner.problems.fields import kernel_problem
 
 from .choices import Choices
 from .cold_timer import FLUSH_BYTES, ColdTimer
@@ -140,10 +141,11 @@ class Benchmark:
         return calls, splits
 
     def _load(self, problem, config):
-        result = get_cubin(problem, config)
-        if result.cubin not in self.kernels:
-            self.kernels[result.cubin] = _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
-        return self.kernels[result.cubin]
+        key = (kernel_problem(problem), config)
+        if key not in self.kernels:
+            result = get_cubin(problem, config)
+            self.kernels[key] = _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
+        return self.kernels[key]
 
 
 def name_choices(choices: dict[str, dict]) -> dict[str, dict]:
@@ -182,7 +184,7 @@ def is_clean(row: dict) -> bool:
 
 
 def make_meta(family: Family, device, args: argparse.Namespace, is_complete: bool, seconds: float) -> dict:
-    """Return what the result says about itself."""
+    """Return the `meta` of a result."""
     return {
         **make_stamp(device, family.hashed),
         "rounds": args.rounds,

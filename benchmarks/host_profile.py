@@ -1,11 +1,10 @@
-"""Say where the host time of one call goes, by differences of calls that end ever later (best of the blocks of
-stopwatch.py).
+"""Say where the host time of one call goes: differences of calls that get further and further (stopwatch.py).
 
 loop       a Python function that does nothing: the cost of the measurement itself
-arguments  the op on m = 0 rows: arguments bound, tensors viewed, dtypes and shapes checked; it ends before layouts and
-           devices dispatch   the answer of the dispatch table, timed in native code launch     the whole call less all
-           of the above: layouts and overlap checked, stream, tensor maps, context, the driver's launch driver     of
-           these, the driver's launch of an empty kernel through ctypes (an upper bound: ctypes takes its share)
+arguments  the op on m = 0 rows: arguments bound, tensors viewed, dtypes and shapes checked; layouts and devices not yet
+dispatch   the answer of the dispatch table, timed in native code
+launch     the rest of the call: layouts and overlap checked, stream, tensor maps, context, the driver's launch
+driver     a part of `launch`: the driver's launch of an empty kernel through ctypes, which adds some time of its own
 """
 
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from tests.gpu.operands import quantise_blocks, quantise_rows
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 
 from .device_kernels import ReadKernel
 from .stopwatch import time_blocks, time_in_turn
@@ -25,8 +24,8 @@ DISPATCH_ROUNDS = 2000
 def make_fp8_call(m: int, n: int, k: int, device: str) -> Callable[[], object]:
     """Return fp8_gemm_nt on operands of `device`."""
     a, b = (
-        tuple(part.to(device) for part in quantise(torch.randn(rows, k)))
-        for rows, quantise in ((m, quantise_rows), (n, quantise_blocks))
+        tuple(part.to(device) for part in cast(torch.randn(rows, k), False))
+        for rows, cast in ((m, per_token_cast_to_fp8), (n, per_block_cast_to_fp8))
     )
     d = torch.empty(m, n, dtype=torch.bfloat16, device=device)
     return lambda: deep_gemm.fp8_gemm_nt(a, b, d)

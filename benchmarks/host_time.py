@@ -3,13 +3,13 @@ new shape.
 
 Example: python -m benchmarks.host_time
 
-Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, a block of each op in turn, synchronised between
-    blocks; best and median of the blocks, in microseconds a call. 200 launches fit the queue, so the host's time is
-    what shows. One op of each grouping has two groups of these sizes. Profile, by differences of such calls
-    (host_profile.py): the parts of one call on the GPU. Selection, over the problems of the dense benchmarks: `seen` is
-    the dispatch table's answer, in native code; `new` is a selector's choice without the exact table, and `analytic`
-    the heuristic alone, both called from Python and with that cost. New shapes (new_shapes.py): the first call of
-    shapes that nothing has seen, with the portfolio's kernels loaded.
+Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, one block of each op in turn, synchronised
+    between blocks; best and median of the blocks, in microseconds a call. 200 launches fit into the queue, so that the
+    host alone is timed. One op of each grouping has two groups of these sizes.
+Profile: the parts of one call on the GPU, by differences of such calls (host_profile.py).
+Selection, over the problems of the dense benchmarks: `seen` is the dispatch table's answer, in native code; `new` is a
+    selector's choice without the exact table and `analytic` the heuristic alone, both called from Python.
+New shapes: the first call of shapes that nothing has seen, with the portfolio's kernels loaded (new_shapes.py).
 """
 
 import argparse
@@ -22,20 +22,20 @@ import torch
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.jit.ahead import compile_all
 from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from deep_gemm.selection import explain, get_selector
-from tests.gpu.compiling import compile_all
-from tests.gpu.memory import make_scales_mn_major
-from tests.gpu.operands import quantise_blocks, quantise_rows
-from tests.gpu.world import list_dense_problems
 
 from .group_sizes import ALIGNMENT
-from .grouped_product import FP8, make_matrices, make_mn_major
+from .grouped_product import FP8, make_matrices
 from .harness import WARM_UP_S, warm_up
 from .host_profile import time_parts
 from .new_shapes import time_new_shapes
 from .stamp import OPS, RESULTS, make_stamp, write_json
 from .stopwatch import time_each, time_in_turn
+from .variants import list_dense_problems
 
 SIZES = (64, 128, 128)
 NUM_GROUPS = 2
@@ -46,11 +46,11 @@ SELECTION_REPEATS = 200
 def make_calls(device: str) -> dict[str, Callable[[], object]]:
     """Return every op, FP8 with both layouts of A's scales, and torch.mm(out=) in BF16, on `device`."""
     m, n, k = SIZES
-    a, row_major = quantise_rows(torch.randn(m, k, device=device))
-    b = quantise_blocks(torch.randn(n, k, device=device))
+    a, row_major = per_token_cast_to_fp8(torch.randn(m, k, device=device), False)
+    b = per_block_cast_to_fp8(torch.randn(n, k, device=device), False)
     d = torch.empty(m, n, dtype=torch.bfloat16, device=device)
-    gradient, wide = torch.zeros(m, n, device=device), quantise_rows(torch.randn(n, k, device=device))
-    mn_major = make_scales_mn_major(row_major)
+    gradient, wide = torch.zeros(m, n, device=device), per_token_cast_to_fp8(torch.randn(n, k, device=device), False)
+    mn_major = get_mn_major_tma_aligned_tensor(row_major)
     x, y = (
         torch.randn(m, k, dtype=torch.bfloat16, device=device),
         torch.randn(k, n, dtype=torch.bfloat16, device=device),
@@ -72,13 +72,13 @@ def make_calls(device: str) -> dict[str, Callable[[], object]]:
 def make_grouped_calls(device: str) -> dict[str, Callable[[], object]]:
     """Return one FP8 op of each grouping, with MN-major scales, on `device`; m rows count in each group."""
     m, n, k = SIZES
-    a, scale_a = make_matrices((NUM_GROUPS, ALIGNMENT), k, FP8, quantise_rows, device)
-    b = make_matrices((NUM_GROUPS, n), k, FP8, quantise_blocks, device)
+    a, scale_a = make_matrices((NUM_GROUPS, ALIGNMENT), k, FP8, per_token_cast_to_fp8, device)
+    b = make_matrices((NUM_GROUPS, n), k, FP8, per_block_cast_to_fp8, device)
     d = torch.empty(NUM_GROUPS, ALIGNMENT, n, dtype=torch.bfloat16, device=device)
     flat, joint, masked = (
         d.view(-1, n),
-        (a.view(-1, k), make_mn_major(scale_a.flatten(0, 1))),
-        (a, make_mn_major(scale_a)),
+        (a.view(-1, k), get_mn_major_tma_aligned_tensor(scale_a.flatten(0, 1))),
+        (a, get_mn_major_tma_aligned_tensor(scale_a)),
     )
     m_indices = torch.arange(NUM_GROUPS, dtype=torch.int32, device=device).repeat_interleave(ALIGNMENT)
     masked_m = torch.full((NUM_GROUPS,), m, dtype=torch.int32, device=device)
@@ -87,8 +87,8 @@ def make_grouped_calls(device: str) -> dict[str, Callable[[], object]]:
         torch.full_like(masked_m, k),
         torch.zeros(NUM_GROUPS, m, n, device=device),
     )
-    wide = [make_matrices((rows,), NUM_GROUPS * k, FP8, quantise_rows, device) for rows in (m, n)]
-    blocks = [(values.view(-1), make_mn_major(scale)) for values, scale in wide]
+    wide = [make_matrices((rows,), NUM_GROUPS * k, FP8, per_token_cast_to_fp8, device) for rows in (m, n)]
+    blocks = [(values.view(-1), get_mn_major_tma_aligned_tensor(scale)) for values, scale in wide]
     return {
         "m_grouped_fp8_gemm_nt_contiguous": lambda: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(
             joint, b, flat, m_indices

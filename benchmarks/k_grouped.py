@@ -17,11 +17,12 @@ import torch
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.jit.generator import TRANSPOSE_KERNEL
-from tests.gpu.memory import as_integers
-from tests.gpu.operands import quantise_rows
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.numerics import SCALE_BLOCK, get_starts
+from deep_gemm.quantize import per_token_cast_to_fp8
 
-from .group_sizes import BLOCK, draw_ks
-from .grouped_product import FP8, GroupedProduct, call_grouped_mm, make_mn_major
+from .group_sizes import draw_ks
+from .grouped_product import FP8, GroupedProduct, call_grouped_mm
 from .harness import Family, main
 
 OPS = {"fp8": "k_grouped_fp8_gemm_contiguous", "bf16": "k_grouped_bf16_gemm_contiguous"}
@@ -45,7 +46,7 @@ class KGroupedProduct(GroupedProduct):
     def __init__(self, key: dict):
         groups, m, n = key["num_groups"], key["m"], key["n"]
         self.ks = draw_ks(key)
-        self.columns = [slice(end - k, end) for k, end in zip(self.ks, accumulate(self.ks), strict=True)]
+        self.columns = [slice(start, start + k) for start, k in zip(get_starts(self.ks), self.ks, strict=True)]
         self.ks_tensor = torch.tensor(self.ks, dtype=torch.int32, device="cuda")
         c = torch.randn(groups * m, n, device="cuda")
         super().__init__(c.clone(), c, [group * m for group in range(groups)], [m] * groups)
@@ -68,19 +69,22 @@ class KGroupedFp8(KGroupedProduct):
 
     def __init__(self, key: dict, device: object):
         super().__init__(key)
-        pairs = [quantise_rows(torch.randn(rows, key["sum_k"], device="cuda")) for rows in (key["m"], key["n"])]
+        pairs = [
+            per_token_cast_to_fp8(torch.randn(rows, key["sum_k"], device="cuda"), False)
+            for rows in (key["m"], key["n"])
+        ]
         self.joint = [values for values, _ in pairs]
         self.blocks = [
-            torch.cat([as_integers(values)[:, part].reshape(-1) for part in self.columns]).view(FP8)
+            torch.cat([values.view(torch.uint8)[:, part].reshape(-1) for part in self.columns]).view(FP8)
             for values in self.joint
         ]
-        self.transposed = [as_integers(values).T.contiguous().view(FP8) for values in self.joint]
-        self.scales = [make_mn_major(scale) for _, scale in pairs]
+        self.transposed = [values.view(torch.uint8).T.contiguous().view(FP8) for values in self.joint]
+        self.scales = [get_mn_major_tma_aligned_tensor(scale) for _, scale in pairs]
 
     def get_group(self, group: int) -> tuple:
         """Return one group's blocks of A and B as matrices, with their scales."""
         part = self.columns[group]
-        steps = slice(part.start // BLOCK, part.stop // BLOCK)
+        steps = slice(part.start // SCALE_BLOCK, part.stop // SCALE_BLOCK)
         operands = []
         for values, scale in zip(self.blocks, self.scales, strict=True):
             rows = scale.shape[0]

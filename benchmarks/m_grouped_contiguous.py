@@ -2,23 +2,20 @@
 
 Example: python -m benchmarks.m_grouped_contiguous --best tuning.db --model out_of_fold.json --time-budget 240
 
-Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Sizes of the groups: group_sizes.py; their padding
-    must come out as +0.
-Peers: grouped_product.py; roles: choices.py; method and result: harness.py.
+Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Sizes of the groups: group_sizes.py. Rows of padding
+must come out as +0. Peers: grouped_product.py; roles: choices.py; method and result: harness.py.
 """
 
 import sys
 from collections.abc import Callable
-from itertools import accumulate
 
 import torch
 
 import deep_gemm
-from deep_gemm import _C
+from deep_gemm.numerics import get_starts, make_m_indices
 
-from .dense_fp8 import SCALE_LAYOUTS
-from .group_sizes import ALIGNMENT, align, draw_contiguous_rows
-from .grouped_product import MGroupedProduct
+from .group_sizes import ALIGNMENT, draw_contiguous_rows
+from .grouped_product import M_GROUPED_PEER, M_GROUPED_ROLES, MGroupedProduct, make_m_grouped_problems
 from .harness import Family, main
 
 OPS = {"fp8": "m_grouped_fp8_gemm_contiguous", "bf16": "m_grouped_bf16_gemm_contiguous"}
@@ -29,11 +26,9 @@ class ContiguousProduct(MGroupedProduct):
 
     def __init__(self, key: dict, device: object):
         sizes = draw_contiguous_rows(key)
-        lengths = [align(size) for size in sizes]
-        super().__init__((key["m"],), key, [0, *accumulate(lengths)][:-1], sizes)
+        super().__init__((key["m"],), key, get_starts(sizes, ALIGNMENT), sizes)
         self.op = getattr(deep_gemm, f"m_grouped_{key['dtype']}_gemm_nt_contiguous")
-        indices = [row for group, size in enumerate(sizes) for row in [group] * size + [-1] * (align(size) - size)]
-        self.m_indices = torch.tensor(indices, dtype=torch.int32, device="cuda")
+        self.m_indices = make_m_indices(self.starts, sizes, key["m"]).to(self.d.device)
 
     def call_op(self, layout: str) -> Callable[[], object]:
         """Return the public op on these operands."""
@@ -48,33 +43,24 @@ class ContiguousProduct(MGroupedProduct):
         )
 
     def is_right(self, layout: str) -> bool:
-        """Return whether rows spread over every group lie within their bounds and the padding's bits are those of +0."""
+        """Return whether rows spread over every group lie within their bounds and all padding is +0, bit by bit."""
         padding = self.d[self.m_indices < 0]
         return super().is_right(layout) and not bool(padding.view(torch.int16).any())
 
 
 def make_problems(key: dict) -> dict[str, object]:
-    """Return the problem of a key for each layout of A's scales, or as `nt`."""
-    op, sizes = OPS[key["dtype"]], (key["m"], key["n"], key["k"])
-    if key["dtype"] == "bf16":
-        return {"nt": _C.Problem(op, *sizes, num_groups=key["num_groups"], alignment=ALIGNMENT)}
-    return {
-        name: _C.Problem(op, *sizes, num_groups=key["num_groups"], alignment=ALIGNMENT, scale_layout=layout)
-        for name, layout in SCALE_LAYOUTS.items()
-    }
+    """Return the problem of a key for each of its layouts."""
+    return make_m_grouped_problems(OPS[key["dtype"]], key, key["m"], alignment=ALIGNMENT)
 
 
 FAMILY = Family(
     name="m_grouped_contiguous",
     ops=tuple(OPS.values()),
     key=("dtype", "num_groups", "mean_m", "n", "k", "m"),
-    roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "nt": ("best", "model", "heuristic")},
+    roles=M_GROUPED_ROLES,
     make_problems=make_problems,
     make_product=ContiguousProduct,
-    peer=(
-        "torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped"
-        " product beside it"
-    ),
+    peer=M_GROUPED_PEER,
     rests=True,
 )
 

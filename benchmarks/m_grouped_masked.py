@@ -3,10 +3,10 @@
 
 Example: python -m benchmarks.m_grouped_masked --best tuning.db --model out_of_fold.json --time-budget 240
 
-Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Rows of the groups: group_sizes.py; in a skewed load
-    one group has nearly all of them, which the host does not know: expected_m is the mean of either load. For decode
-    sizes a kernel that only reads all of B is a variant of the same session (`floor`). Peers: grouped_product.py;
-    roles: choices.py; method and result: harness.py.
+Layouts: `mn_major` and `row_major` scales of A (FP8), `nt` (BF16). Rows of the groups: group_sizes.py. In a skewed load
+one group has nearly all rows; the host does not know it, so expected_m is the mean of either load. For decode sizes a
+kernel that only reads all of B is timed in the same session (`floor`). Peers: grouped_product.py; roles: choices.py;
+method and result: harness.py.
 """
 
 import sys
@@ -15,12 +15,11 @@ from collections.abc import Callable
 import torch
 
 import deep_gemm
-from deep_gemm import _C
 
-from .dense_fp8 import FLOOR_BLOCKS_PER_SM, MAX_FLOOR_M, SCALE_LAYOUTS
+from .dense_fp8 import FLOOR_BLOCKS_PER_SM, MAX_FLOOR_M
 from .device_kernels import ReadKernel
 from .group_sizes import draw_masked_rows
-from .grouped_product import MGroupedProduct
+from .grouped_product import M_GROUPED_PEER, M_GROUPED_ROLES, MGroupedProduct, make_m_grouped_problems
 from .harness import Family, main
 
 OPS = {"fp8": "m_grouped_fp8_gemm_masked", "bf16": "m_grouped_bf16_gemm_masked"}
@@ -66,25 +65,18 @@ class MaskedProduct(MGroupedProduct):
 
 
 def make_problems(key: dict) -> dict[str, object]:
-    """Return the problem of a key for each layout of A's scales, or as `nt`."""
-    op, sizes = OPS[key["dtype"]], (key["max_m"], key["n"], key["k"])
-    fields = {"num_groups": key["num_groups"], "expected_m": key["mean_m"]}
-    if key["dtype"] == "bf16":
-        return {"nt": _C.Problem(op, *sizes, **fields)}
-    return {name: _C.Problem(op, *sizes, **fields, scale_layout=layout) for name, layout in SCALE_LAYOUTS.items()}
+    """Return the problem of a key for each of its layouts."""
+    return make_m_grouped_problems(OPS[key["dtype"]], key, key["max_m"], expected_m=key["mean_m"])
 
 
 FAMILY = Family(
     name="m_grouped_masked",
     ops=tuple(OPS.values()),
     key=("dtype", "load", "num_groups", "max_m", "mean_m", "n", "k", "sum_m"),
-    roles={"mn_major": ("best", "model", "heuristic"), "row_major": ("model",), "nt": ("best", "model", "heuristic")},
+    roles=M_GROUPED_ROLES,
     make_problems=make_problems,
     make_product=MaskedProduct,
-    peer=(
-        "torch.mm, or torch._scaled_mm with scales of 1 and use_fast_accum=False, for each group; torch's grouped"
-        " product beside it"
-    ),
+    peer=M_GROUPED_PEER,
     rests=True,
 )
 

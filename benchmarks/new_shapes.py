@@ -14,14 +14,14 @@ import deep_gemm
 from deep_gemm import _C, selection
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit import build
-from tests.gpu.operands import quantise_blocks, quantise_rows
-from tests.gpu.variants import BF16, FP8, Variant
-from tests.gpu.world import get_portfolio
+from deep_gemm.jit.ahead import list_choices
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from tuner.measure.statistics import median
 
+from .variants import BF16, PLAIN, list_dense_problems
+
 NUM_SHAPES = 40
-#: One variant of each op kind: the commonest call.
-VARIANTS = {FP8: Variant(), BF16: Variant(BF16)}
 
 
 def make_shapes(op: str) -> list[tuple[int, int, int]]:
@@ -40,10 +40,8 @@ def make_call(op: str, m: int, n: int, k: int):
     if op == BF16:
         a, b = a.bfloat16(), b.bfloat16()
         return lambda: deep_gemm.bf16_gemm_nt(a, b, d)
-    from tests.gpu.memory import make_scales_mn_major
-
-    (a, scale_a), b = quantise_rows(a), quantise_blocks(b)
-    a = (a, make_scales_mn_major(scale_a))
+    (a, scale_a), b = per_token_cast_to_fp8(a, False), per_block_cast_to_fp8(b, False)
+    a = (a, get_mn_major_tma_aligned_tensor(scale_a))
     return lambda: deep_gemm.fp8_gemm_nt(a, b, d)
 
 
@@ -65,8 +63,8 @@ class CompileCounter:
 
 def load_portfolio(op: str, device) -> int:
     """Compile and load every config of the portfolio; return how many."""
-    problem, loaded = VARIANTS[op].problem(), 0
-    for config in get_portfolio(op, device)[0]:
+    problem, loaded = PLAIN[op].problem(), 0
+    for config in list_choices(op, list_dense_problems(op), device)[0]:
         if _C.is_legal(problem, config, device):
             result = build.get_cubin(problem, config)
             _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
@@ -80,7 +78,7 @@ def time_op(op: str, device) -> dict:
     sources: dict[str, int] = {}
     with CompileCounter() as counter:
         for shape in make_shapes(op):
-            problem, call = VARIANTS[op].problem(*shape), make_call(op, *shape)
+            problem, call = PLAIN[op].problem(*shape), make_call(op, *shape)
             torch.cuda.synchronize()
             start = time.perf_counter()
             choice = selection.explain(problem, device)
@@ -104,7 +102,7 @@ def time_op(op: str, device) -> dict:
 def time_new_shapes(device) -> dict[str, dict]:
     """Return {op kind: figures}; an op kind that fails is left out with a line."""
     found = {}
-    for op in VARIANTS:
+    for op in PLAIN:
         try:
             found[op] = time_op(op, device)
         except (DeepGemmError, RuntimeError) as error:  # the other op kind still counts

@@ -2,9 +2,9 @@
 
 Example: python -m benchmarks.pdl
 
-A chain is 8 products of one shape, each with its own weight, so that the weights come from memory as in a model; the D
-of one is the A of the next only in time, not in data. Microseconds a call: of replays of a CUDA graph of the chain, and
-of eager calls, between two events. Off and on alternate, so that clocks drift for both alike.
+A chain is 8 products of one shape, each with its own weight, so that the weights come from memory as in a model; the
+products follow each other but do not use each other's D. Times are microseconds a call between two events, of replays
+of a CUDA graph of the chain and of eager calls. Off and on alternate, so that both see the same drift of the clocks.
 Result: {"meta": ..., "rows": [{"op", "m", "n", "k", "mode", "off_us": [of each round], "on_us": [...], "gain": median
     off / on, "wrong"}]}.
 """
@@ -19,8 +19,8 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from tests.gpu.memory import make_scales_mn_major
-from tests.gpu.operands import quantise_blocks, quantise_rows
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from tuner.measure.statistics import median, paired_ratios
 
 from .harness import WARM_UP_S, warm_up
@@ -48,8 +48,11 @@ def make_chain(op: str, m: int, n: int, k: int) -> tuple[list[Callable[[], objec
     if op == "bf16_gemm":
         a, halves = x.bfloat16(), [weight.bfloat16() for weight in weights]
         return [lambda b=b, d=d: deep_gemm.bf16_gemm_nt(a, b, d) for b, d in zip(halves, outputs, strict=True)], outputs
-    values, scale = quantise_rows(x)
-    a, pairs = (values, make_scales_mn_major(scale)), [quantise_blocks(weight) for weight in weights]
+    values, scale = per_token_cast_to_fp8(x, False)
+    a, pairs = (
+        (values, get_mn_major_tma_aligned_tensor(scale)),
+        [per_block_cast_to_fp8(weight, False) for weight in weights],
+    )
     return [lambda b=b, d=d: deep_gemm.fp8_gemm_nt(a, b, d) for b, d in zip(pairs, outputs, strict=True)], outputs
 
 

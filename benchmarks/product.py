@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import torch
 
-from tests.gpu.operands import get_partial_sums_error, make_bound, widen
+from deep_gemm.numerics import SCALE_BLOCK, get_sums_error, make_bound, widen
 
 #: Rows of D compared with the float64 reference; variants without split K are compared with each other bit by bit.
 REFERENCE_ROWS = 32
@@ -16,7 +16,7 @@ class Product:
     """D = A @ B^T [+ C] with scales or without; subclasses say how the op, a kernel and the vendor's product are
     called.
 
-    a [m, k], b [n, k]: nt views; scale_a, scale_b: as tests.gpu.operands.widen takes them; d [m, n]; c: what D holds
+    a [m, k], b [n, k]: nt views; scale_a, scale_b: as deep_gemm.numerics.widen takes them; d [m, n]; c: what D holds
     before each call that is checked, None for NaN.
     """
 
@@ -49,10 +49,6 @@ class Product:
         """Return what every config must write alike, bit by bit: the layout's D unless a subclass says otherwise."""
         return self.get_output(layout)[0]
 
-    def get_partial_sums_error(self) -> float:
-        """Return the part of the error bound that grows with |A| |B|^T."""
-        return get_partial_sums_error(self.a)
-
     def reset(self, layout: str) -> None:
         """Fill the layout's D with NaN, or with C."""
         d, c = self.get_output(layout)
@@ -65,28 +61,28 @@ class Product:
         """Return whether rows spread over the layout's D lie within the bound of every element."""
         if self._reference is None:
             self._reference = self._make_reference()
-        (d, c), (reference, magnitude) = self.get_output(layout), self._reference
+        (d, c), (reference, sums_error) = self.get_output(layout), self._reference
         if c is not None:
             reference = reference + c[self.rows].double()
-        bound = make_bound(reference, magnitude, d.dtype, self.get_partial_sums_error())
+        bound = make_bound(reference, sums_error, d.dtype)
         return bool(((d[self.rows].double() - reference).abs() <= bound).all())
 
     def _make_reference(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (A @ B^T, |A| @ |B|^T) of the reference rows in float64."""
+        """Return A @ B^T of the reference rows in float64, and the error of its sums."""
         return multiply_rows(self.a, self.scale_a, self.b, self.scale_b, self.rows)
 
 
 def multiply_rows(
     a: torch.Tensor, scale_a, b: torch.Tensor, scale_b, rows: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (A @ B^T, |A| @ |B|^T) of some rows of A in float64; A [m, k] and B [n, k] with scales as `widen` takes
-    them.
+    """Return A @ B^T of some rows of A in float64 and the error of its sums (deep_gemm.numerics.make_bound); A [m, k]
+    and B [n, k] with scales as `widen` takes them.
     """
     some = a.view(torch.uint8)[rows].view(a.dtype) if a.element_size() == 1 else a[rows]
-    wide_a = widen(some, None if scale_a is None else scale_a[rows])
+    wide_a = widen(some, None if scale_a is None else scale_a[rows], torch.float64)
     parts = [_multiply_columns(wide_a, b, scale_b, start) for start in range(0, b.shape[0], REFERENCE_COLUMNS)]
     reference, magnitude = (torch.cat(part, 1) for part in zip(*parts, strict=True))
-    return reference, magnitude
+    return reference, get_sums_error(a.dtype, a.shape[1]) * magnitude
 
 
 def _multiply_columns(
@@ -94,9 +90,9 @@ def _multiply_columns(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (A @ B^T, |A| @ |B|^T) of REFERENCE_COLUMNS columns (a multiple of the scales' blocks) from `start` on."""
     if scale is not None:
-        per_block = 1 if scale.shape[0] == b.shape[0] else 128
+        per_block = 1 if scale.shape[0] == b.shape[0] else SCALE_BLOCK
         scale = scale[start // per_block : (start + REFERENCE_COLUMNS) // per_block]
-    wide_b = widen(b[start : start + REFERENCE_COLUMNS], scale)
+    wide_b = widen(b[start : start + REFERENCE_COLUMNS], scale, torch.float64)
     return wide_a @ wide_b.T, wide_a.abs() @ wide_b.abs().T
 
 

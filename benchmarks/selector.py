@@ -1,4 +1,4 @@
-"""Keep the nested validation of a trained selector as a result file: what S1, S2 and S3 follow from.
+"""Keep the nested validation of a trained selector as a result file, and derive the targets S1, S2 and S3 from it.
 
 Example: python -m benchmarks.selector --training ~/.deep_gemm/training/nvidia-h200-sm132
 
@@ -12,6 +12,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from .speedup import rounded
 from .stamp import RESULTS, read_json, write_json
 
 
@@ -51,6 +52,82 @@ def join_results(results: list[dict]) -> dict:
         "complete": True,
     }
     return {"meta": meta, "ops": {next(iter(result["meta"]["kernel_hash"])): result for result in results}}
+
+
+def family_splits(result: dict, is_grouped: bool) -> dict[str, dict]:
+    """Return, by grouped or by dense op kind, the statistics of leave-one-family-out; without the op kinds where
+    nothing was held out.
+    """
+    parts = result.get("ops") or {
+        next(iter(result["meta"]["kernel_hash"])): result
+    }  # a file of one op kind is that op kind's part
+    splits = {op: part["splits"].get("family", {}) for op, part in parts.items() if ("_grouped_" in op) == is_grouped}
+    return {op: split for op, split in splits.items() if split.get("model") is not None}
+
+
+def make_s1(result: dict, is_grouped: bool = False, max_mean: float = 0.02, max_p95: float = 0.08) -> dict | None:
+    """Regret of the guarded model on families that it never saw; of several op kinds the worst counts."""
+    splits = family_splits(result, is_grouped)
+    if not splits:
+        return None
+    models = [split["model"] for split in splits.values()]
+    mean, p95, answered = (
+        max(model["mean"] for model in models),
+        max(model["p95"] for model in models),
+        min(model["answered"] for model in models),
+    )
+    figures = {"p95": p95, "max": max(model["max"] for model in models), "answered": answered}
+    figures |= {name: min(model[name] for model in models) for name in ("within_2_percent", "confirmed")}
+    alone = max(split["model_alone"]["mean"] for split in splits.values())
+    counts = {name: sum(model[name] for model in models) for name in ("problems", "families")}
+    return {
+        "value": rounded(mean),
+        "model_alone": rounded(alone),
+        **{name: rounded(value) for name, value in figures.items()},
+        **counts,
+        "by_op": {op: rounded(split["model"]["mean"]) for op, split in splits.items()},
+        "is_met": mean <= max_mean and p95 <= max_p95 and answered >= 0.70,
+    }
+
+
+def make_s2(result: dict, is_grouped: bool = False) -> dict | None:
+    """Share of the heuristic's regret that the guarded model removes; of several op kinds the worst counts."""
+    splits = {
+        op: split["model"]
+        for op, split in family_splits(result, is_grouped).items()
+        if split["model"]["removed"] is not None
+    }
+    if not splits:
+        return None
+    removed = min(model["removed"] for model in splits.values())
+    worst = max(model["worst_against_heuristic"] for model in splits.values())
+    counts = {name: sum(model[name] for model in splits.values()) for name in ("wins", "losses", "problems")}
+    by_op = {op: rounded(model["removed"]) for op, model in splits.items()}
+    return {
+        "value": rounded(removed),
+        "worst": rounded(worst),
+        **counts,
+        "by_op": by_op,
+        "is_met": removed >= 0.40 and worst <= 0.05,
+    }
+
+
+def make_s3(result: dict, is_grouped: bool = False) -> dict | None:
+    """Regret of the heuristic alone, on the problems that its rates were fitted to; of several op kinds the worst
+    counts.
+    """
+    splits = {
+        op: split["heuristic"] for op, split in family_splits(result, is_grouped).items() if split.get("heuristic")
+    }
+    if not splits:
+        return None
+    figures = {name: max(heuristic[name] for heuristic in splits.values()) for name in ("mean", "p95", "max")}
+    mean = figures.pop("mean")
+    by_op = {op: rounded(heuristic["mean"]) for op, heuristic in splits.items()}
+    return {
+        "value": rounded(mean), **{name: rounded(value) for name, value in figures.items()},
+        "problems": sum(heuristic["problems"] for heuristic in splits.values()), "by_op": by_op, "is_met": mean <= 0.04,
+    }  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

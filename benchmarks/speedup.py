@@ -18,6 +18,11 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    """Round for the file; None stays None."""
+    return None if value is None else round(value, digits)
+
+
 @dataclass(frozen=True)
 class Measured:
     """One problem with one role's times: microseconds of this run, the baseline's, and the ratios between them.

@@ -1,10 +1,10 @@
-"""Say which recorded files are of another tree than this one, and why; the release check.
+"""Say which recorded files belong to other kernels than this tree's, and why; the release check.
 
 Example: python -m benchmarks.stale        (exit 1 while anything is stale or unexplained)
 
-A record is current while the hashes it carries are the tree's: the GPU record's tree_hash, everything else's
-kernel_hash of each op kind that it is about. A record that is not needs a reason in stale.json beside this file, {"path
-from the root": "reason"}; tests then pass, its targets count as not met, and a release is refused.
+A record is current while the hashes in it are the tree's: tree_hash in the GPU record, kernel_hash of each op kind in
+everything else. A stale record needs a reason in stale.json beside this file, {"path from the root": "reason"}. Tests
+then pass, its targets count as not met, and a release is refused.
 """
 
 import json
@@ -77,7 +77,7 @@ def current_tree_hash() -> str:
 
 
 def get_reason(path: Path, meta: dict) -> str | None:
-    """Return why a result counts as stale, None while its kernel hashes (the GPU record: its tree hash) are the tree's."""
+    """Return why a result counts as stale, None while its hashes (see the head of this file) are the tree's."""
     is_record = path.name == GPU_RECORD
     is_current = (
         meta.get("tree_hash") == current_tree_hash()

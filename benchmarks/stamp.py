@@ -1,12 +1,11 @@
-"""What every record and result says about its origin, and how it is written."""
+"""Where the benchmarks' data and results lie, and what a result says about its origin."""
 
-import datetime
-import json
-import os
-import platform
-import subprocess
-import tempfile
 from pathlib import Path
+
+from tuner.measure import stamp
+from tuner.measure.stamp import format_json, read_json, write_json
+
+__all__ = ["DATA", "OP", "OPS", "RESULTS", "ROOT", "format_json", "make_stamp", "read_json", "write_json"]
 
 OP = "fp8_gemm"
 OPS = ("fp8_gemm", "bf16_gemm")
@@ -15,60 +14,6 @@ RESULTS = ROOT / "benchmarks" / "results" / "h200"
 DATA = ROOT / "benchmarks" / "data"
 
 
-def get_driver_version() -> str | None:
-    """Return the driver's version as nvidia-smi gives it, None where it cannot be asked."""
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        lines = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return lines[0] if lines else None
-
-
 def make_stamp(device, ops: tuple[str, ...] = OPS) -> dict:
-    """Return what a run ran on and of: device (a `_C.Device`), driver, versions, hashes, date.
-
-    kernel_hash identifies what was measured, for each of the op kinds `ops`; tree_hash what was tested.
-    """
-    import torch
-
-    from deep_gemm.jit.hashing import kernel_hash, tree_hash
-
-    return {
-        "device": device.name,
-        "sku": device.sku,
-        "sm_count": device.sm_count,
-        "driver": get_driver_version(),
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "kernel_hash": {op: kernel_hash(op) for op in ops},
-        "tree_hash": tree_hash(),
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-    }
-
-
-def read_json(path: Path) -> dict:
-    """Read one JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def format_json(value: dict) -> str:
-    """Return readable JSON: a list named `rows` has one row a line, because diffs of results are read."""
-    rows = value.get("rows")
-    if rows is None:
-        return json.dumps(value, indent=1, sort_keys=True) + "\n"
-    head = json.dumps({key: item for key, item in value.items() if key != "rows"}, indent=1, sort_keys=True)
-    body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
-    start = "{" if head == "{}" else f"{head[:-2]},"
-    return f'{start}\n "rows": [\n{body}\n]}}\n'
-
-
-def write_json(path: Path, value: dict) -> None:
-    """Write JSON through a temporary file, so that a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".result-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(format_json(value))
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    """Return the origin of a run on kernels of some op kinds, the dense ones by default."""
+    return stamp.make_stamp(device, ops)

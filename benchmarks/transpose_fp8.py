@@ -16,8 +16,8 @@ import torch
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.jit.generator import TRANSPOSE_KERNEL
-from tests.gpu.memory import make_operand, make_scales_mn_major
-from tests.gpu.operands import quantise_blocks, quantise_rows
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import align, per_block_cast_to_fp8, per_token_cast_to_fp8
 
 from .dense_bf16 import TRANSPOSED
 from .harness import Family, main
@@ -29,14 +29,13 @@ class TransposeFp8(Product):
 
     def __init__(self, key: dict, device: object):
         m, n, k = key["m"], key["n"], key["k"]
-        a, scale_a = quantise_rows(torch.randn(m, k, device="cuda"))
-        b, scale_b = quantise_blocks(torch.randn(n, k, device="cuda"))
+        a, scale_a = per_token_cast_to_fp8(torch.randn(m, k, device="cuda"), False)
+        b, scale_b = per_block_cast_to_fp8(torch.randn(n, k, device="cuda"), False)
         super().__init__(a, scale_a, b, scale_b, torch.empty(m, n, dtype=torch.bfloat16, device="cuda"))
-        a_mn, b_mn = make_operand(a, "mn"), make_operand(b, "mn")
-        scale_a = make_scales_mn_major(scale_a)
+        scale_a = get_mn_major_tma_aligned_tensor(scale_a)
         #: Operand and scales by whether they are passed as the transposed matrix.
-        self.pairs_a = {False: (a, scale_a), True: (a_mn.T, scale_a.T)}
-        self.pairs_b = {False: (b, scale_b), True: (b_mn.T, scale_b.T)}
+        self.pairs_a = {False: (a, scale_a), True: (transpose(a), scale_a.T)}
+        self.pairs_b = {False: (b, scale_b), True: (transpose(b), scale_b.T)}
         self.one = torch.ones((), device="cuda")
 
     def call_op(self, layout: str) -> Callable[[], object]:
@@ -53,6 +52,13 @@ class TransposeFp8(Product):
                 self.a, b, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16, use_fast_accum=False
             )
         }
+
+
+def transpose(values: torch.Tensor) -> torch.Tensor:
+    """Copy FP8 [rows, k] into [k, rows] with rows at a pitch of 16 bytes."""
+    rows, k = values.shape
+    memory = torch.empty(k, align(rows, 16), dtype=torch.uint8, device=values.device)[:, :rows]
+    return memory.copy_(values.view(torch.uint8).T).view(values.dtype)
 
 
 FAMILY = Family(

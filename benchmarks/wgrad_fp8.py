@@ -14,8 +14,8 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from tests.gpu.memory import make_scales_mn_major
-from tests.gpu.operands import quantise_rows
+from deep_gemm.layout import get_mn_major_tma_aligned_tensor
+from deep_gemm.quantize import per_token_cast_to_fp8
 
 from .harness import Family, main
 from .product import Product
@@ -31,12 +31,12 @@ class WgradFp8(Product):
 
     def __init__(self, key: dict, device: object):
         m, n, k = key["m"], key["n"], key["k"]
-        a, scale_a = quantise_rows(torch.randn(m, k, device="cuda"))
-        b, scale_b = quantise_rows(torch.randn(n, k, device="cuda"))
+        a, scale_a = per_token_cast_to_fp8(torch.randn(m, k, device="cuda"), False)
+        b, scale_b = per_token_cast_to_fp8(torch.randn(n, k, device="cuda"), False)
         c = torch.randn(m, n, device="cuda")
         super().__init__(a, scale_a, b, scale_b, c.clone(), c)
         self.half, self.one = torch.empty(m, n, dtype=torch.bfloat16, device="cuda"), torch.ones((), device="cuda")
-        mn_major = (make_scales_mn_major(scale_a), make_scales_mn_major(scale_b))
+        mn_major = (get_mn_major_tma_aligned_tensor(scale_a), get_mn_major_tma_aligned_tensor(scale_b))
         self.scales = {"mn_major": mn_major, "row_major": (scale_a, scale_b), "bf16": mn_major}
 
     def get_output(self, layout: str) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -1,8 +1,7 @@
 """The ops on CPU tensors: what the kernels compute, in plain torch, for tests and for programs that run without a GPU.
 
-All take A [m, k] and B [n, k] whatever their memory, have no checks of their own (the public ops make them), and round
-to the dtype of D once, after FP32 sums. m = 0 or n = 0: nothing to write. k = 0: the product is 0. Grouped ops do so
-group by group.
+All take A [m, k] and B [n, k] of any strides, check nothing (the public ops do), add in FP32 and round to the dtype of
+D once. m = 0 or n = 0: nothing to write. k = 0: the product is 0. Grouped ops do the same for each group.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Compare results, count bytes and time functions on the GPU; the names and results of DeepGEMM's `deep_gemm.testing`."""
+"""Compare results, count bytes and time functions on the GPU, under the names of DeepGEMM's `deep_gemm.testing`."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 def count_bytes(*tensors) -> int:
-    """Return the bytes of all elements of the tensors, which may be nested in tuples and lists; None counts as nothing."""
+    """Return the bytes of all elements of the tensors, also of those in nested tuples and lists; None counts as 0."""
     total = 0
     for tensor in tensors:
         if isinstance(tensor, (tuple, list)):

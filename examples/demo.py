@@ -17,13 +17,14 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from tuner.db import Store, snapshot_path
 
 import deep_gemm
 from deep_gemm import _C, selection
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.numerics import widen
 from deep_gemm.selector import Selector
+from tuner.db import Store, snapshot_path
 from tuner.learn.dataset import load_dataset
 from tuner.problems.shapes import load_preset
 from tuner.sources import RECORDED_SKU, open_database
@@ -111,14 +112,8 @@ def multiply(problem: "_C.Problem", place: str) -> float:
     a, b = deep_gemm.per_token_cast_to_fp8(x, False), deep_gemm.per_block_cast_to_fp8(y, False)
     d = torch.full((problem.m, problem.n), float("nan"), dtype=torch.bfloat16, device=place)
     deep_gemm.fp8_gemm_nt(a, b, d)
-    reference = dequantise(*a, rows_per_scale=1) @ dequantise(*b, rows_per_scale=128).T
+    reference = widen(*a, torch.float64) @ widen(*b, torch.float64).T
     return deep_gemm.testing.calc_diff(d, reference)
-
-
-def dequantise(data: torch.Tensor, scales: torch.Tensor, rows_per_scale: int) -> torch.Tensor:
-    """Return FP8 [rows, k] times its scales [rows / rows_per_scale, k / 128] in FP64."""
-    rows, k = data.shape
-    return data.double() * scales.repeat_interleave(rows_per_scale, 0)[:rows].repeat_interleave(128, 1)[:, :k]
 
 
 def time_configs(problem: "_C.Problem", configs: list, ordinal: int) -> dict:

@@ -1,7 +1,7 @@
 """A mixture-of-experts layer on grouped products, checked and timed against a loop over its experts.
 
-    python -m examples.moe_layer                    # a GPU: the sizes of one GPU's share of DeepSeek-V3; without one:
-    small, on the CPU python -m examples.moe_layer --json moe.json
+    python -m examples.moe_layer                    # on a GPU one GPU's share of DeepSeek-V3, else a small layer
+    python -m examples.moe_layer --json moe.json
 
 Every token goes to the `top_k` experts that the router scores highest; an expert is a SwiGLU network of two products:
 
@@ -10,12 +10,10 @@ Every token goes to the `top_k` experts that the router scores highest; an exper
 The layer runs all experts' products as two grouped ones. What differs between its two forms is where the tokens of an
 expert lie:
 
-* contiguous (prefill): one after the other in a matrix, each expert's from a multiple of the library's alignment on;
-`m_indices` names the
-  expert of every row, -1 for padding. No more rows than there are, whatever the router does.
+* contiguous (prefill): one after the other in a matrix; each expert's tokens start at a multiple of the library's
+  alignment. `m_indices` names the expert of every row, -1 for padding. The matrix is as long as any routing can need.
 * masked (decode): every expert has room for all tokens, and `masked_m` says how many it has. All shapes are fixed and
-all sizes are read on
-  the GPU, so that the whole layer is one CUDA graph.
+  all sizes are read on the GPU, so that the whole layer is one CUDA graph.
 
 Neither form asks the GPU for a size, so the host runs ahead. FP8 activations have a scale for each token and 128
 features, weights one for each 128 x 128 block; the scales of A stay row-major, as quantising leaves them, and the
@@ -201,7 +199,7 @@ def multiply_dense(a: Operand, b: Operand) -> torch.Tensor:
 
 
 def run_loop(x: torch.Tensor, layer: Layer) -> torch.Tensor:
-    """Return the same output, one expert after the other with dense products: what the grouped forms are compared with."""
+    """Return the layer's output by dense products, one expert after the other, to compare the grouped forms with."""
     weights, experts = route(x, layer)
     a, out = quantise(x, layer), torch.zeros(x.shape, device=x.device)
     for expert in range(layer.router.shape[0]):

@@ -41,7 +41,7 @@ def make_pairs() -> list[tuple["_C.Problem", "_C.Config"]]:
 
 
 def hash_pair(problem: "_C.Problem", config: "_C.Config") -> str:
-    """Return SHA-256 over the source, the problem's and the config's key, and the cache's key under a fixed compiler."""
+    """Return SHA-256 over the source, the keys of problem and config, and the cache key under a fixed compiler."""
     source = generator.generate_source(problem, config)
     parts = [source, problem.key, config.key(problem.op), hashing.compile_key(source, HEADERS, TOOLCHAIN)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

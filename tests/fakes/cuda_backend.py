@@ -1,5 +1,5 @@
-"""Stand-ins that let tuner.measure.backend run on CPU tensors: streams, events and graphs of torch.cuda, and kernels that
-multiply in torch.
+"""Stand-ins that let tuner.measure.backend run on CPU tensors: streams, events and graphs of torch.cuda, and kernels
+that multiply in torch.
 
 A FakeKernel computes the right product unless `faults` names a fault for its config; a FakeClock advances by the
 config's time at each launch, and events read it, so timings are exact and instant.
@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 
 from deep_gemm import _C, reference
+from deep_gemm.numerics import widen
 from tuner.measure import backend as measure
 from tuner.measure.checked_output import find_columns
-from tuner.measure.operands import BLOCK
 
 
 class FakeClock:
@@ -125,17 +125,6 @@ class FakeKernel:
     def advance(self) -> None:
         """Let the config's time pass."""
         FakeClock.now_us += FakeKernel.times_us.get(self.config, 100.0)
-
-
-def widen(values: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """Return operands times their scales in FP32: per row, per row and 128 of K, or per 128 x 128 block."""
-    (rows, k), wide = values.shape, values.float()
-    if scales is None:
-        return wide
-    if scales.dim() == 1:
-        return wide * scales[:, None]
-    rows_per_scale = 1 if scales.shape[0] == rows else BLOCK
-    return wide * scales.repeat_interleave(rows_per_scale, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :k]
 
 
 def multiply(a, scale_a, b, scale_b, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import torch
 
 import deep_gemm
-from benchmarks import harness
+from benchmarks import dense_fp8, harness, m_grouped_masked
+from benchmarks.stamp import read_json
 from deep_gemm import _C
-from tests.gpu.public_op import RECIPES
+from tests.fakes.grouped_operands import RECIPES
 
 
 class FakeTimer:
@@ -89,6 +90,29 @@ def install(monkeypatch, fault=None) -> None:
         "mm",
         lambda a, b, out_dtype=None, out=None: multiply(a.float(), b.float()) if out_dtype else multiply(a, b, out=out),
     )
+
+
+class FakeFloor:
+    """benchmarks.device_kernels.ReadKernel: the streaming floor's kernel."""
+
+    def launch(self, b) -> None:
+        """Read nothing."""
+        assert b.is_contiguous()
+
+
+def install_families(monkeypatch, keys: dict[str, list[dict]], fault=None) -> None:
+    """Let every family run small problems, {name of the family: their keys}, on the CPU."""
+    install(monkeypatch, fault)
+    for product in (dense_fp8.DenseFp8, m_grouped_masked.MaskedProduct):
+        monkeypatch.setattr(product, "floor", FakeFloor())
+    monkeypatch.setattr(dense_fp8.DenseFp8, "weight", ())
+    monkeypatch.setattr(harness.Family, "read_keys", lambda family: keys[family.name])
+
+
+def run_family(family, folder, *options: str) -> tuple[int, dict]:
+    """Run a family's benchmark; return its exit code and result."""
+    out = folder / f"{family.name}.json"
+    return harness.main(family, "test", ["--out", str(out), "--rounds", "3", *options]), read_json(out)
 
 
 def on_cpu(make):

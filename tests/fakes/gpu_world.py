@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import torch
 
 from deep_gemm import _C
+from deep_gemm.numerics import widen
 from tests.fakes.grouped_kernel import FakeGroupedKernel
 from tests.gpu.grouped_variants import GROUPED_OPS
-from tests.gpu.operands import widen
 from tests.gpu.world import World
 
 
@@ -29,7 +29,7 @@ class FakeKernel:
             self.problem.c_mode != "head_split"
         )
         assert (scale_a is None) == (scale_b is None) == (self.problem.op == "bf16_gemm")
-        result = alpha * (widen(a, scale_a) @ widen(b, scale_b).T)
+        result = alpha * (widen(a, scale_a, torch.float64) @ widen(b, scale_b, torch.float64).T)
         result = result if c is None else result + beta * c.double()
         if head_splits is None:
             d.copy_(result)
@@ -55,3 +55,11 @@ class FakeWorld(World):
     def _load(self, problem, config, compiler: str | None) -> tuple:
         kind = FakeGroupedKernel if problem.op in GROUPED_OPS else FakeKernel
         return kind(problem, config, self.fault), SimpleNamespace(spill_bytes=0)
+
+
+def copy_storage(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """Stand in for memory.copy_to_gpu: copy a tensor with its strides and all that lies around it, on the CPU."""
+    if tensor is None:
+        return None
+    flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+    return flat.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

@@ -4,7 +4,7 @@ wrong as a test wants.
 
 import torch
 
-from tests.gpu.grouped_operands import widen_groups
+from deep_gemm.numerics import widen
 
 
 class FakeGroupedKernel:
@@ -26,9 +26,7 @@ class FakeGroupedKernel:
         elif self.problem.op.endswith("masked"):
             for group, size in enumerate(groups.clamp(0, a.shape[1]).tolist()):
                 scales = (None, None) if scale_a is None else (scale_a[group, :size], scale_b[group])
-                d[group, :size] = (widen_groups(a[group, :size], scales[0]) @ widen_groups(b[group], scales[1]).T).to(
-                    d.dtype
-                )
+                d[group, :size] = multiply(a[group, :size], scales[0], b[group], scales[1]).to(d.dtype)
         else:
             self._select_rows(a, scale_a, b, scale_b, d, groups)
         self.count += 1
@@ -41,17 +39,22 @@ class FakeGroupedKernel:
             rows = (groups == group).nonzero().flatten()
             scales = (None, None) if scale_a is None else (scale_a[rows], scale_b[group])
             picked = a.view(torch.uint8 if a.element_size() == 1 else torch.int16)[rows].view(a.dtype)
-            d[rows] = (widen_groups(picked, scales[0]) @ widen_groups(b[group], scales[1]).T).to(d.dtype)
+            d[rows] = multiply(picked, scales[0], b[group], scales[1]).to(d.dtype)
 
     def _add_groups(self, a, scale_a, b, scale_b, d, c, ks) -> None:
         (m, n), start = d.shape[1:], 0
         if self.problem.group_layout == "blocks":
             a, b = join_blocks(a, m, ks), join_blocks(b, n, ks)
-        wide_a, wide_b = widen_groups(a, scale_a), widen_groups(b, scale_b)
+        wide_a, wide_b = widen(a, scale_a, torch.float64), widen(b, scale_b, torch.float64)
         for group, k in enumerate(ks):
             product = wide_a[:, start : start + k] @ wide_b[:, start : start + k].T
             d[group] = (product if c is None else product + c[group].double()).to(d.dtype)
             start += k
+
+
+def multiply(a, scale_a, b, scale_b) -> torch.Tensor:
+    """Return A @ B^T of the dequantised operands in FP64."""
+    return widen(a, scale_a, torch.float64) @ widen(b, scale_b, torch.float64).T
 
 
 def join_blocks(blocks: torch.Tensor, rows: int, ks: list[int]) -> torch.Tensor:

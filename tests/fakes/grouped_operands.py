@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tests.fakes.operands import align
+from deep_gemm.numerics import get_starts, make_m_indices, widen
+from deep_gemm.quantize import align, ceil_div
 
 FP8, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 NAN = float("nan")
@@ -36,21 +37,13 @@ class Grouped:
     magnitude: torch.Tensor
 
 
-def spread(scales: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Return one FP64 scale an element of [..., rows, columns]: scales are of rows or blocks of 128 rows, and of blocks
-    of 128 columns.
-    """
-    tall = scales.double().repeat_interleave(1 if scales.shape[-2] == rows else 128, -2)[..., :rows, :]
-    return tall.repeat_interleave(128, -1)[..., :columns]
-
-
 def make_scaled(is_fp8: bool, shape: tuple, scale_rows: int, generator: torch.Generator) -> tuple:
     """Return random (values, scales or None, dequantised FP64) of a matrix, or of one for each group."""
     values = torch.randn(shape, generator=generator).to(FP8 if is_fp8 else BF16)
-    if not is_fp8:
-        return values, None, values.double()
-    scales = torch.rand(*shape[:-2], scale_rows, -(-shape[-1] // 128), generator=generator) + 0.5
-    return values, scales, values.double() * spread(scales, *shape[-2:])
+    scales = (
+        torch.rand(*shape[:-2], scale_rows, ceil_div(shape[-1], 128), generator=generator) + 0.5 if is_fp8 else None
+    )
+    return values, scales, widen(values, scales, torch.float64)
 
 
 def lay_out(values: torch.Tensor, is_transposed: bool = False) -> torch.Tensor:
@@ -76,10 +69,7 @@ def make_output(shape: tuple, dtype: torch.dtype, fill: float = NAN) -> torch.Te
 
 def make_indices(rows: list[int], alignment: int) -> torch.Tensor:
     """Return m_indices of groups with so many rows each, every one padded to the alignment."""
-    parts = [torch.full((align(count, alignment),), -1, dtype=torch.int32) for count in rows]
-    for group, (part, count) in enumerate(zip(parts, rows, strict=True)):
-        part[:count] = group
-    return torch.cat(parts) if parts else torch.zeros(0, dtype=torch.int32)
+    return make_m_indices(get_starts(rows, alignment), rows, sum(align(count, alignment) for count in rows))
 
 
 def spoil(values: torch.Tensor, scales: torch.Tensor | None, rows: torch.Tensor) -> None:
@@ -99,7 +89,9 @@ def make_contiguous(
     indices = make_indices(rows, alignment)
     is_padding = indices < 0
     a, scale_a, x = make_scaled(kind == "fp8", (len(indices), k), len(indices), generator)
-    b, scale_b, y = make_scaled(kind == "fp8", (len(rows), n, k), n if recipe == "1d1d" else -(-n // 128), generator)
+    b, scale_b, y = make_scaled(
+        kind == "fp8", (len(rows), n, k), n if recipe == "1d1d" else ceil_div(n, 128), generator
+    )
     spoil(a, scale_a, is_padding)
     exact, magnitude = (torch.zeros(len(indices), n, dtype=torch.float64) for _ in range(2))
     for group in range(len(rows)):
@@ -115,7 +107,9 @@ def make_masked(kind: str, counts: list[int], max_m: int, n: int, k: int, recipe
     generator = torch.Generator().manual_seed(n * k + sum(counts))
     is_missing = torch.arange(max_m)[None, :] >= torch.tensor(counts)[:, None]
     a, scale_a, x = make_scaled(kind == "fp8", (len(counts), max_m, k), max_m, generator)
-    b, scale_b, y = make_scaled(kind == "fp8", (len(counts), n, k), n if recipe == "1d1d" else -(-n // 128), generator)
+    b, scale_b, y = make_scaled(
+        kind == "fp8", (len(counts), n, k), n if recipe == "1d1d" else ceil_div(n, 128), generator
+    )
     exact, magnitude = x @ y.mT, x.abs() @ y.abs().mT
     spoil(a, scale_a, is_missing)
     exact[is_missing] = NAN

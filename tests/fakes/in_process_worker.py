@@ -1,4 +1,4 @@
-"""A measuring worker without a process: jobs run here, through the same messages, on simulated times; faults by config."""
+"""A measuring worker in this process: the same messages, simulated times, and faults that a test picks by config."""
 
 import json
 from typing import ClassVar

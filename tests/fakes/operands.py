@@ -5,10 +5,8 @@ from collections.abc import Iterator
 
 import torch
 
-
-def align(x: int, y: int) -> int:
-    """Return x rounded up to a multiple of y."""
-    return -(-x // y) * y
+from deep_gemm.numerics import LONG_FP8_SUMS, make_bound, widen
+from deep_gemm.quantize import align, ceil_div
 
 
 def make_fp8(rows: int, columns: int, generator: torch.Generator | None = None) -> torch.Tensor:
@@ -20,7 +18,7 @@ def make_fp8(rows: int, columns: int, generator: torch.Generator | None = None) 
 def make_operands(m: int, n: int, k: int, seed: int = 0) -> tuple[torch.Tensor, ...]:
     """Return (a, scale_a, b, scale_b) of random data."""
     generator = torch.Generator().manual_seed(seed)
-    steps, blocks = -(-k // 128), -(-n // 128)
+    steps, blocks = ceil_div(k, 128), ceil_div(n, 128)
     scale_a = torch.rand(m, steps, generator=generator) + 0.5
     scale_b = torch.rand(blocks, steps, generator=generator) + 0.5
     return make_fp8(m, k, generator), scale_a, make_fp8(n, k, generator), scale_b
@@ -31,28 +29,23 @@ def make_output(m: int, n: int) -> torch.Tensor:
     return torch.full((m, align(n, 8)), float("nan"), dtype=torch.bfloat16)[:, :n]
 
 
-def dequantise(data: torch.Tensor, scales: torch.Tensor, rows_per_scale: int) -> torch.Tensor:
-    """Return data times its scales in FP64."""
-    rows, columns = data.shape
-    per_row = scales.double().repeat_interleave(rows_per_scale, 0)[:rows]
-    return data.double() * per_row.repeat_interleave(128, 1)[:, :columns]
-
-
 def make_reference(a, scale_a, b, scale_b) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (A @ B.T, |A| @ |B|.T) of the dequantised operands in FP64."""
-    x, y = dequantise(a, scale_a, 1), dequantise(b, scale_b, 128)
+    x, y = widen(a, scale_a, torch.float64), widen(b, scale_b, torch.float64)
     return x @ y.t(), x.abs() @ y.abs().t()
 
 
-def count_wrong(d: torch.Tensor, reference: torch.Tensor, magnitude: torch.Tensor, tolerance: float = 2.0**-12) -> int:
-    """Return how many elements of a BF16 D lie outside |D - ref| <= 2^-8 |ref| + tolerance * (|A| |B|^T)."""
+def count_wrong(
+    d: torch.Tensor, reference: torch.Tensor, magnitude: torch.Tensor, sums_error: float = LONG_FP8_SUMS
+) -> int:
+    """Return how many elements of D lie outside their bound; sums_error: t of deep_gemm.numerics."""
     error = (d.double() - reference).abs()
-    return int((~(error <= reference.abs() * 2.0**-8 + magnitude * tolerance)).sum())
+    return int((~(error <= make_bound(reference, sums_error * magnitude, d.dtype))).sum())
 
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch compute in one thread: many small products on a busy machine otherwise wait for each other's threads."""
+    """Let torch compute in one thread: on a busy machine many small products would wait for each other's threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

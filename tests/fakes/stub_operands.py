@@ -1,7 +1,7 @@
 """Operands of every variant, described in the memory of the stub's GPU, which nobody reads."""
 
 from deep_gemm import _C
-from tests.fakes.operands import align
+from deep_gemm.quantize import align
 
 A, SCALE_A, B, SCALE_B, D, C = (1 << exponent for exponent in range(40, 46))  # addresses, far apart
 ELEMENT = {"float8_e4m3fn": 1, "bfloat16": 2, "float32": 4}

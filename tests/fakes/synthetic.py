@@ -12,9 +12,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from tuner.db import Store
 
 from deep_gemm import _C
+from tuner.db import Store
 from tuner.learn.dataset import Dataset, Identity, build_dataset
 from tuner.learn.portfolio import choose_portfolio
 from tuner.problems.fields import to_config, to_problem
@@ -73,7 +73,7 @@ def true_time_us(problem, config, device) -> float:
 
 
 class Machine:
-    """Times problems in blocks, with drift between blocks and noise in each median; the same numbers for the same seed."""
+    """Times problems in blocks, with drift between blocks and noise in each median; a seed gives the same numbers."""
 
     def __init__(self, seed: int = 0, noise: float = 0.004):
         self.device = _C.Device.known(SKU)

@@ -1,5 +1,6 @@
-"""The configs of every variant's default space: config-derived shapes, exact integers, equal bits, NVRTC against NVCC."""
+"""The configs of every variant's default space: shapes derived from the config, exact integers, equal bits, NVCC."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -83,15 +84,26 @@ def run_config(world: World, variant: Variant, config, index: int) -> tuple[int,
     """Run one config on all its shapes; return the number of cases and the failures in words."""
     runs = list_runs(variant, config, index)
     counts = [_run_case(world, variant, config, index + position, *run) for position, run in enumerate(runs)]
-    failures = check_resources(world, variant, config)
-    for (shape, integers, num_sms), row in zip(runs, torch.stack(counts).tolist(), strict=True):
-        if any(row):
-            kind = "integers" if integers else "normal"
-            failures.append(
-                f"{tuple(shape)} {kind} num_sms={num_sms}: {describe(row)}"
-                f" ({name_first(world.case(variant, shape, integers))})"
-            )
-    return len(runs) + 1, failures
+    wrong = describe_wrong(runs, counts, partial(world.case, variant))
+    return len(runs) + 1, check_resources(world, variant, config) + wrong
+
+
+def describe_wrong(runs: list[tuple], counts: list[torch.Tensor], get_case: Callable) -> list[str]:
+    """Return in words which of the runs (shape, integers, num_sms) were wrong, by their comparisons.
+
+    get_case: (shape, integers) -> the case, dense or grouped.
+    """
+    return [
+        f"{name_shape(shape)} {'integers' if integers else 'normal'} num_sms={num_sms}: {describe(row)}"
+        f" ({name_first(get_case(shape, integers))})"
+        for (shape, integers, num_sms), row in zip(runs, torch.stack(counts).tolist(), strict=True)
+        if any(row)
+    ]
+
+
+def name_shape(shape: tuple) -> str:
+    """Return a shape as failures name it; grouped ones can be long."""
+    return str(shape)[:400]
 
 
 def name_first(case) -> str:
@@ -108,9 +120,8 @@ def _run_case(
     found = compare(case, config, output)
     if config.split_k == 1:
         return found
-    world.launch(
-        variant, config, case, output, index=index + 1, num_sms=num_sms
-    )  # equal to its own first run, whatever the layout
+    # With split K a config must equal its own first run, in any memory layout.
+    world.launch(variant, config, case, output, index=index + 1, num_sms=num_sms)
     return torch.maximum(found, compare(case, config, output))
 
 
@@ -124,17 +135,29 @@ def check_resources(world: World, variant: Variant, config) -> list[str]:
 
 def run_nvcc(world: World, variant: Variant, config) -> tuple[int, list[str]]:
     """Compare one config built by NVCC with the same built by NVRTC, bit by bit, on the common shapes."""
+
+    def launch(index: int, shape: Shape, compiler: str) -> tuple:
+        case = world.case(variant, shape)
+        output = make_output(case)
+        world.launch(variant, config, case, output, index=index, compiler=compiler)
+        return output.bits, compare(case, config, output)
+
+    return compare_compilers(COMMON_SHAPES, launch)
+
+
+def compare_compilers(shapes: Sequence[tuple], launch: Callable) -> tuple[int, list[str]]:
+    """Compare NVCC's bits with NVRTC's on every shape.
+
+    launch: (index, shape, compiler) -> (bits of D, their comparison with the reference).
+    """
     failures = []
-    for index, shape in enumerate(COMMON_SHAPES):
-        case, bits = world.case(variant, shape), {}
-        for compiler in ("nvrtc", "nvcc"):
-            output = make_output(case)
-            world.launch(variant, config, case, output, index=index, compiler=compiler)
-            bits[compiler] = output.bits
-        unlike = int((bits["nvrtc"] != bits["nvcc"]).sum())
-        if unlike or int(compare(case, config, output)[0]):
-            failures.append(f"{tuple(shape)}: NVCC differs from NVRTC in {unlike} elements")
-    return len(COMMON_SHAPES), failures
+    for index, shape in enumerate(shapes):
+        nvrtc, _ = launch(index, shape, "nvrtc")
+        nvcc, found = launch(index, shape, "nvcc")
+        unlike = int((nvrtc != nvcc).sum())
+        if unlike or int(found[0]):
+            failures.append(f"{name_shape(shape)}: NVCC differs from NVRTC in {unlike} elements")
+    return len(shapes), failures
 
 
 def name_job(variant: Variant, config) -> str:

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from .configs import ALL_SMS, FEW_SMS, check_resources, name_first, name_job
+from .configs import ALL_SMS, FEW_SMS, check_resources, compare_compilers, describe_wrong, name_job
 from .grouped_memory import GUARD_ROWS
 from .grouped_operands import (
     GroupedCase,
@@ -33,7 +33,7 @@ from .grouped_variants import (
     choose_grouped_configs,
     list_grouped_variants,
 )
-from .world import World, describe, sample
+from .world import World, sample
 
 #: Of those of other variants than the main ones every third derived shape is run.
 DERIVED_SHARE = 3
@@ -54,7 +54,7 @@ def derive_grouped_shapes(variant: GroupedVariant, config, index: int) -> list[G
 
 
 def list_common_shapes(variant: GroupedVariant, config) -> list[GroupedShape]:
-    """Return the shapes that all configs of an op kind meet on, as far as one alignment fits them."""
+    """Return the shapes that all configs of an op kind run whose tiles fit one common alignment."""
     if variant.op in CONTIGUOUS_OPS:
         return list_common_contiguous(choose_common_alignment(config))
     return list_common_masked() if variant.op in MASKED_OPS else list_common_k_groups()
@@ -76,7 +76,7 @@ def list_grouped_runs(variant: GroupedVariant, config, index: int) -> list[tuple
 
 
 def get_grouped_case(world: World, variant: GroupedVariant, shape: GroupedShape, integers: bool = False) -> GroupedCase:
-    """Return the operands and reference of a shape, the same for every config, scale layout and memory of the groups."""
+    """Return operands and reference of a shape, the same for every config, scale layout and memory of the groups."""
     own = variant._replace(scale_layout="mn_major", group_layout="joint")
     return world.grouped_cases.get(
         (own, shape, integers), lambda: make_grouped_case(shape, world.torch_device, own, integers)
@@ -87,16 +87,8 @@ def run_grouped_config(world: World, variant: GroupedVariant, config, index: int
     """Run one config on all its shapes; return the number of cases and the failures in words."""
     runs = list_grouped_runs(variant, config, index)
     counts = [_run_case(world, variant, config, index + position, *run) for position, run in enumerate(runs)]
-    failures = check_resources(world, variant, config)
-    for (shape, integers, num_sms), row in zip(runs, torch.stack(counts).tolist(), strict=True):
-        if any(row):
-            kind = "integers" if integers else "normal"
-            text = str(shape)[:400]
-            failures.append(
-                f"{text} {kind} num_sms={num_sms}: {describe(row)}"
-                f" ({name_first(get_grouped_case(world, variant, shape, integers))})"
-            )
-    return len(runs) + 1, failures
+    wrong = describe_wrong(runs, counts, partial(get_grouped_case, world, variant))
+    return len(runs) + 1, check_resources(world, variant, config) + wrong
 
 
 def _run_case(
@@ -111,17 +103,14 @@ def _run_case(
 
 def run_grouped_nvcc(world: World, variant: GroupedVariant, config) -> tuple[int, list[str]]:
     """Compare one config built by NVCC with the same built by NVRTC, bit by bit, on the common shapes."""
-    failures, shapes = [], list_common_shapes(variant, config)
-    for index, shape in enumerate(shapes):
-        case, bits = get_grouped_case(world, variant, shape), {}
-        for compiler in ("nvrtc", "nvcc"):
-            output = make_grouped_output(case)
-            launch_grouped(world.kernel(variant, config, compiler), variant, case, output, index=index)
-            bits[compiler] = output.bits.clone()
-        unlike = int((bits["nvrtc"] != bits["nvcc"]).sum())
-        if unlike or int(compare_grouped(case, config, output)[0]):
-            failures.append(f"{str(shape)[:400]}: NVCC differs from NVRTC in {unlike} elements")
-    return len(shapes), failures
+
+    def launch(index: int, shape: GroupedShape, compiler: str) -> tuple:
+        case = get_grouped_case(world, variant, shape)
+        output = make_grouped_output(case)
+        launch_grouped(world.kernel(variant, config, compiler), variant, case, output, index=index)
+        return output.bits, compare_grouped(case, config, output)
+
+    return compare_compilers(list_common_shapes(variant, config), launch)
 
 
 def grouped_config_jobs(world: World) -> list:

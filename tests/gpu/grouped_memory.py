@@ -1,4 +1,4 @@
-"""Memory of grouped operands: matrices with NaN between their rows and between the groups, and a guarded D of any rank."""
+"""Memory of grouped operands: NaN between the rows of matrices and between groups, and a guarded D of any rank."""
 
 import torch
 

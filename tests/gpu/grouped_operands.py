@@ -22,10 +22,9 @@ from .operands import (
     BLOCK,
     DTYPES,
     FP8,
+    bound_product,
     ceil_div,
     count_wrong,
-    get_partial_sums_error,
-    make_bound,
     quantise_blocks,
     quantise_rows,
 )
@@ -145,7 +144,7 @@ def contiguous_alignment(alignment: int) -> Iterator[None]:
 
 
 def list_launch_operands(variant: GroupedVariant, case: GroupedCase, index: int) -> list[torch.Tensor | None]:
-    """Return a, scale_a, b and scale_b as a kernel of the variant takes them; `index` picks the scales' memory layout."""
+    """Return a, scale_a, b, scale_b as a kernel of the variant takes them; `index` picks the layout of the scales."""
     a, b = (case.operand(name, variant.is_blocks) for name in ("a", "b"))
     return [
         a,
@@ -244,7 +243,7 @@ def _make_m_grouped(
     a, scale_a = make_values((count, shape.k), variant, generator, is_b=False, integers=integers)
     b, scale_b = make_values((shape.num_groups, shape.n, shape.k), variant, generator, is_b=True, integers=integers)
     product, magnitude = multiply_rows(blocks, widen_groups(a, scale_a), widen_groups(b, scale_b))
-    bound = make_bound(product, magnitude, DTYPES[variant.d_dtype], get_partial_sums_error(a))
+    bound = bound_product(product, magnitude, DTYPES[variant.d_dtype], a)
     places = torch.tensor(
         [row for block in blocks for row in range(block.first, block.first + block.rows)],
         dtype=torch.int64,
@@ -340,7 +339,5 @@ def set_k_reference(case: GroupedCase) -> GroupedCase:
             continue
         case.reference[group] += wide_a[:, part] @ wide_b[:, part].T
         magnitude = wide_a[:, part].abs() @ wide_b[:, part].abs().T
-        case.bound[group] = make_bound(
-            case.reference[group], magnitude, case.dtype, get_partial_sums_error(case.a[:, part])
-        )
+        case.bound[group] = bound_product(case.reference[group], magnitude, case.dtype, case.a[:, part])
     return case

@@ -7,11 +7,9 @@ blocks go on from group to group.
 
 from functools import partial
 
-import torch
-
 from .configs import ALL_SMS, FEW_SMS, name_job
 from .grouped_configs import get_grouped_case
-from .grouped_operands import GroupedShape, count_grouped_wrong, launch_grouped, make_grouped_output
+from .grouped_operands import GroupedCase, GroupedShape, count_grouped_wrong, launch_grouped, make_grouped_output
 from .grouped_shapes import COMMON_ALIGNMENTS, Contiguous, KGroups, Masked, choose_common_alignment
 from .grouped_variants import (
     BF16_CONTIGUOUS,
@@ -24,7 +22,7 @@ from .grouped_variants import (
     choose_grouped_configs,
     list_grouped_variants,
 )
-from .repeats import BusyStream, is_small, repeat
+from .repeats import BusyStream, Repeater, is_small, repeat, repeat_large
 from .world import World
 
 #: Repeats by number of SMs of what the library chooses, and of every other config.
@@ -38,7 +36,7 @@ K_SHAPE = KGroups(333, 520, (384, 128, 0, 1024, 128, 128, 640, 256))
 ROWS = (333, 1, 150, 64, 257, 12)
 #: Many tiles for each CTA of all SMs, so that shared memory is as busy as it gets: reads of scales that a refill
 #: overtakes show only here.
-LARGE_ROWS, LARGE_REPEATS = (1500, 1100, 0, 1536), 12
+LARGE_ROWS = (1500, 1100, 0, 1536)
 LARGE_MASKED, LARGE_K = Masked(4096, 1536, 1536, LARGE_ROWS), KGroups(2048, 2304, (1536, 512, 0, 1152))
 #: What the library's choices are repeated on: the main variants, and the other ways in which scales, operands and C
 #: reach the kernel.
@@ -75,28 +73,17 @@ def get_repeated_shape(variant: GroupedVariant, config, is_large: bool = False) 
     return Contiguous(520, 1168, len(ROWS), alignment, (*segments[:3], (0, alignment, 0), *segments[3:]))
 
 
-class GroupedRepeater:
-    """One config on one case: poisons D, launches, and counts the launches whose D or red zones differ from the first."""
+def make_grouped_repeater(
+    world: World, variant: GroupedVariant, config, is_large: bool = False
+) -> tuple[Repeater, GroupedCase]:
+    """Return the repeater of one config, and its case; rows that may hold anything are not watched."""
+    case = get_grouped_case(world, variant, get_repeated_shape(variant, config, is_large))
+    output, kernel = make_grouped_output(case), world.kernel(variant, config)
 
-    def __init__(self, world: World, variant: GroupedVariant, config, is_large: bool = False):
-        self.variant, self.kernel = variant, world.kernel(variant, config)
-        self.case = get_grouped_case(world, variant, get_repeated_shape(variant, config, is_large))
-        self.output = make_grouped_output(self.case)
-        self.watched = self.output.make_watched()
-        self.launch(ALL_SMS)
-        self.first = self.output.buffer.clone()
-        self.unlike = {
-            num_sms: torch.zeros((), dtype=torch.int64, device=world.torch_device) for num_sms in (ALL_SMS, FEW_SMS)
-        }
+    def launch(num_sms: int) -> None:
+        launch_grouped(kernel, variant, case, output, index=1, num_sms=num_sms)
 
-    def launch(self, num_sms: int) -> None:
-        """Launch once into a poisoned D."""
-        launch_grouped(self.kernel, self.variant, self.case, self.output, index=1, num_sms=num_sms)
-
-    def count(self, num_sms: int) -> None:
-        """Launch once and count a difference; rows that may hold anything are left out."""
-        self.launch(num_sms)
-        self.unlike[num_sms] += ((self.output.buffer != self.first) & self.watched).any()
+    return Repeater(output, launch, output.make_watched()), case
 
 
 def run_grouped_repeats(
@@ -105,21 +92,17 @@ def run_grouped_repeats(
     """Launch one config `repeats[num_sms]` times, the second half beside a busy stream, then from a replayed graph; the
     last D must be right.
     """
-    repeater = GroupedRepeater(world, variant, config)
-    name = type(repeater.case.shape).__name__
+    repeater, case = make_grouped_repeater(world, variant, config)
+    name = type(case.shape).__name__
     launches, failures = repeat(repeater, repeats, name, BusyStream(world.torch_device))
-    wrong = int(count_grouped_wrong(repeater.case, repeater.output))
+    wrong = int(count_grouped_wrong(case, repeater.output))
     return launches, failures + ([f"{name}: {wrong} elements outside their bound"] if wrong else [])
 
 
 def run_grouped_large(world: World, variant: GroupedVariant, config) -> tuple[int, list[str]]:
-    """Launch one config LARGE_REPEATS times on a grid of many tiles; the last D must be right, and all of them alike."""
-    repeater = GroupedRepeater(world, variant, config, is_large=True)
-    for _ in range(LARGE_REPEATS):
-        repeater.count(ALL_SMS)
-    unlike, wrong = int(repeater.unlike[ALL_SMS]), int(count_grouped_wrong(repeater.case, repeater.output))
-    failures = [f"large: {unlike} of {LARGE_REPEATS} runs gave other bits"] if unlike else []
-    return LARGE_REPEATS + 1, failures + ([f"large: {wrong} elements outside their bound"] if wrong else [])
+    """Launch one config LARGE_REPEATS times on a grid of many tiles; all Ds must be alike, and the last one right."""
+    repeater, case = make_grouped_repeater(world, variant, config, is_large=True)
+    return repeat_large(repeater, lambda: count_grouped_wrong(case, repeater.output))
 
 
 def list_chosen_pairs(world: World) -> list[tuple[GroupedVariant, object]]:

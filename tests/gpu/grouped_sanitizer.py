@@ -2,11 +2,12 @@
 sanitizer.py.
 """
 
-import torch
+from functools import partial
 
 from deep_gemm import _C
 from deep_gemm.jit.build import get_cubin
 
+from . import watched
 from .configs import ALL_SMS
 from .grouped_operands import (
     GroupedShape,
@@ -26,7 +27,7 @@ from .grouped_variants import (
     get_grouped_space,
     list_grouped_variants,
 )
-from .memory import align, copy_to_gpu
+from .memory import align
 
 FEW_SMS = 4
 
@@ -37,19 +38,9 @@ def get_signature(variant: GroupedVariant, config) -> tuple:
 
 
 def choose_grouped_pairs(device) -> list[tuple[GroupedVariant, object]]:
-    """Return every (variant, config) that the tools watch: all signatures of the main variants, of any other one config
-    in turn.
-    """
-    pairs = []
-    for index, variant in enumerate(list_grouped_variants()):
-        groups: dict[tuple, list] = {}
-        for config in get_grouped_space(variant, device):
-            groups.setdefault(get_signature(variant, config), []).append(config)
-        chosen = [group[position % len(group)] for position, group in enumerate(groups.values())]
-        pairs += [
-            (variant, config) for config in (chosen if variant in MAIN_GROUPED else [chosen[index % len(chosen)]])
-        ]
-    return pairs
+    """Return every grouped (variant, config) that the tools watch."""
+    get_space = partial(get_grouped_space, device=device)
+    return watched.choose_pairs(list_grouped_variants(), MAIN_GROUPED, get_space, get_signature)
 
 
 def list_watched_shapes(variant: GroupedVariant, config) -> list[GroupedShape]:
@@ -83,17 +74,6 @@ def run_grouped(variant: GroupedVariant, config) -> list[str]:
 def launch_on_copies(kernel, variant: GroupedVariant, case, host, index: int) -> None:
     """Launch on copies of the case's tensors; D and what surrounds it come back."""
     c = prepare_grouped_c(case, host, is_aliased=variant.c_mode == "accumulate")
-    buffer = copy_to_gpu(host.buffer)
-    d = buffer.view(host.d.dtype).as_strided(host.d.shape, host.d.stride(), host.d.storage_offset())
-    operands = [copy_to_gpu(tensor) for tensor in list_launch_operands(variant, case, index)]
+    operands, num_sms = list_launch_operands(variant, case, index), FEW_SMS if index else ALL_SMS
     with contiguous_alignment(case.alignment):
-        kernel.launch(
-            *operands,
-            d,
-            d if c is host.d else copy_to_gpu(c),
-            groups=copy_to_gpu(case.groups),
-            num_sms=FEW_SMS if index else ALL_SMS,
-        )
-    if buffer.is_cuda:
-        torch.cuda.synchronize()
-    host.buffer.copy_(buffer)
+        watched.launch_on_copies(kernel, operands, host, c, groups=case.groups, num_sms=num_sms)

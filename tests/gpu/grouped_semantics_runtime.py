@@ -2,7 +2,6 @@
 torch.compile, threads.
 """
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -36,9 +35,9 @@ from .grouped_operands import (
 from .grouped_shapes import Block, Contiguous, KGroups, Masked
 from .grouped_variants import CONTIGUOUS_OPS, K_GROUPED_OPS, MAIN_GROUPED, MASKED_OPS, GroupedVariant
 from .memory import as_integers
-from .operands import FP8, get_partial_sums_error, make_bound
+from .operands import FP8, bound_product
 from .public_op import Checks
-from .semantics_runtime import SLEEP_CYCLES
+from .semantics_runtime import check_streams, check_threads
 from .world import World
 
 #: What masked_m holds from replay to replay: all, none, single rows, beyond the range.
@@ -115,7 +114,7 @@ def reassign(case: GroupedCase, groups: tuple[int, ...]) -> GroupedCase:
     """Return a contiguous case, which has no padding, whose each 128 rows belong to another of `groups`, or to none."""
     blocks = [Block(max(group, 0), 128 * index, 128) for index, group in enumerate(groups)]
     product, magnitude = multiply_rows(blocks, widen_groups(case.a, case.scale_a), widen_groups(case.b, case.scale_b))
-    bound = make_bound(product, magnitude, case.dtype, get_partial_sums_error(case.a))
+    bound = bound_product(product, magnitude, case.dtype, case.a)
     is_row = (torch.tensor(groups, device=case.a.device) >= 0).repeat_interleave(128)
     padding = (~is_row).nonzero().flatten()
     return replace(case, reference=product * is_row[:, None], bound=bound * is_row[:, None], padding=padding, first={})
@@ -131,28 +130,11 @@ def divide(case: GroupedCase, ks: tuple[int, ...]) -> GroupedCase:
 
 def run_streams(world: World, variant: GroupedVariant, shape: GroupedShape) -> tuple[int, list[str]]:
     """Work runs on the current stream, or on `stream=` (object or handle), and on no other."""
-    checks, case = Checks(), get_grouped_case(world, variant, shape)
+    case = get_grouped_case(world, variant, shape)
     output = make_grouped_output(case)
-    bits, side = run_grouped_op(case, output), torch.cuda.Stream()
-
-    def check(name: str, options: dict, context) -> None:
-        c = prepare_grouped_c(case, output, is_aliased=variant.c_mode == "accumulate")
-        before = output.bits.clone()
-        torch.cuda.synchronize()
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(SLEEP_CYCLES)
-        with context:
-            call_grouped(case, output.d, c, **options)
-        with torch.cuda.stream(torch.cuda.Stream()):
-            early = output.bits.clone().cpu()
-        checks.expect((early == before.cpu()).all(), f"{name}: did not wait for its stream")
-        side.synchronize()
-        checks.expect((output.bits == bits).all(), f"{name}: wrong bits")
-
-    check("current stream", {}, torch.cuda.stream(side))
-    check("stream object", {"stream": side}, torch.cuda.stream(torch.cuda.Stream()))
-    check("stream handle", {"stream": side.cuda_stream}, torch.cuda.stream(torch.cuda.Stream()))
-    return checks.outcome()
+    bits = run_grouped_op(case, output)
+    prepare = partial(prepare_grouped_c, case, output, is_aliased=variant.c_mode == "accumulate")
+    return check_streams(output, bits, prepare, lambda c, **options: call_grouped(case, output.d, c, **options))
 
 
 def run_num_sms(world: World, variant: GroupedVariant, shape: GroupedShape) -> tuple[int, list[str]]:
@@ -244,28 +226,9 @@ def run_compiled(world: World, variant: GroupedVariant, shape: GroupedShape) -> 
 
 def run_threads(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
     """Several threads, each with its own stream and shape, get right results and the same bits every time."""
-    checks, lock = Checks(), threading.Lock()
     shapes = [*list_op_shapes(variant), make_chain_shape(variant)][:THREADS]
     cases = [get_grouped_case(world, variant, shape) for shape in shapes]
-
-    def work(case: GroupedCase) -> None:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            output = make_grouped_output(case)
-            bits = run_grouped_op(case, output)
-            unlike = sum(int((run_grouped_op(case, output) != bits).any()) for _ in range(CALLS_PER_THREAD))
-            wrong = int(count_grouped_wrong(case, output))
-        with lock:
-            checks.expect(not unlike, f"{unlike} of {CALLS_PER_THREAD} calls gave other bits")
-            checks.expect(not wrong, f"{wrong} elements outside their bound")
-
-    torch.cuda.synchronize()
-    threads = [threading.Thread(target=work, args=(case,)) for case in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    checks.expect(checks.cases == 2 * len(cases), "a thread ended early")
-    return checks.outcome()
+    return check_threads(cases, CALLS_PER_THREAD, make_grouped_output, run_grouped_op, count_grouped_wrong)
 
 
 #: One m-grouped op of each grouping and dtype, whose recipe is the default.

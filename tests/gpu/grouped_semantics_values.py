@@ -14,7 +14,7 @@ from .grouped_operands import GroupedCase, GroupedShape, make_grouped_output, ma
 from .grouped_shapes import Contiguous, KGroups, Masked
 from .grouped_variants import CONTIGUOUS_OPS, K_GROUPED_OPS, MAIN_GROUPED, MASKED_OPS, GroupedVariant
 from .memory import as_integers
-from .operands import BLOCK, GuardedOutput, get_partial_sums_error, make_bound
+from .operands import BLOCK, GuardedOutput, bound_product
 from .public_op import RECIPES, Checks, batch_invariant
 from .world import World
 
@@ -199,7 +199,7 @@ def check_large(shape: GroupedShape, variant: GroupedVariant, device: str) -> tu
             checks.expect((d[row] == 0).all(), f"row {row}: not zero")
             continue
         reference, magnitude = wide[0] @ wide[1].T, wide[0].abs() @ wide[1].abs().T
-        bound = make_bound(reference, magnitude, case.dtype, get_partial_sums_error(operands[0]))
+        bound = bound_product(reference, magnitude, case.dtype, operands[0])
         checks.expect(((d[row].double() - reference[0]).abs() <= bound[0]).all(), f"row {row}: outside the bound")
     if case.padding is not None:
         checks.expect((as_integers(d)[case.padding] == 0).all(), "padding: not +0")

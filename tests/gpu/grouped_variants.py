@@ -142,7 +142,7 @@ _K_GROUPED = ((4, 4096, 7168, 8192), (8, 7168, 2048, 4096), (16, 4096, 7168, 204
 
 
 def list_grouped_problems(op: str) -> list:
-    """Return problems of the kind that an op is made for, of its main variant: where its heuristic's picks come from."""
+    """Return typical problems of an op's main variant, on which the heuristic picks configs."""
     variant = next(main for main in MAIN_GROUPED if main.op == op)
     if op in K_GROUPED_OPS:
         return [variant.problem(m, n, num_groups * k, num_groups) for num_groups, m, n, k in _K_GROUPED]

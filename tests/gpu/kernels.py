@@ -3,6 +3,7 @@
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.jit.ahead import Job, make_jobs
 from deep_gemm.selection import explain
 
 from . import calls, sanitizer
@@ -26,9 +27,8 @@ def list_kernels(
     spread: int,
     has_sanitizer: bool,
     ops: tuple[str, ...] = OPS,
-) -> list[tuple[str, str, str]]:
-    """Return (problem JSON, config JSON, compiler) of every kernel of those op kinds, each once; NVCC's first, because
-    they take longest.
+) -> list[Job]:
+    """Return the job of every kernel of those op kinds, each once; NVCC's first, because they take longest.
 
     Grouped semantics need dense kernels, too: groups are compared with the dense op.
     """
@@ -45,25 +45,18 @@ def list_kernels(
         pairs += list_portfolio_pairs(device, PORTFOLIO_VARIANTS)
     if {"semantics", "calls"} & set(sections):
         pairs += list_op_pairs(device)
-    compared = (
-        [pair for call in list_dense_calls() for pair in choose(*call, device, True)]
-        if "grouped_semantics" in sections
-        else []
-    )
-    nvcc = [
-        (variant.problem(), config)
-        for variant in MAIN
-        for config in choose_nvcc(choose_configs(variant, device, spread))
-    ]
-    nvcc += [(variant.problem(), config) for variant, config in choose_grouped_nvcc(device, spread)]
-    jobs = [
-        (problem, config, "nvcc")
-        for problem, config in nvcc
-        if "nvcc" in compilers and "nvcc" in sections and problem.op in ops
-    ]
-    jobs += [(problem, config, "nvrtc") for problem, config in pairs if problem.op in ops]
-    jobs += [(problem, config, "nvrtc") for problem, config in compared]
-    return list(dict.fromkeys((problem.to_json(), config.to_json(), compiler) for problem, config, compiler in jobs))
+    pairs = [pair for pair in pairs if pair[0].op in ops]
+    if "grouped_semantics" in sections:
+        pairs += [pair for call in list_dense_calls() for pair in choose(*call, device, True)]
+    nvcc = list_nvcc_pairs(device, spread) if "nvcc" in sections and "nvcc" in compilers else []
+    return make_jobs([pair for pair in nvcc if pair[0].op in ops], "nvcc") + make_jobs(pairs, "nvrtc")
+
+
+def list_nvcc_pairs(device, spread: int) -> list[tuple]:
+    """Return (problem, config) of the kernels that NVCC compiles, too."""
+    pairs = [(variant, config) for variant in MAIN for config in choose_nvcc(choose_configs(variant, device, spread))]
+    pairs += choose_grouped_nvcc(device, spread)
+    return [(variant.problem(), config) for variant, config in pairs]
 
 
 def list_sanitizer_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:

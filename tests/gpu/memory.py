@@ -1,6 +1,4 @@
-"""Memory layouts of the suite's operands: whatever lies between and behind the elements is NaN, so that a stray read
-shows.
-"""
+"""Memory layouts of the suite's operands, with NaN between and behind the elements, so that a stray read shows."""
 
 import torch
 

@@ -1,18 +1,16 @@
 """Operands, references and guarded outputs of the GPU suite.
 
-Everything is built here from torch alone, so that a wrong quantiser or reference in the library cannot hide itself.
-The reference is the product of the *dequantised* operands in float64; a result is right when every element obeys
-
-    |D - reference| <= u * |reference| + t * |alpha| * (|A| |B|^T),   u = 2^-8 (BF16) or 2^-22 (FP32), t = 2^-12 (FP8:
-    14-bit partial sums; 2^-11 up to k = 512) or 2^-18 (BF16 operands)
-
-with reference = alpha * A @ B^T + beta * C.
+Operands and references are built here from torch alone, so that a wrong quantiser or reference in the library cannot
+hide itself; only the bounds are the library's (deep_gemm.numerics). The reference is the product of the *dequantised*
+operands in float64, alpha * A @ B^T + beta * C.
 """
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+
+from deep_gemm.numerics import get_max_diff, get_sums_error, make_bound
 
 from .memory import INTEGERS, PITCH_BYTES, align, make_operand
 from .variants import Variant
@@ -21,14 +19,8 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 BLOCK = 128
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
-#: FP8 tensor cores cut products to about 14 bits of the largest. Over few steps of 128 such cuts do not average out:
-#: cuBLASLt's own FP8 product reaches 2^-11.4 at k = 128 (120 random problems, H200).
-SHORT_K = 512
-PARTIAL_SUMS_FP8, PARTIAL_SUMS_FP8_SHORT, PARTIAL_SUMS_BF16 = 2.0**-12, 2.0**-11, 2.0**-18
 #: calc_diff's bound is statistical; with fewer elements one cancelled sum decides it.
 MIN_ELEMENTS_FOR_DIFF = 4096
-MAX_DIFF_BF16, MAX_DIFF_FP8, MAX_DIFF = 5e-6, 5e-8, 1e-9
 #: (alpha, beta) of the general C mode, by shape: powers of two, so that integers stay exact.
 FACTORS = ((1.0, 1.0), (0.5, -2.0), (-1.0, 0.25), (2.0, 1.0))
 
@@ -182,18 +174,11 @@ def make_reference(a, scale_a, b, scale_b) -> tuple[torch.Tensor, torch.Tensor]:
     return wide_a @ wide_b.T, wide_a.abs() @ wide_b.abs().T
 
 
-def get_partial_sums_error(a: torch.Tensor) -> float:
-    """Return t for A [m, k]."""
-    if a.dtype != FP8:
-        return PARTIAL_SUMS_BF16
-    return PARTIAL_SUMS_FP8 if a.shape[1] > SHORT_K else PARTIAL_SUMS_FP8_SHORT
-
-
-def make_bound(
-    reference: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype, partial_sums: float
+def bound_product(
+    reference: torch.Tensor, magnitude: torch.Tensor, dtype: torch.dtype, a: torch.Tensor
 ) -> torch.Tensor:
-    """Return the largest error that each element may have."""
-    return ROUNDING[dtype] * reference.abs() + partial_sums * magnitude
+    """Return the largest error of each element of a D of `dtype`; magnitude: |alpha| * (|A| |B|^T) for A [m, k]."""
+    return make_bound(reference, get_sums_error(a.dtype, a.shape[1]) * magnitude, dtype)
 
 
 def set_reference(case: Case) -> Case:
@@ -202,7 +187,7 @@ def set_reference(case: Case) -> Case:
     case.reference = case.alpha * product
     if case.c is not None:
         case.reference = case.reference + case.beta * case.c.double()
-    case.bound = make_bound(case.reference, abs(case.alpha) * magnitude, case.dtype, get_partial_sums_error(case.a))
+    case.bound = bound_product(case.reference, abs(case.alpha) * magnitude, case.dtype, case.a)
     if case.exact:
         case.reference, case.bound = case.reference.to(case.dtype).double(), torch.zeros_like(case.bound)
     return case
@@ -228,7 +213,12 @@ def _make_integers(
     return values.to(FP8), torch.randint(-1, 2, size, generator=generator, device=device).float().exp2()
 
 
-def make_case(shape: Shape, device: str, variant: Variant = Variant(), integers: bool = False) -> Case:  # noqa: B008 - immutable
+def make_case(
+    shape: Shape,
+    device: str,
+    variant: Variant = Variant(),  # noqa: B008 - immutable
+    integers: bool = False,
+) -> Case:
     """Make random normal operands with real scales, or integers.
 
     Integers: |x| <= 4 with power-of-two scales, factors and small integers as C: every FP32 sum is exact, so D is the
@@ -274,9 +264,7 @@ def count_wrong(case: Case, d: torch.Tensor) -> torch.Tensor:
 
 def max_diff(case: Case) -> float:
     """Return the bound of calc_diff on random normal data."""
-    if case.dtype == torch.bfloat16:
-        return MAX_DIFF_BF16
-    return MAX_DIFF_FP8 if case.variant.is_fp8 else MAX_DIFF
+    return get_max_diff(case.dtype, case.variant.is_fp8)
 
 
 def has_large_diff(case: Case, d: torch.Tensor) -> torch.Tensor:

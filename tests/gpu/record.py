@@ -1,12 +1,15 @@
 """The record of a GPU run: one JSON file that says on what, of which tree, how many cases and what failed."""
 
-from benchmarks.stamp import make_stamp
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
 from deep_gemm.jit.build import get_cubin
+from tuner.measure.stamp import make_stamp
 
 from .variants import MAIN, get_space
 from .world import OPS
+
+#: Notes of the shards that add up; every shard has the others alike.
+ADDED_NOTES = ("jobs", "wall_s")
 
 
 def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
@@ -22,7 +25,7 @@ def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
 
 
 def make_origin(compilers: tuple[str, ...]) -> dict:
-    """Return what the run ran on and of: device, driver, toolkit, hashes, date."""
+    """Return the origin of a run: device, driver, toolkit, hashes, compilers and date."""
     return {**make_stamp(_C.get_device(), OPS), "compilers": get_compiler_versions(compilers)}
 
 
@@ -68,6 +71,9 @@ def merge_records(records: list[dict]) -> dict:
             for key, value in section.items():
                 target[key] = round(target[key] + value, 3)
     notes = {key: value for record in records for key, value in record["notes"].items()}
+    notes |= {
+        key: round(sum(record["notes"].get(key, 0) for record in records), 1) for key in ADDED_NOTES if key in notes
+    }
     failures = [failure for record in records for failure in record["failures"]]
     stamp = {
         key: first[key] for key in first if key not in ("shard", "complete", "cases", "failures", "sections", "notes")

@@ -6,6 +6,7 @@ else: no tool reports it. A config that splits K has one CTA a share of a tile, 
 are of that kind.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from deep_gemm import _C
 
 from .configs import ALL_SMS, FEW_SMS, name_job
-from .operands import GuardedOutput, Shape, count_wrong, make_output
+from .operands import Shape, count_wrong, make_output
 from .variants import BF16, MAIN, Variant, list_variants
 from .world import World, launch_options, lay_out_scale, prepare_c
 
@@ -67,39 +68,38 @@ class BusyStream:
 
 
 class Repeater:
-    """One config on one case: poisons D, launches, and counts the launches whose D or red zones differ from the first."""
+    """One config on one case: launches, and counts the launches whose D or red zones differ from the first.
 
-    def __init__(self, world: World, variant: Variant, config, shape: Shape = SHAPE):
-        self.case, self.kernel = world.case(variant, shape), world.kernel(variant, config)
-        self.output: GuardedOutput = make_output(self.case)
-        self.scales = [
-            lay_out_scale(self.case.scale_a, variant, 1, True),
-            lay_out_scale(self.case.scale_b, variant, 1, False),
-        ]
+    output: D with its red zones. launch: num_sms -> None, into a poisoned D. watched: a mask of the output's buffer,
+        False where a launch may leave anything; None: all of it is watched.
+    """
+
+    def __init__(self, output, launch: Callable[[int], None], watched: torch.Tensor | None = None):
+        self.output, self.launch, self.watched = output, launch, watched
         self.launch(ALL_SMS)
-        self.first = self.output.buffer.clone()  # with the red zones, so that every launch shows what it writes there
+        self.first = output.buffer.clone()  # with the red zones, so that every launch shows what it writes there
         self.unlike = {
-            num_sms: torch.zeros((), dtype=torch.int64, device=world.torch_device) for num_sms in (ALL_SMS, FEW_SMS)
+            num_sms: torch.zeros((), dtype=torch.int64, device=self.first.device) for num_sms in (ALL_SMS, FEW_SMS)
         }
-
-    def launch(self, num_sms: int) -> None:
-        """Launch once into a poisoned D."""
-        c = prepare_c(self.case, self.output, is_aliased=True)
-        self.kernel.launch(
-            self.case.a,
-            self.scales[0],
-            self.case.b,
-            self.scales[1],
-            self.output.d,
-            c,
-            num_sms=num_sms,
-            **launch_options(self.case),
-        )
 
     def count(self, num_sms: int) -> None:
         """Launch once and count a difference."""
         self.launch(num_sms)
-        self.unlike[num_sms] += (self.output.buffer != self.first).any()
+        changed = self.output.buffer != self.first
+        self.unlike[num_sms] += (changed if self.watched is None else changed & self.watched).any()
+
+
+def make_repeater(world: World, variant: Variant, config, shape: Shape = SHAPE) -> Repeater:
+    """Return the repeater of one config on a dense case."""
+    case, kernel = world.case(variant, shape), world.kernel(variant, config)
+    output, scale_a = make_output(case), lay_out_scale(case.scale_a, variant, 1, True)
+    scale_b, options = lay_out_scale(case.scale_b, variant, 1, False), launch_options(case)
+
+    def launch(num_sms: int) -> None:
+        c = prepare_c(case, output, is_aliased=True)
+        kernel.launch(case.a, scale_a, case.b, scale_b, output.d, c, num_sms=num_sms, **options)
+
+    return Repeater(output, launch)
 
 
 def list_sms(config) -> tuple[int, ...]:
@@ -111,13 +111,13 @@ def run_repeats(world: World, variant: Variant, config, repeats: dict[int, int])
     """Launch one config `repeats[num_sms]` times, the second half beside a busy stream, then the same from a replayed
     graph.
     """
-    repeater = Repeater(world, variant, config)
+    repeater = make_repeater(world, variant, config)
     counts = repeats if len(list_sms(config)) > 1 else {ALL_SMS: sum(repeats.values())}
     launches, failures = repeat(repeater, counts, tuple(SHAPE), BusyStream(world.torch_device))
     return launches, failures + _check_tiles(world, variant, config)
 
 
-def repeat(repeater, counts: dict[int, int], name: object, busy: BusyStream) -> tuple[int, list[str]]:
+def repeat(repeater: Repeater, counts: dict[int, int], name: object, busy: BusyStream) -> tuple[int, list[str]]:
     """Launch a repeater `counts[num_sms]` times and from a graph; return the number of launches and what was unlike the
     first.
     """
@@ -140,15 +140,21 @@ def repeat(repeater, counts: dict[int, int], name: object, busy: BusyStream) -> 
 
 
 def run_large(world: World, variant: Variant, config) -> tuple[int, list[str]]:
-    """Launch one config LARGE_REPEATS times on a grid of many tiles; the last D must be right, and all of them alike."""
-    repeater = Repeater(world, variant, config, LARGE_SHAPE)
+    """Launch one config LARGE_REPEATS times on a grid of many tiles; all Ds must be alike, and the last one right."""
+    repeater, case = make_repeater(world, variant, config, LARGE_SHAPE), world.case(variant, LARGE_SHAPE)
+    return repeat_large(repeater, lambda: count_wrong(case, repeater.output.d))
+
+
+def repeat_large(repeater: Repeater, count_faults: Callable[[], torch.Tensor]) -> tuple[int, list[str]]:
+    """Launch a repeater of a large shape LARGE_REPEATS times; return the number of launches and what was wrong.
+
+    count_faults: returns how many elements of the last D lie outside their bound.
+    """
     for _ in range(LARGE_REPEATS):
         repeater.count(ALL_SMS)
-    unlike, wrong = int(repeater.unlike[ALL_SMS]), int(count_wrong(repeater.case, repeater.output.d))
-    failures = [f"{tuple(LARGE_SHAPE)}: {unlike} of {LARGE_REPEATS} runs gave other bits"] if unlike else []
-    return LARGE_REPEATS + 1, failures + (
-        [f"{tuple(LARGE_SHAPE)}: {wrong} elements outside their bound"] if wrong else []
-    )
+    unlike, wrong = int(repeater.unlike[ALL_SMS]), int(count_faults())
+    failures = [f"large: {unlike} of {LARGE_REPEATS} runs gave other bits"] if unlike else []
+    return LARGE_REPEATS + 1, failures + ([f"large: {wrong} elements outside their bound"] if wrong else [])
 
 
 def _check_tiles(world: World, variant: Variant, config) -> list[str]:
@@ -171,7 +177,7 @@ def get_geometry(world: World, variant: Variant, config, num_sms: int) -> dict:
     return _C.launch_geometry(problem, config, sm_count=world.device.sm_count, max_clusters=max_clusters)
 
 
-def _replay(repeater, sms: tuple[int, ...], replays: int) -> None:
+def _replay(repeater: Repeater, sms: tuple[int, ...], replays: int) -> None:
     """Capture a graph of several launches and replay it."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

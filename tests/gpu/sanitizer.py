@@ -14,16 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-
-import torch
+from functools import partial
 
 from deep_gemm import _C
 from deep_gemm.jit.build import get_cubin
 
-from . import grouped_sanitizer
+from . import grouped_sanitizer, watched
 from .configs import ALL_SMS
 from .grouped_variants import GROUPED_OPS
-from .memory import copy_to_gpu
 from .operands import GuardedOutput, Shape, count_wrong, make_case, make_output
 from .variants import MAIN, Variant, get_space, list_variants
 from .world import OPS, launch_options, lay_out_scale, parse_ops, prepare_c
@@ -47,23 +45,9 @@ def get_signature(variant: Variant, config) -> tuple:
     return (*paths, height, config.cluster_m, config.cluster_n, config.split_k, has_two_scales)
 
 
-def choose_configs(variant: Variant, space: list) -> list:
-    """Return one config for each signature of a variant, not always the first."""
-    groups: dict[tuple, list] = {}
-    for config in space:
-        groups.setdefault(get_signature(variant, config), []).append(config)
-    return [group[position % len(group)] for position, group in enumerate(groups.values())]
-
-
 def choose_pairs(device) -> list[tuple[Variant, object]]:
-    """Return every (variant, config) that the tools watch: all signatures of the main variants, of any other one config
-    in turn.
-    """
-    pairs = []
-    for index, variant in enumerate(list_variants()):
-        chosen = choose_configs(variant, get_space(variant, device))
-        pairs += [(variant, config) for config in (chosen if variant in MAIN else [chosen[index % len(chosen)]])]
-    return pairs
+    """Return every dense (variant, config) that the tools watch."""
+    return watched.choose_pairs(list_variants(), MAIN, partial(get_space, device=device), get_signature)
 
 
 def run_config(variant: Variant, config) -> list[str]:
@@ -86,20 +70,12 @@ def run_config(variant: Variant, config) -> list[str]:
 
 
 def _launch(kernel, case, host: GuardedOutput, index: int, num_sms: int) -> None:
-    """Launch on copies of the case's tensors; D and what surrounds it come back."""
-    c = prepare_c(case, host, is_aliased=index % 2 == 1)
-    buffer = host.buffer.cuda()
-    d = buffer.view(host.d.dtype).as_strided(host.d.shape, host.d.stride(), host.d.storage_offset())
-    operands = (
-        case.a,
-        lay_out_scale(case.scale_a, case.variant, index, True),
-        case.b,
-        lay_out_scale(case.scale_b, case.variant, index, False),
+    scale_a, scale_b = (
+        lay_out_scale(scale, case.variant, index, is_a) for scale, is_a in ((case.scale_a, True), (case.scale_b, False))
     )
-    c_on_gpu = d if c is host.d else copy_to_gpu(c)
-    kernel.launch(*(copy_to_gpu(tensor) for tensor in operands), d, c_on_gpu, num_sms=num_sms, **launch_options(case))
-    torch.cuda.synchronize()
-    host.buffer.copy_(buffer)
+    c = prepare_c(case, host, is_aliased=index % 2 == 1)
+    operands = (case.a, scale_a, case.b, scale_b)
+    watched.launch_on_copies(kernel, operands, host, c, num_sms=num_sms, **launch_options(case))
 
 
 def choose_all_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:

@@ -90,7 +90,7 @@ def run_odd_scales(world: World, variant: Variant, shape: Shape) -> tuple[int, l
 
 
 def run_padding(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
-    """NaN in everything that lies between and behind the operands' rows never reaches D, whatever the scales' layout."""
+    """NaN between and behind the rows of the operands never reaches D, in any layout of the scales."""
     checks, clean = Checks(), world.case(variant, shape)
     output = make_output(clean)
     with batch_invariant():

@@ -4,6 +4,7 @@ by hand.
 """
 
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -50,7 +51,7 @@ def run_graph(world: World, variant: Variant, shape: Shape) -> tuple[int, list[s
 
 
 def run_first_capture(world: World, variant: Variant) -> tuple[int, list[str]]:
-    """A first call under capture loads its kernel or raises a typed error; the capture goes on and its graph is right."""
+    """A first call under capture loads its kernel or raises a typed error; the capture goes on, its graph is right."""
     checks = Checks()
     shape = Shape(37, 136, 400)
     case = world.case(variant, shape)
@@ -79,18 +80,28 @@ def run_first_capture(world: World, variant: Variant) -> tuple[int, list[str]]:
 
 def run_streams(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
     """Work runs on the current stream, or on `stream=` (object or handle), and on no other."""
-    checks, case = Checks(), world.case(variant, shape)
+    case = world.case(variant, shape)
     output = make_output(case)
-    bits, side = run_op(case, output), torch.cuda.Stream()
+    bits = run_op(case, output)
+    prepare = partial(prepare_c, case, output, is_aliased=True)
+    return check_streams(output, bits, prepare, lambda c, **options: call_op(case, output.d, c, **options))
+
+
+def check_streams(output, bits: torch.Tensor, prepare: Callable, call: Callable) -> tuple[int, list[str]]:
+    """Call an op behind a side stream that is busy, in every way to name that stream: it waits, and gives `bits`.
+
+    prepare: () -> C, D poisoned. call: (C, **options) -> the call.
+    """
+    checks, side = Checks(), torch.cuda.Stream()
 
     def check(name: str, options: dict, context) -> None:
-        c = prepare_c(case, output, is_aliased=True)
+        c = prepare()
         before = output.bits.clone()
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             torch.cuda._sleep(SLEEP_CYCLES)
         with context:
-            call_op(case, output.d, c, **options)
+            call(c, **options)
         with torch.cuda.stream(torch.cuda.Stream()):
             early = output.bits.clone().cpu()
         checks.expect((early == before.cpu()).all(), f"{name}: did not wait for its stream")
@@ -230,18 +241,28 @@ def run_chain(case: Case, outputs: list) -> list[torch.Tensor]:
 
 def run_threads(world: World, variant: Variant) -> tuple[int, list[str]]:
     """Several threads, each with its own stream and shape, get right results and the same bits every time."""
-    checks, lock = Checks(), threading.Lock()
     cases = [world.case(variant, Shape(17 + 40 * index, 264, 912)) for index in range(THREADS)]
+    return check_threads(cases, CALLS_PER_THREAD, make_output, run_op, lambda case, out: count_wrong(case, out.values))
 
-    def work(case: Case) -> None:
+
+def check_threads(
+    cases: list, num_calls: int, make: Callable, run: Callable, count_faults: Callable
+) -> tuple[int, list[str]]:
+    """Call an op `num_calls` times in a thread for each case.
+
+    make: case -> output. run: (case, output) -> bits of D. count_faults: (case, output) -> elements outside the bound.
+    """
+    checks, lock = Checks(), threading.Lock()
+
+    def work(case) -> None:
         with torch.cuda.stream(torch.cuda.Stream()):
-            output = make_output(case)
-            bits = run_op(case, output)
-            unlike = sum(int((run_op(case, output) != bits).any()) for _ in range(CALLS_PER_THREAD))
-            wrong = int(count_wrong(case, output.values))
+            output = make(case)
+            bits = run(case, output)
+            unlike = sum(int((run(case, output) != bits).any()) for _ in range(num_calls))
+            wrong = int(count_faults(case, output))
         with lock:
-            checks.expect(not unlike, f"m {case.shape.m}: {unlike} of {CALLS_PER_THREAD} calls gave other bits")
-            checks.expect(not wrong, f"m {case.shape.m}: {wrong} elements outside their bound")
+            checks.expect(not unlike, f"{case.shape}: {unlike} of {num_calls} calls gave other bits")
+            checks.expect(not wrong, f"{case.shape}: {wrong} elements outside their bound")
 
     torch.cuda.synchronize()
     threads = [threading.Thread(target=work, args=(case,)) for case in cases]
@@ -249,7 +270,7 @@ def run_threads(world: World, variant: Variant) -> tuple[int, list[str]]:
         thread.start()
     for thread in threads:
         thread.join()
-    checks.expect(checks.cases == 2 * THREADS, "a thread ended early")
+    checks.expect(checks.cases == 2 * len(cases), "a thread ended early")
     return checks.outcome()
 
 

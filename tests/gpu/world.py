@@ -2,14 +2,14 @@
 
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from benchmarks.stamp import DATA, read_json
 from deep_gemm import _C
-from deep_gemm.errors import DeepGemmError
+from deep_gemm.jit.ahead import list_choices
 from deep_gemm.jit.build import get_cubin
-from deep_gemm.selection import get_selector
+from tuner.measure.stamp import read_json
 
 from .grouped_variants import GROUPED_OPS, list_grouped_problems
 from .memory import make_scale_of_class
@@ -20,8 +20,9 @@ from .variants import BF16, FP8, MAIN, SPREAD, Variant, choose_configs
 MAX_CASES = 1500
 #: Fewer of grouped products, whose operands and outputs are larger.
 MAX_GROUPED_CASES = 200
-#: Problems from which the portfolio is picked where there is no artefact.
-DENSE_PROBLEMS = {FP8: "dense_fp8.json", BF16: "dense_bf16.json"}
+#: Files of problems from which the portfolio is picked where there is no artefact.
+DATA = Path(__file__).parents[2] / "benchmarks" / "data"
+DENSE_PROBLEMS = {FP8: DATA / "dense_fp8.json", BF16: DATA / "dense_bf16.json"}
 OPS = (FP8, BF16, *GROUPED_OPS)
 
 
@@ -196,25 +197,12 @@ def describe(counts: list[int]) -> str:
 
 
 def get_portfolio(op: str, device) -> tuple[list, str]:
-    """Return every config that the selector can choose for an op kind on this device, else the heuristic's picks on its
-    benchmark's problems.
-    """
-    try:
-        selector = get_selector(device)
-        hidden = set(selector.quarantined(op)) if selector else set()
-        configs = [config for config in selector.configs(op) if config not in hidden] if selector else []
-        if configs:
-            return configs, "artefact"
-        source = ""
-    except DeepGemmError as error:  # an artefact without this op kind
-        source = f" ({type(error).__name__}: {str(error)[:200]})"
-    problems = list_grouped_problems(op) if op in GROUPED_OPS else list_dense_problems(op)
-    picks = {_C.get_analytic_config(problem, device): None for problem in problems}
-    return list(picks), f"heuristic's picks on its problems{source}"
+    """Return every config that the library can choose for an op kind on this device, and where they come from."""
+    return list_choices(op, list_grouped_problems(op) if op in GROUPED_OPS else list_dense_problems(op), device)
 
 
 def list_dense_problems(op: str) -> list:
     """Return the problems of an op kind's benchmark, of its main variants."""
-    rows = read_json(DATA / DENSE_PROBLEMS[op])["rows"]
+    rows = read_json(DENSE_PROBLEMS[op])["rows"]
     sizes = dict.fromkeys((row["m"], row["n"], row["k"]) for row in rows)
     return [variant.problem(*size) for variant in MAIN if variant.op == op for size in sizes]

@@ -12,17 +12,13 @@ from collections.abc import Iterator
 
 import torch
 
-from tuner.measure.operands import BLOCK, BufferSet, get_d_columns, get_factors, get_head_splits, make_d_layout
-from tuner.problems.fields import CONTIGUOUS, K_GROUPED, MASKED, grouping_of, is_fp8
+from deep_gemm.numerics import SCALE_BLOCK, get_sums_error, make_bound, widen
+from tuner.measure.operands import BufferSet, get_d_columns, get_factors, get_head_splits, make_d_layout
+from tuner.problems.fields import CONTIGUOUS, K_GROUPED, MASKED, grouping_of
 from tuner.problems.workload import Groups
 
 #: Red zones before and after the checked D, in elements.
 GUARD = 4096
-#: Element bound |D - reference| <= ROUNDING[D] * |reference| + sums * |alpha| * (|A| |B|^T): the rounding of D, and the
-#: sums' own error. FP8 tensor cores keep about 14 bits of partial sums; BF16 products are exact and added in FP32, at
-#: most K / 16 times.
-ROUNDING = {"bf16": 2.0**-8, "fp32": 2.0**-22}
-FP8_SUMS, BF16_SUMS = 2.0**-12, 2.0**-18
 #: The dequantised reference covers every row up to this many multiplications (about 3 ms in FP32), beyond it 256 rows:
 #: the first and last 64 (tile edges) and 128 spread evenly. The other rows are covered by the bitwise comparison
 #: between configs.
@@ -128,20 +124,6 @@ def choose_rows(m: int, n: int, k: int, limit: int = SAMPLED_ROWS, products: int
     return [*range(edge), *middle, *range(m - edge, m)]
 
 
-def dequantise(values: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
-    """Return FP32 [rows,k] of FP8 or BF16 [rows,k]; scales FP32 [rows], [rows,ceil(k/128)] or
-    [ceil(rows/128),ceil(k/128)], or None.
-    """
-    wide = values.float()
-    if scales is None:
-        return wide
-    if scales.dim() == 1:
-        return wide.mul_(scales[:, None])
-    if scales.shape[0] != wide.shape[0]:
-        scales = scales.repeat_interleave(BLOCK, 0)[: wide.shape[0]]
-    return wide.mul_(scales.repeat_interleave(BLOCK, 1)[:, : wide.shape[1]])
-
-
 def split_groups(problem, operands: BufferSet, groups: Groups | None) -> Iterator[tuple]:
     """Yield (A [rows,k], its scales, B [n,k], its scales, first row of D) of each group; of a dense problem, of the
     whole.
@@ -170,12 +152,13 @@ def take_k(problem, values: torch.Tensor, scales: torch.Tensor | None, rows: int
     mine = (
         values[rows * start : rows * (start + size)].view(rows, size) if is_block else values[:, start : start + size]
     )
-    return mine, None if scales is None else scales[:, start // BLOCK : (start + size) // BLOCK]
+    return mine, None if scales is None else scales[:, start // SCALE_BLOCK : (start + size) // SCALE_BLOCK]
 
 
 class Reference:
-    """The dequantised product of one set in FP32 (TF32 off) over the rows of choose_rows, and the bound of its error;
-    made once.
+    """The dequantised product of one set in FP32 (TF32 off) over the rows of choose_rows, made once.
+
+    `sums_error` is the part of each element's error bound that its sum is allowed: t * (|A| |B|^T) of numerics.py.
     """
 
     def __init__(self, problem, operands: BufferSet, groups: Groups | None = None):
@@ -185,10 +168,10 @@ class Reference:
             self.multiply(*part, 1 if groups is None else problem.num_groups)
             for part in split_groups(problem, operands, groups)
         ]
-        self.rows, self.product, self.magnitude = (torch.cat(parts) for parts in zip(*found, strict=True))
+        self.rows, self.product, self.sums_error = (torch.cat(parts) for parts in zip(*found, strict=True))
 
     def multiply(self, a, scale_a, b, scale_b, first: int, num_groups: int) -> tuple:
-        """Return (rows of D, product, product of magnitudes) over the chosen rows of one group."""
+        """Return (rows of D, product, error of its sums) over the chosen rows of one group."""
         problem, (n, k) = self.problem, b.shape
         limit = SAMPLED_ROWS if num_groups == 1 else max(SAMPLED_ROWS // num_groups, SAMPLED_GROUP_ROWS)
         rows = torch.tensor(
@@ -196,14 +179,14 @@ class Reference:
         )
         product = torch.empty(len(rows), problem.n, device=a.device)
         magnitude = torch.empty_like(product)
-        wide_a = dequantise(take_rows(a, rows), None if scale_a is None else scale_a[rows])
-        wide_b = dequantise(b, scale_b)
+        wide_a = widen(take_rows(a, rows), None if scale_a is None else scale_a[rows])
+        wide_b = widen(b, scale_b)
         for start in range(0, len(rows), ROWS_PER_STEP):
             product[start : start + ROWS_PER_STEP] = wide_a[start : start + ROWS_PER_STEP] @ wide_b.T
         wide_b.abs_()
         for start in range(0, len(rows), ROWS_PER_STEP):
             magnitude[start : start + ROWS_PER_STEP] = wide_a[start : start + ROWS_PER_STEP].abs() @ wide_b.T
-        return rows + first, product, magnitude
+        return rows + first, product, magnitude.mul_(get_sums_error(a.dtype, k))
 
     def compare(self, output: CheckedOutput) -> tuple[str | None, float]:
         """Return (what is wrong with `output`, or None; its largest error)."""
@@ -230,8 +213,7 @@ class Reference:
         if added is not None:
             expected += beta * added[self.rows[part]].float()
         found = output.rows[self.rows[part]][:, output.columns].float()
-        sums = (FP8_SUMS if is_fp8(self.problem.op) else BF16_SUMS) * abs(alpha) * self.magnitude[part]
-        return (found - expected).abs(), ROUNDING[self.problem.d_dtype] * expected.abs() + sums
+        return (found - expected).abs(), make_bound(expected, abs(alpha) * self.sums_error[part], output.d.dtype)
 
 
 def take_rows(values: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

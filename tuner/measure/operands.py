@@ -2,10 +2,11 @@
 
 All operands are views into a few pools made once per process, because making fresh random data costs more than
 measuring:
-    e4m3     bytes of standard normals, quantised per 128 elements (amax 448), so the bit patterns are those of real
-             data bf16     standard normals scales   FP32, uniform in 0.5..1.5 times the scale that quantising standard
-             normals gives; every block has its own c        standard normals of D's type, where an op adds a C of its
-             own d        results; zeroed before a ring whose launches add to it, so that sums stay finite
+    e4m3     standard normals, quantised per 128 elements (amax 448): the bit patterns of real data
+    bf16     standard normals
+    scales   FP32, one for each block, uniform in 0.5..1.5 times the scale that quantising standard normals gives
+    c        standard normals of D's type, where an op adds a C of its own
+    d        results; zeroed before a ring whose launches add to it, so that sums stay finite
 A ring is as many disjoint sets (A, scales of A, B, scales of B, D, C) as it takes to exceed three times the L2 in bytes
 that launches touch: masked groups have room for far more rows than they hold. The groups themselves are one small
 tensor that all sets share.
@@ -15,6 +16,8 @@ from typing import NamedTuple
 
 import torch
 
+from deep_gemm.numerics import SCALE_BLOCK
+from deep_gemm.quantize import align, ceil_div
 from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of, is_fp8
 from tuner.problems.workload import (
     Groups,
@@ -25,7 +28,6 @@ from tuner.problems.workload import (
     make_groups,
 )
 
-BLOCK = 128
 FP8_MAX = 448.0
 #: The ring's bytes in units of the L2: a set comes round again only after everything in the cache was replaced.
 RING_L2_MULTIPLE = 3
@@ -88,11 +90,6 @@ class Layout(NamedTuple):
         return align(self.count * self.dtype.itemsize, SET_ALIGNMENT)
 
 
-def align(value: int, unit: int) -> int:
-    """Round `value` up to a multiple of `unit`."""
-    return -(-value // unit) * unit
-
-
 def row_major(pool: str, dtype: torch.dtype, rows: int, columns: int) -> Layout:
     """Return the layout of rows that are contiguous and TMA_BYTES aligned."""
     pitch = align(columns, TMA_BYTES // dtype.itemsize)
@@ -129,9 +126,9 @@ def make_scale_layout(problem, rows: int, is_vector: bool) -> Layout | None:
         return None
     if problem.recipe == "per_row":
         return Layout("scales", torch.float32, (rows,), (1,), rows)
-    steps = -(-problem.k // BLOCK)
+    steps = ceil_div(problem.k, SCALE_BLOCK)
     if not is_vector:
-        blocks = -(-rows // BLOCK)
+        blocks = ceil_div(rows, SCALE_BLOCK)
         return Layout("scales", torch.float32, (blocks, steps), (steps, 1), blocks * steps)
     if problem.scale_layout == "mn_major":
         return column_major("scales", torch.float32, rows, steps)
@@ -175,7 +172,7 @@ def make_d_layout(problem, pool: str, columns: int) -> Layout:
 
 
 def get_layouts(problem) -> dict[str, Layout | None]:
-    """Return {operand: layout} in the order of BufferSet; None for what a problem has not, or has in D's place."""
+    """Return {operand: layout} in the order of BufferSet; None where a problem has no such operand, or it is D."""
     m, n, counts = problem.m, problem.n, count_stacked(problem)
     return {
         "a": stack(make_operand_layout(problem, problem.a_major, m), counts["a"]),
@@ -209,7 +206,7 @@ def count_sets(problem, groups: Groups | None, l2_bytes: int) -> int:
     """Return the sets of a ring: enough that launches touch RING_L2_MULTIPLE times the L2, within MAX_RING_SETS and
     MAX_RING_BYTES.
     """
-    wanted = -(-RING_L2_MULTIPLE * l2_bytes // max(get_touched_bytes(problem, groups), 1))
+    wanted = ceil_div(RING_L2_MULTIPLE * l2_bytes, max(get_touched_bytes(problem, groups), 1))
     return max(min(wanted, MAX_RING_SETS, MAX_RING_BYTES // get_set_bytes(problem)), 1)
 
 
@@ -280,17 +277,17 @@ def make_pool(name: str, device: str, seed: int, num_bytes: int) -> torch.Tensor
     if name == "e4m3":
         return make_fp8_pool(device, seed, max(num_bytes, MIN_POOL_BYTES))
     if name == "scales":
-        return make_scale_pool(device, seed, max(num_bytes, MIN_POOL_BYTES // BLOCK) // 4).view(torch.uint8)
+        return make_scale_pool(device, seed, max(num_bytes, MIN_POOL_BYTES // SCALE_BLOCK) // 4).view(torch.uint8)
     return make_normal_pool(device, seed + 2, num_bytes, torch.float32 if name == "c_fp32" else torch.bfloat16)
 
 
 def make_fp8_pool(device: str, seed: int, num_bytes: int) -> torch.Tensor:
     """Return uint8 [align(num_bytes, 128)]: E4M3 bytes of normals, each run of 128 scaled to its largest magnitude."""
     generator = torch.Generator(device=device).manual_seed(seed)
-    pool = torch.empty(align(num_bytes, BLOCK), dtype=torch.uint8, device=device)
+    pool = torch.empty(align(num_bytes, SCALE_BLOCK), dtype=torch.uint8, device=device)
     for start in range(0, pool.numel(), CHUNK_BYTES):
         part = pool[start : start + CHUNK_BYTES]
-        normals = torch.randn(part.numel() // BLOCK, BLOCK, generator=generator, device=device)
+        normals = torch.randn(part.numel() // SCALE_BLOCK, SCALE_BLOCK, generator=generator, device=device)
         scaled = normals * (FP8_MAX / normals.abs().amax(1, keepdim=True).clamp_(min=1e-4))
         part.copy_(scaled.to(torch.float8_e4m3fn).view(torch.uint8).view(-1))
     return pool

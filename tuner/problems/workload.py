@@ -1,29 +1,28 @@
-"""Workloads: which group sizes a grouped problem is measured with. Only the data knows them; a problem holds at most
-their mean.
+"""Workloads: the group sizes with which a grouped problem is measured. A problem itself knows at most their mean.
 
-    spread    (default) sizes between 0.7 and 1.3 times the mean, as a router that is trained to balance its experts
-              leaves them uniform   equal sizes skewed    one group has nearly everything, half of the others nothing,
-              the rest the smallest size
+    spread    (default) sizes between 0.7 and 1.3 times the mean, as a router trained to balance its experts leaves them
+    uniform   equal sizes
+    skewed    one group has nearly everything, half of the others the smallest size, the rest nothing
 
 Sizes follow from the problem, the workload and the seed alone. Contiguous groups fill m: each takes whole units of the
-alignment, of which the rows after its last one are padding. Groups of K fill k in units of 128, the K of one step.
-Masked groups hold up to m rows.
+alignment, and the rows behind its last one are padding. Groups of K fill k in units of 128, the K of one step. Masked
+groups hold up to m rows.
 """
 
 import json
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 
+from deep_gemm.numerics import SPREAD, divide, draw_factors, get_starts, make_m_indices
+from deep_gemm.quantize import ceil_div
 from tuner import errors
 from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of
 
 WORKLOADS = ("spread", "uniform", "skewed")
 DEFAULT = WORKLOADS[0]
-SPREAD = 0.3
 #: Every group of K is a multiple of it.
 K_UNIT = 128
 #: Share of the mean that a group has which is neither the large one nor empty, where rows come one by one.
@@ -86,9 +85,9 @@ def make_groups(problem, workload: Workload) -> Groups | None:
         sizes = [
             K_UNIT * units for units in share_units(problem.k // K_UNIT, problem.num_groups, workload.name, generator)
         ]
-        return Groups(add_up(sizes), sizes)
-    units = share_units(-(-problem.m // problem.alignment), problem.num_groups, workload.name, generator)
-    starts = add_up([problem.alignment * count for count in units])
+        return Groups(get_starts(sizes), sizes)
+    units = share_units(ceil_div(problem.m, problem.alignment), problem.num_groups, workload.name, generator)
+    starts = get_starts([problem.alignment * count for count in units])
     return Groups(
         starts,
         [
@@ -98,13 +97,8 @@ def make_groups(problem, workload: Workload) -> Groups | None:
     )
 
 
-def add_up(sizes: Sequence[int]) -> list[int]:
-    """Return where each of consecutive sizes begins."""
-    return [sum(sizes[:index]) for index in range(len(sizes))]
-
-
 def count_rows(problem, start: int, units: int, name: str, generator: random.Random) -> int:
-    """Return how many rows of a contiguous group's units hold tokens: all but fewer than one unit, all of equal groups."""
+    """Return how many rows of a contiguous group hold tokens: all of equal groups, else all but less than a unit."""
     end = min(start + units * problem.alignment, problem.m)
     padding = 0 if name == "uniform" or start >= end else generator.randrange(problem.alignment)
     return max(end - start - padding, min(end - start, 1))
@@ -117,13 +111,7 @@ def share_units(total: int, num_groups: int, name: str, generator: random.Random
         shares = [int(group in small[: max(total - 1, 0)]) for group in range(num_groups)]
         shares[large] = total - sum(shares)
         return shares
-    weights = [1.0 if name == "uniform" else generator.uniform(1.0 - SPREAD, 1.0 + SPREAD) for _ in range(num_groups)]
-    exact = [total * weight / sum(weights) for weight in weights]
-    shares = [int(share) for share in exact]
-    largest = sorted(range(num_groups), key=lambda group: shares[group] - exact[group])
-    for group in largest[: total - sum(shares)]:
-        shares[group] += 1
-    return shares
+    return divide(total, [1.0] * num_groups if name == "uniform" else draw_factors(num_groups, generator))
 
 
 def choose_skewed(num_groups: int, generator: random.Random) -> tuple[int, list[int]]:
@@ -138,9 +126,7 @@ def make_masked_sizes(problem, name: str, generator: random.Random) -> list[int]
     if name == "uniform":
         return [min(mean, room)] * problem.num_groups
     if name == "spread":
-        return [
-            min(round(mean * generator.uniform(1.0 - SPREAD, 1.0 + SPREAD)), room) for _ in range(problem.num_groups)
-        ]
+        return [min(round(mean * factor), room) for factor in draw_factors(problem.num_groups, generator)]
     large, small = choose_skewed(problem.num_groups, generator)
     sizes = [max(round(mean * SMALL_SHARE), 1) if group in small else 0 for group in range(problem.num_groups)]
     sizes[large] = min(problem.num_groups * mean - sum(sizes), room)
@@ -153,14 +139,11 @@ def make_group_tensor(problem, groups: Groups, device: str) -> torch.Tensor:
     """
     if grouping_of(problem.op) != CONTIGUOUS:
         return torch.tensor(groups.sizes, dtype=torch.int32, device=device)
-    indices = torch.full((problem.m,), -1, dtype=torch.int32)
-    for group, (start, size) in enumerate(zip(*groups, strict=True)):
-        indices[start : start + size] = group
-    return indices.to(device)
+    return make_m_indices(*groups, problem.m).to(device)
 
 
 def count_touched_rows(problem, groups: Groups) -> int:
-    """Return the rows of A and D that a launch reads or writes: of masked groups the valid ones, else all, padding too."""
+    """Return the rows of A and D that a launch reads or writes: the valid ones of masked groups, else all of them."""
     return sum(groups.sizes) if grouping_of(problem.op) == MASKED else problem.m
 
 
@@ -170,6 +153,6 @@ def count_touched_matrices(problem, groups: Groups) -> int:
 
 
 def round_expected_m(mean: int, room: int) -> int:
-    """Return a mean as the library rounds it before it enters a problem: up to three significant bits, within 1..room."""
+    """Return a mean as the library rounds it for a problem: up to three significant bits, within 1..room."""
     unit = 1 << max(mean.bit_length() - 3, 0)
     return min(max(-(-mean // unit) * unit, 1), room)

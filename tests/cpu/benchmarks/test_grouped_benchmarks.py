@@ -5,10 +5,9 @@ faults show.
 import pytest
 import torch
 
-from benchmarks import harness, k_grouped, m_grouped_contiguous, m_grouped_masked
+from benchmarks import k_grouped, m_grouped_contiguous, m_grouped_masked
 from benchmarks.group_sizes import (
     ALIGNMENT,
-    align,
     count_masked_bytes,
     draw_contiguous_rows,
     draw_ks,
@@ -18,8 +17,10 @@ from benchmarks.group_sizes import (
 from benchmarks.product import find_wrong
 from benchmarks.stamp import DATA, read_json
 from deep_gemm import _C
+from deep_gemm.quantize import align
 from deep_gemm.selection import forget_selectors
 from tests.fakes import gpu_benchmark
+from tests.fakes.gpu_benchmark import run_family
 from tests.fakes.operands import one_thread
 
 FAMILIES = [module.FAMILY for module in (m_grouped_contiguous, m_grouped_masked, k_grouped)]
@@ -41,14 +42,6 @@ DRAWS = {
 }
 
 
-class FakeFloor:
-    """The streaming floor's kernel."""
-
-    def launch(self, b):
-        """Read nothing."""
-        assert b.is_contiguous()
-
-
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     monkeypatch.setenv("DG_SELECTOR", "analytic")
@@ -60,15 +53,7 @@ def quiet(monkeypatch):
 
 def install(monkeypatch, fault=None) -> None:
     """Let every family run its small problems on the CPU."""
-    gpu_benchmark.install(monkeypatch, fault)
-    monkeypatch.setattr(m_grouped_masked.MaskedProduct, "floor", FakeFloor())
-    monkeypatch.setattr(harness.Family, "read_keys", lambda family: KEYS[family.name])
-
-
-def run(family, tmp_path) -> tuple[int, dict]:
-    """Run a family's benchmark; return its exit code and result."""
-    out = tmp_path / f"{family.name}.json"
-    return harness.main(family, "test", ["--out", str(out), "--rounds", "3"]), read_json(out)
+    gpu_benchmark.install_families(monkeypatch, KEYS, fault)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
@@ -131,7 +116,7 @@ def test_baselines_name_every_figure_of_upstream():
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_role_and_layout_is_timed(monkeypatch, tmp_path, family):
     install(monkeypatch)
-    code, result = run(family, tmp_path)
+    code, result = run_family(family, tmp_path)
     assert code == 0 and result["meta"]["complete"], [row.get("wrong") or row.get("failed") for row in result["rows"]]
     assert set(family.ops) <= set(result["meta"]["kernel_hash"])
     assert [family.identify(row) for row in result["rows"]] == [family.identify(key) for key in KEYS[family.name]]
@@ -145,7 +130,7 @@ def test_every_role_and_layout_is_timed(monkeypatch, tmp_path, family):
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_wrong_kernel_is_found(monkeypatch, tmp_path, family):
     install(monkeypatch, lambda kernel, d: d.view(-1, d.shape[-1])[0].mul_(1.5))
-    code, result = run(family, tmp_path)
+    code, result = run_family(family, tmp_path)
     assert code == 1 and not result["meta"]["complete"]
     assert all(row["wrong"] and not any(name.startswith("auto") for name in row["wrong"]) for row in result["rows"])
 

@@ -5,7 +5,6 @@ them.
 import argparse
 import json
 import os
-import re
 import struct
 import subprocess
 import sys
@@ -15,8 +14,7 @@ import pytest
 
 from benchmarks import stale
 from benchmarks.stamp import OP, OPS, RESULTS, format_json, read_json, write_json
-from deep_gemm import _C
-from tests.gpu import run, sanitizer
+from tests.gpu import jobs, parent, run, sanitizer
 from tests.gpu.record import make_record, make_section, merge_records
 
 STATES = stale.get_states()
@@ -51,9 +49,9 @@ def test_gpu_record_is_whole_and_clean():
         "sanitizer_synccheck",
     }
     if set(record["sections"]) & set(
-        run.GROUPED_SECTIONS
+        jobs.GROUPED_SECTIONS
     ):  # a record of before the grouped ops has none of their sections, and is stale
-        expected |= set(run.GROUPED_SECTIONS)
+        expected |= set(jobs.GROUPED_SECTIONS)
     else:
         assert stale.get_reason(GPU_RECORD, record)
     assert expected <= set(record["sections"]) and all(record["sections"][name]["cases"] for name in expected)
@@ -63,13 +61,15 @@ def make_part(shard: str, **changes) -> dict:
     """Return the record of one shard."""
     stamp = {"sku": "gpu", "driver": "1", "torch": "2", "tree_hash": "t", "kernel_hash": {OP: "k"}, "device": "GPU"}
     sections = {"configs": {"jobs": 2, "cases": 10, "failed_jobs": 0, "seconds": 1.5}}
-    return make_record({**stamp, **changes}, sections, [], shard=shard, is_complete=True, notes={"jobs": 2})
+    notes = {"jobs": 2, "kernels": 7, "wall_s": 10.25}
+    return make_record({**stamp, **changes}, sections, [], shard=shard, is_complete=True, notes=notes)
 
 
 def test_shards_add_up():
     merged = merge_records([make_part("2/2"), make_part("1/2")])
     assert merged["shard"] == "1/1" and merged["cases"] == 20 and merged["complete"]
     assert merged["sections"]["configs"] == {"jobs": 4, "cases": 20, "failed_jobs": 0, "seconds": 3.0}
+    assert merged["notes"] == {"jobs": 4, "kernels": 7, "wall_s": 20.5}
 
 
 @pytest.mark.parametrize("parts", [
@@ -141,28 +141,30 @@ for index in range(int(sys.argv[2]), 4):
     print(json.dumps({"event": "begin", "index": index, "section": "configs", "name": f"job {index}"}), file=report)
     if index == 1: os.kill(os.getpid(), 11)
     if index == 2: time.sleep(60)
-    end = {"event": "end", "index": index, "section": "configs", "cases": 5, "failures": ["wrong"] if index == 3 else [], "seconds": 0.5, "lost": False}
+    failures = ["wrong"] if index == 3 else []
+    end = {"event": "end", "index": index, "section": "configs", "cases": 5, "failures": failures, "seconds": 0.5}
+    end["lost"] = False
     print(json.dumps(end), file=report)
 print(json.dumps({"event": "done"}), file=report)
 """
 
 
 def test_a_job_that_crashes_or_hangs_costs_itself_only(monkeypatch):
-    def start_child(parent):
+    def start_child(watched):
         reader, writer = os.pipe()
         child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(writer), str(parent.first)], pass_fds=[writer], start_new_session=True
+            [sys.executable, "-c", CHILD, str(writer), str(watched.first)], pass_fds=[writer], start_new_session=True
         )
         os.close(writer)
         return child, reader
 
-    monkeypatch.setattr(run.Parent, "_start_child", start_child)
-    monkeypatch.setattr(run, "JOB_TIMEOUT_S", 1.0)
-    parent = run.Parent(argparse.Namespace(sections=["configs"], deadline=time.time() + 60))
-    parent.run()
-    assert parent.is_complete and parent.died == ["job 1", "job 2"]
-    assert parent.sections["configs"] == {"jobs": 4, "cases": 10, "failed_jobs": 3, "seconds": 1.0}
-    assert [failure.partition(":")[0] for failure in parent.failures] == [
+    monkeypatch.setattr(parent.Parent, "_start_child", start_child)
+    monkeypatch.setattr(parent, "JOB_TIMEOUT_S", 1.0)
+    watched = parent.Parent(argparse.Namespace(sections=["configs"], deadline=time.time() + 60))
+    watched.run()
+    assert watched.is_complete and watched.died == ["job 1", "job 2"]
+    assert watched.sections["configs"] == {"jobs": 4, "cases": 10, "failed_jobs": 3, "seconds": 1.0}
+    assert [failure.partition(":")[0] for failure in watched.failures] == [
         "configs job 1",
         "configs job 2",
         "configs job 3",
@@ -177,34 +179,54 @@ for index in range(int(sys.argv[2]), 8):
     if name in skipped or name.partition(":")[0] in skipped: continue
     print(json.dumps({"event": "begin", "index": index, "section": "configs", "name": name}), file=report)
     if index < 6: os.kill(os.getpid(), 11)
-    print(json.dumps({"event": "end", "index": index, "section": "configs", "cases": 5, "failures": [], "seconds": 0.5, "lost": False}), file=report)
+    end = {"event": "end", "index": index, "section": "configs", "cases": 5, "failures": [], "seconds": 0.5}
+    print(json.dumps({**end, "lost": False}), file=report)
 print(json.dumps({"event": "done"}), file=report)
 """
 
 
 def test_a_group_whose_jobs_keep_dying_is_given_up(monkeypatch):
-    def start_child(parent):
+    def start_child(watched):
         reader, writer = os.pipe()
-        command = [sys.executable, "-c", GROUP_CHILD, str(writer), str(parent.first), "|".join(parent._list_skipped())]
+        command = [
+            sys.executable,
+            "-c",
+            GROUP_CHILD,
+            str(writer),
+            str(watched.first),
+            "|".join(watched._list_skipped()),
+        ]
         child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True)
         os.close(writer)
         return child, reader
 
-    monkeypatch.setattr(run.Parent, "_start_child", start_child)
-    parent = run.Parent(argparse.Namespace(sections=["configs"], deadline=time.time() + 60))
-    parent.run()
-    assert parent.is_complete and parent.died == ["bad: 0", "bad: 1"]
-    assert parent.sections["configs"] == {"jobs": 4, "cases": 10, "failed_jobs": 2, "seconds": 1.0}
+    monkeypatch.setattr(parent.Parent, "_start_child", start_child)
+    watched = parent.Parent(argparse.Namespace(sections=["configs"], deadline=time.time() + 60))
+    watched.run()
+    assert watched.is_complete and watched.died == ["bad: 0", "bad: 1"]
+    assert watched.sections["configs"] == {"jobs": 4, "cases": 10, "failed_jobs": 2, "seconds": 1.0}
 
 
 def test_a_section_that_cannot_be_planned_is_one_failed_job():
     def maker(world):
         raise ValueError("no such artefact")
 
-    [(name, job)] = run.make_jobs(maker, None)
+    [(name, job)] = jobs.make_jobs(maker, None)
     assert name == "planning: all" and job()[1][0] == "ValueError: no such artefact"
 
 
 def test_sanitizer_output_is_clean_only_with_both_verdicts():
     assert sanitizer.parse_num_configs("noise\nchild ran 12 configs, 0 wrong []\n") == 12
     assert sanitizer.parse_num_configs("========= ERROR SUMMARY: 0 errors") == 0
+
+
+def test_shards_are_merged_on_the_command_line(tmp_path, capsys):
+    parts = [tmp_path / f"part{index}.json" for index in (1, 2)]
+    for index, part in enumerate(parts, 1):
+        write_json(part, make_part(f"{index}/2"))
+    out = tmp_path / "gpu_record.json"
+    assert run.main(["--merge", *map(str, parts), "--out", str(out)]) == 0
+    assert read_json(out) == merge_records([read_json(part) for part in parts])
+    assert "20 cases on GPU: all right" in capsys.readouterr().out
+    write_json(parts[1], {**make_part("2/2"), "complete": False})
+    assert run.main(["--merge", *map(str, parts), "--out", str(out)]) == 3

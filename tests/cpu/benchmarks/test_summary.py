@@ -1,10 +1,10 @@
-"""summary.json: every committed value follows from the file it names; the arithmetic of the figures on made-up results."""
+"""summary.json: every committed value follows from the file it names; figures of made-up results."""
 
 import math
 
 import pytest
 
-from benchmarks import selector, speedup, stale, summary
+from benchmarks import dense_speedup, speedup, stale, summary
 from benchmarks.cold_timer import FLUSH_NAME, add_up, cut_segments, order_calls
 from benchmarks.stamp import DATA, OP, RESULTS, read_json, write_json
 
@@ -43,9 +43,9 @@ def make_dense(factor: float, **changes) -> dict:
     return {"meta": make_meta(**changes), "rows": [make_row(baseline, factor) for baseline in BASELINES["rows"]]}
 
 
-def make_scaled(factor: float) -> summary.Scaled:
+def make_scaled(factor: float) -> dense_speedup.Scaled:
     """Return a finished dense FP8 result as the targets take it."""
-    return summary.Scaled(make_dense(factor), "dense_fp8")
+    return dense_speedup.Scaled(make_dense(factor), "dense_fp8")
 
 
 def test_committed_summary_follows_from_its_files():
@@ -61,7 +61,7 @@ def test_committed_summary_follows_from_its_files():
 def test_drift_of_the_whole_run_cancels():
     """The run is 10 % slower than the baseline's day: the corrected speed-up is 1 / 0.8, the plain ratio is lower."""
     dense = make_scaled(0.8)
-    entry = summary.make_p1(dense)
+    entry = dense_speedup.make_p1(dense)
     assert entry["value"] == pytest.approx(1.25, abs=1e-3) and entry["worst"] == pytest.approx(1.25, abs=1e-3)
     assert entry["plain"] == pytest.approx(1.25 / 1.1, abs=1e-3)
     assert entry["problems"] == 80 and entry["is_met"]
@@ -73,7 +73,7 @@ def test_drift_of_the_whole_run_cancels():
 
 
 def test_row_major_is_compared_with_all_of_upstreams_kernels():
-    entry = summary.make_p1(make_scaled(1.0))
+    entry = dense_speedup.make_p1(make_scaled(1.0))
     expected = speedup.geometric_mean([row["deepgemm_total_us"] / row["deepgemm_us"] for row in BASELINES["rows"]])
     assert entry["row_major"] == pytest.approx(expected, abs=1e-3)
     assert not entry["is_met"]
@@ -82,7 +82,7 @@ def test_row_major_is_compared_with_all_of_upstreams_kernels():
 def test_one_slow_problem_misses_the_target():
     result = make_dense(0.7)
     result["rows"][5] = make_row(BASELINES["rows"][5], 1.1)
-    entry = summary.make_p1(summary.Scaled(result, "dense_fp8"))
+    entry = dense_speedup.make_p1(dense_speedup.Scaled(result, "dense_fp8"))
     assert entry["value"] > 1.18 and entry["worst"] == pytest.approx(1 / 1.1, abs=1e-3) and not entry["is_met"]
     assert entry["worst_problem"] == [BASELINES["rows"][5][name] for name in "mnk"]
 
@@ -95,7 +95,7 @@ def test_noise_counts_in_favour():
 
 def test_groups_and_floor():
     dense = make_scaled(0.75)
-    p2, p3, p4 = summary.make_p2(dense), summary.make_p3(dense), summary.make_p4(dense)
+    p2, p3, p4 = dense_speedup.make_p2(dense), dense_speedup.make_p3(dense), dense_speedup.make_p4(dense)
     assert p2["batch_invariant"] == pytest.approx(1 / 0.75 / 1.05, abs=1e-3)
     assert (
         p2["problems"] == 24
@@ -122,7 +122,7 @@ def test_two_microseconds_over_the_floor_are_near_enough():
 def test_a_role_measured_on_some_problems_only_has_no_mean():
     result = make_dense(0.8)
     del result["rows"][3]["choices"]["model"]
-    entry = summary.make_p1(summary.Scaled(result, "dense_fp8"))
+    entry = dense_speedup.make_p1(dense_speedup.Scaled(result, "dense_fp8"))
     assert entry["out_of_fold"] is None and entry["model_regret"] is None and entry["value"] is not None
 
 
@@ -153,11 +153,11 @@ def make_bf16(factor: float, slow: int = -1) -> dict:
 
 
 def test_bf16_against_cublaslt():
-    entry = summary.make_p5(make_bf16(0.9))
+    entry = dense_speedup.make_p5(make_bf16(0.9))
     assert entry["value"] == entry["out_of_fold"] == entry["layout_tt"] == pytest.approx(1 / 0.9, abs=1e-3)
     assert entry["problems"] == 71 and entry["below"] == 0 and entry["is_met"]
     assert entry["over_upstream"] == pytest.approx(1 / 0.9 / 0.935, rel=0.02)
-    late = summary.make_p5(make_bf16(0.9, slow=40))
+    late = dense_speedup.make_p5(make_bf16(0.9, slow=40))
     assert late["below"] == 1 and not late["is_met"] and late["worst"] == pytest.approx(0.5556, abs=1e-3)
     row = read_json(DATA / "dense_bf16.json")["rows"][40]
     assert late["worst_problem"] == [row[name] for name in ("m", "n", "k", "layout", "out")]
@@ -183,10 +183,13 @@ def make_wgrad(factor: float) -> dict:
 
 
 def test_weight_gradients_against_upstream():
-    entry = summary.make_p6(summary.Scaled(make_wgrad(0.75), "wgrad_fp8"))
+    entry = dense_speedup.make_p6(dense_speedup.Scaled(make_wgrad(0.75), "wgrad_fp8"))
     assert entry["value"] == pytest.approx(1 / 0.75, abs=1e-3) and entry["row_major"] > entry["value"]
     assert entry["bf16_over_cublaslt"] == pytest.approx(2.0, abs=1e-3) and entry["problems"] == 7 and entry["is_met"]
-    assert entry["out_of_fold"] is None and not summary.make_p6(summary.Scaled(make_wgrad(0.9), "wgrad_fp8"))["is_met"]
+    assert (
+        entry["out_of_fold"] is None
+        and not dense_speedup.make_p6(dense_speedup.Scaled(make_wgrad(0.9), "wgrad_fp8"))["is_met"]
+    )
 
 
 def make_host(us: float) -> dict:
@@ -260,113 +263,6 @@ def test_unfinished_results_are_absent_and_stale_ones_not_met(tmp_path):
     assert all(entry["stale"] and not entry["met"] for entry in entries.values())
     write_json(tmp_path / "dense_fp8.json", make_dense(0.5))
     assert all(entry["met"] and entry["stale"] is None for entry in summary.make_summary(tmp_path).values())
-
-
-def make_evaluation(**changes) -> dict:
-    """Return the statistics of one method in an evaluation."""
-    base = {
-        "mean": 0.015,
-        "p95": 0.05,
-        "max": 0.11,
-        "answered": 0.9,
-        "within_2_percent": 0.8,
-        "confirmed": 1.0,
-        "removed": 0.6,
-    }
-    return {
-        **base,
-        "worst_against_heuristic": 0.03,
-        "wins": 40,
-        "losses": 3,
-        "problems": 120,
-        "families": 20,
-        **changes,
-    }
-
-
-def write_training(folder, split: dict, evaluated: str = "e") -> None:
-    """Write the two files of a training folder that the selector's result is made of."""
-    identity = {
-        "op": OP,
-        "sku": "gpu",
-        "kernel_hash": stale.current_kernel_hash(),
-        "compiler": "nvrtc",
-        "regime": "cold",
-    }
-    training = {
-        "estimator_sha256": "e",
-        "newest_row": "2026-01-03T04:05:06",
-        "data": {"problems": 600},
-        "kind": "extra-trees",
-        "portfolio": [{}],
-    }
-    write_json(folder / "training.json", training)
-    write_json(
-        folder / "evaluation.json",
-        {
-            "identity": identity,
-            "estimator_sha256": evaluated,
-            "splits": {"family": split},
-            "worst": [],
-            "unconfirmed": {},
-        },
-    )
-
-
-def test_selector_targets_follow_from_the_evaluation(tmp_path):
-    heuristic = make_evaluation(mean=0.045)
-    write_training(
-        tmp_path / "training",
-        {"model": make_evaluation(), "model_alone": make_evaluation(mean=0.02), "heuristic": heuristic},
-    )
-    assert selector.main(["--training", str(tmp_path / "training"), "--out", str(tmp_path / "evaluation.json")]) == 0
-    entries = summary.make_summary(tmp_path)
-    assert set(entries) == {"S1", "S2", "S3"}
-    assert entries["S1"]["value"] == 0.015 and entries["S1"]["model_alone"] == 0.02 and entries["S1"]["met"]
-    assert entries["S2"]["value"] == 0.6 and entries["S2"]["worst"] == 0.03 and entries["S2"]["met"]
-    assert entries["S3"]["value"] == 0.045 and not entries["S3"]["met"] and entries["S3"]["date"] == "2026-01-03"
-
-
-def test_a_model_that_rarely_answers_misses_its_target(tmp_path):
-    split = {"model": make_evaluation(answered=0.5), "model_alone": make_evaluation(), "heuristic": make_evaluation()}
-    write_training(tmp_path, split)
-    assert not summary.make_s1(selector.make_result(tmp_path))["is_met"]
-
-
-def test_of_several_op_kinds_the_worst_counts(tmp_path):
-    parts = []
-    for op, mean in (("fp8_gemm", 0.01), ("bf16_gemm", 0.03)):
-        write_training(
-            tmp_path / op,
-            {
-                "model": make_evaluation(mean=mean),
-                "model_alone": make_evaluation(),
-                "heuristic": make_evaluation(mean=2 * mean),
-            },
-        )
-        part = selector.make_result(tmp_path / op)
-        part["meta"]["kernel_hash"] = {op: stale.current_kernel_hash(op)}
-        parts.append(part)
-    joined = selector.join_results(parts)
-    assert summary.make_s1(joined)["value"] == 0.03 and summary.make_s1(joined)["by_op"] == {
-        "fp8_gemm": 0.01,
-        "bf16_gemm": 0.03,
-    }
-    assert summary.make_s3(joined)["value"] == 0.06 and summary.make_s2(joined)["value"] == 0.6
-    with pytest.raises(ValueError, match="different op kinds"):
-        selector.join_results(parts[:1] * 2)
-
-
-def test_an_evaluation_without_held_out_problems_gives_no_figures(tmp_path):
-    write_training(tmp_path, {})
-    result = selector.make_result(tmp_path)
-    assert summary.make_s1(result) is summary.make_s2(result) is summary.make_s3(result) is None
-
-
-def test_an_evaluation_of_another_selector_is_refused(tmp_path):
-    write_training(tmp_path, {}, evaluated="other")
-    with pytest.raises(ValueError, match="another selector"):
-        selector.make_result(tmp_path)
 
 
 def test_compile_times(tmp_path):

@@ -24,6 +24,7 @@ from deep_gemm import _C
 from deep_gemm.errors import CompileError
 from deep_gemm.selection import forget_selectors
 from tests.fakes import gpu_benchmark
+from tests.fakes.gpu_benchmark import run_family
 from tests.fakes.operands import one_thread
 
 SIZES = {"m": 8, "n": 264, "k": 400}
@@ -39,13 +40,6 @@ FAMILIES = [module.FAMILY for module in (dense_fp8, dense_bf16, wgrad_fp8)]
 H200 = _C.Device.known("h200")
 
 
-class FakeFloor:
-    """The streaming floor's kernel."""
-
-    def launch(self, b):
-        """Read nothing."""
-
-
 @pytest.fixture(autouse=True)
 def quiet(monkeypatch):
     monkeypatch.setenv("DG_SELECTOR", "analytic")
@@ -57,22 +51,13 @@ def quiet(monkeypatch):
 
 def install(monkeypatch, fault=None) -> None:
     """Let every family run its small problems on the CPU."""
-    gpu_benchmark.install(monkeypatch, fault)
-    monkeypatch.setattr(dense_fp8.DenseFp8, "floor", FakeFloor())
-    monkeypatch.setattr(dense_fp8.DenseFp8, "weight", ())
-    monkeypatch.setattr(harness.Family, "read_keys", lambda family: KEYS[family.name])
-
-
-def run(family, tmp_path, *options: str) -> tuple[int, dict]:
-    """Run a family's benchmark; return its exit code and result."""
-    out = tmp_path / f"{family.name}.json"
-    return harness.main(family, "test", ["--out", str(out), "--rounds", "3", *options]), read_json(out)
+    gpu_benchmark.install_families(monkeypatch, KEYS, fault)
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_every_role_and_layout_is_timed(monkeypatch, tmp_path, family):
     install(monkeypatch)
-    code, result = run(family, tmp_path)
+    code, result = run_family(family, tmp_path)
     assert code == 0 and result["meta"]["complete"] and set(result["meta"]["kernel_hash"]) == set(family.ops)
     assert [family.identify(row) for row in result["rows"]] == [family.identify(key) for key in KEYS[family.name]]
     for row in result["rows"]:
@@ -86,7 +71,7 @@ def test_every_memory_order_of_fp8_is_timed(monkeypatch, tmp_path):
     keys = [tuple(key.values()) for key in transpose_fp8.FAMILY.read_keys()]
     assert keys == [(128, 7168, 2048), (4096, 7168, 2048), (4096, 4096, 7168), (8192, 2112, 7168)]
     install(monkeypatch)
-    code, result = run(transpose_fp8.FAMILY, tmp_path)
+    code, result = run_family(transpose_fp8.FAMILY, tmp_path)
     assert code == 0 and set(result["meta"]["kernel_hash"]) == {"fp8_gemm", "deep_gemm_transpose_fp8"}
     assert [set(row["times"]) for row in result["rows"]] == [{"cublaslt", "auto nt", "auto nn", "auto tn", "auto tt"}]
 
@@ -94,7 +79,7 @@ def test_every_memory_order_of_fp8_is_timed(monkeypatch, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_wrong_kernel_is_found(monkeypatch, tmp_path, family):
     install(monkeypatch, lambda kernel, d: d[0].mul_(1.5))
-    code, result = run(family, tmp_path)
+    code, result = run_family(family, tmp_path)
     assert code == 1 and not result["meta"]["complete"]
     assert all(row["wrong"] and not any(name.startswith("auto") for name in row["wrong"]) for row in result["rows"])
 
@@ -119,13 +104,13 @@ def test_a_failing_variant_is_left_out_and_a_failing_problem_ends_nothing(monkey
         raise RuntimeError("no launch")
 
     install(monkeypatch, fail)
-    code, result = run(dense_fp8.FAMILY, tmp_path)
+    code, result = run_family(dense_fp8.FAMILY, tmp_path)
     assert code == 1 and all(
         "no launch" in row["wrong"][0] and "auto mn_major" in row["times"] for row in result["rows"]
     )
     assert not any("swap" in name or "s2" in name for row in result["rows"] for name in row["times"])
     monkeypatch.setattr(harness, "find_wrong", lambda *_: 1 / 0)
-    code, result = run(dense_fp8.FAMILY, tmp_path)
+    code, result = run_family(dense_fp8.FAMILY, tmp_path)
     assert code == 1 and [row["failed"] for row in result["rows"]] == ["ZeroDivisionError: division by zero"] * 2
 
 
@@ -150,7 +135,7 @@ def test_shards_resume_and_merge(monkeypatch, tmp_path):
 
 def test_a_spent_budget_leaves_problems_out(monkeypatch, tmp_path):
     install(monkeypatch)
-    code, result = run(dense_fp8.FAMILY, tmp_path, "--time-budget", "-1")
+    code, result = run_family(dense_fp8.FAMILY, tmp_path, "--time-budget", "-1")
     assert code == 3 and result["rows"] == [] and not result["meta"]["complete"]
 
 

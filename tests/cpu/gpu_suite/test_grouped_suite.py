@@ -6,12 +6,10 @@ import pytest
 import torch
 
 from deep_gemm import _C, reference
-from deep_gemm.selection import forget_selectors
-from tests.fakes.gpu_world import FakeWorld
+from tests.fakes.gpu_world import FakeWorld, copy_storage
 from tests.fakes.grouped_kernel import FakeGroupedKernel
 from tests.fakes.grouped_variants import GROUPED_OPS, make_grouped_variants
-from tests.fakes.operands import one_thread
-from tests.gpu import grouped_configs, grouped_repeats, grouped_sanitizer, kernels, run
+from tests.gpu import grouped_configs, grouped_repeats, grouped_sanitizer, jobs, kernels, run, watched
 from tests.gpu.grouped_memory import is_mn_major_of_groups, make_groups, make_scale_layout_of_groups
 from tests.gpu.grouped_op import GROUPED_OP_VARIANTS, list_op_shapes
 from tests.gpu.grouped_operands import (
@@ -43,21 +41,6 @@ SMALL_CONTIGUOUS = (
 )
 SMALL_MASKED = (Masked(24, 144, 21, (21, 0, -3, 1 << 30)), Masked(130, 272, 37, (5, 37)))
 SMALL_K = (KGroups(17, 24, (128, 0, 256)), KGroups(37, 130, (256, 128)))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def world():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DG_SELECTOR", "analytic")
-        forget_selectors()
-        yield FakeWorld()
-    forget_selectors()
 
 
 def small_shapes(variant):
@@ -140,9 +123,9 @@ def test_sections_can_be_run_alone_and_for_one_op_kind(world):
     args = run.parse_arguments(["--sections", "grouped_semantics", "grouped_configs", "--ops", "k_grouped_fp8"])
     assert args.sections == ["grouped_configs", "grouped_semantics"] and args.ops == ("k_grouped_fp8_gemm_contiguous",)
     assert run.choose_watched_ops(args) == args.ops
-    jobs = run.get_jobs(world, args.sections, (1, 1), args.ops)
-    assert {section for section, *_ in jobs} == set(args.sections) and all(
-        "k_grouped_fp8_gemm_contiguous" in name for _, name, _ in jobs
+    found = jobs.get_jobs(world, args.sections, (1, 1), args.ops)
+    assert {section for section, *_ in found} == set(args.sections) and all(
+        "k_grouped_fp8_gemm_contiguous" in name for _, name, _ in found
     )
     listed = kernels.list_kernels(H200, args.sections, ("nvrtc",), 12, True, args.ops)
     kinds = {_C.Problem.from_json(problem).op for problem, *_ in listed}
@@ -156,10 +139,10 @@ def test_sections_can_be_run_alone_and_for_one_op_kind(world):
 
 
 def test_every_section_has_jobs_of_distinct_names(world):
-    jobs = run.get_jobs(world, list(run.SECTIONS), (1, 1))
-    assert {section for section, *_ in jobs} == set(run.SECTIONS)
-    assert len({(section, name) for section, name, _ in jobs}) == len(jobs) and not [
-        name for _, name, _ in jobs if name.startswith("planning")
+    found = jobs.get_jobs(world, list(jobs.SECTIONS), (1, 1))
+    assert {section for section, *_ in found} == set(jobs.SECTIONS)
+    assert len({(section, name) for section, name, _ in found}) == len(found) and not [
+        name for _, name, _ in found if name.startswith("planning")
     ]
 
 
@@ -256,13 +239,15 @@ def test_repeats_count_what_differs(world, monkeypatch, variant):
     monkeypatch.setattr(
         grouped_repeats, "get_repeated_shape", lambda variant, config, is_large=False: small_shapes(variant)[0]
     )
-    repeater = grouped_repeats.GroupedRepeater(world, variant, world.portfolio(variant)[0])
+    config = world.portfolio(variant)[0]
+    repeater, _ = grouped_repeats.make_grouped_repeater(world, variant, config)
+    kernel = world.kernel(variant, config)
     for fault, count in ((None, 0), (spoil_behind_group, 1)):
-        repeater.kernel.fault = fault
+        kernel.fault = fault
         repeater.count(0)
         assert int(repeater.unlike[0]) == count
-    repeater.kernel.fault = None
-    assert grouped_repeats.run_grouped_large(world, variant, repeater.kernel.config)[1] == []
+    kernel.fault = None
+    assert grouped_repeats.run_grouped_large(world, variant, config)[1] == []
 
 
 def test_repeats_walk_several_tiles_on_few_sms():
@@ -309,13 +294,7 @@ def test_groups_lie_in_nan_at_whole_pitches(major):
 
 @pytest.mark.parametrize("variant", GROUPED_OP_VARIANTS, ids=str)
 def test_the_sanitizers_copies_give_the_same_result(monkeypatch, variant):
-    def copy(tensor):
-        if tensor is None:
-            return None
-        flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
-        return flat.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-    monkeypatch.setattr(grouped_sanitizer, "copy_to_gpu", copy)
+    monkeypatch.setattr(watched, "copy_to_gpu", copy_storage)
     config = choose_grouped_configs(variant, H200, 12)[0]
     for index, shape in enumerate(grouped_sanitizer.list_watched_shapes(variant, config)):
         case = make_grouped_case(shape, "cpu", variant, integers=index == 1)

@@ -4,8 +4,6 @@ import pytest
 import torch
 
 import deep_gemm
-from tests.fakes.gpu_world import FakeWorld
-from tests.fakes.operands import one_thread
 from tests.gpu import grouped_semantics, grouped_semantics_runtime, grouped_semantics_values
 from tests.gpu.grouped_op import GROUPED_OP_VARIANTS
 from tests.gpu.grouped_shapes import Contiguous, KGroups, Masked
@@ -19,24 +17,14 @@ CONTIGUOUS = [variant for variant in GROUPED_OP_VARIANTS if variant.op in CONTIG
 MASKED = [variant for variant in GROUPED_OP_VARIANTS if variant.op in MASKED_OPS]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def world():
-    return FakeWorld()
-
-
 def get_shape(variant):
     """Return a small shape of a variant's kind."""
     return SHAPES["contiguous" if variant.op in CONTIGUOUS_OPS else "masked" if variant.op in MASKED_OPS else "k"]
 
 
 @pytest.mark.parametrize("run", [
-    grouped_semantics.run_products, grouped_semantics.run_keywords, grouped_semantics.run_scale_layouts, grouped_semantics_values.run_nan,
+    grouped_semantics.run_products, grouped_semantics.run_keywords, grouped_semantics.run_scale_layouts,
+    grouped_semantics_values.run_nan,
 ])  # fmt: skip
 @pytest.mark.parametrize("variant", GROUPED_OP_VARIANTS, ids=str)
 def test_ops_keep_what_the_suite_asks(world, variant, run):

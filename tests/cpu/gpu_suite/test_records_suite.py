@@ -10,13 +10,24 @@ import torch
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ProblemError
-from deep_gemm.selection import forget_selectors
-from tests.fakes.gpu_world import FakeWorld
-from tests.fakes.operands import one_thread
-from tests.gpu import calls, configs, faults, kernels, memory, operands, sanitizer, semantics, semantics_layouts
+from tests.fakes.gpu_world import FakeKernel, FakeWorld, copy_storage
+from tests.fakes.variants import all_fields
+from tests.gpu import (
+    calls,
+    configs,
+    faults,
+    kernels,
+    memory,
+    operands,
+    repeats,
+    sanitizer,
+    semantics,
+    semantics_layouts,
+    watched,
+)
 from tests.gpu.configs import COMMON_SHAPES, derive_shapes, list_runs, run_config
+from tests.gpu.jobs import SECTIONS
 from tests.gpu.public_op import OP_VARIANTS
-from tests.gpu.run import SECTIONS
 from tests.gpu.variants import BF16, MAIN, Variant, choose_configs, get_space, list_variants
 from tests.gpu.world import compare, describe, lay_out_scale
 
@@ -25,45 +36,18 @@ VARIANTS = list_variants()
 SMALL = (operands.Shape(1, 24, 144), operands.Shape(37, 130, 272))
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quiet_torch():
-    with one_thread():
-        yield
-
-
-@pytest.fixture(scope="module")
-def world():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DG_SELECTOR", "analytic")
-        forget_selectors()
-        yield FakeWorld()
-    forget_selectors()
-
-
 # What is covered.
 
 
 def test_variants_are_all_that_a_problem_can_be():
     """Every combination of fields is a variant or is refused by Problem itself."""
-    values = {
-        "op": ("fp8_gemm", "bf16_gemm"),
-        "recipe": ("1d2d", "1d1d", "per_row"),
-        "d_dtype": ("bf16", "fp32"),
-        "c_mode": ("none", "accumulate", "general", "head_split"),
-        "a_major": ("k", "mn"),
-        "b_major": ("k", "mn"),
-        "scale_layout": ("mn_major", "any"),
-    }
-    possible = [()]
-    for options in values.values():
-        possible = [(*chosen, option) for chosen in possible for option in options]
     legal = set()
-    for fields in possible:
+    for op, fields in all_fields():
         try:
-            Variant(*fields).problem()
+            Variant(op, **fields).problem()
         except ProblemError:
             continue
-        legal.add(Variant(*fields))
+        legal.add(Variant(op, **fields))
     assert legal == set(VARIANTS)
 
 
@@ -165,6 +149,45 @@ def test_wrong_kernels_do_not_pass(monkeypatch, variant, fault):
     config = choose_configs(variant, H200)[0]
     _, failures = run_small(FakeWorld(fault), monkeypatch, variant, config)
     assert failures
+
+
+@pytest.mark.parametrize("variant", [*MAIN, Variant(c_mode="head_split")], ids=str)
+def test_nvcc_must_give_the_bits_of_nvrtc(monkeypatch, variant):
+    monkeypatch.setattr(configs, "COMMON_SHAPES", SMALL)
+    fresh = FakeWorld()
+    config = choose_configs(variant, H200)[0]
+    assert configs.run_nvcc(fresh, variant, config) == (len(SMALL), [])
+    fresh.kernel(variant, config, "nvcc").fault = spoil_element
+    assert len(configs.run_nvcc(fresh, variant, config)[1]) == len(SMALL)
+
+
+@pytest.mark.parametrize("variant", [*MAIN, Variant(recipe="per_row"), Variant(BF16, c_mode="general")], ids=str)
+def test_repeats_count_what_differs(monkeypatch, variant):
+    monkeypatch.setattr(repeats, "LARGE_SHAPE", SMALL[1])
+    fresh = FakeWorld()
+    config = choose_configs(variant, H200)[0]
+    repeater, kernel = repeats.make_repeater(fresh, variant, config, SMALL[1]), fresh.kernel(variant, config)
+    for fault, count in ((None, 0), (spoil_element, 1), (spoil_outside, 2)):
+        kernel.fault = fault
+        repeater.count(0)
+        assert int(repeater.unlike[0]) == count
+    kernel.fault = None
+    assert repeats.run_large(fresh, variant, config) == (repeats.LARGE_REPEATS + 1, [])
+    kernel.fault = spoil_element
+    assert [text.partition(": ")[2] for text in repeats.run_large(fresh, variant, config)[1]] == [
+        "1 elements outside their bound"
+    ]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+def test_the_sanitizers_copies_give_the_same_result(monkeypatch, variant):
+    monkeypatch.setattr(watched, "copy_to_gpu", copy_storage)
+    config = choose_configs(variant, H200)[0]
+    for index, shape in enumerate(SMALL):
+        case = operands.make_case(shape, "cpu", variant, integers=index == 1)
+        host = operands.make_output(case)
+        sanitizer._launch(FakeKernel(variant.problem(), config), case, host, index, 0)
+        assert not int(operands.count_wrong(case, host.values)) and not int(host.num_dirty())
 
 
 def test_split_configs_are_compared_with_their_own_first_run(monkeypatch):

@@ -1,0 +1,119 @@
+"""The jobs of the GPU suite, and the child process that runs them; parent.py starts it and reads its reports."""
+
+import argparse
+import json
+import os
+import time
+import traceback
+
+GROUPED_SECTIONS = ("grouped_configs", "grouped_repeats", "grouped_semantics")
+SECTIONS = ("configs", *GROUPED_SECTIONS, "nvcc", "portfolio_repeats", "space_repeats", "semantics", "calls")
+#: Exit status of a child whose CUDA context is lost; the next one goes on with the following job.
+CONTEXT_LOST = 4
+
+
+def get_jobs(
+    world, sections: list[str], shard: tuple[int, int], ops: tuple[str, ...] = ()
+) -> list[tuple[str, str, object]]:
+    """Return (section, name, callable) of every job of this shard, in a fixed order; with `ops` those of these op kinds
+    alone.
+    """
+    makers, (index, total) = get_makers(), shard
+    jobs = [
+        (section, name, job)
+        for section in sections
+        for name, job in make_jobs(makers[section], world)[index - 1 :: total]
+    ]
+    return [job for job in jobs if not ops or is_of_ops(job[1], ops)]
+
+
+def get_makers() -> dict:
+    """Return what makes the jobs of each section."""
+    from .calls import call_jobs
+    from .configs import config_jobs, nvcc_jobs
+    from .grouped_configs import grouped_config_jobs, grouped_nvcc_jobs
+    from .grouped_repeats import grouped_repeat_jobs
+    from .grouped_semantics import grouped_semantics_jobs
+    from .repeats import portfolio_jobs, space_jobs
+    from .semantics import semantics_jobs
+
+    def both_nvcc_jobs(world) -> list:
+        return nvcc_jobs(world) + grouped_nvcc_jobs(world)
+
+    return {
+        "configs": config_jobs,
+        "grouped_configs": grouped_config_jobs,
+        "grouped_repeats": grouped_repeat_jobs,
+        "grouped_semantics": grouped_semantics_jobs,
+        "nvcc": both_nvcc_jobs,
+        "portfolio_repeats": portfolio_jobs,
+        "space_repeats": space_jobs,
+        "semantics": semantics_jobs,
+        "calls": call_jobs,
+    }
+
+
+def is_of_ops(name: str, ops: tuple[str, ...]) -> bool:
+    """Return whether a job is of one of the op kinds, by its name; a section that cannot be planned is of all."""
+    return name.startswith("planning") or bool(set(name.replace(":", " ").split()) & set(ops))
+
+
+def make_jobs(maker, world) -> list:
+    """Return a section's jobs; a section that cannot be planned is one job that fails with the reason."""
+    try:
+        return maker(world)
+    except Exception as error:  # the other sections still run
+        reason = f"{type(error).__name__}: {error}"
+        return [("planning: all", lambda: (0, [reason, traceback.format_exc(limit=-3)[-600:]]))]
+
+
+def get_group(name: str) -> str:
+    """Return the group of a job: what stands before the colon of its name."""
+    return name.partition(":")[0]
+
+
+def run_child(args: argparse.Namespace) -> None:
+    """Run the jobs from `args.first` on, reporting on the file descriptor `args.report`."""
+    import torch
+
+    from .world import World
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    parent = os.getppid()
+    with os.fdopen(args.report, "w", buffering=1) as report:
+
+        def send(event: str, **fields) -> None:
+            report.write(json.dumps({"event": event, **fields}) + "\n")
+
+        world = World(spread=args.spread)
+        jobs = get_jobs(world, args.sections, args.shard, args.ops)
+        send("idle", total=len(jobs), portfolio={op: source for op, (_, source) in world.portfolios.items()})
+        for index, (section, name, job) in enumerate(jobs):
+            if index < args.first or name in args.skip or get_group(name) in args.skip:
+                continue
+            if time.time() > args.deadline or os.getppid() != parent:
+                return
+            send("begin", index=index, section=section, name=name)
+            result = run_job(job)
+            send("end", index=index, section=section, **result)
+            if result["lost"]:
+                os._exit(CONTEXT_LOST)
+        send("done")
+
+
+def run_job(job) -> dict:
+    """Run one job; an exception is a failure, and one that lost the CUDA context ends this process."""
+    import torch
+
+    start = time.monotonic()
+    try:
+        cases, failures = job()
+    except Exception as error:  # the job's failure is data; the suite goes on
+        cases, failures = 0, [f"{type(error).__name__}: {error}", traceback.format_exc(limit=-3)[-600:]]
+    seconds = round(time.monotonic() - start, 4)
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        failures = [*failures, f"CUDA context lost: {error}"[:300]]
+        return {"cases": cases, "failures": failures, "seconds": seconds, "lost": True}
+    return {"cases": cases, "failures": failures[:5], "seconds": seconds, "lost": False}

@@ -1,0 +1,140 @@
+"""The parent of the GPU suite: it holds no GPU, starts the children that run the jobs, and adds up their reports.
+
+A job that crashes the child, loses the CUDA context or says nothing for JOB_TIMEOUT_S is recorded as failed, and a new
+child goes on with the next one: a hanging config costs one job (its jobs of later sections are left out). After
+MAX_DEATHS such jobs of one group, which is what stands before the colon of a job's name, the rest of that group is left
+out, too: every section gets its turn.
+Protocol: one JSON object a line, `{"event": "begin"|"end"|"idle"|"done", ...}`.
+"""
+
+import argparse
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+from .jobs import CONTEXT_LOST, get_group
+from .record import make_section
+
+JOB_TIMEOUT_S = 25.0
+#: The first message needs the imports, the CUDA context and the portfolio.
+START_TIMEOUT_S = 120.0
+MAX_CHILDREN = 40
+MAX_DEATHS = 2
+
+
+class Parent:
+    """Starts children, reads their reports and adds them up."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.first, self.is_complete = args, 0, False
+        self.sections = {section: make_section() for section in args.sections}
+        self.failures: list[str] = []
+        self.died: list[str] = []
+        self.notes: dict = {}
+        self.current: dict | None = None
+
+    def run(self) -> None:
+        """Run children until the jobs are done, the budget is spent, or too many children died."""
+        for _ in range(MAX_CHILDREN):
+            if self._run_one_child() or time.time() > self.args.deadline:
+                return
+        self.failures.append(f"gave up after {MAX_CHILDREN} child processes")
+
+    def _start_child(self) -> tuple[subprocess.Popen, int]:
+        reader, writer = os.pipe()
+        command = [
+            sys.executable,
+            "-m",
+            "tests.gpu.run",
+            "--report",
+            str(writer),
+            "--first",
+            str(self.first),
+            "--deadline",
+            str(self.args.deadline),
+            "--shard",
+            "{}/{}".format(*self.args.shard),
+            "--sections",
+            ",".join(self.args.sections),
+            "--skip",
+            "|".join(self._list_skipped()),
+            "--spread",
+            str(self.args.spread),
+            *(["--ops", ",".join(self.args.ops)] if self.args.ops else []),
+        ]
+        child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True)
+        os.close(writer)
+        return child, reader
+
+    def _list_skipped(self) -> list[str]:
+        """Return the jobs that died, and the groups that are given up."""
+        deaths = Counter(get_group(name) for name in self.died)
+        return [*dict.fromkeys(self.died), *(group for group, count in deaths.items() if count >= MAX_DEATHS)]
+
+    def _run_one_child(self) -> bool:
+        """Return whether no further child is needed: the jobs are done, the budget is spent, or none can run here."""
+        child, reader = self._start_child()
+        pending, timeout, start = b"", START_TIMEOUT_S, self.first
+        try:
+            while select.select([reader], [], [], timeout)[0]:
+                data = os.read(reader, 1 << 16)
+                if not data:
+                    break
+                *lines, pending = (pending + data).split(b"\n")
+                for line in lines:
+                    self._take(json.loads(line))
+                timeout = JOB_TIMEOUT_S
+        finally:
+            os.close(reader)
+            status = self._reap(child)
+        if self.current is not None:
+            self._add_failure(f"the process died or hung (exit status {status})")
+        elif status not in (0, CONTEXT_LOST) and not self.is_complete:
+            self.failures.append(f"a child ended with status {status} between jobs")
+        return self.is_complete or status == 0 or self.first == start
+
+    def _reap(self, child: subprocess.Popen) -> int:
+        """Wait for a child that has closed its pipe or gone silent; kill it where it does not end by itself."""
+        try:
+            return child.wait(1.0 if self.current is not None else 10.0)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            return child.wait()
+
+    def _take(self, message: dict) -> None:
+        """Add one message up."""
+        if message["event"] == "begin":
+            self.current, self.first = message, message["index"] + 1
+        elif message["event"] == "end":
+            self._add_end(message)
+        elif message["event"] == "idle":
+            self.notes.update(jobs=message["total"], portfolio=message["portfolio"])
+        else:
+            self.is_complete = True
+
+    def _add_end(self, message: dict) -> None:
+        section = self.sections[message["section"]]
+        section["jobs"] += 1
+        section["cases"] += message["cases"]
+        section["seconds"] = round(section["seconds"] + message["seconds"], 3)
+        section["failed_jobs"] += bool(message["failures"])
+        if message["lost"]:
+            self.died.append(self.current["name"])
+        self.failures += [f"{message['section']} {self.current['name']}: {failure}" for failure in message["failures"]]
+        for failure in message["failures"][:2]:
+            print(f"FAILED {message['section']} {self.current['name']}: {failure}", flush=True)
+        self.current = None
+
+    def _add_failure(self, reason: str) -> None:
+        section = self.sections[self.current["section"]]
+        section["jobs"] += 1
+        section["failed_jobs"] += 1
+        self.failures.append(f"{self.current['section']} {self.current['name']}: {reason}")
+        self.died.append(self.current["name"])
+        self.current = None
+        print(f"FAILED {self.failures[-1]}", flush=True)

@@ -1,0 +1,68 @@
+"""What a record or result says about its origin, and how it is read and written."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def get_driver_version() -> str | None:
+    """Return the driver's version as nvidia-smi gives it, None where it cannot be asked."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return lines[0] if lines else None
+
+
+def make_stamp(device, ops: tuple[str, ...]) -> dict:
+    """Return the origin of a run: device (a `_C.Device`), driver, versions, hashes and date.
+
+    `kernel_hash` identifies the kernels of each op kind of `ops`, `tree_hash` the sources that were tested.
+    """
+    import torch
+
+    from deep_gemm.jit.hashing import kernel_hash, tree_hash
+
+    return {
+        "device": device.name,
+        "sku": device.sku,
+        "sm_count": device.sm_count,
+        "driver": get_driver_version(),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "kernel_hash": {op: kernel_hash(op) for op in ops},
+        "tree_hash": tree_hash(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+    }
+
+
+def read_json(path: Path) -> dict:
+    """Read one JSON file."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def format_json(value: dict) -> str:
+    """Return readable JSON: a list named `rows` has one row a line, because diffs of results are read."""
+    rows = value.get("rows")
+    if rows is None:
+        return json.dumps(value, indent=1, sort_keys=True) + "\n"
+    head = json.dumps({key: item for key, item in value.items() if key != "rows"}, indent=1, sort_keys=True)
+    body = ",\n".join(json.dumps(row, separators=(",", ":")) for row in rows)
+    start = "{" if head == "{}" else f"{head[:-2]},"
+    return f'{start}\n "rows": [\n{body}\n]}}\n'
+
+
+def write_json(path: Path, value: dict) -> None:
+    """Write JSON through a temporary file, so that a reader sees the old file or the new one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".result-")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(format_json(value))
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
