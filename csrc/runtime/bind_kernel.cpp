@@ -94,8 +94,8 @@ TensorView make_view(uint64_t address, const std::vector<int64_t>& shape, const 
 }  // namespace
 
 const TensorView* find_described(PyObject* object) {
-    const py::handle handle(object);
-    return py::isinstance<TensorView>(handle) ? handle.cast<const TensorView*>() : nullptr;
+    py::detail::make_caster<TensorView> caster;
+    return caster.load(object, false) ? &static_cast<const TensorView&>(caster) : nullptr;
 }
 
 void bind_kernel(py::module_& m) {

@@ -124,15 +124,9 @@ void bind_arguments(const PublicOp& op, const PythonCall& call, Slots& slots) {
             fail(op, std::string("argument '") + op.parameters[i].known.name + "' is missing; give it.");
 }
 
-Operand make_oriented_operand(const char* name, PyObject* object, bool is_transposed) {
-    Operand operand = make_operand(name, object);
-    return is_transposed ? transposed(operand) : operand;
-}
-
-// C may be D itself, which is not looked at twice.
-Operand make_c(PyObject* object, const Operand& d) {
-    if (!is_given(object)) return {};
-    return object == d.object ? Operand{"c", object, d.view, false} : make_operand("c", object);
+void read_input(const char* name, PyObject* object, bool is_transposed, Operand& operand) {
+    read_operand(name, object, operand);
+    if (is_transposed) transpose(operand);
 }
 
 void parse_options(const Slots& slots, Call& call) {
@@ -146,17 +140,20 @@ void parse_options(const Slots& slots, Call& call) {
     if (slots[kKs] != nullptr) call.ks = parse_group_sizes(slots[kKs]);
 }
 
-void parse_outputs(const PublicOp& op, const Slots& slots, Call& call) {
-    call.d = make_operand("d", slots[kD]);
-    call.c = make_c(slots[kC], call.d);
-    if (op.are_groups_required || is_given(slots[kGroups])) call.groups = make_operand(op.groups_name, slots[kGroups]);
+void read_outputs(const PublicOp& op, const Slots& slots, Call& call) {
+    read_operand("d", slots[kD], call.d);
+    if (slots[kC] == slots[kD])
+        call.c = {"c", slots[kC], call.d.view, false};  // D is not read twice
+    else if (is_given(slots[kC]))
+        read_operand("c", slots[kC], call.c);
+    if (op.are_groups_required || is_given(slots[kGroups])) read_operand(op.groups_name, slots[kGroups], call.groups);
 }
 
 void run_bf16(const PublicOp& op, const Slots& slots, Call& call) {
     parse_options(slots, call);
-    call.a = make_oriented_operand("a", slots[kA], op.is_a_transposed);
-    call.b = make_oriented_operand("b", slots[kB], op.is_b_transposed);
-    parse_outputs(op, slots, call);
+    read_input("a", slots[kA], op.is_a_transposed, call.a);
+    read_input("b", slots[kB], op.is_b_transposed, call.b);
+    read_outputs(op, slots, call);
     run(call);
 }
 
@@ -164,11 +161,11 @@ void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
     const Reference a = parse_pair("a", slots[kA]), b = parse_pair("b", slots[kB]);  // keep the tensors alive
     const std::optional<Recipe> recipe = parse_recipe(slots[kRecipe]);
     parse_options(slots, call);
-    call.a = make_oriented_operand("a", PyTuple_GET_ITEM(a.get(), 0), op.is_a_transposed);
-    call.scale_a = make_oriented_operand("scale_a", PyTuple_GET_ITEM(a.get(), 1), op.is_a_transposed);
-    call.b = make_oriented_operand("b", PyTuple_GET_ITEM(b.get(), 0), op.is_b_transposed);
-    call.scale_b = make_oriented_operand("scale_b", PyTuple_GET_ITEM(b.get(), 1), op.is_b_transposed);
-    parse_outputs(op, slots, call);
+    read_input("a", PyTuple_GET_ITEM(a.get(), 0), op.is_a_transposed, call.a);
+    read_input("scale_a", PyTuple_GET_ITEM(a.get(), 1), op.is_a_transposed, call.scale_a);
+    read_input("b", PyTuple_GET_ITEM(b.get(), 0), op.is_b_transposed, call.b);
+    read_input("scale_b", PyTuple_GET_ITEM(b.get(), 1), op.is_b_transposed, call.scale_b);
+    read_outputs(op, slots, call);
     call.recipe = family_of(call.op).choose_recipe(recipe, call);
     run(call);
 }

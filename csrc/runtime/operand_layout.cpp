@@ -108,9 +108,11 @@ void check_no_overlap(const Operand& d, const Operand& input) {
 }
 
 Major check_major(const Operand& operand, const char* row_dim, const char* column_dim, Major preferred) {
+    const bool is_k = has_good_rows(operand.view);
+    if (is_k && preferred == Major::kK) return Major::kK;
     const Operand flipped = transposed(operand);
-    const bool is_k = has_good_rows(operand.view), is_mn = has_good_rows(flipped.view);
-    if (is_k || is_mn) return is_k && is_mn ? preferred : is_k ? Major::kK : Major::kMn;
+    if (has_good_rows(flipped.view)) return is_k ? preferred : Major::kMn;
+    if (is_k) return Major::kK;
     const TensorView& view = operand.view;
     const int row = row_dim_of(view);
     if (view.shape[row] > 1 && view.strides[row] == 1 && view.shape[row + 1] > 1)

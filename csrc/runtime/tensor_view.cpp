@@ -120,12 +120,11 @@ TensorView read_by_attributes(PyObject* tensor, bool is_shape_only) {
     return view;
 }
 
-TensorView read_plain(const TorchAccess& torch, const char* name, PyObject* object) {
-    TensorView view;
-    if (torch.exchange != nullptr && read_by_exchange(torch, object, view)) return view;
+void read_plain(const TorchAccess& torch, const char* name, PyObject* object, TensorView& view) {
+    if (torch.exchange != nullptr && read_by_exchange(torch, object, view)) return;
     PyErr_Clear();  // a meta, sparse or functorch tensor: attributes tell which
     try {
-        return read_by_attributes(object, false);
+        view = read_by_attributes(object, false);
     } catch (const PythonError&) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) throw;  // an interrupt says nothing about the tensor
         fail(name, ": a tensor without plain strided memory (" + take_error_text() + "); pass a dense tensor.");
@@ -194,28 +193,30 @@ Dtype parse_dtype(const std::string& name) {
     return Dtype::kOther;
 }
 
-Operand make_operand(const char* name, PyObject* object) {
+void read_operand(const char* name, PyObject* object, Operand& operand) {
     const TorchAccess& torch = torch_access();
+    operand.name = name, operand.object = object;
     if (is_plain_tensor_type(torch, Py_TYPE(object))) {
         check_grad(torch, name, object);
-        const Operand operand{name, object, read_plain(torch, name, object), false};
-        check_not_negated(torch, name, object, operand.view);
-        return operand;
+        read_plain(torch, name, object, operand.view);
+        return check_not_negated(torch, name, object, operand.view);
     }
-    if (const TensorView* described = find_described(object)) return {name, object, *described, false};
+    if (const TensorView* described = find_described(object)) {
+        operand.view = *described;
+        return;
+    }
     if (!is_fake(torch, object)) fail_unreadable(torch, name, object);
     if (is_recording()) throw RecordedCall();
     check_grad(torch, name, object);
-    return {name, object, read_by_attributes(object, true), false};
+    operand.view = read_by_attributes(object, true);
 }
 
-Operand transposed(Operand operand) {
+void transpose(Operand& operand) {
     operand.is_transposed = !operand.is_transposed;
     const int rank = operand.view.rank;
-    if (rank != 2 && rank != 3) return operand;
+    if (rank != 2 && rank != 3) return;
     std::swap(operand.view.shape[rank - 2], operand.view.shape[rank - 1]);
     std::swap(operand.view.strides[rank - 2], operand.view.strides[rank - 1]);
-    return operand;
 }
 
 bool is_tensor(PyObject* object) {

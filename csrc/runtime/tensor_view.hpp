@@ -44,8 +44,12 @@ struct Operand {
     bool is_present() const { return object != nullptr; }
 };
 
-// The same memory with its last two dims exchanged; a rank other than 2 and 3 stays as it is, for the checks to name.
-Operand transposed(Operand operand);
+// Exchange the last two dims of the same memory; a rank other than 2 and 3 stays as it is, for the checks to name.
+void transpose(Operand& operand);
+inline Operand transposed(Operand operand) {
+    transpose(operand);
+    return operand;
+}
 
 // Thrown at the first fake operand of a call that torch is recording into a graph. The public ops catch it and put
 // themselves into the graph; nothing else can.
@@ -57,7 +61,12 @@ struct RecordedCall : Error {
 
 // Look at `object`. Throws RecordedCall, PythonError, and Error(kArgument): not a tensor, a wrapper tensor without
 // memory of its own, a sparse tensor, or one that requires grad while grad mode is on.
-Operand make_operand(const char* name, PyObject* object);
+void read_operand(const char* name, PyObject* object, Operand& operand);  // `operand` is empty before
+inline Operand make_operand(const char* name, PyObject* object) {
+    Operand operand;
+    read_operand(name, object, operand);
+    return operand;
+}
 
 // The view of a _C.TensorView, or null for any other object.
 const TensorView* find_described(PyObject* object);

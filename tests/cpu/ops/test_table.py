@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import pickle
+import re
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, ProblemError
+from deep_gemm.op_docs import list_shapes
 from deep_gemm.ops import EXPORTS, FUNCTIONS, OPS, REQUIRED, make_table
 
 ROW = {
@@ -50,7 +53,26 @@ def test_a_docstring_describes_every_parameter(op):
         name for line in lines if line.startswith("    ") for name in line.partition(":")[0].strip().split(", ")
     }
     assert {parameter.name for parameter in op.parameters} <= described
+    a, b, d = list_shapes(op)
+    inputs, _, rest = FUNCTIONS[op.name].__doc__.partition("    b: ")
+    assert a in inputs.partition("Args:")[2] and b in rest and d in rest
     assert max(map(len, lines)) <= 120 and "Raises:" in lines and not lines[0].startswith(" ")
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.kind], ids=lambda op: op.name)
+def test_a_builtin_knows_its_name_and_its_parameters(op):
+    function = FUNCTIONS[op.name]
+    assert function.__name__ == op.name and function.__module__ == "deep_gemm"
+    assert pickle.loads(pickle.dumps(function)) is function
+    required = op.parameters[op.num_required - 1].name
+    for positional, named, message in (
+        ((), {}, "argument 'a' is missing; give it"),
+        (range(op.num_required - 1), {}, f"argument '{required}' is missing; give it"),
+        (range(op.num_required), {"x": 1}, f"unknown argument 'x'; see help(deep_gemm.{op.name})"),
+        (range(op.num_positional + 1), {}, f"takes at most {op.num_positional}; name the others"),
+    ):
+        with pytest.raises(ArgumentError, match=re.escape(message)):
+            function(*positional, **named)
 
 
 def test_the_table_of_the_documentation_names_every_op_once():

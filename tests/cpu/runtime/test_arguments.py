@@ -2,9 +2,6 @@
 written.
 """
 
-import inspect
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -309,20 +306,6 @@ def test_batched_tensors_of_vmap():
 
     with pytest.raises(ArgumentError, match="scale_a: a tensor without plain strided memory"):
         torch.func.vmap(run)(torch.stack([scale_a, scale_a]))
-
-
-def test_the_op_describes_itself():
-    op = deep_gemm.fp8_gemm_nt
-    expected = (
-        "(a, b, d, c=None, recipe=None, compiled_dims=None, disable_ue8m0_cast=False, *, alpha=1.0, beta=1.0,"
-        " stream=None)"
-    )
-    assert str(inspect.signature(op)) == expected
-    assert op.__name__ == "fp8_gemm_nt" and op.__module__ == "deep_gemm" and pickle.loads(pickle.dumps(op)) is op
-    assert all(
-        word in op.__doc__
-        for word in ("[m, k]", "[ceil(n / 128), ceil(k / 128)]", "16-byte", "k = 0", "Raises:", "DeviceError")
-    )
 
 
 @pytest.mark.parametrize("value", [-1, 65536, 1.5, "4", None, True])

@@ -1,5 +1,5 @@
 """From the public ops to the (stub) driver: which problem each call is, transposed copies, overlap of launches,
-clusters that do not fit, and what an explicit kernel refuses.
+clusters that do not fit.
 """
 
 import types
@@ -9,7 +9,7 @@ import pytest
 
 import deep_gemm
 from deep_gemm import _C, plan, selection, stream
-from deep_gemm.errors import ArgumentError, DeviceError, LaunchError, ShapeError
+from deep_gemm.errors import ArgumentError, DeviceError, LaunchError
 from deep_gemm.jit import build
 from tests.fakes import stub_driver, stub_operands
 from tests.fakes.stub_driver import load_kernel, read_params, select, use_fake_build
@@ -356,96 +356,6 @@ def load_clustered():
 def test_an_explicit_kernel_says_that_its_cluster_does_not_fit(driver):
     with pytest.raises(LaunchError, match="no cluster of 2 CTAs fits this GPU"):
         driver.call(load_clustered, clusters=0)
-
-
-# Explicit kernels.
-
-
-def launch_mismatched(kernel_fields, operand_fields, sizes=(M, N, K)):
-    """Launch operands of one variant on a kernel of another."""
-
-    def make(fields):
-        rest = {name: value for name, value in fields.items() if name not in ("op", "m", "n", "k")}
-        return _C.Problem(
-            fields.get("op", "fp8_gemm"), fields.get("m", 1), fields.get("n", 1), fields.get("k", 1), **rest
-        )
-
-    problem = make(kernel_fields)
-    config = _C.Config(64, 64, 4, block_k=128 if problem.op == "fp8_gemm" else 64)
-    positional, options = make_variant(make(operand_fields), *sizes)
-    load_kernel(config, problem=problem).launch(*positional, **options)
-
-
-MISMATCHES = {
-    "recipe": ({}, {"recipe": "1d1d"}, ShapeError, "scale_b.shape"),
-    "scales": (
-        {},
-        {"scale_layout": "any"},
-        ArgumentError,
-        "scale_layout = any: this kernel was made for mn_major; pass such operands",
-    ),
-    "fp32": ({}, {"d_dtype": "fp32"}, ArgumentError, "d_dtype = fp32: this kernel was made for bf16"),
-    "bf16": ({"d_dtype": "fp32"}, {}, ArgumentError, "d_dtype = bf16: this kernel was made for fp32"),
-    "c": ({}, {"c_mode": "general"}, ArgumentError, "c_mode = general: this kernel was made for none"),
-    "no c": ({"c_mode": "general"}, {}, ArgumentError, "c_mode = none: this kernel was made for general"),
-    "accumulate": (
-        {"c_mode": "accumulate", "d_dtype": "fp32"},
-        {"c_mode": "general", "d_dtype": "fp32"},
-        ArgumentError,
-        "c_mode = general",
-    ),
-    "heads": ({}, {"c_mode": "head_split"}, ArgumentError, "c_mode = head_split"),
-    "major": (
-        {"op": "bf16_gemm"},
-        {"op": "bf16_gemm", "b_major": "mn"},
-        ArgumentError,
-        "b_major = mn: this kernel was made for k",
-    ),
-    "other major": (
-        {"op": "bf16_gemm", "a_major": "mn"},
-        {"op": "bf16_gemm"},
-        ArgumentError,
-        "a_major = k: this kernel was made for mn",
-    ),
-    "no scales": ({}, {"op": "bf16_gemm"}, ArgumentError, "scale_a, scale_b: an FP8 kernel takes both"),
-    "too many scales": ({"op": "bf16_gemm"}, {}, ArgumentError, "scale_a, scale_b: .*a BF16 kernel neither"),
-    "size": ({"compiled_dims": "nk", "n": N, "k": 640}, {}, ArgumentError, "k = 512: this kernel is compiled for 640"),
-}
-
-
-@pytest.mark.parametrize("name", MISMATCHES)
-def test_operands_that_a_kernel_was_not_made_for(driver, name):
-    kernel_fields, operand_fields, error, message = MISMATCHES[name]
-    with pytest.raises(error, match=message):
-        driver.call(launch_mismatched, kernel_fields, operand_fields)
-
-
-MATCHES = {
-    "any scales": ({"scale_layout": "any"}, {}),
-    "any c": ({"c_mode": "general", "d_dtype": "fp32"}, {"c_mode": "accumulate", "d_dtype": "fp32"}),
-    "sizes": ({"compiled_dims": "nk", "n": N, "k": K}, {}),
-    "one row": ({"op": "bf16_gemm", "b_major": "mn"}, {"op": "bf16_gemm", "b_major": "mn"}),
-}
-
-
-@pytest.mark.parametrize("name", MATCHES)
-def test_operands_that_a_kernel_takes_as_well(driver, name):
-    _, events = driver.call(launch_mismatched, *MATCHES[name])
-    assert len(select(events, "LaunchKernelEx")) == 1
-
-
-def describe_kernel():
-    kernel = load_kernel(
-        _C.Config(64, 64, 4), problem=_C.Problem("fp8_gemm", 5, 6, 7, num_sms=60, compiled_dims="n", recipe="per_row")
-    )
-    return kernel.problem.as_dict()
-
-
-def test_a_kernel_knows_what_it_was_made_for(driver):
-    assert (
-        driver.call(describe_kernel)[0]
-        == _C.Problem("fp8_gemm", 1, 6, 1, compiled_dims="n", recipe="per_row").as_dict()
-    )
 
 
 # Without k.
