@@ -39,6 +39,7 @@ from deep_gemm._C import (
     set_pdl,
     set_tc_util,
 )
+from deep_gemm._version import __version__ as __version__
 from deep_gemm.layout import (
     get_k_alignment_for_contiguous_layout,
     get_m_alignment_for_contiguous_layout,
@@ -58,8 +59,6 @@ from deep_gemm.quantize import (
 )
 from deep_gemm.selection import get_analytic_config, get_best_config
 from deep_gemm.vendor import cublaslt_gemm_nn, cublaslt_gemm_nt, cublaslt_gemm_tn, cublaslt_gemm_tt
-
-__version__ = "0.1.0"
 
 # Other names that callers of DeepGEMM use.
 fp8_m_grouped_gemm_nt_masked = m_grouped_fp8_gemm_nt_masked
