@@ -59,13 +59,13 @@ release-check: ## fails while a committed record, snapshot or artefact is stale
 lint: ## ruff, clang-format and mypy; they change nothing
 	$(HERE) -m ruff check .
 	$(HERE) -m ruff format --check .
-	$(CLANG_FORMAT) --dry-run -Werror $(CXX_FILES)
+	@$(CLANG_FORMAT) --dry-run -Werror $(CXX_FILES)
 	$(HERE) -m mypy
 
 format: ## bring imports, Python and C++ into the committed format
 	$(HERE) -m ruff check --select I --fix .
 	$(HERE) -m ruff format .
-	$(CLANG_FORMAT) -i $(CXX_FILES)
+	@$(CLANG_FORMAT) -i $(CXX_FILES)
 
 stubs: build ## deep_gemm/_C.pyi, the types of the native module
 	$(HERE) -m tests.stubs
