@@ -60,7 +60,7 @@ def split_parameters(text: str) -> list[str]:
 def typed(parameter: str) -> str:
     """Return a parameter as a stub has it: `self` bare, everything else with a type."""
     name, equals, default = parameter.partition("=")
-    if name.startswith("self:"):
+    if re.match(r"self\b", name):
         return "self"
     if ":" in name or not name.isidentifier():
         return parameter
