@@ -1,4 +1,4 @@
-"""Who may import and include whom, what importing the package does, and which names an installation adds."""
+"""Which files may import and include which, what importing the package does, and which names an installation adds."""
 
 import ast
 import json
