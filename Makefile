@@ -74,15 +74,15 @@ stubs: build ## deep_gemm/_C.pyi, the types of the native module
 # pybind11 is pinned because the committed stubs hold the signatures that it writes.
 .PHONY: setup-demo setup-test
 setup: setup-test ## the virtual environment, with what `make test` and `make lint` need
-setup-test: EXTRAS = test,dev
-setup-demo: EXTRAS = demo
-setup-demo setup-test:
+EXTRAS_test = test,dev
+EXTRAS_demo = demo
+setup-demo setup-test: setup-%:
 ifeq ($(INSTALL),1)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
 	$(VENV)/bin/python -m pip install --quiet "setuptools>=77" wheel "pybind11==3.1.0"
-	$(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$(EXTRAS)]"
+	$(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$(EXTRAS_$*)]"
 else
 	$(PYTHON) setup.py -q build_ext --inplace
 endif

@@ -44,7 +44,7 @@ def builder(monkeypatch, tmp_path):
 
 
 def mutate(entry: bytes, other: bytes, generator: random.Random, index: int) -> bytes:
-    """Return mutant number `index`: cut, with a bit flipped, with junk appended, mixed with another entry, or that entry."""
+    """Return mutant `index`: cut, with a flipped bit, with junk appended, mixed with another entry, or that entry."""
     header = cache._HEADER.size
     cuts = range(0, len(entry), 64)
     if index < len(cuts):
