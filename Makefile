@@ -1,10 +1,13 @@
-# `make demo` does the main job, `make test` is what CI runs; both set up everything they need in $(VENV).
-# INSTALL=0 uses $(PYTHON) as it is and installs nothing (for machines without a network); the extension is then built in place.
+# `make demo` shows the whole loop, `make test` runs the tests; both set up everything they need in $(VENV).
+# INSTALL=0 installs nothing and uses $(PYTHON) as it is (for machines without a network); the native module is then
+# built in place.
 PYTHON ?= python3
 VENV ?= .venv
 INSTALL ?= 1
 TORCH ?= torch==2.13.0
+# Not `?=`: an environment variable of this name must not redirect the demo (`make demo OUT=folder` does).
 OUT = demo
+JOBS ?= auto
 
 ifeq ($(INSTALL),1)
 RUN = $(VENV)/bin/python
@@ -12,24 +15,29 @@ else
 RUN = $(PYTHON)
 endif
 
-# What needs no set-up of its own takes the virtual environment where there is one.
+# Targets without a set-up of their own use the virtual environment where there is one.
 HERE = $(shell [ "$(INSTALL)" = 1 ] && [ -x $(VENV)/bin/python ] && echo $(VENV)/bin/python || echo $(PYTHON))
+CLANG_FORMAT = $(HERE) -c 'import clang_format; clang_format.clang_format()'
+CXX_FILES = $(wildcard csrc/*.[ch]pp csrc/*/*.[ch]pp tests/*/*.cpp)
 
-.PHONY: help demo test gpu-test benchmark benchmark-summary release-check build clean
+.PHONY: help demo test test-full gpu-test benchmark benchmark-summary release-check setup build lint format stubs clean
 
-help:
+help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
 
 demo: setup-demo ## sweep (or replay the recorded sweep), train, export and use a selector
 	$(RUN) -m examples.demo --out $(OUT)
 
-test: setup-test ## the CPU test suite, as CI runs it
-	$(RUN) -m pytest -n auto --dist loadfile
+test: setup ## the CPU tests that CI runs
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile
+
+test-full: setup ## every CPU test, the long ones too
+	$(RUN) -m pytest -n $(JOBS) --dist loadfile --full
 
 gpu-test: build ## the GPU correctness suite; writes its record
 	$(HERE) -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json
 
-benchmark: build ## every benchmark on this GPU: dense and grouped products, a mixture-of-experts layer, host time, dependent launches, compile time
+benchmark: build ## every benchmark on this GPU: products, a mixture-of-experts layer, host time, dependent launches, compile time
 	$(HERE) -m benchmarks.dense_fp8
 	$(HERE) -m benchmarks.dense_bf16
 	$(HERE) -m benchmarks.wgrad_fp8
@@ -45,24 +53,42 @@ benchmark: build ## every benchmark on this GPU: dense and grouped products, a m
 benchmark-summary: ## benchmarks/results/h200/summary.json from the files beside it
 	$(HERE) -m benchmarks.summary
 
-release-check: ## fails while any committed record, snapshot or artefact is stale
+release-check: ## fails while a committed record, snapshot or artefact is stale
 	$(HERE) -m benchmarks.stale
 
+lint: ## ruff, clang-format and mypy; they change nothing
+	$(HERE) -m ruff check .
+	$(HERE) -m ruff format --check .
+	@$(CLANG_FORMAT) --dry-run -Werror $(CXX_FILES)
+	$(HERE) -m mypy
+
+format: ## bring imports, Python and C++ into the committed format
+	$(HERE) -m ruff check --select I --fix .
+	$(HERE) -m ruff format .
+	@$(CLANG_FORMAT) -i $(CXX_FILES)
+
+stubs: build ## deep_gemm/_C.pyi, the types of the native module
+	$(HERE) -m tests.stubs
+
 # Torch first: a CPU build that is already there must not be replaced by a larger one that a dependency asks for.
+# pybind11 is pinned because the committed stubs hold the signatures that it writes.
 .PHONY: setup-demo setup-test
+setup: setup-test ## the virtual environment, with what `make test` and `make lint` need
+EXTRAS_test = test,dev
+EXTRAS_demo = demo
 setup-demo setup-test: setup-%:
 ifeq ($(INSTALL),1)
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
-	$(VENV)/bin/python -m pip install --quiet "setuptools>=68" wheel "pybind11>=2.12,<4"
-	$(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$*]"
+	$(VENV)/bin/python -m pip install --quiet "setuptools>=77" wheel "pybind11==3.1.0"
+	$(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$(EXTRAS_$*)]"
 else
 	$(PYTHON) setup.py -q build_ext --inplace
 endif
 
-build:
+build: ## the native module, in place
 	$(HERE) setup.py -q build_ext --inplace
 
-clean:
+clean: ## remove what was built and set up
 	rm -rf build $(VENV) $(OUT) deep_gemm/_C*.so *.egg-info

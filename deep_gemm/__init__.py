@@ -21,6 +21,7 @@ from deep_gemm._C import (
     set_pdl,
     set_tc_util,
 )
+from deep_gemm._version import __version__ as __version__
 from deep_gemm.layout import (
     get_k_alignment_for_contiguous_layout,
     get_m_alignment_for_contiguous_layout,
@@ -39,8 +40,6 @@ from deep_gemm.quantize import (
     per_token_cast_to_fp8,
 )
 from deep_gemm.selection import get_analytic_config, get_best_config
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Config",

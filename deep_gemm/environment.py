@@ -49,7 +49,7 @@ def cache_dir() -> Path | None:
 
 
 def model_dir() -> Path | None:
-    """Return the folder of user-made artefacts (it may not exist), or None where neither the variable nor HOME is set."""
+    """Return the folder of the user's artefacts (it may not exist), or None without the variable and HOME."""
     value = get_string("DG_MODEL_DIR")
     if value:
         return Path(value)
@@ -70,9 +70,7 @@ def temp_dir() -> Path | None:
 
 
 def search_path() -> list[Path]:
-    """Return the absolute folders of PATH; relative and empty entries mean the current folder, where no tool is looked
-    for.
-    """
+    """Return the absolute folders of PATH. Relative and empty entries depend on the current folder and are left out."""
     return [Path(entry) for entry in os.environ.get("PATH", "").split(os.pathsep) if os.path.isabs(entry)]
 
 

@@ -36,15 +36,15 @@ def register_commands() -> None:
 
 
 def check_installation() -> None:
-    """Raise UsageError where `db/` is not mapped to `tuner.db` (a strict editable install, or none at all)."""
+    """Raise UsageError in a clone whose links git has written as text files, so that there is no `tuner.db`."""
     try:
         importlib.import_module("tuner.db")
     except ModuleNotFoundError as error:
         if error.name != "tuner.db":
             raise
         raise errors.UsageError(
-            "tuner.db is not installed: run `pip install -e '.[tuner]'` in the clone (default, not strict, editable"
-            " mode)"
+            "tuner/db is no symbolic link: run `git config core.symlinks true && git checkout -- tuner/db"
+            " deep_gemm/models` in the clone, or install the package"
         ) from error
 
 

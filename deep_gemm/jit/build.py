@@ -1,7 +1,8 @@
-"""Get the cubin of a kernel: from memory, from the disk cache, or from the compiler; one build a key, whoever asks.
+"""Get the cubin of a kernel from memory, from the disk cache, or from the compiler. Each key is built once, however
+many threads and processes ask for it.
 
 The payload of a cache entry is, little-endian: the length of a report (4 bytes), the report (canonical JSON: every
-field of CompileResult but the cubin), the cubin. cache.SCHEMA numbers this layout, too.
+field of CompileResult but the cubin), the cubin. cache.SCHEMA is the version of this layout, too.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ _key_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
 
 def _reset_after_fork() -> None:
-    """Give the child of a fork free locks: threads that held the old ones are not in it."""
+    """Give the child of a fork new locks: the threads that held the old ones do not run in it."""
     global _guard, _key_locks
     _guard, _key_locks = threading.Lock(), defaultdict(threading.Lock)
 
@@ -41,9 +42,9 @@ def get_cubin(
     Args:
         problem: its sizes matter only where compiled_dims names them.
         config: a legal config.
-        compiler: "nvrtc", "nvcc", or None: as DG_JIT_USE_NVRTC says.
-        is_refused: the driver refused the cubin that this function gave before; build it anew and replace it
-            everywhere.
+        compiler: "nvrtc", "nvcc", or None for the one that DG_JIT_USE_NVRTC names.
+        is_refused: the driver refused the cubin that this function returned before: compile again, and replace the
+            kernel in memory and on disk.
 
     Raises:
         ConfigError: the config is not legal.
@@ -56,7 +57,7 @@ def get_cubin(
 def get_cubin_for_source(
     source: str, kernel_name: str | None = None, compiler: str | None = None, *, is_refused: bool = False
 ) -> CompileResult:
-    """Return the compiled kernel of `source`, as get_cubin does. Raises: CompileError."""
+    """Return the compiled kernel of `source`, with the arguments of get_cubin. Raises: CompileError."""
     key = hashing.compile_key(source, hashing.get_included_headers(source), get_toolchain(compiler))
     if key in _memory and not is_refused:
         return _memory[key]
@@ -115,7 +116,7 @@ def encode_payload(result: CompileResult) -> bytes:
 
 
 def decode_payload(payload: bytes) -> CompileResult | None:
-    """Return what encode_payload was given, or None where the payload is of another layout."""
+    """Return what encode_payload was given, or None where the payload has another layout."""
     try:
         (length,) = _LENGTH.unpack_from(payload)
         fields = json.loads(payload[_LENGTH.size : _LENGTH.size + length])

@@ -1,4 +1,4 @@
-"""Keep compiled kernels on disk: one self-describing file an entry, shared by processes, safe against other users.
+"""Keep compiled kernels on disk: one file for each entry, shared by processes, safe against other users.
 
 An entry `<key>.kernel` in the cache folder is, little-endian:
 
@@ -10,11 +10,11 @@ An entry `<key>.kernel` in the cache folder is, little-endian:
     | 52     | 32    | SHA-256 over bytes 0..51 and the payload                       |
     | 84     | ...   | payload                                                        |
 
-A writer fills a temporary file in the same folder, syncs it, renames it over the entry and syncs the folder, so readers
-see the old entry, the new one or none, whenever the writer dies. Reading takes no lock. The hash answers corruption;
-ownership and mode answer malice: folder and entries belong to this user and are open to nobody else, and nothing is
-read through a symbolic link. Locks only save work: who cannot get one in time builds by itself, and the last rename
-wins.
+A writer fills a temporary file in the same folder, syncs it, renames it over the entry and syncs the folder. So readers
+see the old entry, the new one or none, whenever the writer dies. Reading takes no lock. The hash detects corruption.
+Ownership and mode keep other users out: folder and entries belong to this user and are open to nobody else, and nothing
+is read through a symbolic link. Locks only save work: a process that cannot get one in time compiles by itself, and the
+last rename wins.
 """
 
 import contextlib
@@ -39,14 +39,16 @@ from deep_gemm.errors import CacheWarning
 SCHEMA = 1  # of the entry and of the payload that build.py puts into it; part of the key
 MAX_ENTRY_BYTES = 64 << 20
 NUM_BAD_KEPT = 16
-STALE_S = 3600.0  # a temporary or lock file older than this belongs to a process that died
+STALE_S = 3600.0  # an older temporary or lock file was left by a process that died
 LOCK_TIMEOUT_S = 120.0
 
 _MAGIC = b"DGKERNEL"
 _HEADER = struct.Struct("<8sI32sQ32s")
 _DIGEST_BYTES = 32
 _KEY = re.compile(r"[0-9a-f]{64}")
-_OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # O_NONBLOCK: a FIFO in an entry's place must not hang us
+_OPEN_FLAGS = (
+    os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+)  # O_NONBLOCK: a FIFO in an entry's place must not block the open
 _ENTRY, _BAD, _TEMP, _LOCK = ".kernel", ".bad", ".tmp", ".lock"
 
 _warn_guard = threading.Lock()
@@ -58,7 +60,7 @@ class _BadEntry(Exception):
 
 
 def _warn(path: Path | None, error: OSError) -> None:
-    """Warn once a process that the cache is not usable."""
+    """Warn, once in each process, that the cache cannot be used."""
     global _has_warned
     with _warn_guard:
         if _has_warned:
@@ -72,7 +74,8 @@ def open_private_dir(path: Path, forbidden: int = 0o077) -> int:
     """Return a descriptor of the folder `path`, made with mode 700 (and its parents) where it is missing.
 
     Raises:
-        OSError: relative, a symbolic link, another user's, with one of the `forbidden` mode bits, or not to be made.
+        OSError: the path is relative or a symbolic link, the folder is another user's, has one of the `forbidden` mode
+            bits, or cannot be made.
     """
     if not path.is_absolute():
         raise OSError(errno.EINVAL, "not an absolute path", str(path))
@@ -156,21 +159,18 @@ def _digest(header: bytes, payload: bytes) -> bytes:
 
 
 class DiskCache:
-    """The entries in one folder; the object holds no open file, so it may be shared by threads and inherited by a fork.
+    """The entries in one folder. The object holds no open file, so threads may share it and a fork may inherit it.
 
     Guarantees:
-        `get` returns exactly the bytes that some `put` of that key was given, or None. A key's entry is never seen half
-        written.
+        `get` returns exactly the bytes that some `put` of that key was given, or None, never a part of them.
     Exception contract:
-        A fault of the disk, the folder or an entry never raises: it is a miss, or nothing is stored; a CacheWarning is
-        given once a process where the folder cannot be used. Only a key that is not 64 hexadecimal digits raises
+        A fault of the disk, the folder or an entry never raises: `get` misses and `put` stores nothing. Where the
+        folder cannot be used, each process gives one CacheWarning. Only a key that is not 64 hexadecimal digits raises:
         ValueError.
     """
 
     def __init__(self, path: Path | None, *, root: Path | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S):
-        """Use the folder `path` (None: no folder, keep nothing); `root` is a folder above it that must be this user's,
-        too.
-        """
+        """Use the folder `path` (None: keep nothing); `root`, a folder above it, must belong to this user, too."""
         self.path = path
         self.lock_timeout_s = lock_timeout_s
         self._root = root
@@ -182,7 +182,7 @@ class DiskCache:
         if self.path is None:
             raise OSError(errno.ENOENT, "neither DG_JIT_CACHE_DIR nor HOME names a folder")
         if self._root is not None:
-            # Others may look into the root (an older tool may have made it), but only we may change it.
+            # Other users may read the root (an older tool may have made it), but only this one may write to it.
             os.close(open_private_dir(self._root, forbidden=0o022))
         directory = open_private_dir(self.path)
         try:
@@ -191,7 +191,7 @@ class DiskCache:
             os.close(directory)
 
     def get(self, key: str) -> bytes | None:
-        """Return the payload of `key`, or None; an entry that fails a check is set aside as `*.bad`."""
+        """Return the payload of `key`, or None; an entry that fails a check is renamed to `*.bad`."""
         name = _file_name(key, _ENTRY)
         try:
             with self._directory() as directory:
@@ -234,10 +234,9 @@ class DiskCache:
 
     @contextlib.contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Hold the lock of `key` between processes and threads; yields False where it could not be had in
-        `lock_timeout_s`.
+        """Hold the lock of `key` among processes and threads; yield False where that took longer than `lock_timeout_s`.
 
-        The lock file is removed by its holder; whoever waited for the removed one notices and takes the next.
+        The holder removes the lock file. Whoever waited for the removed file notices, and tries again with a new one.
         """
         name = _file_name(key, _LOCK)
         with contextlib.ExitStack() as stack:
@@ -291,7 +290,7 @@ def _read_entry(descriptor: int) -> bytes:
 
 
 def _set_aside(directory: int, name: str, inode: int | None) -> None:
-    """Rename a bad entry, unless another process has replaced it meanwhile, and keep the last NUM_BAD_KEPT of them."""
+    """Rename a bad entry, unless another process has replaced it meanwhile, and keep the NUM_BAD_KEPT newest ones."""
     with contextlib.suppress(OSError):
         if inode is None or os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino == inode:
             os.rename(name, f"{name}.{secrets.token_hex(4)}{_BAD}", src_dir_fd=directory, dst_dir_fd=directory)
@@ -362,7 +361,7 @@ def _try_flock(descriptor: int) -> bool:
 
 
 def _is_current(directory: int, name: str, descriptor: int) -> bool:
-    """Return whether the lock file that we hold still has its name; its last holder may have removed it."""
+    """Return whether the lock file held still has its name: the holder before may have removed it."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:
@@ -372,8 +371,8 @@ def _is_current(directory: int, name: str, descriptor: int) -> bool:
 def _release(directory: int, name: str, descriptor: int) -> None:
     with contextlib.suppress(OSError):
         os.unlink(name, dir_fd=directory)
-    # Unlock before closing: a process forked meanwhile holds a copy of the descriptor, and closing ours would not
-    # unlock it.
+    # Unlock before closing: a process forked meanwhile holds a copy of the descriptor, and the lock lasts until every
+    # copy is closed.
     with contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)
     os.close(descriptor)

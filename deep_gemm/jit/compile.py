@@ -1,4 +1,4 @@
-"""Compile one source into one checked cubin, by NVRTC or NVCC. The disk cache is build.py's business."""
+"""Compile one source into one checked cubin, by NVRTC or NVCC, without any cache (build.py has that)."""
 
 import contextlib
 import hashlib
@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,16 +21,16 @@ LOG_TAIL_BYTES = 4096
 NUM_SOURCES_KEPT = 16
 MAX_COMPILERS = 8
 
-_TOOLCHAINS = {"nvrtc": get_nvrtc, "nvcc": get_nvcc}
+_TOOLCHAINS: dict[str, Callable[[], Nvrtc | Nvcc]] = {"nvrtc": get_nvrtc, "nvcc": get_nvcc}
 
 
 @dataclass(frozen=True)
 class CompileResult:
     """One compiled kernel and what its compiler reported.
 
-    `registers` a thread at launch; `spill_bytes` stored and loaded a thread; `local_bytes` of stack and spills a
-    thread; `warnings` of the compiler, lost optimisations (C7508, C7510) among them; `log` its last 4 KiB; `compile_ms`
-    of wall time.
+    For each thread: `registers` at launch, `spill_bytes` stored and loaded, `local_bytes` of stack and spills.
+    `warnings` of the compiler include lost optimisations (C7508, C7510); `log` holds the last 4 KiB of its output;
+    `compile_ms` is wall time.
     """
 
     cubin: bytes = field(repr=False)
@@ -82,7 +83,7 @@ def compile_source(source: str, kernel_name: str | None = None, compiler: str | 
         compiler: "nvrtc", "nvcc" or None, as for get_toolchain.
 
     Raises:
-        CompileError: no compiler, an error or time-out of the compiler, or an output that is not exactly this kernel.
+        CompileError: no compiler was found, it failed or timed out, or its output is not exactly this kernel.
     """
     toolchain = get_toolchain(compiler)
     headers = hashing.get_included_headers(source)
@@ -110,8 +111,8 @@ def _make_result(
         cubin=output.image,
         kernel_name=kernel.name,
         registers=kernel.registers,
-        # Without a report in the log any local memory counts as spilled: rather lose a config than measure a spilling
-        # one.
+        # Without a report in the log all local memory counts as spilled: losing a config is better than measuring one
+        # that spills.
         spill_bytes=kernel.local_bytes if spill_bytes is None else spill_bytes,
         local_bytes=kernel.local_bytes,
         warnings=cubin.read_warnings(output.log),
@@ -123,7 +124,7 @@ def _make_result(
 
 
 def print_message(message: str) -> None:
-    """Print what DG_JIT_* switches ask for, on stderr: stdout belongs to the program."""
+    """Print what a DG_JIT_* switch asks for, on stderr: stdout belongs to the program."""
     print(f"deep_gemm: {message}", file=sys.stderr, flush=True)
 
 
@@ -135,10 +136,10 @@ def _print_output(output: CompilerOutput) -> None:
 
 
 def _make_error(reason: str, output: CompilerOutput, source: str) -> CompileError:
-    """Return a CompileError whose message holds the reason, the place of the kept source and the end of the log."""
+    """Return a CompileError whose message has the reason, the path of the kept source and the end of the log."""
     kept = _keep_source(source)
     log = _tail(output.log)
-    place = f"; source kept at {kept}" if kept else "; source not kept, for want of a cache folder"
+    place = f"; source kept at {kept}" if kept else "; source not kept: there is no cache folder"
     message = f"{reason}{place}\n{log}" if log else reason + place
     return CompileError(
         message, argv=output.argv, status=output.status, log=log, source_path=str(kept) if kept else None
@@ -150,7 +151,7 @@ def _tail(log: str) -> str:
 
 
 def _keep_source(source: str) -> Path | None:
-    """Keep the source of a failed compilation in the cache folder; the last NUM_SOURCES_KEPT stay."""
+    """Keep the source of a failed compilation in the cache folder, which holds the newest NUM_SOURCES_KEPT."""
     root = environment.cache_dir()
     if root is None:
         return None

@@ -1,6 +1,6 @@
 """Check what a compiler produced: the ELF image of one kernel, and the resource report in the compiler's log.
 
-An exit status of 0 is not believed. An image is accepted when it is a whole CUDA ELF file for SM90 with exactly one
+An exit status of 0 is not enough. An image is accepted when it is a whole CUDA ELF file for SM90 with exactly one
 kernel. Registers and local memory are read from the image (section `.nv.info`), spills and warnings from the log of
 `ptxas -v`.
 """
@@ -27,13 +27,12 @@ _EIATTR_FRAME_SIZE, _EIATTR_REGCOUNT = 0x11, 0x2F  # .nv.info attributes: (symbo
 _EIFMT_SIZED = 4  # the attribute's value has a 16-bit length; other formats hold 2 bytes inline
 
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
-# ptxas reports a lost optimisation as "info (C7510)": serialised WGMMA, ignored setmaxnreg. Both count as warnings
-# here.
+# ptxas reports lost optimisations (serialised WGMMA, ignored setmaxnreg) as "info (C7510)". Here they are warnings.
 _WARNING = re.compile(r"\(C\d{4,5}\)|\bwarning\b", re.IGNORECASE)
 
 
 class CompilerOutput(NamedTuple):
-    """What one run of a compiler gave; `error` is empty on success, `status` None when it was killed by a time-out."""
+    """What one run of a compiler gave: `error` is '' on success, `status` None after a time-out."""
 
     argv: tuple[str, ...]
     status: int | None
@@ -48,9 +47,7 @@ class CubinError(Exception):
 
 @dataclass(frozen=True)
 class KernelImage:
-    """The kernel of a cubin: its symbol, registers a thread at launch, and bytes of local memory a thread (stack and
-    spills).
-    """
+    """The kernel of a cubin: its symbol, and per thread the registers at launch and the bytes of stack and spills."""
 
     name: str
     registers: int
@@ -88,7 +85,7 @@ def _read_kernel(image: bytes) -> KernelImage:
         raise CubinError("the image has no .nv.info section")
     attributes = dict(_attributes(image[info.offset : info.offset + info.size], index))
     if _EIATTR_REGCOUNT not in attributes:
-        raise CubinError(f"the image does not tell the registers of {name}")
+        raise CubinError(f"the image does not state the registers of {name}")
     return KernelImage(name, attributes[_EIATTR_REGCOUNT], attributes.get(_EIATTR_FRAME_SIZE, 0))
 
 
@@ -108,7 +105,7 @@ def _read_sections(image: bytes) -> list[_Section]:
         raise CubinError("the image's section or program headers do not fit")
     raw = [_SECTION.unpack_from(image, shoff + i * shentsize) for i in range(shnum)]
     if any(kind != _SHT_NOBITS and offset + size > len(image) for _, kind, _, _, offset, size, *_ in raw):
-        raise CubinError("the image is cut: a section ends behind it")
+        raise CubinError("the image is cut short: a section ends beyond it")
     names = raw[shstrndx][4]
     return [
         _Section(_string(image, names + name), kind, offset, size, link)
@@ -140,7 +137,7 @@ def _attributes(info: bytes, symbol: int) -> Iterator[tuple[int, int]]:
 def _string(image: bytes, offset: int) -> str:
     end = image.index(0, offset) if offset < len(image) else -1
     if end < 0:
-        raise IndexError("a name lies behind the image")
+        raise IndexError("a name lies beyond the image")
     return image[offset:end].decode("ascii")
 
 

@@ -1,10 +1,8 @@
-"""Hashes that say when two kernels are the same: the cache's key, the kernel hash of an op kind, the hash of the source
-tree.
+"""Three hashes: the key of a compiled kernel, the kernel hash of an op kind, and the hash of the source tree.
 
-- The cache's key tells bytes apart: the exact source and headers, the compiler's build, the flags.
-- The kernel hash is the identity of measurements and the guard of selector artefacts: it ignores comments and layout,
-    the compiler
-  and everything that this op kind's kernels do not include. It needs no clone, only the installed package.
+- The key of the cache covers every byte: source and headers, the build of the compiler, the flags.
+- The kernel hash is the identity of measurements and the guard of selector artefacts. It ignores comments, white space,
+  the compiler, and everything that the kernels of the op kind do not include. The installed package suffices for it.
 - The tree hash stamps the GPU correctness record: any edit of native code, headers or generator changes it.
 """
 
@@ -27,10 +25,9 @@ _LITERAL_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n
 
 
 def get_included_headers(source: str) -> dict[str, str]:
-    """Return the device headers (include name -> text) that `source` includes, directly or through others, sorted by
-    name.
+    """Return the device headers that `source` includes, directly or not: {include name: text}, sorted by name.
 
-    A name that the package does not have is left out: the compiler reports it better.
+    A header that the package does not have is left out: the compiler reports it better.
     """
     headers, pending = {}, [source]
     while pending:
@@ -49,9 +46,7 @@ def _read_header(name: str) -> str | None:
 
 
 def compile_key(source: str, headers: dict[str, str], toolchain: "nvrtc.Nvrtc | nvcc.Nvcc") -> str:
-    """Return the key of a compiled kernel: SHA-256 over all that determines its bytes, and nothing else (no folder,
-    time or locale).
-    """
+    """Return the key of a compiled kernel: SHA-256 over what determines its bytes, so no folder, time or locale."""
     return _hash_json(
         {
             "arch": ARCH,
@@ -75,9 +70,7 @@ def kernel_hash(op: str) -> str:
 
 
 def hash_kernels(op: str, sources: list[str], headers: dict[str, str]) -> str:
-    """Return the kernel hash of `sources` and `headers`: comments and layout do not count, compile flags and LAUNCH_ABI
-    do.
-    """
+    """Return the kernel hash of `sources` and `headers`, over compile flags and LAUNCH_ABI, too, but not comments."""
     return _hash_json(
         {
             "abi": _C.LAUNCH_ABI,
@@ -105,7 +98,7 @@ def tree_hash() -> str | None:
 
 
 def strip_comments(text: str) -> str:
-    """Return C++ source without comments, with every run of white space as one space; directives keep their own line."""
+    """Return C++ source without comments, each run of white space made one space; directives keep their own lines."""
     text = _LITERAL_OR_COMMENT.sub(lambda match: match[1] or " ", text).replace("\\\n", " ")
     lines = [" ".join(line.split()) for line in text.splitlines()]
     return "".join(f"\n{line}\n" if line.startswith("#") else f"{line} " for line in lines if line)

@@ -1,8 +1,8 @@
-"""Compile with NVCC in a child process: no shell, an own session, a private folder, a time limit.
+"""Compile with NVCC in a child process: no shell, a session and a private folder of its own, a time limit.
 
-nvcc itself hands the lines for its tools to a shell. So the child runs in its job folder (mode 700) with relative paths
-only, its TMPDIR too, and a path of nvcc that a shell would expand is refused. Whatever a killed compiler's children
-write late, they write where nobody reads.
+nvcc itself starts its tools through a shell. So the child runs in its job folder (mode 700) with relative paths only,
+also for TMPDIR, and a path of nvcc that a shell would expand is refused. What children of a killed compiler write late
+lands in a folder that nobody reads.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, cast
 
 from deep_gemm import environment
 from deep_gemm.errors import CompileError
@@ -32,8 +33,8 @@ STALE_JOB_S = 3600.0
 
 _LOG_HEAD_BYTES, _LOG_TAIL_BYTES = 16 << 10, 48 << 10
 _REMEDY = "set DG_JIT_NVCC_COMPILER or CUDA_HOME to a CUDA toolkit, or DG_JIT_USE_NVRTC=1 to use NVRTC"
-# What nvcc and its host compiler need of our environment. Not NVCC_APPEND_FLAGS or CPATH: they would change the code
-# behind the key.
+# What nvcc and its host compiler need of the environment. Not NVCC_APPEND_FLAGS and CPATH: they would change the code,
+# and are not part of the key.
 _KEPT_VARIABLES = ("PATH", "HOME", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "NVCC_CCBIN")
 _EXPANDED_BY_SHELL = re.compile(r'["\\$`\x00-\x1f]')
 _VERSION = re.compile(r"release (\d+)\.(\d+), V(\d+(?:\.\d+)*)")
@@ -52,13 +53,13 @@ class Nvcc:
         """Ask the binary at `path` for its version.
 
         Raises:
-            CompileError: it cannot be run, tells no version, or is older than MIN_VERSION.
+            CompileError: it cannot be run, prints no version, or is older than MIN_VERSION.
         """
         self.path = path
         text = _ask_version(path)
         found = _VERSION.search(text)
         if not found:
-            raise CompileError(f"nvcc = {path}: tells no version ({text[-200:].strip()!r}); {_REMEDY}")
+            raise CompileError(f"nvcc = {path}: prints no version ({text[-200:].strip()!r}); {_REMEDY}")
         self.version = int(found[1]), int(found[2])
         self.version_text = found[3]
         if self.version < MIN_VERSION:
@@ -68,11 +69,10 @@ class Nvcc:
             self.fingerprint = hashlib.file_digest(binary, "sha256").hexdigest()
 
     def compile(self, source: str, headers: dict[str, str]) -> CompilerOutput:
-        """Compile `source` with `headers` (include name -> text) to a cubin; the compiler's failures come back in the
-        output.
+        """Compile `source` with `headers` ({include name: text}) to a cubin; a failure of nvcc is part of the output.
 
         Raises:
-            CompileError: no folder for the job could be made.
+            CompileError: no folder could be made for the job.
         """
         argv = (str(self.path), *self.flags, "-o", "kernel.cubin", "kernel.cu")
         with _make_job({"kernel.cu": source, **headers}) as job:
@@ -105,11 +105,11 @@ def _describe(status: int | None) -> str:
 
 
 def find_nvcc() -> Path:
-    """Return the absolute path of the nvcc to use: DG_JIT_NVCC_COMPILER, else of CUDA_HOME, of PATH, of
+    """Return the absolute path of the nvcc to use: DG_JIT_NVCC_COMPILER, else the first found in CUDA_HOME, PATH and
     /usr/local/cuda.
 
     Raises:
-        CompileError: none of them exists, or the one asked for is not an absolute path.
+        CompileError: none exists, or DG_JIT_NVCC_COMPILER is no absolute path of an executable.
     """
     asked = environment.get_string("DG_JIT_NVCC_COMPILER")
     if asked:
@@ -152,10 +152,7 @@ def _get_nvcc(path: Path, *_identity: int) -> Nvcc:
 
 @contextlib.contextmanager
 def _make_job(files: dict[str, str]) -> Iterator[Path]:
-    """Make a private folder that holds `files`: in the cache folder if possible, else in TMPDIR.
-
-    It is removed at the end.
-    """
+    """Make a private folder with `files`, in the cache folder if possible, else in TMPDIR; remove it at the end."""
     job = _fill_job(files)
     try:
         yield job
@@ -202,7 +199,7 @@ def _open_temp() -> Path:
 
 
 def _remove_stale_jobs(jobs: Path) -> None:
-    """Remove the jobs of processes that died."""
+    """Remove the folders of jobs whose process died."""
     for job in jobs.iterdir():
         with contextlib.suppress(OSError):
             if time.time() - job.lstat().st_mtime > STALE_JOB_S:
@@ -210,9 +207,7 @@ def _remove_stale_jobs(jobs: Path) -> None:
 
 
 def _read_image(path: Path) -> bytes:
-    """Return the regular file at `path`, or nothing; a longer one than a cubin can be is cut, and then refused as an
-    image.
-    """
+    """Return the regular file at `path`, or b''; of one that is too long for a cubin only a part, which is refused."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as stream:
@@ -221,7 +216,7 @@ def _read_image(path: Path) -> bytes:
 
 
 class _BoundedLog:
-    """The head and the tail of a compiler's output, whatever its length."""
+    """The head and the tail of a compiler's output, of bounded size."""
 
     def __init__(self):
         self._head, self._tail, self._num_dropped = bytearray(), bytearray(), 0
@@ -241,9 +236,9 @@ class _BoundedLog:
 
 
 def _run(argv: tuple[str, ...], folder: Path, timeout_s: float) -> tuple[int | None, str]:
-    """Run a command; return its exit status (negative: signal, None: killed at the time limit) and its output.
+    """Run a command; return its exit status (negative: a signal; None: killed at the time limit) and its output.
 
-    Every process of its session's group is gone when this returns. Raises: OSError where it cannot be started.
+    Every process of its group has been killed when this returns. Raises: OSError where the command cannot be started.
     """
     deadline = time.monotonic() + timeout_s
     log = _BoundedLog()
@@ -256,15 +251,16 @@ def _run(argv: tuple[str, ...], folder: Path, timeout_s: float) -> tuple[int | N
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    pipe = cast(IO[bytes], process.stdout)
     try:
-        has_ended = _drain(process, log, deadline)
+        has_ended = _drain(process, pipe, log, deadline)
     finally:
-        # The leader is not reaped yet, so its group's number cannot belong to anyone else.
+        # The leader has not been reaped yet, so no other group can have its number.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        _read_rest(process, log)
+        _read_rest(pipe, log)
         status = process.wait()
-        process.stdout.close()
+        pipe.close()
     return (status if has_ended else None), log.text()
 
 
@@ -273,38 +269,38 @@ def _make_environment() -> dict[str, str]:
     return {**kept, "TMPDIR": ".", "LC_ALL": "C"}
 
 
-def _drain(process: subprocess.Popen, log: _BoundedLog, deadline: float) -> bool:
+def _drain(process: subprocess.Popen, pipe: IO[bytes], log: _BoundedLog, deadline: float) -> bool:
     """Collect the output until the process has ended; return False at the deadline.
 
-    The end of the process counts, not the end of its output: a child that it left behind may hold the pipe open.
+    The end of the process counts, not the end of its output: a child that it leaves behind may keep the pipe open.
     """
     is_open = True
     while time.monotonic() < deadline:
         if _has_ended(process):
             return True
-        if is_open and _is_readable(process, 0.02):
-            is_open = _read(process, log)
+        if is_open and _is_readable(pipe, 0.02):
+            is_open = _read(pipe, log)
         elif not is_open:
             time.sleep(0.001)
     return False
 
 
-def _read_rest(process: subprocess.Popen, log: _BoundedLog) -> None:
-    """Collect what the pipe still holds; bounded, because a child that left the group may go on writing."""
+def _read_rest(pipe: IO[bytes], log: _BoundedLog) -> None:
+    """Collect what the pipe still holds, within bounds: a child that left the group may go on writing."""
     for _ in range(32):
-        if not _is_readable(process, 0) or not _read(process, log):
+        if not _is_readable(pipe, 0) or not _read(pipe, log):
             return
 
 
-def _is_readable(process: subprocess.Popen, timeout_s: float) -> bool:
+def _is_readable(pipe: IO[bytes], timeout_s: float) -> bool:
     with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
+        selector.register(pipe, selectors.EVENT_READ)
         return bool(selector.select(timeout_s))
 
 
-def _read(process: subprocess.Popen, log: _BoundedLog) -> bool:
-    """Collect what is there; return False at the end of the output."""
-    data = os.read(process.stdout.fileno(), 1 << 16)
+def _read(pipe: IO[bytes], log: _BoundedLog) -> bool:
+    """Collect what can be read at once; return False at the end of the output."""
+    data = os.read(pipe.fileno(), 1 << 16)
     log.add(data)
     return bool(data)
 

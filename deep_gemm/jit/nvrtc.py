@@ -1,7 +1,7 @@
-"""Compile in process with NVRTC, found in pip's wheels (which torch brings), a toolkit, or by the loader; no toolkit is
-needed.
+"""Compile with NVRTC in this process. The library comes from the wheels that torch installs, from a CUDA toolkit, or
+from the loader's path; no toolkit is needed.
 
-NVRTC cannot be killed: a process that must survive a hanging compiler compiles in a worker.
+NVRTC cannot be stopped: a process that must survive a compiler that hangs has to compile in a worker process.
 """
 
 import ctypes
@@ -16,18 +16,16 @@ from deep_gemm import environment
 from deep_gemm.errors import CompileError
 from deep_gemm.jit.cubin import CompilerOutput
 
-MIN_VERSION = (
-    12,
-    3,
-)  # the first that knows sm_90a's WGMMA, setmaxnreg and cluster instructions as the kernels use them
+#: The first version with WGMMA, setmaxnreg and the cluster instructions of sm_90a as the kernels use them.
+MIN_VERSION = (12, 3)
 
 #: (first version that knows the flag, flag). All of them enter the kernel hash, those in use enter the cache key.
 FLAGS = (
     (MIN_VERSION, "--gpu-architecture=sm_90a"),
     (MIN_VERSION, "--std=c++17"),
     (MIN_VERSION, "--ptxas-options=-v"),
-    ((12, 4), "--minimal"),  # leaves out textures and the device run time: 20 ms less a kernel
-    ((12, 9), "--no-cache"),  # its own disk cache has none of our checks, and would falsify compile times
+    ((12, 4), "--minimal"),  # without textures and the device run time: 20 ms less for each kernel
+    ((12, 9), "--no-cache"),  # NVRTC's disk cache has no checks, and falsifies compile times
 )
 
 _PIP_FOLDERS = ("cu13/lib", "cu12/lib", "cuda_nvrtc/lib")
@@ -53,7 +51,7 @@ _SIGNATURES = {
 
 
 class Nvrtc:
-    """One loaded libnvrtc. Thread-safe: every compilation has its own program, and ctypes releases the GIL.
+    """One loaded libnvrtc. Thread-safe: each compilation has its own program, and ctypes releases the GIL.
 
     Attributes: `kind` ("nvrtc"), `version` (major, minor), `version_text`, `fingerprint` (hex, of the library file),
         `flags`.
@@ -62,10 +60,10 @@ class Nvrtc:
     kind = "nvrtc"
 
     def __init__(self, library: ctypes.CDLL, path: Path | None):
-        """Take an opened library; `path` is None where the loader found it.
+        """Use an opened library; `path` is None where the loader found it.
 
         Raises:
-            CompileError: it is older than MIN_VERSION, or no NVRTC.
+            CompileError: the library is older than MIN_VERSION, or not NVRTC.
         """
         self._library = library
         self.path = path
@@ -87,7 +85,7 @@ class Nvrtc:
         return major.value, minor.value
 
     def compile(self, source: str, headers: dict[str, str]) -> CompilerOutput:
-        """Compile `source` with `headers` (include name -> text) to a cubin; failures come back in the output."""
+        """Compile `source` with `headers` ({include name: text}) to a cubin; a failure is part of the output."""
         argv = (f"nvrtc-{self.version_text}", *self.flags, "kernel.cu")
         program = _Handle()
         names, texts = _strings(headers.keys()), _strings(headers.values())
@@ -105,7 +103,7 @@ class Nvrtc:
             self._library.nvrtcDestroyProgram(ctypes.byref(program))
 
     def _read(self, program: _Handle, what: str) -> bytes:
-        """Return the program's `what` (ProgramLog or CUBIN), or nothing where NVRTC has none."""
+        """Return the program's `what` (ProgramLog or CUBIN), or b'' where NVRTC has none."""
         size = ctypes.c_size_t()
         if getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)) or not size.value:
             return b""
@@ -122,14 +120,12 @@ def _declare(library: ctypes.CDLL, path: Path | None) -> None:
         try:
             function = getattr(library, name)
         except AttributeError:
-            raise CompileError(f"NVRTC = {path}: has no {name}, so it is no NVRTC or too old; {_REMEDY}") from None
+            raise CompileError(f"NVRTC = {path}: has no {name}, so it is not NVRTC, or too old; {_REMEDY}") from None
         function.argtypes, function.restype = arguments, ctypes.c_int
 
 
 def _fingerprint(path: Path | None) -> str:
-    """Return a hash over the size and the head of the library, and of its builtins, which tells builds of one version
-    apart.
-    """
+    """Return a hash that tells builds of one version apart: over size and head of the library and of its builtins."""
     digest = hashlib.sha256()
     for file in [path, *_builtins(path)] if path else []:
         with open(file, "rb") as stream:
@@ -142,7 +138,7 @@ def _builtins(path: Path) -> list[Path]:
 
 
 def _folders() -> Iterator[Path]:
-    """Yield the folders that may hold NVRTC: pip's wheels first, because torch was tested with them, then toolkits."""
+    """Yield the folders that may hold NVRTC: the wheels first, because torch was tested with them, then toolkits."""
     package = importlib.util.find_spec("nvidia")
     for location in (package.submodule_search_locations or ()) if package else ():
         yield from (Path(location) / folder for folder in _PIP_FOLDERS)
@@ -159,8 +155,8 @@ def _libraries() -> Iterator[Path]:
 
 
 def _open(path: Path) -> Nvrtc:
-    # libnvrtc opens its builtins by name when it compiles; pip's folder is on no search path, so they are opened first,
-    # by path.
+    # libnvrtc opens its builtins by name when it compiles. The wheel's folder is on no search path, so they are opened
+    # by path before.
     for builtins in _builtins(path):
         ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
     return Nvrtc(ctypes.CDLL(str(path)), path)
@@ -182,7 +178,7 @@ def get_nvrtc() -> Nvrtc:
     """Return the process's NVRTC, opened at the first call.
 
     Raises:
-        CompileError: none was found that is new enough; says what was found and needed.
+        CompileError: none was found, or none that is new enough.
     """
     too_old: CompileError | None = None
     for load in _candidates():
@@ -191,5 +187,5 @@ def get_nvrtc() -> Nvrtc:
         except CompileError as error:
             too_old = too_old or error
         except OSError:
-            continue  # not there, or for another machine
+            continue  # missing, or built for another machine
     raise too_old or CompileError(f"NVRTC: not found in pip's wheels, in a toolkit, or by the loader; {_REMEDY}")

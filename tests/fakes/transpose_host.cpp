@@ -1,4 +1,5 @@
-// Runs the transposing pass on the CPU: KERNEL is the file with its source, a thread stands for each thread of a block, blocks run in turn.
+// Runs the transposing pass on the CPU: KERNEL is the file with its source, a thread stands for each thread of a block,
+// blocks run in turn.
 #include <barrier>
 #include <bit>
 #include <cstdint>
@@ -39,8 +40,8 @@ static unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
 #include KERNEL
 
 // Launch the kernel on `grid` blocks.
-extern "C" void launch(unsigned grid, const unsigned char* in, unsigned char* out, long long in_pitch, long long out_pitch, unsigned rows,
-                       unsigned columns) {
+extern "C" void launch(unsigned grid, const unsigned char* in, unsigned char* out, long long in_pitch,
+                       long long out_pitch, unsigned rows, unsigned columns) {
     constexpr unsigned kThreads = deep_gemm::TransposeFp8::kThreads;
     std::barrier<> barrier(kThreads);
     block_barrier = &barrier;

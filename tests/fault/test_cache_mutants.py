@@ -1,4 +1,4 @@
-"""F-C3: mutated cache entries. Every mutant is a miss, is built again, and none of its bytes reaches the loader."""
+"""F-C3: mutated cache entries. Every mutant is a miss and is built again; none of its bytes reaches the loader."""
 
 import random
 
@@ -38,13 +38,13 @@ def builder(monkeypatch, tmp_path):
     monkeypatch.setattr(
         build.hashing, "compile_key", lambda source, headers, toolchain: build.hashing._hash_text(source)
     )
-    # Rename gives the guarantee here; waiting for a disk a thousand times would only test the disk.
+    # The rename gives the guarantee; a thousand syncs would only test the disk.
     monkeypatch.setattr(cache.os, "fsync", lambda descriptor: None)
     return builder
 
 
 def mutate(entry: bytes, other: bytes, generator: random.Random, index: int) -> bytes:
-    """Return the mutant number `index`: a cut, a flip of bits, junk behind, a mixture of two entries, or another entry."""
+    """Return mutant `index`: cut, with a flipped bit, with junk appended, mixed with another entry, or that entry."""
     header = cache._HEADER.size
     cuts = range(0, len(entry), 64)
     if index < len(cuts):
@@ -78,7 +78,7 @@ def test_every_mutant_is_a_miss_and_is_rebuilt(builder, tmp_path):
     generator, builder.count, tested = random.Random(3), 0, 0
     for index in range(NUM_MUTANTS):
         mutant = mutate(entry, other, generator, index)
-        if mutant == entry:  # mixing two entries behind their common end
+        if mutant == entry:  # mixed beyond the last byte that differs
             continue
         tested += 1
         (folder / f"{key}.kernel").write_bytes(mutant)
@@ -106,7 +106,7 @@ def test_unmutated_entry_is_a_hit(builder):
 
 
 def test_entry_that_fits_its_name_but_not_its_kernel_is_rebuilt(builder, tmp_path):
-    """A payload whose hash is right, but which holds another kernel than asked for, is not handed out."""
+    """A payload whose hash is right but which holds another kernel is not returned."""
     build.get_cubin_for_source(SOURCE, "kernel")
     key = build.hashing._hash_text(SOURCE)
     result = compile.CompileResult(make_cubin("foreign"), "foreign", 8, 0, 0, (), "", 1.0, "nvrtc", "13.0")

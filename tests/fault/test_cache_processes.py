@@ -28,7 +28,7 @@ fork = multiprocessing.get_context("fork")
 
 
 def payload_of(key: str, version: int) -> bytes:
-    """Return a payload that tells its key and is long enough to be caught half written."""
+    """Return a payload that names its key and is long enough to be caught half written."""
     return (f"{key}:{version}:".encode() * 3000)[: 100_000 + version % 1000]
 
 
@@ -41,7 +41,7 @@ def belongs_to(key: str, payload: bytes) -> bool:
 
 
 def write_and_read(folder, seed: int, failures) -> None:
-    """Put and get for ever; report a payload that is not what somebody put under its key."""
+    """Put and get until killed; report every payload that no process put under its key."""
     disk, generator = DiskCache(folder, lock_timeout_s=1.0), random.Random(seed)
     while True:
         key = generator.choice(KEYS)
@@ -79,7 +79,7 @@ def test_killed_writers_leave_nothing_wrong(tmp_path):
 
 
 def check_after_kills(folder) -> None:
-    """Every entry is whole, none was set aside, and gc removes all that the dead left (F-C8)."""
+    """Check that every entry is whole, none was renamed to *.bad, and gc removes what killed processes left (F-C8)."""
     disk = DiskCache(folder)
     assert not list(folder.glob("*.bad"))
     assert (
@@ -191,7 +191,7 @@ def wait_for(condition) -> None:
 
 
 def end_with_children(process) -> None:
-    """End a process that waits for a compiler, and the compiler: it leads a session of its own."""
+    """End a process that waits for a compiler, and the compiler, which leads a session of its own."""
     children = [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     kill(process)
     for child in children:

@@ -1,4 +1,4 @@
-"""A compiler that crashes, hangs, lies or is not there: F-N1 (faults), F-N2 (parent killed), F-N3 (environment)."""
+"""A compiler that crashes, hangs, lies or is missing: F-N1 (faults), F-N2 (parent killed), F-N3 (environment)."""
 
 import multiprocessing
 import os
@@ -41,7 +41,7 @@ def home(monkeypatch, tmp_path):
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Return the processes whose current folder lies below `folder`: whatever a job started."""
+    """Return the processes whose current folder lies below `folder`: all that a job started."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -92,7 +92,7 @@ def test_error_shows_the_end_of_the_log(home, fault, last):
 
 
 def test_failure_is_not_remembered(home, tmp_path):
-    """A compiler that failed once is asked again: the fault may have been a full disk."""
+    """A compiler that failed is called again: the cause may have been a full disk."""
     source = make_source(count=tmp_path / "count", fault="exit")
     for _ in range(2):
         with pytest.raises(CompileError):
@@ -124,7 +124,7 @@ def test_error_survives_pickling(home):
 
 
 def test_killed_parent_is_recovered_from(home, tmp_path):
-    """Kill the parent at moments spread over a compilation; the next process builds, and never takes what came late."""
+    """Kill the parent at moments spread over a compilation: the next process builds and never takes late output."""
     source = make_source(sleep=0.05)
     fork = multiprocessing.get_context("fork")
     for moment in range(NUM_PARENT_KILLS):
@@ -154,8 +154,8 @@ def ask(monkeypatch, path: object) -> None:
     [
         ("release 12.2, V12.2.140", r"nvcc = 12\.2\.140 \(.*nvcc\).*12\.3 or newer"),
         ("release 9.0, V9.0.176", r"12\.3 or newer"),
-        ("release , V", "tells no version"),
-        ("", "tells no version"),
+        ("release , V", "prints no version"),
+        ("", "prints no version"),
     ],
 )
 def test_version_is_required(monkeypatch, home, tmp_path, version, reason):

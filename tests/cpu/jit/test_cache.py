@@ -1,4 +1,4 @@
-"""The disk cache: what it stores, whom it trusts, and that no fault of the disk ever reaches the caller."""
+"""The disk cache: what it stores, which files it trusts, and that no fault of the disk reaches the caller."""
 
 import errno
 import os
@@ -92,11 +92,11 @@ def test_last_sixteen_bad_entries_are_kept(disk):
     assert {path.read_bytes() for path in bad} == {b"bad %d" % i for i in range(4, 20)}
 
 
-# ---- F-C6: whom it trusts; 12 layouts ----
+# ---- F-C6: which files it trusts ----
 
 
 def refused(disk: DiskCache) -> None:
-    """Check that the folder is left alone with one warning, and the caller served."""
+    """Check that the folder is left as it is, with one warning, and that the caller gets its kernel."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert disk.get(KEY) is None
@@ -204,7 +204,7 @@ def test_entry_that_is_no_plain_file_of_ours_is_a_miss(disk, tmp_path, make):
 
 
 class Failing:
-    """Stands for `os` and lets the n-th call of one function fail, once or from then on."""
+    """Stands for `os` and lets the n-th call of one function fail, once or for ever."""
 
     def __init__(self, name: str, nth: int, number: int, is_permanent: bool):
         self._name, self._left, self._number, self._is_permanent = name, nth, number, is_permanent
@@ -258,7 +258,7 @@ def test_kernel_is_built_and_used_when_the_disk_is_not_usable(monkeypatch, tmp_p
     assert not list((tmp_path / "tmp").iterdir())
 
 
-# ---- F-C8: what dead processes leave ----
+# ---- F-C8: what killed processes leave ----
 
 
 def test_gc_removes_orphans_but_nothing_alive(disk):

@@ -1,6 +1,8 @@
-"""Every config of the default space compiles by NVRTC, and a fixed sample of 24 by NVCC, without spills or lost
-optimisations; of grouped
-variants the tiles that take the most registers do."""
+"""Configs of the default space compile without spills and without lost optimisations.
+
+A sample by both compilers runs always, with the most crowded tile of one variant of each grouped op. With --full the
+whole space and every grouped variant compile by NVRTC, and a larger sample by NVCC.
+"""
 
 import os
 
@@ -15,11 +17,10 @@ from tests.gpu.grouped_variants import GROUPED_OPS, get_grouped_space, list_grou
 
 OP = "fp8_gemm"
 H200 = _C.Device.known("h200")
+NUM_SAMPLED = {"nvrtc": 9, "nvcc": 9}
 NUM_NVCC = 24
-SPACE = _C.get_default_space(_C.Problem("fp8_gemm", 1, 1, 1), H200)
-#: The first config of each tile side and cluster, and what else is spread evenly.
-KINDS = list({(config.block_m, config.cluster_m, config.cluster_n): config for config in reversed(SPACE)}.values())
-SAMPLE = list(dict.fromkeys([*KINDS, *SPACE[:: len(SPACE) // NUM_NVCC]]))[:NUM_NVCC]
+PROBLEM = _C.Problem(OP, 1, 1, 1)
+SPACE = _C.get_default_space(PROBLEM, H200)
 
 
 def get_faults(name: str, op: str, source: str, compiler: str) -> list[str]:
@@ -44,41 +45,73 @@ def get_all_faults(pairs: list, compiler: str) -> list[str]:
     return [fault for faults in found for fault in faults]
 
 
-def choose_crowded(variant, space: list) -> "_C.Config":
-    """Return the tile that takes the most registers: of FP8 the widest that is multiplied two K blocks at a time (128
-    rows, up to 128 columns).
+def choose_sample(count: int) -> list:
+    """Return the first config of each tile height and cluster, filled up with configs spread over the space."""
+    kinds = {(config.block_m, config.cluster_m, config.cluster_n): config for config in reversed(SPACE)}
+    return list(dict.fromkeys([*kinds.values(), *SPACE[:: len(SPACE) // count]]))[:count]
+
+
+def choose_crowded(variant) -> tuple:
+    """Return the variant's problem and the tile that takes the most registers.
+
+    Of FP8 that is the widest tile of 128 rows that multiplies two K blocks at a time (up to 128 columns).
     """
+    space = get_grouped_space(variant, H200)
     single = [config for config in space if config.cluster_m * config.cluster_n == 1 and not config.swap_ab]
     some = [config for config in single if not variant.is_fp8 or (config.block_m == 128 and config.block_n <= 128)]
-    return max(some, key=lambda config: config.block_m * config.block_n)
+    return variant.problem(), max(some, key=lambda config: config.block_m * config.block_n)
 
 
-@pytest.mark.timeout(600)
-def test_default_space_by_nvrtc():
-    require_compiler("nvrtc", f"{len(SPACE)} NVRTC compilations")
-    assert get_all_faults([(_C.Problem(OP, 1, 1, 1), config) for config in SPACE], "nvrtc") == []
-
-
-@pytest.mark.timeout(600)
-def test_crowded_grouped_tiles_by_nvrtc():
-    variants = [
+def list_crowded_variants() -> list:
+    """Return every BF16 variant, and of FP8 those whose scales take the most registers: 1D1D of any layout."""
+    return [
         variant
         for variant in list_grouped_variants()
         if not variant.is_fp8 or (variant.recipe, variant.scale_layout) == ("1d1d", "any")
     ]
-    pairs = [(variant.problem(), choose_crowded(variant, get_grouped_space(variant, H200))) for variant in variants]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_default_space_by_nvrtc():
+    require_compiler("nvrtc", f"{len(SPACE)} NVRTC compilations")
+    assert get_all_faults([(PROBLEM, config) for config in SPACE], "nvrtc") == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_larger_sample_by_nvcc():
+    require_compiler("nvcc", f"{NUM_NVCC} NVCC compilations")
+    assert get_all_faults([(PROBLEM, config) for config in choose_sample(NUM_NVCC)], "nvcc") == []
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_crowded_grouped_tiles_by_nvrtc():
+    pairs = [choose_crowded(variant) for variant in list_crowded_variants()]
     require_compiler("nvrtc", f"{len(pairs)} NVRTC compilations")
-    assert {variant.op for variant in variants} == set(GROUPED_OPS) and get_all_faults(pairs, "nvrtc") == []
+    assert get_all_faults(pairs, "nvrtc") == []
 
 
 @pytest.mark.timeout(600)
-def test_sample_by_nvcc():
-    require_compiler("nvcc", f"{NUM_NVCC} NVCC compilations")
-    assert get_all_faults([(_C.Problem(OP, 1, 1, 1), config) for config in SAMPLE], "nvcc") == []
+@pytest.mark.parametrize("compiler", NUM_SAMPLED)
+def test_sample(compiler):
+    count = NUM_SAMPLED[compiler]
+    require_compiler(compiler, f"{count} compilations")
+    assert get_all_faults([(PROBLEM, config) for config in choose_sample(count)], compiler) == []
 
 
-def test_sample_covers_tiles_and_clusters():
-    assert {config.block_m for config in SAMPLE} == {config.block_m for config in SPACE}
-    assert {(config.cluster_m, config.cluster_n) for config in SAMPLE} == {
-        (config.cluster_m, config.cluster_n) for config in SPACE
-    }
+@pytest.mark.timeout(600)
+def test_crowded_tile_of_each_grouped_op_by_nvrtc():
+    variants = {variant.op: variant for variant in list_crowded_variants()}
+    require_compiler("nvrtc", f"{len(variants)} NVRTC compilations")
+    assert variants.keys() == set(GROUPED_OPS)
+    assert get_all_faults([choose_crowded(variant) for variant in variants.values()], "nvrtc") == []
+
+
+@pytest.mark.parametrize("compiler", NUM_SAMPLED)
+def test_sample_covers_tile_heights_and_clusters(compiler):
+    sample = choose_sample(NUM_SAMPLED[compiler])
+    assert {config.block_m for config in sample} == {config.block_m for config in SPACE}
+    clusters = {(config.cluster_m, config.cluster_n) for config in SPACE}
+    assert {(config.cluster_m, config.cluster_n) for config in sample} == clusters

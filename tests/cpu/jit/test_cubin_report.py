@@ -1,4 +1,4 @@
-"""Reading cubins and compiler logs: registers, local memory and spills agree between image and log, for both compilers."""
+"""Reading cubins and compiler logs: image and log agree on registers, local memory and spills, for both compilers."""
 
 import random
 import re
@@ -10,7 +10,7 @@ from tests.fakes.compiler import isolate, require_compiler
 from tests.fakes.cubin import make_cubin
 
 LEAN = 'extern "C" __global__ void lean(int* p) { *p = 1; }'
-# 128 live values a thread and 1,024 threads: 64 registers each, so that the rest must spill.
+# 128 live values in each of 1,024 threads, which have 64 registers each: the rest must spill.
 SPILLING = """
 extern "C" __global__ void __launch_bounds__(1024, 1) spilling(float* p, int n) {
     float v[128];

@@ -1,4 +1,4 @@
-"""The hashes: what changes the cache's key (F-C7), the kernel hash and the tree hash, and what must not."""
+"""The hashes: what must change the cache's key (F-C7), the kernel hash and the tree hash, and what must not."""
 
 import os
 import subprocess
@@ -152,8 +152,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops():
         hashing.kernel_hash("none_such")
 
 
-#: The kernels that the recorded sweeps of the dense ops measured. Another hash means that all of these measurements,
-#: and the selector trained on them, are of other kernels and no longer used: change it together with new ones only.
+#: The kernels that the recorded sweeps of the dense ops measured. With another hash neither these measurements nor the
+#: selector trained on them are used any more: change one only together with a new sweep.
 FROZEN_KERNEL_HASHES = {
     "fp8_gemm": "5092fbdd79ba37304a98383e34bb1a6868cbc1116180a60fedecee2e8186109f",
     "bf16_gemm": "52c2299714f75089e4b30dd302777b653fa435a8f07aa567cf8b40457ad8678e",
@@ -222,7 +222,7 @@ def test_headers_of_other_ops_do_not_count(monkeypatch, tmp_path):
 
 
 def test_headers_of_grouped_kernels_do_not_reach_the_dense_ones(monkeypatch, tmp_path):
-    """Whatever only grouped kernels include may change without another hash of the dense kernels."""
+    """A header that only grouped kernels include may change without a change of the dense kernels' hashes."""
     include = tmp_path / "include/deep_gemm"
     include.mkdir(parents=True)
     dense = {name for op in OPS for name in hashing.get_included_headers("\n".join(generator.canonical_sources(op)))}

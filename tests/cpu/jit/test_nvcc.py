@@ -1,4 +1,4 @@
-"""NVCC: where it is looked for, how it is run, and that only the environment it needs reaches it."""
+"""NVCC: where it is searched for, how it is run, and that it gets only the environment variables that it needs."""
 
 import os
 from pathlib import Path
@@ -23,7 +23,7 @@ def fake(monkeypatch, tmp_path):
 def test_real_nvcc_compiles(monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path)
     require_compiler("nvcc")
-    # Whatever these would add stays out: the key does not know of them.
+    # These would change the code, and are not part of the key.
     monkeypatch.setenv("NVCC_APPEND_FLAGS", "--no-such-flag")
     monkeypatch.setenv("NVCC_PREPEND_FLAGS", "--no-such-flag")
     result = compile.compile_source(SOURCE, "sizes", "nvcc")

@@ -1,4 +1,4 @@
-"""NVRTC: found in pip's wheels, a toolkit or by the loader, old enough to refuse, and its failures typed."""
+"""NVRTC: found in wheels, in a toolkit or by the loader, refused where it is too old, with typed errors."""
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +25,7 @@ def real():
 
 
 def make_library(major: int, minor: int, leave_out: str = "") -> SimpleNamespace:
-    """Return a stand-in for an opened libnvrtc of this version, which can tell its version only."""
+    """Return a stand-in for an opened libnvrtc of this version, which can only report its version."""
 
     def tell_version(major_pointer, minor_pointer):
         major_pointer._obj.value, minor_pointer._obj.value = major, minor

@@ -1,13 +1,15 @@
-"""Who may import and include whom, what importing the package does, and which names an installation adds."""
+"""Which files may import and include which, what importing the package does, and which names an installation adds."""
 
 import ast
 import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+import setuptools
 
 ROOT = Path(__file__).parents[3]
 #: What deep_gemm may import besides the standard library.
@@ -18,7 +20,7 @@ LAYERS = {"core": {"core"}, "selector": {"core", "selector"}, "runtime": {"core"
 
 
 def imported_names(path: Path) -> set[str]:
-    """Return the top-level names that a Python file imports, in functions too; relative imports stay in their package."""
+    """Return the top-level names that a Python file imports, in functions too, relative imports left out."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -61,6 +63,24 @@ def test_native_layers_include_downwards():
             assert included - {"sys", "pybind11"} <= allowed, f"{relative(path)} includes {sorted(included)}"
 
 
+def included_files(path: Path) -> set[str]:
+    """Return what a file of csrc includes, itself or through its own headers."""
+    found, waiting = set(), [path]
+    while waiting:
+        names = set(INCLUDE.findall(waiting.pop().read_text(encoding="utf-8"))) - found
+        found |= names
+        waiting += [ROOT / "csrc" / name for name in names if (ROOT / "csrc" / name).is_file()]
+    return found
+
+
+def test_pybind11_is_included_where_things_are_bound():
+    """It costs the compiler several seconds in each file."""
+    for path in sorted((ROOT / "csrc").rglob("*.cpp")):
+        if not path.name.startswith("bind_") and path.name != "module.cpp":
+            wrong = [name for name in included_files(path) if name.startswith("pybind11/")]
+            assert not wrong, f"{relative(path)} includes {wrong}"
+
+
 def test_no_toolkit_or_foreign_kernel_headers():
     foreign = re.compile(r"^(cuda|cute|cutlass|torch|ATen|c10|nv)")
     for path in [*sorted((ROOT / "csrc").rglob("*.[ch]pp")), *sorted((ROOT / "deep_gemm" / "include").rglob("*.cuh"))]:
@@ -90,7 +110,8 @@ def loaded(): return sorted({line.split()[-1] for line in open("/proc/self/maps"
 before, modules = loaded(), set(sys.modules)
 import deep_gemm
 after = loaded()
-print(json.dumps({"libraries": sorted(set(after) - set(before)), "modules": sorted(set(sys.modules) - modules), "initialised": torch.cuda.is_initialized()}))
+libraries, modules = sorted(set(after) - set(before)), sorted(set(sys.modules) - modules)
+print(json.dumps({"libraries": libraries, "modules": modules, "initialised": torch.cuda.is_initialized()}))
 """
 
 
@@ -119,32 +140,27 @@ def test_import_loads_no_tuner(import_effects):
     assert not heavy & {name.partition(".")[0] for name in import_effects["modules"]}
 
 
+def discovered_packages() -> set[str]:
+    """Return the packages that setuptools finds by the rules of pyproject.toml."""
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    return set(setuptools.find_packages(str(ROOT), include=rules["packages"]["find"]["include"]))
+
+
 def test_only_two_top_level_packages_are_installed():
-    tree = ast.parse((ROOT / "setup.py").read_text(encoding="utf-8"))
-    call = next(
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setup"
-    )
-    values = {
-        keyword.arg: ast.literal_eval(keyword.value)
-        for keyword in call.keywords
-        if keyword.arg in ("packages", "package_dir")
-    }
-    assert {name.partition(".")[0] for name in values["packages"]} == {"deep_gemm", "tuner"}
-    assert values["package_dir"]["tuner.db"] == "db" and values["package_dir"]["deep_gemm.models"] == "models"
+    assert {name.partition(".")[0] for name in discovered_packages()} == {"deep_gemm", "tuner"}
 
 
 def test_every_python_folder_of_a_package_is_installed():
-    text = (ROOT / "setup.py").read_text(encoding="utf-8")
-    packages = set(re.findall(r'"((?:deep_gemm|tuner)(?:\.\w+)*)"', text))
     mapped = {"db": "tuner.db", "models": "deep_gemm.models"}
-    for path in python_files("deep_gemm", "tuner", "db", "models"):
-        first, *rest = path.parent.relative_to(ROOT).parts
-        assert ".".join([mapped.get(first, first), *rest]) in packages, f"{relative(path)} is in no installed package"
+    folders = {path.parent.relative_to(ROOT).parts for path in python_files("deep_gemm", "tuner", "db", "models")}
+    names = {".".join([mapped.get(first, first), *rest]) for first, *rest in folders}
+    assert names == discovered_packages()
 
 
-def test_pybind11_is_included_where_things_are_bound():
-    """It takes the compiler longer than all that is bound; everything else uses Python's C API."""
-    allowed = {"module.cpp", "module.hpp", *(path.name for path in (ROOT / "csrc").rglob("bind_*.[ch]pp"))}
-    for path in sorted((ROOT / "csrc").rglob("*.[ch]pp")):
-        uses = any(name.startswith("pybind11") for name in INCLUDE.findall(path.read_text(encoding="utf-8")))
-        assert not uses or path.name in allowed, f"{relative(path)} includes pybind11"
+def test_the_version_stands_in_one_place():
+    import deep_gemm
+
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert metadata["project"]["dynamic"] == ["version"] and "version" not in metadata["project"]
+    assert metadata["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "deep_gemm._version.__version__"}
+    assert re.search(rf"^## {re.escape(deep_gemm.__version__)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

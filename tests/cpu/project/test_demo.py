@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import deep_gemm.models
 import pytest
-from tuner.db import snapshot_path
 
+import deep_gemm.models
 from deep_gemm import _C
 from examples import demo
+from tuner.db import snapshot_path
 
 ARTEFACT = Path(next(iter(deep_gemm.models.__path__))) / f"{demo.RECORDED_SKU}.dgsel"
 

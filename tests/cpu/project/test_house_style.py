@@ -11,6 +11,8 @@ from deep_gemm import environment
 ROOT = Path(__file__).parents[3]
 CODE = (".py", ".hpp", ".cpp", ".cuh")
 MAX_LINES = {".cuh": 450}
+MAX_COLUMNS = 120
+README_LINES = 150
 TOP_LEVEL = {
     "deep_gemm",
     "csrc",
@@ -25,6 +27,7 @@ TOP_LEVEL = {
     "LICENSE",
     "MANIFEST.in",
     ".ci",
+    ".clang-format",
     ".gitignore",
     ".gitattributes",
     "benchmarks",
@@ -82,6 +85,19 @@ def function_lengths() -> dict[str, int]:
 def test_files_are_short():
     lengths = {relative(path): path.read_text(encoding="utf-8").count("\n") for path in code_files()}
     assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES.get(Path(name).suffix, 400)}
+
+
+def test_lines_are_short():
+    """Device headers wait for their next change: a sweep is recorded with their text."""
+    wrong = []
+    for path in code_files():
+        lines = path.read_text(encoding="utf-8").splitlines() if path.suffix != ".cuh" else []
+        wrong += [f"{relative(path)}:{number}" for number, line in enumerate(lines, 1) if len(line) > MAX_COLUMNS]
+    assert not wrong
+
+
+def test_readme_is_short():
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("\n") <= README_LINES
 
 
 def test_functions_are_short():

@@ -77,7 +77,7 @@ def test_contiguous_rows_of_an_expert_start_at_the_alignment():
         torch.equal(placement.groups[placement.rows], ROUTING.int())
         and int((placement.groups >= 0).sum()) == ROUTING.numel()
     )
-    assert [int(placement.rows[ROUTING == expert].min()) for expert in (0, 1, 3)] == [0, alignment, 2 * alignment]
+    assert [int(placement.rows[ROUTING.eq(expert)].min()) for expert in (0, 1, 3)] == [0, alignment, 2 * alignment]
     assert placement.rows[ROUTING == 3].tolist() == [2 * alignment + index for index in range(4)]
 
 

@@ -1,4 +1,4 @@
-"""Moving code changes no key, no space, no choice, no source and no recorded row: a replay beside what was recorded."""
+"""Moving code changes no key, space, choice, source or recorded row: a replay is compared with the record."""
 
 import json
 

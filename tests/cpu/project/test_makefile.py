@@ -1,0 +1,41 @@
+"""The Makefile runs what it says, whatever the environment holds."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+def dry_run(*arguments: str, **environment: str) -> str:
+    """Return the commands that make would run."""
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    done = subprocess.run(
+        ["make", "-n", *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_environment_does_not_redirect_the_demo():
+    assert "examples.demo --out demo\n" in dry_run("demo", OUT="/elsewhere")
+    assert "examples.demo --out x\n" in dry_run("demo", "OUT=x", OUT="/elsewhere")
+
+
+@pytest.mark.parametrize("target", ["demo", "test", "test-full", "build", "lint"])
+def test_nothing_is_installed_where_install_is_0(target):
+    commands = dry_run(target, "INSTALL=0", "PYTHON=some-python")
+    assert commands and "pip" not in commands and ".venv" not in commands
+    assert all(line.split()[0] == "some-python" for line in commands.splitlines())
+
+
+def test_ci_runs_lint_and_tests():
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    targets = script.splitlines()[-1].removeprefix("exec make ").split()
+    commands = dry_run(*targets)
+    assert all(word in commands for word in ("ruff check", "ruff format --check", "clang_format", "mypy", "pytest"))
+    assert commands.index("pip install") < commands.index("ruff check") < commands.index("pytest")
