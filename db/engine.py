@@ -20,11 +20,11 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc, inspect
 from sqlalchemy.pool import QueuePool
+
+from tuner import errors
 from tuner.db import schema, tables
 from tuner.db.faults import damaged, to_typed, translated
 from tuner.db.lock import WriterLock
-
-from tuner import errors
 
 BUSY_TIMEOUT_MS = 60_000
 MAX_VALUE_BYTES = 1 << 24

@@ -4,9 +4,9 @@ import sqlite3
 from contextlib import contextmanager
 
 from sqlalchemy import exc
-from tuner.db.lock import read_holder
 
 from tuner import errors
+from tuner.db.lock import read_holder
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 REMEDIES = {

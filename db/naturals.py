@@ -10,12 +10,12 @@ from collections.abc import Callable
 from itertools import compress
 
 from sqlalchemy import Column, Connection, Table, insert, select, update
-from tuner.db import tables
-from tuner.db.queries import check_key, check_rows, config_key, problem_key
-from tuner.db.values import check_names, make_key, to_json, to_value
-from tuner.db.writing import upsert
 
 from tuner import errors
+from tuner.db import tables
+from tuner.db.checks import MEASUREMENT_COLUMNS, check_key, check_rows, config_key, problem_key
+from tuner.db.values import check_names, make_key, to_json, to_value
+from tuner.db.writing import upsert
 
 #: In the order in which they can be written.
 KEYS = {
@@ -165,9 +165,8 @@ def check_tables(path: object, found: Tables) -> None:
         columns = {column.name: column for column in tables.metadata.tables[name].columns if column.name != "id"}
         for row in rows.values():
             check_row(path, name, columns, row, found)
-    own = [column.name for column in tables.measurement.columns]
     try:
-        check_rows(path, [tuple(row[name] for name in own) for row in found["measurement"].values()])
+        check_rows(path, [tuple(row[name] for name in MEASUREMENT_COLUMNS) for row in found["measurement"].values()])
     except (TypeError, ValueError) as error:
         raise errors.IntegrityError(f"{path}: measurement: values of a wrong type ({error})") from error
 

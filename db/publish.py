@@ -6,6 +6,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from tuner import errors
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
 from tuner.db.files import replacing
@@ -13,8 +14,6 @@ from tuner.db.naturals import Tables
 from tuner.db.store import Store
 from tuner.db.transfer import add_tables, load_tables
 from tuner.db.values import make_key
-
-from tuner import errors
 
 #: The recorded snapshot is part of the package; larger ones do not belong there.
 MAX_SNAPSHOT_BYTES = 8_000_000

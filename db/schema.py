@@ -9,10 +9,10 @@ from alembic.config import Config
 from sqlalchemy import CheckConstraint, Connection, Table, create_engine
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateTable
-from tuner.db import tables
-from tuner.db.faults import damaged, one_line
 
 from tuner import errors
+from tuner.db import tables
+from tuner.db.faults import damaged, one_line
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 

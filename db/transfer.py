@@ -10,12 +10,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from tuner import errors
 from tuner.db import tables
 from tuner.db.files import replacing
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
 from tuner.db.store import Store
-
-from tuner import errors
 
 APPLICATION = "deep_gemm tuning database"
 FORMAT = 1

@@ -4,10 +4,10 @@ import json
 
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
-from tuner.db import tables
-from tuner.db.values import now, to_log_tail, to_row, to_samples
 
 from tuner import errors
+from tuner.db import tables
+from tuner.db.values import now, to_log_tail, to_row, to_samples
 from tuner.problems.fields import kernel_variant
 
 COMPILE_FIELDS = ("registers", "spill_bytes", "local_bytes", "smem_bytes", "compile_ms")
@@ -54,8 +54,7 @@ def add_measurements(connection: Connection, rows: list[dict]) -> None:
 
 def to_measurement_row(row: dict) -> dict:
     """Return a row with every column of `measurement`."""
-    given = {"num_samples" if name == "n" else name: value for name, value in row.items()}
-    given |= {"samples": to_samples(row.get("samples")), "error": to_log_tail(row.get("error"))}
+    given = row | {"samples": to_samples(row.get("samples")), "error": to_log_tail(row.get("error"))}
     return dict.fromkeys(MEASUREMENT_FIELDS) | to_row(tables.measurement, given)
 
 

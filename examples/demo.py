@@ -25,7 +25,7 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
 from tuner.learn.dataset import load_dataset
 from tuner.problems.shapes import load_preset
-from tuner.sources import RECORDED_SKU, open_database
+from tuner.learn.sources import RECORDED_SKU, open_database
 
 OP = "fp8_gemm"
 ROWS = 12

@@ -25,8 +25,8 @@ def inspect(
 
     Example: python -m tuner inspect --db tuning.db
     """
-    from tuner.inspection import inspect as inspect_store
-    from tuner.sources import find_device, find_ops, open_database
+    from tuner.learn.inspection import inspect as inspect_store
+    from tuner.learn.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
         sku = find_device(store, device).sku

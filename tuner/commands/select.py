@@ -1,12 +1,14 @@
-"""python -m tuner select: which config a problem gets, who chose it and why."""
+"""python -m tuner select: which config a problem gets, what chose it, and why."""
 
 import json
 import math
 
 import typer
 
-from tuner.problems.fields import OP_NAMES
+from tuner.problems.fields import MEANINGS, OP_NAMES
 
+#: The default of fields whose value the op kind or the function's name decides.
+BY_NAME = "Default: k, k-grouped mn, or as the function's name says."
 TIME_SOURCES = {"heuristic": "the heuristic's estimate", "forest": "the forest's prediction"}
 
 
@@ -16,51 +18,31 @@ def register(app) -> None:
 
 
 def select(
-    m: int = typer.Argument(help="Rows of A and D; of masked groups, the rows that each has room for."),
-    n: int = typer.Argument(help="Rows of B, columns of D."),
-    k: int = typer.Argument(help="Columns of A and B; of groups of K, those of all groups."),
+    m: int = typer.Argument(help=MEANINGS["m"]),
+    n: int = typer.Argument(help=MEANINGS["n"]),
+    k: int = typer.Argument(help=MEANINGS["k"]),
     device: str = typer.Option(
-        "", help="SKU or short name (h200, h100, ...); default: the GPU at hand, without one the recorded SKU."
+        "", help="SKU or short name (h200, h100, ...). Default: this machine's GPU, without one the recorded SKU."
     ),
     op: str = typer.Option(
-        "fp8_gemm", help=f"One of {OP_NAMES}; or a function's name, as in m_grouped_fp8_gemm_nt_masked."
+        "fp8_gemm", help=f"One of {OP_NAMES}; or the name of a function, such as m_grouped_fp8_gemm_nt_masked."
     ),
-    num_sms: int = typer.Option(0, help="SMs that the kernel may use; 0: all."),
-    num_groups: int = typer.Option(0, help="Groups of a grouped op."),
-    expected_m: int = typer.Option(0, help="Rows that a masked group holds on average; 0: not known."),
-    alignment: int = typer.Option(128, help="Rows of contiguous groups start at a multiple of it."),
-    group_layout: str = typer.Option(
-        None,
-        help="Operands of k_grouped_fp8_gemm_contiguous: joint, or blocks of memory (its nt function). Default: joint.",
-    ),
-    recipe: str = typer.Option(
-        None, help="Scales of FP8 operands: 1d2d, 1d1d or per_row. Default: 1d2d, k-grouped 1d1d."
-    ),
-    d_dtype: str = typer.Option(None, help="Type of D: bf16 or fp32. Default: bf16, k-grouped fp32."),
-    c_mode: str = typer.Option(
-        None,
-        help="What is added: none, accumulate (C is D), general (any C, alpha, beta), or head_split. Default: none.",
-    ),
-    a_major: str = typer.Option(
-        None,
-        help=(
-            "Contiguous dimension of A of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."
-        ),
-    ),
-    b_major: str = typer.Option(
-        None,
-        help=(
-            "Contiguous dimension of B of BF16 ops: k or mn. Default: k, k-grouped mn, or as the function's name says."
-        ),
-    ),
-    scale_layout: str = typer.Option(
-        "mn_major", help="Scale vectors of FP8 operands: mn_major (aligned for TMA) or any."
-    ),
-    batch_invariant: bool = typer.Option(False, help="Only configs whose results do not depend on m."),
-    explain: bool = typer.Option(False, help="Also show scores, guards and predicted times."),
+    num_sms: int = typer.Option(0, help=MEANINGS["num_sms"]),
+    num_groups: int = typer.Option(0, help=MEANINGS["num_groups"]),
+    expected_m: int = typer.Option(0, help=MEANINGS["expected_m"]),
+    alignment: int = typer.Option(128, help=MEANINGS["alignment"]),
+    group_layout: str = typer.Option(None, help=f"{MEANINGS['group_layout']} Default: joint."),
+    recipe: str = typer.Option(None, help=f"{MEANINGS['recipe']} Default: 1d2d, k-grouped 1d1d."),
+    d_dtype: str = typer.Option(None, help=f"{MEANINGS['d_dtype']} Default: bf16, k-grouped fp32."),
+    c_mode: str = typer.Option(None, help=f"{MEANINGS['c_mode']} Default: none."),
+    a_major: str = typer.Option(None, help=f"{MEANINGS['a_major']} {BY_NAME}"),
+    b_major: str = typer.Option(None, help=f"{MEANINGS['b_major']} {BY_NAME}"),
+    scale_layout: str = typer.Option("mn_major", help=MEANINGS["scale_layout"]),
+    batch_invariant: bool = typer.Option(False, help=MEANINGS["batch_invariant"]),
+    explain: bool = typer.Option(False, help="Show scores, guards and predicted times as well."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Print the config that the library would use; needs no GPU.
+    """Print the config that the library would use. This needs no GPU.
 
     Example: python -m tuner select 64 2112 7168 --op bf16_gemm --explain
     """
@@ -93,14 +75,14 @@ def select(
 
 
 def describe_time(entry: dict) -> str:
-    """Return a time and whose it is; none is measured, because an artefact keeps no times."""
+    """Return a predicted time and what predicted it."""
     return f"about {entry['predicted_us']:.1f} us ({TIME_SOURCES[entry['predicted_by']]})"
 
 
 def print_explanation(found: dict) -> None:
     """Print the heuristic's pick, the selector's identity and guards, and the portfolio by score."""
     print(f"heuristic's pick: {found['heuristic']['name']}, {describe_time(found['heuristic'])}")
-    print("no time here is measured: a selector keeps which config was measured best, not its time")
+    print("all times are predictions: a selector knows which config was measured best, but not its time")
     is_used, selector = found["source"] != "analytic", found["selector"]
     if not is_used:
         print(f"no selector is used for this problem: {found['reason']}")
@@ -118,11 +100,11 @@ def print_explanation(found: dict) -> None:
 
 
 def print_scores(found: dict) -> None:
-    """Print what the forest predicts of the portfolio, and whether that decided."""
+    """Print what the forest predicts for the portfolio, and whether that decided."""
     undecided = "" if found["source"] == "learned" else f", which did not decide ({found['reason']})"
     print(f"the portfolio as the forest predicts it{undecided}:")
     for entry in found["scores"]:
-        # The forest predicts the pick's ratio to itself, too: what that is off by 1 is the forest's error.
+        # The forest also predicts the ratio of the pick to itself: how far that is from 1 is the forest's error.
         note = ", is the heuristic's pick" if entry["config"] == found["heuristic"]["config"] else ""
         print(
             f"  {entry['name']:<24} {math.exp(entry['score']):6.3f}x the heuristic's pick, {describe_time(entry)}{note}"

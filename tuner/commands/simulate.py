@@ -32,9 +32,9 @@ def simulate(
     """
     from rich.progress import Progress
 
+    from tuner.learn import simulation
     from tuner.learn.dataset import load_dataset
-    from tuner.search import simulation
-    from tuner.sources import find_device, find_ops, open_database
+    from tuner.learn.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
         sku = find_device(store, device).sku

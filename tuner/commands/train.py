@@ -85,7 +85,7 @@ def train(
 def load_tables(database: str, device: str, op: str, identity: dict) -> tuple[list, str]:
     """Return the measurements of each op kind as tables, and where they come from."""
     from tuner.learn.dataset import load_dataset
-    from tuner.sources import find_device, find_ops, open_database
+    from tuner.learn.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
         sku = find_device(store, device).sku

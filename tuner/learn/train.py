@@ -31,9 +31,9 @@ from tuner import errors
 from tuner.db.files import replacing
 from tuner.learn.dataset import Dataset, Identity, load_dataset
 from tuner.learn.learner import Guards, Learned, Settings, fit
+from tuner.learn.sources import known_device, open_database
 from tuner.problems.fields import OPS, describe_variant, get_tokens, to_config
 from tuner.problems.shapes import OTHER_MODEL
-from tuner.sources import known_device, open_database
 
 FORMAT = 2
 ESTIMATOR, TRAINING = "estimator.joblib", "training.json"

@@ -32,6 +32,24 @@ HEAD_SPLIT_SUFFIX = "_skip_head_mid"
 PROBLEM_DEFAULTS = _C.Problem(OPS[0], 1, 1, 1).as_dict()
 PROBLEM_FIELDS = tuple(PROBLEM_DEFAULTS)
 CONFIG_FIELDS = tuple(_C.Config(64, 64, 2).as_dict())
+#: What each field of a problem means, as help texts say it.
+MEANINGS = {
+    "m": "Rows of A and D; for masked groups, the rows that each group has room for.",
+    "n": "Rows of B, columns of D.",
+    "k": "Columns of A and B; for groups of K, those of all groups together.",
+    "num_sms": "SMs that the kernel may use; 0: all.",
+    "num_groups": "Number of groups of a grouped op.",
+    "expected_m": "Rows that a masked group holds on average; 0: unknown.",
+    "alignment": "The rows of each contiguous group start at a multiple of this.",
+    "recipe": "Scales of FP8 operands: 1d2d, 1d1d or per_row.",
+    "d_dtype": "Data type of D: bf16 or fp32.",
+    "c_mode": "What is added to the product: none, accumulate (C is D), general (any C, alpha, beta), or head_split.",
+    "a_major": "Contiguous dimension of A (BF16 ops): k or mn.",
+    "b_major": "Contiguous dimension of B (BF16 ops): k or mn.",
+    "scale_layout": "Layout of the scale vectors of FP8 operands: mn_major (aligned for TMA) or any.",
+    "group_layout": "Operands of k_grouped_fp8_gemm_contiguous: joint, or blocks (one block of memory per group).",
+    "batch_invariant": "Choose only configs whose results do not depend on m.",
+}
 #: How many groups there are and where their rows lie: sizes, too, because a kernel serves all of them.
 GROUP_FIELDS = ("num_groups", "expected_m", "alignment")
 #: What a problem asks for besides its sizes: these decide which kernels and configs there are for it.

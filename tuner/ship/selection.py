@@ -6,9 +6,9 @@ from deep_gemm import _C
 from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
+from tuner.learn.sources import device_at_hand
 from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
 from tuner.problems.workload import round_expected_m
-from tuner.sources import device_at_hand
 
 #: Who a time comes from. None is measured: an artefact keeps which config was measured best, not its time.
 HEURISTIC, FOREST = "heuristic", "forest"

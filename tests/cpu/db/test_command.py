@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from tuner.db import Store, tables
 
 from tests.fakes.databases import IDENTITY, add_block, add_context, make_database, make_problem
 from tuner import cli, errors
 from tuner.commands import db
+from tuner.db import Store, tables
 
 COMMANDS = ("init", "upgrade", "check", "snapshot", "merge", "export", "import", "stats")
 

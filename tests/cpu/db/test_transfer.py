@@ -5,17 +5,20 @@ import json
 import random
 import socket
 import sqlite3
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from tuner.db import Store, export_json, import_json, merge, snapshot, snapshot_path, tables
-from tuner.db.naturals import KEYS, merge_tables
-from tuner.db.transfer import ADDED, load_tables, parse_json, to_json_bytes
 
 from deep_gemm import _C
 from tests.fakes import synthetic
 from tests.fakes.databases import CONFIGS, DEVICE, SKU, add_block, add_context, make_database, make_problem, make_row
-from tuner import errors, inspection
+from tuner import errors
+from tuner.db import Store, export_json, import_json, merge, snapshot, snapshot_path, tables
+from tuner.db.naturals import KEYS, merge_tables
+from tuner.db.rows import MeasurementRow
+from tuner.db.transfer import ADDED, load_tables, parse_json, to_json_bytes
+from tuner.learn import inspection
 from tuner.learn.dataset import CENSORED, CONFIRMED, load_dataset
 
 
@@ -53,15 +56,12 @@ def test_merge_loses_and_doubles_nothing(shards, tmp_path):
     assert (gained["problem"], gained["config"], gained["best"]) == (4, 6, 4)
     with Store.open(tmp_path / "all.db", "ro") as store:
         assert store.check() == [] and len(store.load_measurements()) == 56
-        rows = {
-            (row["problem_key"], row["config_key"], row["role"], row["median_us"]) for row in store.load_measurements()
-        }
+        rows = {(row.block.problem_key, row.config_key, row.role, row.median_us) for row in store.load_measurements()}
     wanted = set()
     for shard in shards:
         with Store.open(shard, "ro") as store:
             wanted |= {
-                (row["problem_key"], row["config_key"], row["role"], row["median_us"])
-                for row in store.load_measurements()
+                (row.block.problem_key, row.config_key, row.role, row.median_us) for row in store.load_measurements()
             }
     assert rows == wanted
 
@@ -74,7 +74,7 @@ def test_merge_renumbers_lists_of_configs(tmp_path):
     merge(tmp_path / "a.db", [source])
     with Store.open(tmp_path / "a.db", "ro") as store:
         (best,) = store.load_best()
-        assert [row["config_key"] for row in best["tie_set"]] == [config.key("fp8_gemm") for config in CONFIGS[:2]]
+        assert best.tie_set == tuple(CONFIGS[:2])
         with store.reading() as connection:
             (order,) = connection.execute(tables.block.select()).mappings()
         by_id = {store_id: config for store_id, config in zip(range(len(CONFIGS), 0, -1), CONFIGS, strict=True)}
@@ -86,7 +86,7 @@ def test_a_later_copy_of_a_database_wins(tmp_path):
     copy = tmp_path / "new.db"
     copy.write_bytes(path.read_bytes())
     with Store.open(copy) as store:
-        (block_id,) = {row["block_id"] for row in store.load_measurements()}
+        (block_id,) = {row.block.block_id for row in store.load_measurements()}
         config_id = store.get_or_add_config("fp8_gemm", CONFIGS[5])
         store.add_measurements(
             [
@@ -97,7 +97,7 @@ def test_a_later_copy_of_a_database_wins(tmp_path):
                     "status": "ok",
                     "median_us": 9.0,
                     "mad_us": 0.1,
-                    "n": 8,
+                    "num_samples": 8,
                 }
             ]
         )
@@ -164,7 +164,7 @@ def test_grouped_problems_and_their_workloads_travel(tmp_path):
     for name, mode in (("b.db", "ro"), ("c.db", "ro"), ("d.db", "immutable")):
         with Store.open(tmp_path / name, mode) as store:
             rows = store.load_measurements(op=problem.op)
-            assert {(row["problem_key"], row["workload"], row["regime"]) for row in rows} == {
+            assert {(row.block.problem_key, row.block.workload, row.block.regime) for row in rows} == {
                 (problem.key, '{"seed":3,"sizes":"skewed"}', "graph-cold-skewed")
             }
 
@@ -297,14 +297,11 @@ def test_snapshot_keeps_what_training_reads(shards, tmp_path):
     with Store.open(tmp_path / "published.db", "immutable") as after, Store.open(shards[0], "ro") as before:
         assert after.check() == []
         for old, new in zip(by_key(before.load_measurements()), by_key(after.load_measurements()), strict=True):
-            local = ("problem_id", "config_id", "block_id", "device_id", "reference_config_id")
-            left_out = dict.fromkeys(("error", "samples"))
-            if old["role"] == "search":
-                left_out |= dict.fromkeys(("mad_us", "q10_us", "q90_us", "max_abs_error"))
-            assert {name: value for name, value in (old | left_out).items() if name not in local} == {
-                name: value for name, value in new.items() if name not in local
-            }
-        assert [row["config_key"] for row in after.load_best()] == [row["config_key"] for row in before.load_best()]
+            left_out = ["error", "samples"]
+            if old.role == "search":
+                left_out += ["mad_us", "q10_us", "q90_us", "max_abs_error"]
+            assert without_ids(replace(old, **dict.fromkeys(left_out))) == without_ids(new)
+        assert [row.config_key for row in after.load_best()] == [row.config_key for row in before.load_best()]
         assert [load_flags(after)] == ["-std=c++20"]
 
 
@@ -360,9 +357,15 @@ def test_the_tuner_finds_in_a_snapshot_what_the_database_had(tmp_path):
             assert value == new[name], name
 
 
-def by_key(rows: list[dict]) -> list[dict]:
+def without_ids(row: MeasurementRow) -> MeasurementRow:
+    """Return a row without the ids, which are local to one file."""
+    block = replace(row.block, block_id=0, problem_id=0, device_id=0, reference_config_id=None)
+    return replace(row, block=block, config_id=0)
+
+
+def by_key(rows: list[MeasurementRow]) -> list[MeasurementRow]:
     """Return rows in an order that does not depend on ids."""
-    return sorted(rows, key=lambda row: (row["problem_key"], row["config_key"], row["role"]))
+    return sorted(rows, key=lambda row: (row.block.problem_key, row.config_key, row.role))
 
 
 def load_flags(store) -> str:
@@ -382,7 +385,7 @@ def test_snapshot_of_one_sku_keeps_its_newest_kernel_hash(tmp_path):
     result = snapshot(path, tmp_path / "published.db", sku=SKU)
     assert (result["tables"]["block"], result["tables"]["problem"], result["tables"]["device"]) == (1, 1, 1)
     with Store.open(tmp_path / "published.db", "immutable") as store:
-        assert {row["kernel_hash"] for row in store.load_measurements()} == {"cd" * 32} and store.newest_kernel_hash(
+        assert {row.block.kernel_hash for row in store.load_measurements()} == {"cd" * 32} and store.newest_kernel_hash(
             "fp8_gemm", SKU
         ) == "cd" * 32
 

@@ -3,13 +3,12 @@
 import json
 
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C, selection
 from deep_gemm.jit.hashing import kernel_hash
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli
-from tuner.problems.fields import to_config, to_problem
+from tuner.db import Store
 from tuner.search.sweep import Sweep, SweepOptions
 from tuner.ship.artifact import read_artifact
 
@@ -53,11 +52,11 @@ def test_problems_of_all_kinds_share_a_sweep(folder):
     with Store.open(folder / "tuning.db", mode="ro") as store:
         assert store.check() == []
         rows, best = store.load_measurements(op=None), store.load_best(op=None)
-    assert {to_problem(row) for row in rows} == set(PROBLEMS) == {to_problem(row) for row in best}
+    assert {row.block.problem for row in rows} == set(PROBLEMS) == {row.block.problem for row in best}
     for problem in PROBLEMS:
-        measured = {to_config(row) for row in rows if row["problem_key"] == problem.key}
+        measured = {row.config for row in rows if row.block.problem_key == problem.key}
         assert measured == {*_C.get_candidates(problem, DEVICE), _C.get_analytic_config(problem, DEVICE)}
-    assert {row["op"]: row["kernel_hash"] for row in rows} == {op: kernel_hash(op) for op in OPS}
+    assert {row.block.problem.op: row.block.kernel_hash for row in rows} == {op: kernel_hash(op) for op in OPS}
 
 
 def test_one_artefact_holds_a_model_of_every_op_kind(folder, selector):
@@ -82,7 +81,9 @@ def test_every_choice_is_legal_and_measured_problems_are_exact(selector):
 def test_the_documents_name_op_and_variant(folder):
     for op in OPS:
         rows = json.loads((folder / "training" / op / "out_of_fold.json").read_text())["rows"]
-        assert {row["op"] for row in rows} == {op} and len(rows) == sum(problem.op == op for problem in PROBLEMS)
+        assert {row.block.problem.op for row in rows} == {op} and len(rows) == sum(
+            problem.op == op for problem in PROBLEMS
+        )
     variants = json.loads((folder / "training" / "fp8_gemm" / "training.json").read_text())["data"]["variants"]
     assert variants == {"default": 6, "recipe=1d1d d_dtype=fp32 c_mode=accumulate": 3, "scale_layout=any": 1}
     card = next((folder / "models").glob("*.md")).read_text()

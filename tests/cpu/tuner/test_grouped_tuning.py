@@ -9,20 +9,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C, selection
 from deep_gemm.jit import hashing
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped
 from tests.fakes.in_process_worker import InProcessWorker
-from tuner import cli, inspection
-from tuner.learn import train, validate
+from tuner import cli
+from tuner.db import Store
+from tuner.learn import inspection, train, validate
 from tuner.learn.baselines import find_nearest
 from tuner.learn.dataset import load_dataset
 from tuner.problems import shapes
-from tuner.problems.fields import ANY_ALIGNMENT, OPS, get_tokens, get_work, kernel_problem, replace_problem, to_problem
+from tuner.problems.fields import ANY_ALIGNMENT, OPS, get_tokens, get_work, kernel_problem, replace_problem
 from tuner.search import wide_space
-from tuner.search.sweep import Sweep, SweepOptions, choose_candidates, find_kernels
+from tuner.search.candidates import SweepOptions, choose_candidates, find_kernels
+from tuner.search.sweep import Sweep
 from tuner.ship import export
 
 H200 = _C.Device.known("h200")
@@ -92,12 +93,12 @@ def test_rows_say_of_which_workload_they_are(database):
         assert store.check() == []
         for op, problems in PROBLEMS.items():
             rows = store.load_measurements(op=op)
-            assert {to_problem(row) for row in rows} == set(problems)
-            assert {(row["workload"], row["regime"]) for row in rows} == {
+            assert {row.block.problem for row in rows} == set(problems)
+            assert {(row.block.workload, row.block.regime) for row in rows} == {
                 ('{"seed":0,"sizes":"spread","spread":0.3}', "simulated")
             }
             for problem in problems:
-                measured = {row["config_key"] for row in rows if row["problem_key"] == problem.key}
+                measured = {row.config_key for row in rows if row.block.problem_key == problem.key}
                 assert {config.key(op) for config in _C.get_candidates(problem, H200)} <= measured
 
 
@@ -115,7 +116,7 @@ def test_workloads_never_mix(tmp_path):
     assert run(path, problems, configs=few, workload="skewed", seed=7)["already_measured"] == 2
     with Store.open(path, "ro") as store:
         rows = store.load_measurements(op=None)
-        assert {(row["regime"], row["workload"]) for row in rows} == {
+        assert {(row.block.regime, row.block.workload) for row in rows} == {
             ("simulated", '{"seed":0,"sizes":"spread","spread":0.3}'),
             ("simulated-skewed", '{"seed":7,"sizes":"skewed"}'),
             ("simulated", ""),

@@ -3,6 +3,7 @@ lets pass.
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from tuner.problems.workload import WORKLOADS, Workload, make_group_tensor, make
 from tuner.search.problem_run import EFFORTS
 
 H200 = _C.Device.known("h200")
-PLAN = EFFORTS["quick"] | {"search_seconds": 1.0}
+PLAN = replace(EFFORTS["quick"], search_seconds=1.0)
 #: Groups of different sizes, tails of n and k; some groups are empty under a skewed workload.
 PROBLEMS = [
     make_grouped(CONTIGUOUS[0], 640, 136, 272, 4),
@@ -57,7 +58,7 @@ def run(backend, configs: list, problem, workload: str = "spread") -> dict:
 
 def statuses(report: dict, count: int) -> list[str]:
     """Return the status of each config's search row."""
-    found = {row["config"]: row["status"] for row in report["rows"] if row["role"] == "search"}
+    found = {row["config"]: row["status"] for row in report["results"] if row["role"] == "search"}
     return [found[index] for index in range(count)]
 
 

@@ -7,20 +7,25 @@ import os
 import shutil
 import signal
 from collections import Counter
+from dataclasses import replace
 
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C
+from tests.fakes import synthetic
 from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.spaces import make_space
 from tuner import cli, errors
+from tuner.db import Store
+from tuner.db.rows import MeasurementRow, WinnerRow
+from tuner.measure.devices import choose_visible_device
 from tuner.measure.gpu_lock import GpuLock
 from tuner.measure.worker_client import DeviceRetired
-from tuner.problems.fields import kernel_problem, to_config
-from tuner.search import precompile, recording, sweep
+from tuner.problems.fields import kernel_problem
+from tuner.search import past, precompile
+from tuner.search.candidates import SweepOptions, find_kernels
 from tuner.search.precompile import Compiled
-from tuner.search.sweep import Sweep, SweepOptions
+from tuner.search.sweep import Sweep
 
 PROBLEMS = [_C.Problem("fp8_gemm", m, n, k) for m, n, k in ((64, 2112, 7168), (16, 1280, 8192), (333, 512, 1024))]
 DEVICE = _C.Device.known("h200")
@@ -46,7 +51,7 @@ def run(path, worker=None, problems=PROBLEMS, store_class=None, **options) -> di
         return Sweep(made, store_class(store) if store_class else store, worker or InProcessWorker()).run()
 
 
-def read(path) -> tuple[list[dict], list[dict]]:
+def read(path) -> tuple[list[MeasurementRow], list[WinnerRow]]:
     """Return all rows and all winners."""
     with Store.open(path, mode="ro") as store:
         assert store.check() == []
@@ -54,25 +59,14 @@ def read(path) -> tuple[list[dict], list[dict]]:
 
 
 def winners(path) -> dict:
-    """Return {problem key: (winner's key, keys of its tie set)}."""
-    return {
-        row["problem_key"]: (
-            row["config_key"],
-            sorted(json.dumps(tie, sort_keys=True, default=str) for tie in strip(row["tie_set"])),
-        )
-        for row in read(path)[1]
-    }
+    """Return {problem key: (winner, tie set)}."""
+    return {row.problem_key: (row.config, set(row.tie_set)) for row in read(path)[1]}
 
 
-def strip(ties: list[dict]) -> list[dict]:
-    """Return the tie set without ids, which are local to one file."""
-    return [{name: value for name, value in tie.items() if name != "config_id"} for tie in ties]
-
-
-def failures_of(path, config) -> list[dict]:
+def failures_of(path, config) -> list[MeasurementRow]:
     """Return the rows of one config that are failures."""
     key = config.key("fp8_gemm")
-    return [row for row in read(path)[0] if row["config_key"] == key and row["status"] not in ("ok", "censored")]
+    return [row for row in read(path)[0] if row.config_key == key and row.status not in ("ok", "censored")]
 
 
 def test_a_sweep_records_every_candidate_and_a_winner(tmp_path):
@@ -81,17 +75,17 @@ def test_a_sweep_records_every_candidate_and_a_winner(tmp_path):
     rows, best = read(path)
     assert summary["measured"] == 3 and summary["remaining"] == 0 and not summary["failed"]
     for problem in PROBLEMS:
-        mine = [row for row in rows if row["problem_key"] == problem.key]
+        mine = [row for row in rows if row.block.problem_key == problem.key]
         candidates = {config.key("fp8_gemm") for config in _C.get_candidates(problem, DEVICE)}
-        assert {row["config_key"] for row in mine if row["role"] == "search"} == candidates
-        confirmed = [row for row in mine if row["role"] == "confirm"]
-        assert len(confirmed) >= 5 and all(row["n"] >= 30 for row in confirmed)
-        assert any(row["samples"] for row in confirmed)
-        assert {row["reference_config_id"] for row in mine} == {
-            row["config_id"] for row in mine if row["ratio"] == 1.0 and row["role"] == "confirm"
+        assert {row.config_key for row in mine if row.role == "search"} == candidates
+        confirmed = [row for row in mine if row.role == "confirm"]
+        assert len(confirmed) >= 5 and all(row.num_samples >= 30 for row in confirmed)
+        assert any(row.samples for row in confirmed)
+        assert {row.block.reference_config_id for row in mine} == {
+            row.config_id for row in mine if row.ratio == 1.0 and row.role == "confirm"
         }
-        assert all(row["regime"] == "simulated" and row["block_status"] == "finished" for row in mine)
-    assert {row["problem_key"] for row in best} == {problem.key for problem in PROBLEMS}
+        assert all(row.block.regime == "simulated" and row.block.status == "finished" for row in mine)
+    assert {row.problem_key for row in best} == {problem.key for problem in PROBLEMS}
 
 
 def test_finished_problems_are_not_measured_again(tmp_path):
@@ -108,7 +102,7 @@ def test_a_few_configs_do_not_count_as_the_whole_space(tmp_path):
     run(path, problems=PROBLEMS[:1], configs=FEW)
     summary = run(path, problems=PROBLEMS[:1])
     assert summary["already_measured"] == 0 and summary["measured"] == 1
-    assert {row["config_key"] for row in read(path)[0]} >= {config.key("fp8_gemm") for config in space}
+    assert {row.config_key for row in read(path)[0]} >= {config.key("fp8_gemm") for config in space}
     assert (
         run(path, problems=PROBLEMS[:1])["already_measured"]
         == run(path, problems=PROBLEMS[:1], configs=FEW)["already_measured"]
@@ -129,7 +123,7 @@ def test_given_configs_are_measured_beside_the_heuristics_pick(tmp_path):
     run(tmp_path / "a.db", configs=configs)
     rows, _ = read(tmp_path / "a.db")
     for problem, pick in zip(PROBLEMS, HEURISTIC, strict=True):
-        measured = {row["config_key"] for row in rows if row["problem_key"] == problem.key}
+        measured = {row.config_key for row in rows if row.block.problem_key == problem.key}
         assert measured == {config.key("fp8_gemm") for config in {*configs, pick}}
 
 
@@ -139,7 +133,7 @@ def test_a_config_that_fails_twice_is_quarantined(tmp_path, fault):
     worker = InProcessWorker(**{fault: [bad]})
     summary = run(tmp_path / "a.db", worker, configs=FEW)
     assert summary["measured"] == 3 and list(summary["quarantined"]) == [f"fp8_gemm {bad}"]
-    statuses = [row["status"] for row in failures_of(tmp_path / "a.db", bad)]
+    statuses = [row.status for row in failures_of(tmp_path / "a.db", bad)]
     assert Counter(statuses) == {"crash" if fault == "crashing" else "timeout": 1, "skipped": 2}
     assert len(worker.jobs) == 2 + 3  # two attempts that failed, then one job a problem
 
@@ -157,7 +151,7 @@ def test_a_problem_that_is_given_up_keeps_its_failures(tmp_path):
     path, bad = tmp_path / "a.db", [FEW[3], HEURISTIC[0]]
     summary = run(path, InProcessWorker(crashing=bad), problems=PROBLEMS[:1], configs=bad)
     assert summary["measured"] == 0 and summary["failed"] and summary["statuses"] == {"crash": 2}
-    assert {(row["config_key"], row["status"], row["block_status"]) for row in read(path)[0]} == {
+    assert {(row.config_key, row.status, row.block.status) for row in read(path)[0]} == {
         (config.key("fp8_gemm"), "crash", "failed") for config in bad
     }
     worker = InProcessWorker(crashing=bad)
@@ -175,7 +169,7 @@ def test_failures_survive_a_device_that_is_retired(tmp_path):
     worker.on_job = retire
     with pytest.raises(DeviceRetired):
         run(tmp_path / "a.db", worker, problems=PROBLEMS[:1], configs=FEW)
-    assert [row["status"] for row in failures_of(tmp_path / "a.db", FEW[3])] == ["crash"]
+    assert [row.status for row in failures_of(tmp_path / "a.db", FEW[3])] == ["crash"]
 
 
 @pytest.mark.parametrize("fault", ["incorrect", "turning"])
@@ -184,15 +178,13 @@ def test_wrong_results_are_incorrect_and_never_win(tmp_path, fault):
     confirmed = [
         row
         for row in read(tmp_path / "a.db")[0]
-        if row["role"] == "confirm" and row["config_key"] != HEURISTIC[0].key("fp8_gemm")
+        if row.role == "confirm" and row.config_key != HEURISTIC[0].key("fp8_gemm")
     ]
-    bad = to_config(min(confirmed, key=lambda row: row["ratio"]))
+    bad = min(confirmed, key=lambda row: row.ratio).config
     run(tmp_path / "b.db", InProcessWorker(**{fault: [bad]}), problems=PROBLEMS[:1])
-    assert {row["status"] for row in failures_of(tmp_path / "b.db", bad)} == {"incorrect"}
-    assert all(row["median_us"] is None for row in failures_of(tmp_path / "b.db", bad))
-    assert bad.key("fp8_gemm") not in {
-        tie["config_key"] for row in read(tmp_path / "b.db")[1] for tie in [row, *row["tie_set"]] if "config_key" in tie
-    }
+    assert {row.status for row in failures_of(tmp_path / "b.db", bad)} == {"incorrect"}
+    assert all(row.median_us is None for row in failures_of(tmp_path / "b.db", bad))
+    assert not any(bad in (row.config, *row.tie_set) for row in read(tmp_path / "b.db")[1])
 
 
 @pytest.mark.parametrize("fault", ["crashing", "incorrect", "turning"])
@@ -200,8 +192,8 @@ def test_another_reference_stands_in_for_a_broken_heuristic_pick(tmp_path, fault
     run(tmp_path / "a.db", InProcessWorker(**{fault: [HEURISTIC[0]]}), problems=PROBLEMS[:1], configs=FEW)
     assert failures_of(tmp_path / "a.db", HEURISTIC[0])
     rows, best = read(tmp_path / "a.db")
-    assert len(best) == 1 and best[0]["config_key"] != HEURISTIC[0].key("fp8_gemm")
-    assert len({row["reference_config_id"] for row in rows}) == 1
+    assert len(best) == 1 and best[0].config != HEURISTIC[0]
+    assert len({row.block.reference_config_id for row in rows}) == 1
 
 
 def test_a_failure_that_nobody_explains_costs_its_problem_only(tmp_path):
@@ -221,11 +213,11 @@ def test_configs_that_do_not_compile_are_rows_and_not_launched(tmp_path, monkeyp
     monkeypatch.setattr(Sweep, "compile", lambda self, candidates: {kernel_problem(PROBLEMS[0]): outcomes})
     worker = InProcessWorker()
     run(tmp_path / "a.db", worker, problems=PROBLEMS[:1])
-    assert [failures_of(tmp_path / "a.db", config)[0]["status"] for config in (first, second)] == [
+    assert [failures_of(tmp_path / "a.db", config)[0].status for config in (first, second)] == [
         "compile_error",
         "spill",
     ]
-    assert failures_of(tmp_path / "a.db", second)[0]["spill_bytes"] == 64
+    assert failures_of(tmp_path / "a.db", second)[0].report.spill_bytes == 64
     launched = {tuple(row) for job in worker.jobs for row in job["configs"]}
     assert not {tuple(config.as_dict().values()) for config in (first, second)} & launched
 
@@ -235,7 +227,7 @@ def test_kernels_are_compiled_once_for_a_variant():
     row_major = _C.Problem("fp8_gemm", 64, 2112, 7168, scale_layout="any")
     sized = _C.Problem("fp8_gemm", 64, 2112, 7168, compiled_dims="k")
     invariant = _C.Problem("fp8_gemm", 64, 2112, 7168, batch_invariant=True)
-    kernels = sweep.find_kernels(dict.fromkeys([*PROBLEMS, invariant, row_major, sized], few))
+    kernels = find_kernels(dict.fromkeys([*PROBLEMS, invariant, row_major, sized], few))
     assert len(kernels) == 3 * len(few) and {problem.k for problem, _ in kernels} == {1, 7168}
 
 
@@ -258,13 +250,13 @@ def test_proposals_measure_a_share_and_resume_from_their_history(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(path, InProcessWorker(on_job=stop), problem, configs=SPACE, sampler="tpe", num_trials=60)
-    told = {row["config_key"] for row in read(path)[0]}
+    told = {row.config_key for row in read(path)[0]}
     worker = InProcessWorker()
     assert run(path, worker, problem, configs=SPACE, sampler="tpe", num_trials=60)["measured"] == 1
     rows, best = read(path)
-    assert told < {row["config_key"] for row in rows} and len(best) == 1
-    assert 60 <= len({row["config_key"] for row in rows}) <= 66 < len(SPACE)
-    assert not any(row["role"] == "confirm" and row["block_status"] == "open" for row in rows)
+    assert told < {row.config_key for row in rows} and len(best) == 1
+    assert 60 <= len({row.config_key for row in rows}) <= 66 < len(SPACE)
+    assert not any(row.role == "confirm" and row.block.status == "open" for row in rows)
 
 
 def test_a_search_counts_as_done_with_its_trials(tmp_path):
@@ -277,11 +269,13 @@ def test_a_search_counts_as_done_with_its_trials(tmp_path):
 
 
 def test_open_batches_of_a_killed_search_are_no_cover():
-    rows = [
-        {"problem_key": "p", "config_key": key, "block_id": block, "created": "t", "block_status": status}
-        for key, block, status in (("a", 1, "open"), ("b", 2, "finished"), ("c", 3, "open"))
-    ]
-    assert recording.find_covered(rows) == {"p": {"a", "b"}} and recording.find_covered(rows[2:]) == {}
+    machine, made = synthetic.Machine(), []
+    for config, status in zip(FEW, ("open", "finished", "open"), strict=False):
+        machine.block_id += 1
+        block = replace(machine.make_block(PROBLEMS[0], FEW[0]), status=status)
+        made.append(machine.make_row(block, config, "search", 1.0, 1.0, 0.0))
+    assert past.find_covered(made) == {PROBLEMS[0].key: {row.config_key for row in made[:2]}}
+    assert past.find_covered(made[2:]) == {}
 
 
 class DyingStore:
@@ -326,32 +320,32 @@ def test_a_sweep_killed_anywhere_resumes_to_the_same_end(tmp_path):
         path = tmp_path / f"killed{fatal}.db"
         if not run_killed(path, fatal):
             break
-        told = {(row["problem_key"], row["config_key"], row["role"], row["median_us"]) for row in read(path)[0]}
+        told = {(row.block.problem_key, row.config_key, row.role, row.median_us) for row in read(path)[0]}
         run(path, problems=PROBLEMS[:2], configs=FEW)
         rows = read(path)[0]
         kept = Counter(
-            (row["problem_key"], row["config_key"], row["role"]) for row in rows if row["block_status"] == "finished"
+            (row.block.problem_key, row.config_key, row.role) for row in rows if row.block.status == "finished"
         )
         assert winners(path) == expected
         assert max(kept.values()) == 1 and len(kept) == len(expected_rows)
-        assert told <= {(row["problem_key"], row["config_key"], row["role"], row["median_us"]) for row in rows}
+        assert told <= {(row.block.problem_key, row.config_key, row.role, row.median_us) for row in rows}
     assert fatal > 10
 
 
 def test_a_winner_older_than_its_problems_newest_block_is_chosen_again(tmp_path):
     path = tmp_path / "a.db"
     run(path, problems=PROBLEMS[:1], configs=[HEURISTIC[0]])
-    old = read(path)[1][0]["block_id"]
+    old = read(path)[1][0].block_id
     for fatal in range(1, 20):
         copy = tmp_path / f"killed{fatal}.db"
         shutil.copy(path, copy)
         assert run_killed(copy, fatal, PROBLEMS[:1], resume=False)
         rows, best = read(copy)
-        if max(row["block_id"] for row in rows if row["block_status"] == "finished") > old == best[0]["block_id"]:
+        if max(row.block.block_id for row in rows if row.block.status == "finished") > old == best[0].block_id:
             break
     assert run(copy, problems=PROBLEMS[:1], configs=FEW)["already_measured"] == 1
     run(tmp_path / "whole.db", problems=PROBLEMS[:1], configs=FEW)
-    assert read(copy)[1][0]["block_id"] > old and winners(copy) == winners(tmp_path / "whole.db")
+    assert read(copy)[1][0].block_id > old and winners(copy) == winners(tmp_path / "whole.db")
 
 
 def test_the_time_budget_stops_between_problems(tmp_path):
@@ -375,14 +369,14 @@ def test_the_child_sees_one_gpu(monkeypatch, visible, ordinal, chosen):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert sweep.choose_visible_device(ordinal) == chosen
+    assert choose_visible_device(ordinal) == chosen
 
 
 @pytest.mark.parametrize(("visible", "ordinal"), [("", 0), ("0", 1), ("1,1", 0)])
 def test_impossible_gpus_are_usage_errors(monkeypatch, visible, ordinal):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     with pytest.raises(errors.UsageError, match="CUDA_VISIBLE_DEVICES"):
-        sweep.choose_visible_device(ordinal)
+        choose_visible_device(ordinal)
 
 
 def test_shards_compile_from_different_places(monkeypatch):

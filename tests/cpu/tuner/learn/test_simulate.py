@@ -4,14 +4,15 @@ import json
 
 import numpy as np
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli
+from tuner.db import Store
+from tuner.learn import simulation
 from tuner.learn.dataset import load_dataset
-from tuner.search import simulation
-from tuner.search.sweep import Sweep, SweepOptions
+from tuner.search.candidates import SweepOptions
+from tuner.search.sweep import Sweep
 
 PROBLEMS = [
     _C.Problem("fp8_gemm", m, n, k)
