@@ -16,13 +16,13 @@ def register(app) -> None:
 
 
 def simulate(
-    database: str = typer.Option("", "--db", help="Database to replay; default: your own, else the recorded snapshot."),
-    device: str = typer.Option("", help="SKU or short name such as h200; needed where the database has several."),
-    op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
+    database: str = typer.Option("", "--db", help="Database to replay. Default: your own, else the recorded snapshot."),
+    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
+    op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
     problems: int = typer.Option(
-        16, min=0, help="Problems to replay per op kind, evenly spread over the recorded ones; 0: all."
+        16, min=0, help="Number of problems per op kind, evenly spread over the recorded ones; 0: all."
     ),
-    seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with a seed of its own."),
+    seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with another seed."),
     seed: int = typer.Option(0, help="First seed."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
