@@ -181,7 +181,7 @@ def exported(database, tmp_path_factory):
 def test_a_selector_is_trained_evaluated_and_exported(database, exported, op):
     record = json.loads((exported / op / train.TRAINING).read_text())
     assert record["data"]["problems"] == 12 and record["data"]["values_of_m"] == 3 and len(record["portfolio"]) == 6
-    assert len(record["feature_min"]) == len(_C.feature_names(op, train.load(exported / op).portfolio))
+    assert len(record["feature_min"]) == len(_C.feature_names(op, train.load(exported / op).record.portfolio))
     evaluation = json.loads((exported / op / train.EVALUATION).read_text())
     assert (
         set(evaluation["splits"]) == {"family", "model", "unseen_m"}
