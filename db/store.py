@@ -120,13 +120,12 @@ class Store:
         self._update(tables.sweep, sweep_id, {"status": status, "ended": now()})
 
     def add_block(self, fields: dict) -> int:
-        """Record a block (one problem on one board in one go) and return its id; its status is `open` until it is
-        finished.
+        """Record a block and return its id. A block is one problem on one board in one go; it is `open` until finished.
 
-        Fields: sweep_id, problem_id, device_id, environment_id, regime, kernel_hash (64 hex digits), compiler; optional
-        reference_config_id, order (list of config ids: the places of round 0), rounds, confirm_rounds, anchor_us, noise
-        (A/A), clock_mhz, power_w, throttle, status, extra (dict), workload (dict: the group sizes of a grouped problem,
-        see tuner.problems.workload).
+        Fields: sweep_id, problem_id, device_id, environment_id, regime, kernel_hash (64 hex digits), compiler.
+        Optional:
+        reference_config_id, order (config ids in the order of round 0), rounds, confirm_rounds, anchor_us, noise (A/A),
+        clock_mhz, power_w, throttle, status, extra (dict), workload (group sizes, see tuner.problems.workload).
         """
         row = to_row(tables.block, fields, own=("id", "uid", "created"))
         with self.writing() as connection:
@@ -150,7 +149,7 @@ class Store:
                 connection.execute(update(tables.block).where(tables.block.c.id.in_(blocks)).values(status="finished"))
 
     def finish_block(self, block_id: int, **fields: object) -> None:
-        """Set a block's status to `finished` (or to `status`), with other fields of add_block that are known only now."""
+        """Set a block's status to `finished`, or to `status`, and set other fields of add_block."""
         row = to_row(
             tables.block,
             {"status": "finished"} | fields,
@@ -161,8 +160,8 @@ class Store:
     def set_best(self, fields: dict) -> None:
         """Store the winner of a problem, replacing an earlier one.
 
-        Fields: problem_id, sku, kernel_hash, compiler, regime, config_id, tie_set (list of config ids, the winner
-            first), block_id.
+        Fields: problem_id, sku, kernel_hash, compiler, regime, config_id, tie_set (config ids, the winner first),
+            block_id.
         """
         with self.writing() as connection:
             writing.set_best(connection, fields)
@@ -219,7 +218,8 @@ class Store:
             return queries.newest_kernel_hash(connection, op, sku)
 
     def stats(self) -> dict:
-        """Count rows per table and per identity, and rows whose config is no longer legal; give the file's size in bytes.
+        """Count rows per table and per identity, and rows whose config is no longer legal; give the file's size in
+        bytes.
 
         `file_bytes` is None for a PostgreSQL database.
         """

@@ -46,7 +46,8 @@ def sound(tmp_path_factory) -> Path:
 
 
 def mutate(generator: random.Random, payload: bytes) -> bytes:
-    """Return a damaged copy: flipped bits or bytes, a zeroed or swapped page, a cut or extended file, a changed header."""
+    """Return a damaged copy: flipped bits or bytes, a zeroed or swapped page, a cut or extended file, a changed header.
+    """
     damaged, kind = bytearray(payload), generator.randrange(8)
     page, other = (generator.randrange(len(payload) // 4096) * 4096 for _ in range(2))
     if kind <= 2:

@@ -44,7 +44,10 @@ def score_mean(data: Dataset, train: np.ndarray, targets: np.ndarray) -> np.ndar
 
 
 def find_nearest(data: Dataset, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Return the positions in `train` of the nearest problems, by the logs of their sizes; the same variant comes first."""
+    """Return the positions in `train` of the nearest problems, by the logs of their sizes.
+
+    The same variant comes first.
+    """
     distance = ((log_shape(data, test)[:, None] - log_shape(data, train)[None]) ** 2).sum(axis=2)
     numbers: dict = {}
     kinds = np.array([numbers.setdefault(variant_of(problem), len(numbers)) for problem in data.problems])

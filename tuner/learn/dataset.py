@@ -1,7 +1,9 @@
 """Measured rows as one table: for each problem, the time of every config relative to the heuristic's pick.
 
-All rows of a table share one identity: op kind, SKU, kernel hash, compiler and regime. A value is log(time of the config
-/ time of the heuristic's pick), both timed in the same block, so that boards, days and clocks cancel. A value comes from
+All rows of a table share one identity: op kind, SKU, kernel hash, compiler and regime. A value is log(time of the
+config
+/ time of the heuristic's pick), both timed in the same block, so that boards, days and clocks cancel. A value comes
+from
 confirmation rounds where there are any, else from search rounds, else from a censored row. That is a lower bound,
 because the race dropped the config early.
 """

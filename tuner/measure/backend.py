@@ -204,7 +204,10 @@ class CudaTimer:
         return self.time([0])[0]
 
     def capture(self, index: int) -> torch.cuda.CUDAGraph:
-        """Capture launches over consecutive sets; where a replay is shorter than the ring, configs start at different sets."""
+        """Capture launches over consecutive sets.
+
+        Where a replay is shorter than the ring, configs start at different sets.
+        """
         kernel, _ = self.backend.get_kernel(self.problem, self.configs[index])
         count, ring = self.num_launches[index], len(self.ring)
         start = index * count if count < ring else 0

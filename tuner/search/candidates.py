@@ -37,7 +37,8 @@ class SweepOptions:
 
 
 def choose_candidates(problem, device, options: SweepOptions, winners: Sequence = ()) -> list:
-    """Return the configs to measure for `problem`: the given ones that are legal, or its space; and the heuristic's pick.
+    """Return the configs to measure for `problem`: the given ones that are legal, or its space; and the heuristic's
+    pick.
 
     A space gets the known `winners` too: a winner from beyond it must not lose its place because nobody measures it.
     """

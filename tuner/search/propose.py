@@ -19,7 +19,8 @@ EXHAUSTIVE_LIMIT = 256
 BATCH_SIZE = 24
 #: TPE starts from this many configs: those with the best estimates, or random ones.
 NUM_STARTING = 12
-#: The parameters of a config, see `describe`. Those in ORDERED are ranks with similar neighbours, the others categories.
+#: The parameters of a config, see `describe`. Those in ORDERED are ranks with similar neighbours, the others
+#: categories.
 PARAMETERS = ("rows", "columns", "sharing", "depth")
 ORDERED = ("columns", "depth")
 #: Asks per new config before the rest of a batch is drawn at random: in a small space TPE often repeats itself.
@@ -128,7 +129,10 @@ class OptunaProposer:
                 self.study.add_trial(self.make_trial(config, log_ratio, status))
 
     def make_trial(self, config, log_ratio: float | None, status: str):
-        """Return a finished trial. A censored one has its lower bound as an intermediate value, by which TPE ranks it."""
+        """Return a finished trial.
+
+        A censored one has its lower bound as an intermediate value, by which TPE ranks it.
+        """
         states = self.optuna.trial.TrialState
         state = states.FAIL if log_ratio is None else states.COMPLETE if status == "ok" else states.PRUNED
         return self.optuna.trial.create_trial(

@@ -30,7 +30,8 @@ from tuner.search.candidates import (
 from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Request, Suspects
 from tuner.search.winners import choose_winner
 
-#: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few new
+#: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
+#: new
 #: candidates are then no reason to measure it again; a portfolio's few rows do not stand for the full space.
 COVERED_SHARE = 0.8
 
@@ -74,7 +75,10 @@ class Sweep:
         self.compile_seconds = 0.0
 
     def run(self) -> dict:
-        """Measure until all is done or time is over; return the summary. Raises: TunerError; what was committed stays."""
+        """Measure until all is done or time is over.
+
+        Return the summary. Raises: TunerError; what was committed stays.
+        """
         hello = self.worker.start()
         self.device = read_device(hello["device"])
         self.on_event("device", {"sku": self.device.sku, "name": self.device.name})
@@ -153,7 +157,8 @@ class Sweep:
         }
 
     def is_covered(self, problem, configs: list, searched: set[str], finished: set[str]) -> bool:
-        """Return whether enough of `configs` were measured: their keys are in `finished`, or for a search in `searched`.
+        """Return whether enough of `configs` were measured: their keys are in `finished`, or for a search in
+        `searched`.
 
         `searched` includes the batches of searches. Those stay open blocks, which no data set reads, so that a search
         never stands for a measured space.
@@ -183,7 +188,10 @@ class Sweep:
         return known
 
     def compile(self, candidates: dict) -> dict:
-        """Compile the candidates' kernels; return {kernel's problem: {config: Compiled}}, {} for a backend without any."""
+        """Compile the candidates' kernels.
+
+        Return {kernel's problem: {config: Compiled}}, {} for a backend without any.
+        """
         kernels = find_kernels(candidates)
         if self.options.backend != "cuda" or not kernels:
             return {}

@@ -164,7 +164,10 @@ def test_a_problem_without_the_pick_is_left_out_and_counted():
 
 
 def test_a_pick_that_left_the_race_keeps_its_problem():
-    """The heuristic of today may choose what an earlier sweep dropped as slow; that problem is the one to learn from."""
+    """The heuristic of today may choose what an earlier sweep dropped as slow.
+
+    That problem is the one to learn from.
+    """
     data = build([row(A, 1.0, reference=A), row(B, 0.9, reference=A), row(PICK, 1.6, status="censored", reference=A)])
     assert PROBLEM in data.problems and not data.dropped
     assert value_of(data, A)[0] == pytest.approx(math.log(1 / 1.6)) and value_of(data, B)[0] == pytest.approx(
