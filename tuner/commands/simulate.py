@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from functools import partial
 
 import typer
@@ -57,7 +58,7 @@ def simulate(
                 range(seed, seed + seeds),
                 on_done=lambda done, total, show=show: show(completed=done, total=total),
             )
-            results[kind] = found | {"identity": vars(data.identity)}
+            results[kind] = found | {"identity": asdict(data.identity)}
     if as_json:
         return print(json.dumps(results, indent=1, sort_keys=True))
     for kind, result in results.items():

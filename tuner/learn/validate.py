@@ -1,8 +1,8 @@
 """Nested validation: every fold refits everything without the held-out problems, then chooses for them.
 
-Everything means portfolio, guards and forest. There are three splits: whole families of weights, all shapes of one public model, and unseen numbers of tokens (of m,
-of the rows of a group, or of the K of a group). The heuristic's rate constants are not refitted: they are part of the
-package, and `HEURISTIC_VERSION` names them.
+Everything means portfolio, guards and forest. There are three splits: whole families of weights, all shapes of one
+public model, and unseen numbers of tokens (of m, of the rows of a group, or of the K of a group). The heuristic's rate
+constants are not refitted: they are part of the package, and `HEURISTIC_VERSION` names them.
 """
 
 from collections.abc import Callable, Iterator

@@ -14,6 +14,7 @@ from deep_gemm import _C, selection
 from deep_gemm.jit import hashing
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped
 from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.sweeps import run_sweep, train_and_export
 from tuner import cli
 from tuner.db import Store
 from tuner.learn import inspection, train, validate
@@ -23,7 +24,6 @@ from tuner.problems import shapes
 from tuner.problems.fields import ANY_ALIGNMENT, OPS, get_tokens, get_work, kernel_problem, replace_problem
 from tuner.search import wide_space
 from tuner.search.candidates import SweepOptions, choose_candidates, find_kernels
-from tuner.search.sweep import Sweep
 from tuner.ship import export
 
 H200 = _C.Device.known("h200")
@@ -65,19 +65,11 @@ def kernel_hashes():
         yield
 
 
-def run(path, problems: list, worker=None, **options) -> dict:
-    """Sweep on simulated times in this process."""
-    with Store.open(path) as store:
-        return Sweep(
-            SweepOptions(problems, path, backend="simulated", **options), store, worker or InProcessWorker()
-        ).run()
-
-
 @pytest.fixture(scope="module")
 def database(tmp_path_factory):
     """A database with every problem measured over its whole space."""
     path = tmp_path_factory.mktemp("grouped") / "tuning.db"
-    summary = run(path, [problem for problems in PROBLEMS.values() for problem in problems])
+    summary = run_sweep(path, [problem for problems in PROBLEMS.values() for problem in problems])
     assert summary["measured"] == 36 and not summary["failed"]
     return path
 
@@ -105,15 +97,15 @@ def test_rows_say_of_which_workload_they_are(database):
 def test_workloads_never_mix(tmp_path):
     path, problems, dense = tmp_path / "a.db", PROBLEMS[MASKED[1]][:2], _C.Problem("fp8_gemm", 64, 2112, 7168)
     few = _C.get_candidates(problems[0], H200)[:3]
-    run(path, problems, configs=few)
+    run_sweep(path, problems, configs=few)
     worker = InProcessWorker()
-    summary = run(path, [*problems, dense], worker, configs=few, workload="skewed", seed=7)
+    summary = run_sweep(path, [*problems, dense], worker, configs=few, workload="skewed", seed=7)
     assert summary["already_measured"] == 0 and {job["workload"] for job in worker.jobs} == {"skewed"}
     assert (
         summary["identities"][MASKED[1]]["regime"] == "simulated-skewed"
         and summary["identities"]["fp8_gemm"]["regime"] == "simulated"
     )
-    assert run(path, problems, configs=few, workload="skewed", seed=7)["already_measured"] == 2
+    assert run_sweep(path, problems, configs=few, workload="skewed", seed=7)["already_measured"] == 2
     with Store.open(path, "ro") as store:
         rows = store.load_measurements(op=None)
         assert {(row.block.regime, row.block.workload) for row in rows} == {
@@ -139,8 +131,8 @@ def test_coverage_counts_the_default_workload_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "preset_names", lambda: ["mine"])
     monkeypatch.setattr(shapes, "load_preset", lambda name: PROBLEMS[MASKED[1]][:2])
     few = _C.get_candidates(PROBLEMS[MASKED[1]][0], H200)[:3]
-    run(tmp_path / "a.db", PROBLEMS[MASKED[1]][:2], configs=few, workload="skewed")
-    run(tmp_path / "a.db", PROBLEMS[MASKED[1]][:1], configs=few)
+    run_sweep(tmp_path / "a.db", PROBLEMS[MASKED[1]][:2], configs=few, workload="skewed")
+    run_sweep(tmp_path / "a.db", PROBLEMS[MASKED[1]][:1], configs=few)
     with Store.open(tmp_path / "a.db", "ro") as store:
         assert inspection.inspect(store, H200.sku, MASKED[1])["coverage"]["mine"]["measured"] == 1
 
@@ -171,9 +163,7 @@ def test_the_nearest_problem_has_as_many_tokens_and_groups(database):
 def exported(database, tmp_path_factory):
     """Train, evaluate and export by the commands; return the folder."""
     folder = tmp_path_factory.mktemp("training")
-    assert cli.run(["train", "--db", str(database), "--out", str(folder), "--trees", "4", "--portfolio-size", "6"]) == 0
-    assert cli.run(["evaluate", "--training", str(folder), "--jobs", "1"]) == 0
-    assert cli.run(["export", "--training", str(folder), "--out", str(folder / "models"), "--force"]) == 0
+    train_and_export(database, folder, trees=4, portfolio_size=6)
     return folder
 
 
@@ -344,5 +334,5 @@ def test_shards_share_the_work_of_grouped_problems():
 
 def test_a_worker_is_told_the_seed_of_the_group_sizes(tmp_path):
     worker = InProcessWorker()
-    run(tmp_path / "a.db", PROBLEMS[CONTIGUOUS[0]][:1], worker, configs=[], seed=11)
+    run_sweep(tmp_path / "a.db", PROBLEMS[CONTIGUOUS[0]][:1], worker, configs=[], seed=11)
     assert {(job["seed"], job["workload"]) for job in worker.jobs} == {(11, "spread")}

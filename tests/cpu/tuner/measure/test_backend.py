@@ -25,15 +25,6 @@ H200 = _C.Device.known("h200")
 PLAN = replace(EFFORTS["quick"], search_seconds=1.0)
 
 
-@pytest.fixture
-def backend(monkeypatch):
-    """A CUDA backend on fakes."""
-    cuda_backend.install(monkeypatch)
-    monkeypatch.setattr(operands, "MIN_POOL_BYTES", 1 << 16)
-    monkeypatch.setattr(measure, "STEADY_LIMIT_S", 0.0)
-    return measure.CudaBackend()
-
-
 def take_configs(count: int) -> list:
     """Return some candidates."""
     return _C.get_candidates(PROBLEM, H200)[:count]

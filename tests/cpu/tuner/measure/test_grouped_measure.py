@@ -12,7 +12,6 @@ from deep_gemm import _C
 from tests.fakes import cuda_backend
 from tests.fakes.cuda_backend import FakeKernel
 from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, is_fp8, make_grouped, make_grouped_variants
-from tuner.measure import backend as measure
 from tuner.measure import operands
 from tuner.measure.checked_output import CheckedOutput, Reference
 from tuner.measure.protocol import ProtocolError, check_job, make_job
@@ -35,20 +34,6 @@ PROBLEMS = [
     make_grouped(K_GROUPED[1], 72, 136, 768, 4, c_mode="accumulate"),
     make_grouped(K_GROUPED[1], 72, 136, 768, 4),
 ]
-
-
-@pytest.fixture(autouse=True)
-def small_pools(monkeypatch):
-    """Make no more random data than a test needs."""
-    monkeypatch.setattr(operands, "MIN_POOL_BYTES", 1 << 16)
-
-
-@pytest.fixture
-def backend(monkeypatch):
-    """A CUDA backend on fakes."""
-    cuda_backend.install(monkeypatch)
-    monkeypatch.setattr(measure, "STEADY_LIMIT_S", 0.0)
-    return measure.CudaBackend()
 
 
 def run(backend, configs: list, problem, workload: str = "spread") -> dict:

@@ -13,6 +13,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes import synthetic
 from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.sweeps import run_sweep
 from tuner import cli
 from tuner.db import Store
 from tuner.db.rows import BlockRow, MeasurementRow
@@ -42,10 +43,7 @@ def runtime_folder(tmp_path, monkeypatch):
 def run(path, worker=None, problems=PROBLEMS, **options) -> dict:
     """Run a sweep on simulated times, by default a search of the wide space; return its summary."""
     chosen = {"space": "wide", "sampler": "tpe", "num_trials": TRIALS} | options
-    with Store.open(path) as store:
-        return Sweep(
-            SweepOptions(problems, path, backend="simulated", **chosen), store, worker or InProcessWorker()
-        ).run()
+    return run_sweep(path, problems, worker, **chosen)
 
 
 def measured(path, problem) -> set:
