@@ -1,8 +1,8 @@
 """The tuning database: problems, configs, and what was measured, on which board and with which software.
 
 with Store.open("tuning.db") as store: ...      read and write
-snapshot("tuning.db", "nvidia-h200-sm132.db")   a copy that may be published
-merge("all.db", ["shard0.db", "shard1.db"])     idempotent and commutative
+snapshot("tuning.db", "nvidia-h200-sm132.db")   write a copy that may be published
+merge("all.db", ["shard0.db", "shard1.db"])     add rows; the order and repetitions do not matter
 """
 
 from pathlib import Path
@@ -15,7 +15,5 @@ __all__ = ["Store", "export_json", "import_json", "merge", "snapshot", "snapshot
 
 
 def snapshot_path(sku: str) -> Path:
-    """Return where the recorded snapshot of a SKU is (`nvidia-h200-sm132`), whether or not there is one; open it as
-    `immutable`.
-    """
+    """Return the path of a SKU's recorded snapshot, which may not exist; open it with mode `immutable`."""
     return Path(__file__).with_name("snapshots") / f"{sku}.db"

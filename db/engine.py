@@ -1,13 +1,13 @@
 """Opening a tuning database: a SQLite file, or a PostgreSQL URL for a fleet.
 
-SQLite files: DELETE journal with FULL sync (a commit is durable when it returns, about 0.5 ms), BEGIN IMMEDIATE for
-every write, 60 s of busy waiting, no memory mapping, schema objects untrusted, values of at most 16 MiB. One connection
-per Store, shared by its threads in turn.
+SQLite files use a DELETE journal with FULL sync, so that a commit is durable when it returns (about 0.5 ms); BEGIN
+IMMEDIATE for every write; 60 s of busy waiting; no memory mapping; untrusted schema objects; values of at most 16 MiB.
+A Store has one connection, which its threads use in turn.
 
-Guarantees: a file that is not ours, of a newer schema or damaged is never written to: it is inspected through a
-    read-only connection before a writing one exists. A fresh file gets its schema in one IMMEDIATE transaction, whoever
-    else opens it meanwhile, and so does one of an older schema; readers refuse that one and name the command that
-    upgrades it.
+Guarantees: a file that is foreign, damaged or of a newer schema is never written to, because it is inspected through a
+    read-only connection before a writing one exists. A new file gets its schema in one IMMEDIATE transaction, even if
+    others open it at the same time. A writer upgrades a file of an older schema in the same way; readers refuse such a
+    file and name the command that upgrades it.
 """
 
 import os
@@ -20,11 +20,11 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc, inspect
 from sqlalchemy.pool import QueuePool
+
+from tuner import errors
 from tuner.db import schema, tables
 from tuner.db.faults import damaged, to_typed, translated
 from tuner.db.lock import WriterLock
-
-from tuner import errors
 
 BUSY_TIMEOUT_MS = 60_000
 MAX_VALUE_BYTES = 1 << 24
@@ -34,7 +34,10 @@ FLEET_LOCK = 0x44474D54  # key of the PostgreSQL advisory lock that stands for t
 
 
 def open_engine(target: str | os.PathLike, mode: str, wait_s: float) -> tuple[Engine, Callable[[], None]]:
-    """Return the engine of a path or URL and what closes it. Raises: UsageError, StoreError, IntegrityError."""
+    """Return the engine of a path or URL and the function that closes it.
+
+    Raises: UsageError, StoreError, IntegrityError.
+    """
     if mode not in MODES:
         raise errors.UsageError(f"mode = {mode!r}: one of {', '.join(MODES)}")
     if "://" in str(target):
@@ -52,7 +55,7 @@ def open_engine(target: str | os.PathLike, mode: str, wait_s: float) -> tuple[En
 
 
 def check_path(target: str | os.PathLike) -> Path:
-    """Return the absolute path of a database file. Raises: UsageError for what cannot be one."""
+    """Return the absolute path of a database file. Raises: UsageError where it cannot be one."""
     if not str(target) or "\0" in str(target):
         raise errors.UsageError(f"--db {str(target)!r}: not a file name")
     path = Path(target).absolute()
@@ -99,7 +102,7 @@ def upgrade(connection: Connection, path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the database's folder, for its owner only."""
+    """Create the database's folder, accessible to its owner only."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -109,7 +112,7 @@ def make_folder(folder: Path) -> None:
 
 
 def refuse_foreign(path: Path) -> None:
-    """Raise IntegrityError for an existing file that is neither ours nor empty, without writing to it."""
+    """Raise IntegrityError for a file that is neither a tuning database nor empty, without writing to it."""
     reader = open_reader(path, "ro", for_writer=True)
     reader.dispose()
 
@@ -117,13 +120,13 @@ def refuse_foreign(path: Path) -> None:
 def open_reader(path: Path, mode: str, for_writer: bool = False) -> Engine:
     """Open an existing file for reading and check it.
 
-    A writer also takes a fresh file and one of an older schema. Raises: IntegrityError.
+    A writer may also open a new file, and one of an older schema. Raises: IntegrityError.
     """
     refuse_journal(path, mode)
     engine = make_sqlite_engine(path, mode)
     try:
         with engine.begin() as connection:
-            # SQLite takes any file shorter than a page for an empty database: only one of no bytes is.
+            # SQLite takes every file that is shorter than a page for an empty database, but only 0 bytes are one.
             is_whole = connection.exec_driver_sql("PRAGMA page_count").scalar() or not path.stat().st_size
             fresh = for_writer and is_whole and schema.is_fresh(connection)
         if not fresh:
@@ -135,12 +138,12 @@ def open_reader(path: Path, mode: str, for_writer: bool = False) -> Engine:
 
 
 def refuse_journal(path: Path, mode: str) -> None:
-    """Deal with the journal of a writer that died: a snapshot must not have one; a file of ours is rolled back first."""
+    """Deal with the journal of a writer that died: refuse a snapshot that has one, roll back a database."""
     journal = path.with_name(f"{path.name}-journal")
     if not journal.exists():
         return
     if mode == "immutable":
-        raise damaged(path, "a journal lies beside it, so it is not a finished snapshot")
+        raise damaged(path, "there is a journal beside it, so it is no finished snapshot")
     engine = make_sqlite_engine(path, "ro")
     try:
         with engine.begin() as connection:
@@ -152,8 +155,9 @@ def refuse_journal(path: Path, mode: str) -> None:
 
 
 def roll_back(path: Path, error: BaseException) -> None:
-    """Let SQLite undo the unfinished transaction of a dead writer, of a file with our mark or of one that never held
-    anything.
+    """Let SQLite undo the unfinished transaction of a dead writer.
+
+    The file must carry our mark, or never have held anything.
     """
     if getattr(error, "sqlite_errorcode", None) not in (
         sqlite3.SQLITE_READONLY_ROLLBACK,
@@ -171,10 +175,10 @@ def roll_back(path: Path, error: BaseException) -> None:
 
 
 def check_mark(path: Path) -> None:
-    """Raise IntegrityError unless the file carries our mark, or nothing: no bytes, or the zeros of a first page not yet
-    written.
+    """Raise IntegrityError unless the file carries our mark, is empty, or has a first page that is still all zeros.
 
-    The header is read without SQLite, which would roll back the journal first, or find the half-written file damaged.
+    The header is read without SQLite, which would first roll back the journal, or report a half-written file as
+    damaged.
     """
     with path.open("rb") as file:
         header = file.read(100)
@@ -185,8 +189,9 @@ def check_mark(path: Path) -> None:
 
 
 def check_sound(engine: Engine, path: Path, is_old_allowed: bool) -> None:
-    """Raise IntegrityError unless the file is ours and sound; the schema is compared before anything in it is
-    evaluated.
+    """Raise IntegrityError unless the file is a sound tuning database.
+
+    The schema is compared first, before SQLite evaluates anything in it.
     """
     with engine.begin() as connection:
         schema.check_identity(connection, path)
@@ -217,7 +222,7 @@ def make_sqlite_engine(path: Path, mode: str) -> Engine:
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Return a configured driver connection; it is in autocommit, because the engine begins transactions itself."""
+    """Return a configured connection of the driver, in autocommit mode: the engine begins transactions itself."""
     connection = sqlite3.connect(
         f"file:{quote(str(path))}?mode={MODES[mode]}",
         uri=True,
@@ -240,7 +245,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def open_postgresql(url: str, mode: str) -> tuple[Engine, Callable[[], None]]:
-    """Open a PostgreSQL database by URL; the writer holds an advisory lock as long as it is open.
+    """Open a PostgreSQL database by URL; a writer holds an advisory lock as long as it is open.
 
     Raises: UsageError, StoreError.
     """
@@ -266,7 +271,7 @@ def open_postgresql(url: str, mode: str) -> tuple[Engine, Callable[[], None]]:
 
 
 def lock_postgresql(engine: Engine, cleanup: ExitStack) -> None:
-    """Take the writer's advisory lock on a connection of its own and create or upgrade the schema."""
+    """Take the writer's advisory lock on a separate connection, then create or upgrade the schema."""
     connection = cleanup.enter_context(engine.connect())
     if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({FLEET_LOCK})").scalar():
         raise errors.StoreError(

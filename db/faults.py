@@ -1,12 +1,12 @@
-"""What a database driver's error means to the user: one typed error that names the file, the reason and the remedy."""
+"""What an error of the database driver means: one typed error with the file, the reason and the remedy."""
 
 import sqlite3
 from contextlib import contextmanager
 
 from sqlalchemy import exc
-from tuner.db.lock import read_holder
 
 from tuner import errors
+from tuner.db.lock import read_holder
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 REMEDIES = {
@@ -20,7 +20,7 @@ REMEDIES = {
 
 @contextmanager
 def translated(path: object):
-    """Turn the driver's errors inside the block into StoreError or IntegrityError; `path` names the database."""
+    """Turn errors of the driver inside the `with` into StoreError or IntegrityError; `path` names the database."""
     try:
         yield
     except exc.DBAPIError as error:
@@ -57,7 +57,7 @@ def to_typed(path: object, error: BaseException) -> errors.TunerError:
 
 
 def one_line(reason: object) -> str:
-    """Return a driver's message, which may quote whole statements, as one short printable line."""
+    """Return a driver's message as one short printable line; it may quote whole statements."""
     text = " ".join(str(reason).split())[:300]
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 

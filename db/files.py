@@ -1,4 +1,4 @@
-"""Replacing a file as a whole."""
+"""Replacing a file as a whole, durably."""
 
 import os
 import tempfile
@@ -11,12 +11,12 @@ from tuner import errors
 
 @contextmanager
 def replacing(target: Path) -> Iterator[Path]:
-    """Yield a path in a private folder beside `target`; what is written there replaces `target` when the block ends
-    well.
+    """Yield a path in a private folder beside `target`; the file written there replaces `target` unless something
+    fails.
 
-    Guarantees: the file is flushed to disk, then renamed, then the folder is flushed, so that readers see the old file
-        or the new one; after an error the old one, and nothing is left behind. Raises: StoreError naming path and
-        reason.
+    Guarantees: readers see the old file or the new one, never a mixture, because the new file is flushed to disk before
+        it is renamed. After an error the old file is still there, and nothing else is left. Raises: StoreError naming
+        the path and the reason.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -31,7 +31,7 @@ def replacing(target: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
+    """Flush a file, or the names in a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

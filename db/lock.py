@@ -1,8 +1,10 @@
-"""One writer per database: an exclusive flock on `<database>.lock`, which holds the writer's process id.
+"""One writer per database: an exclusive flock on `<database>.lock`, a file that contains the writer's process id.
 
-The file stays when the writer is gone: removing it would race with the next one. The kernel drops the lock when its
-process ends, however it ends. Guarantees: whoever holds a WriterLock is the only holder on this host. SQLite's own
-locks still protect the file itself; this lock is there to refuse a second sweep at once instead of interleaving two.
+The lock file stays when the writer is gone, because removing it would race with the next writer. The kernel releases
+the lock when its process ends, in whatever way. SQLite's own locks protect the database; this one refuses a second
+sweep at once, instead of letting two interleave.
+
+Guarantees: the holder of a WriterLock is the only one on this host.
 """
 
 import errno
@@ -19,8 +21,8 @@ POLL_S = 0.05
 class WriterLock:
     """The right to write to one database file.
 
-    Exception contract: the constructor raises StoreError, naming the holder's process id, when the lock is still held
-    after `wait_s` seconds, or naming the path and the reason when the lock file cannot be made.
+    Exception contract: the constructor raises StoreError. It names the holder's process id where the lock is still held
+    after `wait_s` seconds, else the path and why the lock file cannot be made.
     """
 
     def __init__(self, database: Path, wait_s: float = 0.0):

@@ -1,7 +1,7 @@
-"""The contents of a database free of local ids: every reference is the natural key of what it refers to.
+"""The contents of a database without local ids: every reference is the natural key of the row that it refers to.
 
-In this form two databases can be compared, merged, scrubbed and written as JSON. A table is a dict from its natural key
-(a tuple) to its row; a row has every column but `id`. Lists of config ids (`order`, `tie_set`) become lists of config
+In this natural form databases can be compared, merged, scrubbed and written as JSON. A table is a dict from natural
+keys (tuples) to rows; a row has every column except `id`. Lists of config ids (`order`, `tie_set`) are lists of config
 keys.
 """
 
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from itertools import compress
 
 from sqlalchemy import Column, Connection, Table, insert, select, update
+
+from tuner import errors
 from tuner.db import tables
-from tuner.db.queries import check_key, check_rows, config_key, problem_key
+from tuner.db.checks import MEASUREMENT_COLUMNS, check_key, check_rows, config_key, problem_key
 from tuner.db.values import check_names, make_key, to_json, to_value
 from tuner.db.writing import upsert
 
-from tuner import errors
-
-#: In the order in which they can be written.
+#: The natural key of every table, in an order in which the tables can be written.
 KEYS = {
     "device": ("key",),
     "environment": ("key",),
@@ -39,7 +39,7 @@ REFERENCES = {
     "reference_config_id": "config",
 }
 CONFIG_LISTS = ("order", "tie_set")
-#: Which of two versions of a row is the later one; what follows is which says more.
+#: Which of two versions of a row is the later one, by its status.
 PROGRESS = {"running": 0, "open": 0, "interrupted": 1, "failed": 1, "finished": 2}
 
 Tables = dict[str, dict[tuple, dict]]
@@ -89,10 +89,11 @@ def convert(row: dict, look_up: Callable) -> dict:
 
 
 def merge_tables(ours: Tables, theirs: Tables) -> Tables:
-    """Return the union. Of two versions of a row the later one stays, else the one that says more, else the greater:
-    the order of
-    merging does not matter, and merging again changes nothing. Raises: IntegrityError where a block would mix two
-    boards.
+    """Return the union of two databases.
+
+    Of two versions of a row the later one stays, else the one with more values, else the greater. The order of merging
+    therefore does not matter, and merging again changes nothing. Raises: IntegrityError where one block would be of two
+    boards or problems.
     """
     merged: Tables = {}
     for name in KEYS:
@@ -113,7 +114,7 @@ def merge_tables(ours: Tables, theirs: Tables) -> Tables:
 
 
 def rank(row: dict) -> tuple:
-    """Return what orders two versions of one row; equal only for equal rows."""
+    """Return the sort key of versions of one row, which is equal only for equal rows."""
     progress = PROGRESS.get(row.get("status"), -1)
     known = sum(value is not None for value in row.values())
     return row.get("created") or "", progress, known, to_json({name: encode(value) for name, value in row.items()})
@@ -141,7 +142,7 @@ def write_tables(connection: Connection, wanted: Tables, known: Tables) -> None:
 
 
 def to_stored(rows: list[dict], names: dict[str, dict[int, str]]) -> list[dict]:
-    """Return rows with the ids that their references have in one database; the inverse of to_natural."""
+    """Return rows with the ids that their references have in one database: the inverse of to_natural."""
     ids = {table: {key: index for index, key in keys.items()} for table, keys in names.items()}
     return [convert(dict(row), lambda table, key: ids[table][key]) for row in rows]
 
@@ -158,22 +159,22 @@ def write_rows(connection: Connection, table: Table, new: list[dict], old: list[
 
 
 def check_tables(path: object, found: Tables) -> None:
-    """Raise IntegrityError unless every row is possible: keys that belong to their fields, references that exist, sane
-    values.
+    """Raise IntegrityError unless every row is possible.
+
+    Its key must belong to its fields, its references must exist, and its values must be in range.
     """
     for name, rows in found.items():
         columns = {column.name: column for column in tables.metadata.tables[name].columns if column.name != "id"}
         for row in rows.values():
             check_row(path, name, columns, row, found)
-    own = [column.name for column in tables.measurement.columns]
     try:
-        check_rows(path, [tuple(row[name] for name in own) for row in found["measurement"].values()])
+        check_rows(path, [tuple(row[name] for name in MEASUREMENT_COLUMNS) for row in found["measurement"].values()])
     except (TypeError, ValueError) as error:
         raise errors.IntegrityError(f"{path}: measurement: values of a wrong type ({error})") from error
 
 
 def check_row(path: object, name: str, columns: dict[str, Column], row: dict, found: Tables) -> None:
-    """Raise IntegrityError unless one row has exactly its columns, of storable values, and refers to rows that exist."""
+    """Raise IntegrityError unless a row has exactly its columns, storable values, and references that exist."""
     if row.keys() != columns.keys():
         raise errors.IntegrityError(
             f"{path}: {name}: fields {sorted(row.keys() ^ columns.keys())} are missing or unknown"

@@ -1,4 +1,4 @@
-"""Publishing a snapshot: a copy of a database without what is private, small enough to ship with the package."""
+"""Publishing a snapshot: a copy of a database without private data, small enough to ship with the package."""
 
 import os
 import re
@@ -6,6 +6,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
+from tuner import errors
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
 from tuner.db.files import replacing
@@ -14,14 +15,12 @@ from tuner.db.store import Store
 from tuner.db.transfer import add_tables, load_tables
 from tuner.db.values import make_key
 
-from tuner import errors
-
-#: The recorded snapshot is part of the package; larger ones do not belong there.
+#: The recorded snapshot is part of the package and must stay smaller than this.
 MAX_SNAPSHOT_BYTES = 8_000_000
-#: A snapshot's texts may not look like a path, an address or a board's UUID; a slash between digits is a shard.
+#: Matches a path, an address or a board's UUID, none of which may be in a snapshot; a slash between digits is a shard.
 PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
-#: Statistics of search rows that nothing reads from a snapshot; the ratio of a censored row is a lower bound, which
-#: needs no interval.
+#: Statistics of search rows that nothing reads from a snapshot. Censored rows lose their ratio's interval as well: the
+#: ratio is a lower bound.
 SEARCH_EXTRAS = ("mad_us", "q10_us", "q90_us", "max_abs_error")
 RATIO_INTERVAL = ("ratio_low", "ratio_high")
 
@@ -31,14 +30,17 @@ def snapshot(
 ) -> dict:
     """Write a copy of `source` that may be published to `target`; return {"bytes", "tables"}.
 
-    UUIDs are hashed already; host names, command lines, paths and logs go. So does what nothing reads from a snapshot:
-    all samples, and of search rows every statistic but the median, the ratio and (not censored) its interval;
-    confirmation rows keep all of theirs. With `sku` only that SKU's blocks of the newest kernel hash are kept. The
-    source is copied by SQLite's backup API, so that a sweep can go on.
-    Guarantees: `target` is written anew in a temporary file, checked for private text, flushed and renamed: old file or
-        new one.
-    Raises: UsageError (also where `target` holds more than it would then), StoreError; IntegrityError where private
-        text is left, or the result is larger than `max_bytes`.
+    Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing reads from a
+    snapshot is removed, too: all samples, and the statistics of search rows except the median, the ratio and its
+    interval (without the interval where the row is censored). Confirmation rows keep all statistics. With `sku`, only
+    that SKU's blocks with the newest kernel hash are kept. SQLite's backup API copies the source, so that a sweep can
+    go
+    on meanwhile.
+
+    Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
+    Raises: UsageError, also where `target` holds more than the copy would; StoreError; IntegrityError where private
+    text
+        is left, or the result is larger than `max_bytes`.
     """
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
@@ -68,16 +70,15 @@ def check_target(source: str | os.PathLike, target: str | os.PathLike) -> Path:
 
 
 def check_loss(found: Tables, path: Path) -> None:
-    """Raise UsageError where `path` holds more than an older snapshot would: a database that sweeps write, or more
-    measurements than `found`.
+    """Raise UsageError where replacing `path` would lose data.
+
+    It is then a database that sweeps write to, or a snapshot with more measurements than `found`.
     """
     if not path.exists():
         return
     old = load_tables(path)
     if any(row["argv"] or row["host"] for row in old["sweep"].values()):
-        raise errors.UsageError(
-            f"{path}: a database of sweeps, not a snapshot; it would be replaced: name another target"
-        )
+        raise errors.UsageError(f"{path}: a database of sweeps, not a snapshot, and would be lost; name another target")
     if len(old["measurement"]) > len(found["measurement"]):
         counts = f"{len(old['measurement'])} measurements, the snapshot would have {len(found['measurement'])}"
         raise errors.UsageError(f"{path}: holds {counts}; name another target, or remove the file first")
@@ -117,7 +118,7 @@ def select_newest(found: Tables, sku: str) -> Tables:
 
 
 def scrub(found: Tables) -> Tables:
-    """Return the tables without what a published file must not say."""
+    """Return the tables without private data and without what nothing reads from a snapshot."""
     scrubbed = dict(found)
     scrubbed["sweep"] = {
         key: row | {"argv": None, "host": None, "preset": without_path(row["preset"])}
@@ -134,11 +135,7 @@ def scrub(found: Tables) -> Tables:
 
 
 def scrub_measurement(row: dict) -> dict:
-    """Return a measured row as a snapshot has it: without log and samples.
-
-    Of a search row's statistics stay the median, the ratio and, unless it was censored, the ratio's interval; of a
-    confirmation row's all.
-    """
+    """Return a measured row as a snapshot has it, see snapshot."""
     left_out = ["error", "samples"]
     if row["role"] == "search":
         left_out += SEARCH_EXTRAS

@@ -1,4 +1,4 @@
-"""Creating and upgrading the schema, and refusing files that do not have exactly a schema of ours."""
+"""Creating and upgrading the schema, and refusing files whose schema differs from it in anything."""
 
 import re
 from functools import cache
@@ -9,10 +9,10 @@ from alembic.config import Config
 from sqlalchemy import CheckConstraint, Connection, Table, create_engine
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateTable
-from tuner.db import tables
-from tuner.db.faults import damaged, one_line
 
 from tuner import errors
+from tuner.db import tables
+from tuner.db.faults import damaged, one_line
 
 MIGRATIONS = Path(__file__).with_name("migrations")
 
@@ -26,7 +26,7 @@ def make_alembic_config(connection: Connection) -> Config:
 
 
 def create_schema(connection: Connection) -> None:
-    """Create every table by running the migrations; the caller's transaction makes it all or nothing."""
+    """Create every table by running the migrations, in the caller's transaction."""
     tables.alembic_version.create(connection)
     migrate(connection)
 
@@ -40,7 +40,7 @@ def migrate(connection: Connection, version: int = tables.SCHEMA_VERSION) -> Non
 
 
 def is_outdated(connection: Connection) -> bool:
-    """Return whether a checked file has an older schema of ours; PostgreSQL knows it by the migration."""
+    """Return whether a checked database has an older schema; in PostgreSQL its last migration says so."""
     if connection.dialect.name == "sqlite":
         return read_version(connection) < tables.SCHEMA_VERSION
     return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() < tables.REVISION
@@ -52,15 +52,13 @@ def read_version(connection: Connection) -> int:
 
 
 def is_fresh(connection: Connection) -> bool:
-    """Return whether a SQLite file holds nothing at all and no application claims it."""
+    """Return whether a SQLite file is empty and carries no application's mark."""
     marks = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("application_id", "user_version")]
     return marks == [0, 0] and not connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar()
 
 
 def check_identity(connection: Connection, path: object) -> None:
-    """Raise IntegrityError unless the SQLite file was made by this application, by no newer schema, and has that
-    schema's tables only.
-    """
+    """Raise IntegrityError unless the SQLite file is a tuning database with a known schema and nothing else in it."""
     if not connection.exec_driver_sql("PRAGMA page_count").scalar():
         raise damaged(path, "too short for a database")
     application_id = connection.exec_driver_sql("PRAGMA application_id").scalar()
@@ -90,7 +88,7 @@ def check_current(connection: Connection, path: object) -> None:
 
 
 def check_tables(connection: Connection, path: object, version: int) -> None:
-    """Raise IntegrityError unless the file's schema is ours to the letter: no views, triggers, other tables or columns."""
+    """Raise IntegrityError unless the file's schema is exactly ours: no views, triggers, other tables or columns."""
     found = read_tables(connection)
     wanted = get_expected_tables(version)
     if found != wanted:
@@ -111,7 +109,7 @@ def read_tables(connection: Connection) -> dict[str, str]:
 
 @cache
 def get_expected_tables(version: int = tables.SCHEMA_VERSION) -> dict[str, str]:
-    """Return the CREATE statement of every table in normal form; of an older schema, as its migrations write them."""
+    """Return the CREATE statement of every table in normal form; for an older schema, as its migrations write them."""
     if version == tables.SCHEMA_VERSION:
         return {
             table.name: normalize(str(CreateTable(table).compile(dialect=sqlite.dialect())))
@@ -132,10 +130,11 @@ def normalize(sql: str) -> str:
 
 
 def check_contents(connection: Connection, pragma: str = "quick_check") -> list[str]:
-    """Return what is wrong with pages, references and constraints, nothing when the SQLite file is sound.
+    """Return what is wrong with pages, references and constraints; [] when the SQLite file is sound.
 
-    The constraints are asked for one by one, because SQLite leaves CHECKs out of the schema of a file that it opens for
-    reading; those of an older schema are asked for once it is up to date.
+    Every CHECK is evaluated by a query of our own, because SQLite ignores CHECKs in files that it opens for reading.
+    For
+    an older schema this happens after the upgrade.
     """
     rows = connection.exec_driver_sql(f"PRAGMA {pragma}(20)").scalars().all()
     if rows != ["ok"]:
@@ -146,7 +145,7 @@ def check_contents(connection: Connection, pragma: str = "quick_check") -> list[
         if is_outdated(connection)
         else [message for table in tables.metadata.sorted_tables for message in check_constraints(connection, table)]
     )
-    # A table without a rowid has no number for its rows.
+    # The rows of a table without rowid have no number.
     return [
         f"{table} row {row or '?'} refers to a {target} that does not exist" for table, row, target, _ in dangling
     ] + broken
@@ -161,7 +160,7 @@ def check_constraints(connection: Connection, table: Table) -> list[str]:
 
 @cache
 def get_constraint_query(table: Table) -> tuple[list[str], str]:
-    """Return the names of the table's CHECKs and a query with one column for each: 1 where some row breaks it."""
+    """Return the names of the table's CHECKs, and a query with a column for each: 1 where some row breaks it."""
     everywhere = [*table.constraints, *(check for column in table.columns for check in column.constraints)]
     checks = {check.name: f"max(NOT ({check.sqltext}))" for check in everywhere if isinstance(check, CheckConstraint)}
     names = sorted(checks)

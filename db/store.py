@@ -1,11 +1,11 @@
-"""The store: what the sweep writes and everything else reads.
+"""The store: the sweep writes to it, everything else reads from it.
 
-Guarantees: a writing method is one transaction, durable when it returns; if it raises, nothing of it was written and
-    the store can still be used. One Store writes to a file at a time; readers may open it at any time and see committed
-    rows only. A UUID is stored as its sha256 only.
+Guarantees: every writing method is one transaction, durable when the method returns. If it raises, nothing was written,
+    and the store can still be used. One Store at a time writes to a file; readers may open the file at any time and see
+    committed rows only. Of a board's UUID only the SHA-256 is stored.
 
 Exception contract: UsageError (wrong field or mode), StoreError (disk, lock, permissions), IntegrityError (a row that
-must not be stored, or a file that must not be trusted). No driver's error gets out.
+must not be stored, or a file that must not be trusted). Errors of the database driver never leave this module.
 """
 
 import os
@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-import numpy as np
 from sqlalchemy import Connection, Table, select, update
-from tuner.db import queries, tables, writing
-from tuner.db.engine import open_engine
-from tuner.db.faults import translated
-from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
 
 from deep_gemm import _C
 from tuner import errors
+from tuner.db import coverage, queries, tables, writing
+from tuner.db.engine import open_engine
+from tuner.db.faults import translated
+from tuner.db.rows import MeasurementRow, WinnerRow
+from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
 from tuner.problems.fields import problem_row
 
 
@@ -120,13 +120,12 @@ class Store:
         self._update(tables.sweep, sweep_id, {"status": status, "ended": now()})
 
     def add_block(self, fields: dict) -> int:
-        """Record a block (one problem on one board in one go) and return its id; its status is `open` until it is
-        finished.
+        """Record a block and return its id. A block is one problem on one board in one go; it is `open` until finished.
 
-        Fields: sweep_id, problem_id, device_id, environment_id, regime, kernel_hash (64 hex digits), compiler; optional
-        reference_config_id, order (list of config ids: the places of round 0), rounds, confirm_rounds, anchor_us, noise
-        (A/A), clock_mhz, power_w, throttle, status, extra (dict), workload (dict: the group sizes of a grouped problem,
-        see tuner.problems.workload).
+        Fields: sweep_id, problem_id, device_id, environment_id, regime, kernel_hash (64 hex digits), compiler.
+        Optional:
+        reference_config_id, order (config ids in the order of round 0), rounds, confirm_rounds, anchor_us, noise (A/A),
+        clock_mhz, power_w, throttle, status, extra (dict), workload (group sizes, see tuner.problems.workload).
         """
         row = to_row(tables.block, fields, own=("id", "uid", "created"))
         with self.writing() as connection:
@@ -138,11 +137,9 @@ class Store:
     def add_measurements(self, rows: Iterable[dict], finish: bool = False) -> None:
         """Store the rows of one or more blocks; a row of the same (block, config, role) is replaced.
 
-        Keys: block_id, config_id, role, status; optional n (how many samples: read back as num_samples, because n is a
-            dim), median_us, mad_us, q10_us, q90_us, ratio, ratio_low, ratio_high (to the block's reference),
-            max_abs_error, clock_mhz, power_w, samples (microseconds; for finalists only), error (its last 4 KiB are
-            kept), and what the compiler reported: compile_ms, registers, spill_bytes, local_bytes, smem_bytes. `finish`
-            also sets the blocks' status to `finished`, in the same transaction.
+        Keys: block_id, config_id, role, status; the other fields of rows.MeasurementRow and rows.CompilerReport are
+            optional. Of `error` the last 4 KiB are kept. `finish` also sets the blocks' status to `finished`, in the
+            same transaction.
         """
         rows = [dict(row) for row in rows]
         with self.writing() as connection:
@@ -152,7 +149,7 @@ class Store:
                 connection.execute(update(tables.block).where(tables.block.c.id.in_(blocks)).values(status="finished"))
 
     def finish_block(self, block_id: int, **fields: object) -> None:
-        """Set a block's status to `finished` (or to `status`), with other fields of add_block that are known only now."""
+        """Set a block's status to `finished`, or to `status`, and set other fields of add_block."""
         row = to_row(
             tables.block,
             {"status": "finished"} | fields,
@@ -163,8 +160,8 @@ class Store:
     def set_best(self, fields: dict) -> None:
         """Store the winner of a problem, replacing an earlier one.
 
-        Fields: problem_id, sku, kernel_hash, compiler, regime, config_id, tie_set (list of config ids, the winner
-            first), block_id.
+        Fields: problem_id, sku, kernel_hash, compiler, regime, config_id, tie_set (config ids, the winner first),
+            block_id.
         """
         with self.writing() as connection:
             writing.set_best(connection, fields)
@@ -182,13 +179,6 @@ class Store:
 
     # Readers.
 
-    def measured_problems(
-        self, sku: str, kernel_hash: str, compiler: str, regime: str, op: str = "fp8_gemm"
-    ) -> set[str]:
-        """Return the keys of the problems that have a finished block of this identity."""
-        with self.reading() as connection:
-            return queries.measured_problems(connection, sku, kernel_hash, compiler, regime, op)
-
     def load_measurements(
         self,
         sku: str | None = None,
@@ -197,24 +187,16 @@ class Store:
         role: str | None = None,
         regime: str | None = None,
         compiler: str | None = None,
-    ) -> list[dict]:
-        """Return measured rows, every value checked, one dict each; None does not filter.
+    ) -> list[MeasurementRow]:
+        """Return measured rows, every value checked; a filter that is None takes everything.
 
-        A row has the fields of its problem (problem_id, problem_key, op, m, ...), config (config_id, config_key,
-        block_m, ...) and block (block_id, sku, board, kernel_hash, compiler, regime, workload, created, block_status,
-        reference_config_id, anchor_us, noise), its own (role, status, num_samples, median_us, ..., samples as a list or
-        None) and its compilation's (registers, ...). Rows whose config is no longer legal on their device are left out;
-        stats() counts them.
-        Raises: IntegrityError for a row that cannot be true.
+        Rows whose config is no longer legal on their board are left out; stats() counts them. Raises: IntegrityError
+        for a row that cannot be true.
         """
         with self.reading() as connection:
             return queries.load_measurements(
                 connection, self.target, queries.Filter(sku, kernel_hash, op, role, regime, compiler)
             )
-
-    def load_columns(self, **filters: str | None) -> dict[str, np.ndarray]:
-        """Return what load_measurements returns as one array per field: float64 (NaN for None), int64, or objects."""
-        return queries.to_columns(self.load_measurements(**filters))
 
     def load_best(
         self,
@@ -223,21 +205,12 @@ class Store:
         op: str | None = "fp8_gemm",
         regime: str | None = None,
         compiler: str | None = None,
-    ) -> list[dict]:
-        """Return the winners: the fields of problem and config, sku, kernel_hash, compiler, regime, block_id, created,
-        and
-        `tie_set`, a list of configs as dicts with `config_id`, the winner first."""
+    ) -> list[WinnerRow]:
+        """Return the winners; a filter that is None takes everything. Raises: IntegrityError."""
         with self.reading() as connection:
             return queries.load_best(
                 connection, self.target, queries.Filter(sku, kernel_hash, op, None, regime, compiler)
             )
-
-    def load_compilations(self, kernel_hash: str | None = None, compiler: str | None = None) -> list[dict]:
-        """Return what the compilers reported: the config's fields, variant, kernel_hash, compiler, registers,
-        spill_bytes, ...
-        """
-        with self.reading() as connection:
-            return queries.load_compilations(connection, self.target, kernel_hash, compiler)
 
     def newest_kernel_hash(self, op: str, sku: str) -> str | None:
         """Return the kernel hash of the newest block of this op kind and SKU, None where there is none."""
@@ -245,15 +218,17 @@ class Store:
             return queries.newest_kernel_hash(connection, op, sku)
 
     def stats(self) -> dict:
-        """Return counts: rows per table, coverage per identity, rows of configs that are no longer legal, size of the
-        file.
+        """Count rows per table and per identity, and rows whose config is no longer legal; give the file's size in
+        bytes.
+
+        `file_bytes` is None for a PostgreSQL database.
         """
         with self.reading() as connection:
-            found = queries.stats(connection, self.target)
+            found = coverage.count(connection, self.target)
         size = self.target.stat().st_size if isinstance(self.target, Path) else None
         return {"database": str(self.target), "file_bytes": size, "schema": tables.SCHEMA_VERSION} | found
 
     def check(self) -> list[str]:
-        """Return everything that is wrong with the database: SQLite's full check, dangling references, impossible rows."""
+        """Return what is wrong with the database: damaged pages, dangling references, impossible rows; [] if sound."""
         with self.reading() as connection:
-            return queries.check(connection, self.target)
+            return coverage.check(connection, self.target)

@@ -5,15 +5,14 @@
     problem      what was asked          config       how it was done (both with their frozen key)
     sweep        one run of the tuner    block        one problem measured on one board in one go
     measurement  one config in one block, once for choosing (search) and once for scoring (confirm)
-    compilation  what the compiler reported for a config; the same for every problem of one variant, hence no column of
-                 measurement
+    compilation  what the compiler reported for a config: the same for all problems of a variant
     best         the winner of a problem and its tie set
 
 `block.workload` is canonical JSON of the group sizes that a grouped problem was measured with (see
-tuner.problems.workload), "" for a dense one. Rows of `sweep` and `block` carry a random uid and the other tables a natural key, so that databases
-merge (see transfer.py). Integer ids are local to one file. Times are microseconds. Lists are JSON text; samples are
-little-endian float32. Every constraint is named, because batch migrations drop unnamed CHECKs. SQLite tables are
-STRICT; `measurement`, nearly all of a file, is WITHOUT ROWID there.
+tuner.problems.workload), "" for a dense problem. Databases can be merged (see transfer.py), because rows of `sweep` and
+`block` have a random uid and all others a natural key. Integer ids are local to one file. Times are microseconds. Lists
+are JSON text; samples are little-endian float32. Every constraint has a name, because batch migrations drop unnamed
+CHECKs. SQLite tables are STRICT; `measurement`, which takes nearly all of a file, is WITHOUT ROWID.
 """
 
 from sqlalchemy import (
@@ -91,9 +90,7 @@ def short(table: str, column: str, length: int) -> CheckConstraint:
 
 
 def added_words(table: str, words: dict[str, tuple[str, ...]]) -> list[Column]:
-    """Return required text columns of a later migration, each with its default (the first word) and the CHECK in the
-    column itself.
-    """
+    """Return required text columns of a later migration; the first word is the default, the CHECK is in the column."""
     return [
         Column(name, Text, one_of(table, name, values), server_default=values[0], nullable=False)
         for name, values in words.items()
@@ -228,8 +225,9 @@ block = make_table(
     between("block", "rounds", 0, 10**9), between("block", "confirm_rounds", 0, 10**9),
 )  # fmt: skip
 
-# Without a rowid the rows lie in the key's own tree. With one SQLite keeps them by rowid and the whole key once more in
-# an index beside them, which would be 25 % of a snapshot.
+# Without a rowid, SQLite keeps the rows in the tree of their key. With a rowid it would store every key a second time,
+# in
+# an index, which would be 25 % of a snapshot.
 measurement = make_table(
     "measurement",
     reference("measurement", "block_id", "block"),

@@ -1,8 +1,9 @@
-"""Merging databases, and JSON in and out.
+"""Merging databases, and writing and reading them as JSON.
 
 JSON format 1: {"application": "deep_gemm tuning database", "format": 1, "tables": {name: {"columns": [...], "rows":
-[[...]]}}}, the tables in natural form (see naturals.py), rows sorted by natural key, bytes as hexadecimal text. Equal
-databases give equal bytes.
+[[...]]}}}. The tables are in natural form (see naturals.py), the rows sorted by natural key, bytes are hexadecimal
+text.
+Equal databases give equal bytes.
 """
 
 import json
@@ -10,17 +11,16 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from tuner import errors
 from tuner.db import tables
 from tuner.db.files import replacing
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
 from tuner.db.store import Store
 
-from tuner import errors
-
 APPLICATION = "deep_gemm tuning database"
 FORMAT = 1
 BLOBS = {"samples"}
-#: What the columns mean that an export of an older schema has not.
+#: The values of columns that an export of an older schema does not have.
 ADDED = {name: {} for name in KEYS} | {
     "problem": (
         {name: words[0] for name, words in (tables.PROBLEM_WORDS | tables.GROUP_WORDS).items()}
@@ -42,11 +42,11 @@ def load_tables(source: str | os.PathLike) -> Tables:
 
 
 def merge(target: str | os.PathLike, sources: Iterable[str | os.PathLike]) -> dict:
-    """Add all rows of `sources` to `target`, which is created where there is none; return how many rows each table
-    gained.
+    """Add all rows of `sources` to `target`, which is created if needed; return how many rows each table gained.
 
-    Idempotent and commutative: a sweep or block is recognised by its random uid, everything else by its natural key.
-    Raises: UsageError, StoreError, IntegrityError; then nothing was written.
+    Idempotent and commutative: sweeps and blocks are recognised by their random uid, everything else by its natural
+    key.
+    Raises: UsageError, StoreError, IntegrityError, after which nothing was written.
     """
     return add_tables(target, [load_tables(source) for source in sources])
 
@@ -92,8 +92,8 @@ def to_document(name: str, rows: dict[tuple, dict]) -> dict:
 def import_json(target: str | os.PathLike, source: str | os.PathLike) -> dict:
     """Merge a file that export_json wrote into `target`; return how many rows each table gained.
 
-    Raises: UsageError, StoreError; IntegrityError for anything that export_json does not write; then nothing was
-        written.
+    Raises: UsageError, StoreError; IntegrityError for anything that export_json does not write. Then nothing was
+    written.
     """
     try:
         payload = Path(source).read_bytes()

@@ -1,7 +1,6 @@
 """What may enter the tables: conversion of Python values to column values, and natural keys.
 
-Exception contract: everything here raises UsageError for a wrong field name, and IntegrityError for an impossible
-value.
+Exception contract: a wrong field name raises UsageError, an impossible value IntegrityError.
 """
 
 import hashlib
@@ -27,18 +26,18 @@ PATTERNS = {
     "uid": re.compile(r"[0-9a-f]{32}"),
     "workload": re.compile(r'|\{[A-Za-z0-9":,._-]*\}'),
 }
-MAX_ERROR_BYTES = 4096  # the end of a log says what failed
+MAX_ERROR_BYTES = 4096  # of the end of a log, which says what failed
 MAX_TEXT_BYTES = 1 << 20
 KINDS = {str: "text", int: "an integer", float: "a number", bytes: "bytes"}
 
 
 def make_uid() -> str:
-    """Return 32 random hex digits: the identity of a sweep or block in every database that it is merged into."""
+    """Return 32 random hex digits, which identify a sweep or block in all databases."""
     return uuid.uuid4().hex
 
 
 def now() -> str:
-    """Return the time in UTC with milliseconds, in a form whose text order is the time's order."""
+    """Return the time in UTC with milliseconds, as text that sorts by time."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -51,7 +50,7 @@ def to_json(value: object) -> str:
 
 
 def make_key(row: dict) -> str:
-    """Return the natural key of a device or environment: sha256 over its fields, NULL ones left out."""
+    """Return the natural key of a device or environment: the SHA-256 of its fields that are not NULL."""
     return hashlib.sha256(
         to_json(
             {name: value for name, value in row.items() if value is not None and name not in ("id", "key")}
@@ -60,12 +59,12 @@ def make_key(row: dict) -> str:
 
 
 def hash_uuid(board: str) -> str:
-    """Return what stands for a board's UUID in the database."""
+    """Return the hash that stands for a board's UUID in the database."""
     return hashlib.sha256(board.encode()).hexdigest()
 
 
 def to_row(table: Table, fields: dict, *, own: tuple[str, ...] = ()) -> dict:
-    """Return `fields` as a row of `table`; the columns in `own` belong to the store.
+    """Return `fields` as a row of `table`; the columns in `own` may not be given, because the store fills them.
 
     Raises: UsageError, IntegrityError.
     """
@@ -81,7 +80,7 @@ def to_row(table: Table, fields: dict, *, own: tuple[str, ...] = ()) -> dict:
 
 
 def to_value(column: Column, value: object) -> object:
-    """Return one value as the driver takes it: numpy scalars as Python's, lists and dicts as JSON.
+    """Return a value as the driver takes it: numpy scalars become Python's, lists and dicts become JSON.
 
     Raises: IntegrityError.
     """
@@ -116,7 +115,7 @@ def check_text(column: Column, value: str) -> None:
 
 
 def check_names(table: str, row: dict) -> None:
-    """Raise IntegrityError where a column that is a name, a hash or a time does not look like one."""
+    """Raise IntegrityError where a name, a hash or a time does not have the form of one."""
     for name, pattern in PATTERNS.items():
         value = row.get(name)
         if value is not None and not (isinstance(value, str) and pattern.fullmatch(value)):
@@ -137,7 +136,7 @@ def to_samples(samples: object) -> bytes | None:
 
 
 def to_log_tail(error: object) -> str | None:
-    """Return the end of a log as text that any terminal and encoding can take, at most MAX_ERROR_BYTES bytes."""
+    """Return the last MAX_ERROR_BYTES of a log as valid UTF-8."""
     if error is None:
         return None
     tail = str(error).encode("utf-8", "backslashreplace")[-MAX_ERROR_BYTES:]

@@ -4,10 +4,10 @@ import json
 
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
-from tuner.db import tables
-from tuner.db.values import now, to_log_tail, to_row, to_samples
 
 from tuner import errors
+from tuner.db import tables
+from tuner.db.values import now, to_log_tail, to_row, to_samples
 from tuner.problems.fields import kernel_variant
 
 COMPILE_FIELDS = ("registers", "spill_bytes", "local_bytes", "smem_bytes", "compile_ms")
@@ -20,9 +20,7 @@ def add_row(connection: Connection, table: Table, row: dict) -> int:
 
 
 def upsert(connection: Connection, table: Table, rows: list[dict], keep_known: bool = False) -> None:
-    """Insert rows with all columns given; an existing row is replaced, or where `keep_known` only by values that are
-    not NULL.
-    """
+    """Insert rows with all their columns, or replace the existing ones; with `keep_known`, NULL replaces nothing."""
     if not rows:
         return
     dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
@@ -44,7 +42,7 @@ def add_measurements(connection: Connection, rows: list[dict]) -> None:
     for row in rows:
         facts = {name: row.pop(name, None) for name in COMPILE_FIELDS}
         identity, compiled_dims = identities[row.get("block_id")]
-        # A kernel with compiled dims is another kernel for every problem: its report is not that of the config.
+        # With compiled dims every problem has a kernel of its own, whose report is not the config's.
         if not compiled_dims and any(value is not None for value in facts.values()):
             key = identity | {"config_id": row.get("config_id")}
             compilations[tuple(key.values())] = to_row(tables.compilation, facts | key)
@@ -53,14 +51,13 @@ def add_measurements(connection: Connection, rows: list[dict]) -> None:
 
 
 def to_measurement_row(row: dict) -> dict:
-    """Return a row with every column of `measurement`."""
-    given = {"num_samples" if name == "n" else name: value for name, value in row.items()}
-    given |= {"samples": to_samples(row.get("samples")), "error": to_log_tail(row.get("error"))}
+    """Return a row with all columns of `measurement`."""
+    given = row | {"samples": to_samples(row.get("samples")), "error": to_log_tail(row.get("error"))}
     return dict.fromkeys(MEASUREMENT_FIELDS) | to_row(tables.measurement, given)
 
 
 def load_identities(connection: Connection, block_ids: set) -> dict[int, tuple[dict, str]]:
-    """Return {block id: (what identifies its kernels besides the config, compiled_dims)}.
+    """Return {block id: (identity of its kernels apart from the config, compiled_dims)}.
 
     Raises: UsageError for a block that does not exist.
     """

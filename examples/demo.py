@@ -27,7 +27,7 @@ from deep_gemm.selector import Selector
 from tuner.db import Store, snapshot_path
 from tuner.learn.dataset import load_dataset
 from tuner.problems.shapes import load_preset
-from tuner.sources import RECORDED_SKU, open_database
+from tuner.learn.sources import RECORDED_SKU, open_database
 
 OP = "fp8_gemm"
 ROWS = 12

@@ -1,4 +1,4 @@
-"""The command line `python -m tuner`: a thin layer over the library; each command lives in `tuner/commands/`."""
+"""The command line `python -m tuner`: a thin layer over the library, with one module per command in `commands/`."""
 
 import importlib
 import sys

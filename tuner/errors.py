@@ -1,4 +1,4 @@
-"""Errors of the tuner. Each carries the exit code that the command line ends with."""
+"""Errors of the tuner, with the exit codes of the command line."""
 
 EXIT_OK = 0
 EXIT_FAILURE = 1
@@ -9,7 +9,7 @@ EXIT_INTERRUPTED = 130
 
 
 class TunerError(Exception):
-    """A failure that is reported in one line; `exit_code` is what the process ends with."""
+    """A failure that is reported in one line; the process then ends with `exit_code`."""
 
     exit_code = EXIT_FAILURE
 
@@ -33,4 +33,4 @@ class IntegrityError(TunerError):
 
 
 class StoreError(TunerError):
-    """The tuning database could not be opened or written; rows acknowledged before stay intact."""
+    """The tuning database could not be opened or written; rows that were committed before are intact."""

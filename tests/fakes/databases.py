@@ -114,7 +114,7 @@ def make_row(generator: random.Random, block_id: int, config_id: int, role: str)
         "config_id": config_id,
         "role": role,
         "status": "ok",
-        "n": 8,
+        "num_samples": 8,
         "median_us": median_us,
         "mad_us": 0.01,
         "q10_us": median_us * 0.99,

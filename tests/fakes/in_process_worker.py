@@ -65,8 +65,8 @@ class InProcessWorker:
         job = json.loads(protocol.encode_message(job)[protocol.HEADER.size :])
         self.jobs.append(job)
         self.on_job(job)
-        problem, configs = protocol.parse_job(job)
-        self.fail_as_told(problem, configs)
+        parsed = protocol.parse_job(job)
+        self.fail_as_told(parsed.problem, parsed.configs)
         try:
             return json.loads(json.dumps(self.backend.run(job, lambda stage, config: None), allow_nan=False))
         except ReferenceFailed as error:

@@ -15,9 +15,9 @@ import numpy as np
 
 from deep_gemm import _C
 from tuner.db import Store
-from tuner.learn.dataset import Dataset, Identity, build_dataset
+from tuner.db.rows import BlockRow, Identity, MeasurementRow
+from tuner.learn.dataset import Dataset, build_dataset
 from tuner.learn.portfolio import choose_portfolio
-from tuner.problems.fields import to_config, to_problem
 
 SKU = "nvidia-h200-sm132"
 KERNEL_HASH = "ab" * 32
@@ -80,8 +80,9 @@ class Machine:
         self.random = np.random.default_rng(seed)
         self.noise = noise
         self.block_id = 0
+        self.config_ids: dict = {}
 
-    def measure(self, problem, configs: list, confirm: int = 5) -> list[dict]:
+    def measure(self, problem, configs: list, confirm: int = 5) -> list[MeasurementRow]:
         """Return the rows of one block: search over `configs` and the heuristic's pick, then confirmation of the
         fastest.
         """
@@ -91,15 +92,16 @@ class Machine:
         times = np.array([true_time_us(problem, config, self.device) for config in ordered]) * math.exp(
             self.random.normal(0, 0.02)
         )
+        block = self.make_block(problem, heuristic)
         search = self.observe(times, 8)
         rows = [
-            self.make_row(problem, config, heuristic, "search", time_us, search[0], search.min())
+            self.make_row(block, config, "search", time_us, search[0], search.min())
             for config, time_us in zip(ordered, search, strict=True)
         ]
         chosen = sorted({0, *np.argsort(search, kind="stable")[:confirm].tolist()})
         confirmed = self.observe(times[chosen], 30)
         return rows + [
-            self.make_row(problem, ordered[index], heuristic, "confirm", time_us, confirmed[0], 0.0)
+            self.make_row(block, ordered[index], "confirm", time_us, confirmed[0], 0.0)
             for index, time_us in zip(chosen, confirmed, strict=True)
         ]
 
@@ -107,43 +109,56 @@ class Machine:
         """Return noisy medians of `rounds` rounds."""
         return times * np.exp(self.random.normal(0, self.noise * 1.25 / math.sqrt(rounds), len(times)))
 
+    def get_config_id(self, config) -> int:
+        """Return the id of a config."""
+        return self.config_ids.setdefault(config, len(self.config_ids) + 1)
+
+    def make_block(self, problem, reference) -> BlockRow:
+        """Return the block of one call of measure."""
+        return BlockRow(
+            block_id=self.block_id,
+            problem=problem,
+            problem_id=0,
+            problem_key=problem.key,
+            sku=SKU,
+            kernel_hash=KERNEL_HASH,
+            compiler=COMPILER,
+            regime=REGIME,
+            status="finished",
+            created="2026-01-02T03:04:05.678Z",
+            reference_config_id=self.get_config_id(reference),
+        )
+
     def make_row(
-        self, problem, config, reference, role: str, time_us: float, reference_us: float, fastest: float
-    ) -> dict:
+        self, block: BlockRow, config, role: str, time_us: float, reference_us: float, fastest: float
+    ) -> MeasurementRow:
         """Return one measured row; what is 1.5x slower than the fastest was dropped by the race."""
         status = "censored" if fastest and time_us > 1.5 * fastest and time_us != reference_us else "ok"
         ratio = float(time_us / reference_us)
-        return {
-            **problem.as_dict(),
-            **config.as_dict(),
-            "problem_key": problem.key,
-            "config_key": config.key(problem.op),
-            "config_id": str(config),
-            "reference_config_id": str(reference),
-            "sku": SKU,
-            "kernel_hash": KERNEL_HASH,
-            "compiler": COMPILER,
-            "regime": REGIME,
-            "block_id": self.block_id,
-            "block_status": "finished",
-            "created": "2026-01-02T03:04:05.678Z",
-            "role": role,
-            "status": status,
-            "median_us": float(time_us),
-            "mad_us": float(time_us) * self.noise,
-            "ratio": ratio,
-            "ratio_low": ratio * 0.998,
-            "ratio_high": ratio * 1.002,
-        }
+        return MeasurementRow(
+            block=block,
+            config=config,
+            config_id=self.get_config_id(config),
+            config_key=config.key(block.problem.op),
+            role=role,
+            status=status,
+            median_us=float(time_us),
+            mad_us=float(time_us) * self.noise,
+            ratio=ratio,
+            ratio_low=ratio * 0.998,
+            ratio_high=ratio * 1.002,
+        )
 
 
-def full_rows(machine: Machine, shapes: tuple = SHAPES, values: tuple = FULL_M) -> list[dict]:
+def full_rows(machine: Machine, shapes: tuple = SHAPES, values: tuple = FULL_M) -> list[MeasurementRow]:
     """Return rows of problems measured over their whole space."""
     problems = [_C.Problem("fp8_gemm", m, n, k) for n, k in shapes for m in values]
     return [row for problem in problems for row in machine.measure(problem, _C.get_candidates(problem, machine.device))]
 
 
-def portfolio_rows(machine: Machine, portfolio: list, shapes: tuple = SHAPES, values: tuple = DENSE_M) -> list[dict]:
+def portfolio_rows(
+    machine: Machine, portfolio: list, shapes: tuple = SHAPES, values: tuple = DENSE_M
+) -> list[MeasurementRow]:
     """Return rows of problems measured with `portfolio` alone (those of its configs that are candidates)."""
     rows = []
     for problem in (_C.Problem("fp8_gemm", m, n, k) for n, k in shapes for m in values):
@@ -152,7 +167,7 @@ def portfolio_rows(machine: Machine, portfolio: list, shapes: tuple = SHAPES, va
     return rows
 
 
-def write_database(path, rows: list[dict]) -> None:
+def write_database(path, rows: list[MeasurementRow]) -> None:
     """Write measured rows through the store: one sweep, one board, the blocks as they were measured."""
     with Store.open(path) as store:
         device = _C.Device.known(SKU)
@@ -165,25 +180,24 @@ def write_database(path, rows: list[dict]) -> None:
         }
         blocks: dict = {}
         for row in rows:
-            blocks.setdefault(row["block_id"], []).append(row)
+            blocks.setdefault(row.block.block_id, []).append(row)
         for block in blocks.values():
             write_block(store, block, shared)
         store.finish_sweep(shared["sweep_id"])
 
 
-def write_block(store, rows: list[dict], shared: dict) -> None:
+def write_block(store, rows: list[MeasurementRow], shared: dict) -> None:
     """Write one block: its first row is the reference's."""
-    first = rows[0]
-    problem = to_problem(first)
-    ids = {row["config_id"]: store.get_or_add_config(problem.op, to_config(row)) for row in rows}
+    first = rows[0].block
+    ids = {row.config: store.get_or_add_config(first.problem.op, row.config) for row in rows}
     block = store.add_block(
         {
             **shared,
-            "problem_id": store.get_or_add_problem(problem),
+            "problem_id": store.get_or_add_problem(first.problem),
             "regime": REGIME,
-            "kernel_hash": first["kernel_hash"],
+            "kernel_hash": first.kernel_hash,
             "compiler": COMPILER,
-            "reference_config_id": ids[first["config_id"]],
+            "reference_config_id": ids[rows[0].config],
             "rounds": 8,
             "confirm_rounds": 30,
             "anchor_us": 100.0,
@@ -193,7 +207,8 @@ def write_block(store, rows: list[dict], shared: dict) -> None:
     names = ("role", "status", "median_us", "mad_us", "ratio", "ratio_low", "ratio_high")
     store.add_measurements(
         [
-            {"block_id": block, "config_id": ids[row["config_id"]], "n": 8, **{name: row[name] for name in names}}
+            {"block_id": block, "config_id": ids[row.config], "num_samples": 8}
+            | {name: getattr(row, name) for name in names}
             for row in rows
         ],
         finish=True,

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateTable
-from tuner.db import Store, tables
 
 from tests.fakes.databases import (
     CONFIGS,
@@ -24,6 +23,8 @@ from tests.fakes.databases import (
 )
 from tests.fakes.processes import run_child
 from tuner import errors
+from tuner.db import Store, tables
+from tuner.db.rows import MeasurementRow
 
 MUTANTS = 400
 
@@ -45,7 +46,8 @@ def sound(tmp_path_factory) -> Path:
 
 
 def mutate(generator: random.Random, payload: bytes) -> bytes:
-    """Return a damaged copy: flipped bits or bytes, a zeroed or swapped page, a cut or extended file, a changed header."""
+    """Return a damaged copy: flipped bits or bytes, a zeroed or swapped page, a cut or extended file, a changed header.
+    """
     damaged, kind = bytearray(payload), generator.randrange(8)
     page, other = (generator.randrange(len(payload) // 4096) * 4096 for _ in range(2))
     if kind <= 2:
@@ -87,13 +89,13 @@ def test_damaged_files_are_refused_or_read_as_valid_rows(sound, folder):
     assert refused > MUTANTS // 3
 
 
-def check_rows_are_possible(rows: list[dict]) -> None:
+def check_rows_are_possible(rows: list[MeasurementRow]) -> None:
     """Check what training relies on."""
     for row in rows:
-        make_problem(row["m"], row["n"], row["k"])
-        assert row["status"] in tables.STATUSES and row["role"] in tables.ROLES
-        assert row["status"] != "ok" or 0 < row["median_us"] < tables.MAX_TIME_US
-        assert all(value > 0 for value in row["samples"] or [])
+        assert row.block.problem.key == row.block.problem_key
+        assert row.status in tables.STATUSES and row.role in tables.ROLES
+        assert row.status != "ok" or 0 < row.median_us < tables.MAX_TIME_US
+        assert all(value > 0 for value in row.samples or [])
 
 
 def test_every_truncation_is_refused(sound, tmp_path):
@@ -268,7 +270,7 @@ def test_sql_metacharacters_are_data(folder):
                 [{"block_id": block_id, "config_id": config_id, "role": "search", "status": "crash", "error": text}]
             )
             assert [
-                row["error"] for row in store.load_measurements(role="search") if row["config_id"] == config_id
+                row.error for row in store.load_measurements(role="search") if row.config_id == config_id
             ] == [text]
             check_filters(store, text)
         assert store.check() == [] and store.stats()["tables"]["measurement"] == 8
@@ -302,9 +304,7 @@ def check_filters(store: Store, text: str) -> None:
         == store.load_best(regime=text)
         == []
     )
-    assert (
-        store.measured_problems(text, text, text, text, text) == set() and store.newest_kernel_hash(text, text) is None
-    )
+    assert store.newest_kernel_hash(text, text) is None
     with pytest.raises(errors.IntegrityError):
         store.start_sweep({"regime": text + "'"})
 

@@ -1,4 +1,4 @@
-"""python -m tuner db: create, upgrade, check, publish, merge and count tuning databases."""
+"""python -m tuner db: create, upgrade, check, publish, merge, export and count tuning databases."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ Database = Annotated[
     typer.Option(
         "--db",
         help=(
-            "Path of a SQLite file, or postgresql+psycopg://...; default $DG_TUNER_DB, else $HOME/.deep_gemm/tuning.db."
+            "Path of a SQLite file, or postgresql+psycopg://... Default: $DG_TUNER_DB, else $HOME/.deep_gemm/tuning.db."
         ),
     ),
 ]
@@ -49,7 +49,7 @@ def describe_gain(gained: dict) -> str:
 
 @app.command()
 def init(db: Database = "", as_json: AsJson = False) -> None:
-    """Create an empty database, or make sure that there is one. Example: python -m tuner db init --db h200.db"""
+    """Create a database unless it exists. Example: python -m tuner db init --db h200.db"""
     from tuner.db import Store
 
     with Store.open(get_database(db), "rw", wait_s=60.0) as store:
@@ -97,16 +97,16 @@ def check(db: Database = "", as_json: AsJson = False) -> None:
 @app.command()
 def snapshot(
     target: Annotated[
-        Path, typer.Argument(help="The file to write; an older snapshot is replaced unless it holds more.")
+        Path, typer.Argument(help="The file to write. An older snapshot is replaced unless it holds more.")
     ],
     db: Database = "",
     sku: Annotated[
-        str, typer.Option(help="Keep only this SKU's blocks of its newest kernel hash, e.g. nvidia-h200-sm132.")
+        str, typer.Option(help="Keep only this SKU's blocks with its newest kernel hash, such as nvidia-h200-sm132.")
     ] = "",
-    max_bytes: Annotated[int, typer.Option(min=1, help="Refuse a larger result.")] = 8_000_000,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Fail if the result is larger than this.")] = 8_000_000,
     as_json: AsJson = False,
 ) -> None:
-    """Write a copy without host names, paths and logs.
+    """Write a copy that may be published, without host names, paths and logs.
 
     Example: python -m tuner db snapshot published.db --db tuning.db --sku nvidia-h200-sm132
     """
@@ -122,11 +122,11 @@ def snapshot(
 
 @app.command()
 def merge(
-    target: Annotated[str, typer.Argument(help="The database that gains rows; created where there is none.")],
-    sources: Annotated[list[str], typer.Argument(help="Databases to add; they are only read.")],
+    target: Annotated[str, typer.Argument(help="The database that gains rows; it is created if needed.")],
+    sources: Annotated[list[str], typer.Argument(help="The databases to add; they are only read.")],
     as_json: AsJson = False,
 ) -> None:
-    """Add the rows of other databases; doing it twice adds nothing.
+    """Add the rows of other databases. Rows that are there already are not added again.
 
     Example: python -m tuner db merge all.db shard0.db shard1.db
     """
@@ -142,7 +142,7 @@ def export(
     db: Database = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a whole database as JSON; equal databases give equal files.
+    """Write a whole database as JSON. Equal databases give equal files.
 
     Example: python -m tuner db export h200.json --db h200.db
     """
@@ -158,7 +158,7 @@ def import_(
     db: Database = "",
     as_json: AsJson = False,
 ) -> None:
-    """Add the rows of an exported JSON file; every row is checked first.
+    """Add the rows of an exported JSON file, after checking every row.
 
     Example: python -m tuner db import h200.json --db h200.db
     """
@@ -199,5 +199,5 @@ def print_stats(found: dict) -> None:
 
 
 def printable(text: str) -> str:
-    """Return `text` with control characters escaped: what is in a database must not steer a terminal."""
+    """Return `text` with control characters escaped, so that a database's texts cannot control the terminal."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -17,21 +18,21 @@ def register(app) -> None:
 
 
 def export(
-    training: Path = typer.Option(None, help="Training folder; default: ~/.deep_gemm/training/<sku>."),
+    training: Path = typer.Option(None, help="Training folder. Default: ~/.deep_gemm/training/<sku>."),
     device: str = typer.Option(
-        "", help="SKU or short name, for the default training folder; default: the only GPU model that was trained."
+        "", help="SKU or short name whose training folder is meant. Default: the only GPU model that was trained."
     ),
-    op: str = typer.Option("", help=f"Export this op kind alone ({OP_NAMES}); default: every one that was trained."),
-    database: str = typer.Option("", "--db", help="Database; default: the one that was trained on."),
-    out: Path = typer.Option(None, help="Folder to write <sku>.dgsel and <sku>.md into; default: the training folder."),
+    op: str = typer.Option("", help=f"Export only this op kind ({OP_NAMES}). Default: all that were trained."),
+    database: str = typer.Option("", "--db", help="Database with the measurements. Default: that of the training."),
+    out: Path = typer.Option(None, help="Folder for <sku>.dgsel and <sku>.md. Default: the training folder."),
     install: bool = typer.Option(
-        False, help="Write into $DG_MODEL_DIR (default ~/.deep_gemm/models), where the library finds it."
+        False, help="Write into $DG_MODEL_DIR (default ~/.deep_gemm/models), where the library finds the artefact."
     ),
-    force: bool = typer.Option(False, help="Export although a gate is missed; the model card says so."),
-    stale: str = typer.Option("", help="Mark the artefact as stale for this reason: it is then kept but never used."),
+    force: bool = typer.Option(False, help="Export even though a gate is missed; the model card will say so."),
+    stale: str = typer.Option("", help="Mark the artefact as stale for this reason; it is then never used."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Write the artefact that the library chooses by; exits with 1 where a gate is missed.
+    """Write the artefact by which the library chooses configs. Exits with 1 if a gate is missed.
 
     Example: python -m tuner export --install
     """
@@ -51,7 +52,7 @@ def export(
             f"not exported: {summary}; measure more problems, or --force to export with the verdict in the model card"
         )
     artifact, card = exporting.write_export(
-        made, install_folder() if install else out or folder, trained[0][0].identity.sku
+        made, install_folder() if install else out or folder, trained[0][0].record.identity.sku
     )
     if as_json:
         return print(
@@ -59,18 +60,18 @@ def export(
                 {
                     "artifact": str(artifact),
                     "card": str(card),
-                    "gates": made.verdicts,
+                    "gates": [verdict.to_json() for verdict in made.verdicts],
                     "passed": passed,
-                    **made.contents,
+                    **asdict(made.contents),
                 },
                 indent=1,
                 sort_keys=True,
             )
         )
     print(summary, file=sys.stdout if passed else sys.stderr)
-    print(f"written: {artifact} ({made.contents['bytes']} bytes) and {card.name}")
-    for name, counts in made.contents["ops"].items():
-        print(f"  {name}: {counts['exact']} exact entries, {counts['configs']} configs, {counts['nodes']} nodes")
+    print(f"written: {artifact} ({made.contents.bytes} bytes) and {card.name}")
+    for name, counts in made.contents.ops.items():
+        print(f"  {name}: {counts.exact} exact entries, {counts.configs} configs, {counts.nodes} nodes")
 
 
 def install_folder() -> Path:

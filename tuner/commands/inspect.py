@@ -14,19 +14,21 @@ def register(app) -> None:
 
 def inspect(
     database: str = typer.Option(
-        "", "--db", help="Database; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot."
+        "",
+        "--db",
+        help="Database to read. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db, else the recorded snapshot.",
     ),
-    device: str = typer.Option("", help="SKU or short name (h200); default: the only one in the database."),
-    op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
-    preset: str = typer.Option("", help="Coverage of this preset only."),
+    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
+    op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
+    preset: str = typer.Option("", help="Show the coverage of this preset only. Default: all presets."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Say what the database covers, how noisy it is, and what is stale or failed.
+    """Show what the database covers, how noisy it is, and what is stale or failed.
 
     Example: python -m tuner inspect --db tuning.db
     """
-    from tuner.inspection import inspect as inspect_store
-    from tuner.sources import find_device, find_ops, open_database
+    from tuner.learn.inspection import inspect as inspect_store
+    from tuner.learn.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
         sku = find_device(store, device).sku
@@ -50,12 +52,8 @@ def print_report(found: dict) -> None:
             f" {entry['configs']} configs, {entry['rows']} rows to {entry['newest']}"
         )
     for name, entry in found["coverage"].items():
-        missing = (
-            "; missing"
-            f" {', '.join(entry['missing'])}{', ...' if entry['problems'] - entry['measured'] > len(entry['missing']) else ''}"
-            if entry["missing"]
-            else ""
-        )
+        dots = ", ..." if entry["problems"] - entry["measured"] > len(entry["missing"]) else ""
+        missing = f"; missing {', '.join(entry['missing'])}{dots}" if entry["missing"] else ""
         print(
             f"coverage of {name}: {entry['measured']} of {entry['problems']} problems, {entry['current']} with this"
             f" package's kernel{missing}"

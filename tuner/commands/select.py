@@ -1,4 +1,4 @@
-"""python -m tuner select: which config a problem gets, who chose it and why."""
+"""python -m tuner select: which config a problem gets, what chose it, and why."""
 
 import json
 import math
@@ -20,10 +20,10 @@ def select(
     n: int = typer.Argument(help=FIELDS["n"].meaning),
     k: int = typer.Argument(help=FIELDS["k"].meaning),
     device: str = typer.Option(
-        "", help="SKU or short name (h200, h100, ...); default: the GPU at hand, without one the recorded SKU."
+        "", help="SKU or short name (h200, h100, ...). Default: this machine's GPU, without one the recorded SKU."
     ),
     op: str = typer.Option(
-        "fp8_gemm", help=f"One of {OP_NAMES}; or a function's name, as in m_grouped_fp8_gemm_nt_masked."
+        "fp8_gemm", help=f"One of {OP_NAMES}; or the name of a function, such as m_grouped_fp8_gemm_nt_masked."
     ),
     num_sms: int = typer.Option(FIELDS["num_sms"].default, help=FIELDS["num_sms"].meaning),
     num_groups: int = typer.Option(FIELDS["num_groups"].default, help=FIELDS["num_groups"].meaning),
@@ -37,10 +37,10 @@ def select(
     b_major: str = typer.Option(None, help=describe_option("b_major")),
     scale_layout: str = typer.Option(FIELDS["scale_layout"].default, help=FIELDS["scale_layout"].meaning),
     batch_invariant: bool = typer.Option(False, help=FIELDS["batch_invariant"].meaning),
-    explain: bool = typer.Option(False, help="Also show scores, guards and predicted times."),
+    explain: bool = typer.Option(False, help="Show scores, guards and predicted times as well."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Print the config that the library would use; needs no GPU.
+    """Print the config that the library would use. This needs no GPU.
 
     Example: python -m tuner select 64 2112 7168 --op bf16_gemm --explain
     """
@@ -73,14 +73,14 @@ def select(
 
 
 def describe_time(entry: dict) -> str:
-    """Return a time and whose it is; none is measured, because an artefact keeps no times."""
+    """Return a predicted time and what predicted it."""
     return f"about {entry['predicted_us']:.1f} us ({TIME_SOURCES[entry['predicted_by']]})"
 
 
 def print_explanation(found: dict) -> None:
     """Print the heuristic's pick, the selector's identity and guards, and the portfolio by score."""
     print(f"heuristic's pick: {found['heuristic']['name']}, {describe_time(found['heuristic'])}")
-    print("no time here is measured: a selector keeps which config was measured best, not its time")
+    print("all times are predictions: a selector knows which config was measured best, but not its time")
     is_used, selector = found["source"] != "analytic", found["selector"]
     if not is_used:
         print(f"no selector is used for this problem: {found['reason']}")
@@ -98,11 +98,11 @@ def print_explanation(found: dict) -> None:
 
 
 def print_scores(found: dict) -> None:
-    """Print what the forest predicts of the portfolio, and whether that decided."""
+    """Print what the forest predicts for the portfolio, and whether that decided."""
     undecided = "" if found["source"] == "learned" else f", which did not decide ({found['reason']})"
     print(f"the portfolio as the forest predicts it{undecided}:")
     for entry in found["scores"]:
-        # The forest predicts the pick's ratio to itself, too: what that is off by 1 is the forest's error.
+        # The forest also predicts the ratio of the pick to itself: how far that is from 1 is the forest's error.
         note = ", is the heuristic's pick" if entry["config"] == found["heuristic"]["config"] else ""
         print(
             f"  {entry['name']:<24} {math.exp(entry['score']):6.3f}x the heuristic's pick, {describe_time(entry)}{note}"

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from functools import partial
 
 import typer
@@ -16,13 +17,13 @@ def register(app) -> None:
 
 
 def simulate(
-    database: str = typer.Option("", "--db", help="Database to replay; default: your own, else the recorded snapshot."),
-    device: str = typer.Option("", help="SKU or short name such as h200; needed where the database has several."),
-    op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
+    database: str = typer.Option("", "--db", help="Database to replay. Default: your own, else the recorded snapshot."),
+    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
+    op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
     problems: int = typer.Option(
-        16, min=0, help="Problems to replay per op kind, evenly spread over the recorded ones; 0: all."
+        16, min=0, help="Number of problems per op kind, evenly spread over the recorded ones; 0: all."
     ),
-    seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with a seed of its own."),
+    seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with another seed."),
     seed: int = typer.Option(0, help="First seed."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
@@ -32,9 +33,9 @@ def simulate(
     """
     from rich.progress import Progress
 
+    from tuner.learn import simulation
     from tuner.learn.dataset import load_dataset
-    from tuner.search import simulation
-    from tuner.sources import find_device, find_ops, open_database
+    from tuner.learn.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
         sku = find_device(store, device).sku
@@ -57,7 +58,7 @@ def simulate(
                 range(seed, seed + seeds),
                 on_done=lambda done, total, show=show: show(completed=done, total=total),
             )
-            results[kind] = found | {"identity": vars(data.identity)}
+            results[kind] = found | {"identity": asdict(data.identity)}
     if as_json:
         return print(json.dumps(results, indent=1, sort_keys=True))
     for kind, result in results.items():

@@ -32,61 +32,72 @@ def sweep(
             " portfolio_grouped or demo."
         ),
     ),
-    shapes_file: Path = typer.Option(None, "--shapes", help="JSON file of problems instead of a preset."),
-    configs_file: Path = typer.Option(None, "--configs", help="JSON list of configs instead of a space."),
+    shapes_file: Path = typer.Option(None, "--shapes", help="JSON file with the problems, instead of a preset."),
+    configs_file: Path = typer.Option(None, "--configs", help="JSON file with the configs, instead of a space."),
     space: str = typer.Option(
         "default",
-        help="default (at most 160 configs a problem), or wide: every width of tile, splits and clusters, searched.",
+        help=(
+            "default (at most 160 configs per problem), or wide (a grid of all tile widths, splits and clusters, of"
+            " which a search measures a part)."
+        ),
     ),
     portfolio_size: int = typer.Option(
-        0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen from what is recorded."
+        0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen by recorded measurements."
     ),
-    portfolio_from: str = typer.Option("", help="Database that --portfolio-size chooses from; default: --db."),
+    portfolio_from: str = typer.Option("", help="Database that --portfolio-size chooses from. Default: --db."),
     database: str = typer.Option(
-        "", "--db", help="Database to record in; default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
+        "", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
     ),
     sampler: str = typer.Option(
-        "auto", help="auto (all configs of spaces up to 256, else tpe), exhaustive, tpe, random or qmc."
+        "auto", help="auto (exhaustive for spaces of up to 256 configs, else tpe), exhaustive, tpe, random or qmc."
     ),
     n_trials: int = typer.Option(
-        0, min=0, help="Configs a search measures (wide: beyond the default space); 0: a third, wide: at most 96."
+        0,
+        min=0,
+        help=(
+            "Configs that a search measures; in the wide space, those beyond the default space. 0: a third of the"
+            " space, in the wide space at most 96."
+        ),
     ),
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
-    seed: int = typer.Option(0, help="Seed of the input data, of group sizes and of the sampler."),
+    seed: int = typer.Option(0, help="Seed of the input data, the group sizes and the sampler."),
     workload: str = typer.Option(
         "spread",
         help=(
-            "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform or skewed (one group has nearly"
-            " everything)."
+            "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform, or skewed (one group has nearly"
+            " all rows)."
         ),
     ),
-    shard: str = typer.Option("0/1", help="Measure shard i of n, as i/n; each shard needs a database of its own."),
-    device: int = typer.Option(0, min=0, help="GPU to measure on, among those that CUDA_VISIBLE_DEVICES shows."),
-    time_budget: float = typer.Option(0.0, min=0.0, help="Seconds after which no new problem is started; 0: no limit."),
+    shard: str = typer.Option("0/1", help="Measure shard i of n, given as i/n. Each shard needs its own database."),
+    device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
+    time_budget: float = typer.Option(0.0, min=0.0, help="Start no new problem after this many seconds; 0: no limit."),
     resume: bool = typer.Option(
-        True, help="Skip problems that are already measured for this kernel, compiler and regime."
+        True, help="Skip problems that were measured before with this kernel, compiler and regime."
     ),
     dry_run: bool = typer.Option(
-        False, help="Print what would be measured on an H200, and roughly how long that takes, and stop."
+        False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
     ),
     backend: str = typer.Option(
-        "cuda", help="cuda, or simulated: times from the heuristic with noise, no GPU, recorded as regime `simulated`."
+        "cuda",
+        help="cuda, or simulated: estimates with noise instead of times, without a GPU, under the regime `simulated`.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
-    """Measure configs on this GPU and record them; run again to resume.
+    """Measure configs on this GPU and record them. Run it again to resume.
 
     Example: python -m tuner sweep --preset default --effort full
     """
+    from tuner.measure.worker import BACKENDS
     from tuner.problems.workload import WORKLOADS
-    from tuner.search.sweep import BACKENDS, EFFORTS, SweepOptions
+    from tuner.search.candidates import SweepOptions
+    from tuner.search.problem_run import EFFORTS
     from tuner.search.wide_space import SPACES
 
     check_choice("--workload", workload, WORKLOADS)
     check_choice("--space", space, SPACES)
     if space != "default" and (configs_file or portfolio_size):
         raise errors.UsageError(
-            f"--space {space}: goes without --configs and --portfolio-size, which name the configs themselves"
+            f"--space {space}: cannot be combined with --configs or --portfolio-size, which name configs; drop one"
         )
     check_choice("--backend", backend, BACKENDS)
     check_choice("--effort", effort, EFFORTS)
@@ -126,8 +137,10 @@ def check_choice(flag: str, value: str, choices) -> None:
 
 
 def load_configs(path: Path) -> list:
-    """Return the configs of a JSON file: a list of {"block_m": ..., ...}, or an object with such a list as `configs` or
-    `portfolio`.
+    """Return the configs of a JSON file, without repeats.
+
+    It holds a list of {"block_m": ..., ...}, or an object with such a list as `configs` or `portfolio`. Raises:
+    UsageError.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -138,7 +151,7 @@ def load_configs(path: Path) -> list:
 
 
 def choose_configs(source: str, size: int, sku: str, problems: list) -> list:
-    """Return per op kind of `problems` the `size` configs that together serve its recorded problems on `sku` best."""
+    """Return, for every op kind of `problems`, the `size` configs that together serve its recorded problems best."""
     import numpy as np
 
     from tuner.db import Store
@@ -187,9 +200,7 @@ def measure(options, source: str, size: int) -> dict:
 
 
 class SweepProgress:
-    """Turns the sweep's events into progress bars on standard error; where that is no terminal, into a line now and
-    then.
-    """
+    """Shows the sweep's events on standard error: as progress bars on a terminal, else as a line now and then."""
 
     def __init__(self):
         from rich.console import Console
@@ -249,7 +260,7 @@ def print_summary(summary: dict, as_json: bool) -> None:
 
 
 def print_plan(plan: dict) -> None:
-    """Print what a sweep would measure: a line for each op kind, and roughly how long it would take."""
+    """Print what a sweep would measure, a line per op kind, and roughly how long it would take."""
     effort, options = plan["effort"], plan["options"]
     index, count = options["shard"]
     subject = (options["preset"] or "the problems of --shapes") + (f", shard {index}/{count}" if count > 1 else "")
@@ -259,21 +270,16 @@ def print_plan(plan: dict) -> None:
     )
     print(f"{'op kind':<34}{'problems':>10}{'kernels':>10}{'measurements':>14}{'roughly':>10}")
     for name, row in {**plan["ops"], "total": plan}.items():
-        print(
-            f"{name:<34}{row['problems']:>10}{row['kernels']:>10}{row['measurements']:>14}{describe_seconds(row['rough_seconds']):>10}"
-        )
+        counts = f"{row['problems']:>10}{row['kernels']:>10}{row['measurements']:>14}"
+        print(f"{name:<34}{counts}{describe_seconds(row['rough_seconds']):>10}")
     if plan["configs"] is not None:
         print(f"of {len(plan['configs'])} given configs, where they are legal, and the heuristic's pick")
-    print("The times are rough, to a factor of two: from the heuristic's estimates of the kernels and the effort.")
-    print("Compiling the kernels comes on top; what is measured already is not subtracted.")
+    print("The times are rough, within a factor of two: they come from the effort and the heuristic's estimates.")
+    print("Compiling the kernels comes on top. Problems that were measured before are included.")
 
 
 def describe_seconds(seconds: float) -> str:
-    """Return a duration in the unit that suits a rough one."""
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
-    )
+    """Return a duration in seconds, minutes or hours."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -18,32 +18,32 @@ def train(
     database: str = typer.Option(
         "",
         "--db",
-        help="Database to learn from; default: $DG_TUNER_DB, ~/.deep_gemm/tuning.db, else the recorded snapshot.",
+        help="Database to learn from. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db, else the recorded snapshot.",
     ),
-    device: str = typer.Option("", help="SKU or short name (h200); default: the only one in the database."),
-    op: str = typer.Option("", help=f"One of {OP_NAMES}; default: every op kind with rows."),
+    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
+    op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
     kernel_hash: str = typer.Option(
-        "", help="Kernel hash (needs --op) of the rows to learn from; default: the database's newest."
+        "", help="Learn from rows with this kernel hash (needs --op). Default: the newest in the database."
     ),
-    compiler: str = typer.Option("", help="nvrtc or nvcc; default: the one with most rows."),
-    regime: str = typer.Option("", help="Regime of the rows to learn from; default: the one with most rows."),
+    compiler: str = typer.Option("", help="nvrtc or nvcc. Default: the one with most rows."),
+    regime: str = typer.Option("", help="Learn from rows of this regime. Default: the one with most rows."),
     out: Path = typer.Option(
-        None, help="Training folder to write, with a folder per op kind; default: ~/.deep_gemm/training/<sku>."
+        None, help="Training folder to write; each op kind gets a folder in it. Default: ~/.deep_gemm/training/<sku>."
     ),
     kind: str = typer.Option(
-        "extra-trees", help="extra-trees, random-forest, or auto: the better one on left-out families."
+        "extra-trees", help="extra-trees, random-forest, or auto (the better one on left-out families)."
     ),
-    trees: int = typer.Option(32, min=1, max=256, help="Trees of the forest."),
+    trees: int = typer.Option(32, min=1, max=256, help="Number of trees in the forest."),
     depth: int = typer.Option(10, min=1, max=20, help="Depth of the trees."),
     clip: float = typer.Option(
-        0.25, min=0.02, max=0.7, help="Log ratio beyond which slow configs count as equally slow."
+        0.25, min=0.02, max=0.7, help="Log time ratio beyond which all slow configs count as equally slow."
     ),
     portfolio_size: int = typer.Option(
-        0, min=0, max=32, help="Configs of the portfolio; 0: as many as pay on left-out families."
+        0, min=0, max=32, help="Number of configs in the portfolio; 0: as many as help on left-out families."
     ),
     portfolio_only: bool = typer.Option(
         False,
-        help="Only print the portfolio and what the folds of the validation would choose (for `sweep --configs`).",
+        help="Only print the portfolio, and what the folds of the validation would choose, for `sweep --configs`.",
     ),
     seed: int = typer.Option(0, min=0, help="Seed of the trees."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
@@ -76,16 +76,16 @@ def train(
     # All are fitted before any is written: a folder never holds op kinds of different data.
     fitted = [(data, training.train(data, settings)) for data in tables]
     records = {
-        data.identity.op: training.save(folder / data.identity.op, data, learned, settings, source)
+        data.identity.op: training.save(folder / data.identity.op, data, learned, settings, source).to_json()
         for data, learned in fitted
     }
     print_records(folder, records, as_json)
 
 
 def load_tables(database: str, device: str, op: str, identity: dict) -> tuple[list, str]:
-    """Return the measurements of each op kind as tables, and where they come from."""
+    """Return a table of measurements per op kind, and the database that they come from."""
     from tuner.learn.dataset import load_dataset
-    from tuner.sources import find_device, find_ops, open_database
+    from tuner.learn.sources import find_device, find_ops, open_database
 
     with open_database(database) as store:
         sku = find_device(store, device).sku

@@ -1,5 +1,6 @@
-"""What the model has to beat on problems it never saw, each fitted on the same rows and choosing from the same
-portfolio.
+"""What the model has to beat on problems that it did not see.
+
+Every baseline is fitted on the same rows and chooses from the same portfolio.
 """
 
 import numpy as np
@@ -10,7 +11,7 @@ from tuner.learn.learner import Learned, make_features, make_targets
 from tuner.problems.fields import get_group_rows, variant_of
 
 TREE_DEPTH = 6
-#: What another variant adds to a squared distance: more than any difference in size.
+#: Added to a squared distance between different variants: more than any difference in size.
 OTHER_VARIANT = 1e6
 
 
@@ -28,8 +29,9 @@ def choose_baselines(data: Dataset, train: np.ndarray, test: np.ndarray, learned
 
 
 def choose_lowest(data: Dataset, test: np.ndarray, columns: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Return the legal column with the lowest of `scores` F64[len(test), len(columns)], the heuristic's pick where none
-    is legal.
+    """Return the legal column with the lowest of `scores`, F64[len(test), len(columns)], per problem.
+
+    Where no column is legal, it is the heuristic's pick.
     """
     legal = data.legal[np.ix_(test, columns)]
     return np.where(legal.any(axis=1), columns[np.where(legal, scores, np.inf).argmin(axis=1)], data.heuristic[test])
@@ -42,8 +44,9 @@ def score_mean(data: Dataset, train: np.ndarray, targets: np.ndarray) -> np.ndar
 
 
 def find_nearest(data: Dataset, train: np.ndarray, test: np.ndarray) -> np.ndarray:
-    """Return the places in `train` of the nearest problems in the logs of their sizes; those of the same variant come
-    first.
+    """Return the positions in `train` of the nearest problems, by the logs of their sizes.
+
+    The same variant comes first.
     """
     distance = ((log_shape(data, test)[:, None] - log_shape(data, train)[None]) ** 2).sum(axis=2)
     numbers: dict = {}
@@ -65,7 +68,7 @@ def log_shape(data: Dataset, rows: np.ndarray) -> np.ndarray:
 def score_by_tree(
     data: Dataset, train: np.ndarray, test: np.ndarray, columns: np.ndarray, targets: np.ndarray, seed: int
 ) -> np.ndarray:
-    """Return what one small tree predicts: what the forest's other trees are for."""
+    """Return the scores that one small tree predicts: the gap to the forest shows what more trees are good for."""
     tree = DecisionTreeRegressor(max_depth=TREE_DEPTH, min_samples_leaf=2, random_state=seed).fit(
         make_features(data, train, columns), targets
     )
@@ -73,9 +76,7 @@ def score_by_tree(
 
 
 def choose_with_hindsight(data: Dataset, test: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the portfolio's best column by the search rounds: the least regret that any choice from this portfolio can
-    have.
-    """
+    """Return the portfolio's best column by the search rounds: no choice from this portfolio has a smaller regret."""
     picture = np.ix_(test, columns)
     searched = np.where(np.isnan(data.search[picture]), data.log_ratio[picture], data.search[picture])
     return columns[np.where(data.state[picture] >= SEARCHED, searched, np.inf).argmin(axis=1)]

@@ -1,67 +1,58 @@
 """Measured rows as one table: for each problem, the time of every config relative to the heuristic's pick.
 
-One table holds one op kind, SKU, kernel hash, compiler and regime; rows of any other are never mixed in. A value is
-log(time of config / time of the heuristic's pick), both timed in the same block, so that boards, days and clocks
-cancel. Confirmation rounds come before search rounds, which come before censored rows (lower bounds: the race dropped
-them).
+All rows of a table share one identity: op kind, SKU, kernel hash, compiler and regime. A value is log(time of the
+config
+/ time of the heuristic's pick), both timed in the same block, so that boards, days and clocks cancel. A value comes
+from
+confirmation rounds where there are any, else from search rounds, else from a censored row. That is a lower bound,
+because the race dropped the config early.
 """
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from deep_gemm import _C
 from tuner import errors
-from tuner.problems.fields import (
-    CONFIG_FIELDS,
-    OPS,
-    PROBLEM_FIELDS,
-    get_weight_shape,
-    kernel_problem,
-    to_config,
-    to_problem,
-)
+from tuner.db.rows import Identity, MeasurementRow
+from tuner.learn.families import find_families
+from tuner.learn.sources import find_device
+from tuner.problems.fields import OPS, kernel_problem
 from tuner.problems.shapes import model_names
-from tuner.sources import find_device
 
-#: What an illegal, pointless or unmeasured config counts as, and the clip of every training target: twice as slow.
+#: An illegal, pointless or unmeasured config counts as twice as slow; training targets are clipped to this as well.
 LOG_TWO = math.log(2.0)
 #: A problem belongs to the full-space set when this share of its candidates was measured; its best config is then
 #: known.
 FULL_SPACE_SHARE = 0.8
-#: Weights whose two sizes (n and k; of groups of K m and n) both lie within this factor of each other form one family,
-#: and are never split by validation.
-FAMILY_FACTOR = 1.25
 UNMEASURED, CENSORED, SEARCHED, CONFIRMED = 0, 1, 2, 3
 FAILURES = ("incorrect", "compile_error", "crash", "timeout", "spill")
-#: Failures of one kernel, not of its config: other variants of the op kind may use that.
+#: Failures of one kernel; other variants of the op kind may still use its config.
 BUILD_FAILURES = ("compile_error", "spill")
-
-
-@dataclass(frozen=True)
-class Identity:
-    """What all rows of one table share."""
-
-    op: str
-    sku: str
-    kernel_hash: str
-    compiler: str
-    regime: str
 
 
 @dataclass(frozen=True)
 class Dataset:
     """R problems (rows) x C configs (columns).
 
-    `log_ratio` F64[R,C] is the best-known log ratio to the heuristic's pick (LOG_TWO where unmeasured), `search` the
-    one that the search rounds alone saw (NaN where they did not), `state` I8[R,C] one of UNMEASURED..CONFIRMED,
-    `candidate` bool[R,C], `legal` bool[R,C] what the run time may choose. A candidate is one of the default space or
-    was timed; timed with a ring that could be deeper, it is no choice of the run time, which makes the oracle of some
-    problems a config that only an exact entry can name. `heuristic`, `oracle` I64[R] are columns; the oracle is chosen
-    on search rounds and scored on confirmation rounds.
+        log_ratio    F64[R,C]   best-known log ratio to the heuristic's pick, LOG_TWO where unmeasured
+        search       F64[R,C]   log ratio of the search rounds alone, NaN where they did not time the config
+        state        I8[R,C]    where the log ratio comes from: UNMEASURED, CENSORED, SEARCHED or CONFIRMED
+        candidate    bool[R,C]  whether the config is of the problem's default space, or was timed beyond it
+        legal        bool[R,C]  whether the run time may choose the config
+        full_space   bool[R]    whether nearly all candidates were measured
+        heuristic    I64[R]     column of the heuristic's pick
+        oracle       I64[R]     column of the best config, chosen on search rounds and scored on confirmation rounds
+        heuristic_us F64[R]     time of the heuristic's pick in microseconds, NaN where it has none
+        families     I64[R]     family of weights, see families.find_families
+
+    A config whose ring could be deeper may be timed, and may even be the oracle; the run time then takes it from the
+    exact table only. `newest` is the time of the newest row.
     """
 
     identity: Identity
@@ -84,9 +75,7 @@ class Dataset:
     newest: str = ""
 
     def regret_log(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-        """Return log(time of the chosen column / time of the oracle) per row; may be negative where the oracle was
-        lucky.
-        """
+        """Return log(time of the chosen column / time of the oracle) per row, negative where the oracle was lucky."""
         return self.log_ratio[rows, columns] - self.log_ratio[rows, self.oracle[rows]]
 
 
@@ -99,9 +88,10 @@ def load_dataset(
     compiler: str | None = None,
     regime: str | None = None,
 ) -> Dataset:
-    """Load the table of one SKU; what is left out is the newest kernel hash and the compiler and regime with most rows.
+    """Load the table of one SKU and op kind.
 
-    Raises: InconclusiveError where the store has no usable rows for it; UsageError for an unknown SKU.
+    By default its rows are of the newest kernel hash, and of the compiler and regime with most rows. Raises:
+    InconclusiveError where the store has no usable rows for it; UsageError for an unknown SKU.
     """
     device = find_device(store, sku)
     kernel_hash = kernel_hash or store.newest_kernel_hash(op, device.sku)
@@ -115,17 +105,16 @@ def load_dataset(
             f"no measurements of {op} on {device.sku}: run `python -m tuner sweep` there first, or name another --db or"
             " --device"
         )
-    compiler, regime = (Counter(row[name] for row in rows).most_common(1)[0][0] for name in ("compiler", "regime"))
-    rows = [row for row in rows if row["compiler"] == compiler and row["regime"] == regime]
-    return build_dataset(rows, Identity(op, device.sku, kernel_hash, compiler, regime), device)
+    compiler = Counter(row.block.compiler for row in rows).most_common(1)[0][0]
+    regime = Counter(row.block.regime for row in rows).most_common(1)[0][0]
+    identity = Identity(op, device.sku, kernel_hash, compiler, regime)
+    return build_dataset([row for row in rows if row.block.identity == identity], identity, device)
 
 
-def build_dataset(rows: list[dict], identity: Identity, device: _C.Device) -> Dataset:
-    """Arrange measured rows of one identity as a Dataset.
-
-    Raises: InconclusiveError with fewer than two usable problems.
-    """
-    by_problem = group_by(attach_objects(rows), "problem")
+def build_dataset(rows: Iterable[MeasurementRow], identity: Identity, device: _C.Device) -> Dataset:
+    """Arrange measured rows of one identity as a Dataset. Raises: InconclusiveError with fewer than two problems."""
+    rows = list(rows)
+    by_problem = group_by(rows, lambda row: row.block.problem)
     quarantined = find_quarantined(by_problem)
     usable, dropped = [], Counter()
     for problem in sorted(by_problem, key=problem_order):
@@ -139,17 +128,17 @@ def build_dataset(rows: list[dict], identity: Identity, device: _C.Device) -> Da
             f"{len(usable)} usable problems of {len(by_problem)} ({dict(dropped)}): at least 2 are needed; measure more"
             " with `python -m tuner sweep`"
         )
-    newest = max((row["created"] for row in rows), default="")
+    newest = max((row.block.created for row in rows), default="")
     return assemble(usable, identity, device, quarantined, dict(dropped), newest)
 
 
 def problem_order(problem) -> tuple:
-    """Sort problems by shape, so that every table and artefact has one order."""
+    """Return the sort key of problems, by shape: every table and artefact has this order."""
     return problem.n, problem.k, problem.m, problem.key
 
 
 def config_order(config) -> tuple:
-    """Sort configs by tile, cluster, split of K, order of operands, and stages."""
+    """Return the sort key of configs: tile, cluster, split of K, order of the operands, stages."""
     return (
         config.block_m,
         config.block_n,
@@ -165,16 +154,16 @@ def config_order(config) -> tuple:
 def find_quarantined(by_problem: dict) -> dict:
     """Return {config: kernels} of the configs that failed on some problem and never succeeded on it.
 
-    `kernels`: the problems (see kernel_problem) whose kernel did not build, or None where the config failed otherwise:
-    then it stays out of every artefact, else out of those problems only.
+    `kernels` are the problems, as kernel_problem makes them, whose kernel did not build: the config is not used for
+    those. It is None where the config failed in another way: then the config stays out of every artefact.
     """
     failed, fine = {}, set()
     for problem, rows in by_problem.items():
         for row in rows:
-            pair = (problem, row["config"])
-            if row["status"] in FAILURES:
-                failed[pair] = failed.get(pair, False) or row["status"] not in BUILD_FAILURES
-            elif row["status"] in ("ok", "censored"):
+            pair = (problem, row.config)
+            if row.status in FAILURES:
+                failed[pair] = failed.get(pair, False) or row.status not in BUILD_FAILURES
+            elif row.status in ("ok", "censored"):
                 fine.add(pair)
     found: dict = {}
     for (problem, config), is_general in failed.items():
@@ -191,9 +180,10 @@ def quarantined_for(problem, quarantined: dict) -> set:
 
 @dataclass(frozen=True)
 class Entry:
-    """One problem while the table is built: config -> (log ratio, state), and the search rounds' log ratios.
+    """One problem while the table is built.
 
-    `candidates` are those of the default space, `beyond` the timed configs that no default space of the variant has.
+    `best_known` maps a config to (log ratio, state), `search` to the log ratio of its search rounds. `candidates` are
+    the default space's, `beyond` the timed configs that are not in the default space of the problem's variant.
     """
 
     problem: object
@@ -205,13 +195,21 @@ class Entry:
     heuristic_us: float
 
 
-def read_problem(problem, rows: list[dict], device: _C.Device, quarantined: set) -> Entry | str:
+class Value(NamedTuple):
+    """What one block says about one config: a log ratio to the heuristic's pick, and its state."""
+
+    config: object
+    state: int
+    log_ratio: float
+
+
+def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarantined: set) -> Entry | str:
     """Return the Entry of one problem without `quarantined` configs, or the reason why it cannot be used."""
     heuristic = _C.get_analytic_config(problem, device)
-    rows = [row for row in rows if row["config"] not in quarantined and row["block_status"] == "finished"]
+    rows = [row for row in rows if row.config not in quarantined and row.block.status == "finished"]
     values = defaultdict(list)
     offsets = {heuristic: 0.0}
-    for block_rows in group_by(rows, "block_id").values():
+    for block_rows in group_by(rows, lambda row: row.block.block_id).values():
         for config, state, log_ratio in relative_rows(block_rows, heuristic, offsets):
             values[config, state].append(log_ratio)
             if state >= SEARCHED:
@@ -234,58 +232,56 @@ def default_space(variant, device: _C.Device) -> frozenset:
     return frozenset(_C.get_default_space(variant, device))
 
 
-def relative_rows(block_rows: list[dict], heuristic, offsets: dict) -> list[tuple]:
-    """Return (config, state, log ratio to the heuristic's pick) of the timed rows of one block; `offsets` is what
-    earlier blocks found.
+def relative_rows(block_rows: list[MeasurementRow], heuristic, offsets: dict) -> list[Value]:
+    """Return the values of the timed rows of one block.
+
+    `offsets` are the log ratios that earlier blocks found, by config.
     """
     anchors = find_anchors(block_rows, heuristic, offsets)
     found = []
     for row in block_rows:
-        anchor = anchors.get(row["role"], next(iter(anchors.values()), None))
-        if anchor is not None and row["status"] in ("ok", "censored") and to_value(row):
-            state = CENSORED if row["status"] == "censored" else CONFIRMED if row["role"] == "confirm" else SEARCHED
-            found.append((row["config"], state, math.log(to_value(row)) - anchor))
+        anchor = anchors.get(row.role, next(iter(anchors.values()), None))
+        if anchor is not None and row.status in ("ok", "censored") and to_value(row):
+            state = CENSORED if row.status == "censored" else CONFIRMED if row.role == "confirm" else SEARCHED
+            found.append(Value(row.config, state, math.log(to_value(row)) - anchor))
     return found
 
 
-def find_anchors(block_rows: list[dict], heuristic, offsets: dict) -> dict:
+def find_anchors(block_rows: list[MeasurementRow], heuristic, offsets: dict) -> dict:
     """Return {role: the log value that the heuristic's pick has, or would have, in this block}.
 
-    A block without the pick is tied to it through its own reference, else through any config that an earlier block
-    timed. A pick that left the race early is a pick all the same: the heuristic of today may choose what was slow then.
+    In a block without the pick it follows from the block's reference, else from any config that an earlier block timed.
+    A pick that was dropped early counts too: the heuristic may choose today what was slow when it was measured.
     """
     ranked = {}
     for row in block_rows:
-        is_timed = row["status"] == "ok" or (
-            row["status"] == "censored" and row["config"] == heuristic and bool(to_value(row))
-        )
-        if is_timed and row["config"] in offsets:
-            rank = 0 if row["config"] == heuristic else 1 if row["config_id"] == row["reference_config_id"] else 2
-            anchor = rank, math.log(to_value(row)) - offsets[row["config"]]
-            ranked[row["role"]] = min(ranked.get(row["role"], anchor), anchor)
+        is_pick = row.config == heuristic
+        is_timed = row.status == "ok" or (row.status == "censored" and is_pick and bool(to_value(row)))
+        if is_timed and row.config in offsets:
+            rank = 0 if is_pick else 1 if row.is_reference else 2
+            anchor = rank, math.log(to_value(row)) - offsets[row.config]
+            ranked[row.role] = min(ranked.get(row.role, anchor), anchor)
     return {role: anchor for role, (_, anchor) in ranked.items()}
 
 
-def to_value(row: dict) -> float | None:
-    """Return the row's time relative to its block's reference (drift cancels per round), or its median in microseconds."""
-    return row["ratio"] if row["ratio"] is not None else row["median_us"]
+def to_value(row: MeasurementRow) -> float | None:
+    """Return the row's ratio to its block's reference, from which drift cancels, or else its median in microseconds."""
+    return row.ratio if row.ratio is not None else row.median_us
 
 
-def heuristic_time(rows: list[dict], heuristic) -> float:
+def heuristic_time(rows: list[MeasurementRow], heuristic) -> float:
     """Return the median time of the heuristic's pick in microseconds, NaN where no row has it."""
     times = [
-        row["median_us"]
-        for row in rows
-        if row["status"] in ("ok", "censored") and row["median_us"] and row["config"] == heuristic
+        row.median_us for row in rows if row.status in ("ok", "censored") and row.median_us and row.config == heuristic
     ]
     return float(np.median(times)) if times else math.nan
 
 
-def group_by(rows: list[dict], name: str) -> dict:
-    """Group rows by one of their fields."""
+def group_by(rows: Iterable[MeasurementRow], get_key: Callable[[MeasurementRow], object]) -> dict:
+    """Return {key: rows}, both in the order of the rows."""
     groups = defaultdict(list)
     for row in rows:
-        groups[row[name]].append(row)
+        groups[get_key(row)].append(row)
     return groups
 
 
@@ -347,42 +343,12 @@ def measured_share(entry: Entry) -> float:
 
 
 def find_oracle(log_ratio: np.ndarray, search: np.ndarray, state: np.ndarray) -> np.ndarray:
-    """Return the best column per row: chosen on search rounds among the confirmed configs, so that its score is
-    unbiased.
+    """Return the best column per row: the best confirmed config by its search rounds, so that its score is unbiased.
+
+    Rows with fewer than two confirmed configs take the best one that was timed.
     """
     confirmed = (state == CONFIRMED) & ~np.isnan(search)
     enough = confirmed.sum(axis=1) >= 2
     chosen = np.where(confirmed, search, np.inf).argmin(axis=1)
     timed = np.where(state >= SEARCHED, log_ratio, np.inf).argmin(axis=1)
     return np.where(enough, chosen, timed)
-
-
-def find_families(problems: list) -> np.ndarray:
-    """Return a family number per problem: the connected components of weights within FAMILY_FACTOR in both sizes."""
-    pairs = sorted({get_weight_shape(problem) for problem in problems})
-    logs = np.log(np.array(pairs, dtype=float))
-    near = (np.abs(logs[:, None] - logs[None]) <= math.log(FAMILY_FACTOR) + 1e-12).all(axis=2)
-    family = np.arange(len(pairs))
-    for _ in pairs:
-        merged = np.where(near, family[None], len(pairs)).min(axis=1)
-        if (merged == family).all():
-            break
-        family = merged
-    numbers = {label: index for index, label in enumerate(sorted(set(family.tolist())))}
-    of_pair = {pair: numbers[label] for pair, label in zip(pairs, family.tolist(), strict=True)}
-    return np.array([of_pair[get_weight_shape(problem)] for problem in problems])
-
-
-def attach_objects(rows: list[dict]) -> list[dict]:
-    """Return the rows with their `problem` and `config` as objects, one object per distinct one."""
-    problems, configs = {}, {}
-    attached = []
-    for row in rows:
-        problem_fields = tuple(row[name] for name in PROBLEM_FIELDS)
-        config_fields = tuple(row[name] for name in CONFIG_FIELDS)
-        if problem_fields not in problems:
-            problems[problem_fields] = to_problem(row)
-        if config_fields not in configs:
-            configs[config_fields] = to_config(row)
-        attached.append({**row, "problem": problems[problem_fields], "config": configs[config_fields]})
-    return attached

@@ -1,72 +1,70 @@
-"""Regret of every method from the folds' choices: geometric mean, p95 and maximum, with intervals that resample
-families.
+"""Regret of every method from the folds' choices: geometric mean, p95 and maximum, with intervals over families.
 
-Regret is time(chosen) / time(best) - 1 on problems measured over the whole space. The best config was chosen on search
-rounds and both are scored on confirmation rounds, so a regret can be negative, and it is kept so.
+Regret is time(chosen) / time(best) - 1, on problems that were measured over the whole space. The best config is chosen
+on search rounds and both are scored on confirmation rounds. A regret can therefore be negative, and is kept so.
+Intervals come from resampling whole families.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from tuner.learn.dataset import CONFIRMED, Dataset
+from tuner.learn.evaluation import Evaluation, FoldSummary, Statistics, Table, Unconfirmed, WorstProblem
 from tuner.learn.train import EVALUATION, OUT_OF_FOLD, UNCONFIRMED, Training
-from tuner.learn.validate import METHODS, FoldResult, out_of_fold, unconfirmed_picks, validate
+from tuner.learn.validate import METHODS, SPLITS, FoldResult, out_of_fold, unconfirmed_picks, validate
 from tuner.problems.fields import describe_groups, describe_variant
 
-SPLITS = ("family", "model", "unseen_m")
 RESAMPLES = 2000
-#: A win or loss against the heuristic is a difference beyond 1 %: smaller ones are noise as often as not.
+#: A win or loss against the heuristic is a difference above 1 %: smaller ones are noise as often as not.
 NOISE_LOG = np.log(1.01)
 NEAR_LOG = np.log(1.02)
 INTERVAL = (0.025, 0.975)
 
 
-def run(
-    data: Dataset, training: Training, jobs: int = -1, progress: Callable | None = None
-) -> tuple[list[FoldResult], dict]:
-    """Validate a trained selector's recipe; return the folds' results and the documents for the training folder, by
-    file name.
-    """
-    results = validate(data, training.settings, jobs, progress or (lambda items, total: items))
+class Validated(NamedTuple):
+    """The folds' results, what follows from them, and the JSON documents for the training folder by file name."""
+
+    results: list[FoldResult]
+    evaluation: Evaluation
+    documents: dict[str, dict]
+
+
+def run(data: Dataset, training: Training, jobs: int = -1, progress: Callable | None = None) -> Validated:
+    """Validate the recipe of a trained selector."""
+    record = training.record
+    results = validate(data, record.settings, jobs, progress or (lambda items, total: items))
     unconfirmed = unconfirmed_picks(data, results)
-    identity = {
-        "format": 1,
-        "identity": asdict(data.identity),
-        "fingerprint": training.record["fingerprint"],
-        "estimator_sha256": training.record["estimator_sha256"],
-    }
-    report = {
-        "splits": evaluate(data, results),
-        "worst": worst_problems(data, results),
-        "folds": [describe_fold(data, result) for result in results],
-        "unconfirmed": {"pairs": unconfirmed["pairs"], "problems": len(unconfirmed["problems"])},
-    }
-    return results, {
-        EVALUATION: identity | report,
-        OUT_OF_FOLD: identity | {"rows": out_of_fold(data, results)},
+    evaluation = Evaluation(
+        data.identity,
+        record.fingerprint,
+        record.estimator_sha256,
+        evaluate(data, results),
+        worst_problems(data, results),
+        [summarize_fold(data, result) for result in results],
+        Unconfirmed(unconfirmed["pairs"], len(unconfirmed["problems"])),
+    )
+    documents = {
+        EVALUATION: evaluation.to_json(),
+        OUT_OF_FOLD: evaluation.describe_source() | {"rows": out_of_fold(data, results)},
         UNCONFIRMED: unconfirmed,
     }
+    return Validated(results, evaluation, documents)
 
 
-def describe_fold(data: Dataset, result: FoldResult) -> dict:
-    """Return one fold's label, size and the guarded model's mean regret on its full-space problems (None without any)."""
+def summarize_fold(data: Dataset, result: FoldResult) -> FoldSummary:
+    """Return one fold's sizes and mean regret."""
     full = data.full_space[result.rows]
     logs = data.regret_log(result.rows, result.columns["model"])[full]
     mean = float(np.expm1(logs.mean())) if full.any() else None
-    return {
-        "split": result.fold.split,
-        "label": result.fold.label,
-        "problems": len(result.rows),
-        "full_space": int(full.sum()),
-        "portfolio": len(result.portfolio),
-        "mean": mean,
-    }
+    fold = result.fold
+    return FoldSummary(fold.split, fold.label, len(result.rows), int(full.sum()), len(result.portfolio), mean)
 
 
-def evaluate(data: Dataset, results: list[FoldResult]) -> dict:
-    """Return {split: {method: statistics}} over full-space problems; a split without folds is absent."""
+def evaluate(data: Dataset, results: list[FoldResult]) -> dict[str, Table]:
+    """Return the table of every split that has folds, over full-space problems."""
     report = {}
     for split in SPLITS:
         parts = [result for result in results if result.fold.split == split]
@@ -75,8 +73,8 @@ def evaluate(data: Dataset, results: list[FoldResult]) -> dict:
     return report
 
 
-def evaluate_split(data: Dataset, parts: list[FoldResult]) -> dict:
-    """Return {method: statistics} of one split (empty where no held-out problem was measured over the whole space)."""
+def evaluate_split(data: Dataset, parts: list[FoldResult]) -> Table:
+    """Return the table of one split, empty where no held-out problem was measured over the whole space."""
     rows = np.concatenate([part.rows for part in parts])
     full = data.full_space[rows]
     if not full.any():
@@ -86,32 +84,33 @@ def evaluate_split(data: Dataset, parts: list[FoldResult]) -> dict:
     for method in METHODS:
         columns = np.concatenate([part.columns[method] for part in parts])[full]
         table[method] = summarize(data, rows, columns)
-    table["model"]["answered"] = float(answered.mean())
-    base = table["heuristic"]["mean"]
-    for statistics in table.values():
-        statistics["removed"] = 1.0 - statistics["mean"] / base if base > 0 else None
-    return table
+    table["model"] = replace(table["model"], answered=float(answered.mean()))
+    base = table["heuristic"].mean
+    return {
+        method: replace(statistics, removed=1.0 - statistics.mean / base if base > 0 else None)
+        for method, statistics in table.items()
+    }
 
 
-def summarize(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> dict:
-    """Return the statistics of one method's choices `columns` for problems `rows`."""
+def summarize(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> Statistics:
+    """Return the statistics of one method that chose `columns` for the problems `rows`."""
     logs = data.regret_log(rows, columns)
     against = data.log_ratio[rows, columns]
     means, tails = resample(logs, data.families[rows])
-    return {
-        "problems": len(rows),
-        "families": len(np.unique(data.families[rows])),
-        "mean": float(np.expm1(logs.mean())),
-        "mean_interval": np.expm1(np.quantile(means, INTERVAL)).tolist(),
-        "p95": float(np.expm1(np.quantile(logs, 0.95, method="inverted_cdf"))),
-        "p95_interval": np.expm1(np.quantile(tails, INTERVAL)).tolist(),
-        "max": float(np.expm1(logs.max())),
-        "within_2_percent": float((logs <= NEAR_LOG).mean()),
-        "wins": int((against < -NOISE_LOG).sum()),
-        "losses": int((against > NOISE_LOG).sum()),
-        "worst_against_heuristic": float(np.expm1(against.max())),
-        "confirmed": float((data.state[rows, columns] == CONFIRMED).mean()),
-    }
+    return Statistics(
+        problems=len(rows),
+        families=len(np.unique(data.families[rows])),
+        mean=float(np.expm1(logs.mean())),
+        mean_interval=np.expm1(np.quantile(means, INTERVAL)).tolist(),
+        p95=float(np.expm1(np.quantile(logs, 0.95, method="inverted_cdf"))),
+        p95_interval=np.expm1(np.quantile(tails, INTERVAL)).tolist(),
+        max=float(np.expm1(logs.max())),
+        within_2_percent=float((logs <= NEAR_LOG).mean()),
+        wins=int((against < -NOISE_LOG).sum()),
+        losses=int((against > NOISE_LOG).sum()),
+        worst_against_heuristic=float(np.expm1(against.max())),
+        confirmed=float((data.state[rows, columns] == CONFIRMED).mean()),
+    )
 
 
 def resample(logs: np.ndarray, families: np.ndarray, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -126,9 +125,10 @@ def resample(logs: np.ndarray, families: np.ndarray, seed: int = 0) -> tuple[np.
     return weights @ logs[order] / totals, logs[order][positions]
 
 
-def worst_problems(data: Dataset, results: list[FoldResult], count: int = 10) -> list[dict]:
-    """Return the held-out problems with the largest regret of the guarded model, worst first: where to measure or learn
-    next.
+def worst_problems(data: Dataset, results: list[FoldResult], count: int = 10) -> list[WorstProblem]:
+    """Return the held-out problems with the largest regret of the guarded model, worst first.
+
+    They show where to measure or to learn next.
     """
     found = []
     for result in results:
@@ -140,20 +140,16 @@ def worst_problems(data: Dataset, results: list[FoldResult], count: int = 10) ->
                 if data.full_space[row]
             ]
     found.sort(key=lambda item: -item[0])
-    return [
-        {
-            "m": data.problems[row].m,
-            "n": data.problems[row].n,
-            "k": data.problems[row].k,
-            "groups": describe_groups(data.problems[row].as_dict()),
-            "variant": describe_variant(data.problems[row].as_dict()),
-            "regret": float(np.expm1(log)),
-            "chosen": str(data.configs[column]),
-            "best": str(data.configs[data.oracle[row]]),
-            "heuristic": str(data.configs[data.heuristic[row]]),
-        }
-        for log, row, column in found[:count]
-    ]
+    return [describe_worst(data, *item) for item in found[:count]]
+
+
+def describe_worst(data: Dataset, log: float, row: int, column: int) -> WorstProblem:
+    """Return what is shown of one held-out problem."""
+    problem = data.problems[row]
+    fields = problem.as_dict()
+    configs = (data.configs[index] for index in (column, data.oracle[row], data.heuristic[row]))
+    shape = problem.m, problem.n, problem.k, describe_groups(fields), describe_variant(fields)
+    return WorstProblem(*shape, float(np.expm1(log)), *map(str, configs))
 
 
 def regret_curve(data: Dataset, results: list[FoldResult], method: str) -> np.ndarray:

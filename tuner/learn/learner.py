@@ -1,9 +1,8 @@
-"""Fitting one selector: portfolio, forest and guards, all from the given rows alone, so that validation can redo
-everything.
+"""Fitting one selector: portfolio, forest and guards, all from the given rows alone, so that validation can repeat it.
 
-The forest predicts, per portfolio config, log(time of config / time of the heuristic's pick): near-ties cost nothing
-and zero means "as the heuristic". The guards (margin, spread, hull slack) are fitted on predictions for families left
-out.
+For each config of the portfolio the forest predicts log(time of the config / time of the heuristic's pick): zero means
+"as fast as the heuristic". The guards (margin, spread, slack of the hull) are fitted on predictions for families that
+the forest did not see.
 """
 
 from dataclasses import dataclass, replace
@@ -17,12 +16,12 @@ from tuner.learn.dataset import LOG_TWO, UNMEASURED, Dataset
 from tuner.learn.portfolio import SIZES, Portfolio, choose_portfolio, split_families
 
 KINDS = {"random-forest": RandomForestRegressor, "extra-trees": ExtraTreesRegressor}
-#: Guards that are tried; equal scores keep the earlier one, so silence must earn its place, and so must leaving the
-#: heuristic's pick.
+#: Guards to try. Equal scores keep the earlier ones: those that silence the model least often, and that ask it for the
+#: largest gain over the heuristic's pick.
 SLACKS = (0.5, 0.25, 0.1, 0.0)
 SPREAD_QUANTILES = (1.0, 0.95, 0.9, 0.8)
 MARGINS = (0.03, 0.02, 0.015, 0.01, 0.005, 0.0)
-#: Guards that leave more than this share of left-out problems to the heuristic are no selector.
+#: Guards must let the model answer at least this share of left-out problems.
 MIN_ANSWERED = 0.75
 GUARD_FOLDS = 3
 #: What a guard must gain (log time) over an earlier one.
@@ -31,10 +30,10 @@ GUARD_TOLERANCE = 1e-4
 
 @dataclass(frozen=True)
 class Settings:
-    """What is not fitted: chosen once, for all folds and SKUs.
+    """What is not fitted, but chosen once for all folds and SKUs.
 
-    `kind` is one of KINDS, or `auto` for the better one on left-out families. Beyond `clip` (log ratio) a config is out
-    of the question anyway: the trees then spend their splits on the differences that decide.
+    `kind` is one of KINDS, or `auto` for the better one on left-out families. Log ratios beyond `clip` count as equal:
+    such configs are never chosen, and the trees should spend their splits on differences that matter.
     """
 
     kind: str = "extra-trees"
@@ -49,8 +48,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Guards:
-    """When the model stays silent: outside the widened hull, uncertain trees; and how much better than the heuristic it
-    must predict.
+    """When the heuristic's pick is kept.
+
+    The model must predict a gain of at least `margin` (log time); its trees must differ by at most `max_spread`
+    (standard deviation); and every feature must lie in the hull of the training data, widened by `slack` of its extent.
     """
 
     margin: float
@@ -72,9 +73,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Choices:
-    """What a selector says per row: dataset columns with guards (`column`) and without (`alone`), and whether the model
-    answered.
-    """
+    """A selector's choice per row: the column with guards and without them (`alone`), and whether the model answered."""
 
     column: np.ndarray
     alone: np.ndarray
@@ -103,16 +102,16 @@ def fit(data: Dataset, rows: np.ndarray, settings: Settings, portfolio: Portfoli
 
 
 def make_features(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return F64[len(rows), F]: the very features that the run time computes."""
+    """Return the features that the run time computes, F64[len(rows), F]."""
     portfolio = [data.configs[column] for column in columns]
     return np.array([_C.get_features(data.problems[row], data.device, portfolio) for row in rows])
 
 
 def make_targets(data: Dataset, rows: np.ndarray, columns: np.ndarray, clip: float = LOG_TWO) -> np.ndarray:
-    """Return F64[len(rows), P]: log ratios within [-LOG_TWO, clip]; configs that are pointless for a problem count as
-    `clip`.
+    """Return log ratios within [-LOG_TWO, clip], F64[len(rows), P].
 
-    The few suited configs without a time take the analytic estimate, so that a gap is neither a win nor a loss.
+    A config that is no candidate of a problem counts as `clip`. The few candidates without a time get the analytic
+    estimate, so that a gap in the data is neither a win nor a loss.
     """
     picture = np.ix_(rows, columns)
     suited = data.candidate[picture]
@@ -138,9 +137,7 @@ def fit_forest(features: np.ndarray, targets: np.ndarray, settings: Settings):
 
 
 def predict(forest, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores F64[R,P] (trees added in order, as the native walk adds them) and the spread between trees
-    F64[R,P].
-    """
+    """Return scores and the spread between trees, both F64[R,P]; trees are added in the order of the native walk."""
     inputs = features.astype(np.float32)
     trees = np.stack([tree.predict(inputs, check_input=False).reshape(len(inputs), -1) for tree in forest.estimators_])
     total = np.zeros(trees.shape[1:])
@@ -180,10 +177,10 @@ def apply_guards(
     inside: np.ndarray,
     guards: Guards,
 ) -> Choices:
-    """Apply the choice rule: the lowest score where it beats the margin, else the heuristic's pick; silent where a
-    guard objects.
+    """Apply the rule: take the config with the lowest score if it beats the margin, else the heuristic's pick.
 
-    Configs that are illegal for a problem score infinity; where all are, the model is silent.
+    The model does not answer where a guard objects, or where no config is legal. Illegal configs must have an infinite
+    score.
     """
     every, best = np.arange(len(scores)), scores.argmin(axis=1)
     alone = np.where(scores[every, best] < -guards.margin, columns[best], heuristic)
@@ -194,9 +191,7 @@ def apply_guards(
 def fit_guards(
     data: Dataset, rows: np.ndarray, columns: np.ndarray, features: np.ndarray, targets: np.ndarray, settings: Settings
 ) -> tuple[Guards, float]:
-    """Return the guards that serve families best that the forest never saw, and their cost; losses against the
-    heuristic count double.
-    """
+    """Return the guards with the lowest cost on families that the forest did not see, and that cost."""
     scores, spreads, hulls = predict_left_out(data.families[rows], features, targets, settings)
     scores = np.where(data.legal[np.ix_(rows, columns)], scores, np.inf)
     truth = np.clip(data.log_ratio[rows], -LOG_TWO, LOG_TWO)
@@ -219,7 +214,7 @@ def cost_of(log_ratio: np.ndarray) -> float:
 def predict_left_out(
     families: np.ndarray, features: np.ndarray, targets: np.ndarray, settings: Settings
 ) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Return scores and spreads of a forest that never saw the row's family, and per slack whether the row was inside."""
+    """Return scores and spreads of forests that did not see the row's family, and per slack whether it is in the hull."""
     scores, spreads = np.zeros(targets.shape), np.zeros(targets.shape)
     inside = {slack: np.zeros(len(features), bool) for slack in SLACKS}
     for fold in split_families(families, GUARD_FOLDS):

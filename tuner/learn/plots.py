@@ -7,8 +7,7 @@ import numpy as np
 from tuner import errors
 from tuner.learn.dataset import Dataset
 from tuner.learn.evaluate import regret_curve
-from tuner.learn.validate import FoldResult
-from tuner.ship.model_card import METHOD_NAMES
+from tuner.learn.validate import METHODS, FoldResult
 
 SHOWN = ("heuristic", "nearest", "tree", "model_alone", "model", "portfolio_best")
 
@@ -29,7 +28,7 @@ def plot_regret(data: Dataset, results: list[FoldResult], path: Path) -> None:
     for method in SHOWN:
         regret = 100.0 * regret_curve(data, results, method)
         if len(regret):
-            axes.step(np.linspace(0.0, 100.0, len(regret)), regret, where="mid", label=METHOD_NAMES[method])
+            axes.step(np.linspace(0.0, 100.0, len(regret)), regret, where="mid", label=METHODS[method])
     axes.axhline(2.0, color="grey", linewidth=0.8, linestyle=":")
     axes.set(xlabel="problems, sorted by regret (%)", ylabel="regret against the measured best (%)", ylim=(-2.0, 30.0))
     axes.set_title(f"{data.identity.op} on {data.identity.sku}: families left out")

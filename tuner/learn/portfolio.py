@@ -1,8 +1,7 @@
-"""Choosing the portfolio: the few configs that the model chooses from and a warm-up builds.
+"""Choosing the portfolio: the few configs that the model chooses from, and that a warm-up compiles.
 
-Greedy forward selection, then swaps, minimising the mean log time of the best portfolio config over the problems that
-were measured over the whole space. How many configs pay is an empirical matter: scored on families that the selection
-never saw.
+Greedy forward selection, followed by swaps, minimises the mean log time of the best portfolio config over the problems
+that were measured over the whole space. The number of configs is chosen on families that the selection did not see.
 """
 
 from dataclasses import dataclass
@@ -11,11 +10,9 @@ import numpy as np
 
 from tuner.learn.dataset import UNMEASURED, Dataset
 
-#: The sizes that are tried; 32 is the bound on all configs of one artefact, and leaves no room for the exact table's
-#: own.
+#: The sizes to try. An artefact holds at most 32 configs, and the exact table needs room for some of its own.
 SIZES = (8, 12, 16, 20, 24, 28)
-#: The smallest size wins that is within 0.1 % of the best held-out score: every config more is a kernel to build and a
-#: score to learn.
+#: The smallest size within 0.1 % of the best held-out score wins: every further config must be compiled and learned.
 SIZE_TOLERANCE = 0.001
 SWAP_PASSES = 3
 INNER_FOLDS = 5
@@ -30,10 +27,9 @@ class Portfolio:
 
 
 def choose_portfolio(data: Dataset, rows: np.ndarray, sizes: tuple = SIZES) -> Portfolio:
-    """Choose the portfolio from the full-space problems among `rows` (all rows where there are none).
+    """Choose the portfolio from the full-space problems among `rows`, or from all rows where there are none.
 
-    What was measured on the other problems plays no part: those were measured with a portfolio that all families chose
-    together.
+    Other problems have no say: they were measured with a portfolio that all families had chosen together.
     """
     full = rows[data.full_space[rows]] if data.full_space[rows].any() else rows
     columns = np.flatnonzero((data.state[full] != UNMEASURED).any(axis=0))
@@ -56,9 +52,7 @@ def greedy(regret: np.ndarray, size: int) -> list[int]:
 
 
 def swap(regret: np.ndarray, chosen: list[int]) -> list[int]:
-    """Exchange single columns as long as that lowers the mean of the row minima (greedy steps are never undone
-    otherwise).
-    """
+    """Exchange single columns as long as that lowers the mean of the row minima: greedy steps may need correction."""
     chosen = list(chosen)
     for _ in range(SWAP_PASSES if len(chosen) > 1 else 0):
         before = list(chosen)
@@ -73,7 +67,7 @@ def swap(regret: np.ndarray, chosen: list[int]) -> list[int]:
 
 
 def score_sizes(regret: np.ndarray, families: np.ndarray, sizes: tuple) -> dict:
-    """Return {size: mean over families' held-out problems of the row minimum}, each fold's columns chosen without it."""
+    """Return {size: mean row minimum on held-out families}; each fold's columns are chosen without it."""
     folds = [fold for fold in split_families(families, INNER_FOLDS) if fold.any() and not fold.all()]
     if not folds:
         return {sizes[-1]: 0.0}
@@ -92,7 +86,7 @@ def choose_size(curve: dict) -> int:
 
 
 def split_families(families: np.ndarray, num_folds: int) -> list[np.ndarray]:
-    """Return boolean masks of `num_folds` folds of whole families, balanced by problems; the same for the same input."""
+    """Return `num_folds` masks of whole families, with about equally many problems; deterministic."""
     labels, counts = np.unique(families, return_counts=True)
     folds, loads = [[] for _ in range(num_folds)], np.zeros(num_folds)
     for label in labels[np.lexsort((labels, -counts))]:
@@ -103,10 +97,10 @@ def split_families(families: np.ndarray, num_folds: int) -> list[np.ndarray]:
 
 
 def describe_portfolios(data: Dataset, sizes: tuple = SIZES) -> dict:
-    """Return {"portfolio": chosen from all problems, "configs": with what any leave-one-family-out fold chooses too}.
+    """Return {"portfolio": configs chosen from all problems, "configs": these and what any family's fold chooses}.
 
-    A sweep of the portfolio should measure the second list: a fold learns the rest from full-space problems and the
-    estimate alone.
+    A sweep of the portfolio should measure the second list. Of a config that it leaves out, a fold knows only the
+    full-space problems and the estimate.
     """
     rows = np.arange(len(data.problems))
     chosen = choose_portfolio(data, rows, sizes).columns.tolist()

@@ -1,15 +1,15 @@
 """The training folder: what `train` leaves for `evaluate` and `export`, in one folder per op kind.
 
-    training.json     what was trained on (identity, fingerprint of the data, versions), the portfolio, the guards
-    (format below) estimator.joblib  the scikit-learn forest itself, for further training; never shipped, never read at
-    run time evaluation.json   written by `evaluate`: statistics per split and method, worst problems, picks without
-    confirmation out_of_fold.json  written by `evaluate`: per problem, the choice of the selector that never saw its
-    family unconfirmed.json  written by `evaluate`: problems and configs that folds or baselines picked without
-    confirmation rounds, in
+    training.json     what the selector was trained on, its portfolio and its guards, see record.py
+    estimator.joblib  the scikit-learn forest; it is never shipped and never read at run time
+    evaluation.json   by `evaluate`: statistics per split and method, see evaluation.py
+    out_of_fold.json  by `evaluate`: for each problem, the choice of the selector that never saw its family
+    unconfirmed.json  by `evaluate`: problems and configs that folds or baselines picked without confirmation rounds, in
                       the form that `sweep --shapes` and `sweep --configs` read
 
-`training.json` holds the sha256 of the estimator and of the data: a file or database that changed since is refused.
-joblib runs code while it loads, so a folder that other users can write to is refused too.
+`training.json` holds the SHA-256 of the estimator and of the data, so that a changed file or database is refused.
+Loading
+with joblib runs code, so a folder that other users can write to is refused as well.
 """
 
 import hashlib
@@ -17,44 +17,32 @@ import io
 import json
 import os
 import stat
-from collections import Counter
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 
 import joblib
 import numpy as np
-import sklearn
 
 from deep_gemm import _C, environment
 from tuner import errors
 from tuner.db.files import replacing
-from tuner.learn.dataset import Dataset, Identity, load_dataset
-from tuner.learn.learner import Guards, Learned, Settings, fit
-from tuner.problems.fields import OPS, describe_variant, get_tokens, to_config
-from tuner.problems.shapes import OTHER_MODEL
-from tuner.sources import known_device, open_database
+from tuner.learn.dataset import Dataset, load_dataset
+from tuner.learn.learner import Learned, Settings, fit
+from tuner.learn.record import Record, make_record, to_json
+from tuner.learn.sources import known_device, open_database
+from tuner.problems.fields import OPS
 
-FORMAT = 2
 ESTIMATOR, TRAINING = "estimator.joblib", "training.json"
 EVALUATION, OUT_OF_FOLD, UNCONFIRMED = "evaluation.json", "out_of_fold.json", "unconfirmed.json"
 
 
 @dataclass(frozen=True)
 class Training:
-    """A training folder, read back: the fitted selector with its portfolio as configs, and the record of how it came
-    about.
-    """
+    """A training folder, read back: the record and the fitted forest."""
 
     folder: Path
-    record: dict
-    identity: Identity
-    settings: Settings
-    portfolio: list
+    record: Record
     forest: object
-    guards: Guards
-    feature_min: np.ndarray
-    feature_max: np.ndarray
 
 
 def default_folder(sku: str) -> Path:
@@ -63,8 +51,7 @@ def default_folder(sku: str) -> Path:
 
 
 def choose_folder(training: Path | None, device: str) -> Path:
-    """Return the training folder that is meant: `training`, else that of `device`, else the only one in the home
-    folder.
+    """Return `training`, else the folder of `device`, else the only training folder under the home folder.
 
     Raises: UsageError for an unknown device, or where several GPU models were trained and none is named.
     """
@@ -93,7 +80,7 @@ def find_folders(folder: Path, op: str = "") -> list[Path]:
 
 
 def train(data: Dataset, settings: Settings) -> Learned:
-    """Fit on everything. Raises: InconclusiveError where no problem was measured over (nearly) its whole space."""
+    """Fit on all problems. Raises: InconclusiveError where none was measured over nearly its whole space."""
     if not data.full_space.any():
         raise errors.InconclusiveError(
             f"none of {len(data.problems)} problems was measured over its whole space, so no portfolio can be chosen:"
@@ -103,7 +90,7 @@ def train(data: Dataset, settings: Settings) -> Learned:
 
 
 def fingerprint(data: Dataset) -> str:
-    """Return a sha256 over everything in the data that training reads."""
+    """Return a SHA-256 over everything in the data that training reads."""
     digest = hashlib.sha256(json.dumps(asdict(data.identity), sort_keys=True).encode())
     for item in (*(problem.key for problem in data.problems), *(str(config) for config in data.configs)):
         digest.update(item.encode())
@@ -121,65 +108,18 @@ def fingerprint(data: Dataset) -> str:
     return digest.hexdigest()
 
 
-def save(folder: Path, data: Dataset, learned: Learned, settings: Settings, database: str) -> dict:
-    """Write the training folder and return the record; an older evaluation is removed, because it is of another
-    selector.
-    """
+def save(folder: Path, data: Dataset, learned: Learned, settings: Settings, database: str) -> Record:
+    """Write the training folder and return its record; an evaluation of an earlier selector is removed."""
     payload = io.BytesIO()
     joblib.dump(learned.forest, payload, compress=3)
-    record = make_record(data, learned, settings, database, hashlib.sha256(payload.getvalue()).hexdigest())
+    sha256 = hashlib.sha256(payload.getvalue()).hexdigest()
+    record = make_record(data, learned, settings, database, fingerprint(data), sha256)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (EVALUATION, OUT_OF_FOLD, UNCONFIRMED):
         (folder / name).unlink(missing_ok=True)
     write_file(folder / ESTIMATOR, payload.getvalue())
-    write_file(folder / TRAINING, to_json(record))
+    write_file(folder / TRAINING, to_json(record.to_json()))
     return record
-
-
-def make_record(data: Dataset, learned: Learned, settings: Settings, database: str, estimator_sha256: str) -> dict:
-    """Return what `training.json` holds."""
-    return {
-        "format": FORMAT,
-        "identity": asdict(data.identity),
-        "database": database,
-        "fingerprint": fingerprint(data),
-        "newest_row": data.newest,
-        "features_version": _C.FEATURES_VERSION,
-        "heuristic_version": _C.HEURISTIC_VERSION,
-        "package_version": version("deep_gemm"),
-        "sklearn_version": sklearn.__version__,
-        "data": describe_data(data),
-        "settings": {**asdict(settings), "sizes": list(settings.sizes)},
-        "portfolio": [data.configs[column].as_dict() for column in learned.portfolio.columns],
-        "portfolio_curve": {str(size): score for size, score in learned.portfolio.curve.items()},
-        "kind": learned.kind,
-        "guards": asdict(learned.guards),
-        "feature_min": learned.feature_min.tolist(),
-        "feature_max": learned.feature_max.tolist(),
-        "estimator_sha256": estimator_sha256,
-    }
-
-
-def describe_data(data: Dataset) -> dict:
-    """Return the counts that say what a selector was trained on."""
-    return {
-        "problems": len(data.problems),
-        "full_space_problems": int(data.full_space.sum()),
-        "families": len(np.unique(data.families)),
-        "configs": len(data.configs),
-        "models": sorted(set(data.models) - {OTHER_MODEL}),
-        "values_of_m": len({get_tokens(problem) for problem in data.problems}),
-        "variants": count_variants(data.problems),
-        "timed": int((data.state > 0).sum()),
-        "confirmed": int((data.state == 3).sum()),
-        "quarantined": [str(config) for config in data.quarantined],
-        "dropped": data.dropped,
-    }
-
-
-def count_variants(problems: list) -> dict[str, int]:
-    """Return {what is unusual about a variant: problems}, "default" for the one where nothing is."""
-    return dict(Counter(describe_variant(problem.as_dict()) or "default" for problem in problems))
 
 
 def load(folder: Path) -> Training:
@@ -188,35 +128,23 @@ def load(folder: Path) -> Training:
         raise errors.UsageError(f"--training {folder}: no {TRAINING} there; run `python -m tuner train` first")
     try:
         check_ownership(folder)
-        record = json.loads((folder / TRAINING).read_text("ascii"))
+        record = Record.from_json(json.loads((folder / TRAINING).read_text("ascii")))
         payload = (folder / ESTIMATOR).read_bytes()
-        if record["format"] != FORMAT or hashlib.sha256(payload).hexdigest() != record["estimator_sha256"]:
+        if hashlib.sha256(payload).hexdigest() != record.estimator_sha256:
             raise ValueError(f"{ESTIMATOR} is not the one that was trained")
-        portfolio = [to_config(config) for config in record["portfolio"]]
-        settings = Settings(**{**record["settings"], "sizes": tuple(record["settings"]["sizes"])})
-        bounds = [np.array(record[name]) for name in ("feature_min", "feature_max")]
-        return Training(
-            folder,
-            record,
-            Identity(**record["identity"]),
-            settings,
-            portfolio,
-            joblib.load(io.BytesIO(payload)),
-            Guards(**record["guards"]),
-            *bounds,
-        )
+        return Training(folder, record, joblib.load(io.BytesIO(payload)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise errors.IntegrityError(f"--training {folder}: {error}; train again") from error
 
 
 def load_with_data(folder: Path, database: str) -> tuple[Training, Dataset]:
-    """Read the training folder of an op kind and the very data that it was trained on.
+    """Read the training folder of an op kind and the data that it was trained on.
 
     Raises: UsageError, IntegrityError.
     """
     found = load(folder)
-    identity = found.identity
-    with open_database(database or found.record["database"]) as store:
+    identity = found.record.identity
+    with open_database(database or found.record.database) as store:
         data = load_dataset(
             store,
             identity.sku,
@@ -241,24 +169,19 @@ def check_ownership(folder: Path) -> None:
 
 
 def check_unchanged(training: Training, data: Dataset) -> None:
-    """Raise IntegrityError where heuristic, features or data are not those that the selector was trained on."""
+    """Raise IntegrityError where the heuristic, the features or the data changed since training."""
     for name, current in (("features_version", _C.FEATURES_VERSION), ("heuristic_version", _C.HEURISTIC_VERSION)):
-        if training.record[name] != current:
+        trained = getattr(training.record, name)
+        if trained != current:
             raise errors.IntegrityError(
-                f"{training.folder}: trained with {name} {training.record[name]}, this package has {current}; train"
-                " again"
+                f"{training.folder}: trained with {name} {trained}, but this package has {current}; train again"
             )
-    if training.record["fingerprint"] != fingerprint(data):
+    if training.record.fingerprint != fingerprint(data):
         raise errors.IntegrityError(f"{training.folder}: the database changed since training; train again")
 
 
-def to_json(value: object) -> bytes:
-    """Return indented ASCII JSON with sorted keys and a final newline."""
-    return (json.dumps(value, sort_keys=True, indent=1) + "\n").encode("ascii")
-
-
 def write_file(path: Path, payload: bytes, mode: int = 0o600) -> None:
-    """Write `path` durably and at once, see tuner.db.files.replacing."""
+    """Replace `path` as a whole and durably, see tuner.db.files.replacing."""
     with replacing(path) as fresh:
         fresh.write_bytes(payload)
         os.chmod(fresh, mode)

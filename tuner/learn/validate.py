@@ -1,9 +1,8 @@
-"""Nested validation: every fold refits portfolio, guards and forest on what is left, then chooses for what was left
-out.
+"""Nested validation: every fold refits everything without the held-out problems, then chooses for them.
 
-Three splits: whole families of weights, all shapes of one public model, and unseen numbers of tokens: of m, of the rows
-of a group, or of the K of a group. The heuristic's rate constants are not refitted: they are part of the package, and
-`HEURISTIC_VERSION` names them.
+Everything means portfolio, guards and forest. There are three splits: whole families of weights, all shapes of one
+public model, and unseen numbers of tokens (of m, of the rows of a group, or of the K of a group). The heuristic's rate
+constants are not refitted: they are part of the package, and `HEURISTIC_VERSION` names them.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,9 +17,20 @@ from tuner.learn.learner import Settings, choose, fit
 from tuner.problems.fields import K_GROUPED, get_tokens, get_weight_shape, grouping_of
 from tuner.problems.shapes import OTHER_MODEL
 
-METHODS = ("model", "model_alone", "heuristic", "best_single", "nearest", "tree", "portfolio_best")
+#: What is compared, with the names that people read.
+METHODS = {
+    "model": "model with guards",
+    "model_alone": "model alone",
+    "heuristic": "analytic heuristic",
+    "best_single": "best single config",
+    "nearest": "nearest neighbour",
+    "tree": "one tree, depth 6",
+    "portfolio_best": "portfolio, with hindsight",
+}
+#: What is held out, with the names that people read.
+SPLITS = {"family": "Leave one (n, k) family out", "model": "Leave one model's shapes out", "unseen_m": "Unseen m"}
 M_FOLDS = 5
-#: A fold with fewer problems left than this is answered by the heuristic.
+#: With fewer problems than this to train on, a fold is answered by the heuristic.
 MIN_TRAINING = 4
 
 
@@ -59,7 +69,7 @@ def family_folds(data: Dataset) -> Iterator[Fold]:
 
 
 def model_folds(data: Dataset) -> Iterator[Fold]:
-    """Yield one fold per public model: all problems with one of its weights, whichever model they were swept for."""
+    """Yield one fold per public model: all problems with one of its weights, whatever model they were swept for."""
     for name in sorted(set(data.models) - {OTHER_MODEL}):
         shapes = {
             get_weight_shape(problem)
@@ -72,7 +82,7 @@ def model_folds(data: Dataset) -> Iterator[Fold]:
 
 
 def size_folds(data: Dataset) -> Iterator[Fold]:
-    """Yield M_FOLDS folds of unseen m: every M_FOLDS-th number of tokens, over all families."""
+    """Yield M_FOLDS folds of unseen m; each holds every M_FOLDS-th number of tokens, over all families."""
     values = np.array([get_tokens(problem) for problem in data.problems])
     distinct = np.unique(values)
     for index in range(min(M_FOLDS, len(distinct))):
@@ -82,7 +92,7 @@ def size_folds(data: Dataset) -> Iterator[Fold]:
 
 
 def run_fold(data: Dataset, fold: Fold, settings: Settings) -> FoldResult:
-    """Fit on what is left and choose for what was left out."""
+    """Fit without the held-out problems and choose for them."""
     train, test = np.flatnonzero(~fold.held_out), np.flatnonzero(fold.held_out)
     if len(train) < MIN_TRAINING:
         return FoldResult(
@@ -101,7 +111,7 @@ def run_fold(data: Dataset, fold: Fold, settings: Settings) -> FoldResult:
 def validate(
     data: Dataset, settings: Settings, jobs: int = -1, progress: Callable = lambda items, total: items
 ) -> list[FoldResult]:
-    """Run every fold; threads suffice, because scikit-learn and numpy work without the interpreter lock."""
+    """Run every fold, in threads: scikit-learn and numpy release the interpreter lock."""
     folds = make_folds(data)
     results = Parallel(n_jobs=jobs, prefer="threads", return_as="generator")(
         delayed(run_fold)(data, fold, settings) for fold in folds
@@ -110,7 +120,7 @@ def validate(
 
 
 def out_of_fold(data: Dataset, results: list[FoldResult]) -> list[dict]:
-    """Return, per problem, what the selector that never saw its family chose: the rows of `out_of_fold.json`."""
+    """Return for each problem the choice of the selector that never saw its family: the rows of `out_of_fold.json`."""
     rows = []
     for result in results:
         if result.fold.split != "family":
@@ -129,8 +139,9 @@ def out_of_fold(data: Dataset, results: list[FoldResult]) -> list[dict]:
 
 
 def unconfirmed_picks(data: Dataset, results: list[FoldResult]) -> dict:
-    """Return the full-space problems with picks of some fold or baseline that have no confirmation rounds yet, and
-    those configs.
+    """Return the picks of folds and baselines, on full-space problems, that have no confirmation rounds yet.
+
+    {"pairs": count, "problems": [...], "configs": [...]} is what `unconfirmed.json` holds.
     """
     missing = set()
     for result in results:

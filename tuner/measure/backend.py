@@ -1,21 +1,22 @@
-"""Measure on the GPU: what runs in the child process. Times are CUDA-graph replays over rotated, L2-cold buffer sets.
+"""Measure on the GPU: the part that runs in the measuring process.
 
-One stream carries everything. A replay is several launches of one config, each on the next set of the ring; a sequence
-of replays is queued without waiting, behind one replay that is not timed, so that the device never idles between two
-events.
+A time is that of a CUDA graph, replayed over a ring of buffer sets that is larger than the L2 cache, so that every
+launch finds its operands cold. A replay is several launches of one config, each on the next set of the ring. Replays
+are queued on one stream without waiting, behind one that is not timed, so that the device never idles between events.
 """
 
-import hashlib
 import os
 import platform
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 
 from deep_gemm import _C, errors
 from deep_gemm.jit.build import get_cubin
 from tuner.measure.checked_output import CheckedOutput, Reference
+from tuner.measure.devices import describe_device
 from tuner.measure.operands import OperandPool, get_factors, get_head_splits
 from tuner.measure.protocol import parse_job
 from tuner.measure.race import Check, Race
@@ -24,17 +25,17 @@ from tuner.problems.fields import kernel_problem
 from tuner.problems.workload import Workload, make_groups
 
 DEVICE = "cuda"
-#: Name of the regime of the default workload: part of a measurement's identity (see workload.name_regime).
+#: The regime of the default workload; part of a measurement's identity, see workload.name_regime.
 REGIME = "graph-cold"
-#: A replay lasts about this long, so that one launch of a graph (about 2 us) is under 1 %.
+#: A replay lasts about this long: the launch of its graph, about 2 us, is then less than 1 %.
 REPLAY_US = 300.0
-#: Above this a single launch is a replay of its own.
+#: A kernel that takes longer than this is launched once per replay.
 SINGLE_LAUNCH_US = 500.0
 MAX_LAUNCHES = 128
-#: A replay of a slow config is cut to fewer launches than the reference's only beyond this: equal counts have equal
-#: overheads.
+#: Every config gets as many launches per replay as the reference, so that overheads are equal, unless a replay would
+#: last longer than this.
 MAX_REPLAY_US = 4000.0
-#: A checked launch shorter than this says little about the kernel's time: the host's own launch takes 5 to 10 us.
+#: A single launch shorter than this says little about the kernel, because the host needs 5 to 10 us to launch it.
 TRUSTED_QUICK_US = 25.0
 ANCHOR_SIZE = 4096
 ANCHOR_LAUNCHES = 8
@@ -44,8 +45,9 @@ STEADY_TOLERANCE = 0.005
 
 
 class DeviceFault(Exception):
-    """The driver reported an error, so nothing in this process can be trusted any more; `config` is the index to blame,
-    if known.
+    """The driver reported an error, so nothing in this process can be trusted any more.
+
+    `config` is the index of the config to blame, None where that is not known.
     """
 
     def __init__(self, config: int | None, error: BaseException):
@@ -59,7 +61,7 @@ class CudaBackend:
     def __init__(self):
         if not torch.cuda.is_available():
             raise RuntimeError("no CUDA device is visible to this process")
-        torch.set_float32_matmul_precision("highest")  # no TF32 in the dequantised reference
+        torch.set_float32_matmul_precision("highest")  # TF32 would spoil the dequantised reference
         torch.cuda.set_device(0)
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)
@@ -70,26 +72,27 @@ class CudaBackend:
         self.kernels: dict = {}
         self.anchor = Anchor()
         check_canary()
-        self.anchor.run_window()  # loads the vendor's library now: later the parent waits for it with less patience
+        self.anchor.run_window()  # loads the vendor's library while the parent still waits long for a message
 
     def hello(self) -> dict:
-        """Return what the parent must know: the device, and the software that took part."""
-        device = describe_device(self.device, self.uuid, self.telemetry)
+        """Return what the parent must know: the regime, the board and the software."""
+        memory_bytes = torch.cuda.get_device_properties(0).total_memory
+        device = describe_device(self.device, self.uuid, memory_bytes, self.telemetry.power_limit_w())
         return {"regime": REGIME, "device": device, "environment": describe_environment(self.telemetry)}
 
-    def run(self, job: dict, progress: Callable[[str, int | None], None]) -> dict:
-        """Measure one job and return its report. Raises: DeviceFault, race.ReferenceFailed."""
-        problem, configs = parse_job(job)
+    def run(self, message: dict, progress: Callable[[str, int | None], None]) -> dict:
+        """Measure one job; return its report as JSON. Raises: ProtocolError, DeviceFault, race.ReferenceFailed."""
+        job = parse_job(message)
         progress("setup", None)
-        self.pool = self.pool or OperandPool(DEVICE, self.device.l2_bytes, job["seed"])
+        self.pool = self.pool or OperandPool(DEVICE, self.device.l2_bytes, job.seed)
         self.anchor.warm_up()
-        timer = CudaTimer(self, problem, configs, job["plan"]["isolate"], Workload(job["workload"], job["seed"]))
+        timer = CudaTimer(self, job.problem, job.configs, job.plan.isolate, Workload(job.workload, job.seed))
         progress("setup", None)
-        report = Race(timer, len(configs), job["plan"], job["must_confirm"], progress).run()
-        return report | self.telemetry.read() | {"anchor_us": self.anchor.read()}
+        report = Race(timer, len(job.configs), job.plan, job.must_confirm, progress).run()
+        return replace(report, **self.telemetry.read(), anchor_us=self.anchor.read()).to_json()
 
     def get_kernel(self, problem, config) -> tuple["_C.Kernel", bool]:
-        """Return the loaded kernel and whether it is new here. Raises: errors.CompileError, errors.LaunchError."""
+        """Return the loaded kernel and whether it was loaded just now. Raises: CompileError, LaunchError."""
         key = kernel_problem(problem), config
         if key in self.kernels:
             return self.kernels[key], False
@@ -99,7 +102,7 @@ class CudaBackend:
 
 
 class CudaTimer:
-    """The race's Timer for one problem (see race.Timer). Any driver error becomes a DeviceFault."""
+    """The race's Timer for one problem, see race.Timer. Every driver error becomes a DeviceFault."""
 
     def __init__(self, backend: CudaBackend, problem, configs: list, isolate: bool, workload: Workload):
         self.backend, self.problem, self.configs, self.isolate = backend, problem, configs, isolate
@@ -122,7 +125,7 @@ class CudaTimer:
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def make_output(self) -> CheckedOutput:
-        """Return a D that launches are checked on."""
+        """Return a D into which checked launches write."""
         return CheckedOutput(self.problem, DEVICE, self.groups)
 
     def check(self, index: int) -> Check:
@@ -142,7 +145,7 @@ class CudaTimer:
         output = self.output
         output.prepare(self.start)
         if is_new:
-            self.launch(kernel, 0, output.d)  # the first launch loads the kernel's code, which no time may include
+            self.launch(kernel, 0, output.d)  # the first launch loads the code: that is not part of any time
             output.prepare(self.start)
         self.events[0].record()
         self.launch(kernel, 0, output.d)
@@ -153,30 +156,28 @@ class CudaTimer:
         return Check("incorrect" if error else "ok", self.quick_us[index], finite(self.max_abs_error), error)
 
     def judge(self, index: int, output: CheckedOutput) -> str | None:
-        """Return what is wrong with `output`; the first right one of a config that does not split K is what others must
-        equal bit by bit.
+        """Return what is wrong with `output`, None where it is right.
+
+        All configs that do not split K must give the same bits: those of the first of them that passed its check.
         """
         is_split = self.configs[index].split_k > 1
         if self.expected is not None and not is_split:
-            return (
-                None
-                if output.equals(self.expected)
-                else "D differs from the reference config's bits, or was written outside"
-            )
+            is_equal = output.equals(self.expected)
+            return None if is_equal else "D differs from the reference config's bits, or memory outside D was written"
         error, self.max_abs_error = self.reference.compare(output)
         if error is None and not is_split:
             self.expected, self.output = output, self.make_output()
         return error
 
     def launch(self, kernel: "_C.Kernel", number: int, d: torch.Tensor | None = None) -> None:
-        """Launch on set `number` of the ring, into `d` or the set's own D."""
+        """Launch on set `number` of the ring, into `d` or else the set's own D."""
         operands = self.ring[number]
         if d is not None:
             operands = operands._replace(d=d, c=d if operands.c is operands.d else operands.c)
         operands.launch(kernel, **self.options)
 
     def prepare(self, index: int) -> None:
-        """Capture the graph of `index` and replay it once, which also uploads it."""
+        """Capture the graph of `index` and replay it once, which uploads it."""
         try:
             self.num_launches[index] = self.choose_launches(index)
             self.graphs[index] = self.capture(index)
@@ -187,18 +188,14 @@ class CudaTimer:
             raise DeviceFault(index, error) from error
 
     def choose_launches(self, index: int) -> int:
-        """Return how many launches make one replay: for all configs what the reference needs, unless that takes too
-        long.
-        """
+        """Return the launches of one replay: as many as the reference's, unless they would take too long."""
         if index == 0:
             return count_launches(self.estimate_reference_us())
         quick_us = max(self.quick_us[index], TRUSTED_QUICK_US)
         return min(self.num_launches[0], max(int(MAX_REPLAY_US / quick_us), 1))
 
     def estimate_reference_us(self) -> float:
-        """Return the reference's time: from its checked launch, or where that was too short from a graph of
-        MAX_LAUNCHES.
-        """
+        """Return the reference's time: of its checked launch, or of MAX_LAUNCHES where that was too short."""
         if self.quick_us[0] >= TRUSTED_QUICK_US:
             return self.quick_us[0]
         self.num_launches[0] = MAX_LAUNCHES
@@ -207,8 +204,9 @@ class CudaTimer:
         return self.time([0])[0]
 
     def capture(self, index: int) -> torch.cuda.CUDAGraph:
-        """Capture launches over consecutive sets; configs start at different sets where a replay is shorter than the
-        ring.
+        """Capture launches over consecutive sets.
+
+        Where a replay is shorter than the ring, configs start at different sets.
         """
         kernel, _ = self.backend.get_kernel(self.problem, self.configs[index])
         count, ring = self.num_launches[index], len(self.ring)
@@ -223,7 +221,7 @@ class CudaTimer:
         return graph
 
     def time(self, sequence: Sequence[int]) -> list[float]:
-        """Replay the graphs of `sequence` back to back; return microseconds per launch of each."""
+        """Replay the graphs of `sequence` back to back; return the microseconds per launch of each."""
         try:
             while len(self.events) <= len(sequence):
                 self.events.append(torch.cuda.Event(enable_timing=True))
@@ -244,20 +242,21 @@ class CudaTimer:
 
 
 def count_launches(kernel_us: float) -> int:
-    """Return the launches that make a replay of about REPLAY_US of a kernel that takes `kernel_us`."""
+    """Return how many launches of a kernel that takes `kernel_us` last about REPLAY_US."""
     if kernel_us >= SINGLE_LAUNCH_US:
         return 1
     return min(max(round(REPLAY_US / kernel_us), 2), MAX_LAUNCHES)
 
 
 def finite(value: float | None) -> float | None:
-    """Return `value`, or None where it is not a finite number (which JSON has not)."""
+    """Return `value`, or None where it is not finite, because JSON has finite numbers only."""
     return value if value is not None and value - value == 0 else None
 
 
 class Anchor:
-    """A fixed product of the vendor's library (BF16, 4096 cubed), timed about once a second: it shows the board's
-    drift.
+    """A fixed product of the vendor's library (BF16, m = n = k = 4096), timed about once a second.
+
+    Its times show how the board drifts.
     """
 
     def __init__(self):
@@ -279,7 +278,7 @@ class Anchor:
         return self.events[0].elapsed_time(self.events[1]) * 1e3 / ANCHOR_LAUNCHES
 
     def warm_up(self) -> None:
-        """Once per process, run windows until three in a row agree within STEADY_TOLERANCE, at most STEADY_LIMIT_S."""
+        """Once per process, run windows until three in a row agree within STEADY_TOLERANCE or STEADY_LIMIT_S is over."""
         end, last = time.monotonic() + STEADY_LIMIT_S, []
         while not self.is_warm and time.monotonic() < end:
             last = [*last[-2:], self.run_window()]
@@ -287,43 +286,25 @@ class Anchor:
         self.is_warm = True
 
     def read(self) -> float:
-        """Return the anchor's time, measured again when the last value is older than ANCHOR_INTERVAL_S."""
+        """Return the anchor's time in microseconds, measured at most ANCHOR_INTERVAL_S ago."""
         if self.value_us is None or time.monotonic() - self.read_at > ANCHOR_INTERVAL_S:
             self.value_us, self.read_at = self.run_window(), time.monotonic()
         return self.value_us
 
 
 def check_canary() -> None:
-    """Multiply small integers on the device and compare exactly.
-
-    Raises: RuntimeError when the device gives a wrong product.
-    """
+    """Multiply small integers on the device. Raises: RuntimeError where the product is wrong."""
     a = (torch.arange(256 * 256, device=DEVICE).view(256, 256) % 7 - 3).float()
     if not torch.equal((a @ a).cpu(), a.cpu() @ a.cpu()):
         raise RuntimeError("the canary product is wrong: this device cannot be trusted")
 
 
-def describe_device(device: _C.Device, uuid: str, telemetry: Telemetry) -> dict:
-    """Return the device's row; its UUID leaves this process as a hash only."""
-    return {
-        "name": device.name,
-        "sku": device.sku,
-        "sm_count": device.sm_count,
-        "smem_bytes": device.smem_bytes,
-        "l2_bytes": device.l2_bytes,
-        "compute_capability": list(device.compute_capability),
-        "clock_mhz": device.clock_mhz,
-        "memory_gbps": device.memory_gbps,
-        "mig": device.mig,
-        "memory_bytes": torch.cuda.get_device_properties(0).total_memory,
-        "power_limit_w": telemetry.power_limit_w(),
-        "uuid_hash": hashlib.sha256(uuid.encode()).hexdigest(),
-    }
-
-
 def describe_environment(telemetry: Telemetry) -> dict:
-    """Return the software of this process."""
+    """Return the software of this process, as tables.environment has it."""
     return {
-        "driver": telemetry.driver_version(), "cuda": torch.version.cuda, "torch": torch.__version__,
-        "python": platform.python_version(), "cpu_count": os.cpu_count(),
-    }  # fmt: skip
+        "driver": telemetry.driver_version(),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "cpu_count": os.cpu_count(),
+    }

@@ -1,7 +1,7 @@
-"""One measuring process per GPU: an flock on a file named after the board's hashed UUID, in a folder of this user's.
+"""One measuring process per GPU: an flock on a file that is named after the hash of the board's UUID.
 
-The folder is $XDG_RUNTIME_DIR/deep_gemm, else <tmp>/deep_gemm-<uid>. The kernel drops the lock when its holder ends,
-however it ends.
+The files lie in $XDG_RUNTIME_DIR/deep_gemm, else in <tmp>/deep_gemm-<uid>. The kernel releases the lock when its holder
+ends, in whatever way.
 """
 
 import fcntl
@@ -14,10 +14,7 @@ from tuner import errors
 
 
 def lock_folder() -> Path:
-    """Return the folder of the lock files, created for this user only.
-
-    Raises: TunerError when it belongs to someone else.
-    """
+    """Return the folder of the lock files, which only this user may enter. Raises: TunerError for someone else's."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     base = (
         Path(runtime) / "deep_gemm"
@@ -33,9 +30,9 @@ def lock_folder() -> Path:
 
 
 class GpuLock:
-    """The right to measure on one board; a context manager.
+    """The right to measure on one board, as a context manager.
 
-    Raises: TunerError naming the holder when another sweep has it.
+    Raises: TunerError naming the process of another sweep that has it.
     """
 
     def __init__(self, uuid_hash: str):

@@ -1,17 +1,17 @@
-"""Messages between the sweep and its measuring process.
+"""Messages between the sweep (the parent) and its measuring process (the child).
 
-One message = 4 bytes, big-endian length, then that many bytes of ASCII JSON (an object), at most 1 MiB, over a pipe of
-its own (never stdout, which belongs to compilers and drivers). NaN and infinity are not JSON and are refused on both
-sides.
+A message is a length of 4 bytes, big-endian, followed by that many bytes of ASCII JSON: one object, at most 1 MiB.
+Messages have pipes of their own, because compilers and drivers write to standard output. NaN and infinity are not JSON;
+both sides refuse them.
 
-    child -> parent   {"type": "hello", "protocol": 3, "regime": str, "device": {...}, "environment": {...}}
+    child -> parent   {"type": "hello", "protocol": 4, "regime": str, "device": {...}, "environment": {...}}
     parent -> child   {"type": "job", ...}                    see `make_job`
     child -> parent   {"type": "progress", "stage": str, "config": index or null}     restarts the parent's deadline
-    child -> parent   {"type": "result", "result": {...}}
+    child -> parent   {"type": "result", "result": {...}}     see records.Report
     child -> parent   {"type": "failure", "kind": str, "error": str, "config": index or null}
-                      the child then ends itself, unless kind is "reference" (config 0 is wrong; the device is fine)
 
-A job holds integers, floats and one of a few words; nothing in it is ever evaluated, opened or compiled as text.
+After a failure the child ends itself, unless the kind is "reference": then config 0 is wrong, but the device is sound.
+A job holds numbers and a few fixed words. Nothing in it is ever evaluated, opened or compiled as text.
 """
 
 import json
@@ -19,28 +19,39 @@ import os
 import select
 import struct
 import time
+from dataclasses import asdict, dataclass, fields
 
-PROTOCOL_VERSION = 3
+from tuner.measure.records import Plan
+
+PROTOCOL_VERSION = 4
 MAX_MESSAGE_BYTES = 1 << 20
 HEADER = struct.Struct(">I")
 MAX_PLAN_VALUE = 100_000
 DEFAULT_WORKLOAD = "spread"
-PLAN_FIELDS = {
-    "search_rounds": int,
-    "confirm_rounds": int,
-    "finalists": int,
-    "search_seconds": float,
-    "confirm_seconds": float,
-    "isolate": bool,
-}
+PLAN_FIELDS = {each.name: each.type for each in fields(Plan)}
 
 
 class ProtocolError(Exception):
-    """A message that breaks the rules of this module; its sender is not to be trusted any further."""
+    """A message that breaks the rules of this module. Its sender cannot be trusted any further."""
 
 
 class MessageTimeout(Exception):
     """No complete message came before the deadline."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked job: `configs[0]` is the reference of all ratios; `must_confirm` are indices into `configs`.
+
+    Group sizes follow from `workload` (one of workload.WORKLOADS) and `seed`, from which operands are drawn, too.
+    """
+
+    problem: object
+    configs: list
+    must_confirm: list[int]
+    plan: Plan
+    seed: int
+    workload: str
 
 
 def encode_message(message: dict) -> bytes:
@@ -62,7 +73,7 @@ def write_message(fd: int, message: dict) -> None:
 
 
 def read_message(fd: int, deadline: float | None = None) -> dict:
-    """Read one message; `deadline` is a time.monotonic() value, None waits for ever.
+    """Read one message; `deadline` is a time.monotonic() value, and None means no deadline.
 
     Raises: EOFError at the end of the stream, MessageTimeout, ProtocolError.
     """
@@ -101,18 +112,15 @@ def read_exactly(fd: int, count: int, deadline: float | None) -> bytes:
 
 
 def make_job(
-    problem, configs: list, must_confirm: list[int], plan: dict, seed: int, workload: str = DEFAULT_WORKLOAD
+    problem, configs: list, must_confirm: list[int], plan: Plan, seed: int, workload: str = DEFAULT_WORKLOAD
 ) -> dict:
-    """Return the job that measures `configs` on `problem`; configs[0] is the reference that all ratios refer to.
-
-    `workload`: one of workload.WORKLOADS, from which and the seed the sizes of groups follow.
-    """
+    """Return the message that asks to measure `configs` on `problem`, see Job."""
     return {
         "type": "job",
         "problem": problem.as_dict(),
         "configs": [list(config.as_dict().values()) for config in configs],
         "must_confirm": sorted(must_confirm),
-        "plan": {name: kind(plan[name]) for name, kind in PLAN_FIELDS.items()},
+        "plan": {name: PLAN_FIELDS[name](value) for name, value in asdict(plan).items()},
         "seed": seed,
         "workload": workload,
     }
@@ -120,10 +128,8 @@ def make_job(
 
 def check_job(job: dict) -> None:
     """Raise ProtocolError unless `job` has exactly the fields and types that `make_job` gives it."""
-    from tuner.problems.fields import (
-        CONFIG_FIELDS,
-        PROBLEM_DEFAULTS,
-    )  # not above: a process that only passes messages needs no library
+    # Imported here, because a process that only passes messages needs no library.
+    from tuner.problems.fields import CONFIG_FIELDS, PROBLEM_DEFAULTS
     from tuner.problems.workload import WORKLOADS
 
     require(set(job) == {"type", "problem", "configs", "must_confirm", "plan", "seed", "workload"}, "fields")
@@ -148,7 +154,7 @@ def check_job(job: dict) -> None:
 
 
 def is_integer(value: object) -> bool:
-    """Return whether `value` is an int that fits 64 bits (a bool is not)."""
+    """Return whether `value` is an integer of 64 bits; a truth value is none."""
     return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
@@ -158,9 +164,11 @@ def require(condition: bool, what: str) -> None:
         raise ProtocolError(f"job: bad {what}")
 
 
-def parse_job(job: dict):
-    """Return (Problem, [Config]) of a checked job; the native module checks every number's range again."""
+def parse_job(job: dict) -> Job:
+    """Check a job's message and return it; the native module checks the range of every number again."""
     from tuner.problems.fields import CONFIG_FIELDS, to_config, to_problem
 
     check_job(job)
-    return to_problem(job["problem"]), [to_config(dict(zip(CONFIG_FIELDS, row, strict=True))) for row in job["configs"]]
+    configs = [to_config(dict(zip(CONFIG_FIELDS, row, strict=True))) for row in job["configs"]]
+    plan = Plan(**job["plan"])
+    return Job(to_problem(job["problem"]), configs, job["must_confirm"], plan, job["seed"], job["workload"])

@@ -1,62 +1,50 @@
-"""A measuring backend without a GPU: times come from the analytic estimate, a fixed error per config, and seeded noise.
+"""A measuring backend without a GPU: a time is the analytic estimate, a fixed error per config, and seeded noise.
 
-For trying the whole loop (sweep, train, export) and for tests. Its rows carry the regime `simulated`, so that no reader
-ever mixes them with measured ones. The same (seed, problem, config) always gives the same times.
+It serves to try the whole loop (sweep, train, export), and tests. Its rows carry the regime `simulated`, so that no
+reader mixes them with measured ones. The same seed, problem and config always give the same times.
 """
 
-import hashlib
 import math
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from deep_gemm import _C
+from tuner.measure.devices import describe_device
 from tuner.measure.protocol import parse_job
 from tuner.measure.race import Check, Race
 from tuner.problems.fields import get_weight_shape, variant_of
 
 REGIME = "simulated"
-#: Spread of the log error of the analytic estimate, and of one timing: about those of the measured H200 rows.
+#: Standard deviation of the log error of the analytic estimate, and of one timing: about those of the H200 rows.
 MODEL_SPREAD = 0.08
 NOISE_SPREAD = 0.004
+#: About what the anchor takes on an H200.
+ANCHOR_US = 190.0
 
 
 class SimulatedBackend:
-    """Answers jobs as the GPU's backend does (see measure.CudaBackend), for a known device description."""
+    """Answers jobs as backend.CudaBackend does, for the description of a known device."""
 
     def __init__(self, device: str = "h200"):
         self.device = _C.Device.known(device)
 
     def hello(self) -> dict:
-        """Return a device row that no real device has."""
-        device = self.device
-        described = {
-            "name": device.name,
-            "sku": device.sku,
-            "sm_count": device.sm_count,
-            "smem_bytes": device.smem_bytes,
-            "l2_bytes": device.l2_bytes,
-            "compute_capability": list(device.compute_capability),
-            "clock_mhz": device.clock_mhz,
-            "memory_gbps": device.memory_gbps,
-            "mig": device.mig,
-            "memory_bytes": None,
-            "power_limit_w": None,
-            "uuid_hash": hashlib.sha256(f"simulated {device.sku}".encode()).hexdigest(),
-        }
+        """Return what the parent must know, with a board that does not exist."""
         return {
             "regime": REGIME,
-            "device": described,
+            "device": describe_device(self.device, f"simulated {self.device.sku}"),
             "environment": {"driver": "simulated", "cuda": None, "torch": None, "python": None, "cpu_count": None},
         }
 
-    def run(self, job: dict, progress: Callable[[str, int | None], None]) -> dict:
-        """Run the race of one job on simulated times."""
-        problem, configs = parse_job(job)
+    def run(self, message: dict, progress: Callable[[str, int | None], None]) -> dict:
+        """Run the race of one job on simulated times; return its report as JSON."""
+        job = parse_job(message)
         progress("setup", None)
-        timer = self.make_timer(problem, configs, job["seed"])
-        report = Race(timer, len(configs), job["plan"], job["must_confirm"], progress).run()
-        return report | {"anchor_us": 190.0, "clock_mhz": None, "power_w": None, "throttle": None}
+        timer = self.make_timer(job.problem, job.configs, job.seed)
+        report = Race(timer, len(job.configs), job.plan, job.must_confirm, progress).run()
+        return replace(report, anchor_us=ANCHOR_US).to_json()
 
     def make_timer(self, problem, configs: list, seed: int) -> "SimulatedTimer":
         """Return the race's timer; tests replace it to inject faults."""
@@ -87,8 +75,9 @@ class SimulatedTimer:
 
 
 def simulate_time_us(problem, config, device) -> float:
-    """Return the true time of a simulated device: the estimate, off by a factor that only the variant, the weight's
-    shape and the config decide.
+    """Return the true time on a simulated device.
+
+    It differs from the estimate by a factor that depends on the variant, the weight's shape and the config alone.
     """
     label = " ".join(map(str, (*get_weight_shape(problem), *variant_of(problem), config.key(problem.op))))
     return _C.estimate_time_us(problem, config, device) * math.exp(

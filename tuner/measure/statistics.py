@@ -1,19 +1,20 @@
-"""Statistics of paired timings: summaries, intervals, dropping, tie sets, winners.
+"""Statistics of paired timings: summaries, intervals, when to drop a config, tie sets, winners.
 
-Every config of a block runs once per round beside the reference config; what is compared is the per-round ratio of the
-two, so that drifting clocks cancel. Intervals are order statistics of the ratios (exact for the median, whatever the
-distribution).
+In every round each config of a block runs once, beside the reference config. Configs are compared by the ratio of the
+two times in the same round, so that drifting clocks cancel. Intervals are order statistics of these ratios: they are
+exact for the median of any distribution.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-#: Differences that no one can use: below them two configs tie (relative; absolute, in microseconds).
+#: Two configs tie when they differ by less than one of these (relative; absolute, in microseconds).
 TIE_RATIO = 0.005
 TIE_US = 0.2
-#: A config this much slower than the best is out, the second figure counts after one round alone; later also one whose
-#: 99 % lower bound exceeds the third.
+#: A config is dropped when its median ratio to the best exceeds the first figure; after a single round, the second.
+#: It is also dropped when the 99 % lower bound of its median ratio exceeds the third.
 DROP_RATIO = 1.5
 DROP_RATIO_ONCE = 2.5
 DROP_BOUND_RATIO = 1.1
@@ -33,21 +34,27 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
-def summarize(samples: Sequence[float]) -> dict:
-    """Return median, median absolute deviation, 10 % and 90 % quantiles (microseconds) and the count of `samples`."""
+class Summary(NamedTuple):
+    """Median, median absolute deviation, 10 % and 90 % quantiles (microseconds), and the number of samples."""
+
+    median_us: float
+    mad_us: float
+    q10_us: float
+    q90_us: float
+    num_samples: int
+
+
+def summarize(samples: Sequence[float]) -> Summary:
+    """Summarise a non-empty sequence of times in microseconds."""
     middle = median(samples)
-    return {
-        "median_us": middle,
-        "mad_us": median([abs(sample - middle) for sample in samples]),
-        "q10_us": quantile(samples, 0.1),
-        "q90_us": quantile(samples, 0.9),
-        "n": len(samples),
-    }
+    deviation = median([abs(sample - middle) for sample in samples])
+    return Summary(middle, deviation, quantile(samples, 0.1), quantile(samples, 0.9), len(samples))
 
 
 def binomial_rank(count: int, tail: float) -> int:
-    """Return the largest j with P(Binomial(count, 1/2) < j) <= tail: the j-th smallest value bounds the median from
-    below.
+    """Return the largest j with P(Binomial(count, 1/2) < j) <= tail.
+
+    The j-th smallest of `count` values is then a lower bound of the median that fails with probability `tail` at most.
     """
     total, rank = 0.0, 0
     while rank < count:
@@ -59,8 +66,9 @@ def binomial_rank(count: int, tail: float) -> int:
 
 
 def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float]:
-    """Return an interval that holds the true median with at least `confidence`; the range of the values when they are
-    too few.
+    """Return an interval that holds the true median with a probability of at least `confidence`.
+
+    With too few values for that, it is their whole range.
     """
     ordered = sorted(values)
     rank = max(binomial_rank(len(ordered), (1.0 - confidence) / 2.0), 1)
@@ -68,9 +76,7 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 
 
 def lower_bound(values: Sequence[float], confidence: float = 0.99) -> float | None:
-    """Return a one-sided lower bound of the median, or None when the values are too few for `confidence` (below 7 for
-    99 %).
-    """
+    """Return a one-sided lower bound of the median; None with too few values (99 % needs seven)."""
     rank = binomial_rank(len(values), 1.0 - confidence)
     return sorted(values)[rank - 1] if rank >= 1 else None
 
@@ -83,8 +89,8 @@ def paired_ratios(samples: Sequence[float], reference: Sequence[float]) -> list[
 def is_hopeless(ratios: Sequence[float]) -> bool:
     """Return whether a config may be dropped, given its per-round ratios to the best config so far (same rounds).
 
-    The lower of two middle ratios counts, and a first round alone must be far off: one launch that something held up is
-    no verdict.
+    Of two middle ratios the lower one counts, and after a single round the limit is wider: a single launch may have
+    been delayed by something else.
     """
     middle = sorted(ratios)[(len(ratios) - 1) // 2]
     if middle > (DROP_RATIO if len(ratios) > 1 else DROP_RATIO_ONCE):
@@ -94,16 +100,14 @@ def is_hopeless(ratios: Sequence[float]) -> bool:
 
 
 def measure_noise(ratios: Sequence[float]) -> float:
-    """Return the A/A noise from the per-round ratios of the reference to itself: the farther end of their median's
-    interval from 1.
-    """
+    """Return the A/A noise: how far the interval of the median ratio of the reference to itself reaches from 1."""
     low, high = median_interval(ratios)
     return max(abs(low - 1.0), abs(high - 1.0)) if len(ratios) > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One config's confirmation result: its ratio to the block's reference, and what breaks ties between configs."""
+    """A config's confirmation result: its ratio to the block's reference, and two facts that break ties."""
 
     config: object
     ratio: float
@@ -112,14 +116,15 @@ class Timed:
 
 
 def tie_threshold_us(best_us: float, noise: float) -> float:
-    """Return the difference in microseconds below which a config ties with the best: max(0.5 %, twice the A/A noise,
-    0.2 us).
+    """Return the difference in microseconds below which a config ties with the best.
+
+    It is the largest of 0.5 % of the best time, twice the A/A noise, and 0.2 us.
     """
     return max(best_us * max(TIE_RATIO, 2.0 * noise), TIE_US)
 
 
 def find_tie_set(timed: Sequence[Timed], reference_us: float, noise: float) -> list[Timed]:
-    """Return the configs that cannot be told from the fastest, fastest first. `reference_us` turns ratios into time."""
+    """Return the configs that tie with the fastest one, fastest first; `reference_us` turns ratios into times."""
     ordered = sorted(timed, key=lambda entry: entry.ratio)
     best_us = ordered[0].ratio * reference_us
     limit = best_us + tie_threshold_us(best_us, noise)
@@ -127,8 +132,9 @@ def find_tie_set(timed: Sequence[Timed], reference_us: float, noise: float) -> l
 
 
 def tie_order(entry: Timed) -> tuple:
-    """Sort key among ties: the heuristic's pick, in the portfolio, fewer stages, smaller cluster, then the config's
-    key.
+    """Return the sort key among ties.
+
+    The heuristic's pick comes first, then configs of the portfolio, fewer stages, smaller clusters, the config's key.
     """
     config = entry.config
     return (

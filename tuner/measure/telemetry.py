@@ -1,6 +1,6 @@
-"""Read clocks, power and throttle reasons through NVML (ctypes, the driver's own library). Nothing is ever changed.
+"""Read clocks, power and throttle reasons through NVML, the driver's own library. Nothing is ever changed.
 
-Every reading is optional: where NVML or a counter is missing the value is None and measuring goes on.
+Every reading is optional: without NVML, or without a counter, its value is None and measuring goes on.
 """
 
 import ctypes
@@ -9,7 +9,7 @@ SM_CLOCK = 1  # nvmlClockType_t NVML_CLOCK_SM
 
 
 class Telemetry:
-    """Readings of one GPU, named by its UUID ("GPU-...")."""
+    """Readings of the GPU with this UUID ("GPU-...")."""
 
     def __init__(self, uuid: str):
         self.library, self.device = None, ctypes.c_void_p()
@@ -45,7 +45,7 @@ class Telemetry:
         return text.value.decode("ascii", "replace")
 
     def ask(self, function: str, kind: type, *arguments) -> int | None:
-        """Call an NVML getter `function(device, *arguments, &value)`; None where it fails."""
+        """Call the NVML getter `function(device, *arguments, &value)` and return the value, None where it fails."""
         value = kind()
         call = getattr(self.library, function, None) if self.library is not None else None
         return value.value if call is not None and call(self.device, *arguments, ctypes.byref(value)) == 0 else None

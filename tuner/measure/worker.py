@@ -1,8 +1,8 @@
-"""The measuring process: `python -P -m tuner.measure.worker`. Holds the GPU, two pipes and nothing durable.
+"""The measuring process: `python -P -m tuner.measure.worker`. It holds the GPU and two pipes, and nothing durable.
 
-It runs in a session of its own, dies with its parent, and reads jobs until the request pipe ends. After any fault (a
-wrong reference config is none) it reports what it knows and ends itself; the parent then starts a fresh one, whose
-backend multiplies a canary before it says hello. Standard output and error go to the parent's log file; messages have
+It runs in a session of its own, dies with its parent, and reads jobs until the request pipe ends. After a fault it
+reports what it knows and ends itself. (A wrong reference config is no fault.) The parent then starts a fresh process,
+which multiplies a canary before it says hello. Standard output and error go to the parent's log file; messages have
 pipes of their own.
 """
 
@@ -16,19 +16,19 @@ import sys
 from tuner.measure import protocol
 
 PR_SET_PDEATHSIG = 1
-#: Backends by name; tests name one of their own as module:class.
+#: Backends by name; tests name theirs as module:class.
 BACKENDS = {"cuda": "tuner.measure.backend:CudaBackend", "simulated": "tuner.measure.simulated:SimulatedBackend"}
 
 
 def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when its parent dies; end at once where that has already happened."""
+    """Ask the kernel to kill this process when its parent dies; exit at once where the parent is dead already."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def load_backend(name: str):
-    """Return the backend of `name`: a key of BACKENDS or module:class."""
+    """Return the backend called `name`: a key of BACKENDS, or module:class."""
     module, _, attribute = BACKENDS.get(name, name).partition(":")
     return getattr(importlib.import_module(module), attribute)()
 
@@ -49,9 +49,7 @@ def serve(backend, requests: int, replies: int) -> None:
 
 
 def answer(backend, job: dict, replies: int) -> dict:
-    """Return the reply to one job; every exception becomes a failure that names the config to blame, where one is
-    known.
-    """
+    """Return the reply to one job. An exception becomes a failure, which names the config to blame where known."""
 
     def progress(stage: str, config: int | None) -> None:
         nonlocal last

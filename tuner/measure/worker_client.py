@@ -1,11 +1,9 @@
 """The parent's side of the measuring process: start it, give it jobs, kill it when it is late, replace it.
 
-Guarantees: at most one measuring process at a time; none of its process group outlives `stop` or a failure; a job ends
-    by its
-    limit plus 5 s, whatever the child does.
-Exception contract: `run` raises WorkerFailure for everything that went wrong in the child; DeviceRetired after three
-starts in a
-    row failed; nothing else but OSError from starting a process.
+Guarantees: there is at most one measuring process at a time. Nothing of its process group outlives `stop` or a failure.
+    A job ends at most 5 s after its limit, whatever the child does.
+Exception contract: `run` raises WorkerFailure for everything that goes wrong in the child, and DeviceRetired after
+    three starts in a row failed. Apart from these, starting a process may raise OSError.
 """
 
 import os
@@ -20,12 +18,11 @@ from typing import Self
 from tuner import errors
 from tuner.measure import protocol
 
-#: Importing torch, opening the driver and multiplying the canary took 3 to 25 s on machines seen; a cold disk takes
-#: longer.
+#: Importing torch, opening the driver and multiplying the canary took 3 to 25 s; a cold disk takes longer.
 HELLO_LIMIT_S = 180.0
 LOG_TAIL_BYTES = 4096
 MAX_START_FAILURES = 3
-#: What the child inherits: where to find software, the caches and the GPU; nothing else.
+#: What the child inherits: where software, caches and the GPU are, and nothing else.
 ENVIRONMENT_NAMES = (
     "PATH",
     "HOME",
@@ -43,7 +40,8 @@ ENVIRONMENT_PREFIXES = ("CUDA", "NVIDIA_", "DG_", "PYTORCH_", "LC_", "OMP_")
 class WorkerFailure(Exception):
     """One job failed.
 
-    `kind`: crash, timeout, reference or error; `config`: the index to blame or None; `log`: the log's tail.
+    `kind`: crash, timeout, reference or error. `config`: the index of the config to blame, or None. `log`: the end of
+    the child's output.
     """
 
     def __init__(self, kind: str, message: str, config: int | None = None, log: str = ""):
@@ -52,7 +50,7 @@ class WorkerFailure(Exception):
 
 
 class DeviceRetired(errors.TunerError):
-    """The measuring process could not be started three times in a row: the device is not used any further."""
+    """The measuring process failed to start three times in a row; the device is not used any further."""
 
 
 def reduce_environment(extra: dict[str, str]) -> dict[str, str]:
@@ -82,10 +80,7 @@ class MeasuringWorker:
         self.start_failures = 0
 
     def start(self) -> dict:
-        """Start the process unless it runs; return its hello.
-
-        Raises: DeviceRetired, TunerError when the device changed.
-        """
+        """Start the process unless it runs; return its hello. Raises: DeviceRetired; TunerError for another board."""
         while self.process is None:
             try:
                 self.launch()
@@ -101,14 +96,14 @@ class MeasuringWorker:
         return self.identity
 
     def check_identity(self, hello: dict) -> None:
-        """Remember the first hello; refuse one from another device or protocol."""
+        """Remember the first hello; refuse one of another board or protocol."""
         if hello.get("protocol") != protocol.PROTOCOL_VERSION or not isinstance(hello.get("device"), dict):
             self.stop()
             raise errors.TunerError("the measuring process speaks another protocol: reinstall the package")
         if self.identity is not None and self.identity["device"]["uuid_hash"] != hello["device"]["uuid_hash"]:
             self.stop()
             raise errors.TunerError(
-                "the measuring process was replaced on another GPU: boards are never mixed within one sweep"
+                "the measuring process came back on another GPU: one sweep measures one board; start the sweep again"
             )
         self.identity = hello
 
@@ -138,7 +133,7 @@ class MeasuringWorker:
             os.close(child_replies)
 
     def run(self, job: dict, limit_s: float, on_progress: Callable[[str], None] = lambda stage: None) -> dict:
-        """Run one job; each message must come within `limit_s` of the one before.
+        """Run one job and return its result; each message must come within `limit_s` of the one before.
 
         Raises: WorkerFailure, DeviceRetired.
         """
@@ -158,7 +153,7 @@ class MeasuringWorker:
             on_progress(str(message.get("stage")))
 
     def read(self, deadline: float, what: str, config: int | None = None) -> dict:
-        """Read one message. Raises: WorkerFailure; the process is then dead."""
+        """Read one message. Raises: WorkerFailure, after which the process is dead."""
         try:
             return protocol.read_message(self.replies, deadline)
         except protocol.MessageTimeout as error:
@@ -167,8 +162,9 @@ class MeasuringWorker:
             raise self.fail("crash", f"no {what}: {error}", config) from error
 
     def fail_from(self, message: dict, last: int | None) -> WorkerFailure:
-        """Turn a failure message (or one of unknown type) into a WorkerFailure; only after a wrong reference does the
-        process go on.
+        """Return the failure that a message reports. The process is killed, unless its reference was wrong.
+
+        A message of an unknown type is a crash.
         """
         kind, error = message.get("kind"), str(message.get("error"))[:2000]
         config = message["config"] if protocol.is_integer(message.get("config")) else last
@@ -177,13 +173,13 @@ class MeasuringWorker:
         return self.fail("error" if kind == "error" else "crash", error, config)
 
     def fail(self, kind: str, message: str, config: int | None) -> WorkerFailure:
-        """Kill the process and return the failure with how it ended and its log's tail."""
+        """Kill the process; return the failure, with the signal that ended it and the end of its log."""
         code = self.stop()
         ending = f" (signal {-code})" if code is not None and code < 0 and kind == "crash" else ""
         return WorkerFailure(kind, message + ending, config, self.read_log())
 
     def read_log(self) -> str:
-        """Return the last 4 KiB of the process's output, control characters escaped."""
+        """Return the last 4 KiB of the process's output with control characters escaped."""
         if self.log is None:
             return ""
         size = self.log.seek(0, os.SEEK_END)
@@ -194,14 +190,13 @@ class MeasuringWorker:
         return "".join(letter if letter.isprintable() or letter == "\n" else f"\\x{ord(letter):02x}" for letter in text)
 
     def stop(self) -> int | None:
-        """Kill the process and its whole group; return its exit code (negative: the signal that ended it before us)."""
+        """Kill the process with its group; return its exit code, or minus the signal that had ended it before."""
         if self.process is None:
             return None
         code = self.wait_briefly()
         try:
-            os.killpg(
-                self.process.pid, signal.SIGKILL
-            )  # the group lives as long as any member does, also after its leader
+            # The group lives as long as any of its members, even without its leader.
+            os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
         self.process.wait()
@@ -211,9 +206,7 @@ class MeasuringWorker:
         return code
 
     def wait_briefly(self) -> int | None:
-        """Return the exit code of a process that is ending by itself, None where it still runs; the process is not
-        reaped.
-        """
+        """Return the exit code of a process that is ending by itself, None where it still runs. It is not reaped."""
         for _ in range(10):
             ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is not None:

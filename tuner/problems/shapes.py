@@ -1,19 +1,21 @@
 """The problems of a sweep: presets, shape files, shards, and which public model a shape comes from.
 
-A preset is `tuner/presets/<name>.json`, either {"name": str, "description": str, "includes": [names of presets]} or
-    {"name": str, "description": str, "groups": [{"model": str, "op": str, "fields": {...}, "layouts": ["nt", ...], "m":
-    [int],
-                                                  "shapes": [{"name": str, "n": int, "k": int, "m": [int]}]}]}
-A shape's own "m" replaces its group's. "op" (default fp8_gemm), "fields" (further fields of the problems) and "layouts"
-(of BF16 ops, default nt) may be left out.
+A preset is `tuner/presets/<name>.json`. Either it includes other presets, or it has groups of shapes:
+    {"name": str, "description": str, "includes": [names of presets]}
+    {"name": str, "description": str, "groups": [
+        {"model": str, "op": str, "fields": {...}, "layouts": ["nt", ...], "m": [int],
+         "shapes": [{"name": str, "n": int, "k": int, "m": [int]}]}]}
+A shape's own "m" replaces its group's. These may be left out: "op" (default fp8_gemm), "fields" (other fields of the
+problems) and "layouts" (of BF16 ops, default nt).
 
-Grouped ops have "sizes" in the place of "m", again a shape's own before its group's: {"num_groups": int, "mean_m":
-[int]} each, or "mean_k" for groups of K, whose shapes are {"name": str, "m": int, "n": int}. From a mean follow
+Grouped ops have "sizes" instead of "m": a list of {"num_groups": int, "mean_m": [int]}. Groups of K have "mean_k"
+instead, and shapes {"name": str, "m": int, "n": int}. A shape's own "sizes" replace its group's. Each mean gives
     contiguous   m = num_groups * mean_m, rounded up to the alignment
-    masked       m = "max_m" of the group (default 4096), expected_m = mean_m as the library rounds it (see
-                 workload.round_expected_m) groups of K  k = num_groups * mean_k
-A user's shape file may instead hold {"problems": [{"m": int, "n": int, "k": int, ...}]}, with any further
-field of a problem, or be JSON lines of problems, as DG_RECORD_SHAPES writes them.
+    masked       m = "max_m" of the group (default 4096); expected_m = workload.round_expected_m(mean_m)
+    groups of K  k = num_groups * mean_k
+
+A user's shape file may have this form, too. It may also hold {"problems": [{"m": int, "n": int, "k": int, ...}]} with
+any other field of a problem, or lines of JSON with one problem each, as DG_RECORD_SHAPES writes them.
 """
 
 import json
@@ -28,11 +30,11 @@ from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, OPS, get
 from tuner.problems.workload import round_expected_m
 
 PRESET_DIR = Path(__file__).parents[1] / "presets"
-#: Memory layout of A, then B, as the ops' names have it -> the contiguous dimension of each.
+#: The layout in a function's name -> the contiguous dimensions of A and B.
 MAJORS = {"nt": ("k", "k"), "nn": ("k", "mn"), "tn": ("mn", "mn"), "tt": ("mn", "k")}
-#: What a shape of no preset belongs to.
+#: The model of a shape that is in no preset.
 OTHER_MODEL = "other"
-#: Rows that each masked group has room for, where a preset does not say.
+#: Rows that each masked group has room for, unless a preset says otherwise.
 MAX_M = 4096
 
 
@@ -49,7 +51,7 @@ def load_preset(name: str) -> list:
 
 
 def read_preset(name: str) -> list[dict]:
-    """Return the documents with the groups of a preset: its own, or those of the presets that it includes."""
+    """Return the documents of a preset that have groups: its own, or those of the presets that it includes."""
     document = json.loads((PRESET_DIR / f"{name}.json").read_text(encoding="utf-8"))
     return (
         [part for included in document["includes"] for part in read_preset(included)]
@@ -67,12 +69,13 @@ def load_file(path: Path) -> list:
         raise errors.UsageError(f"--shapes {path}: cannot be read ({error})") from error
     except (ValueError, TypeError, KeyError, AttributeError, DeepGemmError) as error:
         raise errors.UsageError(
-            f"--shapes {path}: not a shape file ({type(error).__name__}: {error}); see tuner/problems/shapes.py for the format"
+            f"--shapes {path}: not a shape file ({type(error).__name__}: {error}); see tuner/problems/shapes.py for the"
+            " format"
         ) from error
 
 
 def parse_document(text: str) -> dict:
-    """Return the document of a shape file; JSON lines, also a single one, become its list of problems."""
+    """Return the document of a shape file; lines of JSON, or a single one, become its list of problems."""
     try:
         document = json.loads(text)
     except json.JSONDecodeError:
@@ -113,7 +116,7 @@ def expand_group(group: dict) -> list:
 
 
 def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
-    """Return what the sizes of one shape of a grouped op give: fields of problems, see the head of this file."""
+    """Return the fields of problems that the "sizes" of one grouped shape give, see the head of this file."""
     grouping, alignment = (
         grouping_of(op),
         group.get("fields", {}).get("alignment", _C.Problem(OPS[0], 1, 1, 1).alignment),
@@ -150,7 +153,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def take_shard(problems: list, index: int, count: int) -> list:
-    """Return shard `index` of `count`, in the given order; shards hold equally many problems of every size of work."""
+    """Return shard `index` of `count`, in the given order; every shard gets its share of small and large problems."""
     by_work = sorted(problems, key=lambda problem: (get_work(problem), problem.key))
     mine = set(by_work[index::count])
     return [problem for problem in problems if problem in mine]
@@ -158,9 +161,9 @@ def take_shard(problems: list, index: int, count: int) -> list:
 
 @cache
 def model_of_shape(is_grouped: bool = False) -> dict[tuple[int, int], str]:
-    """Return {weight's shape (see fields.get_weight_shape): the public model it was taken from} over all presets.
+    """Return {shape of a weight (see fields.get_weight_shape): public model} over all presets.
 
-    A shape of several models is the first one's; `is_grouped`: grouped ops' groups come first, else dense ones'.
+    A shape that several models have belongs to the first. Grouped shapes come first if `is_grouped`, else dense ones.
     """
     groups = [
         group
@@ -177,6 +180,6 @@ def model_of_shape(is_grouped: bool = False) -> dict[tuple[int, int], str]:
 
 
 def model_names(problems: list) -> list[str]:
-    """Return for each problem the public model that its weight's shape comes from, OTHER_MODEL where no preset has it."""
+    """Return for each problem the public model that has such a weight, OTHER_MODEL where no preset has it."""
     known = {is_grouped: model_of_shape(is_grouped) for is_grouped in (False, True)}
     return [known[grouping_of(problem.op) != DENSE].get(get_weight_shape(problem), OTHER_MODEL) for problem in problems]

@@ -1,21 +1,21 @@
-"""What a sweep would do, without a GPU or a database: counts for each op kind, and roughly how long measuring takes."""
+"""What a sweep would do, without a GPU or a database: counts per op kind, and roughly how long measuring takes."""
+
+from dataclasses import asdict
 
 from deep_gemm import _C
 from tuner.measure.backend import count_launches
 from tuner.measure.race import CONFIRM_OVERRUN
+from tuner.search.candidates import SweepOptions, choose_candidates, count_measurements, find_kernels, find_ops
 from tuner.search.problem_run import EFFORTS
-from tuner.search.sweep import SweepOptions, choose_candidates, count_measurements, find_kernels
 
-#: Seconds of a problem's buffers and reference, of a config's two checks and graph, as swept on an H200; kernels come
-#: on top.
+#: Seconds that a problem's buffers and reference take, and a config's two checks and graph, besides its kernels' own
+#: time: seen in sweeps on an H200.
 SETUP_S = 0.05
 CONFIG_S = 0.002
 
 
 def plan_sweep(options: SweepOptions, device) -> dict:
-    """Return what a sweep would measure on `device`: counts, kernels, and a rough estimate of the measuring time, in
-    all and by op kind.
-    """
+    """Return what a sweep would measure on `device`, in all and by op kind: counts, and a rough time in seconds."""
     candidates = {problem: choose_candidates(problem, device, options) for problem in options.problems}
     ops = {
         op: plan_op({problem: configs for problem, configs in candidates.items() if problem.op == op}, options, device)
@@ -28,7 +28,7 @@ def plan_sweep(options: SweepOptions, device) -> dict:
         "measurements": measurements,
         "kernels": min(len(find_kernels(candidates)), measurements),
         "largest_space": max(map(len, candidates.values()), default=0),
-        "effort": {"name": options.effort, **EFFORTS[options.effort]},
+        "effort": {"name": options.effort, **asdict(EFFORTS[options.effort])},
         "options": {
             name: getattr(options, name)
             for name in ("preset", "space", "sampler", "num_trials", "seed", "workload", "shard")
@@ -36,11 +36,6 @@ def plan_sweep(options: SweepOptions, device) -> dict:
         "ops": ops,
         "rough_seconds": round(sum(op["rough_seconds"] for op in ops.values()), 1),
     }
-
-
-def find_ops(candidates: dict) -> list[str]:
-    """Return the op kinds of {problem: configs} in order."""
-    return list(dict.fromkeys(problem.op for problem in candidates))
 
 
 def plan_op(candidates: dict, options: SweepOptions, device) -> dict:
@@ -57,24 +52,17 @@ def plan_op(candidates: dict, options: SweepOptions, device) -> dict:
 
 
 def estimate_seconds(problem, configs: list, options: SweepOptions, device) -> float:
-    """Return roughly how long measuring one problem takes: its race (see race.Race) at the heuristic's estimates.
+    """Return roughly how many seconds it takes to race one problem, with the heuristic's estimates as times.
 
-    That a race drops slow configs, and that it confirms more than its finalists where there is time, are left out: they
-    nearly cancel. The recorded H200 sweeps took 0.7 to 1.9 times this, by preset and op kind.
+    A race drops slow configs, and where there is time it confirms more than its finalists. Both are left out, because
+    they nearly cancel. The recorded H200 sweeps took 0.7 to 1.9 times this, depending on preset and op kind.
     """
-    effort, launches = (
-        EFFORTS[options.effort],
-        count_launches(_C.estimate_time_us(problem, _C.get_analytic_config(problem, device), device)),
-    )
+    plan = EFFORTS[options.effort]
+    launches = count_launches(_C.estimate_time_us(problem, _C.get_analytic_config(problem, device), device))
     replays = sorted(launches * _C.estimate_time_us(problem, config, device) * 1e-6 for config in configs)
     measured = count_measurements(options, device, {problem: configs})
-    search = effort["search_rounds"] * measured * sum(replays) / len(replays)
-    confirm = effort["confirm_rounds"] * (
-        sum(replays[: effort["finalists"]]) + replays[0]
-    )  # the reference runs twice a round
-    return (
-        SETUP_S
-        + CONFIG_S * measured
-        + min(search, effort["search_seconds"])
-        + min(confirm, CONFIRM_OVERRUN * effort["confirm_seconds"])
-    )
+    search = plan.search_rounds * measured * sum(replays) / len(replays)
+    # The reference runs twice in a confirmation round.
+    confirm = plan.confirm_rounds * (sum(replays[: plan.finalists]) + replays[0])
+    raced = min(search, plan.search_seconds) + min(confirm, CONFIRM_OVERRUN * plan.confirm_seconds)
+    return SETUP_S + CONFIG_S * measured + raced

@@ -1,25 +1,24 @@
-"""Compile every kernel of a sweep ahead of measuring, over all cores, in processes that can be killed.
+"""Compile every kernel of a sweep ahead of measuring, on all cores, in processes that can be killed.
 
 NVRTC runs inside the process that calls it and cannot be interrupted, so it never runs in the sweep's own process. The
-cubins reach the measuring process through the disk cache; only the compiler's report travels back. With run-time sizes
-one compilation serves all problems of a variant: a kernel is a pair of such a problem (see fields.kernel_problem) and a
-config.
+measuring process finds the cubins in the disk cache; only the compiler's report comes back here. A kernel is a pair of
+a problem as fields.kernel_problem makes it and a config: sizes are run-time arguments, so that one kernel serves all
+problems of a variant.
 """
 
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-#: One kernel takes 0.1 to 2 s; a pool that reports nothing for this long is killed and its open kernels are tried one
-#: by one.
+#: One kernel takes 0.1 to 2 s. A pool that reports nothing for this long is killed, and what it left is compiled
+#: kernel by kernel.
 STALL_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """What compiling one config gave: status `ok`, `spill` or `compile_error`, and the compiler's report."""
+    """The outcome of compiling one config: status `ok`, `spill` or `compile_error`, and the compiler's report."""
 
     status: str
     registers: int | None = None
@@ -31,7 +30,7 @@ class Compiled:
 
 
 def compile_one(problem, config) -> Compiled:
-    """Compile one config in this process (memory and disk cache first); every failure becomes a Compiled."""
+    """Compile one config in this process, or find it in a cache; every failure becomes a Compiled."""
     from deep_gemm.jit import build
 
     try:
@@ -51,31 +50,28 @@ def compile_one(problem, config) -> Compiled:
 
 
 def compile_indexed(index: int, problem, config) -> tuple[int, Compiled]:
-    """Compile one config and return its index with the outcome, because outcomes come in any order."""
+    """Compile one config; return its index too, because outcomes come in any order."""
     return index, compile_one(problem, config)
 
 
 def count_processes(num_shards: int) -> int:
-    """Return the processes of one shard's pool: the cores that this process may use, divided among the shards of the
-    host.
-    """
+    """Return the processes of one shard's pool: the cores of this process, divided among the shards."""
     return max(len(os.sched_getaffinity(0)) // max(num_shards, 1), 1)
 
 
 def compile_all(
     kernels: Sequence[tuple], num_processes: int, on_done: Callable[[int, int], None], first: int = 0
 ) -> dict:
-    """Compile (problem, config) pairs and return {problem: {config: Compiled}}; `on_done(done, total)` reports
-    progress.
+    """Compile (problem, config) pairs and return {problem: {config: Compiled}}; `on_done(done, total)` is told how far.
 
-    Starts at position `first`, so that the shards of one host begin with different kernels and share the work through
+    Compiling starts at position `first`: the shards of one host begin with different kernels and find each other's in
     the cache.
     """
     order = [*kernels[first:], *kernels[:first]]
     done: dict[int, Compiled] = {}
     run_pool(order, range(len(order)), num_processes, done, on_done)
     for index in range(len(order)):
-        if index not in done:  # its process died or hung: alone now, so that the fault names its config
+        if index not in done:  # a process died or hung: compile the kernel alone, to see whether it is to blame
             run_pool(order, [index], 1, done, on_done)
             done.setdefault(index, Compiled("compile_error", error="the compiling process died or hung"))
     compiled: dict = {}
@@ -87,15 +83,13 @@ def compile_all(
 def run_pool(
     order: list, indices: Sequence[int], num_processes: int, done: dict, on_done: Callable[[int, int], None]
 ) -> None:
-    """Compile `indices` of `order` into `done` with joblib; stop at the first process that dies or stalls, killing the
-    pool.
-    """
+    """Compile `indices` of `order` into `done`; kill the pool when one of its processes dies or stalls."""
     import joblib
     from joblib.externals.loky import get_reusable_executor
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     tasks = (joblib.delayed(compile_indexed)(index, *order[index]) for index in indices)
-    # At least two processes: with one, joblib would compile in this process, which could then not be killed.
+    # At least two processes: with one, joblib would compile in this process, where nothing could be killed.
     pool = joblib.Parallel(
         n_jobs=max(num_processes, 2),
         backend="loky",
@@ -108,13 +102,13 @@ def run_pool(
             done[index] = outcome
             on_done(len(done), len(order))
     except (TerminatedWorkerError, multiprocessing.TimeoutError, OSError):
-        pass  # what is missing in `done` tells the caller
+        pass  # the caller sees what is missing in `done`
     finally:
         get_reusable_executor().shutdown(wait=False, kill_workers=True)
 
 
 def summarize(compiled: dict, seconds: float) -> dict:
-    """Return the counts and compile times of a compile-ahead stage for the sweep's summary."""
+    """Return counts and times of compiling ahead, for the sweep's summary."""
     outcomes = [outcome for of_problem in compiled.values() for outcome in of_problem.values()]
     times = sorted(outcome.compile_ms for outcome in outcomes if outcome.compile_ms)
     return {
@@ -124,9 +118,3 @@ def summarize(compiled: dict, seconds: float) -> dict:
         "median_ms": times[len(times) // 2] if times else None,
         "max_ms": times[-1] if times else None,
     }
-
-
-def timed(function: Callable, *arguments: object, **options: object) -> tuple:
-    """Return (function's value, seconds it took)."""
-    start = time.monotonic()
-    return function(*arguments, **options), time.monotonic() - start

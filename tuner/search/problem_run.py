@@ -1,58 +1,61 @@
-"""Measure one problem: batches of configs, faults and their suspects, the final confirmation, the winner."""
+"""Measure one problem: batches of configs, faults and whom to blame for them, the final confirmation."""
 
 import math
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 
 from deep_gemm import _C
 from tuner.measure.protocol import make_job
+from tuner.measure.records import Plan, Report, Result
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload
 from tuner.search import propose
 from tuner.search.precompile import Compiled
+from tuner.search.propose import Budget, Outcome
 
-#: How thoroughly one problem is measured. `quick`: about 0.3 s with 30 configs on an H200; `full`: 1 to 3 s with 130.
+#: How thoroughly one problem is measured. On an H200, `quick` takes about 0.3 s with 30 configs, `full` 1 to 3 s with
+#: 130.
 EFFORTS = {
-    "quick": {
-        "search_rounds": 3,
-        "confirm_rounds": 30,
-        "finalists": 5,
-        "search_seconds": 4.0,
-        "confirm_seconds": 0.3,
-        "isolate": False,
-    },
-    "full": {
-        "search_rounds": 8,
-        "confirm_rounds": 40,
-        "finalists": 5,
-        "search_seconds": 8.0,
-        "confirm_seconds": 1.2,
-        "isolate": False,
-    },
+    "quick": Plan(search_rounds=3, confirm_rounds=30, finalists=5, search_seconds=4.0, confirm_seconds=0.3),
+    "full": Plan(search_rounds=8, confirm_rounds=40, finalists=5, search_seconds=8.0, confirm_seconds=1.2),
 }
 #: A child that sends nothing for this long is hung: 10 s, or 500 times the heuristic's estimate, because a whole round
 #: is one message.
 HANG_LIMIT_S = 10.0
 HANG_ESTIMATES = 500.0
-#: A config is retried once after a crash or hang, then quarantined for the rest of the sweep.
+#: After its second crash or hang a config is quarantined for the rest of the sweep.
 STRIKES = 2
 
 
 class ProblemFailed(Exception):
-    """No config of this problem could be measured; the sweep goes on with the next one."""
+    """No config of this problem could be measured; the sweep goes on with the next problem."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """How to measure one problem.
+
+    `budget` limits a search. `must_confirm` are configs that are confirmed however slow they look. `history` are
+    outcomes of earlier blocks of the same identity, from which a search goes on.
+    """
+
+    sampler: str
+    budget: Budget
+    must_confirm: list = field(default_factory=list)
+    history: list[Outcome] = field(default_factory=list)
 
 
 @dataclass
 class Block:
-    """One job's outcome: `rows` name configs as objects; `report` is the child's without its rows.
+    """One job's outcome; `results` are the report's and those of configs that could not be launched.
 
-    A block that `has_failed` holds only the failures of a problem that was given up: no reference, no report.
+    A block that `has_failed` holds only the failures of a problem that was given up, without reference or report.
     """
 
     reference: object
-    rows: list[dict]
-    report: dict
+    results: list[Result]
+    report: Report
     configs: list
     is_last: bool = True
     has_failed: bool = False
@@ -66,8 +69,13 @@ class Suspects:
     quarantined: dict = field(default_factory=dict)
 
 
+def make_failure(config, status: str, error: str | None) -> Result:
+    """Return the search result of a config that failed."""
+    return Result(config=config, role="search", status=status, error=error)
+
+
 class ProblemRun:
-    """Measures one problem with one worker. `on_block` stores each finished block before the next one starts.
+    """Measures one problem with one worker. `on_block` stores each block before the next one starts.
 
     `compile_missing(configs)` compiles what is not compiled yet and returns {config: Compiled} of everything that is.
     """
@@ -80,98 +88,76 @@ class ProblemRun:
         compile_missing: Callable[[list], dict],
         worker,
         suspects: Suspects,
-        plan: dict,
+        plan: Plan,
         workload: Workload,
     ):
         self.problem, self.worker, self.suspects, self.plan, self.workload = problem, worker, suspects, plan, workload
-        self.compile_missing, compiled = compile_missing, compile_missing([])
+        self.compile_missing = compile_missing
         self.heuristic = _C.get_analytic_config(problem, device)
         self.estimates = {
             config: _C.estimate_time_us(problem, config, device) for config in {*candidates, self.heuristic}
         }
-        self.failures = [row for config in self.estimates if (row := self.find_failure(config, compiled.get(config)))]
-        self.failed = {row["config"] for row in self.failures}
+        self.failures = self.find_failures(self.estimates, compile_missing([]))
+        self.failed = {result.config for result in self.failures}
         self.usable = [config for config in candidates if config not in self.failed]
         self.reference = self.heuristic if self.heuristic not in self.failed else None
 
-    def find_failure(self, config, compiled: Compiled | None) -> dict | None:
-        """Return the row of a config that must not be launched, None for one that may."""
-        reason = self.suspects.quarantined.get((self.problem.op, config))
-        if reason is not None:
-            return {"config": config, "role": "search", "status": "skipped", "error": f"quarantined: {reason}"[:500]}
-        if compiled is not None and compiled.status != "ok":
-            return {"config": config, "role": "search", "status": compiled.status, "error": compiled.error}
-        return None
+    def find_failures(self, configs: Iterable, compiled: dict[object, Compiled]) -> list[Result]:
+        """Return the results of those of `configs` that must not be launched."""
+        found = []
+        for config in configs:
+            reason, outcome = self.suspects.quarantined.get((self.problem.op, config)), compiled.get(config)
+            if reason is not None:
+                found.append(make_failure(config, "skipped", f"quarantined: {reason}"[:500]))
+            elif outcome is not None and outcome.status != "ok":
+                found.append(make_failure(config, outcome.status, outcome.error))
+        return found
 
-    def run(
-        self,
-        sampler: str,
-        trials: tuple[frozenset, int],
-        must_confirm: list,
-        history: list,
-        on_block: Callable[[Block], None],
-    ) -> None:
-        """Measure the problem; `history` holds (config, log ratio, status) of rows of the same identity. Raises:
-        ProblemFailed.
+    def run(self, request: Request, on_block: Callable[[Block], None]) -> None:
+        """Measure the problem. Raises: ProblemFailed, DeviceRetired.
 
-        `trials`: which configs count as trials of a search, and how many of them it makes; it begins with estimates of
-        the others, if any. Where it gives up, the failures so far are stored all the same: a resumed sweep must not
-        repeat what cost a crash or a hang.
+        The failures of a problem that is given up are stored all the same: a resumed sweep must not repeat what cost a
+        crash or a hang.
         """
         try:
-            self.run_sampler(sampler, trials, must_confirm, history, on_block)
+            self.run_sampler(request, on_block)
         except (ProblemFailed, DeviceRetired):
-            if any(row["status"] != "skipped" for row in self.failures):
-                on_block(Block(None, self.failures, {}, [], is_last=False, has_failed=True))
+            if any(result.status != "skipped" for result in self.failures):
+                on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=True))
             raise
 
-    def run_sampler(
-        self,
-        sampler: str,
-        trials: tuple[frozenset, int],
-        must_confirm: list,
-        history: list,
-        on_block: Callable[[Block], None],
-    ) -> None:
-        """Measure all usable candidates or search among them. Raises: ProblemFailed."""
+    def run_sampler(self, request: Request, on_block: Callable[[Block], None]) -> None:
+        """Measure all usable candidates, or search among them. Raises: ProblemFailed."""
         if not self.usable:
             raise ProblemFailed("no candidate may be launched")
-        sampler = propose.choose_sampler(sampler, len(self.usable))
+        sampler = propose.choose_sampler(request.sampler, len(self.usable))
         if sampler == "exhaustive":
-            return on_block(self.measure(self.usable, must_confirm, self.plan))
-        self.search(sampler, trials, must_confirm, history, on_block)
+            return on_block(self.measure(self.usable, request.must_confirm, self.plan))
+        self.search(replace(request, sampler=sampler), on_block)
 
-    def search(
-        self,
-        sampler: str,
-        trials: tuple[frozenset, int],
-        must_confirm: list,
-        history: list,
-        on_block: Callable[[Block], None],
-    ) -> None:
-        """Let optuna propose batches, each raced with the incumbent; then confirm the best of them all."""
-        counted, num_trials = trials
+    def search(self, request: Request, on_block: Callable[[Block], None]) -> None:
+        """Race batches that optuna proposes, each with the best config so far; then confirm the best of them all."""
+        counted, number = request.budget
         usable, free = set(self.usable), set(self.usable) - counted
-        proposer = propose.OptunaProposer(
-            self.usable, sampler, self.workload.seed, {config: self.estimates[config] for config in free or usable}
-        )
-        proposer.tell(history)
-        known = {config: log_ratio for config, log_ratio, status in history if status == "ok" and config in usable}
-        # Rows repeat configs (every batch races the reference and the incumbent): trials are different configs.
-        left = num_trials - len({config for config, _, _ in history} & counted)
+        estimates = {config: self.estimates[config] for config in free or usable}
+        proposer = propose.OptunaProposer(self.usable, request.sampler, self.workload.seed, estimates)
+        proposer.tell(request.history)
+        known = find_timed(request.history, usable)
+        # Outcomes repeat configs, because every batch races the reference and the best one: count different configs.
+        left = number - len({outcome.config for outcome in request.history} & counted)
         while left > 0 and (batch := proposer.propose(min(left, propose.BATCH_SIZE))):
             incumbent = [min(known, key=known.get)] if known else []
-            block = self.measure([*batch, *incumbent], [], self.plan | {"confirm_rounds": 0})
+            block = self.measure([*batch, *incumbent], [], replace(self.plan, confirm_rounds=0))
             block.is_last = False
             on_block(block)
-            results = to_results(block.rows)
-            proposer.tell(results)
-            known |= {config: log_ratio for config, log_ratio, status in results if status == "ok"}
+            outcomes = to_outcomes(block.results)
+            proposer.tell(outcomes)
+            known |= find_timed(outcomes)
             left -= len(counted.intersection(batch))
-        finalists = sorted(known, key=known.get)[: 2 * self.plan["finalists"]]
-        on_block(self.measure(finalists, must_confirm, self.plan))
+        finalists = sorted(known, key=known.get)[: 2 * self.plan.finalists]
+        on_block(self.measure(finalists, request.must_confirm, self.plan))
 
-    def measure(self, configs: list, must_confirm: list, plan: dict) -> Block:
+    def measure(self, configs: list, must_confirm: list, plan: Plan) -> Block:
         """Run one job to its end, whatever configs crash, hang or are wrong on the way. Raises: ProblemFailed."""
         for _ in range(self.max_attempts()):
             reference = self.choose_reference()
@@ -183,32 +169,33 @@ class ProblemRun:
             if self.find_unbuilt(order):
                 continue
             must = [index for index, config in enumerate(order) if config in must_confirm]
+            job = make_job(self.problem, order, must, plan, self.workload.seed, self.workload.name)
             try:
-                report = self.worker.run(
-                    make_job(self.problem, order, must, plan, self.workload.seed, self.workload.name),
-                    self.hang_limit_s(),
-                )
+                report = self.read_report(self.worker.run(job, self.hang_limit_s()), order)
             except WorkerFailure as failure:
                 plan = self.learn_from(failure, order, plan)
                 continue
-            rows = [row | {"config": order[row["config"]]} for row in report.pop("rows")]
-            block = Block(reference, rows + self.failures, report, order)
+            block = Block(reference, report.results + self.failures, report, order)
             self.failures = []
             return block
         raise ProblemFailed(f"gave up after {self.max_attempts()} attempts")
 
+    def read_report(self, document: dict, order: list) -> Report:
+        """Return the child's report on the configs of `order`. Raises: ProblemFailed for one that is malformed."""
+        try:
+            return Report.from_json(document, order)
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            raise ProblemFailed(f"the measuring process sent no report: {type(error).__name__}: {error}") from error
+
     def find_unbuilt(self, configs: list) -> bool:
-        """Have what is missing compiled; return whether some of `configs`, which become failures, must not be launched."""
-        compiled = self.compile_missing(configs)
-        failures = [row for config in configs if (row := self.find_failure(config, compiled.get(config)))]
-        for row in failures:
-            self.remove(row["config"], row["status"], row["error"])
+        """Compile what is missing; return whether some of `configs`, which become failures, must not be launched."""
+        failures = self.find_failures(configs, self.compile_missing(configs))
+        for result in failures:
+            self.remove(result.config, result.status, result.error)
         return bool(failures)
 
     def max_attempts(self) -> int:
-        """Return an upper bound of useful attempts: each is a strike of some config, the one that turns isolation on,
-        or the last.
-        """
+        """Return how many attempts can help: every strike of a config, the one that turns on isolation, the last one."""
         return STRIKES * len(self.estimates) + 2
 
     def choose_reference(self):
@@ -226,10 +213,10 @@ class ProblemRun:
         """Return how long the child may be silent."""
         return max(HANG_LIMIT_S, HANG_ESTIMATES * self.estimates[self.reference] * 1e-6)
 
-    def learn_from(self, failure: WorkerFailure, order: list, plan: dict) -> dict:
+    def learn_from(self, failure: WorkerFailure, order: list, plan: Plan) -> Plan:
         """Blame a config for a failure and return the plan of the next attempt.
 
-        Raises: ProblemFailed when none can be blamed.
+        Raises: ProblemFailed where no config can be blamed.
         """
         detail = f"{failure} {failure.log[-1000:]}".strip()
         config = order[failure.config] if failure.config is not None and 0 <= failure.config < len(order) else None
@@ -239,9 +226,9 @@ class ProblemRun:
             raise ProblemFailed(detail)
         elif config is not None:
             self.strike(config, failure.kind, detail)
-        elif plan["isolate"]:
+        elif plan.isolate:
             raise ProblemFailed(f"no config can be blamed: {detail}")
-        return plan | {"isolate": plan["isolate"] or config is None}
+        return replace(plan, isolate=plan.isolate or config is None)
 
     def strike(self, config, kind: str, detail: str) -> None:
         """Count a crash or hang of `config`; quarantine it at the second one."""
@@ -251,23 +238,32 @@ class ProblemRun:
             self.suspects.quarantined[suspect] = f"{kind} on {self.problem}"
             self.remove(config, kind, detail)
 
-    def remove(self, config, status: str, detail: str) -> None:
-        """Take `config` out of this problem and keep its failure as a row."""
-        self.failures.append({"config": config, "role": "search", "status": status, "error": detail[:2000]})
+    def remove(self, config, status: str, detail: str | None) -> None:
+        """Take `config` out of this problem and keep its failure as a result."""
+        self.failures.append(make_failure(config, status, None if detail is None else detail[:2000]))
         self.failed.add(config)
         self.usable = [other for other in self.usable if other != config]
         if self.reference == config:
             self.reference = None
 
 
-def to_results(rows: list[dict]) -> list[tuple]:
-    """Return (config, log ratio to the reference or None, status) of search rows, as the proposers take them."""
+def to_outcomes(results: Iterable[Result]) -> list[Outcome]:
+    """Return search results as a proposer takes them."""
     return [
-        (
-            row["config"],
-            math.log(row["ratio"]) if row["status"] in ("ok", "censored") and row.get("ratio") else None,
-            row["status"],
+        Outcome(
+            result.config,
+            math.log(result.ratio) if result.status in ("ok", "censored") and result.ratio else None,
+            result.status,
         )
-        for row in rows
-        if row["role"] == "search"
+        for result in results
+        if result.role == "search"
     ]
+
+
+def find_timed(outcomes: Iterable[Outcome], among: set | None = None) -> dict:
+    """Return {config: log ratio} of the outcomes that are exact, of all configs or `among` some."""
+    return {
+        outcome.config: outcome.log_ratio
+        for outcome in outcomes
+        if outcome.status == "ok" and (among is None or outcome.config in among)
+    }

@@ -1,30 +1,48 @@
 """Which configs of a problem to measure next: all of them, or batches that optuna proposes.
 
-Optuna proposes and stores nothing: a study lives in memory, one per problem, and its history is told again from the
-rows of the database when a sweep resumes. A config that TPE asks for again is answered from memory; a proposal that is
-no candidate is told as failed. One process asks.
+Optuna only proposes. A study lives in memory, one per problem; when a sweep resumes, the study is told its history
+again from the rows of the database. A proposal that was measured before is answered from memory, and one that is no
+candidate is answered as failed. Only one process asks.
 """
 
 import math
 import random
 import warnings
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from tuner import errors
 
 SAMPLERS = ("auto", "exhaustive", "tpe", "random", "qmc")
-#: `auto` measures spaces up to this size whole.
+#: `auto` measures every config of a space that is not larger than this.
 EXHAUSTIVE_LIMIT = 256
 BATCH_SIZE = 24
-#: Configs that TPE starts from: the heuristic's best, or random ones.
+#: TPE starts from this many configs: those with the best estimates, or random ones.
 NUM_STARTING = 12
-#: Parameters of a config, see `describe`. Those of ORDERED are ranks, whose neighbours are alike; the others are
+#: The parameters of a config, see `describe`. Those in ORDERED are ranks with similar neighbours, the others
 #: categories.
 PARAMETERS = ("rows", "columns", "sharing", "depth")
 ORDERED = ("columns", "depth")
-#: Asks per new config before the rest of a batch is drawn at random: TPE comes back to known points of a small space
-#: often.
+#: Asks per new config before the rest of a batch is drawn at random: in a small space TPE often repeats itself.
 ASKS_PER_CONFIG = 3
+
+
+class Outcome(NamedTuple):
+    """What measuring one config gave: the log of its ratio to the reference, None after a failure.
+
+    `status` is `ok`, `censored` (the ratio is a lower bound) or a failure's.
+    """
+
+    config: object
+    log_ratio: float | None
+    status: str
+
+
+class Budget(NamedTuple):
+    """How long a search goes on: until it has measured `number` of the configs in `counted`."""
+
+    counted: frozenset
+    number: int
 
 
 def choose_sampler(name: str, space_size: int) -> str:
@@ -37,17 +55,14 @@ def choose_sampler(name: str, space_size: int) -> str:
 
 
 def default_trials(space_size: int) -> int:
-    """Return how many configs a sampler measures when nothing else is asked for: a third of the space, at least two
-    batches.
-    """
+    """Return how many configs a search measures by default: a third of the space, but at least two batches."""
     return min(space_size, max(2 * BATCH_SIZE, math.ceil(space_size / 3)))
 
 
 class OptunaProposer:
-    """Proposes batches from one in-memory optuna study over the structured space of the candidates.
+    """Proposes batches of candidates from one optuna study, which lives in memory.
 
-    `estimates` (config -> predicted time) lets TPE begin with those of its configs that the heuristic thinks best
-    instead of random ones.
+    `estimates` are predicted times by config: TPE begins with the best of these configs instead of random ones.
     """
 
     def __init__(self, candidates: Sequence, sampler: str, seed: int, estimates: dict | None = None):
@@ -92,7 +107,7 @@ class OptunaProposer:
         return self.random.sample(rest, min(max(count, 0), len(rest)))
 
     def answer(self, trial, log_ratio: float | None, status: str) -> None:
-        """Finish a trial that was asked for: a value, a pruned trial (censored: a lower bound), or a failure."""
+        """Finish a trial that was asked for: with a value, as failed, or as pruned where the value is a lower bound."""
         states = self.optuna.trial.TrialState
         if log_ratio is None:
             self.study.tell(trial, state=states.FAIL)
@@ -102,11 +117,9 @@ class OptunaProposer:
             trial.report(log_ratio, 1)
             self.study.tell(trial, state=states.PRUNED)
 
-    def tell(self, results: Iterable[tuple]) -> None:
-        """Take (config, log ratio to the reference or None, status `ok`, `censored` or a failure); also rebuilds a
-        resumed study.
-        """
-        for config, log_ratio, status in results:
+    def tell(self, outcomes: Iterable[Outcome]) -> None:
+        """Take outcomes, of proposals or of an earlier sweep."""
+        for config, log_ratio, status in outcomes:
             if config not in self.parameters or config in self.known:
                 continue
             self.known[config] = (log_ratio, status)
@@ -116,7 +129,10 @@ class OptunaProposer:
                 self.study.add_trial(self.make_trial(config, log_ratio, status))
 
     def make_trial(self, config, log_ratio: float | None, status: str):
-        """Return a finished trial; a censored one carries its lower bound as an intermediate value, which TPE ranks by."""
+        """Return a finished trial.
+
+        A censored one has its lower bound as an intermediate value, by which TPE ranks it.
+        """
         states = self.optuna.trial.TrialState
         state = states.FAIL if log_ratio is None else states.COMPLETE if status == "ok" else states.PRUNED
         return self.optuna.trial.create_trial(
@@ -146,10 +162,12 @@ def make_distribution(optuna, name: str, values: set):
 def describe(candidates: Sequence) -> list[dict]:
     """Return the parameters of each candidate; different candidates have different parameters.
 
-    They follow the MMA, so that most combinations are candidates: the side that takes its rows, the rank of the width
-    that takes its columns, how blocks share the work (order of operands, cluster, split of K), and depth: the rank of
-    num_stages among the candidates that differ in nothing else (0 = deepest), because the count itself means little
-    across tiles.
+    The parameters are chosen so that most combinations are candidates:
+        rows      the side of the tile along the MMA's rows
+        columns   the rank of the side along its columns
+        sharing   order of the operands, cluster, split of K
+        depth     the rank of num_stages among candidates that differ in nothing else, 0 being the deepest: the number
+                  of stages itself means little across tiles
     """
     depths: dict[tuple, list[int]] = {}
     for config in candidates:
@@ -170,7 +188,7 @@ def describe(candidates: Sequence) -> list[dict]:
 
 
 def sides_of(config) -> tuple[int, int]:
-    """Return the sides of the tile that the MMA's rows and its columns take."""
+    """Return the sides of the tile along the MMA's rows and along its columns."""
     return (config.block_n, config.block_m) if config.swap_ab else (config.block_m, config.block_n)
 
 

@@ -1,137 +1,64 @@
 """The sweep: compile ahead, measure problem after problem in a child process, record, resume.
 
-The parent owns everything durable (the proposals and the database); the child holds the GPU and two pipes. Problems
-whose finished blocks of the same identity (sku, kernel hash, compiler, regime) cover the requested configs are not
-measured again, and configs that crashed or hung under that identity stay quarantined when a sweep resumes.
+The parent owns what is durable, the proposals and the database; the child holds the GPU and two pipes. A problem is not
+measured again when finished blocks of the same identity cover the requested configs. Configs that crashed or hung under
+that identity stay quarantined when a sweep resumes.
 """
 
-import math
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from deep_gemm import _C
-from deep_gemm.errors import DeepGemmError
-from tuner import errors
+from tuner.db.rows import Identity
+from tuner.measure.devices import choose_visible_device, read_device
 from tuner.measure.gpu_lock import GpuLock
 from tuner.measure.worker_client import MeasuringWorker
-from tuner.problems.fields import kernel_problem, to_config, to_problem
-from tuner.problems.workload import DEFAULT, Workload, name_regime
-from tuner.search import precompile, propose, recording, wide_space
-from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Suspects
+from tuner.problems.fields import kernel_problem
+from tuner.problems.workload import Workload, name_regime
+from tuner.search import past, precompile, propose, recording
+from tuner.search.candidates import (
+    SweepOptions,
+    choose_candidates,
+    choose_trials,
+    count_measurements,
+    find_kernels,
+    find_ops,
+)
+from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Request, Suspects
+from tuner.search.winners import choose_winner
 
-BACKENDS = ("cuda", "simulated")
-#: A problem counts as measured when its rows cover this share of the requested configs: a changed heuristic or a few
-#: new candidates are no reason to measure everything again, a portfolio's few rows are no reason to skip the full
-#: space.
+#: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
+#: new
+#: candidates are then no reason to measure it again; a portfolio's few rows do not stand for the full space.
 COVERED_SHARE = 0.8
 
 
-@dataclass(frozen=True)
-class SweepOptions:
-    """What to measure and how.
-
-    `problems` are those of this shard; `configs` None means the space of each problem, one of wide_space.SPACES.
-    """
-
-    problems: list
-    database: str | Path
-    preset: str = ""
-    configs: list | None = None
-    space: str = "default"
-    sampler: str = "auto"
-    num_trials: int | None = None
-    effort: str = "quick"
-    seed: int = 0
-    workload: str = DEFAULT
-    shard: tuple[int, int] = (0, 1)
-    device: int = 0
-    time_budget_s: float | None = None
-    resume: bool = True
-    backend: str = "cuda"
-    argv: list = field(default_factory=list)
-
-
-def choose_visible_device(ordinal: int) -> str:
-    """Return CUDA_VISIBLE_DEVICES for a child that sees only device `ordinal` of those that this process may see.
-
-    Raises: UsageError when there is no such device.
-    """
-    if "CUDA_VISIBLE_DEVICES" not in os.environ:
-        return str(ordinal)
-    visible = [entry.strip() for entry in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if entry.strip()]
-    if len(set(visible)) != len(visible):
-        raise errors.UsageError("CUDA_VISIBLE_DEVICES names a device twice: name each once")
-    if not 0 <= ordinal < len(visible):
-        raise errors.UsageError(f"--device {ordinal}: CUDA_VISIBLE_DEVICES shows {len(visible)} devices")
-    return visible[ordinal]
-
-
 def make_worker(options: SweepOptions) -> MeasuringWorker:
-    """Return the measuring process of the chosen backend and GPU, not yet started."""
+    """Return the measuring process of the chosen backend and GPU, not yet started. Raises: UsageError."""
     extra = {"CUDA_VISIBLE_DEVICES": choose_visible_device(options.device)} if options.backend == "cuda" else {}
     return MeasuringWorker(options.backend, extra)
 
 
-def make_device(hello: dict):
-    """Return the Device that a worker's hello describes. Raises: TunerError for an impossible one."""
-    row = hello["device"]
-    try:
-        return _C.Device(
-            row["name"],
-            row["sm_count"],
-            sku=row["sku"],
-            smem_bytes=row["smem_bytes"],
-            l2_bytes=row["l2_bytes"],
-            compute_capability=tuple(row["compute_capability"]),
-            clock_mhz=row["clock_mhz"],
-            memory_gbps=row["memory_gbps"],
-            mig=row["mig"],
-        )
-    except (KeyError, TypeError, DeepGemmError) as error:
-        raise errors.TunerError(f"the measuring process described no device: {error}") from error
+def make_identity(op: str, device, regime: str) -> Identity:
+    """Return what identifies this sweep's measurements of one op kind."""
+    from deep_gemm.jit import hashing
+
+    return Identity(op, device.sku, hashing.kernel_hash(op), recording.compiler_kind(), regime)
 
 
-def choose_candidates(problem, device, options: SweepOptions, winners: Sequence = ()) -> list:
-    """Return what is measured for `problem`: its space, or the given configs that are legal; the heuristic's pick is
-    added.
-
-    To a space, known `winners` are added too: one from beyond it must not lose its place because nobody measures it.
-    """
-    if options.configs is not None:
-        candidates = [config for config in options.configs if _C.is_legal(problem, config, device)]
-    else:
-        space = (
-            _C.get_candidates(problem, device)
-            if options.space == "default"
-            else wide_space.get_wide_space(problem, device)
-        )
-        candidates = [*space, *(config for config in winners if _C.is_legal(problem, config, device))]
-    return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))
-
-
-def choose_trials(problem, device, options: SweepOptions, configs: list) -> tuple[frozenset, int]:
-    """Return which of `configs` a search counts as trials, and how many it makes.
-
-    In a wide space the default space's are free: a sweep of that space leaves the search beyond it everything to do.
-    """
-    beyond = frozenset(configs).difference(_C.get_candidates(problem, device))
-    if options.space == "default" or options.configs is not None or not beyond:
-        return frozenset(configs), min(options.num_trials or propose.default_trials(len(configs)), len(configs))
-    return beyond, min(
-        options.num_trials or min(propose.default_trials(len(beyond)), wide_space.WIDE_TRIALS), len(beyond)
-    )
+def describe_identity(identity: Identity) -> dict:
+    """Return an identity for the summary, where the op kind is the key."""
+    return {name: value for name, value in asdict(identity).items() if name != "op"}
 
 
 class Sweep:
-    """One run of the tuner over the problems of one shard on one GPU.
+    """One run of the tuner over the problems of one shard, on one GPU.
 
-    `on_event(name, facts)` reports progress: "device", "compile" (done, total), "problem" (done, total, problem,
-    status).
+    `on_event(name, facts)` reports progress: "device" (sku, name), "compile" (done, total), "problem" (done, total,
+    problem, failed).
     """
 
     def __init__(
@@ -148,26 +75,26 @@ class Sweep:
         self.compile_seconds = 0.0
 
     def run(self) -> dict:
-        """Measure until done or out of time; return the summary. Raises: TunerError; what was committed stays."""
+        """Measure until all is done or time is over.
+
+        Return the summary. Raises: TunerError; what was committed stays.
+        """
         hello = self.worker.start()
-        self.device = make_device(hello)
+        self.device = read_device(hello["device"])
         self.on_event("device", {"sku": self.device.sku, "name": self.device.name})
         with GpuLock(hello["device"]["uuid_hash"]):
             self.regime = hello["regime"]
             self.identities = {
                 op: make_identity(op, self.device, name_regime(self.regime, op, self.options.workload))
-                for op in self.find_ops()
+                for op in find_ops(self.options.problems)
             }
+            self.past = past.Past(self.store, self.identities)
             sweep_id = self.store.start_sweep(self.describe())
             try:
                 return self.run_recorded(hello, sweep_id)
             except BaseException as error:
                 self.store.finish_sweep(sweep_id, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
                 raise
-
-    def find_ops(self) -> list[str]:
-        """Return the op kinds of the sweep's problems."""
-        return list(dict.fromkeys(problem.op for problem in self.options.problems))
 
     def run_recorded(self, hello: dict, sweep_id: int) -> dict:
         """Compile, measure and close the sweep's row."""
@@ -188,7 +115,7 @@ class Sweep:
         """Return the fields of the sweep's row."""
         options = self.options
         fields = {name: getattr(options, name) for name in ("preset", "seed", "sampler", "effort")}
-        regimes = sorted({identity["regime"] for identity in self.identities.values()})
+        regimes = sorted({identity.regime for identity in self.identities.values()})
         return fields | {
             "regime": regimes[-1] if regimes else self.regime,
             "shard": "/".join(map(str, options.shard)),
@@ -201,28 +128,28 @@ class Sweep:
 
         outcomes = [outcome for of_problem in self.compiled.values() for outcome in of_problem.values()]
         versions = {outcome.compiler_version for outcome in outcomes if outcome.compiler_version}
-        return hello["environment"] | recording.describe_source() | {
+        own = {
             "compiler": recording.compiler_kind(),
             "compiler_version": max(versions, default=None),
             "package_version": recording.package_version(),
             "tree_hash": hashing.tree_hash(),
-        }  # fmt: skip
+        }
+        return hello["environment"] | recording.describe_source() | own
 
     def find_open_problems(self) -> dict:
-        """Return {problem: candidates} of those that are not measured yet; what earlier sweeps quarantined is known
-        from here on.
+        """Return {problem: candidates} of the problems that are not measured yet.
+
+        From here on, the configs that earlier sweeps quarantined are known.
         """
-        rows = self.load_rows("search") if self.options.resume else []
-        self.suspects.quarantined.update(recording.find_quarantined(rows))
-        winners, options = self.load_previous_winners(), self.options
+        rows = self.past.load_rows("search") if self.options.resume else []
+        self.suspects.quarantined.update(past.find_quarantined(rows))
+        winners, options = self.past.load_previous_winners(), self.options
         candidates = {
             problem: choose_candidates(problem, self.device, options, winners.get(problem.key, ()))
             for problem in options.problems
         }
-        searched, finished = (
-            recording.find_covered(rows),
-            recording.find_covered([row for row in rows if row["block_status"] == "finished"]),
-        )
+        searched = past.find_covered(rows)
+        finished = past.find_covered(row for row in rows if row.block.status == "finished")
         return {
             problem: configs
             for problem, configs in candidates.items()
@@ -230,27 +157,22 @@ class Sweep:
         }
 
     def is_covered(self, problem, configs: list, searched: set[str], finished: set[str]) -> bool:
-        """Return whether enough of the `configs` of `problem` are among the keys that a search, or finished blocks
-        alone, measured.
+        """Return whether enough of `configs` were measured: their keys are in `finished`, or for a search in
+        `searched`.
 
-        The batches of a search stay open and are no table's rows, so that they never stand for a measured space.
+        `searched` includes the batches of searches. Those stay open blocks, which no data set reads, so that a search
+        never stands for a measured space.
         """
         if propose.choose_sampler(self.options.sampler, len(configs)) == "exhaustive":
             return count_known(problem, configs, finished) >= COVERED_SHARE * len(configs)
-        counted, num_trials = choose_trials(problem, self.device, self.options, configs)
-        return count_known(problem, counted, searched) >= num_trials
-
-    def load_rows(self, role: str) -> list[dict]:
-        """Return the stored rows of the sweep's identities."""
-        return [
-            row
-            for op, identity in self.identities.items()
-            for row in self.store.load_measurements(role=role, op=op, **identity)
-        ]
+        budget = choose_trials(problem, self.device, self.options, configs)
+        return count_known(problem, budget.counted, searched) >= budget.number
 
     def compile_ahead(self, candidates: dict) -> None:
-        """Compile every kernel of the candidates, unless searches of wide spaces will ask for fewer: those compile
-        batch by batch.
+        """Compile the kernels of all candidates.
+
+        Where searches of wide spaces will ask for fewer kernels than that, compile the heuristic's picks only: the
+        searches then compile batch by batch.
         """
         if self.options.space == "wide" and len(find_kernels(candidates)) > count_measurements(
             self.options, self.device, candidates
@@ -259,17 +181,16 @@ class Sweep:
         self.compiled = self.compile(candidates)
 
     def compile_missing(self, problem, configs: list) -> dict:
-        """Compile those of `configs` that were not compiled yet; return {config: Compiled} of all kernels of the
-        problem's variant so far.
-        """
+        """Compile those of `configs` that are not compiled yet; return {config: Compiled} of the problem's variant."""
         known = self.compiled.setdefault(kernel_problem(problem), {})
         for outcomes in self.compile({problem: [config for config in configs if config not in known]}).values():
             known.update(outcomes)
         return known
 
     def compile(self, candidates: dict) -> dict:
-        """Compile the kernels of the candidates; return {kernel's problem: {config: Compiled}}, empty for a backend
-        that runs none.
+        """Compile the candidates' kernels.
+
+        Return {kernel's problem: {config: Compiled}}, {} for a backend without any.
         """
         kernels = find_kernels(candidates)
         if self.options.backend != "cuda" or not kernels:
@@ -286,41 +207,40 @@ class Sweep:
         return compiled
 
     def add_missing_winners(self) -> None:
-        """Choose the winners that an earlier sweep was killed before storing."""
-        best = [row for op, identity in self.identities.items() for row in self.store.load_best(op=op, **identity)]
-        for problem, block_id, winner, ties in recording.find_missing_winners(
-            self.load_rows("confirm"), best, self.device, self.portfolio()
-        ):
-            self.recorder.set_best(problem, block_id, winner, ties)
+        """Store the winners that an earlier sweep chose no more, because it was killed."""
+        rows, best = self.past.load_rows("confirm"), self.past.load_best()
+        for found in past.find_missing_winners(rows, best, self.device, self.portfolio()):
+            self.recorder.set_best(found.problem, found.block_id, found.winner)
 
     def portfolio(self) -> set:
-        """Return the given configs, which break ties before others."""
+        """Return the given configs, which win ties against others."""
         return set(self.options.configs or ())
 
     def measure_all(self, candidates: dict) -> None:
         """Measure problem after problem; a failed problem is counted and the sweep goes on."""
         self.measuring_from = time.monotonic()
-        history, winners = self.load_history(), self.load_previous_winners()
+        history, winners = self.load_history(), self.past.load_previous_winners()
         for number, (problem, configs) in enumerate(candidates.items()):
             if self.is_out_of_time():
                 return
+            budget = choose_trials(problem, self.device, self.options, configs)
+            request = Request(self.options.sampler, budget, winners.get(problem.key, []), history.get(problem.key, []))
             try:
-                self.measure(problem, configs, winners.get(problem.key, []), history.get(problem.key, []))
+                self.measure(problem, configs, request)
                 self.num_measured += 1
             except ProblemFailed as failure:
                 self.failed[str(problem)] = str(failure)[:500]
-            self.on_event(
-                "problem",
-                {
-                    "done": number + 1,
-                    "total": len(candidates),
-                    "problem": str(problem),
-                    "failed": str(problem) in self.failed,
-                },
-            )
+            facts = {"problem": str(problem), "failed": str(problem) in self.failed}
+            self.on_event("problem", {"done": number + 1, "total": len(candidates)} | facts)
 
-    def measure(self, problem, configs: list, must_confirm: list, history: list) -> None:
-        """Measure one problem and store its blocks and winner."""
+    def load_history(self) -> dict[str, list]:
+        """Return the outcomes from which searches go on, {} where every config is measured anyway."""
+        if self.options.sampler == "exhaustive" or not self.options.resume:
+            return {}
+        return past.find_history(self.past.load_rows("search"), self.device)
+
+    def measure(self, problem, configs: list, request: Request) -> None:
+        """Measure one problem and store its blocks and winner. Raises: ProblemFailed."""
         compiled = self.compiled.setdefault(kernel_problem(problem), {})
         plan, compile_missing = EFFORTS[self.options.effort], partial(self.compile_missing, problem)
         run = ProblemRun(
@@ -329,60 +249,22 @@ class Sweep:
 
         def store_block(block: Block) -> None:
             block_id = self.recorder.add_block(problem, block, compiled, finish=block.is_last)
-            self.statuses.update(row["status"] for row in block.rows if row["role"] == "search")
+            self.statuses.update(result.status for result in block.results if result.role == "search")
             if block.has_failed:
                 return
             report = block.report
-            self.phase_seconds.update(report["seconds"])
-            winner = recording.choose_winner(
-                block.rows, run.heuristic, report["reference_us"], report["noise"], self.portfolio()
-            )
+            self.phase_seconds.update(report.seconds)
+            winner = choose_winner(block.results, run.heuristic, report.reference_us, report.noise, self.portfolio())
             if winner is not None:
-                self.recorder.set_best(problem, block_id, *winner)
+                self.recorder.set_best(problem, block_id, winner)
 
-        run.run(
-            self.options.sampler,
-            choose_trials(problem, self.device, self.options, configs),
-            must_confirm,
-            history,
-            store_block,
-        )
+        run.run(request, store_block)
 
     def is_out_of_time(self) -> bool:
         """Return whether one more problem of average cost would exceed the time budget."""
         now, budget = time.monotonic(), self.options.time_budget_s
         average = (now - self.measuring_from) / max(self.num_measured, 1)
         return budget is not None and now - self.started + average > budget
-
-    def load_history(self) -> dict[str, list]:
-        """Return {problem key: [(config, log ratio, status)]} of stored search rows, from which a search by proposals
-        goes on.
-
-        Ratios are to a block's reference. Those to another config than today's pick (the heuristic has changed since)
-        cannot be compared.
-        """
-        if self.options.sampler == "exhaustive" or not self.options.resume:
-            return {}
-        history: dict[str, list] = {}
-        rows, picks = self.load_rows("search"), {}
-        configs = {row["config_id"]: to_config(row) for row in rows}
-        for row in rows:
-            pick = picks.get(row["problem_key"]) or picks.setdefault(
-                row["problem_key"], _C.get_analytic_config(to_problem(row), self.device)
-            )
-            if configs.get(row["reference_config_id"]) != pick:
-                continue
-            log_ratio = math.log(row["ratio"]) if row["ratio"] else None
-            history.setdefault(row["problem_key"], []).append((to_config(row), log_ratio, row["status"]))
-        return history
-
-    def load_previous_winners(self) -> dict[str, list]:
-        """Return {problem key: winners under any kernel hash on this SKU and regime}: they are confirmed again."""
-        winners: dict[str, list] = {}
-        for op, identity in self.identities.items():
-            for row in self.store.load_best(sku=self.device.sku, op=op, regime=identity["regime"]):
-                winners.setdefault(row["problem_key"], []).append(to_config(row))
-        return winners
 
     def summarize(self, num_open: int) -> dict:
         """Return the summary that `--json` prints."""
@@ -391,7 +273,7 @@ class Sweep:
             {"compile": precompile.summarize(self.compiled, self.compile_seconds)} if self.compile_seconds else {}
         )
         return compiled | {
-            "identities": self.identities,
+            "identities": {op: describe_identity(identity) for op, identity in self.identities.items()},
             "database": str(self.options.database),
             "problems": len(self.options.problems),
             "already_measured": len(self.options.problems) - num_open,
@@ -406,42 +288,6 @@ class Sweep:
         }
 
 
-def make_identity(op: str, device, regime: str) -> dict:
-    """Return what identifies measurements of one op kind besides problem and config."""
-    from deep_gemm.jit import hashing
-
-    return {
-        "sku": device.sku,
-        "kernel_hash": hashing.kernel_hash(op),
-        "compiler": recording.compiler_kind(),
-        "regime": regime,
-    }
-
-
-def find_kernels(candidates: dict) -> list[tuple]:
-    """Return the different kernels of {problem: configs} as (problem, config), see fields.kernel_problem."""
-    return list(
-        dict.fromkeys(
-            (kernel, config)
-            for problem, configs in candidates.items()
-            for kernel in [kernel_problem(problem)]
-            for config in configs
-        )
-    )
-
-
-def count_known(problem, configs: Iterable, keys: set[str]) -> int:
+def count_known(problem, configs, keys: set[str]) -> int:
     """Return how many of `configs` are among the keys of configs."""
     return len(keys.intersection(config.key(problem.op) for config in configs))
-
-
-def count_measurements(options: SweepOptions, device, candidates: dict) -> int:
-    """Return how many configs a sweep of {problem: configs} measures: all of them, or the trials of a search."""
-    return sum(
-        (
-            len(configs)
-            if propose.choose_sampler(options.sampler, len(configs)) == "exhaustive"
-            else choose_trials(problem, device, options, configs)[1]
-        )
-        for problem, configs in candidates.items()
-    )

@@ -1,8 +1,8 @@
-"""The wide space: every legal config on a grid around what the kernels can do, for searches beyond the default space.
+"""The wide space: every legal config on a grid of what the kernels can do, for searches beyond the default space.
 
-The grid: 64, 128 or 256 rows of the MMA, its columns in steps of 8, clusters, splits of K, the order of the operands
-and three depths of the ring. What is obviously pointless for a problem is left out, by looser rules than the default
-space has. The default space comes first and whole.
+The grid has tiles of 64, 128 or 256 rows of the MMA and of columns in steps of 8, clusters, splits of K, both orders of
+the operands, and three depths of the ring. Configs that are obviously pointless for a problem are left out, by looser
+rules than in the default space. The whole default space comes first.
 """
 
 from collections.abc import Iterator
@@ -12,23 +12,24 @@ from deep_gemm import _C
 from tuner.problems.fields import get_group_rows, is_fp8, kernel_problem, replace_problem
 
 SPACES = ("default", "wide")
-#: Configs beyond the default space that a search measures at most when nothing else is asked for: four batches.
+#: A search measures at most this many configs beyond the default space unless it is told otherwise: four batches.
 WIDE_TRIALS = 96
 ROWS = (64, 128, 256)
 COLUMNS = tuple(range(8, 257, 8))
-#: How the blocks of a cluster share the work, as fields of a config. Swapped operands go without clusters of two.
+#: How CTAs share the work, as fields of a config. Clusters of two exist only without swapped operands.
 SPLITS = tuple({"split_k": split} for split in (1, 2, 4, 8))
 PAIRS = ({"cluster_m": 2}, {"cluster_n": 2})
 MAX_STAGES = 32
-#: A grid of more waves keeps all SMs busy without a split.
+#: A grid of more waves than this keeps all SMs busy without a split of K.
 MAX_SPLIT_WAVES = 3
-#: Variants of problems whose grids are kept; a sweep meets a handful.
+#: How many variants' grids are kept; a sweep has a handful.
 NUM_CACHED = 64
 
 
 def get_wide_space(problem, device) -> list:
-    """Return the default space's candidates of `problem`, then the rest of the grid that is legal and not pointless,
-    all different.
+    """Return the candidates of `problem` from the default space, then the legal rest of the grid without the pointless.
+
+    All are different.
     """
     space = get_grid(kernel_problem(replace_problem(problem, compiled_dims="")), device)
     fitting = (
@@ -39,14 +40,12 @@ def get_wide_space(problem, device) -> list:
 
 @lru_cache(NUM_CACHED)
 def get_grid(variant, device) -> tuple:
-    """Return every config of the grid that is legal for some problem of this variant, as fields.kernel_problem makes
-    it.
-    """
+    """Return every config of the grid that is legal for a variant, which is a problem made by fields.kernel_problem."""
     return tuple(config for tile in make_tiles(variant) for config in fit_rings(variant, tile, device))
 
 
 def make_tiles(variant) -> Iterator[dict]:
-    """Yield the fields of every config of the grid but its stages."""
+    """Yield the fields of every config of the grid except num_stages."""
     block_k = 128 if is_fp8(variant.op) else 64
     for rows in ROWS:
         for columns in COLUMNS:
@@ -57,8 +56,9 @@ def make_tiles(variant) -> Iterator[dict]:
 
 
 def fit_rings(variant, tile: dict, device) -> list:
-    """Return the tile with the deepest legal ring, the deepest that lets two blocks share an SM, and half of the
-    deepest; none if illegal.
+    """Return the tile with three rings: the deepest legal one, the deepest with two CTAs per SM, half the deepest.
+
+    The list is empty where no ring is legal.
     """
     stage_bytes = 128 * (tile["block_m"] + tile["block_n"])
     rings = [
@@ -71,8 +71,9 @@ def fit_rings(variant, tile: dict, device) -> list:
 
 
 def is_pointless(problem, config, device) -> bool:
-    """Return whether a smaller tile, cluster or split does the same work: the config has a side of over twice the
-    problem's, or idle blocks.
+    """Return whether a smaller config does the same work.
+
+    A side of the tile is then more than twice the problem's, or CTAs of a cluster or split have nothing to do.
     """
     if any(
         side > max(2 * size, COLUMNS[0])

@@ -1,14 +1,13 @@
-"""From the training folders of a SKU's op kinds to its selector artefact: exact table, forest arrays, guards, golden
-vectors, model card.
+"""From the training folders of a SKU's op kinds to its selector artefact and model card.
 
-Guarantees: the same training folders and data give the same bytes; the written file was loaded by the run time's own
-    reader, its golden vectors replayed and its choices compared before it replaced anything. The kernel hash written is
+Guarantees: the same training folders and data give the same bytes. Before an artefact replaces anything, the run time's
+    own reader has loaded it, replayed its golden vectors and reproduced its choices. The kernel hash in the artefact is
     the data's, never the tree's.
 """
 
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,85 +17,86 @@ from deep_gemm.artifact import FORMAT, SIZES, exact_key
 from deep_gemm.selector import Selector
 from tuner import errors
 from tuner.learn.dataset import CONFIRMED, SEARCHED, Dataset
+from tuner.learn.evaluation import Evaluation
 from tuner.learn.learner import is_inside, predict
+from tuner.learn.record import Record
 from tuner.learn.train import EVALUATION, Training, write_file
 from tuner.problems.fields import MASKED, grouping_of, replace_problem
 from tuner.ship import gates
 from tuner.ship.artifact import build_artifact
-from tuner.ship.model_card import write_card
+from tuner.ship.model_card import CardPart, Contents, Counts, write_card
 
 MAX_CONFIGS = SIZES["configs"][1]
 #: The exact table leaves the portfolio only for a confirmed gain above 2 %.
 EXACT_GAIN_LOG = np.log(1.02)
 NUM_GOLDEN = 256
+#: What an artefact says of the package that trained it.
+VERSIONS = ("features_version", "heuristic_version", "package_version")
 
 
 @dataclass(frozen=True)
 class Export:
-    """A finished artefact: its bytes, its model card, the gates' verdicts of every op kind and what it holds."""
+    """A finished artefact: its bytes, its model card, the gates' verdicts for every op kind, and what it holds."""
 
     content: bytes
     card: str
-    verdicts: list
-    contents: dict
+    verdicts: list[gates.Verdict]
+    contents: Contents
 
 
 @dataclass(frozen=True)
 class Part:
-    """One op kind of an artefact."""
+    """One op kind of an artefact; `exact` maps a problem to the index of its config in `configs`."""
 
     training: Training
     data: Dataset
-    evaluation: dict
-    verdicts: list
+    evaluation: Evaluation
+    verdicts: list[gates.Verdict]
     configs: list
     exact: dict
-    arrays: dict
+    arrays: dict[str, np.ndarray]
 
     @property
     def op(self) -> str:
         """Return the op kind."""
-        return self.training.identity.op
+        return self.training.record.identity.op
 
-    def describe(self) -> dict:
-        """Return what the artefact holds of this op kind, as counts."""
-        return {
-            "exact": len(self.exact),
-            "configs": len(self.configs),
-            "portfolio": len(self.training.portfolio),
-            "trees": len(self.arrays["tree_start"]) - 1,
-            "nodes": len(self.arrays["feature"]),
-            "golden": len(self.arrays["golden_choice"]),
-        }
+    def count(self) -> Counts:
+        """Return what the artefact holds of this op kind."""
+        return Counts(
+            exact=len(self.exact),
+            configs=len(self.configs),
+            portfolio=len(self.training.record.portfolio),
+            trees=len(self.arrays["tree_start"]) - 1,
+            nodes=len(self.arrays["feature"]),
+            golden=len(self.arrays["golden_choice"]),
+        )
 
 
 def make_export(trained: list[tuple[Training, Dataset]], *, stale: str | None = None) -> Export:
-    """Build artefact and card of one SKU from the selectors of its op kinds, and check the artefact with the run time's
-    reader.
+    """Build artefact and card of one SKU from the selectors of its op kinds, and check the artefact.
 
-    Raises: UsageError, IntegrityError.
+    `stale` is a reason to mark the artefact as stale: it is then never used. Raises: UsageError, IntegrityError.
     """
     check_same_board(trained)
     parts = [make_part(training, data) for training, data in trained]
-    created = max(part.training.record["newest_row"][:10] for part in parts)
+    created = max(part.training.record.newest_row[:10] for part in parts)
     named = {f"{part.op}/{name}": array for part in parts for name, array in part.arrays.items()}
     metadata = make_metadata(parts, created)
     check_artifact(build_artifact(metadata, named), parts)
     content = build_artifact(metadata | {"stale": stale}, named)
-    verdicts = [{"op": part.op, **verdict} for part in parts for verdict in part.verdicts]
-    contents = {"bytes": len(content), "created": created, "ops": {part.op: part.describe() for part in parts}}
-    return Export(
-        content,
-        write_card([(part.training, part.evaluation, part.verdicts) for part in parts], contents),
-        verdicts,
-        contents,
+    contents = Contents(len(content), created, {part.op: part.count() for part in parts})
+    card = write_card(
+        [CardPart(part.training.record, part.evaluation, part.verdicts, part.count()) for part in parts], contents
     )
+    verdicts = [replace(verdict, op=part.op) for part in parts for verdict in part.verdicts]
+    return Export(content, card, verdicts, contents)
 
 
 def check_same_board(trained: list[tuple[Training, Dataset]]) -> None:
     """Raise UsageError unless all selectors were trained for one SKU with one package."""
-    names = ("features_version", "heuristic_version", "package_version")
-    if len({(training.identity.sku, *(training.record[name] for name in names)) for training, _ in trained}) != 1:
+    records = [training.record for training, _ in trained]
+    if len({(record.identity.sku, *(getattr(record, name) for name in VERSIONS)) for record in records}) != 1:
         raise errors.UsageError(
             f"--training {trained[0][0].folder.parent}: its op kinds were trained for different GPU models or packages;"
             " train them again"
@@ -106,31 +106,32 @@ def check_same_board(trained: list[tuple[Training, Dataset]]) -> None:
 def make_part(training: Training, data: Dataset) -> Part:
     """Return what an artefact holds of one op kind."""
     evaluation = load_evaluation(training)
-    configs, exact = choose_exact(data, training.portfolio)
+    record = training.record
+    configs, exact = choose_exact(data, record.portfolio)
     arrays = {
         "configs": np.array([list(config.as_dict().values()) for config in configs], np.int32),
         **exact_arrays(exact),
         **forest_arrays(training.forest),
-        "feature_min": training.feature_min,
-        "feature_max": training.feature_max,
+        "feature_min": record.feature_min,
+        "feature_max": record.feature_max,
         **golden_arrays(training, data),
     }
-    return Part(training, data, evaluation, gates.check_gates(evaluation["splits"]), configs, exact, arrays)
+    return Part(training, data, evaluation, gates.check_gates(evaluation.splits), configs, exact, arrays)
 
 
-def load_evaluation(training: Training) -> dict:
-    """Return what `evaluate` found. Raises: UsageError where this selector was not evaluated."""
+def load_evaluation(training: Training) -> Evaluation:
+    """Return what `evaluate` found. Raises: UsageError without an evaluation; IntegrityError for another selector's."""
     try:
-        found = json.loads((training.folder / EVALUATION).read_text("ascii"))
-        if found["estimator_sha256"] != training.record["estimator_sha256"]:
+        document = json.loads((training.folder / EVALUATION).read_text("ascii"))
+        if document["estimator_sha256"] != training.record.estimator_sha256:
             raise ValueError("it is of another selector")
-        return found
+        return Evaluation.from_json(document)
     except OSError as error:
         raise errors.UsageError(
             f"--training {training.folder}: not evaluated since it was trained; run `python -m tuner evaluate"
             f" --training {training.folder}` first"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise errors.IntegrityError(f"{training.folder / EVALUATION}: {error}; evaluate again") from error
 
 
@@ -139,23 +140,23 @@ def make_metadata(parts: list[Part], created: str) -> dict:
     first = parts[0]
     return {
         "format": FORMAT,
-        "sku": first.training.identity.sku,
+        "sku": first.training.record.identity.sku,
         "sm_count": first.data.device.sm_count,
-        **{name: first.training.record[name] for name in ("features_version", "heuristic_version", "package_version")},
-        "ops": {part.op: describe_op(part.training) for part in parts},
+        **{name: getattr(first.training.record, name) for name in VERSIONS},
+        "ops": {part.op: describe_op(part.training.record) for part in parts},
         "stale": None,
         "created": created,
     }
 
 
-def describe_op(training: Training) -> dict:
+def describe_op(record: Record) -> dict:
     """Return the metadata of one op kind."""
     return {
-        "kernel_hash": training.identity.kernel_hash,
-        "regime": training.identity.regime,
-        "margin": training.guards.margin,
-        "max_spread": training.guards.max_spread,
-        "num_portfolio": len(training.portfolio),
+        "kernel_hash": record.identity.kernel_hash,
+        "regime": record.identity.regime,
+        "margin": record.guards.margin,
+        "max_spread": record.guards.max_spread,
+        "num_portfolio": len(record.portfolio),
         "quarantined": [],
     }
 
@@ -163,16 +164,16 @@ def describe_op(training: Training) -> dict:
 def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     """Return all configs of the artefact, the portfolio first, and {problem: config index} of the measured best.
 
-    A config outside the portfolio joins for gains above 2 % only, those with the largest sum of gains first. A problem
-    whose heuristic pick is still over 2 % faster than its entry would be has no entry: forest and heuristic then
-    choose.
+    A config outside the portfolio joins only for gains above 2 %; those with the largest sum of gains come first. A
+    problem gets no entry where the heuristic's pick is more than 2 % faster than the entry would be: forest and
+    heuristic then choose.
     """
     column = {config: index for index, config in enumerate(data.configs)}
     timed = np.where(data.state >= SEARCHED, data.log_ratio, np.inf)
     inside = np.array([column[config] for config in portfolio])
     own = inside[timed[:, inside].argmin(axis=1)]
-    # A lucky search round of another one must not push an oracle of the portfolio out of it, and in again as an extra
-    # config.
+    # An oracle in the portfolio stays the choice: a lucky search round of another config must not replace it, only for
+    # the oracle to come back as an extra config.
     own = np.where(np.isin(data.oracle, inside), data.oracle, own)
     gain = confirmed_gain(data, own)
     extra = choose_extra(data.oracle, gain, MAX_CONFIGS - len(portfolio))
@@ -186,7 +187,7 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
 def confirmed_gain(data: Dataset, own: np.ndarray) -> np.ndarray:
     """Return log(time of column `own` / time of the oracle) per problem, 0 where the oracle has no confirmation rounds.
 
-    A column without confirmation rounds was no finalist: it is compared with the oracle on the search rounds of both.
+    A column without confirmation rounds was no finalist; it is then compared on the search rounds of both.
     """
     rows = np.arange(len(own))
     confirmed = data.state[rows, own] == CONFIRMED
@@ -196,7 +197,7 @@ def confirmed_gain(data: Dataset, own: np.ndarray) -> np.ndarray:
 
 
 def choose_extra(oracle: np.ndarray, gain: np.ndarray, count: int) -> list[int]:
-    """Return up to `count` columns outside the portfolio, those that gain most over all problems first."""
+    """Return up to `count` columns outside the portfolio, those with the largest total gain first."""
     sums: Counter = Counter()
     for column, value in zip(oracle.tolist(), gain.tolist(), strict=True):
         if value > EXACT_GAIN_LOG:
@@ -243,37 +244,39 @@ def forest_arrays(forest) -> dict:
 def golden_arrays(training: Training, data: Dataset) -> dict:
     """Return features, scores and choices that every reader must reproduce.
 
-    Half are measured problems, half the same at sizes in between, where the guards also refuse; both evenly over the
-    table.
+    Half of the vectors are measured problems, spread evenly over the table; the other half lie between these, where the
+    guards sometimes object.
     """
+    record = training.record
     measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)]
     between = [move(problem, rows=(problem.expected_m or problem.m) // 3 + 1, k=128) for problem in measured]
     problems = (measured + between)[:NUM_GOLDEN]
     while len(problems) < NUM_GOLDEN:
         problems.append(move(problems[-len(measured)], rows=17, n=8))
-    features = np.array([_C.get_features(problem, data.device, training.portfolio) for problem in problems]).astype(
+    features = np.array([_C.get_features(problem, data.device, record.portfolio) for problem in problems]).astype(
         np.float32
     )
     scores, spreads = predict(training.forest, features)
     best = scores.argmin(axis=1)
     every = np.arange(len(best))
-    usable = is_inside(features.astype(np.float64), training.feature_min, training.feature_max) & (
-        spreads[every, best] <= training.guards.max_spread
+    usable = is_inside(features.astype(np.float64), record.feature_min, record.feature_max) & (
+        spreads[every, best] <= record.guards.max_spread
     )
-    choice = np.where(usable & (scores[every, best] < -training.guards.margin), best, -1)
+    choice = np.where(usable & (scores[every, best] < -record.guards.margin), best, -1)
     return {"golden_features": features, "golden_scores": scores, "golden_choice": choice.astype(np.int32)}
 
 
 def move(problem, rows: int, n: int = 0, k: int = 0):
-    """Return a problem that is larger by this much; masked groups expect more rows in the same room."""
+    """Return a larger problem. Masked groups keep their room and expect more rows instead."""
     is_masked = grouping_of(problem.op) == MASKED
     grown = {"expected_m": min(problem.expected_m + rows, problem.m)} if is_masked else {"m": problem.m + rows}
     return replace_problem(problem, **grown, n=problem.n + n, k=problem.k + k)
 
 
 def check_artifact(content: bytes, parts: list[Part]) -> None:
-    """Raise IntegrityError unless the run time's reader takes the artefact, replays its golden vectors and finds every
-    exact entry.
+    """Load the artefact with the run time's reader, replay its golden vectors and look up every exact entry.
+
+    Raises: IntegrityError where anything differs.
     """
     selector = Selector(content)
     differing = selector.replay_golden()
@@ -294,7 +297,10 @@ def check_artifact(content: bytes, parts: list[Part]) -> None:
 
 
 def write_export(export: Export, folder: Path, sku: str) -> tuple[Path, Path]:
-    """Write `<sku>.dgsel` and `<sku>.md` into `folder`, the artefact last and each at once, and return their paths."""
+    """Write `<sku>.dgsel` and `<sku>.md` into `folder`, the artefact last, and return their paths.
+
+    Each file is replaced as a whole. Raises: StoreError.
+    """
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
     artifact, card = folder / f"{sku}.dgsel", folder / f"{sku}.md"
     write_file(card, export.card.encode("utf-8"), 0o644)

@@ -1,42 +1,58 @@
 """The gates of `export`: what nested validation must show before a selector may be shipped."""
 
-#: Leave one family out, guarded model: geometric-mean regret, 95 % quantile of regret, share of problems that the model
-#: answers.
+from dataclasses import asdict, dataclass
+
+from tuner.learn.evaluation import Table
+
+#: Limits for the guarded model on left-out families: geometric-mean regret, 95 % quantile of the regret, share of
+#: problems that the model answers.
 MAX_MEAN = 0.03
 MAX_P95 = 0.08
 MIN_ANSWERED = 0.70
 
 
-def check_gates(report: dict) -> list[dict]:
-    """Return one verdict per gate: {"gate", "value", "limit", "met"}; without a family split nothing is met."""
-    model = report.get("family", {}).get("model")
-    verdicts = [
-        ("mean regret", "mean", MAX_MEAN, False),
-        ("p95 regret", "p95", MAX_P95, False),
-        ("share answered", "answered", MIN_ANSWERED, True),
-    ]
+@dataclass(frozen=True)
+class Verdict:
+    """One gate's verdict; `value` is None where nothing was measured, `op` is "" where the op kind is clear."""
+
+    gate: str
+    value: float | None
+    limit: float
+    rule: str
+    op: str = ""
+
+    @property
+    def met(self) -> bool:
+        """Return whether the gate is met."""
+        if self.value is None:
+            return False
+        return self.value >= self.limit if self.rule == ">=" else self.value <= self.limit
+
+    def to_json(self) -> dict:
+        """Return the verdict as JSON values."""
+        found = asdict(self) | {"met": self.met}
+        if not self.op:
+            del found["op"]
+        return found
+
+
+def check_gates(splits: dict[str, Table]) -> list[Verdict]:
+    """Return one verdict per gate; without statistics of left-out families no gate is met."""
+    model = splits.get("family", {}).get("model")
     return [
-        make_verdict(name, model[field] if model else None, limit, at_least)
-        for name, field, limit, at_least in verdicts
+        Verdict("mean regret", model and model.mean, MAX_MEAN, "<="),
+        Verdict("p95 regret", model and model.p95, MAX_P95, "<="),
+        Verdict("share answered", model and model.answered, MIN_ANSWERED, ">="),
     ]
 
 
-def make_verdict(name: str, value: float | None, limit: float, at_least: bool) -> dict:
-    """Return one gate's verdict."""
-    met = value is not None and (value >= limit if at_least else value <= limit)
-    return {"gate": name, "value": value, "limit": limit, "rule": ">=" if at_least else "<=", "met": met}
-
-
-def is_passed(verdicts: list[dict]) -> bool:
+def is_passed(verdicts: list[Verdict]) -> bool:
     """Return whether every gate is met."""
-    return all(verdict["met"] for verdict in verdicts)
+    return all(verdict.met for verdict in verdicts)
 
 
-def format_verdict(verdict: dict) -> str:
+def format_verdict(verdict: Verdict) -> str:
     """Return one gate as a sentence."""
-    value = "not measured" if verdict["value"] is None else f"{verdict['value']:.1%}"
-    op = f"{verdict['op']}: " if "op" in verdict else ""
-    return (
-        f"{op}{verdict['gate']} {value} ({'met' if verdict['met'] else 'missed'}: {verdict['rule']}"
-        f" {verdict['limit']:.0%})"
-    )
+    value = "not measured" if verdict.value is None else f"{verdict.value:.1%}"
+    op = f"{verdict.op}: " if verdict.op else ""
+    return f"{op}{verdict.gate} {value} ({'met' if verdict.met else 'missed'}: {verdict.rule} {verdict.limit:.0%})"

@@ -1,21 +1,13 @@
-"""The model card: a Markdown page beside each artefact that says what it was trained on, how good it is and where it
-ends.
-"""
+"""The model card: a Markdown page beside each artefact about its training data, its quality and its limits."""
 
-from tuner.learn.train import Training
-from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of, to_config
+from dataclasses import dataclass
+
+from tuner.learn.evaluation import Evaluation, Statistics, Table
+from tuner.learn.record import Record
+from tuner.learn.validate import METHODS, SPLITS
+from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of
 from tuner.ship import gates
 
-SPLIT_NAMES = {"family": "Leave one (n, k) family out", "model": "Leave one model's shapes out", "unseen_m": "Unseen m"}
-METHOD_NAMES = {
-    "model": "model with guards",
-    "model_alone": "model alone",
-    "heuristic": "analytic heuristic",
-    "best_single": "best single config",
-    "nearest": "nearest neighbour",
-    "tree": "one tree, depth 6",
-    "portfolio_best": "portfolio, with hindsight",
-}
 HEADINGS = (
     "choice",
     "mean (95 % interval)",
@@ -29,27 +21,64 @@ HEADINGS = (
 )
 
 
-def write_card(parts: list[tuple[Training, dict, list[dict]]], contents: dict) -> str:
-    """Return the card of (training, evaluation, verdicts) per op kind; `contents` counts what the artefact holds, see
-    export.make_export.
-    """
-    first = parts[0][0]
-    ops = [training.identity.op for training, _, _ in parts]
-    sections = [f"# Selector for {first.identity.sku}\n", describe_purpose(ops), describe_file(first.record, contents)]
-    for training, evaluation, verdicts in parts:
-        sections += describe_op(training, evaluation, verdicts, contents["ops"][training.identity.op])
+@dataclass(frozen=True)
+class Counts:
+    """What an artefact holds of one op kind."""
+
+    exact: int
+    configs: int
+    portfolio: int
+    trees: int
+    nodes: int
+    golden: int
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an artefact holds: its size, its date, and the counts of every op kind."""
+
+    bytes: int
+    created: str
+    ops: dict[str, Counts]
+
+
+@dataclass(frozen=True)
+class CardPart:
+    """What the card says about one op kind."""
+
+    record: Record
+    evaluation: Evaluation
+    verdicts: list[gates.Verdict]
+    counts: Counts
+
+    @property
+    def op(self) -> str:
+        """Return the op kind."""
+        return self.record.identity.op
+
+
+def write_card(parts: list[CardPart], contents: Contents) -> str:
+    """Return the card of an artefact."""
+    first = parts[0].record
+    sections = [
+        f"# Selector for {first.identity.sku}\n",
+        describe_purpose([part.op for part in parts]),
+        describe_file(first, contents),
+    ]
+    for part in parts:
+        sections += describe_op(part)
     return "\n".join(sections)
 
 
-def describe_op(training: Training, evaluation: dict, verdicts: list[dict], counts: dict) -> list[str]:
+def describe_op(part: CardPart) -> list[str]:
     """Return the sections of one op kind."""
     return [
-        f"## {training.identity.op}\n",
-        f"### Gates\n\n{describe_gates(verdicts)}",
-        f"### Data\n\n{describe_data(training.record)}",
-        f"### Validation\n\n{describe_validation(evaluation)}",
-        f"### What the file holds\n\n{describe_contents(training, counts)}",
-        f"### Limits\n\n{describe_limits(training.record, evaluation)}",
+        f"## {part.op}\n",
+        f"### Gates\n\n{describe_gates(part.verdicts)}",
+        f"### Data\n\n{describe_data(part.record)}",
+        f"### Validation\n\n{describe_validation(part.evaluation)}",
+        f"### What the file holds\n\n{describe_contents(part.record, part.counts)}",
+        f"### Limits\n\n{describe_limits(part.record, part.evaluation)}",
     ]
 
 
@@ -62,16 +91,16 @@ def describe_purpose(ops: list[str]) -> str:
     )
 
 
-def describe_file(record: dict, contents: dict) -> str:
+def describe_file(record: Record, contents: Contents) -> str:
     """Return the size and the versions of the artefact."""
     versions = (
-        f"features version {record['features_version']}, heuristic version {record['heuristic_version']}, package"
-        f" {record['package_version']}"
+        f"features version {record.features_version}, heuristic version {record.heuristic_version}, package"
+        f" {record.package_version}"
     )
-    return f"{contents['bytes']} bytes; dated {contents['created']}; {versions}.\n"
+    return f"{contents.bytes} bytes; dated {contents.created}; {versions}.\n"
 
 
-def describe_gates(verdicts: list[dict]) -> str:
+def describe_gates(verdicts: list[gates.Verdict]) -> str:
     """Return the gates with their verdicts, and a warning where one was missed."""
     listed = to_list([gates.format_verdict(verdict) for verdict in verdicts])
     if gates.is_passed(verdicts):
@@ -82,26 +111,23 @@ def describe_gates(verdicts: list[dict]) -> str:
     )
 
 
-def describe_data(record: dict) -> str:
+def describe_data(record: Record) -> str:
     """Return what was measured."""
-    data, identity = record["data"], record["identity"]
+    data, identity = record.data, record.identity
     facts = [
         (
-            f"{data['problems']} problems in {data['families']} families of (n, k) and {data['values_of_m']} values of"
-            f" m{describe_sizes(identity['op'])}"
+            f"{data.problems} problems in {data.families} families of (n, k) and {data.values_of_m} values of"
+            f" m{describe_sizes(identity.op)}"
         ),
-        f"{data['full_space_problems']} of them measured over the whole space; {data['configs']} distinct configs",
-        f"{data['timed']} timed (problem, config) pairs, {data['confirmed']} with confirmation rounds",
-        f"variants: {format_counts(data['variants'])}",
-        f"shapes of: {', '.join(data['models']) or 'no named model'}",
+        f"{data.full_space_problems} of them measured over the whole space; {data.configs} distinct configs",
+        f"{data.timed} timed (problem, config) pairs, {data.confirmed} with confirmation rounds",
+        f"variants: {format_counts(data.variants)}",
+        f"shapes of: {', '.join(data.models) or 'no named model'}",
+        (f"regime `{identity.regime}`, compiler `{identity.compiler}`, kernel hash `{identity.kernel_hash[:16]}`"),
+        f"newest row {record.newest_row or 'undated'}",
         (
-            f"regime `{identity['regime']}`, compiler `{identity['compiler']}`, kernel hash"
-            f" `{identity['kernel_hash'][:16]}`"
-        ),
-        f"newest row {record['newest_row'] or 'undated'}",
-        (
-            f"quarantined configs: {', '.join(data['quarantined']) or 'none'}; problems left out:"
-            f" {format_counts(data['dropped'])}"
+            f"quarantined configs: {', '.join(data.quarantined) or 'none'}; problems left out:"
+            f" {format_counts(data.dropped)}"
         ),
     ]
     return to_list(facts)
@@ -127,7 +153,7 @@ def format_counts(counts: dict) -> str:
     return ", ".join(f"{reason} ({count})" for reason, count in sorted(counts.items())) or "none"
 
 
-def describe_validation(evaluation: dict) -> str:
+def describe_validation(evaluation: Evaluation) -> str:
     """Return one table per split."""
     intro = (
         "Regret is the chosen config's time over the best one's, minus 1, on problems measured over the whole space;"
@@ -137,87 +163,76 @@ def describe_validation(evaluation: dict) -> str:
         " on confirmation rounds.\n"
     )
     tables = [intro]
-    for split in SPLIT_NAMES:
-        table = evaluation["splits"].get(split)
+    for split in SPLITS:
+        table = evaluation.splits.get(split)
         if table:
             tables.append(f"{format_title(split, table)}.\n\n{format_table(table)}")
     return "\n".join(tables)
 
 
-def format_table(table: dict) -> str:
+def format_table(table: Table) -> str:
     """Return one split's statistics as a Markdown table."""
     rows = [
         HEADINGS,
         ("---",) * len(HEADINGS),
-        *(format_row(method, table[method]) for method in METHOD_NAMES if method in table),
+        *(format_row(method, table[method]) for method in METHODS if method in table),
     ]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
-def format_row(method: str, statistics: dict) -> tuple[str, ...]:
+def format_row(method: str, statistics: Statistics) -> tuple[str, ...]:
     """Return one method's statistics as cells, in the order of HEADINGS."""
     return (
-        METHOD_NAMES[method],
+        METHODS[method],
         format_interval(statistics, "mean"),
         format_interval(statistics, "p95"),
-        f"{statistics['max']:.1%}",
-        f"{statistics['within_2_percent']:.0%}",
-        str(statistics["wins"]),
-        str(statistics["losses"]),
-        f"{statistics['worst_against_heuristic']:+.1%}",
-        f"{statistics['confirmed']:.0%}",
+        f"{statistics.max:.1%}",
+        f"{statistics.within_2_percent:.0%}",
+        str(statistics.wins),
+        str(statistics.losses),
+        f"{statistics.worst_against_heuristic:+.1%}",
+        f"{statistics.confirmed:.0%}",
     )
 
 
-def format_interval(statistics: dict, name: str) -> str:
+def format_interval(statistics: Statistics, name: str) -> str:
     """Return a statistic with its interval."""
-    low, high = statistics[f"{name}_interval"]
-    return f"{statistics[name]:.2%} ({low:.2%} to {high:.2%})"
+    low, high = getattr(statistics, f"{name}_interval")
+    return f"{getattr(statistics, name):.2%} ({low:.2%} to {high:.2%})"
 
 
-def format_title(split: str, table: dict) -> str:
+def format_title(split: str, table: Table) -> str:
     """Return what one split's table is about."""
     model = table["model"]
-    removed = "" if model["removed"] is None else f"; it removes {model['removed']:.0%} of the heuristic's regret"
+    removed = "" if model.removed is None else f"; it removes {model.removed:.0%} of the heuristic's regret"
     return (
-        f"{SPLIT_NAMES[split]}: {model['problems']} problems of {model['families']} families, {model['answered']:.0%}"
+        f"{SPLITS[split]}: {model.problems} problems of {model.families} families, {model.answered:.0%}"
         f" answered by the model{removed}"
     )
 
 
-def describe_contents(training: Training, contents: dict) -> str:
+def describe_contents(record: Record, counts: Counts) -> str:
     """Return what the artefact holds and which versions it fits."""
-    record, guards = training.record, training.guards
+    guards = record.guards
     facts = [
+        (f"{counts.exact} exact entries; {counts.configs} configs, {counts.portfolio} of them the portfolio"),
         (
-            f"{contents['exact']} exact entries; {contents['configs']} configs, {contents['portfolio']} of them the"
-            " portfolio"
+            f"{counts.trees} trees with {counts.nodes} nodes ({record.kind}, seed"
+            f" {record.settings.seed}, scikit-learn {record.sklearn_version})"
         ),
-        (
-            f"{contents['trees']} trees with {contents['nodes']} nodes ({record['kind']}, seed"
-            f" {training.settings.seed}, scikit-learn {record['sklearn_version']})"
-        ),
-        f"{contents['golden']} golden vectors",
+        f"{counts.golden} golden vectors",
         f"guard: a config must be predicted {guards.margin:.1%} (log time) faster than the heuristic's pick",
         f"guard: the trees' standard deviation for it must be at most {guards.max_spread:.3f}",
         f"guard: every feature must lie inside the training hull, widened by {guards.slack:.0%} of its extent",
-        f"portfolio: {', '.join(str_config(config) for config in record['portfolio'])}",
+        f"portfolio: {', '.join(f'`{config}`' for config in record.portfolio)}",
     ]
     return to_list(facts)
 
 
-def str_config(config: dict) -> str:
-    """Return a config's short form, as the command line prints it."""
-    return f"`{to_config(config)}`"
-
-
-def describe_limits(record: dict, evaluation: dict) -> str:
+def describe_limits(record: Record, evaluation: Evaluation) -> str:
     """Return what the figures do not show."""
     facts = [
-        (
-            f"Valid on `{record['identity']['sku']}` for kernels of this kernel hash only; elsewhere the run time"
-            " ignores it."
-        ),
+        (f"Valid on `{record.identity.sku}` for kernels of this kernel hash only; elsewhere the run time ignores it."),
         "A family is all variants of (n, k) together, so that no variant of a held-out shape is trained on.",
         "Measured in the regime above; other regimes (warm L2, launches that overlap) can prefer other configs.",
         (
@@ -234,10 +249,10 @@ def describe_limits(record: dict, evaluation: dict) -> str:
             " claimed on them."
         ),
     ]
-    missing = evaluation["unconfirmed"]
-    if missing["pairs"]:
+    missing = evaluation.unconfirmed
+    if missing.pairs:
         facts.append(
-            f"{missing['pairs']} picks of some fold or baseline, on {missing['problems']} problems, are scored on"
+            f"{missing.pairs} picks of some fold or baseline, on {missing.problems} problems, are scored on"
             " search rounds for want of confirmation."
         )
     return to_list(facts)

@@ -1,4 +1,4 @@
-"""What `select` shows: the run time's own choice, beside what it was chosen from."""
+"""What `select` shows: the run time's choice, and what it was chosen from."""
 
 import math
 
@@ -6,19 +6,20 @@ from deep_gemm import _C
 from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
+from tuner.learn.sources import device_at_hand
 from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
 from tuner.problems.workload import round_expected_m
-from tuner.sources import device_at_hand
 
-#: Who a time comes from. None is measured: an artefact keeps which config was measured best, not its time.
+#: What predicted a time. None is measured: an artefact knows which config was measured best, but not its time.
 HEURISTIC, FOREST = "heuristic", "forest"
 
 
 def make_problem(name: str, m: int, n: int, k: int, **fields: object):
-    """Return the problem of an op kind or function; a field that is None gets the value that the name says, or the op
-    kind's default.
+    """Return the problem of an op kind, or of a function.
 
-    `expected_m` is rounded as the library rounds it. Raises: UsageError for an impossible problem.
+    A field that is None gets the value that the name implies, else the op kind's default. `expected_m` is rounded as
+    the
+    library rounds it. Raises: UsageError for an impossible problem.
     """
     try:
         op, named = read_op_name(name)
@@ -35,8 +36,7 @@ def make_problem(name: str, m: int, n: int, k: int, **fields: object):
 
 
 def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields: object) -> dict:
-    """Return the choice for a problem with scores, guards and predicted times, each with who predicts it; see
-    make_problem.
+    """Return the choice for a problem (see make_problem), with scores, guards and predicted times.
 
     Raises: UsageError for an impossible problem or device.
     """
@@ -62,14 +62,14 @@ def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields:
 
 
 def predict_us(problem, config, device, scores: dict | None, pick_us: float) -> float:
-    """Return the forest's prediction for `config` where it scored it, else the heuristic's."""
+    """Return the forest's prediction for `config` if it has a score, else the heuristic's."""
     if scores and config in scores:
         return pick_us * math.exp(scores[config])
     return _C.estimate_time_us(problem, config, device)
 
 
 def describe_scores(problem, device, scores: dict | None, pick_us: float) -> list[dict] | None:
-    """Return the portfolio by predicted log ratio to the heuristic's pick, best first, also where the exact table
+    """Return the portfolio by predicted log ratio to the heuristic's pick, best first, even if the exact table
     answered.
     """
     selector = runtime.get_selector(device)
@@ -94,9 +94,7 @@ def describe_scores(problem, device, scores: dict | None, pick_us: float) -> lis
 
 
 def describe_selector(selector, device, op_kind: str) -> dict | None:
-    """Return an artefact's identity and which of its guards this installation and device pass; None without one for the
-    op kind.
-    """
+    """Return an artefact's identity, and which of its guards hold here; None if it does not have the op kind."""
     if selector is None or op_kind not in selector.metadata["ops"]:
         return None
     metadata = selector.metadata

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from tuner.db import Store, tables
 
 from tests.fakes.databases import IDENTITY, add_block, add_context, make_database, make_problem
 from tuner import cli, errors
 from tuner.commands import db
+from tuner.db import Store, tables
 
 COMMANDS = ("init", "upgrade", "check", "snapshot", "merge", "export", "import", "stats")
 
@@ -89,12 +89,27 @@ def test_snapshot_merge_export_import(run, database, tmp_path):
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "all.json").read_bytes()
 
 
-@pytest.mark.parametrize("arguments, code", [
-    (("check", "--db", "none.db"), 2), (("stats", "--db", "http://host/x"), 2), (("init", "--db", "."), 2), (("init", "--db", "file.txt/x.db"), 1), (("check", "--db", "file.txt"), 4),
-    (("snapshot", "x.db", "--db", "none.db"), 2), (("snapshot", "file.txt", "--db", "tuning.db"), 4), (("snapshot", "x.db", "--db", "tuning.db", "--max-bytes", "10"), 4),
-    (("snapshot", "x.db", "--max-bytes", "0"), 2), (("merge", "all.db"), 2), (("merge", "all.db", "file.txt"), 4), (("import", "none.json", "--db", "x.db"), 2),
-    (("import", "file.txt", "--db", "x.db"), 4), (("export", "file.txt/x.json", "--db", "tuning.db"), 1), (("nonsense",), 2), (("check", "--colour"), 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments, code",
+    [
+        (("check", "--db", "none.db"), 2),
+        (("stats", "--db", "http://host/x"), 2),
+        (("init", "--db", "."), 2),
+        (("init", "--db", "file.txt/x.db"), 1),
+        (("check", "--db", "file.txt"), 4),
+        (("snapshot", "x.db", "--db", "none.db"), 2),
+        (("snapshot", "file.txt", "--db", "tuning.db"), 4),
+        (("snapshot", "x.db", "--db", "tuning.db", "--max-bytes", "10"), 4),
+        (("snapshot", "x.db", "--max-bytes", "0"), 2),
+        (("merge", "all.db"), 2),
+        (("merge", "all.db", "file.txt"), 4),
+        (("import", "none.json", "--db", "x.db"), 2),
+        (("import", "file.txt", "--db", "x.db"), 4),
+        (("export", "file.txt/x.json", "--db", "tuning.db"), 1),
+        (("nonsense",), 2),
+        (("check", "--colour"), 2),
+    ],
+)
 def test_errors_are_one_line_with_their_exit_code(run, database, tmp_path, monkeypatch, arguments, code):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file.txt").write_text("not a database\n" * 100)

@@ -12,11 +12,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import CheckConstraint, ForeignKeyConstraint, create_engine
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
-from tuner.db import Store, engine, schema, tables
 
 from deep_gemm import _C
 from tests.fakes.databases import make_database
 from tuner import errors
+from tuner.db import Store, engine, schema, tables
 from tuner.problems import fields
 
 
@@ -223,9 +223,9 @@ def test_a_writer_upgrades_an_older_schema_and_keeps_its_rows(tmp_path, version)
     with Store.open(path, "ro") as store:
         assert store.check() == []
         (row,) = store.load_measurements()
-        assert (row["problem_id"], row["config_id"], row["median_us"], row["registers"]) == (3, 5, 12.5, 168)
-        assert row["workload"] == "" and fields.to_problem(row) == PROBLEM and fields.to_config(row) == CONFIG
-        assert [best["config_key"] for best in store.load_best()] == [CONFIG.key("fp8_gemm")]
+        assert (row.block.problem_id, row.config_id, row.median_us, row.report.registers) == (3, 5, 12.5, 168)
+        assert row.block.workload == "" and row.block.problem == PROBLEM and row.config == CONFIG
+        assert [best.config for best in store.load_best()] == [CONFIG]
     with Store.open(path) as store:
         assert (store.get_or_add_problem(PROBLEM), store.get_or_add_config("fp8_gemm", CONFIG)) == (3, 5)
     with create_engine(f"sqlite:///{path}").connect() as connection:

@@ -7,12 +7,11 @@ import time
 import uuid
 from pathlib import Path
 
+from deep_gemm import _C
+from tests.fakes.databases import CONFIGS, IDENTITY, KERNEL_HASH, SKU, make_database
 from tuner.db import Store, snapshot, tables
 from tuner.db.naturals import KEYS
 from tuner.db.transfer import add_tables, load_tables
-
-from deep_gemm import _C
-from tests.fakes.databases import CONFIGS, IDENTITY, KERNEL_HASH, SKU, make_database
 from tuner.problems.fields import problem_row
 
 #: Problems measured over their whole space, and by the portfolio; the configs of each; how many of them are confirmed.

@@ -6,7 +6,7 @@ import sqlite3
 
 import numpy as np
 import pytest
-from tuner.db import Store, queries
+from sqlalchemy import select
 
 from deep_gemm import _C
 from tests.fakes.databases import (
@@ -23,6 +23,8 @@ from tests.fakes.databases import (
     make_rows,
 )
 from tuner import errors
+from tuner.db import Store, tables
+from tuner.db.rows import CompilerReport
 
 
 @pytest.fixture
@@ -37,18 +39,28 @@ def test_measurements_come_back_as_they_were_stored(store):
     block_id = add_block(store, context, make_problem(64))
     rows = store.load_measurements(**IDENTITY)
     assert len(rows) == 8
-    row = next(row for row in rows if row["role"] == "confirm")
-    assert queries.to_problem(row) == make_problem(64) and queries.to_config(row) in CONFIGS[:2]
-    assert (row["block_id"], row["block_status"], row["sku"], row["created"][-1]) == (block_id, "finished", SKU, "Z")
-    assert row["problem_key"] == make_problem(64).key and row["config_key"] == queries.to_config(row).key("fp8_gemm")
-    assert row["samples"] == [7.25] * 30 and row["num_samples"] == 8 and row["n"] == 2112
-    assert (row["registers"], row["spill_bytes"], row["compile_ms"], row["clock_mhz"]) == (168, 0, 250.0, 1980.0)
-    failed = next(row for row in rows if row["status"] == "compile_error")
+    row = next(row for row in rows if row.role == "confirm")
+    assert row.block.problem == make_problem(64) and row.config in CONFIGS[:2]
+    assert (row.block.block_id, row.block.status, row.block.sku, row.block.created[-1]) == (
+        block_id,
+        "finished",
+        SKU,
+        "Z",
+    )
+    assert row.block.problem_key == make_problem(64).key and row.config_key == row.config.key("fp8_gemm")
+    assert row.samples == [7.25] * 30 and row.num_samples == 8
+    assert (row.report.registers, row.report.spill_bytes, row.report.compile_ms, row.clock_mhz) == (
+        168,
+        0,
+        250.0,
+        1980.0,
+    )
+    failed = next(row for row in rows if row.status == "compile_error")
     assert (
-        failed["median_us"] is None
-        and failed["samples"] is None
-        and failed["registers"] is None
-        and "error" in failed["error"]
+        failed.median_us is None
+        and failed.samples is None
+        and failed.report == CompilerReport()
+        and "error" in failed.error
     )
 
 
@@ -56,11 +68,13 @@ def test_a_grouped_problem_comes_back_with_its_workload(store):
     problem = _C.Problem("m_grouped_fp8_gemm_masked", 4096, 4096, 7168, num_groups=32, expected_m=20)
     block_id = add_block(store, add_context(store), problem, op=problem.op, workload={"sizes": "spread", "spread": 0.3})
     rows = store.load_measurements(op=problem.op)
-    assert {row["block_id"] for row in rows} == {block_id} and {queries.to_problem(row) for row in rows} == {problem}
-    assert {row["workload"] for row in rows} == {'{"sizes":"spread","spread":0.3}'} and rows[0]["registers"] == 168
-    assert store.load_best(op=problem.op)[0]["problem_key"] == problem.key and not store.load_measurements()
+    assert {row.block.block_id for row in rows} == {block_id} and {row.block.problem for row in rows} == {problem}
+    assert {row.block.workload for row in rows} == {'{"sizes":"spread","spread":0.3}'} and rows[
+        0
+    ].report.registers == 168
+    assert store.load_best(op=problem.op)[0].problem == problem and not store.load_measurements()
     add_block(store, add_context(store), make_problem(64))
-    assert {row["workload"] for row in store.load_measurements()} == {""}
+    assert {row.block.workload for row in store.load_measurements()} == {""}
 
 
 @pytest.mark.parametrize("workload", ["skewed", '{"path":"/home/x"}', '{"a":"' + "b" * 2000 + '"}', 5, None])
@@ -72,16 +86,16 @@ def test_a_workload_that_is_none_is_refused(store, workload):
 def test_block_telemetry_fills_rows_without_their_own(store):
     context = add_context(store)
     add_block(store, context, make_problem(), clock_mhz=1755.0, power_w=600.0, throttle=2**63 - 1)
-    by_status = {row["status"]: row for row in store.load_measurements()}
-    assert (by_status["ok"]["clock_mhz"], by_status["compile_error"]["clock_mhz"]) == (1980.0, 1755.0)
+    by_status = {row.status: row for row in store.load_measurements()}
+    assert (by_status["ok"].clock_mhz, by_status["compile_error"].clock_mhz) == (1980.0, 1755.0)
 
 
 def test_filters_select(store):
     context = add_context(store)
     add_block(store, context, make_problem(1))
     add_block(store, context, make_problem(2), kernel_hash="cd" * 32)
-    assert {row["m"] for row in store.load_measurements(kernel_hash=KERNEL_HASH)} == {1}
-    assert {row["role"] for row in store.load_measurements(role="confirm")} == {"confirm"}
+    assert {row.block.problem.m for row in store.load_measurements(kernel_hash=KERNEL_HASH)} == {1}
+    assert {row.role for row in store.load_measurements(role="confirm")} == {"confirm"}
     for nothing in ({"sku": "other-sm1"}, {"regime": "hot"}, {"compiler": "nvcc"}, {"op": "bf16_gemm"}):
         assert store.load_measurements(**nothing) == []
     assert len(store.load_measurements(op=None)) == 16
@@ -91,31 +105,18 @@ def test_filters_select(store):
     )
 
 
-def test_columns_are_the_rows(store):
-    add_block(store, add_context(store), make_problem())
-    rows, columns = store.load_measurements(), store.load_columns()
-    assert (
-        columns["m"].dtype == np.int64
-        and columns["median_us"].dtype == np.float64
-        and columns["status"].dtype == object
-    )
-    assert [None if math.isnan(value) else value for value in columns["median_us"].tolist()] == [
-        row["median_us"] for row in rows
-    ]
-    assert Store.load_columns(store, sku="other-sm1") == {}
-
-
-def test_only_finished_blocks_count_as_measured(store):
+def test_only_finished_blocks_say_so(store):
     context = add_context(store)
-    identity = (SKU, KERNEL_HASH, "nvrtc", "graph-cold")
     block_id = add_block(store, context, make_problem(5), finish=False)
-    assert store.measured_problems(*identity) == set()
+    assert {row.block.status for row in store.load_measurements()} == {"open"}
     store.finish_block(block_id, confirm_rounds=40, anchor_us=191.0)
-    assert store.measured_problems(*identity) == {make_problem(5).key}
-    assert store.measured_problems(SKU, "cd" * 32, "nvrtc", "graph-cold") == set()
+    assert {(row.block.status, row.block.anchor_us) for row in store.load_measurements()} == {("finished", 191.0)}
     failed = add_block(store, context, make_problem(6), finish=False)
     store.finish_block(failed, status="failed")
-    assert store.measured_problems(*identity) == {make_problem(5).key}
+    assert {(row.block.problem.m, row.block.status) for row in store.load_measurements()} == {
+        (5, "finished"),
+        (6, "failed"),
+    }
 
 
 def test_a_row_stored_again_is_replaced(store):
@@ -124,8 +125,8 @@ def test_a_row_stored_again_is_replaced(store):
     store.add_measurements(
         [{"block_id": block_id, "config_id": config_id, "role": "search", "status": "crash", "error": "signal 11"}]
     )
-    (row,) = [row for row in store.load_measurements(role="search") if row["config_id"] == config_id]
-    assert (row["status"], row["median_us"], row["samples"], row["registers"]) == ("crash", None, None, 168)
+    (row,) = [row for row in store.load_measurements(role="search") if row.config_id == config_id]
+    assert (row.status, row.median_us, row.samples, row.report.registers) == ("crash", None, None, 168)
 
 
 def test_best_is_the_last_one_set(store):
@@ -142,10 +143,7 @@ def test_best_is_the_last_one_set(store):
         }
     )
     (best,) = store.load_best(**IDENTITY)
-    assert queries.to_config(best) == CONFIGS[2] and [queries.to_config(row) for row in best["tie_set"]] == [
-        CONFIGS[2],
-        CONFIGS[0],
-    ]
+    assert best.config == CONFIGS[2] and best.tie_set == (CONFIGS[2], CONFIGS[0])
     assert store.load_best(sku="other-sm1") == []
 
 
@@ -174,9 +172,13 @@ def test_compile_reports_are_kept_once_per_config(store):
     context = add_context(store)
     for m in range(1, 5):
         add_block(store, context, make_problem(m))
-    reports = store.load_compilations(KERNEL_HASH, "nvrtc")
-    assert len(reports) == 5 and {row["registers"] for row in reports} == {168}
-    assert store.load_compilations("cd" * 32) == []
+    assert load_registers(store) == [168] * 5
+
+
+def load_registers(store) -> list[int]:
+    """Return the registers of every stored compiler report."""
+    with store.reading() as connection:
+        return list(connection.execute(select(tables.compilation.c.registers)).scalars())
 
 
 def test_compiled_dims_do_not_overwrite_the_config_report(store):
@@ -186,14 +188,14 @@ def test_compiled_dims_do_not_overwrite_the_config_report(store):
     block_id = store.add_block(context | {"problem_id": store.get_or_add_problem(special)})
     rows = make_rows(block_id, [store.get_or_add_config("fp8_gemm", config) for config in CONFIGS[:3]])
     store.add_measurements([row | {"registers": 255} for row in rows])
-    assert {row["registers"] for row in store.load_compilations()} == {168}
+    assert set(load_registers(store)) == {168}
 
 
 def test_rows_of_configs_that_became_illegal_are_left_out_and_counted(store):
     block_id = add_block(store, add_context(store), make_problem())
     illegal = store.get_or_add_config("fp8_gemm", _C.Config(128, 128, 31))
     store.add_measurements([make_row(random.Random(0), block_id, illegal, "search")])
-    assert illegal not in {row["config_id"] for row in store.load_measurements()}
+    assert illegal not in {row.config_id for row in store.load_measurements()}
     assert store.stats()["illegal"] == 1 and store.check() == []
 
 
@@ -302,8 +304,8 @@ def test_numpy_values_are_stored_as_numbers(store):
         "samples": np.array([2.5, 2.75]),
     }
     store.add_measurements([row])
-    (found,) = [row for row in store.load_measurements() if row["config_id"] == config_id]
-    assert found["median_us"] == 2.5 and found["samples"] == [2.5, 2.75]
+    (found,) = [row for row in store.load_measurements() if row.config_id == config_id]
+    assert found.median_us == 2.5 and found.samples == [2.5, 2.75]
 
 
 def test_logs_keep_their_end_only(store):
@@ -320,7 +322,7 @@ def test_logs_keep_their_end_only(store):
             }
         ]
     )
-    (found,) = [row["error"] for row in store.load_measurements() if row["config_id"] == config_id]
+    (found,) = [row.error for row in store.load_measurements() if row.config_id == config_id]
     assert found.endswith("the end") and len(found) <= 4096
 
 

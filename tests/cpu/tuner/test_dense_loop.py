@@ -3,16 +3,13 @@
 import json
 
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C, selection
 from deep_gemm.artifact import read_artifact
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selector import Selector
-from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.sweeps import read_all, run_sweep, train_and_export
 from tuner import cli
-from tuner.problems.fields import to_config, to_problem
-from tuner.search.sweep import Sweep, SweepOptions
 
 SHAPES = ((2112, 7168), (7168, 2048), (4096, 4096))
 GRADIENT = {"recipe": "1d1d", "d_dtype": "fp32", "c_mode": "accumulate"}
@@ -32,15 +29,9 @@ OPS = ("fp8_gemm", "bf16_gemm")
 def folder(tmp_path_factory):
     """A folder with a swept database, a training folder and an artefact of both op kinds."""
     path = tmp_path_factory.mktemp("loop")
-    with Store.open(path / "tuning.db") as store:
-        Sweep(SweepOptions(PROBLEMS, path / "tuning.db", backend="simulated"), store, InProcessWorker()).run()
-    shared = ["--db", str(path / "tuning.db")]
-    assert cli.run(["train", *shared, "--out", str(path / "training"), "--trees", "4", "--portfolio-size", "12"]) == 0
-    assert cli.run(["evaluate", "--training", str(path / "training"), *shared, "--jobs", "2"]) == 0
-    assert (
-        cli.run(["export", "--training", str(path / "training"), *shared, "--out", str(path / "models"), "--force"])
-        == 0
-    )
+    run_sweep(path / "tuning.db", PROBLEMS)
+    train_and_export(path / "tuning.db", path / "training", trees=4, portfolio_size=12)
+    (path / "training" / "models").rename(path / "models")
     return path
 
 
@@ -51,14 +42,12 @@ def selector(folder):
 
 
 def test_problems_of_all_kinds_share_a_sweep(folder):
-    with Store.open(folder / "tuning.db", mode="ro") as store:
-        assert store.check() == []
-        rows, best = store.load_measurements(op=None), store.load_best(op=None)
-    assert {to_problem(row) for row in rows} == set(PROBLEMS) == {to_problem(row) for row in best}
+    rows, best = read_all(folder / "tuning.db")
+    assert {row.block.problem for row in rows} == set(PROBLEMS) == {row.problem for row in best}
     for problem in PROBLEMS:
-        measured = {to_config(row) for row in rows if row["problem_key"] == problem.key}
+        measured = {row.config for row in rows if row.block.problem_key == problem.key}
         assert measured == {*_C.get_candidates(problem, DEVICE), _C.get_analytic_config(problem, DEVICE)}
-    assert {row["op"]: row["kernel_hash"] for row in rows} == {op: kernel_hash(op) for op in OPS}
+    assert {row.block.problem.op: row.block.kernel_hash for row in rows} == {op: kernel_hash(op) for op in OPS}
 
 
 def test_one_artefact_holds_a_model_of_every_op_kind(folder, selector):
@@ -132,10 +121,7 @@ def test_a_portfolio_of_both_op_kinds_can_be_swept(folder, tmp_path, capsys):
 
 
 def test_a_sweep_resumes_with_all_of_it(folder):
-    with Store.open(folder / "tuning.db") as store:
-        summary = Sweep(
-            SweepOptions(PROBLEMS, folder / "tuning.db", backend="simulated"), store, InProcessWorker()
-        ).run()
+    summary = run_sweep(folder / "tuning.db", PROBLEMS)
     assert summary["already_measured"] == len(PROBLEMS) and set(summary["identities"]) == set(OPS)
 
 

@@ -13,15 +13,16 @@ from deep_gemm.jit import hashing
 from deep_gemm.selector import Selector
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped
 from tests.fakes.in_process_worker import InProcessWorker
-from tuner import cli, inspection
+from tests.fakes.sweeps import run_sweep, train_and_export
+from tuner import cli
 from tuner.db import Store
-from tuner.learn import train, validate
+from tuner.learn import inspection, train, validate
 from tuner.learn.baselines import find_nearest
 from tuner.learn.dataset import load_dataset
 from tuner.problems import shapes
-from tuner.problems.fields import OPS, get_tokens, get_work, kernel_problem, replace_problem, to_problem
+from tuner.problems.fields import OPS, get_tokens, get_work, kernel_problem, replace_problem
 from tuner.search import wide_space
-from tuner.search.sweep import Sweep, SweepOptions, choose_candidates, find_kernels
+from tuner.search.candidates import SweepOptions, choose_candidates, find_kernels
 from tuner.ship import export
 
 H200 = _C.Device.known("h200")
@@ -63,19 +64,11 @@ def kernel_hashes():
         yield
 
 
-def run(path, problems: list, worker=None, **options) -> dict:
-    """Sweep on simulated times in this process."""
-    with Store.open(path) as store:
-        return Sweep(
-            SweepOptions(problems, path, backend="simulated", **options), store, worker or InProcessWorker()
-        ).run()
-
-
 @pytest.fixture(scope="module")
 def database(tmp_path_factory):
     """A database with every problem measured over its whole space."""
     path = tmp_path_factory.mktemp("grouped") / "tuning.db"
-    summary = run(path, [problem for problems in PROBLEMS.values() for problem in problems])
+    summary = run_sweep(path, [problem for problems in PROBLEMS.values() for problem in problems])
     assert summary["measured"] == 36 and not summary["failed"]
     return path
 
@@ -91,30 +84,30 @@ def test_rows_say_of_which_workload_they_are(database):
         assert store.check() == []
         for op, problems in PROBLEMS.items():
             rows = store.load_measurements(op=op)
-            assert {to_problem(row) for row in rows} == set(problems)
-            assert {(row["workload"], row["regime"]) for row in rows} == {
+            assert {row.block.problem for row in rows} == set(problems)
+            assert {(row.block.workload, row.block.regime) for row in rows} == {
                 ('{"seed":0,"sizes":"spread","spread":0.3}', "simulated")
             }
             for problem in problems:
-                measured = {row["config_key"] for row in rows if row["problem_key"] == problem.key}
+                measured = {row.config_key for row in rows if row.block.problem_key == problem.key}
                 assert {config.key(op) for config in _C.get_candidates(problem, H200)} <= measured
 
 
 def test_workloads_never_mix(tmp_path):
     path, problems, dense = tmp_path / "a.db", PROBLEMS[MASKED[1]][:2], _C.Problem("fp8_gemm", 64, 2112, 7168)
     few = _C.get_candidates(problems[0], H200)[:3]
-    run(path, problems, configs=few)
+    run_sweep(path, problems, configs=few)
     worker = InProcessWorker()
-    summary = run(path, [*problems, dense], worker, configs=few, workload="skewed", seed=7)
+    summary = run_sweep(path, [*problems, dense], worker, configs=few, workload="skewed", seed=7)
     assert summary["already_measured"] == 0 and {job["workload"] for job in worker.jobs} == {"skewed"}
     assert (
         summary["identities"][MASKED[1]]["regime"] == "simulated-skewed"
         and summary["identities"]["fp8_gemm"]["regime"] == "simulated"
     )
-    assert run(path, problems, configs=few, workload="skewed", seed=7)["already_measured"] == 2
+    assert run_sweep(path, problems, configs=few, workload="skewed", seed=7)["already_measured"] == 2
     with Store.open(path, "ro") as store:
         rows = store.load_measurements(op=None)
-        assert {(row["regime"], row["workload"]) for row in rows} == {
+        assert {(row.block.regime, row.block.workload) for row in rows} == {
             ("simulated", '{"seed":0,"sizes":"spread","spread":0.3}'),
             ("simulated-skewed", '{"seed":7,"sizes":"skewed"}'),
             ("simulated", ""),
@@ -137,8 +130,8 @@ def test_coverage_counts_the_default_workload_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(shapes, "preset_names", lambda: ["mine"])
     monkeypatch.setattr(shapes, "load_preset", lambda name: PROBLEMS[MASKED[1]][:2])
     few = _C.get_candidates(PROBLEMS[MASKED[1]][0], H200)[:3]
-    run(tmp_path / "a.db", PROBLEMS[MASKED[1]][:2], configs=few, workload="skewed")
-    run(tmp_path / "a.db", PROBLEMS[MASKED[1]][:1], configs=few)
+    run_sweep(tmp_path / "a.db", PROBLEMS[MASKED[1]][:2], configs=few, workload="skewed")
+    run_sweep(tmp_path / "a.db", PROBLEMS[MASKED[1]][:1], configs=few)
     with Store.open(tmp_path / "a.db", "ro") as store:
         assert inspection.inspect(store, H200.sku, MASKED[1])["coverage"]["mine"]["measured"] == 1
 
@@ -169,9 +162,7 @@ def test_the_nearest_problem_has_as_many_tokens_and_groups(database):
 def exported(database, tmp_path_factory):
     """Train, evaluate and export by the commands; return the folder."""
     folder = tmp_path_factory.mktemp("training")
-    assert cli.run(["train", "--db", str(database), "--out", str(folder), "--trees", "4", "--portfolio-size", "6"]) == 0
-    assert cli.run(["evaluate", "--training", str(folder), "--jobs", "1"]) == 0
-    assert cli.run(["export", "--training", str(folder), "--out", str(folder / "models"), "--force"]) == 0
+    train_and_export(database, folder, trees=4, portfolio_size=6)
     return folder
 
 
@@ -179,7 +170,7 @@ def exported(database, tmp_path_factory):
 def test_a_selector_is_trained_evaluated_and_exported(database, exported, op):
     record = json.loads((exported / op / train.TRAINING).read_text())
     assert record["data"]["problems"] == 12 and record["data"]["values_of_m"] == 3 and len(record["portfolio"]) == 6
-    assert len(record["feature_min"]) == len(_C.feature_names(op, train.load(exported / op).portfolio))
+    assert len(record["feature_min"]) == len(_C.feature_names(op, train.load(exported / op).record.portfolio))
     evaluation = json.loads((exported / op / train.EVALUATION).read_text())
     assert (
         set(evaluation["splits"]) == {"family", "model", "unseen_m"}
@@ -337,5 +328,5 @@ def test_shards_share_the_work_of_grouped_problems():
 
 def test_a_worker_is_told_the_seed_of_the_group_sizes(tmp_path):
     worker = InProcessWorker()
-    run(tmp_path / "a.db", PROBLEMS[CONTIGUOUS[0]][:1], worker, configs=[], seed=11)
+    run_sweep(tmp_path / "a.db", PROBLEMS[CONTIGUOUS[0]][:1], worker, configs=[], seed=11)
     assert {(job["seed"], job["workload"]) for job in worker.jobs} == {(11, "spread")}

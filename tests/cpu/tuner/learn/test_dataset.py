@@ -1,14 +1,15 @@
 """The table of measurements: what a time is relative to, which rows count, what the best is, what a family is."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C
 from tests.fakes import synthetic
 from tuner import errors
+from tuner.db import Store
 from tuner.learn.dataset import (
     CENSORED,
     CONFIRMED,
@@ -16,35 +17,26 @@ from tuner.learn.dataset import (
     SEARCHED,
     UNMEASURED,
     build_dataset,
-    find_families,
     load_dataset,
 )
+from tuner.learn.families import find_families
 
 DEVICE = _C.Device.known(synthetic.SKU)
 PROBLEM = _C.Problem("fp8_gemm", 64, 2112, 7168)
 OTHER = _C.Problem("fp8_gemm", 4096, 2112, 7168)
 ROW_MAJOR = _C.Problem("fp8_gemm", 64, 2112, 7168, scale_layout="any")
 PICK = _C.get_analytic_config(PROBLEM, DEVICE)
+MACHINE = synthetic.Machine()
 A, B, C = [config for config in _C.get_candidates(PROBLEM, DEVICE) if config != PICK][:3]
 
 
-def row(config, ratio, *, problem=PROBLEM, role="search", status="ok", block=1, reference=None, **fields):
+def row(
+    config, ratio, *, problem=PROBLEM, role="search", status="ok", block=1, reference=None, block_status="finished"
+):
     """Return one measured row; its time is the ratio times 10 us."""
-    return {
-        **problem.as_dict(),
-        **config.as_dict(),
-        "problem_key": problem.key,
-        "config_id": str(config),
-        "reference_config_id": str(reference or PICK),
-        "block_id": block,
-        "block_status": "finished",
-        "created": "2026-01-02T03:04:05Z",
-        "role": role,
-        "status": status,
-        "median_us": None if ratio is None else 10.0 * ratio,
-        "ratio": ratio,
-        **fields,
-    }
+    own = MACHINE.make_block(problem, reference or PICK)
+    made = MACHINE.make_row(replace(own, block_id=block, status=block_status), config, role, 1.0, 1.0, 0.0)
+    return replace(made, status=status, ratio=ratio, median_us=None if ratio is None else 10.0 * ratio)
 
 
 def complete(problem):
@@ -172,7 +164,10 @@ def test_a_problem_without_the_pick_is_left_out_and_counted():
 
 
 def test_a_pick_that_left_the_race_keeps_its_problem():
-    """The heuristic of today may choose what an earlier sweep dropped as slow; that problem is the one to learn from."""
+    """The heuristic of today may choose what an earlier sweep dropped as slow.
+
+    That problem is the one to learn from.
+    """
     data = build([row(A, 1.0, reference=A), row(B, 0.9, reference=A), row(PICK, 1.6, status="censored", reference=A)])
     assert PROBLEM in data.problems and not data.dropped
     assert value_of(data, A)[0] == pytest.approx(math.log(1 / 1.6)) and value_of(data, B)[0] == pytest.approx(
@@ -198,7 +193,9 @@ def test_families_are_connected_components():
 
 
 def test_loading_takes_one_identity_and_the_newest_kernel(tmp_path):
-    old = [{**entry, "kernel_hash": "cd" * 32} for entry in synthetic.make_small_rows()[:60]]
+    old = [
+        replace(entry, block=replace(entry.block, kernel_hash="cd" * 32)) for entry in synthetic.make_small_rows()[:60]
+    ]
     path = tmp_path / "tuning.db"
     synthetic.write_database(path, old)
     synthetic.write_database(path, list(synthetic.make_small_rows()[:400]))

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes import synthetic
 from tuner import cli
 from tuner.learn import evaluate, learner, train, validate
+from tuner.learn.evaluation import Evaluation
 from tuner.ship import gates
 
 SETTINGS = learner.Settings(trees=16, sizes=(16,))
@@ -92,21 +93,21 @@ def test_the_model_beats_the_heuristic_on_unseen_m(data, results):
     """Eight shapes are too few to say so of left-out families."""
     tables = evaluate.evaluate(data, results)
     table = tables["family"]
-    assert tables["unseen_m"]["model_alone"]["mean"] < tables["unseen_m"]["heuristic"]["mean"]
-    assert table["portfolio_best"]["problems"] == int(data.full_space.sum()) and 0 <= table["model"]["answered"] <= 1
-    assert table["heuristic"]["wins"] == table["heuristic"]["losses"] == 0 and table["heuristic"]["removed"] == 0
+    assert tables["unseen_m"]["model_alone"].mean < tables["unseen_m"]["heuristic"].mean
+    assert table["portfolio_best"].problems == int(data.full_space.sum()) and 0 <= table["model"].answered <= 1
+    assert table["heuristic"].wins == table["heuristic"].losses == 0 and table["heuristic"].removed == 0
 
 
 def test_statistics_by_hand(data):
     rows = np.flatnonzero(data.full_space)
     found = evaluate.summarize(data, rows, data.heuristic[rows])
     regret = np.exp(data.log_ratio[rows, data.heuristic[rows]] - data.log_ratio[rows, data.oracle[rows]])
-    assert found["mean"] == pytest.approx(np.exp(np.log(regret).mean()) - 1)
-    assert found["max"] == pytest.approx(regret.max() - 1) and found["within_2_percent"] == pytest.approx(
+    assert found.mean == pytest.approx(np.exp(np.log(regret).mean()) - 1)
+    assert found.max == pytest.approx(regret.max() - 1) and found.within_2_percent == pytest.approx(
         (regret <= 1.02 + 1e-12).mean()
     )
-    assert found["mean_interval"][0] <= found["mean"] <= found["mean_interval"][1]
-    assert found["p95_interval"][0] <= found["p95"] <= found["max"] and found["worst_against_heuristic"] == 0
+    assert found.mean_interval[0] <= found.mean <= found.mean_interval[1]
+    assert found.p95_interval[0] <= found.p95 <= found.max and found.worst_against_heuristic == 0
 
 
 def test_intervals_resample_families_not_problems():
@@ -127,6 +128,8 @@ def test_the_command_leaves_evaluation_choices_and_plot(folder, data, tmp_path, 
     plot = tmp_path / "regret.png"
     assert cli.run(["evaluate", "--training", str(folder.parent), "--plot", str(plot), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)["fp8_gemm"]
+    document = json.loads((folder / train.EVALUATION).read_text())
+    assert Evaluation.from_json(document).to_json() == document == {name: report[name] for name in document}
     assert set(report["splits"]) == {"family", "model", "unseen_m"} and len(report["gates"]) == 3
     assert plot.read_bytes().startswith(b"\x89PNG")
     choices = json.loads((folder / train.OUT_OF_FOLD).read_text())["rows"]
@@ -159,8 +162,10 @@ def test_without_a_training_folder(tmp_path, capsys):
 
 
 def test_gates():
-    table = {"family": {"model": {"mean": 0.03, "p95": 0.0801, "answered": 0.7}}}
-    verdicts = gates.check_gates(table)
-    assert [verdict["met"] for verdict in verdicts] == [True, False, True] and not gates.is_passed(verdicts)
+    rows = np.arange(2)
+    data = synthetic.make_small_dataset()
+    model = replace(evaluate.summarize(data, rows, data.heuristic[rows]), mean=0.03, p95=0.0801, answered=0.7)
+    verdicts = gates.check_gates({"family": {"model": model}})
+    assert [verdict.met for verdict in verdicts] == [True, False, True] and not gates.is_passed(verdicts)
     assert "p95 regret 8.0% (missed: <= 8%)" in gates.format_verdict(verdicts[1])
-    assert not any(verdict["met"] for verdict in gates.check_gates({}))
+    assert not any(verdict.met for verdict in gates.check_gates({}))

@@ -15,6 +15,7 @@ from tests.fakes import synthetic
 from tuner import cli, errors
 from tuner.learn import learner, train
 from tuner.learn.dataset import LOG_TWO, UNMEASURED
+from tuner.learn.record import to_json
 
 SETTINGS = learner.Settings(kind="extra-trees", trees=6, sizes=(8,))
 
@@ -121,9 +122,11 @@ def test_training_again_gives_the_same_folder(tmp_path, data, folder):
 def test_a_folder_reads_back(data, learned, folder):
     found = train.load(folder)
     train.check_unchanged(found, data)
-    assert found.settings == SETTINGS and found.guards == learned.guards and found.identity == data.identity
-    assert found.portfolio == [data.configs[column] for column in learned.portfolio.columns]
-    assert (found.feature_min == learned.feature_min).all()
+    kept = found.record
+    assert kept.settings == SETTINGS and kept.guards == learned.guards and kept.identity == data.identity
+    assert kept.portfolio == [data.configs[column] for column in learned.portfolio.columns]
+    assert (kept.feature_min == learned.feature_min).all()
+    assert to_json(kept.to_json()) == (folder / train.TRAINING).read_bytes()
     features = learner.make_features(data, all_rows(data), learned.portfolio.columns)
     assert (learner.predict(found.forest, features)[0] == learner.predict(learned.forest, features)[0]).all()
 
@@ -165,7 +168,7 @@ def test_changed_data_or_heuristic_is_refused(data, folder):
     with pytest.raises(errors.IntegrityError, match="database changed"):
         train.check_unchanged(found, replace(data, log_ratio=data.log_ratio + 1e-9))
     with pytest.raises(errors.IntegrityError, match="heuristic_version"):
-        train.check_unchanged(replace(found, record=found.record | {"heuristic_version": "other"}), data)
+        train.check_unchanged(replace(found, record=replace(found.record, heuristic_version="other")), data)
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace", "chmod"])

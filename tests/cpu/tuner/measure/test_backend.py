@@ -3,6 +3,7 @@ tests/gpu).
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,20 +17,12 @@ from tuner.measure import checked_output, operands
 from tuner.measure.checked_output import CheckedOutput, Reference
 from tuner.measure.protocol import make_job
 from tuner.measure.race import ReferenceFailed
+from tuner.measure.records import Plan
 from tuner.search.problem_run import EFFORTS
 
 PROBLEM = _C.Problem("fp8_gemm", 70, 136, 272)
 H200 = _C.Device.known("h200")
-PLAN = EFFORTS["quick"] | {"search_seconds": 1.0}
-
-
-@pytest.fixture
-def backend(monkeypatch):
-    """A CUDA backend on fakes."""
-    cuda_backend.install(monkeypatch)
-    monkeypatch.setattr(operands, "MIN_POOL_BYTES", 1 << 16)
-    monkeypatch.setattr(measure, "STEADY_LIMIT_S", 0.0)
-    return measure.CudaBackend()
+PLAN = replace(EFFORTS["quick"], search_seconds=1.0)
 
 
 def take_configs(count: int) -> list:
@@ -37,7 +30,7 @@ def take_configs(count: int) -> list:
     return _C.get_candidates(PROBLEM, H200)[:count]
 
 
-def run(backend, configs: list, plan: dict = PLAN, problem=PROBLEM) -> dict:
+def run(backend, configs: list, plan: Plan = PLAN, problem=PROBLEM) -> dict:
     """Run one job; return its report."""
     stages = []
     report = backend.run(make_job(problem, configs, [], plan, 1), lambda stage, config: stages.append((stage, config)))
@@ -47,7 +40,7 @@ def run(backend, configs: list, plan: dict = PLAN, problem=PROBLEM) -> dict:
 
 def find(report: dict, config: int, role: str = "search") -> dict:
     """Return one row of a report."""
-    return next(row for row in report["rows"] if row["config"] == config and row["role"] == role)
+    return next(row for row in report["results"] if row["config"] == config and row["role"] == role)
 
 
 def test_times_and_ratios_are_those_of_the_kernels(backend):
@@ -58,9 +51,11 @@ def test_times_and_ratios_are_those_of_the_kernels(backend):
         [100.0, 80.0, 120.0, 149.0, 151.0, 300.0]
     )
     assert [find(report, index)["ratio"] for index in range(6)] == pytest.approx([1.0, 0.8, 1.2, 1.49, 1.51, 3.0])
-    assert [find(report, index)["status"] for index in range(6)] == ["ok"] * PLAN["finalists"] + ["censored"]
-    assert {row["config"] for row in report["rows"] if row["role"] == "confirm"} == {0, 1, 2, 3, 4}
-    assert find(report, 1, "confirm")["n"] == PLAN["confirm_rounds"] == len(find(report, 1, "confirm")["samples"])
+    assert [find(report, index)["status"] for index in range(6)] == ["ok"] * PLAN.finalists + ["censored"]
+    assert {row["config"] for row in report["results"] if row["role"] == "confirm"} == {0, 1, 2, 3, 4}
+    assert (
+        find(report, 1, "confirm")["num_samples"] == PLAN.confirm_rounds == len(find(report, 1, "confirm")["samples"])
+    )
     assert report["noise"] == 0.0 and report["reference_us"] == pytest.approx(100.0)
 
 
@@ -68,7 +63,7 @@ def test_a_slow_checked_launch_is_dropped_without_a_round(backend):
     configs = take_configs(3)
     FakeKernel.times_us = dict(zip(configs, (100.0, 90.0, 1000.0), strict=True))
     report = run(backend, configs)
-    assert find(report, 2)["status"] == "censored" and find(report, 2)["n"] == 1
+    assert find(report, 2)["status"] == "censored" and find(report, 2)["num_samples"] == 1
     assert find(report, 2)["ratio"] == pytest.approx(10.0)
     assert configs[2] not in FakeKernel.sets_seen
 
@@ -227,7 +222,7 @@ def test_wrong_results_never_rank(backend, fault):
     FakeKernel.times_us = dict(zip(configs, (100.0, 80.0, 90.0, 95.0), strict=True))
     FakeKernel.faults = {configs[1]: fault}
     report = run(backend, configs)
-    rows = [row for row in report["rows"] if row["config"] == 1]
+    rows = [row for row in report["results"] if row["config"] == 1]
     assert rows and all(row["status"] == "incorrect" and "median_us" not in row for row in rows)
     assert find(report, 2)["status"] == "ok"
 
@@ -273,7 +268,7 @@ def test_the_reference_is_compared_on_every_element(backend):
 def test_isolation_times_one_config_at_a_time(backend):
     configs, stages = take_configs(3), []
     backend.run(
-        make_job(PROBLEM, configs, [], PLAN | {"isolate": True}, 1),
+        make_job(PROBLEM, configs, [], replace(PLAN, isolate=True), 1),
         lambda stage, config: stages.append((stage, config)),
     )
     assert all(config is not None for stage, config in stages if stage in ("search", "confirm"))

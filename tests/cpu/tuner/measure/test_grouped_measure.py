@@ -3,6 +3,7 @@ lets pass.
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,6 @@ from deep_gemm import _C
 from tests.fakes import cuda_backend
 from tests.fakes.cuda_backend import FakeKernel
 from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, is_fp8, make_grouped, make_grouped_variants
-from tuner.measure import backend as measure
 from tuner.measure import operands
 from tuner.measure.checked_output import CheckedOutput, Reference
 from tuner.measure.protocol import ProtocolError, check_job, make_job
@@ -21,7 +21,7 @@ from tuner.problems.workload import WORKLOADS, Workload, make_group_tensor, make
 from tuner.search.problem_run import EFFORTS
 
 H200 = _C.Device.known("h200")
-PLAN = EFFORTS["quick"] | {"search_seconds": 1.0}
+PLAN = replace(EFFORTS["quick"], search_seconds=1.0)
 #: Groups of different sizes, tails of n and k; some groups are empty under a skewed workload.
 PROBLEMS = [
     make_grouped(CONTIGUOUS[0], 640, 136, 272, 4),
@@ -36,20 +36,6 @@ PROBLEMS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def small_pools(monkeypatch):
-    """Make no more random data than a test needs."""
-    monkeypatch.setattr(operands, "MIN_POOL_BYTES", 1 << 16)
-
-
-@pytest.fixture
-def backend(monkeypatch):
-    """A CUDA backend on fakes."""
-    cuda_backend.install(monkeypatch)
-    monkeypatch.setattr(measure, "STEADY_LIMIT_S", 0.0)
-    return measure.CudaBackend()
-
-
 def run(backend, configs: list, problem, workload: str = "spread") -> dict:
     """Run one job; return its report."""
     return backend.run(make_job(problem, configs, [], PLAN, 1, workload), lambda stage, config: None)
@@ -57,7 +43,7 @@ def run(backend, configs: list, problem, workload: str = "spread") -> dict:
 
 def statuses(report: dict, count: int) -> list[str]:
     """Return the status of each config's search row."""
-    found = {row["config"]: row["status"] for row in report["rows"] if row["role"] == "search"}
+    found = {row["config"]: row["status"] for row in report["results"] if row["role"] == "search"}
     return [found[index] for index in range(count)]
 
 

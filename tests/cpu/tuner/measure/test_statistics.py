@@ -19,12 +19,14 @@ def make_timed(ratio: float, config=None, **flags: bool) -> Timed:
 def test_summary_agrees_with_numpy():
     samples = [random.Random(seed).lognormvariate(2.0, 0.2) for seed in range(31)]
     summary = statistics.summarize(samples)
-    assert summary["median_us"] == pytest.approx(np.median(samples))
-    assert summary["q10_us"] == pytest.approx(np.quantile(samples, 0.1)) and summary["q90_us"] == pytest.approx(
+    assert summary.median_us == pytest.approx(np.median(samples))
+    assert summary.q10_us == pytest.approx(np.quantile(samples, 0.1)) and summary.q90_us == pytest.approx(
         np.quantile(samples, 0.9)
     )
-    assert summary["mad_us"] == pytest.approx(np.median(np.abs(samples - np.median(samples)))) and summary["n"] == 31
-    assert statistics.summarize([3.0]) == {"median_us": 3.0, "mad_us": 0.0, "q10_us": 3.0, "q90_us": 3.0, "n": 1}
+    assert (
+        summary.mad_us == pytest.approx(np.median(np.abs(samples - np.median(samples)))) and summary.num_samples == 31
+    )
+    assert statistics.summarize([3.0]) == (3.0, 0.0, 3.0, 3.0, 1)
 
 
 @pytest.mark.parametrize(("count", "rank"), [(5, 0), (6, 1), (10, 2), (30, 10), (40, 14)])

@@ -97,8 +97,9 @@ def test_a_late_message_is_a_timeout(pipe):
 
 def test_jobs_round_trip():
     job = json.loads(json.dumps(make_job(PROBLEM, CONFIGS, [3, 1], PLAN, 5)))
-    problem, configs = protocol.parse_job(job)
-    assert problem == PROBLEM and configs == CONFIGS and job["must_confirm"] == [1, 3]
+    parsed = protocol.parse_job(job)
+    assert parsed.problem == PROBLEM and parsed.configs == CONFIGS and parsed.must_confirm == [1, 3]
+    assert parsed.plan == PLAN and (parsed.seed, parsed.workload) == (5, "spread")
 
 
 def test_a_job_of_the_largest_space_fits_a_message():
@@ -147,15 +148,15 @@ def test_a_simulated_job_runs_through_a_real_child():
     assert hello["regime"] == "simulated" and hello["device"]["sku"] == "nvidia-h200-sm132"
     assert report == simulated.SimulatedBackend().run(job, lambda stage, config: None) | {"seconds": report["seconds"]}
     assert set(stages) == {"setup", "check", "prepare", "search", "confirm", "recheck"}
-    confirmed = [row["config"] for row in report["rows"] if row["role"] == "confirm"]
+    confirmed = [row["config"] for row in report["results"] if row["role"] == "confirm"]
     assert {0, 7} <= set(confirmed) and len(confirmed) >= 6
-    assert {row["config"] for row in report["rows"]} == set(range(len(CONFIGS)))
+    assert {row["config"] for row in report["results"]} == set(range(len(CONFIGS)))
 
 
 def test_a_race_finds_the_fastest_config():
     backend = simulated.SimulatedBackend()
     times = [simulated.simulate_time_us(PROBLEM, config, backend.device) for config in CONFIGS]
-    rows = backend.run(make_job(PROBLEM, CONFIGS, [], EFFORTS["full"], 1), lambda stage, config: None)["rows"]
+    rows = backend.run(make_job(PROBLEM, CONFIGS, [], EFFORTS["full"], 1), lambda stage, config: None)["results"]
     confirmed = {row["config"]: row["ratio"] for row in rows if row["role"] == "confirm"}
     assert times[min(confirmed, key=confirmed.get)] < 1.005 * min(times)
     for index, ratio in confirmed.items():
@@ -163,9 +164,11 @@ def test_a_race_finds_the_fastest_config():
 
 
 def test_confirmation_rounds_are_not_the_search_rounds():
-    rows = simulated.SimulatedBackend().run(make_job(PROBLEM, CONFIGS, [], PLAN, 1), lambda stage, config: None)["rows"]
+    rows = simulated.SimulatedBackend().run(make_job(PROBLEM, CONFIGS, [], PLAN, 1), lambda stage, config: None)[
+        "results"
+    ]
     by_role = {(row["config"], row["role"]): row for row in rows}
-    finalist = next(row for row in rows if row["role"] == "confirm" and row["samples"] and row["config"])
-    assert finalist["n"] == len(finalist["samples"]) == PLAN["confirm_rounds"]
-    assert by_role[finalist["config"], "search"]["n"] == PLAN["search_rounds"]
+    finalist = next(row for row in rows if row["role"] == "confirm" and row.get("samples") and row["config"])
+    assert finalist["num_samples"] == len(finalist["samples"]) == PLAN.confirm_rounds
+    assert by_role[finalist["config"], "search"]["num_samples"] == PLAN.search_rounds
     assert by_role[finalist["config"], "search"]["ratio"] != finalist["ratio"]

@@ -9,8 +9,8 @@ import pytest
 from deep_gemm import _C
 from tuner import cli
 from tuner.commands.sweep import describe_seconds
+from tuner.search.candidates import SweepOptions, choose_candidates
 from tuner.search.plan import estimate_seconds, plan_sweep
-from tuner.search.sweep import SweepOptions, choose_candidates
 
 DEVICE = _C.Device.known("h200")
 SMALL, LARGE = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Problem("fp8_gemm", 16384, 16384, 16384)

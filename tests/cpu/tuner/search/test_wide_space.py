@@ -5,22 +5,25 @@ is not.
 import json
 import math
 from collections import Counter
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C
 from tests.fakes import synthetic
 from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.sweeps import run_sweep
 from tuner import cli
+from tuner.db import Store
+from tuner.db.rows import BlockRow, MeasurementRow
 from tuner.learn import learner
 from tuner.learn.dataset import build_dataset, load_dataset
-from tuner.problems.fields import CONFIG_FIELDS, kernel_problem, to_config
-from tuner.search import propose, sweep, wide_space
+from tuner.problems.fields import CONFIG_FIELDS, kernel_problem, replace_problem, to_config
+from tuner.search import candidates, past, propose, wide_space
+from tuner.search.candidates import SweepOptions, find_kernels
 from tuner.search.precompile import Compiled
-from tuner.search.sweep import Sweep, SweepOptions
+from tuner.search.sweep import Sweep
 from tuner.ship import export
 
 DEVICE = _C.Device.known("h200")
@@ -40,17 +43,14 @@ def runtime_folder(tmp_path, monkeypatch):
 def run(path, worker=None, problems=PROBLEMS, **options) -> dict:
     """Run a sweep on simulated times, by default a search of the wide space; return its summary."""
     chosen = {"space": "wide", "sampler": "tpe", "num_trials": TRIALS} | options
-    with Store.open(path) as store:
-        return Sweep(
-            SweepOptions(problems, path, backend="simulated", **chosen), store, worker or InProcessWorker()
-        ).run()
+    return run_sweep(path, problems, worker, **chosen)
 
 
 def measured(path, problem) -> set:
     """Return the configs with rows of `problem`, after the file was checked."""
     with Store.open(path, mode="ro") as store:
         assert store.check() == []
-        return {to_config(row) for row in store.load_measurements(op=problem.op) if row["problem_key"] == problem.key}
+        return {row.config for row in store.load_measurements(op=problem.op) if row.block.problem_key == problem.key}
 
 
 def beyond(configs, problem) -> set:
@@ -125,7 +125,8 @@ def test_problems_that_forbid_splits_have_none(fields):
 def count_trials(problem, **options) -> tuple[int, int]:
     """Return how many configs count as trials of a search of `problem`, and how many it makes."""
     made = SweepOptions([problem], "", **({"space": "wide"} | options))
-    counted, number = sweep.choose_trials(problem, DEVICE, made, sweep.choose_candidates(problem, DEVICE, made))
+    space = candidates.choose_candidates(problem, DEVICE, made)
+    counted, number = candidates.choose_trials(problem, DEVICE, made, space)
     return len(counted), number
 
 
@@ -176,22 +177,13 @@ def test_ratios_to_another_reference_are_no_history():
     """After a change of the heuristic a block's ratios are to a config that is no longer the pick."""
     pick = _C.get_analytic_config(FP8, DEVICE)
     other = next(config for config in _C.get_candidates(FP8, DEVICE) if config != pick)
+    machine = synthetic.Machine()
     rows = [
-        FP8.as_dict()
-        | config.as_dict()
-        | {
-            "problem_key": FP8.key,
-            "config_id": str(config),
-            "reference_config_id": str(reference),
-            "ratio": ratio,
-            "status": "ok",
-        }
+        machine.make_row(machine.make_block(FP8, reference), config, "search", ratio, 1.0, 0.0)
         for reference, ratios in ((pick, {pick: 1.0, other: 0.5}), (other, {other: 1.0, pick: 2.0}))
         for config, ratio in ratios.items()
     ]
-    options = SimpleNamespace(sampler="tpe", resume=True)
-    history = Sweep.load_history(SimpleNamespace(options=options, device=DEVICE, load_rows=lambda role: rows))
-    assert history == {FP8.key: [(pick, 0.0, "ok"), (other, math.log(0.5), "ok")]}
+    assert past.find_history(rows, DEVICE) == {FP8.key: [(pick, 0.0, "ok"), (other, math.log(0.5), "ok")]}
 
 
 def test_neither_space_stands_for_the_other(tmp_path):
@@ -220,10 +212,16 @@ class Both:
     def __getattr__(self, name: str):
         return getattr(self.store, name)
 
-    def load_measurements(self, **choice) -> list[dict]:
+    def load_measurements(self, **choice) -> list[MeasurementRow]:
         """Return the rows twice; the second time of a problem with a few more tokens, and so the same candidates."""
         rows = self.store.load_measurements(**choice)
-        return rows + [row | {"m": row["m"] - 1, "problem_key": "second", "block_id": -row["block_id"]} for row in rows]
+        return rows + [replace(row, block=make_second(row.block)) for row in rows]
+
+
+def make_second(block: BlockRow) -> BlockRow:
+    """Return a block as if it were of a second problem."""
+    problem = replace_problem(block.problem, m=block.problem.m - 1)
+    return replace(block, problem=problem, problem_key="second", block_id=-block.block_id)
 
 
 def test_a_wide_search_alone_is_not_the_whole_space(tmp_path):
@@ -238,7 +236,7 @@ def test_a_winner_from_beyond_keeps_its_place_in_a_sweep_of_the_default_space(tm
     run(path, problems=[FP8], space="default", configs=[winner], sampler="exhaustive")
     run(path, problems=[FP8], space="default", sampler="exhaustive")
     with Store.open(path, mode="ro") as store:
-        assert to_config(store.load_best()[0]) == winner and set(_C.get_candidates(FP8, DEVICE)) <= measured(path, FP8)
+        assert store.load_best()[0].config == winner and set(_C.get_candidates(FP8, DEVICE)) <= measured(path, FP8)
 
 
 def find_winner():
@@ -254,7 +252,7 @@ def test_a_wide_search_compiles_what_it_proposes(tmp_path, monkeypatch):
     compiled, failed = [], []
 
     def compile_some(self, candidates: dict) -> dict:
-        kernels = sweep.find_kernels(candidates)
+        kernels = find_kernels(candidates)
         compiled.extend(kernels)
         failed.extend(config for _, config in kernels[1::6])
         outcomes = {
@@ -276,7 +274,7 @@ def test_a_wide_search_compiles_what_it_proposes(tmp_path, monkeypatch):
 
 def test_few_kernels_for_many_problems_are_compiled_ahead(tmp_path, monkeypatch):
     calls, problems = [], [_C.Problem("fp8_gemm", m, 1024, 2048) for m in range(49, 65)]
-    monkeypatch.setattr(Sweep, "compile", lambda self, candidates: calls.append(sweep.find_kernels(candidates)) or {})
+    monkeypatch.setattr(Sweep, "compile", lambda self, candidates: calls.append(find_kernels(candidates)) or {})
     run(tmp_path / "a.db", problems=problems, num_trials=None, time_budget_s=1e-6)
     assert {config for _, config in calls[0]} == {
         config for problem in problems for config in wide_space.get_wide_space(problem, DEVICE)
@@ -289,13 +287,10 @@ def test_configs_from_beyond_train_and_reach_the_exact_table(tmp_path):
     space = wide_space.get_wide_space(problem, DEVICE)
     winner = min(beyond(space, problem), key=lambda config: _C.estimate_time_us(problem, config, DEVICE))
     rows = machine.measure(problem, [winner])
-    rows = [
-        row | ({"ratio": 0.5, "median_us": 0.5 * row["median_us"], "status": "ok"} if to_config(row) == winner else {})
-        for row in rows
-    ]
-    data = build_dataset(
-        [*synthetic.make_small_rows(), *({**row, "block_id": 10**6} for row in rows)], synthetic.IDENTITY, DEVICE
-    )
+    block = replace(rows[0].block, block_id=10**6, reference_config_id=None)
+    fast = {"ratio": 0.5, "median_us": 5.0, "status": "ok"}
+    rows = [replace(row, block=block, **(fast if row.config == winner else {})) for row in rows]
+    data = build_dataset([*synthetic.make_small_rows(), *rows], synthetic.IDENTITY, DEVICE)
     row, column = data.problems.index(problem), data.configs.index(winner)
     assert data.full_space.sum() == synthetic.make_small_dataset().full_space.sum()
     assert data.oracle[row] == column and data.candidate[row, column] and data.candidate[:, column].sum() == 1

@@ -16,6 +16,7 @@ from tests.fakes import synthetic
 from tuner import cli, errors
 from tuner.learn import learner, train
 from tuner.learn.dataset import CONFIRMED, SEARCHED, UNMEASURED
+from tuner.learn.evaluation import Evaluation, Statistics, Unconfirmed
 from tuner.learn.portfolio import Portfolio
 from tuner.ship import export
 
@@ -44,24 +45,26 @@ def folder(tmp_path, data, learned):
 
 def write_evaluation(folder, model):
     """Write an evaluation whose guarded model has these statistics."""
-    record = json.loads((folder / train.TRAINING).read_text())
-    common = {
-        "problems": 10,
-        "families": 5,
-        "mean_interval": [0, 0.1],
-        "p95_interval": [0, 0.1],
-        "max": 0.1,
-        "within_2_percent": 0.8,
-    }
-    statistics = (
-        common | {"wins": 1, "losses": 0, "worst_against_heuristic": 0.0, "confirmed": 1.0, "removed": 0.5} | model
+    record = train.load(folder).record
+    statistics = Statistics(
+        problems=10,
+        families=5,
+        mean_interval=[0, 0.1],
+        p95_interval=[0, 0.1],
+        max=0.1,
+        within_2_percent=0.8,
+        wins=1,
+        losses=0,
+        worst_against_heuristic=0.0,
+        confirmed=1.0,
+        removed=0.5,
+        **model,
     )
-    document = {
-        "estimator_sha256": record["estimator_sha256"],
-        "splits": {"family": {"model": statistics}},
-        "unconfirmed": {"pairs": 0, "problems": 0},
-    }
-    (folder / train.EVALUATION).write_text(json.dumps(document))
+    splits = {"family": {"model": statistics}}
+    made = Evaluation(
+        record.identity, record.fingerprint, record.estimator_sha256, splits, [], [], Unconfirmed(pairs=0, problems=0)
+    )
+    (folder / train.EVALUATION).write_text(json.dumps(made.to_json()))
 
 
 @pytest.fixture
@@ -74,10 +77,11 @@ def made(folder):
 def test_the_native_walk_agrees_on_every_problem(made):
     found, data, result = made
     selector = Selector(result.content)
-    assert selector.replay_golden() == 0 and result.contents["ops"]["fp8_gemm"]["golden"] >= 200
-    columns = np.array([data.configs.index(config) for config in found.portfolio])
+    assert selector.replay_golden() == 0 and result.contents.ops["fp8_gemm"].golden >= 200
+    record = found.record
+    columns = np.array([data.configs.index(config) for config in record.portfolio])
     learned = learner.Learned(
-        Portfolio(columns, {}), "extra-trees", found.forest, found.guards, found.feature_min, found.feature_max
+        Portfolio(columns, {}), "extra-trees", found.forest, record.guards, record.feature_min, record.feature_max
     )
     choices = learner.choose(data, np.arange(len(data.problems)), learned)
     for problem, column, answered in zip(data.problems, choices.column, choices.answered, strict=True):
@@ -109,7 +113,7 @@ def test_the_artefact_carries_the_datas_kernel_hash(made):
         and metadata["stale"] is None
     )
     assert metadata["features_version"] == _C.FEATURES_VERSION and metadata["heuristic_version"] == _C.HEURISTIC_VERSION
-    assert metadata["created"] == made[0].record["newest_row"][:10]
+    assert metadata["created"] == made[0].record.newest_row[:10]
 
 
 def test_a_stale_artefact_is_kept_but_never_used(made):
@@ -126,7 +130,7 @@ def test_every_problem_gets_its_best_portfolio_config(made):
         timed = {config: data.log_ratio[row, data.configs.index(config)] for config in selector.configs("fp8_gemm")}
         choice = selector.choose(data.problems[row], data.device)
         if choice.source == "exact":
-            best = min(data.log_ratio[row, data.configs.index(config)] for config in found.portfolio)
+            best = min(data.log_ratio[row, data.configs.index(config)] for config in found.record.portfolio)
             assert timed[choice.config] <= min(best, export.EXACT_GAIN_LOG)
 
 

@@ -145,7 +145,7 @@ def test_every_time_says_whose_it_is(installed, capsys):
         assert text.splitlines()[0].count("the forest's prediction" if is_scored else "the heuristic's estimate") == 1
         times = [line for line in text.splitlines() if " us" in line]
         assert all(("(the heuristic's estimate)" in line) != ("(the forest's prediction)" in line) for line in times)
-        assert all("forest's" in line for line in times[2:]) and "no time here is measured" in text
+        assert all("forest's" in line for line in times[2:]) and "all times are predictions" in text
         assert ("no selector is used" in text) == ("which is not used" in text) == (found["source"] == "analytic")
         assert ("which did not decide" in text) == (found["source"] != "learned" and bool(found["scores"]))
         seen.add(found["source"])

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C
 from tests.fakes import databases, synthetic
-from tuner import cli, inspection
+from tuner import cli
+from tuner.db import Store
+from tuner.learn import inspection
 from tuner.problems import shapes
 
 SKU = synthetic.SKU
@@ -65,7 +66,7 @@ def test_noise_is_that_of_the_newest_kernels_blocks(found):
 def test_failures_are_counted_by_status_and_config(found, database):
     with Store.open(database, mode="ro") as store:
         rows = store.load_measurements(sku=SKU, kernel_hash=CURRENT)
-    statuses = [row["status"] for row in rows]
+    statuses = [row.status for row in rows]
     assert found["failures"]["statuses"] == {status: statuses.count(status) for status in sorted(set(statuses))}
     failed = [entry for entry in found["failures"]["configs"]]
     assert (
@@ -114,7 +115,7 @@ def test_wrong_arguments(database, capsys, arguments, code):
 
 
 def test_without_any_database_the_recorded_snapshot_is_read(tmp_path, monkeypatch):
-    from tuner import sources
+    from tuner.learn import sources
 
     monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "none.db"))
     monkeypatch.setattr(sources, "snapshot_path", lambda sku: synthetic.make_small_database())
@@ -124,8 +125,7 @@ def test_without_any_database_the_recorded_snapshot_is_read(tmp_path, monkeypatc
 
 def test_an_empty_database_of_the_user_does_not_hide_the_recorded_one(tmp_path, monkeypatch):
     from tuner.db import Store
-
-    from tuner import sources
+    from tuner.learn import sources
 
     monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "own.db"))
     Store.open(tmp_path / "own.db", mode="rw").close()

@@ -1,4 +1,4 @@
-"""Where the reading commands take their data from: which database, which SKU, which device description."""
+"""Where commands that read take their data from: which database, which SKU, which device description."""
 
 from pathlib import Path
 
@@ -13,22 +13,21 @@ RECORDED_SKU = "nvidia-h200-sm132"
 
 
 def open_database(database: str) -> Store:
-    """Open a database for reading: the one named, else the user's own where it holds measurements, else the recorded
-    snapshot.
+    """Open a database for reading.
 
-    Raises: UsageError, StoreError, IntegrityError.
+    It is the one named, else the user's own if that holds measurements, else the recorded snapshot. Raises: UsageError,
+    StoreError, IntegrityError.
     """
     target = database or environment.tuner_database()
-    recorded = snapshot_path(RECORDED_SKU)
-    if not database and "://" not in target and recorded.exists() and not holds_measurements(Path(target)):
+    recorded, is_url = snapshot_path(RECORDED_SKU), "://" in target
+    if not database and not is_url and recorded.exists() and not holds_measurements(Path(target)):
         return Store.open(recorded, mode="immutable")
-    return Store.open(
-        target, mode="immutable" if "://" not in target and Path(target).absolute() == recorded.absolute() else "ro"
-    )
+    is_recorded = not is_url and Path(target).absolute() == recorded.absolute()
+    return Store.open(target, mode="immutable" if is_recorded else "ro")
 
 
 def holds_measurements(path: Path) -> bool:
-    """Return whether the database at `path` exists and has any measurement; a sweep that could not start leaves none."""
+    """Return whether there is a database at `path` that has measurements; a sweep that failed to start leaves none."""
     if not path.exists():
         return False
     with Store.open(path, mode="ro") as store:
@@ -36,8 +35,7 @@ def holds_measurements(path: Path) -> bool:
 
 
 def find_device(store: Store, name: str) -> _C.Device:
-    """Return the device `name` (SKU or short name such as h200); without a name, the only one that the database has
-    rows of.
+    """Return the device called `name`: a SKU, or a short name such as h200. "" means the only one in the database.
 
     Raises: UsageError for an unknown name, or where a name is needed.
     """
@@ -51,9 +49,9 @@ def find_device(store: Store, name: str) -> _C.Device:
 
 
 def find_ops(store: Store, sku: str, op: str = "") -> list[str]:
-    """Return the op kinds that the database has rows of on `sku`, or `op` where one is asked for.
+    """Return the op kinds that the database has rows of on `sku`, or only `op`.
 
-    Raises: UsageError, InconclusiveError.
+    Raises: UsageError for an unknown op kind; InconclusiveError where there are no rows.
     """
     if op not in ("", *OPS):
         raise errors.UsageError(f"--op {op}: must be one of {', '.join(OPS)}")
@@ -66,8 +64,8 @@ def find_ops(store: Store, sku: str, op: str = "") -> list[str]:
     return found
 
 
-def recorded_boards(store: Store) -> dict:
-    """Return {SKU: device} of the boards in the database; a known SKU by its own description."""
+def recorded_boards(store: Store) -> dict[str, _C.Device]:
+    """Return {SKU: device} of the boards in the database; a known SKU has its own description, not the row's."""
     with store.reading() as connection:
         rows = list(queries.load_devices(connection).values())
     boards = {}
@@ -79,7 +77,7 @@ def recorded_boards(store: Store) -> dict:
 
 
 def known_device(name: str) -> _C.Device:
-    """Return the description of a GPU as sold. Raises: UsageError for an unknown name."""
+    """Return the description of a GPU as it is sold. Raises: UsageError for an unknown name."""
     try:
         return _C.Device.known(name)
     except DeepGemmError as error:
@@ -87,7 +85,7 @@ def known_device(name: str) -> _C.Device:
 
 
 def known_or_none(name: str) -> _C.Device | None:
-    """Return the description of a GPU as sold, None for an unknown name."""
+    """Return the description of a GPU as it is sold, None for an unknown name."""
     try:
         return _C.Device.known(name)
     except DeepGemmError:
@@ -95,9 +93,7 @@ def known_or_none(name: str) -> _C.Device | None:
 
 
 def device_at_hand(name: str) -> _C.Device:
-    """Return the device `name`, without a name the current GPU, without a GPU the one whose artefact comes with the
-    package.
-    """
+    """Return the device called `name`; "" means the GPU at hand, or without one the GPU of the recorded artefact."""
     if name:
         return known_device(name)
     try:

@@ -4,14 +4,13 @@ import json
 
 import numpy as np
 import pytest
-from tuner.db import Store
 
 from deep_gemm import _C
-from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.sweeps import run_sweep
 from tuner import cli
+from tuner.db import Store
+from tuner.learn import simulation
 from tuner.learn.dataset import load_dataset
-from tuner.search import simulation
-from tuner.search.sweep import Sweep, SweepOptions
 
 PROBLEMS = [
     _C.Problem("fp8_gemm", m, n, k)
@@ -23,8 +22,7 @@ PROBLEMS = [
 def recorded(tmp_path_factory):
     """A database of four problems, measured whole on simulated times."""
     path = tmp_path_factory.mktemp("simulate") / "recorded.db"
-    with Store.open(path) as store:
-        Sweep(SweepOptions(PROBLEMS, path, effort="full", backend="simulated"), store, InProcessWorker()).run()
+    run_sweep(path, PROBLEMS, effort="full")
     return path
 
 

@@ -1,9 +1,8 @@
-"""Replay a recorded database without a GPU: how near does a search by proposals come to measuring everything, at what
-cost?
+"""Replay a recorded database without a GPU: how near does a search come to measuring everything, and at what cost?
 
-A searcher sees what the recorded search rounds saw, config by config as it asks for them; it is scored on the
-confirmation rounds. The heuristic's pick is always known (every race measures it); the share counts it. TPE starts from
-the heuristic's estimates, as it does in a sweep; random search knows nothing.
+A searcher sees what the recorded search rounds saw, one config at a time as it asks for them, and is scored on the
+confirmation rounds. The heuristic's pick is always known, because every race measures it, and counts in the share that
+was measured. TPE starts from the heuristic's estimates, as in a sweep; random search knows nothing.
 """
 
 import math
@@ -14,26 +13,27 @@ import numpy as np
 from deep_gemm import _C
 from tuner.learn.dataset import CENSORED, UNMEASURED, Dataset
 from tuner.search import propose
+from tuner.search.propose import Outcome
 
 SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)
 SAMPLERS = ("tpe", "random")
 
 
 def choose_problems(data: Dataset, limit: int) -> np.ndarray:
-    """Return up to `limit` rows of `data` that were measured over their whole space, evenly spread (all of them for 0)."""
+    """Return up to `limit` full-space rows of `data`, evenly spread; 0 means all of them."""
     rows = np.flatnonzero(data.full_space)
     return rows if limit <= 0 or limit >= len(rows) else rows[np.linspace(0, len(rows) - 1, limit).round().astype(int)]
 
 
-def recorded_outcome(data: Dataset, row: int, column: int) -> tuple:
-    """Return (config, log ratio, status) as a searcher would have been told it."""
+def recorded_outcome(data: Dataset, row: int, column: int) -> Outcome:
+    """Return the outcome that a searcher would have been told."""
     if data.state[row, column] == CENSORED or math.isnan(data.search[row, column]):
-        return data.configs[column], float(data.log_ratio[row, column]), "censored"
-    return data.configs[column], float(data.search[row, column]), "ok"
+        return Outcome(data.configs[column], float(data.log_ratio[row, column]), "censored")
+    return Outcome(data.configs[column], float(data.search[row, column]), "ok")
 
 
 def replay(data: Dataset, row: int, sampler: str, seed: int, shares: Sequence[float]) -> list[float]:
-    """Search one problem by proposals; return the log regret of the best config found at each share of the space."""
+    """Search one problem; return the log regret of the best config known at each share of the space."""
     columns = {
         data.configs[column]: column for column in np.flatnonzero(data.candidate[row] & (data.state[row] != UNMEASURED))
     }
@@ -50,15 +50,14 @@ def replay(data: Dataset, row: int, sampler: str, seed: int, shares: Sequence[fl
             told = [recorded_outcome(data, row, columns[config]) for config in batch]
             proposer.tell(told)
             outcomes += told
-        best = min(
-            (outcome for outcome in outcomes if outcome[2] == "ok"), key=lambda outcome: outcome[1], default=outcomes[0]
-        )
-        regrets.append(float(data.regret_log(np.array([row]), np.array([columns[best[0]]]))[0]))
+        exact = [outcome for outcome in outcomes if outcome.status == "ok"]
+        best = min(exact, key=lambda outcome: outcome.log_ratio, default=outcomes[0])
+        regrets.append(float(data.regret_log(np.array([row]), np.array([columns[best.config]]))[0]))
     return regrets
 
 
 def describe(logs: Sequence[float]) -> dict:
-    """Return mean (geometric), 95 % quantile and maximum of log regrets, as regrets."""
+    """Return the geometric mean, the 95 % quantile and the maximum of log regrets, as regrets."""
     values = np.asarray(logs)
     return {
         "mean": math.expm1(values.mean()),
@@ -67,13 +66,18 @@ def describe(logs: Sequence[float]) -> dict:
     }
 
 
-def simulate(data: Dataset, rows: np.ndarray, seeds: Sequence[int], samplers: Sequence[str] = SAMPLERS, shares: Sequence[float] = SHARES,
-             on_done: Callable[[int, int], None] = lambda done, total: None) -> dict:  # fmt: skip
-    """Replay every sampler on every problem and seed. Return {"exhaustive": ..., "heuristic": ..., sampler: [one entry
-    per share]}.
+def simulate(
+    data: Dataset,
+    rows: np.ndarray,
+    seeds: Sequence[int],
+    samplers: Sequence[str] = SAMPLERS,
+    shares: Sequence[float] = SHARES,
+    on_done: Callable[[int, int], None] = lambda done, total: None,
+) -> dict:
+    """Replay every sampler on every problem and seed.
 
-    "exhaustive" is the config that all search rounds together would choose; all regrets are against the recorded
-    oracle.
+    Return {"exhaustive": ..., "heuristic": ..., sampler: [one entry per share]}, all as regrets against the recorded
+    oracle. "exhaustive" is the config that all search rounds together would choose.
     """
     searched = np.where(np.isnan(data.search), np.inf, data.search)[rows].argmin(axis=1)
     result: dict = {

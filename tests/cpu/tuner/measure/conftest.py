@@ -1,0 +1,21 @@
+"""Fixtures that the tests of measuring share."""
+
+import pytest
+
+from tests.fakes import cuda_backend
+from tuner.measure import backend as measure
+from tuner.measure import operands
+
+
+@pytest.fixture(autouse=True)
+def small_pools(monkeypatch):
+    """Make no more random data than a test needs."""
+    monkeypatch.setattr(operands, "MIN_POOL_BYTES", 1 << 16)
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """A CUDA backend on fakes."""
+    cuda_backend.install(monkeypatch)
+    monkeypatch.setattr(measure, "STEADY_LIMIT_S", 0.0)
+    return measure.CudaBackend()

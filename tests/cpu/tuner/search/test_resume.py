@@ -1,0 +1,189 @@
+"""Resuming: a sweep measures what is missing, and one that was killed anywhere comes to the same end."""
+
+import os
+import shutil
+import signal
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes import synthetic
+from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.spaces import make_space
+from tests.fakes.sweeps import read_all, run_sweep
+from tuner.search import past
+
+PROBLEMS = [_C.Problem("fp8_gemm", m, n, k) for m, n, k in ((64, 2112, 7168), (16, 1280, 8192), (333, 512, 1024))]
+DEVICE = _C.Device.known("h200")
+#: A few configs, where a test is about something else than the space.
+FEW = _C.get_candidates(PROBLEMS[0], DEVICE)[::8]
+#: A problem for searches by proposals, with a space that is large enough for them.
+SEARCHED = _C.Problem("fp8_gemm", 1024, 4096, 7168)
+SPACE = make_space(SEARCHED, DEVICE)
+HEURISTIC = [_C.get_analytic_config(problem, DEVICE) for problem in PROBLEMS]
+
+
+@pytest.fixture(autouse=True)
+def runtime_folder(tmp_path, monkeypatch):
+    """Keep the GPU's lock file out of the user's runtime folder."""
+    (tmp_path / "runtime").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+def run(path, worker=None, problems=PROBLEMS, **options) -> dict:
+    """Sweep the problems of this file, or others; return the summary."""
+    return run_sweep(path, problems, worker, **options)
+
+
+def winners(path) -> dict:
+    """Return {problem key: (winner, tie set)}."""
+    return {row.problem_key: (row.config, set(row.tie_set)) for row in read_all(path)[1]}
+
+
+def test_finished_problems_are_not_measured_again(tmp_path):
+    path = tmp_path / "a.db"
+    run(path, problems=PROBLEMS[:2], configs=FEW)
+    worker = InProcessWorker()
+    summary = run(path, worker, configs=FEW)
+    assert summary["already_measured"] == 2 and summary["measured"] == 1 and len(worker.jobs) == 1
+    assert run(path, resume=False, configs=FEW)["measured"] == 3
+
+
+def test_a_few_configs_do_not_count_as_the_whole_space(tmp_path):
+    path, space = tmp_path / "a.db", _C.get_candidates(PROBLEMS[0], DEVICE)
+    run(path, problems=PROBLEMS[:1], configs=FEW)
+    summary = run(path, problems=PROBLEMS[:1])
+    assert summary["already_measured"] == 0 and summary["measured"] == 1
+    assert {row.config_key for row in read_all(path)[0]} >= {config.key("fp8_gemm") for config in space}
+    assert (
+        run(path, problems=PROBLEMS[:1])["already_measured"]
+        == run(path, problems=PROBLEMS[:1], configs=FEW)["already_measured"]
+        == 1
+    )
+
+
+def test_four_fifths_of_the_space_are_enough(tmp_path):
+    space = list(dict.fromkeys([HEURISTIC[0], *_C.get_candidates(PROBLEMS[0], DEVICE)]))
+    for share, is_enough in ((0.78, 0), (0.82, 1)):
+        path = tmp_path / f"{share}.db"
+        run(path, problems=PROBLEMS[:1], configs=space[: round(share * len(space))])
+        assert run(path, problems=PROBLEMS[:1], time_budget_s=1e-6)["already_measured"] == is_enough
+
+
+def test_the_previous_winner_is_confirmed_again(tmp_path):
+    path = tmp_path / "a.db"
+    run(path, problems=PROBLEMS[:1], configs=FEW)
+    worker = InProcessWorker()
+    run(path, worker, problems=PROBLEMS[:1], configs=FEW, resume=False)
+    assert worker.jobs[0]["must_confirm"]
+
+
+def test_proposals_measure_a_share_and_resume_from_their_history(tmp_path):
+    path, problem = tmp_path / "a.db", [SEARCHED]
+    jobs = []
+
+    def stop(job: dict) -> None:
+        jobs.append(job)
+        if len(jobs) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(path, InProcessWorker(on_job=stop), problem, configs=SPACE, sampler="tpe", num_trials=60)
+    told = {row.config_key for row in read_all(path)[0]}
+    worker = InProcessWorker()
+    assert run(path, worker, problem, configs=SPACE, sampler="tpe", num_trials=60)["measured"] == 1
+    rows, best = read_all(path)
+    assert told < {row.config_key for row in rows} and len(best) == 1
+    assert 60 <= len({row.config_key for row in rows}) <= 66 < len(SPACE)
+    assert not any(row.role == "confirm" and row.block.status == "open" for row in rows)
+
+
+def test_a_search_counts_as_done_with_its_trials(tmp_path):
+    path, problem = tmp_path / "a.db", [SEARCHED]
+    run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=40)
+    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=40)["already_measured"] == 1
+    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=55)["measured"] == 1
+    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=55)["already_measured"] == 1
+    assert run(path, problems=problem, configs=SPACE, sampler="exhaustive")["measured"] == 1
+
+
+def test_open_batches_of_a_killed_search_are_no_cover():
+    machine, made = synthetic.Machine(), []
+    for config, status in zip(FEW, ("open", "finished", "open"), strict=False):
+        machine.block_id += 1
+        block = replace(machine.make_block(PROBLEMS[0], FEW[0]), status=status)
+        made.append(machine.make_row(block, config, "search", 1.0, 1.0, 0.0))
+    assert past.find_covered(made) == {PROBLEMS[0].key: {row.config_key for row in made[:2]}}
+    assert past.find_covered(made[2:]) == {}
+
+
+class DyingStore:
+    """A store whose process is killed right before its n-th writing call."""
+
+    WRITES = ("add_block", "add_measurements", "set_best", "start_sweep", "finish_sweep", "get_or_add_problem")
+    fatal = 0
+
+    def __init__(self, store):
+        self.store, self.count = store, 0
+
+    def __getattr__(self, name: str):
+        method = getattr(self.store, name)
+        if name not in self.WRITES:
+            return method
+
+        def counted(*arguments, **options):
+            self.count += 1
+            if self.count == DyingStore.fatal:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return method(*arguments, **options)
+
+        return counted
+
+
+def run_killed(path, fatal: int, problems=PROBLEMS[:2], **options) -> bool:
+    """Run a sweep in a child that is killed before its `fatal`-th write; return whether it was."""
+    DyingStore.fatal = fatal
+    child = os.fork()
+    if child == 0:
+        run(path, problems=problems, store_class=DyingStore, **({"configs": FEW} | options))
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_a_sweep_killed_anywhere_resumes_to_the_same_end(tmp_path):
+    run(tmp_path / "whole.db", problems=PROBLEMS[:2], configs=FEW)
+    expected_rows, expected = read_all(tmp_path / "whole.db")[0], winners(tmp_path / "whole.db")
+    fatal = 0
+    while True:
+        fatal += 1
+        path = tmp_path / f"killed{fatal}.db"
+        if not run_killed(path, fatal):
+            break
+        told = {(row.block.problem_key, row.config_key, row.role, row.median_us) for row in read_all(path)[0]}
+        run(path, problems=PROBLEMS[:2], configs=FEW)
+        rows = read_all(path)[0]
+        kept = Counter(
+            (row.block.problem_key, row.config_key, row.role) for row in rows if row.block.status == "finished"
+        )
+        assert winners(path) == expected
+        assert max(kept.values()) == 1 and len(kept) == len(expected_rows)
+        assert told <= {(row.block.problem_key, row.config_key, row.role, row.median_us) for row in rows}
+    assert fatal > 10
+
+
+def test_a_winner_older_than_its_problems_newest_block_is_chosen_again(tmp_path):
+    path = tmp_path / "a.db"
+    run(path, problems=PROBLEMS[:1], configs=[HEURISTIC[0]])
+    old = read_all(path)[1][0].block_id
+    for fatal in range(1, 20):
+        copy = tmp_path / f"killed{fatal}.db"
+        shutil.copy(path, copy)
+        assert run_killed(copy, fatal, PROBLEMS[:1], resume=False)
+        rows, best = read_all(copy)
+        if max(row.block.block_id for row in rows if row.block.status == "finished") > old == best[0].block_id:
+            break
+    assert run(copy, problems=PROBLEMS[:1], configs=FEW)["already_measured"] == 1
+    run(tmp_path / "whole.db", problems=PROBLEMS[:1], configs=FEW)
+    assert read_all(copy)[1][0].block_id > old and winners(copy) == winners(tmp_path / "whole.db")

@@ -1,0 +1,84 @@
+"""What a race is told (Plan) and what it reports (Result, Report), with the JSON form in which both travel.
+
+Imports nothing of the library: the process that only passes messages on needs no more than this.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How thoroughly one problem is measured.
+
+    `finalists` are confirmed at least. With `isolate` every timing is a message of its own, so that a fault can be
+    blamed on one config.
+    """
+
+    search_rounds: int
+    confirm_rounds: int
+    finalists: int
+    search_seconds: float
+    confirm_seconds: float
+    isolate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What one config got in one role, `search` or `confirm`. Times are microseconds, ratios are to the reference.
+
+    `config` is the config's index in the job; where a report is read back, the config itself takes its place.
+    """
+
+    config: object
+    role: str
+    status: str
+    error: str | None = None
+    max_abs_error: float | None = None
+    num_samples: int | None = None
+    median_us: float | None = None
+    mad_us: float | None = None
+    q10_us: float | None = None
+    q90_us: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    samples: list[float] | None = None
+
+    def to_json(self) -> dict:
+        """Return the fields that are known."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a race, and the device it ran on, report of one problem.
+
+    `seconds` are those of each stage. The last four are the device's, None where they cannot be read.
+    """
+
+    results: list[Result] = field(default_factory=list)
+    search_rounds: int | None = None
+    confirm_rounds: int | None = None
+    noise: float | None = None
+    reference_us: float | None = None
+    seconds: dict[str, float] = field(default_factory=dict)
+    anchor_us: float | None = None
+    clock_mhz: float | None = None
+    power_w: float | None = None
+    throttle: int | None = None
+
+    def to_json(self) -> dict:
+        """Return the report as JSON values."""
+        own = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "results"}
+        return own | {"results": [result.to_json() for result in self.results]}
+
+    @classmethod
+    def from_json(cls, document: dict, configs: Sequence) -> "Report":
+        """Read a report of a job with these `configs`.
+
+        Raises: ValueError, TypeError, KeyError, IndexError for anything that to_json does not write.
+        """
+        results = [Result(**row) for row in document["results"]]
+        results = [replace(result, config=configs[result.config]) for result in results]
+        return cls(**{**document, "results": results})

@@ -1,0 +1,87 @@
+"""Which configs a sweep measures for each problem, how many of them a search tries, and which kernels they need."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deep_gemm import _C
+from tuner.problems.fields import kernel_problem
+from tuner.problems.workload import DEFAULT
+from tuner.search import propose, wide_space
+from tuner.search.propose import Budget
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What to measure, and how.
+
+    `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES.
+    """
+
+    problems: list
+    database: str | Path
+    preset: str = ""
+    configs: list | None = None
+    space: str = "default"
+    sampler: str = "auto"
+    num_trials: int | None = None
+    effort: str = "quick"
+    seed: int = 0
+    workload: str = DEFAULT
+    shard: tuple[int, int] = (0, 1)
+    device: int = 0
+    time_budget_s: float | None = None
+    resume: bool = True
+    backend: str = "cuda"
+    argv: list = field(default_factory=list)
+
+
+def choose_candidates(problem, device, options: SweepOptions, winners: Sequence = ()) -> list:
+    """Return the configs to measure for `problem`: the given ones that are legal, or its space; and the heuristic's
+    pick.
+
+    A space gets the known `winners` too: a winner from beyond it must not lose its place because nobody measures it.
+    """
+    if options.configs is not None:
+        candidates = [config for config in options.configs if _C.is_legal(problem, config, device)]
+    else:
+        get_space = _C.get_candidates if options.space == "default" else wide_space.get_wide_space
+        legal_winners = (config for config in winners if _C.is_legal(problem, config, device))
+        candidates = [*get_space(problem, device), *legal_winners]
+    return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))
+
+
+def choose_trials(problem, device, options: SweepOptions, configs: list) -> Budget:
+    """Return which of `configs` a search counts as trials, and how many trials it makes.
+
+    In a wide space, configs of the default space do not count: where those were swept already, the search beyond them
+    still has all its trials.
+    """
+    beyond = frozenset(configs).difference(_C.get_candidates(problem, device))
+    if options.space == "default" or options.configs is not None or not beyond:
+        return Budget(frozenset(configs), min(options.num_trials or propose.default_trials(len(configs)), len(configs)))
+    default = min(propose.default_trials(len(beyond)), wide_space.WIDE_TRIALS)
+    return Budget(beyond, min(options.num_trials or default, len(beyond)))
+
+
+def find_ops(problems: Iterable) -> list[str]:
+    """Return the op kinds of problems, in order."""
+    return list(dict.fromkeys(problem.op for problem in problems))
+
+
+def find_kernels(candidates: dict) -> list[tuple]:
+    """Return the different kernels of {problem: configs} as (problem, config), see fields.kernel_problem."""
+    pairs = ((kernel_problem(problem), configs) for problem, configs in candidates.items())
+    return list(dict.fromkeys((kernel, config) for kernel, configs in pairs for config in configs))
+
+
+def count_measurements(options: SweepOptions, device, candidates: dict) -> int:
+    """Return how many configs a sweep of {problem: configs} measures: all of them, or the trials of a search."""
+    return sum(
+        (
+            len(configs)
+            if propose.choose_sampler(options.sampler, len(configs)) == "exhaustive"
+            else choose_trials(problem, device, options, configs).number
+        )
+        for problem, configs in candidates.items()
+    )

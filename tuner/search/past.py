@@ -1,0 +1,132 @@
+"""What earlier sweeps left in the store, read so that a new sweep can go on where they stopped.
+
+A problem is finished when its last block is. Its winner is stored in a transaction of its own right after; where a
+sweep was killed in between, the winner is missing or old, and is chosen again here from the stored rows.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import NamedTuple
+
+from deep_gemm import _C
+from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
+from tuner.search.propose import Outcome
+from tuner.search.winners import Winner, choose_winner
+
+#: The order of a block that does not exist: older than all others.
+NEVER = ("", 0)
+
+
+class StoredWinner(NamedTuple):
+    """A winner that was chosen from stored rows."""
+
+    problem: _C.Problem
+    block_id: int
+    winner: Winner
+
+
+class Past:
+    """The rows of one sweep's identities, {op kind: Identity}."""
+
+    def __init__(self, store, identities: dict[str, Identity]):
+        self.store, self.identities = store, identities
+
+    def load_rows(self, role: str) -> list[MeasurementRow]:
+        """Return the stored rows of one role."""
+        return [
+            row
+            for identity in self.identities.values()
+            for row in self.store.load_measurements(role=role, **asdict(identity))
+        ]
+
+    def load_best(self) -> list[WinnerRow]:
+        """Return the stored winners."""
+        return [row for identity in self.identities.values() for row in self.store.load_best(**asdict(identity))]
+
+    def load_previous_winners(self) -> dict[str, list]:
+        """Return {problem key: winners} of this SKU and regime under any kernel hash, which are to be confirmed again."""
+        winners: dict[str, list] = {}
+        for op, identity in self.identities.items():
+            for row in self.store.load_best(sku=identity.sku, op=op, regime=identity.regime):
+                winners.setdefault(row.problem_key, []).append(row.config)
+        return winners
+
+
+def find_history(rows: list[MeasurementRow], device) -> dict[str, list[Outcome]]:
+    """Return {problem key: outcomes} of search rows, from which a search goes on.
+
+    The ratios of a block are to its reference. Where that is not the heuristic's pick of today, because the heuristic
+    has changed since, they cannot be compared with new ones and are left out.
+    """
+    history: dict[str, list[Outcome]] = {}
+    picks: dict[str, _C.Config] = {}
+    configs = {row.config_id: row.config for row in rows}
+    for row in rows:
+        key = row.block.problem_key
+        if key not in picks:
+            picks[key] = _C.get_analytic_config(row.block.problem, device)
+        if configs.get(row.block.reference_config_id) == picks[key]:
+            log_ratio = math.log(row.ratio) if row.ratio else None
+            history.setdefault(key, []).append(Outcome(row.config, log_ratio, row.status))
+    return history
+
+
+def block_order(block: BlockRow) -> tuple:
+    """Return the sort key of blocks by age: the time first, because a merge of databases renumbers blocks."""
+    return block.created, block.block_id
+
+
+def find_missing_winners(
+    rows: list[MeasurementRow], best: list[WinnerRow], device, portfolio: set
+) -> list[StoredWinner]:
+    """Choose winners for the problems whose newest finished block is newer than their stored winner, if any."""
+    ages = {row.block.block_id: block_order(row.block) for row in rows}
+    known = {row.problem_key: ages.get(row.block_id, NEVER) for row in best}
+    blocks: dict[int, list[MeasurementRow]] = {}
+    for row in sorted(rows, key=lambda row: block_order(row.block)):
+        is_newer = block_order(row.block) > known.get(row.block.problem_key, NEVER)
+        if row.role == "confirm" and row.block.status == "finished" and is_newer:
+            blocks.setdefault(row.block.block_id, []).append(row)
+    found = {}
+    for block_rows in blocks.values():
+        block, winner = block_rows[0].block, choose_stored_winner(block_rows, device, portfolio)
+        if winner is not None:
+            found[block.problem_key] = StoredWinner(block.problem, block.block_id, winner)
+    return list(found.values())
+
+
+def choose_stored_winner(rows: list[MeasurementRow], device, portfolio: set) -> Winner | None:
+    """Return the winner among the confirmation rows of one block, None where none of them is right."""
+    block = rows[0].block
+    reference = next((row for row in rows if row.is_reference), rows[0])
+    heuristic = _C.get_analytic_config(block.problem, device)
+    return choose_winner(rows, heuristic, reference.median_us, block.noise or 0.0, portfolio)
+
+
+def find_covered(rows: Iterable[MeasurementRow]) -> dict[str, set[str]]:
+    """Return {problem key: keys of the configs with search rows up to the problem's newest finished block}.
+
+    The batches of a search stay open blocks. Only when the last block of the search is finished do they count.
+    """
+    rows = list(rows)
+    newest: dict[str, tuple] = {}
+    for row in rows:
+        if row.block.status == "finished":
+            key = row.block.problem_key
+            newest[key] = max(block_order(row.block), newest.get(key, NEVER))
+    covered: dict[str, set[str]] = {}
+    for row in rows:
+        if block_order(row.block) <= newest.get(row.block.problem_key, NEVER):
+            covered.setdefault(row.block.problem_key, set()).add(row.config_key)
+    return covered
+
+
+def find_quarantined(rows: list[MeasurementRow]) -> dict:
+    """Return {(op kind, config): reason} of configs that crashed or hung on a problem and were never timed on it."""
+    fine = {(row.block.problem_key, row.config_key) for row in rows if row.status in ("ok", "censored")}
+    return {
+        (row.block.problem.op, row.config): f"{row.status} on {row.block.problem}"
+        for row in rows
+        if row.status in ("crash", "timeout") and (row.block.problem_key, row.config_key) not in fine
+    }
