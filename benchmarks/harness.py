@@ -21,7 +21,7 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.ahead import compile_all
 from deep_gemm.jit.build import get_cubin
 from tuner.measure.statistics import median
-from tuner.problems.fields import kernel_problem
+from tuner.problems.fields import kernel_identity
 
 from .choices import Choices
 from .cold_timer import FLUSH_BYTES, ColdTimer
@@ -141,7 +141,7 @@ class Benchmark:
         return calls, splits
 
     def _load(self, problem, config):
-        key = (kernel_problem(problem), config)
+        key = (kernel_identity(problem), config)
         if key not in self.kernels:
             result = get_cubin(problem, config)
             self.kernels[key] = _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)

@@ -116,7 +116,7 @@ def forget() -> None:
 
 def _get_kernel(problem: "_C.Problem", config: "_C.Config", is_refused: bool = False):
     """Return the compiled kernel; `is_refused` as for build.get_cubin."""
-    key = (config, _C.kernel_problem(problem))
+    key = (config, _C.kernel_identity(problem))
     result = None if is_refused else _kernels.get(key)
     if result is None:
         result = build.get_cubin(problem, config, is_refused=is_refused)

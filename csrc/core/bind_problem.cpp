@@ -205,7 +205,7 @@ void bind_problem(py::module_& m) {
         .def("__str__", [](const Problem& self) { return to_string(self); })
         .def("__repr__", &problem_repr);
     bind_problem_identity(problem);
-    m.def("kernel_problem", &kernel_problem, "problem"_a,
+    m.def("kernel_identity", &kernel_identity, "problem"_a,
           "Return what a kernel for `problem` is compiled for besides its config: equal for all problems that the "
           "kernel serves.");
 }

@@ -136,7 +136,7 @@ size_t hash_value(const Problem& problem) {
     return size_t(mix(sum + uint64_t(problem.op)));
 }
 
-Problem kernel_problem(const Problem& problem) {
+Problem kernel_identity(const Problem& problem) {
     const OpKind& kind = op_kind(problem.op);
     Problem kernel = problem;
     if (!(problem.compiled_dims & Problem::kCompileM)) kernel.m = 1;

@@ -149,7 +149,7 @@ struct VariantKey {
 VariantKey variant_key(const Problem& problem);
 
 // What a kernel is compiled for besides its config: equal for all problems that the kernel serves.
-Problem kernel_problem(const Problem& problem);
+Problem kernel_identity(const Problem& problem);
 
 // Check every field of `problem` and the rules between them; throws Error(kProblem) that names the first bad one.
 void check_problem(const Problem& problem);

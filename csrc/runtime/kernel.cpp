@@ -146,7 +146,7 @@ const LoadedKernel& load_kernel(const Gpu& gpu, const Problem& problem, const Co
                                 const std::string& name) {
     static std::vector<std::unique_ptr<LoadedKernel>> kernels;
     check_legal(gpu, problem, config);
-    const Problem identity = kernel_problem(problem);
+    const Problem identity = kernel_identity(problem);
     for (const auto& kernel : kernels)
         if (is_same(*kernel, gpu, identity, config, cubin, name)) return *kernel;
     kernels.push_back(load_new(gpu, identity, config, cubin, name));

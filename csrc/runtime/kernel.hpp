@@ -14,7 +14,7 @@ namespace deep_gemm {
 
 struct LoadedKernel {
     const Gpu* gpu;
-    Problem problem;  // as kernel_problem makes it
+    Problem problem;  // as kernel_identity makes it
     Config config;
     std::string name;
     std::string cubin;      // the verified bytes that were loaded; they identify the kernel

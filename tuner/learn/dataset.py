@@ -22,7 +22,7 @@ from tuner import errors
 from tuner.db.rows import Identity, MeasurementRow
 from tuner.learn.families import find_families
 from tuner.learn.sources import find_device
-from tuner.problems.fields import OPS, kernel_problem
+from tuner.problems.fields import OPS, kernel_identity
 from tuner.problems.shapes import model_names
 
 #: An illegal, pointless or unmeasured config counts as twice as slow; training targets are clipped to this as well.
@@ -154,7 +154,7 @@ def config_order(config) -> tuple:
 def find_quarantined(by_problem: dict) -> dict:
     """Return {config: kernels} of the configs that failed on some problem and never succeeded on it.
 
-    `kernels` are the problems, as kernel_problem makes them, whose kernel did not build: the config is not used for
+    `kernels` are the problems, as kernel_identity makes them, whose kernel did not build: the config is not used for
     those. It is None where the config failed in another way: then the config stays out of every artefact.
     """
     failed, fine = {}, set()
@@ -168,13 +168,13 @@ def find_quarantined(by_problem: dict) -> dict:
     found: dict = {}
     for (problem, config), is_general in failed.items():
         if (problem, config) not in fine and found.get(config, ()) is not None:
-            found[config] = None if is_general else {*found.get(config, ()), kernel_problem(problem)}
+            found[config] = None if is_general else {*found.get(config, ()), kernel_identity(problem)}
     return found
 
 
 def quarantined_for(problem, quarantined: dict) -> set:
     """Return the configs that must not be used for `problem`."""
-    kernel = kernel_problem(problem)
+    kernel = kernel_identity(problem)
     return {config for config, kernels in quarantined.items() if kernels is None or kernel in kernels}
 
 
@@ -222,7 +222,7 @@ def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarant
         best_known[config] = (value, state)
     search = {config: value for (config, state), value in known.items() if state == SEARCHED}
     candidates = frozenset(_C.get_candidates(problem, device)) - quarantined
-    beyond = frozenset(best_known).difference(default_space(kernel_problem(problem), device))
+    beyond = frozenset(best_known).difference(default_space(kernel_identity(problem), device))
     return Entry(problem, heuristic, best_known, search, candidates, beyond, heuristic_time(rows, heuristic))
 
 

@@ -21,7 +21,7 @@ from tuner.measure.operands import OperandPool, get_factors, get_head_splits
 from tuner.measure.protocol import parse_job
 from tuner.measure.race import Check, Race
 from tuner.measure.telemetry import Telemetry
-from tuner.problems.fields import kernel_problem
+from tuner.problems.fields import kernel_identity
 from tuner.problems.workload import Workload, make_groups
 
 DEVICE = "cuda"
@@ -93,7 +93,7 @@ class CudaBackend:
 
     def get_kernel(self, problem, config) -> tuple["_C.Kernel", bool]:
         """Return the loaded kernel and whether it was loaded just now. Raises: CompileError, LaunchError."""
-        key = kernel_problem(problem), config
+        key = kernel_identity(problem), config
         if key in self.kernels:
             return self.kernels[key], False
         result = get_cubin(problem, config)

@@ -36,7 +36,7 @@ KERNEL_FIELDS = tuple(field.name for field in _C.PROBLEM_FIELDS if field.role ==
 #: choice of a config.
 VARIANT_FIELDS = (*KERNEL_FIELDS, "batch_invariant")
 #: What a kernel for a problem is compiled for besides its config: equal for all problems that the kernel serves.
-kernel_problem = _C.kernel_problem
+kernel_identity = _C.kernel_identity
 
 
 def to_problem(row: Mapping) -> _C.Problem:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deep_gemm import _C
-from tuner.problems.fields import kernel_problem
+from tuner.problems.fields import kernel_identity
 from tuner.problems.workload import DEFAULT
 from tuner.search import propose, wide_space
 from tuner.search.propose import Budget
@@ -70,8 +70,8 @@ def find_ops(problems: Iterable) -> list[str]:
 
 
 def find_kernels(candidates: dict) -> list[tuple]:
-    """Return the different kernels of {problem: configs} as (problem, config), see fields.kernel_problem."""
-    pairs = ((kernel_problem(problem), configs) for problem, configs in candidates.items())
+    """Return the different kernels of {problem: configs} as (problem, config), see fields.kernel_identity."""
+    pairs = ((kernel_identity(problem), configs) for problem, configs in candidates.items())
     return list(dict.fromkeys((kernel, config) for kernel, configs in pairs for config in configs))
 
 

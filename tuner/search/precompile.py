@@ -2,7 +2,7 @@
 
 NVRTC runs inside the process that calls it and cannot be interrupted, so it never runs in the sweep's own process. The
 measuring process finds the cubins in the disk cache; only the compiler's report comes back here. A kernel is a pair of
-a problem as fields.kernel_problem makes it and a config: sizes are run-time arguments, so that one kernel serves all
+a problem as fields.kernel_identity makes it and a config: sizes are run-time arguments, so that one kernel serves all
 problems of a variant.
 """
 

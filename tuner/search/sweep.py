@@ -16,7 +16,7 @@ from tuner.db.rows import Identity
 from tuner.measure.devices import choose_visible_device, read_device
 from tuner.measure.gpu_lock import GpuLock
 from tuner.measure.worker_client import MeasuringWorker
-from tuner.problems.fields import kernel_problem
+from tuner.problems.fields import kernel_identity
 from tuner.problems.workload import Workload, name_regime
 from tuner.search import past, precompile, propose, recording
 from tuner.search.candidates import (
@@ -182,7 +182,7 @@ class Sweep:
 
     def compile_missing(self, problem, configs: list) -> dict:
         """Compile those of `configs` that are not compiled yet; return {config: Compiled} of the problem's variant."""
-        known = self.compiled.setdefault(kernel_problem(problem), {})
+        known = self.compiled.setdefault(kernel_identity(problem), {})
         for outcomes in self.compile({problem: [config for config in configs if config not in known]}).values():
             known.update(outcomes)
         return known
@@ -241,7 +241,7 @@ class Sweep:
 
     def measure(self, problem, configs: list, request: Request) -> None:
         """Measure one problem and store its blocks and winner. Raises: ProblemFailed."""
-        compiled = self.compiled.setdefault(kernel_problem(problem), {})
+        compiled = self.compiled.setdefault(kernel_identity(problem), {})
         plan, compile_missing = EFFORTS[self.options.effort], partial(self.compile_missing, problem)
         run = ProblemRun(
             problem, self.device, configs, compile_missing, self.worker, self.suspects, plan, self.workload

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from deep_gemm import _C
-from tuner.problems.fields import get_group_rows, is_fp8, kernel_problem, replace_problem
+from tuner.problems.fields import get_group_rows, is_fp8, kernel_identity, replace_problem
 
 SPACES = ("default", "wide")
 #: A search measures at most this many configs beyond the default space unless it is told otherwise: four batches.
@@ -31,7 +31,7 @@ def get_wide_space(problem, device) -> list:
 
     All are different.
     """
-    space = get_grid(kernel_problem(replace_problem(problem, compiled_dims="")), device)
+    space = get_grid(kernel_identity(replace_problem(problem, compiled_dims="")), device)
     fitting = (
         config for config in space if _C.is_legal(problem, config, device) and not is_pointless(problem, config, device)
     )
@@ -40,7 +40,7 @@ def get_wide_space(problem, device) -> list:
 
 @lru_cache(NUM_CACHED)
 def get_grid(variant, device) -> tuple:
-    """Return every config of the grid that is legal for a variant, which is a problem made by fields.kernel_problem."""
+    """Return every config of the grid that is legal for a variant, which is a problem made by fields.kernel_identity."""
     return tuple(config for tile in make_tiles(variant) for config in fit_rings(variant, tile, device))
 
 

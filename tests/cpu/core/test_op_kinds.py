@@ -79,19 +79,19 @@ def test_as_dict_may_leave_out_defaults():
 
 def test_every_variant_has_a_kernel_and_a_default_space_of_its_own():
     device = _C.Device.known("h200")
-    assert len({_C.kernel_problem(problem) for problem in VARIANTS}) == len(VARIANTS)
+    assert len({_C.kernel_identity(problem) for problem in VARIANTS}) == len(VARIANTS)
     for problem in itertools.chain(VARIANTS, reversed(VARIANTS)):
-        space = set(_C.get_default_space(_C.kernel_problem(problem), device))
+        space = set(_C.get_default_space(_C.kernel_identity(problem), device))
         assert set(_C.get_candidates(problem, device)) <= space
 
 
 def test_a_kernel_serves_all_sizes_groups_and_policies():
     problem = make_grouped(CONTIGUOUS[0], 1024, 512, 512, 4)
-    kernel = _C.kernel_problem(problem)
+    kernel = _C.kernel_identity(problem)
     for change in ({"m": 2048}, {"num_groups": 2}, {"alignment": 256}, {"num_sms": 8}, {"batch_invariant": True}):
-        assert _C.kernel_problem(_C.Problem(**problem.as_dict() | change)) == kernel
+        assert _C.kernel_identity(_C.Problem(**problem.as_dict() | change)) == kernel
     for change in ({"recipe": "1d1d"}, {"d_dtype": "fp32"}, {"scale_layout": "any"}, {"compiled_dims": "n"}):
-        assert _C.kernel_problem(_C.Problem(**problem.as_dict() | change)) != kernel
-    assert kernel.alignment == _C.ANY_TILE_ALIGNMENT and _C.kernel_problem(kernel) == kernel
-    fixed = _C.kernel_problem(_C.Problem("fp8_gemm", 3, 5, 7, compiled_dims="mk", num_sms=9))
+        assert _C.kernel_identity(_C.Problem(**problem.as_dict() | change)) != kernel
+    assert kernel.alignment == _C.ANY_TILE_ALIGNMENT and _C.kernel_identity(kernel) == kernel
+    fixed = _C.kernel_identity(_C.Problem("fp8_gemm", 3, 5, 7, compiled_dims="mk", num_sms=9))
     assert (fixed.m, fixed.n, fixed.k, fixed.num_sms) == (3, 1, 7, 0)

@@ -323,9 +323,9 @@ def test_what_a_kernel_depends_on():
     wide = make_grouped(
         FP8, 500, 600, 700, 9, alignment=256, num_sms=60, recipe="1d1d", compiled_dims="n", batch_invariant=True
     )
-    identity = _C.kernel_problem(wide)
+    identity = _C.kernel_identity(wide)
     assert (identity.m, identity.n, identity.k, identity.num_groups, identity.num_sms) == (1, 600, 1, 1, 0)
     assert identity.recipe == "1d1d" and not identity.batch_invariant
-    assert identity == _C.kernel_problem(make_grouped(FP8, 5, 600, 7, 2, recipe="1d1d", compiled_dims="n"))
+    assert identity == _C.kernel_identity(make_grouped(FP8, 5, 600, 7, 2, recipe="1d1d", compiled_dims="n"))
     masked = make_grouped(BF16, 500, 600, 700, 9, expected_m=48)
-    assert _C.kernel_problem(masked) == _C.kernel_problem(make_grouped(BF16, 8, 8, 8, 1))
+    assert _C.kernel_identity(masked) == _C.kernel_identity(make_grouped(BF16, 8, 8, 8, 1))

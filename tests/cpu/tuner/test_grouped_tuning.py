@@ -20,7 +20,7 @@ from tuner.learn import inspection, train, validate
 from tuner.learn.baselines import find_nearest
 from tuner.learn.dataset import load_dataset
 from tuner.problems import shapes
-from tuner.problems.fields import OPS, get_tokens, get_work, kernel_problem, replace_problem
+from tuner.problems.fields import OPS, get_tokens, get_work, kernel_identity, replace_problem
 from tuner.search import wide_space
 from tuner.search.candidates import SweepOptions, choose_candidates, find_kernels
 from tuner.ship import export
@@ -288,12 +288,12 @@ def test_one_kernel_serves_all_groups_and_alignments():
         replace_problem(problem, alignment=256),
         replace_problem(problem, n=520),
     ]
-    assert {kernel_problem(other) for other in others} == {kernel_problem(problem)} and kernel_problem(
+    assert {kernel_identity(other) for other in others} == {kernel_identity(problem)} and kernel_identity(
         problem
     ).alignment == _C.ANY_TILE_ALIGNMENT
     masked = make_grouped(MASKED[0], 1024, 512, 512, 4, expected_m=20)
-    assert kernel_problem(masked) == make_grouped(MASKED[0], 1, 1, 1, 1)
-    assert kernel_problem(make_grouped(K_GROUPED[0], 64, 64, 256, 2, group_layout="blocks")).group_layout == "blocks"
+    assert kernel_identity(masked) == make_grouped(MASKED[0], 1, 1, 1, 1)
+    assert kernel_identity(make_grouped(K_GROUPED[0], 64, 64, 256, 2, group_layout="blocks")).group_layout == "blocks"
     configs = _C.get_candidates(problem, H200)
     assert len(find_kernels({problem: configs, others[0]: configs})) == len(configs)
 
@@ -301,7 +301,7 @@ def test_one_kernel_serves_all_groups_and_alignments():
 @pytest.mark.parametrize("op", GROUPED_OPS)
 def test_every_config_of_a_space_is_legal_for_the_kernels_own_problem(op):
     problem = make_grouped(op, 4096, 4096, 4096, 8)
-    identity = kernel_problem(problem)
+    identity = kernel_identity(problem)
     for config in {
         *_C.get_default_space(problem, H200),
         *choose_candidates(problem, H200, SweepOptions([problem], "")),

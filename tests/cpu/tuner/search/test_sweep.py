@@ -11,7 +11,7 @@ from tests.fakes.sweeps import read_all, run_sweep
 from tuner import cli
 from tuner.db.rows import MeasurementRow
 from tuner.measure.worker_client import DeviceRetired
-from tuner.problems.fields import kernel_problem
+from tuner.problems.fields import kernel_identity
 from tuner.search.precompile import Compiled
 from tuner.search.sweep import Sweep
 
@@ -151,7 +151,7 @@ def test_configs_that_do_not_compile_are_rows_and_not_launched(tmp_path, monkeyp
         first: Compiled("compile_error", error="log"),
         second: Compiled("spill", 168, 64, 300.0, "nvrtc", "13.0", "64 bytes of registers spilled"),
     }
-    monkeypatch.setattr(Sweep, "compile", lambda self, candidates: {kernel_problem(PROBLEMS[0]): outcomes})
+    monkeypatch.setattr(Sweep, "compile", lambda self, candidates: {kernel_identity(PROBLEMS[0]): outcomes})
     worker = InProcessWorker()
     run(tmp_path / "a.db", worker, problems=PROBLEMS[:1])
     assert [failures_of(tmp_path / "a.db", config)[0].status for config in (first, second)] == [

@@ -19,7 +19,7 @@ from tuner.db import Store
 from tuner.db.rows import BlockRow, MeasurementRow
 from tuner.learn import learner
 from tuner.learn.dataset import build_dataset, load_dataset
-from tuner.problems.fields import CONFIG_FIELDS, kernel_problem, replace_problem, to_config
+from tuner.problems.fields import CONFIG_FIELDS, kernel_identity, replace_problem, to_config
 from tuner.search import candidates, past, propose, wide_space
 from tuner.search.candidates import SweepOptions, find_kernels
 from tuner.search.precompile import Compiled
@@ -265,7 +265,7 @@ def test_a_wide_search_compiles_what_it_proposes(tmp_path, monkeypatch):
     worker = InProcessWorker()
     assert run(tmp_path / "a.db", worker, [FP8])["measured"] == 1
     assert len(compiled) == len(set(compiled)) <= len(measured(tmp_path / "a.db", FP8))
-    assert {problem for problem, _ in compiled} == {kernel_problem(FP8)}
+    assert {problem for problem, _ in compiled} == {kernel_identity(FP8)}
     launched = {
         to_config(dict(zip(CONFIG_FIELDS, values, strict=True))) for job in worker.jobs for values in job["configs"]
     }
