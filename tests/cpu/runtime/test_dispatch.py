@@ -207,12 +207,12 @@ def built(monkeypatch):
     plan.forget()
 
 
-def test_a_kernel_is_remembered_by_all_that_it_depends_on():
-    of_a_call = {"m", "n", "k", "num_sms", "num_groups", "expected_m", "alignment", "compiled_dims", "batch_invariant"}
-    assert (
-        set(plan._VARIANT) | of_a_call == set(_C.Problem("fp8_gemm", 1, 1, 1).as_dict())
-        and not set(plan._VARIANT) & of_a_call
-    )
+def test_every_variant_and_compiled_size_has_a_kernel_of_its_own(built):
+    config = _C.Config(64, 64, 4)
+    changes = [{}, {"recipe": "1d1d"}, {"d_dtype": "fp32"}, {"c_mode": "general"}, {"scale_layout": "any"}]
+    changes += [{"compiled_dims": "n"}, {"compiled_dims": "n", "n": 128}]
+    problems = [_C.Problem(**({"op": "fp8_gemm", "m": 64, "n": 64, "k": 64} | change)) for change in changes]
+    assert len({plan._get_kernel(problem, config) for problem in problems * 2}) == len(built) == len(changes)
 
 
 def test_a_kernel_serves_any_groups(built):
