@@ -148,7 +148,7 @@ def load_measurements(connection: Connection, path: object, wanted: Filter) -> l
 
 
 def join_measurements(connection: Connection, path: object, wanted: Filter) -> tuple[list[MeasurementRow], list[bool]]:
-    """Return measured rows with everything that they refer to, and for each whether its config is legal on its board."""
+    """Return measured rows with all that they refer to, and for each whether its config is legal on its board."""
     configs, devices = load_configs(connection, path), load_devices(connection)
     check_devices(path, devices)
     blocks, reports = load_blocks(connection, path, wanted, devices), load_reports(connection)

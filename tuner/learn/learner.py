@@ -73,7 +73,7 @@ class Learned:
 
 @dataclass(frozen=True)
 class Choices:
-    """A selector's choice per row: the column with guards and without them (`alone`), and whether the model answered."""
+    """A selector's choice per row: the column with guards and without (`alone`), and whether the model answered."""
 
     column: np.ndarray
     alone: np.ndarray
@@ -214,7 +214,7 @@ def cost_of(log_ratio: np.ndarray) -> float:
 def predict_left_out(
     families: np.ndarray, features: np.ndarray, targets: np.ndarray, settings: Settings
 ) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Return scores and spreads of forests that did not see the row's family, and per slack whether it is in the hull."""
+    """Return scores and spreads of forests that never saw the row's family, and per slack whether it is in the hull."""
     scores, spreads = np.zeros(targets.shape), np.zeros(targets.shape)
     inside = {slack: np.zeros(len(features), bool) for slack in SLACKS}
     for fold in split_families(families, GUARD_FOLDS):

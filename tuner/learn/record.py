@@ -1,4 +1,4 @@
-"""What `training.json` holds: what a selector was trained on, with what, and what came out, except the forest itself."""
+"""What `training.json` holds: data, software and settings of a training, and its result without the forest."""
 
 import json
 from collections import Counter

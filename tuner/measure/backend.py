@@ -278,7 +278,7 @@ class Anchor:
         return self.events[0].elapsed_time(self.events[1]) * 1e3 / ANCHOR_LAUNCHES
 
     def warm_up(self) -> None:
-        """Once per process, run windows until three in a row agree within STEADY_TOLERANCE or STEADY_LIMIT_S is over."""
+        """Once per process, run windows until three in a row agree within STEADY_TOLERANCE or time is over."""
         end, last = time.monotonic() + STEADY_LIMIT_S, []
         while not self.is_warm and time.monotonic() < end:
             last = [*last[-2:], self.run_window()]

@@ -45,7 +45,7 @@ class Past:
         return [row for identity in self.identities.values() for row in self.store.load_best(**asdict(identity))]
 
     def load_previous_winners(self) -> dict[str, list]:
-        """Return {problem key: winners} of this SKU and regime under any kernel hash, which are to be confirmed again."""
+        """Return {problem key: winners} of this SKU and regime under any kernel hash; they are confirmed again."""
         winners: dict[str, list] = {}
         for op, identity in self.identities.items():
             for row in self.store.load_best(sku=identity.sku, op=op, regime=identity.regime):

@@ -195,7 +195,7 @@ class ProblemRun:
         return bool(failures)
 
     def max_attempts(self) -> int:
-        """Return how many attempts can help: every strike of a config, the one that turns on isolation, the last one."""
+        """Return how many attempts can help: one per strike, the one that turns on isolation, and the last."""
         return STRIKES * len(self.estimates) + 2
 
     def choose_reference(self):

@@ -1,4 +1,4 @@
-"""Both op kinds and several variants through the whole loop: sweep on simulated times, train, evaluate, export, select."""
+"""Dense op kinds and variants through the whole loop: sweep on simulated times, train, evaluate, export, select."""
 
 import json
 

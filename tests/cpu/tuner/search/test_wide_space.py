@@ -204,7 +204,7 @@ def test_neither_space_stands_for_the_other(tmp_path):
 
 
 class Both:
-    """A store that shows the rows of one op kind's problem under a second size too, because a table needs two problems."""
+    """A store that shows the rows of a problem under a second size too, because a table needs two problems."""
 
     def __init__(self, store, op: str):
         self.store, self.op = store, op
