@@ -73,7 +73,7 @@ def time_compiler(compiler: str, pairs: list) -> list[dict]:
         except CompileError as error:  # the others still count, and the exit code tells
             row = {"compiler": compiler, "variant": str(variant), "config": str(config), "failed": str(error)[:500]}
         rows += [row] if index else []  # the first compilation loads the compiler
-        if len(rows) % 10 == 0 and rows or len(rows) == len(pairs):
+        if (len(rows) % 10 == 0 and rows) or len(rows) == len(pairs):
             print(f"{compiler}: {len(rows)} of {len(pairs)}", flush=True)
     return rows
 

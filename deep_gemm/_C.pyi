@@ -1,12 +1,15 @@
 """Native core of deep_gemm. Written by `make stubs`: do not edit."""
 
-from collections.abc import Sequence
-from typing import Any, final, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 ANY_TILE_ALIGNMENT: int
+CONFIG_FIELDS: tuple[Field, ...]
 FEATURES_VERSION: int
 HEURISTIC_VERSION: str
 LAUNCH_ABI: int
+OP_KINDS: tuple[OpKind, ...]
+PROBLEM_FIELDS: tuple[Field, ...]
 TILE_QUEUE_BYTES: int
 
 @final
@@ -25,15 +28,15 @@ class Choice:
 class Config:
     def __init__(
         self,
-        block_m: object,
-        block_n: object,
-        num_stages: object,
+        block_m: int,
+        block_n: int,
+        num_stages: int,
         *,
-        block_k: object = 128,
-        cluster_m: object = 1,
-        cluster_n: object = 1,
-        split_k: object = 1,
-        swap_ab: object = 0,
+        block_k: int = 128,
+        cluster_m: int = 1,
+        cluster_n: int = 1,
+        split_k: int = 1,
+        swap_ab: int = 0,
     ) -> None: ...
     @property
     def block_m(self) -> int: ...
@@ -51,11 +54,11 @@ class Config:
     def split_k(self) -> int: ...
     @property
     def swap_ab(self) -> int: ...
+    def as_dict(self, with_defaults: bool = True) -> dict[str, Any]: ...
     def key(self, op: str) -> str: ...
     def to_json(self) -> str: ...
     @staticmethod
     def from_json(text: str) -> Config: ...
-    def as_dict(self) -> dict[str, Any]: ...
 
 @final
 class Device:
@@ -95,6 +98,25 @@ class Device:
     def as_dict(self) -> dict[str, Any]: ...
 
 @final
+class Field:
+    @property
+    def name(self) -> str: ...
+    @property
+    def type(self) -> str: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def default(self) -> Any: ...
+    @property
+    def minimum(self) -> int: ...
+    @property
+    def maximum(self) -> int: ...
+    @property
+    def words(self) -> tuple: ...
+    @property
+    def meaning(self) -> str: ...
+
+@final
 class Kernel:
     def __init__(self, cubin: bytes, name: str, problem: Problem, config: Config, device: object = 0) -> None: ...
     def launch(
@@ -125,18 +147,53 @@ class Kernel:
     def max_clusters(self) -> int: ...
 
 @final
+class OpKind:
+    @property
+    def name(self) -> str: ...
+    @property
+    def family(self) -> str: ...
+    @property
+    def grouping(self) -> str: ...
+    @property
+    def is_fp8(self) -> bool: ...
+    @property
+    def is_grouped(self) -> bool: ...
+    @property
+    def m_is_shared(self) -> bool: ...
+    @property
+    def has_room(self) -> bool: ...
+    @property
+    def k_is_divided(self) -> bool: ...
+    @property
+    def knobs(self) -> tuple: ...
+    @property
+    def recipes(self) -> tuple: ...
+    @property
+    def d_dtypes(self) -> tuple: ...
+    @property
+    def c_modes(self) -> tuple: ...
+    @property
+    def a_majors(self) -> tuple: ...
+    @property
+    def b_majors(self) -> tuple: ...
+    @property
+    def scale_layouts(self) -> tuple: ...
+    @property
+    def group_layouts(self) -> tuple: ...
+
+@final
 class Problem:
     def __init__(
         self,
         op: str,
-        m: object,
-        n: object,
-        k: object,
+        m: int,
+        n: int,
+        k: int,
         *,
-        num_sms: object = 0,
-        num_groups: object = 0,
-        expected_m: object = 0,
-        alignment: object = 128,
+        num_sms: int = 0,
+        num_groups: int = 0,
+        expected_m: int = 0,
+        alignment: int = 128,
         compiled_dims: str = "",
         recipe: str = "1d2d",
         d_dtype: str = "bf16",
@@ -145,8 +202,10 @@ class Problem:
         b_major: str = "k",
         scale_layout: str = "mn_major",
         group_layout: str = "joint",
-        batch_invariant: object = False,
+        batch_invariant: bool = False,
     ) -> None: ...
+    @property
+    def op(self) -> str: ...
     @property
     def m(self) -> int: ...
     @property
@@ -161,6 +220,8 @@ class Problem:
     def expected_m(self) -> int: ...
     @property
     def alignment(self) -> int: ...
+    @property
+    def compiled_dims(self) -> str: ...
     @property
     def recipe(self) -> str: ...
     @property
@@ -177,31 +238,31 @@ class Problem:
     def group_layout(self) -> str: ...
     @property
     def batch_invariant(self) -> bool: ...
-    @property
-    def op(self) -> str: ...
-    @property
-    def compiled_dims(self) -> str: ...
+    def as_dict(self, with_defaults: bool = True) -> dict[str, Any]: ...
     @property
     def key(self) -> str: ...
     def to_json(self) -> str: ...
     @staticmethod
     def from_json(text: str) -> Problem: ...
-    def as_dict(self) -> dict[str, Any]: ...
 
 @final
 class Selector:
-    @staticmethod
-    def load(content: bytes) -> Selector: ...
+    def __init__(
+        self,
+        sku: str,
+        sm_count: int,
+        ops: Mapping[str, dict[str, Any]],
+        *,
+        stale_reason: str,
+        has_own_features: bool,
+        has_own_heuristic: bool,
+    ) -> None: ...
     @property
     def sku(self) -> str: ...
-    @property
-    def metadata(self) -> Any: ...
     def portfolio(self, op: str) -> list[Config]: ...
     def configs(self, op: str) -> list[Config]: ...
-    def quarantined(self, op: str) -> list[Config]: ...
-    def choose(self, problem: Problem, device: Device, mode: str = "auto", kernel_hash: str = "") -> Choice: ...
+    def choose_config(self, problem: Problem, device: Device, kernel_hash: str, exact_key: int | None) -> Choice: ...
     def scores(self, problem: Problem, device: Device) -> list[float]: ...
-    def decide(self, op: str, features: Sequence[float]) -> tuple[int, str, list[float]]: ...
     def replay_golden(self) -> int: ...
 
 @final
@@ -215,54 +276,9 @@ class TensorView:
         device: int = 0,
     ) -> None: ...
 
-def bf16_gemm_nn(
-    a: Any,
-    b: Any,
-    d: Any,
-    c: Any = None,
-    compiled_dims: Any = None,
-    *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    stream: Any = None,
-) -> None: ...
-def bf16_gemm_nt(
-    a: Any,
-    b: Any,
-    d: Any,
-    c: Any = None,
-    compiled_dims: Any = None,
-    *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    stream: Any = None,
-) -> None: ...
-def bf16_gemm_tn(
-    a: Any,
-    b: Any,
-    d: Any,
-    c: Any = None,
-    compiled_dims: Any = None,
-    *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    stream: Any = None,
-) -> None: ...
-def bf16_gemm_tt(
-    a: Any,
-    b: Any,
-    d: Any,
-    c: Any = None,
-    compiled_dims: Any = None,
-    *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    stream: Any = None,
-) -> None: ...
 def blocks_per_sm(problem: Problem, config: Config) -> int: ...
 def dispatch_clear() -> None: ...
 def dispatch_stats() -> dict[str, Any]: ...
-def estimate_registers(problem: Problem, config: Config) -> int: ...
 def estimate_time_us(
     problem: Problem,
     config: Config,
@@ -270,204 +286,36 @@ def estimate_time_us(
     constants: dict[str, Any] | None = None,
 ) -> float: ...
 def feature_names(op: str, portfolio: Sequence[Config]) -> list[str]: ...
-def fp8_gemm_nn(
-    a: Any,
-    b: Any,
-    d: Any,
-    c: Any = None,
-    recipe: Any = None,
-    compiled_dims: Any = None,
-    disable_ue8m0_cast: Any = False,
-    *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    stream: Any = None,
-) -> None: ...
-def fp8_gemm_nt(
-    a: Any,
-    b: Any,
-    d: Any,
-    c: Any = None,
-    recipe: Any = None,
-    compiled_dims: Any = None,
-    disable_ue8m0_cast: Any = False,
-    *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    stream: Any = None,
-) -> None: ...
-def fp8_gemm_nt_skip_head_mid(
-    a: Any,
-    b: Any,
-    d: Any,
-    head_splits: Any,
-    recipe: Any = None,
-    compiled_dims: Any = None,
-    disable_ue8m0_cast: Any = False,
-) -> None: ...
-def fp8_gemm_tn(
-    a: Any,
-    b: Any,
-    d: Any,
-    c: Any = None,
-    recipe: Any = None,
-    compiled_dims: Any = None,
-    disable_ue8m0_cast: Any = False,
-    *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    stream: Any = None,
-) -> None: ...
-def fp8_gemm_tt(
-    a: Any,
-    b: Any,
-    d: Any,
-    c: Any = None,
-    recipe: Any = None,
-    compiled_dims: Any = None,
-    disable_ue8m0_cast: Any = False,
-    *,
-    alpha: Any = 1.0,
-    beta: Any = 1.0,
-    stream: Any = None,
-) -> None: ...
 def get_analytic_config(problem: Problem, device: Device) -> Config: ...
 def get_candidates(problem: Problem, device: Device) -> list[Config]: ...
-@overload
 def get_default_space(problem: Problem, device: Device) -> list[Config]: ...
-@overload
-def get_default_space(device: Device) -> list[Config]: ...
 def get_device(ordinal: object = None) -> Device: ...
 def get_device_uuid(ordinal: object = None) -> str: ...
 def get_driver_version() -> int: ...
 def get_features(problem: Problem, device: Device, portfolio: Sequence[Config]) -> list[float]: ...
-def get_k_alignment_for_contiguous_layout() -> int: ...
-def get_m_alignment_for_contiguous_layout() -> int: ...
 def get_mk_alignment_for_contiguous_layout() -> int: ...
 def get_num_sms() -> int: ...
 def get_pdl() -> bool: ...
 def get_tc_util() -> float: ...
-def grouped_launch_geometry(
-    problem: Problem,
-    config: Config,
-    *,
-    sm_count: int,
-    max_clusters: int = 0,
-) -> dict[str, Any]: ...
 def heuristic_constants() -> dict[str, Any]: ...
 def is_batch_invariant() -> bool: ...
 def is_legal(problem: Problem, config: Config, device: Device) -> bool: ...
 def is_pipelined(problem: Problem, config: Config) -> bool: ...
 def is_staged(problem: Problem, config: Config) -> bool: ...
 def is_worth_trying(problem: Problem, config: Config, device: Device) -> bool: ...
-def k_grouped_bf16_gemm_tn_contiguous(
-    a: Any,
-    b: Any,
-    d: Any,
-    ks: Any,
-    ks_tensor: Any = None,
-    c: Any = None,
-    compiled_dims: Any = None,
-    *,
-    stream: Any = None,
-) -> None: ...
-def k_grouped_fp8_gemm_nt_contiguous(
-    a: Any,
-    b: Any,
-    d: Any,
-    ks: Any,
-    ks_tensor: Any = None,
-    c: Any = None,
-    recipe: Any = (1, 1, 128),
-    compiled_dims: Any = None,
-    *,
-    stream: Any = None,
-) -> None: ...
-def k_grouped_fp8_gemm_tn_contiguous(
-    a: Any,
-    b: Any,
-    d: Any,
-    ks: Any,
-    ks_tensor: Any = None,
-    c: Any = None,
-    recipe: Any = (1, 1, 128),
-    compiled_dims: Any = None,
-    *,
-    stream: Any = None,
-) -> None: ...
 def kernel_identity(problem: Problem) -> Problem: ...
-def launch_geometry(
-    config: Config,
-    m: int,
-    n: int,
-    *,
-    num_sms: int = 0,
-    sm_count: int,
-    max_clusters: int = 0,
-) -> dict[str, Any]: ...
+def launch_geometry(problem: Problem, config: Config, *, sm_count: int, max_clusters: int = 0) -> dict[str, Any]: ...
 def legality_reason(problem: Problem, config: Config, device: Device) -> str: ...
-def m_grouped_bf16_gemm_nn_contiguous(
-    a: Any,
-    b: Any,
-    d: Any,
-    m_indices: Any,
-    compiled_dims: Any = None,
-    *,
-    stream: Any = None,
-) -> None: ...
-def m_grouped_bf16_gemm_nt_contiguous(
-    a: Any,
-    b: Any,
-    d: Any,
-    m_indices: Any,
-    compiled_dims: Any = None,
-    *,
-    stream: Any = None,
-) -> None: ...
-def m_grouped_bf16_gemm_nt_masked(
-    a: Any,
-    b: Any,
-    d: Any,
-    masked_m: Any,
-    expected_m: Any,
-    compiled_dims: Any = None,
-    *,
-    stream: Any = None,
-) -> None: ...
-def m_grouped_fp8_gemm_nn_contiguous(
-    a: Any,
-    b: Any,
-    d: Any,
-    m_indices: Any,
-    recipe: Any = None,
-    compiled_dims: Any = None,
-    disable_ue8m0_cast: Any = False,
-    *,
-    stream: Any = None,
-) -> None: ...
-def m_grouped_fp8_gemm_nt_contiguous(
-    a: Any,
-    b: Any,
-    d: Any,
-    m_indices: Any,
-    recipe: Any = None,
-    compiled_dims: Any = None,
-    disable_ue8m0_cast: Any = False,
-    *,
-    stream: Any = None,
-) -> None: ...
-def m_grouped_fp8_gemm_nt_masked(
-    a: Any,
-    b: Any,
-    d: Any,
-    masked_m: Any,
-    expected_m: Any,
-    recipe: Any = None,
-    compiled_dims: Any = None,
-    disable_ue8m0_cast: Any = False,
-    *,
-    stream: Any = None,
-) -> None: ...
+def make_op(
+    name: str,
+    kind: str,
+    layout: str,
+    is_blocks: bool,
+    parameters: Sequence[tuple[str, str | None]],
+    num_required: int,
+    num_positional: int,
+    documentation: str,
+) -> Any: ...
 def num_threads(config: Config) -> int: ...
 def set_batch_invariant(is_enabled: object) -> None: ...
 def set_mk_alignment_for_contiguous_layout(alignment: object) -> None: ...

@@ -6,13 +6,15 @@ padded to 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
 
 import torch
 
-from deep_gemm._C import get_mk_alignment_for_contiguous_layout, set_mk_alignment_for_contiguous_layout
+from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.quantize import align, ceil_div
 
 _TMA_ALIGNMENT_BYTES = 16
 _DEFAULT_RECIPE = (1, 128, 128)
 
+set_mk_alignment_for_contiguous_layout = _C.set_mk_alignment_for_contiguous_layout
+get_mk_alignment_for_contiguous_layout = _C.get_mk_alignment_for_contiguous_layout
 # Rows and K share one alignment; these are DeepGEMM's names for it.
 get_m_alignment_for_contiguous_layout = get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
 

@@ -76,7 +76,7 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
         choice = loaded.selector.choose(problem, device, loaded.mode, kernel_hash(problem.op))
     except DeviceError:
         raise
-    except Exception as error:  # noqa: BLE001 - whatever fails in a selector, the heuristic can still choose
+    except Exception as error:
         return fall_back(problem, device, loaded, f"{type(error).__name__}: {error}")
     if not _C.is_legal(problem, choice.config, device):
         return fall_back(problem, device, loaded, f"chose the illegal config {choice.config}")

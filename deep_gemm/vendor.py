@@ -149,9 +149,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | 
             f"d.dtype = {d.dtype}: must be torch.bfloat16 or torch.float32, and that of c; allocate such a d."
         )
     if c is not None and a.dtype == torch.float8_e4m3fn:
-        raise ArgumentError(
-            "c: the vendor's FP8 product takes no C; pass None and add c afterwards."
-        )
+        raise ArgumentError("c: the vendor's FP8 product takes no C; pass None and add c afterwards.")
     sizes = (a.shape[0], b.shape[1]) if a.dim() == b.dim() == 2 and a.shape[1] == b.shape[0] else None
     if sizes is None or tuple(d.shape) != sizes or (c is not None and c.shape != d.shape):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in (a, b, d))

@@ -26,8 +26,8 @@ from deep_gemm.numerics import widen
 from deep_gemm.selector import Selector
 from tuner.db import Store, snapshot_path
 from tuner.learn.dataset import load_dataset
-from tuner.problems.shapes import load_preset
 from tuner.learn.sources import RECORDED_SKU, open_database
+from tuner.problems.shapes import load_preset
 
 OP = "fp8_gemm"
 ROWS = 12

@@ -108,12 +108,12 @@ class FakeKernel:
         if FakeGraph.capturing is not None:
             FakeKernel.sets_seen.setdefault(self.config, []).append(a.data_ptr())
             FakeGraph.capturing.launches.append(self.advance)
-            return
+            return None
         self.count, self.latest = self.count + 1, (groups, c)
         self.advance()
         fault = FakeKernel.faults.get(self.config)
         if fault is not None and fault(self, d, (a, scale_a, b, scale_b)):
-            return
+            return None
         if groups is not None:
             assert (alpha, beta, head_splits) == (1.0, 1.0, None)
             return multiply_groups(self.problem, a, scale_a, b, scale_b, d, c, groups)

@@ -46,8 +46,7 @@ def sound(tmp_path_factory) -> Path:
 
 
 def mutate(generator: random.Random, payload: bytes) -> bytes:
-    """Return a damaged copy: flipped bits or bytes, a zeroed or swapped page, a cut or extended file, a changed header.
-    """
+    """Return a damaged copy: flipped bits or bytes, a zeroed or swapped page, a cut or extended file, a changed header."""
     damaged, kind = bytearray(payload), generator.randrange(8)
     page, other = (generator.randrange(len(payload) // 4096) * 4096 for _ in range(2))
     if kind <= 2:
@@ -269,9 +268,7 @@ def test_sql_metacharacters_are_data(folder):
             store.add_measurements(
                 [{"block_id": block_id, "config_id": config_id, "role": "search", "status": "crash", "error": text}]
             )
-            assert [
-                row.error for row in store.load_measurements(role="search") if row.config_id == config_id
-            ] == [text]
+            assert [row.error for row in store.load_measurements(role="search") if row.config_id == config_id] == [text]
             check_filters(store, text)
         assert store.check() == [] and store.stats()["tables"]["measurement"] == 8
 

@@ -290,7 +290,7 @@ def run_wrong_indices(world: World, variant: GroupedVariant) -> tuple[int, list[
     checks, clean = Checks(), get_grouped_case(world, variant, INDICES_SHAPE)
     output = make_grouped_output(clean)
     bits = run_grouped_op(clean, output)
-    whole = {row: 5 for row in range(128, 256)}
+    whole = dict.fromkeys(range(128, 256), 5)
     for name, wrong in (("single rows", WRONG_INDICES), ("a whole block", whole), ("both", {**WRONG_INDICES, **whole})):
         case = copy_grouped_case(clean)
         rows = torch.tensor(list(wrong), device=bits.device)

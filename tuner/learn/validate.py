@@ -95,9 +95,7 @@ def run_fold(data: Dataset, fold: Fold, settings: Settings) -> FoldResult:
     """Fit without the held-out problems and choose for them."""
     train, test = np.flatnonzero(~fold.held_out), np.flatnonzero(fold.held_out)
     if len(train) < MIN_TRAINING:
-        return FoldResult(
-            fold, test, {method: data.heuristic[test] for method in METHODS}, np.zeros(len(test), bool), []
-        )
+        return FoldResult(fold, test, dict.fromkeys(METHODS, data.heuristic[test]), np.zeros(len(test), bool), [])
     learned = fit(data, train, settings)
     choices = choose(data, test, learned)
     columns = {

@@ -6,9 +6,9 @@ import hashlib
 import json
 
 import pytest
-from tuner.db.values import make_key
 
 from deep_gemm import _C
+from tuner.db.values import make_key
 
 PROBLEMS = [
     ({"m": 1, "n": 1, "k": 1}, "72e4b22c3c240c8b28c3bd8725dd4b96ab37a11e1f224c965aa67ffdd5e38d85"),

@@ -123,7 +123,7 @@ def test_connections_are_configured(migrated):
         connection = engine.connect(migrated, mode)
         for name, value in (wanted | more).items():
             found = connection.execute(f"PRAGMA {name}").fetchone()
-            assert found is None and name == "mmap_size" or found[0] == value, (mode, name)
+            assert (found is None and name == "mmap_size") or found[0] == value, (mode, name)
         connection.close()
 
 

@@ -52,7 +52,7 @@ def test_snapshot_holds_nothing_private(shards, tmp_path):
         ]
     raw.close()
     assert len(texts) > 100 and not [
-        text for text in texts if "/" in text and text != "1/4" or "\\" in text or socket.gethostname() in text
+        text for text in texts if ("/" in text and text != "1/4") or "\\" in text or socket.gethostname() in text
     ]
     assert [file.name for file in (tmp_path / "out").iterdir()] == ["published.db"]
 

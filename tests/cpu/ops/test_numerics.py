@@ -77,7 +77,7 @@ def test_bounds_are_those_of_the_contract():
     assert [numerics.get_sums_error(fp8, k) for k in (1, 512, 513, 7168)] == [2.0**-11] * 2 + [2.0**-12] * 2
     assert {numerics.get_sums_error(bf16, k) for k in (1, 512, 7168)} == {2.0**-18}
     assert {numerics.get_sums_error(dtype, 7168, is_any_data=True) for dtype in (fp8, bf16)} == {2.0**-9}
-    assert numerics.ROUNDING == {bf16: 2.0**-8, fp32: 2.0**-22}
+    assert {bf16: 2.0**-8, fp32: 2.0**-22} == numerics.ROUNDING
     diffs = [numerics.get_max_diff(d, is_fp8) for d, is_fp8 in ((bf16, True), (bf16, False), (fp32, True))]
     assert diffs == [5e-6, 5e-6, 5e-8] and numerics.get_max_diff(fp32, False) == 1e-9
     bound = numerics.make_bound(torch.tensor([-4.0]), torch.tensor([0.5]), bf16)

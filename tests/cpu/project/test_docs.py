@@ -80,7 +80,7 @@ def run_page(page: Path, monkeypatch) -> dict:
             source = "\n" * (block.line - 1) + block.text.replace('device="cuda"', 'device="cpu"')
             code = compile(source, str(page), "exec")
             if block.kind == "python":
-                exec(code, names)  # noqa: S102 - the pages are ours
+                exec(code, names)
     return names
 
 

@@ -161,10 +161,10 @@ def test_an_explicit_kernel_must_fit_the_alignment(driver):
     assert len(select(events, "LaunchKernelEx")) == 1
 
 
-def launch_grouped_mismatched(kernel_identity, operand_problem):
+def launch_grouped_mismatched(kernel_problem, operand_problem):
     """Launch operands of one variant on a kernel of another."""
     positional, options = make_grouped_variant(operand_problem, 256, 256, 512, 2)
-    load_kernel(_C.Config(64, 64, 4, block_k=128 if "fp8" in kernel_identity.op else 64), problem=kernel_identity).launch(
+    load_kernel(_C.Config(64, 64, 4, block_k=128 if "fp8" in kernel_problem.op else 64), problem=kernel_problem).launch(
         *positional, **options
     )
 
@@ -219,9 +219,9 @@ GROUPED_MISMATCHES = {
 
 @pytest.mark.parametrize("name", GROUPED_MISMATCHES)
 def test_grouped_operands_that_a_kernel_was_not_made_for(driver, name):
-    kernel_identity, operand_problem, error, message = GROUPED_MISMATCHES[name]
+    kernel_problem, operand_problem, error, message = GROUPED_MISMATCHES[name]
     with pytest.raises(error, match=message):
-        driver.call(launch_grouped_mismatched, kernel_identity, operand_problem)
+        driver.call(launch_grouped_mismatched, kernel_problem, operand_problem)
 
 
 def test_grouped_operands_that_a_kernel_takes_as_well(driver):
