@@ -18,7 +18,6 @@ from deep_gemm.selection import explain
 
 from .stamp import read_json
 
-_CONFIG_FIELDS = tuple(_C.Config(64, 64, 2).as_dict())
 _PROBLEM_FIELDS = tuple(name for name in _C.Problem("fp8_gemm", 1, 1, 1).as_dict() if name != "op")
 
 
@@ -56,9 +55,7 @@ def read_choices(path: Path | None, op: str, sku: str) -> dict[str, object]:
 
     with Store.open(path, mode="ro") as store:
         winners = store.load_best(sku=sku, kernel_hash=kernel_hash(op), op=op)
-    return {
-        read_problem(row, op).to_json(): _C.Config(**{name: row[name] for name in _CONFIG_FIELDS}) for row in winners
-    }
+    return {row.problem.to_json(): row.config for row in winners}
 
 
 class Choices:

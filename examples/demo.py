@@ -24,8 +24,8 @@ from deep_gemm import _C, selection
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
 from tuner.learn.dataset import load_dataset
-from tuner.problems.shapes import load_preset
 from tuner.learn.sources import RECORDED_SKU, open_database
+from tuner.problems.shapes import load_preset
 
 OP = "fp8_gemm"
 ROWS = 12
