@@ -15,7 +15,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selection import explain
-from tuner.problems.fields import PROBLEM_DEFAULTS, replace_problem, to_config, to_problem
+from tuner.problems.fields import PROBLEM_DEFAULTS, replace_problem, to_problem
 
 from .stamp import read_json
 
@@ -43,7 +43,7 @@ def read_choices(path: Path | None, op: str, sku: str) -> dict[str, object]:
 
     with Store.open(path, mode="ro") as store:
         winners = store.load_best(sku=sku, kernel_hash=kernel_hash(op), op=op)
-    return {to_problem(row).key: to_config(row) for row in winners}
+    return {row.problem.key: row.config for row in winners}
 
 
 class Choices:
