@@ -16,8 +16,10 @@ PRODUCT = ("deep_gemm", "models", "tuner", "db")
 SKU = selector_files.PACKAGED_SKUS[0]
 
 #: Prints how the shapes of a model are chosen, who is warned and where the package lies.
+#: The finder of an editable install would find what this copy lacks.
 PROBE = f"""
-import json, warnings
+import json, sys, warnings
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     import deep_gemm
