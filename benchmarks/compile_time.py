@@ -1,12 +1,13 @@
-"""Time the compilation of every config of both op kinds' default spaces on one CPU core each, by NVRTC and NVCC (target
-P12).
+"""Time how long NVRTC and NVCC take to compile every config of the default spaces of two op kinds.
+
+Target P12 refers to these times. Every compilation runs on one CPU core.
 
 Example: python -m benchmarks.compile_time --compilers nvrtc nvcc --jobs 8
 
 Method: the process and its children are bound to one core. One compilation beforehand loads the compiler. Then each
     config is compiled once, without any cache; timed is `compile_source`: source text in, checked cubin out. CPU
-    seconds (children included) stand beside wall seconds: where they differ, the machine was busy with something else. With
-    `--jobs n`, n such processes on n cores take every n-th config each.
+    seconds (children included) stand beside wall seconds: where they differ, the machine was busy with something
+    else. With `--jobs n`, n such processes on n cores take every n-th config each.
 Result: {"meta": ..., "summary": {compiler: {"count", "median_s", "p95_s", "max_s", "cpu_median_s", "cpu_p95_s"}},
     "by_variant": {variant: the same}, "rows": [{"compiler", "variant", "config", "seconds", "cpu_seconds", "registers",
     "spill_bytes", "local_bytes", "warnings"}]}.

@@ -24,7 +24,7 @@ def count(connection: Connection, path: object) -> dict:
 
 def count_rows(connection: Connection, table: Table) -> int:
     """Return the number of rows of a table."""
-    return connection.execute(select(func.count()).select_from(table)).scalar()
+    return connection.execute(select(func.count()).select_from(table)).scalar_one()
 
 
 def count_coverage(rows: list[MeasurementRow]) -> list[dict]:

@@ -149,7 +149,7 @@ def refuse_journal(path: Path, mode: str) -> None:
         with engine.begin() as connection:
             connection.exec_driver_sql("PRAGMA user_version").scalar()
     except exc.DBAPIError as error:
-        roll_back(path, error.orig)
+        roll_back(path, error.orig or error)
     finally:
         engine.dispose()
 

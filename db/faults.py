@@ -2,6 +2,7 @@
 
 import sqlite3
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import exc
 
@@ -24,7 +25,7 @@ def translated(path: object):
     try:
         yield
     except exc.DBAPIError as error:
-        raise to_typed(path, error.orig) from error
+        raise to_typed(path, error.orig or error) from error
     except sqlite3.Error as error:
         raise to_typed(path, error) from error
     except exc.SQLAlchemyError as error:
@@ -33,20 +34,19 @@ def translated(path: object):
         raise errors.StoreError(f"{path}: {error.strerror or error}; rows committed before are intact") from error
     except UnicodeError as error:
         raise errors.IntegrityError(
-            f"{path}: text that is not Unicode ({error.reason}); nothing was written"
+            f"{path}: text that is not Unicode ({getattr(error, 'reason', error)}); nothing was written"
         ) from error
 
 
 def to_typed(path: object, error: BaseException) -> errors.TunerError:
     """Return the typed error for a driver's error."""
     code = getattr(error, "sqlite_errorcode", None)
-    primary = code & 0xFF if code is not None else None
+    primary = code & 0xFF if code is not None else -1
     if primary in DAMAGED:
         return damaged(path, error)
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return errors.StoreError(
-            f"{path}: still locked after 60 s by process {read_holder(path) or 'unknown'}; stop it or wait for it"
-        )
+        holder = read_holder(Path(str(path))) or "unknown"
+        return errors.StoreError(f"{path}: still locked after 60 s by process {holder}; stop it or wait for it")
     if type(error).__name__ in ("IntegrityError", "DataError") or primary in (
         sqlite3.SQLITE_CONSTRAINT,
         sqlite3.SQLITE_MISMATCH,

@@ -115,7 +115,7 @@ def merge_tables(ours: Tables, theirs: Tables) -> Tables:
 
 def rank(row: dict) -> tuple:
     """Return the sort key of versions of one row, which is equal only for equal rows."""
-    progress = PROGRESS.get(row.get("status"), -1)
+    progress = PROGRESS.get(row.get("status", ""), -1)
     known = sum(value is not None for value in row.values())
     return row.get("created") or "", progress, known, to_json({name: encode(value) for name, value in row.items()})
 
@@ -150,7 +150,8 @@ def to_stored(rows: list[dict], names: dict[str, dict[int, str]]) -> list[dict]:
 def write_rows(connection: Connection, table: Table, new: list[dict], old: list[dict]) -> None:
     """Insert `new` rows and replace `old` ones."""
     if "id" not in table.c:
-        return upsert(connection, table, new + old)
+        upsert(connection, table, new + old)
+        return
     if new:
         connection.execute(insert(table), new)
     key = KEYS[table.name][0]

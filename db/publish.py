@@ -5,6 +5,7 @@ import re
 import sqlite3
 import tempfile
 from pathlib import Path
+from typing import cast
 
 from tuner import errors
 from tuner.db.engine import check_path
@@ -93,7 +94,7 @@ def back_up(source: str | os.PathLike, copy: Path) -> Path:
         )
     with Store.open(source, "ro") as store, store.reading() as connection:
         destination = sqlite3.connect(copy)
-        connection.connection.driver_connection.backup(destination)
+        cast(sqlite3.Connection, connection.connection.driver_connection).backup(destination)
         destination.close()
     return copy
 

@@ -101,13 +101,13 @@ def to_device(row: dict) -> _C.Device | None:
     needed = ("smem_bytes", "l2_bytes", "clock_mhz", "memory_gbps", "compute_capability")
     if any(row[name] is None for name in needed):
         return None
-    capability = tuple(int(number) for number in row["compute_capability"].split("."))
+    major, minor = (int(number) for number in row["compute_capability"].split("."))
     return _C.Device(
         row["name"],
         row["sm_count"],
         sku=row["sku"],
         mig=row["mig"] or "",
-        compute_capability=capability,
+        compute_capability=(major, minor),
         **{name: row[name] for name in needed[:4]},
     )
 

@@ -43,12 +43,12 @@ def is_outdated(connection: Connection) -> bool:
     """Return whether a checked database has an older schema; in PostgreSQL its last migration says so."""
     if connection.dialect.name == "sqlite":
         return read_version(connection) < tables.SCHEMA_VERSION
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar() < tables.REVISION
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one() < tables.REVISION
 
 
 def read_version(connection: Connection) -> int:
     """Return the schema that a SQLite file is marked with."""
-    return connection.exec_driver_sql("PRAGMA user_version").scalar()
+    return connection.exec_driver_sql("PRAGMA user_version").scalar_one()
 
 
 def is_fresh(connection: Connection) -> bool:
@@ -162,6 +162,8 @@ def check_constraints(connection: Connection, table: Table) -> list[str]:
 def get_constraint_query(table: Table) -> tuple[list[str], str]:
     """Return the names of the table's CHECKs, and a query with a column for each: 1 where some row breaks it."""
     everywhere = [*table.constraints, *(check for column in table.columns for check in column.constraints)]
-    checks = {check.name: f"max(NOT ({check.sqltext}))" for check in everywhere if isinstance(check, CheckConstraint)}
+    checks = {
+        str(check.name): f"max(NOT ({check.sqltext}))" for check in everywhere if isinstance(check, CheckConstraint)
+    }
     names = sorted(checks)
     return names, f"SELECT {', '.join(checks[name] for name in names)} FROM {table.name}"

@@ -43,7 +43,7 @@ class Store:
         Raises: UsageError, StoreError, IntegrityError.
         """
         engine, close = open_engine(target, mode, wait_s)
-        return cls(engine, close, target if "://" in str(target) else Path(target).absolute(), mode)
+        return cls(engine, close, str(target) if "://" in str(target) else Path(target).absolute(), mode)
 
     def __enter__(self) -> Self:
         return self

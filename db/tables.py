@@ -59,7 +59,7 @@ GROUP_NUMBERS = {
 MAX_WORKLOAD_LENGTH = 1024
 
 INTEGER = BigInteger().with_variant(Integer(), "sqlite")
-REAL_NUMBER = Double().with_variant(REAL(), "sqlite")
+REAL_NUMBER: Double[float] = Double().with_variant(REAL(), "sqlite")
 
 metadata = MetaData()
 

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tuner import errors
 from tuner.db import tables
@@ -21,7 +22,7 @@ APPLICATION = "deep_gemm tuning database"
 FORMAT = 1
 BLOBS = {"samples"}
 #: The values of columns that an export of an older schema does not have.
-ADDED = {name: {} for name in KEYS} | {
+ADDED: dict[str, dict[str, Any]] = {name: {} for name in KEYS} | {
     "problem": (
         {name: words[0] for name, words in (tables.PROBLEM_WORDS | tables.GROUP_WORDS).items()}
         | {"batch_invariant": 0}

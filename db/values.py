@@ -8,6 +8,7 @@ import json
 import math
 import re
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
 
 import numpy as np
@@ -49,7 +50,7 @@ def to_json(value: object) -> str:
         raise errors.IntegrityError(f"{str(value)[:80]!r}: not JSON ({error})") from error
 
 
-def make_key(row: dict) -> str:
+def make_key(row: Mapping) -> str:
     """Return the natural key of a device or environment: the SHA-256 of its fields that are not NULL."""
     return hashlib.sha256(
         to_json(
@@ -114,7 +115,7 @@ def check_text(column: Column, value: str) -> None:
         raise errors.IntegrityError(f"{column}: {size} bytes of text, at most {MAX_TEXT_BYTES}")
 
 
-def check_names(table: str, row: dict) -> None:
+def check_names(table: str, row: Mapping) -> None:
     """Raise IntegrityError where a name, a hash or a time does not have the form of one."""
     for name, pattern in PATTERNS.items():
         value = row.get(name)

@@ -1,6 +1,7 @@
 """Writing rows inside a transaction that the caller holds."""
 
 import json
+from typing import cast
 
 from sqlalchemy import Connection, Table, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -16,7 +17,7 @@ MEASUREMENT_FIELDS = tuple(column.name for column in tables.measurement.columns)
 
 def add_row(connection: Connection, table: Table, row: dict) -> int:
     """Insert a row and return its id."""
-    return connection.execute(insert(table).values(row)).inserted_primary_key[0]
+    return cast(tuple, connection.execute(insert(table).values(row)).inserted_primary_key)[0]
 
 
 def upsert(connection: Connection, table: Table, rows: list[dict], keep_known: bool = False) -> None:
@@ -41,7 +42,7 @@ def add_measurements(connection: Connection, rows: list[dict]) -> None:
     compilations = {}
     for row in rows:
         facts = {name: row.pop(name, None) for name in COMPILE_FIELDS}
-        identity, compiled_dims = identities[row.get("block_id")]
+        identity, compiled_dims = identities[row["block_id"]]
         # With compiled dims every problem has a kernel of its own, whose report is not the config's.
         if not compiled_dims and any(value is not None for value in facts.values()):
             key = identity | {"config_id": row.get("config_id")}
@@ -92,5 +93,7 @@ def check_config_ids(connection: Connection, what: str, text: str | None) -> lis
     ids = json.loads(text or "[]")
     known = set(connection.execute(select(tables.config.c.id)).scalars())
     if not isinstance(ids, list) or not all(type(index) is int and index in known for index in ids):
-        raise errors.UsageError(f"{what} = {text[:80]}: must be a list of config ids; get them by get_or_add_config")
+        raise errors.UsageError(
+            f"{what} = {str(text)[:80]}: must be a list of config ids; get them by get_or_add_config"
+        )
     return ids

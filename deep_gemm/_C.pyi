@@ -1,7 +1,7 @@
 """Native core of deep_gemm. Written by `make stubs`: do not edit."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any
 
 ANY_TILE_ALIGNMENT: int
 CONFIG_FIELDS: tuple[Field, ...]
@@ -12,7 +12,6 @@ OP_KINDS: tuple[OpKind, ...]
 PROBLEM_FIELDS: tuple[Field, ...]
 TILE_QUEUE_BYTES: int
 
-@final
 class Choice:
     def __init__(self, config: Config, source: str, reason: str) -> None: ...
     @property
@@ -24,7 +23,6 @@ class Choice:
     @property
     def scores(self) -> Any: ...
 
-@final
 class Config:
     def __init__(
         self,
@@ -60,7 +58,6 @@ class Config:
     @staticmethod
     def from_json(text: str) -> Config: ...
 
-@final
 class Device:
     def __init__(
         self,
@@ -97,7 +94,6 @@ class Device:
     def compute_capability(self) -> tuple[int, int]: ...
     def as_dict(self) -> dict[str, Any]: ...
 
-@final
 class Field:
     @property
     def name(self) -> str: ...
@@ -116,7 +112,6 @@ class Field:
     @property
     def meaning(self) -> str: ...
 
-@final
 class Kernel:
     def __init__(self, cubin: bytes, name: str, problem: Problem, config: Config, device: object = 0) -> None: ...
     def launch(
@@ -146,7 +141,6 @@ class Kernel:
     @property
     def max_clusters(self) -> int: ...
 
-@final
 class OpKind:
     @property
     def name(self) -> str: ...
@@ -181,7 +175,6 @@ class OpKind:
     @property
     def group_layouts(self) -> tuple: ...
 
-@final
 class Problem:
     def __init__(
         self,
@@ -245,7 +238,6 @@ class Problem:
     @staticmethod
     def from_json(text: str) -> Problem: ...
 
-@final
 class Selector:
     def __init__(
         self,
@@ -265,7 +257,6 @@ class Selector:
     def scores(self, problem: Problem, device: Device) -> list[float]: ...
     def replay_golden(self) -> int: ...
 
-@final
 class TensorView:
     def __init__(
         self,

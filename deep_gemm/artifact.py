@@ -32,7 +32,12 @@ from deep_gemm.errors import ModelError
 FORMAT = 1
 MAX_BYTES, MAX_HEADER_BYTES = 16 << 20, 1 << 20
 ALIGNMENT = 8
-DTYPES = {"F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "I32": np.dtype("<i4"), "U64": np.dtype("<u8")}
+DTYPES: dict[str, np.dtype] = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "I32": np.dtype("<i4"),
+    "U64": np.dtype("<u8"),
+}
 METADATA_NAME = "__metadata__"
 
 #: Bounds that no artefact reaches. They keep the time to read a hostile header short.

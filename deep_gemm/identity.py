@@ -119,7 +119,7 @@ def _check_fields(given: dict, known: "Mapping[str, _C.Field]", error: type[Deep
         if name not in known:
             raise error(f"field {name[:32]!r} is unknown; use {', '.join(known)}")
         wanted, type_name = _TYPES[known[name].type]
-        if type(value) is not wanted or (wanted is str and not value.isascii()):
+        if type(value) is not wanted or (isinstance(value, str) and not value.isascii()):
             raise error(f"{name} = {str(value)[:32]!r}: must be {type_name}; write what to_json() returns")
     missing = [name for name, field in known.items() if field.default is None and name not in given]
     if missing:

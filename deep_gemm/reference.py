@@ -161,11 +161,12 @@ def k_grouped_fp8_gemm_contiguous(
     m, n = d.shape[1:]
     for group, columns in enumerate(_k_ranges(groups)):
         steps = slice(columns.start // _SCALE_BLOCK, columns.stop // _SCALE_BLOCK)
-        pair = [
+        left, right = (
             _take_columns(operand, rows, columns) if is_blocks else operand[:, columns]
             for operand, rows in ((a, m), (b, n))
-        ]
-        _store(_sum_steps(*pair, scale_a[:, steps], scale_b[:, steps]), d[group], None if c is None else c[group])
+        )
+        final = _sum_steps(left, right, scale_a[:, steps], scale_b[:, steps])
+        _store(final, d[group], None if c is None else c[group])
 
 
 @torch.no_grad()
@@ -234,7 +235,7 @@ def _sum_steps(
     for step, start in enumerate(range(0, k, _SCALE_BLOCK)):
         block = slice(start, start + _SCALE_BLOCK)
         partial = a[:, block].float() @ b[:, block].float().t()
-        if scale_a is None:
+        if scale_a is None or scale_b is None:
             final += partial
         else:
             final.addcmul_(scale_a[:, step, None] * scale_b[None, :, step], partial)

@@ -1,6 +1,7 @@
 """The learned choice of a config, from the bytes of one artefact."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class Selector(_C.Selector):
         return self.choose_config(problem, device, kernel_hash, exact_key(problem) if mode == "auto" else None)
 
 
-def describe_op(op: str, members: object, arrays: Mapping[str, np.ndarray]) -> dict:
+def describe_op(op: str, members: Any, arrays: Mapping[str, np.ndarray]) -> dict:
     """Return the metadata and the arrays of an op kind by name, checked against their descriptions."""
     check_members(members, OP_METADATA, f"op kind {ascii(op)[:32]}")
     own = {name: arrays.get(f"{op}/{name}") for name in ARRAYS}

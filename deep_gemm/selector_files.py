@@ -39,8 +39,11 @@ def read_selector_file(sku: str, path: Path | None) -> tuple[str, bytes] | None:
             raise ModelError(f"{path}: no such file; unset DG_SELECTOR or give the path of an artefact")
         return str(path), content
     folder = environment.model_dir()
-    content = read_private_file(folder / f"{sku}{SUFFIX}") if folder else None
-    return (str(folder / f"{sku}{SUFFIX}"), content) if content is not None else read_packaged_file(sku)
+    if folder is not None:
+        content = read_private_file(folder / f"{sku}{SUFFIX}")
+        if content is not None:
+            return str(folder / f"{sku}{SUFFIX}"), content
+    return read_packaged_file(sku)
 
 
 def read_packaged_file(sku: str) -> tuple[str, bytes] | None:

@@ -10,7 +10,7 @@ the program on fake tensors (`make_fx`, non-strict `torch.export`) reach the C f
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
@@ -56,7 +56,7 @@ class _DynamoFinder:
     def __init__(self, pending: list[Op]) -> None:
         self._pending = pending
 
-    def find_spec(self, name: str, path: list[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _DYNAMO:
             return None
         spec = PathFinder.find_spec(name, path, target)

@@ -102,7 +102,7 @@ def class_text(cls: type) -> str:
     if SIGNATURE.match(cls.__init__.__doc__ or "") or OVERLOAD.search(cls.__init__.__doc__ or ""):
         members = {"__init__": cls.__init__, **members}
     body = "".join(member_text(value, name) for name, value in members.items()) or "    ...\n"
-    return f"@final\nclass {cls.__name__}:\n{body}"
+    return f"class {cls.__name__}:\n{body}"
 
 
 def constant_text(value: object, name: str) -> str:
@@ -131,7 +131,7 @@ def header(text: str) -> str:
     """Return the docstring and the imports of what `text` uses."""
     imports = {
         "collections.abc": ["Callable", "Iterable", "Mapping", "Sequence"],
-        "typing": ["Any", "final", "overload"],
+        "typing": ["Any", "overload"],
     }
     lines = [f'"""{_C.__doc__} Written by `make stubs`: do not edit."""\n\n']
     for module, names in imports.items():

@@ -18,6 +18,12 @@ app = typer.Typer(
 )
 
 
+class Shown:
+    """What the options before the command ask for."""
+
+    traceback = False
+
+
 @app.callback()
 def root(
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error instead of one line."),
@@ -26,7 +32,7 @@ def root(
 
     Example: python -m tuner select 64 2112 7168 --explain
     """
-    root.debug = debug
+    Shown.traceback = debug
 
 
 def register_commands() -> None:
@@ -67,7 +73,7 @@ def run(arguments: list[str]) -> int:
 
 def report(error: object, exit_code: int) -> int:
     """Print `error` as one line on standard error and return `exit_code`; with --debug re-raise."""
-    if getattr(root, "debug", False) and isinstance(error, Exception):
+    if Shown.traceback and isinstance(error, Exception):
         raise error
     print(f"tuner: {' '.join(str(error).split())}", file=sys.stderr)
     return exit_code
@@ -75,12 +81,10 @@ def report(error: object, exit_code: int) -> int:
 
 def report_unexpected(error: Exception) -> int:
     """Report usage errors of the argument parser with exit code 2 and anything else with 1."""
-    usage = hasattr(error, "format_message") and hasattr(error, "exit_code")
-    message = error.format_message() if usage else f"{type(error).__name__}: {error}"
-    return report(
-        message if usage else error if getattr(root, "debug", False) else message,
-        errors.EXIT_USAGE if usage else errors.EXIT_FAILURE,
-    )
+    format_message = getattr(error, "format_message", None)
+    if format_message is not None and hasattr(error, "exit_code"):
+        return report(format_message(), errors.EXIT_USAGE)
+    return report(error if Shown.traceback else f"{type(error).__name__}: {error}", errors.EXIT_FAILURE)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-
 #include "core/bind_fields.hpp"
 #include "core/bindings.hpp"
 #include "core/config.hpp"

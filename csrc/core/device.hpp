@@ -7,7 +7,7 @@
 
 namespace deep_gemm {
 
-// Shared memory that one block may use on SM90: 227 KiB (CUDA programming guide, table of compute capabilities).
+// Largest shared memory of one CTA on SM90: 227 KiB (CUDA programming guide, table of compute capabilities).
 inline constexpr int64_t kSm90SmemBytes = 232448;
 
 struct Device {

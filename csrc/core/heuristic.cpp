@@ -159,7 +159,7 @@ double Estimator::mma_ns(const Config& config) const {
 }
 
 // One K step of a tile: the tensor cores, or the loads, whichever is slower. Rows of A beyond m are filled with zeros,
-// not loaded. A ring of S stages hides the latency of a load behind S steps; blocks that share an SM hide each other's.
+// not loaded. A ring of S stages hides the latency of a load behind S steps; CTAs on one SM hide each other's.
 double Estimator::step_ns(const Config& config, const Tiling& tiling) const {
     const double rows = double(std::min<int64_t>(rows_per_group(problem_), config.block_m));
     const double load = (rows + config.block_n) * kStageKBytes * sm_ns_per_byte_;

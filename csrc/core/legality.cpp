@@ -132,7 +132,7 @@ Rule broken_split_rule(const Problem& problem, const Config& config) {
     if (config.split_k == 1) return Rule::kNone;
     if (config.split_k != 2 && config.split_k != 4 && config.split_k != kMaxSplitK) return Rule::kSplit;
     if (config.cluster_m * config.cluster_n > 1) return Rule::kSplitCluster;
-    if (math_waves(config) > 1) return Rule::kSplitRows;
+    if (mmas_per_warpgroup(config) > 1) return Rule::kSplitRows;
     if (problem.num_sms != 0) return Rule::kSplitSms;
     return problem.batch_invariant ? Rule::kSplitInvariant : Rule::kNone;
 }
@@ -145,7 +145,7 @@ struct HeldRegisters {
 
 HeldRegisters held_registers(const Problem& problem, const Config& config) {
     const int columns = column_side(config), partials = is_pipelined(problem, config) ? 2 : 1;
-    return {(math_waves(config) + partials) * columns / 2,
+    return {(mmas_per_warpgroup(config) + partials) * columns / 2,
             has_column_scales(problem, config) ? partials * columns / 4 : 0};
 }
 
@@ -280,7 +280,7 @@ bool is_pipelined(const Problem& problem, const Config& config) {
 }
 
 int estimate_registers(const Problem& problem, const Config& config) {
-    if (!is_fp8(problem.op)) return math_waves(config) * column_side(config) / 2 + kRegisterOverhead;
+    if (!is_fp8(problem.op)) return mmas_per_warpgroup(config) * column_side(config) / 2 + kRegisterOverhead;
     const HeldRegisters held = held_registers(problem, config);
     const int overhead = is_pipelined(problem, config) ? kPipelinedRegisterOverhead : kRegisterOverhead;
     return held.accumulators + (held.are_scales_late() ? 0 : held.scales) + overhead;

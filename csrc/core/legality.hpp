@@ -41,11 +41,11 @@ inline constexpr int d_element_bytes(const Problem& problem) { return problem.d_
 inline constexpr int row_side(const Config& config) { return config.swap_ab != 0 ? config.block_n : config.block_m; }
 inline constexpr int column_side(const Config& config) { return config.swap_ab != 0 ? config.block_m : config.block_n; }
 
-// Number of math warpgroups, rows of the MMA's row side that one of them owns, its 64-row MMAs, and threads of a CTA
-// (with the producer warpgroup).
+// Number of math warpgroups, rows of the MMA's row side that one of them owns, its MMAs of 64 rows per K step, and
+// threads of a CTA (with the producer warpgroup).
 inline constexpr int math_warpgroups(const Config& config) { return row_side(config) == 64 ? 1 : 2; }
 inline constexpr int rows_per_warpgroup(const Config& config) { return row_side(config) / math_warpgroups(config); }
-inline constexpr int math_waves(const Config& config) { return rows_per_warpgroup(config) / 64; }
+inline constexpr int mmas_per_warpgroup(const Config& config) { return rows_per_warpgroup(config) / 64; }
 inline constexpr int num_threads(const Config& config) { return 128 + 128 * math_warpgroups(config); }
 
 // Whether the main loop multiplies with vectors of scales, and whether a ring of plain copies (not TMA) brings them.

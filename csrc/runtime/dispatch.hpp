@@ -31,7 +31,7 @@ struct DispatchStats {
 // cleared (its kernels stay loaded). Throws Error, and PythonError where planning failed.
 DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem);
 
-// Seconds that one answer from the table takes, on average over `rounds` passes through `problems`, which are planned
+// Seconds that one lookup in the table takes, on average over `rounds` passes through `problems`, which are planned
 // first where they are not in it. Throws as get_dispatch_entry, and Error(kArgument) where the table cannot hold them.
 double time_dispatch_hits(const Gpu& gpu, const std::vector<Problem>& problems, int rounds);
 

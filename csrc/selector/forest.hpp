@@ -31,7 +31,7 @@ class Forest {
 
  private:
     struct Node {
-        // The largest float32 that is <= the float64 threshold: gives the same answer for a float32 feature.
+        // The largest float32 that is <= the float64 threshold: float32 features compare with both alike.
         float threshold;
         int32_t feature;      // -1 for a leaf
         int32_t children[2];  // left, right; of a leaf its row and -1

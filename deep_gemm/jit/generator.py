@@ -289,7 +289,7 @@ def _merge(*choices: list[dict]) -> list[dict]:
 
 def _canonical_configs(op: str) -> list["_C.Config"]:
     block_k = _block_k(op)
-    clusters = ({}, {"cluster_m": 2}, {"cluster_n": 2})
+    clusters: tuple[dict[str, int], ...] = ({}, {"cluster_m": 2}, {"cluster_n": 2})
     plain = [
         _C.Config(block_m, block_n, num_stages, block_k=block_k, **cluster)
         for block_m in (64, 128, 256)

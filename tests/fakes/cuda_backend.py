@@ -108,15 +108,16 @@ class FakeKernel:
         if FakeGraph.capturing is not None:
             FakeKernel.sets_seen.setdefault(self.config, []).append(a.data_ptr())
             FakeGraph.capturing.launches.append(self.advance)
-            return None
+            return
         self.count, self.latest = self.count + 1, (groups, c)
         self.advance()
         fault = FakeKernel.faults.get(self.config)
         if fault is not None and fault(self, d, (a, scale_a, b, scale_b)):
-            return None
+            return
         if groups is not None:
             assert (alpha, beta, head_splits) == (1.0, 1.0, None)
-            return multiply_groups(self.problem, a, scale_a, b, scale_b, d, c, groups)
+            multiply_groups(self.problem, a, scale_a, b, scale_b, d, c, groups)
+            return
         product = alpha * multiply(a, scale_a, b, scale_b, dtype=torch.float32)
         if c is not None:
             product += beta * c.float()
@@ -144,14 +145,8 @@ def multiply_groups(problem, a, scale_a, b, scale_b, d, c, groups) -> None:
 
 def install(monkeypatch, l2_bytes: int = 1 << 16) -> None:
     """Replace what tuner.measure.backend uses of CUDA for the duration of a test."""
-    FakeKernel.split_errors = {}
-    FakeKernel.times_us, FakeKernel.faults, FakeKernel.sets_seen, FakeClock.now_us, FakeGraph.capturing = (
-        {},
-        {},
-        {},
-        0.0,
-        None,
-    )
+    FakeKernel.split_errors, FakeKernel.times_us, FakeKernel.faults, FakeKernel.sets_seen = {}, {}, {}, {}
+    FakeClock.now_us, FakeGraph.capturing = 0.0, None
     device = _C.Device("Fake H200", 132, l2_bytes=l2_bytes, clock_mhz=1980.0, memory_gbps=4800.0)
     module = SimpleNamespace(
         Kernel=FakeKernel,

@@ -46,7 +46,7 @@ def sound(tmp_path_factory) -> Path:
 
 
 def mutate(generator: random.Random, payload: bytes) -> bytes:
-    """Return a damaged copy: flipped bits or bytes, a zeroed or swapped page, a cut or extended file, a changed header."""
+    """Return a damaged copy: flipped bits or bytes, a zeroed or swapped page, a truncated file, a changed header."""
     damaged, kind = bytearray(payload), generator.randrange(8)
     page, other = (generator.randrange(len(payload) // 4096) * 4096 for _ in range(2))
     if kind <= 2:
@@ -76,12 +76,15 @@ def test_damaged_files_are_refused_or_read_as_valid_rows(sound, folder):
         mutant = mutate(generator, payload)
         path.write_bytes(mutant)
         mode = generator.choice(("ro", "immutable", "rw"))
+        refusal = None
         try:
             with Store.open(path, mode) as store:
                 check_rows_are_possible(store.load_measurements(op=None))
         except errors.TunerError as error:
+            refusal = str(error)
+        if refusal is not None:
             refused += 1
-            assert str(path) in str(error) and len(str(error).splitlines()) == 1
+            assert str(path) in refusal and len(refusal.splitlines()) == 1
             assert path.read_bytes() == mutant, "a refused file was written to"
         for leftover in folder.iterdir():
             leftover.unlink()

@@ -153,6 +153,13 @@ def test_a_database_killed_inside_its_creation_can_be_created_again(tmp_path, mo
 # F-D2: a full or read-only disk.
 
 
+def fill(store, context, written: list[int]) -> None:
+    """Add blocks until the database is full; append m of each that was written."""
+    for m in range(2, 100):
+        add_block(store, context, make_problem(m), num_configs=40)
+        written.append(m)
+
+
 def test_a_full_database_keeps_its_rows_and_goes_on_when_there_is_space(folder):
     path = folder / "tuning.db"
     with Store.open(path) as store:
@@ -161,13 +168,11 @@ def test_a_full_database_keeps_its_rows_and_goes_on_when_there_is_space(folder):
         with store.engine.connect() as connection:
             pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 6}")
-        written = 1
+        written = [1]
         with pytest.raises(errors.StoreError, match="disk or its quota is full"):
-            for m in range(2, 100):
-                add_block(store, context, make_problem(m), num_configs=40)
-                written = m
+            fill(store, context, written)
         finished = [row.block for row in store.load_measurements() if row.block.status == "finished"]
-        assert len({block.problem_key for block in finished}) == written
+        assert len({block.problem_key for block in finished}) == len(written)
         with store.engine.connect() as connection:
             connection.exec_driver_sql(f"PRAGMA max_page_count = {pages + 10_000}")
         add_block(store, context, make_problem(500), num_configs=40)

@@ -111,7 +111,7 @@ class Tool:
     def __init__(self, name: str, deadline: float, ops: tuple[str, ...] = OPS):
         self.name, self.start = name, time.monotonic()
         self.timeout_s = max(30.0, min(TIMEOUT_S, deadline - time.time()))
-        self.output = tempfile.TemporaryFile("w+")
+        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read by finish(), which closes it)
         command = [
             find_tool() or "compute-sanitizer",
             "--tool",

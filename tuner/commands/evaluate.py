@@ -47,7 +47,8 @@ def evaluate(
             name: evaluation.to_json() | {"gates": [verdict.to_json() for verdict in verdicts], "training": str(folder)}
             for name, (folder, evaluation, verdicts) in found.items()
         }
-        return print(json.dumps(reports, indent=1, sort_keys=True))
+        print(json.dumps(reports, indent=1, sort_keys=True))
+        return
     for name, (folder, evaluation, verdicts) in found.items():
         print_report(name, folder, evaluation, verdicts)
 

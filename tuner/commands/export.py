@@ -55,19 +55,15 @@ def export(
         made, install_folder() if install else out or folder, trained[0][0].record.identity.sku
     )
     if as_json:
-        return print(
-            json.dumps(
-                {
-                    "artifact": str(artifact),
-                    "card": str(card),
-                    "gates": [verdict.to_json() for verdict in made.verdicts],
-                    "passed": passed,
-                    **asdict(made.contents),
-                },
-                indent=1,
-                sort_keys=True,
-            )
-        )
+        document = {
+            "artifact": str(artifact),
+            "card": str(card),
+            "gates": [verdict.to_json() for verdict in made.verdicts],
+            "passed": passed,
+            **asdict(made.contents),
+        }
+        print(json.dumps(document, indent=1, sort_keys=True))
+        return
     print(summary, file=sys.stdout if passed else sys.stderr)
     print(f"written: {artifact} ({made.contents.bytes} bytes) and {card.name}")
     for name, counts in made.contents.ops.items():

@@ -34,7 +34,8 @@ def inspect(
         sku = find_device(store, device).sku
         found = [inspect_store(store, sku, kind, preset) for kind in find_ops(store, sku, op)]
     if as_json:
-        return print(json.dumps({"sku": sku, "ops": {entry["op"]: entry for entry in found}}, indent=1, sort_keys=True))
+        print(json.dumps({"sku": sku, "ops": {entry["op"]: entry for entry in found}}, indent=1, sort_keys=True))
+        return
     for entry in found:
         print_report(entry)
 

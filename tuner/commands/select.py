@@ -66,7 +66,8 @@ def select(
         batch_invariant=batch_invariant,
     )
     if as_json:
-        return print(json.dumps(found, indent=1, sort_keys=True))
+        print(json.dumps(found, indent=1, sort_keys=True))
+        return
     print(f"{found['name']}  ({found['source']}: {found['reason']})  {describe_time(found)} on {found['sku']}")
     if explain:
         print_explanation(found)

@@ -2,8 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 
 import typer
 
@@ -50,19 +50,20 @@ def simulate(
     results = {}
     with Progress(disable=not sys.stderr.isatty()) as progress:
         for kind, (data, rows) in chosen.items():
-            task = progress.add_task(f"replaying {kind}", total=None)
-            show = partial(progress.update, task)
-            found = simulation.simulate(
-                data,
-                rows,
-                range(seed, seed + seeds),
-                on_done=lambda done, total, show=show: show(completed=done, total=total),
-            )
+            on_done = add_bar(progress, f"replaying {kind}")
+            found = simulation.simulate(data, rows, range(seed, seed + seeds), on_done=on_done)
             results[kind] = found | {"identity": asdict(data.identity)}
     if as_json:
-        return print(json.dumps(results, indent=1, sort_keys=True))
+        print(json.dumps(results, indent=1, sort_keys=True))
+        return
     for kind, result in results.items():
         print_table(kind, result)
+
+
+def add_bar(progress, label: str) -> Callable[[int, int], None]:
+    """Add a progress bar; return what moves it, given how much is done of what total."""
+    task = progress.add_task(label, total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def print_table(op: str, result: dict) -> None:

@@ -17,6 +17,14 @@ from tuner.problems import shapes
 MAX_PORTFOLIO = 32
 #: Without a terminal, progress is one line at most this often.
 LINE_INTERVAL_S = 15.0
+SPACE_HELP = (
+    "default (at most 160 configs per problem), or wide (a grid of all tile widths, splits and clusters, of which a"
+    " search measures a part)."
+)
+WORKLOAD_HELP = (
+    "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform, or skewed (one group has nearly all"
+    " rows)."
+)
 
 
 def register(app) -> None:
@@ -34,13 +42,7 @@ def sweep(
     ),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file with the problems, instead of a preset."),
     configs_file: Path = typer.Option(None, "--configs", help="JSON file with the configs, instead of a space."),
-    space: str = typer.Option(
-        "default",
-        help=(
-            "default (at most 160 configs per problem), or wide (a grid of all tile widths, splits and clusters, of"
-            " which a search measures a part)."
-        ),
-    ),
+    space: str = typer.Option("default", help=SPACE_HELP),
     portfolio_size: int = typer.Option(
         0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen by recorded measurements."
     ),
@@ -61,13 +63,7 @@ def sweep(
     ),
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
     seed: int = typer.Option(0, help="Seed of the input data, the group sizes and the sampler."),
-    workload: str = typer.Option(
-        "spread",
-        help=(
-            "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform, or skewed (one group has nearly"
-            " all rows)."
-        ),
-    ),
+    workload: str = typer.Option("spread", help=WORKLOAD_HELP),
     shard: str = typer.Option("0/1", help="Measure shard i of n, given as i/n. Each shard needs its own database."),
     device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
     time_budget: float = typer.Option(0.0, min=0.0, help="Start no new problem after this many seconds; 0: no limit."),
@@ -87,25 +83,16 @@ def sweep(
 
     Example: python -m tuner sweep --preset default --effort full
     """
-    from tuner.measure.worker import BACKENDS
-    from tuner.problems.workload import WORKLOADS
     from tuner.search.candidates import SweepOptions
-    from tuner.search.problem_run import EFFORTS
-    from tuner.search.wide_space import SPACES
 
-    check_choice("--workload", workload, WORKLOADS)
-    check_choice("--space", space, SPACES)
+    check_choices(workload, space, backend, effort)
     if space != "default" and (configs_file or portfolio_size):
         raise errors.UsageError(
             f"--space {space}: cannot be combined with --configs or --portfolio-size, which name configs; drop one"
         )
-    check_choice("--backend", backend, BACKENDS)
-    check_choice("--effort", effort, EFFORTS)
-    index, count = shapes.parse_shard(shard)
+    problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
-        problems=shapes.take_shard(
-            shapes.load_file(shapes_file) if shapes_file else shapes.load_preset(preset), index, count
-        ),
+        problems=shapes.take_shard(problems, *part),
         database=database or environment.tuner_database(),
         preset="" if shapes_file else preset,
         configs=load_configs(configs_file) if configs_file else None,
@@ -115,19 +102,36 @@ def sweep(
         effort=effort,
         seed=seed,
         workload=workload,
-        shard=(index, count),
+        shard=part,
         device=device,
         time_budget_s=time_budget or None,
         resume=resume,
         backend=backend,
         argv=sys.argv[1:],
     )
-    source = portfolio_from or options.database if portfolio_size else ""
+    summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)
     if dry_run and not as_json:
-        return print_plan(dry_summary(options, source, portfolio_size))
-    print_summary(
-        dry_summary(options, source, portfolio_size) if dry_run else measure(options, source, portfolio_size), as_json
-    )
+        print_plan(summary)
+    else:
+        print_summary(summary, as_json)
+
+
+def check_choices(workload: str, space: str, backend: str, effort: str) -> None:
+    """Raise UsageError for a name that does not exist."""
+    from tuner.measure.worker import BACKENDS
+    from tuner.problems.workload import WORKLOADS
+    from tuner.search.problem_run import EFFORTS
+    from tuner.search.wide_space import SPACES
+
+    check_choice("--workload", workload, WORKLOADS)
+    check_choice("--space", space, SPACES)
+    check_choice("--backend", backend, BACKENDS)
+    check_choice("--effort", effort, EFFORTS)
+
+
+def load_problems(preset: str, path: Path | None) -> list:
+    """Return the problems of a shape file, or of a preset where there is no `path`."""
+    return shapes.load_file(path) if path else shapes.load_preset(preset)
 
 
 def check_choice(flag: str, value: str, choices) -> None:
@@ -150,7 +154,7 @@ def load_configs(path: Path) -> list:
         raise errors.UsageError(f"--configs {path}: not a list of configs ({type(error).__name__}: {error})") from error
 
 
-def choose_configs(source: str, size: int, sku: str, problems: list) -> list:
+def choose_configs(source: str | Path, size: int, sku: str, problems: list) -> list:
     """Return, for every op kind of `problems`, the `size` configs that together serve its recorded problems best."""
     import numpy as np
 
@@ -167,7 +171,7 @@ def choose_configs(source: str, size: int, sku: str, problems: list) -> list:
     ]
 
 
-def dry_summary(options, source: str, size: int) -> dict:
+def dry_summary(options, source: str | Path, size: int) -> dict:
     """Return what the sweep would measure on an H200."""
     from tuner.search.plan import plan_sweep
 
@@ -178,7 +182,7 @@ def dry_summary(options, source: str, size: int) -> dict:
     return plan_sweep(options, device) | {"configs": configs}
 
 
-def measure(options, source: str, size: int) -> dict:
+def measure(options, source: str | Path, size: int) -> dict:
     """Run the sweep with a progress bar and return its summary.
 
     Raises: TunerError when a problem could not be measured at all.
@@ -254,7 +258,8 @@ def make_progress() -> SweepProgress:
 def print_summary(summary: dict, as_json: bool) -> None:
     """Print the summary as JSON or as one line per entry."""
     if as_json:
-        return print(json.dumps(summary, indent=1, sort_keys=True))
+        print(json.dumps(summary, indent=1, sort_keys=True))
+        return
     for name, value in summary.items():
         print(f"{name}: {json.dumps(value) if isinstance(value, (dict, list)) else value}")
 

@@ -71,7 +71,8 @@ def train(
     )
     if portfolio_only:
         found = {data.identity.op: describe_portfolios(data, settings.sizes) for data in tables}
-        return print_portfolios(found, as_json)
+        print_portfolios(found, as_json)
+        return
     folder = out or training.default_folder(tables[0].identity.sku)
     # All are fitted before any is written: a folder never holds op kinds of different data.
     fitted = [(data, training.train(data, settings)) for data in tables]
@@ -96,7 +97,8 @@ def print_portfolios(found: dict, as_json: bool) -> None:
     """Print the portfolios and the folds' unions, as JSON that `sweep --configs` reads or one config per line."""
     if as_json:
         configs = [config for entry in found.values() for config in entry["configs"]]
-        return print(json.dumps({"configs": configs, "ops": found}, indent=1))
+        print(json.dumps({"configs": configs, "ops": found}, indent=1))
+        return
     for op, entry in found.items():
         print(
             f"{op}: portfolio of {len(entry['portfolio'])} configs; {len(entry['configs'])} with those of every fold:"
@@ -108,7 +110,8 @@ def print_portfolios(found: dict, as_json: bool) -> None:
 def print_records(folder: Path, records: dict, as_json: bool) -> None:
     """Print what was trained, as JSON or as one line per fact."""
     if as_json:
-        return print(json.dumps({"folder": str(folder), "ops": records}, indent=1, sort_keys=True))
+        print(json.dumps({"folder": str(folder), "ops": records}, indent=1, sort_keys=True))
+        return
     for op, record in records.items():
         print_record(op, record)
     print(f"written: {folder}; next: python -m tuner evaluate --training {folder}")

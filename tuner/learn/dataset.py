@@ -116,7 +116,8 @@ def build_dataset(rows: Iterable[MeasurementRow], identity: Identity, device: _C
     rows = list(rows)
     by_problem = group_by(rows, lambda row: row.block.problem)
     quarantined = find_quarantined(by_problem)
-    usable, dropped = [], Counter()
+    usable: list[Entry] = []
+    dropped: Counter[str] = Counter()
     for problem in sorted(by_problem, key=problem_order):
         entry = read_problem(problem, by_problem[problem], device, quarantined_for(problem, quarantined))
         if isinstance(entry, str):
@@ -157,7 +158,8 @@ def find_quarantined(by_problem: dict) -> dict:
     `kernels` are the problems, as kernel_identity makes them, whose kernel did not build: the config is not used for
     those. It is None where the config failed in another way: then the config stays out of every artefact.
     """
-    failed, fine = {}, set()
+    failed: dict[tuple, bool] = {}
+    fine: set[tuple] = set()
     for problem, rows in by_problem.items():
         for row in rows:
             pair = (problem, row.config)
@@ -198,7 +200,7 @@ class Entry:
 class Value(NamedTuple):
     """What one block says about one config: a log ratio to the heuristic's pick, and its state."""
 
-    config: object
+    config: _C.Config
     state: int
     log_ratio: float
 
@@ -241,9 +243,9 @@ def relative_rows(block_rows: list[MeasurementRow], heuristic, offsets: dict) ->
     found = []
     for row in block_rows:
         anchor = anchors.get(row.role, next(iter(anchors.values()), None))
-        if anchor is not None and row.status in ("ok", "censored") and to_value(row):
+        if anchor is not None and row.status in ("ok", "censored") and (value := to_value(row)):
             state = CENSORED if row.status == "censored" else CONFIRMED if row.role == "confirm" else SEARCHED
-            found.append(Value(row.config, state, math.log(to_value(row)) - anchor))
+            found.append(Value(row.config, state, math.log(value) - anchor))
     return found
 
 
@@ -253,13 +255,13 @@ def find_anchors(block_rows: list[MeasurementRow], heuristic, offsets: dict) -> 
     In a block without the pick it follows from the block's reference, else from any config that an earlier block timed.
     A pick that was dropped early counts too: the heuristic may choose today what was slow when it was measured.
     """
-    ranked = {}
+    ranked: dict[str, tuple[int, float]] = {}
     for row in block_rows:
-        is_pick = row.config == heuristic
-        is_timed = row.status == "ok" or (row.status == "censored" and is_pick and bool(to_value(row)))
-        if is_timed and row.config in offsets:
+        is_pick, value = row.config == heuristic, to_value(row)
+        is_timed = row.status == "ok" or (row.status == "censored" and is_pick)
+        if value and is_timed and row.config in offsets:
             rank = 0 if is_pick else 1 if row.is_reference else 2
-            anchor = rank, math.log(to_value(row)) - offsets[row.config]
+            anchor = rank, math.log(value) - offsets[row.config]
             ranked[row.role] = min(ranked.get(row.role, anchor), anchor)
     return {role: anchor for role, (_, anchor) in ranked.items()}
 

@@ -1,6 +1,7 @@
 """What a database knows, how well, and what it lacks: coverage of presets, noise, stale rows, failures."""
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -59,7 +60,7 @@ def describe_coverage(
     Blocks count per kernel hash: the database's newest, and the package's own (`current`). Blocks of another workload
     than the default one do not count.
     """
-    measured = defaultdict(set)
+    measured: defaultdict[str | None, set[str]] = defaultdict(set)
     for row in rows:
         if row.block.status == "finished" and workload.is_default(row.block.workload):
             measured[row.block.kernel_hash].add(row.block.problem_key)
@@ -88,21 +89,24 @@ def describe_noise(rows: list[MeasurementRow]) -> dict:
     confirmed = [row for row in rows if row.role == "confirm" and row.status == "ok" and row.mad_us is not None]
     return {
         "a_a": quantiles([block.noise for block in blocks.values() if block.noise is not None]),
-        "anchor_drift": quantiles(find_drift([block for block in blocks.values() if block.anchor_us])),
-        "confirmation_mad": quantiles([row.mad_us / row.median_us for row in confirmed]),
+        "anchor_drift": quantiles(find_drift(blocks.values())),
+        "confirmation_mad": quantiles(
+            [row.mad_us / row.median_us for row in confirmed if row.mad_us is not None and row.median_us is not None]
+        ),
         "ratio_interval": quantiles(
             [row.ratio_high / row.ratio_low - 1.0 for row in confirmed if row.ratio_low and row.ratio_high]
         ),
     }
 
 
-def find_drift(blocks: list[BlockRow]) -> list[float]:
+def find_drift(blocks: Iterable[BlockRow]) -> list[float]:
     """Return how far each block's anchor is from the median of its regime."""
-    anchors = defaultdict(list)
+    anchors: defaultdict[str, list[float]] = defaultdict(list)
     for block in blocks:
-        anchors[block.regime].append(block.anchor_us)
+        if block.anchor_us:
+            anchors[block.regime].append(block.anchor_us)
     medians = {regime: np.median(values) for regime, values in anchors.items()}
-    return [abs(block.anchor_us / medians[block.regime] - 1.0) for block in blocks]
+    return [float(abs(value / medians[regime] - 1.0)) for regime, values in anchors.items() for value in values]
 
 
 def quantiles(values: list[float]) -> dict | None:

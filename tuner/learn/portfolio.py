@@ -42,7 +42,8 @@ def choose_portfolio(data: Dataset, rows: np.ndarray, sizes: tuple = SIZES) -> P
 
 def greedy(regret: np.ndarray, size: int) -> list[int]:
     """Return `size` columns of `regret` F64[R,C], each the one that lowers the mean of the row minima most."""
-    best, chosen = np.full(len(regret), np.inf), []
+    best = np.full(len(regret), np.inf)
+    chosen: list[int] = []
     for _ in range(size):
         means = np.minimum(best[:, None], regret).mean(axis=0)
         means[chosen] = np.inf
@@ -75,7 +76,7 @@ def score_sizes(regret: np.ndarray, families: np.ndarray, sizes: tuple) -> dict:
     for fold in folds:
         chosen = greedy(regret[~fold], sizes[-1])
         for index, size in enumerate(sizes):
-            held_out[fold, index] = regret[np.ix_(fold, chosen[:size])].min(axis=1)
+            held_out[fold, index] = regret[fold][:, chosen[:size]].min(axis=1)
     return dict(zip(sizes, np.nanmean(held_out, axis=0).tolist(), strict=True))
 
 
@@ -88,7 +89,8 @@ def choose_size(curve: dict) -> int:
 def split_families(families: np.ndarray, num_folds: int) -> list[np.ndarray]:
     """Return `num_folds` masks of whole families, with about equally many problems; deterministic."""
     labels, counts = np.unique(families, return_counts=True)
-    folds, loads = [[] for _ in range(num_folds)], np.zeros(num_folds)
+    folds: list[list] = [[] for _ in range(num_folds)]
+    loads = np.zeros(num_folds)
     for label in labels[np.lexsort((labels, -counts))]:
         target = int(loads.argmin())
         folds[target].append(label)

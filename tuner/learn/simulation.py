@@ -35,7 +35,8 @@ def recorded_outcome(data: Dataset, row: int, column: int) -> Outcome:
 def replay(data: Dataset, row: int, sampler: str, seed: int, shares: Sequence[float]) -> list[float]:
     """Search one problem; return the log regret of the best config known at each share of the space."""
     columns = {
-        data.configs[column]: column for column in np.flatnonzero(data.candidate[row] & (data.state[row] != UNMEASURED))
+        data.configs[column]: int(column)
+        for column in np.flatnonzero(data.candidate[row] & (data.state[row] != UNMEASURED))
     }
     heuristic = int(data.heuristic[row])
     columns[data.configs[heuristic]] = heuristic
@@ -50,13 +51,17 @@ def replay(data: Dataset, row: int, sampler: str, seed: int, shares: Sequence[fl
             told = [recorded_outcome(data, row, columns[config]) for config in batch]
             proposer.tell(told)
             outcomes += told
-        exact = [outcome for outcome in outcomes if outcome.status == "ok"]
-        best = min(exact, key=lambda outcome: outcome.log_ratio, default=outcomes[0])
-        regrets.append(float(data.regret_log(np.array([row]), np.array([columns[best.config]]))[0]))
+        exact = {
+            outcome.config: outcome.log_ratio
+            for outcome in outcomes
+            if outcome.status == "ok" and outcome.log_ratio is not None
+        }
+        best = min(exact, key=exact.__getitem__, default=outcomes[0].config)
+        regrets.append(float(data.regret_log(np.array([row]), np.array([columns[best]]))[0]))
     return regrets
 
 
-def describe(logs: Sequence[float]) -> dict:
+def describe(logs: Sequence[float] | np.ndarray) -> dict:
     """Return the geometric mean, the 95 % quantile and the maximum of log regrets, as regrets."""
     values = np.asarray(logs)
     return {

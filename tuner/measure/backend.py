@@ -84,12 +84,18 @@ class CudaBackend:
         """Measure one job; return its report as JSON. Raises: ProtocolError, DeviceFault, race.ReferenceFailed."""
         job = parse_job(message)
         progress("setup", None)
-        self.pool = self.pool or OperandPool(DEVICE, self.device.l2_bytes, job.seed)
+        self.get_pool(job.seed)
         self.anchor.warm_up()
         timer = CudaTimer(self, job.problem, job.configs, job.plan.isolate, Workload(job.workload, job.seed))
         progress("setup", None)
         report = Race(timer, len(job.configs), job.plan, job.must_confirm, progress).run()
         return replace(report, **self.telemetry.read(), anchor_us=self.anchor.read()).to_json()
+
+    def get_pool(self, seed: int) -> OperandPool:
+        """Return the pool of operands, made with the seed of the first job."""
+        if self.pool is None:
+            self.pool = OperandPool(DEVICE, self.device.l2_bytes, seed)
+        return self.pool
 
     def get_kernel(self, problem, config) -> tuple["_C.Kernel", bool]:
         """Return the loaded kernel and whether it was loaded just now. Raises: CompileError, LaunchError."""
@@ -107,9 +113,11 @@ class CudaTimer:
     def __init__(self, backend: CudaBackend, problem, configs: list, isolate: bool, workload: Workload):
         self.backend, self.problem, self.configs, self.isolate = backend, problem, configs, isolate
         self.groups = make_groups(problem, workload)
-        self.ring, self.start = backend.pool.make_ring(problem, self.groups), backend.pool.make_start(problem)
+        pool = backend.get_pool(workload.seed)
+        self.ring, self.start = pool.make_ring(problem, self.groups), pool.make_start(problem)
         self.reference = Reference(problem, self.ring[0], self.groups)
-        self.output, self.expected = self.make_output(), None
+        self.output = self.make_output()
+        self.expected: CheckedOutput | None = None
         alpha, beta = get_factors(problem)
         self.options = {
             "num_sms": problem.num_sms,
@@ -279,7 +287,8 @@ class Anchor:
 
     def warm_up(self) -> None:
         """Once per process, run windows until three in a row agree within STEADY_TOLERANCE or time is over."""
-        end, last = time.monotonic() + STEADY_LIMIT_S, []
+        last: list[float] = []
+        end = time.monotonic() + STEADY_LIMIT_S
         while not self.is_warm and time.monotonic() < end:
             last = [*last[-2:], self.run_window()]
             self.is_warm = len(last) == 3 and max(last) <= min(last) * (1.0 + STEADY_TOLERANCE)

@@ -9,6 +9,7 @@ compared: what lies behind them may be overwritten. Padding between contiguous g
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -48,7 +49,7 @@ class CheckedOutput:
         tokens = find_token_rows(problem, groups, device)
         is_masked, is_packed = (grouping_of(problem.op) == kind for kind in (MASKED, CONTIGUOUS))
         self.compared = tokens if is_masked else None
-        self.padding = (~tokens).nonzero().flatten() if is_packed else None
+        self.padding = (~tokens).nonzero().flatten() if is_packed and tokens is not None else None
         self.start = None
 
     def prepare(self, start: torch.Tensor | None) -> None:
@@ -83,19 +84,14 @@ class CheckedOutput:
         """Return whether both buffers hold the same bits, red zones included; rows that are not compared may differ."""
         if self.compared is None:
             return torch.equal(self.bits, other.bits)
-        same = all(torch.equal(mine, theirs) for mine, theirs in zip(self.split(), other.split(), strict=True))
-        return same and self.has_clean_guards()
-
-    def split(self) -> Iterator[torch.Tensor]:
-        """Yield the bits of the compared rows in parts, which keep memory low."""
-        bits = self.get_bits()
-        for rows in self.compared.nonzero().flatten().split(ROWS_PER_STEP):
-            yield bits[rows]
+        mine, theirs = self.get_bits(), other.get_bits()
+        parts = self.compared.nonzero().flatten().split(ROWS_PER_STEP)  # in parts, which keep memory low
+        return self.has_clean_guards() and all(torch.equal(mine[rows], theirs[rows]) for rows in parts)
 
 
 def find_token_rows(problem, groups: Groups | None, device: str) -> torch.Tensor | None:
     """Return bool[all rows of D] of the rows that groups of rows hold, None for other problems."""
-    if grouping_of(problem.op) not in (CONTIGUOUS, MASKED):
+    if groups is None or grouping_of(problem.op) not in (CONTIGUOUS, MASKED):
         return None
     found = torch.zeros(problem.m * (problem.num_groups if grouping_of(problem.op) == MASKED else 1), dtype=torch.bool)
     for start, size in zip(*groups, strict=True):
@@ -124,7 +120,7 @@ def choose_rows(m: int, n: int, k: int, limit: int = SAMPLED_ROWS, products: int
     return [*range(edge), *middle, *range(m - edge, m)]
 
 
-def split_groups(problem, operands: BufferSet, groups: Groups | None) -> Iterator[tuple]:
+def split_groups(problem, operands: BufferSet, groups: Groups | None) -> Iterator[tuple[Any, Any, Any, Any, int]]:
     """Yield (A [rows,k], its scales, B [n,k], its scales, first row of D) of each group; of a dense problem, of the
     whole.
     """
@@ -163,7 +159,7 @@ class Reference:
 
     def __init__(self, problem, operands: BufferSet, groups: Groups | None = None):
         self.problem = problem
-        self.c = operands.c.flatten(0, -2) if problem.c_mode == "general" else None
+        self.c = None if operands.c is None or problem.c_mode != "general" else operands.c.flatten(0, -2)
         found = [
             self.multiply(*part, 1 if groups is None else problem.num_groups)
             for part in split_groups(problem, operands, groups)

@@ -81,7 +81,7 @@ class Layout(NamedTuple):
     dtype: torch.dtype
     shape: tuple
     strides: tuple
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody calls
     first: int = 0
 
     @property
@@ -102,9 +102,9 @@ def column_major(pool: str, dtype: torch.dtype, rows: int, columns: int) -> Layo
     return Layout(pool, dtype, (rows, columns), (1, pitch), columns * pitch)
 
 
-def stack(layout: Layout | None, count: int) -> Layout | None:
+def stack(layout: Layout, count: int) -> Layout:
     """Return the layout of `count` such matrices one after the other; for none (0), the layout itself."""
-    if layout is None or count == 0:
+    if count == 0:
         return layout
     return layout._replace(
         shape=(count, *layout.shape), strides=(layout.count, *layout.strides), count=count * layout.count
@@ -174,11 +174,13 @@ def make_d_layout(problem, pool: str, columns: int) -> Layout:
 def get_layouts(problem) -> dict[str, Layout | None]:
     """Return {operand: layout} in the order of BufferSet; None where a problem has no such operand, or it is D."""
     m, n, counts = problem.m, problem.n, count_stacked(problem)
+    scale_a = make_scale_layout(problem, m, is_vector=True)
+    scale_b = make_scale_layout(problem, n, is_vector=problem.recipe == "1d1d")
     return {
         "a": stack(make_operand_layout(problem, problem.a_major, m), counts["a"]),
-        "scale_a": stack(make_scale_layout(problem, m, is_vector=True), counts["a"]),
+        "scale_a": None if scale_a is None else stack(scale_a, counts["a"]),
         "b": stack(make_operand_layout(problem, problem.b_major, n), counts["b"]),
-        "scale_b": stack(make_scale_layout(problem, n, is_vector=problem.recipe == "1d1d"), counts["b"]),
+        "scale_b": None if scale_b is None else stack(scale_b, counts["b"]),
         "d": make_d_layout(problem, "d", get_d_columns(problem)),
         "c": make_d_layout(problem, f"c_{problem.d_dtype}", n) if problem.c_mode == "general" else None,
     }
@@ -197,8 +199,8 @@ def get_touched_bytes(problem, groups: Groups | None) -> int:
         return get_set_bytes(problem)
     rows, room = count_touched_rows(problem, groups), problem.m * max(count_stacked(problem)["a"], 1)
     matrices, layouts = count_touched_matrices(problem, groups), get_layouts(problem)
-    of_rows = sum(layouts[name].num_bytes for name in ("a", "scale_a", "d") if layouts[name])
-    of_matrices = sum(layouts[name].num_bytes for name in ("b", "scale_b") if layouts[name])
+    of_rows = sum(layout.num_bytes for name in ("a", "scale_a", "d") if (layout := layouts[name]))
+    of_matrices = sum(layout.num_bytes for name in ("b", "scale_b") if (layout := layouts[name]))
     return of_rows * rows // room + of_matrices * matrices // problem.num_groups
 
 
@@ -237,7 +239,7 @@ class OperandPool:
             self.reserve(name, count * stride)
         if problem.c_mode == "accumulate":
             self.pools["d"].zero_()
-        shared = None if grouping_of(problem.op) == DENSE else make_group_tensor(problem, groups, self.device)
+        shared = None if groups is None else make_group_tensor(problem, groups, self.device)
         sets = [
             self.make_set(problem, layouts, {name: number * stride for name, stride in strides.items()})
             for number in range(count)

@@ -19,7 +19,8 @@ import os
 import select
 import struct
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
+from typing import get_type_hints
 
 from tuner.measure.records import Plan
 
@@ -28,7 +29,7 @@ MAX_MESSAGE_BYTES = 1 << 20
 HEADER = struct.Struct(">I")
 MAX_PLAN_VALUE = 100_000
 DEFAULT_WORKLOAD = "spread"
-PLAN_FIELDS = {each.name: each.type for each in fields(Plan)}
+PLAN_FIELDS = get_type_hints(Plan)
 
 
 class ProtocolError(Exception):

@@ -110,11 +110,11 @@ class Race:
             entrant.check = self.timer.check(entrant.index)
             if entrant.index == 0 and entrant.check.status != "ok":
                 raise ReferenceFailed(entrant.check)
-        alive = [entrant for entrant in self.entrants if entrant.is_alive and entrant.check.quick_us]
-        fastest = min((entrant.check.quick_us for entrant in alive), default=0.0)
-        for entrant in alive:
-            slow = entrant.check.quick_us > QUICK_DROP_RATIO * max(fastest, QUICK_MIN_US)
-            entrant.is_dropped = slow and entrant.index not in self.must_confirm
+        alive = [entrant for entrant in self.entrants if entrant.is_alive]
+        times = {entrant.index: entrant.check.quick_us for entrant in alive if entrant.check.quick_us}
+        limit = QUICK_DROP_RATIO * max(min(times.values(), default=0.0), QUICK_MIN_US)
+        for index, quick_us in times.items():
+            self.entrants[index].is_dropped = quick_us > limit and index not in self.must_confirm
 
     def prepare_all(self) -> None:
         """Make every survivor ready for timing."""
@@ -241,7 +241,7 @@ class Race:
             return failed
         reference = self.entrants[0]
         samples, base = entrant.search, reference.search[: len(entrant.search)]
-        if not samples:
+        if not samples and check.quick_us is not None and reference.check.quick_us is not None:
             samples, base = [check.quick_us], [reference.check.quick_us]
         return replace(failed, status="censored" if entrant.is_dropped else "ok", **describe(samples, base))
 

@@ -5,6 +5,7 @@ Imports nothing of the library: the process that only passes messages on needs n
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Result:
     `config` is the config's index in the job; where a report is read back, the config itself takes its place.
     """
 
-    config: object
+    config: Any
     role: str
     status: str
     error: str | None = None

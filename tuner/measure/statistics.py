@@ -8,7 +8,7 @@ exact for the median of any distribution.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: Two configs tie when they differ by less than one of these (relative; absolute, in microseconds).
 TIE_RATIO = 0.005
@@ -109,7 +109,7 @@ def measure_noise(ratios: Sequence[float]) -> float:
 class Timed:
     """A config's confirmation result: its ratio to the block's reference, and two facts that break ties."""
 
-    config: object
+    config: Any
     ratio: float
     is_heuristic: bool = False
     in_portfolio: bool = False

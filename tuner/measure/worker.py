@@ -51,12 +51,13 @@ def serve(backend, requests: int, replies: int) -> None:
 def answer(backend, job: dict, replies: int) -> dict:
     """Return the reply to one job. An exception becomes a failure, which names the config to blame where known."""
 
+    last: int | None = None
+
     def progress(stage: str, config: int | None) -> None:
         nonlocal last
         last = config
         protocol.write_message(replies, {"type": "progress", "stage": stage, "config": config})
 
-    last = None
     try:
         return {"type": "result", "result": backend.run(job, progress)}
     except BrokenPipeError:

@@ -6,6 +6,7 @@ Exception contract: `run` raises WorkerFailure for everything that goes wrong in
     three starts in a row failed. Apart from these, starting a process may raise OSError.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import IO, Self
 
 from tuner import errors
 from tuner.measure import protocol
@@ -75,8 +76,8 @@ class MeasuringWorker:
         self.backend, self.extra, self.hello_limit_s = backend, extra_environment or {}, hello_limit_s
         self.process: subprocess.Popen | None = None
         self.requests = self.replies = -1
-        self.log = None
-        self.identity: dict | None = None
+        self.log: IO[bytes] | None = None
+        self.identity: dict = {}  # the first hello; empty before it
         self.start_failures = 0
 
     def start(self) -> dict:
@@ -100,7 +101,7 @@ class MeasuringWorker:
         if hello.get("protocol") != protocol.PROTOCOL_VERSION or not isinstance(hello.get("device"), dict):
             self.stop()
             raise errors.TunerError("the measuring process speaks another protocol: reinstall the package")
-        if self.identity is not None and self.identity["device"]["uuid_hash"] != hello["device"]["uuid_hash"]:
+        if self.identity and self.identity["device"]["uuid_hash"] != hello["device"]["uuid_hash"]:
             self.stop()
             raise errors.TunerError(
                 "the measuring process came back on another GPU: one sweep measures one board; start the sweep again"
@@ -111,7 +112,7 @@ class MeasuringWorker:
         """Spawn the process with two pipes and a log file."""
         child_requests, self.requests = os.pipe()
         self.replies, child_replies = os.pipe()
-        self.log = tempfile.TemporaryFile()
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 (read_log() closes it)
         command = [
             sys.executable,
             "-P",
@@ -193,29 +194,28 @@ class MeasuringWorker:
         """Kill the process with its group; return its exit code, or minus the signal that had ended it before."""
         if self.process is None:
             return None
-        code = self.wait_briefly()
-        try:
+        code = wait_briefly(self.process)
+        with contextlib.suppress(ProcessLookupError):
             # The group lives as long as any of its members, even without its leader.
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
         for fd in (self.requests, self.replies):
             os.close(fd)
         self.process = None
         return code
 
-    def wait_briefly(self) -> int | None:
-        """Return the exit code of a process that is ending by itself, None where it still runs. It is not reaped."""
-        for _ in range(10):
-            ended = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None:
-                return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-            time.sleep(0.01)
-        return None
-
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
+
+
+def wait_briefly(process: subprocess.Popen) -> int | None:
+    """Return the exit code of a process that is ending by itself, None where it still runs. It is not reaped."""
+    for _ in range(10):
+        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None:
+            return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        time.sleep(0.01)
+    return None

@@ -6,6 +6,7 @@ here.
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import deep_gemm
 from deep_gemm import _C
@@ -44,12 +45,10 @@ def to_problem(row: Mapping) -> _C.Problem:
 
     Raises: ProblemError; TypeError for a value of another type.
     """
-    return _C.Problem(
-        **{
-            name: bool(row[name]) if isinstance(default, bool) else row[name]
-            for name, default in PROBLEM_DEFAULTS.items()
-        }
-    )
+    fields: dict[str, Any] = {
+        name: bool(row[name]) if isinstance(default, bool) else row[name] for name, default in PROBLEM_DEFAULTS.items()
+    }
+    return _C.Problem(**fields)
 
 
 def to_config(row: Mapping) -> _C.Config:

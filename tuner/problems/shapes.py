@@ -22,6 +22,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
@@ -103,7 +104,7 @@ def expand_group(group: dict) -> list:
     op, fields = group.get("op", OPS[0]), group.get("fields", {})
     problems = []
     for layout in group.get("layouts", ["nt"]):
-        majors = {"a_major": MAJORS[layout][0], "b_major": MAJORS[layout][1]} if layout != "nt" else {}
+        majors: dict[str, Any] = dict(zip(("a_major", "b_major"), MAJORS[layout])) if layout != "nt" else {}
         for shape in group["shapes"]:
             sizes = (
                 make_sizes(op, group, shape)

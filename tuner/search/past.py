@@ -61,7 +61,7 @@ def find_history(rows: list[MeasurementRow], device) -> dict[str, list[Outcome]]
     """
     history: dict[str, list[Outcome]] = {}
     picks: dict[str, _C.Config] = {}
-    configs = {row.config_id: row.config for row in rows}
+    configs: dict[int | None, _C.Config] = {row.config_id: row.config for row in rows}
     for row in rows:
         key = row.block.problem_key
         if key not in picks:
@@ -100,6 +100,8 @@ def choose_stored_winner(rows: list[MeasurementRow], device, portfolio: set) -> 
     """Return the winner among the confirmation rows of one block, None where none of them is right."""
     block = rows[0].block
     reference = next((row for row in rows if row.is_reference), rows[0])
+    if reference.median_us is None:
+        return None
     heuristic = _C.get_analytic_config(block.problem, device)
     return choose_winner(rows, heuristic, reference.median_us, block.noise or 0.0, portfolio)
 

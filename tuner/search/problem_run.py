@@ -132,8 +132,9 @@ class ProblemRun:
             raise ProblemFailed("no candidate may be launched")
         sampler = propose.choose_sampler(request.sampler, len(self.usable))
         if sampler == "exhaustive":
-            return on_block(self.measure(self.usable, request.must_confirm, self.plan))
-        self.search(replace(request, sampler=sampler), on_block)
+            on_block(self.measure(self.usable, request.must_confirm, self.plan))
+        else:
+            self.search(replace(request, sampler=sampler), on_block)
 
     def search(self, request: Request, on_block: Callable[[Block], None]) -> None:
         """Race batches that optuna proposes, each with the best config so far; then confirm the best of them all."""
@@ -146,7 +147,7 @@ class ProblemRun:
         # Outcomes repeat configs, because every batch races the reference and the best one: count different configs.
         left = number - len({outcome.config for outcome in request.history} & counted)
         while left > 0 and (batch := proposer.propose(min(left, propose.BATCH_SIZE))):
-            incumbent = [min(known, key=known.get)] if known else []
+            incumbent = [min(known, key=known.__getitem__)] if known else []
             block = self.measure([*batch, *incumbent], [], replace(self.plan, confirm_rounds=0))
             block.is_last = False
             on_block(block)
@@ -154,7 +155,7 @@ class ProblemRun:
             proposer.tell(outcomes)
             known |= find_timed(outcomes)
             left -= len(counted.intersection(batch))
-        finalists = sorted(known, key=known.get)[: 2 * self.plan.finalists]
+        finalists = sorted(known, key=known.__getitem__)[: 2 * self.plan.finalists]
         on_block(self.measure(finalists, request.must_confirm, self.plan))
 
     def measure(self, configs: list, must_confirm: list, plan: Plan) -> Block:
@@ -206,7 +207,7 @@ class ProblemRun:
         if self.reference is None:
             if not self.usable:
                 raise ProblemFailed("every candidate failed")
-            self.reference = min(self.usable, key=self.estimates.get)
+            self.reference = min(self.usable, key=self.estimates.__getitem__)
         return self.reference
 
     def hang_limit_s(self) -> float:

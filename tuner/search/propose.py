@@ -9,7 +9,7 @@ import math
 import random
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tuner import errors
 
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
     `status` is `ok`, `censored` (the ratio is a lower bound) or a failure's.
     """
 
-    config: object
+    config: Any
     log_ratio: float | None
     status: str
 
@@ -70,17 +70,15 @@ class OptunaProposer:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.optuna, self.random = optuna, random.Random(seed)
-        self.parameters = {
-            config: parameters for config, parameters in zip(candidates, describe(candidates), strict=True)
-        }
+        self.parameters = dict(zip(candidates, describe(candidates), strict=True))
         self.configs = {freeze(parameters): config for config, parameters in self.parameters.items()}
         occurring = {name: {parameters[name] for parameters in self.parameters.values()} for name in PARAMETERS}
         self.distributions = {name: make_distribution(optuna, name, values) for name, values in occurring.items()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self.study = optuna.create_study(direction="minimize", sampler=make_sampler(optuna, sampler, seed))
-        estimated = [config for config in candidates if config in estimates] if estimates and sampler == "tpe" else []
-        self.first = sorted(estimated, key=estimates.get)[:NUM_STARTING] if estimated else []
+        known = estimates if estimates and sampler == "tpe" else {}
+        self.first = sorted((config for config in candidates if config in known), key=known.__getitem__)[:NUM_STARTING]
         self.known: dict = {}
         self.pending: dict = {}
 
@@ -140,7 +138,7 @@ class OptunaProposer:
             params=self.parameters[config],
             distributions=self.distributions,
             value=log_ratio if state == states.COMPLETE else None,
-            intermediate_values={1: log_ratio} if state == states.PRUNED else None,
+            intermediate_values={1: log_ratio} if state == states.PRUNED and log_ratio is not None else None,
         )
 
 

@@ -250,9 +250,9 @@ class Sweep:
         def store_block(block: Block) -> None:
             block_id = self.recorder.add_block(problem, block, compiled, finish=block.is_last)
             self.statuses.update(result.status for result in block.results if result.role == "search")
-            if block.has_failed:
-                return
             report = block.report
+            if block.has_failed or report.reference_us is None or report.noise is None:
+                return
             self.phase_seconds.update(report.seconds)
             winner = choose_winner(block.results, run.heuristic, report.reference_us, report.noise, self.portfolio())
             if winner is not None:

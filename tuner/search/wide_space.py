@@ -1,8 +1,8 @@
 """The wide space: every legal config on a grid of what the kernels can do, for searches beyond the default space.
 
 The grid has tiles of 64, 128 or 256 rows of the MMA and of columns in steps of 8, clusters, splits of K, both orders of
-the operands, and three depths of the ring. Configs that are obviously pointless for a problem are left out, by looser
-rules than in the default space. The whole default space comes first.
+the operands, and three depths of the ring. Configs that cannot pay off for a problem are left out, by looser rules
+than in the default space. The whole default space comes first.
 """
 
 from collections.abc import Iterator
@@ -40,7 +40,7 @@ def get_wide_space(problem, device) -> list:
 
 @lru_cache(NUM_CACHED)
 def get_grid(variant, device) -> tuple:
-    """Return every config of the grid that is legal for a variant, which is a problem made by fields.kernel_identity."""
+    """Return every config of the grid that is legal for a variant: a problem made by fields.kernel_identity."""
     return tuple(config for tile in make_tiles(variant) for config in fit_rings(variant, tile, device))
 
 

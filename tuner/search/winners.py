@@ -23,7 +23,7 @@ def choose_winner(
     timed = [
         statistics.Timed(row.config, row.ratio, row.config == heuristic, row.config in portfolio)
         for row in rows
-        if row.role == "confirm" and row.status == "ok"
+        if row.role == "confirm" and row.status == "ok" and row.ratio is not None
     ]
     if not timed:
         return None

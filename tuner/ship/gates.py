@@ -39,10 +39,11 @@ class Verdict:
 def check_gates(splits: dict[str, Table]) -> list[Verdict]:
     """Return one verdict per gate; without statistics of left-out families no gate is met."""
     model = splits.get("family", {}).get("model")
+    mean, p95, answered = (None, None, None) if model is None else (model.mean, model.p95, model.answered)
     return [
-        Verdict("mean regret", model and model.mean, MAX_MEAN, "<="),
-        Verdict("p95 regret", model and model.p95, MAX_P95, "<="),
-        Verdict("share answered", model and model.answered, MIN_ANSWERED, ">="),
+        Verdict("mean regret", mean, MAX_MEAN, "<="),
+        Verdict("p95 regret", p95, MAX_P95, "<="),
+        Verdict("share answered", answered, MIN_ANSWERED, ">="),
     ]
 
 

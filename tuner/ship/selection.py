@@ -1,6 +1,7 @@
 """What `select` shows: the run time's choice, and what it was chosen from."""
 
 import math
+from typing import Any
 
 from deep_gemm import _C
 from deep_gemm import selection as runtime
@@ -14,19 +15,18 @@ from tuner.problems.workload import round_expected_m
 HEURISTIC, FOREST = "heuristic", "forest"
 
 
-def make_problem(name: str, m: int, n: int, k: int, **fields: object):
+def make_problem(name: str, m: int, n: int, k: int, **given: Any):
     """Return the problem of an op kind, or of a function.
 
     A field that is None gets the value that the name implies, else the op kind's default. `expected_m` is rounded as
-    the
-    library rounds it. Raises: UsageError for an impossible problem.
+    the library rounds it. Raises: UsageError for an impossible problem.
     """
     try:
         op, named = read_op_name(name)
     except KeyError as error:
         rule = "the op kind is the function's name without _nt, _nn, _tn"
         raise errors.UsageError(f"--op {name}: no such op kind or function; {rule}: use one of {OP_NAMES}") from error
-    fields = default_fields(op) | named | {name: value for name, value in fields.items() if value is not None}
+    fields = default_fields(op) | named | {name: value for name, value in given.items() if value is not None}
     if fields.get("expected_m", 0) > 0:
         fields["expected_m"] = round_expected_m(fields["expected_m"], max(m, 1))
     try:

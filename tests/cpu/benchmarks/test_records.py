@@ -79,7 +79,7 @@ def test_shards_add_up():
     [make_part("1/2"), make_part("2/2", sku="other")],
 ])  # fmt: skip
 def test_shards_that_do_not_belong_together_are_refused(parts):
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="differs between the shards|expected each of"):
         merge_records(parts)
 
 

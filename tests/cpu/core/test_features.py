@@ -25,7 +25,8 @@ PORTFOLIO = [
 ]  # fmt: skip
 GROUP_FEATURES = ["log2_num_groups", "log2_rows_per_group", "log2_alignment", "has_blocks"]
 NAMES = _C.feature_names(OP, PORTFOLIO)
-PROBLEMS = make_problems(120, seed=3) + [
+PROBLEMS = [
+    *make_problems(120, seed=3),
     _C.Problem(OP, 2**31 - 1, 2**31 - 1, 2**31 - 1),
     _C.Problem(OP, 1, 1, 1),
     _C.Problem(OP, 300, 2112, 640, num_sms=5),

@@ -63,7 +63,7 @@ def test_check_reports_damage_with_exit_4(run, database):
     payload = bytearray(database.read_bytes())
     payload[5000:9000] = b"\xff" * 4000
     database.write_bytes(payload)
-    code, out, err = run("check", "--db", database)
+    code, _, err = run("check", "--db", database)
     assert code == errors.EXIT_INTEGRITY and err.count("\n") == 1 and str(database) in err and ".recover" in err
     assert database.read_bytes() == payload
 

@@ -359,8 +359,7 @@ def test_stored_rows_are_checked_when_read(tmp_path):
         with Store.open(path, "ro") as store:
             assert any(message in problem for problem in store.check()), statement
             with pytest.raises(errors.IntegrityError):
-                store.load_measurements()
-                store.load_best()
+                (store.load_measurements(), store.load_best())
 
 
 def test_a_measurement_that_refers_to_nothing_is_named(tmp_path):

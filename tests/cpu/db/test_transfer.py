@@ -58,7 +58,7 @@ def test_merge_renumbers_lists_of_configs(tmp_path):
         assert best.tie_set == tuple(CONFIGS[:2])
         with store.reading() as connection:
             (order,) = connection.execute(tables.block.select()).mappings()
-        by_id = {store_id: config for store_id, config in zip(range(len(CONFIGS), 0, -1), CONFIGS, strict=True)}
+        by_id = dict(zip(range(len(CONFIGS), 0, -1), CONFIGS, strict=True))
         assert [by_id[index] for index in json.loads(order["order"])] == CONFIGS[:6]
 
 

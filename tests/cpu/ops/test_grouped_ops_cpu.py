@@ -259,7 +259,8 @@ def test_casts_per_channel_are_what_weight_gradients_take():
 
 
 @pytest.mark.parametrize("ks, message", [
-    ([128, 200], r"ks\[1\] = 200: must be a multiple of 128"), ([128, 128, 128], "ks has 3 entries"), ([128, 128], "ks sum to 256 and a has sum_k = 384"),
+    ([128, 200], r"ks\[1\] = 200: must be a multiple of 128"), ([128, 128, 128], "ks has 3 entries"),
+    ([128, 128], "ks sum to 256 and a has sum_k = 384"),
 ])  # fmt: skip
 @pytest.mark.parametrize("kind, layout", [("fp8", "tn"), ("bf16", "tn")])
 def test_wrong_groups_of_k_are_refused(kind, layout, ks, message):

@@ -226,9 +226,13 @@ def test_the_vendors_products(layout, dtype):
 def test_what_the_vendor_is_not_asked():
     errors, x, d = deep_gemm.errors, torch.ones(16, 16, dtype=BF16), torch.empty(16, 16, dtype=BF16)
     for arguments, error in {
-        (x.float(), x, d): errors.DtypeError, (x, x, d.half()): errors.DtypeError, (x, x, d, d.float()): errors.DtypeError,
-        (x, x[:, :8], d): errors.ShapeError, (x, x, d[:8]): errors.ShapeError, (x.to(FP8), x.to(FP8), d, d): errors.ArgumentError,
-    }.items():  # fmt: skip
+        (x.float(), x, d): errors.DtypeError,
+        (x, x, d.half()): errors.DtypeError,
+        (x, x, d, d.float()): errors.DtypeError,
+        (x, x[:, :8], d): errors.ShapeError,
+        (x, x, d[:8]): errors.ShapeError,
+        (x.to(FP8), x.to(FP8), d, d): errors.ArgumentError,
+    }.items():
         with pytest.raises(error):
             deep_gemm.cublaslt_gemm_nt(*arguments)
 

@@ -166,7 +166,10 @@ def test_recording_on_fake_tensors_holds_the_op(name):
     inputs = (call.a, call.b, call.groups)
     if name in K_OPS:  # a list is no input of make_fx
         inputs, whole = (call.a, call.b), program
-        program = lambda a, b, d: whole(a, b, call.groups, d)
+
+        def program(a, b, d):
+            return whole(a, b, call.groups, d)
+
     graph = make_fx(program, tracing_mode="fake")(*inputs, d)
     assert [node.target for node in graph.graph.nodes].count(node_of(name)) == 1
     assert torch.equal(graph(*inputs, d), program(*inputs, expected.copy_(make_outputs(call)[0]))) and torch.equal(

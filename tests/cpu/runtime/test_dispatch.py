@@ -163,7 +163,7 @@ def warnings_of_recording(path):
 
 
 def plan_what_does_not_compile():
-    """Return (builds, warnings) where the chosen config does not compile, and the error where the heuristic's does not."""
+    """Return (builds, warnings) if the chosen config does not compile; and the error if no config compiles."""
     problem = _C.Problem("fp8_gemm", 81, 1024, 640, scale_layout="any")
     analytic = selection.get_analytic_config(problem, _C.get_device(0))
     other = next(config for config in _C.get_candidates(problem, _C.get_device(0)) if config != analytic)
@@ -233,8 +233,9 @@ def test_a_kernel_serves_any_groups(built):
 def test_grouped_problems_are_recorded_as_they_are(monkeypatch, tmp_path):
     path = tmp_path / "shapes.jsonl"
     monkeypatch.setenv("DG_RECORD_SHAPES", str(path))
-    problems = make_grouped_variants(256, 512, 1024, 4) + [
-        _C.Problem(MASKED[1], 256, 512, 1024, num_groups=4, expected_m=20)
+    problems = [
+        *make_grouped_variants(256, 512, 1024, 4),
+        _C.Problem(MASKED[1], 256, 512, 1024, num_groups=4, expected_m=20),
     ]
     for problem in problems:
         plan._record(problem)

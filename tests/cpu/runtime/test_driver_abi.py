@@ -133,10 +133,14 @@ CUDA_PROGRAM = """
 #include "runtime/driver.hpp"
 
 // Same number of arguments and, one by one, the same kind: both pointers, or both integers or enums of one size.
-template <class A, class B> constexpr bool alike = std::is_pointer_v<A> == std::is_pointer_v<B> && sizeof(A) == sizeof(B);
+template <class A, class B>
+constexpr bool alike = std::is_pointer_v<A> == std::is_pointer_v<B> && sizeof(A) == sizeof(B);
 template <class A, class B> struct Alike : std::false_type {};
 template <class R, class... A, class S, class... B> struct Alike<R (*)(A...), S (*)(B...)> {
-    static constexpr bool value = [] { if constexpr (sizeof...(A) == sizeof...(B)) return alike<R, S> && (alike<A, B> && ...); else return false; }();
+    static constexpr bool value = [] {
+        if constexpr (sizeof...(A) == sizeof...(B)) return alike<R, S> && (alike<A, B> && ...);
+        else return false;
+    }();
 };
 """
 

@@ -1,4 +1,4 @@
-"""Loading and launching against the stub driver: devices, contexts, streams, capture, and every refusal of the driver."""
+"""Loading and launching against the stub driver: devices, contexts, streams, capture, and every driver error."""
 
 import os
 

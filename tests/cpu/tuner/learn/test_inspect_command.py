@@ -68,7 +68,7 @@ def test_failures_are_counted_by_status_and_config(found, database):
         rows = store.load_measurements(sku=SKU, kernel_hash=CURRENT)
     statuses = [row.status for row in rows]
     assert found["failures"]["statuses"] == {status: statuses.count(status) for status in sorted(set(statuses))}
-    failed = [entry for entry in found["failures"]["configs"]]
+    failed = list(found["failures"]["configs"])
     assert (
         sum(sum(entry["failures"].values()) for entry in failed)
         == sum(status in inspection.FAILURES for status in statuses)

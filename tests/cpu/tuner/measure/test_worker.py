@@ -1,5 +1,6 @@
 """The measuring protocol: messages, jobs, and a simulated job through a real child process."""
 
+import contextlib
 import json
 import os
 import struct
@@ -24,10 +25,8 @@ def pipe():
     ends = os.pipe()
     yield ends
     for end in ends:
-        try:
+        with contextlib.suppress(OSError):
             os.close(end)
-        except OSError:
-            pass
 
 
 def read_bytes(pipe, data: bytes, timeout_s: float = 0.2) -> dict:

@@ -92,8 +92,9 @@ def test_spread_sizes_differ_and_uniform_ones_do_not():
 def test_sizes_depend_on_problem_workload_and_seed_alone():
     problem = contiguous(7, 100)
     code = (
-        f"from deep_gemm import _C; from tuner.problems.workload import Workload, make_groups; p = _C.Problem({CONTIGUOUS[0]!r},"
-        f" {problem.m}, 512, 1024, num_groups=7);print(make_groups(p, Workload('spread', 3)).sizes)"
+        "from deep_gemm import _C; from tuner.problems.workload import Workload, make_groups;"
+        f"problem = _C.Problem({CONTIGUOUS[0]!r}, {problem.m}, 512, 1024, num_groups=7);"
+        "print(make_groups(problem, Workload('spread', 3)).sizes)"
     )
     again = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(again.stdout) == make_groups(problem, Workload(seed=3)).sizes
