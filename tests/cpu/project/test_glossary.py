@@ -21,26 +21,14 @@ CODE_IN_PROSE = re.compile(r"```.*?^```|`[^`\n]+`|</?[a-z][^>]*>|\]\([^)]*\)", r
 FIELD = re.compile(r"\{[^{}\n]*\}")  # of an f-string
 #: What is left to reword: (file, phrase). Only ever remove lines.
 EXEMPT = {
-    ("benchmarks/compile_time.py", "ran on and of"),
-    ("benchmarks/stamp.py", "ran on and of"),
-    ("csrc/core/bind_core.cpp", "blocks that share an SM"),
-    ("csrc/core/candidates.cpp", "waves share the"),
     ("csrc/core/device.hpp", "one block may use"),
     ("csrc/core/heuristic.cpp", "blocks that share an SM"),
-    ("csrc/core/legality.cpp", "blocks share an SM"),
     ("csrc/core/legality.cpp", "math wave"),
     ("csrc/core/legality.hpp", "math wave"),
-    ("csrc/core/legality.hpp", "threads of a block"),
     ("csrc/runtime/dispatch.hpp", "answer from the table"),
-    ("csrc/runtime/documentation_parts.hpp", "kinds of ops"),
-    ("csrc/runtime/grouped_launch.hpp", "blocks that share an SM"),
     ("csrc/selector/forest.hpp", "same answer"),
-    ("db/queries.py", "that cannot be."),
     ("deep_gemm/selection.py", "every answer"),
     ("deep_gemm/selection.py", "same answer"),
-    ("deep_gemm/stand_ins.py", "kind of op"),
-    ("tests/gpu/record.py", "ran on and of"),
-    ("tuner/search/wide_space.py", "blocks share an SM"),
     ("tuner/search/wide_space.py", "obviously"),
 }
 
