@@ -16,9 +16,9 @@ from pathlib import Path
 
 from tuner.ship import gates
 
-from . import speedup, summary
+from . import speedup
 from .grouped_speedup import DECODE_MEAN_M, K_LAYOUTS, M_LAYOUTS, Grouped, is_of
-from .stamp import RESULTS, ROOT, read_json
+from .stamp import DATA, RESULTS, ROOT, read_json
 
 IMAGES = ROOT / "docs" / "images"
 UPSTREAM, VENDOR = "DeepGEMM", "cuBLASLt"
@@ -34,7 +34,7 @@ GATES = {"mean": 100.0 * gates.MAX_MEAN, "p95": 100.0 * gates.MAX_P95}
 
 def scaled_rows(file: str, family: str, cuts: dict[str, Callable], attribute: str = "speedup") -> list[dict]:
     """Return the plot's rows of a result of dense products: {cut: filter of its problems}."""
-    result, baselines = read_json(RESULTS / file), read_json(summary.DATA / f"{family}.json")
+    result, baselines = read_json(RESULTS / file), read_json(DATA / f"{family}.json")
     auto, model = (speedup.measure_all(result, baselines, role) for role in ("auto", "model"))
 
     def ratios(items: list, is_member: Callable) -> list[float]:

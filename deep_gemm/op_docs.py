@@ -36,6 +36,16 @@ _FORMULAS = {
     "vendor": "d = {a} @ {b} + c",
 }
 
+#: Family -> what its ops are, in the table of ops.
+PURPOSES = {
+    "dense": "one matrix product",
+    "heads": "one matrix product; leaves the middle columns of each head of D as they are",
+    "contiguous": "rows in groups, one group after the other",
+    "masked": "rows in groups, each with room for `max_m` rows",
+    "k_grouped": "K in groups: weight gradients of experts",
+    "vendor": "cuBLASLt on BF16 or unscaled FP8, for comparison",
+}
+
 _SUMMARIES = {
     "dense": "Compute {formula} from {operands} operands, on the current stream.",
     "heads": "Compute {formula} from {operands} operands, leaving out the middle columns of each head of d, on the"

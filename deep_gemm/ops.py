@@ -221,11 +221,27 @@ FUNCTIONS = {op.name: _make_function(op) for op in OPS}
 EXPORTS = {name: FUNCTIONS[op.name] for op in OPS for name in (op.name, *op.other_names)}
 
 
+#: Parameters that are no operands: how, not what.
+_OPTIONS = frozenset((*_FP8_OPTIONS.split(), "alpha", "beta", "stream"))
+
+
 def make_table() -> list[str]:
-    """Return the table of ops as lines of Markdown: name, formula, and the shapes of the operands."""
-    lines = ["| op | computes | A | B | D |", "| --- | --- | --- | --- | --- |"]
+    """Return the table of ops as lines of Markdown: names, purpose, formula, shapes, further operands.
+
+    Ops that differ in their layout alone share a row; its formula and shapes are those of the first.
+    """
+    rows: dict[tuple, list[Op]] = {}
     for op in OPS:
-        names = ", ".join(f"`{name}`" for name in (op.name, *op.other_names))
-        shapes = " | ".join(f"`{text}`" for text in op_docs.list_shapes(op))
-        lines.append(f"| {names} | `{op_docs.formula(op)}` | {shapes} |")
-    return lines
+        rows.setdefault((op.family, op.kind, op.is_blocks), []).append(op)
+    header = ["| op | what | computes | A, B and D | also takes |", "| --- | --- | --- | --- | --- |"]
+    return header + [_make_row(ops) for ops in rows.values()]
+
+
+def _make_row(ops: list[Op]) -> str:
+    """Return the row of ops that differ in their layout alone."""
+    op, layouts = ops[0], ",".join(one.layout for one in ops)
+    name = op.name.replace(f"_{op.layout}", f"_{{{layouts}}}") if len(ops) > 1 else op.name
+    others = [p.name for p in op.parameters if p.name not in ("a", "b", "d") and p.name not in _OPTIONS]
+    texts = ((name, *op.other_names), (op_docs.formula(op),), op_docs.list_shapes(op), others)
+    names, *cells = (", ".join(f"`{text}`" for text in cell) for cell in texts)
+    return f"| {' | '.join([names, op_docs.PURPOSES[op.family], *cells])} |"

@@ -6,8 +6,8 @@ import pytest
 
 from benchmarks import grouped_speedup, selector, stale, summary
 from benchmarks.group_sizes import count_masked_bytes
-from benchmarks.measured_table import TITLES
 from benchmarks.stamp import DATA, read_json, write_json
+from benchmarks.tables import TITLES
 from tests.cpu.benchmarks.test_selector_figures import make_evaluation, write_training
 from tests.cpu.benchmarks.test_summary import make_host
 

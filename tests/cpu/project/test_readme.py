@@ -3,7 +3,9 @@
 import re
 from pathlib import Path
 
-from benchmarks import measured_table
+import pytest
+
+from benchmarks import tables
 from benchmarks.stamp import RESULTS, read_json
 from deep_gemm import environment
 from tuner import cli, errors
@@ -12,9 +14,8 @@ from tuner.problems import shapes
 from tuner.ship import gates
 
 ROOT = Path(__file__).resolve().parents[3]
-README, CONFIGURATION, TUNING, PERFORMANCE = (
-    (ROOT / name).read_text(encoding="utf-8")
-    for name in ("README.md", "docs/configuration.md", "docs/tuning.md", "docs/performance.md")
+README, CONFIGURATION, TUNING = (
+    (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/configuration.md", "docs/tuning.md")
 )
 
 
@@ -63,16 +64,20 @@ def test_every_environment_variable_is_listed():
     assert first_column(CONFIGURATION, "variable") == list(environment.VARIABLES)
 
 
-def test_measured_figures_are_those_of_the_summary():
-    table = measured_table.make_table(read_json(RESULTS / "summary.json"))
-    assert measured_table.replace_table(PERFORMANCE, table) == PERFORMANCE
+@pytest.mark.parametrize("name", tables.TABLES)
+def test_generated_tables_are_up_to_date(name):
+    page, make_lines = tables.TABLES[name]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert text.count(f"<!-- {name}: begin -->") == text.count(f"<!-- {name}: end -->") == 1
+    assert tables.replace_table(text, name, make_lines()) == text, "run python -m benchmarks.tables"
+
+
+def test_replacing_a_table_leaves_the_rest_of_the_page():
+    page = "a\n<!-- x: begin -->\nold\n<!-- x: end -->\nb\n"
+    assert tables.replace_table(page, "x", ["| new |"]) == page.replace("old", "| new |")
 
 
 def test_the_readme_claims_what_was_measured():
     entry = read_json(RESULTS / "summary.json")["P1"]
     text = re.sub(r"\s+", " ", README)
     assert f"dense FP8 is {entry['value']:.2f}x as fast as DeepGEMM instead of {entry['out_of_fold']:.2f}x" in text
-
-
-def test_the_readme_has_the_table_of_ops():
-    assert README.count("<!-- ops: begin -->") == README.count("<!-- ops: end -->") == 1

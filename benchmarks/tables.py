@@ -1,14 +1,17 @@
-"""Write the table of measured figures in docs/performance.md from benchmarks/results/h200/summary.json.
+"""Write the generated tables: of the ops in README.md, and of the measured figures in docs/performance.md.
 
-Example: python -m benchmarks.measured_table
+Example: python -m benchmarks.tables
+
+A table stands between `<!-- name: begin -->` and `<!-- name: end -->`.
 """
 
 import sys
+from collections.abc import Callable
+
+from deep_gemm import ops
 
 from .stamp import RESULTS, ROOT, read_json
 
-PAGE = ROOT / "docs" / "performance.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 TITLES = {
     "P1": "dense FP8, 80 problems, speed-up over DeepGEMM",
     "P2": "of these, M <= 64",
@@ -34,9 +37,10 @@ TITLES = {
 }
 
 
-def make_table(summary: dict) -> str:
-    """Return the Markdown table: one row a target, with the worst problem and the out-of-fold value where there are
-    any.
+def make_measured_table(summary: dict) -> list[str]:
+    """Return the table of measured figures as lines of Markdown: one row a target.
+
+    The worst problem and the out-of-fold value are left empty where there are none.
     """
     lines = [
         "| figure | what | value | worst | out of fold | target | met |",
@@ -52,19 +56,28 @@ def make_table(summary: dict) -> str:
             lines.append(
                 f"| {name} | {title} | {' | '.join(cells)} | {entry['target']} | {'yes' if entry['met'] else 'no'} |"
             )
-    return "\n".join(lines)
+    return lines
 
 
-def replace_table(page: str, table: str) -> str:
-    """Return the page's text with the table between its markers."""
-    head, rest = page.split(BEGIN, 1)
-    return f"{head}{BEGIN}\n{table}\n{END}{rest.split(END, 1)[1]}"
+#: Name of a table -> its page and what makes its lines.
+TABLES: dict[str, tuple[str, Callable[[], list[str]]]] = {
+    "ops": ("README.md", ops.make_table),
+    "measured": ("docs/performance.md", lambda: make_measured_table(read_json(RESULTS / "summary.json"))),
+}
+
+
+def replace_table(page: str, name: str, lines: list[str]) -> str:
+    """Return a page's text with `lines` between the markers of a table."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    head, rest = page.split(begin, 1)
+    return "\n".join([f"{head}{begin}", *lines, end]) + rest.split(end, 1)[1]
 
 
 def main() -> int:
-    """Update docs/performance.md."""
-    table = make_table(read_json(RESULTS / "summary.json"))
-    PAGE.write_text(replace_table(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
+    """Write every table."""
+    for name, (page, make_lines) in TABLES.items():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        (ROOT / page).write_text(replace_table(text, name, make_lines()), encoding="utf-8")
     return 0
 
 
