@@ -195,7 +195,12 @@ def _list_vendor() -> list[Op]:
 
 
 #: Every public op.
-OPS = (*_list_dense(), *_list_m_grouped(), *_list_k_grouped(), *_list_vendor())
+OPS = (
+    *_list_dense(),
+    *_list_m_grouped(),
+    *_list_k_grouped(),
+    *_list_vendor(),
+)
 
 
 def _make_function(op: Op) -> Callable:
