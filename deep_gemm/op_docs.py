@@ -76,10 +76,10 @@ _NO_K = "m = 0 or n = 0: nothing happens. k = 0: the product is 0.\n"
 class _Family:
     """What the docstrings of a family's ops say.
 
-    Attributes: `shapes`: of (A, its scales, B, its scales, D), as if both were "nt". `arguments`: the parameters after
-        A and B that differ between families. `recipe`: the parameter of that name. `sizes`: what a size of 0 means.
-        `scaling`: how FP8 products are added up. `copies`: what happens to FP8 operands of the other major.
-        `has_any_major`: BF16 operands may be contiguous along either dimension.
+    Attributes: `shapes`: of (A, its scales, B, its scales, D), as if both were "nt"; "" for scales that no op takes.
+        `arguments`: the parameters after A and B that differ between families. `recipe`: the parameter of that name.
+        `sizes`: what a size of 0 means. `scaling`: how FP8 products are added up. `copies`: what happens to FP8
+        operands of the other major. `has_any_major`: BF16 operands may be contiguous along either dimension.
     """
 
     shapes: tuple[str, str, str, str, str]
@@ -237,7 +237,9 @@ def _shapes(op: "Op") -> tuple[str, ...]:
 
 
 def _orient(shape: str, is_transposed: bool) -> str:
-    """Return a shape in brackets, its last two dims exchanged where wanted."""
+    """Return a shape in brackets, its last two dims exchanged where wanted; "" where there is no such operand."""
+    if not shape:
+        return ""
     *groups, rows, columns = shape.split(", ")
     return f"[{', '.join([*groups, columns, rows] if is_transposed else [*groups, rows, columns])}]"
 

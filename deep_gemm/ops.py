@@ -1,8 +1,8 @@
 """The table of public ops: one row for each, from which come the builtins, their signatures and docstrings, the
 `torch.library` schemas, what torch.compile records, the exports of the package and the table of the documentation.
 
-The first part of a kind's name says whether operands are FP8 pairs `(data, scales)` or BF16 matrices. A parameter is
-described once (`_PARAMETERS`); its name says what it is, here and in the native code.
+The op kind says whether operands are FP8 pairs `(data, scales)` or BF16 matrices. A parameter is described once
+(`_PARAMETERS`); its name says what it is, here and in the native code.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,8 @@ from deep_gemm import _C, op_docs, vendor
 
 #: The default of a parameter that must be given.
 REQUIRED = object()
+
+_FP8_KINDS = {kind.name for kind in _C.OP_KINDS if kind.is_fp8}
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Op:
     @property
     def is_fp8(self) -> bool:
         """Whether A and B are pairs (data, scales)."""
-        return "fp8" in self.kind
+        return self.kind in _FP8_KINDS
 
     @property
     def is_blocks(self) -> bool:
