@@ -1,59 +1,10 @@
-"""The docstrings of the public ops: a template for each family, filled in from the rows of deep_gemm.ops."""
+"""The docstrings of the public ops: the texts of each family, filled in from the rows of deep_gemm.ops."""
 
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from deep_gemm.ops import Op
-
-#: Family -> shapes of (A, its scales, B, its scales, D), as if both were "nt".
-_SHAPES = {
-    "dense": ("m, k", "m, ceil(k / 128)", "n, k", "ceil(n / 128), ceil(k / 128)", "m, n"),
-    "contiguous": (
-        "m, k",
-        "m, ceil(k / 128)",
-        "num_groups, n, k",
-        "num_groups, ceil(n / 128), ceil(k / 128)",
-        "m, n",
-    ),
-    "masked": (
-        "num_groups, max_m, k",
-        "num_groups, max_m, ceil(k / 128)",
-        "num_groups, n, k",
-        "num_groups, ceil(n / 128), ceil(k / 128)",
-        "num_groups, max_m, n",
-    ),
-    "k_grouped": ("m, sum_k", "m, sum_k / 128", "n, sum_k", "n, sum_k / 128", "num_groups, m, n"),
-}
-_SHAPES["vendor"] = _SHAPES["dense"]
-_SHAPES["heads"] = (*_SHAPES["dense"][:4], "m, heads * (left + mid + right)")
-
-_FORMULAS = {
-    "dense": "d = alpha * ({a} @ {b}) + beta * c",
-    "heads": "d = {a} @ {b}",
-    "contiguous": "d[i] = {a}[i] @ {b_group}",
-    "masked": "d[group] = {a}[group] @ {b_group}",
-    "k_grouped": "d[group] = {a_group} @ {b_group} + c[group]",
-    "vendor": "d = {a} @ {b} + c",
-}
-
-#: Family -> what its ops are, in the table of ops.
-PURPOSES = {
-    "dense": "one matrix product",
-    "heads": "one matrix product; leaves the middle columns of each head of D as they are",
-    "contiguous": "rows in groups, one group after the other",
-    "masked": "rows in groups, each with room for `max_m` rows",
-    "k_grouped": "K in groups: weight gradients of experts",
-    "vendor": "cuBLASLt on BF16 or unscaled FP8, for comparison",
-}
-
-_SUMMARIES = {
-    "dense": "Compute {formula} from {operands} operands, on the current stream.",
-    "heads": "Compute {formula} from {operands} operands, leaving out the middle columns of each head of d, on the"
-    " current\nstream.",
-    "contiguous": "Compute {formula}, group being that of row i, from {operands} operands, on the current stream.",
-    "masked": "Compute {formula} for the rows in use of each group, from {operands} operands, on the current\nstream.",
-    "k_grouped": "Compute {formula} over the K of each group, from {operands} operands,\non the current stream.",
-}
 
 _SCALING = """\
 With scales, A[i, k] stands for A[i, k] * scale_a[i, k // 128], and B[j, k] for
@@ -76,45 +27,6 @@ _SUM = """\
         memory with d.
 """
 
-_ARGUMENTS = {
-    "dense": _SUM,
-    "heads": """\
-    d: bfloat16 [m, heads * (left + mid + right)]. The `mid` columns of each head stay as they are; all others are
-        written.
-    head_splits: (left, mid, right), integers >= 0; n = heads * (left + right).
-    recipe: granularity of the scales, None or (1, 128, 128).
-""",
-    "contiguous": """\
-    d: bfloat16 or float32 [m, n], written. It shares no memory with the other operands.
-    m_indices: int32 [m], contiguous: the group of each row, or -1 for padding. The rows of every group start at a
-        multiple of get_mk_alignment_for_contiguous_layout(). Also called grouped_layout.
-""",
-    "masked": """\
-    d: bfloat16 or float32 [num_groups, max_m, n], written. It shares no memory with the other operands.
-    masked_m: int32 [num_groups], contiguous: the number of rows in use of each group, within 0..max_m. The kernel
-        reads it, so a CUDA graph may be replayed with other values.
-    expected_m: rows of a group on average, any int >= 0: a hint that only the choice of a config uses. Also called
-        expected_m_per_group.
-""",
-    "k_grouped": """\
-    d: float32 [num_groups, m, n], written. It shares no memory with A, B and their scales.
-    ks: list or tuple of ints, the K of each group: multiples of 128, 0 allowed. Also called ks_cpu.
-    ks_tensor: int32 [num_groups], contiguous: the same numbers on the device, where the kernel reads them. Without it
-        the call copies ks there and waits for the copy. Also called grouped_layout.
-    c: float32 [num_groups, m, n], rows contiguous, or None. It may be d itself; otherwise it shares no memory with d.
-""",
-}
-
-_RECIPES = {
-    "dense": """\
-    recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has one row for
-        each row of B, not for 128. Without a recipe, 1-D scales [m] and [n] on both sides are per row over all of K.
-""",
-    "heads": "",
-    "k_grouped": """\
-    recipe: granularity of the scales, None or (1, 1, 128).
-""",
-}
 _GROUPED_RECIPE = """\
     recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has one row for
         each row of B, not for 128.
@@ -139,25 +51,6 @@ The rows of a matrix are contiguous in memory. Rows of A, B and D, and groups of
 that are multiples of 16 bytes; slices of wider tensors are right. Scales may have any strides. The stride of a
 dimension of size 1 is ignored. """
 
-_SIZES = {
-    "dense": "m = 0 or n = 0: nothing happens. k = 0: the product is 0.\n",
-    "heads": "m = 0 or n = 0: nothing happens. k = 0: the product is 0.\n",
-    "contiguous": """\
-m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
-
-Padding rows of d become +0, whatever A holds there. A row whose index is not the group of its tile becomes NaN on a
-GPU; on the CPU it is an ArgumentError.
-""",
-    "masked": """\
-m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
-
-Rows of a group from masked_m on may be overwritten or not.
-""",
-    "k_grouped": """\
-m = 0, n = 0 or num_groups = 0: nothing happens. A group whose K is 0 has d = c, or 0.
-""",
-}
-
 _TRANSPOSING = """
 The kernels read FP8 along K. An operand that is contiguous along its other dimension is first copied by a transposing
 kernel, into memory of torch's allocator, on the same stream: one more launch, on no more SMs than set_num_sms allows,
@@ -176,6 +69,140 @@ Raises:
     DeviceError: operands on several devices, no driver, or a GPU other than SM90.
     CompileError, LaunchError: the kernel could not be compiled, loaded or launched."""
 
+_NO_K = "m = 0 or n = 0: nothing happens. k = 0: the product is 0.\n"
+
+
+@dataclass(frozen=True)
+class _Family:
+    """What the docstrings of a family's ops say.
+
+    Attributes: `purpose`: what the ops are for, in the table of ops. `shapes`: of (A, its scales, B, its scales, D), as if both were "nt"; "" for scales that no op takes.
+        `arguments`: the parameters after A and B that differ between families. `recipe`: the parameter of that name.
+        `sizes`: what a size of 0 means. `scaling`: how FP8 products are added up. `copies`: what happens to FP8
+        operands of the other major. `has_any_major`: BF16 operands may be contiguous along either dimension.
+    """
+
+    purpose: str
+    shapes: tuple[str, str, str, str, str]
+    formula: str
+    summary: str = ""
+    arguments: str = ""
+    recipe: str = _GROUPED_RECIPE
+    sizes: str = _NO_K
+    scaling: str = _ROUNDING
+    copies: str = _TRANSPOSING
+    has_any_major: bool = False
+
+
+_DENSE = _Family(
+    purpose="one matrix product",
+    shapes=("m, k", "m, ceil(k / 128)", "n, k", "ceil(n / 128), ceil(k / 128)", "m, n"),
+    formula="d = alpha * ({a} @ {b}) + beta * c",
+    summary="Compute {formula} from {operands} operands, on the current stream.",
+    arguments=_SUM,
+    recipe="""\
+    recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has one row for
+        each row of B, not for 128. Without a recipe, 1-D scales [m] and [n] on both sides are per row over all of K.
+""",
+    scaling=_SCALING,
+    has_any_major=True,
+)
+
+_HEADS = replace(
+    _DENSE,
+    purpose="one matrix product; leaves the middle columns of each head of D as they are",
+    shapes=(*_DENSE.shapes[:4], "m, heads * (left + mid + right)"),
+    formula="d = {a} @ {b}",
+    summary="Compute {formula} from {operands} operands, leaving out the middle columns of each head of d, on the"
+    " current\nstream.",
+    arguments="""\
+    d: bfloat16 [m, heads * (left + mid + right)]. The `mid` columns of each head stay as they are; all others are
+        written.
+    head_splits: (left, mid, right), integers >= 0; n = heads * (left + right).
+    recipe: granularity of the scales, None or (1, 128, 128).
+""",
+    recipe="",
+)
+
+_CONTIGUOUS = _Family(
+    purpose="rows in groups, one group after the other",
+    shapes=("m, k", "m, ceil(k / 128)", "num_groups, n, k", "num_groups, ceil(n / 128), ceil(k / 128)", "m, n"),
+    formula="d[i] = {a}[i] @ {b_group}",
+    summary="Compute {formula}, group being that of row i, from {operands} operands, on the current stream.",
+    arguments="""\
+    d: bfloat16 or float32 [m, n], written. It shares no memory with the other operands.
+    m_indices: int32 [m], contiguous: the group of each row, or -1 for padding. The rows of every group start at a
+        multiple of get_mk_alignment_for_contiguous_layout(). Also called grouped_layout.
+""",
+    sizes="""\
+m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
+
+Padding rows of d become +0, whatever A holds there. A row whose index is not the group of its tile becomes NaN on a
+GPU; on the CPU it is an ArgumentError.
+""",
+    copies=_TRANSPOSING_B,
+)
+
+_MASKED = _Family(
+    purpose="rows in groups, each with room for `max_m` rows",
+    shapes=(
+        "num_groups, max_m, k",
+        "num_groups, max_m, ceil(k / 128)",
+        "num_groups, n, k",
+        "num_groups, ceil(n / 128), ceil(k / 128)",
+        "num_groups, max_m, n",
+    ),
+    formula="d[group] = {a}[group] @ {b_group}",
+    summary="Compute {formula} for the rows in use of each group, from {operands} operands, on the current\nstream.",
+    arguments="""\
+    d: bfloat16 or float32 [num_groups, max_m, n], written. It shares no memory with the other operands.
+    masked_m: int32 [num_groups], contiguous: the number of rows in use of each group, within 0..max_m. The kernel
+        reads it, so a CUDA graph may be replayed with other values.
+    expected_m: rows of a group on average, any int >= 0: a hint that only the choice of a config uses. Also called
+        expected_m_per_group.
+""",
+    sizes="""\
+m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
+
+Rows of a group from masked_m on may be overwritten or not.
+""",
+    copies=_TRANSPOSING_B,
+)
+
+_K_GROUPED = _Family(
+    purpose="K in groups: weight gradients of experts",
+    shapes=("m, sum_k", "m, sum_k / 128", "n, sum_k", "n, sum_k / 128", "num_groups, m, n"),
+    formula="d[group] = {a_group} @ {b_group} + c[group]",
+    summary="Compute {formula} over the K of each group, from {operands} operands,\non the current stream.",
+    arguments="""\
+    d: float32 [num_groups, m, n], written. It shares no memory with A, B and their scales.
+    ks: list or tuple of ints, the K of each group: multiples of 128, 0 allowed. Also called ks_cpu.
+    ks_tensor: int32 [num_groups], contiguous: the same numbers on the device, where the kernel reads them. Without it
+        the call copies ks there and waits for the copy. Also called grouped_layout.
+    c: float32 [num_groups, m, n], rows contiguous, or None. It may be d itself; otherwise it shares no memory with d.
+""",
+    recipe="""\
+    recipe: granularity of the scales, None or (1, 1, 128).
+""",
+    sizes="""\
+m = 0, n = 0 or num_groups = 0: nothing happens. A group whose K is 0 has d = c, or 0.
+""",
+)
+
+#: The texts of every family of deep_gemm.ops.
+_FAMILIES = {
+    "dense": _DENSE,
+    "heads": _HEADS,
+    "contiguous": _CONTIGUOUS,
+    "masked": _MASKED,
+    "k_grouped": _K_GROUPED,
+    "vendor": _Family(
+        purpose="cuBLASLt on BF16 or unscaled FP8, for comparison",
+        shapes=_DENSE.shapes,
+        formula="d = {a} @ {b} + c",
+    ),
+}
+
 
 def formula(op: "Op") -> str:
     """Return what an op computes, e.g. "d = A @ B.T"."""
@@ -186,7 +213,12 @@ def formula(op: "Op") -> str:
     else:
         b_group = "B[group]" if is_b_transposed else "B[group].T"
     a, b = "A.T" if is_a_transposed else "A", "B" if is_b_transposed else "B.T"
-    return _FORMULAS[op.family].format(a=a, b=b, a_group=a_group, b_group=b_group)
+    return _FAMILIES[op.family].formula.format(a=a, b=b, a_group=a_group, b_group=b_group)
+
+
+def get_purpose(op: "Op") -> str:
+    """Return what an op is for, as the table of ops says it."""
+    return _FAMILIES[op.family].purpose
 
 
 def list_shapes(op: "Op") -> list[str]:
@@ -197,22 +229,22 @@ def list_shapes(op: "Op") -> list[str]:
 
 def make_docstring(op: "Op") -> str:
     """Return the docstring of a native op."""
-    operands = "scaled FP8" if op.is_fp8 else "BF16"
-    summary = _SUMMARIES[op.family].format(formula=formula(op), operands=operands)
-    rounding = _SCALING if op.is_fp8 and op.family in ("dense", "heads") else _ROUNDING
-    sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), _ARGUMENTS[op.family]]
+    family = _FAMILIES[op.family]
+    summary = family.summary.format(formula=formula(op), operands="scaled FP8" if op.is_fp8 else "BF16")
+    rounding = family.scaling if op.is_fp8 else _ROUNDING
+    sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), family.arguments]
     names = {parameter.name for parameter in op.parameters}
     if "recipe" in names:
-        sections.append(_RECIPES.get(op.family, _GROUPED_RECIPE))
+        sections.append(family.recipe)
     texts = {"compiled_dims": _COMPILED_DIMS, "disable_ue8m0_cast": _DISABLE, "alpha": _FACTORS, "stream": _STREAM}
     sections += [text for name, text in texts.items() if name in names]
-    sections += ["\n", _PITCHES + _SIZES[op.family], _describe_copies(op), _RAISES]
+    sections += ["\n", _PITCHES + family.sizes, "" if not op.is_fp8 or op.is_blocks else family.copies, _RAISES]
     return "".join(sections)
 
 
 def _shapes(op: "Op") -> tuple[str, ...]:
     """Return the shapes of (A, its scales, B, its scales, D) in the caller's orientation."""
-    a, scale_a, b, scale_b, d = _SHAPES[op.family]
+    a, scale_a, b, scale_b, d = _FAMILIES[op.family].shapes
     if op.is_blocks:
         return "[m * sum_k]", f"[{scale_a}]", "[n * sum_k]", f"[{scale_b}]", f"[{d}]"
     inputs = [_orient(shape, op.layout[0] == "t") for shape in (a, scale_a)]
@@ -220,7 +252,9 @@ def _shapes(op: "Op") -> tuple[str, ...]:
 
 
 def _orient(shape: str, is_transposed: bool) -> str:
-    """Return a shape in brackets, its last two dims exchanged where wanted."""
+    """Return a shape in brackets, its last two dims exchanged where wanted; "" where there is no such operand."""
+    if not shape:
+        return ""
     *groups, rows, columns = shape.split(", ")
     return f"[{', '.join([*groups, columns, rows] if is_transposed else [*groups, rows, columns])}]"
 
@@ -229,7 +263,7 @@ def _describe_inputs(op: "Op") -> str:
     a, scale_a, b, scale_b, _ = _shapes(op)
     if not op.is_fp8:
         both = "    Both may be contiguous along either dimension; the kernels read all of them as they are.\n"
-        return f"    a: A bfloat16 {a}.\n    b: B bfloat16 {b}.\n{both if op.family == 'dense' else ''}"
+        return f"    a: A bfloat16 {a}.\n    b: B bfloat16 {b}.\n{both if _FAMILIES[op.family].has_any_major else ''}"
     if op.is_blocks:
         a, b = (
             f"{shape}, contiguous: [{rows}, k] of one group after the other" for shape, rows in ((a, "m"), (b, "n"))
@@ -238,9 +272,3 @@ def _describe_inputs(op: "Op") -> str:
         f"    a: pair (A, scale_a): A float8_e4m3fn {a},\n        scale_a float32 {scale_a}.\n"
         f"    b: pair (B, scale_b): B float8_e4m3fn {b},\n        scale_b float32 {scale_b}.\n"
     )
-
-
-def _describe_copies(op: "Op") -> str:
-    if not op.is_fp8 or op.is_blocks:
-        return ""
-    return _TRANSPOSING_B if op.family in ("contiguous", "masked") else _TRANSPOSING

@@ -1,8 +1,8 @@
 """The table of public ops: one row for each, from which come the builtins, their signatures and docstrings, the
 `torch.library` schemas, what torch.compile records, the exports of the package and the table of the documentation.
 
-The first part of a kind's name says whether operands are FP8 pairs `(data, scales)` or BF16 matrices. A parameter is
-described once (`_PARAMETERS`); its name says what it is, here and in the native code.
+The op kind says whether operands are FP8 pairs `(data, scales)` or BF16 matrices. A parameter is described once
+(`_PARAMETERS`); its name says what it is, here and in the native code.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,8 @@ from deep_gemm import _C, op_docs, vendor
 
 #: The default of a parameter that must be given.
 REQUIRED = object()
+
+_FP8_KINDS = {kind.name for kind in _C.OP_KINDS if kind.is_fp8}
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Op:
     @property
     def is_fp8(self) -> bool:
         """Whether A and B are pairs (data, scales)."""
-        return "fp8" in self.kind
+        return self.kind in _FP8_KINDS
 
     @property
     def is_blocks(self) -> bool:
@@ -195,7 +197,12 @@ def _list_vendor() -> list[Op]:
 
 
 #: Every public op.
-OPS = (*_list_dense(), *_list_m_grouped(), *_list_k_grouped(), *_list_vendor())
+OPS = (
+    *_list_dense(),
+    *_list_m_grouped(),
+    *_list_k_grouped(),
+    *_list_vendor(),
+)
 
 
 def _make_function(op: Op) -> Callable:
@@ -244,4 +251,4 @@ def _make_row(ops: list[Op]) -> str:
     others = [p.name for p in op.parameters if p.name not in ("a", "b", "d") and p.name not in _OPTIONS]
     texts = ((name, *op.other_names), (op_docs.formula(op),), op_docs.list_shapes(op), others)
     names, *cells = (", ".join(f"`{text}`" for text in cell) for cell in texts)
-    return f"| {' | '.join([names, op_docs.PURPOSES[op.family], *cells])} |"
+    return f"| {' | '.join([names, op_docs.get_purpose(op), *cells])} |"

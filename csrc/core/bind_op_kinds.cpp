@@ -48,7 +48,10 @@ void bind_op_kind(py::module_& m) {
     kind.def_property_readonly("name", [](const OpKind& self) { return self.name; })
         .def_property_readonly(
             "family", [](const OpKind& self) { return self.family; },
-            "Op kinds of a family share their checks, launch and kernels.")
+            "Op kinds of a family and grouping share their checks and what else the host does for a call.")
+        .def_property_readonly(
+            "kernel", [](const OpKind& self) { return self.kernel; },
+            "The header of its kernel in deep_gemm/include/deep_gemm; its class has the same name in CamelCase.")
         .def_property_readonly(
             "grouping", [](const OpKind& self) { return kGroupingNames[size_t(self.grouping)]; },
             "'dense', 'contiguous', 'masked' or 'k_grouped'.")

@@ -11,17 +11,8 @@
 
 namespace deep_gemm {
 
-// In the order of kOpKinds. An op kind is a byte in a VariantKey.
-enum class Op : uint8_t {
-    kFp8Gemm,
-    kBf16Gemm,
-    kMGroupedFp8Contiguous,
-    kMGroupedBf16Contiguous,
-    kMGroupedFp8Masked,
-    kMGroupedBf16Masked,
-    kKGroupedFp8Contiguous,
-    kKGroupedBf16Contiguous
-};
+// An op kind: the number of its row in kOpKinds. It is a byte in a VariantKey.
+enum class Op : uint8_t {};
 
 // What the groups of an op divide: nothing; the rows of A, one group after the other; nothing of A, because each group
 // has room for m rows; K.
@@ -63,7 +54,8 @@ struct WordSet {
 
 struct OpKind {
     const char* name;
-    const char* family;  // op kinds of a family share their checks, launch and kernels
+    const char* family;  // op kinds of a family and grouping share their host functions (runtime/family.hpp)
+    const char* kernel;  // of the JIT: the header in deep_gemm/include/deep_gemm, and in CamelCase its class
     Grouping grouping;
     bool is_fp8;  // FP8 operands with scales; else BF16
     // The words that a problem of this kind may have; those of FP8's scales are at their default for BF16.
@@ -104,35 +96,34 @@ inline constexpr WordSet<Knob> kAllKnobs = {Knob::kClusters, Knob::kSplitK, Knob
 
 // clang-format off
 inline constexpr OpKind kOpKinds[] = {
-    {"fp8_gemm", "gemm", Grouping::kNone, true,
+    {"fp8_gemm", "gemm", "fp8_gemm", Grouping::kNone, true,
      words::kAllRecipes, words::kAnyD, words::kAnyCOrSplit, words::kKMajor, words::kKMajor,
      words::kAnyScales, words::kJoint, words::kAllKnobs},
-    {"bf16_gemm", "gemm", Grouping::kNone, false,
+    {"bf16_gemm", "gemm", "bf16_gemm", Grouping::kNone, false,
      words::kNoScales, words::kAnyD, words::kAnyC, words::kAnyMajor, words::kAnyMajor,
      words::kForTma, words::kJoint, words::kAllKnobs},
-    {"m_grouped_fp8_gemm_contiguous", "m_grouped_gemm", Grouping::kMContiguous, true,
+    {"m_grouped_fp8_gemm_contiguous", "m_grouped_gemm", "grouped_fp8_gemm", Grouping::kMContiguous, true,
      words::kPer128, words::kAnyD, words::kNoC, words::kKMajor, words::kKMajor,
      words::kAnyScales, words::kJoint, words::kNoSplit},
-    {"m_grouped_bf16_gemm_contiguous", "m_grouped_gemm", Grouping::kMContiguous, false,
+    {"m_grouped_bf16_gemm_contiguous", "m_grouped_gemm", "grouped_bf16_gemm", Grouping::kMContiguous, false,
      words::kNoScales, words::kAnyD, words::kNoC, words::kKMajor, words::kAnyMajor,
      words::kForTma, words::kJoint, words::kNoSplit},
-    {"m_grouped_fp8_gemm_masked", "m_grouped_gemm", Grouping::kMMasked, true,
+    {"m_grouped_fp8_gemm_masked", "m_grouped_gemm", "grouped_fp8_gemm", Grouping::kMMasked, true,
      words::kPer128, words::kAnyD, words::kNoC, words::kKMajor, words::kKMajor,
      words::kAnyScales, words::kJoint, words::kNoSplit},
-    {"m_grouped_bf16_gemm_masked", "m_grouped_gemm", Grouping::kMMasked, false,
+    {"m_grouped_bf16_gemm_masked", "m_grouped_gemm", "grouped_bf16_gemm", Grouping::kMMasked, false,
      words::kNoScales, words::kAnyD, words::kNoC, words::kKMajor, words::kKMajor,
      words::kForTma, words::kJoint, words::kNoSplit},
-    {"k_grouped_fp8_gemm_contiguous", "k_grouped_gemm", Grouping::kKContiguous, true,
+    {"k_grouped_fp8_gemm_contiguous", "k_grouped_gemm", "grouped_fp8_gemm", Grouping::kKContiguous, true,
      words::kVectors, words::kFp32D, words::kAnyC, words::kKMajor, words::kKMajor,
      words::kAnyScales, words::kJointOrBlocks, words::kNoSplit},
-    {"k_grouped_bf16_gemm_contiguous", "k_grouped_gemm", Grouping::kKContiguous, false,
+    {"k_grouped_bf16_gemm_contiguous", "k_grouped_gemm", "grouped_bf16_gemm", Grouping::kKContiguous, false,
      words::kNoScales, words::kFp32D, words::kAnyC, words::kMnMajor, words::kMnMajor,
      words::kForTma, words::kJoint, words::kNoSplit},
 };
 // clang-format on
 
 inline constexpr size_t kNumOps = std::size(kOpKinds);
-static_assert(size_t(Op::kKGroupedBf16Contiguous) + 1 == kNumOps, "every op kind has a row, in the order of Op");
 static_assert(kNumOps <= 256, "an op kind is one byte of a VariantKey");
 
 inline constexpr std::array<Op, kNumOps> kOps = [] {

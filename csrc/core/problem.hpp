@@ -21,7 +21,7 @@ struct Problem {
     static constexpr int64_t kMaxAlignment = 1 << 16;
     enum : uint8_t { kCompileM = 1, kCompileN = 2, kCompileK = 4 };
 
-    Op op = Op::kFp8Gemm;
+    Op op{};
     int64_t m = 1, n = 1, k = 1;
     int32_t num_sms = 0;
     int32_t num_groups = 0;

@@ -38,7 +38,7 @@ struct Layouts {
 };
 
 struct Call {
-    Op op = Op::kFp8Gemm;
+    Op op{};
     Recipe recipe = Recipe::k1d2d;
     GroupLayout group_layout = GroupLayout::kJoint;
     uint8_t compiled_dims = 0;

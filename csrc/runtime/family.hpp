@@ -1,6 +1,6 @@
 // An op family: what its ops have besides the one path of a call (run.cpp). The shapes of operands and the majors that
 // kernels read are data; the rest are the few functions in which families differ. A new family is one more family_*.cpp
-// and one more case of family_of.
+// and one more row of kFamilies.
 #pragma once
 
 #include <Python.h>
@@ -8,6 +8,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "core/problem.hpp"
 #include "runtime/call.hpp"
@@ -50,8 +51,8 @@ struct Family {
 
     const Shapes& (*get_shapes)(const Call&);
 
-    // FP8: the recipe that the caller named or that the scales show. Throws Error(kArgument): the op has no such
-    // recipe.
+    // FP8: the recipe that the caller named or that the scales show; may be null without FP8 op kinds. Throws
+    // Error(kArgument): the op has no such recipe.
     Recipe (*choose_recipe)(std::optional<Recipe> named, const Call&);
 
     // Sizes of operands whose ranks were checked.
@@ -70,14 +71,33 @@ struct Family {
 
 extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily;
 
-inline const Family& family_of(Op op) {
-    switch (grouping_of(op)) {
-        case Grouping::kMContiguous: return kContiguousFamily;
-        case Grouping::kMMasked: return kMaskedFamily;
-        case Grouping::kKContiguous: return kKGroupedFamily;
-        default: return kDenseFamily;
-    }
+// Which family of functions serves which op kinds.
+struct FamilyRow {
+    std::string_view family;  // of the op kind's row
+    Grouping grouping;
+    const Family* functions;
+};
+
+inline constexpr FamilyRow kFamilies[] = {
+    {"gemm", Grouping::kNone, &kDenseFamily},
+    {"m_grouped_gemm", Grouping::kMContiguous, &kContiguousFamily},
+    {"m_grouped_gemm", Grouping::kMMasked, &kMaskedFamily},
+    {"k_grouped_gemm", Grouping::kKContiguous, &kKGroupedFamily},
+};
+
+constexpr const Family* find_family(const OpKind& kind) {
+    for (const FamilyRow& row : kFamilies)
+        if (row.family == kind.family && row.grouping == kind.grouping) return row.functions;
+    throw "every op kind needs a row in kFamilies";  // the compiler shows this line
 }
+
+inline constexpr std::array<const Family*, kNumOps> kFamilyOfOp = [] {
+    std::array<const Family*, kNumOps> families{};
+    for (size_t i = 0; i < kNumOps; ++i) families[i] = find_family(kOpKinds[i]);
+    return families;
+}();
+
+inline const Family& family_of(Op op) { return *kFamilyOfOp[size_t(op)]; }
 
 inline const char* name_of(const Family& family, Extent extent) { return family.names[size_t(extent)]; }
 

@@ -6,48 +6,10 @@ emits the one WGMMA instruction wrapper that the config needs, and includes the 
 """
 
 import itertools
-from dataclasses import dataclass
 
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, ProblemError
 
-
-@dataclass(frozen=True)
-class _Kernel:
-    """What the kernel of an op kind includes and instantiates, of deep_gemm/include/deep_gemm."""
-
-    header: str
-    kernel_class: str
-    scheduler_header: str = ""  # of grouped kernels: which tiles there are
-    scheduler_class: str = ""
-
-    @property
-    def headers(self) -> tuple[str, ...]:
-        """The headers in the order in which they are included."""
-        return (self.header, self.scheduler_header) if self.scheduler_header else (self.header,)
-
-
-#: The kernel of every op kind.
-_KERNELS = {
-    "fp8_gemm": _Kernel("fp8_gemm", "Fp8Gemm"),
-    "bf16_gemm": _Kernel("bf16_gemm", "Bf16Gemm"),
-    "m_grouped_fp8_gemm_contiguous": _Kernel(
-        "grouped_fp8_gemm", "GroupedFp8Gemm", "contiguous_scheduler", "ContiguousScheduler"
-    ),
-    "m_grouped_bf16_gemm_contiguous": _Kernel(
-        "grouped_bf16_gemm", "GroupedBf16Gemm", "contiguous_scheduler", "ContiguousScheduler"
-    ),
-    "m_grouped_fp8_gemm_masked": _Kernel("grouped_fp8_gemm", "GroupedFp8Gemm", "masked_scheduler", "MaskedScheduler"),
-    "m_grouped_bf16_gemm_masked": _Kernel(
-        "grouped_bf16_gemm", "GroupedBf16Gemm", "masked_scheduler", "MaskedScheduler"
-    ),
-    "k_grouped_fp8_gemm_contiguous": _Kernel(
-        "grouped_fp8_gemm", "GroupedFp8Gemm", "k_grouped_scheduler", "KGroupedScheduler"
-    ),
-    "k_grouped_bf16_gemm_contiguous": _Kernel(
-        "grouped_bf16_gemm", "GroupedBf16Gemm", "k_grouped_scheduler", "KGroupedScheduler"
-    ),
-}
 _KINDS = {kind.name: kind for kind in _C.OP_KINDS}
 _RECIPES = {"1d2d": "k1D2D", "1d1d": "k1D1D", "per_row": "kPerRow"}
 _C_MODES = {"none": "kNone", "accumulate": "kAccumulate", "general": "kGeneral", "head_split": "kHeadSplit"}
@@ -113,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads, 
 
 def kernel_name(op: str) -> str:
     """Return the symbol of the kernel of `op`. Raises ProblemError for an unknown op kind."""
-    if op not in _KERNELS:
-        raise ProblemError(f"op = {op!r}: no such op kind; use one of {', '.join(sorted(_KERNELS))}")
+    if op not in _KINDS:
+        raise ProblemError(f"op = {op!r}: no such op kind; use one of {', '.join(sorted(_KINDS))}")
     return f"deep_gemm_{op}"
 
 
@@ -170,20 +132,25 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
 
 def _skeleton(op: str) -> dict[str, str]:
     """Return what the kernel of an op kind includes, is passed and instantiates, by the template's names."""
-    kernel = _KERNELS[op]
+    kind = _KINDS[op]
+    headers = [kind.kernel]
     arguments, template_arguments = ["maps", "params", "base"], ["deep_gemm::Config", "deep_gemm::Wgmma"]
-    if kernel.scheduler_class:
+    if kind.is_grouped:  # which tiles there are is the grouping's scheduler's to say
+        headers.append(f"{kind.grouping}_scheduler")
         arguments.insert(2, "groups")
-        template_arguments.append(f"deep_gemm::{kernel.scheduler_class}<deep_gemm::Config>")
+        template_arguments.append(f"deep_gemm::{_class_of(headers[1])}<deep_gemm::Config>")
     return {
-        "includes": "\n".join(f'#include "deep_gemm/{header}.cuh"' for header in kernel.headers),
-        "group_parameter": (
-            ",\n    const __grid_constant__ deep_gemm::GroupParams groups" if kernel.scheduler_class else ""
-        ),
-        "kernel_class": kernel.kernel_class,
+        "includes": "\n".join(f'#include "deep_gemm/{header}.cuh"' for header in headers),
+        "group_parameter": ",\n    const __grid_constant__ deep_gemm::GroupParams groups" if kind.is_grouped else "",
+        "kernel_class": _class_of(kind.kernel),
         "arguments": ", ".join(arguments),
         "template_arguments": ", ".join(template_arguments),
     }
+
+
+def _class_of(header: str) -> str:
+    """Return the class that a header is named after: "bf16_gemm" has Bf16Gemm."""
+    return "".join(word.capitalize() for word in header.split("_"))
 
 
 def _immediates(problem: "_C.Problem", config: "_C.Config") -> str:

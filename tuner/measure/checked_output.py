@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from deep_gemm.numerics import SCALE_BLOCK, get_sums_error, make_bound, widen
-from tuner.measure.operands import BufferSet, get_d_columns, get_factors, get_head_splits, make_d_layout
+from tuner.measure.operands import BufferSet, get_d_columns, get_factors, get_family, get_head_splits, make_d_layout
 from tuner.problems.fields import CONTIGUOUS, K_GROUPED, MASKED, grouping_of
 from tuner.problems.workload import Groups
 
@@ -208,6 +208,7 @@ class Reference:
         expected = alpha * self.product[part]
         if added is not None:
             expected += beta * added[self.rows[part]].float()
+        expected = get_family(self.problem).finish(expected)
         found = output.rows[self.rows[part]][:, output.columns].float()
         return (found - expected).abs(), make_bound(expected, abs(alpha) * self.sums_error[part], output.d.dtype)
 

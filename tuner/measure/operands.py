@@ -12,13 +12,14 @@ that launches touch: masked groups have room for far more rows than they hold. T
 tensor that all sets share.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from deep_gemm.numerics import SCALE_BLOCK
 from deep_gemm.quantize import align, ceil_div
-from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of, is_fp8
+from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, KINDS, MASKED, grouping_of, is_fp8
 from tuner.problems.workload import (
     Groups,
     Workload,
@@ -171,8 +172,8 @@ def make_d_layout(problem, pool: str, columns: int) -> Layout:
     return stack(row_major(pool, DTYPES[problem.d_dtype], problem.m, columns), count_stacked(problem)["d"])
 
 
-def get_layouts(problem) -> dict[str, Layout | None]:
-    """Return {operand: layout} in the order of BufferSet; None where a problem has no such operand, or it is D."""
+def make_product_layouts(problem) -> dict[str, Layout | None]:
+    """Return the layouts of a product of A and B, with or without groups, as get_layouts does."""
     m, n, counts = problem.m, problem.n, count_stacked(problem)
     scale_a = make_scale_layout(problem, m, is_vector=True)
     scale_b = make_scale_layout(problem, n, is_vector=problem.recipe == "1d1d")
@@ -184,6 +185,35 @@ def get_layouts(problem) -> dict[str, Layout | None]:
         "d": make_d_layout(problem, "d", get_d_columns(problem)),
         "c": make_d_layout(problem, f"c_{problem.d_dtype}", n) if problem.c_mode == "general" else None,
     }
+
+
+class FamilyOperands(NamedTuple):
+    """What measuring has to know of an op family.
+
+    make_layouts: the operands of a problem, as get_layouts returns them. finish: what kernels do to alpha * product +
+    beta * C, in FP32, before they round it.
+    """
+
+    make_layouts: Callable[..., dict[str, Layout | None]] = make_product_layouts
+    finish: Callable[[torch.Tensor], torch.Tensor] = lambda result: result
+
+
+#: The operands of every op family.
+FAMILIES = {
+    "gemm": FamilyOperands(),
+    "m_grouped_gemm": FamilyOperands(),
+    "k_grouped_gemm": FamilyOperands(),
+}
+
+
+def get_family(problem) -> FamilyOperands:
+    """Return the row of a problem's op family."""
+    return FAMILIES[KINDS[problem.op].family]
+
+
+def get_layouts(problem) -> dict[str, Layout | None]:
+    """Return {operand: layout} in the order of BufferSet; None where a problem has no such operand, or it is D."""
+    return get_family(problem).make_layouts(problem)
 
 
 def get_set_bytes(problem) -> int:

@@ -1,26 +1,32 @@
 """The table of op kinds and the descriptions of fields: complete, consistent with what problems accept, immutable."""
 
 import itertools
+from pathlib import Path
 
 import pytest
 
+import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ProblemError
 from deep_gemm.jit import generator
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
 from tests.fakes.variants import OPS, make_variants
 
+HEADERS = Path(deep_gemm.__file__).parent / "include" / "deep_gemm"
 KINDS = {kind.name: kind for kind in _C.OP_KINDS}
+KNOWN = (*OPS, *GROUPED_OPS)
 FIELDS = {field.name: field for field in _C.PROBLEM_FIELDS}
 WORDS = [field for field in _C.PROBLEM_FIELDS if field.type == "word"]
 VARIANTS = [*make_variants(64, 2112, 7168), *make_grouped_variants(64, 2112, 7168, 8)]
 
 
 def test_there_is_a_row_for_every_op_kind():
-    assert tuple(KINDS) == (*OPS, *GROUPED_OPS)
+    """Op kinds are numbered by their rows: another one goes to the end."""
+    assert tuple(KINDS)[: len(KNOWN)] == KNOWN
     groupings = dict.fromkeys(OPS, "dense") | dict.fromkeys(CONTIGUOUS, "contiguous")
     groupings |= dict.fromkeys(MASKED, "masked") | dict.fromkeys(K_GROUPED, "k_grouped")
-    for name, kind in KINDS.items():
+    for name in KNOWN:
+        kind = KINDS[name]
         assert kind.grouping == groupings[name] and kind.is_fp8 == ("fp8" in name)
         assert kind.is_grouped == (name in GROUPED_OPS) and ("split_k" in kind.knobs) == (name in OPS)
         assert (kind.m_is_shared, kind.has_room, kind.k_is_divided) == (
@@ -32,6 +38,15 @@ def test_there_is_a_row_for_every_op_kind():
 
 
 @pytest.mark.parametrize("op", KINDS)
+def test_a_row_names_a_kernel_and_a_grouping(op):
+    kind, includes = KINDS[op], generator.canonical_sources(op)[0]
+    assert f'#include "deep_gemm/{kind.kernel}.cuh"\n' in includes and (HEADERS / f"{kind.kernel}.cuh").is_file()
+    assert kind.is_grouped == (kind.grouping != "dense") == ("_scheduler.cuh" in includes)
+    words = "".join(word.capitalize() for word in kind.kernel.split("_"))
+    assert f"deep_gemm::{words}<deep_gemm::Config" in includes
+
+
+@pytest.mark.parametrize("op", KNOWN)
 def test_legal_words_are_those_of_some_problem(op):
     problems = [problem for problem in VARIANTS if problem.op == op]
     for field in WORDS:

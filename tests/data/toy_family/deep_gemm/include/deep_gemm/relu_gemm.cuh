@@ -1,0 +1,41 @@
+// ReLU of a BF16 GEMM for SM90 (gemm.cuh): the main loop hands max(sum, 0) to the epilogue. It is wrong for split K,
+// where the sum of one CTA is a part, so the row of the op kind leaves that knob out.
+#pragma once
+
+#include "deep_gemm/bf16_gemm.cuh"
+
+namespace deep_gemm {
+
+template <class Config, class Wgmma>
+struct ReluMainloop : Bf16Mainloop<Config, Wgmma> {
+    using Base = Bf16Mainloop<Config, Wgmma>;
+    using typename Base::Layout;
+    using typename Base::StageRing;
+    using Base::Base;
+
+    __device__ __forceinline__ void accumulate(float (&final)[Layout::kWaves][Layout::kAccumulators], StageRing& ring,
+                                               u32 num_steps, u32 rows_left) {
+        Base::accumulate(final, ring, num_steps, rows_left);
+#pragma unroll
+        for (u32 wave = 0; wave < Layout::kWaves; ++wave)
+#pragma unroll
+            for (u32 i = 0; i < Layout::kAccumulators; ++i)
+                if (final[wave][i] < 0.0f) final[wave][i] = 0.0f;
+    }
+};
+
+template <class Wgmma>
+struct Relu {
+    template <class Config>
+    struct MainloopOf {
+        using Type = ReluMainloop<Config, Wgmma>;
+        __device__ static __forceinline__ Type make(const Pipeline<Config>& stages, const ScaleRing<Config>&, u32 row) {
+            return Type(stages, row);
+        }
+    };
+};
+
+template <class Config, class Wgmma>
+using ReluGemm = Gemm<Config, Relu<Wgmma>::template MainloopOf>;
+
+}  // namespace deep_gemm
