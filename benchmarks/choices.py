@@ -78,7 +78,7 @@ class Choices:
 
 
 def _is_legal(problem, config, device) -> bool:
-    """Return whether the config may run; one of an older space is left out."""
+    """Return whether the config may run; a config of an older space may be illegal by now."""
     try:
         return _C.is_legal(problem, config, device)
     except DeepGemmError:

@@ -1,11 +1,11 @@
 """Time kernels with a clean, cold L2: CUPTI durations through torch.profiler, a 512 MB read before each call.
 
-One profiler session times all variants of a problem, interleaved: in each round every variant runs once, in an order
-that is rotated by one from round to round. Drift of clocks and power thus falls on all of them alike, and rounds can be
-compared in pairs. To compare with times that were recorded elsewhere, the variants run one after the other instead, all
-rounds of one in a row, each after a rest of the GPU: under a steady load of kernels of a millisecond or more an H200
-reaches its power limit and was up to 15 % slower after some 50 ms. The trace is cut at the flush kernels; what lies
-between two of them is one call, with all its kernels.
+One profiler session times all variants of a problem, interleaved: every variant runs once per round, and the order
+rotates by one from round to round. Drift of clocks and power thus affects all variants alike, and rounds can be
+compared in pairs. For a comparison with times recorded elsewhere, the variants run one after the other instead: all
+rounds of one variant, each after the GPU has rested. (Under a steady load of kernels of a millisecond or more, an H200
+reaches its power limit; it was up to 15 % slower after some 50 ms.) The trace is split at the flush kernels: the
+kernels between two of them belong to one call.
 """
 
 import time
@@ -97,7 +97,7 @@ def read_kernels(session) -> list[tuple[str, float]]:
 
 
 def cut_segments(kernels: list[tuple[str, float]], part: str = "") -> list[list[float]]:
-    """Cut a trace at the flush kernels; return the durations of the kernels after each whose names contain `part`."""
+    """Split a trace at the flush kernels; return the durations of the kernels after each whose names contain `part`."""
     segments: list[list[float]] = []
     for name, duration in kernels:
         if FLUSH_NAME in name:

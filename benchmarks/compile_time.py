@@ -109,7 +109,7 @@ def make_meta(device: "_C.Device", compilers: list[str], cores: list[int], num_l
 
 
 def get_cpu_name() -> str:
-    """Return the CPU's name as Linux tells it, or its architecture."""
+    """Return the CPU's name as Linux reports it, or else its architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -13,7 +13,7 @@ def geometric(items: list, attribute: str = "speedup") -> float | None:
 
 
 class Scaled:
-    """A result of FP8 products with scales in two layouts, cut into the groups that the targets speak of."""
+    """A result of FP8 products with scales in two layouts, divided into the groups that the targets refer to."""
 
     def __init__(self, result: dict, family: str):
         baselines = read_json(DATA / f"{family}.json")

@@ -1,8 +1,8 @@
 """Two small kernels of the benchmarks, launched through the driver: the L2 flush and the streaming floor.
 
-Both only read: ordinary 16-byte loads, four in flight for each thread, folded into a word that is practically never
-stored, so that the loads cannot be removed. A memset would leave dirty lines that the next kernel pays for, and
-streaming loads do not evict.
+Both only read: ordinary 16-byte loads, four in flight per thread. The loaded values are combined into a word that is
+practically never stored, so that the compiler cannot remove the loads. A memset would leave dirty lines, whose
+write-back the next kernel would pay for; streaming loads would not evict anything.
 """
 
 import ctypes

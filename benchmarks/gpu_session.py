@@ -27,7 +27,7 @@ from typing import NamedTuple
 from .stamp import ROOT, write_json
 
 SUITE = re.compile(r"suite(?::([1-9]\d*)/([1-9]\d*))?")
-#: Scripts that stop by themselves when told their seconds, and write what they have by then.
+#: Scripts that take a time budget, stop by themselves and write what they have measured by then.
 BUDGETED = (
     "dense_fp8",
     "dense_bf16",
@@ -38,8 +38,8 @@ BUDGETED = (
     "k_grouped",
 )
 SCRIPTS = (*BUDGETED, "host_time", "pdl", "compile_time")
-#: Seconds between the end that a step is told and the one at which it is killed: it finishes what it has begun, and
-#: writes its result.
+#: Seconds between the end of a step's time budget and the moment at which it is killed: time to finish what it has
+#: begun and to write its result.
 GRACE_S = 30.0
 #: What the suite's and the scripts' exit codes mean.
 STATUS = {0: "ok", 1: "failed", 2: "cannot run", 3: "incomplete"}

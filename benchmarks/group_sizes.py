@@ -1,8 +1,8 @@
 """Sizes of the groups of the grouped benchmarks, and the bytes that a masked product has to move.
 
-The baseline's notes give each size as mean * U(0.7, 1.3) and the sum over the groups. Here the draws are seeded, the
-same for every dtype, n and k. Of many draws the one whose sum comes nearest is taken; single units are moved until the
-sum is the baseline's.
+The baseline's notes say that each size is mean * U(0.7, 1.3), and give the sum over the groups. Here the draws are
+seeded and the same for every dtype, n and k. Of many draws, the one with the nearest sum is taken; then single units
+are added or removed until the sum is the baseline's.
 """
 
 import random

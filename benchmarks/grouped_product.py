@@ -1,8 +1,8 @@
-"""Grouped products under test: what the scripts of the grouped ops share.
+"""Grouped products under test: the common part of the grouped ops' benchmarks.
 
-A group's reference is that of its own dense product. The peers compute the valid rows alone: `cublaslt` is one dense
-product of torch for each group (a call's time is that of all its kernels), `grouped_mm` torch's own grouped product,
-where this torch has one. On FP8 both apply no scales, or scales of 1, and so do less work.
+The reference of a group is that of a dense product. The peers compute the valid rows only: `cublaslt` is one dense
+product of torch per group (a call's time is the sum over its kernels), `grouped_mm` is torch's own grouped product, if
+this torch has one. On FP8 both apply no scales, or scales of 1, and therefore do less work.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from .dense_fp8 import SCALE_LAYOUTS
 from .product import REFERENCE_ROWS, Product, multiply_rows
 
 FP8 = torch.float8_e4m3fn
-#: Whatever a torch without an op, or with another signature of it, raises.
+#: The errors of a torch that lacks an op or has it with another signature.
 UNSUPPORTED = (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError)
 
 
@@ -63,7 +63,7 @@ class GroupedProduct(Product):
         return reference, sums_error
 
     def call_each(self) -> Callable[[], object]:
-        """Return one dense product of torch after another: `torch.mm`, or `torch._scaled_mm` with scales of 1."""
+        """Return a peer that runs one dense product of torch per group: `mm`, or `_scaled_mm` with scales of 1."""
         one = torch.ones((), device=self.d.device)
         pairs = [(a, b.t()) for a, _, b, _ in map(self.get_group, range(len(self.sizes)))]
         if pairs[0][0].dtype == FP8:
@@ -73,7 +73,7 @@ class GroupedProduct(Product):
         return lambda: [torch.mm(a, b, **options) for a, b in pairs]
 
     def add_peer(self, peers: dict[str, Callable], name: str, call: Callable[[], object]) -> None:
-        """Add a peer that runs here; note why where it does not."""
+        """Add a peer, or note why it does not run here."""
         try:
             call()
             peers[name] = call

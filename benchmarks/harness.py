@@ -1,5 +1,6 @@
-"""Time a family of products: choices, kernels, peers, rounds, rows, shards, resuming and merging. The families are
-scripts beside this.
+"""Time a family of products: choices, kernels, peers, rounds, rows, shards, resuming and merging.
+
+The other scripts of this folder define the families.
 
 Method: cold_timer.py; every variant of a problem, the peers among them, is timed in one session.
 Result: {"meta": ..., "rows": [{<key of the problem>, "choices": {role: {"config", "source", <layout>: config}},
@@ -162,7 +163,7 @@ def name_choices(choices: dict[str, dict]) -> dict[str, dict]:
 
 
 def warm_up(seconds: float) -> None:
-    """Keep the GPU busy until its clocks have settled."""
+    """Keep the GPU busy until its clocks are stable."""
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     end = time.monotonic() + seconds
     while time.monotonic() < end:

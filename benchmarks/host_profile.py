@@ -1,8 +1,8 @@
-"""Say where the host time of one call goes: differences of calls that get further and further (stopwatch.py).
+"""Show where the host time of one call goes, by differences between calls that stop ever later (stopwatch.py).
 
 loop       a Python function that does nothing: the cost of the measurement itself
 arguments  the op on m = 0 rows: arguments bound, tensors viewed, dtypes and shapes checked; layouts and devices not yet
-dispatch   the answer of the dispatch table, timed in native code
+dispatch   a lookup in the dispatch table, timed in native code
 launch     the rest of the call: layouts and overlap checked, stream, tensor maps, context, the driver's launch
 driver     a part of `launch`: the driver's launch of an empty kernel through ctypes, which adds some time of its own
 """
@@ -64,7 +64,7 @@ def split_call(
 
 
 def time_driver() -> float:
-    """Return the best microseconds of launching a kernel that finds nothing to read."""
+    """Return the best time, in microseconds, of launching a kernel that reads nothing."""
     kernel, data = (
         ReadKernel("empty_read", num_blocks=1, num_threads=32),
         torch.zeros(16, dtype=torch.uint8, device="cuda"),

@@ -7,9 +7,9 @@ Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, one bloc
     between blocks; best and median of the blocks, in microseconds a call. 200 launches fit into the queue, so that the
     host alone is timed. One op of each grouping has two groups of these sizes.
 Profile: the parts of one call on the GPU, by differences of such calls (host_profile.py).
-Selection, over the problems of the dense benchmarks: `seen` is the dispatch table's answer, in native code; `new` is a
+Selection, over the problems of the dense benchmarks: `seen` is a lookup in the dispatch table, native; `new` is a
     selector's choice without the exact table and `analytic` the heuristic alone, both called from Python.
-New shapes: the first call of shapes that nothing has seen, with the portfolio's kernels loaded (new_shapes.py).
+New shapes: the first call of shapes that never occurred before, with the portfolio's kernels loaded (new_shapes.py).
 """
 
 import argparse

@@ -38,7 +38,7 @@ class MaskedProduct(MGroupedProduct):
         self.expected_m, self.device = key["mean_m"], device
 
     def get_compared(self, layout: str) -> torch.Tensor:
-        """Return the valid rows of D: what a config leaves in the others is its own affair."""
+        """Return the valid rows of D; the contents of the other rows are unspecified."""
         return self.d[self.valid]
 
     def call_op(self, layout: str) -> Callable[[], object]:

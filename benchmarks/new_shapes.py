@@ -1,7 +1,7 @@
-"""Time the first call of shapes that nothing has seen, with the kernels of the portfolio loaded (target P13).
+"""Time the first call of shapes that never occurred before, with the kernels of the portfolio loaded (target P13).
 
-Every shape is chosen for, planned and launched once; what is compiled meanwhile is counted. `choose_us` is the median
-time of choosing alone (from Python, each for the first time), `first_call_us` that of the whole first call, which also
+For every shape, a config is chosen, planned and launched once; compilations meanwhile are counted. `choose_us` is the
+median time of the first choice alone (called from Python), `first_call_us` that of the whole first call, which also
 loads source and cubin from memory.
 """
 

@@ -84,7 +84,7 @@ def time_once(run: Callable[[], object]) -> float:
 
 
 def make_runs(calls: list[Callable[[], object]], mode: str) -> dict[bool, Callable[[], object]]:
-    """Return {PDL on: what one round runs} of one mode; graphs keep the setting that they were captured with."""
+    """Return {PDL on: callable of one round} of one mode; a graph keeps the setting that it was captured with."""
     if mode == "graph":
         graphs = {}
         for is_on in (False, True):

@@ -1,4 +1,4 @@
-"""Keep the nested validation of a trained selector as a result file, and derive the targets S1, S2 and S3 from it.
+"""Store the nested validation of a trained selector as a result file, and derive the targets S1, S2 and S3 from it.
 
 Example: python -m benchmarks.selector --training ~/.deep_gemm/training/nvidia-h200-sm132
 

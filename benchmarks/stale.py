@@ -1,4 +1,4 @@
-"""Say which recorded files belong to other kernels than this tree's, and why; the release check.
+"""List the recorded files that belong to other kernels than this tree's, and why: the release check.
 
 Example: python -m benchmarks.stale        (exit 1 while anything is stale or unexplained)
 

@@ -1,4 +1,4 @@
-"""Where the benchmarks' data and results lie, and what a result says about its origin."""
+"""Where the benchmarks' data and results are stored, and what a result records about its origin."""
 
 from pathlib import Path
 

@@ -1,9 +1,8 @@
-"""What must not change while code is moved: keys, spaces, estimates, choices and sources of the recorded problems, as
-hashes.
+"""What refactoring must not change: keys, spaces, estimates, choices and sources of the recorded problems, as hashes.
 
 `compute` derives everything from the recorded snapshot and the shipped artefact; `tests/data/replay.json` holds what it
-gave. Run `python -m tests.replay` after a change of selection, of a key or of a kernel that was meant: the diff shows
-which op kinds and which of their parts changed.
+gave. Run `python -m tests.replay` after an intended change of selection, of a key or of a kernel: the diff shows which
+op kinds changed, and in what.
 """
 
 import hashlib

@@ -16,7 +16,7 @@ FAKE_NVCC = Path(__file__).with_name("nvcc")
 
 
 def install_nvcc(folder: Path, version: str = "release 13.0, V13.0.88", remark: str = "") -> Path:
-    """Write an executable `nvcc` into `folder` that tells `version`, and return its path."""
+    """Write an executable `nvcc` into `folder` that reports `version`, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "nvcc"
     command = [sys.executable, "-I", "-S", str(FAKE_NVCC), version]

@@ -1,4 +1,4 @@
-"""A measuring backend whose jobs misbehave as they are told: {"type": "job", "fault": name}.
+"""A measuring backend whose jobs misbehave on request: {"type": "job", "fault": name}.
 
 Imports neither torch nor deep_gemm.
 """
@@ -29,7 +29,7 @@ class FaultyBackend:
         raise ValueError("a fault in Python")
 
     def do_exit(self):
-        """Leave without a word."""
+        """Exit without a message."""
         os._exit(7)
 
     def do_segv(self):
@@ -41,17 +41,17 @@ class FaultyBackend:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def do_sleep(self):
-        """Hang idle."""
+        """Sleep for ever."""
         time.sleep(600)
 
     def do_spin(self):
-        """Hang busy, deaf to SIGTERM."""
+        """Spin for ever and ignore SIGTERM."""
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         while True:
             pass
 
     def do_spawn_child(self):
-        """Leave a child behind and die."""
+        """Start a child process and die without it."""
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         print(f"child {child.pid}", flush=True)
         os._exit(9)
@@ -67,25 +67,25 @@ class FaultyBackend:
         time.sleep(600)
 
     def do_short_reply(self):
-        """Announce more than is sent, then die."""
+        """Announce a longer message than is sent, then die."""
         os.write(int(sys.argv[sys.argv.index("--replies") + 1]), b"\x00\x00\x10\x00{")
         os._exit(0)
 
     def do_huge_reply(self):
-        """Answer more than a message may hold."""
+        """Answer with more than a message may hold."""
         return {"answer": "x" * (2 << 20)}
 
     def do_nan_reply(self):
-        """Answer what JSON cannot hold."""
+        """Answer with a value that JSON cannot represent."""
         return {"answer": float("nan")}
 
     def do_unserialisable(self):
-        """Answer an object."""
+        """Answer with an object that is no result."""
         return {"answer": object()}
 
 
 class BrokenBackend(FaultyBackend):
-    """Cannot even say hello."""
+    """A backend that fails before its hello."""
 
     def hello(self) -> dict:
         """Fail."""

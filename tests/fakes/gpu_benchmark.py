@@ -1,5 +1,5 @@
-"""What the benchmarks need of a GPU, on the CPU: a timer that calls and invents times, kernels that are the public ops,
-CPU tensors.
+"""The benchmarks' GPU, replaced on the CPU: a timer that makes the calls and invents times, kernels that run the public
+ops, CPU tensors.
 """
 
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Calls of the grouped ops on described operands, and what they ask of the package besides the driver."""
+"""Calls of the grouped ops on described operands, and fakes of what they need besides the driver."""
 
 import types
 

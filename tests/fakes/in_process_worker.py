@@ -23,7 +23,7 @@ class FaultyTimer(SimulatedTimer):
         self.configs, self.checked = configs, set()
 
     def check(self, index: int) -> Check:
-        """Check as told."""
+        """Return the check that the test asked for."""
         config, is_second = self.configs[index], index in self.checked
         self.checked.add(index)
         wrong = config in self.incorrect or (config in self.turning and is_second)

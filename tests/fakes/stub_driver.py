@@ -1,5 +1,5 @@
-"""Runs functions in a child process in which `libcuda.so.1` is the stub of libcuda.c, and reads back what the stub was
-asked for.
+"""Runs functions in a child process in which `libcuda.so.1` is the stub of libcuda.c, and returns the calls that the
+stub received.
 """
 
 import concurrent.futures
@@ -145,7 +145,7 @@ def make_operands(m: int, n: int, k: int, device: int = 0) -> tuple:
 def load_kernel(
     config: "_C.Config", device: int = 0, cubin: bytes = b"cubin of the stub", problem: "_C.Problem" = FP8_PROBLEM
 ) -> "_C.Kernel":
-    """Load a kernel that the stub takes for one; by default one that takes make_operands."""
+    """Load a cubin that the stub accepts; by default, its kernel fits make_operands."""
     return _C.Kernel(cubin, f"deep_gemm_{problem.op}", problem, config, device)
 
 

@@ -1,4 +1,4 @@
-"""Sweeps on simulated times in this process, and what they leave."""
+"""Sweeps on simulated times in this process, and readers of the databases that they write."""
 
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli

@@ -132,7 +132,7 @@ class Machine:
     def make_row(
         self, block: BlockRow, config, role: str, time_us: float, reference_us: float, fastest: float
     ) -> MeasurementRow:
-        """Return one measured row; what is 1.5x slower than the fastest was dropped by the race."""
+        """Return one measured row; a config 1.5x slower than the fastest counts as dropped by the race."""
         status = "censored" if fastest and time_us > 1.5 * fastest and time_us != reference_us else "ok"
         ratio = float(time_us / reference_us)
         return MeasurementRow(

@@ -1,4 +1,4 @@
-"""A compiler that crashes, hangs, lies or is missing: F-N1 (faults), F-N2 (parent killed), F-N3 (environment)."""
+"""A compiler that crashes, hangs, misreports or is missing: F-N1 (faults), F-N2 (parent killed), F-N3 (environment)."""
 
 import multiprocessing
 import os

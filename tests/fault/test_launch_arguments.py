@@ -1,9 +1,9 @@
 """Faults of a launch's arguments on CPU and meta tensors: fuzzed calls (F-L1), alignment (F-L3), zero sizes (F-L4),
 large sizes (F-L5).
 
-The fuzzer changes valid calls at random and asks an oracle of its own, written from the op's rules, whether the call is
-valid. A valid call must be right, an invalid one a typed error; nothing may be written outside D, and nothing at all
-before an error.
+The fuzzer changes valid calls at random; an independent oracle, written from the op's rules, says whether the result is
+valid. A valid call must give the right product, an invalid one must raise a typed error. Nothing may be written outside
+D, and nothing at all before an error.
 """
 
 import itertools

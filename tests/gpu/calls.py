@@ -43,7 +43,7 @@ CALL_VARIANTS = (
 
 @dataclass
 class Call:
-    """Arguments of one call under construction, and what must come of it: `right`, `error`, or `either`."""
+    """Arguments of one call under construction, and its required outcome: `right`, `error` or `either`."""
 
     world: World
     rng: random.Random
@@ -186,7 +186,7 @@ def judge(call: Call, error: str, before: list[torch.Tensor | None]) -> str:
     if error:
         if call.expected == "right":
             return f"valid call refused: {error}"
-        # Both the D that was passed, wherever it lies, and the D that a variation put another in the place of.
+        # Both the D that was passed, wherever it lies, and the original D if a variation has replaced it.
         now = [copy_memory(call.d), copy_memory(call.output.d)]
         written = any(old is not None and not torch.equal(old, new) for old, new in zip(before, now, strict=True))
         return "wrote to D before the error" if written else ""
@@ -197,7 +197,7 @@ def judge(call: Call, error: str, before: list[torch.Tensor | None]) -> str:
 
 
 def make_shapes(seed: int) -> list[Shape]:
-    """Return the shapes of the fuzzer: few enough that each is met many times, tails in every dimension."""
+    """Return the shapes of the fuzzer: few, so that each occurs many times, with tails in every dimension."""
     rng = random.Random(seed)
     return [
         Shape(rng.choice((1, 2, 63, 65, rng.randint(1, 300))), rng.randint(1, 400), rng.randint(1, 900))

@@ -9,12 +9,12 @@ from .operands import Shape, make_output
 from .variants import MAIN, Variant, list_variants
 from .world import World, compare, describe, sample
 
-#: Run by every config, so that all configs meet on equal bits: one row; tails in every dimension; more tiles than SMs.
+#: Every config runs these, so that their bits can be compared: one row; tails in every dimension; more tiles than SMs.
 COMMON_SHAPES = (Shape(1, 136, 7168), Shape(77, 328, 1168), Shape(300, 520, 2048), Shape(513, 1032, 400))
 #: With six CTAs every one of them walks many tiles, whatever the tile's size (a multiple of both cluster sizes).
 FEW_SMS = 6
 ALL_SMS = 0
-#: NVCC takes about a second a kernel; what it must show is that its bits are NVRTC's.
+#: NVCC takes about a second per kernel; this sample shows that its bits are NVRTC's.
 NUM_NVCC_SAMPLES = 10
 #: Columns beyond two tiles: n % 8 and n % 4 take every value over a space.
 TAILS = (2, 3, 4, 5, 6, 7)
@@ -161,7 +161,7 @@ def compare_compilers(shapes: Sequence[tuple], launch: Callable) -> tuple[int, l
 
 
 def name_job(variant: Variant, config) -> str:
-    """Return a job's name; what stands before the colon is the group that is given up when too many of its jobs die."""
+    """Return a job's name; the part before the colon is the group that is given up if too many of its jobs die."""
     return f"{variant}: {config}"
 
 

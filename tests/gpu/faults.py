@@ -61,7 +61,7 @@ def break_k(call: Call) -> None:
 
 
 def break_device(call: Call) -> None:
-    """Mix the meta device or, on a GPU, the CPU in."""
+    """Put one operand on the meta device or, on a GPU, on the CPU."""
     devices = ("cpu", "meta") if call.world.torch_device != "cpu" else ("meta",)
     device = call.rng.choice(devices)
     call.replace(lambda tensor: tensor.to(device))
@@ -89,7 +89,7 @@ def break_pitch(call: Call) -> None:
     name, rows = call.rng.choice((("a", call.a), ("b", call.b)))
     unit = PITCH_BYTES // rows.element_size()
     setattr(call, name, make_rows(rows, align(rows.shape[1], unit) + call.rng.randint(1, unit - 1)))
-    # With one element a row the memory is also MN-major, of which a single column has no pitch.
+    # With one element per row the memory is also MN-major with a single column, which needs no pitch.
     call.expected = "right" if rows.shape[0] == 1 else "either" if rows.shape[1] == 1 else "error"
 
 
@@ -130,7 +130,7 @@ def break_overlap(call: Call) -> None:
 
 
 def break_grad(call: Call) -> None:
-    """Pass an operand that wants a gradient."""
+    """Pass an operand that requires a gradient."""
     if call.case.variant.is_fp8:
         call.scale_a = call.scale_a.clone().requires_grad_()
     else:

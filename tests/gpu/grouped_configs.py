@@ -35,14 +35,14 @@ from .grouped_variants import (
 )
 from .world import World, sample
 
-#: Of those of other variants than the main ones every third derived shape is run.
+#: Configs of the other variants run only every third of the derived shapes.
 DERIVED_SHARE = 3
 #: Configs of each main variant that NVCC compiles, too.
 NUM_NVCC_SAMPLES = 2
 
 
 def derive_grouped_shapes(variant: GroupedVariant, config, index: int) -> list[GroupedShape]:
-    """Return the shapes that a config's own tile and ring make delicate."""
+    """Return the shapes at the edges of a config's own tile and ring."""
     derive = (
         derive_contiguous
         if variant.op in CONTIGUOUS_OPS

@@ -1,5 +1,5 @@
-"""Which kernels the library chooses for the calls of the grouped semantics: compiled ahead, as kernels.py does for the
-other sections.
+"""The kernels that the library chooses for the calls of the grouped semantics, to be compiled ahead; kernels.py has
+those of the other sections.
 """
 
 from deep_gemm.errors import DeepGemmError

@@ -26,7 +26,7 @@ from .public_op import RECIPES
 
 #: Stands for an argument that is left out.
 OMITTED = object()
-#: Three block rows, tails of n and k, padding before a group's rows and a whole tile of it; a decode step.
+#: Three rows of tiles, tails of n and k, padding before a group's rows and a whole tile of padding; a decode step.
 _CONTIGUOUS_SHAPES = (
     Contiguous(328, 912, 5, 128, ((0, 0, 100), (1, 0, 256), (3, 5, 37), (0, 128, 0), (4, 0, 1))),
     Contiguous(520, 2064, 4, 128, ((2, 0, 3), (0, 0, 1), (3, 0, 128)), False),
@@ -109,7 +109,7 @@ def list_arguments(case: GroupedCase, suffix: str = "", scales: tuple | None = N
 
 
 def list_group_arguments(case: GroupedCase) -> dict:
-    """Return what says how the groups divide the case, by the names that are not aliases."""
+    """Return the keywords that describe the groups, by their names that are not aliases."""
     if isinstance(case.shape, Contiguous):
         return {"m_indices": case.groups}
     if isinstance(case.shape, Masked):

@@ -68,7 +68,7 @@ class GroupedCase:
 
     @property
     def alignment(self) -> int:
-        """What the groups' rows start at multiples of; the library's default where that means nothing."""
+        """The alignment of the groups' first rows; the library's default if the layout has none."""
         return self.shape.alignment if isinstance(self.shape, Contiguous) else 128
 
     def operand(self, name: str, is_blocks: bool) -> torch.Tensor:
@@ -134,7 +134,7 @@ def prepare_grouped_c(case: GroupedCase, output: GroupedOutput, is_aliased: bool
 
 @contextlib.contextmanager
 def contiguous_alignment(alignment: int) -> Iterator[None]:
-    """Set the alignment of contiguous layouts for a while: a launch checks that its tiles divide it."""
+    """Set the alignment of contiguous layouts inside a `with`: a launch checks that its tiles divide it."""
     before = deep_gemm.get_mk_alignment_for_contiguous_layout()
     deep_gemm.set_mk_alignment_for_contiguous_layout(alignment)
     try:

@@ -1,4 +1,4 @@
-"""What compute-sanitizer watches of the grouped kernels (F-L8): every variant, and of the main ones every path; see
+"""The grouped kernels that compute-sanitizer checks (F-L8): every variant, and every path of the main ones; see
 sanitizer.py.
 """
 

@@ -1,5 +1,5 @@
-"""What the grouped ops promise of memory and spelling: products, aliases, layouts, strides, zero sizes, alignments,
-wrong indices.
+"""What the grouped ops promise about memory and argument names: products, aliases, layouts, strides, zero sizes,
+alignments, wrong indices.
 
 Everything here goes through the public ops.
 """
@@ -37,7 +37,7 @@ from .memory import SCALE_LAYOUTS
 from .public_op import Checks
 from .world import World
 
-#: Alignments that a caller may set; the last is that of no plain tile.
+#: Alignments that a caller may set; the last equals no plain tile's rows.
 ALIGNMENTS = (8, 16, 32, 64, 128, 256, 24, 40)
 NUM_RANDOM_SHAPES = 8
 REFUSED_ALIGNMENTS = (0, -8, 4, 12, 65544, 1 << 40)
@@ -75,7 +75,7 @@ def run_random(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
 
 
 def list_spellings(case: GroupedCase) -> dict[str, dict]:
-    """Return what replaces the plain keywords, by name."""
+    """Return the replacements of the plain keywords, by name."""
     groups = case.groups
     if isinstance(case.shape, Contiguous):
         spellings = {"grouped_layout": {"grouped_layout": groups, "m_indices": OMITTED}}
@@ -277,8 +277,8 @@ def run_alignments(world: World, variant: GroupedVariant) -> tuple[int, list[str
     return checks.outcome()
 
 
-#: Groups of the rows of run_wrong_indices, and what rows get that must not: another group, none that exists. None of
-#: them is the first of 8.
+#: The groups of the rows in run_wrong_indices, and the wrong indices put among them: another group, or one that does
+#: not exist. None of the wrong ones is at the first of 8 rows.
 INDICES_SHAPE = Contiguous(328, 912, 5, 128, ((0, 0, 256), (2, 0, 128), (4, 0, 100)), False)
 WRONG_INDICES = {5: 1, 77: 5, 131: 1_000_000, 259: 2**31 - 1, 300: 0}
 

@@ -1,4 +1,4 @@
-"""What the grouped ops promise of calls: CUDA graphs whose groups change between replays, streams, num_sms, PDL,
+"""What the grouped ops promise about calls: CUDA graphs whose groups change between replays, streams, num_sms, PDL,
 torch.compile, threads.
 """
 
@@ -40,13 +40,13 @@ from .public_op import Checks
 from .semantics_runtime import check_streams, check_threads
 from .world import World
 
-#: What masked_m holds from replay to replay: all, none, single rows, beyond the range.
+#: Contents of masked_m, replay by replay: all rows, none, single rows, out of range.
 MASKED_SIZES = ((150, 150, 150, 150), (0, 0, 0, 0), (1, 150, 0, 77), (1 << 30, -3, 64, 1), (150, 149, 128, 129))
 MASKED_SHAPE = Masked(264, 912, 150, MASKED_SIZES[0])
 #: The group of each 128 rows from replay to replay; -1: padding.
 BLOCK_GROUPS = ((0, 1, 2, 3), (3, 3, 0, 1), (-1, 2, -1, 2), (-1, -1, -1, -1))
 CONTIGUOUS_SHAPE = Contiguous(264, 912, 4, 128, tuple((group, 0, 128) for group in BLOCK_GROUPS[0]))
-#: K of the groups from replay to replay: one sum, one number of groups.
+#: K of the groups, replay by replay: always the same sum and number of groups.
 KS = ((256, 0, 384, 128), (128, 384, 0, 256), (0, 768, 0, 0), (0, 0, 0, 768))
 K_SHAPE = KGroups(136, 264, KS[0])
 SMS = (1, 2, 3, 66)
@@ -70,7 +70,7 @@ def get_graph_shape(variant: GroupedVariant) -> GroupedShape:
 
 
 def run_graph(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
-    """Capture the op after one warm-up call; replays follow what the device says of the groups then."""
+    """Capture the op after one warm-up call; every replay uses the groups that device memory holds at that time."""
     checks, shape = Checks(), get_graph_shape(variant)
     case = copy_grouped_case(get_grouped_case(world, variant, shape))
     output = make_grouped_output(case)
@@ -111,7 +111,7 @@ def resize(case: GroupedCase, sizes: tuple[int, ...]) -> GroupedCase:
 
 
 def reassign(case: GroupedCase, groups: tuple[int, ...]) -> GroupedCase:
-    """Return a contiguous case, which has no padding, whose each 128 rows belong to another of `groups`, or to none."""
+    """Return a contiguous case without padding, with each 128 rows reassigned to one of `groups`, or to none."""
     blocks = [Block(max(group, 0), 128 * index, 128) for index, group in enumerate(groups)]
     product, magnitude = multiply_rows(blocks, widen_groups(case.a, case.scale_a), widen_groups(case.b, case.scale_b))
     bound = bound_product(product, magnitude, case.dtype, case.a)

@@ -1,6 +1,5 @@
-"""What the grouped ops promise of values: NaN stays where it belongs, a group does not depend on the others, hints
-change nothing, D beyond
-4 GiB, corrupt sizes."""
+"""What the grouped ops promise about values: NaN does not spread, groups are independent of each other, hints change
+no bit, D beyond 4 GiB and corrupt sizes are handled."""
 
 from functools import partial
 
@@ -147,7 +146,7 @@ def run_hints(world: World, variant: GroupedVariant, shape: GroupedShape) -> tup
     return checks.outcome()
 
 
-#: What ks_tensor says of run_corrupt_sizes' groups: sums that wrap in 32 bits, sizes below zero, more than there is.
+#: Corrupt contents of ks_tensor in run_corrupt_sizes: sums that overflow 32 bits, negative sizes, sizes beyond K.
 MANY_K_GROUPS = KGroups(136, 72, (128,) * 160)
 CORRUPT_SIZES = {"near 2^31": (2**31 - 128,), "negative": (-128, 256, -(2**31)), "too large": (1 << 20,)}
 

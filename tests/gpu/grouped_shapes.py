@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from .memory import align
 
-#: K_g is a multiple of it, and FP8 scales cover so much of K.
+#: K_g is a multiple of it, and each FP8 scale covers that much of K.
 K_UNIT = 128
 
 
@@ -93,7 +93,7 @@ class KGroups(NamedTuple):
 
 #: Columns beyond two tiles.
 TAILS = (2, 3, 4, 5, 6, 7)
-#: Alignments of the shapes that all configs meet on: the library's default, and one that every tile fits.
+#: Alignments of the shapes that all configs run: the library's default, and one that every tile divides.
 COMMON_ALIGNMENTS = (128, 1536)
 
 
@@ -103,13 +103,13 @@ def get_tile(config) -> tuple[int, int]:
 
 
 def derive_columns(config, index: int) -> list[int]:
-    """Return the n that a config's tile makes delicate."""
+    """Return the n at the edges of a config's tile."""
     width = get_tile(config)[1]
     return [1, width - 8, width, width + 8, 2 * width + TAILS[index % len(TAILS)]]
 
 
 def derive_depths(config) -> list[int]:
-    """Return the k that a config's ring makes delicate: short, with a tail, one stage less than the ring, just filled,
+    """Return the k at the edges of a config's ring: short, with a tail, one stage less than the ring, just filled,
     wrapped, wrapped twice.
     """
     step, stages = config.block_k, config.num_stages
@@ -203,7 +203,7 @@ def derive_k_groups(config, index: int) -> list[KGroups]:
 
 
 def choose_common_alignment(config) -> int:
-    """Return the alignment on which a config meets the others."""
+    """Return the alignment of the shapes on which a config is compared with the others."""
     return next(alignment for alignment in COMMON_ALIGNMENTS if alignment % get_tile(config)[0] == 0)
 
 

@@ -1,7 +1,7 @@
 """The kernel variants of the grouped ops, how closely each is covered, and the problems whose picks are repeated most.
 
-As for dense products: every config of the main variants' default spaces is compiled and run, of the others some. One
-main variant for each op kind; its config space is that of all tiles, whatever alignment of the groups they need.
+As for dense products, every config of the main variants' default spaces is compiled and run, and a sample of the
+others. Each op kind has one main variant; its space holds all tiles, whatever alignment of the groups they need.
 """
 
 from itertools import product
@@ -20,7 +20,7 @@ CONTIGUOUS_OPS, MASKED_OPS, K_GROUPED_OPS = (
     (FP8_K_GROUPED, BF16_K_GROUPED),
 )
 GROUPED_OPS = (*CONTIGUOUS_OPS, *MASKED_OPS, *K_GROUPED_OPS)
-#: Every token side of a tile, and two of them, divides it.
+#: A multiple of the token side of every tile, and of two of them.
 ANY_TILE_ALIGNMENT = 3072
 
 

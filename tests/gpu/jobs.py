@@ -28,7 +28,7 @@ def get_jobs(
 
 
 def get_makers() -> dict:
-    """Return what makes the jobs of each section."""
+    """Return the function that plans the jobs of each section."""
     from .calls import call_jobs
     from .configs import config_jobs, nvcc_jobs
     from .grouped_configs import grouped_config_jobs, grouped_nvcc_jobs

@@ -1,4 +1,4 @@
-"""Which kernels the suite needs, in the order in which its sections ask for them: what is compiled ahead."""
+"""The kernels that the suite needs, in the order in which its sections use them, to be compiled ahead."""
 
 import deep_gemm
 from deep_gemm import _C

@@ -19,7 +19,7 @@ FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0
 BLOCK = 128
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-#: calc_diff's bound is statistical; with fewer elements one cancelled sum decides it.
+#: calc_diff's bound is statistical; with fewer elements, cancellation in a single sum decides it.
 MIN_ELEMENTS_FOR_DIFF = 4096
 #: (alpha, beta) of the general C mode, by shape: powers of two, so that integers stay exact.
 FACTORS = ((1.0, 1.0), (0.5, -2.0), (-1.0, 0.25), (2.0, 1.0))

@@ -1,9 +1,9 @@
 """The parent of the GPU suite: it holds no GPU, starts the children that run the jobs, and adds up their reports.
 
-A job that crashes the child, loses the CUDA context or says nothing for JOB_TIMEOUT_S is recorded as failed, and a new
-child goes on with the next one: a hanging config costs one job (its jobs of later sections are left out). After
-MAX_DEATHS such jobs of one group, which is what stands before the colon of a job's name, the rest of that group is left
-out, too: every section gets its turn.
+A job that crashes the child, loses the CUDA context or is silent for JOB_TIMEOUT_S is recorded as failed, and a new
+child continues with the next one: a hanging config costs one job (its jobs of later sections are left out). After
+MAX_DEATHS such jobs in one group (the part of a job's name before the colon), the rest of that group is left out too,
+so that every section gets its turn.
 Protocol: one JSON object a line, `{"event": "begin"|"end"|"idle"|"done", ...}`.
 """
 
@@ -107,7 +107,7 @@ class Parent:
             return child.wait()
 
     def _take(self, message: dict) -> None:
-        """Add one message up."""
+        """Add one message to the totals."""
         if message["event"] == "begin":
             self.current, self.first = message, message["index"] + 1
         elif message["event"] == "end":

@@ -8,7 +8,7 @@ from tuner.measure.stamp import make_stamp
 from .variants import MAIN, get_space
 from .world import OPS
 
-#: Notes of the shards that add up; every shard has the others alike.
+#: Notes that are summed over the shards; the others are the same in every shard.
 ADDED_NOTES = ("jobs", "wall_s")
 
 

@@ -1,9 +1,8 @@
 """Run-to-run equality of bits: each config many times on one input, alone, beside a busy stream, and as a CUDA graph.
 
-On all SMs a CTA mostly has one tile; on a few SMs each has several, so that a D tile in shared memory is used again,
-the ring goes on from tile to tile and loads overlap an epilogue. A missing fence or barrier shows here and nowhere
-else: no tool reports it. A config that splits K has one CTA a share of a tile, on any number of SMs: all its repeats
-are of that kind.
+On all SMs a CTA mostly has one tile. On a few SMs each has several, so that a D tile in shared memory is reused, the
+ring continues from tile to tile and loads overlap an epilogue. A missing fence or barrier shows only here: no tool
+reports it. In a config that splits K every CTA has one share of one tile, whatever the number of SMs.
 """
 
 from collections.abc import Callable
@@ -43,7 +42,7 @@ PORTFOLIO_VARIANTS = (
 )
 
 
-#: What is repeated on LARGE_SHAPE: every way in which scales travel.
+#: Variants that are repeated on LARGE_SHAPE: every way in which scales reach the kernel.
 LARGE_VARIANTS = (
     *MAIN,
     Variant(scale_layout="any"),
@@ -171,7 +170,7 @@ def _check_tiles(world: World, variant: Variant, config) -> list[str]:
 
 
 def get_geometry(world: World, variant: Variant, config, num_sms: int) -> dict:
-    """Return what a launch of SHAPE on `num_sms` SMs asks for."""
+    """Return the geometry of a launch of SHAPE on `num_sms` SMs."""
     max_clusters = world.kernel(variant, config).max_clusters
     problem = variant.problem(*SHAPE, num_sms=num_sms)
     return _C.launch_geometry(problem, config, sm_count=world.device.sm_count, max_clusters=max_clusters)

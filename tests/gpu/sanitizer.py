@@ -27,7 +27,7 @@ from .variants import MAIN, Variant, get_space, list_variants
 from .world import OPS, launch_options, lay_out_scale, parse_ops, prepare_c
 
 TOOLS = {"memcheck": ["--report-api-errors", "no"], "synccheck": []}
-#: A child that says nothing by then has met a hang; all configs take about four minutes while the suite compiles.
+#: A child that is silent for so long hangs; all configs take about four minutes while the suite compiles.
 TIMEOUT_S = 400.0
 CLEAN = "ERROR SUMMARY: 0 errors"
 FEW_SMS = 4
@@ -86,7 +86,7 @@ def choose_all_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:
 
 
 def run_child(ops: tuple[str, ...]) -> int:
-    """Run all configs; the last line says how many and what was wrong."""
+    """Run all configs; the last line of output gives their number and the failures."""
     pairs, failures = choose_all_pairs(_C.get_device(), ops), []
     for variant, config in pairs:
         try:
@@ -157,7 +157,7 @@ class Tool:
 
 
 def parse_num_configs(text: str) -> int:
-    """Return how many configs the child says it ran, 0 where it did not come that far."""
+    """Return how many configs the child reports as run; 0 if it did not get that far."""
     words = text.partition("child ran ")[2].split()
     return int(words[0]) if words else 0
 

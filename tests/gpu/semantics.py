@@ -1,5 +1,5 @@
-"""What the ops promise of values: NaN and Inf stay where they belong (F-L2), zero sizes (F-L4), padding, C with alpha
-and beta.
+"""What the ops promise about values: NaN and Inf do not spread (F-L2), zero sizes (F-L4), padding, C with alpha and
+beta.
 
 Everything here goes through the public ops.
 """
@@ -15,7 +15,7 @@ from .public_op import OP_VARIANTS, Checks, batch_invariant, call_op, copy_case,
 from .variants import BF16, Variant
 from .world import World
 
-#: Three block rows, three scale columns and a tail in each; the small one is a decode step.
+#: Three rows of tiles, three columns of scales and a tail in each; the small one is a decode step.
 SHAPES = (Shape(300, 328, 912), Shape(5, 520, 2064))
 #: (alpha, beta) of the calls with C, beside the defaults.
 FACTORS = ((1.0, 1.0), (0.5, -2.0), (0.0, 1.0), (1.0, 0.0), (1e-3, 3.0))

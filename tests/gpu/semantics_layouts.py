@@ -1,4 +1,4 @@
-"""What the ops promise of memory: layouts of scales and operands, strided rows, transposes, alignment (F-L3)."""
+"""What the ops promise about memory: layouts of scales and operands, strided rows, transposes, alignment (F-L3)."""
 
 from dataclasses import replace
 from functools import partial

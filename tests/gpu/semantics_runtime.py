@@ -1,6 +1,6 @@
-"""What the ops promise of calls: CUDA graphs (also a first call under capture), streams, num_sms, compile-time dims,
-batch invariance, PDL, threads, several devices, and that the op's own choice gives what the config gives when launched
-by hand.
+"""What the ops promise about calls: CUDA graphs (also a first call under capture), streams, num_sms, compile-time
+dims, batch invariance, PDL, threads, several devices, and that an op gives the same bits as the chosen config
+launched by hand.
 """
 
 import threading

@@ -1,8 +1,8 @@
 """The kernel variants of the suite: everything of a problem but its sizes, and how closely each is covered.
 
 Every legal config of the main variants' default spaces is compiled and run. A variant that differs from a main one in a
-single field is covered by every `spread`-th config, any other by every `FAR * spread`-th; the first config differs from
-variant to variant, so that together they meet all of them.
+single field runs every `spread`-th config, any other every `FAR * spread`-th. They start at different configs, so that
+together the variants run all of them.
 """
 
 from itertools import product

@@ -1,4 +1,4 @@
-"""What compute-sanitizer's children share, dense and grouped: which configs they run, and launches on copies."""
+"""Common code of compute-sanitizer's dense and grouped children: which configs they run, and launches on copies."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Running several steps on a GPU machine: commands, budgets, what a failure stops, and what is written."""
+"""Running several steps on a GPU machine: commands, budgets, the effect of failures, and the files written."""
 
 import sys
 import time

@@ -1,9 +1,9 @@
-"""Who around the product imports whom: nothing in a circle, and nothing that a GPU run does not need.
+"""Imports around the product: no cycles, and nothing that a GPU run does not need.
 
     deep_gemm <- tuner <- benchmarks, examples, tests/gpu <- tests/fakes <- tests/cpu, tests/fault
 
-The benchmarks and the GPU suite do not import each other, so that either runs, and may change, alone. A fake of
-something may import it.
+The benchmarks and the GPU suite do not import each other, so that each runs and changes independently. A fake may
+import what it replaces.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""Devices: the known ones, SKUs, and that no impossible one gets in."""
+"""Devices: the known ones, SKUs, and the refusal of impossible values."""
 
 import pickle
 

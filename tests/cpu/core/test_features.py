@@ -1,4 +1,4 @@
-"""The selector's input: named, finite, versioned, and what the names say."""
+"""The selector's input: features are named, finite, versioned, and have the values that their names promise."""
 
 import math
 

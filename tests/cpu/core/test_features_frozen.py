@@ -1,9 +1,9 @@
 """Features are frozen per version: an artefact of one version must see the very same numbers in every later package.
 
-Each record, one of dense problems and one of grouped ones, holds one hash over the features of 200 problems that depend
-on shapes alone, named by FEATURES_VERSION, and one over those that hold what the heuristic estimates (times, and the
-clusters that run at once, which make the waves), named by HEURISTIC_VERSION; an artefact of another of either is not
-used. `python -m tests.data.regenerate_features` renews them.
+There is one record for dense problems and one for grouped ones. Each holds two hashes over the features of 200
+problems: one of the features that depend on shapes alone, under FEATURES_VERSION, and one of those that use the
+heuristic's estimates (times, and the clusters that run at once, which determine the waves), under HEURISTIC_VERSION.
+An artefact with another version of either is not used. `python -m tests.data.regenerate_features` writes the records.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""Canonical JSON and keys of problems and configs: frozen, and nothing malformed gets in."""
+"""Canonical JSON and keys of problems and configs: frozen, and malformed documents are refused."""
 
 import hashlib
 import itertools

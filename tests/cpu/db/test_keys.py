@@ -1,6 +1,4 @@
-"""Frozen keys: they identify rows of databases and artefacts in the field, so that no change of the package may change
-them.
-"""
+"""Frozen keys: they identify rows of existing databases and artefacts, so no change of the package may alter them."""
 
 import hashlib
 import json

@@ -55,7 +55,7 @@ def test_every_constraint_is_named_and_every_table_strict(migrated):
     for table in tables.metadata.tables.values():
         assert all(constraint.name for constraint in table.constraints), table.name
         references = [constraint for constraint in table.constraints if isinstance(constraint, ForeignKeyConstraint)]
-        assert {column for column in table.columns if column.endswith("_id")} == {
+        assert {column.name for column in table.columns if column.name.endswith("_id")} == {
             constraint.column_keys[0] for constraint in references
         }
     assert list_tables(migrated) == {name: (name == "measurement", True) for name in tables.metadata.tables}

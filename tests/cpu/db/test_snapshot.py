@@ -1,4 +1,4 @@
-"""Snapshots: they hold what training reads and nothing private, and replace nothing that holds more."""
+"""Snapshots: they hold what training reads and nothing private, and never replace a file that holds more."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Merging and JSON: nothing is lost, nothing is doubled, nothing impossible gets in."""
+"""Merging and JSON: no row is lost or duplicated, and impossible rows are refused."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""The disk cache: what it stores, which files it trusts, and that no fault of the disk reaches the caller."""
+"""The disk cache: what it stores, which files it trusts, and that the caller never sees a fault of the disk."""
 
 import errno
 import os

@@ -1,7 +1,7 @@
 """Configs of the default space compile without spills and without lost optimisations.
 
-A sample by both compilers runs always, with the most crowded tile of one variant of each grouped op. With --full the
-whole space and every grouped variant compile by NVRTC, and a larger sample by NVCC.
+Both compilers always build a sample, with the tile of one variant of each grouped op that needs the most registers.
+With --full, NVRTC builds the whole space and every grouped variant, and NVCC a larger sample.
 """
 
 import os

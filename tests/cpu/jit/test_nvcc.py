@@ -1,4 +1,4 @@
-"""NVCC: where it is searched for, how it is run, and that it gets only the environment variables that it needs."""
+"""NVCC: where it is searched for, how it is run, and that it receives only the environment variables that it needs."""
 
 import os
 from pathlib import Path

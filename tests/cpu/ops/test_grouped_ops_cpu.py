@@ -1,4 +1,4 @@
-"""The grouped ops on CPU tensors, over layouts, recipes and dtypes of D, against products in FP64 of their own."""
+"""The grouped ops on CPU tensors, over layouts, recipes and dtypes of D, against independent products in FP64."""
 
 import itertools
 

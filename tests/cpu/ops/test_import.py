@@ -1,4 +1,4 @@
-"""`import deep_gemm` works anywhere and starts nothing; calls on CPU tensors need no driver either."""
+"""`import deep_gemm` works on any machine and initialises no device; calls on CPU tensors need no driver either."""
 
 import json
 import os

@@ -1,6 +1,4 @@
-"""fp8_gemm_nt on CPU tensors: the reference gives right products for every shape and layout that the checks let
-through.
-"""
+"""fp8_gemm_nt on CPU tensors: the reference gives right products for every shape and layout that is accepted."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""Every op on CPU tensors, over memory layouts, recipes, dtypes of D, C, alpha and beta, against products in FP64 of
-its own.
+"""Every op on CPU tensors, over memory layouts, recipes, dtypes of D, C, alpha and beta, against independent products
+in FP64.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Nobody uses a word against docs/glossary.md: not in a comment, a docstring, a help or error text, or a page."""
+"""Comments, docstrings, help and error texts and pages keep to the words of docs/glossary.md."""
 
 import functools
 import io

@@ -1,4 +1,4 @@
-"""The tables of docs/ say what the code has."""
+"""The tables of docs/ agree with the code."""
 
 import re
 from pathlib import Path

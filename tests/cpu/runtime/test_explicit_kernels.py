@@ -1,4 +1,4 @@
-"""What explicit kernels are launched on and what they refuse, past selection, against the (stub) driver."""
+"""Kernels launched explicitly, without selection: their launches on the (stub) driver, and the errors they raise."""
 
 import pytest
 

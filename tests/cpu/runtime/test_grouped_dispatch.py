@@ -1,5 +1,5 @@
-"""From the public grouped ops to the (stub) driver: which problem each call is, copies that make FP8 K-major, memory of
-a call, no K.
+"""From the public grouped ops to the (stub) driver: the problem of each call, copies that make FP8 K-major, memory used
+by a call, and K = 0.
 """
 
 import pytest

@@ -1,5 +1,5 @@
-"""From the public ops to the (stub) driver: which problem each call is, transposed copies, overlap of launches,
-clusters that do not fit.
+"""From the public ops to the (stub) driver: the problem of each call, transposed copies, overlap of launches, clusters
+that do not fit.
 """
 
 import types

@@ -1,5 +1,5 @@
-"""How operands are looked at where torch has no DLPack exchange API of a known version: through attributes, with the
-same results.
+"""How operands are read if torch has no DLPack exchange API of a known version: through attributes, with the same
+results.
 """
 
 import json

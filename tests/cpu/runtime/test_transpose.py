@@ -1,4 +1,4 @@
-"""The transposing pass: its kernel on the CPU, on every grid, and what compilers make of it.
+"""The transposing pass: its kernel executed on the CPU on every grid, and the code that compilers generate for it.
 
 Its launches are in test_launch_variants.py.
 """

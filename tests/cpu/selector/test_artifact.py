@@ -1,4 +1,4 @@
-"""The artefact container: byte-reproducible, exact, and refused in whole when anything is off."""
+"""The artefact container: reproducible byte by byte, lossless, and refused as a whole if anything is wrong."""
 
 import hashlib
 import itertools

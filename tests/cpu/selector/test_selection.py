@@ -1,4 +1,4 @@
-"""Where a selector comes from: the switches, whose files are trusted, one warning for a refused one."""
+"""Where a selector comes from: the environment variables, which files are trusted, and one warning on refusal."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""The packages of the tuner are a pipeline: imports point one way, and no module imports itself through others."""
+"""The packages of the tuner are a pipeline: imports point one way, and there are no import cycles."""
 
 import ast
 from graphlib import CycleError, TopologicalSorter

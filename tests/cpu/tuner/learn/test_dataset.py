@@ -1,4 +1,4 @@
-"""The table of measurements: what a time is relative to, which rows count, what the best is, what a family is."""
+"""The table of measurements: the reference of each time, the rows that count, the oracle, and shape families."""
 
 import math
 from dataclasses import replace

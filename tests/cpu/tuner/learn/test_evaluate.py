@@ -1,4 +1,4 @@
-"""Nested validation: no fold sees what it is scored on, statistics are right, the command leaves what others need."""
+"""Nested validation: no fold sees what it is scored on, statistics are right, the command writes what others read."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Statistics of paired timings: intervals that hold what they promise, dropping, tie sets and the winner's order."""
+"""Statistics of paired timings: coverage of the intervals, dropping, tie sets and the order of winners."""
 
 import math
 import random

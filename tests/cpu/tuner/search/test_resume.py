@@ -1,4 +1,4 @@
-"""Resuming: a sweep measures what is missing, and one that was killed anywhere comes to the same end."""
+"""Resuming: a sweep measures what is missing, and one that was killed at any point ends with the same result."""
 
 import os
 import shutil

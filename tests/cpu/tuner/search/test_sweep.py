@@ -1,4 +1,4 @@
-"""The sweep's driver: what it records, what it does about faults, and its command."""
+"""The sweep: what it records, how it handles faults, and its command."""
 
 import json
 from collections import Counter

@@ -1,5 +1,5 @@
-"""The wide space: what it holds, and that a search beyond the default space finishes, resumes and stands for nothing it
-is not.
+"""The wide space: its configs; a search beyond the default space finishes, resumes, and does not count as a sweep of
+the default space.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Export: the artefact holds what was learned and measured, byte by byte the same each time, checked before it replaces
-anything.
+"""Export: the artefact holds what was learned and measured, is reproducible byte by byte, and is checked before it
+replaces another.
 """
 
 import json
