@@ -1,9 +1,9 @@
 """Choose the config of a problem: exact measured best -> learned selector -> analytic heuristic.
 
-Guarantees: every answer is legal on the device; the same artefact, package and environment variables give the same
-answer in every process; an artefact is read once per process and GPU model. Where it is refused, the heuristic chooses
-and one SelectorWarning says so; the same where it is missing although the package has one for this GPU model. For other
-GPU models no artefact is normal.
+Guarantees: every choice is legal on the device. The same artefact, package and environment variables give the same
+choice in every process. An artefact is read once per process and GPU model. Where it is refused, the heuristic chooses
+and one SelectorWarning says so; likewise where it is missing although the package has one for this GPU model. For other
+GPU models a missing artefact is normal.
 """
 
 import functools

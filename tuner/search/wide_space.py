@@ -1,8 +1,8 @@
 """The wide space: every legal config on a grid of what the kernels can do, for searches beyond the default space.
 
 The grid has tiles of 64, 128 or 256 rows of the MMA and of columns in steps of 8, clusters, splits of K, both orders of
-the operands, and three depths of the ring. Configs that are obviously pointless for a problem are left out, by looser
-rules than in the default space. The whole default space comes first.
+the operands, and three depths of the ring. Configs that are pointless for a problem are left out, by looser rules
+than in the default space. The whole default space comes first.
 """
 
 from collections.abc import Iterator

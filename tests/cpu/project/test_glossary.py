@@ -27,9 +27,6 @@ EXEMPT = {
     ("csrc/core/legality.hpp", "math wave"),
     ("csrc/runtime/dispatch.hpp", "answer from the table"),
     ("csrc/selector/forest.hpp", "same answer"),
-    ("deep_gemm/selection.py", "every answer"),
-    ("deep_gemm/selection.py", "same answer"),
-    ("tuner/search/wide_space.py", "obviously"),
 }
 
 
