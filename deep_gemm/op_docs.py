@@ -76,10 +76,11 @@ _NO_K = "m = 0 or n = 0: nothing happens. k = 0: the product is 0.\n"
 class _Family:
     """What the docstrings of a family's ops say.
 
-    Attributes: `purpose`: what the ops are for, in the table of ops. `shapes`: of (A, its scales, B, its scales, D), as if both were "nt"; "" for scales that no op takes.
-        `arguments`: the parameters after A and B that differ between families. `recipe`: the parameter of that name.
-        `sizes`: what a size of 0 means. `scaling`: how FP8 products are added up. `copies`: what happens to FP8
-        operands of the other major. `has_any_major`: BF16 operands may be contiguous along either dimension.
+    Attributes: `purpose`: what the ops are for, in the table of ops. `shapes`: of (A, its scales, B, its scales, D),
+        as if both were "nt"; "" for scales that no op takes. `arguments`: the parameters after A and B that differ
+        between families. `recipe`: the parameter of that name. `sizes`: what a size of 0 means. `scaling`: how FP8
+        products are added up. `copies`: what happens to FP8 operands of the other major. `has_any_major`: BF16
+        operands may be contiguous along either dimension.
     """
 
     purpose: str
