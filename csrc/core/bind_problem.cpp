@@ -36,6 +36,16 @@ const FieldNames& config_names() {
     return names;
 }
 
+// What as_dict gave, as keywords of a constructor: a copy, because reading a value may run code that changes the dict.
+py::kwargs copy_state(const py::object& state) {
+    py::dict copy;
+    if (!py::isinstance<py::dict>(state) || PyDict_Update(copy.ptr(), state.ptr()) != 0) {
+        PyErr_Clear();
+        throw py::type_error("state = " + short_repr(state) + ": must be the dict or the tuple of a pickle");
+    }
+    return py::reinterpret_steal<py::kwargs>(copy.release());
+}
+
 std::string_view checked_text(py::handle value, const Field& field) {
     Py_ssize_t size = 0;
     const char* text = PyUnicode_Check(value.ptr()) ? PyUnicode_AsUTF8AndSize(value.ptr(), &size) : nullptr;
@@ -132,9 +142,13 @@ void bind_problem_identity(py::class_<Problem>& problem) {
         .def(
             "__eq__", [](const Problem& self, const Problem& other) { return self == other; }, py::is_operator())
         .def("__hash__", [](const Problem& self) { return hash_value(self); })
-        .def(py::pickle(
-            [](const Problem& self) { return problem_dict(self, false); },
-            [](const py::dict& state) { return make_problem(py::args(), py::reinterpret_borrow<py::kwargs>(state)); }));
+        .def(py::pickle([](const Problem& self) { return problem_dict(self, false); },
+                        [](const py::object& state) {
+                            // Pickles of version 0.1.0 and before hold a tuple of the JSON text.
+                            if (py::isinstance<py::tuple>(state))
+                                return identity().read_problem(state[py::int_(0)]).cast<Problem>();
+                            return make_problem(py::args(), copy_state(state));
+                        }));
 }
 
 Config make_python_config(const py::args& args, const py::kwargs& kwargs) {
@@ -182,8 +196,10 @@ void bind_config_identity(py::class_<Config>& config) {
             "__eq__", [](const Config& self, const Config& other) { return self == other; }, py::is_operator())
         .def("__hash__", [](const Config& self) { return hash_value(self); })
         .def(py::pickle([](const Config& self) { return config_dict(self, false); },
-                        [](const py::dict& state) {
-                            return make_python_config(py::args(), py::reinterpret_borrow<py::kwargs>(state));
+                        [](const py::object& state) {
+                            if (py::isinstance<py::tuple>(state))
+                                return identity().read_config(state[py::int_(0)]).cast<Config>();
+                            return make_python_config(py::args(), copy_state(state));
                         }));
 }
 

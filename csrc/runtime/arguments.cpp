@@ -84,11 +84,13 @@ void check_stream_device(PyObject* object, int ordinal) {
 }  // namespace
 
 Reference parse_pair(const char* name, PyObject* object) {
-    const bool is_pair = (PyTuple_Check(object) || PyList_Check(object)) && PySequence_Fast_GET_SIZE(object) == 2;
-    if (!is_pair)
+    Reference pair;
+    if (PyTuple_Check(object) || PyList_Check(object)) pair = Reference::take(PySequence_Tuple(object));
+    // Only the copy is asked: the length or the iterator of a subclass may say anything.
+    if (!pair || PyTuple_GET_SIZE(pair.get()) != 2)
         fail(std::string(name) + " = " + short_repr(reinterpret_cast<PyObject*>(Py_TYPE(object))) +
              ": FP8 operands are pairs (data, scales); pass such a tuple.");
-    return Reference::take(PySequence_Tuple(object));
+    return pair;
 }
 
 float parse_factor(const char* name, PyObject* object) {

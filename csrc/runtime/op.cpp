@@ -221,6 +221,25 @@ Parameter make_parameter(const OpText& op, const ParameterText& text) {
                 op.name + ": no op has a parameter '" + text.name + "'; add its role to csrc/runtime/op.cpp.");
 }
 
+// A call reads A, B, D and, where K is not divided, the groups without asking whether they are there.
+void check_parameters(const PublicOp& op) {
+    std::array<int, kNumRoles> counts{};
+    std::array<bool, kNumRoles> is_required{};
+    for (size_t i = 0; i < op.parameters.size(); ++i) {
+        const Role role = op.parameters[i].known.role;
+        ++counts[role];
+        is_required[role] = i < op.text.num_required;
+    }
+    const OpKind& kind = op_kind(op.text.op);
+    bool is_right = is_required[kA] && is_required[kB] && is_required[kD];
+    if (kind.is_grouped()) is_right = is_right && is_required[kind.k_is_divided() ? kKs : kGroups];
+    for (int count : counts) is_right = is_right && count <= 1;
+    if (!is_right)
+        throw Error(ErrorKind::kArgument, op.text.name +
+                                              ": must require a, b, d and the groups' parameter, and have "
+                                              "each parameter once; mend the row of deep_gemm.ops.");
+}
+
 std::unique_ptr<PublicOp> make_public_op(const OpText& text) {
     if (text.layout != "nt" && text.layout != "nn" && text.layout != "tn" && text.layout != "tt")
         throw Error(ErrorKind::kArgument, "layout = " + text.layout + ": must be nt, nn, tn or tt; pass one of them.");
@@ -232,6 +251,7 @@ std::unique_ptr<PublicOp> make_public_op(const OpText& text) {
         op->groups_name = op->parameters.back().known.name;
         op->are_groups_required = op->parameters.size() <= text.num_required;
     }
+    check_parameters(*op);
     op->method = {op->text.name.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_op)),
                   METH_FASTCALL | METH_KEYWORDS, op->text.documentation.c_str()};
     return op;

@@ -289,3 +289,28 @@ def test_constructors_name_the_wrong_argument(arguments, words):
         _C.Problem(OP, 1, 1, 1, m=1)
     with pytest.raises(TypeError, match="at most 4 arguments by position, not 5"):
         _C.Problem(OP, 1, 1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "value", [_C.Problem("fp8_gemm", 3, 64, 128, num_sms=7), _C.Config(64, 96, 5, split_k=2)], ids=str
+)
+def test_the_state_of_an_older_pickle_is_read(value):
+    found = type(value).__new__(type(value))
+    found.__setstate__((value.to_json(),))
+    assert found == value
+
+
+def test_the_state_of_a_pickle_may_change_while_it_is_read():
+    state = {"op": "fp8_gemm", "n": 64, "k": 128}
+
+    class Clearing:
+        def __index__(self) -> int:
+            state.clear()
+            return 3
+
+    problem = _C.Problem.__new__(_C.Problem)
+    state["m"] = Clearing()
+    problem.__setstate__(state)
+    assert problem == _C.Problem("fp8_gemm", 3, 64, 128)
+    with pytest.raises(TypeError, match="must be the dict or the tuple"):
+        problem.__setstate__([1])

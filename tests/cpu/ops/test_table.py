@@ -123,3 +123,33 @@ def test_a_row_makes_an_op():
 def test_wrong_rows(changes, error, message):
     with pytest.raises(error, match=message):
         _C.make_op(**(ROW | changes))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parameters": [], "num_required": 0, "num_positional": 0},
+        {"num_required": 2},
+        {"kind": "m_grouped_bf16_gemm_masked"},
+        {"parameters": [*ROW["parameters"], ("d", None)], "num_positional": 4},
+    ],
+    ids=["no parameters", "d may be missing", "no groups", "d twice"],
+)
+def test_a_row_that_a_call_could_not_serve_is_refused(change):
+    with pytest.raises(ArgumentError, match=r"must require a, b, d and the groups' parameter"):
+        _C.make_op(**(ROW | change))
+
+
+@pytest.mark.parametrize("base", [tuple, list])
+@pytest.mark.parametrize("items", [(), (1,), (1, 2, 3)])
+def test_a_pair_whose_iterator_lies_is_refused(base, items):
+    """The size that counts is that of what the iterator gave."""
+
+    class Liar(base):
+        def __iter__(self):
+            return iter(items)
+
+    x = torch.zeros(16, 128, dtype=torch.float8_e4m3fn)
+    pair = (x, torch.ones(16, 1))
+    with pytest.raises(ArgumentError, match=r"FP8 operands are pairs"):
+        deep_gemm.fp8_gemm_nt(Liar(pair), pair, torch.empty(16, 16, dtype=torch.bfloat16))
