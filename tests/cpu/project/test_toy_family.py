@@ -243,7 +243,6 @@ def test_the_copys_own_tests_pass(copy, found):
         "core/test_op_kinds",
         "core/test_identity",
         "project/test_replay",
-        "project/test_readme",
     )
     files = [f"tests/cpu/{name}.py" for name in names]
     run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files], copy)
