@@ -237,6 +237,12 @@ def test_kernels_of_other_op_kinds_stay_the_same(found):
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 def test_the_copys_own_tests_pass(copy, found):
-    names = ("ops/test_relu_gemm", "ops/test_table", "project/test_replay", "project/test_readme")
+    names = (
+        "ops/test_relu_gemm",
+        "ops/test_table",
+        "core/test_op_kinds",
+        "core/test_identity",
+        "project/test_replay",
+    )
     files = [f"tests/cpu/{name}.py" for name in names]
     run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files], copy)
