@@ -1,4 +1,4 @@
-"""What compute-sanitizer watches of the grouped kernels (F-L8): every variant, and of the main ones every path; see
+"""What compute-sanitizer watches of the grouped kernels: every variant, and of the main ones every path. See
 sanitizer.py.
 """
 
