@@ -1,4 +1,4 @@
-"""The docstrings of the public ops: a template for each family, filled in from the rows of deep_gemm.ops."""
+"""The docstrings of the public ops: a few templates, filled in from the rows of deep_gemm.ops."""
 
 from typing import TYPE_CHECKING
 
@@ -181,12 +181,12 @@ def formula(op: "Op") -> str:
     """Return what an op computes, e.g. "d = A @ B.T"."""
     is_a_transposed, is_b_transposed = op.layout[0] == "t", op.layout[1] == "n"
     a_group = "A_group.T" if is_a_transposed else "A_group"
-    if op.family == "k_grouped":
+    if op.docs_template == "k_grouped":
         b_group = "B_group" if is_b_transposed else "B_group.T"
     else:
         b_group = "B[group]" if is_b_transposed else "B[group].T"
     a, b = "A.T" if is_a_transposed else "A", "B" if is_b_transposed else "B.T"
-    return _FORMULAS[op.family].format(a=a, b=b, a_group=a_group, b_group=b_group)
+    return _FORMULAS[op.docs_template].format(a=a, b=b, a_group=a_group, b_group=b_group)
 
 
 def list_shapes(op: "Op") -> list[str]:
@@ -198,21 +198,21 @@ def list_shapes(op: "Op") -> list[str]:
 def make_docstring(op: "Op") -> str:
     """Return the docstring of a native op."""
     operands = "scaled FP8" if op.is_fp8 else "BF16"
-    summary = _SUMMARIES[op.family].format(formula=formula(op), operands=operands)
-    rounding = _SCALING if op.is_fp8 and op.family in ("dense", "heads") else _ROUNDING
-    sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), _ARGUMENTS[op.family]]
+    summary = _SUMMARIES[op.docs_template].format(formula=formula(op), operands=operands)
+    rounding = _SCALING if op.is_fp8 and op.docs_template in ("dense", "heads") else _ROUNDING
+    sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), _ARGUMENTS[op.docs_template]]
     names = {parameter.name for parameter in op.parameters}
     if "recipe" in names:
-        sections.append(_RECIPES.get(op.family, _GROUPED_RECIPE))
+        sections.append(_RECIPES.get(op.docs_template, _GROUPED_RECIPE))
     texts = {"compiled_dims": _COMPILED_DIMS, "disable_ue8m0_cast": _DISABLE, "alpha": _FACTORS, "stream": _STREAM}
     sections += [text for name, text in texts.items() if name in names]
-    sections += ["\n", _PITCHES + _SIZES[op.family], _describe_copies(op), _RAISES]
+    sections += ["\n", _PITCHES + _SIZES[op.docs_template], _describe_copies(op), _RAISES]
     return "".join(sections)
 
 
 def _shapes(op: "Op") -> tuple[str, ...]:
     """Return the shapes of (A, its scales, B, its scales, D) in the caller's orientation."""
-    a, scale_a, b, scale_b, d = _SHAPES[op.family]
+    a, scale_a, b, scale_b, d = _SHAPES[op.docs_template]
     if op.is_blocks:
         return "[m * sum_k]", f"[{scale_a}]", "[n * sum_k]", f"[{scale_b}]", f"[{d}]"
     inputs = [_orient(shape, op.layout[0] == "t") for shape in (a, scale_a)]
@@ -229,7 +229,7 @@ def _describe_inputs(op: "Op") -> str:
     a, scale_a, b, scale_b, _ = _shapes(op)
     if not op.is_fp8:
         both = "    Both may be contiguous along either dimension; the kernels read all of them as they are.\n"
-        return f"    a: A bfloat16 {a}.\n    b: B bfloat16 {b}.\n{both if op.family == 'dense' else ''}"
+        return f"    a: A bfloat16 {a}.\n    b: B bfloat16 {b}.\n{both if op.docs_template == 'dense' else ''}"
     if op.is_blocks:
         a, b = (
             f"{shape}, contiguous: [{rows}, k] of one group after the other" for shape, rows in ((a, "m"), (b, "n"))
@@ -243,4 +243,4 @@ def _describe_inputs(op: "Op") -> str:
 def _describe_copies(op: "Op") -> str:
     if not op.is_fp8 or op.is_blocks:
         return ""
-    return _TRANSPOSING_B if op.family in ("contiguous", "masked") else _TRANSPOSING
+    return _TRANSPOSING_B if op.docs_template in ("contiguous", "masked") else _TRANSPOSING

@@ -40,13 +40,13 @@ class Parameter:
 class Op:
     """A row of the table.
 
-    Attributes: `name`: of the public function. `family`: the docstring template and the shapes of its operands. `kind`:
-        its op kind in problems, empty for the vendor's ops. `layout`: the memory of A, then of B: "nt", "nn", "tn" or
-        "tt". `other_names`: further exports of the same function.
+    Attributes: `name`: of the public function. `docs_template`: the docstring template, which also gives the shapes
+        of its operands. `kind`: its op kind in problems, empty for the vendor's ops. `layout`: the memory of A, then of
+        B: "nt", "nn", "tn" or "tt". `other_names`: further exports of the same function.
     """
 
     name: str
-    family: str
+    docs_template: str
     kind: str
     layout: str
     parameters: tuple[Parameter, ...]
@@ -60,7 +60,7 @@ class Op:
     @property
     def is_blocks(self) -> bool:
         """Whether A and B are 1-D: the matrices of one group of K after the other."""
-        return self.family == "k_grouped" and self.layout == "nt"
+        return self.kind.startswith("k_grouped") and self.layout == "nt"
 
     @property
     def num_required(self) -> int:
@@ -232,7 +232,7 @@ def make_table() -> list[str]:
     """
     rows: dict[tuple, list[Op]] = {}
     for op in OPS:
-        rows.setdefault((op.family, op.kind, op.is_blocks), []).append(op)
+        rows.setdefault((op.docs_template, op.kind, op.is_blocks), []).append(op)
     header = ["| op | what | computes | A, B and D | also takes |", "| --- | --- | --- | --- | --- |"]
     return header + [_make_row(ops) for ops in rows.values()]
 
@@ -244,4 +244,4 @@ def _make_row(ops: list[Op]) -> str:
     others = [p.name for p in op.parameters if p.name not in ("a", "b", "d") and p.name not in _OPTIONS]
     texts = ((name, *op.other_names), (op_docs.formula(op),), op_docs.list_shapes(op), others)
     names, *cells = (", ".join(f"`{text}`" for text in cell) for cell in texts)
-    return f"| {' | '.join([names, op_docs.PURPOSES[op.family], *cells])} |"
+    return f"| {' | '.join([names, op_docs.PURPOSES[op.docs_template], *cells])} |"
