@@ -338,7 +338,7 @@ def test_extreme_fields_do_not_wrap():
     assert isinstance(_C.LAUNCH_ABI, int)
 
 
-@pytest.mark.parametrize("op", (*OPS, *GROUPED_OPS))
+@pytest.mark.parametrize("op", [*OPS, *GROUPED_OPS])
 def test_one_block_k_is_legal(op):
     problem = next(variant for variant in VARIANTS if variant.op == op)
     wanted = _C.stage_k(op)
