@@ -18,7 +18,7 @@ from deep_gemm import _C
 from .harness import Family, main
 from .product import Product
 
-#: Memory of A, then B: whether it is that of the transposed matrix, against nt (K-major both).
+#: Whether the memory of A and of B holds the transposed matrix. In nt neither does: both are K-major.
 TRANSPOSED = {"nt": (False, False), "nn": (False, True), "tn": (True, True), "tt": (True, False)}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -7,11 +7,12 @@ are added or removed until the sum is the baseline's.
 
 import random
 
-from deep_gemm.numerics import SCALE_BLOCK, SPREAD, draw_factors
-from deep_gemm.quantize import align, ceil_div
+from deep_gemm import _C
+from deep_gemm.numerics import SPREAD, draw_factors
+from deep_gemm.quantize import SCALE_BLOCK, align, ceil_div
 
-#: The library's alignment of the groups of a contiguous layout, and of groups of K.
-ALIGNMENT = 128
+#: The library's default alignment of the groups of a contiguous layout; here groups of K are multiples of it, too.
+ALIGNMENT = next(field.default for field in _C.PROBLEM_FIELDS if field.name == "alignment")
 NUM_DRAWS = 1000
 
 

@@ -18,8 +18,8 @@ import deep_gemm
 from deep_gemm import _C
 from deep_gemm.jit.generator import TRANSPOSE_KERNEL
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
-from deep_gemm.numerics import SCALE_BLOCK, get_starts
-from deep_gemm.quantize import per_token_cast_to_fp8
+from deep_gemm.numerics import get_starts
+from deep_gemm.quantize import SCALE_BLOCK, per_token_cast_to_fp8
 
 from .group_sizes import draw_ks
 from .grouped_product import FP8, GroupedProduct, call_grouped_mm

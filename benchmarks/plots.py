@@ -119,11 +119,6 @@ def make_axes(theme: dict[str, str], size: tuple[float, float], columns: int = 1
     return figure, all_axes
 
 
-def add_legend(axes, theme: dict[str, str], handles: list, **place) -> None:
-    """Add a legend in a theme's colours."""
-    axes.legend(handles=handles, frameon=False, labelcolor=theme["text"], fontsize=9, **place)
-
-
 def marker(color: str, face: str, label: str, shape: str = "o"):
     """Return a legend's handle for a marker."""
     from matplotlib.lines import Line2D

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from deep_gemm.numerics import SCALE_BLOCK, get_sums_error, make_bound, widen
+from deep_gemm.numerics import get_sums_error, make_bound, widen
+from deep_gemm.quantize import SCALE_BLOCK
 
 #: Rows of D compared with the float64 reference; variants without split K are compared with each other bit by bit.
 REFERENCE_ROWS = 32

@@ -40,11 +40,6 @@ class State(NamedTuple):
         """Whether the file is of another tree."""
         return self.recorded != self.current
 
-    @property
-    def is_explained(self) -> bool:
-        """Whether the file is current without a reason, or stale with one."""
-        return self.is_stale == (self.reason is not None)
-
 
 def read_reasons() -> dict[str, str]:
     """Return the reasons given so far."""

@@ -35,13 +35,11 @@ def snapshot(
     snapshot is removed, too: all samples, and the statistics of search rows except the median, the ratio and its
     interval (without the interval where the row is censored). Confirmation rows keep all statistics. With `sku`, only
     that SKU's blocks with the newest kernel hash are kept. SQLite's backup API copies the source, so that a sweep can
-    go
-    on meanwhile.
+    go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
     Raises: UsageError, also where `target` holds more than the copy would; StoreError; IntegrityError where private
-    text
-        is left, or the result is larger than `max_bytes`.
+    text is left, or the result is larger than `max_bytes`.
     """
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):

@@ -133,8 +133,7 @@ def check_contents(connection: Connection, pragma: str = "quick_check") -> list[
     """Return what is wrong with pages, references and constraints; [] when the SQLite file is sound.
 
     Every CHECK is evaluated by a query of our own, because SQLite ignores CHECKs in files that it opens for reading.
-    For
-    an older schema this happens after the upgrade.
+    For an older schema this happens after the upgrade.
     """
     rows = connection.exec_driver_sql(f"PRAGMA {pragma}(20)").scalars().all()
     if rows != ["ok"]:

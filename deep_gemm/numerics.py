@@ -1,7 +1,7 @@
 """What results are judged by, and on what sizes: dequantised operands, error bounds and group sizes.
 
-The tuner, the benchmarks and the tests share these; quantising is in quantize.py. A result D of
-alpha * A @ B^T + beta * C is compared with the product of the *dequantised* operands, element by element:
+The tuner, the benchmarks and the tests share these; quantising is in quantize.py. A result D of alpha * A @ B^T +
+beta * C is compared with the product of the *dequantised* operands, element by element:
 
     |D - reference| <= u * |reference| + t * |alpha| * (|A| |B|^T)
 
@@ -13,10 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
-from deep_gemm.quantize import align
+from deep_gemm.quantize import SCALE_BLOCK, align
 
-#: Elements of K, and for B rows of N, that share one scale.
-SCALE_BLOCK = 128
 #: u: half a unit in the last place of BF16; for FP32 a few roundings more than one.
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
 #: FP8 tensor cores cut each product to about 14 bits of the largest of its sum. Up to this K there are too few steps of

@@ -1,4 +1,4 @@
-"""The docstrings of the public ops: the texts of each family, filled in from the rows of deep_gemm.ops."""
+"""The docstrings of the public ops: a few templates, filled in from the rows of deep_gemm.ops."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -73,8 +73,8 @@ _NO_K = "m = 0 or n = 0: nothing happens. k = 0: the product is 0.\n"
 
 
 @dataclass(frozen=True)
-class _Family:
-    """What the docstrings of a family's ops say.
+class _Template:
+    """What the docstrings of some ops say.
 
     Attributes: `purpose`: what the ops are for, in the table of ops. `shapes`: of (A, its scales, B, its scales, D),
         as if both were "nt"; "" for scales that no op takes. `arguments`: the parameters after A and B that differ
@@ -95,7 +95,7 @@ class _Family:
     has_any_major: bool = False
 
 
-_DENSE = _Family(
+_DENSE = _Template(
     purpose="one matrix product",
     shapes=("m, k", "m, ceil(k / 128)", "n, k", "ceil(n / 128), ceil(k / 128)", "m, n"),
     formula="d = alpha * ({a} @ {b}) + beta * c",
@@ -125,7 +125,7 @@ _HEADS = replace(
     recipe="",
 )
 
-_CONTIGUOUS = _Family(
+_CONTIGUOUS = _Template(
     purpose="rows in groups, one group after the other",
     shapes=("m, k", "m, ceil(k / 128)", "num_groups, n, k", "num_groups, ceil(n / 128), ceil(k / 128)", "m, n"),
     formula="d[i] = {a}[i] @ {b_group}",
@@ -144,7 +144,7 @@ GPU; on the CPU it is an ArgumentError.
     copies=_TRANSPOSING_B,
 )
 
-_MASKED = _Family(
+_MASKED = _Template(
     purpose="rows in groups, each with room for `max_m` rows",
     shapes=(
         "num_groups, max_m, k",
@@ -170,7 +170,7 @@ Rows of a group from masked_m on may be overwritten or not.
     copies=_TRANSPOSING_B,
 )
 
-_K_GROUPED = _Family(
+_K_GROUPED = _Template(
     purpose="K in groups: weight gradients of experts",
     shapes=("m, sum_k", "m, sum_k / 128", "n, sum_k", "n, sum_k / 128", "num_groups, m, n"),
     formula="d[group] = {a_group} @ {b_group} + c[group]",
@@ -190,14 +190,14 @@ m = 0, n = 0 or num_groups = 0: nothing happens. A group whose K is 0 has d = c,
 """,
 )
 
-#: The texts of every family of deep_gemm.ops.
-_FAMILIES = {
+#: The texts of every template of deep_gemm.ops.
+_TEMPLATES = {
     "dense": _DENSE,
     "heads": _HEADS,
     "contiguous": _CONTIGUOUS,
     "masked": _MASKED,
     "k_grouped": _K_GROUPED,
-    "vendor": _Family(
+    "vendor": _Template(
         purpose="cuBLASLt on BF16 or unscaled FP8, for comparison",
         shapes=_DENSE.shapes,
         formula="d = {a} @ {b} + c",
@@ -209,17 +209,17 @@ def formula(op: "Op") -> str:
     """Return what an op computes, e.g. "d = A @ B.T"."""
     is_a_transposed, is_b_transposed = op.layout[0] == "t", op.layout[1] == "n"
     a_group = "A_group.T" if is_a_transposed else "A_group"
-    if op.family == "k_grouped":
+    if op.docs_template == "k_grouped":
         b_group = "B_group" if is_b_transposed else "B_group.T"
     else:
         b_group = "B[group]" if is_b_transposed else "B[group].T"
     a, b = "A.T" if is_a_transposed else "A", "B" if is_b_transposed else "B.T"
-    return _FAMILIES[op.family].formula.format(a=a, b=b, a_group=a_group, b_group=b_group)
+    return _TEMPLATES[op.docs_template].formula.format(a=a, b=b, a_group=a_group, b_group=b_group)
 
 
 def get_purpose(op: "Op") -> str:
     """Return what an op is for, as the table of ops says it."""
-    return _FAMILIES[op.family].purpose
+    return _TEMPLATES[op.docs_template].purpose
 
 
 def list_shapes(op: "Op") -> list[str]:
@@ -230,22 +230,22 @@ def list_shapes(op: "Op") -> list[str]:
 
 def make_docstring(op: "Op") -> str:
     """Return the docstring of a native op."""
-    family = _FAMILIES[op.family]
-    summary = family.summary.format(formula=formula(op), operands="scaled FP8" if op.is_fp8 else "BF16")
-    rounding = family.scaling if op.is_fp8 else _ROUNDING
-    sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), family.arguments]
+    template = _TEMPLATES[op.docs_template]
+    summary = template.summary.format(formula=formula(op), operands="scaled FP8" if op.is_fp8 else "BF16")
+    rounding = template.scaling if op.is_fp8 else _ROUNDING
+    sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), template.arguments]
     names = {parameter.name for parameter in op.parameters}
     if "recipe" in names:
-        sections.append(family.recipe)
+        sections.append(template.recipe)
     texts = {"compiled_dims": _COMPILED_DIMS, "disable_ue8m0_cast": _DISABLE, "alpha": _FACTORS, "stream": _STREAM}
     sections += [text for name, text in texts.items() if name in names]
-    sections += ["\n", _PITCHES + family.sizes, "" if not op.is_fp8 or op.is_blocks else family.copies, _RAISES]
+    sections += ["\n", _PITCHES + template.sizes, "" if not op.is_fp8 or op.is_blocks else template.copies, _RAISES]
     return "".join(sections)
 
 
 def _shapes(op: "Op") -> tuple[str, ...]:
     """Return the shapes of (A, its scales, B, its scales, D) in the caller's orientation."""
-    a, scale_a, b, scale_b, d = _FAMILIES[op.family].shapes
+    a, scale_a, b, scale_b, d = _TEMPLATES[op.docs_template].shapes
     if op.is_blocks:
         return "[m * sum_k]", f"[{scale_a}]", "[n * sum_k]", f"[{scale_b}]", f"[{d}]"
     inputs = [_orient(shape, op.layout[0] == "t") for shape in (a, scale_a)]
@@ -264,7 +264,8 @@ def _describe_inputs(op: "Op") -> str:
     a, scale_a, b, scale_b, _ = _shapes(op)
     if not op.is_fp8:
         both = "    Both may be contiguous along either dimension; the kernels read all of them as they are.\n"
-        return f"    a: A bfloat16 {a}.\n    b: B bfloat16 {b}.\n{both if _FAMILIES[op.family].has_any_major else ''}"
+        majors = both if _TEMPLATES[op.docs_template].has_any_major else ""
+        return f"    a: A bfloat16 {a}.\n    b: B bfloat16 {b}.\n{majors}"
     if op.is_blocks:
         a, b = (
             f"{shape}, contiguous: [{rows}, k] of one group after the other" for shape, rows in ((a, "m"), (b, "n"))

@@ -42,13 +42,13 @@ class Parameter:
 class Op:
     """A row of the table.
 
-    Attributes: `name`: of the public function. `family`: the docstring template and the shapes of its operands. `kind`:
-        its op kind in problems, empty for the vendor's ops. `layout`: the memory of A, then of B: "nt", "nn", "tn" or
-        "tt". `other_names`: further exports of the same function.
+    Attributes: `name`: of the public function. `docs_template`: the docstring template, which also gives the shapes
+        of its operands. `kind`: its op kind in problems, empty for the vendor's ops. `layout`: the memory of A, then of
+        B: "nt", "nn", "tn" or "tt". `other_names`: further exports of the same function.
     """
 
     name: str
-    family: str
+    docs_template: str
     kind: str
     layout: str
     parameters: tuple[Parameter, ...]
@@ -62,7 +62,7 @@ class Op:
     @property
     def is_blocks(self) -> bool:
         """Whether A and B are 1-D: the matrices of one group of K after the other."""
-        return self.family == "k_grouped" and self.layout == "nt"
+        return self.kind.startswith("k_grouped") and self.layout == "nt"
 
     @property
     def num_required(self) -> int:
@@ -239,7 +239,7 @@ def make_table() -> list[str]:
     """
     rows: dict[tuple, list[Op]] = {}
     for op in OPS:
-        rows.setdefault((op.family, op.kind, op.is_blocks), []).append(op)
+        rows.setdefault((op.docs_template, op.kind, op.is_blocks), []).append(op)
     header = ["| op | what | computes | A, B and D | also takes |", "| --- | --- | --- | --- | --- |"]
     return header + [_make_row(ops) for ops in rows.values()]
 

@@ -8,9 +8,11 @@ import torch
 
 from deep_gemm.errors import DtypeError, ShapeError
 
-_BLOCK = 128
-_SMALLEST_AMAX = 1e-4
-_LARGEST_E4M3 = 448.0
+#: Elements of K, and for B rows of N, that share one scale.
+SCALE_BLOCK = 128
+#: Largest E4M3 number, and the magnitude to which the largest one of a group is raised: no scale is 0.
+FP8_MAX = 448.0
+MIN_AMAX = 1e-4
 
 
 def ceil_div(x: int, y: int) -> int:
@@ -29,7 +31,9 @@ def round_up_to_power_of_two(x: torch.Tensor) -> torch.Tensor:
     return torch.where(mantissa == 0.5, x, torch.ldexp(torch.ones_like(x), exponent))
 
 
-def per_token_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool, gran_k: int = _BLOCK) -> tuple[torch.Tensor, torch.Tensor]:
+def per_token_cast_to_fp8(
+    x: torch.Tensor, use_ue8m0: bool, gran_k: int = SCALE_BLOCK
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise x [..., m, n], a matrix or groups of matrices, with one scale per row and `gran_k` columns.
 
     Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)].
@@ -50,9 +54,9 @@ def per_channel_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Ten
     """
     _check_matrix(x)
     m = x.shape[0]
-    if m % _BLOCK:
+    if m % SCALE_BLOCK:
         raise ShapeError(f"m = {m}: per-channel scales cover 128 rows each; pad x to a multiple of 128 rows.")
-    data, scales = _cast(x.unflatten(0, (m // _BLOCK, _BLOCK)), (1,), use_ue8m0)
+    data, scales = _cast(x.unflatten(0, (m // SCALE_BLOCK, SCALE_BLOCK)), (1,), use_ue8m0)
     return data.flatten(0, 1), scales.squeeze(1)
 
 
@@ -65,11 +69,10 @@ def per_block_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Tenso
     """
     _check_matrices(x)
     *leading, m, n = x.shape
-    rows, columns = ceil_div(m, _BLOCK), ceil_div(n, _BLOCK)
-    padded = _pad(
-        x, rows * _BLOCK, columns * _BLOCK
-    )  # each group by itself: the rows that fill a last block are its own
-    data, scales = _cast(padded.view(*leading, rows, _BLOCK, columns, _BLOCK), (-3, -1), use_ue8m0)
+    rows, columns = ceil_div(m, SCALE_BLOCK), ceil_div(n, SCALE_BLOCK)
+    # Each group by itself: the rows that fill a last block are its own.
+    padded = _pad(x, rows * SCALE_BLOCK, columns * SCALE_BLOCK)
+    data, scales = _cast(padded.view(*leading, rows, SCALE_BLOCK, columns, SCALE_BLOCK), (-3, -1), use_ue8m0)
     return data.view(padded.shape)[..., :m, :n].contiguous(), scales.view(*leading, rows, columns)
 
 
@@ -93,7 +96,7 @@ def _cast(groups: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> tuple
     """Quantise with one scale shared along `dims`; the scales keep these dims at size 1."""
     magnitudes = groups.abs().float()
     amax = magnitudes.amax(dim=dims, keepdim=True) if dims else magnitudes  # amax over no dims would reduce all
-    scales = amax.clamp(_SMALLEST_AMAX) / _LARGEST_E4M3
+    scales = amax.clamp(MIN_AMAX) / FP8_MAX
     if use_ue8m0:
         scales = round_up_to_power_of_two(scales)
     return (groups.float() * (1.0 / scales)).to(torch.float8_e4m3fn), scales

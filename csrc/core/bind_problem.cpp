@@ -121,6 +121,10 @@ void bind_value(py::class_<Problem>& problem, const ProblemField& field) {
     }
 }
 
+int64_t checked_field(std::string_view name, const py::object& value) {
+    return read_value(*find_problem_field(name), value);
+}
+
 template <typename Class>
 void bind_constructor(Class& bound, const FieldNames& names, auto make, const char* doc) {
     py::options options;
@@ -206,9 +210,9 @@ void bind_config_identity(py::class_<Config>& config) {
 }  // namespace
 
 void bind_problem(py::module_& m) {
-    py::class_<Problem> problem(m, "Problem",
-                                "What the host knows when an op is called: the op kind, and the fields of "
-                                "PROBLEM_FIELDS. Immutable.");
+    py::class_<Problem> problem(
+        m, "Problem",
+        "What the host knows when an op is called: the op kind, and the fields of PROBLEM_FIELDS. Immutable.");
     bind_constructor(problem, problem_names(), &make_problem,
                      "Describe a problem. Raises: ProblemError for an unknown op kind, a field outside its range or "
                      "words, or fields that contradict each other.");
@@ -223,12 +227,23 @@ void bind_problem(py::module_& m) {
     m.def("kernel_identity", &kernel_identity, "problem"_a,
           "Return what a kernel for `problem` is compiled for besides its config: equal for all problems that the "
           "kernel serves.");
+    m.def("rows_per_group", &rows_per_group, "problem"_a,
+          "Return the rows of one group on average, as far as the host knows: all of m for dense products and groups "
+          "of K.");
+    m.def(
+        "round_expected_m",
+        [](const py::object& expected_m, const py::object& rows) {
+            return round_expected_m(checked_field("expected_m", expected_m), checked_field("m", rows));
+        },
+        "expected_m"_a, "m"_a,
+        "Return the expected rows of a masked group as calls round them for a problem: within 1..m, three significant "
+        "bits. Raises: ProblemError.");
 }
 
 void bind_config(py::module_& m) {
-    py::class_<Config> config(m, "Config",
-                              "How an op is carried out: the fields of CONFIG_FIELDS. Immutable; is_legal says whether "
-                              "it may run.");
+    py::class_<Config> config(
+        m, "Config",
+        "How an op is carried out: the fields of CONFIG_FIELDS. Immutable; is_legal says whether it may run.");
     bind_constructor(config, config_names(), &make_python_config,
                      "Describe a config. Raises: ConfigError for a field that is no integer within its range.");
     for (const ConfigField& field : kConfigFields)

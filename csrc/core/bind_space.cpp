@@ -66,6 +66,7 @@ std::string hash_text(const std::string& text) {
 
 void bind_legality(py::module_& m) {
     m.attr("LAUNCH_ABI") = kLaunchAbi;
+    m.attr("STAGE_K_BYTES") = kStageKBytes;
     m.attr("ANY_TILE_ALIGNMENT") = kAnyTileAlignment;
     m.attr("TILE_QUEUE_BYTES") = kTileQueueBytes;
     m.def("is_legal", &is_legal, "problem"_a, "config"_a, "device"_a,
@@ -75,6 +76,9 @@ void bind_legality(py::module_& m) {
           "configs.");
     m.def("legality_reason", &legality_reason, "problem"_a, "config"_a, "device"_a,
           "Return '' for a legal config, else a sentence that says why not.");
+    m.def(
+        "stage_k", [](const std::string& op) { return stage_k(parse_op(op)); }, "op"_a,
+        "Return the only legal block_k of an op kind. Raises: ProblemError.");
     m.def("smem_bytes", &smem_bytes, "problem"_a, "config"_a, "Return the dynamic shared memory of one CTA in bytes.");
     m.def("num_threads", &num_threads, "config"_a, "Return the threads of one CTA.");
     m.def("is_pipelined", &is_pipelined, "problem"_a, "config"_a,
@@ -103,8 +107,7 @@ void bind_heuristic(py::module_& m) {
         },
         "problem"_a, "config"_a, "device"_a, "constants"_a = py::none(),
         "Return the heuristic's predicted time in microseconds; `constants` replaces some of heuristic_constants(). "
-        "Raises: ConfigError, "
-        "ArgumentError.");
+        "Raises: ConfigError, ArgumentError.");
     m.def("get_analytic_config", &get_analytic_config, "problem"_a, "device"_a,
           "Return the heuristic's choice: the candidate with the smallest predicted time. Raises: DeviceError where "
           "none is legal.");

@@ -122,6 +122,13 @@ const ProblemField* find_problem_field(std::string_view name) {
     return nullptr;
 }
 
+int64_t round_expected_m(int64_t expected_m, int64_t m) {
+    constexpr int kSignificantBits = 3;
+    const int64_t rows = std::clamp<int64_t>(expected_m, 1, m);
+    const int shift = std::max(int(std::bit_width(uint64_t(rows))) - kSignificantBits, 0);
+    return std::min(m, (rows + (int64_t(1) << shift) - 1) >> shift << shift);
+}
+
 VariantKey variant_key(const Problem& problem) {
     return make_variant_key(problem, std::make_index_sequence<kNumVariantFields>());
 }

@@ -137,6 +137,10 @@ inline constexpr int64_t rows_per_group(const Problem& problem) {
     return kind.has_room() && problem.expected_m > 0 ? problem.expected_m : problem.m;
 }
 
+// The expected rows of a group as problems hold them: within 1..m and rounded up to three significant bits, so that a
+// hint that changes from call to call does not fill the dispatch table.
+int64_t round_expected_m(int64_t expected_m, int64_t m);
+
 // What decides which configs exist for a problem, apart from its sizes, groups and policies: a version, the op kind and
 // the variant fields, a byte each.
 struct VariantKey {

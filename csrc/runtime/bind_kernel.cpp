@@ -99,10 +99,9 @@ const TensorView* find_described(PyObject* object) {
 }
 
 void bind_kernel(py::module_& m) {
-    py::class_<TensorView>(
-        m, "TensorView",
-        "Device memory described by numbers; accepted where a CUDA tensor is. The caller keeps the memory valid, and "
-        "without `stream=` launches go to the legacy default stream.")
+    py::class_<TensorView>(m, "TensorView",
+                           "Device memory described by numbers; accepted where a CUDA tensor is. The caller keeps the "
+                           "memory valid, and without `stream=` launches go to the legacy default stream.")
         .def(
             py::init(&make_view), "address"_a, "shape"_a, "strides"_a, "dtype"_a, "device"_a = 0,
             "Describe a tensor: strides in elements, a dtype such as 'float8_e4m3fn', the CUDA ordinal of the device.");
@@ -115,19 +114,14 @@ void bind_kernel(py::module_& m) {
             "groups"_a = py::none(), "num_sms"_a = 0, "alpha"_a = 1.0, "beta"_a = 1.0, "head_splits"_a = py::none(),
             "stream"_a = py::none(),
             "Launch on A [m, k] and B [n, k] (views of any major that the kernel takes), past selection; the rest is "
-            "as "
-            "for fp8_gemm_nt. Scales are None for BF16, num_sms 0 means all SMs, stream None the current one. A "
-            "grouped "
-            "kernel takes m_indices, masked_m or ks_tensor as `groups` and the operands of its op, each as [m, k] or "
-            "[n, k] of every group (1-D where groups of K are blocks).\n\n"
+            "as for fp8_gemm_nt. Scales are None for BF16, num_sms 0 means all SMs, stream None the current one. A "
+            "grouped kernel takes m_indices, masked_m or ks_tensor as `groups` and the operands of its op, each as [m, "
+            "k] or [n, k] of every group (1-D where groups of K are blocks).\n\n"
             "Raises: the errors of fp8_gemm_nt; ArgumentError where the operands are not what the kernel was made for.")
         .def_property_readonly(
             "problem", [](const KernelHandle& self) { return self.kernel->problem; },
             "The variant and the compiled dims; sizes that are not compiled in are 1.")
         .def_property_readonly("config", [](const KernelHandle& self) { return self.kernel->config; })
-        .def_property_readonly(
-            "num_regs", [](const KernelHandle& self) { return self.kernel->num_regs; },
-            "Registers per thread, as the driver reports them.")
         .def_property_readonly(
             "local_bytes", [](const KernelHandle& self) { return self.kernel->local_bytes; },
             "Bytes of local memory per thread; 0 unless it spills.")

@@ -45,6 +45,7 @@ void bind_devices(py::module_& m) {
 }
 
 void bind_dispatch(py::module_& m) {
+    // Tests and benchmarks see by the table what was planned, and by the geometry what a launch would be.
     m.def("dispatch_clear", &clear_dispatch_table, "Forget every planned problem; loaded kernels stay.");
     m.def(
         "time_dispatch_hits",
@@ -53,8 +54,7 @@ void bind_dispatch(py::module_& m) {
         },
         "problems"_a, "rounds"_a,
         "Return the mean time in seconds in which the table answers a problem of CUDA device 0 that it has seen. "
-        "Clears "
-        "the table first. Raises: the errors of planning.");
+        "Clears the table first. Raises: the errors of planning.");
     m.def("dispatch_stats", &stats_dict, "Return size, capacity, hits, misses and clears of the dispatch table.");
     m.def(
         "launch_geometry",

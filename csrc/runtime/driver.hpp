@@ -63,7 +63,6 @@ enum DeviceAttribute : int {
 
 enum FunctionAttribute : int {
     kLocalSizeBytes = 3,
-    kNumRegs = 4,
     kMaxDynamicSharedSizeBytes = 8,
 };
 

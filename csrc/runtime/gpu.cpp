@@ -82,8 +82,7 @@ std::string unsupported_reason(const Device& device) {
     return device.name + " (compute capability " + std::to_string(device.compute_major) + "." +
            std::to_string(device.compute_minor) +
            "): the kernels need compute capability 9.0 (H100, H200, H800, H20, GH200); use such a GPU, or pass CPU "
-           "tensors to run the "
-           "reference.";
+           "tensors to run the reference.";
 }
 
 std::unique_ptr<Gpu> open_gpu(int ordinal) {

@@ -47,7 +47,6 @@ int read_attribute(const Api& cuda, const LoadedKernel& kernel, driver::Function
 }
 
 void set_attributes(const Api& cuda, LoadedKernel& kernel) {
-    kernel.num_regs = read_attribute(cuda, kernel, driver::kNumRegs);
     kernel.local_bytes = read_attribute(cuda, kernel, driver::kLocalSizeBytes);
     const int smem = int(kernel.dynamic_smem_bytes);
     check_load(cuda,
@@ -88,7 +87,7 @@ std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Problem& identity, 
                                        std::string_view cubin, const std::string& name) {
     const Api& cuda = driver::api();
     auto kernel = std::make_unique<LoadedKernel>(
-        LoadedKernel{&gpu, identity, config, name, std::string(cubin), nullptr, smem_bytes(identity, config), 0, 0, 0});
+        LoadedKernel{&gpu, identity, config, name, std::string(cubin), nullptr, smem_bytes(identity, config), 0, 0});
     const RelaxedCapture relaxed(cuda);
     const ContextGuard context(gpu);
     kernel->handle = find_kernel(cuda, kernel->cubin, name);

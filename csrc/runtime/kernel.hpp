@@ -20,7 +20,7 @@ struct LoadedKernel {
     std::string cubin;      // the verified bytes that were loaded; they identify the kernel
     driver::Kernel handle;  // context-free
     int64_t dynamic_smem_bytes;
-    int num_regs, local_bytes;
+    int local_bytes;
     int max_clusters;  // clusters that the device holds at once; 0 = not limited (clusters of one CTA)
 
     driver::Function function() const { return reinterpret_cast<driver::Function>(handle); }

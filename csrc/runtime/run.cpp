@@ -1,7 +1,5 @@
 #include "runtime/run.hpp"
 
-#include <algorithm>
-#include <bit>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -20,16 +18,6 @@
 
 namespace deep_gemm {
 namespace {
-
-constexpr int kSignificantBits = 3;
-
-// A hint of the rows of a group, as problems hold it: within 1..m, and of three significant bits, so that a hint that
-// changes from call to call does not fill the dispatch table.
-int64_t round_expected_m(int64_t expected_m, int64_t m) {
-    const int64_t rows = std::clamp<int64_t>(expected_m, 1, m);
-    const int shift = std::max(int(std::bit_width(uint64_t(rows))) - kSignificantBits, 0);
-    return std::min(m, (rows + (int64_t(1) << shift) - 1) >> shift << shift);
-}
 
 Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts) {
     const bool is_bf16 = !is_fp8(call.op);

@@ -46,9 +46,8 @@ _MAGIC = b"DGKERNEL"
 _HEADER = struct.Struct("<8sI32sQ32s")
 _DIGEST_BYTES = 32
 _KEY = re.compile(r"[0-9a-f]{64}")
-_OPEN_FLAGS = (
-    os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-)  # O_NONBLOCK: a FIFO in an entry's place must not block the open
+#: O_NONBLOCK: a FIFO in an entry's place must not block the open.
+_OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _ENTRY, _BAD, _TEMP, _LOCK = ".kernel", ".bad", ".tmp", ".lock"
 
 _warn_guard = threading.Lock()

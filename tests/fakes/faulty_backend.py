@@ -29,7 +29,7 @@ class FaultyBackend:
         raise ValueError("a fault in Python")
 
     def do_exit(self):
-        """Exit without a message."""
+        """Exit without an answer or an error message."""
         os._exit(7)
 
     def do_segv(self):

@@ -1,4 +1,4 @@
-"""F-C3: mutated cache entries. Every mutant is a miss and is built again; none of its bytes reaches the loader."""
+"""Mutated cache entries. Every mutant is a miss and is built again; none of its bytes reaches the loader."""
 
 import random
 

@@ -1,6 +1,4 @@
-"""Many processes on one cache: killed while they write (F-C1), starting cold together (F-C4), stopped with the lock
-held (F-C5).
-"""
+"""Many processes on one cache: killed while they write, starting cold together, stopped with the lock held."""
 
 import contextlib
 import hashlib
@@ -37,7 +35,7 @@ def belongs_to(key: str, payload: bytes) -> bool:
     return payload == payload_of(key, version)
 
 
-# ---- F-C1 ----
+# ---- killed while they write ----
 
 
 def write_and_read(folder, seed: int, failures) -> None:
@@ -79,7 +77,7 @@ def test_killed_writers_leave_nothing_wrong(tmp_path):
 
 
 def check_after_kills(folder) -> None:
-    """Check that every entry is whole, none was renamed to *.bad, and gc removes what killed processes left (F-C8)."""
+    """Check that every entry is whole, none was renamed to *.bad, and gc removes what killed processes left."""
     disk = DiskCache(folder)
     assert not list(folder.glob("*.bad"))
     assert (
@@ -93,7 +91,7 @@ def check_after_kills(folder) -> None:
     assert not [path for path in folder.iterdir() if path.suffix != ".kernel"]
 
 
-# ---- F-C4 ----
+# ---- starting cold together ----
 
 
 def build_all(barrier, sources, results, timeout_s: float) -> None:
@@ -160,7 +158,7 @@ def test_different_keys_do_not_wait_for_each_other(monkeypatch, tmp_path):
         end_with_children(slow)
 
 
-# ---- F-C5 ----
+# ---- stopped with the lock held ----
 
 
 def hold_lock(folder, key: str) -> None:

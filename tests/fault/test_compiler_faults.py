@@ -1,4 +1,4 @@
-"""A compiler that crashes, hangs, misreports or is missing: F-N1 (faults), F-N2 (parent killed), F-N3 (environment)."""
+"""A compiler that crashes, hangs, lies or is missing; a parent that is killed; a hostile environment."""
 
 import multiprocessing
 import os
@@ -60,7 +60,7 @@ def wait_until_gone(folder: Path) -> None:
         time.sleep(0.01)
 
 
-# ---- F-N1 ----
+# ---- a compiler at fault ----
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -120,7 +120,7 @@ def test_error_survives_pickling(home):
     )
 
 
-# ---- F-N2 ----
+# ---- the parent is killed ----
 
 
 def test_killed_parent_is_recovered_from(home, tmp_path):
@@ -141,7 +141,7 @@ def test_killed_parent_is_recovered_from(home, tmp_path):
     assert not list((tmp_path / "tmp").iterdir())
 
 
-# ---- F-N3 ----
+# ---- the environment ----
 
 
 def ask(monkeypatch, path: object) -> None:

@@ -1,4 +1,4 @@
-"""Faults of the database: F-D4 damaged and hostile files, F-D5 text that looks like SQL."""
+"""Faults of the database: damaged and hostile files, text that looks like SQL."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def folder(tmp_path):
         yield path
 
 
-# F-D4: damaged and hostile files.
+# Damaged and hostile files.
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +210,7 @@ def test_things_that_are_no_databases(tmp_path):
             Store.open(tmp_path / "text.db", mode)
 
 
-# F-D5: text is data.
+# Text is data.
 
 FRAGMENTS = [
     "'",

@@ -1,5 +1,4 @@
-"""Faults of the database: F-D1 kill -9, F-D2 full or read-only disk, F-D3 concurrency (F-D4 and F-D5:
-test_db_damage.py).
+"""Faults of the database: kill -9, a full or read-only disk, many processes (damaged files: test_db_damage.py).
 
 SIGKILL tests the death of a process, not the loss of power.
 """
@@ -46,7 +45,7 @@ def folder(tmp_path):
         yield path
 
 
-# F-D1: what was acknowledged is there, whenever the writer was killed.
+# What was acknowledged is there, whenever the writer was killed.
 
 
 def write_and_acknowledge(path: Path, write_end: int) -> None:
@@ -150,7 +149,7 @@ def test_a_database_killed_inside_its_creation_can_be_created_again(tmp_path, mo
         assert store.check() == [] and not any(store.stats()["tables"].values())
 
 
-# F-D2: a full or read-only disk.
+# A full or read-only disk.
 
 
 def fill(store, context, written: list[int]) -> None:
@@ -263,7 +262,7 @@ def test_a_read_only_file_in_a_writable_folder(open_folder):
     assert count_rows(path) == 24
 
 
-# F-D3: many processes.
+# Many processes.
 
 
 def open_together(path: Path, work: Callable[[int], None]) -> list[tuple[int, bytes]]:

@@ -1,6 +1,4 @@
-"""F-N5: the generated sources and all keys of 200 (problem, config) pairs are the same bytes in every process and
-release.
-"""
+"""The generated sources and all keys of 200 (problem, config) pairs are the same bytes in every process and release."""
 
 import json
 import os

@@ -1,5 +1,4 @@
-"""Faults of a launch's arguments on CPU and meta tensors: fuzzed calls (F-L1), alignment (F-L3), zero sizes (F-L4),
-large sizes (F-L5).
+"""Faults of a launch's arguments on CPU and meta tensors: fuzzed calls, alignment, zero sizes, large sizes.
 
 The fuzzer changes valid calls at random; an independent oracle, written from the op's rules, says whether the result is
 valid. A valid call must give the right product, an invalid one must raise a typed error. Nothing may be written outside
@@ -292,7 +291,7 @@ def judge_result(call: Call, inputs: dict) -> str:
 
 @pytest.mark.parametrize("seed", range(NUM_CALLS // CALLS_PER_TEST))
 def test_fuzzed_calls(seed):
-    """F-L1: a right result or a typed error, and nothing else."""
+    """A right result or a typed error, and nothing else."""
     rng, failures, outcomes = random.Random(seed), [], {True: 0, False: 0}
     for _ in range(CALLS_PER_TEST):
         call = make_call(rng)
@@ -330,7 +329,7 @@ def wide(rows, columns, pitch, offset=0):
 
 @pytest.mark.parametrize("offset", range(1, 17))
 def test_alignment_of_16_bytes(offset):
-    """F-L3: a base 1-15 bytes off is refused for A, B and D; 16 works."""
+    """A base 1-15 bytes off is refused for A, B and D; 16 works."""
     cases = {
         "a": {"a": wide(M, K, align(K, 16) + 16 - offset % 16, offset)},
         "b": {"b": wide(N, K, align(K, 16) + 16 - offset % 16, offset)},
@@ -350,7 +349,7 @@ def test_alignment_of_16_bytes(offset):
 
 @pytest.mark.parametrize("extra", range(1, 17))
 def test_pitch_of_16_bytes(extra):
-    """F-L3: a row pitch that is no multiple of 16 bytes is refused; 16 more bytes work."""
+    """A row pitch that is no multiple of 16 bytes is refused; 16 more bytes work."""
     for name, rows in (("a", M), ("b", N)):
         if extra == 16:
             run_fixed(**{name: wide(rows, K, K + extra)})
@@ -361,7 +360,7 @@ def test_pitch_of_16_bytes(extra):
 
 @pytest.mark.parametrize("m, n, k", [(1 << 31, 8, 16), (8, 1 << 31, 16), (8, 8, 1 << 31)])
 def test_sizes_beyond_31_bits(m, n, k):
-    """F-L5: a size of 2^31 is refused by name; 2^31 - 1 passes the checks."""
+    """A size of 2^31 is refused by name; 2^31 - 1 passes the checks."""
 
     def run(m, n, k):
         steps, blocks = -(-k // 128), -(-n // 128)
@@ -387,7 +386,7 @@ def test_pitch_beyond_40_bits():
 
 @pytest.mark.parametrize("m, n, k", list(itertools.product((0, 20), (0, 136), (0, 272))))
 def test_zero_sizes(m, n, k):
-    """F-L4: m or n = 0 returns; k = 0 writes zeros, and nothing beside them."""
+    """m or n = 0 returns; k = 0 writes zeros, and nothing beside them."""
     buffer = torch.full((m + 2, align(n, 8) + 16), -1, dtype=torch.int16)
     d = buffer.view(BF16)[1 : 1 + m, 8 : 8 + n]
     operands = make_operands(m, n, k)

@@ -1,4 +1,4 @@
-"""Hostile artefacts (F-M1): refused with a typed error or harmless; never wrong, slow or executed."""
+"""Hostile artefacts are refused with a typed error or harmless; never wrong, slow or executed."""
 
 import copy
 import hashlib

@@ -1,4 +1,4 @@
-"""Unusable selectors leave the heuristic's choice (F-S1); no hostile config reaches the generator's output (F-N4)."""
+"""Unusable selectors leave the heuristic's choice; no hostile config reaches the generator's output."""
 
 import copy
 import math

@@ -1,5 +1,5 @@
-"""F-W1: whatever a measuring process does, the sweep gets one failure in time, the next job is right, and nothing is
-left behind.
+"""Whatever a measuring process does, the sweep gets one failure in time, the next job is right, and nothing is left
+behind.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""Fuzzed calls of the public ops (F-L1): a right result or a typed error, nothing written outside D, no CUDA error left
-behind.
+"""Fuzzed calls of the public ops: a right result or a typed error, nothing written outside D, no CUDA error
+left behind.
 
 Each call starts from valid arguments of a random variant and shape and takes one valid variation or one fault, so that
 a wrong answer names its cause. The faults are in faults.py.

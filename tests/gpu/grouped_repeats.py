@@ -1,5 +1,5 @@
-"""Run-to-run equality of bits of grouped kernels (F-L7): many launches on one input, alone, beside a busy stream, and
-as a CUDA graph.
+"""Run-to-run equality of bits of grouped kernels: many launches on one input, alone, beside a busy stream, and as a
+CUDA graph.
 
 As repeats.py: on a few SMs a CTA walks many tiles of several groups, so that rings, D tiles and the tensor maps of
 blocks go on from group to group.

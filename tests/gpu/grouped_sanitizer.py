@@ -1,4 +1,4 @@
-"""The grouped kernels that compute-sanitizer checks (F-L8): every variant, and every path of the main ones; see
+"""What compute-sanitizer watches of the grouped kernels: every variant, and of the main ones every path. See
 sanitizer.py.
 """
 

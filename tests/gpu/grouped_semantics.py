@@ -195,7 +195,7 @@ def run_strides(world: World, variant: GroupedVariant, shape: GroupedShape) -> t
 
 
 def run_zero_sizes(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
-    """F-L4: no groups, m or n = 0 returns and touches nothing; k = 0 makes D zero (rows of padding, too) or C; all
+    """No groups, m or n = 0 returns and touches nothing; k = 0 makes D zero (rows of padding, too) or C; all
     combinations.
     """
     checks = Checks()

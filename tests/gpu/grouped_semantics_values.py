@@ -1,5 +1,6 @@
-"""What the grouped ops promise about values: NaN does not spread, groups are independent of each other, hints change
-no bit, D beyond 4 GiB and corrupt sizes are handled."""
+"""What the grouped ops promise of values: NaN stays where it belongs, a group does not depend on the others, hints
+change nothing, D beyond 4 GiB, corrupt sizes.
+"""
 
 from functools import partial
 
@@ -168,7 +169,7 @@ def run_corrupt_sizes(world: World, variant: GroupedVariant) -> tuple[int, list[
     return checks.outcome()
 
 
-#: F-L5: D of more than 2^31 elements and 4 GiB. K is short, so that A and B are small.
+#: D of more than 2^31 elements and 4 GiB. K is short, so that A and B are small.
 LARGE_K = 128
 LARGE_MASKED = Masked(8200, LARGE_K, 65536, (3, 0, 65536, 65533))
 LARGE_CONTIGUOUS = Contiguous(8200, LARGE_K, 3, 128, ((0, 0, 131072), (2, 128, 131072), (1, 0, 100)), False)

@@ -1,4 +1,4 @@
-"""memcheck and synccheck on a small set of configs of every variant (F-L8).
+"""memcheck and synccheck on a small set of configs of every variant.
 
 Example: python -m tests.gpu.sanitizer --ops masked
 

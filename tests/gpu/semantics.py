@@ -1,5 +1,4 @@
-"""What the ops promise about values: NaN and Inf do not spread (F-L2), zero sizes (F-L4), padding, C with alpha and
-beta.
+"""What the ops promise of values: NaN and Inf stay where they belong, zero sizes, padding, C with alpha and beta.
 
 Everything here goes through the public ops.
 """
@@ -117,8 +116,8 @@ def _embed(values: torch.Tensor, major: str) -> torch.Tensor:
 
 
 def run_zero_sizes(world: World, variant: Variant) -> tuple[int, list[str]]:
-    """F-L4: m or n = 0 returns and touches nothing; k = 0 makes D zero or beta * C; all combinations, with C beside D
-    and C = D.
+    """m or n = 0 returns and touches nothing; k = 0 makes D zero or beta * C; all combinations, with C beside D and
+    C = D.
     """
     checks = Checks()
     for m in (0, 70):

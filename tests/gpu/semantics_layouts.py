@@ -1,4 +1,4 @@
-"""What the ops promise about memory: layouts of scales and operands, strided rows, transposes, alignment (F-L3)."""
+"""What the ops promise of memory: layouts of scales and operands, strided rows, transposes, alignment."""
 
 from dataclasses import replace
 from functools import partial
@@ -140,7 +140,7 @@ def run_strides(world: World, variant: Variant, shape: Shape) -> tuple[int, list
 
 
 def run_alignment(world: World, variant: Variant, shape: Shape) -> tuple[int, list[str]]:
-    """F-L3: a base off 16 bytes, or a pitch that is no multiple of 16, is a LayoutError; 16 works."""
+    """A base off 16 bytes, or a pitch that is no multiple of 16, is a LayoutError; 16 works."""
     checks, clean = Checks(), world.case(variant, shape)
     output, size = make_output(clean), clean.a.element_size()
     bits, unit = run_op(clean, output), PITCH_BYTES // size

@@ -13,8 +13,8 @@ class Statistics:
 
     `mean`, `p95` and `max` are regrets; intervals cover 95 %. `wins`, `losses` and `worst_against_heuristic` compare
     with the heuristic's pick. `confirmed` is the share of choices that were scored on confirmation rounds, `removed`
-    the
-    share of the heuristic's regret that the method removes, `answered` the share of problems that the model answered.
+    the share of the heuristic's regret that the method removes, `answered` the share of problems that the model
+    answered.
     """
 
     problems: int

@@ -8,8 +8,7 @@
                       the form that `sweep --shapes` and `sweep --configs` read
 
 `training.json` holds the SHA-256 of the estimator and of the data, so that a changed file or database is refused.
-Loading
-with joblib runs code, so a folder that other users can write to is refused as well.
+Loading with joblib runs code, so a folder that other users can write to is refused as well.
 """
 
 import hashlib

@@ -11,7 +11,7 @@ problems) and "layouts" (of BF16 ops, default nt).
 Grouped ops have "sizes" instead of "m": a list of {"num_groups": int, "mean_m": [int]}. Groups of K have "mean_k"
 instead, and shapes {"name": str, "m": int, "n": int}. A shape's own "sizes" replace its group's. Each mean gives
     contiguous   m = num_groups * mean_m, rounded up to the alignment
-    masked       m = "max_m" of the group (default 4096); expected_m = workload.round_expected_m(mean_m)
+    masked       m = "max_m" of the group (default 4096); expected_m = _C.round_expected_m(mean_m, m)
     groups of K  k = num_groups * mean_k
 
 A user's shape file may have this form, too. It may also hold {"problems": [{"m": int, "n": int, "k": int, ...}]} with
@@ -28,7 +28,6 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, OPS, get_weight_shape, get_work, grouping_of
-from tuner.problems.workload import round_expected_m
 
 PRESET_DIR = Path(__file__).parents[1] / "presets"
 #: The layout in a function's name -> the contiguous dimensions of A and B.
@@ -129,7 +128,7 @@ def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
             total = entry["num_groups"] * mean
             sizes = {
                 CONTIGUOUS: {"m": -(-total // alignment) * alignment},
-                MASKED: {"m": (room := group.get("max_m", MAX_M)), "expected_m": round_expected_m(mean, room)},
+                MASKED: {"m": (room := group.get("max_m", MAX_M)), "expected_m": _C.round_expected_m(mean, room)},
                 K_GROUPED: {"k": total},
             }
             found.append({"num_groups": entry["num_groups"]} | sizes[grouping])

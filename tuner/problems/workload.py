@@ -17,14 +17,14 @@ from typing import NamedTuple
 import torch
 
 from deep_gemm.numerics import SPREAD, divide, draw_factors, get_starts, make_m_indices
-from deep_gemm.quantize import ceil_div
+from deep_gemm.quantize import SCALE_BLOCK, ceil_div
 from tuner import errors
 from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of
 
 WORKLOADS = ("spread", "uniform", "skewed")
 DEFAULT = WORKLOADS[0]
-#: Every group of K is a multiple of it.
-K_UNIT = 128
+#: Every group of K is a multiple of it, so that no scale covers two groups; BF16 keeps the rule.
+K_UNIT = SCALE_BLOCK
 #: Share of the mean that a group has which is neither the large one nor empty, where rows come one by one.
 SMALL_SHARE = 1 / 16
 
@@ -150,9 +150,3 @@ def count_touched_rows(problem, groups: Groups) -> int:
 def count_touched_matrices(problem, groups: Groups) -> int:
     """Return the matrices of B that a launch reads: those of groups that are not empty."""
     return sum(size > 0 for size in groups.sizes)
-
-
-def round_expected_m(mean: int, room: int) -> int:
-    """Return a mean as the library rounds it for a problem: up to three significant bits, within 1..room."""
-    unit = 1 << max(mean.bit_length() - 3, 0)
-    return min(max(-(-mean // unit) * unit, 1), room)

@@ -31,8 +31,7 @@ from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, 
 from tuner.search.winners import choose_winner
 
 #: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
-#: new
-#: candidates are then no reason to measure it again; a portfolio's few rows do not stand for the full space.
+#: new candidates are then no reason to measure it again; a portfolio's few rows do not stand for the full space.
 COVERED_SHARE = 0.8
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from deep_gemm import _C
-from tuner.problems.fields import get_group_rows, is_fp8, kernel_identity, replace_problem
+from tuner.problems.fields import get_group_rows, kernel_identity, replace_problem
 
 SPACES = ("default", "wide")
 #: A search measures at most this many configs beyond the default space unless it is told otherwise: four batches.
@@ -46,7 +46,7 @@ def get_grid(variant, device) -> tuple:
 
 def make_tiles(variant) -> Iterator[dict]:
     """Yield the fields of every config of the grid except num_stages."""
-    block_k = 128 if is_fp8(variant.op) else 64
+    block_k = _C.stage_k(variant.op)
     for rows in ROWS:
         for columns in COLUMNS:
             for shared in (*SPLITS, *PAIRS):
@@ -60,7 +60,7 @@ def fit_rings(variant, tile: dict, device) -> list:
 
     The list is empty where no ring is legal.
     """
-    stage_bytes = 128 * (tile["block_m"] + tile["block_n"])
+    stage_bytes = _C.STAGE_K_BYTES * (tile["block_m"] + tile["block_n"])
     rings = [
         _C.Config(**tile, num_stages=stages)
         for stages in range(min(device.smem_bytes // stage_bytes, MAX_STAGES), 1, -1)

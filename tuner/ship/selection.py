@@ -9,7 +9,6 @@ from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.learn.sources import device_at_hand
 from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
-from tuner.problems.workload import round_expected_m
 
 #: What predicted a time. None is measured: an artefact knows which config was measured best, but not its time.
 HEURISTIC, FOREST = "heuristic", "forest"
@@ -27,9 +26,9 @@ def make_problem(name: str, m: int, n: int, k: int, **given: Any):
         rule = "the op kind is the function's name without _nt, _nn, _tn"
         raise errors.UsageError(f"--op {name}: no such op kind or function; {rule}: use one of {OP_NAMES}") from error
     fields = default_fields(op) | named | {name: value for name, value in given.items() if value is not None}
-    if fields.get("expected_m", 0) > 0:
-        fields["expected_m"] = round_expected_m(fields["expected_m"], max(m, 1))
     try:
+        if fields.get("expected_m", 0) > 0:
+            fields["expected_m"] = _C.round_expected_m(fields["expected_m"], m)
         return _C.Problem(op, m, n, k, **fields)
     except DeepGemmError as error:
         raise errors.UsageError(str(error)) from error

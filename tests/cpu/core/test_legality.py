@@ -336,3 +336,12 @@ def test_extreme_fields_do_not_wrap():
         for problem in VARIANTS:
             assert _C.smem_bytes(problem, huge) > 2**39 and not _C.is_legal(problem, huge, H200)
     assert isinstance(_C.LAUNCH_ABI, int)
+
+
+@pytest.mark.parametrize("op", [*OPS, *GROUPED_OPS])
+def test_one_block_k_is_legal(op):
+    problem = next(variant for variant in VARIANTS if variant.op == op)
+    wanted = _C.stage_k(op)
+    assert wanted == _C.STAGE_K_BYTES // (1 if is_fp8(op) else 2)
+    legal = [k for k in (32, 64, 128, 256) if _C.is_legal(problem, _C.Config(64, 64, 4, block_k=k), H200)]
+    assert legal == [wanted]

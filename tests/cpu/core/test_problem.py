@@ -314,3 +314,40 @@ def test_the_state_of_a_pickle_may_change_while_it_is_read():
     assert problem == _C.Problem("fp8_gemm", 3, 64, 128)
     with pytest.raises(TypeError, match="must be the dict or the tuple"):
         _C.Problem.__new__(_C.Problem).__setstate__([1])
+
+
+@pytest.mark.parametrize(
+    ("mean", "rounded"),
+    [
+        (0, 1),
+        (1, 1),
+        (7, 7),
+        (8, 8),
+        (9, 10),
+        (11, 12),
+        (13, 14),
+        (17, 20),
+        (21, 24),
+        (33, 40),
+        (192, 192),
+        (1000, 1024),
+        (4000, 4096),
+        (9999, 4096),
+    ],
+)
+def test_expected_rows_are_rounded_to_three_bits_within_the_room(mean, rounded):
+    assert _C.round_expected_m(mean, 4096) == rounded
+
+
+@pytest.mark.parametrize(("name", "arguments"), [("expected_m", (-1, 8)), ("expected_m", (1 << 70, 8)), ("m", (8, 0))])
+def test_sizes_that_no_problem_has_are_not_rounded(name, arguments):
+    with pytest.raises(ProblemError, match=f"^{name} = .*: must be within"):
+        _C.round_expected_m(*arguments)
+
+
+def test_rows_of_a_group_are_those_that_the_host_knows():
+    groups = {"n": 512, "k": 512, "num_groups": 4}
+    assert _C.rows_per_group(_C.Problem("fp8_gemm", 100, 512, 512)) == 100
+    assert _C.rows_per_group(_C.Problem("m_grouped_fp8_gemm_contiguous", 1030, **groups)) == 258
+    assert _C.rows_per_group(_C.Problem("m_grouped_bf16_gemm_masked", 4096, **groups)) == 4096
+    assert _C.rows_per_group(_C.Problem("m_grouped_bf16_gemm_masked", 4096, **groups, expected_m=20)) == 20

@@ -92,7 +92,7 @@ def test_last_sixteen_bad_entries_are_kept(disk):
     assert {path.read_bytes() for path in bad} == {b"bad %d" % i for i in range(4, 20)}
 
 
-# ---- F-C6: which files it trusts ----
+# ---- which files it trusts ----
 
 
 def refused(disk: DiskCache) -> None:
@@ -200,7 +200,7 @@ def test_entry_that_is_no_plain_file_of_ours_is_a_miss(disk, tmp_path, make):
     assert disk.get(KEY) == b"rebuilt" and valid.read_bytes()[84:] == PAYLOAD
 
 
-# ---- F-C2: the n-th system call fails, once or for ever ----
+# ---- the n-th system call fails, once or for ever ----
 
 
 class Failing:
@@ -258,7 +258,7 @@ def test_kernel_is_built_and_used_when_the_disk_is_not_usable(monkeypatch, tmp_p
     assert not list((tmp_path / "tmp").iterdir())
 
 
-# ---- F-C8: what killed processes leave ----
+# ---- what killed processes leave ----
 
 
 def test_gc_removes_orphans_but_nothing_alive(disk):

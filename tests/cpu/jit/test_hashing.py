@@ -1,4 +1,4 @@
-"""The hashes: what must change the cache's key (F-C7), the kernel hash and the tree hash, and what must not."""
+"""The hashes: what must change the cache's key, the kernel hash and the tree hash, and what must not."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def key(source: str = SOURCE, headers: dict = HEADERS, **changes) -> str:
     return hashing.compile_key(source, headers, SimpleNamespace(**{**vars(TOOLCHAIN), **changes}))
 
 
-# ---- F-C7: the cache's key ----
+# ---- the cache's key ----
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,6 @@ UNCHECKED = ("deep_gemm/include/", "models/", "CHANGELOG.md", "docs/glossary.md"
 CPP_TEXT = re.compile(r'//[^\n]*|R"\((?:.|\n)*?\)"|"(?:[^"\\\n]|\\.)*"')
 CODE_IN_PROSE = re.compile(r"```.*?^```|`[^`\n]+`|</?[a-z][^>]*>|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 FIELD = re.compile(r"\{[^{}\n]*\}")  # of an f-string
-#: What is left to reword: (file, phrase). Only ever remove lines.
-EXEMPT: set[tuple[str, str]] = set()
 
 
 def table_rows() -> list[tuple[str, str]]:
@@ -98,7 +96,7 @@ def uses_of(phrase: str) -> list[tuple[str, int]]:
 
 @pytest.mark.parametrize("phrase", banned_phrases())
 def test_no_word_is_used_against_the_glossary(phrase):
-    wrong = [f"{name}:{line}" for name, line in uses_of(phrase) if (name, phrase) not in EXEMPT]
+    wrong = [f"{name}:{line}" for name, line in uses_of(phrase)]
     assert not wrong, f"{phrase!r} is used against docs/glossary.md: {', '.join(wrong)}"
 
 
@@ -121,14 +119,8 @@ def misnamed() -> frozenset[tuple[str, str, str]]:
 
 
 def test_no_name_is_used_against_the_glossary():
-    assert not sorted(use for use in misnamed() if use[:2] not in EXEMPT)
+    assert not sorted(misnamed())
     assert names_of("thread block").search("num_thread_blocks") and names_of("thread block").search("kThreadBlock")
-
-
-def test_exemptions_only_shrink():
-    used = {(name, phrase) for _, phrase in EXEMPT for name, _ in uses_of(phrase)}
-    unused = EXEMPT - used - {use[:2] for use in misnamed()}
-    assert not unused, "these files no longer use the phrase: remove their exemptions"
 
 
 def test_every_word_has_one_entry():

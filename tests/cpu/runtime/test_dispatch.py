@@ -192,7 +192,7 @@ def test_a_config_that_does_not_compile_falls_back(driver):
     assert len(warned) == 1 and "does not compile (no such instruction)" in warned[0] and wanted[1] in warned[0]
 
 
-# Grouped problems, without the stub.
+# Plans of dense and grouped problems, with a fake compiler and no driver.
 
 
 @pytest.fixture

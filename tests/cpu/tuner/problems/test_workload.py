@@ -139,26 +139,3 @@ def test_what_is_stored_is_canonical_and_names_the_regime():
         "graph-cold-skewed",
     ]
     assert workload.name_regime("graph-cold", "fp8_gemm", "skewed") == "graph-cold"
-
-
-@pytest.mark.parametrize(
-    ("mean", "rounded"),
-    [
-        (0, 1),
-        (1, 1),
-        (7, 7),
-        (8, 8),
-        (9, 10),
-        (11, 12),
-        (13, 14),
-        (17, 20),
-        (21, 24),
-        (33, 40),
-        (192, 192),
-        (1000, 1024),
-        (4000, 4096),
-        (9999, 4096),
-    ],
-)
-def test_expected_rows_are_rounded_as_the_library_does(mean, rounded):
-    assert workload.round_expected_m(mean, 4096) == rounded

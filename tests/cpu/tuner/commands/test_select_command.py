@@ -242,6 +242,7 @@ def test_no_gpu_means_the_recorded_model_of_gpu(without, monkeypatch, capsys):
         ("a", 1, 1),
         (1, 1, 1, "--device", "b200"),
         (1, 1, 1, "--num-sms", "-1"),
+        (0, 1, 1, "--op", "m_grouped_fp8_gemm_masked", "--num-groups", "4", "--expected-m", "8"),
         (1, 1, 1, "--op", "x"),
         (1, 1, 1, "--recipe", "x"),
         (1, 1, 1, "--a-major", "mn"),
