@@ -7,6 +7,7 @@ records in `queries.py`, and nowhere else.
 from dataclasses import dataclass
 
 from deep_gemm import _C
+from tuner.measured import Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,31 +66,15 @@ class CompilerReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasurementRow:
-    """One config in one block, in one role: `search` rounds choose, `confirm` rounds score.
-
-    Ratios are to the block's reference config. A `censored` row is a lower bound: the race dropped the config early.
-    """
+class MeasurementRow(Measured):
+    """One config in one block, in one role. Ratios are to the block's reference config."""
 
     block: BlockRow
     config: _C.Config
     config_id: int
     config_key: str
-    role: str
-    status: str
-    num_samples: int | None = None
-    median_us: float | None = None
-    mad_us: float | None = None
-    q10_us: float | None = None
-    q90_us: float | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    max_abs_error: float | None = None
     clock_mhz: float | None = None
     power_w: float | None = None
-    samples: list[float] | None = None
-    error: str | None = None
     report: CompilerReport = CompilerReport()
 
     @property

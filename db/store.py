@@ -183,7 +183,7 @@ class Store:
         self,
         sku: str | None = None,
         kernel_hash: str | None = None,
-        op: str | None = "fp8_gemm",
+        op: str | None = None,
         role: str | None = None,
         regime: str | None = None,
         compiler: str | None = None,
@@ -202,7 +202,7 @@ class Store:
         self,
         sku: str | None = None,
         kernel_hash: str | None = None,
-        op: str | None = "fp8_gemm",
+        op: str | None = None,
         regime: str | None = None,
         compiler: str | None = None,
     ) -> list[WinnerRow]:

@@ -15,6 +15,10 @@ are JSON text; samples are little-endian float32. Every constraint has a name, b
 CHECKs. SQLite tables are STRICT; `measurement`, which takes nearly all of a file, is WITHOUT ROWID.
 """
 
+from collections import Counter
+from collections.abc import Collection
+from itertools import chain
+
 from sqlalchemy import (
     REAL,
     BigInteger,
@@ -33,6 +37,7 @@ from sqlalchemy import (
 )
 
 from deep_gemm import _C
+from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
 SCHEMA_VERSION = 3  # user_version of the file; raised by every migration
@@ -44,18 +49,22 @@ SWEEP_STATUSES = ("running", "finished", "interrupted", "failed")
 BLOCK_STATUSES = ("open", "finished", "failed")
 COMPILERS = ("nvrtc", "nvcc")
 MAX_TIME_US = 1e12  # longer than any sweep; infinity and NaN fail the comparison
-#: Descriptions of the fields of problems and configs. The order of columns is that in which they came.
-FIELDS = {field.name: field for field in (*_C.PROBLEM_FIELDS, *_C.CONFIG_FIELDS)}
-#: Fields of a problem that are words, the default first; those that came with groups, and the groups' numbers as
-#: (lowest, highest, default).
-PROBLEM_WORDS = {
-    name: FIELDS[name].words for name in ("recipe", "d_dtype", "c_mode", "a_major", "b_major", "scale_layout")
+#: Table -> descriptions of the fields that it stores.
+FIELDS: dict[str, dict[str, _C.Field]] = {"problem": PROBLEM_FIELDS, "config": CONFIG_FIELDS}
+#: Table -> its fields in the order of their columns: those of the first schema, then those of each migration.
+FIELD_COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "problem": (
+        ("m", "n", "k", "num_sms", "compiled_dims"),
+        ("recipe", "d_dtype", "c_mode", "a_major", "b_major", "scale_layout", "batch_invariant"),
+        ("num_groups", "expected_m", "alignment", "group_layout"),
+    ),
+    "config": (
+        ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n"),
+        ("split_k", "swap_ab"),
+    ),
 }
-GROUP_WORDS = {"group_layout": FIELDS["group_layout"].words}
-GROUP_NUMBERS = {
-    name: (FIELDS[name].minimum, FIELDS[name].maximum, FIELDS[name].default)
-    for name in ("num_groups", "expected_m", "alignment")
-}
+#: Types of fields that are text; what is in `dims` only the library checks.
+TEXT_TYPES = ("word", "dims")
 MAX_WORKLOAD_LENGTH = 1024
 
 INTEGER = BigInteger().with_variant(Integer(), "sqlite")
@@ -74,11 +83,6 @@ def between(table: str, column: str, low: float, high: float) -> CheckConstraint
     return CheckConstraint(f"{column} >= {low} AND {column} <= {high}", name=f"ck_{table}_{column}")
 
 
-def within(table: str, name: str) -> CheckConstraint:
-    """Return the CHECK that a field of a problem or a config is within its range."""
-    return between(table, name, FIELDS[name].minimum, FIELDS[name].maximum)
-
-
 def positive(table: str, column: str, below: float) -> CheckConstraint:
     """Return the CHECK that `column` is NULL or a finite positive number."""
     return CheckConstraint(f"{column} > 0 AND {column} < {below:.1f}", name=f"ck_{table}_{column}")
@@ -89,19 +93,67 @@ def short(table: str, column: str, length: int) -> CheckConstraint:
     return CheckConstraint(f"length({column}) <= {length}", name=f"ck_{table}_{column}")
 
 
-def added_words(table: str, words: dict[str, tuple[str, ...]]) -> list[Column]:
-    """Return required text columns of a later migration; the first word is the default, the CHECK is in the column."""
+def check_field_columns(table: str, names: Collection[str]) -> None:
+    """Check that FIELD_COLUMNS has each field of a table once. Raises: RuntimeError naming those that differ."""
+    columns = Counter(chain.from_iterable(FIELD_COLUMNS[table]))
+    wrong = {name for name in {*names, *columns} if columns[name] != (name in names)}
+    if wrong:
+        raise RuntimeError(
+            f"db/tables.py: FIELD_COLUMNS[{table!r}] must list each described field once, and no other; mend"
+            f" {', '.join(sorted(wrong))}; new fields go into a tuple of their own at the end, with a migration"
+        )
+
+
+for _table, _fields in FIELDS.items():
+    check_field_columns(_table, _fields)
+
+
+def get_fields(table: str, *, is_added: bool) -> list[_C.Field]:
+    """Return the fields of a table in the order of their columns: those of the first schema, or those added later."""
+    first, *later = FIELD_COLUMNS[table]
+    return [FIELDS[table][name] for name in (chain.from_iterable(later) if is_added else first)]
+
+
+def get_added_defaults(table: str) -> dict[str, str | int]:
+    """Return the values of the fields that later migrations added, as rows of an older schema have them."""
+    return {field.name: to_stored(field.default) for field in get_fields(table, is_added=True)}
+
+
+def to_stored(value: str | int) -> str | int:
+    """Return a value of a field as its column stores it: truth values as 0 and 1."""
+    return value if isinstance(value, str) else int(value)
+
+
+def first_columns(table: str) -> list[Column]:
+    """Return the required columns of the first schema's fields; their CHECKs are the table's."""
     return [
-        Column(name, Text, one_of(table, name, values), server_default=values[0], nullable=False)
-        for name, values in words.items()
+        Column(field.name, Text if field.type in TEXT_TYPES else INTEGER, nullable=False)
+        for field in get_fields(table, is_added=False)
     ]
 
 
-def added_integer(table: str, name: str, low: int, high: int, default: int) -> Column:
-    """Return a required integer column of a later migration."""
-    return Column(
-        name, INTEGER, between(table, name, low, high), server_default=literal_column(str(default)), nullable=False
-    )
+def first_checks(table: str) -> list[CheckConstraint]:
+    """Return the CHECKs that the numbers among the first schema's fields are within their ranges."""
+    return [
+        between(table, field.name, field.minimum, field.maximum)
+        for field in get_fields(table, is_added=False)
+        if field.type not in TEXT_TYPES
+    ]
+
+
+def added_columns(table: str) -> list[Column]:
+    """Return the required columns of the fields that later migrations added, each with its default and its CHECK."""
+    return [added_column(table, field) for field in get_fields(table, is_added=True)]
+
+
+def added_column(table: str, field: _C.Field) -> Column:
+    """Return the required column of a field that a later migration added."""
+    if field.type == "word":
+        check = one_of(table, field.name, field.words)
+        return Column(field.name, Text, check, server_default=field.default, nullable=False)
+    check = between(table, field.name, field.minimum, field.maximum)
+    default = str(to_stored(field.default))
+    return Column(field.name, INTEGER, check, server_default=literal_column(default), nullable=False)
 
 
 def identifier(table: str) -> list:
@@ -180,26 +232,22 @@ problem = make_table(
     "problem",
     identifier("problem"),
     text("key", "op"),
-    integers("m", "n", "k", "num_sms"),
-    text("compiled_dims"),
-    added_words("problem", PROBLEM_WORDS),
-    added_integer("problem", "batch_invariant", 0, 1, 0),
-    [added_integer("problem", name, *numbers) for name, numbers in GROUP_NUMBERS.items()],
-    added_words("problem", GROUP_WORDS),
+    first_columns("problem"),
+    added_columns("problem"),
     UniqueConstraint("key", name="uq_problem_key"),
-    *(within("problem", name) for name in ("m", "n", "k", "num_sms")),
+    first_checks("problem"),
 )
 
-KNOBS = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n")
 config = make_table(
-    "config", identifier("config"), text("key", "op"), integers(*KNOBS), optional_text("extra"),
-    *(
-        added_integer("config", name, FIELDS[name].minimum, FIELDS[name].maximum, FIELDS[name].default)
-        for name in ("split_k", "swap_ab")
-    ),
+    "config",
+    identifier("config"),
+    text("key", "op"),
+    first_columns("config"),
+    optional_text("extra"),
+    added_columns("config"),
     UniqueConstraint("key", name="uq_config_key"),
-    *(within("config", name) for name in KNOBS),
-)  # fmt: skip
+    first_checks("config"),
+)
 
 sweep = make_table(
     "sweep",

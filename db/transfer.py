@@ -22,16 +22,11 @@ APPLICATION = "deep_gemm tuning database"
 FORMAT = 1
 BLOBS = {"samples"}
 #: The values of columns that an export of an older schema does not have.
-ADDED: dict[str, dict[str, Any]] = {name: {} for name in KEYS} | {
-    "problem": (
-        {name: words[0] for name, words in (tables.PROBLEM_WORDS | tables.GROUP_WORDS).items()}
-        | {"batch_invariant": 0}
-        | {name: default for name, (_, _, default) in tables.GROUP_NUMBERS.items()}
-    ),
-    "config": {"split_k": 1, "swap_ab": 0},
-    "block": {"workload": ""},
-    "compilation": {"variant": ""},
-}
+ADDED: dict[str, dict[str, Any]] = (
+    {name: {} for name in KEYS}
+    | {name: tables.get_added_defaults(name) for name in tables.FIELDS}
+    | {"block": {"workload": ""}, "compilation": {"variant": ""}}
+)
 
 
 def load_tables(source: str | os.PathLike) -> Tables:

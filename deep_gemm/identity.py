@@ -11,11 +11,9 @@ from collections.abc import Mapping
 
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, DeepGemmError, ProblemError
+from deep_gemm.fields import CONFIG_FIELDS, OP_KINDS, PROBLEM_FIELDS
 
 _MAX_BYTES = 4096  # of the text of a problem or a config: many times what all fields take
-_OPS = frozenset(kind.name for kind in _C.OP_KINDS)
-_PROBLEM_FIELDS = {field.name: field for field in _C.PROBLEM_FIELDS}
-_CONFIG_FIELDS = {field.name: field for field in _C.CONFIG_FIELDS}
 #: The type of a field's value in JSON, and how an error calls it.
 _TYPES = {
     "integer": (int, "an integer"),
@@ -58,7 +56,7 @@ def read_problem(text: str) -> "_C.Problem":
     if found.keys() != {"fields", "op"} or not isinstance(found["fields"], dict):
         raise ProblemError(f"problem = {text[:80]!r}: must have the members fields and op; write Problem.to_json()")
     _check_op(found["op"])
-    return _C.Problem(op=found["op"], **_check_fields(found["fields"], _PROBLEM_FIELDS, ProblemError))
+    return _C.Problem(op=found["op"], **_check_fields(found["fields"], PROBLEM_FIELDS, ProblemError))
 
 
 def read_config(text: str) -> "_C.Config":
@@ -67,7 +65,7 @@ def read_config(text: str) -> "_C.Config":
     Raises: ConfigError for text that is no JSON object of fields, a repeated or unknown name, or a value that is no
         integer within its range.
     """
-    return _C.Config(**_check_fields(_parse(text, ConfigError), _CONFIG_FIELDS, ConfigError))
+    return _C.Config(**_check_fields(_parse(text, ConfigError), CONFIG_FIELDS, ConfigError))
 
 
 def _write(fields: Mapping) -> str:
@@ -109,8 +107,8 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_make_object, parse_constant=_refu
 
 
 def _check_op(op: object) -> None:
-    if not isinstance(op, str) or op not in _OPS:
-        raise ProblemError(f"op = {str(op)[:32]!r}: no such op kind; use one of {', '.join(sorted(_OPS))}")
+    if not isinstance(op, str) or op not in OP_KINDS:
+        raise ProblemError(f"op = {str(op)[:32]!r}: no such op kind; use one of {', '.join(sorted(OP_KINDS))}")
 
 
 def _check_fields(given: dict, known: "Mapping[str, _C.Field]", error: type[DeepGemmError]) -> dict:

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from deep_gemm import _C, op_docs, vendor
+from deep_gemm.fields import OP_KINDS
 
 #: The default of a parameter that must be given.
 REQUIRED = object()
-
-_FP8_KINDS = {kind.name for kind in _C.OP_KINDS if kind.is_fp8}
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Op:
     @property
     def is_fp8(self) -> bool:
         """Whether A and B are pairs (data, scales)."""
-        return self.kind in _FP8_KINDS
+        return bool(self.kind) and OP_KINDS[self.kind].is_fp8
 
     @property
     def is_blocks(self) -> bool:

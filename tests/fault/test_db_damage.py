@@ -79,7 +79,7 @@ def test_damaged_files_are_refused_or_read_as_valid_rows(sound, folder):
         refusal = None
         try:
             with Store.open(path, mode) as store:
-                check_rows_are_possible(store.load_measurements(op=None))
+                check_rows_are_possible(store.load_measurements())
         except errors.TunerError as error:
             refusal = str(error)
         if refusal is not None:

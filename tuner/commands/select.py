@@ -2,10 +2,15 @@
 
 import json
 import math
+from collections.abc import Callable
+from inspect import Parameter, Signature, signature
+from typing import Any
 
 import typer
 
-from tuner.problems.fields import FIELDS, OP_NAMES, describe_option
+from deep_gemm import _C
+from deep_gemm.fields import PROBLEM_FIELDS
+from tuner.problems.fields import OP_NAMES, describe_option
 
 TIME_SOURCES = {"heuristic": "the heuristic's estimate", "forest": "the forest's prediction"}
 
@@ -15,30 +20,40 @@ def register(app) -> None:
     app.command("select")(select)
 
 
+def make_parameter(field: _C.Field) -> Parameter:
+    """Return the argument or option of a field; a word that is not given is the op kind's or the function's."""
+    kind, default = type(field.default), typer.Option(field.default, help=field.meaning)
+    if field.role == "size":
+        kind, default = int, typer.Argument(help=field.meaning)
+    elif field.type == "word":
+        default = typer.Option(None, help=describe_option(field.name))
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+
+def add_field_parameters(command: Callable) -> Callable:
+    """Give a command that takes **fields, as its signature, the fields of a problem after its positional parameters.
+
+    Which sizes are compiled into a kernel (`dims`) is decided call by call and has no option.
+    """
+    fields = [make_parameter(field) for field in PROBLEM_FIELDS.values() if field.type != "dims"]
+    own = [one for one in signature(command).parameters.values() if one.kind != Parameter.VAR_KEYWORD]
+    before = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own if one.kind != Parameter.KEYWORD_ONLY]
+    command.__signature__ = Signature([*before, *fields, *own[len(before) :]])  # type: ignore[attr-defined]
+    return command
+
+
+@add_field_parameters
 def select(
-    m: int = typer.Argument(help=FIELDS["m"].meaning),
-    n: int = typer.Argument(help=FIELDS["n"].meaning),
-    k: int = typer.Argument(help=FIELDS["k"].meaning),
     device: str = typer.Option(
         "", help="SKU or short name (h200, h100, ...). Default: this machine's GPU, without one the recorded SKU."
     ),
     op: str = typer.Option(
         "fp8_gemm", help=f"One of {OP_NAMES}; or the name of a function, such as m_grouped_fp8_gemm_nt_masked."
     ),
-    num_sms: int = typer.Option(FIELDS["num_sms"].default, help=FIELDS["num_sms"].meaning),
-    num_groups: int = typer.Option(FIELDS["num_groups"].default, help=FIELDS["num_groups"].meaning),
-    expected_m: int = typer.Option(FIELDS["expected_m"].default, help=FIELDS["expected_m"].meaning),
-    alignment: int = typer.Option(FIELDS["alignment"].default, help=FIELDS["alignment"].meaning),
-    group_layout: str = typer.Option(None, help=describe_option("group_layout")),
-    recipe: str = typer.Option(None, help=describe_option("recipe")),
-    d_dtype: str = typer.Option(None, help=describe_option("d_dtype")),
-    c_mode: str = typer.Option(None, help=describe_option("c_mode")),
-    a_major: str = typer.Option(None, help=describe_option("a_major")),
-    b_major: str = typer.Option(None, help=describe_option("b_major")),
-    scale_layout: str = typer.Option(FIELDS["scale_layout"].default, help=FIELDS["scale_layout"].meaning),
-    batch_invariant: bool = typer.Option(False, help=FIELDS["batch_invariant"].meaning),
+    *,
     explain: bool = typer.Option(False, help="Show scores, guards and predicted times as well."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    **fields: Any,
 ) -> None:
     """Print the config that the library would use. This needs no GPU.
 
@@ -46,25 +61,7 @@ def select(
     """
     from tuner.ship.selection import describe_choice
 
-    found = describe_choice(
-        op,
-        m,
-        n,
-        k,
-        device,
-        num_sms=num_sms,
-        num_groups=num_groups,
-        expected_m=expected_m,
-        alignment=alignment,
-        group_layout=group_layout,
-        recipe=recipe,
-        d_dtype=d_dtype,
-        c_mode=c_mode,
-        a_major=a_major,
-        b_major=b_major,
-        scale_layout=scale_layout,
-        batch_invariant=batch_invariant,
-    )
+    found = describe_choice(op, device=device, **fields)
     if as_json:
         print(json.dumps(found, indent=1, sort_keys=True))
         return

@@ -30,6 +30,9 @@ LOG_TWO = math.log(2.0)
 #: A problem belongs to the full-space set when this share of its candidates was measured; its best config is then
 #: known.
 FULL_SPACE_SHARE = 0.8
+#: The fields by which configs are sorted: tile, cluster, split of K, order of the operands, stages. Every table and
+#: artefact has this order.
+CONFIG_ORDER = ("block_m", "block_n", "block_k", "cluster_m", "cluster_n", "split_k", "swap_ab", "num_stages")
 UNMEASURED, CENSORED, SEARCHED, CONFIRMED = 0, 1, 2, 3
 FAILURES = ("incorrect", "compile_error", "crash", "timeout", "spill")
 #: Failures of one kernel; other variants of the op kind may still use its config.
@@ -139,17 +142,8 @@ def problem_order(problem) -> tuple:
 
 
 def config_order(config) -> tuple:
-    """Return the sort key of configs: tile, cluster, split of K, order of the operands, stages."""
-    return (
-        config.block_m,
-        config.block_n,
-        config.block_k,
-        config.cluster_m,
-        config.cluster_n,
-        config.split_k,
-        config.swap_ab,
-        config.num_stages,
-    )
+    """Return the sort key of configs."""
+    return tuple(getattr(config, name) for name in CONFIG_ORDER)
 
 
 def find_quarantined(by_problem: dict) -> dict:

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 from joblib import Parallel, delayed
 
+from deep_gemm.fields import OP_KINDS
 from tuner.learn.baselines import choose_baselines
 from tuner.learn.dataset import CONFIRMED, Dataset
 from tuner.learn.learner import Settings, choose, fit
-from tuner.problems.fields import K_GROUPED, get_tokens, get_weight_shape, grouping_of
+from tuner.problems.fields import get_tokens, get_weight_shape
 from tuner.problems.shapes import OTHER_MODEL
 
 #: What is compared, with the names that people read.
@@ -64,7 +65,7 @@ def family_folds(data: Dataset) -> Iterator[Fold]:
     for family in np.unique(data.families):
         mask = data.families == family
         first = data.problems[int(np.flatnonzero(mask)[0])]
-        label = f"m{first.m}-n{first.n}" if grouping_of(first.op) == K_GROUPED else f"n{first.n}-k{first.k}"
+        label = f"m{first.m}-n{first.n}" if OP_KINDS[first.op].k_is_divided else f"n{first.n}-k{first.k}"
         yield Fold("family", label, mask)
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.numerics import SCALE_BLOCK, get_sums_error, make_bound, widen
 from tuner.measure.operands import BufferSet, get_d_columns, get_factors, get_family, get_head_splits, make_d_layout
-from tuner.problems.fields import CONTIGUOUS, K_GROUPED, MASKED, grouping_of
 from tuner.problems.workload import Groups
 
 #: Red zones before and after the checked D, in elements.
@@ -47,9 +47,9 @@ class CheckedOutput:
         self.rows = self.d.flatten(0, -2)
         self.columns = find_columns(problem).to(device)
         tokens = find_token_rows(problem, groups, device)
-        is_masked, is_packed = (grouping_of(problem.op) == kind for kind in (MASKED, CONTIGUOUS))
-        self.compared = tokens if is_masked else None
-        self.padding = (~tokens).nonzero().flatten() if is_packed and tokens is not None else None
+        kind = OP_KINDS[problem.op]
+        self.compared = tokens if kind.has_room else None
+        self.padding = (~tokens).nonzero().flatten() if kind.m_is_shared and tokens is not None else None
         self.start = None
 
     def prepare(self, start: torch.Tensor | None) -> None:
@@ -91,9 +91,10 @@ class CheckedOutput:
 
 def find_token_rows(problem, groups: Groups | None, device: str) -> torch.Tensor | None:
     """Return bool[all rows of D] of the rows that groups of rows hold, None for other problems."""
-    if groups is None or grouping_of(problem.op) not in (CONTIGUOUS, MASKED):
+    kind = OP_KINDS[problem.op]
+    if groups is None or kind.k_is_divided:
         return None
-    found = torch.zeros(problem.m * (problem.num_groups if grouping_of(problem.op) == MASKED else 1), dtype=torch.bool)
+    found = torch.zeros(problem.m * (problem.num_groups if kind.has_room else 1), dtype=torch.bool)
     for start, size in zip(*groups, strict=True):
         found[start : start + size] = True
     return found.to(device)
@@ -125,19 +126,19 @@ def split_groups(problem, operands: BufferSet, groups: Groups | None) -> Iterato
     whole.
     """
     a, scale_a, b, scale_b = operands[:4]
-    grouping = grouping_of(problem.op)
+    kind = OP_KINDS[problem.op]
     if groups is None:
         yield a, scale_a, b, scale_b, 0
         return
     for group, (start, size) in enumerate(zip(*groups, strict=True)):
-        if grouping == K_GROUPED:
+        if kind.k_is_divided:
             parts = (
                 take_k(problem, values, scales, rows, start, size)
                 for values, scales, rows in ((a, scale_a, problem.m), (b, scale_b, problem.n))
             )
             yield *next(parts), *next(parts), group * problem.m
             continue
-        place, rows = (group, slice(size)) if grouping == MASKED else (slice(start, start + size), slice(None))
+        place, rows = (group, slice(size)) if kind.has_room else (slice(start, start + size), slice(None))
         mine = [None if tensor is None else tensor[place][rows] for tensor in (a, scale_a)]
         yield *mine, b[group], None if scale_b is None else scale_b[group], start
 

@@ -17,9 +17,10 @@ from typing import NamedTuple
 
 import torch
 
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.numerics import SCALE_BLOCK
 from deep_gemm.quantize import align, ceil_div
-from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, KINDS, MASKED, grouping_of, is_fp8
+from tuner.problems.fields import is_fp8
 from tuner.problems.workload import (
     Groups,
     Workload,
@@ -148,7 +149,7 @@ def get_head_splits(problem) -> tuple[int, int, int] | None:
 
 def get_factors(problem) -> tuple[float, float]:
     """Return (alpha, beta)."""
-    return GENERAL_FACTORS if problem.c_mode == "general" and grouping_of(problem.op) == DENSE else (1.0, 1.0)
+    return GENERAL_FACTORS if problem.c_mode == "general" and not OP_KINDS[problem.op].is_grouped else (1.0, 1.0)
 
 
 def get_d_columns(problem) -> int:
@@ -159,11 +160,11 @@ def get_d_columns(problem) -> int:
 
 def count_stacked(problem) -> dict[str, int]:
     """Return how many matrices A, B and D (with C) are stacks of; 0: one matrix without a dimension of groups."""
-    grouping, count = grouping_of(problem.op), problem.num_groups
+    kind, count = OP_KINDS[problem.op], problem.num_groups
     return {
-        "a": count if grouping == MASKED else 0,
-        "b": count if grouping in (CONTIGUOUS, MASKED) else 0,
-        "d": count if grouping in (MASKED, K_GROUPED) else 0,
+        "a": count if kind.has_room else 0,
+        "b": count if kind.is_grouped and not kind.k_is_divided else 0,
+        "d": count if kind.has_room or kind.k_is_divided else 0,
     }
 
 
@@ -208,7 +209,7 @@ FAMILIES = {
 
 def get_family(problem) -> FamilyOperands:
     """Return the row of a problem's op family."""
-    return FAMILIES[KINDS[problem.op].family]
+    return FAMILIES[OP_KINDS[problem.op].family]
 
 
 def get_layouts(problem) -> dict[str, Layout | None]:
@@ -225,7 +226,7 @@ def get_touched_bytes(problem, groups: Groups | None) -> int:
     """Return the bytes of one set that a launch reads or writes: masked groups are not full, and B of an empty group is
     not read.
     """
-    if groups is None or grouping_of(problem.op) == K_GROUPED:
+    if groups is None or OP_KINDS[problem.op].k_is_divided:
         return get_set_bytes(problem)
     rows, room = count_touched_rows(problem, groups), problem.m * max(count_stacked(problem)["a"], 1)
     matrices, layouts = count_touched_matrices(problem, groups), get_layouts(problem)

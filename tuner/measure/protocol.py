@@ -130,7 +130,8 @@ def make_job(
 def check_job(job: dict) -> None:
     """Raise ProtocolError unless `job` has exactly the fields and types that `make_job` gives it."""
     # Imported here, because a process that only passes messages needs no library.
-    from tuner.problems.fields import CONFIG_FIELDS, PROBLEM_DEFAULTS
+    from deep_gemm.fields import CONFIG_FIELDS
+    from tuner.problems.fields import PROBLEM_DEFAULTS
     from tuner.problems.workload import WORKLOADS
 
     require(set(job) == {"type", "problem", "configs", "must_confirm", "plan", "seed", "workload"}, "fields")
@@ -167,7 +168,8 @@ def require(condition: bool, what: str) -> None:
 
 def parse_job(job: dict) -> Job:
     """Check a job's message and return it; the native module checks the range of every number again."""
-    from tuner.problems.fields import CONFIG_FIELDS, to_config, to_problem
+    from deep_gemm.fields import CONFIG_FIELDS
+    from tuner.problems.fields import to_config, to_problem
 
     check_job(job)
     configs = [to_config(dict(zip(CONFIG_FIELDS, row, strict=True))) for row in job["configs"]]

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from tuner.measured import Measured
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -25,26 +27,13 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What one config got in one role, `search` or `confirm`. Times are microseconds, ratios are to the reference.
+class Result(Measured):
+    """What one config got in one role of a race. Ratios are to the job's reference config.
 
     `config` is the config's index in the job; where a report is read back, the config itself takes its place.
     """
 
     config: Any
-    role: str
-    status: str
-    error: str | None = None
-    max_abs_error: float | None = None
-    num_samples: int | None = None
-    median_us: float | None = None
-    mad_us: float | None = None
-    q10_us: float | None = None
-    q90_us: float | None = None
-    ratio: float | None = None
-    ratio_low: float | None = None
-    ratio_high: float | None = None
-    samples: list[float] | None = None
 
     def to_json(self) -> dict:
         """Return the fields that are known."""

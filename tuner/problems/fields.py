@@ -4,35 +4,28 @@ The fields are those of the library itself, so that a new one needs a column (se
 here.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-import deep_gemm
-from deep_gemm import _C
+from deep_gemm import _C, ops
+from deep_gemm.fields import CONFIG_FIELDS, OP_KINDS, PROBLEM_FIELDS
 
-#: Op kinds by name, and their names in the order of the native table.
-KINDS = {kind.name: kind for kind in _C.OP_KINDS}
-OPS = tuple(KINDS)
+#: The op kinds, in the order of the native table.
+OPS = tuple(OP_KINDS)
 #: As help texts list them.
 OP_NAMES = ", ".join(OPS)
 #: What the groups of an op divide: nothing, the rows of A (packed, or each group with room for m), or K.
 DENSE, CONTIGUOUS, MASKED, K_GROUPED = "dense", "contiguous", "masked", "k_grouped"
-#: How the name of a public function says whether A and B are transposed; an op kind's name leaves it out.
-FUNCTION_LAYOUT = re.compile(r"_([nt])([nt])(?=_|$)")
-#: Older names begin with the type, as in fp8_m_grouped_gemm_nt_masked.
-FUNCTION_ALIAS = re.compile(r"^(fp8|bf16)_m_grouped_")
-HEAD_SPLIT_SUFFIX = "_skip_head_mid"
-#: Descriptions of fields by name; the op kind is no field.
-FIELDS = {field.name: field for field in (*_C.PROBLEM_FIELDS, *_C.CONFIG_FIELDS)}
+#: The public functions that have an op kind, under all of their names.
+FUNCTIONS = {name: row for row in ops.OPS if row.kind for name in (row.name, *row.other_names)}
+#: The layout in a function's name -> the contiguous dimensions of A and B.
+MAJORS = {"nt": ("k", "k"), "nn": ("k", "mn"), "tn": ("mn", "mn"), "tt": ("mn", "k")}
 #: Names with their defaults; sizes have none and stand as 1.
 PROBLEM_DEFAULTS = _C.Problem(OPS[0], 1, 1, 1).as_dict()
-PROBLEM_FIELDS = tuple(PROBLEM_DEFAULTS)
-CONFIG_FIELDS = tuple(field.name for field in _C.CONFIG_FIELDS)
 #: How many groups there are and where their rows lie: sizes, too, because a kernel serves all of them.
-GROUP_FIELDS = tuple(field.name for field in _C.PROBLEM_FIELDS if field.role == "group")
+GROUP_FIELDS = tuple(name for name, field in PROBLEM_FIELDS.items() if field.role == "group")
 #: What a kernel is compiled for besides its config and compiled dims.
-KERNEL_FIELDS = tuple(field.name for field in _C.PROBLEM_FIELDS if field.role == "variant")
+KERNEL_FIELDS = tuple(name for name, field in PROBLEM_FIELDS.items() if field.role == "variant")
 #: What decides which kernels and configs there are for a problem besides its sizes; batch_invariant only limits the
 #: choice of a config.
 VARIANT_FIELDS = (*KERNEL_FIELDS, "batch_invariant")
@@ -71,17 +64,17 @@ def replace_problem(problem: _C.Problem, **changes: object) -> _C.Problem:
 
 def grouping_of(op: str) -> str:
     """Return what the groups of an op kind divide."""
-    return KINDS[op].grouping
+    return OP_KINDS[op].grouping
 
 
 def is_fp8(op: str) -> bool:
     """Return whether an op kind multiplies FP8 operands with scales."""
-    return KINDS[op].is_fp8
+    return OP_KINDS[op].is_fp8
 
 
 def legal_words(op: str, name: str) -> tuple[str, ...]:
     """Return the words that problems of an op kind may have in a field of words."""
-    return getattr(KINDS[op], f"{name}s")
+    return getattr(OP_KINDS[op], f"{name}s")
 
 
 def default_fields(op: str) -> dict:
@@ -92,8 +85,8 @@ def default_fields(op: str) -> dict:
 
 def describe_option(name: str) -> str:
     """Return the help text of an option for a field of words that an op kind or a function's name may decide."""
-    default = FIELDS[name].default
-    return f"{FIELDS[name].meaning} Default: {default}, unless the op kind or the function's name says otherwise."
+    field = PROBLEM_FIELDS[name]
+    return f"{field.meaning} Default: {field.default}, unless the op kind or the function's name says otherwise."
 
 
 def read_op_name(name: str) -> tuple[str, dict]:
@@ -103,42 +96,40 @@ def read_op_name(name: str) -> tuple[str, dict]:
     """
     if name in OPS:
         return name, {}
-    layout = FUNCTION_LAYOUT.search(name)
-    op = FUNCTION_ALIAS.sub(r"m_grouped_\1_", FUNCTION_LAYOUT.sub("", name).removesuffix(HEAD_SPLIT_SUFFIX))
-    if name not in deep_gemm.__all__ or layout is None or op not in OPS:
-        raise KeyError(name)
-    if name.endswith(HEAD_SPLIT_SUFFIX):
-        return op, {"c_mode": "head_split"}
-    if is_fp8(op):  # kernels read FP8 along K, whatever the function takes
-        return op, {"group_layout": "blocks"} if grouping_of(op) == K_GROUPED and layout[0] == "_nt" else {}
-    return op, {"a_major": "mn" if layout[1] == "t" else "k", "b_major": "mn" if layout[2] == "n" else "k"}
+    row = FUNCTIONS[name]
+    if row.family == "heads":
+        return row.kind, {"c_mode": "head_split"}
+    if row.is_fp8:  # kernels read FP8 along K, whatever the function takes
+        return row.kind, {"group_layout": "blocks"} if row.is_blocks else {}
+    return row.kind, dict(zip(("a_major", "b_major"), MAJORS[row.layout], strict=True))
 
 
 def get_group_rows(problem: _C.Problem) -> int:
     """Return the rows of A that one matrix of B meets on average, as far as the host knows: all of them but for groups
     of rows.
     """
-    grouping = grouping_of(problem.op)
-    if grouping == MASKED:
+    kind = OP_KINDS[problem.op]
+    if kind.has_room:
         return problem.expected_m or problem.m
-    return -(-problem.m // problem.num_groups) if grouping == CONTIGUOUS else problem.m
+    return -(-problem.m // problem.num_groups) if kind.m_is_shared else problem.m
 
 
 def get_weight_shape(problem: _C.Problem) -> tuple[int, int]:
     """Return the two sizes that a model fixes: n and k, or of groups of K m and n, whose product D is the gradient of
     such a weight.
     """
-    return (problem.m, problem.n) if grouping_of(problem.op) == K_GROUPED else (problem.n, problem.k)
+    return (problem.m, problem.n) if OP_KINDS[problem.op].k_is_divided else (problem.n, problem.k)
 
 
 def get_tokens(problem: _C.Problem) -> int:
     """Return the size that grows with the tokens of a call, of one group where there are groups: rows of A, or K."""
-    return -(-problem.k // problem.num_groups) if grouping_of(problem.op) == K_GROUPED else get_group_rows(problem)
+    is_k = OP_KINDS[problem.op].k_is_divided
+    return -(-problem.k // problem.num_groups) if is_k else get_group_rows(problem)
 
 
 def get_work(problem: _C.Problem) -> int:
     """Return the multiplications of a problem, masked groups at the rows expected."""
-    rows = problem.num_groups * get_group_rows(problem) if grouping_of(problem.op) == MASKED else problem.m
+    rows = problem.num_groups * get_group_rows(problem) if OP_KINDS[problem.op].has_room else problem.m
     return rows * problem.n * problem.k
 
 

@@ -26,12 +26,11 @@ from typing import Any
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
-from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, OPS, get_weight_shape, get_work, grouping_of
+from tuner.problems.fields import CONTIGUOUS, K_GROUPED, MAJORS, MASKED, OPS, get_weight_shape, get_work
 
 PRESET_DIR = Path(__file__).parents[1] / "presets"
-#: The layout in a function's name -> the contiguous dimensions of A and B.
-MAJORS = {"nt": ("k", "k"), "nn": ("k", "mn"), "tn": ("mn", "mn"), "tt": ("mn", "k")}
 #: The model of a shape that is in no preset.
 OTHER_MODEL = "other"
 #: Rows that each masked group has room for, unless a preset says otherwise.
@@ -107,21 +106,18 @@ def expand_group(group: dict) -> list:
         for shape in group["shapes"]:
             sizes = (
                 make_sizes(op, group, shape)
-                if grouping_of(op) != DENSE
+                if OP_KINDS[op].is_grouped
                 else [{"m": m} for m in shape.get("m", group.get("m", []))]
             )
-            fixed = {name: shape[name] for name in (("m", "n") if grouping_of(op) == K_GROUPED else ("n", "k"))}
+            fixed = {name: shape[name] for name in (("m", "n") if OP_KINDS[op].k_is_divided else ("n", "k"))}
             problems += [_C.Problem(op, **fixed, **size, **fields, **majors) for size in sizes]
     return problems
 
 
 def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
     """Return the fields of problems that the "sizes" of one grouped shape give, see the head of this file."""
-    grouping, alignment = (
-        grouping_of(op),
-        group.get("fields", {}).get("alignment", _C.Problem(OPS[0], 1, 1, 1).alignment),
-    )
-    mean_name = "mean_k" if grouping == K_GROUPED else "mean_m"
+    alignment = group.get("fields", {}).get("alignment", PROBLEM_FIELDS["alignment"].default)
+    mean_name = "mean_k" if OP_KINDS[op].k_is_divided else "mean_m"
     found = []
     for entry in shape.get("sizes", group.get("sizes", [])):
         for mean in entry[mean_name]:
@@ -131,7 +127,7 @@ def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
                 MASKED: {"m": (room := group.get("max_m", MAX_M)), "expected_m": _C.round_expected_m(mean, room)},
                 K_GROUPED: {"k": total},
             }
-            found.append({"num_groups": entry["num_groups"]} | sizes[grouping])
+            found.append({"num_groups": entry["num_groups"]} | sizes[OP_KINDS[op].grouping])
     return found
 
 
@@ -172,7 +168,7 @@ def model_of_shape(is_grouped: bool = False) -> dict[tuple[int, int], str]:
         for group in document["groups"]
     ]
     found: dict[tuple[int, int], str] = {}
-    for group in sorted(groups, key=lambda group: (grouping_of(group.get("op", OPS[0])) == DENSE) == is_grouped):
+    for group in sorted(groups, key=lambda group: OP_KINDS[group.get("op", OPS[0])].is_grouped != is_grouped):
         if group["model"] != OTHER_MODEL:
             for shape in group["shapes"]:
                 found.setdefault((shape["n"], shape["k"]) if "k" in shape else (shape["m"], shape["n"]), group["model"])
@@ -182,4 +178,4 @@ def model_of_shape(is_grouped: bool = False) -> dict[tuple[int, int], str]:
 def model_names(problems: list) -> list[str]:
     """Return for each problem the public model that has such a weight, OTHER_MODEL where no preset has it."""
     known = {is_grouped: model_of_shape(is_grouped) for is_grouped in (False, True)}
-    return [known[grouping_of(problem.op) != DENSE].get(get_weight_shape(problem), OTHER_MODEL) for problem in problems]
+    return [known[OP_KINDS[problem.op].is_grouped].get(get_weight_shape(problem), OTHER_MODEL) for problem in problems]

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 import torch
 
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.numerics import SPREAD, divide, draw_factors, get_starts, make_m_indices
 from deep_gemm.quantize import SCALE_BLOCK, ceil_div
 from tuner import errors
-from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of
 
 WORKLOADS = ("spread", "uniform", "skewed")
 DEFAULT = WORKLOADS[0]
@@ -47,7 +47,7 @@ class Workload:
 
     def describe(self, problem) -> str:
         """Return what `block.workload` stores: canonical JSON, "" for a dense problem."""
-        if grouping_of(problem.op) == DENSE:
+        if not OP_KINDS[problem.op].is_grouped:
             return ""
         spread = {"spread": SPREAD} if self.name == "spread" else {}
         return json.dumps({"seed": self.seed, "sizes": self.name} | spread, sort_keys=True, separators=(",", ":"))
@@ -62,7 +62,7 @@ def name_regime(regime: str, op: str, workload: str) -> str:
     """Return the regime of measurements of an op kind: another workload than the default one is another regime for
     grouped ops.
     """
-    return regime if workload == DEFAULT or grouping_of(op) == DENSE else f"{regime}-{workload}"
+    return regime if workload == DEFAULT or not OP_KINDS[op].is_grouped else f"{regime}-{workload}"
 
 
 def make_groups(problem, workload: Workload) -> Groups | None:
@@ -70,14 +70,14 @@ def make_groups(problem, workload: Workload) -> Groups | None:
 
     Raises: UsageError where K cannot be divided among groups.
     """
-    grouping = grouping_of(problem.op)
-    if grouping == DENSE:
+    kind = OP_KINDS[problem.op]
+    if not kind.is_grouped:
         return None
     generator = random.Random(f"{workload.seed} {workload.name} {problem.key}")
-    if grouping == MASKED:
+    if kind.has_room:
         sizes = make_masked_sizes(problem, workload.name, generator)
         return Groups([group * problem.m for group in range(problem.num_groups)], sizes)
-    if grouping == K_GROUPED:
+    if kind.k_is_divided:
         if problem.k % K_UNIT:
             raise errors.UsageError(
                 f"{problem}: k = {problem.k} is no multiple of {K_UNIT}, of which every group of K is one; round it up"
@@ -137,14 +137,14 @@ def make_group_tensor(problem, groups: Groups, device: str) -> torch.Tensor:
     """Return what a kernel reads: m_indices int32 [m] of contiguous groups with -1 for padding, else the sizes int32
     [num_groups].
     """
-    if grouping_of(problem.op) != CONTIGUOUS:
+    if not OP_KINDS[problem.op].m_is_shared:
         return torch.tensor(groups.sizes, dtype=torch.int32, device=device)
     return make_m_indices(*groups, problem.m).to(device)
 
 
 def count_touched_rows(problem, groups: Groups) -> int:
     """Return the rows of A and D that a launch reads or writes: the valid ones of masked groups, else all of them."""
-    return sum(groups.sizes) if grouping_of(problem.op) == MASKED else problem.m
+    return sum(groups.sizes) if OP_KINDS[problem.op].has_room else problem.m
 
 
 def count_touched_matrices(problem, groups: Groups) -> int:

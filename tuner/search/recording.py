@@ -12,12 +12,13 @@ from pathlib import Path
 from deep_gemm import _C, environment
 from tuner.db.rows import Identity
 from tuner.measure.records import Result
+from tuner.measured import Measured
 from tuner.problems.workload import Workload
 from tuner.search.precompile import Compiled
 from tuner.search.problem_run import Block
 from tuner.search.winners import Winner
 
-RESULT_FIELDS = tuple(field.name for field in fields(Result) if field.name != "config")
+RESULT_FIELDS = tuple(field.name for field in fields(Measured))
 #: What a row of `block` takes from a report under the same name.
 REPORT_FIELDS = ("confirm_rounds", "anchor_us", "noise", "clock_mhz", "power_w", "throttle")
 

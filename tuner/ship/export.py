@@ -14,6 +14,7 @@ import numpy as np
 
 from deep_gemm import _C
 from deep_gemm.artifact import FORMAT, SIZES, exact_key
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.selector import Selector
 from tuner import errors
 from tuner.learn.dataset import CONFIRMED, SEARCHED, Dataset
@@ -21,7 +22,7 @@ from tuner.learn.evaluation import Evaluation
 from tuner.learn.learner import is_inside, predict
 from tuner.learn.record import Record
 from tuner.learn.train import EVALUATION, Training, write_file
-from tuner.problems.fields import MASKED, grouping_of, replace_problem
+from tuner.problems.fields import replace_problem
 from tuner.ship import gates
 from tuner.ship.artifact import build_artifact
 from tuner.ship.model_card import CardPart, Contents, Counts, write_card
@@ -268,8 +269,8 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
 
 def move(problem, rows: int, n: int = 0, k: int = 0):
     """Return a larger problem. Masked groups keep their room and expect more rows instead."""
-    is_masked = grouping_of(problem.op) == MASKED
-    grown = {"expected_m": min(problem.expected_m + rows, problem.m)} if is_masked else {"m": problem.m + rows}
+    has_room = OP_KINDS[problem.op].has_room
+    grown = {"expected_m": min(problem.expected_m + rows, problem.m)} if has_room else {"m": problem.m + rows}
     return replace_problem(problem, **grown, n=problem.n + n, k=problem.k + k)
 
 

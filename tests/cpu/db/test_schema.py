@@ -4,6 +4,7 @@ promised.
 
 import itertools
 import sqlite3
+from itertools import chain
 
 import pytest
 from alembic.autogenerate import compare_metadata
@@ -14,10 +15,11 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
 from deep_gemm import _C
+from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
 from tests.fakes.databases import make_database
 from tuner import errors
 from tuner.db import Store, engine, schema, tables
-from tuner.problems import fields
+from tuner.problems.fields import PROBLEM_DEFAULTS
 
 
 @pytest.fixture
@@ -301,15 +303,28 @@ def test_an_older_file_with_a_foreign_table_or_impossible_rows_is_left_alone(tmp
 
 
 def test_columns_are_the_fields_of_the_library():
-    assert set(fields.PROBLEM_FIELDS) == set(tables.problem.columns.keys()) - {"id", "key"}
-    assert set(fields.CONFIG_FIELDS) == set(tables.config.columns.keys()) - {"id", "key", "op", "extra"}
-    words = {name: words[0] for name, words in (tables.PROBLEM_WORDS | tables.GROUP_WORDS).items()}
-    numbers = {name: default for name, (_, _, default) in tables.GROUP_NUMBERS.items()}
-    assert (words | numbers).items() <= fields.PROBLEM_DEFAULTS.items()
+    assert set(PROBLEM_FIELDS) == set(tables.problem.columns.keys()) - {"id", "key", "op"}
+    assert set(CONFIG_FIELDS) == set(tables.config.columns.keys()) - {"id", "key", "op", "extra"}
+    for table, described in (("problem", PROBLEM_FIELDS), ("config", CONFIG_FIELDS)):
+        listed = list(chain.from_iterable(tables.FIELD_COLUMNS[table]))
+        assert set(listed) == set(described) and len(listed) == len(described)
+    assert tables.get_added_defaults("problem").items() <= PROBLEM_DEFAULTS.items()
+    assert tables.get_added_defaults("config") == {"split_k": 1, "swap_ab": 0}
 
 
-@pytest.mark.parametrize("column", [*tables.GROUP_WORDS, *tables.GROUP_NUMBERS])
-def test_impossible_groups_are_refused(migrated, column):
+@pytest.mark.parametrize(
+    "names",
+    [{*CONFIG_FIELDS, "lanes"}, CONFIG_FIELDS.keys() - {"swap_ab"}],
+    ids=["a field without a column", "a column without a field"],
+)
+def test_a_field_that_the_order_of_columns_lacks_is_an_error(names):
+    (different,) = names ^ CONFIG_FIELDS.keys()
+    with pytest.raises(RuntimeError, match=rf"FIELD_COLUMNS\['config'\].* mend {different};"):
+        tables.check_field_columns("config", names)
+
+
+@pytest.mark.parametrize("column", list(tables.get_added_defaults("problem")))
+def test_impossible_values_of_added_fields_are_refused(migrated, column):
     values = {
         "id": 1,
         "key": "'k'",
@@ -319,7 +334,7 @@ def test_impossible_groups_are_refused(migrated, column):
         "k": 1,
         "num_sms": 0,
         "compiled_dims": "''",
-        column: "'x'" if column in tables.GROUP_WORDS else -1,
+        column: "'x'" if PROBLEM_FIELDS[column].type == "word" else -1,
     }
     statement = f"INSERT INTO problem ({', '.join(values)}) VALUES ({', '.join(map(str, values.values()))})"
     with sqlite3.connect(migrated) as raw, pytest.raises(sqlite3.IntegrityError, match=f"ck_problem_{column}"):

@@ -72,9 +72,10 @@ def test_a_grouped_problem_comes_back_with_its_workload(store):
     assert {row.block.workload for row in rows} == {'{"sizes":"spread","spread":0.3}'} and rows[
         0
     ].report.registers == 168
-    assert store.load_best(op=problem.op)[0].problem == problem and not store.load_measurements()
+    assert store.load_best(op=problem.op)[0].problem == problem and not store.load_measurements(op="fp8_gemm")
     add_block(store, add_context(store), make_problem(64))
-    assert {row.block.workload for row in store.load_measurements()} == {""}
+    assert {row.block.workload for row in store.load_measurements(op="fp8_gemm")} == {""}
+    assert {row.block.problem.op for row in store.load_measurements()} == {problem.op, "fp8_gemm"}
 
 
 @pytest.mark.parametrize("workload", ["skewed", '{"path":"/home/x"}', '{"a":"' + "b" * 2000 + '"}', 5, None])
@@ -98,7 +99,7 @@ def test_filters_select(store):
     assert {row.role for row in store.load_measurements(role="confirm")} == {"confirm"}
     for nothing in ({"sku": "other-sm1"}, {"regime": "hot"}, {"compiler": "nvcc"}, {"op": "bf16_gemm"}):
         assert store.load_measurements(**nothing) == []
-    assert len(store.load_measurements(op=None)) == 16
+    assert len(store.load_measurements()) == len(store.load_measurements(op=None)) == 16
     assert (
         store.newest_kernel_hash("fp8_gemm", SKU) == "cd" * 32
         and store.newest_kernel_hash("fp8_gemm", "other-sm1") is None

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from deep_gemm import _C
+from deep_gemm.fields import CONFIG_FIELDS
 from tests.fakes import synthetic
 from tuner import errors
 from tuner.db import Store
 from tuner.learn.dataset import (
     CENSORED,
+    CONFIG_ORDER,
     CONFIRMED,
     LOG_TWO,
     SEARCHED,
@@ -58,6 +60,10 @@ def value_of(data, config, problem=PROBLEM):
     """Return (log ratio, state) of one cell."""
     cell = data.problems.index(problem), data.configs.index(config)
     return float(data.log_ratio[cell]), int(data.state[cell])
+
+
+def test_configs_are_sorted_by_all_of_their_fields():
+    assert set(CONFIG_ORDER) == set(CONFIG_FIELDS) and len(CONFIG_ORDER) == len(CONFIG_FIELDS)
 
 
 def test_values_are_relative_to_the_heuristics_pick_whatever_the_reference():

@@ -16,7 +16,7 @@ from tuner.measure import operands
 from tuner.measure.checked_output import CheckedOutput, Reference
 from tuner.measure.protocol import ProtocolError, check_job, make_job
 from tuner.measure.race import ReferenceFailed
-from tuner.problems.fields import PROBLEM_FIELDS
+from tuner.problems.fields import PROBLEM_DEFAULTS
 from tuner.problems.workload import WORKLOADS, Workload, make_group_tensor, make_groups
 from tuner.search.problem_run import EFFORTS
 
@@ -254,7 +254,7 @@ def test_a_skewed_problem_does_not_read_the_matrices_of_empty_groups():
 
 def test_a_job_names_one_of_the_workloads():
     job = make_job(PROBLEMS[0], _C.get_candidates(PROBLEMS[0], H200)[:1], [], PLAN, 1)
-    assert job["workload"] == "spread" and set(job["problem"]) == set(PROBLEM_FIELDS)
+    assert job["workload"] == "spread" and set(job["problem"]) == set(PROBLEM_DEFAULTS)
     check_job(job | {"workload": "skewed"})
     for wrong in ("heavy", "", None, 3, []):
         with pytest.raises(ProtocolError, match="workload"):

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from deep_gemm import _C
+from deep_gemm.fields import CONFIG_FIELDS
 from tests.fakes import synthetic
 from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.sweeps import run_sweep
@@ -19,7 +20,7 @@ from tuner.db import Store
 from tuner.db.rows import BlockRow, MeasurementRow
 from tuner.learn import learner
 from tuner.learn.dataset import build_dataset, load_dataset
-from tuner.problems.fields import CONFIG_FIELDS, kernel_identity, replace_problem, to_config
+from tuner.problems.fields import kernel_identity, replace_problem, to_config
 from tuner.search import candidates, past, propose, wide_space
 from tuner.search.candidates import SweepOptions, find_kernels
 from tuner.search.precompile import Compiled

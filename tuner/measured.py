@@ -1,0 +1,29 @@
+"""What one config got in one role, whether a race has just measured it or the database has kept it.
+
+Imports nothing of the library, because the process that only passes messages on needs no more than this.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The outcome of one config in one role: `search` rounds choose, `confirm` rounds score.
+
+    Times are microseconds, ratios are to a reference config; None: not known. A `censored` status makes them lower
+    bounds: the race dropped the config early.
+    """
+
+    role: str
+    status: str
+    error: str | None = None
+    max_abs_error: float | None = None
+    num_samples: int | None = None
+    median_us: float | None = None
+    mad_us: float | None = None
+    q10_us: float | None = None
+    q90_us: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    samples: list[float] | None = None
