@@ -12,6 +12,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from deep_gemm.fields import OP_KINDS
+
 from .speedup import rounded
 from .stamp import RESULTS, read_json, write_json
 
@@ -61,7 +63,9 @@ def family_splits(result: dict, is_grouped: bool) -> dict[str, dict]:
     parts = result.get("ops") or {
         next(iter(result["meta"]["kernel_hash"])): result
     }  # a file of one op kind is that op kind's part
-    splits = {op: part["splits"].get("family", {}) for op, part in parts.items() if ("_grouped_" in op) == is_grouped}
+    splits = {
+        op: part["splits"].get("family", {}) for op, part in parts.items() if OP_KINDS[op].is_grouped == is_grouped
+    }
     return {op: split for op, split in splits.items() if split.get("model") is not None}
 
 

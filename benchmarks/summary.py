@@ -12,6 +12,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from deep_gemm.fields import OP_KINDS
+from tuner.problems.fields import read_op_name
+
 from . import dense_speedup, grouped_speedup, selector, stale
 from .compile_time import summarise
 from .speedup import rounded
@@ -20,12 +23,18 @@ from .stamp import RESULTS, read_json, write_json
 Entry = dict
 
 
+def is_grouped_call(name: str) -> bool:
+    """Return whether a call of host_time.py is of a grouped op; its name is the function's, a comma and more words."""
+    op, _ = read_op_name(name.partition(",")[0])
+    return OP_KINDS[op].is_grouped
+
+
 def make_p11(result: dict) -> Entry:
     """Host time of one call on a warm problem: the slowest of the dense ops, best of the blocks, beside torch.mm(out=)
     of the same run.
     """
     every = {name: times for name, times in result["host"]["cuda"].items() if "_gemm_" in name}
-    calls = {name: times for name, times in every.items() if "_grouped_" not in name}
+    calls = {name: times for name, times in every.items() if not is_grouped_call(name)}
     grouped = {name: times.get("best_us") for name, times in every.items() if name not in calls}
     slowest = max(calls, key=lambda name: calls[name]["best_us"])
     peer = result["host"]["cuda"]["torch.mm(out=)"]
