@@ -9,8 +9,8 @@ import itertools
 
 from deep_gemm import _C
 from deep_gemm.errors import ConfigError, ProblemError
+from deep_gemm.fields import OP_KINDS
 
-_KINDS = {kind.name: kind for kind in _C.OP_KINDS}
 _RECIPES = {"1d2d": "k1D2D", "1d1d": "k1D1D", "per_row": "kPerRow"}
 _C_MODES = {"none": "kNone", "accumulate": "kAccumulate", "general": "kGeneral", "head_split": "kHeadSplit"}
 #: Modes of C that came later than the others, and hence stand behind them in the list of canonical variants.
@@ -75,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads, 
 
 def kernel_name(op: str) -> str:
     """Return the symbol of the kernel of `op`. Raises ProblemError for an unknown op kind."""
-    if op not in _KINDS:
-        raise ProblemError(f"op = {op!r}: no such op kind; use one of {', '.join(sorted(_KINDS))}")
+    if op not in OP_KINDS:
+        raise ProblemError(f"op = {op!r}: no such op kind; use one of {', '.join(sorted(OP_KINDS))}")
     return f"deep_gemm_{op}"
 
 
@@ -118,7 +118,7 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
             f"    static constexpr {kind} {name} = {value};" for kind, name, value in _constants(problem, config)
         ),
         shape=f"m64n{columns}k{config.block_k // 4}",
-        types="f32.e4m3.e4m3" if _KINDS[problem.op].is_fp8 else "f32.bf16.bf16",
+        types="f32.e4m3.e4m3" if OP_KINDS[problem.op].is_fp8 else "f32.bf16.bf16",
         immediates=_immediates(problem, config),
         accumulators=accumulators,
         registers=", ".join(f"%{i}" for i in range(accumulators)),
@@ -132,7 +132,7 @@ def _render(problem: "_C.Problem", config: "_C.Config") -> str:
 
 def _skeleton(op: str) -> dict[str, str]:
     """Return what the kernel of an op kind includes, is passed and instantiates, by the template's names."""
-    kind = _KINDS[op]
+    kind = OP_KINDS[op]
     headers = [kind.kernel]
     arguments, template_arguments = ["maps", "params", "base"], ["deep_gemm::Config", "deep_gemm::Wgmma"]
     if kind.is_grouped:  # which tiles there are is the grouping's scheduler's to say
@@ -157,7 +157,7 @@ def _immediates(problem: "_C.Problem", config: "_C.Config") -> str:
     """Return the signs of both operands and, for BF16, whether each is transposed; the instruction's A is the side of
     64 rows.
     """
-    if _KINDS[problem.op].is_fp8:
+    if OP_KINDS[problem.op].is_fp8:
         return "1, 1"
     majors = [problem.b_major, problem.a_major] if config.swap_ab else [problem.a_major, problem.b_major]
     return "1, 1, " + ", ".join(str(int(major == "mn")) for major in majors)
@@ -186,13 +186,13 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
         "kFloatD": problem.d_dtype == "fp32", "kScaleRing": problem.scale_layout == "any",
         "kStaged": _C.is_staged(problem, config), "kPipelined": _C.is_pipelined(problem, config),
     }  # fmt: skip
-    if _KINDS[problem.op].is_grouped:
+    if OP_KINDS[problem.op].is_grouped:
         numbers |= {
             "kSharedBytes": numbers["kSharedBytes"] - _C.TILE_QUEUE_BYTES,
             "kTileQueueBytes": _C.TILE_QUEUE_BYTES,
         }
         switches["kGroupBlocks"] = problem.group_layout == "blocks"
-    recipe = _RECIPES[problem.recipe] if _KINDS[problem.op].is_fp8 else "kNone"
+    recipe = _RECIPES[problem.recipe] if OP_KINDS[problem.op].is_fp8 else "kNone"
     return [
         *(("u32", name, str(int(value))) for name, value in numbers.items()),
         *(("bool", name, "true" if value else "false") for name, value in switches.items()),
@@ -210,7 +210,7 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """
     kernel_name(op)
     device = _C.Device.known("h200")
-    variants = _canonical_variants(_KINDS[op])
+    variants = _canonical_variants(OP_KINDS[op])
     cases = [(_C.Problem(op, 1, 1, 1, **variant), config) for variant in variants for config in _canonical_configs(op)]
     fixed = (
         _C.Problem(op, 128, 256, 512, compiled_dims="mnk", **variants[0]),
@@ -220,7 +220,7 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
 
 
 def _block_k(op: str) -> int:
-    return 128 if _KINDS[op].is_fp8 else 64
+    return 128 if OP_KINDS[op].is_fp8 else 64
 
 
 def _canonical_variants(kind: "_C.OpKind") -> list[dict]:

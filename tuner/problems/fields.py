@@ -97,7 +97,7 @@ def read_op_name(name: str) -> tuple[str, dict]:
     if name in OPS:
         return name, {}
     row = FUNCTIONS[name]
-    if row.family == "heads":
+    if row.docs_template == "heads":
         return row.kind, {"c_mode": "head_split"}
     if row.is_fp8:  # kernels read FP8 along K, whatever the function takes
         return row.kind, {"group_layout": "blocks"} if row.is_blocks else {}
