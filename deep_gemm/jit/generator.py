@@ -214,13 +214,9 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     cases = [(_C.Problem(op, 1, 1, 1, **variant), config) for variant in variants for config in _canonical_configs(op)]
     fixed = (
         _C.Problem(op, 128, 256, 512, compiled_dims="mnk", **variants[0]),
-        _C.Config(64, 8, 8, block_k=_block_k(op)),
+        _C.Config(64, 8, 8, block_k=_C.stage_k(op)),
     )
     return [(problem, config) for problem, config in cases if _C.is_legal(problem, config, device)] + [fixed]
-
-
-def _block_k(op: str) -> int:
-    return 128 if OP_KINDS[op].is_fp8 else 64
 
 
 def _canonical_variants(kind: "_C.OpKind") -> list[dict]:
@@ -255,7 +251,7 @@ def _merge(*choices: list[dict]) -> list[dict]:
 
 
 def _canonical_configs(op: str) -> list["_C.Config"]:
-    block_k = _block_k(op)
+    block_k = _C.stage_k(op)
     clusters: tuple[dict[str, int], ...] = ({}, {"cluster_m": 2}, {"cluster_n": 2})
     plain = [
         _C.Config(block_m, block_n, num_stages, block_k=block_k, **cluster)
