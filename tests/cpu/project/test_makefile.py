@@ -14,8 +14,10 @@ def dry_run(*arguments: str, **environment: str) -> str:
     """Return the commands that make would run."""
     if not shutil.which("make"):
         pytest.skip("make is not installed")
+    # A make that runs these tests hands its flags and its depth down; then this make would print its directory too.
+    inherited = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     done = subprocess.run(
-        ["make", "-n", *arguments], cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True
+        ["make", "-n", *arguments], cwd=ROOT, env={**inherited, **environment}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -31,6 +33,13 @@ def test_nothing_is_installed_where_install_is_0(target):
     commands = dry_run(target, "INSTALL=0", "PYTHON=some-python")
     assert commands and "pip" not in commands and ".venv" not in commands
     assert all(line.split()[0] == "some-python" for line in commands.splitlines())
+
+
+def test_a_make_within_make_says_the_same(monkeypatch):
+    alone = dry_run("lint")
+    monkeypatch.setenv("MAKEFLAGS", "w")
+    monkeypatch.setenv("MAKELEVEL", "1")
+    assert dry_run("lint") == alone
 
 
 def test_ci_runs_lint_and_tests():
