@@ -1,7 +1,8 @@
 """The ops as `torch.ops.deep_gemm.*`: what a compiled or exported graph holds in place of a call.
 
 They are flat forms of the public ops: an FP8 pair is two arguments (`a, scale_a`), and there is no `stream`, which a
-graph cannot hold. Each writes `d` and returns nothing; `c` may be `d` itself, as in the public op. `ks` and
+graph cannot hold. Each writes `d` and returns nothing, or returns a new tensor; `c` may be `d` itself, as in the public
+op. `ks` and
 `expected_m` may be symbolic: a graph serves all of their values. The ops are registered through `torch.library.Library`
 because the wrapper that `torch.library.custom_op` puts around an op costs many times a launch.
 """
@@ -10,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from deep_gemm import vendor
+from deep_gemm import logits, vendor
 from deep_gemm.ops import FUNCTIONS, OPS, Op
 
 #: Operands reach an op with the strides that the program gave them: another layout would need another kernel, or one
@@ -23,10 +24,26 @@ _LIBRARY = torch.library.Library("deep_gemm", "FRAGMENT")
 def register_ops() -> None:
     """Register every public op, with its checks as the fake implementation, for tensors of every device."""
     for op in OPS:
-        run = _take_pairs(FUNCTIONS[op.name]) if op.is_fp8 else FUNCTIONS[op.name]
+        run = _flatten(op, FUNCTIONS[op.name])
         _LIBRARY.define(op.name + op.schema, tags=_TAGS)
         _LIBRARY.impl(op.name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"deep_gemm::{op.name}", _make_fake(op, run), lib=_LIBRARY)
+
+
+def _flatten(op: Op, function: Callable) -> Callable:
+    """Return the function of a row with the arguments of its schema: two in place of a pair."""
+    if op.pairs == ("a", "b"):
+        return _take_pairs(function)
+    return _take_keys(function) if op.pairs else function
+
+
+def _take_keys(op: Callable) -> Callable:
+    def run(
+        q: torch.Tensor, kv: torch.Tensor, scale_kv: torch.Tensor, *rest: object, **options: object
+    ) -> torch.Tensor:
+        return op(q, (kv, scale_kv), *rest, **options)
+
+    return run
 
 
 def _take_pairs(op: Callable) -> Callable:
@@ -43,12 +60,13 @@ def _make_fake(op: Op, run: Callable) -> Callable:
 
     Reading a symbolic size would fix its value, so the checks of such operands wait for the call.
     """
-    if not op.kind:
+    if op.module is vendor and not op.kind:
         return lambda *operands: vendor.check_operands(op.layout, *operands)
 
-    def fake(*operands: object, **factors: float) -> None:
+    def fake(*operands: object, **options: object) -> torch.Tensor | None:
         if not any(isinstance(number, torch.SymInt) for operand in operands for number in _numbers_of(operand)):
-            run(*operands, **factors)
+            return run(*operands, **options)
+        return logits.make_fake(op.name, *operands) if op.returns_tensor else None
 
     return fake
 

@@ -80,7 +80,8 @@ class _Template:
         as if both were "nt"; "" for scales that no op takes. `arguments`: the parameters after A and B that differ
         between families. `recipe`: the parameter of that name. `sizes`: what a size of 0 means. `scaling`: how FP8
         products are added up. `copies`: what happens to FP8 operands of the other major. `has_any_major`: BF16
-        operands may be contiguous along either dimension.
+        operands may be contiguous along either dimension. `text`: the whole docstring up to what it raises, of an op
+        that is no product; `shapes` are then those of queries, keys and logits.
     """
 
     purpose: str
@@ -93,6 +94,7 @@ class _Template:
     scaling: str = _ROUNDING
     copies: str = _TRANSPOSING
     has_any_major: bool = False
+    text: str = ""
 
 
 _DENSE = _Template(
@@ -190,6 +192,84 @@ m = 0, n = 0 or num_groups = 0: nothing happens. A group whose K is 0 has d = c,
 """,
 )
 
+_LOGITS_TYPES = """\
+    logits_dtype: torch.float32 (also None, the default) or torch.bfloat16: the type of the result, rounded once.
+"""
+
+_LOGITS = _Template(
+    purpose="attention index logits of queries over keys",
+    shapes=("tokens, heads, head_dim", "", "n, head_dim", "n", "tokens, n"),
+    formula="logits[i, j] = (sum(relu(q[i] @ k[j]) * weights[i])) * scale[j]",
+    text=f"""\
+Compute logits[i, j] = (sum over heads h of relu(q[i, h] . k[j]) * weights[i, h]) * scale[j] for the positions
+start[i] <= j < end[i] that token i sees, on the current stream.
+
+Sums are FP32. {_EVERYWHERE}
+Args:
+    q: float8_e4m3fn [tokens, heads, head_dim], or a pair (q, None); heads a multiple of 8 up to 128, head_dim 32, 64 or
+        128. Scales of q belong into the weights. A pair with scales is FP4: SM100 only.
+    kv: pair (keys, scales): keys float8_e4m3fn [n, head_dim], scales float32 [n], contiguous.
+    weights: float32 [tokens, heads], rows contiguous.
+    cu_seq_len_k_start, cu_seq_len_k_end: int32 [tokens], contiguous: the range of each token, cut to 0..n.
+    clean_logits: positions that a token does not see become -inf. If False, a GPU leaves them as they were allocated,
+        and the CPU makes them 0. An int here is max_seqlen_k, as newer versions of the API have it.
+    max_seqlen_k: if > 0, the result has this many columns, row i begins at position start[i], and nothing is cleaned.
+{_LOGITS_TYPES}{_STREAM}
+Returns: [tokens, n] or [tokens, max_seqlen_k], a new tensor whose rows start at multiples of 64 elements.
+
+Heads and tokens of q lie at any multiple of 16 bytes, keys and weights at any pitch of such; all of these and the
+scales start 16-byte aligned. No tokens or no columns: nothing happens.
+""",
+)
+
+_PAGED_LOGITS = _Template(
+    purpose="attention index logits of the last tokens of sequences over keys in pages",
+    shapes=(
+        "sequences, next_n, heads, head_dim",
+        "",
+        "pages, block_kv, 1, head_dim + 4",
+        "",
+        "sequences * next_n, max_context_len",
+    ),
+    formula="logits[i, j] = (sum(relu(q[i] @ k[j]) * weights[i])) * scale[j]",
+    text=f"""\
+Compute logits[i, j] = (sum over heads h of relu(q[i, h] . k[j]) * weights[i, h]) * scale[j] for the positions j that
+token i of all sequences sees, on the current stream.
+
+Sums are FP32. Lengths, pages and schedule are read on the device, so a CUDA graph may be replayed with others.
+{_EVERYWHERE}
+Args:
+    q: float8_e4m3fn [sequences, next_n, heads, head_dim], or a pair (q, None); heads a multiple of 8 up to 128,
+        head_dim 32, 64 or 128, next_n 1 to 8. Scales of q belong into the weights. A pair with scales is FP4: SM100
+        only.
+    kv_cache: uint8 [pages, block_kv, 1, head_dim + 4], block_kv 32 or 64: each page holds block_kv * head_dim bytes of
+        FP8 keys, then block_kv FP32 scales. Pages lie at any multiple of 16 bytes.
+    weights: float32 [sequences * next_n, heads], rows contiguous.
+    context_lens: int32 [sequences]: token t sees the positions j <= length - next_n + t. Or int32 [sequences, next_n],
+        rows contiguous: token t sees j < length[t].
+    block_table: int32 [sequences, pages of a sequence], rows contiguous: the page of each block_kv positions. Entries
+        behind the length of a sequence are not read.
+    schedule_meta: int32 [num_sms + 1, 2], from get_paged_mqa_logits_metadata for the same lengths; num_sms need not be
+        that of the device.
+    max_context_len: columns of the result; longer sequences are cut.
+    clean_logits: positions that a token does not see become -inf. If False, a GPU leaves them as they were allocated
+        or writes any number, and the CPU makes them 0.
+{_LOGITS_TYPES}\
+    indices: int32 [sequences] or None: rows of the same number are of one request, whose lengths and pages each of them
+        has. A hint, which changes no result.
+{_STREAM}
+Returns: [sequences * next_n, max_context_len], a new tensor whose rows start at multiples of 64 elements.
+
+No sequences or no columns: nothing happens.
+""",
+)
+
+_METADATA = _Template(
+    purpose="the schedule of paged attention index logits",
+    shapes=("sequences", "", "sequences, next_n", "", "num_sms + 1, 2"),
+    formula="where the share of keys of each slot begins",
+)
+
 #: The texts of every template of deep_gemm.ops.
 _TEMPLATES = {
     "dense": _DENSE,
@@ -197,6 +277,9 @@ _TEMPLATES = {
     "contiguous": _CONTIGUOUS,
     "masked": _MASKED,
     "k_grouped": _K_GROUPED,
+    "logits": _LOGITS,
+    "paged_logits": _PAGED_LOGITS,
+    "metadata": _METADATA,
     "vendor": _Template(
         purpose="cuBLASLt on BF16 or unscaled FP8, for comparison",
         shapes=_DENSE.shapes,
@@ -231,6 +314,8 @@ def list_shapes(op: "Op") -> list[str]:
 def make_docstring(op: "Op") -> str:
     """Return the docstring of a native op."""
     template = _TEMPLATES[op.docs_template]
+    if template.text:
+        return template.text + _RAISES
     summary = template.summary.format(formula=formula(op), operands="scaled FP8" if op.is_fp8 else "BF16")
     rounding = template.scaling if op.is_fp8 else _ROUNDING
     sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), template.arguments]

@@ -7,8 +7,9 @@ The op kind says whether operands are FP8 pairs `(data, scales)` or BF16 matrice
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import ModuleType
 
-from deep_gemm import _C, op_docs, vendor
+from deep_gemm import _C, logits, op_docs, vendor
 from deep_gemm.fields import OP_KINDS
 
 #: The default of a parameter that must be given.
@@ -42,8 +43,9 @@ class Op:
     """A row of the table.
 
     Attributes: `name`: of the public function. `docs_template`: the docstring template, which also gives the shapes
-        of its operands. `kind`: its op kind in problems, empty for the vendor's ops. `layout`: the memory of A, then of
-        B: "nt", "nn", "tn" or "tt". `other_names`: further exports of the same function.
+        of its operands. `kind`: its op kind in problems, empty for ops without one. `layout`: the memory of A, then of
+        B: "nt", "nn", "tn" or "tt". `other_names`: further exports of the same function. `module`: where the function
+        of an op without a kind is.
     """
 
     name: str
@@ -52,11 +54,28 @@ class Op:
     layout: str
     parameters: tuple[Parameter, ...]
     other_names: tuple[str, ...] = ()
+    module: ModuleType = vendor
 
     @property
     def is_fp8(self) -> bool:
-        """Whether A and B are pairs (data, scales)."""
+        """Whether operands are FP8."""
         return bool(self.kind) and OP_KINDS[self.kind].is_fp8
+
+    @property
+    def is_logits(self) -> bool:
+        """Whether the op computes attention logits, which it returns."""
+        return bool(self.kind) and OP_KINDS[self.kind].is_logits
+
+    @property
+    def returns_tensor(self) -> bool:
+        """Whether the op returns a new tensor, not None."""
+        return not any(parameter.name == "d" for parameter in self.parameters)
+
+    @property
+    def pairs(self) -> tuple[str, ...]:
+        """The parameters that are pairs (data, scales)."""
+        names = ("a", "b", "kv") if self.is_fp8 else ()
+        return tuple(parameter.name for parameter in self.parameters if parameter.name in names)
 
     @property
     def is_blocks(self) -> bool:
@@ -88,11 +107,11 @@ class Op:
         for parameter in self.parameters:
             if parameter.is_keyword_only and parameter.schema and "*" not in texts:
                 texts.append("*")
-            if self.is_fp8 and parameter.name in ("a", "b"):
+            if parameter.name in self.pairs:
                 texts += [f"Tensor {parameter.name}", f"Tensor scale_{parameter.name}"]
             elif parameter.schema:
                 texts.append(parameter.schema)
-        return f"({', '.join(texts)}) -> ()"
+        return f"({', '.join(texts)}) -> {'Tensor' if self.returns_tensor else '()'}"
 
 
 _PARAMETERS = {
@@ -113,6 +132,22 @@ _PARAMETERS = {
         Parameter("disable_ue8m0_cast", "bool disable_ue8m0_cast=False", False),
         Parameter("alpha", "float alpha=1.0", 1.0, check="number", is_keyword_only=True),
         Parameter("beta", "float beta=1.0", 1.0, check="number", is_keyword_only=True),
+        Parameter("q", "Tensor q", check="queries"),
+        Parameter("kv", "Tensor kv", check="operand"),
+        Parameter("kv_cache", "Tensor kv_cache", check="tensor"),
+        Parameter("weights", "Tensor weights", check="tensor"),
+        Parameter("cu_seq_len_k_start", "Tensor cu_seq_len_k_start", check="tensor"),
+        Parameter("cu_seq_len_k_end", "Tensor cu_seq_len_k_end", check="tensor"),
+        Parameter("context_lens", "Tensor context_lens", check="tensor"),
+        Parameter("block_table", "Tensor block_table", check="tensor"),
+        Parameter("schedule_meta", "Tensor schedule_meta", check="tensor"),
+        Parameter("block_kv", "SymInt block_kv", check="integer"),
+        Parameter("num_sms", "SymInt num_sms", check="integer"),
+        Parameter("max_context_len", "SymInt max_context_len", check="integer"),
+        Parameter("clean_logits", "bool clean_logits=True", True, check="flag"),
+        Parameter("max_seqlen_k", "SymInt max_seqlen_k=0", 0, check="integer"),
+        Parameter("logits_dtype", "ScalarType? logits_dtype=None", None, check="dtype"),
+        Parameter("indices", "Tensor? indices=None", None, check="tensor"),
         Parameter("stream", "", None, check="absent", is_keyword_only=True),
     )
 }
@@ -121,7 +156,17 @@ _PARAMETERS = {
 def _take(names: str, **defaults: object) -> tuple[Parameter, ...]:
     """Return the named parameters, with defaults of their own where they have such."""
     chosen = [_PARAMETERS[name] for name in names.split()]
-    return tuple(replace(one, default=defaults[one.name]) if one.name in defaults else one for one in chosen)
+    return tuple(
+        replace(one, default=defaults[one.name], schema=_with_default(one, defaults[one.name]))
+        if one.name in defaults
+        else one
+        for one in chosen
+    )
+
+
+def _with_default(parameter: Parameter, default: object) -> str:
+    """Return the schema of a parameter with another default, if that is a flag; others stay as they are."""
+    return f"bool {parameter.name}={default}" if isinstance(default, bool) else parameter.schema
 
 
 _FP8_OPTIONS = "recipe compiled_dims disable_ue8m0_cast"
@@ -189,6 +234,37 @@ def _list_k_grouped() -> list[Op]:
     ]
 
 
+def _list_logits() -> list[Op]:
+    ranges = "cu_seq_len_k_start cu_seq_len_k_end clean_logits max_seqlen_k logits_dtype stream"
+    pages = "context_lens block_table schedule_meta max_context_len clean_logits logits_dtype indices stream"
+    return [
+        Op(
+            "fp8_mqa_logits",
+            "logits",
+            "fp8_mqa_logits",
+            "nt",
+            _take(f"q kv weights {ranges}"),
+            other_names=("fp8_fp4_mqa_logits",),
+        ),
+        Op(
+            "fp8_paged_mqa_logits",
+            "paged_logits",
+            "fp8_paged_mqa_logits",
+            "nt",
+            _take(f"q kv_cache weights {pages}", clean_logits=False),
+            other_names=("fp8_fp4_paged_mqa_logits",),
+        ),
+        Op(
+            "get_paged_mqa_logits_metadata",
+            "metadata",
+            "",
+            "nt",
+            _take("context_lens block_kv num_sms indices"),
+            module=logits,
+        ),
+    ]
+
+
 def _list_vendor() -> list[Op]:
     return [
         Op(f"cublaslt_gemm_{layout}", "vendor", "", layout, _take("a b d c")) for layout in ("nt", "nn", "tn", "tt")
@@ -200,14 +276,15 @@ OPS = (
     *_list_dense(),
     *_list_m_grouped(),
     *_list_k_grouped(),
+    *_list_logits(),
     *_list_vendor(),
 )
 
 
 def _make_function(op: Op) -> Callable:
-    """Return the function of a row: a builtin, which an eager call reaches without any Python, or the vendor's."""
+    """Return the function of a row: a builtin, which an eager call reaches without any Python, or one in Python."""
     if not op.kind:
-        return getattr(vendor, op.name)
+        return getattr(op.module, op.name)
     return _C.make_op(
         name=op.name,
         kind=op.kind,
@@ -229,6 +306,8 @@ EXPORTS = {name: FUNCTIONS[op.name] for op in OPS for name in (op.name, *op.othe
 
 #: Parameters that are no operands: how, not what.
 _OPTIONS = frozenset((*_FP8_OPTIONS.split(), "alpha", "beta", "stream"))
+#: Parameters that the table shows by their shapes.
+_SHOWN = frozenset(("a", "b", "d", "q", "kv", "kv_cache"))
 
 
 def make_table() -> list[str]:
@@ -247,7 +326,7 @@ def _make_row(ops: list[Op]) -> str:
     """Return the row of ops that differ in their layout alone."""
     op, layouts = ops[0], ",".join(one.layout for one in ops)
     name = op.name.replace(f"_{op.layout}", f"_{{{layouts}}}") if len(ops) > 1 else op.name
-    others = [p.name for p in op.parameters if p.name not in ("a", "b", "d") and p.name not in _OPTIONS]
+    others = [p.name for p in op.parameters if p.name not in _SHOWN | _OPTIONS]
     texts = ((name, *op.other_names), (op_docs.formula(op),), op_docs.list_shapes(op), others)
     names, *cells = (", ".join(f"`{text}`" for text in cell) for cell in texts)
     return f"| {' | '.join([names, op_docs.get_purpose(op), *cells])} |"

@@ -22,7 +22,7 @@ def stand_in{signature}:
 
 def make_stand_in(op: Op, node: Callable, leave: Callable) -> Callable:
     """Return the stand-in of an op. `node` takes what the op's schema names, `leave` the op's own arguments."""
-    scope = {"node": node, "leave": leave, **_CHECKS}
+    scope = {"node": node, "leave": leave, "_take_queries": _take_queries, **_CHECKS}
     exec(compile(_make_source(op), f"<stand-in of {op.name}>", "exec"), scope)
     aliases = {parameter.alias: parameter.name for parameter in op.parameters if parameter.alias}
     return _accept_aliases(scope["stand_in"], aliases) if aliases else scope["stand_in"]
@@ -39,7 +39,7 @@ def _make_source(op: Op) -> str:
 
 
 def _check_name(op: Op, parameter: Parameter) -> str:
-    kind = "tensor" if parameter.check == "operand" and not op.is_fp8 else parameter.check
+    kind = "tensor" if parameter.check == "operand" and parameter.name not in op.pairs else parameter.check
     return f"_is_{kind}"
 
 
@@ -48,8 +48,10 @@ def _pass(parameter: Parameter, value: str) -> str:
 
 
 def _pass_to_node(op: Op, parameter: Parameter) -> str:
-    if parameter.check == "operand" and op.is_fp8:
+    if parameter.name in op.pairs:
         return f"*{parameter.name}"
+    if parameter.check == "queries":
+        return f"_take_queries({parameter.name})"
     return _pass(parameter, f"float({parameter.name})" if parameter.check == "number" else parameter.name)
 
 
@@ -77,6 +79,25 @@ def _is_operand(operand) -> bool:
     )
 
 
+def _is_queries(operand) -> bool:
+    """Whether queries are a tensor, or a pair (tensor, None)."""
+    if isinstance(operand, (tuple, list)):
+        return len(operand) == 2 and isinstance(operand[0], torch.Tensor) and operand[1] is None
+    return isinstance(operand, torch.Tensor)
+
+
+def _take_queries(operand):
+    return operand if isinstance(operand, torch.Tensor) else operand[0]
+
+
+def _is_flag(switch) -> bool:
+    return isinstance(switch, bool)
+
+
+def _is_dtype(dtype) -> bool:
+    return dtype is None or isinstance(dtype, torch.dtype)
+
+
 def _is_number(factor) -> bool:
     return isinstance(factor, (int, float))
 
@@ -93,4 +114,17 @@ def _is_absent(argument) -> bool:
     return argument is None
 
 
-_CHECKS = {check.__name__: check for check in (_is_tensor, _is_operand, _is_number, _is_integer, _is_sizes, _is_absent)}
+_CHECKS = {
+    check.__name__: check
+    for check in (
+        _is_tensor,
+        _is_operand,
+        _is_queries,
+        _is_flag,
+        _is_dtype,
+        _is_number,
+        _is_integer,
+        _is_sizes,
+        _is_absent,
+    )
+}

@@ -20,6 +20,26 @@ def empty_fp8(rows: int, columns: int, ordinal: int, stream: int | None) -> torc
         return torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=torch.device("cuda", ordinal))
 
 
+def make_logits(
+    like: torch.Tensor, sizes: tuple, strides: tuple, is_bfloat16: bool, ordinal: int, stream: object
+) -> torch.Tensor:
+    """Return uninitialised logits on the device of `like`, for a call with `stream=` (a torch.cuda.Stream, a raw
+    handle, or None) or with operands that are no tensors; memory as for empty_fp8.
+    """
+    dtype = torch.bfloat16 if is_bfloat16 else torch.float32
+    if isinstance(like, torch.Tensor) and not like.is_cuda:
+        return like.new_empty_strided(sizes, strides, dtype=dtype)
+    handle = getattr(stream, "cuda_stream", stream)
+    with _on_stream(handle, ordinal):
+        return torch.empty_strided(sizes, strides, dtype=dtype, device=torch.device("cuda", ordinal))
+
+
+def fill_with_infinity(d: torch.Tensor, stream: int | None) -> None:
+    """Write -inf into all of `d`; `stream` as for empty_fp8."""
+    with torch.no_grad(), _on_stream(stream, d.device.index or 0):
+        d.fill_(float("-inf"))
+
+
 def make_cpu_tensor(ks: list[int]) -> torch.Tensor:
     """Return `ks` as int32 [num_groups] on the CPU."""
     return torch.tensor(ks, dtype=torch.int32)

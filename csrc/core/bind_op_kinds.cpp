@@ -58,6 +58,8 @@ void bind_op_kind(py::module_& m) {
         .def_property_readonly(
             "is_fp8", [](const OpKind& self) { return self.is_fp8; }, "FP8 operands with scales; else BF16.")
         .def_property_readonly("is_grouped", &OpKind::is_grouped)
+        .def_property_readonly("is_logits", &OpKind::is_logits, "Attention logits, not a product of matrices.")
+        .def_property_readonly("is_paged", &OpKind::is_paged, "Attention logits of keys in pages.")
         .def_property_readonly("m_is_shared", &OpKind::m_is_shared,
                                "Groups lie one after the other among the m rows of A, padded to the alignment.")
         .def_property_readonly("has_room", &OpKind::has_room, "Every group has room for m rows.")

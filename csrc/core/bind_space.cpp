@@ -80,7 +80,9 @@ void bind_legality(py::module_& m) {
         "stage_k", [](const std::string& op) { return stage_k(parse_op(op)); }, "op"_a,
         "Return the only legal block_k of an op kind. Raises: ProblemError.");
     m.def("smem_bytes", &smem_bytes, "problem"_a, "config"_a, "Return the dynamic shared memory of one CTA in bytes.");
-    m.def("num_threads", &num_threads, "config"_a, "Return the threads of one CTA.");
+    m.def("num_threads", &num_threads, "problem"_a, "config"_a, "Return the threads of one CTA.");
+    m.def("logits_columns", &logits_columns, "problem"_a, "config"_a,
+          "Return the columns of the WGMMA of a kernel of attention logits.");
     m.def("is_pipelined", &is_pipelined, "problem"_a, "config"_a,
           "Return whether a math warpgroup holds two partial accumulators.");
     m.def("blocks_per_sm", &blocks_per_sm, "problem"_a, "config"_a,

@@ -206,6 +206,7 @@ std::vector<Config> get_default_space(const Problem& variant, const Device& devi
     Problem any = variant;  // num_sms and batch_invariant are a problem's own
     any.num_sms = 0;
     any.batch_invariant = false;
+    if (is_logits(any)) return get_logits_space(any, device);
     std::vector<Config> space;
     space.reserve(kMaxCandidates);
     append_plain(space, any, device);
@@ -246,7 +247,9 @@ bool Pruning::keeps_split(const Config& config) const {
 }
 
 bool is_worth_trying(const Problem& problem, const Config& config, const Device& device) {
-    if (!is_legal(problem, config, device) || !Pruning(problem, device).keeps(config)) return false;
+    if (!is_legal(problem, config, device)) return false;
+    if (is_logits(problem)) return keeps_tokens(problem, config);
+    if (!Pruning(problem, device).keeps(config)) return false;
     Config deeper = config;
     const auto blocks = [&](const Config& c) { return kSmSmemBytes / (smem_bytes(problem, c) + kSmemReservedBytes); };
     if (++deeper.num_stages > kDeepestRing || smem_bytes(problem, deeper) > device.smem_bytes) return true;

@@ -67,6 +67,11 @@ struct Pruning {
     bool may_split;
 };
 
+// Whether no smaller tile holds all tokens of a problem of attention logits.
+inline bool keeps_tokens(const Problem& problem, const Config& config) {
+    return config.block_m == 1 || config.block_m / 2 < problem.m;
+}
+
 std::vector<Config> get_candidates(const Problem& problem, const Device& device);
 
 // Whether a config of any default space is legal for this problem and not pointless: the pruning keeps it, and a deeper
@@ -76,6 +81,11 @@ bool is_worth_trying(const Problem& problem, const Config& config, const Device&
 // Call `visit(config)` for each candidate, in the order of get_candidates, without building a list.
 template <typename Visit>
 void for_each_candidate(const Problem& problem, const Device& device, Visit&& visit) {
+    if (is_logits(problem)) {
+        for (const Config& config : get_logits_space(problem, device))
+            if (keeps_tokens(problem, config)) visit(config);
+        return;
+    }
     const bool is_common = device.smem_bytes == kSm90SmemBytes && device.compute_major == 9;
     const std::vector<Config> own = is_common ? std::vector<Config>() : get_default_space(problem, device);
     const Pruning pruning(problem, device);

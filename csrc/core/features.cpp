@@ -33,6 +33,7 @@ constexpr const char* kProblemFeatureNames[kNumDenseFeatures + kNumGroupFeatures
                                                                                      "log2_rows_per_group",
                                                                                      "log2_alignment",
                                                                                      "has_blocks"};
+constexpr const char* kLogitsFeatureNames[kNumLogitsFeatures] = {"log2_heads", "log2_next_n", "log2_block_kv"};
 constexpr const char* kConfigFeatureNames[kNumConfigFeatures] = {
     "waves", "last_wave_fill", "useful_share", "log2_l2_bytes", "two_scale_share", "log_heuristic_ratio"};
 
@@ -83,10 +84,17 @@ void write_group_features(const Problem& problem, double* out) {
     *out++ = problem.group_layout == GroupLayout::kBlocks ? 1.0 : 0.0;
 }
 
+void write_logits_features(const Problem& problem, double* out) {
+    *out++ = portable_log2(double(problem.heads));
+    *out++ = portable_log2(double(problem.next_n));
+    *out++ = portable_log2(double(std::max(problem.block_kv, 1)));
+}
+
 void write_problem_features(const Problem& problem, const Estimator& estimator, double heuristic_us, double* out) {
     const Extent extent = extent_of(problem);
     const double bytes = memory_bytes(problem);
-    const double flops = 2.0 * double(extent.rows) * double(problem.n) * double(extent.k);
+    const double flops =
+        2.0 * double(extent.rows) * std::max(problem.heads, 1) * double(problem.n) * double(extent.k);
     *out++ = portable_log2(double(problem.m));
     *out++ = portable_log2(double(problem.n));
     *out++ = portable_log2(double(problem.k));
@@ -100,6 +108,7 @@ void write_problem_features(const Problem& problem, const Estimator& estimator, 
     *out++ = portable_log2(heuristic_us);
     out = write_variant_features(problem, out);
     if (op_kind(problem.op).is_grouped()) write_group_features(problem, out);
+    if (is_logits(problem)) write_logits_features(problem, out);
 }
 
 void write_config_features(const Problem& problem, const Estimator& estimator, double heuristic_us,
@@ -119,6 +128,8 @@ void write_config_features(const Problem& problem, const Estimator& estimator, d
 }  // namespace
 
 std::string feature_name(Op op, std::span<const Config> portfolio, size_t index) {
+    if (index >= kNumDenseFeatures && index < num_problem_features(op) && op_kind(op).is_logits())
+        return kLogitsFeatureNames[index - kNumDenseFeatures];
     if (index < num_problem_features(op)) return kProblemFeatureNames[index];
     index -= num_problem_features(op);
     return std::string(kConfigFeatureNames[index % kNumConfigFeatures]) + " of " +

@@ -17,12 +17,13 @@ namespace deep_gemm {
 // Raise it when a feature is added, removed or changed; artefacts of another version are not used.
 inline constexpr int kFeaturesVersion = 2;
 
-// Grouped ops have some more than dense ones.
-inline constexpr size_t kNumDenseFeatures = 20, kNumGroupFeatures = 4;
+// Grouped ops and attention logits have some more than dense products.
+inline constexpr size_t kNumDenseFeatures = 20, kNumGroupFeatures = 4, kNumLogitsFeatures = 3;
 inline constexpr size_t kNumConfigFeatures = 6;
 
 inline constexpr size_t num_problem_features(Op op) {
-    return kNumDenseFeatures + (op_kind(op).is_grouped() ? kNumGroupFeatures : 0);
+    const OpKind& kind = op_kind(op);
+    return kNumDenseFeatures + (kind.is_grouped() ? kNumGroupFeatures : kind.is_logits() ? kNumLogitsFeatures : 0);
 }
 inline constexpr size_t num_features(Op op, size_t num_portfolio) {
     return num_problem_features(op) + kNumConfigFeatures * num_portfolio;

@@ -8,6 +8,7 @@
 #include "core/candidates.hpp"
 #include "core/error.hpp"
 #include "core/legality.hpp"
+#include "core/logits_estimate.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -97,6 +98,7 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
 }
 
 double l2_read_bytes(const Problem& problem, const Config& config, const Tiling& tiling) {
+    if (is_logits(problem)) return logits_read_bytes(problem, tiling.m_tiles);
     const Extent extent = extent_of(problem);
     const double k_bytes = double(extent.k) * element_bytes(problem.op);
     const double a_reads = double(ceil_shift(tiling.n_tiles, config.cluster_n));
@@ -105,6 +107,7 @@ double l2_read_bytes(const Problem& problem, const Config& config, const Tiling&
 }
 
 double memory_bytes(const Problem& problem) {
+    if (is_logits(problem)) return logits_memory_bytes(problem);
     const Extent extent = extent_of(problem);
     const double m = double(extent.rows), n = double(problem.n), k = double(extent.k);
     const bool has_c = problem.c_mode == CMode::kAccumulate || problem.c_mode == CMode::kGeneral;
@@ -137,6 +140,8 @@ Estimator::Estimator(const Problem& problem, const Device& device, const Heurist
       extent_(extent_of(problem)),
       rates_(scale_rates(h200_rates, device)),
       sms_(usable_sms(problem, device)),
+      clock_ghz_(device.clock_mhz * 1e-3),
+      tensor_ratio_(device.tensor_ratio),
       k_steps_(ceil_div(extent_.k, stage_k(problem.op))) {
     memory_us_ = memory_bytes(problem) / (rates_.hbm_gbps * 1e3);
     l2_us_per_byte_ = 1.0 / (rates_.l2_gbps * 1e3);
@@ -177,6 +182,11 @@ double Estimator::epilogue_ns(const Config& config) const {
 }
 
 double Estimator::time_us(const Config& config, const Tiling& tiling) const {
+    if (is_logits(problem_)) {
+        const double l2_us = l2_read_bytes(problem_, config, tiling) * l2_us_per_byte_;
+        const double sm_us = logits_sm_us(problem_, config, tiling.m_tiles, {sms_, clock_ghz_, tensor_ratio_});
+        return rates_.launch_us + soft_maximum(memory_us_, l2_us, 0.0, sm_us);
+    }
     const double steps = double(ceil_shift(k_steps_, config.split_k));
     const double split_us = config.split_k > 1 ? rates_.split_us : 0.0;
     const double sm_us = double(tiling.rounds) * (steps * step_ns(config, tiling) + epilogue_ns(config)) * 1e-3;

@@ -58,6 +58,7 @@ class Estimator {
     Extent extent_;
     HeuristicRates rates_;
     int32_t sms_;
+    double clock_ghz_, tensor_ratio_;
     int64_t k_steps_;
     double memory_us_;
     double l2_us_per_byte_, power_us_per_flop_, sm_ns_per_byte_;

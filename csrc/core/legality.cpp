@@ -66,6 +66,7 @@ int epilogue_barriers(const Problem& problem, const Config& config) {
 enum class Rule {
     kNone,
     kArchitecture,
+    kLogits,
     kClusterKnob,
     kSplitKnob,
     kSwapKnob,
@@ -151,6 +152,8 @@ HeldRegisters held_registers(const Problem& problem, const Config& config) {
 
 Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
     if (device.compute_major != 9) return Rule::kArchitecture;
+    if (is_logits(problem))
+        return broken_logits_rule(problem, config, device) == LogitsRule::kNone ? Rule::kNone : Rule::kLogits;
     for (const auto rule : {broken_knob_rule, broken_tile_rule, broken_cluster_rule, broken_split_rule})
         if (const Rule broken = rule(problem, config); broken != Rule::kNone) return broken;
     if (usable_sms(problem, device) < config.cluster_m * config.cluster_n * config.split_k) return Rule::kClusterSms;
@@ -207,6 +210,8 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
             return "compute capability = " + std::to_string(device.compute_major) + '.' +
                    std::to_string(device.compute_minor) + " (" + device.name +
                    "): the kernels need 9.0; use a Hopper GPU";
+        case Rule::kLogits:
+            return describe_logits(broken_logits_rule(problem, config, device), problem, config, device);
         case Rule::kSwap: return clause("swap_ab", config.swap_ab, "must be 0 or 1; choose one of them");
         case Rule::kRows:
             return clause(config.swap_ab != 0 ? "block_n" : "block_m", row_side(config),
@@ -251,6 +256,7 @@ Problem make_base_problem(Op op) {
 // Every recipe and D with the staged and the direct epilogue. Other scale layouts, and majors where there is a choice,
 // forbid more.
 std::vector<Problem> make_representatives(Op op) {
+    if (op_kind(op).is_logits()) return make_logits_representatives(op);
     std::vector<Problem> variants;
     for (Recipe recipe : {Recipe::k1d2d, Recipe::k1d1d, Recipe::kPerRow})
         for (DDtype d_dtype : {DDtype::kBf16, DDtype::kFp32})
@@ -287,6 +293,7 @@ int estimate_registers(const Problem& problem, const Config& config) {
 }
 
 int64_t smem_bytes(const Problem& problem, const Config& config) {
+    if (is_logits(problem)) return logits_smem_bytes(problem, config);
     const int64_t num_barriers =
         2 * (int64_t(config.num_stages) + scale_ring_buffers(problem, config)) + epilogue_barriers(problem, config);
     const int64_t stage =
@@ -326,8 +333,9 @@ std::string impossible_reason(Op op, const Config& config, const Device& device)
 
 int blocks_per_sm(const Problem& problem, const Config& config) {
     // Two math warpgroups divide all registers of an SM among themselves.
-    if (math_warpgroups(config) > 1) return 1;
-    const int registers = int(align_up(estimate_registers(problem, config), kRegisterUnit)) * num_threads(config);
+    if (math_warpgroups(config) > 1 || is_logits(problem)) return 1;
+    const int registers =
+        int(align_up(estimate_registers(problem, config), kRegisterUnit)) * num_threads(problem, config);
     const int64_t by_smem = kSmSmemBytes / (smem_bytes(problem, config) + kSmemReservedBytes);
     return int(std::clamp<int64_t>(std::min<int64_t>(by_smem, kSmRegisters / registers), 1, kMaxBlocksPerSm));
 }

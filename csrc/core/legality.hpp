@@ -9,6 +9,7 @@
 
 #include "core/config.hpp"
 #include "core/device.hpp"
+#include "core/logits.hpp"
 #include "core/problem.hpp"
 
 namespace deep_gemm {
@@ -46,11 +47,13 @@ inline constexpr int column_side(const Config& config) { return config.swap_ab !
 inline constexpr int math_warpgroups(const Config& config) { return row_side(config) == 64 ? 1 : 2; }
 inline constexpr int rows_per_warpgroup(const Config& config) { return row_side(config) / math_warpgroups(config); }
 inline constexpr int mmas_per_warpgroup(const Config& config) { return rows_per_warpgroup(config) / 64; }
-inline constexpr int num_threads(const Config& config) { return 128 + 128 * math_warpgroups(config); }
+inline constexpr int num_threads(const Problem& problem, const Config& config) {
+    return is_logits(problem) ? logits_threads(config) : 128 + 128 * math_warpgroups(config);
+}
 
 // Whether the main loop multiplies with vectors of scales, and whether a ring of plain copies (not TMA) brings them.
 inline constexpr bool has_scale_vectors(const Problem& problem) {
-    return is_fp8(problem.op) && problem.recipe != Recipe::kPerRow;
+    return is_fp8(problem.op) && problem.recipe != Recipe::kPerRow && !is_logits(problem);
 }
 inline constexpr bool has_scale_ring(const Problem& problem) {
     return has_scale_vectors(problem) && problem.scale_layout == ScaleLayout::kAny;

@@ -29,6 +29,8 @@ enum class Major : uint8_t { kK, kMn };  // the dimension of an operand that is 
 enum class ScaleLayout : uint8_t { kMnMajor, kAny };
 // Operands of the groups of K: side by side in one matrix, or each in a contiguous block of memory.
 enum class GroupLayout : uint8_t { kJoint, kBlocks };
+// What an op computes: a product of matrices; attention logits, of keys that lie in one matrix or in pages.
+enum class Form : uint8_t { kProduct, kLogits, kPagedLogits };
 // Knobs of a config that an op kind may leave at their default only.
 enum class Knob : uint8_t { kClusters, kSplitK, kSwapAb };
 
@@ -66,7 +68,11 @@ struct OpKind {
     WordSet<ScaleLayout> scale_layouts;
     WordSet<GroupLayout> group_layouts;
     WordSet<Knob> knobs;
+    Form form = Form::kProduct;
 
+    constexpr bool is_product() const { return form == Form::kProduct; }
+    constexpr bool is_logits() const { return form != Form::kProduct; }
+    constexpr bool is_paged() const { return form == Form::kPagedLogits; }
     constexpr bool is_grouped() const { return grouping != Grouping::kNone; }
     // Groups lie one after the other among the m rows of A, each padded to the alignment.
     constexpr bool m_is_shared() const { return grouping == Grouping::kMContiguous; }
@@ -90,7 +96,7 @@ inline constexpr WordSet<ScaleLayout> kForTma = {ScaleLayout::kMnMajor},
 inline constexpr WordSet<GroupLayout> kJoint = {GroupLayout::kJoint},
                                       kJointOrBlocks = {GroupLayout::kJoint, GroupLayout::kBlocks};
 inline constexpr WordSet<Knob> kAllKnobs = {Knob::kClusters, Knob::kSplitK, Knob::kSwapAb},
-                               kNoSplit = {Knob::kClusters, Knob::kSwapAb};
+                               kNoSplit = {Knob::kClusters, Knob::kSwapAb}, kNoKnobs = {};
 
 }  // namespace words
 
@@ -120,6 +126,12 @@ inline constexpr OpKind kOpKinds[] = {
     {"k_grouped_bf16_gemm_contiguous", "k_grouped_gemm", "grouped_bf16_gemm", Grouping::kKContiguous, false,
      words::kNoScales, words::kFp32D, words::kAnyC, words::kMnMajor, words::kMnMajor,
      words::kForTma, words::kJoint, words::kNoSplit},
+    {"fp8_mqa_logits", "mqa_logits", "mqa_logits", Grouping::kNone, true,
+     words::kNoScales, words::kAnyD, words::kNoC, words::kKMajor, words::kKMajor,
+     words::kForTma, words::kJoint, words::kNoKnobs, Form::kLogits},
+    {"fp8_paged_mqa_logits", "mqa_logits", "paged_mqa_logits", Grouping::kNone, true,
+     words::kNoScales, words::kAnyD, words::kNoC, words::kKMajor, words::kKMajor,
+     words::kForTma, words::kJoint, words::kNoKnobs, Form::kPagedLogits},
 };
 // clang-format on
 

@@ -96,9 +96,23 @@ std::string broken_operand_rule(const Problem& problem) {
     return "";
 }
 
+std::string broken_logits_rule(const Problem& problem) {
+    const OpKind& kind = op_kind(problem.op);
+    if (!kind.is_logits()) return "";
+    if (problem.heads < 1 || problem.heads % Problem::kHeadsUnit != 0)
+        return clause("heads", problem, "must be a multiple of 8 within 8..128; pass the heads of the queries");
+    if (problem.k != 32 && problem.k != 64 && problem.k != 128)
+        return clause("k", problem, "attention logits have heads of 32, 64 or 128; pass one of them");
+    if (kind.is_paged() && problem.block_kv != 32 && problem.block_kv != 64)
+        return clause("block_kv", problem, "must be 32 or 64; pass the keys in a page");
+    if (problem.m % problem.next_n != 0)
+        return clause("m", problem, "must be a multiple of next_n; pass all tokens of every sequence");
+    return "";
+}
+
 // The first of the rules between fields that `problem` breaks, or an empty string.
 std::string broken_combination(const Problem& problem) {
-    for (const auto rule : {broken_kind_rule, broken_group_rule, broken_operand_rule})
+    for (const auto rule : {broken_kind_rule, broken_group_rule, broken_operand_rule, broken_logits_rule})
         if (std::string broken = rule(problem); !broken.empty()) return broken;
     return "";
 }
@@ -146,9 +160,9 @@ size_t hash_value(const Problem& problem) {
 Problem kernel_identity(const Problem& problem) {
     const OpKind& kind = op_kind(problem.op);
     Problem kernel = problem;
-    if (!(problem.compiled_dims & Problem::kCompileM)) kernel.m = 1;
+    if (!(problem.compiled_dims & Problem::kCompileM)) kernel.m = problem.next_n;
     if (!(problem.compiled_dims & Problem::kCompileN)) kernel.n = 1;
-    if (!(problem.compiled_dims & Problem::kCompileK)) kernel.k = 1;
+    if (!(problem.compiled_dims & Problem::kCompileK) && !kind.is_logits()) kernel.k = 1;
     kernel.num_groups = kind.is_grouped() ? 1 : 0;
     kernel.expected_m = 0;
     if (kind.m_is_shared()) kernel.alignment = kAnyTileAlignment;

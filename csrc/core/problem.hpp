@@ -19,6 +19,8 @@ struct Problem {
     static constexpr int64_t kMaxGroups = 65535;
     static constexpr int64_t kDefaultAlignment = 128, kAlignmentUnit = 8;  // the narrowest token tile
     static constexpr int64_t kMaxAlignment = 1 << 16;
+    static constexpr int64_t kHeadsUnit = 8, kMaxHeads = 128;  // heads of attention logits
+    static constexpr int64_t kMaxNextN = 8;
     enum : uint8_t { kCompileM = 1, kCompileN = 2, kCompileK = 4 };
 
     Op op{};
@@ -35,6 +37,7 @@ struct Problem {
     ScaleLayout scale_layout = ScaleLayout::kMnMajor;
     GroupLayout group_layout = GroupLayout::kJoint;
     bool batch_invariant = false;
+    int32_t heads = 0, next_n = 1, block_kv = 0;
 
     bool operator==(const Problem&) const = default;
 };
@@ -81,6 +84,10 @@ template <auto member, auto is_taken>
 constexpr ProblemField make_group(const IntegerField& range, const char* meaning) {
     return {{range, FieldType::kInteger, FieldRole::kGroup, {}, meaning}, get<member>, set<member>, taken<is_taken>};
 }
+template <auto member, auto is_taken>
+constexpr ProblemField make_count(const IntegerField& range, const char* meaning) {
+    return {{range, FieldType::kInteger, FieldRole::kVariant, {}, meaning}, get<member>, set<member>, taken<is_taken>};
+}
 template <auto member, auto set_of_words, size_t count>
 constexpr ProblemField make_word(const char* name, const char* const (&words)[count], const char* meaning) {
     return {{{name, 0, int64_t(count) - 1, 0, false}, FieldType::kWord, FieldRole::kVariant, words, meaning},
@@ -95,9 +102,11 @@ constexpr ProblemField make_word(const char* name, const char* const (&words)[co
 // clang-format off
 inline constexpr auto kProblemFields = std::to_array<ProblemField>({
     fields::make_size<&Problem::m>("m",
-        "Rows of A and D; of contiguous groups those of all groups, of masked groups those that each has room for."),
-    fields::make_size<&Problem::n>("n", "Rows of B, columns of D."),
-    fields::make_size<&Problem::k>("k", "Columns of A and B; of groups of K those of all groups."),
+        "Rows of A and D; of contiguous groups those of all groups, of masked groups those that each has room for; of "
+        "attention logits the tokens of the queries."),
+    fields::make_size<&Problem::n>("n", "Rows of B, columns of D; of attention logits the positions of the keys."),
+    fields::make_size<&Problem::k>("k",
+        "Columns of A and B; of groups of K those of all groups; of attention logits the size of a head."),
     fields::make_policy<&Problem::num_sms>("num_sms", FieldType::kInteger, Problem::kMaxSms,
         "SMs that the kernel may use; 0: all."),
     fields::make_group<&Problem::num_groups, &OpKind::is_grouped>(
@@ -124,6 +133,12 @@ inline constexpr auto kProblemFields = std::to_array<ProblemField>({
         "Operands of k_grouped_fp8_gemm_contiguous: joint, or blocks of memory (its nt function)."),
     fields::make_policy<&Problem::batch_invariant>("batch_invariant", FieldType::kFlag, 1,
         "Only configs whose results do not depend on m."),
+    fields::make_count<&Problem::heads, &OpKind::is_logits>(
+        {"heads", 0, Problem::kMaxHeads, 0, false}, "Heads of attention logits: a multiple of 8; 0: no such op."),
+    fields::make_count<&Problem::next_n, &OpKind::is_paged>(
+        {"next_n", 1, Problem::kMaxNextN, 1, false}, "Tokens of each sequence of paged attention logits."),
+    fields::make_count<&Problem::block_kv, &OpKind::is_paged>(
+        {"block_kv", 0, 64, 0, false}, "Keys in a page of paged attention logits: 32 or 64; 0: no such op."),
 });
 // clang-format on
 

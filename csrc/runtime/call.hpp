@@ -37,6 +37,8 @@ struct Layouts {
     CMode c = CMode::kNone;
 };
 
+struct LogitsOperands;
+
 struct Call {
     Op op{};
     Recipe recipe = Recipe::k1d2d;
@@ -53,6 +55,8 @@ struct Call {
     Operand scale_a{}, scale_b{};  // FP8 only
     Operand d{}, c{};              // C is absent where the caller gave none or beta is 0
     Operand groups{};  // int32: m_indices, masked_m or ks_tensor; K divided: absent where only `ks` is given
+
+    LogitsOperands* logits = nullptr;  // borrowed: what attention logits have besides (runtime/logits.hpp)
 
     bool has_blocks() const { return group_layout == GroupLayout::kBlocks; }
 };

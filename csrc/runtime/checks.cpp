@@ -23,10 +23,10 @@ void check_input_dtypes(const Call& call) {
     if (call.groups.is_present()) check_dtype(call.groups, Dtype::kInt32, "convert it with .int().");
 }
 
-void check_output_dtypes(const Call& call, const Family& family) {
+void check_output_dtypes(const Call& call) {
     const Dtype dtype = call.d.view.dtype;
     if (call.heads.is_given()) check_dtype(call.d, Dtype::kBfloat16, "allocate d as torch.bfloat16.");
-    if (family.has_fp32_d)
+    if (!op_kind(call.op).d_dtypes.has(DDtype::kBf16))
         check_dtype(call.d, Dtype::kFloat32, "groups of K sum into an FP32 d; allocate it as torch.float32.");
     if (dtype != Dtype::kBfloat16 && dtype != Dtype::kFloat32)
         fail_dtype(call.d, "must be torch.bfloat16 or torch.float32; allocate d as one of them.");
@@ -107,6 +107,11 @@ CMode c_mode(const Call& call) {
     return check_c(call.c, call.d, call.alpha == 1.0f && call.beta == 1.0f);
 }
 
+MajorRule major_rule(WordSet<Major> majors) {
+    if (!majors.has(Major::kMn)) return MajorRule::kOnlyK;
+    return majors.has(Major::kK) ? MajorRule::kEither : MajorRule::kOnlyMn;
+}
+
 Major check_input_major(const Operand& data, const char* row_dim, const char* k_dim, MajorRule rule, Major preferred) {
     if (data.view.rank == 1) return check_contiguous(data), Major::kK;
     switch (rule) {
@@ -136,7 +141,7 @@ Sizes check_operands(const Call& call) {
     const Family& family = family_of(call.op);
     check_devices(call);
     check_input_dtypes(call);
-    check_output_dtypes(call, family);
+    check_output_dtypes(call);
     const Shapes& shapes = family.get_shapes(call);
     check_ranks(call, family, shapes);
     const Sizes sizes = family.read_sizes(call);
@@ -152,7 +157,9 @@ Layouts check_layout(const Call& call, const Sizes& sizes, const Layouts& prefer
     check_groups_layout(call);
     Layouts layouts{.c = c_mode(call)};
     if (sizes.k == 0) return layouts;  // a and b hold nothing
-    const MajorRules rules = is_fp8(call.op) ? family.fp8_majors : family.bf16_majors;
+    const OpKind& kind = op_kind(call.op);
+    const MajorRules rules =
+        kind.is_fp8 ? family.fp8_majors : MajorRules{major_rule(kind.a_majors), major_rule(kind.b_majors)};
     const char* k_dim = name_of(family, Extent::kK);
     layouts.a = check_input_major(call.a, name_of(family, Extent::kM), k_dim, rules.a, preferred.a);
     check_input_memory(call.a, call.scale_a, call.d);

@@ -11,7 +11,7 @@ inline constexpr const char* kTypeAttribute = "__dlpack_c_exchange_api__";
 inline constexpr uint32_t kMajorVersion = 1;  // another major version may lay the structs out differently
 
 enum DeviceType : int32_t { kCpu = 1, kCuda = 2, kCudaHost = 3, kCudaManaged = 13 };
-enum TypeCode : uint8_t { kInt = 0, kFloat = 2, kBfloat = 4, kFloat8E4M3Fn = 10 };
+enum TypeCode : uint8_t { kInt = 0, kUint = 1, kFloat = 2, kBfloat = 4, kFloat8E4M3Fn = 10 };
 
 struct Tensor {
     void* data;

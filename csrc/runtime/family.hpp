@@ -1,6 +1,5 @@
-// An op family: what its ops have besides the one path of a call (run.cpp). The shapes of operands and the majors that
-// kernels read are data; the rest are the few functions in which families differ. A new family is one more family_*.cpp
-// and one more row of kFamilies.
+// An op family: what its ops have besides the one path of a call (run.cpp). The shapes of operands are data; the rest
+// are the few functions in which families differ. A new family is one more family_*.cpp and one more row of kFamilies.
 #pragma once
 
 #include <Python.h>
@@ -44,32 +43,56 @@ struct MajorRules {
     MajorRule a, b;
 };
 
-struct Family {
-    std::array<const char*, kNumExtents> names;  // of the extents, in messages
-    MajorRules bf16_majors, fp8_majors;
-    bool has_fp32_d = false;  // D is FP32 only
+struct LoadedKernel;
+struct LaunchGeometry;
+struct Gpu;
 
-    const Shapes& (*get_shapes)(const Call&);
+// The steps of a call in which matrix products and other ops differ; run.cpp calls them in this order. They throw what
+// run() throws.
+struct Steps {
+    // Devices, dtypes, ranks, sizes and shapes; then strides, alignment and overlap of a call that is not empty.
+    Sizes (*check_operands)(const Call&);
+    Layouts (*check_layout)(const Call&, const Sizes&, const Layouts& preferred);
+
+    // Allocate what the op returns as D; null: D is the caller's.
+    void (*make_result)(Call&, const Sizes&);
+
+    void (*run_on_cpu)(const Call&, const Sizes&);
+
+    Problem (*make_problem)(const Gpu&, const Call&, const Sizes&, const Layouts&);
+    void (*launch)(const LoadedKernel&, const LaunchGeometry&, Call&, const Sizes&, const Layouts&, int num_sms,
+                   void* stream);
+};
+
+extern const Steps kProductSteps, kLogitsSteps;
+
+// What is not null or empty only for products: shapes, majors and the functions below.
+struct Family {
+    const Steps* steps = &kProductSteps;
+    std::array<const char*, kNumExtents> names{};  // of the extents, in messages
+    MajorRules fp8_majors{};  // with those that a pass makes K-major; kernels of BF16 read those of the op kind's row
+
+    const Shapes& (*get_shapes)(const Call&) = nullptr;
 
     // FP8: the recipe that the caller named or that the scales show; may be null without FP8 op kinds. Throws
     // Error(kArgument): the op has no such recipe.
-    Recipe (*choose_recipe)(std::optional<Recipe> named, const Call&);
+    Recipe (*choose_recipe)(std::optional<Recipe> named, const Call&) = nullptr;
 
     // Sizes of operands whose ranks were checked.
-    Sizes (*read_sizes)(const Call&);
+    Sizes (*read_sizes)(const Call&) = nullptr;
 
     // The rules between sizes besides the shapes of operands; may be null. Throws Error(kShape).
-    void (*check_sizes)(const Call&, const Sizes&);
+    void (*check_sizes)(const Call&, const Sizes&) = nullptr;
 
     // What `groups` holds, of a call on the CPU; may be null. Kernels cannot check it, they are only safe against it.
     // Throws Error(kArgument).
-    void (*check_values)(const Call&, const Sizes&);
+    void (*check_values)(const Call&, const Sizes&) = nullptr;
 
     // Add the arguments of the reference besides a, b, d and the scales to the dict `named`. Throws PythonError.
-    void (*add_reference_arguments)(const Call&, PyObject* named);
+    void (*add_reference_arguments)(const Call&, PyObject* named) = nullptr;
 };
 
-extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily;
+extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily, kLogitsFamily;
 
 // Which family of functions serves which op kinds.
 struct FamilyRow {
@@ -83,6 +106,7 @@ inline constexpr FamilyRow kFamilies[] = {
     {"m_grouped_gemm", Grouping::kMContiguous, &kContiguousFamily},
     {"m_grouped_gemm", Grouping::kMMasked, &kMaskedFamily},
     {"k_grouped_gemm", Grouping::kKContiguous, &kKGroupedFamily},
+    {"mqa_logits", Grouping::kNone, &kLogitsFamily},
 };
 
 constexpr const Family* find_family(const OpKind& kind) {

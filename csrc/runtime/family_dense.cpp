@@ -68,7 +68,6 @@ void add_reference_arguments(const Call& call, PyObject* named) {
 
 const Family kDenseFamily{
     .names = {"num_groups", "m", "n", "k", "ceil(k / 128)", "ceil(n / 128)", "heads * (left + mid + right)", "", ""},
-    .bf16_majors = {MajorRule::kEither, MajorRule::kEither},
     .fp8_majors = {MajorRule::kEither, MajorRule::kEither},
     .get_shapes = &get_shapes,
     .choose_recipe = &choose_recipe,

@@ -87,9 +87,7 @@ void add_reference_arguments(const Call& call, PyObject* named) {
 
 const Family kKGroupedFamily{
     .names = {"num_groups", "m", "n", "sum_k", "sum_k / 128", "", "", "m * sum_k", "n * sum_k"},
-    .bf16_majors = {MajorRule::kOnlyMn, MajorRule::kOnlyMn},
     .fp8_majors = {MajorRule::kEither, MajorRule::kEither},
-    .has_fp32_d = true,
     .get_shapes = &get_shapes,
     .choose_recipe = &choose_recipe,
     .read_sizes = &read_sizes,

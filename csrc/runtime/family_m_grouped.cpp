@@ -87,7 +87,6 @@ void add_reference_arguments(const Call& call, PyObject* named) {
 }  // namespace
 
 const Family kContiguousFamily{.names = {"num_groups", "m", "n", "k", "ceil(k / 128)", "ceil(n / 128)", "", "", ""},
-                               .bf16_majors = {MajorRule::kOnlyK, MajorRule::kEither},
                                .fp8_majors = {MajorRule::kOnlyK, MajorRule::kEither},
                                .get_shapes = &get_contiguous_shapes,
                                .choose_recipe = &choose_recipe,
@@ -97,7 +96,6 @@ const Family kContiguousFamily{.names = {"num_groups", "m", "n", "k", "ceil(k / 
                                .add_reference_arguments = &add_reference_arguments};
 
 const Family kMaskedFamily{.names = {"num_groups", "max_m", "n", "k", "ceil(k / 128)", "ceil(n / 128)", "", "", ""},
-                           .bf16_majors = {MajorRule::kOnlyK, MajorRule::kOnlyK},
                            .fp8_majors = {MajorRule::kOnlyK, MajorRule::kEither},
                            .get_shapes = &get_masked_shapes,
                            .choose_recipe = &choose_recipe,

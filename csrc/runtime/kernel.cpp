@@ -124,7 +124,7 @@ KernelLaunch::KernelLaunch(const LoadedKernel& kernel, unsigned num_ctas, driver
     if (kernel.cluster_size() > 1) attributes[count++] = make_cluster_attribute(unsigned(kernel.cluster_size()));
     if (is_overlapping) attributes[count++] = make_overlap_attribute();
     config.grid_x = num_ctas;
-    config.block_x = unsigned(num_threads(kernel.config));
+    config.block_x = unsigned(num_threads(kernel.problem, kernel.config));
     config.grid_y = config.grid_z = config.block_y = config.block_z = 1;
     config.shared_bytes = unsigned(kernel.dynamic_smem_bytes);
     config.stream = stream;

@@ -15,6 +15,7 @@ Problem asked_variant(const LoadedKernel& kernel, const Problem& given, const La
     asked.op = given.op, asked.recipe = given.recipe, asked.d_dtype = given.d_dtype,
     asked.group_layout = given.group_layout;
     asked.a_major = layouts.a, asked.b_major = layouts.b;
+    asked.heads = given.heads, asked.next_n = given.next_n, asked.block_kv = given.block_kv;
     const bool takes_any_c = kernel.problem.c_mode == CMode::kGeneral && has_c;
     if (!takes_any_c) asked.c_mode = given.c_mode;
     if (kernel.problem.scale_layout != ScaleLayout::kAny) asked.scale_layout = given.scale_layout;
@@ -42,6 +43,10 @@ void check_compiled_dims(const Problem& problem, const Sizes& sizes) {
 
 void check_variant(const LoadedKernel& kernel, const Problem& given, const Layouts& layouts, bool has_c) {
     const Problem asked = asked_variant(kernel, given, layouts, has_c);
+    if (is_logits(given) && given.k != kernel.problem.k)
+        throw Error(ErrorKind::kArgument, "head_dim = " + std::to_string(given.k) + ": this kernel was made for " +
+                                              std::to_string(kernel.problem.k) +
+                                              "; pass such operands or compile another.");
     if (asked == kernel.problem) return;
     for (const ProblemField& field : kProblemFields) {
         if (field.role != FieldRole::kVariant || field.get(asked) == field.get(kernel.problem)) continue;

@@ -150,9 +150,19 @@ GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map
     return params;
 }
 
+// Both schedules are right for any grid.
+LaunchGeometry get_logits_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count) {
+    const int64_t sms = num_sms > 0 ? std::min(num_sms, sm_count) : sm_count;
+    const int64_t m_tiles = ceil_div(problem.m, config.block_m), n_tiles = ceil_div(problem.n, kKeysPerStage);
+    return {.num_ctas = uint32_t(m_tiles < sms ? std::min(sms, m_tiles * n_tiles) : sms),
+            .num_m_tiles = uint32_t(m_tiles),
+            .num_n_tiles = uint32_t(n_tiles)};
+}
+
 }  // namespace
 
 LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count, int max_clusters) {
+    if (is_logits(problem)) return get_logits_geometry(problem, config, num_sms, sm_count);
     const ClusterTiles tiles = count_cluster_tiles(problem, config);
     const int64_t m_tiles = ceil_div(problem.m, config.block_m), n_tiles = ceil_div(problem.n, config.block_n);
     const bool is_split =

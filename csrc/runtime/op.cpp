@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "runtime/arguments.hpp"
 #include "runtime/family.hpp"
+#include "runtime/logits.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/run.hpp"
 
@@ -29,6 +30,16 @@ enum Role : uint8_t {
     kAlpha,
     kBeta,
     kStream,
+    kQueries,
+    kKeys,
+    kWeights,
+    kFirst,
+    kSecond,
+    kSchedule,
+    kIndices,
+    kColumns,
+    kCleanLogits,
+    kLogitsDtype,
     kNumRoles
 };
 
@@ -52,7 +63,21 @@ constexpr NamedRole kRoles[] = {{"a", kA},
                                 {"disable_ue8m0_cast", kDisableUe8m0Cast},
                                 {"alpha", kAlpha},
                                 {"beta", kBeta},
-                                {"stream", kStream}};
+                                {"stream", kStream},
+                                {"q", kQueries},
+                                {"kv", kKeys},
+                                {"kv_cache", kKeys},
+                                {"weights", kWeights},
+                                {"cu_seq_len_k_start", kFirst},
+                                {"cu_seq_len_k_end", kSecond},
+                                {"context_lens", kFirst},
+                                {"block_table", kSecond},
+                                {"schedule_meta", kSchedule},
+                                {"indices", kIndices},
+                                {"max_seqlen_k", kColumns},
+                                {"max_context_len", kColumns},
+                                {"clean_logits", kCleanLogits},
+                                {"logits_dtype", kLogitsDtype}};
 
 using Slots = std::array<PyObject*, kNumRoles>;  // borrowed; null: not given
 
@@ -170,12 +195,21 @@ void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
     run(call);
 }
 
-void run_op(const PublicOp& op, const PythonCall& python) {
+// Returns what the op returns.
+Reference run_op(const PublicOp& op, const PythonCall& python) {
     Slots slots{};
     bind_arguments(op, python, slots);
     Call call = make_call(op.text.op);
+    if (op_kind(call.op).is_logits()) {
+        call.stream = slots[kStream];
+        return run_logits({slots[kQueries], slots[kKeys], slots[kWeights], slots[kFirst], slots[kSecond],
+                           slots[kSchedule], slots[kIndices], slots[kColumns], slots[kCleanLogits],
+                           slots[kLogitsDtype]},
+                          call);
+    }
     call.group_layout = op.text.group_layout;
     is_fp8(call.op) ? run_fp8(op, slots, call) : run_bf16(op, slots, call);
+    return Reference::borrow(Py_None);
 }
 
 // Put the call into the graph that torch is recording, in place of running it.
@@ -187,11 +221,10 @@ PyObject* record_call(const PublicOp& op, const PythonCall& call) {
 
 PyObject* run_or_record(const PublicOp& op, const PythonCall& call) {
     try {
-        run_op(op, call);
+        return run_op(op, call).release();
     } catch (const RecordedCall&) {
         return record_call(op, call);
     }
-    Py_RETURN_NONE;
 }
 
 // `self`: the module object that holds the op (make_op).
@@ -221,7 +254,14 @@ Parameter make_parameter(const OpText& op, const ParameterText& text) {
                 op.name + ": no op has a parameter '" + text.name + "'; add its role to csrc/runtime/op.cpp.");
 }
 
-// A call reads A, B, D and, where K is not divided, the groups without asking whether they are there.
+// What a call reads without asking whether it is there.
+std::vector<Role> required_roles(const OpKind& kind) {
+    if (kind.is_paged()) return {kQueries, kKeys, kWeights, kFirst, kSecond, kSchedule, kColumns};
+    if (kind.is_logits()) return {kQueries, kKeys, kWeights, kFirst, kSecond};
+    if (!kind.is_grouped()) return {kA, kB, kD};
+    return {kA, kB, kD, kind.k_is_divided() ? kKs : kGroups};
+}
+
 void check_parameters(const PublicOp& op) {
     std::array<int, kNumRoles> counts{};
     std::array<bool, kNumRoles> is_required{};
@@ -231,13 +271,13 @@ void check_parameters(const PublicOp& op) {
         is_required[role] = i < op.text.num_required;
     }
     const OpKind& kind = op_kind(op.text.op);
-    bool is_right = is_required[kA] && is_required[kB] && is_required[kD];
-    if (kind.is_grouped()) is_right = is_right && is_required[kind.k_is_divided() ? kKs : kGroups];
+    bool is_right = true;
+    for (Role role : required_roles(kind)) is_right = is_right && is_required[role];
     for (int count : counts) is_right = is_right && count <= 1;
     if (!is_right)
         throw Error(ErrorKind::kArgument, op.text.name +
-                                              ": must require a, b, d and the groups' parameter, and have "
-                                              "each parameter once; mend the row of deep_gemm.ops.");
+                                              ": must require a, b, d and the groups' parameter, or the operands of "
+                                              "logits, and have each parameter once; mend the row of deep_gemm.ops.");
 }
 
 std::unique_ptr<PublicOp> make_public_op(const OpText& text) {

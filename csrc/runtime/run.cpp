@@ -19,7 +19,7 @@
 namespace deep_gemm {
 namespace {
 
-Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts) {
+Problem make_product_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts) {
     const bool is_bf16 = !is_fp8(call.op);
     return {.op = call.op,
             .m = sizes.m,
@@ -53,7 +53,7 @@ void run_in_torch(const Call& call, PyObject* stream) {
     run_reference(call.op, named.get(), stream);
 }
 
-void run_on_cpu(const Call& call, const Sizes& sizes) {
+void run_product_on_cpu(const Call& call, const Sizes& sizes) {
     const Family& family = family_of(call.op);
     if (family.check_values != nullptr) family.check_values(call, sizes);
     run_in_torch(call, Py_None);
@@ -102,8 +102,8 @@ uint64_t make_map_slots(const Call& call, const LoadedKernel& kernel, const Laun
     return make_operand("map_slots", memory.map_slots.get()).view.address;
 }
 
-void launch_complete(Call& call, const LoadedKernel& kernel, const LaunchGeometry& geometry, const Sizes& sizes,
-                     const Layouts& layouts, int num_sms, void* stream) {
+void launch_product(const LoadedKernel& kernel, const LaunchGeometry& geometry, Call& call, const Sizes& sizes,
+                    const Layouts& layouts, int num_sms, void* stream) {
     CallMemory memory;
     uint64_t map_slots = 0;
     if (call.ks && !call.groups.is_present()) fill_in_groups(call, stream, memory);
@@ -113,14 +113,14 @@ void launch_complete(Call& call, const LoadedKernel& kernel, const LaunchGeometr
     launch(kernel, geometry, call, sizes, map_slots, stream);
 }
 
-void run_on_gpu(Call& call, const Sizes& sizes, const Layouts& layouts) {
+void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layouts& layouts) {
     const TensorView& d = call.d.view;
     const Gpu& gpu = get_supported_gpu(d.ordinal);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
     if (sizes.k == 0) return run_without_k(gpu, call, stream);
-    const Problem problem = make_problem(gpu, call, sizes, layouts);
+    const Problem problem = steps.make_problem(gpu, call, sizes, layouts);
     const DispatchEntry entry = get_dispatch_entry(gpu, problem);
-    launch_complete(call, *entry.kernel, entry.geometry, sizes, layouts, problem.num_sms, stream);
+    steps.launch(*entry.kernel, entry.geometry, call, sizes, layouts, problem.num_sms, stream);
 }
 
 // The kernel's variant, which may take more than the operands ask for, with their sizes.
@@ -133,37 +133,47 @@ Problem sized_variant(const LoadedKernel& kernel, const Problem& given) {
 
 }  // namespace
 
+const Steps kProductSteps{.check_operands = &check_operands,
+                          .check_layout = &check_layout,
+                          .make_result = nullptr,
+                          .run_on_cpu = &run_product_on_cpu,
+                          .make_problem = &make_product_problem,
+                          .launch = &launch_product};
+
 void run(Call& call) {
-    const Sizes sizes = check_operands(call);
+    const Steps& steps = *family_of(call.op).steps;
+    const Sizes sizes = steps.check_operands(call);
     if (call.beta == 0.0f) call.c = {};
     Layouts layouts;
-    if (!sizes.is_empty()) layouts = check_layout(call, sizes);
+    if (!sizes.is_empty()) layouts = steps.check_layout(call, sizes, {});
+    if (steps.make_result != nullptr) steps.make_result(call, sizes);
     const DeviceKind kind = call.d.view.device_kind;
     if (kind != DeviceKind::kCuda) check_stream(call.stream);
     if (sizes.is_empty() || kind == DeviceKind::kMeta) return;
-    if (kind == DeviceKind::kCpu) return run_on_cpu(call, sizes);
-    run_on_gpu(call, sizes, layouts);
+    if (kind == DeviceKind::kCpu) return steps.run_on_cpu(call, sizes);
+    run_on_gpu(steps, call, sizes, layouts);
 }
 
 void launch_explicit(const LoadedKernel& kernel, Call& call, int num_sms) {
-    const Sizes sizes = check_operands(call);
+    const Steps& steps = *family_of(call.op).steps;
+    const Sizes sizes = steps.check_operands(call);
     if (call.beta == 0.0f && call.c.is_present())
         throw Error(ErrorKind::kArgument,
                     "beta = 0: an explicit kernel would still read c; pass c=None to a kernel without C.");
     if (sizes.is_empty()) return;
-    const Layouts layouts = check_layout(call, sizes, {.a = kernel.problem.a_major, .b = kernel.problem.b_major});
+    const Layouts layouts = steps.check_layout(call, sizes, {.a = kernel.problem.a_major, .b = kernel.problem.b_major});
     const TensorView& d = call.d.view;
     check_kernel_device(kernel, d);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
     if (sizes.k == 0) return run_without_k(*kernel.gpu, call, stream);
-    const Problem given = make_problem(*kernel.gpu, call, sizes, layouts);
+    const Problem given = steps.make_problem(*kernel.gpu, call, sizes, layouts);
     check_variant(kernel, given, layouts, call.c.is_present());
     check_compiled_dims(kernel.problem, sizes);
     check_kernel_alignment(kernel, given);
     check_kernel_sms(kernel, num_sms);
     const LaunchGeometry geometry = get_geometry(sized_variant(kernel, given), kernel.config, num_sms,
                                                  kernel.gpu->device.sm_count, kernel.max_clusters);
-    launch_complete(call, kernel, geometry, sizes, layouts, num_sms, stream);
+    steps.launch(kernel, geometry, call, sizes, layouts, num_sms, stream);
 }
 
 }  // namespace deep_gemm

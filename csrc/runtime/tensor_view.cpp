@@ -66,6 +66,7 @@ Dtype dtype_of(const dlpack::Tensor& tensor) {
     if (tensor.type_code == dlpack::kFloat && tensor.type_bits == 32) return Dtype::kFloat32;
     if (tensor.type_code == dlpack::kBfloat && tensor.type_bits == 16) return Dtype::kBfloat16;
     if (tensor.type_code == dlpack::kInt && tensor.type_bits == 32) return Dtype::kInt32;
+    if (tensor.type_code == dlpack::kUint && tensor.type_bits == 8) return Dtype::kUint8;
     return Dtype::kOther;
 }
 
@@ -172,6 +173,7 @@ int64_t element_bytes(Dtype dtype) {
         case Dtype::kBfloat16: return 2;
         case Dtype::kFloat32: return 4;
         case Dtype::kInt32: return 4;
+        case Dtype::kUint8: return 1;
         default: return 0;
     }
 }
@@ -182,13 +184,15 @@ const char* dtype_name(Dtype dtype) {
         case Dtype::kBfloat16: return "torch.bfloat16";
         case Dtype::kFloat32: return "torch.float32";
         case Dtype::kInt32: return "torch.int32";
+        case Dtype::kUint8: return "torch.uint8";
         default: return "another dtype";
     }
 }
 
 Dtype parse_dtype(const std::string& name) {
     const std::string bare = name.rfind("torch.", 0) == 0 ? name.substr(6) : name;
-    for (Dtype dtype : {Dtype::kFloat8E4M3, Dtype::kBfloat16, Dtype::kFloat32, Dtype::kInt32})
+    for (Dtype dtype : {Dtype::kFloat8E4M3, Dtype::kBfloat16, Dtype::kFloat32, Dtype::kInt32,
+                        Dtype::kUint8})
         if (bare == dtype_name(dtype) + 6) return dtype;
     return Dtype::kOther;
 }

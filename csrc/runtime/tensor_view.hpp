@@ -13,7 +13,7 @@
 
 namespace deep_gemm {
 
-enum class Dtype : uint8_t { kFloat8E4M3, kFloat32, kBfloat16, kInt32, kOther };
+enum class Dtype : uint8_t { kFloat8E4M3, kFloat32, kBfloat16, kInt32, kUint8, kOther };
 enum class DeviceKind : uint8_t { kCpu, kCuda, kMeta, kOther };
 
 // Bytes of an element; 0 for kOther.

@@ -18,6 +18,23 @@ Reference make_list(const std::vector<int64_t>& values) {
     return list;
 }
 
+Reference make_pair(int64_t first, int64_t second) {
+    return Reference::take(PyTuple_Pack(2, Reference::take(PyLong_FromLongLong(first)).get(),
+                                        Reference::take(PyLong_FromLongLong(second)).get()));
+}
+
+// torch's names for what is asked of new_empty_strided; kept for the life of the process.
+struct NewTensorNames {
+    PyObject *method, *bfloat16, *keywords;
+};
+
+const NewTensorNames& new_tensor_names() {
+    static const NewTensorNames names{Reference::take(PyUnicode_InternFromString("new_empty_strided")).release(),
+                                      import_attribute("torch", "bfloat16").release(),
+                                      Reference::take(Py_BuildValue("(s)", "dtype")).release()};
+    return names;
+}
+
 }  // namespace
 
 Reference stream_handle(void* stream, const TensorView& view) {
@@ -47,6 +64,24 @@ void run_reference(Op op, PyObject* named, PyObject* stream) {
 
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream) {
     return call("empty_fp8", "LLiO", static_cast<long long>(rows), static_cast<long long>(columns), ordinal, stream);
+}
+
+Reference make_logits(const Operand& like, int64_t rows, int64_t columns, Dtype dtype, PyObject* stream) {
+    constexpr int64_t kPitchUnit = 64;
+    const int64_t pitch = (columns + kPitchUnit - 1) / kPitchUnit * kPitchUnit;
+    const Reference sizes = make_pair(rows, columns), strides = make_pair(pitch, 1);
+    const bool is_bfloat16 = dtype == Dtype::kBfloat16;
+    if ((stream != nullptr && stream != Py_None) || like.view.is_described)
+        return call("make_logits", "OOOiiO", like.object, sizes.get(), strides.get(), int(is_bfloat16),
+                    like.view.ordinal, stream == nullptr ? Py_None : stream);
+    const NewTensorNames& names = new_tensor_names();
+    PyObject* arguments[] = {like.object, sizes.get(), strides.get(), names.bfloat16};
+    return Reference::take(
+        PyObject_VectorcallMethod(names.method, arguments, 3, is_bfloat16 ? names.keywords : nullptr));
+}
+
+void fill_with_infinity(const Operand& d, void* stream) {
+    call("fill_with_infinity", "OO", d.object, stream_handle(stream, d.view).get());
 }
 
 Reference make_cpu_tensor(const std::vector<int64_t>& ks) {

@@ -174,7 +174,7 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
         "kClusterM": config.cluster_m,
         "kClusterN": config.cluster_n,
         "kSplitK": config.split_k,
-        "kThreads": _C.num_threads(config),
+        "kThreads": _C.num_threads(problem, config),
         "kSharedBytes": _C.smem_bytes(problem, config),
         "kElementBytes": 128 // config.block_k,
         "kShapeM": sizes["m"],

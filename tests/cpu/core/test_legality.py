@@ -142,7 +142,7 @@ def test_geometry_and_legality_of_every_variant(problem):
     generator = random.Random(str(problem))
     for config in generator.sample(GRIDS[problem.op], 800):
         assert _C.smem_bytes(problem, config) == expected_smem(problem, config), config
-        assert _C.num_threads(config) == 128 + 128 * math_groups(config)
+        assert _C.num_threads(problem, config) == 128 + 128 * math_groups(config)
         assert _C.is_staged(problem, config) == is_staged(problem, config)
         wanted = expected_legal(problem, config)
         assert _C.is_legal(problem, config, H200) == wanted, config

@@ -76,7 +76,7 @@ def launch_variants(shape, all_fields):
                 (
                     fields,
                     config.as_dict(),
-                    _C.num_threads(config),
+                    _C.num_threads(problem, config),
                     _C.smem_bytes(problem, config),
                     _C.is_staged(problem, config),
                 )

@@ -18,7 +18,6 @@ void add_reference_arguments(const Call&, PyObject*) {}
 }  // namespace
 
 const Family kReluFamily{.names = {"", "m", "n", "k", "", "", "", "", ""},
-                         .bf16_majors = {MajorRule::kOnlyK, MajorRule::kOnlyK},
                          .fp8_majors = {MajorRule::kOnlyK, MajorRule::kOnlyK},
                          .get_shapes = &get_shapes,
                          .choose_recipe = nullptr,

@@ -1,0 +1,111 @@
+#include "core/logits.hpp"
+
+#include <algorithm>
+
+#include "core/legality.hpp"
+
+namespace deep_gemm {
+namespace {
+
+// Registers of a math thread for the accumulators (half a column each) and the weights of a tile's heads (a quarter),
+// with two and with three math warpgroups. Checked against the compiler's report of every candidate.
+constexpr int kRegistersTwoGroups = 192, kRegistersThreeGroups = 112;
+constexpr int kQueryBuffers = 2;  // tiles of queries in shared memory
+constexpr int kTokenCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16};
+constexpr int kRings[] = {20, 12, 8, 6, 4};
+
+int64_t align_up(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
+
+int heads_of_tile(const Problem& problem, const Config& config) { return config.block_m * problem.heads; }
+
+std::string clause(const char* name, int64_t value, const std::string& rule) {
+    return std::string(name) + " = " + std::to_string(value) + ": " + rule;
+}
+
+LogitsRule broken_tile(const Problem& problem, const Config& config) {
+    if (config.cluster_m * config.cluster_n * config.split_k != 1 || config.swap_ab != 0) return LogitsRule::kKnobs;
+    if (config.block_m < 1 || config.block_m > kMaxTokens) return LogitsRule::kTokens;
+    if (op_kind(problem.op).is_paged() && problem.next_n % config.block_m != 0) return LogitsRule::kNextN;
+    const bool is_whole = config.block_n % kKeysPerStage == 0;
+    if (!is_whole || key_groups(config) < kMinKeyGroups || key_groups(config) > kMaxKeyGroups) return LogitsRule::kKeys;
+    if (config.block_k != kBlockK) return LogitsRule::kBlockK;
+    if (config.num_stages < key_groups(config) || config.num_stages > kMaxStages) return LogitsRule::kStages;
+    return logits_columns(problem, config) == 0 ? LogitsRule::kColumns : LogitsRule::kNone;
+}
+
+}  // namespace
+
+int logits_columns(const Problem& problem, const Config& config) {
+    const int heads = heads_of_tile(problem, config);
+    const int limit = key_groups(config) == kMinKeyGroups ? kRegistersTwoGroups : kRegistersThreeGroups;
+    const int most = std::min(kMaxColumns, 2 * (limit - heads / 4));
+    for (int columns = most / 8 * 8; columns >= 8; columns -= 8)
+        if (heads % columns == 0) return columns;
+    return 0;
+}
+
+int64_t logits_smem_bytes(const Problem& problem, const Config& config) {
+    const int64_t heads = heads_of_tile(problem, config), stages = config.num_stages;
+    const int64_t ring = stages * kKeysPerStage * (problem.k + 4);
+    const int64_t query =
+        align_up(heads * problem.k, kSmemAlignment) + align_up(heads * 4, 128) + align_up(16 + 8 * config.block_m, 128);
+    const int64_t barriers = 128 + align_up(8 * (2 * stages + 2 * kQueryBuffers), 128);
+    return kSmemAlignment + kQueryBuffers * query + ring + barriers;
+}
+
+LogitsRule broken_logits_rule(const Problem& problem, const Config& config, const Device& device) {
+    if (const LogitsRule broken = broken_tile(problem, config); broken != LogitsRule::kNone) return broken;
+    return logits_smem_bytes(problem, config) > device.smem_bytes ? LogitsRule::kSmem : LogitsRule::kNone;
+}
+
+std::string describe_logits(LogitsRule rule, const Problem& problem, const Config& config, const Device& device) {
+    switch (rule) {
+        case LogitsRule::kNone: return "";
+        case LogitsRule::kKnobs: return "cluster, split_k, swap_ab: attention logits have none of them; leave them out";
+        case LogitsRule::kTokens: return clause("block_m", config.block_m, "must be 1..16 tokens; choose such a tile");
+        case LogitsRule::kNextN:
+            return clause("block_m", config.block_m,
+                          "must divide next_n = " + std::to_string(problem.next_n) + "; choose a smaller tile");
+        case LogitsRule::kKeys:
+            return clause("block_n", config.block_n, "must be 128 or 192 keys, 64 to a warpgroup; choose one of them");
+        case LogitsRule::kBlockK: return clause("block_k", config.block_k, "must be 128; use it");
+        case LogitsRule::kStages:
+            return clause("num_stages", config.num_stages,
+                          "must be within " + std::to_string(key_groups(config)) + "..32; choose such a number");
+        case LogitsRule::kColumns:
+            return clause("block_m", config.block_m,
+                          "with " + std::to_string(problem.heads) +
+                              " heads the tokens of a tile need more registers than there are; choose a smaller tile");
+        default:
+            return clause("shared memory", logits_smem_bytes(problem, config),
+                          "more than the " + std::to_string(device.smem_bytes) + " bytes of a CTA; use fewer stages");
+    }
+}
+
+std::vector<Config> get_logits_space(const Problem& variant, const Device& device) {
+    std::vector<Config> space;
+    for (int tokens : kTokenCounts)
+        for (int groups = kMinKeyGroups; groups <= kMaxKeyGroups; ++groups)
+            for (int stages : kRings) {
+                const Config config{.block_m = tokens, .block_n = groups * kKeysPerStage, .num_stages = stages};
+                if (broken_logits_rule(variant, config, device) == LogitsRule::kNone) space.push_back(config);
+            }
+    return space;
+}
+
+std::vector<Problem> make_logits_representatives(Op op) {
+    std::vector<Problem> variants;
+    const bool is_paged = op_kind(op).is_paged();
+    for (int64_t head_dim : {32, 64, 128})
+        for (int32_t heads = int32_t(Problem::kHeadsUnit); heads <= Problem::kMaxHeads; heads += Problem::kHeadsUnit)
+            for (int32_t next_n = 1; next_n <= (is_paged ? Problem::kMaxNextN : 1); ++next_n)
+                variants.push_back({.op = op,
+                                    .m = next_n,
+                                    .k = head_dim,
+                                    .heads = heads,
+                                    .next_n = next_n,
+                                    .block_kv = is_paged ? kKeysPerStage : 0});
+    return variants;
+}
+
+}  // namespace deep_gemm

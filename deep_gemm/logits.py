@@ -1,0 +1,169 @@
+"""Attention index logits in plain torch: the reference of the CPU, the shapes of results, and the schedule of paged
+calls.
+
+    logits[i, j] = (sum over heads h of relu(q[i, h] . k[j]) * weights[i, h]) * scale[j]
+
+for the positions j that token i sees. Sums are FP32; the result is rounded to its type once.
+"""
+
+import torch
+
+from deep_gemm import _C
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+
+#: Elements that rows of logits start at multiples of.
+PITCH_UNIT = 64
+#: Positions in a unit of the schedule of paged calls.
+UNIT = 64
+PAGE_SIZES = (32, 64)
+_MAX_SLOTS = 1 << 20
+
+_launch_metadata = _C.make_plain_kernel("mqa_metadata", [], 1024)
+
+
+def get_paged_mqa_logits_metadata(
+    context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the schedule of fp8_paged_mqa_logits: where the share of each of `num_sms` slots begins, so that all have
+    as many keys.
+
+    The op takes a schedule of any number of slots; as many as it may use SMs is best. Lengths are read on the device,
+    so a CUDA graph may be replayed with others.
+
+    Args:
+        context_lens: int32 [sequences], or [sequences, next_n] with a length for each token, each row contiguous.
+        block_kv: keys in a page, 32 or 64. num_sms: slots, at least 1.
+        indices: int32 [sequences] or None: which rows are of one request; the schedule does not depend on it.
+
+    Returns: int32 [num_sms + 1, 2], contiguous: (sequence, unit of 64 positions in it), and in the last row (sequences,
+        units of all).
+
+    Raises: ArgumentError, DtypeError, ShapeError, LayoutError, DeviceError.
+    """
+    _check_lengths(context_lens, block_kv, num_sms, indices)
+    if hasattr(context_lens, "fake_mode"):
+        return _trace_metadata(context_lens, block_kv, num_sms, indices)
+    schedule = context_lens.new_empty((num_sms + 1, 2))
+    if context_lens.is_meta:
+        return schedule
+    if not context_lens.is_cuda:
+        return schedule.copy_(compute_schedule(context_lens, num_sms))
+    next_n = context_lens.shape[1] if context_lens.ndim == 2 else 1
+    _launch_metadata(
+        1, context_lens, None, schedule, context_lens.stride(0), context_lens.shape[0], next_n, num_sms
+    )
+    return schedule
+
+
+def _trace_metadata(context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None):
+    """Put the call into the graph that is being recorded, or return a fake result."""
+    from deep_gemm import tracing  # it imports the table of ops, which imports this module
+
+    if tracing.is_recording():
+        return tracing.get_recorder("get_paged_mqa_logits_metadata")(context_lens, block_kv, num_sms, indices)
+    return context_lens.new_empty((num_sms + 1, 2))
+
+
+def compute_schedule(context_lens: torch.Tensor, num_slots: int) -> torch.Tensor:
+    """Return what get_paged_mqa_logits_metadata returns, on the CPU."""
+    most = context_lens.clamp(min=0).view(len(context_lens), -1).amax(dim=1) if context_lens.numel() else context_lens
+    units = (most.long() + UNIT - 1) // UNIT
+    total, ends = int(units.sum()), units.cumsum(0)
+    begins = torch.arange(num_slots, dtype=torch.int64) * total // num_slots
+    sequences = torch.searchsorted(ends, begins, right=True)
+    before = torch.cat([ends.new_zeros(1), ends])[sequences]
+    slots = torch.stack([sequences, begins - before], dim=1)
+    return torch.cat([slots, torch.tensor([[len(units), total]])]).int()
+
+
+def _check_lengths(context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None) -> None:
+    for name, tensor in (("context_lens", context_lens), ("indices", indices)):
+        if tensor is not None:
+            _check_integers(name, tensor)
+    if context_lens.ndim not in (1, 2):
+        raise ShapeError(
+            f"context_lens.ndim = {context_lens.ndim}: must be [sequences] or [sequences, next_n]; reshape it."
+        )
+    if context_lens.ndim == 2 and context_lens.shape[1] > 1 and context_lens.stride(1) != 1:
+        raise LayoutError(
+            f"context_lens.stride(1) = {context_lens.stride(1)}: the lengths of a sequence must be contiguous; pass"
+            " context_lens.contiguous()."
+        )
+    if indices is not None and indices.shape != context_lens.shape[:1]:
+        raise ShapeError(
+            f"indices.shape = {list(indices.shape)}: must be [sequences] = [{context_lens.shape[0]}]; reshape or slice"
+            " it."
+        )
+    if indices is not None and indices.device != context_lens.device:
+        raise DeviceError(
+            f"indices is on {indices.device} and context_lens on {context_lens.device}: all operands must be on one"
+            " device; move them with .to(...)."
+        )
+    if block_kv not in PAGE_SIZES:
+        raise ArgumentError(f"block_kv = {block_kv!r}: must be 32 or 64, the keys in a page; pass one of them.")
+    if not isinstance(num_sms, int) or isinstance(num_sms, bool) or not 1 <= num_sms <= _MAX_SLOTS:
+        raise ArgumentError(f"num_sms = {num_sms!r}: must be an int >= 1; pass deep_gemm.get_num_sms().")
+
+
+def _check_integers(name: str, tensor: torch.Tensor) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(f"{name} = an object of type {type(tensor).__qualname__}: must be a torch.Tensor.")
+    if tensor.dtype != torch.int32:
+        raise DtypeError(f"{name}.dtype = {tensor.dtype}: must be torch.int32; convert it with .int().")
+
+
+def make_fake(name: str, *operands) -> torch.Tensor:
+    """Return what a call of the op `name` returns, for fake operands with symbolic sizes; operands are those of its
+    schema.
+    """
+    if name == "get_paged_mqa_logits_metadata":
+        return operands[0].new_empty((operands[2] + 1, 2))
+    is_paged = name == "fp8_paged_mqa_logits"
+    q, keys = operands[:2]
+    weights, rest = (operands[2], operands[6:]) if is_paged else (operands[3], operands[6:])
+    rows = q.shape[0] * q.shape[1] if is_paged else q.shape[0]
+    width = rest[0] if is_paged else (rest[1] if len(rest) > 1 else 0)
+    columns = width if is_paged or width > 0 else keys.shape[0]
+    dtype = rest[2] if len(rest) > 2 and rest[2] is not None else torch.float32
+    pitch = (columns + PITCH_UNIT - 1) // PITCH_UNIT * PITCH_UNIT
+    return weights.new_empty_strided((rows, columns), (pitch, 1), dtype=dtype)
+
+
+@torch.no_grad()
+def compute_logits(
+    q: torch.Tensor, keys: torch.Tensor, scales: torch.Tensor, weights: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Return the logits `dtype` [m, n] of all tokens and keys.
+
+    Args:
+        q: float8_e4m3fn [m, heads, head_dim]. keys: float8_e4m3fn [n, head_dim]. scales: float32 [n].
+        weights: float32 [m, heads].
+    """
+    total = torch.zeros(q.shape[0], keys.shape[0], dtype=torch.float32, device=q.device)
+    wide = keys.float().t()
+    for head in range(q.shape[1]):
+        total.addcmul_((q[:, head].float() @ wide).relu_(), weights[:, head, None])
+    return total.mul_(scales).to(dtype)
+
+
+def split_cache(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the keys float8_e4m3fn [pages, block_kv, head_dim] and the scales float32 [pages, block_kv] of a cache
+    uint8 [pages, block_kv, 1, head_dim + 4], whose pages hold all keys and then all scales.
+    """
+    pages, block_kv, _, width = kv_cache.shape
+    flat = kv_cache.as_strided((pages, block_kv * width), (kv_cache.stride(0), 1))
+    keys, scales = flat.split((block_kv * (width - 4), block_kv * 4), dim=1)
+    keys = keys.contiguous().view(torch.float8_e4m3fn).view(pages, block_kv, width - 4)
+    return keys, scales.contiguous().view(torch.float32)
+
+
+def get_row_ends(context_lens: torch.Tensor, next_n: int) -> torch.Tensor:
+    """Return int32 [sequences * next_n]: how many positions each token sees.
+
+    Args:
+        context_lens: int32 [sequences], of which token t sees next_n - 1 - t positions less; or [sequences, next_n].
+    """
+    if context_lens.ndim == 2:
+        return context_lens.flatten()
+    offsets = torch.arange(1 - next_n, 1, dtype=torch.int32, device=context_lens.device)
+    return (context_lens[:, None] + offsets).flatten()
