@@ -6,8 +6,8 @@ A Store has one connection, which its threads use in turn.
 
 Guarantees: a file that is foreign, damaged or of a newer schema is never written to, because it is inspected through a
     read-only connection before a writing one exists. A new file gets its schema in one IMMEDIATE transaction, even if
-    others open it at the same time. A writer upgrades a file of an older schema in the same way; readers refuse such a
-    file and name the command that upgrades it.
+    others open it at the same time. A writer upgrades a file of an older schema in the same way; a reader of a finished
+    snapshot upgrades a copy in memory; other readers refuse such a file and name the command that upgrades it.
 """
 
 import os
@@ -130,11 +130,40 @@ def open_reader(path: Path, mode: str, for_writer: bool = False) -> Engine:
             is_whole = connection.exec_driver_sql("PRAGMA page_count").scalar() or not path.stat().st_size
             fresh = for_writer and is_whole and schema.is_fresh(connection)
         if not fresh:
-            check_sound(engine, path, is_old_allowed=for_writer)
+            check_sound(engine, path, is_old_allowed=for_writer or mode == "immutable")
+        if mode == "immutable" and is_old(engine):
+            return upgrade_copy(engine, path)
     except BaseException:
         engine.dispose()
         raise
     return engine
+
+
+def is_old(engine: Engine) -> bool:
+    """Return whether a checked file has an older schema."""
+    with engine.begin() as connection:
+        return schema.is_outdated(connection)
+
+
+def upgrade_copy(engine: Engine, path: Path) -> Engine:
+    """Return an engine on a copy of a snapshot in memory with the schema of today; `engine` is given back.
+
+    Raises: IntegrityError where the rows do not fit it.
+    """
+    copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+    with engine.connect() as connection:
+        connection.connection.driver_connection.backup(copy)
+    engine.dispose()
+    configure(copy, "rw")
+    upgraded = wrap_connection(lambda: copy, "BEGIN")
+    try:
+        with upgraded.begin() as connection:
+            upgrade(connection, path)
+        copy.execute("PRAGMA query_only = ON")
+    except BaseException:
+        upgraded.dispose()
+        raise
+    return upgraded
 
 
 def refuse_journal(path: Path, mode: str) -> None:
@@ -208,15 +237,19 @@ def make_sqlite_engine(path: Path, mode: str) -> Engine:
         raise errors.StoreError(
             f"SQLite {sqlite3.sqlite_version}: 3.37 or newer is needed for STRICT tables; use a newer Python build"
         )
+    return wrap_connection(lambda: connect(path, mode), "BEGIN IMMEDIATE" if mode == "rw" else "BEGIN")
+
+
+def wrap_connection(creator: Callable[[], sqlite3.Connection], begin: str) -> Engine:
+    """Return an engine whose single connection `creator` makes; transactions start with `begin`."""
     engine = create_engine(
         "sqlite://",
-        creator=lambda: connect(path, mode),
+        creator=creator,
         poolclass=QueuePool,
         pool_size=1,
         max_overflow=0,
         pool_timeout=BUSY_TIMEOUT_MS / 1000,
     )
-    begin = "BEGIN IMMEDIATE" if mode == "rw" else "BEGIN"
     event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
     return engine
 
@@ -230,6 +263,12 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
         isolation_level=None,
         check_same_thread=False,
     )
+    configure(connection, mode)
+    return connection
+
+
+def configure(connection: sqlite3.Connection, mode: str) -> None:
+    """Set the limits and pragmas of a connection."""
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_VALUE_BYTES)
     for pragma in (
         "trusted_schema = OFF",
@@ -241,7 +280,6 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
         connection.execute(f"PRAGMA {pragma}")
     for pragma in ("journal_mode = DELETE", "synchronous = FULL") if mode == "rw" else ("query_only = ON",):
         connection.execute(f"PRAGMA {pragma}").fetchall()
-    return connection
 
 
 def open_postgresql(url: str, mode: str) -> tuple[Engine, Callable[[], None]]:

@@ -40,8 +40,8 @@ from deep_gemm import _C
 from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
-SCHEMA_VERSION = 3  # user_version of the file; raised by every migration
-REVISION = "0003"  # the newest migration
+SCHEMA_VERSION = 4  # user_version of the file; raised by every migration
+REVISION = "0004"  # the newest migration
 
 ROLES = ("search", "confirm")
 STATUSES = ("ok", "censored", "incorrect", "compile_error", "crash", "timeout", "spill", "skipped")
@@ -57,6 +57,7 @@ FIELD_COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("m", "n", "k", "num_sms", "compiled_dims"),
         ("recipe", "d_dtype", "c_mode", "a_major", "b_major", "scale_layout", "batch_invariant"),
         ("num_groups", "expected_m", "alignment", "group_layout"),
+        ("heads", "next_n", "block_kv"),
     ),
     "config": (
         ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n"),

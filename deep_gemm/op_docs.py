@@ -198,7 +198,7 @@ _LOGITS_TYPES = """\
 
 _LOGITS = _Template(
     purpose="attention index logits of queries over keys",
-    shapes=("tokens, heads, head_dim", "", "n, head_dim", "n", "tokens, n"),
+    shapes=("tokens, heads, head_dim", "", "n, head_dim", "", "tokens, n"),
     formula="logits[i, j] = (sum(relu(q[i] @ k[j]) * weights[i])) * scale[j]",
     text=f"""\
 Compute logits[i, j] = (sum over heads h of relu(q[i, h] . k[j]) * weights[i, h]) * scale[j] for the positions
@@ -252,8 +252,8 @@ Args:
     schedule_meta: int32 [num_sms + 1, 2], from get_paged_mqa_logits_metadata for the same lengths; num_sms need not be
         that of the device.
     max_context_len: columns of the result; longer sequences are cut.
-    clean_logits: positions that a token does not see become -inf. If False, a GPU leaves them as they were allocated
-        or writes any number, and the CPU makes them 0.
+    clean_logits: positions that a token does not see become -inf. If False, a GPU leaves them as they were allocated,
+        and the CPU makes them 0.
 {_LOGITS_TYPES}\
     indices: int32 [sequences] or None: rows of the same number are of one request, whose lengths and pages each of them
         has. A hint, which changes no result.
@@ -266,7 +266,7 @@ No sequences or no columns: nothing happens.
 
 _METADATA = _Template(
     purpose="the schedule of paged attention index logits",
-    shapes=("sequences", "", "sequences, next_n", "", "num_sms + 1, 2"),
+    shapes=("sequences, next_n", "", "sequences", "", "num_sms + 1, 2"),
     formula="where the share of keys of each slot begins",
 )
 
@@ -339,8 +339,8 @@ def _shapes(op: "Op") -> tuple[str, ...]:
 
 def _orient(shape: str, is_transposed: bool) -> str:
     """Return a shape in brackets, its last two dims exchanged where wanted; "" where there is no such operand."""
-    if not shape:
-        return ""
+    if ", " not in shape:
+        return f"[{shape}]" if shape else ""
     *groups, rows, columns = shape.split(", ")
     return f"[{', '.join([*groups, columns, rows] if is_transposed else [*groups, rows, columns])}]"
 

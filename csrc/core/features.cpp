@@ -93,8 +93,7 @@ void write_logits_features(const Problem& problem, double* out) {
 void write_problem_features(const Problem& problem, const Estimator& estimator, double heuristic_us, double* out) {
     const Extent extent = extent_of(problem);
     const double bytes = memory_bytes(problem);
-    const double flops =
-        2.0 * double(extent.rows) * std::max(problem.heads, 1) * double(problem.n) * double(extent.k);
+    const double flops = 2.0 * double(extent.rows) * std::max(problem.heads, 1) * double(problem.n) * double(extent.k);
     *out++ = portable_log2(double(problem.m));
     *out++ = portable_log2(double(problem.n));
     *out++ = portable_log2(double(problem.k));

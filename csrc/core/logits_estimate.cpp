@@ -9,11 +9,11 @@ namespace {
 
 // Cycles of an SM. WGMMA m64n256k32 takes 128 of them; the four quarters of an SM issue 128 FP32 instructions a cycle.
 constexpr double kMmaPerColumnAndK = 1.0 / 64, kAluPerColumn = 1.0;  // two instructions an element, 64 rows
-constexpr double kAluPerToken = 16.0;      // sum over lanes, scale, bounds and store of 64 keys
-constexpr double kLatency = 350.0;         // barrier, first result of a WGMMA, store: hidden by the other warpgroups
-constexpr double kLoadLatency = 1600.0;    // from issuing a load to its barrier, out of memory
-constexpr double kLoadBytes = 120.0;       // per cycle
-constexpr double kTileLatency = 2500.0;    // queries and bounds of the next tile of tokens
+constexpr double kAluPerToken = 16.0;    // sum over lanes, scale, bounds and store of 64 keys
+constexpr double kLatency = 350.0;       // barrier, first result of a WGMMA, store: hidden by the other warpgroups
+constexpr double kLoadLatency = 1600.0;  // from issuing a load to its barrier, out of memory
+constexpr double kLoadBytes = 120.0;     // per cycle
+constexpr double kTileLatency = 2500.0;  // queries and bounds of the next tile of tokens
 
 double keys_bytes(const Problem& problem) { return double(problem.n) * double(problem.k + 4); }
 

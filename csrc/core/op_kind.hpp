@@ -129,7 +129,7 @@ inline constexpr OpKind kOpKinds[] = {
     {"fp8_mqa_logits", "mqa_logits", "mqa_logits", Grouping::kNone, true,
      words::kNoScales, words::kAnyD, words::kNoC, words::kKMajor, words::kKMajor,
      words::kForTma, words::kJoint, words::kNoKnobs, Form::kLogits},
-    {"fp8_paged_mqa_logits", "mqa_logits", "paged_mqa_logits", Grouping::kNone, true,
+    {"fp8_paged_mqa_logits", "mqa_logits", "mqa_logits", Grouping::kNone, true,
      words::kNoScales, words::kAnyD, words::kNoC, words::kKMajor, words::kKMajor,
      words::kForTma, words::kJoint, words::kNoKnobs, Form::kPagedLogits},
 };

@@ -12,6 +12,7 @@
 #include "runtime/arguments.hpp"
 #include "runtime/bind_runtime.hpp"
 #include "runtime/kernel.hpp"
+#include "runtime/logits.hpp"
 #include "runtime/op.hpp"
 #include "runtime/run.hpp"
 #include "runtime/tensor_view.hpp"
@@ -60,6 +61,7 @@ void launch_kernel(const KernelHandle& self, const py::object& a, const py::obje
                    const py::object& num_sms, const py::object& alpha, const py::object& beta,
                    const py::object& head_splits, const py::object& stream) {
     const Problem& problem = self.kernel->problem;
+    if (op_kind(problem.op).is_logits()) fail_argument("launch: the kernel is of attention logits; use launch_logits.");
     check_operands_given(problem.op, scale_a, scale_b, groups);
     Call call = make_call(problem.op);
     call.recipe = problem.recipe, call.group_layout = problem.group_layout;
@@ -72,6 +74,28 @@ void launch_kernel(const KernelHandle& self, const py::object& a, const py::obje
     call.stream = stream.ptr();
     if (is_grouped(problem.op) && (call.alpha != 1.0f || call.beta != 1.0f || call.heads.is_given()))
         fail_argument("alpha, beta, head_splits: a grouped kernel takes none of them; leave them out.");
+    launch_explicit(*self.kernel, call, parse_num_sms(num_sms.ptr()));
+}
+
+void launch_logits_kernel(const KernelHandle& self, const py::object& q, const py::object& kv,
+                          const py::object& scale_kv, const py::object& weights, const py::object& first,
+                          const py::object& second, const py::object& d, const py::object& schedule, bool is_clean,
+                          bool is_compressed, const py::object& num_sms, const py::object& stream) {
+    const Problem& problem = self.kernel->problem;
+    if (!op_kind(problem.op).is_logits()) fail_argument("launch_logits: the kernel is a product's; use launch.");
+    if (schedule.is_none() == op_kind(problem.op).is_paged() || scale_kv.is_none() != op_kind(problem.op).is_paged())
+        fail_argument("schedule, scale_kv: a kernel of pages takes a schedule, others scales; pass them accordingly.");
+    LogitsOperands logits;
+    Call call = make_call(problem.op);
+    call.logits = &logits;
+    call.a = make_operand("q", q.ptr()), call.b = make_operand("kv", kv.ptr());
+    call.scale_a = make_operand("weights", weights.ptr()), call.scale_b = optional_operand("scale_kv", scale_kv);
+    logits.first = make_operand("first", first.ptr()), logits.second = make_operand("second", second.ptr());
+    logits.schedule = optional_operand("schedule", schedule);
+    call.d = make_operand("d", d.ptr());
+    logits.columns = call.d.view.rank == 2 ? call.d.view.shape[1] : 0;
+    logits.is_clean = is_clean, logits.is_compressed = is_compressed;
+    call.stream = stream.ptr();
     launch_explicit(*self.kernel, call, parse_num_sms(num_sms.ptr()));
 }
 
@@ -118,6 +142,14 @@ void bind_kernel(py::module_& m) {
             "grouped kernel takes m_indices, masked_m or ks_tensor as `groups` and the operands of its op, each as [m, "
             "k] or [n, k] of every group (1-D where groups of K are blocks).\n\n"
             "Raises: the errors of fp8_gemm_nt; ArgumentError where the operands are not what the kernel was made for.")
+        .def("launch_logits", &launch_logits_kernel, "q"_a, "kv"_a, "scale_kv"_a, "weights"_a, "first"_a, "second"_a,
+             "d"_a, py::kw_only(), "schedule"_a = py::none(), "is_clean"_a = false, "is_compressed"_a = false,
+             "num_sms"_a = 0, "stream"_a = py::none(),
+             "Launch a kernel of attention logits into d [tokens, columns], past selection. Operands are those of "
+             "fp8_mqa_logits, first and second its ranges, or of fp8_paged_mqa_logits, first and second its lengths "
+             "and block table, and scale_kv None.\n\n"
+             "Raises: the errors of these functions; ArgumentError where the operands are not what the kernel was made "
+             "for.")
         .def_property_readonly(
             "problem", [](const KernelHandle& self) { return self.kernel->problem; },
             "The variant and the compiled dims; sizes that are not compiled in are 1.")

@@ -80,6 +80,7 @@ Sizes check_unpaged(const Call& call) {
     for (const Operand* range : {&call.logits->first, &call.logits->second})
         check_shape(*range, {{"tokens", query.tokens}});
     if (!call.logits->is_compressed) call.logits->columns = n;
+    check_limit("columns", call.logits->columns);
     return {query.tokens, call.logits->columns == 0 ? 0 : n, query.head_dim};
 }
 
@@ -89,10 +90,9 @@ void check_pages(const Operand& pages, int64_t head_dim) {
     if (block_kv != 32 && block_kv != 64)
         fail_shape("kv_cache.shape[1] = " + std::to_string(block_kv) +
                    ": a page must hold 32 or 64 keys; use such a block_kv.");
-    check_shape(pages, {{"pages", pages.view.shape[0]},
-                        {"block_kv", block_kv},
-                        {"1", 1},
-                        {"head_dim + 4", head_dim + kScaleBytes}});
+    check_shape(
+        pages,
+        {{"pages", pages.view.shape[0]}, {"block_kv", block_kv}, {"1", 1}, {"head_dim + 4", head_dim + kScaleBytes}});
     check_limit("pages", pages.view.shape[0]);
 }
 

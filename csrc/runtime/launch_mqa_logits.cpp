@@ -48,10 +48,9 @@ struct MapLayout {
 
 void encode(const driver::Api& cuda, const char* name, const MapLayout& layout, driver::TensorMap& map) {
     const uint32_t element_strides[4] = {1, 1, 1, 1};
-    const driver::Result result =
-        cuda.tensor_map_encode_tiled(&map, layout.data_type, layout.rank, reinterpret_cast<void*>(layout.address),
-                                     layout.dims, layout.strides, layout.box, element_strides,
-                                     driver::kInterleaveNone, layout.swizzle, layout.promotion, driver::kOobFillZeros);
+    const driver::Result result = cuda.tensor_map_encode_tiled(
+        &map, layout.data_type, layout.rank, reinterpret_cast<void*>(layout.address), layout.dims, layout.strides,
+        layout.box, element_strides, driver::kInterleaveNone, layout.swizzle, layout.promotion, driver::kOobFillZeros);
     if (result != driver::kSuccess)
         throw Error(ErrorKind::kLayout, std::string(name) + ": the driver takes no tensor map of it: " +
                                             driver::describe(cuda, result) + "; pass a contiguous tensor.");
@@ -70,11 +69,12 @@ uint64_t stride_of(const TensorView& view, int dim, int64_t otherwise) {
 
 MapLayout query_layout(const Call& call, const QuerySizes& query, const Config& config) {
     const TensorView& view = call.a.view;
-    const uint32_t tokens = uint32_t(std::gcd(uint32_t(config.block_m), kTokenGroup)), pairs = uint32_t(query.heads / 2);
+    const uint32_t tokens = uint32_t(std::gcd(uint32_t(config.block_m), kTokenGroup)),
+                   pairs = uint32_t(query.heads / 2);
     const uint64_t head = stride_of(view, view.rank - 2, query.head_dim);
-    const uint64_t token = view.rank == 4 && view.shape[1] == 1 ? stride_of(view, 0, query.heads * int64_t(head))
-                                                                : stride_of(view, view.rank - 3,
-                                                                            query.heads * int64_t(head));
+    const uint64_t token = view.rank == 4 && view.shape[1] == 1
+                               ? stride_of(view, 0, query.heads * int64_t(head))
+                               : stride_of(view, view.rank - 3, query.heads * int64_t(head));
     return {view.address,
             4,
             {uint64_t(query.head_dim), 2, uint64_t(query.tokens), pairs},
@@ -151,7 +151,8 @@ MqaMaps make_maps(const driver::Api& cuda, const Call& call, const QuerySizes& q
     const TensorView& keys = call.b.view;
     MqaMaps maps;
     encode(cuda, call.a.name, query_layout(call, query, config), maps.q);
-    encode(cuda, call.b.name, has_pages ? page_layout(keys, query.head_dim) : key_layout(keys, query.head_dim), maps.kv);
+    encode(cuda, call.b.name, has_pages ? page_layout(keys, query.head_dim) : key_layout(keys, query.head_dim),
+           maps.kv);
     encode(cuda, has_pages ? call.b.name : call.scale_b.name,
            has_pages ? page_scale_layout(keys, query.head_dim) : scale_layout(call.scale_b.view), maps.scale);
     encode(cuda, call.scale_a.name, weight_layout(call.scale_a.view, config), maps.weights);

@@ -202,10 +202,10 @@ Reference run_op(const PublicOp& op, const PythonCall& python) {
     Call call = make_call(op.text.op);
     if (op_kind(call.op).is_logits()) {
         call.stream = slots[kStream];
-        return run_logits({slots[kQueries], slots[kKeys], slots[kWeights], slots[kFirst], slots[kSecond],
-                           slots[kSchedule], slots[kIndices], slots[kColumns], slots[kCleanLogits],
-                           slots[kLogitsDtype]},
-                          call);
+        return run_logits(
+            {slots[kQueries], slots[kKeys], slots[kWeights], slots[kFirst], slots[kSecond], slots[kSchedule],
+             slots[kIndices], slots[kColumns], slots[kCleanLogits], slots[kLogitsDtype]},
+            call);
     }
     call.group_layout = op.text.group_layout;
     is_fp8(call.op) ? run_fp8(op, slots, call) : run_bf16(op, slots, call);

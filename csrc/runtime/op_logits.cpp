@@ -29,8 +29,8 @@ Dtype parse_logits_dtype(PyObject* object) {
                                        ": must be torch.float32 or torch.bfloat16; pass one of them.");
 }
 
+// `object` is not null.
 int64_t parse_columns(const char* name, PyObject* object) {
-    if (!is_given(object)) return 0;
     const auto value = PyLong_Check(object) && !PyBool_Check(object) ? to_integer(object) : std::nullopt;
     if (!value || *value < 0 || *value > Problem::kMaxDim)
         throw Error(ErrorKind::kArgument, std::string(name) + " = " + short_repr(object) +
@@ -59,8 +59,9 @@ void parse_options(const LogitsValues& values, bool is_paged, LogitsOperands& lo
                                               ": an int there is max_seqlen_k, which was given, too; pass it once.");
     if (!is_length) check_flag("clean_logits", values.is_clean);
     logits.is_clean = is_length || (values.is_clean == nullptr ? !is_paged : values.is_clean == Py_True);
-    logits.columns = parse_columns(is_paged ? "max_context_len" : "max_seqlen_k",
-                                   is_length ? values.is_clean : values.columns);
+    PyObject* columns = is_length ? values.is_clean : values.columns;
+    if (is_paged || is_given(columns))
+        logits.columns = parse_columns(is_paged ? "max_context_len" : "max_seqlen_k", columns);
     logits.is_compressed = !is_paged && logits.columns > 0;
     logits.dtype = parse_logits_dtype(values.dtype);
 }

@@ -25,8 +25,8 @@ void run_reference(Op op, PyObject* named, PyObject* stream);
 // Uninitialised memory of torch's allocator that belongs to the stream: rows * columns bytes, as FP8.
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream);
 
-// Uninitialised logits [rows, columns] on the device of `like`, FP32, whose rows start at multiples of 64 elements. They
-// belong to `stream` (as a caller gives it; null: the current one).
+// Uninitialised logits [rows, columns] on the device of `like`, FP32, whose rows start at multiples of 64 elements.
+// They belong to `stream` (as a caller gives it; null: the current one).
 Reference make_logits(const Operand& like, int64_t rows, int64_t columns, Dtype dtype, PyObject* stream);
 
 // Write -inf into all of D, on `stream`.

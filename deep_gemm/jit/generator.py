@@ -16,7 +16,7 @@ _C_MODES = {"none": "kNone", "accumulate": "kAccumulate", "general": "kGeneral",
 #: Modes of C that came later than the others, and hence stand behind them in the list of canonical variants.
 _LATE_C_MODES = {"accumulate": 1, "head_split": 2}
 
-_TEMPLATE = """\
+_HEAD = """\
 // {op}: {config}
 #include "deep_gemm/types.cuh"
 
@@ -47,6 +47,9 @@ accumulate, {immediates};\\n"
 {includes}
 
 extern "C" __global__ void __launch_bounds__(deep_gemm::Config::kThreads, 1)
+"""
+
+_PRODUCT_ENTRY = """\
 {kernel_name}(const __grid_constant__ deep_gemm::TensorMap map_a, const __grid_constant__ deep_gemm::TensorMap map_b,
     const __grid_constant__ deep_gemm::TensorMap map_d, const __grid_constant__ deep_gemm::TensorMap map_scale_a,
     const __grid_constant__ deep_gemm::TensorMap map_scale_b, \
@@ -55,6 +58,17 @@ const __grid_constant__ deep_gemm::Params params{group_parameter}) {{
     const deep_gemm::u32 base = (deep_gemm::ptx::shared_address(shared) + 1023) & ~1023u;
     const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b}};
     deep_gemm::{kernel_class}<{template_arguments}>({arguments}).run();
+}}
+"""
+
+_LOGITS_ENTRY = """\
+{kernel_name}(const __grid_constant__ deep_gemm::TensorMap map_q, const __grid_constant__ deep_gemm::TensorMap map_kv,
+    const __grid_constant__ deep_gemm::TensorMap map_scale, const __grid_constant__ deep_gemm::TensorMap map_weights,
+    const __grid_constant__ deep_gemm::MqaParams params) {{
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const deep_gemm::u32 base = (deep_gemm::ptx::shared_address(shared) + 1023) & ~1023u;
+    const deep_gemm::MqaMaps maps{{map_q, map_kv, map_scale, map_weights}};
+    deep_gemm::{kernel_class}<{template_arguments}>(maps, params, base).run();
 }}
 """
 
@@ -86,18 +100,24 @@ def canonical_sources(op: str) -> list[str]:
     return [_render(problem, config) for problem, config in canonical_cases(op)]
 
 
+def _count_columns(problem: "_C.Problem", config: "_C.Config") -> int:
+    """Return the columns of the WGMMA."""
+    if OP_KINDS[problem.op].is_logits:
+        return _C.logits_columns(problem, config)
+    return config.block_m if config.swap_ab else config.block_n
+
+
 def _render(problem: "_C.Problem", config: "_C.Config") -> str:
-    columns = config.block_m if config.swap_ab else config.block_n
+    columns, kind = _count_columns(problem, config), OP_KINDS[problem.op]
     accumulators = columns // 2
-    return _TEMPLATE.format(
+    constants = _logits_constants(problem, config) if kind.is_logits else _constants(problem, config)
+    return (_HEAD + (_LOGITS_ENTRY if kind.is_logits else _PRODUCT_ENTRY)).format(
         op=problem.op,
         config=config,
         **_skeleton(problem.op),
-        constants="\n".join(
-            f"    static constexpr {kind} {name} = {value};" for kind, name, value in _constants(problem, config)
-        ),
+        constants="\n".join(f"    static constexpr {type_} {name} = {value};" for type_, name, value in constants),
         shape=f"m64n{columns}k{config.block_k // 4}",
-        types="f32.e4m3.e4m3" if OP_KINDS[problem.op].is_fp8 else "f32.bf16.bf16",
+        types="f32.e4m3.e4m3" if kind.is_fp8 else "f32.bf16.bf16",
         immediates=_immediates(problem, config),
         accumulators=accumulators,
         registers=", ".join(f"%{i}" for i in range(accumulators)),
@@ -114,6 +134,9 @@ def _skeleton(op: str) -> dict[str, str]:
     kind = OP_KINDS[op]
     headers = [kind.kernel]
     arguments, template_arguments = ["maps", "params", "base"], ["deep_gemm::Config", "deep_gemm::Wgmma"]
+    if kind.is_logits:
+        headers.append("mqa_paged_schedule" if kind.is_paged else "mqa_prefill_schedule")
+        template_arguments.append(f"deep_gemm::{_class_of(headers[1])}<deep_gemm::Config>")
     if kind.is_grouped:  # which tiles there are is the grouping's scheduler's to say
         headers.append(f"{kind.grouping}_scheduler")
         arguments.insert(2, "groups")
@@ -180,6 +203,24 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
     ]
 
 
+def _logits_constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, str, str]]:
+    """Return (type, name, value) of the constants of the generated Config of attention logits."""
+    numbers = {
+        "kHeads": problem.heads,
+        "kHeadDim": problem.k,
+        "kBlockQ": config.block_m,
+        "kColumns": _C.logits_columns(problem, config),
+        "kNumStages": config.num_stages,
+        "kMathGroups": config.block_n // 64,
+        "kThreads": _C.num_threads(problem, config),
+        "kNextN": problem.next_n,
+        "kPageRows": problem.block_kv or 64,
+        "kSharedBytes": _C.smem_bytes(problem, config),
+    }
+    is_float = "true" if problem.d_dtype == "fp32" else "false"
+    return [*(("u32", name, str(value)) for name, value in numbers.items()), ("bool", "kFloatD", is_float)]
+
+
 def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """Return the (problem, config) pairs whose sources stand for the generator in the kernel hash of `op`.
 
@@ -189,6 +230,8 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
     """
     kernel_name(op)
     device = _C.Device.known("h200")
+    if OP_KINDS[op].is_logits:
+        return _canonical_logits(op, device)
     variants = _canonical_variants(OP_KINDS[op])
     cases = [(_C.Problem(op, 1, 1, 1, **variant), config) for variant in variants for config in _canonical_configs(op)]
     fixed = (
@@ -196,6 +239,26 @@ def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:
         _C.Config(64, 8, 8, block_k=_C.stage_k(op)),
     )
     return [(problem, config) for problem, config in cases if _C.is_legal(problem, config, device)] + [fixed]
+
+
+def _canonical_logits(op: str, device: "_C.Device") -> list[tuple["_C.Problem", "_C.Config"]]:
+    """Return the canonical cases of attention logits."""
+    is_paged = OP_KINDS[op].is_paged
+    pages = [{"next_n": next_n, "block_kv": block_kv} for next_n in (1, 2, 6) for block_kv in (32, 64)]
+    variants = _merge(
+        [{"heads": heads} for heads in (8, 32, 64, 128)],
+        [{"d_dtype": d_dtype} for d_dtype in OP_KINDS[op].d_dtypes],
+        pages if is_paged else [{}],
+    )
+    problems = [
+        _C.Problem(op, variant.get("next_n", 1), 1, head_dim, **variant)
+        for variant in variants
+        for head_dim in (32, 64, 128)
+    ]
+    configs = [
+        _C.Config(tokens, keys, num_stages) for tokens in (1, 2, 4) for keys in (128, 192) for num_stages in (4, 8)
+    ]
+    return [(problem, config) for problem in problems for config in configs if _C.is_legal(problem, config, device)]
 
 
 def _canonical_variants(kind: "_C.OpKind") -> list[dict]:

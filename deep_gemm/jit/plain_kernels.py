@@ -48,6 +48,11 @@ extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads, 
 }}
 """
 
+#: The header holds the whole kernel.
+_MQA_METADATA = """\
+#include "deep_gemm/mqa_metadata.cuh"
+"""
+
 _CONSTANT = re.compile(r"k[A-Z][A-Za-z0-9]{0,30}")
 
 
@@ -67,6 +72,9 @@ class PlainRow(NamedTuple):
 PLAIN_KERNELS: dict[str, PlainRow] = {
     "transpose_fp8": PlainRow(
         ("const deep_gemm::u8*", "deep_gemm::u8*", *["deep_gemm::i64"] * 2, *["deep_gemm::u32"] * 2), source=_TRANSPOSE
+    ),
+    "mqa_metadata": PlainRow(
+        (*["const int*"] * 2, "int*", "deep_gemm::i64", *["deep_gemm::u32"] * 3), source=_MQA_METADATA
     ),
 }
 

@@ -7,7 +7,7 @@ import time
 import traceback
 
 GROUPED_SECTIONS = ("grouped_configs", "grouped_repeats", "grouped_semantics")
-SECTIONS = ("configs", *GROUPED_SECTIONS, "nvcc", "portfolio_repeats", "space_repeats", "semantics", "calls")
+SECTIONS = ("configs", *GROUPED_SECTIONS, "logits", "nvcc", "portfolio_repeats", "space_repeats", "semantics", "calls")
 #: Exit status of a child whose CUDA context is lost; the next one goes on with the following job.
 CONTEXT_LOST = 4
 
@@ -34,6 +34,7 @@ def get_makers() -> dict:
     from .grouped_configs import grouped_config_jobs, grouped_nvcc_jobs
     from .grouped_repeats import grouped_repeat_jobs
     from .grouped_semantics import grouped_semantics_jobs
+    from .logits_jobs import logits_jobs
     from .repeats import portfolio_jobs, space_jobs
     from .semantics import semantics_jobs
 
@@ -45,6 +46,7 @@ def get_makers() -> dict:
         "grouped_configs": grouped_config_jobs,
         "grouped_repeats": grouped_repeat_jobs,
         "grouped_semantics": grouped_semantics_jobs,
+        "logits": logits_jobs,
         "nvcc": both_nvcc_jobs,
         "portfolio_repeats": portfolio_jobs,
         "space_repeats": space_jobs,

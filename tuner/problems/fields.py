@@ -79,7 +79,7 @@ def legal_words(op: str, name: str) -> tuple[str, ...]:
 
 def default_fields(op: str) -> dict:
     """Return the fields of an op kind whose default is not legal, each with its first legal word."""
-    legal = {name: legal_words(op, name) for name in KERNEL_FIELDS}
+    legal = {name: legal_words(op, name) for name in KERNEL_FIELDS if PROBLEM_FIELDS[name].words}
     return {name: words[0] for name, words in legal.items() if PROBLEM_DEFAULTS[name] not in words}
 
 
@@ -116,8 +116,10 @@ def get_group_rows(problem: _C.Problem) -> int:
 
 def get_weight_shape(problem: _C.Problem) -> tuple[int, int]:
     """Return the two sizes that a model fixes: n and k, or of groups of K m and n, whose product D is the gradient of
-    such a weight.
+    such a weight. Attention logits have no weight: their heads take its place.
     """
+    if OP_KINDS[problem.op].is_logits:
+        return problem.heads, problem.k
     return (problem.m, problem.n) if OP_KINDS[problem.op].k_is_divided else (problem.n, problem.k)
 
 
@@ -130,7 +132,7 @@ def get_tokens(problem: _C.Problem) -> int:
 def get_work(problem: _C.Problem) -> int:
     """Return the multiplications of a problem, masked groups at the rows expected."""
     rows = problem.num_groups * get_group_rows(problem) if OP_KINDS[problem.op].has_room else problem.m
-    return rows * problem.n * problem.k
+    return rows * max(problem.heads, 1) * problem.n * problem.k
 
 
 def variant_of(problem: _C.Problem) -> tuple:

@@ -10,7 +10,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import CheckConstraint, ForeignKeyConstraint, create_engine
+from sqlalchemy import CheckConstraint, ForeignKeyConstraint, create_engine, exc
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
@@ -279,12 +279,23 @@ def read_measurements(raw: sqlite3.Connection) -> list[tuple]:
     return [tuple(zip((column[0] for column in cursor.description), row, strict=True)) for row in cursor.fetchall()]
 
 
-@pytest.mark.parametrize("mode", ["ro", "immutable"])
-def test_a_reader_refuses_an_older_schema_and_names_the_remedy(tmp_path, mode):
+def test_a_reader_refuses_an_older_schema_and_names_the_remedy(tmp_path):
     path = make_old_database(tmp_path / "old.db")
     before = path.read_bytes()
     with pytest.raises(errors.IntegrityError, match="schema 1.*db upgrade"):
-        Store.open(path, mode)
+        Store.open(path, "ro")
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("version", range(1, tables.SCHEMA_VERSION))
+def test_a_reader_of_a_snapshot_upgrades_a_copy(tmp_path, version):
+    path = make_old_database(tmp_path / "old.db", version)
+    before = path.read_bytes()
+    with Store.open(path, "immutable") as store:
+        (row,) = store.load_measurements()
+        assert (row.block.problem, row.config, row.median_us) == (PROBLEM, CONFIG, 12.5) and store.check() == []
+        with pytest.raises(exc.DBAPIError, match="readonly"), store.reading() as connection:
+            connection.exec_driver_sql("DELETE FROM measurement")
     assert path.read_bytes() == before
 
 

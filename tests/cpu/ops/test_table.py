@@ -14,6 +14,8 @@ from deep_gemm.errors import ArgumentError, ProblemError
 from deep_gemm.op_docs import list_shapes
 from deep_gemm.ops import EXPORTS, FUNCTIONS, OPS, REQUIRED, make_table
 
+#: Templates of ops that return a tensor.
+RETURNING = ("logits", "paged_logits", "metadata")
 ROW = {
     "name": "toy_gemm_nt",
     "kind": "bf16_gemm",
@@ -41,9 +43,10 @@ def test_a_row_is_exported_under_its_names_and_registered(op):
         assert getattr(deep_gemm, name) is FUNCTIONS[op.name] is EXPORTS[name] and name in deep_gemm.__all__
     schema = getattr(torch.ops.deep_gemm, op.name).default._schema
     in_graph = {parameter.name for parameter in op.parameters if parameter.schema}
-    scales = {"scale_a", "scale_b"} if op.is_fp8 else set()
+    scales = {f"scale_{name}" for name in op.pairs}
     assert {argument.name for argument in schema.arguments} == in_graph | scales
-    assert [argument.name for argument in schema.arguments if argument.is_write] == ["d"]
+    assert [argument.name for argument in schema.arguments if argument.is_write] == ([] if op.returns_tensor else ["d"])
+    assert len(schema.returns) == op.returns_tensor and op.returns_tensor == (op.docs_template in RETURNING)
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.kind], ids=lambda op: op.name)
@@ -54,7 +57,8 @@ def test_a_docstring_describes_every_parameter(op):
     }
     assert {parameter.name for parameter in op.parameters} <= described
     a, b, d = list_shapes(op)
-    inputs, _, rest = FUNCTIONS[op.name].__doc__.partition("    b: ")
+    second = "b" if "b" in described else op.parameters[1].name
+    inputs, _, rest = FUNCTIONS[op.name].__doc__.partition(f"    {second}: ")
     assert a in inputs.partition("Args:")[2] and b in rest and d in rest
     assert max(map(len, lines)) <= 120 and "Raises:" in lines and not lines[0].startswith(" ")
 
@@ -66,7 +70,7 @@ def test_a_builtin_knows_its_name_and_its_parameters(op):
     assert pickle.loads(pickle.dumps(function)) is function
     required = op.parameters[op.num_required - 1].name
     for positional, named, message in (
-        ((), {}, "argument 'a' is missing; give it"),
+        ((), {}, f"argument '{op.parameters[0].name}' is missing; give it"),
         (range(op.num_required - 1), {}, f"argument '{required}' is missing; give it"),
         (range(op.num_required), {"x": 1}, f"unknown argument 'x'; see help(deep_gemm.{op.name})"),
         (range(op.num_positional + 1), {}, f"takes at most {op.num_positional}; name the others"),
