@@ -115,6 +115,8 @@ KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms
 
 }  // namespace
 
+void load_transpose_kernel(const Gpu& gpu) { get_kernel(gpu); }
+
 KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
     get_kernel(gpu);  // before memory is taken: compiling may fail
     if (operand.view.rank == 3 && are_evenly_spaced(operand.view))
