@@ -275,7 +275,10 @@ class _Work:
         """Return the report."""
         found = len(self.ready) - self.num_compiled
         num_kernels = len(self.ready) + len(self.errors)
-        failures = (*(Failure(job.describe(), error) for job, error in self.errors.items()), *self.broken)
+        failures = (
+            *(Failure(job.describe(self.needed_by.get(job)), error) for job, error in self.errors.items()),
+            *self.broken,
+        )
         return WarmUpReport(num_problems, num_kernels, self.num_compiled, max(found, 0), planned, seconds, failures)
 
 

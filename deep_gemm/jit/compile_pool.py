@@ -59,12 +59,12 @@ class Job(NamedTuple):
         """Return the problem and the config."""
         return _C.Problem.from_json(self.problem), _C.Config.from_json(self.config)
 
-    def describe(self) -> str:
-        """Return what messages call the kernel."""
+    def describe(self, needed_by: "_C.Problem | None" = None) -> str:
+        """Return what messages call the kernel, which a problem needs."""
         if not self.problem:
             return generator.TRANSPOSE_KERNEL
         problem, config = self.parse()
-        return f"{config} for {problem}"
+        return f"{config} for {needed_by or problem}"
 
     def find(self):
         """Return the compiled kernel from memory or the disk, or None. Raises: ConfigError, CompileError."""
