@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
-from deep_gemm.jit import build, generator
+from deep_gemm.jit import build, generator, plain_kernels
 from deep_gemm.jit.compile import get_toolchain
 
 MAX_CHILDREN = 32
@@ -37,7 +37,7 @@ _SERVER = (
 class Job(NamedTuple):
     """A kernel as it travels to a process: problem and config as JSON, and the compiler (None: the default).
 
-    The transposing pass belongs to no problem and has no config.
+    A plain kernel has no problem, and its name and constants as JSON in place of a config.
     """
 
     problem: str
@@ -51,9 +51,15 @@ class Job(NamedTuple):
 
     def _describe(self) -> tuple[str, str, str | None]:
         if not self.problem:
-            return generator.transpose_source(), generator.TRANSPOSE_KERNEL, self.compiler
+            name, constants = json.loads(self.config)
+            return plain_kernels.plain_source(name, constants), plain_kernels.plain_symbol(name), self.compiler
         problem, config = self.parse()
         return generator.generate_source(problem, config), generator.kernel_name(problem.op), self.compiler
+
+    @classmethod
+    def of_plain(cls, name: str, **constants: int) -> "Job":
+        """Return the job of a plain kernel."""
+        return cls("", json.dumps([name, constants]))
 
     def parse(self) -> tuple["_C.Problem", "_C.Config"]:
         """Return the problem and the config."""
@@ -62,7 +68,8 @@ class Job(NamedTuple):
     def describe(self, needed_by: "_C.Problem | None" = None) -> str:
         """Return what messages call the kernel, which a problem needs."""
         if not self.problem:
-            return generator.TRANSPOSE_KERNEL
+            name, constants = json.loads(self.config)
+            return f"{plain_kernels.plain_symbol(name)} {constants or ''}".rstrip()
         problem, config = self.parse()
         return f"{config} for {needed_by or problem}"
 
@@ -76,7 +83,7 @@ class Job(NamedTuple):
 
 
 #: The pass that makes FP8 operands K-major.
-TRANSPOSE = Job("", "")
+TRANSPOSE = Job.of_plain("transpose_fp8")
 
 
 class Outcome(NamedTuple):

@@ -16,7 +16,7 @@ import torch
 import deep_gemm
 from deep_gemm import _C, plan
 from deep_gemm.errors import ArgumentError, CompileError, DeviceError, DtypeError, ProblemError, WarmUpWarning
-from deep_gemm.jit import build, generator
+from deep_gemm.jit import build
 from deep_gemm.jit.compile import CompileResult
 from deep_gemm.warm_up import list_problems
 from tests.fakes import processes, stub_driver
@@ -162,7 +162,7 @@ def test_a_config_that_fails_has_its_substitute_ready(driver, tmp_path):
 def record_after_warm_up(path: str) -> int:
     """Warm up while shapes are recorded, then call one; return how many problems were planned ahead."""
     use_fake_build()
-    plan.get_transpose_kernel = lambda is_refused=False: (b"transpose", generator.TRANSPOSE_KERNEL)
+    plan.get_plain_kernel = lambda name, constants, is_refused=False: (b"plain", f"deep_gemm_{name}", 6)
     build.find_cubin_for_source = build.get_cubin_for_source = lambda *arguments, **options: object()
     os.environ["DG_RECORD_SHAPES"] = path
     try:
@@ -251,7 +251,7 @@ def test_devices(monkeypatch):
 def call_in_compile_mode():
     """Call ops in compile mode, then once without it; return misses of the table after the mode was left."""
     use_fake_build()
-    plan.get_transpose_kernel = lambda is_refused=False: (b"transpose", generator.TRANSPOSE_KERNEL)
+    plan.get_plain_kernel = lambda name, constants, is_refused=False: (b"plain", f"deep_gemm_{name}", 6)
     a, scale_a, b, scale_b, d = stub_driver.make_operands(64, *SIZES)
     k_by_n = _C.TensorView(1 << 45, [512, 256], [256 + 16, 1], "float8_e4m3fn", 0)
     scales = _C.TensorView(1 << 46, [4, 2], [2, 1], "float32", 0)
@@ -272,7 +272,7 @@ def test_compile_mode_loads_and_launches_nothing(driver):
     misses, events = driver.call(call_in_compile_mode)
     assert misses == 0
     names = [event["name"] for event in select(events, "LibraryGetKernel")]
-    assert names == ["deep_gemm_fp8_gemm", generator.TRANSPOSE_KERNEL]
+    assert names == ["deep_gemm_fp8_gemm", "deep_gemm_transpose_fp8"]
     launched = [event["call"] for event in events if "Launch" in event["call"] or "Mem" in event["call"]]
     assert launched == ["cuLaunchKernelEx"], "the call after the mode was left"
 
