@@ -51,11 +51,14 @@ def parse_rows(text: str) -> list[int] | None:
     found: list[int] = []
     for part in text.split(",") if text else ():
         match = RANGE.fullmatch(part.strip())
-        first, last, step = (int(number or 0) for number in match.groups()) if match else (1, 0, 0)
-        last = last or first
-        if last < first:
+        first, last, step = (
+            (int(number or default) for number, default in zip(match.groups(), (0, match[1], 1)))
+            if match
+            else (1, 0, 1)
+        )
+        if last < first or not step:
             raise errors.UsageError(f"--m {text}: must be numbers and ranges first-last[:step], such as 1,8,64-512:64")
-        found += range(first, last + 1, step or 1)
+        found += range(first, last + 1, step)
     return list(dict.fromkeys(found)) if text else None
 
 
