@@ -11,14 +11,16 @@ from collections.abc import Iterable, Iterator
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError, DeviceError, ProblemError
-from deep_gemm.fields import OP_KINDS
+from deep_gemm.fields import fit_rows
 from deep_gemm.jit.compile_pool import CompilePool, Job, Outcome, get_num_cores, run_jobs
 from deep_gemm.selection import get_selector
 
 #: Sizes for which the heuristic is asked: n and k as in models, and n as only other callers have them.
 _ROWS = (1, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024, 1536, 2048, 3072, 4096, 8192)
-_WIDTHS = (128, 256, 440, 512, 680, 768, 1000, 1256, 1536, 2104, 3072, 4056, 4096, 5448, 7168, 8072, 9096, 9512, 10264)
-_WIDTHS += (12280, 13000, 14520, 16384, 20480, 24576)
+_WIDTHS = (
+    *(128, 256, 512, 768, 1536, 3072, 4096, 7168, 16384, 20480, 24576),
+    *(440, 680, 1000, 1256, 2104, 4056, 5448, 8072, 9096, 9512, 10264, 12280, 13000, 14520),
+)
 _DEPTHS = (128, 512, 1024, 1536, 2048, 3072, 4096, 5120, 7168, 16384)
 
 
@@ -57,16 +59,6 @@ def _vary_sizes(problem: "_C.Problem") -> Iterator["_C.Problem"]:
     for rows, n, k in itertools.product(_ROWS, _WIDTHS, _DEPTHS):
         with contextlib.suppress(ProblemError):  # sizes that this op kind does not have
             yield _C.Problem(**fields | fit_rows(problem, rows) | {"n": n, "k": k})
-
-
-def fit_rows(problem: "_C.Problem", rows: int) -> dict[str, int]:
-    """Return the fields of a problem like this one with `rows` rows: m, or expected_m where each group has room for m
-    rows; none where K is divided among groups.
-    """
-    kind = OP_KINDS[problem.op]
-    if kind.k_is_divided:
-        return {}
-    return {"expected_m": _C.round_expected_m(rows, problem.m)} if kind.has_room else {"m": rows}
 
 
 def make_jobs(kernels: Iterable[tuple], compiler: str | None) -> list[Job]:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import IO, NamedTuple, cast
 
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
@@ -28,7 +28,7 @@ from deep_gemm.jit.compile import get_toolchain
 MAX_CHILDREN = 32
 #: A kernel takes 0.1 to 2 s. NVCC has a limit of its own, and the child may wait for another process before.
 LIMIT_S = 450.0
-_MAX_MESSAGE = 1500  # bytes: an outcome must fit into a pipe at once
+_MAX_MESSAGE = 600  # characters, as JSON at most 3600 bytes: an outcome is one write and one read of a pipe
 _SERVER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from deep_gemm.jit import compile_pool as pool; pool"
 )
@@ -113,12 +113,16 @@ class CompilePool:
             text=True,
         )
         request = json.dumps([jobs, cores or get_num_cores(), limit_s])
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stream:  # its output will say that it died
+        self._output = cast(IO[str], self._process.stdout)
+        with (
+            contextlib.suppress(BrokenPipeError),
+            cast(IO[str], self._process.stdin) as stream,
+        ):  # its output will say that it died
             stream.write(request + "\n")
 
     def outcomes(self) -> Iterator[tuple[int, Outcome]]:
         """Yield (index, outcome) as they come; fewer than there are jobs where the server dies or is killed."""
-        for line in self._process.stdout:
+        for line in self._output:
             index, *outcome = json.loads(line)
             yield index, Outcome(*outcome)
 
@@ -131,7 +135,7 @@ class CompilePool:
     def close(self) -> None:
         """Kill what still runs, and close the pipe; only for the thread that reads the outcomes."""
         self.kill()
-        self._process.stdout.close()
+        self._output.close()
 
 
 def run_jobs(jobs: list[Job], cores: int = 0, limit_s: float = LIMIT_S) -> list[Outcome]:
@@ -151,7 +155,7 @@ def run_jobs(jobs: list[Job], cores: int = 0, limit_s: float = LIMIT_S) -> list[
 
 class _Child(NamedTuple):
     pid: int
-    index: int
+    job: int
     deadline: float
 
 
@@ -203,7 +207,7 @@ class _Server:
             os.kill(child.pid, signal.SIGKILL)
         os.waitpid(child.pid, 0)
         outcome = json.loads(said) if said else Outcome(CompileError.__name__, f"the compiling process {fault}", False)
-        print(json.dumps([child.index, *outcome]), flush=True)
+        print(json.dumps([child.job, *outcome]), flush=True)
 
     def kill_all(self) -> None:
         for _, child in self._children():

@@ -161,21 +161,24 @@ def test_a_config_that_fails_has_its_substitute_ready(driver, tmp_path):
 
 def record_after_warm_up(path: str) -> int:
     """Warm up while shapes are recorded, then call one; return how many problems were planned ahead."""
-    use_fake_build()
-    plan.get_plain_kernel = lambda name, constants, is_refused=False: (b"plain", f"deep_gemm_{name}", 6)
-    build.find_cubin_for_source = build.get_cubin_for_source = lambda *arguments, **options: object()
-    os.environ["DG_RECORD_SHAPES"] = path
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "get_cubin", build.get_cubin)
+        use_fake_build()
+        patch.setattr(plan, "get_plain_kernel", get_plain_kernel)
+        for name in ("find_cubin_for_source", "get_cubin_for_source"):
+            patch.setattr(build, name, lambda *arguments, **options: object())
+        patch.setenv("DG_RECORD_SHAPES", path)
         report = deep_gemm.warmup([SHAPE], m=range(1, 50))
         run_op(7, *SIZES)
-    finally:
-        del os.environ["DG_RECORD_SHAPES"]
     return report.planned
 
 
-def test_only_calls_are_recorded(tmp_path):
-    with stub_driver.start(tmp_path) as driver:
-        planned, _ = driver.call(record_after_warm_up, str(tmp_path / "shapes.jsonl"))
+def get_plain_kernel(name: str, constants: list, is_refused: bool = False) -> tuple[bytes, str, int]:
+    return b"plain", f"deep_gemm_{name}", 6
+
+
+def test_only_calls_are_recorded(driver, tmp_path):
+    planned, _ = driver.call(record_after_warm_up, str(tmp_path / "shapes.jsonl"))
     lines = (tmp_path / "shapes.jsonl").read_text().splitlines()
     assert planned == 0 and [_C.Problem.from_json(line).m for line in lines] == [7]
 
@@ -251,7 +254,7 @@ def test_devices(monkeypatch):
 def call_in_compile_mode():
     """Call ops in compile mode, then once without it; return misses of the table after the mode was left."""
     use_fake_build()
-    plan.get_plain_kernel = lambda name, constants, is_refused=False: (b"plain", f"deep_gemm_{name}", 6)
+    plan.get_plain_kernel = get_plain_kernel
     a, scale_a, b, scale_b, d = stub_driver.make_operands(64, *SIZES)
     k_by_n = _C.TensorView(1 << 45, [512, 256], [256 + 16, 1], "float8_e4m3fn", 0)
     scales = _C.TensorView(1 << 46, [4, 2], [2, 1], "float32", 0)
@@ -268,8 +271,9 @@ def call_in_compile_mode():
     return _C.dispatch_stats()["misses"] - misses
 
 
-def test_compile_mode_loads_and_launches_nothing(driver):
-    misses, events = driver.call(call_in_compile_mode)
+def test_compile_mode_loads_and_launches_nothing(tmp_path):
+    with stub_driver.start(tmp_path) as driver:
+        misses, events = driver.call(call_in_compile_mode)
     assert misses == 0
     names = [event["name"] for event in select(events, "LibraryGetKernel")]
     assert names == ["deep_gemm_fp8_gemm", "deep_gemm_transpose_fp8"]
