@@ -96,7 +96,9 @@ def test_the_table_of_the_documentation_names_every_op_once():
 
 def test_signatures_are_python():
     for op in OPS:
-        ast.parse(f"def {op.name}{op.signature}: pass")
+        (function,) = ast.parse(f"def {op.name}{op.signature}: pass").body
+        arguments = function.args
+        assert [one.arg for one in arguments.args + arguments.kwonlyargs] == [one.name for one in op.parameters]
 
 
 def test_a_row_makes_an_op():

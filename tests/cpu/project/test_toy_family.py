@@ -245,4 +245,5 @@ def test_the_copys_own_tests_pass(copy, found):
         "project/test_replay",
     )
     files = [f"tests/cpu/{name}.py" for name in names]
-    run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files], copy)
+    report = run([sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *files], copy)
+    assert " passed in " in report
