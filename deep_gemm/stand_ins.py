@@ -50,9 +50,7 @@ def _pass(parameter: Parameter, value: str) -> str:
 def _pass_to_node(op: Op, parameter: Parameter) -> str:
     if parameter.name in op.pairs:
         return f"*{parameter.name}"
-    if parameter.check == "queries":
-        return f"_take_queries({parameter.name})"
-    return _pass(parameter, f"float({parameter.name})" if parameter.check == "number" else parameter.name)
+    return _pass(parameter, _FORMS.get(parameter.check, "{}").format(parameter.name))
 
 
 def _accept_aliases(stand_in: Callable, aliases: dict[str, str]) -> Callable:
@@ -102,6 +100,10 @@ def _is_number(factor) -> bool:
     return isinstance(factor, (int, float))
 
 
+def _is_optional_number(factor) -> bool:
+    return factor is None or isinstance(factor, (int, float))
+
+
 def _is_integer(number) -> bool:
     return isinstance(number, (int, torch.SymInt))
 
@@ -123,8 +125,16 @@ _CHECKS = {
         _is_flag,
         _is_dtype,
         _is_number,
+        _is_optional_number,
         _is_integer,
         _is_sizes,
         _is_absent,
     )
+}
+
+#: How the node takes arguments of some checks, where not as they are.
+_FORMS = {
+    "number": "float({0})",
+    "optional_number": "1.0 if {0} is None else float({0})",
+    "queries": "_take_queries({0})",
 }

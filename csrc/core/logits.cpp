@@ -1,15 +1,18 @@
 #include "core/logits.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/legality.hpp"
 
 namespace deep_gemm {
 namespace {
 
-// Registers of a math thread for the accumulators (half a column each) and the weights of a tile's heads (a quarter),
-// with two and with three math warpgroups. Checked against the compiler's report of every candidate.
-constexpr int kRegistersTwoGroups = 192, kRegistersThreeGroups = 112;
+// Registers of a math thread with two and with three math warpgroups, beside what it needs for any tile: half a column
+// each for accumulators, a quarter for the weights of a tile's heads, five for the rows of each group of tokens. No
+// candidate spills.
+constexpr int kRegistersTwoGroups = 205, kRegistersThreeGroups = 140, kRegistersPerRows = 5;
+constexpr int kLanes = 4;      // a group of tokens is divided among the four lanes of a quad
 constexpr int kQueryBuffers = 2;  // tiles of queries in shared memory
 constexpr int kTokenCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16};
 constexpr int kRings[] = {20, 12, 8, 6, 4};
@@ -38,7 +41,8 @@ LogitsRule broken_tile(const Problem& problem, const Config& config) {
 int logits_columns(const Problem& problem, const Config& config) {
     const int heads = heads_of_tile(problem, config);
     const int limit = key_groups(config) == kMinKeyGroups ? kRegistersTwoGroups : kRegistersThreeGroups;
-    const int most = std::min(kMaxColumns, 2 * (limit - heads / 4));
+    const int rows = config.block_m / std::gcd(config.block_m, kLanes) * kRegistersPerRows;
+    const int most = std::min(kMaxColumns, 2 * (limit - heads / 4 - rows));
     for (int columns = most / 8 * 8; columns >= 8; columns -= 8)
         if (heads % columns == 0) return columns;
     return 0;

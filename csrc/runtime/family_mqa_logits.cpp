@@ -240,7 +240,7 @@ Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const
             .k = sizes.k,
             .num_sms = get_sm_limit(gpu.device.sm_count),
             .d_dtype = call.d.view.dtype == Dtype::kFloat32 ? DDtype::kFp32 : DDtype::kBf16,
-            .batch_invariant = is_batch_invariant(),
+            .batch_invariant = is_batch_invariant(op_kind(call.op)),
             .heads = int32_t(query.heads),
             .next_n = int32_t(query.next_n),
             .block_kv = has_pages ? int32_t(call.b.view.shape[1]) : 0};

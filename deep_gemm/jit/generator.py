@@ -217,8 +217,11 @@ def _logits_constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[
         "kPageRows": problem.block_kv or 64,
         "kSharedBytes": _C.smem_bytes(problem, config),
     }
-    is_float = "true" if problem.d_dtype == "fp32" else "false"
-    return [*(("u32", name, str(value)) for name, value in numbers.items()), ("bool", "kFloatD", is_float)]
+    switches = {"kFloatD": problem.d_dtype == "fp32", "kOverlap": False}
+    return [
+        *(("u32", name, str(value)) for name, value in numbers.items()),
+        *(("bool", name, "true" if value else "false") for name, value in switches.items()),
+    ]
 
 
 def canonical_cases(op: str) -> list[tuple["_C.Problem", "_C.Config"]]:

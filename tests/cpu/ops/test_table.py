@@ -41,7 +41,7 @@ def test_a_function_has_the_signature_of_its_row(op):
 def test_a_row_is_exported_under_its_names_and_registered(op):
     for name in (op.name, *op.other_names):
         assert getattr(deep_gemm, name) is FUNCTIONS[op.name] is EXPORTS[name] and name in deep_gemm.__all__
-    schema = getattr(torch.ops.deep_gemm, op.name).default._schema
+    schema = getattr(torch.ops.deep_gemm_tuned, op.name).default._schema
     in_graph = {parameter.name for parameter in op.parameters if parameter.schema}
     scales = {f"scale_{name}" for name in op.pairs}
     assert {argument.name for argument in schema.arguments} == in_graph | scales
