@@ -15,7 +15,7 @@ from pathlib import Path
 from deep_gemm.fields import OP_KINDS
 from tuner.problems.fields import read_op_name
 
-from . import dense_speedup, grouped_speedup, selector, stale
+from . import dense_speedup, grouped_speedup, logits_speedup, selector, stale
 from .compile_time import summarise
 from .speedup import rounded
 from .stamp import RESULTS, read_json, write_json
@@ -136,6 +136,7 @@ WGRAD = ("wgrad_fp8.json", "benchmarks/wgrad_fp8.py")
 CONTIGUOUS = ("m_grouped_contiguous.json", "benchmarks/m_grouped_contiguous.py")
 MASKED = ("m_grouped_masked.json", "benchmarks/m_grouped_masked.py")
 K_GROUPED = ("k_grouped.json", "benchmarks/k_grouped.py")
+LOGITS = ("mqa_logits.json", "benchmarks/mqa_logits.py")
 COMPILE = ("compile_time.json", "benchmarks/compile_time.py")
 SELECTOR = ("evaluation.json", "benchmarks/selector.py")
 HOST = ("host_time.json", "benchmarks/host_time.py")
@@ -185,6 +186,12 @@ TARGETS: dict[str, tuple[str, str, str, str, Callable]] = {
         grouped_speedup.make_p8,
     ),
     "P9": (*K_GROUPED, UPSTREAM_GROUPED.format(K_GROUPED[0]), "mean >= 1.15", grouped_speedup.make_p9),
+    "P10": (
+        *LOGITS,
+        "upstream DeepGEMM main 54e2261 (benchmarks/data/mqa_logits.json), the plain ratio",
+        "mean >= 1.10, worst >= 1.0",
+        logits_speedup.make_p10,
+    ),
     "P11": (*HOST, "torch.mm(out=) of the same run", "<= 5 us, at most 0.6x of the peer", make_p11),
     "P12": (
         *COMPILE,

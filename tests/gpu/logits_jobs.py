@@ -1,4 +1,4 @@
-"""The jobs of attention logits: every config of the default space on shapes of its own, and what the public ops promise.
+"""The jobs of attention logits: every config of the default space on shapes of its own, and what the public ops do.
 
 Run alone, they need no other part of the suite: python -m tests.gpu.logits_jobs out.json [--quick]
 """

@@ -33,7 +33,9 @@ class Expected(NamedTuple):
         allowed = SUM_ERROR * self.magnitude[~is_unseen] + ROUNDING[found.dtype] * wanted.abs()
         wrong = ~((seen - wanted).abs() <= allowed)  # also NaN
         if wrong.any():
-            return f"{int(wrong.sum())} of {wrong.numel()} logits are wrong, by up to {float((seen - wanted).abs().max())}"
+            return (
+                f"{int(wrong.sum())} of {wrong.numel()} logits are wrong, by up to {float((seen - wanted).abs().max())}"
+            )
         norm = float((wanted**2 + seen**2).sum())
         difference = 1 - 2 * float((wanted * seen).sum()) / norm if norm else 0.0
         return f"calc_diff {difference}" if difference > 5e-6 else None

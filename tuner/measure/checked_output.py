@@ -1,8 +1,8 @@
 """What a checked launch wrote, and what it should have written.
 
 The first config of a job is compared with the product of the dequantised operands; every other one with the first one's
-bits, because all configs of a problem compute one formula. Only a split of K changes the order of additions: such a
-result is compared with the dequantised product, too.
+bits, because all configs of a problem compute one formula. A split of K changes the order of additions, as the tile of
+attention logits does: such a result is compared with the dequantised product, too.
 
 D is looked at as rows, those of all groups one after the other. Of masked groups only rows that hold tokens are
 compared: what lies behind them may be overwritten. Padding between contiguous groups must be +0.
@@ -15,6 +15,7 @@ import torch
 
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.numerics import SCALE_BLOCK, get_sums_error, make_bound, widen
+from tuner.measure.logits import LogitsReference
 from tuner.measure.operands import BufferSet, get_d_columns, get_factors, get_family, get_head_splits, make_d_layout
 from tuner.problems.workload import Groups
 
@@ -150,6 +151,13 @@ def take_k(problem, values: torch.Tensor, scales: torch.Tensor | None, rows: int
         values[rows * start : rows * (start + size)].view(rows, size) if is_block else values[:, start : start + size]
     )
     return mine, None if scales is None else scales[:, start // SCALE_BLOCK : (start + size) // SCALE_BLOCK]
+
+
+def make_reference(problem, operands, groups: Groups | None = None) -> "Reference | LogitsReference":
+    """Return what a checked launch on one set is compared with."""
+    if OP_KINDS[problem.op].is_logits:
+        return LogitsReference(problem, operands)
+    return Reference(problem, operands, groups)
 
 
 class Reference:

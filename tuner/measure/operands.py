@@ -2,6 +2,7 @@
 
 All operands are views into a few pools made once per process, because making fresh random data costs more than
 measuring:
+    pages    as e4m3, for the pages of keys, into which scales are written
     e4m3     standard normals, quantised per 128 elements (amax 448): the bit patterns of real data
     bf16     standard normals
     scales   FP32, one for each block, uniform in 0.5..1.5 times the scale that quantising standard normals gives
@@ -13,13 +14,14 @@ tensor that all sets share.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.numerics import SCALE_BLOCK
 from deep_gemm.quantize import align, ceil_div
+from tuner.measure import logits
 from tuner.problems.fields import is_fp8
 from tuner.problems.workload import (
     Groups,
@@ -188,14 +190,43 @@ def make_product_layouts(problem) -> dict[str, Layout | None]:
     }
 
 
+def make_product_set(problem, tensors: dict) -> BufferSet:
+    """Return the set of a product; D takes the place of C where it accumulates."""
+    return BufferSet(**tensors | ({"c": tensors["d"]} if problem.c_mode == "accumulate" else {}))
+
+
+def make_logits_layouts(problem) -> dict[str, Layout | None]:
+    """Return the layouts of the operands of attention logits: queries, keys or pages, scales, weights, logits."""
+    m, n, k, heads = problem.m, problem.n, problem.k, problem.heads
+    layouts: dict[str, Layout | None] = {
+        "q": Layout("e4m3", torch.float8_e4m3fn, (m, heads, k), (heads * k, k, 1), m * heads * k),
+        "keys": row_major("e4m3", torch.float8_e4m3fn, n, k),
+        "scales": Layout("scales", torch.float32, (n,), (1,), n),
+        "weights": row_major("c_fp32", torch.float32, m, heads),
+        "d": make_d_layout(problem, "d", n),
+    }
+    if not OP_KINDS[problem.op].is_paged:
+        return layouts
+    sequences, pages, width = m // problem.next_n, sum(logits.count_pages(problem)), k + logits.SCALE_BYTES
+    shape, strides = (sequences, problem.next_n, heads, k), (problem.next_n * heads * k, heads * k, k, 1)
+    page = problem.block_kv * width
+    layouts["q"] = Layout("e4m3", torch.float8_e4m3fn, shape, strides, m * heads * k)
+    layouts["keys"] = Layout(
+        "pages", torch.uint8, (pages, problem.block_kv, 1, width), (page, width, width, 1), pages * page
+    )
+    del layouts["scales"]
+    return layouts
+
+
 class FamilyOperands(NamedTuple):
     """What measuring has to know of an op family.
 
-    make_layouts: the operands of a problem, as get_layouts returns them. finish: what kernels do to alpha * product +
-    beta * C, in FP32, before they round it.
+    make_layouts: the operands of a problem, as get_layouts returns them. make_set: the set of a problem with the
+    operands {name: tensor}. finish: what kernels do to alpha * product + beta * C, in FP32, before they round it.
     """
 
     make_layouts: Callable[..., dict[str, Layout | None]] = make_product_layouts
+    make_set: Callable[..., Any] = make_product_set
     finish: Callable[[torch.Tensor], torch.Tensor] = lambda result: result
 
 
@@ -204,6 +235,7 @@ FAMILIES = {
     "gemm": FamilyOperands(),
     "m_grouped_gemm": FamilyOperands(),
     "k_grouped_gemm": FamilyOperands(),
+    "mqa_logits": FamilyOperands(make_logits_layouts, logits.make_set),
 }
 
 
@@ -257,7 +289,7 @@ class OperandPool:
             self.pools[name] = make_pool(name, self.device, self.seed, num_bytes)
         return self.pools[name]
 
-    def make_ring(self, problem, groups: Groups | None = None) -> list[BufferSet]:
+    def make_ring(self, problem, groups: Groups | None = None) -> list:
         """Return the ring of `problem`: disjoint sets that launches with `groups` touch RING_L2_MULTIPLE times the L2
         of.
         """
@@ -266,6 +298,7 @@ class OperandPool:
         strides: dict[str, int] = {}
         for layout in filter(None, layouts.values()):
             strides[layout.pool] = strides.get(layout.pool, 0) + layout.num_bytes
+        self.pools.pop("pages", None)  # another problem's scales lie among its keys
         for name, stride in strides.items():
             self.reserve(name, count * stride)
         if problem.c_mode == "accumulate":
@@ -286,14 +319,14 @@ class OperandPool:
         layout = make_d_layout(problem, "c_fp32", problem.n)
         return cut(self.reserve(layout.pool, layout.num_bytes), 0, layout)
 
-    def make_set(self, problem, layouts: dict, starts: dict[str, int]) -> BufferSet:
+    def make_set(self, problem, layouts: dict, starts: dict[str, int]):
         """Return the set whose operands begin at byte `starts` of each pool."""
         tensors: dict = dict.fromkeys(layouts)
         for name, layout in layouts.items():
             if layout is not None:
                 tensors[name] = cut(self.pools[layout.pool], starts[layout.pool], layout)
                 starts[layout.pool] += layout.num_bytes
-        return BufferSet(**tensors | ({"c": tensors["d"]} if problem.c_mode == "accumulate" else {}))
+        return get_family(problem).make_set(problem, tensors)
 
 
 def cut(pool: torch.Tensor, start: int, layout: Layout) -> torch.Tensor:
@@ -307,7 +340,7 @@ def make_pool(name: str, device: str, seed: int, num_bytes: int) -> torch.Tensor
     num_bytes = align(num_bytes, SET_ALIGNMENT)
     if name == "d":
         return torch.empty(num_bytes, dtype=torch.uint8, device=device)
-    if name == "e4m3":
+    if name in ("e4m3", "pages"):
         return make_fp8_pool(device, seed, max(num_bytes, MIN_POOL_BYTES))
     if name == "scales":
         return make_scale_pool(device, seed, max(num_bytes, MIN_POOL_BYTES // SCALE_BLOCK) // 4).view(torch.uint8)

@@ -1,0 +1,57 @@
+"""The figure of attention index logits (P10), derived from their result file and the baselines: the plain ratio,
+upstream's microseconds of the baseline file / ours of this run. Its favourable end is that of a 95 % interval.
+"""
+
+from tuner.measure.statistics import median, median_interval
+
+from .speedup import find_variant, geometric_mean, rounded
+from .stamp import DATA, read_json
+
+NAME = "mqa_logits"
+
+
+def make_p10(result: dict) -> dict | None:
+    """Speed-up over upstream of prefill and paged logits, and of each of both; None unless all were measured."""
+    baselines = read_json(DATA / f"{NAME}.json")["rows"]
+    key = [name for name in baselines[0] if name != "deepgemm_us"]
+    rows = {tuple(row[name] for name in key): row for row in result["rows"]}
+    found = {role: compare(baselines, rows, key, role) for role in ("auto", "model", "best", "heuristic")}
+    auto = found["auto"]
+    if not auto:
+        return None
+    worst = min(auto, key=lambda item: item["favourable"])
+    value = mean([item["speedup"] for item in auto])
+    forms = {
+        form: mean([item["speedup"] for item in auto if item["key"][0] == form]) for form in ("prefill", "paged")
+    }
+    return {
+        "value": value,
+        "worst": rounded(worst["favourable"]),
+        "worst_problem": worst["key"],
+        "out_of_fold": mean([item["speedup"] for item in found["model"]]),
+        "best_measured": mean([item["speedup"] for item in found["best"]]),
+        "heuristic": mean([item["speedup"] for item in found["heuristic"]]),
+        **forms,
+        "problems": len(auto),
+        "is_met": value is not None and value >= 1.10 and worst["favourable"] >= 1.0,
+    }
+
+
+def compare(baselines: list[dict], rows: dict, key: list[str], role: str) -> list[dict]:
+    """Return the speed-up of each problem in one role; empty unless it was measured on all of them."""
+    found = []
+    for baseline in baselines:
+        identity = tuple(baseline[name] for name in key)
+        row = rows.get(identity)
+        samples = row and find_variant(row, role, baseline["form"])
+        if not samples:
+            return []
+        ratios = [baseline["deepgemm_us"] / us for us in samples]
+        speedup = baseline["deepgemm_us"] / median(samples)
+        found.append({"key": list(identity), "speedup": speedup, "favourable": median_interval(ratios)[1]})
+    return found
+
+
+def mean(values: list[float]) -> float | None:
+    """Return the geometric mean, None of nothing."""
+    return rounded(geometric_mean(values)) if values else None
