@@ -21,9 +21,7 @@ def make_p10(result: dict) -> dict | None:
         return None
     worst = min(auto, key=lambda item: item["favourable"])
     value = mean([item["speedup"] for item in auto])
-    forms = {
-        form: mean([item["speedup"] for item in auto if item["key"][0] == form]) for form in ("prefill", "paged")
-    }
+    forms = {form: mean([item["speedup"] for item in auto if item["key"][0] == form]) for form in ("prefill", "paged")}
     return {
         "value": value,
         "worst": rounded(worst["favourable"]),

@@ -204,7 +204,8 @@ _LOGITS = _Template(
 Compute logits[i, j] = (sum over heads h of relu(q[i, h] . k[j]) * weights[i, h]) * scale[j] for the positions
 start[i] <= j < end[i] that token i sees, on the current stream.
 
-Sums are FP32. {_EVERYWHERE}
+Sums are FP32.
+{_EVERYWHERE}
 Args:
     q: float8_e4m3fn [tokens, heads, head_dim], or a pair (q, None); heads a multiple of 8 up to 128, head_dim 32, 64 or
         128. Scales of q belong into the weights. A pair with scales is FP4: SM100 only.

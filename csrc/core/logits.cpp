@@ -12,10 +12,9 @@ namespace {
 // each for accumulators, a quarter for the weights of a tile's heads, five for the rows of each group of tokens. No
 // candidate spills.
 constexpr int kRegistersTwoGroups = 205, kRegistersThreeGroups = 140, kRegistersPerRows = 5;
-constexpr int kLanes = 4;      // a group of tokens is divided among the four lanes of a quad
+constexpr int kLanes = 4;         // a group of tokens is divided among the four lanes of a quad
 constexpr int kQueryBuffers = 2;  // tiles of queries in shared memory
-constexpr int kTokenCounts[] = {1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16};
-constexpr int kRings[] = {20, 12, 8, 6, 4};
+constexpr int kRings[] = {20, 12, 8, 4};
 
 int64_t align_up(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
 
@@ -34,6 +33,11 @@ LogitsRule broken_tile(const Problem& problem, const Config& config) {
     if (config.block_k != kBlockK) return LogitsRule::kBlockK;
     if (config.num_stages < key_groups(config) || config.num_stages > kMaxStages) return LogitsRule::kStages;
     return logits_columns(problem, config) == 0 ? LogitsRule::kColumns : LogitsRule::kNone;
+}
+
+// Tokens that fill the lanes of a quad, or the few of a decode step; those of a page are divisors of next_n.
+bool is_candidate(const Problem& variant, int tokens) {
+    return op_kind(variant.op).is_paged() || tokens <= 2 || tokens % kLanes == 0;
 }
 
 }  // namespace
@@ -88,11 +92,12 @@ std::string describe_logits(LogitsRule rule, const Problem& problem, const Confi
 
 std::vector<Config> get_logits_space(const Problem& variant, const Device& device) {
     std::vector<Config> space;
-    for (int tokens : kTokenCounts)
+    for (int tokens = 1; tokens <= kMaxTokens; ++tokens)
         for (int groups = kMinKeyGroups; groups <= kMaxKeyGroups; ++groups)
             for (int stages : kRings) {
                 const Config config{.block_m = tokens, .block_n = groups * kKeysPerStage, .num_stages = stages};
-                if (broken_logits_rule(variant, config, device) == LogitsRule::kNone) space.push_back(config);
+                const bool is_legal = broken_logits_rule(variant, config, device) == LogitsRule::kNone;
+                if (is_legal && is_candidate(variant, tokens)) space.push_back(config);
             }
     return space;
 }

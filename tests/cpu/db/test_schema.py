@@ -10,7 +10,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import CheckConstraint, ForeignKeyConstraint, create_engine, exc
+from sqlalchemy import CheckConstraint, ForeignKeyConstraint, create_engine
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateTable
 
@@ -294,7 +294,7 @@ def test_a_reader_of_a_snapshot_upgrades_a_copy(tmp_path, version):
     with Store.open(path, "immutable") as store:
         (row,) = store.load_measurements()
         assert (row.block.problem, row.config, row.median_us) == (PROBLEM, CONFIG, 12.5) and store.check() == []
-        with pytest.raises(exc.DBAPIError, match="readonly"), store.reading() as connection:
+        with pytest.raises(errors.StoreError, match="readonly"), store.reading() as connection:
             connection.exec_driver_sql("DELETE FROM measurement")
     assert path.read_bytes() == before
 

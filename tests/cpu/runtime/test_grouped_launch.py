@@ -143,7 +143,9 @@ def test_launches_of_every_variant(driver, shape):
     for (problem, config), launch in zip(launched, launches, strict=True):
         got = [describe(maps[number]) if number != NO_MAP else None for number in launch["maps"]]
         assert got == expected_maps(problem, config, shape), (problem, config)
-        assert launch["block"] == [_C.num_threads(problem, config), 1, 1] and launch["smem"] == _C.smem_bytes(problem, config)
+        assert launch["block"] == [_C.num_threads(problem, config), 1, 1] and launch["smem"] == _C.smem_bytes(
+            problem, config
+        )
         assert (
             launch["stream"] == 7
             and not launch["extra"]
