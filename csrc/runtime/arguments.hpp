@@ -23,7 +23,7 @@ uint8_t parse_compiled_dims_argument(PyObject* object);    // None, or a subset 
 bool parse_flag(const char* name, PyObject* object);       // a bool, which must be given
 std::optional<Recipe> parse_recipe(PyObject* object);      // None, (1, 128, 128) or (1, 1, 128)
 HeadSplits parse_head_splits(PyObject* object);            // three integers >= 0, left + right > 0
-int64_t parse_expected_m(PyObject* object);                // an integer >= 0, which must be given
+int64_t parse_expected_m(PyObject* object, const char* name = "expected_m");  // an integer >= 0, which must be given
 std::vector<int64_t> parse_group_sizes(PyObject* object);  // ks: a list or tuple of integers within 0..2^31 - 1
 
 // The stream to launch on: the handle of a torch.cuda.Stream, or the number itself. When not given, torch's current one
