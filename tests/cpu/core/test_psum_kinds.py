@@ -6,19 +6,13 @@ import pytest
 
 from deep_gemm import _C, selection
 from deep_gemm.jit import generator
-from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, make_grouped_variants
+from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, WITH_ENDS, make_grouped_variants, with_ends
 from tuner.problems.shapes import load_preset
 
 KINDS = {kind.name: kind for kind in _C.OP_KINDS}
 SIBLINGS = {name: kind.sibling for name, kind in KINDS.items() if kind.has_ends}
 DEVICE = _C.Device.known("h200")
 SIZES = [(1, 8, 128, 1), (100, 504, 1152, 4), (4096, 7168, 2048, 32), (32768, 4096, 7168, 8)]
-
-
-def as_psum(problem: "_C.Problem") -> "_C.Problem":
-    """Return the same problem with ends for its groups."""
-    op = next(name for name, sibling in SIBLINGS.items() if sibling == problem.op)
-    return _C.Problem(**(problem.as_dict() | {"op": op}))
 
 
 def make_problems() -> list:
@@ -29,7 +23,7 @@ def make_problems() -> list:
 
 
 def test_every_op_of_contiguous_groups_has_a_twin_with_ends():
-    assert sorted(SIBLINGS.values()) == sorted((*CONTIGUOUS, *K_GROUPED))
+    assert {sibling: name for name, sibling in SIBLINGS.items()} == WITH_ENDS
     assert {KINDS[name].grouping for name in SIBLINGS} == {"m_psum", "k_psum"}
     assert all(KINDS[name].sibling is None for name in KINDS if name not in SIBLINGS)
 
@@ -45,7 +39,7 @@ def test_a_twin_differs_in_its_groups_alone(name):
 
 def test_candidates_features_and_estimates_are_those_of_the_sibling():
     for problem in make_problems():
-        psum = as_psum(problem)
+        psum = with_ends(problem)
         candidates = _C.get_candidates(problem, DEVICE)
         assert _C.get_candidates(psum, DEVICE) == candidates
         assert _C.get_analytic_config(psum, DEVICE) == _C.get_analytic_config(problem, DEVICE)
@@ -60,7 +54,7 @@ def test_legality_is_that_of_the_sibling():
     problem = _C.Problem(CONTIGUOUS[0], 512, 512, 512, num_groups=4, alignment=128)
     for rows, cluster in itertools.product((64, 128, 256), (1, 2)):
         config = _C.Config(rows, 64, 3, cluster_m=cluster)
-        assert _C.legality_reason(as_psum(problem), config, DEVICE) == _C.legality_reason(problem, config, DEVICE)
+        assert _C.legality_reason(with_ends(problem), config, DEVICE) == _C.legality_reason(problem, config, DEVICE)
 
 
 @pytest.mark.parametrize("mode", ["auto", "model", "analytic"])
@@ -71,7 +65,7 @@ def test_the_shipped_artefact_chooses_as_for_the_sibling(monkeypatch, mode):
     try:
         problems = make_problems()[::7]
         choices = [selection.explain(problem, DEVICE) for problem in problems]
-        found = [selection.explain(as_psum(problem), DEVICE) for problem in problems]
+        found = [selection.explain(with_ends(problem), DEVICE) for problem in problems]
         assert [(one.config, one.source, one.reason) for one in found] == [
             (one.config, one.source, one.reason) for one in choices
         ]
@@ -85,7 +79,7 @@ def test_an_exact_measurement_of_the_sibling_serves_its_twin():
     exact = [problem for problem in measured if selection.explain(problem, DEVICE).source == "exact"]
     assert len(exact) > 10
     for problem in exact:
-        found, expected = selection.explain(as_psum(problem), DEVICE), selection.explain(problem, DEVICE)
+        found, expected = selection.explain(with_ends(problem), DEVICE), selection.explain(problem, DEVICE)
         assert (found.config, found.source) == (expected.config, "exact")
 
 

@@ -1,5 +1,5 @@
-"""The kernels of groups with ends compile, and no thread spills: a tile of each op kind. With --full, every config that a
-call of the main variants may choose.
+"""The kernels of groups with ends compile, and no thread spills: a tile of each op kind. With --full, every config that
+a call of the main variants may choose.
 """
 
 import pytest
