@@ -11,37 +11,40 @@ from functools import partial
 
 import torch
 
-from deep_gemm.fields import OP_KINDS
+import deep_gemm
 
 from .configs import check_resources
 from .grouped_configs import get_grouped_case
-from .grouped_op import call_grouped
+from .grouped_op import call_grouped, run_grouped_op
 from .grouped_operands import (
     GroupedCase,
     contiguous_alignment,
     count_grouped_wrong,
     list_launch_operands,
+    make_blocks,
     make_grouped_case,
     make_grouped_output,
     prepare_grouped_c,
+    set_k_reference,
 )
-from .grouped_runs import capture
+from .grouped_semantics_runtime import capture
 from .grouped_shapes import K_UNIT, Contiguous, KGroups, Masked, get_tile
 from .grouped_variants import (
     BF16_K_GROUPED,
     CONTIGUOUS_OPS,
     FP8_K_GROUPED,
     FP8_MASKED,
+    GROUPED_OPS,
     K_GROUPED_OPS,
     GroupedVariant,
     choose_grouped_configs,
 )
-from .memory import align, as_integers, make_nan, make_operand
+from .memory import NAN_BYTE, align, as_integers, make_operand
 from .public_op import Checks
 from .world import World, sample
 
 #: Explicit configs of each variant.
-NUM_CONFIGS = 12
+NUM_CONFIGS = 8
 #: Variants as the public ops take them, whose kernels are those of their op kind's twin with ends.
 _K = GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32")
 _BF16_K = GroupedVariant(BF16_K_GROUPED, d_dtype="fp32", a_major="mn", b_major="mn")
@@ -147,11 +150,10 @@ def derive_psum_shapes(variant: GroupedVariant, config) -> list[PsumShape]:
     if variant.op in K_GROUPED_OPS:
         ring = config.block_k * config.num_stages
         return [PsumK(height + 3, width + 8, (ring, 0, ring + 1, 1, 3 * ring - 1)), PsumK(height, width, (k, K_UNIT))]
-    alignment = next(unit for unit in (height, 2 * height, 128) if unit % height == 0 and (unit == 128 or height > 64))
     sizes = (height - 1, height, 0, height + 1, 3 * height + 5)
     return [
-        PsumRows(width + 8, k, sizes, alignment, extra=2 * height),
-        PsumRows(2 * width + 3, 128, (0, 2 * height, 1), 2 * alignment, has_aligned_ends=False),
+        PsumRows(width + 8, k, sizes, height, extra=2 * height),
+        PsumRows(2 * width + 3, 128, (0, 2 * height, 1), 2 * height, has_aligned_ends=False),
     ]
 
 
@@ -178,41 +180,31 @@ def _make_rows(world: World, variant: GroupedVariant, shape: PsumRows, integers:
 
 
 def _make_columns(world: World, variant: GroupedVariant, shape: PsumK, integers: bool) -> GroupedCase:
-    """Take the case whose groups fill their memory, without what lies behind their ends."""
-    whole = make_grouped_case(shape.padded, world.torch_device, variant._replace(group_layout="joint"), integers)
-    gap = torch.ones(whole.a.shape[1], dtype=torch.bool, device=whole.a.device)
+    """Take the case whose groups fill their memory: its reference is that of zeros between the groups, which are NaN
+    in its operands and in the scales that cover nothing else.
+    """
+    joint = variant._replace(group_layout="joint")
+    whole = make_grouped_case(shape.padded, world.torch_device, joint, integers)
+    is_gap = torch.ones(whole.a.shape[1], dtype=torch.bool, device=whole.a.device)
     for _, columns in find_groups(shape):
-        gap[columns] = False
-    own = replace(whole, a=put(whole.a, gap, 0), b=put(whole.b, gap, 0))
-    clean = replace(own, shape=shape.padded)
-    reference = _reference_of(clean)
-    spoiled = replace(own, a=put(whole.a, gap), b=put(whole.b, gap), variant=variant)
-    unused = gap.view(-1, K_UNIT).all(dim=1)
-    scales = {
-        name: put_columns(getattr(whole, name), unused) for name in ("scale_a", "scale_b") if whole.scale_a is not None
-    }
-    return replace(spoiled, **scales, reference=reference.reference, bound=reference.bound, exact=integers)
+        is_gap[columns] = False
+    zeroed = set_k_reference(replace(whole, a=put(whole.a, is_gap, 0), b=put(whole.b, is_gap, 0)))
+    a, b = (put(operand, is_gap, NAN_BYTE) for operand in (whole.a, whole.b))
+    widths = (*(align(size, K_UNIT) for size in shape.sizes), align(shape.extra, K_UNIT))
+    blocks = {("a", "blocks"): make_blocks(a, widths), ("b", "blocks"): make_blocks(b, widths)}
+    spoiled = {"a": a, "b": b}
+    if whole.scale_a is not None:
+        is_unused = is_gap.view(-1, K_UNIT).all(dim=1)
+        spoiled |= {name: put(getattr(whole, name), is_unused, NAN_BYTE) for name in ("scale_a", "scale_b")}
+    return replace(zeroed, variant=variant, exact=integers, first={}, laid_out=blocks, **spoiled)
 
 
-def _reference_of(case: GroupedCase) -> GroupedCase:
-    from .grouped_operands import set_k_reference
-
-    return set_k_reference(replace(case))
-
-
-def put(values: torch.Tensor, columns: torch.Tensor, byte: int | None = None) -> torch.Tensor:
-    """Return a copy of an operand with some columns of zeros, or of NaN."""
-    major = "k" if values.stride(1) == 1 else "mn"
+def put(values: torch.Tensor, columns: torch.Tensor, byte: int) -> torch.Tensor:
+    """Return a copy of [rows, k] in memory of the same major, some columns of which have this byte everywhere."""
+    major = "mn" if values.stride(0) == 1 and values.shape[1] > 1 else "k"
     found = make_operand(values, major)
-    fill = make_nan(1, values.dtype, values.device) if byte is None else torch.zeros(1, device=values.device)
-    as_integers(found)[:, columns] = as_integers(fill.to(values.dtype) if byte is not None else fill)
-    return found
-
-
-def put_columns(scales: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """Return a copy of scales with some columns of NaN."""
-    found = scales.clone()
-    found[:, columns] = float("nan")
+    bits = as_integers(found)
+    bits[:, columns] = byte if bits.dtype == torch.uint8 else int(byte == 0) - 1
     return found
 
 
@@ -311,8 +303,7 @@ def run_psum_graph(world: World, variant: GroupedVariant) -> tuple[int, list[str
 
 def run_psum_config(world: World, variant: GroupedVariant, config) -> tuple[int, list[str]]:
     """An explicit config on shapes around its tile, with and without zeroed padding."""
-    twin = variant._replace(op=OP_KINDS[variant.op].name.replace("_contiguous", "_psum"))
-    checks, kernel = Checks(), world.kernel(twin, config)
+    checks, kernel = Checks(), world.kernel(with_ends(variant), config)
     for index, shape in enumerate(derive_psum_shapes(variant, config)):
         case = make_psum_case(world, variant, shape)
         output = make_grouped_output(case)
@@ -325,7 +316,7 @@ def run_psum_config(world: World, variant: GroupedVariant, config) -> tuple[int,
             checks.expect(not int(count_grouped_wrong(judged, output)), f"{shape} zeroed={is_zeroed}: wrong elements")
             checks.expect(not int(output.num_dirty()), f"{shape} zeroed={is_zeroed}: wrote outside D")
     cases, failures = checks.outcome()
-    return cases, failures + check_resources(world, twin, config)
+    return cases, failures + check_resources(world, with_ends(variant), config)
 
 
 #: Sizes on which other libraries deadlock, crash or read beyond their operands.
@@ -342,8 +333,6 @@ DENSE_DEFECTS = ((512, 1024, 147456), (1536, 256, 2048))
 
 def run_defect(world: World, variant: GroupedVariant, shape: KGroups | Masked) -> tuple[int, list[str]]:
     """A size that other libraries cannot do is right."""
-    from .grouped_op import run_grouped_op
-
     checks, case = Checks(), make_grouped_case(shape, world.torch_device, variant)
     output = make_grouped_output(case)
     run_grouped_op(case, output)
@@ -356,14 +345,27 @@ def run_dense_defect(world: World, m: int, n: int, k: int) -> tuple[int, list[st
     """A weight gradient of a size that other libraries cannot do is right: groups of K with one group, and the dense
     op with the same operands.
     """
-    import deep_gemm
-
     checks, variant = Checks(), _K._replace(c_mode="accumulate")
     case = make_grouped_case(KGroups(m, n, (k,)), world.torch_device, variant)
     d = case.c[0].clone()
     deep_gemm.fp8_gemm_nt((case.a, case.scale_a), (case.b, case.scale_b), d, c=d, recipe=(1, 1, 128))
     checks.expect(((d.double() - case.reference[0]).abs() <= case.bound[0]).all(), "wrong elements")
     return checks.outcome()
+
+
+def with_ends(variant: GroupedVariant) -> GroupedVariant:
+    """Return the variant of the kernels that a call with ends runs."""
+    return variant._replace(op=variant.op.replace("_contiguous", "_psum"))
+
+
+def choose_psum_pairs(device, ops: tuple[str, ...]) -> list[tuple[GroupedVariant, object]]:
+    """Return every (variant as the public op takes it, config) that is launched by itself."""
+    return [
+        (variant, config)
+        for variant in PSUM_VARIANTS
+        if variant.op in ops
+        for config in sample(choose_grouped_configs(variant, device, 1), NUM_CONFIGS)
+    ]
 
 
 def psum_jobs(world: World) -> list:
@@ -377,8 +379,7 @@ def psum_jobs(world: World) -> list:
     jobs += [(f"run_psum_graph {variant}: all", partial(run_psum_graph, world, variant)) for variant in PSUM_VARIANTS]
     jobs += [
         (f"run_psum_config {variant}: {config}", partial(run_psum_config, world, variant, config))
-        for variant in PSUM_VARIANTS
-        for config in sample(choose_grouped_configs(variant, world.device, 1), NUM_CONFIGS)
+        for variant, config in choose_psum_pairs(world.device, GROUPED_OPS)
     ]
     jobs += [
         (f"run_defect {variant}: {number}", partial(run_defect, world, variant, shape))
