@@ -138,6 +138,12 @@ int current_ordinal() {
     return 0;
 }
 
+bool is_current(const Gpu& gpu) {
+    driver::Context current = nullptr;
+    check(api().context_get_current(&current), "cuCtxGetCurrent");
+    return current == primary_context(gpu);
+}
+
 ContextGuard::ContextGuard(const Gpu& gpu) {
     const driver::Context wanted = primary_context(gpu);
     driver::Context current = nullptr;
