@@ -56,12 +56,12 @@ def cast_blocks(x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: bool
 
 
 def lay_out_scales(sf: torch.Tensor) -> torch.Tensor | None:
-    """Copy FP32 scales [mn, k] or [groups, mn, k], whose rows are contiguous, into the MN-major, TMA-aligned layout."""
+    """Copy FP32 or packed scales [mn, k] or [groups, mn, k], whose rows are contiguous, into the MN-major layout."""
     return None if _is_tracing() else _run(_layout_call(False), sf, None)
 
 
 def pack_scales(sf: torch.Tensor) -> torch.Tensor | None:
-    """Pack the exponents of such scales: int32 [..., mn, ceil(k / 4)] in that layout."""
+    """Pack the exponents of such FP32 scales: int32 [..., mn, ceil(k / 4)] in that layout."""
     return None if _is_tracing() else _run(_layout_call(True), sf, None)
 
 
@@ -71,8 +71,8 @@ def _run(call: Callable, x: torch.Tensor, other: torch.Tensor | None):
     result = call(x, other)
     if result is NotImplemented:
         with torch.cuda.device(x.device):
-            return call(x, other)
-    return result
+            result = call(x, other)
+    return None if result is NotImplemented else result
 
 
 @functools.cache
@@ -157,7 +157,8 @@ def _plan_blocks(x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: boo
 
 
 def _plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
-    if sf.dtype != _FLOAT or sf.dim() not in (2, 3) or (sf.shape[-1] > 1 and sf.stride(-1) != 1):
+    dtypes = (_FLOAT,) if is_packed else (_FLOAT, torch.int32)
+    if sf.dtype not in dtypes or sf.dim() not in (2, 3) or (sf.shape[-1] > 1 and sf.stride(-1) != 1):
         return None
     *leading, mn, k = sf.shape
     layout = scale_layout((*leading, mn, -(-k // 4) if is_packed else k), True)
@@ -169,7 +170,7 @@ def _plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
     is_aligned = is_packed and k % 4 == 0 and _is_aligned(sf, (in_group, in_row))
     kernel = _kernel("scale_layout", 256, kPack=is_packed, kAligned=is_aligned)
     numbers = (mn, k, in_group, in_row, out_group, out_column)
-    return _make_plan(kernel, grid, ((*layout, torch.int32 if is_packed else _FLOAT),), numbers)
+    return _make_plan(kernel, grid, ((*layout, torch.int32 if is_packed else sf.dtype),), numbers)
 
 
 def _make_plan(kernel: Callable, grid: tuple[int, ...], outputs: tuple[Output, ...], numbers: tuple[int, ...]) -> Plan:

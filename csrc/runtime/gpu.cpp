@@ -141,7 +141,8 @@ int current_ordinal() {
 bool is_current(const Gpu& gpu) {
     driver::Context current = nullptr;
     check(api().context_get_current(&current), "cuCtxGetCurrent");
-    return current == primary_context(gpu);
+    // A thread that has not used the GPU yet has no context; its device is the first one.
+    return current == nullptr ? gpu.ordinal == 0 : current == primary_context(gpu);
 }
 
 ContextGuard::ContextGuard(const Gpu& gpu) {

@@ -20,11 +20,11 @@ _SOURCE = Path(__file__).with_suffix(".cpp")
 POISON = 0x5A
 
 
-def use_host_kernels(patch: pytest.MonkeyPatch, sm_count: int = 132) -> None:
+def use_host_kernels(patch: pytest.MonkeyPatch) -> None:
     """Let the launches of deep_gemm.cast_kernels read CPU tensors and run on the CPU; outputs start as POISON bytes."""
     if not (shutil.which("g++") or shutil.which("c++")):
         pytest.skip("no C++ compiler")
-    patch.setattr(cast_kernels, "_sm_count", lambda x: sm_count)
+    patch.setattr(cast_kernels, "_sm_count", lambda x: 132)
     patch.setattr(cast_kernels, "_kernel", make_kernel)
     patch.setattr(cast_kernels, "_make_call", _make_call)
     for calls in (cast_kernels._rows_call, cast_kernels._blocks_call, cast_kernels._layout_call):
@@ -57,9 +57,9 @@ def _poisoned(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
 @functools.cache
 def make_kernel(name: str, threads: int, **constants: int) -> Callable:
     """Return the kernel compiled for the CPU, called as the builtin is."""
-    launch = _compile(name, tuple((key, int(value)) for key, value in constants.items()))
 
     def call(grid: tuple[int, ...], *arguments: object) -> None:
+        launch = _compile(name, tuple((key, int(value)) for key, value in constants.items()))
         counts = (ctypes.c_uint * 3)(*grid, *[1] * (3 - len(grid)))
         values = (ctypes.c_longlong * len(arguments))(*map(_number, arguments))
         assert len(arguments) == len(PLAIN_KERNELS[name].parameters)

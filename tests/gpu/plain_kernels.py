@@ -51,7 +51,7 @@ def poison_outputs() -> None:
     def poisoned(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
         out = take(shape, strides, dtype)
         if out.numel():
-            torch.tensor([], dtype=torch.uint8, device="cuda").set_(out.untyped_storage()).fill_(POISON)
+            torch.empty(0, dtype=torch.uint8, device="cuda").set_(out.untyped_storage()).fill_(POISON)
         return out
 
     cast_kernels._find_allocator = lambda: poisoned

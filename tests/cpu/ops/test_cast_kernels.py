@@ -113,7 +113,7 @@ def test_a_torch_that_does_not_saturate_is_followed(monkeypatch):
 
 @pytest.mark.parametrize("sm_count, is_mn_major", [(132, True), (1, False)])
 def test_masked_rows_are_neither_read_nor_written(monkeypatch, sm_count, is_mn_major):
-    use_host_kernels(monkeypatch, sm_count)
+    monkeypatch.setattr(cast_kernels, "_sm_count", lambda x: sm_count)
     x, counts = values((4, 70, 256)), [70, 0, 3, 99]  # more rows than there are: all
     for group, count in enumerate(counts):
         x[group, count:] = torch.nan
@@ -202,3 +202,14 @@ def test_the_division_of_indices_is_exact(divisor):
         for x in (multiple * divisor - 1, multiple * divisor, multiple * divisor + 1, largest):
             if 0 <= x <= largest:
                 assert (x * magic >> 32) >> shift == x // divisor
+
+
+@pytest.mark.full
+def test_a_compiled_graph_holds_the_formula():
+    def cast(x):
+        return rows(x), quantize.swiglu_per_token_cast_to_fp8(x, True, scales="mn_major")
+
+    x = values((3, 256))
+    found = torch.compile(cast, backend="eager", fullgraph=True)(x)
+    assert found[0] is None and rows(x) is not None
+    check(found[1], quantize.swiglu_per_token_cast_to_fp8(x, True, scales="mn_major"))
