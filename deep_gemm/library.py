@@ -90,7 +90,8 @@ def _make_fake(op: Op, run: Callable) -> Callable:
         return lambda *operands: vendor.check_operands(op.layout, *operands)
 
     def fake(*operands: object, **options: object) -> torch.Tensor | None:
-        if not any(isinstance(number, torch.SymInt) for operand in operands for number in _numbers_of(operand)):
+        given = (*operands, *options.values())
+        if not any(isinstance(number, torch.SymInt) for operand in given for number in _numbers_of(operand)):
             return run(*operands, **options)
         return logits.make_fake(op.name, *operands) if op.returns_tensor else None
 

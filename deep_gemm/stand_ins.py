@@ -88,10 +88,6 @@ def _take_queries(operand):
     return operand if isinstance(operand, torch.Tensor) else operand[0]
 
 
-def _is_flag(switch) -> bool:
-    return isinstance(switch, bool)
-
-
 def _is_dtype(dtype) -> bool:
     return dtype is None or isinstance(dtype, torch.dtype)
 
@@ -112,6 +108,14 @@ def _is_sizes(sizes) -> bool:
     return isinstance(sizes, (tuple, list)) and all(_is_integer(size) for size in sizes)
 
 
+def _is_flag(argument) -> bool:
+    return isinstance(argument, bool)
+
+
+def _is_hint(number) -> bool:
+    return number is None or _is_integer(number)
+
+
 def _is_absent(argument) -> bool:
     return argument is None
 
@@ -122,12 +126,13 @@ _CHECKS = {
         _is_tensor,
         _is_operand,
         _is_queries,
-        _is_flag,
         _is_dtype,
         _is_number,
         _is_optional_number,
         _is_integer,
         _is_sizes,
+        _is_flag,
+        _is_hint,
         _is_absent,
     )
 }

@@ -81,7 +81,7 @@ struct Family {
     // Sizes of operands whose ranks were checked.
     Sizes (*read_sizes)(const Call&) = nullptr;
 
-    // The rules between sizes besides the shapes of operands; may be null. Throws Error(kShape).
+    // The rules between sizes besides the shapes of operands; may be null. Throws Error(kShape), Error(kArgument).
     void (*check_sizes)(const Call&, const Sizes&) = nullptr;
 
     // What `groups` holds, of a call on the CPU; may be null. Kernels cannot check it, they are only safe against it.
@@ -92,7 +92,8 @@ struct Family {
     void (*add_reference_arguments)(const Call&, PyObject* named) = nullptr;
 };
 
-extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily, kLogitsFamily;
+extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily, kMPsumFamily, kKPsumFamily,
+    kLogitsFamily;
 
 // Which family of functions serves which op kinds.
 struct FamilyRow {
@@ -106,6 +107,8 @@ inline constexpr FamilyRow kFamilies[] = {
     {"m_grouped_gemm", Grouping::kMContiguous, &kContiguousFamily},
     {"m_grouped_gemm", Grouping::kMMasked, &kMaskedFamily},
     {"k_grouped_gemm", Grouping::kKContiguous, &kKGroupedFamily},
+    {"m_grouped_gemm", Grouping::kMPsum, &kMPsumFamily},
+    {"k_grouped_gemm", Grouping::kKPsum, &kKPsumFamily},
     {"mqa_logits", Grouping::kNone, &kLogitsFamily},
 };
 
