@@ -39,6 +39,7 @@ static int num_maps = 1, num_libraries;  // map 0 is one that nobody encoded
 enum { MAX_LIBRARIES = 1 << 16, FIRST_KERNEL = 1000 };
 static char is_grouped[MAX_LIBRARIES];  // whether a library's kernel is one of groups
 static char is_transpose[MAX_LIBRARIES];  // or the transposing pass
+static char is_logits[MAX_LIBRARIES];     // or one of attention logits
 static __thread void* stack[16];
 static __thread int depth;
 static __thread int capture_mode;
@@ -189,6 +190,7 @@ static int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
     *kernel = (void*)(FIRST_KERNEL + (intptr_t)library);
     is_grouped[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "grouped") != NULL;
     is_transpose[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "transpose_fp8") != NULL;
+    is_logits[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "mqa_logits") != NULL;
     return 0;
 }
 
@@ -230,6 +232,23 @@ static int cuOccupancyMaxActiveClusters(int* clusters, void* function, const Lau
     return 0;
 }
 
+// The map of the queries of attention logits, the only one with four dims.
+static int encode_queries(unsigned char* map, int data_type, void* address, const uint64_t* dims, const uint64_t* strides, const uint32_t* box,
+                          int swizzle, int has_context) {
+    int is_valid = has_context && (uintptr_t)map % 64 == 0 && (uintptr_t)address % 16 == 0 && box[0] <= 16u << swizzle;
+    for (int i = 0; i < 4; ++i) is_valid = is_valid && dims[i] >= 1 && dims[i] <= 1ull << 32 && box[i] >= 1 && box[i] <= 256;
+    for (int i = 0; i < 3; ++i) is_valid = is_valid && strides[i] % 16 == 0 && strides[i] < 1ull << 40;
+    record("{\"call\":\"cuTensorMapEncodeTiled\",\"map\":%d,\"type\":%d,\"address\":%llu,\"dims\":[%llu,%llu,%llu,%llu],"
+           "\"strides\":[%llu,%llu,%llu],\"box\":[%u,%u,%u,%u],\"rank\":4,\"swizzle\":%d,\"valid\":%d}",
+           num_maps, data_type, (unsigned long long)(uintptr_t)address, (unsigned long long)dims[0], (unsigned long long)dims[1],
+           (unsigned long long)dims[2], (unsigned long long)dims[3], (unsigned long long)strides[0], (unsigned long long)strides[1],
+           (unsigned long long)strides[2], box[0], box[1], box[2], box[3], swizzle, is_valid);
+    memset(map, 0, 128);
+    memcpy(map, &num_maps, sizeof num_maps);
+    ++num_maps;
+    return is_valid ? 0 : 1;
+}
+
 // A map's 128 bytes hold its number, which a launch then logs. The rules that the real driver checks are checked: it wants a context, and takes
 // any pitch of groups that is a multiple of 16 (seen on an H100 with CUDA 13.0).
 static int cuTensorMapEncodeTiled(unsigned char* map, int data_type, uint32_t rank, void* address, const uint64_t* dims, const uint64_t* strides,
@@ -240,6 +259,7 @@ static int cuTensorMapEncodeTiled(unsigned char* map, int data_type, uint32_t ra
     const int has_good_groups = groups >= 1 && groups <= 1ull << 32 && group_pitch % 16 == 0 && group_pitch < 1ull << 40 && box_groups == 1 &&
                                 (rank == 2 || element_strides[2] == 1);
     const int has_context = current() != NULL;
+    if (rank == 4) return encode_queries(map, data_type, address, dims, strides, box, swizzle, has_context);
     const int is_valid = (uintptr_t)map % 64 == 0 && (rank == 2 || rank == 3) && has_good_groups && has_context && (uintptr_t)address % 16 == 0 &&
                          dims[0] >= 1 && dims[1] >= 1 && dims[0] <= 1ull << 32 && dims[1] <= 1ull << 32 && strides[0] % 16 == 0 && strides[0] < 1ull << 40 && box[0] >= 1 && box[0] <= 256 && box[1] >= 1 &&
                          box[1] <= 256 && box[0] * element % 16 == 0 && element_strides[0] == 1 && element_strides[1] == 1 &&
@@ -300,9 +320,22 @@ static void record_gemm(const LaunchConfig* config, void* function, void** param
            current_ordinal());
 }
 
+// Attention logits: four maps and 96 bytes of parameters.
+static void record_logits(const LaunchConfig* config, void* function, void** parameters) {
+    char text[2 * GROUP_PARAMS_BYTES + 1] = "";
+    write_hex(text, parameters[4], GROUP_PARAMS_BYTES);
+    record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":%u,\"stream\":%ld,\"cluster\":%u,"
+           "\"overlap\":%d,\"maps\":[%d,%d,%d,%d],\"logits\":\"%s\",\"device\":%d}",
+           (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
+           config->shared_bytes, (long)(intptr_t)config->stream, cluster_size(config, 0), is_overlapping(config), map_number(parameters[0]),
+           map_number(parameters[1]), map_number(parameters[2]), map_number(parameters[3]), text, current_ordinal());
+}
+
 static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
     if (is_transpose[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES])
         record_transpose(config, function, parameters);
+    else if (is_logits[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES])
+        record_logits(config, function, parameters);
     else if (config->shared_bytes == 0)
         record_plain(config, function, parameters);
     else

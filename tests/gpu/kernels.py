@@ -6,7 +6,7 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.ahead import Job, make_jobs
 from deep_gemm.selection import explain
 
-from . import calls, sanitizer
+from . import calls, logits_jobs, sanitizer
 from .configs import choose_nvcc
 from .grouped_configs import choose_grouped_nvcc
 from .grouped_kernels import list_dense_calls, list_grouped_op_pairs
@@ -50,6 +50,8 @@ def list_kernels(
     if "grouped_semantics" in sections:
         pairs += [pair for call in list_dense_calls() for pair in choose(*call, device, True)]
         pairs += [(with_ends(variant).problem(), config) for variant, config in choose_psum_pairs(device, ops)]
+    if "logits" in sections and ops == OPS:
+        pairs += logits_jobs.list_kernels()
     nvcc = list_nvcc_pairs(device, spread) if "nvcc" in sections and "nvcc" in compilers else []
     return make_jobs([pair for pair in nvcc if pair[0].op in ops], "nvcc") + make_jobs(pairs, "nvrtc")
 
