@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/arguments.hpp"
 #include "runtime/family.hpp"
 #include "runtime/logits.hpp"
 #include "runtime/operand_checks.hpp"
@@ -205,6 +206,9 @@ Layouts check_layout(const Call& call, const Sizes&, const Layouts&) {
 
 void make_result(Call& call, const Sizes& sizes) {
     LogitsOperands& logits = *call.logits;
+    const TensorView& like = call.scale_a.view;
+    if (is_given(call.stream) && like.device_kind == DeviceKind::kCuda)  // before memory is taken on it
+        parse_stream(call.stream, like.ordinal, like.is_described);
     logits.result = make_logits(call.scale_a, sizes.m, logits.columns, logits.dtype, call.stream);
     read_operand("logits", logits.result.get(), call.d);
 }

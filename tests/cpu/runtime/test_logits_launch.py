@@ -34,12 +34,12 @@ def view(address: int, dtype: str, *shape: int, pitch: int = 0) -> "_C.TensorVie
     return _C.TensorView(address, list(shape), strides, dtype)
 
 
-def launch_prefill(config: tuple, tokens: int, n: int, heads: int, head_dim: int, **options) -> None:
+def launch_prefill(config: tuple, tokens: int, n: int, heads: int, head_dim: int, is_clean: bool = False) -> None:
     problem = _C.Problem("fp8_mqa_logits", 1, 1, head_dim, heads=heads, d_dtype="fp32")
     load_kernel(_C.Config(*config), problem=problem).launch_logits(
         view(Q, FP8, tokens, heads, head_dim), view(KEYS, FP8, n, head_dim, pitch=head_dim + 16),
         view(SCALES, FP32, n), view(WEIGHTS, FP32, tokens, heads, pitch=heads + 4), view(FIRST, INT, tokens),
-        view(SECOND, INT, tokens), view(D, FP32, tokens, n, pitch=n + 7), stream=5, **options,
+        view(SECOND, INT, tokens), view(D, FP32, tokens, n, pitch=n + 7), stream=5, is_clean=is_clean,
     )  # fmt: skip
 
 
@@ -63,9 +63,9 @@ def read_launch(events: list) -> tuple[dict, list, dict]:
 
 
 @pytest.mark.parametrize("head_dim, swizzle", [(32, 1), (64, 2), (128, 3)])
-@pytest.mark.parametrize("options, flags", [({}, 0), ({"is_clean": True}, 1)])
-def test_prefill(driver, head_dim, swizzle, options, flags):
-    _, events = driver.call(launch_prefill, (4, 128, 6), 37, 500, 24, head_dim, **options)
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_prefill(driver, head_dim, swizzle, is_clean):
+    _, events = driver.call(launch_prefill, (4, 128, 6), 37, 500, 24, head_dim, is_clean)
     launch, (q, keys, scales, weights), params = read_launch(events)
     assert (q["address"], q["dims"], q["box"]) == (Q, [head_dim, 2, 37, 12], [head_dim, 2, 4, 12])
     assert q["strides"] == [head_dim, 24 * head_dim, 2 * head_dim] and q["swizzle"] == keys["swizzle"] == swizzle
@@ -76,11 +76,11 @@ def test_prefill(driver, head_dim, swizzle, options, flags):
     assert weights["pitch"] == 4 * 28 and scales["type"] == weights["type"] == FLOAT_TYPE
     assert params == dict.fromkeys(NAMES, 0) | {
         "first": FIRST, "second": SECOND, "out": D, "out_pitch": 507, "num_tokens": 37, "columns": 500, "num_kv": 500,
-        "flags": flags,
+        "flags": int(is_clean),
     }  # fmt: skip
     problem = _C.Problem("fp8_mqa_logits", 1, 1, head_dim, heads=24, d_dtype="fp32")
     assert launch["block"] == [384, 1, 1] and launch["smem"] == _C.smem_bytes(problem, _C.Config(4, 128, 6))
-    assert launch["stream"] == 5 and launch["cluster"] == 1 and launch["grid"] == [80, 1, 1]  # 10 x 8 tiles
+    assert launch["stream"] == 5 and launch["cluster"] == 0 and launch["grid"] == [80, 1, 1]  # 10 x 8 tiles
 
 
 @pytest.mark.parametrize("block_kv", [32, 64])
