@@ -5,6 +5,7 @@ They go through torch, which calls cuBLASLt for CUDA tensors.
 
 import torch
 
+from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
@@ -44,6 +45,8 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
     """Check the operands of one layout and compute d = A @ B + c."""
     check_operands(layout, a, b, d, c)
     _check_overlaps(_named(a, b, d, c))
+    if _C.get_compile_mode():
+        return
     with torch.no_grad():
         _multiply(*_orient(layout, a, b), d, c)
 
@@ -102,9 +105,10 @@ def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
             )
         if tensor.dim() != 2:
             raise ShapeError(f"{name}.ndim = {tensor.dim()}: must be a matrix; reshape it.")
-        if tensor.requires_grad and torch.is_grad_enabled():
+        if name == "d" and tensor.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(
-                f"{name}: requires grad, but no graph is recorded; call under torch.no_grad() or detach it."
+                "d.requires_grad = True: it is written, and no graph is recorded; call this op under torch.no_grad(),"
+                " or pass d.detach()."
             )
         if tensor.device != tensors["d"].device:
             raise DeviceError(

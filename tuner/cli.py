@@ -8,7 +8,7 @@ import typer
 import deep_gemm
 from tuner import errors
 
-COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "inspect", "db")
+COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "db")
 
 app = typer.Typer(
     name="tuner",

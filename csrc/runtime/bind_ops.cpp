@@ -48,12 +48,22 @@ int parse_alignment(const py::object& alignment) {
     return int(checked_integer(alignment, kAlignmentField, ErrorKind::kArgument));
 }
 
+// Callers pass 0 and 1, too.
+bool parse_mode(const py::object& flag) {
+    constexpr IntegerField kModeField{"flag", 0, 1, 0, false};
+    if (PyBool_Check(flag.ptr())) return flag.ptr() == Py_True;
+    return checked_integer(flag.ptr(), kModeField, ErrorKind::kArgument) == 1;
+}
+
 void bind_limits(py::module_& m) {
     m.def(
         "set_num_sms", [](const py::object& num_sms) { set_num_sms(parse_num_sms(num_sms.ptr())); }, "num_sms"_a,
         "Let launches of this process use `num_sms` SMs; 0, or more than the device has, means all. Raises: "
         "ArgumentError.");
-    m.def("get_num_sms", &get_num_sms, "Return what set_num_sms set last; 0 means all SMs of the device.");
+    m.def(
+        "get_num_sms", &get_num_sms,
+        "Return the number of SMs in force: what set_num_sms set last, or else (also after set_num_sms(0)) the SMs of "
+        "the current GPU, for which it opens the driver; 0 where there is no GPU.");
     m.def(
         "set_mk_alignment_for_contiguous_layout",
         [](const py::object& alignment) { set_mk_alignment(parse_alignment(alignment)); }, "alignment"_a,
@@ -77,12 +87,17 @@ void bind_switches(py::module_& m) {
         "launch); off by default. They touch memory only after it has ended. Raises: ArgumentError.");
     m.def("get_pdl", &get_pdl, "Return whether set_pdl is on.");
     m.def(
+        "set_compile_mode", [](const py::object& flag) { set_compile_mode(parse_mode(flag)); }, "flag"_a,
+        "Let calls of this process check their operands, choose, compile and load, and run nothing: no kernel is "
+        "launched and no operand is read or written; off by default. Raises: ArgumentError.");
+    m.def("get_compile_mode", &get_compile_mode, "Return whether set_compile_mode is on.");
+    m.def(
         "set_batch_invariant",
         [](const py::object& is_enabled) { set_batch_invariant(parse_flag("is_enabled", is_enabled.ptr())); },
         "is_enabled"_a,
         "Limit selection to configs with which a row of D does not depend on m, bit for bit; overrides "
         "DG_BATCH_INVARIANT. Raises: ArgumentError.");
-    m.def("is_batch_invariant", &is_batch_invariant,
+    m.def("is_batch_invariant", py::overload_cast<>(&is_batch_invariant),
           "Return what set_batch_invariant set last, or else what DG_BATCH_INVARIANT says.");
 }
 

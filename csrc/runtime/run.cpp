@@ -37,7 +37,7 @@ Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const
             .b_major = is_bf16 ? layouts.b : Major::kK,
             .scale_layout = layouts.scales,
             .group_layout = call.group_layout,
-            .batch_invariant = is_batch_invariant()};
+            .batch_invariant = is_batch_invariant(op_kind(call.op))};
 }
 
 void run_in_torch(const Call& call, PyObject* stream) {
@@ -113,13 +113,21 @@ void launch_complete(Call& call, const LoadedKernel& kernel, const LaunchGeometr
     launch(kernel, geometry, call, sizes, map_slots, stream);
 }
 
+// What launch_complete would need, without running it.
+void load_passes(const Gpu& gpu, const Call& call, const Layouts& layouts) {
+    if (is_fp8(call.op) && (layouts.a == Major::kMn || layouts.b == Major::kMn)) load_transpose_kernel(gpu);
+}
+
 void run_on_gpu(Call& call, const Sizes& sizes, const Layouts& layouts) {
     const TensorView& d = call.d.view;
     const Gpu& gpu = get_supported_gpu(d.ordinal);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
-    if (sizes.k == 0) return run_without_k(gpu, call, stream);
+    const bool is_run = !get_compile_mode();
+    if (sizes.k == 0) return is_run ? run_without_k(gpu, call, stream) : void();
     const Problem problem = make_problem(gpu, call, sizes, layouts);
     const DispatchEntry entry = get_dispatch_entry(gpu, problem);
+    if (!is_run) [[unlikely]]
+        return load_passes(gpu, call, layouts);
     launch_complete(call, *entry.kernel, entry.geometry, sizes, layouts, problem.num_sms, stream);
 }
 
@@ -141,7 +149,7 @@ void run(Call& call) {
     const DeviceKind kind = call.d.view.device_kind;
     if (kind != DeviceKind::kCuda) check_stream(call.stream);
     if (sizes.is_empty() || kind == DeviceKind::kMeta) return;
-    if (kind == DeviceKind::kCpu) return run_on_cpu(call, sizes);
+    if (kind == DeviceKind::kCpu) return get_compile_mode() ? void() : run_on_cpu(call, sizes);
     run_on_gpu(call, sizes, layouts);
 }
 
