@@ -1,5 +1,5 @@
-"""FP8 and BF16 matrix products for NVIDIA GPUs: a drop-in for the DeepGEMM API with measured and learned
-configurations.
+"""FP8 and BF16 matrix products for NVIDIA Hopper GPUs: a drop-in for the DeepGEMM API with measured and
+learned configurations.
 
 Importing opens no driver and initialises nothing; kernels are compiled by the first call that needs them.
 """
