@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from deep_gemm import vendor
+from deep_gemm import hc_prenorm, vendor
 from deep_gemm.ops import FUNCTIONS, OPS, Op
 
 #: Operands reach an op with the strides that the program gave them: another layout would need another kernel, or one
@@ -23,17 +23,20 @@ _LIBRARY = torch.library.Library("deep_gemm", "FRAGMENT")
 def register_ops() -> None:
     """Register every public op, with its checks as the fake implementation, for tensors of every device."""
     for op in OPS:
-        run = _take_pairs(FUNCTIONS[op.name]) if op.is_fp8 else FUNCTIONS[op.name]
+        run = _take_pairs(op) if op.is_fp8 else FUNCTIONS[op.name]
         _LIBRARY.define(op.name + op.schema, tags=_TAGS)
         _LIBRARY.impl(op.name, run, "CompositeExplicitAutograd")
         torch.library.register_fake(f"deep_gemm::{op.name}", _make_fake(op, run), lib=_LIBRARY)
 
 
-def _take_pairs(op: Callable) -> Callable:
-    def run(
-        a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *rest: object, **factors: float
-    ) -> None:
-        op((a, scale_a), (b, scale_b), *rest, **factors)
+def _take_pairs(op: Op) -> Callable:
+    """Return the function of an FP8 op in the form of its schema: a, scale_a, b, scale_b in place of two pairs."""
+    function = FUNCTIONS[op.name]
+    start = [parameter.name for parameter in op.parameters].index("a")
+
+    def run(*operands: object, **factors: float) -> None:
+        a, scale_a, b, scale_b = operands[start : start + 4]
+        function(*operands[:start], (a, scale_a), (b, scale_b), *operands[start + 4 :], **factors)
 
     return run
 
@@ -43,6 +46,8 @@ def _make_fake(op: Op, run: Callable) -> Callable:
 
     Reading a symbolic size would fix its value, so the checks of such operands wait for the call.
     """
+    if op.docs_template == "hc_prenorm":
+        return hc_prenorm.check_operands
     if not op.kind:
         return lambda *operands: vendor.check_operands(op.layout, *operands)
 

@@ -85,6 +85,14 @@ def _is_integer(number) -> bool:
     return isinstance(number, (int, torch.SymInt))
 
 
+def _is_optional_integer(number) -> bool:
+    return number is None or _is_integer(number)
+
+
+def _is_text(text) -> bool:
+    return isinstance(text, str)
+
+
 def _is_sizes(sizes) -> bool:
     return isinstance(sizes, (tuple, list)) and all(_is_integer(size) for size in sizes)
 
@@ -93,4 +101,9 @@ def _is_absent(argument) -> bool:
     return argument is None
 
 
-_CHECKS = {check.__name__: check for check in (_is_tensor, _is_operand, _is_number, _is_integer, _is_sizes, _is_absent)}
+_CHECKS = {
+    check.__name__: check
+    for check in (
+        _is_tensor, _is_operand, _is_number, _is_integer, _is_optional_integer, _is_text, _is_sizes, _is_absent,
+    )
+}  # fmt: skip

@@ -48,6 +48,7 @@ struct Call {
     std::optional<int64_t> expected_m{};         // masked: rows of a group on average, a hint; absent = not known
     std::optional<std::vector<int64_t>> ks{};    // K divided: K of each group; absent where only `groups` has it
     PyObject* stream = nullptr;                  // borrowed, may be null
+    bool use_vendor = false;                     // on a GPU, let torch call the vendor's library
 
     Operand a{}, b{};
     Operand scale_a{}, scale_b{};  // FP8 only

@@ -69,7 +69,7 @@ struct Family {
     void (*add_reference_arguments)(const Call&, PyObject* named);
 };
 
-extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily;
+extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily, kBatchedFamily, kSummedFamily;
 
 // Which family of functions serves which op kinds.
 struct FamilyRow {
@@ -83,6 +83,8 @@ inline constexpr FamilyRow kFamilies[] = {
     {"m_grouped_gemm", Grouping::kMContiguous, &kContiguousFamily},
     {"m_grouped_gemm", Grouping::kMMasked, &kMaskedFamily},
     {"k_grouped_gemm", Grouping::kKContiguous, &kKGroupedFamily},
+    {"batched_gemm", Grouping::kBatched, &kBatchedFamily},
+    {"batched_gemm", Grouping::kSummed, &kSummedFamily},
 };
 
 constexpr const Family* find_family(const OpKind& kind) {

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/expression.hpp"
 #include "runtime/family.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/run.hpp"
@@ -29,6 +30,8 @@ enum Role : uint8_t {
     kAlpha,
     kBeta,
     kStream,
+    kExpression,
+    kUseVendor,
     kNumRoles
 };
 
@@ -52,7 +55,9 @@ constexpr NamedRole kRoles[] = {{"a", kA},
                                 {"disable_ue8m0_cast", kDisableUe8m0Cast},
                                 {"alpha", kAlpha},
                                 {"beta", kBeta},
-                                {"stream", kStream}};
+                                {"stream", kStream},
+                                {"expr", kExpression},
+                                {"use_cublaslt", kUseVendor}};
 
 using Slots = std::array<PyObject*, kNumRoles>;  // borrowed; null: not given
 
@@ -138,6 +143,12 @@ void parse_options(const Slots& slots, Call& call) {
     if (slots[kHeadSplits] != nullptr) call.heads = parse_head_splits(slots[kHeadSplits]);
     if (slots[kExpectedM] != nullptr) call.expected_m = parse_expected_m(slots[kExpectedM]);
     if (slots[kKs] != nullptr) call.ks = parse_group_sizes(slots[kKs]);
+    if (slots[kUseVendor] != nullptr) call.use_vendor = parse_flag("use_cublaslt", slots[kUseVendor]);
+}
+
+void run_arranged(const Slots& slots, Call& call) {
+    if (slots[kExpression] != nullptr) arrange(parse_expression(slots[kExpression], is_fp8(call.op)), call);
+    run(call);
 }
 
 void read_outputs(const PublicOp& op, const Slots& slots, Call& call) {
@@ -154,7 +165,7 @@ void run_bf16(const PublicOp& op, const Slots& slots, Call& call) {
     read_input("a", slots[kA], op.is_a_transposed, call.a);
     read_input("b", slots[kB], op.is_b_transposed, call.b);
     read_outputs(op, slots, call);
-    run(call);
+    run_arranged(slots, call);
 }
 
 void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
@@ -167,7 +178,7 @@ void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
     read_input("scale_b", PyTuple_GET_ITEM(b.get(), 1), op.is_b_transposed, call.scale_b);
     read_outputs(op, slots, call);
     call.recipe = family_of(call.op).choose_recipe(recipe, call);
-    run(call);
+    run_arranged(slots, call);
 }
 
 void run_op(const PublicOp& op, const PythonCall& python) {
@@ -232,7 +243,7 @@ void check_parameters(const PublicOp& op) {
     }
     const OpKind& kind = op_kind(op.text.op);
     bool is_right = is_required[kA] && is_required[kB] && is_required[kD];
-    if (kind.is_grouped()) is_right = is_right && is_required[kind.k_is_divided() ? kKs : kGroups];
+    if (kind.reads_groups()) is_right = is_right && is_required[kind.k_is_divided() ? kKs : kGroups];
     for (int count : counts) is_right = is_right && count <= 1;
     if (!is_right)
         throw Error(ErrorKind::kArgument, op.text.name +
