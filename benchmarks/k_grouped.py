@@ -16,7 +16,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from deep_gemm.jit.generator import TRANSPOSE_KERNEL
+from deep_gemm.jit.plain_kernels import TRANSPOSE_KERNEL
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.numerics import get_starts
 from deep_gemm.quantize import SCALE_BLOCK, per_token_cast_to_fp8

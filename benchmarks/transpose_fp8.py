@@ -15,7 +15,7 @@ import torch
 
 import deep_gemm
 from deep_gemm import _C
-from deep_gemm.jit.generator import TRANSPOSE_KERNEL
+from deep_gemm.jit.plain_kernels import TRANSPOSE_KERNEL
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.quantize import align, per_block_cast_to_fp8, per_token_cast_to_fp8
 

@@ -12,7 +12,7 @@ import warnings
 
 from deep_gemm import _C, environment, selection
 from deep_gemm.errors import CompileError, DeviceError, SelectorWarning
-from deep_gemm.jit import build, generator
+from deep_gemm.jit import build, plain_kernels
 
 _MAX_REMEMBERED = 65536
 
@@ -73,13 +73,15 @@ def plan_without_clusters(problem: "_C.Problem", ordinal: int) -> tuple["_C.Conf
     return config, result.cubin, result.kernel_name
 
 
-def get_transpose_kernel(is_refused: bool = False) -> tuple[bytes, str]:
-    """Return (cubin, kernel name) of the pass that makes an FP8 operand K-major; `is_refused` as for build.get_cubin.
+def get_plain_kernel(name: str, constants: list[tuple[str, int]], is_refused: bool = False) -> tuple[bytes, str, int]:
+    """Return (cubin, kernel name, number of its arguments) of a row of plain_kernels; `is_refused` as for
+    build.get_cubin.
 
-    Raises: CompileError.
+    Raises: ProblemError for another name or other constants; CompileError.
     """
-    result = build.get_cubin_for_source(generator.transpose_source(), generator.TRANSPOSE_KERNEL, is_refused=is_refused)
-    return result.cubin, result.kernel_name
+    source, symbol = plain_kernels.plain_source(name, dict(constants)), plain_kernels.plain_symbol(name)
+    result = build.get_cubin_for_source(source, symbol, is_refused=is_refused)
+    return result.cubin, result.kernel_name, len(plain_kernels.PLAIN_KERNELS[name].parameters)
 
 
 def rebuild(problem: "_C.Problem", config: "_C.Config") -> tuple[bytes, str, str]:

@@ -1,5 +1,6 @@
 // The calls of deep_gemm.plan: problems and configs are bound objects there.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include "runtime/plan.hpp"
 
@@ -41,9 +42,11 @@ CompiledKernel rebuild_kernel(const Problem& problem, const Config& config) {
     return kernel;
 }
 
-CompiledKernel compile_transpose_kernel(bool is_refused) {
-    const py::tuple built = call_plan("get_transpose_kernel", is_refused);
-    return take_kernel(built[0], built[1]);
+CompiledPlainKernel compile_plain_kernel(const std::string& name,
+                                         const std::vector<std::pair<std::string, int64_t>>& constants,
+                                         bool is_refused) {
+    const py::tuple built = call_plan("get_plain_kernel", name, constants, is_refused);
+    return {take_kernel(built[0], built[1]), built[2].cast<size_t>()};
 }
 
 }  // namespace deep_gemm

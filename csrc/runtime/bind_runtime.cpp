@@ -12,6 +12,7 @@
 #include "runtime/gpu.hpp"
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
+#include "runtime/plain_kernel.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -65,6 +66,22 @@ void bind_dispatch(py::module_& m) {
         "Return grid size, tile counts and band of the launch of `problem` on its num_sms. Raises: ShapeError.");
 }
 
+void bind_plain_kernels(py::module_& m) {
+    m.def(
+        "make_plain_kernel",
+        [](const std::string& name, const PlainConstants& constants, unsigned threads, unsigned shared_bytes) {
+            Reference function = make_plain_builtin(name, constants, threads, shared_bytes);
+            return py::reinterpret_steal<py::object>(function.release());
+        },
+        "name"_a, "constants"_a, "threads"_a, "shared_bytes"_a = 0,
+        "Make the builtin of a row of deep_gemm.jit.plain_kernels with `constants` [(name, value)], launched in CTAs "
+        "of "
+        "`threads` threads. It is called with the grid (an int, or a tuple of up to 3), then the kernel's arguments: "
+        "CUDA tensors (their addresses), ints, floats (FP32) or None (0). It launches on torch's current stream of the "
+        "first tensor's GPU, checks nothing but their number, and compiles at the first call. Keep it: builtins are "
+        "never freed. Raises: ArgumentError.");
+}
+
 }  // namespace
 
 int parse_ordinal(PyObject* ordinal) {
@@ -77,6 +94,7 @@ void bind_runtime(py::module_& m) {
     bind_devices(m);
     bind_dispatch(m);
     bind_ops(m);
+    bind_plain_kernels(m);
 }
 
 }  // namespace deep_gemm

@@ -2,8 +2,11 @@
 // release the GIL while Python runs. Defined where Problem and Config are bound (bind_plan.cpp).
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "core/config.hpp"
 #include "core/problem.hpp"
@@ -33,7 +36,14 @@ KernelPlan plan_kernel_without_clusters(const Problem& problem, int ordinal);
 // Compile again, past every cache.
 CompiledKernel rebuild_kernel(const Problem& problem, const Config& config);
 
-// The pass of transpose.hpp; `is_refused`: compile again, past every cache.
-CompiledKernel compile_transpose_kernel(bool is_refused);
+struct CompiledPlainKernel {
+    CompiledKernel kernel;
+    size_t num_arguments;  // of its entry
+};
+
+// The plain kernel `name` (plain_kernel.hpp); `is_refused`: compile again, past every cache.
+CompiledPlainKernel compile_plain_kernel(const std::string& name,
+                                         const std::vector<std::pair<std::string, int64_t>>& constants,
+                                         bool is_refused);
 
 }  // namespace deep_gemm

@@ -1,15 +1,10 @@
 #include "runtime/transpose.hpp"
 
 #include <algorithm>
-#include <string>
-#include <vector>
 
-#include "core/error.hpp"
 #include "core/problem.hpp"
-#include "runtime/kernel.hpp"
-#include "runtime/launch.hpp"
 #include "runtime/operand_checks.hpp"
-#include "runtime/plan.hpp"
+#include "runtime/plain_kernel.hpp"
 #include "runtime/torch_calls.hpp"
 
 namespace deep_gemm {
@@ -20,36 +15,9 @@ constexpr unsigned kThreads = 256;
 // More tiles than the memory of a GPU holds; CUDA programming guide, "Technical Specifications".
 constexpr int64_t kMaxGrid = INT32_MAX;
 
-driver::Kernel load(const Gpu& gpu, bool is_refused) {
-    const CompiledKernel built = compile_transpose_kernel(is_refused);
-    return load_code(gpu, built.bytes(), built.name);
-}
-
-driver::Kernel load_or_rebuild(const Gpu& gpu) {
-    try {
-        return load(gpu, false);
-    } catch (const UnusableCubin&) {
-        // Once more, past every cache.
-    }
-    try {
-        return load(gpu, true);
-    } catch (const UnusableCubin& error) {
-        throw Error(ErrorKind::kLaunch,
-                    std::string("the driver cannot load the transposing kernel (") + error.what() +
-                        "); use a compiler that is not newer than the driver, or update the driver.");
-    }
-}
-
-// Loaded at the first use on a device, and kept as every kernel is.
-driver::Kernel get_kernel(const Gpu& gpu) {
-    static std::vector<driver::Kernel> kernels;
-    if (kernels.size() <= size_t(gpu.ordinal)) kernels.resize(size_t(gpu.ordinal) + 1);
-    if (kernels[gpu.ordinal] == nullptr) {
-        // Releases the GIL: another thread may have resized the list afterwards.
-        const driver::Kernel loaded = load_or_rebuild(gpu);
-        kernels[gpu.ordinal] = loaded;
-    }
-    return kernels[gpu.ordinal];
+PlainKernel& transposing_kernel() {
+    static PlainKernel kernel("transpose_fp8");
+    return kernel;
 }
 
 // CTAs walk the tiles, so that any grid is right. One CTA for each SM allowed never takes more SMs than that.
@@ -62,12 +30,9 @@ void launch(const Gpu& gpu, const TensorView& in, const TensorView& out, int num
     uint64_t from = in.address, to = out.address;
     int64_t in_pitch = row_pitch_bytes(in), out_pitch = row_pitch_bytes(out);
     uint32_t rows = uint32_t(in.shape[0]), columns = uint32_t(in.shape[1]);
-    driver::LaunchConfig config{};
-    config.grid_x = choose_grid(in, num_sms), config.grid_y = config.grid_z = 1;
-    config.block_x = kThreads, config.block_y = config.block_z = 1;
-    config.stream = static_cast<driver::Stream>(stream);
     void* arguments[] = {&from, &to, &in_pitch, &out_pitch, &rows, &columns};
-    enqueue(gpu, reinterpret_cast<driver::Function>(get_kernel(gpu)), config, arguments, "the transposing pass");
+    const PlainShape shape{.grid = {choose_grid(in, num_sms)}, .threads = kThreads};
+    launch_plain(transposing_kernel(), gpu, shape, arguments, stream);
 }
 
 // A view [rows, columns] of FP8 with contiguous rows, in memory at `address`.
@@ -116,7 +81,7 @@ KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms
 }  // namespace
 
 KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
-    get_kernel(gpu);  // before memory is taken: compiling may fail
+    transposing_kernel().get(gpu);  // before memory is taken: compiling may fail
     if (operand.view.rank == 3 && are_evenly_spaced(operand.view))
         return make_all_k_major(gpu, operand, num_sms, stream, handle);
     if (operand.view.rank == 3) return make_each_k_major(gpu, operand, num_sms, stream, handle);

@@ -15,8 +15,6 @@ _RECIPES = {"1d2d": "k1D2D", "1d1d": "k1D1D", "per_row": "kPerRow"}
 _C_MODES = {"none": "kNone", "accumulate": "kAccumulate", "general": "kGeneral", "head_split": "kHeadSplit"}
 #: Modes of C that came later than the others, and hence stand behind them in the list of canonical variants.
 _LATE_C_MODES = {"accumulate": 1, "head_split": 2}
-#: Kernel name of the transposing pass (transpose_fp8.cuh).
-TRANSPOSE_KERNEL = "deep_gemm_transpose_fp8"
 
 _TEMPLATE = """\
 // {op}: {config}
@@ -60,29 +58,12 @@ const __grid_constant__ deep_gemm::Params params{group_parameter}) {{
 }}
 """
 
-_TRANSPOSE = f"""\
-// Transposes the bytes of a matrix [rows, columns].
-#include "deep_gemm/transpose_fp8.cuh"
-
-extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads, deep_gemm::TransposeFp8::kCtasPerSm)
-{TRANSPOSE_KERNEL}(const deep_gemm::u8* in, deep_gemm::u8* out, deep_gemm::i64 in_pitch, deep_gemm::i64 out_pitch,
-    deep_gemm::u32 rows, deep_gemm::u32 columns) {{
-    __shared__ deep_gemm::u32 tile[deep_gemm::TransposeFp8::kTile][deep_gemm::TransposeFp8::kPitch];
-    deep_gemm::TransposeFp8{{in, out, in_pitch, out_pitch, rows, columns, tile}}.run();
-}}
-"""
-
 
 def kernel_name(op: str) -> str:
     """Return the symbol of the kernel of `op`. Raises ProblemError for an unknown op kind."""
     if op not in OP_KINDS:
         raise ProblemError(f"op = {op!r}: no such op kind; use one of {', '.join(sorted(OP_KINDS))}")
     return f"deep_gemm_{op}"
-
-
-def transpose_source() -> str:
-    """Return the CUDA source of the transposing pass for FP8 operands that are not K-major."""
-    return _TRANSPOSE
 
 
 def generate_source(problem: "_C.Problem", config: "_C.Config") -> str:
@@ -98,12 +79,10 @@ def generate_source(problem: "_C.Problem", config: "_C.Config") -> str:
 
 
 def canonical_sources(op: str) -> list[str]:
-    """Return the sources that stand for the generator in the kernel hash of `op`, an op kind or TRANSPOSE_KERNEL.
+    """Return the sources that stand for the generator in the kernel hash of `op`.
 
     Raises ProblemError for an unknown op kind.
     """
-    if op == TRANSPOSE_KERNEL:
-        return [_TRANSPOSE]
     return [_render(problem, config) for problem, config in canonical_cases(op)]
 
 

@@ -3,7 +3,7 @@
 - The key of the cache covers every byte: source and headers, the build of the compiler, the flags.
 - The kernel hash is the identity of measurements and the guard of selector artefacts. It ignores comments, white space,
   the compiler, and everything that the kernels of the op kind do not include. The installed package suffices for it.
-- The tree hash stamps the GPU correctness record: any edit of native code, headers or generator changes it.
+- The tree hash stamps the GPU correctness record: any edit of native code, headers or generators changes it.
 """
 
 import functools
@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 from deep_gemm import _C
-from deep_gemm.jit import cache, generator, nvcc, nvrtc
+from deep_gemm.jit import cache, generator, nvcc, nvrtc, plain_kernels
 
 ARCH = "sm_90a"
 
@@ -61,11 +61,14 @@ def compile_key(source: str, headers: dict[str, str], toolchain: "nvrtc.Nvrtc | 
 
 @functools.cache
 def kernel_hash(op: str) -> str:
-    """Return the identity of the kernels of an op kind, or of generator.TRANSPOSE_KERNEL, in hexadecimal.
+    """Return the identity of the kernels of an op kind, or of plain_kernels.TRANSPOSE_KERNEL, in hexadecimal.
 
     Raises: ProblemError for an unknown op kind.
     """
-    sources = generator.canonical_sources(op)
+    if op == plain_kernels.TRANSPOSE_KERNEL:
+        sources = [plain_kernels.plain_source("transpose_fp8")]
+    else:
+        sources = generator.canonical_sources(op)
     return hash_kernels(op, sources, get_included_headers("\n".join(sources)))
 
 
@@ -83,7 +86,7 @@ def hash_kernels(op: str, sources: list[str], headers: dict[str, str]) -> str:
 
 
 def tree_hash() -> str | None:
-    """Return the hash of native code, device headers and generator, or None where only the package is installed."""
+    """Return the hash of native code, device headers and generators, or None where only the package is installed."""
     root = _PACKAGE.parent
     if not (root / "csrc").is_dir():
         return None
@@ -93,7 +96,7 @@ def tree_hash() -> str | None:
         for path in folder.rglob("*")
         if path.suffix in (".cpp", ".hpp", ".cuh")
     ]
-    files.append(_PACKAGE / "jit" / "generator.py")
+    files += [_PACKAGE / "jit" / name for name in ("generator.py", "plain_kernels.py")]
     return _hash_json({str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
 
 

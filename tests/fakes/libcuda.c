@@ -9,6 +9,7 @@
 //   FAKE_CUDA_LOAD_ERRORS     results of the next cuLibraryLoadData, in turn, e.g. "209,0"; then 0
 //   FAKE_CUDA_LAUNCH_ERROR    result of cuLaunchKernelEx (0)
 //   FAKE_CUDA_MISSING         a symbol that cuGetProcAddress does not know
+//   FAKE_CUDA_ARGUMENTS       arguments of a plain kernel to log (0)
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -37,6 +38,7 @@ static char contexts[MAX_DEVICES];  // their addresses are the primary contexts
 static int num_maps = 1, num_libraries;  // map 0 is one that nobody encoded
 enum { MAX_LIBRARIES = 1 << 16, FIRST_KERNEL = 1000 };
 static char is_grouped[MAX_LIBRARIES];  // whether a library's kernel is one of groups
+static char is_transpose[MAX_LIBRARIES];  // or the transposing pass
 static __thread void* stack[16];
 static __thread int depth;
 static __thread int capture_mode;
@@ -186,6 +188,7 @@ static int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
     record("{\"call\":\"cuLibraryGetKernel\",\"name\":\"%s\"}", name);
     *kernel = (void*)(FIRST_KERNEL + (intptr_t)library);
     is_grouped[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "grouped") != NULL;
+    is_transpose[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "transpose_fp8") != NULL;
     return 0;
 }
 
@@ -259,13 +262,24 @@ static int map_number(const void* map) {
     return number;
 }
 
-// The transposing pass, the only kernel without dynamic shared memory: its plain arguments.
+// Kernels without dynamic shared memory are plain ones. The transposing pass: its arguments.
 static void record_transpose(const LaunchConfig* config, void* function, void** parameters) {
     record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":0,\"stream\":%ld,\"overlap\":%d,"
            "\"transpose\":[%llu,%llu,%lld,%lld,%u,%u],\"device\":%d}",
            (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
            (long)(intptr_t)config->stream, is_overlapping(config), *(unsigned long long*)parameters[0], *(unsigned long long*)parameters[1],
            *(long long*)parameters[2], *(long long*)parameters[3], *(unsigned*)parameters[4], *(unsigned*)parameters[5], current_ordinal());
+}
+
+// Another plain kernel: as many of its arguments as FAKE_CUDA_ARGUMENTS says, 8 bytes each.
+static void record_plain(const LaunchConfig* config, void* function, void** parameters) {
+    char text[512] = "";
+    const long count = setting("FAKE_CUDA_ARGUMENTS", 0);
+    for (long i = 0; i < count && i < 16; ++i) sprintf(text + strlen(text), "%s%llu", i ? "," : "", *(unsigned long long*)parameters[i]);
+    record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":0,\"stream\":%ld,\"overlap\":%d,"
+           "\"plain\":[%s],\"device\":%d}",
+           (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
+           (long)(intptr_t)config->stream, is_overlapping(config), text, current_ordinal());
 }
 
 enum { PARAMS_BYTES = 128, GROUP_PARAMS_BYTES = 96 };
@@ -287,8 +301,10 @@ static void record_gemm(const LaunchConfig* config, void* function, void** param
 }
 
 static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
-    if (config->shared_bytes == 0)
+    if (is_transpose[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES])
         record_transpose(config, function, parameters);
+    else if (config->shared_bytes == 0)
+        record_plain(config, function, parameters);
     else
         record_gemm(config, function, parameters, extra);
     return (int)setting("FAKE_CUDA_LAUNCH_ERROR", 0);

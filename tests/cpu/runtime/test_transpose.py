@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import stale
 from benchmarks.stamp import OPS
-from deep_gemm.jit import compile, generator, hashing
+from deep_gemm.jit import compile, hashing, plain_kernels
 from tests.fakes.compiler import isolate, require_compiler
 
 ROOT = Path(__file__).parents[3]
@@ -32,7 +32,7 @@ def launch(tmp_path_factory):
         pytest.skip("no C++ compiler")
     folder = tmp_path_factory.mktemp("transpose")
     kernel, library = folder / "kernel.cu", folder / "kernel.so"
-    kernel.write_text(generator.transpose_source())
+    kernel.write_text(plain_kernels.plain_source("transpose_fp8"))
     flags = [
         "-std=c++20",
         "-O1",
@@ -82,21 +82,23 @@ def test_the_launch_has_the_kernels_tile_and_threads():
 
 
 def test_records_of_it_are_stale_once_it_changes_and_not_with_other_kernels(monkeypatch):
-    before = {name: hashing.kernel_hash(name) for name in (*OPS, generator.TRANSPOSE_KERNEL)}
+    before = {name: hashing.kernel_hash(name) for name in (*OPS, plain_kernels.TRANSPOSE_KERNEL)}
     assert stale.current_hashes(before) == before and len(set(before.values())) == len(before)
     read = hashing._read_header
     monkeypatch.setattr(
         hashing, "_read_header", lambda name: read(name) + "int x;" * name.endswith("transpose_fp8.cuh")
     )
     changed = {name for name in before if hashing.kernel_hash.__wrapped__(name) != before[name]}
-    assert changed == {generator.TRANSPOSE_KERNEL}
+    assert changed == {plain_kernels.TRANSPOSE_KERNEL}
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
 def test_it_compiles_without_spills_and_fills_an_sm(monkeypatch, tmp_path, compiler):
     require_compiler(compiler)
     isolate(monkeypatch, tmp_path)
-    result = compile.compile_source(generator.transpose_source(), generator.TRANSPOSE_KERNEL, compiler)
+    result = compile.compile_source(
+        plain_kernels.plain_source("transpose_fp8"), plain_kernels.TRANSPOSE_KERNEL, compiler
+    )
     assert (result.spill_bytes, result.local_bytes, list(result.warnings)) == (0, 0, [])
     threads = int(re.search(r"kThreads = (\d+)", HEADER.read_text(encoding="utf-8"))[1])
     ctas = int(re.search(r"kCtasPerSm = (\d+)", HEADER.read_text(encoding="utf-8"))[1])

@@ -1,0 +1,131 @@
+// The builtin of a plain kernel: a launch from Python without a tuple or a dict of arguments.
+#include <array>
+#include <exception>
+#include <memory>
+
+#include "core/error.hpp"
+#include "runtime/arguments.hpp"
+#include "runtime/plain_kernel.hpp"
+#include "runtime/tensor_view.hpp"
+
+namespace deep_gemm {
+namespace {
+
+constexpr size_t kMaxArguments = 32;
+
+struct PlainBuiltin {
+    PlainKernel kernel;
+    unsigned threads, shared_bytes;
+    PyMethodDef method{};
+};
+
+// The arguments of a launch; each lies in 8 bytes, of which the driver copies as many as the parameter's type has.
+struct Arguments {
+    std::array<uint64_t, kMaxArguments> slots{};
+    std::array<void*, kMaxArguments> addresses{};
+    TensorView place;  // of the first tensor: it says on which GPU and stream
+    bool has_tensor = false;
+};
+
+[[noreturn]] void fail(const std::string& message) { throw Error(ErrorKind::kArgument, message); }
+
+unsigned parse_count(PyObject* object) {
+    const long value = PyLong_Check(object) ? PyLong_AsLong(object) : -1;
+    if (value >= 1 && value <= INT32_MAX) return unsigned(value);
+    PyErr_Clear();
+    fail("grid = " + short_repr(object) + ": must be an int >= 1, or a tuple of 1 to 3 of them; pass the CTAs.");
+}
+
+PlainGrid parse_grid(PyObject* object) {
+    if (!PyTuple_Check(object)) return {parse_count(object)};
+    const Py_ssize_t size = PyTuple_GET_SIZE(object);
+    std::array<unsigned, 3> counts{1, 1, 1};
+    if (size < 1 || size > 3) parse_count(object);
+    for (Py_ssize_t i = 0; i < size; ++i) counts[size_t(i)] = parse_count(PyTuple_GET_ITEM(object, i));
+    return {counts[0], counts[1], counts[2]};
+}
+
+uint64_t bits_of(float value) {
+    uint32_t bits;
+    static_assert(sizeof bits == sizeof value);
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+uint64_t read_tensor(PyObject* object, Arguments& arguments) {
+    const TensorView view = make_operand("argument", object).view;
+    const bool is_same_gpu = !arguments.has_tensor || view.ordinal == arguments.place.ordinal;
+    if (view.device_kind != DeviceKind::kCuda || !is_same_gpu)
+        throw Error(ErrorKind::kDevice, "argument = " + short_repr(object) +
+                                            ": a tensor that is not on the GPU of the launch; move it there.");
+    if (!arguments.has_tensor) arguments.place = view, arguments.has_tensor = true;
+    return view.address;
+}
+
+uint64_t read_argument(PyObject* object, Arguments& arguments) {
+    if (object == Py_None) return 0;
+    if (PyFloat_CheckExact(object)) return bits_of(float(PyFloat_AS_DOUBLE(object)));
+    if (!PyLong_Check(object)) return read_tensor(object, arguments);
+    const long long value = PyLong_AsLongLong(object);
+    if (value == -1 && PyErr_Occurred()) throw PythonError();
+    return uint64_t(value);
+}
+
+void call(PlainBuiltin& builtin, PyObject* const* values, Py_ssize_t count) {
+    if (count < 1 || size_t(count) > kMaxArguments + 1)
+        fail(builtin.kernel.name() + "(): takes a grid and at most " + std::to_string(kMaxArguments) + " arguments.");
+    const PlainGrid grid = parse_grid(values[0]);
+    Arguments arguments;
+    for (Py_ssize_t i = 1; i < count; ++i) {
+        arguments.slots[size_t(i) - 1] = read_argument(values[i], arguments);
+        arguments.addresses[size_t(i) - 1] = &arguments.slots[size_t(i) - 1];
+    }
+    if (!arguments.has_tensor)
+        fail(builtin.kernel.name() + "(): no tensor among the arguments; pass one, whose GPU and stream are used.");
+    const TensorView& place = arguments.place;
+    const Gpu& gpu = get_supported_gpu(place.ordinal);
+    builtin.kernel.get(gpu);
+    if (size_t(count) - 1 != builtin.kernel.num_arguments())
+        fail(builtin.kernel.name() + "(): " + std::to_string(count - 1) + " arguments after the grid: it takes " +
+             std::to_string(builtin.kernel.num_arguments()) + "; pass each of them.");
+    const PlainShape shape{.grid = grid, .threads = builtin.threads, .shared_bytes = builtin.shared_bytes};
+    launch_plain(builtin.kernel, gpu, shape, arguments.addresses.data(),
+                 parse_stream(nullptr, place.ordinal, place.is_described));
+}
+
+PyObject* call_builtin(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+    try {
+        call(**static_cast<PlainBuiltin**>(PyModule_GetState(self)), values, count);
+        Py_RETURN_NONE;
+    } catch (const Error& error) {
+        set_python_error(error);
+    } catch (const PythonError&) {
+        // Python's error is set already.
+    } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_RuntimeError, error.what());
+    }
+    return nullptr;
+}
+
+// A module that holds a pointer to the kernel, as for the public ops (op.cpp).
+PyModuleDef holder_definition{
+    PyModuleDef_HEAD_INIT, "deep_gemm._C", nullptr, sizeof(PlainBuiltin*), nullptr, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+Reference make_plain_builtin(const std::string& name, const PlainConstants& constants, unsigned threads,
+                             unsigned shared_bytes) {
+    constexpr unsigned kMaxThreads = 1024, kMaxShared = 48 << 10;
+    if (threads < 1 || threads > kMaxThreads || shared_bytes > kMaxShared)
+        fail(name + ": must have 1 to 1024 threads and at most 48 KiB of dynamic shared memory; pass such numbers.");
+    auto builtin = std::unique_ptr<PlainBuiltin>(new PlainBuiltin{PlainKernel(name, constants), threads, shared_bytes});
+    builtin->method = {builtin->kernel.name().c_str(),
+                       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_builtin)), METH_FASTCALL,
+                       "Launch the kernel: the grid (CTAs, or a tuple of them in x, y, z), then its arguments."};
+    const Reference holder = Reference::take(PyModule_Create(&holder_definition));
+    Reference function = Reference::take(PyCFunction_New(&builtin->method, holder.get()));
+    *static_cast<PlainBuiltin**>(PyModule_GetState(holder.get())) = builtin.release();  // builtins are never freed
+    return function;
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,107 @@
+"""Plain kernels: those that are no GEMM and have no config. Their table, and the CUDA source of each.
+
+A plain kernel is a header of `deep_gemm/include/deep_gemm` that defines an aggregate of the header's name in CamelCase,
+`template <class Config> struct CastRows`: its fields are the arguments of the launch in order, `run()` is the kernel,
+`kThreads` and `kCtasPerSm` are its launch bounds. `Config` holds the constants that the launch asks for. The source
+takes validated integers only.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from deep_gemm.errors import ProblemError
+
+#: Symbol of the transposing pass (transpose_fp8.cuh).
+TRANSPOSE_KERNEL = "deep_gemm_transpose_fp8"
+
+_TEMPLATE = """\
+// {name}
+#include "deep_gemm/types.cuh"
+
+namespace deep_gemm {{
+
+struct Config {{
+{constants}
+}};
+
+}}  // namespace deep_gemm
+
+#include "deep_gemm/{name}.cuh"
+
+extern "C" __global__ void __launch_bounds__(deep_gemm::{kernel_class}<deep_gemm::Config>::kThreads, \
+deep_gemm::{kernel_class}<deep_gemm::Config>::kCtasPerSm)
+deep_gemm_{name}({parameters}) {{
+    deep_gemm::{kernel_class}<deep_gemm::Config>{{{arguments}}}.run();
+}}
+"""
+
+_TRANSPOSE = f"""\
+// Transposes the bytes of a matrix [rows, columns].
+#include "deep_gemm/transpose_fp8.cuh"
+
+extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads, deep_gemm::TransposeFp8::kCtasPerSm)
+{TRANSPOSE_KERNEL}(const deep_gemm::u8* in, deep_gemm::u8* out, deep_gemm::i64 in_pitch, deep_gemm::i64 out_pitch,
+    deep_gemm::u32 rows, deep_gemm::u32 columns) {{
+    __shared__ deep_gemm::u32 tile[deep_gemm::TransposeFp8::kTile][deep_gemm::TransposeFp8::kPitch];
+    deep_gemm::TransposeFp8{{in, out, in_pitch, out_pitch, rows, columns, tile}}.run();
+}}
+"""
+
+_CONSTANT = re.compile(r"k[A-Z][A-Za-z0-9]{0,30}")
+
+
+class PlainRow(NamedTuple):
+    """A row of the table.
+
+    `parameters`: the types of the entry's arguments; pointers and integers of at most 8 bytes, and floats. `constants`:
+    names of Config's members, 64-bit integers. `source`: the whole text, where it is not made from the template.
+    """
+
+    parameters: tuple[str, ...]
+    constants: tuple[str, ...] = ()
+    source: str | None = None
+
+
+#: By the name of the header.
+PLAIN_KERNELS: dict[str, PlainRow] = {
+    "transpose_fp8": PlainRow(
+        ("const deep_gemm::u8*", "deep_gemm::u8*", *["deep_gemm::i64"] * 2, *["deep_gemm::u32"] * 2), source=_TRANSPOSE
+    ),
+}
+
+
+def plain_symbol(name: str) -> str:
+    """Return the symbol of a plain kernel. Raises ProblemError for an unknown one."""
+    _row(name)
+    return f"deep_gemm_{name}"
+
+
+def plain_source(name: str, constants: Mapping[str, int] | None = None) -> str:
+    """Return the CUDA source of the plain kernel `name` with `constants`, exactly those of its row.
+
+    Raises: ProblemError for an unknown kernel, and for constants that are not its own.
+    """
+    row, constants = _row(name), dict(constants or {})
+    if set(constants) != set(row.constants) or not all(_is_constant(*item) for item in constants.items()):
+        raise ProblemError(f"constants = {constants}: {name} takes integers {list(row.constants)}; pass each of them.")
+    if row.source is not None:
+        return row.source
+    parameters = ", ".join(f"{kind} a{i}" for i, kind in enumerate(row.parameters))
+    return _TEMPLATE.format(
+        name=name,
+        constants="\n".join(f"    static constexpr i64 {key} = {constants[key]};" for key in row.constants),
+        kernel_class="".join(word.capitalize() for word in name.split("_")),
+        parameters=parameters,
+        arguments=", ".join(f"a{i}" for i in range(len(row.parameters))),
+    )
+
+
+def _row(name: str) -> PlainRow:
+    if name not in PLAIN_KERNELS:
+        raise ProblemError(f"kernel = {name!r}: no such plain kernel; use one of {', '.join(sorted(PLAIN_KERNELS))}.")
+    return PLAIN_KERNELS[name]
+
+
+def _is_constant(name: str, value: int) -> bool:
+    return bool(_CONSTANT.fullmatch(name)) and type(value) is int and -(1 << 62) <= value <= 1 << 62

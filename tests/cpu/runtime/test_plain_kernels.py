@@ -1,0 +1,125 @@
+"""The facility for kernels without a config: sources of the table, and launches from Python on the (stub) driver."""
+
+import types
+
+import pytest
+
+from deep_gemm import _C
+from deep_gemm.errors import ArgumentError, DeviceError, LaunchError, ProblemError
+from deep_gemm.jit import build, hashing
+from deep_gemm.jit.plain_kernels import PLAIN_KERNELS, TRANSPOSE_KERNEL, plain_source, plain_symbol
+from tests.fakes import stub_driver
+from tests.fakes.stub_driver import matrix, select
+
+IN, OUT = 1 << 40, 1 << 41
+OPERANDS = ("in", 0), ("out", 0)
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
+        yield stub
+
+
+def test_the_hash_of_the_transposing_pass_is_the_recorded_one():
+    """The measurements of FP8 products of other layouts hold for this kernel only."""
+    assert hashing.kernel_hash(TRANSPOSE_KERNEL).startswith("fdd73847793a8c4e")
+
+
+def test_unknown_kernels_and_constants_are_refused():
+    with pytest.raises(ProblemError, match="no such plain kernel"):
+        plain_symbol("transpose")
+    for constants in ({"kTile": 128}, {"k": 1}):
+        with pytest.raises(ProblemError, match="takes integers"):
+            plain_source("transpose_fp8", constants)
+
+
+@pytest.mark.parametrize("name", sorted(PLAIN_KERNELS))
+def test_constants_are_integers_only(name):
+    row = PLAIN_KERNELS[name]
+    if not row.constants:
+        pytest.skip("the kernel has no constants")
+    for value in ("1", 1.0, True, 1 << 63, None):
+        with pytest.raises(ProblemError, match="takes integers"):
+            plain_source(name, dict.fromkeys(row.constants, value))
+
+
+def launch(cubins, arguments, grid=1, times=1):
+    """Launch the transposing pass; the compiler gives `cubins` in turn. Returns what it was asked."""
+    compiled = []
+
+    def compile_next(source, name, *, is_refused):
+        compiled.append(is_refused)
+        return types.SimpleNamespace(cubin=cubins[len(compiled) - 1], kernel_name=name)
+
+    build.get_cubin_for_source = compile_next
+    kernel = _C.make_plain_kernel("transpose_fp8", [], 256)
+    for _ in range(times):
+        kernel(grid, *map(describe, arguments))
+    return compiled
+
+
+def describe(argument):
+    """Return a tensor for ("in", device) and ("out", device), which the child cannot be sent as tensors."""
+    if not isinstance(argument, tuple):
+        return argument
+    name, device = argument
+    return matrix({"in": IN, "out": OUT}[name], 3, 16, 16, "float8_e4m3fn", device)
+
+
+@pytest.mark.parametrize("grid, expected", [(5, [5, 1, 1]), ((2, 3), [2, 3, 1]), ((1, 2, 3), [1, 2, 3])])
+def test_a_launch_passes_tensors_and_numbers(driver, grid, expected):
+    compiled, events = driver.call(launch, [b"plain a"], (*OPERANDS, 1 << 40, -1, 3, 16), grid, 2, devices=2)
+    first, second = select(events, "LaunchKernelEx")
+    assert first == second and compiled == [False]
+    assert first["transpose"] == [IN, OUT, 1 << 40, -1, 3, 16]
+    assert (first["grid"], first["block"], first["device"]) == (expected, [256, 1, 1], 0)
+    assert len(select(events, "LibraryLoadData")) == 1
+
+
+def test_a_kernel_is_loaded_once_on_each_gpu(driver):
+    _, events = driver.call(launch_on_two, devices=2)
+    assert [event["device"] for event in select(events, "LibraryLoadData")] == [0, 1]
+    assert [event["device"] for event in select(events, "LaunchKernelEx")] == [0, 1, 0]
+
+
+def launch_on_two():
+    build.get_cubin_for_source = lambda source, name, *, is_refused: types.SimpleNamespace(
+        cubin=b"plain b", kernel_name=name
+    )
+    kernel = _C.make_plain_kernel("transpose_fp8", [], 256)
+    for device in (0, 1, 0):
+        kernel(1, describe(("in", device)), describe(("out", device)), 16, 16, 3, 16)
+
+
+def test_a_refused_cubin_is_compiled_again(driver):
+    compiled, events = driver.call(launch, [b"old", b"new"], (*OPERANDS, 16, 16, 3, 16), 1, 1, load_errors="209,0")
+    assert compiled == [False, True] and len(select(events, "LaunchKernelEx")) == 1
+
+
+def test_a_cubin_that_is_refused_twice_is_an_error(driver):
+    with pytest.raises(LaunchError, match="kernel transpose_fp8 .*update the driver"):
+        driver.call(launch, [b"old", b"new"], (*OPERANDS, 16, 16, 3, 16), 1, 1, load_errors="209,209")
+
+
+@pytest.mark.parametrize(
+    "arguments, grid, error, message",
+    [
+        ((16, 16), 1, ArgumentError, "no tensor"),
+        ((*OPERANDS, 16), 1, ArgumentError, "3 arguments after the grid: it takes 6"),
+        ((*OPERANDS, 16, 16, 3, 16), 0, ArgumentError, "grid = 0"),
+        ((*OPERANDS, 16, 16, 3, 16), (1, 1, 1, 1), ArgumentError, "grid = "),
+        ((("in", 0), ("out", 1), 16, 16, 3, 16), 1, DeviceError, "not on the GPU of the launch"),
+        (("text", 16, 16, 3, 16), 1, ArgumentError, "must be a torch.Tensor"),
+        (tuple(range(40)), 1, ArgumentError, "at most 32"),
+    ],
+)
+def test_wrong_calls_launch_nothing(driver, arguments, grid, error, message):
+    with pytest.raises(error, match=message):
+        driver.call(launch, [b"plain c"], arguments, grid, 1, devices=2)
+
+
+@pytest.mark.parametrize("threads, shared_bytes", [(0, 0), (2048, 0), (32, 1 << 20)])
+def test_a_launch_that_no_gpu_runs_is_refused_at_once(threads, shared_bytes):
+    with pytest.raises(ArgumentError, match="1 to 1024 threads"):
+        _C.make_plain_kernel("transpose_fp8", [], threads, shared_bytes)
