@@ -51,11 +51,12 @@ bool is_text(const char* known, const char* given) {
 }
 
 void permute(Operand& operand, const DimOrder& order) {
-    if (!operand.is_present() || operand.view.rank != 3) return;
+    if (!operand.is_present() || order == kAsIs) return;
+    operand.order = &order;
+    if (operand.view.rank != int(order.size())) return;
     const TensorView seen = operand.view;
     for (size_t i = 0; i < order.size(); ++i)
         operand.view.shape[i] = seen.shape[order[i]], operand.view.strides[i] = seen.strides[order[i]];
-    operand.order = &order;
 }
 
 }  // namespace

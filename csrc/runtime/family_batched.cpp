@@ -14,8 +14,8 @@ namespace {
 using enum Extent;
 
 constexpr Shapes shapes_of(const Shape& scale_b, const Shape& d) {
-    return {Shape{3, {kNumGroups, kM, kK}}, {3, {kNumGroups, kM, kSteps}}, {3, {kNumGroups, kN, kK}}, scale_b, d, d,
-            {}};
+    return {
+        Shape{3, {kNumGroups, kM, kK}}, {3, {kNumGroups, kM, kSteps}}, {3, {kNumGroups, kN, kK}}, scale_b, d, d, {}};
 }
 
 constexpr Shape kStepsB{3, {kNumGroups, kN, kSteps}}, kBlocksB{3, {kNumGroups, kBlocksN, kSteps}};

@@ -10,14 +10,14 @@ namespace deep_gemm {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr int64_t kColumnsOfThread = 4;   // one load of 16 bytes
-constexpr int64_t kMaxCtasOfSm = 8;       // of 256 threads
+constexpr int64_t kColumnsOfThread = 4;  // one load of 16 bytes
+constexpr int64_t kMaxCtasOfSm = 8;      // of 256 threads
 constexpr int64_t kMaxGrid = INT32_MAX;
 
 // One kernel for each type of D, with C and without.
 PlainKernel& summing_kernel(bool is_fp32, bool has_c) {
-    static PlainKernel plain("sum_parts", {{"kFloatD", 0}, {"kHasC", 0}}), fp32("sum_parts", {{"kFloatD", 1}, {"kHasC", 0}}),
-        adding("sum_parts", {{"kFloatD", 1}, {"kHasC", 1}});
+    static PlainKernel plain("sum_parts", {{"kFloatD", 0}, {"kHasC", 0}}),
+        fp32("sum_parts", {{"kFloatD", 1}, {"kHasC", 0}}), adding("sum_parts", {{"kFloatD", 1}, {"kHasC", 1}});
     return has_c ? adding : is_fp32 ? fp32 : plain;
 }
 
@@ -53,8 +53,7 @@ void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, c
     summing.get(*kernel.gpu);  // before memory is taken: compiling may fail
     TensorView parts = parts_view(d, 0, geometry.num_parts, sizes);
     const int64_t row_bytes = parts.strides[1] * int64_t(sizeof(float));
-    const Reference memory =
-        empty_fp8(parts.shape[0] * sizes.m, row_bytes, d.ordinal, stream_handle(stream, d).get());
+    const Reference memory = empty_fp8(parts.shape[0] * sizes.m, row_bytes, d.ordinal, stream_handle(stream, d).get());
     parts.address = make_operand("parts", memory.get()).view.address;
     Call partial = call;
     partial.c = {}, partial.d.view = parts;

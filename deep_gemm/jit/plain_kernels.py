@@ -68,6 +68,20 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     "transpose_fp8": PlainRow(
         ("const deep_gemm::u8*", "deep_gemm::u8*", *["deep_gemm::i64"] * 2, *["deep_gemm::u32"] * 2), source=_TRANSPOSE
     ),
+    "sum_parts": PlainRow(
+        ("const float*", "const float*", "void*", *["deep_gemm::i64"] * 4, *["deep_gemm::u32"] * 3),
+        constants=("kFloatD", "kHasC"),
+    ),
+    "hc_prenorm": PlainRow(
+        (
+            "const deep_gemm::u16*", "const float*", "float*", "float*",
+            *["deep_gemm::i64"] * 5, *["deep_gemm::u32"] * 4,
+        ),
+        constants=("kColumnTiles",),
+    ),
+    "hc_prenorm_sum": PlainRow(
+        ("const float*", "const float*", "float*", "float*", "deep_gemm::i64", *["deep_gemm::u32"] * 3)
+    ),
 }
 
 
