@@ -33,6 +33,11 @@ def is_enabled(name: str, default: bool = False) -> bool:
     return default if not value else value.strip().lower() not in ("0", "false", "no", "off")
 
 
+def read_switch(name: str) -> bool | None:
+    """Return whether the switch `name` is on, or None where it is unset or empty."""
+    return is_enabled(name) if get_string(name) else None
+
+
 def home_dir() -> Path | None:
     """Return the user's home folder, or None where HOME is unset or not absolute."""
     home = os.environ.get("HOME", "")

@@ -1,7 +1,10 @@
-"""Typed errors of deep_gemm. Every message says value, rule and remedy, and is raised before any side effect."""
+"""Typed errors of deep_gemm. Every message says value, rule and remedy, and is raised before any side effect.
+
+Each derives from the built-in that it resembles, and all of them from RuntimeError, which callers of DeepGEMM catch.
+"""
 
 
-class DeepGemmError(Exception):
+class DeepGemmError(RuntimeError):
     """Base of every error that deep_gemm raises on purpose."""
 
 
@@ -25,7 +28,7 @@ class LayoutError(DeepGemmError, ValueError):
     """An operand whose strides, alignment or overlap the kernels cannot take."""
 
 
-class DeviceError(DeepGemmError, RuntimeError):
+class DeviceError(DeepGemmError):
     """A missing, unsupported or mixed device."""
 
 
@@ -33,7 +36,7 @@ class ArgumentError(DeepGemmError, TypeError):
     """An argument of the wrong type, or an option that this op does not have."""
 
 
-class CompileError(DeepGemmError, RuntimeError):
+class CompileError(DeepGemmError):
     """A kernel that could not be compiled.
 
     Attributes: `argv` (the compiler's command line), `status` (exit status; negative: a signal; None: it did not end by
@@ -53,7 +56,7 @@ class CompileError(DeepGemmError, RuntimeError):
         self.argv, self.status, self.log, self.source_path = tuple(argv), status, log, source_path
 
 
-class LaunchError(DeepGemmError, RuntimeError):
+class LaunchError(DeepGemmError):
     """The driver refused to load or launch a kernel."""
 
 

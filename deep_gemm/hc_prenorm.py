@@ -89,6 +89,12 @@ def _check(
             raise DtypeError(f"{name}.dtype = {tensor.dtype}: must be {dtype}; convert it.")
         if tensor.device != a.device:
             raise DeviceError(f"{name} is on {tensor.device} and a on {a.device}: must be the same; move it there.")
+    for name, output in (("d", d), ("sqr_sum", sqr_sum)):
+        if output.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{name}.requires_grad = True: it is written, and no graph is recorded; call this op under"
+                f" torch.no_grad(), or pass {name}.detach()."
+            )
     if num_splits is not None and num_splits < 1:
         raise ArgumentError(f"num_splits = {num_splits}: must be at least 1; pass None for one unsplit result.")
     shape = _check_shapes(a, b, d, sqr_sum, num_splits)

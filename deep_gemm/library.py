@@ -1,9 +1,13 @@
-"""The ops as `torch.ops.deep_gemm.*`: what a compiled or exported graph holds in place of a call.
+"""The ops as `torch.ops.deep_gemm_tuned.*`: what a compiled or exported graph holds in place of a call.
 
 They are flat forms of the public ops: an FP8 pair is two arguments (`a, scale_a`), and there is no `stream`, which a
 graph cannot hold. Each writes `d` and returns nothing; `c` may be `d` itself, as in the public op. `ks` and
 `expected_m` may be symbolic: a graph serves all of their values. The ops are registered through `torch.library.Library`
 because the wrapper that `torch.library.custom_op` puts around an op costs many times a launch.
+
+The namespace is our own, because other packages in the process may hold a DeepGEMM that registers `deep_gemm`. What is
+registered once stays for the life of the process, also where this package is loaded again: a second registration
+changes nothing.
 """
 
 from collections.abc import Callable
@@ -17,16 +21,39 @@ from deep_gemm.ops import FUNCTIONS, OPS, Op
 #: that TMA cannot read.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
-_LIBRARY = torch.library.Library("deep_gemm", "FRAGMENT")
+#: The namespace of the ops in torch.ops.
+NAMESPACE = "deep_gemm_tuned"
+
+
+def get_op(name: str) -> torch._ops.OpOverload:
+    """Return the op of the row `name`."""
+    return getattr(getattr(torch.ops, NAMESPACE), name).default
 
 
 def register_ops() -> None:
-    """Register every public op, with its checks as the fake implementation, for tensors of every device."""
+    """Register every public op that is not registered yet, for tensors of every device, with its checks as the fake
+    implementation.
+
+    Inputs that require grad are computed with, and no graph is recorded: nothing happens at the key of autograd.
+    """
+    library = _get_library()
     for op in OPS:
+        name = f"{NAMESPACE}::{op.name}"
+        if torch._C._dispatch_has_kernel(name):
+            continue
         run = _take_pairs(op) if op.is_fp8 else FUNCTIONS[op.name]
-        _LIBRARY.define(op.name + op.schema, tags=_TAGS)
-        _LIBRARY.impl(op.name, run, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"deep_gemm::{op.name}", _make_fake(op, run), lib=_LIBRARY)
+        library.define(op.name + op.schema, tags=_TAGS)
+        library.impl(op.name, run, "CompositeExplicitAutograd")
+        library.impl(op.name, torch.library.fallthrough_kernel, "Autograd")
+        torch.library.register_fake(name, _make_fake(op, run), lib=library)
+
+
+def _get_library() -> torch.library.Library:
+    """Return the one Library of the process. The namespace of torch holds it: dropping it would remove its ops."""
+    holder = vars(getattr(torch.ops, NAMESPACE))
+    if "_library" not in holder:
+        holder["_library"] = torch.library.Library(NAMESPACE, "FRAGMENT")
+    return holder["_library"]
 
 
 def _take_pairs(op: Op) -> Callable:

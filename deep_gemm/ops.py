@@ -83,7 +83,7 @@ class Op:
 
     @property
     def schema(self) -> str:
-        """The schema of `torch.ops.deep_gemm.<name>`, in which an FP8 pair is two tensors."""
+        """The schema of the op in deep_gemm.library, in which an FP8 pair is two tensors."""
         texts = []
         for parameter in self.parameters:
             if parameter.is_keyword_only and parameter.schema and "*" not in texts:
@@ -115,7 +115,7 @@ _PARAMETERS = {
         Parameter("recipe", "int[]? recipe=None", None),
         Parameter("compiled_dims", "str? compiled_dims=None", None),
         Parameter("disable_ue8m0_cast", "bool disable_ue8m0_cast=False", False),
-        Parameter("alpha", "float alpha=1.0", 1.0, check="number", is_keyword_only=True),
+        Parameter("alpha", "float alpha=1.0", 1.0, check="optional_number", is_keyword_only=True),
         Parameter("beta", "float beta=1.0", 1.0, check="number", is_keyword_only=True),
         Parameter("stream", "", None, check="absent", is_keyword_only=True),
     )

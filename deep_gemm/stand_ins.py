@@ -50,7 +50,7 @@ def _pass(parameter: Parameter, value: str) -> str:
 def _pass_to_node(op: Op, parameter: Parameter) -> str:
     if parameter.check == "operand" and op.is_fp8:
         return f"*{parameter.name}"
-    return _pass(parameter, f"float({parameter.name})" if parameter.check == "number" else parameter.name)
+    return _pass(parameter, _FORMS.get(parameter.check, "{}").format(parameter.name))
 
 
 def _accept_aliases(stand_in: Callable, aliases: dict[str, str]) -> Callable:
@@ -81,6 +81,10 @@ def _is_number(factor) -> bool:
     return isinstance(factor, (int, float))
 
 
+def _is_optional_number(factor) -> bool:
+    return factor is None or isinstance(factor, (int, float))
+
+
 def _is_integer(number) -> bool:
     return isinstance(number, (int, torch.SymInt))
 
@@ -104,6 +108,10 @@ def _is_absent(argument) -> bool:
 _CHECKS = {
     check.__name__: check
     for check in (
-        _is_tensor, _is_operand, _is_number, _is_integer, _is_optional_integer, _is_text, _is_sizes, _is_absent,
+        _is_tensor, _is_operand, _is_number, _is_optional_number, _is_integer, _is_optional_integer, _is_text,
+        _is_sizes, _is_absent,
     )
 }  # fmt: skip
+
+#: How the node takes arguments of some checks, where not as they are.
+_FORMS = {"number": "float({0})", "optional_number": "1.0 if {0} is None else float({0})"}

@@ -2,7 +2,7 @@
 
 Dynamo (`torch.compile`, strict `torch.export`) cannot trace a C function, and a Python function that it could trace
 would slow every eager call down. So each public op has a stand-in, registered with
-`torch.compiler.substitute_in_graph`: it puts `torch.ops.deep_gemm.*` into the graph, and eager calls never reach it.
+`torch.compiler.substitute_in_graph`: it puts an op of deep_gemm.library into the graph, and eager calls never reach it.
 Registering imports torch._dynamo, which takes seconds, so it waits until something else imports that. Tracers that run
 the program on fake tensors (`make_fx`, non-strict `torch.export`) reach the C functions, which then ask for
 `get_recorder`.
@@ -17,6 +17,7 @@ from types import ModuleType
 import torch
 
 from deep_gemm.errors import ArgumentError
+from deep_gemm.library import get_op
 from deep_gemm.ops import FUNCTIONS, OPS, Op
 from deep_gemm.stand_ins import make_stand_in
 
@@ -27,9 +28,13 @@ _RULE = (
 )
 
 
+_given: set[str] = set()
+
+
 def substitute_when_traced() -> None:
-    """Give Dynamo the stand-ins of the public ops, now or as soon as it is imported."""
-    finder = _DynamoFinder(list(OPS))
+    """Give Dynamo the stand-ins of the public ops, now or as soon as it is imported; each is given once."""
+    finder = _DynamoFinder([op for op in OPS if op.name not in _given])
+    _given.update(op.name for op in OPS)
     sys.meta_path.insert(0, finder)  # first: another thread may be about to import it
     if _DYNAMO in sys.modules:
         finder.finish()
@@ -47,7 +52,7 @@ def get_recorder(name: str) -> Callable:
     It raises ArgumentError for arguments that no graph can hold.
     """
     op = next(op for op in OPS if op.name == name)
-    return make_stand_in(op, _node(name), _refuse)
+    return make_stand_in(op, get_op(name), _refuse)
 
 
 class _DynamoFinder:
@@ -85,15 +90,11 @@ class _DynamoFinder:
                 op = self._pending.pop()  # atomic, should two threads meet here
                 function = FUNCTIONS[op.name]
                 leave = torch.compiler.disable(function, reason=_RULE)
-                torch.compiler.substitute_in_graph(function)(make_stand_in(op, _node(op.name), leave))
+                torch.compiler.substitute_in_graph(function)(make_stand_in(op, get_op(op.name), leave))
         except Exception as error:
             warnings.warn(
                 f"torch.compile will break graphs at the ops of deep_gemm: {error!r}", RuntimeWarning, stacklevel=2
             )
-
-
-def _node(name: str) -> torch._ops.OpOverload:
-    return getattr(torch.ops.deep_gemm, name).default
 
 
 def _refuse(*arguments: object, **options: object) -> None:

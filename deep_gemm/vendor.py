@@ -115,9 +115,10 @@ def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
             )
         if tensor.dim() != 2:
             raise ShapeError(f"{name}.ndim = {tensor.dim()}: must be a matrix; reshape it.")
-        if tensor.requires_grad and torch.is_grad_enabled():
+        if name == "d" and tensor.requires_grad and torch.is_grad_enabled():
             raise ArgumentError(
-                f"{name}: requires grad, but no graph is recorded; call under torch.no_grad() or detach it."
+                "d.requires_grad = True: it is written, and no graph is recorded; call this op under torch.no_grad(),"
+                " or pass d.detach()."
             )
         if tensor.device != tensors["d"].device:
             raise DeviceError(

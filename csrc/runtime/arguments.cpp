@@ -4,6 +4,7 @@
 #include <cmath>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/py_integers.hpp"
@@ -42,13 +43,16 @@ double to_double(const char* name, PyObject* object) {
 }
 
 using Triple = std::array<int64_t, 3>;
+using Pair = std::array<int64_t, 2>;
 
-// A tuple or list of three integers within 0..2^31 - 1, or nothing.
-std::optional<Triple> parse_triple(PyObject* object) {
-    if (!(PyTuple_Check(object) || PyList_Check(object)) || PySequence_Fast_GET_SIZE(object) != 3) return std::nullopt;
-    Triple values{};
-    for (int i = 0; i < 3; ++i) {
-        PyObject* item = PySequence_Fast_GET_ITEM(object, i);
+// A tuple or list of as many integers within 0..2^31 - 1, or nothing.
+template <size_t size>
+std::optional<std::array<int64_t, size>> parse_integers(PyObject* object) {
+    if (!(PyTuple_Check(object) || PyList_Check(object)) || PySequence_Fast_GET_SIZE(object) != Py_ssize_t(size))
+        return std::nullopt;
+    std::array<int64_t, size> values{};
+    for (size_t i = 0; i < size; ++i) {
+        PyObject* item = PySequence_Fast_GET_ITEM(object, Py_ssize_t(i));
         values[i] = is_integer(item) ? PyLong_AsLongLong(item) : -1;
         if (values[i] >= 0 && values[i] <= Problem::kMaxDim) continue;
         PyErr_Clear();  // a number outside 64 bits
@@ -106,6 +110,13 @@ void check_flag(const char* name, PyObject* object) {
         fail(std::string(name) + " = " + short_repr(object) + ": must be a bool; pass True or False.");
 }
 
+void check_not_used(const char* name, PyObject* object) {
+    constexpr int64_t kWidestTile = 256;  // of N, of any kernel: a limit from there on limits nothing
+    const bool is_limit = is_integer(object) && to_integer(object).value_or(0) >= kWidestTile;
+    if (object == Py_False || (is_limit && std::string_view(name) == "max_block_n")) return;
+    fail(std::string(name) + " = " + short_repr(object) + ": no kernel of SM90 takes it, it is SM100 only; pass None.");
+}
+
 uint8_t parse_compiled_dims_argument(PyObject* object) {
     if (!is_given(object)) return 0;
     if (!PyUnicode_Check(object))
@@ -138,15 +149,27 @@ bool parse_flag(const char* name, PyObject* object) {
 
 std::optional<Recipe> parse_recipe(PyObject* object) {
     if (!is_given(object)) return std::nullopt;
-    const auto recipe = parse_triple(object);
+    const auto recipe = parse_integers<3>(object);
     if (recipe == Triple{1, 128, 128}) return Recipe::k1d2d;
     if (recipe == Triple{1, 1, 128}) return Recipe::k1d1d;
     fail("recipe = " + short_repr(object) +
          ": must be (1, 128, 128) (A scaled 1x128, B 128x128), (1, 1, 128) (both 1x128) or None; pass one of them.");
 }
 
+std::optional<Recipe> parse_recipes(const RecipeArguments& recipes) {
+    if (!is_given(recipes.a) && !is_given(recipes.b)) return parse_recipe(recipes.both);
+    if (is_given(recipes.both)) fail("recipe and recipe_a, recipe_b: say the same; pass the one or the other two.");
+    for (const auto& [name, object] : {std::pair("recipe_a", recipes.a), std::pair("recipe_b", recipes.b)})
+        if (!is_given(object)) fail(std::string(name) + " = None: recipe_a and recipe_b go together; pass both.");
+    const auto a = parse_integers<2>(recipes.a), b = parse_integers<2>(recipes.b);
+    if (a == Pair{1, 128} && b == Pair{128, 128}) return Recipe::k1d2d;
+    if (a == Pair{1, 128} && b == Pair{1, 128}) return Recipe::k1d1d;
+    fail("recipe_a = " + short_repr(recipes.a) + ", recipe_b = " + short_repr(recipes.b) +
+         ": scales of SM90 are (1, 128) of A with (128, 128) or (1, 128) of B; others are SM100 only: pass these.");
+}
+
 HeadSplits parse_head_splits(PyObject* object) {
-    const auto splits = parse_triple(object);
+    const auto splits = parse_integers<3>(object);
     if (!splits || (*splits)[0] + (*splits)[2] == 0)
         fail("head_splits = " + short_repr(object) +
              ": must be three integers (left, mid, right) within 0..2^31 - 1 with left + right > 0; pass "

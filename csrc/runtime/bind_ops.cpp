@@ -53,7 +53,10 @@ void bind_limits(py::module_& m) {
         "set_num_sms", [](const py::object& num_sms) { set_num_sms(parse_num_sms(num_sms.ptr())); }, "num_sms"_a,
         "Let launches of this process use `num_sms` SMs; 0, or more than the device has, means all. Raises: "
         "ArgumentError.");
-    m.def("get_num_sms", &get_num_sms, "Return what set_num_sms set last; 0 means all SMs of the device.");
+    m.def(
+        "get_num_sms", &get_num_sms,
+        "Return the number of SMs in force: what set_num_sms set last, or else (also after set_num_sms(0)) the SMs of "
+        "the current GPU, for which it opens the driver; 0 where there is no GPU.");
     m.def(
         "set_mk_alignment_for_contiguous_layout",
         [](const py::object& alignment) { set_mk_alignment(parse_alignment(alignment)); }, "alignment"_a,
@@ -82,7 +85,7 @@ void bind_switches(py::module_& m) {
         "is_enabled"_a,
         "Limit selection to configs with which a row of D does not depend on m, bit for bit; overrides "
         "DG_BATCH_INVARIANT. Raises: ArgumentError.");
-    m.def("is_batch_invariant", &is_batch_invariant,
+    m.def("is_batch_invariant", py::overload_cast<>(&is_batch_invariant),
           "Return what set_batch_invariant set last, or else what DG_BATCH_INVARIANT says.");
 }
 

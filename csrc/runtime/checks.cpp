@@ -14,12 +14,14 @@ void check_devices(const Call& call) {
 }
 
 void check_input_dtypes(const Call& call) {
-    constexpr const char* kQuantise = "quantise it, e.g. with per_token_cast_to_fp8 or per_block_cast_to_fp8.";
+    constexpr const char* kQuantise =
+        "quantise it, e.g. with per_token_cast_to_fp8 or per_block_cast_to_fp8; FP4 is SM100 only.";
     for (const Operand* operand : {&call.a, &call.b})
         check_dtype(*operand, is_fp8(call.op) ? Dtype::kFloat8E4M3 : Dtype::kBfloat16,
                     is_fp8(call.op) ? kQuantise : "convert it with .bfloat16().");
     for (const Operand* scales : {&call.scale_a, &call.scale_b})
-        if (scales->is_present()) check_dtype(*scales, Dtype::kFloat32, "scales stay FP32 on SM90.");
+        if (scales->is_present())
+            check_dtype(*scales, Dtype::kFloat32, "scales stay FP32 on SM90; packed UE8M0 is SM100 only.");
     if (call.groups.is_present()) check_dtype(call.groups, Dtype::kInt32, "convert it with .int().");
 }
 

@@ -25,6 +25,8 @@ enum Role : uint8_t {
     kExpectedM,
     kHeadSplits,
     kRecipe,
+    kRecipeA,
+    kRecipeB,
     kCompiledDims,
     kDisableUe8m0Cast,
     kAlpha,
@@ -32,6 +34,10 @@ enum Role : uint8_t {
     kStream,
     kExpression,
     kUseVendor,
+    kEpilogue,
+    kEnableOverlap,
+    kMaxBlockN,
+    kSignal,
     kNumRoles
 };
 
@@ -51,13 +57,23 @@ constexpr NamedRole kRoles[] = {{"a", kA},
                                 {"expected_m", kExpectedM},
                                 {"head_splits", kHeadSplits},
                                 {"recipe", kRecipe},
+                                {"recipe_a", kRecipeA},
+                                {"recipe_b", kRecipeB},
                                 {"compiled_dims", kCompiledDims},
                                 {"disable_ue8m0_cast", kDisableUe8m0Cast},
                                 {"alpha", kAlpha},
                                 {"beta", kBeta},
                                 {"stream", kStream},
                                 {"expr", kExpression},
-                                {"use_cublaslt", kUseVendor}};
+                                {"use_cublaslt", kUseVendor},
+                                {"epilogue", kEpilogue},
+                                {"enable_overlap", kEnableOverlap},
+                                {"max_block_n", kMaxBlockN},
+                                {"signal", kSignal}};
+
+// Parameters of the API that say something only on other GPUs.
+constexpr NamedRole kElsewhere[] = {
+    {"epilogue", kEpilogue}, {"enable_overlap", kEnableOverlap}, {"max_block_n", kMaxBlockN}, {"signal", kSignal}};
 
 using Slots = std::array<PyObject*, kNumRoles>;  // borrowed; null: not given
 
@@ -134,9 +150,15 @@ void read_input(const char* name, PyObject* object, bool is_transposed, Operand&
     if (is_transposed) transpose(operand);
 }
 
+void check_elsewhere(const Slots& slots) {
+    for (const NamedRole& known : kElsewhere)
+        if (is_given(slots[known.role])) check_not_used(known.name, slots[known.role]);
+}
+
 void parse_options(const Slots& slots, Call& call) {
+    check_elsewhere(slots);
     check_flag("disable_ue8m0_cast", slots[kDisableUe8m0Cast]);
-    call.alpha = parse_factor("alpha", slots[kAlpha]);
+    if (is_given(slots[kAlpha])) call.alpha = parse_factor("alpha", slots[kAlpha]);
     call.beta = parse_factor("beta", slots[kBeta]);
     call.compiled_dims = parse_compiled_dims_argument(slots[kCompiledDims]);
     call.stream = slots[kStream];
@@ -152,7 +174,7 @@ void run_arranged(const Slots& slots, Call& call) {
 }
 
 void read_outputs(const PublicOp& op, const Slots& slots, Call& call) {
-    read_operand("d", slots[kD], call.d);
+    read_output("d", slots[kD], call.d);
     if (slots[kC] == slots[kD])
         call.c = {"c", slots[kC], call.d.view, false};  // D is not read twice
     else if (is_given(slots[kC]))
@@ -170,7 +192,7 @@ void run_bf16(const PublicOp& op, const Slots& slots, Call& call) {
 
 void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
     const Reference a = parse_pair("a", slots[kA]), b = parse_pair("b", slots[kB]);  // keep the tensors alive
-    const std::optional<Recipe> recipe = parse_recipe(slots[kRecipe]);
+    const std::optional<Recipe> recipe = parse_recipes({slots[kRecipe], slots[kRecipeA], slots[kRecipeB]});
     parse_options(slots, call);
     read_input("a", PyTuple_GET_ITEM(a.get(), 0), op.is_a_transposed, call.a);
     read_input("scale_a", PyTuple_GET_ITEM(a.get(), 1), op.is_a_transposed, call.scale_a);

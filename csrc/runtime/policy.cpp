@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 #include "core/problem.hpp"
 #include "core/python.hpp"
+#include "runtime/gpu.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -14,16 +15,31 @@ int num_sms_limit = 0;
 int mk_alignment = Problem::kDefaultAlignment;
 bool is_pdl_enabled = false;
 double tc_util_ratio = 1.0;
-std::optional<bool> batch_invariant;  // empty until it is set or first asked for
+std::optional<Invariance> batch_invariant;  // empty until it is set or first asked for
 
-bool read_environment(const char* name) {
-    const Reference is_enabled = import_attribute("deep_gemm.environment", "is_enabled");
-    return Reference::take(PyObject_CallFunction(is_enabled.get(), "s", name)).get() == Py_True;
+// As DG_BATCH_INVARIANT says, where it is set.
+Invariance read_invariance() {
+    const Reference read = import_attribute("deep_gemm.environment", "read_switch");
+    const Reference is_enabled = Reference::take(PyObject_CallFunction(read.get(), "s", "DG_BATCH_INVARIANT"));
+    if (is_enabled.get() == Py_None) return kDefaultInvariance;
+    return {is_enabled.get() == Py_True, is_enabled.get() == Py_True};
+}
+
+const Invariance& get_invariance() {
+    if (!batch_invariant) batch_invariant = read_invariance();
+    return *batch_invariant;
 }
 
 }  // namespace
 
-int get_num_sms() { return num_sms_limit; }
+int get_num_sms() {
+    if (num_sms_limit > 0) return num_sms_limit;
+    try {
+        return get_gpu(current_ordinal()).device.sm_count;
+    } catch (const Error&) {  // no driver, no GPU
+        return 0;
+    }
+}
 
 void set_num_sms(int num_sms) {
     if (num_sms < 0 || num_sms > Problem::kMaxSms)
@@ -59,11 +75,10 @@ void set_tc_util(double ratio) {
     tc_util_ratio = ratio > 1.0 ? ratio / 100.0 : ratio;
 }
 
-bool is_batch_invariant() {
-    if (!batch_invariant) batch_invariant = read_environment("DG_BATCH_INVARIANT");
-    return *batch_invariant;
-}
+bool is_batch_invariant() { return get_invariance().bf16 && get_invariance().fp8; }
 
-void set_batch_invariant(bool is_enabled) { batch_invariant = is_enabled; }
+bool is_batch_invariant(const OpKind& kind) { return kind.is_fp8 ? get_invariance().fp8 : get_invariance().bf16; }
+
+void set_batch_invariant(bool is_enabled) { batch_invariant = Invariance{is_enabled, is_enabled}; }
 
 }  // namespace deep_gemm

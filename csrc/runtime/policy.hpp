@@ -2,11 +2,20 @@
 // must be held.
 #pragma once
 
+#include "core/op_kind.hpp"
+
 namespace deep_gemm {
 
-// SMs that launches may use; 0 = all of the device. Throws Error(kArgument).
+// What callers get that ask for nothing.
+struct Invariance {
+    bool bf16, fp8;
+};
+inline constexpr Invariance kDefaultInvariance{.bf16 = false, .fp8 = false};
+
+// SMs that launches may use, as callers see it: the limit that was set last, or else the SMs of the current GPU; 0
+// where there is none.
 int get_num_sms();
-void set_num_sms(int num_sms);
+void set_num_sms(int num_sms);  // 0 = all of the device. Throws Error(kArgument).
 
 // The same for a device of `sm_count` SMs: 0 also where the limit is no smaller than that.
 int get_sm_limit(int sm_count);
@@ -24,9 +33,10 @@ void set_pdl(bool is_enabled);
 double get_tc_util();
 void set_tc_util(double ratio);
 
-// Whether selection is limited to configs with which a row of D does not depend on m. DG_BATCH_INVARIANT decides until
-// it is set.
+// Whether selection is limited to configs with which a row of D does not depend on m, for all op kinds or for this one.
+// DG_BATCH_INVARIANT decides until it is set; without it, kDefaultInvariance.
 bool is_batch_invariant();
+bool is_batch_invariant(const OpKind& kind);
 void set_batch_invariant(bool is_enabled);
 
 }  // namespace deep_gemm

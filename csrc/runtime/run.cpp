@@ -39,7 +39,7 @@ Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const
             .b_major = is_bf16 ? layouts.b : Major::kK,
             .scale_layout = layouts.scales,
             .group_layout = call.group_layout,
-            .batch_invariant = is_batch_invariant()};
+            .batch_invariant = is_batch_invariant(op_kind(call.op))};
 }
 
 Reference name_operands(const Call& call) {

@@ -52,12 +52,14 @@ bool is_grad_enabled(const TorchAccess& torch) {
     return is_true(Reference::take(PyObject_CallMethodNoArgs(torch.torch_module, torch.is_grad_enabled)).get());
 }
 
-// No graph is recorded, so a gradient would be lost in silence.
+// As torch does: to write a tensor whose gradient is asked for would make that gradient wrong in silence.
 void check_grad(const TorchAccess& torch, const char* name, PyObject* object) {
     const Reference requires_grad = Reference::take(PyObject_GetAttr(object, torch.requires_grad));
     if (is_true(requires_grad.get()) && is_grad_enabled(torch))
-        fail(name, ".requires_grad = True: this op records no graph; call it under torch.no_grad(), or pass " +
-                       std::string(name) + ".detach().");
+        fail(name,
+             ".requires_grad = True: it is written, and no graph is recorded; call this op under "
+             "torch.no_grad(), or pass " +
+                 std::string(name) + ".detach().");
 }
 
 Dtype dtype_of(const dlpack::Tensor& tensor) {
@@ -197,7 +199,6 @@ void read_operand(const char* name, PyObject* object, Operand& operand) {
     const TorchAccess& torch = torch_access();
     operand.name = name, operand.object = object;
     if (is_plain_tensor_type(torch, Py_TYPE(object))) {
-        check_grad(torch, name, object);
         read_plain(torch, name, object, operand.view);
         return check_not_negated(torch, name, object, operand.view);
     }
@@ -207,8 +208,13 @@ void read_operand(const char* name, PyObject* object, Operand& operand) {
     }
     if (!is_fake(torch, object)) fail_unreadable(torch, name, object);
     if (is_recording()) throw RecordedCall();
-    check_grad(torch, name, object);
     operand.view = read_by_attributes(object, true);
+}
+
+void read_output(const char* name, PyObject* object, Operand& operand) {
+    const TorchAccess& torch = torch_access();
+    read_operand(name, object, operand);
+    if (!operand.view.is_described) check_grad(torch, name, object);
 }
 
 void transpose(Operand& operand) {

@@ -64,8 +64,11 @@ struct RecordedCall : Error {
 };
 
 // Look at `object`. Throws RecordedCall, PythonError, and Error(kArgument): not a tensor, a wrapper tensor without
-// memory of its own, a sparse tensor, or one that requires grad while grad mode is on.
+// memory of its own, or a sparse tensor. One that requires grad is read like others: no graph is recorded.
 void read_operand(const char* name, PyObject* object, Operand& operand);  // `operand` is empty before
+
+// The same of a tensor that the call writes. Throws Error(kArgument) also: it requires grad while grad mode is on.
+void read_output(const char* name, PyObject* object, Operand& operand);
 inline Operand make_operand(const char* name, PyObject* object) {
     Operand operand;
     read_operand(name, object, operand);

@@ -202,10 +202,7 @@ def is_valid(call: Call) -> bool:
     tensors = call.operands
     if "invalid option" in call.changes or not all(isinstance(tensor, torch.Tensor) for tensor in tensors.values()):
         return False
-    if (
-        any(tensor.requires_grad for tensor in tensors.values())
-        or len({tensor.device for tensor in tensors.values()}) > 1
-    ):
+    if tensors["d"].requires_grad or len({tensor.device for tensor in tensors.values()}) > 1:
         return False
     if any(tensors[name].dtype not in dtypes or tensors[name].dim() != 2 for name, dtypes in DTYPES.items()):
         return False

@@ -3,7 +3,7 @@
 import torch
 
 from .calls import MISSING, Call
-from .memory import PITCH_BYTES, align, as_integers, make_operand, make_rows, make_shifted
+from .memory import PITCH_BYTES, align, as_integers, make_rows, make_shifted
 from .operands import GuardedOutput
 
 
@@ -130,11 +130,8 @@ def break_overlap(call: Call) -> None:
 
 
 def break_grad(call: Call) -> None:
-    """Pass an operand that requires a gradient."""
-    if call.case.variant.is_fp8:
-        call.scale_a = call.scale_a.clone().requires_grad_()
-    else:
-        call.a = make_operand(call.a, call.case.variant.a_major).requires_grad_()
+    """Let D require a gradient."""
+    call.d = call.d.detach().requires_grad_()
     call.expected = "error"
 
 

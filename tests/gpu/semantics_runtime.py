@@ -121,7 +121,9 @@ def run_num_sms(world: World, variant: Variant, shape: Shape) -> tuple[int, list
     try:
         for num_sms in (1, 2, 3, 66, world.device.sm_count - 1, world.device.sm_count, 0):
             deep_gemm.set_num_sms(num_sms)
-            checks.expect(deep_gemm.get_num_sms() == num_sms, f"num_sms = {num_sms}: not kept")
+            checks.expect(
+                deep_gemm.get_num_sms() == (num_sms or world.device.sm_count), f"num_sms = {num_sms}: not kept"
+            )
             bits = run_op(case, output)
             checks.expect(not int(count_wrong(case, output.values)), f"num_sms = {num_sms}: outside the bound")
             if 0 < num_sms < world.device.sm_count:

@@ -255,13 +255,14 @@ def test_tree_hash_needs_the_clone(monkeypatch, tmp_path):
     assert hashing.tree_hash() is None
 
 
-def test_tree_hash_changes_with_native_code_headers_and_generator(monkeypatch, tmp_path):
+def test_tree_hash_changes_with_native_code_headers_and_generators(monkeypatch, tmp_path):
     package = tmp_path / "deep_gemm"
     sources = [
         tmp_path / "csrc/core/a.cpp",
         tmp_path / "csrc/a.hpp",
         package / "include/deep_gemm/a.cuh",
         package / "jit/generator.py",
+        package / "jit/plain_kernels.py",
     ]
     for path in sources:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -273,7 +274,7 @@ def test_tree_hash_changes_with_native_code_headers_and_generator(monkeypatch, t
         path.write_text("2")
         hashes.append(hashing.tree_hash())
     (package / "jit/cache.py").write_text("not part of it")
-    assert len(set(hashes)) == 5 and hashing.tree_hash() == hashes[-1]
+    assert len(set(hashes)) == 6 and hashing.tree_hash() == hashes[-1]
 
 
 def test_package_has_its_headers():

@@ -39,7 +39,7 @@ def test_a_function_has_the_signature_of_its_row(op):
 def test_a_row_is_exported_under_its_names_and_registered(op):
     for name in (op.name, *op.other_names):
         assert getattr(deep_gemm, name) is FUNCTIONS[op.name] is EXPORTS[name] and name in deep_gemm.__all__
-    schema = getattr(torch.ops.deep_gemm, op.name).default._schema
+    schema = getattr(torch.ops.deep_gemm_tuned, op.name).default._schema
     in_graph = {parameter.name for parameter in op.parameters if parameter.schema}
     scales = {"scale_a", "scale_b"} if op.is_fp8 else set()
     assert {argument.name for argument in schema.arguments} == in_graph | scales
@@ -96,7 +96,9 @@ def test_the_table_of_the_documentation_names_every_op_once():
 
 def test_signatures_are_python():
     for op in OPS:
-        ast.parse(f"def {op.name}{op.signature}: pass")
+        (function,) = ast.parse(f"def {op.name}{op.signature}: pass").body
+        arguments = function.args
+        assert [one.arg for one in arguments.args + arguments.kwonlyargs] == [one.name for one in op.parameters]
 
 
 def test_a_row_makes_an_op():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -159,7 +160,7 @@ def test_an_exported_program_holds_the_op(is_strict):
     a, b = make_inputs("bf16_gemm_nt")
     rows = torch.export.Dim("rows", min=2)
     program = torch.export.export(Model(), (a, b), dynamic_shapes=({0: rows}, None), strict=is_strict)
-    assert torch.ops.deep_gemm.bf16_gemm_nt.default in [node.target for node in program.graph.nodes]
+    assert torch.ops.deep_gemm_tuned.bf16_gemm_nt.default in [node.target for node in program.graph.nodes]
     assert torch.equal(program.module()(a[:7], b), Model()(a[:7], b))
 
 
@@ -177,7 +178,7 @@ def test_recording_on_fake_tensors_holds_the_op(name):
     a, b = make_inputs(name)
     d, expected = make_matrices(dtypes=(BF16, BF16))
     graph = make_fx(program, tracing_mode="symbolic")(a, b, d)
-    assert [node.target for node in graph.graph.nodes].count(getattr(torch.ops.deep_gemm, name).default) == 1
+    assert [node.target for node in graph.graph.nodes].count(getattr(torch.ops.deep_gemm_tuned, name).default) == 1
     assert torch.equal(graph(a, b, d), program(a, b, expected)) and torch.equal(d, expected)
 
 
@@ -198,7 +199,7 @@ FP8_CHECKS = ("test_autograd_registration", "test_faketensor", "test_aot_dispatc
 def test_registrations_are_sound(name):
     a, b = make_inputs(name, 32, 144)  # the checks make everything contiguous
     d, c = torch.randn(2, 32, 144)
-    op = getattr(torch.ops.deep_gemm, name).default
+    op = getattr(torch.ops.deep_gemm_tuned, name).default
     if name.startswith("fp8"):
         torch.library.opcheck(op, (*a, *b, d, c, [1, 128, 128]), {"alpha": 0.5}, test_utils=FP8_CHECKS)
     else:
@@ -244,16 +245,32 @@ def test_wrong_input_says_what_the_eager_call_says(name, spoil, options, error, 
         torch.compile(lambda: getattr(deep_gemm, name)(*operands, **options), backend="eager")()
 
 
-def test_gradients_are_refused_only_where_they_would_be_lost():
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", ["bf16_gemm_nt", "fp8_gemm_nt", "cublaslt_gemm_nt"])
+def test_inputs_that_require_grad_are_computed_with_and_no_graph_is_recorded(name, backend):
+    a, b = make_inputs(name)
+    for operand in (*a[1:], *b[1:]) if isinstance(a, tuple) else (a, b):  # torch has no gradient of FP8
+        operand.requires_grad_()
+    d = torch.empty(M, N)
+
+    def program(a, b):
+        d = torch.empty(M, N)
+        getattr(deep_gemm, name)(a, b, d)
+        return d * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(deep_gemm, name)(a, b, d)
+        compiled = torch.compile(program, fullgraph=True, backend=backend)(a, b)
+    assert not d.requires_grad and not compiled.requires_grad and torch.equal(compiled, d * 2)
+
+
+def test_no_alpha_is_one():
     a, b = make_inputs("bf16_gemm_nt")
-    a.requires_grad_()
-
-    def program(d):
-        with torch.no_grad():
-            deep_gemm.bf16_gemm_nt(a, b, d)
-        return (d,)
-
-    check_compiled(program, dtypes=(FP32,))
+    d, expected = torch.empty(M, N), torch.empty(M, N)
+    deep_gemm.bf16_gemm_nt(a, b, expected)
+    torch.compile(lambda: deep_gemm.bf16_gemm_nt(a, b, d, alpha=None), fullgraph=True, backend="eager")()
+    assert torch.equal(d, expected)
 
 
 def test_eager_calls_are_the_builtins():
@@ -262,7 +279,7 @@ def test_eager_calls_are_the_builtins():
     assert all(getattr(deep_gemm, name).__module__ == "deep_gemm.vendor" for name in VENDORS)
     second_names = {"fp8_m_grouped_gemm_nt_masked", "bf16_m_grouped_gemm_nt_masked"}
     assert {*names, *VENDORS, *second_names} <= set(deep_gemm.__all__)
-    assert all(hasattr(torch.ops.deep_gemm, name) for name in (*names, *VENDORS)), "an op is not registered"
+    assert all(hasattr(torch.ops.deep_gemm_tuned, name) for name in (*names, *VENDORS)), "an op is not registered"
 
 
 DYNAMO_LAST = """
@@ -289,9 +306,13 @@ def test_dynamo_is_imported_by_somebody_else():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_torch_that_refuses_is_only_a_warning():
+def test_a_torch_that_refuses_is_only_a_warning(monkeypatch):
     """Here Dynamo is imported, so it is told at once; it takes no op twice."""
     finders = list(sys.meta_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tracing.substitute_when_traced()  # every op is given already
+    monkeypatch.setattr(tracing, "_given", set())
     with pytest.warns(RuntimeWarning, match="torch.compile will break graphs at the ops of deep_gemm"):
         tracing.substitute_when_traced()
     assert sys.meta_path == finders

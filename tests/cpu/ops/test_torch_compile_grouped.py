@@ -32,7 +32,7 @@ def op_of(name: str):
 
 
 def node_of(name: str):
-    return getattr(torch.ops.deep_gemm, name).default
+    return getattr(torch.ops.deep_gemm_tuned, name).default
 
 
 def hints_of(name: str) -> tuple:

@@ -181,7 +181,6 @@ def sum_in(kind):
             "device": d.to("meta"),
             "overlap": memory[1 : M + 1],
             "pitch": memory.view(-1)[: M * N].as_strided((M, N), (N + 4, 1)),
-            "grad": torch.zeros(M, N, requires_grad=True),
             "number": 1.0,
         }[kind],
     )
@@ -198,7 +197,6 @@ WRONG_SUMS = {
         r"d overlaps c in memory: they must be the same tensor or separate; pass another tensor as c",
     ),
     "pitch": (LayoutError, r"d overlaps c in memory"),
-    "grad": (ArgumentError, r"c.requires_grad = True"),
     "number": (ArgumentError, r"c = an object of type float: must be a torch.Tensor"),
 }
 

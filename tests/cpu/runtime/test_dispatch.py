@@ -240,3 +240,18 @@ def test_grouped_problems_are_recorded_as_they_are(monkeypatch, tmp_path):
     for problem in problems:
         plan._record(problem)
     assert [_C.Problem.from_json(line) for line in path.read_text().splitlines()] == problems
+
+
+def read_num_sms():
+    """Return get_num_sms() by default, under a limit, after the limit is lifted, and after it is set to what it was."""
+    found = [_C.get_num_sms()]
+    for num_sms in (20, 0, found[0]):
+        _C.set_num_sms(num_sms)
+        found.append(_C.get_num_sms())
+    _C.set_num_sms(0)
+    return found
+
+
+def test_num_sms_are_those_of_the_gpu_by_default(driver):
+    """Callers divide by the number, and set it back to what they found."""
+    assert driver.call(read_num_sms, sms=132)[0] == [132, 20, 132, 132]

@@ -337,9 +337,9 @@ WRONG = {
     ),
     "requires grad": (
         K_TN,
-        {"scale_a": torch.ones(STEPS, M, requires_grad=True)},
+        {"d": torch.ones(G, M, N, requires_grad=True)},
         ArgumentError,
-        r"scale_a.requires_grad = True: this op records no graph",
+        r"d.requires_grad = True: it is written, and no graph is recorded",
     ),
     "no pair": (
         MASKED,
