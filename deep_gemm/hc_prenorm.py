@@ -77,9 +77,7 @@ def check_operands(
     _check(a, b, d, sqr_sum, num_splits)
 
 
-def _check(
-    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None
-) -> _Shape:
+def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None) -> _Shape:
     for name, tensor, dtype in (
         ("a", a, torch.bfloat16), ("b", b, torch.float32), ("d", d, torch.float32), ("sqr_sum", sqr_sum, torch.float32),
     ):  # fmt: skip
@@ -124,7 +122,7 @@ def _check_layouts(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: t
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise LayoutError(f"{name}.stride(-1) = {tensor.stride(-1)}: must be 1; pass {name}.contiguous().")
     for name, tensor in (("a", a), ("b", b)):
-        pitch = tensor.stride(0) * tensor.element_size() if tensor.shape[0] > 1 else 0
+        pitch = tensor.stride(0) * tensor.element_size() if tensor.shape[0] > 1 and tensor.shape[1] > 0 else 0
         address = 0 if tensor.is_meta or not tensor.is_cuda else tensor.data_ptr()
         if pitch % 16 or address % 16:
             raise LayoutError(

@@ -204,7 +204,8 @@ _EINSUM = _Template(
         with a float32 d only.
 {_EXPRESSION}    use_cublaslt: let torch call the vendor's library instead; a sum over b then copies A and B first.
 """,
-    sizes="""\
+    sizes="""
+
 These are the shapes of 'bhr,hdr->bhd'. The others are
     'bhd,hdr->bhr'   A [b, h, d], B [h, d, r], D [b, h, r]
     'bmk,bnk->mn'    A [b, m, k], B [b, n, k], D [m, n]: sums over b and k
@@ -225,7 +226,8 @@ _FP8_EINSUM = replace(
     recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has a number for
         each row of B, not for 128: [h, d, ceil(r / 128)].
 """,
-    sizes="""\
+    sizes="""
+
 These are the shapes of 'bhr,hdr->bhd'. Scales cover 128 of the dimension that is summed up, wherever it lies. The other
 expressions, with the scales of (1, 128, 128) and then those of B for (1, 1, 128), are
     'bhd,hdr->bhr'   A [b, h, d], [b, h, ceil(d / 128)]; B [h, d, r], [h, ceil(d / 128), ceil(r / 128)] or

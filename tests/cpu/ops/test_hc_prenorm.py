@@ -80,7 +80,9 @@ def test_launches(monkeypatch):
         return lambda *arguments: calls.append((column_tiles, arguments[0], arguments[10:]))
 
     monkeypatch.setattr(hc_prenorm, "_get_kernel", get_kernel)
-    monkeypatch.setattr(hc_prenorm, "_get_sum_kernel", lambda: lambda *arguments: calls.append(("sum", *arguments[-3:])))
+    monkeypatch.setattr(
+        hc_prenorm, "_get_sum_kernel", lambda: lambda *arguments: calls.append(("sum", *arguments[-3:]))
+    )
     monkeypatch.setattr(hc_prenorm, "_count_parts", lambda shape, device: 5)
     a, b = make()
     shape = hc_prenorm._Shape(M, N, K, 1)
