@@ -10,6 +10,7 @@ from deep_gemm._C import (
     Device,
     Problem,
     get_candidates,
+    get_compile_mode,
     get_device,
     get_num_sms,
     get_pdl,
@@ -17,6 +18,7 @@ from deep_gemm._C import (
     is_batch_invariant,
     is_legal,
     set_batch_invariant,
+    set_compile_mode,
     set_num_sms,
     set_pdl,
     set_tc_util,
@@ -40,6 +42,7 @@ from deep_gemm.quantize import (
     per_token_cast_to_fp8,
 )
 from deep_gemm.selection import get_analytic_config, get_best_config
+from deep_gemm.warm_up import warmup
 
 __all__ = [
     "Config",
@@ -50,6 +53,7 @@ __all__ = [
     "get_analytic_config",
     "get_best_config",
     "get_candidates",
+    "get_compile_mode",
     "get_device",
     "get_k_alignment_for_contiguous_layout",
     "get_m_alignment_for_contiguous_layout",
@@ -66,6 +70,7 @@ __all__ = [
     "per_custom_dims_cast_to_fp8",
     "per_token_cast_to_fp8",
     "set_batch_invariant",
+    "set_compile_mode",
     "set_mk_alignment_for_contiguous_layout",
     "set_num_sms",
     "set_pdl",
@@ -73,6 +78,7 @@ __all__ = [
     "testing",
     "transform_sf_into_required_layout",
     "utils",
+    "warmup",
 ]
 
 # The public ops, under all of their names.

@@ -13,6 +13,7 @@
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/plain_kernel.hpp"
+#include "runtime/transpose.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -56,6 +57,20 @@ void bind_dispatch(py::module_& m) {
         "problems"_a, "rounds"_a,
         "Return the mean time in seconds in which the table answers a problem of CUDA device 0 that it has seen. "
         "Clears the table first. Raises: the errors of planning.");
+    m.def(
+        "plan_ahead",
+        [](const Problem& problem, const py::object& ordinal) {
+            get_dispatch_entry(get_supported_gpu(parse_ordinal(ordinal.ptr())), problem);
+        },
+        "problem"_a, "ordinal"_a = py::none(),
+        "Plan `problem` and load its kernel on CUDA ordinal `ordinal` (None: the current one) as a call of it would. "
+        "Raises: the errors of planning.");
+    m.def(
+        "load_transpose_kernel",
+        [](const py::object& ordinal) { load_transpose_kernel(get_supported_gpu(parse_ordinal(ordinal.ptr()))); },
+        "ordinal"_a = py::none(),
+        "Load the pass that makes FP8 operands K-major on CUDA ordinal `ordinal` (None: the current one). Raises: "
+        "the errors of planning.");
     m.def("dispatch_stats", &stats_dict, "Return size, capacity, hits, misses and clears of the dispatch table.");
     m.def(
         "launch_geometry",

@@ -57,8 +57,8 @@ struct PlainShape {
     unsigned shared_bytes = 0;  // dynamic, at most 48 KiB
 };
 
-// Launch on `stream`. `arguments`: the addresses of the entry's arguments, as many as it has. Releases the GIL while
-// the driver enqueues. Throws Error(kLaunch), and what PlainKernel::get throws.
+// Launch on `stream`; in compile mode only load. `arguments`: the addresses of the entry's arguments, as many as it
+// has. Releases the GIL while the driver enqueues. Throws Error(kLaunch), and what PlainKernel::get throws.
 void launch_plain(PlainKernel& kernel, const Gpu& gpu, const PlainShape& shape, void** arguments, void* stream);
 
 // Make the builtin of _C.make_plain_kernel (bind_runtime.cpp says how it is called); it lives for the rest of the

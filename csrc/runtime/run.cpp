@@ -118,14 +118,24 @@ void launch_complete(Call& call, const LoadedKernel& kernel, const LaunchGeometr
     launch(kernel, geometry, call, sizes, map_slots, stream);
 }
 
+// What launch_complete would need, without running it.
+void load_passes(const Gpu& gpu, const Call& call, const Layouts& layouts) {
+    if (is_fp8(call.op) && (layouts.a == Major::kMn || layouts.b == Major::kMn)) load_transpose_kernel(gpu);
+    if (op_kind(call.op).is_summed()) load_summing_kernel(gpu, call);
+}
+
 void run_on_gpu(Call& call, const Sizes& sizes, const Layouts& layouts) {
     const TensorView& d = call.d.view;
     const Gpu& gpu = get_supported_gpu(d.ordinal);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
-    if (sizes.k == 0) return run_without_k(gpu, call, stream);
-    if (call.use_vendor) return run_vendor(call.op, name_operands(call).get(), stream_handle(stream, d).get());
+    const bool is_run = !get_compile_mode();
+    if (sizes.k == 0) return is_run ? run_without_k(gpu, call, stream) : void();
+    if (call.use_vendor)
+        return is_run ? run_vendor(call.op, name_operands(call).get(), stream_handle(stream, d).get()) : void();
     const Problem problem = make_problem(gpu, call, sizes, layouts);
     const DispatchEntry entry = get_dispatch_entry(gpu, problem);
+    if (!is_run) [[unlikely]]
+        return load_passes(gpu, call, layouts);
     launch_complete(call, *entry.kernel, entry.geometry, sizes, layouts, problem.num_sms, stream);
 }
 
@@ -147,7 +157,7 @@ void run(Call& call) {
     const DeviceKind kind = call.d.view.device_kind;
     if (kind != DeviceKind::kCuda) check_stream(call.stream);
     if (sizes.is_empty() || kind == DeviceKind::kMeta) return;
-    if (kind == DeviceKind::kCpu) return run_on_cpu(call, sizes);
+    if (kind == DeviceKind::kCpu) return get_compile_mode() ? void() : run_on_cpu(call, sizes);
     run_on_gpu(call, sizes, layouts);
 }
 

@@ -15,10 +15,11 @@ constexpr int64_t kMaxCtasOfSm = 8;      // of 256 threads
 constexpr int64_t kMaxGrid = INT32_MAX;
 
 // One kernel for each type of D, with C and without.
-PlainKernel& summing_kernel(bool is_fp32, bool has_c) {
+PlainKernel& summing_kernel(const Call& call) {
     static PlainKernel plain("sum_parts", {{"kFloatD", 0}, {"kHasC", 0}}),
         fp32("sum_parts", {{"kFloatD", 1}, {"kHasC", 0}}), adding("sum_parts", {{"kFloatD", 1}, {"kHasC", 1}});
-    return has_c ? adding : is_fp32 ? fp32 : plain;
+    if (call.c.is_present()) return adding;
+    return call.d.view.dtype == Dtype::kFloat32 ? fp32 : plain;
 }
 
 // FP32 [num_parts, m, n] at `address`, its rows a multiple of 16 bytes apart.
@@ -47,9 +48,9 @@ void add_parts(PlainKernel& kernel, const Gpu& gpu, const TensorView& parts, con
 void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Call& call, const Sizes& sizes,
                    int num_sms, void* stream) {
     const TensorView& d = call.d.view;
-    const bool is_fp32 = d.dtype == Dtype::kFloat32, has_c = call.c.is_present();
-    if (geometry.num_parts == 1 && is_fp32 && !has_c) return launch(kernel, geometry, call, sizes, 0, stream);
-    PlainKernel& summing = summing_kernel(is_fp32, has_c);
+    if (geometry.num_parts == 1 && d.dtype == Dtype::kFloat32 && !call.c.is_present())
+        return launch(kernel, geometry, call, sizes, 0, stream);
+    PlainKernel& summing = summing_kernel(call);
     summing.get(*kernel.gpu);  // before memory is taken: compiling may fail
     TensorView parts = parts_view(d, 0, geometry.num_parts, sizes);
     const int64_t row_bytes = parts.strides[1] * int64_t(sizeof(float));
@@ -60,5 +61,7 @@ void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, c
     launch(kernel, geometry, partial, sizes, 0, stream);
     add_parts(summing, *kernel.gpu, parts, call, num_sms, stream);
 }
+
+void load_summing_kernel(const Gpu& gpu, const Call& call) { summing_kernel(call).get(gpu); }
 
 }  // namespace deep_gemm

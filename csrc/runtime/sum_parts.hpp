@@ -12,4 +12,7 @@ namespace deep_gemm {
 void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Call& call, const Sizes& sizes,
                    int num_sms, void* stream);
 
+// Compile and load the second one for such a call.
+void load_summing_kernel(const Gpu& gpu, const Call& call);
+
 }  // namespace deep_gemm

@@ -13,6 +13,7 @@ instead, and shapes {"name": str, "m": int, "n": int}. A shape's own "sizes" rep
     contiguous   m = num_groups * mean_m, rounded up to the alignment
     masked       m = "max_m" of the group (default 4096); expected_m = _C.round_expected_m(mean_m, m)
     groups of K  k = num_groups * mean_k
+    batched and summed products  m = mean_m, of each
 
 A user's shape file may have this form, too. It may also hold {"problems": [{"m": int, "n": int, "k": int, ...}]} with
 any other field of a problem, or lines of JSON with one problem each, as DG_RECORD_SHAPES writes them.
@@ -28,7 +29,9 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
-from tuner.problems.fields import CONTIGUOUS, K_GROUPED, MAJORS, MASKED, OPS, get_weight_shape, get_work
+from tuner.problems.fields import (
+    BATCHED, CONTIGUOUS, K_GROUPED, MAJORS, MASKED, OPS, SUMMED, get_weight_shape, get_work,
+)  # fmt: skip
 
 PRESET_DIR = Path(__file__).parents[1] / "presets"
 #: The model of a shape that is in no preset.
@@ -126,6 +129,8 @@ def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
                 CONTIGUOUS: {"m": -(-total // alignment) * alignment},
                 MASKED: {"m": (room := group.get("max_m", MAX_M)), "expected_m": _C.round_expected_m(mean, room)},
                 K_GROUPED: {"k": total},
+                BATCHED: {"m": mean},
+                SUMMED: {"m": mean},
             }
             found.append({"num_groups": entry["num_groups"]} | sizes[OP_KINDS[op].grouping])
     return found

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tuner.learn.evaluation import Evaluation, Statistics, Table
 from tuner.learn.record import Record
 from tuner.learn.validate import METHODS, SPLITS
-from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of
+from tuner.problems.fields import BATCHED, CONTIGUOUS, DENSE, K_GROUPED, MASKED, SUMMED, grouping_of
 from tuner.ship import gates
 
 HEADINGS = (
@@ -140,6 +140,8 @@ def describe_sizes(op: str) -> str:
         CONTIGUOUS: " (of one group on average)",
         MASKED: " (the rows expected in a group)",
         K_GROUPED: " (of groups of K: m and n of D, and the K of one group on average)",
+        BATCHED: " (of each product)",
+        SUMMED: " (of each product)",
     }[grouping_of(op)]
 
 
