@@ -74,8 +74,12 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     ),
     "hc_prenorm": PlainRow(
         (
-            "const deep_gemm::u16*", "const float*", "float*", "float*",
-            *["deep_gemm::i64"] * 5, *["deep_gemm::u32"] * 4,
+            "const deep_gemm::u16*",
+            "const float*",
+            "float*",
+            "float*",
+            *["deep_gemm::i64"] * 5,
+            *["deep_gemm::u32"] * 4,
         ),
         constants=("kColumnTiles",),
     ),

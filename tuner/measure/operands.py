@@ -55,9 +55,9 @@ class BufferSet(NamedTuple):
     """One set, as _C.Kernel.launch takes it. For M x N x K and G groups:
 
     a [M,K], of masked groups, batches and sums [G,M,K]; b [N,K], of these and of groups of rows [G,N,K]; d [M,N], of
-    masked groups, batches and groups of K [G,M,N]; c as d (None without one, D itself where D accumulates); scales (None for BF16) as their operands, along K
-    one per 128; blocks of groups of K: a and b 1-D, [M,K_g] or [N,K_g] one after the other. groups: I32 as
-    workload.make_group_tensor makes it, None for dense problems.
+    masked groups, batches and groups of K [G,M,N]; c as d (None without one, D itself where D accumulates); scales
+    (None for BF16) as their operands, along K one per 128; blocks of groups of K: a and b 1-D, [M,K_g] or [N,K_g] one
+    after the other. groups: I32 as workload.make_group_tensor makes it, None where no operand says what a group has.
     """
 
     a: torch.Tensor

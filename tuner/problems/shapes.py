@@ -30,8 +30,16 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
 from tuner.problems.fields import (
-    BATCHED, CONTIGUOUS, K_GROUPED, MAJORS, MASKED, OPS, SUMMED, get_weight_shape, get_work,
-)  # fmt: skip
+    BATCHED,
+    CONTIGUOUS,
+    K_GROUPED,
+    MAJORS,
+    MASKED,
+    OPS,
+    SUMMED,
+    get_weight_shape,
+    get_work,
+)
 
 PRESET_DIR = Path(__file__).parents[1] / "presets"
 #: The model of a shape that is in no preset.
