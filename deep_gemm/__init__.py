@@ -40,6 +40,7 @@ from deep_gemm.quantize import (
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
     per_token_cast_to_fp8,
+    swiglu_per_token_cast_to_fp8,
 )
 from deep_gemm.selection import get_analytic_config, get_best_config
 from deep_gemm.warm_up import warmup
@@ -75,6 +76,7 @@ __all__ = [
     "set_num_sms",
     "set_pdl",
     "set_tc_util",
+    "swiglu_per_token_cast_to_fp8",
     "testing",
     "transform_sf_into_required_layout",
     "utils",

@@ -6,7 +6,7 @@ padded to 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
 
 import torch
 
-from deep_gemm import _C
+from deep_gemm import _C, cast_kernels
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.quantize import align, ceil_div
 
@@ -43,7 +43,8 @@ def get_mn_major_tma_aligned_tensor(sf, dtype: torch.dtype | None = None, device
     _check_rank(sf.shape)
     if _is_mn_major(sf):
         return sf
-    return _make_mn_major(tuple(sf.shape), sf.dtype, sf.device).copy_(sf)
+    made = cast_kernels.lay_out_scales(sf) if sf.is_cuda else None
+    return _make_mn_major(tuple(sf.shape), sf.dtype, sf.device).copy_(sf) if made is None else made
 
 
 def transform_sf_into_required_layout(

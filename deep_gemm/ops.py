@@ -117,6 +117,15 @@ _PARAMETERS = {
         Parameter("disable_ue8m0_cast", "bool disable_ue8m0_cast=False", False),
         Parameter("alpha", "float alpha=1.0", 1.0, check="optional_number", is_keyword_only=True),
         Parameter("beta", "float beta=1.0", 1.0, check="number", is_keyword_only=True),
+        Parameter("use_psum_layout", "bool use_psum_layout=False", False, check="flag", is_keyword_only=True),
+        Parameter("ensure_zero_padding", "bool ensure_zero_padding=False", False, check="flag", is_keyword_only=True),
+        Parameter(
+            "expected_m_for_psum_layout",
+            "SymInt? expected_m_for_psum_layout=None",
+            None,
+            check="hint",
+            is_keyword_only=True,
+        ),
         Parameter("stream", "", None, check="absent", is_keyword_only=True),
     )
 }
@@ -133,17 +142,18 @@ _DENSE = {
     "fp8": _take(f"a b d c {_FP8_OPTIONS} alpha beta stream"),
     "bf16": _take("a b d c compiled_dims alpha beta stream"),
 }
+_PSUM = "use_psum_layout ensure_zero_padding expected_m_for_psum_layout"
 _CONTIGUOUS = {
-    "fp8": _take(f"a b d m_indices {_FP8_OPTIONS} stream"),
-    "bf16": _take("a b d m_indices compiled_dims stream"),
+    "fp8": _take(f"a b d m_indices {_FP8_OPTIONS} {_PSUM} stream"),
+    "bf16": _take(f"a b d m_indices compiled_dims {_PSUM} stream"),
 }
 _MASKED = {
     "fp8": _take(f"a b d masked_m expected_m {_FP8_OPTIONS} stream"),
     "bf16": _take("a b d masked_m expected_m compiled_dims stream"),
 }
 _K_GROUPED = {
-    "fp8": _take("a b d ks ks_tensor c recipe compiled_dims stream", recipe=(1, 1, 128)),
-    "bf16": _take("a b d ks ks_tensor c compiled_dims stream"),
+    "fp8": _take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout stream", recipe=(1, 1, 128)),
+    "bf16": _take("a b d ks ks_tensor c compiled_dims use_psum_layout stream"),
 }
 
 
@@ -248,7 +258,7 @@ EXPORTS = {name: FUNCTIONS[op.name] for op in OPS for name in (op.name, *op.othe
 
 
 #: Parameters that are no operands: how, not what.
-_OPTIONS = frozenset((*_FP8_OPTIONS.split(), "alpha", "beta", "stream", "use_cublaslt"))
+_OPTIONS = frozenset((*_FP8_OPTIONS.split(), *_PSUM.split()[1:], "alpha", "beta", "stream", "use_cublaslt"))
 
 
 def make_table() -> list[str]:

@@ -16,6 +16,7 @@ from deep_gemm.quantize import (
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
     per_token_cast_to_fp8,
+    swiglu_per_token_cast_to_fp8,
 )
 
 __all__ = [
@@ -31,5 +32,6 @@ __all__ = [
     "per_custom_dims_cast_to_fp8",
     "per_token_cast_to_fp8",
     "set_mk_alignment_for_contiguous_layout",
+    "swiglu_per_token_cast_to_fp8",
     "transform_sf_into_required_layout",
 ]

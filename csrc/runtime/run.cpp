@@ -97,7 +97,7 @@ void fill_in_groups(Call& call, void* stream, CallMemory& memory) {
     call.groups = make_operand("ks_tensor", memory.groups.get());
 }
 
-// The address of room for the tensor maps of blocks.
+// The address of room for the tensor maps of groups.
 uint64_t make_map_slots(const Call& call, const LoadedKernel& kernel, const LaunchGeometry& geometry, void* stream,
                         CallMemory& memory) {
     const TensorView& d = call.d.view;
@@ -111,7 +111,7 @@ void launch_complete(Call& call, const LoadedKernel& kernel, const LaunchGeometr
     CallMemory memory;
     uint64_t map_slots = 0;
     if (call.ks && !call.groups.is_present()) fill_in_groups(call, stream, memory);
-    if (call.has_blocks()) map_slots = make_map_slots(call, kernel, geometry, stream, memory);
+    if (call.needs_group_maps()) map_slots = make_map_slots(call, kernel, geometry, stream, memory);
     const bool needs_copies = layouts.a == Major::kMn || layouts.b == Major::kMn;
     if (needs_copies && is_fp8(call.op)) copy_to_k_major(*kernel.gpu, call, layouts, num_sms, stream, memory);
     if (op_kind(call.op).is_summed()) return launch_summed(kernel, geometry, call, sizes, num_sms, stream);
