@@ -207,6 +207,65 @@ m = 0, n = 0 or num_groups = 0: nothing happens. A group whose K is 0 has d = c,
 """,
 )
 
+_EXPRESSION = """\
+    expr: what is multiplied and added up: one of the expressions below, with or without spaces.
+"""
+_EINSUM = _Template(
+    purpose="batched products, and sums of products, by an expression",
+    shapes=("b, h, r", "b, h, ceil(r / 128)", "h, d, r", "h, ceil(d / 128), ceil(r / 128)", "b, h, d"),
+    formula="d = einsum(expr, A, B) + c",
+    summary="Compute {formula} from {operands} operands, on the current stream.",
+    arguments=f"""\
+    d: bfloat16 or float32 [b, h, d], written. It shares no memory with A, B and their scales.
+    c: as d, rows contiguous, or None. It may be d itself; otherwise it shares no memory with d. A sum over b takes one
+        with a float32 d only.
+{_EXPRESSION}    use_cublaslt: let torch call the vendor's library instead; a sum over b then copies A and B first.
+""",
+    sizes="""
+
+These are the shapes of 'bhr,hdr->bhd'. The others are
+    'bhd,hdr->bhr'   A [b, h, d], B [h, d, r], D [b, h, r]
+    'bmk,bnk->mn'    A [b, m, k], B [b, n, k], D [m, n]: sums over b and k
+Sums over b are cut into parts that are added up in a fixed order: repeated calls give the same bits.
+
+A dimension of 0: nothing happens, but d = c, or 0, where there is nothing to add up.
+""",
+)
+
+_FP8_EINSUM = replace(
+    _EINSUM,
+    purpose="batched products of FP8 operands by an expression",
+    arguments=f"""\
+    d: bfloat16 or float32 [b, h, d], written. It shares no memory with A, B and their scales.
+    c: as d, rows contiguous, or None. It may be d itself; otherwise it shares no memory with d.
+{_EXPRESSION}""",
+    recipe="""\
+    recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has a number for
+        each row of B, not for 128: [h, d, ceil(r / 128)].
+""",
+    sizes="""
+
+These are the shapes of 'bhr,hdr->bhd'. Scales cover 128 of the dimension that is summed up, wherever it lies. The other
+expressions, with the scales of (1, 128, 128) and then those of B for (1, 1, 128), are
+    'bhd,hdr->bhr'   A [b, h, d], [b, h, ceil(d / 128)]; B [h, d, r], [h, ceil(d / 128), ceil(r / 128)] or
+                     [h, ceil(d / 128), r]; D [b, h, r]
+    'bhd,bhr->hdr'   A [b, h, d], [ceil(b / 128), h, d]; B [b, h, r], [ceil(b / 128), h, ceil(r / 128)] or
+                     [ceil(b / 128), h, r]; D [h, d, r]
+
+A dimension of 0: nothing happens, but d = c, or 0, where there is nothing to add up.
+""",
+    scaling="""\
+Each element of A and B is multiplied by its scale. The product of every 128 of K is added up in FP32, and the result is
+rounded once.
+""",
+    copies="""
+The kernels read FP8 along the dimension that is summed up. B of 'bhd,hdr->bhr', and A and B of 'bhd,bhr->hdr', are
+contiguous along another one in memory, and are first copied by a transposing kernel, into memory of torch's allocator,
+on the same stream: one more launch for each, that reads and writes every byte once. A B that is made [h, r, d] in
+memory, as a view [h, d, r], is read as it is.
+""",
+)
+
 #: The texts of every template of deep_gemm.ops.
 _TEMPLATES = {
     "dense": _DENSE,
@@ -214,6 +273,13 @@ _TEMPLATES = {
     "contiguous": _CONTIGUOUS,
     "masked": _MASKED,
     "k_grouped": _K_GROUPED,
+    "einsum": _EINSUM,
+    "fp8_einsum": _FP8_EINSUM,
+    "hc_prenorm": _Template(
+        purpose="the projection before a hyper-connection's norm, with sums of squares",
+        shapes=("m, k", "", "n, k", "", "m, n"),
+        formula="d = {a} @ {b}, sqr_sum[i] = sum(A[i] ** 2)",
+    ),
     "vendor": _Template(
         purpose="cuBLASLt on BF16 or unscaled FP8, for comparison",
         shapes=_DENSE.shapes,

@@ -8,7 +8,7 @@ The op kind says whether operands are FP8 pairs `(data, scales)` or BF16 matrice
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from deep_gemm import _C, op_docs, vendor
+from deep_gemm import _C, hc_prenorm, op_docs, vendor
 from deep_gemm.fields import OP_KINDS
 
 #: The default of a parameter that must be given.
@@ -98,6 +98,7 @@ class Op:
 _PARAMETERS = {
     parameter.name: parameter
     for parameter in (
+        Parameter("expr", "str expr", check="text"),
         Parameter("a", "Tensor a", check="operand"),
         Parameter("b", "Tensor b", check="operand"),
         Parameter("d", "Tensor(d!) d", check="tensor"),
@@ -108,6 +109,9 @@ _PARAMETERS = {
         Parameter("expected_m", "SymInt expected_m", check="integer", alias="expected_m_per_group"),
         Parameter("ks", "SymInt[] ks", check="sizes", alias="ks_cpu"),
         Parameter("ks_tensor", "Tensor? ks_tensor=None", None, check="tensor", alias="grouped_layout"),
+        Parameter("sqr_sum", "Tensor(s!) sqr_sum", check="tensor"),
+        Parameter("num_splits", "SymInt? num_splits=None", None, check="optional_integer"),
+        Parameter("use_cublaslt", "bool use_cublaslt=False", False),
         Parameter("recipe", "int[]? recipe=None", None),
         Parameter("compiled_dims", "str? compiled_dims=None", None),
         Parameter("disable_ue8m0_cast", "bool disable_ue8m0_cast=False", False),
@@ -199,6 +203,20 @@ def _list_k_grouped() -> list[Op]:
     ]
 
 
+def _list_batched() -> list[Op]:
+    """Return the ops whose products an expression names; the rows' op kinds are those of most expressions."""
+    return [
+        Op("einsum", "einsum", "batched_bf16_gemm", "nt", _take("expr a b d c use_cublaslt stream")),
+        Op(
+            "fp8_einsum",
+            "fp8_einsum",
+            "batched_fp8_gemm",
+            "nt",
+            _take("expr a b d c recipe stream", recipe=(1, 128, 128)),
+        ),
+    ]
+
+
 def _list_vendor() -> list[Op]:
     return [
         Op(f"cublaslt_gemm_{layout}", "vendor", "", layout, _take("a b d c")) for layout in ("nt", "nn", "tn", "tt")
@@ -210,6 +228,8 @@ OPS = (
     *_list_dense(),
     *_list_m_grouped(),
     *_list_k_grouped(),
+    *_list_batched(),
+    Op("tf32_hc_prenorm_gemm", "hc_prenorm", "", "nt", _take("a b d sqr_sum num_splits")),
     *_list_vendor(),
 )
 
@@ -217,7 +237,7 @@ OPS = (
 def _make_function(op: Op) -> Callable:
     """Return the function of a row: a builtin, which an eager call reaches without any Python, or the vendor's."""
     if not op.kind:
-        return getattr(vendor, op.name)
+        return getattr(hc_prenorm if op.docs_template == "hc_prenorm" else vendor, op.name)
     return _C.make_op(
         name=op.name,
         kind=op.kind,
@@ -238,7 +258,7 @@ EXPORTS = {name: FUNCTIONS[op.name] for op in OPS for name in (op.name, *op.othe
 
 
 #: Parameters that are no operands: how, not what.
-_OPTIONS = frozenset((*_FP8_OPTIONS.split(), *_PSUM.split()[1:], "alpha", "beta", "stream"))
+_OPTIONS = frozenset((*_FP8_OPTIONS.split(), *_PSUM.split()[1:], "alpha", "beta", "stream", "use_cublaslt"))
 
 
 def make_table() -> list[str]:

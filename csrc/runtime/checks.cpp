@@ -165,6 +165,8 @@ Sizes check_operands(const Call& call) {
     check_limits(family, sizes);
     if (family.check_sizes != nullptr) family.check_sizes(call, sizes);
     check_shapes(call, family, shapes, sizes);
+    // A sum of no products is one over no K: D is C or 0.
+    if (op_kind(call.op).is_summed() && sizes.num_groups == 0) return {sizes.m, sizes.n, 0, 1};
     return sizes;
 }
 

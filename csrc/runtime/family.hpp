@@ -69,7 +69,8 @@ struct Family {
     void (*add_reference_arguments)(const Call&, PyObject* named);
 };
 
-extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily, kMPsumFamily, kKPsumFamily;
+extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily, kMPsumFamily, kKPsumFamily,
+    kBatchedFamily, kSummedFamily;
 
 // Which family of functions serves which op kinds.
 struct FamilyRow {
@@ -85,6 +86,8 @@ inline constexpr FamilyRow kFamilies[] = {
     {"k_grouped_gemm", Grouping::kKContiguous, &kKGroupedFamily},
     {"m_grouped_gemm", Grouping::kMPsum, &kMPsumFamily},
     {"k_grouped_gemm", Grouping::kKPsum, &kKPsumFamily},
+    {"batched_gemm", Grouping::kBatched, &kBatchedFamily},
+    {"batched_gemm", Grouping::kSummed, &kSummedFamily},
 };
 
 constexpr const Family* find_family(const OpKind& kind) {

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/expression.hpp"
 #include "runtime/family.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/run.hpp"
@@ -34,6 +35,8 @@ enum Role : uint8_t {
     kUsePsumLayout,
     kEnsureZeroPadding,
     kExpectedMForPsumLayout,
+    kExpression,
+    kUseVendor,
     kEpilogue,
     kEnableOverlap,
     kMaxBlockN,
@@ -67,6 +70,8 @@ constexpr NamedRole kRoles[] = {{"a", kA},
                                 {"use_psum_layout", kUsePsumLayout},
                                 {"ensure_zero_padding", kEnsureZeroPadding},
                                 {"expected_m_for_psum_layout", kExpectedMForPsumLayout},
+                                {"expr", kExpression},
+                                {"use_cublaslt", kUseVendor},
                                 {"epilogue", kEpilogue},
                                 {"enable_overlap", kEnableOverlap},
                                 {"max_block_n", kMaxBlockN},
@@ -174,6 +179,12 @@ void parse_options(const Slots& slots, Call& call) {
     // A hint for libraries that choose a config by it; ours knows the rows of A.
     if (is_given(slots[kExpectedMForPsumLayout]))
         parse_expected_m(slots[kExpectedMForPsumLayout], "expected_m_for_psum_layout");
+    if (slots[kUseVendor] != nullptr) call.use_vendor = parse_flag("use_cublaslt", slots[kUseVendor]);
+}
+
+void run_arranged(const Slots& slots, Call& call) {
+    if (slots[kExpression] != nullptr) arrange(parse_expression(slots[kExpression], is_fp8(call.op)), call);
+    run(call);
 }
 
 void read_outputs(const PublicOp& op, const Slots& slots, Call& call) {
@@ -190,7 +201,7 @@ void run_bf16(const PublicOp& op, const Slots& slots, Call& call) {
     read_input("a", slots[kA], op.is_a_transposed, call.a);
     read_input("b", slots[kB], op.is_b_transposed, call.b);
     read_outputs(op, slots, call);
-    run(call);
+    run_arranged(slots, call);
 }
 
 void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
@@ -203,7 +214,7 @@ void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
     read_input("scale_b", PyTuple_GET_ITEM(b.get(), 1), op.is_b_transposed, call.scale_b);
     read_outputs(op, slots, call);
     call.recipe = family_of(call.op).choose_recipe(recipe, call);
-    run(call);
+    run_arranged(slots, call);
 }
 
 void run_op(const PublicOp& op, const PythonCall& python) {
@@ -269,7 +280,7 @@ void check_parameters(const PublicOp& op) {
     }
     const OpKind& kind = op_kind(op.text.op);
     bool is_right = is_required[kA] && is_required[kB] && is_required[kD];
-    if (kind.is_grouped()) is_right = is_right && is_required[kind.k_is_divided() ? kKs : kGroups];
+    if (kind.reads_groups()) is_right = is_right && is_required[kind.k_is_divided() ? kKs : kGroups];
     for (int count : counts) is_right = is_right && count <= 1;
     is_right = is_right && (counts[kUsePsumLayout] == 0 || op.with_ends);
     if (!is_right)
