@@ -10,6 +10,7 @@ from deep_gemm._C import (
     Device,
     Problem,
     get_candidates,
+    get_compile_mode,
     get_device,
     get_num_sms,
     get_pdl,
@@ -17,6 +18,7 @@ from deep_gemm._C import (
     is_batch_invariant,
     is_legal,
     set_batch_invariant,
+    set_compile_mode,
     set_num_sms,
     set_pdl,
     set_tc_util,
@@ -57,9 +59,11 @@ from deep_gemm.quantize import (
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
     per_token_cast_to_fp8,
+    swiglu_per_token_cast_to_fp8,
 )
 from deep_gemm.selection import get_analytic_config, get_best_config
 from deep_gemm.testing import calc_diff
+from deep_gemm.warm_up import warmup
 
 __all__ = [
     "Config",
@@ -77,6 +81,7 @@ __all__ = [
     "get_analytic_config",
     "get_best_config",
     "get_candidates",
+    "get_compile_mode",
     "get_deterministic_algorithms",
     "get_device",
     "get_k_alignment_for_contiguous_layout",
@@ -103,11 +108,13 @@ __all__ = [
     "per_token_cast_to_fp8",
     "set_batch_invariant",
     "set_block_size_multiple_of",
+    "set_compile_mode",
     "set_ignore_compile_dims",
     "set_mk_alignment_for_contiguous_layout",
     "set_num_sms",
     "set_pdl",
     "set_tc_util",
+    "swiglu_per_token_cast_to_fp8",
     "testing",
     "transform_sf_into_required_layout",
     "transform_weights_for_mega_moe",
@@ -115,6 +122,7 @@ __all__ = [
     "unpack_ue8m0_from_int",
     "use_deterministic_algorithms",
     "utils",
+    "warmup",
 ]
 
 # The public ops, under all of their names.

@@ -6,7 +6,7 @@ padded to 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
 
 import torch
 
-from deep_gemm import _C
+from deep_gemm import _C, cast_kernels
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
 from deep_gemm.quantize import SCALE_BLOCK, align, ceil_div
@@ -51,7 +51,8 @@ def _align(sf: torch.Tensor) -> torch.Tensor:
     if _is_mn_major(sf):
         strides = _strides(sf.shape, sf.element_size())
         return sf if sf.stride() == strides else sf.as_strided(sf.shape, strides)
-    return _make_mn_major(tuple(sf.shape), sf.dtype, sf.device).copy_(sf)
+    made = cast_kernels.lay_out_scales(sf) if sf.is_cuda else None
+    return _make_mn_major(tuple(sf.shape), sf.dtype, sf.device).copy_(sf) if made is None else made
 
 
 def get_theoretical_mk_alignment_for_contiguous_layout(
@@ -76,6 +77,11 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf, device=None) -> torch.Tenso
         shape = (*sf[:-1], ceil_div(sf[-1], PER_WORD))
         return get_mn_major_tma_aligned_tensor(shape, torch.int32, device)
     check_scales(sf)
+    made = cast_kernels.pack_scales(sf) if sf.is_cuda else None
+    return _pack_in_torch(sf) if made is None else made
+
+
+def _pack_in_torch(sf: torch.Tensor) -> torch.Tensor:
     k = sf.shape[-1] if sf.dim() else 0
     out = get_mn_major_tma_aligned_tensor((*sf.shape[:-1], ceil_div(k, PER_WORD)), torch.int32, sf.device)
     if out.numel() == 0:
@@ -172,7 +178,7 @@ def _granularity(recipe: tuple[int, ...], is_sfa: bool, target: str | None) -> t
     """Return (gran_mn, gran_k) of one operand."""
     own = (recipe[0] if is_sfa else recipe[1], recipe[2]) if len(recipe) == 3 else tuple(recipe)
     allowed = ((1, 128), (128, 128)) if target is None else ((1, 128), (128, 128), (1, 32), (32, 32))
-    if own not in allowed:
+    if own not in allowed or (len(recipe) == 3 and recipe[0] != 1):
         raise ArgumentError(
             f"recipe = {recipe}: must be (1, 128, 128), (1, 1, 128), (1, 128) or (128, 128) on SM90, or None; others"
             " are SM100 only: pass target='ue8m0' for them."

@@ -74,7 +74,8 @@ def _make_fake(op: Op, run: Callable) -> Callable:
         return lambda *operands: vendor.check_operands(op.layout, *operands)
 
     def fake(*operands: object, **factors: float) -> None:
-        if not any(isinstance(number, torch.SymInt) for operand in operands for number in _numbers_of(operand)):
+        given = (*operands, *factors.values())
+        if not any(isinstance(number, torch.SymInt) for operand in given for number in _numbers_of(operand)):
             run(*operands, **factors)
 
     return fake

@@ -57,6 +57,22 @@ _OVERLAP = """\
 _FACTORS = """\
     alpha, beta: finite factors of the product and of c; c is not read where beta is 0. An alpha of None is 1.
 """
+_PSUM_ROWS = """\
+    use_psum_layout: m_indices holds the row behind the last one of each group, ascending. The first group starts at row
+        0, every other one at the end of the one before, rounded up to a multiple of the alignment; an empty group ends
+        there, or where the one before does. Rows between the groups and behind the last one are padding.
+"""
+_PSUM_K = """\
+    use_psum_layout: ks_tensor, which must be given, holds where each group ends along K, ascending. The first group
+        starts at 0, every other one at the end of the one before, rounded up to a multiple of 128. A K may be any
+        number; what lies between the groups may hold anything and has no effect. Blocks, and scales, are those of
+        groups rounded up to 128. ks may be None; else it is only checked: rounded up to 128, it fits A.
+"""
+_ZERO_PADDING = """\
+    ensure_zero_padding: with use_psum_layout, padding rows of d become +0, whatever A holds there; else they are
+        undefined. Without use_psum_layout they always become +0.
+    expected_m_for_psum_layout: None or an int >= 0, the rows of a group on average: accepted for compatibility.
+"""
 _STREAM = """\
     stream: torch.cuda.Stream or raw handle to launch on instead of the current stream; torch.compile breaks the graph
         at it.
@@ -149,7 +165,8 @@ _CONTIGUOUS = _Template(
     arguments="""\
     d: bfloat16 or float32 [m, n], written. It shares no memory with the other operands.
     m_indices: int32 [m], contiguous: the group of each row, or -1 for padding. The rows of every group start at a
-        multiple of get_mk_alignment_for_contiguous_layout(). Also called grouped_layout.
+        multiple of get_mk_alignment_for_contiguous_layout(). With use_psum_layout, int32 [num_groups]: where each group
+        ends. Also called grouped_layout.
 """,
     sizes="""\
 m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
@@ -194,8 +211,8 @@ _K_GROUPED = _Template(
     arguments="""\
     d: float32 [num_groups, m, n], written. It shares no memory with A, B and their scales.
     ks: list or tuple of ints, the K of each group: multiples of 128, 0 allowed. Also called ks_cpu.
-    ks_tensor: int32 [num_groups], contiguous: the same numbers on the device, where the kernel reads them. Without it
-        the call copies ks there and waits for the copy. Also called grouped_layout.
+    ks_tensor: int32 [num_groups], contiguous: the same numbers on the device, where the kernel reads them; where they
+        differ, these count. Without it the call copies ks there and waits for the copy. Also called grouped_layout.
     c: float32 [num_groups, m, n], rows contiguous, or None. It may be d itself; otherwise it shares no memory with d.
 """,
     recipe="""\
@@ -260,6 +277,8 @@ def make_docstring(op: "Op") -> str:
         "recipe_a": _OWN_RECIPE,
         "compiled_dims": _COMPILED_DIMS,
         "disable_ue8m0_cast": _DISABLE,
+        "use_psum_layout": _PSUM_K if op.docs_template == "k_grouped" else _PSUM_ROWS,
+        "ensure_zero_padding": _ZERO_PADDING,
         "alpha": _FACTORS,
         "epilogue": _EPILOGUE,
         "signal": _OVERLAP,

@@ -121,6 +121,15 @@ _PARAMETERS = {
         Parameter("enable_overlap", "", None, check="absent", is_keyword_only=True),
         Parameter("max_block_n", "", None, check="absent", is_keyword_only=True),
         Parameter("signal", "", None, check="absent", is_keyword_only=True),
+        Parameter("use_psum_layout", "bool use_psum_layout=False", False, check="flag", is_keyword_only=True),
+        Parameter("ensure_zero_padding", "bool ensure_zero_padding=False", False, check="flag", is_keyword_only=True),
+        Parameter(
+            "expected_m_for_psum_layout",
+            "SymInt? expected_m_for_psum_layout=None",
+            None,
+            check="hint",
+            is_keyword_only=True,
+        ),
         Parameter("stream", "", None, check="absent", is_keyword_only=True),
     )
 }
@@ -139,17 +148,18 @@ _DENSE = {
     "fp8": _take(f"a b d c {_FP8_OPTIONS} alpha beta {_OWN_RECIPES} epilogue stream"),
     "bf16": _take("a b d c compiled_dims alpha beta epilogue stream"),
 }
+_PSUM = "use_psum_layout ensure_zero_padding expected_m_for_psum_layout"
 _CONTIGUOUS = {
-    "fp8": _take(f"a b d m_indices {_FP8_OPTIONS} {_OWN_RECIPES} stream"),
-    "bf16": _take("a b d m_indices compiled_dims stream"),
+    "fp8": _take(f"a b d m_indices {_FP8_OPTIONS} {_OWN_RECIPES} {_PSUM} stream"),
+    "bf16": _take(f"a b d m_indices compiled_dims {_PSUM} stream"),
 }
 _MASKED = {
     "fp8": _take(f"a b d masked_m expected_m {_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} stream"),
     "bf16": _take("a b d masked_m expected_m compiled_dims stream"),
 }
 _K_GROUPED = {
-    "fp8": _take("a b d ks ks_tensor c recipe compiled_dims stream", recipe=(1, 1, 128)),
-    "bf16": _take("a b d ks ks_tensor c compiled_dims stream"),
+    "fp8": _take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout stream", recipe=(1, 1, 128)),
+    "bf16": _take("a b d ks ks_tensor c compiled_dims use_psum_layout stream"),
 }
 
 
@@ -262,7 +272,9 @@ EXPORTS = {name: FUNCTIONS[op.name] for op in OPS for name in (op.name, *op.othe
 
 
 #: Parameters that are no operands: how, not what.
-_OPTIONS = frozenset(f"{_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} alpha beta epilogue stream".split())
+_OPTIONS = frozenset(
+    f"{_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} {_PSUM.partition(' ')[2]} alpha beta epilogue stream".split()
+)
 
 
 def make_table() -> list[str]:

@@ -93,13 +93,31 @@ def _is_sizes(sizes) -> bool:
     return isinstance(sizes, (tuple, list)) and all(_is_integer(size) for size in sizes)
 
 
+def _is_flag(argument) -> bool:
+    return isinstance(argument, bool)
+
+
+def _is_hint(number) -> bool:
+    return number is None or _is_integer(number)
+
+
 def _is_absent(argument) -> bool:
     return argument is None
 
 
 _CHECKS = {
     check.__name__: check
-    for check in (_is_tensor, _is_operand, _is_number, _is_optional_number, _is_integer, _is_sizes, _is_absent)
+    for check in (
+        _is_tensor,
+        _is_operand,
+        _is_number,
+        _is_optional_number,
+        _is_integer,
+        _is_sizes,
+        _is_flag,
+        _is_hint,
+        _is_absent,
+    )
 }
 
 #: How the node takes arguments of some checks, where not as they are.

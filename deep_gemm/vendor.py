@@ -5,6 +5,7 @@ They go through torch, which calls cuBLASLt for CUDA tensors.
 
 import torch
 
+from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
@@ -44,6 +45,8 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
     """Check the operands of one layout and compute d = A @ B + c."""
     check_operands(layout, a, b, d, c)
     _check_overlaps(_named(a, b, d, c))
+    if _C.get_compile_mode():
+        return
     with torch.no_grad():
         _multiply(*_orient(layout, a, b), d, c)
 

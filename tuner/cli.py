@@ -7,7 +7,7 @@ import typer
 
 from tuner import errors
 
-COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "inspect", "db")
+COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "db")
 
 app = typer.Typer(
     name="tuner",

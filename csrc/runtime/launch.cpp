@@ -91,7 +91,7 @@ struct ClusterTiles {
 }
 
 ClusterTiles count_cluster_tiles(const Problem& problem, const Config& config) {
-    const bool has_own_tiles = is_grouped(problem.op) && grouping_of(problem.op) != Grouping::kMContiguous;
+    const bool has_own_tiles = is_grouped(problem.op) && !op_kind(problem.op).m_is_shared();
     const ClusterTiles tiles{ceil_div(problem.m, int64_t(config.cluster_m) * config.block_m),
                              ceil_div(problem.n, int64_t(config.cluster_n) * config.block_n),
                              has_own_tiles ? problem.num_groups : 1};
@@ -138,6 +138,19 @@ GemmParams make_params(const LaunchGeometry& geometry, const Call& call, const S
     return params;
 }
 
+// The pitch of the rows of K of an MN-major operand, in units with which 32 bits hold any pitch that memory has room
+// for.
+uint32_t k_pitch(const Operand& operand) {
+    return uint32_t(row_pitch_bytes(transposed(operand).view) / kPitchAlignment);
+}
+
+void set_ends(GroupParams& params, const Call& call) {
+    const OpKind& kind = op_kind(call.op);
+    if (kind.m_is_shared())
+        params.alignment = uint32_t(call.alignment), params.has_zero_padding = call.ensures_zero_padding;
+    if (kind.k_is_divided() && !kind.is_fp8) params.pitch_a = k_pitch(call.a), params.pitch_b = k_pitch(call.b);
+}
+
 GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map_slots) {
     GroupParams params{.groups = call.groups.view.address,
                        .map_slots = map_slots,
@@ -146,7 +159,8 @@ GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map
                        .d_stride_group = group_stride(call.d.view),
                        .c_stride_group = group_stride(call.c.view),
                        .num_groups = uint32_t(sizes.num_groups)};
-    if (call.has_blocks()) params.a = call.a.view.address, params.b = call.b.view.address;
+    if (call.needs_group_maps()) params.a = call.a.view.address, params.b = call.b.view.address;
+    if (op_kind(call.op).has_ends()) set_ends(params, call);
     return params;
 }
 

@@ -66,4 +66,17 @@ void check_values_within(const Operand& groups, int64_t minimum, int64_t maximum
             fail_value(entry_text(groups.name, i, values[i]) + ": must be " + rule);
 }
 
+void check_ends(const Operand& groups, int64_t alignment, int64_t size, const char* dim) {
+    const int32_t* ends = values_of(groups);
+    const std::string limit = dim + (" = " + std::to_string(size));
+    check_values_within(groups, 0, size, "an end within 0.." + limit + "; correct it.");
+    for (int64_t i = 1, before = ends[0]; i < groups.view.shape[0]; before = ends[i++]) {
+        const int64_t start = ceil_div(before, alignment) * alignment;
+        if (ends[i] == before || ends[i] >= start) continue;
+        fail_value(entry_text(groups.name, i, ends[i]) + ": must be at least " + std::to_string(start) +
+                   ", where the group starts (the end before it, rounded up to a multiple of " +
+                   std::to_string(alignment) + "), or that end for an empty group; correct it.");
+    }
+}
+
 }  // namespace deep_gemm

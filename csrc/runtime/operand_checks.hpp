@@ -87,6 +87,8 @@ bool is_same_memory(const TensorView& c, const TensorView& d);
 inline const int32_t* values_of(const Operand& groups) { return reinterpret_cast<const int32_t*>(groups.view.address); }
 std::string entry_text(const char* name, int64_t index, int64_t value);  // "name[index] = value"
 void check_values_within(const Operand& groups, int64_t minimum, int64_t maximum, const std::string& rule);
+// Ends of groups along a dim of `size` elements, each of which starts at the end before, rounded up to the alignment.
+void check_ends(const Operand& groups, int64_t alignment, int64_t size, const char* dim);
 
 inline bool is_meta(const TensorView& view) { return view.device_kind == DeviceKind::kMeta; }
 

@@ -14,6 +14,7 @@ namespace {
 int num_sms_limit = 0;
 int mk_alignment = Problem::kDefaultAlignment;
 bool is_pdl_enabled = false;
+bool is_compile_mode = false;
 double tc_util_ratio = 1.0;
 std::optional<Invariance> batch_invariant;  // empty until it is set or first asked for
 
@@ -65,6 +66,10 @@ void set_mk_alignment(int alignment) {
 bool get_pdl() { return is_pdl_enabled; }
 
 void set_pdl(bool is_enabled) { is_pdl_enabled = is_enabled; }
+
+bool get_compile_mode() { return is_compile_mode; }
+
+void set_compile_mode(bool is_enabled) { is_compile_mode = is_enabled; }
 
 double get_tc_util() { return tc_util_ratio; }
 

@@ -28,6 +28,10 @@ void set_mk_alignment(int alignment);
 bool get_pdl();
 void set_pdl(bool is_enabled);
 
+// Whether calls check, choose, compile and load, and then return without running anything.
+bool get_compile_mode();
+void set_compile_mode(bool is_enabled);
+
 // Share of the tensor cores' time that the caller wants used, within 0..1. It is kept for callers of the API; nothing
 // reads it. Throws Error(kArgument); numbers above 1 are percent.
 double get_tc_util();

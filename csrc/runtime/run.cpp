@@ -93,7 +93,7 @@ void fill_in_groups(Call& call, void* stream, CallMemory& memory) {
     call.groups = make_operand("ks_tensor", memory.groups.get());
 }
 
-// The address of room for the tensor maps of blocks.
+// The address of room for the tensor maps of groups.
 uint64_t make_map_slots(const Call& call, const LoadedKernel& kernel, const LaunchGeometry& geometry, void* stream,
                         CallMemory& memory) {
     const TensorView& d = call.d.view;
@@ -107,19 +107,27 @@ void launch_complete(Call& call, const LoadedKernel& kernel, const LaunchGeometr
     CallMemory memory;
     uint64_t map_slots = 0;
     if (call.ks && !call.groups.is_present()) fill_in_groups(call, stream, memory);
-    if (call.has_blocks()) map_slots = make_map_slots(call, kernel, geometry, stream, memory);
+    if (call.needs_group_maps()) map_slots = make_map_slots(call, kernel, geometry, stream, memory);
     const bool needs_copies = layouts.a == Major::kMn || layouts.b == Major::kMn;
     if (needs_copies && is_fp8(call.op)) copy_to_k_major(*kernel.gpu, call, layouts, num_sms, stream, memory);
     launch(kernel, geometry, call, sizes, map_slots, stream);
+}
+
+// What launch_complete would need, without running it.
+void load_passes(const Gpu& gpu, const Call& call, const Layouts& layouts) {
+    if (is_fp8(call.op) && (layouts.a == Major::kMn || layouts.b == Major::kMn)) load_transpose_kernel(gpu);
 }
 
 void run_on_gpu(Call& call, const Sizes& sizes, const Layouts& layouts) {
     const TensorView& d = call.d.view;
     const Gpu& gpu = get_supported_gpu(d.ordinal);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
-    if (sizes.k == 0) return run_without_k(gpu, call, stream);
+    const bool is_run = !get_compile_mode();
+    if (sizes.k == 0) return is_run ? run_without_k(gpu, call, stream) : void();
     const Problem problem = make_problem(gpu, call, sizes, layouts);
     const DispatchEntry entry = get_dispatch_entry(gpu, problem);
+    if (!is_run) [[unlikely]]
+        return load_passes(gpu, call, layouts);
     launch_complete(call, *entry.kernel, entry.geometry, sizes, layouts, problem.num_sms, stream);
 }
 
@@ -141,7 +149,7 @@ void run(Call& call) {
     const DeviceKind kind = call.d.view.device_kind;
     if (kind != DeviceKind::kCuda) check_stream(call.stream);
     if (sizes.is_empty() || kind == DeviceKind::kMeta) return;
-    if (kind == DeviceKind::kCpu) return run_on_cpu(call, sizes);
+    if (kind == DeviceKind::kCpu) return get_compile_mode() ? void() : run_on_cpu(call, sizes);
     run_on_gpu(call, sizes, layouts);
 }
 

@@ -80,6 +80,8 @@ KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms
 
 }  // namespace
 
+void load_transpose_kernel(const Gpu& gpu) { transposing_kernel().get(gpu); }
+
 KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
     transposing_kernel().get(gpu);  // before memory is taken: compiling may fail
     if (operand.view.rank == 3 && are_evenly_spaced(operand.view))

@@ -25,6 +25,7 @@ from deep_gemm.utils.math import (
     per_custom_dims_cast_to_fp8,
     per_token_cast_to_fp4,
     per_token_cast_to_fp8,
+    swiglu_per_token_cast_to_fp8,
     transpose_packed_fp4,
     unpack_ue8m0_from_int,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
     "set_mk_alignment_for_contiguous_layout",
+    "swiglu_per_token_cast_to_fp8",
     "transform_sf_into_required_layout",
     "transpose_packed_fp4",
     "uneven_all_gather",

@@ -9,6 +9,7 @@ from deep_gemm.quantize import (
     per_channel_cast_to_fp8,
     per_custom_dims_cast_to_fp8,
     per_token_cast_to_fp8,
+    swiglu_per_token_cast_to_fp8,
 )
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "per_custom_dims_cast_to_fp8",
     "per_token_cast_to_fp4",
     "per_token_cast_to_fp8",
+    "swiglu_per_token_cast_to_fp8",
     "transpose_packed_fp4",
     "unpack_ue8m0_from_int",
 ]

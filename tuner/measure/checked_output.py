@@ -5,7 +5,7 @@ bits, because all configs of a problem compute one formula. Only a split of K ch
 result is compared with the dequantised product, too.
 
 D is looked at as rows, those of all groups one after the other. Of masked groups only rows that hold tokens are
-compared: what lies behind them may be overwritten. Padding between contiguous groups must be +0.
+compared, and of groups with ends: what lies behind them may be overwritten. Other padding between groups must be +0.
 """
 
 from collections.abc import Iterator
@@ -48,8 +48,9 @@ class CheckedOutput:
         self.columns = find_columns(problem).to(device)
         tokens = find_token_rows(problem, groups, device)
         kind = OP_KINDS[problem.op]
-        self.compared = tokens if kind.has_room else None
-        self.padding = (~tokens).nonzero().flatten() if kind.m_is_shared and tokens is not None else None
+        is_zeroed = kind.m_is_shared and not kind.has_ends
+        self.compared = None if is_zeroed else tokens
+        self.padding = (~tokens).nonzero().flatten() if is_zeroed and tokens is not None else None
         self.start = None
 
     def prepare(self, start: torch.Tensor | None) -> None:

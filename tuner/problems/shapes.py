@@ -28,7 +28,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
-from tuner.problems.fields import CONTIGUOUS, K_GROUPED, MAJORS, MASKED, OPS, get_weight_shape, get_work
+from tuner.problems.fields import MAJORS, OPS, get_weight_shape, get_work
 
 PRESET_DIR = Path(__file__).parents[1] / "presets"
 #: The model of a shape that is in no preset.
@@ -122,12 +122,12 @@ def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
     for entry in shape.get("sizes", group.get("sizes", [])):
         for mean in entry[mean_name]:
             total = entry["num_groups"] * mean
-            sizes = {
-                CONTIGUOUS: {"m": -(-total // alignment) * alignment},
-                MASKED: {"m": (room := group.get("max_m", MAX_M)), "expected_m": _C.round_expected_m(mean, room)},
-                K_GROUPED: {"k": total},
-            }
-            found.append({"num_groups": entry["num_groups"]} | sizes[OP_KINDS[op].grouping])
+            if OP_KINDS[op].has_room:
+                room = group.get("max_m", MAX_M)
+                sizes = {"m": room, "expected_m": _C.round_expected_m(mean, room)}
+            else:
+                sizes = {"m": -(-total // alignment) * alignment} if OP_KINDS[op].m_is_shared else {"k": total}
+            found.append({"num_groups": entry["num_groups"]} | sizes)
     return found
 
 

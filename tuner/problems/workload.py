@@ -134,10 +134,14 @@ def make_masked_sizes(problem, name: str, generator: random.Random) -> list[int]
 
 
 def make_group_tensor(problem, groups: Groups, device: str) -> torch.Tensor:
-    """Return what a kernel reads: m_indices int32 [m] of contiguous groups with -1 for padding, else the sizes int32
-    [num_groups].
+    """Return what a kernel reads: m_indices int32 [m] of contiguous groups with -1 for padding, the ends int32
+    [num_groups] where groups have such, else the sizes int32 [num_groups].
     """
-    if not OP_KINDS[problem.op].m_is_shared:
+    kind = OP_KINDS[problem.op]
+    if kind.has_ends:
+        ends = [start + size for start, size in zip(*groups, strict=True)]
+        return torch.tensor(ends, dtype=torch.int32, device=device)
+    if not kind.m_is_shared:
         return torch.tensor(groups.sizes, dtype=torch.int32, device=device)
     return make_m_indices(*groups, problem.m).to(device)
 

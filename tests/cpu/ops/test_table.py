@@ -91,7 +91,7 @@ def test_the_table_of_the_documentation_names_every_op_once():
         "| `fp8_gemm_{nt,nn,tn,tt}` | one matrix product | `d = alpha * (A @ B.T) + beta * c`"
         " | `[m, k]`, `[n, k]`, `[m, n]` | `c` |" in rows
     )
-    assert sum("`ks`, `ks_tensor`, `c` |" in row for row in rows) == 3
+    assert sum("`ks`, `ks_tensor`, `c`, `use_psum_layout` |" in row for row in rows) == 3
 
 
 def test_signatures_are_python():

@@ -6,9 +6,10 @@ import pytest
 
 import deep_gemm
 from deep_gemm import _C, selection
+from deep_gemm.fields import OP_KINDS
 from tests.fakes import selectors
 from tuner import cli
-from tuner.problems.fields import DENSE, OPS, PROBLEM_DEFAULTS, default_fields, grouping_of, read_op_name
+from tuner.problems.fields import OPS, PROBLEM_DEFAULTS, default_fields, read_op_name
 
 SKU = "nvidia-h200-sm132"
 
@@ -154,7 +155,7 @@ def test_every_time_says_whose_it_is(installed, capsys):
 
 @pytest.mark.parametrize("op", OPS)
 def test_an_op_kinds_only_legal_values_are_its_defaults(without, capsys, op):
-    groups = [] if grouping_of(op) == DENSE else ["--num-groups", 8]
+    groups = ["--num-groups", 8] if OP_KINDS[op].is_grouped else []
     code, text, error = run(capsys, 512, 4096, 4096, "--op", op, *groups, "--device", "h200", "--json")
     assert code == 0, error
     changed = {
@@ -194,7 +195,7 @@ def test_an_op_kinds_only_legal_values_are_its_defaults(without, capsys, op):
     ],
 )
 def test_a_functions_name_stands_for_its_problem(without, capsys, name, op, fields):
-    groups = 0 if grouping_of(op) == DENSE else 8
+    groups = 8 if OP_KINDS[op].is_grouped else 0
     found = json.loads(
         run(capsys, 512, 4096, 4096, "--op", name, "--num-groups", groups, "--device", "h200", "--json")[1]
     )

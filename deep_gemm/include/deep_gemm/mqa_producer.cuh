@@ -1,0 +1,80 @@
+// The loading warp of the index logits: walks the segments that the schedule gives, and fills both rings.
+#pragma once
+
+#include "deep_gemm/mqa_stages.cuh"
+
+namespace deep_gemm {
+
+template <class Config, class Schedule>
+struct MqaProducer {
+    using Layout = MqaLayout<Config>;
+    static constexpr u32 kPages = kMqaTile / Config::kPageRows;  // of a tile
+
+    const MqaMaps& maps;
+    MqaStages<Config> stages;
+    Ring<Config::kNumStages> ring;
+    Ring<Layout::kQueryStages> queries;
+
+    __device__ __forceinline__ MqaProducer(const MqaMaps& maps, const MqaStages<Config>& stages) : maps(maps), stages(stages) {}
+
+    __device__ __forceinline__ void run(Schedule& schedule) {
+        MqaSegment segment;
+#pragma unroll 1
+        while (schedule.next(segment)) {
+            announce(segment);
+            load_tiles(schedule, segment);
+        }
+        segment.num_tiles = 0;
+        announce(segment);
+    }
+
+   private:
+    // Tell the math warpgroups of a segment, and load what it needs of q. The last one, without tiles, needs nothing.
+    __device__ __forceinline__ void announce(const MqaSegment& segment) {
+        const u32 lane = threadIdx.x % 32, barrier = stages.query_full_barrier(queries.stage), to = stages.segment(queries.stage);
+        ptx::barrier_wait(stages.query_empty_barrier(queries.stage), queries.phase ^ 1);
+        if (lane < Config::kBlockQ) ptx::store_shared_pair(to + 16 + 8 * lane, segment.low, segment.high);
+        if (lane == 0) ptx::store_shared_words(to, segment.token, segment.position, segment.num_tiles, 0);
+        __syncwarp();
+        if (ptx::elect_one()) {
+            if (segment.num_tiles == 0) {
+                ptx::barrier_arrive(barrier);
+            } else {
+                ptx::barrier_arrive_expect(barrier, Layout::kQueryBytes + Layout::kWeightBytes);
+                load_query(barrier, segment.token);
+            }
+        }
+        __syncwarp();
+        queries.advance();
+    }
+
+    __device__ __forceinline__ void load_query(u32 barrier, u32 token) const {
+#pragma unroll
+        for (u32 g = 0; g < Layout::kTokenGroups; ++g) {
+            const u32 to = stages.query(queries.stage) + g * Layout::kGroupColumns * Config::kHeadDim;
+            ptx::tma_load_4d(&maps.q, barrier, to, 0, 0, token + g * Layout::kLaneTokens, 0);
+        }
+        ptx::tma_load(&maps.weights, barrier, stages.weights(queries.stage), 0, token);
+    }
+
+    __device__ __forceinline__ void load_tiles(Schedule& schedule, const MqaSegment& segment) {
+#pragma unroll 1
+        for (u32 tile = 0; tile < segment.num_tiles; ++tile, ring.advance()) {
+            const u32 barrier = stages.full_barrier(ring.stage);
+            u32 rows[kPages], pages[kPages];
+            schedule.locate(rows, pages, segment, tile);
+            ptx::barrier_wait(stages.empty_barrier(ring.stage), ring.phase ^ 1);
+            if (ptx::elect_one()) {
+                ptx::barrier_arrive_expect(barrier, Layout::kTileBytes + Layout::kScaleBytes);
+#pragma unroll
+                for (u32 i = 0; i < kPages; ++i) {
+                    ptx::tma_load_3d(&maps.kv, barrier, stages.tile(ring.stage) + i * (Layout::kTileBytes / kPages), 0, rows[i], pages[i]);
+                    ptx::tma_load(&maps.scale, barrier, stages.scales(ring.stage) + i * (Layout::kScaleBytes / kPages), rows[i], pages[i]);
+                }
+            }
+            __syncwarp();
+        }
+    }
+};
+
+}  // namespace deep_gemm
