@@ -12,6 +12,11 @@ B[j, k] * scale_b[j // 128, k // 128]. The product of every 128 of K is added up
 once.
 """
 
+_FP8_ONLY = """\
+Both operands are FP8: this is the op of the name without fp4, with recipe_a and recipe_b in other places. FP4 is SM100
+only.
+"""
+
 _ROUNDING = """\
 Sums are FP32 and rounded once.
 """
@@ -38,8 +43,19 @@ _COMPILED_DIMS = """\
 _DISABLE = """\
     disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.
 """
+_OWN_RECIPE = """\
+    recipe_a, recipe_b: in place of recipe, the granularity of each operand: (1, 128) of A with (128, 128) or (1, 128)
+        of B. Others are SM100 only.
+"""
+_EPILOGUE = """\
+    epilogue: must be None; others are SM100 only.
+"""
+_OVERLAP = """\
+    enable_overlap, max_block_n, signal: must say nothing (None, False, a max_block_n of at least 256): no kernel here
+        signals the tiles that are done.
+"""
 _FACTORS = """\
-    alpha, beta: finite factors of the product and of c; c is not read where beta is 0.
+    alpha, beta: finite factors of the product and of c; c is not read where beta is 0. An alpha of None is 1.
 """
 _PSUM_ROWS = """\
     use_psum_layout: m_indices holds the row behind the last one of each group, ascending. The first group starts at row
@@ -80,7 +96,7 @@ and k is a multiple of 16, else one for each group.
 
 _RAISES = """
 Raises:
-    ArgumentError: not a tensor, a missing or unsupported argument, an input that requires grad while grad mode is on.
+    ArgumentError: not a tensor, a missing or unsupported argument, a d that requires grad while grad mode is on.
     DtypeError, ShapeError, LayoutError: an operand of the wrong dtype, rank or size, strides, alignment or overlap.
     DeviceError: operands on several devices, no driver, or a GPU other than SM90.
     CompileError, LaunchError: the kernel could not be compiled, loaded or launched."""
@@ -302,7 +318,8 @@ def formula(op: "Op") -> str:
 
 def get_purpose(op: "Op") -> str:
     """Return what an op is for, as the table of ops says it."""
-    return _TEMPLATES[op.docs_template].purpose
+    purpose = _TEMPLATES[op.docs_template].purpose
+    return f"{purpose}; FP8 operands under DeepGEMM's name for FP8 or FP4 ones" if op.takes_fp4 else purpose
 
 
 def list_shapes(op: "Op") -> list[str]:
@@ -316,16 +333,21 @@ def make_docstring(op: "Op") -> str:
     template = _TEMPLATES[op.docs_template]
     summary = template.summary.format(formula=formula(op), operands="scaled FP8" if op.is_fp8 else "BF16")
     rounding = template.scaling if op.is_fp8 else _ROUNDING
+    if op.takes_fp4:
+        rounding = f"{_FP8_ONLY}\n{rounding}"
     sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), template.arguments]
     names = {parameter.name for parameter in op.parameters}
     if "recipe" in names:
         sections.append(template.recipe)
     texts = {
+        "recipe_a": _OWN_RECIPE,
         "compiled_dims": _COMPILED_DIMS,
         "disable_ue8m0_cast": _DISABLE,
         "use_psum_layout": _PSUM_K if op.docs_template == "k_grouped" else _PSUM_ROWS,
         "ensure_zero_padding": _ZERO_PADDING,
         "alpha": _FACTORS,
+        "epilogue": _EPILOGUE,
+        "signal": _OVERLAP,
         "stream": _STREAM,
     }
     sections += [text for name, text in texts.items() if name in names]
