@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from deep_gemm import logits, vendor
+from deep_gemm import hc_prenorm, logits, vendor
 from deep_gemm.ops import FUNCTIONS, OPS, Op
 
 #: Operands reach an op with the strides that the program gave them: another layout would need another kernel, or one
@@ -59,7 +59,7 @@ def _get_library() -> torch.library.Library:
 def _flatten(op: Op, function: Callable) -> Callable:
     """Return the function of a row with the arguments of its schema: two in place of a pair."""
     if op.pairs == ("a", "b"):
-        return _take_pairs(function)
+        return _take_pairs(op)
     return _take_keys(function) if op.pairs else function
 
 
@@ -72,11 +72,14 @@ def _take_keys(op: Callable) -> Callable:
     return run
 
 
-def _take_pairs(op: Callable) -> Callable:
-    def run(
-        a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *rest: object, **factors: float
-    ) -> None:
-        op((a, scale_a), (b, scale_b), *rest, **factors)
+def _take_pairs(op: Op) -> Callable:
+    """Return the function of an FP8 op in the form of its schema: a, scale_a, b, scale_b in place of two pairs."""
+    function = FUNCTIONS[op.name]
+    start = [parameter.name for parameter in op.parameters].index("a")
+
+    def run(*operands: object, **factors: float) -> None:
+        a, scale_a, b, scale_b = operands[start : start + 4]
+        function(*operands[:start], (a, scale_a), (b, scale_b), *operands[start + 4 :], **factors)
 
     return run
 
@@ -86,6 +89,8 @@ def _make_fake(op: Op, run: Callable) -> Callable:
 
     Reading a symbolic size would fix its value, so the checks of such operands wait for the call.
     """
+    if op.docs_template == "hc_prenorm":
+        return hc_prenorm.check_operands
     if op.module is vendor and not op.kind:
         return lambda *operands: vendor.check_operands(op.layout, *operands)
 

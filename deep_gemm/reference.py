@@ -308,6 +308,50 @@ def _store_psum_rows(
         d[rows].copy_(final[rows])
 
 
+@torch.no_grad()
+def batched_fp8_gemm(
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    d: torch.Tensor,
+    c: torch.Tensor | None = None,
+    recipe: str = "1d2d",
+) -> None:
+    """Compute d[g] = A[g] @ B[g].T + c[g] from scaled FP8 operands.
+
+    Args:
+        a: float8_e4m3fn [num_groups, m, k]. b: float8_e4m3fn [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m,
+            n], written. c: as d, which it may be.
+        scale_a: float32 [num_groups, m, ceil(k / 128)]. scale_b: as for m_grouped_fp8_gemm_contiguous.
+    """
+    for group in range(len(a)):
+        final = _multiply_fp8(a[group], scale_a[group], b[group], scale_b[group], recipe)
+        _store(final, d[group], None if c is None else c[group])
+
+
+@torch.no_grad()
+def batched_bf16_gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Compute d[g] = A[g] @ B[g].T + c[g] from BF16 operands.
+
+    Args:
+        a: bfloat16 [num_groups, m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m, n],
+            written. c: as d, which it may be.
+    """
+    _store(torch.bmm(a.float(), b.float().mT), d, c)
+
+
+@torch.no_grad()
+def summed_bf16_gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Compute d = sum over g of A[g] @ B[g].T + c from BF16 operands.
+
+    Args:
+        a: bfloat16 [num_groups, m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [m, n], written. c:
+            float32 [m, n], which may be d.
+    """
+    _store(torch.einsum("gmk,gnk->mn", a.float(), b.float()), d, c)
+
+
 def _store_rows(
     d: torch.Tensor, groups: torch.Tensor, num_groups: int, multiply: Callable[[torch.Tensor, int], torch.Tensor]
 ) -> None:

@@ -51,6 +51,9 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def get_best_config(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Config":
     """Return the config that the library runs `problem` with on `device` (default: the current GPU).
 
+    Only the fields of `problem` count: settings of the process (set_num_sms, set_batch_invariant, DG_BATCH_INVARIANT)
+    reach a call's problem as its fields num_sms and batch_invariant.
+
     Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
     """
     return explain(problem, device).config

@@ -104,6 +104,14 @@ def _is_integer(number) -> bool:
     return isinstance(number, (int, torch.SymInt))
 
 
+def _is_optional_integer(number) -> bool:
+    return number is None or _is_integer(number)
+
+
+def _is_text(text) -> bool:
+    return isinstance(text, str)
+
+
 def _is_sizes(sizes) -> bool:
     return isinstance(sizes, (tuple, list)) and all(_is_integer(size) for size in sizes)
 
@@ -130,6 +138,8 @@ _CHECKS = {
         _is_number,
         _is_optional_number,
         _is_integer,
+        _is_optional_integer,
+        _is_text,
         _is_sizes,
         _is_flag,
         _is_hint,

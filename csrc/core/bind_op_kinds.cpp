@@ -54,7 +54,7 @@ void bind_op_kind(py::module_& m) {
             "The header of its kernel in deep_gemm/include/deep_gemm; its class has the same name in CamelCase.")
         .def_property_readonly(
             "grouping", [](const OpKind& self) { return kGroupingNames[size_t(self.grouping)]; },
-            "'dense', 'contiguous', 'masked', 'k_grouped', 'm_psum' or 'k_psum'.")
+            "'dense', 'contiguous', 'masked', 'k_grouped', 'm_psum', 'k_psum', 'batched' or 'summed'.")
         .def_property_readonly(
             "is_fp8", [](const OpKind& self) { return self.is_fp8; }, "FP8 operands with scales; else BF16.")
         .def_property_readonly("is_grouped", &OpKind::is_grouped)
@@ -69,6 +69,9 @@ void bind_op_kind(py::module_& m) {
         .def_property_readonly(
             "sibling", [](const OpKind& self) { return self.sibling; },
             "The op kind whose records serve this one while it has none of its own; None where there is none.")
+        .def_property_readonly("is_batched", &OpKind::is_batched, "Groups have m rows and a D of their own.")
+        .def_property_readonly("is_summed", &OpKind::is_summed, "The products of all groups add up to one D.")
+        .def_property_readonly("reads_groups", &OpKind::reads_groups, "Where groups begin or end is an operand.")
         .def_property_readonly(
             "knobs", [](const OpKind& self) { return names_of(kKnobNames, self.knobs.bits); },
             "Which of 'clusters', 'split_k' and 'swap_ab' a config may use.")

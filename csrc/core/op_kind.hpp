@@ -17,7 +17,8 @@ enum class Op : uint8_t {};
 
 // What the groups of an op divide: nothing; the rows of A, one group after the other; nothing of A, because each group
 // has room for m rows; K. kMPsum and kKPsum are kMContiguous and kKContiguous with another description of the groups.
-enum class Grouping : uint8_t { kNone, kMContiguous, kMMasked, kKContiguous, kMPsum, kKPsum };
+// In kBatched and kSummed groups are whole products: each has a D of its own, or all add up to one D.
+enum class Grouping : uint8_t { kNone, kMContiguous, kMMasked, kKContiguous, kMPsum, kKPsum, kBatched, kSummed };
 // How scales cover FP8 operands: A per row and 128 of K with B per 128 x 128 block; both per row and 128 of K; both per
 // row.
 enum class Recipe : uint8_t { k1d2d, k1d1d, kPerRow };
@@ -35,7 +36,8 @@ enum class Form : uint8_t { kProduct, kLogits, kPagedLogits };
 // Knobs of a config that an op kind may leave at their default only.
 enum class Knob : uint8_t { kClusters, kSplitK, kSwapAb };
 
-inline constexpr const char* kGroupingNames[] = {"dense", "contiguous", "masked", "k_grouped", "m_psum", "k_psum"};
+inline constexpr const char* kGroupingNames[] = {"dense",  "contiguous", "masked",  "k_grouped",
+                                                 "m_psum", "k_psum",     "batched", "summed"};
 inline constexpr const char* kRecipeNames[] = {"1d2d", "1d1d", "per_row"};
 inline constexpr const char* kDDtypeNames[] = {"bf16", "fp32"};
 inline constexpr const char* kCModeNames[] = {"none", "accumulate", "general", "head_split"};
@@ -86,6 +88,12 @@ struct OpKind {
     constexpr bool k_is_divided() const { return grouping == Grouping::kKContiguous || grouping == Grouping::kKPsum; }
     // The caller says where each group ends, and a group starts at the next multiple of the alignment (psum layout).
     constexpr bool has_ends() const { return grouping == Grouping::kMPsum || grouping == Grouping::kKPsum; }
+    // Groups are products of m rows each, with a D of their own.
+    constexpr bool is_batched() const { return grouping == Grouping::kBatched; }
+    // The products of all groups add up to one D.
+    constexpr bool is_summed() const { return grouping == Grouping::kSummed; }
+    // Where groups begin or end is an operand.
+    constexpr bool reads_groups() const { return is_grouped() && !is_batched() && !is_summed(); }
 };
 
 namespace words {
@@ -144,6 +152,15 @@ inline constexpr OpKind kOpKinds[] = {
     {"k_grouped_bf16_gemm_psum", "k_grouped_gemm", "grouped_bf16_gemm", Grouping::kKPsum, false,
      words::kNoScales, words::kFp32D, words::kAnyC, words::kMnMajor, words::kMnMajor,
      words::kForTma, words::kJoint, words::kNoSplit, "k_grouped_bf16_gemm_contiguous"},
+    {"batched_fp8_gemm", "batched_gemm", "grouped_fp8_gemm", Grouping::kBatched, true,
+     words::kPer128, words::kAnyD, words::kAnyC, words::kKMajor, words::kKMajor,
+     words::kAnyScales, words::kJoint, words::kNoSplit},
+    {"batched_bf16_gemm", "batched_gemm", "grouped_bf16_gemm", Grouping::kBatched, false,
+     words::kNoScales, words::kAnyD, words::kAnyC, words::kKMajor, words::kAnyMajor,
+     words::kForTma, words::kJoint, words::kNoSplit},
+    {"summed_bf16_gemm", "batched_gemm", "grouped_bf16_gemm", Grouping::kSummed, false,
+     words::kNoScales, words::kFp32D, words::kNoC, words::kKMajor, words::kKMajor,
+     words::kForTma, words::kJoint, words::kNoSplit},
     {"fp8_mqa_logits", "mqa_logits", "mqa_logits", Grouping::kNone, true,
      words::kNoScales, words::kAnyD, words::kNoC, words::kKMajor, words::kKMajor,
      words::kForTma, words::kJoint, words::kNoKnobs, nullptr, Form::kLogits},

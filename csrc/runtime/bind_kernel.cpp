@@ -48,10 +48,10 @@ Operand optional_operand(const char* name, const py::object& object) {
 }
 
 void check_operands_given(Op op, const py::object& scale_a, const py::object& scale_b, const py::object& groups) {
-    if (groups.is_none() == is_grouped(op))
+    if (groups.is_none() == op_kind(op).reads_groups())
         fail_argument(
-            "groups: a grouped kernel takes m_indices, masked_m or ks_tensor, a dense kernel none; pass it "
-            "accordingly.");
+            "groups: a kernel of groups that an operand bounds takes m_indices, masked_m or ks_tensor, others none; "
+            "pass it accordingly.");
     if (scale_a.is_none() != scale_b.is_none() || scale_a.is_none() == is_fp8(op))
         fail_argument("scale_a, scale_b: an FP8 kernel takes both, a BF16 kernel neither; pass them accordingly.");
 }

@@ -51,6 +51,7 @@ struct Call {
     std::optional<std::vector<int64_t>> ks{};    // K divided: K of each group; absent where only `groups` has it
     bool ensures_zero_padding = false;           // groups of rows with ends: D becomes +0 where padding is
     PyObject* stream = nullptr;                  // borrowed, may be null
+    bool use_vendor = false;                     // on a GPU, let torch call the vendor's library
 
     Operand a{}, b{};
     Operand scale_a{}, scale_b{};  // FP8 only

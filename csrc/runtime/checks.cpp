@@ -28,7 +28,8 @@ void check_input_dtypes(const Call& call) {
 void check_output_dtypes(const Call& call) {
     const Dtype dtype = call.d.view.dtype;
     if (call.heads.is_given()) check_dtype(call.d, Dtype::kBfloat16, "allocate d as torch.bfloat16.");
-    if (!op_kind(call.op).d_dtypes.has(DDtype::kBf16))
+    const OpKind& kind = op_kind(call.op);
+    if (!kind.d_dtypes.has(DDtype::kBf16) && !kind.is_summed())  // a sum's parts are FP32, its D is either
         check_dtype(call.d, Dtype::kFloat32, "groups of K sum into an FP32 d; allocate it as torch.float32.");
     if (dtype != Dtype::kBfloat16 && dtype != Dtype::kFloat32)
         fail_dtype(call.d, "must be torch.bfloat16 or torch.float32; allocate d as one of them.");
@@ -82,12 +83,32 @@ bool has_shape(const TensorView& view, const Shape& shape, const ExtentSizes& si
     return true;
 }
 
+// The size of `extent` as `operand` has it, or -1 where none of its dims is that.
+int64_t size_in(const Operand& operand, const Shape& shape, Extent extent) {
+    for (size_t i = 0; i < shape.rank && operand.is_present(); ++i)
+        if (shape.dims[i] == extent) return operand.view.shape[i];
+    return -1;
+}
+
+// `sizes` come from A and B. Where these do not fit together, D says which of them is wrong, and what it must be.
+[[noreturn]] void fail_sizes(const Call& call, const Family& family, const Shapes& shapes, size_t index, Sizes sizes) {
+    constexpr size_t kA = 0, kB = 2, kD = 4;  // in kOperands
+    const int64_t m = size_in(call.d, shapes[kD], Extent::kM), n = size_in(call.d, shapes[kD], Extent::kN);
+    if (index == kB && n == sizes.n && m >= 0 && m != sizes.m) {
+        sizes.m = m, sizes.k = size_in(call.b, shapes[kB], Extent::kK);
+        index = kA;
+    } else if (index == kB) {
+        sizes.n = n;
+    }
+    fail_dims(call.*kOperands[index], dims_of(family, shapes[index], extent_sizes(call, sizes)));
+}
+
 void check_shapes(const Call& call, const Family& family, const Shapes& shapes, const Sizes& sizes) {
     const ExtentSizes extents = extent_sizes(call, sizes);
     for (size_t i = 0; i < shapes.size(); ++i) {
         const Operand& operand = call.*kOperands[i];
         if (operand.is_present() && !has_shape(operand.view, shapes[i], extents))
-            fail_dims(operand, dims_of(family, shapes[i], extents));
+            fail_sizes(call, family, shapes, i, sizes);
     }
 }
 
@@ -150,6 +171,8 @@ Sizes check_operands(const Call& call) {
     check_limits(family, sizes);
     if (family.check_sizes != nullptr) family.check_sizes(call, sizes);
     check_shapes(call, family, shapes, sizes);
+    // A sum of no products is one over no K: D is C or 0.
+    if (op_kind(call.op).is_summed() && sizes.num_groups == 0) return {sizes.m, sizes.n, 0, 1};
     return sizes;
 }
 

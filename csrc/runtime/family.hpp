@@ -93,7 +93,7 @@ struct Family {
 };
 
 extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily, kMPsumFamily, kKPsumFamily,
-    kLogitsFamily;
+    kBatchedFamily, kSummedFamily, kLogitsFamily;
 
 // Which family of functions serves which op kinds.
 struct FamilyRow {
@@ -109,6 +109,8 @@ inline constexpr FamilyRow kFamilies[] = {
     {"k_grouped_gemm", Grouping::kKContiguous, &kKGroupedFamily},
     {"m_grouped_gemm", Grouping::kMPsum, &kMPsumFamily},
     {"k_grouped_gemm", Grouping::kKPsum, &kKPsumFamily},
+    {"batched_gemm", Grouping::kBatched, &kBatchedFamily},
+    {"batched_gemm", Grouping::kSummed, &kSummedFamily},
     {"mqa_logits", Grouping::kNone, &kLogitsFamily},
 };
 

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/expression.hpp"
 #include "runtime/family.hpp"
 #include "runtime/logits.hpp"
 #include "runtime/policy.hpp"
@@ -35,6 +36,8 @@ enum Role : uint8_t {
     kUsePsumLayout,
     kEnsureZeroPadding,
     kExpectedMForPsumLayout,
+    kExpression,
+    kUseVendor,
     kQueries,
     kKeys,
     kWeights,
@@ -78,6 +81,8 @@ constexpr NamedRole kRoles[] = {{"a", kA},
                                 {"use_psum_layout", kUsePsumLayout},
                                 {"ensure_zero_padding", kEnsureZeroPadding},
                                 {"expected_m_for_psum_layout", kExpectedMForPsumLayout},
+                                {"expr", kExpression},
+                                {"use_cublaslt", kUseVendor},
                                 {"q", kQueries},
                                 {"kv", kKeys},
                                 {"kv_cache", kKeys},
@@ -199,6 +204,12 @@ void parse_options(const Slots& slots, Call& call) {
     // A hint for libraries that choose a config by it; ours knows the rows of A.
     if (is_given(slots[kExpectedMForPsumLayout]))
         parse_expected_m(slots[kExpectedMForPsumLayout], "expected_m_for_psum_layout");
+    if (slots[kUseVendor] != nullptr) call.use_vendor = parse_flag("use_cublaslt", slots[kUseVendor]);
+}
+
+void run_arranged(const Slots& slots, Call& call) {
+    if (slots[kExpression] != nullptr) arrange(parse_expression(slots[kExpression], is_fp8(call.op)), call);
+    run(call);
 }
 
 void read_outputs(const PublicOp& op, const Slots& slots, Call& call) {
@@ -215,7 +226,7 @@ void run_bf16(const PublicOp& op, const Slots& slots, Call& call) {
     read_input("a", slots[kA], op.is_a_transposed, call.a);
     read_input("b", slots[kB], op.is_b_transposed, call.b);
     read_outputs(op, slots, call);
-    run(call);
+    run_arranged(slots, call);
 }
 
 void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
@@ -228,7 +239,7 @@ void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
     read_input("scale_b", PyTuple_GET_ITEM(b.get(), 1), op.is_b_transposed, call.scale_b);
     read_outputs(op, slots, call);
     call.recipe = family_of(call.op).choose_recipe(recipe, call);
-    run(call);
+    run_arranged(slots, call);
 }
 
 // Returns what the op returns.
@@ -295,7 +306,7 @@ Parameter make_parameter(const OpText& op, const ParameterText& text) {
 std::vector<Role> required_roles(const OpKind& kind) {
     if (kind.is_paged()) return {kQueries, kKeys, kWeights, kFirst, kSecond, kSchedule, kColumns};
     if (kind.is_logits()) return {kQueries, kKeys, kWeights, kFirst, kSecond};
-    if (!kind.is_grouped()) return {kA, kB, kD};
+    if (!kind.reads_groups()) return {kA, kB, kD};
     return {kA, kB, kD, kind.k_is_divided() ? kKs : kGroups};
 }
 

@@ -82,7 +82,9 @@ void set_tc_util(double ratio) {
 
 bool is_batch_invariant() { return get_invariance().bf16 && get_invariance().fp8; }
 
-bool is_batch_invariant(const OpKind& kind) { return kind.is_fp8 ? get_invariance().fp8 : get_invariance().bf16; }
+bool is_batch_invariant(const OpKind& kind) {
+    return kind.knobs.has(Knob::kSplitK) && (kind.is_fp8 ? get_invariance().fp8 : get_invariance().bf16);
+}
 
 void set_batch_invariant(bool is_enabled) { batch_invariant = Invariance{is_enabled, is_enabled}; }
 

@@ -37,7 +37,8 @@ void set_compile_mode(bool is_enabled);
 double get_tc_util();
 void set_tc_util(double ratio);
 
-// Whether selection is limited to configs with which a row of D does not depend on m, for all op kinds or for this one.
+// Whether selection is limited to configs with which a row of D does not depend on m, for all op kinds or for problems
+// of this one. Of kinds that cannot split K all configs are such, so their problems ask for nothing.
 // DG_BATCH_INVARIANT decides until it is set; without it, kDefaultInvariance.
 bool is_batch_invariant();
 bool is_batch_invariant(const OpKind& kind);

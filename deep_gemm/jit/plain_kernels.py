@@ -82,6 +82,24 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         ("kElement", "kGran", "kUe8m0", "kPerColumn", "kAligned", "kSaturates"),
     ),
     "scale_layout": PlainRow((f"const {_U32}*", f"{_U32}*", *[_U32] * 2, *[_I64] * 4), ("kPack", "kAligned")),
+    "sum_parts": PlainRow(
+        ("const float*", "const float*", "void*", *["deep_gemm::i64"] * 4, *["deep_gemm::u32"] * 3),
+        constants=("kFloatD", "kHasC"),
+    ),
+    "hc_prenorm": PlainRow(
+        (
+            "const deep_gemm::u16*",
+            "const float*",
+            "float*",
+            "float*",
+            *["deep_gemm::i64"] * 5,
+            *["deep_gemm::u32"] * 4,
+        ),
+        constants=("kColumnTiles",),
+    ),
+    "hc_prenorm_sum": PlainRow(
+        ("const float*", "const float*", "float*", "float*", "deep_gemm::i64", *["deep_gemm::u32"] * 3)
+    ),
     "mqa_metadata": PlainRow(
         (*["const int*"] * 2, "int*", "deep_gemm::i64", *["deep_gemm::u32"] * 3), source=_MQA_METADATA
     ),

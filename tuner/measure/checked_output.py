@@ -96,6 +96,8 @@ def find_token_rows(problem, groups: Groups | None, device: str) -> torch.Tensor
     kind = OP_KINDS[problem.op]
     if groups is None or kind.k_is_divided:
         return None
+    if kind.is_batched:
+        return None
     found = torch.zeros(problem.m * (problem.num_groups if kind.has_room else 1), dtype=torch.bool)
     for start, size in zip(*groups, strict=True):
         found[start : start + size] = True
@@ -129,6 +131,9 @@ def split_groups(problem, operands: BufferSet, groups: Groups | None) -> Iterato
     """
     a, scale_a, b, scale_b = operands[:4]
     kind = OP_KINDS[problem.op]
+    if kind.is_summed:
+        yield a.transpose(0, 1).flatten(1), None, b.transpose(0, 1).flatten(1), None, 0
+        return
     if groups is None:
         yield a, scale_a, b, scale_b, 0
         return
@@ -140,7 +145,8 @@ def split_groups(problem, operands: BufferSet, groups: Groups | None) -> Iterato
             )
             yield *next(parts), *next(parts), group * problem.m
             continue
-        place, rows = (group, slice(size)) if kind.has_room else (slice(start, start + size), slice(None))
+        has_matrix = kind.has_room or kind.is_batched
+        place, rows = (group, slice(size)) if has_matrix else (slice(start, start + size), slice(None))
         mine = [None if tensor is None else tensor[place][rows] for tensor in (a, scale_a)]
         yield *mine, b[group], None if scale_b is None else scale_b[group], start
 

@@ -124,8 +124,15 @@ def get_tokens(problem: _C.Problem) -> int:
 
 def get_work(problem: _C.Problem) -> int:
     """Return the multiplications of a problem, masked groups at the rows expected."""
-    rows = problem.num_groups * get_group_rows(problem) if OP_KINDS[problem.op].has_room else problem.m
-    return rows * max(problem.heads, 1) * problem.n * problem.k
+    kind = OP_KINDS[problem.op]
+    products = problem.num_groups if kind.has_room or kind.is_batched or kind.is_summed else 1
+    return (
+        products
+        * (get_group_rows(problem) if kind.has_room else problem.m)
+        * max(problem.heads, 1)
+        * problem.n
+        * problem.k
+    )
 
 
 def variant_of(problem: _C.Problem) -> tuple:

@@ -138,6 +138,8 @@ def describe_sizes(op: str) -> str:
     kind = OP_KINDS[op]
     if kind.k_is_divided:
         return " (of groups of K: m and n of D, and the K of one group on average)"
+    if kind.is_batched or kind.is_summed:
+        return " (of each product)"
     return (
         " (the rows expected in a group)" if kind.has_room else " (of one group on average)" if kind.m_is_shared else ""
     )

@@ -45,7 +45,8 @@ def test_a_row_is_exported_under_its_names_and_registered(op):
     in_graph = {parameter.name for parameter in op.parameters if parameter.schema}
     scales = {f"scale_{name}" for name in op.pairs}
     assert {argument.name for argument in schema.arguments} == in_graph | scales
-    assert [argument.name for argument in schema.arguments if argument.is_write] == ([] if op.returns_tensor else ["d"])
+    written = [argument.name for argument in schema.arguments if argument.is_write]
+    assert written == [name for name in ("d", "sqr_sum") if name in in_graph]
     assert len(schema.returns) == op.returns_tensor and op.returns_tensor == (op.docs_template in RETURNING)
 
 
@@ -68,9 +69,9 @@ def test_a_builtin_knows_its_name_and_its_parameters(op):
     function = FUNCTIONS[op.name]
     assert function.__name__ == op.name and function.__module__ == "deep_gemm"
     assert pickle.loads(pickle.dumps(function)) is function
-    required = op.parameters[op.num_required - 1].name
+    first, required = op.parameters[0].name, op.parameters[op.num_required - 1].name
     for positional, named, message in (
-        ((), {}, f"argument '{op.parameters[0].name}' is missing; give it"),
+        ((), {}, f"argument '{first}' is missing; give it"),
         (range(op.num_required - 1), {}, f"argument '{required}' is missing; give it"),
         (range(op.num_required), {"x": 1}, f"unknown argument 'x'; see help(deep_gemm.{op.name})"),
         (range(op.num_positional + 1), {}, f"takes at most {op.num_positional}; name the others"),
