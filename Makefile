@@ -82,8 +82,10 @@ ifeq ($(INSTALL),1)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
 	$(VENV)/bin/python -m pip install --quiet "setuptools>=77" wheel "pybind11==3.1.0"
+	@echo "building the native module (minutes, the first time)"
 	$(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$(EXTRAS_$*)]"
 else
+	@echo "building the native module (minutes, the first time)"
 	$(PYTHON) setup.py -q build_ext --inplace
 endif
 

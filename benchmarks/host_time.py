@@ -9,7 +9,7 @@ Calls: back-to-back calls of a (64, 128, 128) product in blocks of 200, one bloc
 Profile: the parts of one call on the GPU, by differences of such calls (host_profile.py).
 Selection, over the problems of the dense benchmarks: `seen` is a lookup in the dispatch table, native; `new` is a
     selector's choice without the exact table and `analytic` the heuristic alone, both called from Python.
-New shapes: the first call of shapes that never occurred before, with the portfolio's kernels loaded (new_shapes.py).
+New shapes: the first call of shapes that never occurred before, after a warm-up for any size (new_shapes.py).
 """
 
 import argparse

@@ -1,25 +1,28 @@
-"""Time the first call of shapes that never occurred before, with the kernels of the portfolio loaded (target P13).
+"""Time the first call of shapes that never occurred before, after a warm-up for any size (target P13).
 
 For every shape, a config is chosen, planned and launched once; compilations meanwhile are counted. `choose_us` is the
 median time of the first choice alone (called from Python), `first_call_us` that of the whole first call, which also
 loads source and cubin from memory.
 """
 
+import contextlib
+import os
 import random
+import tempfile
 import time
+from collections.abc import Iterator
 
 import torch
 
 import deep_gemm
-from deep_gemm import _C, selection
+from deep_gemm import _C, plan, selection
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit import build
-from deep_gemm.jit.ahead import list_choices
 from deep_gemm.layout import get_mn_major_tma_aligned_tensor
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from tuner.measure.statistics import median
 
-from .variants import BF16, PLAIN, list_dense_problems
+from .variants import BF16, PLAIN
 
 NUM_SHAPES = 40
 
@@ -45,53 +48,29 @@ def make_call(op: str, m: int, n: int, k: int):
     return lambda: deep_gemm.fp8_gemm_nt(a, b, d)
 
 
-class CompileCounter:
-    """Counts what the JIT compiles while it is entered."""
-
-    def __enter__(self):
-        self.count, self._original = 0, build.compile_source
-        build.compile_source = self._compile
-        return self
-
-    def _compile(self, *arguments, **options):
-        self.count += 1
-        return self._original(*arguments, **options)
-
-    def __exit__(self, *_):
-        build.compile_source = self._original
-
-
-def load_portfolio(op: str, device) -> int:
-    """Compile and load every config of the portfolio; return how many."""
-    problem, loaded = PLAIN[op].problem(), 0
-    for config in list_choices(op, list_dense_problems(op), device)[0]:
-        if _C.is_legal(problem, config, device):
-            result = build.get_cubin(problem, config)
-            _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
-            loaded += 1
-    return loaded
-
-
 def time_op(op: str, device) -> dict:
     """Return counts and times of one op kind's new shapes."""
-    loaded, choose, first = load_portfolio(op, device), [], []
+    report = deep_gemm.warmup([PLAIN[op].problem()], any_size=True)
+    choose: list[float] = []
+    first: list[float] = []
     sources: dict[str, int] = {}
-    with CompileCounter() as counter:
-        for shape in make_shapes(op):
-            problem, call = PLAIN[op].problem(*shape), make_call(op, *shape)
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            choice = selection.explain(problem, device)
-            chosen = time.perf_counter()
-            call()
-            first.append((time.perf_counter() - chosen) * 1e6)
-            choose.append((chosen - start) * 1e6)
-            sources[choice.source] = sources.get(choice.source, 0) + 1
+    before = build.count_compilations()
+    for shape in make_shapes(op):
+        problem, call = PLAIN[op].problem(*shape), make_call(op, *shape)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        choice = selection.explain(problem, device)
+        chosen = time.perf_counter()
+        call()
+        first.append((time.perf_counter() - chosen) * 1e6)
+        choose.append((chosen - start) * 1e6)
+        sources[choice.source] = sources.get(choice.source, 0) + 1
     torch.cuda.synchronize()
     return {
         "problems": len(first),
-        "portfolio": loaded,
-        "compiles": counter.count,
+        "kernels": report.kernels,
+        "compiled_ahead": report.compiled,
+        "compiles": build.count_compilations() - before,
         "sources": sources,
         "choose_us": round(median(choose), 2),
         "first_call_us": round(median(first), 1),
@@ -100,11 +79,29 @@ def time_op(op: str, device) -> dict:
 
 
 def time_new_shapes(device) -> dict[str, dict]:
-    """Return {op kind: figures}; an op kind that fails is left out with a line."""
+    """Return {op kind: figures}, measured with an empty kernel cache; an op kind that fails is left out with a line."""
     found = {}
-    for op in PLAIN:
-        try:
-            found[op] = time_op(op, device)
-        except (DeepGemmError, RuntimeError) as error:  # the other op kind still counts
-            print(f"new shapes of {op}: {type(error).__name__}: {str(error)[:300]}")
+    with empty_cache():
+        for op in PLAIN:
+            try:
+                found[op] = time_op(op, device)
+            except (DeepGemmError, RuntimeError) as error:  # the other op kind still counts
+                print(f"new shapes of {op}: {type(error).__name__}: {str(error)[:300]}")
     return found
+
+
+@contextlib.contextmanager
+def empty_cache() -> Iterator[None]:
+    """Give this process an empty folder for compiled kernels, and none in memory, so that compilations count."""
+    before = os.environ.get("DG_JIT_CACHE_DIR")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DG_JIT_CACHE_DIR"] = folder
+        build.clear_memory()
+        plan.forget()
+        _C.dispatch_clear()
+        try:
+            yield
+        finally:
+            os.environ.pop("DG_JIT_CACHE_DIR")
+            if before is not None:
+                os.environ["DG_JIT_CACHE_DIR"] = before

@@ -21,6 +21,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Engine, create_engine, event, exc, inspect
 from sqlalchemy.pool import QueuePool
 
+from deep_gemm import environment
 from tuner import errors
 from tuner.db import schema, tables
 from tuner.db.faults import damaged, to_typed, translated
@@ -102,9 +103,17 @@ def upgrade(connection: Connection, path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create the database's folder, accessible to its owner only."""
+    """Create the database's folder, accessible to its owner only.
+
+    Raises: UsageError where the folder above is missing, too: the path is probably mistyped.
+    """
+    home = environment.home_dir()
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=home is not None and folder.parent == home, exist_ok=True)
+    except FileNotFoundError as error:
+        raise errors.UsageError(
+            f"{folder}: no such folder, and {folder.parent} does not exist either; correct --db, or create the folder"
+        ) from error
     except OSError as error:
         raise errors.StoreError(
             f"{folder}: {error.strerror}; name another --db, or make the folder writable"

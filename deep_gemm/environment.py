@@ -1,6 +1,9 @@
 """The one place where deep_gemm reads environment variables. Values are read when asked for, never at import."""
 
+import difflib
 import os
+import warnings
+from functools import cache
 from pathlib import Path
 
 #: Every variable that is read, with its meaning; the table of docs/configuration.md is compared with it by a test.
@@ -18,12 +21,29 @@ VARIABLES = {
     "DG_RECORD_SHAPES": "Path of a file to which each new problem is appended as one JSON line.",
     "DG_TUNER_DB": "Path or URL of the tuning database; default `$HOME/.deep_gemm/tuning.db`.",
 }
+#: How like one of VARIABLES (difflib's ratio) an unknown name is taken for it. Other packages have DG_ names, too.
+LIKENESS = 0.85
+
+
+def find_misspelt() -> dict[str, str]:
+    """Return {name: the variable that was probably meant} of the DG_ variables that are set and that nothing reads."""
+    unknown = sorted(name for name in os.environ if name.startswith("DG_") and name not in VARIABLES)
+    near = {name: difflib.get_close_matches(name, VARIABLES, n=1, cutoff=LIKENESS) for name in unknown}
+    return {name: matches[0] for name, matches in near.items() if matches}
+
+
+@cache
+def warn_of_misspelt() -> None:
+    """Warn, once in a process, of variables that are set under a name that is nearly right."""
+    for name, meant in find_misspelt().items():
+        warnings.warn(f"{name}: no such variable, so it changes nothing; did you mean {meant}?", stacklevel=3)
 
 
 def get_string(name: str, default: str = "") -> str:
     """Return the value of `name` (a key of VARIABLES), or `default` when it is unset or empty."""
     if name not in VARIABLES:
         raise KeyError(name)
+    warn_of_misspelt()
     return os.environ.get(name) or default
 
 

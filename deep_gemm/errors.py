@@ -68,5 +68,9 @@ class CacheWarning(UserWarning):
     """The disk cache of compiled kernels is not usable; kernels are kept in memory only."""
 
 
+class WarmUpWarning(UserWarning):
+    """A warm-up could not compile or load every kernel; its report holds the errors."""
+
+
 class SelectorWarning(UserWarning):
     """A selector artefact was refused; the analytic heuristic chooses instead."""

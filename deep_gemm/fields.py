@@ -11,3 +11,13 @@ PROBLEM_FIELDS = {field.name: field for field in _C.PROBLEM_FIELDS}
 #: In the order of `Config.as_dict()`.
 CONFIG_FIELDS = {field.name: field for field in _C.CONFIG_FIELDS}
 OP_KINDS = {kind.name: kind for kind in _C.OP_KINDS}
+
+
+def fit_rows(problem: "_C.Problem", rows: int) -> dict[str, int]:
+    """Return the fields of a problem like this one with `rows` rows: m, or expected_m where each group has room for m
+    rows; none where K is divided among groups.
+    """
+    kind = OP_KINDS[problem.op]
+    if kind.k_is_divided:
+        return {}
+    return {"expected_m": _C.round_expected_m(rows, problem.m)} if kind.has_room else {"m": rows}

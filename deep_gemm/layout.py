@@ -1,4 +1,4 @@
-"""Layouts of FP32 scale factors, and the alignment of the rows of contiguous groups.
+"""Layouts of scale factors, FP32 and packed, and the alignment of the rows of contiguous groups.
 
 The kernels read scales with any strides. For A's scales they prefer the MN-major layout whose leading dimension is
 padded to 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
@@ -6,12 +6,14 @@ padded to 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
 
 import torch
 
-from deep_gemm import _C
+from deep_gemm import _C, cast_kernels
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
-from deep_gemm.quantize import align, ceil_div
+from deep_gemm.packing import PER_WORD, check_scales, exponents_of
+from deep_gemm.quantize import SCALE_BLOCK, align, ceil_div
 
 _TMA_ALIGNMENT_BYTES = 16
 _DEFAULT_RECIPE = (1, 128, 128)
+_DEFAULT_ALIGNMENT = next(field.default for field in _C.PROBLEM_FIELDS if field.name == "alignment")
 
 set_mk_alignment_for_contiguous_layout = _C.set_mk_alignment_for_contiguous_layout
 get_mk_alignment_for_contiguous_layout = _C.get_mk_alignment_for_contiguous_layout
@@ -31,8 +33,8 @@ def get_mn_major_tma_aligned_tensor(sf, dtype: torch.dtype | None = None, device
         sf: float32 scales [mn, k] or [groups, mn, k], any strides; or such a shape, for an empty tensor.
         dtype, device: those of the empty tensor; by default float32 and torch's default device.
 
-    Returns: a tensor of sf's shape with strides (1, aligned_mn) in its last two dims; sf itself where it has this
-        layout. Zero sizes give an empty tensor of the shape.
+    Returns: a tensor of sf's shape with strides (1, aligned_mn) in its last two dims, also where a dim has size 1; sf
+        or its memory where that has this layout. Zero sizes give an empty tensor of the shape.
 
     Raises: ShapeError for another rank, DtypeError for scales that are not float32.
     """
@@ -41,46 +43,158 @@ def get_mn_major_tma_aligned_tensor(sf, dtype: torch.dtype | None = None, device
     if sf.dtype != torch.float32:
         raise DtypeError(f"sf.dtype = {sf.dtype}: scales on SM90 are torch.float32; convert them with .float().")
     _check_rank(sf.shape)
+    return _align(sf)
+
+
+def _align(sf: torch.Tensor) -> torch.Tensor:
+    """Return sf, of any dtype of 4 bytes, in the MN-major layout."""
     if _is_mn_major(sf):
-        return sf
-    return _make_mn_major(tuple(sf.shape), sf.dtype, sf.device).copy_(sf)
+        strides = _strides(sf.shape, sf.element_size())
+        return sf if sf.stride() == strides else sf.as_strided(sf.shape, strides)
+    made = cast_kernels.lay_out_scales(sf) if sf.is_cuda else None
+    return _make_mn_major(tuple(sf.shape), sf.dtype, sf.device).copy_(sf) if made is None else made
+
+
+def get_theoretical_mk_alignment_for_contiguous_layout(
+    expected_m: int | None = None, num_groups: int | None = None
+) -> int:
+    """Return the alignment of contiguous groups that the kernels are fastest with: 128 on SM90, whatever the groups."""
+    return _DEFAULT_ALIGNMENT
+
+
+def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf, device=None) -> torch.Tensor:
+    """Return scales packed as UE8M0 in the MN-major, TMA-aligned layout.
+
+    Args:
+        sf: float32 scales [mn, k] or [groups, mn, k], any strides; the exponents of numbers that are no powers of two
+            are taken as they are. Or such a shape, for an empty tensor.
+        device: that of the empty tensor.
+
+    Returns: int32 [..., mn, ceil(k / 4)] with strides (1, align(mn, 4)) in its last two dims; bytes beyond k are 0.
+    Raises: ShapeError for another rank, DtypeError for scales that are not float32.
+    """
+    if not isinstance(sf, torch.Tensor):
+        shape = (*sf[:-1], ceil_div(sf[-1], PER_WORD))
+        return get_mn_major_tma_aligned_tensor(shape, torch.int32, device)
+    check_scales(sf)
+    made = cast_kernels.pack_scales(sf) if sf.is_cuda else None
+    return _pack_in_torch(sf) if made is None else made
+
+
+def _pack_in_torch(sf: torch.Tensor) -> torch.Tensor:
+    k = sf.shape[-1] if sf.dim() else 0
+    out = get_mn_major_tma_aligned_tensor((*sf.shape[:-1], ceil_div(k, PER_WORD)), torch.int32, sf.device)
+    if out.numel() == 0:
+        return out
+    padded = torch.nn.functional.pad(exponents_of(sf), (0, align(k, PER_WORD) - k))
+    return out.copy_(padded.clone(memory_format=torch.contiguous_format).view(torch.int32))
+
+
+def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
+    sf: torch.Tensor,
+    ks_tensor: torch.Tensor | None = None,
+    ks: list[int] | tuple[int, ...] | None = None,
+    gran_k: int = SCALE_BLOCK,
+    k_alignment: int | None = None,
+    use_psum_layout: bool = False,
+    *,
+    grouped_layout: torch.Tensor | None = None,
+    ks_cpu: list[int] | tuple[int, ...] | None = None,
+) -> torch.Tensor:
+    """Return the scales of groups of K packed as UE8M0; no word holds scales of two groups.
+
+    Args:
+        sf: float32 [sum of ceil(ks / gran_k), mn], rows of one group after the other.
+        ks_tensor: int32 [num_groups], the K of each group; read where `ks` is not given, which waits for the GPU. Also
+            called grouped_layout.
+        ks: the same numbers on the host. Also called ks_cpu.
+        gran_k: elements of K that share a scale.
+        k_alignment: accepted for compatibility.
+        use_psum_layout: must be False: SM100 only.
+
+    Returns: int32 [sum of ceil(ks / (4 * gran_k)), mn], contiguous.
+    Raises: ArgumentError without any ks, and for use_psum_layout; ShapeError where sf has other rows; DtypeError.
+    """
+    if use_psum_layout:
+        raise ArgumentError("use_psum_layout = True: packed scales of this layout are SM100 only; pass ks.")
+    check_scales(sf)
+    rows = [ceil_div(k, gran_k) for k in _sizes_of_groups(ks or ks_cpu, ks_tensor, grouped_layout)]
+    if sf.dim() != 2 or sf.shape[0] != sum(rows):
+        raise ShapeError(
+            f"sf.shape = {list(sf.shape)}: must be [sum of ceil(ks / {gran_k}), mn] = [{sum(rows)}, mn]; check ks."
+        )
+    parts = [get_mn_major_tma_aligned_packed_ue8m0_tensor(part.T).T for part in sf.split(rows)]
+    return torch.cat(parts) if parts else sf.new_empty((0, sf.shape[1]), dtype=torch.int32)
 
 
 def transform_sf_into_required_layout(
     sf: torch.Tensor,
     mn: int | None = None,
     k: int | None = None,
-    recipe: tuple[int, int, int] | None = None,
+    recipe: tuple[int, ...] | None = None,
     num_groups: int | None = None,
-    is_sfa: bool = False,
+    is_sfa: bool | None = None,
     disable_ue8m0_cast: bool = False,
     *,
     target: str | None = None,
 ) -> torch.Tensor:
-    """Return FP32 scales in the layout that the SM90 kernels prefer; the values never change.
+    """Return scales in the layout that kernels prefer: FP32 for those of SM90, or packed UE8M0 for those of SM100.
 
     Args:
-        sf: float32 [mn / gran, ceil(k / 128)], with a leading [num_groups] where that is given.
+        sf: float32 [ceil(mn / gran_mn), ceil(k / gran_k)], with a leading [num_groups] where that is given.
         mn, k: sizes of the operand, for the shape check (skipped when omitted).
-        recipe: granularity (gran_m, gran_n, gran_k), default (1, 128, 128); A uses gran_m (`is_sfa`), B gran_n.
+        recipe: granularity (gran_m, gran_n, gran_k), default (1, 128, 128), of which A uses gran_m (`is_sfa`) and B
+            gran_n; or that of the operand itself, (gran_mn, gran_k).
         disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.
-        target: must be None; packed UE8M0 scales are not available.
+        target: None for SM90, where gran_k is 128 and gran_mn 1 or 128. "ue8m0" for SM100, where gran_k may be 32 as
+            well: takes mn, and int32 scales that are packed already.
 
-    Returns: MN-major TMA-aligned scales for granularity 1, sf itself for blocks of 128.
+    Returns: MN-major TMA-aligned scales, whose values never change, for granularity 1, and sf itself for blocks of 128.
+        Packed: int32 [mn, ceil(k / (4 * gran_k))], likewise MN-major, one row for each row of the operand.
     Raises: ArgumentError for an unknown recipe or target, ShapeError, DtypeError.
     """
-    if target is not None:
-        raise ArgumentError(f"target = {target!r}: only FP32 scales for SM90 are available; pass None.")
-    gran_mn, gran_k = _granularity(recipe or _DEFAULT_RECIPE, is_sfa)
+    if target not in (None, "ue8m0"):
+        raise ArgumentError(f"target = {target!r}: must be None (FP32 scales of SM90) or 'ue8m0'; pass one of them.")
+    gran_mn, gran_k = _granularity(recipe or _DEFAULT_RECIPE, bool(is_sfa), target)
     if mn is not None and k is not None:
-        _check_shape(sf, (ceil_div(mn, gran_mn), ceil_div(k, gran_k)), num_groups)
+        is_packed = sf.dtype == torch.int32
+        steps = ceil_div(k, gran_k * (PER_WORD if is_packed else 1))
+        _check_shape(sf, (mn if is_packed else ceil_div(mn, gran_mn), steps), num_groups)
+    if target is not None:
+        return _pack(sf, mn, gran_mn)
     return get_mn_major_tma_aligned_tensor(sf) if gran_mn == 1 else sf
 
 
-def _granularity(recipe: tuple[int, int, int], is_sfa: bool) -> tuple[int, int]:
-    if tuple(recipe) not in ((1, 128, 128), (1, 1, 128)):
-        raise ArgumentError(f"recipe = {recipe}: must be (1, 128, 128) or (1, 1, 128); pass one of them or None.")
-    return (recipe[0] if is_sfa else recipe[1]), recipe[2]
+def _sizes_of_groups(ks, ks_tensor: torch.Tensor | None, grouped_layout: torch.Tensor | None) -> list[int]:
+    if ks is not None:
+        return list(ks)
+    tensor = ks_tensor if ks_tensor is not None else grouped_layout
+    if tensor is None:
+        raise ArgumentError("ks = None: the K of the groups is not known; pass ks or ks_tensor.")
+    return tensor.tolist()
+
+
+def _granularity(recipe: tuple[int, ...], is_sfa: bool, target: str | None) -> tuple[int, int]:
+    """Return (gran_mn, gran_k) of one operand."""
+    own = (recipe[0] if is_sfa else recipe[1], recipe[2]) if len(recipe) == 3 else tuple(recipe)
+    allowed = ((1, 128), (128, 128)) if target is None else ((1, 128), (128, 128), (1, 32), (32, 32))
+    if own not in allowed or (len(recipe) == 3 and recipe[0] != 1):
+        raise ArgumentError(
+            f"recipe = {recipe}: must be (1, 128, 128), (1, 1, 128), (1, 128) or (128, 128) on SM90, or None; others"
+            " are SM100 only: pass target='ue8m0' for them."
+        )
+    return own  # type: ignore[return-value]
+
+
+def _pack(sf: torch.Tensor, mn: int | None, gran_mn: int) -> torch.Tensor:
+    if sf.dtype == torch.int32:
+        _check_rank(sf.shape)
+        return _align(sf)
+    if gran_mn > 1:
+        if mn is None:
+            raise ArgumentError("mn = None: packed scales have a row for each row of the operand; pass mn and k.")
+        sf = sf.repeat_interleave(gran_mn, dim=-2)[..., :mn, :]
+    return get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)
 
 
 def _check_shape(sf: torch.Tensor, matrix: tuple[int, int], num_groups: int | None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from deep_gemm import vendor
+from deep_gemm import hc_prenorm, vendor
 from deep_gemm.ops import FUNCTIONS, OPS, Op
 
 #: Operands reach an op with the strides that the program gave them: another layout would need another kernel, or one
@@ -41,7 +41,7 @@ def register_ops() -> None:
         name = f"{NAMESPACE}::{op.name}"
         if torch._C._dispatch_has_kernel(name):
             continue
-        run = _take_pairs(FUNCTIONS[op.name]) if op.is_fp8 else FUNCTIONS[op.name]
+        run = _take_pairs(op) if op.is_fp8 else FUNCTIONS[op.name]
         library.define(op.name + op.schema, tags=_TAGS)
         library.impl(op.name, run, "CompositeExplicitAutograd")
         library.impl(op.name, torch.library.fallthrough_kernel, "Autograd")
@@ -56,11 +56,14 @@ def _get_library() -> torch.library.Library:
     return holder["_library"]
 
 
-def _take_pairs(op: Callable) -> Callable:
-    def run(
-        a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, *rest: object, **factors: float
-    ) -> None:
-        op((a, scale_a), (b, scale_b), *rest, **factors)
+def _take_pairs(op: Op) -> Callable:
+    """Return the function of an FP8 op in the form of its schema: a, scale_a, b, scale_b in place of two pairs."""
+    function = FUNCTIONS[op.name]
+    start = [parameter.name for parameter in op.parameters].index("a")
+
+    def run(*operands: object, **factors: float) -> None:
+        a, scale_a, b, scale_b = operands[start : start + 4]
+        function(*operands[:start], (a, scale_a), (b, scale_b), *operands[start + 4 :], **factors)
 
     return run
 
@@ -70,11 +73,14 @@ def _make_fake(op: Op, run: Callable) -> Callable:
 
     Reading a symbolic size would fix its value, so the checks of such operands wait for the call.
     """
+    if op.docs_template == "hc_prenorm":
+        return hc_prenorm.check_operands
     if not op.kind:
         return lambda *operands: vendor.check_operands(op.layout, *operands)
 
     def fake(*operands: object, **factors: float) -> None:
-        if not any(isinstance(number, torch.SymInt) for operand in operands for number in _numbers_of(operand)):
+        given = (*operands, *factors.values())
+        if not any(isinstance(number, torch.SymInt) for operand in given for number in _numbers_of(operand)):
             run(*operands, **factors)
 
     return fake

@@ -12,6 +12,11 @@ B[j, k] * scale_b[j // 128, k // 128]. The product of every 128 of K is added up
 once.
 """
 
+_FP8_ONLY = """\
+Both operands are FP8: this is the op of the name without fp4, with recipe_a and recipe_b in other places. FP4 is SM100
+only.
+"""
+
 _ROUNDING = """\
 Sums are FP32 and rounded once.
 """
@@ -38,8 +43,35 @@ _COMPILED_DIMS = """\
 _DISABLE = """\
     disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.
 """
+_OWN_RECIPE = """\
+    recipe_a, recipe_b: in place of recipe, the granularity of each operand: (1, 128) of A with (128, 128) or (1, 128)
+        of B. Others are SM100 only.
+"""
+_EPILOGUE = """\
+    epilogue: must be None; others are SM100 only.
+"""
+_OVERLAP = """\
+    enable_overlap, max_block_n, signal: must say nothing (None, False, a max_block_n of at least 256): no kernel here
+        signals the tiles that are done.
+"""
 _FACTORS = """\
-    alpha, beta: finite factors of the product and of c; c is not read where beta is 0.
+    alpha, beta: finite factors of the product and of c; c is not read where beta is 0. An alpha of None is 1.
+"""
+_PSUM_ROWS = """\
+    use_psum_layout: m_indices holds the row behind the last one of each group, ascending. The first group starts at row
+        0, every other one at the end of the one before, rounded up to a multiple of the alignment; an empty group ends
+        there, or where the one before does. Rows between the groups and behind the last one are padding.
+"""
+_PSUM_K = """\
+    use_psum_layout: ks_tensor, which must be given, holds where each group ends along K, ascending. The first group
+        starts at 0, every other one at the end of the one before, rounded up to a multiple of 128. A K may be any
+        number; what lies between the groups may hold anything and has no effect. Blocks, and scales, are those of
+        groups rounded up to 128. ks may be None; else it is only checked: rounded up to 128, it fits A.
+"""
+_ZERO_PADDING = """\
+    ensure_zero_padding: with use_psum_layout, padding rows of d become +0, whatever A holds there; else they are
+        undefined. Without use_psum_layout they always become +0.
+    expected_m_for_psum_layout: None or an int >= 0, the rows of a group on average: accepted for compatibility.
 """
 _STREAM = """\
     stream: torch.cuda.Stream or raw handle to launch on instead of the current stream; torch.compile breaks the graph
@@ -64,7 +96,7 @@ and k is a multiple of 16, else one for each group.
 
 _RAISES = """
 Raises:
-    ArgumentError: not a tensor, a missing or unsupported argument, an input that requires grad while grad mode is on.
+    ArgumentError: not a tensor, a missing or unsupported argument, a d that requires grad while grad mode is on.
     DtypeError, ShapeError, LayoutError: an operand of the wrong dtype, rank or size, strides, alignment or overlap.
     DeviceError: operands on several devices, no driver, or a GPU other than SM90.
     CompileError, LaunchError: the kernel could not be compiled, loaded or launched."""
@@ -133,7 +165,8 @@ _CONTIGUOUS = _Template(
     arguments="""\
     d: bfloat16 or float32 [m, n], written. It shares no memory with the other operands.
     m_indices: int32 [m], contiguous: the group of each row, or -1 for padding. The rows of every group start at a
-        multiple of get_mk_alignment_for_contiguous_layout(). Also called grouped_layout.
+        multiple of get_mk_alignment_for_contiguous_layout(). With use_psum_layout, int32 [num_groups]: where each group
+        ends. Also called grouped_layout.
 """,
     sizes="""\
 m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
@@ -178,8 +211,8 @@ _K_GROUPED = _Template(
     arguments="""\
     d: float32 [num_groups, m, n], written. It shares no memory with A, B and their scales.
     ks: list or tuple of ints, the K of each group: multiples of 128, 0 allowed. Also called ks_cpu.
-    ks_tensor: int32 [num_groups], contiguous: the same numbers on the device, where the kernel reads them. Without it
-        the call copies ks there and waits for the copy. Also called grouped_layout.
+    ks_tensor: int32 [num_groups], contiguous: the same numbers on the device, where the kernel reads them; where they
+        differ, these count. Without it the call copies ks there and waits for the copy. Also called grouped_layout.
     c: float32 [num_groups, m, n], rows contiguous, or None. It may be d itself; otherwise it shares no memory with d.
 """,
     recipe="""\
@@ -190,6 +223,65 @@ m = 0, n = 0 or num_groups = 0: nothing happens. A group whose K is 0 has d = c,
 """,
 )
 
+_EXPRESSION = """\
+    expr: what is multiplied and added up: one of the expressions below, with or without spaces.
+"""
+_EINSUM = _Template(
+    purpose="batched products, and sums of products, by an expression",
+    shapes=("b, h, r", "b, h, ceil(r / 128)", "h, d, r", "h, ceil(d / 128), ceil(r / 128)", "b, h, d"),
+    formula="d = einsum(expr, A, B) + c",
+    summary="Compute {formula} from {operands} operands, on the current stream.",
+    arguments=f"""\
+    d: bfloat16 or float32 [b, h, d], written. It shares no memory with A, B and their scales.
+    c: as d, rows contiguous, or None. It may be d itself; otherwise it shares no memory with d. A sum over b takes one
+        with a float32 d only.
+{_EXPRESSION}    use_cublaslt: let torch call the vendor's library instead; a sum over b then copies A and B first.
+""",
+    sizes="""
+
+These are the shapes of 'bhr,hdr->bhd'. The others are
+    'bhd,hdr->bhr'   A [b, h, d], B [h, d, r], D [b, h, r]
+    'bmk,bnk->mn'    A [b, m, k], B [b, n, k], D [m, n]: sums over b and k
+Sums over b are cut into parts that are added up in a fixed order: repeated calls give the same bits.
+
+A dimension of 0: nothing happens, but d = c, or 0, where there is nothing to add up.
+""",
+)
+
+_FP8_EINSUM = replace(
+    _EINSUM,
+    purpose="batched products of FP8 operands by an expression",
+    arguments=f"""\
+    d: bfloat16 or float32 [b, h, d], written. It shares no memory with A, B and their scales.
+    c: as d, rows contiguous, or None. It may be d itself; otherwise it shares no memory with d.
+{_EXPRESSION}""",
+    recipe="""\
+    recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has a number for
+        each row of B, not for 128: [h, d, ceil(r / 128)].
+""",
+    sizes="""
+
+These are the shapes of 'bhr,hdr->bhd'. Scales cover 128 of the dimension that is summed up, wherever it lies. The other
+expressions, with the scales of (1, 128, 128) and then those of B for (1, 1, 128), are
+    'bhd,hdr->bhr'   A [b, h, d], [b, h, ceil(d / 128)]; B [h, d, r], [h, ceil(d / 128), ceil(r / 128)] or
+                     [h, ceil(d / 128), r]; D [b, h, r]
+    'bhd,bhr->hdr'   A [b, h, d], [ceil(b / 128), h, d]; B [b, h, r], [ceil(b / 128), h, ceil(r / 128)] or
+                     [ceil(b / 128), h, r]; D [h, d, r]
+
+A dimension of 0: nothing happens, but d = c, or 0, where there is nothing to add up.
+""",
+    scaling="""\
+Each element of A and B is multiplied by its scale. The product of every 128 of K is added up in FP32, and the result is
+rounded once.
+""",
+    copies="""
+The kernels read FP8 along the dimension that is summed up. B of 'bhd,hdr->bhr', and A and B of 'bhd,bhr->hdr', are
+contiguous along another one in memory, and are first copied by a transposing kernel, into memory of torch's allocator,
+on the same stream: one more launch for each, that reads and writes every byte once. A B that is made [h, r, d] in
+memory, as a view [h, d, r], is read as it is.
+""",
+)
+
 #: The texts of every template of deep_gemm.ops.
 _TEMPLATES = {
     "dense": _DENSE,
@@ -197,6 +289,13 @@ _TEMPLATES = {
     "contiguous": _CONTIGUOUS,
     "masked": _MASKED,
     "k_grouped": _K_GROUPED,
+    "einsum": _EINSUM,
+    "fp8_einsum": _FP8_EINSUM,
+    "hc_prenorm": _Template(
+        purpose="the projection before a hyper-connection's norm, with sums of squares",
+        shapes=("m, k", "", "n, k", "", "m, n"),
+        formula="d = {a} @ {b}, sqr_sum[i] = sum(A[i] ** 2)",
+    ),
     "vendor": _Template(
         purpose="cuBLASLt on BF16 or unscaled FP8, for comparison",
         shapes=_DENSE.shapes,
@@ -219,7 +318,8 @@ def formula(op: "Op") -> str:
 
 def get_purpose(op: "Op") -> str:
     """Return what an op is for, as the table of ops says it."""
-    return _TEMPLATES[op.docs_template].purpose
+    purpose = _TEMPLATES[op.docs_template].purpose
+    return f"{purpose}; FP8 operands under DeepGEMM's name for FP8 or FP4 ones" if op.takes_fp4 else purpose
 
 
 def list_shapes(op: "Op") -> list[str]:
@@ -233,11 +333,23 @@ def make_docstring(op: "Op") -> str:
     template = _TEMPLATES[op.docs_template]
     summary = template.summary.format(formula=formula(op), operands="scaled FP8" if op.is_fp8 else "BF16")
     rounding = template.scaling if op.is_fp8 else _ROUNDING
+    if op.takes_fp4:
+        rounding = f"{_FP8_ONLY}\n{rounding}"
     sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), template.arguments]
     names = {parameter.name for parameter in op.parameters}
     if "recipe" in names:
         sections.append(template.recipe)
-    texts = {"compiled_dims": _COMPILED_DIMS, "disable_ue8m0_cast": _DISABLE, "alpha": _FACTORS, "stream": _STREAM}
+    texts = {
+        "recipe_a": _OWN_RECIPE,
+        "compiled_dims": _COMPILED_DIMS,
+        "disable_ue8m0_cast": _DISABLE,
+        "use_psum_layout": _PSUM_K if op.docs_template == "k_grouped" else _PSUM_ROWS,
+        "ensure_zero_padding": _ZERO_PADDING,
+        "alpha": _FACTORS,
+        "epilogue": _EPILOGUE,
+        "signal": _OVERLAP,
+        "stream": _STREAM,
+    }
     sections += [text for name, text in texts.items() if name in names]
     sections += ["\n", _PITCHES + template.sizes, "" if not op.is_fp8 or op.is_blocks else template.copies, _RAISES]
     return "".join(sections)

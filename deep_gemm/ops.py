@@ -8,7 +8,7 @@ The op kind says whether operands are FP8 pairs `(data, scales)` or BF16 matrice
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from deep_gemm import _C, op_docs, vendor
+from deep_gemm import _C, hc_prenorm, op_docs, vendor
 from deep_gemm.fields import OP_KINDS
 
 #: The default of a parameter that must be given.
@@ -43,7 +43,8 @@ class Op:
 
     Attributes: `name`: of the public function. `docs_template`: the docstring template, which also gives the shapes
         of its operands. `kind`: its op kind in problems, empty for the vendor's ops. `layout`: the memory of A, then of
-        B: "nt", "nn", "tn" or "tt". `other_names`: further exports of the same function.
+        B: "nt", "nn", "tn" or "tt". `other_names`: further exports of the same function. `takes_fp4`: the name says
+        that operands may be FP4, which SM90 refuses.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Op:
     layout: str
     parameters: tuple[Parameter, ...]
     other_names: tuple[str, ...] = ()
+    takes_fp4: bool = False
 
     @property
     def is_fp8(self) -> bool:
@@ -98,6 +100,7 @@ class Op:
 _PARAMETERS = {
     parameter.name: parameter
     for parameter in (
+        Parameter("expr", "str expr", check="text"),
         Parameter("a", "Tensor a", check="operand"),
         Parameter("b", "Tensor b", check="operand"),
         Parameter("d", "Tensor(d!) d", check="tensor"),
@@ -108,11 +111,29 @@ _PARAMETERS = {
         Parameter("expected_m", "SymInt expected_m", check="integer", alias="expected_m_per_group"),
         Parameter("ks", "SymInt[] ks", check="sizes", alias="ks_cpu"),
         Parameter("ks_tensor", "Tensor? ks_tensor=None", None, check="tensor", alias="grouped_layout"),
+        Parameter("sqr_sum", "Tensor(s!) sqr_sum", check="tensor"),
+        Parameter("num_splits", "SymInt? num_splits=None", None, check="optional_integer"),
+        Parameter("use_cublaslt", "bool use_cublaslt=False", False),
         Parameter("recipe", "int[]? recipe=None", None),
+        Parameter("recipe_a", "int[]? recipe_a=None", None, is_keyword_only=True),
+        Parameter("recipe_b", "int[]? recipe_b=None", None, is_keyword_only=True),
         Parameter("compiled_dims", "str? compiled_dims=None", None),
         Parameter("disable_ue8m0_cast", "bool disable_ue8m0_cast=False", False),
         Parameter("alpha", "float alpha=1.0", 1.0, check="optional_number", is_keyword_only=True),
         Parameter("beta", "float beta=1.0", 1.0, check="number", is_keyword_only=True),
+        Parameter("epilogue", "", None, check="absent", is_keyword_only=True),
+        Parameter("enable_overlap", "", None, check="absent", is_keyword_only=True),
+        Parameter("max_block_n", "", None, check="absent", is_keyword_only=True),
+        Parameter("signal", "", None, check="absent", is_keyword_only=True),
+        Parameter("use_psum_layout", "bool use_psum_layout=False", False, check="flag", is_keyword_only=True),
+        Parameter("ensure_zero_padding", "bool ensure_zero_padding=False", False, check="flag", is_keyword_only=True),
+        Parameter(
+            "expected_m_for_psum_layout",
+            "SymInt? expected_m_for_psum_layout=None",
+            None,
+            check="hint",
+            is_keyword_only=True,
+        ),
         Parameter("stream", "", None, check="absent", is_keyword_only=True),
     )
 }
@@ -125,21 +146,24 @@ def _take(names: str, **defaults: object) -> tuple[Parameter, ...]:
 
 
 _FP8_OPTIONS = "recipe compiled_dims disable_ue8m0_cast"
+_OWN_RECIPES = "recipe_a recipe_b"
+_OVERLAP = "enable_overlap max_block_n signal"
 _DENSE = {
-    "fp8": _take(f"a b d c {_FP8_OPTIONS} alpha beta stream"),
-    "bf16": _take("a b d c compiled_dims alpha beta stream"),
+    "fp8": _take(f"a b d c {_FP8_OPTIONS} alpha beta {_OWN_RECIPES} epilogue stream"),
+    "bf16": _take("a b d c compiled_dims alpha beta epilogue stream"),
 }
+_PSUM = "use_psum_layout ensure_zero_padding expected_m_for_psum_layout"
 _CONTIGUOUS = {
-    "fp8": _take(f"a b d m_indices {_FP8_OPTIONS} stream"),
-    "bf16": _take("a b d m_indices compiled_dims stream"),
+    "fp8": _take(f"a b d m_indices {_FP8_OPTIONS} {_OWN_RECIPES} {_PSUM} stream"),
+    "bf16": _take(f"a b d m_indices compiled_dims {_PSUM} stream"),
 }
 _MASKED = {
-    "fp8": _take(f"a b d masked_m expected_m {_FP8_OPTIONS} stream"),
+    "fp8": _take(f"a b d masked_m expected_m {_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} stream"),
     "bf16": _take("a b d masked_m expected_m compiled_dims stream"),
 }
 _K_GROUPED = {
-    "fp8": _take("a b d ks ks_tensor c recipe compiled_dims stream", recipe=(1, 1, 128)),
-    "bf16": _take("a b d ks ks_tensor c compiled_dims stream"),
+    "fp8": _take("a b d ks ks_tensor c recipe compiled_dims use_psum_layout stream", recipe=(1, 1, 128)),
+    "bf16": _take("a b d ks ks_tensor c compiled_dims use_psum_layout stream"),
 }
 
 
@@ -189,6 +213,43 @@ def _list_k_grouped() -> list[Op]:
     ]
 
 
+def _list_batched() -> list[Op]:
+    """Return the ops whose products an expression names; the rows' op kinds are those of most expressions."""
+    return [
+        Op("einsum", "einsum", "batched_bf16_gemm", "nt", _take("expr a b d c use_cublaslt stream")),
+        Op(
+            "fp8_einsum",
+            "fp8_einsum",
+            "batched_fp8_gemm",
+            "nt",
+            _take("expr a b d c recipe stream", recipe=(1, 128, 128)),
+        ),
+    ]
+
+
+def _list_fp8_or_fp4(ops: list[Op]) -> list[Op]:
+    """Return the ops under DeepGEMM's names for operands of FP8 or FP4. Here both are FP8."""
+    return [
+        replace(
+            op,
+            name=op.name.replace("fp8_gemm", "fp8_fp4_gemm"),
+            parameters=_put_own_recipes_first(op.parameters),
+            other_names=(),
+            takes_fp4=True,
+        )
+        for op in ops
+        if op.is_fp8 and "recipe_a" in [parameter.name for parameter in op.parameters]
+    ]
+
+
+def _put_own_recipes_first(parameters: tuple[Parameter, ...]) -> tuple[Parameter, ...]:
+    """Return the order of those names: recipe_a and recipe_b come after recipe and need not be named."""
+    own = [replace(one, is_keyword_only=False) for one in parameters if one.name in _OWN_RECIPES.split()]
+    others = [one for one in parameters if one.name not in _OWN_RECIPES.split()]
+    position = [one.name for one in others].index("recipe") + 1
+    return (*others[:position], *own, *others[position:])
+
+
 def _list_vendor() -> list[Op]:
     return [
         Op(f"cublaslt_gemm_{layout}", "vendor", "", layout, _take("a b d c")) for layout in ("nt", "nn", "tn", "tt")
@@ -200,6 +261,9 @@ OPS = (
     *_list_dense(),
     *_list_m_grouped(),
     *_list_k_grouped(),
+    *_list_batched(),
+    Op("tf32_hc_prenorm_gemm", "hc_prenorm", "", "nt", _take("a b d sqr_sum num_splits")),
+    *_list_fp8_or_fp4([*_list_dense(), *_list_m_grouped()]),
     *_list_vendor(),
 )
 
@@ -207,7 +271,7 @@ OPS = (
 def _make_function(op: Op) -> Callable:
     """Return the function of a row: a builtin, which an eager call reaches without any Python, or the vendor's."""
     if not op.kind:
-        return getattr(vendor, op.name)
+        return getattr(hc_prenorm if op.docs_template == "hc_prenorm" else vendor, op.name)
     return _C.make_op(
         name=op.name,
         kind=op.kind,
@@ -228,7 +292,9 @@ EXPORTS = {name: FUNCTIONS[op.name] for op in OPS for name in (op.name, *op.othe
 
 
 #: Parameters that are no operands: how, not what.
-_OPTIONS = frozenset((*_FP8_OPTIONS.split(), "alpha", "beta", "stream"))
+_OPTIONS = frozenset(
+    f"{_FP8_OPTIONS} {_OWN_RECIPES} {_OVERLAP} {_PSUM.partition(' ')[2]} alpha beta epilogue stream use_cublaslt".split()
+)
 
 
 def make_table() -> list[str]:
@@ -238,7 +304,7 @@ def make_table() -> list[str]:
     """
     rows: dict[tuple, list[Op]] = {}
     for op in OPS:
-        rows.setdefault((op.docs_template, op.kind, op.is_blocks), []).append(op)
+        rows.setdefault((op.docs_template, op.kind, op.is_blocks, op.takes_fp4), []).append(op)
     header = ["| op | what | computes | A, B and D | also takes |", "| --- | --- | --- | --- | --- |"]
     return header + [_make_row(ops) for ops in rows.values()]
 

@@ -5,6 +5,7 @@ Guarantees: a config that fails to compile falls back to the heuristic's with on
     make a call fail.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -18,9 +19,11 @@ _MAX_REMEMBERED = 65536
 
 # By config and kernel identity: asking the JIT again for every problem would hash the whole source.
 _kernels: dict[tuple["_C.Config", "_C.Problem"], "build.CompileResult"] = {}
+_failed: dict[tuple["_C.Config", "_C.Problem"], CompileError] = {}
 _seen: set["_C.Problem"] = set()
 _warned: set[str] = set()
 _lock = threading.Lock()
+_thread = threading.local()
 
 
 def _reset_after_fork() -> None:
@@ -40,7 +43,7 @@ def plan(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
     """
     device = _C.get_device(ordinal)
     choice = selection.explain(problem, device)
-    if _is_new(problem):
+    if not is_quiet() and _is_new(problem):
         _print_choice(problem, choice)
         _record(problem)
     try:
@@ -108,10 +111,26 @@ def _build_analytic(problem, device, choice, error: CompileError):
     return result, config
 
 
+@contextlib.contextmanager
+def quiet():
+    """Let what this thread plans be neither printed nor recorded: no call has asked for it yet."""
+    before, _thread.is_quiet = is_quiet(), True
+    try:
+        yield
+    finally:
+        _thread.is_quiet = before
+
+
+def is_quiet() -> bool:
+    """Return whether this thread is within `quiet`."""
+    return getattr(_thread, "is_quiet", False)
+
+
 def forget() -> None:
     """Forget what was planned, printed and recorded in this process (for tests and tools; loaded kernels stay)."""
     with _lock:
         _kernels.clear()
+        _failed.clear()
         _seen.clear()
         _warned.clear()
 
@@ -119,6 +138,8 @@ def forget() -> None:
 def _get_kernel(problem: "_C.Problem", config: "_C.Config", is_refused: bool = False):
     """Return the compiled kernel; `is_refused` as for build.get_cubin."""
     key = (config, _C.kernel_identity(problem))
+    if key in _failed:
+        raise _failed[key]
     result = None if is_refused else _kernels.get(key)
     if result is None:
         result = build.get_cubin(problem, config, is_refused=is_refused)
@@ -127,6 +148,12 @@ def _get_kernel(problem: "_C.Problem", config: "_C.Config", is_refused: bool = F
                 _kernels.clear()
             _kernels[key] = result
     return result
+
+
+def remember_failure(problem: "_C.Problem", config: "_C.Config", error: CompileError) -> None:
+    """Let whoever needs this kernel meet `error` at once: a warm-up has tried to compile it."""
+    with _lock:
+        _failed[(config, _C.kernel_identity(problem))] = error
 
 
 def _is_new(problem: "_C.Problem") -> bool:

@@ -2,11 +2,16 @@
 
 Every cast clamps the largest magnitude of a group at 1e-4, takes scale = amax / 448 (the largest E4M3 number), rounds
 the scale up to a power of two where asked, and returns (x / scale in float8_e4m3fn, scale in float32).
+
+The torch formula of this file is the definition. CUDA tensors of SM90 run a one-pass kernel where there is one
+(cast_kernels.py): its results are equal to the bit to the formula on the same GPU. The formula divides by a number,
+which torch does by its reciprocal on GPUs: scales of CPU and GPU may differ in the last bit.
 """
 
 import torch
 
-from deep_gemm.errors import DtypeError, ShapeError
+from deep_gemm import cast_kernels
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 
 #: Elements of K, and for B rows of N, that share one scale.
 SCALE_BLOCK = 128
@@ -32,54 +37,110 @@ def round_up_to_power_of_two(x: torch.Tensor) -> torch.Tensor:
 
 
 def per_token_cast_to_fp8(
-    x: torch.Tensor, use_ue8m0: bool, gran_k: int = SCALE_BLOCK
+    x: torch.Tensor,
+    use_ue8m0: bool,
+    gran_k: int = SCALE_BLOCK,
+    *,
+    masked_m: torch.Tensor | None = None,
+    scales: str = "row_major",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise x [..., m, n], a matrix or groups of matrices, with one scale per row and `gran_k` columns.
 
+    Args:
+        x: any floating dtype, any strides.
+        use_ue8m0: round scales up to powers of two.
+        gran_k: columns that share a scale.
+        masked_m: int32 [groups] on x's device, for x [groups, m, n]: only the first rows of each group are quantised,
+            and the results of the others are undefined. A kernel reads and writes nothing of them.
+        scales: "row_major", or "mn_major": the TMA-aligned layout that the GEMMs prefer.
+
     Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)].
-    Raises: ShapeError for a vector or a scalar, DtypeError unless x is floating point.
+    Raises: ShapeError for a vector or a scalar, DtypeError unless x is floating point, ArgumentError for another layout
+        or gran_k.
     """
-    _check_matrices(x)
-    m, n = x.shape[-2:]
-    groups = _pad(x, m, align(n, gran_k)).unflatten(-1, (ceil_div(n, gran_k), gran_k))
-    data, scales = _cast(groups, (-1,), use_ue8m0)
-    return data.flatten(-2)[..., :n].contiguous(), scales.squeeze(-1)
+    is_mn_major = _check_options(gran_k, scales)
+    if x.is_cuda:
+        cast = cast_kernels.cast_rows(x, gran_k, use_ue8m0, masked_m, is_mn_major, False, _check_rows)
+        if cast is not None:
+            return cast
+    _check_rows(x, masked_m)
+    return _per_token(x, use_ue8m0, gran_k, is_mn_major)
 
 
-def per_channel_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x [m, n], m a multiple of 128, with one scale per 128 rows and one column.
+def swiglu_per_token_cast_to_fp8(
+    x: torch.Tensor,
+    use_ue8m0: bool,
+    gran_k: int = SCALE_BLOCK,
+    *,
+    masked_m: torch.Tensor | None = None,
+    scales: str = "row_major",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise silu(gate) * up of x [..., m, 2n], whose rows are [gate, up], as per_token_cast_to_fp8 does.
 
-    Returns: float8_e4m3fn [m, n] and float32 scales [m / 128, n].
-    Raises: ShapeError unless x is such a matrix, DtypeError unless it is floating point.
+    The activation is computed in float32 and not rounded before it is quantised: the formula is
+    `silu(gate.float()) * up.float()`. Arguments and errors are those of per_token_cast_to_fp8.
+
+    Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)].
+    Raises: as per_token_cast_to_fp8, and ShapeError for an odd number of columns.
+    """
+    is_mn_major = _check_options(gran_k, scales)
+    if x.is_cuda:
+        cast = cast_kernels.cast_rows(x, gran_k, use_ue8m0, masked_m, is_mn_major, True, _check_pairs)
+        if cast is not None:
+            return cast
+    _check_pairs(x, masked_m)
+    gate, up = x.float().chunk(2, dim=-1)
+    return _per_token(torch.nn.functional.silu(gate) * up, use_ue8m0, gran_k, is_mn_major)
+
+
+def per_channel_cast_to_fp8(
+    x: torch.Tensor, use_ue8m0: bool, gran_k: int = SCALE_BLOCK
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise x [m, n], m a multiple of `gran_k`, with one scale per `gran_k` rows and one column.
+
+    Returns: float8_e4m3fn [m, n] and float32 scales [m / gran_k, n].
+    Raises: ShapeError unless x is such a matrix, DtypeError unless it is floating point, ArgumentError for gran_k.
     """
     _check_matrix(x)
+    _check_granularity(gran_k)
     m = x.shape[0]
-    if m % SCALE_BLOCK:
-        raise ShapeError(f"m = {m}: per-channel scales cover 128 rows each; pad x to a multiple of 128 rows.")
-    data, scales = _cast(x.unflatten(0, (m // SCALE_BLOCK, SCALE_BLOCK)), (1,), use_ue8m0)
+    if m % gran_k:
+        raise ShapeError(f"m = {m}: per-channel scales cover {gran_k} rows each; pad x to a multiple of {gran_k} rows.")
+    if x.is_cuda:
+        cast = cast_kernels.cast_blocks(x, gran_k, use_ue8m0, True, _check_nothing)
+        if cast is not None:
+            return cast
+    data, scales = _cast(x.unflatten(0, (m // gran_k, gran_k)), (1,), use_ue8m0)
     return data.flatten(0, 1), scales.squeeze(1)
 
 
-def per_block_cast_to_fp8(x: torch.Tensor, use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x [..., m, n], a matrix or groups of matrices, with one scale per 128 x 128 block; no block spans two
-    groups.
+def per_block_cast_to_fp8(
+    x: torch.Tensor, use_ue8m0: bool, gran_k: int = SCALE_BLOCK
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise x [..., m, n], a matrix or groups of matrices, with one scale per gran_k x gran_k block; no block spans
+    two groups.
 
-    Returns: float8_e4m3fn [..., m, n] and float32 scales [..., ceil(m / 128), ceil(n / 128)].
-    Raises: ShapeError for a vector or a scalar, DtypeError unless x is floating point.
+    Returns: float8_e4m3fn [..., m, n] and float32 scales [..., ceil(m / gran_k), ceil(n / gran_k)].
+    Raises: ShapeError for a vector or a scalar, DtypeError unless x is floating point, ArgumentError for gran_k.
     """
+    _check_granularity(gran_k)
+    if x.is_cuda:
+        cast = cast_kernels.cast_blocks(x, gran_k, use_ue8m0, False, _check_rows)
+        if cast is not None:
+            return cast
     _check_matrices(x)
     *leading, m, n = x.shape
-    rows, columns = ceil_div(m, SCALE_BLOCK), ceil_div(n, SCALE_BLOCK)
+    rows, columns = ceil_div(m, gran_k), ceil_div(n, gran_k)
     # Each group by itself: the rows that fill a last block are its own.
-    padded = _pad(x, rows * SCALE_BLOCK, columns * SCALE_BLOCK)
-    data, scales = _cast(padded.view(*leading, rows, SCALE_BLOCK, columns, SCALE_BLOCK), (-3, -1), use_ue8m0)
+    padded = _pad(x, rows * gran_k, columns * gran_k)
+    data, scales = _cast(padded.view(*leading, rows, gran_k, columns, gran_k), (-3, -1), use_ue8m0)
     return data.view(padded.shape)[..., :m, :n].contiguous(), scales.view(*leading, rows, columns)
 
 
 def per_custom_dims_cast_to_fp8(
     x: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise x with one scale per index of `dims`, shared along all other dims.
+    """Quantise x with one scale per index of `dims`, shared along all other dims; plain torch on every device.
 
     Returns: float8_e4m3fn of x's shape and float32 scales of the sizes of `dims`, size-1 dims dropped.
     Raises: ShapeError for a dim that x does not have, DtypeError unless x is floating point.
@@ -92,19 +153,78 @@ def per_custom_dims_cast_to_fp8(
     return data, scales.squeeze()
 
 
+def _per_token(x: torch.Tensor, use_ue8m0: bool, gran_k: int, is_mn_major: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    m, n = x.shape[-2:]
+    groups = _pad(x, m, align(n, gran_k)).unflatten(-1, (ceil_div(n, gran_k), gran_k))
+    data, scales = _cast(groups, (-1,), use_ue8m0)
+    return data.flatten(-2)[..., :n].contiguous(), _lay_out(scales.squeeze(-1), is_mn_major)
+
+
+def _lay_out(scales: torch.Tensor, is_mn_major: bool) -> torch.Tensor:
+    if not is_mn_major:
+        return scales
+    shape, strides = cast_kernels.scale_layout(tuple(scales.shape), is_mn_major)
+    return torch.empty_strided(shape, strides, dtype=scales.dtype, device=scales.device).copy_(scales)
+
+
 def _cast(groups: torch.Tensor, dims: tuple[int, ...], use_ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise with one scale shared along `dims`; the scales keep these dims at size 1."""
     magnitudes = groups.abs().float()
     amax = magnitudes.amax(dim=dims, keepdim=True) if dims else magnitudes  # amax over no dims would reduce all
-    scales = amax.clamp(MIN_AMAX) / FP8_MAX
+    scales = _divide_by_max(amax.clamp(MIN_AMAX))
     if use_ue8m0:
         scales = round_up_to_power_of_two(scales)
     return (groups.float() * (1.0 / scales)).to(torch.float8_e4m3fn), scales
 
 
+def _divide_by_max(amax: torch.Tensor) -> torch.Tensor:
+    return amax / FP8_MAX
+
+
 def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Return x [..., m, n] padded with zeros to [..., rows, columns], contiguous."""
     return torch.nn.functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2])).contiguous()
+
+
+def _check_options(gran_k: int, scales: str) -> bool:
+    """Return whether the scales are to be MN-major."""
+    _check_granularity(gran_k)
+    if scales not in ("row_major", "mn_major"):
+        raise ArgumentError(f"scales = {scales!r}: must be 'row_major' or 'mn_major'; pass one of them.")
+    return scales == "mn_major"
+
+
+def _check_rows(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
+    _check_matrices(x)
+    if masked_m is not None:
+        _check_mask(x, masked_m)
+
+
+def _check_pairs(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
+    _check_rows(x, masked_m)
+    if x.shape[-1] % 2:
+        raise ShapeError(f"x.shape[-1] = {x.shape[-1]}: rows are [gate, up] of equal size; pass an even number.")
+
+
+def _check_nothing(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
+    """For casts that check before they ask for a kernel."""
+
+
+def _check_mask(x: torch.Tensor, masked_m: torch.Tensor) -> None:
+    if x.dim() != 3 or masked_m.shape != x.shape[:1]:
+        raise ShapeError(
+            f"masked_m.shape = {list(masked_m.shape)} with x.shape = {list(x.shape)}: x must be [groups, m, n] and"
+            " masked_m [groups]; reshape them."
+        )
+    if masked_m.dtype != torch.int32 or not masked_m.is_contiguous():
+        raise DtypeError(f"masked_m.dtype = {masked_m.dtype}: must be contiguous torch.int32; convert it with .int().")
+    if masked_m.device != x.device:
+        raise DeviceError(f"masked_m.device = {masked_m.device}: x is on {x.device}; move masked_m there.")
+
+
+def _check_granularity(gran_k: int) -> None:
+    if type(gran_k) is not int or gran_k < 1:
+        raise ArgumentError(f"gran_k = {gran_k!r}: must be an int >= 1, e.g. 128; pass such a number.")
 
 
 def _check_matrix(x: torch.Tensor) -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from deep_gemm.quantize import align
+
 _SCALE_BLOCK = 128
 
 
@@ -183,6 +185,170 @@ def k_grouped_bf16_gemm_contiguous(
     """
     for group, columns in enumerate(_k_ranges(groups)):
         _store(_multiply_bf16(a[:, columns], b[:, columns]), d[group], None if c is None else c[group])
+
+
+@torch.no_grad()
+def m_grouped_fp8_gemm_psum(
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    d: torch.Tensor,
+    groups: torch.Tensor,
+    recipe: str = "1d2d",
+    alignment: int = _SCALE_BLOCK,
+    ensure_zero_padding: bool = False,
+) -> None:
+    """Compute d[i] = A[i] @ B[group of i].T as m_grouped_fp8_gemm_contiguous, with groups given by their ends; rows of
+    padding become +0 with `ensure_zero_padding`, else they are left alone.
+
+    Args:
+        a, scale_a, b, scale_b, d: as for m_grouped_fp8_gemm_contiguous.
+        groups: int32 [num_groups], the row behind the last one of each group; a group starts at the end of the one
+            before, rounded up to a multiple of `alignment`.
+    """
+    _store_psum_rows(
+        d,
+        _list_ranges(groups, alignment),
+        ensure_zero_padding,
+        lambda rows, group: _multiply_fp8(a[rows], scale_a[rows], b[group], scale_b[group], recipe),
+    )
+
+
+@torch.no_grad()
+def m_grouped_bf16_gemm_psum(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    d: torch.Tensor,
+    groups: torch.Tensor,
+    alignment: int = _SCALE_BLOCK,
+    ensure_zero_padding: bool = False,
+) -> None:
+    """Compute d[i] = A[i] @ B[group of i].T as m_grouped_bf16_gemm_contiguous, with groups given by their ends as for
+    m_grouped_fp8_gemm_psum.
+    """
+    _store_psum_rows(
+        d,
+        _list_ranges(groups, alignment),
+        ensure_zero_padding,
+        lambda rows, group: _multiply_bf16(a[rows], b[group]),
+    )
+
+
+@torch.no_grad()
+def k_grouped_fp8_gemm_psum(
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    d: torch.Tensor,
+    groups: torch.Tensor,
+    c: torch.Tensor | None = None,
+    is_blocks: bool = False,
+) -> None:
+    """Compute d[g] = A_g @ B_g.T + c[g] as k_grouped_fp8_gemm_contiguous, with groups given by their ends; what A and B
+    hold between the groups has no effect.
+
+    Args:
+        a: float8_e4m3fn [m, sum_k], or 1-D, of the [m, k_g rounded up to 128] of one group after the other
+            (`is_blocks`). b: as a, with n.
+        scale_a: float32 [m, ceil(sum_k / 128)]. scale_b: float32 [n, ceil(sum_k / 128)].
+        d, c: as for k_grouped_fp8_gemm_contiguous.
+        groups: int32 [num_groups], the end of each group along K; a group starts at the end of the one before, rounded
+            up to a multiple of 128.
+    """
+    m, n = d.shape[1:]
+    for group, columns in enumerate(_list_ranges(groups, _SCALE_BLOCK)):
+        whole = slice(columns.start, align(columns.stop, _SCALE_BLOCK))
+        steps = slice(whole.start // _SCALE_BLOCK, whole.stop // _SCALE_BLOCK)
+        left, right = (
+            _take_columns(operand, rows, whole)[:, : columns.stop - columns.start] if is_blocks else operand[:, columns]
+            for operand, rows in ((a, m), (b, n))
+        )
+        final = _sum_steps(left, right, scale_a[:, steps], scale_b[:, steps])
+        _store(final, d[group], None if c is None else c[group])
+
+
+@torch.no_grad()
+def k_grouped_bf16_gemm_psum(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, groups: torch.Tensor, c: torch.Tensor | None = None
+) -> None:
+    """Compute d[g] = A_g @ B_g.T + c[g] as k_grouped_bf16_gemm_contiguous, with groups given by their ends as for
+    k_grouped_fp8_gemm_psum.
+    """
+    for group, columns in enumerate(_list_ranges(groups, _SCALE_BLOCK)):
+        _store(_multiply_bf16(a[:, columns], b[:, columns]), d[group], None if c is None else c[group])
+
+
+def _list_ranges(ends: torch.Tensor, alignment: int) -> list[slice]:
+    """Return where groups lie that end at `ends`; a group that ends before it starts is empty."""
+    found, before = [], 0
+    for end in ends.tolist():
+        start = align(before, alignment)
+        found.append(slice(start, max(start, end)))
+        before = end
+    return found
+
+
+def _store_psum_rows(
+    d: torch.Tensor,
+    ranges: list[slice],
+    ensure_zero_padding: bool,
+    multiply: Callable[[slice, int], torch.Tensor],
+) -> None:
+    """Write the rows of each group of d [m, n] from `multiply(rows, group)`; zero the others where wanted."""
+    final = torch.zeros(d.shape, dtype=torch.float32, device=d.device)
+    for group, rows in enumerate(ranges):
+        final[rows] = multiply(rows, group)
+    if ensure_zero_padding:
+        d.copy_(final)
+        return
+    for rows in ranges:
+        d[rows].copy_(final[rows])
+
+
+@torch.no_grad()
+def batched_fp8_gemm(
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    d: torch.Tensor,
+    c: torch.Tensor | None = None,
+    recipe: str = "1d2d",
+) -> None:
+    """Compute d[g] = A[g] @ B[g].T + c[g] from scaled FP8 operands.
+
+    Args:
+        a: float8_e4m3fn [num_groups, m, k]. b: float8_e4m3fn [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m,
+            n], written. c: as d, which it may be.
+        scale_a: float32 [num_groups, m, ceil(k / 128)]. scale_b: as for m_grouped_fp8_gemm_contiguous.
+    """
+    for group in range(len(a)):
+        final = _multiply_fp8(a[group], scale_a[group], b[group], scale_b[group], recipe)
+        _store(final, d[group], None if c is None else c[group])
+
+
+@torch.no_grad()
+def batched_bf16_gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Compute d[g] = A[g] @ B[g].T + c[g] from BF16 operands.
+
+    Args:
+        a: bfloat16 [num_groups, m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m, n],
+            written. c: as d, which it may be.
+    """
+    _store(torch.bmm(a.float(), b.float().mT), d, c)
+
+
+@torch.no_grad()
+def summed_bf16_gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None = None) -> None:
+    """Compute d = sum over g of A[g] @ B[g].T + c from BF16 operands.
+
+    Args:
+        a: bfloat16 [num_groups, m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [m, n], written. c:
+            float32 [m, n], which may be d.
+    """
+    _store(torch.einsum("gmk,gnk->mn", a.float(), b.float()), d, c)
 
 
 def _store_rows(

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from deep_gemm import _C, selector_files
 from deep_gemm.errors import DeepGemmError, DeviceError, ModelError, SelectorWarning
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.selector import Selector
 
 
@@ -50,6 +51,9 @@ os.register_at_fork(after_in_child=_reset_after_fork)
 def get_best_config(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Config":
     """Return the config that the library runs `problem` with on `device` (default: the current GPU).
 
+    Only the fields of `problem` count: settings of the process (set_num_sms, set_batch_invariant, DG_BATCH_INVARIANT)
+    reach a call's problem as its fields num_sms and batch_invariant.
+
     Raises: DeviceError where there is no GPU, or none of the configs is legal on it.
     """
     return explain(problem, device).config
@@ -73,7 +77,8 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
     if loaded.selector is None:
         return choose_analytic(problem, device, loaded.reason)
     try:
-        choice = loaded.selector.choose(problem, device, loaded.mode, kernel_hash(problem.op))
+        served = find_recorded(problem, loaded.selector)
+        choice = loaded.selector.choose(served, device, loaded.mode, kernel_hash(served.op))
     except DeviceError:
         raise
     except Exception as error:
@@ -86,6 +91,16 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
             " --install`, or remove the file"
         )
     return choice
+
+
+def find_recorded(problem: "_C.Problem", selector: Selector) -> "_C.Problem":
+    """Return the problem whose records choose for `problem`: itself, or that of its op kind's sibling as long as the
+    artefact knows that one alone. Both have the same configs, and a kernel of one runs as fast as that of the other.
+    """
+    sibling, known = OP_KINDS[problem.op].sibling, selector.metadata["ops"]
+    if problem.op in known or sibling not in known:
+        return problem
+    return _C.Problem(**(problem.as_dict() | {"op": sibling}))
 
 
 def current_device() -> "_C.Device":

@@ -71,7 +71,13 @@ class Selector(_C.Selector):
         """
         if mode not in ("auto", "model"):
             raise ArgumentError(f"mode = {mode!r}: must be 'auto' or 'model'")
-        return self.choose_config(problem, device, kernel_hash, exact_key(problem) if mode == "auto" else None)
+        choice = self.choose_config(problem, device, kernel_hash, exact_key(problem) if mode == "auto" else None)
+        if mode == "model" or choice.source == "exact" or not problem.batch_invariant:
+            return choice
+        # Measured best of more configs, so also of those that do not split K where it is one of them.
+        plain = _C.Problem(**(problem.as_dict() | {"batch_invariant": False}))
+        measured = self.choose_config(problem, device, kernel_hash, exact_key(plain))
+        return measured if measured.source == "exact" else choice
 
 
 def describe_op(op: str, members: Any, arrays: Mapping[str, np.ndarray]) -> dict:

@@ -36,7 +36,7 @@ def read_selector_file(sku: str, path: Path | None) -> tuple[str, bytes] | None:
     if path is not None:
         content = read_private_file(path)
         if content is None:
-            raise ModelError(f"{path}: no such file; unset DG_SELECTOR or give the path of an artefact")
+            raise ModelError(f"{path}: no such file; set DG_SELECTOR to {', '.join(MODES)}, or the path of an artefact")
         return str(path), content
     folder = environment.model_dir()
     if folder is not None:

@@ -89,8 +89,24 @@ def _is_integer(number) -> bool:
     return isinstance(number, (int, torch.SymInt))
 
 
+def _is_optional_integer(number) -> bool:
+    return number is None or _is_integer(number)
+
+
+def _is_text(text) -> bool:
+    return isinstance(text, str)
+
+
 def _is_sizes(sizes) -> bool:
     return isinstance(sizes, (tuple, list)) and all(_is_integer(size) for size in sizes)
+
+
+def _is_flag(argument) -> bool:
+    return isinstance(argument, bool)
+
+
+def _is_hint(number) -> bool:
+    return number is None or _is_integer(number)
 
 
 def _is_absent(argument) -> bool:
@@ -99,7 +115,19 @@ def _is_absent(argument) -> bool:
 
 _CHECKS = {
     check.__name__: check
-    for check in (_is_tensor, _is_operand, _is_number, _is_optional_number, _is_integer, _is_sizes, _is_absent)
+    for check in (
+        _is_tensor,
+        _is_operand,
+        _is_number,
+        _is_optional_number,
+        _is_integer,
+        _is_optional_integer,
+        _is_text,
+        _is_sizes,
+        _is_flag,
+        _is_hint,
+        _is_absent,
+    )
 }
 
 #: How the node takes arguments of some checks, where not as they are.

@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from deep_gemm import reference
+from deep_gemm import reference, vendor
 from deep_gemm.errors import ArgumentError
 
 
@@ -53,6 +53,12 @@ def run_reference(op: str, operands: dict, stream: int | None) -> None:
     device = operands["d"].device
     with _on_stream(stream, device.index or 0):
         getattr(reference, op)(**operands)
+
+
+def run_vendor(op: str, operands: dict, stream: int | None) -> None:
+    """Compute op kind `op` with the vendor's library; all else as for run_reference."""
+    with _on_stream(stream, operands["d"].device.index or 0):
+        getattr(vendor, op)(**operands)
 
 
 def _on_stream(stream: int | None, ordinal: int) -> contextlib.AbstractContextManager:

@@ -28,13 +28,17 @@ _RULE = (
 )
 
 
-_given: set[str] = set()
+# The functions that have a stand-in; it survives a reload of this module.
+_given: set[Callable] = globals().get("_given", set())
 
 
 def substitute_when_traced() -> None:
     """Give Dynamo the stand-ins of the public ops, now or as soon as it is imported; each is given once."""
-    finder = _DynamoFinder([op for op in OPS if op.name not in _given])
-    _given.update(op.name for op in OPS)
+    pending = [op for op in OPS if FUNCTIONS[op.name] not in _given]
+    if not pending:  # a second finder would hide the first
+        return
+    finder = _DynamoFinder(pending)
+    _given.update(FUNCTIONS.values())
     sys.meta_path.insert(0, finder)  # first: another thread may be about to import it
     if _DYNAMO in sys.modules:
         finder.finish()

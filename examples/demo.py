@@ -33,6 +33,8 @@ OP = "fp8_gemm"
 ROWS = 12
 #: Launches in a timed CUDA graph, and its replays; each is timed in turn with the other configs of the problem.
 LAUNCHES, REPLAYS = 20, 15
+#: What a reader must know of the table: the selector was shown these very problems.
+TRAINED_ON_THEM = "the selector was trained on these problems"
 #: Wide enough for a line of the table, also where the output is a file.
 console = Console(width=max(Console().width, 130))
 
@@ -249,15 +251,18 @@ def main() -> None:
         database = measure(out, device)
         artefact = learn(out, database)
         rows = compare_on_gpu(artefact, device)
-        show(rows, f"{device.name}: heuristic against learned choice, measured now")
+        show(rows, f"{device.name}: heuristic against learned choice, measured now; {TRAINED_ON_THEM}")
     else:
         database = find_recording(out)
         is_simulated = database.parent == out
-        run_tuner("simulate", "--db", database, "--problems", 6, "--seeds", 1)
+        run_tuner("simulate", "--db", database, "--op", OP, "--problems", 6, "--seeds", 1)
         artefact = learn(out, database)
         rows = compare_recorded(artefact, database)
         origin = "Simulated" if is_simulated else "Recorded on an H200"
-        show(rows, f"{origin}: heuristic against the model's choice (from the sweep, not measured now)")
+        show(
+            rows,
+            f"{origin}: heuristic against the model's choice (from the sweep, not measured now); {TRAINED_ON_THEM}",
+        )
         problem = _C.Problem(OP, 64, 256, 512)
         console.print(f"fp8_gemm_nt on the CPU reference: calc_diff {multiply(problem, 'cpu'):.1e}", highlight=False)
     result = {

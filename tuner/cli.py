@@ -5,9 +5,10 @@ import sys
 
 import typer
 
+import deep_gemm
 from tuner import errors
 
-COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "inspect", "db")
+COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "db")
 
 app = typer.Typer(
     name="tuner",
@@ -24,8 +25,18 @@ class Shown:
     traceback = False
 
 
+def show_version(is_asked: bool) -> None:
+    """Print the package's version and end, where --version was given."""
+    if is_asked:
+        print(f"deep_gemm {deep_gemm.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
+    version: bool = typer.Option(
+        False, "--version", callback=show_version, is_eager=True, help="Print the package's version."
+    ),
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error instead of one line."),
 ) -> None:
     """Measure, record, learn and select kernel configurations.
@@ -75,7 +86,9 @@ def report(error: object, exit_code: int) -> int:
     """Print `error` as one line on standard error and return `exit_code`; with --debug re-raise."""
     if Shown.traceback and isinstance(error, Exception):
         raise error
-    print(f"tuner: {' '.join(str(error).split())}", file=sys.stderr)
+    line = " ".join(str(error).split())
+    if line:  # without a command the parser has printed the help and has nothing to add
+        print(f"tuner: {line}", file=sys.stderr)
     return exit_code
 
 

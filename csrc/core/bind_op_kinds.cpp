@@ -54,7 +54,7 @@ void bind_op_kind(py::module_& m) {
             "The header of its kernel in deep_gemm/include/deep_gemm; its class has the same name in CamelCase.")
         .def_property_readonly(
             "grouping", [](const OpKind& self) { return kGroupingNames[size_t(self.grouping)]; },
-            "'dense', 'contiguous', 'masked' or 'k_grouped'.")
+            "'dense', 'contiguous', 'masked', 'k_grouped', 'm_psum', 'k_psum', 'batched' or 'summed'.")
         .def_property_readonly(
             "is_fp8", [](const OpKind& self) { return self.is_fp8; }, "FP8 operands with scales; else BF16.")
         .def_property_readonly("is_grouped", &OpKind::is_grouped)
@@ -62,6 +62,14 @@ void bind_op_kind(py::module_& m) {
                                "Groups lie one after the other among the m rows of A, padded to the alignment.")
         .def_property_readonly("has_room", &OpKind::has_room, "Every group has room for m rows.")
         .def_property_readonly("k_is_divided", &OpKind::k_is_divided, "Groups lie one after the other along K.")
+        .def_property_readonly("has_ends", &OpKind::has_ends,
+                               "The caller says where each group ends; the next starts at a multiple of the alignment.")
+        .def_property_readonly(
+            "sibling", [](const OpKind& self) { return self.sibling; },
+            "The op kind whose records serve this one while it has none of its own; None where there is none.")
+        .def_property_readonly("is_batched", &OpKind::is_batched, "Groups have m rows and a D of their own.")
+        .def_property_readonly("is_summed", &OpKind::is_summed, "The products of all groups add up to one D.")
+        .def_property_readonly("reads_groups", &OpKind::reads_groups, "Where groups begin or end is an operand.")
         .def_property_readonly(
             "knobs", [](const OpKind& self) { return names_of(kKnobNames, self.knobs.bits); },
             "Which of 'clusters', 'split_k' and 'swap_ab' a config may use.")

@@ -80,12 +80,14 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
 
 // Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with two scale vectors in a
 // ring: 128 bytes a thread where C is loaded into the D tile, 8 to 44 with a queue of tiles. BF16: the widest tile of
-// masked kernels, and of kernels for groups of K that store directly without reading C.
+// masked, batched and summed kernels, and of kernels for groups of K that store directly without reading C.
 bool spills(const Problem& variant, const Config& config) {
     const OpKind& kind = op_kind(variant.op);
     const bool is_widest = config.block_m == 256 && config.block_n == 192,
                accumulates = variant.c_mode == CMode::kAccumulate;
-    if (!kind.is_fp8) return is_widest && (kind.has_room() || (kind.k_is_divided() && variant.c_mode == CMode::kNone));
+    if (!kind.is_fp8)
+        return is_widest && (kind.has_room() || kind.is_batched() || kind.is_summed() ||
+                             (kind.k_is_divided() && variant.c_mode == CMode::kNone));
     if (!has_scale_ring(variant) || variant.recipe != Recipe::k1d1d || config.block_m != 128) return false;
     const bool is_too_wide = accumulates && (config.block_n == 136 || config.block_n == 160);
     return is_too_wide || (kind.is_grouped() && (config.block_n == 128 || (accumulates && config.block_n == 112)));
@@ -211,10 +213,10 @@ std::vector<Config> get_default_space(const Problem& variant, const Device& devi
     append_plain(space, any, device);
     append_plain_splits(space, any, device);
     const OpKind& kind = op_kind(variant.op);
-    // Groups of K give weight gradients, whose m is no small number of tokens.
-    if (kind.has_room())
+    // Groups of K, and sums over groups, give weight gradients, whose m is no small number of tokens.
+    if (kind.has_room() || kind.is_batched())
         append_masked(space, any, device);
-    else if (!kind.k_is_divided())
+    else if (!kind.k_is_divided() && !kind.is_summed())
         append_swapped(space, any, device);
     return space;
 }
@@ -229,14 +231,16 @@ Pruning::Pruning(const Problem& problem, const Device& device)
     : m(rows_per_group(problem)),
       n(problem.n),
       k_steps((problem.k + stage_k(problem.op) - 1) / stage_k(problem.op)),
-      num_groups(std::max(problem.num_groups, 1)),
+      num_groups(op_kind(problem.op).is_summed() ? 1 : std::max(problem.num_groups, 1)),
       few_rows(!op_kind(problem.op).m_is_shared()     ? 0
                : problem.alignment % kBlockMs[0] == 0 ? kPaddedRows
                                                       : problem.m),
       sms(usable_sms(problem, device)),
       alignment(op_kind(problem.op).m_is_shared() ? problem.alignment : 0),
       // Some groups hold more than most.
-      cover_m(op_kind(problem.op).has_room() ? smallest_cover(kMaskedTokens, 2 * m) : smallest_cover(kTokens, m)),
+      cover_m(op_kind(problem.op).has_room()     ? smallest_cover(kMaskedTokens, 2 * m)
+              : op_kind(problem.op).is_batched() ? smallest_cover(kMaskedTokens, m)
+                                                 : smallest_cover(kTokens, m)),
       cover_n(std::max(smallest_cover(kBlockNs, problem.n), problem.b_major == Major::kMn ? kMnMajorUnit : 0)),
       may_split(problem.num_sms == 0 && !problem.batch_invariant && op_kind(problem.op).knobs.has(Knob::kSplitK)) {}
 

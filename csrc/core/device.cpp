@@ -88,6 +88,7 @@ Device make_device(Device device) {
 }
 
 Device known_device(std::string_view sku_or_short_name) {
+    const std::string name = slug(sku_or_short_name);
     std::string choices;
     for (const KnownDevice& known : kKnownDevices) {
         Device device;
@@ -97,7 +98,7 @@ Device known_device(std::string_view sku_or_short_name) {
         device.clock_mhz = known.clock_mhz;
         device.memory_gbps = known.memory_gbps;
         device = make_device(device);
-        if (sku_or_short_name == known.short_name || sku_or_short_name == device.sku) return device;
+        if (name == known.short_name || name == device.sku) return device;
         choices += (choices.empty() ? "" : ", ") + std::string(known.short_name);
     }
     throw Error(ErrorKind::kDevice, "'" + std::string(sku_or_short_name.substr(0, 64)) +

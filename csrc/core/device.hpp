@@ -31,7 +31,8 @@ std::string slug(std::string_view name);
 // Fill in `sku` (where empty) and `tensor_ratio`, and check the numbers; throws Error(kDevice).
 Device make_device(Device device);
 
-// A well-known SM90 GPU by its SKU or short name (h200, h100, h800, h20, gh200); throws Error(kDevice).
+// A well-known SM90 GPU by its SKU or short name (h200, h100, h800, h20, gh200), in any case; throws
+// Error(kDevice).
 Device known_device(std::string_view sku_or_short_name);
 
 }  // namespace deep_gemm

@@ -58,7 +58,7 @@ double scale_bytes(const Problem& problem) {
 int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
     const OpKind& kind = op_kind(problem.op);
     if (kind.m_is_shared()) return ceil_div(problem.m, block_m);
-    const int64_t rows = rows_per_group(problem), groups = std::max(problem.num_groups, 1);
+    const int64_t rows = rows_per_group(problem), groups = kind.is_summed() ? 1 : std::max(problem.num_groups, 1);
     if (!kind.has_room()) return groups * ceil_div(rows, block_m);
     int64_t tiles = 0;
     for (int64_t twentieths : {14, 17, 20, 23, 26})
@@ -66,9 +66,10 @@ int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
     return ceil_div(groups * tiles, 5);
 }
 
-// Cluster tiles along m: a cluster never straddles two groups of K.
+// Cluster tiles along m: a cluster never straddles two groups that have a D of their own and m rows each.
 int64_t count_m_cluster_tiles(const Problem& problem, const Config& config, int64_t m_tiles) {
-    if (!op_kind(problem.op).k_is_divided()) return ceil_shift(m_tiles, config.cluster_m);
+    const OpKind& kind = op_kind(problem.op);
+    if (!kind.k_is_divided() && !kind.is_batched()) return ceil_shift(m_tiles, config.cluster_m);
     return problem.num_groups * ceil_shift(m_tiles / problem.num_groups, config.cluster_m);
 }
 
@@ -78,7 +79,8 @@ Extent extent_of(const Problem& problem) {
     const int64_t groups = std::max(problem.num_groups, 1);
     const OpKind& kind = op_kind(problem.op);
     if (kind.m_is_shared()) return {problem.m, problem.k, groups};
-    if (kind.has_room()) return {groups * rows_per_group(problem), problem.k, groups};
+    if (kind.has_room() || kind.is_batched()) return {groups * rows_per_group(problem), problem.k, groups};
+    if (kind.is_summed()) return {problem.m, groups * problem.k, 1};
     return {groups * problem.m, ceil_div(problem.k, groups), groups};
 }
 
@@ -91,8 +93,10 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
     const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k,
                   blocks = blocks_per_sm(problem, config);
     tiling.slots = std::max<int64_t>(1, count_slots(sms, cluster_size, blocks));
-    tiling.rounds = ceil_div(tiling.cluster_tiles, tiling.slots);
-    tiling.blocks_per_sm = int(std::min<int64_t>(blocks, ceil_div(tiling.cluster_tiles * cluster_size, sms)));
+    if (op_kind(problem.op).is_summed()) tiling.parts = std::max<int64_t>(1, tiling.slots / tiling.cluster_tiles);
+    tiling.rounds = ceil_div(tiling.cluster_tiles * tiling.parts, tiling.slots);
+    tiling.blocks_per_sm =
+        int(std::min<int64_t>(blocks, ceil_div(tiling.cluster_tiles * tiling.parts * cluster_size, sms)));
     return tiling;
 }
 
@@ -177,7 +181,7 @@ double Estimator::epilogue_ns(const Config& config) const {
 }
 
 double Estimator::time_us(const Config& config, const Tiling& tiling) const {
-    const double steps = double(ceil_shift(k_steps_, config.split_k));
+    const double steps = double(ceil_div(ceil_shift(k_steps_, config.split_k), tiling.parts));
     const double split_us = config.split_k > 1 ? rates_.split_us : 0.0;
     const double sm_us = double(tiling.rounds) * (steps * step_ns(config, tiling) + epilogue_ns(config)) * 1e-3;
     const double l2_us = l2_read_bytes(problem_, config, tiling) * l2_us_per_byte_;

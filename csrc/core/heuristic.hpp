@@ -19,6 +19,7 @@ struct Tiling {
     int64_t slots;          // clusters that fit the SMs at once, at least 1
     int64_t rounds;         // pieces that the busiest slot takes
     int blocks_per_sm;      // CTAs that share an SM
+    int64_t parts = 1;      // of the sum over groups, each with tiles of its own
 };
 
 Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms);

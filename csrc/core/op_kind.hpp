@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <iterator>
+#include <optional>
 #include <string_view>
 
 namespace deep_gemm {
@@ -15,8 +16,9 @@ namespace deep_gemm {
 enum class Op : uint8_t {};
 
 // What the groups of an op divide: nothing; the rows of A, one group after the other; nothing of A, because each group
-// has room for m rows; K.
-enum class Grouping : uint8_t { kNone, kMContiguous, kMMasked, kKContiguous };
+// has room for m rows; K. kMPsum and kKPsum are kMContiguous and kKContiguous with another description of the groups.
+// In kBatched and kSummed groups are whole products: each has a D of its own, or all add up to one D.
+enum class Grouping : uint8_t { kNone, kMContiguous, kMMasked, kKContiguous, kMPsum, kKPsum, kBatched, kSummed };
 // How scales cover FP8 operands: A per row and 128 of K with B per 128 x 128 block; both per row and 128 of K; both per
 // row.
 enum class Recipe : uint8_t { k1d2d, k1d1d, kPerRow };
@@ -32,7 +34,8 @@ enum class GroupLayout : uint8_t { kJoint, kBlocks };
 // Knobs of a config that an op kind may leave at their default only.
 enum class Knob : uint8_t { kClusters, kSplitK, kSwapAb };
 
-inline constexpr const char* kGroupingNames[] = {"dense", "contiguous", "masked", "k_grouped"};
+inline constexpr const char* kGroupingNames[] = {"dense",  "contiguous", "masked",  "k_grouped",
+                                                 "m_psum", "k_psum",     "batched", "summed"};
 inline constexpr const char* kRecipeNames[] = {"1d2d", "1d1d", "per_row"};
 inline constexpr const char* kDDtypeNames[] = {"bf16", "fp32"};
 inline constexpr const char* kCModeNames[] = {"none", "accumulate", "general", "head_split"};
@@ -66,14 +69,25 @@ struct OpKind {
     WordSet<ScaleLayout> scale_layouts;
     WordSet<GroupLayout> group_layouts;
     WordSet<Knob> knobs;
+    // The op kind that differs from this one only in how the caller describes the groups: what was recorded of it
+    // serves this one as long as nothing was recorded of this one. nullptr: there is none.
+    const char* sibling = nullptr;
 
     constexpr bool is_grouped() const { return grouping != Grouping::kNone; }
     // Groups lie one after the other among the m rows of A, each padded to the alignment.
-    constexpr bool m_is_shared() const { return grouping == Grouping::kMContiguous; }
+    constexpr bool m_is_shared() const { return grouping == Grouping::kMContiguous || grouping == Grouping::kMPsum; }
     // Every group has room for m rows, of which it fills some.
     constexpr bool has_room() const { return grouping == Grouping::kMMasked; }
     // Groups lie one after the other along K, and each has a D of its own.
-    constexpr bool k_is_divided() const { return grouping == Grouping::kKContiguous; }
+    constexpr bool k_is_divided() const { return grouping == Grouping::kKContiguous || grouping == Grouping::kKPsum; }
+    // The caller says where each group ends, and a group starts at the next multiple of the alignment (psum layout).
+    constexpr bool has_ends() const { return grouping == Grouping::kMPsum || grouping == Grouping::kKPsum; }
+    // Groups are products of m rows each, with a D of their own.
+    constexpr bool is_batched() const { return grouping == Grouping::kBatched; }
+    // The products of all groups add up to one D.
+    constexpr bool is_summed() const { return grouping == Grouping::kSummed; }
+    // Where groups begin or end is an operand.
+    constexpr bool reads_groups() const { return is_grouped() && !is_batched() && !is_summed(); }
 };
 
 namespace words {
@@ -120,6 +134,27 @@ inline constexpr OpKind kOpKinds[] = {
     {"k_grouped_bf16_gemm_contiguous", "k_grouped_gemm", "grouped_bf16_gemm", Grouping::kKContiguous, false,
      words::kNoScales, words::kFp32D, words::kAnyC, words::kMnMajor, words::kMnMajor,
      words::kForTma, words::kJoint, words::kNoSplit},
+    {"m_grouped_fp8_gemm_psum", "m_grouped_gemm", "grouped_fp8_gemm", Grouping::kMPsum, true,
+     words::kPer128, words::kAnyD, words::kNoC, words::kKMajor, words::kKMajor,
+     words::kAnyScales, words::kJoint, words::kNoSplit, "m_grouped_fp8_gemm_contiguous"},
+    {"m_grouped_bf16_gemm_psum", "m_grouped_gemm", "grouped_bf16_gemm", Grouping::kMPsum, false,
+     words::kNoScales, words::kAnyD, words::kNoC, words::kKMajor, words::kAnyMajor,
+     words::kForTma, words::kJoint, words::kNoSplit, "m_grouped_bf16_gemm_contiguous"},
+    {"k_grouped_fp8_gemm_psum", "k_grouped_gemm", "grouped_fp8_gemm", Grouping::kKPsum, true,
+     words::kVectors, words::kFp32D, words::kAnyC, words::kKMajor, words::kKMajor,
+     words::kAnyScales, words::kJointOrBlocks, words::kNoSplit, "k_grouped_fp8_gemm_contiguous"},
+    {"k_grouped_bf16_gemm_psum", "k_grouped_gemm", "grouped_bf16_gemm", Grouping::kKPsum, false,
+     words::kNoScales, words::kFp32D, words::kAnyC, words::kMnMajor, words::kMnMajor,
+     words::kForTma, words::kJoint, words::kNoSplit, "k_grouped_bf16_gemm_contiguous"},
+    {"batched_fp8_gemm", "batched_gemm", "grouped_fp8_gemm", Grouping::kBatched, true,
+     words::kPer128, words::kAnyD, words::kAnyC, words::kKMajor, words::kKMajor,
+     words::kAnyScales, words::kJoint, words::kNoSplit},
+    {"batched_bf16_gemm", "batched_gemm", "grouped_bf16_gemm", Grouping::kBatched, false,
+     words::kNoScales, words::kAnyD, words::kAnyC, words::kKMajor, words::kAnyMajor,
+     words::kForTma, words::kJoint, words::kNoSplit},
+    {"summed_bf16_gemm", "batched_gemm", "grouped_bf16_gemm", Grouping::kSummed, false,
+     words::kNoScales, words::kFp32D, words::kNoC, words::kKMajor, words::kKMajor,
+     words::kForTma, words::kJoint, words::kNoSplit},
 };
 // clang-format on
 
@@ -137,6 +172,13 @@ inline constexpr Grouping grouping_of(Op op) { return op_kind(op).grouping; }
 inline constexpr bool is_fp8(Op op) { return op_kind(op).is_fp8; }
 inline constexpr bool is_grouped(Op op) { return op_kind(op).is_grouped(); }
 inline constexpr std::string_view op_name(Op op) { return op_kind(op).name; }
+
+// The op kind of the same products whose groups have ends, or nothing.
+constexpr std::optional<Op> with_ends(Op op) {
+    for (size_t i = 0; i < kNumOps; ++i)
+        if (kOpKinds[i].has_ends() && std::string_view(kOpKinds[i].sibling) == op_name(op)) return Op(i);
+    return std::nullopt;
+}
 
 Op parse_op(std::string_view name);  // throws Error(kProblem)
 

@@ -130,7 +130,7 @@ inline constexpr auto kProblemFields = std::to_array<ProblemField>({
 // The field called `name`, or nullptr.
 const ProblemField* find_problem_field(std::string_view name);
 
-// Rows of one group on average, as far as the host knows: all of m for dense products and groups of K.
+// Rows of one group on average, as far as the host knows: all of m where groups do not divide or fill the rows.
 inline constexpr int64_t rows_per_group(const Problem& problem) {
     const OpKind& kind = op_kind(problem.op);
     if (kind.m_is_shared()) return (problem.m + problem.num_groups - 1) / problem.num_groups;

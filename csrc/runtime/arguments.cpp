@@ -177,10 +177,10 @@ HeadSplits parse_head_splits(PyObject* object) {
     return {(*splits)[0], (*splits)[1], (*splits)[2]};
 }
 
-int64_t parse_expected_m(PyObject* object) {
+int64_t parse_expected_m(PyObject* object, const char* name) {
     const auto value = to_host_integer(object);
     if (!value || *value < 0)
-        fail("expected_m = " + short_repr(object) +
+        fail(std::string(name) + " = " + short_repr(object) +
              ": must be an int >= 0, the rows of a group on average (a hint); pass such a number.");
     return *value;
 }

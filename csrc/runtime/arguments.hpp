@@ -24,7 +24,7 @@ bool parse_flag(const char* name, PyObject* object);       // a bool, which must
 void check_not_used(const char* name, PyObject* object);   // False, or a max_block_n of no effect; else SM100 only
 std::optional<Recipe> parse_recipe(PyObject* object);      // None, (1, 128, 128) or (1, 1, 128)
 HeadSplits parse_head_splits(PyObject* object);            // three integers >= 0, left + right > 0
-int64_t parse_expected_m(PyObject* object);                // an integer >= 0, which must be given
+int64_t parse_expected_m(PyObject* object, const char* name = "expected_m");  // an integer >= 0, which must be given
 std::vector<int64_t> parse_group_sizes(PyObject* object);  // ks: a list or tuple of integers within 0..2^31 - 1
 
 // The recipe of both operands, or one of each: recipe_a (1, 128) with recipe_b (128, 128) or (1, 128).

@@ -47,10 +47,10 @@ Operand optional_operand(const char* name, const py::object& object) {
 }
 
 void check_operands_given(Op op, const py::object& scale_a, const py::object& scale_b, const py::object& groups) {
-    if (groups.is_none() == is_grouped(op))
+    if (groups.is_none() == op_kind(op).reads_groups())
         fail_argument(
-            "groups: a grouped kernel takes m_indices, masked_m or ks_tensor, a dense kernel none; pass it "
-            "accordingly.");
+            "groups: a kernel of groups that an operand bounds takes m_indices, masked_m or ks_tensor, others none; "
+            "pass it accordingly.");
     if (scale_a.is_none() != scale_b.is_none() || scale_a.is_none() == is_fp8(op))
         fail_argument("scale_a, scale_b: an FP8 kernel takes both, a BF16 kernel neither; pass them accordingly.");
 }
@@ -58,7 +58,7 @@ void check_operands_given(Op op, const py::object& scale_a, const py::object& sc
 void launch_kernel(const KernelHandle& self, const py::object& a, const py::object& scale_a, const py::object& b,
                    const py::object& scale_b, const py::object& d, const py::object& c, const py::object& groups,
                    const py::object& num_sms, const py::object& alpha, const py::object& beta,
-                   const py::object& head_splits, const py::object& stream) {
+                   const py::object& head_splits, bool ensure_zero_padding, const py::object& stream) {
     const Problem& problem = self.kernel->problem;
     check_operands_given(problem.op, scale_a, scale_b, groups);
     Call call = make_call(problem.op);
@@ -69,7 +69,7 @@ void launch_kernel(const KernelHandle& self, const py::object& a, const py::obje
     call.groups = optional_operand("groups", groups);
     call.alpha = parse_factor("alpha", alpha.ptr()), call.beta = parse_factor("beta", beta.ptr());
     if (!head_splits.is_none()) call.heads = parse_head_splits(head_splits.ptr());
-    call.stream = stream.ptr();
+    call.stream = stream.ptr(), call.ensures_zero_padding = ensure_zero_padding;
     if (is_grouped(problem.op) && (call.alpha != 1.0f || call.beta != 1.0f || call.heads.is_given()))
         fail_argument("alpha, beta, head_splits: a grouped kernel takes none of them; leave them out.");
     launch_explicit(*self.kernel, call, parse_num_sms(num_sms.ptr()));
@@ -112,11 +112,13 @@ void bind_kernel(py::module_& m) {
         .def(
             "launch", &launch_kernel, "a"_a, "scale_a"_a, "b"_a, "scale_b"_a, "d"_a, "c"_a = py::none(), py::kw_only(),
             "groups"_a = py::none(), "num_sms"_a = 0, "alpha"_a = 1.0, "beta"_a = 1.0, "head_splits"_a = py::none(),
-            "stream"_a = py::none(),
+            "ensure_zero_padding"_a = false, "stream"_a = py::none(),
             "Launch on A [m, k] and B [n, k] (views of any major that the kernel takes), past selection; the rest is "
             "as for fp8_gemm_nt. Scales are None for BF16, num_sms 0 means all SMs, stream None the current one. A "
-            "grouped kernel takes m_indices, masked_m or ks_tensor as `groups` and the operands of its op, each as [m, "
-            "k] or [n, k] of every group (1-D where groups of K are blocks).\n\n"
+            "grouped kernel takes m_indices, masked_m, ks_tensor or ends as `groups` and the operands of its op, each "
+            "as [m, k] or [n, k] of every group (1-D where groups of K are blocks). `ensure_zero_padding` is for "
+            "groups "
+            "of rows with ends.\n\n"
             "Raises: the errors of fp8_gemm_nt; ArgumentError where the operands are not what the kernel was made for.")
         .def_property_readonly(
             "problem", [](const KernelHandle& self) { return self.kernel->problem; },

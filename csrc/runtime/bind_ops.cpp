@@ -48,6 +48,13 @@ int parse_alignment(const py::object& alignment) {
     return int(checked_integer(alignment, kAlignmentField, ErrorKind::kArgument));
 }
 
+// Callers pass 0 and 1, too.
+bool parse_mode(const py::object& flag) {
+    constexpr IntegerField kModeField{"flag", 0, 1, 0, false};
+    if (PyBool_Check(flag.ptr())) return flag.ptr() == Py_True;
+    return checked_integer(flag.ptr(), kModeField, ErrorKind::kArgument) == 1;
+}
+
 void bind_limits(py::module_& m) {
     m.def(
         "set_num_sms", [](const py::object& num_sms) { set_num_sms(parse_num_sms(num_sms.ptr())); }, "num_sms"_a,
@@ -79,6 +86,11 @@ void bind_switches(py::module_& m) {
         "Let kernels of this process start while the kernel before them in the stream ends (programmatic dependent "
         "launch); off by default. They touch memory only after it has ended. Raises: ArgumentError.");
     m.def("get_pdl", &get_pdl, "Return whether set_pdl is on.");
+    m.def(
+        "set_compile_mode", [](const py::object& flag) { set_compile_mode(parse_mode(flag)); }, "flag"_a,
+        "Let calls of this process check their operands, choose, compile and load, and run nothing: no kernel is "
+        "launched and no operand is read or written; off by default. Raises: ArgumentError.");
+    m.def("get_compile_mode", &get_compile_mode, "Return whether set_compile_mode is on.");
     m.def(
         "set_batch_invariant",
         [](const py::object& is_enabled) { set_batch_invariant(parse_flag("is_enabled", is_enabled.ptr())); },

@@ -13,6 +13,7 @@
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/plain_kernel.hpp"
+#include "runtime/transpose.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -56,6 +57,20 @@ void bind_dispatch(py::module_& m) {
         "problems"_a, "rounds"_a,
         "Return the mean time in seconds in which the table answers a problem of CUDA device 0 that it has seen. "
         "Clears the table first. Raises: the errors of planning.");
+    m.def(
+        "plan_ahead",
+        [](const Problem& problem, const py::object& ordinal) {
+            get_dispatch_entry(get_supported_gpu(parse_ordinal(ordinal.ptr())), problem);
+        },
+        "problem"_a, "ordinal"_a = py::none(),
+        "Plan `problem` and load its kernel on CUDA ordinal `ordinal` (None: the current one) as a call of it would. "
+        "Raises: the errors of planning.");
+    m.def(
+        "load_transpose_kernel",
+        [](const py::object& ordinal) { load_transpose_kernel(get_supported_gpu(parse_ordinal(ordinal.ptr()))); },
+        "ordinal"_a = py::none(),
+        "Load the pass that makes FP8 operands K-major on CUDA ordinal `ordinal` (None: the current one). Raises: "
+        "the errors of planning.");
     m.def("dispatch_stats", &stats_dict, "Return size, capacity, hits, misses and clears of the dispatch table.");
     m.def(
         "launch_geometry",
@@ -80,6 +95,19 @@ void bind_plain_kernels(py::module_& m) {
         "CUDA tensors (their addresses), ints, floats (FP32) or None (0). It launches on torch's current stream of the "
         "first tensor's GPU, checks nothing but their number, and compiles at the first call. Keep it: builtins are "
         "never freed. Raises: ArgumentError.");
+    m.def(
+        "make_planned_call",
+        [](const std::string& name, const py::object& planner, const py::object& allocator) {
+            Reference function = make_planned_builtin(name, planner.ptr(), allocator.ptr());
+            return py::reinterpret_steal<py::object>(function.release());
+        },
+        "name"_a, "planner"_a, "allocator"_a,
+        "Make a builtin that is called with a tensor x, and a tensor or None. `planner(x, other)` is asked once for "
+        "each shape, strides, dtype and 16-byte alignment of both: None, or (a builtin of make_plain_kernel or None, "
+        "its grid, the outputs ((shape, strides, dtype), ...), further integers). The builtin takes memory by "
+        "`allocator(shape, strides, dtype)`, launches the kernel on the addresses of x, the outputs and the other "
+        "tensor and on the integers, and returns the output or the tuple of them. It returns None where x is no plain "
+        "tensor of a supported GPU, or the plan is None, and NotImplemented where x's GPU is not the current one.");
 }
 
 }  // namespace

@@ -47,14 +47,18 @@ struct Call {
     int alignment = Problem::kDefaultAlignment;  // m-grouped contiguous: each group's rows start at a multiple of it
     std::optional<int64_t> expected_m{};         // masked: rows of a group on average, a hint; absent = not known
     std::optional<std::vector<int64_t>> ks{};    // K divided: K of each group; absent where only `groups` has it
+    bool ensures_zero_padding = false;           // groups of rows with ends: D becomes +0 where padding is
     PyObject* stream = nullptr;                  // borrowed, may be null
+    bool use_vendor = false;                     // on a GPU, let torch call the vendor's library
 
     Operand a{}, b{};
     Operand scale_a{}, scale_b{};  // FP8 only
     Operand d{}, c{};              // C is absent where the caller gave none or beta is 0
-    Operand groups{};  // int32: m_indices, masked_m or ks_tensor; K divided: absent where only `ks` is given
+    Operand groups{};  // int32: m_indices, masked_m, ks_tensor or ends; K divided: absent where only `ks` is given
 
     bool has_blocks() const { return group_layout == GroupLayout::kBlocks; }
+    // Whether the kernel makes tensor maps for each group: of blocks, and of groups of K that end anywhere.
+    bool needs_group_maps() const { return has_blocks() || grouping_of(op) == Grouping::kKPsum; }
 };
 
 // All operands, in the order in which they are checked.

@@ -82,12 +82,32 @@ bool has_shape(const TensorView& view, const Shape& shape, const ExtentSizes& si
     return true;
 }
 
+// The size of `extent` as `operand` has it, or -1 where none of its dims is that.
+int64_t size_in(const Operand& operand, const Shape& shape, Extent extent) {
+    for (size_t i = 0; i < shape.rank && operand.is_present(); ++i)
+        if (shape.dims[i] == extent) return operand.view.shape[i];
+    return -1;
+}
+
+// `sizes` come from A and B. Where these do not fit together, D says which of them is wrong, and what it must be.
+[[noreturn]] void fail_sizes(const Call& call, const Family& family, const Shapes& shapes, size_t index, Sizes sizes) {
+    constexpr size_t kA = 0, kB = 2, kD = 4;  // in kOperands
+    const int64_t m = size_in(call.d, shapes[kD], Extent::kM), n = size_in(call.d, shapes[kD], Extent::kN);
+    if (index == kB && n == sizes.n && m >= 0 && m != sizes.m) {
+        sizes.m = m, sizes.k = size_in(call.b, shapes[kB], Extent::kK);
+        index = kA;
+    } else if (index == kB) {
+        sizes.n = n;
+    }
+    fail_dims(call.*kOperands[index], dims_of(family, shapes[index], extent_sizes(call, sizes)));
+}
+
 void check_shapes(const Call& call, const Family& family, const Shapes& shapes, const Sizes& sizes) {
     const ExtentSizes extents = extent_sizes(call, sizes);
     for (size_t i = 0; i < shapes.size(); ++i) {
         const Operand& operand = call.*kOperands[i];
         if (operand.is_present() && !has_shape(operand.view, shapes[i], extents))
-            fail_dims(operand, dims_of(family, shapes[i], extents));
+            fail_sizes(call, family, shapes, i, sizes);
     }
 }
 
@@ -145,6 +165,8 @@ Sizes check_operands(const Call& call) {
     check_limits(family, sizes);
     if (family.check_sizes != nullptr) family.check_sizes(call, sizes);
     check_shapes(call, family, shapes, sizes);
+    // A sum of no products is one over no K: D is C or 0.
+    if (op_kind(call.op).is_summed() && sizes.num_groups == 0) return {sizes.m, sizes.n, 0, 1};
     return sizes;
 }
 

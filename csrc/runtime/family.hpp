@@ -58,7 +58,7 @@ struct Family {
     // Sizes of operands whose ranks were checked.
     Sizes (*read_sizes)(const Call&);
 
-    // The rules between sizes besides the shapes of operands; may be null. Throws Error(kShape).
+    // The rules between sizes besides the shapes of operands; may be null. Throws Error(kShape), Error(kArgument).
     void (*check_sizes)(const Call&, const Sizes&);
 
     // What `groups` holds, of a call on the CPU; may be null. Kernels cannot check it, they are only safe against it.
@@ -69,7 +69,8 @@ struct Family {
     void (*add_reference_arguments)(const Call&, PyObject* named);
 };
 
-extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily;
+extern const Family kDenseFamily, kContiguousFamily, kMaskedFamily, kKGroupedFamily, kMPsumFamily, kKPsumFamily,
+    kBatchedFamily, kSummedFamily;
 
 // Which family of functions serves which op kinds.
 struct FamilyRow {
@@ -83,6 +84,10 @@ inline constexpr FamilyRow kFamilies[] = {
     {"m_grouped_gemm", Grouping::kMContiguous, &kContiguousFamily},
     {"m_grouped_gemm", Grouping::kMMasked, &kMaskedFamily},
     {"k_grouped_gemm", Grouping::kKContiguous, &kKGroupedFamily},
+    {"m_grouped_gemm", Grouping::kMPsum, &kMPsumFamily},
+    {"k_grouped_gemm", Grouping::kKPsum, &kKPsumFamily},
+    {"batched_gemm", Grouping::kBatched, &kBatchedFamily},
+    {"batched_gemm", Grouping::kSummed, &kSummedFamily},
 };
 
 constexpr const Family* find_family(const OpKind& kind) {

@@ -1,6 +1,8 @@
 // Products whose K the groups divide: A [m, sum_k], B [n, sum_k], C and D [num_groups, m, n]; ks_tensor [num_groups] is
 // the K of each group. With GroupLayout::kBlocks, A and B are 1-D: the matrices [m, k] and [n, k] of one group after
 // the other.
+// With ends (psum), ks_tensor is where each group ends, and a group starts at the end of the one before, rounded up to
+// 128; a block is then as wide as its group rounded up.
 #include <numeric>
 #include <string>
 
@@ -47,10 +49,14 @@ Sizes read_sizes(const Call& call) {
     return {d.shape[1], d.shape[2], read_sum_k(call, d.shape[1], d.shape[2]), d.shape[0]};
 }
 
-void check_ks(const std::vector<int64_t>& ks, const Sizes& sizes) {
+void check_ks_count(const std::vector<int64_t>& ks, const Sizes& sizes) {
     if (int64_t(ks.size()) != sizes.num_groups)
         fail_shape("ks has " + std::to_string(ks.size()) + " entries: must have one for each of the num_groups = " +
                    std::to_string(sizes.num_groups) + " matrices of d; pass the K of every group.");
+}
+
+void check_ks(const std::vector<int64_t>& ks, const Sizes& sizes) {
+    check_ks_count(ks, sizes);
     for (size_t i = 0; i < ks.size(); ++i)
         if (ks[i] % kScaleGranularity != 0)
             fail_shape(entry_text("ks", int64_t(i), ks[i]) +
@@ -68,13 +74,48 @@ void check_sizes(const Call& call, const Sizes& sizes) {
                    ": the K of every group must be a multiple of 128; pad the groups with zeros along K.");
 }
 
-void check_values(const Call& call, const Sizes&) {
+// Where both are given, ks_tensor tells the K of each group, and ks at least their sum: callers that do not wait for
+// the device pass [sum_k, 0, ...].
+void check_values(const Call& call, const Sizes& sizes) {
     if (!call.groups.is_present()) return;
+    check_values_within(call.groups, 0, sizes.k, "within 0..sum_k = " + std::to_string(sizes.k) + "; correct it.");
     const int32_t* values = values_of(call.groups);
-    for (size_t i = 0; i < call.ks->size(); ++i)
-        if (values[i] != (*call.ks)[i])
-            fail_value(entry_text(call.groups.name, int64_t(i), values[i]) + " and " +
-                       entry_text("ks", int64_t(i), (*call.ks)[i]) + ": must be equal; pass the same numbers in both.");
+    int64_t sum = 0;
+    for (int64_t i = 0; i < sizes.num_groups; sum += values[i++])
+        if (values[i] % kScaleGranularity != 0)
+            fail_value(entry_text(call.groups.name, i, values[i]) +
+                       ": must be a multiple of 128; pad that group with zeros along K.");
+    if (sum > sizes.k)
+        fail_value(std::string(call.groups.name) + " sums to " + std::to_string(sum) +
+                   " and a has sum_k = " + std::to_string(sizes.k) + ": must not be more; pass the K of every group.");
+}
+
+// The host's K of each group is a check at most: the device's ends tell, so that nobody has to wait for them.
+Sizes read_psum_sizes(const Call& call) {
+    const TensorView &a = call.a.view, &b = call.b.view, &d = call.d.view;
+    const int64_t m = d.shape[1], n = d.shape[2];
+    if (!call.has_blocks()) return {a.shape[0], b.shape[0], a.shape[1], d.shape[0]};
+    return {m, n, m > 0 ? a.shape[0] / m : n > 0 ? b.shape[0] / n : 0, d.shape[0]};
+}
+
+void check_psum_sizes(const Call& call, const Sizes& sizes) {
+    if (!call.groups.is_present())
+        throw Error(ErrorKind::kArgument,
+                    "ks_tensor = None: with use_psum_layout it says where the groups end; pass it.");
+    if (call.has_blocks() && sizes.k % kScaleGranularity != 0)
+        fail_shape("sum_k = " + std::to_string(sizes.k) +
+                   ": blocks of groups are multiples of 128 wide; pad every group along K.");
+    if (!call.ks) return;
+    check_ks_count(*call.ks, sizes);
+    int64_t sum = 0;
+    for (int64_t k : *call.ks) sum += ceil_div(k, kScaleGranularity) * kScaleGranularity;
+    if (sum > ceil_div(sizes.k, kScaleGranularity) * kScaleGranularity)
+        fail_shape("ks, each rounded up to a multiple of 128, sum to " + std::to_string(sum) + " and a has sum_k = " +
+                   std::to_string(sizes.k) + ": must not be more; pass the K of every group, or None.");
+}
+
+void check_psum_values(const Call& call, const Sizes& sizes) {
+    check_ends(call.groups, kScaleGranularity, sizes.k, "sum_k");
 }
 
 void add_reference_arguments(const Call& call, PyObject* named) {
@@ -95,6 +136,18 @@ const Family kKGroupedFamily{
     .read_sizes = &read_sizes,
     .check_sizes = &check_sizes,
     .check_values = &check_values,
+    .add_reference_arguments = &add_reference_arguments};
+
+const Family kKPsumFamily{
+    .names = {"num_groups", "m", "n", "sum_k", "ceil(sum_k / 128)", "", "", "m * sum_k", "n * sum_k"},
+    .bf16_majors = kKGroupedFamily.bf16_majors,
+    .fp8_majors = kKGroupedFamily.fp8_majors,
+    .has_fp32_d = true,
+    .get_shapes = &get_shapes,
+    .choose_recipe = &choose_recipe,
+    .read_sizes = &read_psum_sizes,
+    .check_sizes = &check_psum_sizes,
+    .check_values = &check_psum_values,
     .add_reference_arguments = &add_reference_arguments};
 
 }  // namespace deep_gemm

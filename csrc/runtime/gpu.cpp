@@ -138,6 +138,13 @@ int current_ordinal() {
     return 0;
 }
 
+bool is_current(const Gpu& gpu) {
+    driver::Context current = nullptr;
+    check(api().context_get_current(&current), "cuCtxGetCurrent");
+    // A thread that has not used the GPU yet has no context; its device is the first one.
+    return current == nullptr ? gpu.ordinal == 0 : current == primary_context(gpu);
+}
+
 ContextGuard::ContextGuard(const Gpu& gpu) {
     const driver::Context wanted = primary_context(gpu);
     driver::Context current = nullptr;

@@ -28,6 +28,9 @@ const Gpu& get_supported_gpu(int ordinal);
 // The ordinal of the GPU whose context is current on this thread; 0 without one. Throws Error(kDevice).
 int current_ordinal();
 
+// Whether `gpu` is the current device of this thread. Throws Error(kDevice).
+bool is_current(const Gpu& gpu);
+
 // Makes the primary context of `gpu` current for a scope, unless it is already.
 class ContextGuard {
  public:

@@ -75,7 +75,8 @@ int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clust
     return best_band;
 }
 
-// Tiles of clusters. Contiguous groups share those of all rows, others have their own; a dense product is one group.
+// Tiles of clusters. Contiguous groups share those of all rows, a sum those of its D, others have their own; a dense
+// product is one group.
 struct ClusterTiles {
     int64_t m, n, groups;
 
@@ -91,12 +92,20 @@ struct ClusterTiles {
 }
 
 ClusterTiles count_cluster_tiles(const Problem& problem, const Config& config) {
-    const bool has_own_tiles = is_grouped(problem.op) && grouping_of(problem.op) != Grouping::kMContiguous;
+    const OpKind& kind = op_kind(problem.op);
+    const bool has_own_tiles = kind.is_grouped() && !kind.m_is_shared() && !kind.is_summed();
     const ClusterTiles tiles{ceil_div(problem.m, int64_t(config.cluster_m) * config.block_m),
                              ceil_div(problem.n, int64_t(config.cluster_n) * config.block_n),
                              has_own_tiles ? problem.num_groups : 1};
     if (tiles.m * tiles.n >= kMaxTiles / (tiles.groups * config.split_k)) fail_tiles(problem, config);
     return tiles;
+}
+
+// Parts of a sum over groups: as many as there are clusters for each tile.
+int64_t count_parts(const Problem& problem, int64_t clusters, const ClusterTiles& tiles) {
+    if (!op_kind(problem.op).is_summed()) return 1;
+    return std::clamp<int64_t>(clusters / tiles.count(), 1,
+                               problem.num_groups * ceil_div(problem.k, stage_k(problem.op)));
 }
 
 // Clusters of the grid, which is persistent.
@@ -106,7 +115,7 @@ int64_t count_clusters(const Problem& problem, const Config& config, const Clust
     const int64_t ctas = is_grouped(problem.op) && num_sms == 0 ? blocks_per_sm(problem, config) : 1;  // on an SM
     int64_t clusters = std::max<int64_t>(sms * ctas / (int64_t(config.cluster_m) * config.cluster_n), 1);
     if (max_clusters > 0) clusters = std::min(clusters, max_clusters * ctas);
-    return std::min(clusters, tiles.count());
+    return std::min(clusters, count_parts(problem, clusters, tiles) * tiles.count());
 }
 
 // The GIL is held: a memset is rare here and never in a loop of the caller.
@@ -138,6 +147,19 @@ GemmParams make_params(const LaunchGeometry& geometry, const Call& call, const S
     return params;
 }
 
+// The pitch of the rows of K of an MN-major operand, in units with which 32 bits hold any pitch that memory has room
+// for.
+uint32_t k_pitch(const Operand& operand) {
+    return uint32_t(row_pitch_bytes(transposed(operand).view) / kPitchAlignment);
+}
+
+void set_ends(GroupParams& params, const Call& call) {
+    const OpKind& kind = op_kind(call.op);
+    if (kind.m_is_shared())
+        params.alignment = uint32_t(call.alignment), params.has_zero_padding = call.ensures_zero_padding;
+    if (kind.k_is_divided() && !kind.is_fp8) params.pitch_a = k_pitch(call.a), params.pitch_b = k_pitch(call.b);
+}
+
 GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map_slots) {
     GroupParams params{.groups = call.groups.view.address,
                        .map_slots = map_slots,
@@ -146,7 +168,8 @@ GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map
                        .d_stride_group = group_stride(call.d.view),
                        .c_stride_group = group_stride(call.c.view),
                        .num_groups = uint32_t(sizes.num_groups)};
-    if (call.has_blocks()) params.a = call.a.view.address, params.b = call.b.view.address;
+    if (call.needs_group_maps()) params.a = call.a.view.address, params.b = call.b.view.address;
+    if (op_kind(call.op).has_ends()) set_ends(params, call);
     return params;
 }
 
@@ -165,7 +188,8 @@ LaunchGeometry get_geometry(const Problem& problem, const Config& config, int nu
     return {.num_ctas = uint32_t(is_split ? m_tiles * n_tiles * config.split_k : clusters * cluster_size),
             .num_m_tiles = uint32_t(m_tiles),
             .num_n_tiles = uint32_t(n_tiles),
-            .band = uint32_t(band)};
+            .band = uint32_t(band),
+            .num_parts = uint32_t(count_parts(problem, clusters, tiles))};
 }
 
 int64_t map_slots_bytes(const Config& config, const LaunchGeometry& geometry) {

@@ -35,12 +35,15 @@ static_assert(sizeof(GemmParams) == 128, "the kernel reads 128 bytes");
 // Argument of a grouped kernel after Params; the twin of GroupParams in deep_gemm/include/deep_gemm/grouped_types.cuh.
 // Both sides change together with LAUNCH_ABI. Strides are in elements, and 0 where a tensor has no dim of groups.
 struct GroupParams {
-    uint64_t groups = 0;     // address of m_indices [m], masked_m [num_groups] or ks [num_groups]
-    uint64_t a = 0, b = 0;   // blocks only: addresses of the operands
-    uint64_t map_slots = 0;  // blocks only: address of map_slots_bytes of memory
+    uint64_t groups = 0;     // address of m_indices [m], masked_m, ks or ends [num_groups]
+    uint64_t a = 0, b = 0;   // maps for each group only: addresses of the operands
+    uint64_t map_slots = 0;  // maps for each group only: address of map_slots_bytes of memory
     int64_t scale_a_stride_group = 0, scale_b_stride_group = 0, d_stride_group = 0, c_stride_group = 0;
     uint32_t num_groups = 0;
-    uint32_t reserved[7] = {};
+    // Groups with ends only, else 0 (psum_types.cuh): the alignment of the groups' rows, whether rows of padding become
+    // +0, and the pitches of the rows of K of MN-major operands in units of 16 bytes.
+    uint32_t alignment = 0, has_zero_padding = 0, pitch_a = 0, pitch_b = 0;
+    uint32_t reserved[3] = {};
 };
 
 static_assert(sizeof(GroupParams) == 96, "the kernel reads 96 bytes");
@@ -49,6 +52,7 @@ struct LaunchGeometry {
     uint32_t num_ctas = 0;
     uint32_t num_m_tiles = 0, num_n_tiles = 0;
     uint32_t band = 1;
+    uint32_t num_parts = 1;  // of a sum over groups: each has a D of its own
 };
 
 // Grid, tile counts and band of `problem` with `config` on `num_sms` SMs (0 = all). `max_clusters` limits the grid
@@ -56,12 +60,12 @@ struct LaunchGeometry {
 // with all CTAs that fit, unless `num_sms` limits the grid. Throws Error(kShape): more tiles than the kernel can count.
 LaunchGeometry get_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count, int max_clusters);
 
-// Memory in which the CTAs of a launch on blocks keep the tensor maps of the groups that they work on.
+// Memory in which the CTAs of a launch keep the tensor maps of the groups that they work on.
 int64_t map_slots_bytes(const Config& config, const LaunchGeometry& geometry);
 
 // Launch `kernel` on `stream`; the operands were checked and are what the kernel was made for, m, n, k >= 1.
-// `map_slots`: address of memory for blocks, aligned to 128 bytes, else 0. Releases the GIL while the driver enqueues.
-// Throws Error(kLaunch), Error(kLayout).
+// `map_slots`: address of memory for maps of groups, aligned to 128 bytes, else 0. Releases the GIL while the driver
+// enqueues. Throws Error(kLaunch), Error(kLayout).
 void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Call& call, const Sizes& sizes,
             uint64_t map_slots, void* stream);
 

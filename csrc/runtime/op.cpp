@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/expression.hpp"
 #include "runtime/family.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/run.hpp"
@@ -31,6 +32,11 @@ enum Role : uint8_t {
     kAlpha,
     kBeta,
     kStream,
+    kUsePsumLayout,
+    kEnsureZeroPadding,
+    kExpectedMForPsumLayout,
+    kExpression,
+    kUseVendor,
     kEpilogue,
     kEnableOverlap,
     kMaxBlockN,
@@ -61,6 +67,11 @@ constexpr NamedRole kRoles[] = {{"a", kA},
                                 {"alpha", kAlpha},
                                 {"beta", kBeta},
                                 {"stream", kStream},
+                                {"use_psum_layout", kUsePsumLayout},
+                                {"ensure_zero_padding", kEnsureZeroPadding},
+                                {"expected_m_for_psum_layout", kExpectedMForPsumLayout},
+                                {"expr", kExpression},
+                                {"use_cublaslt", kUseVendor},
                                 {"epilogue", kEpilogue},
                                 {"enable_overlap", kEnableOverlap},
                                 {"max_block_n", kMaxBlockN},
@@ -80,6 +91,7 @@ struct Parameter {
 struct PublicOp {
     OpText text;
     bool is_a_transposed, is_b_transposed;
+    std::optional<Op> with_ends;  // the op kind of a call with use_psum_layout
     std::vector<Parameter> parameters{};
     const char* groups_name = nullptr;
     bool are_groups_required = false;
@@ -145,6 +157,8 @@ void read_input(const char* name, PyObject* object, bool is_transposed, Operand&
     if (is_transposed) transpose(operand);
 }
 
+bool parse_switch(const char* name, PyObject* object) { return object != nullptr && parse_flag(name, object); }
+
 void check_elsewhere(const Slots& slots) {
     for (const NamedRole& known : kElsewhere)
         if (is_given(slots[known.role])) check_not_used(known.name, slots[known.role]);
@@ -159,7 +173,18 @@ void parse_options(const Slots& slots, Call& call) {
     call.stream = slots[kStream];
     if (slots[kHeadSplits] != nullptr) call.heads = parse_head_splits(slots[kHeadSplits]);
     if (slots[kExpectedM] != nullptr) call.expected_m = parse_expected_m(slots[kExpectedM]);
-    if (slots[kKs] != nullptr) call.ks = parse_group_sizes(slots[kKs]);
+    if (is_given(slots[kKs]) || (slots[kKs] != nullptr && !op_kind(call.op).has_ends()))
+        call.ks = parse_group_sizes(slots[kKs]);
+    call.ensures_zero_padding = parse_switch("ensure_zero_padding", slots[kEnsureZeroPadding]);
+    // A hint for libraries that choose a config by it; ours knows the rows of A.
+    if (is_given(slots[kExpectedMForPsumLayout]))
+        parse_expected_m(slots[kExpectedMForPsumLayout], "expected_m_for_psum_layout");
+    if (slots[kUseVendor] != nullptr) call.use_vendor = parse_flag("use_cublaslt", slots[kUseVendor]);
+}
+
+void run_arranged(const Slots& slots, Call& call) {
+    if (slots[kExpression] != nullptr) arrange(parse_expression(slots[kExpression], is_fp8(call.op)), call);
+    run(call);
 }
 
 void read_outputs(const PublicOp& op, const Slots& slots, Call& call) {
@@ -176,7 +201,7 @@ void run_bf16(const PublicOp& op, const Slots& slots, Call& call) {
     read_input("a", slots[kA], op.is_a_transposed, call.a);
     read_input("b", slots[kB], op.is_b_transposed, call.b);
     read_outputs(op, slots, call);
-    run(call);
+    run_arranged(slots, call);
 }
 
 void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
@@ -189,13 +214,14 @@ void run_fp8(const PublicOp& op, const Slots& slots, Call& call) {
     read_input("scale_b", PyTuple_GET_ITEM(b.get(), 1), op.is_b_transposed, call.scale_b);
     read_outputs(op, slots, call);
     call.recipe = family_of(call.op).choose_recipe(recipe, call);
-    run(call);
+    run_arranged(slots, call);
 }
 
 void run_op(const PublicOp& op, const PythonCall& python) {
     Slots slots{};
     bind_arguments(op, python, slots);
-    Call call = make_call(op.text.op);
+    const bool has_ends = parse_switch("use_psum_layout", slots[kUsePsumLayout]);
+    Call call = make_call(has_ends ? *op.with_ends : op.text.op);
     call.group_layout = op.text.group_layout;
     is_fp8(call.op) ? run_fp8(op, slots, call) : run_bf16(op, slots, call);
 }
@@ -254,19 +280,23 @@ void check_parameters(const PublicOp& op) {
     }
     const OpKind& kind = op_kind(op.text.op);
     bool is_right = is_required[kA] && is_required[kB] && is_required[kD];
-    if (kind.is_grouped()) is_right = is_right && is_required[kind.k_is_divided() ? kKs : kGroups];
+    if (kind.reads_groups()) is_right = is_right && is_required[kind.k_is_divided() ? kKs : kGroups];
     for (int count : counts) is_right = is_right && count <= 1;
+    is_right = is_right && (counts[kUsePsumLayout] == 0 || op.with_ends);
     if (!is_right)
         throw Error(ErrorKind::kArgument, op.text.name +
-                                              ": must require a, b, d and the groups' parameter, and have "
-                                              "each parameter once; mend the row of deep_gemm.ops.");
+                                              ": must require a, b, d and the groups' parameter, have each "
+                                              "parameter once, and use_psum_layout only where an op kind has "
+                                              "ends; mend the row of deep_gemm.ops.");
 }
 
 std::unique_ptr<PublicOp> make_public_op(const OpText& text) {
     if (text.layout != "nt" && text.layout != "nn" && text.layout != "tn" && text.layout != "tt")
         throw Error(ErrorKind::kArgument, "layout = " + text.layout + ": must be nt, nn, tn or tt; pass one of them.");
-    auto op = std::make_unique<PublicOp>(
-        PublicOp{.text = text, .is_a_transposed = text.layout[0] == 't', .is_b_transposed = text.layout[1] == 'n'});
+    auto op = std::make_unique<PublicOp>(PublicOp{.text = text,
+                                                  .is_a_transposed = text.layout[0] == 't',
+                                                  .is_b_transposed = text.layout[1] == 'n',
+                                                  .with_ends = with_ends(text.op)});
     for (const ParameterText& parameter : text.parameters) {
         op->parameters.push_back(make_parameter(text, parameter));
         if (op->parameters.back().known.role != kGroups) continue;
@@ -295,7 +325,7 @@ Reference make_op(const OpText& text, PyObject* module) {
 
 Call make_call(Op op) {
     Call call{.op = op};
-    if (grouping_of(op) == Grouping::kMContiguous) call.alignment = get_mk_alignment();
+    if (op_kind(op).m_is_shared()) call.alignment = get_mk_alignment();
     return call;
 }
 

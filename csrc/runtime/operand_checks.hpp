@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "core/error.hpp"
 #include "core/problem.hpp"
@@ -17,7 +18,7 @@ namespace deep_gemm {
 inline constexpr int64_t kPitchAlignment = 16;  // TMA: addresses and pitches are multiples of 16 bytes
 inline constexpr int64_t kScaleGranularity = 128;
 
-// A dim of an operand: its name and the size that it must have.
+// A dim of an operand: its name and the size that it must have, below 0 where no other operand says it.
 struct Dim {
     const char* name;
     int64_t size;
@@ -87,6 +88,11 @@ bool is_same_memory(const TensorView& c, const TensorView& d);
 inline const int32_t* values_of(const Operand& groups) { return reinterpret_cast<const int32_t*>(groups.view.address); }
 std::string entry_text(const char* name, int64_t index, int64_t value);  // "name[index] = value"
 void check_values_within(const Operand& groups, int64_t minimum, int64_t maximum, const std::string& rule);
+// Ends of groups along a dim of `size` elements, each of which starts at the end before, rounded up to the alignment.
+void check_ends(const Operand& groups, int64_t alignment, int64_t size, const char* dim);
+
+// Whether the op writes into the operand: advice to copy it would lose the result.
+inline bool is_output(const Operand& operand) { return std::string_view(operand.name) == "d"; }
 
 inline bool is_meta(const TensorView& view) { return view.device_kind == DeviceKind::kMeta; }
 

@@ -28,6 +28,19 @@ bool has_separate_rows(const TensorView& view) {
 
 bool has_good_groups(const TensorView& view) { return view.rank == 2 || is_good_pitch(group_pitch_bytes(view)); }
 
+// What to do about elements that lie wrongly. A copy of the output would take the result in its place.
+std::string contiguous_remedy(const Operand& operand) {
+    const std::string name = operand.name;
+    return is_output(operand) ? "allocate " + name + " contiguous." : "pass " + name + ".contiguous().";
+}
+
+// What to do about a pitch that TMA does not take.
+std::string padding_remedy(const Operand& operand, const std::string& along) {
+    const std::string name = operand.name;
+    return is_output(operand) ? "allocate " + name + " padded along " + along + " and slice it."
+                              : "pad " + name + " along " + along + ".";
+}
+
 // Whether check_rows would pass.
 bool has_good_rows(const TensorView& view) {
     return has_contiguous_rows(view) && has_separate_rows(view) && is_good_pitch(row_pitch_bytes(view)) &&
@@ -39,18 +52,19 @@ void check_pitch(const Operand& operand, const char* column_dim) {
     const int64_t pitch = row_pitch_bytes(view);
     if (is_good_pitch(pitch)) return;
     const std::string stride = stride_text(operand, row_dim_of(view));
-    if (pitch >= kMaxPitchBytes) fail_layout(stride + ": rows must be less than 2^40 bytes apart; make it contiguous.");
+    if (pitch >= kMaxPitchBytes)
+        fail_layout(stride + ": rows must be less than 2^40 bytes apart; " + contiguous_remedy(operand));
     fail_layout(stride + " (" + column_dim + " = " + std::to_string(view.shape[column_dim_of(view)]) +
                 "): " + short_dtype_name(view.dtype) + " rows must be a multiple of 16 bytes apart, these are " +
-                std::to_string(pitch) + "; pad " + operand.name + " along " + column_dim + ".");
+                std::to_string(pitch) + "; " + padding_remedy(operand, column_dim));
 }
 
 void check_groups(const Operand& operand) {
     if (has_good_groups(operand.view)) return;
     fail_layout(stride_text(operand, 0) + ": groups of " + short_dtype_name(operand.view.dtype) +
                 " rows must be a multiple of 16 bytes apart and less than 2^40, these are " +
-                std::to_string(group_pitch_bytes(operand.view)) + "; pad " + operand.name +
-                " along its rows, or pass " + operand.name + ".contiguous() where these are whole.");
+                std::to_string(group_pitch_bytes(operand.view)) + "; where its rows are whole, " +
+                contiguous_remedy(operand) + " Else " + padding_remedy(operand, "its rows"));
 }
 
 }  // namespace
@@ -60,7 +74,7 @@ void fail_layout(const std::string& message) { throw Error(ErrorKind::kLayout, m
 void check_contiguous(const Operand& operand) {
     const TensorView& view = operand.view;
     if (view.shape[0] > 1 && view.strides[0] != 1)
-        fail_layout(stride_text(operand, 0) + ": must be contiguous; pass " + operand.name + ".contiguous().");
+        fail_layout(stride_text(operand, 0) + ": must be contiguous; " + contiguous_remedy(operand));
 }
 
 // Groups of D lie behind one another, or each row of a group lies beside the same row of the next.
@@ -78,7 +92,7 @@ void check_groups_apart(const Operand& d) {
 void check_contiguous_rows(const Operand& operand, const char* column_dim) {
     if (has_contiguous_rows(operand.view)) return;
     fail_layout(stride_text(operand, column_dim_of(operand.view)) + ": " + short_dtype_name(operand.view.dtype) +
-                " rows must be contiguous along " + column_dim + "; pass " + operand.name + ".contiguous().");
+                " rows must be contiguous along " + column_dim + "; " + contiguous_remedy(operand));
 }
 
 void check_rows(const Operand& operand, const char* column_dim) {
@@ -86,8 +100,8 @@ void check_rows(const Operand& operand, const char* column_dim) {
     check_contiguous_rows(operand, column_dim);
     if (!has_separate_rows(view))
         fail_layout(stride_text(operand, row_dim_of(view)) + ": rows of " +
-                    std::to_string(view.shape[column_dim_of(view)]) + " elements must not overlap; pass " +
-                    operand.name + ".contiguous().");
+                    std::to_string(view.shape[column_dim_of(view)]) + " elements must not overlap; " +
+                    contiguous_remedy(operand));
     check_pitch(operand, column_dim);
     check_groups(operand);
 }
@@ -95,10 +109,12 @@ void check_rows(const Operand& operand, const char* column_dim) {
 void check_alignment(const Operand& operand, uint64_t alignment) {
     const TensorView& view = operand.view;
     if (is_meta(view) || view.address % alignment == 0) return;
+    const std::string copy =
+        is_output(operand) ? "allocate it apart" : "pass " + std::string(operand.name) + ".clone()";
     fail_layout(std::string(operand.name) + ".data_ptr() = " + std::to_string(view.address) + " (" +
                 std::to_string(view.address % alignment) + " bytes past a multiple of " + std::to_string(alignment) +
-                "): must be " + std::to_string(alignment) + "-byte aligned; pass " + operand.name +
-                ".clone() or slice at a multiple of " + std::to_string(alignment) + " bytes.");
+                "): must be " + std::to_string(alignment) + "-byte aligned; " + copy + " or slice at a multiple of " +
+                std::to_string(alignment) + " bytes.");
 }
 
 void check_no_overlap(const Operand& d, const Operand& input) {

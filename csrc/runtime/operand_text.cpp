@@ -5,9 +5,19 @@
 #include "core/python.hpp"
 
 namespace deep_gemm {
+namespace {
+
+std::vector<std::string> in_callers_order(const DimOrder& order, const std::vector<std::string>& dims) {
+    std::vector<std::string> callers(dims.size());
+    for (size_t i = 0; i < dims.size(); ++i) callers[order[i]] = dims[i];
+    return callers;
+}
+
+}  // namespace
 
 std::string dims_text(const Operand& operand, std::vector<std::string> dims) {
     if (operand.is_transposed && dims.size() >= 2) std::swap(dims[dims.size() - 2], dims[dims.size() - 1]);
+    if (operand.order != nullptr && dims.size() == operand.order->size()) dims = in_callers_order(*operand.order, dims);
     std::string text = "[";
     for (size_t i = 0; i < dims.size(); ++i) text += (i ? ", " : "") + dims[i];
     return text + "]";
@@ -25,7 +35,8 @@ std::string shape_text(const Operand& operand) {
 
 std::string stride_text(const Operand& operand, int dim) {
     const int row = operand.view.rank - 2;
-    const int callers = operand.is_transposed && dim >= row ? 2 * row + 1 - dim : dim;
+    const int seen = operand.is_transposed && dim >= row ? 2 * row + 1 - dim : dim;
+    const int callers = operand.order != nullptr ? (*operand.order)[size_t(seen)] : seen;
     return std::string(operand.name) + ".stride(" + std::to_string(callers) +
            ") = " + std::to_string(operand.view.strides[dim]);
 }

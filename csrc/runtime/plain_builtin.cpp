@@ -9,9 +9,6 @@
 #include "runtime/tensor_view.hpp"
 
 namespace deep_gemm {
-namespace {
-
-constexpr size_t kMaxArguments = 32;
 
 struct PlainBuiltin {
     PlainKernel kernel;
@@ -19,10 +16,14 @@ struct PlainBuiltin {
     PyMethodDef method{};
 };
 
+namespace {
+
+constexpr size_t kMaxArguments = 32;
+
 // The arguments of a launch; each lies in 8 bytes, of which the driver copies as many as the parameter's type has.
 struct Arguments {
     std::array<uint64_t, kMaxArguments> slots{};
-    std::array<void*, kMaxArguments> addresses{};
+    size_t count = 0;
     TensorView place;  // of the first tensor: it says on which GPU and stream
     bool has_tensor = false;
 };
@@ -34,15 +35,6 @@ unsigned parse_count(PyObject* object) {
     if (value >= 1 && value <= INT32_MAX) return unsigned(value);
     PyErr_Clear();
     fail("grid = " + short_repr(object) + ": must be an int >= 1, or a tuple of 1 to 3 of them; pass the CTAs.");
-}
-
-PlainGrid parse_grid(PyObject* object) {
-    if (!PyTuple_Check(object)) return {parse_count(object)};
-    const Py_ssize_t size = PyTuple_GET_SIZE(object);
-    std::array<unsigned, 3> counts{1, 1, 1};
-    if (size < 1 || size > 3) parse_count(object);
-    for (Py_ssize_t i = 0; i < size; ++i) counts[size_t(i)] = parse_count(PyTuple_GET_ITEM(object, i));
-    return {counts[0], counts[1], counts[2]};
 }
 
 uint64_t bits_of(float value) {
@@ -71,26 +63,23 @@ uint64_t read_argument(PyObject* object, Arguments& arguments) {
     return uint64_t(value);
 }
 
+void check_count(const PlainKernel& kernel, size_t count) {
+    if (count != kernel.num_arguments())
+        fail(kernel.name() + "(): " + std::to_string(count) + " arguments after the grid: it takes " +
+             std::to_string(kernel.num_arguments()) + "; pass each of them.");
+}
+
 void call(PlainBuiltin& builtin, PyObject* const* values, Py_ssize_t count) {
     if (count < 1 || size_t(count) > kMaxArguments + 1)
         fail(builtin.kernel.name() + "(): takes a grid and at most " + std::to_string(kMaxArguments) + " arguments.");
-    const PlainGrid grid = parse_grid(values[0]);
+    const PlainGrid grid = parse_plain_grid(values[0]);
     Arguments arguments;
-    for (Py_ssize_t i = 1; i < count; ++i) {
-        arguments.slots[size_t(i) - 1] = read_argument(values[i], arguments);
-        arguments.addresses[size_t(i) - 1] = &arguments.slots[size_t(i) - 1];
-    }
+    for (Py_ssize_t i = 1; i < count; ++i) arguments.slots[arguments.count++] = read_argument(values[i], arguments);
     if (!arguments.has_tensor)
         fail(builtin.kernel.name() + "(): no tensor among the arguments; pass one, whose GPU and stream are used.");
     const TensorView& place = arguments.place;
-    const Gpu& gpu = get_supported_gpu(place.ordinal);
-    builtin.kernel.get(gpu);
-    if (size_t(count) - 1 != builtin.kernel.num_arguments())
-        fail(builtin.kernel.name() + "(): " + std::to_string(count - 1) + " arguments after the grid: it takes " +
-             std::to_string(builtin.kernel.num_arguments()) + "; pass each of them.");
-    const PlainShape shape{.grid = grid, .threads = builtin.threads, .shared_bytes = builtin.shared_bytes};
-    launch_plain(builtin.kernel, gpu, shape, arguments.addresses.data(),
-                 parse_stream(nullptr, place.ordinal, place.is_described));
+    launch_plain_builtin(builtin, get_supported_gpu(place.ordinal), grid, arguments.slots.data(), arguments.count,
+                         parse_stream(nullptr, place.ordinal, place.is_described));
 }
 
 PyObject* call_builtin(PyObject* self, PyObject* const* values, Py_ssize_t count) {
@@ -112,6 +101,31 @@ PyModuleDef holder_definition{
     PyModuleDef_HEAD_INIT, "deep_gemm._C", nullptr, sizeof(PlainBuiltin*), nullptr, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
+
+PlainGrid parse_plain_grid(PyObject* object) {
+    if (!PyTuple_Check(object)) return {parse_count(object)};
+    const Py_ssize_t size = PyTuple_GET_SIZE(object);
+    std::array<unsigned, 3> counts{1, 1, 1};
+    if (size < 1 || size > 3) parse_count(object);
+    for (Py_ssize_t i = 0; i < size; ++i) counts[size_t(i)] = parse_count(PyTuple_GET_ITEM(object, i));
+    return {counts[0], counts[1], counts[2]};
+}
+
+PlainBuiltin* find_plain_builtin(PyObject* object) {
+    PyObject* holder = PyCFunction_Check(object) ? PyCFunction_GET_SELF(object) : nullptr;
+    if (holder == nullptr || !PyModule_Check(holder) || PyModule_GetDef(holder) != &holder_definition) return nullptr;
+    return *static_cast<PlainBuiltin**>(PyModule_GetState(holder));
+}
+
+void launch_plain_builtin(PlainBuiltin& builtin, const Gpu& gpu, const PlainGrid& grid, uint64_t* slots, size_t count,
+                          void* stream) {
+    builtin.kernel.get(gpu);  // which says how many arguments there are
+    check_count(builtin.kernel, count);
+    std::array<void*, kMaxArguments> addresses{};
+    for (size_t i = 0; i < count; ++i) addresses[i] = &slots[i];
+    const PlainShape shape{.grid = grid, .threads = builtin.threads, .shared_bytes = builtin.shared_bytes};
+    launch_plain(builtin.kernel, gpu, shape, addresses.data(), stream);
+}
 
 Reference make_plain_builtin(const std::string& name, const PlainConstants& constants, unsigned threads,
                              unsigned shared_bytes) {

@@ -4,6 +4,7 @@
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/plan.hpp"
+#include "runtime/policy.hpp"
 
 namespace deep_gemm {
 
@@ -41,6 +42,7 @@ driver::Function PlainKernel::get(const Gpu& gpu) {
 
 void launch_plain(PlainKernel& kernel, const Gpu& gpu, const PlainShape& shape, void** arguments, void* stream) {
     const driver::Function function = kernel.get(gpu);
+    if (get_compile_mode()) return;
     driver::LaunchConfig config{};
     config.grid_x = shape.grid.x, config.grid_y = shape.grid.y, config.grid_z = shape.grid.z;
     config.block_x = shape.threads, config.block_y = config.block_z = 1;

@@ -57,13 +57,29 @@ struct PlainShape {
     unsigned shared_bytes = 0;  // dynamic, at most 48 KiB
 };
 
-// Launch on `stream`. `arguments`: the addresses of the entry's arguments, as many as it has. Releases the GIL while
-// the driver enqueues. Throws Error(kLaunch), and what PlainKernel::get throws.
+// Launch on `stream`; in compile mode only load. `arguments`: the addresses of the entry's arguments, as many as it
+// has. Releases the GIL while the driver enqueues. Throws Error(kLaunch), and what PlainKernel::get throws.
 void launch_plain(PlainKernel& kernel, const Gpu& gpu, const PlainShape& shape, void** arguments, void* stream);
 
 // Make the builtin of _C.make_plain_kernel (bind_runtime.cpp says how it is called); it lives for the rest of the
 // process. Throws Error(kArgument), PythonError.
 Reference make_plain_builtin(const std::string& name, const PlainConstants& constants, unsigned threads,
                              unsigned shared_bytes);
+
+// The kernel behind such a builtin; null for any other object.
+struct PlainBuiltin;
+PlainBuiltin* find_plain_builtin(PyObject* object);
+
+// Read a grid: an int, or a tuple of up to 3. Throws Error(kArgument).
+PlainGrid parse_plain_grid(PyObject* object);
+
+// Launch it with `count` arguments of 8 bytes each. Throws Error(kArgument) for another number of arguments than the
+// kernel's, and what launch_plain throws.
+void launch_plain_builtin(PlainBuiltin& builtin, const Gpu& gpu, const PlainGrid& grid, uint64_t* slots, size_t count,
+                          void* stream);
+
+// Make the builtin of _C.make_planned_call (planned_call.cpp); it lives for the rest of the process. Throws
+// PythonError.
+Reference make_planned_builtin(const std::string& name, PyObject* planner, PyObject* allocator);
 
 }  // namespace deep_gemm

@@ -14,6 +14,7 @@ namespace {
 int num_sms_limit = 0;
 int mk_alignment = Problem::kDefaultAlignment;
 bool is_pdl_enabled = false;
+bool is_compile_mode = false;
 double tc_util_ratio = 1.0;
 std::optional<Invariance> batch_invariant;  // empty until it is set or first asked for
 
@@ -66,6 +67,10 @@ bool get_pdl() { return is_pdl_enabled; }
 
 void set_pdl(bool is_enabled) { is_pdl_enabled = is_enabled; }
 
+bool get_compile_mode() { return is_compile_mode; }
+
+void set_compile_mode(bool is_enabled) { is_compile_mode = is_enabled; }
+
 double get_tc_util() { return tc_util_ratio; }
 
 void set_tc_util(double ratio) {
@@ -77,7 +82,9 @@ void set_tc_util(double ratio) {
 
 bool is_batch_invariant() { return get_invariance().bf16 && get_invariance().fp8; }
 
-bool is_batch_invariant(const OpKind& kind) { return kind.is_fp8 ? get_invariance().fp8 : get_invariance().bf16; }
+bool is_batch_invariant(const OpKind& kind) {
+    return kind.knobs.has(Knob::kSplitK) && (kind.is_fp8 ? get_invariance().fp8 : get_invariance().bf16);
+}
 
 void set_batch_invariant(bool is_enabled) { batch_invariant = Invariance{is_enabled, is_enabled}; }
 

@@ -28,12 +28,17 @@ void set_mk_alignment(int alignment);
 bool get_pdl();
 void set_pdl(bool is_enabled);
 
+// Whether calls check, choose, compile and load, and then return without running anything.
+bool get_compile_mode();
+void set_compile_mode(bool is_enabled);
+
 // Share of the tensor cores' time that the caller wants used, within 0..1. It is kept for callers of the API; nothing
 // reads it. Throws Error(kArgument); numbers above 1 are percent.
 double get_tc_util();
 void set_tc_util(double ratio);
 
-// Whether selection is limited to configs with which a row of D does not depend on m, for all op kinds or for this one.
+// Whether selection is limited to configs with which a row of D does not depend on m, for all op kinds or for problems
+// of this one. Of kinds that cannot split K all configs are such, so their problems ask for nothing.
 // DG_BATCH_INVARIANT decides until it is set; without it, kDefaultInvariance.
 bool is_batch_invariant();
 bool is_batch_invariant(const OpKind& kind);

@@ -13,6 +13,7 @@
 #include "runtime/launch.hpp"
 #include "runtime/operand_checks.hpp"
 #include "runtime/policy.hpp"
+#include "runtime/sum_parts.hpp"
 #include "runtime/torch_calls.hpp"
 #include "runtime/transpose.hpp"
 
@@ -20,7 +21,8 @@ namespace deep_gemm {
 namespace {
 
 Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts) {
-    const bool is_bf16 = !is_fp8(call.op);
+    // The kernel of a sum leaves parts in FP32, and another one adds them up (sum_parts.hpp).
+    const bool is_bf16 = !is_fp8(call.op), is_summed = op_kind(call.op).is_summed();
     return {.op = call.op,
             .m = sizes.m,
             .n = sizes.n,
@@ -31,8 +33,8 @@ Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const
             .alignment = call.alignment,
             .compiled_dims = call.compiled_dims,
             .recipe = call.recipe,
-            .d_dtype = call.d.view.dtype == Dtype::kFloat32 ? DDtype::kFp32 : DDtype::kBf16,
-            .c_mode = layouts.c,
+            .d_dtype = is_summed || call.d.view.dtype == Dtype::kFloat32 ? DDtype::kFp32 : DDtype::kBf16,
+            .c_mode = is_summed ? CMode::kNone : layouts.c,
             .a_major = is_bf16 ? layouts.a : Major::kK,
             .b_major = is_bf16 ? layouts.b : Major::kK,
             .scale_layout = layouts.scales,
@@ -40,8 +42,8 @@ Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const
             .batch_invariant = is_batch_invariant(op_kind(call.op))};
 }
 
-void run_in_torch(const Call& call, PyObject* stream) {
-    const Reference named = Reference::take(PyDict_New());
+Reference name_operands(const Call& call) {
+    Reference named = Reference::take(PyDict_New());
     set_item(named.get(), "a", tensor_of(call.a));
     set_item(named.get(), "b", tensor_of(call.b));
     set_item(named.get(), "d", tensor_of(call.d));
@@ -50,8 +52,10 @@ void run_in_torch(const Call& call, PyObject* stream) {
         set_item(named.get(), "scale_b", tensor_of(call.scale_b));
     }
     family_of(call.op).add_reference_arguments(call, named.get());
-    run_reference(call.op, named.get(), stream);
+    return named;
 }
+
+void run_in_torch(const Call& call, PyObject* stream) { run_reference(call.op, name_operands(call).get(), stream); }
 
 void run_on_cpu(const Call& call, const Sizes& sizes) {
     const Family& family = family_of(call.op);
@@ -93,7 +97,7 @@ void fill_in_groups(Call& call, void* stream, CallMemory& memory) {
     call.groups = make_operand("ks_tensor", memory.groups.get());
 }
 
-// The address of room for the tensor maps of blocks.
+// The address of room for the tensor maps of groups.
 uint64_t make_map_slots(const Call& call, const LoadedKernel& kernel, const LaunchGeometry& geometry, void* stream,
                         CallMemory& memory) {
     const TensorView& d = call.d.view;
@@ -107,19 +111,31 @@ void launch_complete(Call& call, const LoadedKernel& kernel, const LaunchGeometr
     CallMemory memory;
     uint64_t map_slots = 0;
     if (call.ks && !call.groups.is_present()) fill_in_groups(call, stream, memory);
-    if (call.has_blocks()) map_slots = make_map_slots(call, kernel, geometry, stream, memory);
+    if (call.needs_group_maps()) map_slots = make_map_slots(call, kernel, geometry, stream, memory);
     const bool needs_copies = layouts.a == Major::kMn || layouts.b == Major::kMn;
     if (needs_copies && is_fp8(call.op)) copy_to_k_major(*kernel.gpu, call, layouts, num_sms, stream, memory);
+    if (op_kind(call.op).is_summed()) return launch_summed(kernel, geometry, call, sizes, num_sms, stream);
     launch(kernel, geometry, call, sizes, map_slots, stream);
+}
+
+// What launch_complete would need, without running it.
+void load_passes(const Gpu& gpu, const Call& call, const Layouts& layouts) {
+    if (is_fp8(call.op) && (layouts.a == Major::kMn || layouts.b == Major::kMn)) load_transpose_kernel(gpu);
+    if (op_kind(call.op).is_summed()) load_summing_kernel(gpu, call);
 }
 
 void run_on_gpu(Call& call, const Sizes& sizes, const Layouts& layouts) {
     const TensorView& d = call.d.view;
     const Gpu& gpu = get_supported_gpu(d.ordinal);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
-    if (sizes.k == 0) return run_without_k(gpu, call, stream);
+    const bool is_run = !get_compile_mode();
+    if (sizes.k == 0) return is_run ? run_without_k(gpu, call, stream) : void();
+    if (call.use_vendor)
+        return is_run ? run_vendor(call.op, name_operands(call).get(), stream_handle(stream, d).get()) : void();
     const Problem problem = make_problem(gpu, call, sizes, layouts);
     const DispatchEntry entry = get_dispatch_entry(gpu, problem);
+    if (!is_run) [[unlikely]]
+        return load_passes(gpu, call, layouts);
     launch_complete(call, *entry.kernel, entry.geometry, sizes, layouts, problem.num_sms, stream);
 }
 
@@ -141,7 +157,7 @@ void run(Call& call) {
     const DeviceKind kind = call.d.view.device_kind;
     if (kind != DeviceKind::kCuda) check_stream(call.stream);
     if (sizes.is_empty() || kind == DeviceKind::kMeta) return;
-    if (kind == DeviceKind::kCpu) return run_on_cpu(call, sizes);
+    if (kind == DeviceKind::kCpu) return get_compile_mode() ? void() : run_on_cpu(call, sizes);
     run_on_gpu(call, sizes, layouts);
 }
 

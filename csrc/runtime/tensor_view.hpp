@@ -34,12 +34,16 @@ struct TensorView {
     bool is_described = false;  // made from numbers by _C.TensorView, not from a tensor
 };
 
+// The caller's dim of each dim of a view of rank 3.
+using DimOrder = std::array<uint8_t, 3>;
+
 // An operand as the op computes with it; `name` is how messages call it.
 struct Operand {
     const char* name = "";
     PyObject* object = nullptr;  // borrowed; null where the call has no such operand
     TensorView view;
-    bool is_transposed = false;  // the view exchanges the last two dims of the caller's tensor
+    bool is_transposed = false;       // the view exchanges the last two dims of the caller's tensor
+    const DimOrder* order = nullptr;  // of the dims before that; null: as the caller has them
 
     bool is_present() const { return object != nullptr; }
 };

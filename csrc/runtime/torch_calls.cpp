@@ -1,6 +1,7 @@
 #include "runtime/torch_calls.hpp"
 
 #include <string>
+#include <utility>
 
 namespace deep_gemm {
 namespace {
@@ -27,9 +28,13 @@ Reference stream_handle(void* stream, const TensorView& view) {
 
 Reference tensor_of(const Operand& operand) {
     if (!operand.is_present()) return Reference::borrow(Py_None);
+    Reference tensor = Reference::borrow(operand.object);
+    if (operand.order != nullptr) {
+        const DimOrder& order = *operand.order;
+        tensor = Reference::take(PyObject_CallMethod(tensor.get(), "permute", "iii", order[0], order[1], order[2]));
+    }
     const bool is_exchanged = operand.is_transposed && operand.view.rank >= 2;  // not scales per row
-    return is_exchanged ? Reference::take(PyObject_GetAttrString(operand.object, "mT"))
-                        : Reference::borrow(operand.object);
+    return is_exchanged ? Reference::take(PyObject_GetAttrString(tensor.get(), "mT")) : std::move(tensor);
 }
 
 void set_item(PyObject* named, const char* name, const Reference& value) {
@@ -43,6 +48,10 @@ void set_recipe(PyObject* named, Recipe recipe) {
 
 void run_reference(Op op, PyObject* named, PyObject* stream) {
     call("run_reference", "sOO", std::string(op_name(op)).c_str(), named, stream);
+}
+
+void run_vendor(Op op, PyObject* named, PyObject* stream) {
+    call("run_vendor", "sOO", std::string(op_name(op)).c_str(), named, stream);
 }
 
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream) {

@@ -22,6 +22,9 @@ void set_recipe(PyObject* named, Recipe recipe);
 // Compute `op` on the `named` operands in plain torch.
 void run_reference(Op op, PyObject* named, PyObject* stream);
 
+// The same with the vendor's library, on a GPU; of the op kinds that vendor.py has.
+void run_vendor(Op op, PyObject* named, PyObject* stream);
+
 // Uninitialised memory of torch's allocator that belongs to the stream: rows * columns bytes, as FP8.
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream);
 

@@ -63,6 +63,25 @@ KMajorCopy make_all_k_major(const Gpu& gpu, const Operand& operand, int num_sms,
     return copy;
 }
 
+// The rows of all groups beside one another, as one matrix [k, num_groups * rows] in memory.
+bool are_side_by_side(const TensorView& view) {
+    return view.strides[0] == view.shape[1] && view.shape[0] * view.shape[1] <= Problem::kMaxDim;
+}
+
+// One launch over [k, num_groups * rows], into matrices one after the other.
+KMajorCopy make_joined_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
+    const TensorView& view = operand.view;
+    const int64_t rows = view.shape[1], k = view.shape[2], all_rows = view.shape[0] * rows;
+    const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
+    KMajorCopy copy{empty_fp8(all_rows, pitch, view.ordinal, handle), operand};
+    const uint64_t address = make_operand(operand.name, copy.memory.get()).view.address;
+    launch(gpu, matrix_view(view, view.address, k, all_rows, view.strides[2]),
+           matrix_view(view, address, all_rows, k, pitch), num_sms, stream);
+    copy.operand.view.address = address;
+    copy.operand.view.strides = {rows * pitch, pitch, 1};
+    return copy;
+}
+
 // A launch for each group, into matrices one after the other.
 KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
     const TensorView& view = operand.view;
@@ -80,10 +99,14 @@ KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms
 
 }  // namespace
 
+void load_transpose_kernel(const Gpu& gpu) { transposing_kernel().get(gpu); }
+
 KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
     transposing_kernel().get(gpu);  // before memory is taken: compiling may fail
     if (operand.view.rank == 3 && are_evenly_spaced(operand.view))
         return make_all_k_major(gpu, operand, num_sms, stream, handle);
+    if (operand.view.rank == 3 && are_side_by_side(operand.view))
+        return make_joined_k_major(gpu, operand, num_sms, stream, handle);
     if (operand.view.rank == 3) return make_each_k_major(gpu, operand, num_sms, stream, handle);
     const int64_t k = operand.view.shape[1];
     const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;

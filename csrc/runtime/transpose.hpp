@@ -14,6 +14,9 @@ struct KMajorCopy {
     Operand operand;
 };
 
+// Compile and load the pass, so that make_k_major finds it. Throws as make_k_major.
+void load_transpose_kernel(const Gpu& gpu);
+
 // Copy `operand` [rows, k] or [num_groups, rows, k], whose memory is MN-major, on at most `num_sms` SMs (0 = all) and
 // on `stream`, whose handle for torch is `handle`. The memory comes from torch's allocator on that stream; the pitch of
 // its rows is a multiple of 16 bytes. Every element costs at most two bytes of traffic. One launch, or one for each

@@ -4,21 +4,24 @@ Processes take the kernels in their order. A kernel's key is locked in the disk 
 that nothing is built twice and whoever needs a kernel meanwhile waits for it.
 """
 
-import multiprocessing
-import os
+import contextlib
+import itertools
 import threading
-from collections.abc import Iterable
-from concurrent.futures import CancelledError, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterable, Iterator
 
 from deep_gemm import _C
-from deep_gemm.errors import DeepGemmError
-from deep_gemm.jit.build import get_cubin
+from deep_gemm.errors import DeepGemmError, DeviceError, ProblemError
+from deep_gemm.fields import fit_rows
+from deep_gemm.jit.compile_pool import CompilePool, Job, Outcome, get_num_cores, run_jobs
 from deep_gemm.selection import get_selector
 
-MAX_WORKERS = 32
-#: A kernel as it travels to a process: problem as JSON, config as JSON, compiler ("nvrtc", "nvcc", None: the default).
-Job = tuple[str, str, str | None]
+#: Sizes for which the heuristic is asked: n and k as in models, and n as only other callers have them.
+_ROWS = (1, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024, 1536, 2048, 3072, 4096, 8192)
+_WIDTHS = (
+    *(128, 256, 512, 768, 1536, 3072, 4096, 7168, 16384, 20480, 24576),
+    *(440, 680, 1000, 1256, 2104, 4056, 5448, 8072, 9096, 9512, 10264, 12280, 13000, 14520),
+)
+_DEPTHS = (128, 512, 1024, 1536, 2048, 3072, 4096, 5120, 7168, 16384)
 
 
 def list_choices(op: str, problems: Iterable, device: "_C.Device") -> tuple[list, str]:
@@ -39,45 +42,38 @@ def list_choices(op: str, problems: Iterable, device: "_C.Device") -> tuple[list
     return list(picks), f"heuristic's picks on its problems{reason}"
 
 
-def compile_kernel(job: Job) -> str:
-    """Compile one kernel into the disk cache; return why it failed, "" when it is there."""
-    problem, config, compiler = job
-    try:
-        get_cubin(_C.Problem.from_json(problem), _C.Config.from_json(config), compiler)
-    except Exception as error:  # the job's result; whoever needs the kernel meets the same failure
-        return f"{problem} {config} {compiler}: {type(error).__name__}: {str(error)[:300]}"
-    return ""
+def list_any_size(problem: "_C.Problem", device: "_C.Device") -> list["_C.Config"]:
+    """Return the configs that problems which differ from `problem` in their sizes choose most often on a device: the
+    artefact's, and the heuristic's on a grid of sizes.
+    """
+    problems = list(_vary_sizes(problem))
+    found = dict.fromkeys(config for config in list_choices(problem.op, [], device)[0])
+    for sized in problems:
+        with contextlib.suppress(DeviceError):  # no config is legal for these sizes
+            found[_C.get_analytic_config(sized, device)] = None
+    return [config for config in found if _C.is_legal(problem, config, device)]
+
+
+def _vary_sizes(problem: "_C.Problem") -> Iterator["_C.Problem"]:
+    fields = problem.as_dict()
+    for rows, n, k in itertools.product(_ROWS, _WIDTHS, _DEPTHS):
+        with contextlib.suppress(ProblemError):  # sizes that this op kind does not have
+            yield _C.Problem(**fields | fit_rows(problem, rows) | {"n": n, "k": k})
 
 
 def make_jobs(kernels: Iterable[tuple], compiler: str | None) -> list[Job]:
     """Return the jobs of (problem, config) pairs, each once."""
-    return list(dict.fromkeys((problem.to_json(), config.to_json(), compiler) for problem, config in kernels))
+    return list(dict.fromkeys(Job.of_config(problem, config, compiler) for problem, config in kernels))
 
 
 def compile_all(kernels: Iterable[tuple], compiler: str | None = "nvrtc", cores: int = 0) -> list[str]:
     """Compile every (problem, config) on `cores` cores (0: all); return the failures."""
-    with make_pool(cores) as pool:
-        return run_jobs(pool, make_jobs(kernels, compiler))
+    return list_failures(run_jobs(make_jobs(kernels, compiler), cores))
 
 
-def make_pool(cores: int = 0) -> ProcessPoolExecutor:
-    """Return a pool of `cores` processes (0: one for each core)."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])  # torch is imported once, not by every process
-    return ProcessPoolExecutor(max(cores or get_num_cores(), 1), mp_context=context)
-
-
-def get_num_cores() -> int:
-    """Return how many cores this process may use, at most MAX_WORKERS."""
-    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
-
-
-def run_jobs(pool: ProcessPoolExecutor, jobs: list[Job]) -> list[str]:
-    """Compile the jobs in their order; return the failures."""
-    try:
-        return [failure for failure in pool.map(compile_kernel, jobs) if failure]
-    except (BrokenProcessPool, CancelledError) as error:  # what is missing is compiled when it is first needed
-        return [f"compiling ahead stopped: {type(error).__name__} {error}"]
+def list_failures(outcomes: Iterable[Outcome]) -> list[str]:
+    """Return the failures among `outcomes`, as text."""
+    return [f"{outcome.error}: {outcome.message[:300]}" for outcome in outcomes if outcome.error]
 
 
 class Background:
@@ -86,16 +82,19 @@ class Background:
     def __init__(self, jobs: list[Job]):
         self.failures: list[str] = []
         self.num_kernels = len(jobs)
-        self._pool = make_pool(max(get_num_cores() - 1, 1))
-        self._thread = threading.Thread(target=self._run, args=(jobs,), daemon=True)
+        self._pool = CompilePool(jobs, max(get_num_cores() - 1, 1))
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _run(self, jobs: list[Job]) -> None:
-        self.failures = run_jobs(self._pool, jobs)
+    def _run(self) -> None:
+        done = dict(self._pool.outcomes())
+        self.failures = list_failures(done.values())
+        if len(done) < self.num_kernels:  # what is missing is compiled when it is first needed
+            self.failures.append(f"compiling ahead stopped after {len(done)} of {self.num_kernels} kernels")
 
     def finish(self, timeout_s: float) -> list[str]:
         """Wait at most `timeout_s` seconds for the pool, end it and return its failures."""
         self._thread.join(timeout_s)
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._pool.kill()
         self._thread.join()
         return self.failures

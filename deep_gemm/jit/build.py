@@ -21,6 +21,7 @@ from deep_gemm.jit.compile import CompileResult, compile_source, get_toolchain, 
 _LENGTH = struct.Struct("<I")
 
 _memory: dict[str, CompileResult] = {}
+_num_compiled = 0
 _guard = threading.Lock()
 _key_locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
@@ -58,13 +59,25 @@ def get_cubin_for_source(
     source: str, kernel_name: str | None = None, compiler: str | None = None, *, is_refused: bool = False
 ) -> CompileResult:
     """Return the compiled kernel of `source`, with the arguments of get_cubin. Raises: CompileError."""
-    key = hashing.compile_key(source, hashing.get_included_headers(source), get_toolchain(compiler))
+    key = _make_key(source, compiler)
     if key in _memory and not is_refused:
         return _memory[key]
     with _hold_key(key):
         if key not in _memory or is_refused:
             _memory[key] = _load_or_compile(key, source, kernel_name, compiler, is_refused)
         return _memory[key]
+
+
+def find_cubin_for_source(
+    source: str, kernel_name: str | None = None, compiler: str | None = None
+) -> CompileResult | None:
+    """Return what get_cubin_for_source would return without compiling, or None. Raises: CompileError."""
+    key = _make_key(source, compiler)
+    return _memory.get(key) or _load(get_disk_cache(), key, kernel_name)
+
+
+def _make_key(source: str, compiler: str | None) -> str:
+    return hashing.compile_key(source, hashing.get_included_headers(source), get_toolchain(compiler))
 
 
 @contextlib.contextmanager
@@ -88,9 +101,21 @@ def _load_or_compile(
         result = None if is_refused else _load(cache, key, kernel_name)
         if result is None:
             result = compile_source(source, kernel_name, compiler)
+            _count_compilation()
             _debug(f"compiled {key[:16]} by {result.compiler} {result.compiler_version} in {result.compile_ms:.0f} ms")
             cache.put(key, encode_payload(result))
     return result
+
+
+def _count_compilation() -> None:
+    global _num_compiled
+    with _guard:
+        _num_compiled += 1
+
+
+def count_compilations() -> int:
+    """Return how many kernels this process has compiled, which neither memory nor the disk had."""
+    return _num_compiled
 
 
 def _load(cache: DiskCache, key: str, kernel_name: str | None) -> CompileResult | None:

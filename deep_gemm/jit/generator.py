@@ -171,6 +171,8 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
             "kTileQueueBytes": _C.TILE_QUEUE_BYTES,
         }
         switches["kGroupBlocks"] = problem.group_layout == "blocks"
+    if OP_KINDS[problem.op].has_ends and OP_KINDS[problem.op].k_is_divided:  # each group has maps that end with it
+        switches |= {"kGroupBlocks": True, "kSeparateBlocks": problem.group_layout == "blocks"}
     recipe = _RECIPES[problem.recipe] if OP_KINDS[problem.op].is_fp8 else "kNone"
     return [
         *(("u32", name, str(int(value))) for name, value in numbers.items()),

@@ -63,10 +63,37 @@ class PlainRow(NamedTuple):
     source: str | None = None
 
 
+_BYTES, _U32, _I64 = "deep_gemm::u8*", "deep_gemm::u32", "deep_gemm::i64"
+
 #: By the name of the header.
 PLAIN_KERNELS: dict[str, PlainRow] = {
-    "transpose_fp8": PlainRow(
-        ("const deep_gemm::u8*", "deep_gemm::u8*", *["deep_gemm::i64"] * 2, *["deep_gemm::u32"] * 2), source=_TRANSPOSE
+    "transpose_fp8": PlainRow((f"const {_BYTES}", _BYTES, *[_I64] * 2, *[_U32] * 2), source=_TRANSPOSE),
+    "cast_rows": PlainRow(
+        ("const void*", _BYTES, "float*", "const int*", *[_U32] * 6, *[_I64] * 5),
+        ("kElement", "kGran", "kUe8m0", "kSwiglu", "kMasked", "kAligned", "kSaturates"),
+    ),
+    "cast_blocks": PlainRow(
+        ("const void*", _BYTES, "float*", *[_U32] * 2, *[_I64] * 5),
+        ("kElement", "kGran", "kUe8m0", "kPerColumn", "kAligned", "kSaturates"),
+    ),
+    "scale_layout": PlainRow((f"const {_U32}*", f"{_U32}*", *[_U32] * 2, *[_I64] * 4), ("kPack", "kAligned")),
+    "sum_parts": PlainRow(
+        ("const float*", "const float*", "void*", *["deep_gemm::i64"] * 4, *["deep_gemm::u32"] * 3),
+        constants=("kFloatD", "kHasC"),
+    ),
+    "hc_prenorm": PlainRow(
+        (
+            "const deep_gemm::u16*",
+            "const float*",
+            "float*",
+            "float*",
+            *["deep_gemm::i64"] * 5,
+            *["deep_gemm::u32"] * 4,
+        ),
+        constants=("kColumnTiles",),
+    ),
+    "hc_prenorm_sum": PlainRow(
+        ("const float*", "const float*", "float*", "float*", "deep_gemm::i64", *["deep_gemm::u32"] * 3)
     ),
 }
 

@@ -60,3 +60,31 @@ def require_compiler(kind: str, reason: str = "") -> None:
             pytest.fail(message)
         print(message)
         pytest.skip(message)
+
+
+def install_counting_nvcc(folder: Path, **faults: str) -> Path:
+    """Write an `nvcc` into `folder` that notes the first line of each source that it compiles in `folder`/compiled;
+    return its path. `faults`: a shell command for the sources whose first line names an op kind.
+    """
+    plain = install_nvcc(folder / "plain")
+    cases = "\n".join(f'"// {op}:"*) {command} ;;' for op, command in faults.items())
+    path = folder / "nvcc"
+    path.write_text(f"""#!/bin/sh
+case "$*" in *--version*) exec {plain} "$@" ;; esac
+for source; do :; done
+line=$(head -n 1 "$source")
+echo "$line" >> {folder}/compiled
+case "$line" in
+{cases}
+*) ;;
+esac
+exec {plain} "$@"
+""")
+    path.chmod(0o755)
+    return path
+
+
+def read_compiled(folder: Path) -> list[str]:
+    """Return the first lines of the sources that the compiler of install_counting_nvcc has compiled, in order."""
+    path = folder / "compiled"
+    return path.read_text().splitlines() if path.exists() else []

@@ -12,6 +12,7 @@ from typing import ClassVar
 import torch
 
 from deep_gemm import _C, reference
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.numerics import widen
 from tuner.measure import backend as measure
 from tuner.measure.checked_output import find_columns
@@ -140,6 +141,8 @@ def multiply_groups(problem, a, scale_a, b, scale_b, d, c, groups) -> None:
         options = {"c": c} | ({"is_blocks": problem.group_layout == "blocks"} if scales else {})
     elif scales:
         options = {"recipe": problem.recipe}
+    if OP_KINDS[problem.op].has_ends and OP_KINDS[problem.op].m_is_shared:
+        options |= {"alignment": problem.alignment}
     getattr(reference, problem.op)(a=a, b=b, d=d, groups=groups, **scales, **options)
 
 

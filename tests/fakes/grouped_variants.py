@@ -8,6 +8,8 @@ from tests.fakes.variants import CHOICES
 CONTIGUOUS = ("m_grouped_fp8_gemm_contiguous", "m_grouped_bf16_gemm_contiguous")
 MASKED = ("m_grouped_fp8_gemm_masked", "m_grouped_bf16_gemm_masked")
 K_GROUPED = ("k_grouped_fp8_gemm_contiguous", "k_grouped_bf16_gemm_contiguous")
+#: Op kinds whose groups have ends, by the op kind that they are otherwise.
+WITH_ENDS = {op: op.replace("_contiguous", "_psum") for op in (*CONTIGUOUS, *K_GROUPED)}
 GROUPED_OPS = (*CONTIGUOUS, *MASKED, *K_GROUPED)
 GROUP_LAYOUTS = ("joint", "blocks")
 
@@ -50,6 +52,11 @@ def make_grouped_variants(m: int = 1, n: int = 1, k: int = 1, num_groups: int = 
     return [
         _C.Problem(op, m, n, k, num_groups=num_groups, **fields) for op, fields in all_fields() if exists(op, **fields)
     ]
+
+
+def with_ends(problem: "_C.Problem") -> "_C.Problem":
+    """Return the same problem of the op kind whose groups have ends."""
+    return _C.Problem(**(problem.as_dict() | {"op": WITH_ENDS[problem.op]}))
 
 
 def make_grouped(op: str, m: int, n: int, k: int, num_groups: int, **fields) -> "_C.Problem":

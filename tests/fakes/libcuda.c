@@ -37,7 +37,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static char contexts[MAX_DEVICES];  // their addresses are the primary contexts
 static int num_maps = 1, num_libraries;  // map 0 is one that nobody encoded
 enum { MAX_LIBRARIES = 1 << 16, FIRST_KERNEL = 1000 };
-static char is_grouped[MAX_LIBRARIES];  // whether a library's kernel is one of groups
+static char is_grouped[MAX_LIBRARIES];  // whether a library's kernel has groups
 static char is_transpose[MAX_LIBRARIES];  // or the transposing pass
 static __thread void* stack[16];
 static __thread int depth;
@@ -187,7 +187,7 @@ static int cuLibraryLoadData(void** library, const void* code, void* a, void* b,
 static int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
     record("{\"call\":\"cuLibraryGetKernel\",\"name\":\"%s\"}", name);
     *kernel = (void*)(FIRST_KERNEL + (intptr_t)library);
-    is_grouped[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "grouped") != NULL;
+    is_grouped[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "grouped") || strstr(name, "batched") || strstr(name, "summed");
     is_transpose[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "transpose_fp8") != NULL;
     return 0;
 }

@@ -76,7 +76,7 @@ class StubDriver:
         """
         self.log.write_text("")
         result = self.pool.submit(_run, function, arguments, settings).result(timeout=120)
-        return result, [json.loads(line) for line in self.log.read_text().splitlines()]
+        return result, [json.loads(line, strict=False) for line in self.log.read_text().splitlines()]
 
 
 def _run(function: Callable, arguments: tuple, settings: dict):

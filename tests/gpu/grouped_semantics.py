@@ -308,6 +308,7 @@ SHAPED = (run_products, run_keywords, run_memory_layouts, run_scale_layouts, run
 
 def grouped_semantics_jobs(world: World) -> list:
     """Return one job for each promise, variant and shape."""
+    from .grouped_psum import psum_jobs
     from .grouped_semantics_runtime import grouped_runtime_jobs
     from .grouped_semantics_values import grouped_value_jobs
 
@@ -324,4 +325,4 @@ def grouped_semantics_jobs(world: World) -> list:
         for run, variants in plans
         for variant in variants
     ]
-    return jobs + grouped_value_jobs(world) + grouped_runtime_jobs(world)
+    return jobs + grouped_value_jobs(world) + grouped_runtime_jobs(world) + psum_jobs(world)

@@ -8,6 +8,7 @@ from itertools import product
 from typing import NamedTuple
 
 from deep_gemm import _C
+from deep_gemm.fields import OP_KINDS
 
 from .variants import FAR, MIN_CONFIGS, SPREAD
 
@@ -54,7 +55,7 @@ class GroupedVariant(NamedTuple):
 
     def problem(self, m: int = 128, n: int = 128, k: int = 128, num_groups: int = 1, **fields) -> "_C.Problem":
         """Return the problem of that size; one cubin serves every size, number of groups and alignment."""
-        if self.op in CONTIGUOUS_OPS:
+        if OP_KINDS[self.op].m_is_shared:
             fields = {"alignment": ANY_TILE_ALIGNMENT} | fields
         own = {name: value for name, value in self._asdict().items() if name != "op"}
         return _C.Problem(self.op, m, n, k, num_groups=num_groups, **own, **fields)

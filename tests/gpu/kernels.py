@@ -10,6 +10,7 @@ from . import calls, sanitizer
 from .configs import choose_nvcc
 from .grouped_configs import choose_grouped_nvcc
 from .grouped_kernels import list_dense_calls, list_grouped_op_pairs
+from .grouped_psum import choose_psum_pairs, with_ends
 from .grouped_repeats import CHOSEN_VARIANTS
 from .grouped_variants import choose_grouped_pairs
 from .public_op import OP_VARIANTS
@@ -48,6 +49,7 @@ def list_kernels(
     pairs = [pair for pair in pairs if pair[0].op in ops]
     if "grouped_semantics" in sections:
         pairs += [pair for call in list_dense_calls() for pair in choose(*call, device, True)]
+        pairs += [(with_ends(variant).problem(), config) for variant, config in choose_psum_pairs(device, ops)]
     nvcc = list_nvcc_pairs(device, spread) if "nvcc" in sections and "nvcc" in compilers else []
     return make_jobs([pair for pair in nvcc if pair[0].op in ops], "nvcc") + make_jobs(pairs, "nvrtc")
 

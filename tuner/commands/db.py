@@ -18,6 +18,13 @@ Database = Annotated[
         ),
     ),
 ]
+Recorded = Annotated[
+    str,
+    typer.Option(
+        "--db",
+        help="Path or URL. Default: $DG_TUNER_DB, else $HOME/.deep_gemm/tuning.db, else the recorded snapshot.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 app = typer.Typer(
@@ -77,11 +84,11 @@ def upgrade(db: Database = "", as_json: AsJson = False) -> None:
 
 
 @app.command()
-def check(db: Database = "", as_json: AsJson = False) -> None:
+def check(db: Recorded = "", as_json: AsJson = False) -> None:
     """Check every page, reference and row of a database. Example: python -m tuner db check --db h200.db"""
-    from tuner.db import Store
+    from tuner.learn.sources import open_database
 
-    with Store.open(get_database(db), "ro") as store:
+    with open_database(db) as store:
         problems = store.check()
     report(
         as_json,
@@ -169,14 +176,14 @@ def import_(
 
 
 @app.command()
-def stats(db: Database = "", as_json: AsJson = False) -> None:
+def stats(db: Recorded = "", as_json: AsJson = False) -> None:
     """Count rows per table and per identity (SKU, op, kernel hash, compiler, regime).
 
     Example: python -m tuner db stats --db h200.db
     """
-    from tuner.db import Store
+    from tuner.learn.sources import open_database
 
-    with Store.open(get_database(db), "ro") as store:
+    with open_database(db) as store:
         found = store.stats()
     if as_json:
         print(json.dumps(found, sort_keys=True))
@@ -186,12 +193,8 @@ def stats(db: Database = "", as_json: AsJson = False) -> None:
 
 def print_stats(found: dict) -> None:
     """Print the counts, one line per identity."""
-    print(
-        printable(
-            f"{found['database']}: {describe_gain(found['tables'])}; {found['illegal']} rows of configs that are no"
-            " longer legal"
-        )
-    )
+    rows = describe_gain(found["tables"]) if any(found["tables"].values()) else "no rows"
+    print(printable(f"{found['database']}: {rows}; {found['illegal']} rows of configs that are no longer legal"))
     for entry in found["coverage"]:
         identity = f"{entry['sku']} {entry['op']} {entry['kernel_hash'][:12]} {entry['compiler']} {entry['regime']}"
         counts = ", ".join(f"{entry[name]} {name}" for name in ("problems", "configs", "boards", "blocks", "rows"))

@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable
 from inspect import Parameter, Signature, signature
+from itertools import groupby
 from typing import Any
 
 import typer
@@ -12,6 +13,8 @@ from deep_gemm import _C
 from deep_gemm.fields import PROBLEM_FIELDS
 from tuner.problems.fields import OP_NAMES, describe_option
 
+#: The field for which the library takes a setting of the process where the caller says nothing.
+SETTING = "batch_invariant"
 TIME_SOURCES = {"heuristic": "the heuristic's estimate", "forest": "the forest's prediction"}
 
 
@@ -25,6 +28,8 @@ def make_parameter(field: _C.Field) -> Parameter:
     kind, default = type(field.default), typer.Option(field.default, help=field.meaning)
     if field.role == "size":
         kind, default = int, typer.Argument(help=field.meaning)
+    elif field.name == SETTING:
+        kind, default = bool, typer.Option(None, help=f"{field.meaning} Default: as $DG_BATCH_INVARIANT says.")
     elif field.type == "word":
         default = typer.Option(None, help=describe_option(field.name))
     return Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
@@ -57,15 +62,22 @@ def select(
 ) -> None:
     """Print the config that the library would use. This needs no GPU.
 
+    DG_SELECTOR, DG_MODEL_DIR and DG_BATCH_INVARIANT count as they do for the library. What a program sets with
+    set_num_sms or set_batch_invariant is named by --num-sms and --batch-invariant.
+
     Example: python -m tuner select 64 2112 7168 --op bf16_gemm --explain
     """
     from tuner.ship.selection import describe_choice
 
+    if fields[SETTING] is None:
+        fields[SETTING] = _C.is_batch_invariant()
     found = describe_choice(op, device=device, **fields)
     if as_json:
         print(json.dumps(found, indent=1, sort_keys=True))
         return
-    print(f"{found['name']}  ({found['source']}: {found['reason']})  {describe_time(found)} on {found['sku']}")
+    # The heuristic's estimate of a config that was measured best would contradict it.
+    time = "" if found["source"] == "exact" else f"  {describe_time(found)}"
+    print(f"{found['name']}  ({found['source']}: {found['reason']}){time} on {found['sku']}")
     if explain:
         print_explanation(found)
 
@@ -99,9 +111,11 @@ def print_scores(found: dict) -> None:
     """Print what the forest predicts for the portfolio, and whether that decided."""
     undecided = "" if found["source"] == "learned" else f", which did not decide ({found['reason']})"
     print(f"the portfolio as the forest predicts it{undecided}:")
-    for entry in found["scores"]:
+    width = max(len(entry["name"]) for entry in found["scores"])
+    for ratio, entries in groupby(found["scores"], lambda entry: f"{math.exp(entry['score']):6.3f}x"):
+        first, *others = entries
         # The forest also predicts the ratio of the pick to itself: how far that is from 1 is the forest's error.
-        note = ", is the heuristic's pick" if entry["config"] == found["heuristic"]["config"] else ""
-        print(
-            f"  {entry['name']:<24} {math.exp(entry['score']):6.3f}x the heuristic's pick, {describe_time(entry)}{note}"
-        )
+        note = ", is the heuristic's pick" if first["config"] == found["heuristic"]["config"] else ""
+        print(f"  {first['name']:<{width}} {ratio} the heuristic's pick, {describe_time(first)}{note}")
+        if others:
+            print(f"  {'':<{width}} and {len(others)} more at the same ratio; --json names them")

@@ -191,10 +191,9 @@ def measure(options, source: str | Path, size: int) -> dict:
     from tuner.search.sweep import Sweep, make_worker
 
     with make_worker(options) as worker, make_progress() as progress:
+        sku = worker.start()["device"]["sku"]  # before there is a database: without a GPU none is created
         if size:
-            options = replace(
-                options, configs=choose_configs(source, size, worker.start()["device"]["sku"], options.problems)
-            )
+            options = replace(options, configs=choose_configs(source, size, sku, options.problems))
         with Store.open(options.database) as store:
             summary = Sweep(options, store, worker, progress).run()
     if summary["failed"] and not summary["measured"]:

@@ -37,12 +37,16 @@ def holds_measurements(path: Path) -> bool:
 def find_device(store: Store, name: str) -> _C.Device:
     """Return the device called `name`: a SKU, or a short name such as h200. "" means the only one in the database.
 
-    Raises: UsageError for an unknown name, or where a name is needed.
+    Raises: UsageError for an unknown name, or where a name is needed; InconclusiveError for an empty database.
     """
     boards = recorded_boards(store)
+    if not name and not boards:
+        raise errors.InconclusiveError(
+            f"no measurements in {store.target}: run `python -m tuner sweep` on a GPU first, or name another --db"
+        )
     if not name and len(boards) != 1:
         raise errors.UsageError(
-            f"--device: the database holds {len(boards)} GPU models ({', '.join(sorted(boards)) or 'none'}); name one"
+            f"--device: the database holds {len(boards)} GPU models ({', '.join(sorted(boards))}); name one"
         )
     name = name or next(iter(boards))
     return boards[name] if name in boards else known_device(name)

@@ -60,7 +60,9 @@ class CudaBackend:
 
     def __init__(self):
         if not torch.cuda.is_available():
-            raise RuntimeError("no CUDA device is visible to this process")
+            raise RuntimeError(
+                "no CUDA GPU is visible; `python -m tuner sweep --dry-run` shows without one what would be measured"
+            )
         torch.set_float32_matmul_precision("highest")  # TF32 would spoil the dequantised reference
         torch.cuda.set_device(0)
         self.stream = torch.cuda.Stream()

@@ -5,7 +5,7 @@ bits, because all configs of a problem compute one formula. Only a split of K ch
 result is compared with the dequantised product, too.
 
 D is looked at as rows, those of all groups one after the other. Of masked groups only rows that hold tokens are
-compared: what lies behind them may be overwritten. Padding between contiguous groups must be +0.
+compared, and of groups with ends: what lies behind them may be overwritten. Other padding between groups must be +0.
 """
 
 from collections.abc import Iterator
@@ -48,8 +48,9 @@ class CheckedOutput:
         self.columns = find_columns(problem).to(device)
         tokens = find_token_rows(problem, groups, device)
         kind = OP_KINDS[problem.op]
-        self.compared = tokens if kind.has_room else None
-        self.padding = (~tokens).nonzero().flatten() if kind.m_is_shared and tokens is not None else None
+        is_zeroed = kind.m_is_shared and not kind.has_ends
+        self.compared = None if is_zeroed else tokens
+        self.padding = (~tokens).nonzero().flatten() if is_zeroed and tokens is not None else None
         self.start = None
 
     def prepare(self, start: torch.Tensor | None) -> None:
@@ -94,6 +95,8 @@ def find_token_rows(problem, groups: Groups | None, device: str) -> torch.Tensor
     kind = OP_KINDS[problem.op]
     if groups is None or kind.k_is_divided:
         return None
+    if kind.is_batched:
+        return None
     found = torch.zeros(problem.m * (problem.num_groups if kind.has_room else 1), dtype=torch.bool)
     for start, size in zip(*groups, strict=True):
         found[start : start + size] = True
@@ -127,6 +130,9 @@ def split_groups(problem, operands: BufferSet, groups: Groups | None) -> Iterato
     """
     a, scale_a, b, scale_b = operands[:4]
     kind = OP_KINDS[problem.op]
+    if kind.is_summed:
+        yield a.transpose(0, 1).flatten(1), None, b.transpose(0, 1).flatten(1), None, 0
+        return
     if groups is None:
         yield a, scale_a, b, scale_b, 0
         return
@@ -138,7 +144,8 @@ def split_groups(problem, operands: BufferSet, groups: Groups | None) -> Iterato
             )
             yield *next(parts), *next(parts), group * problem.m
             continue
-        place, rows = (group, slice(size)) if kind.has_room else (slice(start, start + size), slice(None))
+        has_matrix = kind.has_room or kind.is_batched
+        place, rows = (group, slice(size)) if has_matrix else (slice(start, start + size), slice(None))
         mine = [None if tensor is None else tensor[place][rows] for tensor in (a, scale_a)]
         yield *mine, b[group], None if scale_b is None else scale_b[group], start
 

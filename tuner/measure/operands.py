@@ -54,10 +54,10 @@ GENERAL_FACTORS = (0.75, -0.5)
 class BufferSet(NamedTuple):
     """One set, as _C.Kernel.launch takes it. For M x N x K and G groups:
 
-    a [M,K], of masked groups [G,M,K]; b [N,K], of groups of rows [G,N,K]; d [M,N], of masked groups and of groups of K
-    [G,M,N]; c as d (None without one, D itself where D accumulates); scales (None for BF16) as their operands, along K
-    one per 128; blocks of groups of K: a and b 1-D, [M,K_g] or [N,K_g] one after the other. groups: I32 as
-    workload.make_group_tensor makes it, None for dense problems.
+    a [M,K], of masked groups, batches and sums [G,M,K]; b [N,K], of these and of groups of rows [G,N,K]; d [M,N], of
+    masked groups, batches and groups of K [G,M,N]; c as d (None without one, D itself where D accumulates); scales
+    (None for BF16) as their operands, along K one per 128; blocks of groups of K: a and b 1-D, [M,K_g] or [N,K_g] one
+    after the other. groups: I32 as workload.make_group_tensor makes it, None where no operand says what a group has.
     """
 
     a: torch.Tensor
@@ -162,9 +162,9 @@ def count_stacked(problem) -> dict[str, int]:
     """Return how many matrices A, B and D (with C) are stacks of; 0: one matrix without a dimension of groups."""
     kind, count = OP_KINDS[problem.op], problem.num_groups
     return {
-        "a": count if kind.has_room else 0,
+        "a": count if kind.has_room or kind.is_batched or kind.is_summed else 0,
         "b": count if kind.is_grouped and not kind.k_is_divided else 0,
-        "d": count if kind.has_room or kind.k_is_divided else 0,
+        "d": count if kind.has_room or kind.k_is_divided or kind.is_batched else 0,
     }
 
 
@@ -204,6 +204,7 @@ FAMILIES = {
     "gemm": FamilyOperands(),
     "m_grouped_gemm": FamilyOperands(),
     "k_grouped_gemm": FamilyOperands(),
+    "batched_gemm": FamilyOperands(),
 }
 
 
@@ -270,7 +271,8 @@ class OperandPool:
             self.reserve(name, count * stride)
         if problem.c_mode == "accumulate":
             self.pools["d"].zero_()
-        shared = None if groups is None else make_group_tensor(problem, groups, self.device)
+        reads_groups = groups is not None and OP_KINDS[problem.op].reads_groups
+        shared = make_group_tensor(problem, groups, self.device) if reads_groups else None
         sets = [
             self.make_set(problem, layouts, {name: number * stride for name, stride in strides.items()})
             for number in range(count)

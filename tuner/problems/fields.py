@@ -14,8 +14,6 @@ from deep_gemm.fields import CONFIG_FIELDS, OP_KINDS, PROBLEM_FIELDS
 OPS = tuple(OP_KINDS)
 #: As help texts list them.
 OP_NAMES = ", ".join(OPS)
-#: What the groups of an op divide: nothing, the rows of A (packed, or each group with room for m), or K.
-DENSE, CONTIGUOUS, MASKED, K_GROUPED = "dense", "contiguous", "masked", "k_grouped"
 #: The public functions that have an op kind, under all of their names.
 FUNCTIONS = {name: row for row in ops.OPS if row.kind for name in (row.name, *row.other_names)}
 #: The layout in a function's name -> the contiguous dimensions of A and B.
@@ -60,11 +58,6 @@ def problem_row(problem: _C.Problem) -> dict:
 def replace_problem(problem: _C.Problem, **changes: object) -> _C.Problem:
     """Return a problem that differs from `problem` in `changes`."""
     return _C.Problem(**(problem.as_dict() | changes))
-
-
-def grouping_of(op: str) -> str:
-    """Return what the groups of an op kind divide."""
-    return OP_KINDS[op].grouping
 
 
 def is_fp8(op: str) -> bool:
@@ -129,8 +122,9 @@ def get_tokens(problem: _C.Problem) -> int:
 
 def get_work(problem: _C.Problem) -> int:
     """Return the multiplications of a problem, masked groups at the rows expected."""
-    rows = problem.num_groups * get_group_rows(problem) if OP_KINDS[problem.op].has_room else problem.m
-    return rows * problem.n * problem.k
+    kind = OP_KINDS[problem.op]
+    products = problem.num_groups if kind.has_room or kind.is_batched or kind.is_summed else 1
+    return products * (get_group_rows(problem) if kind.has_room else problem.m) * problem.n * problem.k
 
 
 def variant_of(problem: _C.Problem) -> tuple:

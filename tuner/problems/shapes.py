@@ -13,6 +13,7 @@ instead, and shapes {"name": str, "m": int, "n": int}. A shape's own "sizes" rep
     contiguous   m = num_groups * mean_m, rounded up to the alignment
     masked       m = "max_m" of the group (default 4096); expected_m = _C.round_expected_m(mean_m, m)
     groups of K  k = num_groups * mean_k
+    batched and summed products  m = mean_m, of each
 
 A user's shape file may have this form, too. It may also hold {"problems": [{"m": int, "n": int, "k": int, ...}]} with
 any other field of a problem, or lines of JSON with one problem each, as DG_RECORD_SHAPES writes them.
@@ -28,7 +29,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
-from tuner.problems.fields import CONTIGUOUS, K_GROUPED, MAJORS, MASKED, OPS, get_weight_shape, get_work
+from tuner.problems.fields import MAJORS, OPS, get_weight_shape, get_work
 
 PRESET_DIR = Path(__file__).parents[1] / "presets"
 #: The model of a shape that is in no preset.
@@ -122,12 +123,14 @@ def make_sizes(op: str, group: dict, shape: dict) -> list[dict]:
     for entry in shape.get("sizes", group.get("sizes", [])):
         for mean in entry[mean_name]:
             total = entry["num_groups"] * mean
-            sizes = {
-                CONTIGUOUS: {"m": -(-total // alignment) * alignment},
-                MASKED: {"m": (room := group.get("max_m", MAX_M)), "expected_m": _C.round_expected_m(mean, room)},
-                K_GROUPED: {"k": total},
-            }
-            found.append({"num_groups": entry["num_groups"]} | sizes[OP_KINDS[op].grouping])
+            if OP_KINDS[op].has_room:
+                room = group.get("max_m", MAX_M)
+                sizes = {"m": room, "expected_m": _C.round_expected_m(mean, room)}
+            elif OP_KINDS[op].is_batched or OP_KINDS[op].is_summed:
+                sizes = {"m": mean}
+            else:
+                sizes = {"m": -(-total // alignment) * alignment} if OP_KINDS[op].m_is_shared else {"k": total}
+            found.append({"num_groups": entry["num_groups"]} | sizes)
     return found
 
 

@@ -46,8 +46,8 @@ class Workload:
     seed: int = 0
 
     def describe(self, problem) -> str:
-        """Return what `block.workload` stores: canonical JSON, "" for a dense problem."""
-        if not OP_KINDS[problem.op].is_grouped:
+        """Return what `block.workload` stores: canonical JSON, "" where no operand says what a group has."""
+        if not OP_KINDS[problem.op].reads_groups:
             return ""
         spread = {"spread": SPREAD} if self.name == "spread" else {}
         return json.dumps({"seed": self.seed, "sizes": self.name} | spread, sort_keys=True, separators=(",", ":"))
@@ -62,11 +62,11 @@ def name_regime(regime: str, op: str, workload: str) -> str:
     """Return the regime of measurements of an op kind: another workload than the default one is another regime for
     grouped ops.
     """
-    return regime if workload == DEFAULT or not OP_KINDS[op].is_grouped else f"{regime}-{workload}"
+    return regime if workload == DEFAULT or not OP_KINDS[op].reads_groups else f"{regime}-{workload}"
 
 
 def make_groups(problem, workload: Workload) -> Groups | None:
-    """Return the groups of a problem, None for a dense one.
+    """Return the groups of a problem, None for a dense one and for a sum over groups.
 
     Raises: UsageError where K cannot be divided among groups.
     """
@@ -74,6 +74,10 @@ def make_groups(problem, workload: Workload) -> Groups | None:
     if not kind.is_grouped:
         return None
     generator = random.Random(f"{workload.seed} {workload.name} {problem.key}")
+    if kind.is_summed:  # one product with a long K: nothing is divided
+        return None
+    if kind.is_batched:
+        return Groups([group * problem.m for group in range(problem.num_groups)], [problem.m] * problem.num_groups)
     if kind.has_room:
         sizes = make_masked_sizes(problem, workload.name, generator)
         return Groups([group * problem.m for group in range(problem.num_groups)], sizes)
@@ -134,17 +138,22 @@ def make_masked_sizes(problem, name: str, generator: random.Random) -> list[int]
 
 
 def make_group_tensor(problem, groups: Groups, device: str) -> torch.Tensor:
-    """Return what a kernel reads: m_indices int32 [m] of contiguous groups with -1 for padding, else the sizes int32
-    [num_groups].
+    """Return what a kernel reads: m_indices int32 [m] of contiguous groups with -1 for padding, the ends int32
+    [num_groups] where groups have such, else the sizes int32 [num_groups].
     """
-    if not OP_KINDS[problem.op].m_is_shared:
+    kind = OP_KINDS[problem.op]
+    if kind.has_ends:
+        ends = [start + size for start, size in zip(*groups, strict=True)]
+        return torch.tensor(ends, dtype=torch.int32, device=device)
+    if not kind.m_is_shared:
         return torch.tensor(groups.sizes, dtype=torch.int32, device=device)
     return make_m_indices(*groups, problem.m).to(device)
 
 
 def count_touched_rows(problem, groups: Groups) -> int:
-    """Return the rows of A and D that a launch reads or writes: the valid ones of masked groups, else all of them."""
-    return sum(groups.sizes) if OP_KINDS[problem.op].has_room else problem.m
+    """Return the rows of A and D that a launch reads or writes: those that groups of their own hold, else all."""
+    kind = OP_KINDS[problem.op]
+    return sum(groups.sizes) if kind.has_room or kind.is_batched else problem.m
 
 
 def count_touched_matrices(problem, groups: Groups) -> int:

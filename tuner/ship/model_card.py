@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from deep_gemm.fields import OP_KINDS
 from tuner.learn.evaluation import Evaluation, Statistics, Table
 from tuner.learn.record import Record
 from tuner.learn.validate import METHODS, SPLITS
-from tuner.problems.fields import CONTIGUOUS, DENSE, K_GROUPED, MASKED, grouping_of
 from tuner.ship import gates
 
 HEADINGS = (
@@ -135,12 +135,14 @@ def describe_data(record: Record) -> str:
 
 def describe_sizes(op: str) -> str:
     """Return what n, k and m stand for where an op kind has groups; "" for a dense one."""
-    return {
-        DENSE: "",
-        CONTIGUOUS: " (of one group on average)",
-        MASKED: " (the rows expected in a group)",
-        K_GROUPED: " (of groups of K: m and n of D, and the K of one group on average)",
-    }[grouping_of(op)]
+    kind = OP_KINDS[op]
+    if kind.k_is_divided:
+        return " (of groups of K: m and n of D, and the K of one group on average)"
+    if kind.is_batched or kind.is_summed:
+        return " (of each product)"
+    return (
+        " (the rows expected in a group)" if kind.has_room else " (of one group on average)" if kind.m_is_shared else ""
+    )
 
 
 def to_list(facts: list[str]) -> str:

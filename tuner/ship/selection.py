@@ -6,6 +6,7 @@ from typing import Any
 from deep_gemm import _C
 from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.fields import PROBLEM_FIELDS
 from tuner import errors
 from tuner.learn.sources import device_at_hand
 from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
@@ -23,15 +24,21 @@ def make_problem(name: str, m: int, n: int, k: int, **given: Any):
     try:
         op, named = read_op_name(name)
     except KeyError as error:
-        rule = "the op kind is the function's name without _nt, _nn, _tn"
+        rule = "the op kind is the function's name without _nt, _nn, _tn, _tt"
         raise errors.UsageError(f"--op {name}: no such op kind or function; {rule}: use one of {OP_NAMES}") from error
-    fields = default_fields(op) | named | {name: value for name, value in given.items() if value is not None}
+    fields = default_fields(op) | named
+    fields |= {name: read_value(name, value) for name, value in given.items() if value is not None}
     try:
         if fields.get("expected_m", 0) > 0:
             fields["expected_m"] = _C.round_expected_m(fields["expected_m"], m)
         return _C.Problem(op, m, n, k, **fields)
     except DeepGemmError as error:
         raise errors.UsageError(str(error)) from error
+
+
+def read_value(name: str, value: object) -> object:
+    """Return the value of a problem's field as it was typed: words in lower case."""
+    return value.lower() if isinstance(value, str) and PROBLEM_FIELDS[name].type == "word" else value
 
 
 def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields: object) -> dict:

@@ -18,6 +18,7 @@ def test_known_devices():
     ):
         device = _C.Device.known(short)
         assert (device.sku, device.sm_count, device.compute_capability) == (sku, sms, (9, 0))
+        assert _C.Device.known(short.upper()) == _C.Device.known(sku.upper()) == device
         assert _C.Device.known(sku) == device == pickle.loads(pickle.dumps(device)) == _C.Device(**device.as_dict())
     with pytest.raises(DeviceError, match="not a known GPU"):
         _C.Device.known("b200")

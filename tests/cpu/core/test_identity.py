@@ -224,7 +224,7 @@ def test_json_is_text(value):
 
 
 def test_a_config_key_needs_an_op_kind():
-    with pytest.raises(ProblemError, match="^op = 'gemm': no such op kind; use one of bf16_gemm, "):
+    with pytest.raises(ProblemError, match="^op = 'gemm': no such op kind; use one of batched_bf16_gemm, "):
         _C.Config(64, 64, 2).key("gemm")
 
 

@@ -11,6 +11,7 @@ from tests.fakes.databases import IDENTITY, add_block, add_context, make_databas
 from tuner import cli, errors
 from tuner.commands import db
 from tuner.db import Store, tables
+from tuner.learn import sources
 
 COMMANDS = ("init", "upgrade", "check", "snapshot", "merge", "export", "import", "stats")
 
@@ -51,6 +52,29 @@ def test_default_database_comes_from_the_environment(run, tmp_path, monkeypatch)
     monkeypatch.delenv("DG_TUNER_DB")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert run("init")[0] == 0 and (tmp_path / "home" / ".deep_gemm" / "tuning.db").exists()
+
+
+def test_a_mistyped_path_creates_no_folders(run, tmp_path):
+    code, _, err = run("init", "--db", tmp_path / "nope" / "x" / "tuning.db")
+    assert code == errors.EXIT_USAGE and "nope does not exist" in err and not (tmp_path / "nope").exists()
+
+
+@pytest.mark.parametrize("command", ["stats", "check"])
+def test_reading_without_an_own_database_reads_the_recorded_one(run, tmp_path, monkeypatch, database, command):
+    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "none.db"))
+    monkeypatch.setattr(sources, "snapshot_path", lambda sku: database)
+    code, out, _ = run(command)
+    assert code == 0 and out.startswith(str(database))
+
+
+def test_stats_of_an_empty_database_say_so(run, tmp_path):
+    run("init", "--db", tmp_path / "empty.db")
+    assert "empty.db: no rows;" in run("stats", "--db", tmp_path / "empty.db")[1]
+
+
+def test_without_a_command_only_the_help_is_printed(run):
+    code, out, err = run()
+    assert code == errors.EXIT_USAGE and "stats" in out + err and "tuner: " not in err
 
 
 def test_check(run, database):

@@ -129,7 +129,8 @@ def test_sections_can_be_run_alone_and_for_one_op_kind(world):
     )
     listed = kernels.list_kernels(H200, args.sections, ("nvrtc",), 12, True, args.ops)
     kinds = {_C.Problem.from_json(problem).op for problem, *_ in listed}
-    assert kinds == {"k_grouped_fp8_gemm_contiguous", "fp8_gemm", "bf16_gemm"}  # groups are compared with the dense op
+    dense = {"fp8_gemm", "bf16_gemm"}  # groups are compared with the dense op
+    assert kinds == {"k_grouped_fp8_gemm_contiguous", "k_grouped_fp8_gemm_psum"} | dense
     assert not any(
         "grouped" in problem for problem, *_ in kernels.list_kernels(H200, ["configs"], ("nvrtc",), 12, False)
     )

@@ -229,8 +229,15 @@ def test_ks_may_also_lie_on_the_device():
     expected, tensor = run_k("fp8", "nt", call), torch.tensor(call.groups, dtype=torch.int32)
     assert torch.equal(run_k("fp8", "nt", call, ks_tensor=tensor), expected)
     assert torch.equal(run_k("fp8", "nt", call, ks_tensor=tensor, recipe=(1, 1, 128)), expected)
-    with pytest.raises(ArgumentError, match=r"ks_tensor\[0\] = 128 and ks\[0\] = 256: must be equal"):
-        run_k("fp8", "nt", call, ks_tensor=tensor.flip(0))
+    call.groups = [384, 0, 0]
+    assert torch.equal(run_k("fp8", "nt", call, ks_tensor=tensor), expected), "where they differ, the tensor counts"
+    for ks, message in (
+        ([256, 0, 100], r"ks_tensor\[2\] = 100: must be a multiple of 128"),
+        ([256, 0, 256], "ks_tensor sums to 512 and a has sum_k = 384"),
+        ([-128, 0, 256], r"ks_tensor\[0\] = -128: must be within 0..sum_k = 384"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            run_k("fp8", "nt", call, ks_tensor=torch.tensor(ks, dtype=torch.int32))
     with pytest.raises(DtypeError, match="ks_tensor.dtype"):
         run_k("fp8", "nt", call, ks_tensor=tensor.long())
 

@@ -83,11 +83,13 @@ def test_wrong_inputs():
         deep_gemm.get_mn_major_tma_aligned_tensor(torch.zeros(4, 4, dtype=torch.int32))
     with pytest.raises(ShapeError, match=r"sf.shape = \[5, 6\]: must be \[5, 7\]"):
         deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), 600, 800)
-    with pytest.raises(ArgumentError, match="target = 'ue8m0'"):
-        deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), target="ue8m0")
+    with pytest.raises(ArgumentError, match="target = 'fp8'"):
+        deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), target="fp8")
     with pytest.raises(ArgumentError, match="recipe = "):
         deep_gemm.transform_sf_into_required_layout(torch.zeros(5, 6), recipe=(128, 128, 128))
 
 
 def test_utils_holds_the_same_functions():
-    assert all(getattr(utils, name) is getattr(deep_gemm, name) for name in utils.__all__)
+    assert all(
+        getattr(utils, name) is getattr(deep_gemm, name) for name in (*utils.layout.__all__, *utils.math.__all__)
+    )

@@ -43,7 +43,8 @@ def test_a_row_is_exported_under_its_names_and_registered(op):
     in_graph = {parameter.name for parameter in op.parameters if parameter.schema}
     scales = {"scale_a", "scale_b"} if op.is_fp8 else set()
     assert {argument.name for argument in schema.arguments} == in_graph | scales
-    assert [argument.name for argument in schema.arguments if argument.is_write] == ["d"]
+    written = [argument.name for argument in schema.arguments if argument.is_write]
+    assert written == [name for name in ("d", "sqr_sum") if name in in_graph]
 
 
 @pytest.mark.parametrize("op", [op for op in OPS if op.kind], ids=lambda op: op.name)
@@ -64,9 +65,9 @@ def test_a_builtin_knows_its_name_and_its_parameters(op):
     function = FUNCTIONS[op.name]
     assert function.__name__ == op.name and function.__module__ == "deep_gemm"
     assert pickle.loads(pickle.dumps(function)) is function
-    required = op.parameters[op.num_required - 1].name
+    first, required = op.parameters[0].name, op.parameters[op.num_required - 1].name
     for positional, named, message in (
-        ((), {}, "argument 'a' is missing; give it"),
+        ((), {}, f"argument '{first}' is missing; give it"),
         (range(op.num_required - 1), {}, f"argument '{required}' is missing; give it"),
         (range(op.num_required), {"x": 1}, f"unknown argument 'x'; see help(deep_gemm.{op.name})"),
         (range(op.num_positional + 1), {}, f"takes at most {op.num_positional}; name the others"),
@@ -91,7 +92,7 @@ def test_the_table_of_the_documentation_names_every_op_once():
         "| `fp8_gemm_{nt,nn,tn,tt}` | one matrix product | `d = alpha * (A @ B.T) + beta * c`"
         " | `[m, k]`, `[n, k]`, `[m, n]` | `c` |" in rows
     )
-    assert sum("`ks`, `ks_tensor`, `c` |" in row for row in rows) == 3
+    assert sum("`ks`, `ks_tensor`, `c`, `use_psum_layout` |" in row for row in rows) == 3
 
 
 def test_signatures_are_python():

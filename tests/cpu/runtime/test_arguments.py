@@ -115,7 +115,7 @@ WRONG = {
     "pitch of d": (
         {"d": bf16(M, 268)[:, :N]},
         LayoutError,
-        r"d.stride\(0\) = 268 \(n = 264\): BF16 rows .*these are 536; pad d along n",
+        r"d.stride\(0\) = 268 \(n = 264\): BF16 rows .*these are 536; allocate d padded along n and slice it",
     ),
     "a is MN-major": (
         {"a": wide(K, M, 40).t()},
@@ -223,6 +223,48 @@ def test_scales_need_the_alignment_of_a_float():
     odd = torch.frombuffer(memory.numpy()[1:], dtype=torch.float32, count=M * 3).view(M, 3)
     with pytest.raises(LayoutError, match=r"scale_a.data_ptr\(\) .*4-byte aligned"):
         call(scale_a=odd)
+
+
+def odd_output():
+    """Return a D whose memory starts 2 bytes past a multiple of 16."""
+    memory = torch.zeros(M * N + 8, dtype=torch.bfloat16)
+    return memory[1 : 1 + M * N].view(M, N)
+
+
+OUTPUTS = {
+    "transposed memory": (lambda: bf16(N, 24).t()[:M], r"d.stride\(1\) = 24: .*; allocate d contiguous\.$"),
+    "rows overlap": (lambda: bf16(1, N).expand(M, N), r"must not overlap; allocate d contiguous\.$"),
+    "pitch": (lambda: bf16(M, 268)[:, :N], r"these are 536; allocate d padded along n and slice it\.$"),
+    "alignment": (odd_output, r"16-byte aligned; allocate it apart or slice at a multiple of 16 bytes\.$"),
+}
+
+
+@pytest.mark.parametrize("name", OUTPUTS)
+def test_advice_about_the_output_keeps_the_result(name):
+    make, message = OUTPUTS[name]
+    with pytest.raises(LayoutError, match=message) as caught:
+        call(d=make())
+    assert "contiguous()" not in str(caught.value) and "clone()" not in str(caught.value)
+
+
+LIKELY_TRANSPOSED = "it is transposed: pass {0}.mT, or call the function for this layout"
+
+
+@pytest.mark.parametrize("wrong", ["a", "b"])
+def test_a_transposed_operand_is_told_the_sizes_of_the_others(wrong):
+    shapes = {"a": [M, K], "b": [N, K]}
+    shown = {name: list(reversed(shape)) if name == wrong else shape for name, shape in shapes.items()}
+    dims = {"a": "[m, k]", "b": "[n, k]"}[wrong]
+    with pytest.raises(ShapeError) as caught:
+        deep_gemm.bf16_gemm_nt(bf16(*shown["a"]), bf16(*shown["b"]), bf16(M, N))
+    told = f"{wrong}.shape = {shown[wrong]}: must be {dims} = {shapes[wrong]}; {LIKELY_TRANSPOSED.format(wrong)}"
+    assert str(caught.value).startswith(told)
+
+
+def test_a_size_that_no_other_operand_has_is_named():
+    a, b = (make_fp8(M, 256), torch.ones(M, 2)), (make_fp8(256, 128), torch.ones(2, 1))
+    with pytest.raises(ShapeError, match=r"b.shape = \[256, 128\]: must be \[n, k\] = \[n, 256\]; it is transposed"):
+        deep_gemm.fp8_gemm_nt_skip_head_mid(a, b, bf16(M, 192), (64, 64, 64))
 
 
 def test_missing_and_repeated_arguments():

@@ -49,7 +49,7 @@ WRONG_FP8 = {
         "nn",
         {"b": matrix(N, K, FP8)},
         ShapeError,
-        r"b.shape = \[272, 400\]: must be \[k, n\] = \[400, 400\]",
+        r"b.shape = \[272, 400\]: must be \[k, n\] = \[400, 272\]; it is transposed: pass b.mT",
     ),
     "nn scales": (
         "nn",
@@ -148,7 +148,7 @@ WRONG_RECIPES = {
         None,
         {"scale_a": torch.ones(M + 1), "scale_b": torch.ones(N)},
         ShapeError,
-        r"scale_a.shape = \[25\]: must be \[m\] = \[24\]; reshape",
+        r"scale_a.shape = \[25\]: must be \[m\] = \[24\]; pass a tensor of this shape",
     ),
     "per row of n": (
         None,

@@ -123,3 +123,53 @@ def test_wrong_calls_launch_nothing(driver, arguments, grid, error, message):
 def test_a_launch_that_no_gpu_runs_is_refused_at_once(threads, shared_bytes):
     with pytest.raises(ArgumentError, match="1 to 1024 threads"):
         _C.make_plain_kernel("transpose_fp8", [], threads, shared_bytes)
+
+
+# Calls that Python plans once.
+
+
+def call_planned(calls):
+    """Call a planned call on described tensors; returns what it asked of Python, and its results."""
+    asked, results = [], []
+    build.get_cubin_for_source = lambda source, name, *, is_refused: types.SimpleNamespace(
+        cubin=b"plain d", kernel_name=name
+    )
+    kernel = _C.make_plain_kernel("transpose_fp8", [], 256)
+
+    def plan(x, other):
+        asked.append(("plan", other is None))
+        numbers = (1 << 40, -1, 3, 16) if other is None else (-1, 3, 16)
+        return kernel, (7, 2), (("shape", "strides", "dtype"),), numbers
+
+    def allocate(*arguments):
+        asked.append(arguments)
+        return describe(("out", 0))
+
+    call = _C.make_planned_call("test", plan, allocate)
+    for name, device, other in calls:
+        result = call(describe((name, device)), None if other is None else describe((other, device)))
+        results.append(type(result).__name__)
+    return asked, results
+
+
+def test_a_call_is_planned_once_and_then_launched(driver):
+    (asked, results), events = driver.call(call_planned, [("in", 0, None)] * 3)
+    take = ("shape", "strides", "dtype")
+    assert asked == [("plan", True), take, take, take] and results == ["TensorView"] * 3
+    launches = select(events, "LaunchKernelEx")
+    assert [event["transpose"] for event in launches] == [[IN, OUT, 1 << 40, -1, 3, 16]] * 3
+    assert all(event["grid"] == [7, 2, 1] and event["block"] == [256, 1, 1] for event in launches)
+
+
+def test_another_tensor_is_planned_for_itself(driver):
+    (asked, _), events = driver.call(call_planned, [("in", 0, None), ("in", 0, "out"), ("in", 0, "out")])
+    assert [entry for entry in asked if entry[0] == "plan"] == [("plan", True), ("plan", False)]
+    assert select(events, "LaunchKernelEx")[2]["transpose"] == [IN, OUT, OUT, -1, 3, 16]
+
+
+def test_what_no_gpu_holds_gives_none():
+    torch = pytest.importorskip("torch")
+    call = _C.make_planned_call("test", None, None)
+    assert call(torch.ones(2), None) is None and call("text", None) is None
+    with pytest.raises(ArgumentError, match="takes a tensor"):
+        call(torch.ones(2))

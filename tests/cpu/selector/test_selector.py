@@ -135,6 +135,21 @@ def test_exact_table_answers_first(no_exact):
         assert str(selector.choose(problem, DEVICE)) == str(no_exact[0].choose(problem, DEVICE))
 
 
+def test_the_measured_best_is_batch_invariant_where_it_does_not_split(no_exact):
+    """A problem with the flag has no measurement of its own."""
+    selector, problems = Selector(make_artifact()), make_parts()[3]
+    kept = 0
+    for index, problem in enumerate(problems[:20]):
+        invariant = _C.Problem(**(problem.as_dict() | {"batch_invariant": True}))
+        measured, choice = selector.configs(OP)[index % 8], selector.choose(invariant, DEVICE, "auto", KERNEL_HASH)
+        expected = no_exact[0].choose(invariant, DEVICE, "auto", KERNEL_HASH)
+        is_kept = _C.is_legal(invariant, measured, DEVICE)
+        assert choice.config == (measured if is_kept else expected.config) and choice.config.split_k == 1
+        assert (choice.source == "exact") == is_kept
+        kept += is_kept
+    assert 0 < kept < 20
+
+
 def test_learned_choice_is_the_first_best_score_beyond_the_margin(no_exact):
     selector, problems = no_exact
     counts = {"chosen": 0, "heuristic": 0}

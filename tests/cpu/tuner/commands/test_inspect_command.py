@@ -6,7 +6,7 @@ import pytest
 
 from deep_gemm import _C
 from tests.fakes import databases, synthetic
-from tuner import cli
+from tuner import cli, errors
 from tuner.db import Store
 from tuner.learn import inspection
 from tuner.problems import shapes
@@ -131,3 +131,9 @@ def test_an_empty_database_of_the_user_does_not_hide_the_recorded_one(tmp_path, 
     Store.open(tmp_path / "own.db", mode="rw").close()
     with sources.open_database("") as store:
         assert "snapshots" in str(store.target)
+
+
+def test_an_empty_database_has_no_measurements(tmp_path, capsys):
+    Store.open(tmp_path / "empty.db", mode="rw").close()
+    assert cli.run(["inspect", "--db", str(tmp_path / "empty.db")]) == errors.EXIT_INCONCLUSIVE
+    assert "no measurements in" in capsys.readouterr().err

@@ -6,9 +6,11 @@ import pytest
 
 import deep_gemm
 from deep_gemm import _C, selection
+from deep_gemm.fields import OP_KINDS
 from tests.fakes import selectors
 from tuner import cli
-from tuner.problems.fields import DENSE, OPS, PROBLEM_DEFAULTS, default_fields, grouping_of, read_op_name
+from tuner.commands import select
+from tuner.problems.fields import OPS, PROBLEM_DEFAULTS, default_fields, read_op_name
 
 SKU = "nvidia-h200-sm132"
 
@@ -142,19 +144,55 @@ def test_every_time_says_whose_it_is(installed, capsys):
             found["predicted_by"] == ("forest" if is_scored else "heuristic")
             and found["heuristic"]["predicted_by"] == "heuristic"
         )
-        assert text.splitlines()[0].count("the forest's prediction" if is_scored else "the heuristic's estimate") == 1
+        first = text.splitlines()[0]
+        if choice.source == "exact":  # an estimate beside what was measured would only contradict it
+            assert " us" not in first
+        else:
+            assert first.count("the forest's prediction" if is_scored else "the heuristic's estimate") == 1
         times = [line for line in text.splitlines() if " us" in line]
         assert all(("(the heuristic's estimate)" in line) != ("(the forest's prediction)" in line) for line in times)
-        assert all("forest's" in line for line in times[2:]) and "all times are predictions" in text
+        assert (
+            all("forest's" in line for line in times[(1 if choice.source == "exact" else 2) :])
+            and "all times are predictions" in text
+        )
         assert ("no selector is used" in text) == ("which is not used" in text) == (found["source"] == "analytic")
         assert ("which did not decide" in text) == (found["source"] != "learned" and bool(found["scores"]))
         seen.add(found["source"])
     assert "exact" in seen and len(seen) > 1
 
 
+def test_equal_ratios_are_one_line_and_columns_align(capsys):
+    entry = {"name": "64x64x128 s5", "config": {}, "predicted_us": 1.0, "predicted_by": "forest", "score": 0.25}
+    wide = entry | {"name": "16x64x128 s10 c1x1 k8 swap", "score": 0.0}
+    select.print_scores(
+        {"source": "learned", "scores": [wide, entry, entry, entry], "heuristic": {"config": {"block_m": 1}}}
+    )
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len(lines) == 3 and "and 2 more at the same ratio" in lines[2]
+    assert lines[0].index("1.000x") == lines[1].index("1.284x")
+
+
+def test_batch_invariance_is_the_librarys_unless_it_is_named(without, monkeypatch, capsys):
+    monkeypatch.setattr(select._C, "is_batch_invariant", lambda: True)
+    arguments = (64, 512, 1024, "--device", "h200", "--json")
+    assert json.loads(run(capsys, *arguments)[1])["problem"]["batch_invariant"] is True
+    named = json.loads(run(capsys, *arguments, "--no-batch-invariant")[1])
+    assert named["problem"].get("batch_invariant", False) is False
+
+
+def test_words_and_devices_are_taken_in_any_case(without, capsys):
+    arguments = ("--recipe", "1D1D", "--d-dtype", "FP32", "--device", "H200", "--json")
+    found = json.loads(run(capsys, 64, 512, 1024, *arguments)[1])
+    assert found["problem"]["recipe"] == "1d1d" and found["sku"] == SKU
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert cli.run(["--version"]) == 0 and capsys.readouterr().out == f"deep_gemm {deep_gemm.__version__}\n"
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_an_op_kinds_only_legal_values_are_its_defaults(without, capsys, op):
-    groups = [] if grouping_of(op) == DENSE else ["--num-groups", 8]
+    groups = ["--num-groups", 8] if OP_KINDS[op].is_grouped else []
     code, text, error = run(capsys, 512, 4096, 4096, "--op", op, *groups, "--device", "h200", "--json")
     assert code == 0, error
     changed = {
@@ -194,7 +232,7 @@ def test_an_op_kinds_only_legal_values_are_its_defaults(without, capsys, op):
     ],
 )
 def test_a_functions_name_stands_for_its_problem(without, capsys, name, op, fields):
-    groups = 0 if grouping_of(op) == DENSE else 8
+    groups = 8 if OP_KINDS[op].is_grouped else 0
     found = json.loads(
         run(capsys, 512, 4096, 4096, "--op", name, "--num-groups", groups, "--device", "h200", "--json")[1]
     )

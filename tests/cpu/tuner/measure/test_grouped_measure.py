@@ -11,7 +11,16 @@ import torch
 from deep_gemm import _C
 from tests.fakes import cuda_backend
 from tests.fakes.cuda_backend import FakeKernel
-from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, is_fp8, make_grouped, make_grouped_variants
+from tests.fakes.grouped_variants import (
+    CONTIGUOUS,
+    K_GROUPED,
+    MASKED,
+    WITH_ENDS,
+    is_fp8,
+    make_grouped,
+    make_grouped_variants,
+    with_ends,
+)
 from tuner.measure import operands
 from tuner.measure.checked_output import CheckedOutput, Reference
 from tuner.measure.protocol import ProtocolError, check_job, make_job
@@ -34,6 +43,7 @@ PROBLEMS = [
     make_grouped(K_GROUPED[1], 72, 136, 768, 4, c_mode="accumulate"),
     make_grouped(K_GROUPED[1], 72, 136, 768, 4),
 ]
+PROBLEMS += [with_ends(problem) for problem in PROBLEMS if problem.op in WITH_ENDS]
 
 
 def run(backend, configs: list, problem, workload: str = "spread") -> dict:

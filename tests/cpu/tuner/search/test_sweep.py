@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 
@@ -12,6 +13,7 @@ from tuner import cli
 from tuner.db.rows import MeasurementRow
 from tuner.measure.worker_client import DeviceRetired
 from tuner.problems.fields import kernel_identity
+from tuner.search import sweep
 from tuner.search.precompile import Compiled
 from tuner.search.sweep import Sweep
 
@@ -167,6 +169,17 @@ def test_the_time_budget_stops_between_problems(tmp_path):
     summary = run(tmp_path / "a.db", time_budget_s=1e-6)
     assert summary["measured"] == 0 and summary["remaining"] == 3
     assert run(tmp_path / "a.db", time_budget_s=600.0, configs=FEW)["remaining"] == 0
+
+
+def test_a_sweep_without_a_gpu_leaves_no_database(tmp_path, monkeypatch, capsys):
+    def refuse():
+        raise DeviceRetired("no CUDA GPU is visible")
+
+    worker = InProcessWorker()
+    worker.start = refuse
+    monkeypatch.setattr(sweep, "make_worker", lambda options: nullcontext(worker))
+    assert cli.run(["sweep", "--preset", "demo", "--db", str(tmp_path / "a.db")]) == 1
+    assert "no CUDA GPU" in capsys.readouterr().err and not list(tmp_path.glob("a.db*"))
 
 
 def test_command(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Compare results, count bytes and time functions on the GPU, under the names of DeepGEMM's `deep_gemm.testing`."""
+"""Time functions and kernels on the GPU."""
 
 import contextlib
 import os
@@ -11,30 +11,8 @@ from deep_gemm.errors import ArgumentError
 # Larger than any L2 (an H200's has 60 MB), so that reading it leaves nothing of what was there before.
 _FLUSH_BYTES = 512 << 20
 
-
-def calc_diff(x: torch.Tensor, y: torch.Tensor) -> float:
-    """Return 1 - 2<x, y> / (|x|^2 + |y|^2), computed in double: 0 for equal tensors, also where both are zero."""
-    x, y = x.double(), y.double()
-    denominator = (x * x + y * y).sum()
-    if denominator == 0:
-        return 0.0
-    return float(1 - 2 * (x * y).sum() / denominator)
-
-
-def count_bytes(*tensors) -> int:
-    """Return the bytes of all elements of the tensors, also of those in nested tuples and lists; None counts as 0."""
-    total = 0
-    for tensor in tensors:
-        if isinstance(tensor, (tuple, list)):
-            total += count_bytes(*tensor)
-        elif tensor is not None:
-            total += tensor.numel() * tensor.element_size()
-    return total
-
-
-def get_arch_major() -> int:
-    """Return the major compute capability of the current GPU, e.g. 9."""
-    return torch.cuda.get_device_capability()[0]
+# Cycles that a GPU waits before a barrier: about 10 ms, longer than the ranks' hosts are apart.
+_WAIT_CYCLES = 20_000_000
 
 
 def bench(fn: Callable[[], object], num_warmups: int = 5, num_tests: int = 10, high_precision: bool = False) -> float:
@@ -64,6 +42,7 @@ def bench_kineto(
     trace_path: str | None = None,
     flush_l2: bool = True,
     with_multiple_kernels: bool = False,
+    barrier: Callable[[], object] | None = None,
 ) -> float | tuple[float, ...]:
     """Return the mean seconds of the GPU kernels whose names contain `kernel_names`, as the profiler measures them.
 
@@ -74,12 +53,15 @@ def bench_kineto(
         trace_path: where to write a Chrome trace, if anywhere.
         flush_l2: read a buffer larger than the L2 before each call (clean and cold, as for a weight not used before).
         with_multiple_kernels: a name may match several kernels of a call; their times are added up.
+        barrier: called before each call, after work that keeps the GPU busy for about 10 ms, so that the kernels of
+            several ranks start together however far apart their hosts are.
 
-    Raises: ArgumentError where a name matches no kernel, or several without `with_multiple_kernels`.
+    Returns: the seconds, or a tuple of them; 0 for a name that matches no kernel.
+    Raises: ArgumentError where a name matches several kernels without `with_multiple_kernels`.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
     with _silence(suppress_kineto_output):
-        profiler = _profile(fn, num_tests, _make_flush_buffer() if flush_l2 else None)
+        profiler = _profile(_prepare(fn, barrier, _make_flush_buffer() if flush_l2 else None), num_tests)
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
     seconds = tuple(kernel_seconds(profiler.key_averages(), name, num_tests, with_multiple_kernels) for name in names)
@@ -87,12 +69,12 @@ def bench_kineto(
 
 
 def kernel_seconds(averages: Iterable, name: str, num_tests: int, with_multiple_kernels: bool) -> float:
-    """Return the mean seconds of the kernels whose key contains `name`, from the profiler's averages (microseconds)."""
+    """Return the mean seconds of the kernels whose key contains `name`, from the profiler's averages (microseconds);
+    0 where none ran.
+    """
     matches = [event for event in averages if name in event.key and event.self_device_time_total > 0]
     if not matches:
-        raise ArgumentError(
-            f"kernel_names = {name!r}: no kernel of this name ran; check the name, and that fn launches on the GPU."
-        )
+        return 0.0
     if len(matches) > 1 and not with_multiple_kernels:
         keys = ", ".join(event.key for event in matches)
         raise ArgumentError(
@@ -103,16 +85,30 @@ def kernel_seconds(averages: Iterable, name: str, num_tests: int, with_multiple_
     return total_us / calls / 1e6
 
 
-def _profile(fn: Callable[[], object], num_tests: int, flush_buffer: torch.Tensor | None):
+def _prepare(
+    fn: Callable[[], object], barrier: Callable[[], object] | None, flush_buffer: torch.Tensor | None
+) -> Callable[[], None]:
+    """Return a call of `fn` behind what comes before it."""
+
+    def run() -> None:
+        if flush_buffer is not None:
+            flush_buffer.sum()
+        if barrier is not None:
+            torch.cuda._sleep(_WAIT_CYCLES)
+            barrier()
+        fn()
+
+    return run
+
+
+def _profile(call: Callable[[], None], num_tests: int):
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CUDA], schedule=schedule, acc_events=True
     ) as profiler:
         for _ in range(2):
             for _ in range(num_tests):
-                if flush_buffer is not None:
-                    flush_buffer.sum()
-                fn()
+                call()
             torch.cuda.synchronize()
             profiler.step()
     return profiler

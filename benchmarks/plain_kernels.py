@@ -1,0 +1,147 @@
+"""Time the quantising and layout kernels against a copy, the torch formula and the compiled torch formula.
+
+Example: python -m benchmarks.plain_kernels plain_kernels.json
+
+`gbps` counts the bytes that must be read and written once; `of_copy` is that rate over the rate of torch's copy of the
+same bytes in the same run. Times are medians between two events, of rounds in which every contender runs in turn on one
+of several buffers, so that no input is left in the L2 cache. `host_us`: see stopwatch.py; of calls on a small input.
+"""
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from deep_gemm import cast_kernels, quantize
+from tuner.measure.statistics import median
+
+from .stamp import write_json
+from .stopwatch import time_blocks
+
+ROUNDS = 15
+FLUSH_BYTES = 256 << 20
+BF16, FP32 = torch.bfloat16, torch.float32
+#: Name, function of x, shape, dtype, and whether the compiled formula is a peer.
+CASES = (
+    ("per_token", lambda x: quantize.per_token_cast_to_fp8(x, False), (32768, 7168), BF16, True),
+    ("per_token 4k", lambda x: quantize.per_token_cast_to_fp8(x, False), (4096, 7168), BF16, False),
+    ("per_token ue8m0", lambda x: quantize.per_token_cast_to_fp8(x, True), (32768, 7168), BF16, False),
+    (
+        "per_token mn_major",
+        lambda x: quantize.per_token_cast_to_fp8(x, False, scales="mn_major"), (32768, 7168), BF16, False,
+    ),
+    ("per_token gran_k=32", lambda x: quantize.per_token_cast_to_fp8(x, False, 32), (32768, 7168), BF16, False),
+    ("per_token float32", lambda x: quantize.per_token_cast_to_fp8(x, False), (16384, 7168), FP32, False),
+    ("per_block", lambda x: quantize.per_block_cast_to_fp8(x, False), (32768, 7168), BF16, True),
+    ("per_block float32", lambda x: quantize.per_block_cast_to_fp8(x, False), (16384, 7168), FP32, False),
+    ("per_channel", lambda x: quantize.per_channel_cast_to_fp8(x, False), (32768, 7168), BF16, True),
+    ("swiglu", lambda x: quantize.swiglu_per_token_cast_to_fp8(x, False), (32768, 4096), BF16, True),
+    (
+        "swiglu mn_major", lambda x: quantize.swiglu_per_token_cast_to_fp8(x, False, scales="mn_major"), (32768, 4096),
+        BF16, False,
+    ),
+    ("lay_out_scales", lambda x: cast_kernels.lay_out_scales(x), (1 << 20, 56), FP32, False),
+    ("pack_scales", lambda x: cast_kernels.pack_scales(x), (1 << 20, 56), FP32, False),
+)  # fmt: skip
+
+
+def count_bytes(tensors: object) -> int:
+    """Return the bytes of a tensor, or of a tuple of them."""
+    return sum(x.numel() * x.element_size() for x in (tensors if isinstance(tensors, tuple) else (tensors,)))
+
+
+@contextlib.contextmanager
+def using_formula() -> Iterator[None]:
+    """Let the public functions run the torch formula."""
+    is_tracing, cast_kernels._is_tracing = cast_kernels._is_tracing, lambda: True
+    try:
+        yield
+    finally:
+        cast_kernels._is_tracing = is_tracing
+
+
+def in_torch(function: Callable) -> Callable:
+    """Return the function with the formula in place of the kernel."""
+
+    def call(x: torch.Tensor) -> object:
+        with using_formula():
+            return function(x)
+
+    return call
+
+
+def time_in_turn(contenders: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Return the median microseconds of each."""
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    for _ in range(ROUNDS + 1):
+        for name, call in contenders.items():
+            flush.zero_()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda._sleep(100_000)  # the host is ahead when the events are reached
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times[name].append(1e3 * start.elapsed_time(end))
+    return {name: median(found[1:]) for name, found in times.items()}
+
+
+def measure(name: str, function: Callable, shape: tuple, dtype: torch.dtype, is_compiled: bool) -> dict:
+    """Return the row of one case."""
+    x = torch.randn(shape, device="cuda", dtype=dtype)
+    num_bytes = count_bytes(x) + count_bytes(function(x))
+    source = torch.empty(num_bytes // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    contenders = {"kernel": lambda: function(x), "copy": lambda: target.copy_(source)}
+    if "scales" not in name:
+        contenders["torch"] = lambda: in_torch(function)(x)
+    if is_compiled:
+        compiled = torch.compile(function, fullgraph=True)
+        contenders["torch.compile"] = lambda: compiled(x)
+    times = time_in_turn(contenders)
+    small = torch.randn(64, 7168 if "scales" not in name else 56, device="cuda", dtype=dtype)
+    small = small.repeat(2, 1) if name == "per_channel" else small
+    function(small)
+    return {
+        "case": name, "shape": list(shape), "dtype": str(dtype)[6:], "bytes": num_bytes,
+        "us": {key: round(value, 2) for key, value in times.items()},
+        "gbps": round(num_bytes / times["kernel"] / 1e3), "of_copy": round(times["copy"] / times["kernel"], 3),
+        "host_us": time_blocks(lambda: function(small), torch.cuda.synchronize),
+    }  # fmt: skip
+
+
+def print_row(row: dict) -> None:
+    """Print one line."""
+    times = "  ".join(f"{name} {value:9.1f}" for name, value in row["us"].items())
+    print(
+        f"{row['case']:22s} {row['gbps']:5d} GB/s  {row['of_copy']:6.3f} of copy  host {row['host_us']['best_us']:5.2f}"
+        f" / {row['host_us']['median_us']:5.2f} us  {times}",
+        flush=True,
+    )
+
+
+def main() -> int:
+    """Measure every case. Returns the exit status: 1 where a large case is below 85 % of the copy's rate."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    output = parser.parse_args().output
+    torch.manual_seed(0)
+    start = time.perf_counter()
+    rows = []
+    with torch.no_grad():
+        for case in CASES:
+            rows.append(measure(*case))
+            print_row(rows[-1])
+    write_json(output, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows})
+    slow = [row["case"] for row in rows if row["of_copy"] < 0.85 or row["host_us"]["best_us"] > 5]
+    print(f"{len(rows)} cases in {time.perf_counter() - start:.1f} s; beyond the targets: {', '.join(slow) or 'none'}")
+    return 1 if slow else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

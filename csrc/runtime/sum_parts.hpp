@@ -1,0 +1,18 @@
+// Sums over groups: the GEMM kernel leaves a matrix for each part of the sum (summed_scheduler.cuh), and a second one
+// adds those up in their order, so that the result does not depend on timing.
+#pragma once
+
+#include "runtime/call.hpp"
+#include "runtime/launch.hpp"
+
+namespace deep_gemm {
+
+// Launch both on `stream`, or the first alone where it can write D itself: one part, an FP32 D and no C. The parts lie
+// in memory of torch's allocator. `kernel` was made for the operands. Throws as `launch` does, and PythonError.
+void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Call& call, const Sizes& sizes,
+                   int num_sms, void* stream);
+
+// Compile and load the second one for such a call.
+void load_summing_kernel(const Gpu& gpu, const Call& call);
+
+}  // namespace deep_gemm

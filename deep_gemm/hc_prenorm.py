@@ -1,0 +1,188 @@
+"""tf32_hc_prenorm_gemm: the projection before a hyper-connection's norm, with the sums of squares that the norm needs.
+
+A plain kernel (include/deep_gemm/hc_prenorm.cuh) and no op kind: it is bound by the bandwidth with which A comes from
+memory, its B has few rows, and its only choice is into how many parts K is cut, which follows from the shape.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from deep_gemm import _C
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.quantize import ceil_div
+
+#: Rows of A that a CTA takes, and K of a chunk, of which a part has whole ones.
+_ROWS, _CHUNK = 64, 32
+#: Rows of B that one launch multiplies with; with more of them A is read again.
+_COLUMNS = 24
+_THREADS, _SUM_THREADS = 384, 256
+#: Chunks that a part has at least: one for each warp of a CTA.
+_PART_CHUNKS = _THREADS // 32
+#: Parts of K where results must not depend on m.
+_INVARIANT_PARTS = 8
+#: K in which rows of A start 16-byte aligned.
+_K_UNIT = 8
+
+
+class _Shape(NamedTuple):
+    m: int
+    n: int
+    k: int
+    splits: int
+
+
+def tf32_hc_prenorm_gemm(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None = None
+) -> None:
+    """Compute d = A @ B.T and sqr_sum[i] = sum over k of A[i, k] ** 2 in one pass over A, on the current stream.
+
+    Products are at least as exact as those of TF32: an element of B counts to 2^-17 of its size. Sums are FP32, in an
+    order that the shape alone decides, so that repeated calls give the same bits. CPU tensors are multiplied in FP32.
+
+    Args:
+        a: A bfloat16 [m, k], rows contiguous and 16-byte aligned; k is a multiple of 8.
+        b: B float32 [n, k], likewise. The kernel is made for few rows: it reads A once for each 24 of them.
+        d: float32 [m, n], rows contiguous, written.
+        sqr_sum: float32 [m], contiguous, written.
+        num_splits: None, or how many slices K is cut into: then d is [num_splits, m, n] and sqr_sum [num_splits, m],
+            each slice holds its share, and the caller adds them up. Without it the call cuts K where that is faster,
+            and adds up by another launch.
+
+    m = 0 or n = 0: sqr_sum is still written. k = 0: both are 0.
+
+    Raises:
+        ArgumentError, DtypeError, ShapeError, LayoutError, DeviceError: an operand is not as described.
+        CompileError, LaunchError: the kernel could not be compiled, loaded or launched.
+    """
+    shape = _check(a, b, d, sqr_sum, num_splits)
+    if shape.m == 0 or d.is_meta:
+        return
+    with torch.no_grad():
+        if num_splits is None:
+            d, sqr_sum = d[None], sqr_sum[None]
+        if a.is_cuda and shape.n > 0 and shape.k > 0:
+            _launch(a, b, d, sqr_sum, shape)
+        elif not (a.is_cuda and _C.get_compile_mode()):
+            _run_reference(a, b, d, sqr_sum)
+
+
+def check_operands(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None = None
+) -> None:
+    """Make the checks of tf32_hc_prenorm_gemm that need no memory, so that they work on fake tensors, too."""
+    _check(a, b, d, sqr_sum, num_splits)
+
+
+def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None) -> _Shape:
+    for name, tensor, dtype in (
+        ("a", a, torch.bfloat16), ("b", b, torch.float32), ("d", d, torch.float32), ("sqr_sum", sqr_sum, torch.float32),
+    ):  # fmt: skip
+        if not isinstance(tensor, torch.Tensor):
+            raise ArgumentError(f"{name} = {type(tensor).__name__}: must be a torch.Tensor; pass one.")
+        if tensor.dtype is not dtype:
+            raise DtypeError(f"{name}.dtype = {tensor.dtype}: must be {dtype}; convert it.")
+        if tensor.device != a.device:
+            raise DeviceError(f"{name} is on {tensor.device} and a on {a.device}: must be the same; move it there.")
+    for name, output in (("d", d), ("sqr_sum", sqr_sum)):
+        if output.requires_grad and torch.is_grad_enabled():
+            raise ArgumentError(
+                f"{name}.requires_grad = True: it is written, and no graph is recorded; call this op under"
+                f" torch.no_grad(), or pass {name}.detach()."
+            )
+    if num_splits is not None and num_splits < 1:
+        raise ArgumentError(f"num_splits = {num_splits}: must be at least 1; pass None for one unsplit result.")
+    shape = _check_shapes(a, b, d, sqr_sum, num_splits)
+    _check_layouts(a, b, d, sqr_sum)
+    return shape
+
+
+def _check_shapes(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None
+) -> _Shape:
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1]:
+        raise ShapeError(f"a, b = {list(a.shape)}, {list(b.shape)}: must be [m, k] and [n, k]; reshape them.")
+    (m, k), n = a.shape, b.shape[0]
+    slices = () if num_splits is None else (num_splits,)
+    if tuple(d.shape) != (*slices, m, n) or tuple(sqr_sum.shape) != (*slices, m):
+        raise ShapeError(
+            f"d, sqr_sum = {list(d.shape)}, {list(sqr_sum.shape)}: must be {[*slices, m, n]} and {[*slices, m]};"
+            " allocate them with a leading dimension of num_splits exactly where that is given."
+        )
+    if k % _K_UNIT:
+        raise ShapeError(f"k = {k}: must be a multiple of {_K_UNIT}; pad a and b with zeros along k.")
+    return _Shape(m, n, k, num_splits or 1)
+
+
+def _check_layouts(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor) -> None:
+    for name, tensor in (("a", a), ("b", b), ("d", d), ("sqr_sum", sqr_sum)):
+        if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
+            raise LayoutError(f"{name}.stride(-1) = {tensor.stride(-1)}: must be 1; pass {name}.contiguous().")
+    for name, tensor in (("a", a), ("b", b)):
+        pitch = tensor.stride(0) * tensor.element_size() if tensor.shape[0] > 1 and tensor.shape[1] > 0 else 0
+        address = 0 if tensor.is_meta or not tensor.is_cuda else tensor.data_ptr()
+        if pitch % 16 or address % 16:
+            raise LayoutError(
+                f"{name}: rows must start at multiples of 16 bytes, the first is at {address} and they are {pitch}"
+                f" apart; pass {name}.contiguous() or a clone of it."
+            )
+
+
+def _run_reference(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor) -> None:
+    """Compute each slice of d [splits, m, n] and sqr_sum [splits, m] in FP32."""
+    chunks, splits = ceil_div(a.shape[1], _CHUNK), len(d)
+    for split in range(splits):
+        columns = slice(split * chunks // splits * _CHUNK, (split + 1) * chunks // splits * _CHUNK)
+        rows = a[:, columns].float()
+        d[split].copy_(rows @ b[:, columns].t())
+        sqr_sum[split].copy_(rows.square().sum(1))
+
+
+def _count_parts(shape: _Shape, device: torch.device) -> int:
+    """Return into how many parts an unsplit K is cut: as many as fill the SMs, each with a chunk for every warp."""
+    most = max(shape.k // (_CHUNK * _PART_CHUNKS), 1)
+    if _C.is_batch_invariant():
+        return min(_INVARIANT_PARTS, most)
+    sms = _C.get_num_sms() or _count_sms(device.index or 0)
+    return min(max(sms // ceil_div(shape.m, _ROWS), 1), most)
+
+
+@functools.cache
+def _count_sms(ordinal: int) -> int:
+    return torch.cuda.get_device_properties(ordinal).multi_processor_count
+
+
+def _launch(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: _Shape) -> None:
+    parts = _count_parts(shape, a.device) if shape.splits == 1 else shape.splits
+    if parts == shape.splits:
+        _launch_parts(a, b, d, sqr_sum, shape)
+        return
+    memory = torch.empty(parts * shape.m * (shape.n + 1), dtype=torch.float32, device=a.device)
+    products = memory[: parts * shape.m * shape.n].view(parts, shape.m, shape.n)
+    squares = memory[parts * shape.m * shape.n :].view(parts, shape.m)
+    _launch_parts(a, b, products, squares, shape)
+    grid = ceil_div(shape.m * (shape.n + 1), _SUM_THREADS)
+    _get_sum_kernel()(grid, products, squares, d, sqr_sum, d.stride(1), parts, shape.m, shape.n)
+
+
+def _launch_parts(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: _Shape) -> None:
+    """Write each part of K into d [parts, m, n] and sqr_sum [parts, m]."""
+    grid = (ceil_div(shape.m, _ROWS), len(d))
+    for first in range(0, shape.n, _COLUMNS):
+        n = min(shape.n - first, _COLUMNS)
+        rows, columns = (b, d) if shape.n <= _COLUMNS else (b[first : first + n], d[:, :, first:])
+        _get_kernel(ceil_div(n, 8))(
+            grid, a, rows, columns, sqr_sum, a.stride(0), b.stride(0), d.stride(0), d.stride(1), sqr_sum.stride(0),
+            shape.m, n, shape.k, len(d),
+        )  # fmt: skip
+
+
+@functools.cache
+def _get_kernel(column_tiles: int):
+    return _C.make_plain_kernel("hc_prenorm", [("kColumnTiles", column_tiles)], _THREADS, 0)
+
+
+@functools.cache
+def _get_sum_kernel():
+    return _C.make_plain_kernel("hc_prenorm_sum", [], _SUM_THREADS, 0)

@@ -1,0 +1,29 @@
+// Instructions of the kernels that quantise to FP8, one a function. Tests on the CPU put others in their place.
+#pragma once
+
+#include "deep_gemm/types.cuh"
+
+namespace deep_gemm {
+
+// max.u16x2 (PTX ISA, "Integer Arithmetic Instructions: max"): the larger of each half.
+__device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
+    u32 result;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+
+// cvt.f32.f16
+__device__ __forceinline__ float half_to_float(u16 bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+// cvt.rn.satfinite.e4m3x2.f32: `low` becomes the lower byte; NaN stays NaN, larger magnitudes than 448 become 448.
+__device__ __forceinline__ u32 to_fp8_pair(float low, float high) {
+    u16 bits;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,203 @@
+// The projection before a hyper-connection's norm: D = A . B^T and the sums of squares of the rows of A, in one pass over A. B has few rows, so
+// the kernel lives on the bandwidth with which A comes from memory.
+//
+// A is BF16, B FP32. Each number of B is the sum of two BF16 numbers, to 2^-17 of its size, and A . B^T the sum of two BF16 products, which
+// tensor cores add up in FP32. One TF32 product would cost as much, with 2^-11.
+//
+// A CTA has kRows rows and a part of K, in chunks of 32, which its warps take in turn. Threads load their operands from global memory straight
+// into the registers of the multiplication: which K a register stands for does not matter as long as A and B agree, so a thread's eight
+// neighbouring K are its share of two multiplications of 16. In the end the warps add up their sums in a fixed order.
+#pragma once
+
+#include "deep_gemm/ptx.cuh"
+
+namespace deep_gemm {
+
+namespace ptx {
+
+// mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): adds BF16 A (row-major) times B (column-major) to FP32.
+__device__ __forceinline__ void multiply_16x8x16(float (&d)[4], const u32 (&a)[4], u32 b_low, u32 b_high) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
+}
+
+// ld.global.nc.L1::no_allocate.v4: what is read once. Not volatile, so that loads may move up.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+    uint4 value;
+    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
+    return value;
+}
+
+}  // namespace ptx
+
+// Config: kColumnTiles, the rows of B in eights, at most 3. Pitches are in elements; k and that of A are multiples of 8, that of B of 4.
+template <class Config>
+struct HcPrenorm {
+    static constexpr u32 kThreads = 384, kCtasPerSm = 1, kWarps = kThreads / 32;
+    static constexpr u32 kRows = 64, kRowTiles = kRows / 16, kColumnTiles = u32(Config::kColumnTiles), kChunk = 32;
+    static constexpr u32 kColumns = 8 * kColumnTiles, kPitch = kColumns + 1;  // of the sums in shared memory: the last column has the squares
+    static constexpr u32 kSlots = kWarps / 2;
+    static_assert(kSlots * kRows * kPitch * 4 <= 48 << 10, "what a CTA has of static shared memory");
+
+    const u16* a;    // [m, k]
+    const float* b;  // [n, k]
+    float* d;        // [num_parts, m, n]
+    float* squares;  // [num_parts, m]
+    i64 a_pitch, b_pitch, d_part_pitch, d_pitch, squares_part_pitch;
+    u32 m, n, k, num_parts;
+
+    struct Sums {
+        float product[kRowTiles][kColumnTiles][4];
+        float squares[kRowTiles][2];
+    };
+    using RowsOfA = uint4[kRowTiles][2];
+
+    __device__ __forceinline__ void run() const {
+        __shared__ float slots[kSlots][kRows * kPitch];
+        Sums sums = {};
+        add_part(sums);
+        add_lanes(sums);
+        add_warps(sums, slots);
+        store(slots);
+    }
+
+   private:
+    __device__ __forceinline__ static u32 lane() { return threadIdx.x % 32; }
+    __device__ __forceinline__ static u32 warp() { return threadIdx.x / 32; }
+    __device__ __forceinline__ u32 first_row() const { return blockIdx.x * kRows; }
+
+    // Eight of K from `at` on; zero beyond the matrix. Rows beyond it are those of the last one, and never stored.
+    __device__ __forceinline__ void load_a(RowsOfA& rows, u32 at) const {
+#pragma unroll
+        for (u32 tile = 0; tile < kRowTiles; ++tile)
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                const u32 row = first_row() + tile * 16 + half * 8 + lane() / 4, last = m - 1;
+                rows[tile][half] = at < k ? ptx::load_once(a + (row < last ? row : last) * a_pitch + at) : uint4{};
+            }
+    }
+
+    // A BF16 above and one below that add up to a number of B; a number that is not finite has all of it above.
+    __device__ __forceinline__ static void split(float x, float y, u32& above, u32& below) {
+        const u32 x_bits = __float_as_uint(x), y_bits = __float_as_uint(y);
+        const bool is_finite = (x_bits & 0x7f800000) != 0x7f800000 && (y_bits & 0x7f800000) != 0x7f800000;
+        above = is_finite ? __byte_perm(x_bits, y_bits, 0x7632) : ptx::pack_bf16(x, y);
+        const float x_left = x - __uint_as_float(x_bits & 0xffff0000), y_left = y - __uint_as_float(y_bits & 0xffff0000);
+        below = is_finite ? ptx::pack_bf16(x_left, y_left) : 0;
+    }
+
+    __device__ __forceinline__ static u32 word(const uint4& words, u32 i) { return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w; }
+
+    __device__ __forceinline__ void multiply(Sums& sums, const RowsOfA& rows, u32 at) const {
+#pragma unroll
+        for (u32 column = 0; column < kColumnTiles; ++column) {
+            const u32 row_b = column * 8 + lane() / 4, last = n - 1;
+            const float* from = b + (row_b < last ? row_b : last) * b_pitch + at;
+            const float4 zero = {};
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                const float4 four = at < k ? __ldg(reinterpret_cast<const float4*>(from) + half) : zero;
+                u32 above[2], below[2];
+                split(four.x, four.y, above[0], below[0]);
+                split(four.z, four.w, above[1], below[1]);
+#pragma unroll
+                for (u32 tile = 0; tile < kRowTiles; ++tile) {
+                    const uint4 &low = rows[tile][0], &high = rows[tile][1];
+                    const u32 fragment[4] = {word(low, 2 * half), word(high, 2 * half), word(low, 2 * half + 1), word(high, 2 * half + 1)};
+                    ptx::multiply_16x8x16(sums.product[tile][column], fragment, above[0], above[1]);
+                    ptx::multiply_16x8x16(sums.product[tile][column], fragment, below[0], below[1]);
+                }
+            }
+        }
+    }
+
+    __device__ __forceinline__ static void add_square(float& sum, u32 pair) {
+        const float low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xffff0000);
+        sum = __fmaf_rn(low, low, sum);
+        sum = __fmaf_rn(high, high, sum);
+    }
+
+    __device__ __forceinline__ static void add_squares(Sums& sums, const RowsOfA& rows) {
+#pragma unroll
+        for (u32 tile = 0; tile < kRowTiles; ++tile)
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half)
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) add_square(sums.squares[tile][half], word(rows[tile][half], i));
+    }
+
+    // This warp's chunks of this CTA's part of K. The rows of the next one are under way while one is multiplied.
+    __device__ __forceinline__ void add_part(Sums& sums) const {
+        const u32 chunks = ceil_div(k, kChunk), part = blockIdx.y;
+        const u32 first = u32(u64(part) * chunks / num_parts), end = u32(u64(part + 1) * chunks / num_parts);
+        const u32 own = lane() % 4 * 8;
+        RowsOfA rows, next;
+        load_a(next, first + warp() < end ? (first + warp()) * kChunk + own : k);
+#pragma unroll 1
+        for (u32 chunk = first + warp(); chunk < end; chunk += kWarps) {
+#pragma unroll
+            for (u32 tile = 0; tile < kRowTiles; ++tile) rows[tile][0] = next[tile][0], rows[tile][1] = next[tile][1];
+            load_a(next, chunk + kWarps < end ? (chunk + kWarps) * kChunk + own : k);
+            multiply(sums, rows, chunk * kChunk + own);
+            add_squares(sums, rows);
+        }
+    }
+
+    // The four lanes of a row have its squares of different K.
+    __device__ __forceinline__ static void add_lanes(Sums& sums) {
+#pragma unroll
+        for (u32 tile = 0; tile < kRowTiles; ++tile)
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half)
+#pragma unroll
+                for (u32 distance = 1; distance < 4; distance *= 2)
+                    sums.squares[tile][half] += __shfl_xor_sync(0xffffffff, sums.squares[tile][half], distance);
+    }
+
+    // Call `visit(place in a slot, sum)` for each sum that this thread holds.
+    template <typename Visit>
+    __device__ __forceinline__ static void for_each_sum(Sums& sums, Visit visit) {
+#pragma unroll
+        for (u32 tile = 0; tile < kRowTiles; ++tile) {
+            const u32 row = tile * 16 + lane() / 4;
+#pragma unroll
+            for (u32 column = 0; column < kColumnTiles; ++column)
+#pragma unroll
+                for (u32 i = 0; i < 4; ++i) visit((row + i / 2 * 8) * kPitch + column * 8 + lane() % 4 * 2 + i % 2, sums.product[tile][column][i]);
+            if (lane() % 4 == 0) {
+                visit(row * kPitch + kColumns, sums.squares[tile][0]);
+                visit((row + 8) * kPitch + kColumns, sums.squares[tile][1]);
+            }
+        }
+    }
+
+    // The sums of the warps from `count` / 2 on go to shared memory and are added by those below, until three are left, which lie there.
+    __device__ __forceinline__ static void add_warps(Sums& sums, float (&slots)[kSlots][kRows * kPitch]) {
+        static_assert(kWarps == 12, "12 warps, 6, 3");
+#pragma unroll 1
+        for (u32 count = kWarps; count > 3; count /= 2) {
+            float* slot = slots[warp() % (count / 2)];
+            if (warp() >= count / 2 && warp() < count) for_each_sum(sums, [&](u32 at, float& sum) { slot[at] = sum; });
+            __syncthreads();
+            if (warp() < count / 2) for_each_sum(sums, [&](u32 at, float& sum) { sum = __fadd_rn(sum, slot[at]); });
+            __syncthreads();
+        }
+        if (warp() < 3) for_each_sum(sums, [&](u32 at, float& sum) { slots[warp()][at] = sum; });
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ void store(const float (&slots)[kSlots][kRows * kPitch]) const {
+        const u32 part = blockIdx.y;
+#pragma unroll 1
+        for (u32 at = threadIdx.x; at < kRows * kPitch; at += kThreads) {
+            const u32 row = first_row() + at / kPitch, column = at % kPitch;
+            if (row >= m) break;
+            const float sum = __fadd_rn(__fadd_rn(slots[0][at], slots[1][at]), slots[2][at]);
+            if (column < n) d[part * d_part_pitch + row * d_pitch + column] = sum;
+            if (column == kColumns) squares[part * squares_part_pitch + row] = sum;
+        }
+    }
+};
+
+}  // namespace deep_gemm

@@ -1,0 +1,145 @@
+"""The kernels that a warm-up needs: which they are, compiling what is missing once on this machine, and loading."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+
+from deep_gemm import _C, environment, errors, plan, selection
+from deep_gemm.errors import CompileError, DeepGemmError
+from deep_gemm.fields import OP_KINDS
+from deep_gemm.jit import ahead, cache
+from deep_gemm.jit.compile import CompileResult
+from deep_gemm.jit.compile_pool import TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
+
+#: The lock of all warm-ups with one cache folder: one process compiles on all cores, the others wait for it.
+_LOCK_KEY = "0" * 63 + "1"
+#: Kernels, each with the first problem that needs it; None: it is for other sizes.
+Needs = dict[Job, "_C.Problem | None"]
+
+
+def compile_choices(listed: list["_C.Problem"], device: "_C.Device", any_size: bool, cores: int) -> "KernelSet":
+    """Compile what the problems need on `device`, and what runs in place of kernels that do not compile."""
+    kernels = KernelSet(cores, _list_kernels(listed, device, any_size))
+    kernels.compile([*kernels.needed_by, *_list_passes(listed)])
+    kernels.compile(_list_substitutes(kernels, listed, device))
+    return kernels
+
+
+def _list_kernels(listed: list["_C.Problem"], device: "_C.Device", any_size: bool) -> Needs:
+    """Return the kernels of the problems' choices, each with the first problem that needs it (None: another size)."""
+    kernels: Needs = {}
+    for problem in listed:
+        kernels.setdefault(_job_of(problem, selection.explain(problem, device).config), problem)
+    for problem in {_C.kernel_identity(problem): problem for problem in listed}.values() if any_size else ():
+        for config in ahead.list_any_size(problem, device):
+            kernels.setdefault(_job_of(problem, config))
+    return kernels
+
+
+def _job_of(problem: "_C.Problem", config: "_C.Config") -> Job:
+    return Job.of_config(_C.kernel_identity(problem), config)
+
+
+def _list_passes(listed: list["_C.Problem"]) -> list[Job]:
+    """Return what FP8 operands need that are not K-major; problems do not say whether theirs are."""
+    return [TRANSPOSE] if any(OP_KINDS[problem.op].is_fp8 for problem in listed) else []
+
+
+def _list_substitutes(kernels: "KernelSet", listed: list["_C.Problem"], device: "_C.Device") -> list[Job]:
+    """Return what runs in place of the kernels that failed: the heuristic's choices for their variants."""
+    failed = {job.problem for job in kernels.errors}
+    of_failed = [problem for problem in listed if failed and _C.kernel_identity(problem).to_json() in failed]
+    return list({_job_of(problem, selection.get_analytic_config(problem, device)): None for problem in of_failed})
+
+
+@dataclass
+class KernelSet:
+    """The kernels so far: those that are there, of which `num_compiled` were compiled, the errors of the others, and
+    what was `broken` when it was loaded.
+    """
+
+    cores: int
+    needed_by: Needs
+    ready: dict[Job, None] = field(default_factory=dict)
+    errors: dict[Job, DeepGemmError] = field(default_factory=dict)
+    broken: list[tuple[str, DeepGemmError]] = field(default_factory=list)
+    num_compiled: int = 0
+
+    def attempt(self, name: str, load: Callable[[], object]) -> bool:
+        """Load one kernel; return whether that worked. Errors of compiling are known already."""
+        try:
+            load()
+        except CompileError:
+            return False
+        except DeepGemmError as error:
+            self.broken.append((name, error))
+            return False
+        return True
+
+    def compile(self, jobs: list[Job]) -> None:
+        """Compile the jobs that are new here and that neither memory nor the disk has."""
+        missing = self._take_ready([job for job in jobs if job not in self.errors and job not in self.ready])
+        if not missing:
+            return
+        with cache.get_disk_cache().lock(_LOCK_KEY):
+            missing = self._take_ready(missing)  # another process may have compiled them meanwhile
+            for job, outcome in zip(missing, run_jobs(missing, self.cores), strict=True):
+                self._take_outcome(job, outcome)
+
+    def _take_ready(self, jobs: list[Job]) -> list[Job]:
+        """Keep the jobs whose kernels are there; return the others."""
+        missing = []
+        for job in jobs:
+            try:
+                if job.find():
+                    self.ready[job] = None
+                else:
+                    missing.append(job)
+            except DeepGemmError as error:
+                self.errors[job] = error
+        return missing
+
+    def _take_outcome(self, job: Job, outcome: Outcome) -> None:
+        if not outcome.error:
+            self.ready[job] = None
+            self.num_compiled += outcome.is_compiled
+            return
+        kind = getattr(errors, outcome.error, None)
+        if isinstance(kind, type) and issubclass(kind, DeepGemmError):
+            self.errors[job] = kind(outcome.message)
+        else:
+            self.errors[job] = CompileError(f"{outcome.error}: {outcome.message}")
+
+    def list_failures(self) -> list[tuple[str, DeepGemmError]]:
+        """Return what failed, with its error."""
+        return [(job.describe(self.needed_by.get(job)), error) for job, error in self.errors.items()] + self.broken
+
+    def load(self, listed: list["_C.Problem"]) -> int:
+        """Load every kernel that is ready, and plan the problems for which the dispatch table has room, whose number
+        is returned.
+
+        Where calls are to be printed or recorded, they plan for themselves, which compiles nothing either.
+        """
+        for job, error in self.errors.items():
+            if job.problem and isinstance(error, CompileError):
+                plan.remember_failure(*job.parse(), error)
+        with ThreadPoolExecutor(get_num_cores()) as pool:
+            kernels = dict(zip(self.ready, pool.map(Job.build, self.ready), strict=True))
+        stats, first = _C.dispatch_stats(), [problem for problem in self.needed_by.values() if problem]
+        wanted = list(dict.fromkeys([*first, *listed]))[: stats["capacity"] - stats["size"]]
+        with plan.quiet():
+            planned = sum([self.attempt(str(problem), partial(_C.plan_ahead, problem)) for problem in wanted])
+        for job, kernel in kernels.items():
+            self._load_other(job, kernel)
+        if environment.is_enabled("DG_PRINT_CONFIGS") or environment.get_string("DG_RECORD_SHAPES"):
+            _C.dispatch_clear()
+            return 0
+        return planned
+
+    def _load_other(self, job: Job, kernel: CompileResult) -> None:
+        """Load a kernel that none of the problems given needs."""
+        if job == TRANSPOSE:
+            self.attempt(job.describe(), _C.load_transpose_kernel)
+        elif self.needed_by.get(job) is None:
+            self.attempt(job.describe(), partial(_C.Kernel, kernel.cubin, kernel.kernel_name, *job.parse(), None))

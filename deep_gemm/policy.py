@@ -1,0 +1,40 @@
+"""Switches of the process under names that other versions of the API have; the others are in deep_gemm._C."""
+
+from collections.abc import Sequence
+
+from deep_gemm import _C
+from deep_gemm.errors import ArgumentError
+
+
+def use_deterministic_algorithms(is_enabled: bool) -> None:
+    """Let a row of D not depend on m, bit for bit: set_batch_invariant.
+
+    Without it, too, the same call gives the same bits each time.
+
+    Raises: ArgumentError.
+    """
+    _C.set_batch_invariant(is_enabled)
+
+
+def get_deterministic_algorithms() -> bool:
+    """Return whether use_deterministic_algorithms is on: is_batch_invariant."""
+    return _C.is_batch_invariant()
+
+
+def set_ignore_compile_dims(is_enabled: bool) -> None:
+    """Accepted for compatibility: `compiled_dims` of a call decides here.
+
+    Raises: ArgumentError.
+    """
+    if not isinstance(is_enabled, bool):
+        raise ArgumentError(f"is_enabled = {is_enabled!r}: must be a bool; pass True or False.")
+
+
+def set_block_size_multiple_of(value: int | Sequence[int]) -> None:
+    """Accepted for compatibility: the selection chooses tiles. `value`: one number for block_m and block_n, or both.
+
+    Raises: ArgumentError.
+    """
+    values = [value] if isinstance(value, int) else list(value)
+    if len(values) not in (1, 2) or not all(isinstance(each, int) and each > 0 for each in values):
+        raise ArgumentError(f"value = {value!r}: must be an int >= 1, or two of them; pass such numbers.")

@@ -1,0 +1,47 @@
+"""Processes of torch.distributed, under DeepGEMM's names: the tools of its tests with several GPUs."""
+
+import os
+
+import torch
+import torch.distributed as distributed
+
+_DEFAULT_ADDRESS, _DEFAULT_PORT = "127.0.0.1", 8361
+
+
+def init_dist(local_rank: int, num_local_ranks: int) -> tuple[int, int, distributed.ProcessGroup]:
+    """Join the default process group over NCCL and use GPU `local_rank` from now on.
+
+    MASTER_ADDR and MASTER_PORT say where rank 0 listens; WORLD_SIZE and RANK are the number of machines and the one
+    of this process, 1 and 0 by default.
+
+    Returns: (rank, number of ranks, a group of all of them).
+    """
+    address, port = os.environ.get("MASTER_ADDR", _DEFAULT_ADDRESS), int(os.environ.get("MASTER_PORT", _DEFAULT_PORT))
+    world_size = int(os.environ.get("WORLD_SIZE", 1)) * num_local_ranks
+    torch.cuda.set_device(local_rank)
+    torch.set_default_device("cuda")
+    distributed.init_process_group(
+        backend="nccl",
+        init_method=f"tcp://{address}:{port}",
+        world_size=world_size,
+        rank=int(os.environ.get("RANK", 0)) * num_local_ranks + local_rank,
+        device_id=torch.device("cuda", local_rank),
+    )
+    return distributed.get_rank(), distributed.get_world_size(), distributed.new_group(list(range(world_size)))
+
+
+def uneven_all_gather(
+    tensor: torch.Tensor, dim: int = 0, group: distributed.ProcessGroup | None = None
+) -> torch.Tensor:
+    """Return the tensors of all ranks of `group`, one after the other along `dim`, of which their sizes may differ."""
+    own = torch.tensor([tensor.shape[dim]], device=tensor.device)
+    gathered = [torch.empty_like(own) for _ in range(distributed.get_world_size(group))]
+    distributed.all_gather(gathered, own, group=group)
+    sizes = [int(size) for size in gathered]
+    # The collective moves equal shapes: all send as many as the largest has.
+    rows = tensor.movedim(dim, 0)
+    sent = rows.new_zeros(max(sizes), *rows.shape[1:])
+    sent[: rows.shape[0]] = rows
+    received = [torch.empty_like(sent) for _ in sizes]
+    distributed.all_gather(received, sent, group=group)
+    return torch.cat([part[:size] for part, size in zip(received, sizes)]).movedim(0, dim).contiguous()

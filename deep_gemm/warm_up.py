@@ -1,0 +1,184 @@
+"""Compile, load and plan ahead what a list of problems needs, so that no later call compiles.
+
+Guarantees: a kernel is compiled once on this machine, however many processes warm up together; compilers run in
+    processes of their own, which a crash or a hang does not leave; what failed is in the report and in one warning.
+"""
+
+import contextlib
+import json
+import os
+import time
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from deep_gemm import _C, selection
+from deep_gemm.errors import ArgumentError, DeepGemmError, DeviceError, ProblemError, WarmUpWarning
+from deep_gemm.fields import fit_rows
+
+
+class Failure(NamedTuple):
+    """A kernel that could not be compiled or loaded, and the error that a call would raise."""
+
+    kernel: str
+    error: DeepGemmError
+
+
+@dataclass(frozen=True)
+class WarmUpReport:
+    """What warmup did.
+
+    Attributes: `problems` that were given, counted with every m; `kernels` that they need, of which `compiled` by this
+        call, `found` on the disk or in memory, and `failures`; `planned` problems that calls now find in the dispatch
+        table (0 where no GPU is used); `seconds` of wall time.
+    """
+
+    problems: int
+    kernels: int
+    compiled: int
+    found: int
+    planned: int
+    seconds: float
+    failures: tuple[Failure, ...]
+
+    def as_dict(self) -> dict:
+        """Return the report as JSON can hold it."""
+        failed = [
+            {"kernel": one.kernel, "error": type(one.error).__name__, "message": str(one.error)}
+            for one in self.failures
+        ]
+        return {**vars(self), "seconds": round(self.seconds, 3), "failures": failed}
+
+
+def warmup(
+    problems: "str | os.PathLike | Iterable[_C.Problem | Mapping | str]",
+    m: int | Iterable[int] | None = None,
+    *,
+    device: "str | _C.Device | None" = None,
+    any_size: bool = False,
+    cores: int = 0,
+) -> WarmUpReport:
+    """Compile in parallel every kernel that the library chooses for `problems`, and load them on the current GPU.
+
+    Args:
+        problems: Problems, their JSON texts or dicts; or the path of a file that DG_RECORD_SHAPES named.
+        m: numbers of rows that take the place of every problem's own: of m, or of expected_m where each group has room
+            for m rows (masked products). Products that divide K among groups keep their sizes.
+        device: a Device or the name of one, such as "h200"; None: the current GPU. Kernels are loaded where it is the
+            current GPU.
+        any_size: also compile what problems that differ from these in their sizes choose most often. No list of
+            them can be complete.
+        cores: compilers at a time; 0: one for each core of this process.
+
+    The settings of this process (set_num_sms, set_batch_invariant) hold for problems that leave them out.
+
+    Raises: ArgumentError, ProblemError for what is no list of problems; DeviceError for an unknown device, without a
+        GPU where none is named, and where no config is legal. A kernel that does not compile is in the report's
+        `failures`, and one WarmUpWarning names the first.
+    """
+    from deep_gemm.jit import kernel_set  # imports compilers: not before they are needed
+
+    start = time.perf_counter()
+    target, has_gpu = _find_device(device)
+    listed = list_problems(problems, m, target)
+    kernels = kernel_set.compile_choices(listed, target, any_size, cores)
+    planned = kernels.load(listed) if has_gpu else 0
+    failures = tuple(Failure(*failure) for failure in kernels.list_failures())
+    found = max(len(kernels.ready) - kernels.num_compiled, 0)
+    total, seconds = len(kernels.ready) + len(kernels.errors), time.perf_counter() - start
+    _warn(failures)
+    return WarmUpReport(len(listed), total, kernels.num_compiled, found, planned, seconds, failures)
+
+
+def _find_device(device: "str | _C.Device | None") -> tuple["_C.Device", bool]:
+    """Return the device and whether it is the current GPU."""
+    if device is None:
+        return selection.current_device(), True
+    named = _C.Device.known(device) if isinstance(device, str) else device
+    if not isinstance(named, _C.Device):
+        raise ArgumentError(f"device = {device!r}: must be a Device, its name or None; pass 'h200', for example.")
+    with contextlib.suppress(DeviceError):
+        current = _C.get_device()
+        return named, current.as_dict() == named.as_dict() or (isinstance(device, str) and current.sku == named.sku)
+    return named, False
+
+
+# The problems.
+
+
+def list_problems(problems, m: int | Iterable[int] | None, device: "_C.Device") -> list["_C.Problem"]:
+    """Return the problems with every m in force, each once, those with few rows first. Raises: as warmup."""
+    is_path = isinstance(problems, str | os.PathLike)
+    given = read_shapes(Path(problems)) if is_path else [_read(problem) for problem in problems]
+    given = [_apply_settings(problem, device) for problem in given]
+    if m is None:
+        return list(dict.fromkeys(given))
+    rows = [m] if isinstance(m, int) else m
+    return list(dict.fromkeys(_replace(problem, **fit_rows(problem, count)) for count in rows for problem in given))
+
+
+def read_shapes(path: Path) -> list["_C.Problem"]:
+    """Return the problems of a file that DG_RECORD_SHAPES named. Raises: ArgumentError, ProblemError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArgumentError(f"problems = {path}: cannot be read ({error}); pass a file of DG_RECORD_SHAPES.") from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found += [_C.Problem.from_json(line)] if line.strip() else []
+        except DeepGemmError as error:
+            raise ProblemError(f"{path}, line {number}: {error}") from error
+    return found
+
+
+def _read(problem) -> "_C.Problem":
+    if isinstance(problem, _C.Problem):
+        return problem
+    if isinstance(problem, str):
+        return _C.Problem.from_json(problem)
+    if not isinstance(problem, Mapping):
+        raise ArgumentError(f"problems: holds a {type(problem).__name__}; pass Problems, their JSON texts or dicts.")
+    if "fields" in problem:
+        return _C.Problem.from_json(json.dumps(dict(problem)))
+    try:
+        return _C.Problem(**problem)
+    except TypeError as error:
+        if isinstance(error, DeepGemmError):
+            raise
+        names = ", ".join(map(str, problem))
+        raise ProblemError(
+            f"problem = {{{names}}}: needs op, m, n and k, and may have other fields of a problem; name them."
+        ) from error
+
+
+def _replace(problem: "_C.Problem", **changes) -> "_C.Problem":
+    return _C.Problem(**problem.as_dict() | changes)
+
+
+def _apply_settings(problem: "_C.Problem", device: "_C.Device") -> "_C.Problem":
+    changes: dict = {"batch_invariant": True} if _C.is_batch_invariant() else {}
+    limit = _get_sm_limit()
+    if not problem.num_sms and 0 < limit < device.sm_count:
+        changes["num_sms"] = limit
+    return _replace(problem, **changes) if changes else problem
+
+
+def _get_sm_limit() -> int:
+    try:
+        return _C.get_num_sms()
+    except DeviceError:  # no limit is set, and there is no GPU whose SMs could be counted
+        return 0
+
+
+def _warn(failures: tuple[Failure, ...]) -> None:
+    if failures:
+        first = failures[0]
+        warnings.warn(
+            f"warmup: {len(failures)} kernels failed, the first one {first.kernel}: {type(first.error).__name__}:"
+            f" {str(first.error).partition(chr(10))[0]}; the report has all of them",
+            WarmUpWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,215 @@
+"""The quantising kernels executed on the CPU: equal to the bit to the torch formula, as CUDA rounds its division.
+
+Every variant is a compilation, so most cases are `full`.
+"""
+
+import math
+
+import pytest
+import torch
+
+from deep_gemm import cast_kernels, quantize
+from tests.fakes.operands import one_thread
+from tests.fakes.plain_host import POISON, use_host_kernels
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def host_kernels(monkeypatch):
+    """Run kernels on the CPU; torch divides by a number as it does on GPUs."""
+    use_host_kernels(monkeypatch)
+    monkeypatch.setattr(quantize, "_divide_by_max", lambda amax: amax * (torch.ones(()) / quantize.FP8_MAX))
+    with one_thread():
+        yield
+
+
+def values(shape, dtype=BF16, seed=0):
+    """Return numbers of many magnitudes, zeros of both signs among them."""
+    torch.manual_seed(seed)
+    x = torch.randn(shape) * 10.0 ** torch.randint(-6, 4, shape)
+    x.view(-1)[::7] = -0.0
+    return x.to(dtype)
+
+
+def few(*cases):
+    """Return the cases as parameters; all but the first one are `full`."""
+    return [cases[0], *(pytest.param(*case, marks=pytest.mark.full) for case in cases[1:])]
+
+
+def check(cast, expected):
+    assert cast is not None
+    for found, wanted in zip(cast, expected, strict=True):
+        assert found.shape == wanted.shape and found.dtype == wanted.dtype
+        kind = torch.uint8 if found.dtype == torch.float8_e4m3fn else torch.int32
+        assert torch.equal(bits(found, kind), bits(wanted, kind))
+
+
+def bits(tensor, kind):
+    """Return the bits, with one NaN for all: a CPU and a GPU give the NaN of 0 * inf different signs."""
+    flat = tensor.contiguous()
+    return flat.view(kind).masked_fill(flat.float().isnan(), -1 if kind is torch.int32 else 0x7F)
+
+
+def strided(x, extra):
+    """Return x with rows `extra` elements further apart."""
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + extra), torch.nan, dtype=x.dtype)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+def rows(x, gran=128, use_ue8m0=False, masked_m=None, is_mn_major=False):
+    return cast_kernels.cast_rows(x, gran, use_ue8m0, masked_m, is_mn_major, False, quantize._check_rows)
+
+
+def blocks(x, gran=128, use_ue8m0=False, is_per_column=False):
+    return cast_kernels.cast_blocks(x, gran, use_ue8m0, is_per_column, quantize._check_rows)
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "shape, dtype, gran, extra",
+    few(
+        ((5, 512), BF16, 128, 0), ((3, 200), BF16, 128, 8), ((4, 131), BF16, 64, 0), ((70, 256), FP32, 128, 4),
+        ((9, 96), FP16, 32, 1), ((3, 5, 256), BF16, 128, 16), ((2, 3, 2, 128), BF16, 64, 0), ((1, 1), FP32, 32, 0),
+    ),
+)  # fmt: skip
+def test_per_token(shape, dtype, gran, extra, use_ue8m0):
+    x = strided(values(shape, dtype), extra)
+    check(rows(x, gran, use_ue8m0), quantize.per_token_cast_to_fp8(x, use_ue8m0, gran))
+
+
+@pytest.mark.parametrize("shape", [(5, 256), (3, 6, 256), (1, 4, 384), (2, 2, 3, 128)])
+def test_mn_major_scales(shape):
+    x = values(shape)
+    cast, expected = rows(x, is_mn_major=True), quantize.per_token_cast_to_fp8(x, False, scales="mn_major")
+    assert cast[1].stride() == expected[1].stride() and cast[1].stride(-1) == -(-shape[-2] // 4) * 4
+    check(cast, expected)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("special", [math.inf, -math.inf, math.nan, 3e38, 1e-40])
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, FP32])
+def test_numbers_that_are_not_finite_give_what_torch_gives(special, use_ue8m0, dtype):
+    x = values((4, 256), dtype)
+    x[1, 3] = x[2, 200] = special
+    x[3] = special
+    check(rows(x, 128, use_ue8m0), quantize.per_token_cast_to_fp8(x, use_ue8m0))
+    check(blocks(x, 128, use_ue8m0), quantize.per_block_cast_to_fp8(x, use_ue8m0))
+    tall = x.repeat(32, 1)
+    check(blocks(tall, 128, use_ue8m0, True), quantize.per_channel_cast_to_fp8(tall, use_ue8m0))
+
+
+@pytest.mark.full
+def test_a_torch_that_does_not_saturate_is_followed(monkeypatch):
+    """Before 2.13 it cast numbers beyond 448, which only scales of infinite groups leave, to NaN."""
+    monkeypatch.setattr(cast_kernels, "_does_torch_saturate", lambda: False)
+    x = torch.tensor([[math.inf, -math.inf, 465.0, -480.0, 464.0, -448.0, 3.0, math.nan]]).repeat(128, 16)
+    wanted = torch.tensor([0x7F, 0xFF, 0x7F, 0xFF, 0x7E, 0xFE, 0x44, 0x7F], dtype=torch.uint8).repeat(128, 16)
+    for data, scales in (rows(x, 128, True), blocks(x, 128, True)):
+        assert torch.equal(data.view(torch.uint8), wanted) and (scales == 1).all()
+
+
+@pytest.mark.parametrize("sm_count, is_mn_major", [(132, True), (1, False)])
+def test_masked_rows_are_neither_read_nor_written(monkeypatch, sm_count, is_mn_major):
+    monkeypatch.setattr(cast_kernels, "_sm_count", lambda x: sm_count)
+    x, counts = values((4, 70, 256)), [70, 0, 3, 99]  # more rows than there are: all
+    for group, count in enumerate(counts):
+        x[group, count:] = torch.nan
+    data, scales = rows(x, 128, False, torch.tensor(counts, dtype=torch.int32), is_mn_major)
+    expected = quantize.per_token_cast_to_fp8(x, False)
+    for group, count in enumerate(counts):
+        check((data[group, :count], scales[group, :count].contiguous()), [part[group, :count] for part in expected])
+        assert (data[group, count:].view(torch.uint8) == POISON).all()
+        assert (scales[group, count:].contiguous().view(torch.int32) == POISON * 0x01010101).all()
+
+
+@pytest.mark.parametrize("n, gran", few((256, 128), (72, 64), (33, 32)))
+def test_swiglu(n, gran):
+    """Values are as close as the exponential functions of two libraries."""
+    x = values((6, 2 * n))
+    data, scales = cast_kernels.cast_rows(x, gran, False, None, False, True, quantize._check_pairs)
+    gate, up = x.float().chunk(2, -1)
+    wanted, wanted_scales = quantize.per_token_cast_to_fp8(gate / (1 + torch.exp(-gate)) * up, False, gran)
+    assert torch.allclose(scales, wanted_scales, rtol=1e-6)
+    steps = (data.view(torch.uint8).int() - wanted.view(torch.uint8).int()).abs()
+    assert steps.max() <= 1 and (steps > 0).float().mean() < 1e-2
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "shape, dtype, gran, extra",
+    few(
+        ((128, 256), BF16, 128, 0), ((130, 300), BF16, 128, 0), ((3, 5, 129), FP16, 128, 3),
+        ((2, 256, 136), BF16, 128, 8),
+        ((70, 100), FP32, 64, 4), ((33, 200), BF16, 32, 0), ((200, 64), FP32, 128, 0),
+    ),
+)  # fmt: skip
+def test_per_block(shape, dtype, gran, extra, use_ue8m0):
+    x = strided(values(shape, dtype), extra)
+    check(blocks(x, gran, use_ue8m0), quantize.per_block_cast_to_fp8(x, use_ue8m0, gran))
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "m, n, dtype, gran", few((256, 128, BF16, 128), (128, 70, BF16, 128), (64, 300, FP32, 32), (128, 136, FP16, 64))
+)
+def test_per_channel(m, n, dtype, gran, use_ue8m0):
+    x = values((m, n), dtype)
+    check(blocks(x, gran, use_ue8m0, True), quantize.per_channel_cast_to_fp8(x, use_ue8m0, gran))
+
+
+def test_memory_that_no_kernel_walks_is_left_to_torch():
+    x = values((2, 3, 128, 130))
+    assert rows(x.mT) is None and blocks(x.mT) is None and rows(x[:, ::2].permute(1, 0, 2, 3)) is None
+
+
+@pytest.mark.parametrize("shape", [(0, 256), (5, 0), (0, 3, 128), (2, 0, 128)])
+def test_zero_sizes_launch_nothing(shape):
+    x = torch.empty(shape, dtype=BF16)
+    check(rows(x), quantize.per_token_cast_to_fp8(x, False))
+    check(blocks(x), quantize.per_block_cast_to_fp8(x, False))
+
+
+@pytest.mark.parametrize("gran, dtype", [(48, BF16), (8, BF16), (512, BF16), (256, FP32), (128, torch.float64)])
+def test_what_no_kernel_does_is_left_to_torch(gran, dtype):
+    assert rows(torch.ones(2, 1024, dtype=dtype), gran) is None
+
+
+@pytest.mark.parametrize("shape, extra", [((5, 7), 0), ((130, 33), 3), ((3, 129, 5), 0), ((2, 4, 60), 8)])
+def test_scale_layouts(shape, extra):
+    sf = strided(values(shape, FP32).abs(), extra)
+    aligned = -(-shape[-2] // 4) * 4
+    found, packed = cast_kernels.lay_out_scales(sf), cast_kernels.pack_scales(sf)
+    exponents = torch.nn.functional.pad((sf.contiguous().view(torch.int32) >> 23).to(torch.uint8), (0, -shape[-1] % 4))
+    for tensor, wanted in ((found, sf), (packed, exponents.contiguous().view(torch.int32))):
+        assert torch.equal(tensor, wanted) and tensor.stride()[-2:] == (1, aligned)
+        assert len(shape) == 2 or tensor.stride(0) == aligned * tensor.shape[-1]
+
+
+def test_columns_of_scales_that_are_not_contiguous_are_left_to_torch():
+    assert cast_kernels.lay_out_scales(torch.ones(8, 4).T) is None
+    assert cast_kernels.pack_scales(torch.ones(2, 2, 8, 4)) is None
+
+
+@pytest.mark.parametrize("divisor", [2, 3, 4, 5, 7, 16, 56, 896, 65535, 1 << 20, (1 << 20) + 1, (1 << 31) - 1])
+def test_the_division_of_indices_is_exact(divisor):
+    magic, shift = cast_kernels._divider(divisor)
+    largest = (1 << 31) - 1
+    assert magic < 1 << 32
+    for multiple in (0, 1, 2, largest // divisor // 2, largest // divisor):
+        for x in (multiple * divisor - 1, multiple * divisor, multiple * divisor + 1, largest):
+            if 0 <= x <= largest:
+                assert (x * magic >> 32) >> shift == x // divisor
+
+
+@pytest.mark.full
+def test_a_compiled_graph_holds_the_formula():
+    def cast(x):
+        return rows(x), quantize.swiglu_per_token_cast_to_fp8(x, True, scales="mn_major")
+
+    x = values((3, 256))
+    found = torch.compile(cast, backend="eager", fullgraph=True)(x)
+    assert found[0] is None and rows(x) is not None
+    check(found[1], quantize.swiglu_per_token_cast_to_fp8(x, True, scales="mn_major"))

@@ -1,0 +1,196 @@
+"""Scales packed as UE8M0, and FP4, against formulas that spell out the bits."""
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
+from deep_gemm.utils import layout
+
+G, MN, STEPS = 3, 37, 6
+
+
+def make_scales(*shape):
+    return torch.randn(shape).abs() + 0.01
+
+
+def pack(scales: torch.Tensor) -> list[list[int]]:
+    """Return the words of a matrix of scales, from Python's numbers alone."""
+    bits = (scales.contiguous().view(torch.int32) >> 23).tolist()
+    rows = [row + [0] * (-len(row) % 4) for row in bits]
+    return [[sum(row[i + j] << 8 * j for j in range(4)) for i in range(0, len(row), 4)] for row in rows]
+
+
+def as_words(packed: torch.Tensor) -> list[list[int]]:
+    return (packed.long() & 0xFFFFFFFF).tolist()
+
+
+@pytest.mark.parametrize("shape", [(MN, STEPS), (MN, 1), (1, 4), (G, MN, STEPS), (0, 3)])
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_scales_are_packed_along_k(shape, is_transposed):
+    scales = make_scales(*shape[:-2], shape[-1], shape[-2]).mT if is_transposed else make_scales(*shape)
+    packed = deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(scales)
+    mn, words = shape[-2], -(-shape[-1] // 4)
+    assert packed.shape == (*shape[:-1], words) and packed.dtype == torch.int32
+    assert packed.stride()[-2:] == (1, deep_gemm.align(mn, 4))
+    groups = zip(packed, scales) if len(shape) == 3 else [(packed, scales)]
+    assert all(as_words(found) == pack(group) for found, group in groups)
+
+
+def test_an_empty_packed_tensor_has_the_layout():
+    packed = deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor((MN, 9), "meta")
+    assert packed.shape == (MN, 3) and packed.stride() == (1, 40) and packed.dtype == torch.int32
+
+
+@pytest.mark.parametrize("gran_k", [32, 128])
+@pytest.mark.parametrize("form", ["host", "device", "second names"])
+def test_no_word_holds_scales_of_two_groups(gran_k, form):
+    ks = [gran_k * 3, 0, gran_k * 9]
+    scales = make_scales(12, 8)
+    tensor = torch.tensor(ks, dtype=torch.int32)
+    arguments, named = {"host": ((tensor, ks), {}), "device": ((tensor,), {})}.get(
+        form, ((), {"grouped_layout": tensor, "ks_cpu": ks})
+    )
+    found = layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scales, *arguments, gran_k=gran_k, **named)
+    expected = torch.tensor(pack(scales[:3].T)).T.tolist() + torch.tensor(pack(scales[3:].T)).T.tolist()
+    assert as_words(found) == expected and found.is_contiguous()
+
+
+def test_packing_and_unpacking_are_inverse():
+    scales = deep_gemm.ceil_to_ue8m0(torch.randn(5, 8) * 100)
+    packed = deep_gemm.pack_ue8m0_to_int(scales)
+    assert packed.shape == (5, 2) and as_words(packed) == pack(scales)
+    assert torch.equal(deep_gemm.unpack_ue8m0_from_int(packed), scales)
+
+
+def test_the_next_power_of_two():
+    x = torch.tensor([1.0, 1.0000001, 3.0, -4.0, 0.0, 2.0**-130, 448.0])
+    expected = [1.0, 2.0, 4.0, 4.0, 2.0**-126, 2.0**-126, 512.0]
+    assert deep_gemm.ceil_to_ue8m0(x).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: deep_gemm.pack_ue8m0_to_int(torch.full((4,), 3.0)), ArgumentError, "no powers of two"),
+        (lambda: deep_gemm.pack_ue8m0_to_int(torch.ones(2, 3)), ShapeError, "multiple of 4"),
+        (lambda: deep_gemm.pack_ue8m0_to_int(torch.ones(4).half()), DtypeError, "sf.dtype = torch.float16"),
+        (lambda: layout.get_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(4)), ShapeError, "sf.ndim"),
+        (
+            lambda: layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(4, 4), None, [128]),
+            ShapeError,
+            r"must be \[sum of ceil\(ks / 128\), mn\] = \[1, mn\]",
+        ),
+        (
+            lambda: layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(4, 4)),
+            ArgumentError,
+            "ks = None",
+        ),
+        (
+            lambda: layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
+                torch.ones(4, 4), use_psum_layout=True
+            ),
+            ArgumentError,
+            "SM100 only",
+        ),
+    ],
+)
+def test_what_cannot_be_packed(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("recipe, is_sfa, gran_mn", [((1, 128), None, 1), ((128, 128), None, 128), ((1, 1, 128), 1, 1)])
+@pytest.mark.parametrize("groups", [None, G])
+def test_scales_for_sm100_have_a_row_for_each_row(recipe, is_sfa, gran_mn, groups):
+    mn, k = 200, 700
+    leading = () if groups is None else (groups,)
+    scales = make_scales(*leading, -(-mn // gran_mn), 6)
+    found = deep_gemm.transform_sf_into_required_layout(scales, mn, k, recipe, groups, is_sfa, target="ue8m0")
+    rows = scales if gran_mn == 1 else scales.repeat_interleave(128, -2)[..., :mn, :]
+    assert torch.equal(found, deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(rows))
+    again = deep_gemm.transform_sf_into_required_layout(found, mn, k, (1, 128), groups, target="ue8m0")
+    assert again.data_ptr() == found.data_ptr()
+
+
+@pytest.mark.parametrize("recipe, expected", [((1, 128), (1, 40)), ((128, 128), (6, 1))])
+def test_scales_of_one_operand_for_sm90(recipe, expected):
+    found = deep_gemm.transform_sf_into_required_layout(
+        make_scales(MN, 6), MN if recipe[0] == 1 else MN * 128, 768, recipe
+    )
+    assert found.stride() == expected and found.dtype == torch.float32
+
+
+def test_fine_scales_are_for_sm100():
+    with pytest.raises(ArgumentError, match=r"recipe = \(1, 32\).*SM100 only"):
+        deep_gemm.transform_sf_into_required_layout(make_scales(MN, 6), MN, 192, (1, 32))
+    with pytest.raises(ArgumentError, match="mn = None"):
+        deep_gemm.transform_sf_into_required_layout(make_scales(MN, 6), recipe=(128, 128), target="ue8m0")
+    with pytest.raises(ArgumentError, match="target = 'sm120'"):
+        deep_gemm.transform_sf_into_required_layout(make_scales(MN, 6), target="sm120")
+
+
+@pytest.mark.parametrize("shape", [(MN, 1), (1, 5), (1, 1), (G, 40, 1), (G, MN, 1), (0, 1)])
+def test_one_column_or_row_of_scales_has_the_strides_too(shape):
+    """Upstream's test and callers read the strides, also of dims of size 1."""
+    scales = make_scales(*shape)
+    found = deep_gemm.get_mn_major_tma_aligned_tensor(scales)
+    assert found.stride()[-2:] == (1, deep_gemm.align(shape[-2], 4)) and torch.equal(found, scales)
+    assert deep_gemm.get_mn_major_tma_aligned_tensor(found) is found
+
+
+VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+
+
+@pytest.mark.parametrize("use_ue8m0", [False, True])
+@pytest.mark.parametrize("n, gran_k", [(128, 32), (96, 128), (130, 128)])
+def test_fp4_is_the_nearest_number(n, gran_k, use_ue8m0):
+    x = torch.randn(9, n)
+    packed, scales = deep_gemm.per_token_cast_to_fp4(x, use_ue8m0, gran_k)
+    assert packed.dtype == torch.int8 and packed.shape == (9, n // 2) and scales.shape == (9, -(-n // gran_k))
+    back = deep_gemm.cast_back_from_fp4(packed, scales, gran_k)
+    grid = torch.cat((VALUES, -VALUES))
+    per_element = scales.repeat_interleave(gran_k, 1)[:, :n]
+    best = (x[..., None] - grid * per_element[..., None]).abs().amin(-1)
+    assert torch.allclose((x - back).abs(), best, atol=1e-6) and back.shape == x.shape
+
+
+def test_fp4_in_bits():
+    x = torch.tensor([[6.0, -6.0, 0.25, 0.2501, -0.1, 5.0, -5.01, 1.75]])
+    packed, scales = deep_gemm.per_token_cast_to_fp4(x, use_ue8m0=False, gran_k=8)
+    assert scales.tolist() == [[1.0]]
+    assert packed.view(torch.uint8).tolist() == [[0xF7, 0x10, 0x60, 0x3F]]
+    assert deep_gemm.cast_back_from_fp4(packed, scales, 8).tolist() == [[6.0, -6.0, 0.0, 0.5, 0.0, 4.0, -6.0, 1.5]]
+
+
+def test_fp4_with_packed_scales():
+    x = torch.randn(5, 512)
+    packed, words = deep_gemm.per_token_cast_to_fp4(x, True, 128, use_packed_ue8m0=True)
+    same, scales = deep_gemm.per_token_cast_to_fp4(x, True, 128)
+    assert torch.equal(packed, same) and as_words(words) == pack(scales)
+    back = deep_gemm.cast_back_from_fp4(packed, words, 128, use_packed_ue8m0=True)
+    assert torch.equal(back, deep_gemm.cast_back_from_fp4(packed, scales, 128))
+
+
+def test_a_packed_matrix_is_transposed_by_its_numbers():
+    packed, _ = deep_gemm.per_token_cast_to_fp4(torch.randn(6, 10), False)
+    one = torch.ones(1, 1)
+    values = deep_gemm.cast_back_from_fp4(packed, one.expand(6, 1))
+    found = deep_gemm.transpose_packed_fp4(packed)
+    assert torch.equal(deep_gemm.cast_back_from_fp4(found, one.expand(10, 1)), values.T)
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: deep_gemm.per_token_cast_to_fp4(torch.ones(3, 5), False), ShapeError, "dim 1 of it even"),
+        (lambda: deep_gemm.per_token_cast_to_fp4(torch.ones(3, 4).int(), False), DtypeError, "floating-point"),
+        (lambda: deep_gemm.per_token_cast_to_fp4(torch.ones(3, 4), False, 128, True), ArgumentError, "use_ue8m0"),
+        (lambda: deep_gemm.transpose_packed_fp4(torch.ones(3, 4).to(torch.int8)), ShapeError, "dim 0 of it even"),
+        (lambda: deep_gemm.transpose_packed_fp4(torch.ones(2, 4)), DtypeError, "torch.int8"),
+        (lambda: deep_gemm.transpose_packed_fp4(torch.ones(2).to(torch.int8)), ShapeError, "must be a matrix"),
+    ],
+)
+def test_what_is_no_fp4(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

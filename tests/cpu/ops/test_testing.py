@@ -1,0 +1,114 @@
+"""deep_gemm.testing and deep_gemm.utils under DeepGEMM's module names."""
+
+import importlib
+import os
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing
+
+import deep_gemm
+from deep_gemm import testing, utils
+from deep_gemm.testing.bench import bench, bench_kineto
+from deep_gemm.utils.dist import uneven_all_gather
+
+
+def test_names_of_submodules_are_those_of_the_packages():
+    for package, modules in ((testing, ("numeric", "utils")), (utils, ("layout", "math", "dist"))):
+        for name in modules:
+            module = importlib.import_module(f"{package.__name__}.{name}")
+            public = getattr(module, "__all__", None) or [
+                each for each, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+            ]
+            for each in public:
+                if not each.startswith("_"):
+                    assert getattr(package, each) is getattr(module, each) and each in package.__all__
+    assert testing.bench is bench and testing.bench_kineto is bench_kineto
+    assert set(utils.layout.__all__) | set(utils.math.__all__) <= set(deep_gemm.__all__)
+
+
+def test_bits_are_compared():
+    nan = torch.tensor([[1.0, float("nan")], [0.0, 2.0]])
+    testing.assert_bitwise_equal(nan, nan.clone())
+    testing.assert_bitwise_equal(torch.empty(0, 3), torch.empty(0, 3))
+    testing.assert_bitwise_equal(torch.tensor(2), torch.tensor(2))
+    for other, message in (
+        (nan * torch.tensor([[1.0], [-1.0]]), r"here: 2 of 4 elements differ, first \[1, 0\]: 0.0 and -0.0"),
+        (nan.double(), "here: torch.float32 .2, 2. is compared with torch.float64"),
+        (nan[:1], "is compared with"),
+    ):
+        with pytest.raises(AssertionError, match=message):
+            testing.assert_bitwise_equal(nan, other, "here")
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_filter_leaves_out_what_does_not_hold(holds, capsys):
+    calls = []
+
+    @testing.test_filter(lambda: holds)
+    def run(x, y=0):
+        calls.append((x, y))
+
+    run(1, y=2)
+    assert calls == ([(1, 2)] if holds else []) and ("run: left out" in capsys.readouterr().out) != holds
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_variable_is_ignored_during_a_call(holds, monkeypatch):
+    monkeypatch.setenv("DG_SOMETHING", "7")
+
+    @testing.ignore_env("DG_SOMETHING", lambda: holds)
+    def read(fails=False):
+        if fails:
+            raise KeyError
+        return os.environ.get("DG_SOMETHING")
+
+    assert read() == (None if holds else "7")
+    with pytest.raises(KeyError):
+        read(fails=True)
+    assert os.environ["DG_SOMETHING"] == "7"
+
+
+def test_a_kernel_that_did_not_run_takes_no_time(monkeypatch):
+    """Here without a GPU: the profiler sees no kernel at all, as for a name that no kernel has."""
+
+    class Profiler:
+        def __init__(self, **options):
+            self.key_averages = list
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def step(self):
+            pass
+
+    calls = []
+    module = importlib.import_module("deep_gemm.testing.bench")
+    monkeypatch.setattr(torch.profiler, "profile", Profiler)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append("sleep"))
+    monkeypatch.setattr(module, "_make_flush_buffer", lambda: torch.zeros(4))
+    options = {"suppress_kineto_output": True, "barrier": lambda: calls.append("barrier")}
+    assert module.bench_kineto(lambda: calls.append("fn"), ("gemm", "x"), num_tests=2, **options) == (0.0, 0.0)
+    assert calls == ["sleep", "barrier", "fn"] * 4
+
+
+def gather(rank: int, port: int) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    for dim in (0, 1):
+        own = torch.full((rank + 2, 3) if dim == 0 else (3, rank + 2), float(rank))
+        found = uneven_all_gather(own, dim)
+        expected = torch.tensor([0.0] * 2 + [1.0] * 3)[:, None].expand(5, 3)
+        assert torch.equal(found, expected if dim == 0 else expected.T) and found.is_contiguous()
+    torch.distributed.destroy_process_group()
+
+
+def test_tensors_of_several_sizes_are_gathered():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(gather, (port,), nprocs=2)

@@ -1,0 +1,133 @@
+"""What einsum and fp8_einsum launch, as the (stub) driver receives it: the caller's strides in the tensor maps, one
+copy for each FP8 operand that is not K-major, and a sum in parts.
+"""
+
+import pytest
+
+import deep_gemm
+from tests.fakes import stub_driver
+from tests.fakes.grouped_calls import record
+from tests.fakes.stub_driver import read_group_params, read_params, select
+from tests.fakes.stub_operands import SCALE_A, SCALE_B, A, B, C, D, view
+
+SMS = 132
+H, TOKENS, R, WIDTH = 8, 100, 512, 256
+BF16, FP8, FP32 = "bfloat16", "float8_e4m3fn", "float32"
+ORDERS = {
+    "bhr,hdr->bhd": ("bhr", "hdr", "bhd"),
+    "bhd,hdr->bhr": ("bhd", "hdr", "bhr"),
+    "bhd,bhr->hdr": ("bhd", "bhr", "hdr"),
+}
+SIZES = {"h": H, "b": TOKENS, "r": R, "d": WIDTH}
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
+        yield stub
+
+
+def contiguous(address: int, shape: tuple, dtype: str):
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.insert(0, strides[0] * size)
+    return view(address, shape, tuple(strides), dtype)
+
+
+def shape_of(letters: str, **changes: int) -> tuple:
+    return tuple((SIZES | changes)[letter] for letter in letters)
+
+
+def call_bf16(expr: str):
+    a, b, d = ORDERS[expr]
+    deep_gemm.einsum(
+        expr,
+        contiguous(A, shape_of(a), BF16),
+        contiguous(B, shape_of(b), BF16),
+        contiguous(D, shape_of(d), BF16),
+        stream=7,
+    )
+
+
+def call_fp8(expr: str, tokens: int):
+    a, b, d = ORDERS[expr]
+    summed = next(letter for letter in a if letter not in d)
+    steps = -(-(SIZES | {"b": tokens})[summed] // 128)
+    rows = next(letter for letter in b if letter not in a)
+    scale_a = contiguous(SCALE_A, shape_of(a, **{"b": tokens, summed: steps}), FP32)
+    scale_b = contiguous(SCALE_B, shape_of(b, **{"b": tokens, summed: steps, rows: -(-SIZES[rows] // 128)}), FP32)
+    pair_a = contiguous(A, shape_of(a, b=tokens), FP8), scale_a
+    pair_b = contiguous(B, shape_of(b, b=tokens), FP8), scale_b
+    deep_gemm.fp8_einsum(expr, pair_a, pair_b, contiguous(D, shape_of(d, b=tokens), BF16), stream=7)
+
+
+def call_sum(b: int, m: int, n: int, k: int, dtype: str, c: str | None):
+    d = contiguous(D, (m, n), dtype)
+    c = {None: None, "d": d, "c": contiguous(C, (m, n), dtype)}[c]
+    x, y = contiguous(A, (b, m, k), BF16), contiguous(B, (b, n, k), BF16)
+    deep_gemm.einsum("bmk,bnk->mn", x, y, d, c, stream=7)
+
+
+def read_maps(events: list[dict]) -> dict:
+    return {event["map"]: event for event in select(events, "TensorMapEncodeTiled")}
+
+
+def get_kernels(events: list[dict]) -> list[dict]:
+    return select(events, "LaunchKernelEx")
+
+
+@pytest.mark.parametrize("expr", list(ORDERS)[:2])
+def test_maps_have_the_strides_of_the_caller(driver, expr):
+    (planned, memory, *_), events = driver.call(record, call_bf16, expr)
+    (launch,) = get_kernels(events)
+    a, b, d = (read_maps(events)[number] if number else None for number in launch["maps"][:3])
+    k, n = (R, WIDTH) if expr == "bhr,hdr->bhd" else (WIDTH, R)
+    assert planned[0]["op"] == "batched_bf16_gemm" and planned[0]["num_groups"] == H and not memory
+    assert (planned[0]["m"], planned[0]["n"], planned[0]["k"]) == (TOKENS, n, k)
+    assert planned[0]["b_major"] == ("k" if expr == "bhr,hdr->bhd" else "mn")
+    assert (a["address"], a["dims"][:2], a["groups"]) == (A, [k, TOKENS], H)
+    assert (a["pitch"], a["group_pitch"]) == (2 * H * k, 2 * k)
+    assert (b["dims"][:2], b["pitch"], b["group_pitch"]) == ([R, WIDTH], 2 * R, 2 * R * WIDTH)
+    params, groups = read_params(launch), read_group_params(launch)
+    assert params["d_stride_m"] == H * n and groups["d_stride_group"] == n and groups["num_groups"] == H
+    assert d is None or (d["pitch"], d["group_pitch"]) == (2 * H * n, 2 * n)
+
+
+@pytest.mark.parametrize("expr, tokens, copies", [
+    ("bhr,hdr->bhd", TOKENS, 0), ("bhd,hdr->bhr", TOKENS, 1), ("bhd,bhr->hdr", 256, 2), ("bhd,bhr->hdr", 40, 2),
+])  # fmt: skip
+def test_an_fp8_operand_is_copied_in_one_launch(driver, expr, tokens, copies):
+    (planned, memory, *_), events = driver.call(record, call_fp8, expr, tokens)
+    launches = get_kernels(events)
+    assert len(launches) == copies + 1 and len(memory) == copies
+    assert planned[0]["op"] == "batched_fp8_gemm" and planned[0]["num_groups"] == H
+    groups = read_group_params(launches[-1])
+    steps = -(-{"bhr,hdr->bhd": R, "bhd,hdr->bhr": WIDTH, "bhd,bhr->hdr": tokens}[expr] // 128)
+    assert groups["scale_a_stride_group"] == (WIDTH if expr == "bhd,bhr->hdr" else steps)
+
+
+@pytest.mark.parametrize("dtype, c", [(FP32, None), (FP32, "c"), (FP32, "d"), (BF16, None)])
+def test_a_sum_in_parts(driver, dtype, c):
+    (planned, memory, *_), events = driver.call(record, call_sum, 4096, 128, 384, 128, dtype, c)
+    gemm, _ = get_kernels(events)
+    problem = planned[0]
+    assert (problem["op"], problem["d_dtype"], problem["c_mode"]) == ("summed_bf16_gemm", "fp32", "none")
+    d = read_maps(events)[gemm["maps"][2]]
+    parts = d["groups"]
+    assert 30 < parts <= 4096 and memory[0][:2] == (parts * 128, 384 * 4)
+    assert (d["dims"][:2], d["pitch"], d["group_pitch"]) == ([384, 128], 384 * 4, 128 * 384 * 4)
+    assert d["address"] != D and read_group_params(gemm)["num_groups"] == 4096
+    params = read_params(gemm)
+    assert gemm["grid"][0] == parts * params["num_m_tiles"] * params["num_n_tiles"]
+
+
+def test_a_sum_of_many_tiles_has_one_part_and_needs_no_second_kernel(driver):
+    (_, memory, *_), events = driver.call(record, call_sum, 3, 8192, 8192, 64, FP32, None)
+    (gemm,) = get_kernels(events)
+    assert not memory and read_maps(events)[gemm["maps"][2]]["address"] == D and gemm["grid"][0] == SMS
+
+
+def test_no_part_is_without_a_step(driver):
+    (_, memory, *_), events = driver.call(record, call_sum, 3, 64, 64, 64, FP32, None)
+    gemm, params = get_kernels(events)[0], read_params(get_kernels(events)[0])
+    assert memory[0][0] == 3 * 64 and gemm["grid"][0] == 3 * params["num_m_tiles"] * params["num_n_tiles"]

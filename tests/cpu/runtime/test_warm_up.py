@@ -1,0 +1,347 @@
+"""deep_gemm.warmup and the compile mode against the stub driver: each kernel is compiled once on the machine, however
+many processes start together, and afterwards no call compiles; what fails is reported; in compile mode nothing runs.
+"""
+
+import concurrent.futures
+import json
+import os
+import threading
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm import _C, plan
+from deep_gemm.errors import ArgumentError, CompileError, DeviceError, DtypeError, ProblemError, WarmUpWarning
+from deep_gemm.jit import build
+from deep_gemm.jit.compile import CompileResult
+from deep_gemm.warm_up import list_problems
+from tests.fakes import processes, stub_driver
+from tests.fakes.compiler import install_counting_nvcc, isolate, read_compiled, require_compiler
+from tests.fakes.stub_driver import run_op, select, use_fake_build
+
+H200 = _C.Device.known("h200")
+SIZES = (256, 512)
+ROWS = (1, 64, 300, 2048)
+SHAPE = _C.Problem("fp8_gemm", 64, *SIZES, scale_layout="any")
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
+        yield stub
+
+
+@pytest.fixture
+def compiler(monkeypatch, tmp_path):
+    """Give the test a fake compiler, for which no BF16 kernel compiles, and a cache of its own."""
+    use_compiler(tmp_path, monkeypatch.setenv)
+    isolate(monkeypatch, tmp_path / "home")
+    yield tmp_path
+    plan.forget()
+
+
+def use_compiler(folder: Path, set_variable) -> None:
+    set_variable("DG_JIT_USE_NVRTC", "0")
+    set_variable("DG_JIT_NVCC_COMPILER", str(install_counting_nvcc(folder, bf16_gemm="exit 3")))
+
+
+def warm_up_together(folder: str, count: int) -> list[dict]:
+    """Warm up in `count` processes that start together, then call every shape; return what each of them counted."""
+    use_compiler(Path(folder), os.environ.__setitem__)
+    os.environ["DG_JIT_CACHE_DIR"] = f"{folder}/home"
+    gate, opening = os.pipe()
+    children = [processes.fork(lambda end: warm_up_and_call(gate, opening, end)) for _ in range(count)]
+    os.close(gate)
+    os.close(opening)  # all of them start here
+    said = [processes.read_all(read_end) for _, read_end in children]
+    assert [processes.exit_code(child) for child, _ in children] == [0] * count
+    return [json.loads(text) for text in said]
+
+
+def warm_up_and_call(gate: int, opening: int, end: int) -> None:
+    os.close(opening)
+    os.read(gate, 1)
+    report = deep_gemm.warmup([SHAPE], m=ROWS)
+    before, misses = build.count_compilations(), _C.dispatch_stats()["misses"]
+    for rows in ROWS:
+        run_op(rows, *SIZES)
+    later = {"compiled": build.count_compilations() - before, "planned": _C.dispatch_stats()["misses"] - misses}
+    os.write(end, json.dumps({"report": report.as_dict(), "later": later}).encode())
+
+
+def test_sixteen_processes_compile_each_kernel_once(driver, tmp_path):
+    told, events = driver.call(warm_up_together, str(tmp_path), 16)
+    compiled = read_compiled(tmp_path)
+    assert len(compiled) == len(set(compiled)) == told[0]["report"]["kernels"] >= 4
+    assert sum(one["report"]["compiled"] for one in told) == len(compiled)
+    assert all(one["later"] == {"compiled": 0, "planned": 0} for one in told)
+    assert all(one["report"]["planned"] == one["report"]["problems"] == len(ROWS) for one in told)
+    assert not any(one["report"]["failures"] for one in told)
+    assert len(select(events, "LaunchKernelEx")) == 16 * len(ROWS)
+    assert len(select(events, "LibraryLoadData")) == 16 * len(compiled), "loaded ahead, not by the calls"
+
+
+@pytest.mark.full
+def test_sixteen_processes_with_the_real_compiler(monkeypatch, tmp_path):
+    require_compiler("nvrtc")
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("DG_JIT_DEBUG", "1")
+    reports = [json.loads(said) for _, said in run_together(16, tmp_path / "log")]
+    compiled = [line.split()[2] for line in (tmp_path / "log").read_text().splitlines() if ": compiled " in line]
+    assert len(compiled) == len(set(compiled)) == reports[0]["kernels"] > 20
+    assert sum(report["compiled"] for report in reports) == len(compiled)
+    assert not any(report["failures"] for report in reports)
+
+
+def run_together(count: int, log: Path) -> list[tuple[int, bytes]]:
+    """Warm up many shapes in `count` forks, whose messages go to `log`; return their exit codes and reports."""
+
+    def work(end: int) -> None:
+        os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        shapes = [_C.Problem(op, 1, 2112, 7168) for op in ("fp8_gemm", "bf16_gemm")]
+        os.write(end, json.dumps(deep_gemm.warmup(shapes, range(1, 4096, 32), device="h200").as_dict()).encode())
+
+    children = [processes.fork(work) for _ in range(count)]
+    said = [processes.read_all(read_end) for _, read_end in children]
+    return [(processes.exit_code(child), text) for (child, _), text in zip(children, said)]
+
+
+# Reports.
+
+
+def test_failures_are_reported(compiler):
+    bf16 = _C.Problem("bf16_gemm", 64, *SIZES)
+    with pytest.warns(WarmUpWarning, match="1 kernels failed, the first one .* CompileError"):
+        report = deep_gemm.warmup([bf16, SHAPE], device="h200")
+    assert (report.problems, report.kernels, report.compiled, report.found, report.planned) == (2, 3, 2, 0, 0)
+    (failure,) = report.failures
+    assert (
+        isinstance(failure.error, CompileError) and "status 3" in str(failure.error) and str(bf16.n) in failure.kernel
+    )
+    assert json.loads(json.dumps(report.as_dict()))["failures"][0]["error"] == "CompileError"
+    again = deep_gemm.warmup([SHAPE], device=H200)
+    assert (again.kernels, again.compiled, again.found, again.failures) == (2, 0, 2, ())
+    assert len(read_compiled(compiler)) == 3
+
+
+def call_what_failed(folder: str) -> list:
+    """Warm up a config that does not compile, then call it; return what was compiled, launches and warnings."""
+    use_compiler(Path(folder), os.environ.__setitem__)
+    os.environ["DG_JIT_CACHE_DIR"] = f"{folder}/home"
+    other = next(one for one in _C.get_candidates(SHAPE, H200) if one != _C.get_analytic_config(SHAPE, H200))
+    explain, plan.selection.explain = (
+        plan.selection.explain,
+        lambda problem, device=None: _C.Choice(other, "learned", ""),
+    )
+    name = f"// fp8_gemm: {other}"
+    path = Path(os.environ["DG_JIT_NVCC_COMPILER"])
+    path.write_text(path.read_text().replace("*) ;;\n", f'"{name}"*) exit 3 ;;\n*) ;;\n'))
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            report = deep_gemm.warmup([SHAPE])
+            before = len(read_compiled(Path(folder)))
+            run_op(64, *SIZES)
+    finally:
+        plan.selection.explain = explain
+    later = len(read_compiled(Path(folder))) - before
+    return [report.as_dict(), later, [warning.category.__name__ for warning in caught]]
+
+
+def test_a_config_that_fails_has_its_substitute_ready(driver, tmp_path):
+    (report, later, warned), events = driver.call(call_what_failed, str(tmp_path))
+    assert later == 0 and len(report["failures"]) == 1 and report["kernels"] == 3
+    assert sorted(warned) == ["SelectorWarning", "WarmUpWarning"]
+    assert len(select(events, "LaunchKernelEx")) == 1
+
+
+def record_after_warm_up(path: str) -> int:
+    """Warm up while shapes are recorded, then call one; return how many problems were planned ahead."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "get_cubin", build.get_cubin)
+        use_fake_build()
+        patch.setattr(plan, "get_plain_kernel", get_plain_kernel)
+        for name in ("find_cubin_for_source", "get_cubin_for_source"):
+            patch.setattr(build, name, lambda *arguments, **options: object())
+        patch.setenv("DG_RECORD_SHAPES", path)
+        report = deep_gemm.warmup([SHAPE], m=range(1, 50))
+        run_op(7, *SIZES)
+    return report.planned
+
+
+def get_plain_kernel(name: str, constants: list, is_refused: bool = False) -> tuple[bytes, str, int]:
+    return b"plain", f"deep_gemm_{name}", 6
+
+
+def test_only_calls_are_recorded(driver, tmp_path):
+    planned, _ = driver.call(record_after_warm_up, str(tmp_path / "shapes.jsonl"))
+    lines = (tmp_path / "shapes.jsonl").read_text().splitlines()
+    assert planned == 0 and [_C.Problem.from_json(line).m for line in lines] == [7]
+
+
+# Problems.
+
+
+def test_problems_in_every_form(tmp_path):
+    path = tmp_path / "shapes.jsonl"
+    path.write_text(f"{SHAPE.to_json()}\n\n{SHAPE.to_json()}\n")
+    fields = SHAPE.as_dict()
+    forms = [SHAPE, SHAPE.to_json(), json.loads(SHAPE.to_json()), fields]
+    assert list_problems(forms, None, H200) == list_problems(path, None, H200) == [SHAPE]
+    assert list_problems(str(path), 8, H200) == [_C.Problem(**fields | {"m": 8})]
+
+
+def test_rows_take_the_place_of_what_varies():
+    masked = _C.Problem("m_grouped_fp8_gemm_masked", 1024, *SIZES, num_groups=4, expected_m=5)
+    divided = {"num_groups": 2, "recipe": "1d1d", "d_dtype": "fp32", "group_layout": "blocks"}
+    wgrad = _C.Problem("k_grouped_fp8_gemm_contiguous", 64, *SIZES, **divided)
+    found = list_problems([SHAPE, masked, wgrad], (16, 700), H200)
+    assert [problem.m for problem in found if problem.op == "fp8_gemm"] == [16, 700]
+    assert {problem.m for problem in found if problem.op == masked.op} == {1024}
+    assert [one.expected_m for one in found if one.op == masked.op] == [_C.round_expected_m(m, 1024) for m in (16, 700)]
+    assert [problem for problem in found if problem.op == wgrad.op] == [wgrad]
+    assert found[0].m == 16 and found[-1].op == masked.op, "few rows come first"
+
+
+def test_settings_of_the_process_hold():
+    deep_gemm.set_batch_invariant(True)
+    deep_gemm.set_num_sms(100)
+    try:
+        (problem,) = list_problems([SHAPE], None, H200)
+    finally:
+        deep_gemm.set_batch_invariant(False)
+        deep_gemm.set_num_sms(0)
+    assert (problem.batch_invariant, problem.num_sms) == (True, 100)
+
+
+@pytest.mark.parametrize(
+    "problems, error, text",
+    [
+        ([1], ArgumentError, "holds a int"),
+        ([{"op": "fp8_gemm", "m": 1}], ProblemError, "needs op, m, n and k"),
+        (["{}"], ProblemError, "fields and op"),
+        ("/missing/shapes.jsonl", ArgumentError, "cannot be read"),
+    ],
+)
+def test_what_is_no_problem(problems, error, text):
+    with pytest.raises(error, match=text):
+        deep_gemm.warmup(problems, device="h200")
+
+
+def test_a_line_that_is_no_problem(tmp_path):
+    (tmp_path / "shapes").write_text(f"{SHAPE.to_json()}\n{{broken\n")
+    with pytest.raises(ProblemError, match="shapes, line 2: "):
+        deep_gemm.warmup(tmp_path / "shapes", device="h200")
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setattr(_C, "get_device", lambda: (_ for _ in ()).throw(DeviceError("no driver; use CPU tensors")))
+    with pytest.raises(DeviceError, match="no driver; pass device="):
+        deep_gemm.warmup([SHAPE])
+    with pytest.raises(DeviceError):
+        deep_gemm.warmup([SHAPE], device="h2000")
+    with pytest.raises(ArgumentError, match="device = 3"):
+        deep_gemm.warmup([SHAPE], device=3)
+
+
+# Compile mode.
+
+
+def call_in_compile_mode():
+    """Call ops in compile mode, then once without it; return misses of the table after the mode was left."""
+    use_fake_build()
+    plan.get_plain_kernel = get_plain_kernel
+    a, scale_a, b, scale_b, d = stub_driver.make_operands(64, *SIZES)
+    k_by_n = _C.TensorView(1 << 45, [512, 256], [256 + 16, 1], "float8_e4m3fn", 0)
+    scales = _C.TensorView(1 << 46, [4, 2], [2, 1], "float32", 0)
+    deep_gemm.set_compile_mode(1)
+    try:
+        deep_gemm.fp8_gemm_nt((a, scale_a), (b, scale_b), d)
+        deep_gemm.fp8_gemm_nn((a, scale_a), (k_by_n, scales), d)
+        with pytest.raises(DtypeError):
+            deep_gemm.fp8_gemm_nt((a, scale_a), (b, scale_b), a)
+    finally:
+        deep_gemm.set_compile_mode(False)
+    misses = _C.dispatch_stats()["misses"]
+    deep_gemm.fp8_gemm_nt((a, scale_a), (b, scale_b), d)
+    return _C.dispatch_stats()["misses"] - misses
+
+
+def test_compile_mode_loads_and_launches_nothing(tmp_path):
+    with stub_driver.start(tmp_path) as driver:
+        misses, events = driver.call(call_in_compile_mode)
+    assert misses == 0
+    names = [event["name"] for event in select(events, "LibraryGetKernel")]
+    assert names == ["deep_gemm_fp8_gemm", "deep_gemm_transpose_fp8"]
+    launched = [event["call"] for event in events if "Launch" in event["call"] or "Mem" in event["call"]]
+    assert launched == ["cuLaunchKernelEx"], "the call after the mode was left"
+
+
+COMPILE_SHAPES = (64, 128, 256, 512)
+
+
+def compile_from_threads() -> tuple[int, int]:
+    """Let two threads for each of several kernels call ops in compile mode; return (compilations, misses afterwards).
+
+    No compilation ends before all kernels are being compiled.
+    """
+    together, compiled = threading.Barrier(len(COMPILE_SHAPES)), []
+
+    def compile_source(source, kernel_name, compiler):
+        together.wait(timeout=30)
+        compiled.append(source)
+        return CompileResult(source.encode(), kernel_name, 8, 0, 0, (), "", 1.0, "nvrtc", "13.0")
+
+    build.compile_source = compile_source
+    build.get_toolchain = lambda compiler=None: types.SimpleNamespace(
+        kind="nvrtc", version_text="13.0", fingerprint="ab", flags=()
+    )
+    deep_gemm.set_compile_mode(True)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(2 * len(COMPILE_SHAPES)) as pool:
+            list(pool.map(lambda n: run_op(64, n, 512, compiled_dims="n"), COMPILE_SHAPES * 2))
+    finally:
+        deep_gemm.set_compile_mode(False)
+    misses = _C.dispatch_stats()["misses"]
+    for n in COMPILE_SHAPES:
+        run_op(64, n, 512, compiled_dims="n")
+    return len(compiled), _C.dispatch_stats()["misses"] - misses
+
+
+def test_threads_compile_in_parallel_and_each_kernel_once(tmp_path):
+    with stub_driver.start(tmp_path) as driver:
+        (compiled, misses), events = driver.call(compile_from_threads)
+    assert (compiled, misses) == (len(COMPILE_SHAPES), 0)
+    assert len(select(events, "LaunchKernelEx")) == len(COMPILE_SHAPES)
+
+
+def test_compile_mode_computes_nothing_on_the_cpu():
+    a, b, d = torch.ones(4, 64).bfloat16(), torch.ones(8, 64).bfloat16(), torch.full((4, 8), 7.0).bfloat16()
+    deep_gemm.set_compile_mode(True)
+    try:
+        deep_gemm.bf16_gemm_nt(a, b, d)
+        deep_gemm.cublaslt_gemm_nt(a, b, d)
+        with pytest.raises(DtypeError):
+            deep_gemm.bf16_gemm_nt(a.float(), b, d)
+    finally:
+        deep_gemm.set_compile_mode(False)
+    assert (d == 7).all()
+    deep_gemm.bf16_gemm_nt(a, b, d)
+    assert (d == 64).all()
+
+
+@pytest.mark.parametrize("flag, expected", [(True, True), (1, True), (0, False), (False, False)])
+def test_flags_of_the_compile_mode(flag, expected):
+    try:
+        deep_gemm.set_compile_mode(flag)
+        assert deep_gemm.get_compile_mode() is expected
+        for value in (2, None, "on"):
+            with pytest.raises(ArgumentError, match="flag = "):
+                deep_gemm.set_compile_mode(value)
+        assert deep_gemm.get_compile_mode() is expected
+    finally:
+        deep_gemm.set_compile_mode(False)

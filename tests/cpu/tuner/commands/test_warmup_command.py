@@ -1,0 +1,79 @@
+"""`warmup`: its arguments reach deep_gemm.warmup, its report is printed, and failures end with exit code 1."""
+
+import json
+
+import pytest
+
+import deep_gemm
+from deep_gemm import _C
+from deep_gemm.errors import CompileError
+from deep_gemm.warm_up import Failure, WarmUpReport
+from tuner import cli
+from tuner.commands.warmup import parse_rows
+from tuner.errors import UsageError
+
+SHAPE = _C.Problem("fp8_gemm", 64, 256, 512)
+FAILURE = Failure("64x64x128 for a problem", CompileError("no such instruction"))
+
+
+@pytest.fixture
+def shapes(tmp_path):
+    path = tmp_path / "shapes.jsonl"
+    path.write_text(SHAPE.to_json() + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Take the place of deep_gemm.warmup; return its calls and what it will report as failures."""
+    made, failures = [], []
+
+    def warmup(*arguments, **options):
+        made.append((arguments, options))
+        return WarmUpReport(2, 3, 2, 1 - len(failures), 0, 0.5, tuple(failures))
+
+    monkeypatch.setattr(deep_gemm, "warmup", warmup)
+    return made, failures
+
+
+def test_arguments_and_report(shapes, calls, capsys):
+    options = ["--m", "1,8-16:4", "--device", "h100", "--any-size", "--cores", "2"]
+    assert cli.run(["warmup", shapes, *options]) == 0
+    assert calls[0] == [(([SHAPE], [1, 8, 12, 16]), {"device": "h100", "any_size": True, "cores": 2})]
+    assert capsys.readouterr().out == "2 problems need 3 kernels: 2 compiled, 1 found, 0 failed, in 0.5 s\n"
+    assert cli.run(["warmup", shapes, "--json"]) == 0
+    assert calls[0][1] == (([SHAPE], None), {"device": None, "any_size": False, "cores": 0})
+    assert json.loads(capsys.readouterr().out) == {
+        "problems": 2,
+        "kernels": 3,
+        "compiled": 2,
+        "found": 1,
+        "planned": 0,
+        "seconds": 0.5,
+        "failures": [],
+    }
+
+
+def test_failures(shapes, calls, capsys):
+    calls[1].append(FAILURE)
+    assert cli.run(["warmup", shapes, "--device", "h200"]) == 1
+    said = capsys.readouterr()
+    assert "64x64x128 for a problem: CompileError: no such instruction" in said.out
+    assert said.err == "tuner: 1 of 3 kernels failed\n"
+    assert cli.run(["warmup", shapes, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["failures"][0]["error"] == "CompileError"
+
+
+def test_wrong_arguments(shapes, capsys):
+    for words in ([shapes, "--m", "8-"], [shapes, "--device", "h2000"], ["/missing/shapes.jsonl"], []):
+        assert cli.run(["warmup", *words]) == 2
+    assert "--m 8-: must be numbers" in capsys.readouterr().err
+
+
+def test_rows():
+    assert parse_rows("") is None
+    assert parse_rows("8") == [8]
+    assert parse_rows("1-4, 4,64-128:32") == [1, 2, 3, 4, 64, 96, 128]
+    for text in ("4-1", "x", "1,,2", "-3", "1-9:x", "1-9:0"):
+        with pytest.raises(UsageError, match="--m"):
+            parse_rows(text)

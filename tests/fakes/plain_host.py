@@ -1,0 +1,90 @@
+"""Plain kernels executed on the CPU, in place of the builtins of _C.make_plain_kernel (plain_host.cpp)."""
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from deep_gemm import cast_kernels
+from deep_gemm.jit.plain_kernels import PLAIN_KERNELS, plain_source, plain_symbol
+
+_ROOT = Path(__file__).parents[2]
+_SOURCE = Path(__file__).with_suffix(".cpp")
+#: What outputs hold before a kernel writes them.
+POISON = 0x5A
+
+
+def use_host_kernels(patch: pytest.MonkeyPatch) -> None:
+    """Let the launches of deep_gemm.cast_kernels read CPU tensors and run on the CPU; outputs start as POISON bytes."""
+    if not (shutil.which("g++") or shutil.which("c++")):
+        pytest.skip("no C++ compiler")
+    patch.setattr(cast_kernels, "_sm_count", lambda x: 132)
+    patch.setattr(cast_kernels, "_kernel", make_kernel)
+    patch.setattr(cast_kernels, "_make_call", _make_call)
+    for calls in (cast_kernels._rows_call, cast_kernels._blocks_call, cast_kernels._layout_call):
+        patch.setattr(cast_kernels, calls.__name__, calls.__wrapped__)
+
+
+def _make_call(name: str, planner: Callable) -> Callable:
+    """Return what _C.make_planned_call makes, without its memory of plans."""
+
+    def call(x: torch.Tensor, other: torch.Tensor | None):
+        plan = planner(x, other)
+        if plan is None:
+            return None
+        kernel, grid, outputs, numbers = plan
+        made = [_poisoned(*output) for output in outputs]
+        if kernel is not None:
+            kernel(grid, x, *made, *([] if other is None else [other]), *numbers)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return call
+
+
+def _poisoned(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
+    out = torch.empty_strided(shape, strides, dtype=dtype)
+    if out.numel():
+        torch.tensor([], dtype=torch.uint8).set_(out.untyped_storage()).fill_(POISON)
+    return out
+
+
+@functools.cache
+def make_kernel(name: str, threads: int, **constants: int) -> Callable:
+    """Return the kernel compiled for the CPU, called as the builtin is."""
+
+    def call(grid: tuple[int, ...], *arguments: object) -> None:
+        launch = _compile(name, tuple((key, int(value)) for key, value in constants.items()))
+        counts = (ctypes.c_uint * 3)(*grid, *[1] * (3 - len(grid)))
+        values = (ctypes.c_longlong * len(arguments))(*map(_number, arguments))
+        assert len(arguments) == len(PLAIN_KERNELS[name].parameters)
+        launch(counts, threads, values)
+
+    return call
+
+
+def _number(argument: object) -> int:
+    return argument.data_ptr() if isinstance(argument, torch.Tensor) else int(argument or 0)
+
+
+@functools.cache
+def _compile(name: str, constants: tuple) -> Callable:
+    folder = Path(tempfile.mkdtemp(prefix="plain_host_"))
+    kernel, library = folder / "kernel.cu", folder / "kernel.so"
+    kernel.write_text(plain_source(name, dict(constants)))
+    arguments = ", ".join(f"({kind})a[{i}]" for i, kind in enumerate(PLAIN_KERNELS[name].parameters))
+    command = [
+        shutil.which("g++") or "c++", "-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing",
+        "-fno-gnu-unique",  # the shared memory of kernels of one name stays their own
+        "-shared", "-fPIC", "-pthread", f"-I{_SOURCE.parent / 'host_include'}", f"-I{_ROOT / 'deep_gemm' / 'include'}",
+        f'-DKERNEL="{kernel}"', f"-DCALL={plain_symbol(name)}({arguments})", "-o", str(library), str(_SOURCE),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, timeout=120)
+    function = ctypes.CDLL(str(library)).launch
+    shutil.rmtree(folder)
+    return function

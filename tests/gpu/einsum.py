@@ -1,0 +1,244 @@
+"""einsum, fp8_einsum and tf32_hc_prenorm_gemm on a GPU: right against FP32, the same bits in repeated calls, and times
+beside the vendor's.
+
+Example: python -m tests.gpu.einsum einsum.json
+
+Times are those of all kernels of a call by the profiler, with a cold L2; `host_us` is what a call costs the host.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+import deep_gemm
+from deep_gemm.quantize import ceil_div
+from deep_gemm.testing import calc_diff
+
+REPEATS, TIMED, HOST_CALLS = 100, 10, 300
+FLUSH_BYTES = 256 << 20
+SUMS = [(b, m, n, k) for b in (129, 4096, 8192) for m, n, k in ((128, 384, 128), (256, 256, 256), (384, 128, 384))]
+BATCHES = [(b, h, r, d) for h, r, d in ((128, 512, 128), (8, 4096, 1024)) for b in (4, 32, 128, 4096, 8192)]
+#: The output projection of DeepSeek-V4: groups, their width, and the rank.
+FP8_BATCHES = [(b, 8, 4096, 1024) for b in (1, 4, 64, 128, 4096)]
+PRENORM = [(m, k, splits) for m in (13, 137, 4096, 8192) for k in (7168, 28672) for splits in (None, 16)]
+#: Sizes that no tile divides.
+ODD_SUMS, ODD_BATCHES = [(3, 40, 136, 72), (1, 264, 8, 200), (70, 512, 520, 64)], [(37, 5, 200, 136), (1, 3, 64, 1032)]
+
+
+class Suite:
+    """The results so far: a row for each case, and whether all were right."""
+
+    def __init__(self):
+        self.rows, self.num_wrong = [], 0
+        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+    def add(self, name: str, bound: float, found: torch.Tensor, expected: torch.Tensor, call: Callable, peer=None):
+        """Compare, repeat and time one case; `call` writes `found`."""
+        call()
+        difference = calc_diff(found, expected)
+        first = found.clone()
+        same = all(self._is_same(call, found, first) for _ in range(REPEATS if found.numel() < 1 << 22 else 5))
+        row = {"case": name, "difference": difference, "repeats": same, "us": self.time(call)}
+        if peer is not None:
+            row["vendor_us"] = self.time(peer)
+        self.num_wrong += not (difference < bound and same)
+        self.rows.append(row)
+        print(
+            f"{name:58} {difference:9.2e} {'same' if same else 'DIFFERS':7} {row['us']:9.2f} us"
+            + (f" vendor {row['vendor_us']:9.2f}" if peer is not None else "")
+            + ("" if difference < bound else "  WRONG"),
+            flush=True,
+        )
+
+    @staticmethod
+    def _is_same(call: Callable, found: torch.Tensor, first: torch.Tensor) -> bool:
+        found.fill_(7.0)
+        call()
+        return torch.equal(found, first)
+
+    def time(self, call: Callable) -> float:
+        """Return the microseconds of all kernels of a call."""
+        call()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(TIMED):
+                self.flush.zero_()
+                call()
+            torch.cuda.synchronize()
+        flushes = ("Memset", "FillFunctor")
+        times = [e.self_device_time_total for e in profile.key_averages() if not any(name in e.key for name in flushes)]
+        return sum(times) / TIMED
+
+    def time_host(self, name: str, call: Callable):
+        """Time what a call costs the host; the GPU keeps up with decode sizes."""
+        for _ in range(10):
+            call()
+        torch.cuda.synchronize()
+        best = float("inf")
+        for _ in range(5):
+            start = time.perf_counter()
+            for _ in range(HOST_CALLS):
+                call()
+            best = min(best, time.perf_counter() - start)
+            torch.cuda.synchronize()
+        self.rows.append({"case": name, "host_us": best / HOST_CALLS * 1e6})
+        print(f"{name:58} {best / HOST_CALLS * 1e6:9.2f} us of host time", flush=True)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def check_sums(suite: Suite, sizes: list[tuple], is_timed: bool = True):
+    for b, m, n, k in sizes:
+        x, y = normal(b, m, k), normal(b, n, k)
+        expected = x.float().transpose(0, 1).flatten(1) @ y.float().transpose(0, 1).flatten(1).t()
+        for dtype in (torch.float32, torch.bfloat16):
+            d = torch.empty(m, n, dtype=dtype, device="cuda")
+            call = partial(deep_gemm.einsum, "bmk,bnk->mn", x, y, d)
+            bound = 1e-9 if dtype == torch.float32 else 5e-6
+            name = f"bmk,bnk->mn b{b} m{m} n{n} k{k} {str(dtype)[6:]}"
+            suite.add(name, bound, d, expected, call, partial(call, use_cublaslt=True) if is_timed else None)
+        total = torch.randn(m, n, device="cuda")
+        wanted = expected + total
+        deep_gemm.einsum("bmk,bnk->mn", x, y, total, c=total)
+        suite.num_wrong += not calc_diff(total, wanted) < 1e-9
+
+
+def check_batches(suite: Suite, sizes: list[tuple], is_timed: bool = True):
+    for b, h, r, d in sizes:
+        weight = normal(h, d, r)
+        for expr, width, out in (("bhr,hdr->bhd", r, d), ("bhd,hdr->bhr", d, r)):
+            x, z = normal(b, h, width), torch.empty(b, h, out, dtype=torch.bfloat16, device="cuda")
+            call = partial(deep_gemm.einsum, expr, x, weight, z)
+            expected = torch.einsum(expr, x.float(), weight.float())
+            peer = partial(call, use_cublaslt=True) if is_timed else None
+            suite.add(f"{expr} b{b} h{h} r{r} d{d}", 5e-6, z, expected, call, peer)
+
+
+def make_fp8(*shape: int) -> torch.Tensor:
+    return normal(*shape).to(torch.float8_e4m3fn)
+
+
+def spread(scales: torch.Tensor, blocks: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Return FP32 of `like` times its scales, of which one stands for a block."""
+    for dim, block in enumerate(blocks):
+        scales = scales.repeat_interleave(block, dim=dim).narrow(dim, 0, like.shape[dim])
+    return like.float() * scales
+
+
+#: Blocks of the scales of A, and of B by recipe.
+FP8_BLOCKS = {
+    "bhr,hdr->bhd": ((1, 1, 128), {(1, 128, 128): (1, 128, 128), (1, 1, 128): (1, 1, 128)}),
+    "bhd,hdr->bhr": ((1, 1, 128), {(1, 128, 128): (1, 128, 128), (1, 1, 128): (1, 128, 1)}),
+    "bhd,bhr->hdr": ((128, 1, 1), {(1, 1, 128): (128, 1, 1), (1, 128, 128): (128, 1, 128)}),
+}
+
+
+def make_scales(data: torch.Tensor, blocks: tuple[int, ...]) -> torch.Tensor:
+    steps = [ceil_div(size, block) for size, block in zip(data.shape, blocks, strict=True)]
+    return torch.rand(steps, device="cuda") + 0.5
+
+
+def check_fp8(suite: Suite, sizes: list[tuple], is_timed: bool = True):
+    for b, h, r, d in sizes:
+        shapes = {
+            "bhr,hdr->bhd": ((b, h, r), (h, d, r), (b, h, d)),
+            "bhd,hdr->bhr": ((b, h, d), (h, d, r), (b, h, r)),
+            "bhd,bhr->hdr": ((b, h, d), (b, h, r), (h, d, r)),
+        }
+        for expr, (of_a, of_b, of_d) in shapes.items():
+            blocks_a, recipes = FP8_BLOCKS[expr]
+            x, y = make_fp8(*of_a), make_fp8(*of_b)
+            scale_x = make_scales(x, blocks_a)
+            for recipe, blocks_b in recipes.items():
+                scale_y = make_scales(y, blocks_b)
+                z = torch.empty(of_d, dtype=torch.bfloat16, device="cuda")
+
+                call = partial(deep_gemm.fp8_einsum, expr, (x, scale_x), (y, scale_y), z, recipe=recipe)
+                expected = torch.einsum(expr, spread(scale_x, blocks_a, x), spread(scale_y, blocks_b, y))
+                peer = None
+                if is_timed and expr == "bhr,hdr->bhd":
+                    peer = partial(deep_gemm.einsum, expr, x.bfloat16(), y.bfloat16(), z, use_cublaslt=True)
+                suite.add(f"fp8 {expr} {recipe[1]} b{b} h{h} r{r} d{d}", 5e-6, z, expected, call, peer)
+
+
+def check_fp8_sums_onto_c(suite: Suite):
+    """A weight gradient: an FP32 D that is C."""
+    x, y = make_fp8(256, 4, 256), make_fp8(256, 4, 384)
+    scale_x, scale_y = make_scales(x, (128, 1, 1)), make_scales(y, (128, 1, 1))
+    z = torch.randn(4, 256, 384, device="cuda")
+    expected = z + torch.einsum("bhd,bhr->hdr", spread(scale_x, (128, 1, 1), x), spread(scale_y, (128, 1, 1), y))
+    deep_gemm.fp8_einsum("bhd,bhr->hdr", (x, scale_x), (y, scale_y), z, z, (1, 1, 128))
+    suite.num_wrong += not calc_diff(z, expected) < 1e-6
+
+
+def check_prenorm(suite: Suite, sizes: list[tuple], n: int = 24, is_timed: bool = True):
+    for m, k, splits in sizes:
+        x, w = normal(m, k), torch.randn(n, k, device="cuda")
+        lead = () if splits is None else (splits,)
+        d, squares = torch.empty(*lead, m, n, device="cuda"), torch.empty(*lead, m, device="cuda")
+
+        call = partial(deep_gemm.tf32_hc_prenorm_gemm, x, w, d, squares, splits)
+        call()
+        whole, whole_squares = (d, squares) if splits is None else (d.double().sum(0), squares.double().sum(0))
+        wanted = x.double().square().sum(1)
+        suite.num_wrong += not calc_diff(whole_squares, wanted) < 1e-11
+        difference = calc_diff(whole, x.double() @ w.double().t())
+        suite.num_wrong += not difference < 1e-8
+        peer = partial(torch.matmul, x.float(), w.t()) if is_timed else None
+        name = f"hc_prenorm m{m} n{n} k{k} splits {splits} ({difference:.1e}, {x.nbytes / 1e6:.0f} MB)"
+        suite.add(name, 1e-12, d, d.clone(), call, peer)
+
+
+def check_hosts(suite: Suite):
+    x, weight, z = normal(4, 8, 512), normal(8, 128, 512), torch.empty(4, 8, 128, dtype=torch.bfloat16, device="cuda")
+    suite.time_host("einsum bhr,hdr->bhd", lambda: deep_gemm.einsum("bhr,hdr->bhd", x, weight, z))
+    q, qs, w, ws = (
+        make_fp8(4, 8, 512),
+        torch.ones(4, 8, 4, device="cuda"),
+        make_fp8(8, 128, 512),
+        torch.ones(8, 1, 4, device="cuda"),
+    )
+    suite.time_host("fp8_einsum bhr,hdr->bhd", lambda: deep_gemm.fp8_einsum("bhr,hdr->bhd", (q, qs), (w, ws), z))
+    u, v, s = normal(32, 64, 128), normal(32, 128, 128), torch.empty(64, 128, device="cuda")
+    suite.time_host("einsum bmk,bnk->mn", lambda: deep_gemm.einsum("bmk,bnk->mn", u, v, s))
+    y, f = normal(13, 7168), torch.randn(24, 7168, device="cuda")
+    d, squares = torch.empty(16, 13, 24, device="cuda"), torch.empty(16, 13, device="cuda")
+    suite.time_host("tf32_hc_prenorm_gemm", lambda: deep_gemm.tf32_hc_prenorm_gemm(y, f, d, squares, 16))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run everything and write the rows; return 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", help="file to write the rows to, as JSON")
+    parser.add_argument("--quick", action="store_true", help="leave out the sizes of the upstream suite")
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    suite = Suite()
+    check_sums(suite, ODD_SUMS, is_timed=False)
+    check_batches(suite, ODD_BATCHES, is_timed=False)
+    check_fp8(suite, [(48, 3, 256, 128), (272, 5, 384, 208)], is_timed=False)
+    check_fp8_sums_onto_c(suite)
+    check_prenorm(suite, [(13, 200, None), (65, 4104, 7), (300, 7168, None)], is_timed=False)
+    check_prenorm(suite, [(70, 1024, None)], n=30, is_timed=False)
+    check_hosts(suite)
+    if not options.quick:
+        check_prenorm(suite, PRENORM)
+        check_batches(suite, BATCHES)
+        check_sums(suite, SUMS)
+        check_fp8(suite, FP8_BATCHES)
+    with open(options.output, "w") as file:
+        json.dump({"rows": suite.rows, "num_wrong": suite.num_wrong}, file, indent=1)
+    print(f"{len(suite.rows)} cases, {suite.num_wrong} wrong")
+    return int(suite.num_wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,236 @@
+"""Check on a GPU that the quantising and layout kernels equal the torch formula to the bit.
+
+Example: python -m tests.gpu.plain_kernels plain_kernels.json
+
+Every case runs the public function twice on the same CUDA tensor: with the kernels, whose outputs are poisoned before,
+and with the formula. Exit status 1 where a byte differs. The result holds a row for each case: {"case", "num_wrong"}.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from deep_gemm import cast_kernels, quantize
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+POISON = 0x5A
+SPECIAL = (math.inf, -math.inf, math.nan, 3e38, -3e38, 1e-40, -0.0)
+#: Rows and columns: tails of chunks, scales, tiles and warps; a decode step; more CTAs than an SM holds.
+SHAPES = (
+    (1, 1), (1, 128), (5, 7168), (300, 512), (129, 1000), (37, 131), (0, 256), (4, 0), (3, 70, 384), (2, 3, 5, 256),
+    (4, 1, 136), (1000, 2048),
+)  # fmt: skip
+COUNTS = ((70, 0, 3, 99, 1), (0, 0, 0, 0, 0), (70, 70, 70, 70, 70))
+
+Case = tuple[str, Callable[[], list[torch.Tensor]]]
+
+
+@contextlib.contextmanager
+def using_formula() -> Iterator[None]:
+    """Let the public functions run the torch formula."""
+    is_tracing, cast_kernels._is_tracing = cast_kernels._is_tracing, lambda: True
+    try:
+        yield
+    finally:
+        cast_kernels._is_tracing = is_tracing
+
+
+def poison_outputs() -> None:
+    """Let the memory of every output start as POISON bytes."""
+    take = cast_kernels._find_allocator()
+
+    def poisoned(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
+        out = take(shape, strides, dtype)
+        if out.numel():
+            torch.empty(0, dtype=torch.uint8, device="cuda").set_(out.untyped_storage()).fill_(POISON)
+        return out
+
+    cast_kernels._find_allocator = lambda: poisoned
+
+
+def make_values(shape: tuple, dtype: torch.dtype, extra: int = 0, special: tuple = ()) -> torch.Tensor:
+    """Return numbers of many magnitudes, rows `extra` elements further apart; `special` ones in some rows."""
+    wide = torch.randn(*shape[:-1], shape[-1] + extra, device="cuda")
+    wide *= 10.0 ** torch.randint(-6, 4, wide.shape, device="cuda")
+    x = wide[..., : shape[-1]]
+    if x.numel():
+        x[..., ::7] = -0.0
+        for index, value in enumerate(special):
+            x[..., index % shape[-2], index % shape[-1]] = value
+    return wide.to(dtype)[..., : shape[-1]]
+
+
+def make_cases() -> Iterator[Case]:
+    """Yield every case: its name, and what computes its results."""
+    for dtype, use_ue8m0 in itertools.product((BF16, FP16, FP32), (False, True)):
+        name = f"{str(dtype)[6:]} {'ue8m0' if use_ue8m0 else 'fp32'}"
+        for shape, extra in itertools.product(SHAPES, (0, 8, 1)):
+            x = make_values(shape, dtype, extra)
+            yield f"per_token {name} {shape}+{extra}", lambda x=x, u=use_ue8m0: quantize.per_token_cast_to_fp8(x, u)
+            yield f"per_block {name} {shape}+{extra}", lambda x=x, u=use_ue8m0: quantize.per_block_cast_to_fp8(x, u)
+            yield (
+                f"per_token mn_major {name} {shape}+{extra}",
+                lambda x=x, u=use_ue8m0: quantize.per_token_cast_to_fp8(x, u, scales="mn_major"),
+            )
+        yield from make_other_cases(dtype, use_ue8m0, name)
+        yield from make_swiglu_cases(dtype, use_ue8m0, name)
+    yield from make_layout_cases()
+
+
+def make_other_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterator[Case]:
+    """Yield other granularities, columns of scales, numbers that are not finite, and memory that is not row-major."""
+    for gran, shape in itertools.product((32, 64, 256), ((300, 1000), (7, 512))):
+        x = make_values(shape, dtype)
+        yield (
+            f"per_token {name} {shape} gran_k={gran}",
+            lambda x=x, gran=gran: quantize.per_token_cast_to_fp8(x, use_ue8m0, gran),
+        )
+        yield (
+            f"per_block {name} {shape} gran_k={gran}",
+            lambda x=x, gran=gran: quantize.per_block_cast_to_fp8(x, use_ue8m0, gran),
+        )
+    for m, n, gran in ((256, 512, 128), (128, 70, 128), (1024, 1000, 128), (192, 300, 32)):
+        x = make_values((m, n), dtype)
+        yield (
+            f"per_channel {name} {m}x{n} gran_k={gran}",
+            lambda x=x, gran=gran: quantize.per_channel_cast_to_fp8(x, use_ue8m0, gran),
+        )
+    x = make_values((256, 512), dtype, special=SPECIAL)
+    yield f"per_token {name} special", lambda: quantize.per_token_cast_to_fp8(x, use_ue8m0)
+    yield f"per_block {name} special", lambda: quantize.per_block_cast_to_fp8(x, use_ue8m0)
+    yield f"per_channel {name} special", lambda: quantize.per_channel_cast_to_fp8(x, use_ue8m0)
+    yield f"per_token {name} transposed", lambda: quantize.per_token_cast_to_fp8(x.T, use_ue8m0)
+
+
+def make_swiglu_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterator[Case]:
+    """Yield activations of many arguments, and masked groups of both kinds."""
+    swiglu = quantize.swiglu_per_token_cast_to_fp8
+    for shape in ((300, 2048), (5, 262), (3, 40, 512), (4096, 1024)):
+        x = make_values(shape, dtype)
+        yield f"swiglu {name} {shape}", lambda x=x: swiglu(x, use_ue8m0)
+    gates = torch.linspace(-110, 110, 1 << 20, device="cuda").view(1024, 1024)
+    dense = torch.cat([gates, torch.ones_like(gates)], -1).to(dtype)
+    yield f"swiglu {name} dense gates", lambda: swiglu(dense, use_ue8m0)
+    special = make_values((16, 512), dtype, special=SPECIAL)
+    yield f"swiglu {name} special", lambda: swiglu(special, use_ue8m0)
+    for counts, layout in itertools.product(COUNTS, ("row_major", "mn_major")):
+        x, masked_m = make_values((5, 70, 512), dtype), torch.tensor(counts, dtype=torch.int32, device="cuda")
+        for function in (quantize.per_token_cast_to_fp8, swiglu):
+            yield (
+                f"{function.__name__} {name} masked {counts} {layout}",
+                lambda x=x, masked_m=masked_m, function=function, layout=layout: keep_rows(
+                    function(x, use_ue8m0, masked_m=masked_m, scales=layout), masked_m
+                ),
+            )
+
+
+def keep_rows(cast: tuple[torch.Tensor, torch.Tensor], masked_m: torch.Tensor) -> list[torch.Tensor]:
+    """Return the bits of both tensors; the formula's get POISON in the rows that a masked kernel leaves alone."""
+    results = [as_bits(tensor) for tensor in cast]
+    if is_kernel():
+        return results
+    for bits in results:
+        rows = torch.arange(bits.shape[1], device="cuda")[None, :] >= masked_m[:, None]
+        bits[rows] = int.from_bytes(bytes([POISON] * bits.element_size()), "little")
+    return results
+
+
+def make_layout_cases() -> Iterator[Case]:
+    """Yield scales of many shapes; the formulas are here, in plain torch."""
+    for shape, extra in itertools.product(
+        ((5, 7), (130, 33), (3, 129, 5), (4096, 56), (2, 4, 64), (1000, 1)), (0, 3, 8)
+    ):
+        sf = make_values(shape, FP32, extra).abs()
+        wide = torch.full((*shape[:-1], shape[-1] + extra), math.nan, device="cuda")
+        wide[..., : shape[-1]] = sf
+        sf = wide[..., : shape[-1]]
+        yield (
+            f"lay_out_scales {shape}+{extra}",
+            lambda sf=sf: [cast_kernels.lay_out_scales(sf) if is_kernel() else sf],
+        )
+        yield (
+            f"pack_scales {shape}+{extra}",
+            lambda sf=sf: [cast_kernels.pack_scales(sf) if is_kernel() else pack_in_torch(sf)],
+        )
+
+
+def is_kernel() -> bool:
+    """Return whether the kernels are in use."""
+    return not cast_kernels._is_tracing()
+
+
+def pack_in_torch(sf: torch.Tensor) -> torch.Tensor:
+    """Return the exponents, four in a word; columns that fill the last word are 0."""
+    exponents = (sf.contiguous().view(torch.int32) >> 23).to(torch.uint8)
+    return torch.nn.functional.pad(exponents, (0, -sf.shape[-1] % 4)).contiguous().view(torch.int32)
+
+
+def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes or words of a result, row-major."""
+    return tensor.contiguous().view(torch.uint8 if tensor.element_size() == 1 else torch.int32)
+
+
+def count_wrong(case: Case) -> int:
+    """Return the elements that differ from the formula; -1 where a shape does."""
+    found = list(case[1]())
+    with using_formula():
+        expected = list(case[1]())
+    wrong = 0
+    for got, wanted in zip(found, expected, strict=True):
+        if got.shape != wanted.shape:
+            return -1
+        wrong += int((as_bits(got) != as_bits(wanted)).sum())
+    return wrong
+
+
+def check_graph() -> int:
+    """Return the elements that replays of a captured cast get wrong."""
+    x = make_values((300, 512), BF16)
+    quantize.per_token_cast_to_fp8(x, False)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cast = quantize.per_token_cast_to_fp8(x, False)
+    wrong = 0
+    for _ in range(20):
+        x.copy_(make_values((300, 512), BF16))
+        graph.replay()
+        with using_formula():
+            wanted = quantize.per_token_cast_to_fp8(x, False)
+        wrong += sum(int((as_bits(got) != as_bits(want)).sum()) for got, want in zip(cast, wanted, strict=True))
+    return wrong
+
+
+def main() -> int:
+    """Run every case. Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("output", type=Path)
+    output = parser.parse_args().output
+    start = time.perf_counter()
+    torch.manual_seed(0)
+    poison_outputs()
+    cases = list(make_cases())
+    with ThreadPoolExecutor(16) as pool:  # each variant is compiled once
+        list(pool.map(lambda case: case[1](), cases))
+    torch.cuda.synchronize()
+    print(f"{len(cases)} cases, compiled after {time.perf_counter() - start:.1f} s", flush=True)
+    rows = [{"case": case[0], "num_wrong": count_wrong(case)} for case in cases]
+    rows.append({"case": "graph", "num_wrong": check_graph()})
+    wrong = [row for row in rows if row["num_wrong"]]
+    output.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+    for row in wrong[:60]:
+        print(f"WRONG {row['num_wrong']:8d}  {row['case']}")
+    print(f"{len(rows)} cases, {len(wrong)} wrong, {time.perf_counter() - start:.1f} s")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""python -m tuner warmup: compile ahead the kernels that recorded shapes need."""
+
+import json
+import re
+from pathlib import Path
+
+import typer
+
+from tuner import errors
+
+RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
+
+
+def register(app) -> None:
+    """Add `warmup` to the command line."""
+    app.command("warmup")(warmup)
+
+
+def warmup(
+    shapes_file: Path = typer.Argument(
+        metavar="SHAPES", help="File that DG_RECORD_SHAPES named, or any other shape file."
+    ),
+    m: str = typer.Option(
+        "", "--m", help="Numbers of rows instead of the recorded ones, such as 1-64,128-4096:128 (first-last:step)."
+    ),
+    device: str = typer.Option("", help="SKU or short name (h200, h100, ...). Default: this machine's GPU."),
+    any_size: bool = typer.Option(False, help="Also compile what other sizes of the same ops choose most often."),
+    cores: int = typer.Option(0, min=0, help="Compilers at a time; 0: one per core."),
+    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+) -> None:
+    """Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.
+
+    Example: python -m tuner warmup shapes.jsonl --m 1-64,128-4096:128 --device h200
+    """
+    import deep_gemm
+    from deep_gemm.errors import DeepGemmError
+    from tuner.problems.shapes import load_file
+
+    problems, rows = load_file(shapes_file), parse_rows(m)
+    try:
+        report = deep_gemm.warmup(problems, rows, device=device or None, any_size=any_size, cores=cores)
+    except DeepGemmError as error:
+        raise errors.UsageError(str(error)) from error
+    print(json.dumps(report.as_dict(), indent=1, sort_keys=True) if as_json else describe(report))
+    if report.failures:
+        raise errors.TunerError(f"{len(report.failures)} of {report.kernels} kernels failed")
+
+
+def parse_rows(text: str) -> list[int] | None:
+    """Return the numbers that `text` names, None for "". Raises: UsageError."""
+    found: list[int] = []
+    for part in text.split(",") if text else ():
+        match = RANGE.fullmatch(part.strip())
+        first, last, step = (
+            (int(number or default) for number, default in zip(match.groups(), (0, match[1], 1)))
+            if match
+            else (1, 0, 1)
+        )
+        if last < first or not step:
+            raise errors.UsageError(f"--m {text}: must be numbers and ranges first-last[:step], such as 1,8,64-512:64")
+        found += range(first, last + 1, step)
+    return list(dict.fromkeys(found)) if text else None
+
+
+def describe(report) -> str:
+    """Return the report as text: one line, and one more for each failure."""
+    lines = [
+        f"{report.problems} problems need {report.kernels} kernels: {report.compiled} compiled, {report.found} found,"
+        f" {len(report.failures)} failed, in {report.seconds:.1f} s"
+    ]
+    lines += [f"  {one.kernel}: {type(one.error).__name__}: {one.error}" for one in report.failures]
+    return "\n".join(lines)
