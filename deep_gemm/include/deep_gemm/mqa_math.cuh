@@ -137,17 +137,8 @@ struct MqaMath {
         load_weights(weights, stages.weights(query_stage));
         Rows rows;
         load_rows(rows, segment, row);
-        if constexpr (Config::kOverlap) {
-            Chain even, odd;
-            start_tile(even, columns);
 #pragma unroll 1
-            for (; next + Layout::kMathGroups < num_tiles; next += Layout::kMathGroups) do_tile<true>(even, odd, rows, weights, columns, row);
-            do_tile<false>(even, odd, rows, weights, columns, row);
-            next += Layout::kMathGroups;
-        } else {
-#pragma unroll 1
-            for (; next < num_tiles; next += Layout::kMathGroups) do_tile(rows, weights, columns, row);
-        }
+        for (; next < num_tiles; next += Layout::kMathGroups) do_tile(rows, weights, columns, row);
     }
 
     __device__ __forceinline__ void load_scales(float (&scales)[2], u32 row) const {
@@ -173,43 +164,6 @@ struct MqaMath {
         }
         advance_stage();
         finish_tile(rows, values, scales);
-    }
-
-    // Two chains in flight: the next one, of this tile or the first of this warpgroup's next, runs while this warpgroup reduces. The first chain of
-    // this tile runs already, in `even`. No branch lies between a multiplication and its wait, because the compiler serialises WGMMAs across one.
-    template <bool kMore>
-    __device__ __forceinline__ void do_tile(Chain& even, Chain& odd, Rows& rows, const Weights& weights, u64 columns, u32 row) {
-        static_assert(Layout::kChains % 2 == 0, "a tile begins in the same registers each time");
-        float values[kGroups][2] = {}, scales[2];
-        const u64 tile = rows_descriptor();
-        const u32 empty = stages.empty_barrier(stage);
-        load_scales(scales, row);
-        advance_stage();
-#pragma unroll
-        for (u32 chain = 0; chain < Layout::kChains; chain += 2) {
-            multiply(odd, tile, columns + (chain + 1) * kChainStep);
-            ptx::wgmma_wait<1>();
-            fence_registers(even);
-            reduce(values, even, weights, chain);
-            const bool last = chain + 2 == Layout::kChains;
-            if (!last) multiply(even, tile, columns + (chain + 2) * kChainStep);
-            if (last && kMore) start_tile(even, columns);
-            if (last && !kMore) {
-                ptx::wgmma_wait<0>();
-            } else {
-                ptx::wgmma_wait<1>();
-            }
-            fence_registers(odd);
-            if (last) stages.release(empty, bits_of(scales));
-            reduce(values, odd, weights, chain + 1);
-        }
-        finish_tile(rows, values, scales);
-    }
-
-    // Start the first chain of the tile that is this warpgroup's next in the ring.
-    __device__ __forceinline__ void start_tile(Chain& s, u64 columns) const {
-        ptx::barrier_wait(stages.full_barrier(stage), phase);
-        multiply(s, rows_descriptor(), columns);
     }
 
     __device__ __forceinline__ void finish_tile(Rows& rows, float (&values)[kGroups][2], const float (&scales)[2]) const {

@@ -15,14 +15,13 @@ struct MqaMetadata {
     static constexpr u32 kThreads = 1024;
 
     const int* lengths;  // [rows] or [rows, next_n]: the greatest of a row counts
-    const int* rows;     // the row of each batch row, or null: the same
     int* schedule;
     i64 lengths_stride;
     u32 batch, next_n, num_slots;
     u32* sums;  // in shared memory, [kThreads]: units of the shares up to and with each thread's
 
     __device__ __forceinline__ u32 units_of(u32 at) const {
-        const int* of_row = lengths + (rows ? ptx::load_index(rows + at) : int(at)) * lengths_stride;
+        const int* of_row = lengths + at * lengths_stride;
         int length = 0;
 #pragma unroll 1
         for (u32 t = 0; t < next_n; ++t) length = max(length, ptx::load_index(of_row + t));
@@ -87,8 +86,8 @@ struct MqaMetadata {
 }  // namespace deep_gemm
 
 extern "C" __global__ void __launch_bounds__(deep_gemm::MqaMetadata::kThreads)
-deep_gemm_mqa_metadata(const int* lengths, const int* rows, int* schedule, deep_gemm::i64 lengths_stride, deep_gemm::u32 batch, deep_gemm::u32 next_n,
+deep_gemm_mqa_metadata(const int* lengths, int* schedule, deep_gemm::i64 lengths_stride, deep_gemm::u32 batch, deep_gemm::u32 next_n,
     deep_gemm::u32 num_slots) {
     __shared__ deep_gemm::u32 sums[deep_gemm::MqaMetadata::kThreads];
-    deep_gemm::MqaMetadata{lengths, rows, schedule, lengths_stride, batch, next_n, num_slots, sums}.run();
+    deep_gemm::MqaMetadata{lengths, schedule, lengths_stride, batch, next_n, num_slots, sums}.run();
 }

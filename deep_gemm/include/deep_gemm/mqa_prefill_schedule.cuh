@@ -1,6 +1,7 @@
 // The work of prefill: tiles of kBlockQ rows of q, each against the tiles of K between the least start and the greatest end of its rows.
-// All (tile of q, tile of K) pairs, in this order, are divided evenly over the CTAs. Where a CTA's share begins follows from the starts
-// and ends on the device, which every CTA adds up for itself: no launch before this one, no workspace, no CTA waits for another.
+// All (tile of q, tile of K) pairs, in this order, are divided evenly over the CTAs; each tile of q counts as kSegmentCost pairs more, because it
+// takes the time of so many. Where a CTA's share begins follows from the starts and ends on the device, which every CTA adds up for itself: no
+// launch before this one, no workspace, no CTA waits for another.
 #pragma once
 
 #include "deep_gemm/mqa_ptx.cuh"
@@ -10,24 +11,31 @@ namespace deep_gemm {
 
 template <class Config>
 struct MqaPrefillSchedule {
+    static constexpr u32 kBatch = ceil_div(16, Config::kBlockQ);  // tiles of q whose bounds a thread reads together
     static constexpr u32 kWarps = Config::kThreads / 32;
+    // What a tile of q costs beside its tiles of K, in tiles of K: its units are these, then its tiles.
+    static constexpr u32 kCost = Config::kSegmentCost;
     static_assert(kWarps + 3 <= MqaLayout<Config>::kScratchBytes / 4, "one word a warp, and the result");
 
     const MqaParams& params;
     u32 num_q_tiles;
-    u32 q_tile = 0, skip = 0, remaining = 0;  // the next tile of q, tiles of K of it that are another CTA's, tiles of K left to this CTA
+    u32 q_tile = 0, skip = 0, remaining = 0;  // the next tile of q, units of it that are another CTA's, units left to this CTA
+    int ahead_first = 0, ahead_second = 0;    // of token `lane` of the tile q_tile, as they lie in memory: read a tile ahead
 
-    __device__ __forceinline__ explicit MqaPrefillSchedule(const MqaParams& params) : params(params), num_q_tiles(ceil_div(params.num_tokens, Config::kBlockQ)) {}
+    __device__ __forceinline__ explicit MqaPrefillSchedule(const MqaParams& params)
+        : params(params), num_q_tiles(ceil_div(params.num_tokens, Config::kBlockQ)) {}
+
+    __device__ __forceinline__ void prefetch() const {}
 
     // Find this CTA's share. By all threads, once.
     __device__ __forceinline__ void prepare(u32 scratch) const {
         const u32 each = ceil_div(num_q_tiles, Config::kThreads), first = threadIdx.x * each, last = min(first + each, num_q_tiles);
         u32 sum = 0;
-#pragma unroll 1
-        for (u32 at = first; at < last; ++at) sum += tiles_of(at);
+#pragma unroll kBatch
+        for (u32 at = first; at < last; ++at) sum += units_of(at);
         u32 total;
         const u32 before = scan(sum, total, scratch);
-        const u32 begin = u64(total) * blockIdx.x / gridDim.x, end = u64(total) * (blockIdx.x + 1) / gridDim.x;
+        const u32 begin = begin_of_share(total, blockIdx.x, gridDim.x), end = begin_of_share(total, blockIdx.x + 1, gridDim.x);
         const u32 result = scratch + 4 * kWarps;
         if (begin == end) {
             if (threadIdx.x == 0) ptx::store_shared_word(result + 8, 0);
@@ -43,18 +51,21 @@ struct MqaPrefillSchedule {
         q_tile = ptx::load_shared_word(result);
         skip = ptx::load_shared_word(result + 4);
         remaining = ptx::load_shared_word(result + 8);
+        fetch_bounds();
     }
 
     __device__ __forceinline__ bool next(MqaSegment& segment) {
 #pragma unroll 1
         while (remaining != 0 && q_tile < num_q_tiles) {
             u32 first, last;
-            range_of_tile(q_tile, first, last, segment.low, segment.high);
-            const u32 begin = first + skip;
-            segment = {q_tile * Config::kBlockQ, begin * kMqaTile, min(last - begin, remaining), segment.low, segment.high};
-            remaining -= segment.num_tiles;
+            range_of_tile(first, last, segment.low, segment.high);
+            const u32 units = last == first ? 0 : last - first + kCost, taken = min(units - skip, remaining);
+            const u32 begin = after_cost(skip), end = after_cost(skip + taken);
+            segment = {q_tile * Config::kBlockQ, (first + begin) * kMqaTile, end - begin, segment.low, segment.high};
+            remaining -= taken;
             ++q_tile;
             skip = 0;
+            fetch_bounds();
             if (segment.num_tiles != 0) return true;
         }
         return false;
@@ -71,34 +82,55 @@ struct MqaPrefillSchedule {
     }
 
    private:
-    __device__ __forceinline__ void bounds_of(u32 token, int& low, int& high) const {
-        low = high = 0;
-        if (token >= params.num_tokens) return;
-        const int num_kv = params.num_kv;
-        low = min(max(ptx::load_index(params.first + token), 0), num_kv);
-        high = min(max(ptx::load_index(params.second + token), low), num_kv);
-        if (params.flags & kMqaCompressed) high = min(high, low + int(min(params.columns, params.num_kv - u32(low))));
+    __device__ __forceinline__ static u32 after_cost(u32 unit) { return unit > kCost ? unit - kCost : 0; }
+
+    // Without a branch, so that many reads are under way at once.
+    __device__ __forceinline__ void read_bounds(u32 token, int& first, int& second) const {
+        const u32 at = min(token, params.num_tokens - 1);
+        first = ptx::load_index(params.first + at);
+        second = ptx::load_index(params.second + at);
     }
 
-    // Tiles of K that a tile of q meets.
-    __device__ __forceinline__ u32 tiles_of(u32 at) const {
+    // The valid columns of a token, of its bounds as they lie in memory.
+    __device__ __forceinline__ void clamp(u32 token, int first, int second, int& low, int& high) const {
+        const int num_kv = params.num_kv;
+        low = min(max(first, 0), num_kv);
+        high = min(max(second, low), num_kv);
+        if (params.flags & kMqaCompressed) high = min(high, low + int(min(params.columns, params.num_kv - u32(low))));
+        if (token >= params.num_tokens) low = high = 0;
+    }
+
+    __device__ __forceinline__ void bounds_of(u32 token, int& low, int& high) const {
+        int first, second;
+        read_bounds(token, first, second);
+        clamp(token, first, second, low, high);
+    }
+
+    // Units of a tile of q: those of its tiles of K, if it has any, and its own.
+    __device__ __forceinline__ u32 units_of(u32 at) const {
         u32 first = ~0u, last = 0;
+        int firsts[Config::kBlockQ], seconds[Config::kBlockQ];
+#pragma unroll
+        for (u32 t = 0; t < Config::kBlockQ; ++t) read_bounds(at * Config::kBlockQ + t, firsts[t], seconds[t]);
 #pragma unroll
         for (u32 t = 0; t < Config::kBlockQ; ++t) {
             int low, high;
-            bounds_of(at * Config::kBlockQ + t, low, high);
+            clamp(at * Config::kBlockQ + t, firsts[t], seconds[t], low, high);
             if (low < high) {
                 first = min(first, u32(low));
                 last = max(last, u32(high));
             }
         }
-        return last == 0 ? 0 : ceil_div(last, kMqaTile) - first / kMqaTile;
+        return last == 0 ? 0 : ceil_div(last, kMqaTile) - first / kMqaTile + kCost;
     }
 
-    // The same by a whole warp, as a range; lane t keeps the bounds of token t.
-    __device__ __forceinline__ void range_of_tile(u32 at, u32& first, u32& last, int& low, int& high) const {
-        low = high = 0;
-        bounds_of_tile(at, low, high);
+    __device__ __forceinline__ void fetch_bounds() {
+        read_bounds(q_tile * Config::kBlockQ + min(threadIdx.x % 32, Config::kBlockQ - 1), ahead_first, ahead_second);
+    }
+
+    // The tiles of K of the tile q_tile, by a whole warp; lane t keeps the bounds of token t.
+    __device__ __forceinline__ void range_of_tile(u32& first, u32& last, int& low, int& high) const {
+        clamp(q_tile * Config::kBlockQ + min(threadIdx.x % 32, Config::kBlockQ - 1), ahead_first, ahead_second, low, high);
         first = __reduce_min_sync(0xffffffff, low < high ? u32(low) : ~0u);
         last = ceil_div(__reduce_max_sync(0xffffffff, low < high ? u32(high) : 0), kMqaTile);
         first = last == 0 ? 0 : first / kMqaTile;
@@ -129,7 +161,7 @@ struct MqaPrefillSchedule {
     __device__ __forceinline__ void locate_begin(u32 at, u32 left, u32 count, u32 result) const {
 #pragma unroll 1
         while (true) {
-            const u32 here = tiles_of(at);
+            const u32 here = units_of(at);
             if (left < here) break;
             left -= here;
             ++at;

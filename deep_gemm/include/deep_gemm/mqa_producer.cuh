@@ -12,10 +12,12 @@ struct MqaProducer {
 
     const MqaMaps& maps;
     MqaStages<Config> stages;
+    u64 policy;  // of the reads of K
     Ring<Config::kNumStages> ring;
     Ring<Layout::kQueryStages> queries;
 
-    __device__ __forceinline__ MqaProducer(const MqaMaps& maps, const MqaStages<Config>& stages) : maps(maps), stages(stages) {}
+    __device__ __forceinline__ MqaProducer(const MqaMaps& maps, const MqaStages<Config>& stages)
+        : maps(maps), stages(stages), policy(Config::kEvict ? ptx::evict_first_policy() : 0) {}
 
     __device__ __forceinline__ void run(Schedule& schedule) {
         MqaSegment segment;
@@ -68,7 +70,12 @@ struct MqaProducer {
                 ptx::barrier_arrive_expect(barrier, Layout::kTileBytes + Layout::kScaleBytes);
 #pragma unroll
                 for (u32 i = 0; i < kPages; ++i) {
-                    ptx::tma_load_3d(&maps.kv, barrier, stages.tile(ring.stage) + i * (Layout::kTileBytes / kPages), 0, rows[i], pages[i]);
+                    const u32 tile_at = stages.tile(ring.stage) + i * (Layout::kTileBytes / kPages);
+                    if constexpr (Config::kEvict) {
+                        ptx::tma_load_3d_hint(&maps.kv, barrier, tile_at, 0, rows[i], pages[i], policy);
+                    } else {
+                        ptx::tma_load_3d(&maps.kv, barrier, tile_at, 0, rows[i], pages[i]);
+                    }
                     ptx::tma_load(&maps.scale, barrier, stages.scales(ring.stage) + i * (Layout::kScaleBytes / kPages), rows[i], pages[i]);
                 }
             }

@@ -12,6 +12,28 @@ __device__ __forceinline__ void tma_load_4d(const TensorMap* map, u32 barrier, u
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
+// cp.async.bulk.tensor.3d as tma_load_3d, with an L2 policy.
+__device__ __forceinline__ void tma_load_3d_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y, u32 z, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(
+            destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy) : "memory");
+}
+
+// createpolicy: lines that are the first to leave L2.
+__device__ __forceinline__ u64 evict_first_policy() {
+    u64 policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+// prefetch.tensormap
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+
+// prefetch.global.L2: the line that holds `address`.
+__device__ __forceinline__ void prefetch_line(const void* address) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)) : "memory");
+}
+
 // ld.shared, st.shared of words.
 __device__ __forceinline__ u32 load_shared_word(u32 address) {
     u32 value;
@@ -21,7 +43,9 @@ __device__ __forceinline__ u32 load_shared_word(u32 address) {
 __device__ __forceinline__ void load_shared_pair(u32& a, u32& b, u32 address) {
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
 }
-__device__ __forceinline__ void store_shared_word(u32 address, u32 value) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory"); }
+__device__ __forceinline__ void store_shared_word(u32 address, u32 value) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
 __device__ __forceinline__ void store_shared_pair(u32 address, u32 a, u32 b) {
     asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(a), "r"(b) : "memory");
 }

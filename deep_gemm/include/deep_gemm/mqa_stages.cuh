@@ -36,7 +36,7 @@ struct MqaStages {
                 ptx::barrier_init(full_barrier(stage), Layout::kFullArrivals);
                 ptx::barrier_init(empty_barrier(stage), Layout::kTileArrivals);
             }
-#pragma unroll
+#pragma unroll 1
             for (u32 stage = 0; stage < Layout::kQueryStages; ++stage) {
                 ptx::barrier_init(query_full_barrier(stage), Layout::kFullArrivals);
                 ptx::barrier_init(query_empty_barrier(stage), Layout::kQueryArrivals);

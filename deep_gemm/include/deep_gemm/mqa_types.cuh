@@ -10,7 +10,7 @@ struct MqaParams {
     const int* first;     // prefill: first column of each row [S]; paged: context lengths [B] or [B, next_n]
     const int* second;    // prefill: end of the columns of each row [S]; paged: block table [B, max_blocks]
     const int* schedule;  // paged: [num_slots + 1, 2] (mqa_metadata.cuh)
-    const int* rows;      // paged: the row of `first` and `second` of each batch row of q, or null: the same row
+    u64 unused;           // 0
     void* out;            // [num_tokens, columns]
     i64 out_pitch;        // elements
     i64 lengths_stride, table_stride;  // paged: elements from one row to the next
@@ -33,6 +33,11 @@ struct MqaMaps {
     const TensorMap &q, &kv, &scale, &weights;
 };
 
+// Where share `index` of `shares` begins: floor(units * index / shares), without a 64-bit division. shares < 65,536.
+__device__ __forceinline__ u32 begin_of_share(u32 units, u32 index, u32 shares) {
+    return units / shares * index + units % shares * index / shares;
+}
+
 constexpr u32 kMqaTile = 64;  // rows of K in a tile: the rows of a WGMMA, and the unit in which work is divided
 
 // Consecutive tiles of K against one tile of q. `low` and `high` bound the valid positions of token `lane` of the tile.
@@ -47,7 +52,7 @@ template <class Config>
 struct MqaLayout {
     static constexpr u32 kMathGroups = Config::kMathGroups;
     static constexpr u32 kThreads = 128 * (kMathGroups + 1);
-    static constexpr u32 kQueryStages = 2;
+    static constexpr u32 kQueryStages = Config::kQueryStages;
 
     // Tokens go over the four lanes of a quad, which hold two columns each of every eight of an accumulator: kLaneTokens tokens a group
     // of columns, kTokenGroups groups. Row `column` of the tile of q in shared memory is, within a group, head 2 * (column / (2 * L)) +
