@@ -1,6 +1,6 @@
 """A database as large as a recorded one: the snapshot fits the package and loads quickly.
 
-Without --full it has a tenth of the rows, and a tenth of the size (beside the empty tables) and of the time is left to it.
+Without --full it has a tenth of the rows, and is left a tenth of the size (beside the empty tables) and of the time.
 """
 
 import json
