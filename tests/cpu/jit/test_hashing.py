@@ -1,6 +1,5 @@
 """The hashes: what must change the cache's key, the kernel hash and the tree hash, and what must not."""
 
-import functools
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.errors import ProblemError
-from deep_gemm.jit import cache, generator, hashing, nvcc, nvrtc
+from deep_gemm.jit import cache, hashing, nvcc, nvrtc
 from tests.fakes.compiler import install_nvcc
 from tests.fakes.grouped_variants import GROUPED_OPS
 from tests.fakes.variants import OPS
@@ -147,21 +146,6 @@ def test_comments_and_layout_are_stripped(text, stripped):
 # ---- the kernel hash ----
 
 
-canonical_sources = generator.canonical_sources
-
-
-@functools.cache
-def choose_sources(op: str) -> list[str]:
-    """Return every 50th source of an op kind: all of them include the same headers, and 10 MB take seconds to hash."""
-    return canonical_sources(op)[::50]
-
-
-@pytest.fixture
-def few_sources(monkeypatch):
-    """Take kernel hashes over choose_sources."""
-    monkeypatch.setattr(generator, "canonical_sources", choose_sources)
-
-
 def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
     assert len(fresh_kernel_hash()) == 64 and fresh_kernel_hash() == fresh_kernel_hash()
     with pytest.raises(ProblemError, match="none_such"):
@@ -241,8 +225,8 @@ def test_headers_of_grouped_kernels_do_not_reach_the_dense_ones(few_sources, mon
     """A header that only grouped kernels include may change without a change of the dense kernels' hashes."""
     include = tmp_path / "include/deep_gemm"
     include.mkdir(parents=True)
-    dense = {name for op in OPS for name in hashing.get_included_headers("\n".join(choose_sources(op)))}
-    grouped = {name for op in GROUPED_OPS for name in hashing.get_included_headers("\n".join(choose_sources(op)))}
+    dense = {name for op in OPS for name in hashing.get_included_headers("\n".join(few_sources(op)))}
+    grouped = {name for op in GROUPED_OPS for name in hashing.get_included_headers("\n".join(few_sources(op)))}
     assert grouped - dense and grouped & dense, "grouped kernels have headers of their own and share others"
     for path in (hashing._INCLUDE / "deep_gemm").iterdir():
         changed = "struct Changed {};\n" if f"deep_gemm/{path.name}" in grouped - dense else ""
