@@ -27,6 +27,15 @@ def runtime_folder_of_this_process(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_for_torch():
+    """Let torch compute in one thread: test processes have a core each, and the products are small."""
+    from tests.fakes.operands import one_thread
+
+    with one_thread():
+        yield
+
+
 @pytest.fixture(scope="session")
 def sources_of():
     """Return a function that gives every 50th source of an op kind: all of them include the same headers, and to hash

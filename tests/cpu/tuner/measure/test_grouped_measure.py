@@ -57,8 +57,24 @@ def statuses(report: dict, count: int) -> list[str]:
     return [found[index] for index in range(count)]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+#: The first problem of each FP8 op kind, which is one of each kind of groups; some cases of the rest need --full.
+SOME = list({problem.op: problem for problem in reversed(PROBLEMS) if is_fp8(problem.op)}.values())
+
+
+def full_unless(is_short: bool) -> tuple:
+    """Return the marks of a case that always runs, or with --full only."""
+    return () if is_short else (pytest.mark.full,)
+
+
+@pytest.mark.parametrize(
+    ("problem", "workload"),
+    [
+        pytest.param(problem, name, marks=full_unless(problem in SOME or name == "spread"))
+        for problem in PROBLEMS
+        for name in WORKLOADS
+    ],
+    ids=str,
+)
 def test_every_grouped_problem_is_measured(backend, problem, workload):
     configs = _C.get_candidates(problem, H200)[:3]
     assert statuses(run(backend, configs, problem, workload), 3) == ["ok"] * 3
@@ -111,7 +127,11 @@ FAULTS = [(change, problem) for change in (write_other_group, leave_row, write_o
 FAULTS += [(write_padding, problem) for problem in ALIGNED if problem.op in CONTIGUOUS]
 
 
-@pytest.mark.parametrize(("change", "problem"), FAULTS, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [pytest.param(*fault, marks=full_unless(fault[1] in SOME)) for fault in FAULTS],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_wrong_results_of_grouped_problems_never_rank(backend, change, problem):
     configs = _C.get_candidates(problem, H200)[:3]
     FakeKernel.faults = {configs[1]: make_fault(change)}
