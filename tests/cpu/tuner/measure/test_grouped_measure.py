@@ -44,6 +44,8 @@ PROBLEMS = [
     make_grouped(K_GROUPED[1], 72, 136, 768, 4),
 ]
 PROBLEMS += [with_ends(problem) for problem in PROBLEMS if problem.op in WITH_ENDS]
+#: Op kinds whose groups divide K.
+K_DIVIDED = (*K_GROUPED, *(WITH_ENDS[op] for op in K_GROUPED))
 
 
 def run(backend, configs: list, problem, workload: str = "spread") -> dict:
@@ -173,7 +175,7 @@ def test_the_reference_agrees_with_the_librarys_own(problem):
 
 def count_checked(problem, groups) -> int:
     """Return the rows that small problems compare: all that hold tokens, or all of D."""
-    return problem.num_groups * problem.m if problem.op in K_GROUPED else sum(groups.sizes)
+    return problem.num_groups * problem.m if problem.op in K_DIVIDED else sum(groups.sizes)
 
 
 def test_a_large_problem_checks_edges_of_every_group(monkeypatch):
@@ -194,7 +196,7 @@ def test_operands_have_the_layout_of_the_contract(problem):
         (problem.m, problem.n, problem.k, problem.num_groups),
     )
     steps = -(-k // 128)
-    is_masked, is_k = problem.op in MASKED, problem.op in K_GROUPED
+    is_masked, is_k = problem.op in MASKED, problem.op in K_DIVIDED
     blocks = problem.group_layout == "blocks"
     assert entry.a.shape == ((m * k,) if blocks else (count, m, k) if is_masked else (m, k))
     assert entry.b.shape == ((n * k,) if blocks else (n, k) if is_k else (count, n, k))
