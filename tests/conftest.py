@@ -1,4 +1,6 @@
-"""What every test process has to itself, and the option --full."""
+"""What every test process has to itself, the option --full, and kernel hashes that take little time."""
+
+import functools
 
 import pytest
 
@@ -23,3 +25,30 @@ def runtime_folder_of_this_process(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_RUNTIME_DIR", str(tmp_path_factory.mktemp("runtime")))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_for_torch():
+    """Let torch compute in one thread: test processes have a core each, and the products are small."""
+    from tests.fakes.operands import one_thread
+
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def sources_of():
+    """Return a function that gives every 50th source of an op kind: all of them include the same headers, and to hash
+    all 10 MB takes seconds.
+    """
+    from deep_gemm.jit import generator
+
+    canonical_sources = generator.canonical_sources
+    return functools.cache(lambda op: canonical_sources(op)[::50])
+
+
+@pytest.fixture
+def few_sources(sources_of, monkeypatch):
+    """Let the kernel hashes that are computed during the test cover those sources only."""
+    monkeypatch.setattr("deep_gemm.jit.generator.canonical_sources", sources_of)
+    return sources_of

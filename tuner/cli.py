@@ -1,5 +1,6 @@
 """The command line `python -m tuner`: a thin layer over the library, with one module per command in `commands/`."""
 
+import functools
 import importlib
 import sys
 
@@ -46,8 +47,9 @@ def root(
     Shown.traceback = debug
 
 
+@functools.cache
 def register_commands() -> None:
-    """Add every command of COMMANDS to the app."""
+    """Add every command of COMMANDS to the app, at the first call."""
     for name in COMMANDS:
         importlib.import_module(f"tuner.commands.{name}").register(app)
 

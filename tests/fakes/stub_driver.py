@@ -2,17 +2,21 @@
 stub received.
 """
 
+import atexit
 import concurrent.futures
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
 import shutil
 import struct
 import subprocess
+import tempfile
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
@@ -91,23 +95,41 @@ def _run(function: Callable, arguments: tuple, settings: dict):
 
 @contextlib.contextmanager
 def start(folder: Path) -> Iterator[StubDriver]:
-    """Build the stub into `folder` and start the child; skips the test where there is no C compiler."""
+    """Start a child that has called nothing yet, with its files in `folder`; skips the test where there is no C
+    compiler.
+    """
+    log = folder / "driver.log"
+    variables = {"FAKE_CUDA_LOG": str(log), "DG_JIT_CACHE_DIR": str(folder / "cache"), "DG_SELECTOR": "analytic"}
+    pool = concurrent.futures.ProcessPoolExecutor(
+        1, mp_context=_start_server(), initializer=_replace_environment, initargs=({**os.environ, **variables},)
+    )
+    with pool:
+        yield StubDriver(pool, log)
+
+
+@functools.cache
+def _start_server() -> multiprocessing.context.BaseContext:
+    """Build the stub and start the process that forks the children: it imports torch once, and has no driver yet."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler for the stub driver")
-    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(folder / "libcuda.so.1"), str(_SOURCE)]
+    folder = tempfile.mkdtemp(prefix="stub-driver-")
+    atexit.register(shutil.rmtree, folder)
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", f"{folder}/libcuda.so.1", str(_SOURCE)]
     subprocess.run(command, check=True, timeout=60)
-    log = folder / "driver.log"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     with pytest.MonkeyPatch.context() as patch:
-        # The loader reads the path once, when the child starts.
+        # The loader reads the path once, when the server starts.
         patch.setenv("LD_LIBRARY_PATH", f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}")
-        patch.setenv("FAKE_CUDA_LOG", str(log))
-        patch.setenv("DG_JIT_CACHE_DIR", str(folder / "cache"))
-        patch.setenv("DG_SELECTOR", "analytic")
-        pool = concurrent.futures.ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
-        pool.submit(os.getpid).result(timeout=120)
-    with pool:
-        yield StubDriver(pool, log)
+        forkserver.ensure_running()
+    return context
+
+
+def _replace_environment(variables: dict[str, str]) -> None:
+    """Give a child the variables of the test in place of the server's."""
+    os.environ.clear()
+    os.environ.update(variables)
 
 
 def select(events: list[dict], call: str) -> list[dict]:

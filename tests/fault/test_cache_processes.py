@@ -17,8 +17,6 @@ from deep_gemm.jit.cache import DiskCache
 from tests.fakes.compiler import make_source, use_fake_nvcc
 
 NUM_PROCESSES = 16
-NUM_KILLS = 100
-NUM_ROUNDS = 2
 KEYS = [hashlib.sha256(b"%d" % i).hexdigest() for i in range(8)]
 
 # Forked children start in milliseconds, and the parent has neither a GPU context nor threads that they would need.
@@ -62,10 +60,11 @@ def kill(process) -> None:
     process.join()
 
 
-def test_killed_writers_leave_nothing_wrong(tmp_path):
+@pytest.mark.parametrize("num_kills", [20, pytest.param(100, marks=pytest.mark.full)])
+def test_killed_writers_leave_nothing_wrong(tmp_path, num_kills):
     failures, generator = fork.SimpleQueue(), random.Random(1)
     processes = [start(tmp_path / "cache", seed, failures) for seed in range(NUM_PROCESSES)]
-    for number in range(NUM_KILLS):
+    for number in range(num_kills):
         time.sleep(generator.random() * 0.02)
         victim = generator.randrange(NUM_PROCESSES)
         kill(processes[victim])
@@ -121,9 +120,9 @@ def run_together(sources, timeout_s: float = cache.LOCK_TIMEOUT_S) -> list:
     return found
 
 
-@pytest.mark.parametrize("num_keys", [1, 20])
-def test_cold_processes_build_each_key_once(monkeypatch, tmp_path, num_keys):
-    for number in range(NUM_ROUNDS):
+@pytest.mark.parametrize("num_keys, num_rounds", [(1, 1), (6, 1), pytest.param(20, 2, marks=pytest.mark.full)])
+def test_cold_processes_build_each_key_once(monkeypatch, tmp_path, num_keys, num_rounds):
+    for number in range(num_rounds):
         folder = tmp_path / str(number)
         folder.mkdir()
         use_fake_nvcc(monkeypatch, folder)

@@ -26,8 +26,6 @@ from tuner import errors
 from tuner.db import Store, tables
 from tuner.db.rows import MeasurementRow
 
-MUTANTS = 400
-
 
 @pytest.fixture
 def folder(tmp_path):
@@ -69,10 +67,11 @@ def mutate(generator: random.Random, payload: bytes) -> bytes:
     return bytes(damaged)
 
 
-def test_damaged_files_are_refused_or_read_as_valid_rows(sound, folder):
+@pytest.mark.parametrize("mutants", [100, pytest.param(400, marks=pytest.mark.full)])
+def test_damaged_files_are_refused_or_read_as_valid_rows(sound, folder, mutants):
     payload, generator = sound.read_bytes(), random.Random(4)
     path, refused = folder / "mutant.db", 0
-    for _ in range(MUTANTS):
+    for _ in range(mutants):
         mutant = mutate(generator, payload)
         path.write_bytes(mutant)
         mode = generator.choice(("ro", "immutable", "rw"))
@@ -88,7 +87,7 @@ def test_damaged_files_are_refused_or_read_as_valid_rows(sound, folder):
             assert path.read_bytes() == mutant, "a refused file was written to"
         for leftover in folder.iterdir():
             leftover.unlink()
-    assert refused > MUTANTS // 3
+    assert refused > mutants // 3
 
 
 def check_rows_are_possible(rows: list[MeasurementRow]) -> None:
@@ -254,10 +253,11 @@ FRAGMENTS = [
 ]
 
 
-def test_sql_metacharacters_are_data(folder):
+@pytest.mark.parametrize("num_texts", [100, pytest.param(500, marks=pytest.mark.full)])
+def test_sql_metacharacters_are_data(folder, num_texts):
     generator = random.Random(5)
     texts = FRAGMENTS + [
-        "".join(generator.choices(FRAGMENTS, k=generator.randint(2, 6))) for _ in range(500 - len(FRAGMENTS))
+        "".join(generator.choices(FRAGMENTS, k=generator.randint(2, 6))) for _ in range(num_texts - len(FRAGMENTS))
     ]
     with Store.open(folder / "tuning.db") as store:
         context = add_context(store)

@@ -16,7 +16,6 @@ import deep_gemm
 from deep_gemm.errors import DeepGemmError, LayoutError, ShapeError
 from tests.fakes.operands import align, count_wrong, make_operands, make_reference, one_thread
 
-NUM_CALLS = 2000
 CALLS_PER_TEST = 200
 FP8, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 DTYPES = {"a": (FP8,), "scale_a": (FP32,), "b": (FP8,), "scale_b": (FP32,), "d": (BF16, FP32)}
@@ -286,7 +285,7 @@ def judge_result(call: Call, inputs: dict) -> str:
     return f"{wrong} wrong elements" if wrong else ""
 
 
-@pytest.mark.parametrize("seed", range(NUM_CALLS // CALLS_PER_TEST))
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 10))])
 def test_fuzzed_calls(seed):
     """A right result or a typed error, and nothing else."""
     rng, failures, outcomes = random.Random(seed), [], {True: 0, False: 0}

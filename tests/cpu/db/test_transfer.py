@@ -19,9 +19,11 @@ def contents(path) -> bytes:
     return to_json_bytes(load_tables(path))
 
 
-def test_merge_is_commutative_and_idempotent(shards, tmp_path):
+@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.full)])
+def test_merge_is_commutative_and_idempotent(shards, tmp_path, step):
+    """Of the six orders every second one, in which each database comes first; all of them with --full."""
     results = set()
-    for number, order in enumerate(itertools.permutations(shards)):
+    for number, order in enumerate(list(itertools.permutations(shards))[::step]):
         target = tmp_path / f"{number}.db"
         for source in order:
             merge(target, [source])

@@ -14,9 +14,17 @@ from deep_gemm import errors, ops, stand_ins
 from tests.fakes.grouped_operands import BF16, FP32, OPS, make_call, make_output
 from tests.fakes.operands import one_thread
 
-BACKENDS = ("eager", "aot_eager")
 K_OPS = [name for name in OPS if name.startswith("k_")]
 MASKED_OPS = [name for name in OPS if name.endswith("masked")]
+#: One op of each grouping; what is the same for every op of a grouping is tried on the others with --full.
+SOME = {"m_grouped_fp8_gemm_nn_contiguous", "m_grouped_bf16_gemm_nt_masked", "k_grouped_fp8_gemm_tn_contiguous"}
+SOME_OPS = [name if name in SOME else pytest.param(name, marks=pytest.mark.full) for name in OPS]
+
+
+def on_all_or_some(first: object, second: object) -> list:
+    """Return (name, value): `first` for every op, `second` for SOME and with --full for the others."""
+    marks = {name: () if name in SOME else pytest.mark.full for name in OPS}
+    return [(name, first) for name in OPS] + [pytest.param(name, second, marks=marks[name]) for name in OPS]
 
 
 @pytest.fixture(autouse=True)
@@ -56,8 +64,7 @@ def check_compiled(program, call, backend: str = "aot_eager") -> None:
         assert torch.equal(x, y) and not x.isnan().any()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name, backend", on_all_or_some("aot_eager", "eager"))
 def test_every_op_compiles(name, backend):
     op = op_of(name)
 
@@ -132,8 +139,7 @@ def test_groups_of_k_share_one_graph():
     assert counter.frame_count <= 3  # 0 is a size of its own to Dynamo
 
 
-@pytest.mark.parametrize("name", OPS)
-@pytest.mark.parametrize("is_strict", [True, False])
+@pytest.mark.parametrize("name, is_strict", on_all_or_some(False, True))
 def test_an_exported_program_holds_the_op(name, is_strict):
     call = make_call(name)
     shape, ks = tuple(call.exact.shape), call.groups if name in K_OPS else None
@@ -192,7 +198,7 @@ def test_registrations_are_sound(name):
     torch.library.opcheck(node_of(name), (*operands, d, call.groups, *hints_of(name)), test_utils=CHECKS["fp8" in name])
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", SOME_OPS)
 def test_a_stream_is_a_graph_break(name):
     call, op = make_call(name), op_of(name)
     d, expected, _ = make_outputs(call)

@@ -123,8 +123,12 @@ def test_links_are_committed():
     assert {link: os.readlink(ROOT / link) for link in LINKS} == {link: f"../{to}" for link, to in LINKS.items()}
 
 
-def test_a_checkout_works_as_it_lies(checkout, tmp_path):
+@pytest.mark.full  # test_checkout.py of the selector always compares the choices of a checkout and of an installation
+def test_a_checkout_chooses_as_it_lies(checkout, tmp_path):
     assert run(["-c", PROBE], [checkout], tmp_path).split() == expected_answer(checkout)
+
+
+def test_a_checkout_has_every_command(checkout, tmp_path):
     commands = run(["-m", "tuner", "--help"], [checkout], tmp_path)
     assert "sweep" in commands and "export" in commands
 
@@ -136,6 +140,7 @@ def test_an_editable_install_chooses_alike(checkout, tmp_path):
     assert run(["-c", PROBE, site], [site], tmp_path).split() == expected_answer(checkout)
 
 
+@pytest.mark.full
 def test_a_wheel_chooses_alike(wheel, tmp_path):
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
@@ -149,6 +154,7 @@ def test_a_wheel_holds_every_file_of_the_packages_once(wheel):
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
+@pytest.mark.full
 def test_a_source_distribution_holds_the_packages_and_what_the_build_reads(checkout):
     with tarfile.open(build(checkout, "sdist")) as archive:
         files = {member.name.partition("/")[2] for member in archive if member.isfile()}

@@ -44,6 +44,8 @@ PROBLEMS = [
     make_grouped(K_GROUPED[1], 72, 136, 768, 4),
 ]
 PROBLEMS += [with_ends(problem) for problem in PROBLEMS if problem.op in WITH_ENDS]
+#: Op kinds whose groups divide K.
+K_DIVIDED = (*K_GROUPED, *(WITH_ENDS[op] for op in K_GROUPED))
 
 
 def run(backend, configs: list, problem, workload: str = "spread") -> dict:
@@ -57,8 +59,24 @@ def statuses(report: dict, count: int) -> list[str]:
     return [found[index] for index in range(count)]
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-@pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+#: The first problem of each FP8 op kind, which is one of each kind of groups; some cases of the rest need --full.
+SOME = list({problem.op: problem for problem in reversed(PROBLEMS) if is_fp8(problem.op)}.values())
+
+
+def full_unless(is_short: bool) -> tuple:
+    """Return the marks of a case that always runs, or with --full only."""
+    return () if is_short else (pytest.mark.full,)
+
+
+@pytest.mark.parametrize(
+    ("problem", "workload"),
+    [
+        pytest.param(problem, name, marks=full_unless(problem in SOME or name == "spread"))
+        for problem in PROBLEMS
+        for name in WORKLOADS
+    ],
+    ids=str,
+)
 def test_every_grouped_problem_is_measured(backend, problem, workload):
     configs = _C.get_candidates(problem, H200)[:3]
     assert statuses(run(backend, configs, problem, workload), 3) == ["ok"] * 3
@@ -111,7 +129,11 @@ FAULTS = [(change, problem) for change in (write_other_group, leave_row, write_o
 FAULTS += [(write_padding, problem) for problem in ALIGNED if problem.op in CONTIGUOUS]
 
 
-@pytest.mark.parametrize(("change", "problem"), FAULTS, ids=lambda value: getattr(value, "__name__", str(value)))
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [pytest.param(*fault, marks=full_unless(fault[1] in SOME)) for fault in FAULTS],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_wrong_results_of_grouped_problems_never_rank(backend, change, problem):
     configs = _C.get_candidates(problem, H200)[:3]
     FakeKernel.faults = {configs[1]: make_fault(change)}
@@ -153,7 +175,7 @@ def test_the_reference_agrees_with_the_librarys_own(problem):
 
 def count_checked(problem, groups) -> int:
     """Return the rows that small problems compare: all that hold tokens, or all of D."""
-    return problem.num_groups * problem.m if problem.op in K_GROUPED else sum(groups.sizes)
+    return problem.num_groups * problem.m if problem.op in K_DIVIDED else sum(groups.sizes)
 
 
 def test_a_large_problem_checks_edges_of_every_group(monkeypatch):
@@ -174,7 +196,7 @@ def test_operands_have_the_layout_of_the_contract(problem):
         (problem.m, problem.n, problem.k, problem.num_groups),
     )
     steps = -(-k // 128)
-    is_masked, is_k = problem.op in MASKED, problem.op in K_GROUPED
+    is_masked, is_k = problem.op in MASKED, problem.op in K_DIVIDED
     blocks = problem.group_layout == "blocks"
     assert entry.a.shape == ((m * k,) if blocks else (count, m, k) if is_masked else (m, k))
     assert entry.b.shape == ((n * k,) if blocks else (n, k) if is_k else (count, n, k))
