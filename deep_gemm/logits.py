@@ -49,7 +49,7 @@ def get_paged_mqa_logits_metadata(
     if not context_lens.is_cuda:
         return schedule.copy_(compute_schedule(context_lens, num_sms))
     next_n = context_lens.shape[1] if context_lens.ndim == 2 else 1
-    _launch_metadata(1, context_lens, None, schedule, context_lens.stride(0), context_lens.shape[0], next_n, num_sms)
+    _launch_metadata(1, context_lens, schedule, context_lens.stride(0), context_lens.shape[0], next_n, num_sms)
     return schedule
 
 

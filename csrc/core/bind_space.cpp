@@ -83,6 +83,8 @@ void bind_legality(py::module_& m) {
     m.def("num_threads", &num_threads, "problem"_a, "config"_a, "Return the threads of one CTA.");
     m.def("logits_columns", &logits_columns, "problem"_a, "config"_a,
           "Return the columns of the WGMMA of a kernel of attention logits.");
+    m.def("logits_query_stages", &logits_query_stages, "problem"_a, "config"_a,
+          "Return how many tiles of queries a kernel of attention logits keeps in shared memory.");
     m.def("is_pipelined", &is_pipelined, "problem"_a, "config"_a,
           "Return whether a math warpgroup holds two partial accumulators.");
     m.def("blocks_per_sm", &blocks_per_sm, "problem"_a, "config"_a,

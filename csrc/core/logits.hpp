@@ -29,6 +29,9 @@ inline constexpr int logits_threads(const Config& config) { return 128 + 128 * k
 // of it; 0 where there is no such number.
 int logits_columns(const Problem& problem, const Config& config);
 
+// Tiles of queries in shared memory: as many as fit beside the ring.
+int logits_query_stages(const Problem& problem, const Config& config);
+
 int64_t logits_smem_bytes(const Problem& problem, const Config& config);
 
 // The rules of a config of attention logits, in the order in which they are reported.

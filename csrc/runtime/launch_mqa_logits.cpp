@@ -18,8 +18,8 @@ constexpr uint32_t kTokenGroup = 4;  // most tokens that one load of queries bri
 
 // Arguments of a kernel besides its tensor maps; the twin of MqaParams in deep_gemm/include/deep_gemm/mqa_types.cuh.
 struct MqaParams {
-    uint64_t first = 0, second = 0, schedule = 0, rows = 0, out = 0;  // addresses
-    int64_t out_pitch = 0, lengths_stride = 0, table_stride = 0;      // elements
+    uint64_t first = 0, second = 0, schedule = 0, unused = 0, out = 0;  // addresses
+    int64_t out_pitch = 0, lengths_stride = 0, table_stride = 0;        // elements
     uint32_t num_tokens = 0, columns = 0;
     uint32_t num_kv = 0;  // keys, or pages of a sequence
     uint32_t num_slots = 0;

@@ -13,6 +13,8 @@ from deep_gemm.fields import OP_KINDS
 
 _RECIPES = {"1d2d": "k1D2D", "1d1d": "k1D1D", "per_row": "kPerRow"}
 _C_MODES = {"none": "kNone", "accumulate": "kAccumulate", "general": "kGeneral", "head_split": "kHeadSplit"}
+#: What a tile of queries costs besides its tiles of keys, in tiles of keys, by the size of a head (fitted on an H200).
+_SEGMENT_COST = {32: 4, 64: 4, 128: 3}
 #: Modes of C that came later than the others, and hence stand behind them in the list of canonical variants.
 _LATE_C_MODES = {"accumulate": 1, "head_split": 2}
 
@@ -215,11 +217,13 @@ def _logits_constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[
         "kNumStages": config.num_stages,
         "kMathGroups": config.block_n // 64,
         "kThreads": _C.num_threads(problem, config),
+        "kQueryStages": _C.logits_query_stages(problem, config),
+        "kSegmentCost": _SEGMENT_COST[problem.k],
         "kNextN": problem.next_n,
         "kPageRows": problem.block_kv or 64,
         "kSharedBytes": _C.smem_bytes(problem, config),
     }
-    switches = {"kFloatD": problem.d_dtype == "fp32", "kOverlap": False}
+    switches = {"kFloatD": problem.d_dtype == "fp32", "kEvict": False}
     return [
         *(("u32", name, str(value)) for name, value in numbers.items()),
         *(("bool", name, "true" if value else "false") for name, value in switches.items()),

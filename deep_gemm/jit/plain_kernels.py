@@ -100,9 +100,7 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     "hc_prenorm_sum": PlainRow(
         ("const float*", "const float*", "float*", "float*", "deep_gemm::i64", *["deep_gemm::u32"] * 3)
     ),
-    "mqa_metadata": PlainRow(
-        (*["const int*"] * 2, "int*", "deep_gemm::i64", *["deep_gemm::u32"] * 3), source=_MQA_METADATA
-    ),
+    "mqa_metadata": PlainRow(("const int*", "int*", "deep_gemm::i64", *["deep_gemm::u32"] * 3), source=_MQA_METADATA),
 }
 
 
