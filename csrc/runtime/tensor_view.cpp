@@ -193,8 +193,7 @@ const char* dtype_name(Dtype dtype) {
 
 Dtype parse_dtype(const std::string& name) {
     const std::string bare = name.rfind("torch.", 0) == 0 ? name.substr(6) : name;
-    for (Dtype dtype : {Dtype::kFloat8E4M3, Dtype::kBfloat16, Dtype::kFloat32, Dtype::kInt32,
-                        Dtype::kUint8})
+    for (Dtype dtype : {Dtype::kFloat8E4M3, Dtype::kBfloat16, Dtype::kFloat32, Dtype::kInt32, Dtype::kUint8})
         if (bare == dtype_name(dtype) + 6) return dtype;
     return Dtype::kOther;
 }

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: A vendored copy: it defines its operators in the namespace of upstream.
+#: A vendored copy: it defines its ops in the namespace of upstream.
 VENDORED = """
 library = torch.library.Library("deep_gemm", {kind!r})
 for name in ("fp8_gemm_nt", "bf16_gemm_nt", "get_num_sms"):
