@@ -7,8 +7,8 @@ import itertools
 
 import torch
 
-from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
-from deep_gemm.packing import ceil_to_ue8m0, pack_ue8m0_to_int, unpack_ue8m0_from_int
+from deep_gemm.errors import DtypeError, ShapeError
+from deep_gemm.packing import ceil_to_ue8m0, check_are_rounded, pack_ue8m0_to_int, unpack_ue8m0_from_int
 from deep_gemm.quantize import MIN_AMAX, SCALE_BLOCK, align, ceil_div
 
 #: The magnitudes of E2M1, by the three lower bits; the fourth is the sign.
@@ -35,8 +35,8 @@ def per_token_cast_to_fp4(
     _check_even_matrix(x, 1)
     if not x.is_floating_point():
         raise DtypeError(f"x.dtype = {x.dtype}: must be a floating-point dtype; convert it with .float().")
-    if use_packed_ue8m0 and not use_ue8m0:
-        raise ArgumentError("use_packed_ue8m0 = True: packs powers of two; pass use_ue8m0=True as well.")
+    if use_packed_ue8m0:
+        check_are_rounded(use_ue8m0)
     m, n = x.shape
     padded = torch.nn.functional.pad(x, (0, align(n, gran_k) - n)).float()
     groups = padded.view(m, ceil_div(n, gran_k), gran_k)

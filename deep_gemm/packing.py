@@ -35,6 +35,12 @@ def pack_ue8m0_to_int(x: torch.Tensor) -> torch.Tensor:
     return exponents_of(x).contiguous().view(torch.int32)
 
 
+def check_are_rounded(use_ue8m0: bool) -> None:
+    """Raise ArgumentError where a cast is to pack scales that it does not round to powers of two."""
+    if not use_ue8m0:
+        raise ArgumentError("use_packed_ue8m0 = True: packs powers of two; pass use_ue8m0=True as well.")
+
+
 def unpack_ue8m0_from_int(packed: torch.Tensor) -> torch.Tensor:
     """Return the float32 powers of two [..., 4 k] of packed ones, int32 [..., k]."""
     return (packed.contiguous().view(torch.uint8).int() << _MANTISSA_BITS).view(torch.float32)

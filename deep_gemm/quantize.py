@@ -12,6 +12,7 @@ import torch
 
 from deep_gemm import cast_kernels
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
+from deep_gemm.packing import PER_WORD, check_are_rounded, exponents_of
 
 #: Elements of K, and for B rows of N, that share one scale.
 SCALE_BLOCK = 128
@@ -40,6 +41,7 @@ def per_token_cast_to_fp8(
     x: torch.Tensor,
     use_ue8m0: bool,
     gran_k: int = SCALE_BLOCK,
+    use_packed_ue8m0: bool = False,
     *,
     masked_m: torch.Tensor | None = None,
     scales: str = "row_major",
@@ -50,15 +52,21 @@ def per_token_cast_to_fp8(
         x: any floating dtype, any strides.
         use_ue8m0: round scales up to powers of two.
         gran_k: columns that share a scale.
+        use_packed_ue8m0: pack the scales for SM100 (packing.py), which takes use_ue8m0, row-major scales, and a
+            multiple of 4 of them in a row.
         masked_m: int32 [groups] on x's device, for x [groups, m, n]: only the first rows of each group are quantised,
             and the results of the others are undefined. A kernel reads and writes nothing of them.
         scales: "row_major", or "mn_major": the TMA-aligned layout that the GEMMs prefer.
 
-    Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)].
-    Raises: ShapeError for a vector or a scalar, DtypeError unless x is floating point, ArgumentError for another layout
-        or gran_k.
+    Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)], or int32 with 4 scales in each.
+    Raises: ShapeError for a vector or a scalar, or for scales of a row that fill no words; DtypeError unless x is
+        floating point; ArgumentError for another layout or gran_k, or for scales that cannot be packed.
     """
     is_mn_major = _check_options(gran_k, scales)
+    if use_packed_ue8m0:
+        _check_packed(x, use_ue8m0, gran_k, is_mn_major)
+        data, unpacked = per_token_cast_to_fp8(x, use_ue8m0, gran_k, masked_m=masked_m)
+        return data, exponents_of(unpacked).contiguous().view(torch.int32)
     if x.is_cuda:
         cast = cast_kernels.cast_rows(x, gran_k, use_ue8m0, masked_m, is_mn_major, False, _check_rows)
         if cast is not None:
@@ -192,6 +200,21 @@ def _check_options(gran_k: int, scales: str) -> bool:
     if scales not in ("row_major", "mn_major"):
         raise ArgumentError(f"scales = {scales!r}: must be 'row_major' or 'mn_major'; pass one of them.")
     return scales == "mn_major"
+
+
+def _check_packed(x: torch.Tensor, use_ue8m0: bool, gran_k: int, is_mn_major: bool) -> None:
+    _check_matrices(x)
+    check_are_rounded(use_ue8m0)
+    if is_mn_major:
+        raise ArgumentError(
+            "scales = 'mn_major': packed scales are row-major; leave use_packed_ue8m0 out and pack them with"
+            " get_mn_major_tma_aligned_packed_ue8m0_tensor."
+        )
+    per_row = ceil_div(x.shape[-1], gran_k)
+    if per_row % PER_WORD:
+        raise ShapeError(
+            f"x.shape[-1] = {x.shape[-1]}: gives {per_row} scales in a row, and packed ones are a multiple of 4; pad x."
+        )
 
 
 def _check_rows(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:

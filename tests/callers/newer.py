@@ -1,6 +1,4 @@
-"""Calls of names and keywords of newer releases, each with what it needs: attention, psum groups, einsum."""
-
-from collections.abc import Callable
+"""Calls of names and keywords of newer releases: attention, psum groups, einsum."""
 
 import torch
 
@@ -179,19 +177,18 @@ def transformers_packs_scales(device: str) -> None:
     assert torch.equal(packed, deep_gemm.pack_ue8m0_to_int(scales))
 
 
-#: (program, the names and keywords that it needs)
-PROGRAMS: tuple[tuple[Callable[[str], None], tuple[tuple[str, str], ...]], ...] = (
-    (vllm_passes_the_ends_of_groups, (("m_grouped_fp8_gemm_nt_contiguous", "use_psum_layout"),)),
-    (transformers_says_that_groups_have_no_ends, (("m_grouped_bf16_gemm_nt_contiguous", "use_psum_layout"),)),
-    (upstream_passes_the_ends_of_k, (("k_grouped_bf16_gemm_tn_contiguous", "use_psum_layout"),)),
-    (upstream_multiplies_by_expression, (("einsum", ""),)),
-    (deepseek_v4_multiplies_fp8_by_expression, (("fp8_einsum", ""),)),
-    (deepseek_v4_mixes_streams, (("tf32_hc_prenorm_gemm", ""),)),
-    (sglang_scores_a_prefill, (("fp8_mqa_logits", ""),)),
-    (vllm_scores_a_prefill, (("fp8_fp4_mqa_logits", ""),)),
-    (sglang_scores_a_decode_step, (("fp8_paged_mqa_logits", ""), ("get_paged_mqa_logits_metadata", ""))),
-    (vllm_scores_a_decode_step, (("fp8_fp4_paged_mqa_logits", ""), ("get_paged_mqa_logits_metadata", ""))),
-    (sglang_compiles_without_running, (("set_compile_mode", ""), ("get_compile_mode", ""))),
-    (sglang_names_the_granularity, (("per_block_cast_to_fp8", "gran_k"), ("per_channel_cast_to_fp8", "gran_k"))),
-    (transformers_packs_scales, (("per_token_cast_to_fp8", "use_packed_ue8m0"),)),
+PROGRAMS = (
+    vllm_passes_the_ends_of_groups,
+    transformers_says_that_groups_have_no_ends,
+    upstream_passes_the_ends_of_k,
+    upstream_multiplies_by_expression,
+    deepseek_v4_multiplies_fp8_by_expression,
+    deepseek_v4_mixes_streams,
+    sglang_scores_a_prefill,
+    vllm_scores_a_prefill,
+    sglang_scores_a_decode_step,
+    vllm_scores_a_decode_step,
+    sglang_compiles_without_running,
+    sglang_names_the_granularity,
+    transformers_packs_scales,
 )

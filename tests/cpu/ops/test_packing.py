@@ -172,6 +172,16 @@ def test_fp4_with_packed_scales():
     assert torch.equal(back, deep_gemm.cast_back_from_fp4(packed, scales, 128))
 
 
+@pytest.mark.parametrize("shape, gran_k", [((5, 512), 128), ((3, 5, 230), 64), ((0, 512), 128)])
+def test_fp8_with_packed_scales(shape, gran_k):
+    x = torch.randn(shape)
+    data, words = deep_gemm.per_token_cast_to_fp8(x, True, gran_k, True)
+    same, scales = deep_gemm.per_token_cast_to_fp8(x, True, gran_k)
+    assert torch.equal(data.view(torch.uint8), same.view(torch.uint8))
+    assert words.dtype == torch.int32 and words.shape == (*shape[:-1], 1)
+    assert as_words(words.flatten(0, -2)) == pack(scales.flatten(0, -2))
+
+
 def test_a_packed_matrix_is_transposed_by_its_numbers():
     packed, _ = deep_gemm.per_token_cast_to_fp4(torch.randn(6, 10), False)
     one = torch.ones(1, 1)
@@ -186,6 +196,14 @@ def test_a_packed_matrix_is_transposed_by_its_numbers():
         (lambda: deep_gemm.per_token_cast_to_fp4(torch.ones(3, 5), False), ShapeError, "dim 1 of it even"),
         (lambda: deep_gemm.per_token_cast_to_fp4(torch.ones(3, 4).int(), False), DtypeError, "floating-point"),
         (lambda: deep_gemm.per_token_cast_to_fp4(torch.ones(3, 4), False, 128, True), ArgumentError, "use_ue8m0"),
+        (lambda: deep_gemm.per_token_cast_to_fp8(torch.ones(3, 512), False, 128, True), ArgumentError, "use_ue8m0"),
+        (lambda: deep_gemm.per_token_cast_to_fp8(torch.ones(3, 513), True, 128, True), ShapeError, "5 scales in a row"),
+        (lambda: deep_gemm.per_token_cast_to_fp8(torch.ones(512), True, 128, True), ShapeError, "x.ndim = 1"),
+        (
+            lambda: deep_gemm.per_token_cast_to_fp8(torch.ones(3, 512), True, 128, True, scales="mn_major"),
+            ArgumentError,
+            "row-major",
+        ),
         (lambda: deep_gemm.transpose_packed_fp4(torch.ones(3, 4).to(torch.int8)), ShapeError, "dim 0 of it even"),
         (lambda: deep_gemm.transpose_packed_fp4(torch.ones(2, 4)), DtypeError, "torch.int8"),
         (lambda: deep_gemm.transpose_packed_fp4(torch.ones(2).to(torch.int8)), ShapeError, "must be a matrix"),
