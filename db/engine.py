@@ -16,6 +16,7 @@ import stat
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event, exc, inspect
@@ -161,7 +162,7 @@ def upgrade_copy(engine: Engine, path: Path) -> Engine:
     """
     copy = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     with engine.connect() as connection:
-        connection.connection.driver_connection.backup(copy)
+        cast(sqlite3.Connection, connection.connection.driver_connection).backup(copy)
     engine.dispose()
     configure(copy, "rw")
     upgraded = wrap_connection(lambda: copy, "BEGIN")

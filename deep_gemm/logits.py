@@ -165,3 +165,80 @@ def get_row_ends(context_lens: torch.Tensor, next_n: int) -> torch.Tensor:
         return context_lens.flatten()
     offsets = torch.arange(1 - next_n, 1, dtype=torch.int32, device=context_lens.device)
     return (context_lens[:, None] + offsets).flatten()
+
+
+@torch.no_grad()
+def fp8_mqa_logits(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    scale_kv: torch.Tensor,
+    weights: torch.Tensor,
+    starts: torch.Tensor,
+    ends: torch.Tensor,
+    d: torch.Tensor,
+    *,
+    is_clean: bool,
+    is_compressed: bool,
+) -> None:
+    """Compute the logits of tokens over the keys of one matrix; token i sees the positions starts[i] <= j < ends[i].
+
+    Args:
+        q: float8_e4m3fn [m, heads, head_dim]. kv: float8_e4m3fn [n, head_dim]. scale_kv: float32 [n].
+        weights: float32 [m, heads]. starts, ends: int32 [m].
+        d: bfloat16 or float32 [m, n], written; compressed: [m, columns], whose row i begins at position starts[i].
+        is_clean: positions that a token does not see become -inf, else 0; compressed rows are never cleaned.
+    """
+    logits = compute_logits(q, kv, scale_kv, weights, d.dtype)
+    starts, ends = starts.clamp(min=0), ends.clamp(max=kv.shape[0])
+    if is_compressed:
+        _store_compressed(logits, d, starts, ends)
+        return
+    positions = torch.arange(kv.shape[0], device=d.device)
+    is_seen = (positions >= starts[:, None]) & (positions < ends[:, None])
+    d.copy_(logits.masked_fill_(~is_seen, _get_unseen(is_clean)))
+
+
+@torch.no_grad()
+def fp8_paged_mqa_logits(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor,
+    weights: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_table: torch.Tensor,
+    d: torch.Tensor,
+    *,
+    is_clean: bool,
+) -> None:
+    """Compute the logits of the last tokens of sequences over keys in pages.
+
+    Args:
+        q: float8_e4m3fn [sequences, next_n, heads, head_dim].
+        kv_cache: uint8 [pages, block_kv, 1, head_dim + 4]; a page holds all its keys and then their float32 scales.
+        weights: float32 [sequences * next_n, heads]. context_lens: int32 [sequences] or [sequences, next_n].
+        block_table: int32 [sequences, pages of a sequence]. d: bfloat16 or float32 [sequences * next_n, n], written.
+        is_clean: positions that a token does not see become -inf, else 0.
+    """
+    sequences, next_n = q.shape[:2]
+    keys, scales = split_cache(kv_cache)
+    limit = min(d.shape[1], block_table.shape[1] * kv_cache.shape[1])
+    ends = get_row_ends(context_lens, next_n).clamp(0, limit).tolist()
+    d.fill_(_get_unseen(is_clean))
+    for sequence in range(sequences):
+        rows = range(sequence * next_n, (sequence + 1) * next_n)
+        most = max(ends[row] for row in rows)
+        pages = block_table[sequence, : -(-most // kv_cache.shape[1])].long()
+        mine = keys.view(torch.uint8)[pages].view(keys.dtype).flatten(0, 1)
+        logits = compute_logits(q[sequence], mine, scales[pages].flatten(), weights[rows.start : rows.stop], d.dtype)
+        for row in rows:
+            d[row, : ends[row]] = logits[row - rows.start, : ends[row]]
+
+
+def _store_compressed(logits: torch.Tensor, d: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> None:
+    d.zero_()
+    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        seen = logits[row, start : max(start, end)][: d.shape[1]]
+        d[row, : len(seen)] = seen
+
+
+def _get_unseen(is_clean: bool) -> float:
+    return float("-inf") if is_clean else 0.0

@@ -3,105 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from deep_gemm import op_texts
+
 if TYPE_CHECKING:
     from deep_gemm.ops import Op
-
-_SCALING = """\
-With scales, A[i, k] stands for A[i, k] * scale_a[i, k // 128], and B[j, k] for
-B[j, k] * scale_b[j // 128, k // 128]. The product of every 128 of K is added up in FP32, and the result is rounded
-once.
-"""
-
-_FP8_ONLY = """\
-Both operands are FP8: this is the op of the name without fp4, with recipe_a and recipe_b in other places. FP4 is SM100
-only.
-"""
-
-_ROUNDING = """\
-Sums are FP32 and rounded once.
-"""
-
-_EVERYWHERE = """\
-CPU tensors run the reference. Call the op once before you capture it in a CUDA graph: the first call may compile and
-load a kernel.
-"""
-
-_SUM = """\
-    d: bfloat16 or float32 [m, n], written. It shares no memory with A, B and their scales.
-    c: [m, n] of the dtype of d, rows contiguous at any pitch, or None. It may be d itself; otherwise it shares no
-        memory with d.
-"""
-
-_GROUPED_RECIPE = """\
-    recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has one row for
-        each row of B, not for 128.
-"""
-
-_COMPILED_DIMS = """\
-    compiled_dims: subset of 'mnk' that become constants of the kernel; None lets the library decide.
-"""
-_DISABLE = """\
-    disable_ue8m0_cast: accepted for compatibility; scales stay FP32 on SM90.
-"""
-_OWN_RECIPE = """\
-    recipe_a, recipe_b: in place of recipe, the granularity of each operand: (1, 128) of A with (128, 128) or (1, 128)
-        of B. Others are SM100 only.
-"""
-_EPILOGUE = """\
-    epilogue: must be None; others are SM100 only.
-"""
-_OVERLAP = """\
-    enable_overlap, max_block_n, signal: must say nothing (None, False, a max_block_n of at least 256): no kernel here
-        signals the tiles that are done.
-"""
-_FACTORS = """\
-    alpha, beta: finite factors of the product and of c; c is not read where beta is 0. An alpha of None is 1.
-"""
-_PSUM_ROWS = """\
-    use_psum_layout: m_indices holds the row behind the last one of each group, ascending. The first group starts at row
-        0, every other one at the end of the one before, rounded up to a multiple of the alignment; an empty group ends
-        there, or where the one before does. Rows between the groups and behind the last one are padding.
-"""
-_PSUM_K = """\
-    use_psum_layout: ks_tensor, which must be given, holds where each group ends along K, ascending. The first group
-        starts at 0, every other one at the end of the one before, rounded up to a multiple of 128. A K may be any
-        number; what lies between the groups may hold anything and has no effect. Blocks, and scales, are those of
-        groups rounded up to 128. ks may be None; else it is only checked: rounded up to 128, it fits A.
-"""
-_ZERO_PADDING = """\
-    ensure_zero_padding: with use_psum_layout, padding rows of d become +0, whatever A holds there; else they are
-        undefined. Without use_psum_layout they always become +0.
-    expected_m_for_psum_layout: None or an int >= 0, the rows of a group on average: accepted for compatibility.
-"""
-_STREAM = """\
-    stream: torch.cuda.Stream or raw handle to launch on instead of the current stream; torch.compile breaks the graph
-        at it.
-"""
-
-_PITCHES = """\
-The rows of a matrix are contiguous in memory. Rows of A, B and D, and groups of them, start 16-byte aligned, at pitches
-that are multiples of 16 bytes; slices of wider tensors are right. Scales may have any strides. The stride of a
-dimension of size 1 is ignored. """
-
-_TRANSPOSING = """
-The kernels read FP8 along K. An operand that is contiguous along its other dimension is first copied by a transposing
-kernel, into memory of torch's allocator, on the same stream: one more launch, on no more SMs than set_num_sms allows,
-that reads and writes every byte of the operand once.
-"""
-_TRANSPOSING_B = """
-The kernels read FP8 along K. A B that is contiguous along n is first copied by a transposing kernel, into memory of
-torch's allocator, on the same stream: one more launch where the matrices of the groups lie directly behind one another
-and k is a multiple of 16, else one for each group.
-"""
-
-_RAISES = """
-Raises:
-    ArgumentError: not a tensor, a missing or unsupported argument, a d that requires grad while grad mode is on.
-    DtypeError, ShapeError, LayoutError: an operand of the wrong dtype, rank or size, strides, alignment or overlap.
-    DeviceError: operands on several devices, no driver, or a GPU other than SM90.
-    CompileError, LaunchError: the kernel could not be compiled, loaded or launched."""
-
-_NO_K = "m = 0 or n = 0: nothing happens. k = 0: the product is 0.\n"
 
 
 @dataclass(frozen=True)
@@ -121,10 +26,10 @@ class _Template:
     formula: str
     summary: str = ""
     arguments: str = ""
-    recipe: str = _GROUPED_RECIPE
-    sizes: str = _NO_K
-    scaling: str = _ROUNDING
-    copies: str = _TRANSPOSING
+    recipe: str = op_texts.GROUPED_RECIPE
+    sizes: str = op_texts.NO_K
+    scaling: str = op_texts.ROUNDING
+    copies: str = op_texts.TRANSPOSING
     has_any_major: bool = False
     text: str = ""
 
@@ -134,12 +39,12 @@ _DENSE = _Template(
     shapes=("m, k", "m, ceil(k / 128)", "n, k", "ceil(n / 128), ceil(k / 128)", "m, n"),
     formula="d = alpha * ({a} @ {b}) + beta * c",
     summary="Compute {formula} from {operands} operands, on the current stream.",
-    arguments=_SUM,
+    arguments=op_texts.SUM,
     recipe="""\
     recipe: granularity of the scales: (1, 128, 128), the default, or (1, 1, 128), with which scale_b has one row for
         each row of B, not for 128. Without a recipe, 1-D scales [m] and [n] on both sides are per row over all of K.
 """,
-    scaling=_SCALING,
+    scaling=op_texts.SCALING,
     has_any_major=True,
 )
 
@@ -176,7 +81,7 @@ m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
 Padding rows of d become +0, whatever A holds there. A row whose index is not the group of its tile becomes NaN on a
 GPU; on the CPU it is an ArgumentError.
 """,
-    copies=_TRANSPOSING_B,
+    copies=op_texts.TRANSPOSING_B,
 )
 
 _MASKED = _Template(
@@ -202,7 +107,7 @@ m = 0, n = 0 or num_groups = 0: nothing happens. k = 0: d is 0.
 
 Rows of a group from masked_m on may be overwritten or not.
 """,
-    copies=_TRANSPOSING_B,
+    copies=op_texts.TRANSPOSING_B,
 )
 
 _K_GROUPED = _Template(
@@ -297,7 +202,7 @@ Compute logits[i, j] = (sum over heads h of relu(q[i, h] . k[j]) * weights[i, h]
 start[i] <= j < end[i] that token i sees, on the current stream.
 
 Sums are FP32.
-{_EVERYWHERE}
+{op_texts.EVERYWHERE}
 Args:
     q: float8_e4m3fn [tokens, heads, head_dim], or a pair (q, None); heads a multiple of 8 up to 128, head_dim 32, 64 or
         128. Scales of q belong into the weights. A pair with scales is FP4: SM100 only.
@@ -307,7 +212,7 @@ Args:
     clean_logits: positions that a token does not see become -inf. If False, a GPU leaves them as they were allocated,
         and the CPU makes them 0. An int here is max_seqlen_k, as newer versions of the API have it.
     max_seqlen_k: if > 0, the result has this many columns, row i begins at position start[i], and nothing is cleaned.
-{_LOGITS_TYPES}{_STREAM}
+{_LOGITS_TYPES}{op_texts.STREAM}
 Returns: [tokens, n] or [tokens, max_seqlen_k], a new tensor whose rows start at multiples of 64 elements.
 
 Heads and tokens of q lie at any multiple of 16 bytes, keys and weights at any pitch of such; all of these and the
@@ -330,7 +235,7 @@ Compute logits[i, j] = (sum over heads h of relu(q[i, h] . k[j]) * weights[i, h]
 token i of all sequences sees, on the current stream.
 
 Sums are FP32. Lengths, pages and schedule are read on the device, so a CUDA graph may be replayed with others.
-{_EVERYWHERE}
+{op_texts.EVERYWHERE}
 Args:
     q: float8_e4m3fn [sequences, next_n, heads, head_dim], or a pair (q, None); heads a multiple of 8 up to 128,
         head_dim 32, 64 or 128, next_n 1 to 8. Scales of q belong into the weights. A pair with scales is FP4: SM100
@@ -350,7 +255,7 @@ Args:
 {_LOGITS_TYPES}\
     indices: int32 [sequences] or None: rows of the same number are of one request, whose lengths and pages each of them
         has. A hint, which changes no result.
-{_STREAM}
+{op_texts.STREAM}
 Returns: [sequences * next_n, max_context_len], a new tensor whose rows start at multiples of 64 elements.
 
 No sequences or no columns: nothing happens.
@@ -416,28 +321,33 @@ def make_docstring(op: "Op") -> str:
     """Return the docstring of a native op."""
     template = _TEMPLATES[op.docs_template]
     if template.text:
-        return template.text + _RAISES
+        return template.text + op_texts.RAISES
     summary = template.summary.format(formula=formula(op), operands="scaled FP8" if op.is_fp8 else "BF16")
-    rounding = template.scaling if op.is_fp8 else _ROUNDING
+    rounding = template.scaling if op.is_fp8 else op_texts.ROUNDING
     if op.takes_fp4:
-        rounding = f"{_FP8_ONLY}\n{rounding}"
-    sections = [f"{summary}\n\n{rounding}{_EVERYWHERE}\nArgs:\n", _describe_inputs(op), template.arguments]
+        rounding = f"{op_texts.FP8_ONLY}\n{rounding}"
+    sections = [f"{summary}\n\n{rounding}{op_texts.EVERYWHERE}\nArgs:\n", _describe_inputs(op), template.arguments]
     names = {parameter.name for parameter in op.parameters}
     if "recipe" in names:
         sections.append(template.recipe)
     texts = {
-        "recipe_a": _OWN_RECIPE,
-        "compiled_dims": _COMPILED_DIMS,
-        "disable_ue8m0_cast": _DISABLE,
-        "use_psum_layout": _PSUM_K if op.docs_template == "k_grouped" else _PSUM_ROWS,
-        "ensure_zero_padding": _ZERO_PADDING,
-        "alpha": _FACTORS,
-        "epilogue": _EPILOGUE,
-        "signal": _OVERLAP,
-        "stream": _STREAM,
+        "recipe_a": op_texts.OWN_RECIPE,
+        "compiled_dims": op_texts.COMPILED_DIMS,
+        "disable_ue8m0_cast": op_texts.DISABLE,
+        "use_psum_layout": op_texts.PSUM_K if op.docs_template == "k_grouped" else op_texts.PSUM_ROWS,
+        "ensure_zero_padding": op_texts.ZERO_PADDING,
+        "alpha": op_texts.FACTORS,
+        "epilogue": op_texts.EPILOGUE,
+        "signal": op_texts.OVERLAP,
+        "stream": op_texts.STREAM,
     }
     sections += [text for name, text in texts.items() if name in names]
-    sections += ["\n", _PITCHES + template.sizes, "" if not op.is_fp8 or op.is_blocks else template.copies, _RAISES]
+    sections += [
+        "\n",
+        op_texts.PITCHES + template.sizes,
+        "" if not op.is_fp8 or op.is_blocks else template.copies,
+        op_texts.RAISES,
+    ]
     return "".join(sections)
 
 

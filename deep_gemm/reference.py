@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import torch
 
-from deep_gemm.logits import compute_logits, get_row_ends, split_cache
-from deep_gemm.quantize import align
-
-_SCALE_BLOCK = 128
+from deep_gemm.logits import fp8_mqa_logits as fp8_mqa_logits
+from deep_gemm.logits import fp8_paged_mqa_logits as fp8_paged_mqa_logits
+from deep_gemm.quantize import SCALE_BLOCK, align
+from deep_gemm.reference_products import multiply_bf16, multiply_fp8, store, store_heads, sum_steps
 
 
 @torch.no_grad()
@@ -41,11 +41,11 @@ def fp8_gemm(
         head_splits: (left, mid, right): d is [m, heads * (left + mid + right)], and the mid columns of each head are
             left alone.
     """
-    final = _multiply_fp8(a, scale_a, b, scale_b, recipe)
+    final = multiply_fp8(a, scale_a, b, scale_b, recipe)
     if head_splits is None:
-        _store(final, d, c, alpha, beta)
+        store(final, d, c, alpha, beta)
     else:
-        _store_heads(final.mul_(alpha), d, head_splits)
+        store_heads(final.mul_(alpha), d, head_splits)
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def bf16_gemm(
         a: bfloat16 [m, k]. b: bfloat16 [n, k]. d: bfloat16 or float32 [m, n], written.
         c: [m, n] of the dtype of d, which it may be. alpha, beta: factors of the product and of c.
     """
-    _store(_multiply_bf16(a, b), d, c, alpha, beta)
+    store(multiply_bf16(a, b), d, c, alpha, beta)
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ def m_grouped_fp8_gemm_contiguous(
         groups: int32 [m], the group of each row, -1 for padding.
     """
     _store_rows(
-        d, groups, len(b), lambda rows, group: _multiply_fp8(a[rows], scale_a[rows], b[group], scale_b[group], recipe)
+        d, groups, len(b), lambda rows, group: multiply_fp8(a[rows], scale_a[rows], b[group], scale_b[group], recipe)
     )
 
 
@@ -100,7 +100,7 @@ def m_grouped_bf16_gemm_contiguous(a: torch.Tensor, b: torch.Tensor, d: torch.Te
         a: bfloat16 [m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [m, n], written.
         groups: int32 [m], the group of each row, -1 for padding.
     """
-    _store_rows(d, groups, len(b), lambda rows, group: _multiply_bf16(a[rows], b[group]))
+    _store_rows(d, groups, len(b), lambda rows, group: multiply_bf16(a[rows], b[group]))
 
 
 @torch.no_grad()
@@ -123,7 +123,7 @@ def m_grouped_fp8_gemm_masked(
         groups: int32 [num_groups], rows of each group; more than m count as m, fewer than 0 as 0.
     """
     for group, rows in enumerate(_masked_rows(groups, a.shape[1])):
-        d[group, rows].copy_(_multiply_fp8(a[group, rows], scale_a[group, rows], b[group], scale_b[group], recipe))
+        d[group, rows].copy_(multiply_fp8(a[group, rows], scale_a[group, rows], b[group], scale_b[group], recipe))
 
 
 @torch.no_grad()
@@ -137,7 +137,7 @@ def m_grouped_bf16_gemm_masked(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor
         groups: int32 [num_groups], rows of each group; more than m count as m, fewer than 0 as 0.
     """
     for group, rows in enumerate(_masked_rows(groups, a.shape[1])):
-        d[group, rows].copy_(_multiply_bf16(a[group, rows], b[group]))
+        d[group, rows].copy_(multiply_bf16(a[group, rows], b[group]))
 
 
 @torch.no_grad()
@@ -163,13 +163,13 @@ def k_grouped_fp8_gemm_contiguous(
     """
     m, n = d.shape[1:]
     for group, columns in enumerate(_k_ranges(groups)):
-        steps = slice(columns.start // _SCALE_BLOCK, columns.stop // _SCALE_BLOCK)
+        steps = slice(columns.start // SCALE_BLOCK, columns.stop // SCALE_BLOCK)
         left, right = (
             _take_columns(operand, rows, columns) if is_blocks else operand[:, columns]
             for operand, rows in ((a, m), (b, n))
         )
-        final = _sum_steps(left, right, scale_a[:, steps], scale_b[:, steps])
-        _store(final, d[group], None if c is None else c[group])
+        final = sum_steps(left, right, scale_a[:, steps], scale_b[:, steps])
+        store(final, d[group], None if c is None else c[group])
 
 
 @torch.no_grad()
@@ -185,7 +185,7 @@ def k_grouped_bf16_gemm_contiguous(
         groups: int32 [num_groups], k of each group: multiples of 128 that add up to sum_k.
     """
     for group, columns in enumerate(_k_ranges(groups)):
-        _store(_multiply_bf16(a[:, columns], b[:, columns]), d[group], None if c is None else c[group])
+        store(multiply_bf16(a[:, columns], b[:, columns]), d[group], None if c is None else c[group])
 
 
 @torch.no_grad()
@@ -197,7 +197,7 @@ def m_grouped_fp8_gemm_psum(
     d: torch.Tensor,
     groups: torch.Tensor,
     recipe: str = "1d2d",
-    alignment: int = _SCALE_BLOCK,
+    alignment: int = SCALE_BLOCK,
     ensure_zero_padding: bool = False,
 ) -> None:
     """Compute d[i] = A[i] @ B[group of i].T as m_grouped_fp8_gemm_contiguous, with groups given by their ends; rows of
@@ -212,7 +212,7 @@ def m_grouped_fp8_gemm_psum(
         d,
         _list_ranges(groups, alignment),
         ensure_zero_padding,
-        lambda rows, group: _multiply_fp8(a[rows], scale_a[rows], b[group], scale_b[group], recipe),
+        lambda rows, group: multiply_fp8(a[rows], scale_a[rows], b[group], scale_b[group], recipe),
     )
 
 
@@ -222,7 +222,7 @@ def m_grouped_bf16_gemm_psum(
     b: torch.Tensor,
     d: torch.Tensor,
     groups: torch.Tensor,
-    alignment: int = _SCALE_BLOCK,
+    alignment: int = SCALE_BLOCK,
     ensure_zero_padding: bool = False,
 ) -> None:
     """Compute d[i] = A[i] @ B[group of i].T as m_grouped_bf16_gemm_contiguous, with groups given by their ends as for
@@ -232,7 +232,7 @@ def m_grouped_bf16_gemm_psum(
         d,
         _list_ranges(groups, alignment),
         ensure_zero_padding,
-        lambda rows, group: _multiply_bf16(a[rows], b[group]),
+        lambda rows, group: multiply_bf16(a[rows], b[group]),
     )
 
 
@@ -259,15 +259,15 @@ def k_grouped_fp8_gemm_psum(
             up to a multiple of 128.
     """
     m, n = d.shape[1:]
-    for group, columns in enumerate(_list_ranges(groups, _SCALE_BLOCK)):
-        whole = slice(columns.start, align(columns.stop, _SCALE_BLOCK))
-        steps = slice(whole.start // _SCALE_BLOCK, whole.stop // _SCALE_BLOCK)
+    for group, columns in enumerate(_list_ranges(groups, SCALE_BLOCK)):
+        whole = slice(columns.start, align(columns.stop, SCALE_BLOCK))
+        steps = slice(whole.start // SCALE_BLOCK, whole.stop // SCALE_BLOCK)
         left, right = (
             _take_columns(operand, rows, whole)[:, : columns.stop - columns.start] if is_blocks else operand[:, columns]
             for operand, rows in ((a, m), (b, n))
         )
-        final = _sum_steps(left, right, scale_a[:, steps], scale_b[:, steps])
-        _store(final, d[group], None if c is None else c[group])
+        final = sum_steps(left, right, scale_a[:, steps], scale_b[:, steps])
+        store(final, d[group], None if c is None else c[group])
 
 
 @torch.no_grad()
@@ -277,8 +277,8 @@ def k_grouped_bf16_gemm_psum(
     """Compute d[g] = A_g @ B_g.T + c[g] as k_grouped_bf16_gemm_contiguous, with groups given by their ends as for
     k_grouped_fp8_gemm_psum.
     """
-    for group, columns in enumerate(_list_ranges(groups, _SCALE_BLOCK)):
-        _store(_multiply_bf16(a[:, columns], b[:, columns]), d[group], None if c is None else c[group])
+    for group, columns in enumerate(_list_ranges(groups, SCALE_BLOCK)):
+        store(multiply_bf16(a[:, columns], b[:, columns]), d[group], None if c is None else c[group])
 
 
 def _list_ranges(ends: torch.Tensor, alignment: int) -> list[slice]:
@@ -326,8 +326,8 @@ def batched_fp8_gemm(
         scale_a: float32 [num_groups, m, ceil(k / 128)]. scale_b: as for m_grouped_fp8_gemm_contiguous.
     """
     for group in range(len(a)):
-        final = _multiply_fp8(a[group], scale_a[group], b[group], scale_b[group], recipe)
-        _store(final, d[group], None if c is None else c[group])
+        final = multiply_fp8(a[group], scale_a[group], b[group], scale_b[group], recipe)
+        store(final, d[group], None if c is None else c[group])
 
 
 @torch.no_grad()
@@ -338,7 +338,7 @@ def batched_bf16_gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
         a: bfloat16 [num_groups, m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [num_groups, m, n],
             written. c: as d, which it may be.
     """
-    _store(torch.bmm(a.float(), b.float().mT), d, c)
+    store(torch.bmm(a.float(), b.float().mT), d, c)
 
 
 @torch.no_grad()
@@ -349,7 +349,7 @@ def summed_bf16_gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch
         a: bfloat16 [num_groups, m, k]. b: bfloat16 [num_groups, n, k]. d: bfloat16 or float32 [m, n], written. c:
             float32 [m, n], which may be d.
     """
-    _store(torch.einsum("gmk,gnk->mn", a.float(), b.float()), d, c)
+    store(torch.einsum("gmk,gnk->mn", a.float(), b.float()), d, c)
 
 
 def _store_rows(
@@ -377,123 +377,3 @@ def _k_ranges(groups: torch.Tensor) -> list[slice]:
 def _take_columns(blocks: torch.Tensor, rows: int, columns: slice) -> torch.Tensor:
     """Return the [rows, k_g] that begins after `columns.start` columns of whole rows of the groups before."""
     return blocks[rows * columns.start : rows * columns.stop].view(rows, columns.stop - columns.start)
-
-
-def _multiply_fp8(
-    a: torch.Tensor, scale_a: torch.Tensor, b: torch.Tensor, scale_b: torch.Tensor, recipe: str
-) -> torch.Tensor:
-    """Return A @ B.T in FP32 of operands as fp8_gemm takes them."""
-    if recipe == "per_row":
-        return _sum_steps(a, b) * scale_a[:, None] * scale_b[None, :]
-    columns = scale_b.repeat_interleave(_SCALE_BLOCK, dim=0)[: b.shape[0]] if recipe == "1d2d" else scale_b
-    return _sum_steps(a, b, scale_a, columns)
-
-
-def _multiply_bf16(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return a.float() @ b.float().t()
-
-
-def _sum_steps(
-    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor | None = None, scale_b: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return the FP32 sum over steps of 128 of K, scaled [m, steps] and [n, steps] where scales are given."""
-    (m, k), n = a.shape, b.shape[0]
-    final = torch.zeros(m, n, dtype=torch.float32, device=a.device)
-    for step, start in enumerate(range(0, k, _SCALE_BLOCK)):
-        block = slice(start, start + _SCALE_BLOCK)
-        partial = a[:, block].float() @ b[:, block].float().t()
-        if scale_a is None or scale_b is None:
-            final += partial
-        else:
-            final.addcmul_(scale_a[:, step, None] * scale_b[None, :, step], partial)
-    return final
-
-
-def _store(final: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None, alpha: float = 1.0, beta: float = 1.0) -> None:
-    final.mul_(alpha)
-    d.copy_(final if c is None else final.add_(c.float(), alpha=beta))
-
-
-def _store_heads(final: torch.Tensor, d: torch.Tensor, head_splits: tuple[int, int, int]) -> None:
-    left, mid, right = head_splits
-    heads = final.shape[1] // (left + right)
-    source, target = final.unflatten(1, (heads, left + right)), d.unflatten(1, (heads, left + mid + right))
-    target[:, :, :left].copy_(source[:, :, :left])
-    target[:, :, left + mid :].copy_(source[:, :, left:])
-
-
-@torch.no_grad()
-def fp8_mqa_logits(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    scale_kv: torch.Tensor,
-    weights: torch.Tensor,
-    starts: torch.Tensor,
-    ends: torch.Tensor,
-    d: torch.Tensor,
-    *,
-    is_clean: bool,
-    is_compressed: bool,
-) -> None:
-    """Compute the logits of tokens over the keys of one matrix; token i sees the positions starts[i] <= j < ends[i].
-
-    Args:
-        q: float8_e4m3fn [m, heads, head_dim]. kv: float8_e4m3fn [n, head_dim]. scale_kv: float32 [n].
-        weights: float32 [m, heads]. starts, ends: int32 [m].
-        d: bfloat16 or float32 [m, n], written; compressed: [m, columns], whose row i begins at position starts[i].
-        is_clean: positions that a token does not see become -inf, else 0; compressed rows are never cleaned.
-    """
-    logits = compute_logits(q, kv, scale_kv, weights, d.dtype)
-    starts, ends = starts.clamp(min=0), ends.clamp(max=kv.shape[0])
-    if is_compressed:
-        _store_compressed(logits, d, starts, ends)
-        return
-    positions = torch.arange(kv.shape[0], device=d.device)
-    is_seen = (positions >= starts[:, None]) & (positions < ends[:, None])
-    d.copy_(logits.masked_fill_(~is_seen, _get_unseen(is_clean)))
-
-
-@torch.no_grad()
-def fp8_paged_mqa_logits(
-    q: torch.Tensor,
-    kv_cache: torch.Tensor,
-    weights: torch.Tensor,
-    context_lens: torch.Tensor,
-    block_table: torch.Tensor,
-    d: torch.Tensor,
-    *,
-    is_clean: bool,
-) -> None:
-    """Compute the logits of the last tokens of sequences over keys in pages.
-
-    Args:
-        q: float8_e4m3fn [sequences, next_n, heads, head_dim].
-        kv_cache: uint8 [pages, block_kv, 1, head_dim + 4]; a page holds all its keys and then their float32 scales.
-        weights: float32 [sequences * next_n, heads]. context_lens: int32 [sequences] or [sequences, next_n].
-        block_table: int32 [sequences, pages of a sequence]. d: bfloat16 or float32 [sequences * next_n, n], written.
-        is_clean: positions that a token does not see become -inf, else 0.
-    """
-    sequences, next_n = q.shape[:2]
-    keys, scales = split_cache(kv_cache)
-    limit = min(d.shape[1], block_table.shape[1] * kv_cache.shape[1])
-    ends = get_row_ends(context_lens, next_n).clamp(0, limit).tolist()
-    d.fill_(_get_unseen(is_clean))
-    for sequence in range(sequences):
-        rows = range(sequence * next_n, (sequence + 1) * next_n)
-        most = max(ends[row] for row in rows)
-        pages = block_table[sequence, : -(-most // kv_cache.shape[1])].long()
-        mine = keys.view(torch.uint8)[pages].view(keys.dtype).flatten(0, 1)
-        logits = compute_logits(q[sequence], mine, scales[pages].flatten(), weights[rows.start : rows.stop], d.dtype)
-        for row in rows:
-            d[row, : ends[row]] = logits[row - rows.start, : ends[row]]
-
-
-def _store_compressed(logits: torch.Tensor, d: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> None:
-    d.zero_()
-    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-        seen = logits[row, start : max(start, end)][: d.shape[1]]
-        d[row, : len(seen)] = seen
-
-
-def _get_unseen(is_clean: bool) -> float:
-    return float("-inf") if is_clean else 0.0

@@ -3,6 +3,7 @@ reference on the CPU or where no kernel is needed.
 """
 
 import contextlib
+from typing import cast
 
 import torch
 
@@ -30,7 +31,7 @@ def make_logits(
     if isinstance(like, torch.Tensor) and not like.is_cuda:
         return like.new_empty_strided(sizes, strides, dtype=dtype)
     handle = getattr(stream, "cuda_stream", stream)
-    with _on_stream(handle, ordinal):
+    with _on_stream(cast(int | None, handle), ordinal):
         return torch.empty_strided(sizes, strides, dtype=dtype, device=torch.device("cuda", ordinal))
 
 

@@ -304,8 +304,8 @@ class OperandPool:
             self.reserve(name, count * stride)
         if problem.c_mode == "accumulate":
             self.pools["d"].zero_()
-        reads_groups = groups is not None and OP_KINDS[problem.op].reads_groups
-        shared = make_group_tensor(problem, groups, self.device) if reads_groups else None
+        reads_groups = OP_KINDS[problem.op].reads_groups
+        shared = make_group_tensor(problem, groups, self.device) if groups and reads_groups else None
         sets = [
             self.make_set(problem, layouts, {name: number * stride for name, stride in strides.items()})
             for number in range(count)

@@ -103,9 +103,11 @@ def make_groups(problem, workload: Workload) -> Groups | None:
 
 def count_rows(problem, start: int, units: int, name: str, generator: random.Random) -> int:
     """Return how many rows of a contiguous group hold tokens: all of equal groups, else all but less than a unit."""
-    end = min(start + units * problem.alignment, problem.m)
-    padding = 0 if name == "uniform" or start >= end else generator.randrange(problem.alignment)
-    return max(end - start - padding, min(end - start, 1))
+    room = min(start + units * problem.alignment, problem.m) - start
+    if room <= 0:  # an empty group, which may start where the last unit of a ragged m would end
+        return 0
+    padding = 0 if name == "uniform" else generator.randrange(problem.alignment)
+    return max(room - padding, 1)
 
 
 def share_units(total: int, num_groups: int, name: str, generator: random.Random) -> list[int]:
@@ -143,8 +145,10 @@ def make_group_tensor(problem, groups: Groups, device: str) -> torch.Tensor:
     """
     kind = OP_KINDS[problem.op]
     if kind.has_ends:
-        ends = [start + size for start, size in zip(*groups, strict=True)]
-        return torch.tensor(ends, dtype=torch.int32, device=device)
+        ends = [0]
+        for start, size in zip(*groups, strict=True):  # an empty group ends where the one before does, within m
+            ends.append(start + size if size else ends[-1])
+        return torch.tensor(ends[1:], dtype=torch.int32, device=device)
     if not kind.m_is_shared:
         return torch.tensor(groups.sizes, dtype=torch.int32, device=device)
     return make_m_indices(*groups, problem.m).to(device)

@@ -2,6 +2,9 @@
 host's parts.
 """
 
+import os
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -196,11 +199,13 @@ def test_host_calls_cover_both_op_kinds_and_report_failures(monkeypatch):
     assert host_time.time_calls("cpu", lambda: None)["bf16_gemm_nt"] == {"failed": "RuntimeError: lost"}
 
 
-def test_compilations_of_new_shapes_are_counted(monkeypatch):
-    monkeypatch.setattr(new_shapes.build, "compile_source", lambda source: source)
-    with new_shapes.CompileCounter() as counter:
-        assert new_shapes.build.compile_source("kernel") == "kernel"
-    assert counter.count == 1 and len(set(new_shapes.make_shapes("fp8_gemm"))) == new_shapes.NUM_SHAPES
+def test_new_shapes_start_from_an_empty_cache(monkeypatch):
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", "kept")
+    with new_shapes.empty_cache():
+        folder = Path(os.environ["DG_JIT_CACHE_DIR"])
+        assert folder.is_dir() and not list(folder.iterdir())
+    assert os.environ["DG_JIT_CACHE_DIR"] == "kept" and not folder.exists()
+    assert len(set(new_shapes.make_shapes("fp8_gemm"))) == new_shapes.NUM_SHAPES
 
 
 def test_a_config_that_does_not_compile_is_a_row(monkeypatch):

@@ -390,8 +390,8 @@ def test_modes_and_targets_are_checked(tmp_path):
 
 
 def test_close_twice_is_fine(tmp_path):
-    store = Store.open(tmp_path / "deep" / "er" / "tuning.db")
+    store = Store.open(tmp_path / "new" / "tuning.db")
     store.close()
     store.close()
-    with Store.open(tmp_path / "deep" / "er" / "tuning.db") as again:  # the writer's lock was given back
+    with Store.open(tmp_path / "new" / "tuning.db") as again:  # the writer's lock was given back
         assert again.check() == []

@@ -126,7 +126,7 @@ def launch_changed(problem, config, changes, sizes=(256, 256, 512, 2), alignment
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"groups": None}, "groups: a grouped kernel takes m_indices, masked_m or ks_tensor"),
+        ({"groups": None}, "groups: a kernel of groups that an operand bounds takes m_indices, masked_m or ks_tensor"),
         ({"alpha": 2.0}, "alpha, beta, head_splits: a grouped kernel takes none"),
         ({"beta": 0.0}, "alpha, beta, head_splits"),
         ({"head_splits": (8, 0, 8)}, "alpha, beta, head_splits"),
@@ -144,7 +144,7 @@ def launch_dense_with_groups():
 
 
 def test_a_dense_kernel_takes_no_groups(driver):
-    with pytest.raises(ArgumentError, match="a dense kernel none"):
+    with pytest.raises(ArgumentError, match="ks_tensor, others none"):
         driver.call(launch_dense_with_groups)
 
 

@@ -29,7 +29,7 @@ def test_contiguous_groups_fill_m_in_units_of_the_alignment(name, num_groups, me
         assert all(start % alignment == 0 for start in starts if start < problem.m)
         for start, end, size in zip(starts, ends, sizes, strict=True):
             room = max(min(end, problem.m) - start, 0)
-            assert 0 <= room - size < alignment and (size > 0) == (room > 0)
+            assert 0 <= size <= room < size + alignment and (size > 0) == (room > 0)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -110,6 +110,17 @@ def test_the_tensor_that_a_kernel_reads(op):
     for group, (start, size) in enumerate(zip(*groups, strict=True)):
         assert (tensor[start : start + size] == group).all()
     assert int((tensor == -1).sum()) == 512 - sum(groups.sizes)
+
+
+def test_ends_of_groups_ascend_within_a_ragged_m():
+    """6 units for 7 groups: one is empty, and the last unit, which is ragged, may lie before it."""
+    for seed in range(8):
+        problem = _C.Problem("m_grouped_bf16_gemm_psum", 700, 512, 1024, num_groups=7)
+        groups = make_groups(problem, Workload("uniform", seed))
+        ends = make_group_tensor(problem, groups, "cpu").tolist()
+        assert sorted(groups.sizes) == [0, 60, 128, 128, 128, 128, 128] and groups.sizes.index(60) > 0
+        assert ends == sorted(ends) and ends[-1] == 700
+        assert ends == [sum(groups.sizes[: group + 1]) for group in range(7)]
 
 
 def test_dense_problems_have_no_groups():
