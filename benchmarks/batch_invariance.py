@@ -12,6 +12,7 @@ choices.py.
 import re
 import statistics
 import sys
+from pathlib import Path
 from collections.abc import Callable
 
 from deep_gemm import _C
@@ -102,7 +103,7 @@ def run(arguments: list[str]) -> int:
     """Time the problems, or what --merge joins, and print the table."""
     status = main(FAMILY, __doc__.splitlines()[0], arguments)
     out = arguments[arguments.index("--out") + 1] if "--out" in arguments else RESULTS / f"{FAMILY.name}.json"
-    print_costs(read_json(out)["rows"])
+    print_costs(read_json(Path(out))["rows"])
     return status
 
 

@@ -36,3 +36,14 @@ def test_problems():
     keys = batch_invariance.FAMILY.read_keys()
     assert len({batch_invariance.FAMILY.identify(key) for key in keys}) == len(keys) == 60
     assert all(batch_invariance.FAMILY.make_problems(key)["nt"].op == key["op"] for key in keys)
+
+
+def test_the_table_is_that_of_the_file_that_out_names(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "costs.json"
+
+    def measure(family, title, arguments):
+        path.write_text('{"rows": []}', encoding="utf-8")
+        return 3
+
+    monkeypatch.setattr(batch_invariance, "main", measure)
+    assert batch_invariance.run(["--out", str(path)]) == 3 and "worst" in capsys.readouterr().out
