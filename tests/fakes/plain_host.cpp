@@ -1,5 +1,5 @@
-// Runs a plain kernel on the CPU: KERNEL is the file with its source, CALL its call on arguments a[0], a[1] ... A
-// thread stands for each thread of a block, blocks run in turn. Warps meet at every shuffle.
+// Runs a plain kernel on the CPU: KERNEL is the file with its source, CALL its call on arguments a[0], a[1] ...
+// A thread stands for each thread of a block, blocks run in turn. Warps meet at every shuffle.
 #include <barrier>
 #include <cmath>
 #include <cstdint>
