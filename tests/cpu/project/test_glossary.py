@@ -20,8 +20,6 @@ UNCHECKED = ("deep_gemm/include/", "models/", "CHANGELOG.md", "docs/glossary.md"
 GIVEN_NAMES = {"set_block_size_multiple_of"}
 CPP_TEXT = re.compile(r'//[^\n]*|R"\((?:.|\n)*?\)"|"(?:[^"\\\n]|\\.)*"')
 CODE_IN_PROSE = re.compile(r"```.*?^```|`[^`\n]+`|</?[a-z][^>]*>|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
-#: Names of the API that DeepGEMM gave.
-UPSTREAM_NAMES = {"set_block_size_multiple_of"}
 FIELD = re.compile(r"\{[^{}\n]*\}")  # of an f-string
 
 
@@ -113,15 +111,11 @@ def names_of(phrase: str) -> re.Pattern:
 
 @functools.cache
 def misnamed() -> frozenset[tuple[str, str, str]]:
-    """Return (file, phrase, name) of every name of ours that holds a banned phrase of several words."""
+    """Return (file, phrase, name) of every name that holds a banned phrase of several words."""
     patterns = {phrase: names_of(phrase) for phrase in banned_phrases() if " " in phrase}
     found = set()
     for name in {name for name, _, _ in checked_prose() if not name.endswith(".md")}:
-<<<<<<< HEAD
         words = set(re.findall(r"\w+", (ROOT / name).read_text(encoding="utf-8"))) - GIVEN_NAMES
-=======
-        words = set(re.findall(r"\w+", (ROOT / name).read_text(encoding="utf-8"))) - UPSTREAM_NAMES
->>>>>>> fixb
         found |= {(name, phrase, word) for word in words for phrase, at in patterns.items() if at.search(word)}
     return frozenset(found)
 
