@@ -12,8 +12,8 @@ choices.py.
 import re
 import statistics
 import sys
-from pathlib import Path
 from collections.abc import Callable
+from pathlib import Path
 
 from deep_gemm import _C
 from tuner.measure.statistics import median
