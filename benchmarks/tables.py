@@ -22,6 +22,7 @@ TITLES = {
     "P7": "grouped contiguous FP8 (MN-major scales) and BF16, 16 problems, speed-up over DeepGEMM",
     "P8": "grouped masked FP8 (MN-major scales) of decode sizes, 8 problems, speed-up over DeepGEMM",
     "P9": "k-grouped FP8 `nt`, 6 problems, speed-up over DeepGEMM",
+    "P10": "attention index logits, 48 problems, speed-up over DeepGEMM",
     "P11": "host time of one call on a warm problem, microseconds",
     "P12": "compiling one kernel on one core with NVRTC, median seconds",
     "P13": "choosing for a new shape with the portfolio loaded, microseconds",
