@@ -4,7 +4,7 @@ All take A [m, k] and B [n, k] of any strides, check nothing (the public ops do)
 D once. m = 0 or n = 0: nothing to write. k = 0: the product is 0. Grouped ops do the same for each group.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -161,15 +161,7 @@ def k_grouped_fp8_gemm_contiguous(
         d: float32 [num_groups, m, n], written. c: as d, which it may be.
         groups: int32 [num_groups], k of each group: multiples of 128 that add up to sum_k.
     """
-    m, n = d.shape[1:]
-    for group, columns in enumerate(_k_ranges(groups)):
-        steps = slice(columns.start // SCALE_BLOCK, columns.stop // SCALE_BLOCK)
-        left, right = (
-            _take_columns(operand, rows, columns) if is_blocks else operand[:, columns]
-            for operand, rows in ((a, m), (b, n))
-        )
-        final = sum_steps(left, right, scale_a[:, steps], scale_b[:, steps])
-        store(final, d[group], None if c is None else c[group])
+    _multiply_k_groups(_k_ranges(groups), a, scale_a, b, scale_b, d, c, is_blocks)
 
 
 @torch.no_grad()
@@ -258,16 +250,7 @@ def k_grouped_fp8_gemm_psum(
         groups: int32 [num_groups], the end of each group along K; a group starts at the end of the one before, rounded
             up to a multiple of 128.
     """
-    m, n = d.shape[1:]
-    for group, columns in enumerate(_list_ranges(groups, SCALE_BLOCK)):
-        whole = slice(columns.start, align(columns.stop, SCALE_BLOCK))
-        steps = slice(whole.start // SCALE_BLOCK, whole.stop // SCALE_BLOCK)
-        left, right = (
-            _take_columns(operand, rows, whole)[:, : columns.stop - columns.start] if is_blocks else operand[:, columns]
-            for operand, rows in ((a, m), (b, n))
-        )
-        final = sum_steps(left, right, scale_a[:, steps], scale_b[:, steps])
-        store(final, d[group], None if c is None else c[group])
+    _multiply_k_groups(_list_ranges(groups, SCALE_BLOCK), a, scale_a, b, scale_b, d, c, is_blocks)
 
 
 @torch.no_grad()
@@ -279,6 +262,29 @@ def k_grouped_bf16_gemm_psum(
     """
     for group, columns in enumerate(_list_ranges(groups, SCALE_BLOCK)):
         store(multiply_bf16(a[:, columns], b[:, columns]), d[group], None if c is None else c[group])
+
+
+def _multiply_k_groups(
+    ranges: Iterable[slice],
+    a: torch.Tensor,
+    scale_a: torch.Tensor,
+    b: torch.Tensor,
+    scale_b: torch.Tensor,
+    d: torch.Tensor,
+    c: torch.Tensor | None,
+    is_blocks: bool,
+) -> None:
+    """Compute d[g] for groups that lie at these ranges of K; a block is as wide as its group rounded up to 128."""
+    m, n = d.shape[1:]
+    for group, columns in enumerate(ranges):
+        whole = slice(columns.start, align(columns.stop, SCALE_BLOCK))
+        steps = slice(whole.start // SCALE_BLOCK, whole.stop // SCALE_BLOCK)
+        left, right = (
+            _take_columns(operand, rows, whole)[:, : columns.stop - columns.start] if is_blocks else operand[:, columns]
+            for operand, rows in ((a, m), (b, n))
+        )
+        final = sum_steps(left, right, scale_a[:, steps], scale_b[:, steps])
+        store(final, d[group], None if c is None else c[group])
 
 
 def _list_ranges(ends: torch.Tensor, alignment: int) -> list[slice]:

@@ -51,14 +51,15 @@ gc.collect()
 """
 
 
-def run_in_new_process(*parts: str) -> None:
-    """Run a program in a process of its own, with warnings as errors."""
+def run_in_new_process(*parts: str) -> str:
+    """Return what a program prints at its end, run in a process of its own with warnings as errors."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::RuntimeWarning"}
-    code = "\n".join(("import torch", *parts))
+    code = "\n".join(("import torch", *parts, "print('ended')"))
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("kind", ["DEF", "FRAGMENT"])
@@ -66,10 +67,10 @@ def run_in_new_process(*parts: str) -> None:
 def test_a_vendored_deep_gemm_loads_before_and_after(kind, is_first):
     vendored, own = VENDORED.format(kind=kind), "import deep_gemm"
     order = (vendored, own) if is_first else (own, vendored)
-    run_in_new_process(*order, USE, "assert torch.ops.deep_gemm.fp8_gemm_nt() == 42")
+    assert "42\nended" in run_in_new_process(*order, USE, "print(torch.ops.deep_gemm.fp8_gemm_nt())")
 
 
 @pytest.mark.parametrize("again", [AGAIN, COPY], ids=["reloaded", "imported again"])
 @pytest.mark.parametrize("use_before", ["", USE], ids=["unused", "used"])
 def test_this_package_loads_twice(again, use_before):
-    run_in_new_process("import deep_gemm", use_before, again, USE)
+    assert "ended" in run_in_new_process("import deep_gemm", use_before, again, USE)

@@ -86,10 +86,7 @@ def sweep(
     from tuner.search.candidates import SweepOptions
 
     check_choices(workload, space, backend, effort)
-    if space != "default" and (configs_file or portfolio_size):
-        raise errors.UsageError(
-            f"--space {space}: cannot be combined with --configs or --portfolio-size, which name configs; drop one"
-        )
+    check_space(space, bool(configs_file or portfolio_size))
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
         problems=shapes.take_shard(problems, *part),
@@ -127,6 +124,14 @@ def check_choices(workload: str, space: str, backend: str, effort: str) -> None:
     check_choice("--space", space, SPACES)
     check_choice("--backend", backend, BACKENDS)
     check_choice("--effort", effort, EFFORTS)
+
+
+def check_space(space: str, are_configs_named: bool) -> None:
+    """Raise UsageError for a space beside named configs."""
+    if space != "default" and are_configs_named:
+        raise errors.UsageError(
+            f"--space {space}: cannot be combined with --configs or --portfolio-size, which name configs; drop one"
+        )
 
 
 def load_problems(preset: str, path: Path | None) -> list:
