@@ -1,6 +1,7 @@
 """A database as large as a recorded one: the snapshot fits the package and loads quickly.
 
-Without --full it has a tenth of the rows, and is left a tenth of the size (beside the empty tables) and of the time.
+Without --full it has a tenth of the rows, and is left a tenth of the size (beside the empty tables); the time is then
+not looked at, because a busy machine would decide over it: what is, is that all rows come by a fixed number of queries.
 """
 
 import json
@@ -11,6 +12,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
 
 from deep_gemm import _C
 from tests.fakes.databases import CONFIGS, IDENTITY, KERNEL_HASH, SKU, make_database
@@ -25,6 +27,7 @@ CONFIRMED = 12
 NUM_ROWS = sum(problems * (configs + CONFIRMED) for problems, configs in (WHOLE, BY_PORTFOLIO))
 MAX_BYTES, MAX_SECONDS = 8_000_000, 5.0  # 60 us a row
 EMPTY_BYTES = 100_000  # of a database without rows
+MAX_QUERIES = 8
 
 
 def make_recording(part: int) -> dict:
@@ -146,7 +149,10 @@ def test_a_recorded_snapshot_fits_and_loads_quickly(tmp_path, part):
         result["bytes"] == (tmp_path / "published.db").stat().st_size <= (MAX_BYTES - EMPTY_BYTES) / part + EMPTY_BYTES
     )
     with Store.open(tmp_path / "published.db", "immutable") as store:
+        queries = []
+        event.listen(store.engine, "before_cursor_execute", lambda *args: queries.append(args[2]))
         start = time.process_time()
         rows = store.load_measurements(sku=SKU)
-        assert time.process_time() - start < MAX_SECONDS / part
-    assert len(rows) == NUM_ROWS / part
+        seconds = time.process_time() - start
+    assert len(rows) == NUM_ROWS / part and len(queries) <= MAX_QUERIES, queries
+    assert part > 1 or seconds < MAX_SECONDS

@@ -91,7 +91,7 @@ def test_a_late_message_is_a_timeout(pipe):
     os.write(pipe[1], b"\x00\x00\x00\x05{")
     with pytest.raises(MessageTimeout, match="1 of 5"):
         protocol.read_message(pipe[0], time.monotonic() + 0.1)
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 5.0
 
 
 def test_jobs_round_trip():
