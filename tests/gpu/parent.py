@@ -21,7 +21,7 @@ from collections import Counter
 from .jobs import CONTEXT_LOST, get_group
 from .record import make_section
 
-JOB_TIMEOUT_S = 25.0
+JOB_TIMEOUT_S = 40.0
 #: The first message needs the imports, the CUDA context and the portfolio.
 START_TIMEOUT_S = 120.0
 MAX_CHILDREN = 40
