@@ -69,7 +69,7 @@ def nan(like: torch.Tensor, *shape: int, dtype: torch.dtype = torch.bfloat16) ->
 
 def get_data(operand: object) -> torch.Tensor:
     """Return the elements of an operand, which may be a pair with scales."""
-    return operand[0] if isinstance(operand, tuple) else operand  # type: ignore[return-value]
+    return operand[0] if isinstance(operand, tuple) else operand
 
 
 def quantise(values: torch.Tensor, cast: Callable, transposed: bool = False) -> tuple[torch.Tensor, torch.Tensor]:

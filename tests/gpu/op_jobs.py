@@ -40,7 +40,7 @@ def move(operands: object, device: str, copy: Callable | None = None) -> object:
         return copy(operands) if copy else operands.to(device)
     if isinstance(operands, dict):
         return {name: move(value, device, copy) for name, value in operands.items()}
-    return tuple(move(value, device, copy) for value in operands)  # type: ignore[attr-defined]
+    return tuple(move(value, device, copy) for value in operands)
 
 
 def find_fault(found: Outputs, expected: Outputs, bound: float) -> str | None:
@@ -148,7 +148,7 @@ def repeat_call(world: World, call: Callable[[], Outputs]) -> tuple[int, list[st
 def run_repeats(world: World, call: OpCall) -> tuple[int, list[str]]:
     """Repeat a call of a public function."""
     operands, function = move(call.make(), world.torch_device), op_calls.find_function(call.name)
-    return repeat_call(world, lambda: call.run(function, operands))  # type: ignore[arg-type]
+    return repeat_call(world, lambda: call.run(function, operands))
 
 
 def run_psum_repeats(world: World, variant, config) -> tuple[int, list[str]]:
@@ -195,13 +195,13 @@ def make_logits_call(problem, config, device: str) -> Callable[[], Outputs]:
     operands, kernel = make_logits_operands(problem, device), logits_jobs.load(problem, config)
     q, weights, dtype = operands["q"], operands["weights"], logits_jobs.DTYPES[problem.d_dtype]
     if problem.op == "fp8_mqa_logits":
-        keys, scales = operands["kv"]  # type: ignore[misc]
+        keys, scales = operands["kv"]
         first, second = operands["cu_seq_len_k_start"], operands["cu_seq_len_k_end"]
         columns = 3008
     else:
         keys, scales, first, second = operands["kv_cache"], None, operands["context_lens"], operands["block_table"]
         columns = 960
-    d = torch.full((weights.shape[0], columns), float("nan"), dtype=dtype, device=device)  # type: ignore[attr-defined]
+    d = torch.full((weights.shape[0], columns), float("nan"), dtype=dtype, device=device)
     visible = d[:, :3000] if scales is not None else d
 
     def call() -> Outputs:

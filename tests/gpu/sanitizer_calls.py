@@ -54,7 +54,7 @@ def run_psum(variant: GroupedVariant, config) -> list[str]:
     problem, shape = with_ends(variant).problem(), derive_psum_shapes(variant, config)[0]
     result = get_cubin(problem, config, None)
     kernel = _C.Kernel(result.cubin, result.kernel_name, problem, config, 0)
-    case = make_psum_case(make_host_world(), variant, shape)  # type: ignore[arg-type]
+    case = make_psum_case(make_host_world(), variant, shape)
     host = make_grouped_output(case)
     c = prepare_grouped_c(case, host, is_aliased=variant.c_mode == "accumulate")
     options = {"groups": case.groups, "num_sms": FEW_SMS, "ensure_zero_padding": case.padding is not None}
@@ -101,7 +101,7 @@ def run_call(call: OpCall) -> list[str]:
     """Make one call on copies of its operands; return what was wrong."""
     operands, function = call.make(), op_calls.find_function(call.name)
     expected = call.run(function, operands)
-    found = call.run(function, move(operands, "cuda", copy_to_gpu))  # type: ignore[arg-type]
+    found = call.run(function, move(operands, "cuda", copy_to_gpu))
     if found[0].is_cuda:
         torch.cuda.synchronize()
     fault = find_fault(found, expected, call.bound)
