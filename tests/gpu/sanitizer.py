@@ -34,7 +34,7 @@ TOOLS = {"memcheck": ["--report-api-errors", "no"], "synccheck": [], "racecheck"
 #: Those that the suite runs. racecheck knows no asynchronous copies: what it reports of them must be judged.
 DEFAULT_TOOLS = ("memcheck", "synccheck")
 #: Children of a tool in the suite: each has a CPU core's worth of preparing to do.
-PARTS = 2
+PARTS = 3
 #: A tool that takes longer hangs.
 TIMEOUT_S = 400.0
 CLEAN = "ERROR SUMMARY: 0 errors"
