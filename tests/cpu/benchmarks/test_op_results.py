@@ -1,4 +1,4 @@
-"""The results of casts, einsum and callers' programs: where they are recorded, whether they are whole; their figures.
+"""The results of casts, einsum and callers' programs: where they are recorded, whether they are whole; figures."""
 
 import pytest
 
