@@ -87,8 +87,10 @@ class Race:
         plan: Plan,
         must_confirm: Sequence[int],
         progress: Callable[[str, int | None], None],
+        order: Callable[[list, int], list] | None = None,
     ):
         self.timer, self.plan, self.progress = timer, plan, progress
+        self.order = order or rotate  # (entries, number of the round) -> the entries as that round runs them
         self.entrants = [Entrant(index) for index in range(count)]
         self.must_confirm = {0, *must_confirm}
         self.twin: list[float] = []  # times of the reference's second run per round: how much equal configs differ
@@ -130,7 +132,7 @@ class Race:
         """Run search rounds and drop slow configs after each; stop when the plan's search_seconds are over."""
         end = time.monotonic() + self.plan.search_seconds
         for number in range(self.plan.search_rounds):
-            order = rotate(self.alive(), number)
+            order = self.order(self.alive(), number)
             times = self.run_sequence("search", [entrant.index for entrant in order])
             for entrant, time_us in zip(order, times, strict=True):
                 entrant.search.append(time_us)
@@ -154,7 +156,9 @@ class Race:
         rounds = self.choose_rounds(chosen)
         per_batch = 1 if self.plan.isolate else max(BATCH_ITEMS // len(slots), 1)
         for start in range(0, rounds, per_batch):
-            batch = [slot for number in range(start, min(start + per_batch, rounds)) for slot in rotate(slots, number)]
+            batch = [
+                slot for number in range(start, min(start + per_batch, rounds)) for slot in self.order(slots, number)
+            ]
             times = self.run_sequence("confirm", [index for index, _ in batch])
             for (_, samples), time_us in zip(batch, times, strict=True):
                 samples.append(time_us)
