@@ -9,7 +9,7 @@ import typer
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
-from deep_gemm.fields import CONFIG_FIELDS, OP_KINDS
+from deep_gemm.fields import OP_KINDS
 from tuner import errors
 from tuner.problems.fields import OP_NAMES, default_fields, describe_groups, describe_variant, read_op_name
 
@@ -59,6 +59,7 @@ def ab(
     """
     from tuner.compare.comparison import Options, compare_sets
     from tuner.compare.kernel_sets import Clone
+    from tuner.compare.revisions import make_set
 
     names, sizes = split_targets(targets or [], is_within=bool(config or change))
     configs = [read_config(text) for text in config]
@@ -80,7 +81,7 @@ def ab(
         out=out,
     )
     clone = Clone.here(work)
-    report = compare_sets(*(clone.make_set(name) for name in names), options)
+    report = compare_sets(*(make_set(clone, name) for name in names), options)
     print(json.dumps(report, indent=1, sort_keys=True) if as_json else format_report(report))
     raise typer.Exit(report["exit_code"])
 
@@ -194,5 +195,8 @@ def format_summary(report: dict) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in summary["verdicts"].items())
     if not summary["measured"]:
         return counts
-    mean, noise = summary["mean_ratio"], summary["median_noise"]
-    return f"{counts}\nNEW takes {mean:.4f} of OLD's time (geometric mean of {summary['measured']}); equal kernels differ by {noise:.2%}"
+    mean, noise, count = summary["mean_ratio"], summary["median_noise"], summary["measured"]
+    return (
+        f"{counts}\nNEW takes {mean:.4f} of OLD's time (geometric mean of {count}); equal kernels differ by"
+        f" {noise:.2%} (median)"
+    )

@@ -36,10 +36,14 @@ EXIT_BROKEN = errors.EXIT_INCONCLUSIVE
 class Options:
     """What to compare, and how.
 
-    `config`: fields of OLD's config, None for what it chooses. `new_config`: fields of NEW's config, None for OLD's.
-    `change`: fields that NEW's config has instead. `has_own_choice`: NEW chooses for itself. `any_bits`: results need not be equal to the bit, only right.
-    `identical_too`: measure problems whose kernels are the same. `compile_only`: measure nothing. `out`: a folder that
-    keeps the kernels and their sources.
+    config          fields of OLD's config, None for what it chooses
+    new_config      fields of NEW's config, None for OLD's
+    change          fields that NEW's config has instead
+    has_own_choice  NEW chooses for itself
+    any_bits        results need not be equal to the bit, only right
+    identical_too   measure problems whose kernels are the same code
+    compile_only    measure nothing
+    out             a folder that keeps the kernels and their sources
     """
 
     problems: list

@@ -6,7 +6,7 @@ need any of these. It is named by
     .                 this clone as it stands
     a folder          of another clone, as it stands; or of device headers: this package with these in place of its own
     a git revision    of this clone's repository: a branch, a tag, a commit
-    a kernel hash     at least 12 of its digits: the newest revision that has such kernels, see kernel_hashes.py
+    a kernel hash     at least 12 of its digits: a revision that has such kernels, see revisions.py
 
 Revisions and header folders are written below a work folder, under names that their content gives, and used again:
 
@@ -69,7 +69,7 @@ class Clone:
 
     def make_set(self, name: str) -> KernelSet:
         """Return the set called `name`, ready to import. Raises: UsageError, TunerError."""
-        path = Path(name).expanduser()
+        path = Path(name or "no name").expanduser()
         if name == "." or (path.is_dir() and path.resolve() == self.root):
             return KernelSet(name, "this tree", self.root, None)
         if path.is_dir():
@@ -188,14 +188,9 @@ def run_build(folder: Path, made: Path, tag: str) -> Path:
 
 def find_headers(path: Path) -> Path:
     """Return the folder of device headers that `path` is or holds. Raises: UsageError."""
-    for folder in (
-        path,
-        path / "deep_gemm",
-        path / "include" / "deep_gemm",
-        path / "deep_gemm" / "include" / "deep_gemm",
-    ):
-        if any(folder.glob("*.cuh")) or any(folder.glob("*/*.cuh")) and folder.name == "deep_gemm":
-            return folder
+    for below in ("deep_gemm/include/deep_gemm", "include/deep_gemm", "deep_gemm", "."):
+        if any((path / below).rglob("*.cuh")):
+            return (path / below).resolve()
     raise errors.UsageError(f"{path}: holds neither a clone of this repository nor device headers (*.cuh)")
 
 

@@ -76,8 +76,8 @@ def take_result(future) -> dict:
 
 
 def compile_one(out: Path, problem_fields: dict, config_fields: dict) -> dict:
-    """Compile a kernel and write it with its source: {"kernel": file, "symbol", "registers", "spill_bytes", "local_bytes",
-    "shared_bytes", "compiler"}.
+    """Compile a kernel and write it with its source: {"kernel": file, "symbol", "registers", "spill_bytes",
+    "local_bytes", "shared_bytes", "compiler"}.
     """
     problem, config = _C.Problem(**problem_fields), _C.Config(**config_fields)
     result = build.get_cubin(problem, config)

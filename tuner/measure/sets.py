@@ -2,7 +2,8 @@
 
 So both kernels have one CUDA context, one clock and the same operands, and a set may pass its kernels other parameters,
 grids and tensor maps than the next: the host code that knows is its own. Native modules of different sources live side
-by side because they are built with different ABI tags for pybind11 (see tuner/compare/kernel_sets.py).
+by side because they are built with different ABI tags for pybind11 (see tuner/compare/kernel_sets.py). Only the second
+kernel of a sum of products, which adds up its parts, is always this package's own.
 
 The folder that the backend is made with holds the cubins, and sets.json: a list with the path of each set's native
 module, null for this package's own. A job's message:
@@ -147,7 +148,9 @@ def load_native(number: int, path: str | None) -> ModuleType:
 
 
 class SetsTimer(CudaTimer):
-    """The timer of one job. Every D is compared with the dequantised product; bits with entry 0's where an entry says."""
+    """The timer of one job. Every D is compared with the dequantised product, and with entry 0's bits where the entry
+    says so.
+    """
 
     def __init__(self, backend: SetsBackend, job):
         super().__init__(backend, job.problem, job.configs, job.plan.isolate, Workload(job.workload, job.seed))
