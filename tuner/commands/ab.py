@@ -13,6 +13,8 @@ from deep_gemm.fields import OP_KINDS
 from tuner import errors
 from tuner.problems.fields import OP_NAMES, default_fields, describe_groups, describe_variant, read_op_name
 
+#: Columns of a problem in tables.
+WIDTH = 22
 #: A config as tables show it: "64x112x128 s5 c1x2 k4 swap"; block_k and what is at its default may be left out.
 NOTATION = re.compile(r"(\d+)x(\d+)(?:x(\d+))?\s+s(\d+)(?:\s+c(\d+)x(\d+))?(?:\s+k(\d+))?(\s+swap)?")
 NAMES = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab")
@@ -83,7 +85,21 @@ def ab(
     clone = Clone.here(work)
     report = compare_sets(*(make_set(clone, name) for name in names), options)
     print(json.dumps(report, indent=1, sort_keys=True) if as_json else format_report(report))
-    raise typer.Exit(report["exit_code"])
+    report_failure(report)
+
+
+def report_failure(report: dict) -> None:
+    """Raise the error that the report's exit code stands for; return where it is 0."""
+    counts = format_counts(report)
+    if report["exit_code"] == errors.EXIT_INCONCLUSIVE:
+        raise errors.InconclusiveError(f"OLD and NEW cannot be compared on every problem: {counts}")
+    if report["exit_code"] == errors.EXIT_FAILURE:
+        raise errors.TunerError(f"NEW is slower: {counts}")
+
+
+def format_counts(report: dict) -> str:
+    """Return how many problems have each verdict."""
+    return ", ".join(f"{count} {name}" for name, count in report["summary"]["verdicts"].items())
 
 
 def split_targets(words: list[str], is_within: bool) -> tuple[list[str], list[int]]:
@@ -158,11 +174,11 @@ def format_report(report: dict) -> str:
 def format_table(op: str, rows: list[dict]) -> list[str]:
     """Return the table of one op kind."""
     heads = f"{'OLD us':>9}{'NEW us':>9}{'NEW/OLD':>9}  {'95 % interval':<15}{'verdict'}"
-    lines = [f"{op:<27}{'config':<24}{heads}"]
+    lines = [op, f"{'':<{WIDTH}}{'config':<24}{heads}"]
     for row in rows:
-        lines.append(f"{describe_problem(row['problem']):<27}{row['old']['name'] or '-':<24}{format_times(row)}")
+        lines.append(f"{describe_problem(row['problem']):<{WIDTH}}{row['old']['name'] or '-':<24}{format_times(row)}")
         if row["new"]["name"] not in (row["old"]["name"], None):
-            lines.append(f"{'':<23}NEW {row['new']['name']}")
+            lines.append(f"{'':<{WIDTH - 4}}NEW {row['new']['name']}")
         if row["error"]:
             lines.append(f"  {' '.join(row['error'].split())[:96]}")
     return lines
@@ -173,7 +189,7 @@ def describe_problem(fields: dict) -> str:
     whole = _C.Problem(**fields).as_dict()
     extras = " ".join(filter(None, (describe_groups(whole), describe_variant(whole))))
     sizes = f"{fields['m']}x{fields['n']}x{fields['k']}"
-    return f"{sizes} {extras}\n{'':<27}" if extras else sizes
+    return f"{sizes} {extras}\n{'':<{WIDTH}}" if extras else sizes
 
 
 def format_times(row: dict) -> str:
@@ -181,7 +197,9 @@ def format_times(row: dict) -> str:
     if "ratio" not in row:
         old, new = row["old"], row["new"]
         parts = [
-            f"{name} {old[name]} -> {new[name]}" for name in ("registers", "spill_bytes") if old[name] != new[name]
+            f"{name} {old[name]} -> {new[name]}"
+            for name in ("registers", "spill_bytes")
+            if None not in (old[name], new[name]) and old[name] != new[name]
         ]
         return f"{'':<29}{row['verdict']}{': ' if parts else ''}{', '.join(parts)}"
     interval = f"{row['ratio_low']:.4f}-{row['ratio_high']:.4f}"
@@ -192,7 +210,7 @@ def format_times(row: dict) -> str:
 def format_summary(report: dict) -> str:
     """Return the last lines: counts, the mean ratio, and what the exit code says."""
     summary = report["summary"]
-    counts = ", ".join(f"{count} {name}" for name, count in summary["verdicts"].items())
+    counts = format_counts(report)
     if not summary["measured"]:
         return counts
     mean, noise, count = summary["mean_ratio"], summary["median_noise"], summary["measured"]
