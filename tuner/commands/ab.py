@@ -83,7 +83,7 @@ def ab(
         out=out,
     )
     clone = Clone.here(work)
-    report = compare_sets(*(make_set(clone, name) for name in names), options)
+    report = compare_sets(make_set(clone, names[0]), make_set(clone, names[1]), options)
     print(json.dumps(report, indent=1, sort_keys=True) if as_json else format_report(report))
     report_failure(report)
 

@@ -57,9 +57,9 @@ def bisect(
     found = revisions.bisect(
         listed, lambda revision: revisions.get_hashes(clone, revision, [kind])[kind], is_slower, show
     )
-    report = {"first_slow": found, "subject": clone.git("log", "-1", "--format=%h %s", found)}
-    report["steps"] = [vars(step) for step in steps]
-    print(json.dumps(report, indent=1, sort_keys=True) if as_json else f"first slow: {report['subject']}")
+    subject = clone.git("log", "-1", "--format=%h %s", found)
+    report = {"first_slow": found, "subject": subject, "steps": [vars(step) for step in steps]}
+    print(json.dumps(report, indent=1, sort_keys=True) if as_json else f"first slow: {subject}")
 
 
 def judge(report: dict) -> bool:

@@ -6,9 +6,9 @@ kernels are apart here. Every problem has several jobs (turns), some time apart,
 that what favours one graph does not favour it throughout.
 
     threshold   of a problem: the largest of MIN_DIFFERENCE and how far its old-to-old interval reaches from 1
-    suspect     the sign test rejects that the median ratio is within the threshold, adjusted for the number of problems
-    verdict     suspects are measured again, longer. Only the new rounds count: slower (or faster) where they say the
-                same, adjusted for the number of suspects.
+    flagged     the sign test rejects that the median ratio is within the threshold, adjusted for the number of problems
+    verdict     flagged problems are measured again, longer. Only the new rounds count: slower (or faster) where they
+                say the same, adjusted for the number of flagged problems.
 """
 
 import json
@@ -28,7 +28,7 @@ MIN_DIFFERENCE = statistics.TIE_RATIO
 FALSE_SHARE = 0.05
 TURNS = 2
 PLAN = Plan(search_rounds=2, confirm_rounds=24, finalists=3, search_seconds=1.0, confirm_seconds=0.5)
-#: Suspects get this many further turns of this many rounds.
+#: Flagged problems get this many further turns of this many rounds.
 AGAIN_TURNS, AGAIN_ROUNDS = 3, 32
 #: A child that sends nothing for this long is hung: operands and references of the largest problems take seconds.
 HANG_LIMIT_S = 60.0
@@ -51,7 +51,7 @@ class Pair:
     verdict: str = ""
     error: str | None = None
     times_us: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
-    fresh_from: int | None = None  # the first sample of the turns that decide about a suspect
+    fresh_from: int | None = None  # the first sample of the turns that decide about a flagged problem
 
     def ratios(self, entry: int, first: int | None = 0) -> list[float]:
         """Return the ratios of an entry's times to those of the old kernel in the same rounds."""
@@ -122,12 +122,12 @@ class Duel:
     def run(self) -> None:
         """Measure every open pair and give it a verdict. Raises: DeviceRetired."""
         self.measure(self.open_pairs(), range(self.turns), PLAN)
-        suspects = self.find_suspects()
-        for pair in suspects:
+        flagged = self.find_flagged()
+        for pair in flagged:
             pair.fresh_from = len(pair.times_us[OLD])
         again = range(self.turns, self.turns + AGAIN_TURNS)
-        self.measure(suspects, again, replace(PLAN, confirm_rounds=AGAIN_ROUNDS))
-        self.decide([pair for pair in suspects if not pair.verdict])
+        self.measure(flagged, again, replace(PLAN, confirm_rounds=AGAIN_ROUNDS))
+        self.decide([pair for pair in flagged if not pair.verdict])
         for pair in self.open_pairs():
             pair.verdict = "same"
 
@@ -135,7 +135,7 @@ class Duel:
         """Return the pairs without a verdict."""
         return [pair for pair in self.pairs if not pair.verdict]
 
-    def find_suspects(self) -> list[Pair]:
+    def find_flagged(self) -> list[Pair]:
         """Return the pairs whose kernels seem to differ."""
         pairs = self.open_pairs()
         chances = [min(pair.test(1), pair.test(-1)) * 2.0 for pair in pairs]
@@ -145,11 +145,11 @@ class Duel:
             if chance <= FALSE_SHARE
         ]
 
-    def decide(self, suspects: list[Pair]) -> None:
-        """Give suspects their verdict by their new rounds."""
+    def decide(self, flagged: list[Pair]) -> None:
+        """Give flagged pairs their verdict by their new rounds."""
         for sign, verdict in ((1, "slower"), (-1, "faster")):
-            chances = statistics.adjust_for_many([pair.test(sign, pair.fresh_from) for pair in suspects])
-            for pair, chance in zip(suspects, chances, strict=True):
+            chances = statistics.adjust_for_many([pair.test(sign, pair.fresh_from) for pair in flagged])
+            for pair, chance in zip(flagged, chances, strict=True):
                 if chance <= FALSE_SHARE:
                     pair.verdict = verdict
 

@@ -92,7 +92,7 @@ def test_two_configs_of_one_set_differ_as_their_times_do():
     assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
 
 
-def test_suspects_are_measured_again_and_others_are_not():
+def test_flagged_problems_are_measured_again_and_others_are_not():
     worker, pairs = SetsWorker(slow_down), make_pairs()
     Duel(worker, pairs).run()
     turns = {
@@ -103,7 +103,7 @@ def test_suspects_are_measured_again_and_others_are_not():
     assert sum(len(found) == duel.TURNS for found in turns.values()) >= len(PROBLEMS) - len(SLOWED) - 2
 
 
-def test_a_suspect_is_judged_by_its_new_rounds_alone():
+def test_a_flagged_problem_is_judged_by_its_new_rounds_alone():
     """A difference that is gone when measured again was none."""
     worker = SetsWorker()
     worker.plant = lambda problem, entry: 1.02 if entry.set == 1 and worker.jobs[-1]["turn"] < duel.TURNS else 1.0
