@@ -84,9 +84,8 @@ class SetsWorker:
         if parsed.problem in self.crashing:
             raise WorkerFailure("crash", "no reply (signal 11)", 1)
         timer = SetsTimer(parsed, self.plant, self.seed)
-        race = Race(
-            timer, len(parsed.configs), parsed.plan, parsed.must_confirm, lambda stage, index: None, parsed.order
-        )
+        options = (parsed.plan, parsed.must_confirm, lambda stage, index: None, parsed.order, parsed.has_twin)
+        race = Race(timer, len(parsed.configs), *options)
         try:
             return json.loads(json.dumps(race.run().to_json(), allow_nan=False))
         except ReferenceFailed as error:

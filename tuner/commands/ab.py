@@ -11,6 +11,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS
 from tuner import errors
+from tuner.commands.sweep import make_progress
 from tuner.problems.fields import OP_NAMES, default_fields, describe_groups, describe_variant, read_op_name
 
 #: Columns of a problem in tables.
@@ -83,7 +84,11 @@ def ab(
         out=out,
     )
     clone = Clone.here(work)
-    report = compare_sets(make_set(clone, names[0]), make_set(clone, names[1]), options)
+    old, new = (make_set(clone, name) for name in names)
+    with make_progress() as progress:
+        report = compare_sets(
+            old, new, options, lambda done, total: progress("problem", {"done": done, "total": total})
+        )
     print(json.dumps(report, indent=1, sort_keys=True) if as_json else format_report(report))
     report_failure(report)
 

@@ -113,8 +113,8 @@ def ask_both(old: KernelSet, new: KernelSet, options: Options, device, folder: P
     of_new = ask(new, asked, device, folder)
     is_same_host = old.native == new.native
     return [
-        make_pair(problem, *sides, is_same_host, options.identical_too)
-        for problem, *sides in zip(problems, of_old, of_new, strict=True)
+        make_pair(problem, one, other, is_same_host, options.identical_too)
+        for problem, one, other in zip(problems, of_old, of_new, strict=True)
     ]
 
 

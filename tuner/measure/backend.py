@@ -91,7 +91,7 @@ class CudaBackend:
         self.anchor.warm_up()
         timer = self.make_timer(job)
         progress("setup", None)
-        report = Race(timer, len(job.configs), job.plan, job.must_confirm, progress, job.order).run()
+        report = Race(timer, len(job.configs), job.plan, job.must_confirm, progress, job.order, job.has_twin).run()
         return replace(report, **self.telemetry.read(), anchor_us=self.anchor.read()).to_json()
 
     def parse(self, message: dict) -> Job:

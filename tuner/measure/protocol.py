@@ -46,7 +46,7 @@ class Job:
     """A checked job: `configs[0]` is the reference of all ratios; `must_confirm` are indices into `configs`.
 
     Group sizes follow from `workload` (one of workload.WORKLOADS) and `seed`, from which operands are drawn, too.
-    `order` is how rounds are ordered, see race.Race; None means rotated.
+    `order` is how rounds are ordered, and `has_twin` whether config 0 runs twice in them, see race.Race.
     """
 
     problem: object
@@ -56,6 +56,7 @@ class Job:
     seed: int
     workload: str
     order: Callable[[list, int], list] | None = None
+    has_twin: bool = True
 
 
 def encode_message(message: dict) -> bytes:

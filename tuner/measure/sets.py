@@ -9,7 +9,8 @@ The folder that the backend is made with holds the cubins, and sets.json: a list
 module, null for this package's own. A job's message:
     {"type": "job", "problem": {fields}, "entries": [see Entry], "plan": {fields}, "seed": int, "workload": str,
      "turn": int}
-`turn` numbers the jobs of a problem: rounds are shuffled and replays start at other operands in each.
+`turn` numbers the jobs of a problem: rounds are shuffled and replays start at other operands in each. An entry that
+is to be compared with itself stands in a job twice, with a graph for each.
 """
 
 import importlib.machinery
@@ -87,7 +88,8 @@ def parse_sets_job(message: dict) -> SetsJob:
         seed=message["seed"],
         workload=message["workload"],
         turn=turn,
-        order=lambda slots, number: shuffle(slots, turn, number),
+        order=Shuffler(turn),
+        has_twin=False,
     )
 
 
@@ -101,9 +103,27 @@ def is_entry(row: list) -> bool:
     )
 
 
-def shuffle(slots: list, turn: int, number: int) -> list:
-    """Return the order of round `number`: random, and the same for the same turn and round."""
-    return random.Random(f"{turn} {number}").sample(slots, len(slots))
+class Shuffler:
+    """The order of rounds: random, the same for the same turn, and no kernel twice in a row, which would find its
+    operands in the L2.
+    """
+
+    def __init__(self, turn: int):
+        self.random = random.Random(turn)
+        self.last: int | None = None
+
+    def __call__(self, slots: list, number: int) -> list:
+        """Return the slots of a round (a pair that begins with the entry's index, or an Entrant) in its order."""
+        order = self.random.sample(slots, len(slots))
+        if name_slot(order[0]) == self.last:
+            order.reverse()
+        self.last = name_slot(order[-1])
+        return order
+
+
+def name_slot(slot) -> int:
+    """Return the entry's index of a slot."""
+    return slot[0] if isinstance(slot, tuple) else slot.index
 
 
 class SetsBackend(CudaBackend):
@@ -167,5 +187,10 @@ class SetsTimer(CudaTimer):
         return None if output.equals(self.expected) else "D has other bits than entry 0's"
 
     def choose_start(self, index: int, count: int) -> int:
-        """Return a set of the ring by chance: where operands lie must not favour one kernel in all turns."""
-        return random.Random(f"{self.turn} {index} {count}").randrange(len(self.ring))
+        """Return the set that a replay begins with: as in a sweep, but from another place of the ring in each turn.
+
+        A replay that goes round the ring leaves the same part of it in the L2 whichever kernel comes next, as all of
+        them begin at one set.
+        """
+        first = random.Random(self.turn).randrange(len(self.ring))
+        return (first + super().choose_start(index, count)) % len(self.ring)

@@ -2,6 +2,7 @@
 verdict.
 """
 
+import itertools
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from tests.fakes.sets_world import SetsWorker, make_side
 from tuner.compare import comparison, duel
 from tuner.compare.duel import Duel, make_pair
 from tuner.measure.race import Check
+from tuner.measure.sets import Shuffler
 from tuner.measure.simulated import simulate_time_us
 
 H200 = _C.Device.known("h200")
@@ -180,21 +182,23 @@ def test_bits_must_be_equal_unless_configs_round_differently():
     assert list_bits(PROBLEMS[0], plain, plain, any_bits=True) == [True, False, True]
 
 
-def test_every_turn_shuffles_rounds_anew():
+def test_rounds_are_shuffled_anew_in_every_turn_and_no_kernel_follows_itself():
+    slots = [(0, []), (1, []), (2, [])]
+    orders = {}
+    for turn in range(2):
+        shuffler = Shuffler(turn)
+        orders[turn] = [[index for index, _ in shuffler(slots, number)] for number in range(40)]
+        flat = [index for order in orders[turn] for index in order]
+        assert all(before != after for before, after in itertools.pairwise(flat))
+        assert all(sorted(order) == [0, 1, 2] for order in orders[turn])
+    assert orders[0] != orders[1] and len(set(map(tuple, orders[0]))) == 6
+
+
+def test_the_old_kernel_runs_twice_under_names_of_its_own():
     worker, pairs = SetsWorker(), make_pairs(PROBLEMS[:1])
     Duel(worker, pairs).run()
-    orders = {
-        turn: [tuple(shuffled) for number in range(24) if (shuffled := list_order(turn, number))] for turn in range(2)
-    }
-    assert orders[0] != orders[1] and len(set(orders[0])) >= 5
     assert all(job["entries"][0] == job["entries"][2] for job in worker.jobs)
-
-
-def list_order(turn: int, number: int) -> list[int]:
-    """Return the order of one round."""
-    from tuner.measure.sets import shuffle
-
-    return shuffle([0, 1, 2], turn, number)
+    assert len(pairs[0].times_us[duel.TWIN]) == len(pairs[0].times_us[duel.OLD]) >= duel.TURNS * 24
 
 
 def test_a_report_is_json_and_has_every_figure():
