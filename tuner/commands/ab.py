@@ -14,8 +14,8 @@ from tuner import errors
 from tuner.commands.sweep import make_progress
 from tuner.problems.fields import OP_NAMES, default_fields, describe_groups, describe_variant, read_op_name
 
-#: Columns of a problem in tables.
-WIDTH = 22
+#: Columns of a problem and of a config in tables.
+WIDTH, CONFIG_WIDTH = 20, 27
 #: A config as tables show it: "64x112x128 s5 c1x2 k4 swap"; block_k and what is at its default may be left out.
 NOTATION = re.compile(r"(\d+)x(\d+)(?:x(\d+))?\s+s(\d+)(?:\s+c(\d+)x(\d+))?(?:\s+k(\d+))?(\s+swap)?")
 NAMES = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab")
@@ -179,9 +179,11 @@ def format_report(report: dict) -> str:
 def format_table(op: str, rows: list[dict]) -> list[str]:
     """Return the table of one op kind."""
     heads = f"{'OLD us':>9}{'NEW us':>9}{'NEW/OLD':>9}  {'95 % interval':<15}{'verdict'}"
-    lines = [op, f"{'':<{WIDTH}}{'config':<24}{heads}"]
+    lines = [op, f"{'':<{WIDTH}}{'config':<{CONFIG_WIDTH}}{heads}"]
     for row in rows:
-        lines.append(f"{describe_problem(row['problem']):<{WIDTH}}{row['old']['name'] or '-':<24}{format_times(row)}")
+        lines.append(
+            f"{describe_problem(row['problem']):<{WIDTH}}{row['old']['name'] or '-':<{CONFIG_WIDTH}}{format_times(row)}"
+        )
         if row["new"]["name"] not in (row["old"]["name"], None):
             lines.append(f"{'':<{WIDTH - 4}}NEW {row['new']['name']}")
         if row["error"]:
@@ -206,7 +208,8 @@ def format_times(row: dict) -> str:
             for name in ("registers", "spill_bytes")
             if None not in (old[name], new[name]) and old[name] != new[name]
         ]
-        return f"{'':<29}{row['verdict']}{': ' if parts else ''}{', '.join(parts)}"
+        parts += ["same code"] if row["is_same_code"] and row["verdict"] == "compiled" else []
+        return f"{row['verdict']}{': ' if parts else ''}{', '.join(parts)}"
     interval = f"{row['ratio_low']:.4f}-{row['ratio_high']:.4f}"
     times = f"{row['old']['median_us']:>9.2f}{row['new']['median_us']:>9.2f}"
     return f"{times}{row['ratio']:>9.4f}  {interval:<15}{row['verdict']}"
