@@ -31,10 +31,9 @@ def snapshot(
     """Write a copy of `source` that may be published to `target`; return {"bytes", "tables"}.
 
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing reads from a
-    snapshot is removed, too: all samples and quantiles, compilers' reports, and the statistics of search rows except the
-    median and the ratio. With `sku`, only
-    that SKU's blocks with the newest kernel hash are kept. SQLite's backup API copies the source, so that a sweep can
-    go on meanwhile.
+    snapshot is removed, too: all samples and quantiles, what compilers reported, and the statistics of search rows
+    except the median and the ratio. With `sku`, only that SKU's blocks with the newest kernel hash are kept. SQLite's
+    backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
     Raises: UsageError, also where `target` holds more than the copy would; StoreError; IntegrityError where private
