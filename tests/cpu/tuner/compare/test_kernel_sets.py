@@ -12,6 +12,7 @@ from tests.fakes.compiler import require_compiler
 from tuner import cli, errors
 from tuner.compare import kernel_sets
 from tuner.compare.kernel_sets import PARTS, Clone
+from tuner.measure.sets import load_native
 
 ROOT = Path(__file__).parents[4]
 HEADER = "deep_gemm/include/deep_gemm/gemm.cuh"
@@ -122,6 +123,40 @@ def test_other_native_sources_are_built_apart(clone, tmp_path, monkeypatch):
     assert made.native.read_bytes() == built[0].encode()
     clone.make_set("native")
     assert len(built) == 1
+
+
+def test_a_set_can_be_named_by_its_folder(clone, monkeypatch):
+    """As on a machine that has neither git nor a compiler."""
+    made = clone.make_set("first")
+    monkeypatch.setattr(Clone, "git", lambda *arguments: None)
+    again = clone.make_set(str(made.folder))
+    assert again.folder == made.folder and again.native is None
+
+
+MODULE = """
+#include <pybind11/pybind11.h>
+struct Value { int number; };
+PYBIND11_MODULE(_C, m) {
+    pybind11::class_<Value>(m, "Value").def(pybind11::init<int>()).def_readonly("number", &Value::number);
+}
+"""
+
+
+@pytest.mark.full
+def test_modules_of_two_sets_live_in_one_process(tmp_path):
+    """Both register a C++ type of one name, which pybind11 refuses to modules with the same tag."""
+    modules = []
+    for number in range(2):
+        source, made = tmp_path / f"source{number}", tmp_path / f"made{number}"
+        for folder in (source / "csrc", source / "deep_gemm", made):
+            folder.mkdir(parents=True)
+        (source / "csrc" / "module.cpp").write_text(MODULE)
+        for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy2(ROOT / name, source)
+        built = kernel_sets.run_build(source, made, f"_set_{number}")
+        modules.append(load_native(number, str(built)))
+    assert [module.Value(number).number for number, module in enumerate(modules)] == [0, 1]
+    assert modules[0].Value is not modules[1].Value
 
 
 def run_command(capsys, *arguments: str) -> tuple[int, dict]:
