@@ -1,7 +1,8 @@
-"""The report of a comparison (comparison.describe) as text, Markdown, JSON or JUnit XML."""
+"""The reports of `ab` (comparison.describe) and `compare` (recorded.compare_rows): text, Markdown, JSON, JUnit XML."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 from deep_gemm import _C
@@ -82,26 +83,32 @@ def format_summary(report: dict) -> str:
 
 def format_markdown(report: dict) -> str:
     """Return the report as a table for a pull request."""
-    lines = [
-        f"`{report['old']['label']}` against `{report['new']['label']}` on {report['device']['name']}",
-        "",
-        "| op kind | problem | config | OLD us | NEW us | NEW/OLD | 95 % interval | verdict |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    title = f"`{report['old']['label']}` against `{report['new']['label']}` on {report['device']['name']}"
+    heads = ("op kind", "problem", "config", "OLD us", "NEW us", "NEW/OLD", "95 % interval", "verdict")
+    rows = []
     for row in report["pairs"]:
-        cells = [row["problem"]["op"], " ".join(describe_problem(row["problem"]).split()), describe_configs(row)]
-        cells += (
-            [
-                f"{row['old']['median_us']:.2f}",
-                f"{row['new']['median_us']:.2f}",
-                f"{row['ratio']:.4f}",
-                f"{row['ratio_low']:.4f}-{row['ratio_high']:.4f}",
-            ]
-            if "ratio" in row
-            else [""] * 4
-        )
-        lines.append(f"| {' | '.join([*cells, row['verdict']])} |")
-    return "\n".join([*lines, "", format_summary(report)])
+        times = [f"{row[side]['median_us']:.2f}" for side in ("old", "new")] if "ratio" in row else ["", ""]
+        figures = [*times, *format_ratio(row)]
+        rows.append([row["problem"]["op"], name_problem(row), describe_configs(row), *figures, row["verdict"]])
+    return f"{make_markdown(title, heads, rows)}\n\n{format_summary(report)}"
+
+
+def make_markdown(title: str, heads: Sequence[str], rows: list[list[str]]) -> str:
+    """Return a table under its title."""
+    lines = [title, "", f"| {' | '.join(heads)} |", f"| {' | '.join(['---'] * len(heads))} |"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def format_ratio(row: dict) -> list[str]:
+    """Return the ratio of a row and its interval, empty where there is none."""
+    if "ratio" not in row:
+        return ["", ""]
+    return [f"{row['ratio']:.4f}", f"{row['ratio_low']:.4f}-{row['ratio_high']:.4f}"]
+
+
+def name_problem(row: dict) -> str:
+    """Return a row's problem in one line."""
+    return " ".join(describe_problem(row["problem"]).split())
 
 
 def describe_configs(row: dict) -> str:
@@ -110,30 +117,114 @@ def describe_configs(row: dict) -> str:
     return " -> ".join(names)
 
 
-def format_junit(report: dict) -> str:
-    """Return the report as JUnit XML: a test case for each problem, whose time is NEW's in seconds."""
-    suite = ElementTree.Element("testsuite", name=f"ab {report['old']['name']} {report['new']['name']}")
-    counts = report["summary"]["verdicts"]
-    suite.set("tests", str(len(report["pairs"])))
-    suite.set("failures", str(sum(counts.get(verdict, 0) for verdict in FAILURES)))
-    suite.set("skipped", str(sum(counts.get(verdict, 0) for verdict in duel.SILENT)))
-    for row in report["pairs"]:
-        name = f"{' '.join(describe_problem(row['problem']).split())} {describe_configs(row)}"
-        seconds = row["new"].get("median_us", 0.0) * 1e-6
-        case = ElementTree.SubElement(
-            suite, "testcase", classname=row["problem"]["op"], name=name, time=f"{seconds:.9f}"
+class Case(NamedTuple):
+    """A test case of a JUnit report; `kind`: failure, skipped or "" (passed)."""
+
+    group: str
+    name: str
+    seconds: float = 0.0
+    kind: str = ""
+    message: str = ""
+
+
+def make_junit(name: str, cases: list[Case]) -> str:
+    """Return JUnit XML."""
+    suite = ElementTree.Element("testsuite", name=name, tests=str(len(cases)))
+    for attribute, kind in (("failures", "failure"), ("skipped", "skipped")):
+        suite.set(attribute, str(sum(case.kind == kind for case in cases)))
+    for case in cases:
+        entry = ElementTree.SubElement(
+            suite, "testcase", classname=case.group, name=case.name, time=f"{case.seconds:.9f}"
         )
-        if row["verdict"] in (*FAILURES, *duel.SILENT):
-            kind = "failure" if row["verdict"] in FAILURES else "skipped"
-            message = row["error"] or f"NEW takes {row['ratio']:.4f} of OLD's time"
-            ElementTree.SubElement(case, kind, message=f"{row['verdict']}: {message}")
+        if case.kind:
+            ElementTree.SubElement(entry, case.kind, message=case.message)
     return ElementTree.tostring(suite, encoding="unicode")
 
 
-#: What --format names.
+def format_junit(report: dict) -> str:
+    """Return the report as JUnit XML: a test case for each problem, whose time is NEW's in seconds."""
+    return make_junit(
+        f"ab {report['old']['name']} {report['new']['name']}", [make_case(row) for row in report["pairs"]]
+    )
+
+
+def make_case(row: dict) -> Case:
+    """Return the test case of a problem."""
+    case = Case(
+        row["problem"]["op"], f"{name_problem(row)} {describe_configs(row)}", row["new"].get("median_us", 0.0) * 1e-6
+    )
+    if row["verdict"] not in (*FAILURES, *duel.SILENT):
+        return case
+    message = row["error"] or f"NEW takes {row['ratio']:.4f} of OLD's time"
+    kind = "failure" if row["verdict"] in FAILURES else "skipped"
+    return case._replace(kind=kind, message=f"{row['verdict']}: {message}")
+
+
+def format_sweeps(report: dict) -> str:
+    """Return the report on two sweeps (recorded.compare_rows) as text: configs that differ, failures, and the shift."""
+    lines = [f"A: {report['a']}", f"B: {report['b']}", f"on {report['sku']}"]
+    for part in report["ops"]:
+        lines += ["", f"{part['op']}: {part['problems']} common problems, {part['pairs']} pairs: {part['verdict']}"]
+        if part["shift"]:
+            ratio, interval = format_ratio(part["shift"])
+            lines.append(f"  all configs alike: B takes {ratio} of A's time ({interval}); board, clocks or kernels")
+        for row in part["configs"]:
+            if row["verdict"] != "same":
+                ratio, interval = format_ratio(row)
+                beside = f"{ratio} ({interval}) beside the others, {row['problems']} problems"
+                lines.append(f"  {row['config']:<{CONFIG_WIDTH}}{row['verdict']}: {beside}")
+        lines += [f"  {row['status']} in B: {row['config']} on {row['problem']}"[:100] for row in part["failing"]]
+    return "\n".join(lines)
+
+
+def list_sweep_rows(report: dict) -> list[tuple[str, dict]]:
+    """Return (op kind, config's row) of a report on two sweeps."""
+    return [(part["op"], row) for part in report["ops"] for row in part["configs"]]
+
+
+def format_sweeps_markdown(report: dict) -> str:
+    """Return the report on two sweeps as a table for a pull request."""
+    heads = ("op kind", "config", "problems", "B/A beside the others", "95 % interval", "verdict")
+    rows = [
+        [op, row["config"], str(row["problems"]), *format_ratio(row), row["verdict"]]
+        for op, row in list_sweep_rows(report)
+    ]
+    rows += [
+        [part["op"], row["config"], row["problem"], "", "", row["status"]]
+        for part in report["ops"]
+        for row in part["failing"]
+    ]
+    return make_markdown(f"`{report['a']}` against `{report['b']}` on {report['sku']}", heads, rows)
+
+
+def format_sweeps_junit(report: dict) -> str:
+    """Return the report on two sweeps as JUnit XML: a test case for each config, one more for each failure."""
+    cases = []
+    for op, row in list_sweep_rows(report):
+        message = f"B takes {row['ratio']:.4f} of A's time beside the other configs"
+        cases.append(Case(op, row["config"], kind="failure" if row["verdict"] == "slower" else "", message=message))
+    for part in report["ops"]:
+        for row in part["failing"]:
+            name = f"{row['config']} on {row['problem']}"
+            cases.append(Case(part["op"], name, kind="failure", message=f"{row['status']}: {row['error']}"))
+    return make_junit(f"compare {report['a']} {report['b']}", cases)
+
+
+def format_json(report: dict) -> str:
+    """Return any report as JSON."""
+    return json.dumps(report, indent=1, sort_keys=True)
+
+
+#: What --format of `ab` names, and of `compare`.
 FORMATS: dict[str, Callable[[dict], str]] = {
     "table": format_text,
     "markdown": format_markdown,
-    "json": lambda report: json.dumps(report, indent=1, sort_keys=True),
+    "json": format_json,
     "junit": format_junit,
+}
+SWEEP_FORMATS: dict[str, Callable[[dict], str]] = {
+    "table": format_sweeps,
+    "markdown": format_sweeps_markdown,
+    "json": format_json,
+    "junit": format_sweeps_junit,
 }
