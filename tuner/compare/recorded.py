@@ -1,8 +1,9 @@
 """Two recorded sweeps of one op kind beside each other: A against B on the problems and configs that both measured.
 
-A block is one problem, measured in one go. Blocks of the same kernels differ by several percent from session to session,
-all configs of a block alike (37 problems of the H200 snapshot that were measured twice: quartiles of -2.9 and +0.8 %).
-Configs of a block keep their ratios (quartiles of -0.3 and +0.3 %). So with y = the logarithm of B's time over A's, of a config of a problem,
+Blocks (a block is one problem, measured in one go) of the same kernels differ by several percent from session to
+session, all configs of a block alike: 37 problems of the H200 snapshot were measured twice, with quartiles of -2.9 and
++0.8 %. Configs of a block keep their ratios (quartiles of -0.3 and +0.3 %). So with y = the logarithm of B's time over
+A's, of a config of a problem,
 
     shift of a block    the median of its y: board, clocks, and what changed for all configs
     ratio of a config   y minus the shift of its block: what changed for this config and not for the others
