@@ -8,7 +8,7 @@ import torch
 from deep_gemm.ops import Op
 
 from .logits_operands import make_paged, make_prefill
-from .op_calls import BF16_BOUND, FP8_BOUND, OpCall, Operands, Outputs, normal
+from .op_calls import OpCall, Operands, Outputs, normal
 
 SLOTS, COLUMNS = 132, 400
 #: (tokens, keys, heads, head_dim, ranges) of prefills.
@@ -34,9 +34,9 @@ def list_prefill(op: Op) -> list[OpCall]:
     calls = []
     for tokens, n, heads, head_dim, ranges in PREFILLS:
         make = partial(make_prefill, tokens, n, heads, head_dim, ranges=ranges)
-        for dtype, bound in ((torch.float32, FP8_BOUND), (torch.bfloat16, BF16_BOUND)):
+        for dtype in (torch.float32, torch.bfloat16):
             run = partial(_run_logits, logits_dtype=dtype)
-            calls.append(OpCall(op.name, f"{heads}x{head_dim} {str(dtype)[6:]}", op.kind, make, run, bound))
+            calls.append(OpCall(op.name, f"{heads}x{head_dim} {str(dtype)[6:]}", op.kind, make, run))
     return calls
 
 
@@ -53,7 +53,7 @@ def list_paged(op: Op) -> list[OpCall]:
             make = partial(_make_paged, given if is_by_token else list(lengths), next_n, heads, head_dim, block_kv)
             what = f"{heads}x{head_dim} next_n {next_n} pages of {block_kv}{' by token' if is_by_token else ''}"
             run = partial(_run_logits, max_context_len=COLUMNS)
-            calls.append(OpCall(op.name, what, op.kind, make, run, FP8_BOUND))
+            calls.append(OpCall(op.name, what, op.kind, make, run))
     return calls
 
 
