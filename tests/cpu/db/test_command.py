@@ -22,8 +22,7 @@ def run(capsys, monkeypatch):
     app = typer.Typer()
     app.callback()(lambda: None)
     db.register(app)
-    monkeypatch.setattr(cli, "app", app)
-    monkeypatch.setattr(cli, "register_commands", lambda: None)
+    monkeypatch.setattr(cli, "make_app", lambda loaded: app)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         code = cli.run(["db", *map(str, arguments)])

@@ -123,8 +123,7 @@ def check_pip(words: list[str]) -> None:
 @cache
 def tuner_command():
     """Return the parser of `python -m tuner`, with every command."""
-    cli.register_commands()
-    return typer.main.get_command(cli.app)
+    return typer.main.get_command(cli.make_app(cli.COMMANDS))
 
 
 def check_tuner(words: list[str]) -> Callable[[], int] | None:
