@@ -108,7 +108,7 @@ def snapshot(
     ],
     db: Database = "",
     sku: Annotated[
-        str, typer.Option(help="Keep only this SKU's blocks with its newest kernel hash, such as nvidia-h200-sm132.")
+        str, typer.Option(help="Keep only the blocks with the newest kernel hash of this SKU or short name (h200).")
     ] = "",
     max_bytes: Annotated[int, typer.Option(min=1, help="Fail if the result is larger than this.")] = 8_000_000,
     as_json: AsJson = False,

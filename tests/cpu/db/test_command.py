@@ -112,6 +112,20 @@ def test_snapshot_merge_export_import(run, database, tmp_path):
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "all.json").read_bytes()
 
 
+def test_a_snapshot_of_a_gpu_that_was_not_measured_is_refused(run, database, tmp_path):
+    target = tmp_path / "published.db"
+    for name in ("nope", "h100"):
+        code, out, err = run("snapshot", target, "--db", database, "--sku", name)
+        assert code == errors.EXIT_USAGE and not out and f"--sku {name}: nothing was measured on it" in err
+        assert IDENTITY["sku"] in err and err.count("\n") == 1 and not target.exists()
+
+
+@pytest.mark.parametrize("name", ["h200", "H200", IDENTITY["sku"].upper()])
+def test_a_snapshot_takes_short_names_in_any_case(run, database, tmp_path, name):
+    code, out, _ = run("snapshot", tmp_path / "published.db", "--db", database, "--sku", name, "--json")
+    assert code == 0 and json.loads(out)["tables"]["measurement"] == 24
+
+
 @pytest.mark.parametrize(
     "arguments, code",
     [
