@@ -31,7 +31,7 @@ def holds_measurements(path: Path) -> bool:
     if not path.exists():
         return False
     with Store.open(path, mode="ro") as store:
-        return store.stats()["tables"]["measurement"] > 0
+        return store.has_measurements()
 
 
 def find_device(store: Store, name: str) -> _C.Device:
