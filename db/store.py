@@ -206,11 +206,12 @@ class Store:
         op: str | None = None,
         regime: str | None = None,
         compiler: str | None = None,
+        problem_key: str | None = None,
     ) -> list[WinnerRow]:
         """Return the winners; a filter that is None takes everything. Raises: IntegrityError."""
         with self.reading() as connection:
             return queries.load_best(
-                connection, self.target, queries.Filter(sku, kernel_hash, op, None, regime, compiler)
+                connection, self.target, queries.Filter(sku, kernel_hash, op, None, regime, compiler, problem_key)
             )
 
     def newest_kernel_hash(self, op: str, sku: str) -> str | None:

@@ -19,7 +19,7 @@ COMMANDS = {
     "select": "Print the config that the library would use. This needs no GPU.",
     "warmup": "Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.",
     "inspect": "Show what the database covers, how noisy it is, and what is stale or failed.",
-    "db": "Create, upgrade, check, publish, merge and count tuning databases.",
+    "db": "Create, upgrade, check, publish, merge, count and show tuning databases.",
 }
 #: How a config is printed, for the help of every command that prints one.
 NOTATION = (
