@@ -9,7 +9,7 @@ import typer
 
 from deep_gemm import environment
 from tuner import errors
-from tuner.commands.problem_options import OP_HELP, add_field_parameters, add_setting
+from tuner.commands.problem_options import OP_HELP, add_field_parameters
 from tuner.commands.tables import format_table, printable
 
 Database = Annotated[
@@ -239,7 +239,7 @@ def show(
     from tuner.learn.sources import find_device, open_database
     from tuner.ship.selection import make_problem
 
-    problem = make_problem(op, **add_setting(fields))
+    problem = make_problem(op, **fields)
     with open_database(db) as store:
         sku = find_device(store, device).sku
         ranking = rank(store, problem, sku, kernel_hash or None)

@@ -11,6 +11,7 @@ from tuner.problems.fields import OP_NAMES, describe_option
 
 #: The field for which the library takes a setting of the process where the caller says nothing.
 SETTING = "batch_invariant"
+SETTING_HELP = "Default: as the library, see $DG_BATCH_INVARIANT; of `db show`: no."
 OP_HELP = f"One of {OP_NAMES}; or the name of a function, such as m_grouped_fp8_gemm_nt_masked."
 
 
@@ -20,7 +21,7 @@ def make_parameter(field: _C.Field) -> Parameter:
     if field.role == "size":
         kind, default = int, typer.Argument(help=field.meaning)
     elif field.name == SETTING:
-        kind, default = bool, typer.Option(None, help=f"{field.meaning} Default: as $DG_BATCH_INVARIANT says.")
+        kind, default = bool, typer.Option(None, help=f"{field.meaning} {SETTING_HELP}")
     elif field.type == "word":
         default = typer.Option(None, help=describe_option(field.name))
     return Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
@@ -36,8 +37,3 @@ def add_field_parameters(command: Callable) -> Callable:
     before = [one.replace(kind=Parameter.KEYWORD_ONLY) for one in own if one.kind != Parameter.KEYWORD_ONLY]
     command.__signature__ = Signature([*before, *fields, *own[len(before) :]])  # type: ignore[attr-defined]
     return command
-
-
-def add_setting(fields: dict) -> dict:
-    """Return the fields of a problem with the library's own setting where the caller says nothing."""
-    return fields | {SETTING: _C.is_batch_invariant() if fields[SETTING] is None else fields[SETTING]}

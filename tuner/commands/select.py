@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from tuner.commands.problem_options import OP_HELP, add_field_parameters, add_setting
+from tuner.commands.problem_options import OP_HELP, add_field_parameters
 from tuner.commands.tables import format_table
 
 #: Configs of the table of --explain; --json has all.
@@ -43,7 +43,7 @@ def select(
     """
     from tuner.ship.selection import add_measured, describe_choice
 
-    found = describe_choice(op, device=device, **add_setting(fields))
+    found = describe_choice(op, device=device, **fields)
     if explain:
         add_measured(found, database)
     if as_json:

@@ -10,7 +10,7 @@ from deep_gemm.fields import PROBLEM_FIELDS
 from tuner import errors
 from tuner.learn.ranking import rank
 from tuner.learn.sources import device_at_hand, open_database
-from tuner.problems.fields import OP_NAMES, default_fields, read_op_name, to_problem
+from tuner.problems.fields import OP_NAMES, default_fields, read_op_name, replace_problem, to_problem
 
 #: What predicted a time. None is measured: an artefact knows which config was measured best, but not its time.
 HEURISTIC, FOREST = "heuristic", "forest"
@@ -37,17 +37,27 @@ def make_problem(name: str, m: int, n: int, k: int, **given: Any):
         raise errors.UsageError(str(error)) from error
 
 
+def make_asked_problem(name: str, m: int, n: int, k: int, batch_invariant: bool | None, **given: Any):
+    """Return the problem of a call of the library, see make_problem; None: as batch invariant as its calls are."""
+    problem = make_problem(name, m, n, k, **given)
+    is_invariant = _C.is_batch_invariant(problem.op) if batch_invariant is None else batch_invariant
+    return replace_problem(problem, batch_invariant=is_invariant)
+
+
 def read_value(name: str, value: object) -> object:
     """Return the value of a problem's field as it was typed: words in lower case."""
     return value.lower() if isinstance(value, str) and PROBLEM_FIELDS[name].type == "word" else value
 
 
-def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields: object) -> dict:
-    """Return the choice for a problem (see make_problem), with scores, guards and predicted times.
+def describe_choice(
+    op: str, m: int, n: int, k: int, device: str = "", batch_invariant: bool | None = None, **fields: object
+) -> dict:
+    """Return the choice for a problem (see make_problem), with scores, guards and predicted times; of batch invariance
+    None is what the library's calls of this op kind ask for.
 
     Raises: UsageError for an impossible problem or device.
     """
-    problem = make_problem(op, m, n, k, **fields)
+    problem = make_asked_problem(op, m, n, k, batch_invariant, **fields)
     target = device_at_hand(device)
     choice = runtime.explain(problem, target)
     pick = _C.get_analytic_config(problem, target)
