@@ -224,6 +224,11 @@ class Store:
         with self.reading() as connection:
             return connection.execute(select(tables.measurement.c.block_id).limit(1)).first() is not None
 
+    def count_measurements(self) -> int:
+        """Return the number of measured rows."""
+        with self.reading() as connection:
+            return coverage.count_rows(connection, tables.measurement)
+
     def stats(self) -> dict:
         """Count rows per table and per identity, and rows whose config is no longer legal; give the file's size in
         bytes.

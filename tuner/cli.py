@@ -19,6 +19,9 @@ COMMANDS = {
     "select": "Print the config that the library would use. This needs no GPU.",
     "warmup": "Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.",
     "inspect": "Show what the database covers, how noisy it is, and what is stale or failed.",
+    "models": "List, show, verify, compare and remove selector artefacts.",
+    "cache": "List and clear the compiled kernels on disk.",
+    "doctor": "Check GPU, driver, compiler, cache, database and selector. Exits with 1 where something is wrong.",
     "db": "Create, upgrade, check, publish, merge, count and show tuning databases.",
 }
 #: How a config is printed, for the help of every command that prints one.

@@ -1,7 +1,9 @@
 """Tables as commands print them: plain text of at most 100 columns, the same on a terminal and in a file."""
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 #: Columns that a line may have.
 WIDTH = 100
@@ -50,6 +52,21 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 3, 0)] + "..."[:width]
 
 
-def count(number: int, noun: str) -> str:
-    """Return "1 problem", "2 problems"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+def print_gates(verdicts: Iterable, file: TextIO | None = None) -> None:
+    """Print the gates of `export`, a line per op kind with each value, its limit, and a mark where it is missed."""
+    found = list(verdicts)
+    names = list(dict.fromkeys(verdict.gate for verdict in found))
+    rules = {verdict.gate: f"{verdict.rule} {verdict.limit:.0%}" for verdict in found}
+    rows = []
+    for op in dict.fromkeys(verdict.op for verdict in found):
+        mine = {verdict.gate: verdict for verdict in found if verdict.op == op}
+        missed = sum(not verdict.met for verdict in mine.values())
+        rows.append((op, *(describe_verdict(mine[name]) for name in names), f"{missed} missed" if missed else "met"))
+    headings = ["left-out families", *(f"{name} {rules[name]}" for name in names), ""]
+    print(format_table(headings, rows), file=file or sys.stdout)
+
+
+def describe_verdict(verdict) -> str:
+    """Return a gate's value, with a mark where it is missed."""
+    value = "not measured" if verdict.value is None else f"{verdict.value:.1%}"
+    return value if verdict.met else f"{value} !"
