@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "Score the selector on problems that it did not see.",
     "export": "Write the artefact by which the library chooses configs. Exits with 1 if a gate is missed.",
     "select": "Print the config that the library would use. This needs no GPU.",
+    "tune": "Measure one problem on this GPU and install its best config, for processes that start afterwards.",
     "warmup": "Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.",
     "inspect": "Show what the database covers, how noisy it is, and what is stale or failed.",
     "models": "List, show, verify, compare and remove selector artefacts.",

@@ -10,11 +10,11 @@ import typer
 from tuner.commands.tables import format_table, print_gates
 from tuner.problems.fields import OP_NAMES
 
-HEADINGS = ("choice", "mean regret (95 %)", "p95 (95 %)", "max", "<= 2 %", "wins", "losses", "vs heuristic")
+HEADINGS = ("choice", "mean regret (95 %)", "p95", "max", "<= 2 %", "wins", "losses", "worst")
 #: What the table's numbers mean; a model card says the same in words of its own.
 LEGEND = (
-    "regret: time of the choice to that of the best config, minus 1, on rounds that did not choose that best:",
-    "below 0, the choice was faster in them. wins, losses: problems against the heuristic's pick.",
+    "regret: time of the choice over that of the best config, minus 1, in rounds that did not choose it;",
+    "below 0, the choice was faster in them. wins, losses, worst: against the heuristic's pick.",
 )
 
 
@@ -126,11 +126,10 @@ def print_report(op: str, folder: Path, report, verdicts: list) -> None:
 def describe_method(name: str, statistics) -> tuple:
     """Return the cells of one method."""
     low, high = statistics.mean_interval
-    lower, higher = statistics.p95_interval
     return (
         name,
         f"{statistics.mean:.2%} ({low:.2%} to {high:.2%})",
-        f"{statistics.p95:.1%} ({lower:.1%} to {higher:.1%})",
+        f"{statistics.p95:.1%}",
         f"{statistics.max:.1%}",
         f"{statistics.within_2_percent:.0%}",
         statistics.wins,

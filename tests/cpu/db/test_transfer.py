@@ -9,7 +9,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes.databases import CONFIGS, SKU, add_block, add_context, make_database
 from tuner import errors
-from tuner.db import Store, export_json, import_json, merge, snapshot, tables
+from tuner.db import Store, export_json, import_json, merge, snapshot, snapshot_path, tables
 from tuner.db.naturals import KEYS, merge_tables
 from tuner.db.transfer import ADDED, load_tables, parse_json, to_json_bytes
 
