@@ -25,7 +25,6 @@ COMMANDS = {
     "merge": ["db", "merge", "{out}/merged.db", "{db}"],
     "export": ["db", "export", "{out}/export.json", "--db", "{db}"],
     "snapshot": ["db", "snapshot", "{out}/snapshot.db", "--db", "{db}", "--sku", "h200", "--max-bytes", "1000000000"],
-    "simulate": ["simulate", "--db", "{db}", "--problems", "1", "--seeds", "1"],
     "select": ["select", "1", "512", "1024", "--device", "h200", "--explain", "--db", "{db}"],
 }
 
