@@ -8,6 +8,7 @@ CONFIG_FIELDS: tuple[Field, ...]
 FEATURES_VERSION: int
 HEURISTIC_VERSION: str
 LAUNCH_ABI: int
+LOGITS_ESTIMATE_REVISION: int
 OP_KINDS: tuple[OpKind, ...]
 PROBLEM_FIELDS: tuple[Field, ...]
 STAGE_K_BYTES: int

@@ -141,9 +141,10 @@ std::string Selector::guard_artifact(const Problem& problem, const Device& devic
 }
 
 // What rules out the forest, whose features hold the heuristic's estimates, or "".
-std::string Selector::guard_versions() const {
+std::string Selector::guard_versions(const OpModel& model) const {
     if (!origin_.has_own_features) return "trained on other features (features version differs)";
     if (!origin_.has_own_heuristic) return "trained against another heuristic (heuristic version differs)";
+    if (!model.parts.has_own_estimate) return "trained against another estimate of logits (estimate revision differs)";
     return "";
 }
 
@@ -166,7 +167,7 @@ Choice Selector::choose(const Problem& problem, const Device& device, std::strin
                     .reason = "measured best",
                     .scored = {},
                     .scores = {}};
-    if (std::string reason = guard_versions(); !reason.empty()) return analytic(std::move(reason));
+    if (std::string reason = guard_versions(model); !reason.empty()) return analytic(std::move(reason));
     const Estimator estimator(problem, device);
     const AnalyticChoice pick = choose_analytic(problem, estimator, device);
     std::vector<double> features(num_features(model.op, model.num_portfolio));
