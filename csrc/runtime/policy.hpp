@@ -2,9 +2,14 @@
 // must be held.
 #pragma once
 
+#include <cstdint>
+
 #include "core/op_kind.hpp"
 
 namespace deep_gemm {
+
+// Another number after each change of what planned calls read: the limit of SMs and batch invariance.
+uint64_t policy_version();
 
 // What callers get that ask for nothing.
 struct Invariance {

@@ -6,6 +6,7 @@
 
 #include "core/python.hpp"
 #include "runtime/call.hpp"
+#include "runtime/gpu.hpp"
 
 namespace deep_gemm {
 
@@ -25,7 +26,11 @@ void run_reference(Op op, PyObject* named, PyObject* stream);
 // The same with the vendor's library, on a GPU; of the op kinds that vendor.py has.
 void run_vendor(Op op, PyObject* named, PyObject* stream);
 
-// Uninitialised memory of torch's allocator that belongs to the stream: rows * columns bytes, as FP8.
+// Uninitialised memory of torch's allocator on `gpu`, which belongs to torch's current stream there. `shape` and
+// `strides` are tuples of ints. During stream capture the memory is the graph's.
+Reference empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype);
+
+// Uninitialised memory that belongs to the stream: rows * columns bytes, as FP8.
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream);
 
 // Uninitialised logits [rows, columns] on the device of `like`, FP32, whose rows start at multiples of 64 elements.
