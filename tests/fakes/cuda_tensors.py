@@ -1,13 +1,17 @@
 """Tensors of torch that say to be on a GPU, on machines without one: nobody may read their memory.
 
-For the children of stub_driver: `use` changes torch for the rest of the process.
+For the children of stub_driver: `use_fakes` changes torch for the rest of the process.
 """
 
 import ctypes
+import hashlib
+import types
 
 import torch
 
 from deep_gemm import stream
+from deep_gemm.jit import build
+from tests.fakes import stub_driver
 
 _CUDA = 2
 _TYPES = {
@@ -65,12 +69,18 @@ class Allocator:
 _allocator = Allocator()
 
 
-def use() -> Allocator:
-    """Let torch have such tensors in this process, and the native module take memory from the result, which is new."""
+def use_fakes() -> Allocator:
+    """Let torch have such tensors in this process, compile nothing, and let the native module take memory from the
+    result, which has given nothing yet.
+    """
     if not _kept:
         torch.cuda._lazy_init = lambda: None
         stream.find_allocator = lambda: _allocator.take  # the native module asks once
         _replace_current_stream()
+    stub_driver.use_fake_build()
+    build.get_cubin_for_source = lambda source, name, **options: types.SimpleNamespace(
+        cubin=hashlib.sha256(source.encode()).hexdigest().encode(), kernel_name=name
+    )
     _allocator.taken = []
     return _allocator
 

@@ -2,19 +2,15 @@
 torch that say to be on a GPU.
 """
 
-import hashlib
-import types
-
 import pytest
 import torch
 
 import deep_gemm
 from deep_gemm import _C, planned, quantize
 from deep_gemm.errors import ArgumentError
-from deep_gemm.jit import build
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
-from tests.fakes import cuda_tensors, stub_driver
-from tests.fakes.cuda_tensors import STREAM, make_tensor
+from tests.fakes import stub_driver
+from tests.fakes.cuda_tensors import STREAM, make_tensor, use_fakes
 from tests.fakes.stub_driver import select
 
 BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
@@ -29,15 +25,6 @@ pytestmark = pytest.mark.skipif(
 def driver(tmp_path_factory):
     with stub_driver.start(tmp_path_factory.mktemp("stub")) as stub:
         yield stub
-
-
-def use_fakes() -> cuda_tensors.Allocator:
-    """Compile nothing, and take the memory of calls from nowhere."""
-    build.get_cubin_for_source = lambda source, name, **options: types.SimpleNamespace(
-        cubin=hashlib.sha256(source.encode()).hexdigest().encode(), kernel_name=name
-    )
-    stub_driver.use_fake_build()
-    return cuda_tensors.use()
 
 
 def call_transposes(shapes: list[tuple], options: list[tuple]) -> tuple[list, list, list]:
