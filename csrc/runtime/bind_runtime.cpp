@@ -13,6 +13,7 @@
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/plain_kernel.hpp"
+#include "runtime/torch_calls.hpp"
 #include "runtime/transpose.hpp"
 
 namespace py = pybind11;
@@ -110,6 +111,13 @@ void bind_plain_kernels(py::module_& m) {
         "the indices of arguments that kernels write, requires grad in grad mode. Keep it: builtins are never freed.");
 }
 
+void bind_allocator(py::module_& m) {
+    m.def(
+        "set_allocator", [](const py::object& function) { set_allocator(function.ptr()); }, "function"_a,
+        "Let results and temporaries on the current GPU be taken by `function(shape, strides, dtype)`; None: by torch "
+        "again. For tests.");
+}
+
 }  // namespace
 
 int parse_ordinal(PyObject* ordinal) {
@@ -123,6 +131,7 @@ void bind_runtime(py::module_& m) {
     bind_dispatch(m);
     bind_ops(m);
     bind_plain_kernels(m);
+    bind_allocator(m);
 }
 
 }  // namespace deep_gemm

@@ -91,4 +91,6 @@ bool is_batch_invariant(const OpKind& kind) {
 
 void set_batch_invariant(bool is_enabled) { batch_invariant = Invariance{is_enabled, is_enabled}, ++version; }
 
+void reset_batch_invariant() { batch_invariant.reset(), ++version; }
+
 }  // namespace deep_gemm

@@ -27,16 +27,15 @@ Reference make_pair(int64_t first, int64_t second) {
                                         Reference::take(PyLong_FromLongLong(second)).get()));
 }
 
-// A function of shape, strides and dtype that takes memory on the current GPU; kept for the life of the process. No
-// static initialisation guard, as for torch_access.
-PyObject* allocator() {
-    static PyObject* found = nullptr;
-    if (found == nullptr) {
+// What takes memory on the current GPU; null until it is first asked for.
+PyObject* allocator = nullptr;
+
+Reference find_allocator() {
+    if (allocator == nullptr) {
         const Reference find = import_attribute("deep_gemm.stream", "find_allocator");
-        Reference made = Reference::take(PyObject_CallNoArgs(find.get()));
-        if (found == nullptr) found = made.release();
+        set_allocator(Reference::take(PyObject_CallNoArgs(find.get())).get());
     }
-    return found;
+    return Reference::borrow(allocator);
 }
 
 Reference new_empty_strided(PyObject* like, PyObject* shape, PyObject* strides, PyObject* dtype) {
@@ -81,10 +80,12 @@ void run_vendor(Op op, PyObject* named, PyObject* stream) {
     call("run_vendor", "sOO", std::string(op_name(op)).c_str(), named, stream);
 }
 
+void set_allocator(PyObject* function) { Py_XSETREF(allocator, function == Py_None ? nullptr : Py_NewRef(function)); }
+
 Reference empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype) {
     if (!is_current(gpu)) return call("empty_strided", "OOOi", shape, strides, dtype, gpu.ordinal);
     PyObject* arguments[] = {shape, strides, dtype};
-    return Reference::take(PyObject_Vectorcall(allocator(), arguments, std::size(arguments), nullptr));
+    return Reference::take(PyObject_Vectorcall(find_allocator().get(), arguments, std::size(arguments), nullptr));
 }
 
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream) {

@@ -30,6 +30,9 @@ void run_vendor(Op op, PyObject* named, PyObject* stream);
 // `strides` are tuples of ints. During stream capture the memory is the graph's.
 Reference empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype);
 
+// Take such memory by `function(shape, strides, dtype)`, on the current GPU; None: by the one of deep_gemm.stream.
+void set_allocator(PyObject* function);
+
 // Uninitialised memory that belongs to the stream: rows * columns bytes, as FP8.
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream);
 

@@ -9,7 +9,7 @@ import types
 
 import torch
 
-from deep_gemm import stream
+from deep_gemm import _C
 from deep_gemm.jit import build
 from tests.fakes import stub_driver
 
@@ -75,8 +75,8 @@ def use_fakes() -> Allocator:
     """
     if not _kept:
         torch.cuda._lazy_init = lambda: None
-        stream.find_allocator = lambda: _allocator.take  # the native module asks once
         _replace_current_stream()
+    _C.set_allocator(_allocator.take)
     stub_driver.use_fake_build()
     build.get_cubin_for_source = lambda source, name, **options: types.SimpleNamespace(
         cubin=hashlib.sha256(source.encode()).hexdigest().encode(), kernel_name=name
