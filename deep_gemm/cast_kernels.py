@@ -94,12 +94,16 @@ def plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
     layout = scale_layout((*leading, mn, -(-k // 4) if is_packed else k), True)
     groups, in_group, in_row = math.prod(leading), sf.stride(0) if leading else 0, sf.stride(-2)
     out_group, _, out_column = _group_strides(layout)
-    grid = (-(-layout[0][-1] // _LAYOUT_COLUMNS), -(-mn // _LAYOUT_ROWS), groups)
+    columns = layout[0][-1]
+    tiles = -(-columns // _LAYOUT_COLUMNS)
+    grid = (tiles, -(-mn // _LAYOUT_ROWS), groups)
     if max(grid[1:]) > _MAX_GRID_Y:
         return None
-    is_aligned = is_packed and k % 4 == 0 and _is_aligned(sf, (in_group, in_row))
+    is_aligned = k % 4 == 0 and _is_aligned(sf, (in_group, in_row))
     kernel = get_kernel("scale_layout", 256, kPack=is_packed, kAligned=is_aligned)
-    numbers = (mn, k, in_group, in_row, out_group, out_column)
+    width = -(-columns // max(tiles, 1))
+    width = -(-width // 4) * 4 if is_aligned and not is_packed else width
+    numbers = (mn, k, width, in_group, in_row, out_group, out_column)
     output = Memory(*layout, torch.int32 if is_packed else sf.dtype)
     return _make_plan(kernel, grid, (output,), (X, DATA, *numbers))
 

@@ -87,11 +87,11 @@ ClusterTiles count_cluster_tiles(const Problem& problem, const Config& config) {
     return tiles;
 }
 
-// Parts of a sum over groups: as many as there are clusters for each tile.
+// Parts of a sum over groups: as many as there are clusters for each tile, unless m and n must not count.
 int64_t count_parts(const Problem& problem, int64_t clusters, const ClusterTiles& tiles) {
     if (!op_kind(problem.op).is_summed()) return 1;
-    return std::clamp<int64_t>(clusters / tiles.count(), 1,
-                               problem.num_groups * ceil_div(problem.k, stage_k(problem.op)));
+    if (problem.batch_invariant) return count_invariant_parts(problem);
+    return std::clamp<int64_t>(clusters / tiles.count(), 1, count_sum_steps(problem));
 }
 
 // Clusters of the grid, which is persistent.
@@ -146,7 +146,8 @@ void set_ends(GroupParams& params, const Call& call) {
     if (kind.k_is_divided() && !kind.is_fp8) params.pitch_a = k_pitch(call.a), params.pitch_b = k_pitch(call.b);
 }
 
-GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map_slots) {
+GroupParams make_group_params(const Call& call, const Sizes& sizes, const LaunchGeometry& geometry,
+                              uint64_t map_slots) {
     GroupParams params{.groups = call.groups.view.address,
                        .map_slots = map_slots,
                        .scale_a_stride_group = group_stride(call.scale_a.view),
@@ -156,6 +157,7 @@ GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map
                        .num_groups = uint32_t(sizes.num_groups)};
     if (call.needs_group_maps()) params.a = call.a.view.address, params.b = call.b.view.address;
     if (op_kind(call.op).has_ends()) set_ends(params, call);
+    if (op_kind(call.op).is_summed()) params.num_parts = geometry.num_parts;
     return params;
 }
 
@@ -198,7 +200,7 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     TensorMaps maps = make_tensor_maps(driver::api(), kernel.problem, kernel.config, call, sizes);
     GemmParams params = make_params(geometry, call, sizes);
     GroupParams groups;
-    if (is_grouped(call.op)) groups = make_group_params(call, sizes, map_slots);
+    if (is_grouped(call.op)) groups = make_group_params(call, sizes, geometry, map_slots);
     // A dense kernel has no seventh parameter, and the driver reads as many as the kernel has.
     void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params, &groups};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream), get_pdl());

@@ -43,7 +43,8 @@ struct GroupParams {
     // Groups with ends only, else 0 (psum_types.cuh): the alignment of the groups' rows, whether rows of padding become
     // +0, and the pitches of the rows of K of MN-major operands in units of 16 bytes.
     uint32_t alignment = 0, has_zero_padding = 0, pitch_a = 0, pitch_b = 0;
-    uint32_t reserved[3] = {};
+    uint32_t num_parts = 0;  // sums over groups only (summed_scheduler.cuh)
+    uint32_t reserved[2] = {};
 };
 
 static_assert(sizeof(GroupParams) == 96, "the kernel reads 96 bytes");

@@ -86,6 +86,7 @@ void set_tc_util(double ratio) {
 bool is_batch_invariant() { return get_invariance().bf16 && get_invariance().fp8; }
 
 bool is_batch_invariant(const OpKind& kind) {
+    if (kind.is_summed()) return is_batch_invariant();
     return kind.knobs.has(Knob::kSplitK) && (kind.is_fp8 ? get_invariance().fp8 : get_invariance().bf16);
 }
 

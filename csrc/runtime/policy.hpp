@@ -44,7 +44,8 @@ double get_tc_util();
 void set_tc_util(double ratio);
 
 // Whether selection is limited to configs with which a row of D does not depend on m: for all op kinds, or for problems
-// of this one. Of kinds that cannot split K all configs are such, so their problems ask for nothing.
+// of this one. Of kinds that cannot split K all configs are such, so their problems ask for nothing; but sums over
+// groups are added up in parts whose number then depends on neither m nor n, where both types are invariant.
 // DG_BATCH_INVARIANT decides until it is set; without it, kDefaultInvariance. reset_batch_invariant goes back to that.
 bool is_batch_invariant();
 bool is_batch_invariant(const OpKind& kind);

@@ -64,15 +64,20 @@ def _number(argument: object) -> int:
 
 @functools.cache
 def _compile(name: str, constants: tuple) -> Callable:
+    arguments = ", ".join(f"({kind})a[{i}]" for i, kind in enumerate(PLAIN_KERNELS[name].parameters))
+    return compile_host(plain_source(name, dict(constants)), f"{plain_symbol(name)}({arguments})")
+
+
+def compile_host(source: str, call: str) -> Callable:
+    """Return the launch of device code, compiled for the CPU: launch(grid, threads, a), whose threads make `call`."""
     folder = Path(tempfile.mkdtemp(prefix="plain_host_"))
     kernel, library = folder / "kernel.cu", folder / "kernel.so"
-    kernel.write_text(plain_source(name, dict(constants)))
-    arguments = ", ".join(f"({kind})a[{i}]" for i, kind in enumerate(PLAIN_KERNELS[name].parameters))
+    kernel.write_text(source)
     command = [
         shutil.which("g++") or "c++", "-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing",
         "-fno-gnu-unique",  # the shared memory of kernels of one name stays their own
         "-shared", "-fPIC", "-pthread", f"-I{_SOURCE.parent / 'host_include'}", f"-I{_ROOT / 'deep_gemm' / 'include'}",
-        f'-DKERNEL="{kernel}"', f"-DCALL={plain_symbol(name)}({arguments})", "-o", str(library), str(_SOURCE),
+        f'-DKERNEL="{kernel}"', f"-DCALL={call}", "-o", str(library), str(_SOURCE),
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=120)
     function = ctypes.CDLL(str(library)).launch
