@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import cast
 
+from deep_gemm import _C
+from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
@@ -32,17 +34,17 @@ def snapshot(
 
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing reads from a
     snapshot is removed, too: all samples and quantiles, what compilers reported, and the statistics of search rows
-    except the median and the ratio. With `sku`, only that SKU's blocks with the newest kernel hash are kept. SQLite's
-    backup API copies the source, so that a sweep can go on meanwhile.
+    except the median and the ratio. With `sku` (or a short name), only that SKU's blocks with the newest kernel hash
+    are kept. SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
-    Raises: UsageError, also where `target` holds more than the copy would; StoreError; IntegrityError where private
-    text is left, or the result is larger than `max_bytes`.
+    Raises: UsageError, also where nothing was measured on `sku` or `target` holds more than the copy would; StoreError;
+    IntegrityError where private text is left, or the result is larger than `max_bytes`.
     """
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
         found = load_tables(back_up(source, Path(folder) / "backup.db"))
-        found = scrub(select_newest(found, sku) if sku else found)
+        found = scrub(select_newest(found, find_sku(found, sku)) if sku else found)
         check_private(found, path)
         check_loss(found, path)
         add_tables(fresh, [found])
@@ -93,6 +95,24 @@ def back_up(source: str | os.PathLike, copy: Path) -> Path:
         cast(sqlite3.Connection, connection.connection.driver_connection).backup(destination)
         destination.close()
     return copy
+
+
+def find_sku(found: Tables, name: str) -> str:
+    """Return the SKU that `name` means, which may be a short name such as h200, in any case.
+
+    Raises: UsageError where no block was measured on it.
+    """
+    try:
+        sku = _C.Device.known(name).sku
+    except DeepGemmError:
+        sku = name
+    measured = {found["device"][(row["device_id"],)]["sku"] for row in found["block"].values()}
+    if sku not in measured:
+        raise errors.UsageError(
+            f"--sku {name}: nothing was measured on it, so nothing was written; use one of"
+            f" {', '.join(sorted(measured)) or 'none: the database holds no measurements'}"
+        )
+    return sku
 
 
 def select_newest(found: Tables, sku: str) -> Tables:

@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner import errors
 from tuner.db import tables
-from tuner.db.files import replacing
+from tuner.db.files import is_recorded, replacing
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
 from tuner.db.store import Store
 
@@ -31,7 +31,7 @@ ADDED: dict[str, dict[str, Any]] = (
 
 def load_tables(source: str | os.PathLike) -> Tables:
     """Return the checked contents of a database. Raises: UsageError, StoreError, IntegrityError."""
-    with Store.open(source, "ro") as store, store.reading() as connection:
+    with Store.open(source, "immutable" if is_recorded(source) else "ro") as store, store.reading() as connection:
         found = read_tables(connection)
         check_tables(store.target, found)
     return found

@@ -34,3 +34,8 @@ class IntegrityError(TunerError):
 
 class StoreError(TunerError):
     """The tuning database could not be opened or written; rows that were committed before are intact."""
+
+
+def explain_missing(error: ModuleNotFoundError) -> str:
+    """Return what to do about a module that is not installed: nearly always a part of the extra `tuner`."""
+    return f'{error.name}: this module is not installed; run pip install "deep_gemm[tuner]" (in a clone ".[tuner]")'
