@@ -49,20 +49,6 @@ std::string product_text(const Sizes& sizes) {
     return "m = " + std::to_string(sizes.m) + ", n = " + std::to_string(sizes.n) + ", k = " + std::to_string(sizes.k);
 }
 
-[[noreturn]] void fail_launch(driver::Result result, const char* call, const std::string& what) {
-    const char* remedy =
-        driver::is_sticky(result)
-            ? "; an earlier kernel of this process failed and its CUDA context is lost: restart the process."
-            : "; check the stream and the GPU's state, and report a config that never launches.";
-    throw Error(ErrorKind::kLaunch,
-                std::string(call) + " for " + what + ": " + driver::describe(driver::api(), result) + remedy);
-}
-
-driver::Result enqueue_released(driver::Function function, const driver::LaunchConfig& config, void** arguments) {
-    const ReleasedGil released;
-    return driver::api().launch_kernel_ex(&config, function, arguments, nullptr);
-}
-
 // Cluster tiles along m that are walked together: a wave of `clusters` then covers a block of tiles `band` high, and
 // the best band touches the fewest bytes of A and B (whose elements have the same size).
 int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters) {
@@ -218,16 +204,22 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     // A dense kernel has no seventh parameter, and the driver reads as many as the kernel has.
     void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params, &groups};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream), get_pdl());
-    const driver::Result result = enqueue_released(kernel.function(), launch.config, arguments);
-    if (result != driver::kSuccess)
-        fail_launch(result, "cuLaunchKernelEx", product_text(sizes) + " with " + to_string(kernel.config));
+    enqueue(kernel.function(), launch.config, arguments,
+            [&] { return product_text(sizes) + " with " + to_string(kernel.config); });
 }
 
-void enqueue(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments,
-             const std::string& what) {
-    const ContextGuard context(gpu);
-    const driver::Result result = enqueue_released(function, config, arguments);
-    if (result != driver::kSuccess) fail_launch(result, "cuLaunchKernelEx", what);
+void fail_launch(driver::Result result, const char* call, const std::string& what) {
+    const char* remedy =
+        driver::is_sticky(result)
+            ? "; an earlier kernel of this process failed and its CUDA context is lost: restart the process."
+            : "; check the stream and the GPU's state, and report a config that never launches.";
+    throw Error(ErrorKind::kLaunch,
+                std::string(call) + " for " + what + ": " + driver::describe(driver::api(), result) + remedy);
+}
+
+driver::Result enqueue_released(driver::Function function, const driver::LaunchConfig& config, void** arguments) {
+    const ReleasedGil released;
+    return driver::api().launch_kernel_ex(&config, function, arguments, nullptr);
 }
 
 void launch_zero_fill(const Gpu& gpu, const TensorView& d, void* stream) {

@@ -2,9 +2,14 @@
 // must be held.
 #pragma once
 
+#include <cstdint>
+
 #include "core/op_kind.hpp"
 
 namespace deep_gemm {
+
+// Another number after each change of what planned calls read: the limit of SMs and batch invariance.
+uint64_t policy_version();
 
 // What callers get that ask for nothing. BF16 callers take for granted that a row of D does not depend on m, and a
 // difference that nobody sees is worse than a slower product of few columns; docs/performance.md has what it costs.

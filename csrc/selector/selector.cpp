@@ -48,12 +48,13 @@ int find_outside(const OpModel& model, std::span<const double> features) {
     return -1;
 }
 
-// The first of the best-scored portfolio configs that `is_usable` allows, or -1.
+// The first of the best-scored portfolio configs that `is_usable` allows, or -1. It costs more than a comparison, so
+// only configs that would be the best so far are asked about.
 template <typename IsUsable>
 int find_best(const std::vector<double>& scores, IsUsable&& is_usable) {
     int best = -1;
     for (int i = 0; i < int(scores.size()); ++i)
-        if (is_usable(size_t(i)) && (best < 0 || scores[size_t(i)] < scores[size_t(best)])) best = i;
+        if ((best < 0 || scores[size_t(i)] < scores[size_t(best)]) && is_usable(size_t(i))) best = i;
     return best;
 }
 

@@ -11,7 +11,7 @@ import torch
 
 from deep_gemm import cast_kernels, quantize
 from tests.fakes.operands import one_thread
-from tests.fakes.plain_host import POISON, compile_host, use_host_kernels
+from tests.fakes.plain_host import POISON, compile_host, run_plan, use_host_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -60,11 +60,12 @@ def strided(x, extra):
 
 
 def rows(x, gran=128, use_ue8m0=False, masked_m=None, is_mn_major=False):
-    return cast_kernels.cast_rows(x, gran, use_ue8m0, masked_m, is_mn_major, False, quantize._check_rows)
+    plan = cast_kernels.plan_rows(x, gran, use_ue8m0, masked_m is not None, is_mn_major, False)
+    return run_plan(plan, x, masked_m)
 
 
 def blocks(x, gran=128, use_ue8m0=False, is_per_column=False):
-    return cast_kernels.cast_blocks(x, gran, use_ue8m0, is_per_column, quantize._check_rows)
+    return run_plan(cast_kernels.plan_blocks(x, gran, use_ue8m0, is_per_column), x)
 
 
 @pytest.mark.parametrize("use_ue8m0", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -130,7 +131,7 @@ def test_masked_rows_are_neither_read_nor_written(monkeypatch, sm_count, is_mn_m
 def test_swiglu(n, gran):
     """Values are as close as the exponential functions of two libraries."""
     x = values((6, 2 * n))
-    data, scales = cast_kernels.cast_rows(x, gran, False, None, False, True, quantize._check_pairs)
+    data, scales = run_plan(cast_kernels.plan_rows(x, gran, False, False, False, True), x)
     gate, up = x.float().chunk(2, -1)
     wanted, wanted_scales = quantize.per_token_cast_to_fp8(gate / (1 + torch.exp(-gate)) * up, False, gran)
     assert torch.allclose(scales, wanted_scales, rtol=1e-6)
@@ -180,7 +181,7 @@ def test_swiglu_of_gates_beyond_the_short_division():
     gate = torch.ones(24, 128)
     gate[:12, 3], gate[12:] = gates, gates[:, None]
     x = torch.cat([gate, torch.full_like(gate, -2.0)], 1).to(BF16)
-    found = cast_kernels.cast_rows(x, 128, False, None, False, True, quantize._check_pairs)
+    found = run_plan(cast_kernels.plan_rows(x, 128, False, False, False, True), x)
     gate, up = x.float().chunk(2, -1)
     check(found, quantize.per_token_cast_to_fp8(gate / (1 + torch.exp(-gate)) * up, False))
 
@@ -231,7 +232,7 @@ def test_what_no_kernel_does_is_left_to_torch(gran, dtype):
 def test_scale_layouts(shape, extra):
     sf = strided(values(shape, FP32).abs(), extra)
     aligned = -(-shape[-2] // 4) * 4
-    found, packed = cast_kernels.lay_out_scales(sf), cast_kernels.pack_scales(sf)
+    found, packed = (run_plan(cast_kernels.plan_layout(sf, is_packed), sf) for is_packed in (False, True))
     exponents = torch.nn.functional.pad((sf.contiguous().view(torch.int32) >> 23).to(torch.uint8), (0, -shape[-1] % 4))
     for tensor, wanted in ((found, sf), (packed, exponents.contiguous().view(torch.int32))):
         assert torch.equal(tensor, wanted) and tensor.stride()[-2:] == (1, aligned)
@@ -239,8 +240,8 @@ def test_scale_layouts(shape, extra):
 
 
 def test_columns_of_scales_that_are_not_contiguous_are_left_to_torch():
-    assert cast_kernels.lay_out_scales(torch.ones(8, 4).T) is None
-    assert cast_kernels.pack_scales(torch.ones(2, 2, 8, 4)) is None
+    assert cast_kernels.plan_layout(torch.ones(8, 4).T, False) is None
+    assert cast_kernels.plan_layout(torch.ones(2, 2, 8, 4), True) is None
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 4, 5, 7, 16, 56, 896, 65535, 1 << 20, (1 << 20) + 1, (1 << 31) - 1])
