@@ -22,10 +22,9 @@ from tuner.db.values import make_key
 MAX_SNAPSHOT_BYTES = 8_000_000
 #: Matches a path, an address or a board's UUID, none of which may be in a snapshot; a slash between digits is a shard.
 PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
-#: Statistics of search rows that nothing reads from a snapshot. Censored rows lose their ratio's interval as well: the
-#: ratio is a lower bound.
-SEARCH_EXTRAS = ("mad_us", "q10_us", "q90_us", "max_abs_error")
-RATIO_INTERVAL = ("ratio_low", "ratio_high")
+#: What nothing reads from a snapshot: of every row, and of search rows besides.
+EXTRAS = ("error", "samples", "q10_us", "q90_us")
+SEARCH_EXTRAS = ("mad_us", "max_abs_error", "ratio_low", "ratio_high")
 
 
 def snapshot(
@@ -34,10 +33,9 @@ def snapshot(
     """Write a copy of `source` that may be published to `target`; return {"bytes", "tables"}.
 
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing reads from a
-    snapshot is removed, too: all samples, and the statistics of search rows except the median, the ratio and its
-    interval (without the interval where the row is censored). Confirmation rows keep all statistics. With `sku` (or a
-    short name), only that SKU's blocks with the newest kernel hash are kept. SQLite's backup API copies
-    the source, so that a sweep can go on meanwhile.
+    snapshot is removed, too: all samples and quantiles, what compilers reported, and the statistics of search rows
+    except the median and the ratio. With `sku` (or a short name), only that SKU's blocks with the newest kernel hash
+    are kept. SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
     Raises: UsageError, also where nothing was measured on `sku` or `target` holds more than the copy would; StoreError;
@@ -143,6 +141,7 @@ def scrub(found: Tables) -> Tables:
         key: row | {"argv": None, "host": None, "preset": without_path(row["preset"])}
         for key, row in found["sweep"].items()
     }
+    scrubbed["compilation"] = {}
     scrubbed["measurement"] = {key: scrub_measurement(row) for key, row in found["measurement"].items()}
     environments = {key[0]: scrub_environment(row) for key, row in found["environment"].items()}
     scrubbed["environment"] = {(row["key"],): row for row in environments.values()}
@@ -155,12 +154,7 @@ def scrub(found: Tables) -> Tables:
 
 def scrub_measurement(row: dict) -> dict:
     """Return a measured row as a snapshot has it, see snapshot."""
-    left_out = ["error", "samples"]
-    if row["role"] == "search":
-        left_out += SEARCH_EXTRAS
-        if row["status"] == "censored":
-            left_out += RATIO_INTERVAL
-    return row | dict.fromkeys(left_out)
+    return row | dict.fromkeys(EXTRAS + SEARCH_EXTRAS if row["role"] == "search" else EXTRAS)
 
 
 def scrub_environment(row: dict) -> dict:

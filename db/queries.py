@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Select, select
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.fields import OP_KINDS
 from tuner import errors
 from tuner.db import tables
 from tuner.db.checks import (
@@ -29,8 +30,6 @@ from tuner.db.rows import BlockRow, CompilerReport, MeasurementRow, WinnerRow
 from tuner.db.values import check_names
 from tuner.problems.fields import kernel_variant, replace_problem, to_config, to_problem
 
-#: Sizes that legality never depends on, as the smallest problem has them.
-SMALLEST = {"m": 1, "n": 1, "k": 1, "expected_m": 0}
 REPORT_FIELDS = tuple(field.name for field in fields(CompilerReport))
 NO_REPORT = CompilerReport()
 #: Rows of `measurement` that are checked together.
@@ -143,13 +142,21 @@ def check_devices(path: object, devices: dict[int, dict]) -> None:
             raise damaged(path, f"device {index}: {error}") from error
 
 
+def get_smallest(problem: _C.Problem) -> _C.Problem:
+    """Return the smallest problem that has the same legal configs: of the same variant, groups and policy. The k of
+    attention logits stays, because a kernel is made for it.
+    """
+    sizes = {"m": problem.next_n, "n": 1, "expected_m": 0} | ({} if OP_KINDS[problem.op].is_logits else {"k": 1})
+    return replace_problem(problem, **sizes)
+
+
 class LegalPairs:
     """Whether a config may run on a board: the library's own predicate, asked once per board, variant and config."""
 
     def __init__(self, devices: dict[int, dict], configs: dict[int, StoredConfig]):
         self.devices = {index: to_device(row) for index, row in devices.items()}
         self.configs = configs
-        self.get_variant = lru_cache(maxsize=None)(lambda problem: replace_problem(problem, **SMALLEST))
+        self.get_variant = lru_cache(maxsize=None)(get_smallest)
         self.ask = lru_cache(maxsize=None)(self.is_variant_legal)
 
     def is_legal(self, block: BlockRow, config_id: int) -> bool:
