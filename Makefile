@@ -72,22 +72,26 @@ stubs: build ## deep_gemm/_C.pyi, the types of the native module
 
 # Torch first: a CPU build that is already there must not be replaced by a larger one that a dependency asks for.
 # pybind11 is pinned because the committed stubs hold the signatures that it writes.
+# The environment is made again only after pyproject.toml or setup.py has changed. The native module is always built in
+# place, where only what is outdated is compiled: pip would compile everything, every time.
 .PHONY: setup-demo setup-test
 setup: setup-test ## the virtual environment, with what `make test` and `make lint` need
 EXTRAS_test = test,dev
 EXTRAS_demo = demo
-setup-demo setup-test: setup-%:
 ifeq ($(INSTALL),1)
+setup-demo setup-test: setup-%: $(VENV)/.installed-%
+endif
+setup-demo setup-test:
+	@echo "building the native module (minutes, the first time)"
+	$(RUN) setup.py -q build_ext --inplace
+
+$(VENV)/.installed-demo $(VENV)/.installed-test: $(VENV)/.installed-%: pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
 	$(VENV)/bin/python -m pip install --quiet "setuptools>=77" wheel "pybind11==3.1.0"
-	@echo "building the native module (minutes, the first time)"
-	$(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$(EXTRAS_$*)]"
-else
-	@echo "building the native module (minutes, the first time)"
-	$(PYTHON) setup.py -q build_ext --inplace
-endif
+	DG_BUILD_NATIVE=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$(EXTRAS_$*)]"
+	@touch $@
 
 build: ## the native module, in place
 	$(HERE) setup.py -q build_ext --inplace

@@ -9,6 +9,7 @@ made with other kernels than these, the demo's own problems are swept on simulat
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,7 +17,6 @@ from pathlib import Path
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 import deep_gemm
 from deep_gemm import _C, selection
@@ -24,6 +24,7 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.numerics import widen
 from deep_gemm.selector import Selector
+from tuner.commands.tables import format_table
 from tuner.db import Store, snapshot_path
 from tuner.learn.dataset import load_dataset
 from tuner.learn.sources import RECORDED_SKU, open_database
@@ -33,10 +34,13 @@ OP = "fp8_gemm"
 ROWS = 12
 #: Launches in a timed CUDA graph, and its replays; each is timed in turn with the other configs of the problem.
 LAUNCHES, REPLAYS = 20, 15
-#: What a reader must know of the table: the selector was shown these very problems.
-TRAINED_ON_THEM = "the selector was trained on these problems"
-#: Wide enough for a line of the table, also where the output is a file.
-console = Console(width=max(Console().width, 130))
+HEADINGS = ("m", "n", "k", "heuristic us", "left out", "us", "by", "speed-up", "in-sample")
+#: What a reader must know of the table.
+LEGEND = (
+    "left out: the choice of a selector trained without all problems of this weight and similar ones;",
+    "in-sample: the speed-up of the exported selector, which was trained on these very problems",
+)
+console = Console()
 
 
 def run_tuner(*arguments: object) -> None:
@@ -164,75 +168,90 @@ def time_replay(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> float
     return start.elapsed_time(end) * 1e3 / LAUNCHES
 
 
-def compare_on_gpu(artefact: Path, device: "_C.Device") -> list[dict]:
-    """Time the heuristic's pick and the selector's choice of each demo problem on this GPU, and check the product."""
+def read_left_out(training: Path) -> dict[str, "_C.Choice"]:
+    """Return {key of a problem: choice} of selectors that were trained without the problem's family of weights."""
+    rows = json.loads((training / OP / "out_of_fold.json").read_text(encoding="ascii"))["rows"]
+    return {row["problem"]: _C.Choice(_C.Config(**row["config"]), row["source"], "left out") for row in rows}
+
+
+def compare_on_gpu(artefact: Path, device: "_C.Device", left_out: dict) -> list[dict]:
+    """Time the heuristic's pick and the choices of each demo problem on this GPU, and check the product."""
     os.environ["DG_SELECTOR"] = str(artefact.resolve())
     selection.forget_selectors()
     rows = []
     for problem in load_preset("demo"):
-        choice = selection.explain(problem, device)
         before = _C.get_analytic_config(problem, device)
-        times = time_configs(problem, list(dict.fromkeys([before, choice.config])), torch.cuda.current_device())
-        rows.append(
-            make_row(problem, before, times[before], choice, times[choice.config])
-            | {"calc_diff": multiply(problem, "cuda")}
-        )
+        choices = selection.explain(problem, device), left_out.get(problem.key)
+        configs = [before, *(choice.config for choice in choices if choice)]
+        times = time_configs(problem, list(dict.fromkeys(configs)), torch.cuda.current_device())
+        rows.append(make_row(problem, times, before, *choices) | {"calc_diff": multiply(problem, "cuda")})
     return rows
 
 
-def compare_recorded(artefact: Path, database: Path) -> list[dict]:
-    """Look the times of the heuristic's pick and of the model's choice up in the recorded sweep, evenly over its
-    full-space problems.
+def compare_recorded(artefact: Path, database: Path, left_out: dict) -> list[dict]:
+    """Look the times of the heuristic's pick and of the choices up in the recorded sweep, evenly over its full-space
+    problems.
     """
     with open_database(str(database)) as store:
-        data = load_dataset(store, "")
-    column = {config: index for index, config in enumerate(data.configs)}
+        data = load_dataset(store, "", op=OP)
     full = [index for index in range(len(data.problems)) if data.full_space[index]]
     rows = []
     for index in full[:: max(len(full) // ROWS, 1)][:ROWS]:
         problem = data.problems[index]
+        logs = dict(zip(data.configs, data.log_ratio[index].tolist(), strict=True))
+        times = {config: float(data.heuristic_us[index]) * math.exp(log) for config, log in logs.items()}
+        before = data.configs[data.heuristic[index]]
         choice = choose(problem, data.device, artefact, "model")
-        before_us = float(data.heuristic_us[index])
-        after_us = before_us * float(torch.tensor(data.log_ratio[index, column[choice.config]]).exp())
-        rows.append(make_row(problem, _C.get_analytic_config(problem, data.device), before_us, choice, after_us))
+        rows.append(make_row(problem, times, before, choice, left_out.get(problem.key)))
     return rows
 
 
 def make_row(
-    problem: "_C.Problem", before: "_C.Config", before_us: float, choice: "_C.Choice", after_us: float
+    problem: "_C.Problem", times: dict, before: "_C.Config", choice: "_C.Choice", left_out: "_C.Choice | None"
 ) -> dict:
-    """Return one line of the table."""
-    return {
+    """Return one line of the table; `times` are microseconds by config."""
+    row = {
         "m": problem.m,
         "n": problem.n,
         "k": problem.k,
         "heuristic": str(before),
-        "heuristic_us": round(before_us, 2),
+        "heuristic_us": round(times[before], 2),
         "learned": str(choice.config),
-        "learned_us": round(after_us, 2),
+        "learned_us": round(times[choice.config], 2),
         "source": choice.source,
-        "speed_up": round(before_us / after_us, 3),
+        "speed_up": round(times[before] / times[choice.config], 3),
+    }
+    if left_out is None:
+        return row
+    return row | {
+        "left_out": str(left_out.config),
+        "left_out_us": round(times[left_out.config], 2),
+        "left_out_source": left_out.source,
+        "left_out_speed_up": round(times[before] / times[left_out.config], 3),
     }
 
 
 def show(rows: list[dict], title: str) -> None:
-    """Print the before/after table."""
-    table = Table(title=title)
-    for name in ("m", "n", "k", "heuristic", "us", "learned", "us", "chosen by", "speed-up"):
-        table.add_column(name, justify="left" if name in ("heuristic", "learned", "chosen by") else "right")
-    for row in rows:
-        table.add_row(
-            str(row["m"]),
-            str(row["n"]),
-            str(row["k"]),
-            row["heuristic"],
-            f"{row['heuristic_us']:.2f}",
-            row["learned"],
-            f"{row['learned_us']:.2f}",
-            row["source"],
-            f"{row['speed_up']:.3f}x",
-        )
-    console.print(table)
+    """Print the table, what its columns are, and the mean speed-ups."""
+    cells = [(row["m"], row["n"], row["k"], f"{row['heuristic_us']:.2f}", *describe_choices(row)) for row in rows]
+    means = {name: mean_of(rows, key) for name, key in (("left out", "left_out_speed_up"), ("in-sample", "speed_up"))}
+    means_text = ", ".join(f"{mean:.3f}x {name}" for name, mean in means.items() if mean is not None)
+    print("\n".join(["", title, format_table(HEADINGS, cells), *LEGEND, f"geometric mean speed-up: {means_text}"]))
+
+
+def describe_choices(row: dict) -> tuple[str, ...]:
+    """Return the cells of the two selectors' choices."""
+    in_sample = f"{row['speed_up']:.3f}x"
+    if "left_out" not in row:
+        return "-", "-", "-", "-", in_sample
+    speed_up = f"{row['left_out_speed_up']:.3f}x"
+    return row["left_out"], f"{row['left_out_us']:.2f}", row["left_out_source"], speed_up, in_sample
+
+
+def mean_of(rows: list[dict], key: str) -> float | None:
+    """Return the geometric mean of a column, None where no row has it."""
+    logs = [math.log(row[key]) for row in rows if key in row]
+    return math.exp(sum(logs) / len(logs)) if logs else None
 
 
 def main() -> None:
@@ -250,19 +269,16 @@ def main() -> None:
     if device is not None:
         database = measure(out, device)
         artefact = learn(out, database)
-        rows = compare_on_gpu(artefact, device)
-        show(rows, f"{device.name}: heuristic against learned choice, measured now; {TRAINED_ON_THEM}")
+        rows = compare_on_gpu(artefact, device, read_left_out(out / "training"))
+        show(rows, f"{device.name}: heuristic against learned choice, measured now")
     else:
         database = find_recording(out)
         is_simulated = database.parent == out
         run_tuner("simulate", "--db", database, "--op", OP, "--problems", 6, "--seeds", 1)
         artefact = learn(out, database)
-        rows = compare_recorded(artefact, database)
+        rows = compare_recorded(artefact, database, read_left_out(out / "training"))
         origin = "Simulated" if is_simulated else "Recorded on an H200"
-        show(
-            rows,
-            f"{origin}: heuristic against the model's choice (from the sweep, not measured now); {TRAINED_ON_THEM}",
-        )
+        show(rows, f"{origin}: heuristic against the model's choice (from the sweep, not measured now)")
         problem = _C.Problem(OP, 64, 256, 512)
         console.print(f"fp8_gemm_nt on the CPU reference: calc_diff {multiply(problem, 'cpu'):.1e}", highlight=False)
     result = {

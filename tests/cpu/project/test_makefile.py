@@ -43,9 +43,22 @@ def test_a_make_within_make_says_the_same(monkeypatch):
     assert dry_run("lint") == alone
 
 
-def test_ci_runs_lint_and_tests():
+@pytest.mark.parametrize("target, extra", [("demo", "demo"), ("test", "test"), ("setup", "test")])
+def test_a_second_make_installs_nothing_and_compiles_what_is_outdated(tmp_path, target, extra):
+    first = dry_run(target, f"VENV={tmp_path}")
+    assert first.count("pip install") == 4 and first.count("build_ext --inplace") == 1
+    assert all("DG_BUILD_NATIVE=0" in line for line in first.splitlines() if " -e " in line)
+    assert first.index("pip install") < first.index("build_ext")
+    (tmp_path / f".installed-{extra}").touch()
+    second = dry_run(target, f"VENV={tmp_path}")
+    assert "pip" not in second and second.count(f"{tmp_path}/bin/python setup.py -q build_ext --inplace") == 1
+    os.utime(tmp_path / f".installed-{extra}", (0, 0))  # pyproject.toml has changed since
+    assert dry_run(target, f"VENV={tmp_path}") == first
+
+
+def test_ci_runs_lint_and_tests(tmp_path):
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     targets = script.splitlines()[-1].removeprefix("exec make ").split()
-    commands = dry_run(*targets)
+    commands = dry_run(*targets, f"VENV={tmp_path}")
     assert all(word in commands for word in ("ruff check", "ruff format --check", "clang_format", "mypy", "pytest"))
     assert commands.index("pip install") < commands.index("ruff check") < commands.index("pytest")
