@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Table, func, select
 
 from tuner import errors
 from tuner.db import schema, tables
+from tuner.db.naturals import check_tables, read_tables
 from tuner.db.queries import Filter, join_measurements, load_best
 from tuner.db.rows import Identity, MeasurementRow
 
@@ -57,9 +58,10 @@ def check(connection: Connection, path: object) -> list[str]:
         found = schema.check_contents(connection, "integrity_check")
         if found:
             return found
-    for read in (join_measurements, load_best):
-        try:
-            read(connection, path, Filter())
-        except errors.IntegrityError as error:
-            return [str(error)]
+    try:
+        join_measurements(connection, path, Filter())
+        load_best(connection, path, Filter())
+        check_tables(path, read_tables(connection, path))
+    except errors.IntegrityError as error:
+        return [str(error)]
     return []

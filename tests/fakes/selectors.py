@@ -8,7 +8,7 @@ from sklearn.ensemble import RandomForestRegressor
 from deep_gemm import _C
 from deep_gemm.artifact import exact_key
 from tuner.learn.learner import is_inside, predict
-from tuner.ship.artifact import build_artifact
+from tuner.learn.artifact import build_artifact
 
 OP = "fp8_gemm"
 KERNEL_HASH = "0123456789abcdef" * 4

@@ -16,7 +16,7 @@ from deep_gemm.errors import ModelError
 from deep_gemm.selector import Selector
 from tests.fakes.selectors import DEVICE, OP, make_artifact, make_parts
 from tuner.errors import IntegrityError
-from tuner.ship.artifact import build_artifact
+from tuner.learn.artifact import build_artifact
 
 
 def split(content: bytes) -> tuple[dict, bytes]:
