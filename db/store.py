@@ -1,8 +1,9 @@
 """The store: the sweep writes to it, everything else reads from it.
 
 Guarantees: every writing method is one transaction, durable when the method returns. If it raises, nothing was written,
-    and the store can still be used. One Store at a time writes to a file; readers may open the file at any time and see
-    committed rows only. Of a board's UUID only the SHA-256 is stored.
+    and the store can still be used. Ctrl-C takes effect when the transaction has ended. One Store at a time writes to a
+    file; readers may open the file at any time and see committed rows only. Of a board's UUID only the SHA-256 is
+    stored.
 
 Exception contract: UsageError (wrong field or mode), StoreError (disk, lock, permissions), IntegrityError (a row that
 must not be stored, or a file that must not be trusted). Errors of the database driver never leave this module.
@@ -21,6 +22,7 @@ from tuner import errors
 from tuner.db import coverage, queries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
+from tuner.db.interrupts import interrupt_deferred
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
 from tuner.problems.fields import problem_row
@@ -61,13 +63,13 @@ class Store:
         """Open one transaction for writing. Raises: UsageError where the store was opened for reading."""
         if self.mode != "rw":
             raise errors.UsageError(f"{self.target}: opened with mode {self.mode!r}; open it with mode 'rw' to write")
-        with translated(self.target), self.engine.begin() as connection:
+        with interrupt_deferred(), translated(self.target), self.engine.begin() as connection:
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open one transaction for reading."""
-        with translated(self.target), self.engine.begin() as connection:
+        with interrupt_deferred(), translated(self.target), self.engine.begin() as connection:
             yield connection
 
     # Who, what and how.

@@ -72,12 +72,12 @@ def run(arguments: list[str]) -> int:
     try:
         check_installation()
         register_commands()
-        app(arguments, standalone_mode=False)
-        return errors.EXIT_OK
+        result = app(arguments, standalone_mode=False)  # 130 where the parser caught Ctrl-C
+        return report_interrupt() if result == errors.EXIT_INTERRUPTED else errors.EXIT_OK
     except errors.TunerError as error:
         return report(error, error.exit_code)
-    except KeyboardInterrupt:
-        return report("interrupted; everything committed so far is kept", errors.EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort):
+        return report_interrupt()
     except typer.Exit as error:
         return error.exit_code
     except Exception as error:
@@ -94,14 +94,14 @@ def report(error: object, exit_code: int) -> int:
     return exit_code
 
 
+def report_interrupt() -> int:
+    """Say that Ctrl-C ended the command."""
+    return report("interrupted; everything committed so far is kept", errors.EXIT_INTERRUPTED)
+
+
 def report_unexpected(error: Exception) -> int:
     """Report usage errors of the argument parser with exit code 2 and anything else with 1."""
     format_message = getattr(error, "format_message", None)
     if format_message is not None and hasattr(error, "exit_code"):
         return report(format_message(), errors.EXIT_USAGE)
     return report(error if Shown.traceback else f"{type(error).__name__}: {error}", errors.EXIT_FAILURE)
-
-
-def main() -> None:
-    """Entry point of `python -m tuner` and `deep-gemm-tuner`."""
-    sys.exit(run(sys.argv[1:]))

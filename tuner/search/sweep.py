@@ -12,6 +12,7 @@ from dataclasses import asdict
 from functools import partial
 
 from deep_gemm import _C
+from tuner.db.interrupts import interrupt_deferred
 from tuner.db.rows import Identity
 from tuner.measure.devices import choose_visible_device, read_device
 from tuner.measure.gpu_lock import GpuLock
@@ -88,11 +89,15 @@ class Sweep:
                 for op in find_ops(self.options.problems)
             }
             self.past = past.Past(self.store, self.identities)
-            sweep_id = self.store.start_sweep(self.describe())
+            sweep_id = None
             try:
+                with interrupt_deferred():
+                    sweep_id = self.store.start_sweep(self.describe())
                 return self.run_recorded(hello, sweep_id)
             except BaseException as error:
-                self.store.finish_sweep(sweep_id, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+                if sweep_id is not None:
+                    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                    self.store.finish_sweep(sweep_id, status)
                 raise
 
     def run_recorded(self, hello: dict, sweep_id: int) -> dict:
