@@ -7,9 +7,12 @@ import sys
 import typer
 
 import deep_gemm
+from deep_gemm.text import printable
 from tuner import errors
 
 COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "db")
+#: Characters of an error's line, which may quote a file.
+MAX_LINE = 2000
 
 app = typer.Typer(
     name="tuner",
@@ -88,7 +91,7 @@ def report(error: object, exit_code: int) -> int:
     """Print `error` as one line on standard error and return `exit_code`; with --debug re-raise."""
     if Shown.traceback and isinstance(error, Exception):
         raise error
-    line = " ".join(str(error).split())
+    line = printable(" ".join(str(error).split()), MAX_LINE)
     if line:  # without a command the parser has printed the help and has nothing to add
         print(f"tuner: {line}", file=sys.stderr)
     return exit_code

@@ -34,3 +34,7 @@ class IntegrityError(TunerError):
 
 class StoreError(TunerError):
     """The tuning database could not be opened or written; rows that were committed before are intact."""
+
+
+class DiskFullError(StoreError):
+    """The disk or its quota is full; nothing of the transaction was written."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from deep_gemm import environment
+from deep_gemm.text import printable
 from tuner import errors
 
 Database = Annotated[
@@ -199,8 +200,3 @@ def print_stats(found: dict) -> None:
         identity = f"{entry['sku']} {entry['op']} {entry['kernel_hash'][:12]} {entry['compiler']} {entry['regime']}"
         counts = ", ".join(f"{entry[name]} {name}" for name in ("problems", "configs", "boards", "blocks", "rows"))
         print(printable(f"  {identity}: {counts} ({describe_gain(entry['statuses'])}), last {entry['last']}"))
-
-
-def printable(text: str) -> str:
-    """Return `text` with control characters escaped, so that a database's texts cannot control the terminal."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -11,6 +11,7 @@ import typer
 
 from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.text import printable
 from tuner import errors
 from tuner.problems import shapes
 
@@ -244,6 +245,9 @@ class SweepProgress:
         """Show one event of the sweep."""
         if name == "device":
             self.progress.console.print(f"measuring on {facts['name']} ({facts['sku']})", highlight=False)
+            return
+        if name == "waiting":
+            print(printable(f"waiting for space: {facts['reason']}"), file=sys.stderr, flush=True)
             return
         label = {"compile": "compiling", "problem": "measuring"}[name]
         if not self.is_terminal and time.monotonic() - self.printed_at > LINE_INTERVAL_S:

@@ -34,6 +34,8 @@ from tuner.search.winners import choose_winner
 #: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
 #: new candidates are then no reason to measure it again; a portfolio's few rows do not stand for the full space.
 COVERED_SHARE = 0.8
+#: How long a sweep waits for space on a full disk; then it ends, and what was committed stays.
+FULL_DISK_S = 600.0
 
 
 def make_worker(options: SweepOptions) -> MeasuringWorker:
@@ -88,6 +90,8 @@ class Sweep:
                 op: make_identity(op, self.device, name_regime(self.regime, op, self.options.workload))
                 for op in find_ops(self.options.problems)
             }
+            self.store.patience_s = FULL_DISK_S
+            self.store.on_wait = lambda reason: self.on_event("waiting", {"reason": reason})
             self.past = past.Past(self.store, self.identities)
             sweep_id = None
             try:
@@ -95,6 +99,7 @@ class Sweep:
                     sweep_id = self.store.start_sweep(self.describe())
                 return self.run_recorded(hello, sweep_id)
             except BaseException as error:
+                self.store.patience_s = 0.0
                 if sweep_id is not None:
                     status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
                     self.store.finish_sweep(sweep_id, status)
