@@ -85,9 +85,10 @@ def read_config_ids(path: object, what: str, text: str, known: Container[int]) -
         ids = read_references(text)
     except ValueError as error:
         raise damaged(path, f"{what}: {error}") from error
-    if not all(type(index) is int and index in known for index in ids):
+    known_ids = [index for index in ids if type(index) is int and index in known]
+    if len(known_ids) != len(ids):
         raise damaged(path, f"{what}: not a list of configs")
-    return ids
+    return known_ids
 
 
 def read_references(text: str) -> list[int | str]:

@@ -31,7 +31,7 @@ def check_integer(name: str, value: Any, minimum: int = 0) -> int:
     for a tensor, which could make the host wait.
     """
     if isinstance(value, torch.SymInt):
-        return value  # type: ignore[return-value]
+        return value
     try:
         number = None if isinstance(value, (bool, torch.Tensor)) else operator.index(value)
     except TypeError:

@@ -10,7 +10,7 @@ import deep_gemm
 from deep_gemm.text import printable
 from tuner import errors
 
-COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "db")
+COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "ab", "bisect", "db")
 #: Characters of an error's line, which may quote a file.
 MAX_LINE = 2000
 

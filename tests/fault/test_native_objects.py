@@ -13,7 +13,7 @@ from deep_gemm.errors import ArgumentError, DeepGemmError, ProblemError
 DEVICE = _C.Device.known("h200")
 BOUND = sorted(name for name, value in vars(_C).items() if isinstance(value, type))
 
-#: Uses every method, property and operator of an instance that __new__ made alone; prints what did not end in an error.
+#: Uses every method and property of an instance that __new__ made alone; prints what did not end in an error.
 USE_UNMADE = """
 import copy, pickle, sys
 from deep_gemm import _C

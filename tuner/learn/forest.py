@@ -53,8 +53,14 @@ def flatten(ensemble) -> Forest:
         leaves.append(tree.value[is_leaf].reshape(int(is_leaf.sum()), -1))
         starts.append(starts[-1] + tree.node_count)
         num_leaves += int(is_leaf.sum())
-    feature, left, right = (np.concatenate(parts).astype(np.int32) for parts in (feature, left, right))
-    return Forest(np.array(starts, np.int32), feature, np.concatenate(threshold), left, right, np.concatenate(leaves))
+    return Forest(
+        tree_start=np.array(starts, np.int32),
+        feature=np.concatenate(feature).astype(np.int32),
+        threshold=np.concatenate(threshold),
+        left=np.concatenate(left).astype(np.int32),
+        right=np.concatenate(right).astype(np.int32),
+        leaf_value=np.concatenate(leaves),
+    )
 
 
 def write_forest(forest: Forest) -> bytes:
