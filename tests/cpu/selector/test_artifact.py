@@ -39,6 +39,12 @@ def with_metadata(content: bytes, change) -> bytes:
     return join(header | {"__metadata__": sign(canonical_json(change(metadata) or metadata))}, data)
 
 
+def rehash(header: dict, data: bytes) -> bytes:
+    """Return an artefact whose hashes are those of the data."""
+    metadata = json.loads(header["__metadata__"]["deep_gemm"]) | {"arrays_sha256": hashlib.sha256(data).hexdigest()}
+    return join(header | {"__metadata__": sign(canonical_json(metadata))}, data)
+
+
 def sign(text: str) -> dict:
     """Return the header's metadata entry for `text`."""
     return {"deep_gemm": text, "sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -159,6 +165,19 @@ def broken_containers():
         yield f"entry with {change}", join(header | {name: header[name] | change}, data)
     for entry in (3, [], {}, header[f"{OP}/leaf_value"]):
         yield f"entry {str(entry)[:40]}", join(header | {name: entry}, data)
+    first, second, *others = sorted(
+        (key for key in header if key != "__metadata__"), key=lambda key: header[key]["data_offsets"]
+    )
+    end = header[first]["data_offsets"][1]
+    shifted = {
+        key: header[key] | {"data_offsets": [each + 8 for each in header[key]["data_offsets"]]} for key in others
+    }
+    moved = {second: header[second] | {"data_offsets": [each + 8 for each in header[second]["data_offsets"]]}}
+    yield "a gap between arrays", rehash(header | moved | shifted, data[:end] + bytes(8) + data[end:])
+    begin, size = header[second]["data_offsets"][0], end - header[first]["data_offsets"][0]
+    closer = {key: [each - size for each in header[key]["data_offsets"]] for key in (second, *others)}
+    overlapping = {key: header[key] | {"data_offsets": offsets} for key, offsets in closer.items()}
+    yield "arrays that overlap", rehash(header | overlapping, data[: begin - size] + data[begin:])
     for bad in ("../threshold", "fp8_gemm\\threshold", "", "x" * 65, "Fp8"):
         yield f"array named {bad}", join({key if key != name else bad: value for key, value in header.items()}, data)
 

@@ -9,7 +9,9 @@ import scipy.stats
 
 from deep_gemm import _C
 from tuner.measure import statistics
+from tuner.measure.records import Result
 from tuner.measure.statistics import Timed
+from tuner.search.winners import choose_winner
 
 
 def make_timed(ratio: float, config=None, **flags: bool) -> Timed:
@@ -76,6 +78,22 @@ def test_tie_set_holds_what_cannot_be_told_from_the_fastest():
     timed = [make_timed(1.0), make_timed(0.9), make_timed(0.903), make_timed(0.906)]
     assert [entry.ratio for entry in statistics.find_tie_set(timed, 1000.0, 0.0)] == [0.9, 0.903]
     assert [entry.ratio for entry in statistics.find_tie_set(timed, 1.0, 0.0)] == [0.9, 0.903, 0.906, 1.0]
+
+
+def test_noise_makes_ties():
+    timed = [make_timed(1.0), make_timed(1.0055), make_timed(1.0075)]
+    for noise, count in ((0.0, 1), (0.0025, 1), (0.003, 2), (0.004, 3)):
+        assert len(statistics.find_tie_set(timed, 1000.0, noise)) == count
+
+
+def test_the_winner_of_a_block_is_among_what_its_noise_cannot_tell_apart():
+    fast, heuristic = _C.Config(64, 64, 4), _C.Config(128, 128, 4)
+    rows = [
+        Result(config=config, role="confirm", status="ok", ratio=ratio)
+        for config, ratio in ((fast, 1.0), (heuristic, 1.006))
+    ]
+    for noise, winner, ties in ((0.0, fast, [fast]), (0.004, heuristic, [fast, heuristic])):
+        assert choose_winner(rows, heuristic, 1000.0, noise, set()) == (winner, ties)
 
 
 def test_winner_follows_the_fixed_order():
