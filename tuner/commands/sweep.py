@@ -156,7 +156,7 @@ def load_configs(path: Path) -> list:
         document = json.loads(path.read_text(encoding="utf-8"))
         rows = document if isinstance(document, list) else document.get("configs") or document["portfolio"]
         return list(dict.fromkeys(_C.Config.from_json(json.dumps(row)) for row in rows))
-    except (OSError, ValueError, KeyError, AttributeError, DeepGemmError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, DeepGemmError) as error:
         raise errors.UsageError(f"--configs {path}: not a list of configs ({type(error).__name__}: {error})") from error
 
 
