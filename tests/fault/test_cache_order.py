@@ -88,3 +88,29 @@ def is_lock(descriptor: int, disk: DiskCache) -> bool:
         return os.readlink(f"/proc/self/fd/{descriptor}") == str(disk.path / f"{KEY}.lock")
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("mode", [0o710, 0o720, 0o740, 0o701, 0o702, 0o704])
+def test_a_folder_with_any_right_for_others_is_refused(disk, mode):
+    disk.put(KEY, PAYLOAD)
+    disk.path.chmod(mode)
+    with pytest.warns(CacheWarning, match=f"open to other users .mode {mode:o}"):
+        assert disk.get(KEY) is None
+
+
+@pytest.mark.parametrize("mode, is_used", [(0o755, True), (0o711, True), (0o720, False), (0o702, False)])
+def test_a_root_that_others_can_write_to_is_refused(disk, mode, is_used):
+    disk.put(KEY, PAYLOAD)
+    disk.path.parent.chmod(mode)
+    if is_used:
+        assert disk.get(KEY) == PAYLOAD
+    else:
+        with pytest.warns(CacheWarning, match="open to other users"):
+            assert disk.get(KEY) is None
+
+
+def test_an_entry_that_is_too_large_is_not_read(disk, monkeypatch):
+    disk.put(KEY, PAYLOAD)
+    os.truncate(disk.path / f"{KEY}.kernel", cache.MAX_ENTRY_BYTES + 1)
+    monkeypatch.setattr(cache.os, "read", lambda *_: pytest.fail("read"))
+    assert disk.get(KEY) is None

@@ -4,7 +4,10 @@
 Defects = dict[tuple[str, str], list[tuple[str, str]]]
 
 DEFECTS: Defects = {
-    ("deep_gemm/jit/cache.py", "tests/cpu/jit/test_cache.py tests/fault/test_cache_order.py"): [
+    (
+        "deep_gemm/jit/cache.py",
+        "tests/fault/test_cache_order.py tests/cpu/jit/test_cache.py tests/fault/test_cache_mutants.py",
+    ): [
         ("            os.fsync(descriptor)\n", "            pass\n"),
         ("    os.fsync(directory)\n\n\ndef _write", "\n\ndef _write"),
         ("        fcntl.flock(descriptor, fcntl.LOCK_UN)\n", "        pass\n"),
@@ -40,7 +43,6 @@ DEFECTS: Defects = {
         ("    if not is_canonical:\n", "    if False:\n"),
         ("if len(header) - len(stripped) >= ALIGNMENT:", "if False:"),
         (" or length % ALIGNMENT:", ":"),
-        ("length > min(MAX_HEADER_BYTES, len(content) - ALIGNMENT)", "length > len(content) - ALIGNMENT"),
         ("if not ALIGNMENT <= len(content) <= MAX_BYTES:", "if not ALIGNMENT <= len(content):"),
         ("        if depth > _MAX_DEPTH:\n", "        if False:\n"),
         ("    if len(digits) > _MAX_DIGITS:\n", "    if False:\n"),
