@@ -53,6 +53,7 @@ MODULES = {
     "einsum": "tests.gpu.einsum",
     "plain_kernels_bits": "tests.gpu.plain_kernels",
     "callers": "tests.callers.run",
+    "kernel_sets": "tests.gpu.kernel_sets",
 }
 #: What a session of minutes is for, the most valuable step first. Each writes at most eight files.
 LISTS = {

@@ -10,9 +10,20 @@ import deep_gemm
 from deep_gemm.text import printable
 from tuner import errors
 
-COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "ab", "bisect", "db")
-#: Characters of an error's line, which may quote a file.
-MAX_LINE = 2000
+COMMANDS = (
+    "sweep",
+    "simulate",
+    "train",
+    "evaluate",
+    "export",
+    "select",
+    "warmup",
+    "inspect",
+    "compare",
+    "ab",
+    "bisect",
+    "db",
+)
 
 app = typer.Typer(
     name="tuner",
@@ -85,6 +96,10 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except Exception as error:
         return report_unexpected(error)
+
+
+#: Characters of an error's line, which may quote a file.
+MAX_LINE = 2000
 
 
 def report(error: object, exit_code: int) -> int:

@@ -11,11 +11,9 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS
 from tuner import errors
-from tuner.commands.sweep import make_progress
-from tuner.problems.fields import OP_NAMES, default_fields, describe_groups, describe_variant, read_op_name
+from tuner.commands.sweep import check_choice, make_progress
+from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
 
-#: Columns of a problem and of a config in tables.
-WIDTH, CONFIG_WIDTH = 20, 27
 #: A config as tables show it: "64x112x128 s5 c1x2 k4 swap"; block_k and what is at its default may be left out.
 NOTATION = re.compile(r"(\d+)x(\d+)(?:x(\d+))?\s+s(\d+)(?:\s+c(\d+)x(\d+))?(?:\s+k(\d+))?(\s+swap)?")
 NAMES = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab")
@@ -51,7 +49,8 @@ def ab(
     device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
     work: Path = typer.Option(None, help="Folder for checked-out sets. Default: that of the kernel cache."),
     out: Path = typer.Option(None, help="Keep the kernels (*.cubin) and their sources (*.cu) in this folder."),
-    as_json: bool = typer.Option(False, "--json", help="Print the report as JSON."),
+    form: str = typer.Option("table", "--format", help="table, markdown, json or junit."),
+    as_json: bool = typer.Option(False, "--json", help="As --format json."),
 ) -> None:
     """Compare two sets of kernels, or two configs, in one process on one GPU, with equal operands.
 
@@ -61,8 +60,11 @@ def ab(
     Example: python -m tuner ab main my-branch --preset default
     """
     from tuner.compare.comparison import Options, compare_sets
+    from tuner.compare.formats import FORMATS
     from tuner.compare.kernel_sets import Clone
     from tuner.compare.revisions import make_set
+
+    check_choice("--format", form, FORMATS)
 
     names, sizes = split_targets(targets or [], is_within=bool(config or change))
     configs = [read_config(text) for text in config]
@@ -89,22 +91,19 @@ def ab(
         report = compare_sets(
             old, new, options, lambda done, total: progress("problem", {"done": done, "total": total})
         )
-    print(json.dumps(report, indent=1, sort_keys=True) if as_json else format_report(report))
+    print(FORMATS["json" if as_json else form](report))
     report_failure(report)
 
 
 def report_failure(report: dict) -> None:
     """Raise the error that the report's exit code stands for; return where it is 0."""
+    from tuner.compare.formats import format_counts
+
     counts = format_counts(report)
     if report["exit_code"] == errors.EXIT_INCONCLUSIVE:
         raise errors.InconclusiveError(f"OLD and NEW cannot be compared on every problem: {counts}")
     if report["exit_code"] == errors.EXIT_FAILURE:
         raise errors.TunerError(f"NEW is slower: {counts}")
-
-
-def format_counts(report: dict) -> str:
-    """Return how many problems have each verdict."""
-    return ", ".join(f"{count} {name}" for name, count in report["summary"]["verdicts"].items())
 
 
 def split_targets(words: list[str], is_within: bool) -> tuple[list[str], list[int]]:
@@ -165,64 +164,3 @@ def read_config(text: str) -> dict:
             f'--config {text}: must be like "64x112x128 s5 c1x2 k4 swap" or a JSON object of fields'
         )
     return fields
-
-
-def format_report(report: dict) -> str:
-    """Return the report as text of at most 100 columns."""
-    lines = [f"{side.upper()}: {report[side]['name']} ({report[side]['label'][:80]})" for side in ("old", "new")]
-    lines.append(f"device: {report['device']['name']}")
-    for op in dict.fromkeys(row["problem"]["op"] for row in report["pairs"]):
-        lines += ["", *format_table(op, [row for row in report["pairs"] if row["problem"]["op"] == op])]
-    return "\n".join([*lines, "", format_summary(report)])
-
-
-def format_table(op: str, rows: list[dict]) -> list[str]:
-    """Return the table of one op kind."""
-    heads = f"{'OLD us':>9}{'NEW us':>9}{'NEW/OLD':>9}  {'95 % interval':<15}{'verdict'}"
-    lines = [op, f"{'':<{WIDTH}}{'config':<{CONFIG_WIDTH}}{heads}"]
-    for row in rows:
-        lines.append(
-            f"{describe_problem(row['problem']):<{WIDTH}}{row['old']['name'] or '-':<{CONFIG_WIDTH}}{format_times(row)}"
-        )
-        if row["new"]["name"] not in (row["old"]["name"], None):
-            lines.append(f"{'':<{WIDTH - 4}}NEW {row['new']['name']}")
-        if row["error"]:
-            lines.append(f"  {' '.join(row['error'].split())[:96]}")
-    return lines
-
-
-def describe_problem(fields: dict) -> str:
-    """Return a problem as tables show it."""
-    whole = _C.Problem(**fields).as_dict()
-    extras = " ".join(filter(None, (describe_groups(whole), describe_variant(whole))))
-    sizes = f"{fields['m']}x{fields['n']}x{fields['k']}"
-    return f"{sizes} {extras}\n{'':<{WIDTH}}" if extras else sizes
-
-
-def format_times(row: dict) -> str:
-    """Return the figures of a row: times, or resources of kernels that were not measured."""
-    if "ratio" not in row:
-        old, new = row["old"], row["new"]
-        parts = [
-            f"{name} {old[name]} -> {new[name]}"
-            for name in ("registers", "spill_bytes")
-            if None not in (old[name], new[name]) and old[name] != new[name]
-        ]
-        parts += ["same code"] if row["is_same_code"] and row["verdict"] == "compiled" else []
-        return f"{row['verdict']}{': ' if parts else ''}{', '.join(parts)}"
-    interval = f"{row['ratio_low']:.4f}-{row['ratio_high']:.4f}"
-    times = f"{row['old']['median_us']:>9.2f}{row['new']['median_us']:>9.2f}"
-    return f"{times}{row['ratio']:>9.4f}  {interval:<15}{row['verdict']}"
-
-
-def format_summary(report: dict) -> str:
-    """Return the last lines: counts, the mean ratio, and what the exit code says."""
-    summary = report["summary"]
-    counts = format_counts(report)
-    if not summary["measured"]:
-        return counts
-    mean, noise, count = summary["mean_ratio"], summary["median_noise"], summary["measured"]
-    return (
-        f"{counts}\nNEW takes {mean:.4f} of OLD's time (geometric mean of {count}); equal kernels differ by"
-        f" {noise:.2%} (median)"
-    )

@@ -162,8 +162,8 @@ def describe(old: KernelSet, new: KernelSet, pairs: list[Pair], device: dict, is
     """Return the report."""
     rows = [describe_pair(pair) for pair in pairs]
     return {
-        "old": {"name": old.name, "label": old.label},
-        "new": {"name": new.name, "label": new.label},
+        "old": {"name": old.name, "label": old.label, "folder": str(old.folder)},
+        "new": {"name": new.name, "label": new.label, "folder": str(new.folder)},
         "device": device,
         "pairs": rows,
         "summary": summarize(rows),

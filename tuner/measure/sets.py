@@ -3,7 +3,7 @@
 So both kernels have one CUDA context, one clock and the same operands, and a set may pass its kernels other parameters,
 grids and tensor maps than the next: the host code that knows is its own. Native modules of different sources live side
 by side because they are built with different ABI tags for pybind11 (see tuner/compare/kernel_sets.py). Only the second
-kernel of a sum of products, which adds up its parts, is always this package's own.
+kernel of a sum of products, which adds up its parts, and the schedule of paged logits are always this package's own.
 
 The folder that the backend is made with holds the cubins, and sets.json: a list with the path of each set's native
 module, null for this package's own. A job's message:

@@ -3,6 +3,7 @@
 import json
 from contextlib import nullcontext
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -73,6 +74,21 @@ def test_a_wrong_kernel_exits_with_3(sets, capsys):
     sets.plant = lambda problem, entry: wrong if entry.set == 1 else 1.0
     assert cli.run(WORDS) == 3
     assert "new: D has other bits" in capsys.readouterr().out
+
+
+def test_markdown_and_junit_have_every_problem(sets, capsys, tmp_path):
+    path = tmp_path / "shapes.jsonl"
+    path.write_text("".join(f'{{"m": {m}, "n": 2112, "k": 7168}}\n' for m in (64, 128)))
+    sets.plant = lambda problem, entry: 1.03 if entry.set == 1 and problem.m == 64 else 1.0
+    assert cli.run(["ab", "old", "new", "--shapes", str(path), "--format", "markdown"]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| fp8_gemm")]
+    assert [line.split(" | ")[1] for line in lines] == ["64x2112x7168", "128x2112x7168"]
+    assert [line.split(" | ")[-1] for line in lines] == ["slower |", "same |"]
+    assert cli.run(["ab", "old", "new", "--shapes", str(path), "--format", "junit"]) == 1
+    suite = ElementTree.fromstring(capsys.readouterr().out)
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("2", "1", "0")
+    assert [len(case) for case in suite] == [1, 0] and suite[0][0].get("message").startswith("slower: NEW takes 1.0")
+    assert cli.run([*WORDS, "--format", "html"]) == errors.EXIT_USAGE
 
 
 def test_new_takes_the_config_that_old_chose(sets, capsys):

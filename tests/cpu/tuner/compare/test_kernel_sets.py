@@ -9,28 +9,20 @@ import pytest
 
 from deep_gemm import _C
 from tests.fakes.compiler import require_compiler
+from tests.gpu.kernel_sets import slow_down
 from tuner import cli, errors
 from tuner.compare import kernel_sets
 from tuner.compare.kernel_sets import PARTS, Clone
+from tuner.measure.sets import load_native
 
 ROOT = Path(__file__).parents[4]
 HEADER = "deep_gemm/include/deep_gemm/gemm.cuh"
-#: Where the kernel's code changes: it starts a little later.
-PLACE = "void run() const {"
 
 
 def git(folder: Path, *arguments: str) -> None:
     """Run git with an author of its own."""
     command = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
     subprocess.run(command, check=True, capture_output=True)
-
-
-def slow_down(folder: Path) -> None:
-    """Change the device code of a clone."""
-    path = folder / HEADER
-    text = path.read_text(encoding="utf-8")
-    assert PLACE in text
-    path.write_text(text.replace(PLACE, PLACE + ' asm volatile("nanosleep.u32 100;");'), encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +39,7 @@ def clone(tmp_path_factory) -> Clone:
     git(root, "add", "-A")
     git(root, "commit", "-qm", "First")
     git(root, "tag", "first")
-    slow_down(root)
+    slow_down((root / HEADER).parent)
     git(root, "commit", "-qam", "Later start")
     shutil.copy2(_C.__file__, root / "deep_gemm")
     return Clone(root, tmp_path_factory.mktemp("work"))
@@ -63,7 +55,7 @@ def here(clone, monkeypatch) -> Clone:
 def test_a_revision_is_written_once_with_the_native_module(clone):
     made = clone.make_set("first")
     assert made.label.endswith("First") and made.native is None
-    assert "nanosleep" not in (made.folder / HEADER).read_text(encoding="utf-8")
+    assert "clock64" not in (made.folder / HEADER).read_text(encoding="utf-8")
     assert (made.folder / "deep_gemm" / kernel_sets.NATIVE_NAME).is_file()
     stamp = (made.folder / HEADER).stat().st_mtime_ns
     again = clone.make_set("HEAD~1")
@@ -74,8 +66,8 @@ def test_a_revision_is_written_once_with_the_native_module(clone):
 
 def test_device_headers_replace_those_of_the_package(clone, tmp_path):
     shutil.copytree(clone.root / "deep_gemm" / "include", tmp_path / "include")
-    slow_down_copy = tmp_path / "include" / "deep_gemm" / "gemm.cuh"
-    slow_down_copy.write_text("// other\n" + slow_down_copy.read_text(encoding="utf-8"), encoding="utf-8")
+    changed = tmp_path / "include" / "deep_gemm" / "gemm.cuh"
+    changed.write_text("// other\n" + changed.read_text(encoding="utf-8"), encoding="utf-8")
     for named in (tmp_path, tmp_path / "include", tmp_path / "include" / "deep_gemm"):
         made = clone.make_set(str(named))
         assert (made.folder / HEADER).read_text(encoding="utf-8").startswith("// other")
@@ -122,6 +114,40 @@ def test_other_native_sources_are_built_apart(clone, tmp_path, monkeypatch):
     assert made.native.read_bytes() == built[0].encode()
     clone.make_set("native")
     assert len(built) == 1
+
+
+def test_a_set_can_be_named_by_its_folder(clone, monkeypatch):
+    """As on a machine that has neither git nor a compiler."""
+    made = clone.make_set("first")
+    monkeypatch.setattr(Clone, "git", lambda *arguments: None)
+    again = clone.make_set(str(made.folder))
+    assert again.folder == made.folder and again.native is None
+
+
+MODULE = """
+#include <pybind11/pybind11.h>
+struct Value { int number; };
+PYBIND11_MODULE(_C, m) {
+    pybind11::class_<Value>(m, "Value").def(pybind11::init<int>()).def_readonly("number", &Value::number);
+}
+"""
+
+
+@pytest.mark.full
+def test_modules_of_two_sets_live_in_one_process(tmp_path):
+    """Both register a C++ type of one name, which pybind11 refuses to modules with the same tag."""
+    modules = []
+    for number in range(2):
+        source, made = tmp_path / f"source{number}", tmp_path / f"made{number}"
+        for folder in (source / "csrc", source / "deep_gemm", made):
+            folder.mkdir(parents=True)
+        (source / "csrc" / "module.cpp").write_text(MODULE)
+        for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+            shutil.copy2(ROOT / name, source)
+        built = kernel_sets.run_build(source, made, f"_set_{number}")
+        modules.append(load_native(number, str(built)))
+    assert [module.Value(number).number for number, module in enumerate(modules)] == [0, 1]
+    assert modules[0].Value is not modules[1].Value
 
 
 def run_command(capsys, *arguments: str) -> tuple[int, dict]:

@@ -108,6 +108,22 @@ def test_winner_follows_the_fixed_order():
     assert statistics.choose_winner([make_timed(1.0, config) for config in others]).config == first
 
 
+@pytest.mark.parametrize(
+    "fewer, more",
+    [({"num_stages": 4}, {"num_stages": 8}), ({"cluster_m": 1}, {"cluster_m": 2}), ({}, {"cluster_n": 2})],
+)
+def test_fewer_stages_and_smaller_clusters_win_whatever_the_keys_say(fewer, more):
+    pairs = [
+        tuple(_C.Config(64, block_n, **{"num_stages": 4} | knobs) for knobs in (fewer, more))
+        for block_n in range(16, 264, 8)
+    ]
+    contrary = [pair for pair in pairs if pair[0].key("fp8_gemm") > pair[1].key("fp8_gemm")]
+    assert contrary
+    for simple, other in contrary:
+        for order in ((simple, other), (other, simple)):
+            assert statistics.choose_winner([make_timed(1.0, config) for config in order]).config == simple
+
+
 def test_samples_of_different_rounds_are_never_paired():
     with pytest.raises(ValueError, match="longer"):
         statistics.paired_ratios([1.0], [1.0, 2.0])
