@@ -123,7 +123,6 @@ def broken_containers():
     content = make_artifact()
     header, data = split(content)
     text = canonical_json(header)
-    name = f"{OP}/threshold"
     yield "empty", b""
     yield "only a length", content[:8]
     yield "truncated header", content[:100]
@@ -190,6 +189,12 @@ def broken_containers():
     }
     yield "arrays of 18 MB", rehash({"__metadata__": header["__metadata__"]} | zeros, bytes(18_000_000))
     yield "metadata of 65,537 bytes", join(header | {"__metadata__": sign(f'{{"a":"{"x" * 65529}"}}')}, data)
+
+
+def broken_arrays():
+    """Yield likewise (name, content) of containers whose entries of arrays are wrong."""
+    header, data = split(make_artifact())
+    name = f"{OP}/threshold"
     for change in BAD_ENTRY_CHANGES:
         yield f"entry with {change}", join(header | {name: header[name] | change}, data)
     yield "three dimensions", join(header | {name: header[name] | {"shape": [1, 1, *header[name]["shape"]]}}, data)
@@ -217,8 +222,13 @@ def broken_containers():
         yield f"array named {bad}", join({key if key != name else bad: value for key, value in header.items()}, data)
 
 
-@pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in broken_containers()])
+BROKEN = [*broken_containers(), *broken_arrays()]
+
+
+@pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in BROKEN])
 def test_broken_containers_are_refused(content):
+    with pytest.raises(ModelError, match="export the selector again"):
+        read_artifact(content)
     with pytest.raises(ModelError, match="export the selector again"):
         Selector(content)
 

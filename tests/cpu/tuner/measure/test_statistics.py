@@ -64,6 +64,8 @@ def test_noise_of_equal_configs_shrinks_with_rounds():
     few, many = ([math.exp(generator.gauss(0.0, 0.01)) for _ in range(count)] for count in (10, 400))
     assert 0.0 < statistics.measure_noise(many) < statistics.measure_noise(few) < 0.05
     assert statistics.measure_noise([1.0]) == 0.0
+    for ratio in (0.9, 1.1):
+        assert statistics.measure_noise([ratio] * 10) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
