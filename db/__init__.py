@@ -7,13 +7,14 @@ merge("all.db", ["shard0.db", "shard1.db"])     add rows; the order and repetiti
 
 from pathlib import Path
 
+from tuner.db.files import SNAPSHOTS, is_recorded
 from tuner.db.publish import snapshot
 from tuner.db.store import Store
 from tuner.db.transfer import export_json, import_json, merge
 
-__all__ = ["Store", "export_json", "import_json", "merge", "snapshot", "snapshot_path"]
+__all__ = ["Store", "export_json", "import_json", "is_recorded", "merge", "snapshot", "snapshot_path"]
 
 
 def snapshot_path(sku: str) -> Path:
     """Return the path of a SKU's recorded snapshot, which may not exist; open it with mode `immutable`."""
-    return Path(__file__).with_name("snapshots") / f"{sku}.db"
+    return SNAPSHOTS / f"{sku}.db"

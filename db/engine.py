@@ -24,7 +24,7 @@ from sqlalchemy.pool import QueuePool
 
 from deep_gemm import environment
 from tuner import errors
-from tuner.db import schema, tables
+from tuner.db import schema, tables, views
 from tuner.db.faults import damaged, to_typed, translated
 from tuner.db.lock import WriterLock
 
@@ -88,6 +88,7 @@ def open_writer(path: Path, wait_s: float) -> tuple[Engine, Callable[[], None]]:
                 schema.check_identity(connection, path)
                 if schema.is_outdated(connection):
                     upgrade(connection, path)
+                views.create(connection)
         return engine, cleanup.pop_all().close
 
 
@@ -332,3 +333,4 @@ def lock_postgresql(engine: Engine, cleanup: ExitStack) -> None:
             schema.create_schema(writer)
         elif schema.is_outdated(writer):
             schema.migrate(writer)
+        views.create(writer)

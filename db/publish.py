@@ -7,6 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import cast
 
+from deep_gemm import _C
+from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
@@ -20,10 +22,9 @@ from tuner.db.values import make_key
 MAX_SNAPSHOT_BYTES = 8_000_000
 #: Matches a path, an address or a board's UUID, none of which may be in a snapshot; a slash between digits is a shard.
 PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
-#: Statistics of search rows that nothing reads from a snapshot. Censored rows lose their ratio's interval as well: the
-#: ratio is a lower bound.
-SEARCH_EXTRAS = ("mad_us", "q10_us", "q90_us", "max_abs_error")
-RATIO_INTERVAL = ("ratio_low", "ratio_high")
+#: What nothing reads from a snapshot: of every row, and of search rows besides.
+EXTRAS = ("error", "samples", "q10_us", "q90_us")
+SEARCH_EXTRAS = ("mad_us", "max_abs_error", "ratio_low", "ratio_high")
 
 
 def snapshot(
@@ -32,19 +33,18 @@ def snapshot(
     """Write a copy of `source` that may be published to `target`; return {"bytes", "tables"}.
 
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing reads from a
-    snapshot is removed, too: all samples, and the statistics of search rows except the median, the ratio and its
-    interval (without the interval where the row is censored). Confirmation rows keep all statistics. With `sku`, only
-    that SKU's blocks with the newest kernel hash are kept. SQLite's backup API copies the source, so that a sweep can
-    go on meanwhile.
+    snapshot is removed, too: all samples and quantiles, what compilers reported, and the statistics of search rows
+    except the median and the ratio. With `sku` (or a short name), only that SKU's blocks with the newest kernel hash
+    are kept. SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
-    Raises: UsageError, also where `target` holds more than the copy would; StoreError; IntegrityError where private
-    text is left, or the result is larger than `max_bytes`.
+    Raises: UsageError, also where nothing was measured on `sku` or `target` holds more than the copy would; StoreError;
+    IntegrityError where private text is left, or the result is larger than `max_bytes`.
     """
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
         found = load_tables(back_up(source, Path(folder) / "backup.db"), source)
-        found = scrub(select_newest(found, sku) if sku else found)
+        found = scrub(select_newest(found, find_sku(found, sku)) if sku else found)
         check_private(found, path)
         check_loss(found, path)
         add_tables(fresh, [found])
@@ -97,6 +97,24 @@ def back_up(source: str | os.PathLike, copy: Path) -> Path:
     return copy
 
 
+def find_sku(found: Tables, name: str) -> str:
+    """Return the SKU that `name` means, which may be a short name such as h200, in any case.
+
+    Raises: UsageError where no block was measured on it.
+    """
+    try:
+        sku = _C.Device.known(name).sku
+    except DeepGemmError:
+        sku = name
+    measured = {found["device"][(row["device_id"],)]["sku"] for row in found["block"].values()}
+    if sku not in measured:
+        raise errors.UsageError(
+            f"--sku {name}: nothing was measured on it, so nothing was written; use one of"
+            f" {', '.join(sorted(measured)) or 'none: the database holds no measurements'}"
+        )
+    return sku
+
+
 def select_newest(found: Tables, sku: str) -> Tables:
     """Return the blocks of `sku` that have its newest kernel hash per op kind, with everything that they refer to."""
     blocks = {key: row for key, row in found["block"].items() if found["device"][(row["device_id"],)]["sku"] == sku}
@@ -123,6 +141,7 @@ def scrub(found: Tables) -> Tables:
         key: row | {"argv": None, "host": None, "preset": without_path(row["preset"])}
         for key, row in found["sweep"].items()
     }
+    scrubbed["compilation"] = {}
     scrubbed["measurement"] = {key: scrub_measurement(row) for key, row in found["measurement"].items()}
     environments = {key[0]: scrub_environment(row) for key, row in found["environment"].items()}
     scrubbed["environment"] = {(row["key"],): row for row in environments.values()}
@@ -135,12 +154,7 @@ def scrub(found: Tables) -> Tables:
 
 def scrub_measurement(row: dict) -> dict:
     """Return a measured row as a snapshot has it, see snapshot."""
-    left_out = ["error", "samples"]
-    if row["role"] == "search":
-        left_out += SEARCH_EXTRAS
-        if row["status"] == "censored":
-            left_out += RATIO_INTERVAL
-    return row | dict.fromkeys(left_out)
+    return row | dict.fromkeys(EXTRAS + SEARCH_EXTRAS if row["role"] == "search" else EXTRAS)
 
 
 def scrub_environment(row: dict) -> dict:

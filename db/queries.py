@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Select, select
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.fields import OP_KINDS
 from tuner import errors
 from tuner.db import tables
 from tuner.db.checks import (
@@ -29,10 +30,10 @@ from tuner.db.rows import BlockRow, CompilerReport, MeasurementRow, WinnerRow
 from tuner.db.values import check_names
 from tuner.problems.fields import kernel_variant, replace_problem, to_config, to_problem
 
-#: Sizes that legality never depends on, as the smallest problem has them.
-SMALLEST = {"m": 1, "n": 1, "k": 1, "expected_m": 0}
 REPORT_FIELDS = tuple(field.name for field in fields(CompilerReport))
 NO_REPORT = CompilerReport()
+#: Rows of `measurement` that are checked together.
+ROWS_AT_A_TIME = 10_000
 #: Columns of a block that its record takes under the same name; the other fields come from what the block refers to.
 BLOCK_FIELDS = tuple(
     field.name for field in fields(BlockRow) if field.name != "block_id" and field.name in tables.block.c
@@ -49,6 +50,7 @@ class Filter:
     role: str | None = None
     regime: str | None = None
     compiler: str | None = None
+    problem_key: str | None = None
 
     def apply(self, query: Select, **columns) -> Select:
         """Add a WHERE for every field that is set and has a column."""
@@ -56,6 +58,20 @@ class Filter:
             value = getattr(self, name)
             query = query if value is None else query.where(column == value)
         return query
+
+    def apply_to_blocks(self, query: Select) -> Select:
+        """Add a WHERE for every field that a block or what it refers to has; `query` must read blocks."""
+        block, device, problem = tables.block, tables.device, tables.problem
+        query = query.join(device, device.c.id == block.c.device_id).join(problem, problem.c.id == block.c.problem_id)
+        return self.apply(
+            query,
+            sku=device.c.sku,
+            kernel_hash=block.c.kernel_hash,
+            regime=block.c.regime,
+            compiler=block.c.compiler,
+            op=problem.c.op,
+            problem_key=problem.c.key,
+        )
 
 
 class StoredProblem(NamedTuple):
@@ -73,10 +89,14 @@ class StoredConfig(NamedTuple):
     config: _C.Config
 
 
-def load_problems(connection: Connection, path: object) -> dict[int, StoredProblem]:
-    """Return the problems by id. Raises: IntegrityError where a row is no problem, or its key belongs to another."""
-    found = {}
-    for row in connection.execute(select(tables.problem)).mappings():
+def load_problems(connection: Connection, path: object, wanted: Filter) -> dict[int, StoredProblem]:
+    """Return the problems by id, those of other op kinds and keys left out.
+
+    Raises: IntegrityError where a row is no problem, or its key belongs to another.
+    """
+    found, problem = {}, tables.problem
+    query = wanted.apply(select(problem), op=problem.c.op, problem_key=problem.c.key)
+    for row in connection.execute(query).mappings():
         check_key(path, f"problem {row['id']}", row, problem_key)
         found[row["id"]] = StoredProblem(row["key"], to_problem(row))
     return found
@@ -124,13 +144,21 @@ def check_devices(path: object, devices: dict[int, dict]) -> None:
             raise damaged(path, f"device {index}: {error}") from error
 
 
+def get_smallest(problem: _C.Problem) -> _C.Problem:
+    """Return the smallest problem that has the same legal configs: of the same variant, groups and policy. The k of
+    attention logits stays, because a kernel is made for it.
+    """
+    sizes = {"m": problem.next_n, "n": 1, "expected_m": 0} | ({} if OP_KINDS[problem.op].is_logits else {"k": 1})
+    return replace_problem(problem, **sizes)
+
+
 class LegalPairs:
     """Whether a config may run on a board: the library's own predicate, asked once per board, variant and config."""
 
     def __init__(self, devices: dict[int, dict], configs: dict[int, StoredConfig]):
         self.devices = {index: to_device(row) for index, row in devices.items()}
         self.configs = configs
-        self.get_variant = lru_cache(maxsize=None)(lambda problem: replace_problem(problem, **SMALLEST))
+        self.get_variant = lru_cache(maxsize=None)(get_smallest)
         self.ask = lru_cache(maxsize=None)(self.is_variant_legal)
 
     def is_legal(self, block: BlockRow, config_id: int) -> bool:
@@ -155,7 +183,7 @@ def join_measurements(connection: Connection, path: object, wanted: Filter) -> t
     blocks, reports = load_blocks(connection, path, wanted, devices), load_reports(connection)
     variants = {index: kernel_variant(block.problem.as_dict()) for index, block in blocks.items()}
     pairs, rows, legal = LegalPairs(devices, configs), [], []
-    for block_id, config_id, own in load_own_rows(connection, path, wanted, blocks):
+    for block_id, config_id, own in load_own_rows(connection, path, wanted):
         block, stored = blocks[block_id], configs[config_id]
         if stored.op != block.problem.op:
             raise damaged(path, f"block {block_id}: config {config_id} is of another op kind")
@@ -174,25 +202,20 @@ def join_measurements(connection: Connection, path: object, wanted: Filter) -> t
 
 def load_blocks(connection: Connection, path: object, wanted: Filter, devices: dict[int, dict]) -> dict[int, BlockRow]:
     """Return the blocks by id, with their problems and boards."""
-    problems = load_problems(connection, path)
-    block, device = tables.block, tables.device
-    query = select(block.c.id, *(block.c[name] for name in BLOCK_FIELDS)).join(device, device.c.id == block.c.device_id)
-    query = wanted.apply(
-        query, sku=device.c.sku, kernel_hash=block.c.kernel_hash, regime=block.c.regime, compiler=block.c.compiler
-    )
+    problems, block = load_problems(connection, path, wanted), tables.block
+    query = wanted.apply_to_blocks(select(block.c.id, *(block.c[name] for name in BLOCK_FIELDS)))
     found = {}
     for row in connection.execute(query.order_by(block.c.id)).mappings():
         stored, board = problems[row["problem_id"]], devices[row["device_id"]]
-        if wanted.op in (None, stored.problem.op):
-            check_block(path, row)
-            found[row["id"]] = BlockRow(
-                block_id=row["id"],
-                problem=stored.problem,
-                problem_key=stored.key,
-                sku=board["sku"],
-                board=board["uuid_hash"],
-                **{name: row[name] for name in BLOCK_FIELDS},
-            )
+        check_block(path, row)
+        found[row["id"]] = BlockRow(
+            block_id=row["id"],
+            problem=stored.problem,
+            problem_key=stored.key,
+            sku=board["sku"],
+            board=board["uuid_hash"],
+            **{name: row[name] for name in BLOCK_FIELDS},
+        )
     return found
 
 
@@ -203,27 +226,38 @@ def load_reports(connection: Connection) -> dict[tuple, CompilerReport]:
     return {tuple(row[name] for name in key): CompilerReport(*(row[name] for name in REPORT_FIELDS)) for row in rows}
 
 
-def load_own_rows(
-    connection: Connection, path: object, wanted: Filter, blocks: dict[int, BlockRow]
-) -> Iterator[tuple[int, int, dict]]:
-    """Yield (block id, config id, other columns) of the checked rows of `measurement` in `blocks`, samples as lists."""
-    query = wanted.apply(select(tables.measurement), role=tables.measurement.c.role)
-    result = connection.execute(query.order_by(*tables.measurement.primary_key.columns))
-    raw = [tuple(row) for row in result if row[0] in blocks]
-    check_rows(path, raw)
-    for block_id, config_id, *values in raw:
-        own = dict(zip(MEASUREMENT_COLUMNS[2:], values, strict=True))
-        if own["samples"] is not None:
-            own["samples"] = np.frombuffer(own["samples"], "<f4").tolist()
-        yield block_id, config_id, own
+def load_own_rows(connection: Connection, path: object, wanted: Filter) -> Iterator[tuple[int, int, dict]]:
+    """Yield (block id, config id, other columns) of the checked rows of `measurement` in blocks that are wanted.
+
+    Samples are lists. Rows are read part by part.
+    """
+    measurement = tables.measurement
+    query = wanted.apply(select(measurement), role=measurement.c.role)
+    if wanted != Filter(role=wanted.role):
+        query = query.where(measurement.c.block_id.in_(wanted.apply_to_blocks(select(tables.block.c.id))))
+    result = connection.execute(query.order_by(*measurement.primary_key.columns))
+    for part in result.partitions(ROWS_AT_A_TIME):
+        raw = [tuple(row) for row in part]
+        check_rows(path, raw)
+        for block_id, config_id, *values in raw:
+            own = dict(zip(MEASUREMENT_COLUMNS[2:], values, strict=True))
+            if own["samples"] is not None:
+                own["samples"] = np.frombuffer(own["samples"], "<f4").tolist()
+            yield block_id, config_id, own
 
 
 def load_best(connection: Connection, path: object, wanted: Filter) -> list[WinnerRow]:
     """Return the winners, see Store.load_best."""
-    problems, configs = load_problems(connection, path), load_configs(connection, path)
-    best = tables.best
+    problems, configs = load_problems(connection, path, wanted), load_configs(connection, path)
+    best, problem = tables.best, tables.problem
     query = wanted.apply(
-        select(best), sku=best.c.sku, kernel_hash=best.c.kernel_hash, regime=best.c.regime, compiler=best.c.compiler
+        select(best).join(problem, problem.c.id == best.c.problem_id),
+        sku=best.c.sku,
+        kernel_hash=best.c.kernel_hash,
+        regime=best.c.regime,
+        compiler=best.c.compiler,
+        op=problem.c.op,
+        problem_key=problem.c.key,
     )
     rows = []
     for row in connection.execute(query).mappings():
@@ -231,17 +265,12 @@ def load_best(connection: Connection, path: object, wanted: Filter) -> list[Winn
         ties = read_config_ids(path, f"best of problem {row['problem_id']}", row["tie_set"], configs)
         if ties[:1] != [row["config_id"]]:
             raise damaged(path, f"best of problem {row['problem_id']}: its ties do not begin with the winner")
-        if wanted.op in (None, stored.problem.op):
-            own = dict(row) | {"tie_set": tuple(configs[index].config for index in ties)}
-            rows.append(
-                WinnerRow(
-                    problem=stored.problem,
-                    problem_key=stored.key,
-                    config=winner.config,
-                    config_key=winner.key,
-                    **own,
-                )
+        own = dict(row) | {"tie_set": tuple(configs[index].config for index in ties)}
+        rows.append(
+            WinnerRow(
+                problem=stored.problem, problem_key=stored.key, config=winner.config, config_key=winner.key, **own
             )
+        )
     return rows
 
 

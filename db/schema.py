@@ -11,7 +11,7 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateTable
 
 from tuner import errors
-from tuner.db import tables
+from tuner.db import tables, views
 from tuner.db.faults import damaged, one_line
 
 MIGRATIONS = Path(__file__).with_name("migrations")
@@ -32,8 +32,11 @@ def create_schema(connection: Connection) -> None:
 
 
 def migrate(connection: Connection, version: int = tables.SCHEMA_VERSION) -> None:
-    """Run the migrations up to schema `version`, and mark a SQLite file with it."""
+    """Run the migrations up to schema `version`, and mark a SQLite file with it; the newest schema gets its views."""
+    views.drop(connection)
     command.upgrade(make_alembic_config(connection), f"{version:04d}")
+    if version == tables.SCHEMA_VERSION:
+        views.create(connection)
     if connection.dialect.name == "sqlite":
         connection.exec_driver_sql(f"PRAGMA application_id = {tables.APPLICATION_ID}")
         connection.exec_driver_sql(f"PRAGMA user_version = {version}")
@@ -88,9 +91,15 @@ def check_current(connection: Connection, path: object) -> None:
 
 
 def check_tables(connection: Connection, path: object, version: int) -> None:
-    """Raise IntegrityError unless the file's schema is exactly ours: no views, triggers, other tables or columns."""
-    found = read_tables(connection)
-    wanted = get_expected_tables(version)
+    """Raise IntegrityError unless the file's schema is exactly ours: no triggers, other views, tables or columns.
+
+    Our own views may be missing. In a file of an older schema they may be others: a migration drops them unread.
+    """
+    found, wanted = read_tables(connection), get_expected_tables(version)
+    for name, statement in views.get_statements().items():
+        is_view = found.get(name, "").startswith("CREATE VIEW ")
+        if found.get(name) == normalize(statement) or (is_view and version < tables.SCHEMA_VERSION):
+            del found[name]
     if found != wanted:
         names = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         raise damaged(path, f"{', '.join(map(repr, names[:3]))} is not as the schema has it")

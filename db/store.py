@@ -227,6 +227,7 @@ class Store:
         role: str | None = None,
         regime: str | None = None,
         compiler: str | None = None,
+        problem_key: str | None = None,
     ) -> list[MeasurementRow]:
         """Return measured rows, every value checked; a filter that is None takes everything.
 
@@ -235,7 +236,7 @@ class Store:
         """
         with self.reading() as connection:
             return queries.load_measurements(
-                connection, self.target, queries.Filter(sku, kernel_hash, op, role, regime, compiler)
+                connection, self.target, queries.Filter(sku, kernel_hash, op, role, regime, compiler, problem_key)
             )
 
     def load_best(
@@ -245,17 +246,28 @@ class Store:
         op: str | None = None,
         regime: str | None = None,
         compiler: str | None = None,
+        problem_key: str | None = None,
     ) -> list[WinnerRow]:
         """Return the winners; a filter that is None takes everything. Raises: IntegrityError."""
         with self.reading() as connection:
             return queries.load_best(
-                connection, self.target, queries.Filter(sku, kernel_hash, op, None, regime, compiler)
+                connection, self.target, queries.Filter(sku, kernel_hash, op, None, regime, compiler, problem_key)
             )
 
     def newest_kernel_hash(self, op: str, sku: str) -> str | None:
         """Return the kernel hash of the newest block of this op kind and SKU, None where there is none."""
         with self.reading() as connection:
             return queries.newest_kernel_hash(connection, op, sku)
+
+    def has_measurements(self) -> bool:
+        """Return whether there is any measured row."""
+        with self.reading() as connection:
+            return connection.execute(select(tables.measurement.c.block_id).limit(1)).first() is not None
+
+    def count_measurements(self) -> int:
+        """Return the number of measured rows."""
+        with self.reading() as connection:
+            return coverage.count_rows(connection, tables.measurement)
 
     def stats(self) -> dict:
         """Count rows per table and per identity, and rows whose config is no longer legal; give the file's size in

@@ -8,6 +8,8 @@
     compilation  what the compiler reported for a config: the same for all problems of a variant
     best         the winner of a problem and its tie set
 
+Views for questions in SQL are in views.py.
+
 `block.workload` is canonical JSON of the group sizes that a grouped problem was measured with (see
 tuner.problems.workload), "" for a dense problem. Databases can be merged (see transfer.py), because rows of `sweep` and
 `block` have a random uid and all others a natural key. Integer ids are local to one file. Times are microseconds. Lists
@@ -26,6 +28,7 @@ from sqlalchemy import (
     Column,
     Double,
     ForeignKeyConstraint,
+    Index,
     Integer,
     LargeBinary,
     MetaData,
@@ -274,9 +277,11 @@ block = make_table(
     between("block", "rounds", 0, 10**9), between("block", "confirm_rounds", 0, 10**9),
 )  # fmt: skip
 
+# From a problem to its blocks, and from there to their measurements by the key of these. Created with the views.
+Index("ix_block_problem_id", block.c.problem_id)
+
 # Without a rowid, SQLite keeps the rows in the tree of their key. With a rowid it would store every key a second time,
-# in
-# an index, which would be 25 % of a snapshot.
+# in an index, which would be 25 % of a snapshot.
 measurement = make_table(
     "measurement",
     reference("measurement", "block_id", "block"),

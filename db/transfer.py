@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner import errors
 from tuner.db import tables
-from tuner.db.files import replacing
+from tuner.db.files import is_recorded, replacing
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
 from tuner.db.store import Store
 
@@ -34,7 +34,7 @@ def load_tables(source: str | os.PathLike, original: str | os.PathLike = "") -> 
 
     Errors in rows name `original`, where `source` is a copy of it.
     """
-    with Store.open(source, "ro") as store, store.reading() as connection:
+    with Store.open(source, "immutable" if is_recorded(source) else "ro") as store, store.reading() as connection:
         found = read_tables(connection, original or store.target)
         check_tables(original or store.target, found)
     return found

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from deep_gemm.errors import ModelError
+from deep_gemm.fields import OP_KINDS
 
 FORMAT = 1
 MAX_BYTES, MAX_HEADER_BYTES = 16 << 20, 1 << 20
@@ -154,6 +155,14 @@ OP_METADATA = {
     ),
     "regime": text_within(64),
 }
+
+
+def get_op_metadata(op: str) -> Mapping[str, Rule]:
+    """Return the members of an op kind's metadata. Attention logits have the revision of their estimate besides, which
+    no version of the artefact covers.
+    """
+    is_logits = op in OP_KINDS and OP_KINDS[op].is_logits
+    return OP_METADATA | ({"estimate_revision": integer_within(1, 1 << 20)} if is_logits else {})
 
 
 def exact_key(problem) -> int:

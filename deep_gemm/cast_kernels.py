@@ -1,18 +1,16 @@
-"""Launches of the one-pass kernels that quantise to FP8 and that change the layout of scales (CUDA tensors only).
+"""Plans of the one-pass kernels that quantise to FP8 and that change the layout of scales (planned.py).
 
-A call is planned here once for each shape, strides and options; after that the native module takes the memory and
-launches (_C.make_planned_call). The kernels record no autograd graph. Where they cannot run, `None` comes back, and the
-caller uses the torch formula: while a graph is traced, on other tensors than plain ones in the memory of a supported
-GPU, for other dtypes and granularities than theirs, and beyond their limits of size.
+A plan is None, and the caller uses the torch formula, for other dtypes and granularities than those of the kernels, for
+memory that they do not walk, and beyond their limits of size. The kernels record no autograd graph.
 """
 
 import functools
 import math
-from collections.abc import Callable
 
 import torch
 
 from deep_gemm import _C
+from deep_gemm.planned import Launch, Memory, Plan, argument, get_kernel, memory
 
 _MAX_CHUNKS = (1 << 31) - (1 << 22)  # of one group: indices and their steps have 32 bits
 _MAX_GRID_Y = 65535
@@ -22,89 +20,15 @@ _ROW_THREADS, _COLUMNS = 256, 128  # cast_rows.cuh, cast_blocks.cuh
 _LAYOUT_ROWS, _LAYOUT_COLUMNS = 128, 32  # scale_layout.cuh
 _FP8, _FLOAT = torch.float8_e4m3fn, torch.float32
 
-#: Tracers fuse the formula, and hold no launches.
-_is_tracing = torch.compiler.is_compiling
-
-Cast = tuple[torch.Tensor, torch.Tensor]
-#: Raises the typed error of a call that is wrong for (x, masked_m).
-Check = Callable[[torch.Tensor, torch.Tensor | None], None]
-#: (shape, strides), and the same with a dtype.
+#: (shape, strides).
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
-Output = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
-#: What _C.make_planned_call asks for: kernel, grid, outputs, numbers.
-Plan = tuple[Callable | None, tuple[int, ...], tuple[Output, ...], tuple[int, ...]]
+X, MASKED_M, DATA, SCALES = argument(0), argument(1), memory(0), memory(1)
 
 
-def cast_rows(
-    x: torch.Tensor,
-    gran_k: int,
-    use_ue8m0: bool,
-    masked_m: torch.Tensor | None,
-    is_mn_major: bool,
-    is_swiglu: bool,
-    check: Check,
-) -> Cast | None:
-    """Quantise x as per_token_cast_to_fp8 and swiglu_per_token_cast_to_fp8 do."""
-    if _is_tracing():
-        return None
-    return _run(_rows_call(gran_k, bool(use_ue8m0), is_mn_major, is_swiglu, check), x, masked_m)
-
-
-def cast_blocks(x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: bool, check: Check) -> Cast | None:
-    """Quantise x as per_block_cast_to_fp8 and per_channel_cast_to_fp8 do."""
-    return None if _is_tracing() else _run(_blocks_call(gran, bool(use_ue8m0), is_per_column, check), x, None)
-
-
-def lay_out_scales(sf: torch.Tensor) -> torch.Tensor | None:
-    """Copy FP32 or packed scales [mn, k] or [groups, mn, k], whose rows are contiguous, into the MN-major layout."""
-    return None if _is_tracing() else _run(_layout_call(False), sf, None)
-
-
-def pack_scales(sf: torch.Tensor) -> torch.Tensor | None:
-    """Pack the exponents of such FP32 scales: int32 [..., mn, ceil(k / 4)] in that layout."""
-    return None if _is_tracing() else _run(_layout_call(True), sf, None)
-
-
-def _run(call: Callable, x: torch.Tensor, other: torch.Tensor | None):
-    if x.requires_grad:
-        x = x.detach()
-    result = call(x, other)
-    if result is NotImplemented:
-        with torch.cuda.device(x.device):
-            result = call(x, other)
-    return None if result is NotImplemented else result
-
-
-@functools.cache
-def _rows_call(gran_k: int, use_ue8m0: bool, is_mn_major: bool, is_swiglu: bool, check: Check) -> Callable:
-    def plan(x: torch.Tensor, masked_m: torch.Tensor | None) -> Plan | None:
-        check(x, masked_m)
-        return _plan_rows(x, gran_k, use_ue8m0, masked_m is not None, is_mn_major, is_swiglu)
-
-    return _make_call("cast_rows", plan)
-
-
-@functools.cache
-def _blocks_call(gran: int, use_ue8m0: bool, is_per_column: bool, check: Check) -> Callable:
-    def plan(x: torch.Tensor, other: None) -> Plan | None:
-        check(x, other)
-        return _plan_blocks(x, gran, use_ue8m0, is_per_column)
-
-    return _make_call("cast_blocks", plan)
-
-
-@functools.cache
-def _layout_call(is_packed: bool) -> Callable:
-    return _make_call("scale_layout", lambda sf, _: _plan_layout(sf, is_packed))
-
-
-def _make_call(name: str, planner: Callable) -> Callable:
-    return _C.make_planned_call(name, planner, _find_allocator())
-
-
-def _plan_rows(
+def plan_rows(
     x: torch.Tensor, gran: int, use_ue8m0: bool, is_masked: bool, is_mn_major: bool, is_swiglu: bool
 ) -> Plan | None:
+    """Plan per_token_cast_to_fp8 and swiglu_per_token_cast_to_fp8 of argument 0; argument 1 is masked_m, if any."""
     chunk = 16 // x.element_size()
     if x.dtype not in _ELEMENTS or gran not in [chunk * lanes for lanes in (2, 4, 8, 16, 32)] or not _is_walkable(x):
         return None
@@ -118,12 +42,12 @@ def _plan_rows(
     chunks = num_scales * gran // chunk
     if rows * chunks > _MAX_CHUNKS:
         return None
-    size, no_mask = x.element_size(), () if is_masked else (0,)
+    size, mask = x.element_size(), MASKED_M if is_masked else 0
     numbers = (
-        *no_mask, groups, rows, n, chunks, *_divider(max(chunks, 2)), group_stride * size, row_stride * size,
+        mask, groups, rows, n, chunks, *_divider(max(chunks, 2)), group_stride * size, row_stride * size,
         scale_group, scale_row, scale_column,
     )  # fmt: skip
-    kernel = _kernel(
+    kernel = get_kernel(
         "cast_rows", _ROW_THREADS, kElement=_ELEMENTS[x.dtype], kGran=gran, kUe8m0=use_ue8m0, kSwiglu=is_swiglu,
         kMasked=is_masked, kAligned=_is_aligned(x, (group_stride, row_stride, n)) and n % chunk == 0,
         kSaturates=_does_torch_saturate(),
@@ -133,10 +57,12 @@ def _plan_rows(
     if is_masked:
         ctas = min(ctas, -(-_CTAS_PER_SM * _sm_count(x) // max(groups, 1)))
     grid = (ctas, min(groups, _MAX_GRID_Y))
-    return _make_plan(kernel, grid, ((*_contiguous((*leading, m, n)), _FP8), (*scales, _FLOAT)), numbers)
+    outputs = Memory(*_contiguous((*leading, m, n)), _FP8), Memory(*scales, _FLOAT)
+    return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
 
 
-def _plan_blocks(x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: bool) -> Plan | None:
+def plan_blocks(x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: bool) -> Plan | None:
+    """Plan per_block_cast_to_fp8 and per_channel_cast_to_fp8 of argument 0."""
     if x.dtype not in _ELEMENTS or gran not in (32, 64, 128) or not _is_walkable(x):
         return None
     *leading, m, n = x.shape
@@ -148,15 +74,19 @@ def _plan_blocks(x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: boo
         return None
     columns = scales[0][-1]
     numbers = (rows, n, group_stride * size, row_stride * size, -(-rows // gran) * columns, columns, 1)
-    kernel = _kernel(
+    kernel = get_kernel(
         "cast_blocks", 16 * _COLUMNS // chunk, kElement=_ELEMENTS[x.dtype], kGran=gran, kUe8m0=use_ue8m0,
         kPerColumn=is_per_column, kAligned=_is_aligned(x, (group_stride, row_stride)) and n % chunk == 0,
         kSaturates=_does_torch_saturate(),
     )  # fmt: skip
-    return _make_plan(kernel, grid, ((*_contiguous((*leading, m, n)), _FP8), (*scales, _FLOAT)), numbers)
+    outputs = Memory(*_contiguous((*leading, m, n)), _FP8), Memory(*scales, _FLOAT)
+    return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
 
 
-def _plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
+def plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
+    """Plan the copy of argument 0, FP32 or packed scales [mn, k] or [groups, mn, k] whose rows are contiguous, into the
+    MN-major layout; or the packing of FP32 scales, int32 [..., mn, ceil(k / 4)] in that layout.
+    """
     dtypes = (_FLOAT,) if is_packed else (_FLOAT, torch.int32)
     if sf.dtype not in dtypes or sf.dim() not in (2, 3) or (sf.shape[-1] > 1 and sf.stride(-1) != 1):
         return None
@@ -164,18 +94,24 @@ def _plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
     layout = scale_layout((*leading, mn, -(-k // 4) if is_packed else k), True)
     groups, in_group, in_row = math.prod(leading), sf.stride(0) if leading else 0, sf.stride(-2)
     out_group, _, out_column = _group_strides(layout)
-    grid = (-(-layout[0][-1] // _LAYOUT_COLUMNS), -(-mn // _LAYOUT_ROWS), groups)
+    columns = layout[0][-1]
+    tiles = -(-columns // _LAYOUT_COLUMNS)
+    grid = (tiles, -(-mn // _LAYOUT_ROWS), groups)
     if max(grid[1:]) > _MAX_GRID_Y:
         return None
-    is_aligned = is_packed and k % 4 == 0 and _is_aligned(sf, (in_group, in_row))
-    kernel = _kernel("scale_layout", 256, kPack=is_packed, kAligned=is_aligned)
-    numbers = (mn, k, in_group, in_row, out_group, out_column)
-    return _make_plan(kernel, grid, ((*layout, torch.int32 if is_packed else sf.dtype),), numbers)
+    is_aligned = k % 4 == 0 and _is_aligned(sf, (in_group, in_row))
+    kernel = get_kernel("scale_layout", 256, kPack=is_packed, kAligned=is_aligned)
+    width = -(-columns // max(tiles, 1))
+    width = -(-width // 4) * 4 if is_aligned and not is_packed else width
+    numbers = (mn, k, width, in_group, in_row, out_group, out_column)
+    output = Memory(*layout, torch.int32 if is_packed else sf.dtype)
+    return _make_plan(kernel, grid, (output,), (X, DATA, *numbers))
 
 
-def _make_plan(kernel: Callable, grid: tuple[int, ...], outputs: tuple[Output, ...], numbers: tuple[int, ...]) -> Plan:
+def _make_plan(kernel, grid: tuple[int, ...], outputs: tuple[Memory, ...], arguments: tuple) -> Plan:
     """Return the plan; nothing is launched where nothing is written."""
-    return (kernel, grid, outputs, numbers) if all(grid) else (None, (), outputs, ())
+    launches = (Launch(kernel, grid, arguments),) if all(grid) else ()
+    return Plan(launches, outputs, tuple(memory(i)[0] for i in range(len(outputs))))
 
 
 def _is_walkable(x: torch.Tensor) -> bool:
@@ -233,11 +169,6 @@ def _divider(divisor: int) -> tuple[int, int]:
     return -(-(1 << (31 + bits)) // divisor), bits - 1
 
 
-@functools.cache
-def _kernel(name: str, threads: int, **constants: int) -> Callable:
-    return _C.make_plain_kernel(name, [(key, int(value)) for key, value in constants.items()], threads)
-
-
 def _sm_count(x: torch.Tensor) -> int:
     return _C.get_device(x.get_device()).sm_count
 
@@ -246,15 +177,3 @@ def _sm_count(x: torch.Tensor) -> int:
 def _does_torch_saturate() -> bool:
     """Return whether torch casts numbers beyond 448 to 448, as from 2.13 on, or to NaN."""
     return bool(torch.tensor(1e3).to(_FP8).float() == 448)
-
-
-def _find_allocator() -> Callable:
-    """Return a function of shape, strides and dtype that takes memory on the current GPU.
-
-    The one behind torch's compiled graphs skips half of the host time of torch.empty_strided.
-    """
-    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
-    fast = getattr(guards, "_empty_strided_cuda", None)
-    if fast is not None:
-        return fast
-    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device="cuda")

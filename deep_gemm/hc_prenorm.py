@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from deep_gemm import _C
+from deep_gemm import _C, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.planned import Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
 
 #: Rows of A that a CTA takes, and K of a chunk, of which a part has whole ones.
@@ -24,6 +25,8 @@ _PART_CHUNKS = _THREADS // 32
 _INVARIANT_PARTS = 8
 #: K in which rows of A start 16-byte aligned.
 _K_UNIT = 8
+#: Arguments of a call.
+A, B, D, SQR_SUM = (argument(i) for i in range(4))
 
 
 class _Shape(NamedTuple):
@@ -56,16 +59,16 @@ def tf32_hc_prenorm_gemm(
         ArgumentError, DtypeError, ShapeError, LayoutError, DeviceError: an operand is not as described.
         CompileError, LaunchError: the kernel could not be compiled, loaded or launched.
     """
+    if _product(a, b, d, sqr_sum, num_splits) is not NotImplemented:
+        return
     shape = _check(a, b, d, sqr_sum, num_splits)
     if shape.m == 0 or d.is_meta:
         return
     with torch.no_grad():
-        if num_splits is None:
-            d, sqr_sum = d[None], sqr_sum[None]
         if a.is_cuda and shape.n > 0 and shape.k > 0:
-            _launch(a, b, d, sqr_sum, shape)
+            planned.run(_make_plan(a, b, d, sqr_sum, shape, num_splits), a, b, d, sqr_sum)
         elif not (a.is_cuda and _C.get_compile_mode()):
-            _run_reference(a, b, d, sqr_sum)
+            _run_reference(a, b, *((d, sqr_sum) if num_splits else (d[None], sqr_sum[None])))
 
 
 def check_operands(
@@ -153,36 +156,63 @@ def _count_sms(ordinal: int) -> int:
     return torch.cuda.get_device_properties(ordinal).multi_processor_count
 
 
-def _launch(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: _Shape) -> None:
+def _plan(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, num_splits: int | None
+) -> planned.Plan | None:
+    shape = _check(a, b, d, sqr_sum, num_splits)
+    return None if 0 in shape else _make_plan(a, b, d, sqr_sum, shape, num_splits)
+
+
+def _make_plan(
+    a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: _Shape, num_splits: int | None
+) -> planned.Plan:
     parts = _count_parts(shape, a.device) if shape.splits == 1 else shape.splits
+    lead = () if num_splits else (0,)  # what has no parts may lie at any stride from part to part
+    outputs = _Output(D, (*lead, *d.stride())), _Output(SQR_SUM, (*lead, *sqr_sum.stride()))
     if parts == shape.splits:
-        _launch_parts(a, b, d, sqr_sum, shape)
-        return
-    memory = torch.empty(parts * shape.m * (shape.n + 1), dtype=torch.float32, device=a.device)
-    products = memory[: parts * shape.m * shape.n].view(parts, shape.m, shape.n)
-    squares = memory[parts * shape.m * shape.n :].view(parts, shape.m)
-    _launch_parts(a, b, products, squares, shape)
-    grid = ceil_div(shape.m * (shape.n + 1), _SUM_THREADS)
-    _get_sum_kernel()(grid, products, squares, d, sqr_sum, d.stride(1), parts, shape.m, shape.n)
+        return planned.Plan(_plan_parts(a, b, *outputs, shape, parts))
+    m, n, _, _ = shape
+    products = _Output(memory(0), (m * n, n, 1))
+    squares = _Output(memory(0, 4 * parts * m * n), (m, 1))
+    launches = *_plan_parts(a, b, products, squares, shape, parts), _plan_sum(products, squares, *outputs, shape, parts)
+    return planned.Plan(launches, (Memory((parts * m * (n + 1),), (1,), torch.float32),))
 
 
-def _launch_parts(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: _Shape) -> None:
-    """Write each part of K into d [parts, m, n] and sqr_sum [parts, m]."""
-    grid = (ceil_div(shape.m, _ROWS), len(d))
+class _Output(NamedTuple):
+    """FP32 [parts, m, n] or [parts, m], which kernels write and add up."""
+
+    place: planned.Place
+    strides: tuple[int, ...]
+
+
+def _plan_parts(
+    a: torch.Tensor, b: torch.Tensor, d: _Output, sqr_sum: _Output, shape: _Shape, parts: int
+) -> tuple[Launch, ...]:
+    """Write each part of K into d and sqr_sum."""
+    grid = (ceil_div(shape.m, _ROWS), parts)
+    launches = []
     for first in range(0, shape.n, _COLUMNS):
         n = min(shape.n - first, _COLUMNS)
-        rows, columns = (b, d) if shape.n <= _COLUMNS else (b[first : first + n], d[:, :, first:])
-        _get_kernel(ceil_div(n, 8))(
-            grid, a, rows, columns, sqr_sum, a.stride(0), b.stride(0), d.stride(0), d.stride(1), sqr_sum.stride(0),
-            shape.m, n, shape.k, len(d),
+        arguments = (
+            A, _after(B, first * b.stride(0)), _after(d.place, first), sqr_sum.place, a.stride(0), b.stride(0),
+            *d.strides[:2], sqr_sum.strides[0], shape.m, n, shape.k, parts,
         )  # fmt: skip
+        kernel = planned.get_kernel("hc_prenorm", _THREADS, kColumnTiles=ceil_div(n, 8))
+        launches.append(Launch(kernel, grid, arguments))
+    return tuple(launches)
 
 
-@functools.cache
-def _get_kernel(column_tiles: int):
-    return _C.make_plain_kernel("hc_prenorm", [("kColumnTiles", column_tiles)], _THREADS, 0)
+def _after(place: planned.Place, elements: int) -> planned.Place:
+    """Return the address of `elements` FP32 numbers after another."""
+    return place[0], place[1] + 4 * elements
 
 
-@functools.cache
-def _get_sum_kernel():
-    return _C.make_plain_kernel("hc_prenorm_sum", [], _SUM_THREADS, 0)
+def _plan_sum(products: _Output, squares: _Output, d: _Output, sqr_sum: _Output, shape: _Shape, parts: int) -> Launch:
+    """Add up the parts."""
+    kernel = planned.get_kernel("hc_prenorm_sum", _SUM_THREADS)
+    grid = (ceil_div(shape.m * (shape.n + 1), _SUM_THREADS),)
+    places = products.place, squares.place, d.place, sqr_sum.place
+    return Launch(kernel, grid, (*places, d.strides[1], parts, shape.m, shape.n))
+
+
+_product = planned.make_call("tf32_hc_prenorm_gemm", _plan, written=(D[0], SQR_SUM[0]))

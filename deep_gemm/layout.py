@@ -6,7 +6,7 @@ padded to 16 bytes ("TMA-aligned"): [mn, k] with strides (1, align(mn, 4)).
 
 import torch
 
-from deep_gemm import _C, cast_kernels
+from deep_gemm import _C, cast_kernels, planned
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.operands import check_flag, check_integer, check_integers, check_numbers, check_tensor, shorten
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
@@ -45,13 +45,20 @@ def get_mn_major_tma_aligned_tensor(sf, dtype: torch.dtype | None = None, device
 
     Raises: ShapeError for another rank, DtypeError for scales that are not float32.
     """
+    made = _lay_out(sf)
+    if made is not NotImplemented:
+        return made
     if not isinstance(sf, torch.Tensor):
         return _make_mn_major(check_integers("sf", sf), torch.float32 if dtype is None else dtype, device)
+    _check_sm90_scales(sf)
+    return _align(sf)
+
+
+def _check_sm90_scales(sf: torch.Tensor) -> None:
     check_tensor("sf", sf)
     if sf.dtype != torch.float32:
         raise DtypeError(f"sf.dtype = {sf.dtype}: scales on SM90 are torch.float32; convert them with .float().")
     _check_rank(sf.shape)
-    return _align(sf)
 
 
 def _align(sf: torch.Tensor) -> torch.Tensor:
@@ -59,8 +66,15 @@ def _align(sf: torch.Tensor) -> torch.Tensor:
     if _is_mn_major(sf):
         strides = _strides(sf.shape, sf.element_size())
         return sf if sf.stride() == strides else sf.as_strided(sf.shape, strides)
-    made = cast_kernels.lay_out_scales(sf) if sf.is_cuda else None
-    return _make_mn_major(tuple(sf.shape), sf.dtype, sf.device).copy_(sf) if made is None else made
+    return _make_mn_major(tuple(sf.shape), sf.dtype, sf.device).copy_(sf)
+
+
+def _plan_alignment(sf: torch.Tensor) -> planned.Plan | None:
+    """Plan what _align does."""
+    if not _is_mn_major(sf):
+        return cast_kernels.plan_layout(sf, False)
+    is_done = sf.stride() == _strides(sf.shape, sf.element_size())
+    return planned.Plan((), (), planned.argument(0)[:1]) if is_done else None
 
 
 def get_theoretical_mk_alignment_for_contiguous_layout(
@@ -81,6 +95,9 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf, device=None) -> torch.Tenso
     Returns: int32 [..., mn, ceil(k / 4)] with strides (1, align(mn, 4)) in its last two dims; bytes beyond k are 0.
     Raises: ShapeError for another rank, DtypeError for scales that are not float32, ArgumentError.
     """
+    made = _pack_up(sf)
+    if made is not NotImplemented:
+        return made
     if not isinstance(sf, torch.Tensor):
         sizes = check_integers("sf", sf)
         _check_rank(sizes)
@@ -88,8 +105,7 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf, device=None) -> torch.Tenso
         return get_mn_major_tma_aligned_tensor(shape, torch.int32, device)
     check_scales(sf)
     _check_rank(sf.shape)
-    made = cast_kernels.pack_scales(sf) if sf.is_cuda else None
-    return _pack_in_torch(sf) if made is None else made
+    return _pack_in_torch(sf)
 
 
 def _pack_in_torch(sf: torch.Tensor) -> torch.Tensor:
@@ -168,6 +184,25 @@ def transform_sf_into_required_layout(
         Packed: int32 [mn, ceil(k / (4 * gran_k))], likewise MN-major, one row for each row of the operand.
     Raises: ArgumentError for an unknown recipe or target, ShapeError, DtypeError.
     """
+    made = _transform(sf, mn, k, recipe, num_groups, is_sfa, target)
+    if made is not NotImplemented:
+        return made
+    gran_mn = _check_transform(sf, mn, k, recipe, num_groups, is_sfa, target)
+    if target is not None:
+        return _pack(sf, mn, gran_mn)
+    return get_mn_major_tma_aligned_tensor(sf) if gran_mn == 1 else sf
+
+
+def _check_transform(
+    sf: torch.Tensor,
+    mn: int | None,
+    k: int | None,
+    recipe: tuple[int, ...] | None,
+    num_groups: int | None,
+    is_sfa: bool | None,
+    target: str | None,
+) -> int:
+    """Return the rows of the operand that share a scale."""
     check_tensor("sf", sf)
     check_flag("is_sfa", is_sfa)
     if target is not None and not (isinstance(target, str) and target == "ue8m0"):
@@ -183,9 +218,7 @@ def transform_sf_into_required_layout(
         is_packed = sf.dtype == torch.int32
         steps = ceil_div(k, gran_k * (PER_WORD if is_packed else 1))
         _check_shape(sf, (mn if is_packed else ceil_div(mn, gran_mn), steps), num_groups)
-    if target is not None:
-        return _pack(sf, mn, gran_mn)
-    return get_mn_major_tma_aligned_tensor(sf) if gran_mn == 1 else sf
+    return gran_mn
 
 
 def _sizes_of_groups(ks, ks_tensor: torch.Tensor | None, grouped_layout: torch.Tensor | None) -> list[int]:
@@ -255,3 +288,25 @@ def _is_mn_major(sf: torch.Tensor) -> bool:
     # While a graph is compiled, no address is known; one that is not aligned is only slower.
     is_aligned = sf.is_meta or torch.compiler.is_compiling() or sf.data_ptr() % _TMA_ALIGNMENT_BYTES == 0
     return is_aligned and all(size == 1 or have == want for size, have, want in strides)
+
+
+def _plan_layout(sf: torch.Tensor) -> planned.Plan | None:
+    _check_sm90_scales(sf)
+    return _plan_alignment(sf)
+
+
+def _plan_packing(sf: torch.Tensor) -> planned.Plan | None:
+    check_scales(sf)
+    return cast_kernels.plan_layout(sf, True)
+
+
+def _plan_transform(sf: torch.Tensor, mn, k, recipe, num_groups, is_sfa, target) -> planned.Plan | None:
+    gran_mn = _check_transform(sf, mn, k, recipe, num_groups, is_sfa, target)
+    if target is not None:
+        return _plan_packing(sf) if gran_mn == 1 and sf.dtype == torch.float32 else None
+    return _plan_layout(sf) if gran_mn == 1 else planned.Plan((), (), planned.argument(0)[:1])
+
+
+_lay_out = planned.make_call("get_mn_major_tma_aligned_tensor", _plan_layout)
+_pack_up = planned.make_call("get_mn_major_tma_aligned_packed_ue8m0_tensor", _plan_packing)
+_transform = planned.make_call("transform_sf_into_required_layout", _plan_transform)

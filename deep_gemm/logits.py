@@ -8,7 +8,7 @@ for the positions j that token i sees. Sums are FP32; the result is rounded to i
 
 import torch
 
-from deep_gemm import _C
+from deep_gemm import planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 
 #: Elements that rows of logits start at multiples of.
@@ -17,8 +17,7 @@ PITCH_UNIT = 64
 UNIT = 64
 PAGE_SIZES = (32, 64)
 _MAX_SLOTS = 1 << 20
-
-_launch_metadata = _C.make_plain_kernel("mqa_metadata", [], 1024)
+_THREADS = 1024  # mqa_metadata.cuh
 
 
 def get_paged_mqa_logits_metadata(
@@ -40,17 +39,32 @@ def get_paged_mqa_logits_metadata(
 
     Raises: ArgumentError, DtypeError, ShapeError, LayoutError, DeviceError.
     """
+    schedule = _schedule(context_lens, block_kv, num_sms, indices)
+    if schedule is not NotImplemented:
+        return schedule
     _check_lengths(context_lens, block_kv, num_sms, indices)
     if hasattr(context_lens, "fake_mode"):
         return _trace_metadata(context_lens, block_kv, num_sms, indices)
+    if context_lens.is_cuda:
+        return planned.run(_plan_schedule(context_lens, block_kv, num_sms, indices), context_lens)
     schedule = context_lens.new_empty((num_sms + 1, 2))
-    if context_lens.is_meta:
-        return schedule
-    if not context_lens.is_cuda:
-        return schedule.copy_(compute_schedule(context_lens, num_sms))
-    next_n = context_lens.shape[1] if context_lens.ndim == 2 else 1
-    _launch_metadata(1, context_lens, schedule, context_lens.stride(0), context_lens.shape[0], next_n, num_sms)
-    return schedule
+    return schedule if context_lens.is_meta else schedule.copy_(compute_schedule(context_lens, num_sms))
+
+
+def _plan_schedule(
+    context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None
+) -> planned.Plan:
+    _check_lengths(context_lens, block_kv, num_sms, indices)
+    sequences, next_n = context_lens.shape[0], context_lens.shape[1] if context_lens.ndim == 2 else 1
+    numbers = context_lens.stride(0), sequences, next_n, num_sms
+    launch = planned.Launch(
+        planned.get_kernel("mqa_metadata", _THREADS), (1,), (planned.argument(0), planned.memory(0), *numbers)
+    )
+    memory = planned.Memory((num_sms + 1, 2), (2, 1), torch.int32)
+    return planned.Plan((launch,), (memory,), planned.memory(0)[:1])
+
+
+_schedule = planned.make_call("get_paged_mqa_logits_metadata", _plan_schedule)
 
 
 def _trace_metadata(context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None):

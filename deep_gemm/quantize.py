@@ -10,7 +10,7 @@ which torch does by its reciprocal on GPUs: scales of CPU and GPU may differ in 
 
 import torch
 
-from deep_gemm import cast_kernels
+from deep_gemm import cast_kernels, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
 from deep_gemm.operands import check_flag, check_integers, check_tensor, shorten
 from deep_gemm.packing import PER_WORD, check_are_rounded, join_exponents
@@ -63,16 +63,15 @@ def per_token_cast_to_fp8(
     Raises: ShapeError for a vector or a scalar, or for scales of a row that fill no words; DtypeError unless x is
         floating point; ArgumentError for another layout or gran_k, or for scales that cannot be packed.
     """
+    cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, use_packed_ue8m0, False)
+    if cast is not NotImplemented:
+        return cast
     is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
     check_flag("use_packed_ue8m0", use_packed_ue8m0)
     if use_packed_ue8m0:
         _check_packed(x, use_ue8m0, gran_k, is_mn_major)
         data, unpacked = per_token_cast_to_fp8(x, use_ue8m0, gran_k, masked_m=masked_m)
         return data, join_exponents(unpacked)
-    if x.is_cuda:
-        cast = cast_kernels.cast_rows(x, gran_k, use_ue8m0, masked_m, is_mn_major, False, _check_rows)
-        if cast is not None:
-            return cast
     _check_rows(x, masked_m)
     return _per_token(x, use_ue8m0, gran_k, is_mn_major)
 
@@ -93,11 +92,10 @@ def swiglu_per_token_cast_to_fp8(
     Returns: float8_e4m3fn [..., m, n] and float32 scales [..., m, ceil(n / gran_k)].
     Raises: as per_token_cast_to_fp8, and ShapeError for an odd number of columns.
     """
+    cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, False, True)
+    if cast is not NotImplemented:
+        return cast
     is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
-    if x.is_cuda:
-        cast = cast_kernels.cast_rows(x, gran_k, use_ue8m0, masked_m, is_mn_major, True, _check_pairs)
-        if cast is not None:
-            return cast
     _check_pairs(x, masked_m)
     gate, up = x.float().chunk(2, dim=-1)
     return _per_token(torch.nn.functional.silu(gate) * up, use_ue8m0, gran_k, is_mn_major)
@@ -111,16 +109,12 @@ def per_channel_cast_to_fp8(
     Returns: float8_e4m3fn [m, n] and float32 scales [m / gran_k, n].
     Raises: ShapeError unless x is such a matrix, DtypeError unless it is floating point, ArgumentError for gran_k.
     """
-    _check_matrix(x)
+    cast = _channel_cast(x, use_ue8m0, gran_k)
+    if cast is not NotImplemented:
+        return cast
     check_flag("use_ue8m0", use_ue8m0)
-    _check_granularity(gran_k)
+    _check_channels(x, gran_k)
     m = x.shape[0]
-    if m % gran_k:
-        raise ShapeError(f"m = {m}: per-channel scales cover {gran_k} rows each; pad x to a multiple of {gran_k} rows.")
-    if x.is_cuda:
-        cast = cast_kernels.cast_blocks(x, gran_k, use_ue8m0, True, _check_nothing)
-        if cast is not None:
-            return cast
     data, scales = _cast(x.unflatten(0, (m // gran_k, gran_k)), (1,), use_ue8m0)
     return data.flatten(0, 1), scales.squeeze(1)
 
@@ -134,11 +128,10 @@ def per_block_cast_to_fp8(
     Returns: float8_e4m3fn [..., m, n] and float32 scales [..., ceil(m / gran_k), ceil(n / gran_k)].
     Raises: ShapeError for a vector or a scalar, DtypeError unless x is floating point, ArgumentError for gran_k.
     """
+    cast = _block_cast(x, use_ue8m0, gran_k)
+    if cast is not NotImplemented:
+        return cast
     _check_options(x, use_ue8m0, gran_k)
-    if x.is_cuda:
-        cast = cast_kernels.cast_blocks(x, gran_k, use_ue8m0, False, _check_rows)
-        if cast is not None:
-            return cast
     _check_matrices(x)
     *leading, m, n = x.shape
     rows, columns = ceil_div(m, gran_k), ceil_div(n, gran_k)
@@ -238,10 +231,6 @@ def _check_pairs(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
         raise ShapeError(f"x.shape[-1] = {x.shape[-1]}: rows are [gate, up] of equal size; pass an even number.")
 
 
-def _check_nothing(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
-    """For casts that check before they ask for a kernel."""
-
-
 def _check_mask(x: torch.Tensor, masked_m: torch.Tensor) -> None:
     check_tensor("masked_m", masked_m)
     if x.dim() != 3 or masked_m.shape != x.shape[:1]:
@@ -258,6 +247,15 @@ def _check_mask(x: torch.Tensor, masked_m: torch.Tensor) -> None:
 def _check_granularity(gran_k: int) -> None:
     if type(gran_k) is not int or not 1 <= gran_k < 1 << 31:
         raise ArgumentError(f"gran_k = {shorten(gran_k)}: must be an int >= 1, e.g. 128; pass such a number.")
+
+
+def _check_channels(x: torch.Tensor, gran_k: int) -> None:
+    _check_matrix(x)
+    _check_granularity(gran_k)
+    if x.shape[0] % gran_k:
+        raise ShapeError(
+            f"m = {x.shape[0]}: per-channel scales cover {gran_k} rows each; pad x to a multiple of {gran_k} rows."
+        )
 
 
 def _check_matrix(x: torch.Tensor) -> None:
@@ -280,3 +278,36 @@ def _check_floating(x: torch.Tensor) -> None:
         raise DtypeError(
             f"x.dtype = {x.dtype}: must be a floating-point dtype of 16 bits or more; convert it with .float()."
         )
+
+
+def _plan_token_cast(
+    x: torch.Tensor,
+    masked_m: torch.Tensor | None,
+    use_ue8m0: bool,
+    gran_k: int,
+    scales: str,
+    is_packed: bool,
+    is_swiglu: bool,
+) -> planned.Plan | None:
+    if is_packed:
+        return None
+    is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
+    (_check_pairs if is_swiglu else _check_rows)(x, masked_m)
+    return cast_kernels.plan_rows(x, gran_k, bool(use_ue8m0), masked_m is not None, is_mn_major, is_swiglu)
+
+
+def _plan_block_cast(x: torch.Tensor, use_ue8m0: bool, gran_k: int) -> planned.Plan | None:
+    _check_options(x, use_ue8m0, gran_k)
+    _check_matrices(x)
+    return cast_kernels.plan_blocks(x, gran_k, bool(use_ue8m0), False)
+
+
+def _plan_channel_cast(x: torch.Tensor, use_ue8m0: bool, gran_k: int) -> planned.Plan | None:
+    check_flag("use_ue8m0", use_ue8m0)
+    _check_channels(x, gran_k)
+    return cast_kernels.plan_blocks(x, gran_k, bool(use_ue8m0), True)
+
+
+_token_cast = planned.make_call("per_token_cast_to_fp8", _plan_token_cast)
+_block_cast = planned.make_call("per_block_cast_to_fp8", _plan_block_cast)
+_channel_cast = planned.make_call("per_channel_cast_to_fp8", _plan_channel_cast)

@@ -10,10 +10,10 @@ from deep_gemm.artifact import (
     ARRAYS,
     DTYPES,
     METADATA,
-    OP_METADATA,
     SIZES,
     check_members,
     exact_key,
+    get_op_metadata,
     read_artifact,
     refuse,
 )
@@ -82,10 +82,11 @@ class Selector(_C.Selector):
 
 def describe_op(op: str, members: Any, arrays: Mapping[str, np.ndarray]) -> dict:
     """Return the metadata and the arrays of an op kind by name, checked against their descriptions."""
-    check_members(members, OP_METADATA, f"op kind {ascii(op)[:32]}")
+    check_members(members, get_op_metadata(op), f"op kind {ascii(op)[:32]}")
+    revision = members.get("estimate_revision", _C.LOGITS_ESTIMATE_REVISION)
     own = {name: arrays.get(f"{op}/{name}") for name in ARRAYS}
     check_shapes(own, {"fields": _NUM_CONFIG_FIELDS, "portfolio": members["num_portfolio"]})
-    return members | own
+    return members | own | {"has_own_estimate": revision == _C.LOGITS_ESTIMATE_REVISION}
 
 
 def check_shapes(arrays: Mapping[str, np.ndarray | None], sizes: dict[str, int]) -> None:

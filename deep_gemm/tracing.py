@@ -8,6 +8,7 @@ the program on fake tensors (`make_fx`, non-strict `torch.export`) reach the C f
 `get_recorder`.
 """
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from types import ModuleType
 
 import torch
 
+from deep_gemm import planned
 from deep_gemm.errors import ArgumentError
 from deep_gemm.library import get_op
 from deep_gemm.ops import FUNCTIONS, OPS, Op
@@ -28,20 +30,32 @@ _RULE = (
 )
 
 
+#: A function and what makes its stand-in.
+_Pending = tuple[Callable, Callable[[], Callable]]
+
 # The functions that have a stand-in; it survives a reload of this module.
 _given: set[Callable] = globals().get("_given", set())
 
 
 def substitute_when_traced() -> None:
-    """Give Dynamo the stand-ins of the public ops, now or as soon as it is imported; each is given once."""
-    pending = [op for op in OPS if FUNCTIONS[op.name] not in _given]
+    """Give Dynamo the stand-ins of the public ops and of planned calls, now or as soon as it is imported; each is given
+    once.
+    """
+    ops = [(FUNCTIONS[op.name], functools.partial(_make_leaving_stand_in, op)) for op in OPS]
+    calls: list[_Pending] = [(call, lambda: planned.decline) for call in planned.CALLS]
+    pending = [(function, make) for function, make in ops + calls if function not in _given]
     if not pending:  # a second finder would hide the first
         return
     finder = _DynamoFinder(pending)
-    _given.update(FUNCTIONS.values())
+    _given.update(function for function, _ in pending)
     sys.meta_path.insert(0, finder)  # first: another thread may be about to import it
     if _DYNAMO in sys.modules:
         finder.finish()
+
+
+def _make_leaving_stand_in(op: Op) -> Callable:
+    """Return the stand-in of an op that breaks the graph where that cannot hold the arguments."""
+    return make_stand_in(op, get_op(op.name), torch.compiler.disable(FUNCTIONS[op.name], reason=_RULE))
 
 
 def is_recording() -> bool:
@@ -62,7 +76,7 @@ def get_recorder(name: str) -> Callable:
 class _DynamoFinder:
     """A module finder for torch._dynamo alone; it registers the stand-ins once that is loaded."""
 
-    def __init__(self, pending: list[Op]) -> None:
+    def __init__(self, pending: "list[_Pending]") -> None:
         self._pending = pending
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -91,10 +105,8 @@ class _DynamoFinder:
             sys.meta_path.remove(self)
         try:
             while self._pending:
-                op = self._pending.pop()  # atomic, should two threads meet here
-                function = FUNCTIONS[op.name]
-                leave = torch.compiler.disable(function, reason=_RULE)
-                torch.compiler.substitute_in_graph(function)(make_stand_in(op, get_op(op.name), leave))
+                function, make = self._pending.pop()  # atomic, should two threads meet here
+                torch.compiler.substitute_in_graph(function)(make())
         except Exception as error:
             warnings.warn(
                 f"torch.compile will break graphs at the ops of deep_gemm: {error!r}", RuntimeWarning, stacklevel=2

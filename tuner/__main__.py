@@ -1,17 +1,46 @@
-"""Run `python -m tuner`."""
+"""Run `python -m tuner`, also installed as `deep-gemm-tuner`."""
 
+import importlib.util
 import sys
+from types import ModuleType
+
+#: What asks for a text only. The process then ends without a command having run.
+TEXT_ONLY = ("--help", "--version")
 
 
 def main() -> None:
-    """Run the command line; Ctrl-C ends it with a word, also while the packages are imported."""
+    """Run the command line and end with its exit code; Ctrl-C says so, also while the packages are imported."""
     try:
-        from tuner.cli import run
-
-        sys.exit(run(sys.argv[1:]))
+        run()
     except KeyboardInterrupt:
         print("tuner: interrupted; everything committed so far is kept", file=sys.stderr)
         sys.exit(130)
+
+
+def run() -> None:
+    """Run the command line of this process and end with its exit code."""
+    if len(sys.argv) == 1 or any(word in TEXT_ONLY for word in sys.argv[1:]):
+        use_bare_package()
+    from tuner import errors
+
+    try:
+        from tuner import cli
+    except ModuleNotFoundError as error:
+        print(f"tuner: {errors.explain_missing(error)}", file=sys.stderr)
+        sys.exit(errors.EXIT_USAGE)
+    sys.exit(cli.run(sys.argv[1:]))
+
+
+def use_bare_package() -> None:
+    """Let the native module and the descriptions of fields be imported without `deep_gemm` itself, which imports torch.
+
+    Help texts need nothing else, and torch takes seconds.
+    """
+    found = None if "deep_gemm" in sys.modules else importlib.util.find_spec("deep_gemm")
+    if found is not None:
+        package = ModuleType("deep_gemm")
+        package.__path__ = list(found.submodule_search_locations or ())
+        sys.modules["deep_gemm"] = package
 
 
 if __name__ == "__main__":

@@ -1,36 +1,38 @@
 """The command line `python -m tuner`: a thin layer over the library, with one module per command in `commands/`."""
 
-import functools
 import importlib
+import importlib.util
 import sys
+from collections.abc import Callable, Collection
 
 import typer
 
-import deep_gemm
 from deep_gemm.text import printable
 from tuner import errors
 
-COMMANDS = (
-    "sweep",
-    "simulate",
-    "train",
-    "evaluate",
-    "export",
-    "select",
-    "warmup",
-    "inspect",
-    "compare",
-    "ab",
-    "bisect",
-    "db",
-)
-
-app = typer.Typer(
-    name="tuner",
-    help="Measure, record, learn and select kernel configurations.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
+#: Every command, with the sentence that the list of commands shows. A command's module is imported when it is called.
+COMMANDS = {
+    "sweep": "Measure configs on this GPU and record them. Run it again to resume.",
+    "simulate": "Show how near TPE and random search come to measuring everything.",
+    "train": "Fit portfolio, forest and guards and write a training folder.",
+    "evaluate": "Score the selector on problems that it did not see.",
+    "export": "Write the artefact by which the library chooses configs. Exits with 1 if a gate is missed.",
+    "select": "Print the config that the library would use. This needs no GPU.",
+    "tune": "Measure one problem on this GPU and install its best config, for processes that start afterwards.",
+    "warmup": "Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.",
+    "inspect": "Show what the database covers, how noisy it is, and what is stale or failed.",
+    "compare": "Compare two recorded sweeps on the problems and configs that both measured. Needs no GPU.",
+    "ab": "Compare two sets of kernels, or two configs, in one process on one GPU, with equal operands.",
+    "bisect": "Find the first commit between GOOD and BAD whose kernel is slower than GOOD's on one problem.",
+    "models": "List, show, verify, compare and remove selector artefacts.",
+    "cache": "List and clear the compiled kernels on disk.",
+    "doctor": "Check GPU, driver, compiler, cache, database and selector. Exits with 1 where something is wrong.",
+    "db": "Create, upgrade, check, publish, merge, count and show tuning databases.",
+}
+#: How a config is printed, for the help of every command that prints one.
+NOTATION = (
+    "A config is printed as 64x96x128 s9 c1x1 k4 swap: tile of 64 rows, 96 columns and 128 of K, 9 stages, cluster of"
+    " 1x1 CTAs, K split in 4 (left out: not split), operands swapped (left out: not)."
 )
 
 
@@ -43,11 +45,12 @@ class Shown:
 def show_version(is_asked: bool) -> None:
     """Print the package's version and end, where --version was given."""
     if is_asked:
-        print(f"deep_gemm {deep_gemm.__version__}")
+        from deep_gemm._version import __version__
+
+        print(f"deep_gemm {__version__}")
         raise typer.Exit
 
 
-@app.callback()
 def root(
     version: bool = typer.Option(
         False, "--version", callback=show_version, is_eager=True, help="Print the package's version."
@@ -61,32 +64,49 @@ def root(
     Shown.traceback = debug
 
 
-@functools.cache
-def register_commands() -> None:
-    """Add every command of COMMANDS to the app, at the first call."""
-    for name in COMMANDS:
-        importlib.import_module(f"tuner.commands.{name}").register(app)
+def make_app(loaded: Collection[str]) -> typer.Typer:
+    """Return the command line with every command: those in `loaded` as they are, of the others only the sentence."""
+    app = typer.Typer(
+        name="tuner",
+        help="Measure, record, learn and select kernel configurations.",
+        epilog=NOTATION,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(root)
+    for name, sentence in COMMANDS.items():
+        if name in loaded:
+            importlib.import_module(f"tuner.commands.{name}").register(app)
+        else:
+            app.command(name, help=sentence)(make_named(name))
+    return app
+
+
+def make_named(name: str) -> Callable[[], None]:
+    """Return what stands in the list of commands for a command that is not loaded."""
+
+    def named() -> None:
+        raise RuntimeError(f"{name} was not loaded")
+
+    return named
 
 
 def check_installation() -> None:
     """Raise UsageError in a clone whose links git has written as text files, so that there is no `tuner.db`."""
-    try:
-        importlib.import_module("tuner.db")
-    except ModuleNotFoundError as error:
-        if error.name != "tuner.db":
-            raise
+    if importlib.util.find_spec("tuner.db") is None:
         raise errors.UsageError(
             "tuner/db is no symbolic link: run `git config core.symlinks true && git checkout -- tuner/db"
             " deep_gemm/models` in the clone, or install the package"
-        ) from error
+        )
 
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; errors are printed as one line."""
     try:
         check_installation()
-        register_commands()
-        result = app(arguments, standalone_mode=False)  # 130 where the parser caught Ctrl-C
+        called = next((word for word in arguments if not word.startswith("-")), "")
+        result = make_app({called})(arguments, standalone_mode=False)  # 130 where the parser caught Ctrl-C
         return report_interrupt() if result == errors.EXIT_INTERRUPTED else errors.EXIT_OK
     except errors.TunerError as error:
         return report(error, error.exit_code)
@@ -94,6 +114,8 @@ def run(arguments: list[str]) -> int:
         return report_interrupt()
     except typer.Exit as error:
         return error.exit_code
+    except ModuleNotFoundError as error:
+        return report(errors.explain_missing(error), errors.EXIT_USAGE)
     except Exception as error:
         return report_unexpected(error)
 

@@ -38,3 +38,8 @@ class StoreError(TunerError):
 
 class DiskFullError(StoreError):
     """The disk or its quota is full; nothing of the transaction was written."""
+
+
+def explain_missing(error: ModuleNotFoundError) -> str:
+    """Return what to do about a module that is not installed: nearly always a part of the extra `tuner`."""
+    return f'{error.name}: this module is not installed; run pip install "deep_gemm[tuner]" (in a clone ".[tuner]")'

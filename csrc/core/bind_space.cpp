@@ -11,6 +11,7 @@
 #include "core/features.hpp"
 #include "core/heuristic.hpp"
 #include "core/legality.hpp"
+#include "core/logits_estimate.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -101,6 +102,7 @@ void bind_heuristic(py::module_& m) {
     // The identity of constants and formulas.
     m.attr("HEURISTIC_VERSION") = hash_text(heuristic_text()).substr(0, 16);
     m.attr("FEATURES_VERSION") = kFeaturesVersion;
+    m.attr("LOGITS_ESTIMATE_REVISION") = kLogitsEstimateRevision;
     m.def("heuristic_constants", &constants_dict, "Return the heuristic's constants (an H200's) by name.");
     m.def(
         "estimate_time_us",

@@ -101,7 +101,9 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
     const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k,
                   blocks = blocks_per_sm(problem, config);
     tiling.slots = std::max<int64_t>(1, count_slots(sms, cluster_size, blocks));
-    if (op_kind(problem.op).is_summed()) tiling.parts = std::max<int64_t>(1, tiling.slots / tiling.cluster_tiles);
+    if (op_kind(problem.op).is_summed())
+        tiling.parts = problem.batch_invariant ? count_invariant_parts(problem)
+                                               : std::max<int64_t>(1, tiling.slots / tiling.cluster_tiles);
     tiling.rounds = ceil_div(tiling.cluster_tiles * tiling.parts, tiling.slots);
     tiling.blocks_per_sm =
         int(std::min<int64_t>(blocks, ceil_div(tiling.cluster_tiles * tiling.parts * cluster_size, sms)));

@@ -36,6 +36,18 @@ inline constexpr int64_t kMaxDTileBytes = 81920;     // staging a larger tile wo
 
 inline constexpr int element_bytes(Op op) { return is_fp8(op) ? 1 : 2; }
 inline constexpr int stage_k(Op op) { return kStageKBytes / element_bytes(op); }  // the only legal block_k
+
+// Steps of K of a sum over groups, and the parts in which it is added up where neither m nor n may count: a part for
+// every 64 steps, at most 32. Each part takes a matrix of D in FP32.
+inline constexpr int kStepsOfPart = 64, kMostParts = 32;
+inline constexpr int64_t count_sum_steps(const Problem& problem) {
+    return problem.num_groups * ((problem.k + stage_k(problem.op) - 1) / stage_k(problem.op));
+}
+inline constexpr int64_t count_invariant_parts(const Problem& problem) {
+    const int64_t parts = count_sum_steps(problem) / kStepsOfPart;
+    return parts < 1 ? 1 : parts > kMostParts ? kMostParts : parts;
+}
+
 inline constexpr int d_element_bytes(const Problem& problem) { return problem.d_dtype == DDtype::kFp32 ? 4 : 2; }
 
 // The sides of the tile that the MMA's rows (64 to an instruction) and its columns take.

@@ -16,6 +16,7 @@ constexpr double kUnhidden = 0.9, kPerTile = 60.0, kPerChain = 0.03;
 constexpr double kLatency = 350.0;       // barrier, first result of a WGMMA, store: hidden by the other warpgroups
 constexpr double kLoadLatency = 1600.0;  // from issuing a load to its barrier, out of memory
 constexpr double kLoadBytes = 120.0;     // per cycle
+constexpr int kMinColumns = 8;           // of a chain
 constexpr double kTileLatency = 1000.0;  // queries and bounds of the next tile of tokens
 
 double keys_bytes(const Problem& problem) { return double(problem.n) * double(problem.k + 4); }
@@ -37,7 +38,8 @@ double logits_sm_us(const Problem& problem, const Config& config, int64_t token_
     const double mma = columns * double(problem.k) * kMmaPerColumnAndK / machine.tensor_ratio;
     const double alu = columns * kAluPerColumn + config.block_m * kAluPerToken;
     const double load = std::max(kKeysPerStage * double(problem.k + 4) / kLoadBytes, kLoadLatency / config.num_stages);
-    const double chains = columns / logits_columns(problem, config);
+    // A config that these heads cannot have counts as one with the narrowest chain: features hold its estimate, too.
+    const double chains = columns / std::max(logits_columns(problem, config), kMinColumns);
     const double compute = (kUnhidden * (mma + alu) + kPerTile) * (1.0 + kPerChain * (chains - 1.0));
     const double step = std::max({compute, load, (mma + alu + kLatency) / groups});
     const double key_tiles = double((problem.n + kKeysPerStage - 1) / kKeysPerStage);

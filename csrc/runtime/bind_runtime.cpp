@@ -13,6 +13,7 @@
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/plain_kernel.hpp"
+#include "runtime/torch_calls.hpp"
 #include "runtime/transpose.hpp"
 
 namespace py = pybind11;
@@ -97,17 +98,24 @@ void bind_plain_kernels(py::module_& m) {
         "never freed. Raises: ArgumentError.");
     m.def(
         "make_planned_call",
-        [](const std::string& name, const py::object& planner, const py::object& allocator) {
-            Reference function = make_planned_builtin(name, planner.ptr(), allocator.ptr());
+        [](const std::string& name, const py::object& planner, const std::vector<size_t>& written) {
+            Reference function = make_planned_builtin(name, planner.ptr(), written);
             return py::reinterpret_steal<py::object>(function.release());
         },
-        "name"_a, "planner"_a, "allocator"_a,
-        "Make a builtin that is called with a tensor x, and a tensor or None. `planner(x, other)` is asked once for "
-        "each shape, strides, dtype and 16-byte alignment of both: None, or (a builtin of make_plain_kernel or None, "
-        "its grid, the outputs ((shape, strides, dtype), ...), further integers). The builtin takes memory by "
-        "`allocator(shape, strides, dtype)`, launches the kernel on the addresses of x, the outputs and the other "
-        "tensor and on the integers, and returns the output or the tuple of them. It returns None where x is no plain "
-        "tensor of a supported GPU, or the plan is None, and NotImplemented where x's GPU is not the current one.");
+        "name"_a, "planner"_a, "written"_a = std::vector<size_t>{},
+        "Make a builtin of up to 8 positional arguments: tensors, numbers, strings and short tuples of ints. "
+        "`planner(*arguments)` is asked once for each kind of them and returns a deep_gemm.planned.Plan, or None. The "
+        "builtin takes memory as torch does, launches on torch's current stream of the tensors' GPU and returns None, "
+        "the result or the tuple of results. It returns NotImplemented, and does nothing, where the plan is None, "
+        "where a tensor is no plain one on a supported GPU or an argument of another type, and where one of `written`, "
+        "the indices of arguments that kernels write, requires grad in grad mode. Keep it: builtins are never freed.");
+}
+
+void bind_allocator(py::module_& m) {
+    m.def(
+        "set_allocator", [](const py::object& function) { set_allocator(function.ptr()); }, "function"_a,
+        "Let results and temporaries on the current GPU be taken by `function(shape, strides, dtype)`; None: by torch "
+        "again. For tests.");
 }
 
 }  // namespace
@@ -123,6 +131,7 @@ void bind_runtime(py::module_& m) {
     bind_dispatch(m);
     bind_ops(m);
     bind_plain_kernels(m);
+    bind_allocator(m);
 }
 
 }  // namespace deep_gemm

@@ -49,20 +49,6 @@ std::string product_text(const Sizes& sizes) {
     return "m = " + std::to_string(sizes.m) + ", n = " + std::to_string(sizes.n) + ", k = " + std::to_string(sizes.k);
 }
 
-[[noreturn]] void fail_launch(driver::Result result, const char* call, const std::string& what) {
-    const char* remedy =
-        driver::is_sticky(result)
-            ? "; an earlier kernel of this process failed and its CUDA context is lost: restart the process."
-            : "; check the stream and the GPU's state, and report a config that never launches.";
-    throw Error(ErrorKind::kLaunch,
-                std::string(call) + " for " + what + ": " + driver::describe(driver::api(), result) + remedy);
-}
-
-driver::Result enqueue_released(driver::Function function, const driver::LaunchConfig& config, void** arguments) {
-    const ReleasedGil released;
-    return driver::api().launch_kernel_ex(&config, function, arguments, nullptr);
-}
-
 // Cluster tiles along m that are walked together: a wave of `clusters` then covers a block of tiles `band` high, and
 // the best band touches the fewest bytes of A and B (whose elements have the same size).
 int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters) {
@@ -101,11 +87,11 @@ ClusterTiles count_cluster_tiles(const Problem& problem, const Config& config) {
     return tiles;
 }
 
-// Parts of a sum over groups: as many as there are clusters for each tile.
+// Parts of a sum over groups: as many as there are clusters for each tile, unless m and n must not count.
 int64_t count_parts(const Problem& problem, int64_t clusters, const ClusterTiles& tiles) {
     if (!op_kind(problem.op).is_summed()) return 1;
-    return std::clamp<int64_t>(clusters / tiles.count(), 1,
-                               problem.num_groups * ceil_div(problem.k, stage_k(problem.op)));
+    if (problem.batch_invariant) return count_invariant_parts(problem);
+    return std::clamp<int64_t>(clusters / tiles.count(), 1, count_sum_steps(problem));
 }
 
 // Clusters of the grid, which is persistent.
@@ -160,7 +146,8 @@ void set_ends(GroupParams& params, const Call& call) {
     if (kind.k_is_divided() && !kind.is_fp8) params.pitch_a = k_pitch(call.a), params.pitch_b = k_pitch(call.b);
 }
 
-GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map_slots) {
+GroupParams make_group_params(const Call& call, const Sizes& sizes, const LaunchGeometry& geometry,
+                              uint64_t map_slots) {
     GroupParams params{.groups = call.groups.view.address,
                        .map_slots = map_slots,
                        .scale_a_stride_group = group_stride(call.scale_a.view),
@@ -170,6 +157,7 @@ GroupParams make_group_params(const Call& call, const Sizes& sizes, uint64_t map
                        .num_groups = uint32_t(sizes.num_groups)};
     if (call.needs_group_maps()) params.a = call.a.view.address, params.b = call.b.view.address;
     if (op_kind(call.op).has_ends()) set_ends(params, call);
+    if (op_kind(call.op).is_summed()) params.num_parts = geometry.num_parts;
     return params;
 }
 
@@ -212,20 +200,26 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     TensorMaps maps = make_tensor_maps(driver::api(), kernel.problem, kernel.config, call, sizes);
     GemmParams params = make_params(geometry, call, sizes);
     GroupParams groups;
-    if (is_grouped(call.op)) groups = make_group_params(call, sizes, map_slots);
+    if (is_grouped(call.op)) groups = make_group_params(call, sizes, geometry, map_slots);
     // A dense kernel has no seventh parameter, and the driver reads as many as the kernel has.
     void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params, &groups};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream), get_pdl());
-    const driver::Result result = enqueue_released(kernel.function(), launch.config, arguments);
-    if (result != driver::kSuccess)
-        fail_launch(result, "cuLaunchKernelEx", product_text(sizes) + " with " + to_string(kernel.config));
+    enqueue(kernel.function(), launch.config, arguments,
+            [&] { return product_text(sizes) + " with " + to_string(kernel.config); });
 }
 
-void enqueue(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments,
-             const std::string& what) {
-    const ContextGuard context(gpu);
-    const driver::Result result = enqueue_released(function, config, arguments);
-    if (result != driver::kSuccess) fail_launch(result, "cuLaunchKernelEx", what);
+void fail_launch(driver::Result result, const char* call, const std::string& what) {
+    const char* remedy =
+        driver::is_sticky(result)
+            ? "; an earlier kernel of this process failed and its CUDA context is lost: restart the process."
+            : "; check the stream and the GPU's state, and report a config that never launches.";
+    throw Error(ErrorKind::kLaunch,
+                std::string(call) + " for " + what + ": " + driver::describe(driver::api(), result) + remedy);
+}
+
+driver::Result enqueue_released(driver::Function function, const driver::LaunchConfig& config, void** arguments) {
+    const ReleasedGil released;
+    return driver::api().launch_kernel_ex(&config, function, arguments, nullptr);
 }
 
 void launch_zero_fill(const Gpu& gpu, const TensorView& d, void* stream) {

@@ -43,7 +43,8 @@ struct GroupParams {
     // Groups with ends only, else 0 (psum_types.cuh): the alignment of the groups' rows, whether rows of padding become
     // +0, and the pitches of the rows of K of MN-major operands in units of 16 bytes.
     uint32_t alignment = 0, has_zero_padding = 0, pitch_a = 0, pitch_b = 0;
-    uint32_t reserved[3] = {};
+    uint32_t num_parts = 0;  // sums over groups only (summed_scheduler.cuh)
+    uint32_t reserved[2] = {};
 };
 
 static_assert(sizeof(GroupParams) == 96, "the kernel reads 96 bytes");
@@ -72,9 +73,18 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
 // Write zeros into D [m, n], or [num_groups, m, n], on `stream`: the product over k = 0.
 void launch_zero_fill(const Gpu& gpu, const TensorView& d, void* stream);
 
-// Enqueue `function` with the GIL released and the context of `gpu` current; `what` is for the message. Throws
-// Error(kLaunch).
-void enqueue(const Gpu& gpu, driver::Function function, const driver::LaunchConfig& config, void** arguments,
-             const std::string& what);
+// Enqueue `function` in the current context, with the GIL released.
+driver::Result enqueue_released(driver::Function function, const driver::LaunchConfig& config, void** arguments);
+
+// Throw Error(kLaunch): the driver's `call` for `what` gave `result`.
+[[noreturn]] void fail_launch(driver::Result result, const char* call, const std::string& what);
+
+// The two together; `what()` makes the text of a failure, which is not made before.
+template <class What>
+void enqueue(driver::Function function, const driver::LaunchConfig& config, void** arguments, const What& what) {
+    const driver::Result result = enqueue_released(function, config, arguments);
+    if (result != driver::kSuccess) [[unlikely]]
+        fail_launch(result, "cuLaunchKernelEx", what());
+}
 
 }  // namespace deep_gemm

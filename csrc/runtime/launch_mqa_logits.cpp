@@ -197,8 +197,8 @@ void launch_logits(const LoadedKernel& kernel, const LaunchGeometry& geometry, c
     MqaParams params = make_params(call, query);
     void* arguments[] = {&maps.q, &maps.kv, &maps.scale, &maps.weights, &params};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream), get_pdl());
-    enqueue(*kernel.gpu, kernel.function(), launch.config, arguments,
-            std::to_string(query.tokens) + " tokens with " + to_string(kernel.config));
+    enqueue(kernel.function(), launch.config, arguments,
+            [&] { return std::to_string(query.tokens) + " tokens with " + to_string(kernel.config); });
 }
 
 }  // namespace deep_gemm

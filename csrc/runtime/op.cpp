@@ -1,11 +1,11 @@
 #include "runtime/op.hpp"
 
 #include <array>
-#include <exception>
 #include <memory>
 
 #include "core/error.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/builtin.hpp"
 #include "runtime/expression.hpp"
 #include "runtime/family.hpp"
 #include "runtime/logits.hpp"
@@ -275,19 +275,9 @@ PyObject* run_or_record(const PublicOp& op, const PythonCall& call) {
     }
 }
 
-// `self`: the module object that holds the op (make_op).
 PyObject* call_op(PyObject* self, PyObject* const* values, Py_ssize_t num_positional, PyObject* keyword_names) {
-    const PublicOp& op = **static_cast<PublicOp**>(PyModule_GetState(self));
-    try {
-        return run_or_record(op, {values, num_positional, keyword_names});
-    } catch (const Error& error) {
-        set_python_error(error);
-    } catch (const PythonError&) {
-        // Python's error is set already.
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-    return nullptr;
+    return call_guarded(
+        [&] { return run_or_record(state_of<PublicOp>(self), {values, num_positional, keyword_names}); });
 }
 
 PyObject* intern(const std::string& text) {
@@ -344,24 +334,14 @@ std::unique_ptr<PublicOp> make_public_op(const OpText& text) {
         op->are_groups_required = op->parameters.size() <= text.num_required;
     }
     check_parameters(*op);
-    op->method = {op->text.name.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_op)),
-                  METH_FASTCALL | METH_KEYWORDS, op->text.documentation.c_str()};
+    op->method = {op->text.name.c_str(), as_method(&call_op), METH_FASTCALL | METH_KEYWORDS,
+                  op->text.documentation.c_str()};
     return op;
 }
 
-// A module that holds a pointer to the op. A builtin whose `self` is a module is pickled and shown by its name.
-PyModuleDef holder_definition{
-    PyModuleDef_HEAD_INIT, "deep_gemm._C", nullptr, sizeof(PublicOp*), nullptr, nullptr, nullptr, nullptr, nullptr};
-
 }  // namespace
 
-Reference make_op(const OpText& text, PyObject* module) {
-    std::unique_ptr<PublicOp> op = make_public_op(text);
-    const Reference holder = Reference::take(PyModule_Create(&holder_definition));
-    Reference function = Reference::take(PyCFunction_NewEx(&op->method, holder.get(), module));
-    *static_cast<PublicOp**>(PyModule_GetState(holder.get())) = op.release();  // builtins are never freed
-    return function;
-}
+Reference make_op(const OpText& text, PyObject* module) { return make_builtin(make_public_op(text), module); }
 
 Call make_call(Op op) {
     Call call{.op = op};

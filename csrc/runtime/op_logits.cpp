@@ -7,24 +7,14 @@
 #include "runtime/logits.hpp"
 #include "runtime/operand_checks.hpp"
 #include "runtime/run.hpp"
+#include "runtime/torch_access.hpp"
 
 namespace deep_gemm {
 namespace {
 
-struct LogitsDtypes {
-    PyObject *float32, *bfloat16;
-};
-
-// torch's dtypes are single objects, kept for the life of the process.
-const LogitsDtypes& logits_dtypes() {
-    static const LogitsDtypes dtypes{import_attribute("torch", "float32").release(),
-                                     import_attribute("torch", "bfloat16").release()};
-    return dtypes;
-}
-
 Dtype parse_logits_dtype(PyObject* object) {
-    if (!is_given(object) || object == logits_dtypes().float32) return Dtype::kFloat32;
-    if (object == logits_dtypes().bfloat16) return Dtype::kBfloat16;
+    if (!is_given(object) || object == torch_access().float32) return Dtype::kFloat32;
+    if (object == torch_access().bfloat16) return Dtype::kBfloat16;
     throw Error(ErrorKind::kDtype, "logits_dtype = " + short_repr(object) +
                                        ": must be torch.float32 or torch.bfloat16; pass one of them.");
 }

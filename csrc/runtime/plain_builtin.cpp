@@ -1,10 +1,10 @@
 // The builtin of a plain kernel: a launch from Python without a tuple or a dict of arguments.
 #include <array>
-#include <exception>
 #include <memory>
 
 #include "core/error.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/builtin.hpp"
 #include "runtime/plain_kernel.hpp"
 #include "runtime/tensor_view.hpp"
 
@@ -18,11 +18,9 @@ struct PlainBuiltin {
 
 namespace {
 
-constexpr size_t kMaxArguments = 32;
-
 // The arguments of a launch; each lies in 8 bytes, of which the driver copies as many as the parameter's type has.
 struct Arguments {
-    std::array<uint64_t, kMaxArguments> slots{};
+    std::array<uint64_t, kMaxKernelArguments> slots{};
     size_t count = 0;
     TensorView place;  // of the first tensor: it says on which GPU and stream
     bool has_tensor = false;
@@ -70,8 +68,9 @@ void check_count(const PlainKernel& kernel, size_t count) {
 }
 
 void call(PlainBuiltin& builtin, PyObject* const* values, Py_ssize_t count) {
-    if (count < 1 || size_t(count) > kMaxArguments + 1)
-        fail(builtin.kernel.name() + "(): takes a grid and at most " + std::to_string(kMaxArguments) + " arguments.");
+    if (count < 1 || size_t(count) > kMaxKernelArguments + 1)
+        fail(builtin.kernel.name() + "(): takes a grid and at most " + std::to_string(kMaxKernelArguments) +
+             " arguments.");
     const PlainGrid grid = parse_plain_grid(values[0]);
     Arguments arguments;
     for (Py_ssize_t i = 1; i < count; ++i) arguments.slots[arguments.count++] = read_argument(values[i], arguments);
@@ -83,22 +82,11 @@ void call(PlainBuiltin& builtin, PyObject* const* values, Py_ssize_t count) {
 }
 
 PyObject* call_builtin(PyObject* self, PyObject* const* values, Py_ssize_t count) {
-    try {
-        call(**static_cast<PlainBuiltin**>(PyModule_GetState(self)), values, count);
-        Py_RETURN_NONE;
-    } catch (const Error& error) {
-        set_python_error(error);
-    } catch (const PythonError&) {
-        // Python's error is set already.
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
-    }
-    return nullptr;
+    return call_guarded([&] {
+        call(state_of<PlainBuiltin>(self), values, count);
+        return Py_NewRef(Py_None);
+    });
 }
-
-// A module that holds a pointer to the kernel, as for the public ops (op.cpp).
-PyModuleDef holder_definition{
-    PyModuleDef_HEAD_INIT, "deep_gemm._C", nullptr, sizeof(PlainBuiltin*), nullptr, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 
@@ -111,17 +99,13 @@ PlainGrid parse_plain_grid(PyObject* object) {
     return {counts[0], counts[1], counts[2]};
 }
 
-PlainBuiltin* find_plain_builtin(PyObject* object) {
-    PyObject* holder = PyCFunction_Check(object) ? PyCFunction_GET_SELF(object) : nullptr;
-    if (holder == nullptr || !PyModule_Check(holder) || PyModule_GetDef(holder) != &holder_definition) return nullptr;
-    return *static_cast<PlainBuiltin**>(PyModule_GetState(holder));
-}
+PlainBuiltin* find_plain_builtin(PyObject* object) { return find_state<PlainBuiltin>(object); }
 
 void launch_plain_builtin(PlainBuiltin& builtin, const Gpu& gpu, const PlainGrid& grid, uint64_t* slots, size_t count,
                           void* stream) {
     builtin.kernel.get(gpu);  // which says how many arguments there are
     check_count(builtin.kernel, count);
-    std::array<void*, kMaxArguments> addresses{};
+    std::array<void*, kMaxKernelArguments> addresses{};
     for (size_t i = 0; i < count; ++i) addresses[i] = &slots[i];
     const PlainShape shape{.grid = grid, .threads = builtin.threads, .shared_bytes = builtin.shared_bytes};
     launch_plain(builtin.kernel, gpu, shape, addresses.data(), stream);
@@ -133,13 +117,9 @@ Reference make_plain_builtin(const std::string& name, const PlainConstants& cons
     if (threads < 1 || threads > kMaxThreads || shared_bytes > kMaxShared)
         fail(name + ": must have 1 to 1024 threads and at most 48 KiB of dynamic shared memory; pass such numbers.");
     auto builtin = std::unique_ptr<PlainBuiltin>(new PlainBuiltin{PlainKernel(name, constants), threads, shared_bytes});
-    builtin->method = {builtin->kernel.name().c_str(),
-                       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_builtin)), METH_FASTCALL,
+    builtin->method = {builtin->kernel.name().c_str(), as_method(&call_builtin), METH_FASTCALL,
                        "Launch the kernel: the grid (CTAs, or a tuple of them in x, y, z), then its arguments."};
-    const Reference holder = Reference::take(PyModule_Create(&holder_definition));
-    Reference function = Reference::take(PyCFunction_New(&builtin->method, holder.get()));
-    *static_cast<PlainBuiltin**>(PyModule_GetState(holder.get())) = builtin.release();  // builtins are never freed
-    return function;
+    return make_builtin(std::move(builtin));
 }
 
 }  // namespace deep_gemm

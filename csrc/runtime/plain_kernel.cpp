@@ -48,7 +48,8 @@ void launch_plain(PlainKernel& kernel, const Gpu& gpu, const PlainShape& shape, 
     config.block_x = shape.threads, config.block_y = config.block_z = 1;
     config.shared_bytes = shape.shared_bytes;
     config.stream = static_cast<driver::Stream>(stream);
-    enqueue(gpu, function, config, arguments, kernel.what());
+    const ContextGuard context(gpu);
+    enqueue(function, config, arguments, [&] { return kernel.what(); });
 }
 
 }  // namespace deep_gemm

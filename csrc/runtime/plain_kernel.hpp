@@ -50,6 +50,8 @@ struct PlainGrid {
     unsigned x = 1, y = 1, z = 1;
 };
 
+inline constexpr size_t kMaxKernelArguments = 32;
+
 // How a plain kernel is launched.
 struct PlainShape {
     PlainGrid grid;
@@ -78,8 +80,8 @@ PlainGrid parse_plain_grid(PyObject* object);
 void launch_plain_builtin(PlainBuiltin& builtin, const Gpu& gpu, const PlainGrid& grid, uint64_t* slots, size_t count,
                           void* stream);
 
-// Make the builtin of _C.make_planned_call (planned_call.cpp); it lives for the rest of the process. Throws
-// PythonError.
-Reference make_planned_builtin(const std::string& name, PyObject* planner, PyObject* allocator);
+// Make the builtin of _C.make_planned_call (planned_call.cpp); it lives for the rest of the process. `written`: the
+// arguments that its kernels write. Throws PythonError.
+Reference make_planned_builtin(const std::string& name, PyObject* planner, const std::vector<size_t>& written);
 
 }  // namespace deep_gemm

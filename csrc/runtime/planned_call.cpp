@@ -1,180 +1,254 @@
-// Calls of plain kernels that Python plans once for each kind of operand; after that they stay in C++.
+// Calls of plain kernels that Python plans once for each kind of arguments; after that they stay in C++.
 #include <array>
-#include <exception>
 #include <memory>
 #include <unordered_map>
 #include <vector>
 
 #include "core/error.hpp"
 #include "runtime/arguments.hpp"
+#include "runtime/builtin.hpp"
+#include "runtime/call_key.hpp"
 #include "runtime/plain_kernel.hpp"
+#include "runtime/policy.hpp"
 #include "runtime/tensor_view.hpp"
-#include "runtime/torch_access.hpp"
+#include "runtime/torch_calls.hpp"
 
 namespace deep_gemm {
 namespace {
 
-constexpr size_t kMaxPlans = 4096, kMaxOutputs = 3;
-constexpr size_t kTensorWords = 4 + 2 * kMaxRank;
-using Key = std::array<int64_t, 2 * kTensorWords>;  // what a plan depends on: x, and the tensor after it
+// An entry takes about 1 KB. As many as the dispatch table holds, which is cleared likewise.
+constexpr size_t kMaxPlans = 4096;
+constexpr size_t kMaxMemory = 4;  // tensors that a plan takes
 
-struct KeyHash {
-    size_t operator()(const Key& key) const {
-        uint64_t hash = 0xCBF29CE484222325u;
-        for (int64_t word : key) hash = (hash ^ uint64_t(word)) * 0x9E3779B97F4A7C15u, hash ^= hash >> 29;
-        return size_t(hash);
-    }
+// A tensor of a call: an argument of it, or one that the plan takes memory for.
+struct Place {
+    bool is_taken;
+    size_t index;
 };
 
-// How a call is launched. A plan without a kernel only returns its outputs; one without outputs returns None.
+// An argument of a kernel: a number, or the address of a tensor and `number` bytes.
+struct KernelArgument {
+    bool is_number;
+    Place place;
+    uint64_t number;
+};
+
+struct PlannedLaunch {
+    PlainBuiltin* kernel;
+    PlainGrid grid;
+    std::vector<KernelArgument> arguments;
+};
+
+struct Memory {
+    Reference shape, strides, dtype;
+};
+
+// How a call is run. One that is declined is left to Python.
 struct Plan {
-    PlainBuiltin* kernel = nullptr;
-    PlainGrid grid{};
-    std::vector<Reference> outputs{};  // tuples (shape, strides, dtype): arguments of the allocator
-    std::vector<uint64_t> numbers{};
+    bool is_declined = false;
+    std::vector<PlannedLaunch> launches{};
+    std::vector<Memory> memory{};
+    std::vector<Place> results{};
 };
 
 struct PlannedCall {
-    Reference planner, allocator;
     std::string name;
-    std::unordered_map<Key, std::shared_ptr<const Plan>, KeyHash> plans{};
+    Reference planner;
+    std::array<bool, kMaxArguments> is_written{};
+    std::unordered_map<CallKey, std::shared_ptr<const Plan>, CallKeyHash> plans{};
     PyMethodDef method{};
 };
 
-// The address of torch's dtype, of which there is one for each.
-int64_t identify_dtype(PyObject* object, const TensorView& view) {
-    if (view.is_described) return int64_t(view.dtype);
-    return int64_t(reinterpret_cast<intptr_t>(Reference::take(PyObject_GetAttrString(object, "dtype")).get()));
+// The arguments of a call; the tensors among them have views.
+struct Arguments {
+    PyObject* const* values;
+    size_t count;
+    std::array<TensorView, kMaxArguments> views;
+    const TensorView* first = nullptr;  // tensor: all are on its GPU
+};
+
+[[noreturn]] void fail(const PlannedCall& call, const char* rule) {
+    throw Error(ErrorKind::kArgument, call.name + ": " + rule);
 }
 
-// Describe a tensor in `words`.
-void describe(PyObject* object, const TensorView& view, int64_t* words) {
-    *words++ = identify_dtype(object, view);
-    *words++ = view.rank;
-    *words++ = view.ordinal;
-    *words++ = int64_t(view.address % 16);
-    for (int i = 0; i < kMaxRank; ++i) *words++ = view.shape[size_t(i)];
-    for (int i = 0; i < kMaxRank; ++i) *words++ = view.strides[size_t(i)];
+int64_t number_of(PyObject* object) {
+    const long long number = PyLong_AsLongLong(object);
+    if (number == -1 && PyErr_Occurred()) throw PythonError();
+    return number;
 }
 
-std::vector<uint64_t> take_numbers(PyObject* tuple) {
-    std::vector<uint64_t> numbers;
-    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); ++i) {
-        const long long number = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
-        if (number == -1 && PyErr_Occurred()) throw PythonError();
-        numbers.push_back(uint64_t(number));
-    }
-    return numbers;
+PyObject* item_of(const PlannedCall& call, PyObject* tuple, Py_ssize_t index, Py_ssize_t size) {
+    if (!PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) != size) fail(call, "not a plan; mend the planner.");
+    return PyTuple_GET_ITEM(tuple, index);
 }
 
-// Read None, or (kernel or None, grid, outputs, numbers).
-std::shared_ptr<const Plan> take_plan(const std::string& name, PyObject* object) {
+PyObject* tuple_of(const PlannedCall& call, PyObject* object) {
+    if (!PyTuple_Check(object)) fail(call, "not a plan; mend the planner.");
+    return object;
+}
+
+// Index i >= 0 is an argument of the call, -1 - i the memory number i of the plan.
+Place take_place(const PlannedCall& call, const Arguments& arguments, const Plan& plan, PyObject* object) {
+    const int64_t index = number_of(object);
+    const bool is_taken = index < 0;
+    const Place place{is_taken, size_t(is_taken ? -1 - index : index)};
+    if (place.index >= (is_taken ? plan.memory.size() : arguments.count))
+        fail(call, "no such tensor; mend the planner.");
+    return place;
+}
+
+KernelArgument take_argument(const PlannedCall& call, const Arguments& arguments, const Plan& plan, PyObject* object) {
+    if (!PyTuple_Check(object)) return {true, {}, uint64_t(number_of(object))};
+    const Place place = take_place(call, arguments, plan, item_of(call, object, 0, 2));
+    return {false, place, uint64_t(number_of(PyTuple_GET_ITEM(object, 1)))};
+}
+
+PlannedLaunch take_launch(const PlannedCall& call, const Arguments& arguments, const Plan& plan, PyObject* object) {
+    PlannedLaunch launch{
+        find_plain_builtin(item_of(call, object, 0, 3)), parse_plain_grid(PyTuple_GET_ITEM(object, 1)), {}};
+    if (launch.kernel == nullptr) fail(call, "the kernel of a plan must be one of make_plain_kernel.");
+    PyObject* given = tuple_of(call, PyTuple_GET_ITEM(object, 2));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(given); ++i)
+        launch.arguments.push_back(take_argument(call, arguments, plan, PyTuple_GET_ITEM(given, i)));
+    if (launch.arguments.size() > kMaxKernelArguments) fail(call, "more arguments than a plain kernel has.");
+    return launch;
+}
+
+Memory take_memory(const PlannedCall& call, PyObject* object) {
+    return {Reference::borrow(tuple_of(call, item_of(call, object, 0, 3))),
+            Reference::borrow(tuple_of(call, PyTuple_GET_ITEM(object, 1))),
+            Reference::borrow(PyTuple_GET_ITEM(object, 2))};
+}
+
+// Read None, or (launches, memory, results).
+std::shared_ptr<const Plan> take_plan(const PlannedCall& call, const Arguments& arguments, PyObject* object) {
     auto plan = std::make_shared<Plan>();
-    if (object == Py_None) return plan;
-    PyObject *kernel = nullptr, *grid = nullptr, *outputs = nullptr, *numbers = nullptr;
-    if (!PyArg_ParseTuple(object, "OOO!O!", &kernel, &grid, &PyTuple_Type, &outputs, &PyTuple_Type, &numbers))
-        throw PythonError();
-    const Py_ssize_t count = PyTuple_GET_SIZE(outputs);
-    if (count < 1 || size_t(count) > kMaxOutputs)
-        throw Error(ErrorKind::kArgument, name + ": a plan must have 1 to 3 outputs; mend the planner.");
-    for (Py_ssize_t i = 0; i < count; ++i) plan->outputs.push_back(Reference::borrow(PyTuple_GET_ITEM(outputs, i)));
-    if (kernel == Py_None) return plan;
-    plan->kernel = find_plain_builtin(kernel);
-    if (plan->kernel == nullptr)
-        throw Error(ErrorKind::kArgument, name + ": the kernel of a plan must be one of make_plain_kernel.");
-    plan->grid = parse_plain_grid(grid);
-    plan->numbers = take_numbers(numbers);
+    plan->is_declined = object == Py_None;
+    if (plan->is_declined) return plan;
+    PyObject* memory = tuple_of(call, item_of(call, object, 1, 3));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(memory); ++i)
+        plan->memory.push_back(take_memory(call, PyTuple_GET_ITEM(memory, i)));
+    if (plan->memory.size() > kMaxMemory) fail(call, "a plan takes memory for at most 4 tensors.");
+    PyObject* launches = tuple_of(call, PyTuple_GET_ITEM(object, 0));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(launches); ++i)
+        plan->launches.push_back(take_launch(call, arguments, *plan, PyTuple_GET_ITEM(launches, i)));
+    PyObject* results = tuple_of(call, PyTuple_GET_ITEM(object, 2));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(results); ++i)
+        plan->results.push_back(take_place(call, arguments, *plan, PyTuple_GET_ITEM(results, i)));
     return plan;
 }
 
-std::shared_ptr<const Plan> get_plan(PlannedCall& call, const Key& key, PyObject* x, PyObject* extra) {
+std::shared_ptr<const Plan> get_plan(PlannedCall& call, const CallKey& key, const Arguments& arguments) {
     const auto found = call.plans.find(key);
     if (found != call.plans.end()) return found->second;
-    const Reference planned = Reference::take(PyObject_CallFunctionObjArgs(call.planner.get(), x, extra, nullptr));
-    std::shared_ptr<const Plan> plan = take_plan(call.name, planned.get());
-    if (call.plans.size() < kMaxPlans) call.plans.emplace(key, plan);
+    const Reference planned =
+        Reference::take(PyObject_Vectorcall(call.planner.get(), arguments.values, arguments.count, nullptr));
+    std::shared_ptr<const Plan> plan = take_plan(call, arguments, planned.get());
+    if (call.plans.size() >= kMaxPlans) call.plans.clear();
+    call.plans.insert_or_assign(key, plan);
     return plan;
 }
 
-Reference allocate(const PlannedCall& call, PyObject* arguments) {
-    return Reference::take(PyObject_Vectorcall(call.allocator.get(), &PyTuple_GET_ITEM(arguments, 0),
-                                               size_t(PyTuple_GET_SIZE(arguments)), nullptr));
-}
+// The tensors of a plan in memory.
+struct Taken {
+    std::array<Reference, kMaxMemory> tensors;
+    std::array<uint64_t, kMaxMemory> addresses;
+};
 
-// The outputs of a plan, with the kernel enqueued that writes them.
-PyObject* run(PlannedCall& call, const Plan& plan, const Gpu& gpu, const TensorView& x, const TensorView* extra) {
-    if (plan.outputs.empty()) Py_RETURN_NONE;
-    std::array<Reference, kMaxOutputs> outputs;
-    std::vector<uint64_t> slots{x.address};
-    slots.reserve(2 + kMaxOutputs + plan.numbers.size());
-    for (size_t i = 0; i < plan.outputs.size(); ++i) {
-        outputs[i] = allocate(call, plan.outputs[i].get());
-        slots.push_back(make_operand("output", outputs[i].get()).view.address);
+void take(const Plan& plan, const Gpu& gpu, Taken& taken) {
+    for (size_t i = 0; i < plan.memory.size(); ++i) {
+        const Memory& memory = plan.memory[i];
+        taken.tensors[i] = empty_strided(gpu, memory.shape.get(), memory.strides.get(), memory.dtype.get());
+        taken.addresses[i] = make_operand("memory", taken.tensors[i].get()).view.address;
     }
-    if (extra != nullptr) slots.push_back(extra->address);
-    slots.insert(slots.end(), plan.numbers.begin(), plan.numbers.end());
-    if (plan.kernel != nullptr)
-        launch_plain_builtin(*plan.kernel, gpu, plan.grid, slots.data(), slots.size(),
-                             parse_stream(nullptr, x.ordinal, x.is_described));
-    if (plan.outputs.size() == 1) return outputs[0].release();
-    const Reference result = Reference::take(PyTuple_New(Py_ssize_t(plan.outputs.size())));
-    for (size_t i = 0; i < plan.outputs.size(); ++i)
-        PyTuple_SET_ITEM(result.get(), Py_ssize_t(i), outputs[i].release());
-    return Py_NewRef(result.get());
 }
 
-// Whether `object` is plain memory of a GPU; reads it.
-bool is_plain_cuda(PyObject* object, Operand& operand) {
-    if (!is_plain_tensor_type(torch_access(), Py_TYPE(object)) && find_described(object) == nullptr) return false;
-    read_operand("x", object, operand);
-    return operand.view.device_kind == DeviceKind::kCuda && operand.view.rank <= kMaxRank;
+uint64_t value_of(const KernelArgument& argument, const Arguments& arguments, const Taken& taken) {
+    if (argument.is_number) return argument.number;
+    const Place& place = argument.place;
+    return (place.is_taken ? taken.addresses[place.index] : arguments.views[place.index].address) + argument.number;
 }
 
-// `values`: x, and a tensor or None. Returns NotImplemented where the memory of x's GPU is not what the allocator
-// takes.
-PyObject* call_planned(PlannedCall& call, PyObject* const* values, Py_ssize_t count) {
-    if (count != 2) throw Error(ErrorKind::kArgument, call.name + "(): takes a tensor, and a tensor or None.");
-    Operand x, extra;
-    if (!is_plain_cuda(values[0], x)) Py_RETURN_NONE;
-    const bool has_extra = values[1] != Py_None;
-    if (has_extra && !is_plain_cuda(values[1], extra)) Py_RETURN_NONE;
-    const Gpu& gpu = get_gpu(x.view.ordinal);
-    if (!gpu.unsupported.empty()) Py_RETURN_NONE;
-    if (!x.view.is_described && !is_current(gpu)) Py_RETURN_NOTIMPLEMENTED;
-    Key key{};
-    describe(values[0], x.view, key.data());
-    if (has_extra) describe(values[1], extra.view, key.data() + kTensorWords);
-    const std::shared_ptr<const Plan> plan = get_plan(call, key, values[0], values[1]);
-    return run(call, *plan, gpu, x.view, has_extra ? &extra.view : nullptr);
+void launch(const Plan& plan, const Gpu& gpu, const Arguments& arguments, const Taken& taken) {
+    if (plan.launches.empty()) return;
+    void* stream = parse_stream(nullptr, gpu.ordinal, arguments.first->is_described);
+    for (const PlannedLaunch& launch : plan.launches) {
+        std::array<uint64_t, kMaxKernelArguments> slots;
+        size_t count = 0;
+        for (const KernelArgument& argument : launch.arguments) slots[count++] = value_of(argument, arguments, taken);
+        launch_plain_builtin(*launch.kernel, gpu, launch.grid, slots.data(), count, stream);
+    }
 }
 
-PyObject* call_builtin(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+Reference take_result(const Place& place, const Arguments& arguments, Taken& taken) {
+    if (!place.is_taken) return Reference::borrow(arguments.values[place.index]);
+    return Reference::borrow(taken.tensors[place.index].get());
+}
+
+PyObject* make_result(const Plan& plan, const Arguments& arguments, Taken& taken) {
+    if (plan.results.empty()) return Py_NewRef(Py_None);
+    if (plan.results.size() == 1) return take_result(plan.results[0], arguments, taken).release();
+    Reference result = Reference::take(PyTuple_New(Py_ssize_t(plan.results.size())));
+    for (size_t i = 0; i < plan.results.size(); ++i)
+        PyTuple_SET_ITEM(result.get(), Py_ssize_t(i), take_result(plan.results[i], arguments, taken).release());
+    return result.release();
+}
+
+// Read an argument that is a plain tensor in the memory of the GPU of those before it.
+bool read_tensor(PyObject* object, bool is_written, TensorView& view, const TensorView*& first) {
+    Operand operand;
     try {
-        return call_planned(**static_cast<PlannedCall**>(PyModule_GetState(self)), values, count);
-    } catch (const Error& error) {
-        set_python_error(error);
-    } catch (const PythonError&) {
-        // Python's error is set already.
-    } catch (const std::exception& error) {
-        PyErr_SetString(PyExc_RuntimeError, error.what());
+        read_operand("x", object, operand);
+    } catch (const Error&) {  // no plain memory: Python's to say
+        return false;
     }
-    return nullptr;
+    view = operand.view;
+    if (view.device_kind != DeviceKind::kCuda || view.rank > kMaxRank || view.dtype == Dtype::kOther) return false;
+    if (first == nullptr) first = &view;
+    return view.ordinal == first->ordinal && !(is_written && !view.is_described && is_in_graph(object));
 }
 
-PyModuleDef holder_definition{
-    PyModuleDef_HEAD_INIT, "deep_gemm._C", nullptr, sizeof(PlannedCall*), nullptr, nullptr, nullptr, nullptr, nullptr};
+// Describe the arguments; returns false where no plan is made for such.
+bool read_arguments(const PlannedCall& call, Arguments& arguments, CallKey& key) {
+    for (size_t i = 0; i < arguments.count; ++i) {
+        PyObject* object = arguments.values[i];
+        if (key.add_option(object)) continue;
+        const bool is_read =
+            is_plain(object) && read_tensor(object, call.is_written[i], arguments.views[i], arguments.first);
+        if (!is_read) return false;
+        key.add_tensor(arguments.views[i]);
+    }
+    return arguments.first != nullptr;
+}
+
+PyObject* run(PlannedCall& call, PyObject* const* values, Py_ssize_t count) {
+    if (size_t(count) > kMaxArguments) fail(call, "takes at most 8 arguments.");
+    Arguments arguments{.values = values, .count = size_t(count), .views = {}};
+    CallKey key;
+    key.add(int64_t(policy_version()));
+    if (!read_arguments(call, arguments, key)) Py_RETURN_NOTIMPLEMENTED;
+    const Gpu& gpu = get_gpu(arguments.first->ordinal);
+    if (!gpu.unsupported.empty()) Py_RETURN_NOTIMPLEMENTED;
+    const std::shared_ptr<const Plan> plan = get_plan(call, key, arguments);
+    if (plan->is_declined) Py_RETURN_NOTIMPLEMENTED;
+    Taken taken;
+    take(*plan, gpu, taken);
+    launch(*plan, gpu, arguments, taken);
+    return make_result(*plan, arguments, taken);
+}
+
+PyObject* call_planned(PyObject* self, PyObject* const* values, Py_ssize_t count) {
+    return call_guarded([&] { return run(state_of<PlannedCall>(self), values, count); });
+}
 
 }  // namespace
 
-Reference make_planned_builtin(const std::string& name, PyObject* planner, PyObject* allocator) {
-    auto call =
-        std::unique_ptr<PlannedCall>(new PlannedCall{Reference::borrow(planner), Reference::borrow(allocator), name});
-    call->method = {call->name.c_str(), reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&call_builtin)),
-                    METH_FASTCALL, "Plan the call, or find its plan, and launch it: a tensor, and a tensor or None."};
-    const Reference holder = Reference::take(PyModule_Create(&holder_definition));
-    Reference function = Reference::take(PyCFunction_New(&call->method, holder.get()));
-    *static_cast<PlannedCall**>(PyModule_GetState(holder.get())) = call.release();  // builtins are never freed
-    return function;
+Reference make_planned_builtin(const std::string& name, PyObject* planner, const std::vector<size_t>& written) {
+    auto call = std::unique_ptr<PlannedCall>(new PlannedCall{.name = name, .planner = Reference::borrow(planner)});
+    for (size_t index : written) call->is_written.at(index) = true;
+    call->method = {call->name.c_str(), as_method(&call_planned), METH_FASTCALL,
+                    "Run the plan of such arguments, which is made at the first call with them."};
+    return make_builtin(std::move(call));
 }
 
 }  // namespace deep_gemm

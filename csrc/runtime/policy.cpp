@@ -13,6 +13,7 @@ namespace {
 
 int num_sms_limit = 0;
 int mk_alignment = Problem::kDefaultAlignment;
+uint64_t version = 0;
 bool is_pdl_enabled = false;
 bool is_compile_mode = false;
 double tc_util_ratio = 1.0;
@@ -33,6 +34,8 @@ const Invariance& get_invariance() {
 
 }  // namespace
 
+uint64_t policy_version() { return version; }
+
 int get_num_sms() {
     if (num_sms_limit > 0) return num_sms_limit;
     try {
@@ -46,7 +49,7 @@ void set_num_sms(int num_sms) {
     if (num_sms < 0 || num_sms > Problem::kMaxSms)
         throw Error(ErrorKind::kArgument, "num_sms = " + std::to_string(num_sms) + ": must be within 0.." +
                                               std::to_string(Problem::kMaxSms) + "; 0 means all SMs of the device.");
-    num_sms_limit = num_sms;
+    num_sms_limit = num_sms, ++version;
 }
 
 int get_sm_limit(int sm_count) { return num_sms_limit < sm_count ? num_sms_limit : 0; }
@@ -83,11 +86,12 @@ void set_tc_util(double ratio) {
 bool is_batch_invariant() { return get_invariance().bf16 && get_invariance().fp8; }
 
 bool is_batch_invariant(const OpKind& kind) {
+    if (kind.is_summed()) return is_batch_invariant();
     return kind.knobs.has(Knob::kSplitK) && (kind.is_fp8 ? get_invariance().fp8 : get_invariance().bf16);
 }
 
-void set_batch_invariant(bool is_enabled) { batch_invariant = Invariance{is_enabled, is_enabled}; }
+void set_batch_invariant(bool is_enabled) { batch_invariant = Invariance{is_enabled, is_enabled}, ++version; }
 
-void reset_batch_invariant() { batch_invariant.reset(); }
+void reset_batch_invariant() { batch_invariant.reset(), ++version; }
 
 }  // namespace deep_gemm

@@ -2,9 +2,14 @@
 // must be held.
 #pragma once
 
+#include <cstdint>
+
 #include "core/op_kind.hpp"
 
 namespace deep_gemm {
+
+// Another number after each change of what planned calls read: the limit of SMs and batch invariance.
+uint64_t policy_version();
 
 // What callers get that ask for nothing. BF16 callers take for granted that a row of D does not depend on m, and a
 // difference that nobody sees is worse than a slower product of few columns; docs/performance.md has what it costs.
@@ -39,7 +44,8 @@ double get_tc_util();
 void set_tc_util(double ratio);
 
 // Whether selection is limited to configs with which a row of D does not depend on m: for all op kinds, or for problems
-// of this one. Of kinds that cannot split K all configs are such, so their problems ask for nothing.
+// of this one. Of kinds that cannot split K all configs are such, so their problems ask for nothing; but sums over
+// groups are added up in parts whose number then depends on neither m nor n, where both types are invariant.
 // DG_BATCH_INVARIANT decides until it is set; without it, kDefaultInvariance. reset_batch_invariant goes back to that.
 bool is_batch_invariant();
 bool is_batch_invariant(const OpKind& kind);

@@ -53,9 +53,8 @@ bool is_grad_enabled(const TorchAccess& torch) {
 }
 
 // As torch does: to write a tensor whose gradient is asked for would make that gradient wrong in silence.
-void check_grad(const TorchAccess& torch, const char* name, PyObject* object) {
-    const Reference requires_grad = Reference::take(PyObject_GetAttr(object, torch.requires_grad));
-    if (is_true(requires_grad.get()) && is_grad_enabled(torch))
+void check_grad(const char* name, PyObject* object) {
+    if (is_in_graph(object))
         fail(name,
              ".requires_grad = True: it is written, and no graph is recorded; call this op under "
              "torch.no_grad(), or pass " +
@@ -68,6 +67,7 @@ Dtype dtype_of(const dlpack::Tensor& tensor) {
     if (tensor.type_code == dlpack::kFloat && tensor.type_bits == 32) return Dtype::kFloat32;
     if (tensor.type_code == dlpack::kBfloat && tensor.type_bits == 16) return Dtype::kBfloat16;
     if (tensor.type_code == dlpack::kInt && tensor.type_bits == 32) return Dtype::kInt32;
+    if (tensor.type_code == dlpack::kFloat && tensor.type_bits == 16) return Dtype::kFloat16;
     if (tensor.type_code == dlpack::kUint && tensor.type_bits == 8) return Dtype::kUint8;
     return Dtype::kOther;
 }
@@ -135,13 +135,14 @@ void read_plain(const TorchAccess& torch, const char* name, PyObject* object, Te
 }
 
 bool may_be_negated(const TensorView& view) {
+    if (view.address % 8 != 4) return false;
     for (int i = 0; i < std::min(view.rank, kMaxRank); ++i)
         if (view.shape[i] > 1 && view.strides[i] % 2 != 0) return false;
     return true;
 }
 
-// `x.conj().imag` is a view whose memory holds the negated values. Its strides are even, because it lies in complex
-// numbers; so ordinary operands skip the question.
+// `x.conj().imag` is a view whose memory holds the negated values. It lies in complex numbers of 8 bytes, in the second
+// half of each: its address is no multiple of 8 and its strides are even, so that ordinary operands skip the question.
 void check_not_negated(const TorchAccess& torch, const char* name, PyObject* object, const TensorView& view) {
     if (view.dtype != Dtype::kFloat32 || view.device_kind == DeviceKind::kMeta || !may_be_negated(view)) return;
     const Reference negated = Reference::take(PyObject_CallMethodNoArgs(object, torch.is_neg));
@@ -192,6 +193,7 @@ int64_t element_bytes(Dtype dtype) {
     switch (dtype) {
         case Dtype::kFloat8E4M3: return 1;
         case Dtype::kBfloat16: return 2;
+        case Dtype::kFloat16: return 2;
         case Dtype::kFloat32: return 4;
         case Dtype::kInt32: return 4;
         case Dtype::kUint8: return 1;
@@ -203,6 +205,7 @@ const char* dtype_name(Dtype dtype) {
     switch (dtype) {
         case Dtype::kFloat8E4M3: return "torch.float8_e4m3fn";
         case Dtype::kBfloat16: return "torch.bfloat16";
+        case Dtype::kFloat16: return "torch.float16";
         case Dtype::kFloat32: return "torch.float32";
         case Dtype::kInt32: return "torch.int32";
         case Dtype::kUint8: return "torch.uint8";
@@ -212,7 +215,8 @@ const char* dtype_name(Dtype dtype) {
 
 Dtype parse_dtype(const std::string& name) {
     const std::string bare = name.rfind("torch.", 0) == 0 ? name.substr(6) : name;
-    for (Dtype dtype : {Dtype::kFloat8E4M3, Dtype::kBfloat16, Dtype::kFloat32, Dtype::kInt32, Dtype::kUint8})
+    for (Dtype dtype :
+         {Dtype::kFloat8E4M3, Dtype::kBfloat16, Dtype::kFloat16, Dtype::kFloat32, Dtype::kInt32, Dtype::kUint8})
         if (bare == dtype_name(dtype) + 6) return dtype;
     return Dtype::kOther;
 }
@@ -235,9 +239,8 @@ void read_operand(const char* name, PyObject* object, Operand& operand) {
 }
 
 void read_output(const char* name, PyObject* object, Operand& operand) {
-    const TorchAccess& torch = torch_access();
     read_operand(name, object, operand);
-    if (!operand.view.is_described) check_grad(torch, name, object);
+    if (!operand.view.is_described) check_grad(name, object);
 }
 
 void transpose(Operand& operand) {
@@ -246,6 +249,16 @@ void transpose(Operand& operand) {
     if (rank != 2 && rank != 3) return;
     std::swap(operand.view.shape[rank - 2], operand.view.shape[rank - 1]);
     std::swap(operand.view.strides[rank - 2], operand.view.strides[rank - 1]);
+}
+
+bool is_in_graph(PyObject* object) {
+    const TorchAccess& torch = torch_access();
+    const Reference requires_grad = Reference::take(PyObject_GetAttr(object, torch.requires_grad));
+    return is_true(requires_grad.get()) && is_grad_enabled(torch);
+}
+
+bool is_plain(PyObject* object) {
+    return is_plain_tensor_type(torch_access(), Py_TYPE(object)) || find_described(object) != nullptr;
 }
 
 bool is_tensor(PyObject* object) {

@@ -13,7 +13,7 @@
 
 namespace deep_gemm {
 
-enum class Dtype : uint8_t { kFloat8E4M3, kFloat32, kBfloat16, kInt32, kUint8, kOther };
+enum class Dtype : uint8_t { kFloat8E4M3, kFloat32, kBfloat16, kFloat16, kInt32, kUint8, kOther };
 enum class DeviceKind : uint8_t { kCpu, kCuda, kMeta, kOther };
 
 // Bytes of an element; 0 for kOther.
@@ -78,6 +78,12 @@ inline Operand make_operand(const char* name, PyObject* object) {
 
 // The view of a _C.TensorView, or null for any other object.
 const TensorView* find_described(PyObject* object);
+
+// Whether `object` is a tensor whose gradient is asked for while grad mode is on: then no op writes it.
+bool is_in_graph(PyObject* object);
+
+// Whether `object` is a tensor that is read at once: torch.Tensor, a subclass that behaves as that, or _C.TensorView.
+bool is_plain(PyObject* object);
 
 // Whether `object` is a Python tensor at all (torch.Tensor or a subclass, or _C.TensorView).
 bool is_tensor(PyObject* object);

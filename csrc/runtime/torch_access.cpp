@@ -41,6 +41,9 @@ TorchAccess look_up() {
     access.requires_grad = intern("requires_grad");
     access.is_neg = intern("is_neg");
     access.is_grad_enabled = intern("is_grad_enabled");
+    access.float8_e4m3fn = Reference::take(PyObject_GetAttrString(torch.get(), "float8_e4m3fn")).release();
+    access.float32 = Reference::take(PyObject_GetAttrString(torch.get(), "float32")).release();
+    access.bfloat16 = Reference::take(PyObject_GetAttrString(torch.get(), "bfloat16")).release();
     access.torch_module = torch.release();
     return access;
 }

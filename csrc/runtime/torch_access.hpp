@@ -18,6 +18,8 @@ struct TorchAccess {
     PyObject* is_neg;
     PyObject* is_grad_enabled;
     PyObject* torch_module;
+
+    PyObject *float8_e4m3fn, *float32, *bfloat16;  // dtypes, of which there is one object each
 };
 
 // Import torch and look them up at the first call. Throws PythonError.

@@ -1,7 +1,10 @@
 #include "runtime/torch_calls.hpp"
 
+#include <iterator>
 #include <string>
 #include <utility>
+
+#include "runtime/torch_access.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -24,16 +27,22 @@ Reference make_pair(int64_t first, int64_t second) {
                                         Reference::take(PyLong_FromLongLong(second)).get()));
 }
 
-// torch's names for what is asked of new_empty_strided; kept for the life of the process.
-struct NewTensorNames {
-    PyObject *method, *bfloat16, *keywords;
-};
+// What takes memory on the current GPU; null until it is first asked for.
+PyObject* allocator = nullptr;
 
-const NewTensorNames& new_tensor_names() {
-    static const NewTensorNames names{Reference::take(PyUnicode_InternFromString("new_empty_strided")).release(),
-                                      import_attribute("torch", "bfloat16").release(),
-                                      Reference::take(Py_BuildValue("(s)", "dtype")).release()};
-    return names;
+Reference find_allocator() {
+    if (allocator == nullptr) {
+        const Reference find = import_attribute("deep_gemm.stream", "find_allocator");
+        set_allocator(Reference::take(PyObject_CallNoArgs(find.get())).get());
+    }
+    return Reference::borrow(allocator);
+}
+
+Reference new_empty_strided(PyObject* like, PyObject* shape, PyObject* strides, PyObject* dtype) {
+    const Reference method = Reference::take(PyObject_GetAttrString(like, "new_empty_strided"));
+    const Reference arguments = Reference::take(PyTuple_Pack(2, shape, strides));
+    const Reference named = Reference::take(Py_BuildValue("{sO}", "dtype", dtype));
+    return Reference::take(PyObject_Call(method.get(), arguments.get(), named.get()));
 }
 
 }  // namespace
@@ -71,7 +80,18 @@ void run_vendor(Op op, PyObject* named, PyObject* stream) {
     call("run_vendor", "sOO", std::string(op_name(op)).c_str(), named, stream);
 }
 
+void set_allocator(PyObject* function) { Py_XSETREF(allocator, function == Py_None ? nullptr : Py_NewRef(function)); }
+
+Reference empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype) {
+    if (!is_current(gpu)) return call("empty_strided", "OOOi", shape, strides, dtype, gpu.ordinal);
+    PyObject* arguments[] = {shape, strides, dtype};
+    return Reference::take(PyObject_Vectorcall(find_allocator().get(), arguments, std::size(arguments), nullptr));
+}
+
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream) {
+    if (stream == Py_None)
+        return empty_strided(get_gpu(ordinal), make_pair(rows, columns).get(), make_pair(columns, 1).get(),
+                             torch_access().float8_e4m3fn);
     return call("empty_fp8", "LLiO", static_cast<long long>(rows), static_cast<long long>(columns), ordinal, stream);
 }
 
@@ -83,10 +103,10 @@ Reference make_logits(const Operand& like, int64_t rows, int64_t columns, Dtype 
     if ((stream != nullptr && stream != Py_None) || like.view.is_described)
         return call("make_logits", "OOOiiO", like.object, sizes.get(), strides.get(), int(is_bfloat16),
                     like.view.ordinal, stream == nullptr ? Py_None : stream);
-    const NewTensorNames& names = new_tensor_names();
-    PyObject* arguments[] = {like.object, sizes.get(), strides.get(), names.bfloat16};
-    return Reference::take(
-        PyObject_VectorcallMethod(names.method, arguments, 3, is_bfloat16 ? names.keywords : nullptr));
+    PyObject* kind = is_bfloat16 ? torch_access().bfloat16 : torch_access().float32;
+    if (like.view.device_kind == DeviceKind::kCuda)
+        return empty_strided(get_gpu(like.view.ordinal), sizes.get(), strides.get(), kind);
+    return new_empty_strided(like.object, sizes.get(), strides.get(), kind);
 }
 
 void fill_with_infinity(const Operand& d, void* stream) {

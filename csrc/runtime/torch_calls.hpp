@@ -6,6 +6,7 @@
 
 #include "core/python.hpp"
 #include "runtime/call.hpp"
+#include "runtime/gpu.hpp"
 
 namespace deep_gemm {
 
@@ -25,7 +26,14 @@ void run_reference(Op op, PyObject* named, PyObject* stream);
 // The same with the vendor's library, on a GPU; of the op kinds that vendor.py has.
 void run_vendor(Op op, PyObject* named, PyObject* stream);
 
-// Uninitialised memory of torch's allocator that belongs to the stream: rows * columns bytes, as FP8.
+// Uninitialised memory of torch's allocator on `gpu`, which belongs to torch's current stream there. `shape` and
+// `strides` are tuples of ints. During stream capture the memory is the graph's.
+Reference empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype);
+
+// Take such memory by `function(shape, strides, dtype)`, on the current GPU; None: by the one of deep_gemm.stream.
+void set_allocator(PyObject* function);
+
+// Uninitialised memory that belongs to the stream: rows * columns bytes, as FP8.
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream);
 
 // Uninitialised logits [rows, columns] on the device of `like`, FP32, whose rows start at multiples of 64 elements.

@@ -26,6 +26,7 @@ std::vector<T> take_array(const py::dict& op, const char* name) {
 
 OpParts take_parts(const py::dict& op) {
     return {.kernel_hash = op["kernel_hash"].cast<std::string>(),
+            .has_own_estimate = op["has_own_estimate"].cast<bool>(),
             .margin = op["margin"].cast<double>(),
             .max_spread = op["max_spread"].cast<double>(),
             .num_portfolio = op["num_portfolio"].cast<int64_t>(),

@@ -19,6 +19,7 @@ namespace deep_gemm {
 // lists. Arrays are flat, rows first. Not yet checked.
 struct OpParts {
     std::string kernel_hash;
+    bool has_own_estimate = true;  // of attention logits: trained against this package's estimate of them
     double margin = 0.0, max_spread = 0.0;
     int64_t num_portfolio = 0;
     std::vector<int64_t> quarantined;

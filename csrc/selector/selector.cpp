@@ -48,12 +48,13 @@ int find_outside(const OpModel& model, std::span<const double> features) {
     return -1;
 }
 
-// The first of the best-scored portfolio configs that `is_usable` allows, or -1.
+// The first of the best-scored portfolio configs that `is_usable` allows, or -1. It costs more than a comparison, so
+// only configs that would be the best so far are asked about.
 template <typename IsUsable>
 int find_best(const std::vector<double>& scores, IsUsable&& is_usable) {
     int best = -1;
     for (int i = 0; i < int(scores.size()); ++i)
-        if (is_usable(size_t(i)) && (best < 0 || scores[size_t(i)] < scores[size_t(best)])) best = i;
+        if ((best < 0 || scores[size_t(i)] < scores[size_t(best)]) && is_usable(size_t(i))) best = i;
     return best;
 }
 
@@ -141,9 +142,10 @@ std::string Selector::guard_artifact(const Problem& problem, const Device& devic
 }
 
 // What rules out the forest, whose features hold the heuristic's estimates, or "".
-std::string Selector::guard_versions() const {
+std::string Selector::guard_versions(const OpModel& model) const {
     if (!origin_.has_own_features) return "trained on other features (features version differs)";
     if (!origin_.has_own_heuristic) return "trained against another heuristic (heuristic version differs)";
+    if (!model.parts.has_own_estimate) return "trained against another estimate of logits (estimate revision differs)";
     return "";
 }
 
@@ -166,7 +168,7 @@ Choice Selector::choose(const Problem& problem, const Device& device, std::strin
                     .reason = "measured best",
                     .scored = {},
                     .scores = {}};
-    if (std::string reason = guard_versions(); !reason.empty()) return analytic(std::move(reason));
+    if (std::string reason = guard_versions(model); !reason.empty()) return analytic(std::move(reason));
     const Estimator estimator(problem, device);
     const AnalyticChoice pick = choose_analytic(problem, estimator, device);
     std::vector<double> features(num_features(model.op, model.num_portfolio));

@@ -60,7 +60,7 @@ class Selector {
 
  private:
     std::string guard_artifact(const Problem& problem, const Device& device, std::string_view kernel_hash) const;
-    std::string guard_versions() const;
+    std::string guard_versions(const OpModel& model) const;
 
     Origin origin_;
     std::map<Op, OpModel> models_;

@@ -81,7 +81,7 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         ("const void*", _BYTES, "float*", *[_U32] * 2, *[_I64] * 5),
         ("kElement", "kGran", "kUe8m0", "kPerColumn", "kAligned", "kSaturates"),
     ),
-    "scale_layout": PlainRow((f"const {_U32}*", f"{_U32}*", *[_U32] * 2, *[_I64] * 4), ("kPack", "kAligned")),
+    "scale_layout": PlainRow((f"const {_U32}*", f"{_U32}*", *[_U32] * 3, *[_I64] * 4), ("kPack", "kAligned")),
     "sum_parts": PlainRow(
         ("const float*", "const float*", "void*", *["deep_gemm::i64"] * 4, *["deep_gemm::u32"] * 3),
         constants=("kFloatD", "kHasC"),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from deep_gemm import cast_kernels
+from deep_gemm import cast_kernels, planned
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS, plain_source, plain_symbol
 
 _ROOT = Path(__file__).parents[2]
@@ -21,37 +21,27 @@ POISON = 0x5A
 
 
 def use_host_kernels(patch: pytest.MonkeyPatch) -> None:
-    """Let the launches of deep_gemm.cast_kernels read CPU tensors and run on the CPU; outputs start as POISON bytes."""
+    """Let the plans of deep_gemm.cast_kernels hold kernels that run on the CPU (run_plan)."""
     if not (shutil.which("g++") or shutil.which("c++")):
         pytest.skip("no C++ compiler")
     patch.setattr(cast_kernels, "_sm_count", lambda x: 132)
-    patch.setattr(cast_kernels, "_kernel", make_kernel)
-    patch.setattr(cast_kernels, "_make_call", _make_call)
-    for calls in (cast_kernels._rows_call, cast_kernels._blocks_call, cast_kernels._layout_call):
-        patch.setattr(cast_kernels, calls.__name__, calls.__wrapped__)
+    patch.setattr(cast_kernels, "get_kernel", make_kernel)
+    patch.setattr(torch, "empty_strided", _poisoned(torch.empty_strided))
 
 
-def _make_call(name: str, planner: Callable) -> Callable:
-    """Return what _C.make_planned_call makes, without its memory of plans."""
-
-    def call(x: torch.Tensor, other: torch.Tensor | None):
-        plan = planner(x, other)
-        if plan is None:
-            return None
-        kernel, grid, outputs, numbers = plan
-        made = [_poisoned(*output) for output in outputs]
-        if kernel is not None:
-            kernel(grid, x, *made, *([] if other is None else [other]), *numbers)
-        return made[0] if len(made) == 1 else tuple(made)
-
-    return call
+def run_plan(plan: planned.Plan | None, *arguments: object):
+    """Return the results of a plan for CPU tensors, whose memory starts as POISON bytes; None without a plan."""
+    return None if plan is None else planned.run(plan, *arguments)
 
 
-def _poisoned(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
-    out = torch.empty_strided(shape, strides, dtype=dtype)
-    if out.numel():
-        torch.tensor([], dtype=torch.uint8).set_(out.untyped_storage()).fill_(POISON)
-    return out
+def _poisoned(take: Callable) -> Callable:
+    def empty_strided(*arguments: object, **options: object) -> torch.Tensor:
+        out = take(*arguments, **options)
+        if out.numel():
+            torch.tensor([], dtype=torch.uint8).set_(out.untyped_storage()).fill_(POISON)
+        return out
+
+    return empty_strided
 
 
 @functools.cache
@@ -74,15 +64,20 @@ def _number(argument: object) -> int:
 
 @functools.cache
 def _compile(name: str, constants: tuple) -> Callable:
+    arguments = ", ".join(f"({kind})a[{i}]" for i, kind in enumerate(PLAIN_KERNELS[name].parameters))
+    return compile_host(plain_source(name, dict(constants)), f"{plain_symbol(name)}({arguments})")
+
+
+def compile_host(source: str, call: str) -> Callable:
+    """Return the launch of device code, compiled for the CPU: launch(grid, threads, a), whose threads make `call`."""
     folder = Path(tempfile.mkdtemp(prefix="plain_host_"))
     kernel, library = folder / "kernel.cu", folder / "kernel.so"
-    kernel.write_text(plain_source(name, dict(constants)))
-    arguments = ", ".join(f"({kind})a[{i}]" for i, kind in enumerate(PLAIN_KERNELS[name].parameters))
+    kernel.write_text(source)
     command = [
         shutil.which("g++") or "c++", "-std=c++20", "-O1", "-ffp-contract=off", "-fno-strict-aliasing",
         "-fno-gnu-unique",  # the shared memory of kernels of one name stays their own
         "-shared", "-fPIC", "-pthread", f"-I{_SOURCE.parent / 'host_include'}", f"-I{_ROOT / 'deep_gemm' / 'include'}",
-        f'-DKERNEL="{kernel}"', f"-DCALL={plain_symbol(name)}({arguments})", "-o", str(library), str(_SOURCE),
+        f'-DKERNEL="{kernel}"', f"-DCALL={call}", "-o", str(library), str(_SOURCE),
     ]  # fmt: skip
     subprocess.run(command, check=True, timeout=120)
     function = ctypes.CDLL(str(library)).launch

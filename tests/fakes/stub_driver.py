@@ -52,7 +52,7 @@ _PARAMS_FIELDS = (
     "head_right",
     "zero",
 )
-_GROUP_PARAMS = struct.Struct("<QQQQqqqqI28x")
+_GROUP_PARAMS = struct.Struct("<QQQQqqqqI16xI8x")
 _GROUP_PARAMS_FIELDS = (
     "groups",
     "a",
@@ -63,6 +63,7 @@ _GROUP_PARAMS_FIELDS = (
     "d_stride_group",
     "c_stride_group",
     "num_groups",
+    "num_parts",
 )
 FP8_PROBLEM = _C.Problem("fp8_gemm", 1, 1, 1, scale_layout="any")
 
@@ -145,7 +146,7 @@ def read_params(launch: dict) -> dict:
 def read_group_params(launch: dict) -> dict:
     """Return the GroupParams of the launch event of a grouped kernel by field name; what is reserved must be zero."""
     data = bytes.fromhex(launch["groups"])
-    assert not any(data[-28:])
+    assert not any(data[-28:-12]) and not any(data[-8:])
     return dict(zip(_GROUP_PARAMS_FIELDS, _GROUP_PARAMS.unpack(data)))
 
 

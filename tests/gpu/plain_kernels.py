@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 
-from deep_gemm import _C, cast_kernels, quantize
+from deep_gemm import _C, planned, quantize, stream
+from deep_gemm import layout as layouts
 from deep_gemm.jit.hashing import name_plain
 from tuner.measure.stamp import make_stamp, write_json
 
@@ -43,18 +45,18 @@ Case = tuple[str, Callable[[], list[torch.Tensor]]]
 @contextlib.contextmanager
 def using_formula() -> Iterator[None]:
     """Let the public functions run the torch formula."""
-    is_tracing, cast_kernels._is_tracing = cast_kernels._is_tracing, lambda: True
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in ("_token_cast", "_block_cast", "_channel_cast"):
+            stack.enter_context(mock.patch.object(quantize, name, planned.decline))
+        for name in ("_lay_out", "_pack_up"):
+            stack.enter_context(mock.patch.object(layouts, name, planned.decline))
         yield
-    finally:
-        cast_kernels._is_tracing = is_tracing
 
 
 @contextlib.contextmanager
 def poisoned_outputs() -> Iterator[None]:
     """Let the memory of every output start as POISON bytes."""
-    find = cast_kernels._find_allocator
-    take = find()
+    take = stream.find_allocator()
 
     def poisoned(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
         out = take(shape, strides, dtype)
@@ -62,11 +64,11 @@ def poisoned_outputs() -> Iterator[None]:
             torch.empty(0, dtype=torch.uint8, device="cuda").set_(out.untyped_storage()).fill_(POISON)
         return out
 
-    cast_kernels._find_allocator = lambda: poisoned
+    _C.set_allocator(poisoned)
     try:
         yield
     finally:
-        cast_kernels._find_allocator = find
+        _C.set_allocator(None)
 
 
 def make_values(shape: tuple, dtype: torch.dtype, extra: int = 0, special: tuple = ()) -> torch.Tensor:
@@ -162,7 +164,7 @@ def keep_rows(cast: tuple[torch.Tensor, torch.Tensor], masked_m: torch.Tensor) -
 
 
 def make_layout_cases() -> Iterator[Case]:
-    """Yield scales of many shapes; the formulas are here, in plain torch."""
+    """Yield scales of many shapes; the formulas are in layout.py."""
     for shape, extra in itertools.product(
         ((5, 7), (130, 33), (3, 129, 5), (4096, 56), (2, 4, 64), (1000, 1)), (0, 3, 8)
     ):
@@ -170,25 +172,16 @@ def make_layout_cases() -> Iterator[Case]:
         wide = torch.full((*shape[:-1], shape[-1] + extra), math.nan, device="cuda")
         wide[..., : shape[-1]] = sf
         sf = wide[..., : shape[-1]]
-        yield (
-            f"lay_out_scales {shape}+{extra}",
-            lambda sf=sf: [cast_kernels.lay_out_scales(sf) if is_kernel() else sf],
-        )
+        yield f"lay_out_scales {shape}+{extra}", lambda sf=sf: [layouts.get_mn_major_tma_aligned_tensor(sf)]
         yield (
             f"pack_scales {shape}+{extra}",
-            lambda sf=sf: [cast_kernels.pack_scales(sf) if is_kernel() else pack_in_torch(sf)],
+            lambda sf=sf: [layouts.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)],
         )
 
 
 def is_kernel() -> bool:
     """Return whether the kernels are in use."""
-    return not cast_kernels._is_tracing()
-
-
-def pack_in_torch(sf: torch.Tensor) -> torch.Tensor:
-    """Return the exponents, four in a word; columns that fill the last word are 0."""
-    exponents = (sf.contiguous().view(torch.int32) >> 23).to(torch.uint8)
-    return torch.nn.functional.pad(exponents, (0, -sf.shape[-1] % 4)).contiguous().view(torch.int32)
+    return quantize._token_cast is not planned.decline
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:

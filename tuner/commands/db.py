@@ -1,14 +1,17 @@
-"""python -m tuner db: create, upgrade, check, publish, merge, export and count tuning databases."""
+"""python -m tuner db: create, upgrade, check, publish, merge, export, count and show tuning databases."""
 
 import json
+from itertools import groupby
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from deep_gemm import environment
 from deep_gemm.text import printable
 from tuner import errors
+from tuner.commands.problem_options import OP_HELP, add_field_parameters
+from tuner.commands.tables import format_table
 
 Database = Annotated[
     str,
@@ -28,10 +31,12 @@ Recorded = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
+STATS_HEADINGS = ("op kind", "kernel", "problems", "configs", "rows", "censored", "failed", "last")
+
 app = typer.Typer(
     name="db",
     no_args_is_help=True,
-    help="Create, upgrade, check, publish, merge and count tuning databases. Example: python -m tuner db stats",
+    help="Create, upgrade, check, publish, merge, count and show tuning databases. Example: python -m tuner db stats",
 )
 
 
@@ -109,7 +114,7 @@ def snapshot(
     ],
     db: Database = "",
     sku: Annotated[
-        str, typer.Option(help="Keep only this SKU's blocks with its newest kernel hash, such as nvidia-h200-sm132.")
+        str, typer.Option(help="Keep only the blocks with the newest kernel hash of this SKU or short name (h200).")
     ] = "",
     max_bytes: Annotated[int, typer.Option(min=1, help="Fail if the result is larger than this.")] = 8_000_000,
     as_json: AsJson = False,
@@ -193,10 +198,102 @@ def stats(db: Recorded = "", as_json: AsJson = False) -> None:
 
 
 def print_stats(found: dict) -> None:
-    """Print the counts, one line per identity."""
+    """Print the counts: one table per GPU model, compiler and regime, with a line per op kind and kernel hash."""
     rows = describe_gain(found["tables"]) if any(found["tables"].values()) else "no rows"
     print(printable(f"{found['database']}: {rows}; {found['illegal']} rows of configs that are no longer legal"))
-    for entry in found["coverage"]:
-        identity = f"{entry['sku']} {entry['op']} {entry['kernel_hash'][:12]} {entry['compiler']} {entry['regime']}"
-        counts = ", ".join(f"{entry[name]} {name}" for name in ("problems", "configs", "boards", "blocks", "rows"))
-        print(printable(f"  {identity}: {counts} ({describe_gain(entry['statuses'])}), last {entry['last']}"))
+    for (sku, compiler, regime), group in groupby(
+        sorted(found["coverage"], key=get_place), key=lambda entry: get_place(entry)[:3]
+    ):
+        print(printable(f"\n{sku}, {compiler}, {regime}:"))
+        print(format_table(STATS_HEADINGS, map(describe_counts, group), indent="  "))
+
+
+def get_place(entry: dict) -> tuple:
+    """Return what the identities of a database are sorted by."""
+    return tuple(entry[name] for name in ("sku", "compiler", "regime", "op", "kernel_hash"))
+
+
+def describe_counts(entry: dict) -> tuple:
+    """Return the cells of one identity."""
+    statuses = entry["statuses"]
+    failed = entry["rows"] - statuses.get("ok", 0) - statuses.get("censored", 0)
+    counts = (entry["problems"], entry["configs"], entry["rows"], statuses.get("censored", 0), failed)
+    return entry["op"], entry["kernel_hash"][:8], *counts, entry["last"][:10]
+
+
+@app.command()
+@add_field_parameters
+def show(
+    op: Annotated[str, typer.Option(help=OP_HELP)] = "fp8_gemm",
+    device: Annotated[str, typer.Option(help="SKU or short name (h200). Default: the only one in the database.")] = "",
+    kernel_hash: Annotated[
+        str, typer.Option(help="Only what was measured with these kernels. Default: the newest winner's.")
+    ] = "",
+    top: Annotated[int, typer.Option(min=0, help="Configs to show, fastest first; 0: all.")] = 20,
+    *,
+    db: Recorded = "",
+    as_json: AsJson = False,
+    **fields: Any,
+) -> None:
+    """Rank the configs that were measured for a problem. Example: python -m tuner db show 64 2112 7168"""
+    from tuner.learn.ranking import rank
+    from tuner.learn.sources import find_device, open_database
+    from tuner.ship.selection import make_problem
+
+    problem = make_problem(op, **fields)
+    with open_database(db) as store:
+        sku = find_device(store, device).sku
+        ranking = rank(store, problem, sku, kernel_hash or None)
+    if ranking is None:
+        raise errors.InconclusiveError(
+            f"{problem} was not measured on {sku}: sweep it with `python -m tuner tune`, or see `python -m tuner"
+            " inspect` for what was"
+        )
+    if as_json:
+        print(json.dumps(ranking.to_json(), indent=1, sort_keys=True))
+    else:
+        print_ranking(str(store.target), ranking, top)
+
+
+def print_ranking(database: str, ranking, top: int) -> None:
+    """Print the configs of one problem with their times, and what was measured with what."""
+    block = ranking.block
+    print(f"{block.problem} on {block.sku}")
+    shown = ranking.rows[: top or None]
+    rows = [
+        (
+            place,
+            row.config,
+            *describe_time(row),
+            row.num_samples or "-",
+            row.role,
+            row.status,
+            describe_role(ranking, row),
+        )
+        for place, row in enumerate(shown, 1)
+    ]
+    print(format_table(("", "config", "us", "ratio", "samples", "rounds", "status", ""), rows))
+    if len(shown) < len(ranking.rows):
+        print(f"... and {len(ranking.rows) - len(shown)} more; --top 0 shows all")
+    print("ratio: to the reference, the heuristic's pick of that time; confirm: rounds that did not choose")
+    others = f"; measured {ranking.others} more times" if ranking.others else ""
+    print(
+        printable(
+            f"{block.created[:10]}, kernel {block.kernel_hash[:16]}, {block.compiler}, {block.regime}{others}; from"
+        )
+    )
+    print(printable(database))
+
+
+def describe_time(row) -> tuple[str, ...]:
+    """Return time and ratio of a measured config; of one that was dropped early they are lower bounds."""
+    sign = ">" if row.status == "censored" else ""
+    return tuple(
+        "-" if value is None else f"{sign}{value:.{digits}f}" for value, digits in ((row.median_us, 2), (row.ratio, 3))
+    )
+
+
+def describe_role(ranking, row) -> str:
+    """Return whether a config is the winner or the reference."""
+    roles = {"best": row.config == ranking.winner, "reference": row.is_reference}
+    return ", ".join(name for name, holds in roles.items() if holds)

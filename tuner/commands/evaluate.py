@@ -2,14 +2,20 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import typer
 
+from tuner.commands.tables import format_table, print_gates
 from tuner.problems.fields import OP_NAMES
 
-#: Columns of the table where the output is no terminal.
-TABLE_WIDTH = 140
+HEADINGS = ("choice", "mean regret (95 %)", "p95", "max", "<= 2 %", "wins", "losses", "worst")
+#: What the table's numbers mean; a model card says the same in words of its own.
+LEGEND = (
+    "regret: time of the choice over that of the best config, minus 1, in rounds that did not choose it;",
+    "below 0, the choice was faster in them. wins, losses, worst: against the heuristic's pick.",
+)
 
 
 def register(app) -> None:
@@ -38,10 +44,10 @@ def evaluate(
     """
     from tuner.learn.train import choose_folder, find_folders
 
-    found = {}
-    for folder in find_folders(choose_folder(training, device), op):
-        drawn = name_plot(plot, folder.name, op) if plot else None
-        found[folder.name] = folder, *evaluate_one(folder, database, jobs, drawn)
+    folders = find_folders(choose_folder(training, device), op)
+    drawn = {folder.name: name_plot(plot, folder.name, op) if plot else None for folder in folders}
+    check_plots(drawn)
+    found = {folder.name: (folder, *evaluate_one(folder, database, jobs, drawn[folder.name])) for folder in folders}
     if as_json:
         reports = {
             name: evaluation.to_json() | {"gates": [verdict.to_json() for verdict in verdicts], "training": str(folder)}
@@ -56,6 +62,14 @@ def evaluate(
 def name_plot(plot: Path, name: str, op: str) -> Path:
     """Return the file of one op kind's plot: `plot` itself for fp8_gemm and for the only op kind."""
     return plot if name in (op, "fp8_gemm") else plot.with_stem(f"{plot.stem}-{name}")
+
+
+def check_plots(drawn: dict[str, Path | None]) -> None:
+    """Raise UsageError where a plot could not be written; evaluating takes minutes."""
+    from tuner.learn.plots import check_plot
+
+    for path in filter(None, drawn.values()):
+        check_plot(path)
 
 
 def evaluate_one(folder: Path, database: str, jobs: int, plot: Path | None) -> tuple:
@@ -86,27 +100,45 @@ def show_progress(items, total: int):
 
 def print_report(op: str, folder: Path, report, verdicts: list) -> None:
     """Print one table per split, the worst problems and the gates."""
-    from rich.console import Console
-    from rich.table import Table
-
     from tuner.learn.validate import METHODS
     from tuner.ship import gates
-    from tuner.ship.model_card import HEADINGS, format_row, format_title
+    from tuner.ship.model_card import format_title
 
-    console = Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     for split, table in report.splits.items():
-        if not table:
-            continue
-        shown = Table(*HEADINGS, title=f"{op}. {format_title(split, table)}", title_justify="left")
-        for method in METHODS:
-            shown.add_row(*format_row(method, table[method]))
-        console.print(shown)
-    for worst in report.worst[:5]:
-        rest = " ".join(filter(None, (worst.groups, worst.variant)))
+        if table:
+            print(f"{op}. {format_title(split, table)}")
+            print(
+                format_table(HEADINGS, [describe_method(METHODS[name], table[name]) for name in METHODS], indent="  ")
+            )
+    print("\n".join(LEGEND))
+    if report.worst:
+        print("worst problems of left-out families:")
         print(
-            f"m={worst.m} n={worst.n} k={worst.k} {rest}: {worst.regret:.1%} with {worst.chosen}; best {worst.best},"
-            f" heuristic {worst.heuristic}"
+            format_table(
+                ("problem", "regret", "chosen", "best", "heuristic"), map(describe_worst, report.worst[:5]), "  "
+            )
         )
-    print("; ".join(gates.format_verdict(verdict) for verdict in verdicts))
+    print_gates(replace(verdict, op=op) for verdict in verdicts)
     force = "" if gates.is_passed(verdicts) else " --force (a gate is missed)"
     print(f"written: {folder}; next: python -m tuner export --training {folder.parent} --install{force}")
+
+
+def describe_method(name: str, statistics) -> tuple:
+    """Return the cells of one method."""
+    low, high = statistics.mean_interval
+    return (
+        name,
+        f"{statistics.mean:.2%} ({low:.2%} to {high:.2%})",
+        f"{statistics.p95:.1%}",
+        f"{statistics.max:.1%}",
+        f"{statistics.within_2_percent:.0%}",
+        statistics.wins,
+        statistics.losses,
+        f"{statistics.worst_against_heuristic:+.1%}",
+    )
+
+
+def describe_worst(worst) -> tuple:
+    """Return the cells of one problem."""
+    sizes = " ".join(filter(None, (f"{worst.m} {worst.n} {worst.k}", worst.groups, worst.variant)))
+    return sizes, f"{worst.regret:.1%}", worst.chosen, worst.best, worst.heuristic

@@ -9,6 +9,7 @@ import typer
 
 from deep_gemm import environment
 from tuner import errors
+from tuner.commands.tables import format_table, print_gates
 from tuner.problems.fields import OP_NAMES
 
 
@@ -46,10 +47,12 @@ def export(
     trained = [load_with_data(part, database) for part in find_folders(folder, op)]
     made = exporting.make_export(trained, stale=stale or None)
     passed = gates.is_passed(made.verdicts)
-    summary = "; ".join(gates.format_verdict(verdict) for verdict in made.verdicts)
     if not passed and not force:
+        print_gates(made.verdicts, sys.stderr)
+        missed = {verdict.op for verdict in made.verdicts if not verdict.met}
         raise errors.TunerError(
-            f"not exported: {summary}; measure more problems, or --force to export with the verdict in the model card"
+            f"not exported: {len(missed)} of {len(trained)} op kinds miss a limit (!); measure more problems, or"
+            " --force to export with the verdict in the model card"
         )
     artifact, card = exporting.write_export(
         made, install_folder() if install else out or folder, trained[0][0].record.identity.sku
@@ -64,10 +67,10 @@ def export(
         }
         print(json.dumps(document, indent=1, sort_keys=True))
         return
-    print(summary, file=sys.stdout if passed else sys.stderr)
+    print_gates(made.verdicts, sys.stdout if passed else sys.stderr)
     print(f"written: {artifact} ({made.contents.bytes} bytes) and {card.name}")
-    for name, counts in made.contents.ops.items():
-        print(f"  {name}: {counts.exact} exact entries, {counts.configs} configs, {counts.nodes} nodes")
+    counts = [(name, found.exact, found.configs, found.nodes) for name, found in made.contents.ops.items()]
+    print(format_table(("op kind", "exact entries", "configs", "nodes"), counts, indent="  "))
 
 
 def install_folder() -> Path:

@@ -4,7 +4,12 @@ import json
 
 import typer
 
+from tuner.commands.tables import format_table
 from tuner.problems.fields import OP_NAMES
+
+ROW_HEADINGS = ("op kind", "kernel", "current", "rows", "ok", "dropped", "failed", "stale", "newest")
+COVERAGE_HEADINGS = ("op kind", "preset", "problems", "measured", "current", "missing, first")
+NOISE_HEADINGS = ("op kind", "A/A", "anchor", "confirmation", "ratio interval")
 
 
 def register(app) -> None:
@@ -36,38 +41,65 @@ def inspect(
     if as_json:
         print(json.dumps({"sku": sku, "ops": {entry["op"]: entry for entry in found}}, indent=1, sort_keys=True))
         return
-    for entry in found:
-        print_report(entry)
+    print(f"{sku} in {store.target}")
+    print_rows(found)
+    print_coverage(found)
+    print_noise(found)
+    print_failures(found)
 
 
-def print_report(found: dict) -> None:
-    """Print one line per finding."""
-    hashes = found["kernel_hash"]
-    print(
-        f"{found['op']} on {found['sku']}: {found['rows']} rows, newest of kernel {(hashes['newest'] or 'none')[:16]},"
-        f" {'the same as' if hashes['matches'] else 'NOT that of'} this package"
+def print_rows(found: list[dict]) -> None:
+    """Print a line per op kind: its newest kernels, and its rows by status."""
+    print(format_table(ROW_HEADINGS, map(describe_rows, found)))
+    print("current: whether kernel is that of this package; stale: rows of other kernels than this package's")
+
+
+def describe_rows(found: dict) -> tuple:
+    """Return the cells of one op kind."""
+    hashes, statuses = found["kernel_hash"], found["failures"]["statuses"]
+    failed = sum(count for status, count in statuses.items() if status not in ("ok", "censored"))
+    counts = (found["rows"], statuses.get("ok", 0), statuses.get("censored", 0), failed, found["stale"]["rows"])
+    newest = max((entry["newest"] for entry in found["identities"]), default="-")
+    return (
+        found["op"],
+        (hashes["newest"] or "none")[:8],
+        "yes" if hashes["matches"] else "NO",
+        *counts,
+        newest[:10],
     )
-    for entry in found["identities"]:
-        print(
-            f"  kernel {entry['kernel_hash'][:16]} {entry['compiler']} {entry['regime']}: {entry['problems']} problems,"
-            f" {entry['configs']} configs, {entry['rows']} rows to {entry['newest']}"
+
+
+def print_coverage(found: list[dict]) -> None:
+    """Print a line per op kind and preset: how many of its problems were measured."""
+    rows = [
+        (entry["op"], name, part["problems"], part["measured"], part["current"], ", ".join(part["missing"][:1]))
+        for entry in found
+        for name, part in entry["coverage"].items()
+    ]
+    if rows:
+        print("\n" + format_table(COVERAGE_HEADINGS, [(*row[:5], row[5].removeprefix(f"{row[0]} ")) for row in rows]))
+
+
+def print_noise(found: list[dict]) -> None:
+    """Print a line per op kind: four kinds of noise."""
+    rows = [
+        (
+            entry["op"],
+            *(f"{part['median']:.2%}, {part['p95']:.2%}" if part else "-" for part in entry["noise"].values()),
         )
-    for name, entry in found["coverage"].items():
-        dots = ", ..." if entry["problems"] - entry["measured"] > len(entry["missing"]) else ""
-        missing = f"; missing {', '.join(entry['missing'])}{dots}" if entry["missing"] else ""
-        print(
-            f"coverage of {name}: {entry['measured']} of {entry['problems']} problems, {entry['current']} with this"
-            f" package's kernel{missing}"
-        )
-    for name, entry in found["noise"].items():
-        if entry:
-            print(
-                f"noise, {name.replace('_', ' ')}: median {entry['median']:.2%}, p95 {entry['p95']:.2%}, max"
-                f" {entry['max']:.2%} ({entry['count']})"
-            )
-    print(
-        f"stale: {found['stale']['rows']} rows of other kernels; {found['stale']['problems']} problems have no others"
-    )
-    print(f"statuses: {', '.join(f'{status} {count}' for status, count in found['failures']['statuses'].items())}")
-    for entry in found["failures"]["configs"]:
-        print(f"  failed {entry['config']}: {entry['failures']}; {entry['example']}")
+        for entry in found
+    ]
+    print("\n" + format_table(NOISE_HEADINGS, rows))
+    print("median, 95 % quantile; A/A: one config against itself; anchor: a fixed product over the blocks")
+
+
+def print_failures(found: list[dict]) -> None:
+    """Print the configs that failed most."""
+    rows = [
+        (entry["op"], failed["config"], ", ".join(f"{count} {name}" for name, count in failed["failures"].items()))
+        for entry in found
+        for failed in entry["failures"]["configs"]
+    ]
+    if rows:
+        print("\n" + format_table(("op kind", "failed config", "how often"), rows))
+        print("--json has an example of each")

@@ -13,9 +13,12 @@ from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.text import printable
 from tuner import errors
+from tuner.commands.tables import format_table
 from tuner.problems import shapes
 
 MAX_PORTFOLIO = 32
+#: Failures that a summary shows; --json has all.
+MAX_EXAMPLES = 8
 #: Without a terminal, progress is one line at most this often.
 LINE_INTERVAL_S = 15.0
 SPACE_HELP = (
@@ -264,12 +267,38 @@ def make_progress() -> SweepProgress:
 
 
 def print_summary(summary: dict, as_json: bool) -> None:
-    """Print the summary as JSON or as one line per entry."""
+    """Print what a sweep did, as JSON or as short lines and tables."""
     if as_json:
         print(json.dumps(summary, indent=1, sort_keys=True))
         return
-    for name, value in summary.items():
-        print(f"{name}: {json.dumps(value) if isinstance(value, (dict, list)) else value}")
+    print(f"{summary['database']}: {describe_counts(summary)}")
+    rows = [
+        (op, found["sku"], found["kernel_hash"][:8], found["compiler"], found["regime"])
+        for op, found in summary["identities"].items()
+    ]
+    print(format_table(("op kind", "gpu", "kernel", "compiler", "regime"), rows, indent="  "))
+    if summary["statuses"]:
+        statuses = ", ".join(f"{count} {status}" for status, count in sorted(summary["statuses"].items()))
+        print(f"configs: {statuses} (censored: dropped early, because they are slow)")
+    parts = [
+        f"{name.replace('_', ' ')} {value:.1f} s" for name, value in summary["phase_seconds"].items() if value >= 0.05
+    ]
+    print(f"time: {describe_seconds(summary['seconds'])}{': ' if parts else ''}{', '.join(parts)}")
+    for label in ("failed", "quarantined"):
+        rows = list(summary[label].items())
+        if rows:
+            print(format_table((f"{label} ({len(rows)})", "reason"), rows[:MAX_EXAMPLES], indent="  "))
+
+
+def describe_counts(summary: dict) -> str:
+    """Return how many problems were measured, and how many were not."""
+    others = {
+        "measured before": summary["already_measured"],
+        "failed": len(summary["failed"]),
+        "left for the next run": summary["remaining"],
+    }
+    rest = "".join(f", {count} {name}" for name, count in others.items() if count)
+    return f"{summary['measured']} of {summary['problems']} problems measured now{rest}"
 
 
 def print_plan(plan: dict) -> None:
@@ -281,10 +310,11 @@ def print_plan(plan: dict) -> None:
         f"{subject} on {plan['device']}, effort {effort['name']}: {effort['search_rounds']} search and"
         f" {effort['confirm_rounds']} confirmation rounds"
     )
-    print(f"{'op kind':<34}{'problems':>10}{'kernels':>10}{'measurements':>14}{'roughly':>10}")
-    for name, row in {**plan["ops"], "total": plan}.items():
-        counts = f"{row['problems']:>10}{row['kernels']:>10}{row['measurements']:>14}"
-        print(f"{name:<34}{counts}{describe_seconds(row['rough_seconds']):>10}")
+    rows = [
+        (name, row["problems"], row["kernels"], row["measurements"], describe_seconds(row["rough_seconds"]))
+        for name, row in {**plan["ops"], "total": plan}.items()
+    ]
+    print(format_table(("op kind", "problems", "kernels", "measurements", "roughly"), rows))
     if plan["configs"] is not None:
         print(f"of {len(plan['configs'])} given configs, where they are legal, and the heuristic's pick")
     print("The times are rough, within a factor of two: they come from the effort and the heuristic's estimates.")

@@ -12,18 +12,41 @@ from tuner.learn.validate import METHODS, FoldResult
 SHOWN = ("heuristic", "nearest", "tree", "model_alone", "model", "portfolio_best")
 
 
-def plot_regret(data: Dataset, results: list[FoldResult], path: Path) -> None:
-    """Write a PNG: the sorted regret of each method over problems of left-out families.
+def check_plot(path: Path) -> None:
+    """Check, before the work of an evaluation, that a plot can be drawn and written to `path`.
 
-    Raises: UsageError without matplotlib; TunerError.
+    Raises: UsageError without matplotlib, or where the file cannot be written.
     """
+    import_figure()
+    existed = path.exists()
+    try:
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise errors.UsageError(
+            f"--plot {path}: cannot be written ({error.strerror}); name a file in a folder that exists and is yours"
+        ) from error
+
+
+def import_figure() -> type:
+    """Return matplotlib's figure. Raises: UsageError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise errors.UsageError(
             "--plot: matplotlib is not installed; `pip install matplotlib`, or leave --plot out"
         ) from error
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    return Figure
+
+
+def plot_regret(data: Dataset, results: list[FoldResult], path: Path) -> None:
+    """Write a PNG: the sorted regret of each method over problems of left-out families.
+
+    Raises: UsageError without matplotlib; TunerError.
+    """
+    figure = import_figure()(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for method in SHOWN:
         regret = 100.0 * regret_curve(data, results, method)

@@ -5,7 +5,7 @@ from pathlib import Path
 from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError, DeviceError
 from tuner import errors
-from tuner.db import Store, queries, snapshot_path
+from tuner.db import Store, is_recorded, queries, snapshot_path
 from tuner.problems.fields import OPS
 
 #: The GPU whose recorded snapshot and artefact come with the package.
@@ -22,8 +22,7 @@ def open_database(database: str) -> Store:
     recorded, is_url = snapshot_path(RECORDED_SKU), "://" in target
     if not database and not is_url and recorded.exists() and not holds_measurements(Path(target)):
         return Store.open(recorded, mode="immutable")
-    is_recorded = not is_url and Path(target).absolute() == recorded.absolute()
-    return Store.open(target, mode="immutable" if is_recorded else "ro")
+    return Store.open(target, mode="immutable" if is_recorded(target) else "ro")
 
 
 def holds_measurements(path: Path) -> bool:
@@ -31,7 +30,7 @@ def holds_measurements(path: Path) -> bool:
     if not path.exists():
         return False
     with Store.open(path, mode="ro") as store:
-        return store.stats()["tables"]["measurement"] > 0
+        return store.has_measurements()
 
 
 def find_device(store: Store, name: str) -> _C.Device:

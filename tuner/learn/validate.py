@@ -65,8 +65,14 @@ def family_folds(data: Dataset) -> Iterator[Fold]:
     for family in np.unique(data.families):
         mask = data.families == family
         first = data.problems[int(np.flatnonzero(mask)[0])]
-        label = f"m{first.m}-n{first.n}" if OP_KINDS[first.op].k_is_divided else f"n{first.n}-k{first.k}"
-        yield Fold("family", label, mask)
+        yield Fold("family", name_weight(first), mask)
+
+
+def name_weight(problem) -> str:
+    """Return what people call the weight of a problem, see fields.get_weight_shape."""
+    kind = OP_KINDS[problem.op]
+    names = ("heads", "k") if kind.is_logits else ("m", "n") if kind.k_is_divided else ("n", "k")
+    return "-".join(f"{name}{size}" for name, size in zip(names, get_weight_shape(problem), strict=True))
 
 
 def model_folds(data: Dataset) -> Iterator[Fold]:

@@ -5,17 +5,16 @@ here.
 """
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
-from deep_gemm import _C, ops
+from deep_gemm import _C
 from deep_gemm.fields import CONFIG_FIELDS, OP_KINDS, PROBLEM_FIELDS
 
 #: The op kinds, in the order of the native table.
 OPS = tuple(OP_KINDS)
 #: As help texts list them.
 OP_NAMES = ", ".join(OPS)
-#: The public functions that have an op kind, under all of their names.
-FUNCTIONS = {name: row for row in ops.OPS if row.kind for name in (row.name, *row.other_names)}
 #: The layout in a function's name -> the contiguous dimensions of A and B.
 MAJORS = {"nt": ("k", "k"), "nn": ("k", "mn"), "tn": ("mn", "mn"), "tt": ("mn", "k")}
 #: Names with their defaults; sizes have none and stand as 1.
@@ -82,6 +81,14 @@ def describe_option(name: str) -> str:
     return f"{field.meaning} Default: {field.default}, unless the op kind or the function's name says otherwise."
 
 
+@cache
+def get_functions() -> dict:
+    """Return the public functions that have an op kind, under all of their names."""
+    from deep_gemm import ops  # imports torch, which help texts must not wait for
+
+    return {name: row for row in ops.OPS if row.kind for name in (row.name, *row.other_names)}
+
+
 def read_op_name(name: str) -> tuple[str, dict]:
     """Return (op kind, fields that the name gives) for an op kind, or for a public function with contiguous operands.
 
@@ -89,7 +96,7 @@ def read_op_name(name: str) -> tuple[str, dict]:
     """
     if name in OPS:
         return name, {}
-    row = FUNCTIONS[name]
+    row = get_functions()[name]
     if row.docs_template == "heads":
         return row.kind, {"c_mode": "head_split"}
     if row.is_fp8:  # kernels read FP8 along K, whatever the function takes

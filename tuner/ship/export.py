@@ -152,7 +152,9 @@ def make_metadata(parts: list[Part], created: str) -> dict:
 
 def describe_op(record: Record) -> dict:
     """Return the metadata of one op kind."""
+    is_logits = OP_KINDS[record.identity.op].is_logits
     return {
+        **({"estimate_revision": _C.LOGITS_ESTIMATE_REVISION} if is_logits else {}),
         "kernel_hash": record.identity.kernel_hash,
         "regime": record.identity.regime,
         "margin": record.guards.margin,
@@ -241,10 +243,15 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
 
 
 def move(problem, rows: int, n: int = 0, k: int = 0):
-    """Return a larger problem. Masked groups keep their room and expect more rows instead."""
-    has_room = OP_KINDS[problem.op].has_room
-    grown = {"expected_m": min(problem.expected_m + rows, problem.m)} if has_room else {"m": problem.m + rows}
-    return replace_problem(problem, **grown, n=problem.n + n, k=problem.k + k)
+    """Return a larger problem. Masked groups keep their room and expect more rows instead; attention logits keep their
+    k, and all tokens of a sequence.
+    """
+    kind = OP_KINDS[problem.op]
+    if kind.has_room:
+        grown = {"expected_m": min(problem.expected_m + rows, problem.m)}
+    else:
+        grown = {"m": problem.m + rows * problem.next_n}
+    return replace_problem(problem, **grown, n=problem.n + n, k=problem.k + (0 if kind.is_logits else k))
 
 
 def check_artifact(content: bytes, parts: list[Part]) -> None:

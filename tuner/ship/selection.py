@@ -8,8 +8,9 @@ from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import PROBLEM_FIELDS
 from tuner import errors
-from tuner.learn.sources import device_at_hand
-from tuner.problems.fields import OP_NAMES, default_fields, read_op_name, replace_problem
+from tuner.learn.ranking import rank
+from tuner.learn.sources import device_at_hand, open_database
+from tuner.problems.fields import OP_NAMES, default_fields, read_op_name, replace_problem, to_problem
 
 #: What predicted a time. None is measured: an artefact knows which config was measured best, but not its time.
 HEURISTIC, FOREST = "heuristic", "forest"
@@ -36,6 +37,13 @@ def make_problem(name: str, m: int, n: int, k: int, **given: Any):
         raise errors.UsageError(str(error)) from error
 
 
+def make_asked_problem(name: str, m: int, n: int, k: int, batch_invariant: bool | None, **given: Any):
+    """Return the problem of a call of the library, see make_problem; None: as batch invariant as its calls are."""
+    problem = make_problem(name, m, n, k, **given)
+    is_invariant = _C.is_batch_invariant(problem.op) if batch_invariant is None else batch_invariant
+    return replace_problem(problem, batch_invariant=is_invariant)
+
+
 def read_value(name: str, value: object) -> object:
     """Return the value of a problem's field as it was typed: words in lower case."""
     return value.lower() if isinstance(value, str) and PROBLEM_FIELDS[name].type == "word" else value
@@ -49,10 +57,7 @@ def describe_choice(
 
     Raises: UsageError for an impossible problem or device.
     """
-    problem = make_problem(op, m, n, k, **fields)
-    if batch_invariant is None:
-        batch_invariant = _C.is_batch_invariant(problem.op)
-    problem = replace_problem(problem, batch_invariant=batch_invariant)
+    problem = make_asked_problem(op, m, n, k, batch_invariant, **fields)
     target = device_at_hand(device)
     choice = runtime.explain(problem, target)
     pick = _C.get_analytic_config(problem, target)
@@ -69,7 +74,28 @@ def describe_choice(
         "predicted_by": FOREST if scores and choice.config in scores else HEURISTIC,
         "heuristic": {"config": pick.as_dict(), "name": str(pick), "predicted_us": pick_us, "predicted_by": HEURISTIC},
         "scores": describe_scores(problem, target, scores, pick_us),
-        "selector": describe_selector(runtime.get_selector(target), target, problem.op),
+        "selector": describe_selector(runtime.load_selector(target.sku), target, problem.op),
+    }
+
+
+def add_measured(found: dict, database: str) -> None:
+    """Add to a described choice what was measured of its problem with this package's kernels, None without such.
+
+    `measured` has the database, the day, the reference config, and of each config its time and its ratio to the
+    reference; both are lower bounds where the config was dropped early.
+    """
+    problem = to_problem(found["problem"])
+    with open_database(database) as store:
+        ranking = rank(store, problem, found["sku"], runtime.kernel_hash(problem.op))
+    found["measured"] = ranking and {
+        "database": str(store.target),
+        "created": ranking.block.created,
+        "reference": str(ranking.reference.config) if ranking.reference else None,
+        "configs": {
+            str(row.config): {"median_us": row.median_us, "ratio": row.ratio, "is_bound": row.status != "ok"}
+            for row in ranking.rows
+            if row.median_us is not None
+        },
     }
 
 
@@ -105,8 +131,9 @@ def describe_scores(problem, device, scores: dict | None, pick_us: float) -> lis
     ]
 
 
-def describe_selector(selector, device, op_kind: str) -> dict | None:
-    """Return an artefact's identity, and which of its guards hold here; None if it does not have the op kind."""
+def describe_selector(loaded: runtime.LoadedSelector, device, op_kind: str) -> dict | None:
+    """Return an artefact's file and identity, and which guards hold here; None if it does not have the op kind."""
+    selector = loaded.selector
     if selector is None or op_kind not in selector.metadata["ops"]:
         return None
     metadata = selector.metadata
@@ -120,5 +147,6 @@ def describe_selector(selector, device, op_kind: str) -> dict | None:
     }
     return {name: op[name] for name in ("kernel_hash", "margin", "max_spread", "num_portfolio", "regime")} | {
         "created": metadata["created"],
+        "file": loaded.file,
         "guards": guards,
     }

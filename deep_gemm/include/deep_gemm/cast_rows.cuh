@@ -45,18 +45,34 @@ struct CastRows {
         if constexpr (kSwiglu) Words::template load<kAligned>(row + u64(n) * Words::kBytes, place.column, columns, words[1]);
     }
 
-    // silu(gate) * up, as torch's kernels compute it in FP32. Returns the bits of the largest magnitude.
-    __device__ static __forceinline__ u32 activate(const u32 (&words)[2][4], float (&values)[kChunk]) {
+    // silu(gate) as torch's kernels compute it in FP32. A division by __fdiv_rn takes twice the instructions of all else, and would be what bounds
+    // the kernel.
+    template <bool kIsModerate>
+    __device__ static __forceinline__ float silu(float gate) {
+        const float divisor = __fadd_rn(1.0f, expf(-gate));
+        return kIsModerate ? divide_gate(gate, divisor, approximate_reciprocal(divisor)) : __fdiv_rn(gate, divisor);
+    }
+
+    template <bool kIsModerate>
+    __device__ static __forceinline__ void multiply(const u32 (&words)[2][4], float (&values)[kChunk]) {
         float gate[kChunk], up[kChunk];
         Words::unpack(words[0], gate);
         Words::unpack(words[1], up);
-        u32 largest = 0;
 #pragma unroll
-        for (u32 i = 0; i < kChunk; ++i) {
-            values[i] = __fmul_rn(__fdiv_rn(gate[i], __fadd_rn(1.0f, expf(-gate[i]))), up[i]);
-            largest = max_of(largest, __float_as_uint(values[i]) & 0x7FFFFFFF);
+        for (u32 i = 0; i < kChunk; ++i) values[i] = __fmul_rn(silu<kIsModerate>(gate[i]), up[i]);
+    }
+
+    // silu(gate) * up. Returns the bits of the largest magnitude.
+    __device__ static __forceinline__ u32 activate(const u32 (&words)[2][4], float (&values)[kChunk]) {
+        if (Words::are_moderate(words[0])) {
+            multiply<true>(words, values);
+        } else {
+            multiply<false>(words, values);
         }
-        return largest;
+        float largest = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < kChunk; ++i) largest = max_or_nan(largest, fabsf(values[i]));
+        return __float_as_uint(largest);
     }
 
     // The largest magnitude of the scale's chunks, in every thread of it.

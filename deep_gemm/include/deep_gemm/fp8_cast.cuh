@@ -20,6 +20,14 @@ __device__ __forceinline__ u32 to_fp8_unbounded(float value) {
     return is_finite ? to_fp8_pair(value, 0.0f) & 0xFF : 0x7F | (bits >> 24 & 0x80);
 }
 
+// gate / divisor, correctly rounded, for 16-bit gates of magnitudes from 2^-14 to 64, divisor = 1 + exp(-gate) with up to eight units of error in
+// the last place of exp, and `reciprocal` = 1 / divisor with up to one. (A test divides all of them. Zeros, infinities and quotients beside a power
+// of two would need what __fdiv_rn does besides.)
+__device__ __forceinline__ float divide_gate(float gate, float divisor, float reciprocal) {
+    const float quotient = __fmul_rn(gate, reciprocal);
+    return __fmaf_rn(-__fmaf_rn(divisor, quotient, -gate), reciprocal, quotient);
+}
+
 // Words of elements of one type.
 template <Element kElement>
 struct Elements {
@@ -48,6 +56,15 @@ struct Elements {
 
     __device__ static __forceinline__ u32 max_of_chunk(const u32 (&words)[4]) {
         return max_of_words(max_of_words(magnitudes(words[0]), magnitudes(words[1])), max_of_words(magnitudes(words[2]), magnitudes(words[3])));
+    }
+
+    // Whether divide_gate serves all elements of a chunk.
+    __device__ static __forceinline__ bool are_moderate(const u32 (&words)[4]) {
+        constexpr u32 kLow = kElement == Element::kBfloat16 ? 0x3880 : 0x0400, kHigh = kElement == Element::kBfloat16 ? 0x4280 : 0x5400;  // 2^-14, 64
+        if constexpr (kBytes == 4) return false;
+        const u32 largest = max_of_chunk(words);
+        const u32 smallest = min_halves(min_halves(magnitudes(words[0]), magnitudes(words[1])), min_halves(magnitudes(words[2]), magnitudes(words[3])));
+        return max_of(largest & 0xFFFF, largest >> 16) < kHigh && (smallest & 0xFFFF) >= kLow && smallest >> 16 >= kLow;
     }
 
     // The magnitudes of a word as FP32.

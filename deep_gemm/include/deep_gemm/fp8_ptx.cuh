@@ -12,6 +12,27 @@ __device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
     return result;
 }
 
+// min.u16x2 (PTX ISA, "Integer Arithmetic Instructions: min"): the smaller of each half.
+__device__ __forceinline__ u32 min_halves(u32 a, u32 b) {
+    u32 result;
+    asm("min.u16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
+    return result;
+}
+
+// max.NaN.f32: NaN where either is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+    float result;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+    return result;
+}
+
+// rcp.approx.ftz.f32: 1 / value within one unit in the last place; for values whose reciprocal is a normal number.
+__device__ __forceinline__ float approximate_reciprocal(float value) {
+    float result;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+
 // cvt.f32.f16
 __device__ __forceinline__ float half_to_float(u16 bits) {
     float value;

@@ -29,6 +29,14 @@ __device__ __forceinline__ u64 evict_first_policy() {
 // prefetch.tensormap
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 
+// cp.async.bulk.prefetch.tensor.2d, .3d: a box at (x, y), (x, y, z) into L2.
+__device__ __forceinline__ void prefetch_box_2d(const TensorMap* map, u32 x, u32 y) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
+}
+__device__ __forceinline__ void prefetch_box_3d(const TensorMap* map, u32 x, u32 y, u32 z) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z) : "memory");
+}
+
 // prefetch.global.L2: the line that holds `address`.
 __device__ __forceinline__ void prefetch_line(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)) : "memory");

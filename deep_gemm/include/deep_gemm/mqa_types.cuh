@@ -91,6 +91,7 @@ struct MqaLayout {
     static_assert(Config::kNumStages >= kMathGroups, "each math warpgroup works on a stage of its own");
     static_assert(kMqaTile % Config::kPageRows == 0, "a tile is made of whole pages");
     static_assert(Config::kNextN % Config::kBlockQ == 0 || Config::kNextN == 1, "a tile of q lies in one sequence");
+    static_assert(Config::kPrefetchPages <= 32, "a lane brings each page");
     static_assert(kThreads == Config::kThreads, "the host and the kernel count the same threads");
     static_assert(kSharedBytes == Config::kSharedBytes, "the host and the kernel count the same shared memory");
 };

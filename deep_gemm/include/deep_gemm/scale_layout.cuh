@@ -1,6 +1,7 @@
 // Makes FP32 scales [groups, mn, k], whose rows are contiguous, MN-major; with kPack, four columns become one word of their exponents (UE8M0).
 //
-// A CTA moves a tile of 128 rows x 32 words of the result through shared memory, so that both sides are coalesced.
+// A CTA moves a tile of kRows rows x `width` words of the result through shared memory, so that both sides are coalesced. Threads walk the tile's
+// words row by row: rows are as short as 14 words, and a warp for each row would leave most lanes idle.
 #pragma once
 
 #include "deep_gemm/types.cuh"
@@ -9,55 +10,87 @@ namespace deep_gemm {
 
 template <class Config>
 struct ScaleLayout {
-    static constexpr bool kPack = Config::kPack, kAligned = Config::kAligned;  // rows start at 16 bytes and k is a multiple of 4; kPack only
-    static constexpr u32 kThreads = 256, kCtasPerSm = kPack ? 4 : 8;
-    static constexpr u32 kRows = 128, kColumns = 32, kSteps = kRows * kColumns / kThreads;
+    static constexpr bool kPack = Config::kPack, kAligned = Config::kAligned;  // rows start at 16 bytes, k (not kPack: and width) is a multiple of 4
+    static constexpr u32 kThreads = 256, kCtasPerSm = 6;
+    static constexpr u32 kRows = 128, kMostColumns = 32;
+    static constexpr u32 kWords = kPack || kAligned ? 4 : 1, kResults = kPack ? 1 : kWords;  // of a load, and what becomes of it
+    static constexpr u32 kUnderWay = kWords == 1 ? 8 : 4;                                    // loads of a thread
 
     const u32* in;  // [groups, mn, k]: bits
     u32* out;       // [groups, mn, k or ceil(k / 4)], column by column
     u32 mn, k;
+    u32 width;      // of a tile, at most kMostColumns
     i64 in_group, in_row;          // words
     i64 out_group, out_column;
 
-    // The exponents of columns `column` to `column` + 3; 0 for those beyond k.
-    __device__ __forceinline__ u32 pack(const u32* row, u32 column) const {
-        u32 bits[4] = {0, 0, 0, 0};
+    // A thread's load within the tile; a step is that of all threads.
+    struct Place {
+        u32 row, at;
+
+        __device__ __forceinline__ void advance(u32 rows, u32 loads, u32 loads_of_row) {
+            row += rows;
+            at += loads;
+            if (at >= loads_of_row) at -= loads_of_row, ++row;
+        }
+    };
+
+    // Words from `column` on: zeros for those beyond k.
+    __device__ __forceinline__ void load(const u32* row, u32 column, bool is_there, u32 (&bits)[kWords]) const {
         if constexpr (kAligned) {
-            const uint4 four = *reinterpret_cast<const uint4*>(row + column);
+            const uint4 four = is_there ? __ldcs(reinterpret_cast<const uint4*>(row + column)) : uint4{0, 0, 0, 0};
             bits[0] = four.x, bits[1] = four.y, bits[2] = four.z, bits[3] = four.w;
         } else {
 #pragma unroll
-            for (u32 i = 0; i < 4; ++i)
-                if (column + i < k) bits[i] = row[column + i];
+            for (u32 i = 0; i < kWords; ++i) bits[i] = is_there && column + i < k ? row[column + i] : 0;
         }
-        u32 word = 0;
+    }
+
+    __device__ static __forceinline__ void put(u32* results, const u32 (&bits)[kWords]) {
+        if constexpr (kPack) {
+            results[0] = (bits[0] >> 23 & 0xFF) | (bits[1] >> 23 & 0xFF) << 8 | (bits[2] >> 23 & 0xFF) << 16 | (bits[3] >> 23 & 0xFF) << 24;
+        } else {
 #pragma unroll
-        for (u32 i = 0; i < 4; ++i) word |= (bits[i] >> 23 & 0xFF) << 8 * i;
-        return word;
+            for (u32 i = 0; i < kWords; ++i) results[i] = bits[i];
+        }
+    }
+
+    // All loads of a round before what is made of them: they are under way together.
+    __device__ __forceinline__ void read(u32* tile, u32 pitch, u32 row_start, u32 column_start) const {
+        const u32* source = in + blockIdx.z * in_group;
+        const u32 loads = width / kResults, step_rows = kThreads / loads, step_loads = kThreads % loads;
+        const u32 first_column = column_start / kResults * kWords;
+        Place place{threadIdx.x / loads, threadIdx.x % loads};
+#pragma unroll 1
+        while (place.row < kRows) {
+            u32 bits[kUnderWay][kWords];
+            Place ahead = place;
+#pragma unroll
+            for (u32 i = 0; i < kUnderWay; ++i, ahead.advance(step_rows, step_loads, loads)) {
+                const u32 row = row_start + ahead.row, column = first_column + ahead.at * kWords;
+                load(source + row * in_row, column, ahead.row < kRows && row < mn && column < k, bits[i]);
+            }
+#pragma unroll
+            for (u32 i = 0; i < kUnderWay; ++i, place.advance(step_rows, step_loads, loads))
+                if (place.row < kRows) put(tile + place.row * pitch + place.at * kResults, bits[i]);
+        }
+    }
+
+    __device__ __forceinline__ void write(const u32* tile, u32 pitch, u32 row_start, u32 column_start, u32 columns) const {
+        const u32 row = threadIdx.x % kRows, last = columns - column_start < width ? columns - column_start : width;
+        u32* target = out + blockIdx.z * out_group + row_start + row;
+        if (row_start + row >= mn) return;
+#pragma unroll 4
+        for (u32 column = threadIdx.x / kRows; column < last; column += kThreads / kRows)
+            target[(column_start + column) * out_column] = tile[row * pitch + column];
     }
 
     __device__ __forceinline__ void run() const {
-        __shared__ u32 tile[kRows][kColumns + 1];  // odd, so that a column of words meets every bank
-        const u32 columns = kPack ? ceil_div(k, 4) : k, column_start = blockIdx.x * kColumns, row_start = blockIdx.y * kRows;
-        const u32 column = column_start + threadIdx.x % kColumns;
-        u32 words[kSteps];
-#pragma unroll
-        for (u32 i = 0; i < kSteps; ++i) {
-            const u32 row = row_start + i * (kThreads / kColumns) + threadIdx.x / kColumns;
-            const u32* source = in + blockIdx.z * in_group + row * in_row;
-            words[i] = 0;
-            if (row < mn && column < columns) words[i] = kPack ? pack(source, 4 * column) : source[column];
-        }
-#pragma unroll
-        for (u32 i = 0; i < kSteps; ++i) tile[i * (kThreads / kColumns) + threadIdx.x / kColumns][threadIdx.x % kColumns] = words[i];
+        __shared__ u32 tile[kRows * (kMostColumns + 1)];
+        const u32 columns = kPack ? ceil_div(k, 4) : k, column_start = blockIdx.x * width, row_start = blockIdx.y * kRows;
+        const u32 pitch = width | 1;  // odd, so that a column of words meets every bank
+        read(tile, pitch, row_start, column_start);
         __syncthreads();
-        const u32 row = threadIdx.x % kRows;
-#pragma unroll
-        for (u32 i = 0; i < kSteps; ++i) {
-            const u32 in_tile = i * (kThreads / kRows) + threadIdx.x / kRows;
-            if (row_start + row < mn && column_start + in_tile < columns)
-                out[blockIdx.z * out_group + (column_start + in_tile) * out_column + row_start + row] = tile[row][in_tile];
-        }
+        write(tile, pitch, row_start, column_start, columns);
     }
 };
 

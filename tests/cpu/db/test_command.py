@@ -10,10 +10,11 @@ import typer
 from tests.fakes.databases import IDENTITY, add_block, add_context, make_database, make_problem
 from tuner import cli, errors
 from tuner.commands import db
+from tuner.commands import tables as printed
 from tuner.db import Store, tables
 from tuner.learn import sources
 
-COMMANDS = ("init", "upgrade", "check", "snapshot", "merge", "export", "import", "stats")
+COMMANDS = ("init", "upgrade", "check", "snapshot", "merge", "export", "import", "stats", "show")
 
 
 @pytest.fixture
@@ -22,8 +23,7 @@ def run(capsys, monkeypatch):
     app = typer.Typer()
     app.callback()(lambda: None)
     db.register(app)
-    monkeypatch.setattr(cli, "app", app)
-    monkeypatch.setattr(cli, "register_commands", lambda: None)
+    monkeypatch.setattr(cli, "make_app", lambda loaded: app)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         code = cli.run(["db", *map(str, arguments)])
@@ -94,10 +94,45 @@ def test_check_reports_damage_with_exit_4(run, database):
 
 def test_stats(run, database):
     code, out, _ = run("stats", "--db", database)
-    assert code == 0 and "24 measurement" in out and "nvrtc graph-cold: 3 problems" in out and "21 ok" in out
+    words = [line.split() for line in out.splitlines()]
+    assert code == 0 and "24 measurement" in out and f"{IDENTITY['sku']}, nvrtc, graph-cold:" in out
+    assert words[-1][:7] == ["fp8_gemm", "abababab", "3", "6", "24", "0", "3"]
+    assert max(map(len, out.splitlines()[1:])) <= printed.WIDTH
     code, out, _ = run("stats", "--db", database, "--json")
     found = json.loads(out)
     assert found["tables"]["measurement"] == 24 and found["coverage"][0]["kernel_hash"] == IDENTITY["kernel_hash"]
+
+
+def test_show_ranks_what_was_measured(run, database):
+    code, out, _ = run("show", 2, 2112, 7168, "--db", database, "--json")
+    found = json.loads(out)
+    with Store.open(database, "ro") as store:
+        rows = store.load_measurements(problem_key=make_problem(2).key)
+    confirmed = sorted((row for row in rows if row.role == "confirm"), key=lambda row: row.ratio)
+    assert code == 0 and [entry["median_us"] for entry in found["configs"][:2]] == [row.median_us for row in confirmed]
+    assert [entry["role"] for entry in found["configs"]] == ["confirm"] * 2 + ["search"] * 4
+    assert found["configs"][-1]["status"] == "compile_error" and found["others"] == 0
+    assert [entry["name"] for entry in found["configs"] if entry["is_best"]] == [
+        entry["name"] for entry in found["configs"] if entry["is_reference"]
+    ]
+    searched = [entry["ratio"] for entry in found["configs"][2:5]]
+    assert searched == sorted(searched) and found["problem"] == make_problem(2).as_dict()
+
+
+def test_show_prints_a_table(run, database):
+    code, out, _ = run("show", 2, 2112, 7168, "--db", database, "--device", "h200", "--top", 3)
+    lines = out.splitlines()
+    assert code == 0 and lines[0].startswith("fp8_gemm m=2 n=2112 k=7168 on nvidia-h200")
+    assert lines[1].split() == ["config", "us", "ratio", "samples", "rounds", "status"]
+    assert len([line for line in lines if line.split()[0].isdigit()]) == 3 and "... and 3 more" in out
+    assert "best, reference" in out and max(map(len, lines[:-1])) <= printed.WIDTH
+
+
+def test_show_without_measurements_is_inconclusive(run, database):
+    code, out, err = run("show", 3, 3, 3, "--db", database)
+    assert code == errors.EXIT_INCONCLUSIVE and not out and "was not measured on nvidia-h200-sm132" in err
+    assert run("show", 2, 2112, 7168, "--db", database, "--kernel-hash", "cd" * 32)[0] == errors.EXIT_INCONCLUSIVE
+    assert run("show", 2, 2112, 7168, "--op", "none", "--db", database)[0] == errors.EXIT_USAGE
 
 
 def test_snapshot_merge_export_import(run, database, tmp_path):
@@ -111,6 +146,20 @@ def test_snapshot_merge_export_import(run, database, tmp_path):
     assert code == 0 and json.loads(out)["gained"]["measurement"] == 24
     assert run("export", tmp_path / "again.json", "--db", tmp_path / "again.db", "--json")[0] == 0
     assert (tmp_path / "again.json").read_bytes() == (tmp_path / "all.json").read_bytes()
+
+
+def test_a_snapshot_of_a_gpu_that_was_not_measured_is_refused(run, database, tmp_path):
+    target = tmp_path / "published.db"
+    for name in ("nope", "h100"):
+        code, out, err = run("snapshot", target, "--db", database, "--sku", name)
+        assert code == errors.EXIT_USAGE and not out and f"--sku {name}: nothing was measured on it" in err
+        assert IDENTITY["sku"] in err and err.count("\n") == 1 and not target.exists()
+
+
+@pytest.mark.parametrize("name", ["h200", "H200", IDENTITY["sku"].upper()])
+def test_a_snapshot_takes_short_names_in_any_case(run, database, tmp_path, name):
+    code, out, _ = run("snapshot", tmp_path / "published.db", "--db", database, "--sku", name, "--json")
+    assert code == 0 and json.loads(out)["tables"]["measurement"] == 24
 
 
 @pytest.mark.parametrize(
@@ -158,7 +207,7 @@ def test_control_characters_do_not_reach_the_terminal(run, tmp_path):
     for command in ("stats", "check"):
         out = run(command, "--db", path)[1]
         assert "\x1b[2J" not in out and "\x07" not in out
-    assert db.printable("a\x1b[1m\nb\u202e") == "a\\x1b[1m\\nb\\u202e"
+    assert printed.printable("a\x1b[1m\nb\u202e") == "a\\x1b[1m\\nb\\u202e"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -18,7 +18,7 @@ from deep_gemm import _C
 from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
 from tests.fakes.databases import make_database
 from tuner import errors
-from tuner.db import Store, engine, schema, tables
+from tuner.db import Store, engine, schema, tables, views
 from tuner.problems.fields import PROBLEM_DEFAULTS
 
 
@@ -37,7 +37,14 @@ def test_migrations_give_the_metadata(migrated):
             name: schema.normalize(sql)
             for name, sql in connection.exec_driver_sql("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
         }
-    assert found == schema.get_expected_tables()
+    assert found == get_expected_objects()
+
+
+def get_expected_objects() -> dict[str, str]:
+    """Return the statement of everything in a database that a writer opened, in normal form."""
+    derived = {name: schema.normalize(statement) for name, statement in views.get_statements().items()}
+    assert len(derived) == len(views.VIEWS) + 1
+    return schema.get_expected_tables() | derived
 
 
 def test_there_is_one_head_and_it_is_the_recorded_one():
@@ -231,7 +238,7 @@ def test_a_writer_upgrades_an_older_schema_and_keeps_its_rows(tmp_path, version)
     with Store.open(path) as store:
         assert (store.get_or_add_problem(PROBLEM), store.get_or_add_config("fp8_gemm", CONFIG)) == (3, 5)
     with create_engine(f"sqlite:///{path}").connect() as connection:
-        assert schema.read_tables(connection) == schema.get_expected_tables()
+        assert schema.read_tables(connection) == get_expected_objects()
 
 
 @pytest.mark.parametrize("version", range(1, 3))

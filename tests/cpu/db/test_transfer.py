@@ -9,7 +9,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes.databases import CONFIGS, SKU, add_block, add_context, make_database
 from tuner import errors
-from tuner.db import Store, export_json, import_json, merge, snapshot, tables
+from tuner.db import Store, export_json, import_json, merge, snapshot, snapshot_path, tables
 from tuner.db.naturals import KEYS, merge_tables
 from tuner.db.transfer import ADDED, load_tables, parse_json, to_json_bytes
 
@@ -249,3 +249,10 @@ def test_an_export_of_schema_1_can_be_imported(shards, tmp_path):
     (tmp_path / "old.json").write_text(json.dumps(document))
     import_json(tmp_path / "again.db", tmp_path / "old.json")
     assert contents(tmp_path / "again.db") == contents(shards[0])
+
+
+def test_the_recorded_snapshot_can_be_merged_whatever_its_schema(tmp_path):
+    recorded = snapshot_path("nvidia-h200-sm132")
+    before = recorded.read_bytes()
+    gained = merge(tmp_path / "all.db", [recorded])
+    assert gained["measurement"] > 0 and recorded.read_bytes() == before

@@ -3,6 +3,7 @@
 Every variant is a compilation, so most cases are `full`.
 """
 
+import ctypes
 import math
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from deep_gemm import cast_kernels, quantize
 from tests.fakes.operands import one_thread
-from tests.fakes.plain_host import POISON, use_host_kernels
+from tests.fakes.plain_host import POISON, compile_host, run_plan, use_host_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -59,11 +60,12 @@ def strided(x, extra):
 
 
 def rows(x, gran=128, use_ue8m0=False, masked_m=None, is_mn_major=False):
-    return cast_kernels.cast_rows(x, gran, use_ue8m0, masked_m, is_mn_major, False, quantize._check_rows)
+    plan = cast_kernels.plan_rows(x, gran, use_ue8m0, masked_m is not None, is_mn_major, False)
+    return run_plan(plan, x, masked_m)
 
 
 def blocks(x, gran=128, use_ue8m0=False, is_per_column=False):
-    return cast_kernels.cast_blocks(x, gran, use_ue8m0, is_per_column, quantize._check_rows)
+    return run_plan(cast_kernels.plan_blocks(x, gran, use_ue8m0, is_per_column), x)
 
 
 @pytest.mark.parametrize("use_ue8m0", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -129,12 +131,59 @@ def test_masked_rows_are_neither_read_nor_written(monkeypatch, sm_count, is_mn_m
 def test_swiglu(n, gran):
     """Values are as close as the exponential functions of two libraries."""
     x = values((6, 2 * n))
-    data, scales = cast_kernels.cast_rows(x, gran, False, None, False, True, quantize._check_pairs)
+    data, scales = run_plan(cast_kernels.plan_rows(x, gran, False, False, False, True), x)
     gate, up = x.float().chunk(2, -1)
     wanted, wanted_scales = quantize.per_token_cast_to_fp8(gate / (1 + torch.exp(-gate)) * up, False, gran)
     assert torch.allclose(scales, wanted_scales, rtol=1e-6)
     steps = (data.view(torch.uint8).int() - wanted.view(torch.uint8).int()).abs()
     assert steps.max() <= 1 and (steps > 0).float().mean() < 1e-2
+
+
+#: Counts the quotients that are not gate / divisor and those that are: of the gate whose bits are this thread's number,
+#: for divisors and reciprocals of every error that divide_gate allows.
+_QUOTIENTS = """
+#include <atomic>
+#include "deep_gemm/fp8_cast.cuh"
+using namespace deep_gemm;
+template <Element kElement>
+void count(i64* wrong, i64* right) {
+    const u32 bits = blockIdx.x * 256 + threadIdx.x, word = bits * 0x10001, words[4] = {word, word, word, word};
+    const float gate = Elements<kElement>::to_float(bits);
+    if (!Elements<kElement>::are_moderate(words)) return;
+    const u32 exponential = __float_as_uint(float(std::exp(-double(gate))));
+    for (int i = -8; i <= 8; ++i) {
+        const float divisor = 1.0f + __uint_as_float(exponential + i);
+        for (int j = -1; j <= 1; ++j) {
+            const float reciprocal = __uint_as_float(__float_as_uint(1.0f / divisor) + j);
+            const u32 quotient = __float_as_uint(divide_gate(gate, divisor, reciprocal));
+            const bool is_right = quotient == __float_as_uint(gate / divisor);
+            ++std::atomic_ref<i64>(is_right ? *right : *wrong);
+        }
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("element, dtype", [("kBfloat16", BF16), ("kFloat16", FP16)])
+def test_the_short_division_of_gates_is_exact(element, dtype):
+    launch = compile_host(_QUOTIENTS, f"count<Element::{element}>((deep_gemm::i64*)a[0], (deep_gemm::i64*)a[1])")
+    counts = torch.zeros(2, dtype=torch.int64)
+    addresses = (ctypes.c_longlong * 2)(counts.data_ptr(), counts.data_ptr() + 8)
+    launch((ctypes.c_uint * 3)(256, 1, 1), 256, addresses)
+    gates = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).float().abs()
+    moderate = int(((gates >= 2.0**-14) & (gates < 64)).sum())
+    assert moderate > 5000 and counts.tolist() == [0, moderate * 17 * 3]
+
+
+def test_swiglu_of_gates_beyond_the_short_division():
+    """Zeros of both signs, infinities and NaN, beside moderate gates in their chunks and in chunks of their own."""
+    gates = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1e-30, -1e-30, 100.0, -100.0, 3e38, -3e38, 63.9])
+    gate = torch.ones(24, 128)
+    gate[:12, 3], gate[12:] = gates, gates[:, None]
+    x = torch.cat([gate, torch.full_like(gate, -2.0)], 1).to(BF16)
+    found = cast_kernels.cast_rows(x, 128, False, None, False, True, quantize._check_pairs)
+    gate, up = x.float().chunk(2, -1)
+    check(found, quantize.per_token_cast_to_fp8(gate / (1 + torch.exp(-gate)) * up, False))
 
 
 @pytest.mark.parametrize("use_ue8m0", [False, pytest.param(True, marks=pytest.mark.full)])
@@ -177,11 +226,13 @@ def test_what_no_kernel_does_is_left_to_torch(gran, dtype):
     assert rows(torch.ones(2, 1024, dtype=dtype), gran) is None
 
 
-@pytest.mark.parametrize("shape, extra", [((5, 7), 0), ((130, 33), 3), ((3, 129, 5), 0), ((2, 4, 60), 8)])
+@pytest.mark.parametrize(
+    "shape, extra", [((5, 7), 0), ((130, 33), 3), ((3, 129, 5), 0), ((2, 4, 60), 8), ((131, 56), 0), ((129, 300), 4)]
+)
 def test_scale_layouts(shape, extra):
     sf = strided(values(shape, FP32).abs(), extra)
     aligned = -(-shape[-2] // 4) * 4
-    found, packed = cast_kernels.lay_out_scales(sf), cast_kernels.pack_scales(sf)
+    found, packed = (run_plan(cast_kernels.plan_layout(sf, is_packed), sf) for is_packed in (False, True))
     exponents = torch.nn.functional.pad((sf.contiguous().view(torch.int32) >> 23).to(torch.uint8), (0, -shape[-1] % 4))
     for tensor, wanted in ((found, sf), (packed, exponents.contiguous().view(torch.int32))):
         assert torch.equal(tensor, wanted) and tensor.stride()[-2:] == (1, aligned)
@@ -189,8 +240,8 @@ def test_scale_layouts(shape, extra):
 
 
 def test_columns_of_scales_that_are_not_contiguous_are_left_to_torch():
-    assert cast_kernels.lay_out_scales(torch.ones(8, 4).T) is None
-    assert cast_kernels.pack_scales(torch.ones(2, 2, 8, 4)) is None
+    assert cast_kernels.plan_layout(torch.ones(8, 4).T, False) is None
+    assert cast_kernels.plan_layout(torch.ones(2, 2, 8, 4), True) is None
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 4, 5, 7, 16, 56, 896, 65535, 1 << 20, (1 << 20) + 1, (1 << 31) - 1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import hc_prenorm, library
+from deep_gemm import hc_prenorm, library, planned
 from deep_gemm.errors import ArgumentError, DtypeError, LayoutError, ShapeError
 from deep_gemm.testing import calc_diff
 
@@ -74,27 +74,19 @@ def test_parts_fill_the_gpu_and_have_work(invariant, monkeypatch):
 
 def test_launches(monkeypatch):
     """An unsplit call cuts K and adds up; a split one does neither; more rows of B than 24 are taken in turn."""
-    calls = []
-
-    def get_kernel(column_tiles):
-        return lambda *arguments: calls.append((column_tiles, arguments[0], arguments[10:]))
-
-    monkeypatch.setattr(hc_prenorm, "_get_kernel", get_kernel)
-    monkeypatch.setattr(
-        hc_prenorm, "_get_sum_kernel", lambda: lambda *arguments: calls.append(("sum", *arguments[-3:]))
-    )
     monkeypatch.setattr(hc_prenorm, "_count_parts", lambda shape, device: 5)
-    a, b = make()
-    shape = hc_prenorm._Shape(M, N, K, 1)
-    hc_prenorm._launch(a, b, torch.empty(1, M, N), torch.empty(1, M), shape)
-    assert calls == [(3, (1, 5), (M, N, K, 5)), ("sum", 5, M, N)]
-    calls.clear()
-    hc_prenorm._launch(a, b, torch.empty(4, M, N), torch.empty(4, M), shape._replace(splits=4))
-    assert calls == [(3, (1, 4), (M, N, K, 4))]
-    calls.clear()
-    a, b = make(n=28)
-    hc_prenorm._launch(a, b, torch.empty(2, M, 28), torch.empty(2, M), hc_prenorm._Shape(M, 28, K, 2))
-    assert calls == [(3, (1, 2), (M, 24, K, 2)), (1, (1, 2), (M, 4, K, 2))]
+    monkeypatch.setattr(planned, "get_kernel", lambda name, threads, **constants: (name, *constants.values()))
+    sizes = {"splits": (None, 4, 2), "n": (N, N, 28), "launches": []}
+    for splits, n in zip(sizes["splits"], sizes["n"], strict=True):
+        (a, b), lead = make(n=n), () if splits is None else (splits,)
+        plan = hc_prenorm._plan(a, b, torch.empty(*lead, M, n), torch.empty(*lead, M), splits)
+        sizes["launches"].append([(one.kernel, one.grid, one.arguments[9:]) for one in plan.launches])
+        assert [sum(memory.shape) for memory in plan.memory] == ([5 * M * (N + 1)] if splits is None else [])
+    assert sizes["launches"] == [
+        [(("hc_prenorm", 3), (1, 5), (M, N, K, 5)), (("hc_prenorm_sum",), (2,), ())],
+        [(("hc_prenorm", 3), (1, 4), (M, N, K, 4))],
+        [(("hc_prenorm", 3), (1, 2), (M, 24, K, 2)), (("hc_prenorm", 1), (1, 2), (M, 4, K, 2))],
+    ]
 
 
 @pytest.mark.parametrize("splits", [None, 4])

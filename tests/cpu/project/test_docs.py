@@ -1,8 +1,8 @@
 """Every code block of the README and of docs/ runs, every link leads somewhere, and the plots show the records.
 
 A fenced block is `python` (run on the CPU: device="cuda" becomes "cpu"; the blocks of a page share their names, in
-order), `python gpu` (needs a GPU: compiled only), `sh` (commands, checked or run, see `check_command`) or `text` (a
-drawing).
+order), `python gpu` (needs a GPU: compiled only), `sh` (commands, checked or run, see `check_command`), `sql` (run by
+tests/cpu/db/test_views.py) or `text` (a drawing).
 """
 
 import ast
@@ -27,7 +27,7 @@ from tuner import cli
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-KINDS = ("python", "python gpu", "sh", "text")
+KINDS = ("python", "python gpu", "sh", "sql", "text")
 #: Pages that other changes bring; remove them here as soon as they are there.
 EXPECTED: set[str] = set()
 #: Tuner commands that are run as they stand, beside those with --dry-run: they only read, and take no time.
@@ -123,8 +123,7 @@ def check_pip(words: list[str]) -> None:
 @cache
 def tuner_command():
     """Return the parser of `python -m tuner`, with every command."""
-    cli.register_commands()
-    return typer.main.get_command(cli.app)
+    return typer.main.get_command(cli.make_app(cli.COMMANDS))
 
 
 def check_tuner(words: list[str]) -> Callable[[], int] | None:

@@ -116,9 +116,34 @@ def test_a_sum_in_parts(driver, dtype, c):
     parts = d["groups"]
     assert 30 < parts <= 4096 and memory[0][:2] == (parts * 128, 384 * 4)
     assert (d["dims"][:2], d["pitch"], d["group_pitch"]) == ([384, 128], 384 * 4, 128 * 384 * 4)
-    assert d["address"] != D and read_group_params(gemm)["num_groups"] == 4096
+    groups = read_group_params(gemm)
+    assert d["address"] != D and (groups["num_groups"], groups["num_parts"]) == (4096, parts)
     params = read_params(gemm)
     assert gemm["grid"][0] == parts * params["num_m_tiles"] * params["num_n_tiles"]
+
+
+def call_invariant_sum(*arguments):
+    deep_gemm.set_batch_invariant(True)
+    try:
+        call_sum(*arguments)
+    finally:
+        deep_gemm.set_batch_invariant(None)
+
+
+@pytest.mark.parametrize("b, k, parts", [(4096, 128, 32), (130, 384, 12), (128, 64, 2)])
+@pytest.mark.parametrize("m, n", [(128, 384), (8, 8), (2048, 1024)])
+def test_parts_of_an_invariant_sum_depend_on_its_length_alone(driver, m, n, b, k, parts):
+    (planned, memory, *_), events = driver.call(record, call_invariant_sum, b, m, n, k, FP32, None)
+    gemm, _ = get_kernels(events)
+    assert planned[0]["batch_invariant"] and memory[0][0] == parts * m
+    groups = read_group_params(gemm)
+    assert (groups["num_parts"], groups["num_groups"]) == (parts, b)
+
+
+def test_a_short_invariant_sum_has_one_part(driver):
+    (_, memory, *_), events = driver.call(record, call_invariant_sum, 127, 64, 64, 64, FP32, None)
+    (gemm,) = get_kernels(events)
+    assert not memory and read_group_params(gemm)["num_parts"] == 1
 
 
 def test_a_sum_of_many_tiles_has_one_part_and_needs_no_second_kernel(driver):

@@ -7,6 +7,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes import databases, synthetic
 from tuner import cli, errors
+from tuner.commands.tables import WIDTH
 from tuner.db import Store
 from tuner.learn import inspection
 from tuner.problems import shapes
@@ -80,7 +81,14 @@ def test_the_command_reads_and_writes_nothing(database, capsys):
     before = database.read_bytes()
     assert cli.run(["inspect", "--db", str(database)]) == 0
     text = capsys.readouterr().out
-    assert "coverage of default" in text and "stale:" in text and "statuses:" in text and "NOT that of" in text
+    lines = [line.split() for line in text.splitlines()]
+    with Store.open(database, mode="ro") as store:
+        rows = store.load_measurements(sku=SKU)
+    (counted,) = (line for line in lines if line[:2] == ["fp8_gemm", CURRENT[:8]])
+    assert counted[2:4] == ["NO", str(len(rows))] and counted[7] == str(len(rows))  # all are of other kernels
+    assert ["fp8_gemm", "demo", "12", "3", "0"] in [line[:5] for line in lines]
+    assert "A/A" in text and "compile_error" in text
+    assert max(map(len, text.splitlines()[1:])) <= WIDTH and len(lines) < 30
     assert cli.run(["inspect", "--db", str(database), "--device", "h200", "--preset", "demo", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (

@@ -1,15 +1,17 @@
 """`select`: what it shows is what the run time does, with and without an artefact, and without a GPU."""
 
+import itertools
 import json
+import os
 
 import pytest
 
 import deep_gemm
 from deep_gemm import _C, selection, sm100
 from deep_gemm.fields import OP_KINDS
-from tests.fakes import selectors
+from tests.fakes import databases, selectors
 from tuner import cli
-from tuner.commands import select
+from tuner.db import Store
 from tuner.problems.fields import OPS, PROBLEM_DEFAULTS, default_fields, read_op_name
 
 SKU = "nvidia-h200-sm132"
@@ -70,23 +72,18 @@ def test_an_exact_answer_still_shows_the_scores(installed, capsys):
 
 def test_it_explains_guards_and_scores(installed, capsys):
     code, text, _ = run(capsys, *shape(installed[60]), "--device", "h200", "--explain")
-    assert (
-        code == 0
-        and "heuristic's pick" in text
-        and "margin 1.0%" in text
-        and text.count("ok ") == 5
-        and "x the heuristic's pick" in text
-    )
+    assert code == 0 and "heuristic's pick" in text and "gain of 1.0%" in text and text.count(": yes") == 5
+    assert f"selector: {os.environ['DG_MODEL_DIR']}/{SKU}.dgsel\n" in text
 
 
 @pytest.mark.filterwarnings("ignore::deep_gemm.errors.SelectorWarning")
 def test_it_names_the_guard_that_refuses(installed, monkeypatch, capsys):
     monkeypatch.setattr(selection, "kernel_hash", lambda op: "ab" * 32)
     code, text, _ = run(capsys, *shape(installed[60]), "--device", "h200", "--explain")
-    assert code == 0 and "analytic" in text and "NOT same kernels" in text
+    assert code == 0 and "analytic" in text and "same kernels: NO" in text
     assert (
         "no selector is used for this problem: measured with other kernels" in text
-        and ", which is not used: margin" in text
+        and f"{SKU}.dgsel, which is not used" in text
     )
 
 
@@ -128,15 +125,15 @@ def test_an_op_kind_that_the_artefact_does_not_know(installed, capsys):
     assert code == 0 and text.count("does not know this op kind") == 2
     assert (
         "no selector is used for this problem: the selector does not know this op kind" in text
-        and "margin" not in text
+        and "selector:" not in text
         and f"used for {SKU}" not in text
     )
 
 
-def test_every_time_says_whose_it_is(installed, capsys):
+def test_a_predicted_time_says_whose_it_is(installed, capsys):
     seen = set()
     for problem in (installed[0], installed[60], _C.Problem("fp8_gemm", 5, 7, 11)):
-        text = run(capsys, *shape(problem), "--device", "h200", "--explain")[1]
+        first, *rest = run(capsys, *shape(problem), "--device", "h200", "--explain")[1].splitlines()
         found = json.loads(run(capsys, *shape(problem), "--device", "h200", "--json")[1])
         choice = selection.explain(problem, _C.Device.known("h200"))
         is_scored = bool(choice.scores) and choice.config in choice.scores
@@ -144,32 +141,68 @@ def test_every_time_says_whose_it_is(installed, capsys):
             found["predicted_by"] == ("forest" if is_scored else "heuristic")
             and found["heuristic"]["predicted_by"] == "heuristic"
         )
-        first = text.splitlines()[0]
         if choice.source == "exact":  # an estimate beside what was measured would only contradict it
             assert " us" not in first
         else:
             assert first.count("the forest's prediction" if is_scored else "the heuristic's estimate") == 1
-        times = [line for line in text.splitlines() if " us" in line]
-        assert all(("(the heuristic's estimate)" in line) != ("(the forest's prediction)" in line) for line in times)
-        assert (
-            all("forest's" in line for line in times[(1 if choice.source == "exact" else 2) :])
-            and "all times are predictions" in text
-        )
+        text = "\n".join(rest)
+        assert "times: this problem was not measured with these kernels" in text
         assert ("no selector is used" in text) == ("which is not used" in text) == (found["source"] == "analytic")
-        assert ("which did not decide" in text) == (found["source"] != "learned" and bool(found["scores"]))
         seen.add(found["source"])
     assert "exact" in seen and len(seen) > 1
 
 
-def test_equal_ratios_are_one_line_and_columns_align(capsys):
-    entry = {"name": "64x64x128 s5", "config": {}, "predicted_us": 1.0, "predicted_by": "forest", "score": 0.25}
-    wide = entry | {"name": "16x64x128 s10 c1x1 k8 swap", "score": 0.0}
-    select.print_scores(
-        {"source": "learned", "scores": [wide, entry, entry, entry], "heuristic": {"config": {"block_m": 1}}}
+@pytest.fixture
+def measured(installed, tmp_path):
+    """A database in which the exact table's choice is faster than the heuristic's pick, and its problem."""
+    device = _C.Device.known("h200")
+    choices = ((one, selection.explain(one, device), _C.get_analytic_config(one, device)) for one in installed)
+    problem, chosen, pick = next(
+        (one, found.config, pick) for one, found, pick in choices if found.source == "exact" and found.config != pick
     )
-    lines = capsys.readouterr().out.splitlines()[1:]
-    assert len(lines) == 3 and "and 2 more at the same ratio" in lines[2]
-    assert lines[0].index("1.000x") == lines[1].index("1.284x")
+    other = next(one for one in _C.get_candidates(problem, device) if one not in (chosen, pick))
+    configs = list(dict.fromkeys([pick, chosen, other]))
+    path = tmp_path / "measured.db"
+    with Store.open(path) as store:
+        context = databases.add_context(store) | {"kernel_hash": selectors.KERNEL_HASH}
+        ids = [store.get_or_add_config(problem.op, config) for config in configs]
+        fields = {"problem_id": store.get_or_add_problem(problem), "reference_config_id": ids[0]}
+        block = store.add_block(context | fields)
+        rows = [
+            {"block_id": block, "config_id": one, "role": "search", "status": "ok", "median_us": 20.0 - place}
+            | {"ratio": 1.0 - place / 20.0}
+            for place, one in enumerate(ids)
+        ]
+        rows[-1] |= {"status": "censored", "median_us": 40.0, "ratio": 2.0}
+        store.add_measurements(rows, finish=True)
+    return path, problem, configs
+
+
+def test_measured_times_are_shown_and_decide_the_order(measured, capsys):
+    path, problem, (pick, chosen, other) = measured
+    arguments = (*shape(problem), "--device", "h200", "--db", path, "--explain")
+    first, _, *lines = run(capsys, *arguments)[1].splitlines()
+    found = json.loads(run(capsys, *arguments, "--json")[1])["measured"]
+    assert (found["database"], found["reference"]) == (str(path), str(pick))
+    assert found["configs"][str(other)] == {"median_us": 40.0, "ratio": 2.0, "is_bound": True}
+    assert first.startswith(f"{chosen}  (exact: measured best)  19.00 us measured")
+    assert lines[0].startswith(str(chosen)) and lines[0].split("  ")[-1] == "chosen (exact)" and "19.00" in lines[0]
+    assert lines[1].startswith(str(pick)) and lines[1].split()[3:5] == ["20.00", "1.000"]
+    assert lines[1].endswith("heuristic's pick, reference")
+    table = list(itertools.takewhile(lambda line: not line.startswith(("...", "us, ratio:")), lines))
+    assert len(table) > 3 and max(map(len, table)) <= 100
+    assert all(">40.00" in line for line in table if line.startswith(f"{other} "))
+
+
+def test_the_packaged_choice_is_never_called_slower_than_what_it_replaces(monkeypatch, capsys):
+    """On the recorded sweep: the measured best is the first line, with its time, before every other measured config."""
+    monkeypatch.delenv("DG_MODEL_DIR", raising=False)
+    selection.forget_selectors()
+    text = run(capsys, 64, 2112, 7168, "--device", "h200", "--explain")[1]
+    first, _, second, *_ = text.splitlines()
+    assert "(exact: measured best)" in first and " us measured" in first and "about" not in first
+    assert "chosen (exact)" in second and float(second.split()[5]) < 1.0
+    selection.forget_selectors()
 
 
 def test_batch_invariance_is_the_librarys_unless_it_is_named(without, monkeypatch, capsys):
@@ -300,10 +333,10 @@ def test_wrong_arguments_are_usage_errors_in_one_line(without, capsys, arguments
     assert code == 2 and not text and error.count("\n") == 1 and "Traceback" not in error
 
 
-def test_a_second_run_registers_no_command_again(without, capsys):
-    """Every run parses all registered commands, so that runs of one process would get slower and slower."""
+def test_a_run_loads_the_called_command_alone(without, capsys, monkeypatch):
+    loaded = []
+    make_app = cli.make_app
+    monkeypatch.setattr(cli, "make_app", lambda names: make_app(loaded.append(names) or names))
     run(capsys, 64, 512, 1024)
-    names = [command.callback.__name__ for command in cli.app.registered_commands]
     run(capsys, 64, 512, 1024)
-    assert [command.callback.__name__ for command in cli.app.registered_commands] == names
-    assert len(names) == len(set(names)) and len(names) + len(cli.app.registered_groups) == len(cli.COMMANDS)
+    assert loaded == [{"select"}] * 2

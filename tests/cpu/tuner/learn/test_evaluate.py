@@ -154,6 +154,18 @@ def test_the_table_is_printed(folder, capsys):
     assert cli.run(["evaluate", "--training", str(folder.parent), "--jobs", "1"]) == 0
     text = capsys.readouterr().out
     assert "Leave one (n, k) family out" in text and "model with guards" in text and "mean regret" in text
+    assert "below 0, the choice was faster" in text  # what a negative regret means
+    assert max(map(len, [line for line in text.splitlines() if not line.startswith(("written", "fp8_gemm."))])) <= 100
+
+
+@pytest.mark.parametrize("name", ["none/regret.png", "", "file/regret.png"])
+def test_a_plot_that_cannot_be_written_is_refused_before_the_work(folder, tmp_path, capsys, monkeypatch, name):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("tuner.learn.evaluate.run", lambda *arguments: pytest.fail("evaluated"))
+    plot = tmp_path / name
+    assert cli.run(["evaluate", "--training", str(folder.parent), "--plot", str(plot)]) == 2
+    assert f"--plot {plot}: cannot be written" in capsys.readouterr().err and not (tmp_path / "none").exists()
 
 
 def test_without_a_training_folder(tmp_path, capsys):

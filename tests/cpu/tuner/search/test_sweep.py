@@ -10,6 +10,7 @@ from deep_gemm import _C
 from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner import cli
+from tuner.commands import sweep as command
 from tuner.db.rows import MeasurementRow
 from tuner.measure.worker_client import DeviceRetired
 from tuner.problems.fields import kernel_identity
@@ -218,3 +219,29 @@ def test_command(tmp_path, capsys):
 def test_bad_flags_are_usage_errors(tmp_path, capsys, arguments):
     assert cli.run(["sweep", "--backend", "simulated", "--db", str(tmp_path / "a.db"), *arguments]) == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_the_summary_is_short_lines_and_a_table(capsys):
+    summary = {
+        "database": "tuning.db",
+        "problems": 7,
+        "already_measured": 2,
+        "measured": 3,
+        "failed": {"fp8_gemm m=1 n=2 k=3": "it hangs"},
+        "remaining": 1,
+        "identities": {
+            "fp8_gemm": {"sku": DEVICE.sku, "kernel_hash": "ab" * 32, "compiler": "nvrtc", "regime": "graph-cold"}
+        },
+        "statuses": {"ok": 30, "censored": 12},
+        "phase_seconds": {"check_all": 1.25, "recheck": 0.0},
+        "quarantined": {},
+        "seconds": 3.5,
+        "seconds_per_problem": 1.1,
+    }
+    command.print_summary(summary, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == ("tuning.db: 3 of 7 problems measured now, 2 measured before, 1 failed, 1 left for the next run")
+    assert lines[2].split() == ["fp8_gemm", DEVICE.sku, "abababab", "nvrtc", "graph-cold"]
+    assert "configs: 12 censored, 30 ok" in lines[3] and lines[4] == "time: 4 s: check all 1.2 s"
+    assert lines[6].split("  ")[1:] == ["fp8_gemm m=1 n=2 k=3", "it hangs"]
+    assert "{" not in "".join(lines) and max(map(len, lines)) <= 100

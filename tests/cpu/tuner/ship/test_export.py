@@ -216,7 +216,9 @@ def test_a_missed_gate_refuses_unless_forced(folder, tmp_path, capsys, miss):
     write_evaluation(folder, GOOD | miss)
     arguments = ["export", "--training", str(folder.parent), "--out", str(tmp_path / "out")]
     assert cli.run(arguments) == 1
-    assert "missed" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    error = capsys.readouterr().err
+    assert "1 missed" in error and error.count(" !") == 1 and max(map(len, error.splitlines()[:-1])) <= 100
+    assert "tuner: not exported: 1 of 1 op kinds miss a limit (!)" in error and not (tmp_path / "out").exists()
     assert cli.run([*arguments, "--force"]) == 0
     assert "by force" in (tmp_path / "out" / f"{SKU}.md").read_text()
 

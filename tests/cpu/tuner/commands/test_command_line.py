@@ -1,0 +1,73 @@
+"""The command line itself: what its help costs and says, its version, and what is said where the extra is missing."""
+
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from deep_gemm import __version__
+from tuner import cli
+
+#: Slow imports that no help text may wait for.
+SLOW = ("torch", "numpy", "sqlalchemy", "alembic", "sklearn", "optuna", "joblib")
+MAIN = """
+import sys
+from tuner import __main__
+{before}
+for words in {lines}:
+    sys.argv = ["tuner", *words]
+    try:
+        __main__.main()
+    except SystemExit as end:
+        print("code", end.code)
+    print("slow", sorted(set({slow}) & set(sys.modules)))
+"""
+
+
+def run_main(*lines: list[str], before: str = "") -> subprocess.CompletedProcess:
+    """Run command lines one after the other through the entry point, in one fresh process."""
+    code = MAIN.format(before=before, lines=list(lines), slow=SLOW)
+    return subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_no_help_text_waits_for_a_slow_import():
+    lines = [["--help"], ["--version"], [], *([name, "--help"] for name in cli.COMMANDS), ["db", "stats", "--help"]]
+    done = run_main(*lines)
+    assert re.findall("^slow (.*)$", done.stdout, re.MULTILINE) == ["[]"] * len(lines), done.stderr
+    assert re.findall("^code (.*)$", done.stdout, re.MULTILINE) == ["0", "0", "2", *["0"] * (len(lines) - 3)]
+    assert f"deep_gemm {__version__}\n" in done.stdout
+
+
+def test_the_help_lists_every_command_and_explains_how_configs_are_printed(capsys):
+    assert cli.run(["--help"]) == 0
+    words = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert all(f" {name} {sentence[:40]}" in words for name, sentence in cli.COMMANDS.items())
+    assert "64x96x128 s9 c1x1 k4 swap: tile of 64 rows" in words
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_the_list_of_commands_says_what_the_commands_say(name):
+    command = typer.main.get_command(cli.make_app([name])).commands[name]
+    said = inspect.cleandoc(command.help).split("\n\n")[0].replace("\n", " ").partition(" Example:")[0]
+    assert cli.COMMANDS[name] == said
+
+
+@pytest.mark.parametrize("module", ["typer", "sqlalchemy"])
+def test_without_the_extra_one_line_says_what_to_install(module):
+    done = run_main(["inspect"], before=f"sys.modules[{module!r}] = None")
+    assert "code 2" in done.stdout and done.stderr.count("\n") == 1
+    assert f"{module}: this module is not installed" in done.stderr and 'pip install "deep_gemm[tuner]"' in done.stderr
+
+
+def test_a_command_without_its_module_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tuner.commands.inspect", None)
+    assert cli.run(["inspect"]) == 2
+    assert "this module is not installed" in capsys.readouterr().err
+
+
+def test_an_unknown_command_is_a_usage_error(capsys):
+    assert cli.run(["nonsense"]) == 2
+    assert "nonsense" in capsys.readouterr().err

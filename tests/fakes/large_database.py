@@ -1,0 +1,129 @@
+"""Tuning databases of any size, for tests of what a command costs: `python -m tests.fakes.large_database FILE ROWS`.
+
+Every block has the same 40 configs of one problem of its own, searched, and five of them confirmed, with times that a
+seed determines. 10^7 rows take some minutes and 1.5 GB (with samples 3 GB).
+"""
+
+import argparse
+import random
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import insert
+
+from deep_gemm import _C
+from deep_gemm.jit.hashing import kernel_hash
+from tests.fakes.databases import CONFIGS, add_context
+from tuner.db import Store, tables
+from tuner.db.values import to_json
+from tuner.problems.fields import problem_row
+
+NUM_CONFIGS, NUM_CONFIRMED = 40, 5
+ROWS_OF_BLOCK = NUM_CONFIGS + NUM_CONFIRMED
+#: Problems that are written in one transaction.
+BATCH = 500
+OP = "fp8_gemm"
+#: Weights (n, k); the rows m count up, so that every problem is another.
+WEIGHTS = [(n, k) for n in range(512, 8192, 512) for k in range(512, 8192, 512)]
+
+
+def write_large_database(path: Path, num_rows: int, *, seed: int = 0, has_samples: bool = False) -> int:
+    """Write a database with at least `num_rows` measured rows of this package's kernels; return how many it has."""
+    num_blocks = -(-num_rows // ROWS_OF_BLOCK)
+    with Store.open(path) as store:
+        context = add_context(store) | {"kernel_hash": kernel_hash(OP)}
+        configs = [store.get_or_add_config(OP, config) for config in CONFIGS[:NUM_CONFIGS]]
+        numbers = iter(range(1, num_blocks + 1))
+        while batch := list(islice(numbers, BATCH)):
+            with store.writing() as connection:
+                connection.execute(insert(tables.problem), [make_problem(number) for number in batch])
+                connection.execute(insert(tables.block), [make_block(number, context, configs) for number in batch])
+                rows = [row for number in batch for row in make_rows(number, configs, seed, has_samples)]
+                connection.execute(insert(tables.measurement), rows)
+                connection.execute(insert(tables.best), [make_best(number, context, configs) for number in batch])
+        store.finish_sweep(context["sweep_id"])
+    return num_blocks * ROWS_OF_BLOCK
+
+
+def make_problem(number: int) -> dict:
+    """Return the row of a problem."""
+    m, (n, k) = 1 + number // len(WEIGHTS), WEIGHTS[number % len(WEIGHTS)]
+    problem = _C.Problem(OP, m, n, k)
+    return problem_row(problem) | {"id": number, "key": problem.key}
+
+
+def make_block(number: int, context: dict, configs: list[int]) -> dict:
+    """Return the row of a finished block."""
+    return context | {
+        "id": number,
+        "uid": f"{number:032x}",
+        "status": "finished",
+        "created": make_date(number),
+        "problem_id": number,
+        "reference_config_id": configs[0],
+        "rounds": 8,
+        "confirm_rounds": 30,
+        "anchor_us": 190.0 + number % 7,
+        "noise": 0.001 * (1 + number % 5),
+        "workload": "",
+    }
+
+
+def make_date(number: int) -> str:
+    """Return a time that grows with the number."""
+    minutes, seconds = divmod(number, 60)
+    hours, minutes = divmod(minutes, 60)
+    return (
+        f"2026-{1 + hours // 672 % 12:02d}-{1 + hours // 24 % 28:02d}T{hours % 24:02d}:{minutes:02d}:{seconds:02d}.000Z"
+    )
+
+
+def make_rows(number: int, configs: list[int], seed: int, has_samples: bool) -> Iterator[dict]:
+    """Yield the measured rows of a block; a third of the searched ones were dropped early."""
+    generator = random.Random(f"{seed} {number}")
+    samples = np.full(30, 12.5, "<f4").tobytes() if has_samples else None
+    for place, config in enumerate(configs):
+        ratio = 1.0 if place == 0 else generator.uniform(0.9, 1.6)
+        row = {
+            "block_id": number,
+            "config_id": config,
+            "num_samples": 30,
+            "median_us": 10.0 * ratio,
+            "mad_us": 0.01,
+            "ratio": ratio,
+            "ratio_low": ratio * 0.99,
+            "ratio_high": ratio * 1.01,
+            "samples": samples,
+        }
+        yield row | {"role": "search", "status": "censored" if place % 3 == 2 else "ok"}
+        if place < NUM_CONFIRMED:
+            yield row | {"role": "confirm", "status": "ok"}
+
+
+def make_best(number: int, context: dict, configs: list[int]) -> dict:
+    """Return the row of a problem's winner."""
+    return {
+        "problem_id": number,
+        "sku": "nvidia-h200-sm132",
+        "created": make_date(number),
+        "config_id": configs[0],
+        "tie_set": to_json(configs[:2]),
+        "block_id": number,
+        **{name: context[name] for name in ("kernel_hash", "compiler", "regime")},
+    }
+
+
+def main() -> None:
+    """Write one database."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("path", type=Path)
+    parser.add_argument("rows", type=int)
+    parser.add_argument("--samples", action="store_true", help="with the samples of every row, as a sweep keeps them")
+    arguments = parser.parse_args()
+    print(write_large_database(arguments.path, arguments.rows, has_samples=arguments.samples), "rows")
+
+
+if __name__ == "__main__":
+    main()

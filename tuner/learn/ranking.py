@@ -1,0 +1,68 @@
+"""What was measured of one problem: its configs in the order of their times."""
+
+from dataclasses import dataclass
+
+from deep_gemm import _C
+from tuner.db.rows import BlockRow, MeasurementRow
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The configs of one block, fastest first: those with confirmation rounds, then the others.
+
+    `others` counts the blocks of the same problem and GPU model that are not shown; `winner` is None where none was
+    stored.
+    """
+
+    block: BlockRow
+    rows: list[MeasurementRow]
+    winner: _C.Config | None
+    others: int
+
+    @property
+    def reference(self) -> MeasurementRow | None:
+        """Return the row of the block's reference config, which was the heuristic's pick; None where it has no time."""
+        return next((row for row in self.rows if row.is_reference), None)
+
+    def to_json(self) -> dict:
+        """Return the ranking as JSON values; `samples` are left out."""
+        block = self.block
+        names = ("sku", "kernel_hash", "compiler", "regime", "workload", "created", "noise", "anchor_us")
+        measured = ("role", "status", "num_samples", "median_us", "mad_us", "ratio", "ratio_low", "ratio_high")
+        return {
+            "problem": block.problem.as_dict(),
+            **{name: getattr(block, name) for name in names},
+            "others": self.others,
+            "configs": [
+                {"name": str(row.config), "config": row.config.as_dict(), "is_reference": row.is_reference}
+                | {"is_best": row.config == self.winner}
+                | {name: getattr(row, name) for name in measured}
+                for row in self.rows
+            ],
+        }
+
+
+def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -> Ranking | None:
+    """Return what was measured of `problem` on `sku` in one block; None where there is none.
+
+    It is the block that the newest winner comes from, without a winner the newest one. Only within a block are times
+    compared, by their ratios to its reference config, in which drift of the clocks cancels. `kernel_hash`: only blocks
+    of these kernels.
+    """
+    rows = store.load_measurements(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
+    if not rows:
+        return None
+    winners = store.load_best(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
+    winner = max(winners, key=lambda one: one.created, default=None)
+    blocks = {row.block.block_id: row.block for row in rows}
+    shown = blocks[winner.block_id] if winner else max(blocks.values(), key=lambda one: (one.created, one.block_id))
+    best: dict[str, MeasurementRow] = {}
+    for row in sorted((row for row in rows if row.block.block_id == shown.block_id), key=order):
+        best.setdefault(row.config_key, row)
+    return Ranking(shown, list(best.values()), winner.config if winner else None, len(blocks) - 1)
+
+
+def order(row: MeasurementRow) -> tuple:
+    """Return what rows are sorted by: confirmed, searched, dropped by the race, failed; then by time."""
+    place = 3 if row.median_us is None else 2 if row.status != "ok" else 0 if row.role == "confirm" else 1
+    return place, row.ratio or row.median_us or 0.0, row.config_key

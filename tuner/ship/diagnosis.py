@@ -1,0 +1,162 @@
+"""What the library finds on this machine, part by part: GPU, driver, compiler, torch, cache, database, artefact."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from deep_gemm import _C, environment, selection
+from deep_gemm._version import __version__
+from deep_gemm.errors import DeepGemmError
+from deep_gemm.fields import OP_KINDS
+from deep_gemm.jit import cache_contents
+from deep_gemm.jit.cache import get_disk_cache
+from deep_gemm.jit.compile import get_toolchain
+from tuner import errors
+from tuner.db import Store
+from tuner.learn.sources import RECORDED_SKU, device_at_hand, known_device
+
+#: How a part is: as needed, not there although nothing is wrong with that, or to be mended.
+OK, ABSENT, FAULT = "ok", "-", "FAULT"
+#: The problem for which `doctor` says who chooses: a decode projection of DeepSeek-V3.
+PROBE = ("fp8_gemm", 64, 2112, 7168)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part of the machine: its state (OK, ABSENT or FAULT), what was found, and what to do where it is a FAULT."""
+
+    part: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def diagnose() -> list[Finding]:
+    """Return one finding per part; a part that fails is a finding, too."""
+    checks: tuple[Callable[[], Finding], ...] = (
+        check_package,
+        check_torch,
+        check_driver,
+        check_gpu,
+        check_compiler,
+        check_cache,
+        check_selector,
+        check_choice,
+        check_database,
+        check_variables,
+    )
+    return [check() for check in checks]
+
+
+def split(part: str, error: Exception) -> Finding:
+    """Return the finding of a typed error, whose text says the fault, then the remedy."""
+    found, _, remedy = str(error).partition("; ")
+    return Finding(part, FAULT, found, remedy)
+
+
+def check_package() -> Finding:
+    """Return the version of the package and where it lies."""
+    return Finding("package", OK, f"deep_gemm {__version__} in {Path(_C.__file__).parent}")
+
+
+def check_torch() -> Finding:
+    """Return the version of torch, and of the CUDA that it was built for."""
+    cuda = torch.version.cuda
+    return Finding("torch", OK, f"torch {torch.__version__}, " + (f"CUDA {cuda}" if cuda else "without CUDA"))
+
+
+def check_driver() -> Finding:
+    """Return the CUDA version of the driver."""
+    try:
+        version = _C.get_driver_version()
+    except DeepGemmError as error:
+        return Finding("driver", ABSENT, f"{str(error).partition('; ')[0]}: calls on CPU tensors work")
+    return Finding("driver", OK, f"CUDA {version // 1000}.{version % 1000 // 10}")
+
+
+def check_gpu() -> Finding:
+    """Return the current GPU, and whether kernels run on it."""
+    try:
+        device = _C.get_device()
+    except DeepGemmError as error:
+        return Finding("GPU", ABSENT, str(error).partition("; ")[0])
+    major, minor = device.compute_capability
+    found = f"{device.name} ({device.sku}, SM{major}{minor}, {device.sm_count} SMs)"
+    if (major, minor) == (9, 0):
+        return Finding("GPU", OK, found)
+    return Finding("GPU", FAULT, found, "kernels need compute capability 9.0 (Hopper); use CPU tensors")
+
+
+def check_compiler() -> Finding:
+    """Return the compiler that kernels are compiled with."""
+    try:
+        compiler = get_toolchain()
+    except DeepGemmError as error:
+        found = split("compiler", error)
+        return replace(found, remedy=found.remedy or "correct DG_JIT_NVCC_COMPILER, or unset DG_JIT_USE_NVRTC")
+    return Finding("compiler", OK, f"{compiler.kind} {compiler.version_text}")
+
+
+def check_cache() -> Finding:
+    """Return where compiled kernels are kept, and how many there are."""
+    folder = get_disk_cache().path
+    if folder is None:
+        return Finding(
+            "cache", FAULT, "neither DG_JIT_CACHE_DIR nor HOME is set", "every process compiles anew; set one"
+        )
+    try:
+        files = cache_contents.list_files(get_disk_cache(), (cache_contents.ENTRY,))
+    except OSError as error:
+        remedy = "set DG_JIT_CACHE_DIR to a folder of your own, open to nobody else"
+        return Finding("cache", FAULT, f"{folder}: {error.strerror or error}", remedy)
+    size = sum(status.st_size for _, status in files)
+    return Finding("cache", OK, f"{len(files)} kernels, {size / 1e6:.1f} MB in {folder}")
+
+
+def check_selector() -> Finding:
+    """Return the artefact that the library uses for the GPU at hand, without one for the recorded GPU model."""
+    device = device_at_hand("")
+    loaded = selection.load_selector(device.sku)
+    if loaded.selector is None:
+        state = FAULT if loaded.refusal else ABSENT
+        remedy = "export a selector again, or remove the file" if loaded.refusal else ""
+        return Finding("selector", state, loaded.reason, remedy)
+    known = loaded.selector.metadata["ops"]
+    return Finding("selector", OK, f"{loaded.file}, {len(known)} of {len(OP_KINDS)} op kinds, for {device.sku}")
+
+
+def check_choice() -> Finding:
+    """Return who would choose the config of a common problem."""
+    device = device_at_hand("")
+    problem = _C.Problem(*PROBE)
+    choice = selection.explain(problem, device)
+    found = f"{problem}: {choice.config}, {choice.source} ({choice.reason})"
+    if choice.source == "analytic" and device.sku == known_device("h200").sku == RECORDED_SKU:
+        remedy = "the packaged selector is not used; `python -m tuner models list` says why"
+        return Finding("choice", FAULT if selection.load_selector(device.sku).mode == "auto" else OK, found, remedy)
+    return Finding("choice", OK, found)
+
+
+def check_database() -> Finding:
+    """Return the user's own database, if there is one."""
+    target = environment.tuner_database()
+    if "://" not in target and not Path(target).exists():
+        return Finding("database", ABSENT, f"{target}: no such file; reading commands take the recorded snapshot")
+    try:
+        with Store.open(target, "ro") as store:
+            count = store.count_measurements()
+    except errors.TunerError as error:
+        return split("database", error)
+    return Finding("database", OK, f"{target}, {count} measurements")
+
+
+def check_variables() -> Finding:
+    """Return the environment variables that are set."""
+    given = [f"{name}={value}" for name in environment.VARIABLES if (value := environment.get_string(name))]
+    misspelt = environment.find_misspelt()
+    if misspelt:
+        name, meant = next(iter(misspelt.items()))
+        return Finding("variables", FAULT, f"{name} is not read", f"did you mean {meant}?")
+    return Finding("variables", OK, ", ".join(given) or "none of the package's is set")

@@ -1,0 +1,186 @@
+"""One more entry in the exact table of an artefact: how a single measured problem reaches the library."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from deep_gemm import _C
+from deep_gemm._version import __version__
+from deep_gemm.artifact import FORMAT, SIZES, exact_key, read_artifact
+from deep_gemm.errors import DeepGemmError
+from deep_gemm.selector import Selector
+from tuner import errors
+from tuner.db.rows import Identity
+from tuner.learn.ranking import Ranking
+from tuner.ship.artifact import build_artifact
+
+MAX_CONFIGS = SIZES["configs"][1]
+
+
+#: An entry may be this much slower than the winner where the artefact has no room for another config.
+TOLERANCE = 1.02
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A new artefact, the config that its exact table has for the problem, and how many other entries it lost."""
+
+    content: bytes
+    config: _C.Config
+    num_lost: int
+
+
+def add_entry(base: bytes | None, ranking: Ranking, device: _C.Device) -> Entry:
+    """Return an artefact with the best measured config of a problem in its exact table.
+
+    `base` is the artefact that the library uses so far, None without one. What no longer fits this package is left out
+    of it. An op kind that it lacks gets a part that knows its exact table alone: the heuristic answers for every other
+    problem. Where the part already has 32 configs, all more than 2 % slower than the winner, that one outside the
+    portfolio which serves fewest problems makes room; these problems lose their entries.
+
+    Raises: InconclusiveError where no config has a time, or there is no room; IntegrityError where the result does not
+        choose as it must.
+    """
+    identity, problem = ranking.block.identity, ranking.block.problem
+    metadata, arrays = read_base(base, identity, device)
+    part = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{problem.op}/")}
+    winner = choose_config(ranking)
+    if not part:
+        part = make_part(problem, winner, device)
+        metadata["ops"][problem.op] = describe_part(identity)
+    configs = [to_config(row) for row in part["configs"].tolist()]
+    chosen, num_lost = choose_allowed(ranking, configs, winner), 0
+    if chosen not in configs:
+        if len(configs) >= MAX_CONFIGS:
+            num_lost = make_room(part, metadata["ops"][problem.op]["num_portfolio"])
+        row = np.array([list(chosen.as_dict().values())], np.int32)
+        part["configs"] = np.concatenate([part["configs"], row])
+    place = [to_config(row) for row in part["configs"].tolist()].index(chosen)
+    insert(part, exact_key(problem), place)
+    arrays |= {f"{problem.op}/{name}": array for name, array in part.items()}
+    content = build_artifact(metadata | {"created": ranking.block.created[:10]}, arrays)
+    check(content, problem, chosen, device)
+    return Entry(content, chosen, num_lost)
+
+
+def read_base(base: bytes | None, identity: Identity, device: _C.Device) -> tuple[dict[str, Any], dict]:
+    """Return metadata and arrays of the artefact to add to, without what this package would not use."""
+    empty: dict[str, Any] = {
+        "format": FORMAT,
+        "sku": identity.sku,
+        "sm_count": device.sm_count,
+        "features_version": _C.FEATURES_VERSION,
+        "heuristic_version": _C.HEURISTIC_VERSION,
+        "package_version": __version__,
+        "ops": {},
+        "stale": None,
+        "created": "",
+    }
+    try:
+        metadata, arrays = read_artifact(base) if base is not None else (empty, {})
+    except DeepGemmError:
+        return empty, {}
+    fixed = ("format", "sku", "sm_count", "features_version", "heuristic_version", "stale")
+    if any(metadata[name] != empty[name] for name in fixed):
+        return empty, {}
+    known = metadata["ops"].get(identity.op, {"kernel_hash": identity.kernel_hash})
+    if known["kernel_hash"] == identity.kernel_hash:
+        return metadata | {"ops": dict(metadata["ops"])}, dict(arrays)
+    ops = {op: part for op, part in metadata["ops"].items() if op != identity.op}
+    return metadata | {"ops": ops}, {name: one for name, one in arrays.items() if name.partition("/")[0] in ops}
+
+
+def choose_config(ranking: Ranking) -> _C.Config:
+    """Return the stored winner, else the fastest config. Raises: InconclusiveError where none has a time."""
+    if ranking.winner is not None:
+        return ranking.winner
+    best = next((row.config for row in ranking.rows if row.status == "ok"), None)
+    if best is None:
+        raise errors.InconclusiveError(f"{ranking.block.problem}: no config was measured to the end")
+    return best
+
+
+def choose_allowed(ranking: Ranking, configs: list, winner: _C.Config) -> _C.Config:
+    """Return the winner, or where there is no room for it one of `configs` that is hardly slower, if there is one."""
+    if len(configs) < MAX_CONFIGS or winner in configs:
+        return winner
+    ratios = {row.config: row.ratio for row in ranking.rows if row.status == "ok" and row.ratio is not None}
+    near = [one for one in configs if one in ratios and ratios[one] <= TOLERANCE * ratios.get(winner, 0.0)]
+    return min(near, key=lambda one: ratios[one], default=winner)
+
+
+def make_room(part: dict[str, np.ndarray], num_portfolio: int) -> int:
+    """Remove the config outside the portfolio that serves fewest problems; return how many lose their entry.
+
+    Raises: InconclusiveError where every config is in the portfolio.
+    """
+    extra = range(num_portfolio, len(part["configs"]))
+    if not extra:
+        raise errors.InconclusiveError(
+            f"the artefact's portfolio has {num_portfolio} configs, and there is no room for another; train a selector"
+            " on this problem with `python -m tuner train`"
+        )
+    served = part["exact_config"]
+    least = min(extra, key=lambda index: (int((served == index).sum()), -index))
+    kept = served != least
+    part["configs"] = np.delete(part["configs"], least, axis=0)
+    part["exact_key"] = part["exact_key"][kept]
+    part["exact_config"] = served[kept] - (served[kept] > least).astype(np.int32)
+    return int((~kept).sum())
+
+
+def make_part(problem: _C.Problem, config: _C.Config, device: _C.Device) -> dict[str, np.ndarray]:
+    """Return the arrays of an op kind without a model: one leaf that expects no gain, valid at one point."""
+    features = np.array(_C.get_features(problem, device, [config]), np.float64)
+    return {
+        "configs": np.array([list(config.as_dict().values())], np.int32),
+        "exact_key": np.array([], np.uint64),
+        "exact_config": np.array([], np.int32),
+        "tree_start": np.array([0, 1], np.int32),
+        "feature": np.array([-1], np.int32),
+        "threshold": np.array([0.0]),
+        "left": np.array([0], np.int32),
+        "right": np.array([-1], np.int32),
+        "leaf_value": np.array([[0.0]]),
+        "feature_min": features,
+        "feature_max": features,
+        "golden_features": np.zeros((0, len(features)), np.float32),
+        "golden_scores": np.zeros((0, 1)),
+        "golden_choice": np.array([], np.int32),
+    }
+
+
+def describe_part(identity: Identity) -> dict:
+    """Return the metadata of an op kind without a model."""
+    return {
+        "kernel_hash": identity.kernel_hash,
+        "regime": identity.regime,
+        "margin": 0.5,
+        "max_spread": 0.0,
+        "num_portfolio": 1,
+        "quarantined": [],
+    }
+
+
+def to_config(row: list[int]) -> _C.Config:
+    """Return the config of a row of an artefact."""
+    return _C.Config(**dict(zip(_C.Config(64, 64, 2).as_dict(), row, strict=True)))
+
+
+def insert(part: dict[str, np.ndarray], key: int, index: int) -> None:
+    """Put an entry into an exact table, in the place of an older one of the same problem."""
+    entries = dict(zip(part["exact_key"].tolist(), part["exact_config"].tolist(), strict=True)) | {key: index}
+    part["exact_key"] = np.array(sorted(entries), np.uint64)
+    part["exact_config"] = np.array([entries[one] for one in sorted(entries)], np.int32)
+
+
+def check(content: bytes, problem: _C.Problem, config: _C.Config, device: _C.Device) -> None:
+    """Raise IntegrityError unless the run time's own reader takes the artefact and chooses `config`."""
+    try:
+        selector = Selector(content)
+        choice = selector.choose(problem, device)
+    except DeepGemmError as error:
+        raise errors.IntegrityError(f"the new artefact cannot be read ({error}); nothing was written") from error
+    if selector.replay_golden() or (choice.source, choice.config) != ("exact", config):
+        raise errors.IntegrityError(f"the new artefact chooses {choice} instead of {config}; nothing was written")

@@ -1,0 +1,86 @@
+"""What `tune` does after measuring: the best config of one problem enters the artefact that the library uses."""
+
+from pathlib import Path
+
+from deep_gemm import _C, selection, selector_files
+from deep_gemm.errors import DeepGemmError, ModelError
+from tuner import errors
+from tuner.db import Store
+from tuner.learn.ranking import Ranking, rank
+from tuner.learn.sources import recorded_boards
+from tuner.learn.train import write_file
+from tuner.ship.exact import add_entry
+
+#: Configs that are shown beside the winner and the heuristic's pick.
+NUM_SHOWN = 5
+
+
+def install_best(problem: _C.Problem, database: str, folder: Path) -> dict:
+    """Write `<sku>.dgsel` with the measured best config of `problem` into `folder`; return what was done.
+
+    Raises: InconclusiveError where it was not measured with this package's kernels; IntegrityError, StoreError.
+    """
+    with Store.open(database, "ro") as store:
+        boards = recorded_boards(store)
+        found = [rank(store, problem, sku, selection.kernel_hash(problem.op)) for sku in boards]
+    ranking = max(filter(None, found), key=lambda one: one.block.created, default=None)
+    if ranking is None:
+        raise errors.InconclusiveError(f"{problem}: nothing was measured with this package's kernels in {database}")
+    device = boards[ranking.block.sku]
+    path = folder / f"{device.sku}{selector_files.SUFFIX}"
+    before = choose_before(problem, device, path)
+    entry = add_entry(read_base(device.sku, path), ranking, device)
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    write_file(path, entry.content, 0o644)
+    return {
+        "problem": str(problem),
+        "sku": device.sku,
+        "artifact": str(path),
+        "config": entry.config.as_dict(),
+        "name": str(entry.config),
+        "entries_lost": entry.num_lost,
+        "before": str(before.config),
+        "before_source": before.source,
+        "configs": describe_configs(ranking, entry.config),
+    }
+
+
+def read_base(sku: str, path: Path) -> bytes | None:
+    """Return the artefact to add to: the one in the folder, else the one that the library uses."""
+    if path.is_file():
+        return path.read_bytes()
+    try:
+        found = selector_files.read_selector_file(sku, None)
+    except ModelError:
+        return None
+    return found[1] if found else None
+
+
+def choose_before(problem: _C.Problem, device: _C.Device, path: Path) -> _C.Choice:
+    """Return what the artefact of the folder, else the library, chooses so far."""
+    from deep_gemm.selector import Selector
+
+    try:
+        base = read_base(device.sku, path)
+        if base is not None:
+            return Selector(base).choose(problem, device, kernel_hash=selection.kernel_hash(problem.op))
+    except DeepGemmError:
+        pass
+    return selection.choose_analytic(problem, device, "no selector")
+
+
+def describe_configs(ranking: Ranking, chosen: _C.Config) -> list[dict]:
+    """Return the fastest configs, the chosen one and the reference, in the order of their times."""
+    timed = [row for row in ranking.rows if row.median_us is not None]
+    shown = [row for place, row in enumerate(timed) if place < NUM_SHOWN or row.is_reference or row.config == chosen]
+    return [
+        {
+            "name": str(row.config),
+            "median_us": row.median_us,
+            "ratio": row.ratio,
+            "role": ", ".join(
+                role for role, holds in (("installed", row.config == chosen), ("reference", row.is_reference)) if holds
+            ),
+        }
+        for row in shown
+    ]
