@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import tuner
 from deep_gemm import _C
 from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.spaces import make_space
@@ -154,6 +155,8 @@ def test_an_interrupt_while_the_packages_are_imported(monkeypatch, capsys):
                 raise KeyboardInterrupt
 
     monkeypatch.delitem(sys.modules, "tuner.cli")
+    monkeypatch.delattr(tuner, "cli")
+    monkeypatch.setattr(sys, "argv", ["tuner", "db"])
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     with pytest.raises(SystemExit) as caught:
         runpy.run_module("tuner", run_name="__main__")
