@@ -20,7 +20,7 @@ HERE = $(shell [ "$(INSTALL)" = 1 ] && [ -x $(VENV)/bin/python ] && echo $(VENV)
 CLANG_FORMAT = $(HERE) -c 'import clang_format; clang_format.clang_format()'
 CXX_FILES = $(wildcard csrc/*.[ch]pp csrc/*/*.[ch]pp tests/*/*.cpp)
 
-.PHONY: help demo test test-full gpu-test benchmark benchmark-summary release-check setup build lint format stubs clean
+.PHONY: help demo test test-full test-mutants gpu-test benchmark benchmark-summary release-check setup build lint format stubs clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: setup ## the CPU tests that CI runs
 
 test-full: setup ## every CPU test, the long ones too
 	$(RUN) -m pytest -n $(JOBS) --dist loadfile --full
+
+test-mutants: setup ## plant defects in a copy of the tree; the tests must notice 95 % of them (an hour)
+	$(RUN) -m tests.mutation.run --native
 
 gpu-test: build ## the GPU correctness suite; writes its record
 	$(HERE) -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json

@@ -1,7 +1,7 @@
 // The parts that make up deep_gemm._C.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include "core/bind_values.hpp"
 
 namespace deep_gemm {
 

@@ -82,9 +82,21 @@ def are_samples(blob: bytes | None) -> bool:
 def read_config_ids(path: object, what: str, text: str, known: Container[int]) -> list[int]:
     """Return the config ids of a JSON list; all must be among `known`."""
     try:
-        ids = json.loads(text)
+        ids = read_references(text)
     except ValueError as error:
         raise damaged(path, f"{what}: {error}") from error
-    if not isinstance(ids, list) or not all(type(index) is int and index in known for index in ids):
+    known_ids = [index for index in ids if type(index) is int and index in known]
+    if len(known_ids) != len(ids):
         raise damaged(path, f"{what}: not a list of configs")
-    return ids
+    return known_ids
+
+
+def read_references(text: str) -> list[int | str]:
+    """Return the ids or keys of a JSON list. Raises: ValueError for anything else."""
+    try:
+        found = json.loads(text)
+    except RecursionError as error:
+        raise ValueError("JSON that is nested too deeply") from error
+    if not isinstance(found, list) or not all(type(each) in (int, str) for each in found):
+        raise ValueError("not a list of configs")
+    return found

@@ -9,6 +9,7 @@ from sqlalchemy import Connection, Table, func, select
 
 from tuner import errors
 from tuner.db import queries, schema, tables
+from tuner.db.naturals import check_tables, read_tables
 from tuner.db.queries import Filter, LegalPairs, join_measurements, load_best
 from tuner.db.rows import BlockRow, Identity
 
@@ -40,8 +41,7 @@ def count(connection: Connection, path: object) -> dict:
 
 def count_groups(connection: Connection, path: object) -> tuple[dict[Identity, Group], int]:
     """Return what is counted per identity, and the rows whose config is no longer legal on their board."""
-    devices, configs = queries.load_devices(connection), queries.load_configs(connection, path)
-    queries.check_devices(path, devices)
+    devices, configs = queries.load_devices(connection, path), queries.load_configs(connection, path)
     blocks, pairs = queries.load_blocks(connection, path, Filter(), devices), LegalPairs(devices, configs)
     groups: dict[Identity, Group] = defaultdict(Group)
     illegal = 0
@@ -90,9 +90,10 @@ def check(connection: Connection, path: object) -> list[str]:
         found = schema.check_contents(connection, "integrity_check")
         if found:
             return found
-    for read in (join_measurements, load_best):
-        try:
-            read(connection, path, Filter())
-        except errors.IntegrityError as error:
-            return [str(error)]
+    try:
+        join_measurements(connection, path, Filter())
+        load_best(connection, path, Filter())
+        check_tables(path, read_tables(connection, path))
+    except errors.IntegrityError as error:
+        return [str(error)]
     return []

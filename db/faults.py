@@ -1,11 +1,13 @@
 """What an error of the database driver means: one typed error with the file, the reason and the remedy."""
 
+import os
 import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import exc
 
+from deep_gemm.text import printable
 from tuner import errors
 from tuner.db.lock import read_holder
 
@@ -53,13 +55,21 @@ def to_typed(path: object, error: BaseException) -> errors.TunerError:
         sqlite3.SQLITE_TOOBIG,
     ):
         return errors.IntegrityError(f"{path}: row refused: {one_line(error)}; nothing of it was written")
-    return errors.StoreError(f"{path}: {one_line(error)}; {REMEDIES.get(primary, 'rows committed before are intact')}")
+    kind = errors.DiskFullError if primary == sqlite3.SQLITE_FULL or is_full(Path(str(path))) else errors.StoreError
+    return kind(f"{path}: {one_line(error)}; {REMEDIES.get(primary, 'rows committed before are intact')}")
+
+
+def is_full(path: Path) -> bool:
+    """Return whether the file system of `path` has no room left: SQLite then reports an I/O error as often."""
+    try:
+        return os.statvfs(path.parent).f_bavail == 0
+    except OSError:
+        return False
 
 
 def one_line(reason: object) -> str:
     """Return a driver's message as one short printable line; it may quote whole statements."""
-    text = " ".join(str(reason).split())[:300]
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+    return printable(" ".join(str(reason).split()))
 
 
 def damaged(path: object, reason: object) -> errors.IntegrityError:

@@ -4,7 +4,7 @@ The lock file stays when the writer is gone, because removing it would race with
 the lock when its process ends, in whatever way. SQLite's own locks protect the database; this one refuses a second
 sweep at once, instead of letting two interleave.
 
-Guarantees: the holder of a WriterLock is the only one on this host.
+Guarantees: the holder of a WriterLock is the only one on this host. A process that it forks holds nothing.
 """
 
 import errno
@@ -16,6 +16,21 @@ from pathlib import Path
 from tuner import errors
 
 POLL_S = 0.05
+
+#: The locks that this process holds.
+_held: set["WriterLock"] = set()
+
+
+def _forget_in_child() -> None:
+    """Close a fork's copies of the locks: they would hold the database after the writer has ended."""
+    while _held:
+        lock = _held.pop()
+        if lock.handle >= 0:
+            os.close(lock.handle)
+        lock.handle = -1
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class WriterLock:
@@ -40,6 +55,7 @@ class WriterLock:
         except errors.StoreError:
             os.close(self.handle)
             raise
+        _held.add(self)
 
     def acquire(self, database: Path, deadline: float) -> None:
         """Take the flock, trying until `deadline`."""
@@ -57,6 +73,7 @@ class WriterLock:
 
     def release(self) -> None:
         """Give the lock back; a second call does nothing."""
+        _held.discard(self)
         if self.handle >= 0:
             os.ftruncate(self.handle, 0)
             os.close(self.handle)

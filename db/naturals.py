@@ -5,7 +5,6 @@ keys (tuples) to rows; a row has every column except `id`. Lists of config ids (
 keys.
 """
 
-import json
 from collections.abc import Callable
 from itertools import compress
 
@@ -13,7 +12,15 @@ from sqlalchemy import Column, Connection, Table, insert, select, update
 
 from tuner import errors
 from tuner.db import tables
-from tuner.db.checks import MEASUREMENT_COLUMNS, check_key, check_rows, config_key, problem_key
+from tuner.db.checks import (
+    MEASUREMENT_COLUMNS,
+    check_key,
+    check_rows,
+    config_key,
+    problem_key,
+    read_references,
+)
+from tuner.db.faults import damaged, one_line
 from tuner.db.values import check_names, make_key, to_json, to_value
 from tuner.db.writing import upsert
 
@@ -45,13 +52,14 @@ PROGRESS = {"running": 0, "open": 0, "interrupted": 1, "failed": 1, "finished": 
 Tables = dict[str, dict[tuple, dict]]
 
 
-def read_tables(connection: Connection) -> Tables:
-    """Return all tables in natural form."""
+def read_tables(connection: Connection, path: object) -> Tables:
+    """Return all tables in natural form. Raises: IntegrityError for a reference to nothing."""
     names = load_names(connection)
     found: Tables = {}
     for name in KEYS:
         rows = [
-            to_natural(dict(row), names) for row in connection.execute(select(tables.metadata.tables[name])).mappings()
+            to_natural(path, name, dict(row), names)
+            for row in connection.execute(select(tables.metadata.tables[name])).mappings()
         ]
         found[name] = {natural_key(name, row): row for row in rows}
     return found
@@ -71,20 +79,32 @@ def load_names(connection: Connection) -> dict[str, dict[int, str]]:
     return found
 
 
-def to_natural(row: dict, names: dict[str, dict[int, str]]) -> dict:
-    """Return a stored row without its id, its references replaced by natural keys."""
-    return convert(row, lambda table, index: names[table][index])
+def to_natural(path: object, name: str, row: dict, names: dict[str, dict[int, str]]) -> dict:
+    """Return a stored row of table `name` without its id, its references replaced by natural keys."""
+    try:
+        return convert(dict(row), lambda table, index: names[table][index])
+    except (KeyError, TypeError, ValueError) as error:
+        place = next((f" {row[key]}" for key in ("id", "block_id", "problem_id", "config_id") if key in row), "")
+        raise damaged(path, f"{name}{place}: {describe_reference(error)}") from error
+
+
+def describe_reference(error: Exception) -> str:
+    """Return what is wrong with a reference."""
+    return str(error) if isinstance(error, ValueError) else "refers to something that does not exist"
 
 
 def convert(row: dict, look_up: Callable) -> dict:
-    """Return `row` without its id, `look_up(table, reference)` in the place of every reference."""
+    """Return `row` without its id, `look_up(table, reference)` in the place of every reference.
+
+    Raises: what `look_up` raises; ValueError where a list of configs is none.
+    """
     row.pop("id", None)
     for column, table in REFERENCES.items():
         if row.get(column) is not None:
             row[column] = look_up(table, row[column])
     for column in CONFIG_LISTS:
         if row.get(column) is not None:
-            row[column] = to_json([look_up("config", reference) for reference in json.loads(row[column])])
+            row[column] = to_json([look_up("config", reference) for reference in read_references(row[column])])
     return row
 
 
@@ -190,9 +210,8 @@ def check_row(path: object, name: str, columns: dict[str, Column], row: dict, fo
     try:
         convert(dict(row), lambda table, key: found[table][key,])
     except (KeyError, TypeError, ValueError) as error:
-        raise errors.IntegrityError(
-            f"{path}: {name} {natural_key(name, row)}: refers to something that does not exist"
-        ) from error
+        where = f"{name} {one_line(natural_key(name, row))}"
+        raise errors.IntegrityError(f"{path}: {where}: {one_line(describe_reference(error))}") from error
 
 
 MAKE_KEY = {"problem": problem_key, "config": config_key, "device": make_key, "environment": make_key}

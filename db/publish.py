@@ -43,7 +43,7 @@ def snapshot(
     """
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
-        found = load_tables(back_up(source, Path(folder) / "backup.db"))
+        found = load_tables(back_up(source, Path(folder) / "backup.db"), source)
         found = scrub(select_newest(found, find_sku(found, sku)) if sku else found)
         check_private(found, path)
         check_loss(found, path)

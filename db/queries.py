@@ -111,9 +111,11 @@ def load_configs(connection: Connection, path: object) -> dict[int, StoredConfig
     return found
 
 
-def load_devices(connection: Connection) -> dict[int, dict]:
-    """Return the rows of the boards by id."""
-    return {row["id"]: dict(row) for row in connection.execute(select(tables.device)).mappings()}
+def load_devices(connection: Connection, path: object) -> dict[int, dict]:
+    """Return the rows of the boards by id. Raises: IntegrityError for a row that describes no possible device."""
+    found = {row["id"]: dict(row) for row in connection.execute(select(tables.device)).mappings()}
+    check_devices(path, found)
+    return found
 
 
 def to_device(row: dict) -> _C.Device | None:
@@ -177,8 +179,7 @@ def load_measurements(connection: Connection, path: object, wanted: Filter) -> l
 
 def join_measurements(connection: Connection, path: object, wanted: Filter) -> tuple[list[MeasurementRow], list[bool]]:
     """Return measured rows with all that they refer to, and for each whether its config is legal on its board."""
-    configs, devices = load_configs(connection, path), load_devices(connection)
-    check_devices(path, devices)
+    configs, devices = load_configs(connection, path), load_devices(connection, path)
     blocks, reports = load_blocks(connection, path, wanted, devices), load_reports(connection)
     variants = {index: kernel_variant(block.problem.as_dict()) for index, block in blocks.items()}
     pairs, rows, legal = LegalPairs(devices, configs), [], []
@@ -262,6 +263,8 @@ def load_best(connection: Connection, path: object, wanted: Filter) -> list[Winn
     for row in connection.execute(query).mappings():
         stored, winner = problems[row["problem_id"]], configs[row["config_id"]]
         ties = read_config_ids(path, f"best of problem {row['problem_id']}", row["tie_set"], configs)
+        if ties[:1] != [row["config_id"]]:
+            raise damaged(path, f"best of problem {row['problem_id']}: its ties do not begin with the winner")
         own = dict(row) | {"tie_set": tuple(configs[index].config for index in ties)}
         rows.append(
             WinnerRow(

@@ -1,15 +1,18 @@
 """The store: the sweep writes to it, everything else reads from it.
 
 Guarantees: every writing method is one transaction, durable when the method returns. If it raises, nothing was written,
-    and the store can still be used. One Store at a time writes to a file; readers may open the file at any time and see
-    committed rows only. Of a board's UUID only the SHA-256 is stored.
+    and the store can still be used. Ctrl-C takes effect when the transaction has ended. One Store at a time writes to a
+    file; readers may open the file at any time and see committed rows only. Of a board's UUID only the SHA-256 is
+    stored.
 
 Exception contract: UsageError (wrong field or mode), StoreError (disk, lock, permissions), IntegrityError (a row that
 must not be stored, or a file that must not be trusted). Errors of the database driver never leave this module.
 """
 
+import functools
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -21,15 +24,43 @@ from tuner import errors
 from tuner.db import coverage, queries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
+from tuner.db.interrupts import interrupt_deferred
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
 from tuner.problems.fields import problem_row
 
+#: Seconds between two attempts to write to a full disk.
+RETRY_S = 5.0
+
+
+def waits_for_space(write):
+    """Let a writing method of Store wait for `patience_s` seconds where the disk is full."""
+
+    @functools.wraps(write)
+    def call(self, *arguments, **named):
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                return write(self, *arguments, **named)
+            except errors.DiskFullError as error:
+                if time.monotonic() >= deadline:
+                    raise
+                self.on_wait(str(error))
+                time.sleep(RETRY_S)
+
+    return call
+
 
 class Store:
-    """An open tuning database; use it as a context manager."""
+    """An open tuning database; use it as a context manager.
+
+    Where the disk is full, writing methods try again for `patience_s` seconds (0 by default) and call `on_wait` with
+    the reason each time.
+    """
 
     def __init__(self, engine, close, target: str | Path, mode: str):
+        self.patience_s = 0.0
+        self.on_wait: Callable[[str], None] = lambda reason: None
         self.engine, self.target, self.mode = engine, target, mode
         self._close = close
         self._ids: dict[tuple[str, str], int] = {}
@@ -61,13 +92,13 @@ class Store:
         """Open one transaction for writing. Raises: UsageError where the store was opened for reading."""
         if self.mode != "rw":
             raise errors.UsageError(f"{self.target}: opened with mode {self.mode!r}; open it with mode 'rw' to write")
-        with translated(self.target), self.engine.begin() as connection:
+        with interrupt_deferred(), translated(self.target), self.engine.begin() as connection:
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """Open one transaction for reading."""
-        with translated(self.target), self.engine.begin() as connection:
+        with interrupt_deferred(), translated(self.target), self.engine.begin() as connection:
             yield connection
 
     # Who, what and how.
@@ -94,6 +125,7 @@ class Store:
         """Return the id of a config of op kind `op`."""
         return self._get_or_add(tables.config, config.as_dict() | {"op": op, "key": config.key(op)})
 
+    @waits_for_space
     def _get_or_add(self, table: Table, row: dict) -> int:
         """Return the id of the row with this natural key, adding it where it is new."""
         known = self._ids.get((table.name, row["key"]))
@@ -119,6 +151,7 @@ class Store:
         """Record how a sweep ended: one of tables.SWEEP_STATUSES."""
         self._update(tables.sweep, sweep_id, {"status": status, "ended": now()})
 
+    @waits_for_space
     def add_block(self, fields: dict) -> int:
         """Record a block and return its id. A block is one problem on one board in one go; it is `open` until finished.
 
@@ -141,9 +174,13 @@ class Store:
             optional. Of `error` the last 4 KiB are kept. `finish` also sets the blocks' status to `finished`, in the
             same transaction.
         """
-        rows = [dict(row) for row in rows]
+        self._add_measurements([dict(row) for row in rows], finish)
+
+    @waits_for_space
+    def _add_measurements(self, rows: list[dict], finish: bool) -> None:
+        """Store copies of `rows`."""
         with self.writing() as connection:
-            writing.add_measurements(connection, rows)
+            writing.add_measurements(connection, [dict(row) for row in rows])
             if finish:
                 blocks = {row["block_id"] for row in rows}
                 connection.execute(update(tables.block).where(tables.block.c.id.in_(blocks)).values(status="finished"))
@@ -157,6 +194,7 @@ class Store:
         )
         self._update(tables.block, block_id, row)
 
+    @waits_for_space
     def set_best(self, fields: dict) -> None:
         """Store the winner of a problem, replacing an earlier one.
 
@@ -166,11 +204,13 @@ class Store:
         with self.writing() as connection:
             writing.set_best(connection, fields)
 
+    @waits_for_space
     def _add(self, table: Table, row: dict) -> int:
         """Insert a row and return its id."""
         with self.writing() as connection:
             return writing.add_row(connection, table, row)
 
+    @waits_for_space
     def _update(self, table: Table, row_id: int, row: dict) -> None:
         """Change a row. Raises: UsageError where there is none."""
         with self.writing() as connection:

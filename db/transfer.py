@@ -29,11 +29,14 @@ ADDED: dict[str, dict[str, Any]] = (
 )
 
 
-def load_tables(source: str | os.PathLike) -> Tables:
-    """Return the checked contents of a database. Raises: UsageError, StoreError, IntegrityError."""
+def load_tables(source: str | os.PathLike, original: str | os.PathLike = "") -> Tables:
+    """Return the checked contents of a database. Raises: UsageError, StoreError, IntegrityError.
+
+    Errors in rows name `original`, where `source` is a copy of it.
+    """
     with Store.open(source, "immutable" if is_recorded(source) else "ro") as store, store.reading() as connection:
-        found = read_tables(connection)
-        check_tables(store.target, found)
+        found = read_tables(connection, original or store.target)
+        check_tables(original or store.target, found)
     return found
 
 
@@ -50,7 +53,7 @@ def merge(target: str | os.PathLike, sources: Iterable[str | os.PathLike]) -> di
 def add_tables(target: str | os.PathLike, additions: list[Tables]) -> dict:
     """Merge contents into `target` in one transaction; return how many rows each table gained."""
     with Store.open(target, "rw") as store, store.writing() as connection:
-        known = read_tables(connection)
+        known = read_tables(connection, store.target)
         wanted = known
         for addition in additions:
             wanted = merge_tables(wanted, addition)

@@ -12,7 +12,7 @@ without gaps, so that every array is aligned to its elements. Nothing follows th
 the SHA-256 of the data. The file holds at most 16 MiB.
 
 METADATA and OP_METADATA list the metadata's members, ARRAYS the arrays of each op kind, whose names in the file begin
-with the op kind and a slash (`fp8_gemm/configs`). The writer is tuner.ship.artifact; deep_gemm.selector gives the
+with the op kind and a slash (`fp8_gemm/configs`). The writer is tuner.learn.artifact; deep_gemm.selector gives the
 content its meaning.
 
 Exception contract: ModelError for every file that is not exactly as described; nothing of it is used.

@@ -7,7 +7,8 @@ import itertools
 
 import torch
 
-from deep_gemm.errors import DtypeError, ShapeError
+from deep_gemm.errors import DeviceError, DtypeError, ShapeError
+from deep_gemm.operands import check_flag, check_integer, check_tensor
 from deep_gemm.packing import ceil_to_ue8m0, check_are_rounded, pack_ue8m0_to_int, unpack_ue8m0_from_int
 from deep_gemm.quantize import MIN_AMAX, SCALE_BLOCK, align, ceil_div
 
@@ -32,9 +33,15 @@ def per_token_cast_to_fp4(
     Returns: int8 [m, n / 2], and scales float32 [m, ceil(n / gran_k)] or packed.
     Raises: ShapeError, DtypeError; ArgumentError for use_packed_ue8m0 alone.
     """
+    check_tensor("x", x)
     _check_even_matrix(x, 1)
-    if not x.is_floating_point():
-        raise DtypeError(f"x.dtype = {x.dtype}: must be a floating-point dtype; convert it with .float().")
+    if not x.is_floating_point() or x.element_size() == 1:
+        raise DtypeError(
+            f"x.dtype = {x.dtype}: must be a floating-point dtype of 16 bits or more; convert it with .float()."
+        )
+    gran_k = check_integer("gran_k", gran_k, 1)
+    for name, flag in (("use_ue8m0", use_ue8m0), ("use_packed_ue8m0", use_packed_ue8m0)):
+        check_flag(name, flag)
     if use_packed_ue8m0:
         check_are_rounded(use_ue8m0)
     m, n = x.shape
@@ -43,7 +50,7 @@ def per_token_cast_to_fp4(
     scales = groups.abs().amax(dim=2).clamp(MIN_AMAX) / _FP4_MAX
     if use_ue8m0:
         scales = ceil_to_ue8m0(scales)
-    codes = _to_codes(groups * (1.0 / scales.unsqueeze(2))).view(m, -1)[:, :n]
+    codes = _to_codes(groups * (1.0 / scales.unsqueeze(2))).view(m, padded.shape[1])[:, :n]
     return _join(codes), pack_ue8m0_to_int(scales) if use_packed_ue8m0 else scales
 
 
@@ -54,9 +61,15 @@ def cast_back_from_fp4(
 
     Args:
         packed: int8 [m, n / 2]. sf: its scales, as per_token_cast_to_fp4 gives them.
+
+    Raises: ArgumentError, DtypeError, ShapeError.
     """
     _check_packed(packed)
+    check_tensor("sf", sf)
+    gran_k = check_integer("gran_k", gran_k, 1)
+    check_flag("use_packed_ue8m0", use_packed_ue8m0)
     scales = unpack_ue8m0_from_int(sf) if use_packed_ue8m0 else sf
+    _check_scales(scales, packed, gran_k)
     codes = _split(packed)
     magnitudes = torch.tensor(_MAGNITUDES, device=packed.device)[(codes % _SIGN).int()]
     values = torch.where((codes >= _SIGN) & (magnitudes > 0), -magnitudes, magnitudes)
@@ -91,7 +104,19 @@ def _split(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack((pairs & _CODE, pairs >> 4), dim=-1).flatten(-2)
 
 
+def _check_scales(scales: torch.Tensor, packed: torch.Tensor, gran_k: int) -> None:
+    """Raise unless there is a float32 scale for each group; packed ones may fill a last word."""
+    m, columns = packed.shape[0], ceil_div(2 * packed.shape[1], gran_k)
+    if scales.dtype != torch.float32:
+        raise DtypeError(f"sf.dtype = {scales.dtype}: scales are torch.float32, or packed; convert them.")
+    if scales.dim() != 2 or scales.shape[0] != m or scales.shape[1] < columns:
+        raise ShapeError(f"sf: scales {list(scales.shape)}, but packed needs [{m}, {columns}]; pass those of packed.")
+    if scales.device != packed.device:
+        raise DeviceError(f"sf.device = {scales.device}: packed is on {packed.device}; move sf there.")
+
+
 def _check_packed(packed: torch.Tensor) -> None:
+    check_tensor("packed", packed)
     if packed.dtype != torch.int8:
         raise DtypeError(f"packed.dtype = {packed.dtype}: two FP4 numbers are a torch.int8; view it as that.")
     if packed.dim() != 2:

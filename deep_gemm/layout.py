@@ -8,6 +8,7 @@ import torch
 
 from deep_gemm import _C, cast_kernels, planned
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
+from deep_gemm.operands import check_flag, check_integer, check_integers, check_numbers, check_tensor, shorten
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
 from deep_gemm.quantize import SCALE_BLOCK, align, ceil_div
 
@@ -22,7 +23,13 @@ get_m_alignment_for_contiguous_layout = get_k_alignment_for_contiguous_layout = 
 
 
 def get_tma_aligned_size(x: int, element_size: int = 4) -> int:
-    """Return x rounded up so that x elements of `element_size` bytes fill whole 16-byte units."""
+    """Return x rounded up so that x elements of `element_size` bytes fill whole 16-byte units.
+
+    Raises: ArgumentError.
+    """
+    x, element_size = check_integer("x", x), check_integer("element_size", element_size, 1)
+    if element_size > _TMA_ALIGNMENT_BYTES:
+        raise ArgumentError(f"element_size = {element_size}: must be at most 16 bytes; pass that of a dtype.")
     return align(x, _TMA_ALIGNMENT_BYTES // element_size)
 
 
@@ -42,12 +49,13 @@ def get_mn_major_tma_aligned_tensor(sf, dtype: torch.dtype | None = None, device
     if made is not NotImplemented:
         return made
     if not isinstance(sf, torch.Tensor):
-        return _make_mn_major(tuple(sf), dtype or torch.float32, device)
+        return _make_mn_major(check_integers("sf", sf), torch.float32 if dtype is None else dtype, device)
     _check_sm90_scales(sf)
     return _align(sf)
 
 
 def _check_sm90_scales(sf: torch.Tensor) -> None:
+    check_tensor("sf", sf)
     if sf.dtype != torch.float32:
         raise DtypeError(f"sf.dtype = {sf.dtype}: scales on SM90 are torch.float32; convert them with .float().")
     _check_rank(sf.shape)
@@ -85,15 +93,18 @@ def get_mn_major_tma_aligned_packed_ue8m0_tensor(sf, device=None) -> torch.Tenso
         device: that of the empty tensor.
 
     Returns: int32 [..., mn, ceil(k / 4)] with strides (1, align(mn, 4)) in its last two dims; bytes beyond k are 0.
-    Raises: ShapeError for another rank, DtypeError for scales that are not float32.
+    Raises: ShapeError for another rank, DtypeError for scales that are not float32, ArgumentError.
     """
     made = _pack_up(sf)
     if made is not NotImplemented:
         return made
     if not isinstance(sf, torch.Tensor):
-        shape = (*sf[:-1], ceil_div(sf[-1], PER_WORD))
+        sizes = check_integers("sf", sf)
+        _check_rank(sizes)
+        shape = (*sizes[:-1], ceil_div(sizes[-1], PER_WORD))
         return get_mn_major_tma_aligned_tensor(shape, torch.int32, device)
     check_scales(sf)
+    _check_rank(sf.shape)
     return _pack_in_torch(sf)
 
 
@@ -131,10 +142,14 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     Returns: int32 [sum of ceil(ks / (4 * gran_k)), mn], contiguous.
     Raises: ArgumentError without any ks, and for use_psum_layout; ShapeError where sf has other rows; DtypeError.
     """
+    check_flag("use_psum_layout", use_psum_layout)
     if use_psum_layout:
         raise ArgumentError("use_psum_layout = True: packed scales of this layout are SM100 only; pass ks.")
     check_scales(sf)
-    rows = [ceil_div(k, gran_k) for k in _sizes_of_groups(ks or ks_cpu, ks_tensor, grouped_layout)]
+    gran_k = check_integer("gran_k", gran_k, 1)
+    is_given = ks is not None and not (isinstance(ks, (list, tuple)) and not ks)
+    sizes = _sizes_of_groups(ks if is_given else ks_cpu, ks_tensor, grouped_layout)
+    rows = [ceil_div(k, gran_k) for k in sizes]
     if sf.dim() != 2 or sf.shape[0] != sum(rows):
         raise ShapeError(
             f"sf.shape = {list(sf.shape)}: must be [sum of ceil(ks / {gran_k}), mn] = [{sum(rows)}, mn]; check ks."
@@ -188,9 +203,17 @@ def _check_transform(
     target: str | None,
 ) -> int:
     """Return the rows of the operand that share a scale."""
-    if target not in (None, "ue8m0"):
-        raise ArgumentError(f"target = {target!r}: must be None (FP32 scales of SM90) or 'ue8m0'; pass one of them.")
-    gran_mn, gran_k = _granularity(recipe or _DEFAULT_RECIPE, bool(is_sfa), target)
+    check_tensor("sf", sf)
+    check_flag("is_sfa", is_sfa)
+    if target is not None and not (isinstance(target, str) and target == "ue8m0"):
+        raise ArgumentError(
+            f"target = {shorten(target)}: must be None (FP32 scales of SM90) or 'ue8m0'; pass one of them."
+        )
+    recipe = _DEFAULT_RECIPE if recipe is None else check_integers("recipe", recipe) or _DEFAULT_RECIPE
+    gran_mn, gran_k = _granularity(recipe, bool(is_sfa), target)
+    for name, size in (("mn", mn), ("k", k), ("num_groups", num_groups)):
+        if size is not None:
+            check_integer(name, size)
     if mn is not None and k is not None:
         is_packed = sf.dtype == torch.int32
         steps = ceil_div(k, gran_k * (PER_WORD if is_packed else 1))
@@ -200,16 +223,19 @@ def _check_transform(
 
 def _sizes_of_groups(ks, ks_tensor: torch.Tensor | None, grouped_layout: torch.Tensor | None) -> list[int]:
     if ks is not None:
-        return list(ks)
+        return list(check_integers("ks", ks))
     tensor = ks_tensor if ks_tensor is not None else grouped_layout
     if tensor is None:
         raise ArgumentError("ks = None: the K of the groups is not known; pass ks or ks_tensor.")
-    return tensor.tolist()
+    check_numbers("ks_tensor", tensor)
+    if tensor.dim() != 1:
+        raise ShapeError(f"ks_tensor.ndim = {tensor.dim()}: must be [num_groups]; reshape it.")
+    return list(check_integers("ks_tensor", tensor.tolist()))
 
 
 def _granularity(recipe: tuple[int, ...], is_sfa: bool, target: str | None) -> tuple[int, int]:
     """Return (gran_mn, gran_k) of one operand."""
-    own = (recipe[0] if is_sfa else recipe[1], recipe[2]) if len(recipe) == 3 else tuple(recipe)
+    own = (recipe[0] if is_sfa else recipe[1], recipe[2]) if len(recipe) == 3 else recipe
     allowed = ((1, 128), (128, 128)) if target is None else ((1, 128), (128, 128), (1, 32), (32, 32))
     if own not in allowed or (len(recipe) == 3 and recipe[0] != 1):
         raise ArgumentError(
@@ -220,8 +246,8 @@ def _granularity(recipe: tuple[int, ...], is_sfa: bool, target: str | None) -> t
 
 
 def _pack(sf: torch.Tensor, mn: int | None, gran_mn: int) -> torch.Tensor:
+    _check_rank(sf.shape)
     if sf.dtype == torch.int32:
-        _check_rank(sf.shape)
         return _align(sf)
     if gran_mn > 1:
         if mn is None:
@@ -250,6 +276,8 @@ def _strides(shape, element_size: int) -> tuple[int, ...]:
 
 
 def _make_mn_major(shape, dtype: torch.dtype, device) -> torch.Tensor:
+    if not isinstance(dtype, torch.dtype):
+        raise ArgumentError(f"dtype = {shorten(dtype)}: must be a torch.dtype; pass torch.float32 or torch.int32.")
     _check_rank(shape)
     return torch.empty_strided(shape, _strides(shape, dtype.itemsize), dtype=dtype, device=device)
 

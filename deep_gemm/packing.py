@@ -6,6 +6,7 @@ Kernels of SM100 take them; those of SM90 take FP32 scales. The lowest byte of a
 import torch
 
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
+from deep_gemm.operands import check_numbers, check_tensor
 
 _MANTISSA_BITS = 23
 _MANTISSA = (1 << _MANTISSA_BITS) - 1
@@ -14,8 +15,14 @@ PER_WORD = 4
 
 
 def ceil_to_ue8m0(x: torch.Tensor) -> torch.Tensor:
-    """Return the smallest powers of two that are at least |x|, as float32, within 2^-126..2^127."""
-    bits = x.abs().float().view(torch.int32)
+    """Return the smallest powers of two that are at least |x|, as float32, within 2^-126..2^127.
+
+    Raises: ArgumentError, DtypeError for what has no such powers.
+    """
+    check_tensor("x", x)
+    if x.is_complex() or x.dtype == torch.bool:
+        raise DtypeError(f"x.dtype = {x.dtype}: must be real numbers; convert it with .float().")
+    bits = x.float().abs().view(torch.int32)
     exponents = (bits >> _MANTISSA_BITS) + ((bits & _MANTISSA) != 0)
     return (exponents.clamp(1, 254) << _MANTISSA_BITS).view(torch.float32)
 
@@ -27,12 +34,13 @@ def pack_ue8m0_to_int(x: torch.Tensor) -> torch.Tensor:
 
     Raises: DtypeError; ShapeError for another k; ArgumentError for a number that is no power of two.
     """
+    check_numbers("x", x)
     check_scales(x)
     if x.dim() == 0 or x.shape[-1] % PER_WORD:
         raise ShapeError(f"x.shape = {list(x.shape)}: the last dim must be a multiple of 4; pad it.")
     if (x.view(torch.int32) & _MANTISSA).any():
         raise ArgumentError("x: holds numbers that are no powers of two; round them with ceil_to_ue8m0.")
-    return exponents_of(x).contiguous().view(torch.int32)
+    return join_exponents(x)
 
 
 def check_are_rounded(use_ue8m0: bool) -> None:
@@ -42,7 +50,15 @@ def check_are_rounded(use_ue8m0: bool) -> None:
 
 
 def unpack_ue8m0_from_int(packed: torch.Tensor) -> torch.Tensor:
-    """Return the float32 powers of two [..., 4 k] of packed ones, int32 [..., k]."""
+    """Return the float32 powers of two [..., 4 k] of packed ones, int32 [..., k].
+
+    Raises: ArgumentError, DtypeError, ShapeError.
+    """
+    check_tensor("packed", packed)
+    if packed.dtype != torch.int32:
+        raise DtypeError(f"packed.dtype = {packed.dtype}: four exponents are a torch.int32; view it as that.")
+    if packed.dim() == 0:
+        raise ShapeError("packed.ndim = 0: must be [..., k]; reshape it.")
     return (packed.contiguous().view(torch.uint8).int() << _MANTISSA_BITS).view(torch.float32)
 
 
@@ -51,7 +67,14 @@ def exponents_of(x: torch.Tensor) -> torch.Tensor:
     return (x.view(torch.int32) >> _MANTISSA_BITS).to(torch.uint8)
 
 
+def join_exponents(x: torch.Tensor) -> torch.Tensor:
+    """Return the exponents of float32 [..., 4 k], four in each int32 of [..., k]."""
+    *leading, k = x.shape
+    return exponents_of(x).contiguous().view(-1).view(torch.int32).view(*leading, k // PER_WORD)
+
+
 def check_scales(sf: torch.Tensor) -> None:
-    """Raise DtypeError unless the scales can be packed."""
+    """Raise ArgumentError, DtypeError unless the scales can be packed."""
+    check_tensor("sf", sf)
     if sf.dtype != torch.float32:
         raise DtypeError(f"sf.dtype = {sf.dtype}: UE8M0 is packed from torch.float32; convert it with .float().")

@@ -14,6 +14,7 @@ import warnings
 from deep_gemm import _C, environment, selection
 from deep_gemm.errors import CompileError, DeviceError, SelectorWarning
 from deep_gemm.jit import build, plain_kernels
+from deep_gemm.text import MAX_MESSAGE, printable
 
 _MAX_REMEMBERED = 65536
 
@@ -191,4 +192,4 @@ def _record(problem: "_C.Problem") -> None:
 def _warn_once(message: str) -> None:
     if message not in _warned:
         _warned.add(message)
-        warnings.warn(message, SelectorWarning, stacklevel=3)
+        warnings.warn(printable(message, MAX_MESSAGE), SelectorWarning, stacklevel=3)

@@ -12,7 +12,8 @@ import torch
 
 from deep_gemm import cast_kernels, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, ShapeError
-from deep_gemm.packing import PER_WORD, check_are_rounded, exponents_of
+from deep_gemm.operands import check_flag, check_integers, check_tensor, shorten
+from deep_gemm.packing import PER_WORD, check_are_rounded, join_exponents
 
 #: Elements of K, and for B rows of N, that share one scale.
 SCALE_BLOCK = 128
@@ -65,11 +66,12 @@ def per_token_cast_to_fp8(
     cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, use_packed_ue8m0, False)
     if cast is not NotImplemented:
         return cast
-    is_mn_major = _check_options(gran_k, scales)
+    is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
+    check_flag("use_packed_ue8m0", use_packed_ue8m0)
     if use_packed_ue8m0:
         _check_packed(x, use_ue8m0, gran_k, is_mn_major)
         data, unpacked = per_token_cast_to_fp8(x, use_ue8m0, gran_k, masked_m=masked_m)
-        return data, exponents_of(unpacked).contiguous().view(torch.int32)
+        return data, join_exponents(unpacked)
     _check_rows(x, masked_m)
     return _per_token(x, use_ue8m0, gran_k, is_mn_major)
 
@@ -93,7 +95,7 @@ def swiglu_per_token_cast_to_fp8(
     cast = _token_cast(x, masked_m, use_ue8m0, gran_k, scales, False, True)
     if cast is not NotImplemented:
         return cast
-    is_mn_major = _check_options(gran_k, scales)
+    is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
     _check_pairs(x, masked_m)
     gate, up = x.float().chunk(2, dim=-1)
     return _per_token(torch.nn.functional.silu(gate) * up, use_ue8m0, gran_k, is_mn_major)
@@ -110,6 +112,7 @@ def per_channel_cast_to_fp8(
     cast = _channel_cast(x, use_ue8m0, gran_k)
     if cast is not NotImplemented:
         return cast
+    check_flag("use_ue8m0", use_ue8m0)
     _check_channels(x, gran_k)
     m = x.shape[0]
     data, scales = _cast(x.unflatten(0, (m // gran_k, gran_k)), (1,), use_ue8m0)
@@ -128,7 +131,7 @@ def per_block_cast_to_fp8(
     cast = _block_cast(x, use_ue8m0, gran_k)
     if cast is not NotImplemented:
         return cast
-    _check_granularity(gran_k)
+    _check_options(x, use_ue8m0, gran_k)
     _check_matrices(x)
     *leading, m, n = x.shape
     rows, columns = ceil_div(m, gran_k), ceil_div(n, gran_k)
@@ -147,8 +150,12 @@ def per_custom_dims_cast_to_fp8(
     Raises: ShapeError for a dim that x does not have, DtypeError unless x is floating point.
     """
     _check_floating(x)
-    if not all(-x.dim() <= dim < x.dim() for dim in dims):
-        raise ShapeError(f"dims = {tuple(dims)}: x has dims 0..{x.dim() - 1} only; name existing dims.")
+    check_flag("use_ue8m0", use_ue8m0)
+    dims = check_integers("dims", dims, -x.dim())
+    if not all(dim < x.dim() for dim in dims):
+        raise ShapeError(f"dims = {dims}: x has dims 0..{x.dim() - 1} only; name existing dims.")
+    if not x.numel():
+        raise ShapeError(f"x.shape = {list(x.shape)}: holds no numbers; pass a tensor that does.")
     kept = {dim % x.dim() for dim in dims}
     data, scales = _cast(x, tuple(dim for dim in range(x.dim()) if dim not in kept), use_ue8m0)
     return data, scales.squeeze()
@@ -187,11 +194,13 @@ def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return torch.nn.functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2])).contiguous()
 
 
-def _check_options(gran_k: int, scales: str) -> bool:
+def _check_options(x: torch.Tensor, use_ue8m0: bool, gran_k: int, scales: str = "row_major") -> bool:
     """Return whether the scales are to be MN-major."""
+    check_tensor("x", x)
+    check_flag("use_ue8m0", use_ue8m0)
     _check_granularity(gran_k)
-    if scales not in ("row_major", "mn_major"):
-        raise ArgumentError(f"scales = {scales!r}: must be 'row_major' or 'mn_major'; pass one of them.")
+    if type(scales) is not str or scales not in ("row_major", "mn_major"):
+        raise ArgumentError(f"scales = {shorten(scales)}: must be 'row_major' or 'mn_major'; pass one of them.")
     return scales == "mn_major"
 
 
@@ -223,6 +232,7 @@ def _check_pairs(x: torch.Tensor, masked_m: torch.Tensor | None) -> None:
 
 
 def _check_mask(x: torch.Tensor, masked_m: torch.Tensor) -> None:
+    check_tensor("masked_m", masked_m)
     if x.dim() != 3 or masked_m.shape != x.shape[:1]:
         raise ShapeError(
             f"masked_m.shape = {list(masked_m.shape)} with x.shape = {list(x.shape)}: x must be [groups, m, n] and"
@@ -235,8 +245,8 @@ def _check_mask(x: torch.Tensor, masked_m: torch.Tensor) -> None:
 
 
 def _check_granularity(gran_k: int) -> None:
-    if type(gran_k) is not int or gran_k < 1:
-        raise ArgumentError(f"gran_k = {gran_k!r}: must be an int >= 1, e.g. 128; pass such a number.")
+    if type(gran_k) is not int or not 1 <= gran_k < 1 << 31:
+        raise ArgumentError(f"gran_k = {shorten(gran_k)}: must be an int >= 1, e.g. 128; pass such a number.")
 
 
 def _check_channels(x: torch.Tensor, gran_k: int) -> None:
@@ -263,8 +273,11 @@ def _check_matrices(x: torch.Tensor) -> None:
 
 
 def _check_floating(x: torch.Tensor) -> None:
-    if not x.is_floating_point():
-        raise DtypeError(f"x.dtype = {x.dtype}: must be a floating-point dtype; convert it with .float().")
+    check_tensor("x", x)
+    if not x.is_floating_point() or x.element_size() == 1:
+        raise DtypeError(
+            f"x.dtype = {x.dtype}: must be a floating-point dtype of 16 bits or more; convert it with .float()."
+        )
 
 
 def _plan_token_cast(
@@ -278,18 +291,19 @@ def _plan_token_cast(
 ) -> planned.Plan | None:
     if is_packed:
         return None
-    is_mn_major = _check_options(gran_k, scales)
+    is_mn_major = _check_options(x, use_ue8m0, gran_k, scales)
     (_check_pairs if is_swiglu else _check_rows)(x, masked_m)
     return cast_kernels.plan_rows(x, gran_k, bool(use_ue8m0), masked_m is not None, is_mn_major, is_swiglu)
 
 
 def _plan_block_cast(x: torch.Tensor, use_ue8m0: bool, gran_k: int) -> planned.Plan | None:
-    _check_granularity(gran_k)
+    _check_options(x, use_ue8m0, gran_k)
     _check_matrices(x)
     return cast_kernels.plan_blocks(x, gran_k, bool(use_ue8m0), False)
 
 
 def _plan_channel_cast(x: torch.Tensor, use_ue8m0: bool, gran_k: int) -> planned.Plan | None:
+    check_flag("use_ue8m0", use_ue8m0)
     _check_channels(x, gran_k)
     return cast_kernels.plan_blocks(x, gran_k, bool(use_ue8m0), True)
 

@@ -16,6 +16,7 @@ from deep_gemm import _C, selector_files
 from deep_gemm.errors import DeepGemmError, DeviceError, ModelError, SelectorWarning
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.selector import Selector
+from deep_gemm.text import MAX_MESSAGE, printable
 
 
 class LoadedSelector(NamedTuple):
@@ -186,7 +187,9 @@ def warn_once(message: str) -> None:
     global _has_warned
     if not _has_warned:
         _has_warned = True
-        warnings.warn(f"{message} (the analytic heuristic chooses instead)", SelectorWarning, stacklevel=4)
+        warnings.warn(
+            f"{printable(message, MAX_MESSAGE)} (the analytic heuristic chooses instead)", SelectorWarning, stacklevel=4
+        )
 
 
 @functools.cache

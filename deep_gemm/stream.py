@@ -3,7 +3,7 @@ reference on the CPU or where no kernel is needed.
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
@@ -55,7 +55,7 @@ def make_logits(
 
 def fill_with_infinity(d: torch.Tensor, stream: int | None) -> None:
     """Write -inf into all of `d`; `stream` as for empty_fp8."""
-    with torch.no_grad(), _on_stream(stream, d.device.index or 0):
+    with _as_plain_tensors(d), _on_stream(stream, d.device.index or 0):
         d.fill_(float("-inf"))
 
 
@@ -80,7 +80,7 @@ def make_ks_tensor(ks: list[int], ordinal: int, stream: int | None) -> torch.Ten
 
 def copy_matrices(d: torch.Tensor, c: torch.Tensor, stream: int | None) -> None:
     """Copy `c` into `d`; `stream` as for empty_fp8."""
-    with torch.no_grad(), _on_stream(stream, d.device.index or 0):
+    with _as_plain_tensors(d), _on_stream(stream, d.device.index or 0):
         d.copy_(c)
 
 
@@ -89,15 +89,25 @@ def run_reference(op: str, operands: dict, stream: int | None) -> None:
 
     `stream` is as for empty_fp8, and ignored on the CPU.
     """
-    device = operands["d"].device
-    with _on_stream(stream, device.index or 0):
+    d = operands["d"]
+    with _as_plain_tensors(d), _on_stream(stream, d.device.index or 0):
         getattr(reference, op)(**operands)
 
 
 def run_vendor(op: str, operands: dict, stream: int | None) -> None:
     """Compute op kind `op` with the vendor's library; all else as for run_reference."""
-    with _on_stream(stream, operands["d"].device.index or 0):
+    d = operands["d"]
+    with _as_plain_tensors(d), _on_stream(stream, d.device.index or 0):
         getattr(vendor, op)(**operands)
+
+
+@contextlib.contextmanager
+def _as_plain_tensors(d: torch.Tensor) -> Iterator[None]:
+    """Let torch write `d` without recording a graph, and take subclasses of Tensor, of which two in one call would
+    refuse each other, for what they hold.
+    """
+    with torch._C.DisableTorchFunctionSubclass(), vendor.writing(d):
+        yield
 
 
 def _on_stream(stream: int | None, ordinal: int) -> contextlib.AbstractContextManager:

@@ -3,10 +3,13 @@
 They go through torch, which calls cuBLASLt for CUDA tensors.
 """
 
+import contextlib
+
 import torch
 
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.operands import check_tensor
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 _OUTPUT_DTYPES = (torch.bfloat16, torch.float32)
@@ -56,12 +59,25 @@ def summed_bf16_gemm(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch
 
 def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torch.Tensor | None) -> None:
     """Check the operands of one layout and compute d = A @ B + c."""
-    check_operands(layout, a, b, d, c)
-    _check_overlaps(_named(a, b, d, c))
-    if _C.get_compile_mode():
-        return
-    with torch.no_grad():
-        _multiply(*_orient(layout, a, b), d, c)
+    with torch._C.DisableTorchFunctionSubclass():  # two subclasses in one call would refuse each other
+        check_operands(layout, a, b, d, c)
+        tensors = _named(a, b, d, c)
+        if any(_is_fake(tensor) for tensor in tensors.values()) and not torch.compiler.is_compiling():
+            return
+        _check_overlaps(tensors)
+        if not _C.get_compile_mode():
+            with writing(d):
+                _multiply(*_orient(layout, a, b), d, c)
+
+
+def writing(d: torch.Tensor) -> contextlib.AbstractContextManager:
+    """Return the mode in which torch writes `d` without recording a graph."""
+    return torch.inference_mode() if d.is_inference() else torch.no_grad()
+
+
+def _is_fake(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has sizes but no memory."""
+    return hasattr(tensor, "fake_mode")
 
 
 def check_operands(
@@ -112,10 +128,8 @@ def _run_fp8(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor) -> None:
 def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
     """Check what every operand must be."""
     for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(
-                f"{name} = {type(tensor).__name__}: must be a torch.Tensor; pass FP8 operands without scales."
-            )
+        _check_kind(name, tensor)
+    for name, tensor in tensors.items():
         if tensor.dim() != 2:
             raise ShapeError(f"{name}.ndim = {tensor.dim()}: must be a matrix; reshape it.")
         if name == "d" and tensor.requires_grad and torch.is_grad_enabled():
@@ -130,16 +144,49 @@ def _check_tensors(tensors: dict[str, torch.Tensor]) -> None:
             )
 
 
+def _check_kind(name: str, tensor: torch.Tensor) -> None:
+    """Check that an operand is a dense tensor with memory of its own, or one that is only traced."""
+    if not isinstance(tensor, torch.Tensor):
+        raise ArgumentError(
+            f"{name} = {type(tensor).__name__}: must be a torch.Tensor; pass FP8 operands without scales."
+        )
+    check_tensor(name, tensor)
+    if tensor.is_meta or _is_fake(tensor) or torch.compiler.is_compiling():
+        return
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        raise ArgumentError(
+            f"{name} = a {type(tensor).__name__}: wrapper tensors are not supported; pass the plain torch.Tensor"
+            " inside."
+        )
+    if tensor.numel() and tensor.untyped_storage().data_ptr() == 0:
+        raise ArgumentError(f"{name}: a tensor without memory, its storage was freed; restore it before the call.")
+
+
 def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
     """Check that no operand overlaps d, except a c that is d. Tensors that are only traced have no memory."""
     if torch.compiler.is_compiling():
         return
+    if _shares_memory(tensors["d"]):
+        raise LayoutError(
+            f"d.stride() = {tensors['d'].stride()}: elements of d share memory; pass a tensor of its own."
+        )
     for name, tensor in tensors.items():
         is_d = tensor.data_ptr() == tensors["d"].data_ptr() and tensor.stride() == tensors["d"].stride()
         if name != "d" and not (name == "c" and is_d) and _overlaps(tensor, tensors["d"]):
             raise LayoutError(
                 f"d overlaps {name} in memory: they must be separate (c may be d itself); pass another tensor."
             )
+
+
+def _shares_memory(d: torch.Tensor) -> bool:
+    """Return whether elements of a matrix may lie in one place: neither rows nor columns lie apart."""
+    strides = sorted((stride, size) for size, stride in zip(d.shape, d.stride(), strict=True) if size > 1)
+    extent = 1
+    for stride, size in strides:
+        if stride < extent:
+            return True
+        extent = stride * size
+    return False
 
 
 def _overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:

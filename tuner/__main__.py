@@ -9,6 +9,15 @@ TEXT_ONLY = ("--help", "--version")
 
 
 def main() -> None:
+    """Run the command line and end with its exit code; Ctrl-C says so, also while the packages are imported."""
+    try:
+        run()
+    except KeyboardInterrupt:
+        print("tuner: interrupted; everything committed so far is kept", file=sys.stderr)
+        sys.exit(130)
+
+
+def run() -> None:
     """Run the command line of this process and end with its exit code."""
     if len(sys.argv) == 1 or any(word in TEXT_ONLY for word in sys.argv[1:]):
         use_bare_package()

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 
 import typer
 
+from deep_gemm.text import printable
 from tuner import errors
 
 #: Every command, with the sentence that the list of commands shows. A command's module is imported when it is called.
@@ -105,12 +106,12 @@ def run(arguments: list[str]) -> int:
     try:
         check_installation()
         called = next((word for word in arguments if not word.startswith("-")), "")
-        make_app({called})(arguments, standalone_mode=False)
-        return errors.EXIT_OK
+        result = make_app({called})(arguments, standalone_mode=False)  # 130 where the parser caught Ctrl-C
+        return report_interrupt() if result == errors.EXIT_INTERRUPTED else errors.EXIT_OK
     except errors.TunerError as error:
         return report(error, error.exit_code)
-    except KeyboardInterrupt:
-        return report("interrupted; everything committed so far is kept", errors.EXIT_INTERRUPTED)
+    except (KeyboardInterrupt, typer.Abort):
+        return report_interrupt()
     except typer.Exit as error:
         return error.exit_code
     except ModuleNotFoundError as error:
@@ -119,14 +120,23 @@ def run(arguments: list[str]) -> int:
         return report_unexpected(error)
 
 
+#: Characters of an error's line, which may quote a file.
+MAX_LINE = 2000
+
+
 def report(error: object, exit_code: int) -> int:
     """Print `error` as one line on standard error and return `exit_code`; with --debug re-raise."""
     if Shown.traceback and isinstance(error, Exception):
         raise error
-    line = " ".join(str(error).split())
+    line = printable(" ".join(str(error).split()), MAX_LINE)
     if line:  # without a command the parser has printed the help and has nothing to add
         print(f"tuner: {line}", file=sys.stderr)
     return exit_code
+
+
+def report_interrupt() -> int:
+    """Say that Ctrl-C ended the command."""
+    return report("interrupted; everything committed so far is kept", errors.EXIT_INTERRUPTED)
 
 
 def report_unexpected(error: Exception) -> int:

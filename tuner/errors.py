@@ -36,6 +36,10 @@ class StoreError(TunerError):
     """The tuning database could not be opened or written; rows that were committed before are intact."""
 
 
+class DiskFullError(StoreError):
+    """The disk or its quota is full; nothing of the transaction was written."""
+
+
 def explain_missing(error: ModuleNotFoundError) -> str:
     """Return what to do about a module that is not installed: nearly always a part of the extra `tuner`."""
     return f'{error.name}: this module is not installed; run pip install "deep_gemm[tuner]" (in a clone ".[tuner]")'

@@ -3,6 +3,7 @@
 #include <pybind11/gil_safe_call_once.h>
 
 #include "core/problem.hpp"
+#include "core/python.hpp"
 
 namespace py = pybind11;
 
@@ -50,7 +51,7 @@ std::vector<py::handle> FieldNames::place(const char* type, const py::args& args
         if (index == fields_.size() || slots[index])
             throw py::type_error(std::string(type) + "() got " +
                                  (index == fields_.size() ? "an unknown argument " : "two values of the argument ") +
-                                 py::repr(name).cast<std::string>() + "; its arguments are " + signature());
+                                 short_repr(name) + "; its arguments are " + signature());
         slots[index] = value;
     }
     for (size_t index : required_)

@@ -2,11 +2,10 @@
 // deep_gemm.identity.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <string>
 #include <vector>
 
+#include "core/bind_values.hpp"
 #include "core/field.hpp"
 
 namespace deep_gemm {

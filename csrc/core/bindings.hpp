@@ -1,7 +1,7 @@
 // The parts of bind_core, and what they share with other files that bind.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include "core/bind_values.hpp"
 
 namespace deep_gemm {
 

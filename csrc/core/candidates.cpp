@@ -247,7 +247,7 @@ Pruning::Pruning(const Problem& problem, const Device& device)
 
 bool Pruning::keeps_split(const Config& config) const {
     if (!may_split || config.split_k > k_steps / 2) return false;
-    return num_tiles(config) * config.split_k <= kMaxSplitWaves * sms;
+    return num_tiles(config) * config.split_k <= double(kMaxSplitWaves * sms);
 }
 
 bool is_worth_trying(const Problem& problem, const Config& config, const Device& device) {

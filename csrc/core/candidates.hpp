@@ -49,8 +49,11 @@ struct Pruning {
         return config.split_k == 1 || keeps_split(config);
     }
     bool keeps_split(const Config& config) const;
-    int64_t num_tiles(const Config& config) const {
-        return num_groups * ((m + config.block_m - 1) / config.block_m) * ((n + config.block_n - 1) / config.block_n);
+    // Of all groups; a product of three sizes may need more than 64 bits.
+    double num_tiles(const Config& config) const {
+        const int64_t m_tiles = (m + config.block_m - 1) / config.block_m,
+                      n_tiles = (n + config.block_n - 1) / config.block_n;
+        return double(num_groups * m_tiles) * double(n_tiles);
     }
 
     // Tiles below 128x64 reload too much over many waves; with more than a few tiles of tokens the weight is read too

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "core/error.hpp"
+#include "core/text.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -45,9 +46,8 @@ bool is_sku(std::string_view sku) {
 }
 
 void check_device(const Device& device) {
-    if (!is_sku(device.sku)) fail("sku", "'" + device.sku.substr(0, 64) + "'", "lower-case letters, digits and dashes");
-    if (device.name.empty() || device.name.size() > 256)
-        fail("name", "'" + device.name.substr(0, 32) + "'", "1 to 256 characters long");
+    if (!is_sku(device.sku)) fail("sku", quote(device.sku), "lower-case letters, digits and dashes");
+    if (device.name.empty() || device.name.size() > 256) fail("name", quote(device.name), "1 to 256 characters long");
     if (device.sm_count < 1 || device.sm_count > 65535)
         fail("sm_count", std::to_string(device.sm_count), "within 1..65535");
     if (device.smem_bytes < 0 || device.smem_bytes > (1 << 30))
@@ -101,8 +101,7 @@ Device known_device(std::string_view sku_or_short_name) {
         if (name == known.short_name || name == device.sku) return device;
         choices += (choices.empty() ? "" : ", ") + std::string(known.short_name);
     }
-    throw Error(ErrorKind::kDevice, "'" + std::string(sku_or_short_name.substr(0, 64)) +
-                                        "': not a known GPU; use one of " + choices +
+    throw Error(ErrorKind::kDevice, quote(sku_or_short_name) + ": not a known GPU; use one of " + choices +
                                         " or describe the GPU with Device(...)");
 }
 

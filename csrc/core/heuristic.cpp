@@ -31,6 +31,13 @@ double soft_maximum(double a, double b, double c, double d) {
     return std::sqrt(std::sqrt(a2 * a2 + b2 * b2 + c2 * c2 + d2 * d2));
 }
 
+// The product, or a number beyond all tiles that a launch can have: products of three sizes may need more than 64 bits.
+int64_t saturating_product(int64_t a, int64_t b) {
+    constexpr int64_t kMost = int64_t(1) << 53;
+    int64_t product;
+    return __builtin_mul_overflow(a, b, &product) ? kMost : std::min(product, kMost);
+}
+
 // Sizes of a power of two, 1 to 8, divide by shifts.
 int64_t ceil_shift(int64_t value, int32_t power) { return (value + power - 1) >> std::countr_zero(uint32_t(power)); }
 
@@ -89,8 +96,8 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
     Tiling tiling;
     tiling.m_tiles = count_m_tiles(problem, config.block_m);
     tiling.n_tiles = ceil_div(problem.n, config.block_n);
-    tiling.cluster_tiles =
-        count_m_cluster_tiles(problem, config, tiling.m_tiles) * ceil_shift(tiling.n_tiles, config.cluster_n);
+    tiling.cluster_tiles = saturating_product(count_m_cluster_tiles(problem, config, tiling.m_tiles),
+                                              ceil_shift(tiling.n_tiles, config.cluster_n));
     const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k,
                   blocks = blocks_per_sm(problem, config);
     tiling.slots = std::max<int64_t>(1, count_slots(sms, cluster_size, blocks));

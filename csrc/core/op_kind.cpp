@@ -3,6 +3,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "core/text.hpp"
 
 namespace deep_gemm {
 
@@ -12,8 +13,7 @@ Op parse_op(std::string_view name) {
         if (name == op_name(op)) return op;
         known += (known.empty() ? "" : ", ") + std::string(op_name(op));
     }
-    throw Error(ErrorKind::kProblem,
-                "op = '" + std::string(name.substr(0, 32)) + "': no such op kind; use one of " + known);
+    throw Error(ErrorKind::kProblem, "op = " + quote(name) + ": no such op kind; use one of " + known);
 }
 
 }  // namespace deep_gemm

@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "core/legality.hpp"
+#include "core/text.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -178,7 +179,7 @@ int64_t parse_word(const ProblemField& field, std::string_view name) {
         known += (i == 0 ? "'" : ", '") + std::string(field.words[i]) + "'";
     }
     throw Error(ErrorKind::kProblem,
-                clause(field, std::string(name.substr(0, 32)), "must be one of " + known + "; use one of them"));
+                std::string(field.name) + " = " + quote(name) + ": must be one of " + known + "; use one of them");
 }
 
 std::string value_text(const ProblemField& field, const Problem& problem) {
@@ -211,8 +212,8 @@ uint8_t parse_compiled_dims(std::string_view text) {
     for (char c : text) {
         const int index = int(kDimNames.find(c));
         if (index <= previous)
-            throw Error(ErrorKind::kProblem, "compiled_dims = '" + std::string(text.substr(0, 32)) +
-                                                 "': must be a subset of 'mnk' in this order; for example 'nk'");
+            throw Error(ErrorKind::kProblem, "compiled_dims = " + quote(text) +
+                                                 ": must be a subset of 'mnk' in this order; for example 'nk'");
         previous = index;
         bits |= uint8_t(1 << index);
     }

@@ -1,5 +1,7 @@
 #include "core/python.hpp"
 
+#include "core/text.hpp"
+
 namespace deep_gemm {
 namespace {
 
@@ -18,12 +20,6 @@ const char* error_class_name(ErrorKind kind) {
         case ErrorKind::kModel: return "ModelError";
     }
     return "DeepGemmError";
-}
-
-// The longest prefix of at most `limit` bytes that splits no character.
-std::string clip_utf8(const std::string& text, size_t limit) {
-    while (limit > 0 && (text[limit] & 0xC0) == 0x80) --limit;
-    return text.substr(0, limit);
 }
 
 }  // namespace
@@ -45,7 +41,7 @@ std::string str(PyObject* object) { return utf8_of(Reference::take(PyObject_Str(
 std::string short_repr(Borrowed object) {
     try {
         const std::string text = utf8_of(Reference::take(PyObject_Repr(object)).get());
-        return text.size() <= kMaxReprBytes ? text : clip_utf8(text, kMaxReprBytes - 3) + "...";
+        return text.size() <= kMaxReprBytes ? text : std::string(clip_utf8(text, kMaxReprBytes - 3)) + "...";
     } catch (const PythonError&) {
         PyErr_Clear();
         return "<unprintable>";

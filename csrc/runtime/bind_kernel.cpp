@@ -21,12 +21,13 @@ namespace py = pybind11;
 using namespace py::literals;
 
 namespace deep_gemm {
-namespace {
 
 // A kernel stays loaded when this handle goes; see load_kernel.
 struct KernelHandle {
     const LoadedKernel* kernel;
 };
+
+namespace {
 
 KernelHandle make_kernel(const py::bytes& cubin, const std::string& name, const Problem& problem, const Config& config,
                          const py::object& device) {

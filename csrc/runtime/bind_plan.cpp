@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "core/bind_values.hpp"
 #include "runtime/plan.hpp"
 
 namespace py = pybind11;

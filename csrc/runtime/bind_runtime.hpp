@@ -1,8 +1,7 @@
 // The parts of bind_runtime, and what they share.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
+#include "core/bind_values.hpp"
 #include "core/problem.hpp"
 #include "core/py_integers.hpp"
 

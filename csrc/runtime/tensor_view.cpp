@@ -149,6 +149,25 @@ void check_not_negated(const TorchAccess& torch, const char* name, PyObject* obj
     if (is_true(negated.get())) fail(name, ": a lazily negated view; pass " + std::string(name) + ".resolve_neg().");
 }
 
+// Tensors keep their sizes when their storage is freed, as sharded training leaves weights. Their address is then what
+// their offset is, which no view below this bound tells from a real one; real addresses below it are rare.
+constexpr uint64_t kLowestPlainAddress = uint64_t(1) << 33;
+
+bool has_elements(const TensorView& view) {
+    const int rank = std::min(view.rank, kMaxRank);
+    return std::all_of(view.shape.begin(), view.shape.begin() + rank, [](int64_t size) { return size != 0; });
+}
+
+void check_memory(const char* name, PyObject* object, const TensorView& view) {
+    if (view.address >= kLowestPlainAddress || view.device_kind == DeviceKind::kMeta || !has_elements(view)) return;
+    const Reference storage = Reference::take(PyObject_CallMethod(object, "untyped_storage", nullptr));
+    const Reference address = Reference::take(PyObject_CallMethod(storage.get(), "data_ptr", nullptr));
+    if (PyLong_AsUnsignedLongLong(address.get()) == 0)
+        fail(name,
+             ": a tensor without memory, its storage was freed; restore its storage (gather sharded weights) "
+             "before the call.");
+}
+
 bool is_fake(const TorchAccess& torch, PyObject* object) {
     return PyType_IsSubtype(Py_TYPE(object), torch.tensor_type) && PyObject_HasAttrString(object, "fake_mode");
 }
@@ -207,6 +226,7 @@ void read_operand(const char* name, PyObject* object, Operand& operand) {
     operand.name = name, operand.object = object;
     if (is_plain_tensor_type(torch, Py_TYPE(object))) {
         read_plain(torch, name, object, operand.view);
+        check_memory(name, object, operand.view);
         return check_not_negated(torch, name, object, operand.view);
     }
     if (const TensorView* described = find_described(object)) {

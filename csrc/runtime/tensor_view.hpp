@@ -64,7 +64,8 @@ struct RecordedCall : Error {
 };
 
 // Look at `object`. Throws RecordedCall, PythonError, and Error(kArgument): not a tensor, a wrapper tensor without
-// memory of its own, or a sparse tensor. One that requires grad is read like others: no graph is recorded.
+// memory of its own, a sparse tensor, or one with elements whose storage was freed. One that requires grad is read like
+// others: no graph is recorded.
 void read_operand(const char* name, PyObject* object, Operand& operand);  // `operand` is empty before
 
 // The same of a tensor that the call writes. Throws Error(kArgument) also: it requires grad while grad mode is on.

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "core/error.hpp"
+#include "core/text.hpp"
 #include "module.hpp"
 #include "selector/selector.hpp"
 
@@ -70,8 +71,7 @@ Choice make_choice(const Config& config, const std::string& source, std::string 
     for (auto known : {Choice::Source::kExact, Choice::Source::kLearned, Choice::Source::kAnalytic})
         if (source == source_name(known))
             return {.config = config, .source = known, .reason = std::move(reason), .scored = {}, .scores = {}};
-    throw Error(ErrorKind::kArgument,
-                "source = '" + source.substr(0, 32) + "': must be 'exact', 'learned' or 'analytic'");
+    throw Error(ErrorKind::kArgument, "source = " + quote(source) + ": must be 'exact', 'learned' or 'analytic'");
 }
 
 py::object choice_scores(const Choice& choice) {

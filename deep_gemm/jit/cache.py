@@ -22,6 +22,7 @@ import errno
 import fcntl
 import functools
 import hashlib
+import itertools
 import os
 import re
 import secrets
@@ -35,6 +36,7 @@ from pathlib import Path
 
 from deep_gemm import environment
 from deep_gemm.errors import CacheWarning
+from deep_gemm.text import printable
 
 SCHEMA = 1  # of the entry and of the payload that build.py puts into it; part of the key
 MAX_ENTRY_BYTES = 64 << 20
@@ -65,7 +67,8 @@ def _warn(path: Path | None, error: OSError) -> None:
         if _has_warned:
             return
         _has_warned = True
-    message = f"DG_JIT_CACHE_DIR = {path}: {error.strerror} (errno {error.errno}); kernels are kept in memory only; "
+    where = printable(error.filename if isinstance(error.filename, str) else path)
+    message = f"DG_JIT_CACHE_DIR = {where}: {error.strerror} (errno {error.errno}); kernels are kept in memory only; "
     warnings.warn(message + "name a folder that is yours alone (mode 700)", CacheWarning, stacklevel=3)
 
 
@@ -79,6 +82,10 @@ def open_private_dir(path: Path, forbidden: int = 0o077) -> int:
     if not path.is_absolute():
         raise OSError(errno.EINVAL, "not an absolute path", str(path))
     _make_dirs(path)
+    if path.is_symlink():
+        raise OSError(
+            errno.ELOOP, "a symbolic link, which another user may have made; name the folder itself", str(path)
+        )
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         _check_private(os.fstat(descriptor), forbidden, path)
@@ -89,11 +96,10 @@ def open_private_dir(path: Path, forbidden: int = 0o077) -> int:
 
 
 def _make_dirs(path: Path) -> None:
-    if os.path.lexists(path):
-        return
-    _make_dirs(path.parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
+    missing = list(itertools.takewhile(lambda folder: not os.path.lexists(folder), (path, *path.parents)))
+    for folder in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
 
 
 def _check_private(status: os.stat_result, forbidden: int, path: Path) -> None:

@@ -40,6 +40,8 @@ enum { MAX_LIBRARIES = 1 << 16, FIRST_KERNEL = 1000 };
 static char is_grouped[MAX_LIBRARIES];  // whether a library's kernel has groups
 static char is_transpose[MAX_LIBRARIES];  // or the transposing pass
 static char is_logits[MAX_LIBRARIES];     // or one of attention logits
+enum { INVALID_VALUE = 1, MAX_SHARED = 232448, DEFAULT_SHARED = 48 << 10, MAX_THREADS = 1024, MAX_GRID_YZ = 65535 };
+static int max_shared[MAX_LIBRARIES];  // what cuKernelSetAttribute allowed a library's kernel; 0: the default
 static __thread void* stack[16];
 static __thread int depth;
 static __thread int capture_mode;
@@ -181,6 +183,7 @@ static int cuLibraryLoadData(void** library, const void* code, void* a, void* b,
     const int result = take_number("FAKE_CUDA_LOAD_ERRORS");
     record("{\"call\":\"cuLibraryLoadData\",\"first\":\"%.16s\",\"capture_mode\":%d,\"device\":%d,\"result\":%d}", (const char*)code, capture_mode,
            current_ordinal(), result);
+    if (!code) return INVALID_VALUE;
     *library = (void*)(intptr_t)(++num_libraries);
     return result;
 }
@@ -207,6 +210,10 @@ static int cuKernelGetAttribute(int* value, int attribute, void* kernel, int dev
 
 static int cuKernelSetAttribute(int attribute, int value, void* kernel, int device) {
     record("{\"call\":\"cuKernelSetAttribute\",\"attribute\":%d,\"value\":%d,\"kernel\":%ld,\"device\":%d}", attribute, value, (long)(intptr_t)kernel, device);
+    enum { MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
+    if (attribute != MAX_DYNAMIC_SHARED_SIZE_BYTES) return 0;
+    if (value < 0 || value > MAX_SHARED) return INVALID_VALUE;
+    max_shared[((intptr_t)kernel - FIRST_KERNEL) % MAX_LIBRARIES] = value;
     return 0;
 }
 
@@ -224,10 +231,22 @@ static int is_overlapping(const LaunchConfig* config) {
     return 0;
 }
 
+// What the real driver refuses: no kernel, an empty or too large grid or CTA, CTAs that fill no clusters, and more shared memory than was asked for.
+static int is_launchable(const LaunchConfig* config, const void* function) {
+    const unsigned *grid = config->grid, *block = config->block, cluster = cluster_size(config, 1);
+    if (!function || !grid[0] || !grid[1] || !grid[2] || !block[0] || !block[1] || !block[2]) return 0;
+    if (grid[0] > INT32_MAX || grid[1] > MAX_GRID_YZ || grid[2] > MAX_GRID_YZ) return 0;
+    if ((uint64_t)block[0] * block[1] * block[2] > MAX_THREADS) return 0;
+    if (cluster < 1 || cluster > 8 || grid[0] % cluster) return 0;
+    const int allowed = max_shared[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES];
+    return config->shared_bytes <= (unsigned)(allowed ? allowed : DEFAULT_SHARED);
+}
+
 static int cuOccupancyMaxActiveClusters(int* clusters, void* function, const LaunchConfig* config) {
     record("{\"call\":\"cuOccupancyMaxActiveClusters\",\"kernel\":%ld,\"grid\":%u,\"block\":%u,\"smem\":%u,\"cluster\":%u,\"device\":%d}",
            (long)(intptr_t)function, config->grid[0], config->block[0], config->shared_bytes, cluster_size(config, 1),
            current_ordinal());
+    if (!is_launchable(config, function)) return INVALID_VALUE;
     *clusters = (int)setting("FAKE_CUDA_CLUSTERS", 60);
     return 0;
 }
@@ -235,7 +254,7 @@ static int cuOccupancyMaxActiveClusters(int* clusters, void* function, const Lau
 // The map of the queries of attention logits, the only one with four dims.
 static int encode_queries(unsigned char* map, int data_type, void* address, const uint64_t* dims, const uint64_t* strides, const uint32_t* box,
                           int swizzle, int has_context) {
-    int is_valid = has_context && (uintptr_t)map % 64 == 0 && (uintptr_t)address % 16 == 0 && box[0] <= 16u << swizzle;
+    int is_valid = has_context && address && (uintptr_t)map % 64 == 0 && (uintptr_t)address % 16 == 0 && box[0] <= 16u << swizzle;
     for (int i = 0; i < 4; ++i) is_valid = is_valid && dims[i] >= 1 && dims[i] <= 1ull << 32 && box[i] >= 1 && box[i] <= 256;
     for (int i = 0; i < 3; ++i) is_valid = is_valid && strides[i] % 16 == 0 && strides[i] < 1ull << 40;
     record("{\"call\":\"cuTensorMapEncodeTiled\",\"map\":%d,\"type\":%d,\"address\":%llu,\"dims\":[%llu,%llu,%llu,%llu],"
@@ -260,7 +279,7 @@ static int cuTensorMapEncodeTiled(unsigned char* map, int data_type, uint32_t ra
                                 (rank == 2 || element_strides[2] == 1);
     const int has_context = current() != NULL;
     if (rank == 4) return encode_queries(map, data_type, address, dims, strides, box, swizzle, has_context);
-    const int is_valid = (uintptr_t)map % 64 == 0 && (rank == 2 || rank == 3) && has_good_groups && has_context && (uintptr_t)address % 16 == 0 &&
+    const int is_valid = address && (uintptr_t)map % 64 == 0 && (rank == 2 || rank == 3) && has_good_groups && has_context && (uintptr_t)address % 16 == 0 &&
                          dims[0] >= 1 && dims[1] >= 1 && dims[0] <= 1ull << 32 && dims[1] <= 1ull << 32 && strides[0] % 16 == 0 && strides[0] < 1ull << 40 && box[0] >= 1 && box[0] <= 256 && box[1] >= 1 &&
                          box[1] <= 256 && box[0] * element % 16 == 0 && element_strides[0] == 1 && element_strides[1] == 1 &&
                          (swizzle == 0 || box[0] * element <= 16ull << swizzle);
@@ -332,6 +351,11 @@ static void record_logits(const LaunchConfig* config, void* function, void** par
 }
 
 static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
+    if (!is_launchable(config, function) || !parameters) {
+        record("{\"call\":\"refused launch\",\"grid\":[%u,%u,%u],\"block\":%u,\"smem\":%u,\"cluster\":%u}", config->grid[0], config->grid[1],
+               config->grid[2], config->block[0], config->shared_bytes, cluster_size(config, 0));
+        return INVALID_VALUE;
+    }
     if (is_transpose[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES])
         record_transpose(config, function, parameters);
     else if (is_logits[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES])
@@ -346,7 +370,7 @@ static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
 static int cuMemsetD2D8Async(unsigned long long address, size_t pitch, unsigned char value, size_t width, size_t height, void* stream) {
     record("{\"call\":\"cuMemsetD2D8Async\",\"address\":%llu,\"pitch\":%zu,\"value\":%d,\"width\":%zu,\"height\":%zu,\"stream\":%ld,\"device\":%d}", address,
            pitch, value, width, height, (long)(intptr_t)stream, current_ordinal());
-    return 0;
+    return address ? 0 : INVALID_VALUE;
 }
 
 #define ENTRY(name) {#name, (void*)name}

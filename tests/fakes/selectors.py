@@ -7,8 +7,9 @@ from sklearn.ensemble import RandomForestRegressor
 
 from deep_gemm import _C
 from deep_gemm.artifact import exact_key
+from tuner.learn.artifact import build_artifact
+from tuner.learn.forest import flatten
 from tuner.learn.learner import is_inside, predict
-from tuner.ship.artifact import build_artifact
 
 OP = "fp8_gemm"
 KERNEL_HASH = "0123456789abcdef" * 4
@@ -96,7 +97,7 @@ def make_metadata(num_portfolio: int, op: str = OP) -> dict:
 def golden_arrays(arrays: dict, features: np.ndarray, forest: RandomForestRegressor) -> dict[str, np.ndarray]:
     """Return golden vectors over `features`, with scikit-learn's scores and the choices that the guards leave."""
     features = features.astype(np.float32)
-    scores, spreads = predict(forest, features)
+    scores, spreads = predict(flatten(forest), features)
     best, every = scores.argmin(axis=1), np.arange(len(scores))
     is_trusted = is_inside(features.astype(np.float64), arrays["feature_min"], arrays["feature_max"])
     is_trusted &= spreads[every, best] <= MAX_SPREAD

@@ -23,8 +23,9 @@ from tests.fakes.databases import (
 )
 from tests.fakes.processes import run_child
 from tuner import errors
-from tuner.db import Store, tables
+from tuner.db import Store, export_json, merge, snapshot, tables
 from tuner.db.rows import MeasurementRow
+from tuner.learn.sources import find_device
 
 
 @pytest.fixture
@@ -156,6 +157,79 @@ def test_files_that_are_not_ours_to_the_letter_are_refused_untouched(sound, tmp_
         "hostile.db",
         "hostile.db.lock",
     }
+
+
+HOSTILE_LISTS = {
+    "a number": "7",
+    "text": '"7"',
+    "an object": '{"7": 7}',
+    "an unknown config": "[999999]",
+    "a key": '["x"]',
+    "a truth": "[true]",
+    "lists": "[[1], [1]]",
+    "no number": "[NaN]",
+    "no JSON": "[1,",
+    "nothing": "",
+    "deep": "[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("column", ["block.order", "best.tie_set"])
+@pytest.mark.parametrize("name", HOSTILE_LISTS)
+def test_lists_of_configs_that_are_none(sound, folder, column, name):
+    path, (table, field) = folder / "hostile.db", column.split(".")
+    path.write_bytes(sound.read_bytes())
+    raw = sqlite3.connect(path, isolation_level=None)
+    raw.execute(f'UPDATE {table} SET "{field}" = ? WHERE rowid = 1', (HOSTILE_LISTS[name],))
+    raw.close()
+    for use in (
+        lambda: merge(folder / "merged.db", [path]),
+        lambda: merge(path, [sound]),
+        lambda: export_json(path, folder / "export.json"),
+        lambda: snapshot(path, folder / "snapshot.db"),
+        lambda: load_best(path) if table == "best" else export_json(path, folder / "export.json"),
+    ):
+        with pytest.raises(errors.IntegrityError) as caught:
+            use()
+        assert str(path) in str(caught.value) and len(str(caught.value)) < 600
+    assert check(path) and not (folder / "snapshot.db").exists() and not (folder / "export.json").exists()
+
+
+def check(path: Path) -> list[str]:
+    """Return what `check` finds."""
+    with Store.open(path, "ro") as store:
+        return store.check()
+
+
+def load_best(path: Path) -> None:
+    """Read the winners."""
+    with Store.open(path, "ro") as store:
+        store.load_best()
+
+
+def test_ties_begin_with_the_winner(sound, folder):
+    path = folder / "hostile.db"
+    path.write_bytes(sound.read_bytes())
+    raw = sqlite3.connect(path, isolation_level=None)
+    raw.execute("UPDATE best SET tie_set = '[2,1]' WHERE rowid = 1")
+    raw.close()
+    with pytest.raises(errors.IntegrityError, match="do not begin with the winner"):
+        load_best(path)
+
+
+@pytest.mark.parametrize(
+    "column, value",
+    [("sku", "../../other"), ("sku", "\x1b[2J"), ("sku", ""), ("compute_capability", "nine"), ("name", "")],
+)
+def test_a_board_that_is_none(sound, folder, column, value):
+    path = folder / "hostile.db"
+    path.write_bytes(sound.read_bytes())
+    raw = sqlite3.connect(path, isolation_level=None)
+    raw.execute(f"UPDATE device SET {column} = ?", (value,))
+    raw.close()
+    with Store.open(path, "ro") as store, pytest.raises(errors.IntegrityError) as caught:
+        find_device(store, "")
+    assert "\x1b" not in str(caught.value)
 
 
 def test_other_applications_files_are_refused_untouched(tmp_path):

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
+from deep_gemm.text import printable
 from tuner import errors
-from tuner.commands.tables import format_table, printable
+from tuner.commands.tables import format_table
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 

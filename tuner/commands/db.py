@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from deep_gemm import environment
+from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
-from tuner.commands.tables import format_table, printable
+from tuner.commands.tables import format_table
 
 Database = Annotated[
     str,

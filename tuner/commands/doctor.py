@@ -6,8 +6,9 @@ from dataclasses import asdict
 
 import typer
 
+from deep_gemm.text import printable
 from tuner import errors
-from tuner.commands.tables import WIDTH, printable
+from tuner.commands.tables import WIDTH
 
 #: Columns of the names of parts and of their states.
 INDENT = 18

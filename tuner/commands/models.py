@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands.tables import format_table, printable
+from deep_gemm.text import printable
+from tuner.commands.tables import format_table
 
 Name = Annotated[str, typer.Argument(help="SKU or short name (h200), or the path of a .dgsel file.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]

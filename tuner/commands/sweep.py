@@ -11,6 +11,7 @@ import typer
 
 from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.tables import format_table
 from tuner.problems import shapes
@@ -158,7 +159,7 @@ def load_configs(path: Path) -> list:
         document = json.loads(path.read_text(encoding="utf-8"))
         rows = document if isinstance(document, list) else document.get("configs") or document["portfolio"]
         return list(dict.fromkeys(_C.Config.from_json(json.dumps(row)) for row in rows))
-    except (OSError, ValueError, KeyError, AttributeError, DeepGemmError) as error:
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError, DeepGemmError) as error:
         raise errors.UsageError(f"--configs {path}: not a list of configs ({type(error).__name__}: {error})") from error
 
 
@@ -247,6 +248,9 @@ class SweepProgress:
         """Show one event of the sweep."""
         if name == "device":
             self.progress.console.print(f"measuring on {facts['name']} ({facts['sku']})", highlight=False)
+            return
+        if name == "waiting":
+            print(printable(f"waiting for space: {facts['reason']}"), file=sys.stderr, flush=True)
             return
         label = {"compile": "compiling", "problem": "measuring"}[name]
         if not self.is_terminal and time.monotonic() - self.printed_at > LINE_INTERVAL_S:

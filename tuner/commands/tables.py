@@ -5,15 +5,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TextIO
 
+from deep_gemm.text import printable
+
 #: Columns that a line may have.
 WIDTH = 100
 GAP = "  "
 NUMBER = re.compile(r"[-+<>]?\d[\d.,/]*( ?(%|x|us|s|ms|min|h|MB|kB))?|-|")
-
-
-def printable(text: str) -> str:
-    """Return `text` with control characters escaped, so that a database's texts cannot control the terminal."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def format_table(headings: Sequence[str], rows: Iterable[Sequence[object]], indent: str = "") -> str:

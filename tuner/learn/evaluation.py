@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 
 from tuner.db.rows import Identity
+from tuner.learn.typed import make_typed
 
 FORMAT = 1
 
@@ -116,14 +117,14 @@ class Evaluation:
     def from_json(cls, document: dict) -> "Evaluation":
         """Read an evaluation. Raises: KeyError, TypeError, AttributeError for anything that to_json does not write."""
         return cls(
-            Identity(**document["identity"]),
+            make_typed(Identity, document["identity"]),
             document["fingerprint"],
             document["estimator_sha256"],
             {
-                split: {method: Statistics(**statistics) for method, statistics in table.items()}
+                split: {method: make_typed(Statistics, statistics) for method, statistics in table.items()}
                 for split, table in document["splits"].items()
             },
-            [WorstProblem(**problem) for problem in document["worst"]],
-            [FoldSummary(**fold) for fold in document["folds"]],
-            Unconfirmed(**document["unconfirmed"]),
+            [make_typed(WorstProblem, problem) for problem in document["worst"]],
+            [make_typed(FoldSummary, fold) for fold in document["folds"]],
+            make_typed(Unconfirmed, document["unconfirmed"]),
         )

@@ -13,6 +13,7 @@ from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
 from deep_gemm import _C
 from tuner.learn.dataset import LOG_TWO, UNMEASURED, Dataset
+from tuner.learn.forest import Forest, flatten
 from tuner.learn.portfolio import SIZES, Portfolio, choose_portfolio, split_families
 
 KINDS = {"random-forest": RandomForestRegressor, "extra-trees": ExtraTreesRegressor}
@@ -65,7 +66,7 @@ class Learned:
 
     portfolio: Portfolio
     kind: str
-    forest: object
+    forest: Forest
     guards: Guards
     feature_min: np.ndarray
     feature_max: np.ndarray
@@ -125,8 +126,13 @@ def make_targets(data: Dataset, rows: np.ndarray, columns: np.ndarray, clip: flo
     return np.clip(targets, -LOG_TWO, clip)
 
 
-def fit_forest(features: np.ndarray, targets: np.ndarray, settings: Settings):
-    """Fit the ensemble; the same input and seed give the same trees, whatever the number of threads."""
+def fit_forest(features: np.ndarray, targets: np.ndarray, settings: Settings) -> Forest:
+    """Fit the forest; the same input and seed give the same trees, whatever the number of threads."""
+    return flatten(fit_ensemble(features, targets, settings))
+
+
+def fit_ensemble(features: np.ndarray, targets: np.ndarray, settings: Settings):
+    """Fit scikit-learn's ensemble."""
     return KINDS[settings.kind](
         n_estimators=settings.trees,
         max_depth=settings.depth,
@@ -136,10 +142,9 @@ def fit_forest(features: np.ndarray, targets: np.ndarray, settings: Settings):
     ).fit(features.astype(np.float32), targets)
 
 
-def predict(forest, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def predict(forest: Forest, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return scores and the spread between trees, both F64[R,P]; trees are added in the order of the native walk."""
-    inputs = features.astype(np.float32)
-    trees = np.stack([tree.predict(inputs, check_input=False).reshape(len(inputs), -1) for tree in forest.estimators_])
+    trees = forest.predict(features.astype(np.float32))
     total = np.zeros(trees.shape[1:])
     for values in trees:
         total += values

@@ -12,10 +12,11 @@ from deep_gemm import _C
 from tuner.db.rows import Identity
 from tuner.learn.dataset import CONFIRMED, UNMEASURED, Dataset
 from tuner.learn.learner import Guards, Learned, Settings
+from tuner.learn.typed import make_typed
 from tuner.problems.fields import describe_variant, get_tokens, to_config
 from tuner.problems.shapes import OTHER_MODEL
 
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Record:
     """The contents of `training.json`.
 
     `portfolio_curve` is the score of each portfolio size on left-out families; `feature_min` and `feature_max`, F64[F],
-    already include the slack of the guards.
+    already include the slack of the guards. `estimator_sha256` is the SHA-256 of the file with the forest.
     """
 
     identity: Identity
@@ -82,17 +83,18 @@ class Record:
             raise ValueError(f"format {document['format']}: this package reads format {FORMAT}")
         settings = document["settings"]
         own = {each.name: document[each.name] for each in fields(cls)}
-        return cls(
-            **own
+        return make_typed(
+            cls,
+            own
             | {
-                "identity": Identity(**document["identity"]),
-                "data": DataCounts(**document["data"]),
-                "settings": Settings(**settings | {"sizes": tuple(settings["sizes"])}),
+                "identity": make_typed(Identity, document["identity"]),
+                "data": make_typed(DataCounts, document["data"]),
+                "settings": make_typed(Settings, settings | {"sizes": tuple(settings["sizes"])}),
                 "portfolio": [to_config(config) for config in document["portfolio"]],
-                "guards": Guards(**document["guards"]),
-                "feature_min": np.array(document["feature_min"]),
-                "feature_max": np.array(document["feature_max"]),
-            }
+                "guards": make_typed(Guards, document["guards"]),
+                "feature_min": np.array(document["feature_min"], np.float64),
+                "feature_max": np.array(document["feature_max"], np.float64),
+            },
         )
 
 

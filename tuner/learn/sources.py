@@ -70,7 +70,7 @@ def find_ops(store: Store, sku: str, op: str = "") -> list[str]:
 def recorded_boards(store: Store) -> dict[str, _C.Device]:
     """Return {SKU: device} of the boards in the database; a known SKU has its own description, not the row's."""
     with store.reading() as connection:
-        rows = list(queries.load_devices(connection).values())
+        rows = list(queries.load_devices(connection, store.target).values())
     boards = {}
     for row in rows:
         device = known_or_none(row["sku"]) or queries.to_device(row)

@@ -1,37 +1,36 @@
 """The training folder: what `train` leaves for `evaluate` and `export`, in one folder per op kind.
 
     training.json     what the selector was trained on, its portfolio and its guards, see record.py
-    estimator.joblib  the scikit-learn forest; it is never shipped and never read at run time
+    forest.arrays     the trees as plain arrays, see forest.py; never read at run time
     evaluation.json   by `evaluate`: statistics per split and method, see evaluation.py
     out_of_fold.json  by `evaluate`: for each problem, the choice of the selector that never saw its family
     unconfirmed.json  by `evaluate`: problems and configs that folds or baselines picked without confirmation rounds, in
                       the form that `sweep --shapes` and `sweep --configs` read
 
-`training.json` holds the SHA-256 of the estimator and of the data, so that a changed file or database is refused.
-Loading with joblib runs code, so a folder that other users can write to is refused as well.
+`training.json` holds the SHA-256 of the forest and of the data, so that a changed file or database is refused. All
+files are numbers and text: whoever wrote them, reading them runs no code.
 """
 
 import hashlib
-import io
 import json
 import os
-import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import joblib
 import numpy as np
 
 from deep_gemm import _C, environment
+from deep_gemm.artifact import MAX_BYTES
 from tuner import errors
 from tuner.db.files import replacing
 from tuner.learn.dataset import Dataset, load_dataset
+from tuner.learn.forest import Forest, read_forest, write_forest
 from tuner.learn.learner import Learned, Settings, fit
 from tuner.learn.record import Record, make_record, to_json
 from tuner.learn.sources import known_device, open_database
 from tuner.problems.fields import OPS
 
-ESTIMATOR, TRAINING = "estimator.joblib", "training.json"
+FOREST, TRAINING = "forest.arrays", "training.json"
 EVALUATION, OUT_OF_FOLD, UNCONFIRMED = "evaluation.json", "out_of_fold.json", "unconfirmed.json"
 
 
@@ -41,7 +40,7 @@ class Training:
 
     folder: Path
     record: Record
-    forest: object
+    forest: Forest
 
 
 def default_folder(sku: str) -> Path:
@@ -109,14 +108,13 @@ def fingerprint(data: Dataset) -> str:
 
 def save(folder: Path, data: Dataset, learned: Learned, settings: Settings, database: str) -> Record:
     """Write the training folder and return its record; an evaluation of an earlier selector is removed."""
-    payload = io.BytesIO()
-    joblib.dump(learned.forest, payload, compress=3)
-    sha256 = hashlib.sha256(payload.getvalue()).hexdigest()
+    forest = write_forest(learned.forest)
+    sha256 = hashlib.sha256(forest).hexdigest()
     record = make_record(data, learned, settings, database, fingerprint(data), sha256)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (EVALUATION, OUT_OF_FOLD, UNCONFIRMED):
         (folder / name).unlink(missing_ok=True)
-    write_file(folder / ESTIMATOR, payload.getvalue())
+    write_file(folder / FOREST, forest)
     write_file(folder / TRAINING, to_json(record.to_json()))
     return record
 
@@ -126,22 +124,24 @@ def load(folder: Path) -> Training:
     if not (folder / TRAINING).is_file():
         raise errors.UsageError(f"--training {folder}: no {TRAINING} there; run `python -m tuner train` first")
     try:
-        check_ownership(folder)
-        record = Record.from_json(json.loads((folder / TRAINING).read_text("ascii")))
-        payload = (folder / ESTIMATOR).read_bytes()
-        if hashlib.sha256(payload).hexdigest() != record.estimator_sha256:
-            raise ValueError(f"{ESTIMATOR} is not the one that was trained")
-        return Training(folder, record, joblib.load(io.BytesIO(payload)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        record = Record.from_json(json.loads(read_bounded(folder / TRAINING).decode("ascii")))
+        content = read_bounded(folder / FOREST)
+        if hashlib.sha256(content).hexdigest() != record.estimator_sha256:
+            raise ValueError(f"{FOREST} is not the one that was trained")
+        forest = read_forest(content, len(record.feature_min), len(record.portfolio))
+        return Training(folder, record, forest)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise errors.IntegrityError(f"--training {folder}: {error}; train again") from error
 
 
 def load_with_data(folder: Path, database: str) -> tuple[Training, Dataset]:
     """Read the training folder of an op kind and the data that it was trained on.
 
-    Raises: UsageError, IntegrityError.
+    The database is the one named, else the file that the folder names. Raises: UsageError, IntegrityError.
     """
     found = load(folder)
+    if not database and "://" in found.record.database:
+        raise errors.UsageError(f"--training {folder}: trained on a server's database; name it with --db")
     identity = found.record.identity
     with open_database(database or found.record.database) as store:
         data = load_dataset(
@@ -156,17 +156,6 @@ def load_with_data(folder: Path, database: str) -> tuple[Training, Dataset]:
     return found, data
 
 
-def check_ownership(folder: Path) -> None:
-    """Raise IntegrityError unless the folder and its estimator belong to this user and nobody else can write them."""
-    for path in (folder, folder / ESTIMATOR):
-        found = path.stat()
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
-            raise errors.IntegrityError(
-                f"{path}: owned by another user or writable by others; loading an estimator runs code, so train into a"
-                " folder of your own"
-            )
-
-
 def check_unchanged(training: Training, data: Dataset) -> None:
     """Raise IntegrityError where the heuristic, the features or the data changed since training."""
     for name, current in (("features_version", _C.FEATURES_VERSION), ("heuristic_version", _C.HEURISTIC_VERSION)):
@@ -177,6 +166,15 @@ def check_unchanged(training: Training, data: Dataset) -> None:
             )
     if training.record.fingerprint != fingerprint(data):
         raise errors.IntegrityError(f"{training.folder}: the database changed since training; train again")
+
+
+def read_bounded(path: Path) -> bytes:
+    """Return a file. Raises: OSError; ValueError for one that is larger than any that `train` writes."""
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"{path.name}: larger than {MAX_BYTES} bytes")
+    return content
 
 
 def write_file(path: Path, payload: bytes, mode: int = 0o600) -> None:

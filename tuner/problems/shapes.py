@@ -67,7 +67,7 @@ def load_file(path: Path) -> list:
         return expand(parse_document(text))
     except (OSError, UnicodeDecodeError) as error:
         raise errors.UsageError(f"--shapes {path}: cannot be read ({error})") from error
-    except (ValueError, TypeError, KeyError, AttributeError, DeepGemmError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, DeepGemmError) as error:
         raise errors.UsageError(
             f"--shapes {path}: not a shape file ({type(error).__name__}: {error}); see tuner/problems/shapes.py for the"
             " format"

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from functools import partial
 
 from deep_gemm import _C
+from tuner.db.interrupts import interrupt_deferred
 from tuner.db.rows import Identity
 from tuner.measure.devices import choose_visible_device, read_device
 from tuner.measure.gpu_lock import GpuLock
@@ -33,6 +34,8 @@ from tuner.search.winners import choose_winner
 #: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
 #: new candidates are then no reason to measure it again; a portfolio's few rows do not stand for the full space.
 COVERED_SHARE = 0.8
+#: How long a sweep waits for space on a full disk; then it ends, and what was committed stays.
+FULL_DISK_S = 600.0
 
 
 def make_worker(options: SweepOptions) -> MeasuringWorker:
@@ -87,12 +90,19 @@ class Sweep:
                 op: make_identity(op, self.device, name_regime(self.regime, op, self.options.workload))
                 for op in find_ops(self.options.problems)
             }
+            self.store.patience_s = FULL_DISK_S
+            self.store.on_wait = lambda reason: self.on_event("waiting", {"reason": reason})
             self.past = past.Past(self.store, self.identities)
-            sweep_id = self.store.start_sweep(self.describe())
+            sweep_id = None
             try:
+                with interrupt_deferred():
+                    sweep_id = self.store.start_sweep(self.describe())
                 return self.run_recorded(hello, sweep_id)
             except BaseException as error:
-                self.store.finish_sweep(sweep_id, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+                self.store.patience_s = 0.0
+                if sweep_id is not None:
+                    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+                    self.store.finish_sweep(sweep_id, status)
                 raise
 
     def run_recorded(self, hello: dict, sweep_id: int) -> dict:

@@ -17,14 +17,14 @@ from deep_gemm.artifact import FORMAT, SIZES, exact_key
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.selector import Selector
 from tuner import errors
+from tuner.learn.artifact import build_artifact
 from tuner.learn.dataset import CONFIRMED, SEARCHED, Dataset
 from tuner.learn.evaluation import Evaluation
 from tuner.learn.learner import is_inside, predict
 from tuner.learn.record import Record
-from tuner.learn.train import EVALUATION, Training, write_file
+from tuner.learn.train import EVALUATION, Training, read_bounded, write_file
 from tuner.problems.fields import replace_problem
 from tuner.ship import gates
-from tuner.ship.artifact import build_artifact
 from tuner.ship.model_card import CardPart, Contents, Counts, write_card
 
 MAX_CONFIGS = SIZES["configs"][1]
@@ -112,7 +112,7 @@ def make_part(training: Training, data: Dataset) -> Part:
     arrays = {
         "configs": np.array([list(config.as_dict().values()) for config in configs], np.int32),
         **exact_arrays(exact),
-        **forest_arrays(training.forest),
+        **training.forest.to_arrays(),
         "feature_min": record.feature_min,
         "feature_max": record.feature_max,
         **golden_arrays(training, data),
@@ -123,7 +123,7 @@ def make_part(training: Training, data: Dataset) -> Part:
 def load_evaluation(training: Training) -> Evaluation:
     """Return what `evaluate` found. Raises: UsageError without an evaluation; IntegrityError for another selector's."""
     try:
-        document = json.loads((training.folder / EVALUATION).read_text("ascii"))
+        document = json.loads(read_bounded(training.folder / EVALUATION).decode("ascii"))
         if document["estimator_sha256"] != training.record.estimator_sha256:
             raise ValueError("it is of another selector")
         return Evaluation.from_json(document)
@@ -132,7 +132,7 @@ def load_evaluation(training: Training) -> Evaluation:
             f"--training {training.folder}: not evaluated since it was trained; run `python -m tuner evaluate"
             f" --training {training.folder}` first"
         ) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.IntegrityError(f"{training.folder / EVALUATION}: {error}; evaluate again") from error
 
 
@@ -214,33 +214,6 @@ def exact_arrays(exact: dict) -> dict:
     return {
         "exact_key": np.array([key for key, _ in entries], np.uint64),
         "exact_config": np.array([index for _, index in entries], np.int32),
-    }
-
-
-def forest_arrays(forest) -> dict:
-    """Return the trees as flat arrays: absolute node indices, leaves numbered over all trees."""
-    starts, feature, threshold, left, right, leaves = [0], [], [], [], [], []
-    num_leaves = 0
-    for estimator in forest.estimators_:
-        tree = estimator.tree_
-        is_leaf = tree.children_left < 0
-        rows = num_leaves + np.cumsum(is_leaf) - 1
-        feature.append(np.where(is_leaf, -1, tree.feature))
-        threshold.append(np.where(is_leaf, 0.0, tree.threshold))
-        left.append(np.where(is_leaf, rows, tree.children_left + starts[-1]))
-        right.append(np.where(is_leaf, -1, tree.children_right + starts[-1]))
-        leaves.append(tree.value[is_leaf].reshape(int(is_leaf.sum()), -1))
-        starts.append(starts[-1] + tree.node_count)
-        num_leaves += int(is_leaf.sum())
-    integers = {
-        name: np.concatenate(parts).astype(np.int32)
-        for name, parts in (("feature", feature), ("left", left), ("right", right))
-    }
-    return {
-        "tree_start": np.array(starts, np.int32),
-        "threshold": np.concatenate(threshold),
-        "leaf_value": np.concatenate(leaves),
-        **integers,
     }
 
 

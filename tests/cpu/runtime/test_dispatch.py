@@ -88,6 +88,38 @@ def test_the_table_is_bounded(driver):
     assert len(select(events, "LibraryLoadData")) <= 160, "a kernel is loaded once, however often it is planned"
 
 
+def plan_twice_at_the_bound():
+    """Fill all places but one, then meet a problem while it is being planned, as a second thread does.
+
+    Return (clears, size) afterwards.
+    """
+    use_fake_build()
+    before, plan_one, is_first = _C.dispatch_stats(), plan.plan, [True]
+    for m in range(1, before["capacity"] - before["size"]):
+        run_op(m, 8, 16)
+
+    def plan_and_meet(problem, ordinal):
+        if is_first.pop():
+            is_first.append(False)
+            run_op(64, 128, 256)
+        else:
+            is_first.append(False)
+        return plan_one(problem, ordinal)
+
+    plan.plan = plan_and_meet
+    try:
+        run_op(64, 128, 256)
+    finally:
+        plan.plan = plan_one
+    after = _C.dispatch_stats()
+    _C.dispatch_clear()
+    return after["clears"] - before["clears"], after["size"] - before["capacity"]
+
+
+def test_a_problem_that_was_met_while_it_was_planned_is_not_added_twice(driver):
+    assert driver.call(plan_twice_at_the_bound)[0] == (0, 0)
+
+
 def call_from_threads():
     """Let threads miss and hit the same problems together; return (stats, results)."""
     use_fake_build()

@@ -16,7 +16,7 @@ from deep_gemm.errors import ModelError
 from deep_gemm.selector import Selector
 from tests.fakes.selectors import DEVICE, OP, make_artifact, make_parts
 from tuner.errors import IntegrityError
-from tuner.ship.artifact import build_artifact
+from tuner.learn.artifact import build_artifact
 
 
 def split(content: bytes) -> tuple[dict, bytes]:
@@ -37,6 +37,17 @@ def with_metadata(content: bytes, change) -> bytes:
     header, data = split(content)
     metadata = json.loads(header["__metadata__"]["deep_gemm"])
     return join(header | {"__metadata__": sign(canonical_json(change(metadata) or metadata))}, data)
+
+
+def change_metadata(header: dict, **members: object) -> dict:
+    """Return the header's metadata entry with other members."""
+    return sign(canonical_json(json.loads(header["__metadata__"]["deep_gemm"]) | members))
+
+
+def rehash(header: dict, data: bytes) -> bytes:
+    """Return an artefact whose hashes are those of the data."""
+    metadata = json.loads(header["__metadata__"]["deep_gemm"]) | {"arrays_sha256": hashlib.sha256(data).hexdigest()}
+    return join(header | {"__metadata__": sign(canonical_json(metadata))}, data)
 
 
 def sign(text: str) -> dict:
@@ -112,7 +123,6 @@ def broken_containers():
     content = make_artifact()
     header, data = split(content)
     text = canonical_json(header)
-    name = f"{OP}/threshold"
     yield "empty", b""
     yield "only a length", content[:8]
     yield "truncated header", content[:100]
@@ -122,6 +132,11 @@ def broken_containers():
     yield "header length of 2^63", struct.pack("<Q", 2**63) + content[8:]
     yield "unaligned header", struct.pack("<Q", len(text) + len(text) % 2 + 1) + content[8:]
     yield "white space in the header", join(text.replace(",", ", ", 1), data)
+    yield "data after the arrays", rehash(header, data + bytes(8))
+    for name_of_length in ("x", "xx"):  # one of the two lengths is no multiple of 8
+        odd = canonical_json({**header, "__metadata__": change_metadata(header, created=name_of_length)})
+        if len(odd) % 8:
+            yield f"a header of {len(odd) % 8} bytes too many", struct.pack("<Q", len(odd)) + odd.encode() + data
     yield "too much padding", join(text + " " * 64, data)
     yield "keys not ascending", join(json.dumps(dict(reversed(header.items())), separators=(",", ":")), data)
     yield "duplicate key", join("{" + f'"{OP}/configs":{{}},' + text[1:], data)
@@ -152,19 +167,68 @@ def broken_containers():
     yield "file above 16 MiB", content + bytes(1 << 24)
     yield "header no object", join("[]", data)
     yield "header not ASCII", join(text.replace("metadata", "metad\u00e4ta", 1), data)
-    for value in ("NaN", "Infinity", "-0", "1.0e0", "1e999", "9" * 5000, "0." + "9" * 5000, "tru", '"\\ud8"', '"\t"'):
+    for value in (
+        "NaN",
+        "Infinity",
+        "-0",
+        "1.0e0",
+        "1e999",
+        "9" * 33,
+        "9" * 5000,
+        "0." + "9" * 5000,
+        "tru",
+        '"\\ud8"',
+        '"\t"',
+    ):
         yield f"metadata with {value[:9]}", join(header | {"__metadata__": sign(f'{{"a":{value}}}')}, data)
+    yield "a number of 33 digits", join(header | {"__metadata__": change_metadata(header, created=10**32)}, data)
+    yield "long metadata", join(header | {"__metadata__": change_metadata(header, created="x" * 65537)}, data)
+    zeros = {
+        f"{OP}/{key}": {"data_offsets": [at, at + 9_000_000], "dtype": "F64", "shape": [1_125_000]}
+        for key, at in (("a", 0), ("b", 9_000_000))
+    }
+    yield "arrays of 18 MB", rehash({"__metadata__": header["__metadata__"]} | zeros, bytes(18_000_000))
     yield "metadata of 65,537 bytes", join(header | {"__metadata__": sign(f'{{"a":"{"x" * 65529}"}}')}, data)
+
+
+def broken_arrays():
+    """Yield likewise (name, content) of containers whose entries of arrays are wrong."""
+    header, data = split(make_artifact())
+    name = f"{OP}/threshold"
     for change in BAD_ENTRY_CHANGES:
         yield f"entry with {change}", join(header | {name: header[name] | change}, data)
+    yield "three dimensions", join(header | {name: header[name] | {"shape": [1, 1, *header[name]["shape"]]}}, data)
     for entry in (3, [], {}, header[f"{OP}/leaf_value"]):
         yield f"entry {str(entry)[:40]}", join(header | {name: entry}, data)
+    first, second, *others = sorted(
+        (key for key in header if key != "__metadata__"), key=lambda key: header[key]["data_offsets"]
+    )
+    end = header[first]["data_offsets"][1]
+    shifted = {
+        key: header[key] | {"data_offsets": [each + 8 for each in header[key]["data_offsets"]]} for key in others
+    }
+    moved = {second: header[second] | {"data_offsets": [each + 8 for each in header[second]["data_offsets"]]}}
+    yield "a gap between arrays", rehash(header | moved | shifted, data[:end] + bytes(8) + data[end:])
+    begin, size = header[second]["data_offsets"][0], end - header[first]["data_offsets"][0]
+    closer = {key: [each - size for each in header[key]["data_offsets"]] for key in (second, *others)}
+    overlapping = {key: header[key] | {"data_offsets": offsets} for key, offsets in closer.items()}
+    yield "arrays that overlap", rehash(header | overlapping, data[: begin - size] + data[begin:])
+    for bad in (f"{name}!", f"{name}\x7f", f"{name}T"):  # in the order of the names before
+        yield (
+            f"an array whose name ends with {bad[-1]!r}",
+            join({key if key != name else bad: value for key, value in header.items()}, data),
+        )
     for bad in ("../threshold", "fp8_gemm\\threshold", "", "x" * 65, "Fp8"):
         yield f"array named {bad}", join({key if key != name else bad: value for key, value in header.items()}, data)
 
 
-@pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in broken_containers()])
+BROKEN = [*broken_containers(), *broken_arrays()]
+
+
+@pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in BROKEN])
 def test_broken_containers_are_refused(content):
+    with pytest.raises(ModelError, match="export the selector again"):
+        read_artifact(content)
     with pytest.raises(ModelError, match="export the selector again"):
         Selector(content)
 

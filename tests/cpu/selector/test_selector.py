@@ -21,7 +21,7 @@ from tests.fakes.selectors import (
     pack,
 )
 from tests.fakes.variants import make_variants
-from tuner.ship.artifact import build_artifact
+from tuner.learn.artifact import build_artifact
 
 H100 = _C.Device.known("h100")
 

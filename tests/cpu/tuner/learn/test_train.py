@@ -13,7 +13,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes import synthetic
 from tuner import cli, errors
-from tuner.learn import learner, train
+from tuner.learn import forest, learner, train
 from tuner.learn.dataset import LOG_TWO, UNMEASURED
 from tuner.learn.record import to_json
 
@@ -44,9 +44,9 @@ def all_rows(data):
 def test_scores_are_those_of_scikit_learn_bit_by_bit(data, learned, kind):
     features = learner.make_features(data, all_rows(data), learned.portfolio.columns)
     targets = learner.make_targets(data, all_rows(data), learned.portfolio.columns)
-    forest = learner.fit_forest(features, targets, replace(SETTINGS, kind=kind))
-    scores, spreads = learner.predict(forest, features)
-    assert (scores == forest.predict(features.astype(np.float32))).all()
+    ensemble = learner.fit_ensemble(features, targets, replace(SETTINGS, kind=kind))
+    scores, spreads = learner.predict(forest.flatten(ensemble), features)
+    assert (scores == ensemble.predict(features.astype(np.float32))).all()
     assert spreads.shape == scores.shape and (spreads >= 0).all()
 
 
@@ -137,23 +137,19 @@ def test_a_new_training_removes_the_old_evaluation(data, learned, folder):
     assert not (folder / train.EVALUATION).exists()
 
 
-def test_the_estimator_of_others_is_never_loaded(folder):
-    os.chmod(folder / train.ESTIMATOR, 0o666)
-    with pytest.raises(errors.IntegrityError, match="writable by others"):
-        train.load(folder)
-
-
-@pytest.mark.parametrize("damage", ["estimator", "json", "format", "missing"])
+@pytest.mark.parametrize("damage", ["forest", "json", "format", "missing", "large"])
 def test_a_damaged_folder_is_refused(folder, damage):
     record = json.loads((folder / train.TRAINING).read_text())
-    if damage == "estimator":
-        (folder / train.ESTIMATOR).write_bytes(b"not what was trained")
+    if damage == "forest":
+        (folder / train.FOREST).write_bytes(b"not what was trained")
+    elif damage == "large":
+        os.truncate(folder / train.TRAINING, 1 << 40)
     elif damage == "json":
         (folder / train.TRAINING).write_text("{")
     elif damage == "format":
         (folder / train.TRAINING).write_text(json.dumps(record | {"format": 1}))
     else:
-        (folder / train.ESTIMATOR).unlink()
+        (folder / train.FOREST).unlink()
     with pytest.raises(errors.IntegrityError, match="train again"):
         train.load(folder)
 
@@ -186,7 +182,7 @@ def test_a_failing_disk_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 
 
 def test_files_are_private(folder):
-    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in (train.TRAINING, train.ESTIMATOR)} == {0o600}
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in (train.TRAINING, train.FOREST)} == {0o600}
 
 
 def test_without_a_full_space_problem_nothing_can_be_chosen(data):
@@ -217,7 +213,7 @@ def test_the_command_writes_a_folder(tmp_path, capsys):
     )
     record = json.loads(capsys.readouterr().out)["ops"]["fp8_gemm"]
     assert len(record["portfolio"]) == 8 and record["identity"]["kernel_hash"] == synthetic.KERNEL_HASH
-    assert len(train.load(tmp_path / "t" / "fp8_gemm").forest.estimators_) == 4
+    assert len(train.load(tmp_path / "t" / "fp8_gemm").forest.tree_start) == 5
 
 
 def test_the_command_prints_a_portfolio_that_a_sweep_reads(tmp_path, capsys):

@@ -9,7 +9,9 @@ import scipy.stats
 
 from deep_gemm import _C
 from tuner.measure import statistics
+from tuner.measure.records import Result
 from tuner.measure.statistics import Timed
+from tuner.search.winners import choose_winner
 
 
 def make_timed(ratio: float, config=None, **flags: bool) -> Timed:
@@ -62,6 +64,8 @@ def test_noise_of_equal_configs_shrinks_with_rounds():
     few, many = ([math.exp(generator.gauss(0.0, 0.01)) for _ in range(count)] for count in (10, 400))
     assert 0.0 < statistics.measure_noise(many) < statistics.measure_noise(few) < 0.05
     assert statistics.measure_noise([1.0]) == 0.0
+    for ratio in (0.9, 1.1):
+        assert statistics.measure_noise([ratio] * 10) == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +82,22 @@ def test_tie_set_holds_what_cannot_be_told_from_the_fastest():
     assert [entry.ratio for entry in statistics.find_tie_set(timed, 1.0, 0.0)] == [0.9, 0.903, 0.906, 1.0]
 
 
+def test_noise_makes_ties():
+    timed = [make_timed(1.0), make_timed(1.0055), make_timed(1.0075)]
+    for noise, count in ((0.0, 1), (0.0025, 1), (0.003, 2), (0.004, 3)):
+        assert len(statistics.find_tie_set(timed, 1000.0, noise)) == count
+
+
+def test_the_winner_of_a_block_is_among_what_its_noise_cannot_tell_apart():
+    fast, heuristic = _C.Config(64, 64, 4), _C.Config(128, 128, 4)
+    rows = [
+        Result(config=config, role="confirm", status="ok", ratio=ratio)
+        for config, ratio in ((fast, 1.0), (heuristic, 1.006))
+    ]
+    for noise, winner, ties in ((0.0, fast, [fast]), (0.004, heuristic, [fast, heuristic])):
+        assert choose_winner(rows, heuristic, 1000.0, noise, set()) == (winner, ties)
+
+
 def test_winner_follows_the_fixed_order():
     plain, deep = _C.Config(64, 64, 4), _C.Config(64, 64, 8)
     wide = _C.Config(64, 64, 4, cluster_m=2)
@@ -88,6 +108,22 @@ def test_winner_follows_the_fixed_order():
     others = [_C.Config(64, block_n, 4) for block_n in (16, 32, 64)]
     first = min(others, key=lambda config: config.key("fp8_gemm"))
     assert statistics.choose_winner([make_timed(1.0, config) for config in others]).config == first
+
+
+@pytest.mark.parametrize(
+    "fewer, more",
+    [({"num_stages": 4}, {"num_stages": 8}), ({"cluster_m": 1}, {"cluster_m": 2}), ({}, {"cluster_n": 2})],
+)
+def test_fewer_stages_and_smaller_clusters_win_whatever_the_keys_say(fewer, more):
+    pairs = [
+        tuple(_C.Config(64, block_n, **{"num_stages": 4} | knobs) for knobs in (fewer, more))
+        for block_n in range(16, 264, 8)
+    ]
+    contrary = [pair for pair in pairs if pair[0].key("fp8_gemm") > pair[1].key("fp8_gemm")]
+    assert contrary
+    for simple, other in contrary:
+        for order in ((simple, other), (other, simple)):
+            assert statistics.choose_winner([make_timed(1.0, config) for config in order]).config == simple
 
 
 def test_samples_of_different_rounds_are_never_paired():

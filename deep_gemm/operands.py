@@ -1,0 +1,63 @@
+"""What functions in Python ask of their arguments before they look at them more closely."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from deep_gemm.errors import ArgumentError
+
+MAX_SIZE = (1 << 31) - 1
+
+
+def check_tensor(name: str, value: Any) -> None:
+    """Raise ArgumentError unless `value` is a tensor with plain strided memory, or one that is only traced."""
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(f"{name} = {type(value).__name__}: must be a torch.Tensor; pass one.")
+    if value.layout is not torch.strided or value.is_quantized:
+        raise ArgumentError(f"{name}: a tensor without plain strided numbers; pass a dense tensor.")
+
+
+def check_numbers(name: str, value: Any) -> None:
+    """Raise ArgumentError unless `value` is such a tensor, whose numbers can be read."""
+    check_tensor(name, value)
+    if value.is_meta:
+        raise ArgumentError(f"{name}: a meta tensor holds no numbers; pass a tensor with memory.")
+
+
+def check_integer(name: str, value: Any, minimum: int = 0) -> int:
+    """Return `value`, an int or what converts to one. Raises: ArgumentError beyond minimum..2^31 - 1, for a bool and
+    for a tensor, which could make the host wait.
+    """
+    if isinstance(value, torch.SymInt):
+        return value
+    try:
+        number = None if isinstance(value, (bool, torch.Tensor)) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or not minimum <= number <= MAX_SIZE:
+        raise ArgumentError(f"{name} = {shorten(value)}: must be an int of {minimum}..2^31 - 1; pass such a number.")
+    return number
+
+
+def check_integers(name: str, values: Any, minimum: int = 0) -> tuple[int, ...]:
+    """Return `values` as a tuple. Raises: ArgumentError unless they are a list or tuple of such integers."""
+    if not isinstance(values, Sequence) or isinstance(values, (str, bytes)):
+        raise ArgumentError(f"{name} = {shorten(values)}: must be a list or tuple of ints; pass one.")
+    return tuple(check_integer(f"{name}[{index}]", value, minimum) for index, value in enumerate(values))
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raise ArgumentError unless `value` is a bool, a number or None, which say the same."""
+    if value is not None and not isinstance(value, (bool, int)):
+        raise ArgumentError(f"{name} = {shorten(value)}: must be a bool; pass True or False.")
+
+
+def shorten(value: Any) -> str:
+    """Return a short printable form of any object."""
+    try:
+        text = ascii(value)
+    except Exception:
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,119 @@
+"""Files of the tuner: replacements, the writer's lock over a fork, and a full disk."""
+
+import os
+import sqlite3
+import time
+
+import pytest
+
+from tests.fakes.processes import run_child
+from tuner import errors
+from tuner.db import Store, store
+from tuner.db.files import STALE_S, replacing
+from tuner.db.lock import WriterLock
+
+
+def make_leftover(folder, name, age_s):
+    """Make a folder as a killed replacement leaves it."""
+    made = folder / name
+    made.mkdir()
+    (made / "file").write_text("half")
+    then = time.time() - age_s
+    os.utime(made, (then, then))
+    return made
+
+
+def test_folders_of_killed_replacements_are_swept(tmp_path):
+    old = make_leftover(tmp_path, ".card.md.abcd_123", STALE_S + 60)
+    kept = [
+        make_leftover(tmp_path, ".card.md.abcd_124", 60),
+        make_leftover(tmp_path, ".other.md.abcd_123", STALE_S + 60),
+        make_leftover(tmp_path, ".card.md.mine", STALE_S + 60),
+        make_leftover(tmp_path, "card.md.abcd_123", STALE_S + 60),
+    ]
+    (tmp_path / ".card.md.link_123").symlink_to(kept[1])
+    with replacing(tmp_path / "card.md") as fresh:
+        fresh.write_text("new")
+    assert not old.exists() and all((folder / "file").exists() for folder in kept)
+    assert (tmp_path / "card.md").read_text() == "new" and (tmp_path / ".card.md.link_123").is_symlink()
+
+
+def test_a_forked_child_does_not_hold_the_writers_lock(tmp_path):
+    database = tmp_path / "tuning.db"
+    lock = WriterLock(database)
+    ready, leave = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(ready[1], b"x")
+        os.read(leave[0], 1)
+        lock.release()
+        os._exit(0)
+    try:
+        os.read(ready[0], 1)
+        os.close(lock.handle)  # as the kernel does when the writer dies: nothing gives the lock back
+        lock.handle = -1
+        WriterLock(database).release()
+    finally:
+        os.write(leave[1], b"x")
+        assert os.waitpid(child, 0)[1] == 0
+        for descriptor in (*ready, *leave):
+            os.close(descriptor)
+
+
+def test_a_child_leaves_the_writers_lock_alone(tmp_path):
+    database = tmp_path / "tuning.db"
+    lock = WriterLock(database)
+    assert run_child(lambda _: lock.release())[0] == 0
+    with pytest.raises(errors.StoreError, match=str(os.getpid())):
+        WriterLock(database)
+    lock.release()
+
+
+def limit_pages(opened: Store, pages: int) -> None:
+    """Let the database grow to `pages` pages, as a quota does."""
+    opened.engine.pool.connect().driver_connection.execute(f"PRAGMA max_page_count = {pages}")
+
+
+@pytest.fixture
+def full(tmp_path, monkeypatch):
+    """A database that cannot grow, with no time between attempts."""
+    monkeypatch.setattr(store, "RETRY_S", 0.0)
+    with Store.open(tmp_path / "tuning.db") as opened:
+        limit_pages(opened, 1)
+        yield opened
+
+
+LONG = "x" * 500_000
+
+
+def test_writing_waits_until_there_is_space(full):
+    reasons = []
+
+    def free_some(reason: str) -> None:
+        reasons.append(reason)
+        if len(reasons) == 3:
+            limit_pages(full, 100_000)
+
+    full.patience_s, full.on_wait = 600.0, free_some
+    assert full.start_sweep({"preset": LONG}) == 1
+    assert len(reasons) == 3 and "full" in reasons[0] and len(reasons[0]) < 1000
+
+
+def test_writing_gives_up_in_the_end_with_all_rows_intact(full, monkeypatch):
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(store.time, "monotonic", lambda: float(next(clock)))
+    full.patience_s = 600.0
+    with pytest.raises(errors.DiskFullError, match="free some space"):
+        full.start_sweep({"preset": LONG})
+    assert next(clock) == 700  # asked for the time at 0, then after each of six attempts
+    limit_pages(full, 100_000)
+    full.start_sweep({"preset": "after"})
+    found = sqlite3.connect(full.target)
+    assert found.execute("SELECT preset FROM sweep").fetchall() == [("after",)]
+    found.close()
+
+
+def test_without_patience_a_full_disk_is_an_error_at_once(full):
+    full.on_wait = lambda reason: pytest.fail("waited")
+    with pytest.raises(errors.DiskFullError):
+        full.start_sweep({"preset": LONG})

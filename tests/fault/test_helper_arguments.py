@@ -1,0 +1,130 @@
+"""Casts, layouts and the helpers of tests with arguments of wrong types: a typed error, or the right thing."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm import fp4, layout, packing, quantize, testing
+from deep_gemm.errors import DeepGemmError
+
+X = torch.randn(128, 256)
+SCALES = torch.rand(128, 4) + 0.5
+POWERS = torch.ones(128, 4)
+FP4 = fp4.per_token_cast_to_fp4(X, False)
+GROUPS = torch.tensor([128, 256], dtype=torch.int32)
+
+#: Functions with arguments that are right.
+CALLS = {
+    "per_token_cast_to_fp8": (quantize.per_token_cast_to_fp8, {"x": X, "use_ue8m0": True, "gran_k": 64}),
+    "masked per_token_cast_to_fp8": (
+        quantize.per_token_cast_to_fp8,
+        {"x": X.view(2, 64, 256), "use_ue8m0": True, "masked_m": torch.tensor([3, 4], dtype=torch.int32)},
+    ),
+    "packed per_token_cast_to_fp8": (
+        quantize.per_token_cast_to_fp8,
+        {"x": X, "use_ue8m0": True, "gran_k": 64, "use_packed_ue8m0": True},
+    ),
+    "swiglu": (quantize.swiglu_per_token_cast_to_fp8, {"x": X, "use_ue8m0": False, "scales": "mn_major"}),
+    "per_channel_cast_to_fp8": (quantize.per_channel_cast_to_fp8, {"x": X, "use_ue8m0": False, "gran_k": 128}),
+    "per_block_cast_to_fp8": (quantize.per_block_cast_to_fp8, {"x": X, "use_ue8m0": False, "gran_k": 128}),
+    "per_custom_dims_cast_to_fp8": (
+        quantize.per_custom_dims_cast_to_fp8,
+        {"x": X, "dims": (0,), "use_ue8m0": False},
+    ),
+    "per_token_cast_to_fp4": (fp4.per_token_cast_to_fp4, {"x": X, "use_ue8m0": False, "gran_k": 64}),
+    "cast_back_from_fp4": (fp4.cast_back_from_fp4, {"packed": FP4[0], "sf": FP4[1], "gran_k": 128}),
+    "transpose_packed_fp4": (fp4.transpose_packed_fp4, {"a": FP4[0]}),
+    "ceil_to_ue8m0": (packing.ceil_to_ue8m0, {"x": X}),
+    "pack_ue8m0_to_int": (packing.pack_ue8m0_to_int, {"x": POWERS}),
+    "unpack_ue8m0_from_int": (packing.unpack_ue8m0_from_int, {"packed": packing.pack_ue8m0_to_int(POWERS)}),
+    "tma size": (layout.get_tma_aligned_size, {"x": 100, "element_size": 4}),
+    "mn_major": (layout.get_mn_major_tma_aligned_tensor, {"sf": SCALES}),
+    "empty mn_major": (layout.get_mn_major_tma_aligned_tensor, {"sf": (128, 4), "dtype": torch.int32}),
+    "packed mn_major": (layout.get_mn_major_tma_aligned_packed_ue8m0_tensor, {"sf": POWERS}),
+    "k_grouped": (
+        layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+        {"sf": torch.ones(3, 64), "ks_tensor": GROUPS, "ks": None, "gran_k": 128},
+    ),
+    "k_grouped on the host": (
+        layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+        {"sf": torch.ones(3, 64), "ks": [128, 256], "gran_k": 128},
+    ),
+    "transform": (
+        layout.transform_sf_into_required_layout,
+        {"sf": SCALES, "mn": 128, "k": 512, "recipe": (1, 128, 128), "is_sfa": True, "num_groups": None},
+    ),
+    "transform to ue8m0": (
+        layout.transform_sf_into_required_layout,
+        {"sf": torch.ones(1, 4), "mn": 128, "k": 512, "recipe": (128, 128), "target": "ue8m0"},
+    ),
+    "calc_diff": (testing.calc_diff, {"x": X, "y": X.clone()}),
+    "count_bytes": (lambda x, y: testing.count_bytes(x, y), {"x": X, "y": (X, [X])}),
+    "assert_bitwise_equal": (testing.assert_bitwise_equal, {"x": X, "y": X.clone(), "label": "it"}),
+}
+
+WRONG = {
+    "None": None,
+    "a number": 7,
+    "zero": 0,
+    "a negative number": -1,
+    "a large number": 1 << 70,
+    "a fraction": 0.5,
+    "text": "x",
+    "bytes": b"x",
+    "a type": torch.Tensor,
+    "an object": object(),
+    "an empty list": [],
+    "texts": ["x", "y"],
+    "nested lists": [[1], [2]],
+    "negative sizes": (-1, -2),
+    "fractions": (0.5, 0.5),
+    "an array": np.ones((128, 256), np.float32),
+    "a sparse tensor": torch.eye(128).to_sparse(),
+    "a compressed tensor": torch.eye(128).to_sparse_csr(),
+    "a quantised tensor": torch.quantize_per_tensor(torch.eye(128), 0.1, 0, torch.qint8),
+    "integers": torch.ones(128, 256, dtype=torch.int64),
+    "truths": torch.ones(128, 256, dtype=torch.bool),
+    "complex numbers": torch.ones(128, 256, dtype=torch.complex64),
+    "doubles": torch.ones(128, 256, dtype=torch.float64),
+    "FP8": torch.ones(128, 256).to(torch.float8_e4m3fn),
+    "a scalar": torch.tensor(1.0),
+    "a vector": torch.ones(128),
+    "four dims": torch.ones(2, 2, 128, 128),
+    "no elements": torch.ones(0, 0),
+    "a transposed tensor": torch.ones(256, 128).T,
+    "a meta tensor": torch.ones(128, 256, device="meta"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_right_arguments_are_taken(name):
+    function, arguments = CALLS[name]
+    function(**arguments)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_wrong_arguments_give_typed_errors(name):
+    function, arguments = CALLS[name]
+    untyped = []
+    for parameter in arguments:
+        for what, value in WRONG.items():
+            try:
+                function(**arguments | {parameter: value})
+            except (DeepGemmError, AssertionError):
+                continue
+            except Exception as error:
+                untyped.append(f"{parameter} = {what}: {type(error).__name__}: {str(error)[:80]!r}")
+    assert not untyped, "\n".join(untyped)
+
+
+def test_every_public_cast_and_layout_is_here():
+    covered = {function for function, _ in CALLS.values()}
+    for module in (quantize, fp4, packing, layout):
+        for name, value in vars(module).items():
+            is_public = inspect.isfunction(value) and value.__module__ == module.__name__ and hasattr(deep_gemm, name)
+            assert not is_public or value in covered or name in ("align", "ceil_div") or name.startswith("get_theo"), (
+                name
+            )

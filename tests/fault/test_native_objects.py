@@ -1,0 +1,182 @@
+"""The native module against objects that are not what they seem, text that is cut, and sizes near 2^31."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm import _C
+from deep_gemm.errors import ArgumentError, DeepGemmError, ProblemError
+
+DEVICE = _C.Device.known("h200")
+BOUND = sorted(name for name, value in vars(_C).items() if isinstance(value, type))
+
+#: Uses every method and property of an instance that __new__ made alone; prints what did not end in an error.
+USE_UNMADE = """
+import copy, pickle, sys
+from deep_gemm import _C
+bound = getattr(_C, sys.argv[1])
+class Derived(bound):
+    pass
+def use(action, name):
+    try:
+        action()
+    except Exception:
+        return
+    print(name)
+for made in (bound.__new__(bound), Derived.__new__(Derived)):
+    names = [name for name in dir(bound) if not hasattr(object, name)]
+    for name in names:
+        value = vars(bound)[name]
+        if isinstance(value, staticmethod):
+            continue
+        if isinstance(value, property):
+            use(lambda: getattr(made, name), name)
+        elif name not in ("__init__", "__new__", "__module__", "__setstate__"):
+            for extra in ((), (made,), (1,), ("fp8_gemm",)):
+                use(lambda: getattr(made, name)(*extra), name)
+    for action in (repr, pickle.dumps, copy.copy):
+        if action.__name__ == "repr" and "__repr__" not in vars(bound):
+            continue
+        use(lambda: action(made), action.__name__)
+    for function in (_C.get_candidates, _C.is_legal, _C.rows_per_group, _C.kernel_identity, _C.get_features):
+        for extra in ((), (made,), (made, made)):
+            use(lambda: function(made, *extra), function.__name__)
+"""
+
+
+def test_all_bound_classes_are_here():
+    assert BOUND == ["Choice", "Config", "Device", "Field", "Kernel", "OpKind", "Problem", "Selector", "TensorView"]
+
+
+@pytest.mark.parametrize("name", BOUND)
+def test_an_instance_without_a_value_is_an_error_and_no_crash(name):
+    ran = subprocess.run([sys.executable, "-c", USE_UNMADE, name], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-500:]
+    assert ran.stdout == ""
+
+
+def test_what_an_instance_without_a_value_says():
+    with pytest.raises(ArgumentError, match="Problem without a value: __new__ alone makes no usable one"):
+        str(_C.Problem.__new__(_C.Problem))
+
+
+class Lying(tuple):
+    """A tuple of one that says that it holds as many as are asked for."""
+
+    def __len__(self):
+        return 2 if isinstance(self[0], torch.Tensor) else 3
+
+
+class LyingList(list):
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        return iter([])
+
+
+def make_operands():
+    x = torch.randn(128, 128)
+    a, b = deep_gemm.per_token_cast_to_fp8(x, False), deep_gemm.per_block_cast_to_fp8(x, False)
+    return a, b, torch.full((128, 128), 7.0, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("pair", [lambda a: Lying((a[0],)), lambda a: LyingList([a[0]]), lambda a: LyingList()])
+def test_pairs_that_lie_about_their_length(pair):
+    a, b, d = make_operands()
+    with pytest.raises(ArgumentError, match="pairs"):
+        deep_gemm.fp8_gemm_nt(pair(a), b, d)
+    with pytest.raises(ArgumentError, match="pairs"):
+        deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, pair(b), d, torch.zeros(128, dtype=torch.int32))
+    for recipe in (Lying((1,)), LyingList([1])):
+        with pytest.raises(ArgumentError, match="recipe"):
+            deep_gemm.fp8_gemm_nt(a, b, d, recipe=recipe)
+        with pytest.raises(ArgumentError, match="head_splits"):
+            deep_gemm.fp8_gemm_nt_skip_head_mid(a, b, d, recipe)
+    assert (d == 7).all()
+
+
+def free(tensor):
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+@pytest.mark.parametrize("place", ["a", "b", "d", "c"])
+@pytest.mark.parametrize("offset", [0, 64])
+def test_a_tensor_without_memory_is_refused(place, offset):
+    operands = {name: torch.ones(128 + offset, 128, dtype=torch.bfloat16)[offset:] for name in "abd"}
+    operands["c"] = operands["d"]
+    whole = torch.ones(128 + offset, 128, dtype=torch.bfloat16)
+    operands[place] = whole[offset:]
+    free(whole)
+    with pytest.raises(ArgumentError, match=f"^{place}: a tensor without memory"):
+        deep_gemm.bf16_gemm_nt(operands["a"], operands["b"], operands["d"], c=operands["c"])
+    assert place == "d" or (operands["d"] == 1).all()
+
+
+def test_scales_without_memory_are_refused():
+    a, b, d = make_operands()
+    with pytest.raises(ArgumentError, match="^scale_b: a tensor without memory"):
+        deep_gemm.fp8_gemm_nt(a, (b[0], free(b[1])), d)
+    rows = free(torch.zeros(128, dtype=torch.int32))
+    with pytest.raises(ArgumentError, match="^m_indices: a tensor without memory"):
+        deep_gemm.m_grouped_bf16_gemm_nt_contiguous(d, d.clone().view(1, 128, 128), d.clone(), rows)
+
+
+def test_a_tensor_without_elements_needs_no_memory():
+    x = torch.empty(0, 128, dtype=torch.bfloat16)
+    deep_gemm.bf16_gemm_nt(x, torch.ones(128, 128, dtype=torch.bfloat16), torch.empty(0, 128, dtype=torch.bfloat16))
+
+
+TEXTS = ["x" + "é" * 60, "日" * 200, "y" * 500, "\x1b[2Jz", "\x9bz", "a\x7fb", "\U0001f600" * 40]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_of_callers_is_cut_between_characters_and_holds_no_escapes(text):
+    for make in (
+        lambda: _C.Problem(text, 1, 1, 1),
+        lambda: _C.Problem("fp8_gemm", 128, 128, 128, compiled_dims=text),
+        lambda: _C.Problem("fp8_gemm", 128, 128, 128, d_dtype=text),
+        lambda: _C.Device.known(text),
+        lambda: _C.Choice(_C.Config(128, 128, 128), text, ""),
+        lambda: _C.Problem("fp8_gemm", 128, 128, 128, **{text: 1}),
+    ):
+        with pytest.raises((DeepGemmError, TypeError)) as caught:
+            make()
+        message = str(caught.value)
+        assert message.isprintable() and message.count(text[1:2] * 80) == 0
+
+
+def test_a_lone_surrogate_is_no_expression():
+    x = torch.ones(2, 2, 2, dtype=torch.bfloat16)
+    with pytest.raises(ArgumentError, match="expr"):
+        deep_gemm.einsum("\ud800", x, x, x)
+
+
+def test_a_repr_that_is_no_text():
+    class Surrogate:
+        def __repr__(self):
+            return "\ud800"
+
+    with pytest.raises(ProblemError, match="m = <unprintable>"):
+        _C.Problem("fp8_gemm", Surrogate(), 1, 1)
+
+
+def test_small_tiles_are_left_out_where_their_number_needs_more_than_64_bits():
+    """32,768 groups of 2^30 x 2^30 have 2^64 tiles of 64 x 32."""
+    problem = _C.Problem("batched_bf16_gemm", 1 << 30, 1 << 30, 7168, num_groups=1 << 15)
+    candidates = _C.get_candidates(problem, DEVICE)
+    assert candidates and min(config.block_m * config.block_n for config in candidates) >= 128 * 64
+    half = _C.Problem("batched_bf16_gemm", 1 << 29, 1 << 30, 7168, num_groups=1 << 15)
+    for config in candidates:
+        assert _C.estimate_time_us(problem, config, DEVICE) > _C.estimate_time_us(half, config, DEVICE) > 0
+
+
+@pytest.mark.parametrize("op", [kind.name for kind in _C.OP_KINDS if kind.is_batched or kind.has_room])
+def test_the_largest_problem_has_a_time(op):
+    problem = _C.Problem(op, (1 << 31) - 1, (1 << 31) - 1, 128, num_groups=65535)
+    config = _C.get_analytic_config(problem, DEVICE)
+    assert _C.is_legal(problem, config, DEVICE) and 0 < _C.estimate_time_us(problem, config, DEVICE) < float("inf")
