@@ -1,19 +1,18 @@
-"""Launch products on the emulator: operands and references of the GPU suite (tests/gpu), on the CPU.
-
-Functions here run in the child process of the stub driver, whose launches are emulated.
-"""
+"""Launch dense products on the emulator: operands, references and guarded outputs of the GPU suite, on the CPU."""
 
 from typing import NamedTuple
 
 import torch
 
 from deep_gemm import _C
+from deep_gemm.errors import LaunchError
+from deep_gemm.jit import generator
 from tests.gpu.memory import make_scale_of_class
 from tests.gpu.operands import Case, Shape, count_wrong, make_case, make_output
 from tests.gpu.variants import Variant
 
-FP8_BITS = {torch.float8_e4m3fn: "float8_e4m3fn", torch.bfloat16: "bfloat16", torch.float32: "float32"}
-DTYPE_NAMES = FP8_BITS | {torch.int32: "int32", torch.uint8: "uint8"}
+from .build import Defects, build_kernel
+
 
 
 class Outcome(NamedTuple):
@@ -28,14 +27,28 @@ def view(tensor: torch.Tensor | None) -> "_C.TensorView | None":
     """Describe a CPU tensor as memory of the stub's GPU."""
     if tensor is None:
         return None
-    return _C.TensorView(tensor.data_ptr(), list(tensor.shape), list(tensor.stride()), DTYPE_NAMES[tensor.dtype], 0)
+    return _C.TensorView(tensor.data_ptr(), list(tensor.shape), list(tensor.stride()), str(tensor.dtype).removeprefix("torch."), 0)
 
 
-def run_dense(
-    variant: Variant, config: dict, cubin: bytes, shape: tuple, integers: bool = True, num_sms: int = 0
-) -> Outcome:
-    """Launch a kernel of dense products on operands of `shape` and compare."""
-    kernel = _C.Kernel(cubin, f"deep_gemm_{variant.op}", variant.problem(), _C.Config(**config), 0)
+class Product(NamedTuple):
+    """A dense product on the emulator; `num_sms` 1 lets one cluster walk all tiles."""
+
+    variant: Variant
+    config: dict  # fields of _C.Config
+    shape: tuple  # m, n, k
+    num_sms: int = 0
+    integers: bool = True
+
+    def build(self, defects: Defects | None = None) -> bytes:
+        """Return the kernel; `defects` as for build_kernel."""
+        source = generator.generate_source(self.variant.problem(), _C.Config(**self.config))
+        return build_kernel(source, generator.kernel_name(self.variant.op), defects)
+
+
+def run_product(product: Product, cubin: bytes) -> Outcome:
+    """Launch the kernel and compare; in the child process of the stub driver."""
+    variant, config, shape, num_sms, integers = product
+    kernel = _C.Kernel(cubin, generator.kernel_name(variant.op), variant.problem(), _C.Config(**config), 0)
     case = make_case(Shape(*shape), "cpu", variant, integers)
     output = make_output(case)
     is_aliased = variant.c_mode == "accumulate"
@@ -50,7 +63,7 @@ def run_dense(
     operands = (case.a, scales[0], case.b, scales[1], output.d, c)
     try:
         kernel.launch(*map(view, operands), num_sms=num_sms, **_options(case), stream=0)
-    except Exception as error:  # noqa: BLE001 - it goes to the parent as text
+    except LaunchError as error:
         return Outcome(0, 0, str(error))
     return Outcome(int(count_wrong(case, output.values)), int(output.num_dirty()), "")
 

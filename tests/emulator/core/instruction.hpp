@@ -80,6 +80,6 @@ void arrive(const Place& place);
 void complete_bytes(const Place& place, u32 bytes, Range landed);
 
 // Throws where an ordinary store to the range has been followed by no fence.proxy.async, neither by who stored nor by the current thread.
-void check_fenced(Cta& cta, Range range, const char* reader);
+void check_fenced(Cta& cta, Range range, const std::string& reader);
 
 }  // namespace emulator

@@ -6,10 +6,10 @@
 
 namespace emulator {
 
-void check_fenced(Cta& cta, Range range, const char* reader) {
+void check_fenced(Cta& cta, Range range, const std::string& reader) {
     cta.shared.each_writer(range, [&](const Writer& writer) {
         if (cta.threads[writer.thread]->last_fence > writer.step || self().last_fence > writer.step) return;
-        throw SharedMemory::describe(reader, range) + " holds what thread " + std::to_string(writer.thread) + " stored, and no fence.proxy.async lies between";
+        throw reader + SharedMemory::describe(" reads", range) + ", which holds what thread " + std::to_string(writer.thread) + " stored, and no fence.proxy.async lies between";
     });
 }
 

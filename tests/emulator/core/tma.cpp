@@ -77,7 +77,7 @@ void check_place(u32 offset) {
 void load_into(Cta& cta, u32 offset, u32 barrier, const Box& box) {
     const Range range{offset, box.bytes()};
     find_barrier({cta, barrier});
-    check_fenced(cta, {barrier, 8}, "TMA with a barrier that");
+    check_fenced(cta, {barrier, 8}, "TMA with a barrier");
     cta.shared.begin_write(range);
     world.post([&cta, range, barrier, box] {
         box.each(range.begin, box.element, [&](u32 to, const u8* from, u32 bytes) {
@@ -149,7 +149,7 @@ void tma_store(const void* map, const u32* at, u32 rank, u32 source, bool adds) 
         const Place from = locate_own(source);
         check_place(from.offset);
         const Range range{from.offset, box.bytes()};
-        check_fenced(from.cta, range, "TMA store:");
+        check_fenced(from.cta, range, "TMA");
         from.cta.shared.begin_read(range);
         Thread& thread = self();
         if (!thread.open_group) thread.open_group = std::make_shared<BulkGroup>();

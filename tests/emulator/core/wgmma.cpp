@@ -176,7 +176,7 @@ static void issue(Warp& warp, std::shared_ptr<Wgmma> work) {
     if (work->has_registers_a) set_rows(*work, warp);
     work->each_unit([&](u32 offset) {
         work->ranges.push_back({offset, 16});
-        check_fenced(*work->cta, {offset, 16}, "WGMMA:");
+        check_fenced(*work->cta, {offset, 16}, "WGMMA");
         work->cta->shared.begin_read({offset, 16});
     });
     warp.uncommitted.push_back(work);

@@ -1,0 +1,68 @@
+"""The real kernels of dense products, launched by the real host code, compute what the reference says on the emulator:
+under any schedule, without a race that the emulator can see.
+"""
+
+import pytest
+
+from tests.emulator.products import Outcome, Product, run_product
+from tests.gpu.variants import BF16, Variant
+
+#: As soon as possible, as late as possible, and two random schedules.
+SEEDS = (0, 1, 2, 3)
+RIGHT = Outcome(0, 0, "")
+
+
+def fp8(block_m, block_n, num_stages=3, **others):
+    """Return the fields of a config of FP8."""
+    return {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "block_k": 128, **others}
+
+
+def bf16(block_m, block_n, num_stages=3, **others):
+    """Return the fields of a config of BF16."""
+    return fp8(block_m, block_n, num_stages, **others) | {"block_k": 64}
+
+
+#: One of each kind.
+PRODUCTS = {
+    "1d2d": Product(Variant(), fp8(64, 64), (100, 130, 700)),
+    "1d1d accumulate": Product(
+        Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), fp8(64, 48), (70, 100, 1500), num_sms=2
+    ),
+    "scale ring": Product(Variant(recipe="1d1d", scale_layout="any"), fp8(128, 96), (200, 130, 1300), num_sms=1),
+    "bf16": Product(Variant(BF16), bf16(128, 96), (200, 180, 300), num_sms=1),
+    "bf16 mn, pair": Product(Variant(BF16, a_major="mn", b_major="mn"), bf16(64, 64, cluster_n=2), (100, 200, 200)),
+    "split": Product(Variant(d_dtype="fp32", c_mode="general"), fp8(8, 64, swap_ab=1, split_k=2), (7, 130, 1000)),
+}
+#: The rest.
+MORE_PRODUCTS = {
+    "per row": Product(Variant(recipe="per_row"), fp8(64, 128), (70, 200, 700)),
+    "heads": Product(Variant(c_mode="head_split"), fp8(64, 64), (70, 192, 300)),
+    "waves": Product(Variant(), fp8(256, 128, 2), (300, 200, 700), num_sms=1),
+    "in turn": Product(Variant(), fp8(128, 192), (200, 300, 1000), num_sms=1),
+    "late scales": Product(Variant(recipe="1d1d"), fp8(128, 192), (200, 300, 1000), num_sms=1),
+    "pair along m": Product(Variant(), fp8(64, 128, cluster_m=2), (200, 300, 500), num_sms=4),
+    "swap": Product(Variant(), fp8(16, 128, swap_ab=1), (30, 300, 500), num_sms=1),
+    "swap, scale ring": Product(Variant(scale_layout="any"), fp8(16, 64, swap_ab=1), (30, 130, 2500), num_sms=1),
+    "split in 8": Product(Variant(BF16), bf16(64, 64, split_k=8), (64, 70, 1030)),
+    "few rows": Product(Variant(BF16), bf16(64, 72), (3, 150, 200)),
+    "bf16 mn, swap": Product(
+        Variant(BF16, b_major="mn", d_dtype="fp32", c_mode="accumulate"), bf16(64, 128, swap_ab=1), (70, 200, 200), 1
+    ),
+    "real numbers": Product(Variant(), fp8(64, 64), (100, 130, 700), integers=False),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_kernels_compute_the_product(emulate, name):
+    """One of each kind."""
+    cubin = PRODUCTS[name].build()
+    assert [emulate(run_product, PRODUCTS[name], cubin, seed=seed) for seed in SEEDS] == [RIGHT] * len(SEEDS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*PRODUCTS, *MORE_PRODUCTS])
+def test_all_kernels_compute_the_product_under_many_schedules(emulate, name):
+    """Every kind, by 16 schedules."""
+    product = (PRODUCTS | MORE_PRODUCTS)[name]
+    cubin = product.build()
+    assert [emulate(run_product, product, cubin, seed=seed) for seed in range(16)] == [RIGHT] * 16
