@@ -52,7 +52,9 @@ def build_core() -> Path:
     files = sorted(_CORE.iterdir())
     path = _FOLDER / f"emulator-{_hash([file.read_text() for file in files] + list(_FLAGS + _CORE_FLAGS))}.so"
     if not path.exists():
-        with tempfile.NamedTemporaryFile("w", suffix=".cpp") as all_files:  # in one go: most of the time goes into headers
+        with tempfile.NamedTemporaryFile(
+            "w", suffix=".cpp"
+        ) as all_files:  # in one go: most of the time goes into headers
             all_files.writelines(f'#include "{file}"\n' for file in files if file.suffix == ".cpp")
             all_files.flush()
             _compile(path, [*_CORE_FLAGS, f"-I{_CORE}", all_files.name])

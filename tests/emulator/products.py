@@ -1,77 +1,89 @@
-"""Launch dense products on the emulator: operands, references and guarded outputs of the GPU suite, on the CPU."""
+"""Products on the emulator, with the operands, references and guarded outputs of the GPU suite."""
 
+import types
 from typing import NamedTuple
-
-import torch
 
 from deep_gemm import _C
 from deep_gemm.errors import LaunchError
 from deep_gemm.jit import generator
-from tests.gpu.memory import make_scale_of_class
-from tests.gpu.operands import Case, Shape, count_wrong, make_case, make_output
+from tests.gpu.grouped_operands import (
+    contiguous_alignment,
+    count_grouped_wrong,
+    list_launch_operands,
+    make_grouped_case,
+    make_grouped_output,
+    prepare_grouped_c,
+)
+from tests.gpu.grouped_psum import PsumK, PsumRows, make_psum_case, with_ends, without_padding
+from tests.gpu.grouped_variants import GroupedVariant
+from tests.gpu.operands import Shape, count_wrong, make_case, make_output
 from tests.gpu.variants import Variant
+from tests.gpu.world import CaseCache, launch_options, lay_out_scale, prepare_c
 
 from .build import Defects, build_kernel
+from .host import HostKernel, Outcome
 
-
-
-class Outcome(NamedTuple):
-    """What came of a launch."""
-
-    num_wrong: int  # elements of D that miss their reference
-    num_dirty: int  # elements around D that were written
-    error: str  # what the emulator found, or ""
-
-
-def view(tensor: torch.Tensor | None) -> "_C.TensorView | None":
-    """Describe a CPU tensor as memory of the stub's GPU."""
-    if tensor is None:
-        return None
-    return _C.TensorView(tensor.data_ptr(), list(tensor.shape), list(tensor.stride()), str(tensor.dtype).removeprefix("torch."), 0)
+#: What the GPU suite asks of the world for its grouped cases.
+_WORLD = types.SimpleNamespace(torch_device="cpu", grouped_cases=CaseCache(1))
 
 
 class Product(NamedTuple):
-    """A dense product on the emulator; `num_sms` 1 lets one cluster walk all tiles."""
+    """One product by one kernel."""
 
-    variant: Variant
+    variant: Variant | GroupedVariant
     config: dict  # fields of _C.Config
-    shape: tuple  # m, n, k
-    num_sms: int = 0
+    shape: tuple | object  # (m, n, k), or a shape of tests/gpu/grouped_shapes or grouped_psum
+    num_sms: int = 0  # 1: one cluster walks all tiles
     integers: bool = True
+    index: int = 0  # picks the memory layout of scales, and whether C is D
+
+    @property
+    def problem(self) -> "_C.Problem":
+        """The problem that the kernel is made for."""
+        has_ends = isinstance(self.shape, PsumRows | PsumK)
+        return (with_ends(self.variant) if has_ends else self.variant).problem()
 
     def build(self, defects: Defects | None = None) -> bytes:
         """Return the kernel; `defects` as for build_kernel."""
-        source = generator.generate_source(self.variant.problem(), _C.Config(**self.config))
-        return build_kernel(source, generator.kernel_name(self.variant.op), defects)
+        source = generator.generate_source(self.problem, _C.Config(**self.config))
+        return build_kernel(source, generator.kernel_name(self.problem.op), defects)
 
 
 def run_product(product: Product, cubin: bytes) -> Outcome:
     """Launch the kernel and compare; in the child process of the stub driver."""
-    variant, config, shape, num_sms, integers = product
-    kernel = _C.Kernel(cubin, generator.kernel_name(variant.op), variant.problem(), _C.Config(**config), 0)
-    case = make_case(Shape(*shape), "cpu", variant, integers)
-    output = make_output(case)
-    is_aliased = variant.c_mode == "accumulate"
-    output.poison(case.c if is_aliased else None)
-    c = output.d if is_aliased else case.c
-    scales = [
-        None if scale is None else make_scale_of_class(scale, layout, index)
-        for index, (scale, layout) in enumerate(
-            [(case.scale_a, variant.scale_layout), (case.scale_b, _layout_b(variant))]
-        )
-    ]
-    operands = (case.a, scales[0], case.b, scales[1], output.d, c)
+    kernel = HostKernel(cubin, product.problem, _C.Config(**product.config))
+    run = _run_dense if isinstance(product.variant, Variant) else _run_grouped
     try:
-        kernel.launch(*map(view, operands), num_sms=num_sms, **_options(case), stream=0)
+        return run(product, kernel)
     except LaunchError as error:
         return Outcome(0, 0, str(error))
+
+
+def _run_dense(product: Product, kernel: HostKernel) -> Outcome:
+    variant, index = product.variant, product.index
+    case = make_case(Shape(*product.shape), "cpu", variant, product.integers)
+    output = make_output(case)
+    c = prepare_c(case, output, is_aliased=variant.c_mode == "accumulate" or index % 2 == 1)
+    scales = [lay_out_scale(case.scale_a, variant, index, True), lay_out_scale(case.scale_b, variant, index, False)]
+    kernel.launch(
+        case.a, scales[0], case.b, scales[1], output.d, c, num_sms=product.num_sms, **launch_options(case), stream=0
+    )
     return Outcome(int(count_wrong(case, output.values)), int(output.num_dirty()), "")
 
 
-def _layout_b(variant: Variant) -> str:
-    return "any" if variant.recipe == "1d2d" else variant.scale_layout
-
-
-def _options(case: Case) -> dict:
-    heads = {} if case.head_splits is None else {"head_splits": case.head_splits}
-    return {"alpha": case.alpha, "beta": case.beta, **heads}
+def _run_grouped(product: Product, kernel: HostKernel) -> Outcome:
+    variant, shape = product.variant, product.shape
+    has_ends = isinstance(shape, PsumRows | PsumK)
+    zeroes = {"ensure_zero_padding": True} if isinstance(shape, PsumRows) and product.index % 2 == 0 else {}
+    case = (
+        make_psum_case(_WORLD, variant, shape, product.integers)
+        if has_ends
+        else make_grouped_case(shape, "cpu", variant, product.integers)
+    )
+    output = make_grouped_output(case)
+    c = prepare_grouped_c(case, output, is_aliased=variant.c_mode == "accumulate")
+    operands = list_launch_operands(variant, case, product.index)
+    with contiguous_alignment(shape.alignment if isinstance(shape, PsumRows) else case.alignment):
+        kernel.launch(*operands, output.d, c, groups=case.groups, num_sms=product.num_sms, **zeroes, stream=0)
+    judged = without_padding(case) if has_ends and not zeroes else case
+    return Outcome(int(count_grouped_wrong(judged, output)), int(output.num_dirty()), "")

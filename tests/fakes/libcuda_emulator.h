@@ -2,6 +2,7 @@
 // really run, on host memory.
 //
 //   FAKE_CUDA_SEED            of the emulator's scheduler (0)
+//   FAKE_CUDA_CONVERGED       set: lanes of a warp do not overtake each other at arrivals (unset)
 //   FAKE_CUDA_EMULATES        1: fills of memory take place, too (0)
 #pragma once
 
@@ -15,7 +16,7 @@
 enum { EMULATION_FAILED = 719 };  // CUDA_ERROR_LAUNCH_FAILED
 
 typedef const char* (*Emulate)(void (*kernel)(void**), void** parameters, const unsigned* grid, unsigned threads, unsigned shared_bytes, unsigned cluster,
-                               unsigned long long seed);
+                               unsigned long long seed, int is_converged);
 typedef struct {
     void (*kernel)(void**);
     Emulate emulate;
@@ -41,7 +42,8 @@ static HostKernel load_host_kernel(const char* code) {
 // Returns the result of the launch.
 static int run_host_kernel(HostKernel kernel, void** parameters, const unsigned* grid, unsigned threads, unsigned shared_bytes, unsigned cluster) {
     const char* seed = getenv("FAKE_CUDA_SEED");
-    const char* failure = kernel.emulate(kernel.kernel, parameters, grid, threads, shared_bytes, cluster, seed ? strtoull(seed, NULL, 0) : 0);
+    const char* failure = kernel.emulate(kernel.kernel, parameters, grid, threads, shared_bytes, cluster, seed ? strtoull(seed, NULL, 0) : 0,
+                                         getenv("FAKE_CUDA_CONVERGED") != NULL);
     if (failure == NULL) return 0;
     emulation_failure = failure;
     return EMULATION_FAILED;

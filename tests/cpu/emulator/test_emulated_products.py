@@ -4,7 +4,19 @@ under any schedule, without a race that the emulator can see.
 
 import pytest
 
-from tests.emulator.products import Outcome, Product, run_product
+from tests.emulator.host import Outcome
+from tests.emulator.products import Product, run_product
+from tests.gpu.grouped_psum import PsumK, PsumRows
+from tests.gpu.grouped_shapes import Contiguous, KGroups, Masked
+from tests.gpu.grouped_variants import (
+    BF16_CONTIGUOUS,
+    BF16_K_GROUPED,
+    BF16_MASKED,
+    FP8_CONTIGUOUS,
+    FP8_K_GROUPED,
+    FP8_MASKED,
+    GroupedVariant,
+)
 from tests.gpu.variants import BF16, Variant
 
 #: As soon as possible, as late as possible, and two random schedules.
@@ -33,6 +45,35 @@ PRODUCTS = {
     "bf16 mn, pair": Product(Variant(BF16, a_major="mn", b_major="mn"), bf16(64, 64, cluster_n=2), (100, 200, 200)),
     "split": Product(Variant(d_dtype="fp32", c_mode="general"), fp8(8, 64, swap_ab=1, split_k=2), (7, 130, 1000)),
 }
+ROWS = Contiguous(200, 300, 3, 128, ((0, 0, 100), (2, 0, 60), (1, 0, 128)))
+_K = GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32")
+_BF16_K = GroupedVariant(BF16_K_GROUPED, d_dtype="fp32", a_major="mn", b_major="mn")
+#: One of each kind of groups.
+GROUPED = {
+    "contiguous": Product(GroupedVariant(FP8_CONTIGUOUS), fp8(64, 96), ROWS, num_sms=2),
+    "masked": Product(GroupedVariant(BF16_MASKED), bf16(64, 64), Masked(130, 200, 70, (70, 0, 5, 66)), num_sms=2),
+    "k-grouped": Product(_K._replace(c_mode="accumulate"), fp8(64, 64), KGroups(70, 100, (256, 0, 384)), num_sms=1),
+    "k-grouped blocks": Product(
+        _K._replace(group_layout="blocks", scale_layout="any"), fp8(64, 64), KGroups(70, 100, (256, 0, 384, 1408)), 1
+    ),
+    "rows with ends": Product(
+        GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64), PsumRows(130, 300, (100, 0, 37, 1), extra=70), num_sms=2
+    ),
+    "k with ends": Product(_BF16_K, bf16(64, 64), PsumK(72, 104, (130, 300, 0, 64)), num_sms=1),
+}
+MORE_GROUPED = {
+    "contiguous bf16, pair": Product(GroupedVariant(BF16_CONTIGUOUS, b_major="mn"), bf16(64, 64, cluster_n=2), ROWS),
+    "contiguous scale ring": Product(
+        GroupedVariant(FP8_CONTIGUOUS, "1d1d", "fp32", scale_layout="any"), fp8(128, 64), ROWS, 1
+    ),
+    "masked 1d1d, swap": Product(
+        GroupedVariant(FP8_MASKED), fp8(16, 64, swap_ab=1), Masked(130, 300, 20, (20, 0, 5)), 1
+    ),
+    "k-grouped bf16": Product(_BF16_K, bf16(128, 64), KGroups(136, 72, (128, 0, 384)), 1),
+    "k with ends, blocks": Product(
+        _K._replace(group_layout="blocks"), fp8(64, 64), PsumK(70, 100, (130, 300, 0, 64)), 1
+    ),
+}
 #: The rest.
 MORE_PRODUCTS = {
     "per row": Product(Variant(recipe="per_row"), fp8(64, 128), (70, 200, 700)),
@@ -52,11 +93,12 @@ MORE_PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", [*PRODUCTS, *GROUPED])
 def test_kernels_compute_the_product(emulate, name):
     """One of each kind."""
-    cubin = PRODUCTS[name].build()
-    assert [emulate(run_product, PRODUCTS[name], cubin, seed=seed) for seed in SEEDS] == [RIGHT] * len(SEEDS)
+    product = (PRODUCTS | GROUPED)[name]
+    cubin = product.build()
+    assert [emulate(run_product, product, cubin, seed=seed) for seed in SEEDS] == [RIGHT] * len(SEEDS)
 
 
 @pytest.mark.full

@@ -106,11 +106,13 @@ void mbarrier_init_shared_cta_b64(u32 address, u32 arrivals) {
 
 void mbarrier_arrive_shared_cta_b64(Sink, u32 address) {
     EMULATOR_ENTER();
+    world.let_lanes_catch_up();
     attempt([&] { arrive(locate_own(address)); });
 }
 
 void mbarrier_arrive_shared_cluster_b64(Sink, u32 address) {
     EMULATOR_ENTER();
+    world.let_lanes_catch_up();
     attempt([&] { arrive(locate(address)); });
 }
 

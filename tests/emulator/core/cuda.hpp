@@ -9,6 +9,9 @@
 
 #include "instructions.hpp"
 
+#define __CUDACC_VER_MAJOR__ 13
+#define __CUDACC_VER_MINOR__ 0
+
 #define __device__
 #define __global__
 #define __host__
@@ -48,6 +51,16 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+    using Common = std::common_type_t<A, B>;
+    return Common(b) < Common(a) ? Common(b) : Common(a);
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+    using Common = std::common_type_t<A, B>;
+    return Common(a) < Common(b) ? Common(b) : Common(a);
+}
 inline int __ffs(unsigned value) { return __builtin_ffs(int(value)); }
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
 inline int __clz(unsigned value) { return value == 0 ? 32 : __builtin_clz(value); }

@@ -6,12 +6,12 @@
 
 // Run a kernel; returns null, or what went wrong, which stays valid until the next launch.
 extern "C" const char* emulate(void (*kernel)(void**), void** parameters, const unsigned* grid, unsigned threads, unsigned shared_bytes, unsigned cluster,
-                               unsigned long long seed) {
+                               unsigned long long seed, int is_converged) {
     static std::string failure;
     emulator::Launch launch;
     launch.grid = {grid[0], grid[1], grid[2]};
     launch.threads = threads, launch.shared_bytes = shared_bytes, launch.cluster = cluster;
-    launch.kernel = kernel, launch.parameters = parameters, launch.seed = seed;
+    launch.kernel = kernel, launch.parameters = parameters, launch.seed = seed, launch.is_converged = is_converged != 0;
     try {
         emulator::world.run(launch);
         return nullptr;

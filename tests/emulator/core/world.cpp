@@ -34,7 +34,7 @@ std::unique_ptr<Cta> World::make_cta(Cluster& cluster, u32 rank, u32 number) {
         Warp& warp = *cta->warps.back();
         thread->cta = cta.get(), thread->warp = &warp, thread->index = index, thread->lane = index % 32;
         thread->coordinates = {{index, 0, 0}, cta->block_index, {launch_->threads, 1, 1}, grid};
-        thread->is_done = false, thread->waits_for.clear(), thread->place = nullptr, thread->last_fence = 0;
+        thread->is_done = thread->is_caught_up = false, thread->waits_for.clear(), thread->place = nullptr, thread->last_fence = 0;
         thread->has_wgmma_fence = thread->has_cluster_arrived = false, thread->cluster_turn = 0;
         thread->copies = nullptr, thread->open_group = nullptr, thread->bulk_groups.clear();
         thread->fiber.prepare(&World::thread_main, thread.get());
@@ -178,6 +178,15 @@ void World::give_way() {
     Thread& thread = *current;
     make_ready(thread);
     thread.fiber.leave();
+}
+
+void World::let_lanes_catch_up() {
+    if (!launch_->is_converged) return;
+    Warp& warp = *current->warp;
+    const auto is_behind = [&warp](const Thread* thread) { return (warp.ready >> thread->lane & 1) && !thread->is_caught_up; };
+    current->is_caught_up = true;
+    while (std::any_of(warp.threads.begin(), warp.threads.end(), is_behind)) give_way();
+    current->is_caught_up = false;
 }
 
 void World::wait(Waiters& waiters, std::string what) {

@@ -61,7 +61,7 @@ struct Thread {
     u32 index = 0, lane = 0;
     Coordinates coordinates;
     Fiber fiber;
-    bool is_done = false;
+    bool is_done = false, is_caught_up = false;
     std::string waits_for;  // empty: it can go on
     void* place = nullptr;  // where in the kernel it is
     u64 last_fence = 0;     // step of its last fence.proxy.async
@@ -137,6 +137,7 @@ struct Launch {
     void (*kernel)(void**) = nullptr;
     void** parameters = nullptr;
     u64 seed = 0;
+    bool is_converged = false;  // lanes of a warp do not overtake each other at arrivals
 };
 
 class World {
@@ -154,6 +155,7 @@ class World {
     // ---- by threads ----
     void enter(void* place);  // an instruction: give way now and then
     void give_way();
+    void let_lanes_catch_up();  // the other lanes of the warp go on until they wait, if warps are to be converged
     void wait(Waiters& waiters, std::string what);  // until somebody wakes them
     [[noreturn]] void fail(const std::string& text);
 
