@@ -3,6 +3,7 @@
 //
 //   FAKE_CUDA_SEED            of the emulator's scheduler (0)
 //   FAKE_CUDA_CONVERGED       set: lanes of a warp do not overtake each other at arrivals (unset)
+//   FAKE_CUDA_DEPENDENCIES    set: loads that no arrival waits for are looked for; results mean nothing (unset)
 //   FAKE_CUDA_EMULATES        1: fills of memory take place, too (0)
 #pragma once
 
@@ -16,7 +17,7 @@
 enum { EMULATION_FAILED = 719 };  // CUDA_ERROR_LAUNCH_FAILED
 
 typedef const char* (*Emulate)(void (*kernel)(void**), void** parameters, const unsigned* grid, unsigned threads, unsigned shared_bytes, unsigned cluster,
-                               unsigned long long seed, int is_converged);
+                               unsigned long long seed, unsigned modes);
 typedef struct {
     void (*kernel)(void**);
     Emulate emulate;
@@ -42,8 +43,9 @@ static HostKernel load_host_kernel(const char* code) {
 // Returns the result of the launch.
 static int run_host_kernel(HostKernel kernel, void** parameters, const unsigned* grid, unsigned threads, unsigned shared_bytes, unsigned cluster) {
     const char* seed = getenv("FAKE_CUDA_SEED");
+    const unsigned modes = (getenv("FAKE_CUDA_CONVERGED") ? 1 : 0) | (getenv("FAKE_CUDA_DEPENDENCIES") ? 2 : 0);
     const char* failure = kernel.emulate(kernel.kernel, parameters, grid, threads, shared_bytes, cluster, seed ? strtoull(seed, NULL, 0) : 0,
-                                         getenv("FAKE_CUDA_CONVERGED") != NULL);
+                                         modes);
     if (failure == NULL) return 0;
     emulation_failure = failure;
     return EMULATION_FAILED;

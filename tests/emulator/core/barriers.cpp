@@ -6,7 +6,8 @@ namespace emulator {
 
 Barrier& find_barrier(const Place& place) {
     const auto found = place.cta.barriers.find(place.offset);
-    if (found == place.cta.barriers.end()) throw SharedMemory::describe("no barrier has been initialised here", {place.offset, 8});
+    if (found == place.cta.barriers.end())
+        throw SharedMemory::describe("no barrier has been initialised here", {place.offset, 8});
     return found->second;
 }
 
@@ -22,7 +23,8 @@ static void end_phase_if_complete(const Place& place, Barrier& barrier) {
 void arrive(const Place& place) {
     if (place.cta.live == 0) throw std::string("an arrival at a barrier of a CTA that has ended");
     Barrier& barrier = find_barrier(place);
-    if (barrier.pending == 0) throw SharedMemory::describe("more arrivals than the barrier expects in a phase", {place.offset, 8});
+    if (barrier.pending == 0)
+        throw SharedMemory::describe("more arrivals than the barrier expects in a phase", {place.offset, 8});
     --barrier.pending;
     end_phase_if_complete(place, barrier);
 }
@@ -37,9 +39,9 @@ void complete_bytes(const Place& place, u32 bytes, Range landed) {
 
 static std::string describe(const Place& place, u32 parity) {
     const Barrier& barrier = find_barrier(place);
-    return SharedMemory::describe("the barrier", {place.offset, 8}) + ", parity " + std::to_string(parity) + " (phase " + std::to_string(barrier.phase) +
-           ", " + std::to_string(barrier.pending) + " of " + std::to_string(barrier.expected) + " arrivals and " + std::to_string(barrier.bytes) +
-           " bytes pending)";
+    return SharedMemory::describe("the barrier", {place.offset, 8}) + ", parity " + std::to_string(parity) +
+           " (phase " + std::to_string(barrier.phase) + ", " + std::to_string(barrier.pending) + " of " +
+           std::to_string(barrier.expected) + " arrivals and " + std::to_string(barrier.bytes) + " bytes pending)";
 }
 
 // A phase has the parity of its number; the one before the first counts as completed.
@@ -48,7 +50,9 @@ static bool is_complete(const Place& place, u32 parity) { return (find_barrier(p
 static void meet_at(Meeting& meeting, u32 threads, bool waits, const std::string& what) {
     if (threads == 0 || threads % 32 != 0) throw what + ": " + std::to_string(threads) + " threads are no whole warps";
     if (meeting.arrived == 0) meeting.threads = threads;
-    if (meeting.threads != threads) throw what + ": one thread counts " + std::to_string(threads) + " threads, another " + std::to_string(meeting.threads);
+    if (meeting.threads != threads)
+        throw what + ": one thread counts " + std::to_string(threads) + " threads, another " +
+            std::to_string(meeting.threads);
     if (++meeting.arrived == threads) {
         meeting.arrived = 0;
         ++meeting.turn;
@@ -56,7 +60,8 @@ static void meet_at(Meeting& meeting, u32 threads, bool waits, const std::string
         return;
     }
     const u64 turn = meeting.turn;
-    while (waits && meeting.turn == turn) world.wait(meeting.waiters, what + " of " + std::to_string(threads) + " threads");
+    while (waits && meeting.turn == turn)
+        world.wait(meeting.waiters, what + " of " + std::to_string(threads) + " threads");
 }
 
 static Meeting& named(u32 id) {
@@ -75,13 +80,15 @@ static void take_registers(Warp& warp, u32 registers) {
             warp.registers = registers;
             world.wake(cta.register_waiters);
         } else {
-            world.wait(cta.register_waiters, "registers: " + std::to_string(more) + " for its warp, " + std::to_string(cta.free_registers) + " are free");
+            world.wait(cta.register_waiters, "registers: " + std::to_string(more) + " for its warp, " +
+                                                 std::to_string(cta.free_registers) + " are free");
         }
     }
 }
 
 static void check_registers(u32 registers) {
-    if (registers % 8 != 0 || registers < 24 || registers > 256) throw "setmaxnreg: " + std::to_string(registers) + " registers";
+    if (registers % 8 != 0 || registers < 24 || registers > 256)
+        throw "setmaxnreg: " + std::to_string(registers) + " registers";
 }
 
 void meet_block() {
@@ -96,7 +103,8 @@ void mbarrier_init_shared_cta_b64(u32 address, u32 arrivals) {
     attempt([&] {
         const Place place = locate_own(address);
         if (arrivals == 0 || place.offset % 8 != 0 || place.cta.barriers.contains(place.offset))
-            throw SharedMemory::describe("mbarrier.init: no arrivals, an odd address, or a barrier already", {place.offset, 8});
+            throw SharedMemory::describe("mbarrier.init: no arrivals, an odd address, or a barrier already",
+                                         {place.offset, 8});
         place.cta.shared.check_write({place.offset, 8}, writer());
         place.cta.shared.set_barrier({place.offset, 8});
         Barrier& barrier = place.cta.barriers[place.offset];
@@ -107,13 +115,13 @@ void mbarrier_init_shared_cta_b64(u32 address, u32 arrivals) {
 void mbarrier_arrive_shared_cta_b64(Sink, u32 address) {
     EMULATOR_ENTER();
     world.let_lanes_catch_up();
-    attempt([&] { arrive(locate_own(address)); });
+    attempt([&] { arrive(locate_own(note_arrival(address))); });
 }
 
 void mbarrier_arrive_shared_cluster_b64(Sink, u32 address) {
     EMULATOR_ENTER();
     world.let_lanes_catch_up();
-    attempt([&] { arrive(locate(address)); });
+    attempt([&] { arrive(locate(note_arrival(address))); });
 }
 
 void mbarrier_arrive_expect_tx_shared_cta_b64(Sink, u32 address, u32 bytes) {
@@ -136,13 +144,18 @@ void mbarrier_try_wait_parity_shared_cta_b64(bool& is_done, u32 address, u32 par
         const Place place = locate_own(address);
         if (parity > 1) throw "mbarrier.try_wait: parity " + std::to_string(parity);
         while (!is_complete(place, parity)) world.wait(find_barrier(place).waiters, describe(place, parity));
+        self().last_barrier = place.offset;
         is_done = true;
     });
 }
 
 void mbarrier_test_wait_parity_shared_cta_b64(bool& is_done, u32 address, u32 parity) {
     EMULATOR_ENTER();
-    attempt([&] { is_done = is_complete(locate_own(address), parity); });
+    attempt([&] {
+        const Place place = locate_own(address);
+        is_done = is_complete(place, parity);
+        if (is_done) self().last_barrier = place.offset;
+    });
 }
 
 void bar_sync(u32 id, u32 threads) {
@@ -176,7 +189,8 @@ void barrier_cluster_wait_acquire() {
         Meeting& meeting = thread.cta->cluster->meeting;
         if (!thread.has_cluster_arrived) throw std::string("barrier.cluster.wait without an arrival");
         while (meeting.turn == thread.cluster_turn)
-            world.wait(meeting.waiters, "the cluster: " + std::to_string(meeting.arrived) + " of " + std::to_string(thread.cta->cluster->live) + " threads have arrived");
+            world.wait(meeting.waiters, "the cluster: " + std::to_string(meeting.arrived) + " of " +
+                                            std::to_string(thread.cta->cluster->live) + " threads have arrived");
         thread.has_cluster_arrived = false;
     });
 }
@@ -186,7 +200,8 @@ void setmaxnreg_dec_sync_aligned_u32(u32 registers) {
     attempt([&] {
         check_registers(registers);
         meet("setmaxnreg", kWholeWarp, [&](Warp& warp) {
-            if (registers > warp.registers) throw "setmaxnreg.dec to " + std::to_string(registers) + " from " + std::to_string(warp.registers);
+            if (registers > warp.registers)
+                throw "setmaxnreg.dec to " + std::to_string(registers) + " from " + std::to_string(warp.registers);
             Cta& cta = *self().cta;
             cta.free_registers += (warp.registers - registers) * 32;
             warp.registers = registers;
@@ -200,7 +215,8 @@ void setmaxnreg_inc_sync_aligned_u32(u32 registers) {
     attempt([&] {
         check_registers(registers);
         meet("setmaxnreg", kWholeWarp, [&](Warp& warp) {
-            if (registers < warp.registers) throw "setmaxnreg.inc to " + std::to_string(registers) + " from " + std::to_string(warp.registers);
+            if (registers < warp.registers)
+                throw "setmaxnreg.inc to " + std::to_string(registers) + " from " + std::to_string(warp.registers);
         });
         take_registers(*self().warp, registers);
     });

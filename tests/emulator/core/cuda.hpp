@@ -103,10 +103,17 @@ __forceinline__ T reduce_value(unsigned mask, T value, Combine) {
     return T(reduce(mask, u32(value), combine));
 }
 
+// A parameter of the kernel; its field `zero` is what the launch says (dependencies.cpp).
+template <class Parameter>
+Parameter own_zero(Parameter parameter) {
+    if constexpr (requires { parameter.zero; }) parameter.zero = zero_of_launch();
+    return parameter;
+}
+
 // Calls a kernel with the parameters of a launch.
 template <class... Parameters, size_t... kIndex>
 void call(void (*kernel)(Parameters...), void** parameters, std::index_sequence<kIndex...>) {
-    kernel(*static_cast<std::remove_cv_t<Parameters>*>(parameters[kIndex])...);
+    kernel(own_zero(*static_cast<std::remove_cv_t<Parameters>*>(parameters[kIndex]))...);
 }
 template <class... Parameters>
 void call(void (*kernel)(Parameters...), void** parameters) {

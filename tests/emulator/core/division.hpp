@@ -1,4 +1,5 @@
-// A GPU divides integers by zero without a trap, and kernels do so in values that they never use. While this lives, the host does, too.
+// A GPU divides integers by zero without a trap, and kernels do so in values that they never use. While this lives, the
+// host does, too.
 #pragma once
 
 #include <signal.h>

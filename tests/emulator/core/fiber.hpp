@@ -43,7 +43,8 @@ class Fiber {
     static constexpr size_t kStackBytes = 256 * 1024, kGuardBytes = 4096;
 
     static void* map_stack() {
-        void* stack = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        void* stack =
+            mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (stack == MAP_FAILED || mprotect(stack, kGuardBytes, PROT_NONE) != 0) throw std::bad_alloc();
         return stack;
     }

@@ -79,7 +79,14 @@ Barrier& find_barrier(const Place& place);
 void arrive(const Place& place);
 void complete_bytes(const Place& place, u32 bytes, Range landed);
 
-// Throws where an ordinary store to the range has been followed by no fence.proxy.async, neither by who stored nor by the current thread.
+// Throws where an ordinary store to the range has been followed by no fence.proxy.async, neither by who stored nor by
+// the current thread.
 void check_fenced(Cta& cta, Range range, const std::string& reader);
+
+// Watched loads (dependencies.cpp): the address of an arrival without its mark; a store of this thread; a refill of
+// memory by it.
+u32 note_arrival(u32 address);
+void note_store(Range range);
+void check_refill(Cta& cta, Range range);
 
 }  // namespace emulator

@@ -1,10 +1,12 @@
-// The PTX instructions that the emulator knows, by their opcode with '_' for '.' and '::' (translate.py): what the kernels' inline assembly calls.
-// A new instruction is a function here. Arguments stand in the order in which the text of the instruction has its operands.
+// The PTX instructions that the emulator knows, by their opcode with '_' for '.' and '::' (translate.py): what the
+// kernels' inline assembly calls. A new instruction is a function here. Arguments stand in the order in which the text
+// of the instruction has its operands.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "types.hpp"
 
@@ -21,8 +23,10 @@ u8* dynamic_shared();
 void* static_shared(const void* key, size_t bytes);  // the CTA's memory for the variable that `key` stands for
 u32 address_of_shared(const void* pointer);
 u32 special_cluster_ctarank();
+u32 zero_of_launch();
 
 void load_shared(void* to, u32 address, u32 bytes, u32 elements);
+void mark_loads(float* values, u32 elements, u32 address);  // dependencies.cpp
 void store_shared(u32 address, const void* from, u32 bytes, u32 elements);
 void store_matrices(u32 address, const u32* values, u32 count, bool is_transposed);
 
@@ -32,8 +36,8 @@ void tma_store(const void* map, const u32* at, u32 rank, u32 source, bool adds);
 void bulk_wait(u32 pending, bool waits_for_reads_only);
 
 // One WGMMA of this thread's registers `d`; `a` is a descriptor, or four registers.
-void wgmma(float* const* d, u32 columns, u32 depth, const char* types, const u32* registers_a, u64 a, u64 b, bool accumulates, const int* immediates,
-           u32 num_immediates);
+void wgmma(float* const* d, u32 columns, u32 depth, const char* types, const u32* registers_a, u64 a, u64 b,
+           bool accumulates, const int* immediates, u32 num_immediates);
 
 namespace op {
 
@@ -57,18 +61,23 @@ void elect_sync(bool& is_elected, u32 mask);
 void fence_proxy_async_shared_cta();
 void fence_mbarrier_init_release_cluster();
 void mapa_shared_cluster_u32(u32& remote, u32 address, u32 rank);
-void st_async_shared_cluster_mbarrier_complete_tx_bytes_v4_f32(u32 address, float a, float b, float c, float d, u32 barrier);
+void st_async_shared_cluster_mbarrier_complete_tx_bytes_v4_f32(u32 address, float a, float b, float c, float d,
+                                                               u32 barrier);
 void cp_async_ca_shared_global(u32 destination, const void* source, u32 bytes);
 void cp_async_cg_shared_global(u32 destination, const void* source, u32 bytes);
 void cp_async_mbarrier_arrive_noinc_shared_cta_b64(u32 barrier);
 
-inline void ld_shared_f32(float& value, u32 address) { load_shared(&value, address, 4, 1); }
+inline void ld_shared_f32(float& value, u32 address) {
+    load_shared(&value, address, 4, 1);
+    mark_loads(&value, 1, address);
+}
 inline void ld_shared_u32(u32& value, u32 address) { load_shared(&value, address, 4, 1); }
 inline void ld_shared_u16(u16& value, u32 address) { load_shared(&value, address, 2, 1); }
 template <class T>
 void load_vector(u32 address, T& a, T& b) {
     T values[2];
     load_shared(values, address, sizeof(T), 2);
+    if constexpr (std::is_same_v<T, float>) mark_loads(values, 2, address);
     a = values[0], b = values[1];
 }
 template <class T>
@@ -102,10 +111,18 @@ inline void store_matrices_4(u32 address, u32 a, u32 b, u32 c, u32 d, bool is_tr
     const u32 values[] = {a, b, c, d};
     store_matrices(address, values, 4, is_transposed);
 }
-inline void stmatrix_sync_aligned_m8n8_x2_shared_b16(u32 address, u32 a, u32 b) { store_matrices_2(address, a, b, false); }
-inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(u32 address, u32 a, u32 b, u32 c, u32 d) { store_matrices_4(address, a, b, c, d, false); }
-inline void stmatrix_sync_aligned_m8n8_x2_trans_shared_b16(u32 address, u32 a, u32 b) { store_matrices_2(address, a, b, true); }
-inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32 address, u32 a, u32 b, u32 c, u32 d) { store_matrices_4(address, a, b, c, d, true); }
+inline void stmatrix_sync_aligned_m8n8_x2_shared_b16(u32 address, u32 a, u32 b) {
+    store_matrices_2(address, a, b, false);
+}
+inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    store_matrices_4(address, a, b, c, d, false);
+}
+inline void stmatrix_sync_aligned_m8n8_x2_trans_shared_b16(u32 address, u32 a, u32 b) {
+    store_matrices_2(address, a, b, true);
+}
+inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32 address, u32 a, u32 b, u32 c, u32 d) {
+    store_matrices_4(address, a, b, c, d, true);
+}
 
 // ---- global memory: ordinary host memory ----
 inline void ld_global_nc_s32(int& value, const void* address) { std::memcpy(&value, address, 4); }
@@ -122,30 +139,35 @@ inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
 
 // ---- tma.cpp ----
-inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* map, u32 x, u32 y, u32 barrier) {
+inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* map, u32 x,
+                                                                                     u32 y, u32 barrier) {
     const u32 at[] = {x, y};
     tma_load(to, map, at, 2, barrier, 0);
 }
-inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* map, u32 x, u32 y, u32 z, u32 barrier) {
+inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* map, u32 x,
+                                                                                     u32 y, u32 z, u32 barrier) {
     const u32 at[] = {x, y, z};
     tma_load(to, map, at, 3, barrier, 0);
 }
-inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* map, u32 x, u32 y, u32 z, u32 w, u32 barrier) {
+inline void cp_async_bulk_tensor_4d_shared_cluster_global_mbarrier_complete_tx_bytes(u32 to, const void* map, u32 x,
+                                                                                     u32 y, u32 z, u32 w, u32 barrier) {
     const u32 at[] = {x, y, z, w};
     tma_load(to, map, at, 4, barrier, 0);
 }
-inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(u32 to, const void* map, u32 x, u32 y, u32 barrier,
-                                                                                                       u16 mask) {
+inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(
+    u32 to, const void* map, u32 x, u32 y, u32 barrier, u16 mask) {
     const u32 at[] = {x, y};
     tma_load(to, map, at, 2, barrier, mask);
 }
-inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(u32 to, const void* map, u32 x, u32 y, u32 z,
-                                                                                                       u32 barrier, u16 mask) {
+inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes_multicast_cluster(
+    u32 to, const void* map, u32 x, u32 y, u32 z, u32 barrier, u16 mask) {
     const u32 at[] = {x, y, z};
     tma_load(to, map, at, 3, barrier, mask);
 }
-inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(u32 to, const void* map, u32 x, u32 y, u32 z, u32 barrier,
-                                                                                                   u64) {
+inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(u32 to,
+                                                                                                   const void* map,
+                                                                                                   u32 x, u32 y, u32 z,
+                                                                                                   u32 barrier, u64) {
     const u32 at[] = {x, y, z};
     tma_load(to, map, at, 3, barrier, 0);
 }
@@ -177,7 +199,9 @@ void wgmma_wait_group_sync_aligned(u32 pending);
 
 // ---- arithmetic and moves ----
 template <class T>
-void mov_u32(T& to, u32 value) { to = value; }
+void mov_u32(T& to, u32 value) {
+    to = value;
+}
 inline void selp_u32(u32& to, u32 a, u32 b, bool condition) { to = condition ? a : b; }
 inline void setp_ne_u32(bool& to, u32 a, u32 b) { to = a != b; }
 inline void setp_ne_b32(bool& to, u32 a, u32 b) { to = a != b; }

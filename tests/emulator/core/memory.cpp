@@ -1,4 +1,5 @@
-// Shared memory by ordinary loads and stores, cp.async, st.async, and the fences between ordinary and asynchronous accesses.
+// Shared memory by ordinary loads and stores, cp.async, st.async, and the fences between ordinary and asynchronous
+// accesses.
 #include <algorithm>
 
 #include "instruction.hpp"
@@ -9,7 +10,8 @@ namespace emulator {
 void check_fenced(Cta& cta, Range range, const std::string& reader) {
     cta.shared.each_writer(range, [&](const Writer& writer) {
         if (cta.threads[writer.thread]->last_fence > writer.step || self().last_fence > writer.step) return;
-        throw reader + SharedMemory::describe(" reads", range) + ", which holds what thread " + std::to_string(writer.thread) + " stored, and no fence.proxy.async lies between";
+        throw reader + SharedMemory::describe(" reads", range) + ", which holds what thread " +
+            std::to_string(writer.thread) + " stored, and no fence.proxy.async lies between";
     });
 }
 
@@ -27,13 +29,15 @@ void* static_shared(const void* key, size_t bytes) {
 }
 
 u32 address_of_shared(const void* pointer) {
-    return shared_address_of(*self().cta, u32(static_cast<const u8*>(pointer) - dynamic_shared()) + SharedMemory::kBase);
+    return shared_address_of(*self().cta,
+                             u32(static_cast<const u8*>(pointer) - dynamic_shared()) + SharedMemory::kBase);
 }
 
 u32 special_cluster_ctarank() { return self().cta->rank; }
 
 static void check_alignment(u32 address, u32 bytes) {
-    if (address % bytes != 0) throw "an access of " + std::to_string(bytes) + " bytes at shared address " + std::to_string(address);
+    if (address % bytes != 0)
+        throw "an access of " + std::to_string(bytes) + " bytes at shared address " + std::to_string(address);
 }
 
 void load_shared(void* to, u32 address, u32 bytes, u32 elements) {
@@ -54,11 +58,13 @@ void store_shared(u32 address, const void* from, u32 bytes, u32 elements) {
         const Range range{place.offset, bytes * elements};
         check_alignment(address, range.size);
         place.cta.shared.check_write(range, writer());
+        note_store(range);
         std::memcpy(place.cta.shared.at(range), from, range.size);
     });
 }
 
-// A lane's value holds elements 2 * (lane % 4) and the next one of row lane / 4 of each matrix; lane 8 * i + r has the address of row r of matrix i.
+// A lane's value holds elements 2 * (lane % 4) and the next one of row lane / 4 of each matrix; lane 8 * i + r has the
+// address of row r of matrix i.
 static void store_row(Warp& warp, u32 matrix, u32 row, bool is_transposed) {
     u16 elements[8];
     for (u32 column = 0; column < 8; ++column) {
@@ -84,6 +90,8 @@ void store_matrices(u32 address, const u32* values, u32 count, bool is_transpose
     });
 }
 
+constexpr u32 kMark = 1u << 31;  // of a watched load (dependencies.cpp) survives
+
 namespace op {
 
 void fence_proxy_async_shared_cta() {
@@ -100,11 +108,12 @@ void mapa_shared_cluster_u32(u32& remote, u32 address, u32 rank) {
     EMULATOR_ENTER();
     attempt([&] {
         if (rank >= self().cta->cluster->ctas.size()) throw "mapa: the cluster has no CTA " + std::to_string(rank);
-        remote = rank << kRankShift | (address & ((1u << kRankShift) - 1));
+        remote = (address & kMark) | rank << kRankShift | (address & ((1u << kRankShift) - 1));
     });
 }
 
-void st_async_shared_cluster_mbarrier_complete_tx_bytes_v4_f32(u32 address, float a, float b, float c, float d, u32 barrier) {
+void st_async_shared_cluster_mbarrier_complete_tx_bytes_v4_f32(u32 address, float a, float b, float c, float d,
+                                                               u32 barrier) {
     EMULATOR_ENTER();
     attempt([&] {
         const Place to = locate(address), at = locate(barrier);
@@ -127,6 +136,7 @@ static void copy_async(u32 destination, const void* source, u32 bytes) {
     const Place place = locate_own(destination);
     check_alignment(destination, bytes);
     const Range range{place.offset, bytes};
+    check_refill(place.cta, range);
     place.cta.shared.begin_write(range);
     Thread& thread = self();
     if (!thread.copies) thread.copies = std::make_shared<Copies>();

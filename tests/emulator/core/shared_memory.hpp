@@ -1,5 +1,6 @@
-// The shared memory of one CTA, and what is known of each of its words: which asynchronous operations still read or write it, and which thread
-// wrote it last with an ordinary store, so that accesses that only luck keeps apart are errors.
+// The shared memory of one CTA, and what is known of each of its words: which asynchronous operations still read or
+// write it, and which thread wrote it last with an ordinary store, so that accesses that only luck keeps apart are
+// errors.
 #pragma once
 
 #include <cstring>
@@ -12,7 +13,7 @@ namespace emulator {
 
 // Bytes begin .. begin + size - 1 of a CTA's shared window.
 struct Range {
-    u32 begin, size;
+    u32 begin = 0, size = 0;
 };
 
 // Where an ordinary store came from, for the fence that an asynchronous read of it needs.
@@ -33,14 +34,16 @@ class SharedMemory {
 
     // Throws std::string where the range lies outside.
     u8* at(Range range) {
-        if (range.begin < kBase || u64(range.begin) + range.size > bytes_.size()) throw describe("outside of shared memory", range);
+        if (range.begin < kBase || u64(range.begin) + range.size > bytes_.size())
+            throw describe("outside of shared memory", range);
         return bytes_.data() + range.begin;
     }
 
     // Ordinary accesses.
     void check_read(Range range) {
         each(range, [&](Word& word) {
-            if (word.writers > 0) throw describe("read while an asynchronous write to it may still be under way", range);
+            if (word.writers > 0)
+                throw describe("read while an asynchronous write to it may still be under way", range);
             if (word.is_barrier) throw describe("ordinary read of a barrier", range);
         });
     }
@@ -52,7 +55,8 @@ class SharedMemory {
     // Asynchronous ones, from their issue until the program knows that they are over.
     void begin_read(Range range) {
         each(range, [&](Word& word) {
-            if (word.writers > 0) throw describe("asynchronous read while an asynchronous write to it may still be under way", range);
+            if (word.writers > 0)
+                throw describe("asynchronous read while an asynchronous write to it may still be under way", range);
             ++word.readers;
         });
     }
@@ -81,7 +85,8 @@ class SharedMemory {
     }
 
     static std::string describe(const char* what, Range range) {
-        return std::string(what) + ": shared memory " + std::to_string(range.begin - kBase) + " .. " + std::to_string(range.begin - kBase + range.size - 1);
+        return std::string(what) + ": shared memory " + std::to_string(range.begin - kBase) + " .. " +
+               std::to_string(range.begin - kBase + range.size - 1);
     }
 
  private:
@@ -101,8 +106,10 @@ class SharedMemory {
 
     void check_free(Range range) {
         each(range, [&](Word& word) {
-            if (word.readers > 0) throw describe("written while an asynchronous read of it may still be under way", range);
-            if (word.writers > 0) throw describe("written while an asynchronous write to it may still be under way", range);
+            if (word.readers > 0)
+                throw describe("written while an asynchronous read of it may still be under way", range);
+            if (word.writers > 0)
+                throw describe("written while an asynchronous write to it may still be under way", range);
             if (word.is_barrier) throw describe("a barrier overwritten", range);
         });
     }

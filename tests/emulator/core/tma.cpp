@@ -18,14 +18,16 @@ struct Box {
     Box(const void* pointer, const u32* coordinates, u32 rank) {
         std::memcpy(&map, pointer, sizeof map);
         if (map.number == 0) throw std::string("TMA with a tensor map that nobody has encoded");
-        if (map.rank != rank) throw "TMA of rank " + std::to_string(rank) + " with a tensor map of rank " + std::to_string(map.rank);
+        if (map.rank != rank)
+            throw "TMA of rank " + std::to_string(rank) + " with a tensor map of rank " + std::to_string(map.rank);
         if (map.interleave != 0) throw std::string("interleaved tensor maps are not modelled");
         element = map.type == 9 || map.type == 6 ? 2 : map.type == 7 || map.type == 4 || map.type == 2 ? 4 : 1;
         for (u32 dim = 0; dim < rank; ++dim) {
             at[dim] = int32_t(coordinates[dim]);
             sizes[dim] = (map.box[dim] + map.element_strides[dim] - 1) / map.element_strides[dim];
         }
-        if (map.swizzle > 0 && row_bytes() > 16u << map.swizzle) throw std::string("a row of a box is wider than its swizzle");
+        if (map.swizzle > 0 && row_bytes() > 16u << map.swizzle)
+            throw std::string("a row of a box is wider than its swizzle");
     }
 
     u32 row_bytes() const { return sizes[0] * element; }
@@ -38,8 +40,8 @@ struct Box {
         return map.swizzle == 0 ? offset : offset ^ (offset >> 7 & ((1u << map.swizzle) - 1)) << 4;
     }
 
-    // Calls `copy(offset in shared memory, global memory or null, bytes)` for every unit of the box; null: beyond the tensor. A unit ends where the
-    // tensor's row does, rounded up to `clip` bytes.
+    // Calls `copy(offset in shared memory, global memory or null, bytes)` for every unit of the box; null: beyond the
+    // tensor. A unit ends where the tensor's row does, rounded up to `clip` bytes.
     template <class Copy>
     void each(u32 begin, u32 clip, Copy copy) const {
         for (u32 row = 0; row < rows(); ++row) {
@@ -47,7 +49,8 @@ struct Box {
             u8* line = find_line(index);
             for (u32 column = 0; column < sizes[0]; ++column) {
                 const i64 x = at[0] + i64(column) * map.element_strides[0];
-                const bool exists = line != nullptr && x >= 0 && x * element < round_up(i64(map.dims[0]) * element, clip);
+                const bool exists =
+                    line != nullptr && x >= 0 && x * element < round_up(i64(map.dims[0]) * element, clip);
                 copy(place(begin, row, column * element), exists ? line + x * element : nullptr, element);
             }
         }
@@ -67,17 +70,19 @@ struct Box {
     }
 };
 
-constexpr u32 kAlignment = 128;   // of a box in shared memory
-constexpr u32 kStoreClip = 16;    // a store writes whole units of 16 bytes (seen on an H200)
+constexpr u32 kAlignment = 128;  // of a box in shared memory
+constexpr u32 kStoreClip = 16;   // a store writes whole units of 16 bytes (seen on an H200)
 
 void check_place(u32 offset) {
-    if (offset % kAlignment != 0) throw "TMA at shared offset " + std::to_string(offset) + ", which is no multiple of 128";
+    if (offset % kAlignment != 0)
+        throw "TMA at shared offset " + std::to_string(offset) + ", which is no multiple of 128";
 }
 
 void load_into(Cta& cta, u32 offset, u32 barrier, const Box& box) {
     const Range range{offset, box.bytes()};
     find_barrier({cta, barrier});
     check_fenced(cta, {barrier, 8}, "TMA with a barrier");
+    check_refill(cta, range);
     cta.shared.begin_write(range);
     world.post([&cta, range, barrier, box] {
         box.each(range.begin, box.element, [&](u32 to, const u8* from, u32 bytes) {
@@ -135,7 +140,8 @@ void tma_load(u32 destination, const void* map, const u32* at, u32 rank, u32 bar
         check_place(to.offset);
         Cluster& cluster = *self().cta->cluster;
         if (mask == 0) mask = 1u << self().cta->rank;
-        if (mask >> cluster.ctas.size() != 0) throw std::string("TMA multicast to a CTA that the cluster does not have");
+        if (mask >> cluster.ctas.size() != 0)
+            throw std::string("TMA multicast to a CTA that the cluster does not have");
         for (auto& cta : cluster.ctas)
             if (mask >> cta->rank & 1) load_into(*cta, to.offset, arrival.offset, box);
     });
@@ -174,7 +180,8 @@ void bulk_wait(u32 pending, bool waits_for_reads_only) {
         Thread& thread = self();
         for (size_t i = 0; i + pending < thread.bulk_groups.size(); ++i) {
             const std::shared_ptr<BulkGroup> group = thread.bulk_groups[i];
-            while (group->reads > 0 || (!waits_for_reads_only && group->writes > 0)) world.wait(group->waiters, "a group of bulk copies");
+            while (group->reads > 0 || (!waits_for_reads_only && group->writes > 0))
+                world.wait(group->waiters, "a group of bulk copies");
             end_reads(*thread.cta, *group);
         }
         std::erase_if(thread.bulk_groups, [](const auto& group) { return group->is_read_known && group->writes == 0; });

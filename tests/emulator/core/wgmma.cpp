@@ -1,7 +1,7 @@
 // WGMMA: issued by a warp at a time, executed in the warp's order at any time until the group has been waited for.
 //
-// A warp multiplies its 16 of the 64 rows. What it reads of shared memory counts as being read, and its accumulators hold a poison, until
-// wgmma.wait_group says that they are done.
+// A warp multiplies its 16 of the 64 rows. What it reads of shared memory counts as being read, and its accumulators
+// hold a poison, until wgmma.wait_group says that they are done.
 #include <algorithm>
 
 #include "instruction.hpp"
@@ -23,7 +23,12 @@ struct Descriptor {
         if ((bits & ~kKnown) != 0) throw std::string("WGMMA: bits of a matrix descriptor that must be 0 are set");
         if ((bits >> 49 & 7) != 0) throw std::string("WGMMA: a base offset in a matrix descriptor is not modelled");
         if (is_mn_major && element != 2) throw std::string("WGMMA: FP8 operands are K-major");
-        return {u32(bits & 0x3fff) << 4, u32(bits >> 16 & 0x3fff) << 4, u32(bits >> 32 & 0x3fff) << 4, kSwizzles[bits >> 62], is_mn_major, element};
+        return {u32(bits & 0x3fff) << 4,
+                u32(bits >> 16 & 0x3fff) << 4,
+                u32(bits >> 32 & 0x3fff) << 4,
+                kSwizzles[bits >> 62],
+                is_mn_major,
+                element};
     }
 
     // Shared offset of element (mn, k).
@@ -32,7 +37,8 @@ struct Descriptor {
         u32 offset = start;
         if (is_mn_major) {
             const u32 byte = mn * element;
-            offset += swizzle == 0 ? byte / 16 * stride + k / 8 * leading + k % 8 * 16 + byte % 16 : byte / line * leading + k / 8 * stride + k % 8 * line + byte % line;
+            offset += swizzle == 0 ? byte / 16 * stride + k / 8 * leading + k % 8 * 16 + byte % 16
+                                   : byte / line * leading + k / 8 * stride + k % 8 * line + byte % line;
         } else {
             const u32 byte = k * element;
             offset += mn / 8 * stride + mn % 8 * line + (swizzle == 0 ? byte / 16 * leading + byte % 16 : byte);
@@ -44,7 +50,8 @@ struct Descriptor {
 static float decode_e4m3(u8 bits) {
     const int exponent = bits >> 3 & 15, mantissa = bits & 7;
     if ((bits & 0x7f) == 0x7f) return __builtin_nanf("");
-    const float magnitude = exponent == 0 ? float(mantissa) / 512.0f : __builtin_ldexpf(float(8 + mantissa), exponent - 10);
+    const float magnitude =
+        exponent == 0 ? float(mantissa) / 512.0f : __builtin_ldexpf(float(8 + mantissa), exponent - 10);
     return bits & 0x80 ? -magnitude : magnitude;
 }
 
@@ -83,11 +90,13 @@ struct Wgmma {
     }
 
     void execute() {
-        const std::vector<float> left = has_registers_a ? rows : read(a, warp_row, kRows, false), right = read(b, 0, columns, true);
+        const std::vector<float> left = has_registers_a ? rows : read(a, warp_row, kRows, false),
+                                 right = read(b, 0, columns, true);
         float* sum = accumulator->values.data();
         if (!accumulates) std::fill_n(sum, kRows * columns, 0.0f);
         for (u32 k = 0; k < depth; ++k)
-            for (u32 row = 0; row < kRows; ++row) add(sum + row * columns, left[row * depth + k], right.data() + k * columns);
+            for (u32 row = 0; row < kRows; ++row)
+                add(sum + row * columns, left[row * depth + k], right.data() + k * columns);
         is_done = true;
     }
 
@@ -104,7 +113,8 @@ struct Wgmma {
         std::vector<float> values(size_t(count) * depth);
         for (u32 mn = 0; mn < count; ++mn)
             for (u32 k = 0; k < depth; ++k)
-                values[by_depth ? k * count + mn : mn * depth + k] = decode(cta->shared.at({operand.place(first + mn, k), element}), element);
+                values[by_depth ? k * count + mn : mn * depth + k] =
+                    decode(cta->shared.at({operand.place(first + mn, k), element}), element);
         return values;
     }
 
@@ -114,7 +124,9 @@ struct Wgmma {
 };
 
 // Register i of a lane holds this place of the warp's 16 rows.
-static size_t place_of(u32 lane, u32 i, u32 columns) { return (lane / 4 + 8 * (i % 4 / 2)) * columns + 8 * (i / 4) + lane % 4 * 2 + i % 2; }
+static size_t place_of(u32 lane, u32 i, u32 columns) {
+    return (lane / 4 + 8 * (i % 4 / 2)) * columns + 8 * (i / 4) + lane % 4 * 2 + i % 2;
+}
 
 static constexpr u32 kPoison = 0x7fe0dead;  // a NaN that no kernel computes
 
@@ -124,14 +136,16 @@ static bool is_poison(const float* value) { return std::memcmp(value, &kPoison, 
 static Accumulator& begin_accumulator(Warp& warp, u32 columns) {
     const auto found = warp.accumulators.find(warp.registers_of[0][0]);
     if (found != warp.accumulators.end()) {
-        if (found->second.columns != columns) throw std::string("WGMMAs of different shapes share accumulators that are in flight");
+        if (found->second.columns != columns)
+            throw std::string("WGMMAs of different shapes share accumulators that are in flight");
         return found->second;
     }
     Accumulator& accumulator = warp.accumulators[warp.registers_of[0][0]];
     accumulator.columns = columns;
     accumulator.values.resize(kRows * columns);
     for (u32 lane = 0; lane < 32; ++lane) {
-        if (!warp.threads[lane]->has_wgmma_fence) throw std::string("WGMMA with new accumulators and no wgmma.fence since the last wait");
+        if (!warp.threads[lane]->has_wgmma_fence)
+            throw std::string("WGMMA with new accumulators and no wgmma.fence since the last wait");
         accumulator.registers[lane] = warp.registers_of[lane];
         for (u32 i = 0; i < columns / 2; ++i) {
             accumulator.values[place_of(lane, i, columns)] = *accumulator.registers[lane][i];
@@ -190,20 +204,23 @@ static void issue(Warp& warp, std::shared_ptr<Wgmma> work) {
 
 static void check_uniform(const Warp& warp) {
     for (u32 lane = 1; lane < 32; ++lane)
-        if (warp.in[lane] != warp.in[0] || warp.out[lane] != warp.out[0]) throw std::string("WGMMA: lanes of a warp pass different descriptors");
+        if (warp.in[lane] != warp.in[0] || warp.out[lane] != warp.out[0])
+            throw std::string("WGMMA: lanes of a warp pass different descriptors");
 }
 
-void wgmma(float* const* d, u32 columns, u32 depth, const char* types, const u32* registers_a, u64 a, u64 b, bool accumulates, const int* immediates,
-           u32 num_immediates) {
+void wgmma(float* const* d, u32 columns, u32 depth, const char* types, const u32* registers_a, u64 a, u64 b,
+           bool accumulates, const int* immediates, u32 num_immediates) {
     EMULATOR_ENTER();
     attempt([&] {
         const bool is_fp8 = std::strcmp(types, "f32.e4m3.e4m3") == 0;
-        if (!is_fp8 && std::strcmp(types, "f32.bf16.bf16") != 0) throw std::string("WGMMA of types that are not modelled: ") + types;
+        if (!is_fp8 && std::strcmp(types, "f32.bf16.bf16") != 0)
+            throw std::string("WGMMA of types that are not modelled: ") + types;
         if (immediates[0] != 1 || immediates[1] != 1) throw std::string("WGMMA: negated operands are not modelled");
         const u32 element = is_fp8 ? 1 : 2;
         const bool has_registers_a = registers_a != nullptr;
         // The transposition of A goes with its descriptor only.
-        const bool is_mn_a = !has_registers_a && num_immediates == 4 && immediates[2] != 0, is_mn_b = num_immediates > 2 && immediates[num_immediates - 1] != 0;
+        const bool is_mn_a = !has_registers_a && num_immediates == 4 && immediates[2] != 0,
+                   is_mn_b = num_immediates > 2 && immediates[num_immediates - 1] != 0;
         Warp& warp = *self().warp;
         const u32 lane = self().lane;
         warp.in[lane] = a, warp.out[lane] = b;

@@ -16,7 +16,7 @@ constexpr u32 kStaticBytes = 48 * 1024;  // shared memory of a kernel without dy
 
 std::unique_ptr<Cta> World::make_cta(Cluster& cluster, u32 rank, u32 number) {
     auto cta = std::make_unique<Cta>();
-    cta->cluster = &cluster, cta->rank = rank, cta->live = launch_->threads;
+    cta->cluster = &cluster, cta->rank = rank, cta->live = launch_->threads, cta->priority = random_();
     const Index& grid = launch_->grid;
     cta->block_index = {number % grid.x, number / grid.x % grid.y, number / grid.x / grid.y};
     cta->shared.reset(launch_->shared_bytes > 0 ? launch_->shared_bytes : kStaticBytes);
@@ -34,8 +34,10 @@ std::unique_ptr<Cta> World::make_cta(Cluster& cluster, u32 rank, u32 number) {
         Warp& warp = *cta->warps.back();
         thread->cta = cta.get(), thread->warp = &warp, thread->index = index, thread->lane = index % 32;
         thread->coordinates = {{index, 0, 0}, cta->block_index, {launch_->threads, 1, 1}, grid};
-        thread->is_done = thread->is_caught_up = false, thread->waits_for.clear(), thread->place = nullptr, thread->last_fence = 0;
+        thread->is_done = thread->is_caught_up = false, thread->waits_for.clear(), thread->place = nullptr,
+        thread->last_fence = 0;
         thread->has_wgmma_fence = thread->has_cluster_arrived = false, thread->cluster_turn = 0;
+        thread->last_barrier = 0, thread->watched = {};
         thread->copies = nullptr, thread->open_group = nullptr, thread->bulk_groups.clear();
         thread->fiber.prepare(&World::thread_main, thread.get());
         warp.threads.push_back(thread.get());
@@ -48,7 +50,8 @@ std::unique_ptr<Cta> World::make_cta(Cluster& cluster, u32 rank, u32 number) {
 
 void World::start_cluster(u32 index) {
     auto cluster = std::make_unique<Cluster>();
-    for (u32 rank = 0; rank < launch_->cluster; ++rank) cluster->ctas.push_back(make_cta(*cluster, rank, index * launch_->cluster + rank));
+    for (u32 rank = 0; rank < launch_->cluster; ++rank)
+        cluster->ctas.push_back(make_cta(*cluster, rank, index * launch_->cluster + rank));
     cluster->live = launch_->cluster * launch_->threads;
     clusters_.push_back(std::move(cluster));
 }
@@ -65,7 +68,8 @@ void World::finish_thread(Thread& thread) {
     Warp& warp = *thread.warp;
     if (!warp.accumulators.empty()) fail("a thread ends before its WGMMAs have been waited for");
     for (const auto& group : thread.bulk_groups)
-        if (!group->is_read_known) fail("a thread ends before its bulk copies out of shared memory have been waited for");
+        if (!group->is_read_known)
+            fail("a thread ends before its bulk copies out of shared memory have been waited for");
     if (thread.open_group) fail("a thread ends with bulk copies that it has not committed");
     thread.is_done = true;
     warp.live &= ~(1u << thread.lane);
@@ -83,7 +87,8 @@ void World::end_finished() {
 
 // ---- the scheduler ----
 
-// Seeds 0 and 1 are the extremes: threads run until they wait, and asynchronous operations end at once or as late as possible.
+// Seeds 0 and 1 are the extremes: threads run until they wait, and asynchronous operations end at once or as late as
+// possible.
 Policy World::draw_policy() {
     Policy policy;
     if (launch_->seed < 2) {
@@ -92,7 +97,7 @@ Policy World::draw_policy() {
     }
     static constexpr u32 kTurns[] = {0, 3, 20, 200}, kPercents[] = {0, 1, 10, 50};
     policy.mean_turn = kTurns[random(4)], policy.async_percent = kPercents[random(4)];
-    policy.has_priorities = random(2) == 1, policy.clusters_at_once = 1 + random(3);
+    policy.order = Order(random(3)), policy.clusters_at_once = 1 + random(3);
     return policy;
 }
 
@@ -119,7 +124,8 @@ void World::run(const Launch& launch) {
 void World::loop() {
     for (;;) {
         end_finished();
-        while (clusters_.size() < policy_.clusters_at_once && next_cluster_ < num_clusters_) start_cluster(next_cluster_++);
+        while (clusters_.size() < policy_.clusters_at_once && next_cluster_ < num_clusters_)
+            start_cluster(next_cluster_++);
         const bool prefers_operation = !pending_.empty() && random(100) < policy_.async_percent;
         if (!ready_.empty() && !prefers_operation) {
             run_thread();
@@ -140,12 +146,16 @@ bool World::run_operation() {
     return true;
 }
 
-// Warps by priority, which now and then changes for one of them: a slow warp is slow for long.
+// By priority: of warps, which now and then changes for the chosen one (a slow warp is slow for long), or of whole
+// CTAs.
 Warp* World::choose_warp() {
-    if (!policy_.has_priorities) return ready_[policy_.mean_turn == 0 ? 0 : random(u32(ready_.size()))];
-    const auto chosen = std::max_element(ready_.begin(), ready_.end(), [](Warp* a, Warp* b) { return a->priority < b->priority; });
-    if (++since_change_ % 64 == 0) (*chosen)->priority = random_();
-    return *chosen;
+    const auto best = [this](auto is_less) { return *std::max_element(ready_.begin(), ready_.end(), is_less); };
+    if (policy_.order == Order::kCtas)
+        return best([](Warp* a, Warp* b) { return a->threads[0]->cta->priority < b->threads[0]->cta->priority; });
+    if (policy_.order == Order::kNone) return ready_[policy_.mean_turn == 0 ? 0 : random(u32(ready_.size()))];
+    Warp* chosen = best([](Warp* a, Warp* b) { return a->priority < b->priority; });
+    if (++since_change_ % 64 == 0) chosen->priority = random_();
+    return chosen;
 }
 
 void World::run_thread() {
@@ -183,7 +193,9 @@ void World::give_way() {
 void World::let_lanes_catch_up() {
     if (!launch_->is_converged) return;
     Warp& warp = *current->warp;
-    const auto is_behind = [&warp](const Thread* thread) { return (warp.ready >> thread->lane & 1) && !thread->is_caught_up; };
+    const auto is_behind = [&warp](const Thread* thread) {
+        return (warp.ready >> thread->lane & 1) && !thread->is_caught_up;
+    };
     current->is_caught_up = true;
     while (std::any_of(warp.threads.begin(), warp.threads.end(), is_behind)) give_way();
     current->is_caught_up = false;
@@ -204,7 +216,8 @@ void World::wake(Waiters& waiters) {
 
 void World::fail(const std::string& text) {
     if (current == nullptr) throw text;
-    failure_ = text + "\n  in CTA " + std::to_string(current->cta->block_index.x) + " thread " + std::to_string(current->index) + "\n" + describe_place(current->place);
+    failure_ = text + "\n  in CTA " + std::to_string(current->cta->block_index.x) + " thread " +
+               std::to_string(current->index) + "\n" + describe_place(current->place);
     current->fiber.leave();
     __builtin_trap();
 }
@@ -223,7 +236,8 @@ std::string World::describe_waits() const {
                 }
     std::string text;
     for (const auto& [what, threads] : waits)
-        text += std::to_string(threads.size()) + " threads (CTA:thread " + threads.front() + " .. " + threads.back() + "): " + what;
+        text += std::to_string(threads.size()) + " threads (CTA:thread " + threads.front() + " .. " + threads.back() +
+                "): " + what;
     return text;
 }
 

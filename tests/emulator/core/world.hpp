@@ -1,4 +1,5 @@
-// What an emulated launch is made of: threads (fibers) in warps, CTAs and clusters, and the scheduler that chooses who goes on.
+// What an emulated launch is made of: threads (fibers) in warps, CTAs and clusters, and the scheduler that chooses who
+// goes on.
 #pragma once
 
 #include <deque>
@@ -67,6 +68,9 @@ struct Thread {
     u64 last_fence = 0;     // step of its last fence.proxy.async
     bool has_wgmma_fence = false, has_cluster_arrived = false;
     u64 cluster_turn = 0;
+    u32 last_barrier = 0;  // offset of the one it waited for last
+    Range watched{};       // a load that nothing may have waited for (dependencies.cpp)
+    std::vector<u32> waiting_barriers;
     std::shared_ptr<Copies> copies;
     std::shared_ptr<BulkGroup> open_group;
     std::deque<std::shared_ptr<BulkGroup>> bulk_groups;
@@ -75,8 +79,8 @@ struct Thread {
 // Accumulators that WGMMA has been given and not yet given back; the registers hold a poison meanwhile.
 struct Accumulator {
     u32 columns = 0, pending = 0;
-    std::vector<float> values;                   // [16][columns] of the warp
-    std::vector<float*> registers[32];           // of each lane
+    std::vector<float> values;          // [16][columns] of the warp
+    std::vector<float*> registers[32];  // of each lane
 };
 
 struct Wgmma;
@@ -105,6 +109,7 @@ struct Warp {
 struct Cta {
     Cluster* cluster = nullptr;
     u32 rank = 0, live = 0;
+    u64 priority = 0;
     Index block_index;
     SharedMemory shared;
     std::vector<std::unique_ptr<Thread>> threads;
@@ -123,11 +128,14 @@ struct Cluster {
     u32 live = 0;
 };
 
+// Who goes first.
+enum class Order : u32 { kNone, kWarps, kCtas };
+
 // How a launch is scheduled; drawn from the seed.
 struct Policy {
-    u32 mean_turn = 0;       // instructions until a thread gives way; 0: never of its own accord
-    u32 async_percent = 0;   // of the decisions run an asynchronous operation though threads are ready
-    bool has_priorities = false;
+    u32 mean_turn = 0;      // instructions until a thread gives way; 0: never of its own accord
+    u32 async_percent = 0;  // of the decisions run an asynchronous operation though threads are ready
+    Order order = Order::kNone;
     u32 clusters_at_once = 1;
 };
 
@@ -137,7 +145,8 @@ struct Launch {
     void (*kernel)(void**) = nullptr;
     void** parameters = nullptr;
     u64 seed = 0;
-    bool is_converged = false;  // lanes of a warp do not overtake each other at arrivals
+    bool is_converged = false;         // lanes of a warp do not overtake each other at arrivals
+    bool checks_dependencies = false;  // dependencies.cpp
 };
 
 class World {
