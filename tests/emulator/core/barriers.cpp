@@ -143,7 +143,10 @@ void mbarrier_try_wait_parity_shared_cta_b64(bool& is_done, u32 address, u32 par
     attempt([&] {
         const Place place = locate_own(address);
         if (parity > 1) throw "mbarrier.try_wait: parity " + std::to_string(parity);
-        while (!is_complete(place, parity)) world.wait(find_barrier(place).waiters, describe(place, parity));
+        while (!is_complete(place, parity)) {
+            world.wait(find_barrier(place).waiters, describe(place, parity));
+            if (world.launch().is_converged) break;  // no lane misses what another has seen
+        }
         self().last_barrier = place.offset;
         is_done = true;
     });

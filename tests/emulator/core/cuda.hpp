@@ -23,7 +23,7 @@
 
 #define threadIdx (::emulator::here->thread)
 #define blockIdx (::emulator::here->block)
-#define blockDim (::emulator::here->block_size)
+#define blockDim (::emulator::here->block_dims)
 #define gridDim (::emulator::here->grid)
 
 struct alignas(8) uint2 {

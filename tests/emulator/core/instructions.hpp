@@ -183,6 +183,11 @@ inline void cp_reduce_async_bulk_tensor_2d_global_shared_cta_add_bulk_group(cons
     const u32 at[] = {x, y};
     tma_store(map, at, 2, source, true);
 }
+inline void cp_reduce_async_bulk_tensor_3d_global_shared_cta_add_bulk_group(const void* map, u32 x, u32 y, u32 z,
+                                                                            u32 source) {
+    const u32 at[] = {x, y, z};
+    tma_store(map, at, 3, source, true);
+}
 void cp_async_bulk_commit_group();
 inline void cp_async_bulk_wait_group_read(u32 pending) { bulk_wait(pending, true); }
 inline void cp_async_bulk_wait_group(u32 pending) { bulk_wait(pending, false); }

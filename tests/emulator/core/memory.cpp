@@ -162,6 +162,7 @@ void cp_async_cg_shared_global(u32 destination, const void* source, u32 bytes) {
 
 void cp_async_mbarrier_arrive_noinc_shared_cta_b64(u32 barrier) {
     EMULATOR_ENTER();
+    world.let_lanes_catch_up();
     attempt([&] {
         const Place place = locate_own(barrier);
         find_barrier(place);

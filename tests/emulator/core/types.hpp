@@ -17,7 +17,7 @@ struct Index {
 
 // What a thread of a kernel knows of its place.
 struct Coordinates {
-    Index thread, block, block_size, grid;
+    Index thread, block, block_dims, grid;
 };
 
 extern const Coordinates* here;  // of the thread that runs

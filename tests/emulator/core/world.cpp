@@ -34,8 +34,7 @@ std::unique_ptr<Cta> World::make_cta(Cluster& cluster, u32 rank, u32 number) {
         Warp& warp = *cta->warps.back();
         thread->cta = cta.get(), thread->warp = &warp, thread->index = index, thread->lane = index % 32;
         thread->coordinates = {{index, 0, 0}, cta->block_index, {launch_->threads, 1, 1}, grid};
-        thread->is_done = thread->is_caught_up = false, thread->waits_for.clear(), thread->place = nullptr,
-        thread->last_fence = 0;
+        thread->is_done = false, thread->waits_for.clear(), thread->place = nullptr, thread->last_fence = 0;
         thread->has_wgmma_fence = thread->has_cluster_arrived = false, thread->cluster_turn = 0;
         thread->last_barrier = 0, thread->watched = {};
         thread->copies = nullptr, thread->open_group = nullptr, thread->bulk_groups.clear();
@@ -105,7 +104,7 @@ void World::run(const Launch& launch) {
     const DivisionGuard guard;
     launch_ = &launch;
     random_.seed(launch.seed);
-    leader_ = random(32);
+    leader_ = random(32), since_change_ = 0;
     policy_ = draw_policy();
     next_cluster_ = 0, num_clusters_ = launch.grid.x * launch.grid.y * launch.grid.z / launch.cluster;
     try {
@@ -161,7 +160,8 @@ Warp* World::choose_warp() {
 void World::run_thread() {
     Warp* warp = choose_warp();
     const u32 turn = policy_.mean_turn == 0 ? 0 : random(32);
-    const u32 rotated = turn == 0 ? warp->ready : warp->ready >> turn | warp->ready << (32 - turn);
+    const u32 eager = warp->ready & ~warp->lets_others_go, lanes = eager != 0 ? eager : warp->ready;
+    const u32 rotated = turn == 0 ? lanes : lanes >> turn | lanes << (32 - turn);
     const u32 lane = (u32(__builtin_ctz(rotated)) + turn) % 32;
     warp->ready &= ~(1u << lane);
     if (warp->ready == 0) std::erase(ready_, warp);
@@ -193,12 +193,10 @@ void World::give_way() {
 void World::let_lanes_catch_up() {
     if (!launch_->is_converged) return;
     Warp& warp = *current->warp;
-    const auto is_behind = [&warp](const Thread* thread) {
-        return (warp.ready >> thread->lane & 1) && !thread->is_caught_up;
-    };
-    current->is_caught_up = true;
-    while (std::any_of(warp.threads.begin(), warp.threads.end(), is_behind)) give_way();
-    current->is_caught_up = false;
+    const u32 lane = 1u << current->lane;
+    warp.lets_others_go |= lane;
+    while ((warp.ready & ~warp.lets_others_go) != 0) give_way();
+    warp.lets_others_go &= ~lane;
 }
 
 void World::wait(Waiters& waiters, std::string what) {

@@ -62,7 +62,7 @@ struct Thread {
     u32 index = 0, lane = 0;
     Coordinates coordinates;
     Fiber fiber;
-    bool is_done = false, is_caught_up = false;
+    bool is_done = false;
     std::string waits_for;  // empty: it can go on
     void* place = nullptr;  // where in the kernel it is
     u64 last_fence = 0;     // step of its last fence.proxy.async
@@ -87,7 +87,7 @@ struct Wgmma;
 
 struct Warp {
     std::vector<Thread*> threads;
-    u32 ready = 0, live = 0;  // a bit a lane
+    u32 ready = 0, live = 0, lets_others_go = 0;  // a bit a lane
     u64 priority = 0;
     u32 registers = 0;  // of each thread
     // Lanes that meet at an instruction of the whole warp.
