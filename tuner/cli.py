@@ -9,7 +9,20 @@ import typer
 import deep_gemm
 from tuner import errors
 
-COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "db")
+COMMANDS = (
+    "sweep",
+    "simulate",
+    "train",
+    "evaluate",
+    "export",
+    "select",
+    "warmup",
+    "inspect",
+    "compare",
+    "ab",
+    "bisect",
+    "db",
+)
 
 app = typer.Typer(
     name="tuner",
