@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "libcuda_emulator.h"
+
 typedef struct {
     unsigned grid[3], block[3], shared_bytes;
     void* stream;
@@ -42,6 +44,7 @@ static char is_transpose[MAX_LIBRARIES];  // or the transposing pass
 static char is_logits[MAX_LIBRARIES];     // or one of attention logits
 enum { INVALID_VALUE = 1, MAX_SHARED = 232448, DEFAULT_SHARED = 48 << 10, MAX_THREADS = 1024, MAX_GRID_YZ = 65535 };
 static int max_shared[MAX_LIBRARIES];  // what cuKernelSetAttribute allowed a library's kernel; 0: the default
+static HostKernel host_kernels[MAX_LIBRARIES];  // or one to be emulated
 static __thread void* stack[16];
 static __thread int depth;
 static __thread int capture_mode;
@@ -88,7 +91,7 @@ static int cuGetErrorName(int result, const char** text) {
 }
 
 static int cuGetErrorString(int result, const char** text) {
-    *text = result ? "an error of the stub" : "no error";
+    *text = result == EMULATION_FAILED && *emulation_failure ? emulation_failure : result ? "an error of the stub" : "no error";
     return 0;
 }
 
@@ -185,6 +188,7 @@ static int cuLibraryLoadData(void** library, const void* code, void* a, void* b,
            current_ordinal(), result);
     if (!code) return INVALID_VALUE;
     *library = (void*)(intptr_t)(++num_libraries);
+    host_kernels[num_libraries % MAX_LIBRARIES] = load_host_kernel(code);
     return result;
 }
 
@@ -253,7 +257,7 @@ static int cuOccupancyMaxActiveClusters(int* clusters, void* function, const Lau
 
 // The map of the queries of attention logits, the only one with four dims.
 static int encode_queries(unsigned char* map, int data_type, void* address, const uint64_t* dims, const uint64_t* strides, const uint32_t* box,
-                          int swizzle, int has_context) {
+                          const uint32_t* element_strides, int swizzle, int has_context) {
     int is_valid = has_context && address && (uintptr_t)map % 64 == 0 && (uintptr_t)address % 16 == 0 && box[0] <= 16u << swizzle;
     for (int i = 0; i < 4; ++i) is_valid = is_valid && dims[i] >= 1 && dims[i] <= 1ull << 32 && box[i] >= 1 && box[i] <= 256;
     for (int i = 0; i < 3; ++i) is_valid = is_valid && strides[i] % 16 == 0 && strides[i] < 1ull << 40;
@@ -262,9 +266,7 @@ static int encode_queries(unsigned char* map, int data_type, void* address, cons
            num_maps, data_type, (unsigned long long)(uintptr_t)address, (unsigned long long)dims[0], (unsigned long long)dims[1],
            (unsigned long long)dims[2], (unsigned long long)dims[3], (unsigned long long)strides[0], (unsigned long long)strides[1],
            (unsigned long long)strides[2], box[0], box[1], box[2], box[3], swizzle, is_valid);
-    memset(map, 0, 128);
-    memcpy(map, &num_maps, sizeof num_maps);
-    ++num_maps;
+    keep_map(map, num_maps++, data_type, 4, address, dims, strides, box, element_strides, 0, swizzle);
     return is_valid ? 0 : 1;
 }
 
@@ -278,7 +280,7 @@ static int cuTensorMapEncodeTiled(unsigned char* map, int data_type, uint32_t ra
     const int has_good_groups = groups >= 1 && groups <= 1ull << 32 && group_pitch % 16 == 0 && group_pitch < 1ull << 40 && box_groups == 1 &&
                                 (rank == 2 || element_strides[2] == 1);
     const int has_context = current() != NULL;
-    if (rank == 4) return encode_queries(map, data_type, address, dims, strides, box, swizzle, has_context);
+    if (rank == 4) return encode_queries(map, data_type, address, dims, strides, box, element_strides, swizzle, has_context);
     const int is_valid = address && (uintptr_t)map % 64 == 0 && (rank == 2 || rank == 3) && has_good_groups && has_context && (uintptr_t)address % 16 == 0 &&
                          dims[0] >= 1 && dims[1] >= 1 && dims[0] <= 1ull << 32 && dims[1] <= 1ull << 32 && strides[0] % 16 == 0 && strides[0] < 1ull << 40 && box[0] >= 1 && box[0] <= 256 && box[1] >= 1 &&
                          box[1] <= 256 && box[0] * element % 16 == 0 && element_strides[0] == 1 && element_strides[1] == 1 &&
@@ -289,9 +291,7 @@ static int cuTensorMapEncodeTiled(unsigned char* map, int data_type, uint32_t ra
            num_maps, data_type, (unsigned long long)(uintptr_t)address, (unsigned long long)dims[0], (unsigned long long)dims[1],
            (unsigned long long)strides[0], box[0], box[1], rank, (unsigned long long)groups, (unsigned long long)group_pitch, interleave, swizzle,
            promotion, fill, is_valid);
-    memset(map, 0, 128);
-    memcpy(map, &num_maps, sizeof num_maps);
-    ++num_maps;
+    keep_map(map, num_maps++, data_type, rank, address, dims, strides, box, element_strides, interleave, swizzle);
     return is_valid ? 0 : 1;
 }
 
@@ -364,13 +364,17 @@ static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
         record_plain(config, function, parameters);
     else
         record_gemm(config, function, parameters, extra);
+    const HostKernel host = host_kernels[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES];
+    if (host.kernel) return run_host_kernel(host, parameters, config->grid, config->block[0], config->shared_bytes, cluster_size(config, 1));
     return (int)setting("FAKE_CUDA_LAUNCH_ERROR", 0);
 }
 
 static int cuMemsetD2D8Async(unsigned long long address, size_t pitch, unsigned char value, size_t width, size_t height, void* stream) {
     record("{\"call\":\"cuMemsetD2D8Async\",\"address\":%llu,\"pitch\":%zu,\"value\":%d,\"width\":%zu,\"height\":%zu,\"stream\":%ld,\"device\":%d}", address,
            pitch, value, width, height, (long)(intptr_t)stream, current_ordinal());
-    return address ? 0 : INVALID_VALUE;
+    if (!address) return INVALID_VALUE;
+    for (size_t row = 0; row < height && setting("FAKE_CUDA_EMULATES", 0); ++row) memset((char*)(uintptr_t)address + row * pitch, value, width);
+    return 0;
 }
 
 #define ENTRY(name) {#name, (void*)name}

@@ -1,0 +1,33 @@
+"""The real kernels of attention index logits compute what the reference says on the emulator, under any schedule."""
+
+import pytest
+
+from tests.emulator.logits import Logits, run_logits
+
+#: As soon as possible, as late as possible, and two random schedules.
+SEEDS = (0, 1, 2, 3)
+LOGITS = {
+    "prefill": Logits((2, 128, 4), prefill=(9, 300)),
+    "pages": Logits((1, 128, 4), heads=32, lengths=(1, 63, 0, 130, 300)),
+}
+MORE_LOGITS = {
+    "compressed": Logits((4, 192, 4), heads=16, head_dim=64, prefill=(17, 200), mode="compressed", ranges="empty"),
+    "dirty bf16": Logits((1, 128, 4), heads=64, head_dim=128, d_dtype="bf16", prefill=(5, 130), mode="dirty"),
+    "two tokens": Logits((2, 128, 4), heads=32, lengths=(65, 2, 200), next_n=2, block_kv=32, d_dtype="bf16"),
+}
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_kernels_compute_the_logits(emulate, name):
+    """One of each kind."""
+    cubin = LOGITS[name].build()
+    assert [emulate(run_logits, LOGITS[name], cubin, seed=seed) for seed in SEEDS] == [""] * len(SEEDS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [*LOGITS, *MORE_LOGITS])
+def test_all_kernels_compute_the_logits_under_many_schedules(emulate, name):
+    """Every kind, by 12 schedules."""
+    logits = (LOGITS | MORE_LOGITS)[name]
+    cubin = logits.build()
+    assert [emulate(run_logits, logits, cubin, seed=seed) for seed in range(12)] == [""] * 12

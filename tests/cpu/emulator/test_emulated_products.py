@@ -1,0 +1,123 @@
+"""The real kernels of dense products, launched by the real host code, compute what the reference says on the emulator:
+under any schedule, without a race that the emulator can see.
+"""
+
+import pytest
+
+from tests.emulator.host import Outcome
+from tests.emulator.products import Product, run_product
+from tests.gpu.grouped_psum import PsumK, PsumRows
+from tests.gpu.grouped_shapes import Contiguous, KGroups, Masked
+from tests.gpu.grouped_variants import (
+    BF16_CONTIGUOUS,
+    BF16_K_GROUPED,
+    BF16_MASKED,
+    FP8_CONTIGUOUS,
+    FP8_K_GROUPED,
+    FP8_MASKED,
+    GroupedVariant,
+)
+from tests.gpu.variants import BF16, Variant
+
+#: As soon as possible, as late as possible, and two random schedules.
+SEEDS = (0, 1, 2, 3)
+RIGHT = Outcome(0, 0, "")
+
+
+def fp8(block_m, block_n, num_stages=3, **others):
+    """Return the fields of a config of FP8."""
+    return {"block_m": block_m, "block_n": block_n, "num_stages": num_stages, "block_k": 128, **others}
+
+
+def bf16(block_m, block_n, num_stages=3, **others):
+    """Return the fields of a config of BF16."""
+    return fp8(block_m, block_n, num_stages, **others) | {"block_k": 64}
+
+
+#: One of each kind.
+PRODUCTS = {
+    "1d2d": Product(Variant(), fp8(64, 64), (100, 130, 700)),
+    "1d1d accumulate": Product(
+        Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), fp8(64, 48), (70, 100, 1500), num_sms=2
+    ),
+    "scale ring": Product(Variant(recipe="1d1d", scale_layout="any"), fp8(128, 96), (200, 130, 1300), num_sms=1),
+    "bf16": Product(Variant(BF16), bf16(128, 96), (200, 180, 300), num_sms=1),
+    "bf16 mn, pair": Product(Variant(BF16, a_major="mn", b_major="mn"), bf16(64, 64, cluster_n=2), (100, 200, 200)),
+    "split": Product(Variant(d_dtype="fp32", c_mode="general"), fp8(8, 64, swap_ab=1, split_k=2), (7, 130, 1000)),
+}
+ROWS = Contiguous(200, 300, 3, 128, ((0, 0, 100), (2, 0, 60), (1, 0, 128)))
+_K = GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32")
+_BF16_K = GroupedVariant(BF16_K_GROUPED, d_dtype="fp32", a_major="mn", b_major="mn")
+#: One of each kind of groups.
+GROUPED = {
+    "contiguous": Product(GroupedVariant(FP8_CONTIGUOUS), fp8(64, 96), ROWS, num_sms=2),
+    "masked": Product(GroupedVariant(BF16_MASKED), bf16(64, 64), Masked(130, 200, 70, (70, 0, 5, 66)), num_sms=2),
+    "k-grouped": Product(_K._replace(c_mode="accumulate"), fp8(64, 64), KGroups(70, 100, (256, 0, 384)), num_sms=1),
+    "k-grouped blocks": Product(
+        _K._replace(group_layout="blocks", scale_layout="any"), fp8(64, 64), KGroups(70, 100, (256, 0, 384, 1408)), 1
+    ),
+    "rows with ends": Product(
+        GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64), PsumRows(130, 300, (100, 0, 37, 1), extra=70), num_sms=2
+    ),
+    "k with ends": Product(_BF16_K, bf16(64, 64), PsumK(72, 104, (130, 300, 0, 64)), num_sms=1),
+}
+MORE_GROUPED = {
+    "contiguous bf16, pair": Product(GroupedVariant(BF16_CONTIGUOUS, b_major="mn"), bf16(64, 64, cluster_n=2), ROWS),
+    "contiguous scale ring": Product(
+        GroupedVariant(FP8_CONTIGUOUS, "1d1d", "fp32", scale_layout="any"), fp8(128, 64), ROWS, 1
+    ),
+    "masked 1d1d, swap": Product(
+        GroupedVariant(FP8_MASKED), fp8(16, 64, swap_ab=1), Masked(130, 300, 20, (20, 0, 5)), 1
+    ),
+    "k-grouped bf16": Product(_BF16_K, bf16(128, 64), KGroups(136, 72, (128, 0, 384)), 1),
+    "k with ends, blocks": Product(
+        _K._replace(group_layout="blocks"), fp8(64, 64), PsumK(70, 100, (130, 300, 0, 64)), 1
+    ),
+}
+#: The rest.
+MORE_PRODUCTS = {
+    "per row": Product(Variant(recipe="per_row"), fp8(64, 128), (70, 200, 700)),
+    "heads": Product(Variant(c_mode="head_split"), fp8(64, 64), (70, 192, 300)),
+    "waves": Product(Variant(), fp8(256, 128, 2), (300, 200, 700), num_sms=1),
+    "in turn": Product(Variant(), fp8(128, 192), (200, 300, 1000), num_sms=1),
+    "late scales": Product(Variant(recipe="1d1d"), fp8(128, 192), (200, 300, 1000), num_sms=1),
+    "pair along m": Product(Variant(), fp8(64, 128, cluster_m=2), (200, 300, 500), num_sms=4),
+    "swap": Product(Variant(), fp8(16, 128, swap_ab=1), (30, 300, 500), num_sms=1),
+    "swap, scale ring": Product(Variant(scale_layout="any"), fp8(16, 64, swap_ab=1), (30, 130, 2500), num_sms=1),
+    "split in 8": Product(Variant(BF16), bf16(64, 64, split_k=8), (64, 70, 1030)),
+    "few rows": Product(Variant(BF16), bf16(64, 72), (3, 150, 200)),
+    "bf16 mn, swap": Product(
+        Variant(BF16, b_major="mn", d_dtype="fp32", c_mode="accumulate"), bf16(64, 128, swap_ab=1), (70, 200, 200), 1
+    ),
+    "real numbers": Product(Variant(), fp8(64, 64), (100, 130, 700), integers=False),
+}
+
+ALL = PRODUCTS | GROUPED | MORE_PRODUCTS | MORE_GROUPED
+CONVERGED = ("converged",)
+#: These rely on the lanes of a warp running together. Scales that are read during promotion are given back by one lane;
+#: lanes of the warp that copies block scalars of grouped kernels, but copy none, can miss a phase of a barrier.
+NEED_CONVERGENCE = ("late scales", "contiguous", "masked 1d1d, swap", "rows with ends")
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *GROUPED])
+def test_kernels_compute_the_product(emulate, name):
+    """One of each kind."""
+    product = (PRODUCTS | GROUPED)[name]
+    cubin, modes = product.build(), CONVERGED if name in NEED_CONVERGENCE else ()
+    assert [emulate(run_product, product, cubin, seed=seed, modes=modes) for seed in SEEDS] == [RIGHT] * len(SEEDS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ALL)
+def test_all_kernels_compute_the_product_under_many_schedules(emulate, name):
+    """Every kind, by 16 schedules."""
+    cubin, modes = ALL[name].build(), CONVERGED if name in NEED_CONVERGENCE else ()
+    assert [emulate(run_product, ALL[name], cubin, seed=seed, modes=modes) for seed in range(16)] == [RIGHT] * 16
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["late scales", "masked 1d1d, swap"])
+def test_some_kernels_need_warps_that_stay_together(emulate, name):
+    """Lanes that fall behind read too late, or wait for ever."""
+    cubin = ALL[name].build()
+    assert any(emulate(run_product, ALL[name], cubin, seed=seed).error for seed in range(8))

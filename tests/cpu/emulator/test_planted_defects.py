@@ -1,0 +1,120 @@
+"""The emulator finds what it is for: each defect in the real headers ends in an error or a wrong D."""
+
+import pytest
+
+from tests.emulator.products import Product, run_product
+from tests.gpu.variants import BF16, Variant
+
+BF16_TILES = Product(
+    Variant(BF16), {"block_m": 128, "block_n": 96, "num_stages": 3, "block_k": 64}, (200, 100, 500), num_sms=1
+)
+IN_TURN = Product(
+    Variant(), {"block_m": 128, "block_n": 192, "num_stages": 3, "block_k": 128}, (200, 300, 1000), num_sms=1
+)
+PIPELINED = Product(
+    Variant(recipe="1d1d"), {"block_m": 64, "block_n": 64, "num_stages": 3, "block_k": 128}, (100, 130, 1400), num_sms=1
+)
+RING = PIPELINED._replace(variant=Variant(recipe="1d1d", scale_layout="any"), shape=(100, 130, 3000))
+PAIR = PIPELINED._replace(config=PIPELINED.config | {"cluster_m": 2}, num_sms=2)
+SPLIT = Product(
+    Variant(), {"block_m": 64, "block_n": 64, "num_stages": 3, "block_k": 128, "split_k": 2}, (64, 70, 1000)
+)
+LATE_LOAD = "does not wait for a load"  # is looked for in a mode of its own, in which D means nothing
+RELEASE = "stages.release(ring.stage, scale.bits());"
+FENCE = "        ptx::fence_async_proxy();\n        if (!kLoadsC ||"
+
+#: By name: the product, the header, the text, what stands there instead, and what all errors say (None: they differ, or
+#: D is wrong).
+DEFECTS = {
+    "stage released early": (
+        BF16_TILES, "bf16_mainloop", "ptx::wgmma_wait<1>();  // the", "ptx::wgmma_wait<2>();  // the",
+        "written while an asynchronous read",
+    ),
+    "wrong parity": (
+        BF16_TILES, "producer", "(stages.empty_barrier(ring.stage), ring.phase ^ 1)",
+        "(stages.empty_barrier(ring.stage), ring.phase)", None,
+    ),
+    "no fence": (BF16_TILES, "gemm", FENCE, FENCE.partition("\n")[2], "no fence.proxy.async lies between"),
+    "wrong swizzle": (BF16_TILES, "epilogue", "row / (8 / kChunks) % kChunks", "row % kChunks", None),
+    "load that no release waits for": (
+        PIPELINED, "fp8_mainloop", RELEASE, "stages.release(ring.stage, 0);", LATE_LOAD,
+    ),
+}  # fmt: skip
+MORE_DEFECTS = {
+    "wrong descriptor": (BF16_TILES, "pipeline", "(1024 / 16)) << 32)", "(512 / 16)) << 32)", None),
+    "D tile overwritten": (
+        BF16_TILES, "gemm", "            if (issuer) ptx::tma_store_wait_read<0>();  // the stores",
+        "            // the", "written while an asynchronous read",
+    ),
+    "no barrier before the D tile": (
+        BF16_TILES, "gemm", "ptx::named_barrier(1 + group, 128);         // ... before", "// ... before", None,
+    ),
+    "no barrier behind the D tile": (
+        BF16_TILES, "gemm", "        if (!kLoadsC || whole != n) ptx::named_barrier(1 + group, 128);", "", None,
+    ),
+    "accumulators read early": (
+        IN_TURN, "fp8_mainloop", "                ptx::wgmma_wait<0>();\n", "                ptx::wgmma_wait<1>();\n",
+        "written while an asynchronous read",
+    ),
+    "stage not waited for": (
+        IN_TURN, "fp8_mainloop", "if (!full) ptx::barrier_wait(stages.full_barrier(ring.stage), ring.phase);", ";",
+        None,
+    ),
+    "too few arrivals": (
+        IN_TURN, "gemm_layout", "kEmptyArrivals = 4 * kMathGroups", "kEmptyArrivals = 5 * kMathGroups", "deadlock",
+    ),
+    "wrong bytes": (
+        PIPELINED, "producer", "* 128 + Layout::kBytesB + Layout::kVectorBytes;", "* 128 + Layout::kBytesB;",
+        None,
+    ),
+    "ring overwritten": (
+        RING, "producer", "ptx::barrier_wait(scales.empty_barrier(ring.stage), ring.phase ^ 1);", ";",
+        "written while an asynchronous write",
+    ),
+    "load that no release of the ring waits for": (
+        RING, "pipeline", "barrier = empty_barrier(stage) + (bits & zero);", "barrier = empty_barrier(stage);",
+        LATE_LOAD,
+    ),
+    "peer's stage not waited for": (
+        PAIR, "gemm_layout", "(kMulticast ? kClusterSize : 1);", "1;", None,
+    ),
+    "CTA that ends early": (
+        PAIR, "gemm", "        if constexpr (Layout::kMulticast) {  // a CTA stays",
+        "        if constexpr (false) {  // ", None,
+    ),
+    "peer not waited for": (
+        SPLIT, "gemm", "        ptx::cluster_wait();  // every CTA of the cluster has", "        // every", None,
+    ),
+}  # fmt: skip
+SEEDS = range(6)
+
+
+def check(emulate, product: Product, header: str, text: str, replacement: str, message: str | None) -> None:
+    """Expect an error or a wrong D of some schedule; all errors have the message, where there is one."""
+    cubin = product.build({f"deep_gemm/{header}.cuh": (text, replacement)})
+    modes = ("dependencies",) if message == LATE_LOAD else ()
+    outcomes = [emulate(run_product, product, cubin, seed=seed, modes=modes) for seed in SEEDS]
+    errors = [outcome.error for outcome in outcomes if outcome.error]
+    assert errors or (not message and any(outcome.num_wrong for outcome in outcomes))
+    assert all((message or "") in error for error in errors)
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_planted_defect_is_found(emulate, name):
+    """Some of each kind."""
+    check(emulate, *DEFECTS[name])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", MORE_DEFECTS)
+def test_every_planted_defect_is_found(emulate, name):
+    """The others; some may show in different ways, which vary with the schedule."""
+    check(emulate, *MORE_DEFECTS[name])
+
+
+@pytest.mark.parametrize("product", [PIPELINED, RING])
+def test_loads_that_a_release_waits_for_are_right(emulate, product):
+    """Without a defect every refill has waited for a barrier that waits for the load."""
+    cubin = product.build()
+    found = [emulate(run_product, product, cubin, seed=seed, modes=("dependencies",)).error for seed in SEEDS]
+    assert found == [""] * len(found)
