@@ -12,8 +12,8 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.selector import Selector
 from tuner import errors
 from tuner.db.rows import Identity
+from tuner.learn.artifact import build_artifact
 from tuner.learn.ranking import Ranking
-from tuner.ship.artifact import build_artifact
 
 MAX_CONFIGS = SIZES["configs"][1]
 

@@ -19,6 +19,7 @@ from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
 from tests.fakes.databases import make_database
 from tuner import errors
 from tuner.db import Store, engine, schema, tables, views
+from tuner.db.values import make_key
 from tuner.problems.fields import PROBLEM_DEFAULTS
 
 
@@ -188,6 +189,8 @@ def make_old_database(path, version: int = 1):
         known = {
             "problem": PROBLEM.key,
             "config": CONFIG.key("fp8_gemm"),
+            "device": make_key({"sku": "nvidia-h200-sm132", "name": "NVIDIA H200", "sm_count": 132}),
+            "environment": make_key({}),
             "hash": "ab" * 32,
             "time": "2026-01-02T03:04:05.678Z",
         }
@@ -199,8 +202,8 @@ def make_old_database(path, version: int = 1):
 
 PROBLEM, CONFIG = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Config(64, 64, 4)
 OLD_ROWS = (
-    "INSERT INTO device (id, key, sku, name, sm_count) VALUES (1, '{hash}', 'nvidia-h200-sm132', 'NVIDIA H200', 132)",
-    "INSERT INTO environment (id, key) VALUES (1, '{hash}')",
+    "INSERT INTO device (id, key, sku, name, sm_count) VALUES (1, '{device}', 'nvidia-h200-sm132', 'NVIDIA H200', 132)",
+    "INSERT INTO environment (id, key) VALUES (1, '{environment}')",
     (
         "INSERT INTO problem (id, key, op, m, n, k, num_sms, compiled_dims) VALUES (3, '{problem}', 'fp8_gemm', 64,"
         " 2112, 7168, 0, '')"

@@ -134,6 +134,8 @@ inline void st_global_v4_u32(void* address, u32 a, u32 b, u32 c, u32 d) {
 }
 inline void prefetch_global_L2(const void*) {}
 inline void prefetch_tensormap(const void*) {}
+inline void cp_async_bulk_prefetch_tensor_2d_L2_global_tile(const void*, u32, u32) {}
+inline void cp_async_bulk_prefetch_tensor_3d_L2_global_tile(const void*, u32, u32, u32) {}
 inline void createpolicy_fractional_L2_evict_first_b64(unsigned long long& policy, double) { policy = 0; }
 inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
