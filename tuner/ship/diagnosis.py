@@ -107,7 +107,7 @@ def check_cache() -> Finding:
             "cache", FAULT, "neither DG_JIT_CACHE_DIR nor HOME is set", "every process compiles anew; set one"
         )
     try:
-        files = cache_contents.list_files(get_disk_cache(), (cache_contents.ENTRY,))
+        files = cache_contents.list_files(get_disk_cache(), cache_contents.ENTRY)
     except OSError as error:
         remedy = "set DG_JIT_CACHE_DIR to a folder of your own, open to nobody else"
         return Finding("cache", FAULT, f"{folder}: {error.strerror or error}", remedy)

@@ -117,6 +117,35 @@ def test_the_cache_is_listed_and_cleared(capsys, home):
     assert cache.get_disk_cache().get(keys[0]) is None
 
 
+def test_clearing_the_cache_leaves_what_is_no_entry(capsys, home):
+    disk, folder, key = cache.get_disk_cache(), home / ".deep_gemm" / "cache", "0" * 64
+    disk.put(key, b"payload")
+    (folder / f"{key}.kernel").write_bytes(b"damaged")
+    assert disk.get(key) is None  # which sets it aside
+    disk.put(key, b"payload")
+    theirs = ["core.kernel", "copy.bad", f"{key}.kernel.mine.bad"]
+    for name in theirs:
+        (folder / name).write_text("mine")
+    (home / "target").write_text("mine")
+    (folder / f"{1:064x}.kernel").symlink_to(home / "target")
+    assert json.loads(run(capsys, "cache", "clear", "--json")[1]) == {"removed": 2}
+    assert {path.name for path in folder.iterdir()} == {*theirs, f"{1:064x}.kernel"} and (home / "target").exists()
+
+
+def test_two_may_clear_the_cache_at_a_time(capsys, home, monkeypatch):
+    for index in range(2):
+        cache.get_disk_cache().put(f"{index:064x}", b"payload")
+    unlink = os.unlink
+
+    def lose(name, **place):
+        unlink(name, **place)
+        if name.startswith("0" * 63 + "0"):
+            unlink(f"{1:064x}.kernel", **place)  # the other process
+
+    monkeypatch.setattr(os, "unlink", lose)
+    assert json.loads(run(capsys, "cache", "clear", "--json")[1]) == {"removed": 1}
+
+
 def test_a_cache_that_others_may_write_to_is_refused(capsys, home):
     cache.get_disk_cache().put("0" * 64, build.encode_payload(RESULT))
     (home / ".deep_gemm" / "cache").chmod(0o777)
