@@ -138,7 +138,8 @@ def run_child(asked: KernelSet, request: dict) -> dict:
     """Return a set's answer, see set_child.py. Raises: TunerError."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        whole = request | {"answer": str(answer), "processes": len(os.sched_getaffinity(0))}
+        own = {"answer": str(answer), "package": str(asked.folder / "deep_gemm")}
+        whole = request | own | {"processes": len(os.sched_getaffinity(0))}
         path = os.pathsep.join(filter(None, (str(asked.folder), os.environ.get("PYTHONPATH"))))
         try:
             done = subprocess.run(
