@@ -82,6 +82,22 @@ def test_faults_are_named_with_a_remedy_and_exit_1(capsys, monkeypatch, home):
     assert found["compiler"]["remedy"] and found["selector"]["remedy"]
 
 
+def test_another_gpu_is_a_finding_beside_the_others(capsys, monkeypatch):
+    fields = _C.Device.known("h200").as_dict()
+    ampere = _C.Device(**fields | {"compute_capability": (8, 0), "name": "NVIDIA A100", "sku": "a100"})
+    monkeypatch.setattr(_C, "get_device", lambda: ampere)
+    code, out, _ = run(capsys, "doctor")
+    found = diagnose(capsys)
+    assert code == errors.EXIT_FAILURE and len(found) == 10 and all(part in out for part in found)
+    assert found["GPU"]["state"] == found["choice"]["state"] == "FAULT" and found["compiler"]["found"]
+
+
+def test_a_cache_folder_that_is_not_used_is_a_fault(capsys, monkeypatch):
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", "relative")
+    found = diagnose(capsys)["cache"]
+    assert found["state"] == "FAULT" and "absolute" in found["found"] and "DG_JIT_CACHE_DIR" in found["remedy"]
+
+
 def test_a_misspelt_variable_is_a_fault(capsys, monkeypatch):
     monkeypatch.setenv("DG_SELECTER", "analytic")
     found = diagnose(capsys)["variables"]
