@@ -13,6 +13,7 @@ from deep_gemm import _C, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 from deep_gemm.planned import Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
+from deep_gemm.vendor import shares_memory
 
 #: Rows of A that a CTA takes, and K of a chunk, of which a part has whole ones.
 _ROWS, _CHUNK = 64, 32
@@ -122,6 +123,9 @@ def _check_layouts(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: t
     for name, tensor in (("a", a), ("b", b), ("d", d), ("sqr_sum", sqr_sum)):
         if tensor.stride(-1) != 1 and tensor.shape[-1] > 1:
             raise LayoutError(f"{name}.stride(-1) = {tensor.stride(-1)}: must be 1; pass {name}.contiguous().")
+    for name, tensor in (("d", d), ("sqr_sum", sqr_sum)):
+        if not torch.compiler.is_compiling() and shares_memory(tensor):
+            raise LayoutError(f"{name}.stride() = {tensor.stride()}: elements of {name} share memory; pass its own.")
     for name, tensor in (("a", a), ("b", b)):
         pitch = tensor.stride(0) * tensor.element_size() if tensor.shape[0] > 1 and tensor.shape[1] > 0 else 0
         address = 0 if tensor.is_meta or not tensor.is_cuda else tensor.data_ptr()

@@ -166,7 +166,7 @@ def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
     """Check that no operand overlaps d, except a c that is d. Tensors that are only traced have no memory."""
     if torch.compiler.is_compiling():
         return
-    if _shares_memory(tensors["d"]):
+    if shares_memory(tensors["d"]):
         raise LayoutError(
             f"d.stride() = {tensors['d'].stride()}: elements of d share memory; pass a tensor of its own."
         )
@@ -178,14 +178,14 @@ def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
             )
 
 
-def _shares_memory(d: torch.Tensor) -> bool:
-    """Return whether elements of a matrix may lie in one place: neither rows nor columns lie apart."""
+def shares_memory(d: torch.Tensor) -> bool:
+    """Return whether elements of a tensor may lie in one place: some dim steps less far than those within it reach."""
     strides = sorted((stride, size) for size, stride in zip(d.shape, d.stride(), strict=True) if size > 1)
     extent = 1
     for stride, size in strides:
         if stride < extent:
             return True
-        extent = stride * size
+        extent += stride * (size - 1)
     return False
 
 

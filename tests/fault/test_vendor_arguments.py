@@ -5,6 +5,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deep_gemm
+from deep_gemm import vendor
 from deep_gemm.errors import ArgumentError, DeepGemmError, LayoutError
 
 BF16 = torch.bfloat16
@@ -144,3 +145,12 @@ def test_two_subclasses_with_scales():
 def test_a_wrapper_is_named_for_our_ops_too():
     with pytest.raises(ArgumentError, match="wrapper tensors"):
         deep_gemm.bf16_gemm_nt(Wrapper(torch.zeros(32, 64, dtype=BF16)), make_operands()["b"], make_operands()["d"])
+
+
+@pytest.mark.parametrize(
+    "shape, strides, is_shared",
+    [((3, 4), (4, 1), False), ((3, 4), (3, 1), True), ((3, 4), (7, 2), False), ((3, 4), (6, 2), True),
+     ((2, 3, 4), (12, 4, 1), False), ((2, 3, 4), (11, 4, 1), True), ((3, 4), (0, 1), True), ((1, 4), (0, 1), False)],
+)  # fmt: skip
+def test_elements_that_share_memory(shape, strides, is_shared):
+    assert vendor.shares_memory(torch.empty(64).as_strided(shape, strides)) is is_shared

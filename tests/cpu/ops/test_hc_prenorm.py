@@ -51,6 +51,8 @@ def test_sizes_of_zero(m, n, k):
         ({"a": torch.empty(K, M).bfloat16().t()}, LayoutError, "a.stride(-1)"),
         ({"b": torch.empty(N, K + 2)[:, :K]}, LayoutError, "b: rows must start at multiples of 16 bytes"),
         ({"d": torch.empty(N, M).t()}, LayoutError, "d.stride(-1)"),
+        ({"d": torch.empty(1, N).expand(M, N)}, LayoutError, "elements of d share memory"),
+        ({"d": torch.empty(M * N).as_strided((M, N), (N - 1, 1))}, LayoutError, "elements of d share memory"),
     ],
 )
 def test_wrong_arguments(change, error, message):
