@@ -5,7 +5,6 @@ module; what was computed is kept in <work>/hashes.json. Merge commits stand for
 first parents of a revision are looked at.
 """
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path
 from tuner import errors
 from tuner.compare.comparison import ask_hashes
 from tuner.compare.kernel_sets import Clone, KernelSet
+from tuner.measure.stamp import read_json, write_json
 
 #: What can change a kernel or the way it is launched.
 KERNEL_PATHS = ("deep_gemm/include", "deep_gemm/jit", "csrc")
@@ -48,13 +48,12 @@ def find_by_hash(clone: Clone, digits: str) -> str | None:
 def get_hashes(clone: Clone, revision: str, ops: list[str] | None = None) -> dict[str, str]:
     """Return {op kind: kernel hash} of a commit, of all its op kinds (None) or of some."""
     path = clone.work / "hashes.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = read_json(path) if path.is_file() else {}
     content = clone.make_set(revision).folder.name
     label = f"{content} {' '.join(ops) if ops else 'all'}"
     if label not in known:
         known[label] = ask_hashes(clone.make_set(revision), ops)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
+        write_json(path, known)
     return known[label]
 
 
