@@ -14,7 +14,7 @@ from pathlib import Path
 from tuner import errors
 from tuner.compare.comparison import ask_hashes
 from tuner.compare.kernel_sets import Clone, KernelSet
-from tuner.db.files import replacing
+from tuner.measure.stamp import write_json
 
 #: What can change a kernel or the way it is launched.
 KERNEL_PATHS = ("deep_gemm/include", "deep_gemm/jit", "csrc")
@@ -54,8 +54,7 @@ def get_hashes(clone: Clone, revision: str, ops: list[str] | None = None) -> dic
     label = f"{content} {' '.join(ops) if ops else 'all'}"
     if label not in known:
         known[label] = ask_hashes(clone.make_set(revision), ops)
-        with replacing(path) as fresh:
-            fresh.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
+        write_json(path, known)
     return known[label]
 
 
