@@ -89,7 +89,8 @@ def transpose_packed_fp4(a: torch.Tensor) -> torch.Tensor:
 def _to_codes(x: torch.Tensor) -> torch.Tensor:
     """Return the codes of the nearest E2M1 numbers, uint8; a number that becomes 0 has no sign."""
     middles = [(low + high) / 2 for low, high in itertools.pairwise(_MAGNITUDES)]
-    codes = torch.bucketize(x.abs(), torch.tensor(middles, device=x.device)).to(torch.uint8)
+    magnitudes = x.abs().contiguous()  # torch warns of others
+    codes = torch.bucketize(magnitudes, torch.tensor(middles, device=x.device)).to(torch.uint8)
     return torch.where((x < 0) & (codes > 0), codes + _SIGN, codes)
 
 

@@ -163,6 +163,14 @@ def test_fp4_in_bits():
     assert deep_gemm.cast_back_from_fp4(packed, scales, 8).tolist() == [[6.0, -6.0, 0.0, 0.5, 0.0, 4.0, -6.0, 1.5]]
 
 
+@pytest.mark.filterwarnings("error")
+def test_fp4_of_a_transposed_matrix():
+    x = torch.randn(256, 64).T
+    packed, scales = deep_gemm.per_token_cast_to_fp4(x, True)
+    same, same_scales = deep_gemm.per_token_cast_to_fp4(x.contiguous(), True)
+    assert torch.equal(packed, same) and torch.equal(scales, same_scales)
+
+
 def test_fp4_with_packed_scales():
     x = torch.randn(5, 512)
     packed, words = deep_gemm.per_token_cast_to_fp4(x, True, 128, use_packed_ue8m0=True)
