@@ -37,10 +37,13 @@ def main() -> None:
 
 
 def check_package(folder: Path) -> None:
-    """Exit unless `deep_gemm` is that of `folder`: another one, found in its stead, would answer for itself."""
-    found = Path(_C.__file__).parent
-    if found.resolve() != folder.resolve():
-        sys.exit(f"{folder} holds no whole package: {found} was imported instead")
+    """Exit unless `deep_gemm` is that of `folder`: another one, found in its stead, would answer for itself. Of a folder
+    with the native module alone, an installed package may supply the rest.
+    """
+    for module in (_C, selection):
+        found = Path(str(module.__file__)).parent
+        if found.resolve() != folder.resolve():
+            sys.exit(f"{folder} holds no whole package: {found} was imported instead")
 
 
 def list_ops(named: list[str] | None) -> list[str]:
