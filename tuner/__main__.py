@@ -4,6 +4,8 @@ import importlib.util
 import sys
 from types import ModuleType
 
+from tuner import errors
+
 #: What asks for a text only. The process then ends without a command having run.
 TEXT_ONLY = ("--help", "--version")
 
@@ -13,16 +15,14 @@ def main() -> None:
     try:
         run()
     except KeyboardInterrupt:
-        print("tuner: interrupted; everything committed so far is kept", file=sys.stderr)
-        sys.exit(130)
+        print(f"tuner: {errors.INTERRUPTED}", file=sys.stderr)
+        sys.exit(errors.EXIT_INTERRUPTED)
 
 
 def run() -> None:
     """Run the command line of this process and end with its exit code."""
     if len(sys.argv) == 1 or any(word in TEXT_ONLY for word in sys.argv[1:]):
         use_bare_package()
-    from tuner import errors
-
     try:
         from tuner import cli
     except ModuleNotFoundError as error:

@@ -144,7 +144,7 @@ def report(error: object, exit_code: int) -> int:
 
 def report_interrupt() -> int:
     """Say that Ctrl-C ended the command."""
-    return report("interrupted; everything committed so far is kept", errors.EXIT_INTERRUPTED)
+    return report(errors.INTERRUPTED, errors.EXIT_INTERRUPTED)
 
 
 def report_unexpected(error: Exception) -> int:

@@ -6,6 +6,8 @@ EXIT_USAGE = 2
 EXIT_INCONCLUSIVE = 3
 EXIT_INTEGRITY = 4
 EXIT_INTERRUPTED = 130
+#: What Ctrl-C ends with.
+INTERRUPTED = "interrupted; everything committed so far is kept"
 
 
 class TunerError(Exception):

@@ -83,9 +83,15 @@ void run_vendor(Op op, PyObject* named, PyObject* stream) {
 void set_allocator(PyObject* function) { Py_XSETREF(allocator, function == Py_None ? nullptr : Py_NewRef(function)); }
 
 Reference empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype) {
-    if (!is_current(gpu)) return call("empty_strided", "OOOi", shape, strides, dtype, gpu.ordinal);
-    PyObject* arguments[] = {shape, strides, dtype};
-    return Reference::take(PyObject_Vectorcall(find_allocator().get(), arguments, std::size(arguments), nullptr));
+    if (is_current(gpu)) {
+        PyObject* arguments[] = {shape, strides, dtype};
+        Reference taken =
+            Reference::take(PyObject_Vectorcall(find_allocator().get(), arguments, std::size(arguments), nullptr));
+        // torch's own idea of the current GPU counts. It may be another than the driver's: where a GPU has no context
+        // yet, torch goes back to it in its books alone.
+        if (make_operand("memory", taken.get()).view.ordinal == gpu.ordinal) return taken;
+    }
+    return call("empty_strided", "OOOi", shape, strides, dtype, gpu.ordinal);
 }
 
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream) {

@@ -22,7 +22,6 @@ import errno
 import fcntl
 import functools
 import hashlib
-import itertools
 import os
 import re
 import secrets
@@ -96,7 +95,14 @@ def open_private_dir(path: Path, forbidden: int = 0o077) -> int:
 
 
 def _make_dirs(path: Path) -> None:
-    missing = list(itertools.takewhile(lambda folder: not os.path.lexists(folder), (path, *path.parents)))
+    """Make a folder and those above it. Raises: OSError; of a path that is too long, no part is made."""
+    missing = []
+    for folder in (path, *path.parents):
+        try:
+            os.lstat(folder)
+            break
+        except FileNotFoundError:
+            missing.append(folder)
     for folder in reversed(missing):
         with contextlib.suppress(FileExistsError):
             os.mkdir(folder, 0o700)

@@ -1,13 +1,17 @@
 """What the cache of compiled kernels holds, and emptying it. For tools: a call looks entries up by their keys."""
 
+import contextlib
 import os
+import re
 import stat
 from dataclasses import dataclass
 
 from deep_gemm.jit.build import decode_payload
 from deep_gemm.jit.cache import DiskCache, get_disk_cache, open_private_dir
 
-ENTRY, SET_ASIDE = ".kernel", ".bad"
+#: Names of entries, and of those that were set aside; other files in the folder are somebody else's.
+ENTRY = re.compile(r"[0-9a-f]{64}\.kernel")
+OWN = re.compile(rf"{ENTRY.pattern}(\.[0-9a-f]+\.bad)?")
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ def list_entries() -> list[Entry]:
     Raises: OSError where the folder must not be used.
     """
     cache = get_disk_cache()
-    found = [read_entry(cache, name.removesuffix(ENTRY), status) for name, status in list_files(cache, (ENTRY,))]
+    found = [read_entry(cache, name.partition(".")[0], status) for name, status in list_files(cache, ENTRY)]
     return sorted(found, key=lambda entry: (-entry.stored, entry.key))
 
 
@@ -49,29 +53,32 @@ def clear() -> int:
     Processes that run keep the kernels that they have loaded. Raises: OSError where the folder must not be used.
     """
     cache = get_disk_cache()
-    names = [name for name, _ in list_files(cache, (ENTRY, SET_ASIDE))]
+    names = [name for name, _ in list_files(cache, OWN)]
     if cache.path is None or not names:
         return 0
-    directory = open_private_dir(cache.path)
+    count, directory = 0, open_private_dir(cache.path)
     try:
         for name in names:
-            os.unlink(name, dir_fd=directory)
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                os.unlink(name, dir_fd=directory)
+                count += 1
     finally:
         os.close(directory)
-    return len(names)
+    return count
 
 
-def list_files(cache: DiskCache, suffixes: tuple[str, ...]) -> list[tuple[str, os.stat_result]]:
-    """Return (name, status) of the regular files with one of `suffixes`.
+def list_files(cache: DiskCache, names: re.Pattern) -> list[tuple[str, os.stat_result]]:
+    """Return (name, status) of the regular files with such `names`.
 
     Raises: OSError where the folder must not be used.
     """
     if cache.path is None or not cache.path.exists():
         return []
-    directory = open_private_dir(cache.path)
+    found, directory = [], open_private_dir(cache.path)
     try:
-        names = [name for name in sorted(os.listdir(directory)) if name.endswith(suffixes)]
-        found = [(name, os.stat(name, dir_fd=directory, follow_symlinks=False)) for name in names]
+        for name in filter(names.fullmatch, sorted(os.listdir(directory))):
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                found.append((name, os.stat(name, dir_fd=directory, follow_symlinks=False)))
     finally:
         os.close(directory)
     return [(name, status) for name, status in found if stat.S_ISREG(status.st_mode)]

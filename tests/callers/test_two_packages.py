@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+FULL = pytest.mark.full
 
 #: A vendored copy: it defines its ops in the namespace of upstream.
 VENDORED = """
@@ -62,8 +63,14 @@ def run_in_new_process(*parts: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("kind", ["DEF", "FRAGMENT"])
-@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize(
+    "kind, is_first",
+    [
+        ("DEF", True),
+        ("FRAGMENT", False),
+        *(pytest.param(*case, marks=FULL) for case in (("DEF", False), ("FRAGMENT", True))),
+    ],
+)
 def test_a_vendored_deep_gemm_loads_before_and_after(kind, is_first):
     vendored, own = VENDORED.format(kind=kind), "import deep_gemm"
     order = (vendored, own) if is_first else (own, vendored)
@@ -71,6 +78,6 @@ def test_a_vendored_deep_gemm_loads_before_and_after(kind, is_first):
 
 
 @pytest.mark.parametrize("again", [AGAIN, COPY], ids=["reloaded", "imported again"])
-@pytest.mark.parametrize("use_before", ["", USE], ids=["unused", "used"])
+@pytest.mark.parametrize("use_before", [pytest.param("", id="unused", marks=FULL), pytest.param(USE, id="used")])
 def test_this_package_loads_twice(again, use_before):
     assert "ended" in run_in_new_process("import deep_gemm", use_before, again, USE)

@@ -1,7 +1,7 @@
 """A measuring worker in this process: the same messages, simulated times, and faults that a test picks by config."""
 
 import json
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from deep_gemm import _C
 from tuner.measure import protocol
@@ -54,6 +54,12 @@ class InProcessWorker:
         )
         FaultyTimer.incorrect, FaultyTimer.turning = set(incorrect), set(turning)
         self.jobs: list[dict] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
 
     def start(self) -> dict:
         """Return the hello."""

@@ -22,13 +22,6 @@ DEVICE = _C.Device.known("h200")
 PROBLEM = _C.Problem("fp8_gemm", 64, 2112, 7168)
 
 
-@pytest.fixture(autouse=True)
-def runtime_folder(tmp_path, monkeypatch):
-    """Keep the GPU's lock file out of the user's runtime folder."""
-    (tmp_path / "runtime").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-
-
 class InterruptAtCall:
     """Presses Ctrl-C at the n-th call of a Python function inside the `with`."""
 

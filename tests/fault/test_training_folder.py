@@ -133,11 +133,13 @@ def test_trees_are_as_deep_as_those_of_artefacts(levels, is_read):
     [
         (("guards", "margin"), "0.01"),
         (("guards", "slack"), None),
+        pytest.param(("guards", "slack"), 10**400, id="number beyond floats"),
         (("data", "models"), [7]),
         (("data", "variants"), {"default": "many"}),
         (("identity", "sku"), 7),
         (("settings", "sizes"), 8),
         (("feature_min",), ["x"]),
+        pytest.param(("feature_min",), [10**400], id="numbers beyond floats"),
         (("newest_row",), 7),
         (("portfolio",), {}),
         (("kind",), ["extra-trees"]),

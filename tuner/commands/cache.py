@@ -9,9 +9,7 @@ import typer
 
 from deep_gemm.text import printable
 from tuner import errors
-from tuner.commands.tables import format_table
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+from tuner.commands.tables import AsJson, format_table
 
 app = typer.Typer(
     name="cache",

@@ -12,7 +12,7 @@ from deep_gemm import environment
 from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
-from tuner.commands.tables import WIDTH, format_table
+from tuner.commands.tables import WIDTH, AsJson, format_table
 
 Database = Annotated[
     str,
@@ -30,7 +30,6 @@ Recorded = Annotated[
         help="Path or URL. Default: $DG_TUNER_DB, else $HOME/.deep_gemm/tuning.db, else the recorded snapshot.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 STATS_HEADINGS = ("op kind", "kernel", "problems", "configs", "rows", "censored", "failed", "last")
 

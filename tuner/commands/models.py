@@ -6,10 +6,9 @@ from typing import Annotated
 import typer
 
 from deep_gemm.text import printable
-from tuner.commands.tables import format_table
+from tuner.commands.tables import AsJson, format_table
 
 Name = Annotated[str, typer.Argument(help="SKU or short name (h200), or the path of a .dgsel file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 OP_HEADINGS = ("op kind", "kernel", "exact", "configs", "portfolio", "trees", "margin", "not used because")
 
 app = typer.Typer(

@@ -3,10 +3,14 @@
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import Annotated, TextIO
+
+import typer
 
 from deep_gemm.text import printable
 
+#: The option of commands that print one JSON object in place of a table.
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 #: Columns that a line may have.
 WIDTH = 100
 GAP = "  "

@@ -29,7 +29,6 @@ from tuner.measure.worker_client import MeasuringWorker
 
 #: A set that says nothing for this long is hung. A kernel takes 0.1 to 2 s to compile.
 ASK_LIMIT_S = 1800.0
-EXIT_BROKEN = errors.EXIT_INCONCLUSIVE
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,8 @@ def run_child(asked: KernelSet, request: dict) -> dict:
     """Return a set's answer, see set_child.py. Raises: TunerError."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder) / "answer.json"
-        whole = request | {"answer": str(answer), "processes": len(os.sched_getaffinity(0))}
+        own = {"answer": str(answer), "package": str(asked.folder / "deep_gemm")}
+        whole = request | own | {"processes": len(os.sched_getaffinity(0))}
         path = os.pathsep.join(filter(None, (str(asked.folder), os.environ.get("PYTHONPATH"))))
         try:
             done = subprocess.run(
@@ -220,5 +220,5 @@ def choose_exit_code(rows: list[dict], is_compiled_only: bool = False) -> int:
     """
     verdicts = {row["verdict"] for row in rows}
     if verdicts & set(duel.BROKEN) or verdicts <= set(duel.SILENT):
-        return EXIT_BROKEN
+        return errors.EXIT_INCONCLUSIVE
     return errors.EXIT_FAILURE if "slower" in verdicts and not is_compiled_only else errors.EXIT_OK

@@ -65,7 +65,7 @@ class Clone:
         base = work or environment.cache_dir()
         if base is None:
             raise errors.UsageError("--work: neither DG_JIT_CACHE_DIR nor HOME names a folder; give one")
-        return Clone(Path(_C.__file__).resolve().parents[1], base)
+        return Clone(Path(_C.__file__).resolve().parents[1], base.absolute())
 
     def make_set(self, name: str) -> KernelSet:
         """Return the set called `name`, ready to import. Raises: UsageError, TunerError."""

@@ -59,7 +59,7 @@ def compare_rows(op: str, of_a: Iterable[MeasurementRow], of_b: Iterable[Measure
         "lost": len(set(found_a) - set(found_b)),
         "shift": describe_ratios([math.exp(shift) for shift in shifts.values()]),
         "configs": describe_configs(blocks, shifts),
-        "failing": find_failing(found_a, of_b),
+        "failing": find_failing(found_a, found_b, of_b),
     }
     return report | {"verdict": judge(report)}
 
@@ -116,8 +116,9 @@ def describe_configs(blocks: dict[str, list[Pair]], shifts: dict[str, float]) ->
     return sorted(rows, key=lambda row: -row["ratio"])
 
 
-def find_failing(found_a: dict, of_b: list[MeasurementRow]) -> list[dict]:
-    """Return what A confirmed and B could not use."""
+def find_failing(found_a: dict, found_b: dict, of_b: list[MeasurementRow]) -> list[dict]:
+    """Return what A confirmed and B could not use; what failed before B's newest block of a problem counts no more."""
+    newest = {problem: next(iter(rows.values())).block.block_id for problem, rows in found_b.items()}
     return [
         {
             "problem": str(row.block.problem),
@@ -126,7 +127,9 @@ def find_failing(found_a: dict, of_b: list[MeasurementRow]) -> list[dict]:
             "error": " ".join((row.error or "").split())[-200:],
         }
         for row in of_b
-        if row.status in BROKEN and row.config_key in found_a.get(row.block.problem_key, {})
+        if row.status in BROKEN
+        and row.config_key in found_a.get(row.block.problem_key, {})
+        and row.block.block_id >= newest.get(row.block.problem_key, 0)
     ]
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from tuner import errors
 from tuner.compare.comparison import ask_hashes
 from tuner.compare.kernel_sets import Clone, KernelSet
+from tuner.measure.stamp import write_json
 
 #: What can change a kernel or the way it is launched.
 KERNEL_PATHS = ("deep_gemm/include", "deep_gemm/jit", "csrc")
@@ -48,14 +49,22 @@ def find_by_hash(clone: Clone, digits: str) -> str | None:
 def get_hashes(clone: Clone, revision: str, ops: list[str] | None = None) -> dict[str, str]:
     """Return {op kind: kernel hash} of a commit, of all its op kinds (None) or of some."""
     path = clone.work / "hashes.json"
-    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known = read_known(path)
     content = clone.make_set(revision).folder.name
     label = f"{content} {' '.join(ops) if ops else 'all'}"
     if label not in known:
         known[label] = ask_hashes(clone.make_set(revision), ops)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(known, indent=1, sort_keys=True), encoding="utf-8")
+        write_json(path, known)
     return known[label]
+
+
+def read_known(path: Path) -> dict[str, dict[str, str]]:
+    """Return the hashes of the file, {} where it is missing or damaged: they are computed again."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 @dataclass(frozen=True)
@@ -74,6 +83,8 @@ def list_revisions(clone: Clone, good: str, bad: str) -> list[str]:
     first, last = clone.find_revision(good), clone.find_revision(bad)
     if first is None or last is None:
         raise errors.UsageError(f"{good if first is None else bad}: not a git revision of {clone.root}")
+    if clone.git("merge-base", "--is-ancestor", first, last) is None:
+        raise errors.UsageError(f"{bad}: does not descend from {good}; name a good revision that it was made from")
     between = clone.git("rev-list", "--first-parent", "--reverse", f"{first}..{last}", "--", *KERNEL_PATHS)
     found = (between or "").split()
     if not found:

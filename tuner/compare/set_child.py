@@ -4,7 +4,8 @@ Everything but the standard library comes from the `deep_gemm` that is found fir
 than this file. Hence it uses few names of it: _C.Problem, _C.Config, _C.Device, is_legal, selection.explain,
 generator, build.get_cubin and hashing.kernel_hash.
 
-    stdin        {"out": folder, "answer": file, "device": {fields}, "processes": count, "hashes": [op kinds] or null,
+    stdin        {"package": its folder, "out": folder, "answer": file, "device": {fields}, "processes": count,
+                  "hashes": [op kinds] or null,
                   "wanted": [{"problem": {fields}, "config": {fields} or null (the library's choice),
                               "change": {fields}}]}
     answer file  {"hashes": {op kind: kernel hash}, "found": [see `describe`, in the order of `wanted`]}
@@ -26,12 +27,20 @@ from deep_gemm.jit import build, generator, hashing
 def main() -> None:
     """Answer the request of stdin."""
     request = json.load(sys.stdin)
+    check_package(Path(request["package"]))
     out, fields = Path(request["out"]), request["device"]
     device = _C.Device(**fields | {"compute_capability": tuple(fields["compute_capability"])})
     found = [describe(wanted, device) for wanted in request["wanted"]]
     compile_all(out, found, request["processes"])
     answer = {"hashes": {op: hashing.kernel_hash(op) for op in list_ops(request["hashes"])}, "found": found}
     Path(request["answer"]).write_text(json.dumps(answer))
+
+
+def check_package(folder: Path) -> None:
+    """Exit unless `deep_gemm` is that of `folder`: another one, found in its stead, would answer for itself."""
+    found = Path(_C.__file__).parent
+    if found.resolve() != folder.resolve():
+        sys.exit(f"{folder} holds no whole package: {found} was imported instead")
 
 
 def list_ops(named: list[str] | None) -> list[str]:

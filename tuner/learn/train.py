@@ -130,7 +130,7 @@ def load(folder: Path) -> Training:
             raise ValueError(f"{FOREST} is not the one that was trained")
         forest = read_forest(content, len(record.feature_min), len(record.portfolio))
         return Training(folder, record, forest)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise errors.IntegrityError(f"--training {folder}: {error}; train again") from error
 
 

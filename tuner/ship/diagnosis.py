@@ -47,7 +47,15 @@ def diagnose() -> list[Finding]:
         check_database,
         check_variables,
     )
-    return [check() for check in checks]
+    return [attempt(check) for check in checks]
+
+
+def attempt(check: Callable[[], Finding]) -> Finding:
+    """Return the finding of one check, also where it raises."""
+    try:
+        return check()
+    except (DeepGemmError, errors.TunerError, OSError) as error:
+        return split(check.__name__.removeprefix("check_"), error)
 
 
 def split(part: str, error: Exception) -> Finding:
@@ -106,10 +114,12 @@ def check_cache() -> Finding:
         return Finding(
             "cache", FAULT, "neither DG_JIT_CACHE_DIR nor HOME is set", "every process compiles anew; set one"
         )
+    remedy = "set DG_JIT_CACHE_DIR to a folder of your own, open to nobody else"
+    if not folder.is_absolute():
+        return Finding("cache", FAULT, f"{folder}: not an absolute path, kernels are kept in memory only", remedy)
     try:
-        files = cache_contents.list_files(get_disk_cache(), (cache_contents.ENTRY,))
+        files = cache_contents.list_files(get_disk_cache(), cache_contents.ENTRY)
     except OSError as error:
-        remedy = "set DG_JIT_CACHE_DIR to a folder of your own, open to nobody else"
         return Finding("cache", FAULT, f"{folder}: {error.strerror or error}", remedy)
     size = sum(status.st_size for _, status in files)
     return Finding("cache", OK, f"{len(files)} kernels, {size / 1e6:.1f} MB in {folder}")

@@ -181,7 +181,8 @@ def remove(name: str) -> list[Path]:
     Raises: UsageError where none is installed: those of the package, and files elsewhere, are not ours to remove.
     """
     folder = environment.model_dir()
-    installed = folder / f"{get_sku(name)}{selector_files.SUFFIX}" if folder is not None else None
+    # Among what lies in the folder: a name may hold parts of a path, which must not lead out of it.
+    installed = next((path for path in list_folder(folder) if path.stem == get_sku(name)), None)
     if installed is None or not installed.is_file():
         raise errors.UsageError(
             f"{name}: no artefact of this GPU model in {folder or 'a folder of yours'}; only installed ones are removed"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import _C, planned, quantize
+from deep_gemm import _C, planned, quantize, stream
 from deep_gemm.errors import ArgumentError
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
 from tests.fakes import stub_driver
@@ -122,6 +122,34 @@ def test_another_gpu_is_declined(driver):
 def decline_on_another_gpu() -> bool:
     use_fakes()
     return _C.make_planned_call("test", None)(make_tensor(A, (4,), FP32, device=1)) is NotImplemented
+
+
+def take_where_torch_is_elsewhere() -> tuple[list, list]:
+    """Return the GPUs asked for by name and the GPU of the result, where the allocator takes memory of another one."""
+    use_fakes()
+    asked, taken = [], (1 << 45)
+
+    def take(shape, strides, dtype, ordinal):
+        asked.append(ordinal)
+        return make_tensor(taken, shape, dtype, strides, ordinal)
+
+    _C.set_allocator(lambda shape, strides, dtype: make_tensor(1 << 46, shape, dtype, strides, device=1))
+    kept, stream.empty_strided = stream.empty_strided, take
+    try:
+        kernel = planned.get_kernel("transpose_fp8", 256)
+        launch = planned.Launch(kernel, (1,), (planned.argument(0), planned.memory(0), 0, 0, 0, 0))
+        plan = planned.Plan((launch,), (planned.Memory((4,), (1,), FP32),), planned.memory(0)[:1])
+        made = _C.make_planned_call("test", lambda x: plan)(make_tensor(A, (4,), FP32))
+    finally:
+        stream.empty_strided = kept
+    return asked, [made.get_device(), made.data_ptr()]
+
+
+def test_memory_is_of_the_gpu_of_the_arguments(driver):
+    """After `x = torch.empty(1, device="cuda:1")` the driver's current GPU is 1 and torch's is 0."""
+    (asked, result), events = driver.call(take_where_torch_is_elsewhere, devices=2)
+    (launch,) = select(events, "LaunchKernelEx")
+    assert asked == [0] and result == [0, 1 << 45] and launch["transpose"][:2] == [A, 1 << 45]
 
 
 def make_wrong_plans() -> list[str]:

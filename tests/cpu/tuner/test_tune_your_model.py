@@ -29,31 +29,14 @@ def commands() -> list[list[str]]:
     return [shlex.split(line)[3:] for line in lines if line.startswith("python -m tuner")]
 
 
-class Worker(InProcessWorker):
-    """A measuring worker that a `with` may end."""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        pass
-
-
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def home(own_home, monkeypatch):
     """A home folder with the page's shapes, in which commands run."""
     (recorded,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
-    (tmp_path / "shapes.jsonl").write_text(recorded)
-    (tmp_path / "runtime").mkdir()
-    for name, value in {"HOME": tmp_path, "XDG_RUNTIME_DIR": tmp_path / "runtime"}.items():
-        monkeypatch.setenv(name, str(value))
-    for name in ("DG_TUNER_DB", "DG_SELECTOR", "DG_MODEL_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "make_worker", lambda options: Worker())
-    selection.forget_selectors()
-    yield tmp_path
-    selection.forget_selectors()
+    (own_home / "shapes.jsonl").write_text(recorded)
+    monkeypatch.chdir(own_home)
+    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
+    return own_home
 
 
 def test_recorded_lines_are_what_the_library_writes(home):

@@ -14,18 +14,8 @@ from tests.fakes.databases import make_database
 from tuner import cli, errors
 from tuner.ship import diagnosis
 
+pytestmark = pytest.mark.usefixtures("own_home")
 RESULT = CompileResult(b"\x7fELF", "deep_gemm_fp8_gemm", 168, 0, 0, (), "", 12.5, "nvrtc", "13.0")
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    """An own home without variables of the package."""
-    for name in [name for name in os.environ if name.startswith("DG_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    selection.forget_selectors()
-    yield tmp_path
-    selection.forget_selectors()
 
 
 def run(capsys, *arguments: str) -> tuple[int, str, str]:
@@ -66,12 +56,12 @@ def test_it_describes_the_gpu_at_hand(capsys, monkeypatch):
     assert "analytic" in found["choice"]["found"] and found["choice"]["state"] == "ok"
 
 
-def test_faults_are_named_with_a_remedy_and_exit_1(capsys, monkeypatch, home):
-    monkeypatch.setenv("DG_SELECTOR", str(home / "none.dgsel"))
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(home / "file"))
+def test_faults_are_named_with_a_remedy_and_exit_1(capsys, monkeypatch, own_home):
+    monkeypatch.setenv("DG_SELECTOR", str(own_home / "none.dgsel"))
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(own_home / "file"))
     monkeypatch.setenv("DG_JIT_USE_NVRTC", "0")
-    monkeypatch.setenv("DG_JIT_NVCC_COMPILER", str(home / "no-nvcc"))
-    (home / "file").write_text("")
+    monkeypatch.setenv("DG_JIT_NVCC_COMPILER", str(own_home / "no-nvcc"))
+    (own_home / "file").write_text("")
     with pytest.warns(SelectorWarning):
         code, _, err = run(capsys, "doctor")
     assert code == errors.EXIT_FAILURE and all(part in err for part in ("compiler", "selector"))
@@ -82,45 +72,89 @@ def test_faults_are_named_with_a_remedy_and_exit_1(capsys, monkeypatch, home):
     assert found["compiler"]["remedy"] and found["selector"]["remedy"]
 
 
+def test_another_gpu_is_a_finding_beside_the_others(capsys, monkeypatch):
+    fields = _C.Device.known("h200").as_dict()
+    ampere = _C.Device(**fields | {"compute_capability": (8, 0), "name": "NVIDIA A100", "sku": "a100"})
+    monkeypatch.setattr(_C, "get_device", lambda: ampere)
+    code, out, _ = run(capsys, "doctor")
+    found = diagnose(capsys)
+    assert code == errors.EXIT_FAILURE and len(found) == 10 and all(part in out for part in found)
+    assert found["GPU"]["state"] == found["choice"]["state"] == "FAULT" and found["compiler"]["found"]
+
+
+def test_a_cache_folder_that_is_not_used_is_a_fault(capsys, monkeypatch):
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", "relative")
+    found = diagnose(capsys)["cache"]
+    assert found["state"] == "FAULT" and "absolute" in found["found"] and "DG_JIT_CACHE_DIR" in found["remedy"]
+
+
 def test_a_misspelt_variable_is_a_fault(capsys, monkeypatch):
     monkeypatch.setenv("DG_SELECTER", "analytic")
     found = diagnose(capsys)["variables"]
     assert found["state"] == "FAULT" and "DG_SELECTOR" in found["remedy"]
 
 
-def test_an_own_database_is_counted(capsys, home, monkeypatch):
-    path = make_database(home / "tuning.db")
+def test_an_own_database_is_counted(capsys, own_home, monkeypatch):
+    path = make_database(own_home / "tuning.db")
     monkeypatch.setenv("DG_TUNER_DB", str(path))
     assert diagnose(capsys)["database"]["found"] == f"{path}, 24 measurements"
     path.write_bytes(b"no database" * 1000)
     assert diagnose(capsys)["database"]["state"] == "FAULT"
 
 
-def test_the_cache_is_listed_and_cleared(capsys, home):
+def test_the_cache_is_listed_and_cleared(capsys, own_home):
     assert run(capsys, "cache", "list")[1].splitlines()[1] == "0 kernels, 0.0 MB"
     assert json.loads(run(capsys, "cache", "clear", "--json")[1]) == {"removed": 0}
     keys = [f"{index:064x}" for index in range(3)]
     for key in keys:
         cache.get_disk_cache().put(key, build.encode_payload(RESULT))
     found = json.loads(run(capsys, "cache", "list", "--json")[1])
-    assert found["folder"] == str(home / ".deep_gemm" / "cache") and {one["key"] for one in found["entries"]} == set(
-        keys
-    )
+    assert found["folder"] == str(own_home / ".deep_gemm" / "cache")
+    assert {one["key"] for one in found["entries"]} == set(keys)
     assert {(one["kernel_name"], one["registers"], one["compiler"]) for one in found["entries"]} == {
         ("deep_gemm_fp8_gemm", 168, "nvrtc")
     }
     out = run(capsys, "cache", "list", "--top", "2")[1]
     assert "3 kernels" in out and "... and 1 more" in out and max(map(len, out.splitlines()[1:])) <= 100
-    (home / ".deep_gemm" / "cache" / "other.txt").write_text("mine")
+    (own_home / ".deep_gemm" / "cache" / "other.txt").write_text("mine")
     assert run(capsys, "cache", "clear")[1] == "3 files removed\n"
-    assert [path.name for path in (home / ".deep_gemm" / "cache").iterdir()] == ["other.txt"]
+    assert [path.name for path in (own_home / ".deep_gemm" / "cache").iterdir()] == ["other.txt"]
     assert cache.get_disk_cache().get(keys[0]) is None
 
 
-def test_a_cache_that_others_may_write_to_is_refused(capsys, home):
+def test_clearing_the_cache_leaves_what_is_no_entry(capsys, own_home):
+    disk, folder, key = cache.get_disk_cache(), own_home / ".deep_gemm" / "cache", "0" * 64
+    disk.put(key, b"payload")
+    (folder / f"{key}.kernel").write_bytes(b"damaged")
+    assert disk.get(key) is None  # which sets it aside
+    disk.put(key, b"payload")
+    theirs = ["core.kernel", "copy.bad", f"{key}.kernel.mine.bad"]
+    for name in theirs:
+        (folder / name).write_text("mine")
+    (own_home / "target").write_text("mine")
+    (folder / f"{1:064x}.kernel").symlink_to(own_home / "target")
+    assert json.loads(run(capsys, "cache", "clear", "--json")[1]) == {"removed": 2}
+    assert {path.name for path in folder.iterdir()} == {*theirs, f"{1:064x}.kernel"} and (own_home / "target").exists()
+
+
+def test_two_may_clear_the_cache_at_a_time(capsys, own_home, monkeypatch):
+    for index in range(2):
+        cache.get_disk_cache().put(f"{index:064x}", b"payload")
+    unlink = os.unlink
+
+    def lose(name, **place):
+        unlink(name, **place)
+        if name.startswith("0" * 63 + "0"):
+            unlink(f"{1:064x}.kernel", **place)  # the other process
+
+    monkeypatch.setattr(os, "unlink", lose)
+    assert json.loads(run(capsys, "cache", "clear", "--json")[1]) == {"removed": 1}
+
+
+def test_a_cache_that_others_may_write_to_is_refused(capsys, own_home):
     cache.get_disk_cache().put("0" * 64, build.encode_payload(RESULT))
-    (home / ".deep_gemm" / "cache").chmod(0o777)
+    (own_home / ".deep_gemm" / "cache").chmod(0o777)
     for command in ("list", "clear"):
         code, _, err = run(capsys, "cache", command)
         assert code == errors.EXIT_FAILURE and "DG_JIT_CACHE_DIR" in err and err.count("\n") == 1
-    assert len(list((home / ".deep_gemm" / "cache").iterdir())) == 1
+    assert len(list((own_home / ".deep_gemm" / "cache").iterdir())) == 1

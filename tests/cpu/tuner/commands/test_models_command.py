@@ -102,6 +102,20 @@ def test_remove_takes_the_installed_one_and_its_card_alone(folder, run):
     assert selector_files.read_packaged_file(SKU) is not None
 
 
+@pytest.mark.parametrize("form", ["{}/mine", "../other/mine", "mine/../../other/mine"])
+def test_remove_stays_within_the_folder(folder, run, tmp_path_factory, monkeypatch, form):
+    own = tmp_path_factory.mktemp("own")
+    models, other = own / "models", own / "other"
+    (models / "mine").mkdir(parents=True), other.mkdir()
+    files = [other / name for name in ("mine.dgsel", "mine.md")]
+    for path in files:
+        path.write_text("not an installed artefact")
+    monkeypatch.setenv("DG_MODEL_DIR", str(models))
+    code, _, err = run("remove", form.format(other))
+    assert code == errors.EXIT_USAGE and "only installed ones are removed" in err
+    assert all(path.is_file() for path in files)
+
+
 @pytest.mark.parametrize("arguments", [("show", "h100"), ("verify", "nope"), ("show", "none.dgsel"), ("diff", "h200")])
 def test_unknown_names_are_usage_errors(folder, run, arguments):
     code, out, err = run(*arguments)

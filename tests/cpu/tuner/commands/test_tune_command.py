@@ -17,25 +17,9 @@ DEVICE = _C.Device.known("h200")
 
 
 @pytest.fixture(autouse=True)
-def in_process(tmp_path, monkeypatch):
-    """Measure in this process, on simulated times, in a home without artefacts and databases."""
-    (tmp_path / "runtime").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("DG_TUNER_DB", "DG_SELECTOR", "DG_MODEL_DIR"):
-        monkeypatch.delenv(name, raising=False)
-
-    class Worker(InProcessWorker):
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *exception):
-            pass
-
-    monkeypatch.setattr(sweep, "make_worker", lambda options: Worker())
-    selection.forget_selectors()
-    yield
-    selection.forget_selectors()
+def in_process(own_home, monkeypatch):
+    """Measure in this process, on simulated times."""
+    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
 
 
 def tune(capsys, tmp_path, *arguments: object) -> dict:

@@ -11,8 +11,8 @@ from deep_gemm import _C
 from tests.fakes.compiler import require_compiler
 from tests.gpu.kernel_sets import slow_down
 from tuner import cli, errors
-from tuner.compare import kernel_sets
-from tuner.compare.kernel_sets import PARTS, Clone
+from tuner.compare import comparison, kernel_sets
+from tuner.compare.kernel_sets import PARTS, Clone, KernelSet
 from tuner.measure.sets import load_native
 
 ROOT = Path(__file__).parents[4]
@@ -50,6 +50,22 @@ def here(clone, monkeypatch) -> Clone:
     """Let commands take that repository for the running one's."""
     monkeypatch.setattr(Clone, "here", staticmethod(lambda work=None: clone))
     return clone
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_set_without_a_package_is_not_answered_for_by_this_one(tmp_path, is_made):
+    if is_made:  # the native module alone
+        (tmp_path / "deep_gemm").mkdir()
+        shutil.copy2(_C.__file__, tmp_path / "deep_gemm")
+    with pytest.raises(errors.TunerError, match="imported instead"):
+        comparison.ask_hashes(KernelSet("old", "old", tmp_path, None), ["fp8_gemm"])
+
+
+def test_a_work_folder_is_the_same_for_every_process(tmp_path, monkeypatch):
+    """The processes of the sets have a working folder of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", "cache")
+    assert Clone.here(Path("work")).work == tmp_path / "work" and Clone.here().work == tmp_path / "cache"
 
 
 def test_a_revision_is_written_once_with_the_native_module(clone):

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -90,6 +91,15 @@ def test_a_slower_config_is_found_beside_the_others():
 def test_a_config_that_fails_is_a_failure():
     report = compare(2, statuses={(PROBLEMS[0], CONFIGS[1]): "incorrect"})
     assert report["failing"][0]["status"] == "incorrect" and report["verdict"] == "slower"
+
+
+def test_a_failure_before_the_newest_block_counts_no_more():
+    times = draw_us(random.Random(3), 1.0)
+    again = [replace(row, block=replace(row.block, block_id=100 + row.block.block_id)) for row in make_rows(times)]
+    failed = make_rows(times, {(PROBLEMS[0], CONFIGS[1]): "timeout"})
+    for newer, older, verdict in ((again, failed, "same"), (failed, [], "slower")):
+        report = recorded.compare_rows("fp8_gemm", make_rows(times), older + newer)
+        assert report["verdict"] == verdict and bool(report["failing"]) == (verdict == "slower")
 
 
 def test_a_shift_of_all_is_no_kernels_fault_but_no_answer():

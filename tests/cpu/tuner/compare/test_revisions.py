@@ -1,5 +1,6 @@
 """Which revision has a kernel hash, and which one made a kernel slower."""
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -53,6 +54,15 @@ def test_hashes_are_computed_once(clone, monkeypatch):
     assert revisions.get_hashes(clone, "v3", ["fp8_gemm"]) == {"fp8_gemm": f"{2:064x}"}
 
 
+@pytest.mark.parametrize("content", ["", '{"cut', "[]"])
+def test_damaged_hashes_are_computed_again(clone, content):
+    clone.work.mkdir()
+    (clone.work / "hashes.json").write_text(content)
+    for _ in range(2):
+        assert revisions.get_hashes(clone, "v3", ["fp8_gemm"]) == {"fp8_gemm": f"{2:064x}"}
+    assert json.loads((clone.work / "hashes.json").read_text())
+
+
 @pytest.mark.parametrize("first_slow", range(1, 12))
 def test_bisection_finds_the_first_slow_revision(first_slow):
     """Hashes change with every third revision and where it gets slow."""
@@ -74,6 +84,15 @@ def test_commits_between_are_listed_oldest_first(clone):
     for good, bad in (("v4", "v1"), ("v1", "v1"), ("nope", "v1")):
         with pytest.raises(errors.UsageError):
             revisions.list_revisions(clone, good, bad)
+
+
+def test_the_bad_revision_must_descend_from_the_good_one(clone):
+    git(clone.root, "checkout", "-q", "-b", "side", "v1")
+    (clone.root / "deep_gemm" / "include" / "a.cuh").write_text("9")
+    git(clone.root, "commit", "-qam", "Number 9")
+    assert len(revisions.list_revisions(clone, "v1", "side")) == 2
+    with pytest.raises(errors.UsageError, match="does not descend"):
+        revisions.list_revisions(clone, "v3", "side")
 
 
 def compare(first_slow: int, verdict: str = "slower"):

@@ -9,13 +9,6 @@ from tuner.measure.devices import choose_visible_device
 from tuner.measure.gpu_lock import GpuLock
 
 
-@pytest.fixture(autouse=True)
-def runtime_folder(tmp_path, monkeypatch):
-    """Keep the GPU's lock file out of the user's runtime folder."""
-    (tmp_path / "runtime").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-
-
 def test_one_sweep_a_board():
     with GpuLock("ab" * 32), pytest.raises(errors.TunerError, match=f"process {os.getpid()}"):
         GpuLock("ab" * 32)

@@ -25,13 +25,6 @@ SPACE = make_space(SEARCHED, DEVICE)
 HEURISTIC = [_C.get_analytic_config(problem, DEVICE) for problem in PROBLEMS]
 
 
-@pytest.fixture(autouse=True)
-def runtime_folder(tmp_path, monkeypatch):
-    """Keep the GPU's lock file out of the user's runtime folder."""
-    (tmp_path / "runtime").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-
-
 def run(path, worker=None, problems=PROBLEMS, **options) -> dict:
     """Sweep the problems of this file, or others; return the summary."""
     return run_sweep(path, problems, worker, **options)

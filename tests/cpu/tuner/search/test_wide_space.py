@@ -34,13 +34,6 @@ FP8, BF16 = PROBLEMS
 TRIALS = 30
 
 
-@pytest.fixture(autouse=True)
-def runtime_folder(tmp_path, monkeypatch):
-    """Keep the GPU's lock file out of the user's runtime folder."""
-    (tmp_path / "runtime").mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "runtime"))
-
-
 def run(path, worker=None, problems=PROBLEMS, **options) -> dict:
     """Run a sweep on simulated times, by default a search of the wide space; return its summary."""
     chosen = {"space": "wide", "sampler": "tpe", "num_trials": TRIALS} | options
