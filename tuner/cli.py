@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Collection
+from inspect import getdoc
 
 import typer
 
@@ -80,7 +81,14 @@ def make_app(loaded: Collection[str]) -> typer.Typer:
             importlib.import_module(f"tuner.commands.{name}").register(app)
         else:
             app.command(name, help=sentence)(make_named(name))
+    for command in app.registered_commands:
+        command.help = command.help or join_lines(command.callback)
     return app
+
+
+def join_lines(command: Callable | None) -> str:
+    """Return a command's docstring with a line per paragraph, for a help text that is broken where the window ends."""
+    return "\n\n".join(" ".join(part.split()) for part in (getdoc(command) or "").split("\n\n"))
 
 
 def make_named(name: str) -> Callable[[], None]:

@@ -1,6 +1,7 @@
 """python -m tuner db: create, upgrade, check, publish, merge, export, count and show tuning databases."""
 
 import json
+import textwrap
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from deep_gemm import environment
 from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
-from tuner.commands.tables import AsJson, format_table
+from tuner.commands.tables import WIDTH, AsJson, format_table
 
 Database = Annotated[
     str,
@@ -199,11 +200,14 @@ def stats(db: Recorded = "", as_json: AsJson = False) -> None:
 def print_stats(found: dict) -> None:
     """Print the counts: one table per GPU model, compiler and regime, with a line per op kind and kernel hash."""
     rows = describe_gain(found["tables"]) if any(found["tables"].values()) else "no rows"
-    print(printable(f"{found['database']}: {rows}; {found['illegal']} rows of configs that are no longer legal"))
+    print(printable(found["database"]))
+    kept = rows.replace(" ", "\xa0").replace(",\xa0", ", ")  # lines break between counts, not inside one
+    lines = textwrap.fill(f"{kept}; {found['illegal']} rows of configs that are no longer legal", WIDTH)
+    print(lines.replace("\xa0", " "))
     for (sku, compiler, regime), group in groupby(
         sorted(found["coverage"], key=get_place), key=lambda entry: get_place(entry)[:3]
     ):
-        print(printable(f"\n{sku}, {compiler}, {regime}:"))
+        print("\n" + printable(f"{sku}, {compiler}, {regime}:"))
         print(format_table(STATS_HEADINGS, map(describe_counts, group), indent="  "))
 
 

@@ -8,7 +8,7 @@ from tuner.commands.tables import format_table
 from tuner.problems.fields import OP_NAMES
 
 ROW_HEADINGS = ("op kind", "kernel", "current", "rows", "ok", "dropped", "failed", "stale", "newest")
-COVERAGE_HEADINGS = ("op kind", "preset", "problems", "measured", "current", "missing, first")
+COVERAGE_HEADINGS = ("op kind", "preset", "total", "measured", "current", "missing, first")
 NOISE_HEADINGS = ("op kind", "A/A", "anchor", "confirmation", "ratio interval")
 
 

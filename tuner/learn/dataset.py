@@ -128,9 +128,10 @@ def build_dataset(rows: Iterable[MeasurementRow], identity: Identity, device: _C
         else:
             usable.append(entry)
     if len(usable) < 2:
+        reasons = "".join(f", {count} not: {reason}" for reason, count in sorted(dropped.items()))
         raise errors.InconclusiveError(
-            f"{len(usable)} usable problems of {len(by_problem)} ({dict(dropped)}): at least 2 are needed; measure more"
-            " with `python -m tuner sweep`"
+            f"{identity.op}: {len(usable)} of {len(by_problem)} measured problems can be used{reasons}: at least 2 are"
+            " needed; measure more with `python -m tuner sweep`"
         )
     newest = max((row.block.created for row in rows), default="")
     return assemble(usable, identity, device, quarantined, dict(dropped), newest)

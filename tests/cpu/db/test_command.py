@@ -69,7 +69,14 @@ def test_reading_without_an_own_database_reads_the_recorded_one(run, tmp_path, m
 
 def test_stats_of_an_empty_database_say_so(run, tmp_path):
     run("init", "--db", tmp_path / "empty.db")
-    assert "empty.db: no rows;" in run("stats", "--db", tmp_path / "empty.db")[1]
+    assert "empty.db\nno rows;" in run("stats", "--db", tmp_path / "empty.db")[1]
+
+
+def test_stats_are_lines_of_at_most_100_columns_without_escapes(run, monkeypatch):
+    monkeypatch.delenv("DG_TUNER_DB", raising=False)
+    counts, table = run("stats", "--db", sources.snapshot_path(sources.RECORDED_SKU))[1].split("\n", 1)[1].split("\n\n")
+    assert "measurement" in counts and "fp8_gemm" in table and "\\n" not in table
+    assert max(map(len, (counts + "\n" + table).splitlines())) <= 100
 
 
 def test_without_a_command_only_the_help_is_printed(run):

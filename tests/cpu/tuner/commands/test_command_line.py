@@ -4,6 +4,7 @@ import inspect
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -53,6 +54,22 @@ def test_the_list_of_commands_says_what_the_commands_say(name):
     command = typer.main.get_command(cli.make_app([name])).commands[name]
     said = inspect.cleandoc(command.help).split("\n\n")[0].replace("\n", " ").partition(" Example:")[0]
     assert cli.COMMANDS[name] == said
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_a_paragraph_of_a_help_text_is_one_line_that_the_window_breaks(name):
+    said = typer.main.get_command(cli.make_app([name])).commands[name].help
+    assert all("\n" not in paragraph for paragraph in inspect.cleandoc(said).split("\n\n"))
+
+
+def test_the_help_of_sweep_names_every_preset_that_the_docs_name(capsys):
+    assert cli.run(["sweep", "--help"]) == 0
+    said = set(re.findall(r"\w+", capsys.readouterr().out))
+    table = (
+        Path("docs/tuning.md").read_text(encoding="utf-8").partition("| preset | problems |")[2].partition("\n\n")[0]
+    )
+    named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert "attention" in named and named <= said
 
 
 @pytest.mark.parametrize("module", ["typer", "sqlalchemy"])
