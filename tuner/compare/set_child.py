@@ -37,8 +37,9 @@ def main() -> None:
 
 
 def check_package(folder: Path) -> None:
-    """Exit unless `deep_gemm` is that of `folder`: another one, found in its stead, would answer for itself. Of a folder
-    with the native module alone, an installed package may supply the rest.
+    """Exit unless `deep_gemm` is that of `folder`: another one, found in its stead, would answer for itself.
+
+    Of a folder with the native module alone, an installed package may supply the rest.
     """
     for module in (_C, selection):
         found = Path(str(module.__file__)).parent
