@@ -6,7 +6,7 @@ import pytest
 
 import deep_gemm
 from deep_gemm import _C
-from deep_gemm.errors import CompileError
+from deep_gemm.errors import CompileError, DeviceError
 from deep_gemm.warm_up import Failure, WarmUpReport
 from tuner import cli
 from tuner.commands.warmup import parse_rows
@@ -68,6 +68,16 @@ def test_wrong_arguments(shapes, capsys):
     for words in ([shapes, "--m", "8-"], [shapes, "--device", "h2000"], ["/missing/shapes.jsonl"], []):
         assert cli.run(["warmup", *words]) == 2
     assert "--m 8-: must be numbers" in capsys.readouterr().err
+
+
+def test_without_a_gpu_the_remedy_is_an_option_of_the_command(shapes, capsys, monkeypatch):
+    def get_device():
+        raise DeviceError("no CUDA driver; use CPU tensors")
+
+    monkeypatch.setattr(_C, "get_device", get_device)
+    assert cli.run(["warmup", shapes]) == 2
+    said = capsys.readouterr().err
+    assert "no CUDA driver; name a GPU model, such as --device h200" in said and "Device.known" not in said
 
 
 def test_rows():
