@@ -219,6 +219,23 @@ def test_settings_of_the_process_hold():
     assert (problem.batch_invariant, problem.num_sms) == (True, 100)
 
 
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("is_chosen", [None, False, True])
+def test_what_this_process_will_choose_is_prepared(tmp_path, is_recorded, is_chosen):
+    path = tmp_path / "shapes.jsonl"
+    path.write_text(_C.Problem("bf16_gemm", 8, *SIZES, batch_invariant=is_recorded).to_json() + "\n")
+    deep_gemm.set_batch_invariant(is_chosen)
+    try:
+        first, *others = list_problems(path, (8, 64), H200)
+        assert first.batch_invariant is _C.is_batch_invariant("bf16_gemm")
+    finally:
+        deep_gemm.set_batch_invariant(None)
+    expected = {first.batch_invariant, is_recorded or first.batch_invariant}
+    assert sorted((one.m, one.batch_invariant) for one in (first, *others)) == sorted(
+        (m, flag) for m in (8, 64) for flag in expected
+    )
+
+
 @pytest.mark.parametrize(
     "problems, error, text",
     [
