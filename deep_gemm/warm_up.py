@@ -30,9 +30,9 @@ class Failure(NamedTuple):
 class WarmUpReport:
     """What warmup did.
 
-    Attributes: `problems` that were given, counted with every m and setting; `kernels` that they need, of which `compiled` by this
-        call, `found` on the disk or in memory, and `failures`; `planned` problems that calls now find in the dispatch
-        table (0 where no GPU is used); `seconds` of wall time.
+    Attributes: `problems` that were given, counted with every m and setting; `kernels` that they need, of which
+        `compiled` by this call, `found` on the disk or in memory, and `failures`; `planned` problems that calls now
+        find in the dispatch table (0 where no GPU is used); `seconds` of wall time.
     """
 
     problems: int
@@ -77,7 +77,8 @@ def warmup(
     invariant are prepared so, too.
 
     Raises: ArgumentError, ProblemError for what is no list of problems; DeviceError for an unknown device, without a
-        GPU where none is named, and where no config is legal. A kernel that does not compile is in the report's
+        GPU where none is named, and where no config is legal; CacheError, before anything is compiled, where the disk
+        cache cannot be used or lacks a kernel and cannot be written. A kernel that does not compile is in the report's
         `failures`, and one WarmUpWarning names the first.
     """
     from deep_gemm.jit import kernel_set  # imports compilers: not before they are needed
