@@ -4,7 +4,7 @@ import torch
 
 from deep_gemm import cast_kernels, planned
 from deep_gemm.errors import ArgumentError, ShapeError
-from deep_gemm.operands import check_flag, check_integer, check_integers, check_numbers, check_tensor
+from deep_gemm.operands import check_flag, check_integer, check_integers, check_numbers, check_tensor, shorten
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
 from deep_gemm.quantize import SCALE_BLOCK, align, ceil_div
 
@@ -42,15 +42,25 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
     Raises: ArgumentError without any ks; ShapeError where sf has other rows; DtypeError. Ends on the GPU cannot be
         checked: those beyond sf pack zeros.
     """
+    groups = ks_tensor if ks_tensor is not None else grouped_layout
+    if use_psum_layout is True and groups is not None and not ks and not ks_cpu:
+        made = _pack(sf, groups, None, gran_k, k_alignment, True)
+        if made is not NotImplemented:
+            return made
     check_flag("use_psum_layout", use_psum_layout)
+    steps = _check(sf, gran_k, k_alignment)
+    sizes = _given_sizes(ks, ks_cpu)
+    _check_groups(groups, sizes)
+    return (_pack_by_ends if use_psum_layout else _pack_by_sizes)(sf, groups, sizes, *steps)
+
+
+def _check(sf: torch.Tensor, gran_k: int, k_alignment: int | None) -> tuple[int, int]:
+    """Return the elements of K that share a scale, and the alignment of groups."""
     check_scales(sf)
     if sf.dim() != 2:
-        raise ShapeError(f"sf.ndim = {sf.dim()}: must be [sum of ceil(ks / {gran_k}), mn]; reshape it.")
+        raise ShapeError(f"sf.ndim = {sf.dim()}: must be [sum of ceil(ks / {shorten(gran_k)}), mn]; reshape it.")
     alignment = SCALE_BLOCK if k_alignment is None else check_integer("k_alignment", k_alignment, 1)
-    steps = check_integer("gran_k", gran_k, 1), alignment
-    sizes = _given_sizes(ks, ks_cpu)
-    groups = _check_groups(ks_tensor if ks_tensor is not None else grouped_layout, sizes)
-    return (_pack_by_ends if use_psum_layout else _pack_by_sizes)(sf, groups, sizes, *steps)
+    return check_integer("gran_k", gran_k, 1), alignment
 
 
 def _given_sizes(ks, ks_cpu) -> tuple[int, ...] | None:
@@ -59,14 +69,13 @@ def _given_sizes(ks, ks_cpu) -> tuple[int, ...] | None:
     return None if given is None else check_integers("ks", given)
 
 
-def _check_groups(groups: torch.Tensor | None, sizes: tuple[int, ...] | None) -> torch.Tensor | None:
+def _check_groups(groups: torch.Tensor | None, sizes: tuple[int, ...] | None) -> None:
     if groups is None:
-        return None
+        return
     check_tensor("ks_tensor", groups)
-    if groups.dim() != 1 or (sizes and len(groups) != len(sizes)):
+    if groups.dim() != 1 or (sizes and groups.shape[0] != len(sizes)):
         count = len(sizes) if sizes else "num_groups"
         raise ShapeError(f"ks_tensor.shape = {list(groups.shape)}: must be [{count}]; pass one number for each group.")
-    return groups
 
 
 def _pack_by_sizes(sf, groups, sizes: tuple[int, ...] | None, gran_k: int, alignment: int) -> torch.Tensor:
@@ -75,7 +84,7 @@ def _pack_by_sizes(sf, groups, sizes: tuple[int, ...] | None, gran_k: int, align
             raise ArgumentError("ks = None: the K of the groups is not known; pass ks or ks_tensor.")
         sizes = _read(groups)
     rows = [ceil_div(k, gran_k) for k in sizes]
-    if len(sf) != sum(rows):
+    if sf.shape[0] != sum(rows):
         raise ShapeError(
             f"sf.shape = {list(sf.shape)}: must be [sum of ceil(ks / {gran_k}), mn] = [{sum(rows)}, mn]; check ks."
         )
@@ -87,22 +96,25 @@ def _pack_by_sizes(sf, groups, sizes: tuple[int, ...] | None, gran_k: int, align
 def _pack_by_ends(sf, groups, sizes: tuple[int, ...] | None, gran_k: int, alignment: int) -> torch.Tensor:
     if groups is None:
         raise ArgumentError("ks_tensor = None: with use_psum_layout it holds the ends of the groups; pass it.")
-    if sizes:
-        words = _count_words([ceil_div(k, gran_k) for k in sizes])
-    else:
-        words = (len(sf) + (PER_WORD - 1) * len(groups)) // PER_WORD if len(groups) else 0
+    words = _count_words([ceil_div(k, gran_k) for k in sizes]) if sizes else _most_words(sf, groups)
     made = _pack(sf, groups, words, gran_k, alignment, True)
     if made is not NotImplemented:
         return made
     if sf.is_meta:
         return sf.new_empty((words, sf.shape[1]), dtype=torch.int32)
     rows = _rows_of_ends(_read(groups), gran_k, alignment)
-    if sum(rows) > len(sf) or _count_words(rows) > words:
+    if sum(rows) > sf.shape[0] or _count_words(rows) > words:
         raise ShapeError(
             f"ks_tensor: these ends need {sum(rows)} rows of scales and {_count_words(rows)} of words, but sf has"
-            f" {len(sf)} and ks make {words}; check ks_tensor, ks, gran_k and k_alignment."
+            f" {sf.shape[0]} and ks make {words}; check ks_tensor, ks, gran_k and k_alignment."
         )
     return _pack_in_torch(sf, rows, words)
+
+
+def _most_words(sf: torch.Tensor, groups: torch.Tensor) -> int:
+    """Return the rows of words that are enough for any ends: each group may leave three places of its last one free."""
+    num_groups = groups.shape[0]
+    return (sf.shape[0] + (PER_WORD - 1) * num_groups) // PER_WORD if num_groups else 0
 
 
 def _read(groups: torch.Tensor) -> tuple[int, ...]:
@@ -131,4 +143,12 @@ def _pack_in_torch(sf: torch.Tensor, rows: list[int], words: int) -> torch.Tenso
     return in_words.contiguous().view(torch.int32).squeeze(-1)
 
 
-_pack = planned.make_call("get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor", cast_kernels.plan_groups)
+def _plan(
+    sf: torch.Tensor, groups: torch.Tensor, words: int | None, gran_k: int, k_alignment: int | None, is_ends: bool
+) -> planned.Plan | None:
+    steps = _check(sf, gran_k, k_alignment)
+    _check_groups(groups, None)
+    return cast_kernels.plan_groups(sf, groups, _most_words(sf, groups) if words is None else words, *steps, is_ends)
+
+
+_pack = planned.make_call("get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor", _plan)
