@@ -18,6 +18,7 @@ _CTAS_PER_SM = 16  # of masked groups: enough of each that groups of unequal siz
 _ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _ROW_THREADS, _COLUMNS = 256, 128  # cast_rows.cuh, cast_blocks.cuh
 _LAYOUT_ROWS, _LAYOUT_COLUMNS = 128, 32  # scale_layout.cuh
+_PACKING_THREADS = 256  # k_grouped_packing.cuh
 _FP8, _FLOAT = torch.float8_e4m3fn, torch.float32
 
 #: (shape, strides).
@@ -106,6 +107,24 @@ def plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
     numbers = (mn, k, width, in_group, in_row, out_group, out_column)
     output = Memory(*layout, torch.int32 if is_packed else sf.dtype)
     return _make_plan(kernel, grid, (output,), (X, DATA, *numbers))
+
+
+def plan_groups(
+    sf: torch.Tensor, groups: torch.Tensor, words: int, gran_k: int, alignment: int, is_ends: bool
+) -> Plan | None:
+    """Plan the packing of argument 0, FP32 scales [rows, mn] of groups of K, into int32 [words, mn]; argument 1 is the
+    K of each group, or its end, where the next one starts at the next multiple of `alignment`.
+    """
+    if sf.dtype != _FLOAT or sf.dim() != 2 or groups.dtype != torch.int32 or groups.dim() != 1:
+        return None
+    if not groups.is_contiguous() or (sf.shape[1] > 1 and sf.stride(1) != 1) or words > _MAX_GRID_Y:
+        return None
+    rows, mn = sf.shape
+    is_aligned = mn % 4 == 0 and _is_aligned(sf, (sf.stride(0),))
+    kernel = get_kernel("k_grouped_packing", _PACKING_THREADS, kEnds=is_ends, kAligned=is_aligned)
+    grid = (-(-mn // (_PACKING_THREADS * (4 if is_aligned else 1))), words)
+    numbers = (len(groups), rows, mn, gran_k, alignment, sf.stride(0))
+    return _make_plan(kernel, grid, (Memory(*_contiguous((words, mn)), torch.int32),), (X, argument(1), DATA, *numbers))
 
 
 def _make_plan(kernel, grid: tuple[int, ...], outputs: tuple[Memory, ...], arguments: tuple) -> Plan:

@@ -82,6 +82,9 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         ("kElement", "kGran", "kUe8m0", "kPerColumn", "kAligned", "kSaturates"),
     ),
     "scale_layout": PlainRow((f"const {_U32}*", f"{_U32}*", *[_U32] * 3, *[_I64] * 4), ("kPack", "kAligned")),
+    "k_grouped_packing": PlainRow(
+        (f"const {_U32}*", "const int*", f"{_U32}*", *[_U32] * 5, _I64), ("kEnds", "kAligned")
+    ),
     "sum_parts": PlainRow(
         ("const float*", "const float*", "void*", *["deep_gemm::i64"] * 4, *["deep_gemm::u32"] * 3),
         constants=("kFloatD", "kHasC"),

@@ -4,12 +4,14 @@ Every variant is a compilation, so most cases are `full`.
 """
 
 import ctypes
+import itertools
 import math
 
 import pytest
 import torch
 
 from deep_gemm import cast_kernels, quantize
+from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as get_k_grouped_packed
 from tests.fakes.operands import one_thread
 from tests.fakes.plain_host import POISON, compile_host, run_plan, use_host_kernels
 
@@ -242,6 +244,30 @@ def test_scale_layouts(shape, extra):
 def test_columns_of_scales_that_are_not_contiguous_are_left_to_torch():
     assert cast_kernels.plan_layout(torch.ones(8, 4).T, False) is None
     assert cast_kernels.plan_layout(torch.ones(2, 2, 8, 4), True) is None
+
+
+def packed_groups(sf, numbers, words, gran_k, alignment, is_ends):
+    groups = torch.tensor(numbers, dtype=torch.int32)
+    return run_plan(cast_kernels.plan_groups(sf, groups, words, gran_k, alignment, is_ends), sf, groups)
+
+
+@pytest.mark.parametrize("mn, extra", few((40, 0), (1032, 4), (37, 0), (36, 1)))
+@pytest.mark.parametrize("is_ends", [False, True])
+def test_scales_of_groups_are_packed_by_one_kernel(mn, extra, is_ends):
+    torch.manual_seed(mn)
+    sizes = [384, 0, 5, 0, 0, 640, *torch.randint(0, 600, (300,)).tolist()]  # more groups than threads
+    ends = list(itertools.accumulate(sizes, lambda end, size: -(-end // 160) * 160 + size))
+    rows = [-(-size // 128) for size in sizes]
+    sf = strided(values((sum(rows), mn), FP32).abs(), extra)
+    words = sum(-(-count // 4) for count in rows)
+    found = packed_groups(sf, ends if is_ends else sizes, words + 2, 128, 160, is_ends)
+    assert torch.equal(found[:words], get_k_grouped_packed(sf, None, sizes)) and not found[words:].any()
+
+
+def test_ends_beyond_the_scales_pack_zeros():
+    sf = values((3, 8), FP32).abs()
+    found = packed_groups(sf, [-7, 128 * 7, 1 << 30], 4, 128, 128, True)
+    assert torch.equal(found[:1], get_k_grouped_packed(sf, None, [384])) and not found[1:].any()
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 4, 5, 7, 16, 56, 896, 65535, 1 << 20, (1 << 20) + 1, (1 << 31) - 1])
