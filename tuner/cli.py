@@ -142,6 +142,11 @@ def report(error: object, exit_code: int) -> int:
     return exit_code
 
 
+def show_warning(message: Warning | str, *where: object, **options: object) -> None:
+    """Print a warning as one line on standard error: users of a command have not written the line that warned."""
+    print(f"tuner: warning: {printable(' '.join(str(message).split()), MAX_LINE)}", file=sys.stderr)
+
+
 def report_interrupt() -> int:
     """Say that Ctrl-C ended the command."""
     return report(errors.INTERRUPTED, errors.EXIT_INTERRUPTED)

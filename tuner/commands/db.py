@@ -316,7 +316,7 @@ def print_ranking(database: str, ranking, top: int) -> None:
     shown = ranking.rows[: top or None]
     rows = [
         (
-            place,
+            ranking.place(index),
             row.config,
             *describe_time(row),
             row.num_samples or "-",
@@ -324,12 +324,14 @@ def print_ranking(database: str, ranking, top: int) -> None:
             row.status,
             describe_role(ranking, row),
         )
-        for place, row in enumerate(shown, 1)
+        for index, row in enumerate(shown)
     ]
     print(format_table(("", "config", "us", "ratio", "samples", "rounds", "status", ""), rows))
     if len(shown) < len(ranking.rows):
         print(f"... and {len(ranking.rows) - len(shown)} more; --top 0 shows all")
     print("ratio: to the reference, the heuristic's pick of that time; confirm: rounds that did not choose")
+    if len(ranking.ties) > 1:
+        print("tied: the rounds cannot tell it from the fastest; the best is the first of these by a fixed order")
     others = f"; measured {ranking.others} more times" if ranking.others else ""
     print(
         printable(
@@ -348,6 +350,8 @@ def describe_time(row) -> tuple[str, ...]:
 
 
 def describe_role(ranking, row) -> str:
-    """Return whether a config is the winner or the reference."""
-    roles = {"best": row.config == ranking.winner, "reference": row.is_reference}
+    """Return whether a config is the winner, cannot be told from it, or is the reference."""
+    is_best = row.config == ranking.winner
+    is_tied = row.config in ranking.ties and not is_best
+    roles = {"best": is_best, "tied": is_tied, "reference": row.is_reference}
     return ", ".join(name for name, holds in roles.items() if holds)

@@ -143,7 +143,7 @@ def describe_selector(loaded: runtime.LoadedSelector, device, op_kind: str) -> d
         "same kernels": op["kernel_hash"] == runtime.kernel_hash(op_kind),
         "same features": metadata["features_version"] == _C.FEATURES_VERSION,
         "same heuristic": metadata["heuristic_version"] == _C.HEURISTIC_VERSION,
-        "not stale": metadata["stale"] is None,
+        "up to date": metadata["stale"] is None,
     }
     return {name: op[name] for name in ("kernel_hash", "margin", "max_spread", "num_portfolio", "regime")} | {
         "created": metadata["created"],
