@@ -147,8 +147,9 @@ def print_audit(op: str, found, top: int) -> None:
     """Print what an audit found of one op kind."""
     print(
         f"{op}: {len(found.doubts)} of {found.thin} early drops on fewer than 3 samples are contradicted"
-        f" ({found.censored} drops in all)\n  {len(found.noisy)} of {found.blocks} blocks have more than 2 % of A/A noise"
+        f" ({found.censored} drops in all)"
     )
+    print(f"  {len(found.noisy)} of {found.blocks} blocks have more than 2 % of A/A noise")
     shown = found.doubts[: top or None]
     if shown:
         rows = [
