@@ -288,7 +288,7 @@ def test_hello_describes_the_board_by_a_hash(backend):
         ("fp8_mqa_logits", {"heads": 64, "d_dtype": "fp32"}, 1, True),
         ("batched_bf16_gemm", {"num_groups": 4}, 1, False),
         ("summed_bf16_gemm", {"num_groups": 4, "d_dtype": "fp32"}, 1, True),
-        ("summed_bf16_gemm", {"num_groups": 4, "d_dtype": "fp32", "batch_invariant": 1}, 1, False),
+        ("summed_bf16_gemm", {"num_groups": 4, "d_dtype": "fp32", "batch_invariant": True}, 1, False),
     ],
 )
 def test_configs_with_sums_of_their_own_are_not_compared_by_bits(op, fields, split_k, divides):
