@@ -141,6 +141,9 @@ def make_swiglu_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterato
     gates = torch.linspace(-110, 110, 1 << 20, device="cuda").view(1024, 1024)
     dense = torch.cat([gates, torch.ones_like(gates)], -1).to(dtype)
     yield f"swiglu {name} dense gates", lambda: swiglu(dense, use_ue8m0)
+    for up in {BF16: (0, 20, 60, 100), FP16: (0, 15), FP32: ()}[dtype]:
+        every = make_gates(dtype, 2.0**up)
+        yield f"swiglu {name} every gate * 2^{up}", lambda every=every: swiglu(every, use_ue8m0)
     special = make_values((16, 512), dtype, special=SPECIAL)
     yield f"swiglu {name} special", lambda: swiglu(special, use_ue8m0)
     for counts, layout in itertools.product(COUNTS, ("row_major", "mn_major")):
@@ -152,6 +155,14 @@ def make_swiglu_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterato
                     function(x, use_ue8m0, masked_m=masked_m, scales=layout), masked_m
                 ),
             )
+
+
+def make_gates(dtype: torch.dtype, up: float) -> torch.Tensor:
+    """Return every number of 16 bits as the gate of a row of its own, whose scale then tells silu(gate) * up to the bit
+    where that is not below the least magnitude.
+    """
+    gates = torch.arange(1 << 16, dtype=torch.int32, device="cuda").to(torch.int16).view(dtype)
+    return torch.cat([gates[:, None].expand(-1, 128), torch.full((1 << 16, 128), up, device="cuda").to(dtype)], -1)
 
 
 def keep_rows(cast: tuple[torch.Tensor, torch.Tensor], masked_m: torch.Tensor) -> list[torch.Tensor]:

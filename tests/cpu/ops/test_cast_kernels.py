@@ -141,6 +141,14 @@ def test_swiglu(n, gran):
     assert steps.max() <= 1 and (steps > 0).float().mean() < 1e-2
 
 
+def count_gates(source: str, element: str) -> list[int]:
+    """Return both counts of device code over all bits of 16."""
+    launch = compile_host(source, f"count<Element::{element}>((deep_gemm::i64*)a[0], (deep_gemm::i64*)a[1])")
+    counts = torch.zeros(2, dtype=torch.int64)
+    launch((ctypes.c_uint * 3)(256, 1, 1), 256, (ctypes.c_longlong * 2)(counts.data_ptr(), counts.data_ptr() + 8))
+    return counts.tolist()
+
+
 #: Counts the quotients that are not gate / divisor and those that are: of the gate whose bits are this thread's number,
 #: for divisors and reciprocals of every error that divide_gate allows.
 _QUOTIENTS = """
@@ -166,15 +174,61 @@ void count(i64* wrong, i64* right) {
 """
 
 
-@pytest.mark.parametrize("element, dtype", [("kBfloat16", BF16), ("kFloat16", FP16)])
-def test_the_short_division_of_gates_is_exact(element, dtype):
-    launch = compile_host(_QUOTIENTS, f"count<Element::{element}>((deep_gemm::i64*)a[0], (deep_gemm::i64*)a[1])")
-    counts = torch.zeros(2, dtype=torch.int64)
-    addresses = (ctypes.c_longlong * 2)(counts.data_ptr(), counts.data_ptr() + 8)
-    launch((ctypes.c_uint * 3)(256, 1, 1), 256, addresses)
-    gates = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).float().abs()
-    moderate = int(((gates >= 2.0**-14) & (gates < 64)).sum())
-    assert moderate > 5000 and counts.tolist() == [0, moderate * 17 * 3]
+@pytest.mark.parametrize("element, moderate", [("kBfloat16", 24 * 128 * 2), ("kFloat16", 20 * 1024 * 2)])
+def test_the_short_division_of_gates_is_exact(element, moderate):
+    assert count_gates(_QUOTIENTS, element) == [0, moderate * 17 * 3]
+
+
+#: Counts moderate gates, and those of them whose exponent in add_exponential is another than in expf of CUDA.
+_FLOORS = """
+#include <atomic>
+#include "deep_gemm/fp8_cast.cuh"
+using namespace deep_gemm;
+template <Element kElement>
+void count(i64* moderate, i64* wrong) {
+    const u32 bits = blockIdx.x * 256 + threadIdx.x, word = bits * 0x10001, words[4] = {word, word, word, word};
+    const float gate = Elements<kElement>::to_float(bits);
+    if (!Elements<kElement>::are_moderate(words)) return;
+    const float clamped = std::fmin(std::fmax(__fmaf_rn(-gate, 0.00572498003f, 0.5f), 0.0f), 1.0f);
+    ++std::atomic_ref<i64>(*moderate);
+    if (__fmaf_rd(clamped, 252.0f, 12582913.0f) != shift_exponent(gate)) ++std::atomic_ref<i64>(*wrong);
+}
+"""
+
+
+@pytest.mark.parametrize("element, moderate", [("kBfloat16", 24 * 128 * 2), ("kFloat16", 20 * 1024 * 2)])
+def test_the_short_exponential_takes_the_exponent_of_the_long_one(element, moderate):
+    """Beyond that the instructions are the same, and a product by a power of two and its sum with 1 round once."""
+    assert count_gates(_FLOORS, element) == [moderate, 0]
+
+
+#: Counts words of which are_moderate says another thing than their halves say apart: of all low halves beside every
+#: 61st high one.
+_RANGES = """
+#include <atomic>
+#include "deep_gemm/fp8_cast.cuh"
+using namespace deep_gemm;
+template <Element kElement>
+bool is_moderate(u32 half) {
+    const float gate = std::fabs(Elements<kElement>::to_float(half));
+    return gate >= (kElement == Element::kBfloat16 ? 0x1p-18f : 0x1p-14f) && gate < 64.0f;
+}
+template <Element kElement>
+void count(i64* wrong, i64* right) {
+    const u32 low = blockIdx.x * 256 + threadIdx.x;
+    for (u32 high = 0; high < 0x10000; high += 61) {
+        const u32 words[4] = {0x3C003C00, high << 16 | low, 0x3C003C00, 0xBC003C00};
+        const bool expected = is_moderate<kElement>(low) && is_moderate<kElement>(high);
+        const bool is_right = Elements<kElement>::are_moderate(words) == expected;
+        ++std::atomic_ref<i64>(is_right ? *right : *wrong);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("element", ["kBfloat16", pytest.param("kFloat16", marks=pytest.mark.full)])
+def test_the_range_of_a_word_is_that_of_its_halves(element):
+    assert count_gates(_RANGES, element) == [0, 65536 * 1075]
 
 
 def test_swiglu_of_gates_beyond_the_short_division():
