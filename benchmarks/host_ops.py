@@ -72,12 +72,12 @@ def make_product_cases() -> dict[str, Case]:
     return {
         "einsum bhr,hdr->bhd": Case(lambda: deep_gemm.einsum("bhr,hdr->bhd", x, y, z), OP_US, 0, 1),
         "fp8_einsum bhr,hdr->bhd": Case(lambda: deep_gemm.fp8_einsum("bhr,hdr->bhd", q, w, z), OP_US, 0, 1),
-        "einsum bmk,bnk->mn": Case(lambda: deep_gemm.einsum("bmk,bnk->mn", u, v, s), OP_US, 1, 2),
+        "einsum bmk,bnk->mn": Case(lambda: deep_gemm.einsum("bmk,bnk->mn", u, v, s), OP_US, 0, 1),
         "tf32_hc_prenorm_gemm": Case(
             lambda: deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares, 16), OP_US, 0, 1
         ),
         "tf32_hc_prenorm_gemm, whole": Case(
-            lambda: deep_gemm.tf32_hc_prenorm_gemm(a, b, whole, whole_squares), OP_US, 1, 2
+            lambda: deep_gemm.tf32_hc_prenorm_gemm(a, b, whole, whole_squares), OP_US, 0, 1
         ),
     }  # fmt: skip
 

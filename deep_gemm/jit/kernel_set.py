@@ -10,7 +10,7 @@ from deep_gemm.errors import CacheError, CompileError, DeepGemmError
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import ahead, cache
 from deep_gemm.jit.compile import CompileResult
-from deep_gemm.jit.compile_pool import TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
+from deep_gemm.jit.compile_pool import SUMS, TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
 
 #: The lock of all warm-ups with one cache folder: one process compiles on all cores, the others wait for it.
 _LOCK_KEY = "0" * 63 + "1"
@@ -47,8 +47,12 @@ def _job_of(problem: "_C.Problem", config: "_C.Config") -> Job:
 
 
 def _list_passes(listed: list["_C.Problem"]) -> list[Job]:
-    """Return what FP8 operands need that are not K-major; problems do not say whether theirs are."""
-    return [TRANSPOSE] if any(OP_KINDS[problem.op].is_fp8 for problem in listed) else []
+    """Return what FP8 operands need that are not K-major, and what adds up sums; problems do not say whether their
+    operands are, nor which D and C they have.
+    """
+    kinds = {problem.op: OP_KINDS[problem.op] for problem in listed}.values()
+    passes = [TRANSPOSE] if any(kind.is_fp8 for kind in kinds) else []
+    return passes + (SUMS if any(kind.is_summed for kind in kinds) else [])
 
 
 def _list_substitutes(kernels: "KernelSet", listed: list["_C.Problem"], device: "_C.Device") -> list[Job]:
@@ -153,8 +157,8 @@ class KernelSet:
         return planned
 
     def _load_other(self, job: Job, kernel: CompileResult) -> None:
-        """Load a kernel that none of the problems given needs."""
+        """Load a kernel that none of the problems given needs. Calls load those of sums, which are compiled."""
         if job == TRANSPOSE:
             self.attempt(job.describe(), _C.load_transpose_kernel)
-        elif self.needed_by.get(job) is None:
+        elif job.problem and self.needed_by.get(job) is None:
             self.attempt(job.describe(), partial(_C.Kernel, kernel.cubin, kernel.kernel_name, *job.parse(), None))

@@ -219,7 +219,7 @@ def test_the_sanitizer_finds_a_wrong_call(monkeypatch):
 def test_sections_of_einsum_and_casts_have_distinct_jobs():
     for found in (einsum.einsum_jobs(), plain_kernels.plain_jobs()):
         assert len({name for name, _ in found}) == len(found) > 8
-    assert einsum.FP8_BLOCKS and len(einsum.CHECKS) == 4
+    assert einsum.FP8_BLOCKS and len(einsum.CHECKS) == 5
 
 
 def test_outputs_of_casts_are_poisoned_only_within(monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import _C, plan
+from deep_gemm import _C, plan, stream
 from deep_gemm.errors import (
     ArgumentError,
     CacheError,
@@ -29,6 +29,7 @@ from deep_gemm.jit.compile_pool import Outcome
 from tests.fakes import processes, stub_driver
 from tests.fakes.compiler import install_counting_nvcc, isolate, read_compiled, require_compiler
 from tests.fakes.stub_driver import run_op, select, use_fake_build
+from tests.fakes.stub_operands import view
 
 H200 = _C.Device.known("h200")
 SIZES = (256, 512)
@@ -91,6 +92,31 @@ def test_processes_compile_each_kernel_once(driver, tmp_path, count):
     assert not any(one["report"]["failures"] for one in told)
     assert len(select(events, "LaunchKernelEx")) == count * len(ROWS)
     assert len(select(events, "LibraryLoadData")) == count * len(compiled), "loaded ahead, not by the calls"
+
+
+def warm_up_and_add(folder: str) -> int:
+    """Warm up for a small and a large sum, and call them with every D and C; return how often calls compiled."""
+    os.environ |= {"DG_JIT_USE_NVRTC": "0", "DG_JIT_CACHE_DIR": f"{folder}/home"}
+    os.environ["DG_JIT_NVCC_COMPILER"] = str(install_counting_nvcc(Path(folder)))
+    stream.empty_fp8 = lambda *arguments: view(1 << 47, (1, 1), (1, 1), "float8_e4m3fn")
+    sums = [_C.Problem("summed_bf16_gemm", 64, 128, 128, num_groups=b, d_dtype="fp32") for b in (32, 4096)]
+    assert not deep_gemm.warmup(sums).failures
+    before = build.count_compilations()
+    for b in (32, 4096):
+        x, y = (view(1 << 44, (b, rows, 128), (rows * 128, 128, 1), "bfloat16") for rows in (64, 128))
+        for dtype in ("bfloat16", "float32"):
+            d = view(1 << 45, (64, 128), (128, 1), dtype)
+            deep_gemm.einsum("bmk,bnk->mn", x, y, d, stream=7)
+        deep_gemm.einsum("bmk,bnk->mn", x, y, d, d, stream=7)
+    return build.count_compilations() - before
+
+
+def test_sums_compile_nothing_after_a_warm_up(tmp_path):
+    with stub_driver.start(tmp_path) as fresh:
+        compiled, events = fresh.call(warm_up_and_add, str(tmp_path))
+    assert compiled == 0 and len(select(events, "LaunchKernelEx")) == 3 + 6
+    lines = sorted(line for line in read_compiled(tmp_path) if line.startswith("// sum_"))
+    assert lines == ["// sum_parts"] * 3 + ["// sum_products"] * 3
 
 
 @pytest.mark.full
