@@ -349,7 +349,7 @@ def test_one_block_k_is_legal(op):
 
 @pytest.mark.parametrize("op", ["fp8_mqa_logits", "fp8_paged_mqa_logits"])
 def test_math_warpgroups_of_attention_logits_share_no_stage(op):
-    """A warpgroup that waits for a stage whose phase before it has not seen takes a tile under way for one that landed."""
+    """A warpgroup that has not seen the phase before takes a tile under way for one that landed."""
     problem = _C.Problem(op, 64, 4096, 128, heads=64, **({"next_n": 1, "block_kv": 64} if "paged" in op else {}))
     for groups, stages in itertools.product((2, 3), range(1, 16)):
         config = _C.Config(1, 64 * groups, stages)
