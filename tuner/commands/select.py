@@ -88,7 +88,7 @@ def print_explanation(found: dict) -> None:
         f" {selector['margin']:.1%}\n  or more and its trees differ by {selector['max_spread']:.3f} at most"
     )
     guards = [f"{name}: {'yes' if passed else 'NO'}" for name, passed in selector["guards"].items()]
-    print(f"  {', '.join(guards)}")
+    print(f"  {', '.join(guards)}{': ' if selector['fault'] else ''}{selector['fault']}")
 
 
 def print_configs(found: dict) -> None:
