@@ -8,6 +8,7 @@ from tests.emulator.logits import Logits, run_logits
 SEEDS = (0, 1, 2, 3)
 LOGITS = {
     "prefill": Logits((2, 128, 4), prefill=(9, 300)),
+    "tiles of one warpgroup": Logits((1, 128, 4), lengths=(1,) * 20, num_sms=1),
     "pages": Logits((1, 128, 4), heads=32, lengths=(1, 63, 0, 130, 700), num_sms=2),
 }
 MORE_LOGITS = {
