@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+import numpy
+import numpy.typing
+
 ANY_TILE_ALIGNMENT: int
 CONFIG_FIELDS: tuple[Field, ...]
 FEATURES_VERSION: int
