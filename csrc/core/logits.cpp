@@ -15,8 +15,8 @@ constexpr int kRegistersTwoGroups = 205, kRegistersThreeGroups = 140, kRegisters
 constexpr int kLanes = 4;  // a group of tokens is divided among the four lanes of a quad
 // Tiles of queries in shared memory: short rows of a causal prefill wait for them.
 constexpr int kFewestQueryStages = 2, kMostQueryStages = 4;
-// Stages; where the estimate sees no difference, the first one is taken. Of a paged call 9 take 1 % less time than 12, 20
-// and 24 take 1 to 3 % more (H200).
+// Stages; where the estimate sees no difference, the first one is taken. Of a paged call 9 take 1 % less time than 12,
+// and 20 and 24 take 1 to 3 % more (H200).
 constexpr int kRings[] = {12, 10, 9, 8, 6}, kPagedRings[] = {9, 12, 10, 8, 6};
 
 int64_t align_up(int64_t value, int64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
