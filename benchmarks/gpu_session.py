@@ -72,7 +72,7 @@ LISTS = {
 }
 #: The suite's options in a session, with which it takes minutes: its defaults run twelve times as many configs of the
 #: variants that are not main ones, in one process.
-SUITE_OPTIONS = ("--spread", "48", "--workers", "2")
+SUITE_OPTIONS = ("--spread", "48", "--workers", "3")
 #: Seconds without which a step is not begun.
 MIN_S = 20.0
 #: Seconds between the end of a step's time budget and the moment at which it is killed: time to finish what it has
