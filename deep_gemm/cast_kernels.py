@@ -42,7 +42,7 @@ def plan_rows(
     groups, rows, group_stride, row_stride = _as_groups(x, is_joint)
     scale_group, scale_row, scale_column = _group_strides(scales)
     slices = num_scales * gran // (chunk * _CHUNKS)
-    if rows * slices > _MAX_SLICES:
+    if rows * slices > _MAX_SLICES or slices == 1:  # the kernel's division is none by 1
         return None
     size, mask = x.element_size(), MASKED_M if is_masked else 0
     numbers = (

@@ -43,7 +43,7 @@ def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
         checked: those beyond sf pack zeros.
     """
     groups = ks_tensor if ks_tensor is not None else grouped_layout
-    if use_psum_layout is True and groups is not None and not ks and not ks_cpu:
+    if use_psum_layout is True and groups is not None and ks is None and ks_cpu is None:
         made = _pack(sf, groups, None, gran_k, k_alignment, True)
         if made is not NotImplemented:
             return made

@@ -27,6 +27,8 @@ _PART_CHUNKS = _THREADS // 32
 _CLUSTER_PARTS = (8, 4, 2, 1)
 #: Rows of a CTA times all K with which that is faster than more parts and a second launch. Measured on an H200.
 _CLUSTER_SIZE = 1 << 19
+#: Fewer are a slice of a GPU.
+_FEWEST_SMS = 64
 #: K in which rows of A start 16-byte aligned.
 _K_UNIT = 8
 #: Arguments of a call.
@@ -157,15 +159,16 @@ class _Cut(NamedTuple):
     rows: int
 
 
-def _cut(shape: _Shape, sms: int) -> _Cut:
-    """Return how A is divided: for clusters where they are few and small; else into as many parts as fill the SMs, each
-    with a chunk for every warp. Where bits must not depend on m, the parts are those of clusters for every m.
+def _cut(shape: _Shape, sms: int, is_whole: bool = True) -> _Cut:
+    """Return how A is divided: for clusters where they are few and small and have a whole GPU; else into as many parts
+    as fill the SMs, each with a chunk for every warp. Where bits must not depend on m, the parts are those of clusters
+    for every m.
     """
     most = max(shape.k // (_CHUNK * _PART_CHUNKS), 1)
     cluster = next(count for count in _CLUSTER_PARTS if count <= most)
     # SMs form groups of 14 to 18, and a cluster lies in one of them: some stay empty.
     rows = _count_rows(shape.m, cluster, sms * 3 // 4)
-    if shape.splits == 1 and rows is not None and rows * shape.k <= _CLUSTER_SIZE:
+    if is_whole and shape.splits == 1 and rows is not None and rows * shape.k <= _CLUSTER_SIZE:
         return _Cut(cluster, cluster, rows)
     filling = cluster if _C.is_batch_invariant() else min(max(sms // ceil_div(shape.m, _ROWS[-1]), 1), most)
     parts = filling if shape.splits == 1 else shape.splits
@@ -176,8 +179,13 @@ def _count_rows(m: int, parts: int, sms: int) -> int | None:
     return next((rows for rows in _ROWS if ceil_div(m, rows) * parts <= sms), None)
 
 
-def _get_sms(device: torch.device) -> int:
-    return _C.get_num_sms() or _count_sms(device.index or 0)
+def _get_sms(device: torch.device) -> tuple[int, bool]:
+    """Return how many SMs a call may use, and whether these are a whole GPU: a cluster waits for SMs of one GPC, of
+    which a slice of a GPU may have too few, and something else may hold them beside a limit.
+    """
+    count = _count_sms(device.index or 0)
+    sms = _C.get_num_sms() or count
+    return sms, sms >= count >= _FEWEST_SMS
 
 
 @functools.cache
@@ -195,7 +203,7 @@ def _plan(
 def _make_plan(
     a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: _Shape, num_splits: int | None
 ) -> planned.Plan:
-    cut = _cut(shape, _get_sms(a.device))
+    cut = _cut(shape, *_get_sms(a.device))
     lead = () if num_splits else (0,)  # what has no parts may lie at any stride from part to part
     outputs = _Output(D, (*lead, *d.stride())), _Output(SQR_SUM, (*lead, *sqr_sum.stride()))
     if cut.cluster > 1 or cut.parts == shape.splits:

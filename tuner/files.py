@@ -33,7 +33,8 @@ def replacing(target: Path) -> Iterator[Path]:
             yield fresh
             flush(fresh)
             os.replace(fresh, target)
-            flush(target.parent)
+            with contextlib.suppress(OSError):  # a file system that flushes no folders: the file is there all the same
+                flush(target.parent)
     except OSError as error:
         raise errors.StoreError(f"{target}: {error.strerror or error}; nothing was changed") from error
 

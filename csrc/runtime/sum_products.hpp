@@ -7,9 +7,10 @@
 
 namespace deep_gemm {
 
-// Whether a call of `problem` is such a sum on a GPU of `sm_count` SMs: all clusters run at once, and no CTA reads more
-// than 128 KiB. Beyond that the kernels of two launches (sum_parts.hpp) are faster, whose tiles are larger and whose
-// parts are more. Where bits must depend on neither m nor n, all sizes take those.
+// Whether a call of `problem` is such a sum on a GPU of `sm_count` SMs: it has a whole GPU without a limit on SMs, with
+// room for all clusters at once, and no CTA reads more than 128 KiB. Beyond that the kernels of two launches
+// (sum_parts.hpp) are faster, whose tiles are larger and whose parts are more. Where bits must depend on neither m nor
+// n, all sizes take those.
 bool is_small_sum(const Problem& problem, int sm_count);
 
 // Launch it on `stream`. Throws as launch_plain.

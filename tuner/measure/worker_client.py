@@ -22,9 +22,9 @@ from tuner.measure import protocol
 
 #: Importing torch, opening the driver and multiplying the canary took 3 to 25 s; a cold disk takes longer.
 HELLO_LIMIT_S = 180.0
-#: The child imports this package from where its parent has it, last on its path: a checkout need not be installed.
+#: The child imports this package from where its parent has it: a checkout need not be installed.
 START = (
-    f"import runpy, sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+    f"import runpy, sys; root = {str(Path(__file__).parents[2])!r}; root in sys.path or sys.path.insert(0, root); "
     "runpy.run_module('tuner.measure.worker', run_name='__main__', alter_sys=True)"
 )
 LOG_TAIL_BYTES = 4096

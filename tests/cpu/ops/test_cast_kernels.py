@@ -277,6 +277,18 @@ def test_zero_sizes_launch_nothing(shape):
     check(blocks(x), quantize.per_block_cast_to_fp8(x, False))
 
 
+@pytest.mark.parametrize(
+    "n, gran, dtype", [(16, 16, BF16), (9, 16, BF16), (8, 8, FP32), (17, 16, BF16), (9, 8, FP32), (32, 32, BF16)]
+)
+def test_rows_of_few_columns(n, gran, dtype):
+    """A row that is one slice is left to torch: the kernel finds rows by a division that is none by 1."""
+    x = values((70, n), dtype)
+    found = rows(x, gran)
+    assert (found is None) == (n <= gran == 32 // x.element_size())
+    if found is not None:
+        check(found, quantize.per_token_cast_to_fp8(x, False, gran))
+
+
 @pytest.mark.parametrize("gran, dtype", [(48, BF16), (8, BF16), (512, BF16), (256, FP32), (128, torch.float64)])
 def test_what_no_kernel_does_is_left_to_torch(gran, dtype):
     assert rows(torch.ones(2, 1024, dtype=dtype), gran) is None

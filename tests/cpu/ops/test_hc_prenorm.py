@@ -78,6 +78,17 @@ def test_how_k_and_rows_are_cut(case):
     """
     m, k, splits = case
     assert hc_prenorm._cut(hc_prenorm._Shape(m, N, k, splits), 132) == CUTS[case]
+    assert hc_prenorm._cut(hc_prenorm._Shape(m, N, k, splits), 132, is_whole=False).cluster == 1
+
+
+@pytest.mark.parametrize(
+    "limit, count, sms, is_whole", [(0, 132, 132, True), (120, 132, 120, False), (0, 32, 32, False)]
+)
+def test_clusters_have_a_whole_gpu(monkeypatch, limit, count, sms, is_whole):
+    """Beside a limit on SMs, or in a slice of a GPU, a cluster might wait for SMs of one GPC for ever."""
+    monkeypatch.setattr(hc_prenorm, "_count_sms", lambda ordinal: count)
+    monkeypatch.setattr(hc_prenorm._C, "get_num_sms", lambda: limit)
+    assert hc_prenorm._get_sms(torch.device("cuda:0")) == (sms, is_whole)
 
 
 def test_parts_do_not_depend_on_m_where_bits_must_not(monkeypatch):
@@ -91,13 +102,13 @@ def test_launches(monkeypatch):
     """An unsplit call cuts K and adds up, in one launch or two; a split one does neither; more rows of B than 24 are
     taken in turn.
     """
-    monkeypatch.setattr(hc_prenorm, "_get_sms", lambda device: 132)
+    monkeypatch.setattr(hc_prenorm, "_get_sms", lambda device: (132, True))
     cut = hc_prenorm._cut
     monkeypatch.setattr(planned, "get_kernel", lambda name, threads, **constants: (name, *constants.values()))
     found, memory = [], []
     for given, splits, n in (((17, 1, 16), None, N), ((4, 4, 16), None, N), (None, 4, N), (None, 2, 28)):
         monkeypatch.setattr(
-            hc_prenorm, "_cut", lambda shape, sms, given=given: hc_prenorm._Cut(*given) if given else cut(shape, sms)
+            hc_prenorm, "_cut", lambda shape, *sms, given=given: hc_prenorm._Cut(*given) if given else cut(shape, *sms)
         )
         (a, b), lead = make(n=n), () if splits is None else (splits,)
         plan = hc_prenorm._plan(a, b, torch.empty(*lead, M, n), torch.empty(*lead, M), splits)

@@ -110,6 +110,7 @@ def test_the_next_power_of_two():
             "ks = None",
         ),
         (lambda: pack_groups(torch.ones(4, 4), use_psum_layout=True), ArgumentError, "ks_tensor = None: .*ends"),
+        (lambda: pack_groups(torch.ones(6, 4), ENDS, ENDS, use_psum_layout=True), ArgumentError, "ks = "),
         (lambda: pack_groups(torch.ones(4, 4), ENDS, use_psum_layout=True), ShapeError, "need 6 rows .* has 4"),
         (lambda: pack_groups(torch.ones(6, 4), ENDS, [128], use_psum_layout=True), ShapeError, r"must be \[1\]"),
         (lambda: pack_groups(torch.ones(6, 4), ENDS, [9, 9], use_psum_layout=True), ShapeError, "3 of words.* make 2"),
