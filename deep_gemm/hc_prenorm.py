@@ -4,7 +4,6 @@ A plain kernel (include/deep_gemm/hc_prenorm.cuh) and no op kind: it is bound by
 memory, its B has few rows, and its only choice is into how many parts K is cut, which follows from the shape.
 """
 
-import functools
 from typing import NamedTuple
 
 import torch
@@ -183,14 +182,9 @@ def _get_sms(device: torch.device) -> tuple[int, bool]:
     """Return how many SMs a call may use, and whether these are a whole GPU: a cluster waits for SMs of one GPC, of
     which a slice of a GPU may have too few, and something else may hold them beside a limit.
     """
-    count = _count_sms(device.index or 0)
+    count = _C.get_device(device.index).sm_count
     sms = _C.get_num_sms() or count
     return sms, sms >= count >= _FEWEST_SMS
-
-
-@functools.cache
-def _count_sms(ordinal: int) -> int:
-    return torch.cuda.get_device_properties(ordinal).multi_processor_count
 
 
 def _plan(

@@ -1,6 +1,7 @@
 """tf32_hc_prenorm_gemm: values on the CPU, how K is cut, what is launched, errors and graphs."""
 
 import re
+import types
 
 import pytest
 import torch
@@ -86,7 +87,7 @@ def test_how_k_and_rows_are_cut(case):
 )
 def test_clusters_have_a_whole_gpu(monkeypatch, limit, count, sms, is_whole):
     """Beside a limit on SMs, or in a slice of a GPU, a cluster might wait for SMs of one GPC for ever."""
-    monkeypatch.setattr(hc_prenorm, "_count_sms", lambda ordinal: count)
+    monkeypatch.setattr(hc_prenorm._C, "get_device", lambda ordinal: types.SimpleNamespace(sm_count=count))
     monkeypatch.setattr(hc_prenorm._C, "get_num_sms", lambda: limit)
     assert hc_prenorm._get_sms(torch.device("cuda:0")) == (sms, is_whole)
 
