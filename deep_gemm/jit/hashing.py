@@ -19,7 +19,7 @@ ARCH = "sm_90a"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INCLUDE = _PACKAGE / "include"
-_INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(deep_gemm/[a-z0-9_]+\.cuh)"', re.MULTILINE)
+_INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(deep_gemm/[a-z0-9_/]+\.cuh)"', re.MULTILINE)
 # A string or character literal (kept), or a comment (dropped). A quote after a digit separates digits.
 _LITERAL_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])*\')|//[^\n]*|/\*.*?\*/', re.DOTALL)
 

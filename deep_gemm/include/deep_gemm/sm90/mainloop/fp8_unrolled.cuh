@@ -1,0 +1,173 @@
+// Main loop of the FP8 kernels with the ring's stages unrolled (Config::kLoop > 0): one partial accumulator, one K step after the other.
+//
+// One step: wait for the stage; read its scales; a chain of four WGMMAs; wait for the chain; promote; give the stage back. Between the full
+// barrier and the first WGMMA, and between WGMMAs, the tensor cores wait for whatever a warp does, so there is little:
+//   - the stages' numbers are constants, and the descriptors of stage 0 come from a shuffle, which tells the compiler that they are uniform: a descriptor
+//     is then one uniform addition (H200, tile 128x64: 17.9 -> 14.5 us; 128x96: 20.3 -> 19.0; 128x192: 870 -> 840 cycles a step);
+//   - all scales of the rows and blocks are read before the chain. Scales of columns are too many for that (64 bytes of shared memory for each row
+//     of 8 columns would delay it): they are read while it runs;
+//   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it waits.
+// A tile may begin and end at any stage: in each round of the ring only stages `begin` .. `begin + count - 1` are walked, which is one comparison a step.
+//
+// kLoop 2 holds the products of scales back until the chain has ended: they take a bit of a partial sum (masked to zero), or the assembler moves them
+// between the WGMMAs, where they wait for the scales (64-row tiles and 128x64 gain by it, 128x96 to 128x192 lose 2 to 3 %).
+//
+// A tile of two column parts (128x256) multiplies them one after the other with one partial accumulator of half its columns.
+#pragma once
+
+#include "deep_gemm/sm90/mainloop/pipeline.cuh"
+#include "deep_gemm/sm90/mainloop/promotion.cuh"
+#include "deep_gemm/sm90/mainloop/scales.cuh"
+
+namespace deep_gemm {
+
+template <class Config, class Wgmma, class Reader>
+struct Fp8Unrolled {
+    using Layout = GemmLayout<Config>;
+    using StageRing = Ring<Config::kNumStages>;
+    static constexpr u32 kStages = Config::kNumStages, kWaves = Layout::kWaves, kParts = Layout::kColumnParts;
+    static constexpr u32 kAccumulators = Layout::kAccumulators;
+    static constexpr u32 kColumns = Layout::kColumns / kParts;  // of a part
+    static constexpr bool kVectorB = Layout::kVectorB;
+    static constexpr u32 kHeldColumns = kVectorB ? kColumns / 4 : 1;
+    static_assert(!Layout::kSwap && Layout::kStageScales, "rows of D are rows of the multiplication, scales of A come with their stage");
+    static_assert(!kVectorB || kParts == 1, "scales of columns are held for one part");
+
+    // Scales of one K step, as far as this thread needs them: of two rows a wave, and of B's blocks or of the columns of its accumulators.
+    struct StepScales {
+        float row[kWaves][2], block[Layout::kBlocksB], column[kHeldColumns];
+    };
+
+    Pipeline<Config> stages;
+    Reader reader;
+    u32 rows, columns;           // descriptors of stage 0
+    u32 row_scales, column_scales;  // shared addresses of stage 0's scales: this thread's first row's, the first one of B
+
+    __device__ __forceinline__ static u32 uniform(u32 value) { return __shfl_sync(0xffffffff, value, 0); }
+
+    __device__ __forceinline__ Fp8Unrolled(const Pipeline<Config>& stages, u32 row)
+        : stages(stages),
+          reader(stages),
+          rows(uniform(descriptor_low(stages.rows_tile(0) + row * 128, 1))),
+          columns(uniform(descriptor_low(stages.columns_tile(0), 1))),
+          row_scales(stages.scales_a(0) + 4 * thread_row(row)),
+          column_scales(uniform(stages.scales_b(0)) + (kVectorB ? threadIdx.x % 4 * 8 : 0)) {
+        asm volatile("" : "+r"(row_scales));  // computed here, not at every use
+    }
+
+    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns the bits of the last step's
+    // scales, for BlockReader::end.
+    __device__ __forceinline__ u32 accumulate(float (&final)[kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
+        float partial[kColumns / 2];
+        u32 bits = 0;
+#pragma unroll 1
+        for (u32 done = 0; done < num_steps;) {
+            const u32 begin = ring.stage, left = num_steps - done, count = left < kStages - begin ? left : kStages - begin;
+            u32 blocks = 0;  // address of stage 0's scale where block scales are those of a whole tile
+            if constexpr (Config::kScaleWarp) blocks = reader.address_b(done, 0) - 4 * begin;
+#pragma unroll
+            for (u32 stage = 0; stage < kStages; ++stage) {
+                if (stage - begin < count) bits = multiply_stage(final, partial, stage, ring.phase, blocks, boundary);
+            }
+            done += count;
+            ring.stage = begin + count;
+            if (ring.stage == kStages) {
+                ring.stage = 0;
+                ring.phase ^= 1;
+            }
+        }
+        return bits;
+    }
+
+   private:
+    // `stage` is a constant where this is inlined. Returns bits of all scales that have been read.
+    __device__ __forceinline__ u32 multiply_stage(float (&final)[kWaves][kAccumulators], float (&partial)[kColumns / 2], u32 stage, u32 phase, u32 blocks,
+                                                  u32 boundary) const {
+        StepScales scales;
+        u32 bits = 0;
+        ptx::barrier_wait(stages.full_barrier(stage), phase);
+        read(scales, stage, blocks);
+#pragma unroll
+        for (u32 wave = 0; wave < kWaves; ++wave) {
+#pragma unroll
+            for (u32 part = 0; part < kParts; ++part) {
+                const bool is_last = wave == kWaves - 1 && part == kParts - 1;
+                multiply(partial, stage, wave, part);
+                if (kVectorB && wave == 0) read_columns(scales, stage);
+                ptx::wgmma_wait<0>();
+                fence_registers(partial);
+                if (!kVectorB && is_last) {
+                    bits = bits_of(scales) | __float_as_uint(partial[0]);
+                    stages.release(stage, bits);
+                }
+                promote(final[wave], partial, scales, wave, part, boundary);
+                // The last column's scale was the last to be read, and loads of a thread return in order.
+                if (kVectorB && is_last) stages.release(stage, bits_of(scales) | __float_as_uint(final[wave][kAccumulators - 1]));
+            }
+        }
+        return bits;
+    }
+
+    __device__ __forceinline__ void read(StepScales& scales, u32 stage, u32 blocks) const {
+        const u32 offset = stage * Layout::kStageScaleBytes, from = Config::kScaleWarp ? blocks + 4 * stage : column_scales + offset;
+#pragma unroll
+        for (u32 wave = 0; wave < kWaves; ++wave) {
+            scales.row[wave][0] = ptx::load_shared(row_scales + offset + 256 * wave);
+            scales.row[wave][1] = ptx::load_shared(row_scales + offset + 256 * wave + 32);
+        }
+        if constexpr (!kVectorB) {
+#pragma unroll
+            for (u32 block = 0; block < Layout::kBlocksB; ++block) scales.block[block] = ptx::load_shared(from + block * Layout::kBlockStride);
+        }
+    }
+
+    __device__ __forceinline__ void read_columns(StepScales& scales, u32 stage) const {
+#pragma unroll
+        for (u32 g = 0; g < kHeldColumns / 2; ++g)
+            ptx::load_shared_2(scales.column[2 * g], scales.column[2 * g + 1], column_scales + stage * Layout::kStageScaleBytes + 32 * g);
+    }
+
+    // Start partial = rows . columns over the K block in `stage`.
+    __device__ __forceinline__ void multiply(float (&partial)[kColumns / 2], u32 stage, u32 wave, u32 part) const {
+        const u32 offset = stage * (Layout::kStageBytes / 16);
+        const u32 from_rows = rows + offset + wave * (64 * 128 / 16), from_columns = columns + offset + part * (kColumns * 128 / 16);
+        fence_registers(partial);
+        ptx::wgmma_fence();
+        Wgmma::template multiply<false>(partial, make_descriptor(from_rows), make_descriptor(from_columns));
+#pragma unroll
+        for (u32 i = 1; i < 4; ++i) Wgmma::template multiply<true>(partial, make_descriptor(from_rows + 2 * i), make_descriptor(from_columns + 2 * i));
+        ptx::wgmma_commit();
+    }
+
+    // Bits of the scales of rows and blocks, see Pipeline::release.
+    __device__ __forceinline__ static u32 bits_of(const StepScales& scales) {
+        u32 bits = 0;
+#pragma unroll
+        for (u32 wave = 0; wave < kWaves; ++wave) bits |= __float_as_uint(scales.row[wave][0]) | __float_as_uint(scales.row[wave][1]);
+        if constexpr (!kVectorB) {
+#pragma unroll
+            for (u32 block = 0; block < Layout::kBlocksB; ++block) bits |= __float_as_uint(scales.block[block]);
+        }
+        return bits;
+    }
+
+    __device__ __forceinline__ void promote(float (&final)[kAccumulators], const float (&partial)[kColumns / 2], const StepScales& scales, u32 wave, u32 part,
+                                            u32 boundary) const {
+        const u32 held = Config::kLoop == 2 ? __float_as_uint(partial[0]) & stages.zero : 0;
+        const float row[2] = {hold(scales.row[wave][0], held), hold(scales.row[wave][1], held)};
+        if constexpr (kVectorB) {
+#pragma unroll
+            for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
+        } else {
+            constexpr bool kMayStraddle = kParts == 1 && Layout::kBlocksB > 1;
+            const u32 first = kParts > 1 ? part : 0, second = kMayStraddle ? 1 : first;
+            const float low[2] = {__fmul_rn(row[0], scales.block[first]), __fmul_rn(row[1], scales.block[first])};
+            const float high[2] = {__fmul_rn(row[0], scales.block[second]), __fmul_rn(row[1], scales.block[second])};
+            add_blocks<kColumns, (kMayStraddle ? Layout::kScaleUnit : kColumns)>(final + part * (kColumns / 2), partial, low, high, boundary);
+        }
+    }
+
+    __device__ __forceinline__ static float hold(float value, u32 zero_bits) { return __uint_as_float(__float_as_uint(value) | zero_bits); }
+};
+
+}  // namespace deep_gemm
