@@ -64,7 +64,9 @@ struct Fp8Unrolled {
         for (u32 done = 0; done < num_steps;) {
             const u32 begin = ring.stage, left = num_steps - done, count = left < kStages - begin ? left : kStages - begin;
             u32 blocks = 0;  // address of stage 0's scale where block scales are those of a whole tile
-            if constexpr (Config::kScaleWarp) blocks = reader.address_b(done, 0) - 4 * begin;
+            if constexpr (Config::kScaleWarp) blocks = uniform(reader.address_b(done, 0) - 4 * begin);
+            // Anew in each round: else the descriptors of all stages are computed once, and there are not as many uniform registers.
+            rows = uniform(rows), columns = uniform(columns);
 #pragma unroll
             for (u32 stage = 0; stage < kStages; ++stage) {
                 if (stage - begin < count) bits = multiply_stage(final, partial, stage, ring.phase, blocks, boundary);
@@ -153,16 +155,15 @@ struct Fp8Unrolled {
 
     __device__ __forceinline__ void promote(float (&final)[kAccumulators], const float (&partial)[kColumns / 2], const StepScales& scales, u32 wave, u32 part,
                                             u32 boundary) const {
-        const u32 held = Config::kLoop == 2 ? __float_as_uint(partial[0]) & stages.zero : 0;
-        const float row[2] = {hold(scales.row[wave][0], held), hold(scales.row[wave][1], held)};
+        constexpr bool kMayStraddle = kParts == 1 && !kVectorB && Layout::kBlocksB > 1, kHoldsRows = kVectorB || kMayStraddle;
+        const u32 held = Config::kLoop == 2 ? __float_as_uint(partial[0]) & stages.zero : 0, held_by_rows = kHoldsRows ? held : 0;
+        const float row[2] = {hold(scales.row[wave][0], held_by_rows), hold(scales.row[wave][1], held_by_rows)};
         if constexpr (kVectorB) {
 #pragma unroll
             for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
         } else {
-            constexpr bool kMayStraddle = kParts == 1 && Layout::kBlocksB > 1;
-            const u32 first = kParts > 1 ? part : 0, second = kMayStraddle ? 1 : first;
-            const float low[2] = {__fmul_rn(row[0], scales.block[first]), __fmul_rn(row[1], scales.block[first])};
-            const float high[2] = {__fmul_rn(row[0], scales.block[second]), __fmul_rn(row[1], scales.block[second])};
+            const float first = hold(scales.block[kParts > 1 ? part : 0], kHoldsRows ? 0 : held), second = kMayStraddle ? scales.block[1] : first;
+            const float low[2] = {__fmul_rn(row[0], first), __fmul_rn(row[1], first)}, high[2] = {__fmul_rn(row[0], second), __fmul_rn(row[1], second)};
             add_blocks<kColumns, (kMayStraddle ? Layout::kScaleUnit : kColumns)>(final + part * (kColumns / 2), partial, low, high, boundary);
         }
     }
