@@ -95,7 +95,10 @@ struct Fp8Unrolled {
             for (u32 part = 0; part < kParts; ++part) {
                 const bool is_last = wave == kWaves - 1 && part == kParts - 1;
                 multiply(partial, stage, wave, part);
-                if (kVectorB && wave == 0) read_columns(scales, stage);
+                if (kVectorB && wave == 0) {
+                    __syncwarp();  // or the assembler puts the reads between the WGMMAs
+                    read_columns(scales, stage);
+                }
                 ptx::wgmma_wait<0>();
                 fence_registers(partial);
                 if (!kVectorB && is_last) {
