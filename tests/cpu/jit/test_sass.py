@@ -70,7 +70,7 @@ def test_registers_are_as_declared_and_nothing_spills(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_read_between_the_multiplications_of_a_chain(name):
     """With loop 2 nothing that was read before is used there either: it would be waited for."""
-    instructions, (_, _, (block_m, _, num_stages), knobs) = read(name), KERNELS[name]
+    instructions, (_, _, (*_, num_stages), knobs) = read(name), KERNELS[name]
     chains = sass.find_chains(instructions)
     parts = 2 if name in ("halves", "two waves", "masked") else 1
     assert len(chains) == num_stages * parts
