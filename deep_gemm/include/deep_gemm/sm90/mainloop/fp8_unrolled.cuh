@@ -29,6 +29,7 @@ struct Fp8Unrolled {
     static constexpr u32 kAccumulators = Layout::kAccumulators;
     static constexpr u32 kColumns = Layout::kColumns / kParts;  // of a part
     static constexpr bool kVectorB = Layout::kVectorB;
+    static constexpr bool kMayStraddle = !kVectorB && kParts == 1 && Layout::kBlocksB > 1;  // a tile's columns may meet two blocks
     static constexpr u32 kHeldColumns = kVectorB ? kColumns / 4 : 1;
     static_assert(!Layout::kSwap && Layout::kStageScales, "rows of D are rows of the multiplication, scales of A come with their stage");
     static_assert(!kVectorB || kParts == 1, "scales of columns are held for one part");
@@ -55,8 +56,8 @@ struct Fp8Unrolled {
         asm volatile("" : "+r"(row_scales));  // computed here, not at every use
     }
 
-    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns the bits of the last step's
-    // scales, for BlockReader::end.
+    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns bits that depend
+    // on the last step's scales, for BlockReader::end.
     __device__ __forceinline__ u32 accumulate(float (&final)[kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
         float partial[kColumns / 2];
         u32 bits = 0;
@@ -82,7 +83,7 @@ struct Fp8Unrolled {
     }
 
    private:
-    // `stage` is a constant where this is inlined. Returns bits of all scales that have been read.
+    // `stage` is a constant where this is inlined. Returns bits that depend on everything that was read from the stage: see Pipeline::release.
     __device__ __forceinline__ u32 multiply_stage(float (&final)[kWaves][kAccumulators], float (&partial)[kColumns / 2], u32 stage, u32 phase, u32 blocks,
                                                   u32 boundary) const {
         StepScales scales;
@@ -101,13 +102,18 @@ struct Fp8Unrolled {
                 }
                 ptx::wgmma_wait<0>();
                 fence_registers(partial);
-                if (!kVectorB && is_last) {
-                    bits = bits_of(scales) | __float_as_uint(partial[0]);
-                    stages.release(stage, bits);
+                const u32 held = Config::kLoop == 2 ? __float_as_uint(partial[0]) & stages.zero : 0;
+                if constexpr (kVectorB) {
+                    add_columns(final[wave], partial, scales, wave, held);
+                    // The last scale that is read, with either row: loads of a thread return in order.
+                    bits = __float_as_uint(final[wave][kAccumulators - 1]) | __float_as_uint(final[wave][kAccumulators - 3]);
+                    if (is_last) stages.release(stage, bits);
+                } else {
+                    const Products scale = multiply_scales(scales, wave, part, held);
+                    bits |= scale.bits() | __float_as_uint(partial[0]);
+                    if (is_last) stages.release(stage, bits);
+                    add_blocks<kColumns, (kMayStraddle ? Layout::kScaleUnit : kColumns)>(final[wave] + part * (kColumns / 2), partial, scale.low, scale.high, boundary);
                 }
-                promote(final[wave], partial, scales, wave, part, boundary);
-                // The last column's scale was the last to be read, and loads of a thread return in order.
-                if (kVectorB && is_last) stages.release(stage, bits_of(scales) | __float_as_uint(final[wave][kAccumulators - 1]));
             }
         }
         return bits;
@@ -144,31 +150,27 @@ struct Fp8Unrolled {
         ptx::wgmma_commit();
     }
 
-    // Bits of the scales of rows and blocks, see Pipeline::release.
-    __device__ __forceinline__ static u32 bits_of(const StepScales& scales) {
-        u32 bits = 0;
-#pragma unroll
-        for (u32 wave = 0; wave < kWaves; ++wave) bits |= __float_as_uint(scales.row[wave][0]) | __float_as_uint(scales.row[wave][1]);
-        if constexpr (!kVectorB) {
-#pragma unroll
-            for (u32 block = 0; block < Layout::kBlocksB; ++block) bits |= __float_as_uint(scales.block[block]);
+    // Scales of this thread's rows times that of a block; columns from the tile's boundary on take `high`.
+    struct Products {
+        float low[2], high[2];
+        __device__ __forceinline__ u32 bits() const {
+            const u32 first = __float_as_uint(low[0]) | __float_as_uint(low[1]);
+            return kMayStraddle ? first | __float_as_uint(high[0]) | __float_as_uint(high[1]) : first;
         }
-        return bits;
+    };
+
+    __device__ __forceinline__ static Products multiply_scales(const StepScales& scales, u32 wave, u32 part, u32 held) {
+        // One operand of each product is held: the block's scale, or the rows' where there are two blocks.
+        const float first = hold(scales.block[kParts > 1 ? part : 0], kMayStraddle ? 0 : held), second = kMayStraddle ? scales.block[Layout::kBlocksB - 1] : first;
+        const float row[2] = {hold(scales.row[wave][0], kMayStraddle ? held : 0), hold(scales.row[wave][1], kMayStraddle ? held : 0)};
+        return {{__fmul_rn(row[0], first), __fmul_rn(row[1], first)}, {__fmul_rn(row[0], second), __fmul_rn(row[1], second)}};
     }
 
-    __device__ __forceinline__ void promote(float (&final)[kAccumulators], const float (&partial)[kColumns / 2], const StepScales& scales, u32 wave, u32 part,
-                                            u32 boundary) const {
-        constexpr bool kMayStraddle = kParts == 1 && !kVectorB && Layout::kBlocksB > 1, kHoldsRows = kVectorB || kMayStraddle;
-        const u32 held = Config::kLoop == 2 ? __float_as_uint(partial[0]) & stages.zero : 0, held_by_rows = kHoldsRows ? held : 0;
-        const float row[2] = {hold(scales.row[wave][0], held_by_rows), hold(scales.row[wave][1], held_by_rows)};
-        if constexpr (kVectorB) {
+    __device__ __forceinline__ static void add_columns(float (&final)[kAccumulators], const float (&partial)[kColumns / 2], const StepScales& scales, u32 wave,
+                                                       u32 held) {
+        const float row[2] = {hold(scales.row[wave][0], held), hold(scales.row[wave][1], held)};
 #pragma unroll
-            for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
-        } else {
-            const float first = hold(scales.block[kParts > 1 ? part : 0], kHoldsRows ? 0 : held), second = kMayStraddle ? scales.block[1] : first;
-            const float low[2] = {__fmul_rn(row[0], first), __fmul_rn(row[1], first)}, high[2] = {__fmul_rn(row[0], second), __fmul_rn(row[1], second)};
-            add_blocks<kColumns, (kMayStraddle ? Layout::kScaleUnit : kColumns)>(final + part * (kColumns / 2), partial, low, high, boundary);
-        }
+        for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
     }
 
     __device__ __forceinline__ static float hold(float value, u32 zero_bits) { return __uint_as_float(__float_as_uint(value) | zero_bits); }
