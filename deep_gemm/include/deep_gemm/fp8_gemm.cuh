@@ -9,10 +9,12 @@ namespace deep_gemm {
 
 template <class Config, class Wgmma>
 struct Fp8MainloopOf {
+    static constexpr bool kUnrolled = Config::kLoop > 0, kInChunks = Config::kScaleWarp || (kUnrolled && GemmLayout<Config>::kRing);
+    using Ring = typename Choose<kUnrolled, ChunkReader<Config>, RingReader<Config>>::Type;
     using Stage = typename Choose<Config::kScaleWarp, BlockReader<Config>, StageReader<Config>>::Type;
-    using Reader = typename Choose<GemmLayout<Config>::kRing, RingReader<Config>, Stage>::Type;
-    using Steps = typename Choose<Config::kLoop == 0, Fp8Mainloop<Config, Wgmma, Reader>, Fp8Unrolled<Config, Wgmma, Reader>>::Type;
-    using Type = typename Choose<Config::kScaleWarp, InBlockSteps<Config, Steps>, Steps>::Type;
+    using Reader = typename Choose<GemmLayout<Config>::kRing, Ring, Stage>::Type;
+    using Steps = typename Choose<kUnrolled, Fp8Unrolled<Config, Wgmma, Reader>, Fp8Mainloop<Config, Wgmma, Reader>>::Type;
+    using Type = typename Choose<kInChunks, InChunks<Config, Steps, Reader>, Steps>::Type;
 };
 
 template <class Config, class Wgmma, class Scheduler>

@@ -73,7 +73,7 @@ struct Gemm {
             }
             Walks::initialise_barriers(shared);
             if constexpr (Layout::kRing) ScaleRing<Config>(shared).initialise_barriers();
-            if constexpr (Config::kScaleWarp) BlockBuffers<Config>{shared}.initialise_barriers();
+            if constexpr (Config::kScaleWarp) BlockBuffers<Config>(shared).initialise_barriers();
             epilogue.initialise_barriers();
             if constexpr (Layout::kClusterSize > 1) ptx::fence_barrier_init();
             ptx::fence_async_proxy();

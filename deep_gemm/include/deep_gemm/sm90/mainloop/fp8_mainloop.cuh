@@ -23,7 +23,7 @@ struct Fp8Mainloop {
     __device__ __forceinline__ Fp8Mainloop(const Stages& stages, u32 row) : stages(stages), reader(stages), row(row) {}
 
     // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns the bits of the last step's
-    // scales, for BlockReader::end.
+    // scales, for BufferTurns::end.
     __device__ __forceinline__ u32 accumulate(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
         if constexpr (Config::kPipelined) {
             return accumulate_pipelined(final[0], ring, num_steps, boundary);

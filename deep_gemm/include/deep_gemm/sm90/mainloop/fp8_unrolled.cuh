@@ -9,8 +9,11 @@
 //   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it waits.
 // A tile may begin and end at any stage: in each round of the ring only stages `begin` .. `begin + count - 1` are walked, which is one comparison a step.
 //
-// kLoop 2 holds the products of scales back until the chain has ended: they take a bit of a partial sum (masked to zero), or the assembler moves them
+// kLoop 2 and 4 hold the products of scales back until the chain has ended: they take a bit of a partial sum (masked to zero), or the assembler moves them
 // between the WGMMAs, where they wait for the scales (64-row tiles and 128x64 gain by it, 128x96 to 128x192 lose 2 to 3 %).
+//
+// kLoop 3 and 4 give a stage back when half of its sums are promoted, by an arrival that depends on a promoted value. Else the assembler puts the arrival
+// anywhere after the end of the chain, and where it stands has made up to 15 % of a kernel's time (128x192, clusters of two); why is not known.
 //
 // A tile of two column parts (128x256) multiplies them one after the other with one partial accumulator of half its columns.
 #pragma once
@@ -29,9 +32,10 @@ struct Fp8Unrolled {
     static constexpr u32 kAccumulators = Layout::kAccumulators;
     static constexpr u32 kColumns = Layout::kColumns / kParts;  // of a part
     static constexpr bool kVectorB = Layout::kVectorB;
+    static constexpr bool kHoldsScales = Config::kLoop % 2 == 0, kHoldsStages = Config::kLoop > 2;
     static constexpr bool kMayStraddle = !kVectorB && kParts == 1 && Layout::kBlocksB > 1;  // a tile's columns may meet two blocks
     static constexpr u32 kHeldColumns = kVectorB ? kColumns / 4 : 1;
-    static_assert(!Layout::kSwap && Layout::kStageScales, "rows of D are rows of the multiplication, scales of A come with their stage");
+    static_assert(!Layout::kSwap && Layout::kHasScales, "rows of D are rows of the multiplication");
     static_assert(!kVectorB || kParts == 1, "scales of columns are held for one part");
 
     // Scales of one K step, as far as this thread needs them: of two rows a wave, and of B's blocks or of the columns of its accumulators.
@@ -41,8 +45,8 @@ struct Fp8Unrolled {
 
     Pipeline<Config> stages;
     Reader reader;
-    u32 rows, columns;           // descriptors of stage 0
-    u32 row_scales, column_scales;  // shared addresses of stage 0's scales: this thread's first row's, the first one of B
+    u32 rows, columns;  // descriptors of stage 0
+    u32 row_offset, column_offset;  // of this thread's first scales in vectors of rows and of columns, in bytes
 
     __device__ __forceinline__ static u32 uniform(u32 value) { return __shfl_sync(0xffffffff, value, 0); }
 
@@ -51,26 +55,26 @@ struct Fp8Unrolled {
           reader(stages),
           rows(uniform(descriptor_low(stages.rows_tile(0) + row * 128, 1))),
           columns(uniform(descriptor_low(stages.columns_tile(0), 1))),
-          row_scales(stages.scales_a(0) + 4 * thread_row(row)),
-          column_scales(uniform(stages.scales_b(0)) + (kVectorB ? threadIdx.x % 4 * 8 : 0)) {
-        asm volatile("" : "+r"(row_scales));  // computed here, not at every use
+          row_offset(4 * thread_row(row)),
+          column_offset(kVectorB ? threadIdx.x % 4 * 8 : 0) {
+        asm volatile("" : "+r"(row_offset));  // computed here, not at every use
     }
 
     // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns bits that depend
-    // on the last step's scales, for BlockReader::end.
+    // on the last step's scales, for BufferTurns::end.
     __device__ __forceinline__ u32 accumulate(float (&final)[kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
         float partial[kColumns / 2];
         u32 bits = 0;
 #pragma unroll 1
         for (u32 done = 0; done < num_steps;) {
             const u32 begin = ring.stage, left = num_steps - done, count = left < kStages - begin ? left : kStages - begin;
-            u32 blocks = 0;  // address of stage 0's scale where block scales are those of a whole tile
-            if constexpr (Config::kScaleWarp) blocks = uniform(reader.address_b(done, 0) - 4 * begin);
+            const u32 first = done - begin;  // the step that stage 0 has in this round
+            const u32 row_scales = reader.base_a(first) + row_offset, column_scales = uniform(reader.base_b(first)) + column_offset;
             // Anew in each round: else the descriptors of all stages are computed once, and there are not as many uniform registers.
             rows = uniform(rows), columns = uniform(columns);
 #pragma unroll
             for (u32 stage = 0; stage < kStages; ++stage) {
-                if (stage - begin < count) bits = multiply_stage(final, partial, stage, ring.phase, blocks, boundary);
+                if (stage - begin < count) bits = multiply_stage(final, partial, stage, ring.phase, row_scales, column_scales, boundary);
             }
             done += count;
             ring.stage = begin + count;
@@ -84,12 +88,12 @@ struct Fp8Unrolled {
 
    private:
     // `stage` is a constant where this is inlined. Returns bits that depend on everything that was read from the stage: see Pipeline::release.
-    __device__ __forceinline__ u32 multiply_stage(float (&final)[kWaves][kAccumulators], float (&partial)[kColumns / 2], u32 stage, u32 phase, u32 blocks,
-                                                  u32 boundary) const {
+    __device__ __forceinline__ u32 multiply_stage(float (&final)[kWaves][kAccumulators], float (&partial)[kColumns / 2], u32 stage, u32 phase, u32 row_scales,
+                                                  u32 column_scales, u32 boundary) const {
         StepScales scales;
         u32 bits = 0;
         ptx::barrier_wait(stages.full_barrier(stage), phase);
-        read(scales, stage, blocks);
+        read(scales, row_scales + stage * Reader::kPitchA, column_scales + stage * Reader::kPitchB);
 #pragma unroll
         for (u32 wave = 0; wave < kWaves; ++wave) {
 #pragma unroll
@@ -98,11 +102,11 @@ struct Fp8Unrolled {
                 multiply(partial, stage, wave, part);
                 if (kVectorB && wave == 0) {
                     __syncwarp();  // or the assembler puts the reads between the WGMMAs
-                    read_columns(scales, stage);
+                    read_columns(scales, column_scales + stage * Reader::kPitchB);
                 }
                 ptx::wgmma_wait<0>();
                 fence_registers(partial);
-                const u32 held = Config::kLoop == 2 ? __float_as_uint(partial[0]) & stages.zero : 0;
+                const u32 held = kHoldsScales ? __float_as_uint(partial[0]) & stages.zero : 0;
                 if constexpr (kVectorB) {
                     add_columns(final[wave], partial, scales, wave, held);
                     // The last scale that is read, with either row: loads of a thread return in order.
@@ -111,31 +115,30 @@ struct Fp8Unrolled {
                 } else {
                     const Products scale = multiply_scales(scales, wave, part, held);
                     bits |= scale.bits() | __float_as_uint(partial[0]);
-                    if (is_last) stages.release(stage, bits);
+                    if (is_last && !kHoldsStages) stages.release(stage, bits);
                     add_blocks<kColumns, (kMayStraddle ? Layout::kScaleUnit : kColumns)>(final[wave] + part * (kColumns / 2), partial, scale.low, scale.high, boundary);
+                    if (is_last && kHoldsStages) stages.release(stage, bits | __float_as_uint(final[wave][part * (kColumns / 2) + kColumns / 4 - 1]));
                 }
             }
         }
         return bits;
     }
 
-    __device__ __forceinline__ void read(StepScales& scales, u32 stage, u32 blocks) const {
-        const u32 offset = stage * Layout::kStageScaleBytes, from = Config::kScaleWarp ? blocks + 4 * stage : column_scales + offset;
+    __device__ __forceinline__ static void read(StepScales& scales, u32 from_rows, u32 from_columns) {
 #pragma unroll
         for (u32 wave = 0; wave < kWaves; ++wave) {
-            scales.row[wave][0] = ptx::load_shared(row_scales + offset + 256 * wave);
-            scales.row[wave][1] = ptx::load_shared(row_scales + offset + 256 * wave + 32);
+            scales.row[wave][0] = ptx::load_shared(from_rows + 256 * wave);
+            scales.row[wave][1] = ptx::load_shared(from_rows + 256 * wave + 32);
         }
         if constexpr (!kVectorB) {
 #pragma unroll
-            for (u32 block = 0; block < Layout::kBlocksB; ++block) scales.block[block] = ptx::load_shared(from + block * Layout::kBlockStride);
+            for (u32 block = 0; block < Layout::kBlocksB; ++block) scales.block[block] = ptx::load_shared(from_columns + block * Layout::kBlockStride);
         }
     }
 
-    __device__ __forceinline__ void read_columns(StepScales& scales, u32 stage) const {
+    __device__ __forceinline__ static void read_columns(StepScales& scales, u32 from) {
 #pragma unroll
-        for (u32 g = 0; g < kHeldColumns / 2; ++g)
-            ptx::load_shared_2(scales.column[2 * g], scales.column[2 * g + 1], column_scales + stage * Layout::kStageScaleBytes + 32 * g);
+        for (u32 g = 0; g < kHeldColumns / 2; ++g) ptx::load_shared_2(scales.column[2 * g], scales.column[2 * g + 1], from + 32 * g);
     }
 
     // Start partial = rows . columns over the K block in `stage`.

@@ -107,7 +107,7 @@ struct TileBlockCopier : ScaleSource<Config> {
 
     template <class Walk>
     __device__ __forceinline__ void run(Walk walk) const {
-        const BlockBuffers<Config> buffers{this->stages.shared};
+        const BlockBuffers<Config> buffers(this->stages.shared);
         Ring<Layout::kBlockBuffers> ring;
         u32 prefilled = Layout::kBlockSteps;  // steps of the tile that have been copied
 #pragma unroll 1
@@ -123,7 +123,7 @@ struct TileBlockCopier : ScaleSource<Config> {
 
    private:
     __device__ __forceinline__ void copy(const Tile& tile, u32 buffer, u32 first) const {
-        const u32 to = BlockBuffers<Config>{this->stages.shared}.data(buffer), left = tile.num_steps - first;
+        const u32 to = BlockBuffers<Config>(this->stages.shared).data(buffer), left = tile.num_steps - first;
         const u32 steps = left < Layout::kBlockSteps ? left : Layout::kBlockSteps;
 #pragma unroll
         for (u32 block = 0; block < Layout::kBlocksB; ++block) {

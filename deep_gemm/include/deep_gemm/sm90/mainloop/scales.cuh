@@ -102,10 +102,12 @@ struct RingReader {
     __device__ __forceinline__ u32 address_b(u32 step, u32) const { return scales.line(ring.stage, step) + 4 * Config::kBlockM; }
 };
 
-// The same for scales that come with their stage.
+// The same for scales that come with their stage. The unrolled loop asks a reader for the address of the scales of A and of B at a stage 0 that had the
+// tile's K step `first`; those of stage s then lie s * kPitchA and s * kPitchB further.
 template <class Config>
 struct StageReader {
     using Layout = GemmLayout<Config>;
+    static constexpr u32 kPitchA = Layout::kStageScaleBytes, kPitchB = Layout::kStageScaleBytes;
     u32 data;  // shared address of stage 0's scales
 
     __device__ __forceinline__ explicit StageReader(const Pipeline<Config>& stages) : data(stages.scales_a(0)) {}
@@ -114,6 +116,8 @@ struct StageReader {
     __device__ __forceinline__ void finish(u32, u32, u32) const {}
     __device__ __forceinline__ u32 address_a(u32, u32 stage) const { return data + stage * Layout::kStageScaleBytes; }
     __device__ __forceinline__ u32 address_b(u32 step, u32 stage) const { return address_a(step, stage) + Layout::kScaleBytesA; }
+    __device__ __forceinline__ u32 base_a(u32) const { return data; }
+    __device__ __forceinline__ u32 base_b(u32) const { return data + Layout::kScaleBytesA; }
 };
 
 // Buffers of block scales, each with those of up to kBlockSteps K steps of one tile; a warp fills one while the math warps read the other. Buffer b
@@ -121,55 +125,80 @@ struct StageReader {
 template <class Config>
 struct BlockBuffers {
     using Layout = GemmLayout<Config>;
+    static constexpr u32 kBuffers = Layout::kBlockBuffers;
     u32 shared;
 
+    __device__ __forceinline__ explicit BlockBuffers(u32 shared) : shared(shared) {}
+
     __device__ __forceinline__ u32 full_barrier(u32 buffer) const { return shared + Layout::kOffsetBlockBarriers + 8 * buffer; }
-    __device__ __forceinline__ u32 empty_barrier(u32 buffer) const { return full_barrier(Layout::kBlockBuffers + buffer); }
+    __device__ __forceinline__ u32 empty_barrier(u32 buffer) const { return full_barrier(kBuffers + buffer); }
     __device__ __forceinline__ u32 data(u32 buffer) const { return shared + Layout::kOffsetBlocks + buffer * Layout::kBlockBytes; }
     __device__ __forceinline__ void initialise_barriers() const {
 #pragma unroll 1
-        for (u32 buffer = 0; buffer < Layout::kBlockBuffers; ++buffer) {
+        for (u32 buffer = 0; buffer < kBuffers; ++buffer) {
             ptx::barrier_init(full_barrier(buffer), 32);
             ptx::barrier_init(empty_barrier(buffer), 4 * Layout::kMathGroups);
         }
     }
 };
 
-// Scales of A come with their stage, block scales of B in such buffers.
-template <class Config>
-struct BlockReader : StageReader<Config> {
-    using Layout = GemmLayout<Config>;
-    BlockBuffers<Config> buffers;
-    u32 zero;                            // Params::zero
-    Ring<Layout::kBlockBuffers> ring;
+// A math warp's turn in such buffers, where a main loop takes one at a time (InChunks).
+template <class Config, class Buffers>
+struct BufferTurns {
+    Buffers buffers;
+    u32 zero;  // Params::zero
+    Ring<Buffers::kBuffers> ring;
 
-    __device__ __forceinline__ explicit BlockReader(const Pipeline<Config>& stages) : StageReader<Config>(stages), buffers{stages.shared}, zero(stages.zero) {}
+    __device__ __forceinline__ explicit BufferTurns(const Pipeline<Config>& stages) : buffers(stages.shared), zero(stages.zero) {}
 
-    // Make the scales of the tile's next kBlockSteps steps readable; afterwards steps are counted from the first of them.
+    // Make the scales of the tile's next K steps readable; afterwards steps are counted from the first of them.
     __device__ __forceinline__ void begin() const { ptx::barrier_wait(buffers.full_barrier(ring.stage), ring.phase); }
 
-    // Give the buffer back. `bits` are those of the last step's scales: loads of a thread return in order, so none is under way any more when they
-    // are here (see Pipeline::release).
+    // Give the buffer back. `bits` depend on the last step's scales: loads of a thread return in order, so none is under way any more when they are
+    // here (see Pipeline::release).
     __device__ __forceinline__ void end(u32 bits) {
         __syncwarp();  // every lane has read the buffer
         if (threadIdx.x % 32 == 0) ptx::barrier_arrive(buffers.empty_barrier(ring.stage) + (bits & zero));
         ring.advance();
     }
-    __device__ __forceinline__ u32 address_b(u32 step, u32) const { return buffers.data(ring.stage) + 4 * step; }
 };
 
-// A main loop that multiplies up to kBlockSteps K steps of a tile at a time.
-template <class Config, class Inner>
-struct InBlockSteps {
+// Scales of A come with their stage, block scales of B in buffers.
+template <class Config>
+struct BlockReader : StageReader<Config>, BufferTurns<Config, BlockBuffers<Config>> {
+    using Turns = BufferTurns<Config, BlockBuffers<Config>>;
+    static constexpr u32 kChunk = GemmLayout<Config>::kBlockSteps, kPitchB = 4;
+
+    __device__ __forceinline__ explicit BlockReader(const Pipeline<Config>& stages) : StageReader<Config>(stages), Turns(stages) {}
+
+    __device__ __forceinline__ u32 address_b(u32 step, u32) const { return base_b(step); }
+    __device__ __forceinline__ u32 base_b(u32 first) const { return this->buffers.data(this->ring.stage) + 4 * first; }
+};
+
+// The ring of scales of any layout, for the unrolled loop.
+template <class Config>
+struct ChunkReader : BufferTurns<Config, ScaleRing<Config>> {
+    using Scales = ScaleRing<Config>;
+    static constexpr u32 kChunk = Scales::kSteps, kPitchA = 4 * Scales::kPitch, kPitchB = kPitchA;
+
+    __device__ __forceinline__ explicit ChunkReader(const Pipeline<Config>& stages) : BufferTurns<Config, Scales>(stages) {}
+
+    __device__ __forceinline__ u32 base_a(u32 first) const { return this->buffers.line(this->ring.stage, 0) + kPitchA * first; }
+    __device__ __forceinline__ u32 base_b(u32 first) const { return base_a(first) + 4 * Config::kBlockM; }
+};
+
+// A main loop that multiplies as many K steps at a time as its reader has in a buffer.
+template <class Config, class Inner, class Reader>
+struct InChunks {
     using Layout = GemmLayout<Config>;
     Inner inner;
 
-    __device__ __forceinline__ InBlockSteps(const Pipeline<Config>& stages, u32 row) : inner(stages, row) {}
+    __device__ __forceinline__ InChunks(const Pipeline<Config>& stages, u32 row) : inner(stages, row) {}
 
     __device__ __forceinline__ void accumulate(float (&final)[Layout::kWaves][Layout::kAccumulators], Ring<Config::kNumStages>& ring, u32 num_steps, u32 boundary) {
 #pragma unroll 1
         for (u32 left = num_steps; left > 0;) {
-            const u32 steps = left < Layout::kBlockSteps ? left : Layout::kBlockSteps;
+            const u32 steps = left < Reader::kChunk ? left : Reader::kChunk;
             inner.reader.begin();
             inner.reader.end(inner.accumulate(final, ring, steps, boundary));
             left -= steps;
