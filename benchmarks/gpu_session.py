@@ -1,16 +1,20 @@
 """Build, check and time on a GPU machine in one go, each step within a budget of wall time.
 
-Example: python -m benchmarks.gpu_session build suite:1/2 host_time --budget 540 --out results
+Example: python -m benchmarks.gpu_session --list suite --total 560 --out results
+Example: python -m benchmarks.gpu_session build suite:1/2 host_time@90 --budget 540 --out results
 
-Steps, in the order given:
-  build         the native module, in place; where it fails, nothing else runs
-  suite[:i/n]   the GPU correctness suite, or one shard of it
-  <script>      a benchmark: the name of a script beside this one
+Steps, in the order given, which is that of their priority; `@SECONDS` behind a name is a budget of its own:
+  build           the native module, in place; where it fails, nothing else runs
+  suite[:i/n]     the GPU correctness suite, or one shard of it
+  sweep-PRESET    a sweep of the tuner, into sweep.db
+  <script>        a benchmark: the name of a script beside this one, or one of MODULES
+A list of LISTS stands for its steps. A step gets its budget or what is left of `--total`, whichever is less; one for
+which less than MIN_S are left is skipped.
 
-Result: one JSON file for each step (`gpu_record.json`, of a shard `gpu_record_<i>of<n>.json`; `<script>.json`) and
-    session.json: {"steps": [{"step", "status", "exit_code", "seconds", "result"}]}. The status is that of the step's
-    exit code (STATUS), `timed out` (killed at its budget), or `skipped`. The records of all shards become one with
-    `python -m tests.gpu.run --merge <records> --out gpu_record.json`.
+Result: one file for each step (`gpu_record.json`, of a shard `gpu_record_<i>of<n>.json`; `<script>.json`; `sweep.db`
+    of all sweeps) and session.json, written after every step: {"steps": [{"step", "status", "exit_code", "seconds",
+    "result"}]}. The status is that of the step's exit code (STATUS), `timed out` (killed at its budget), or `skipped`.
+    The records of all shards become one with `python -m tests.gpu.run --merge <records> --out gpu_record.json`.
 """
 
 import argparse
@@ -27,6 +31,9 @@ from typing import NamedTuple
 from .stamp import ROOT, write_json
 
 SUITE = re.compile(r"suite(?::([1-9]\d*)/([1-9]\d*))?")
+SWEEP = re.compile(r"sweep-([a-z_]+)")
+#: A budget behind the name of a step.
+BUDGET = re.compile(r"(.+)@(\d+)")
 #: Scripts that take a time budget, stop by themselves and write what they have measured by then.
 BUDGETED = (
     "dense_fp8",
@@ -36,8 +43,37 @@ BUDGETED = (
     "m_grouped_contiguous",
     "m_grouped_masked",
     "k_grouped",
+    "mqa_logits",
+    "plain_kernels",
+    "batch_invariance",
 )
 SCRIPTS = (*BUDGETED, "host_time", "pdl", "compile_time")
+#: Steps that are programs of the tests.
+MODULES = {
+    "einsum": "tests.gpu.einsum",
+    "plain_kernels_bits": "tests.gpu.plain_kernels",
+    "callers": "tests.callers.run",
+}
+#: What a session of minutes is for, the most valuable step first. Each writes at most eight files.
+LISTS = {
+    "suite": ("build@240", "suite"),
+    "callers": (
+        "build@240",
+        "callers@60",
+        "mqa_logits@90",
+        "plain_kernels@90",
+        "einsum@120",
+        "host_time@90",
+        "batch_invariance@60",
+        "plain_kernels_bits@60",
+    ),
+    "sweep-new": ("build@240", "sweep-attention@150", "sweep-batched@150"),
+}
+#: The suite's options in a session, with which it takes minutes: its defaults run twelve times as many configs of the
+#: variants that are not main ones, in one process.
+SUITE_OPTIONS = ("--spread", "48", "--workers", "2")
+#: Seconds without which a step is not begun.
+MIN_S = 20.0
 #: Seconds between the end of a step's time budget and the moment at which it is killed: time to finish what it has
 #: begun and to write its result.
 GRACE_S = 30.0
@@ -53,6 +89,12 @@ class Step(NamedTuple):
     result: Path | None = None
 
 
+def split_budget(text: str, budget_s: float) -> tuple[str, float]:
+    """Return the name of a step and its budget: its own, if the text has one."""
+    found = BUDGET.fullmatch(text)
+    return (found[1], float(found[2])) if found else (text, budget_s)
+
+
 def make_step(name: str, out: Path, budget_s: float) -> Step:
     """Return the step of a name. Raises: ValueError where there is none."""
     told = ["--time-budget", str(max(budget_s - GRACE_S, 1.0))]
@@ -61,13 +103,21 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
     if suite := SUITE.fullmatch(name):
         index, total = suite.groups()
         result = out / (f"gpu_record_{index}of{total}.json" if index else "gpu_record.json")
-        options = ["--out", str(result), "--shard", f"{index}/{total}" if index else "1/1", *told]
+        options = ["--out", str(result), *SUITE_OPTIONS, "--shard", f"{index}/{total}" if index else "1/1", *told]
         return Step(name, [sys.executable, "-m", "tests.gpu.run", *options], result)
+    if sweep := SWEEP.fullmatch(name):
+        options = ["--preset", sweep[1], "--db", str(out / "sweep.db"), *told]
+        return Step(name, [sys.executable, "-m", "tuner", "sweep", *options], out / "sweep.db")
+    if name in MODULES:
+        result = out / f"{name}.json"
+        return Step(name, [sys.executable, "-m", MODULES[name], "--out", str(result)], result)
     if name in SCRIPTS:
         result = out / f"{name}.json"
         options = ["--out", str(result), *(told if name in BUDGETED else [])]
         return Step(name, [sys.executable, "-m", f"benchmarks.{name}", *options], result)
-    raise ValueError(f"{name}: expected build, suite, suite:i/n or one of {', '.join(SCRIPTS)}")
+    raise ValueError(
+        f"{name}: expected build, suite, suite:i/n, sweep-PRESET or one of {', '.join((*SCRIPTS, *MODULES))}"
+    )
 
 
 def run_step(step: Step, budget_s: float) -> dict:
@@ -90,14 +140,24 @@ def run_step(step: Step, budget_s: float) -> dict:
     }
 
 
-def run_steps(steps: list[Step], budget_s: float, run: Callable[[Step, float], dict] = run_step) -> list[dict]:
-    """Run the steps one after the other; those after a failed build are skipped."""
+def run_steps(
+    names: list[str], out: Path, budget_s: float, total_s: float, run: Callable[[Step, float], dict] = run_step
+) -> list[dict]:
+    """Run the steps one after the other, and keep session.json up to date; those after a failed build, and those for
+    which no time is left, are skipped.
+    """
     rows: list[dict] = []
-    for step in steps:
-        if any(row["step"] == "build" and row["status"] != "ok" for row in rows):
-            rows.append({"step": step.name, "status": "skipped", "exit_code": None, "seconds": 0.0, "result": None})
+    start = time.monotonic()
+    for text in names:
+        name, own_s = split_budget(text, budget_s)
+        left_s = total_s - (time.monotonic() - start)
+        is_broken = any(row["step"] == "build" and row["status"] != "ok" for row in rows)
+        if is_broken or left_s < min(MIN_S, own_s):
+            rows.append({"step": name, "status": "skipped", "exit_code": None, "seconds": 0.0, "result": None})
         else:
-            rows.append(run(step, budget_s))
+            given_s = min(own_s, left_s)
+            rows.append(run(make_step(name, out, given_s), given_s))
+        write_json(out / "session.json", {"steps": rows})
     return rows
 
 
@@ -120,7 +180,10 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__.splitlines()[0],
         epilog="Exit codes: 0 all right, 1 a step failed or did not run, 2 wrong arguments, 3 a step is incomplete.",
     )
-    parser.add_argument("steps", nargs="+", help=f"build, suite, suite:i/n, {', '.join(SCRIPTS)}")
+    parser.add_argument(
+        "steps", nargs="*", help=f"build, suite, suite:i/n, sweep-PRESET, {', '.join((*SCRIPTS, *MODULES))}"
+    )
+    parser.add_argument("--list", choices=LISTS, action="append", default=[], help="the steps of a list, before others")
     parser.add_argument(
         "--out",
         type=Path,
@@ -128,15 +191,17 @@ def main(arguments: list[str] | None = None) -> int:
         help="folder of the results (default: $OUT, else gpu_session)",
     )
     parser.add_argument("--budget", type=float, default=540.0, help="seconds of wall time for each step (default 540)")
+    parser.add_argument("--total", type=float, default=float("inf"), help="seconds for all steps (default: no limit)")
     args = parser.parse_args(arguments)
     out = args.out.absolute()
+    names = list(dict.fromkeys([step for name in args.list for step in LISTS[name]] + args.steps))
     try:
-        steps = [make_step(name, out, args.budget) for name in args.steps]
+        for name in names or [""]:
+            make_step(split_budget(name, args.budget)[0], out, args.budget)
     except ValueError as error:
         parser.error(str(error))
     out.mkdir(parents=True, exist_ok=True)
-    rows = run_steps(steps, args.budget)
-    write_json(out / "session.json", {"steps": rows})
+    rows = run_steps(names, out, args.budget, args.total)
     print(format_table(rows), flush=True)
     return get_exit_code(rows)
 

@@ -205,6 +205,8 @@ def make_meta(family: Family, device, args: argparse.Namespace, is_complete: boo
 def run(family: Family, args: argparse.Namespace) -> int:
     """Time this shard's problems within the budget and write the result; return the exit code."""
     start = time.monotonic()
+    # The peers promise no batch invariance; what it costs is benchmarks/batch_invariance.py's question.
+    _C.set_batch_invariant(False)
     device = _C.get_device()
     benchmark = Benchmark(
         family, device, {op: Choices(op, device, args.best, args.model) for op in family.ops}, args.rounds

@@ -17,7 +17,7 @@ from tuner.problems.fields import read_op_name
 
 from . import dense_speedup, grouped_speedup, logits_speedup, selector, stale
 from .compile_time import summarise
-from .speedup import rounded
+from .speedup import geometric_mean, rounded
 from .stamp import RESULTS, read_json, write_json
 
 Entry = dict
@@ -75,7 +75,7 @@ def make_q1(record: dict) -> Entry:
 
 def make_q2(record: dict) -> Entry:
     """Bitwise stability of the shipped configs."""
-    return make_share(record, ("portfolio_repeats",), "portfolio")
+    return make_share(record, ("portfolio_repeats", "op_repeats"), "portfolio")
 
 
 def make_share(record: dict, names: tuple[str, ...], note: str) -> Entry:
@@ -124,6 +124,60 @@ def make_s4(result: dict) -> Entry:
     }
 
 
+def make_p15(result: dict) -> Entry:
+    """Quantising and layout kernels at large sizes: the rate of bytes over that of a copy, and host time of a call."""
+    rows = {row["case"]: row for row in result["rows"]}
+    worst = min(rows, key=lambda case: rows[case]["of_copy"])
+    host = {case: row["host_us"]["best_us"] for case, row in rows.items()}
+    share = geometric_mean([row["of_copy"] for row in rows.values()])
+    return {
+        "value": rounded(share),
+        "worst": rows[worst]["of_copy"],
+        "worst_problem": worst,
+        "host_us": max(host.values()),
+        "cases": {case: row["of_copy"] for case, row in rows.items()},
+        "problems": len(rows),
+        "is_met": rows[worst]["of_copy"] >= 0.85 and max(host.values()) <= 5.0,
+    }
+
+
+def make_p16(result: dict) -> Entry:
+    """Host time of decode-size calls of einsum, fp8_einsum and tf32_hc_prenorm_gemm."""
+    calls = {row["case"]: row["host_us"] for row in result["rows"] if "host_us" in row}
+    slowest = max(calls, key=lambda case: calls[case])
+    return {
+        "value": rounded(calls[slowest]),
+        "slowest": slowest,
+        "unit": "us",
+        "calls": {case: rounded(value) for case, value in calls.items()},
+        "problems": len(calls),
+        "is_met": calls[slowest] <= 6.0,
+    }
+
+
+def make_q3(result: dict) -> Entry:
+    """Programs in the spellings of callers that ran without an error."""
+    failed = {row["case"]: row["error"] for row in result["rows"] if row["error"]}
+    return make_passed(len(result["rows"]), failed)
+
+
+def make_q4(result: dict) -> Entry:
+    """Casts and layouts equal to the torch formula, to the bit."""
+    return make_passed(len(result["rows"]), [row["case"] for row in result["rows"] if row["num_wrong"]])
+
+
+def make_q5(result: dict) -> Entry:
+    """Products of einsum and tf32_hc_prenorm_gemm within their bounds, with the same bits in repeated calls."""
+    rows = [row for row in result["rows"] if "is_right" in row]
+    return make_passed(len(rows), [row["case"] for row in rows if not (row["is_right"] and row.get("repeats", True))])
+
+
+def make_passed(cases: int, failed: list | dict) -> Entry:
+    """Return how many cases passed, and which failed."""
+    share = rounded(1.0 - len(failed) / cases) if cases else None
+    return {"value": share, "failed": failed, "problems": cases, "is_met": cases > 0 and not failed}
+
+
 RECORD = ("gpu_record.json", "tests/gpu/run.py")
 UPSTREAM = "upstream DeepGEMM main 54e2261 (benchmarks/data/dense_fp8.json), through cuBLASLt of both runs"
 UPSTREAM_WGRAD = "upstream DeepGEMM main 54e2261 (benchmarks/data/wgrad_fp8.json), through cuBLASLt of both runs"
@@ -140,6 +194,10 @@ LOGITS = ("mqa_logits.json", "benchmarks/mqa_logits.py")
 COMPILE = ("compile_time.json", "benchmarks/compile_time.py")
 SELECTOR = ("evaluation.json", "benchmarks/selector.py")
 HOST = ("host_time.json", "benchmarks/host_time.py")
+PLAIN = ("plain_kernels.json", "benchmarks/plain_kernels.py")
+PLAIN_BITS = ("plain_kernels_bits.json", "tests/gpu/plain_kernels.py")
+EINSUM = ("einsum.json", "tests/gpu/einsum.py")
+CALLERS = ("callers.json", "tests/callers/run.py")
 #: name -> (result file, script, peer, target in words, function of the file's content)
 TARGETS: dict[str, tuple[str, str, str, str, Callable]] = {
     "P1": (
@@ -200,6 +258,8 @@ TARGETS: dict[str, tuple[str, str, str, str, Callable]] = {
         make_p12,
     ),
     "P13": (*HOST, "upstream 3.5 s, which compiles", "no compile, selection <= 10 us", make_p13),
+    "P15": (*PLAIN, "torch's copy of the same run", "each >= 0.85, host time <= 5 us", make_p15),
+    "P16": (*EINSUM, "none", "<= 6 us", make_p16),
     "S1": (*SELECTOR, HEURISTIC, "mean <= 0.02, p95 <= 0.08, answered >= 0.70", selector.make_s1),
     "S2": (
         *SELECTOR,
@@ -224,6 +284,9 @@ TARGETS: dict[str, tuple[str, str, str, str, Callable]] = {
     "S4": (*HOST, "upstream recomputes on every call", "seen problem <= 0.3 us, new problem <= 10 us", make_s4),
     "Q1": (*RECORD, "none", "every config within the bounds, on every shape", make_q1),
     "Q2": (*RECORD, "none", "0 differences in 1,000 repeats of each config", make_q2),
+    "Q3": (*CALLERS, "none", "every program runs", make_q3),
+    "Q4": (*PLAIN_BITS, "the torch formula on the same GPU", "no bit differs", make_q4),
+    "Q5": (*EINSUM, "none", "every result within its bound, the same bits when repeated", make_q5),
 }
 
 

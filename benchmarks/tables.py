@@ -26,6 +26,8 @@ TITLES = {
     "P11": "host time of one call on a warm problem, microseconds",
     "P12": "compiling one kernel on one core with NVRTC, median seconds",
     "P13": "choosing for a new shape with the portfolio loaded, microseconds",
+    "P15": "casts and layouts at large sizes, bytes a second over those of a copy",
+    "P16": "host time of a decode-size call of einsum and hyper-connections, microseconds",
     "S1": "selector, mean regret on left-out shape families",
     "S2": "share of the heuristic's regret that the selector removes there",
     "S3": "heuristic alone, mean regret",
@@ -35,6 +37,9 @@ TITLES = {
     "S4": "selection of a seen problem, microseconds",
     "Q1": "configs within the bounds on config-derived shapes, share",
     "Q2": "configs of the portfolios with the same bits in 1,000 repeats, share",
+    "Q3": "programs in the spellings of callers that run, share",
+    "Q4": "casts and layouts equal to torch's formula to the bit, share",
+    "Q5": "products of einsum and hyper-connections that are right and repeat, share",
 }
 
 

@@ -17,7 +17,8 @@ VARIABLES = {
     "DG_PRINT_CONFIGS": "`1`: print the chosen config of each new problem once, with who chose it and why.",
     "DG_SELECTOR": "`auto` (default), `model` (no exact table), `analytic`, or the path of an artefact.",
     "DG_MODEL_DIR": "Folder of user-made selector artefacts; default `$HOME/.deep_gemm/models`.",
-    "DG_BATCH_INVARIANT": "`1`: use only configs with which a row of D does not depend on m, bit for bit.",
+    "DG_BATCH_INVARIANT": "`1`: use only configs with which a row of D does not depend on m, bit for bit; `0`: use "
+    "any. Default: `1` for BF16, `0` for FP8.",
     "DG_RECORD_SHAPES": "Path of a file to which each new problem is appended as one JSON line.",
     "DG_TUNER_DB": "Path or URL of the tuning database; default `$HOME/.deep_gemm/tuning.db`.",
 }

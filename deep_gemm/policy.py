@@ -7,13 +7,16 @@ from deep_gemm.errors import ArgumentError
 
 
 def use_deterministic_algorithms(is_enabled: bool) -> None:
-    """Let a row of D not depend on m, bit for bit: set_batch_invariant.
+    """Let a row of D not depend on m, bit for bit: set_batch_invariant(True). False goes back to what holds without a
+    call (set_batch_invariant(None)), because callers restore what they found.
 
     Without it, too, the same call gives the same bits each time.
 
     Raises: ArgumentError.
     """
-    _C.set_batch_invariant(is_enabled)
+    if not isinstance(is_enabled, bool):
+        raise ArgumentError(f"is_enabled = {is_enabled!r}: must be a bool; pass True or False.")
+    _C.set_batch_invariant(is_enabled or None)
 
 
 def get_deterministic_algorithms() -> bool:

@@ -159,7 +159,7 @@ def _replace(problem: "_C.Problem", **changes) -> "_C.Problem":
 
 
 def _apply_settings(problem: "_C.Problem", device: "_C.Device") -> "_C.Problem":
-    changes: dict = {"batch_invariant": True} if _C.is_batch_invariant() else {}
+    changes: dict = {"batch_invariant": True} if _C.is_batch_invariant(problem.op) else {}
     limit = _get_sm_limit()
     if not problem.num_sms and 0 < limit < device.sm_count:
         changes["num_sms"] = limit

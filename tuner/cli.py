@@ -9,7 +9,7 @@ import typer
 import deep_gemm
 from tuner import errors
 
-COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "db")
+COMMANDS = ("sweep", "simulate", "train", "evaluate", "export", "select", "warmup", "inspect", "ab", "bisect", "db")
 
 app = typer.Typer(
     name="tuner",

@@ -93,12 +93,23 @@ void bind_switches(py::module_& m) {
     m.def("get_compile_mode", &get_compile_mode, "Return whether set_compile_mode is on.");
     m.def(
         "set_batch_invariant",
-        [](const py::object& is_enabled) { set_batch_invariant(parse_flag("is_enabled", is_enabled.ptr())); },
+        [](const py::object& is_enabled) {
+            if (is_enabled.is_none()) return reset_batch_invariant();
+            set_batch_invariant(parse_flag("is_enabled", is_enabled.ptr()));
+        },
         "is_enabled"_a,
-        "Limit selection to configs with which a row of D does not depend on m, bit for bit; overrides "
-        "DG_BATCH_INVARIANT. Raises: ArgumentError.");
-    m.def("is_batch_invariant", py::overload_cast<>(&is_batch_invariant),
-          "Return what set_batch_invariant set last, or else what DG_BATCH_INVARIANT says.");
+        "Limit selection of every op kind to configs with which a row of D does not depend on m, bit for bit (True), "
+        "or of none (False); None goes back to what holds without a call: DG_BATCH_INVARIANT, or else BF16 alone is "
+        "limited. Raises: ArgumentError.");
+    m.def(
+        "is_batch_invariant",
+        [](const std::optional<std::string>& op) {
+            return op ? is_batch_invariant(op_kind(parse_op(*op))) : is_batch_invariant();
+        },
+        "op"_a = py::none(),
+        "Return whether selection is limited so for all op kinds, or, of op kind `op`, the field batch_invariant that "
+        "calls give their problems: False for kinds that never split K, because they need no limit. Raises: "
+        "ProblemError.");
 }
 
 }  // namespace

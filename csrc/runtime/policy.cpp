@@ -88,4 +88,6 @@ bool is_batch_invariant(const OpKind& kind) {
 
 void set_batch_invariant(bool is_enabled) { batch_invariant = Invariance{is_enabled, is_enabled}; }
 
+void reset_batch_invariant() { batch_invariant.reset(); }
+
 }  // namespace deep_gemm

@@ -6,11 +6,12 @@
 
 namespace deep_gemm {
 
-// What callers get that ask for nothing.
+// What callers get that ask for nothing. BF16 callers take for granted that a row of D does not depend on m, and a
+// difference that nobody sees is worse than a slower product of few columns; docs/performance.md has what it costs.
 struct Invariance {
     bool bf16, fp8;
 };
-inline constexpr Invariance kDefaultInvariance{.bf16 = false, .fp8 = false};
+inline constexpr Invariance kDefaultInvariance{.bf16 = true, .fp8 = false};
 
 // SMs that launches may use, as callers see it: the limit that was set last, or else the SMs of the current GPU; 0
 // where there is none.
@@ -37,11 +38,12 @@ void set_compile_mode(bool is_enabled);
 double get_tc_util();
 void set_tc_util(double ratio);
 
-// Whether selection is limited to configs with which a row of D does not depend on m, for all op kinds or for problems
+// Whether selection is limited to configs with which a row of D does not depend on m: for all op kinds, or for problems
 // of this one. Of kinds that cannot split K all configs are such, so their problems ask for nothing.
-// DG_BATCH_INVARIANT decides until it is set; without it, kDefaultInvariance.
+// DG_BATCH_INVARIANT decides until it is set; without it, kDefaultInvariance. reset_batch_invariant goes back to that.
 bool is_batch_invariant();
 bool is_batch_invariant(const OpKind& kind);
 void set_batch_invariant(bool is_enabled);
+void reset_batch_invariant();
 
 }  // namespace deep_gemm

@@ -3,7 +3,8 @@
 - The key of the cache covers every byte: source and headers, the build of the compiler, the flags.
 - The kernel hash is the identity of measurements and the guard of selector artefacts. It ignores comments, white space,
   the compiler, and everything that the kernels of the op kind do not include. The installed package suffices for it.
-- The tree hash stamps the GPU correctness record: any edit of native code, headers or generators changes it.
+- The tree hash stamps the GPU correctness record: any edit of native code, headers, the package's Python or the GPU
+  suite changes it.
 """
 
 import functools
@@ -19,6 +20,8 @@ ARCH = "sm_90a"
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _INCLUDE = _PACKAGE / "include"
+#: Modules of the package without a part in a launch: texts.
+_APART = ("_version.py", "op_docs.py", "op_texts.py")
 _INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(deep_gemm/[a-z0-9_/]+\.cuh)"', re.MULTILINE)
 # A string or character literal (kept), or a comment (dropped). A quote after a digit separates digits.
 _LITERAL_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])*\')|//[^\n]*|/\*.*?\*/', re.DOTALL)
@@ -59,14 +62,21 @@ def compile_key(source: str, headers: dict[str, str], toolchain: "nvrtc.Nvrtc | 
     )
 
 
+def name_plain(kernel: str) -> str:
+    """Return what kernel_hash calls a plain kernel: its symbol. Raises ProblemError for an unknown one."""
+    return plain_kernels.plain_symbol(kernel)
+
+
 @functools.cache
 def kernel_hash(op: str) -> str:
-    """Return the identity of the kernels of an op kind, or of plain_kernels.TRANSPOSE_KERNEL, in hexadecimal.
+    """Return the identity of the kernels of an op kind, or of a plain kernel by its symbol, in hexadecimal.
 
     Raises: ProblemError for an unknown op kind.
     """
-    if op == plain_kernels.TRANSPOSE_KERNEL:
-        sources = [plain_kernels.plain_source("transpose_fp8")]
+    plain = {name_plain(name): row.constants for name, row in plain_kernels.PLAIN_KERNELS.items()}
+    if op in plain:
+        constants = dict.fromkeys(plain[op], 1)  # their values are the caller's
+        sources = [plain_kernels.plain_source(op.removeprefix("deep_gemm_"), constants)]
     else:
         sources = generator.canonical_sources(op)
     return hash_kernels(op, sources, get_included_headers("\n".join(sources)))
@@ -86,17 +96,16 @@ def hash_kernels(op: str, sources: list[str], headers: dict[str, str]) -> str:
 
 
 def tree_hash() -> str | None:
-    """Return the hash of native code, device headers and generators, or None where only the package is installed."""
+    """Return the hash of what a result of the GPU suite depends on, or None where only the package is installed: native
+    code, device headers, the package's Python without its texts, and the suite itself.
+    """
     root = _PACKAGE.parent
     if not (root / "csrc").is_dir():
         return None
-    files = [
-        path
-        for folder in (root / "csrc", _INCLUDE)
-        for path in folder.rglob("*")
-        if path.suffix in (".cpp", ".hpp", ".cuh")
-    ]
-    files += [_PACKAGE / "jit" / name for name in ("generator.py", "plain_kernels.py")]
+    native = [path for folder in (root / "csrc", _INCLUDE) for path in folder.rglob("*")]
+    files = [path for path in native if path.suffix in (".cpp", ".hpp", ".cuh")]
+    files += [path for path in _PACKAGE.rglob("*.py") if path.name not in _APART]
+    files += (root / "tests" / "gpu").rglob("*.py")
     return _hash_json({str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
 
 

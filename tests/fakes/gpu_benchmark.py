@@ -67,7 +67,9 @@ def install(monkeypatch, fault=None) -> None:
     """
     device = _C.Device.known("h200")
     native = SimpleNamespace(
-        Kernel=lambda cubin, name, problem, config, ordinal: OpKernel(problem, config, fault), get_device=lambda: device
+        Kernel=lambda cubin, name, problem, config, ordinal: OpKernel(problem, config, fault),
+        get_device=lambda: device,
+        set_batch_invariant=lambda is_enabled: None,
     )
     replaced = {
         "_C": native,

@@ -11,6 +11,10 @@ K_GROUPED = ("k_grouped_fp8_gemm_contiguous", "k_grouped_bf16_gemm_contiguous")
 #: Op kinds whose groups have ends, by the op kind that they are otherwise.
 WITH_ENDS = {op: op.replace("_contiguous", "_psum") for op in (*CONTIGUOUS, *K_GROUPED)}
 GROUPED_OPS = (*CONTIGUOUS, *MASKED, *K_GROUPED)
+BATCHED, SUMMED = ("batched_fp8_gemm", "batched_bf16_gemm"), "summed_bf16_gemm"
+#: All op kinds of several products.
+EVERY_GROUPED_OP = (*GROUPED_OPS, *WITH_ENDS.values(), *BATCHED, SUMMED)
+_WITHOUT_ENDS = {with_ends: op for op, with_ends in WITH_ENDS.items()}
 GROUP_LAYOUTS = ("joint", "blocks")
 
 
@@ -23,7 +27,9 @@ def exists(
     op: str, recipe: str, d_dtype: str, c_mode: str, a_major: str, b_major: str, scale_layout: str, group_layout: str
 ) -> bool:
     """Return whether the fields agree with one another."""
-    majors = (a_major, b_major)
+    op, majors = _WITHOUT_ENDS.get(op, op), (a_major, b_major)
+    if op in (*BATCHED, SUMMED):
+        return group_layout == "joint" and _is_batched(op, recipe, d_dtype, c_mode, majors, scale_layout)
     if op in K_GROUPED:
         wanted = ("1d1d", ("k", "k")) if is_fp8(op) else ("1d2d", ("mn", "mn"))
         has_layouts = is_fp8(op) or (scale_layout, group_layout) == ("mn_major", "joint")
@@ -37,20 +43,33 @@ def exists(
     )
 
 
-def all_fields() -> list[tuple[str, dict]]:
+def _is_batched(op: str, recipe: str, d_dtype: str, c_mode: str, majors: tuple[str, str], scale_layout: str) -> bool:
+    """Return whether the fields of batched and summed products agree."""
+    if op == SUMMED:
+        return (recipe, d_dtype, c_mode, majors, scale_layout) == ("1d2d", "fp32", "none", ("k", "k"), "mn_major")
+    if c_mode == "head_split" or (c_mode == "accumulate" and d_dtype != "fp32"):
+        return False
+    if is_fp8(op):
+        return recipe != "per_row" and majors == ("k", "k")
+    return (recipe, scale_layout) == ("1d2d", "mn_major") and majors in (("k", "k"), ("k", "mn"))
+
+
+def all_fields(ops: tuple[str, ...] = GROUPED_OPS) -> list[tuple[str, dict]]:
     """Return (op, fields) of every combination, whether it exists or not."""
     choices = {**CHOICES, "group_layout": GROUP_LAYOUTS}
     return [
-        (op, dict(zip(choices, values, strict=True)))
-        for op in GROUPED_OPS
-        for values in itertools.product(*choices.values())
+        (op, dict(zip(choices, values, strict=True))) for op in ops for values in itertools.product(*choices.values())
     ]
 
 
-def make_grouped_variants(m: int = 1, n: int = 1, k: int = 1, num_groups: int = 1) -> list:
-    """Return one problem of every variant that exists."""
+def make_grouped_variants(
+    m: int = 1, n: int = 1, k: int = 1, num_groups: int = 1, ops: tuple[str, ...] = GROUPED_OPS
+) -> list:
+    """Return one problem of every variant of some op kinds that exists."""
     return [
-        _C.Problem(op, m, n, k, num_groups=num_groups, **fields) for op, fields in all_fields() if exists(op, **fields)
+        _C.Problem(op, m, n, k, num_groups=num_groups, **fields)
+        for op, fields in all_fields(ops)
+        if exists(op, **fields)
     ]
 
 

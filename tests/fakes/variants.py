@@ -35,6 +35,22 @@ def all_fields() -> list[tuple[str, dict]]:
     ]
 
 
+LOGITS = ("fp8_mqa_logits", "fp8_paged_mqa_logits")
+#: Fields of logits: heads, head_dim, and tokens of a sequence and keys of a page.
+HEADS, HEAD_DIMS, PAGES = (8, 24, 64, 128), (32, 64, 128), tuple(itertools.product((1, 2, 3, 4, 6, 8), (32, 64)))
+
+
+def make_logits_variants(m: int = 24, n: int = 1) -> list:
+    """Return problems of attention logits: each number of heads, size, dtype, and page; m is a multiple of 24."""
+    pages = [{"next_n": next_n, "block_kv": block_kv} for next_n, block_kv in PAGES]
+    return [
+        _C.Problem(op, m, n, head_dim, heads=heads, d_dtype=d_dtype, **fields)
+        for op in LOGITS
+        for heads, head_dim, d_dtype in itertools.product(HEADS, HEAD_DIMS, CHOICES["d_dtype"])
+        for fields in ([{}] if op == LOGITS[0] else pages)
+    ]
+
+
 def make_variants(m: int = 1, n: int = 1, k: int = 1) -> list:
     """Return one problem of every variant that exists."""
     return [_C.Problem(op, m, n, k, **fields) for op, fields in all_fields() if exists(op, **fields)]

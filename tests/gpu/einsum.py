@@ -1,23 +1,37 @@
 """einsum, fp8_einsum and tf32_hc_prenorm_gemm on a GPU: right against FP32, the same bits in repeated calls, and times
 beside the vendor's.
 
-Example: python -m tests.gpu.einsum einsum.json
+Example: python -m tests.gpu.einsum --out einsum.json
 
-Times are those of all kernels of a call by the profiler, with a cold L2; `host_us` is what a call costs the host.
+Times are those of all kernels of a call by the profiler, with a cold L2; `host_us` is what a call costs the host. The
+GPU suite runs the checks without the times.
+Result: {"meta": ..., "rows": [{"case", "difference", "bound", "is_right", "repeats", "us", "vendor_us"}, {"case",
+    "host_us"}], "num_wrong"}.
 """
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 
 import deep_gemm
+from deep_gemm import _C
+from deep_gemm.jit.hashing import name_plain
 from deep_gemm.quantize import ceil_div
 from deep_gemm.testing import calc_diff
+from tuner.measure.stamp import make_stamp, write_json
+
+#: Kernels of these calls, whose hashes the result carries.
+KERNELS = (
+    "batched_bf16_gemm",
+    "batched_fp8_gemm",
+    "summed_bf16_gemm",
+    *map(name_plain, ("sum_parts", "hc_prenorm", "hc_prenorm_sum")),
+)
 
 REPEATS, TIMED, HOST_CALLS = 100, 10, 300
 FLUSH_BYTES = 256 << 20
@@ -31,10 +45,10 @@ ODD_SUMS, ODD_BATCHES = [(3, 40, 136, 72), (1, 264, 8, 200), (70, 512, 520, 64)]
 
 
 class Suite:
-    """The results so far: a row for each case, and whether all were right."""
+    """The results so far: a row for each case, and whether all were right. is_timed: cases are timed, and printed."""
 
-    def __init__(self):
-        self.rows, self.num_wrong = [], 0
+    def __init__(self, is_timed: bool = True):
+        self.rows, self.num_wrong, self.is_timed = [], 0, is_timed
         self.flush = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
     def add(self, name: str, bound: float, found: torch.Tensor, expected: torch.Tensor, call: Callable, peer=None):
@@ -46,9 +60,10 @@ class Suite:
             self._is_same(call, found, first) for _ in range(REPEATS if found.numel() < 1 << 22 else 5)
         )
         self.num_wrong += not row["repeats"]
-        row["us"] = self.time(call)
-        if peer is not None:
-            row["vendor_us"] = self.time(peer)
+        if self.is_timed:
+            row["us"] = self.time(call)
+            if peer is not None:
+                row["vendor_us"] = self.time(peer)
         self._print(row)
 
     def compare(self, name: str, bound: float, found: torch.Tensor, expected: torch.Tensor):
@@ -63,8 +78,9 @@ class Suite:
         self.rows.append(row)
         return row
 
-    @staticmethod
-    def _print(row: dict):
+    def _print(self, row: dict):
+        if not self.is_timed and row["is_right"]:
+            return
         line = f"{row['case']:58} {row['difference']:9.2e}"
         if "us" in row:
             line += f" {'same' if row['repeats'] else 'DIFFERS':7} {row['us']:9.2f} us"
@@ -128,7 +144,7 @@ def sum_products(x: torch.Tensor, y: torch.Tensor, step: int = 512) -> torch.Ten
     return sum(torch.tensordot(a.double(), b.double(), ([0, 2], [0, 2])) for a, b in parts)
 
 
-def check_sums(suite: Suite, sizes: list[tuple], is_timed: bool = True):
+def check_sums(suite: Suite, sizes: list[tuple]):
     for b, m, n, k in sizes:
         x, y = normal(b, m, k), normal(b, n, k)
         expected = sum_products(x, y)
@@ -137,22 +153,22 @@ def check_sums(suite: Suite, sizes: list[tuple], is_timed: bool = True):
             call = partial(deep_gemm.einsum, "bmk,bnk->mn", x, y, d)
             bound = sum_bound(b * k) if dtype == torch.float32 else 5e-6
             name = f"bmk,bnk->mn b{b} m{m} n{n} k{k} {str(dtype)[6:]}"
-            suite.add(name, bound, d, expected, call, partial(call, use_cublaslt=True) if is_timed else None)
+            suite.add(name, bound, d, expected, call, partial(call, use_cublaslt=True))
         total = torch.randn(m, n, device="cuda")
         wanted = expected + total
         deep_gemm.einsum("bmk,bnk->mn", x, y, total, c=total)
         suite.compare(f"bmk,bnk->mn b{b} m{m} n{n} k{k} onto C", sum_bound(b * k), total, wanted)
 
 
-def check_batches(suite: Suite, sizes: list[tuple], is_timed: bool = True):
+def check_batches(suite: Suite, sizes: list[tuple]):
     for b, h, r, d in sizes:
         weight = normal(h, d, r)
         for expr, width, out in (("bhr,hdr->bhd", r, d), ("bhd,hdr->bhr", d, r)):
             x, z = normal(b, h, width), torch.empty(b, h, out, dtype=torch.bfloat16, device="cuda")
             call = partial(deep_gemm.einsum, expr, x, weight, z)
             expected = torch.einsum(expr, x.float(), weight.float())
-            peer = partial(call, use_cublaslt=True) if is_timed else None
-            suite.add(f"{expr} b{b} h{h} r{r} d{d}", 5e-6, z, expected, call, peer)
+            name = f"{expr} b{b} h{h} r{r} d{d}"
+            suite.add(name, 5e-6, z, expected, call, partial(call, use_cublaslt=True))
 
 
 def make_fp8(*shape: int) -> torch.Tensor:
@@ -179,7 +195,7 @@ def make_scales(data: torch.Tensor, blocks: tuple[int, ...]) -> torch.Tensor:
     return torch.rand(steps, device="cuda") + 0.5
 
 
-def check_fp8(suite: Suite, sizes: list[tuple], is_timed: bool = True):
+def check_fp8(suite: Suite, sizes: list[tuple]):
     for b, h, r, d in sizes:
         shapes = {
             "bhr,hdr->bhd": ((b, h, r), (h, d, r), (b, h, d)),
@@ -197,7 +213,7 @@ def check_fp8(suite: Suite, sizes: list[tuple], is_timed: bool = True):
                 call = partial(deep_gemm.fp8_einsum, expr, (x, scale_x), (y, scale_y), z, recipe=recipe)
                 expected = torch.einsum(expr, spread(scale_x, blocks_a, x), spread(scale_y, blocks_b, y))
                 peer = None
-                if is_timed and expr == "bhr,hdr->bhd":
+                if expr == "bhr,hdr->bhd":
                     peer = partial(deep_gemm.einsum, expr, x.bfloat16(), y.bfloat16(), z, use_cublaslt=True)
                 suite.add(f"fp8 {expr} {recipe[1]} b{b} h{h} r{r} d{d}", 5e-6, z, expected, call, peer)
 
@@ -212,7 +228,7 @@ def check_fp8_sums_onto_c(suite: Suite):
     suite.compare("fp8 bhd,bhr->hdr onto C", 1e-6, z, expected)
 
 
-def check_prenorm(suite: Suite, sizes: list[tuple], n: int = 24, is_timed: bool = True):
+def check_prenorm(suite: Suite, sizes: list[tuple], n: int = 24):
     for m, k, splits in sizes:
         x, w = normal(m, k), torch.randn(n, k, device="cuda")
         lead = () if splits is None else (splits,)
@@ -225,7 +241,7 @@ def check_prenorm(suite: Suite, sizes: list[tuple], n: int = 24, is_timed: bool 
         name = f"hc_prenorm m{m} n{n} k{k} splits {splits}"
         suite.compare(f"{name}, squares", 1e-11, whole_squares, wanted)
         suite.compare(name, 1e-8, whole, x.double() @ w.double().t())
-        peer = partial(torch.matmul, x.float(), w.t()) if is_timed else None
+        peer = partial(torch.matmul, x.float(), w.t())
         suite.add(f"{name}, repeated ({x.nbytes / 1e6:.0f} MB)", 1e-12, d, d.clone(), call, peer)
 
 
@@ -246,29 +262,70 @@ def check_hosts(suite: Suite):
     suite.time_host("tf32_hc_prenorm_gemm", lambda: deep_gemm.tf32_hc_prenorm_gemm(y, f, d, squares, 16))
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run everything and write the rows; return 1 where anything is wrong."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", help="file to write the rows to, as JSON")
-    parser.add_argument("--quick", action="store_true", help="leave out the sizes of the upstream suite")
-    options = parser.parse_args(arguments)
-    torch.manual_seed(0)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    suite = Suite()
-    check_sums(suite, ODD_SUMS, is_timed=False)
-    check_batches(suite, ODD_BATCHES, is_timed=False)
-    check_fp8(suite, [(48, 3, 256, 128), (272, 5, 384, 208)], is_timed=False)
+#: The checks of the GPU suite by what they are of: odd sizes, and sizes that are cut and shared in other ways.
+CHECKS: dict[str, tuple[Callable, list[tuple]]] = {
+    "einsum summed_bf16_gemm": (check_sums, [*ODD_SUMS, (129, 128, 384, 128), (4096, 256, 256, 256)]),
+    "einsum batched_bf16_gemm": (check_batches, [*ODD_BATCHES, (32, 8, 4096, 1024), (128, 128, 512, 128)]),
+    "fp8_einsum batched_fp8_gemm": (check_fp8, [(48, 3, 256, 128), (272, 5, 384, 208), (64, 8, 4096, 1024)]),
+    "tf32_hc_prenorm_gemm plain": (
+        check_prenorm,
+        [(13, 200, None), (65, 4104, 7), (300, 7168, None), (4096, 7168, 16)],
+    ),
+}
+
+
+def run_check(name: str, size: tuple) -> tuple[int, list[str]]:
+    """Make the checks of one size, without times."""
+    suite = Suite(is_timed=False)
+    CHECKS[name][0](suite, [size])
+    wrong = [f"{row['case']}: {row}" for row in suite.rows if not (row["is_right"] and row.get("repeats", True))]
+    return len(suite.rows), wrong
+
+
+def run_onto_c() -> tuple[int, list[str]]:
+    """Check a weight gradient onto C."""
+    suite = Suite(is_timed=False)
     check_fp8_sums_onto_c(suite)
-    check_prenorm(suite, [(13, 200, None), (65, 4104, 7), (300, 7168, None)], is_timed=False)
-    check_prenorm(suite, [(70, 1024, None)], n=30, is_timed=False)
+    return len(suite.rows), [f"{row}" for row in suite.rows if not row["is_right"]]
+
+
+def einsum_jobs(world: object = None) -> list[tuple]:
+    """Return one job for each check and size."""
+    jobs = [
+        (f"{name}: {'x'.join(map(str, size))}", partial(run_check, name, size))
+        for name, (_, sizes) in CHECKS.items() for size in sizes
+    ]  # fmt: skip
+    return [*jobs, ("fp8_einsum batched_fp8_gemm: onto C", run_onto_c)]
+
+
+def check_all(is_quick: bool) -> Suite:
+    """Check odd sizes, then time the host and the sizes of the upstream suite, unless told to be quick."""
+    suite = Suite(is_timed=False)
+    for check, sizes in CHECKS.values():
+        check(suite, sizes)
+    check_fp8_sums_onto_c(suite)
+    check_prenorm(suite, [(70, 1024, None)], n=30)
+    suite.is_timed = True
     check_hosts(suite)
-    if not options.quick:
+    if not is_quick:
         check_prenorm(suite, PRENORM)
         check_batches(suite, BATCHES)
         check_sums(suite, SUMS)
         check_fp8(suite, FP8_BATCHES)
-    with open(options.output, "w") as file:
-        json.dump({"rows": suite.rows, "num_wrong": suite.num_wrong}, file, indent=1)
+    return suite
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run everything and write the result; return 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200/einsum.json"), help="result file")
+    parser.add_argument("--quick", action="store_true", help="leave out the sizes of the upstream suite")
+    options = parser.parse_args(arguments)
+    torch.manual_seed(0)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    suite = check_all(options.quick)
+    meta = {**make_stamp(_C.get_device(), KERNELS), "complete": not options.quick}
+    write_json(options.out, {"meta": meta, "num_wrong": suite.num_wrong, "rows": suite.rows})
     print(f"{len(suite.rows)} cases, {suite.num_wrong} wrong")
     return int(suite.num_wrong > 0)
 

@@ -6,8 +6,24 @@ import os
 import time
 import traceback
 
+#: Of every public function, and so of every op kind.
+OP_SECTIONS = ("ops", "op_repeats")
 GROUPED_SECTIONS = ("grouped_configs", "grouped_repeats", "grouped_semantics")
-SECTIONS = ("configs", *GROUPED_SECTIONS, "logits", "nvcc", "portfolio_repeats", "space_repeats", "semantics", "calls")
+DENSE_SECTIONS = ("configs", "portfolio_repeats", "space_repeats", "semantics", "calls")
+#: In the order in which they run: the public functions first, then what takes longest.
+SECTIONS = (
+    *OP_SECTIONS,
+    "configs",
+    *GROUPED_SECTIONS,
+    "semantics",
+    "logits",
+    "portfolio_repeats",
+    "einsum",
+    "plain_kernels",
+    "space_repeats",
+    "calls",
+    "nvcc",
+)
 #: Exit status of a child whose CUDA context is lost; the next one goes on with the following job.
 CONTEXT_LOST = 4
 
@@ -31,10 +47,13 @@ def get_makers() -> dict:
     """Return the function that plans the jobs of each section."""
     from .calls import call_jobs
     from .configs import config_jobs, nvcc_jobs
+    from .einsum import einsum_jobs
     from .grouped_configs import grouped_config_jobs, grouped_nvcc_jobs
     from .grouped_repeats import grouped_repeat_jobs
     from .grouped_semantics import grouped_semantics_jobs
     from .logits_jobs import logits_jobs
+    from .op_jobs import op_jobs, op_repeat_jobs
+    from .plain_kernels import plain_jobs
     from .repeats import portfolio_jobs, space_jobs
     from .semantics import semantics_jobs
 
@@ -42,6 +61,10 @@ def get_makers() -> dict:
         return nvcc_jobs(world) + grouped_nvcc_jobs(world)
 
     return {
+        "ops": op_jobs,
+        "op_repeats": op_repeat_jobs,
+        "einsum": einsum_jobs,
+        "plain_kernels": plain_jobs,
         "configs": config_jobs,
         "grouped_configs": grouped_config_jobs,
         "grouped_repeats": grouped_repeat_jobs,

@@ -6,7 +6,7 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.ahead import Job, make_jobs
 from deep_gemm.selection import explain
 
-from . import calls, logits_jobs, sanitizer
+from . import calls, logits_jobs, op_jobs, sanitizer
 from .configs import choose_nvcc
 from .grouped_configs import choose_grouped_nvcc
 from .grouped_kernels import list_dense_calls, list_grouped_op_pairs
@@ -18,7 +18,7 @@ from .repeats import PORTFOLIO_VARIANTS
 from .semantics import C_VARIANTS, SHAPES
 from .semantics_layouts import MAJOR_VARIANTS
 from .variants import MAIN, Variant, choose_configs, choose_pairs
-from .world import OPS, get_portfolio
+from .world import ALL_OPS, get_portfolio
 
 
 def list_kernels(
@@ -27,13 +27,16 @@ def list_kernels(
     compilers: tuple[str, ...],
     spread: int,
     has_sanitizer: bool,
-    ops: tuple[str, ...] = OPS,
+    ops: tuple[str, ...] = ALL_OPS,
 ) -> list[Job]:
-    """Return the job of every kernel of those op kinds, each once; NVCC's first, because they take longest.
+    """Return the job of every kernel of those op kinds, each once, in the order in which they are needed; NVCC's last,
+    as is their section.
 
     Grouped semantics need dense kernels, too: groups are compared with the dense op.
     """
-    pairs = list_sanitizer_pairs(device, ops) if has_sanitizer else []
+    pairs = sanitizer.choose_all_pairs(device, ops) if has_sanitizer else []  # its children start at once
+    if "op_repeats" in sections:
+        pairs += list_psum_portfolio(device)
     if {"configs", "space_repeats"} & set(sections):
         pairs += [(variant.problem(), config) for variant, config in choose_pairs(device, spread)]
     if {"grouped_configs", "grouped_repeats"} & set(sections):
@@ -50,10 +53,10 @@ def list_kernels(
     if "grouped_semantics" in sections:
         pairs += [pair for call in list_dense_calls() for pair in choose(*call, device, True)]
         pairs += [(with_ends(variant).problem(), config) for variant, config in choose_psum_pairs(device, ops)]
-    if "logits" in sections and ops == OPS:
-        pairs += logits_jobs.list_kernels()
+    if {"logits", "op_repeats"} & set(sections):
+        pairs += [pair for pair in logits_jobs.list_kernels() if pair[0].op in ops]
     nvcc = list_nvcc_pairs(device, spread) if "nvcc" in sections and "nvcc" in compilers else []
-    return make_jobs([pair for pair in nvcc if pair[0].op in ops], "nvcc") + make_jobs(pairs, "nvrtc")
+    return make_jobs(pairs, "nvrtc") + make_jobs([pair for pair in nvcc if pair[0].op in ops], "nvcc")
 
 
 def list_nvcc_pairs(device, spread: int) -> list[tuple]:
@@ -63,9 +66,14 @@ def list_nvcc_pairs(device, spread: int) -> list[tuple]:
     return [(variant.problem(), config) for variant, config in pairs]
 
 
-def list_sanitizer_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:
-    """Return (problem, config) of what the sanitizer watches: its children start at once."""
-    return [(variant.problem(), config) for variant, config in sanitizer.choose_all_pairs(device, ops)]
+def list_psum_portfolio(device) -> list[tuple]:
+    """Return (problem, config) of what the library can choose for groups with ends."""
+    siblings = {variant.op: get_portfolio(variant.op, device)[0] for variant in op_jobs.PSUM_REPEATED}
+    problems = [(variant.op, with_ends(variant).problem()) for variant in op_jobs.PSUM_REPEATED]
+    return [
+        (problem, config)
+        for op, problem in problems for config in siblings[op] if _C.is_legal(problem, config, device)
+    ]  # fmt: skip
 
 
 def list_portfolio_pairs(device, variants: tuple) -> list[tuple]:

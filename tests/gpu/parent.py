@@ -14,17 +14,46 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 
 from .jobs import CONTEXT_LOST, get_group
 from .record import make_section
 
-JOB_TIMEOUT_S = 25.0
+JOB_TIMEOUT_S = 40.0
 #: The first message needs the imports, the CUDA context and the portfolio.
 START_TIMEOUT_S = 120.0
 MAX_CHILDREN = 40
 MAX_DEATHS = 2
+
+
+def list_parents(args: argparse.Namespace) -> list["Parent"]:
+    """Return a parent for each worker: they divide the jobs of a shard as shards divide those of a run."""
+    (index, total), workers = args.shard, args.workers
+    return [
+        Parent(argparse.Namespace(**vars(args) | {"shard": (index + total * number, total * workers)}))
+        for number in range(workers)
+    ]
+
+
+def run_together(parents: list["Parent"]) -> "Parent":
+    """Run parents side by side; return the first, with the totals of all."""
+    threads = [threading.Thread(target=parent.run) for parent in parents[1:]]
+    for thread in threads:
+        thread.start()
+    parents[0].run()
+    for thread in threads:
+        thread.join()
+    first = parents[0]
+    for other in parents[1:]:
+        for name, section in first.sections.items():
+            for key, value in other.sections[name].items():
+                section[key] = round(section[key] + value, 3)
+        first.failures += other.failures
+        first.notes["jobs"] = first.notes.get("jobs", 0) + other.notes.get("jobs", 0)
+        first.is_complete = first.is_complete and other.is_complete
+    return first
 
 
 class Parent:

@@ -1,26 +1,32 @@
 """Check on a GPU that the quantising and layout kernels equal the torch formula to the bit.
 
-Example: python -m tests.gpu.plain_kernels plain_kernels.json
+Example: python -m tests.gpu.plain_kernels --out plain_kernels_bits.json
 
 Every case runs the public function twice on the same CUDA tensor: with the kernels, whose outputs are poisoned before,
-and with the formula. Exit status 1 where a byte differs. The result holds a row for each case: {"case", "num_wrong"}.
+and with the formula. Exit status 1 where a byte differs. The GPU suite runs the same cases.
+Result: {"meta": ..., "rows": [{"case", "num_wrong"}], "num_wrong": how many cases}.
 """
 
 import argparse
 import contextlib
 import itertools
-import json
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from deep_gemm import cast_kernels, quantize
+from deep_gemm import _C, cast_kernels, quantize
+from deep_gemm.jit.hashing import name_plain
+from tuner.measure.stamp import make_stamp, write_json
 
+#: Kernels of these cases, whose hashes the result carries.
+KERNELS = tuple(map(name_plain, ("cast_rows", "cast_blocks", "scale_layout")))
+COMPILE_THREADS = 16
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 POISON = 0x5A
 SPECIAL = (math.inf, -math.inf, math.nan, 3e38, -3e38, 1e-40, -0.0)
@@ -44,9 +50,11 @@ def using_formula() -> Iterator[None]:
         cast_kernels._is_tracing = is_tracing
 
 
-def poison_outputs() -> None:
+@contextlib.contextmanager
+def poisoned_outputs() -> Iterator[None]:
     """Let the memory of every output start as POISON bytes."""
-    take = cast_kernels._find_allocator()
+    find = cast_kernels._find_allocator
+    take = find()
 
     def poisoned(shape: tuple, strides: tuple, dtype: torch.dtype) -> torch.Tensor:
         out = take(shape, strides, dtype)
@@ -55,6 +63,10 @@ def poison_outputs() -> None:
         return out
 
     cast_kernels._find_allocator = lambda: poisoned
+    try:
+        yield
+    finally:
+        cast_kernels._find_allocator = find
 
 
 def make_values(shape: tuple, dtype: torch.dtype, extra: int = 0, special: tuple = ()) -> torch.Tensor:
@@ -69,21 +81,26 @@ def make_values(shape: tuple, dtype: torch.dtype, extra: int = 0, special: tuple
     return wide.to(dtype)[..., : shape[-1]]
 
 
-def make_cases() -> Iterator[Case]:
-    """Yield every case: its name, and what computes its results."""
+def list_groups() -> dict[str, Callable[[], Iterator[Case]]]:
+    """Return what makes the cases of each group; a case is its name, and what computes its results."""
+    groups: dict[str, Callable[[], Iterator[Case]]] = {}
     for dtype, use_ue8m0 in itertools.product((BF16, FP16, FP32), (False, True)):
         name = f"{str(dtype)[6:]} {'ue8m0' if use_ue8m0 else 'fp32'}"
-        for shape, extra in itertools.product(SHAPES, (0, 8, 1)):
-            x = make_values(shape, dtype, extra)
-            yield f"per_token {name} {shape}+{extra}", lambda x=x, u=use_ue8m0: quantize.per_token_cast_to_fp8(x, u)
-            yield f"per_block {name} {shape}+{extra}", lambda x=x, u=use_ue8m0: quantize.per_block_cast_to_fp8(x, u)
-            yield (
-                f"per_token mn_major {name} {shape}+{extra}",
-                lambda x=x, u=use_ue8m0: quantize.per_token_cast_to_fp8(x, u, scales="mn_major"),
-            )
-        yield from make_other_cases(dtype, use_ue8m0, name)
-        yield from make_swiglu_cases(dtype, use_ue8m0, name)
-    yield from make_layout_cases()
+        for make in (make_shape_cases, make_other_cases, make_swiglu_cases):
+            groups[f"{make.__name__[5:-6]} {name}"] = partial(make, dtype, use_ue8m0, name)
+    return groups | {"layouts": make_layout_cases}
+
+
+def make_shape_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterator[Case]:
+    """Yield casts of every shape and pitch."""
+    for shape, extra in itertools.product(SHAPES, (0, 8, 1)):
+        x = make_values(shape, dtype, extra)
+        yield f"per_token {name} {shape}+{extra}", lambda x=x, u=use_ue8m0: quantize.per_token_cast_to_fp8(x, u)
+        yield f"per_block {name} {shape}+{extra}", lambda x=x, u=use_ue8m0: quantize.per_block_cast_to_fp8(x, u)
+        yield (
+            f"per_token mn_major {name} {shape}+{extra}",
+            lambda x=x, u=use_ue8m0: quantize.per_token_cast_to_fp8(x, u, scales="mn_major"),
+        )
 
 
 def make_other_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterator[Case]:
@@ -209,23 +226,52 @@ def check_graph() -> int:
     return wrong
 
 
-def main() -> int:
-    """Run every case. Returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("output", type=Path)
-    output = parser.parse_args().output
-    start = time.perf_counter()
+def check_cases(cases: list[Case]) -> list[dict]:
+    """Return the rows of some cases; the kernels that they need are compiled on all cores first."""
+    with poisoned_outputs():
+        with ThreadPoolExecutor(COMPILE_THREADS) as pool:
+            list(pool.map(lambda case: case[1](), cases))
+        torch.cuda.synchronize()
+        return [{"case": case[0], "num_wrong": count_wrong(case)} for case in cases]
+
+
+def run_group(make: Callable[[], Iterator[Case]]) -> tuple[int, list[str]]:
+    """Check the cases that one function makes."""
     torch.manual_seed(0)
-    poison_outputs()
-    cases = list(make_cases())
-    with ThreadPoolExecutor(16) as pool:  # each variant is compiled once
-        list(pool.map(lambda case: case[1](), cases))
-    torch.cuda.synchronize()
-    print(f"{len(cases)} cases, compiled after {time.perf_counter() - start:.1f} s", flush=True)
-    rows = [{"case": case[0], "num_wrong": count_wrong(case)} for case in cases]
+    rows = check_cases(list(make()))
+    return len(rows), [f"{row['case']}: {row['num_wrong']} elements differ" for row in rows if row["num_wrong"]]
+
+
+def run_graph() -> tuple[int, list[str]]:
+    """Check replays of a captured cast."""
+    wrong = check_graph()
+    return 1, [f"graph: {wrong} elements differ"] if wrong else []
+
+
+def plain_jobs(world: object = None) -> list[tuple]:
+    """Return one job for each group of cases, and one for graphs."""
+    jobs = [(f"plain {name}: all", partial(run_group, make)) for name, make in list_groups().items()]
+    return [*jobs, ("plain graph: all", run_graph)]
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/h200/plain_kernels_bits.json"), help="result file"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run every case and write the result. Returns the exit status."""
+    args, start = parse_arguments(arguments), time.perf_counter()
+    torch.manual_seed(0)
+    rows = check_cases([case for make in list_groups().values() for case in make()])
     rows.append({"case": "graph", "num_wrong": check_graph()})
     wrong = [row for row in rows if row["num_wrong"]]
-    output.write_text(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}, indent=1) + "\n")
+    meta = {**make_stamp(_C.get_device(), KERNELS), "complete": True}
+    write_json(args.out, {"meta": meta, "num_wrong": len(wrong), "rows": rows})
     for row in wrong[:60]:
         print(f"WRONG {row['num_wrong']:8d}  {row['case']}")
     print(f"{len(rows)} cases, {len(wrong)} wrong, {time.perf_counter() - start:.1f} s")

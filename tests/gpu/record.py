@@ -3,10 +3,12 @@
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
 from deep_gemm.jit.build import get_cubin
+from deep_gemm.jit.hashing import name_plain
+from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
 from tuner.measure.stamp import make_stamp
 
 from .variants import MAIN, get_space
-from .world import OPS
+from .world import ALL_OPS
 
 #: Notes that are summed over the shards; the others are the same in every shard.
 ADDED_NOTES = ("jobs", "wall_s")
@@ -26,7 +28,8 @@ def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
 
 def make_origin(compilers: tuple[str, ...]) -> dict:
     """Return the origin of a run: device, driver, toolkit, hashes, compilers and date."""
-    return {**make_stamp(_C.get_device(), OPS), "compilers": get_compiler_versions(compilers)}
+    kernels = (*ALL_OPS, *map(name_plain, PLAIN_KERNELS))
+    return {**make_stamp(_C.get_device(), kernels), "compilers": get_compiler_versions(compilers)}
 
 
 def make_section() -> dict:

@@ -2,8 +2,9 @@
 
 Example: python -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json --time-budget 500
 
-A child process runs the jobs one after the other (jobs.py, parent.py), so that a crash or a hang costs one job.
-Kernels are compiled by a pool meanwhile, in the order of the jobs.
+A child process runs the jobs one after the other (jobs.py, parent.py), so that a crash or a hang costs one job; with
+`--workers 2` two of them share the jobs, because their work on the CPU takes longer than that on the GPU. Kernels are
+compiled by a pool meanwhile, in the order of the jobs, and the sanitizer's children run from the start.
 
 Exit codes: 0 all right, 1 a failure, 2 no GPU or a wrong argument, 3 not everything ran within the time budget.
 """
@@ -14,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from .jobs import GROUPED_SECTIONS, SECTIONS, run_child
-from .parent import Parent
+from .jobs import DENSE_SECTIONS, GROUPED_SECTIONS, OP_SECTIONS, SECTIONS, run_child
+from .parent import list_parents, run_together
 
 
 def run_parent(args: argparse.Namespace) -> int:
@@ -38,12 +39,9 @@ def run_parent(args: argparse.Namespace) -> int:
         print(f"the GPU suite needs an SM90 GPU: {error}", file=sys.stderr)
         return 2
     tools = sanitizer.start_tools(args.deadline, ops) if args.sanitizer and args.shard[0] == 1 else []
-    parent = Parent(args)
-    parent.run()
-    sections, failures = {**parent.sections}, parent.failures
-    for tool in tools:
-        sections[f"sanitizer_{tool.name}"], reasons = tool.finish()
-        failures += reasons
+    parent = run_together(list_parents(args))
+    watched, reasons = sanitizer.finish_tools(tools)
+    sections, failures = parent.sections | watched, parent.failures + reasons
     broken = pool.finish(max(1.0, args.deadline - time.time()))  # the jobs that needed them have failed, too
     failures += [failure for failure in broken if failure.startswith("compiling ahead")]
     notes = {
@@ -67,11 +65,16 @@ def run_parent(args: argparse.Namespace) -> int:
 def choose_watched_ops(args: argparse.Namespace) -> tuple[str, ...]:
     """Return the op kinds whose kernels a run needs: those of `--ops`, or of its sections."""
     from .grouped_variants import GROUPED_OPS
-    from .world import OPS
+    from .world import ALL_OPS, OPS
 
+    of_all = set(args.sections) & set(OP_SECTIONS)
     grouped = set(args.sections) & {*GROUPED_SECTIONS, "nvcc"}
-    dense = set(args.sections) - set(GROUPED_SECTIONS)
-    return tuple(op for op in args.ops or OPS if (grouped if op in GROUPED_OPS else dense))
+    dense = set(args.sections) & {*DENSE_SECTIONS, "nvcc"}
+    psum = set(args.sections) & {"grouped_semantics"}
+    others = set(args.sections) & {"logits", "einsum"}
+    needs = dict.fromkeys(OPS, dense) | dict.fromkeys(GROUPED_OPS, grouped)
+    needs |= {op: psum if op.endswith("_psum") else others for op in ALL_OPS if op not in OPS}
+    return tuple(op for op in args.ops or ALL_OPS if of_all or needs[op])
 
 
 def print_summary(record: dict) -> int:
@@ -162,6 +165,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--spread", type=int, default=4, help="of variants near a main one every n-th config, of all others every 4n-th"
+    )
+    parser.add_argument(
+        "--workers", type=int, choices=range(1, 9), default=1, help="processes that run jobs; default: 1"
     )
     parser.add_argument("--no-sanitizer", dest="sanitizer", action="store_false", help="leave compute-sanitizer out")
     parser.add_argument("--merge", type=Path, nargs="+", help="join these records of shards into --out and run nothing")

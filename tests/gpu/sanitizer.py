@@ -1,9 +1,10 @@
-"""memcheck and synccheck on a small set of configs of every variant.
+"""memcheck and synccheck on a small set of configs of every variant, and on a call of every public function.
 
-Example: python -m tests.gpu.sanitizer --ops masked
+Example: python -m tests.gpu.sanitizer --ops masked --tools memcheck,racecheck
 
-Each tool runs this module again as its child. The child prepares and judges everything on the CPU, so that the GEMM
-kernels are all that the tool watches, and takes every tensor from the driver directly, so that each has its own bounds.
+Each tool runs this module again as its children, which share what is watched. A child prepares and judges nearly
+everything on the CPU, so that the tool watches our kernels and little else, and takes every tensor from the driver
+directly, so that each has its own bounds.
 `--report-api-errors no`: torch probes the driver for features it may not have; kernels are what is checked here.
 """
 
@@ -14,20 +15,27 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from deep_gemm import _C
 from deep_gemm.jit.build import get_cubin
 
-from . import grouped_sanitizer, watched
+from . import grouped_sanitizer, sanitizer_calls, watched
 from .configs import ALL_SMS
-from .grouped_variants import GROUPED_OPS
+from .grouped_psum import with_ends
 from .operands import GuardedOutput, Shape, count_wrong, make_case, make_output
+from .record import make_section
+from .sanitizer_calls import choose_logits_pairs, choose_psum_pairs
 from .variants import MAIN, Variant, get_space, list_variants
-from .world import OPS, launch_options, lay_out_scale, parse_ops, prepare_c
+from .world import ALL_OPS, OPS, launch_options, lay_out_scale, parse_ops, prepare_c
 
-TOOLS = {"memcheck": ["--report-api-errors", "no"], "synccheck": []}
-#: A child that is silent for so long hangs; all configs take about four minutes while the suite compiles.
+TOOLS = {"memcheck": ["--report-api-errors", "no"], "synccheck": [], "racecheck": []}
+#: Those that the suite runs. racecheck knows no asynchronous copies: what it reports of them must be judged.
+DEFAULT_TOOLS = ("memcheck", "synccheck")
+#: Children of a tool in the suite: each has a CPU core's worth of preparing to do.
+PARTS = 3
+#: A tool that takes longer hangs.
 TIMEOUT_S = 400.0
 CLEAN = "ERROR SUMMARY: 0 errors"
 FEW_SMS = 4
@@ -79,21 +87,36 @@ def _launch(kernel, case, host: GuardedOutput, index: int, num_sms: int) -> None
 
 
 def choose_all_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:
-    """Return every (variant, config) of those op kinds that the tools watch, dense and grouped."""
-    return [
-        pair for pair in (*choose_pairs(device), *grouped_sanitizer.choose_grouped_pairs(device)) if pair[0].op in ops
+    """Return every (problem, config) of those op kinds that the tools watch."""
+    pairs = [*choose_pairs(device), *grouped_sanitizer.choose_grouped_pairs(device)]
+    pairs += [(with_ends(variant), config) for variant, config in choose_psum_pairs(device)]
+    found = [(variant.problem(), config) for variant, config in pairs] + choose_logits_pairs(device)
+    return [pair for pair in found if pair[0].op in ops]
+
+
+def list_watched(device, ops: tuple[str, ...] = ALL_OPS) -> list[tuple[str, Callable[[], list[str]]]]:
+    """Return (name, function that runs it and returns what was wrong) of everything that the tools watch; plain kernels
+    where no op kind is left out.
+    """
+    found = [(variant.op, f"{variant}: {config}", partial(run_config, variant, config)) for variant, config in
+             choose_pairs(device)]  # fmt: skip
+    found += [
+        (variant.op, f"{variant}: {config}", partial(grouped_sanitizer.run_grouped, variant, config))
+        for variant, config in grouped_sanitizer.choose_grouped_pairs(device)
     ]
+    found += sanitizer_calls.list_watched(device)
+    return [(name, run) for op, name, run in found if op in ops or (not op and ops == ALL_OPS)]
 
 
-def run_child(ops: tuple[str, ...]) -> int:
-    """Run all configs; the last line of output gives their number and the failures."""
-    pairs, failures = choose_all_pairs(_C.get_device(), ops), []
-    for variant, config in pairs:
+def run_child(ops: tuple[str, ...], part: tuple[int, int] = (1, 1)) -> int:
+    """Run a part of everything; the last line of output gives their number and the failures."""
+    chosen, failures = list_watched(_C.get_device(), ops)[part[0] - 1 :: part[1]], []
+    for name, run in chosen:
         try:
-            failures += (grouped_sanitizer.run_grouped if variant.op in GROUPED_OPS else run_config)(variant, config)
+            failures += run()
         except Exception as error:  # one config's fault; the others are still watched
-            failures.append(f"{variant}: {config}: {type(error).__name__}: {str(error)[:300]}")
-    print(f"child ran {len(pairs)} configs, {len(failures)} wrong {failures[:3]}", flush=True)
+            failures.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
+    print(f"child ran {len(chosen)} configs, {len(failures)} wrong {failures[:3]}", flush=True)
     return 1 if failures else 0
 
 
@@ -106,9 +129,9 @@ def find_tool() -> str | None:
 
 
 class Tool:
-    """One tool running in the background, its output in a temporary file."""
+    """One child of a tool running in the background, its output in a temporary file."""
 
-    def __init__(self, name: str, deadline: float, ops: tuple[str, ...] = OPS):
+    def __init__(self, name: str, deadline: float, ops: tuple[str, ...] = ALL_OPS, part: str = "1/1"):
         self.name, self.start = name, time.monotonic()
         self.timeout_s = max(30.0, min(TIMEOUT_S, deadline - time.time()))
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read by finish(), which closes it)
@@ -126,7 +149,7 @@ class Tool:
         self.process: subprocess.Popen | None = None
         try:
             self.process = subprocess.Popen(
-                [*command, sys.executable, "-m", "tests.gpu.sanitizer", "--child", "--ops", ",".join(ops)],
+                [*command, sys.executable, "-m", "tests.gpu.sanitizer", "--child", part, "--ops", ",".join(ops)],
                 stdout=self.output,
                 stderr=subprocess.STDOUT,
                 env=environment,
@@ -136,7 +159,7 @@ class Tool:
             self.output.write(str(error))
 
     def finish(self) -> tuple[dict, list[str]]:
-        """Wait for the tool; return its section of the record and its failures."""
+        """Wait for the child; return its section of the record and its failures."""
         if self.process is not None:
             try:
                 self.process.wait(max(1.0, self.timeout_s - (time.monotonic() - self.start)))
@@ -162,30 +185,58 @@ def parse_num_configs(text: str) -> int:
     return int(words[0]) if words else 0
 
 
-def start_tools(deadline: float, ops: tuple[str, ...] = OPS) -> list[Tool]:
-    """Start every tool on the kernels of those op kinds, in the background."""
-    return [Tool(name, deadline, ops) for name in TOOLS]
+def start_tools(
+    deadline: float, ops: tuple[str, ...] = ALL_OPS, names: Iterable[str] = DEFAULT_TOOLS, parts: int = PARTS
+) -> list[Tool]:
+    """Start every child of the tools on what is watched of those op kinds, in the background."""
+    return [Tool(name, deadline, ops, f"{part}/{parts}") for name in names for part in range(1, parts + 1)]
+
+
+def finish_tools(tools: list[Tool]) -> tuple[dict[str, dict], list[str]]:
+    """Wait for all children; return a section of the record for each tool, and the failures."""
+    sections: dict[str, dict] = {}
+    failures = []
+    for tool in tools:
+        section, reasons = tool.finish()
+        total = sections.setdefault(f"sanitizer_{tool.name}", make_section())
+        for key in ("jobs", "cases", "failed_jobs"):
+            total[key] += section[key]
+        total["seconds"] = max(total["seconds"], section["seconds"])  # they run side by side
+        failures += reasons
+    return sections, failures
+
+
+def parse_tools(text: str) -> tuple[str, ...]:
+    """Return the tools of a comma-separated list. Raises: argparse.ArgumentTypeError."""
+    names = tuple(text.split(","))
+    if set(names) - set(TOOLS):
+        raise argparse.ArgumentTypeError(f"{text}: known tools are {', '.join(TOOLS)}")
+    return names
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """Return (i, n) of "i/n"."""
+    index, total = text.split("/")
+    return int(index), int(total)
 
 
 def main() -> int:
     """Run the tools and print their verdicts, or be the child of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--ops", type=parse_ops, default=OPS, help="comma-separated op kinds, or parts of their names; default: all"
+        "--ops", type=parse_ops, default=ALL_OPS, help="comma-separated op kinds, or parts of their names; default: all"
     )
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--tools", type=parse_tools, default=DEFAULT_TOOLS, help=f"of {', '.join(TOOLS)}; default: the first two"
+    )
+    parser.add_argument("--child", type=parse_part, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        return run_child(args.ops)
-    failures = []
-    for tool in start_tools(time.time() + TIMEOUT_S, args.ops):
-        section, reasons = tool.finish()
-        print(
-            f"{tool.name}: {section['cases']} configs, {'clean' if not reasons else reasons[0]}"
-            f" ({section['seconds']} s)",
-            flush=True,
-        )
-        failures += reasons
+        return run_child(args.ops, args.child)
+    sections, failures = finish_tools(start_tools(time.time() + TIMEOUT_S, args.ops, args.tools))
+    for name, section in sections.items():
+        print(f"{name}: {section['cases']} watched, {section['failed_jobs']} unclean ({section['seconds']} s)")
+    print("\n".join(failures), flush=True)
     return 1 if failures else 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from deep_gemm import _C
+from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.ahead import list_choices
 from deep_gemm.jit.build import get_cubin
 from tuner.measure.stamp import read_json
@@ -23,7 +24,9 @@ MAX_GROUPED_CASES = 200
 #: Files of problems from which the portfolio is picked where there is no artefact.
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 DENSE_PROBLEMS = {FP8: DATA / "dense_fp8.json", BF16: DATA / "dense_bf16.json"}
+#: The op kinds whose configs the sections of configs run.
 OPS = (FP8, BF16, *GROUPED_OPS)
+ALL_OPS = tuple(OP_KINDS)
 
 
 def parse_ops(text: str) -> tuple[str, ...]:
@@ -34,9 +37,9 @@ def parse_ops(text: str) -> tuple[str, ...]:
     """
     found: list[str] = []
     for name in text.split(","):
-        matches = [name] if name in OPS else [op for op in OPS if name in op]
+        matches = [name] if name in ALL_OPS else [op for op in ALL_OPS if name in op]
         if not name or not matches:
-            raise ValueError(f"{name!r}: no such op kind; known: {', '.join(OPS)}")
+            raise ValueError(f"{name!r}: no such op kind; known: {', '.join(ALL_OPS)}")
         found += matches
     return tuple(dict.fromkeys(found))
 

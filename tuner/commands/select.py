@@ -29,7 +29,10 @@ def make_parameter(field: _C.Field) -> Parameter:
     if field.role == "size":
         kind, default = int, typer.Argument(help=field.meaning)
     elif field.name == SETTING:
-        kind, default = bool, typer.Option(None, help=f"{field.meaning} Default: as $DG_BATCH_INVARIANT says.")
+        kind, default = (
+            bool,
+            typer.Option(None, help=f"{field.meaning} Default: as the library, see $DG_BATCH_INVARIANT."),
+        )
     elif field.type == "word":
         default = typer.Option(None, help=describe_option(field.name))
     return Parameter(field.name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
@@ -69,8 +72,6 @@ def select(
     """
     from tuner.ship.selection import describe_choice
 
-    if fields[SETTING] is None:
-        fields[SETTING] = _C.is_batch_invariant()
     found = describe_choice(op, device=device, **fields)
     if as_json:
         print(json.dumps(found, indent=1, sort_keys=True))

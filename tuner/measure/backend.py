@@ -19,7 +19,7 @@ from deep_gemm.jit.build import get_cubin
 from tuner.measure.checked_output import CheckedOutput, make_reference
 from tuner.measure.devices import describe_device
 from tuner.measure.operands import OperandPool, get_factors, get_head_splits
-from tuner.measure.protocol import parse_job
+from tuner.measure.protocol import Job, parse_job
 from tuner.measure.race import Check, Race
 from tuner.measure.telemetry import Telemetry
 from tuner.problems.fields import kernel_identity
@@ -85,14 +85,22 @@ class CudaBackend:
 
     def run(self, message: dict, progress: Callable[[str, int | None], None]) -> dict:
         """Measure one job; return its report as JSON. Raises: ProtocolError, DeviceFault, race.ReferenceFailed."""
-        job = parse_job(message)
+        job = self.parse(message)
         progress("setup", None)
         self.get_pool(job.seed)
         self.anchor.warm_up()
-        timer = CudaTimer(self, job.problem, job.configs, job.plan.isolate, Workload(job.workload, job.seed))
+        timer = self.make_timer(job)
         progress("setup", None)
-        report = Race(timer, len(job.configs), job.plan, job.must_confirm, progress).run()
+        report = Race(timer, len(job.configs), job.plan, job.must_confirm, progress, job.order, job.has_twin).run()
         return replace(report, **self.telemetry.read(), anchor_us=self.anchor.read()).to_json()
+
+    def parse(self, message: dict) -> Job:
+        """Return the job of a message. Raises: ProtocolError."""
+        return parse_job(message)
+
+    def make_timer(self, job: Job) -> "CudaTimer":
+        """Return the race's timer."""
+        return CudaTimer(self, job.problem, job.configs, job.plan.isolate, Workload(job.workload, job.seed))
 
     def get_pool(self, seed: int) -> OperandPool:
         """Return the pool of operands, made with the seed of the first job."""
@@ -217,11 +225,11 @@ class CudaTimer:
     def capture(self, index: int) -> torch.cuda.CUDAGraph:
         """Capture launches over consecutive sets.
 
-        Where a replay is shorter than the ring, configs start at different sets.
+        Where a replay is shorter than the ring, configs start at different sets, as choose_start says.
         """
         kernel, _ = self.backend.get_kernel(self.problem, self.configs[index])
         count, ring = self.num_launches[index], len(self.ring)
-        start = index * count if count < ring else 0
+        start = self.choose_start(index, count)
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="relaxed")
         try:
@@ -230,6 +238,10 @@ class CudaTimer:
         finally:
             graph.capture_end()
         return graph
+
+    def choose_start(self, index: int, count: int) -> int:
+        """Return the number of the set that a replay of `count` launches begins with."""
+        return index * count if count < len(self.ring) else 0
 
     def time(self, sequence: Sequence[int]) -> list[float]:
         """Replay the graphs of `sequence` back to back; return the microseconds per launch of each."""

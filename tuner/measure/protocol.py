@@ -19,6 +19,7 @@ import os
 import select
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import get_type_hints
 
@@ -45,6 +46,7 @@ class Job:
     """A checked job: `configs[0]` is the reference of all ratios; `must_confirm` are indices into `configs`.
 
     Group sizes follow from `workload` (one of workload.WORKLOADS) and `seed`, from which operands are drawn, too.
+    `order` is how rounds are ordered, and `has_twin` whether config 0 runs twice in them, see race.Race.
     """
 
     problem: object
@@ -53,6 +55,8 @@ class Job:
     plan: Plan
     seed: int
     workload: str
+    order: Callable[[list, int], list] | None = None
+    has_twin: bool = True
 
 
 def encode_message(message: dict) -> bytes:
@@ -121,7 +125,7 @@ def make_job(
         "problem": problem.as_dict(),
         "configs": [list(config.as_dict().values()) for config in configs],
         "must_confirm": sorted(must_confirm),
-        "plan": {name: PLAN_FIELDS[name](value) for name, value in asdict(plan).items()},
+        "plan": encode_plan(plan),
         "seed": seed,
         "workload": workload,
     }
@@ -146,13 +150,24 @@ def check_job(job: dict) -> None:
     )
     require(isinstance(job["must_confirm"], list), "must_confirm")
     require(all(is_integer(index) and 0 <= index < len(configs) for index in job["must_confirm"]), "must_confirm")
+    check_plan(plan)
+    require(is_integer(job["seed"]), "seed")
+    require(job["workload"] in WORKLOADS, "workload")
+
+
+def check_plan(plan: object) -> None:
+    """Raise ProtocolError unless `plan` has exactly the fields of a Plan."""
     require(isinstance(plan, dict) and set(plan) == set(PLAN_FIELDS), "plan")
+    assert isinstance(plan, dict)
     require(
         all(type(plan[name]) is kind and 0 <= plan[name] <= MAX_PLAN_VALUE for name, kind in PLAN_FIELDS.items()),
         "plan",
     )
-    require(is_integer(job["seed"]), "seed")
-    require(job["workload"] in WORKLOADS, "workload")
+
+
+def encode_plan(plan: Plan) -> dict:
+    """Return a Plan as messages have it."""
+    return {name: PLAN_FIELDS[name](value) for name, value in asdict(plan).items()}
 
 
 def is_integer(value: object) -> bool:

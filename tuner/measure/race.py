@@ -87,11 +87,15 @@ class Race:
         plan: Plan,
         must_confirm: Sequence[int],
         progress: Callable[[str, int | None], None],
+        order: Callable[[list, int], list] | None = None,
+        has_twin: bool = True,
     ):
         self.timer, self.plan, self.progress = timer, plan, progress
+        self.order = order or rotate  # (entries, number of the round) -> the entries as that round runs them
         self.entrants = [Entrant(index) for index in range(count)]
         self.must_confirm = {0, *must_confirm}
-        self.twin: list[float] = []  # times of the reference's second run per round: how much equal configs differ
+        self.has_twin = has_twin  # the reference runs a second time in each round
+        self.twin: list[float] = []  # the times of that run: how much equal configs differ
         self.finalists: set[int] = set()
         self.seconds: dict[str, float] = {}
 
@@ -130,7 +134,7 @@ class Race:
         """Run search rounds and drop slow configs after each; stop when the plan's search_seconds are over."""
         end = time.monotonic() + self.plan.search_seconds
         for number in range(self.plan.search_rounds):
-            order = rotate(self.alive(), number)
+            order = self.order(self.alive(), number)
             times = self.run_sequence("search", [entrant.index for entrant in order])
             for entrant, time_us in zip(order, times, strict=True):
                 entrant.search.append(time_us)
@@ -150,11 +154,14 @@ class Race:
         if not self.plan.confirm_rounds:
             return
         chosen = self.choose_finalists()
-        slots = [(entrant.index, entrant.confirm) for entrant in chosen] + [(0, self.twin)]
+        slots = [(entrant.index, entrant.confirm) for entrant in chosen]
+        slots += [(0, self.twin)] if self.has_twin else []
         rounds = self.choose_rounds(chosen)
         per_batch = 1 if self.plan.isolate else max(BATCH_ITEMS // len(slots), 1)
         for start in range(0, rounds, per_batch):
-            batch = [slot for number in range(start, min(start + per_batch, rounds)) for slot in rotate(slots, number)]
+            batch = [
+                slot for number in range(start, min(start + per_batch, rounds)) for slot in self.order(slots, number)
+            ]
             times = self.run_sequence("confirm", [index for index, _ in batch])
             for (_, samples), time_us in zip(batch, times, strict=True):
                 samples.append(time_us)
@@ -221,7 +228,7 @@ class Race:
                 *(self.confirm_result(entrant) for entrant in self.entrants if entrant.confirm),
             ],
             search_rounds=len(self.entrants[0].search),
-            confirm_rounds=len(self.twin),
+            confirm_rounds=len(self.entrants[0].confirm),
             noise=noise,
             reference_us=statistics.median(reference),
             seconds=self.seconds,

@@ -149,3 +149,24 @@ def tie_order(entry: Timed) -> tuple:
 def choose_winner(ties: Sequence[Timed]) -> Timed:
     """Return the first of the tie set by the fixed order of `tie_order`."""
     return min(ties, key=tie_order)
+
+
+def sign_test(values: Sequence[float], bound: float) -> float:
+    """Return the chance of at least so many of `values` above `bound` where the true median is not above it.
+
+    It is exact for any distribution; without values it is 1.
+    """
+    above = sum(value > bound for value in values)
+    return sum(math.comb(len(values), count) for count in range(above, len(values) + 1)) * 0.5 ** len(values)
+
+
+def adjust_for_many(chances: Sequence[float]) -> list[float]:
+    """Return the p-values of several tests, adjusted (Benjamini and Hochberg, 1995).
+
+    Of the tests with an adjusted value below q, at most a share of q is expected to be wrong.
+    """
+    adjusted, least = [1.0] * len(chances), 1.0
+    for rank, index in sorted(enumerate(sorted(range(len(chances)), key=chances.__getitem__), 1), reverse=True):
+        least = min(least, chances[index] * len(chances) / rank)
+        adjusted[index] = least
+    return adjusted

@@ -18,6 +18,8 @@ from tuner.measure import protocol
 PR_SET_PDEATHSIG = 1
 #: Backends by name; tests name theirs as module:class.
 BACKENDS = {"cuda": "tuner.measure.backend:CudaBackend", "simulated": "tuner.measure.simulated:SimulatedBackend"}
+#: Measures kernels of several sets, of the folder behind "="; no sweep uses it.
+SETS_BACKEND = "tuner.measure.sets:SetsBackend"
 
 
 def die_with_parent(parent: int) -> None:
@@ -28,9 +30,11 @@ def die_with_parent(parent: int) -> None:
 
 
 def load_backend(name: str):
-    """Return the backend called `name`: a key of BACKENDS, or module:class."""
+    """Return the backend called `name`: a key of BACKENDS, or module:class; behind "=" the argument it is made with."""
+    name, has_argument, argument = name.partition("=")
     module, _, attribute = BACKENDS.get(name, name).partition(":")
-    return getattr(importlib.import_module(module), attribute)()
+    make = getattr(importlib.import_module(module), attribute)
+    return make(argument) if has_argument else make()
 
 
 def serve(backend, requests: int, replies: int) -> None:

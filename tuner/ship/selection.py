@@ -9,7 +9,7 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import PROBLEM_FIELDS
 from tuner import errors
 from tuner.learn.sources import device_at_hand
-from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
+from tuner.problems.fields import OP_NAMES, default_fields, read_op_name, replace_problem
 
 #: What predicted a time. None is measured: an artefact knows which config was measured best, but not its time.
 HEURISTIC, FOREST = "heuristic", "forest"
@@ -41,12 +41,18 @@ def read_value(name: str, value: object) -> object:
     return value.lower() if isinstance(value, str) and PROBLEM_FIELDS[name].type == "word" else value
 
 
-def describe_choice(op: str, m: int, n: int, k: int, device: str = "", **fields: object) -> dict:
-    """Return the choice for a problem (see make_problem), with scores, guards and predicted times.
+def describe_choice(
+    op: str, m: int, n: int, k: int, device: str = "", batch_invariant: bool | None = None, **fields: object
+) -> dict:
+    """Return the choice for a problem (see make_problem), with scores, guards and predicted times; of batch invariance
+    None is what the library's calls of this op kind ask for.
 
     Raises: UsageError for an impossible problem or device.
     """
     problem = make_problem(op, m, n, k, **fields)
+    if batch_invariant is None:
+        batch_invariant = _C.is_batch_invariant(problem.op)
+    problem = replace_problem(problem, batch_invariant=batch_invariant)
     target = device_at_hand(device)
     choice = runtime.explain(problem, target)
     pick = _C.get_analytic_config(problem, target)

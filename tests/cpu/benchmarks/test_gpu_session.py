@@ -6,8 +6,20 @@ import time
 import pytest
 
 from benchmarks import gpu_session
-from benchmarks.gpu_session import SCRIPTS, Step, format_table, get_exit_code, make_step, run_step, run_steps
+from benchmarks.gpu_session import (
+    LISTS,
+    MODULES,
+    SCRIPTS,
+    Step,
+    format_table,
+    get_exit_code,
+    make_step,
+    run_step,
+    run_steps,
+    split_budget,
+)
 from benchmarks.stamp import ROOT, read_json
+from tuner.problems.shapes import preset_names
 
 
 def make_python(name: str, code: str, result=None) -> Step:
@@ -18,11 +30,14 @@ def make_python(name: str, code: str, result=None) -> Step:
 def test_steps_write_into_the_folder_within_their_budget(tmp_path):
     whole, shard = make_step("suite", tmp_path, 540.0), make_step("suite:2/3", tmp_path, 540.0)
     assert whole.result == tmp_path / "gpu_record.json" and whole.command[-3:] == ["1/1", "--time-budget", "510.0"]
+    assert set(gpu_session.SUITE_OPTIONS) <= set(whole.command)
     assert shard.result == tmp_path / "gpu_record_2of3.json" and "2/3" in shard.command
     for name in SCRIPTS:
         step = make_step(name, tmp_path, 540.0)
         assert (ROOT / "benchmarks" / f"{name}.py").is_file() and str(step.result) in step.command
     assert make_step("build", tmp_path, 540.0).result is None
+    sweep = make_step("sweep-attention", tmp_path, 150.0)
+    assert sweep.result == tmp_path / "sweep.db" and sweep.command[-2:] == ["--time-budget", "120.0"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -32,6 +47,30 @@ def test_scripts_know_the_options_that_they_are_given(name, tmp_path):
         text = (ROOT / "benchmarks" / "harness.py").read_text(encoding="utf-8")
     options = [word for word in make_step(name, tmp_path, 540.0).command if word.startswith("--")]
     assert options and all(f'"{option}"' in text for option in options)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_told_where_their_result_goes(name, tmp_path):
+    step = make_step(name, tmp_path, 60.0)
+    path = ROOT / f"{MODULES[name].replace('.', '/')}.py"
+    assert '"--out"' in path.read_text(encoding="utf-8") and step.command[-2:] == ["--out", str(step.result)]
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_lists_hold_steps_whose_files_fit_into_what_comes_back(name, tmp_path):
+    steps = [make_step(split_budget(text, 500.0)[0], tmp_path, 500.0) for text in LISTS[name]]
+    results = {step.result for step in steps if step.result}
+    assert steps[0].name == "build" and 0 < len(results) <= 7  # session.json is the eighth
+    budgets = [split_budget(text, 0.0)[1] for text in LISTS[name][1:]]
+    assert all(budgets) or name == "suite"
+    presets = [step.command[step.command.index("--preset") + 1] for step in steps if "--preset" in step.command]
+    assert set(presets) <= set(preset_names())
+
+
+def test_a_budget_may_stand_behind_a_name():
+    assert split_budget("host_time@90", 500.0) == ("host_time", 90.0)
+    assert split_budget("suite:1/2", 500.0) == ("suite:1/2", 500.0)
+    assert split_budget("suite:1/2@90", 500.0) == ("suite:1/2", 90.0)
 
 
 @pytest.mark.parametrize("name", ["nothing", "suite:", "suite:0/2", "suite:1", "build:1/2", "harness"])
@@ -54,15 +93,30 @@ def test_a_step_that_hangs_is_killed_at_its_budget():
     assert row["status"] == "timed out" and time.monotonic() - start < 20.0
 
 
-def test_nothing_runs_after_a_failed_build():
-    steps = [make_python(name, "") for name in ("suite", "build", "host_time")]
-
+def test_nothing_runs_after_a_failed_build(tmp_path):
     def run(step: Step, budget_s: float) -> dict:
         status = {"suite": "failed", "build": "failed", "host_time": "ok"}[step.name]
         return {"step": step.name, "status": status, "exit_code": 1, "seconds": budget_s, "result": None}
 
-    assert [row["status"] for row in run_steps(steps, 1.0, run)] == ["failed", "failed", "skipped"]
-    assert [row["status"] for row in run_steps(steps[::2], 1.0, run)] == ["failed", "ok"]
+    names = ["suite", "build", "host_time"]
+    assert [row["status"] for row in run_steps(names, tmp_path, 99.0, 99.0, run)] == ["failed", "failed", "skipped"]
+    assert [row["status"] for row in run_steps(names[::2], tmp_path, 99.0, 99.0, run)] == ["failed", "ok"]
+
+
+def test_steps_share_the_total_in_their_order(tmp_path, monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(gpu_session.time, "monotonic", lambda: now[0])
+
+    def run(step: Step, budget_s: float) -> dict:
+        now[0] += budget_s
+        assert read_json(tmp_path / "session.json")["steps"] if step.name != "build" else True
+        return {"step": step.name, "status": "ok", "exit_code": 0, "seconds": budget_s, "result": None}
+
+    names = ["build@100", "host_time@50", "pdl", "compile_time"]
+    rows = run_steps(names, tmp_path, 80.0, 245.0, run)
+    assert [row["seconds"] for row in rows] == [100.0, 50.0, 80.0, 0.0]
+    assert [row["status"] for row in rows] == ["ok", "ok", "ok", "skipped"]
+    assert read_json(tmp_path / "session.json")["steps"] == rows
 
 
 def test_the_session_writes_results_and_prints_the_table_last(tmp_path, monkeypatch, capsys):

@@ -35,31 +35,71 @@ def test_reasons_name_existing_records():
     assert set(stale.read_reasons()) <= {state.path for state in STATES}
 
 
+SANITIZERS = tuple(f"sanitizer_{tool}" for tool in sanitizer.DEFAULT_TOOLS)
+
+
+def check_whole(record: dict, sections: set[str]) -> None:
+    """Check that a record is of a whole run without failures and has these sections."""
+    assert record["complete"] and record["shard"] == "1/1" and record["failures"] == []
+    assert record["cases"] == sum(section["cases"] for section in record["sections"].values()) > 0
+    assert record["sku"] == "nvidia-h200-sm132" and record["driver"] and set(record["compilers"]) == {"nvrtc", "nvcc"}
+    assert sections <= set(record["sections"]) and all(record["sections"][name]["cases"] for name in sections)
+
+
 def test_gpu_record_is_whole_and_clean():
     if not GPU_RECORD.exists():
         assert not (RESULTS / "summary.json").exists(), "figures without a correctness record"
         return
     record = read_json(GPU_RECORD)
-    assert record["complete"] and record["shard"] == "1/1" and record["failures"] == []
-    assert record["cases"] == sum(section["cases"] for section in record["sections"].values()) > 0
-    assert record["sku"] == "nvidia-h200-sm132" and record["driver"] and set(record["compilers"]) == {"nvrtc", "nvcc"}
-    expected = {
-        "configs",
-        "nvcc",
-        "portfolio_repeats",
-        "space_repeats",
-        "semantics",
-        "calls",
-        "sanitizer_memcheck",
-        "sanitizer_synccheck",
-    }
-    if set(record["sections"]) & set(
-        jobs.GROUPED_SECTIONS
-    ):  # a record of before the grouped ops has none of their sections, and is stale
-        expected |= set(jobs.GROUPED_SECTIONS)
-    else:
+    if "ops" in record["sections"]:
+        check_whole(record, {*jobs.SECTIONS, *SANITIZERS})
+    else:  # the record of before these sections
         assert stale.get_reason(GPU_RECORD, record)
-    assert expected <= set(record["sections"]) and all(record["sections"][name]["cases"] for name in expected)
+        check_whole(record, {"nvcc", *jobs.DENSE_SECTIONS, *jobs.GROUPED_SECTIONS, *SANITIZERS})
+
+
+def test_the_record_of_two_shards_counts_as_a_whole_one():
+    """The first shard alone has the sanitizer's sections, and some sections are smaller than the shards."""
+    origin = {"sku": "nvidia-h200-sm132", "driver": "1", "compilers": {"nvrtc": "13.0", "nvcc": "13.0"}}
+    parts = []
+    for number, names in ((1, (*jobs.SECTIONS, *SANITIZERS)), (2, jobs.SECTIONS)):
+        part = make_part(f"{number}/2", **origin)
+        part["sections"] = {name: {"jobs": 1, "cases": 3, "failed_jobs": 0, "seconds": 1.0} for name in names}
+        parts.append(part)
+    parts[1]["sections"]["nvcc"] = make_section()
+    merged = merge_records(parts)
+    check_whole(merged, {*jobs.SECTIONS, *SANITIZERS})
+    assert merged["cases"] == 3 * (2 * len(jobs.SECTIONS) + len(SANITIZERS) - 1)
+    del parts[1]["sections"]["ops"], parts[0]["sections"]["ops"]
+    with pytest.raises(AssertionError):
+        check_whole(merge_records(parts), {*jobs.SECTIONS, *SANITIZERS})
+
+
+def test_workers_divide_a_shard_and_add_up(monkeypatch):
+    args = run.parse_arguments(["--sections", "configs", "--shard", "2/3", "--workers", "2"])
+    parents = parent.list_parents(args)
+    jobs_of = [set(range(30)[one.args.shard[0] - 1 :: one.args.shard[1]]) for one in parents]
+    assert not jobs_of[0] & jobs_of[1] and jobs_of[0] | jobs_of[1] == set(range(30)[1::3])
+
+    def finish(one):
+        one.sections["configs"]["cases"], one.notes["jobs"] = 5, 2
+        one.failures.append(f"of {one.args.shard}")
+        one.is_complete = one.args.shard[0] == 2
+
+    monkeypatch.setattr(parent.Parent, "run", finish)
+    whole = parent.run_together(parents)
+    assert whole.sections["configs"]["cases"] == 10 and whole.notes["jobs"] == 4 and not whole.is_complete
+    assert whole.failures == ["of (2, 6)", "of (5, 6)"]
+
+
+def test_children_of_one_tool_make_one_section():
+    def finish(cases, seconds, reasons):
+        row = {"jobs": 1, "cases": cases, "failed_jobs": int(bool(reasons)), "seconds": seconds}
+        return type("Tool", (), {"name": "memcheck", "finish": lambda self: (row, reasons)})()
+
+    sections, failures = sanitizer.finish_tools([finish(7, 5.0, []), finish(6, 9.0, ["wrong"])])
+    assert sections == {"sanitizer_memcheck": {"jobs": 2, "cases": 13, "failed_jobs": 1, "seconds": 9.0}}
+    assert failures == ["wrong"]
 
 
 def make_part(shard: str, **changes) -> dict:

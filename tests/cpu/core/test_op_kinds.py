@@ -9,8 +9,16 @@ import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ProblemError
 from deep_gemm.jit import generator
-from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
-from tests.fakes.variants import OPS, make_variants
+from tests.fakes.grouped_variants import (
+    CONTIGUOUS,
+    EVERY_GROUPED_OP,
+    GROUPED_OPS,
+    K_GROUPED,
+    MASKED,
+    make_grouped,
+    make_grouped_variants,
+)
+from tests.fakes.variants import OPS, make_logits_variants, make_variants
 
 HEADERS = Path(deep_gemm.__file__).parent / "include" / "deep_gemm"
 KINDS = {kind.name: kind for kind in _C.OP_KINDS}
@@ -18,6 +26,12 @@ KNOWN = (*OPS, *GROUPED_OPS)
 FIELDS = {field.name: field for field in _C.PROBLEM_FIELDS}
 WORDS = [field for field in _C.PROBLEM_FIELDS if field.type == "word"]
 VARIANTS = [*make_variants(64, 2112, 7168), *make_grouped_variants(64, 2112, 7168, 8)]
+#: One problem of every variant of every op kind.
+ALL_VARIANTS = [
+    *make_variants(64, 2112, 7168),
+    *make_grouped_variants(64, 2112, 7168, 8, EVERY_GROUPED_OP),
+    *make_logits_variants(48, 4096),
+]
 
 
 def test_there_is_a_row_for_every_op_kind():
@@ -101,6 +115,20 @@ def test_every_variant_has_a_kernel_and_a_default_space_of_its_own():
     for problem in itertools.chain(VARIANTS, reversed(VARIANTS)):
         space = set(_C.get_default_space(_C.kernel_identity(problem), device))
         assert set(_C.get_candidates(problem, device)) <= space
+
+
+def test_no_op_kind_is_missing_among_the_variants():
+    assert {problem.op for problem in ALL_VARIANTS} == set(KINDS)
+    assert len(set(ALL_VARIANTS)) == len(ALL_VARIANTS)
+
+
+def test_every_variant_of_every_op_kind_has_a_choice_among_its_candidates():
+    device = _C.Device.known("h200")
+    for problem in ALL_VARIANTS:
+        chosen, candidates = _C.get_analytic_config(problem, device), _C.get_candidates(problem, device)
+        assert chosen in candidates and _C.is_legal(problem, chosen, device), problem
+        assert set(candidates) <= set(_C.get_default_space(_C.kernel_identity(problem), device)), problem
+        assert _C.Problem.from_json(problem.to_json()) == problem
 
 
 def test_a_kernel_serves_all_sizes_groups_and_policies():

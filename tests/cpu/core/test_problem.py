@@ -39,7 +39,7 @@ def all_variants():
     """Yield (op, fields, whether they agree) of every combination of words."""
     for op, fields in variants.all_fields():
         yield op, fields, variants.exists(op, **fields)
-    for op, fields in grouped_variants.all_fields():
+    for op, fields in grouped_variants.all_fields(grouped_variants.EVERY_GROUPED_OP):
         yield op, fields | {"num_groups": 1}, grouped_variants.exists(op, **fields)
 
 

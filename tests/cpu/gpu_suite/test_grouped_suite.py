@@ -121,7 +121,8 @@ def test_sanitizer_watches_every_variant_and_every_path_of_the_main_ones():
 
 def test_sections_can_be_run_alone_and_for_one_op_kind(world):
     args = run.parse_arguments(["--sections", "grouped_semantics", "grouped_configs", "--ops", "k_grouped_fp8"])
-    assert args.sections == ["grouped_configs", "grouped_semantics"] and args.ops == ("k_grouped_fp8_gemm_contiguous",)
+    assert args.sections == ["grouped_configs", "grouped_semantics"]
+    assert args.ops == ("k_grouped_fp8_gemm_contiguous", "k_grouped_fp8_gemm_psum")
     assert run.choose_watched_ops(args) == args.ops
     found = jobs.get_jobs(world, args.sections, (1, 1), args.ops)
     assert {section for section, *_ in found} == set(args.sections) and all(

@@ -11,7 +11,7 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.errors import ProblemError
-from deep_gemm.jit import cache, hashing, nvcc, nvrtc
+from deep_gemm.jit import cache, hashing, nvcc, nvrtc, plain_kernels
 from tests.fakes.compiler import install_nvcc
 from tests.fakes.grouped_variants import GROUPED_OPS
 from tests.fakes.variants import OPS
@@ -251,7 +251,7 @@ def test_tree_hash_needs_the_clone(monkeypatch, tmp_path):
     assert hashing.tree_hash() is None
 
 
-def test_tree_hash_changes_with_native_code_headers_and_generators(monkeypatch, tmp_path):
+def test_tree_hash_changes_with_native_code_headers_python_and_the_gpu_suite(monkeypatch, tmp_path):
     package = tmp_path / "deep_gemm"
     sources = [
         tmp_path / "csrc/core/a.cpp",
@@ -259,6 +259,9 @@ def test_tree_hash_changes_with_native_code_headers_and_generators(monkeypatch, 
         package / "include/deep_gemm/a.cuh",
         package / "jit/generator.py",
         package / "jit/plain_kernels.py",
+        package / "logits.py",
+        package / "testing/numeric.py",
+        tmp_path / "tests/gpu/op_jobs.py",
     ]
     for path in sources:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -269,8 +272,19 @@ def test_tree_hash_changes_with_native_code_headers_and_generators(monkeypatch, 
     for path in sources:
         path.write_text("2")
         hashes.append(hashing.tree_hash())
-    (package / "jit/cache.py").write_text("not part of it")
-    assert len(set(hashes)) == 6 and hashing.tree_hash() == hashes[-1]
+    for apart in (package / "op_docs.py", tmp_path / "tests/cpu/test_a.py", tmp_path / "tuner/a.py"):
+        apart.parent.mkdir(parents=True, exist_ok=True)
+        apart.write_text("not part of it")
+    assert len(set(hashes)) == len(sources) + 1 and hashing.tree_hash() == hashes[-1]
+
+
+def test_texts_that_are_apart_exist():
+    assert all((hashing._PACKAGE / name).is_file() for name in hashing._APART)
+
+
+def test_every_plain_kernel_has_a_hash_of_its_own():
+    hashes = {hashing.kernel_hash(hashing.name_plain(name)) for name in plain_kernels.PLAIN_KERNELS}
+    assert len(hashes) == len(plain_kernels.PLAIN_KERNELS)
 
 
 def test_package_has_its_headers():

@@ -125,13 +125,14 @@ def test_choosing_a_config_needs_no_gpu():
 #: Imports the package in one fork for each value of the variable; torch, which takes long, is imported once.
 INVARIANCE_PROBE = """
 import os, torch
+OPS = ("bf16_gemm", "fp8_gemm", "m_grouped_bf16_gemm_contiguous")
 for value in (None, "0", "1"):
     child = os.fork()
     if child == 0:
         os.environ.pop("DG_BATCH_INVARIANT", None)
         os.environ |= {"DG_BATCH_INVARIANT": value} if value else {}
         import deep_gemm
-        print(value, deep_gemm.is_batch_invariant(), flush=True)
+        print(value, deep_gemm.is_batch_invariant(), *map(deep_gemm.is_batch_invariant, OPS), flush=True)
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 """
@@ -140,4 +141,8 @@ for value in (None, "0", "1"):
 def test_batch_invariance_comes_from_the_environment():
     command = [sys.executable, "-c", INVARIANCE_PROBE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.splitlines() == ["None False", "0 False", "1 True"]
+    assert done.stdout.splitlines() == [
+        "None False True False False",
+        "0 False False False False",
+        "1 True True True False",
+    ]

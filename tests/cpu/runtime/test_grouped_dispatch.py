@@ -135,7 +135,7 @@ def plan_policies():
         finally:
             deep_gemm.set_mk_alignment_for_contiguous_layout(128)
             deep_gemm.set_num_sms(0)
-            deep_gemm.set_batch_invariant(False)
+            deep_gemm.set_batch_invariant(None)
         call_contiguous(num_groups=4)
     return [(each["alignment"], each["num_sms"], each["num_groups"], each["batch_invariant"]) for each in fakes.planned]
 

@@ -214,7 +214,7 @@ def test_settings_of_the_process_hold():
     try:
         (problem,) = list_problems([SHAPE], None, H200)
     finally:
-        deep_gemm.set_batch_invariant(False)
+        deep_gemm.set_batch_invariant(None)
         deep_gemm.set_num_sms(0)
     assert (problem.batch_invariant, problem.num_sms) == (True, 100)
 

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 #: Every package may import itself and those before it.
-PIPELINE = ("problems", "db", "measure", "search", "learn", "ship", "commands")
+PIPELINE = ("problems", "db", "measure", "compare", "search", "learn", "ship", "commands")
 #: Modules beside the packages: everyone may import these, they import no other part of the tuner.
 COMMON = {"tuner.errors", "tuner.measured"}
 #: Modules on top: nobody imports them.

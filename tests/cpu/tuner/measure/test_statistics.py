@@ -5,6 +5,7 @@ import random
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from deep_gemm import _C
 from tuner.measure import statistics
@@ -92,3 +93,18 @@ def test_winner_follows_the_fixed_order():
 def test_samples_of_different_rounds_are_never_paired():
     with pytest.raises(ValueError, match="longer"):
         statistics.paired_ratios([1.0], [1.0, 2.0])
+
+
+def test_the_sign_test_is_that_of_scipy():
+    for above, count in ((0, 10), (5, 10), (9, 10), (30, 48), (48, 48)):
+        values = [1.1] * above + [0.9] * (count - above)
+        expected = scipy.stats.binomtest(above, count, alternative="greater").pvalue
+        assert statistics.sign_test(values, 1.0) == pytest.approx(expected)
+    assert statistics.sign_test([], 1.0) == 1.0
+
+
+def test_p_values_are_adjusted_as_by_scipy():
+    generator = random.Random(3)
+    chances = [generator.random() ** 3 for _ in range(40)] + [0.2, 0.2, 1e-9]
+    assert statistics.adjust_for_many(chances) == pytest.approx(scipy.stats.false_discovery_control(chances))
+    assert statistics.adjust_for_many([]) == []
