@@ -16,7 +16,7 @@ KNOBS = ("loop", "scale_warp", "tile_barrier", "reduce_add")
     [
         (BLOCKS, (128, 128, 4), {"loop": 5}, "within 0..4"),
         (_C.Problem("bf16_gemm", 1, 1, 1), (128, 128, 4), {"loop": 1, "block_k": 64}, "loop = 1: needs FP8"),
-        (_C.Problem("fp8_gemm", 1, 1, 1, scale_layout="any"), (128, 128, 3), {"loop": 2}, "loop = 2: needs FP8"),
+        (_C.Problem("fp8_gemm", 1, 1, 1, recipe="per_row"), (128, 128, 3), {"loop": 2}, "loop = 2: needs FP8"),
         (BLOCKS, (16, 64, 4), {"loop": 1, "swap_ab": 1}, "without swap_ab"),
         (VECTORS, (128, 256, 2), {"loop": 1}, "below 256 columns"),
         (VECTORS, (128, 128, 4), {"scale_warp": 1}, "scale_warp = 1: needs recipe 1d2d"),

@@ -4,8 +4,8 @@
 // barrier and the first WGMMA, and between WGMMAs, the tensor cores wait for whatever a warp does, so there is little:
 //   - the stages' numbers are constants, and the descriptors of stage 0 come from a shuffle, which tells the compiler that they are uniform: a descriptor
 //     is then one uniform addition (H200, tile 128x64: 17.9 -> 14.5 us; 128x96: 20.3 -> 19.0; 128x192: 870 -> 840 cycles a step);
-//   - all scales of the rows and blocks are read before the chain. Scales of columns are too many for that (64 bytes of shared memory for each row
-//     of 8 columns would delay it): they are read while it runs;
+//   - all scales of rows and blocks are read before the chain. Scales of columns are too many for that (a load for every 8 columns): they are read
+//     while it runs;
 //   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it waits.
 // A tile may begin and end at any stage: in each round of the ring only stages `begin` .. `begin + count - 1` are walked, which is one comparison a step.
 //
@@ -45,7 +45,7 @@ struct Fp8Unrolled {
 
     Pipeline<Config> stages;
     Reader reader;
-    u32 rows, columns;  // descriptors of stage 0
+    u32 rows, columns;              // descriptors of stage 0
     u32 row_offset, column_offset;  // of this thread's first scales in vectors of rows and of columns, in bytes
 
     __device__ __forceinline__ static u32 uniform(u32 value) { return __shfl_sync(0xffffffff, value, 0); }
@@ -109,8 +109,7 @@ struct Fp8Unrolled {
                 const u32 held = kHoldsScales ? __float_as_uint(partial[0]) & stages.zero : 0;
                 if constexpr (kVectorB) {
                     add_columns(final[wave], partial, scales, wave, held);
-                    // The last scale that is read, with either row: loads of a thread return in order.
-                    bits = __float_as_uint(final[wave][kAccumulators - 1]) | __float_as_uint(final[wave][kAccumulators - 3]);
+                    bits = bits_of_columns(final[wave]);
                     if (is_last) stages.release(stage, bits);
                 } else {
                     const Products scale = multiply_scales(scales, wave, part, held);
@@ -174,6 +173,14 @@ struct Fp8Unrolled {
         const float row[2] = {hold(scales.row[wave][0], held), hold(scales.row[wave][1], held)};
 #pragma unroll
         for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
+    }
+
+    // One sum for each load of column scales, and either row: the assembler reorders the loads, so the last one does not stand for all.
+    __device__ __forceinline__ static u32 bits_of_columns(const float (&final)[kAccumulators]) {
+        u32 bits = __float_as_uint(final[kAccumulators - 3]);
+#pragma unroll
+        for (u32 i = 3; i < kAccumulators; i += 4) bits |= __float_as_uint(final[i]);
+        return bits;
     }
 
     __device__ __forceinline__ static float hold(float value, u32 zero_bits) { return __uint_as_float(__float_as_uint(value) | zero_bits); }

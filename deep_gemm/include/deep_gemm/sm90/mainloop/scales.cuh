@@ -154,8 +154,7 @@ struct BufferTurns {
     // Make the scales of the tile's next K steps readable; afterwards steps are counted from the first of them.
     __device__ __forceinline__ void begin() const { ptx::barrier_wait(buffers.full_barrier(ring.stage), ring.phase); }
 
-    // Give the buffer back. `bits` depend on the last step's scales: loads of a thread return in order, so none is under way any more when they are
-    // here (see Pipeline::release).
+    // Give the buffer back. `bits` depend on the last step's scales (see Pipeline::release); the sums of the steps before depend on theirs.
     __device__ __forceinline__ void end(u32 bits) {
         __syncwarp();  // every lane has read the buffer
         if (threadIdx.x % 32 == 0) ptx::barrier_arrive(buffers.empty_barrier(ring.stage) + (bits & zero));
