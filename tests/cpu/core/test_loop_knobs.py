@@ -52,7 +52,8 @@ def test_knobs_with_what_they_need_are_legal(problem, tile, knobs):
 def test_the_widest_tile_needs_the_unrolled_loop():
     """Two halves share a partial accumulator of 64 registers; without them the tile needs 128 more."""
     assert not _C.is_legal(BLOCKS, _C.Config(128, 256, 3), DEVICE)
-    assert _C.mma_columns(_C.Config(128, 256, 3, loop=1)) == 128 and _C.mma_columns(_C.Config(128, 192, 3, loop=1)) == 192
+    assert _C.mma_columns(_C.Config(128, 256, 3, loop=1)) == 128
+    assert _C.mma_columns(_C.Config(128, 192, 3, loop=1)) == 192
     assert _C.mma_columns(_C.Config(256, 256, 3, loop=1)) == 256, "two waves already share one"
 
 

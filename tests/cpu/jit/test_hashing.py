@@ -156,8 +156,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels that the recorded sweeps of the dense ops measured. With another hash neither these measurements nor the
 #: selector trained on them are used any more: change one only together with a new sweep.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "5092fbdd79ba37304a98383e34bb1a6868cbc1116180a60fedecee2e8186109f",
-    "bf16_gemm": "52c2299714f75089e4b30dd302777b653fa435a8f07aa567cf8b40457ad8678e",
+    "fp8_gemm": "2cde69701b065a23e045f027d08f19881bda906faeef51687f519ecd70729ce4",
+    "bf16_gemm": "62c57c950026e84da4b11d497d66d9d1de9823a298864f16a6f42d51ca8122f4",
 }
 
 

@@ -89,8 +89,8 @@ def test_nothing_is_read_between_the_multiplications_of_a_chain(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stage_is_given_back_after_everything_read_from_it(name):
-    """The address of the arrival depends on every scale that was read and on a WGMMA's result; where a stage is held, or
-    has scales of columns, through promoted values.
+    """The address of the arrival depends on every scale that was read and on a WGMMA's result; where a stage is held,
+    or has scales of columns, through promoted values.
     """
     _, fields, (_, _, num_stages), knobs = KERNELS[name]
     steps = sass.find_steps(read(name))
