@@ -317,9 +317,10 @@ def _canonical_configs(op: str) -> list["_C.Config"]:
         for block_m in (8, 16, 64, 128) for block_n in (64, 128, 256) for num_stages in (2, 6) for split_k in (1, 2, 8)
     ]  # fmt: skip
     split = [_C.Config(block_m, 64, 4, block_k=block_k, split_k=2) for block_m in (64, 128)]
+    tiles: tuple[tuple[int, int], ...] = ((64, 64), (128, 112), (128, 152), (128, 256), (256, 128))
     looped = [
         _C.Config(*tile, 3, block_k=block_k, loop=loop, scale_warp=warp, tile_barrier=int(tile[0] == 256), **others)
-        for tile in ((64, 64), (128, 112), (128, 152), (128, 256), (256, 128)) for loop in (0, 1, 2)
+        for tile in tiles for loop in (0, 1, 2)
         for warp in (0, 1) for others in ({}, {"cluster_m": 2}, {"reduce_add": 1}) if (loop, warp) != (0, 0)
     ]  # fmt: skip
     return plain + swapped + split + looped
