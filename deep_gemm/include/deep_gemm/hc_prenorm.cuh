@@ -9,7 +9,7 @@
 // neighbouring K are its share of two multiplications of 16. In the end the warps add up their sums in a fixed order.
 #pragma once
 
-#include "deep_gemm/ptx.cuh"
+#include "deep_gemm/sm90/ptx/ptx.cuh"
 
 namespace deep_gemm {
 
