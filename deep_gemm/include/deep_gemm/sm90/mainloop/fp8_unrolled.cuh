@@ -7,7 +7,8 @@
 //   - all scales of rows and blocks are read before the chain. Scales of columns are too many for that (a load for every 8 columns): they are read
 //     while it runs;
 //   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it waits.
-// A tile may begin and end at any stage: in each round of the ring only stages `begin` .. `begin + count - 1` are walked, which is one comparison a step.
+// A tile may begin and end at any stage: steps before the ring's stage 0 and after its last whole round are walked one by one. No branch lies between the
+// stages of a round (H200: one for each stage, around those that a tile has not, made all tiles 3 to 27 % slower).
 //
 // kLoop 2 and 4 hold the products of scales back until the chain has ended: they take a bit of a partial sum (masked to zero), or the assembler moves them
 // between the WGMMAs, where they wait for the scales (64-row tiles and 128x64 gain by it, 128x96 to 128x192 lose 2 to 3 %).
@@ -63,54 +64,58 @@ struct Fp8Unrolled {
     // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns bits that depend
     // on the last step's scales, for BufferTurns::end.
     __device__ __forceinline__ u32 accumulate(float (&final)[kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
-        float partial[kColumns / 2];
-        u32 bits = 0;
 #pragma unroll 1
         for (u32 done = 0; done < num_steps;) {
-            const u32 begin = ring.stage, left = num_steps - done, count = left < kStages - begin ? left : kStages - begin;
-            const u32 first = done - begin;  // the step that stage 0 has in this round
-            const u32 row_scales = reader.base_a(first) + row_offset, column_scales = uniform(reader.base_b(first)) + column_offset;
-            // Anew in each round: else the descriptors of all stages are computed once, and there are not as many uniform registers.
-            rows = uniform(rows), columns = uniform(columns);
+            u32 rounds = ring.stage == 0 ? (num_steps - done) / kStages : 0;
+#pragma unroll 1
+            for (; rounds > 0; --rounds, done += kStages, ring.phase ^= 1) {
+                const Places places = find_places(done);
+                // Anew in each round: else the descriptors of all stages are computed once, and there are not as many uniform registers.
+                rows = uniform(rows), columns = uniform(columns);
 #pragma unroll
-            for (u32 stage = 0; stage < kStages; ++stage) {
-                if (stage - begin < count) bits = multiply_stage(final, partial, stage, ring.phase, row_scales, column_scales, boundary);
+                for (u32 stage = 0; stage < kStages; ++stage) multiply_stage(final, stage, ring.phase, places, boundary);
             }
-            done += count;
-            ring.stage = begin + count;
-            if (ring.stage == kStages) {
-                ring.stage = 0;
-                ring.phase ^= 1;
-            }
+            if (done == num_steps) break;
+            const u32 stage = uniform(ring.stage);
+            multiply_stage(final, stage, ring.phase, find_places(done - stage), boundary);
+            ++done, ring.advance();
         }
-        return bits;
+        return bits_of(final);
     }
 
    private:
-    // `stage` is a constant where this is inlined. Returns bits that depend on everything that was read from the stage: see Pipeline::release.
-    __device__ __forceinline__ u32 multiply_stage(float (&final)[kWaves][kAccumulators], float (&partial)[kColumns / 2], u32 stage, u32 phase, u32 row_scales,
-                                                  u32 column_scales, u32 boundary) const {
+    // Shared addresses of this thread's first scales, as if stage 0 had the tile's K step `first`.
+    struct Places {
+        u32 rows, columns;
+    };
+    __device__ __forceinline__ Places find_places(u32 first) const { return {reader.base_a(first) + row_offset, uniform(reader.base_b(first)) + column_offset}; }
+
+    // `stage` is a constant in whole rounds.
+    __device__ __forceinline__ void multiply_stage(float (&final)[kWaves][kAccumulators], u32 stage, u32 phase, const Places& places, u32 boundary) const {
+        float partial[kColumns / 2];
         StepScales scales;
         u32 bits = 0;
         ptx::barrier_wait(stages.full_barrier(stage), phase);
-        read(scales, row_scales + stage * Reader::kPitchA, column_scales + stage * Reader::kPitchB);
+        read(scales, places.rows + stage * Reader::kPitchA, places.columns + stage * Reader::kPitchB);
 #pragma unroll
         for (u32 wave = 0; wave < kWaves; ++wave) {
 #pragma unroll
             for (u32 part = 0; part < kParts; ++part) {
                 const bool is_last = wave == kWaves - 1 && part == kParts - 1;
                 multiply(partial, stage, wave, part);
-                if (kVectorB && wave == 0) {
-                    __syncwarp();  // or the assembler puts the reads between the WGMMAs
-                    read_columns(scales, column_scales + stage * Reader::kPitchB);
+                if constexpr (kVectorB) {
+                    if (wave == 0) {
+                        __syncwarp();  // or the assembler puts the reads between the WGMMAs
+                        read_columns(scales, places.columns + stage * Reader::kPitchB);
+                    }
                 }
                 ptx::wgmma_wait<0>();
                 fence_registers(partial);
                 const u32 held = kHoldsScales ? __float_as_uint(partial[0]) & stages.zero : 0;
+                // What a stage's release depends on: see Pipeline::release.
                 if constexpr (kVectorB) {
                     add_columns(final[wave], partial, scales, wave, held);
-                    bits = bits_of_columns(final[wave]);
-                    if (is_last) stages.release(stage, bits);
+                    if (is_last) stages.release(stage, bits_of_columns(final[wave]));
                 } else {
                     const Products scale = multiply_scales(scales, wave, part, held);
                     bits |= scale.bits() | __float_as_uint(partial[0]);
@@ -120,7 +125,6 @@ struct Fp8Unrolled {
                 }
             }
         }
-        return bits;
     }
 
     __device__ __forceinline__ static void read(StepScales& scales, u32 from_rows, u32 from_columns) {
@@ -173,6 +177,17 @@ struct Fp8Unrolled {
         const float row[2] = {hold(scales.row[wave][0], held), hold(scales.row[wave][1], held)};
 #pragma unroll
         for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
+    }
+
+    // Bits that depend on all scales of the last step. Not on a partial sum: as a value that lives on it would make the assembler serialise the chains.
+    __device__ __forceinline__ static u32 bits_of(const float (&final)[kWaves][kAccumulators]) {
+        u32 bits = kVectorB ? bits_of_columns(final[kWaves - 1]) : 0;
+#pragma unroll
+        for (u32 wave = 0; wave < kWaves; ++wave) {  // either row, with the first block and with the last
+            bits |= __float_as_uint(final[wave][0]) | __float_as_uint(final[wave][2]);
+            bits |= __float_as_uint(final[wave][kAccumulators - 3]) | __float_as_uint(final[wave][kAccumulators - 1]);
+        }
+        return bits;
     }
 
     // One sum for each load of column scales, and either row: the assembler reorders the loads, so the last one does not stand for all.

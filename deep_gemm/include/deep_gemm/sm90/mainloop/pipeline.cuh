@@ -51,7 +51,7 @@ struct Pipeline {
         if constexpr (Layout::kMulticast) {
             if (lane < Layout::kClusterSize) ptx::barrier_arrive_remote(barrier, lane);
         } else {
-            if (lane == 0) ptx::barrier_arrive(barrier);
+            ptx::barrier_arrive_if(barrier, lane == 0);
         }
     }
 };

@@ -59,6 +59,16 @@ __device__ __forceinline__ void barrier_arrive_expect(u32 barrier, u32 bytes) {
 // mbarrier.arrive on this CTA's barrier.
 __device__ __forceinline__ void barrier_arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory"); }
 
+// The same where `arrives` is not 0, without a branch, behind which the compiler would let the lanes of a warp meet again.
+__device__ __forceinline__ void barrier_arrive_if(u32 barrier, u32 arrives) {
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "setp.ne.u32 p, %1, 0;\n"
+        "@p mbarrier.arrive.shared::cta.b64 _, [%0];\n"
+        "}\n" ::"r"(barrier), "r"(arrives) : "memory");
+}
+
 // mapa + mbarrier.arrive on the barrier at the same offset in CTA `rank` of the cluster. Without .release.cluster: what the arrival
 // orders are WGMMA reads, which wgmma.wait_group has completed; a cluster-wide release would flush every ordinary access.
 __device__ __forceinline__ void barrier_arrive_remote(u32 barrier, u32 rank) {
