@@ -12,6 +12,7 @@
 #include "core/heuristic.hpp"
 #include "core/legality.hpp"
 #include "core/logits_estimate.hpp"
+#include "core/loop_rule.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -117,6 +118,8 @@ void bind_heuristic(py::module_& m) {
         "problem"_a, "config"_a, "device"_a, "constants"_a = py::none(),
         "Return the heuristic's predicted time in microseconds; `constants` replaces some of heuristic_constants(). "
         "Raises: ConfigError, ArgumentError.");
+    m.def("with_loop_knobs", &with_loop_knobs, "problem"_a, "config"_a, "device"_a,
+          "Return `config` with the knobs of the main loop that the heuristic would give it for `problem`.");
     m.def("get_analytic_config", &get_analytic_config, "problem"_a, "device"_a,
           "Return the heuristic's choice: the candidate with the smallest predicted time. Raises: DeviceError where "
           "none is legal.");

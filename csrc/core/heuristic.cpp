@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "core/legality.hpp"
 #include "core/logits_estimate.hpp"
+#include "core/loop_rule.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -173,7 +174,10 @@ double Estimator::mma_ns(const Config& config) const {
         mma += rates_.column_scale_ns * columns * (rows / 64);
     else if (has_two_scales(problem_, config))
         mma *= 1.0 + rates_.two_scale_fraction;
-    return is_pipelined(problem_, config) ? mma : mma * (1.0 + rates_.unpipelined_fraction);
+    // The knobs of the main loop are chosen after the tile, which is rated without them.
+    Config plain = config;
+    plain.loop = 0;
+    return is_pipelined(problem_, plain) ? mma : mma * (1.0 + rates_.unpipelined_fraction);
 }
 
 // One K step of a tile: the tensor cores, or the loads, whichever is slower. Rows of A beyond m are filled with zeros,
@@ -220,6 +224,7 @@ AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimato
         throw Error(ErrorKind::kDevice,
                     device.name +
                         ": no config is legal on this device; the kernels need a Hopper GPU (compute capability 9.0)");
+    best.config = with_loop_knobs(problem, best.config, device);
     return best;
 }
 

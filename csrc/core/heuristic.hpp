@@ -73,7 +73,8 @@ struct AnalyticChoice {
     double time_us;
 };
 
-// The candidate with the smallest predicted time, the first of equals; throws Error(kDevice) where no config is legal.
+// The candidate with the smallest predicted time, the first of equals, with the knobs of loop_rule.hpp; throws
+// Error(kDevice) where no config is legal.
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device);
 Config get_analytic_config(const Problem& problem, const Device& device);
 

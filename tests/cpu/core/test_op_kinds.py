@@ -126,7 +126,8 @@ def test_every_variant_of_every_op_kind_has_a_choice_among_its_candidates():
     device = _C.Device.known("h200")
     for problem in ALL_VARIANTS:
         chosen, candidates = _C.get_analytic_config(problem, device), _C.get_candidates(problem, device)
-        assert chosen in candidates and _C.is_legal(problem, chosen, device), problem
+        knobbed = [_C.with_loop_knobs(problem, config, device) for config in candidates]
+        assert chosen in knobbed and _C.is_legal(problem, chosen, device), problem
         assert set(candidates) <= set(_C.get_default_space(_C.kernel_identity(problem), device)), problem
         assert _C.Problem.from_json(problem.to_json()) == problem
 

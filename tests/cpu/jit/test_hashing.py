@@ -156,8 +156,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels that the recorded sweeps of the dense ops measured. With another hash neither these measurements nor the
 #: selector trained on them are used any more: change one only together with a new sweep.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "2cde69701b065a23e045f027d08f19881bda906faeef51687f519ecd70729ce4",
-    "bf16_gemm": "62c57c950026e84da4b11d497d66d9d1de9823a298864f16a6f42d51ca8122f4",
+    "fp8_gemm": "4419a43b8e7ccb80d644a73671becc9232076ac94a35f46f5178f6d0317623e3",
+    "bf16_gemm": "4d9e86f8a7d0dd2237ff741e66dc995e3b4e07d200294c0f313195a27268d92e",
 }
 
 
