@@ -116,14 +116,16 @@ MORE_LOOPS = {
     "loop, 1d1d": Product(_ACCUMULATE, fp8(128, 152, loop=1), (150, 260, 900), num_sms=1),
     "loop, contiguous": Product(GroupedVariant(FP8_CONTIGUOUS), fp8(128, 192, loop=3, scale_warp=1), ROWS, num_sms=1),
     "loop, rows with ends": Product(
-        GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64, loop=2, scale_warp=1), PsumRows(130, 300, (100, 0, 37, 1), extra=70), 2
+        GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64, loop=2, scale_warp=1),
+        PsumRows(130, 300, (100, 0, 37, 1), extra=70), 2,
     ),
     "loop, k-grouped, add": Product(
         _K._replace(c_mode="accumulate", group_layout="blocks"), fp8(128, 64, loop=1, reduce_add=1),
         KGroups(70, 100, (256, 0, 384, 1408)), 1,
     ),
     "loop, k with ends": Product(
-        _K._replace(c_mode="accumulate", group_layout="blocks"), fp8(64, 64, loop=1), PsumK(70, 100, (130, 300, 0, 64)), 1
+        _K._replace(c_mode="accumulate", group_layout="blocks"), fp8(64, 64, loop=1),
+        PsumK(70, 100, (130, 300, 0, 64)), 1,
     ),
 }  # fmt: skip
 

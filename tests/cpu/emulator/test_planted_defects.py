@@ -20,6 +20,7 @@ SPLIT = Product(
     Variant(), {"block_m": 64, "block_n": 64, "num_stages": 3, "block_k": 128, "split_k": 2}, (64, 70, 1000)
 )
 LATE_LOAD = "does not wait for a load"  # is looked for in a mode of its own, in which D means nothing
+EPILOGUE, FP8_LOOP = "epilogue/epilogue", "mainloop/fp8_mainloop"
 RELEASE = "stages.release(ring.stage, scale.bits());"
 FENCE = "        ptx::fence_async_proxy();\n        if (!kLoadsC ||"
 
@@ -34,30 +35,30 @@ DEFECTS = {
         BF16_TILES, "mainloop/loader", "(stages.empty_barrier(ring.stage), ring.phase ^ 1)",
         "(stages.empty_barrier(ring.stage), ring.phase)", None,
     ),
-    "no fence": (BF16_TILES, "epilogue/epilogue", FENCE, FENCE.partition("\n")[2], "no fence.proxy.async lies between"),
+    "no fence": (BF16_TILES, EPILOGUE, FENCE, FENCE.partition("\n")[2], "no fence.proxy.async lies between"),
     "wrong swizzle": (BF16_TILES, "epilogue/store_tile", "row / (8 / kChunks) % kChunks", "row % kChunks", None),
     "load that no release waits for": (
-        PIPELINED, "mainloop/fp8_mainloop", RELEASE, "stages.release(ring.stage, 0);", LATE_LOAD,
+        PIPELINED, FP8_LOOP, RELEASE, "stages.release(ring.stage, 0);", LATE_LOAD,
     ),
 }  # fmt: skip
 MORE_DEFECTS = {
     "wrong descriptor": (BF16_TILES, "mainloop/pipeline", "(1024 / 16)) << 32)", "(512 / 16)) << 32)", None),
     "D tile overwritten": (
-        BF16_TILES, "epilogue/epilogue", "            if (issuer) ptx::tma_store_wait_read<0>();  // the stores",
+        BF16_TILES, EPILOGUE, "            if (issuer) ptx::tma_store_wait_read<0>();  // the stores",
         "            // the", "written while an asynchronous read",
     ),
     "no barrier before the D tile": (
-        BF16_TILES, "epilogue/epilogue", "ptx::named_barrier(1 + group, 128);         // ... before", "// ... before", None,
+        BF16_TILES, EPILOGUE, "ptx::named_barrier(1 + group, 128);         // ... before", "// ... before", None,
     ),
     "no barrier behind the D tile": (
-        BF16_TILES, "epilogue/epilogue", "        if (!kLoadsC || has_tail) ptx::named_barrier(1 + group, 128);", "", None,
+        BF16_TILES, EPILOGUE, "        if (!kLoadsC || has_tail) ptx::named_barrier(1 + group, 128);", "", None,
     ),
     "accumulators read early": (
-        IN_TURN, "mainloop/fp8_mainloop", "                ptx::wgmma_wait<0>();\n", "                ptx::wgmma_wait<1>();\n",
+        IN_TURN, FP8_LOOP, "                ptx::wgmma_wait<0>();\n", "                ptx::wgmma_wait<1>();\n",
         "written while an asynchronous read",
     ),
     "stage not waited for": (
-        IN_TURN, "mainloop/fp8_mainloop", "if (!full) ptx::barrier_wait(stages.full_barrier(ring.stage), ring.phase);", ";",
+        IN_TURN, FP8_LOOP, "if (!full) ptx::barrier_wait(stages.full_barrier(ring.stage), ring.phase);", ";",
         None,
     ),
     "too few arrivals": (
@@ -83,7 +84,7 @@ MORE_DEFECTS = {
         "        if constexpr (false) {  // ", None,
     ),
     "peer not waited for": (
-        SPLIT, "epilogue/epilogue", "        ptx::cluster_wait();  // every CTA of the cluster has", "        // every", None,
+        SPLIT, EPILOGUE, "        ptx::cluster_wait();  // every CTA of the cluster has", "        // every", None,
     ),
 }  # fmt: skip
 SEEDS = range(6)
