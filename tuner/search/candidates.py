@@ -37,19 +37,17 @@ class SweepOptions:
 
 
 def choose_candidates(problem, device, options: SweepOptions, winners: Sequence = ()) -> list:
-    """Return the configs to measure for `problem`: the given ones that are legal, or its space, each with and without
-    the knobs of the main loop that the heuristic would give it; and the heuristic's pick.
+    """Return the configs to measure for `problem`: the given ones that are legal, or its space; and the heuristic's
+    pick.
 
     A space gets the known `winners` too: a winner from beyond it must not lose its place because nobody measures it.
     """
     if options.configs is not None:
         candidates = [config for config in options.configs if _C.is_legal(problem, config, device)]
     else:
-        get_space = _C.get_candidates if options.space == "default" else wide_space.get_wide_space
+        get_space = wide_space.SPACES[options.space]
         legal_winners = (config for config in winners if _C.is_legal(problem, config, device))
-        space = get_space(problem, device)
-        knobbed = (_C.with_loop_knobs(problem, config, device) for config in space)
-        candidates = [*space, *knobbed, *legal_winners]
+        candidates = [*get_space(problem, device), *legal_winners]
     return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))
 
 

@@ -156,8 +156,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels that the recorded sweeps of the dense ops measured. With another hash neither these measurements nor the
 #: selector trained on them are used any more: change one only together with a new sweep.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "4419a43b8e7ccb80d644a73671becc9232076ac94a35f46f5178f6d0317623e3",
-    "bf16_gemm": "4d9e86f8a7d0dd2237ff741e66dc995e3b4e07d200294c0f313195a27268d92e",
+    "fp8_gemm": "1334e031cc7b5634c9efc995273eea74190d4ef59451792ca1ebda0c4b8754d6",
+    "bf16_gemm": "67f61728e995633f34c2d3bbbdb224188542e49cfb14e428b94a6e4d769af77a",
 }
 
 

@@ -81,9 +81,9 @@ struct StageBlockCopier : ScaleSource<Config> {
 #pragma unroll 1
             for (u32 step = 0; step < tile.num_steps; ++step, ring.advance()) {
                 ptx::barrier_wait(this->stages.empty_barrier(ring.stage), ring.phase ^ 1);  // until the math warps of the cluster have left the stage
+                __syncwarp();  // a lane that does not arrive could miss the phase, which ends soon after the others' arrival
                 if (step >= prefilled) copy(ring.stage, step, tile);
                 if (threadIdx.x % 32 < Layout::kBlocksB) ptx::copy_arrive(this->stages.full_barrier(ring.stage));
-                __syncwarp();
             }
         }
     }
