@@ -40,15 +40,19 @@ test-mutants: setup ## plant defects in a copy of the tree; the tests must notic
 gpu-test: build ## the GPU correctness suite; writes its record
 	$(HERE) -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json
 
-benchmark: build ## every benchmark on this GPU: products, a mixture-of-experts layer, host time, dependent launches, compile time
+benchmark: build ## every benchmark on this GPU: products, attention logits, casts, a mixture-of-experts layer, host time, dependent launches, compile time
 	$(HERE) -m benchmarks.dense_fp8
 	$(HERE) -m benchmarks.dense_bf16
 	$(HERE) -m benchmarks.wgrad_fp8
 	$(HERE) -m benchmarks.m_grouped_contiguous
 	$(HERE) -m benchmarks.m_grouped_masked
 	$(HERE) -m benchmarks.k_grouped
+	$(HERE) -m benchmarks.mqa_logits
+	$(HERE) -m benchmarks.batch_invariance
+	$(HERE) -m benchmarks.plain_kernels
 	$(HERE) -m benchmarks.transpose_fp8
 	$(HERE) -m benchmarks.host_time
+	$(HERE) -m benchmarks.host_ops
 	$(HERE) -m benchmarks.pdl
 	$(HERE) -m examples.moe_layer --json benchmarks/results/h200/moe_layer.json
 	$(HERE) -m benchmarks.compile_time --jobs 8

@@ -47,7 +47,7 @@ BUDGETED = (
     "plain_kernels",
     "batch_invariance",
 )
-SCRIPTS = (*BUDGETED, "host_time", "pdl", "compile_time")
+SCRIPTS = (*BUDGETED, "host_time", "host_ops", "pdl", "compile_time")
 #: Steps that are programs of the tests.
 MODULES = {
     "einsum": "tests.gpu.einsum",
@@ -60,19 +60,19 @@ LISTS = {
     "suite": ("build@240", "suite"),
     "callers": (
         "build@240",
+        "host_ops@40",
         "callers@60",
         "mqa_logits@90",
         "plain_kernels@90",
         "einsum@120",
         "host_time@90",
-        "batch_invariance@60",
         "plain_kernels_bits@60",
     ),
-    "sweep-new": ("build@240", "sweep-attention@150", "sweep-batched@150"),
+    "sweep-new": ("build@240", "sweep-attention@150", "sweep-batched@150", "batch_invariance@60"),
 }
 #: The suite's options in a session, with which it takes minutes: its defaults run twelve times as many configs of the
 #: variants that are not main ones, in one process.
-SUITE_OPTIONS = ("--spread", "48", "--workers", "2")
+SUITE_OPTIONS = ("--spread", "48", "--workers", "3")
 #: Seconds without which a step is not begun.
 MIN_S = 20.0
 #: Seconds between the end of a step's time budget and the moment at which it is killed: time to finish what it has

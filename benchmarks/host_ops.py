@@ -4,8 +4,11 @@ before a norm, casts and layouts of scales.
 Example: python -m benchmarks.host_ops --out host_ops.json
 
 Blocks of back-to-back calls, one block of each op in turn (stopwatch.py). No profiler may have run in the process: what
-it leaves behind slows every launch down. `floor_us`: torch's own share, of as many empty tensors taken and freed as the
-call returns or takes for itself, and of its launches, timed with a kernel that reads nothing.
+it leaves behind slows every launch down. `floor_us`: what torch and the driver take by themselves, namely as many empty
+tensors taken and freed as the call returns or takes for itself, and its launches, timed with a plain kernel of two
+tensors that ends at once (host_profile.py).
+
+Result: {"meta": ..., "rows": [{"op", "best_us", "median_us", "calls", "target_us", "floor_us"}]}.
 """
 
 import argparse
@@ -17,16 +20,23 @@ from typing import NamedTuple
 import torch
 
 import deep_gemm
-from deep_gemm import quantize, stream
+from deep_gemm import _C, quantize, stream
+from deep_gemm.jit.hashing import name_plain
 
 from .harness import WARM_UP_S, warm_up
-from .host_profile import time_driver
-from .stamp import RESULTS, write_json
+from .host_profile import make_launch
+from .stamp import RESULTS, make_stamp, write_json
 from .stopwatch import time_in_turn
 
 BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
 SEQUENCES, HEADS, HEAD_DIM, CONTEXT, BLOCK_KV = 64, 64, 128, 4096, 64
 OP_US, CAST_US = 6.0, 5.0
+LAUNCH = "launch"
+#: Kernels of these calls, whose hashes the result carries.
+KERNELS = (
+    "fp8_mqa_logits", "fp8_paged_mqa_logits", "batched_bf16_gemm", "batched_fp8_gemm",
+    *map(name_plain, ("mqa_metadata", "hc_prenorm", "cast_rows", "cast_blocks", "scale_layout")),
+)  # fmt: skip
 
 
 class Case(NamedTuple):
@@ -72,12 +82,12 @@ def make_product_cases() -> dict[str, Case]:
     return {
         "einsum bhr,hdr->bhd": Case(lambda: deep_gemm.einsum("bhr,hdr->bhd", x, y, z), OP_US, 0, 1),
         "fp8_einsum bhr,hdr->bhd": Case(lambda: deep_gemm.fp8_einsum("bhr,hdr->bhd", q, w, z), OP_US, 0, 1),
-        "einsum bmk,bnk->mn": Case(lambda: deep_gemm.einsum("bmk,bnk->mn", u, v, s), OP_US, 1, 2),
+        "einsum bmk,bnk->mn": Case(lambda: deep_gemm.einsum("bmk,bnk->mn", u, v, s), OP_US, 0, 1),
         "tf32_hc_prenorm_gemm": Case(
             lambda: deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares, 16), OP_US, 0, 1
         ),
         "tf32_hc_prenorm_gemm, whole": Case(
-            lambda: deep_gemm.tf32_hc_prenorm_gemm(a, b, whole, whole_squares), OP_US, 1, 2
+            lambda: deep_gemm.tf32_hc_prenorm_gemm(a, b, whole, whole_squares), OP_US, 0, 1
         ),
     }  # fmt: skip
 
@@ -118,11 +128,12 @@ def measure() -> list[dict]:
     counts = sorted({case.tensors for case in cases.values()})
     warm_up(WARM_UP_S)
     calls = {name: case.call for name, case in cases.items()} | {f"{count}": take_memory(count) for count in counts}
-    times, launch_us = time_in_turn(calls, torch.cuda.synchronize), time_driver()
+    times = time_in_turn(calls | {LAUNCH: make_launch()}, torch.cuda.synchronize)
+    best = {name: timed["best_us"] for name, timed in times.items()}
     return [
         {
             "op": name, **times[name], "target_us": case.target_us,
-            "floor_us": round(times[f"{case.tensors}"]["best_us"] + case.launches * launch_us, 3),
+            "floor_us": round(best[f"{case.tensors}"] + case.launches * best[LAUNCH], 3),
         }
         for name, case in cases.items()
     ]  # fmt: skip
@@ -140,7 +151,8 @@ def main(arguments: list[str] | None = None) -> int:
             f"{row['op']:32} {row['best_us']:7.2f} us best, {row['median_us']:7.2f} median, floor"
             f" {row['floor_us']:6.2f}, target {row['target_us']}{mark}"
         )
-    write_json(out, {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows})
+    meta = {**make_stamp(_C.get_device(), KERNELS), "complete": True}
+    write_json(out, {"meta": meta, "rows": rows})
     return int(any(row["best_us"] > row["target_us"] for row in rows))
 
 

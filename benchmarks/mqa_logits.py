@@ -60,18 +60,11 @@ class Variant(NamedTuple):
         return source
 
 
-EVICT, TABLE, PAGES = ("kEvict", "true"), ("kPrefetchTable", "true"), ("kPrefetchPages", "2")
 #: The first is the shipped one.
 VARIANTS = {
     "shipped": Variant(),
-    **{f"s{stages}": Variant(stages) for stages in (10, 8, 6, 5, 4)},
-    "two groups": Variant(keys=128),
-    "evict": Variant(constants=(EVICT,)),
-    "table": Variant(constants=(TABLE,)),
-    "pages": Variant(constants=(PAGES,)),
-    "early": Variant(constants=(TABLE, PAGES)),
-    "s8 evict early": Variant(8, constants=(EVICT, TABLE, PAGES)),
-    "s6 evict early": Variant(6, constants=(EVICT, TABLE, PAGES)),
+    **{f"s{stages}": Variant(stages, 192) for stages in (12, 9, 6)},
+    **{f"two groups s{stages}": Variant(stages, 128) for stages in (12, 8, 6)},
 }
 
 

@@ -4,9 +4,8 @@ Example: python -m benchmarks.plain_kernels --time-budget 120
 
 `gbps` counts the bytes that must be read and written once; `of_copy` is that rate over the rate of torch's copy of the
 same bytes in the same run. Times are medians between two events, of rounds in which every contender runs in turn on one
-of several buffers, so that no input is left in the L2 cache. `host_us`: see stopwatch.py; of calls on a small input.
-Result: {"meta": ..., "rows": [{"case", "shape", "dtype", "bytes", "us": {contender: median}, "gbps", "of_copy",
-    "host_us"}]}.
+of several buffers, so that no input is left in the L2 cache. Host times: host_ops.py.
+Result: {"meta": ..., "rows": [{"case", "shape", "dtype", "bytes", "us": {contender: median}, "gbps", "of_copy"}]}.
 """
 
 import argparse
@@ -24,7 +23,6 @@ from deep_gemm.jit.hashing import name_plain
 from tuner.measure.statistics import median
 
 from .stamp import RESULTS, make_stamp, write_json
-from .stopwatch import time_blocks
 
 #: Kernels that are timed, whose hashes the result carries.
 KERNELS = tuple(map(name_plain, ("cast_rows", "cast_blocks", "scale_layout")))
@@ -109,25 +107,17 @@ def measure(name: str, function: Callable, shape: tuple, dtype: torch.dtype, is_
         compiled = torch.compile(function, fullgraph=True)
         contenders["torch.compile"] = lambda: compiled(x)
     times = time_in_turn(contenders)
-    small = torch.randn(64, 7168 if "scales" not in name else 56, device="cuda", dtype=dtype)
-    small = small.repeat(2, 1) if name == "per_channel" else small
-    function(small)
     return {
         "case": name, "shape": list(shape), "dtype": str(dtype)[6:], "bytes": num_bytes,
         "us": {key: round(value, 2) for key, value in times.items()},
         "gbps": round(num_bytes / times["kernel"] / 1e3), "of_copy": round(times["copy"] / times["kernel"], 3),
-        "host_us": time_blocks(lambda: function(small), torch.cuda.synchronize),
     }  # fmt: skip
 
 
 def print_row(row: dict) -> None:
     """Print one line."""
     times = "  ".join(f"{name} {value:9.1f}" for name, value in row["us"].items())
-    print(
-        f"{row['case']:22s} {row['gbps']:5d} GB/s  {row['of_copy']:6.3f} of copy  host {row['host_us']['best_us']:5.2f}"
-        f" / {row['host_us']['median_us']:5.2f} us  {times}",
-        flush=True,
-    )
+    print(f"{row['case']:22s} {row['gbps']:5d} GB/s  {row['of_copy']:6.3f} of copy  {times}", flush=True)
 
 
 def main(arguments: list[str] | None = None) -> int:

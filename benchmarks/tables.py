@@ -27,7 +27,7 @@ TITLES = {
     "P12": "compiling one kernel on one core with NVRTC, median seconds",
     "P13": "choosing for a new shape with the portfolio loaded, microseconds",
     "P15": "casts and layouts at large sizes, bytes a second over those of a copy",
-    "P16": "host time of a decode-size call of einsum and hyper-connections, microseconds",
+    "P16": "host time of decode-size calls of logits, einsum, casts and layouts, geometric mean of microseconds",
     "S1": "selector, mean regret on left-out shape families",
     "S2": "share of the heuristic's regret that the selector removes there",
     "S3": "heuristic alone, mean regret",

@@ -12,11 +12,11 @@ from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
-from tuner.db.files import replacing
 from tuner.db.naturals import Tables
 from tuner.db.store import Store
 from tuner.db.transfer import add_tables, load_tables
 from tuner.db.values import make_key
+from tuner.files import replacing
 
 #: The recorded snapshot is part of the package and must stay smaller than this.
 MAX_SNAPSHOT_BYTES = 8_000_000

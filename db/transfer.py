@@ -14,9 +14,10 @@ from typing import Any
 
 from tuner import errors
 from tuner.db import tables
-from tuner.db.files import is_recorded, replacing
+from tuner.db.files import is_recorded
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
 from tuner.db.store import Store
+from tuner.files import replacing
 
 APPLICATION = "deep_gemm tuning database"
 FORMAT = 1

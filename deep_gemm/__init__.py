@@ -25,9 +25,9 @@ from deep_gemm._C import (
 )
 from deep_gemm._version import __version__ as __version__
 from deep_gemm.fp4 import cast_back_from_fp4, per_token_cast_to_fp4, transpose_packed_fp4
+from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
 from deep_gemm.layout import (
     get_k_alignment_for_contiguous_layout,
-    get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
     get_m_alignment_for_contiguous_layout,
     get_mk_alignment_for_contiguous_layout,
     get_mn_major_tma_aligned_packed_ue8m0_tensor,

@@ -12,12 +12,14 @@ import torch
 from deep_gemm import _C
 from deep_gemm.planned import Launch, Memory, Plan, argument, get_kernel, memory
 
-_MAX_CHUNKS = (1 << 31) - (1 << 22)  # of one group: indices and their steps have 32 bits
+_MAX_SLICES = (1 << 31) - (1 << 22)  # of one group: indices and their steps have 32 bits
 _MAX_GRID_Y = 65535
 _CTAS_PER_SM = 16  # of masked groups: enough of each that groups of unequal size share the SMs
 _ELEMENTS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-_ROW_THREADS, _COLUMNS = 256, 128  # cast_rows.cuh, cast_blocks.cuh
-_LAYOUT_ROWS, _LAYOUT_COLUMNS = 128, 32  # scale_layout.cuh
+_ROW_THREADS, _CHUNKS, _UNROLL = 256, 2, 2  # cast_rows.cuh
+_COLUMNS = 128  # cast_blocks.cuh
+_LAYOUT_ROWS, _LAYOUT_COLUMNS = 64, 64  # scale_layout.cuh
+_PACKING_THREADS = 256  # k_grouped_packing.cuh
 _FP8, _FLOAT = torch.float8_e4m3fn, torch.float32
 
 #: (shape, strides).
@@ -39,12 +41,12 @@ def plan_rows(
     is_joint = not is_masked and (not is_mn_major or math.prod(leading) == 1)
     groups, rows, group_stride, row_stride = _as_groups(x, is_joint)
     scale_group, scale_row, scale_column = _group_strides(scales)
-    chunks = num_scales * gran // chunk
-    if rows * chunks > _MAX_CHUNKS:
+    slices = num_scales * gran // (chunk * _CHUNKS)
+    if rows * slices > _MAX_SLICES:
         return None
     size, mask = x.element_size(), MASKED_M if is_masked else 0
     numbers = (
-        mask, groups, rows, n, chunks, *_divider(max(chunks, 2)), group_stride * size, row_stride * size,
+        mask, groups, rows, n, slices, *_divider(max(slices, 2)), group_stride * size, row_stride * size,
         scale_group, scale_row, scale_column,
     )  # fmt: skip
     kernel = get_kernel(
@@ -52,8 +54,7 @@ def plan_rows(
         kMasked=is_masked, kAligned=_is_aligned(x, (group_stride, row_stride, n)) and n % chunk == 0,
         kSaturates=_does_torch_saturate(),
     )  # fmt: skip
-    per_cta = _ROW_THREADS * (2 if is_swiglu else 4)
-    ctas = -(-rows * chunks // per_cta)
+    ctas = -(-rows * slices // (_ROW_THREADS * _UNROLL))
     if is_masked:
         ctas = min(ctas, -(-_CTAS_PER_SM * _sm_count(x) // max(groups, 1)))
     grid = (ctas, min(groups, _MAX_GRID_Y))
@@ -106,6 +107,24 @@ def plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
     numbers = (mn, k, width, in_group, in_row, out_group, out_column)
     output = Memory(*layout, torch.int32 if is_packed else sf.dtype)
     return _make_plan(kernel, grid, (output,), (X, DATA, *numbers))
+
+
+def plan_groups(
+    sf: torch.Tensor, groups: torch.Tensor, words: int, gran_k: int, alignment: int, is_ends: bool
+) -> Plan | None:
+    """Plan the packing of argument 0, FP32 scales [rows, mn] of groups of K, into int32 [words, mn]; argument 1 is the
+    K of each group, or its end, where the next one starts at the next multiple of `alignment`.
+    """
+    if sf.dtype != _FLOAT or sf.dim() != 2 or groups.dtype != torch.int32 or groups.dim() != 1:
+        return None
+    if not groups.is_contiguous() or (sf.shape[1] > 1 and sf.stride(1) != 1) or words > _MAX_GRID_Y:
+        return None
+    rows, mn = sf.shape
+    is_aligned = mn % 4 == 0 and _is_aligned(sf, (sf.stride(0),))
+    kernel = get_kernel("k_grouped_packing", _PACKING_THREADS, kEnds=is_ends, kAligned=is_aligned)
+    grid = (-(-mn // (_PACKING_THREADS * (4 if is_aligned else 1))), words)
+    numbers = (len(groups), rows, mn, gran_k, alignment, sf.stride(0))
+    return _make_plan(kernel, grid, (Memory(*_contiguous((words, mn)), torch.int32),), (X, argument(1), DATA, *numbers))
 
 
 def _make_plan(kernel, grid: tuple[int, ...], outputs: tuple[Memory, ...], arguments: tuple) -> Plan:

@@ -56,6 +56,10 @@ class CompileError(DeepGemmError):
         self.argv, self.status, self.log, self.source_path = tuple(argv), status, log, source_path
 
 
+class CacheError(DeepGemmError, OSError):
+    """The disk cache of compiled kernels is not usable, where what was asked for is to fill it."""
+
+
 class LaunchError(DeepGemmError):
     """The driver refused to load or launch a kernel."""
 

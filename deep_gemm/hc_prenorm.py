@@ -15,15 +15,18 @@ from deep_gemm.planned import Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
 from deep_gemm.vendor import shares_memory
 
-#: Rows of A that a CTA takes, and K of a chunk, of which a part has whole ones.
-_ROWS, _CHUNK = 64, 32
+#: Rows of A that a CTA takes, the fewest of these with which all CTAs run at once; and K of a chunk, of which a part
+#: has whole ones.
+_ROWS, _CHUNK = (16, 32, 64), 32
 #: Rows of B that one launch multiplies with; with more of them A is read again.
 _COLUMNS = 24
 _THREADS, _SUM_THREADS = 384, 256
 #: Chunks that a part has at least: one for each warp of a CTA.
 _PART_CHUNKS = _THREADS // 32
-#: Parts of K where results must not depend on m.
-_INVARIANT_PARTS = 8
+#: Parts of K that one launch adds up: a cluster of CTAs, of which every GPU places 8.
+_CLUSTER_PARTS = (8, 4, 2, 1)
+#: Rows of a CTA times all K with which that is faster than more parts and a second launch. Measured on an H200.
+_CLUSTER_SIZE = 1 << 19
 #: K in which rows of A start 16-byte aligned.
 _K_UNIT = 8
 #: Arguments of a call.
@@ -52,7 +55,7 @@ def tf32_hc_prenorm_gemm(
         sqr_sum: float32 [m], contiguous, written.
         num_splits: None, or how many slices K is cut into: then d is [num_splits, m, n] and sqr_sum [num_splits, m],
             each slice holds its share, and the caller adds them up. Without it the call cuts K where that is faster,
-            and adds up by another launch.
+            and adds up: in the same launch where m is small, else in another one.
 
     m = 0 or n = 0: sqr_sum is still written. k = 0: both are 0.
 
@@ -146,13 +149,35 @@ def _run_reference(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: t
         sqr_sum[split].copy_(rows.square().sum(1))
 
 
-def _count_parts(shape: _Shape, device: torch.device) -> int:
-    """Return into how many parts an unsplit K is cut: as many as fill the SMs, each with a chunk for every warp."""
+class _Cut(NamedTuple):
+    """How a launch divides A: parts of K, those that a cluster adds up (1: it does not), and rows of a CTA."""
+
+    parts: int
+    cluster: int
+    rows: int
+
+
+def _cut(shape: _Shape, sms: int) -> _Cut:
+    """Return how A is divided: for clusters where they are few and small; else into as many parts as fill the SMs, each
+    with a chunk for every warp. Where bits must not depend on m, the parts are those of clusters for every m.
+    """
     most = max(shape.k // (_CHUNK * _PART_CHUNKS), 1)
-    if _C.is_batch_invariant():
-        return min(_INVARIANT_PARTS, most)
-    sms = _C.get_num_sms() or _count_sms(device.index or 0)
-    return min(max(sms // ceil_div(shape.m, _ROWS), 1), most)
+    cluster = next(count for count in _CLUSTER_PARTS if count <= most)
+    # SMs form groups of 14 to 18, and a cluster lies in one of them: some stay empty.
+    rows = _count_rows(shape.m, cluster, sms * 3 // 4)
+    if shape.splits == 1 and rows is not None and rows * shape.k <= _CLUSTER_SIZE:
+        return _Cut(cluster, cluster, rows)
+    filling = cluster if _C.is_batch_invariant() else min(max(sms // ceil_div(shape.m, _ROWS[-1]), 1), most)
+    parts = filling if shape.splits == 1 else shape.splits
+    return _Cut(parts, 1, _count_rows(shape.m, parts, sms) or _ROWS[-1])
+
+
+def _count_rows(m: int, parts: int, sms: int) -> int | None:
+    return next((rows for rows in _ROWS if ceil_div(m, rows) * parts <= sms), None)
+
+
+def _get_sms(device: torch.device) -> int:
+    return _C.get_num_sms() or _count_sms(device.index or 0)
 
 
 @functools.cache
@@ -170,15 +195,15 @@ def _plan(
 def _make_plan(
     a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor, shape: _Shape, num_splits: int | None
 ) -> planned.Plan:
-    parts = _count_parts(shape, a.device) if shape.splits == 1 else shape.splits
+    cut = _cut(shape, _get_sms(a.device))
     lead = () if num_splits else (0,)  # what has no parts may lie at any stride from part to part
     outputs = _Output(D, (*lead, *d.stride())), _Output(SQR_SUM, (*lead, *sqr_sum.stride()))
-    if parts == shape.splits:
-        return planned.Plan(_plan_parts(a, b, *outputs, shape, parts))
-    m, n, _, _ = shape
+    if cut.cluster > 1 or cut.parts == shape.splits:
+        return planned.Plan(_plan_parts(a, b, *outputs, shape, cut))
+    m, n, parts = shape.m, shape.n, cut.parts
     products = _Output(memory(0), (m * n, n, 1))
     squares = _Output(memory(0, 4 * parts * m * n), (m, 1))
-    launches = *_plan_parts(a, b, products, squares, shape, parts), _plan_sum(products, squares, *outputs, shape, parts)
+    launches = *_plan_parts(a, b, products, squares, shape, cut), _plan_sum(products, squares, *outputs, shape, parts)
     return planned.Plan(launches, (Memory((parts * m * (n + 1),), (1,), torch.float32),))
 
 
@@ -190,18 +215,19 @@ class _Output(NamedTuple):
 
 
 def _plan_parts(
-    a: torch.Tensor, b: torch.Tensor, d: _Output, sqr_sum: _Output, shape: _Shape, parts: int
+    a: torch.Tensor, b: torch.Tensor, d: _Output, sqr_sum: _Output, shape: _Shape, cut: _Cut
 ) -> tuple[Launch, ...]:
-    """Write each part of K into d and sqr_sum."""
-    grid = (ceil_div(shape.m, _ROWS), parts)
+    """Write each part of K into d and sqr_sum, or the sum of all."""
+    grid = (ceil_div(shape.m, cut.rows) * cut.cluster, cut.parts // cut.cluster)
     launches = []
     for first in range(0, shape.n, _COLUMNS):
         n = min(shape.n - first, _COLUMNS)
         arguments = (
             A, _after(B, first * b.stride(0)), _after(d.place, first), sqr_sum.place, a.stride(0), b.stride(0),
-            *d.strides[:2], sqr_sum.strides[0], shape.m, n, shape.k, parts,
+            *d.strides[:2], sqr_sum.strides[0], shape.m, n, shape.k, cut.parts,
         )  # fmt: skip
-        kernel = planned.get_kernel("hc_prenorm", _THREADS, kColumnTiles=ceil_div(n, 8))
+        constants = {"kColumnTiles": ceil_div(n, 8), "kRowTiles": cut.rows // 16, "kParts": cut.cluster}
+        kernel = planned.get_kernel("hc_prenorm", _THREADS, **constants)
         launches.append(Launch(kernel, grid, arguments))
     return tuple(launches)
 

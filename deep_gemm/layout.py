@@ -8,9 +8,9 @@ import torch
 
 from deep_gemm import _C, cast_kernels, planned
 from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
-from deep_gemm.operands import check_flag, check_integer, check_integers, check_numbers, check_tensor, shorten
+from deep_gemm.operands import check_flag, check_integer, check_integers, check_tensor, shorten
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
-from deep_gemm.quantize import SCALE_BLOCK, align, ceil_div
+from deep_gemm.quantize import align, ceil_div
 
 _TMA_ALIGNMENT_BYTES = 16
 _DEFAULT_RECIPE = (1, 128, 128)
@@ -117,47 +117,6 @@ def _pack_in_torch(sf: torch.Tensor) -> torch.Tensor:
     return out.copy_(padded.clone(memory_format=torch.contiguous_format).view(torch.int32))
 
 
-def get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
-    sf: torch.Tensor,
-    ks_tensor: torch.Tensor | None = None,
-    ks: list[int] | tuple[int, ...] | None = None,
-    gran_k: int = SCALE_BLOCK,
-    k_alignment: int | None = None,
-    use_psum_layout: bool = False,
-    *,
-    grouped_layout: torch.Tensor | None = None,
-    ks_cpu: list[int] | tuple[int, ...] | None = None,
-) -> torch.Tensor:
-    """Return the scales of groups of K packed as UE8M0; no word holds scales of two groups.
-
-    Args:
-        sf: float32 [sum of ceil(ks / gran_k), mn], rows of one group after the other.
-        ks_tensor: int32 [num_groups], the K of each group; read where `ks` is not given, which waits for the GPU. Also
-            called grouped_layout.
-        ks: the same numbers on the host. Also called ks_cpu.
-        gran_k: elements of K that share a scale.
-        k_alignment: accepted for compatibility.
-        use_psum_layout: must be False: SM100 only.
-
-    Returns: int32 [sum of ceil(ks / (4 * gran_k)), mn], contiguous.
-    Raises: ArgumentError without any ks, and for use_psum_layout; ShapeError where sf has other rows; DtypeError.
-    """
-    check_flag("use_psum_layout", use_psum_layout)
-    if use_psum_layout:
-        raise ArgumentError("use_psum_layout = True: packed scales of this layout are SM100 only; pass ks.")
-    check_scales(sf)
-    gran_k = check_integer("gran_k", gran_k, 1)
-    is_given = ks is not None and not (isinstance(ks, (list, tuple)) and not ks)
-    sizes = _sizes_of_groups(ks if is_given else ks_cpu, ks_tensor, grouped_layout)
-    rows = [ceil_div(k, gran_k) for k in sizes]
-    if sf.dim() != 2 or sf.shape[0] != sum(rows):
-        raise ShapeError(
-            f"sf.shape = {list(sf.shape)}: must be [sum of ceil(ks / {gran_k}), mn] = [{sum(rows)}, mn]; check ks."
-        )
-    parts = [get_mn_major_tma_aligned_packed_ue8m0_tensor(part.T).T for part in sf.split(rows)]
-    return torch.cat(parts) if parts else sf.new_empty((0, sf.shape[1]), dtype=torch.int32)
-
-
 def transform_sf_into_required_layout(
     sf: torch.Tensor,
     mn: int | None = None,
@@ -219,18 +178,6 @@ def _check_transform(
         steps = ceil_div(k, gran_k * (PER_WORD if is_packed else 1))
         _check_shape(sf, (mn if is_packed else ceil_div(mn, gran_mn), steps), num_groups)
     return gran_mn
-
-
-def _sizes_of_groups(ks, ks_tensor: torch.Tensor | None, grouped_layout: torch.Tensor | None) -> list[int]:
-    if ks is not None:
-        return list(check_integers("ks", ks))
-    tensor = ks_tensor if ks_tensor is not None else grouped_layout
-    if tensor is None:
-        raise ArgumentError("ks = None: the K of the groups is not known; pass ks or ks_tensor.")
-    check_numbers("ks_tensor", tensor)
-    if tensor.dim() != 1:
-        raise ShapeError(f"ks_tensor.ndim = {tensor.dim()}: must be [num_groups]; reshape it.")
-    return list(check_integers("ks_tensor", tensor.tolist()))
 
 
 def _granularity(recipe: tuple[int, ...], is_sfa: bool, target: str | None) -> tuple[int, int]:

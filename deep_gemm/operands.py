@@ -30,6 +30,8 @@ def check_integer(name: str, value: Any, minimum: int = 0) -> int:
     """Return `value`, an int or what converts to one. Raises: ArgumentError beyond minimum..2^31 - 1, for a bool and
     for a tensor, which could make the host wait.
     """
+    if type(value) is int and minimum <= value <= MAX_SIZE:  # as nearly all are; what follows takes microseconds
+        return value
     if isinstance(value, torch.SymInt):
         return value
     try:

@@ -7,8 +7,10 @@ from deep_gemm.errors import ArgumentError
 
 
 def use_deterministic_algorithms(is_enabled: bool) -> None:
-    """Let a row of D not depend on m, bit for bit: set_batch_invariant(True). False goes back to what holds without a
-    call (set_batch_invariant(None)), because callers restore what they found.
+    """Let a row of D not depend on m, bit for bit: set_batch_invariant(True).
+
+    False, where that is on, goes back to what holds without a call (set_batch_invariant(None)); where it is not, it
+    changes nothing. So callers restore what get_deterministic_algorithms returned.
 
     Without it, too, the same call gives the same bits each time.
 
@@ -16,12 +18,13 @@ def use_deterministic_algorithms(is_enabled: bool) -> None:
     """
     if not isinstance(is_enabled, bool):
         raise ArgumentError(f"is_enabled = {is_enabled!r}: must be a bool; pass True or False.")
-    _C.set_batch_invariant(is_enabled or None)
+    if is_enabled != get_deterministic_algorithms():
+        _C.set_batch_invariant(is_enabled or None)
 
 
 def get_deterministic_algorithms() -> bool:
-    """Return whether use_deterministic_algorithms is on: is_batch_invariant."""
-    return _C.is_batch_invariant()
+    """Return whether a row of D depends on m for no op: whether is_batch_invariant() is True."""
+    return bool(_C.is_batch_invariant())
 
 
 def set_ignore_compile_dims(is_enabled: bool) -> None:

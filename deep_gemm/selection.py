@@ -32,9 +32,6 @@ class LoadedSelector(NamedTuple):
     refusal: str = ""
 
 
-#: How a selector's reason begins where its artefact no longer fits this package.
-_OUTDATED = ("measured with other kernels", "stale", "trained on other features", "trained against another heuristic")
-
 _loaded: dict[str, LoadedSelector] = {}
 _lock = threading.Lock()
 _has_warned = False
@@ -86,7 +83,7 @@ def explain(problem: "_C.Problem", device: "_C.Device | None" = None) -> "_C.Cho
         return fall_back(problem, device, loaded, f"{type(error).__name__}: {error}")
     if not _C.is_legal(problem, choice.config, device):
         return fall_back(problem, device, loaded, f"chose the illegal config {choice.config}")
-    if choice.source == "analytic" and choice.reason.startswith(_OUTDATED):
+    if choice.source == "analytic" and choice.reason == loaded.selector.find_fault(served.op, kernel_hash(served.op)):
         warn_once(
             f"{loaded.file}: {choice.reason}; measure with `python -m tuner sweep`, then `train` and `export"
             " --install`, or remove the file"

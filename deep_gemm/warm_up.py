@@ -30,9 +30,9 @@ class Failure(NamedTuple):
 class WarmUpReport:
     """What warmup did.
 
-    Attributes: `problems` that were given, counted with every m; `kernels` that they need, of which `compiled` by this
-        call, `found` on the disk or in memory, and `failures`; `planned` problems that calls now find in the dispatch
-        table (0 where no GPU is used); `seconds` of wall time.
+    Attributes: `problems` that were given, counted with every m and setting; `kernels` that they need, of which
+        `compiled` by this call, `found` on the disk or in memory, and `failures`; `planned` problems that calls now
+        find in the dispatch table (0 where no GPU is used); `seconds` of wall time.
     """
 
     problems: int
@@ -72,10 +72,13 @@ def warmup(
             them can be complete.
         cores: compilers at a time; 0: one for each core of this process.
 
-    The settings of this process (set_num_sms, set_batch_invariant) hold for problems that leave them out.
+    Problems get the settings of this process: its set_num_sms where they name no number of SMs, and its batch
+    invariance (DG_BATCH_INVARIANT, set_batch_invariant), however they were recorded. Those that were recorded as batch
+    invariant are prepared so, too.
 
     Raises: ArgumentError, ProblemError for what is no list of problems; DeviceError for an unknown device, without a
-        GPU where none is named, and where no config is legal. A kernel that does not compile is in the report's
+        GPU where none is named, and where no config is legal; CacheError, before anything is compiled, where the disk
+        cache cannot be used or lacks a kernel and cannot be written. A kernel that does not compile is in the report's
         `failures`, and one WarmUpWarning names the first.
     """
     from deep_gemm.jit import kernel_set  # imports compilers: not before they are needed
@@ -112,7 +115,7 @@ def list_problems(problems, m: int | Iterable[int] | None, device: "_C.Device") 
     """Return the problems with every m in force, each once, those with few rows first. Raises: as warmup."""
     is_path = isinstance(problems, str | os.PathLike)
     given = read_shapes(Path(problems)) if is_path else [_read(problem) for problem in problems]
-    given = [_apply_settings(problem, device) for problem in given]
+    given = [chosen for problem in given for chosen in _apply_settings(problem, device)]
     if m is None:
         return list(dict.fromkeys(given))
     rows = [m] if isinstance(m, int) else m
@@ -158,12 +161,16 @@ def _replace(problem: "_C.Problem", **changes) -> "_C.Problem":
     return _C.Problem(**problem.as_dict() | changes)
 
 
-def _apply_settings(problem: "_C.Problem", device: "_C.Device") -> "_C.Problem":
-    changes: dict = {"batch_invariant": True} if _C.is_batch_invariant(problem.op) else {}
+def _apply_settings(problem: "_C.Problem", device: "_C.Device") -> list["_C.Problem"]:
+    """Return the problem as calls of this process have it, and as it was recorded where that was batch invariant and
+    this process is not: whoever warms up for another process may have other settings.
+    """
+    changes: dict = {"batch_invariant": _C.is_batch_invariant(problem.op)}
     limit = _get_sm_limit()
     if not problem.num_sms and 0 < limit < device.sm_count:
         changes["num_sms"] = limit
-    return _replace(problem, **changes) if changes else problem
+    recorded = [changes | {"batch_invariant": True}] if problem.batch_invariant else []
+    return [_replace(problem, **fields) for fields in (changes, *recorded)]
 
 
 def _get_sm_limit() -> int:

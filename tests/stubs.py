@@ -137,6 +137,7 @@ def header(text: str) -> str:
     for module, names in imports.items():
         used = [name for name in names if re.search(rf"\b{name}\b", text)]
         lines += [f"from {module} import {', '.join(used)}\n"] if used else []
+    lines += ["\nimport numpy\nimport numpy.typing\n"] if "numpy." in text else []
     return "".join(lines)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import warnings
 from types import ModuleType
 
 from tuner import errors
@@ -28,6 +29,7 @@ def run() -> None:
     except ModuleNotFoundError as error:
         print(f"tuner: {errors.explain_missing(error)}", file=sys.stderr)
         sys.exit(errors.EXIT_USAGE)
+    warnings.showwarning = cli.show_warning
     sys.exit(cli.run(sys.argv[1:]))
 
 

@@ -28,7 +28,7 @@ COMMANDS = {
     "models": "List, show, verify, compare and remove selector artefacts.",
     "cache": "List and clear the compiled kernels on disk.",
     "doctor": "Check GPU, driver, compiler, cache, database and selector. Exits with 1 where something is wrong.",
-    "db": "Create, upgrade, check, publish, merge, count and show tuning databases.",
+    "db": "Create, upgrade, check, audit, publish, merge and show tuning databases.",
 }
 #: How a config is printed, for the help of every command that prints one.
 NOTATION = (
@@ -140,6 +140,11 @@ def report(error: object, exit_code: int) -> int:
     if line:  # without a command the parser has printed the help and has nothing to add
         print(f"tuner: {line}", file=sys.stderr)
     return exit_code
+
+
+def show_warning(message: Warning | str, *where: object, **options: object) -> None:
+    """Print a warning as one line on standard error: users of a command have not written the line that warned."""
+    print(f"tuner: warning: {printable(' '.join(str(message).split()), MAX_LINE)}", file=sys.stderr)
 
 
 def report_interrupt() -> int:

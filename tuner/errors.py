@@ -35,7 +35,9 @@ class IntegrityError(TunerError):
 
 
 class StoreError(TunerError):
-    """The tuning database could not be opened or written; rows that were committed before are intact."""
+    """The tuning database, or a file that replaces another, could not be opened or written; what was there before is
+    intact.
+    """
 
 
 class DiskFullError(StoreError):

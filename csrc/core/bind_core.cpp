@@ -11,6 +11,7 @@ void bind_core(pybind11::module_& m) {
     bind_device(m);
     bind_legality(m);
     bind_heuristic(m);
+    bind_config_features(m);
 }
 
 }  // namespace deep_gemm

@@ -1,12 +1,15 @@
 // Legality, candidates, heuristic and features.
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <optional>
 
 #include "core/bindings.hpp"
 #include "core/candidates.hpp"
+#include "core/config_features.hpp"
 #include "core/error.hpp"
 #include "core/features.hpp"
 #include "core/heuristic.hpp"
@@ -138,6 +141,35 @@ void bind_heuristic(py::module_& m) {
         },
         "problem"_a, "device"_a, "portfolio"_a,
         "Return the selector's input for `problem`. Raises: ConfigError, DeviceError.");
+}
+
+void bind_config_features(py::module_& m) {
+    m.def(
+        "rank_candidates",
+        [](const Problem& problem, const Device& device, size_t count) {
+            std::vector<Config> configs;
+            for (const AnalyticChoice& one :
+                 rank_candidates(problem, Estimator(problem, device), device, std::max<size_t>(count, 1)))
+                configs.push_back(one.config);
+            return configs;
+        },
+        "problem"_a, "device"_a, "count"_a,
+        "Return the candidates with the smallest predicted times, at most `count`, best first; the first is the "
+        "heuristic's choice without the knobs of the main loop. Raises: DeviceError.");
+    m.def("config_feature_names", &config_feature_names, "Return the names of the columns of get_config_features.");
+    m.def(
+        "get_config_features",
+        [](const Problem& problem, const Device& device, const std::vector<Config>& configs) {
+            for (const Config& config : configs) check_geometry(problem.op, config);
+            const Estimator estimator(problem, device);
+            const ConfigFeatures features(problem, estimator, choose_analytic(problem, estimator, device).time_us);
+            py::array_t<double> rows({configs.size(), kNumConfigRow});
+            for (size_t i = 0; i < configs.size(); ++i) features.write(configs[i], rows.mutable_data(i, 0));
+            return rows;
+        },
+        "problem"_a, "device"_a, "configs"_a,
+        "Return what is known of configs before they run, F64[len(configs), F]: sizes, flags, tiles and the parts of "
+        "the predicted time. Raises: ConfigError, DeviceError.");
 }
 
 }  // namespace deep_gemm

@@ -11,5 +11,6 @@ void bind_config(pybind11::module_& m);
 void bind_device(pybind11::module_& m);
 void bind_legality(pybind11::module_& m);
 void bind_heuristic(pybind11::module_& m);
+void bind_config_features(pybind11::module_& m);
 
 }  // namespace deep_gemm

@@ -82,6 +82,12 @@ int64_t count_m_cluster_tiles(const Problem& problem, const Config& config, int6
     return problem.num_groups * ceil_shift(m_tiles / problem.num_groups, config.cluster_m);
 }
 
+[[noreturn]] void refuse_device(const Device& device) {
+    throw Error(
+        ErrorKind::kDevice,
+        device.name + ": no config is legal on this device; the kernels need a Hopper GPU (compute capability 9.0)");
+}
+
 }  // namespace
 
 Extent extent_of(const Problem& problem) {
@@ -100,7 +106,7 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
     tiling.cluster_tiles = saturating_product(count_m_cluster_tiles(problem, config, tiling.m_tiles),
                                               ceil_shift(tiling.n_tiles, config.cluster_n));
     const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k,
-                  blocks = blocks_per_sm(problem, config);
+                  blocks = blocks_per_sm(problem, without_loop_knobs(config));
     tiling.slots = std::max<int64_t>(1, count_slots(sms, cluster_size, blocks));
     if (op_kind(problem.op).is_summed())
         tiling.parts = problem.batch_invariant ? count_invariant_parts(problem)
@@ -175,19 +181,19 @@ double Estimator::mma_ns(const Config& config) const {
     else if (has_two_scales(problem_, config))
         mma *= 1.0 + rates_.two_scale_fraction;
     // The knobs of the main loop are chosen after the tile, which is rated without them.
-    Config plain = config;
-    plain.loop = 0;
-    return is_pipelined(problem_, plain) ? mma : mma * (1.0 + rates_.unpipelined_fraction);
+    return is_pipelined(problem_, without_loop_knobs(config)) ? mma : mma * (1.0 + rates_.unpipelined_fraction);
 }
 
 // One K step of a tile: the tensor cores, or the loads, whichever is slower. Rows of A beyond m are filled with zeros,
 // not loaded. A ring of S stages hides the latency of a load behind S steps; CTAs on one SM hide each other's.
-double Estimator::step_ns(const Config& config, const Tiling& tiling) const {
+void Estimator::write_step(const Config& config, const Tiling& tiling, EstimateTerms& terms) const {
     const double rows = double(std::min<int64_t>(rows_per_group(problem_), config.block_m));
     const double load = (rows + config.block_n) * kStageKBytes * sm_ns_per_byte_;
-    const double latency = rates_.load_latency_ns / config.num_stages;
     const double peer = config.cluster_m * config.cluster_n > 1 ? rates_.cluster_step_ns : 0.0;
-    return std::max({mma_ns(config) * tiling.blocks_per_sm, load * tiling.blocks_per_sm, latency}) + peer;
+    terms.math_ns = mma_ns(config) * tiling.blocks_per_sm;
+    terms.load_ns = load * tiling.blocks_per_sm;
+    terms.latency_ns = rates_.load_latency_ns / config.num_stages;
+    terms.step_ns = std::max({terms.math_ns, terms.load_ns, terms.latency_ns}) + peer;
 }
 
 double Estimator::epilogue_ns(const Config& config) const {
@@ -198,20 +204,26 @@ double Estimator::epilogue_ns(const Config& config) const {
     return rates_.epilogue_base_ns + row_ns * column_side(config) * (row_side(config) / 64);
 }
 
-double Estimator::time_us(const Config& config, const Tiling& tiling) const {
+EstimateTerms Estimator::terms(const Config& config, const Tiling& tiling) const {
+    EstimateTerms terms{};
+    terms.launch_us = rates_.launch_us;
+    terms.memory_us = memory_us_;
+    terms.l2_us = l2_read_bytes(problem_, config, tiling) * l2_us_per_byte_;
     if (is_logits(problem_)) {
-        const double l2_us = l2_read_bytes(problem_, config, tiling) * l2_us_per_byte_;
-        const double sm_us = logits_sm_us(problem_, config, tiling.m_tiles, {sms_, clock_ghz_, tensor_ratio_});
-        return rates_.launch_us + soft_maximum(memory_us_, l2_us, 0.0, sm_us);
+        terms.sm_us = logits_sm_us(problem_, config, tiling.m_tiles, {sms_, clock_ghz_, tensor_ratio_});
+    } else {
+        terms.steps = double(ceil_div(ceil_shift(k_steps_, config.split_k), tiling.parts));
+        terms.split_us = config.split_k > 1 ? rates_.split_us : 0.0;
+        terms.epilogue_ns = epilogue_ns(config);
+        write_step(config, tiling, terms);
+        terms.sm_us = double(tiling.rounds) * (terms.steps * terms.step_ns + terms.epilogue_ns) * 1e-3;
+        const double padded_flops =
+            2.0 * double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n) * double(extent_.k);
+        terms.power_us = padded_flops * power_us_per_flop_;
     }
-    const double steps = double(ceil_div(ceil_shift(k_steps_, config.split_k), tiling.parts));
-    const double split_us = config.split_k > 1 ? rates_.split_us : 0.0;
-    const double sm_us = double(tiling.rounds) * (steps * step_ns(config, tiling) + epilogue_ns(config)) * 1e-3;
-    const double l2_us = l2_read_bytes(problem_, config, tiling) * l2_us_per_byte_;
-    const double padded_flops =
-        2.0 * double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n) * double(extent_.k);
-    const double power_us = padded_flops * power_us_per_flop_;
-    return rates_.launch_us + split_us + soft_maximum(memory_us_, l2_us, power_us, sm_us);
+    terms.total_us =
+        terms.launch_us + terms.split_us + soft_maximum(terms.memory_us, terms.l2_us, terms.power_us, terms.sm_us);
+    return terms;
 }
 
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device) {
@@ -220,11 +232,24 @@ AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimato
         const double time_us = estimator.time_us(config);
         if (time_us < best.time_us) best = {config, time_us};
     });
-    if (std::isinf(best.time_us))
-        throw Error(ErrorKind::kDevice,
-                    device.name +
-                        ": no config is legal on this device; the kernels need a Hopper GPU (compute capability 9.0)");
+    if (std::isinf(best.time_us)) refuse_device(device);
     best.config = with_loop_knobs(problem, best.config, device);
+    return best;
+}
+
+std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estimator& estimator, const Device& device,
+                                            size_t count) {
+    std::vector<AnalyticChoice> best;
+    best.reserve(count + 1);
+    for_each_candidate(problem, device, [&](const Config& config) {
+        const double time_us = estimator.time_us(config);
+        if (best.size() == count && time_us >= best.back().time_us) return;
+        const auto place = std::upper_bound(best.begin(), best.end(), time_us,
+                                            [](double time, const AnalyticChoice& one) { return time < one.time_us; });
+        best.insert(place, {config, time_us});
+        if (best.size() > count) best.pop_back();
+    });
+    if (best.empty()) refuse_device(device);
     return best;
 }
 

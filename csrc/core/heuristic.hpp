@@ -4,6 +4,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "core/config.hpp"
 #include "core/device.hpp"
@@ -39,20 +40,29 @@ double l2_read_bytes(const Problem& problem, const Config& config, const Tiling&
 // Bytes of A, B, their scales, C and D, each moved once.
 double memory_bytes(const Problem& problem);
 
+// What a predicted time is made of. Times of parts overlap, except launch and split.
+struct EstimateTerms {
+    double launch_us, split_us, memory_us, l2_us, power_us, sm_us;
+    double math_ns, load_ns, latency_ns, step_ns;  // of one K step of a tile; the step is that of the slowest part
+    double steps, epilogue_ns;                     // of a tile; 0 for attention logits, as are those of a step
+    double total_us;
+};
+
 // Predicts times of one problem on one device; holds what does not depend on the config.
 class Estimator {
  public:
     Estimator(const Problem& problem, const Device& device, const HeuristicRates& h200_rates = {});
 
     double time_us(const Config& config) const { return time_us(config, make_tiling(problem_, config, sms_)); }
-    double time_us(const Config& config, const Tiling& tiling) const;
+    double time_us(const Config& config, const Tiling& tiling) const { return terms(config, tiling).total_us; }
+    EstimateTerms terms(const Config& config, const Tiling& tiling) const;
 
     int64_t k_steps() const { return k_steps_; }
     int32_t sms() const { return sms_; }
 
  private:
     double mma_ns(const Config& config) const;
-    double step_ns(const Config& config, const Tiling& tiling) const;
+    void write_step(const Config& config, const Tiling& tiling, EstimateTerms& terms) const;
     double epilogue_ns(const Config& config) const;
 
     Problem problem_;
@@ -72,6 +82,12 @@ struct AnalyticChoice {
     Config config;
     double time_us;
 };
+
+// The candidates with the smallest predicted times, at most `count` >= 1, best first, the earlier of equals first,
+// without the knobs of loop_rule.hpp: the first one is the tile of choose_analytic's. Throws Error(kDevice) where no
+// config is legal.
+std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estimator& estimator, const Device& device,
+                                            size_t count);
 
 // The candidate with the smallest predicted time, the first of equals, with the knobs of loop_rule.hpp; throws
 // Error(kDevice) where no config is legal.

@@ -31,6 +31,7 @@ inline constexpr int kMaxStages = 32;
 inline constexpr int64_t kTileQueueBytes = 384;             // grouped kernels: tiles on their way to the math warps
 inline constexpr int32_t kAnyTileAlignment = 15360;         // every token side of a tile, and two of them, divides it
 inline constexpr int kBlockSteps = 128, kBlockBuffers = 2;  // scale_warp: K steps in a buffer of block scales
+inline constexpr int kLoopOfClusters = 3;                   // elsewhere loop 1 or 2 was never slower
 inline constexpr int kMaxSplitK = 8;                        // CTAs of a cluster that every SM90 GPU places
 inline constexpr int kSmemAlignment = 1024;                 // the 128-byte swizzle repeats every 8 rows
 inline constexpr int64_t kMaxDTileBytes = 81920;  // staging a larger tile would cost the ring more than it saves

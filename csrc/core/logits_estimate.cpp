@@ -13,8 +13,9 @@ constexpr double kAluPerToken = 16.0;  // sum over lanes, scale, bounds and stor
 // Measured on an H200: warpgroups overlap a tenth of multiplying and reducing, a tile costs 60 cycles besides, and each
 // further chain of WGMMAs of a tile 3 %.
 constexpr double kUnhidden = 0.9, kPerTile = 60.0, kPerChain = 0.03;
-constexpr double kLatency = 350.0;       // barrier, first result of a WGMMA, store: hidden by the other warpgroups
-constexpr double kLoadLatency = 1600.0;  // from issuing a load to its barrier, out of memory
+constexpr double kLatency = 350.0;  // barrier, first result of a WGMMA, store: hidden by the other warpgroups
+// From issuing a load to its barrier. Six stages hide that of memory, too (H200).
+constexpr double kLoadLatency = 800.0;
 constexpr double kLoadBytes = 120.0;     // per cycle
 constexpr int kMinColumns = 8;           // of a chain
 constexpr double kTileLatency = 1000.0;  // queries and bounds of the next tile of tokens

@@ -12,4 +12,10 @@ namespace deep_gemm {
 // has already stay.
 Config with_loop_knobs(const Problem& problem, const Config& config, const Device& device);
 
+// The tile alone, which is what candidates are chosen and rated by.
+inline Config without_loop_knobs(Config config) {
+    config.loop = config.scale_warp = config.tile_barrier = config.reduce_add = 0;
+    return config;
+}
+
 }  // namespace deep_gemm

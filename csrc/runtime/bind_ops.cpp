@@ -101,15 +101,13 @@ void bind_switches(py::module_& m) {
         "Limit selection of every op kind to configs with which a row of D does not depend on m, bit for bit (True), "
         "or of none (False); None goes back to what holds without a call: DG_BATCH_INVARIANT, or else BF16 alone is "
         "limited. Raises: ArgumentError.");
+    m.def("is_batch_invariant", &get_batch_invariant,
+          "Return what set_batch_invariant, called with it, restores: whether selection is limited so for all op kinds "
+          "or for none; None where the default holds, which limits BF16 alone.");
     m.def(
-        "is_batch_invariant",
-        [](const std::optional<std::string>& op) {
-            return op ? is_batch_invariant(op_kind(parse_op(*op))) : is_batch_invariant();
-        },
-        "op"_a = py::none(),
-        "Return whether selection is limited so for all op kinds, or, of op kind `op`, the field batch_invariant that "
-        "calls give their problems: False for kinds that never split K, because they need no limit. Raises: "
-        "ProblemError.");
+        "is_batch_invariant", [](const std::string& op) { return is_batch_invariant(op_kind(parse_op(op))); }, "op"_a,
+        "Return the field batch_invariant that calls of op kind `op` give their problems: False for kinds that never "
+        "split K, because they need no limit. Raises: ProblemError.");
 }
 
 }  // namespace

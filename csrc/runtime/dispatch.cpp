@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "runtime/plan.hpp"
+#include "runtime/sum_products.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -95,8 +96,9 @@ DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem) {
     ++table().misses;
     const LoadedKernel& kernel = plan_and_load(gpu, problem);
     if (const auto found = table().entries.find(key); found != table().entries.end()) return found->second;
-    const DispatchEntry entry{
+    DispatchEntry entry{
         &kernel, get_geometry(problem, kernel.config, problem.num_sms, gpu.device.sm_count, kernel.max_clusters)};
+    entry.geometry.is_small_sum = is_small_sum(problem, gpu.device.sm_count);
     table().insert(key, entry);
     return entry;
 }

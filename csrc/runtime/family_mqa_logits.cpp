@@ -1,6 +1,7 @@
 // Attention index logits: [tokens, columns] of queries [tokens, heads, head_dim] over keys [n, head_dim], or of queries
 // [sequences, next_n, heads, head_dim] over keys in pages [pages, block_kv, 1, head_dim + 4].
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/arguments.hpp"
@@ -209,8 +210,9 @@ void make_result(Call& call, const Sizes& sizes) {
     const TensorView& like = call.scale_a.view;
     if (is_given(call.stream) && like.device_kind == DeviceKind::kCuda)  // before memory is taken on it
         parse_stream(call.stream, like.ordinal, like.is_described);
-    logits.result = make_logits(call.scale_a, sizes.m, logits.columns, logits.dtype, call.stream);
-    read_operand("logits", logits.result.get(), call.d);
+    TakenMemory taken = make_logits(call.scale_a, sizes.m, logits.columns, logits.dtype, call.stream);
+    call.d.name = "logits", call.d.object = taken.tensor.get(), call.d.view = taken.view;
+    logits.result = std::move(taken.tensor);
 }
 
 Reference bool_of(bool value) { return Reference::borrow(value ? Py_True : Py_False); }

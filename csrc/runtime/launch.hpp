@@ -54,6 +54,8 @@ struct LaunchGeometry {
     uint32_t num_m_tiles = 0, num_n_tiles = 0;
     uint32_t band = 1;
     uint32_t num_parts = 1;  // of a sum over groups: each has a D of its own
+    // Of a sum over groups: whether another kernel takes it whole (sum_products.hpp). Never for a given kernel.
+    bool is_small_sum = false;
 };
 
 // Grid, tile counts and band of `problem` with `config` on `num_sms` SMs (0 = all). `max_clusters` limits the grid

@@ -2,6 +2,7 @@
 #include <array>
 #include <memory>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -158,8 +159,8 @@ struct Taken {
 void take(const Plan& plan, const Gpu& gpu, Taken& taken) {
     for (size_t i = 0; i < plan.memory.size(); ++i) {
         const Memory& memory = plan.memory[i];
-        taken.tensors[i] = empty_strided(gpu, memory.shape.get(), memory.strides.get(), memory.dtype.get());
-        taken.addresses[i] = make_operand("memory", taken.tensors[i].get()).view.address;
+        TakenMemory one = empty_strided(gpu, memory.shape.get(), memory.strides.get(), memory.dtype.get());
+        taken.tensors[i] = std::move(one.tensor), taken.addresses[i] = one.view.address;
     }
 }
 

@@ -1,6 +1,5 @@
 #include "runtime/policy.hpp"
 
-#include <optional>
 #include <string>
 
 #include "core/error.hpp"
@@ -83,11 +82,16 @@ void set_tc_util(double ratio) {
     tc_util_ratio = ratio > 1.0 ? ratio / 100.0 : ratio;
 }
 
-bool is_batch_invariant() { return get_invariance().bf16 && get_invariance().fp8; }
+bool is_batch_invariant() { return get_batch_invariant().value_or(false); }
 
 bool is_batch_invariant(const OpKind& kind) {
     if (kind.is_summed()) return is_batch_invariant();
     return kind.knobs.has(Knob::kSplitK) && (kind.is_fp8 ? get_invariance().fp8 : get_invariance().bf16);
+}
+
+std::optional<bool> get_batch_invariant() {
+    const auto [bf16, fp8] = get_invariance();
+    return bf16 == fp8 ? std::optional(bf16) : std::nullopt;
 }
 
 void set_batch_invariant(bool is_enabled) { batch_invariant = Invariance{is_enabled, is_enabled}, ++version; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "core/op_kind.hpp"
 
@@ -17,6 +18,7 @@ struct Invariance {
     bool bf16, fp8;
 };
 inline constexpr Invariance kDefaultInvariance{.bf16 = true, .fp8 = false};
+static_assert(kDefaultInvariance.bf16 != kDefaultInvariance.fp8, "what tells the default from what a caller set");
 
 // SMs that launches may use, as callers see it: the limit that was set last, or else the SMs of the current GPU; 0
 // where there is none.
@@ -49,6 +51,8 @@ void set_tc_util(double ratio);
 // DG_BATCH_INVARIANT decides until it is set; without it, kDefaultInvariance. reset_batch_invariant goes back to that.
 bool is_batch_invariant();
 bool is_batch_invariant(const OpKind& kind);
+// What holds for both types alike; empty where the default does, in which they differ.
+std::optional<bool> get_batch_invariant();
 void set_batch_invariant(bool is_enabled);
 void reset_batch_invariant();
 

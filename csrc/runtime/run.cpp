@@ -119,9 +119,9 @@ void launch_product(const LoadedKernel& kernel, const LaunchGeometry& geometry, 
 }
 
 // What launch_product would need, without running it.
-void load_passes(const Gpu& gpu, const Call& call, const Layouts& layouts) {
+void load_passes(const Gpu& gpu, const LaunchGeometry& geometry, const Call& call, const Layouts& layouts) {
     if (is_fp8(call.op) && (layouts.a == Major::kMn || layouts.b == Major::kMn)) load_transpose_kernel(gpu);
-    if (op_kind(call.op).is_summed()) load_summing_kernel(gpu, call);
+    if (op_kind(call.op).is_summed()) load_summing_kernel(gpu, geometry, call);
 }
 
 void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layouts& layouts) {
@@ -135,7 +135,7 @@ void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layout
     const Problem problem = steps.make_problem(gpu, call, sizes, layouts);
     const DispatchEntry entry = get_dispatch_entry(gpu, problem);
     if (!is_run) [[unlikely]]
-        return load_passes(gpu, call, layouts);
+        return load_passes(gpu, entry.geometry, call, layouts);
     steps.launch(*entry.kernel, entry.geometry, call, sizes, layouts, problem.num_sms, stream);
 }
 

@@ -4,6 +4,7 @@
 
 #include "runtime/operand_checks.hpp"
 #include "runtime/plain_kernel.hpp"
+#include "runtime/sum_products.hpp"
 #include "runtime/torch_calls.hpp"
 
 namespace deep_gemm {
@@ -47,6 +48,7 @@ void add_parts(PlainKernel& kernel, const Gpu& gpu, const TensorView& parts, con
 
 void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Call& call, const Sizes& sizes,
                    int num_sms, void* stream) {
+    if (geometry.is_small_sum) return launch_small_sum(*kernel.gpu, call, sizes, stream);
     const TensorView& d = call.d.view;
     if (geometry.num_parts == 1 && d.dtype == Dtype::kFloat32 && !call.c.is_present())
         return launch(kernel, geometry, call, sizes, 0, stream);
@@ -62,6 +64,9 @@ void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, c
     add_parts(summing, *kernel.gpu, parts, call, num_sms, stream);
 }
 
-void load_summing_kernel(const Gpu& gpu, const Call& call) { summing_kernel(call).get(gpu); }
+void load_summing_kernel(const Gpu& gpu, const LaunchGeometry& geometry, const Call& call) {
+    if (geometry.is_small_sum) return load_small_sum(gpu, call);
+    summing_kernel(call).get(gpu);
+}
 
 }  // namespace deep_gemm

@@ -7,12 +7,13 @@
 
 namespace deep_gemm {
 
-// Launch both on `stream`, or the first alone where it can write D itself: one part, an FP32 D and no C. The parts lie
-// in memory of torch's allocator. `kernel` was made for the operands. Throws as `launch` does, and PythonError.
+// Launch both on `stream`, or the first alone where it can write D itself: one part, an FP32 D and no C; or the one
+// kernel of a small sum in their place. The parts lie in memory of torch's allocator. `kernel` was made for the
+// operands. Throws as `launch` does, and PythonError.
 void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Call& call, const Sizes& sizes,
                    int num_sms, void* stream);
 
-// Compile and load the second one for such a call.
-void load_summing_kernel(const Gpu& gpu, const Call& call);
+// Compile and load what such a call launches besides the first one.
+void load_summing_kernel(const Gpu& gpu, const LaunchGeometry& geometry, const Call& call);
 
 }  // namespace deep_gemm

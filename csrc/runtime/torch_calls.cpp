@@ -27,6 +27,11 @@ Reference make_pair(int64_t first, int64_t second) {
                                         Reference::take(PyLong_FromLongLong(second)).get()));
 }
 
+TakenMemory read_taken(Reference tensor) {
+    const TensorView view = make_operand("memory", tensor.get()).view;
+    return {std::move(tensor), view};
+}
+
 // What takes memory on the current GPU; null until it is first asked for.
 PyObject* allocator = nullptr;
 
@@ -82,37 +87,38 @@ void run_vendor(Op op, PyObject* named, PyObject* stream) {
 
 void set_allocator(PyObject* function) { Py_XSETREF(allocator, function == Py_None ? nullptr : Py_NewRef(function)); }
 
-Reference empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype) {
+TakenMemory empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype) {
     if (is_current(gpu)) {
         PyObject* arguments[] = {shape, strides, dtype};
-        Reference taken =
-            Reference::take(PyObject_Vectorcall(find_allocator().get(), arguments, std::size(arguments), nullptr));
+        TakenMemory taken = read_taken(
+            Reference::take(PyObject_Vectorcall(find_allocator().get(), arguments, std::size(arguments), nullptr)));
         // torch's own idea of the current GPU counts. It may be another than the driver's: where a GPU has no context
         // yet, torch goes back to it in its books alone.
-        if (make_operand("memory", taken.get()).view.ordinal == gpu.ordinal) return taken;
+        if (taken.view.ordinal == gpu.ordinal) return taken;
     }
-    return call("empty_strided", "OOOi", shape, strides, dtype, gpu.ordinal);
+    return read_taken(call("empty_strided", "OOOi", shape, strides, dtype, gpu.ordinal));
 }
 
 Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream) {
     if (stream == Py_None)
         return empty_strided(get_gpu(ordinal), make_pair(rows, columns).get(), make_pair(columns, 1).get(),
-                             torch_access().float8_e4m3fn);
+                             torch_access().float8_e4m3fn)
+            .tensor;
     return call("empty_fp8", "LLiO", static_cast<long long>(rows), static_cast<long long>(columns), ordinal, stream);
 }
 
-Reference make_logits(const Operand& like, int64_t rows, int64_t columns, Dtype dtype, PyObject* stream) {
+TakenMemory make_logits(const Operand& like, int64_t rows, int64_t columns, Dtype dtype, PyObject* stream) {
     constexpr int64_t kPitchUnit = 64;
     const int64_t pitch = (columns + kPitchUnit - 1) / kPitchUnit * kPitchUnit;
     const Reference sizes = make_pair(rows, columns), strides = make_pair(pitch, 1);
     const bool is_bfloat16 = dtype == Dtype::kBfloat16;
     if ((stream != nullptr && stream != Py_None) || like.view.is_described)
-        return call("make_logits", "OOOiiO", like.object, sizes.get(), strides.get(), int(is_bfloat16),
-                    like.view.ordinal, stream == nullptr ? Py_None : stream);
+        return read_taken(call("make_logits", "OOOiiO", like.object, sizes.get(), strides.get(), int(is_bfloat16),
+                               like.view.ordinal, stream == nullptr ? Py_None : stream));
     PyObject* kind = is_bfloat16 ? torch_access().bfloat16 : torch_access().float32;
     if (like.view.device_kind == DeviceKind::kCuda)
         return empty_strided(get_gpu(like.view.ordinal), sizes.get(), strides.get(), kind);
-    return new_empty_strided(like.object, sizes.get(), strides.get(), kind);
+    return read_taken(new_empty_strided(like.object, sizes.get(), strides.get(), kind));
 }
 
 void fill_with_infinity(const Operand& d, void* stream) {

@@ -26,9 +26,15 @@ void run_reference(Op op, PyObject* named, PyObject* stream);
 // The same with the vendor's library, on a GPU; of the op kinds that vendor.py has.
 void run_vendor(Op op, PyObject* named, PyObject* stream);
 
+// Memory that was taken: a tensor, read once.
+struct TakenMemory {
+    Reference tensor;
+    TensorView view;
+};
+
 // Uninitialised memory of torch's allocator on `gpu`, which belongs to torch's current stream there. `shape` and
 // `strides` are tuples of ints. During stream capture the memory is the graph's.
-Reference empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype);
+TakenMemory empty_strided(const Gpu& gpu, PyObject* shape, PyObject* strides, PyObject* dtype);
 
 // Take such memory by `function(shape, strides, dtype)`, on the current GPU; None: by the one of deep_gemm.stream.
 void set_allocator(PyObject* function);
@@ -38,7 +44,7 @@ Reference empty_fp8(int64_t rows, int64_t columns, int ordinal, PyObject* stream
 
 // Uninitialised logits [rows, columns] on the device of `like`, FP32, whose rows start at multiples of 64 elements.
 // They belong to `stream` (as a caller gives it; null: the current one).
-Reference make_logits(const Operand& like, int64_t rows, int64_t columns, Dtype dtype, PyObject* stream);
+TakenMemory make_logits(const Operand& like, int64_t rows, int64_t columns, Dtype dtype, PyObject* stream);
 
 // Write -inf into all of D, on `stream`.
 void fill_with_infinity(const Operand& d, void* stream);

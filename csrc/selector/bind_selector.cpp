@@ -127,6 +127,14 @@ void bind_selector_class(py::module_& m) {
         .def("choose_config", &Selector::choose, "problem"_a, "device"_a, "kernel_hash"_a, "exact_key"_a,
              "Return a Choice as Selector.choose does. `exact_key`: the problem's key in the exact table, or None to "
              "leave the table out. Raises: DeviceError.")
+        .def(
+            "find_fault",
+            [](const Selector& self, const std::string& op, const std::string& kernel_hash) {
+                return self.find_fault(parse_op(op), kernel_hash);
+            },
+            "op"_a, "kernel_hash"_a,
+            "Return why the library does not use the part of an op kind, or only its exact table: '' where it does, "
+            "and where the artefact has no such part. Raises: ProblemError.")
         .def("scores", &Selector::scores, "problem"_a, "device"_a,
              "Return the forest's scores of the portfolio, without guards. Raises: ModelError.")
         .def("replay_golden", &Selector::replay_golden,

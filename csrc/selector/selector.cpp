@@ -134,9 +134,14 @@ std::string Selector::guard_artifact(const Problem& problem, const Device& devic
     const OpModel* model = find_model(problem.op);
     if (device.sku != origin_.sku || device.sm_count != origin_.sm_count)
         return "the selector is for " + origin_.sku + ", not " + device.sku;
+    if (std::string fault = guard_kernels(model, kernel_hash); !fault.empty()) return fault;
+    return model == nullptr ? "the selector does not know this op kind" : "";
+}
+
+// What rules out the part of an op kind on any device, or "".
+std::string Selector::guard_kernels(const OpModel* model, std::string_view kernel_hash) const {
     if (!origin_.stale_reason.empty()) return origin_.stale_reason;
-    if (model == nullptr) return "the selector does not know this op kind";
-    if (!kernel_hash.empty() && kernel_hash != model->parts.kernel_hash)
+    if (model != nullptr && !kernel_hash.empty() && kernel_hash != model->parts.kernel_hash)
         return "measured with other kernels (kernel hash differs)";
     return "";
 }
@@ -147,6 +152,12 @@ std::string Selector::guard_versions(const OpModel& model) const {
     if (!origin_.has_own_heuristic) return "trained against another heuristic (heuristic version differs)";
     if (!model.parts.has_own_estimate) return "trained against another estimate of logits (estimate revision differs)";
     return "";
+}
+
+std::string Selector::find_fault(Op op, std::string_view kernel_hash) const {
+    const OpModel* model = find_model(op);
+    std::string fault = guard_kernels(model, kernel_hash);
+    return fault.empty() && model != nullptr ? guard_versions(*model) : fault;
 }
 
 Choice Selector::choose(const Problem& problem, const Device& device, std::string_view kernel_hash,

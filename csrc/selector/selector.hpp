@@ -52,6 +52,10 @@ class Selector {
     // cannot score.
     std::vector<double> scores(const Problem& problem, const Device& device) const;
 
+    // Why the library does not use the part of an op kind, or only its exact table; "" where it does, and where the
+    // artefact has no such part. An empty `kernel_hash` is unknown, not a mismatch.
+    std::string find_fault(Op op, std::string_view kernel_hash) const;
+
     // Number of golden vectors whose scores (bit by bit) or choice differ from the recorded ones.
     int64_t replay_golden() const;
 
@@ -60,6 +64,7 @@ class Selector {
 
  private:
     std::string guard_artifact(const Problem& problem, const Device& device, std::string_view kernel_hash) const;
+    std::string guard_kernels(const OpModel* model, std::string_view kernel_hash) const;
     std::string guard_versions(const OpModel& model) const;
 
     Origin origin_;

@@ -92,6 +92,10 @@ class Background:
         if len(done) < self.num_kernels:  # what is missing is compiled when it is first needed
             self.failures.append(f"compiling ahead stopped after {len(done)} of {self.num_kernels} kernels")
 
+    def wait(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` seconds for the pool, which goes on."""
+        self._thread.join(timeout_s)
+
     def finish(self, timeout_s: float) -> list[str]:
         """Wait at most `timeout_s` seconds for the pool, end it and return its failures."""
         self._thread.join(timeout_s)

@@ -34,11 +34,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deep_gemm import environment
-from deep_gemm.errors import CacheWarning
+from deep_gemm.errors import CacheError, CacheWarning
+from deep_gemm.jit.private_folder import OPEN_FLAGS, TEMP, open_private_dir, publish
 from deep_gemm.text import printable
 
 SCHEMA = 1  # of the entry and of the payload that build.py puts into it; part of the key
 MAX_ENTRY_BYTES = 64 << 20
+PROBE_BYTES = 1 << 20  # the largest of our kernels takes a tenth of it
 NUM_BAD_KEPT = 16
 STALE_S = 3600.0  # an older temporary or lock file was left by a process that died
 LOCK_TIMEOUT_S = 120.0
@@ -47,9 +49,7 @@ _MAGIC = b"DGKERNEL"
 _HEADER = struct.Struct("<8sI32sQ32s")
 _DIGEST_BYTES = 32
 _KEY = re.compile(r"[0-9a-f]{64}")
-#: O_NONBLOCK: a FIFO in an entry's place must not block the open.
-_OPEN_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_ENTRY, _BAD, _TEMP, _LOCK = ".kernel", ".bad", ".tmp", ".lock"
+_ENTRY, _BAD, _LOCK = ".kernel", ".bad", ".lock"
 
 _warn_guard = threading.Lock()
 _has_warned = False
@@ -66,82 +66,13 @@ def _warn(path: Path | None, error: OSError) -> None:
         if _has_warned:
             return
         _has_warned = True
+    message = f"{_explain(path, error)}; kernels are kept in memory only; name a folder that is yours alone (mode 700)"
+    warnings.warn(message, CacheWarning, stacklevel=3)
+
+
+def _explain(path: Path | None, error: OSError) -> str:
     where = printable(error.filename if isinstance(error.filename, str) else path)
-    message = f"DG_JIT_CACHE_DIR = {where}: {error.strerror} (errno {error.errno}); kernels are kept in memory only; "
-    warnings.warn(message + "name a folder that is yours alone (mode 700)", CacheWarning, stacklevel=3)
-
-
-def open_private_dir(path: Path, forbidden: int = 0o077) -> int:
-    """Return a descriptor of the folder `path`, made with mode 700 (and its parents) where it is missing.
-
-    Raises:
-        OSError: the path is relative or a symbolic link, the folder is another user's, has one of the `forbidden` mode
-            bits, or cannot be made.
-    """
-    if not path.is_absolute():
-        raise OSError(errno.EINVAL, "not an absolute path", str(path))
-    _make_dirs(path)
-    if path.is_symlink():
-        raise OSError(
-            errno.ELOOP, "a symbolic link, which another user may have made; name the folder itself", str(path)
-        )
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        _check_private(os.fstat(descriptor), forbidden, path)
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def _make_dirs(path: Path) -> None:
-    """Make a folder and those above it. Raises: OSError; of a path that is too long, no part is made."""
-    missing = []
-    for folder in (path, *path.parents):
-        try:
-            os.lstat(folder)
-            break
-        except FileNotFoundError:
-            missing.append(folder)
-    for folder in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-
-
-def _check_private(status: os.stat_result, forbidden: int, path: Path) -> None:
-    if status.st_uid != os.geteuid():
-        raise OSError(errno.EPERM, f"the folder belongs to user {status.st_uid}", str(path))
-    if status.st_mode & forbidden:
-        raise OSError(
-            errno.EPERM, f"the folder is open to other users (mode {stat.S_IMODE(status.st_mode):o})", str(path)
-        )
-
-
-def publish(directory: int, name: str, data: bytes) -> None:
-    """Write the file `name` in the open folder so that it appears whole or not at all, with mode 600.
-
-    Raises: OSError.
-    """
-    temp = f"{name[:16]}.{os.getpid()}.{secrets.token_hex(4)}{_TEMP}"
-    descriptor = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o600, dir_fd=directory)
-    try:
-        try:
-            _write(descriptor, data)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.replace(temp, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temp, dir_fd=directory)
-        raise
-    os.fsync(directory)
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    return f"DG_JIT_CACHE_DIR = {where}: {error.strerror} (errno {error.errno})"
 
 
 def encode_entry(key: str, payload: bytes) -> bytes:
@@ -177,7 +108,7 @@ class DiskCache:
     Exception contract:
         A fault of the disk, the folder or an entry never raises: `get` misses and `put` stores nothing. Where the
         folder cannot be used, each process gives one CacheWarning. Only a key that is not 64 hexadecimal digits raises:
-        ValueError.
+        ValueError. Whoever must know before asks `check`.
     """
 
     def __init__(self, path: Path | None, *, root: Path | None = None, lock_timeout_s: float = LOCK_TIMEOUT_S):
@@ -200,6 +131,18 @@ class DiskCache:
             yield directory
         finally:
             os.close(directory)
+
+    def check(self, *, is_filled: bool = False) -> None:
+        """Raise CacheError where the folder cannot be used or, with `is_filled`, where no entry can be stored in it."""
+        try:
+            with self._directory() as directory:
+                if is_filled:
+                    _write_probe(directory)
+        except OSError as error:
+            raise CacheError(
+                f"{_explain(self._root or self.path, error)}; compiled kernels must be kept there: name a folder that"
+                " is yours alone (mode 700), on a disk with space"
+            ) from error
 
     def get(self, key: str) -> bytes | None:
         """Return the payload of `key`, or None; an entry that fails a check is renamed to `*.bad`."""
@@ -279,9 +222,16 @@ def _file_name(key: str, suffix: str) -> str:
     return key + suffix
 
 
+def _write_probe(directory: int) -> None:
+    """Write a file as large as an entry, and remove it. Raises: OSError."""
+    name = f"probe.{secrets.token_hex(4)}{TEMP}"
+    publish(directory, name, bytes(PROBE_BYTES))
+    os.unlink(name, dir_fd=directory)
+
+
 def _open_entry(directory: int, name: str) -> int:
     try:
-        return os.open(name, os.O_RDONLY | _OPEN_FLAGS, dir_fd=directory)
+        return os.open(name, os.O_RDONLY | OPEN_FLAGS, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link, a socket
             raise _BadEntry("no regular file") from None
@@ -329,7 +279,7 @@ def _remove_stale(directory: int) -> int:
     for name in os.listdir(directory):
         with contextlib.suppress(OSError):
             if (
-                name.endswith((_TEMP, _LOCK))
+                name.endswith((TEMP, _LOCK))
                 and time.time() - os.stat(name, dir_fd=directory, follow_symlinks=False).st_mtime > STALE_S
             ):
                 count += _remove_unlocked(directory, name)
@@ -337,7 +287,7 @@ def _remove_stale(directory: int) -> int:
 
 
 def _remove_unlocked(directory: int, name: str) -> bool:
-    descriptor = os.open(name, os.O_RDWR | _OPEN_FLAGS, dir_fd=directory)
+    descriptor = os.open(name, os.O_RDWR | OPEN_FLAGS, dir_fd=directory)
     try:
         return _try_flock(descriptor) and _remove(directory, name)
     finally:
@@ -348,7 +298,7 @@ def _acquire(directory: int, name: str, deadline: float) -> int | None:
     """Return a descriptor that holds the lock file, or None at the deadline."""
     pause = 0.001
     while True:
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o600, dir_fd=directory)
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | OPEN_FLAGS, 0o600, dir_fd=directory)
         is_held = False
         try:
             is_held = _try_flock(descriptor) and _is_current(directory, name, descriptor)

@@ -7,7 +7,8 @@ import stat
 from dataclasses import dataclass
 
 from deep_gemm.jit.build import decode_payload
-from deep_gemm.jit.cache import DiskCache, get_disk_cache, open_private_dir
+from deep_gemm.jit.cache import DiskCache, get_disk_cache
+from deep_gemm.jit.private_folder import open_private_dir
 
 #: Names of entries, and of those that were set aside; other files in the folder are somebody else's.
 ENTRY = re.compile(r"[0-9a-f]{64}\.kernel")

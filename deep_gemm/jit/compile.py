@@ -12,7 +12,7 @@ from pathlib import Path
 
 from deep_gemm import environment
 from deep_gemm.errors import ArgumentError, CompileError
-from deep_gemm.jit import cache, cubin, hashing
+from deep_gemm.jit import cubin, hashing, private_folder
 from deep_gemm.jit.cubin import CompilerOutput, CubinError
 from deep_gemm.jit.nvcc import Nvcc, get_nvcc
 from deep_gemm.jit.nvrtc import Nvrtc, get_nvrtc
@@ -157,10 +157,10 @@ def _keep_source(source: str) -> Path | None:
         return None
     folder, name = root / "failed", hashlib.sha256(source.encode()).hexdigest()[:32] + ".cu"
     try:
-        os.close(cache.open_private_dir(root, forbidden=0o022))
-        directory = cache.open_private_dir(folder)
+        os.close(private_folder.open_private_dir(root, forbidden=0o022))
+        directory = private_folder.open_private_dir(folder)
         try:
-            cache.publish(directory, name, source.encode())
+            private_folder.publish(directory, name, source.encode())
             _prune_sources(directory)
         finally:
             os.close(directory)

@@ -84,6 +84,12 @@ class Job(NamedTuple):
 
 #: The pass that makes FP8 operands K-major.
 TRANSPOSE = Job.of_plain("transpose_fp8")
+#: What sums of products launch beside or in place of the product, by the dtype of D and whether there is a C.
+SUMS = [
+    Job.of_plain(name, kFloatD=int(is_float), kHasC=int(has_c), **constants)
+    for name, constants in (("sum_parts", {}), ("sum_products", {"kParts": 8}))
+    for is_float, has_c in ((False, False), (True, False), (True, True))
+]
 
 
 class Outcome(NamedTuple):

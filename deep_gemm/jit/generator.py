@@ -223,9 +223,8 @@ def _logits_constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[
         "kNextN": problem.next_n,
         "kPageRows": problem.block_kv or 64,
         "kSharedBytes": _C.smem_bytes(problem, config),
-        "kPrefetchPages": 0,
     }
-    switches = {"kFloatD": problem.d_dtype == "fp32", "kEvict": False, "kPrefetchTable": False}
+    switches = {"kFloatD": problem.d_dtype == "fp32"}
     return [
         *(("u32", name, str(value)) for name, value in numbers.items()),
         *(("bool", name, "true" if value else "false") for name, value in switches.items()),

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from deep_gemm import _C, environment, errors, plan, selection
-from deep_gemm.errors import CompileError, DeepGemmError
+from deep_gemm.errors import CacheError, CompileError, DeepGemmError
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import ahead, cache
 from deep_gemm.jit.compile import CompileResult
-from deep_gemm.jit.compile_pool import TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
+from deep_gemm.jit.compile_pool import SUMS, TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
 
 #: The lock of all warm-ups with one cache folder: one process compiles on all cores, the others wait for it.
 _LOCK_KEY = "0" * 63 + "1"
@@ -19,7 +19,12 @@ Needs = dict[Job, "_C.Problem | None"]
 
 
 def compile_choices(listed: list["_C.Problem"], device: "_C.Device", any_size: bool, cores: int) -> "KernelSet":
-    """Compile what the problems need on `device`, and what runs in place of kernels that do not compile."""
+    """Compile what the problems need on `device`, and what runs in place of kernels that do not compile.
+
+    Raises: CacheError before anything is compiled, where the disk cache cannot be read, or lacks a kernel and cannot be
+        written.
+    """
+    cache.get_disk_cache().check()
     kernels = KernelSet(cores, _list_kernels(listed, device, any_size))
     kernels.compile([*kernels.needed_by, *_list_passes(listed)])
     kernels.compile(_list_substitutes(kernels, listed, device))
@@ -42,13 +47,17 @@ def _job_of(problem: "_C.Problem", config: "_C.Config") -> Job:
 
 
 def _list_passes(listed: list["_C.Problem"]) -> list[Job]:
-    """Return what FP8 operands need that are not K-major; problems do not say whether theirs are."""
-    return [TRANSPOSE] if any(OP_KINDS[problem.op].is_fp8 for problem in listed) else []
+    """Return what FP8 operands need that are not K-major, and what adds up sums; problems do not say whether their
+    operands are, nor which D and C they have.
+    """
+    kinds = {problem.op: OP_KINDS[problem.op] for problem in listed}.values()
+    passes = [TRANSPOSE] if any(kind.is_fp8 for kind in kinds) else []
+    return passes + (SUMS if any(kind.is_summed for kind in kinds) else [])
 
 
 def _list_substitutes(kernels: "KernelSet", listed: list["_C.Problem"], device: "_C.Device") -> list[Job]:
     """Return what runs in place of the kernels that failed: the heuristic's choices for their variants."""
-    failed = {job.problem for job in kernels.errors}
+    failed = {job.problem for job, error in kernels.errors.items() if isinstance(error, CompileError)}
     of_failed = [problem for problem in listed if failed and _C.kernel_identity(problem).to_json() in failed]
     return list({_job_of(problem, selection.get_analytic_config(problem, device)): None for problem in of_failed})
 
@@ -82,7 +91,9 @@ class KernelSet:
         missing = self._take_ready([job for job in jobs if job not in self.errors and job not in self.ready])
         if not missing:
             return
-        with cache.get_disk_cache().lock(_LOCK_KEY):
+        disk = cache.get_disk_cache()
+        disk.check(is_filled=True)
+        with disk.lock(_LOCK_KEY):
             missing = self._take_ready(missing)  # another process may have compiled them meanwhile
             for job, outcome in zip(missing, run_jobs(missing, self.cores), strict=True):
                 self._take_outcome(job, outcome)
@@ -102,14 +113,22 @@ class KernelSet:
 
     def _take_outcome(self, job: Job, outcome: Outcome) -> None:
         if not outcome.error:
-            self.ready[job] = None
-            self.num_compiled += outcome.is_compiled
+            self._take_stored(job, outcome)
             return
         kind = getattr(errors, outcome.error, None)
         if isinstance(kind, type) and issubclass(kind, DeepGemmError):
             self.errors[job] = kind(outcome.message)
         else:
             self.errors[job] = CompileError(f"{outcome.error}: {outcome.message}")
+
+    def _take_stored(self, job: Job, outcome: Outcome) -> None:
+        """Take a kernel that compiled, unless the process that compiled it could not store it."""
+        if outcome.is_compiled and not job.find():
+            folder = cache.get_disk_cache().path
+            self.errors[job] = CacheError(f"{folder}: a compiled kernel could not be stored there; free disk space")
+            return
+        self.ready[job] = None
+        self.num_compiled += outcome.is_compiled
 
     def list_failures(self) -> list[tuple[str, DeepGemmError]]:
         """Return what failed, with its error."""
@@ -138,8 +157,8 @@ class KernelSet:
         return planned
 
     def _load_other(self, job: Job, kernel: CompileResult) -> None:
-        """Load a kernel that none of the problems given needs."""
+        """Load a kernel that none of the problems given needs. Calls load those of sums, which are compiled."""
         if job == TRANSPOSE:
             self.attempt(job.describe(), _C.load_transpose_kernel)
-        elif self.needed_by.get(job) is None:
+        elif job.problem and self.needed_by.get(job) is None:
             self.attempt(job.describe(), partial(_C.Kernel, kernel.cubin, kernel.kernel_name, *job.parse(), None))

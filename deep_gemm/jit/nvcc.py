@@ -23,7 +23,7 @@ from typing import IO, cast
 
 from deep_gemm import environment
 from deep_gemm.errors import CompileError
-from deep_gemm.jit import cache
+from deep_gemm.jit import private_folder
 from deep_gemm.jit.cubin import MAX_IMAGE_BYTES, CompilerOutput
 
 MIN_VERSION = (12, 3)
@@ -184,9 +184,9 @@ def _open_cache_jobs() -> Path:
     root = environment.cache_dir()
     if root is None:
         raise OSError(errno.ENOENT, "neither DG_JIT_CACHE_DIR nor HOME is set")
-    os.close(cache.open_private_dir(root, forbidden=0o022))
+    os.close(private_folder.open_private_dir(root, forbidden=0o022))
     jobs = root / "jobs"
-    os.close(cache.open_private_dir(jobs))
+    os.close(private_folder.open_private_dir(jobs))
     _remove_stale_jobs(jobs)
     return jobs
 

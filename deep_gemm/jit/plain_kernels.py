@@ -29,7 +29,7 @@ struct Config {{
 
 #include "deep_gemm/{name}.cuh"
 
-extern "C" __global__ void __launch_bounds__(deep_gemm::{kernel_class}<deep_gemm::Config>::kThreads, \
+extern "C" __global__ void {cluster}__launch_bounds__(deep_gemm::{kernel_class}<deep_gemm::Config>::kThreads, \
 deep_gemm::{kernel_class}<deep_gemm::Config>::kCtasPerSm)
 deep_gemm_{name}({parameters}) {{
     deep_gemm::{kernel_class}<deep_gemm::Config>{{{arguments}}}.run();
@@ -60,12 +60,14 @@ class PlainRow(NamedTuple):
     """A row of the table.
 
     `parameters`: the types of the entry's arguments; pointers and integers of at most 8 bytes, and floats. `constants`:
-    names of Config's members, 64-bit integers. `source`: the whole text, where it is not made from the template.
+    names of Config's members, 64-bit integers. `cluster`: which of them counts the CTAs of a cluster. `source`:
+    the whole text, where it is not made from the template.
     """
 
     parameters: tuple[str, ...]
     constants: tuple[str, ...] = ()
     source: str | None = None
+    cluster: str | None = None
 
 
 _BYTES, _U32, _I64 = "deep_gemm::u8*", "deep_gemm::u32", "deep_gemm::i64"
@@ -82,9 +84,23 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         ("kElement", "kGran", "kUe8m0", "kPerColumn", "kAligned", "kSaturates"),
     ),
     "scale_layout": PlainRow((f"const {_U32}*", f"{_U32}*", *[_U32] * 3, *[_I64] * 4), ("kPack", "kAligned")),
+    "k_grouped_packing": PlainRow(
+        (f"const {_U32}*", "const int*", f"{_U32}*", *[_U32] * 5, _I64), ("kEnds", "kAligned")
+    ),
     "sum_parts": PlainRow(
         ("const float*", "const float*", "void*", *["deep_gemm::i64"] * 4, *["deep_gemm::u32"] * 3),
         constants=("kFloatD", "kHasC"),
+    ),
+    "sum_products": PlainRow(
+        (
+            *["const deep_gemm::u16*"] * 2,
+            "const float*",
+            "void*",
+            *["deep_gemm::i64"] * 6,
+            *["deep_gemm::u32"] * 4,
+        ),
+        constants=("kFloatD", "kHasC", "kParts"),
+        cluster="kParts",
     ),
     "hc_prenorm": PlainRow(
         (
@@ -95,7 +111,8 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
             *["deep_gemm::i64"] * 5,
             *["deep_gemm::u32"] * 4,
         ),
-        constants=("kColumnTiles",),
+        constants=("kColumnTiles", "kRowTiles", "kParts"),
+        cluster="kParts",
     ),
     "hc_prenorm_sum": PlainRow(
         ("const float*", "const float*", "float*", "float*", "deep_gemm::i64", *["deep_gemm::u32"] * 3)
@@ -121,8 +138,10 @@ def plain_source(name: str, constants: Mapping[str, int] | None = None) -> str:
     if row.source is not None:
         return row.source
     parameters = ", ".join(f"{kind} a{i}" for i, kind in enumerate(row.parameters))
+    cluster = constants[row.cluster] if row.cluster else 1
     return _TEMPLATE.format(
         name=name,
+        cluster=f"__cluster_dims__({cluster}, 1, 1) " if cluster > 1 else "",
         constants="\n".join(f"    static constexpr i64 {key} = {constants[key]};" for key in row.constants),
         kernel_class="".join(word.capitalize() for word in name.split("_")),
         parameters=parameters,

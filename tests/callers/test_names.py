@@ -79,6 +79,9 @@ def test_switches_without_effect_are_taken(value):
 
 
 def test_determinism_is_batch_invariance():
-    for flag in (True, False):
-        deep_gemm.use_deterministic_algorithms(flag)
-        assert deep_gemm.get_deterministic_algorithms() is deep_gemm.is_batch_invariant() is flag
+    before = deep_gemm.get_deterministic_algorithms()
+    assert before is False and deep_gemm.is_batch_invariant("bf16_gemm")
+    deep_gemm.use_deterministic_algorithms(True)
+    assert deep_gemm.get_deterministic_algorithms() is deep_gemm.is_batch_invariant() is True
+    deep_gemm.use_deterministic_algorithms(before)
+    assert deep_gemm.get_deterministic_algorithms() is before and deep_gemm.is_batch_invariant() is None

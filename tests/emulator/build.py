@@ -6,6 +6,7 @@ What is built is kept in `build/emulator` of the checkout, by the hash of all th
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -36,8 +37,10 @@ def build_kernel(source: str, kernel_name: str, defects: Defects | None = None) 
     """
     headers = _read_headers(dict(defects or {}))
     core = build_core()
+    cluster = re.search(r"__cluster_dims__\((\d+), 1, 1\)", source)
     text = f'#include "cuda.hpp"\n{translate(source, "source")}\n' + (
         f'extern "C" void emulate_kernel(void** parameters) {{ ::emulator::call({kernel_name}, parameters); }}\n'
+        f'extern "C" const unsigned emulated_cluster = {cluster[1] if cluster else 0};\n'
     )
     key = _hash([text, str(core), *_KERNEL_FLAGS, *(part for item in sorted(headers.items()) for part in item)])
     path = _FOLDER / f"kernel-{key}.so"

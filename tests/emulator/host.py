@@ -10,9 +10,10 @@ import torch
 from deep_gemm import _C, plan, stream
 from deep_gemm.jit import build, generator
 
-from .build import build_kernel
+from .build import Defects, build_kernel
 
 _kept: list[torch.Tensor] = []  # memory of views that the library has asked for
+_defects: dict[str, tuple[str, str]] = {}  # of all kernels of this process
 
 
 class Outcome(NamedTuple):
@@ -49,8 +50,11 @@ class HostKernel:
         self.kernel.launch_logits(*map(view, operands), **{name: view(value) for name, value in options.items()})
 
 
-def use_host_memory() -> None:
-    """Let the library take its memory from the CPU, and its kernels from the emulator's compiler."""
+def use_host_memory(defects: Defects | None = None) -> None:
+    """Let the library take its memory from the CPU, and its kernels from the emulator's compiler, with `defects` (as
+    for build_kernel) where no earlier call of the process has loaded them.
+    """
+    _defects.update(defects or {})
     stream.empty_fp8 = _empty_fp8
     stream.make_logits = _make_logits
     build.get_cubin = _get_cubin
@@ -84,4 +88,4 @@ def _get_cubin(problem, config, compiler=None, *, is_refused: bool = False) -> _
 
 
 def _get_cubin_for_source(source: str, kernel_name: str, compiler=None, *, is_refused: bool = False) -> _Compiled:
-    return _Compiled(build_kernel(source, kernel_name), kernel_name)
+    return _Compiled(build_kernel(source, kernel_name, _defects), kernel_name)

@@ -95,6 +95,7 @@ def _run_paged(logits: Logits, kernel: HostKernel) -> str | None:
     out = _Guarded(len(operands["weights"]), expected.logits.shape[1], DTYPES[logits.d_dtype])
     kernel.launch_logits(
         operands["q"], operands["kv_cache"], None, operands["weights"], operands["context_lens"],
-        operands["block_table"], out.d, schedule=schedule, is_clean=logits.mode == "clean", stream=0,
+        operands["block_table"], out.d, schedule=schedule, is_clean=logits.mode == "clean", num_sms=logits.num_sms,
+        stream=0,
     )  # fmt: skip
     return out.find_fault(expected, logits.mode == "clean")

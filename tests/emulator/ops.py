@@ -3,9 +3,14 @@
 Functions here run in the child process of the stub driver.
 """
 
+import functools
+import math
+
 import torch
 
 import deep_gemm
+from deep_gemm import hc_prenorm, planned
+from deep_gemm.errors import LaunchError
 from tests.gpu.operands import FP8, make_reference, quantise_blocks, quantise_rows
 
 from .host import use_host_memory, view
@@ -20,16 +25,92 @@ def run_gemm(m: int, n: int, k: int) -> float:
     return _error(d, *make_reference(*a, *b))
 
 
-def run_sum(b: int, m: int, n: int, k: int) -> float:
-    """Run einsum("bmk,bnk->mn"), whose parts another kernel adds up; return the error as run_gemm."""
+def run_sum(b: int, m: int, n: int, k: int, dtype: str = "float32", has_c: bool = False) -> float:
+    """Run einsum("bmk,bnk->mn") with rows of A and D that lie apart; return the error as run_gemm, infinity where
+    anything beside D was written.
+    """
     use_host_memory()
-    x, y = torch.randn(b, m, k).bfloat16(), torch.randn(b, n, k).bfloat16()
-    d = torch.full((m, n), torch.nan)
-    deep_gemm.einsum("bmk,bnk->mn", view(x), view(y), view(d), stream=0)
-    wide_x, wide_y = x.double(), y.double()
-    return _error(
-        d, torch.einsum("bmk,bnk->mn", wide_x, wide_y), torch.einsum("bmk,bnk->mn", wide_x.abs(), wide_y.abs())
+    x, y = torch.randn(b, m, k + 8).bfloat16()[:, :, :k], torch.randn(b, n, k).bfloat16()
+    memory = torch.full((m + 2, (n + 8) // 8 * 8), torch.nan, dtype=getattr(torch, dtype))
+    d, c = memory[1:-1, :n], torch.randn(m, n) if has_c else None
+    deep_gemm.einsum("bmk,bnk->mn", view(x), view(y), view(d), view(c), stream=0)
+    wide_x, wide_y, wide_c = x.double(), y.double(), 0 if c is None else c.double()
+    error = _error(
+        d,
+        torch.einsum("bmk,bnk->mn", wide_x, wide_y) + wide_c,
+        torch.einsum("bmk,bnk->mn", wide_x.abs(), wide_y.abs()) + abs(wide_c),
     )
+    return error if int(memory.isnan().sum()) == memory.numel() - m * n else torch.inf
+
+
+def run_defective_sum(header: str, text: str, instead: str) -> str:
+    """Run a small sum whose header has a defect; return what is wrong."""
+    use_host_memory({f"deep_gemm/{header}.cuh": (text, instead)})
+    try:
+        return "" if run_sum(3, 20, 24, 520) < 2.0**-16 else "a wrong D"
+    except LaunchError as error:
+        return str(error)
+
+
+def run_prenorm(m: int, n: int, k: int, num_splits: int | None = None, sms: int = 132) -> tuple[float, list[int]]:
+    """Run tf32_hc_prenorm_gemm; return the error of both results as run_gemm, and the CTAs of each launch."""
+    use_host_memory()
+    a, b = torch.randn(m, k).bfloat16(), torch.randn(n, k)
+    found, ctas = _run_prenorm(a, b, num_splits, sms)
+    found = found if num_splits is None else found.sum(0)
+    wide_a, wide_b = a.double(), b.double()
+    error = max(
+        _error(found[:, :n], wide_a @ wide_b.t(), wide_a.abs() @ wide_b.abs().t()),
+        _error(found[:, n], wide_a.square().sum(1), wide_a.square().sum(1)),
+    )
+    return error, ctas
+
+
+def compare_rows(k: int, few: int, many: int) -> list[bool]:
+    """Run tf32_hc_prenorm_gemm on `few` and on `many` rows where results must not depend on m, and in as many slices;
+    return whether the first rows have the bits of the others: of their divisions on many and on few SMs, and of the
+    slices added up in their order.
+    """
+    use_host_memory()
+    a, b = torch.randn(many, k).bfloat16(), torch.randn(24, k)
+    deep_gemm.set_batch_invariant(True)
+    try:
+        parts = hc_prenorm._cut(hc_prenorm._Shape(few, 24, k, 1), 132).parts
+        first, *others = (
+            _run_prenorm(a[:m], b, num_splits, sms)[0]
+            for m, num_splits, sms in ((few, None, 132), (many, None, 132), (many, None, 8), (few, parts, 132))
+        )
+    finally:
+        deep_gemm.set_batch_invariant(None)
+    others[-1] = functools.reduce(torch.add, others[-1])
+    return [torch.equal(first, other[:few]) for other in others]
+
+
+def _run_prenorm(a: torch.Tensor, b: torch.Tensor, num_splits: int | None, sms: int) -> tuple[torch.Tensor, list[int]]:
+    """Return the products and, in one more column, the squares, and the CTAs of each launch."""
+    (m, k), n, lead = a.shape, len(b), () if num_splits is None else (num_splits,)
+    d, squares = torch.full((*lead, m, n), torch.nan), torch.full((*lead, m), torch.nan)
+    deep_gemm.set_num_sms(sms)
+    try:
+        plan = hc_prenorm._make_plan(a, b, d, squares, hc_prenorm._Shape(m, n, k, num_splits or 1), num_splits)
+    finally:
+        deep_gemm.set_num_sms(0)
+    _run_plan(plan, a, b, d, squares)
+    return torch.cat([d, squares[..., None]], -1), [math.prod(launch.grid) for launch in plan.launches]
+
+
+def _run_plan(plan: planned.Plan, *arguments: torch.Tensor) -> None:
+    """Launch as the native module does: a place is an address, and a tensor where it is the first."""
+    taken = [torch.full(one.shape, torch.nan, dtype=one.dtype) for one in plan.memory]
+
+    def value_of(value: int | planned.Place) -> object:
+        if isinstance(value, int):
+            return value
+        tensor = arguments[value[0]] if value[0] >= 0 else taken[-1 - value[0]]
+        return tensor.data_ptr() + value[1] if value[1] else view(tensor)
+
+    for launch in plan.launches:
+        launch.kernel(launch.grid, *map(value_of, launch.arguments))
 
 
 def run_batches(heads: int, tokens: int, r: int, d: int) -> float:

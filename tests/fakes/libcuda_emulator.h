@@ -21,6 +21,7 @@ typedef const char* (*Emulate)(void (*kernel)(void**), void** parameters, const 
 typedef struct {
     void (*kernel)(void**);
     Emulate emulate;
+    unsigned cluster;  // CTAs along x, as the kernel itself says; 0: as the launch says
 } HostKernel;
 
 static const char* emulation_failure = "";  // of the last launch
@@ -28,7 +29,7 @@ static const char* emulation_failure = "";  // of the last launch
 // The host kernel that `code` names; its members are null where it is another cubin.
 static HostKernel load_host_kernel(const char* code) {
     static const char prefix[] = "EMULATE ";
-    HostKernel kernel = {NULL, NULL};
+    HostKernel kernel = {NULL, NULL, 0};
     if (strncmp(code, prefix, sizeof prefix - 1) != 0) return kernel;
     void* library = dlopen(code + sizeof prefix - 1, RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
@@ -37,6 +38,8 @@ static HostKernel load_host_kernel(const char* code) {
     }
     kernel.kernel = (void (*)(void**))dlsym(library, "emulate_kernel");
     kernel.emulate = (Emulate)dlsym(library, "emulate");
+    const unsigned* cluster = (const unsigned*)dlsym(library, "emulated_cluster");
+    if (cluster != NULL) kernel.cluster = *cluster;
     return kernel;
 }
 
@@ -44,7 +47,7 @@ static HostKernel load_host_kernel(const char* code) {
 static int run_host_kernel(HostKernel kernel, void** parameters, const unsigned* grid, unsigned threads, unsigned shared_bytes, unsigned cluster) {
     const char* seed = getenv("FAKE_CUDA_SEED");
     const unsigned modes = (getenv("FAKE_CUDA_CONVERGED") ? 1 : 0) | (getenv("FAKE_CUDA_DEPENDENCIES") ? 2 : 0);
-    const char* failure = kernel.emulate(kernel.kernel, parameters, grid, threads, shared_bytes, cluster, seed ? strtoull(seed, NULL, 0) : 0,
+    const char* failure = kernel.emulate(kernel.kernel, parameters, grid, threads, shared_bytes, kernel.cluster ? kernel.cluster : cluster, seed ? strtoull(seed, NULL, 0) : 0,
                                          modes);
     if (failure == NULL) return 0;
     emulation_failure = failure;

@@ -45,6 +45,10 @@ static inline float __uint_as_float(unsigned bits) {
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fdiv_rn(float a, float b) { return a / b; }
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
+static inline float __fmaf_rd(float a, float b, float c) {
+    const double sum = double(a) * b + c;
+    return double(float(sum)) > sum ? std::nextafter(float(sum), -INFINITY) : float(sum);
+}
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __frcp_rn(float a) { return 1.0f / a; }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }

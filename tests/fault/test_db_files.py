@@ -1,5 +1,6 @@
 """Files of the tuner: replacements, the writer's lock over a fork, and a full disk."""
 
+import errno
 import os
 import sqlite3
 import time
@@ -8,9 +9,11 @@ import pytest
 
 from tests.fakes.processes import run_child
 from tuner import errors
+from tuner.compare.kernel_sets import copy_whole
 from tuner.db import Store, store
-from tuner.db.files import STALE_S, replacing
 from tuner.db.lock import WriterLock
+from tuner.files import STALE_S, replacing
+from tuner.measure.stamp import write_json
 
 
 def make_leftover(folder, name, age_s):
@@ -36,6 +39,46 @@ def test_folders_of_killed_replacements_are_swept(tmp_path):
         fresh.write_text("new")
     assert not old.exists() and all((folder / "file").exists() for folder in kept)
     assert (tmp_path / "card.md").read_text() == "new" and (tmp_path / ".card.md.link_123").is_symlink()
+
+
+def write_text(target):
+    with replacing(target) as fresh:
+        fresh.write_text("new")
+
+
+def copy_new(target):
+    source = target.with_name("source")
+    source.write_text("new")
+    copy_whole(source, target)
+    source.unlink()
+
+
+@pytest.mark.parametrize("write", [write_text, copy_new, lambda target: write_json(target, {"rows": [{"new": 1}]})])
+def test_every_writer_of_files_is_whole_and_durable(tmp_path, monkeypatch, write):
+    """A file is on the disk before it has its name; where that fails, the old one stays and nothing is left over."""
+    target, steps = tmp_path / "file", []
+    write(target)
+    written = target.read_bytes()
+    assert b"new" in written and [path.name for path in tmp_path.iterdir()] == ["file"]
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+
+        def recording(*arguments, name=name, real=real):
+            steps.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, recording)
+    write(target)
+    assert steps == ["fsync", "replace", "fsync"]
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    target.write_text("old")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(errors.StoreError, match="file: No space left on device; nothing was changed"):
+        write(target)
+    assert target.read_text() == "old" and {path.name for path in tmp_path.iterdir()} <= {"file", "source"}
 
 
 def test_a_forked_child_does_not_hold_the_writers_lock(tmp_path):

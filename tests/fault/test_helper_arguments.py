@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import fp4, layout, packing, quantize, testing
+from deep_gemm import fp4, group_packing, layout, packing, quantize, testing
 from deep_gemm.errors import DeepGemmError
 
 X = torch.randn(128, 256)
@@ -45,11 +45,11 @@ CALLS = {
     "empty mn_major": (layout.get_mn_major_tma_aligned_tensor, {"sf": (128, 4), "dtype": torch.int32}),
     "packed mn_major": (layout.get_mn_major_tma_aligned_packed_ue8m0_tensor, {"sf": POWERS}),
     "k_grouped": (
-        layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+        group_packing.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
         {"sf": torch.ones(3, 64), "ks_tensor": GROUPS, "ks": None, "gran_k": 128},
     ),
     "k_grouped on the host": (
-        layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
+        group_packing.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor,
         {"sf": torch.ones(3, 64), "ks": [128, 256], "gran_k": 128},
     ),
     "transform": (

@@ -14,7 +14,7 @@ from tuner import errors
 from tuner.learn import forest, learner, train
 from tuner.learn.artifact import build_artifact
 
-SETTINGS = learner.Settings(kind="extra-trees", trees=6, sizes=(8,))
+SETTINGS = learner.Settings(kind="extra-trees", trees=6, sizes=(8,), boosted=5)
 
 
 @pytest.fixture(scope="module")

@@ -25,12 +25,14 @@ from deep_gemm.quantize import ceil_div
 from deep_gemm.testing import calc_diff
 from tuner.measure.stamp import make_stamp, write_json
 
+from .public_op import batch_invariant
+
 #: Kernels of these calls, whose hashes the result carries.
 KERNELS = (
     "batched_bf16_gemm",
     "batched_fp8_gemm",
     "summed_bf16_gemm",
-    *map(name_plain, ("sum_parts", "hc_prenorm", "hc_prenorm_sum")),
+    *map(name_plain, ("sum_parts", "sum_products", "hc_prenorm", "hc_prenorm_sum")),
 )
 
 REPEATS, TIMED, HOST_CALLS = 100, 10, 300
@@ -42,6 +44,10 @@ FP8_BATCHES = [(b, 8, 4096, 1024) for b in (1, 4, 64, 128, 4096)]
 PRENORM = [(m, k, splits) for m in (13, 137, 4096, 8192) for k in (7168, 28672) for splits in (None, 16)]
 #: Sizes that no tile divides.
 ODD_SUMS, ODD_BATCHES = [(3, 40, 136, 72), (1, 264, 8, 200), (70, 512, 520, 64)], [(37, 5, 200, 136), (1, 3, 64, 1032)]
+#: Sums of one launch, the longest and the widest among them, and the first that take two.
+SMALL_SUMS = [(1, 1, 8, 8), (32, 64, 128, 128), (64, 64, 128, 128), (1, 128, 128, 8192), (65, 64, 128, 128)]
+#: What clusters of every size add up: tails of K and of rows.
+CLUSTER_PRENORM = [(5, 800, None), (13, 7168, None), (70, 1608, None), (137, 16384, None), (1100, 4104, None)]
 
 
 class Suite:
@@ -245,6 +251,24 @@ def check_prenorm(suite: Suite, sizes: list[tuple], n: int = 24):
         suite.add(f"{name}, repeated ({x.nbytes / 1e6:.0f} MB)", 1e-12, d, d.clone(), call, peer)
 
 
+def check_prenorm_rows(suite: Suite, sizes: list[tuple]):
+    """Batch invariance: the first rows have the same bits for every m."""
+    for (k,) in sizes:
+        x, w = normal(2500, k), torch.randn(24, k, device="cuda")
+        for m in (1, 13, 300, 700):
+            with batch_invariant():
+                few, all_rows = _run_prenorm(x[:m], w), _run_prenorm(x, w)[:m]
+            is_same = torch.equal(few, all_rows)
+            suite.compare(f"hc_prenorm k{k}, rows of {m}", 1e-12, few if is_same else few * torch.nan, all_rows)
+
+
+def _run_prenorm(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Return the products and, in one more column, the squares."""
+    d, squares = torch.empty(len(x), len(w), device="cuda"), torch.empty(len(x), device="cuda")
+    deep_gemm.tf32_hc_prenorm_gemm(x, w, d, squares)
+    return torch.cat([d, squares[:, None]], 1)
+
+
 def check_hosts(suite: Suite):
     x, weight, z = normal(4, 8, 512), normal(8, 128, 512), torch.empty(4, 8, 128, dtype=torch.bfloat16, device="cuda")
     suite.time_host("einsum bhr,hdr->bhd", lambda: deep_gemm.einsum("bhr,hdr->bhd", x, weight, z))
@@ -260,17 +284,20 @@ def check_hosts(suite: Suite):
     y, f = normal(13, 7168), torch.randn(24, 7168, device="cuda")
     d, squares = torch.empty(16, 13, 24, device="cuda"), torch.empty(16, 13, device="cuda")
     suite.time_host("tf32_hc_prenorm_gemm", lambda: deep_gemm.tf32_hc_prenorm_gemm(y, f, d, squares, 16))
+    e, norms = torch.empty(13, 24, device="cuda"), torch.empty(13, device="cuda")
+    suite.time_host("tf32_hc_prenorm_gemm, whole", lambda: deep_gemm.tf32_hc_prenorm_gemm(y, f, e, norms))
 
 
 #: The checks of the GPU suite by what they are of: odd sizes, and sizes that are cut and shared in other ways.
 CHECKS: dict[str, tuple[Callable, list[tuple]]] = {
-    "einsum summed_bf16_gemm": (check_sums, [*ODD_SUMS, (129, 128, 384, 128), (4096, 256, 256, 256)]),
+    "einsum summed_bf16_gemm": (check_sums, [*ODD_SUMS, *SMALL_SUMS, (129, 128, 384, 128), (4096, 256, 256, 256)]),
     "einsum batched_bf16_gemm": (check_batches, [*ODD_BATCHES, (32, 8, 4096, 1024), (128, 128, 512, 128)]),
     "fp8_einsum batched_fp8_gemm": (check_fp8, [(48, 3, 256, 128), (272, 5, 384, 208), (64, 8, 4096, 1024)]),
     "tf32_hc_prenorm_gemm plain": (
         check_prenorm,
-        [(13, 200, None), (65, 4104, 7), (300, 7168, None), (4096, 7168, 16)],
+        [(13, 200, None), (65, 4104, 7), (300, 7168, None), (70, 28672, None), (4096, 7168, 16), *CLUSTER_PRENORM],
     ),
+    "tf32_hc_prenorm_gemm plain, invariant": (check_prenorm_rows, [(800,), (7168,), (28672,)]),
 }
 
 

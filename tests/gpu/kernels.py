@@ -102,7 +102,7 @@ def list_op_pairs(device) -> list[tuple]:
 
 def choose(variant: Variant, shape: tuple, device, is_invariant: bool) -> list[tuple]:
     """Return the library's own (problem, config) for one call, an empty list where it has none."""
-    is_invariant = is_invariant or deep_gemm.is_batch_invariant()
+    is_invariant = is_invariant or deep_gemm.get_deterministic_algorithms()
     try:
         config = explain(
             variant.problem(*(max(size, 1) for size in shape), batch_invariant=is_invariant), device

@@ -27,6 +27,8 @@ M, N, K = 208, 336, 528
 ROWS, COUNTS, KS, MAX_M, UNIT = (100, 0, 37, 128), (70, 0, 33, 1), (256, 0, 384), 70, 128
 #: b, h, r and d of batched products; m, n and k of sums.
 SIZES = {"b": 48, "h": 3, "r": 256, "d": 384, "m": 128, "n": 136, "k": 72}
+#: Of a sum that clusters add up.
+SMALL_SIZES = SIZES | {"b": 21, "m": 70, "n": 40}
 
 Operands = dict[str, object]
 Outputs = tuple[torch.Tensor, ...]
@@ -211,34 +213,44 @@ def split_expression(expr: str) -> tuple[str, str, str]:
     return a, b, output
 
 
-def shape_of(letters: str) -> tuple[int, ...]:
+def shape_of(letters: str, sizes: dict[str, int] = SIZES) -> tuple[int, ...]:
     """Return the sizes that letters stand for."""
-    return tuple(SIZES[letter] for letter in letters)
+    return tuple(sizes[letter] for letter in letters)
 
 
 def list_einsum(op: Op) -> list[OpCall]:
-    """Return every expression of BF16 operands with each dtype of D, and a sum onto C."""
+    """Return every expression of BF16 operands with each dtype of D, and a sum onto C; sums of two sizes."""
     calls = []
-    for expr in ("bhr,hdr->bhd", "bhd,hdr->bhr", "bmk,bnk->mn"):
-        is_sum = expr.endswith("mn")
-        kind = "summed_bf16_gemm" if is_sum else op.kind
+    for expr, sizes, kind, kernels in (
+        ("bhr,hdr->bhd", SIZES, op.kind, ()),
+        ("bhd,hdr->bhr", SIZES, op.kind, ()),
+        ("bmk,bnk->mn", SIZES, "summed_bf16_gemm", ("sum_parts",)),
+        ("bmk,bnk->mn", SMALL_SIZES, "summed_bf16_gemm", ("sum_products",)),
+    ):
         for dtype, has_c in ((torch.bfloat16, False), (torch.float32, False), (torch.float32, True)):
-            what = f"{expr} {str(dtype)[6:]}{' onto C' if has_c else ''}"
-            run = partial(_run_einsum, expr, dtype)
+            small = ", small" if sizes is SMALL_SIZES else ""
+            what = f"{expr} {str(dtype)[6:]}{' onto C' if has_c else ''}{small}"
+            make, run = partial(_make_einsum, expr, has_c, sizes), partial(_run_einsum, expr, dtype, sizes=sizes)
             bound = FP32_BOUND if dtype == torch.float32 else BF16_BOUND
-            kernels = ("sum_parts",) if is_sum else ()
-            calls.append(OpCall(op.name, what, kind, partial(_make_einsum, expr, has_c), run, bound, kernels))
+            calls.append(OpCall(op.name, what, kind, make, run, bound, kernels))
     return calls
 
 
-def _make_einsum(expr: str, has_c: bool) -> Operands:
+def _make_einsum(expr: str, has_c: bool, sizes: dict[str, int]) -> Operands:
     a, b, output = split_expression(expr)
-    found: Operands = {"a": normal(*shape_of(a)), "b": normal(*shape_of(b), seed=1)}
-    return found | ({"c": normal(*shape_of(output), dtype=torch.float32)} if has_c else {})
+    found: Operands = {"a": normal(*shape_of(a, sizes)), "b": normal(*shape_of(b, sizes), seed=1)}
+    return found | ({"c": normal(*shape_of(output, sizes), dtype=torch.float32)} if has_c else {})
 
 
-def _run_einsum(expr: str, dtype: torch.dtype, function: Callable, operands: Operands, **options) -> Outputs:
-    d = nan(get_data(operands["a"]), *shape_of(split_expression(expr)[2]), dtype=dtype)
+def _run_einsum(
+    expr: str,
+    dtype: torch.dtype,
+    function: Callable,
+    operands: Operands,
+    sizes: dict[str, int] = SIZES,
+    **options,
+) -> Outputs:
+    d = nan(get_data(operands["a"]), *shape_of(split_expression(expr)[2], sizes), dtype=dtype)
     function(expr, operands["a"], operands["b"], d, operands.get("c"), **options)
     return (d,)
 
@@ -280,18 +292,21 @@ def list_vendor(op: Op) -> list[OpCall]:
 
 
 def list_hc_prenorm(op: Op) -> list[OpCall]:
-    """Return products with and without slices of K, and one whose columns need two tiles."""
+    """Return products with and without slices of K, of a K that one launch does not add up, and one whose columns need
+    two tiles.
+    """
     calls = []
-    for n, splits, names in (
-        (24, None, ("hc_prenorm", "hc_prenorm_sum")), (24, 16, ("hc_prenorm",)), (30, 3, ("hc_prenorm",)),
+    for n, k, splits, names in (
+        (24, 7168, None, ("hc_prenorm",)), (24, 28672, None, ("hc_prenorm", "hc_prenorm_sum")),
+        (24, 7168, 16, ("hc_prenorm",)), (30, 7168, 3, ("hc_prenorm",)),
     ):  # fmt: skip
-        make, run = partial(_make_prenorm, n), partial(_run_prenorm, n, splits)
-        calls.append(OpCall(op.name, f"n {n} splits {splits}", "", make, run, 1e-8, names))
+        make, run = partial(_make_prenorm, n, k), partial(_run_prenorm, n, splits)
+        calls.append(OpCall(op.name, f"n {n} k {k} splits {splits}", "", make, run, 1e-8, names))
     return calls
 
 
-def _make_prenorm(n: int) -> Operands:
-    return {"a": normal(137, 7168), "b": normal(n, 7168, dtype=torch.float32)}
+def _make_prenorm(n: int, k: int) -> Operands:
+    return {"a": normal(137, k), "b": normal(n, k, dtype=torch.float32)}
 
 
 def _run_prenorm(n: int, splits: int | None, function: Callable, operands: Operands) -> Outputs:

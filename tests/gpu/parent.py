@@ -96,7 +96,9 @@ class Parent:
             str(self.args.spread),
             *(["--ops", ",".join(self.args.ops)] if self.args.ops else []),
         ]
-        child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True)
+        cores = max(1, len(os.sched_getaffinity(0)) // (self.args.workers + 1))  # references are computed on the CPU
+        environment = {"OMP_NUM_THREADS": str(cores)} | os.environ
+        child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True, env=environment)
         os.close(writer)
         return child, reader
 

@@ -147,11 +147,23 @@ def _list_layouts() -> list[OpCall]:
         _call(name, f"{shape}", "scale_layout", partial(make, *shape))
         for name in names for shape in ((300, 56), (3, 129, 5))
     ]  # fmt: skip
-    groups = _call(
-        "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor", "groups", "scale_layout", partial(make, 8, 136),
-        ks=[384, 128, 512],
-    )  # fmt: skip
-    return [*calls, groups]
+    return [*calls, *_list_packings()]
+
+
+def _list_packings() -> list[OpCall]:
+    """Return packings of groups of K by their sizes and by their ends."""
+    name, sizes = "get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor", [384, 0, 128, 512]
+
+    def make(rows: int, mn: int, *numbers: int) -> Operands:
+        scales = {"sf": normal(rows, mn, dtype=torch.float32).abs() + 0.1}
+        return scales | ({"ks_tensor": torch.tensor(numbers, dtype=torch.int32)} if numbers else {})
+
+    ends = partial(_call, name, kernel="k_grouped_packing", use_psum_layout=True)
+    return [
+        _call(name, "groups", "k_grouped_packing", partial(make, 8, 1160, *sizes), ks=sizes),
+        ends(what="ends", make=partial(make, 10, 1160, 300, 384, 500, 1200)),
+        ends(what="ends, odd", make=partial(make, 17, 301, 1, 0, 300, 500), gran_k=32, k_alignment=160),
+    ]
 
 
 def _make_transpose() -> OpCall:

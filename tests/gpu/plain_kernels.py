@@ -21,13 +21,14 @@ from unittest import mock
 
 import torch
 
-from deep_gemm import _C, planned, quantize, stream
+from deep_gemm import _C, group_packing, planned, quantize, stream
 from deep_gemm import layout as layouts
+from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as pack_groups
 from deep_gemm.jit.hashing import name_plain
 from tuner.measure.stamp import make_stamp, write_json
 
 #: Kernels of these cases, whose hashes the result carries.
-KERNELS = tuple(map(name_plain, ("cast_rows", "cast_blocks", "scale_layout")))
+KERNELS = tuple(map(name_plain, ("cast_rows", "cast_blocks", "scale_layout", "k_grouped_packing")))
 COMPILE_THREADS = 16
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 POISON = 0x5A
@@ -50,6 +51,7 @@ def using_formula() -> Iterator[None]:
             stack.enter_context(mock.patch.object(quantize, name, planned.decline))
         for name in ("_lay_out", "_pack_up"):
             stack.enter_context(mock.patch.object(layouts, name, planned.decline))
+        stack.enter_context(mock.patch.object(group_packing, "_pack", planned.decline))
         yield
 
 
@@ -90,7 +92,7 @@ def list_groups() -> dict[str, Callable[[], Iterator[Case]]]:
         name = f"{str(dtype)[6:]} {'ue8m0' if use_ue8m0 else 'fp32'}"
         for make in (make_shape_cases, make_other_cases, make_swiglu_cases):
             groups[f"{make.__name__[5:-6]} {name}"] = partial(make, dtype, use_ue8m0, name)
-    return groups | {"layouts": make_layout_cases}
+    return groups | {"layouts": make_layout_cases, "groups of K": make_group_cases}
 
 
 def make_shape_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterator[Case]:
@@ -139,6 +141,9 @@ def make_swiglu_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterato
     gates = torch.linspace(-110, 110, 1 << 20, device="cuda").view(1024, 1024)
     dense = torch.cat([gates, torch.ones_like(gates)], -1).to(dtype)
     yield f"swiglu {name} dense gates", lambda: swiglu(dense, use_ue8m0)
+    for up in {BF16: (0, 20, 60, 100), FP16: (0, 15), FP32: ()}[dtype]:
+        every = make_gates(dtype, 2.0**up)
+        yield f"swiglu {name} every gate * 2^{up}", lambda every=every: swiglu(every, use_ue8m0)
     special = make_values((16, 512), dtype, special=SPECIAL)
     yield f"swiglu {name} special", lambda: swiglu(special, use_ue8m0)
     for counts, layout in itertools.product(COUNTS, ("row_major", "mn_major")):
@@ -150,6 +155,14 @@ def make_swiglu_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterato
                     function(x, use_ue8m0, masked_m=masked_m, scales=layout), masked_m
                 ),
             )
+
+
+def make_gates(dtype: torch.dtype, up: float) -> torch.Tensor:
+    """Return every number of 16 bits as the gate of a row of its own, whose scale then tells silu(gate) * up to the bit
+    where that is not below the least magnitude.
+    """
+    gates = torch.arange(1 << 16, dtype=torch.int32, device="cuda").to(torch.int16).view(dtype)
+    return torch.cat([gates[:, None].expand(-1, 128), torch.full((1 << 16, 128), up, device="cuda").to(dtype)], -1)
 
 
 def keep_rows(cast: tuple[torch.Tensor, torch.Tensor], masked_m: torch.Tensor) -> list[torch.Tensor]:
@@ -177,6 +190,22 @@ def make_layout_cases() -> Iterator[Case]:
             f"pack_scales {shape}+{extra}",
             lambda sf=sf: [layouts.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf)],
         )
+
+
+def make_group_cases() -> Iterator[Case]:
+    """Yield packed scales of groups of K, by sizes and by ends: few and many groups, empty ones, odd widths."""
+    for num_groups, mn, gran in itertools.product((1, 7, 300), (4, 37, 1024, 7168), (32, 128)):
+        sizes = [0 if group % 5 == 1 else 97 * (group % 13 + 1) for group in range(num_groups)]
+        ends = list(itertools.accumulate(sizes, lambda end, size: -(-end // 128) * 128 + size))
+        sf = make_values((sum(-(-size // gran) for size in sizes), mn), FP32).abs()
+        for name, numbers, ks in (("sizes", sizes, sizes), ("ends", ends, None), ("ends and sizes", ends, sizes)):
+            groups = torch.tensor(numbers, dtype=torch.int32, device="cuda")
+            yield (
+                f"pack {num_groups} groups by {name} {mn} gran_k={gran}",
+                lambda sf=sf, groups=groups, ks=ks, gran=gran, is_ends=numbers is ends: [
+                    pack_groups(sf, groups, ks, gran, 128, is_ends)
+                ],
+            )
 
 
 def is_kernel() -> bool:

@@ -9,7 +9,7 @@ import typer
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
-from deep_gemm.fields import OP_KINDS
+from deep_gemm.fields import OP_KINDS, PROBLEM_FIELDS
 from tuner import errors
 from tuner.commands.sweep import check_choice, make_progress
 from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
@@ -128,12 +128,22 @@ def choose_problems(sizes: list[int], path: Path | None, preset: str, op: str, n
         return load_file(path) if path else load_preset(preset)
     try:
         kind, given = read_op_name(op)
-        fields: dict[str, Any] = default_fields(kind) | given | read_fields("--field", named)
+        others = read_fields("--field", named)
+        check_fields(others)
+        fields: dict[str, Any] = default_fields(kind) | given | others
         return [_C.Problem(kind, *sizes, **fields)]
     except KeyError as error:
         raise errors.UsageError(f"--op {op}: unknown; use one of {', '.join(OP_KINDS)}") from error
     except (DeepGemmError, TypeError) as error:
         raise errors.UsageError(f"{' '.join(map(str, sizes))}: {error}") from error
+
+
+def check_fields(given: dict) -> None:
+    """Raise UsageError where one of them is no field of a problem beside its sizes."""
+    names = [name for name, field in PROBLEM_FIELDS.items() if field.role != "size"]
+    for name in given:
+        if name not in names:
+            raise errors.UsageError(f"--field {name}: no such field of a problem; use one of {', '.join(names)}")
 
 
 def read_fields(flag: str, words: list[str]) -> dict:

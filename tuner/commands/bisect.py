@@ -42,6 +42,15 @@ def bisect(
     clone = Clone.here(work)
     options = Options(choose_problems([m, n, k], None, "", op, problem_fields), any_bits=any_bits, device=device)
     listed = revisions.list_revisions(clone, good, bad)
+    kind = options.problems[0].op
+
+    def get_hash(revision: str) -> str:
+        return revisions.get_hashes(clone, revision, [kind])[kind]
+
+    if get_hash(listed[0]) == get_hash(listed[-1]):
+        raise errors.InconclusiveError(
+            f"{good} and {bad} have the same kernels of {kind}: there is nothing to find; name other revisions or --op"
+        )
     oldest, steps = clone.make_set(listed[0]), []
 
     def is_slower(revision: str) -> bool:
@@ -53,10 +62,7 @@ def bisect(
 
     if not is_slower(listed[-1]):
         raise errors.InconclusiveError(f"{bad} is not slower than {good} on this problem: there is nothing to find")
-    kind = options.problems[0].op
-    found = revisions.bisect(
-        listed, lambda revision: revisions.get_hashes(clone, revision, [kind])[kind], is_slower, show
-    )
+    found = revisions.bisect(listed, get_hash, is_slower, show)
     subject = clone.git("log", "-1", "--format=%h %s", found)
     report = {"first_slow": found, "subject": subject, "steps": [vars(step) for step in steps]}
     print(json.dumps(report, indent=1, sort_keys=True) if as_json else f"first slow: {subject}")

@@ -1,4 +1,4 @@
-"""python -m tuner db: create, upgrade, check, publish, merge, export, count and show tuning databases."""
+"""python -m tuner db: create, upgrade, check, audit, publish, merge, export, count and show tuning databases."""
 
 import json
 import textwrap
@@ -13,6 +13,7 @@ from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
 from tuner.commands.tables import WIDTH, AsJson, format_table
+from tuner.problems.fields import OP_NAMES
 
 Database = Annotated[
     str,
@@ -32,11 +33,12 @@ Recorded = Annotated[
 ]
 
 STATS_HEADINGS = ("op kind", "kernel", "problems", "configs", "rows", "censored", "failed", "last")
+AUDIT_HEADINGS = ("problem", "config", "behind the best", "expected", "says the")
 
 app = typer.Typer(
     name="db",
     no_args_is_help=True,
-    help="Create, upgrade, check, publish, merge, count and show tuning databases. Example: python -m tuner db stats",
+    help="Create, upgrade, check, audit, publish, merge and show tuning databases. Example: python -m tuner db stats",
 )
 
 
@@ -105,6 +107,56 @@ def check(db: Recorded = "", as_json: AsJson = False) -> None:
         raise errors.IntegrityError(
             f"{store.target}: {len(problems)} problems found; salvage its rows with `sqlite3 {store.target} .recover`"
         )
+
+
+@app.command()
+def audit(
+    device: Annotated[str, typer.Option(help="SKU or short name (h200). Default: the only one in the database.")] = "",
+    op: Annotated[str, typer.Option(help=f"One of {OP_NAMES}. Default: every op kind with rows.")] = "",
+    top: Annotated[int, typer.Option(min=0, help="Doubtful rows to show for each op kind; 0: all.")] = 10,
+    *,
+    db: Recorded = "",
+    as_json: AsJson = False,
+) -> None:
+    """Find what should be measured again: rows that others contradict, and noisy blocks.
+
+    Example: python -m tuner db audit --op fp8_gemm --json > doubts.json
+    """
+    from tuner.learn.audit import audit_op
+    from tuner.learn.sources import find_device, find_ops, open_database
+
+    with open_database(db) as store:
+        sku = find_device(store, device).sku
+        found = {kind: audit_op(store, sku, kind) for kind in find_ops(store, sku, op)}
+    if as_json:
+        print(json.dumps(describe_audits(found), indent=1, sort_keys=True))
+        return
+    for kind, each in found.items():
+        print_audit(kind, each, top)
+
+
+def describe_audits(found: dict) -> dict:
+    """Return audits by op kind, and all problems and configs as `sweep --shapes` and `sweep --configs` read them."""
+    ops = {kind: each.to_json() for kind, each in found.items()}
+    return {"ops": ops} | {
+        name: [row for each in ops.values() for row in each[name]] for name in ("problems", "configs")
+    }
+
+
+def print_audit(op: str, found, top: int) -> None:
+    """Print what an audit found of one op kind."""
+    print(
+        f"{op}: {len(found.doubts)} of {found.thin} early drops on fewer than 3 samples are contradicted"
+        f" ({found.censored} drops in all)"
+    )
+    print(f"  {len(found.noisy)} of {found.blocks} blocks have more than 2 % of A/A noise")
+    shown = found.doubts[: top or None]
+    if shown:
+        rows = [
+            (str(doubt.problem), str(doubt.config), f"+{doubt.behind:.0%}", f"{doubt.expected:+.0%}", doubt.source)
+            for doubt in shown
+        ]
+        print(format_table(AUDIT_HEADINGS, rows, indent="  "))
 
 
 @app.command()
@@ -265,7 +317,7 @@ def print_ranking(database: str, ranking, top: int) -> None:
     shown = ranking.rows[: top or None]
     rows = [
         (
-            place,
+            ranking.place(index),
             row.config,
             *describe_time(row),
             row.num_samples or "-",
@@ -273,12 +325,14 @@ def print_ranking(database: str, ranking, top: int) -> None:
             row.status,
             describe_role(ranking, row),
         )
-        for place, row in enumerate(shown, 1)
+        for index, row in enumerate(shown)
     ]
     print(format_table(("", "config", "us", "ratio", "samples", "rounds", "status", ""), rows))
     if len(shown) < len(ranking.rows):
         print(f"... and {len(ranking.rows) - len(shown)} more; --top 0 shows all")
     print("ratio: to the reference, the heuristic's pick of that time; confirm: rounds that did not choose")
+    if len(ranking.ties) > 1:
+        print("tied: the rounds cannot tell it from the fastest; the best is the first of these by a fixed order")
     others = f"; measured {ranking.others} more times" if ranking.others else ""
     print(
         printable(
@@ -297,6 +351,8 @@ def describe_time(row) -> tuple[str, ...]:
 
 
 def describe_role(ranking, row) -> str:
-    """Return whether a config is the winner or the reference."""
-    roles = {"best": row.config == ranking.winner, "reference": row.is_reference}
+    """Return whether a config is the winner, cannot be told from it, or is the reference."""
+    is_best = row.config == ranking.winner
+    is_tied = row.config in ranking.ties and not is_best
+    roles = {"best": is_best, "tied": is_tied, "reference": row.is_reference}
     return ", ".join(name for name, holds in roles.items() if holds)

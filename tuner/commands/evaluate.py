@@ -33,6 +33,9 @@ def evaluate(
     plot: Path = typer.Option(
         None, help="Write a PNG with the regret of every method, one per op kind (needs matplotlib)."
     ),
+    seeds: int = typer.Option(
+        1, min=1, max=20, help="Seeds of the trees; the statistics are over all of them, and the time grows as well."
+    ),
     jobs: int = typer.Option(-1, help="Threads; -1: one per core."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
@@ -47,7 +50,9 @@ def evaluate(
     folders = find_folders(choose_folder(training, device), op)
     drawn = {folder.name: name_plot(plot, folder.name, op) if plot else None for folder in folders}
     check_plots(drawn)
-    found = {folder.name: (folder, *evaluate_one(folder, database, jobs, drawn[folder.name])) for folder in folders}
+    found = {
+        folder.name: (folder, *evaluate_one(folder, database, jobs, drawn[folder.name], seeds)) for folder in folders
+    }
     if as_json:
         reports = {
             name: evaluation.to_json() | {"gates": [verdict.to_json() for verdict in verdicts], "training": str(folder)}
@@ -72,7 +77,7 @@ def check_plots(drawn: dict[str, Path | None]) -> None:
         check_plot(path)
 
 
-def evaluate_one(folder: Path, database: str, jobs: int, plot: Path | None) -> tuple:
+def evaluate_one(folder: Path, database: str, jobs: int, plot: Path | None, seeds: int) -> tuple:
     """Evaluate one op kind and write the documents into its folder; return the evaluation and the gates' verdicts."""
     from tuner.learn import evaluate as evaluation
     from tuner.learn.record import to_json
@@ -80,7 +85,7 @@ def evaluate_one(folder: Path, database: str, jobs: int, plot: Path | None) -> t
     from tuner.ship import gates
 
     found, data = load_with_data(folder, database)
-    results, report, documents = evaluation.run(data, found, jobs, show_progress)
+    results, report, documents = evaluation.run(data, found, jobs, show_progress, seeds)
     for name, document in documents.items():
         write_file(folder / name, to_json(document))
     if plot:

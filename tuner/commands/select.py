@@ -7,7 +7,7 @@ from typing import Any
 import typer
 
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
-from tuner.commands.tables import format_table
+from tuner.commands.tables import WIDTH, format_table, wrap
 
 #: Configs of the table of --explain; --json has all.
 MAX_SHOWN = 12
@@ -49,9 +49,16 @@ def select(
     if as_json:
         print(json.dumps(found, indent=1, sort_keys=True))
         return
-    print(f"{found['name']}  ({found['source']}: {found['reason']}){describe_time(found)} on {found['sku']}")
+    print(describe_selected(found))
     if explain:
         print_explanation(found)
+
+
+def describe_selected(found: dict) -> str:
+    """Return config, who chose it and why, time and GPU model: on one line, or the reason below where that is long."""
+    why, rest = f"{found['source']}: {found['reason']}", f"{describe_time(found)} on {found['sku']}"
+    line = f"{found['name']}  ({why}){rest}"
+    return line if len(line) <= WIDTH else f"{found['name']}{rest}\n{wrap('  ' + why)}"
 
 
 def describe_time(found: dict) -> str:
@@ -71,7 +78,7 @@ def print_explanation(found: dict) -> None:
     """Print the configs with their times, then the selector's identity and guards."""
     is_used, selector = found["source"] != "analytic", found["selector"]
     if not is_used:
-        print(f"no selector is used for this problem: {found['reason']}")
+        print(wrap(f"no selector is used for this problem: {found['reason']}"))
     print_configs(found)
     if selector is None:
         return
@@ -81,7 +88,7 @@ def print_explanation(found: dict) -> None:
         f" {selector['margin']:.1%}\n  or more and its trees differ by {selector['max_spread']:.3f} at most"
     )
     guards = [f"{name}: {'yes' if passed else 'NO'}" for name, passed in selector["guards"].items()]
-    print(f"  {', '.join(guards)}")
+    print(f"  {', '.join(guards)}{': ' if selector['fault'] else ''}{selector['fault']}")
 
 
 def print_configs(found: dict) -> None:

@@ -237,6 +237,7 @@ class SweepProgress:
         self.progress = Progress(*columns, console=Console(stderr=True), disable=not self.is_terminal)
         self.tasks: dict = {}
         self.printed_at = time.monotonic()
+        self.verb = "measuring"
 
     def __enter__(self) -> Self:
         self.progress.start()
@@ -245,15 +246,22 @@ class SweepProgress:
     def __exit__(self, *exception: object) -> None:
         self.progress.stop()
 
+    def show_device(self, name: str, sku: str, regime: str) -> None:
+        """Say which GPU is measured, or that none is."""
+        from tuner.measure.simulated import REGIME
+
+        self.verb, on = ("simulating", "") if regime == REGIME else ("measuring", "on ")
+        self.progress.console.print(f"{self.verb} {on}{name} ({sku})", highlight=False)
+
     def __call__(self, name: str, facts: dict) -> None:
         """Show one event of the sweep."""
         if name == "device":
-            self.progress.console.print(f"measuring on {facts['name']} ({facts['sku']})", highlight=False)
+            self.show_device(**facts)
             return
         if name == "waiting":
             print(printable(f"waiting for space: {facts['reason']}"), file=sys.stderr, flush=True)
             return
-        label = {"compile": "compiling", "problem": "measuring"}[name]
+        label = {"compile": "compiling", "problem": self.verb}[name]
         if not self.is_terminal and time.monotonic() - self.printed_at > LINE_INTERVAL_S:
             self.printed_at = time.monotonic()
             print(f"{label} {facts['done']}/{facts['total']}", file=sys.stderr, flush=True)

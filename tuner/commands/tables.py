@@ -2,6 +2,7 @@
 
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Annotated, TextIO
 
@@ -34,6 +35,13 @@ def format_table(headings: Sequence[str], rows: Iterable[Sequence[object]], inde
         ]
         lines.append((indent + GAP.join(parts)).rstrip())
     return "\n".join(lines)
+
+
+def wrap(text: str, indent: str = "  ") -> str:
+    """Return a sentence on lines of at most 100 columns, each but the first one indented; paths stay whole."""
+    return textwrap.fill(
+        printable(text), WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def fit(widths: list[int], is_number: list[bool], room: int) -> list[int]:

@@ -33,7 +33,7 @@ def warmup(
     Example: python -m tuner warmup shapes.jsonl --m 1-64,128-4096:128 --device h200
     """
     import deep_gemm
-    from deep_gemm.errors import DeepGemmError, DeviceError
+    from deep_gemm.errors import CacheError, DeepGemmError, DeviceError
     from tuner.problems.shapes import load_file
 
     problems, rows = load_file(shapes_file), parse_rows(m)
@@ -44,6 +44,8 @@ def warmup(
             raise errors.UsageError(f"--device {device}: {error}") from error
         fault = str(error).partition("; ")[0].removeprefix("device = None: ")
         raise errors.UsageError(f"no --device {fault}; name a GPU model, such as --device h200") from error
+    except CacheError as error:
+        raise errors.TunerError(str(error)) from error
     except DeepGemmError as error:
         raise errors.UsageError(str(error)) from error
     print(json.dumps(report.as_dict(), indent=1, sort_keys=True) if as_json else describe(report))

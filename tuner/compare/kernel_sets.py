@@ -31,6 +31,7 @@ from pathlib import Path
 
 from deep_gemm import _C, environment
 from tuner import errors
+from tuner.files import replacing
 
 NATIVE_NAME = Path(_C.__file__).name
 #: What a package needs of a revision.
@@ -224,11 +225,8 @@ def hash_text(text: str) -> str:
 
 def copy_whole(source: Path, target: Path) -> None:
     """Copy a file so that a reader sees the old one or all of the new one."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, made = tempfile.mkstemp(dir=target.parent, prefix=".making-")
-    os.close(handle)
-    shutil.copy2(source, made)
-    os.replace(made, target)
+    with replacing(target) as fresh:
+        shutil.copy2(source, fresh)
 
 
 def rename_unless_there(made: Path, target: Path) -> None:

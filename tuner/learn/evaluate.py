@@ -32,23 +32,29 @@ class Validated(NamedTuple):
     documents: dict[str, dict]
 
 
-def run(data: Dataset, training: Training, jobs: int = -1, progress: Callable | None = None) -> Validated:
-    """Validate the recipe of a trained selector."""
+def run(
+    data: Dataset, training: Training, jobs: int = -1, progress: Callable | None = None, num_seeds: int = 1
+) -> Validated:
+    """Validate the recipe of a trained selector, with `num_seeds` seeds.
+
+    Statistics are over all seeds; single folds, choices and worst problems are those of the selector's own.
+    """
     record = training.record
-    results = validate(data, record.settings, jobs, progress or (lambda items, total: items))
+    results = validate(data, record.settings, jobs, progress or (lambda items, total: items), num_seeds)
+    own = [result for result in results if result.seed == record.settings.seed]
     unconfirmed = unconfirmed_picks(data, results)
     evaluation = Evaluation(
         data.identity,
         record.fingerprint,
         record.estimator_sha256,
         evaluate(data, results),
-        worst_problems(data, results),
-        [summarize_fold(data, result) for result in results],
+        worst_problems(data, own),
+        [summarize_fold(data, result) for result in own],
         Unconfirmed(unconfirmed["pairs"], len(unconfirmed["problems"])),
     )
     documents = {
         EVALUATION: evaluation.to_json(),
-        OUT_OF_FOLD: evaluation.describe_source() | {"rows": out_of_fold(data, results)},
+        OUT_OF_FOLD: evaluation.describe_source() | {"rows": out_of_fold(data, own)},
         UNCONFIRMED: unconfirmed,
     }
     return Validated(results, evaluation, documents)
@@ -93,12 +99,16 @@ def evaluate_split(data: Dataset, parts: list[FoldResult]) -> Table:
 
 
 def summarize(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> Statistics:
-    """Return the statistics of one method that chose `columns` for the problems `rows`."""
+    """Return the statistics of one method that chose `columns` for the problems `rows`.
+
+    With several seeds each problem is there several times; wins and losses are then those of one seed on average.
+    """
+    seeds = len(rows) / max(len(np.unique(rows)), 1)
     logs = data.regret_log(rows, columns)
     against = data.log_ratio[rows, columns]
     means, tails = resample(logs, data.families[rows])
     return Statistics(
-        problems=len(rows),
+        problems=len(np.unique(rows)),
         families=len(np.unique(data.families[rows])),
         mean=float(np.expm1(logs.mean())),
         mean_interval=np.expm1(np.quantile(means, INTERVAL)).tolist(),
@@ -106,8 +116,8 @@ def summarize(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> Statistic
         p95_interval=np.expm1(np.quantile(tails, INTERVAL)).tolist(),
         max=float(np.expm1(logs.max())),
         within_2_percent=float((logs <= NEAR_LOG).mean()),
-        wins=int((against < -NOISE_LOG).sum()),
-        losses=int((against > NOISE_LOG).sum()),
+        wins=round((against < -NOISE_LOG).sum() / seeds),
+        losses=round((against > NOISE_LOG).sum() / seeds),
         worst_against_heuristic=float(np.expm1(against.max())),
         confirmed=float((data.state[rows, columns] == CONFIRMED).mean()),
     )

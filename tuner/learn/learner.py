@@ -34,7 +34,8 @@ class Settings:
     """What is not fitted, but chosen once for all folds and SKUs.
 
     `kind` is one of KINDS, or `auto` for the better one on left-out families. Log ratios beyond `clip` count as equal:
-    such configs are never chosen, and the trees should spend their splits on differences that matter.
+    such configs are never chosen, and the trees should spend their splits on differences that matter. `boosted` is the
+    number of trees of the residual.
     """
 
     kind: str = "extra-trees"
@@ -44,6 +45,7 @@ class Settings:
     max_features: float = 0.3
     clip: float = 0.25
     sizes: tuple = SIZES
+    boosted: int = 100
     seed: int = 0
 
 

@@ -11,13 +11,18 @@ class Ranking:
     """The configs of one block, fastest first: those with confirmation rounds, then the others.
 
     `others` counts the blocks of the same problem and GPU model that are not shown; `winner` is None where none was
-    stored.
+    stored. `ties`: the configs that cannot be told from the fastest by the rounds of the block, the winner first.
     """
 
     block: BlockRow
     rows: list[MeasurementRow]
     winner: _C.Config | None
     others: int
+    ties: tuple[_C.Config, ...] = ()
+
+    def place(self, index: int) -> int:
+        """Return the rank of a row, from 1: all configs that cannot be told from the fastest share the first."""
+        return 1 if self.rows[index].config in self.ties else index + 1
 
     @property
     def reference(self) -> MeasurementRow | None:
@@ -35,9 +40,9 @@ class Ranking:
             "others": self.others,
             "configs": [
                 {"name": str(row.config), "config": row.config.as_dict(), "is_reference": row.is_reference}
-                | {"is_best": row.config == self.winner}
+                | {"rank": self.place(index), "is_best": row.config == self.winner, "is_tied": row.config in self.ties}
                 | {name: getattr(row, name) for name in measured}
-                for row in self.rows
+                for index, row in enumerate(self.rows)
             ],
         }
 
@@ -59,7 +64,8 @@ def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -
     best: dict[str, MeasurementRow] = {}
     for row in sorted((row for row in rows if row.block.block_id == shown.block_id), key=order):
         best.setdefault(row.config_key, row)
-    return Ranking(shown, list(best.values()), winner.config if winner else None, len(blocks) - 1)
+    found, ties = (winner.config, winner.tie_set) if winner else (None, ())
+    return Ranking(shown, list(best.values()), found, len(blocks) - 1, ties)
 
 
 def order(row: MeasurementRow) -> tuple:

@@ -22,7 +22,7 @@ import numpy as np
 from deep_gemm import _C, environment
 from deep_gemm.artifact import MAX_BYTES
 from tuner import errors
-from tuner.db.files import replacing
+from tuner.files import replacing
 from tuner.learn.dataset import Dataset, load_dataset
 from tuner.learn.forest import Forest, read_forest, write_forest
 from tuner.learn.learner import Learned, Settings, fit
@@ -178,7 +178,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def write_file(path: Path, payload: bytes, mode: int = 0o600) -> None:
-    """Replace `path` as a whole and durably, see tuner.db.files.replacing."""
+    """Replace `path` as a whole and durably, see tuner.files.replacing."""
     with replacing(path) as fresh:
         fresh.write_bytes(payload)
         os.chmod(fresh, mode)

@@ -1,12 +1,14 @@
 """Nested validation: every fold refits everything without the held-out problems, then chooses for them.
 
-Everything means portfolio, guards and forest. There are three splits: whole families of weights, all shapes of one
-public model, and unseen numbers of tokens (of m, of the rows of a group, or of the K of a group). The heuristic's rate
-constants are not refitted: they are part of the package, and `HEURISTIC_VERSION` names them.
+Everything means portfolio, guards, forest and residual. There are five splits: whole families of weights, all shapes of
+one public model, unseen numbers of tokens (of m, of the rows of a group, or of the K of a group), and a range of tokens
+or of weight sizes. The heuristic's rate constants are not refitted: they are part of the package, and
+`HEURISTIC_VERSION` names them.
 """
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from joblib import Parallel, delayed
@@ -15,6 +17,7 @@ from deep_gemm.fields import OP_KINDS
 from tuner.learn.baselines import choose_baselines
 from tuner.learn.dataset import CONFIRMED, Dataset
 from tuner.learn.learner import Settings, choose, fit
+from tuner.learn.residual import ConfigRows, choose_by_residual, fit_residual, make_config_rows
 from tuner.problems.fields import get_tokens, get_weight_shape
 from tuner.problems.shapes import OTHER_MODEL
 
@@ -22,6 +25,7 @@ from tuner.problems.shapes import OTHER_MODEL
 METHODS = {
     "model": "model with guards",
     "model_alone": "model alone",
+    "residual": "estimate x residual",
     "heuristic": "analytic heuristic",
     "best_single": "best single config",
     "nearest": "nearest neighbour",
@@ -29,8 +33,15 @@ METHODS = {
     "portfolio_best": "portfolio, with hindsight",
 }
 #: What is held out, with the names that people read.
-SPLITS = {"family": "Leave one (n, k) family out", "model": "Leave one model's shapes out", "unseen_m": "Unseen m"}
+SPLITS = {
+    "family": "Leave one (n, k) family out",
+    "model": "Leave one model's shapes out",
+    "unseen_m": "Unseen m",
+    "m_range": "Leave a range of m out",
+    "weight_size": "Leave a range of weight sizes out",
+}
 M_FOLDS = 5
+RANGES = 4
 #: With fewer problems than this to train on, a fold is answered by the heuristic.
 MIN_TRAINING = 4
 
@@ -46,18 +57,19 @@ class Fold:
 
 @dataclass(frozen=True)
 class FoldResult:
-    """The choices of every method for the held-out rows of one fold."""
+    """The choices of every method for the held-out rows of one fold, with the trees of one seed."""
 
     fold: Fold
     rows: np.ndarray
     columns: dict
     answered: np.ndarray
     portfolio: list
+    seed: int = 0
 
 
 def make_folds(data: Dataset) -> list[Fold]:
-    """Return the folds of all three splits."""
-    return [*family_folds(data), *model_folds(data), *size_folds(data)]
+    """Return the folds of all splits."""
+    return [*family_folds(data), *model_folds(data), *size_folds(data), *range_folds(data)]
 
 
 def family_folds(data: Dataset) -> Iterator[Fold]:
@@ -98,30 +110,52 @@ def size_folds(data: Dataset) -> Iterator[Fold]:
             yield Fold("unseen_m", f"m{index}", mask)
 
 
-def run_fold(data: Dataset, fold: Fold, settings: Settings) -> FoldResult:
-    """Fit without the held-out problems and choose for them."""
+def range_folds(data: Dataset) -> Iterator[Fold]:
+    """Yield RANGES folds of neighbouring numbers of tokens, and as many of neighbouring sizes of a weight."""
+    tokens = np.array([get_tokens(problem) for problem in data.problems])
+    weights = np.array([math.prod(get_weight_shape(problem)) for problem in data.problems])
+    for split, values in (("m_range", tokens), ("weight_size", weights)):
+        for part in np.array_split(np.unique(values), RANGES):
+            mask = np.isin(values, part)
+            if mask.any() and not mask.all():
+                yield Fold(split, f"{part[0]}..{part[-1]}", mask)
+
+
+def run_fold(data: Dataset, fold: Fold, settings: Settings, rows: ConfigRows | None = None) -> FoldResult:
+    """Fit without the held-out problems and choose for them; `rows` are the data's make_config_rows."""
     train, test = np.flatnonzero(~fold.held_out), np.flatnonzero(fold.held_out)
     if len(train) < MIN_TRAINING:
-        return FoldResult(fold, test, dict.fromkeys(METHODS, data.heuristic[test]), np.zeros(len(test), bool), [])
+        chosen = dict.fromkeys(METHODS, data.heuristic[test])
+        return FoldResult(fold, test, chosen, np.zeros(len(test), bool), [], settings.seed)
     learned = fit(data, train, settings)
     choices = choose(data, test, learned)
+    rows = rows or make_config_rows(data)
+    residual = fit_residual(data, rows.of(train), settings)
     columns = {
         "model": choices.column,
         "model_alone": choices.alone,
+        "residual": choose_by_residual(data, rows, test, residual),
         **choose_baselines(data, train, test, learned, settings.seed),
     }
-    return FoldResult(fold, test, columns, choices.answered, learned.portfolio.columns.tolist())
+    return FoldResult(fold, test, columns, choices.answered, learned.portfolio.columns.tolist(), settings.seed)
 
 
 def validate(
-    data: Dataset, settings: Settings, jobs: int = -1, progress: Callable = lambda items, total: items
+    data: Dataset,
+    settings: Settings,
+    jobs: int = -1,
+    progress: Callable = lambda items, total: items,
+    num_seeds: int = 1,
 ) -> list[FoldResult]:
-    """Run every fold, in threads: scikit-learn and numpy release the interpreter lock."""
-    folds = make_folds(data)
+    """Run every fold with `num_seeds` seeds from the settings' own on, in threads: scikit-learn and numpy release the
+    interpreter lock.
+    """
+    folds, rows = make_folds(data), make_config_rows(data)
+    seeded = [replace(settings, seed=settings.seed + index) for index in range(num_seeds)]
     results = Parallel(n_jobs=jobs, prefer="threads", return_as="generator")(
-        delayed(run_fold)(data, fold, settings) for fold in folds
+        delayed(run_fold)(data, fold, each, rows) for each in seeded for fold in folds
     )
-    return list(progress(results, len(folds)))
+    return list(progress(results, len(folds) * num_seeds))
 
 
 def out_of_fold(data: Dataset, results: list[FoldResult]) -> list[dict]:

@@ -118,6 +118,14 @@ class CudaBackend:
         return self.kernels[key], True
 
 
+def divides_sums(problem: "_C.Problem", config: "_C.Config") -> bool:
+    """Return whether `config` adds up the products of a D in an order of its own: K is split, heads of logits are added
+    by lanes, or a sum over groups has as many parts as its tiles leave room for.
+    """
+    kind = OP_KINDS[problem.op]
+    return config.split_k > 1 or kind.is_logits or (kind.is_summed and not problem.batch_invariant)
+
+
 class CudaTimer:
     """The race's Timer for one problem, see race.Timer. Every driver error becomes a DeviceFault."""
 
@@ -177,9 +185,9 @@ class CudaTimer:
     def judge(self, index: int, output: CheckedOutput) -> str | None:
         """Return what is wrong with `output`, None where it is right.
 
-        All configs of products that do not split K must give the same bits: those of the first that passed its check.
+        All configs of products that do not divide K must give the same bits: those of the first that passed its check.
         """
-        has_own_bits = self.configs[index].split_k > 1 or OP_KINDS[self.problem.op].is_logits
+        has_own_bits = divides_sums(self.problem, self.configs[index])
         if self.expected is not None and not has_own_bits:
             is_equal = output.equals(self.expected)
             return None if is_equal else "D differs from the reference config's bits, or memory outside D was written"

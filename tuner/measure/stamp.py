@@ -2,11 +2,11 @@
 
 import datetime
 import json
-import os
 import platform
 import subprocess
-import tempfile
 from pathlib import Path
+
+from tuner.files import replacing
 
 
 def get_driver_version() -> str | None:
@@ -59,10 +59,6 @@ def format_json(value: dict) -> str:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Write JSON through a temporary file, so that a reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".result-")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(format_json(value))
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
+    """Replace a JSON file as a whole and durably, see tuner.files.replacing."""
+    with replacing(path) as fresh:
+        fresh.write_text(format_json(value), encoding="utf-8")

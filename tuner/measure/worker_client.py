@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO, Self
 
 from tuner import errors
@@ -21,6 +22,11 @@ from tuner.measure import protocol
 
 #: Importing torch, opening the driver and multiplying the canary took 3 to 25 s; a cold disk takes longer.
 HELLO_LIMIT_S = 180.0
+#: The child imports this package from where its parent has it, last on its path: a checkout need not be installed.
+START = (
+    f"import runpy, sys; sys.path.append({str(Path(__file__).parents[2])!r}); "
+    "runpy.run_module('tuner.measure.worker', run_name='__main__', alter_sys=True)"
+)
 LOG_TAIL_BYTES = 4096
 MAX_START_FAILURES = 3
 #: What the child inherits: where software, caches and the GPU are, and nothing else.
@@ -116,8 +122,8 @@ class MeasuringWorker:
         command = [
             sys.executable,
             "-P",
-            "-m",
-            "tuner.measure.worker",
+            "-c",
+            START,
             "--backend",
             self.backend,
             "--parent",

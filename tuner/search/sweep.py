@@ -59,8 +59,8 @@ def describe_identity(identity: Identity) -> dict:
 class Sweep:
     """One run of the tuner over the problems of one shard, on one GPU.
 
-    `on_event(name, facts)` reports progress: "device" (sku, name), "compile" (done, total), "problem" (done, total,
-    problem, failed).
+    `on_event(name, facts)` reports progress: "device" (sku, name, regime), "compile" (done, total), "problem" (done,
+    total, problem, failed).
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Sweep:
         """
         hello = self.worker.start()
         self.device = read_device(hello["device"])
-        self.on_event("device", {"sku": self.device.sku, "name": self.device.name})
+        self.on_event("device", {"sku": self.device.sku, "name": self.device.name, "regime": hello["regime"]})
         with GpuLock(hello["device"]["uuid_hash"]):
             self.regime = hello["regime"]
             self.identities = {

@@ -239,8 +239,8 @@ def describe_limits(record: Record, evaluation: Evaluation) -> str:
         "Measured in the regime above; other regimes (warm L2, launches that overlap) can prefer other configs.",
         (
             "The heuristic's constants are part of the package and were not refitted inside the folds (on an H200 they"
-            " were fitted to these problems; on left-out thirds of the shapes its mean regret was 1.1 %); features"
-            " contain its estimate."
+            " were fitted to some of these problems, so that its regret on new shapes is larger); features contain its"
+            " estimate."
         ),
         (
             "A fold's portfolio may hold configs that the sweep of the portfolio left out; it learns those from"

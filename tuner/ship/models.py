@@ -26,18 +26,8 @@ class Model:
         """Return {op kind: why the library does not use its part}."""
         if self.selector is None:
             return {}
-        metadata = self.selector.metadata
-        checks = {
-            f"stale: {metadata['stale']}": metadata["stale"] is not None,
-            "trained on other features": metadata["features_version"] != _C.FEATURES_VERSION,
-            "trained against another heuristic": metadata["heuristic_version"] != _C.HEURISTIC_VERSION,
-        }
-        whole = next((reason for reason, holds in checks.items() if holds), "")
-        found = {}
-        for op, part in metadata["ops"].items():
-            if whole or part["kernel_hash"] != selection.kernel_hash(op):
-                found[op] = whole or "measured with other kernels"
-        return found
+        faults = {op: self.selector.find_fault(op, selection.kernel_hash(op)) for op in self.selector.metadata["ops"]}
+        return {op: fault for op, fault in faults.items() if fault}
 
 
 def find_models() -> list[Model]:

@@ -138,15 +138,14 @@ def describe_selector(loaded: runtime.LoadedSelector, device, op_kind: str) -> d
         return None
     metadata = selector.metadata
     op = metadata["ops"][op_kind]
+    fault = selector.find_fault(op_kind, runtime.kernel_hash(op_kind))
     guards = {
         "same GPU model": metadata["sku"] == device.sku and metadata["sm_count"] == device.sm_count,
-        "same kernels": op["kernel_hash"] == runtime.kernel_hash(op_kind),
-        "same features": metadata["features_version"] == _C.FEATURES_VERSION,
-        "same heuristic": metadata["heuristic_version"] == _C.HEURISTIC_VERSION,
-        "not stale": metadata["stale"] is None,
+        "fits this package": not fault,
     }
     return {name: op[name] for name in ("kernel_hash", "margin", "max_spread", "num_portfolio", "regime")} | {
         "created": metadata["created"],
         "file": loaded.file,
         "guards": guards,
+        "fault": fault,
     }

@@ -12,13 +12,6 @@ __device__ __forceinline__ u32 max_halves(u32 a, u32 b) {
     return result;
 }
 
-// min.u16x2 (PTX ISA, "Integer Arithmetic Instructions: min"): the smaller of each half.
-__device__ __forceinline__ u32 min_halves(u32 a, u32 b) {
-    u32 result;
-    asm("min.u16x2 %0, %1, %2;" : "=r"(result) : "r"(a), "r"(b));
-    return result;
-}
-
 // max.NaN.f32: NaN where either is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
     float result;
@@ -30,6 +23,13 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
 __device__ __forceinline__ float approximate_reciprocal(float value) {
     float result;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+    return result;
+}
+
+// ex2.approx.ftz.f32: 2 to the power of a value from 0 to 1.
+__device__ __forceinline__ float approximate_power_of_two(float value) {
+    float result;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
     return result;
 }
 

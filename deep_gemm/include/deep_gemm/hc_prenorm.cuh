@@ -4,46 +4,31 @@
 // A is BF16, B FP32. Each number of B is the sum of two BF16 numbers, to 2^-17 of its size, and A . B^T the sum of two BF16 products, which
 // tensor cores add up in FP32. One TF32 product would cost as much, with 2^-11.
 //
-// A CTA has kRows rows and a part of K, in chunks of 32, which its warps take in turn. Threads load their operands from global memory straight
-// into the registers of the multiplication: which K a register stands for does not matter as long as A and B agree, so a thread's eight
-// neighbouring K are its share of two multiplications of 16. In the end the warps add up their sums in a fixed order.
+// A CTA has kRows rows and a part of K, in chunks of 32, which its warps take in turn (mma_ptx.cuh says how they load). In the end the warps add
+// up their sums in a fixed order. Parts that are not the result itself are added up by the cluster that their CTAs make (cluster_sum.cuh), or,
+// where there are more of them than a cluster has CTAs, by another kernel (hc_prenorm_sum.cuh).
 #pragma once
 
-#include "deep_gemm/sm90/ptx/ptx.cuh"
+#include "deep_gemm/cluster_sum.cuh"
+#include "deep_gemm/mma_ptx.cuh"
 
 namespace deep_gemm {
 
-namespace ptx {
-
-// mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): adds BF16 A (row-major) times B (column-major) to FP32.
-__device__ __forceinline__ void multiply_16x8x16(float (&d)[4], const u32 (&a)[4], u32 b_low, u32 b_high) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
-}
-
-// ld.global.nc.L1::no_allocate.v4: what is read once. Not volatile, so that loads may move up.
-__device__ __forceinline__ uint4 load_once(const void* address) {
-    uint4 value;
-    asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "l"(address));
-    return value;
-}
-
-}  // namespace ptx
-
-// Config: kColumnTiles, the rows of B in eights, at most 3. Pitches are in elements; k and that of A are multiples of 8, that of B of 4.
+// Config: kColumnTiles, the rows of B in eights, at most 3; kRowTiles, the rows of a CTA in sixteens, at most 4; kParts, the CTAs of a cluster, or
+// 1. Pitches are in elements; k and that of A are multiples of 8, that of B of 4. The grid is (tiles of rows * kParts, num_parts / kParts).
 template <class Config>
 struct HcPrenorm {
     static constexpr u32 kThreads = 384, kCtasPerSm = 1, kWarps = kThreads / 32;
-    static constexpr u32 kRows = 64, kRowTiles = kRows / 16, kColumnTiles = u32(Config::kColumnTiles), kChunk = 32;
+    static constexpr u32 kRowTiles = u32(Config::kRowTiles), kColumnTiles = u32(Config::kColumnTiles), kParts = u32(Config::kParts);
+    static constexpr u32 kRows = 16 * kRowTiles, kChunk = 32;
     static constexpr u32 kColumns = 8 * kColumnTiles, kPitch = kColumns + 1;  // of the sums in shared memory: the last column has the squares
-    static constexpr u32 kSlots = kWarps / 2;
-    static_assert(kSlots * kRows * kPitch * 4 <= 48 << 10, "what a CTA has of static shared memory");
+    static constexpr u32 kNumbers = kRows * kPitch, kSlots = kWarps / 2;
+    using Total = ClusterSum<kParts, kThreads, kNumbers>;
 
     const u16* a;    // [m, k]
     const float* b;  // [n, k]
-    float* d;        // [num_parts, m, n]
-    float* squares;  // [num_parts, m]
+    float* d;        // [num_parts, m, n], or [m, n] of a cluster
+    float* squares;  // [num_parts, m], or [m]
     i64 a_pitch, b_pitch, d_part_pitch, d_pitch, squares_part_pitch;
     u32 m, n, k, num_parts;
 
@@ -54,18 +39,27 @@ struct HcPrenorm {
     using RowsOfA = uint4[kRowTiles][2];
 
     __device__ __forceinline__ void run() const {
-        __shared__ float slots[kSlots][kRows * kPitch];
-        Sums sums = {};
-        add_part(sums);
-        add_lanes(sums);
-        add_warps(sums, slots);
-        store(slots);
+        __shared__ float slots[kSlots][kNumbers];
+        if constexpr (kParts > 1) {
+            __shared__ float4 received[kParts][Total::kOwned];
+            __shared__ u64 barrier[1];
+            const Total total{ptx::shared_address(received), ptx::shared_address(barrier)};
+            total.begin();
+            add_rows(slots);
+            total.wait_for_barriers();
+            send(total, slots);
+            total.finish([this](u32 at, float sum) { store(at, sum, 0); });
+        } else {
+            add_rows(slots);
+            for (u32 at = threadIdx.x; at < kNumbers; at += kThreads) store(at, add_slots(slots, at), own_part());
+        }
     }
 
    private:
     __device__ __forceinline__ static u32 lane() { return threadIdx.x % 32; }
     __device__ __forceinline__ static u32 warp() { return threadIdx.x / 32; }
-    __device__ __forceinline__ u32 first_row() const { return blockIdx.x * kRows; }
+    __device__ __forceinline__ static u32 first_row() { return blockIdx.x / kParts * kRows; }
+    __device__ __forceinline__ static u32 own_part() { return kParts > 1 ? blockIdx.x % kParts : blockIdx.y; }
 
     // Eight of K from `at` on; zero beyond the matrix. Rows beyond it are those of the last one, and never stored.
     __device__ __forceinline__ void load_a(RowsOfA& rows, u32 at) const {
@@ -87,8 +81,6 @@ struct HcPrenorm {
         below = is_finite ? ptx::pack_bf16(x_left, y_left) : 0;
     }
 
-    __device__ __forceinline__ static u32 word(const uint4& words, u32 i) { return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w; }
-
     __device__ __forceinline__ void multiply(Sums& sums, const RowsOfA& rows, u32 at) const {
 #pragma unroll
         for (u32 column = 0; column < kColumnTiles; ++column) {
@@ -104,7 +96,7 @@ struct HcPrenorm {
 #pragma unroll
                 for (u32 tile = 0; tile < kRowTiles; ++tile) {
                     const uint4 &low = rows[tile][0], &high = rows[tile][1];
-                    const u32 fragment[4] = {word(low, 2 * half), word(high, 2 * half), word(low, 2 * half + 1), word(high, 2 * half + 1)};
+                    const u32 fragment[4] = {word_of(low, 2 * half), word_of(high, 2 * half), word_of(low, 2 * half + 1), word_of(high, 2 * half + 1)};
                     ptx::multiply_16x8x16(sums.product[tile][column], fragment, above[0], above[1]);
                     ptx::multiply_16x8x16(sums.product[tile][column], fragment, below[0], below[1]);
                 }
@@ -124,12 +116,12 @@ struct HcPrenorm {
 #pragma unroll
             for (u32 half = 0; half < 2; ++half)
 #pragma unroll
-                for (u32 i = 0; i < 4; ++i) add_square(sums.squares[tile][half], word(rows[tile][half], i));
+                for (u32 i = 0; i < 4; ++i) add_square(sums.squares[tile][half], word_of(rows[tile][half], i));
     }
 
     // This warp's chunks of this CTA's part of K. The rows of the next one are under way while one is multiplied.
     __device__ __forceinline__ void add_part(Sums& sums) const {
-        const u32 chunks = ceil_div(k, kChunk), part = blockIdx.y;
+        const u32 chunks = ceil_div(k, kChunk), part = own_part();
         const u32 first = u32(u64(part) * chunks / num_parts), end = u32(u64(part + 1) * chunks / num_parts);
         const u32 own = lane() % 4 * 8;
         RowsOfA rows, next;
@@ -173,7 +165,7 @@ struct HcPrenorm {
     }
 
     // The sums of the warps from `count` / 2 on go to shared memory and are added by those below, until three are left, which lie there.
-    __device__ __forceinline__ static void add_warps(Sums& sums, float (&slots)[kSlots][kRows * kPitch]) {
+    __device__ __forceinline__ static void add_warps(Sums& sums, float (&slots)[kSlots][kNumbers]) {
         static_assert(kWarps == 12, "12 warps, 6, 3");
 #pragma unroll 1
         for (u32 count = kWarps; count > 3; count /= 2) {
@@ -187,16 +179,33 @@ struct HcPrenorm {
         __syncthreads();
     }
 
-    __device__ __forceinline__ void store(const float (&slots)[kSlots][kRows * kPitch]) const {
-        const u32 part = blockIdx.y;
+    // The sums of this CTA's part, in three slots.
+    __device__ __forceinline__ void add_rows(float (&slots)[kSlots][kNumbers]) const {
+        Sums sums = {};
+        add_part(sums);
+        add_lanes(sums);
+        add_warps(sums, slots);
+    }
+
+    __device__ __forceinline__ static float add_slots(const float (&slots)[kSlots][kNumbers], u32 at) {
+        return __fadd_rn(__fadd_rn(slots[0][at], slots[1][at]), slots[2][at]);
+    }
+
+    __device__ __forceinline__ static void send(const Total& total, const float (&slots)[kSlots][kNumbers]) {
 #pragma unroll 1
-        for (u32 at = threadIdx.x; at < kRows * kPitch; at += kThreads) {
-            const u32 row = first_row() + at / kPitch, column = at % kPitch;
-            if (row >= m) break;
-            const float sum = __fadd_rn(__fadd_rn(slots[0][at], slots[1][at]), slots[2][at]);
-            if (column < n) d[part * d_part_pitch + row * d_pitch + column] = sum;
-            if (column == kColumns) squares[part * squares_part_pitch + row] = sum;
+        for (u32 vector = threadIdx.x; vector < Total::kVectors; vector += kThreads) {
+            float sum[4];
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) sum[i] = add_slots(slots, vector * 4 + i);
+            total.send(vector, sum);
         }
+    }
+
+    __device__ __forceinline__ void store(u32 at, float sum, u32 slice) const {
+        const u32 row = first_row() + at / kPitch, column = at % kPitch;
+        if (row >= m) return;
+        if (column < n) d[slice * d_part_pitch + row * d_pitch + column] = sum;
+        if (column == kColumns) squares[slice * squares_part_pitch + row] = sum;
     }
 };
 

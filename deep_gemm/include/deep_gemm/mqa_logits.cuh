@@ -32,9 +32,6 @@ struct MqaLogits {
         if (produces && warp == 1) stages.initialise();
         if (produces && warp == 2) prefetch(schedule);
         ptx::wait_for_dependencies();
-        if constexpr (Config::kPrefetchPages > 0) {
-            if (produces && warp == 3) schedule.prefetch_keys(maps);
-        }
         schedule.prepare(stages.scratch());
         __syncthreads();
         ptx::launch_dependents();

@@ -37,6 +37,7 @@ struct MqaMath {
             if (num_tiles == 0) break;
             if (next < num_tiles) do_segment(segment.stage, num_tiles);
             next -= num_tiles;
+            __syncwarp();  // a lane that comes late to a segment without tiles for this warpgroup must not miss its phase
             stages.release(stages.query_empty_barrier(segment.stage), 0);  // all that was read has been used
             segment.advance();
         }

@@ -10,6 +10,7 @@ namespace deep_gemm {
 
 template <class Config>
 struct MqaPagedSchedule {
+    static constexpr bool kReadsOnce = true;  // pages leave L2 before the logits do
     static constexpr u32 kSplits = ceil_div(Config::kNextN, Config::kBlockQ);  // tiles of q of a batch row
     static constexpr u32 kPages = kMqaTile / Config::kPageRows;                // pages of a tile of K
     static constexpr u32 kAhead = 32 / kPages;                                 // tiles whose pages the warp reads at once
@@ -35,26 +36,13 @@ struct MqaPagedSchedule {
 
     __device__ __forceinline__ void start(u32) const {}
 
-    // Lines of the lengths into L2, where they are found once the metadata has said which of them are needed; with kPrefetchTable lines of the
-    // block table, too: a lane of each CTA has one, of the rows' beginnings first.
+    // Lines of the lengths into L2, where they are found once the metadata has said which of them are needed, and lines of the block table: a lane
+    // of each CTA has one, of the rows' beginnings first.
     __device__ __forceinline__ void prefetch() const {
         const i64 lane = threadIdx.x % 32, lengths = (batch - 1) * params.lengths_stride + 1;
         if (32 * lane < lengths) ptx::prefetch_line(params.first + 32 * lane);
-        if constexpr (Config::kPrefetchTable) {
-            const u32 index = threadIdx.x % 32 * gridDim.x + blockIdx.x, column = index / batch * 32;
-            if (column < params.num_kv) ptx::prefetch_line(params.second + index % batch * params.table_stride + column);
-        }
-    }
-
-    // While the loading warp finds its share: first pages of the sequences into L2, kPrefetchPages a CTA. By another warp.
-    __device__ __forceinline__ void prefetch_keys(const MqaMaps& maps) const {
-        const u32 lane = threadIdx.x % 32, index = blockIdx.x * Config::kPrefetchPages + lane;
-        const u32 sequence = index % batch, column = index / batch;
-        if (lane >= Config::kPrefetchPages || column >= params.num_kv) return;
-        const u32 positions = min(u32(length_of(sequence, 0)), limit), page = ptx::load_index(params.second + sequence * params.table_stride + column);
-        if (column * Config::kPageRows >= positions) return;  // the entry means nothing
-        ptx::prefetch_box_3d(&maps.kv, 0, 0, page);
-        ptx::prefetch_box_2d(&maps.scale, 0, page);
+        const u32 index = threadIdx.x % 32 * gridDim.x + blockIdx.x, column = index / batch * 32;
+        if (column < params.num_kv) ptx::prefetch_line(params.second + index % batch * params.table_stride + column);
     }
 
     __device__ __forceinline__ bool next(MqaSegment& segment) {

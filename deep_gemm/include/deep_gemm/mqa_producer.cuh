@@ -17,7 +17,7 @@ struct MqaProducer {
     Ring<Layout::kQueryStages> queries;
 
     __device__ __forceinline__ MqaProducer(const MqaMaps& maps, const MqaStages<Config>& stages)
-        : maps(maps), stages(stages), policy(Config::kEvict ? ptx::evict_first_policy() : 0) {}
+        : maps(maps), stages(stages), policy(Schedule::kReadsOnce ? ptx::evict_first_policy() : 0) {}
 
     __device__ __forceinline__ void run(Schedule& schedule) {
         MqaSegment segment;
@@ -71,12 +71,14 @@ struct MqaProducer {
 #pragma unroll
                 for (u32 i = 0; i < kPages; ++i) {
                     const u32 tile_at = stages.tile(ring.stage) + i * (Layout::kTileBytes / kPages);
-                    if constexpr (Config::kEvict) {
+                    const u32 scales_at = stages.scales(ring.stage) + i * (Layout::kScaleBytes / kPages);
+                    if constexpr (Schedule::kReadsOnce) {
                         ptx::tma_load_3d_hint(&maps.kv, barrier, tile_at, 0, rows[i], pages[i], policy);
+                        ptx::tma_load_hint(&maps.scale, barrier, scales_at, rows[i], pages[i], policy);
                     } else {
                         ptx::tma_load_3d(&maps.kv, barrier, tile_at, 0, rows[i], pages[i]);
+                        ptx::tma_load(&maps.scale, barrier, scales_at, rows[i], pages[i]);
                     }
-                    ptx::tma_load(&maps.scale, barrier, stages.scales(ring.stage) + i * (Layout::kScaleBytes / kPages), rows[i], pages[i]);
                 }
             }
             __syncwarp();

@@ -12,7 +12,12 @@ __device__ __forceinline__ void tma_load_4d(const TensorMap* map, u32 barrier, u
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
-// cp.async.bulk.tensor.3d as tma_load_3d, with an L2 policy.
+// cp.async.bulk.tensor.2d, .3d as tma_load, tma_load_3d, with an L2 policy.
+__device__ __forceinline__ void tma_load_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y, u64 policy) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
+            destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy) : "memory");
+}
 __device__ __forceinline__ void tma_load_3d_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y, u32 z, u64 policy) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(
@@ -28,14 +33,6 @@ __device__ __forceinline__ u64 evict_first_policy() {
 
 // prefetch.tensormap
 __device__ __forceinline__ void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-
-// cp.async.bulk.prefetch.tensor.2d, .3d: a box at (x, y), (x, y, z) into L2.
-__device__ __forceinline__ void prefetch_box_2d(const TensorMap* map, u32 x, u32 y) {
-    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map), "r"(x), "r"(y) : "memory");
-}
-__device__ __forceinline__ void prefetch_box_3d(const TensorMap* map, u32 x, u32 y, u32 z) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map), "r"(x), "r"(y), "r"(z) : "memory");
-}
 
 // prefetch.global.L2: the line that holds `address`.
 __device__ __forceinline__ void prefetch_line(const void* address) {

@@ -88,10 +88,10 @@ struct MqaLayout {
     static_assert(Config::kBlockQ >= 1 && Config::kBlockQ <= 16, "a lane of the loading warp bounds each token");
     static_assert(Config::kColumns % 8 == 0 && Config::kColumns >= 8 && Config::kColumns <= 256, "WGMMA takes N in steps of 8");
     static_assert(kAllColumns % Config::kColumns == 0, "chains of WGMMAs are all alike");
-    static_assert(Config::kNumStages >= kMathGroups, "each math warpgroup works on a stage of its own");
+    // A wait names a phase by its parity alone, so who waits must have seen the phase before: tiles of a stage are all the same warpgroup's.
+    static_assert(Config::kNumStages % kMathGroups == 0, "math warpgroups do not share stages");
     static_assert(kMqaTile % Config::kPageRows == 0, "a tile is made of whole pages");
     static_assert(Config::kNextN % Config::kBlockQ == 0 || Config::kNextN == 1, "a tile of q lies in one sequence");
-    static_assert(Config::kPrefetchPages <= 32, "a lane brings each page");
     static_assert(kThreads == Config::kThreads, "the host and the kernel count the same threads");
     static_assert(kSharedBytes == Config::kSharedBytes, "the host and the kernel count the same shared memory");
 };

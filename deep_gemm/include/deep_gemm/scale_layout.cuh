@@ -1,7 +1,8 @@
 // Makes FP32 scales [groups, mn, k], whose rows are contiguous, MN-major; with kPack, four columns become one word of their exponents (UE8M0).
 //
-// A CTA moves a tile of kRows rows x `width` words of the result through shared memory, so that both sides are coalesced. Threads walk the tile's
-// words row by row: rows are as short as 14 words, and a warp for each row would leave most lanes idle.
+// A CTA moves a tile of kRows rows x `width` words of the result through shared memory, so that both sides are coalesced. A tile is as wide as the
+// result where it can be: then its rows are read whole. Threads walk the tile's words row by row: rows are as short as 14 words, and a warp for each
+// row would leave most lanes idle. The loads carry no hint: the line in which a row ends is read again by who reads the next row or tile.
 #pragma once
 
 #include "deep_gemm/types.cuh"
@@ -11,10 +12,10 @@ namespace deep_gemm {
 template <class Config>
 struct ScaleLayout {
     static constexpr bool kPack = Config::kPack, kAligned = Config::kAligned;  // rows start at 16 bytes, k (not kPack: and width) is a multiple of 4
-    static constexpr u32 kThreads = 256, kCtasPerSm = 6;
-    static constexpr u32 kRows = 128, kMostColumns = 32;
+    static constexpr u32 kThreads = 256, kCtasPerSm = 8;
+    static constexpr u32 kRows = 64, kMostColumns = 64;
     static constexpr u32 kWords = kPack || kAligned ? 4 : 1, kResults = kPack ? 1 : kWords;  // of a load, and what becomes of it
-    static constexpr u32 kUnderWay = kWords == 1 ? 8 : 4;                                    // loads of a thread
+    static constexpr u32 kUnderWay = kWords == 1 ? 8 : 2;  // loads of a thread
 
     const u32* in;  // [groups, mn, k]: bits
     u32* out;       // [groups, mn, k or ceil(k / 4)], column by column
@@ -37,7 +38,7 @@ struct ScaleLayout {
     // Words from `column` on: zeros for those beyond k.
     __device__ __forceinline__ void load(const u32* row, u32 column, bool is_there, u32 (&bits)[kWords]) const {
         if constexpr (kAligned) {
-            const uint4 four = is_there ? __ldcs(reinterpret_cast<const uint4*>(row + column)) : uint4{0, 0, 0, 0};
+            const uint4 four = is_there ? *reinterpret_cast<const uint4*>(row + column) : uint4{0, 0, 0, 0};
             bits[0] = four.x, bits[1] = four.y, bits[2] = four.z, bits[3] = four.w;
         } else {
 #pragma unroll
@@ -45,17 +46,20 @@ struct ScaleLayout {
         }
     }
 
-    __device__ static __forceinline__ void put(u32* results, const u32 (&bits)[kWords]) {
+    // Where a word lies in the tile: column by column; fours of rows change places, so that loads beside each other meet other banks.
+    __device__ static __forceinline__ u32 index_of(u32 row, u32 column) { return column * kRows + (row ^ column / kResults % 8 * 4); }
+
+    __device__ static __forceinline__ void put(u32* tile, u32 row, u32 column, const u32 (&bits)[kWords]) {
         if constexpr (kPack) {
-            results[0] = (bits[0] >> 23 & 0xFF) | (bits[1] >> 23 & 0xFF) << 8 | (bits[2] >> 23 & 0xFF) << 16 | (bits[3] >> 23 & 0xFF) << 24;
+            tile[index_of(row, column)] = (bits[0] >> 23 & 0xFF) | (bits[1] >> 23 & 0xFF) << 8 | (bits[2] >> 23 & 0xFF) << 16 | (bits[3] >> 23 & 0xFF) << 24;
         } else {
 #pragma unroll
-            for (u32 i = 0; i < kWords; ++i) results[i] = bits[i];
+            for (u32 i = 0; i < kWords; ++i) tile[index_of(row, column + i)] = bits[i];
         }
     }
 
     // All loads of a round before what is made of them: they are under way together.
-    __device__ __forceinline__ void read(u32* tile, u32 pitch, u32 row_start, u32 column_start) const {
+    __device__ __forceinline__ void read(u32* tile, u32 row_start, u32 column_start) const {
         const u32* source = in + blockIdx.z * in_group;
         const u32 loads = width / kResults, step_rows = kThreads / loads, step_loads = kThreads % loads;
         const u32 first_column = column_start / kResults * kWords;
@@ -71,26 +75,31 @@ struct ScaleLayout {
             }
 #pragma unroll
             for (u32 i = 0; i < kUnderWay; ++i, place.advance(step_rows, step_loads, loads))
-                if (place.row < kRows) put(tile + place.row * pitch + place.at * kResults, bits[i]);
+                if (place.row < kRows) put(tile, place.row, place.at * kResults, bits[i]);
         }
     }
 
-    __device__ __forceinline__ void write(const u32* tile, u32 pitch, u32 row_start, u32 column_start, u32 columns) const {
-        const u32 row = threadIdx.x % kRows, last = columns - column_start < width ? columns - column_start : width;
+    // Store as many rows at a time as a Unit holds words, a multiple of which there is.
+    template <class Unit>
+    __device__ __forceinline__ void write(const u32* tile, u32 row_start, u32 column_start, u32 columns) const {
+        constexpr u32 kUnit = sizeof(Unit) / sizeof(u32), kUnits = kRows / kUnit;
+        const u32 row = threadIdx.x % kUnits * kUnit, last = columns - column_start < width ? columns - column_start : width;
         u32* target = out + blockIdx.z * out_group + row_start + row;
         if (row_start + row >= mn) return;
 #pragma unroll 4
-        for (u32 column = threadIdx.x / kRows; column < last; column += kThreads / kRows)
-            target[(column_start + column) * out_column] = tile[row * pitch + column];
+        for (u32 column = threadIdx.x / kUnits; column < last; column += kThreads / kUnits)
+            *reinterpret_cast<Unit*>(target + (column_start + column) * out_column) = *reinterpret_cast<const Unit*>(tile + index_of(row, column));
     }
 
     __device__ __forceinline__ void run() const {
-        __shared__ u32 tile[kRows * (kMostColumns + 1)];
+        alignas(16) __shared__ u32 tile[kRows * kMostColumns];
         const u32 columns = kPack ? ceil_div(k, 4) : k, column_start = blockIdx.x * width, row_start = blockIdx.y * kRows;
-        const u32 pitch = width | 1;  // odd, so that a column of words meets every bank
-        read(tile, pitch, row_start, column_start);
+        read(tile, row_start, column_start);
         __syncthreads();
-        write(tile, pitch, row_start, column_start, columns);
+        if (row_start + kRows <= mn)
+            write<uint4>(tile, row_start, column_start, columns);
+        else
+            write<u32>(tile, row_start, column_start, columns);
     }
 };
 

@@ -41,16 +41,6 @@ __device__ __forceinline__ constexpr u32 align_up(u32 a, u32 b) { return ceil_di
 __device__ __forceinline__ constexpr u32 max_of(u32 a, u32 b) { return a > b ? a : b; }
 __device__ __forceinline__ constexpr u32 gcd(u32 a, u32 b) { return b == 0 ? a : gcd(b, a % b); }
 
-// One of two types.
-template <bool kFirst, class First, class Second>
-struct Choose {
-    using Type = First;
-};
-template <class First, class Second>
-struct Choose<false, First, Second> {
-    using Type = Second;
-};
-
 // What happens to C: nothing, TMA adds the result onto it (C is D), any C with alpha and beta, or no C and columns remapped by heads.
 enum class CMode : u32 { kNone, kAccumulate, kGeneral, kHeadSplit };
 

@@ -345,3 +345,14 @@ def test_one_block_k_is_legal(op):
     assert wanted == _C.STAGE_K_BYTES // (1 if is_fp8(op) else 2)
     legal = [k for k in (32, 64, 128, 256) if _C.is_legal(problem, _C.Config(64, 64, 4, block_k=k), H200)]
     assert legal == [wanted]
+
+
+@pytest.mark.parametrize("op", ["fp8_mqa_logits", "fp8_paged_mqa_logits"])
+def test_math_warpgroups_of_attention_logits_share_no_stage(op):
+    """A warpgroup that has not seen the phase before takes a tile under way for one that landed."""
+    problem = _C.Problem(op, 64, 4096, 128, heads=64, **({"next_n": 1, "block_kv": 64} if "paged" in op else {}))
+    for groups, stages in itertools.product((2, 3), range(1, 16)):
+        config = _C.Config(1, 64 * groups, stages)
+        reason = _C.legality_reason(problem, config, H200)
+        assert (f"must be a multiple of the {groups} warpgroups" in reason) == (stages % groups != 0)
+    assert all(config.num_stages % (config.block_n // 64) == 0 for config in _C.get_default_space(problem, H200))

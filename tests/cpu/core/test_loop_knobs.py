@@ -14,7 +14,8 @@ KNOBS = ("loop", "scale_warp", "tile_barrier", "reduce_add")
 @pytest.mark.parametrize(
     ("problem", "tile", "knobs", "word"),
     [
-        (BLOCKS, (128, 128, 4), {"loop": 5}, "within 0..4"),
+        (BLOCKS, (128, 128, 4), {"loop": 4}, "within 0..3"),
+        (BLOCKS, (128, 192, 4), {"loop": 3}, "3 needs a cluster"),
         (_C.Problem("bf16_gemm", 1, 1, 1), (128, 128, 4), {"loop": 1, "block_k": 64}, "loop = 1: needs FP8"),
         (_C.Problem("fp8_gemm", 1, 1, 1, recipe="per_row"), (128, 128, 3), {"loop": 2}, "loop = 2: needs FP8"),
         (BLOCKS, (16, 64, 4), {"loop": 1, "swap_ab": 1}, "without swap_ab"),
@@ -37,7 +38,8 @@ def test_knobs_without_what_they_need_are_illegal(problem, tile, knobs, word):
     ("problem", "tile", "knobs"),
     [
         (BLOCKS, (128, 256, 3), {"loop": 1, "scale_warp": 1}),
-        (BLOCKS, (256, 128, 3), {"loop": 4, "scale_warp": 1, "tile_barrier": 1}),
+        (BLOCKS, (256, 128, 3), {"loop": 2, "scale_warp": 1, "tile_barrier": 1}),
+        (BLOCKS, (128, 192, 4), {"loop": 3, "scale_warp": 1, "cluster_n": 2}),
         (BLOCKS, (16, 64, 4), {"scale_warp": 1, "swap_ab": 1, "split_k": 2}),
         (VECTORS, (128, 152, 4), {"loop": 2, "reduce_add": 1}),
         (_C.Problem("bf16_gemm", 1, 1, 1), (128, 256, 3), {"tile_barrier": 1, "block_k": 64}),

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import typer
 
+from deep_gemm import _C
 from tests.fakes.databases import IDENTITY, add_block, add_context, make_database, make_problem
 from tuner import cli, errors
 from tuner.commands import db
 from tuner.commands import tables as printed
 from tuner.db import Store, tables
+from tuner.db.files import SNAPSHOTS
 from tuner.learn import sources
 
 COMMANDS = ("init", "upgrade", "check", "snapshot", "merge", "export", "import", "stats", "show")
@@ -133,6 +135,29 @@ def test_show_prints_a_table(run, database):
     assert lines[1].split() == ["config", "us", "ratio", "samples", "rounds", "status"]
     assert len([line for line in lines if line.split()[0].isdigit()]) == 3 and "... and 3 more" in out
     assert "best, reference" in out and max(map(len, lines[:-1])) <= printed.WIDTH
+
+
+def is_plain(problem) -> bool:
+    return problem == _C.Problem("fp8_gemm", problem.m, problem.n, problem.k)
+
+
+def test_configs_that_cannot_be_told_apart_share_the_first_rank(run):
+    snapshot = next(iter(SNAPSHOTS.glob("*.db")))
+    with sources.open_database(str(snapshot)) as store:
+        best = next(row for row in store.load_best(op="fp8_gemm") if len(row.tie_set) > 2 and is_plain(row.problem))
+    asked = ("show", best.problem.m, best.problem.n, best.problem.k, "--db", snapshot)
+    asked += ("--kernel-hash", best.kernel_hash)
+    configs = json.loads(run(*asked, "--json")[1])["configs"]
+    assert {one["name"] for one in configs if one["is_tied"]} == set(map(str, best.tie_set))
+    assert [one["rank"] for one in configs] == [1 if one["is_tied"] else i for i, one in enumerate(configs, 1)]
+    assert [one["rank"] for one in configs if one["is_best"]] == [1]
+    lines = run(*asked)[1].splitlines()
+    named = {str(config): next(line for line in lines if f" {config} " in line) for config in best.tie_set}
+    assert all(line.split()[0] == "1" for line in named.values())
+    assert [line.endswith(("tied", "tied, reference")) for line in named.values()] == [False] + [True] * (
+        len(best.tie_set) - 1
+    )
+    assert any(line.startswith("tied: the rounds cannot tell") for line in lines)
 
 
 def test_show_without_measurements_is_inconclusive(run, database):

@@ -8,10 +8,11 @@ from tests.emulator.logits import Logits, run_logits
 SEEDS = (0, 1, 2, 3)
 LOGITS = {
     "prefill": Logits((2, 128, 4), prefill=(9, 300)),
-    "pages": Logits((1, 128, 4), heads=32, lengths=(1, 63, 0, 130, 300)),
+    "tiles of one warpgroup": Logits((1, 128, 4), lengths=(1,) * 20, num_sms=1),
+    "pages": Logits((1, 128, 4), heads=32, lengths=(1, 63, 0, 130, 700), num_sms=2),
 }
 MORE_LOGITS = {
-    "compressed": Logits((4, 192, 4), heads=16, head_dim=64, prefill=(17, 200), mode="compressed", ranges="empty"),
+    "compressed": Logits((4, 192, 6), heads=16, head_dim=64, prefill=(17, 200), mode="compressed", ranges="empty"),
     "dirty bf16": Logits((1, 128, 4), heads=64, head_dim=128, d_dtype="bf16", prefill=(5, 130), mode="dirty"),
     "two tokens": Logits((2, 128, 4), heads=32, lengths=(65, 2, 200), next_n=2, block_kv=32, d_dtype="bf16"),
 }

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.emulator.ops import run_batches, run_gemm, run_sum
+from tests.emulator.ops import compare_rows, run_batches, run_gemm, run_prenorm, run_sum
 
 #: Relative to the sum of magnitudes: FP32 sums of a few thousand products.
 MAX_ERROR = 2.0**-18
@@ -13,10 +13,62 @@ def test_a_product_by_the_config_that_is_chosen(emulate):
     assert emulate(run_gemm, 70, 200, 704, seed=2) <= MAX_ERROR
 
 
+def test_a_small_sum(emulate):
+    """Tails in every dimension, groups that share a warp's chunks, and rows that lie apart."""
+    assert emulate(run_sum, 5, 40, 37, 72, seed=2) <= MAX_ERROR
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1, 8), (32, 64, 128, 128), (2, 33, 31, 2048), (7, 3, 70, 200)],
+    ids=lambda sizes: "x".join(map(str, sizes)),
+)
+def test_small_sums(emulate, sizes, seed):
+    """From less K than a cluster has warps to several chunks for each of them."""
+    for dtype, has_c in (("float32", False), ("bfloat16", False), ("float32", True)):
+        assert emulate(run_sum, *sizes, dtype, has_c, seed=seed) <= MAX_ERROR
+
+
+def test_a_prenorm_that_a_cluster_adds_up(emulate):
+    """One launch of 8 parts; a tile of rows and K have tails."""
+    error, ctas = emulate(run_prenorm, 20, 24, 3080, seed=2)
+    assert error <= MAX_ERROR and ctas == [16]
+
+
+@pytest.mark.parametrize("k", [pytest.param(3104, marks=pytest.mark.full), 1600])
+def test_rows_of_a_prenorm_have_the_same_bits_for_every_m(emulate, k):
+    """Where bits must not depend on m: whatever rows a CTA takes; and a cluster adds up as slices in their order."""
+    assert emulate(compare_rows, k, 3, 40, seed=2) == [True] * 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "sizes, sms, ctas",
+    [
+        ((3, 24, 200), 132, [1]),  # too short to be cut
+        ((33, 24, 3072), 24, [16]),  # tiles of 32 rows
+        ((17, 30, 3072), 11, [8, 8]),  # two launches for the columns
+        ((70, 9, 1600), 11, [8]),  # clusters of 4, tiles of 64 rows
+        ((70, 24, 800), 132, [10]),  # of 2
+        ((70, 24, 800), 4, [4, 7]),  # more clusters than fit
+        ((5, 24, 32776), 11, [11, 1]),  # K is too long for a cluster
+        ((100, 24, 4104, 3), 132, [21]),  # slices are the caller's to add up
+    ],
+    ids=str,
+)
+def test_prenorms(emulate, sizes, sms, ctas, seed):
+    """Every division of K and of the rows."""
+    error, found = emulate(run_prenorm, *sizes[:3], sizes[3] if len(sizes) > 3 else None, sms, seed=seed)
+    assert error <= MAX_ERROR and found == ctas
+
+
 @pytest.mark.full
 def test_a_sum_whose_parts_are_added_by_another_kernel(emulate):
     """The number of parts depends on the grid; their sum is another kernel's."""
-    assert emulate(run_sum, 9, 128, 128, 128, seed=2) <= MAX_ERROR
+    assert emulate(run_sum, 9, 128, 160, 128, seed=2) <= MAX_ERROR
 
 
 @pytest.mark.full

@@ -2,7 +2,9 @@
 
 import pytest
 
+from tests.emulator.ops import run_defective_sum
 from tests.emulator.products import Product, run_product
+from tests.fakes import stub_driver
 from tests.gpu.variants import BF16, Variant
 
 BF16_TILES = Product(
@@ -119,3 +121,24 @@ def test_loads_that_a_release_waits_for_are_right(emulate, product):
     cubin = product.build()
     found = [emulate(run_product, product, cubin, seed=seed, modes=("dependencies",)).error for seed in SEEDS]
     assert found == [""] * len(found)
+
+
+#: Of clusters that add up: the header, the text, what stands there instead, and what the error says.
+SUM_DEFECTS = {
+    "peers' barriers not waited for": (
+        "cluster_sum", "wait_for_barriers() const { ptx::cluster_wait(); }", "wait_for_barriers() const {}", "barrier",
+    ),
+    "numbers not waited for": ("cluster_sum", "ptx::barrier_wait(barrier, 0);", ";", "asynchronous write"),
+    "too few bytes": ("cluster_sum", "num_owned() * kRanks * 16", "num_owned() * (kRanks - 1) * 16", ""),
+    "warps not waited for": ("sum_products", "        __syncthreads();\n", "", "a wrong D"),
+    "a part twice": ("sum_products", "chunk = part * chunks / kParts", "chunk = part / 2 * chunks / kParts", "wrong D"),
+}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", SUM_DEFECTS)
+def test_a_defect_of_a_sum_by_clusters_is_found(tmp_path, name):
+    *defect, told = SUM_DEFECTS[name]
+    with stub_driver.start(tmp_path) as fresh:  # loaded kernels stay loaded
+        found = [fresh.call(run_defective_sum, *defect, emulates=1, seed=seed)[0] for seed in range(6)]
+    assert any(found) and all(told in error for error in found if error), found

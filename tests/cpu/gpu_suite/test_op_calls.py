@@ -153,6 +153,14 @@ def test_outputs_are_poisoned_after_each_call():
     assert int(repeater.unlike) == 1 and kept[0].isnan().all()
 
 
+def test_a_copy_to_the_host_hides_no_strides(monkeypatch):
+    """It keeps no padding between rows."""
+    padded = torch.ones(3, 5, 132).mT[:, :129]
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: self.clone())
+    assert padded.cpu().stride() != padded.stride()
+    assert op_jobs.find_fault((padded,), (padded,), 0.0) is None
+
+
 @pytest.mark.parametrize("found, wanted, bound, fault", [
     (torch.ones(2, 3), torch.ones(3, 2), 1e-6, "expected torch.float32 [3, 2]"),
     (torch.ones(2, 3).t(), torch.ones(3, 2), 0.0, "strides"),
@@ -219,7 +227,7 @@ def test_the_sanitizer_finds_a_wrong_call(monkeypatch):
 def test_sections_of_einsum_and_casts_have_distinct_jobs():
     for found in (einsum.einsum_jobs(), plain_kernels.plain_jobs()):
         assert len({name for name, _ in found}) == len(found) > 8
-    assert einsum.FP8_BLOCKS and len(einsum.CHECKS) == 4
+    assert einsum.FP8_BLOCKS and len(einsum.CHECKS) == 5
 
 
 def test_outputs_of_casts_are_poisoned_only_within(monkeypatch):

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from deep_gemm.errors import CacheWarning
-from deep_gemm.jit import build, cache
+from deep_gemm.errors import CacheError, CacheWarning
+from deep_gemm.jit import build, cache, private_folder
 from deep_gemm.jit.cache import DiskCache
 from tests.fakes.compiler import isolate, make_source, use_fake_nvcc
 
@@ -225,6 +225,11 @@ class Failing:
         return call
 
 
+def use_os(monkeypatch, stand_in) -> None:
+    for module in (cache, private_folder):
+        monkeypatch.setattr(module, "os", stand_in)
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EDQUOT])
 @pytest.mark.parametrize("name", ["open", "write", "fsync", "replace", "mkdir", "fstat", "read", "listdir"])
 @pytest.mark.parametrize("is_permanent", [False, True])
@@ -232,12 +237,12 @@ def test_anomaly_loop(monkeypatch, tmp_path, name, number, is_permanent):
     for nth in range(1, 100):
         disk = DiskCache(tmp_path / str(nth) / "root/cache", root=tmp_path / str(nth) / "root")
         shim = Failing(name, nth, number, is_permanent)
-        monkeypatch.setattr(cache, "os", shim)
+        use_os(monkeypatch, shim)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", CacheWarning)
             with disk.lock(KEY):
                 found = [disk.get(KEY), disk.put(KEY, PAYLOAD), disk.get(KEY)]
-        monkeypatch.setattr(cache, "os", os)
+        use_os(monkeypatch, os)
         assert found[0] is None and found[2] in (None, PAYLOAD)
         leftovers = files(tmp_path / str(nth))
         assert set(leftovers) <= {f"{KEY}.kernel", f"{KEY}.lock"}
@@ -246,6 +251,21 @@ def test_anomaly_loop(monkeypatch, tmp_path, name, number, is_permanent):
             assert leftovers == [f"{KEY}.kernel"]
             return
     pytest.fail("the loop never became clean")
+
+
+@pytest.mark.parametrize("name", ["open", "write", "fsync", "mkdir"])
+def test_whoever_must_fill_the_cache_knows_before(monkeypatch, disk, name):
+    disk.check(is_filled=True)
+    assert not files(disk.path)
+    number = errno.EROFS if name == "open" else errno.ENOSPC
+    fresh = DiskCache(disk.path / "deeper") if name == "mkdir" else disk
+    use_os(monkeypatch, Failing(name, 3 if name == "open" else 1, number, True))
+    with pytest.raises(CacheError, match=rf"= {fresh._root or fresh.path}: .* \(errno {number}\); .* name a folder"):
+        fresh.check(is_filled=True)
+    use_os(monkeypatch, os)
+    assert not files(disk.path)
+    if name != "mkdir":
+        disk.check()
 
 
 def test_kernel_is_built_and_used_when_the_disk_is_not_usable(monkeypatch, tmp_path):

@@ -156,8 +156,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels that the recorded sweeps of the dense ops measured. With another hash neither these measurements nor the
 #: selector trained on them are used any more: change one only together with a new sweep.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "1334e031cc7b5634c9efc995273eea74190d4ef59451792ca1ebda0c4b8754d6",
-    "bf16_gemm": "67f61728e995633f34c2d3bbbdb224188542e49cfb14e428b94a6e4d769af77a",
+    "fp8_gemm": "39c960393d47b282d15b2176c77489f5531cb4f8ff4ddb8acb8687eac9bfe9d9",
+    "bf16_gemm": "79c918264740863f22ef64c61ba4615201ffa3ea1d8c92032215fdc4235dc3cb",
 }
 
 

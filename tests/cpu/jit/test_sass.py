@@ -28,7 +28,7 @@ KERNELS = {
     "narrow": ("fp8_gemm", {}, (128, 64, 8), {"loop": 2, "scale_warp": 1}),
     "one warpgroup": ("fp8_gemm", {}, (64, 64, 12), {"loop": 2, "scale_warp": 1}),
     "stage blocks": ("fp8_gemm", {}, (128, 96, 7), {"loop": 1}),
-    "held stages": ("fp8_gemm", {}, (128, 192, 4), {"loop": 4, "scale_warp": 1, "cluster_n": 2}),
+    "held stages": ("fp8_gemm", {}, (128, 192, 4), {"loop": 3, "scale_warp": 1, "cluster_n": 2}),
     "vectors, held": ("fp8_gemm", ACCUMULATE, (128, 128, 4), {"loop": 2}),
     "any layout": ("fp8_gemm", {"scale_layout": "any"}, (128, 128, 4), {"loop": 2}),
     "contiguous": (

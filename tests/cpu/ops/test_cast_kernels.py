@@ -4,12 +4,14 @@ Every variant is a compilation, so most cases are `full`.
 """
 
 import ctypes
+import itertools
 import math
 
 import pytest
 import torch
 
 from deep_gemm import cast_kernels, quantize
+from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as get_k_grouped_packed
 from tests.fakes.operands import one_thread
 from tests.fakes.plain_host import POISON, compile_host, run_plan, use_host_kernels
 
@@ -139,6 +141,14 @@ def test_swiglu(n, gran):
     assert steps.max() <= 1 and (steps > 0).float().mean() < 1e-2
 
 
+def count_gates(source: str, element: str) -> list[int]:
+    """Return both counts of device code over all bits of 16."""
+    launch = compile_host(source, f"count<Element::{element}>((deep_gemm::i64*)a[0], (deep_gemm::i64*)a[1])")
+    counts = torch.zeros(2, dtype=torch.int64)
+    launch((ctypes.c_uint * 3)(256, 1, 1), 256, (ctypes.c_longlong * 2)(counts.data_ptr(), counts.data_ptr() + 8))
+    return counts.tolist()
+
+
 #: Counts the quotients that are not gate / divisor and those that are: of the gate whose bits are this thread's number,
 #: for divisors and reciprocals of every error that divide_gate allows.
 _QUOTIENTS = """
@@ -164,15 +174,61 @@ void count(i64* wrong, i64* right) {
 """
 
 
-@pytest.mark.parametrize("element, dtype", [("kBfloat16", BF16), ("kFloat16", FP16)])
-def test_the_short_division_of_gates_is_exact(element, dtype):
-    launch = compile_host(_QUOTIENTS, f"count<Element::{element}>((deep_gemm::i64*)a[0], (deep_gemm::i64*)a[1])")
-    counts = torch.zeros(2, dtype=torch.int64)
-    addresses = (ctypes.c_longlong * 2)(counts.data_ptr(), counts.data_ptr() + 8)
-    launch((ctypes.c_uint * 3)(256, 1, 1), 256, addresses)
-    gates = torch.arange(-(1 << 15), 1 << 15).to(torch.int16).view(dtype).float().abs()
-    moderate = int(((gates >= 2.0**-14) & (gates < 64)).sum())
-    assert moderate > 5000 and counts.tolist() == [0, moderate * 17 * 3]
+@pytest.mark.parametrize("element, moderate", [("kBfloat16", 24 * 128 * 2), ("kFloat16", 20 * 1024 * 2)])
+def test_the_short_division_of_gates_is_exact(element, moderate):
+    assert count_gates(_QUOTIENTS, element) == [0, moderate * 17 * 3]
+
+
+#: Counts moderate gates, and those of them whose exponent in add_exponential is another than in expf of CUDA.
+_FLOORS = """
+#include <atomic>
+#include "deep_gemm/fp8_cast.cuh"
+using namespace deep_gemm;
+template <Element kElement>
+void count(i64* moderate, i64* wrong) {
+    const u32 bits = blockIdx.x * 256 + threadIdx.x, word = bits * 0x10001, words[4] = {word, word, word, word};
+    const float gate = Elements<kElement>::to_float(bits);
+    if (!Elements<kElement>::are_moderate(words)) return;
+    const float clamped = std::fmin(std::fmax(__fmaf_rn(-gate, 0.00572498003f, 0.5f), 0.0f), 1.0f);
+    ++std::atomic_ref<i64>(*moderate);
+    if (__fmaf_rd(clamped, 252.0f, 12582913.0f) != shift_exponent(gate)) ++std::atomic_ref<i64>(*wrong);
+}
+"""
+
+
+@pytest.mark.parametrize("element, moderate", [("kBfloat16", 24 * 128 * 2), ("kFloat16", 20 * 1024 * 2)])
+def test_the_short_exponential_takes_the_exponent_of_the_long_one(element, moderate):
+    """Beyond that the instructions are the same, and a product by a power of two and its sum with 1 round once."""
+    assert count_gates(_FLOORS, element) == [moderate, 0]
+
+
+#: Counts words of which are_moderate says another thing than their halves say apart: of all low halves beside every
+#: 61st high one.
+_RANGES = """
+#include <atomic>
+#include "deep_gemm/fp8_cast.cuh"
+using namespace deep_gemm;
+template <Element kElement>
+bool is_moderate(u32 half) {
+    const float gate = std::fabs(Elements<kElement>::to_float(half));
+    return gate >= (kElement == Element::kBfloat16 ? 0x1p-18f : 0x1p-14f) && gate < 64.0f;
+}
+template <Element kElement>
+void count(i64* wrong, i64* right) {
+    const u32 low = blockIdx.x * 256 + threadIdx.x;
+    for (u32 high = 0; high < 0x10000; high += 61) {
+        const u32 words[4] = {0x3C003C00, high << 16 | low, 0x3C003C00, 0xBC003C00};
+        const bool expected = is_moderate<kElement>(low) && is_moderate<kElement>(high);
+        const bool is_right = Elements<kElement>::are_moderate(words) == expected;
+        ++std::atomic_ref<i64>(is_right ? *right : *wrong);
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("element", ["kBfloat16", pytest.param("kFloat16", marks=pytest.mark.full)])
+def test_the_range_of_a_word_is_that_of_its_halves(element):
+    assert count_gates(_RANGES, element) == [0, 65536 * 1075]
 
 
 def test_swiglu_of_gates_beyond_the_short_division():
@@ -242,6 +298,30 @@ def test_scale_layouts(shape, extra):
 def test_columns_of_scales_that_are_not_contiguous_are_left_to_torch():
     assert cast_kernels.plan_layout(torch.ones(8, 4).T, False) is None
     assert cast_kernels.plan_layout(torch.ones(2, 2, 8, 4), True) is None
+
+
+def packed_groups(sf, numbers, words, gran_k, alignment, is_ends):
+    groups = torch.tensor(numbers, dtype=torch.int32)
+    return run_plan(cast_kernels.plan_groups(sf, groups, words, gran_k, alignment, is_ends), sf, groups)
+
+
+@pytest.mark.parametrize("mn, extra", few((40, 0), (1032, 4), (37, 0), (36, 1)))
+@pytest.mark.parametrize("is_ends", [False, True])
+def test_scales_of_groups_are_packed_by_one_kernel(mn, extra, is_ends):
+    torch.manual_seed(mn)
+    sizes = [384, 0, 5, 0, 0, 640, *torch.randint(0, 600, (300,)).tolist()]  # more groups than threads
+    ends = list(itertools.accumulate(sizes, lambda end, size: -(-end // 160) * 160 + size))
+    rows = [-(-size // 128) for size in sizes]
+    sf = strided(values((sum(rows), mn), FP32).abs(), extra)
+    words = sum(-(-count // 4) for count in rows)
+    found = packed_groups(sf, ends if is_ends else sizes, words + 2, 128, 160, is_ends)
+    assert torch.equal(found[:words], get_k_grouped_packed(sf, None, sizes)) and not found[words:].any()
+
+
+def test_ends_beyond_the_scales_pack_zeros():
+    sf = values((3, 8), FP32).abs()
+    found = packed_groups(sf, [-7, 128 * 7, 1 << 30], 4, 128, 128, True)
+    assert torch.equal(found[:1], get_k_grouped_packed(sf, None, [384])) and not found[1:].any()
 
 
 @pytest.mark.parametrize("divisor", [2, 3, 4, 5, 7, 16, 56, 896, 65535, 1 << 20, (1 << 20) + 1, (1 << 31) - 1])

@@ -62,32 +62,53 @@ def test_wrong_arguments(change, error, message):
         deep_gemm.tf32_hc_prenorm_gemm(**operands)
 
 
-@pytest.mark.parametrize("invariant", [False, True])
-def test_parts_fill_the_gpu_and_have_work(invariant, monkeypatch):
-    """As many parts as SMs are left for, none without a chunk for each warp; where bits must not depend on m, always
-    as many.
+CUTS = {  # (m, k, splits): parts of K, CTAs of a cluster, rows of a CTA
+    (13, 7168, 1): (8, 8, 16), (192, 7168, 1): (8, 8, 16), (193, 7168, 1): (8, 8, 32), (768, 7168, 1): (8, 8, 64),
+    (769, 7168, 1): (10, 1, 64), (1024, 7168, 1): (8, 1, 64), (4096, 7168, 1): (2, 1, 64), (8192, 7168, 1): (1, 1, 64),
+    (13, 28672, 1): (8, 8, 16), (193, 28672, 1): (33, 1, 64), (13, 32776, 1): (85, 1, 16), (300, 16384, 1): (8, 8, 32),
+    (13, 320, 1): (1, 1, 16), (13, 800, 1): (2, 2, 16), (13, 1600, 1): (4, 4, 16), (13, 3064, 1): (4, 4, 16),
+    (13, 7168, 16): (16, 1, 16), (137, 7168, 16): (16, 1, 32), (4096, 7168, 16): (16, 1, 64), (13, 7168, 8): (8, 1, 16),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CUTS)
+def test_how_k_and_rows_are_cut(case):
+    """In clusters where they fit on the GPU and are small, else in as many parts as SMs are left for; none is without a
+    chunk for each warp.
     """
-    monkeypatch.setattr(hc_prenorm, "_count_sms", lambda ordinal: 132)
-    monkeypatch.setattr(hc_prenorm._C, "is_batch_invariant", lambda: invariant)
-    counts = [hc_prenorm._count_parts(hc_prenorm._Shape(m, N, 28672, 1), torch.device("cuda")) for m in (13, 640, 8192)]
-    assert counts == ([8, 8, 8] if invariant else [74, 13, 1])
-    assert hc_prenorm._count_parts(hc_prenorm._Shape(13, N, 320, 1), torch.device("cuda")) == 1
+    m, k, splits = case
+    assert hc_prenorm._cut(hc_prenorm._Shape(m, N, k, splits), 132) == CUTS[case]
+
+
+def test_parts_do_not_depend_on_m_where_bits_must_not(monkeypatch):
+    monkeypatch.setattr(hc_prenorm._C, "is_batch_invariant", lambda: True)
+    for k, parts in ((7168, 8), (28672, 8), (65536, 8), (1600, 4), (320, 1)):
+        cuts = [hc_prenorm._cut(hc_prenorm._Shape(m, N, k, 1), 132) for m in (1, 192, 500, 1100, 9000)]
+        assert {cut.parts for cut in cuts} == {parts} and all(cut.cluster in (1, parts) for cut in cuts)
 
 
 def test_launches(monkeypatch):
-    """An unsplit call cuts K and adds up; a split one does neither; more rows of B than 24 are taken in turn."""
-    monkeypatch.setattr(hc_prenorm, "_count_parts", lambda shape, device: 5)
+    """An unsplit call cuts K and adds up, in one launch or two; a split one does neither; more rows of B than 24 are
+    taken in turn.
+    """
+    monkeypatch.setattr(hc_prenorm, "_get_sms", lambda device: 132)
+    cut = hc_prenorm._cut
     monkeypatch.setattr(planned, "get_kernel", lambda name, threads, **constants: (name, *constants.values()))
-    sizes = {"splits": (None, 4, 2), "n": (N, N, 28), "launches": []}
-    for splits, n in zip(sizes["splits"], sizes["n"], strict=True):
+    found, memory = [], []
+    for given, splits, n in (((17, 1, 16), None, N), ((4, 4, 16), None, N), (None, 4, N), (None, 2, 28)):
+        monkeypatch.setattr(
+            hc_prenorm, "_cut", lambda shape, sms, given=given: hc_prenorm._Cut(*given) if given else cut(shape, sms)
+        )
         (a, b), lead = make(n=n), () if splits is None else (splits,)
         plan = hc_prenorm._plan(a, b, torch.empty(*lead, M, n), torch.empty(*lead, M), splits)
-        sizes["launches"].append([(one.kernel, one.grid, one.arguments[9:]) for one in plan.launches])
-        assert [sum(memory.shape) for memory in plan.memory] == ([5 * M * (N + 1)] if splits is None else [])
-    assert sizes["launches"] == [
-        [(("hc_prenorm", 3), (1, 5), (M, N, K, 5)), (("hc_prenorm_sum",), (2,), ())],
-        [(("hc_prenorm", 3), (1, 4), (M, N, K, 4))],
-        [(("hc_prenorm", 3), (1, 2), (M, 24, K, 2)), (("hc_prenorm", 1), (1, 2), (M, 4, K, 2))],
+        found.append([(one.kernel, one.grid, one.arguments[9:]) for one in plan.launches])
+        memory.append([sum(one.shape) for one in plan.memory])
+    assert memory == [[17 * M * (N + 1)], [], [], []]
+    assert found == [
+        [(("hc_prenorm", 3, 1, 1), (1, 17), (M, N, K, 17)), (("hc_prenorm_sum",), (2,), ())],
+        [(("hc_prenorm", 3, 1, 4), (4, 1), (M, N, K, 4))],
+        [(("hc_prenorm", 3, 1, 1), (1, 4), (M, N, K, 4))],
+        [(("hc_prenorm", 3, 1, 1), (1, 2), (M, 24, K, 2)), (("hc_prenorm", 1, 1, 1), (1, 2), (M, 4, K, 2))],
     ]
 
 

@@ -142,7 +142,7 @@ def test_batch_invariance_comes_from_the_environment():
     command = [sys.executable, "-c", INVARIANCE_PROBE]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.splitlines() == [
-        "None False True False False",
+        "None None True False False",
         "0 False False False False",
         "1 True True True False",
     ]

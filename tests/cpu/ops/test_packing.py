@@ -10,6 +10,11 @@ from deep_gemm.utils import layout
 G, MN, STEPS = 3, 37, 6
 
 
+ENDS = torch.tensor([3, 768], dtype=torch.int32)  # 1 and 5 rows; the second group is from 128 on
+
+pack_groups = layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
+
+
 def make_scales(*shape):
     return torch.randn(shape).abs() + 0.01
 
@@ -51,9 +56,27 @@ def test_no_word_holds_scales_of_two_groups(gran_k, form):
     arguments, named = {"host": ((tensor, ks), {}), "device": ((tensor,), {})}.get(
         form, ((), {"grouped_layout": tensor, "ks_cpu": ks})
     )
-    found = layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(scales, *arguments, gran_k=gran_k, **named)
+    found = pack_groups(scales, *arguments, gran_k=gran_k, **named)
     expected = torch.tensor(pack(scales[:3].T)).T.tolist() + torch.tensor(pack(scales[3:].T)).T.tolist()
     assert as_words(found) == expected and found.is_contiguous()
+
+
+@pytest.mark.parametrize("gran_k, alignment", [(128, None), (32, 128), (128, 224), (32, 1)])
+@pytest.mark.parametrize("given", ["nothing", "an empty list", "the sizes", "rounded sizes"])
+def test_groups_by_their_ends(gran_k, alignment, given):
+    sizes = [gran_k * 3, 1, 0, gran_k * 9 - 5]
+    step, ends = alignment or 128, []
+    for size in sizes:
+        ends.append(deep_gemm.align(ends[-1] if ends else 0, step) + size)
+    rows = [-(-size // gran_k) for size in sizes]
+    scales = make_scales(sum(rows), 8)
+    ks = {"nothing": None, "an empty list": [], "the sizes": sizes}.get(given, [size + -size % step for size in sizes])
+    found = pack_groups(scales, torch.tensor(ends, dtype=torch.int32), ks, gran_k, alignment, True)
+    packed = [torch.tensor(pack(part.T)).T for part in scales.split(rows) if len(part)]
+    expected, words = torch.cat(packed).tolist(), sum(-(-count // 4) for count in rows)
+    assert as_words(found)[:words] == expected and found.is_contiguous() and not found[words:].any()
+    by_ks = sum(-(-size // (4 * gran_k)) for size in ks or [])
+    assert len(found) == (by_ks if ks else (sum(rows) + 3 * len(sizes)) // 4)
 
 
 def test_packing_and_unpacking_are_inverse():
@@ -77,22 +100,21 @@ def test_the_next_power_of_two():
         (lambda: deep_gemm.pack_ue8m0_to_int(torch.ones(4).half()), DtypeError, "sf.dtype = torch.float16"),
         (lambda: layout.get_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(4)), ShapeError, "sf.ndim"),
         (
-            lambda: layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(4, 4), None, [128]),
+            lambda: pack_groups(torch.ones(4, 4), None, [128]),
             ShapeError,
             r"must be \[sum of ceil\(ks / 128\), mn\] = \[1, mn\]",
         ),
         (
-            lambda: layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(torch.ones(4, 4)),
+            lambda: pack_groups(torch.ones(4, 4)),
             ArgumentError,
             "ks = None",
         ),
-        (
-            lambda: layout.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor(
-                torch.ones(4, 4), use_psum_layout=True
-            ),
-            ArgumentError,
-            "SM100 only",
-        ),
+        (lambda: pack_groups(torch.ones(4, 4), use_psum_layout=True), ArgumentError, "ks_tensor = None: .*ends"),
+        (lambda: pack_groups(torch.ones(4, 4), ENDS, use_psum_layout=True), ShapeError, "need 6 rows .* has 4"),
+        (lambda: pack_groups(torch.ones(6, 4), ENDS, [128], use_psum_layout=True), ShapeError, r"must be \[1\]"),
+        (lambda: pack_groups(torch.ones(6, 4), ENDS, [9, 9], use_psum_layout=True), ShapeError, "3 of words.* make 2"),
+        (lambda: pack_groups(torch.ones(6, 4), ENDS[None]), ShapeError, r"ks_tensor.shape = \[1, 2\]"),
+        (lambda: pack_groups(torch.ones(5)), ShapeError, "sf.ndim = 1"),
     ],
 )
 def test_what_cannot_be_packed(call, error, message):

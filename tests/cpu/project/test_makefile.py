@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import gpu_session
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -34,6 +36,12 @@ def test_nothing_is_installed_where_install_is_0(target):
     assert commands and "pip" not in commands and ".venv" not in commands
     assert all(line.split()[0] in ("some-python", "echo") for line in commands.splitlines())
     assert ("building the native module" in commands) == (target in ("demo", "test", "test-full"))
+
+
+def test_the_target_benchmark_runs_every_benchmark():
+    commands = dry_run("benchmark", "INSTALL=0", "PYTHON=some-python").split()
+    run = {word.removeprefix("benchmarks.") for word in commands if word.startswith("benchmarks.")}
+    assert run >= {*gpu_session.SCRIPTS, "host_ops"}
 
 
 def test_a_make_within_make_says_the_same(monkeypatch):

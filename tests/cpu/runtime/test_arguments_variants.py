@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ProblemError, ShapeError
+from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
 from tests.fakes.operands import one_thread
 
 FP8, BF16, FP32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
@@ -332,49 +332,3 @@ def test_meta_tensors_are_checked_and_nothing_else():
     )
     with pytest.raises(ShapeError):
         deep_gemm.fp8_gemm_nt(a, b, d[:, :8])
-
-
-@pytest.mark.parametrize("ratio, kept", [(0, 0.0), (1, 1.0), (0.5, 0.5), (100, 1.0), (80, 0.8)])
-def test_tensor_core_utilisation_is_kept(ratio, kept):
-    try:
-        deep_gemm.set_tc_util(ratio)
-        assert deep_gemm.get_tc_util() == kept
-    finally:
-        deep_gemm.set_tc_util(1.0)
-
-
-@pytest.mark.parametrize("ratio", [-1, 101, float("nan"), "all", None])
-def test_what_is_no_utilisation(ratio):
-    with pytest.raises(ArgumentError, match="ratio = "):
-        deep_gemm.set_tc_util(ratio)
-    assert deep_gemm.get_tc_util() == 1.0
-
-
-@pytest.mark.parametrize("setter, getter", [("set_pdl", "get_pdl"), ("set_batch_invariant", "is_batch_invariant")])
-def test_switches(setter, getter):
-    assert getattr(deep_gemm, getter)() is False
-    try:
-        getattr(deep_gemm, setter)(True)
-        assert getattr(deep_gemm, getter)() is True
-        for value in (1, "yes"):
-            with pytest.raises(ArgumentError, match="is_enabled = .*: must be a bool"):
-                getattr(deep_gemm, setter)(value)
-    finally:
-        getattr(deep_gemm, setter)(False)
-
-
-def test_the_default_of_batch_invariance_comes_back():
-    ops = ("bf16_gemm", "fp8_gemm")
-    try:
-        deep_gemm.set_batch_invariant(False)
-        assert [deep_gemm.is_batch_invariant(op) for op in ops] == [False, False]
-        deep_gemm.use_deterministic_algorithms(True)
-        assert [deep_gemm.is_batch_invariant(op) for op in ops] == [True, True]
-        deep_gemm.use_deterministic_algorithms(False)
-        assert [deep_gemm.is_batch_invariant(op) for op in ops] == [True, False], "what a caller finds, it restores"
-        with pytest.raises(ArgumentError, match="is_enabled = None: must be a bool"):
-            deep_gemm.use_deterministic_algorithms(None)
-        with pytest.raises(ProblemError, match="op = 'gemm'"):
-            deep_gemm.is_batch_invariant("gemm")
-    finally:
-        deep_gemm.set_batch_invariant(None)

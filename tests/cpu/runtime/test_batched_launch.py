@@ -153,6 +153,47 @@ def test_a_sum_of_many_tiles_has_one_part_and_needs_no_second_kernel(driver):
 
 
 def test_no_part_is_without_a_step(driver):
-    (_, memory, *_), events = driver.call(record, call_sum, 3, 64, 64, 64, FP32, None)
+    (_, memory, *_), events = driver.call(record, call_sum, 3, 136, 136, 64, FP32, None)
     gemm, params = get_kernels(events)[0], read_params(get_kernels(events)[0])
-    assert memory[0][0] == 3 * 64 and gemm["grid"][0] == 3 * params["num_m_tiles"] * params["num_n_tiles"]
+    assert memory[0][0] == 3 * 136 and gemm["grid"][0] == 3 * params["num_m_tiles"] * params["num_n_tiles"]
+
+
+@pytest.mark.parametrize("dtype, c", [(FP32, None), (FP32, "c"), (FP32, "d"), (BF16, None)])
+def test_a_small_sum_is_one_launch(driver, dtype, c):
+    (planned, memory, *_), events = driver.call(record, call_sum, 32, 64, 128, 128, dtype, c, arguments=14)
+    (launch,) = get_kernels(events)
+    assert planned[0]["op"] == "summed_bf16_gemm" and not memory  # planned, so that recorded shapes have it
+    assert (launch["grid"], launch["block"][0], launch["smem"]) == ([8, 4, 2], 256, 0)
+    pitches = [64 * 128, 128, 128 * 128, 128, 128 if c else 0, 128]
+    assert launch["plain"][:10] == [A, B, {None: 0, "c": C, "d": D}[c], D, *pitches]
+    assert [number & 0xFFFFFFFF for number in launch["plain"][10:]] == [32, 64, 128, 128]
+
+
+def call_padded_sum():
+    """A sum over 60 K, whose rows lie as far apart as those of 64."""
+    x, y = view(A, (3, 64, 60), (4096, 64, 1), BF16), view(B, (3, 64, 60), (4096, 64, 1), BF16)
+    deep_gemm.einsum("bmk,bnk->mn", x, y, contiguous(D, (64, 64), FP32), None, stream=7)
+
+
+def call_sum_on(num_sms: int, *sizes: int):
+    deep_gemm.set_num_sms(num_sms)
+    try:
+        call_sum(*sizes, FP32, None)
+    finally:
+        deep_gemm.set_num_sms(0)
+
+
+@pytest.mark.parametrize("num_sms, sizes, is_small", [
+    (0, (64, 64, 128, 128), True), (0, (65, 64, 128, 128), False),  # 128 KiB of A and B for a CTA
+    (0, (1, 128, 128, 8192), True), (0, (3, 32, 136, 2752), False),
+    (0, (32, 128, 128, 128), True), (0, (32, 129, 128, 128), False),  # 16 clusters of 8 on 132 SMs
+    (64, (32, 64, 128, 128), True), (63, (32, 64, 128, 128), False),
+])  # fmt: skip
+def test_which_sums_are_small(driver, num_sms, sizes, is_small):
+    (_, memory, *_), events = driver.call(record, call_sum_on, num_sms, *sizes)
+    assert (len(get_kernels(events)), bool(memory)) == ((1, False) if is_small else (2, True))
+
+
+def test_a_sum_over_odd_k_is_not_small(driver):
+    (_, memory, *_), events = driver.call(record, call_padded_sum)
+    assert len(get_kernels(events)) == 2 and memory

@@ -85,7 +85,7 @@ def test_prefill(driver, head_dim, swizzle, is_clean):
 
 @pytest.mark.parametrize("block_kv", [32, 64])
 def test_paged(driver, block_kv):
-    _, events = driver.call(launch_paged, (2, 192, 8), 300, 6, 64, 128, block_kv)
+    _, events = driver.call(launch_paged, (2, 192, 9), 300, 6, 64, 128, block_kv)
     launch, (q, keys, scales, weights), params = read_launch(events)
     page = block_kv * 132
     assert (q["dims"], q["box"], q["strides"]) == ([128, 2, 1800, 32], [128, 2, 2, 32], [128, 64 * 128, 256])

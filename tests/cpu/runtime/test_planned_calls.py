@@ -193,7 +193,11 @@ def cast_calls() -> dict:
     a, b = make_tensor(A, (64, 7168), BF16), make_tensor(B, (24, 7168), FP32)
     d, squares = make_tensor(C, (64, 24), FP32), make_tensor(D, (64,), FP32)
     parts, part_squares = make_tensor(C, (16, 64, 24), FP32), make_tensor(D, (16, 64), FP32)
+    long_a, long_b = make_tensor(A, (64, 65536), BF16), make_tensor(B, (24, 65536), FP32)
     s, t = make_tensor(A, (64, 64, 128), BF16), make_tensor(B, (64, 128, 128), BF16)
+    long_s, long_t = make_tensor(A, (99, 64, 128), BF16), make_tensor(B, (99, 128, 128), BF16)
+    group_sf, ends = make_tensor(A, (10, 256), FP32), make_tensor(C, (4,), torch.int32)
+    pack_groups = deep_gemm.get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor
     return {
         "per_token": (lambda: quantize.per_token_cast_to_fp8(x, False), 2, 1),
         "mn_major": (lambda: quantize.per_token_cast_to_fp8(x, True, scales="mn_major"), 2, 1),
@@ -203,12 +207,15 @@ def cast_calls() -> dict:
         "per_channel": (lambda: quantize.per_channel_cast_to_fp8(x, False), 2, 1),
         "layout": (lambda: deep_gemm.get_mn_major_tma_aligned_tensor(sf), 1, 1),
         "packing": (lambda: deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf), 1, 1),
+        "packing of groups": (lambda: pack_groups(group_sf, ends, use_psum_layout=True), 1, 1),
         "transform": (lambda: deep_gemm.transform_sf_into_required_layout(sf, 128, 256, (1, 128)), 1, 1),
         "blocks": (lambda: deep_gemm.transform_sf_into_required_layout(sf, None, None, (128, 128)), 0, 0),
         "metadata": (lambda: deep_gemm.get_paged_mqa_logits_metadata(lengths, 64, 132), 1, 1),
-        "hc_prenorm": (lambda: deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares), 1, 2),
+        "hc_prenorm": (lambda: deep_gemm.tf32_hc_prenorm_gemm(a, b, d, squares), 0, 1),
+        "hc_prenorm, long": (lambda: deep_gemm.tf32_hc_prenorm_gemm(long_a, long_b, d, squares), 1, 2),
         "hc_prenorm in parts": (lambda: deep_gemm.tf32_hc_prenorm_gemm(a, b, parts, part_squares, 16), 0, 1),
-        "sum": (lambda: deep_gemm.einsum("bmk,bnk->mn", s, t, make_tensor(D, (64, 128), FP32)), 1, 2),
+        "sum": (lambda: deep_gemm.einsum("bmk,bnk->mn", s, t, make_tensor(D, (64, 128), FP32)), 0, 1),
+        "sum, long": (lambda: deep_gemm.einsum("bmk,bnk->mn", long_s, long_t, make_tensor(D, (64, 128), FP32)), 1, 2),
     }  # fmt: skip
 
 
@@ -241,12 +248,15 @@ EXPECTED = {
     "per_channel": [("torch.float8_e4m3fn", (128, 256), (256, 1)), ("torch.float32", (1, 256), (256, 1))],
     "layout": [("torch.float32", (128, 2), (1, 128))],
     "packing": [("torch.int32", (128, 1), (1, 128))],
+    "packing of groups": [("torch.int32", (5, 256), (256, 1))],
     "transform": [("torch.float32", (128, 2), (1, 128))],
     "blocks": [("torch.float32", (128, 2), (2, 1))],
     "metadata": [("torch.int32", (133, 2), (2, 1))],
     "hc_prenorm": [],
+    "hc_prenorm, long": [],
     "hc_prenorm in parts": [],
     "sum": [],
+    "sum, long": [],
 }
 
 
@@ -276,10 +286,10 @@ def test_compile_mode_loads_the_kernels_and_launches_nothing(tmp_path):
     assert {name: results for name, (_, results) in found.items()} == EXPECTED
 
 
-def plan_prenorm(n: int, num_splits: int | None) -> list:
+def plan_prenorm(n: int, num_splits: int | None, k: int = 7168) -> list:
     """Return the memory taken by a call with `n` rows of B."""
     allocator = use_fakes()
-    a, b = make_tensor(A, (13, 7168), BF16), make_tensor(B, (n, 7168), FP32, (7176, 1))
+    a, b = make_tensor(A, (13, k), BF16), make_tensor(B, (n, k), FP32, (k + 8, 1))
     lead = () if num_splits is None else (num_splits,)
     d = make_tensor(C, (*lead, 13, n), FP32, (*(500 for _ in lead), n + 3, 1))
     deep_gemm.tf32_hc_prenorm_gemm(a, b, d, make_tensor(D, (*lead, 13), FP32), num_splits)
@@ -295,13 +305,21 @@ def test_the_arguments_of_a_prenorm_in_parts(driver):
         assert [number & 0xFFFFFFFF for number in arguments[9:]] == [13, n, 7168, 2]
 
 
-def test_the_arguments_of_a_prenorm_that_is_added_up(driver):
-    taken, events = driver.call(plan_prenorm, 24, None, arguments=8)
+def test_the_arguments_of_a_prenorm_that_a_cluster_adds_up(driver):
+    taken, events = driver.call(plan_prenorm, 24, None, arguments=13)
+    (launch,) = select(events, "LaunchKernelEx")
+    assert launch["grid"] == [8, 1, 1] and not taken
+    assert launch["plain"][:9] == [A, B, C, D, 7168, 7176, 0, 27, 0]
+    assert [number & 0xFFFFFFFF for number in launch["plain"][9:]] == [13, 24, 7168, 8]
+
+
+def test_the_arguments_of_a_prenorm_that_another_kernel_adds_up(driver):
+    taken, events = driver.call(plan_prenorm, 24, None, 65536, arguments=8)
     parts, total = (launch["plain"] for launch in select(events, "LaunchKernelEx"))
     ((address, shape, _, dtype),) = taken
-    count = 18  # 12 warps have a chunk of 32 each
+    count = 132  # of the stub's GPU
     squares = address + 4 * count * 13 * 24
     assert shape == (count * 13 * 25,) and dtype == FP32
-    assert parts == [A, B, address, squares, 7168, 7176, 13 * 24, 24]
+    assert parts == [A, B, address, squares, 65536, 65544, 13 * 24, 24]
     assert total[:5] == [address, squares, C, D, 27]
     assert [number & 0xFFFFFFFF for number in total[5:]] == [count, 13, 24]

@@ -3,6 +3,7 @@ many processes start together, and afterwards no call compiles; what fails is re
 """
 
 import concurrent.futures
+import errno
 import json
 import os
 import threading
@@ -14,14 +15,21 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import _C, plan
-from deep_gemm.errors import ArgumentError, CompileError, DeviceError, DtypeError, ProblemError, WarmUpWarning
-from deep_gemm.jit import build
+from deep_gemm import _C, plan, stream
+from deep_gemm.errors import (
+    ArgumentError,
+    CacheError,
+    CompileError,
+    DtypeError,
+    WarmUpWarning,
+)
+from deep_gemm.jit import build, kernel_set, private_folder
 from deep_gemm.jit.compile import CompileResult
-from deep_gemm.warm_up import list_problems
+from deep_gemm.jit.compile_pool import Outcome
 from tests.fakes import processes, stub_driver
 from tests.fakes.compiler import install_counting_nvcc, isolate, read_compiled, require_compiler
 from tests.fakes.stub_driver import run_op, select, use_fake_build
+from tests.fakes.stub_operands import view
 
 H200 = _C.Device.known("h200")
 SIZES = (256, 512)
@@ -86,6 +94,31 @@ def test_processes_compile_each_kernel_once(driver, tmp_path, count):
     assert len(select(events, "LibraryLoadData")) == count * len(compiled), "loaded ahead, not by the calls"
 
 
+def warm_up_and_add(folder: str) -> int:
+    """Warm up for a small and a large sum, and call them with every D and C; return how often calls compiled."""
+    os.environ |= {"DG_JIT_USE_NVRTC": "0", "DG_JIT_CACHE_DIR": f"{folder}/home"}
+    os.environ["DG_JIT_NVCC_COMPILER"] = str(install_counting_nvcc(Path(folder)))
+    stream.empty_fp8 = lambda *arguments: view(1 << 47, (1, 1), (1, 1), "float8_e4m3fn")
+    sums = [_C.Problem("summed_bf16_gemm", 64, 128, 128, num_groups=b, d_dtype="fp32") for b in (32, 4096)]
+    assert not deep_gemm.warmup(sums).failures
+    before = build.count_compilations()
+    for b in (32, 4096):
+        x, y = (view(1 << 44, (b, rows, 128), (rows * 128, 128, 1), "bfloat16") for rows in (64, 128))
+        for dtype in ("bfloat16", "float32"):
+            d = view(1 << 45, (64, 128), (128, 1), dtype)
+            deep_gemm.einsum("bmk,bnk->mn", x, y, d, stream=7)
+        deep_gemm.einsum("bmk,bnk->mn", x, y, d, d, stream=7)
+    return build.count_compilations() - before
+
+
+def test_sums_compile_nothing_after_a_warm_up(tmp_path):
+    with stub_driver.start(tmp_path) as fresh:
+        compiled, events = fresh.call(warm_up_and_add, str(tmp_path))
+    assert compiled == 0 and len(select(events, "LaunchKernelEx")) == 3 + 6
+    lines = sorted(line for line in read_compiled(tmp_path) if line.startswith("// sum_"))
+    assert lines == ["// sum_parts"] * 3 + ["// sum_products"] * 3
+
+
 @pytest.mark.full
 def test_sixteen_processes_with_the_real_compiler(monkeypatch, tmp_path):
     require_compiler("nvrtc")
@@ -127,6 +160,33 @@ def test_failures_are_reported(compiler):
     again = deep_gemm.warmup([SHAPE], device=H200)
     assert (again.kernels, again.compiled, again.found, again.failures) == (2, 0, 2, ())
     assert len(read_compiled(compiler)) == 3
+
+
+def test_a_cache_that_cannot_be_used_stops_before_any_work(compiler, monkeypatch):
+    (compiler / "file").write_text("no folder")
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(compiler / "file"))
+    with pytest.raises(CacheError, match="DG_JIT_CACHE_DIR = .*file: Not a directory .*name a folder"):
+        deep_gemm.warmup([SHAPE], device="h200")
+    assert not read_compiled(compiler)
+
+
+def test_a_full_disk_stops_before_any_work_and_matters_only_there(compiler, monkeypatch):
+    def write(descriptor, data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    found = deep_gemm.warmup([SHAPE], device="h200").kernels
+    monkeypatch.setattr(private_folder, "_write", write)
+    assert deep_gemm.warmup([SHAPE], device="h200").found == found, "a folder that has everything may be read-only"
+    with pytest.raises(CacheError, match="No space left on device"):
+        deep_gemm.warmup([_C.Problem("fp8_gemm", 64, *SIZES, compiled_dims="n")], device="h200")
+    assert len(read_compiled(compiler)) == found
+
+
+def test_a_kernel_that_was_not_stored_is_a_failure(compiler, monkeypatch):
+    monkeypatch.setattr(kernel_set, "run_jobs", lambda jobs, cores: [Outcome("", "", True)] * len(jobs))
+    with pytest.warns(WarmUpWarning, match="CacheError: .*home/cache: a compiled kernel could not be stored"):
+        report = deep_gemm.warmup([SHAPE], device="h200")
+    assert (report.compiled, report.found, len(report.failures)) == (0, 0, report.kernels)
 
 
 def call_what_failed(folder: str) -> list:
@@ -182,71 +242,6 @@ def test_only_calls_are_recorded(driver, tmp_path):
     planned, _ = driver.call(record_after_warm_up, str(tmp_path / "shapes.jsonl"))
     lines = (tmp_path / "shapes.jsonl").read_text().splitlines()
     assert planned == 0 and [_C.Problem.from_json(line).m for line in lines] == [7]
-
-
-# Problems.
-
-
-def test_problems_in_every_form(tmp_path):
-    path = tmp_path / "shapes.jsonl"
-    path.write_text(f"{SHAPE.to_json()}\n\n{SHAPE.to_json()}\n")
-    fields = SHAPE.as_dict()
-    forms = [SHAPE, SHAPE.to_json(), json.loads(SHAPE.to_json()), fields]
-    assert list_problems(forms, None, H200) == list_problems(path, None, H200) == [SHAPE]
-    assert list_problems(str(path), 8, H200) == [_C.Problem(**fields | {"m": 8})]
-
-
-def test_rows_take_the_place_of_what_varies():
-    masked = _C.Problem("m_grouped_fp8_gemm_masked", 1024, *SIZES, num_groups=4, expected_m=5)
-    divided = {"num_groups": 2, "recipe": "1d1d", "d_dtype": "fp32", "group_layout": "blocks"}
-    wgrad = _C.Problem("k_grouped_fp8_gemm_contiguous", 64, *SIZES, **divided)
-    found = list_problems([SHAPE, masked, wgrad], (16, 700), H200)
-    assert [problem.m for problem in found if problem.op == "fp8_gemm"] == [16, 700]
-    assert {problem.m for problem in found if problem.op == masked.op} == {1024}
-    assert [one.expected_m for one in found if one.op == masked.op] == [_C.round_expected_m(m, 1024) for m in (16, 700)]
-    assert [problem for problem in found if problem.op == wgrad.op] == [wgrad]
-    assert found[0].m == 16 and found[-1].op == masked.op, "few rows come first"
-
-
-def test_settings_of_the_process_hold():
-    deep_gemm.set_batch_invariant(True)
-    deep_gemm.set_num_sms(100)
-    try:
-        (problem,) = list_problems([SHAPE], None, H200)
-    finally:
-        deep_gemm.set_batch_invariant(None)
-        deep_gemm.set_num_sms(0)
-    assert (problem.batch_invariant, problem.num_sms) == (True, 100)
-
-
-@pytest.mark.parametrize(
-    "problems, error, text",
-    [
-        ([1], ArgumentError, "holds a int"),
-        ([{"op": "fp8_gemm", "m": 1}], ProblemError, "needs op, m, n and k"),
-        (["{}"], ProblemError, "fields and op"),
-        ("/missing/shapes.jsonl", ArgumentError, "cannot be read"),
-    ],
-)
-def test_what_is_no_problem(problems, error, text):
-    with pytest.raises(error, match=text):
-        deep_gemm.warmup(problems, device="h200")
-
-
-def test_a_line_that_is_no_problem(tmp_path):
-    (tmp_path / "shapes").write_text(f"{SHAPE.to_json()}\n{{broken\n")
-    with pytest.raises(ProblemError, match="shapes, line 2: "):
-        deep_gemm.warmup(tmp_path / "shapes", device="h200")
-
-
-def test_devices(monkeypatch):
-    monkeypatch.setattr(_C, "get_device", lambda: (_ for _ in ()).throw(DeviceError("no driver; use CPU tensors")))
-    with pytest.raises(DeviceError, match="no driver; pass device="):
-        deep_gemm.warmup([SHAPE])
-    with pytest.raises(DeviceError):
-        deep_gemm.warmup([SHAPE], device="h2000")
-    with pytest.raises(ArgumentError, match="device = 3"):
-        deep_gemm.warmup([SHAPE], device=3)
 
 
 # Compile mode.

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deep_gemm import models
+from deep_gemm import _C, models
 from deep_gemm.artifact import ARRAYS, DTYPES, METADATA, OP_METADATA, canonical_json, read_artifact, read_json
 from deep_gemm.errors import ModelError
 from deep_gemm.selector import Selector
-from tests.fakes.selectors import DEVICE, OP, make_artifact, make_parts
+from tests.fakes.selectors import DEVICE, KERNEL_HASH, OP, make_artifact, make_parts
 from tuner.errors import IntegrityError
 from tuner.learn.artifact import build_artifact
 
@@ -311,6 +311,27 @@ def test_the_recursion_limit_bounds_no_header():
 def test_an_empty_reason_to_be_stale_is_one():
     selector = Selector(with_metadata(make_artifact(), lambda metadata: metadata | {"stale": ""}))
     assert selector.choose(make_parts()[3][0], DEVICE).reason.startswith("stale")
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({}, ""),
+        ({"stale": "old"}, "stale: old"),
+        ({"features_version": 1}, "trained on other features"),
+        ({"heuristic_version": "other"}, "trained against another heuristic"),
+    ],
+)
+def test_the_fault_of_a_part_is_the_reason_of_its_choices(change, words):
+    selector = Selector(with_metadata(make_artifact(), lambda metadata: metadata | change))
+    asked = _C.Problem(OP, 333, 4444, 5568)
+    fault = selector.find_fault(OP, KERNEL_HASH)
+    assert fault.startswith(words) and bool(fault) == bool(words)
+    assert (selector.choose(asked, DEVICE, kernel_hash=KERNEL_HASH).reason == fault) == bool(words)
+    other = selector.find_fault(OP, "ab" * 32)
+    assert other == selector.choose(asked, DEVICE, kernel_hash="ab" * 32).reason
+    assert other == fault if "stale" in change else other.startswith("measured with other kernels")
+    assert selector.find_fault("bf16_gemm", KERNEL_HASH) == (fault if "stale" in change else "")
 
 
 def test_the_description_is_that_of_the_files():

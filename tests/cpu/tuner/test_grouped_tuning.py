@@ -173,7 +173,7 @@ def test_a_selector_is_trained_evaluated_and_exported(database, exported, op):
     assert len(record["feature_min"]) == len(_C.feature_names(op, train.load(exported / op).record.portfolio))
     evaluation = json.loads((exported / op / train.EVALUATION).read_text())
     assert (
-        set(evaluation["splits"]) == {"family", "model", "unseen_m"}
+        set(evaluation["splits"]) == {"family", "model", "unseen_m", "m_range", "weight_size"}
         and evaluation["splits"]["family"]["model"]["problems"] == 12
     )
     assert all("num_groups=" in worst["groups"] for worst in evaluation["worst"])

@@ -16,6 +16,7 @@ from tuner import cli
 from tuner.db import Store, queries
 from tuner.learn.validate import name_weight
 from tuner.problems import shapes
+from tuner.ship import models
 
 H200 = _C.Device.known("h200")
 #: Weights: heads and head_dim, four families.
@@ -80,6 +81,9 @@ def test_a_forest_of_another_estimate_is_not_asked(folder, monkeypatch):
     selector = Selector(content)
     choice = selector.choose(problem, H200)
     assert choice.source == "analytic" and "estimate revision differs" in choice.reason
+    model = models.Model(folder, "installed", selector.sku, "", selector, {})
+    monkeypatch.setattr(selection, "kernel_hash", lambda op: selector.metadata["ops"][op]["kernel_hash"])
+    assert set(model.list_outdated()) == set(LOGITS) and set(model.list_outdated().values()) == {choice.reason}
     assert selector.choose(PREFILL[0], H200).source == "exact"
 
 

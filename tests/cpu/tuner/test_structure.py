@@ -9,8 +9,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 #: Every package may import itself and those before it.
 PIPELINE = ("problems", "db", "measure", "compare", "search", "learn", "ship", "commands")
-#: Modules beside the packages: everyone may import these, they import no other part of the tuner.
-COMMON = {"tuner.errors", "tuner.measured"}
+#: Modules beside the packages: everyone may import these, they import no other part of the tuner but each other.
+COMMON = {"tuner.errors", "tuner.files", "tuner.measured"}
 #: Modules on top: nobody imports them.
 TOP = {"tuner", "tuner.cli", "tuner.__main__"}
 #: Alembic loads the migrations by their path; each imports the ones before it.
@@ -55,7 +55,7 @@ def package_of(name: str) -> str:
 def test_every_package_has_its_place():
     assert {package_of(name) for name in MODULES} == {"", *PIPELINE}
     assert {name for name in MODULES if not package_of(name)} == TOP | COMMON
-    assert not set().union(*map(imports_of, COMMON))
+    assert set().union(*map(imports_of, COMMON)) <= COMMON
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if package_of(name)])

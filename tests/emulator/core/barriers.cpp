@@ -171,18 +171,25 @@ void bar_arrive(u32 id, u32 threads) {
     attempt([&] { meet_at(named(id), threads, false, name_of(id)); });
 }
 
+static void arrive_at_cluster() {
+    Thread& thread = self();
+    Meeting& meeting = thread.cta->cluster->meeting;
+    if (thread.has_cluster_arrived) throw std::string("barrier.cluster.arrive twice without a wait");
+    thread.has_cluster_arrived = true, thread.cluster_turn = meeting.turn;
+    if (++meeting.arrived < thread.cta->cluster->live) return;
+    meeting.arrived = 0;
+    ++meeting.turn;
+    world.wake(meeting.waiters);
+}
+
 void barrier_cluster_arrive_release() {
     EMULATOR_ENTER();
-    attempt([&] {
-        Thread& thread = self();
-        Meeting& meeting = thread.cta->cluster->meeting;
-        if (thread.has_cluster_arrived) throw std::string("barrier.cluster.arrive twice without a wait");
-        thread.has_cluster_arrived = true, thread.cluster_turn = meeting.turn;
-        if (++meeting.arrived < thread.cta->cluster->live) return;
-        meeting.arrived = 0;
-        ++meeting.turn;
-        world.wake(meeting.waiters);
-    });
+    attempt(&arrive_at_cluster);
+}
+
+void barrier_cluster_arrive_relaxed() {
+    EMULATOR_ENTER();
+    attempt(&arrive_at_cluster);
 }
 
 void barrier_cluster_wait_acquire() {

@@ -52,6 +52,7 @@ void mbarrier_test_wait_parity_shared_cta_b64(bool& is_done, u32 address, u32 pa
 void bar_sync(u32 id, u32 threads);
 void bar_arrive(u32 id, u32 threads);
 void barrier_cluster_arrive_release();
+void barrier_cluster_arrive_relaxed();
 void barrier_cluster_wait_acquire();
 void setmaxnreg_dec_sync_aligned_u32(u32 registers);
 void setmaxnreg_inc_sync_aligned_u32(u32 registers);
@@ -125,6 +126,11 @@ inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(u32 address, u32 a, u
 }
 
 // ---- global memory: ordinary host memory ----
+inline void ld_global_nc_L1_no_allocate_v4_u32(u32& a, u32& b, u32& c, u32& d, const void* address) {
+    u32 values[4];
+    std::memcpy(values, address, 16);
+    a = values[0], b = values[1], c = values[2], d = values[3];
+}
 inline void ld_global_nc_s32(int& value, const void* address) { std::memcpy(&value, address, 4); }
 inline void st_global_f32(void* address, float value) { std::memcpy(address, &value, 4); }
 inline void st_global_u16(void* address, u16 value) { std::memcpy(address, &value, 2); }
@@ -134,8 +140,6 @@ inline void st_global_v4_u32(void* address, u32 a, u32 b, u32 c, u32 d) {
 }
 inline void prefetch_global_L2(const void*) {}
 inline void prefetch_tensormap(const void*) {}
-inline void cp_async_bulk_prefetch_tensor_2d_L2_global_tile(const void*, u32, u32) {}
-inline void cp_async_bulk_prefetch_tensor_3d_L2_global_tile(const void*, u32, u32, u32) {}
 inline void createpolicy_fractional_L2_evict_first_b64(unsigned long long& policy, double) { policy = 0; }
 inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
@@ -165,6 +169,13 @@ inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_b
     u32 to, const void* map, u32 x, u32 y, u32 z, u32 barrier, u16 mask) {
     const u32 at[] = {x, y, z};
     tma_load(to, map, at, 3, barrier, mask);
+}
+inline void cp_async_bulk_tensor_2d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(u32 to,
+                                                                                                   const void* map,
+                                                                                                   u32 x, u32 y,
+                                                                                                   u32 barrier, u64) {
+    const u32 at[] = {x, y};
+    tma_load(to, map, at, 2, barrier, 0);
 }
 inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(u32 to,
                                                                                                    const void* map,
@@ -203,6 +214,12 @@ inline void fence_proxy_tensormap_generic_acquire_gpu(const void*, u32) {}
 void wgmma_fence_sync_aligned();
 void wgmma_commit_group_sync_aligned();
 void wgmma_wait_group_sync_aligned(u32 pending);
+
+// ---- warp.cpp ----
+// Every lane gives its fragments of A and B and gets its part of D = A . B + C.
+void mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32(float& d0, float& d1, float& d2, float& d3, u32 a0, u32 a1,
+                                                         u32 a2, u32 a3, u32 b0, u32 b1, float c0, float c1, float c2,
+                                                         float c3);
 
 // ---- arithmetic and moves ----
 template <class T>

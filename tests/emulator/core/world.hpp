@@ -96,7 +96,8 @@ struct Warp {
     u64 turn = 0;
     Waiters waiters;
     u64 in[32] = {}, out[32] = {};
-    u32 matrices[32][4] = {};  // what stmatrix stores
+    u32 matrices[32][4] = {};  // what stmatrix stores, and mma.sync's A
+    float sums[32][4] = {};    // of mma.sync
     std::vector<float*> registers_of[32];
     // WGMMA.
     std::deque<std::shared_ptr<Wgmma>> multiplications;  // in order; those not yet executed

@@ -20,6 +20,16 @@
 
 namespace deep_gemm {
 
+// One of two types.
+template <bool kFirst, class First, class Second>
+struct Choose {
+    using Type = First;
+};
+template <class First, class Second>
+struct Choose<false, First, Second> {
+    using Type = Second;
+};
+
 template <class Config>
 struct GemmLayout {
     static constexpr u32 kBlockM = Config::kBlockM, kBlockN = Config::kBlockN, kBlockK = Config::kBlockK;

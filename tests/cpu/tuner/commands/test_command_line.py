@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from deep_gemm import __version__
+from deep_gemm.fields import OP_KINDS
 from tuner import cli
 
 #: Slow imports that no help text may wait for.
@@ -70,6 +71,23 @@ def test_the_help_of_sweep_names_every_preset_that_the_docs_name(capsys):
     )
     named = {name for row in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     assert "attention" in named and named <= said
+
+
+def test_the_docs_say_what_the_sizes_of_every_other_op_kind_are():
+    text = Path("docs/tuning.md").read_text(encoding="utf-8")
+    rows = text.partition("| op kind | m | n | k |")[2].partition("\n\n")[0].splitlines()[2:]
+    named = {name for row in rows for name in re.findall(r"`([\w{},]+)`", row.split("|")[1])}
+    named = {one for name in named for one in (name.replace("{fp8,bf16}", "fp8"), name.replace("{fp8,bf16}", "bf16"))}
+    named |= {name.replace("_contiguous", "_psum") for name in named} if "`_psum`" in "".join(rows) else set()
+    assert named >= set(OP_KINDS) - {"fp8_gemm", "bf16_gemm"}
+
+
+def test_a_warning_is_one_line_without_source():
+    before = "import os; os.environ['DG_SELECTOR'] = '/missing'"
+    done = run_main(["select", "64", "2112", "7168", "--device", "h200"], before=before)
+    assert "code 0" in done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("tuner: warning: /missing: no such file; set DG_SELECTOR")
 
 
 @pytest.mark.parametrize("module", ["typer", "sqlalchemy"])

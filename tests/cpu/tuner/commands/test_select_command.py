@@ -11,6 +11,7 @@ from deep_gemm import _C, selection, sm100
 from deep_gemm.fields import OP_KINDS
 from tests.fakes import databases, selectors
 from tuner import cli
+from tuner.commands import tables
 from tuner.db import Store
 from tuner.problems.fields import OPS, PROBLEM_DEFAULTS, default_fields, read_op_name
 
@@ -72,7 +73,8 @@ def test_an_exact_answer_still_shows_the_scores(installed, capsys):
 
 def test_it_explains_guards_and_scores(installed, capsys):
     code, text, _ = run(capsys, *shape(installed[60]), "--device", "h200", "--explain")
-    assert code == 0 and "heuristic's pick" in text and "gain of 1.0%" in text and text.count(": yes") == 5
+    assert code == 0 and "heuristic's pick" in text and "gain of 1.0%" in text
+    assert text.endswith("  same GPU model: yes, fits this package: yes\n")
     assert f"selector: {os.environ['DG_MODEL_DIR']}/{SKU}.dgsel\n" in text
 
 
@@ -80,10 +82,24 @@ def test_it_explains_guards_and_scores(installed, capsys):
 def test_it_names_the_guard_that_refuses(installed, monkeypatch, capsys):
     monkeypatch.setattr(selection, "kernel_hash", lambda op: "ab" * 32)
     code, text, _ = run(capsys, *shape(installed[60]), "--device", "h200", "--explain")
-    assert code == 0 and "analytic" in text and "same kernels: NO" in text
+    assert code == 0 and "analytic" in text
+    assert text.endswith("fits this package: NO: measured with other kernels (kernel hash differs)\n")
     assert (
         "no selector is used for this problem: measured with other kernels" in text
         and f"{SKU}.dgsel, which is not used" in text
+    )
+
+
+@pytest.mark.filterwarnings("ignore::deep_gemm.errors.SelectorWarning")
+def test_lines_are_short_also_where_the_reason_is_long(monkeypatch, capsys):
+    monkeypatch.setenv("DG_SELECTOR", "/no/such/folder/for/selectors/nvidia-h200-sm132.dgsel")
+    selection.forget_selectors()
+    text = run(capsys, 64, 2112, 7168, "--device", "h200")[1]
+    selection.forget_selectors()
+    assert (
+        "no such file; set DG_SELECTOR" in " ".join(text.split())
+        and len(text.splitlines()) > 2
+        and max(map(len, text.splitlines())) <= tables.WIDTH
     )
 
 

@@ -80,6 +80,14 @@ def test_without_a_gpu_the_remedy_is_an_option_of_the_command(shapes, capsys, mo
     assert "no CUDA driver; name a GPU model, such as --device h200" in said and "Device.known" not in said
 
 
+def test_an_unusable_cache_is_one_line(shapes, capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("DG_JIT_CACHE_DIR", str(tmp_path / "file"))
+    assert cli.run(["warmup", shapes, "--device", "h200"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(f"tuner: DG_JIT_CACHE_DIR = {tmp_path}/file: Not a directory") and said.count("\n") == 1
+
+
 def test_rows():
     assert parse_rows("") is None
     assert parse_rows("8") == [8]

@@ -111,6 +111,14 @@ def test_the_command_names_the_commit(clone, monkeypatch, capsys):
     assert capsys.readouterr().out.endswith("Number 4\n")
 
 
+def test_equal_kernels_need_no_gpu(clone, monkeypatch, capsys):
+    monkeypatch.setattr(comparison, "compare_sets", lambda *_: pytest.fail("measured"))
+    assert cli.run(["bisect", "v2", "v3", "64", "2112", "7168"]) == 3
+    assert "v2 and v3 have the same kernels of fp8_gemm" in capsys.readouterr().err
+    assert cli.run(["bisect", "v2", "v5", "64", "2112", "7168", "--field", "depth=3"]) == 2
+    assert "--field depth: no such field of a problem; use one of num_sms, num_groups" in capsys.readouterr().err
+
+
 def test_the_command_says_where_there_is_nothing_to_find(clone, monkeypatch, capsys):
     monkeypatch.setattr(comparison, "compare_sets", compare(9))
     assert cli.run(["bisect", "v0", "v5", "64", "2112", "7168"]) == 3

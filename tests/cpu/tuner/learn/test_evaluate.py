@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tuner.learn import evaluate, learner, train, validate
 from tuner.learn.evaluation import Evaluation
 from tuner.ship import gates
 
-SETTINGS = learner.Settings(trees=16, sizes=(16,))
+SETTINGS = learner.Settings(trees=16, sizes=(16,), boosted=20)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,34 @@ def test_models_are_left_out_with_all_their_shapes(data):
             if not held_out
         }
         assert left and kept and not left & kept
+
+
+def test_ranges_are_left_out_whole_and_once(data):
+    for split, size in (("m_range", lambda problem: problem.m), ("weight_size", lambda problem: problem.n * problem.k)):
+        folds = [fold for fold in validate.range_folds(data) if fold.split == split]
+        assert len(folds) == validate.RANGES and (np.sum([fold.held_out for fold in folds], axis=0) == 1).all()
+        values = np.array([size(problem) for problem in data.problems])
+        ends = sorted((values[fold.held_out].min(), values[fold.held_out].max()) for fold in folds)
+        assert all(high < low for (_, high), (low, _) in pairwise(ends))
+
+
+def test_statistics_over_seeds_count_each_problem_once(data):
+    rows = np.flatnonzero(data.full_space)
+    once, thrice = (evaluate.summarize(data, np.tile(rows, n), np.tile(data.oracle[rows], n)) for n in (1, 3))
+    assert once == replace(thrice, mean=once.mean, mean_interval=once.mean_interval) and once.wins > 0
+    assert once.mean == pytest.approx(thrice.mean) and once.mean_interval == pytest.approx(thrice.mean_interval)
+
+
+def test_every_seed_runs_every_fold(data, monkeypatch):
+    folds = list(validate.family_folds(data))[:2]
+    monkeypatch.setattr(validate, "make_folds", lambda data: folds)
+    found = validate.validate(data, SETTINGS, jobs=1, num_seeds=2)
+    assert [(result.seed, result.fold.label) for result in found] == [
+        (seed, fold.label) for seed in (0, 1) for fold in folds
+    ]
+    held_out = folds[0].held_out | folds[1].held_out
+    table = evaluate.evaluate(data, found)["family"]
+    assert {each.problems for each in table.values()} == {int((held_out & data.full_space).sum())}
 
 
 def test_values_of_m_are_left_out_over_all_families(data):
@@ -130,7 +159,7 @@ def test_the_command_leaves_evaluation_choices_and_plot(folder, data, tmp_path, 
     report = json.loads(capsys.readouterr().out)["fp8_gemm"]
     document = json.loads((folder / train.EVALUATION).read_text())
     assert Evaluation.from_json(document).to_json() == document == {name: report[name] for name in document}
-    assert set(report["splits"]) == {"family", "model", "unseen_m"} and len(report["gates"]) == 3
+    assert set(report["splits"]) == set(validate.SPLITS) and len(report["gates"]) == 3
     assert plot.read_bytes().startswith(b"\x89PNG")
     choices = json.loads((folder / train.OUT_OF_FOLD).read_text())["rows"]
     assert {row["problem"] for row in choices} == {problem.key for problem in data.problems}
@@ -150,7 +179,8 @@ def test_out_of_fold_choices_are_those_of_the_family_folds(data, results):
                 )
 
 
-def test_the_table_is_printed(folder, capsys):
+def test_the_table_is_printed(folder, capsys, monkeypatch):
+    monkeypatch.setattr(validate, "make_folds", lambda data: list(validate.family_folds(data))[:3])
     assert cli.run(["evaluate", "--training", str(folder.parent), "--jobs", "1"]) == 0
     text = capsys.readouterr().out
     assert "Leave one (n, k) family out" in text and "model with guards" in text and "mean regret" in text

@@ -17,7 +17,7 @@ from tuner.learn import forest, learner, train
 from tuner.learn.dataset import LOG_TWO, UNMEASURED
 from tuner.learn.record import to_json
 
-SETTINGS = learner.Settings(kind="extra-trees", trees=6, sizes=(8,))
+SETTINGS = learner.Settings(kind="extra-trees", trees=6, sizes=(8,), boosted=5)
 
 
 @pytest.fixture(scope="module")

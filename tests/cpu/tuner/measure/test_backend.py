@@ -278,3 +278,20 @@ def test_hello_describes_the_board_by_a_hash(backend):
     hello = backend.hello()
     assert hello["regime"] == "graph-cold" and hello["device"]["uuid_hash"] == cuda_backend.uuid_hash()
     assert "GPU-fake" not in str(hello) and hello["device"]["l2_bytes"] == 1 << 16
+
+
+@pytest.mark.parametrize(
+    ("op", "fields", "split_k", "divides"),
+    [
+        ("fp8_gemm", {}, 1, False),
+        ("fp8_gemm", {}, 2, True),
+        ("fp8_mqa_logits", {"heads": 64, "d_dtype": "fp32"}, 1, True),
+        ("batched_bf16_gemm", {"num_groups": 4}, 1, False),
+        ("summed_bf16_gemm", {"num_groups": 4, "d_dtype": "fp32"}, 1, True),
+        ("summed_bf16_gemm", {"num_groups": 4, "d_dtype": "fp32", "batch_invariant": True}, 1, False),
+    ],
+)
+def test_configs_with_sums_of_their_own_are_not_compared_by_bits(op, fields, split_k, divides):
+    """A sum over groups has as many parts as its tiles leave room for: its other bits are no error."""
+    problem, config = _C.Problem(op, 128, 256, 128, **fields), _C.Config(64, 64, 4, split_k=split_k)
+    assert measure.divides_sums(problem, config) == divides

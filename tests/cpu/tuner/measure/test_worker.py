@@ -4,12 +4,15 @@ import contextlib
 import json
 import os
 import struct
+import subprocess
+import sys
+import sysconfig
 import time
 
 import pytest
 
 from deep_gemm import _C
-from tuner.measure import protocol, simulated
+from tuner.measure import protocol, simulated, worker_client
 from tuner.measure.protocol import MAX_MESSAGE_BYTES, MessageTimeout, ProtocolError, make_job
 from tuner.measure.worker_client import MeasuringWorker
 from tuner.search.problem_run import EFFORTS
@@ -171,3 +174,11 @@ def test_confirmation_rounds_are_not_the_search_rounds():
     assert finalist["num_samples"] == len(finalist["samples"]) == PLAN.confirm_rounds
     assert by_role[finalist["config"], "search"]["num_samples"] == PLAN.search_rounds
     assert by_role[finalist["config"], "search"]["ratio"] != finalist["ratio"]
+
+
+def test_the_child_finds_the_package_of_its_parent(tmp_path):
+    """From a checkout that is not installed, in another folder."""
+    command = [sys.executable, "-S", "-P", "-c", f"import sys; sys.argv = ['-c', '--help']; {worker_client.START}"]
+    dependencies = {"PYTHONPATH": sysconfig.get_paths()["purelib"], "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(command, env=dependencies, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0 and "Measuring process" in done.stdout, done.stderr

@@ -191,7 +191,9 @@ def test_command(tmp_path, capsys):
     )
     arguments = ["sweep", "--shapes", str(shapes), "--db", str(path), "--backend", "simulated", "--json"]
     assert cli.run([*arguments, "--configs", str(configs)]) == 0
-    summary = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    summary = json.loads(said.out)
+    assert "simulating NVIDIA H200" in said.err and "measuring" not in said.err
     assert summary["measured"] == 2 and summary["identities"]["fp8_gemm"]["regime"] == "simulated"
     assert cli.run([*arguments, "--dry-run", "--shard", "1/2"]) == 0
     assert json.loads(capsys.readouterr().out)["problems"] == 1

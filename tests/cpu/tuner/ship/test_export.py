@@ -20,7 +20,7 @@ from tuner.learn.evaluation import Evaluation, Statistics, Unconfirmed
 from tuner.learn.portfolio import Portfolio
 from tuner.ship import export
 
-SETTINGS = learner.Settings(kind="extra-trees", trees=4, sizes=(8,))
+SETTINGS = learner.Settings(kind="extra-trees", trees=4, sizes=(8,), boosted=5)
 GOOD = {"mean": 0.01, "p95": 0.04, "answered": 0.9}
 SKU = synthetic.SKU
 

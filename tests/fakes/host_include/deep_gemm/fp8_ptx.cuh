@@ -12,11 +12,11 @@ inline u32 max_halves(u32 a, u32 b) {
     return high << 16 | low;
 }
 
-inline u32 min_halves(u32 a, u32 b) { return ~max_halves(~a, ~b); }
-
 inline float max_or_nan(float a, float b) { return std::isnan(a) || std::isnan(b) ? NAN : std::fmax(a, b); }
 
 inline float approximate_reciprocal(float value) { return 1.0f / value; }
+
+inline float approximate_power_of_two(float value) { return std::exp2(value); }
 
 inline float half_to_float(u16 bits) {
     _Float16 value;

@@ -10,10 +10,10 @@
 // A tile may begin and end at any stage: steps before the ring's stage 0 and after its last whole round are walked one by one. No branch lies between the
 // stages of a round (H200: one for each stage, around those that a tile has not, made all tiles 3 to 27 % slower).
 //
-// kLoop 2 and 4 hold the products of scales back until the chain has ended: they take a bit of a partial sum (masked to zero), or the assembler moves them
+// kLoop 2 holds the products of scales back until the chain has ended: they take a bit of a partial sum (masked to zero), or the assembler moves them
 // between the WGMMAs, where they wait for the scales (64-row tiles and 128x64 gain by it, 128x96 to 128x192 lose 2 to 3 %).
 //
-// kLoop 3 and 4 give a stage back when half of its sums are promoted, by an arrival that depends on a promoted value. Else the assembler puts the arrival
+// kLoop 3 gives a stage back when half of its sums are promoted, by an arrival that depends on a promoted value. Else the assembler puts the arrival
 // anywhere after the end of the chain, and where it stands has made up to 15 % of a kernel's time (128x192, clusters of two); why is not known.
 //
 // A tile of two column parts (128x256) multiplies them one after the other with one partial accumulator of half its columns.
@@ -33,7 +33,7 @@ struct Fp8Unrolled {
     static constexpr u32 kAccumulators = Layout::kAccumulators;
     static constexpr u32 kColumns = Layout::kColumns / kParts;  // of a part
     static constexpr bool kVectorB = Layout::kVectorB;
-    static constexpr bool kHoldsScales = Config::kLoop % 2 == 0, kHoldsStages = Config::kLoop > 2;
+    static constexpr bool kHoldsScales = Config::kLoop == 2, kHoldsStages = Config::kLoop == 3;
     static constexpr bool kMayStraddle = !kVectorB && kParts == 1 && Layout::kBlocksB > 1;  // a tile's columns may meet two blocks
     static constexpr u32 kHeldColumns = kVectorB ? kColumns / 4 : 1;
     static_assert(!Layout::kSwap && Layout::kHasScales, "rows of D are rows of the multiplication");

@@ -1,0 +1,36 @@
+// What is known of one config of one problem before it runs: the rows that the learned residual of the estimate is
+// fitted on. All op kinds have the same numbers, so that one model can learn from all of them.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/config.hpp"
+#include "core/heuristic.hpp"
+#include "core/problem.hpp"
+
+namespace deep_gemm {
+
+inline constexpr size_t kNumSharedFeatures = 36, kNumOwnFeatures = 37;
+inline constexpr size_t kNumConfigRow = kNumSharedFeatures + kNumOwnFeatures;
+
+// The names of a row's numbers; the last is log(predicted time / that of the heuristic's pick).
+std::vector<std::string> config_feature_names();
+
+// Writes the rows of one problem; what configs share is computed once.
+class ConfigFeatures {
+ public:
+    // Both must outlive this object; `pick_us` is the predicted time of the heuristic's pick.
+    ConfigFeatures(const Problem& problem, const Estimator& estimator, double pick_us);
+
+    // Write kNumConfigRow numbers to `out`.
+    void write(const Config& config, double* out) const;
+
+ private:
+    const Problem& problem_;
+    const Estimator& estimator_;
+    double pick_us_, useful_;
+    double shared_[kNumSharedFeatures];
+};
+
+}  // namespace deep_gemm

@@ -1,0 +1,41 @@
+// Values that features of several models are made of.
+#pragma once
+
+#include <bit>
+#include <cmath>
+#include <cstdint>
+
+#include "core/legality.hpp"
+
+namespace deep_gemm {
+
+inline constexpr int64_t kMaxAlignment = 256;  // the largest tile edge; coarser alignment changes nothing
+
+// log2 from additions, products and one quotient, so that every host gives the same double; C libraries differ.
+// x = 2^e * f with f in [sqrt(1/2), sqrt(2)); ln f = 2 atanh(z), z = (f-1)/(f+1), |z| < 0.172: ten terms reach 1e-16.
+inline double portable_log2(double x) {
+    constexpr double kInvLn2 = 1.4426950408889634, kSqrtHalf = 0.70710678118654752;
+    constexpr double kCoefficients[] = {1.0 / 19, 1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11,
+                                        1.0 / 9,  1.0 / 7,  1.0 / 5,  1.0 / 3,  1.0};
+    int exponent;
+    double fraction = std::frexp(x, &exponent);
+    if (fraction < kSqrtHalf) {
+        fraction *= 2.0;
+        --exponent;
+    }
+    const double z = (fraction - 1.0) / (fraction + 1.0), z2 = z * z;
+    double sum = 0.0;
+    for (double coefficient : kCoefficients) sum = sum * z2 + coefficient;
+    return exponent + 2.0 * kInvLn2 * z * sum;
+}
+
+inline double log2_alignment(int64_t value) { return double(std::countr_zero(uint64_t(value | kMaxAlignment))); }
+
+// Share of the column tiles that touch two B-scale blocks: the 128-column boundaries that fall inside a tile.
+inline double two_scale_share(int64_t n, int block_n, int64_t n_tiles) {
+    const int64_t common = int64_t(kScaleBlock / scale_start_step(block_n)) * block_n;
+    const int64_t inside = (n - 1) / kScaleBlock - (n - 1) / common;
+    return double(inside) / double(n_tiles);
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,93 @@
+"""The problems that a warm-up prepares: how they may be given, and which fields rows and settings replace."""
+
+import json
+
+import pytest
+
+import deep_gemm
+from deep_gemm import _C
+from deep_gemm.errors import ArgumentError, DeviceError, ProblemError
+from deep_gemm.warm_up import list_problems
+
+H200 = _C.Device.known("h200")
+SIZES = (256, 512)
+SHAPE = _C.Problem("fp8_gemm", 64, *SIZES, scale_layout="any")
+
+
+def test_problems_in_every_form(tmp_path):
+    path = tmp_path / "shapes.jsonl"
+    path.write_text(f"{SHAPE.to_json()}\n\n{SHAPE.to_json()}\n")
+    fields = SHAPE.as_dict()
+    forms = [SHAPE, SHAPE.to_json(), json.loads(SHAPE.to_json()), fields]
+    assert list_problems(forms, None, H200) == list_problems(path, None, H200) == [SHAPE]
+    assert list_problems(str(path), 8, H200) == [_C.Problem(**fields | {"m": 8})]
+
+
+def test_rows_take_the_place_of_what_varies():
+    masked = _C.Problem("m_grouped_fp8_gemm_masked", 1024, *SIZES, num_groups=4, expected_m=5)
+    divided = {"num_groups": 2, "recipe": "1d1d", "d_dtype": "fp32", "group_layout": "blocks"}
+    wgrad = _C.Problem("k_grouped_fp8_gemm_contiguous", 64, *SIZES, **divided)
+    found = list_problems([SHAPE, masked, wgrad], (16, 700), H200)
+    assert [problem.m for problem in found if problem.op == "fp8_gemm"] == [16, 700]
+    assert {problem.m for problem in found if problem.op == masked.op} == {1024}
+    assert [one.expected_m for one in found if one.op == masked.op] == [_C.round_expected_m(m, 1024) for m in (16, 700)]
+    assert [problem for problem in found if problem.op == wgrad.op] == [wgrad]
+    assert found[0].m == 16 and found[-1].op == masked.op, "few rows come first"
+
+
+def test_settings_of_the_process_hold():
+    deep_gemm.set_batch_invariant(True)
+    deep_gemm.set_num_sms(100)
+    try:
+        (problem,) = list_problems([SHAPE], None, H200)
+    finally:
+        deep_gemm.set_batch_invariant(None)
+        deep_gemm.set_num_sms(0)
+    assert (problem.batch_invariant, problem.num_sms) == (True, 100)
+
+
+@pytest.mark.parametrize("is_recorded", [False, True])
+@pytest.mark.parametrize("is_chosen", [None, False, True])
+def test_what_this_process_will_choose_is_prepared(tmp_path, is_recorded, is_chosen):
+    path = tmp_path / "shapes.jsonl"
+    path.write_text(_C.Problem("bf16_gemm", 8, *SIZES, batch_invariant=is_recorded).to_json() + "\n")
+    deep_gemm.set_batch_invariant(is_chosen)
+    try:
+        first, *others = list_problems(path, (8, 64), H200)
+        assert first.batch_invariant is _C.is_batch_invariant("bf16_gemm")
+    finally:
+        deep_gemm.set_batch_invariant(None)
+    expected = {first.batch_invariant, is_recorded or first.batch_invariant}
+    assert sorted((one.m, one.batch_invariant) for one in (first, *others)) == sorted(
+        (m, flag) for m in (8, 64) for flag in expected
+    )
+
+
+@pytest.mark.parametrize(
+    "problems, error, text",
+    [
+        ([1], ArgumentError, "holds a int"),
+        ([{"op": "fp8_gemm", "m": 1}], ProblemError, "needs op, m, n and k"),
+        (["{}"], ProblemError, "fields and op"),
+        ("/missing/shapes.jsonl", ArgumentError, "cannot be read"),
+    ],
+)
+def test_what_is_no_problem(problems, error, text):
+    with pytest.raises(error, match=text):
+        deep_gemm.warmup(problems, device="h200")
+
+
+def test_a_line_that_is_no_problem(tmp_path):
+    (tmp_path / "shapes").write_text(f"{SHAPE.to_json()}\n{{broken\n")
+    with pytest.raises(ProblemError, match="shapes, line 2: "):
+        deep_gemm.warmup(tmp_path / "shapes", device="h200")
+
+
+def test_devices(monkeypatch):
+    monkeypatch.setattr(_C, "get_device", lambda: (_ for _ in ()).throw(DeviceError("no driver; use CPU tensors")))
+    with pytest.raises(DeviceError, match="no driver; pass device="):
+        deep_gemm.warmup([SHAPE])
+    with pytest.raises(DeviceError):
+        deep_gemm.warmup([SHAPE], device="h2000")
+    with pytest.raises(ArgumentError, match="device = 3"):
+        deep_gemm.warmup([SHAPE], device=3)

@@ -1,0 +1,60 @@
+"""Replacing a file as a whole, durably."""
+
+import contextlib
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tuner import errors
+
+STALE_S = 3600.0  # no replacement takes as long
+
+
+@contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a path in a private folder beside `target`; the file written there replaces `target` unless something
+    fails.
+
+    Guarantees: readers see the old file or the new one, never a mixture, because the new file is flushed to disk before
+        it is renamed. After an error the old file is still there, and nothing else is left; what a killed process
+        leaves is removed by a replacement an hour later. Raises: StoreError naming the path and the reason.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sweep_stale(target)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+            fresh = Path(folder) / target.name
+            yield fresh
+            flush(fresh)
+            os.replace(fresh, target)
+            flush(target.parent)
+    except OSError as error:
+        raise errors.StoreError(f"{target}: {error.strerror or error}; nothing was changed") from error
+
+
+def sweep_stale(target: Path) -> None:
+    """Remove the private folders beside `target` that replacements left whose process was killed."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[a-z0-9_]{{8}}")
+    for folder in target.parent.iterdir():
+        if not name.fullmatch(folder.name):
+            continue
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if is_ours and time.time() - status.st_mtime > STALE_S:
+                shutil.rmtree(folder)
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or the names in a folder, to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,163 @@
+"""What in the recorded data should be measured again: rows that contradict others, and blocks that were disturbed.
+
+A config that the race dropped after one or two samples has a time that nothing confirmed. It is doubtful where the same
+config was near the best of a problem of nearly the same m, or where the estimate says that it is: a single disturbed
+launch can hide a good config for ever. The list is of what may have been overlooked, not of what is wrong: estimates
+err, too.
+"""
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+
+from deep_gemm import _C
+from tuner.db.rows import BlockRow, MeasurementRow
+from tuner.learn.dataset import CENSORED, SEARCHED, Dataset, load_dataset
+from tuner.problems.fields import get_tokens, get_weight_shape, variant_of
+
+#: A censored row with fewer samples rests on too little to contradict anything.
+MIN_SAMPLES = 3
+#: A row is contradicted where it should be within NEAR of the best and is slower than that by CONTRADICTION (log time).
+NEAR, CONTRADICTION = math.log(1.1), math.log(1.25)
+#: Neighbours differ in their tokens by at most this factor, and in nothing else.
+NEIGHBOUR_FACTOR = 2.0
+#: A block with more A/A noise than this is noisy.
+MAX_NOISE = 0.02
+NEIGHBOUR, ESTIMATE = "neighbour", "estimate"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A censored row that something contradicts; `behind` and `expected` are times over the problem's best, minus 1."""
+
+    problem: _C.Problem
+    config: _C.Config
+    source: str
+    samples: int
+    behind: float
+    expected: float
+
+    def to_json(self) -> dict:
+        """Return the doubt as JSON values."""
+        return {name: getattr(self, name) for name in ("source", "samples", "behind", "expected")} | {
+            "problem": self.problem.as_dict(),
+            "config": self.config.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found. `censored` counts all censored pairs, `thin` those with fewer than MIN_SAMPLES samples."""
+
+    censored: int
+    thin: int
+    blocks: int
+    doubts: list[Doubt]
+    noisy: list[BlockRow]
+
+    def problems(self) -> list[_C.Problem]:
+        """Return the problems to measure again, in the order of their keys."""
+        problems = [*(doubt.problem for doubt in self.doubts), *(block.problem for block in self.noisy)]
+        found = {problem.key: problem for problem in problems}
+        return [found[key] for key in sorted(found)]
+
+    def to_json(self) -> dict:
+        """Return the audit as JSON values, with what `sweep --shapes` and `sweep --configs` read."""
+        configs = {str(doubt.config): doubt.config for doubt in self.doubts}
+        return {
+            **{name: getattr(self, name) for name in ("censored", "thin", "blocks")},
+            "doubts": [doubt.to_json() for doubt in self.doubts],
+            "noisy": [{"problem": block.problem.as_dict(), "noise": block.noise} for block in self.noisy],
+            "problems": [problem.as_dict() for problem in self.problems()],
+            "configs": [configs[name].as_dict() for name in sorted(configs)],
+        }
+
+
+def audit_op(store, sku: str, op: str) -> Audit:
+    """Return what to measure again of one SKU and op kind, of the rows that `train` learns from by default.
+
+    Raises: InconclusiveError without usable rows.
+    """
+    data = load_dataset(store, sku, op=op)
+    rows = store.load_measurements(sku=data.identity.sku, op=op, kernel_hash=data.identity.kernel_hash)
+    return audit(data, [row for row in rows if row.block.identity == data.identity])
+
+
+def audit(data: Dataset, rows: list[MeasurementRow]) -> Audit:
+    """Return what to measure again of `data`, whose rows are `rows`."""
+    samples = count_samples(rows)
+    blocks = {row.block.block_id: row.block for row in rows}
+    censored = np.argwhere(data.state == CENSORED)
+    thin = [
+        (int(row), int(column))
+        for row, column in censored
+        if samples[data.problems[row], data.configs[column]] < MIN_SAMPLES
+    ]
+    noisy = [block for block in blocks.values() if block.noise is not None and block.noise > MAX_NOISE]
+    doubts = find_doubts(data, thin, samples)
+    return Audit(len(censored), len(thin), len(blocks), doubts, sorted(noisy, key=noise_order))
+
+
+def noise_order(block: BlockRow) -> tuple:
+    """Return the sort key of noisy blocks, the noisiest first."""
+    return -(block.noise or 0.0), block.block_id
+
+
+def count_samples(rows: list[MeasurementRow]) -> dict:
+    """Return {(problem, config): the most samples that one row has}, 0 where there is no row."""
+    found: defaultdict[tuple, int] = defaultdict(int)
+    for row in rows:
+        pair = row.block.problem, row.config
+        found[pair] = max(found[pair], row.num_samples or 0)
+    return found
+
+
+def find_doubts(data: Dataset, thin: list[tuple[int, int]], samples: dict) -> list[Doubt]:
+    """Return a doubt for each of the `thin` pairs that a neighbour or the estimate contradicts.
+
+    Those of neighbours, which were measured, come first, and among them those that should be fastest.
+    """
+    neighbours = find_neighbours(data)
+    behind = data.log_ratio - data.log_ratio[np.arange(len(data.problems)), data.oracle][:, None]
+    found = []
+    for row, column in thin:
+        timed = [other for other in neighbours[row] if data.state[other, column] >= SEARCHED]
+        sources = {
+            NEIGHBOUR: min((float(behind[other, column]) for other in timed), default=math.inf),
+            ESTIMATE: estimate_behind(data, row, column),
+        }
+        for source, expected in sources.items():
+            if expected <= NEAR and behind[row, column] - expected > CONTRADICTION:
+                problem, config = data.problems[row], data.configs[column]
+                times = float(np.expm1(behind[row, column])), math.expm1(expected)
+                found.append(Doubt(problem, config, source, samples[problem, config], *times))
+                break
+    return sorted(found, key=lambda doubt: (doubt.source == ESTIMATE, doubt.expected, doubt.problem.key))
+
+
+def find_neighbours(data: Dataset) -> list[list[int]]:
+    """Return for each problem the rows of its neighbours, which differ from it in their tokens alone."""
+    alike: defaultdict[tuple, list[int]] = defaultdict(list)
+    for row, problem in enumerate(data.problems):
+        alike[variant_of(problem), get_weight_shape(problem), problem.num_groups, problem.num_sms].append(row)
+    tokens = [get_tokens(problem) for problem in data.problems]
+    found: list[list[int]] = [[] for _ in data.problems]
+    for rows in alike.values():
+        for row, other in permutations(rows, 2):
+            if max(tokens[row], tokens[other]) <= NEIGHBOUR_FACTOR * min(tokens[row], tokens[other]):
+                found[row].append(other)
+    return found
+
+
+def estimate_behind(data: Dataset, row: int, column: int) -> float:
+    """Return log(estimate / estimate of the measured best); infinite for a config that is no candidate."""
+    if not data.candidate[row, column]:
+        return math.inf
+    mine, best = (
+        _C.estimate_time_us(data.problems[row], data.configs[index], data.device)
+        for index in (column, data.oracle[row])
+    )
+    return math.log(mine / best)
