@@ -43,8 +43,8 @@ from deep_gemm import _C
 from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
-SCHEMA_VERSION = 4  # user_version of the file; raised by every migration
-REVISION = "0004"  # the newest migration
+SCHEMA_VERSION = 5  # user_version of the file; raised by every migration
+REVISION = "0005"  # the newest migration
 
 ROLES = ("search", "confirm")
 STATUSES = ("ok", "censored", "incorrect", "compile_error", "crash", "timeout", "spill", "skipped")
@@ -65,6 +65,7 @@ FIELD_COLUMNS: dict[str, tuple[tuple[str, ...], ...]] = {
     "config": (
         ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n"),
         ("split_k", "swap_ab"),
+        ("loop", "scale_warp", "tile_barrier", "reduce_add"),
     ),
 }
 #: Types of fields that are text; what is in `dims` only the library checks.

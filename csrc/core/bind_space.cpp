@@ -15,6 +15,7 @@
 #include "core/heuristic.hpp"
 #include "core/legality.hpp"
 #include "core/logits_estimate.hpp"
+#include "core/loop_rule.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -93,6 +94,9 @@ void bind_legality(py::module_& m) {
           "Return whether a math warpgroup holds two partial accumulators.");
     m.def("blocks_per_sm", &blocks_per_sm, "problem"_a, "config"_a,
           "Return how many CTAs share an SM, by their shared memory and registers.");
+    m.def(
+        "mma_columns", &mma_columns, "config"_a,
+        "Return the columns of one MMA: those of the tile's column side, or of one of the parts that it is cut into.");
     m.def("is_staged", &is_staged, "problem"_a, "config"_a,
           "Return whether D leaves through a tile in shared memory by TMA, else by the threads' own stores.");
     m.def("get_candidates", &get_candidates, "problem"_a, "device"_a,
@@ -117,6 +121,8 @@ void bind_heuristic(py::module_& m) {
         "problem"_a, "config"_a, "device"_a, "constants"_a = py::none(),
         "Return the heuristic's predicted time in microseconds; `constants` replaces some of heuristic_constants(). "
         "Raises: ConfigError, ArgumentError.");
+    m.def("with_loop_knobs", &with_loop_knobs, "problem"_a, "config"_a, "device"_a,
+          "Return `config` with the knobs of the main loop that the heuristic would give it for `problem`.");
     m.def("get_analytic_config", &get_analytic_config, "problem"_a, "device"_a,
           "Return the heuristic's choice: the candidate with the smallest predicted time. Raises: DeviceError where "
           "none is legal.");
@@ -149,7 +155,7 @@ void bind_config_features(py::module_& m) {
         },
         "problem"_a, "device"_a, "count"_a,
         "Return the candidates with the smallest predicted times, at most `count`, best first; the first is the "
-        "heuristic's choice. Raises: DeviceError.");
+        "heuristic's choice without the knobs of the main loop. Raises: DeviceError.");
     m.def("config_feature_names", &config_feature_names, "Return the names of the columns of get_config_features.");
     m.def(
         "get_config_features",

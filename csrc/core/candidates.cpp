@@ -6,6 +6,8 @@
 #include <bit>
 #include <mutex>
 
+#include "core/loop_rule.hpp"
+
 namespace deep_gemm {
 namespace {
 
@@ -254,10 +256,11 @@ bool is_worth_trying(const Problem& problem, const Config& config, const Device&
     if (!is_legal(problem, config, device)) return false;
     if (is_logits(problem)) return keeps_tokens(problem, config);
     if (!Pruning(problem, device).keeps(config)) return false;
-    Config deeper = config;
+    const Config tile = without_loop_knobs(config);
+    Config deeper = tile;
     const auto blocks = [&](const Config& c) { return kSmSmemBytes / (smem_bytes(problem, c) + kSmemReservedBytes); };
     if (++deeper.num_stages > kDeepestRing || smem_bytes(problem, deeper) > device.smem_bytes) return true;
-    return blocks(deeper) < blocks(config);
+    return blocks(deeper) < blocks(tile);
 }
 
 std::vector<Config> get_candidates(const Problem& problem, const Device& device) {

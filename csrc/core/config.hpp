@@ -18,6 +18,8 @@ struct Config {
     int32_t cluster_m = 1, cluster_n = 1;
     int32_t split_k = 1;
     int32_t swap_ab = 0;
+    int32_t loop = 0;
+    int32_t scale_warp = 0, tile_barrier = 0, reduce_add = 0;
 
     bool operator==(const Config&) const = default;
 };
@@ -53,6 +55,14 @@ inline constexpr auto kConfigFields = std::to_array<ConfigField>({
         "CTAs of one cluster that share a tile, each with a part of K."),
     fields::make_knob({"swap_ab", 0, 1, 0, false}, &Config::swap_ab,
         "1: the MMA's rows take n and its columns m; block_m always counts rows of D."),
+    fields::make_knob({"loop", 0, 3, 0, false}, &Config::loop,
+        "Main loop: 0 by the tile, else in turn, unrolled; 2 holds products of scales back, 3 (clusters only) stages."),
+    fields::make_knob({"scale_warp", 0, 1, 0, false}, &Config::scale_warp,
+        "1: a warp copies the block scales of whole tiles, a tile ahead; 0: they come stage by stage."),
+    fields::make_knob({"tile_barrier", 0, 1, 0, false}, &Config::tile_barrier,
+        "1: the math warpgroups meet before each tile."),
+    fields::make_knob({"reduce_add", 0, 1, 0, false}, &Config::reduce_add,
+        "1: TMA adds the tile onto D in memory; 0: D is loaded into shared memory and added to there."),
 });
 // clang-format on
 
@@ -63,6 +73,12 @@ ConfigValues config_values(const Config& config);
 Config make_config(const ConfigValues& values);  // throws Error(kConfig)
 
 size_t hash_value(const Config& config);
-std::string to_string(const Config& config);  // "64x112x128 s5 c1x2", with " k4" for split_k and " swap" for swap_ab
+// Whether any of the knobs of the main loop and its epilogue is used.
+inline bool has_loop_knobs(const Config& config) {
+    return (config.loop | config.scale_warp | config.tile_barrier | config.reduce_add) != 0;
+}
+
+std::string to_string(
+    const Config& config);  // "64x112x128 s5 c1x2", then the knobs that are used: " k4", " swap", " loop1", ...
 
 }  // namespace deep_gemm

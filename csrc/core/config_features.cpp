@@ -18,10 +18,10 @@ constexpr const char* kNames[kNumConfigRow] = {
     "log2_next_n", "log2_block_kv", "log2_pick_us", "log2_wave_m", "n_mod_256", "k_steps",
     // of the config
     "block_m", "block_n", "row_side", "column_side", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab",
-    "smem_bytes", "blocks_per_sm", "is_pipelined", "is_staged", "two_scale_share", "has_column_scales", "waves",
-    "last_wave_fill", "useful_share", "rounds", "log2_cluster_tiles", "steps", "launch_share", "memory_share",
-    "l2_share", "power_share", "sm_share", "math_share", "load_share", "latency_share", "epilogue_share", "m_fill",
-    "n_fill", "log_ratio"};
+    "loop", "scale_warp", "tile_barrier", "reduce_add", "smem_bytes", "blocks_per_sm", "is_pipelined", "is_staged",
+    "two_scale_share", "has_column_scales", "waves", "last_wave_fill", "useful_share", "rounds", "log2_cluster_tiles",
+    "steps", "launch_share", "memory_share", "l2_share", "power_share", "sm_share", "math_share", "load_share",
+    "latency_share", "epilogue_share", "m_fill", "n_fill", "log_ratio"};
 
 constexpr double kLn2 = 0.6931471805599453;
 
@@ -71,7 +71,8 @@ void ConfigFeatures::write(const Config& config, double* out) const {
     const double inv_total = 1.0 / terms.total_us;
     out = std::copy_n(shared_, kNumSharedFeatures, out);
     for (int value : {config.block_m, config.block_n, row_side(config), column_side(config), config.num_stages,
-                      config.cluster_m, config.cluster_n, config.split_k, config.swap_ab})
+                      config.cluster_m, config.cluster_n, config.split_k, config.swap_ab, config.loop,
+                      config.scale_warp, config.tile_barrier, config.reduce_add})
         *out++ = double(value);
     *out++ = double(smem_bytes(problem_, config));
     *out++ = double(tiling.blocks_per_sm);

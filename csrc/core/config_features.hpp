@@ -11,7 +11,7 @@
 
 namespace deep_gemm {
 
-inline constexpr size_t kNumSharedFeatures = 36, kNumOwnFeatures = 33;
+inline constexpr size_t kNumSharedFeatures = 36, kNumOwnFeatures = 37;
 inline constexpr size_t kNumConfigRow = kNumSharedFeatures + kNumOwnFeatures;
 
 // The names of a row's numbers; the last is log(predicted time / that of the heuristic's pick).

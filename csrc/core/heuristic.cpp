@@ -9,6 +9,7 @@
 #include "core/error.hpp"
 #include "core/legality.hpp"
 #include "core/logits_estimate.hpp"
+#include "core/loop_rule.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -105,7 +106,7 @@ Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
     tiling.cluster_tiles = saturating_product(count_m_cluster_tiles(problem, config, tiling.m_tiles),
                                               ceil_shift(tiling.n_tiles, config.cluster_n));
     const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k,
-                  blocks = blocks_per_sm(problem, config);
+                  blocks = blocks_per_sm(problem, without_loop_knobs(config));
     tiling.slots = std::max<int64_t>(1, count_slots(sms, cluster_size, blocks));
     if (op_kind(problem.op).is_summed())
         tiling.parts = problem.batch_invariant ? count_invariant_parts(problem)
@@ -179,7 +180,8 @@ double Estimator::mma_ns(const Config& config) const {
         mma += rates_.column_scale_ns * columns * (rows / 64);
     else if (has_two_scales(problem_, config))
         mma *= 1.0 + rates_.two_scale_fraction;
-    return is_pipelined(problem_, config) ? mma : mma * (1.0 + rates_.unpipelined_fraction);
+    // The knobs of the main loop are chosen after the tile, which is rated without them.
+    return is_pipelined(problem_, without_loop_knobs(config)) ? mma : mma * (1.0 + rates_.unpipelined_fraction);
 }
 
 // One K step of a tile: the tensor cores, or the loads, whichever is slower. Rows of A beyond m are filled with zeros,
@@ -231,6 +233,7 @@ AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimato
         if (time_us < best.time_us) best = {config, time_us};
     });
     if (std::isinf(best.time_us)) refuse_device(device);
+    best.config = with_loop_knobs(problem, best.config, device);
     return best;
 }
 

@@ -83,12 +83,14 @@ struct AnalyticChoice {
     double time_us;
 };
 
-// The candidates with the smallest predicted times, at most `count` >= 1, best first, the earlier of equals first: the
-// first one is choose_analytic's. Throws Error(kDevice) where no config is legal.
+// The candidates with the smallest predicted times, at most `count` >= 1, best first, the earlier of equals first,
+// without the knobs of loop_rule.hpp: the first one is the tile of choose_analytic's. Throws Error(kDevice) where no
+// config is legal.
 std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estimator& estimator, const Device& device,
                                             size_t count);
 
-// The candidate with the smallest predicted time, the first of equals; throws Error(kDevice) where no config is legal.
+// The candidate with the smallest predicted time, the first of equals, with the knobs of loop_rule.hpp; throws
+// Error(kDevice) where no config is legal.
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device);
 Config get_analytic_config(const Problem& problem, const Device& device);
 

@@ -31,6 +31,7 @@ int scale_ring_buffers(const Problem& problem, const Config& config) {
 
 // Most B scales that one K step of a tile needs in its stage.
 int64_t b_scales(const Problem& problem, const Config& config) {
+    if (config.scale_warp != 0) return 0;
     if (problem.recipe == Recipe::k1d1d) return config.block_n;
     return config.swap_ab != 0 ? std::max(1, config.block_n / kScaleBlock) : 2;
 }
@@ -44,6 +45,12 @@ int64_t scale_ring_bytes(const Problem& problem, const Config& config) {
     const int64_t pitch = int64_t(config.block_m) + (problem.recipe == Recipe::k1d1d ? config.block_n : 2);
     return align_up(scale_ring_buffers(problem, config) * kScaleSteps * 4 * pitch, 128);
 }
+
+// Buffers of block scales of up to two blocks, and their barriers.
+int64_t block_buffer_bytes(const Config& config) {
+    return config.scale_warp != 0 ? int64_t(kBlockBuffers) * 2 * kBlockSteps * 4 : 0;
+}
+int block_barriers(const Config& config) { return config.scale_warp != 0 ? 2 * kBlockBuffers : 0; }
 
 int64_t d_tile_bytes(const Problem& problem, const Config& config) {
     return align_up(int64_t(config.block_m) * config.block_n * d_element_bytes(problem), kSmemAlignment);
@@ -59,7 +66,8 @@ int64_t receive_bytes(const Config& config) {
 // One for what a split receives; two for each math warpgroup whose C is loaded into the D tile.
 int epilogue_barriers(const Problem& problem, const Config& config) {
     if (config.split_k > 1) return 1;
-    return problem.c_mode == CMode::kAccumulate && is_staged(problem, config) ? 2 * math_warpgroups(config) : 0;
+    const bool loads_c = problem.c_mode == CMode::kAccumulate && is_staged(problem, config) && config.reduce_add == 0;
+    return loads_c ? 2 * math_warpgroups(config) : 0;
 }
 
 // The rules, in the order in which they are reported; each is one clause of legality.
@@ -87,6 +95,10 @@ enum class Rule {
     kAlignment,
     kClusterSms,
     kScaleBlocks,
+    kLoop,
+    kScaleWarp,
+    kTileBarrier,
+    kReduceAdd,
     kRegisters,
     kSmem
 };
@@ -138,23 +150,37 @@ Rule broken_split_rule(const Problem& problem, const Config& config) {
     return problem.batch_invariant ? Rule::kSplitInvariant : Rule::kNone;
 }
 
+Rule broken_loop_rule(const Problem& problem, const Config& config) {
+    const bool has_stage_scales = has_scale_vectors(problem) && !has_scale_ring(problem);
+    const bool has_parts = column_parts(config) > 1;
+    if (config.loop != 0 && (!has_scale_vectors(problem) || config.swap_ab != 0)) return Rule::kLoop;
+    if (config.loop != 0 && has_parts && problem.recipe == Recipe::k1d1d) return Rule::kLoop;
+    if (config.loop == kLoopOfClusters && config.cluster_m * config.cluster_n == 1) return Rule::kLoop;
+    if (config.scale_warp != 0 && (!has_stage_scales || problem.recipe != Recipe::k1d2d)) return Rule::kScaleWarp;
+    if (config.tile_barrier != 0 && math_warpgroups(config) == 1) return Rule::kTileBarrier;
+    const bool may_add = problem.c_mode == CMode::kAccumulate && is_staged(problem, config);
+    return config.reduce_add != 0 && !may_add ? Rule::kReduceAdd : Rule::kNone;
+}
+
 // Registers of the accumulators, and of the column scales that a thread would hold beside them.
 struct HeldRegisters {
     int accumulators, scales;
-    bool are_scales_late() const { return scales > 0 && accumulators + scales > kMaxHeldRegisters; }
+    bool may_be_late;
+    bool are_scales_late() const { return may_be_late && scales > 0 && accumulators + scales > kMaxHeldRegisters; }
 };
 
 HeldRegisters held_registers(const Problem& problem, const Config& config) {
     const int columns = column_side(config), partials = is_pipelined(problem, config) ? 2 : 1;
-    return {(mmas_per_warpgroup(config) + partials) * columns / 2,
-            has_column_scales(problem, config) ? partials * columns / 4 : 0};
+    return {mmas_per_warpgroup(config) * columns / 2 + partials * mma_columns(config) / 2,
+            has_column_scales(problem, config) ? partials * columns / 4 : 0, config.loop == 0};
 }
 
 Rule broken_rule(const Problem& problem, const Config& config, const Device& device) {
     if (device.compute_major != 9) return Rule::kArchitecture;
     if (is_logits(problem))
         return broken_logits_rule(problem, config, device) == LogitsRule::kNone ? Rule::kNone : Rule::kLogits;
-    for (const auto rule : {broken_knob_rule, broken_tile_rule, broken_cluster_rule, broken_split_rule})
+    for (const auto rule :
+         {broken_knob_rule, broken_tile_rule, broken_cluster_rule, broken_split_rule, broken_loop_rule})
         if (const Rule broken = rule(problem, config); broken != Rule::kNone) return broken;
     if (usable_sms(problem, device) < config.cluster_m * config.cluster_n * config.split_k) return Rule::kClusterSms;
     const int limit = math_warpgroups(config) == 1 ? kRegisterLimitOneWarpgroup : kRegisterLimitTwoWarpgroups;
@@ -200,6 +226,22 @@ std::string describe_knob(Rule rule, const Problem& problem, const Config& confi
            " has no clusters; use 1x1";
 }
 
+std::string describe_loop(Rule rule, const Config& config) {
+    switch (rule) {
+        case Rule::kLoop:
+            return clause("loop", config.loop,
+                          "needs FP8 with scales per 128 of K, without swap_ab, and below 256 columns with recipe "
+                          "1d1d, and 3 needs a cluster; use 0");
+        case Rule::kScaleWarp:
+            return clause("scale_warp", config.scale_warp, "needs recipe 1d2d and MN-major scales of A; use 0");
+        case Rule::kTileBarrier:
+            return clause("tile_barrier", config.tile_barrier, "needs two math warpgroups; use 0 or a larger tile");
+        default:
+            return clause("reduce_add", config.reduce_add,
+                          "needs C that is added onto (c_mode accumulate) and a tile that is staged; use 0");
+    }
+}
+
 std::string describe(Rule rule, const Problem& problem, const Config& config, const Device& device) {
     switch (rule) {
         case Rule::kNone: return "";
@@ -236,6 +278,10 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
         case Rule::kRegisters:
             return clause("registers", estimate_registers(problem, config),
                           "more than a math thread has; choose a smaller tile");
+        case Rule::kLoop:
+        case Rule::kScaleWarp:
+        case Rule::kTileBarrier:
+        case Rule::kReduceAdd: return describe_loop(rule, config);
         case Rule::kSmem:
             return clause("shared memory", smem_bytes(problem, config),
                           "more than the " + std::to_string(device.smem_bytes) + " bytes of a CTA; use fewer stages");
@@ -260,7 +306,7 @@ std::vector<Problem> make_representatives(Op op) {
     std::vector<Problem> variants;
     for (Recipe recipe : {Recipe::k1d2d, Recipe::k1d1d, Recipe::kPerRow})
         for (DDtype d_dtype : {DDtype::kBf16, DDtype::kFp32})
-            for (CMode c_mode : {CMode::kNone, CMode::kGeneral})
+            for (CMode c_mode : {CMode::kNone, CMode::kAccumulate, CMode::kGeneral})
                 for (ScaleLayout layout : {ScaleLayout::kMnMajor, ScaleLayout::kAny}) {
                     Problem variant = make_base_problem(op);
                     variant.recipe = recipe, variant.d_dtype = d_dtype, variant.c_mode = c_mode,
@@ -278,7 +324,7 @@ bool is_staged(const Problem& problem, const Config& config) {
 }
 
 bool is_pipelined(const Problem& problem, const Config& config) {
-    if (!is_fp8(problem.op) || rows_per_warpgroup(config) != 64) return false;
+    if (!is_fp8(problem.op) || rows_per_warpgroup(config) != 64 || config.loop != 0) return false;
     if (has_column_scales(problem, config))
         return column_side(config) <= (config.swap_ab != 0 ? kMaxPipelinedSwappedColumns : kMaxPipelinedScaledColumns);
     return column_side(config) <=
@@ -294,13 +340,13 @@ int estimate_registers(const Problem& problem, const Config& config) {
 
 int64_t smem_bytes(const Problem& problem, const Config& config) {
     if (is_logits(problem)) return logits_smem_bytes(problem, config);
-    const int64_t num_barriers =
-        2 * (int64_t(config.num_stages) + scale_ring_buffers(problem, config)) + epilogue_barriers(problem, config);
+    const int64_t num_barriers = 2 * (int64_t(config.num_stages) + scale_ring_buffers(problem, config)) +
+                                 epilogue_barriers(problem, config) + block_barriers(config);
     const int64_t stage =
         (int64_t(config.block_m) + config.block_n) * kStageKBytes + stage_scale_bytes(problem, config);
     const int64_t d_tile = is_staged(problem, config) ? d_tile_bytes(problem, config) : 0;
     return kSmemAlignment + d_tile + config.num_stages * stage + receive_bytes(config) +
-           align_up(num_barriers * 8, 128) + scale_ring_bytes(problem, config) +
+           align_up(num_barriers * 8, 128) + scale_ring_bytes(problem, config) + block_buffer_bytes(config) +
            (op_kind(problem.op).is_grouped() ? kTileQueueBytes : 0);
 }
 

@@ -28,7 +28,8 @@ std::string clause(const char* name, int64_t value, const std::string& rule) {
 }
 
 LogitsRule broken_tile(const Problem& problem, const Config& config) {
-    if (config.cluster_m * config.cluster_n * config.split_k != 1 || config.swap_ab != 0) return LogitsRule::kKnobs;
+    if (config.cluster_m * config.cluster_n * config.split_k != 1 || config.swap_ab != 0 || has_loop_knobs(config))
+        return LogitsRule::kKnobs;
     if (config.block_m < 1 || config.block_m > kMaxTokens) return LogitsRule::kTokens;
     if (op_kind(problem.op).is_paged() && problem.next_n % config.block_m != 0) return LogitsRule::kNextN;
     const bool is_whole = config.block_n % kKeysPerStage == 0;
@@ -83,7 +84,9 @@ LogitsRule broken_logits_rule(const Problem& problem, const Config& config, cons
 std::string describe_logits(LogitsRule rule, const Problem& problem, const Config& config, const Device& device) {
     switch (rule) {
         case LogitsRule::kNone: return "";
-        case LogitsRule::kKnobs: return "cluster, split_k, swap_ab: attention logits have none of them; leave them out";
+        case LogitsRule::kKnobs:
+            return "cluster, split_k, swap_ab, loop, scale_warp, tile_barrier, reduce_add: attention logits have none "
+                   "of them; leave them out";
         case LogitsRule::kTokens: return clause("block_m", config.block_m, "must be 1..16 tokens; choose such a tile");
         case LogitsRule::kNextN:
             return clause("block_m", config.block_m,

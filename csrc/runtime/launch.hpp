@@ -32,7 +32,7 @@ struct GemmParams {
 
 static_assert(sizeof(GemmParams) == 128, "the kernel reads 128 bytes");
 
-// Argument of a grouped kernel after Params; the twin of GroupParams in deep_gemm/include/deep_gemm/grouped_types.cuh.
+// Argument of a grouped kernel after Params; the twin of GroupParams (sm90/scheduler/group_params.cuh).
 // Both sides change together with LAUNCH_ABI. Strides are in elements, and 0 where a tensor has no dim of groups.
 struct GroupParams {
     uint64_t groups = 0;     // address of m_indices [m], masked_m, ks or ends [num_groups]
@@ -40,7 +40,7 @@ struct GroupParams {
     uint64_t map_slots = 0;  // maps for each group only: address of map_slots_bytes of memory
     int64_t scale_a_stride_group = 0, scale_b_stride_group = 0, d_stride_group = 0, c_stride_group = 0;
     uint32_t num_groups = 0;
-    // Groups with ends only, else 0 (psum_types.cuh): the alignment of the groups' rows, whether rows of padding become
+    // Groups with ends only, else 0 (group_ends.cuh): the alignment of the groups' rows, whether rows of padding become
     // +0, and the pitches of the rows of K of MN-major operands in units of 16 bytes.
     uint32_t alignment = 0, has_zero_padding = 0, pitch_a = 0, pitch_b = 0;
     uint32_t num_parts = 0;  // sums over groups only (summed_scheduler.cuh)

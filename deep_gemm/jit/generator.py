@@ -58,7 +58,7 @@ _PRODUCT_ENTRY = """\
 const __grid_constant__ deep_gemm::Params params{group_parameter}) {{
     extern __shared__ __align__(1024) unsigned char shared[];
     const deep_gemm::u32 base = (deep_gemm::ptx::shared_address(shared) + 1023) & ~1023u;
-    const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b}};
+    const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b}};{no_groups}
     deep_gemm::{kernel_class}<{template_arguments}>({arguments}).run();
 }}
 """
@@ -106,7 +106,7 @@ def _count_columns(problem: "_C.Problem", config: "_C.Config") -> int:
     """Return the columns of the WGMMA."""
     if OP_KINDS[problem.op].is_logits:
         return _C.logits_columns(problem, config)
-    return config.block_m if config.swap_ab else config.block_n
+    return _C.mma_columns(config)
 
 
 def _render(problem: "_C.Problem", config: "_C.Config") -> str:
@@ -135,20 +135,18 @@ def _skeleton(op: str) -> dict[str, str]:
     """Return what the kernel of an op kind includes, is passed and instantiates, by the template's names."""
     kind = OP_KINDS[op]
     headers = [kind.kernel]
-    arguments, template_arguments = ["maps", "params", "base"], ["deep_gemm::Config", "deep_gemm::Wgmma"]
     if kind.is_logits:
         headers.append("mqa_paged_schedule" if kind.is_paged else "mqa_prefill_schedule")
-        template_arguments.append(f"deep_gemm::{_class_of(headers[1])}<deep_gemm::Config>")
-    if kind.is_grouped:  # which tiles there are is the grouping's scheduler's to say
-        headers.append(f"{kind.grouping}_scheduler")
-        arguments.insert(2, "groups")
-        template_arguments.append(f"deep_gemm::{_class_of(headers[1])}<deep_gemm::Config>")
+    else:  # which tiles there are is the scheduler's to say
+        headers.append(f"sm90/scheduler/{kind.grouping}_scheduler")
+    scheduler = _class_of(headers[1].rpartition("/")[2])
     return {
         "includes": "\n".join(f'#include "deep_gemm/{header}.cuh"' for header in headers),
         "group_parameter": ",\n    const __grid_constant__ deep_gemm::GroupParams groups" if kind.is_grouped else "",
+        "no_groups": "" if kind.is_grouped else "\n    const deep_gemm::GroupParams groups = {};",
         "kernel_class": _class_of(kind.kernel),
-        "arguments": ", ".join(arguments),
-        "template_arguments": ", ".join(template_arguments),
+        "arguments": "maps, params, groups, base",
+        "template_arguments": f"deep_gemm::Config, deep_gemm::Wgmma, deep_gemm::{scheduler}<deep_gemm::Config>",
     }
 
 
@@ -178,6 +176,8 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
         "kClusterM": config.cluster_m,
         "kClusterN": config.cluster_n,
         "kSplitK": config.split_k,
+        "kMmaColumns": _C.mma_columns(config),
+        "kLoop": config.loop,
         "kThreads": _C.num_threads(problem, config),
         "kSharedBytes": _C.smem_bytes(problem, config),
         "kElementBytes": 128 // config.block_k,
@@ -189,6 +189,7 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
         "kSwapAB": config.swap_ab, "kMnMajorA": problem.a_major == "mn", "kMnMajorB": problem.b_major == "mn",
         "kFloatD": problem.d_dtype == "fp32", "kScaleRing": problem.scale_layout == "any",
         "kStaged": _C.is_staged(problem, config), "kPipelined": _C.is_pipelined(problem, config),
+        "kScaleWarp": config.scale_warp, "kTileBarrier": config.tile_barrier, "kReduceAdd": config.reduce_add,
     }  # fmt: skip
     if OP_KINDS[problem.op].is_grouped:
         numbers |= {
@@ -316,4 +317,10 @@ def _canonical_configs(op: str) -> list["_C.Config"]:
         for block_m in (8, 16, 64, 128) for block_n in (64, 128, 256) for num_stages in (2, 6) for split_k in (1, 2, 8)
     ]  # fmt: skip
     split = [_C.Config(block_m, 64, 4, block_k=block_k, split_k=2) for block_m in (64, 128)]
-    return plain + swapped + split
+    tiles: tuple[tuple[int, int], ...] = ((64, 64), (128, 112), (128, 152), (128, 256), (256, 128))
+    looped = [
+        _C.Config(*tile, 3, block_k=block_k, loop=loop, scale_warp=warp, tile_barrier=int(tile[0] == 256), **others)
+        for tile in tiles for loop in (0, 1, 2)
+        for warp in (0, 1) for others in ({}, {"cluster_m": 2}, {"reduce_add": 1}) if (loop, warp) != (0, 0)
+    ]  # fmt: skip
+    return plain + swapped + split + looped

@@ -22,7 +22,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 _INCLUDE = _PACKAGE / "include"
 #: Modules of the package without a part in a launch: texts.
 _APART = ("_version.py", "op_docs.py", "op_texts.py")
-_INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(deep_gemm/[a-z0-9_]+\.cuh)"', re.MULTILINE)
+_INCLUDED = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(deep_gemm/[a-z0-9_/]+\.cuh)"', re.MULTILINE)
 # A string or character literal (kept), or a comment (dropped). A quote after a digit separates digits.
 _LITERAL_OR_COMMENT = re.compile(r'("(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])*\')|//[^\n]*|/\*.*?\*/', re.DOTALL)
 

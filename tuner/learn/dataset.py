@@ -30,9 +30,12 @@ LOG_TWO = math.log(2.0)
 #: A problem belongs to the full-space set when this share of its candidates was measured; its best config is then
 #: known.
 FULL_SPACE_SHARE = 0.8
-#: The fields by which configs are sorted: tile, cluster, split of K, order of the operands, stages. Every table and
-#: artefact has this order.
-CONFIG_ORDER = ("block_m", "block_n", "block_k", "cluster_m", "cluster_n", "split_k", "swap_ab", "num_stages")
+#: The fields by which configs are sorted: tile, cluster, split of K, order of the operands, stages, main loop. Every
+#: table and artefact has this order.
+CONFIG_ORDER = (
+    *("block_m", "block_n", "block_k", "cluster_m", "cluster_n", "split_k", "swap_ab", "num_stages"),
+    *("loop", "scale_warp", "tile_barrier", "reduce_add"),
+)
 UNMEASURED, CENSORED, SEARCHED, CONFIRMED = 0, 1, 2, 3
 FAILURES = ("incorrect", "compile_error", "crash", "timeout", "spill")
 #: Failures of one kernel; other variants of the op kind may still use its config.

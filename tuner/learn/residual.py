@@ -70,7 +70,8 @@ def make_config_rows(data: Dataset) -> ConfigRows:
     column = {config: index for index, config in enumerate(data.configs)}
     parts = []
     for row, problem in enumerate(data.problems):
-        ranked = [column.get(config, -1) for config in _C.rank_candidates(problem, data.device, NUM_LEARNED)]
+        tiles = _C.rank_candidates(problem, data.device, NUM_LEARNED)
+        ranked = [find_column(data, column, row, tile) for tile in tiles]
         places = {index: place for place, index in enumerate(ranked) if index >= 0 and data.legal[row, index]}
         timed = np.where(data.state[row] != UNMEASURED, data.log_ratio[row], np.inf)
         for index in np.flatnonzero(data.candidate[row] & (timed < timed.min() + NEAR)).tolist():
@@ -79,6 +80,14 @@ def make_config_rows(data: Dataset) -> ConfigRows:
         features = _C.get_config_features(problem, data.device, configs)
         parts.append((np.full(len(places), row), list(places), features, list(places.values())))
     return ConfigRows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def find_column(data: Dataset, column: dict, row: int, tile: _C.Config) -> int:
+    """Return the column of a tile, with the heuristic's knobs where that was timed for the problem of `row`, else
+    without; -1 for a tile that is not in the table.
+    """
+    knobbed = column.get(_C.with_loop_knobs(data.problems[row], tile, data.device), -1)
+    return knobbed if knobbed >= 0 and data.state[row, knobbed] != UNMEASURED else column.get(tile, -1)
 
 
 def fit_residual(data: Dataset, rows: ConfigRows, settings: Settings) -> Residual:

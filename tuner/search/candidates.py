@@ -45,7 +45,7 @@ def choose_candidates(problem, device, options: SweepOptions, winners: Sequence 
     if options.configs is not None:
         candidates = [config for config in options.configs if _C.is_legal(problem, config, device)]
     else:
-        get_space = _C.get_candidates if options.space == "default" else wide_space.get_wide_space
+        get_space = wide_space.SPACES[options.space]
         legal_winners = (config for config in winners if _C.is_legal(problem, config, device))
         candidates = [*get_space(problem, device), *legal_winners]
     return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))

@@ -11,7 +11,6 @@ from functools import lru_cache
 from deep_gemm import _C
 from tuner.problems.fields import get_group_rows, kernel_identity, replace_problem
 
-SPACES = ("default", "wide")
 #: A search measures at most this many configs beyond the default space unless it is told otherwise: four batches.
 WIDE_TRIALS = 96
 ROWS = (64, 128, 256)
@@ -85,3 +84,13 @@ def is_pointless(problem, config, device) -> bool:
         return True
     is_thin = 2 * config.split_k * config.block_k > problem.k
     return config.split_k > 1 and (is_thin or tiles_m * tiles_n > MAX_SPLIT_WAVES * device.sm_count)
+
+
+def get_loop_space(problem, device) -> list:
+    """Return the default space, and its configs with the knobs of the main loop that the heuristic would give them."""
+    space = _C.get_candidates(problem, device)
+    return list(dict.fromkeys([*space, *(_C.with_loop_knobs(problem, config, device) for config in space)]))
+
+
+#: What lists the configs of a problem, by the name of its space.
+SPACES = {"default": _C.get_candidates, "loops": get_loop_space, "wide": get_wide_space}

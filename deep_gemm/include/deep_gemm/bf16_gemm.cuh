@@ -1,21 +1,12 @@
-// BF16 GEMM for SM90 (gemm.cuh); operands of either major, which WGMMA reads through the descriptor.
+// BF16 GEMM for SM90 (sm90/gemm.cuh); operands of either major, which WGMMA reads through the descriptor.
 #pragma once
 
-#include "deep_gemm/bf16_mainloop.cuh"
-#include "deep_gemm/gemm.cuh"
+#include "deep_gemm/sm90/gemm.cuh"
+#include "deep_gemm/sm90/mainloop/bf16_mainloop.cuh"
 
 namespace deep_gemm {
 
-template <class Wgmma>
-struct Bf16 {
-    template <class Config>
-    struct MainloopOf {
-        using Type = Bf16Mainloop<Config, Wgmma>;
-        __device__ static __forceinline__ Type make(const Pipeline<Config>& stages, const ScaleRing<Config>&, u32 row) { return Type(stages, row); }
-    };
-};
-
-template <class Config, class Wgmma>
-using Bf16Gemm = Gemm<Config, Bf16<Wgmma>::template MainloopOf>;
+template <class Config, class Wgmma, class Scheduler>
+using Bf16Gemm = Gemm<Config, Bf16Mainloop<Config, Wgmma>, Scheduler>;
 
 }  // namespace deep_gemm

@@ -5,7 +5,7 @@
 // that may not run, and a CTA stays until everything sent to it has arrived.
 #pragma once
 
-#include "deep_gemm/ptx.cuh"
+#include "deep_gemm/sm90/ptx/ptx.cuh"
 
 namespace deep_gemm {
 

@@ -4,7 +4,7 @@
 // matter as long as A and B agree, so eight neighbouring K of a row, 16 bytes, are a thread's share of two multiplications of 16.
 #pragma once
 
-#include "deep_gemm/ptx.cuh"
+#include "deep_gemm/sm90/ptx/ptx.cuh"
 
 namespace deep_gemm {
 namespace ptx {

@@ -1,7 +1,7 @@
 // The instructions that the kernels of attention index logits use besides those of ptx.cuh and grouped_ptx.cuh.
 #pragma once
 
-#include "deep_gemm/grouped_ptx.cuh"
+#include "deep_gemm/sm90/ptx/grouped_ptx.cuh"
 
 namespace deep_gemm {
 namespace ptx {

@@ -6,7 +6,7 @@
 
 #include "deep_gemm/mqa_ptx.cuh"
 #include "deep_gemm/mqa_types.cuh"
-#include "deep_gemm/pipeline.cuh"
+#include "deep_gemm/sm90/mainloop/pipeline.cuh"
 
 namespace deep_gemm {
 

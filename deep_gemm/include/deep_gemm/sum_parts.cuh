@@ -4,7 +4,7 @@
 // mostly still in L2.
 #pragma once
 
-#include "deep_gemm/ptx.cuh"
+#include "deep_gemm/sm90/ptx/ptx.cuh"
 
 namespace deep_gemm {
 

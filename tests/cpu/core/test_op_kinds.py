@@ -55,7 +55,8 @@ def test_there_is_a_row_for_every_op_kind():
 def test_a_row_names_a_kernel_and_a_grouping(op):
     kind, includes = KINDS[op], generator.canonical_sources(op)[0]
     assert f'#include "deep_gemm/{kind.kernel}.cuh"\n' in includes and (HEADERS / f"{kind.kernel}.cuh").is_file()
-    assert kind.is_grouped == (kind.grouping != "dense") == ("_scheduler.cuh" in includes)
+    assert kind.is_grouped == (kind.grouping != "dense")
+    assert kind.is_logits or f'#include "deep_gemm/sm90/scheduler/{kind.grouping}_scheduler.cuh"\n' in includes
     words = "".join(word.capitalize() for word in kind.kernel.split("_"))
     assert f"deep_gemm::{words}<deep_gemm::Config" in includes
 
@@ -125,7 +126,8 @@ def test_every_variant_of_every_op_kind_has_a_choice_among_its_candidates():
     device = _C.Device.known("h200")
     for problem in ALL_VARIANTS:
         chosen, candidates = _C.get_analytic_config(problem, device), _C.get_candidates(problem, device)
-        assert chosen in candidates and _C.is_legal(problem, chosen, device), problem
+        knobbed = [_C.with_loop_knobs(problem, config, device) for config in candidates]
+        assert chosen in knobbed and _C.is_legal(problem, chosen, device), problem
         assert set(candidates) <= set(_C.get_default_space(_C.kernel_identity(problem), device)), problem
         assert _C.Problem.from_json(problem.to_json()) == problem
 

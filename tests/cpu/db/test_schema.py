@@ -330,7 +330,8 @@ def test_columns_are_the_fields_of_the_library():
         listed = list(chain.from_iterable(tables.FIELD_COLUMNS[table]))
         assert set(listed) == set(described) and len(listed) == len(described)
     assert tables.get_added_defaults("problem").items() <= PROBLEM_DEFAULTS.items()
-    assert tables.get_added_defaults("config") == {"split_k": 1, "swap_ab": 0}
+    zeros = dict.fromkeys(("swap_ab", "loop", "scale_warp", "tile_barrier", "reduce_add"), 0)
+    assert tables.get_added_defaults("config") == {"split_k": 1} | zeros
 
 
 @pytest.mark.parametrize(

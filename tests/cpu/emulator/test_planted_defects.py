@@ -22,6 +22,7 @@ SPLIT = Product(
     Variant(), {"block_m": 64, "block_n": 64, "num_stages": 3, "block_k": 128, "split_k": 2}, (64, 70, 1000)
 )
 LATE_LOAD = "does not wait for a load"  # is looked for in a mode of its own, in which D means nothing
+EPILOGUE, FP8_LOOP = "epilogue/epilogue", "mainloop/fp8_mainloop"
 RELEASE = "stages.release(ring.stage, scale.bits());"
 FENCE = "        ptx::fence_async_proxy();\n        if (!kLoadsC ||"
 
@@ -29,52 +30,52 @@ FENCE = "        ptx::fence_async_proxy();\n        if (!kLoadsC ||"
 #: D is wrong).
 DEFECTS = {
     "stage released early": (
-        BF16_TILES, "bf16_mainloop", "ptx::wgmma_wait<1>();  // the", "ptx::wgmma_wait<2>();  // the",
+        BF16_TILES, "mainloop/bf16_mainloop", "ptx::wgmma_wait<1>();  // the", "ptx::wgmma_wait<2>();  // the",
         "written while an asynchronous read",
     ),
     "wrong parity": (
-        BF16_TILES, "producer", "(stages.empty_barrier(ring.stage), ring.phase ^ 1)",
+        BF16_TILES, "mainloop/loader", "(stages.empty_barrier(ring.stage), ring.phase ^ 1)",
         "(stages.empty_barrier(ring.stage), ring.phase)", None,
     ),
-    "no fence": (BF16_TILES, "gemm", FENCE, FENCE.partition("\n")[2], "no fence.proxy.async lies between"),
-    "wrong swizzle": (BF16_TILES, "epilogue", "row / (8 / kChunks) % kChunks", "row % kChunks", None),
+    "no fence": (BF16_TILES, EPILOGUE, FENCE, FENCE.partition("\n")[2], "no fence.proxy.async lies between"),
+    "wrong swizzle": (BF16_TILES, "epilogue/store_tile", "row / (8 / kChunks) % kChunks", "row % kChunks", None),
     "load that no release waits for": (
-        PIPELINED, "fp8_mainloop", RELEASE, "stages.release(ring.stage, 0);", LATE_LOAD,
+        PIPELINED, FP8_LOOP, RELEASE, "stages.release(ring.stage, 0);", LATE_LOAD,
     ),
 }  # fmt: skip
 MORE_DEFECTS = {
-    "wrong descriptor": (BF16_TILES, "pipeline", "(1024 / 16)) << 32)", "(512 / 16)) << 32)", None),
+    "wrong descriptor": (BF16_TILES, "mainloop/pipeline", "(1024 / 16)) << 32)", "(512 / 16)) << 32)", None),
     "D tile overwritten": (
-        BF16_TILES, "gemm", "            if (issuer) ptx::tma_store_wait_read<0>();  // the stores",
+        BF16_TILES, EPILOGUE, "            if (issuer) ptx::tma_store_wait_read<0>();  // the stores",
         "            // the", "written while an asynchronous read",
     ),
     "no barrier before the D tile": (
-        BF16_TILES, "gemm", "ptx::named_barrier(1 + group, 128);         // ... before", "// ... before", None,
+        BF16_TILES, EPILOGUE, "ptx::named_barrier(1 + group, 128);         // ... before", "// ... before", None,
     ),
     "no barrier behind the D tile": (
-        BF16_TILES, "gemm", "        if (!kLoadsC || whole != n) ptx::named_barrier(1 + group, 128);", "", None,
+        BF16_TILES, EPILOGUE, "        if (!kLoadsC || has_tail) ptx::named_barrier(1 + group, 128);", "", None,
     ),
     "accumulators read early": (
-        IN_TURN, "fp8_mainloop", "                ptx::wgmma_wait<0>();\n", "                ptx::wgmma_wait<1>();\n",
+        IN_TURN, FP8_LOOP, "                ptx::wgmma_wait<0>();\n", "                ptx::wgmma_wait<1>();\n",
         "written while an asynchronous read",
     ),
     "stage not waited for": (
-        IN_TURN, "fp8_mainloop", "if (!full) ptx::barrier_wait(stages.full_barrier(ring.stage), ring.phase);", ";",
+        IN_TURN, FP8_LOOP, "if (!full) ptx::barrier_wait(stages.full_barrier(ring.stage), ring.phase);", ";",
         None,
     ),
     "too few arrivals": (
         IN_TURN, "gemm_layout", "kEmptyArrivals = 4 * kMathGroups", "kEmptyArrivals = 5 * kMathGroups", "deadlock",
     ),
     "wrong bytes": (
-        PIPELINED, "producer", "* 128 + Layout::kBytesB + Layout::kVectorBytes;", "* 128 + Layout::kBytesB;",
+        PIPELINED, "mainloop/loader", "* 128 + Layout::kBytesB + Layout::kVectorBytes;", "* 128 + Layout::kBytesB;",
         None,
     ),
     "ring overwritten": (
-        RING, "producer", "ptx::barrier_wait(scales.empty_barrier(ring.stage), ring.phase ^ 1);", ";",
+        RING, "mainloop/scale_copier", "ptx::barrier_wait(scales.empty_barrier(ring.stage), ring.phase ^ 1);", ";",
         "written while an asynchronous write",
     ),
     "load that no release of the ring waits for": (
-        RING, "pipeline", "barrier = empty_barrier(stage) + (bits & zero);", "barrier = empty_barrier(stage);",
+        RING, "mainloop/pipeline", "barrier = empty_barrier(stage) + (bits & zero);", "barrier = empty_barrier(stage);",
         LATE_LOAD,
     ),
     "peer's stage not waited for": (
@@ -85,7 +86,7 @@ MORE_DEFECTS = {
         "        if constexpr (false) {  // ", None,
     ),
     "peer not waited for": (
-        SPLIT, "gemm", "        ptx::cluster_wait();  // every CTA of the cluster has", "        // every", None,
+        SPLIT, EPILOGUE, "        ptx::cluster_wait();  // every CTA of the cluster has", "        // every", None,
     ),
 }  # fmt: skip
 SEEDS = range(6)
@@ -93,7 +94,7 @@ SEEDS = range(6)
 
 def check(emulate, product: Product, header: str, text: str, replacement: str, message: str | None) -> None:
     """Expect an error or a wrong D of some schedule; all errors have the message, where there is one."""
-    cubin = product.build({f"deep_gemm/{header}.cuh": (text, replacement)})
+    cubin = product.build({f"deep_gemm/sm90/{header}.cuh": (text, replacement)})
     modes = ("dependencies",) if message == LATE_LOAD else ()
     outcomes = [emulate(run_product, product, cubin, seed=seed, modes=modes) for seed in SEEDS]
     errors = [outcome.error for outcome in outcomes if outcome.error]

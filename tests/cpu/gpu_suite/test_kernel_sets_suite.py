@@ -47,7 +47,9 @@ def run(tmp_path: Path, monkeypatch, slowed: float, equal: float = 1.0) -> tuple
 def test_it_passes_where_slowed_kernels_are_found(tmp_path, monkeypatch):
     code, result = run(tmp_path, monkeypatch, slowed=1.03)
     assert code == 0 and result["num_wrong"] == 0 and set(result["reports"]) == {"equal", "slowed"}
-    texts = [path.read_text() for path in (tmp_path / "work" / "sets").glob("*/deep_gemm/include/deep_gemm/gemm.cuh")]
+    texts = [
+        path.read_text() for path in (tmp_path / "work" / "sets").glob("*/deep_gemm/include/deep_gemm/sm90/gemm.cuh")
+    ]
     assert len(texts) == 1 and "clock64" in texts[0]
 
 

@@ -345,7 +345,7 @@ def test_configs_need_to_be_legal_for_some_variant_alone():
         [64, 64, 128, 4, 1, 1, 1, 2],
         [64, 64, 64, 4, 1, 1, 1, 0],
     ):
-        changed[0] = row
+        changed[0] = [*row, *[0] * (changed.shape[1] - len(row))]
         with pytest.raises(ModelError, match="not legal|out of range"):
             load(configs=changed)
     with pytest.raises(ModelError, match="wrong shape"):

@@ -16,7 +16,7 @@ from tuner.compare.kernel_sets import PARTS, Clone, KernelSet
 from tuner.measure.sets import load_native
 
 ROOT = Path(__file__).parents[4]
-HEADER = "deep_gemm/include/deep_gemm/gemm.cuh"
+HEADER = "deep_gemm/include/deep_gemm/sm90/gemm.cuh"
 
 
 def git(folder: Path, *arguments: str) -> None:
@@ -39,7 +39,7 @@ def clone(tmp_path_factory) -> Clone:
     git(root, "add", "-A")
     git(root, "commit", "-qm", "First")
     git(root, "tag", "first")
-    slow_down((root / HEADER).parent)
+    slow_down((root / HEADER).parents[1])
     git(root, "commit", "-qam", "Later start")
     shutil.copy2(_C.__file__, root / "deep_gemm")
     return Clone(root, tmp_path_factory.mktemp("work"))
@@ -82,7 +82,7 @@ def test_a_revision_is_written_once_with_the_native_module(clone):
 
 def test_device_headers_replace_those_of_the_package(clone, tmp_path):
     shutil.copytree(clone.root / "deep_gemm" / "include", tmp_path / "include")
-    changed = tmp_path / "include" / "deep_gemm" / "gemm.cuh"
+    changed = tmp_path / "include" / "deep_gemm" / "sm90" / "gemm.cuh"
     changed.write_text("// other\n" + changed.read_text(encoding="utf-8"), encoding="utf-8")
     for named in (tmp_path, tmp_path / "include", tmp_path / "include" / "deep_gemm"):
         made = clone.make_set(str(named))
@@ -192,8 +192,8 @@ def test_two_configs_of_this_tree(here, capsys):
 
 
 def test_a_field_that_a_set_lacks_is_skipped(here, capsys):
-    code, report = run_command(capsys, ".", ".", "64", "2112", "7168", "--set", "loop=2")
-    assert code == 3 and report["pairs"][0]["verdict"] == "skipped" and "loop" in report["pairs"][0]["error"]
+    code, report = run_command(capsys, ".", ".", "64", "2112", "7168", "--set", "swizzle=2")
+    assert code == 3 and report["pairs"][0]["verdict"] == "skipped" and "swizzle" in report["pairs"][0]["error"]
 
 
 def test_the_native_module_is_this_process_own():

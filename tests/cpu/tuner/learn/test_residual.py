@@ -70,5 +70,6 @@ def test_only_legal_configs_are_chosen(data, rows, fitted):
     chosen = residual.choose_by_residual(data, rows, every, fitted)
     assert data.legal[every, chosen].all() and (chosen != data.heuristic).any()
     for row, column in zip(every, chosen, strict=True):
-        ranked = _C.rank_candidates(data.problems[row], data.device, residual.NUM_RANKED)
-        assert data.configs[column] in ranked
+        problem = data.problems[row]
+        ranked = _C.rank_candidates(problem, data.device, residual.NUM_RANKED)
+        assert data.configs[column] in {*ranked, *(_C.with_loop_knobs(problem, tile, data.device) for tile in ranked)}

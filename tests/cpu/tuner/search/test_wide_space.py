@@ -324,3 +324,17 @@ def test_command(tmp_path, capsys):
 def test_bad_spaces_are_usage_errors(tmp_path, capsys, space, others):
     assert cli.run(["sweep", "--backend", "simulated", "--db", str(tmp_path / "a.db"), "--space", space, *others]) == 2
     assert f"--space {space}" in capsys.readouterr().err
+
+
+def test_the_space_of_loops_adds_the_heuristics_knobs():
+    """No other configs than those of the default space, with and without them."""
+    problem = _C.Problem("fp8_gemm", 64, 1024, 7168)
+    space = wide_space.get_loop_space(problem, DEVICE)
+    default = _C.get_candidates(problem, DEVICE)
+    assert space[: len(default)] == default and len(space) == len(set(space)) > len(default)
+    assert set(space[len(default) :]) == {_C.with_loop_knobs(problem, config, DEVICE) for config in default} - set(
+        default
+    )
+    assert wide_space.get_loop_space(BF16, DEVICE) == _C.get_candidates(BF16, DEVICE)
+    options = SweepOptions([problem], "unused.db", space="loops")
+    assert set(candidates.choose_candidates(problem, DEVICE, options)) == set(space)

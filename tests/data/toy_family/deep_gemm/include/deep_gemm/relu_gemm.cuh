@@ -1,4 +1,4 @@
-// ReLU of a BF16 GEMM for SM90 (gemm.cuh): the main loop hands max(sum, 0) to the epilogue. It is wrong for split K,
+// ReLU of a BF16 GEMM for SM90 (sm90/gemm.cuh): the main loop hands max(sum, 0) to the epilogue. It is wrong for split K,
 // where the sum of one CTA is a part, so the row of the op kind leaves that knob out.
 #pragma once
 
@@ -24,18 +24,7 @@ struct ReluMainloop : Bf16Mainloop<Config, Wgmma> {
     }
 };
 
-template <class Wgmma>
-struct Relu {
-    template <class Config>
-    struct MainloopOf {
-        using Type = ReluMainloop<Config, Wgmma>;
-        __device__ static __forceinline__ Type make(const Pipeline<Config>& stages, const ScaleRing<Config>&, u32 row) {
-            return Type(stages, row);
-        }
-    };
-};
-
-template <class Config, class Wgmma>
-using ReluGemm = Gemm<Config, Relu<Wgmma>::template MainloopOf>;
+template <class Config, class Wgmma, class Scheduler>
+using ReluGemm = Gemm<Config, ReluMainloop<Config, Wgmma>, Scheduler>;
 
 }  // namespace deep_gemm

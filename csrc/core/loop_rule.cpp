@@ -1,0 +1,72 @@
+#include "core/loop_rule.hpp"
+
+#include "core/heuristic.hpp"
+#include "core/legality.hpp"
+
+namespace deep_gemm {
+namespace {
+
+// K steps of a tile from which a knob pays. Rules and figures are of one comparison: H200, cold L2, each tile with and
+// without each knob in the same rounds, 4 to 128 steps (docs/kernels.md).
+constexpr int64_t kMinSteps = 12;             // at 4 steps all of them lose, up to 36 %
+constexpr int64_t kScaleWarpStepsOfOne = 32;  // 64 rows: up to 18 % won at 56 steps, 2 % lost at 16
+constexpr int kRingSteps = 8;                 // of a buffer in the ring of scales of any layout
+constexpr int kReduceAddColumns = 128;        // 2 to 5 % won; wider tiles lose up to 20 %
+
+int64_t steps_of_tile(const Problem& problem, const Config& config) {
+    const int64_t steps = (extent_of(problem).k + stage_k(problem.op) - 1) / stage_k(problem.op);
+    return (steps + config.split_k - 1) / config.split_k;
+}
+
+bool has_two_warpgroups(const Config& config) { return math_warpgroups(config) == 2 && config.swap_ab == 0; }
+
+// Where tiles end within a round of the ring, 128x128 is 1 to 20 % slower with the loop; 256x128 gains all the same.
+bool walks_whole_rounds(const Problem& problem, const Config& config, int64_t steps) {
+    if (has_scale_ring(problem)) return kRingSteps % config.num_stages == 0;
+    return config.block_m == 256 ? config.block_n == 128 : steps % config.num_stages == 0;
+}
+
+// 128x64 5 %, 128x96 2 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster. Tiles
+// of one warpgroup lose up to 6 %, and up to 13 % where columns have scales of their own.
+bool pays_loop(const Problem& problem, const Config& config, int64_t steps) {
+    return problem.recipe == Recipe::k1d2d && has_two_warpgroups(config) && config.split_k == 1 && steps >= kMinSteps &&
+           walks_whole_rounds(problem, config, steps);
+}
+
+// With 8 to 64 tokens (swapped) nothing is gained; 128x64 and 128x96 of dense products neither. 128x192 loses without
+// the loop, up to 7 %.
+bool pays_scale_warp(const Problem& problem, const Config& config, int64_t steps) {
+    if (config.swap_ab != 0) return false;
+    if (math_warpgroups(config) == 1) return steps >= kScaleWarpStepsOfOne;
+    const bool is_narrow = config.block_n < 128 && !op_kind(problem.op).has_room();
+    return steps >= kMinSteps && !is_narrow && (config.block_n <= 128 || config.loop != 0);
+}
+
+bool pays_tile_barrier(const Problem& problem, const Config& config, int64_t steps) {
+    return problem.recipe == Recipe::k1d2d && config.block_m == 256 && config.block_n == 128 && steps >= kMinSteps;
+}
+
+bool pays_reduce_add(const Problem& problem, const Config& config, int64_t steps) {
+    return problem.recipe == Recipe::k1d1d && has_two_warpgroups(config) && config.block_n <= kReduceAddColumns &&
+           steps >= kMinSteps;
+}
+
+}  // namespace
+
+Config with_loop_knobs(const Problem& problem, const Config& config, const Device& device) {
+    if (!is_fp8(problem.op) || is_logits(problem)) return config;
+    const int64_t steps = steps_of_tile(problem, config);
+    Config best = config;
+    const auto add = [&](int32_t Config::* knob, bool pays) {
+        Config with = best;
+        with.*knob = 1;
+        if (pays && is_legal(problem, with, device)) best = with;
+    };
+    add(&Config::loop, pays_loop(problem, config, steps));
+    add(&Config::scale_warp, pays_scale_warp(problem, best, steps));
+    add(&Config::tile_barrier, pays_tile_barrier(problem, config, steps));
+    add(&Config::reduce_add, pays_reduce_add(problem, config, steps));
+    return best;
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,21 @@
+// Which knobs of the main loop the heuristic gives the tile that it has chosen. The time that it predicts knows none of
+// them: they are a few percent of a tile's time, and what they cost depends on the K steps of a tile.
+#pragma once
+
+#include "core/config.hpp"
+#include "core/device.hpp"
+#include "core/problem.hpp"
+
+namespace deep_gemm {
+
+// `config` with the knobs that pay for the problem, as far as they are legal with its tile and stages; knobs that it
+// has already stay.
+Config with_loop_knobs(const Problem& problem, const Config& config, const Device& device);
+
+// The tile alone, which is what candidates are chosen and rated by.
+inline Config without_loop_knobs(Config config) {
+    config.loop = config.scale_warp = config.tile_barrier = config.reduce_add = 0;
+    return config;
+}
+
+}  // namespace deep_gemm

@@ -1,0 +1,142 @@
+// Main loop of the FP8 kernels, chosen by the tile (kPipelined): per 128 of K a chain of four WGMMAs into a fresh partial accumulator, which is then promoted into the FP32
+// accumulator with its scales (promotion.cuh).
+#pragma once
+
+#include "deep_gemm/sm90/mainloop/pipeline.cuh"
+#include "deep_gemm/sm90/mainloop/promotion.cuh"
+#include "deep_gemm/sm90/mainloop/scales.cuh"
+
+namespace deep_gemm {
+
+template <class Config, class Wgmma, class Reader>
+struct Fp8Mainloop {
+    using Layout = GemmLayout<Config>;
+    using Stages = Pipeline<Config>;
+    using Scales = WaveScales<Config>;
+    using StageRing = Ring<Config::kNumStages>;
+    static constexpr u32 kAccumulators = Layout::kAccumulators;
+
+    Stages stages;
+    Reader reader;
+    u32 row;  // first row of this warpgroup in the tile
+
+    __device__ __forceinline__ Fp8Mainloop(const Stages& stages, u32 row) : stages(stages), reader(stages), row(row) {}
+
+    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns the bits of the last step's
+    // scales, for BufferTurns::end.
+    __device__ __forceinline__ u32 accumulate(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
+        if constexpr (Config::kPipelined) {
+            return accumulate_pipelined(final[0], ring, num_steps, boundary);
+        } else {
+            return accumulate_in_turn(final, ring, num_steps, boundary);
+        }
+    }
+
+   private:
+    // Start partial = rows . columns over the K block in `stage`, beginning at row `first_row` of the tile: a chain of four WGMMAs of 32 elements
+    // of K each.
+    __device__ __forceinline__ void multiply(float (&partial)[kAccumulators], u32 stage, u32 first_row) const {
+        const u32 rows = descriptor_low(stages.rows_tile(0) + first_row * 128, 1) + stage * (Layout::kStageBytes / 16);
+        const u32 columns = descriptor_low(stages.columns_tile(0), 1) + stage * (Layout::kStageBytes / 16);
+        fence_registers(partial);
+        ptx::wgmma_fence();
+        Wgmma::template multiply<false>(partial, make_descriptor(rows), make_descriptor(columns));
+#pragma unroll
+        for (u32 i = 1; i < 4; ++i) Wgmma::template multiply<true>(partial, make_descriptor(rows + 2 * i), make_descriptor(columns + 2 * i));
+        ptx::wgmma_commit();
+    }
+
+    // Start reading the scales of one wave; those of the columns with the first.
+    __device__ __forceinline__ void read(Scales& scale, u32 step, u32 stage, u32 wave) const {
+        const u32 address_a = reader.address_a(step, stage), address_b = reader.address_b(step, stage);
+        if (wave == 0) scale.read_columns(address_a, address_b);
+        scale.read_rows(address_a, address_b, thread_row(row + 64 * wave));
+    }
+
+    // Scales were read after the last instruction that a warp executes together, so one lane may not yet speak for all.
+    __device__ __forceinline__ void release_late(u32 stage, u32 bits) const {
+        __syncwarp();
+        stages.release(stage, bits);
+    }
+
+    // One K block after the other, wave by wave; the other warpgroup's WGMMAs run while this one promotes.
+    __device__ __forceinline__ u32 accumulate_in_turn(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
+        float partial[kAccumulators];
+        bool full = false;
+        u32 bits = 0;  // of all scales read for this step
+#pragma unroll 1
+        for (u32 step = 0; step < num_steps; ++step) {
+            if (!full) ptx::barrier_wait(stages.full_barrier(ring.stage), ring.phase);
+            const u32 stage = ring.stage;
+            ring.advance();
+            Scales scale;
+            bits = 0;
+#pragma unroll
+            for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
+                constexpr u32 kLast = Layout::kWaves - 1;
+                multiply(partial, stage, row + 64 * wave);
+                if (wave == 0) reader.advance(step);
+                read(scale, step, stage, wave);
+                if (wave == kLast) full = ptx::barrier_test(stages.full_barrier(ring.stage), ring.phase);  // off the path between multiplications
+                ptx::wgmma_wait<0>();
+                fence_registers(partial);
+                bits |= scale.bits();
+                if (wave == kLast && !Scales::kLate) stages.release(stage, bits);
+                bits |= scale.promote_wave(final[wave], partial, boundary);
+                if (wave == kLast && Scales::kLate) release_late(stage, bits);
+            }
+            reader.finish(step, num_steps, bits);
+        }
+        return bits;
+    }
+
+    // Two K blocks in flight: the WGMMAs of one run while this warpgroup promotes the other. No branch lies between a multiplication and its
+    // wait, because the compiler serialises WGMMAs across one; so the last blocks are peeled off.
+    __device__ __forceinline__ u32 accumulate_pipelined(float (&final)[kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
+        float even[kAccumulators], odd[kAccumulators];
+        Scales even_scale, odd_scale;
+        StageRing ahead = ring;
+        if (num_steps == 0) return 0;
+        start(even, even_scale, ahead, 0);
+        u32 step = 0;
+#pragma unroll 1
+        for (; step + 2 < num_steps; step += 2) {
+            start(odd, odd_scale, ahead, step + 1);
+            finish<1>(final, even, even_scale, ring, boundary, step, num_steps);
+            start(even, even_scale, ahead, step + 2);
+            finish<1>(final, odd, odd_scale, ring, boundary, step + 1, num_steps);
+        }
+        if (step + 1 < num_steps) {
+            start(odd, odd_scale, ahead, step + 1);
+            finish<1>(final, even, even_scale, ring, boundary, step, num_steps);
+            finish<0>(final, odd, odd_scale, ring, boundary, step + 1, num_steps);
+            return odd_scale.bits();
+        }
+        finish<0>(final, even, even_scale, ring, boundary, step, num_steps);
+        return even_scale.bits();
+    }
+
+    // Wait for the next stage, start its multiplication, and start reading the scales of K step `step`.
+    __device__ __forceinline__ void start(float (&partial)[kAccumulators], Scales& scale, StageRing& ahead, u32 step) {
+        ptx::barrier_wait(stages.full_barrier(ahead.stage), ahead.phase);
+        multiply(partial, ahead.stage, row);
+        reader.advance(step);
+        read(scale, step, ahead.stage, 0);
+        ahead.advance();
+    }
+
+    // Wait until at most kPending multiplications are in flight, then release and promote the oldest of them, that of K step `step`.
+    template <u32 kPending>
+    __device__ __forceinline__ void finish(float (&final)[kAccumulators], float (&partial)[kAccumulators], const Scales& scale, StageRing& ring, u32 boundary,
+                                           u32 step, u32 num_steps) {
+        ptx::wgmma_wait<kPending>();
+        fence_registers(partial);
+        if constexpr (!Scales::kLate) stages.release(ring.stage, scale.bits());
+        const u32 late_bits = scale.promote_wave(final, partial, boundary);
+        if constexpr (Scales::kLate) release_late(ring.stage, scale.bits() | late_bits);
+        reader.finish(step, num_steps, scale.bits() | late_bits);
+        ring.advance();
+    }
+};
+
+}  // namespace deep_gemm

@@ -1,0 +1,145 @@
+"""The knobs of the main loop: what they need, what they cost, and that configs without them are what they were."""
+
+import numpy as np
+import pytest
+
+from deep_gemm import _C, selector
+
+DEVICE = _C.Device.known("h200")
+BLOCKS = _C.Problem("fp8_gemm", 1, 1, 1)
+VECTORS = _C.Problem("fp8_gemm", 1, 1, 1, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
+KNOBS = ("loop", "scale_warp", "tile_barrier", "reduce_add")
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "knobs", "word"),
+    [
+        (BLOCKS, (128, 128, 4), {"loop": 4}, "within 0..3"),
+        (BLOCKS, (128, 192, 4), {"loop": 3}, "3 needs a cluster"),
+        (_C.Problem("bf16_gemm", 1, 1, 1), (128, 128, 4), {"loop": 1, "block_k": 64}, "loop = 1: needs FP8"),
+        (_C.Problem("fp8_gemm", 1, 1, 1, recipe="per_row"), (128, 128, 3), {"loop": 2}, "loop = 2: needs FP8"),
+        (BLOCKS, (16, 64, 4), {"loop": 1, "swap_ab": 1}, "without swap_ab"),
+        (VECTORS, (128, 256, 2), {"loop": 1}, "below 256 columns"),
+        (VECTORS, (128, 128, 4), {"scale_warp": 1}, "scale_warp = 1: needs recipe 1d2d"),
+        (BLOCKS, (64, 64, 4), {"tile_barrier": 1}, "needs two math warpgroups"),
+        (BLOCKS, (128, 128, 4), {"reduce_add": 1}, "needs C that is added onto"),
+        (_C.Problem("fp8_mqa_logits", 1, 1, 128, heads=64), (2, 128, 4), {"loop": 1}, "loop"),
+    ],
+)
+def test_knobs_without_what_they_need_are_illegal(problem, tile, knobs, word):
+    try:
+        reason = _C.legality_reason(problem, _C.Config(*tile, **knobs), DEVICE)
+    except ValueError as error:
+        reason = str(error)
+    assert word in reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "knobs"),
+    [
+        (BLOCKS, (128, 256, 3), {"loop": 1, "scale_warp": 1}),
+        (BLOCKS, (256, 128, 3), {"loop": 2, "scale_warp": 1, "tile_barrier": 1}),
+        (BLOCKS, (128, 192, 4), {"loop": 3, "scale_warp": 1, "cluster_n": 2}),
+        (BLOCKS, (16, 64, 4), {"scale_warp": 1, "swap_ab": 1, "split_k": 2}),
+        (VECTORS, (128, 152, 4), {"loop": 2, "reduce_add": 1}),
+        (_C.Problem("bf16_gemm", 1, 1, 1), (128, 256, 3), {"tile_barrier": 1, "block_k": 64}),
+    ],
+)
+def test_knobs_with_what_they_need_are_legal(problem, tile, knobs):
+    config = _C.Config(*tile, **knobs)
+    assert _C.legality_reason(problem, config, DEVICE) == ""
+    assert all(word.replace("_", "-") in str(config) for word in knobs if word in KNOBS[1:])
+
+
+def test_the_widest_tile_needs_the_unrolled_loop():
+    """Two halves share a partial accumulator of 64 registers; without them the tile needs 128 more."""
+    assert not _C.is_legal(BLOCKS, _C.Config(128, 256, 3), DEVICE)
+    assert _C.mma_columns(_C.Config(128, 256, 3, loop=1)) == 128
+    assert _C.mma_columns(_C.Config(128, 192, 3, loop=1)) == 192
+    assert _C.mma_columns(_C.Config(256, 256, 3, loop=1)) == 256, "two waves already share one"
+
+
+@pytest.mark.parametrize(("tile", "blocks"), [((128, 128, 4), 1), ((128, 112, 6), 2)])
+def test_block_buffers_replace_the_blocks_of_stages(tile, blocks):
+    """Two buffers of 2 x 128 scales; their four barriers fit the last line of barriers here. A stage had 128 bytes."""
+    before, after = (_C.smem_bytes(BLOCKS, _C.Config(*tile, scale_warp=warp)) for warp in (0, 1))
+    assert after - before == 2 * 2 * 128 * 4 - tile[2] * 128
+
+
+def test_adding_in_memory_needs_no_barriers_of_c():
+    deep = _C.Config(64, 64, 7)  # 14 barriers of stages and 2 of C fill a line of 16
+    added = _C.Config(64, 64, 7, reduce_add=1)
+    assert _C.smem_bytes(VECTORS, added) <= _C.smem_bytes(VECTORS, deep)
+
+
+def test_spaces_have_none_of_them():
+    for problem in (BLOCKS, VECTORS, _C.Problem("fp8_gemm", 4096, 4096, 7168)):
+        configs = [*_C.get_default_space(problem, DEVICE), *_C.get_candidates(problem, DEVICE)]
+        assert not any(getattr(config, knob) for config in configs for knob in KNOBS)
+
+
+def with_knobs(problem, *tile, **others) -> dict:
+    """Return the knobs that the heuristic gives a tile, by name; only those that it uses."""
+    config = _C.with_loop_knobs(problem, _C.Config(*tile, **others), DEVICE)
+    assert _C.is_legal(problem, config, DEVICE)
+    return {name: getattr(config, name) for name in KNOBS if getattr(config, name)}
+
+
+@pytest.mark.parametrize(
+    ("size", "tile", "others", "knobs"),
+    [
+        ((4096, 4096, 7168), (128, 192, 4), {}, {"loop": 1, "scale_warp": 1}),
+        ((4096, 4096, 7168), (128, 128, 5), {}, {"scale_warp": 1}),  # 56 steps end within a round of five stages
+        ((4096, 4096, 7168), (128, 192, 3), {}, {}),
+        ((4096, 4096, 7168), (256, 128, 3), {}, {"loop": 1, "scale_warp": 1, "tile_barrier": 1}),
+        ((512, 2112, 7168), (128, 64, 8), {}, {"loop": 1}),
+        ((512, 2112, 7168), (128, 64, 7), {"split_k": 2}, {}),
+        ((64, 4096, 7168), (64, 32, 14), {}, {"scale_warp": 1}),
+        ((64, 4096, 2048), (64, 32, 14), {}, {}),
+        ((16, 4096, 7168), (16, 64, 10), {"swap_ab": 1}, {}),
+        ((4096, 4096, 512), (128, 128, 4), {}, {}),
+    ],
+)
+def test_the_heuristic_gives_a_tile_the_knobs_that_paid(size, tile, others, knobs):
+    """As measured on one H200, beside the same tile without them."""
+    assert with_knobs(_C.Problem("fp8_gemm", *size), *tile, **others) == knobs
+
+
+def test_the_heuristics_choice_has_the_knobs_of_its_tile():
+    problem = _C.Problem("fp8_gemm", 4096, 4096, 7168)
+    chosen = _C.get_analytic_config(problem, DEVICE)
+    assert chosen == _C.with_loop_knobs(problem, chosen, DEVICE)
+    assert _C.Config(**{name: value for name, value in chosen.as_dict().items() if name not in KNOBS}) != chosen
+
+
+def test_scales_that_others_copy_need_no_warp():
+    any_layout = _C.Problem("fp8_gemm", 4096, 4096, 7168, scale_layout="any")
+    assert with_knobs(any_layout, 128, 192, 4) == {"loop": 1}
+    assert with_knobs(any_layout, 128, 64, 7) == {}, "a buffer of eight steps ends within a round"
+
+
+@pytest.mark.parametrize(
+    ("k", "tile", "knobs"),
+    [(7168, (128, 128, 4), {"reduce_add": 1}), (7168, (128, 144, 4), {}), (512, (128, 128, 4), {})],
+)
+def test_narrow_tiles_of_long_sums_are_added_in_memory(k, tile, knobs):
+    gradient = _C.Problem("fp8_gemm", 4096, 4096, k, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
+    assert with_knobs(gradient, *tile) == knobs
+
+
+def test_groups_of_few_rows_take_the_scale_warp_with_narrow_tiles_too():
+    masked = _C.Problem("m_grouped_fp8_gemm_masked", 1024, 4096, 7168, num_groups=32, expected_m=192)
+    assert with_knobs(masked, 128, 96, 6) == with_knobs(masked, 64, 96, 8) == {"scale_warp": 1}
+
+
+def test_bf16_has_no_knobs():
+    problem = _C.Problem("bf16_gemm", 4096, 4096, 7168)
+    assert with_knobs(problem, 256, 128, 3, block_k=64) == {}
+
+
+def test_configs_of_older_artefacts_get_the_defaults():
+    old = np.array([[64, 64, 128, 4, 1, 1, 1, 0], [128, 128, 128, 5, 1, 2, 1, 0]], dtype=np.int32)
+    wide = selector.widen_configs(old)
+    assert wide.shape == (2, len(_C.CONFIG_FIELDS)) and wide.dtype == old.dtype
+    assert (wide[:, :8] == old).all() and not wide[:, 8:].any()
+    assert selector.widen_configs(wide) is wide and selector.widen_configs(None) is None
