@@ -81,8 +81,8 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
 }
 
 // Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with two scale vectors in a
-// ring: 128 bytes a thread where C is loaded into the D tile, 8 to 44 with a queue of tiles. BF16: the widest tile of
-// masked, batched and summed kernels, and of kernels for groups of K that store directly without reading C.
+// ring: 128 bytes a thread where C is loaded into the D tile, 48 in the widest with a queue of tiles. BF16: the widest
+// tile of masked, batched and summed kernels, and of kernels for groups of K that store directly without reading C.
 bool spills(const Problem& variant, const Config& config) {
     const OpKind& kind = op_kind(variant.op);
     const bool is_widest = config.block_m == 256 && config.block_n == 192,
@@ -92,7 +92,7 @@ bool spills(const Problem& variant, const Config& config) {
                              (kind.k_is_divided() && variant.c_mode == CMode::kNone));
     if (!has_scale_ring(variant) || variant.recipe != Recipe::k1d1d || config.block_m != 128) return false;
     const bool is_too_wide = accumulates && (config.block_n == 136 || config.block_n == 160);
-    return is_too_wide || (kind.is_grouped() && (config.block_n == 128 || (accumulates && config.block_n == 112)));
+    return is_too_wide || (kind.is_grouped() && config.block_n == 192);
 }
 
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {

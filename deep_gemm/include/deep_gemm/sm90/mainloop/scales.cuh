@@ -44,9 +44,11 @@ struct ScaleRing {
     // What lies beyond is left out (its results are never stored). The caller arrives at the buffer's full barrier.
     template <u32 kCount>
     __device__ __forceinline__ static void copy_part(u32 to, const float* from, i64 stride, u32 start, u32 limit, u32 first) {
-#pragma unroll 4
-        for (u32 index = first; index < kCount; index += kCopyThreads / kSteps) {
-            if (start + index < limit) ptx::copy_4(to + 4 * index, from + (start + index) * stride);
+        constexpr u32 kJump = kCopyThreads / kSteps, kUnroll = Layout::kVectorB ? 2 : 4;  // a copier of two vectors has no register left for four
+        const float* source = from + (start + first) * stride;
+#pragma unroll kUnroll
+        for (u32 index = first; index < kCount; index += kJump, source += kJump * stride) {
+            if (start + index < limit) ptx::copy_4(to + 4 * index, source);
         }
     }
 
