@@ -4,10 +4,16 @@
 // A is BF16, B FP32. Each number of B is the sum of two BF16 numbers, to 2^-17 of its size, and A . B^T the sum of two
 // BF16 products, which tensor cores add up in FP32. One TF32 product would cost as much, with 2^-11.
 //
-// A CTA has kRows rows and a part of K, in chunks of 32, which its warps take in turn (mma_ptx.cuh says how they load).
-// In the end the warps add up their sums in a fixed order. Parts that are not the result itself are added up by the
-// cluster that their CTAs make (cluster_sum.cuh), or, where there are more of them than a cluster has CTAs, by another
-// kernel (hc_prenorm_sum.cuh).
+//        one warp                       12 warps of a CTA                 kParts CTAs of a cluster
+//   A -> registers --mma--> sums --shared memory: 12 -> 6 -> 3 slots--> --st.async--> owner's shared memory --> D,
+//   B -> split in two ----^   |     (a barrier of the CTA after each)   (its barrier counts the bytes)        squares
+//                             + squares of A's rows
+//
+// A CTA has kRows rows and a part of K, in chunks of 32, which its warps take in turn (mma_ptx.cuh says how they load);
+// each warp has the loads of its next chunk of A under way while it multiplies one. All warps have the same role. No
+// barrier is waited for before the part is finished; then the warps add up their sums in a fixed order. Parts that are
+// not the result itself are added up by the cluster that their CTAs make (cluster_sum.cuh), or, where there are more of
+// them than a cluster has CTAs, by another kernel (hc_prenorm_sum.cuh).
 #pragma once
 
 #include "deep_gemm/cluster_sum.cuh"

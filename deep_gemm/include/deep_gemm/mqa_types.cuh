@@ -67,7 +67,7 @@ struct MqaLayout {
     static constexpr u32 kQueryBytes = kAllColumns * Config::kHeadDim, kWeightBytes = kAllColumns * 4;
     static constexpr u32 kTileBytes = kMqaTile * Config::kHeadDim, kScaleBytes = kMqaTile * 4;
     static constexpr u32 kQueryPitch = align_up(kQueryBytes, 1024), kWeightPitch = align_up(kWeightBytes, 128);
-    // token, position, tiles, -; low and high of each token.
+    // A segment: token, position, tiles, -; low and high of each token.
     static constexpr u32 kSegmentPitch = align_up(16 + 8 * Config::kBlockQ, 128);
     static constexpr u32 kScratchBytes = 128;
 

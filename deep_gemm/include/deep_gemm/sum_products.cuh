@@ -1,10 +1,16 @@
 // A small sum of products in one launch: D[m, n] = sum over g of A[g] . B[g]^T + C, for BF16 A and B, rounded once to
 // the type of D.
 //
-// A cluster has a tile of D; the K of all groups together is one long K, in chunks, of which each CTA has a part and
-// its warps take them in turn. The warps' sums are added up in their order, then those of the CTAs (cluster_sum.cuh):
-// no memory for parts, and no second launch. For sums whose clusters all run at once; the GEMM kernels read larger ones
-// fewer times (summed_scheduler.cuh).
+//        one warp                    8 warps of a CTA                 kParts CTAs of a cluster
+//   A, B -> registers --mma--> sums --shared memory, in order--> --st.async--> owner's shared memory --> + C --> D
+//                                    (a barrier of the CTA)      (its barrier counts the bytes)
+//
+// A cluster has a tile of D of 32 x 32; the K of all groups together is one long K, in chunks of 32, of which each CTA
+// has a part and its warps take them in turn, with the loads of a warp's next chunk under way while it multiplies one
+// (mma_ptx.cuh says how they load). All warps have the same role, and wait for no one before their chunks are done. The
+// warps' sums are added up in their order, then those of the CTAs (cluster_sum.cuh): no memory for parts, and no second
+// launch. For sums whose clusters all run at once; the GEMM kernels read larger ones fewer times
+// (summed_scheduler.cuh).
 #pragma once
 
 #include "deep_gemm/cluster_sum.cuh"
