@@ -67,7 +67,7 @@ def make_launch() -> Callable[[], object]:
     """Return the launch of the cheapest plain kernel, which finds nothing to transpose."""
     source, target = (torch.zeros(16, dtype=torch.uint8, device="cuda") for _ in range(2))
     kernel = planned.get_kernel("transpose_fp8", 256)
-    return lambda: kernel(1, source, target, 16, 16, 0, 0)
+    return lambda: kernel(1, source, target, *(0,) * 16)
 
 
 def time_driver() -> float:

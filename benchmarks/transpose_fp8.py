@@ -4,7 +4,8 @@ cost.
 Example: python -m benchmarks.transpose_fp8
 
 Layouts: `nt`, whose operands the GEMM reads as they are, `nn` (B is copied first), `tn` (both are) and `tt` (A is); a
-    call's time is that of all its kernels, and `auto <layout> deep_gemm_transpose_fp8` that of its copies alone.
+    call's time is that of all its kernels, and `auto <layout> deep_gemm_transpose_fp8` that of its copies alone. `copy`
+    is torch's copy of as many bytes as A and B have, beside which those of `tn` stand.
     cuBLASLt computes the unscaled `nt` product. Method and result: harness.py.
 """
 
@@ -37,6 +38,8 @@ class TransposeFp8(Product):
         self.pairs_a = {False: (a, scale_a), True: (transpose(a), scale_a.T)}
         self.pairs_b = {False: (b, scale_b), True: (transpose(b), scale_b.T)}
         self.one = torch.ones((), device="cuda")
+        self.bytes = torch.cat([operand.view(torch.uint8).flatten() for operand in (a, b)])
+        self.copied_bytes = torch.empty_like(self.bytes)
 
     def call_op(self, layout: str) -> Callable[[], object]:
         """Return the public op of that memory layout."""
@@ -45,12 +48,13 @@ class TransposeFp8(Product):
         return lambda: op(a, b, self.d)
 
     def call_peers(self) -> dict[str, Callable[[], object]]:
-        """Return the vendor's product of the same bytes, K-major both, which applies no block scales."""
+        """Return the vendor's product of the same bytes, K-major both, which applies no block scales, and a copy."""
         b = self.b.t()
         return {
+            "copy": lambda: self.copied_bytes.copy_(self.bytes),
             "cublaslt": lambda: torch._scaled_mm(
                 self.a, b, scale_a=self.one, scale_b=self.one, out_dtype=torch.bfloat16, use_fast_accum=False
-            )
+            ),
         }
 
 

@@ -79,13 +79,12 @@ dimension of size 1 is ignored. """
 
 TRANSPOSING = """
 The kernels read FP8 along K. An operand that is contiguous along its other dimension is first copied by a transposing
-kernel, into memory of torch's allocator, on the same stream: one more launch, on no more SMs than set_num_sms allows,
-that reads and writes every byte of the operand once.
+kernel, into memory of torch's allocator, on the same stream: one more launch for A, B and all groups, on no more SMs
+than set_num_sms allows, that reads and writes every byte of the operands once.
 """
 TRANSPOSING_B = """
 The kernels read FP8 along K. A B that is contiguous along n is first copied by a transposing kernel, into memory of
-torch's allocator, on the same stream: one more launch where the matrices of the groups lie directly behind one another
-and k is a multiple of 16, else one for each group.
+torch's allocator, on the same stream: one more launch for all groups.
 """
 
 RAISES = """

@@ -1,8 +1,7 @@
 #include "runtime/run.hpp"
 
+#include <array>
 #include <string>
-#include <tuple>
-#include <utility>
 
 #include "core/error.hpp"
 #include "runtime/arguments.hpp"
@@ -75,20 +74,19 @@ void run_without_k(const Gpu& gpu, const Call& call, void* stream) {
 
 // Memory that must live until the call is enqueued.
 struct CallMemory {
-    Reference a, b, groups, map_slots;
+    KMajorMemory copies;
+    Reference groups, map_slots;
 };
 
 // Copy FP8 operands that are not K-major; the copies keep to the SMs of the problem, as the product does.
 void copy_to_k_major(const Gpu& gpu, Call& call, const Layouts& layouts, int num_sms, void* stream,
                      CallMemory& memory) {
+    std::array<Operand*, 2> operands;
+    size_t count = 0;
+    if (layouts.a == Major::kMn) operands[count++] = &call.a;
+    if (layouts.b == Major::kMn) operands[count++] = &call.b;
     const Reference handle = stream_handle(stream, call.a.view);
-    for (auto [operand, major, kept] :
-         {std::tuple(&call.a, layouts.a, &memory.a), std::tuple(&call.b, layouts.b, &memory.b)}) {
-        if (major == Major::kK) continue;
-        KMajorCopy copy = make_k_major(gpu, *operand, num_sms, stream, handle.get());
-        *operand = copy.operand;
-        *kept = std::move(copy.memory);
-    }
+    memory.copies = make_k_major(gpu, {operands.data(), count}, num_sms, stream, handle.get());
 }
 
 void fill_in_groups(Call& call, void* stream, CallMemory& memory) {

@@ -20,101 +20,82 @@ PlainKernel& transposing_kernel() {
     return kernel;
 }
 
+// What the kernel knows of an operand: `groups` matrices [rows, columns] in memory. Without groups there is none.
+struct Matrices {
+    uint64_t in = 0, out = 0;
+    int64_t in_pitch = 0, out_pitch = 0, in_group = 0, out_group = 0;  // bytes
+    uint32_t rows = 0, columns = 0, groups = 0;
+
+    int64_t num_tiles() const { return groups * ceil_div(rows, kTile) * ceil_div(columns, kTile); }
+    std::array<void*, 9> arguments() {
+        return {&in, &out, &in_pitch, &out_pitch, &in_group, &out_group, &rows, &columns, &groups};
+    }
+};
+
+// Groups whose rows lie beside one another are one matrix; its transpose has the matrices of the groups in turn.
+void join_groups(Matrices& matrices) {
+    const int64_t columns = int64_t(matrices.groups) * matrices.columns;
+    if (matrices.groups == 1 || matrices.in_group != matrices.columns || columns > Problem::kMaxDim) return;
+    matrices.columns = uint32_t(columns), matrices.groups = 1;
+    matrices.in_group = matrices.out_group = 0;
+}
+
+Matrices read_matrices(const Operand& operand) {
+    const TensorView view = transposed(operand).view;  // [k, rows], as it lies in memory
+    const int64_t k = view.shape[view.rank - 2], rows = view.shape[view.rank - 1];
+    const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
+    const bool has_groups = view.rank == 3 && view.shape[0] > 1;
+    return {.in = view.address,
+            .in_pitch = row_pitch_bytes(view),
+            .out_pitch = pitch,
+            .in_group = has_groups ? view.strides[0] : 0,
+            .out_group = has_groups ? rows * pitch : 0,
+            .rows = uint32_t(k),
+            .columns = uint32_t(rows),
+            .groups = has_groups ? uint32_t(view.shape[0]) : 1};
+}
+
+// Let the operand be its copy in the memory that is returned.
+Reference take_memory(Operand& operand, Matrices& matrices, PyObject* handle) {
+    TensorView& view = operand.view;
+    const int64_t pitch = matrices.out_pitch, rows = matrices.columns;
+    Reference memory = empty_fp8(matrices.groups * rows, pitch, view.ordinal, handle);
+    view.address = matrices.out = make_operand(operand.name, memory.get()).view.address;
+    view.strides = {pitch, 1};
+    if (view.rank == 3) view.strides = {rows * pitch, pitch, 1};
+    return memory;
+}
+
 // CTAs walk the tiles, so that any grid is right. One CTA for each SM allowed never takes more SMs than that.
-unsigned choose_grid(const TensorView& in, int num_sms) {
-    const int64_t tiles = ceil_div(in.shape[0], kTile) * ceil_div(in.shape[1], kTile);
+unsigned choose_grid(int64_t tiles, int num_sms) {
     return unsigned(std::min(tiles, num_sms > 0 ? int64_t(num_sms) : kMaxGrid));
 }
 
-void launch(const Gpu& gpu, const TensorView& in, const TensorView& out, int num_sms, void* stream) {
-    uint64_t from = in.address, to = out.address;
-    int64_t in_pitch = row_pitch_bytes(in), out_pitch = row_pitch_bytes(out);
-    uint32_t rows = uint32_t(in.shape[0]), columns = uint32_t(in.shape[1]);
-    void* arguments[] = {&from, &to, &in_pitch, &out_pitch, &rows, &columns};
-    const PlainShape shape{.grid = {choose_grid(in, num_sms)}, .threads = kThreads};
-    launch_plain(transposing_kernel(), gpu, shape, arguments, stream);
-}
-
-// A view [rows, columns] of FP8 with contiguous rows, in memory at `address`.
-TensorView matrix_view(const TensorView& like, uint64_t address, int64_t rows, int64_t columns, int64_t pitch) {
-    TensorView view = like;
-    view.address = address;
-    view.rank = 2;
-    view.shape = {rows, columns}, view.strides = {pitch, 1};
-    return view;
-}
-
-// The rows of all groups [k, rows] below one another, as one matrix.
-bool are_evenly_spaced(const TensorView& view) {
-    const int64_t k = view.shape[2];
-    return view.strides[0] == k * view.strides[2] && k % kPitchAlignment == 0 && view.shape[0] * k <= Problem::kMaxDim;
-}
-
-// One launch over [num_groups * k, rows]: row i of the copy holds row i of every group, one after the other.
-KMajorCopy make_all_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
-    const TensorView& view = operand.view;
-    const int64_t k = view.shape[2], pitch = view.shape[0] * k;
-    KMajorCopy copy{empty_fp8(view.shape[1], pitch, view.ordinal, handle), operand};
-    const uint64_t address = make_operand(operand.name, copy.memory.get()).view.address;
-    launch(gpu, matrix_view(view, view.address, pitch, view.shape[1], view.strides[2]),
-           matrix_view(view, address, view.shape[1], pitch, pitch), num_sms, stream);
-    copy.operand.view.address = address;
-    copy.operand.view.strides = {k, pitch, 1};
-    return copy;
-}
-
-// The rows of all groups beside one another, as one matrix [k, num_groups * rows] in memory.
-bool are_side_by_side(const TensorView& view) {
-    return view.strides[0] == view.shape[1] && view.shape[0] * view.shape[1] <= Problem::kMaxDim;
-}
-
-// One launch over [k, num_groups * rows], into matrices one after the other.
-KMajorCopy make_joined_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
-    const TensorView& view = operand.view;
-    const int64_t rows = view.shape[1], k = view.shape[2], all_rows = view.shape[0] * rows;
-    const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
-    KMajorCopy copy{empty_fp8(all_rows, pitch, view.ordinal, handle), operand};
-    const uint64_t address = make_operand(operand.name, copy.memory.get()).view.address;
-    launch(gpu, matrix_view(view, view.address, k, all_rows, view.strides[2]),
-           matrix_view(view, address, all_rows, k, pitch), num_sms, stream);
-    copy.operand.view.address = address;
-    copy.operand.view.strides = {rows * pitch, pitch, 1};
-    return copy;
-}
-
-// A launch for each group, into matrices one after the other.
-KMajorCopy make_each_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
-    const TensorView& view = operand.view;
-    const int64_t num_groups = view.shape[0], rows = view.shape[1], k = view.shape[2];
-    const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
-    KMajorCopy copy{empty_fp8(num_groups * rows, pitch, view.ordinal, handle), operand};
-    const uint64_t address = make_operand(operand.name, copy.memory.get()).view.address;
-    for (int64_t group = 0; group < num_groups; ++group)
-        launch(gpu, matrix_view(view, view.address + uint64_t(group * view.strides[0]), k, rows, view.strides[2]),
-               matrix_view(view, address + uint64_t(group * rows * pitch), rows, k, pitch), num_sms, stream);
-    copy.operand.view.address = address;
-    copy.operand.view.strides = {rows * pitch, pitch, 1};
-    return copy;
+void launch(const Gpu& gpu, std::array<Matrices, 2>& both, int num_sms, void* stream) {
+    std::array<void*, 18> arguments;
+    auto next = arguments.begin();
+    for (Matrices& matrices : both) next = std::ranges::copy(matrices.arguments(), next).out;
+    const PlainShape shape{.grid = {choose_grid(both[0].num_tiles() + both[1].num_tiles(), num_sms)},
+                           .threads = kThreads};
+    launch_plain(transposing_kernel(), gpu, shape, arguments.data(), stream);
 }
 
 }  // namespace
 
 void load_transpose_kernel(const Gpu& gpu) { transposing_kernel().get(gpu); }
 
-KMajorCopy make_k_major(const Gpu& gpu, const Operand& operand, int num_sms, void* stream, PyObject* handle) {
+KMajorMemory make_k_major(const Gpu& gpu, std::span<Operand* const> operands, int num_sms, void* stream,
+                          PyObject* handle) {
     transposing_kernel().get(gpu);  // before memory is taken: compiling may fail
-    if (operand.view.rank == 3 && are_evenly_spaced(operand.view))
-        return make_all_k_major(gpu, operand, num_sms, stream, handle);
-    if (operand.view.rank == 3 && are_side_by_side(operand.view))
-        return make_joined_k_major(gpu, operand, num_sms, stream, handle);
-    if (operand.view.rank == 3) return make_each_k_major(gpu, operand, num_sms, stream, handle);
-    const int64_t k = operand.view.shape[1];
-    const int64_t pitch = ceil_div(k, kPitchAlignment) * kPitchAlignment;
-    Reference memory = empty_fp8(operand.view.shape[0], pitch, operand.view.ordinal, handle);
-    Operand copy = make_operand(operand.name, memory.get());
-    copy.view.shape[1] = k;
-    launch(gpu, transposed(operand).view, copy.view, num_sms, stream);
-    return {std::move(memory), copy};
+    KMajorMemory memory;
+    std::array<Matrices, 2> both{};
+    for (size_t i = 0; i < operands.size(); ++i) {
+        both[i] = read_matrices(*operands[i]);
+        memory[i] = take_memory(*operands[i], both[i], handle);
+        join_groups(both[i]);
+    }
+    launch(gpu, both, num_sms, stream);
+    return memory;
 }
 
 }  // namespace deep_gemm

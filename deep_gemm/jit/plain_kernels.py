@@ -36,18 +36,6 @@ deep_gemm_{name}({parameters}) {{
 }}
 """
 
-_TRANSPOSE = f"""\
-// Transposes the bytes of a matrix [rows, columns].
-#include "deep_gemm/transpose_fp8.cuh"
-
-extern "C" __global__ void __launch_bounds__(deep_gemm::TransposeFp8::kThreads, deep_gemm::TransposeFp8::kCtasPerSm)
-{TRANSPOSE_KERNEL}(const deep_gemm::u8* in, deep_gemm::u8* out, deep_gemm::i64 in_pitch, deep_gemm::i64 out_pitch,
-    deep_gemm::u32 rows, deep_gemm::u32 columns) {{
-    __shared__ deep_gemm::u32 tile[deep_gemm::TransposeFp8::kTile][deep_gemm::TransposeFp8::kPitch];
-    deep_gemm::TransposeFp8{{in, out, in_pitch, out_pitch, rows, columns, tile}}.run();
-}}
-"""
-
 #: The header holds the whole kernel.
 _MQA_METADATA = """\
 #include "deep_gemm/mqa_metadata.cuh"
@@ -74,7 +62,7 @@ _BYTES, _U32, _I64 = "deep_gemm::u8*", "deep_gemm::u32", "deep_gemm::i64"
 
 #: By the name of the header.
 PLAIN_KERNELS: dict[str, PlainRow] = {
-    "transpose_fp8": PlainRow((f"const {_BYTES}", _BYTES, *[_I64] * 2, *[_U32] * 2), source=_TRANSPOSE),
+    "transpose_fp8": PlainRow((f"const {_BYTES}", _BYTES, *[_I64] * 4, *[_U32] * 3) * 2),
     "cast_rows": PlainRow(
         ("const void*", _BYTES, "float*", "const int*", *[_U32] * 6, *[_I64] * 5),
         ("kElement", "kGran", "kUe8m0", "kSwiglu", "kMasked", "kAligned", "kSaturates"),

@@ -301,13 +301,21 @@ static int map_number(const void* map) {
     return number;
 }
 
-// Kernels without dynamic shared memory are plain ones. The transposing pass: its arguments.
+// What the transposing pass knows of an operand.
+static void write_matrices(char* text, void** parameters) {
+    sprintf(text, "[%llu,%llu,%lld,%lld,%lld,%lld,%u,%u,%u]", *(unsigned long long*)parameters[0], *(unsigned long long*)parameters[1],
+            *(long long*)parameters[2], *(long long*)parameters[3], *(long long*)parameters[4], *(long long*)parameters[5], *(unsigned*)parameters[6],
+            *(unsigned*)parameters[7], *(unsigned*)parameters[8]);
+}
+
+// Kernels without dynamic shared memory are plain ones. The transposing pass: both operands.
 static void record_transpose(const LaunchConfig* config, void* function, void** parameters) {
+    char a[256], b[256];
+    write_matrices(a, parameters), write_matrices(b, parameters + 9);
     record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":0,\"stream\":%ld,\"overlap\":%d,"
-           "\"transpose\":[%llu,%llu,%lld,%lld,%u,%u],\"device\":%d}",
+           "\"transpose\":[%s,%s],\"device\":%d}",
            (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
-           (long)(intptr_t)config->stream, is_overlapping(config), *(unsigned long long*)parameters[0], *(unsigned long long*)parameters[1],
-           *(long long*)parameters[2], *(long long*)parameters[3], *(unsigned*)parameters[4], *(unsigned*)parameters[5], current_ordinal());
+           (long)(intptr_t)config->stream, is_overlapping(config), a, b, current_ordinal());
 }
 
 // Another plain kernel: as many of its arguments as FAKE_CUDA_ARGUMENTS says, 8 bytes each.

@@ -1,6 +1,7 @@
 // Runs a plain kernel on the CPU: KERNEL is the file with its source, CALL its call on arguments a[0], a[1] ...
 // A thread stands for each thread of a block, blocks run in turn. Warps meet at every shuffle.
 #include <barrier>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -32,6 +33,7 @@ static unsigned exchanged[1024];
 static int votes[1024];
 
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static inline unsigned __float_as_uint(float value) {
     unsigned bits;
     memcpy(&bits, &value, 4);
@@ -52,6 +54,14 @@ static inline float __fmaf_rd(float a, float b, float c) {
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __frcp_rn(float a) { return 1.0f / a; }
 static inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+// Byte i of the result is byte `selector` >> 4i of the eight in (b, a).
+static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+    static_assert(std::endian::native == std::endian::little);
+    const uint64_t bytes = uint64_t(b) << 32 | a;
+    unsigned result = 0;
+    for (unsigned i = 0; i < 4; ++i) result |= unsigned(bytes >> (selector >> 4 * i & 7) * 8 & 0xFF) << 8 * i;
+    return result;
+}
 static inline uint4 __ldcs(const uint4* address) { return *address; }
 static inline void __syncthreads() { block_barrier->arrive_and_wait(); }
 

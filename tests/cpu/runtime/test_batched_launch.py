@@ -101,10 +101,13 @@ def test_maps_have_the_strides_of_the_caller(driver, expr):
 @pytest.mark.parametrize("expr, tokens, copies", [
     ("bhr,hdr->bhd", TOKENS, 0), ("bhd,hdr->bhr", TOKENS, 1), ("bhd,bhr->hdr", 256, 2), ("bhd,bhr->hdr", 40, 2),
 ])  # fmt: skip
-def test_an_fp8_operand_is_copied_in_one_launch(driver, expr, tokens, copies):
+def test_fp8_operands_are_copied_in_one_launch(driver, expr, tokens, copies):
     (planned, memory, *_), events = driver.call(record, call_fp8, expr, tokens)
     launches = get_kernels(events)
-    assert len(launches) == copies + 1 and len(memory) == copies
+    assert len(launches) == 1 + (copies > 0) and len(memory) == copies
+    # Heads of an operand [tokens, heads, ...] lie beside one another; those of [heads, ...] behind one another.
+    groups = [matrices[-1] for event in launches[:-1] for matrices in event["transpose"]][:copies]
+    assert groups == {0: [], 1: [H], 2: [1, 1]}[copies]
     assert planned[0]["op"] == "batched_fp8_gemm" and planned[0]["num_groups"] == H
     groups = read_group_params(launches[-1])
     steps = -(-{"bhr,hdr->bhd": R, "bhd,hdr->bhr": WIDTH, "bhd,bhr->hdr": tokens}[expr] // 128)

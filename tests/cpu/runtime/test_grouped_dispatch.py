@@ -164,33 +164,17 @@ def call_nn(k, group_rows=None, handle=None):
     return record(call_contiguous, "m_grouped_fp8_gemm_nn_contiguous", k=k, b=b, stream=handle)
 
 
-def test_evenly_spaced_groups_are_copied_in_one_launch(driver):
-    (_, memory, *_), events = driver.call(call_nn, 272, None, 55)
+@pytest.mark.parametrize("k, group_rows", [(272, None), (264, None), (272, 280)])
+def test_all_groups_are_copied_in_one_launch(driver, k, group_rows):
+    (_, memory, *_), events = driver.call(call_nn, k, group_rows, 55)
     passes, launch, (_, map_b) = passes_of(events)
-    address = COPY + (1 << 40)
-    assert memory == [(N, G * 272, 55)]
-    assert [event["transpose"] for event in passes] == [[stub_operands.B, address, N + 16, G * 272, G * 272, N]]
-    assert (map_b["address"], map_b["dims"], map_b["groups"], map_b["pitch"], map_b["group_pitch"]) == (
-        address,
-        [272, N],
-        G,
-        G * 272,
-        272,
-    )
+    address, pitch, spacing = COPY + (1 << 40), 272, (group_rows or k) * (N + 16)
+    assert memory == [(G * N, pitch, 55)]
+    wanted = [stub_operands.B, address, N + 16, pitch, spacing, N * pitch, k, N, G]
+    assert [event["transpose"] for event in passes] == [[wanted, [0] * 9]]
+    assert passes[0]["grid"] == [G * -(-k // 128) * -(-N // 128), 1, 1]
     assert passes[0]["stream"] == launch["stream"] == 55
     assert read_group_params(launch)["scale_b_stride_group"] != 0
-
-
-@pytest.mark.parametrize("k, group_rows", [(264, None), (272, 280)])
-def test_other_groups_are_copied_one_by_one(driver, k, group_rows):
-    (_, memory, *_), events = driver.call(call_nn, k, group_rows)
-    passes, _, (_, map_b) = passes_of(events)
-    address, pitch, spacing = COPY + (1 << 40), 272, (group_rows or k) * (N + 16)
-    assert memory == [(G * N, pitch, 0)]
-    expected = [
-        [stub_operands.B + group * spacing, address + group * N * pitch, N + 16, pitch, k, N] for group in range(G)
-    ]
-    assert [event["transpose"] for event in passes] == expected
     assert (map_b["address"], map_b["dims"], map_b["groups"], map_b["pitch"], map_b["group_pitch"]) == (
         address,
         [k, N],
@@ -200,13 +184,15 @@ def test_other_groups_are_copied_one_by_one(driver, k, group_rows):
     )
 
 
-def test_groups_of_k_are_copied_in_one_launch_each(driver):
+def test_both_operands_of_groups_of_k_are_copied_in_one_launch(driver):
     (_, memory, *_), events = driver.call(record, call_k_grouped)
     passes, _, maps = passes_of(events)
     assert memory == [(M, K, 0), (N, K, 0)]
     assert [event["transpose"] for event in passes] == [
-        [address, COPY + (i + 1 << 40), rows + 16, K, K, rows]
-        for i, (address, rows) in enumerate(((stub_operands.A, M), (stub_operands.B, N)))
+        [
+            [address, COPY + (i + 1 << 40), rows + 16, K, 0, 0, K, rows, 1]
+            for i, (address, rows) in enumerate(((stub_operands.A, M), (stub_operands.B, N)))
+        ]
     ]
     assert [(event["dims"], event["pitch"], event["groups"]) for event in maps] == [([K, M], K, 1), ([K, N], K, 1)]
 

@@ -36,7 +36,7 @@ def call_transposes(shapes: list[tuple], options: list[tuple]) -> tuple[list, li
 
     def plan(x, *rest):
         asked.append((tuple(x.shape), *rest))
-        numbers = 16, 2, 3, 4
+        numbers = range(2, 18)
         launch = planned.Launch(kernel, (5, 2), (planned.argument(0, 32), planned.memory(1, 64), *numbers))
         memory = planned.Memory((1,), (1,), FP32), planned.Memory((3, 2), (1, 3), INT32)
         return planned.Plan((launch,), memory, (planned.memory(1)[0], planned.argument(0)[0]))
@@ -54,7 +54,7 @@ def test_a_call_is_planned_once_and_then_takes_memory_and_launches(driver):
     launches = select(events, "LaunchKernelEx")
     assert asked == [((3, 16), None, True, 8, "text", (1, 2))] and len(taken) == 6 and len(launches) == 3
     for launch, (address, *memory), result in zip(launches, taken[1::2], results, strict=True):
-        assert launch["transpose"] == [A + 32, address + 64, 16, 2, 3, 4]
+        assert launch["transpose"] == [[A + 32, address + 64, *range(2, 9)], [*range(9, 18)]]
         assert (launch["grid"], launch["block"], launch["stream"]) == ([5, 2, 1], [256, 1, 1], STREAM)
         assert memory == [(3, 2), (1, 3), INT32] and result == ((3, 2), address)
 
@@ -137,7 +137,7 @@ def take_where_torch_is_elsewhere() -> tuple[list, list]:
     kept, stream.empty_strided = stream.empty_strided, take
     try:
         kernel = planned.get_kernel("transpose_fp8", 256)
-        launch = planned.Launch(kernel, (1,), (planned.argument(0), planned.memory(0), 0, 0, 0, 0))
+        launch = planned.Launch(kernel, (1,), (planned.argument(0), planned.memory(0), *[0] * 16))
         plan = planned.Plan((launch,), (planned.Memory((4,), (1,), FP32),), planned.memory(0)[:1])
         made = _C.make_planned_call("test", lambda x: plan)(make_tensor(A, (4,), FP32))
     finally:
@@ -149,14 +149,14 @@ def test_memory_is_of_the_gpu_of_the_arguments(driver):
     """After `x = torch.empty(1, device="cuda:1")` the driver's current GPU is 1 and torch's is 0."""
     (asked, result), events = driver.call(take_where_torch_is_elsewhere, devices=2)
     (launch,) = select(events, "LaunchKernelEx")
-    assert asked == [0] and result == [0, 1 << 45] and launch["transpose"][:2] == [A, 1 << 45]
+    assert asked == [0] and result == [0, 1 << 45] and launch["transpose"][0][:2] == [A, 1 << 45]
 
 
 def make_wrong_plans() -> list[str]:
     """Return the messages of plans that are none."""
     use_fakes()
     kernel, x = planned.get_kernel("transpose_fp8", 256), make_tensor(A, (4,), FP32)
-    launch = planned.Launch(kernel, (1,), (0,) * 6)
+    launch = planned.Launch(kernel, (1,), (0,) * 18)
     messages = []
     for plan in (
         (), 1, ((), ()), ((launch,), (), (1,)), ((launch,), (), (-1,)), ((launch._replace(kernel=print),), (), ()),

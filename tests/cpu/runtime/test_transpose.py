@@ -1,13 +1,11 @@
 """The transposing pass: its kernel executed on the CPU on every grid, and the code that compilers generate for it.
 
-Its launches are in test_launch_variants.py.
+Its launches are in test_launch_variants.py and test_grouped_dispatch.py.
 """
 
-import ctypes
 import functools
+import itertools
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,46 +14,15 @@ import torch
 from benchmarks import stale
 from benchmarks.stamp import OPS
 from deep_gemm.jit import compile, hashing, plain_kernels
+from tests.fakes import sass
 from tests.fakes.compiler import isolate, require_compiler
+from tests.fakes.plain_host import make_kernel
 
 ROOT = Path(__file__).parents[3]
-HOST = ROOT / "tests" / "fakes" / "transpose_host.cpp"
 LAUNCH = ROOT / "csrc" / "runtime" / "transpose.cpp"
 HEADER = ROOT / "deep_gemm" / "include" / "deep_gemm" / "transpose_fp8.cuh"
-TILE = 128
-
-
-@pytest.fixture(scope="module")
-def launch(tmp_path_factory):
-    """Return the kernel, compiled for the CPU."""
-    compiler = shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    folder = tmp_path_factory.mktemp("transpose")
-    kernel, library = folder / "kernel.cu", folder / "kernel.so"
-    kernel.write_text(plain_kernels.plain_source("transpose_fp8"))
-    flags = [
-        "-std=c++20",
-        "-O1",
-        "-fno-strict-aliasing",
-        "-shared",
-        "-fPIC",
-        "-pthread",
-        f"-I{ROOT / 'deep_gemm' / 'include'}",
-        f'-DKERNEL="{kernel}"',
-    ]
-    subprocess.run([compiler, *flags, "-o", str(library), str(HOST)], check=True, timeout=120)
-    function = ctypes.CDLL(str(library)).launch
-    function.argtypes = [
-        ctypes.c_uint,
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_longlong,
-        ctypes.c_longlong,
-        ctypes.c_uint,
-        ctypes.c_uint,
-    ]
-    return function
+TILE, UNTOUCHED = 128, 99
+NOTHING = (0,) * 9
 
 
 def align(value: int) -> int:
@@ -63,17 +30,52 @@ def align(value: int) -> int:
     return -(-value // 16) * 16
 
 
-@pytest.mark.parametrize("rows, columns", [(1, 1), (128, 128), (129, 300), (300, 129), (16, 1000), (1000, 3)])
-def test_every_grid_transposes_everything(launch, rows, columns):
-    """Rows of the result are columns, zeros up to 16 bytes behind them, and nothing further is written."""
-    memory = torch.randint(0, 256, (rows, align(columns) + 16), dtype=torch.uint8)
-    expected = torch.full((columns, align(rows) + 32), 99, dtype=torch.uint8)
-    expected[:, : align(rows)] = torch.nn.functional.pad(memory[:, :columns].T, (0, align(rows) - rows))
-    tiles = -(-rows // TILE) * -(-columns // TILE)
+class Matrices:
+    """An operand of `groups` matrices in padded memory, and what its copy must be: rows of the result are columns,
+    zeros up to 16 bytes behind them, and nothing further is written.
+    """
+
+    def __init__(self, groups: int, rows: int, columns: int):
+        self.sizes = rows, columns, groups
+        self.memory = torch.randint(0, 256, (groups, rows + 1, align(columns) + 16), dtype=torch.uint8)
+        self.found = torch.full((groups, columns + 1, align(rows) + 32), UNTOUCHED, dtype=torch.uint8)
+        self.expected = self.found.clone()
+        copy = torch.nn.functional.pad(self.memory[:, :rows, :columns].mT, (0, align(rows) - rows))
+        self.expected[:, :columns, : align(rows)] = copy
+
+    def arguments(self) -> tuple:
+        """Return the kernel's arguments."""
+        self.found.fill_(UNTOUCHED)
+        (in_group, in_pitch, _), (out_group, out_pitch, _) = self.memory.stride(), self.found.stride()
+        return self.memory, self.found, in_pitch, out_pitch, in_group, out_group, *self.sizes
+
+    def count_tiles(self) -> int:
+        """Return the tiles of all groups."""
+        rows, columns, groups = self.sizes
+        return groups * -(-rows // TILE) * -(-columns // TILE)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(1, 1, 1)],
+        [(1, 128, 128)],
+        [(1, 129, 300)],
+        [(1, 300, 129), (1, 300, 17)],
+        [(1, 16, 1000), (3, 130, 144)],
+        [(4, 140, 3)],
+        [(2, 256, 272), (2, 256, 128)],
+    ],
+    ids=str,
+)
+def test_every_grid_transposes_everything(sizes):
+    kernel = make_kernel("transpose_fp8", 256)
+    operands = [Matrices(*each) for each in sizes]
+    tiles = sum(each.count_tiles() for each in operands)
     for grid in sorted({1, 2, 3, tiles, tiles + 2}):
-        found = torch.full_like(expected, 99)
-        launch(grid, memory.data_ptr(), found.data_ptr(), memory.stride(0), found.stride(0), rows, columns)
-        assert torch.equal(found, expected), grid
+        arguments = [each.arguments() for each in operands] + [NOTHING] * (2 - len(operands))
+        kernel((grid,), *arguments[0], *arguments[1])
+        assert all(torch.equal(each.found, each.expected) for each in operands), grid
 
 
 def test_the_launch_has_the_kernels_tile_and_threads():
@@ -93,6 +95,21 @@ def test_records_of_it_are_stale_once_it_changes_and_not_with_other_kernels(few_
     )
     changed = {name for name in before if hashing.kernel_hash.__wrapped__(name) != before[name]}
     assert changed == {plain_kernels.TRANSPOSE_KERNEL}
+
+
+def test_whole_tiles_keep_their_loads_under_way_together():
+    """Of the two paths, the first is that of whole tiles: every access is 16 bytes wide where memory is concerned, and
+    no load waits for another one's store into shared memory.
+    """
+    require_compiler("nvrtc")
+    source = plain_kernels.plain_source("transpose_fp8")
+    cubin = compile.compile_source(source, plain_kernels.TRANSPOSE_KERNEL, "nvrtc").cubin
+    accesses = [each.opcode for each in sass.disassemble(cubin) if each.is_a("LDG", "STG", "STS", "LDS", "BAR")]
+    path = [(opcode, len(list(same))) for opcode, same in itertools.groupby(accesses)][:6]
+    assert path == [
+        ("LDG.E.128", 4), ("STS.128", 4), ("BAR.SYNC.DEFER_BLOCKING", 1), ("LDS", 16), ("STG.E.128", 4),
+        ("BAR.SYNC.DEFER_BLOCKING", 1),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("compiler", ["nvrtc", "nvcc"])
