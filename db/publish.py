@@ -22,9 +22,10 @@ from tuner.files import replacing
 MAX_SNAPSHOT_BYTES = 8_000_000
 #: Matches a path, an address or a board's UUID, none of which may be in a snapshot; a slash between digits is a shard.
 PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
-#: What nothing reads from a snapshot: of every row, and of search rows besides.
-EXTRAS = ("error", "samples", "q10_us", "q90_us")
-SEARCH_EXTRAS = ("mad_us", "max_abs_error", "ratio_low", "ratio_high")
+#: What nothing needs of a snapshot: of every row, of search rows, and of those that the race dropped: a ratio says it.
+EXTRAS = ("error", "samples", "q10_us", "q90_us", "mad_us")
+SEARCH_EXTRAS = ("max_abs_error", "ratio_low", "ratio_high")
+CENSORED_EXTRAS = ("median_us",)
 
 
 def snapshot(
@@ -32,9 +33,10 @@ def snapshot(
 ) -> dict:
     """Write a copy of `source` that may be published to `target`; return {"bytes", "tables"}.
 
-    Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing reads from a
-    snapshot is removed, too: all samples and quantiles, what compilers reported, and the statistics of search rows
-    except the median and the ratio. With `sku` (or a short name), only that SKU's blocks with the newest kernel hash
+    Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing needs of a
+    snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
+    configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
+    ratio alone). With `sku` (or a short name), only that SKU's blocks with the newest kernel hash
     are kept. SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -146,7 +148,7 @@ def scrub(found: Tables) -> Tables:
     environments = {key[0]: scrub_environment(row) for key, row in found["environment"].items()}
     scrubbed["environment"] = {(row["key"],): row for row in environments.values()}
     scrubbed["block"] = {
-        key: row | {"extra": None, "environment_id": environments[row["environment_id"]]["key"]}
+        key: row | {"extra": None, "order": "[]", "environment_id": environments[row["environment_id"]]["key"]}
         for key, row in found["block"].items()
     }
     return scrubbed
@@ -154,7 +156,12 @@ def scrub(found: Tables) -> Tables:
 
 def scrub_measurement(row: dict) -> dict:
     """Return a measured row as a snapshot has it, see snapshot."""
-    return row | dict.fromkeys(EXTRAS + SEARCH_EXTRAS if row["role"] == "search" else EXTRAS)
+    dropped = EXTRAS
+    if row["role"] == "search":
+        dropped += SEARCH_EXTRAS
+    if row["status"] == "censored" and row["ratio"] is not None:
+        dropped += CENSORED_EXTRAS
+    return row | dict.fromkeys(dropped)
 
 
 def scrub_environment(row: dict) -> dict:

@@ -17,7 +17,7 @@ from tuner.db import tables
 from tuner.db.files import is_recorded
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
 from tuner.db.store import Store
-from tuner.files import replacing
+from tuner.files import write_whole
 
 APPLICATION = "deep_gemm tuning database"
 FORMAT = 1
@@ -68,8 +68,7 @@ def export_json(source: str | os.PathLike, target: str | os.PathLike) -> int:
     Guarantees: readers of `target` see the old file or the new one. Raises: UsageError, StoreError, IntegrityError.
     """
     payload = to_json_bytes(load_tables(source))
-    with replacing(Path(target).absolute()) as fresh:
-        fresh.write_bytes(payload)
+    write_whole(Path(target).absolute(), payload)
     return len(payload)
 
 

@@ -45,13 +45,21 @@ def plan(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
     device = _C.get_device(ordinal)
     choice = selection.explain(problem, device)
     if not is_quiet() and _is_new(problem):
-        _print_choice(problem, choice)
+        reason = f": {choice.reason}" if choice.reason else ""
+        _print(f"{choice.config} ({choice.source}{reason})", problem)
         _record(problem)
     try:
         result, config = _get_kernel(problem, choice.config), choice.config
     except CompileError as error:
         result, config = _build_analytic(problem, device, choice, error)
     return config, result.cubin, result.kernel_name
+
+
+def note_unplanned(problem: "_C.Problem") -> None:
+    """Print and record a problem whose calls launch a plain kernel, in place of one that is chosen."""
+    if not is_quiet() and _is_new(problem):
+        _print("sum_products, without a config", problem)
+        _record(problem)
 
 
 def plan_without_clusters(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
@@ -168,10 +176,9 @@ def _is_new(problem: "_C.Problem") -> bool:
         return True
 
 
-def _print_choice(problem: "_C.Problem", choice: "_C.Choice") -> None:
+def _print(choice: str, problem: "_C.Problem") -> None:
     if environment.is_enabled("DG_PRINT_CONFIGS"):
-        reason = f": {choice.reason}" if choice.reason else ""
-        print(f"deep_gemm: {problem} -> {choice.config} ({choice.source}{reason})", file=sys.stderr, flush=True)
+        print(f"deep_gemm: {problem} -> {choice}", file=sys.stderr, flush=True)
 
 
 def _record(problem: "_C.Problem") -> None:

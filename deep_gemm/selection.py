@@ -95,10 +95,14 @@ def find_recorded(problem: "_C.Problem", selector: Selector) -> "_C.Problem":
     """Return the problem whose records choose for `problem`: itself, or that of its op kind's sibling as long as the
     artefact knows that one alone. Both have the same configs, and a kernel of one runs as fast as that of the other.
     """
-    sibling, known = OP_KINDS[problem.op].sibling, selector.metadata["ops"]
-    if problem.op in known or sibling not in known:
-        return problem
-    return _C.Problem(**(problem.as_dict() | {"op": sibling}))
+    op = find_recorded_op(problem.op, selector)
+    return problem if op == problem.op else _C.Problem(**(problem.as_dict() | {"op": op}))
+
+
+def find_recorded_op(op: str, selector: Selector) -> str:
+    """Return the op kind whose records choose for `op`."""
+    sibling, known = OP_KINDS[op].sibling, selector.metadata["ops"]
+    return sibling if sibling in known and op not in known else op
 
 
 def current_device() -> "_C.Device":

@@ -1,4 +1,4 @@
-"""What every test process has to itself, the option --full, and kernel hashes that take little time."""
+"""What every test process has to itself, the option --full, a disk cache, and kernel hashes that take little time."""
 
 import functools
 
@@ -34,6 +34,20 @@ def one_thread_for_torch():
 
     with one_thread():
         yield
+
+
+@pytest.fixture
+def fresh_process(monkeypatch):
+    """Let the disk cache warn again, as a process does that has not warned yet."""
+    monkeypatch.setattr("deep_gemm.jit.cache._has_warned", False)
+
+
+@pytest.fixture
+def disk(tmp_path, fresh_process):
+    """Return a disk cache in folders of its own that do not exist yet, in such a process."""
+    from deep_gemm.jit.cache import DiskCache
+
+    return DiskCache(tmp_path / "root/cache", root=tmp_path / "root")
 
 
 @pytest.fixture(scope="session")

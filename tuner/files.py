@@ -23,20 +23,42 @@ def replacing(target: Path) -> Iterator[Path]:
 
     Guarantees: readers see the old file or the new one, never a mixture, because the new file is flushed to disk before
         it is renamed. After an error the old file is still there, and nothing else is left; what a killed process
-        leaves is removed by a replacement an hour later. Raises: StoreError naming the path and the reason.
+        leaves is removed by a replacement an hour later. The file has the mode that the body made it with: by the
+        umask, as any new file, whatever the old one had.
+    Raises: StoreError naming the path and the reason. What the body raises, which may be about another file, is left
+        alone.
     """
-    try:
+    with raising_store_error(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep_stale(target)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
-            fresh = Path(folder) / target.name
-            yield fresh
+        made = tempfile.TemporaryDirectory(
+            dir=target.parent, prefix=f".{target.name}.", ignore_cleanup_errors=True
+        )  # what cannot be removed is swept later
+    with made as folder:
+        fresh = Path(folder) / target.name
+        yield fresh
+        with raising_store_error(target):
             flush(fresh)
             os.replace(fresh, target)
-            with contextlib.suppress(OSError):  # a file system that flushes no folders: the file is there all the same
-                flush(target.parent)
+        with contextlib.suppress(OSError):  # a file system that flushes no folders: the file is there all the same
+            flush(target.parent)
+
+
+@contextmanager
+def raising_store_error(what: object) -> Iterator[None]:
+    """Turn an OSError into StoreError about `what`, of which nothing was changed."""
+    try:
+        yield
     except OSError as error:
-        raise errors.StoreError(f"{target}: {error.strerror or error}; nothing was changed") from error
+        raise errors.StoreError(f"{what}: {error.strerror or error}; nothing was changed") from error
+
+
+def write_whole(target: Path, payload: bytes, mode: int | None = None) -> None:
+    """Replace `target` by `payload` as `replacing` does; with `mode`, or by the umask. Raises: StoreError."""
+    with replacing(target) as fresh, raising_store_error(target):
+        fresh.write_bytes(payload)
+        if mode is not None:
+            os.chmod(fresh, mode)
 
 
 def sweep_stale(target: Path) -> None:

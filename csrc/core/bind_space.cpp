@@ -94,9 +94,6 @@ void bind_legality(py::module_& m) {
           "Return whether a math warpgroup holds two partial accumulators.");
     m.def("blocks_per_sm", &blocks_per_sm, "problem"_a, "config"_a,
           "Return how many CTAs share an SM, by their shared memory and registers.");
-    m.def(
-        "mma_columns", &mma_columns, "config"_a,
-        "Return the columns of one MMA: those of the tile's column side, or of one of the parts that it is cut into.");
     m.def("is_staged", &is_staged, "problem"_a, "config"_a,
           "Return whether D leaves through a tile in shared memory by TMA, else by the threads' own stores.");
     m.def("get_candidates", &get_candidates, "problem"_a, "device"_a,

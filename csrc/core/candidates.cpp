@@ -80,9 +80,10 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     }
 }
 
-// Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with two scale vectors in a
-// ring: 128 bytes a thread where C is loaded into the D tile, 48 in the widest with a queue of tiles. BF16: the widest
-// tile of masked, batched and summed kernels, and of kernels for groups of K that store directly without reading C.
+// Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with scales in a ring: the
+// widest of 64 rows; with two vectors, 128 bytes a thread where C is loaded into the D tile, 48 in the widest with a
+// queue of tiles. BF16: the widest tile of masked, batched and summed kernels, and of kernels for groups of K that
+// store directly without reading C.
 bool spills(const Problem& variant, const Config& config) {
     const OpKind& kind = op_kind(variant.op);
     const bool is_widest = config.block_m == 256 && config.block_n == 192,
@@ -90,7 +91,9 @@ bool spills(const Problem& variant, const Config& config) {
     if (!kind.is_fp8)
         return is_widest && (kind.has_room() || kind.is_batched() || kind.is_summed() ||
                              (kind.k_is_divided() && variant.c_mode == CMode::kNone));
-    if (!has_scale_ring(variant) || variant.recipe != Recipe::k1d1d || config.block_m != 128) return false;
+    if (!has_scale_ring(variant)) return false;
+    if (config.block_m == 64) return variant.recipe == Recipe::k1d2d && config.block_n == 144;
+    if (variant.recipe != Recipe::k1d1d || config.block_m != 128) return false;
     const bool is_too_wide = accumulates && (config.block_n == 136 || config.block_n == 160);
     return is_too_wide || (kind.is_grouped() && config.block_n == 192);
 }

@@ -152,10 +152,7 @@ Rule broken_split_rule(const Problem& problem, const Config& config) {
 
 Rule broken_loop_rule(const Problem& problem, const Config& config) {
     const bool has_stage_scales = has_scale_vectors(problem) && !has_scale_ring(problem);
-    const bool has_parts = column_parts(config) > 1;
     if (config.loop != 0 && (!has_scale_vectors(problem) || config.swap_ab != 0)) return Rule::kLoop;
-    if (config.loop != 0 && has_parts && problem.recipe == Recipe::k1d1d) return Rule::kLoop;
-    if (config.loop == kLoopOfClusters && config.cluster_m * config.cluster_n == 1) return Rule::kLoop;
     if (config.scale_warp != 0 && (!has_stage_scales || problem.recipe != Recipe::k1d2d)) return Rule::kScaleWarp;
     if (config.tile_barrier != 0 && math_warpgroups(config) == 1) return Rule::kTileBarrier;
     const bool may_add = problem.c_mode == CMode::kAccumulate && is_staged(problem, config);
@@ -171,7 +168,7 @@ struct HeldRegisters {
 
 HeldRegisters held_registers(const Problem& problem, const Config& config) {
     const int columns = column_side(config), partials = is_pipelined(problem, config) ? 2 : 1;
-    return {mmas_per_warpgroup(config) * columns / 2 + partials * mma_columns(config) / 2,
+    return {(mmas_per_warpgroup(config) + partials) * columns / 2,
             has_column_scales(problem, config) ? partials * columns / 4 : 0, config.loop == 0};
 }
 
@@ -230,8 +227,7 @@ std::string describe_loop(Rule rule, const Config& config) {
     switch (rule) {
         case Rule::kLoop:
             return clause("loop", config.loop,
-                          "needs FP8 with scales per 128 of K, without swap_ab, and below 256 columns with recipe "
-                          "1d1d, and 3 needs a cluster; use 0");
+                          "needs FP8 with scales per 128 of K, without swap_ab; use 0");
         case Rule::kScaleWarp:
             return clause("scale_warp", config.scale_warp, "needs recipe 1d2d and MN-major scales of A; use 0");
         case Rule::kTileBarrier:

@@ -31,7 +31,6 @@ inline constexpr int kMaxStages = 32;
 inline constexpr int64_t kTileQueueBytes = 384;             // grouped kernels: tiles on their way to the math warps
 inline constexpr int32_t kAnyTileAlignment = 15360;         // every token side of a tile, and two of them, divides it
 inline constexpr int kBlockSteps = 128, kBlockBuffers = 2;  // scale_warp: K steps in a buffer of block scales
-inline constexpr int kLoopOfClusters = 3;                   // elsewhere loop 1 or 2 was never slower
 inline constexpr int kMaxSplitK = 8;                        // CTAs of a cluster that every SM90 GPU places
 inline constexpr int kSmemAlignment = 1024;                 // the 128-byte swizzle repeats every 8 rows
 inline constexpr int64_t kMaxDTileBytes = 81920;  // staging a larger tile would cost the ring more than it saves
@@ -83,13 +82,6 @@ inline constexpr bool fits_alignment(const Problem& problem, const Config& confi
 inline constexpr bool has_column_scales(const Problem& problem, const Config& config) {
     return has_scale_vectors(problem) && (problem.recipe == Recipe::k1d1d || config.swap_ab != 0);
 }
-
-// Parts of the MMA's columns that are multiplied one after the other, so that they share a partial accumulator: the
-// unrolled loop halves the widest tile.
-inline constexpr int column_parts(const Config& config) {
-    return config.loop != 0 && rows_per_warpgroup(config) == 64 && column_side(config) == kMaxColumns ? 2 : 1;
-}
-inline constexpr int mma_columns(const Config& config) { return column_side(config) / column_parts(config); }
 
 // Whether D leaves through a tile in shared memory by TMA; else threads write it to global memory themselves.
 bool is_staged(const Problem& problem, const Config& config);

@@ -11,10 +11,10 @@ namespace deep_gemm {
 namespace {
 
 // Throws PythonError in place of pybind11's exception: callers of plan.hpp know only that.
-template <class... Arguments>
-py::tuple call_plan(const char* function, const Arguments&... arguments) {
+template <class Result = py::tuple, class... Arguments>
+Result call_plan(const char* function, const Arguments&... arguments) {
     try {
-        return py::module_::import("deep_gemm.plan").attr(function)(arguments...).template cast<py::tuple>();
+        return py::module_::import("deep_gemm.plan").attr(function)(arguments...).template cast<Result>();
     } catch (py::error_already_set& error) {
         error.restore();
         throw PythonError();
@@ -35,6 +35,8 @@ KernelPlan plan_kernel(const Problem& problem, int ordinal) { return take_plan(c
 KernelPlan plan_kernel_without_clusters(const Problem& problem, int ordinal) {
     return take_plan(call_plan("plan_without_clusters", problem, ordinal));
 }
+
+void note_unplanned(const Problem& problem) { call_plan<py::object>("note_unplanned", problem); }
 
 CompiledKernel rebuild_kernel(const Problem& problem, const Config& config) {
     const py::tuple rebuilt = call_plan("rebuild", problem, config);

@@ -13,6 +13,8 @@
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/plain_kernel.hpp"
+#include "runtime/sum_parts.hpp"
+#include "runtime/sum_products.hpp"
 #include "runtime/torch_calls.hpp"
 #include "runtime/transpose.hpp"
 
@@ -72,6 +74,20 @@ void bind_dispatch(py::module_& m) {
         "ordinal"_a = py::none(),
         "Load the pass that makes FP8 operands K-major on CUDA ordinal `ordinal` (None: the current one). Raises: "
         "the errors of planning.");
+    m.def(
+        "is_small_sum",
+        [](const Problem& problem, const Device& device) { return is_small_sum(problem, device.sm_count); },
+        "problem"_a, "device"_a,
+        "Return whether calls of `problem` on `device` are sums over groups that one plain kernel takes whole, without "
+        "a GEMM.");
+    m.def(
+        "load_sum_kernel",
+        [](bool is_small, bool is_float, bool has_c, const py::object& ordinal) {
+            load_sum_kernel(get_supported_gpu(parse_ordinal(ordinal.ptr())), is_small, {is_float, has_c});
+        },
+        "is_small"_a, "is_float"_a, "has_c"_a, "ordinal"_a = py::none(),
+        "Load what small sums over groups launch, or other ones after their GEMM, on CUDA ordinal `ordinal` (None: the "
+        "current one), for an FP32 or BF16 D, with C or without. Raises: the errors of planning.");
     m.def("dispatch_stats", &stats_dict, "Return size, capacity, hits, misses and clears of the dispatch table.");
     m.def(
         "launch_geometry",

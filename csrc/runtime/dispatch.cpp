@@ -1,6 +1,7 @@
 #include "runtime/dispatch.hpp"
 
 #include <chrono>
+#include <map>
 #include <string>
 #include <unordered_map>
 
@@ -85,6 +86,23 @@ const LoadedKernel& plan_and_load(const Gpu& gpu, const Problem& problem) {
     }
 }
 
+// What stands for the kernel of calls that launch no GEMM: it names their GPU.
+const LoadedKernel& no_kernel(const Gpu& gpu) {
+    static std::map<int, LoadedKernel> kernels;
+    LoadedKernel& kernel = kernels[gpu.ordinal];
+    kernel.gpu = &gpu;
+    return kernel;
+}
+
+DispatchEntry make_entry(const Gpu& gpu, const Problem& problem) {
+    if (is_small_sum(problem, gpu.device.sm_count)) {
+        note_unplanned(problem);
+        return {&no_kernel(gpu), {.is_small_sum = true}};
+    }
+    const LoadedKernel& kernel = plan_and_load(gpu, problem);
+    return {&kernel, get_geometry(problem, kernel.config, problem.num_sms, gpu.device.sm_count, kernel.max_clusters)};
+}
+
 }  // namespace
 
 DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem) {
@@ -94,11 +112,8 @@ DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem) {
         return found->second;
     }
     ++table().misses;
-    const LoadedKernel& kernel = plan_and_load(gpu, problem);
+    const DispatchEntry entry = make_entry(gpu, problem);
     if (const auto found = table().entries.find(key); found != table().entries.end()) return found->second;
-    DispatchEntry entry{
-        &kernel, get_geometry(problem, kernel.config, problem.num_sms, gpu.device.sm_count, kernel.max_clusters)};
-    entry.geometry.is_small_sum = is_small_sum(problem, gpu.device.sm_count);
     table().insert(key, entry);
     return entry;
 }

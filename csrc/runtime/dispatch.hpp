@@ -18,7 +18,7 @@
 namespace deep_gemm {
 
 struct DispatchEntry {
-    const LoadedKernel* kernel;
+    const LoadedKernel* kernel;  // of a small sum over groups: one that is empty but for its GPU
     LaunchGeometry geometry;
 };
 
@@ -27,7 +27,8 @@ struct DispatchStats {
     uint64_t hits, misses, clears;
 };
 
-// The kernel and geometry for `problem` on `gpu`: from the table, else planned, loaded and remembered. A full table is
+// The kernel and geometry for `problem` on `gpu`: from the table, else planned, loaded and remembered; a small sum over
+// groups (sum_products.hpp) is only noted, since its calls launch a plain kernel. A full table is
 // cleared (its kernels stay loaded). Throws Error, and PythonError where planning failed.
 DispatchEntry get_dispatch_entry(const Gpu& gpu, const Problem& problem);
 

@@ -119,7 +119,7 @@ void launch_product(const LoadedKernel& kernel, const LaunchGeometry& geometry, 
 // What launch_product would need, without running it.
 void load_passes(const Gpu& gpu, const LaunchGeometry& geometry, const Call& call, const Layouts& layouts) {
     if (is_fp8(call.op) && (layouts.a == Major::kMn || layouts.b == Major::kMn)) load_transpose_kernel(gpu);
-    if (op_kind(call.op).is_summed()) load_summing_kernel(gpu, geometry, call);
+    if (op_kind(call.op).is_summed()) load_sum_kernel(gpu, geometry.is_small_sum, sum_variant(call));
 }
 
 void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layouts& layouts) {

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "runtime/operand_checks.hpp"
-#include "runtime/plain_kernel.hpp"
 #include "runtime/sum_products.hpp"
 #include "runtime/torch_calls.hpp"
 
@@ -15,12 +14,9 @@ constexpr int64_t kColumnsOfThread = 4;  // one load of 16 bytes
 constexpr int64_t kMaxCtasOfSm = 8;      // of 256 threads
 constexpr int64_t kMaxGrid = INT32_MAX;
 
-// One kernel for each type of D, with C and without.
-PlainKernel& summing_kernel(const Call& call) {
-    static PlainKernel plain("sum_parts", {{"kFloatD", 0}, {"kHasC", 0}}),
-        fp32("sum_parts", {{"kFloatD", 1}, {"kHasC", 0}}), adding("sum_parts", {{"kFloatD", 1}, {"kHasC", 1}});
-    if (call.c.is_present()) return adding;
-    return call.d.view.dtype == Dtype::kFloat32 ? fp32 : plain;
+PlainKernel& sum_parts_kernel(const SumVariant& variant) {
+    static SumKernels kernels("sum_parts");
+    return kernels.of(variant);
 }
 
 // FP32 [num_parts, m, n] at `address`, its rows a multiple of 16 bytes apart.
@@ -52,7 +48,7 @@ void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, c
     const TensorView& d = call.d.view;
     if (geometry.num_parts == 1 && d.dtype == Dtype::kFloat32 && !call.c.is_present())
         return launch(kernel, geometry, call, sizes, 0, stream);
-    PlainKernel& summing = summing_kernel(call);
+    PlainKernel& summing = sum_parts_kernel(sum_variant(call));
     summing.get(*kernel.gpu);  // before memory is taken: compiling may fail
     TensorView parts = parts_view(d, 0, geometry.num_parts, sizes);
     const int64_t row_bytes = parts.strides[1] * int64_t(sizeof(float));
@@ -64,9 +60,8 @@ void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, c
     add_parts(summing, *kernel.gpu, parts, call, num_sms, stream);
 }
 
-void load_summing_kernel(const Gpu& gpu, const LaunchGeometry& geometry, const Call& call) {
-    if (geometry.is_small_sum) return load_small_sum(gpu, call);
-    summing_kernel(call).get(gpu);
+void load_sum_kernel(const Gpu& gpu, bool is_small, const SumVariant& variant) {
+    (is_small ? sum_products_kernel(variant) : sum_parts_kernel(variant)).get(gpu);
 }
 
 }  // namespace deep_gemm

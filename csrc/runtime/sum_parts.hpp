@@ -4,16 +4,18 @@
 
 #include "runtime/call.hpp"
 #include "runtime/launch.hpp"
+#include "runtime/sum_kernels.hpp"
 
 namespace deep_gemm {
 
 // Launch both on `stream`, or the first alone where it can write D itself: one part, an FP32 D and no C; or the one
 // kernel of a small sum in their place. The parts lie in memory of torch's allocator. `kernel` was made for the
-// operands. Throws as `launch` does, and PythonError.
+// operands; a small sum reads nothing but its GPU. Throws as `launch` does, and PythonError.
 void launch_summed(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Call& call, const Sizes& sizes,
                    int num_sms, void* stream);
 
-// Compile and load what such a call launches besides the first one.
-void load_summing_kernel(const Gpu& gpu, const LaunchGeometry& geometry, const Call& call);
+// Compile and load what such a call launches: after the first one, or in place of both where it is small. Throws as
+// launch_summed.
+void load_sum_kernel(const Gpu& gpu, bool is_small, const SumVariant& variant);
 
 }  // namespace deep_gemm

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "runtime/operand_checks.hpp"
-#include "runtime/plain_kernel.hpp"
 
 namespace deep_gemm {
 namespace {
@@ -17,23 +16,16 @@ constexpr int64_t kMostChunks = 256;  // of K in all: a CTA's share is 128 KiB
 // else may hold on to them.
 constexpr int kFewestSms = 64;
 
-PlainConstants constants_of(bool is_float, bool has_c) {
-    return {{"kFloatD", is_float}, {"kHasC", has_c}, {"kParts", kParts}};
-}
-
-// One kernel for each type of D, with C and without.
-PlainKernel& kernel_of(const Call& call) {
-    static PlainKernel plain("sum_products", constants_of(false, false)),
-        fp32("sum_products", constants_of(true, false)), adding("sum_products", constants_of(true, true));
-    if (call.c.is_present()) return adding;
-    return call.d.view.dtype == Dtype::kFloat32 ? fp32 : plain;
-}
-
 // Elements from one matrix to the next; 0 for the one matrix of a single group.
 int64_t group_pitch(const TensorView& view) { return view.shape[0] > 1 ? view.strides[0] : 0; }
 int64_t pitch(const TensorView& view) { return view.shape[1] > 1 ? view.strides[1] : 0; }
 
 }  // namespace
+
+PlainKernel& sum_products_kernel(const SumVariant& variant) {
+    static SumKernels kernels("sum_products", {{"kParts", kParts}});
+    return kernels.of(variant);
+}
 
 bool is_small_sum(const Problem& problem, int sm_count) {
     if (!op_kind(problem.op).is_summed() || problem.batch_invariant) return false;
@@ -57,9 +49,7 @@ void launch_small_sum(const Gpu& gpu, const Call& call, const Sizes& sizes, void
         &a,          &b, &c, &d, &a_group_pitch, &a_pitch, &b_group_pitch, &b_pitch, &c_pitch, &d_pitch,
         &num_groups, &m, &n, &k};
     const PlainGrid grid{unsigned(kParts), unsigned(ceil_div(sizes.n, kTile)), unsigned(ceil_div(sizes.m, kTile))};
-    launch_plain(kernel_of(call), gpu, {.grid = grid, .threads = kThreads}, arguments, stream);
+    launch_plain(sum_products_kernel(sum_variant(call)), gpu, {.grid = grid, .threads = kThreads}, arguments, stream);
 }
-
-void load_small_sum(const Gpu& gpu, const Call& call) { kernel_of(call).get(gpu); }
 
 }  // namespace deep_gemm

@@ -4,6 +4,7 @@
 
 #include "runtime/call.hpp"
 #include "runtime/gpu.hpp"
+#include "runtime/sum_kernels.hpp"
 
 namespace deep_gemm {
 
@@ -16,7 +17,6 @@ bool is_small_sum(const Problem& problem, int sm_count);
 // Launch it on `stream`. Throws as launch_plain.
 void launch_small_sum(const Gpu& gpu, const Call& call, const Sizes& sizes, void* stream);
 
-// Compile and load its kernel for such a call. Throws as launch_small_sum.
-void load_small_sum(const Gpu& gpu, const Call& call);
+PlainKernel& sum_products_kernel(const SumVariant& variant);
 
 }  // namespace deep_gemm

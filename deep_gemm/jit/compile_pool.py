@@ -84,12 +84,13 @@ class Job(NamedTuple):
 
 #: The pass that makes FP8 operands K-major.
 TRANSPOSE = Job.of_plain("transpose_fp8")
-#: What sums of products launch beside or in place of the product, by the dtype of D and whether there is a C.
-SUMS = [
-    Job.of_plain(name, kFloatD=int(is_float), kHasC=int(has_c), **constants)
+#: What sums of products launch after the product, or in its place where they are small, each with the arguments of
+#: _C.load_sum_kernel: whether the sum is small, whether D is FP32, and whether there is a C.
+SUMS = {
+    Job.of_plain(name, kFloatD=int(is_float), kHasC=int(has_c), **constants): (name == "sum_products", is_float, has_c)
     for name, constants in (("sum_parts", {}), ("sum_products", {"kParts": 8}))
     for is_float, has_c in ((False, False), (True, False), (True, True))
-]
+}
 
 
 class Outcome(NamedTuple):

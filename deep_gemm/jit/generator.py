@@ -106,7 +106,7 @@ def _count_columns(problem: "_C.Problem", config: "_C.Config") -> int:
     """Return the columns of the WGMMA."""
     if OP_KINDS[problem.op].is_logits:
         return _C.logits_columns(problem, config)
-    return _C.mma_columns(config)
+    return config.block_m if config.swap_ab else config.block_n
 
 
 def _render(problem: "_C.Problem", config: "_C.Config") -> str:
@@ -176,8 +176,6 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
         "kClusterM": config.cluster_m,
         "kClusterN": config.cluster_n,
         "kSplitK": config.split_k,
-        "kMmaColumns": _C.mma_columns(config),
-        "kLoop": config.loop,
         "kThreads": _C.num_threads(problem, config),
         "kSharedBytes": _C.smem_bytes(problem, config),
         "kElementBytes": 128 // config.block_k,
@@ -189,7 +187,8 @@ def _constants(problem: "_C.Problem", config: "_C.Config") -> list[tuple[str, st
         "kSwapAB": config.swap_ab, "kMnMajorA": problem.a_major == "mn", "kMnMajorB": problem.b_major == "mn",
         "kFloatD": problem.d_dtype == "fp32", "kScaleRing": problem.scale_layout == "any",
         "kStaged": _C.is_staged(problem, config), "kPipelined": _C.is_pipelined(problem, config),
-        "kScaleWarp": config.scale_warp, "kTileBarrier": config.tile_barrier, "kReduceAdd": config.reduce_add,
+        "kLoop": config.loop, "kScaleWarp": config.scale_warp,
+        "kTileBarrier": config.tile_barrier, "kReduceAdd": config.reduce_add,
     }  # fmt: skip
     if OP_KINDS[problem.op].is_grouped:
         numbers |= {
@@ -317,10 +316,10 @@ def _canonical_configs(op: str) -> list["_C.Config"]:
         for block_m in (8, 16, 64, 128) for block_n in (64, 128, 256) for num_stages in (2, 6) for split_k in (1, 2, 8)
     ]  # fmt: skip
     split = [_C.Config(block_m, 64, 4, block_k=block_k, split_k=2) for block_m in (64, 128)]
-    tiles: tuple[tuple[int, int], ...] = ((64, 64), (128, 112), (128, 152), (128, 256), (256, 128))
+    tiles: tuple[tuple[int, int], ...] = ((64, 64), (128, 112), (128, 128), (128, 192), (256, 128))
     looped = [
         _C.Config(*tile, 3, block_k=block_k, loop=loop, scale_warp=warp, tile_barrier=int(tile[0] == 256), **others)
-        for tile in tiles for loop in (0, 1, 2)
+        for tile in tiles for loop in (0, 1)
         for warp in (0, 1) for others in ({}, {"cluster_m": 2}, {"reduce_add": 1}) if (loop, warp) != (0, 0)
     ]  # fmt: skip
     return plain + swapped + split + looped

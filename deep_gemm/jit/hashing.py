@@ -1,8 +1,10 @@
-"""Three hashes: the key of a compiled kernel, the kernel hash of an op kind, and the hash of the source tree.
+"""Four hashes: the key of a compiled kernel, the kernel hash of an op kind, and those of the package and of the tree.
 
 - The key of the cache covers every byte: source and headers, the build of the compiler, the flags.
 - The kernel hash is the identity of measurements and the guard of selector artefacts. It ignores comments, white space,
   the compiler, and everything that the kernels of the op kind do not include. The installed package suffices for it.
+- The package hash tells in milliseconds whether two processes make the same kernels, for which a kernel hash takes
+  seconds. It covers every byte.
 - The tree hash stamps the GPU correctness record: any edit of native code, headers, the package's Python or the GPU
   suite changes it.
 """
@@ -93,6 +95,13 @@ def hash_kernels(op: str, sources: list[str], headers: dict[str, str]) -> str:
             "sources": [_hash_text(strip_comments(source)) for source in sources],
         }
     )
+
+
+@functools.cache
+def package_hash() -> str:
+    """Return the hash of the files that make kernels: device headers, native module, and this folder's Python."""
+    files = [*_INCLUDE.rglob("*.cuh"), *(_PACKAGE / "jit").glob("*.py"), Path(_C.__file__)]
+    return _hash_json(sorted((path.name, hashlib.sha256(path.read_bytes()).hexdigest()) for path in files))
 
 
 def tree_hash() -> str | None:

@@ -26,7 +26,7 @@ def compile_choices(listed: list["_C.Problem"], device: "_C.Device", any_size: b
     """
     cache.get_disk_cache().check()
     kernels = KernelSet(cores, _list_kernels(listed, device, any_size))
-    kernels.compile([*kernels.needed_by, *_list_passes(listed)])
+    kernels.compile([*kernels.needed_by, *_list_passes(listed, device, any_size)])
     kernels.compile(_list_substitutes(kernels, listed, device))
     return kernels
 
@@ -35,7 +35,8 @@ def _list_kernels(listed: list["_C.Problem"], device: "_C.Device", any_size: boo
     """Return the kernels of the problems' choices, each with the first problem that needs it (None: another size)."""
     kernels: Needs = {}
     for problem in listed:
-        kernels.setdefault(_job_of(problem, selection.explain(problem, device).config), problem)
+        if not _C.is_small_sum(problem, device):
+            kernels.setdefault(_job_of(problem, selection.explain(problem, device).config), problem)
     for problem in {_C.kernel_identity(problem): problem for problem in listed}.values() if any_size else ():
         for config in ahead.list_any_size(problem, device):
             kernels.setdefault(_job_of(problem, config))
@@ -46,13 +47,13 @@ def _job_of(problem: "_C.Problem", config: "_C.Config") -> Job:
     return Job.of_config(_C.kernel_identity(problem), config)
 
 
-def _list_passes(listed: list["_C.Problem"]) -> list[Job]:
+def _list_passes(listed: list["_C.Problem"], device: "_C.Device", any_size: bool) -> list[Job]:
     """Return what FP8 operands need that are not K-major, and what adds up sums; problems do not say whether their
     operands are, nor which D and C they have.
     """
-    kinds = {problem.op: OP_KINDS[problem.op] for problem in listed}.values()
-    passes = [TRANSPOSE] if any(kind.is_fp8 for kind in kinds) else []
-    return passes + (SUMS if any(kind.is_summed for kind in kinds) else [])
+    passes = [TRANSPOSE] if any(OP_KINDS[problem.op].is_fp8 for problem in listed) else []
+    sums = {_C.is_small_sum(problem, device) for problem in listed if OP_KINDS[problem.op].is_summed}
+    return passes + [job for job, (is_small, *_) in SUMS.items() if is_small in sums or (sums and any_size)]
 
 
 def _list_substitutes(kernels: "KernelSet", listed: list["_C.Problem"], device: "_C.Device") -> list[Job]:
@@ -157,8 +158,10 @@ class KernelSet:
         return planned
 
     def _load_other(self, job: Job, kernel: CompileResult) -> None:
-        """Load a kernel that none of the problems given needs. Calls load those of sums, which are compiled."""
-        if job == TRANSPOSE:
+        """Load a kernel that no plan of the problems given has loaded."""
+        if job in SUMS:
+            self.attempt(job.describe(), partial(_C.load_sum_kernel, *SUMS[job]))
+        elif job == TRANSPOSE:
             self.attempt(job.describe(), _C.load_transpose_kernel)
         elif job.problem and self.needed_by.get(job) is None:
             self.attempt(job.describe(), partial(_C.Kernel, kernel.cubin, kernel.kernel_name, *job.parse(), None))

@@ -16,7 +16,8 @@ class FaultyBackend:
 
     def hello(self) -> dict:
         """Return a made-up device."""
-        return {"regime": "faulty", "device": {"uuid_hash": os.environ.get("FAKE_UUID", "f" * 64)}, "environment": {}}
+        device = {"uuid_hash": os.environ.get("FAKE_UUID", "f" * 64)}
+        return {"package": os.environ["FAKE_PACKAGE"], "regime": "faulty", "device": device, "environment": {}}
 
     def run(self, job: dict, progress) -> dict:
         """Misbehave, or answer."""

@@ -13,16 +13,7 @@ from deep_gemm.jit import cache
 from deep_gemm.jit.cache import DiskCache
 
 KEY, PAYLOAD = "ab" * 32, bytes(range(256)) * 8
-
-
-@pytest.fixture
-def disk(tmp_path):
-    return DiskCache(tmp_path / "root/cache", root=tmp_path / "root")
-
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch):
-    monkeypatch.setattr(cache, "_has_warned", False)
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
 def test_a_symbolic_link_says_what_is_wrong(disk, tmp_path):

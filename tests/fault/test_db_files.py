@@ -3,7 +3,9 @@
 import errno
 import os
 import sqlite3
+import stat
 import time
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +14,58 @@ from tuner import errors
 from tuner.compare.kernel_sets import copy_whole
 from tuner.db import Store, store
 from tuner.db.lock import WriterLock
-from tuner.files import STALE_S, replacing
+from tuner.files import STALE_S, replacing, write_whole
 from tuner.measure.stamp import write_json
+
+
+@pytest.mark.parametrize("umask", [0o002, 0o022, 0o077])
+def test_results_have_a_mode_by_the_umask(tmp_path, umask):
+    """As any file that a user's program writes, also in place of one with another mode; artefacts name their own."""
+    path, before = tmp_path / "result.json", os.umask(umask)
+    try:
+        write_json(path, {"rows": []})
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+        path.chmod(0o600)
+        write_json(path, {"rows": [{"new": 1}]})
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+        write_whole(path, b"new", 0o640)
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    finally:
+        os.umask(before)
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(errno.ENOENT, "No such file", "another"), KeyboardInterrupt()])
+def test_what_goes_wrong_with_other_files_is_left_alone(tmp_path, error):
+    (tmp_path / "file").write_text("old")
+
+    def write():
+        with replacing(tmp_path / "file") as fresh:
+            fresh.write_text("new")
+            raise error
+
+    with pytest.raises(type(error)) as caught:
+        write()
+    assert caught.value is error and os.listdir(tmp_path) == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_a_copy_of_a_missing_file_names_both(tmp_path):
+    with pytest.raises(errors.StoreError, match="target, copied from .*source: No such file.*; nothing was changed"):
+        copy_whole(tmp_path / "source", tmp_path / "target")
+    assert not list(tmp_path.iterdir())
+
+
+def write_to_a_full_disk(path, *arguments, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["write_bytes", "mkdir", "iterdir"])
+def test_a_disk_that_fills_up_is_named(tmp_path, monkeypatch, call):
+    monkeypatch.setattr(Path, call, write_to_a_full_disk)
+    with pytest.raises(errors.StoreError, match="result.json: No space left on device; nothing was changed"):
+        write_json(tmp_path / "result.json", {})
+    monkeypatch.undo()
+    assert not list(tmp_path.iterdir())
 
 
 def make_leftover(folder, name, age_s):

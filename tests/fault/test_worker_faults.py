@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from deep_gemm.jit import hashing
 from tuner import errors
 from tuner.measure.worker_client import DeviceRetired, MeasuringWorker, WorkerFailure
 
@@ -22,9 +23,8 @@ CRASHES = ("raise", "exit", "segv", "kill", "spawn_child", "short_reply", "huge_
 
 def make_worker(backend: str = "FaultyBackend", **environment: str) -> MeasuringWorker:
     """Return a worker whose jobs misbehave on demand."""
-    return MeasuringWorker(
-        f"tests.fakes.faulty_backend:{backend}", {"PYTHONPATH": str(ROOT)} | environment, hello_limit_s=30.0
-    )
+    told = {"PYTHONPATH": str(ROOT), "FAKE_PACKAGE": hashing.package_hash()} | environment
+    return MeasuringWorker(f"tests.fakes.faulty_backend:{backend}", told, hello_limit_s=30.0)
 
 
 @pytest.fixture
@@ -86,6 +86,18 @@ def test_another_board_is_refused(worker):
     worker.extra["FAKE_UUID"] = "a" * 64
     with pytest.raises(errors.TunerError, match="another GPU"):
         worker.start()
+
+
+@pytest.mark.parametrize("backend", ["tests.fakes.faulty_backend:FaultyBackend", "simulated"])
+def test_another_package_is_refused(worker, backend, monkeypatch):
+    """Before any job: its kernels would be recorded as those of the package of the parent."""
+    worker.backend = backend
+    assert worker.start()["package"] == hashing.package_hash()
+    worker.stop()
+    monkeypatch.setattr(hashing, "package_hash", lambda: "0" * 64)
+    with pytest.raises(errors.TunerError, match="would make other kernels.*check PYTHONPATH"):
+        worker.run({"type": "job"}, LIMIT_S)
+    assert worker.process is None
 
 
 def test_the_environment_is_reduced(monkeypatch):

@@ -81,7 +81,7 @@ DEFECTS: Defects = {
             "loaded.selector.choose(served, device, loaded.mode, kernel_hash(served.op))",
             "loaded.selector.choose(served, device, loaded.mode)",
         ),
-        ("    if problem.op in known or sibling not in known:\n        return problem\n", "    return problem\n"),
+        ("    return sibling if sibling in known and op not in known else op\n", "    return op\n"),
         ('    if mode == "analytic":\n', "    if False:\n"),
         ("        if loaded.refusal:  #", "        if False:  #"),
     ],

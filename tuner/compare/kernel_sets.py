@@ -31,7 +31,7 @@ from pathlib import Path
 
 from deep_gemm import _C, environment
 from tuner import errors
-from tuner.files import replacing
+from tuner.files import raising_store_error, replacing
 
 NATIVE_NAME = Path(_C.__file__).name
 #: What a package needs of a revision.
@@ -224,8 +224,8 @@ def hash_text(text: str) -> str:
 
 
 def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file so that a reader sees the old one or all of the new one."""
-    with replacing(target) as fresh:
+    """Copy a file so that a reader sees the old one or all of the new one. Raises: StoreError."""
+    with replacing(target) as fresh, raising_store_error(f"{target}, copied from {source}"):
         shutil.copy2(source, fresh)
 
 

@@ -86,7 +86,7 @@ def describe_noise(rows: list[MeasurementRow]) -> dict:
     width of the ratios' intervals.
     """
     blocks = {row.block.block_id: row.block for row in rows}
-    confirmed = [row for row in rows if row.role == "confirm" and row.status == "ok" and row.mad_us is not None]
+    confirmed = [row for row in rows if row.role == "confirm" and row.status == "ok"]
     return {
         "a_a": quantiles([block.noise for block in blocks.values() if block.noise is not None]),
         "anchor_drift": quantiles(find_drift(blocks.values())),

@@ -13,7 +13,6 @@ files are numbers and text: whoever wrote them, reading them runs no code.
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import numpy as np
 from deep_gemm import _C, environment
 from deep_gemm.artifact import MAX_BYTES
 from tuner import errors
-from tuner.files import replacing
+from tuner.files import write_whole
 from tuner.learn.dataset import Dataset, load_dataset
 from tuner.learn.forest import Forest, read_forest, write_forest
 from tuner.learn.learner import Learned, Settings, fit
@@ -178,7 +177,5 @@ def read_bounded(path: Path) -> bytes:
 
 
 def write_file(path: Path, payload: bytes, mode: int = 0o600) -> None:
-    """Replace `path` as a whole and durably, see tuner.files.replacing."""
-    with replacing(path) as fresh:
-        fresh.write_bytes(payload)
-        os.chmod(fresh, mode)
+    """Replace `path` as a whole and durably, see tuner.files.write_whole."""
+    write_whole(path, payload, mode)

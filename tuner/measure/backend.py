@@ -16,6 +16,7 @@ import torch
 from deep_gemm import _C, errors
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.build import get_cubin
+from deep_gemm.jit.hashing import package_hash
 from tuner.measure.checked_output import CheckedOutput, make_reference
 from tuner.measure.devices import describe_device
 from tuner.measure.operands import OperandPool, get_factors, get_head_splits
@@ -78,10 +79,15 @@ class CudaBackend:
         self.anchor.run_window()  # loads the vendor's library while the parent still waits long for a message
 
     def hello(self) -> dict:
-        """Return what the parent must know: the regime, the board and the software."""
+        """Return what the parent must know: the package, the regime, the board and the software."""
         memory_bytes = torch.cuda.get_device_properties(0).total_memory
         device = describe_device(self.device, self.uuid, memory_bytes, self.telemetry.power_limit_w())
-        return {"regime": REGIME, "device": device, "environment": describe_environment(self.telemetry)}
+        return {
+            "package": package_hash(),
+            "regime": REGIME,
+            "device": device,
+            "environment": describe_environment(self.telemetry),
+        }
 
     def run(self, message: dict, progress: Callable[[str, int | None], None]) -> dict:
         """Measure one job; return its report as JSON. Raises: ProtocolError, DeviceFault, race.ReferenceFailed."""

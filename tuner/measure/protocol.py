@@ -4,12 +4,14 @@ A message is a length of 4 bytes, big-endian, followed by that many bytes of ASC
 Messages have pipes of their own, because compilers and drivers write to standard output. NaN and infinity are not JSON;
 both sides refuse them.
 
-    child -> parent   {"type": "hello", "protocol": 4, "regime": str, "device": {...}, "environment": {...}}
+    child -> parent   {"type": "hello", "protocol": 5, "package": hash, "regime": str, "device": {...},
+                       "environment": {...}}
     parent -> child   {"type": "job", ...}                    see `make_job`
     child -> parent   {"type": "progress", "stage": str, "config": index or null}     restarts the parent's deadline
     child -> parent   {"type": "result", "result": {...}}     see records.Report
     child -> parent   {"type": "failure", "kind": str, "error": str, "config": index or null}
 
+`package`: the package hash of the child (hashing.package_hash); the parent refuses one that would make other kernels.
 After a failure the child ends itself, unless the kind is "reference": then config 0 is wrong, but the device is sound.
 A job holds numbers and a few fixed words. Nothing in it is ever evaluated, opened or compiled as text.
 """
@@ -25,7 +27,7 @@ from typing import get_type_hints
 
 from tuner.measure.records import Plan
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAX_MESSAGE_BYTES = 1 << 20
 HEADER = struct.Struct(">I")
 MAX_PLAN_VALUE = 100_000

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from deep_gemm import _C
+from deep_gemm.jit.hashing import package_hash
 from tuner.measure.devices import describe_device
 from tuner.measure.protocol import parse_job
 from tuner.measure.race import Check, Race
@@ -33,6 +34,7 @@ class SimulatedBackend:
     def hello(self) -> dict:
         """Return what the parent must know, with a board that does not exist."""
         return {
+            "package": package_hash(),
             "regime": REGIME,
             "device": describe_device(self.device, f"simulated {self.device.sku}"),
             "environment": {"driver": "simulated", "cuda": None, "torch": None, "python": None, "cpu_count": None},

@@ -6,7 +6,7 @@ import platform
 import subprocess
 from pathlib import Path
 
-from tuner.files import replacing
+from tuner.files import write_whole
 
 
 def get_driver_version() -> str | None:
@@ -59,6 +59,8 @@ def format_json(value: dict) -> str:
 
 
 def write_json(path: Path, value: dict) -> None:
-    """Replace a JSON file as a whole and durably, see tuner.files.replacing."""
-    with replacing(path) as fresh:
-        fresh.write_text(format_json(value), encoding="utf-8")
+    """Replace a JSON file as a whole and durably, with a mode by the umask, as any result that a user writes.
+
+    Raises: StoreError.
+    """
+    write_whole(path, format_json(value).encode("utf-8"))

@@ -87,7 +87,10 @@ class MeasuringWorker:
         self.start_failures = 0
 
     def start(self) -> dict:
-        """Start the process unless it runs; return its hello. Raises: DeviceRetired; TunerError for another board."""
+        """Start the process unless it runs; return its hello.
+
+        Raises: DeviceRetired; TunerError for another board, and for a package that makes other kernels.
+        """
         while self.process is None:
             try:
                 self.launch()
@@ -103,10 +106,18 @@ class MeasuringWorker:
         return self.identity
 
     def check_identity(self, hello: dict) -> None:
-        """Remember the first hello; refuse one of another board or protocol."""
+        """Remember the first hello; refuse one of another board, protocol or package."""
+        from deep_gemm.jit import hashing  # imports the compilers
+
         if hello.get("protocol") != protocol.PROTOCOL_VERSION or not isinstance(hello.get("device"), dict):
             self.stop()
             raise errors.TunerError("the measuring process speaks another protocol: reinstall the package")
+        if hello.get("package") != hashing.package_hash():
+            self.stop()
+            raise errors.TunerError(
+                "the measuring process would make other kernels: it found another deep_gemm, or this one was changed"
+                " meanwhile; check PYTHONPATH, and start the command again"
+            )
         if self.identity and self.identity["device"]["uuid_hash"] != hello["device"]["uuid_hash"]:
             self.stop()
             raise errors.TunerError(

@@ -14,7 +14,7 @@ INTEGER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     """Add the columns."""
-    for name, high in (("loop", 3), ("scale_warp", 1), ("tile_barrier", 1), ("reduce_add", 1)):
+    for name, high in (("loop", 1), ("scale_warp", 1), ("tile_barrier", 1), ("reduce_add", 1)):
         kind = INTEGER.compile(dialect=op.get_bind().dialect)
         op.execute(
             f"ALTER TABLE config ADD COLUMN {name} {kind} DEFAULT 0 NOT NULL CONSTRAINT ck_config_{name} CHECK"

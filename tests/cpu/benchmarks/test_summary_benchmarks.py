@@ -2,9 +2,6 @@
 host's parts.
 """
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -16,7 +13,6 @@ from benchmarks import (
     harness,
     host_profile,
     host_time,
-    new_shapes,
     pdl,
     transpose_fp8,
     wgrad_fp8,
@@ -198,15 +194,6 @@ def test_host_calls_cover_both_op_kinds_and_report_failures(monkeypatch):
     assert not any("failed" in times for times in found.values()), found
     monkeypatch.setattr("deep_gemm.bf16_gemm_nt", lambda *_: (_ for _ in ()).throw(RuntimeError("lost")))
     assert host_time.time_calls("cpu", lambda: None)["bf16_gemm_nt"] == {"failed": "RuntimeError: lost"}
-
-
-def test_new_shapes_start_from_an_empty_cache(monkeypatch):
-    monkeypatch.setenv("DG_JIT_CACHE_DIR", "kept")
-    with new_shapes.empty_cache():
-        folder = Path(os.environ["DG_JIT_CACHE_DIR"])
-        assert folder.is_dir() and not list(folder.iterdir())
-    assert os.environ["DG_JIT_CACHE_DIR"] == "kept" and not folder.exists()
-    assert len(set(new_shapes.make_shapes("fp8_gemm"))) == new_shapes.NUM_SHAPES
 
 
 def test_a_config_that_does_not_compile_is_a_row(monkeypatch):

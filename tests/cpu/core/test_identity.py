@@ -117,7 +117,7 @@ def test_config_json_leaves_out_defaults():
     assert make_config(64, 16, 22, 128, 1, 2).to_json() == canonical(
         {"block_m": 64, "block_n": 16, "num_stages": 22, "cluster_n": 2}
     )
-    knobs = {"split_k": 4, "swap_ab": 1, "loop": 2, "scale_warp": 1, "tile_barrier": 1, "reduce_add": 1}
+    knobs = {"split_k": 4, "swap_ab": 1, "loop": 1, "scale_warp": 1, "tile_barrier": 1, "reduce_add": 1}
     config = _C.Config(64, 16, 22, block_k=64, cluster_m=2, cluster_n=3, **knobs)
     assert config.to_json() == canonical(config.as_dict())
     assert config.key(OP) == hashlib.sha256(canonical({"fields": config.as_dict(), "op": OP}).encode()).hexdigest()

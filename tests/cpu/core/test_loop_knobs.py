@@ -14,12 +14,11 @@ KNOBS = ("loop", "scale_warp", "tile_barrier", "reduce_add")
 @pytest.mark.parametrize(
     ("problem", "tile", "knobs", "word"),
     [
-        (BLOCKS, (128, 128, 4), {"loop": 4}, "within 0..3"),
-        (BLOCKS, (128, 192, 4), {"loop": 3}, "3 needs a cluster"),
+        (BLOCKS, (128, 128, 4), {"loop": 2}, "within 0..1"),
         (_C.Problem("bf16_gemm", 1, 1, 1), (128, 128, 4), {"loop": 1, "block_k": 64}, "loop = 1: needs FP8"),
-        (_C.Problem("fp8_gemm", 1, 1, 1, recipe="per_row"), (128, 128, 3), {"loop": 2}, "loop = 2: needs FP8"),
+        (_C.Problem("fp8_gemm", 1, 1, 1, recipe="per_row"), (128, 128, 3), {"loop": 1}, "loop = 1: needs FP8"),
         (BLOCKS, (16, 64, 4), {"loop": 1, "swap_ab": 1}, "without swap_ab"),
-        (VECTORS, (128, 256, 2), {"loop": 1}, "below 256 columns"),
+        (BLOCKS, (128, 256, 3), {"loop": 1}, "registers"),
         (VECTORS, (128, 128, 4), {"scale_warp": 1}, "scale_warp = 1: needs recipe 1d2d"),
         (BLOCKS, (64, 64, 4), {"tile_barrier": 1}, "needs two math warpgroups"),
         (BLOCKS, (128, 128, 4), {"reduce_add": 1}, "needs C that is added onto"),
@@ -37,11 +36,10 @@ def test_knobs_without_what_they_need_are_illegal(problem, tile, knobs, word):
 @pytest.mark.parametrize(
     ("problem", "tile", "knobs"),
     [
-        (BLOCKS, (128, 256, 3), {"loop": 1, "scale_warp": 1}),
-        (BLOCKS, (256, 128, 3), {"loop": 2, "scale_warp": 1, "tile_barrier": 1}),
-        (BLOCKS, (128, 192, 4), {"loop": 3, "scale_warp": 1, "cluster_n": 2}),
+        (BLOCKS, (256, 128, 3), {"loop": 1, "scale_warp": 1, "tile_barrier": 1}),
+        (BLOCKS, (128, 192, 4), {"loop": 1, "scale_warp": 1, "cluster_n": 2}),
         (BLOCKS, (16, 64, 4), {"scale_warp": 1, "swap_ab": 1, "split_k": 2}),
-        (VECTORS, (128, 152, 4), {"loop": 2, "reduce_add": 1}),
+        (VECTORS, (128, 144, 4), {"loop": 1, "reduce_add": 1}),
         (_C.Problem("bf16_gemm", 1, 1, 1), (128, 256, 3), {"tile_barrier": 1, "block_k": 64}),
     ],
 )
@@ -49,14 +47,6 @@ def test_knobs_with_what_they_need_are_legal(problem, tile, knobs):
     config = _C.Config(*tile, **knobs)
     assert _C.legality_reason(problem, config, DEVICE) == ""
     assert all(word.replace("_", "-") in str(config) for word in knobs if word in KNOBS[1:])
-
-
-def test_the_widest_tile_needs_the_unrolled_loop():
-    """Two halves share a partial accumulator of 64 registers; without them the tile needs 128 more."""
-    assert not _C.is_legal(BLOCKS, _C.Config(128, 256, 3), DEVICE)
-    assert _C.mma_columns(_C.Config(128, 256, 3, loop=1)) == 128
-    assert _C.mma_columns(_C.Config(128, 192, 3, loop=1)) == 192
-    assert _C.mma_columns(_C.Config(256, 256, 3, loop=1)) == 256, "two waves already share one"
 
 
 @pytest.mark.parametrize(("tile", "blocks"), [((128, 128, 4), 1), ((128, 112, 6), 2)])

@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from deep_gemm import _C, selection
-from deep_gemm.jit import generator
+from deep_gemm.jit import ahead, generator
 from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, WITH_ENDS, make_grouped_variants, with_ends
 from tuner.problems.shapes import load_preset
 
@@ -81,6 +81,12 @@ def test_an_exact_measurement_of_the_sibling_serves_its_twin():
     for problem in exact:
         found, expected = selection.explain(with_ends(problem), DEVICE), selection.explain(problem, DEVICE)
         assert (found.config, found.source) == (expected.config, "exact")
+
+
+@pytest.mark.parametrize("name", SIBLINGS)
+def test_a_warm_up_prepares_the_configs_of_the_sibling(name):
+    found, source = ahead.list_choices(name, [], DEVICE)
+    assert source == "artefact" and found == ahead.list_choices(SIBLINGS[name], [], DEVICE)[0]
 
 
 @pytest.mark.parametrize("name", SIBLINGS)

@@ -96,7 +96,7 @@ _ACCUMULATE = Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
 #: The knobs of the FP8 main loops, together as far as they go. Rings have three stages: 8 and 11 steps end at others.
 LOOPS = {
     "loop, scale warp": Product(Variant(), fp8(128, 96, loop=1, scale_warp=1), (200, 130, 1400), num_sms=1),
-    "loop, held, 1d1d, add": Product(_ACCUMULATE, fp8(64, 48, loop=2, reduce_add=1), (70, 101, 900), num_sms=2),
+    "loop, 1d1d, add": Product(_ACCUMULATE, fp8(64, 48, loop=1, reduce_add=1), (70, 101, 900), num_sms=2),
     "loop, tile barrier, groups": Product(
         GroupedVariant(FP8_MASKED),
         fp8(256, 128, 2, loop=1, scale_warp=1, tile_barrier=1),
@@ -105,18 +105,17 @@ LOOPS = {
     ),
 }
 MORE_LOOPS = {
-    "two halves": Product(Variant(), fp8(128, 256, 3, loop=2, scale_warp=1), (200, 700, 900), num_sms=1),
-    "stages held, pair": Product(Variant(), fp8(128, 192, 3, loop=3, scale_warp=1, cluster_n=2), (200, 700, 900), 2),
-    "loop, scale ring": Product(Variant(scale_layout="any"), fp8(128, 64, 3, loop=2), (200, 130, 2700), num_sms=1),
+    "loop, pair": Product(Variant(), fp8(128, 192, 3, loop=1, scale_warp=1, cluster_n=2), (200, 700, 900), 2),
+    "loop, scale ring": Product(Variant(scale_layout="any"), fp8(128, 64, 3, loop=1), (200, 130, 2700), num_sms=1),
     "loop, scale ring, 1d1d": Product(
         _ACCUMULATE._replace(scale_layout="any"), fp8(64, 64, 3, loop=1, reduce_add=1), (100, 130, 1500), num_sms=1
     ),
     "blocks of long k": Product(Variant(), fp8(64, 64, 4, scale_warp=1), (70, 130, 17000), num_sms=1),
     "blocks of few rows": Product(Variant(), fp8(16, 64, swap_ab=1, scale_warp=1), (20, 130, 900), num_sms=1),
-    "loop, 1d1d": Product(_ACCUMULATE, fp8(128, 152, loop=1), (150, 260, 900), num_sms=1),
+    "loop, 1d1d": Product(_ACCUMULATE, fp8(128, 144, loop=1), (150, 260, 900), num_sms=1),
     "loop, contiguous": Product(GroupedVariant(FP8_CONTIGUOUS), fp8(128, 192, loop=1, scale_warp=1), ROWS, num_sms=1),
     "loop, rows with ends": Product(
-        GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64, loop=2, scale_warp=1),
+        GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64, loop=1, scale_warp=1),
         PsumRows(130, 300, (100, 0, 37, 1), extra=70), 2,
     ),
     "loop, k-grouped, add": Product(

@@ -17,16 +17,7 @@ from tests.fakes.compiler import isolate, make_source, use_fake_nvcc
 
 KEY, OTHER = "ab" * 32, "cd" * 32
 PAYLOAD = bytes(range(256)) * 8
-
-
-@pytest.fixture
-def disk(tmp_path):
-    return DiskCache(tmp_path / "root/cache", root=tmp_path / "root")
-
-
-@pytest.fixture(autouse=True)
-def fresh_process(monkeypatch):
-    monkeypatch.setattr(cache, "_has_warned", False)
+pytestmark = pytest.mark.usefixtures("fresh_process")
 
 
 def files(folder: Path) -> list[str]:

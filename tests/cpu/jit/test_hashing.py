@@ -156,8 +156,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels that the recorded sweeps of the dense ops measured. With another hash neither these measurements nor the
 #: selector trained on them are used any more: change one only together with a new sweep.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "39c960393d47b282d15b2176c77489f5531cb4f8ff4ddb8acb8687eac9bfe9d9",
-    "bf16_gemm": "79c918264740863f22ef64c61ba4615201ffa3ea1d8c92032215fdc4235dc3cb",
+    "fp8_gemm": "f34a742cf2c94cb2e5244c8ec14e315d19744fa9033b92ed1f536717c4892192",
+    "bf16_gemm": "9d2d096b2a119c6ea6b2dedbb54c65d3546e41f7f81efa2441d3bdcfb5c9dbbf",
 }
 
 

@@ -2,9 +2,14 @@
 copy for each FP8 operand that is not K-major, and a sum in parts.
 """
 
+import contextlib
+import io
+import os
+
 import pytest
 
 import deep_gemm
+from deep_gemm import _C
 from tests.fakes import stub_driver
 from tests.fakes.grouped_calls import record
 from tests.fakes.stub_driver import read_group_params, read_params, select
@@ -165,11 +170,43 @@ def test_no_part_is_without_a_step(driver):
 def test_a_small_sum_is_one_launch(driver, dtype, c):
     (planned, memory, *_), events = driver.call(record, call_sum, 32, 64, 128, 128, dtype, c, arguments=14)
     (launch,) = get_kernels(events)
-    assert planned[0]["op"] == "summed_bf16_gemm" and not memory  # planned, so that recorded shapes have it
+    loaded = {event["name"] for event in select(events, "LibraryGetKernel")}
+    assert not planned and not memory and loaded <= {"deep_gemm_sum_products"}
     assert (launch["grid"], launch["block"][0], launch["smem"]) == ([8, 4, 2], 256, 0)
     pitches = [64 * 128, 128, 128 * 128, 128, 128 if c else 0, 128]
     assert launch["plain"][:10] == [A, B, {None: 0, "c": C, "d": D}[c], D, *pitches]
     assert [number & 0xFFFFFFFF for number in launch["plain"][10:]] == [32, 64, 128, 128]
+
+
+def call_sums(*lengths: int):
+    for length in lengths:
+        call_sum(length, 64, 128, 128, FP32, None)
+        _C.dispatch_clear()
+
+
+def record_sums(path: str) -> str:
+    """Call a small and a large sum twice while shapes are recorded and configs printed; return what was printed."""
+    printed, before = io.StringIO(), dict(os.environ)
+    os.environ.update(DG_RECORD_SHAPES=path, DG_PRINT_CONFIGS="1")
+    try:
+        with contextlib.redirect_stderr(printed):
+            record(call_sums, 33, 33, 4097, 4097)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return printed.getvalue()
+
+
+def test_a_small_sum_is_printed_and_recorded_as_all_problems(driver, tmp_path):
+    printed, _ = driver.call(record_sums, str(tmp_path / "shapes"))
+    small, large = map(_C.Problem.from_json, (tmp_path / "shapes").read_text().splitlines())
+    assert [(one.op, one.num_groups, one.d_dtype) for one in (small, large)] == [
+        ("summed_bf16_gemm", groups, "fp32") for groups in (33, 4097)
+    ]
+    assert [_C.is_small_sum(one, _C.Device.known("h200")) for one in (small, large)] == [True, False]
+    lines = printed.splitlines()
+    assert lines[0] == f"deep_gemm: {small} -> sum_products, without a config"
+    assert lines[1].startswith(f"deep_gemm: {large} -> ") and "(analytic" in lines[1] and len(lines) == 2
 
 
 def call_padded_sum():

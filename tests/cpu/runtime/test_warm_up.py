@@ -94,29 +94,46 @@ def test_processes_compile_each_kernel_once(driver, tmp_path, count):
     assert len(select(events, "LibraryLoadData")) == count * len(compiled), "loaded ahead, not by the calls"
 
 
-def warm_up_and_add(folder: str) -> int:
-    """Warm up for a small and a large sum, and call them with every D and C; return how often calls compiled."""
+def warm_up_and_add(folder: str, *lengths: int) -> dict:
+    """Warm up for sums over so many groups, and call them with every D and C; return the report."""
     os.environ |= {"DG_JIT_USE_NVRTC": "0", "DG_JIT_CACHE_DIR": f"{folder}/home"}
     os.environ["DG_JIT_NVCC_COMPILER"] = str(install_counting_nvcc(Path(folder)))
     stream.empty_fp8 = lambda *arguments: view(1 << 47, (1, 1), (1, 1), "float8_e4m3fn")
-    sums = [_C.Problem("summed_bf16_gemm", 64, 128, 128, num_groups=b, d_dtype="fp32") for b in (32, 4096)]
-    assert not deep_gemm.warmup(sums).failures
-    before = build.count_compilations()
-    for b in (32, 4096):
+    sums = [_C.Problem("summed_bf16_gemm", 64, 128, 128, num_groups=b, d_dtype="fp32") for b in lengths]
+    report, before = deep_gemm.warmup(sums).as_dict(), build.count_compilations()
+    for b in lengths:
         x, y = (view(1 << 44, (b, rows, 128), (rows * 128, 128, 1), "bfloat16") for rows in (64, 128))
         for dtype in ("bfloat16", "float32"):
             d = view(1 << 45, (64, 128), (128, 1), dtype)
             deep_gemm.einsum("bmk,bnk->mn", x, y, d, stream=7)
         deep_gemm.einsum("bmk,bnk->mn", x, y, d, d, stream=7)
-    return build.count_compilations() - before
+    assert build.count_compilations() == before
+    return report
 
 
-def test_sums_compile_nothing_after_a_warm_up(tmp_path):
+SMALL, LARGE = ["sum_products"] * 3, ["sum_parts"] * 3
+
+
+@pytest.mark.parametrize(
+    "lengths, kernels, launches",
+    [
+        ((32,), SMALL, ["sum_products"] * 3),
+        ((4096,), ["summed_bf16_gemm", *LARGE], ["summed_bf16_gemm", "sum_parts"] * 3),
+        ((32, 4096), ["summed_bf16_gemm", *LARGE, *SMALL], [*SMALL, *["summed_bf16_gemm", "sum_parts"] * 3]),
+    ],
+)
+def test_sums_load_nothing_after_a_warm_up_and_no_kernel_in_vain(tmp_path, lengths, kernels, launches):
     with stub_driver.start(tmp_path) as fresh:
-        compiled, events = fresh.call(warm_up_and_add, str(tmp_path))
-    assert compiled == 0 and len(select(events, "LaunchKernelEx")) == 3 + 6
-    lines = sorted(line for line in read_compiled(tmp_path) if line.startswith("// sum_"))
-    assert lines == ["// sum_parts"] * 3 + ["// sum_products"] * 3
+        report, events = fresh.call(warm_up_and_add, str(tmp_path), *lengths)
+    assert sorted(line.split()[1].rstrip(":") for line in read_compiled(tmp_path)) == sorted(kernels)
+    assert (report["kernels"], report["planned"], report["failures"]) == (len(kernels), len(lengths), [])
+    steps = [
+        event["name"] if event["call"] == "cuLibraryGetKernel" else "launch"
+        for event in events
+        if event["call"] in ("cuLibraryGetKernel", "cuLaunchKernelEx")
+    ]
+    assert sorted(steps[: len(kernels)]) == sorted(f"deep_gemm_{name}" for name in kernels)
+    assert steps[len(kernels) :] == ["launch"] * len(launches), "loaded ahead, not by the calls"
 
 
 @pytest.mark.full

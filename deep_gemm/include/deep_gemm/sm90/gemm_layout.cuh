@@ -43,7 +43,6 @@ struct GemmLayout {
     static constexpr u32 kGroupRows = kRows / kMathGroups;  // rows of a math warpgroup
     static constexpr u32 kWaves = kGroupRows / 64;          // 64-row WGMMAs that cover them
     static constexpr u32 kAccumulators = kColumns / 2;      // a thread's share of 64 x kColumns
-    static constexpr u32 kColumnParts = kColumns / Config::kMmaColumns;  // multiplied one after the other, with one partial accumulator
 
     // Warps of the producer warpgroup by role. Scales of any layout (kRing) take all warps that have no other.
     static constexpr u32 kLoadWarp = 0, kAccumulateWarp = 1, kBlockWarp = 2, kFindWarp = 3;
@@ -105,7 +104,6 @@ struct GemmLayout {
     static_assert(!Config::kScaleWarp || (kHasBlocks && kBlocksB <= 2), "a scale warp copies one or two rows of blocks");
     static_assert(!Config::kTileBarrier || kMathGroups == 2, "one math warpgroup has nobody to meet");
     static_assert(!Config::kReduceAdd || (Config::kStaged && kAdds && Config::kFloatD), "TMA adds staged tiles onto FP32");
-    static_assert(kColumnParts * Config::kMmaColumns == kColumns && (kColumnParts == 1 || kWaves == 1), "parts of the columns are equal");
     static_assert(!Config::kPipelined || kWaves == 1, "two partial accumulators fit one wave of rows");
     static_assert(!kHasScales || kSwap || kVectorB || kBlocksB <= 2, "a tile may meet two B scales at most");
     static_assert(Config::kClusterM * Config::kClusterN <= 2, "each CTA loads one half of the shared tile");

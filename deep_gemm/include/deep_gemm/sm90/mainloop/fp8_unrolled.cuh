@@ -1,4 +1,4 @@
-// Main loop of the FP8 kernels with the ring's stages unrolled (Config::kLoop > 0): one partial accumulator, one K step after the other.
+// Main loop of the FP8 kernels with the ring's stages unrolled (Config::kLoop): one partial accumulator, one K step after the other.
 //
 // One step: wait for the stage; read its scales; a chain of four WGMMAs; wait for the chain; promote; give the stage back. Between the full
 // barrier and the first WGMMA, and between WGMMAs, the tensor cores wait for whatever a warp does, so there is little:
@@ -9,14 +9,6 @@
 //   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it waits.
 // A tile may begin and end at any stage: steps before the ring's stage 0 and after its last whole round are walked one by one. No branch lies between the
 // stages of a round (H200: one for each stage, around those that a tile has not, made all tiles 3 to 27 % slower).
-//
-// kLoop 2 holds the products of scales back until the chain has ended: they take a bit of a partial sum (masked to zero), or the assembler moves them
-// between the WGMMAs, where they wait for the scales (64-row tiles and 128x64 gain by it, 128x96 to 128x192 lose 2 to 3 %).
-//
-// kLoop 3 gives a stage back when half of its sums are promoted, by an arrival that depends on a promoted value. Else the assembler puts the arrival
-// anywhere after the end of the chain, and where it stands has made up to 15 % of a kernel's time (128x192, clusters of two); why is not known.
-//
-// A tile of two column parts (128x256) multiplies them one after the other with one partial accumulator of half its columns.
 #pragma once
 
 #include "deep_gemm/sm90/mainloop/pipeline.cuh"
@@ -29,15 +21,13 @@ template <class Config, class Wgmma, class Reader>
 struct Fp8Unrolled {
     using Layout = GemmLayout<Config>;
     using StageRing = Ring<Config::kNumStages>;
-    static constexpr u32 kStages = Config::kNumStages, kWaves = Layout::kWaves, kParts = Layout::kColumnParts;
+    static constexpr u32 kStages = Config::kNumStages, kWaves = Layout::kWaves;
     static constexpr u32 kAccumulators = Layout::kAccumulators;
-    static constexpr u32 kColumns = Layout::kColumns / kParts;  // of a part
+    static constexpr u32 kColumns = Layout::kColumns;
     static constexpr bool kVectorB = Layout::kVectorB;
-    static constexpr bool kHoldsScales = Config::kLoop == 2, kHoldsStages = Config::kLoop == 3;
-    static constexpr bool kMayStraddle = !kVectorB && kParts == 1 && Layout::kBlocksB > 1;  // a tile's columns may meet two blocks
+    static constexpr bool kMayStraddle = !kVectorB && Layout::kBlocksB > 1;  // a tile's columns may meet two blocks
     static constexpr u32 kHeldColumns = kVectorB ? kColumns / 4 : 1;
     static_assert(!Layout::kSwap && Layout::kHasScales, "rows of D are rows of the multiplication");
-    static_assert(!kVectorB || kParts == 1, "scales of columns are held for one part");
 
     // Scales of one K step, as far as this thread needs them: of two rows a wave, and of B's blocks or of the columns of its accumulators.
     struct StepScales {
@@ -99,30 +89,25 @@ struct Fp8Unrolled {
         read(scales, places.rows + stage * Reader::kPitchA, places.columns + stage * Reader::kPitchB);
 #pragma unroll
         for (u32 wave = 0; wave < kWaves; ++wave) {
-#pragma unroll
-            for (u32 part = 0; part < kParts; ++part) {
-                const bool is_last = wave == kWaves - 1 && part == kParts - 1;
-                multiply(partial, stage, wave, part);
-                if constexpr (kVectorB) {
-                    if (wave == 0) {
-                        __syncwarp();  // or the assembler puts the reads between the WGMMAs
-                        read_columns(scales, places.columns + stage * Reader::kPitchB);
-                    }
+            const bool is_last = wave == kWaves - 1;
+            multiply(partial, stage, wave);
+            if constexpr (kVectorB) {
+                if (wave == 0) {
+                    __syncwarp();  // or the assembler puts the reads between the WGMMAs
+                    read_columns(scales, places.columns + stage * Reader::kPitchB);
                 }
-                ptx::wgmma_wait<0>();
-                fence_registers(partial);
-                const u32 held = kHoldsScales ? __float_as_uint(partial[0]) & stages.zero : 0;
-                // What a stage's release depends on: see Pipeline::release.
-                if constexpr (kVectorB) {
-                    add_columns(final[wave], partial, scales, wave, held);
-                    if (is_last) stages.release(stage, bits_of_columns(final[wave]));
-                } else {
-                    const Products scale = multiply_scales(scales, wave, part, held);
-                    bits |= scale.bits() | __float_as_uint(partial[0]);
-                    if (is_last && !kHoldsStages) stages.release(stage, bits);
-                    add_blocks<kColumns, (kMayStraddle ? Layout::kScaleUnit : kColumns)>(final[wave] + part * (kColumns / 2), partial, scale.low, scale.high, boundary);
-                    if (is_last && kHoldsStages) stages.release(stage, bits | __float_as_uint(final[wave][part * (kColumns / 2) + kColumns / 4 - 1]));
-                }
+            }
+            ptx::wgmma_wait<0>();
+            fence_registers(partial);
+            // What a stage's release depends on: see Pipeline::release.
+            if constexpr (kVectorB) {
+                add_columns(final[wave], partial, scales, wave);
+                if (is_last) stages.release(stage, bits_of_columns(final[wave]));
+            } else {
+                const Products scale = multiply_scales(scales, wave);
+                bits |= scale.bits() | __float_as_uint(partial[0]);
+                if (is_last) stages.release(stage, bits);
+                add_blocks<kColumns, (kMayStraddle ? Layout::kScaleUnit : kColumns)>(final[wave], partial, scale.low, scale.high, boundary);
             }
         }
     }
@@ -145,9 +130,9 @@ struct Fp8Unrolled {
     }
 
     // Start partial = rows . columns over the K block in `stage`.
-    __device__ __forceinline__ void multiply(float (&partial)[kColumns / 2], u32 stage, u32 wave, u32 part) const {
+    __device__ __forceinline__ void multiply(float (&partial)[kColumns / 2], u32 stage, u32 wave) const {
         const u32 offset = stage * (Layout::kStageBytes / 16);
-        const u32 from_rows = rows + offset + wave * (64 * 128 / 16), from_columns = columns + offset + part * (kColumns * 128 / 16);
+        const u32 from_rows = rows + offset + wave * (64 * 128 / 16), from_columns = columns + offset;
         fence_registers(partial);
         ptx::wgmma_fence();
         Wgmma::template multiply<false>(partial, make_descriptor(from_rows), make_descriptor(from_columns));
@@ -165,16 +150,14 @@ struct Fp8Unrolled {
         }
     };
 
-    __device__ __forceinline__ static Products multiply_scales(const StepScales& scales, u32 wave, u32 part, u32 held) {
-        // One operand of each product is held: the block's scale, or the rows' where there are two blocks.
-        const float first = hold(scales.block[kParts > 1 ? part : 0], kMayStraddle ? 0 : held), second = kMayStraddle ? scales.block[Layout::kBlocksB - 1] : first;
-        const float row[2] = {hold(scales.row[wave][0], kMayStraddle ? held : 0), hold(scales.row[wave][1], kMayStraddle ? held : 0)};
+    __device__ __forceinline__ static Products multiply_scales(const StepScales& scales, u32 wave) {
+        const float first = scales.block[0], second = scales.block[kMayStraddle ? Layout::kBlocksB - 1 : 0];
+        const float(&row)[2] = scales.row[wave];
         return {{__fmul_rn(row[0], first), __fmul_rn(row[1], first)}, {__fmul_rn(row[0], second), __fmul_rn(row[1], second)}};
     }
 
-    __device__ __forceinline__ static void add_columns(float (&final)[kAccumulators], const float (&partial)[kColumns / 2], const StepScales& scales, u32 wave,
-                                                       u32 held) {
-        const float row[2] = {hold(scales.row[wave][0], held), hold(scales.row[wave][1], held)};
+    __device__ __forceinline__ static void add_columns(float (&final)[kAccumulators], const float (&partial)[kColumns / 2], const StepScales& scales, u32 wave) {
+        const float(&row)[2] = scales.row[wave];
 #pragma unroll
         for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
     }
@@ -197,8 +180,6 @@ struct Fp8Unrolled {
         for (u32 i = 3; i < kAccumulators; i += 4) bits |= __float_as_uint(final[i]);
         return bits;
     }
-
-    __device__ __forceinline__ static float hold(float value, u32 zero_bits) { return __uint_as_float(__float_as_uint(value) | zero_bits); }
 };
 
 }  // namespace deep_gemm
