@@ -68,8 +68,40 @@ LISTS = {
         "host_time@90",
         "plain_kernels_bits@60",
     ),
-    "sweep-new": ("build@240", "sweep-attention@150", "sweep-batched@150", "batch_invariance@60"),
+    "sweep": (
+        "build@240",
+        "sweep-dense@160",
+        "sweep-grouped@130",
+        "sweep-batched@100",
+        "sweep-attention@240",
+        "sweep-portfolio_dense@260",
+        "sweep-portfolio_grouped@540",
+    ),
+    "benchmarks": (
+        "build@240",
+        "dense_fp8@90",
+        "m_grouped_contiguous@70",
+        "m_grouped_masked@90",
+        "k_grouped@70",
+        "dense_bf16@80",
+        "wgrad_fp8@70",
+        "transpose_fp8@70",
+        "mqa_logits@90",
+    ),
+    "times": (
+        "build@240",
+        "callers@60",
+        "host_time@90",
+        "host_ops@40",
+        "einsum@90",
+        "batch_invariance@70",
+        "pdl@60",
+        "compile_time@120",
+    ),
 }
+#: What a sweep is told beside its preset: portfolios measure the best configs of the sweeps before them, the others all
+#: candidates, with and without the knobs of the main loop.
+PORTFOLIO_OPTIONS, SPACE_OPTIONS = ("--portfolio-size", "24"), ("--space", "loops")
 #: The suite's options in a session, with which it takes minutes: its defaults run twelve times as many configs of the
 #: variants that are not main ones, in one process.
 SUITE_OPTIONS = ("--spread", "48", "--workers", "3")
@@ -107,7 +139,8 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
         options = ["--out", str(result), *SUITE_OPTIONS, "--shard", f"{index}/{total}" if index else "1/1", *told]
         return Step(name, [sys.executable, "-m", "tests.gpu.run", *options], result)
     if sweep := SWEEP.fullmatch(name):
-        options = ["--preset", sweep[1], "--db", str(out / "sweep.db"), *told]
+        more = PORTFOLIO_OPTIONS if sweep[1].startswith("portfolio_") else SPACE_OPTIONS
+        options = ["--preset", sweep[1], *more, "--db", str(out / "sweep.db"), *told]
         return Step(name, [sys.executable, "-m", "tuner", "sweep", *options], out / "sweep.db")
     if name in MODULES:
         result = out / f"{name}.json"

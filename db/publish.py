@@ -156,7 +156,7 @@ def scrub(found: Tables) -> Tables:
 
 def scrub_measurement(row: dict) -> dict:
     """Return a measured row as a snapshot has it, see snapshot."""
-    dropped = EXTRAS
+    dropped: tuple[str, ...] = EXTRAS
     if row["role"] == "search":
         dropped += SEARCH_EXTRAS
     if row["status"] == "censored" and row["ratio"] is not None:

@@ -38,9 +38,8 @@ std::string to_string(const Config& config) {
            std::to_string(config.block_k) + " s" + std::to_string(config.num_stages) + " c" +
            std::to_string(config.cluster_m) + 'x' + std::to_string(config.cluster_n) +
            (config.split_k == 1 ? "" : " k" + std::to_string(config.split_k)) + (config.swap_ab == 0 ? "" : " swap") +
-           (config.loop == 0 ? "" : " loop" + std::to_string(config.loop)) +
-           (config.scale_warp == 0 ? "" : " scale-warp") + (config.tile_barrier == 0 ? "" : " tile-barrier") +
-           (config.reduce_add == 0 ? "" : " reduce-add");
+           (config.loop == 0 ? "" : " loop") + (config.scale_warp == 0 ? "" : " warp") +
+           (config.tile_barrier == 0 ? "" : " barrier") + (config.reduce_add == 0 ? "" : " add");
 }
 
 }  // namespace deep_gemm

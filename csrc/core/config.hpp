@@ -79,6 +79,6 @@ inline bool has_loop_knobs(const Config& config) {
 }
 
 std::string to_string(
-    const Config& config);  // "64x112x128 s5 c1x2", then the knobs that are used: " k4", " swap", " loop1", ...
+    const Config& config);  // "64x112x128 s5 c1x2", then the knobs that are used: " k4", " swap", " loop", " warp", " barrier", " add"
 
 }  // namespace deep_gemm

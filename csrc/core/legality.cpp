@@ -226,8 +226,7 @@ std::string describe_knob(Rule rule, const Problem& problem, const Config& confi
 std::string describe_loop(Rule rule, const Config& config) {
     switch (rule) {
         case Rule::kLoop:
-            return clause("loop", config.loop,
-                          "needs FP8 with scales per 128 of K, without swap_ab; use 0");
+            return clause("loop", config.loop, "needs FP8 with scales per 128 of K, without swap_ab; use 0");
         case Rule::kScaleWarp:
             return clause("scale_warp", config.scale_warp, "needs recipe 1d2d and MN-major scales of A; use 0");
         case Rule::kTileBarrier:

@@ -159,6 +159,18 @@ DEFECTS: Defects = {
         ("        if not name.fullmatch(folder.name):\n", "        if False:\n"),
         ("status.st_mtime > STALE_S", "status.st_mtime > 0"),
         ("            flush(fresh)\n", ""),
+        ("        if mode is not None:\n", "        if False:\n"),
+    ],
+    ("deep_gemm/jit/kernel_set.py", "tests/cpu/runtime/test_warm_up.py"): [
+        ("        if not _C.is_small_sum(problem, device):\n", "        if True:\n"),
+        ("        if job in SUMS:\n", "        if False:\n"),
+    ],
+    ("deep_gemm/jit/ahead.py", "tests/cpu/benchmarks/test_new_shapes.py tests/cpu/core/test_psum_kinds.py"): [
+        ("_NUM_SPREAD = 8000", "_NUM_SPREAD = 80"),
+        ("_list_recorded(find_recorded_op(op, selector), selector)", "_list_recorded(op, selector)"),
+    ],
+    ("tuner/measure/worker_client.py", "tests/fault/test_worker_faults.py"): [
+        ('        if hello.get("package") != hashing.package_hash():\n', "        if False:\n"),
     ],
     ("db/interrupts.py", "tests/fault/test_interrupts.py"): [
         ("        seen.append(number)\n", "        handler(number, frame)\n"),

@@ -15,8 +15,14 @@ from tuner.commands.sweep import check_choice, make_progress
 from tuner.problems.fields import OP_NAMES, default_fields, read_op_name
 
 #: A config as tables show it: "64x112x128 s5 c1x2 k4 swap"; block_k and what is at its default may be left out.
-NOTATION = re.compile(r"(\d+)x(\d+)(?:x(\d+))?\s+s(\d+)(?:\s+c(\d+)x(\d+))?(?:\s+k(\d+))?(\s+swap)?")
-NAMES = ("block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab")
+NOTATION = re.compile(
+    r"(\d+)x(\d+)(?:x(\d+))?\s+s(\d+)(?:\s+c(\d+)x(\d+))?(?:\s+k(\d+))?(\s+swap)?"
+    r"(\s+loop)?(\s+warp)?(\s+barrier)?(\s+add)?"
+)
+NAMES = (
+    "block_m", "block_n", "block_k", "num_stages", "cluster_m", "cluster_n", "split_k", "swap_ab",
+    "loop", "scale_warp", "tile_barrier", "reduce_add",
+)  # fmt: skip
 TARGETS_HELP = (
     "[OLD [NEW]] [M N K]. A set is a git revision, a folder (a clone, or device headers), a kernel hash, or . (this"
     " tree, which NEW is by default). Without M N K name problems by --shapes or --preset."
@@ -161,9 +167,7 @@ def read_config(text: str) -> dict:
     """Return the fields of a config from its notation or JSON. The sets check them. Raises: UsageError."""
     match = NOTATION.fullmatch(text.strip())
     if match:
-        numbers = [
-            int(bool(part)) if part and part.strip() == "swap" else part and int(part) for part in match.groups()
-        ]
+        numbers = [part and (int(part) if part.isdigit() else 1) for part in match.groups()]
         return {name: number for name, number in zip(NAMES, numbers, strict=True) if number is not None}
     try:
         fields = json.loads(text)

@@ -327,7 +327,7 @@ def print_ranking(database: str, ranking, top: int) -> None:
         )
         for index, row in enumerate(shown)
     ]
-    print(format_table(("", "config", "us", "ratio", "samples", "rounds", "status", ""), rows))
+    print(format_table(("", "config", "us", "ratio", "count", "rounds", "status", ""), rows))
     if len(shown) < len(ranking.rows):
         print(f"... and {len(ranking.rows) - len(shown)} more; --top 0 shows all")
     print("ratio: to the reference, the heuristic's pick of that time; confirm: rounds that did not choose")

@@ -1,6 +1,8 @@
-// Quantises to FP8 with one scale per kGran rows and kGran columns, or (kPerColumn) per kGran rows and one column, in one pass.
+// Quantises to FP8 with one scale per kGran rows and kGran columns, or (kPerColumn) per kGran rows and one column, in
+// one pass.
 //
-// A CTA holds kGran rows x 128 columns in registers: the tile is read, its magnitudes meet in shared memory, and it is written.
+// A CTA holds kGran rows x 128 columns in registers: the tile is read, its magnitudes meet in shared memory, and it is
+// written.
 #pragma once
 
 #include "deep_gemm/fp8_cast.cuh"
@@ -12,13 +14,15 @@ struct CastBlocks {
     static constexpr Element kElement = static_cast<Element>(Config::kElement);
     using Words = Elements<kElement>;
     static constexpr u32 kGran = Config::kGran, kChunk = Words::kChunk;
-    static constexpr bool kUe8m0 = Config::kUe8m0, kUnbounded = kUe8m0 && !Config::kSaturates;  // products beyond 448 become NaN
+    // Products beyond 448 become NaN.
+    static constexpr bool kUe8m0 = Config::kUe8m0, kUnbounded = kUe8m0 && !Config::kSaturates;
     static constexpr bool kPerColumn = Config::kPerColumn, kAligned = Config::kAligned;
     static constexpr u32 kColumns = 128, kLanes = kColumns / kChunk;  // threads of a row of the tile
     static constexpr u32 kRowThreads = 16, kThreads = kLanes * kRowThreads;
     static constexpr u32 kCtasPerSm = !kAligned ? 512 / kThreads : Words::kBytes == 4 ? 2 : 3;  // no spills
     static constexpr u32 kRows = kGran / kRowThreads;  // chunks of a thread
-    static constexpr u32 kScaleLanes = kGran / kChunk, kScales = kColumns / kGran;  // threads of a row that share a scale; scales of the tile
+    // Threads of a row that share a scale; scales of the tile.
+    static constexpr u32 kScaleLanes = kGran / kChunk, kScales = kColumns / kGran;
     static_assert(kGran == 32 || kGran == 64 || kGran == 128, "scales divide the tile");
 
     const void* x;  // [groups, m, n]
@@ -28,7 +32,9 @@ struct CastBlocks {
     i64 x_group, x_row;  // bytes
     i64 scale_group, scale_row, scale_column;  // elements
 
-    __device__ __forceinline__ u32 row_of(u32 i) const { return blockIdx.y * kGran + i * kRowThreads + threadIdx.x / kLanes; }
+    __device__ __forceinline__ u32 row_of(u32 i) const {
+        return blockIdx.y * kGran + i * kRowThreads + threadIdx.x / kLanes;
+    }
     __device__ __forceinline__ u32 column() const { return blockIdx.x * kColumns + threadIdx.x % kLanes * kChunk; }
 
     __device__ __forceinline__ void load(u32 (&words)[kRows][4]) const {
@@ -39,14 +45,16 @@ struct CastBlocks {
         }
     }
 
-    __device__ __forceinline__ void store(const u32 (&words)[kRows][4], const float (&factors)[kChunk], bool is_unbounded) const {
+    __device__ __forceinline__ void store(const u32 (&words)[kRows][4], const float (&factors)[kChunk],
+                                          bool is_unbounded) const {
 #pragma unroll
         for (u32 i = 0; i < kRows; ++i) {
             float values[kChunk];
             u32 bytes[2];
             Words::unpack(words[i], values);
             quantise(values, factors, is_unbounded, bytes);
-            if (row_of(i) < m) Words::template store<kAligned>(out + (u64(blockIdx.z) * m + row_of(i)) * n, column(), n, bytes);
+            if (row_of(i) < m)
+                Words::template store<kAligned>(out + (u64(blockIdx.z) * m + row_of(i)) * n, column(), n, bytes);
         }
     }
 
@@ -61,7 +69,8 @@ struct CastBlocks {
 #pragma unroll
         for (u32 i = 0; i < kRows; ++i) word = Words::max_of_words(word, Words::max_of_chunk(words[i]));
 #pragma unroll
-        for (u32 lanes = kScaleLanes / 2; lanes > 0; lanes /= 2) word = Words::max_of_words(word, __shfl_xor_sync(0xFFFFFFFF, word, lanes));
+        for (u32 lanes = kScaleLanes / 2; lanes > 0; lanes /= 2)
+            word = Words::max_of_words(word, __shfl_xor_sync(0xFFFFFFFF, word, lanes));
         const u32 lane = threadIdx.x % kLanes, scale_index = lane / kScaleLanes;
         if (lane % kScaleLanes == 0) largest[threadIdx.x / kLanes][scale_index] = word;
         __syncthreads();

@@ -1,8 +1,9 @@
-// Quantises rows to FP8 with one scale per row and kGran columns, in one pass; with kSwiglu, silu(gate) * up of rows [gate, up].
+// Quantises rows to FP8 with one scale per row and kGran columns, in one pass; with kSwiglu, silu(gate) * up of rows
+// [gate, up].
 //
-// A slice belongs to a thread: kChunks chunks of one scale. A scale belongs to kLanes threads beside each other in a warp, which lay their chunks in
-// turn, so that their loads and stores are coalesced. A thread has kUnroll slices under way. CTAs of column x walk the slices of the groups of
-// blockIdx.y in steps of the grid, so that any grid is right.
+// A slice belongs to a thread: kChunks chunks of one scale. A scale belongs to kLanes threads beside each other in a
+// warp, which lay their chunks in turn, so that their loads and stores are coalesced. A thread has kUnroll slices under
+// way. CTAs of column x walk the slices of the groups of blockIdx.y in steps of the grid, so that any grid is right.
 #pragma once
 
 #include "deep_gemm/fp8_cast.cuh"
@@ -13,11 +14,13 @@ template <class Config>
 struct CastRows {
     static constexpr Element kElement = static_cast<Element>(Config::kElement);
     using Words = Elements<kElement>;
-    static constexpr bool kUe8m0 = Config::kUe8m0, kUnbounded = kUe8m0 && !Config::kSaturates;  // products beyond 448 become NaN
+    // Products beyond 448 become NaN.
+    static constexpr bool kUe8m0 = Config::kUe8m0, kUnbounded = kUe8m0 && !Config::kSaturates;
     static constexpr bool kSwiglu = Config::kSwiglu, kMasked = Config::kMasked, kAligned = Config::kAligned;
     // Two chunks of a scale take half the exchanges and addresses of one; four are no longer coalesced.
     static constexpr u32 kThreads = 256, kCtasPerSm = 4, kChunks = 2, kUnroll = 2;
-    static constexpr u32 kGran = Config::kGran, kChunk = Words::kChunk, kLanes = kGran / (kChunk * kChunks), kInputs = kSwiglu ? 2 : 1;
+    static constexpr u32 kGran = Config::kGran, kChunk = Words::kChunk, kLanes = kGran / (kChunk * kChunks),
+                         kInputs = kSwiglu ? 2 : 1;
     static_assert(kLanes >= 1 && kLanes <= 32, "a scale's slices lie in one warp");
 
     using Slice = u32[kChunks][kInputs][4];  // words
@@ -51,12 +54,13 @@ struct CastRows {
 #pragma unroll
         for (u32 i = 0; i < kChunks; ++i) {
             Words::template load<kAligned>(row, place.column_of(i), columns, words[i][0]);
-            if constexpr (kSwiglu) Words::template load<kAligned>(row + u64(n) * Words::kBytes, place.column_of(i), columns, words[i][1]);
+            if constexpr (kSwiglu)
+                Words::template load<kAligned>(row + u64(n) * Words::kBytes, place.column_of(i), columns, words[i][1]);
         }
     }
 
-    // silu(gate) as torch's kernels compute it in FP32. A division by __fdiv_rn takes twice the instructions of all else, and would be what bounds
-    // the kernel.
+    // silu(gate) as torch's kernels compute it in FP32. A division by __fdiv_rn takes twice the instructions of all
+    // else, and would be what bounds the kernel.
     template <bool kIsModerate>
     __device__ static __forceinline__ float silu(float gate) {
         if constexpr (!kIsModerate) return __fdiv_rn(gate, __fadd_rn(1.0f, expf(-gate)));
@@ -94,12 +98,15 @@ struct CastRows {
     }
 
     static constexpr bool kIsFloat = kSwiglu || Words::kBytes == 4;  // what such a magnitude is
-    __device__ static __forceinline__ u32 larger(u32 a, u32 b) { return kIsFloat ? max_of(a, b) : Words::max_of_words(a, b); }
+    __device__ static __forceinline__ u32 larger(u32 a, u32 b) {
+        return kIsFloat ? max_of(a, b) : Words::max_of_words(a, b);
+    }
 
     // The largest magnitude of the scale's slices, in every thread of it.
     __device__ static __forceinline__ float reduce(u32 largest) {
 #pragma unroll
-        for (u32 lanes = kLanes / 2; lanes > 0; lanes /= 2) largest = larger(largest, __shfl_xor_sync(0xFFFFFFFF, largest, lanes));
+        for (u32 lanes = kLanes / 2; lanes > 0; lanes /= 2)
+            largest = larger(largest, __shfl_xor_sync(0xFFFFFFFF, largest, lanes));
         return kIsFloat ? __uint_as_float(largest) : Words::max_of_word(largest);
     }
 
@@ -121,7 +128,8 @@ struct CastRows {
             quantise(values[i], factors, kUnbounded && __float_as_uint(amax) >= kInfinityBits, bytes);
             Words::template store<kAligned>(row, place.column_of(i), n, bytes);
         }
-        if (index % kLanes == 0) scales[group * scale_group + place.row * scale_row + place.column / kGran * scale_column] = scale;
+        if (index % kLanes == 0)
+            scales[group * scale_group + place.row * scale_row + place.column / kGran * scale_column] = scale;
     }
 
     __device__ __forceinline__ void run_group(u32 group) const {

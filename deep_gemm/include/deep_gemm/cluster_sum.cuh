@@ -1,8 +1,10 @@
-// Adds up numbers of which every CTA of a cluster has its share, in the order of the CTAs' ranks, so that the result does not depend on timing.
+// Adds up numbers of which every CTA of a cluster has its share, in the order of the CTAs' ranks, so that the result
+// does not depend on timing.
 //
-// The numbers are dealt to the ranks in vectors of four. Every CTA sends its vectors to their owners' shared memory by st.async, which completes
-// bytes on the owner's barrier; the owner adds up what it received. The hardware starts the CTAs of a cluster together, so none waits for one
-// that may not run, and a CTA stays until everything sent to it has arrived.
+// The numbers are dealt to the ranks in vectors of four. Every CTA sends its vectors to their owners' shared memory by
+// st.async, which completes bytes on the owner's barrier; the owner adds up what it received. The hardware starts the
+// CTAs of a cluster together, so none waits for one that may not run, and a CTA stays until everything sent to it has
+// arrived.
 #pragma once
 
 #include "deep_gemm/sm90/ptx/ptx.cuh"
@@ -12,7 +14,9 @@ namespace deep_gemm {
 namespace ptx {
 
 // barrier.cluster.arrive.relaxed: orders nothing but what a fence before it orders.
-__device__ __forceinline__ void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
 
 }  // namespace ptx
 
@@ -52,7 +56,9 @@ struct ClusterSum {
     }
 
    private:
-    __device__ __forceinline__ u32 address_of(u32 sender, u32 vector) const { return received + (sender * kOwned + vector) * 16; }
+    __device__ __forceinline__ u32 address_of(u32 sender, u32 vector) const {
+        return received + (sender * kOwned + vector) * 16;
+    }
 
     __device__ __forceinline__ static u32 num_owned() {
         const u32 first = ptx::cluster_rank() * kOwned;
@@ -62,7 +68,8 @@ struct ClusterSum {
     __device__ __forceinline__ static float add(u32 address) {
         float sum = 0.0f;
 #pragma unroll
-        for (u32 sender = 0; sender < kRanks; ++sender) sum = __fadd_rn(sum, ptx::load_shared(address + sender * kOwned * 16));
+        for (u32 sender = 0; sender < kRanks; ++sender)
+            sum = __fadd_rn(sum, ptx::load_shared(address + sender * kOwned * 16));
         return sum;
     }
 };

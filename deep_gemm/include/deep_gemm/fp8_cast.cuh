@@ -1,7 +1,8 @@
-// Pieces of the kernels that quantise to FP8 (E4M3), each rounded as torch's CUDA kernels round the formula of deep_gemm/quantize.py.
+// Pieces of the kernels that quantise to FP8 (E4M3), each rounded as torch's CUDA kernels round the formula of
+// deep_gemm/quantize.py.
 //
-// A chunk is 16 bytes of the input, four words. Magnitudes are compared as integers: bits of non-negative floats are in the order of the floats,
-// and NaN lies above all of them, so that it reaches the scale as it does in torch.
+// A chunk is 16 bytes of the input, four words. Magnitudes are compared as integers: bits of non-negative floats are in
+// the order of the floats, and NaN lies above all of them, so that it reaches the scale as it does in torch.
 #pragma once
 
 #include "deep_gemm/fp8_ptx.cuh"
@@ -20,20 +21,21 @@ __device__ __forceinline__ u32 to_fp8_unbounded(float value) {
     return is_finite ? to_fp8_pair(value, 0.0f) & 0xFF : 0x7F | (bits >> 24 & 0x80);
 }
 
-// expf of CUDA takes the exponent of exp(-gate) from the lowest bits of this number, which it computes by way of a clamped one.
+// expf of CUDA takes the exponent of exp(-gate) from the lowest bits of this number, which it computes by way of a
+// clamped one.
 __device__ __forceinline__ float shift_exponent(float gate) { return __fmaf_rd(-gate, 1.4426950216f, 12583039.0f); }
 
-// 1 + expf(-gate) for moderate gates, equal to the bit: exponent (a test compares those of all gates), remainder and instructions are those of expf,
-// and the sum is rounded once because the product is exact.
+// 1 + expf(-gate) for moderate gates, equal to the bit: exponent (a test compares those of all gates), remainder and
+// instructions are those of expf, and the sum is rounded once because the product is exact.
 __device__ __forceinline__ float add_exponential(float gate) {
     const float shifted = shift_exponent(gate), exponent = __fadd_rn(shifted, -12583039.0f);
     const float remainder = __fmaf_rn(-gate, 1.925963033500011e-08f, __fmaf_rn(-gate, 1.4426950216f, -exponent));
     return __fmaf_rn(__uint_as_float(__float_as_uint(shifted) << 23), approximate_power_of_two(remainder), 1.0f);
 }
 
-// gate / divisor, correctly rounded, for moderate gates, divisor = 1 + exp(-gate) with up to eight units of error in the last place of exp, and
-// `reciprocal` = 1 / divisor with up to one. (A test divides all of them. Zeros, infinities and quotients beside a power of two would need what
-// __fdiv_rn does besides.)
+// gate / divisor, correctly rounded, for moderate gates, divisor = 1 + exp(-gate) with up to eight units of error in
+// the last place of exp, and `reciprocal` = 1 / divisor with up to one. (A test divides all of them. Zeros, infinities
+// and quotients beside a power of two would need what __fdiv_rn does besides.)
 __device__ __forceinline__ float divide_gate(float gate, float divisor, float reciprocal) {
     const float quotient = __fmul_rn(gate, reciprocal);
     return __fmaf_rn(-__fmaf_rn(divisor, quotient, -gate), reciprocal, quotient);
@@ -62,16 +64,22 @@ struct Elements {
     }
 
     // Magnitudes of a word's elements, and the larger ones of two words of magnitudes.
-    __device__ static __forceinline__ u32 magnitudes(u32 word) { return word & (kBytes == 4 ? 0x7FFFFFFF : 0x7FFF7FFF); }
-    __device__ static __forceinline__ u32 max_of_words(u32 a, u32 b) { return kBytes == 4 ? max_of(a, b) : max_halves(a, b); }
-
-    __device__ static __forceinline__ u32 max_of_chunk(const u32 (&words)[4]) {
-        return max_of_words(max_of_words(magnitudes(words[0]), magnitudes(words[1])), max_of_words(magnitudes(words[2]), magnitudes(words[3])));
+    __device__ static __forceinline__ u32 magnitudes(u32 word) {
+        return word & (kBytes == 4 ? 0x7FFFFFFF : 0x7FFF7FFF);
+    }
+    __device__ static __forceinline__ u32 max_of_words(u32 a, u32 b) {
+        return kBytes == 4 ? max_of(a, b) : max_halves(a, b);
     }
 
-    // Whether all elements of a chunk are moderate gates, for which the short forms hold: of magnitudes from 2^-18 (BF16) or 2^-14 (FP16) to 64.
-    // Compares doubled magnitudes less the least: what a sign adds to the half above is less than a step there, and a half that is less than the
-    // least takes from the one above, but is itself beyond the range.
+    __device__ static __forceinline__ u32 max_of_chunk(const u32 (&words)[4]) {
+        return max_of_words(max_of_words(magnitudes(words[0]), magnitudes(words[1])),
+                            max_of_words(magnitudes(words[2]), magnitudes(words[3])));
+    }
+
+    // Whether all elements of a chunk are moderate gates, for which the short forms hold: of magnitudes from 2^-18
+    // (BF16) or 2^-14 (FP16) to 64. Compares doubled magnitudes less the least: what a sign adds to the half above is
+    // less than a step there, and a half that is less than the least takes from the one above, but is itself beyond the
+    // range.
     __device__ static __forceinline__ bool are_moderate(const u32 (&words)[4]) {
         constexpr bool kIsBfloat16 = kElement == Element::kBfloat16;
         constexpr u32 kLow = 2 * (kIsBfloat16 ? 0x3680 : 0x0400), kRange = 2 * (kIsBfloat16 ? 0x4280 : 0x5400) - kLow;
@@ -84,14 +92,19 @@ struct Elements {
     }
 
     // The magnitudes of a word as FP32.
-    __device__ static __forceinline__ float low(u32 word) { return kBytes == 4 ? __uint_as_float(word) : to_float(word & 0xFFFF); }
-    __device__ static __forceinline__ float high(u32 word) { return kBytes == 4 ? __uint_as_float(word) : to_float(word >> 16); }
+    __device__ static __forceinline__ float low(u32 word) {
+        return kBytes == 4 ? __uint_as_float(word) : to_float(word & 0xFFFF);
+    }
+    __device__ static __forceinline__ float high(u32 word) {
+        return kBytes == 4 ? __uint_as_float(word) : to_float(word >> 16);
+    }
     __device__ static __forceinline__ float max_of_word(u32 word) {
         return kBytes == 4 ? __uint_as_float(word) : to_float(max_of(word & 0xFFFF, word >> 16));
     }
 
-    // Load the chunk at element `column` of a row of n elements; elements beyond the row are 0. `kIsAligned`: rows start at 16 bytes and n is a
-    // multiple of the chunk. No hint: to evict the lines first costs 5 to 9 % of the kernel.
+    // Load the chunk at element `column` of a row of n elements; elements beyond the row are 0. `kIsAligned`: rows
+    // start at 16 bytes and n is a multiple of the chunk. No hint: to evict the lines first costs 5 to 9 % of the
+    // kernel.
     template <bool kIsAligned>
     __device__ static __forceinline__ void load(const void* row, u32 column, u32 n, u32 (&words)[4]) {
 #pragma unroll
@@ -129,7 +142,8 @@ struct Elements {
     }
 };
 
-// amax clamped at 1e-4, over 448 (torch multiplies by the reciprocal of a Python number), rounded up to a power of two where asked.
+// amax clamped at 1e-4, over 448 (torch multiplies by the reciprocal of a Python number), rounded up to a power of two
+// where asked.
 template <bool kUe8m0>
 __device__ __forceinline__ float scale_of(float amax) {
     const float scale = __fmul_rn(amax < 1e-4f ? 1e-4f : amax, 1.0f / 448.0f);
@@ -139,10 +153,12 @@ __device__ __forceinline__ float scale_of(float amax) {
     return __uint_as_float((bits + 0x7FFFFF) & 0xFF800000);
 }
 
-// Quantise a chunk by factors 1 / scale. `is_unbounded`: products may exceed 448 and then become NaN. Else they are at most 448 but for rounding,
-// because the scale is of the largest magnitude; a scale that is not finite leaves zeros and NaN, or (UE8M0) any products.
+// Quantise a chunk by factors 1 / scale. `is_unbounded`: products may exceed 448 and then become NaN. Else they are at
+// most 448 but for rounding, because the scale is of the largest magnitude; a scale that is not finite leaves zeros and
+// NaN, or (UE8M0) any products.
 template <u32 kChunk>
-__device__ __forceinline__ void quantise(const float (&values)[kChunk], const float (&factors)[kChunk], bool is_unbounded, u32 (&bytes)[2]) {
+__device__ __forceinline__ void quantise(const float (&values)[kChunk], const float (&factors)[kChunk],
+                                         bool is_unbounded, u32 (&bytes)[2]) {
     float products[kChunk];
 #pragma unroll
     for (u32 i = 0; i < kChunk; ++i) products[i] = __fmul_rn(values[i], factors[i]);

@@ -9,11 +9,13 @@ namespace deep_gemm {
 
 template <class Config, class Wgmma>
 struct Fp8MainloopOf {
-    static constexpr bool kUnrolled = Config::kLoop, kInChunks = Config::kScaleWarp || (kUnrolled && GemmLayout<Config>::kRing);
+    static constexpr bool kUnrolled = Config::kLoop,
+                          kInChunks = Config::kScaleWarp || (kUnrolled && GemmLayout<Config>::kRing);
     using AnyLayout = typename Choose<kUnrolled, ChunkReader<Config>, RingReader<Config>>::Type;
     using MnMajor = typename Choose<Config::kScaleWarp, BlockReader<Config>, StageReader<Config>>::Type;
     using Reader = typename Choose<GemmLayout<Config>::kRing, AnyLayout, MnMajor>::Type;
-    using Steps = typename Choose<kUnrolled, Fp8Unrolled<Config, Wgmma, Reader>, Fp8Mainloop<Config, Wgmma, Reader>>::Type;
+    using Steps =
+        typename Choose<kUnrolled, Fp8Unrolled<Config, Wgmma, Reader>, Fp8Mainloop<Config, Wgmma, Reader>>::Type;
     using Type = typename Choose<kInChunks, InChunks<Config, Steps, Reader>, Steps>::Type;
 };
 

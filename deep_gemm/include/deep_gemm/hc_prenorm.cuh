@@ -1,12 +1,19 @@
-// The projection before a hyper-connection's norm: D = A . B^T and the sums of squares of the rows of A, in one pass over A. B has few rows, so
-// the kernel lives on the bandwidth with which A comes from memory.
+// The projection before a hyper-connection's norm: D = A . B^T and the sums of squares of the rows of A, in one pass
+// over A. B has few rows, so the kernel lives on the bandwidth with which A comes from memory.
 //
-// A is BF16, B FP32. Each number of B is the sum of two BF16 numbers, to 2^-17 of its size, and A . B^T the sum of two BF16 products, which
-// tensor cores add up in FP32. One TF32 product would cost as much, with 2^-11.
+// A is BF16, B FP32. Each number of B is the sum of two BF16 numbers, to 2^-17 of its size, and A . B^T the sum of two
+// BF16 products, which tensor cores add up in FP32. One TF32 product would cost as much, with 2^-11.
 //
-// A CTA has kRows rows and a part of K, in chunks of 32, which its warps take in turn (mma_ptx.cuh says how they load). In the end the warps add
-// up their sums in a fixed order. Parts that are not the result itself are added up by the cluster that their CTAs make (cluster_sum.cuh), or,
-// where there are more of them than a cluster has CTAs, by another kernel (hc_prenorm_sum.cuh).
+//        one warp                       12 warps of a CTA                 kParts CTAs of a cluster
+//   A -> registers --mma--> sums --shared memory: 12 -> 6 -> 3 slots--> --st.async--> owner's shared memory --> D,
+//   B -> split in two ----^   |     (a barrier of the CTA after each)   (its barrier counts the bytes)        squares
+//                             + squares of A's rows
+//
+// A CTA has kRows rows and a part of K, in chunks of 32, which its warps take in turn (mma_ptx.cuh says how they load);
+// each warp has the loads of its next chunk of A under way while it multiplies one. All warps have the same role. No
+// barrier is waited for before the part is finished; then the warps add up their sums in a fixed order. Parts that are
+// not the result itself are added up by the cluster that their CTAs make (cluster_sum.cuh), or, where there are more of
+// them than a cluster has CTAs, by another kernel (hc_prenorm_sum.cuh).
 #pragma once
 
 #include "deep_gemm/cluster_sum.cuh"
@@ -14,14 +21,17 @@
 
 namespace deep_gemm {
 
-// Config: kColumnTiles, the rows of B in eights, at most 3; kRowTiles, the rows of a CTA in sixteens, at most 4; kParts, the CTAs of a cluster, or
-// 1. Pitches are in elements; k and that of A are multiples of 8, that of B of 4. The grid is (tiles of rows * kParts, num_parts / kParts).
+// Config: kColumnTiles, the rows of B in eights, at most 3; kRowTiles, the rows of a CTA in sixteens, at most 4;
+// kParts, the CTAs of a cluster, or 1. Pitches are in elements; k and that of A are multiples of 8, that of B of 4. The
+// grid is (tiles of rows * kParts, num_parts / kParts).
 template <class Config>
 struct HcPrenorm {
     static constexpr u32 kThreads = 384, kCtasPerSm = 1, kWarps = kThreads / 32;
-    static constexpr u32 kRowTiles = u32(Config::kRowTiles), kColumnTiles = u32(Config::kColumnTiles), kParts = u32(Config::kParts);
+    static constexpr u32 kRowTiles = u32(Config::kRowTiles), kColumnTiles = u32(Config::kColumnTiles),
+                         kParts = u32(Config::kParts);
     static constexpr u32 kRows = 16 * kRowTiles, kChunk = 32;
-    static constexpr u32 kColumns = 8 * kColumnTiles, kPitch = kColumns + 1;  // of the sums in shared memory: the last column has the squares
+    // Of the sums in shared memory: the last column has the squares.
+    static constexpr u32 kColumns = 8 * kColumnTiles, kPitch = kColumns + 1;
     static constexpr u32 kNumbers = kRows * kPitch, kSlots = kWarps / 2;
     using Total = ClusterSum<kParts, kThreads, kNumbers>;
 
@@ -77,7 +87,8 @@ struct HcPrenorm {
         const u32 x_bits = __float_as_uint(x), y_bits = __float_as_uint(y);
         const bool is_finite = (x_bits & 0x7f800000) != 0x7f800000 && (y_bits & 0x7f800000) != 0x7f800000;
         above = is_finite ? __byte_perm(x_bits, y_bits, 0x7632) : ptx::pack_bf16(x, y);
-        const float x_left = x - __uint_as_float(x_bits & 0xffff0000), y_left = y - __uint_as_float(y_bits & 0xffff0000);
+        const float x_left = x - __uint_as_float(x_bits & 0xffff0000),
+                    y_left = y - __uint_as_float(y_bits & 0xffff0000);
         below = is_finite ? ptx::pack_bf16(x_left, y_left) : 0;
     }
 
@@ -96,7 +107,8 @@ struct HcPrenorm {
 #pragma unroll
                 for (u32 tile = 0; tile < kRowTiles; ++tile) {
                     const uint4 &low = rows[tile][0], &high = rows[tile][1];
-                    const u32 fragment[4] = {word_of(low, 2 * half), word_of(high, 2 * half), word_of(low, 2 * half + 1), word_of(high, 2 * half + 1)};
+                    const u32 fragment[4] = {word_of(low, 2 * half), word_of(high, 2 * half),
+                                             word_of(low, 2 * half + 1), word_of(high, 2 * half + 1)};
                     ptx::multiply_16x8x16(sums.product[tile][column], fragment, above[0], above[1]);
                     ptx::multiply_16x8x16(sums.product[tile][column], fragment, below[0], below[1]);
                 }
@@ -156,7 +168,9 @@ struct HcPrenorm {
 #pragma unroll
             for (u32 column = 0; column < kColumnTiles; ++column)
 #pragma unroll
-                for (u32 i = 0; i < 4; ++i) visit((row + i / 2 * 8) * kPitch + column * 8 + lane() % 4 * 2 + i % 2, sums.product[tile][column][i]);
+                for (u32 i = 0; i < 4; ++i)
+                    visit((row + i / 2 * 8) * kPitch + column * 8 + lane() % 4 * 2 + i % 2,
+                          sums.product[tile][column][i]);
             if (lane() % 4 == 0) {
                 visit(row * kPitch + kColumns, sums.squares[tile][0]);
                 visit((row + 8) * kPitch + kColumns, sums.squares[tile][1]);
@@ -164,7 +178,8 @@ struct HcPrenorm {
         }
     }
 
-    // The sums of the warps from `count` / 2 on go to shared memory and are added by those below, until three are left, which lie there.
+    // The sums of the warps from `count` / 2 on go to shared memory and are added by those below, until three are left,
+    // which lie there.
     __device__ __forceinline__ static void add_warps(Sums& sums, float (&slots)[kSlots][kNumbers]) {
         static_assert(kWarps == 12, "12 warps, 6, 3");
 #pragma unroll 1

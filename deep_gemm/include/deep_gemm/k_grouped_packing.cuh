@@ -1,8 +1,9 @@
-// Packs FP32 scales of groups of K, [rows, mn] with the groups' rows one after the other, as UE8M0: four rows of one group become a row of words, which
-// holds their exponents, the first row's in the lowest byte. The groups' sizes are read on the device.
+// Packs FP32 scales of groups of K, [rows, mn] with the groups' rows one after the other, as UE8M0: four rows of one
+// group become a row of words, which holds their exponents, the first row's in the lowest byte. The groups' sizes are
+// read on the device.
 //
-// blockIdx.y is a row of words. Its CTAs find the group that it belongs to: every thread counts the rows of one group, and a scan adds them up. Rows of
-// words beyond the last group are zeros, as are bytes beyond a group's rows.
+// blockIdx.y is a row of words. Its CTAs find the group that it belongs to: every thread counts the rows of one group,
+// and a scan adds them up. Rows of words beyond the last group are zeros, as are bytes beyond a group's rows.
 #pragma once
 
 #include "deep_gemm/types.cuh"

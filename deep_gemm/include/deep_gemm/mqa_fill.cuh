@@ -1,5 +1,6 @@
-// Writes -inf beside the valid columns of every row, where the caller wants clean logits; the math warpgroups write the valid ones and nothing
-// else. By warps 1 to 3 of the loading warpgroup, which have nothing else to do: stores only, with no tie to the rings.
+// Writes -inf beside the valid columns of every row, where the caller wants clean logits; the math warpgroups write the
+// valid ones and nothing else. By warps 1 to 3 of the loading warpgroup, which have nothing else to do: stores only,
+// with no tie to the rings.
 #pragma once
 
 #include "deep_gemm/mqa_ptx.cuh"
@@ -43,7 +44,8 @@ struct MqaFill {
     // Single elements up to a 16-byte boundary, whole vectors, and single elements again.
     __device__ __forceinline__ static void fill(u8* from, u32 count) {
         const u32 thread = threadIdx.x % 128 - 32, to_boundary = u32(-reinterpret_cast<u64>(from) % 16) / kBytes;
-        const u32 head = min(count, to_boundary), vectors = (count - head) / kVector, tail = count - head - vectors * kVector;
+        const u32 head = min(count, to_boundary), vectors = (count - head) / kVector,
+                  tail = count - head - vectors * kVector;
         if (thread < head) fill_one(from + thread * kBytes);
         from += head * kBytes;
 #pragma unroll 1

@@ -1,11 +1,30 @@
-// Attention index logits for SM90: out[i, j] = (sum over heads of relu(q[i, h] . k[j]) * weights[i, h]) * scale[j], FP8 e4m3 operands.
+// Attention index logits for SM90: out[i, j] = (sum over heads of relu(q[i, h] . k[j]) * weights[i, h]) * scale[j], FP8
+// e4m3 operands.
 //
-// Roles. Math warpgroups 0 .. kMathGroups-1 (mqa_math.cuh); of the last warpgroup, warp 0 loads (mqa_producer.cuh) and warps 1 to 3 write -inf beside
-// the valid columns (mqa_fill.cuh). The grid is persistent; the Schedule divides the work over it: rows of K between the bounds of
-// each row (mqa_prefill_schedule.cuh), or pages of a cache (mqa_paged_schedule.cuh). Only the loading warp knows the schedule: it hands
-// segments of work to the math warpgroups beside the tile of q. No CTA waits for another.
+//                segments of work
+//   Schedule ---------------------> load --TMA--> [ ring of q: tile, weights, segment ] --full--> every math warpgroup
+//   (starts and ends of rows,        |                                   ^------empty------------ all math warps
+//    lengths, block table)           |
+//                                    +---TMA----> [ ring of K: 64 rows, scales ] --full--> math warpgroup g: WGMMA,
+//                                                                        ^------empty------- relu, weights, sum over
+//   fill: -inf beside the valid columns --> out                                              heads, scale --> out
 //
-// Config and Wgmma come from the generated source: Config names the constants, Wgmma::multiply<accumulate> is one m64nNk32 of N = kColumns.
+// Roles. Warpgroups 0 .. kMathGroups-1 do the math, each on every kMathGroups-th tile of K (mqa_math.cuh). Of the last
+// warpgroup, warp 0 loads (mqa_producer.cuh) and warps 1 to 3 fill (mqa_fill.cuh).
+//
+// Rings, and who waits where (mqa_stages.cuh). Each buffer has a full and an empty barrier; both rings run on across
+// segments, so loads of the next segment are under way while one is computed.
+//   ring of q  full: load's arrival, bytes of TMA  empty: one arrival a math warp of the CTA
+//   ring of K  full: load's arrival, bytes of TMA  empty: one arrival a warp of the warpgroup that the stage belongs to
+// A segment is some tiles of K against one tile of q. One without tiles says that there are no more. What the fill
+// warps write nobody else writes or reads, so they wait for nothing.
+//
+// The grid is persistent; the Schedule divides the work over it: rows of K between the bounds of each row
+// (mqa_prefill_schedule.cuh), or pages of a cache (mqa_paged_schedule.cuh). Only the loading warp and the fill warps
+// know it. No CTA waits for another.
+//
+// Config and Wgmma come from the generated source: Config names the constants, Wgmma::multiply<accumulate> is one
+// m64nNk32 of N = kColumns.
 #pragma once
 
 #include "deep_gemm/mqa_fill.cuh"
@@ -26,7 +45,8 @@ struct MqaLogits {
         : maps(maps), params(params), stages{shared, params.zero} {}
 
     __device__ __forceinline__ void run() const {
-        const u32 group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0), warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
+        const u32 group = __shfl_sync(0xffffffff, threadIdx.x / 128, 0),
+                  warp = __shfl_sync(0xffffffff, threadIdx.x / 32 % 4, 0);
         const bool produces = group == Layout::kMathGroups;
         Schedule schedule(params);
         if (produces && warp == 1) stages.initialise();

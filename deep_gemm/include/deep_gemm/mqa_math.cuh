@@ -1,8 +1,9 @@
-// A math warpgroup of the index logits: S = K_tile . q_tile^T by WGMMA (64 rows of K, columns are tokens x heads), then for each row and
-// token the sum over heads of relu(S) * weight, times the scale of the row of K.
+// A math warpgroup of the index logits: S = K_tile . q_tile^T by WGMMA (64 rows of K, columns are tokens x heads), then
+// for each row and token the sum over heads of relu(S) * weight, times the scale of the row of K.
 //
-// Per element of S two instructions: x + |x| = 2 relu(x) exactly (products of finite FP8 numbers are finite, NaN stays NaN), and a multiply-add with
-// half the weight. Columns are ordered so that all heads of a token meet in one thread (mqa_types.cuh), in the order of heads.
+// Per element of S two instructions: x + |x| = 2 relu(x) exactly (products of finite FP8 numbers are finite, NaN stays
+// NaN), and a multiply-add with half the weight. Columns are ordered so that all heads of a token meet in one thread
+// (mqa_types.cuh), in the order of heads.
 #pragma once
 
 #include "deep_gemm/mqa_stages.cuh"
@@ -15,7 +16,8 @@ struct MqaMath {
     static constexpr u32 kGroups = Layout::kTokenGroups, kLanes = Layout::kLaneTokens;
     static constexpr u32 kValues = kLanes == 4 ? 2 : 1;  // rows of K that a thread stores of each token
     static constexpr u32 kBytes = Config::kFloatD ? 4 : 2;
-    static constexpr u32 kChainStep = Config::kColumns * Config::kHeadDim / 16;  // of a descriptor, from one chain's columns to the next
+    // Of a descriptor, from one chain's columns to the next.
+    static constexpr u32 kChainStep = Config::kColumns * Config::kHeadDim / 16;
     using Chain = float[Layout::kAccumulators];
     using Weights = float[Layout::kWeights];
 
@@ -37,14 +39,16 @@ struct MqaMath {
             if (num_tiles == 0) break;
             if (next < num_tiles) do_segment(segment.stage, num_tiles);
             next -= num_tiles;
-            __syncwarp();  // a lane that comes late to a segment without tiles for this warpgroup must not miss its phase
+            // A lane that comes late to a segment without tiles for this warpgroup must not miss its phase.
+            __syncwarp();
             stages.release(stages.query_empty_barrier(segment.stage), 0);  // all that was read has been used
             segment.advance();
         }
     }
 
    private:
-    // Where this thread stands in the rows of its tokens: its position less the first valid one, the number of valid ones, and where it stores.
+    // Where this thread stands in the rows of its tokens: its position less the first valid one, the number of valid
+    // ones, and where it stores.
     struct Rows {
         u32 at[kGroups], count[kGroups];
         u8* out[kGroups];
@@ -58,17 +62,21 @@ struct MqaMath {
         }
     };
 
-    __device__ __forceinline__ static u32 token_of(u32 token_group) { return token_group * kLanes + threadIdx.x % kLanes; }
+    __device__ __forceinline__ static u32 token_of(u32 token_group) {
+        return token_group * kLanes + threadIdx.x % kLanes;
+    }
 
     // `row` is this thread's first in a tile.
     __device__ __forceinline__ void load_rows(Rows& rows, u32 segment, u32 row) const {
-        const u32 token = ptx::load_shared_word(segment), position = ptx::load_shared_word(segment + 4) + next * kMqaTile + row;
+        const u32 token = ptx::load_shared_word(segment),
+                  position = ptx::load_shared_word(segment + 4) + next * kMqaTile + row;
 #pragma unroll
         for (u32 g = 0; g < kGroups; ++g) {
             u32 low, high;
             ptx::load_shared_pair(low, high, segment + 16 + 8 * token_of(g));
             rows.at[g] = position - low;
-            rows.count[g] = kLanes == 1 && threadIdx.x % 2 != 0 ? 0 : high - low;  // one of the two lanes that hold the same value stores it
+            // One of the two lanes that hold the same value stores it.
+            rows.count[g] = kLanes == 1 && threadIdx.x % 2 != 0 ? 0 : high - low;
             const i64 column = i64(position) - (params.flags & kMqaCompressed ? low : 0);
             rows.out[g] = static_cast<u8*>(params.out) + ((token + token_of(g)) * params.out_pitch + column) * kBytes;
         }
@@ -92,11 +100,13 @@ struct MqaMath {
         ptx::wgmma_fence();
         Wgmma::template multiply<false>(s, rows, columns);
 #pragma unroll
-        for (u32 i = 1; i < Config::kHeadDim / 32; ++i) Wgmma::template multiply<true>(s, rows + 2 * i, columns + 2 * i);
+        for (u32 i = 1; i < Config::kHeadDim / 32; ++i)
+            Wgmma::template multiply<true>(s, rows + 2 * i, columns + 2 * i);
         ptx::wgmma_commit();
     }
 
-    __device__ __forceinline__ static void reduce(float (&sums)[kGroups][2], const Chain& s, const Weights& weights, u32 chain) {
+    __device__ __forceinline__ static void reduce(float (&sums)[kGroups][2], const Chain& s, const Weights& weights,
+                                                  u32 chain) {
 #pragma unroll
         for (u32 i = 0; i < Layout::kAccumulators; ++i) {
             const u32 pair = chain * (Config::kColumns / 8) + i / 4;
@@ -105,7 +115,8 @@ struct MqaMath {
         }
     }
 
-    // Sums over the lanes that share a token. With two or four of them each lane ends with one of the two rows: kept in sums[0].
+    // Sums over the lanes that share a token. With two or four of them each lane ends with one of the two rows: kept in
+    // sums[0].
     __device__ __forceinline__ static void exchange(float (&sums)[2]) {
         if constexpr (kLanes < 4) {
             const bool high = threadIdx.x & 2;
@@ -125,14 +136,16 @@ struct MqaMath {
                 if constexpr (Config::kFloatD) {
                     ptx::store_global_if(valid, rows.out[g] + 8 * v * kBytes, values[g][v]);
                 } else {
-                    ptx::store_global_if(valid, rows.out[g] + 8 * v * kBytes, static_cast<u16>(ptx::pack_bf16(values[g][v], 0.0f)));
+                    ptx::store_global_if(valid, rows.out[g] + 8 * v * kBytes,
+                                         static_cast<u16>(ptx::pack_bf16(values[g][v], 0.0f)));
                 }
             }
         }
     }
 
     __device__ __forceinline__ void do_segment(u32 query_stage, u32 num_tiles) {
-        const u32 segment = stages.segment(query_stage), row = thread_row(0) + (kValues == 1 ? threadIdx.x % 4 / 2 * 8 : 0);
+        const u32 segment = stages.segment(query_stage),
+                  row = thread_row(0) + (kValues == 1 ? threadIdx.x % 4 / 2 * 8 : 0);
         const u64 columns = MqaStages<Config>::descriptor(stages.query(query_stage));
         Weights weights;
         load_weights(weights, stages.weights(query_stage));
@@ -167,7 +180,8 @@ struct MqaMath {
         finish_tile(rows, values, scales);
     }
 
-    __device__ __forceinline__ void finish_tile(Rows& rows, float (&values)[kGroups][2], const float (&scales)[2]) const {
+    __device__ __forceinline__ void finish_tile(Rows& rows, float (&values)[kGroups][2],
+                                                const float (&scales)[2]) const {
 #pragma unroll
         for (u32 g = 0; g < kGroups; ++g) {
             exchange(values[g]);

@@ -1,9 +1,10 @@
-// The schedule of the paged index logits, from the lengths on the device: slots of equally many units of 64 positions, over the batch rows in
-// order. schedule[s] = {batch row, unit in it} where slot s begins, the unit floor(s * units / slots) of all; schedule[slots] =
-// {batch rows, all units}. The unit depends on neither heads nor config, because the caller makes the schedule before the call.
+// The schedule of the paged index logits, from the lengths on the device: slots of equally many units of 64 positions,
+// over the batch rows in order. schedule[s] = {batch row, unit in it} where slot s begins, the unit
+// floor(s * units / slots) of all; schedule[slots] = {batch rows, all units}. The unit depends on neither heads nor
+// config, because the caller makes the schedule before the call.
 //
-// One CTA. Each thread counts the units of its share of the batch rows, a scan adds them up, and then each thread finds the
-// beginning of its slots: by halving among the threads' sums, then along one thread's share.
+// One CTA. Each thread counts the units of its share of the batch rows, a scan adds them up, and then each thread finds
+// the beginning of its slots: by halving among the threads' sums, then along one thread's share.
 #pragma once
 
 #include "deep_gemm/mqa_ptx.cuh"
@@ -86,8 +87,8 @@ struct MqaMetadata {
 }  // namespace deep_gemm
 
 extern "C" __global__ void __launch_bounds__(deep_gemm::MqaMetadata::kThreads)
-deep_gemm_mqa_metadata(const int* lengths, int* schedule, deep_gemm::i64 lengths_stride, deep_gemm::u32 batch, deep_gemm::u32 next_n,
-    deep_gemm::u32 num_slots) {
+deep_gemm_mqa_metadata(const int* lengths, int* schedule, deep_gemm::i64 lengths_stride, deep_gemm::u32 batch,
+                       deep_gemm::u32 next_n, deep_gemm::u32 num_slots) {
     __shared__ deep_gemm::u32 sums[deep_gemm::MqaMetadata::kThreads];
     deep_gemm::MqaMetadata{lengths, schedule, lengths_stride, batch, next_n, num_slots, sums}.run();
 }

@@ -1,6 +1,7 @@
-// The work of the paged logits: the tokens of each batch row of q, against its sequence in units of 64 positions. The units of all batch rows, in
-// order, are divided evenly over the CTAs; the metadata (mqa_metadata.cuh) says where the share of each of its slots begins, and a CTA whose share
-// does not begin with a slot's walks on from the slot before. So slots need not be CTAs.
+// The work of the paged logits: the tokens of each batch row of q, against its sequence in units of 64 positions. The
+// units of all batch rows, in order, are divided evenly over the CTAs; the metadata (mqa_metadata.cuh) says where the
+// share of each of its slots begins, and a CTA whose share does not begin with a slot's walks on from the slot before.
+// So slots need not be CTAs.
 #pragma once
 
 #include "deep_gemm/mqa_ptx.cuh"
@@ -13,15 +14,18 @@ struct MqaPagedSchedule {
     static constexpr bool kReadsOnce = true;  // pages leave L2 before the logits do
     static constexpr u32 kSplits = ceil_div(Config::kNextN, Config::kBlockQ);  // tiles of q of a batch row
     static constexpr u32 kPages = kMqaTile / Config::kPageRows;                // pages of a tile of K
-    static constexpr u32 kAhead = 32 / kPages;                                 // tiles whose pages the warp reads at once
+    // Tiles whose pages the warp reads at once.
+    static constexpr u32 kAhead = 32 / kPages;
 
     const MqaParams& params;
     u32 batch, num_q_tiles, limit;       // `limit`: positions that the output and the block table have room for
     u32 sequence = 0, unit = 0, remaining = 0;  // the next unit, and units left to this CTA
-    u32 split = kSplits, here = 0, first = 0, count = 0;  // the piece of the sequence `here` that is being given out, tile of q by tile of q
+    // The piece of the sequence `here` that is being given out, tile of q by tile of q.
+    u32 split = kSplits, here = 0, first = 0, count = 0;
     u32 cached = ~0u;                    // lane i holds the length of batch row 32 * cached + i
     int length = 0, here_length = 0;     // of this lane's batch row; of the piece's
-    int page = 0, page_ahead = 0;        // lane i holds entry i of kAhead tiles: of this tile and those beside it, and of what comes then
+    // Lane i holds entry i of kAhead tiles: of this tile and those beside it, and of what comes then.
+    int page = 0, page_ahead = 0;
     u32 ahead_sequence = ~0u, ahead_unit = 0;  // where page_ahead begins
 
     __device__ __forceinline__ explicit MqaPagedSchedule(const MqaParams& params)
@@ -36,8 +40,8 @@ struct MqaPagedSchedule {
 
     __device__ __forceinline__ void start(u32) const {}
 
-    // Lines of the lengths into L2, where they are found once the metadata has said which of them are needed, and lines of the block table: a lane
-    // of each CTA has one, of the rows' beginnings first.
+    // Lines of the lengths into L2, where they are found once the metadata has said which of them are needed, and lines
+    // of the block table: a lane of each CTA has one, of the rows' beginnings first.
     __device__ __forceinline__ void prefetch() const {
         const i64 lane = threadIdx.x % 32, lengths = (batch - 1) * params.lengths_stride + 1;
         if (32 * lane < lengths) ptx::prefetch_line(params.first + 32 * lane);
@@ -56,7 +60,8 @@ struct MqaPagedSchedule {
         return true;
     }
 
-    // Pages are read before they are needed: those of the first tiles beside the lengths, then always those of the next kAhead tiles.
+    // Pages are read before they are needed: those of the first tiles beside the lengths, then always those of the next
+    // kAhead tiles.
     __device__ __forceinline__ void locate(u32 (&rows)[kPages], u32 (&pages)[kPages], const MqaSegment&, u32 tile) {
         if (tile % kAhead == 0) {
             if (ahead_sequence != here || ahead_unit != first + tile) fetch_pages(here, first + tile);
@@ -64,7 +69,8 @@ struct MqaPagedSchedule {
             const bool more = tile + kAhead < count, again = split + 1 < kSplits;
             fetch_pages(more || again ? here : sequence, more ? first + tile + kAhead : again ? first : unit);
         }
-        const u32 last = (min(u32(here_length), limit) - 1) / Config::kPageRows - (first + tile) * kPages;  // a page beyond it is not known
+        // A page beyond it is not known.
+        const u32 last = (min(u32(here_length), limit) - 1) / Config::kPageRows - (first + tile) * kPages;
 #pragma unroll
         for (u32 i = 0; i < kPages; ++i) {
             rows[i] = 0;
@@ -100,11 +106,13 @@ struct MqaPagedSchedule {
         walk(begin - u32(u64(total) * slot / slots));
     }
 
-    // Entries of the block table, from a unit of a sequence, to page_ahead. All lie within the table; what lies beyond the length is not used.
+    // Entries of the block table, from a unit of a sequence, to page_ahead. All lie within the table; what lies beyond
+    // the length is not used.
     __device__ __forceinline__ void fetch_pages(u32 of_sequence, u32 from_unit) {
         ahead_sequence = of_sequence;
         ahead_unit = from_unit;
-        const i64 row = min(of_sequence, batch - 1), column = min(from_unit * kPages + threadIdx.x % 32, params.num_kv - 1);
+        const i64 row = min(of_sequence, batch - 1),
+                  column = min(from_unit * kPages + threadIdx.x % 32, params.num_kv - 1);
         page_ahead = ptx::load_index(params.second + row * params.table_stride + column);
     }
 

@@ -1,7 +1,8 @@
-// The work of prefill: tiles of kBlockQ rows of q, each against the tiles of K between the least start and the greatest end of its rows.
-// All (tile of q, tile of K) pairs, in this order, are divided evenly over the CTAs; each tile of q counts as kSegmentCost pairs more, because it
-// takes the time of so many. Where a CTA's share begins follows from the starts and ends on the device, which every CTA adds up for itself: no
-// launch before this one, no workspace, no CTA waits for another.
+// The work of prefill: tiles of kBlockQ rows of q, each against the tiles of K between the least start and the greatest
+// end of its rows. All (tile of q, tile of K) pairs, in this order, are divided evenly over the CTAs; each tile of q
+// counts as kSegmentCost pairs more, because it takes the time of so many. Where a CTA's share begins follows from the
+// starts and ends on the device, which every CTA adds up for itself: no launch before this one, no workspace, no CTA
+// waits for another.
 #pragma once
 
 #include "deep_gemm/mqa_ptx.cuh"
@@ -20,8 +21,10 @@ struct MqaPrefillSchedule {
 
     const MqaParams& params;
     u32 num_q_tiles;
-    u32 q_tile = 0, skip = 0, remaining = 0;  // the next tile of q, units of it that are another CTA's, units left to this CTA
-    int ahead_first = 0, ahead_second = 0;    // of token `lane` of the tile q_tile, as they lie in memory: read a tile ahead
+    // The next tile of q, units of it that are another CTA's, units left to this CTA.
+    u32 q_tile = 0, skip = 0, remaining = 0;
+    // Of token `lane` of the tile q_tile, as they lie in memory: read a tile ahead.
+    int ahead_first = 0, ahead_second = 0;
 
     __device__ __forceinline__ explicit MqaPrefillSchedule(const MqaParams& params)
         : params(params), num_q_tiles(ceil_div(params.num_tokens, Config::kBlockQ)) {}
@@ -30,13 +33,15 @@ struct MqaPrefillSchedule {
 
     // Find this CTA's share. By all threads, once.
     __device__ __forceinline__ void prepare(u32 scratch) const {
-        const u32 each = ceil_div(num_q_tiles, Config::kThreads), first = threadIdx.x * each, last = min(first + each, num_q_tiles);
+        const u32 each = ceil_div(num_q_tiles, Config::kThreads), first = threadIdx.x * each,
+                  last = min(first + each, num_q_tiles);
         u32 sum = 0;
 #pragma unroll kBatch
         for (u32 at = first; at < last; ++at) sum += units_of(at);
         u32 total;
         const u32 before = scan(sum, total, scratch);
-        const u32 begin = begin_of_share(total, blockIdx.x, gridDim.x), end = begin_of_share(total, blockIdx.x + 1, gridDim.x);
+        const u32 begin = begin_of_share(total, blockIdx.x, gridDim.x),
+                  end = begin_of_share(total, blockIdx.x + 1, gridDim.x);
         const u32 result = scratch + 4 * kWarps;
         if (begin == end) {
             if (threadIdx.x == 0) ptx::store_shared_word(result + 8, 0);
@@ -131,7 +136,8 @@ struct MqaPrefillSchedule {
 
     // The tiles of K of the tile q_tile, by a whole warp; lane t keeps the bounds of token t.
     __device__ __forceinline__ void range_of_tile(u32& first, u32& last, int& low, int& high) const {
-        clamp(q_tile * Config::kBlockQ + min(threadIdx.x % 32, Config::kBlockQ - 1), ahead_first, ahead_second, low, high);
+        clamp(q_tile * Config::kBlockQ + min(threadIdx.x % 32, Config::kBlockQ - 1), ahead_first, ahead_second, low,
+              high);
         first = __reduce_min_sync(0xffffffff, low < high ? u32(low) : ~0u);
         last = ceil_div(__reduce_max_sync(0xffffffff, low < high ? u32(high) : 0), kMqaTile);
         first = last == 0 ? 0 : first / kMqaTile;

@@ -33,7 +33,8 @@ struct MqaProducer {
    private:
     // Tell the math warpgroups of a segment, and load what it needs of q. The last one, without tiles, needs nothing.
     __device__ __forceinline__ void announce(const MqaSegment& segment) {
-        const u32 lane = threadIdx.x % 32, barrier = stages.query_full_barrier(queries.stage), to = stages.segment(queries.stage);
+        const u32 lane = threadIdx.x % 32, barrier = stages.query_full_barrier(queries.stage),
+                  to = stages.segment(queries.stage);
         ptx::barrier_wait(stages.query_empty_barrier(queries.stage), queries.phase ^ 1);
         if (lane < Config::kBlockQ) ptx::store_shared_pair(to + 16 + 8 * lane, segment.low, segment.high);
         if (lane == 0) ptx::store_shared_words(to, segment.token, segment.position, segment.num_tiles, 0);

@@ -7,21 +7,24 @@ namespace deep_gemm {
 namespace ptx {
 
 // cp.async.bulk.tensor.4d, global to shared: a box at (x, y, z, w); completes on `barrier`.
-__device__ __forceinline__ void tma_load_4d(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y, u32 z, u32 w) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(destination),
-                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
+__device__ __forceinline__ void tma_load_4d(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y, u32 z,
+                                            u32 w) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
 // cp.async.bulk.tensor.2d, .3d as tma_load, tma_load_3d, with an L2 policy.
-__device__ __forceinline__ void tma_load_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y, u64 policy) {
+__device__ __forceinline__ void tma_load_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y,
+                                              u64 policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(
-            destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy) : "memory");
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;"
+        ::"r"( destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy) : "memory");
 }
-__device__ __forceinline__ void tma_load_3d_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y, u32 z, u64 policy) {
+__device__ __forceinline__ void tma_load_3d_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y,
+                                                 u32 z, u64 policy) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(
-            destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy) : "memory");
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;"
+        ::"r"( destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy) : "memory");
 }
 
 // createpolicy: lines that are the first to leave L2.
@@ -32,7 +35,9 @@ __device__ __forceinline__ u64 evict_first_policy() {
 }
 
 // prefetch.tensormap
-__device__ __forceinline__ void prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
 
 // prefetch.global.L2: the line that holds `address`.
 __device__ __forceinline__ void prefetch_line(const void* address) {
@@ -75,7 +80,8 @@ __device__ __forceinline__ void store_global_if(bool condition, void* address, u
 
 // st.global.v4
 __device__ __forceinline__ void store_global_words(void* address, u32 word) {
-    asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(__cvta_generic_to_global(address)), "r"(word) : "memory");
+    asm volatile("st.global.v4.u32 [%0], {%1, %1, %1, %1};" ::"l"(__cvta_generic_to_global(address)), "r"(word)
+                 : "memory");
 }
 
 }  // namespace ptx

@@ -25,7 +25,8 @@ struct MqaParams {
 
 static_assert(sizeof(MqaParams) == 96, "the host passes 96 bytes");
 
-// MqaParams::flags: every column that is not valid becomes -inf; row i holds its first valid column at 0; a length for each token.
+// MqaParams::flags: every column that is not valid becomes -inf; row i holds its first valid column at 0; a length for
+// each token.
 constexpr u32 kMqaClean = 1, kMqaCompressed = 2, kMqaTokenLengths = 4;
 
 // The tensor maps of a launch.
@@ -54,9 +55,10 @@ struct MqaLayout {
     static constexpr u32 kThreads = 128 * (kMathGroups + 1);
     static constexpr u32 kQueryStages = Config::kQueryStages;
 
-    // Tokens go over the four lanes of a quad, which hold two columns each of every eight of an accumulator: kLaneTokens tokens a group
-    // of columns, kTokenGroups groups. Row `column` of the tile of q in shared memory is, within a group, head 2 * (column / (2 * L)) +
-    // column % 2 of token column / 2 % L, L = kLaneTokens. So a thread's columns belong to one token of each group, and 4 / L lanes share it.
+    // Tokens go over the four lanes of a quad, which hold two columns each of every eight of an accumulator:
+    // kLaneTokens tokens a group of columns, kTokenGroups groups. Row `column` of the tile of q in shared memory is,
+    // within a group, head 2 * (column / (2 * L)) + column % 2 of token column / 2 % L, L = kLaneTokens. So a thread's
+    // columns belong to one token of each group, and 4 / L lanes share it.
     static constexpr u32 kLaneTokens = gcd(Config::kBlockQ, 4), kTokenGroups = Config::kBlockQ / kLaneTokens;
     static constexpr u32 kAllColumns = Config::kBlockQ * Config::kHeads, kChains = kAllColumns / Config::kColumns;
     static constexpr u32 kGroupColumns = kLaneTokens * Config::kHeads, kGroupPairs = kGroupColumns / 8;
@@ -65,7 +67,8 @@ struct MqaLayout {
     static constexpr u32 kQueryBytes = kAllColumns * Config::kHeadDim, kWeightBytes = kAllColumns * 4;
     static constexpr u32 kTileBytes = kMqaTile * Config::kHeadDim, kScaleBytes = kMqaTile * 4;
     static constexpr u32 kQueryPitch = align_up(kQueryBytes, 1024), kWeightPitch = align_up(kWeightBytes, 128);
-    static constexpr u32 kSegmentPitch = align_up(16 + 8 * Config::kBlockQ, 128);  // token, position, tiles, -; low and high of each token
+    // A segment: token, position, tiles, -; low and high of each token.
+    static constexpr u32 kSegmentPitch = align_up(16 + 8 * Config::kBlockQ, 128);
     static constexpr u32 kScratchBytes = 128;
 
     static constexpr u32 kOffsetTiles = kQueryStages * kQueryPitch;
@@ -77,18 +80,23 @@ struct MqaLayout {
     static constexpr u32 kNumBarriers = 2 * (Config::kNumStages + kQueryStages);
     static constexpr u32 kSharedBytes = 1024 + kOffsetBarriers + align_up(8 * kNumBarriers, 128);
 
-    // Arrivals. Full barriers: the loading lane, and the bytes that TMA completes. A tile of K is one math warpgroup's, a tile of q all's.
+    // Arrivals. Full barriers: the loading lane, and the bytes that TMA completes. A tile of K is one math warpgroup's,
+    // a tile of q all's.
     static constexpr u32 kFullArrivals = 1, kTileArrivals = 4, kQueryArrivals = 4 * kMathGroups;
     static constexpr u32 kMathRegisters = kMathGroups == 2 ? 232 : 152, kLoadRegisters = kMathGroups == 2 ? 40 : 56;
 
     static_assert(kMathGroups == 2 || kMathGroups == 3, "registers are divided for two or three math warpgroups");
     static_assert(128 * (kLoadRegisters + kMathGroups * kMathRegisters) <= 65536, "a CTA has 65,536 registers");
-    static_assert(Config::kHeadDim == 32 || Config::kHeadDim == 64 || Config::kHeadDim == 128, "a row of K is one swizzle width");
-    static_assert(Config::kHeads % 8 == 0 && Config::kHeads >= 8 && Config::kHeads <= 128, "heads fill whole columns of a quad");
+    static_assert(Config::kHeadDim == 32 || Config::kHeadDim == 64 || Config::kHeadDim == 128,
+                  "a row of K is one swizzle width");
+    static_assert(Config::kHeads % 8 == 0 && Config::kHeads >= 8 && Config::kHeads <= 128,
+                  "heads fill whole columns of a quad");
     static_assert(Config::kBlockQ >= 1 && Config::kBlockQ <= 16, "a lane of the loading warp bounds each token");
-    static_assert(Config::kColumns % 8 == 0 && Config::kColumns >= 8 && Config::kColumns <= 256, "WGMMA takes N in steps of 8");
+    static_assert(Config::kColumns % 8 == 0 && Config::kColumns >= 8 && Config::kColumns <= 256,
+                  "WGMMA takes N in steps of 8");
     static_assert(kAllColumns % Config::kColumns == 0, "chains of WGMMAs are all alike");
-    // A wait names a phase by its parity alone, so who waits must have seen the phase before: tiles of a stage are all the same warpgroup's.
+    // A wait names a phase by its parity alone, so who waits must have seen the phase before: tiles of a stage are all
+    // the same warpgroup's.
     static_assert(Config::kNumStages % kMathGroups == 0, "math warpgroups do not share stages");
     static_assert(kMqaTile % Config::kPageRows == 0, "a tile is made of whole pages");
     static_assert(Config::kNextN % Config::kBlockQ == 0 || Config::kNextN == 1, "a tile of q lies in one sequence");

@@ -1,8 +1,10 @@
-// Makes FP32 scales [groups, mn, k], whose rows are contiguous, MN-major; with kPack, four columns become one word of their exponents (UE8M0).
+// Makes FP32 scales [groups, mn, k], whose rows are contiguous, MN-major; with kPack, four columns become one word of
+// their exponents (UE8M0).
 //
-// A CTA moves a tile of kRows rows x `width` words of the result through shared memory, so that both sides are coalesced. A tile is as wide as the
-// result where it can be: then its rows are read whole. Threads walk the tile's words row by row: rows are as short as 14 words, and a warp for each
-// row would leave most lanes idle. The loads carry no hint: the line in which a row ends is read again by who reads the next row or tile.
+// A CTA moves a tile of kRows rows x `width` words of the result through shared memory, so that both sides are
+// coalesced. A tile is as wide as the result where it can be: then its rows are read whole. Threads walk the tile's
+// words row by row: rows are as short as 14 words, and a warp for each row would leave most lanes idle. The loads carry
+// no hint: the line in which a row ends is read again by who reads the next row or tile.
 #pragma once
 
 #include "deep_gemm/types.cuh"
@@ -11,10 +13,12 @@ namespace deep_gemm {
 
 template <class Config>
 struct ScaleLayout {
-    static constexpr bool kPack = Config::kPack, kAligned = Config::kAligned;  // rows start at 16 bytes, k (not kPack: and width) is a multiple of 4
+    // Rows start at 16 bytes, k (not kPack: and width) is a multiple of 4.
+    static constexpr bool kPack = Config::kPack, kAligned = Config::kAligned;
     static constexpr u32 kThreads = 256, kCtasPerSm = 8;
     static constexpr u32 kRows = 64, kMostColumns = 64;
-    static constexpr u32 kWords = kPack || kAligned ? 4 : 1, kResults = kPack ? 1 : kWords;  // of a load, and what becomes of it
+    // Of a load, and what becomes of it.
+    static constexpr u32 kWords = kPack || kAligned ? 4 : 1, kResults = kPack ? 1 : kWords;
     static constexpr u32 kUnderWay = kWords == 1 ? 8 : 2;  // loads of a thread
 
     const u32* in;  // [groups, mn, k]: bits
@@ -46,12 +50,16 @@ struct ScaleLayout {
         }
     }
 
-    // Where a word lies in the tile: column by column; fours of rows change places, so that loads beside each other meet other banks.
-    __device__ static __forceinline__ u32 index_of(u32 row, u32 column) { return column * kRows + (row ^ column / kResults % 8 * 4); }
+    // Where a word lies in the tile: column by column; fours of rows change places, so that loads beside each other
+    // meet other banks.
+    __device__ static __forceinline__ u32 index_of(u32 row, u32 column) {
+        return column * kRows + (row ^ column / kResults % 8 * 4);
+    }
 
     __device__ static __forceinline__ void put(u32* tile, u32 row, u32 column, const u32 (&bits)[kWords]) {
         if constexpr (kPack) {
-            tile[index_of(row, column)] = (bits[0] >> 23 & 0xFF) | (bits[1] >> 23 & 0xFF) << 8 | (bits[2] >> 23 & 0xFF) << 16 | (bits[3] >> 23 & 0xFF) << 24;
+            tile[index_of(row, column)] = (bits[0] >> 23 & 0xFF) | (bits[1] >> 23 & 0xFF) << 8 |
+                                          (bits[2] >> 23 & 0xFF) << 16 | (bits[3] >> 23 & 0xFF) << 24;
         } else {
 #pragma unroll
             for (u32 i = 0; i < kWords; ++i) tile[index_of(row, column + i)] = bits[i];
@@ -83,17 +91,20 @@ struct ScaleLayout {
     template <class Unit>
     __device__ __forceinline__ void write(const u32* tile, u32 row_start, u32 column_start, u32 columns) const {
         constexpr u32 kUnit = sizeof(Unit) / sizeof(u32), kUnits = kRows / kUnit;
-        const u32 row = threadIdx.x % kUnits * kUnit, last = columns - column_start < width ? columns - column_start : width;
+        const u32 row = threadIdx.x % kUnits * kUnit,
+                  last = columns - column_start < width ? columns - column_start : width;
         u32* target = out + blockIdx.z * out_group + row_start + row;
         if (row_start + row >= mn) return;
 #pragma unroll 4
         for (u32 column = threadIdx.x / kUnits; column < last; column += kThreads / kUnits)
-            *reinterpret_cast<Unit*>(target + (column_start + column) * out_column) = *reinterpret_cast<const Unit*>(tile + index_of(row, column));
+            *reinterpret_cast<Unit*>(target + (column_start + column) * out_column) =
+                *reinterpret_cast<const Unit*>(tile + index_of(row, column));
     }
 
     __device__ __forceinline__ void run() const {
         alignas(16) __shared__ u32 tile[kRows * kMostColumns];
-        const u32 columns = kPack ? ceil_div(k, 4) : k, column_start = blockIdx.x * width, row_start = blockIdx.y * kRows;
+        const u32 columns = kPack ? ceil_div(k, 4) : k, column_start = blockIdx.x * width,
+                  row_start = blockIdx.y * kRows;
         read(tile, row_start, column_start);
         __syncthreads();
         if (row_start + kRows <= mn)

@@ -1,7 +1,7 @@
 // Adds up matrices of FP32 in their order: D[m,n] = parts[0] + parts[1] + ... + C, rounded once to the type of D.
 //
-// Four neighbouring columns a thread, whose loads of a few parts are under way together. The parts come from the kernel before this one and are
-// mostly still in L2.
+// Four neighbouring columns a thread, whose loads of a few parts are under way together. The parts come from the kernel
+// before this one and are mostly still in L2.
 #pragma once
 
 #include "deep_gemm/sm90/ptx/ptx.cuh"
@@ -43,7 +43,8 @@ struct SumParts {
         for (; part + kAhead <= num_parts; part += kAhead) {
             float4 loaded[kAhead];
 #pragma unroll
-            for (u32 i = 0; i < kAhead; ++i) loaded[i] = *reinterpret_cast<const float4*>(from + (part + i) * part_pitch);
+            for (u32 i = 0; i < kAhead; ++i)
+                loaded[i] = *reinterpret_cast<const float4*>(from + (part + i) * part_pitch);
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) add(total, loaded[i]);
         }

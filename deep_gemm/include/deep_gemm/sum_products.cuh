@@ -1,8 +1,16 @@
-// A small sum of products in one launch: D[m, n] = sum over g of A[g] . B[g]^T + C, for BF16 A and B, rounded once to the type of D.
+// A small sum of products in one launch: D[m, n] = sum over g of A[g] . B[g]^T + C, for BF16 A and B, rounded once to
+// the type of D.
 //
-// A cluster has a tile of D; the K of all groups together is one long K, in chunks, of which each CTA has a part and its warps take them in
-// turn. The warps' sums are added up in their order, then those of the CTAs (cluster_sum.cuh): no memory for parts, and no second launch. For
-// sums whose clusters all run at once; the GEMM kernels read larger ones fewer times (summed_scheduler.cuh).
+//        one warp                    8 warps of a CTA                 kParts CTAs of a cluster
+//   A, B -> registers --mma--> sums --shared memory, in order--> --st.async--> owner's shared memory --> + C --> D
+//                                    (a barrier of the CTA)      (its barrier counts the bytes)
+//
+// A cluster has a tile of D of 32 x 32; the K of all groups together is one long K, in chunks of 32, of which each CTA
+// has a part and its warps take them in turn, with the loads of a warp's next chunk under way while it multiplies one
+// (mma_ptx.cuh says how they load). All warps have the same role, and wait for no one before their chunks are done. The
+// warps' sums are added up in their order, then those of the CTAs (cluster_sum.cuh): no memory for parts, and no second
+// launch. For sums whose clusters all run at once; the GEMM kernels read larger ones fewer times
+// (summed_scheduler.cuh).
 #pragma once
 
 #include "deep_gemm/cluster_sum.cuh"
@@ -10,8 +18,8 @@
 
 namespace deep_gemm {
 
-// Config: kFloatD (else BF16), kHasC, kParts: CTAs of a cluster. Pitches are in elements; k and the pitches of A and B are multiples of 8. The
-// grid is (kParts, tiles of n, tiles of m).
+// Config: kFloatD (else BF16), kHasC, kParts: CTAs of a cluster. Pitches are in elements; k and the pitches of A and B
+// are multiples of 8. The grid is (kParts, tiles of n, tiles of m).
 template <class Config>
 struct SumProducts {
     static constexpr u32 kThreads = 256, kCtasPerSm = 1, kWarps = kThreads / 32, kParts = u32(Config::kParts);
@@ -70,7 +78,8 @@ struct SumProducts {
             for (u32 half = 0; half < 2; ++half)
                 operands.a[tile][half] = at < k ? load_row(from_a, a_pitch, row + tile * 16 + half * 8, m) : uint4{};
 #pragma unroll
-        for (u32 tile = 0; tile < kColumnTiles; ++tile) operands.b[tile] = at < k ? load_row(from_b, b_pitch, column + tile * 8, n) : uint4{};
+        for (u32 tile = 0; tile < kColumnTiles; ++tile)
+            operands.b[tile] = at < k ? load_row(from_b, b_pitch, column + tile * 8, n) : uint4{};
     }
 
     __device__ __forceinline__ static void multiply(Sums& sums, const Operands& operands) {
@@ -79,10 +88,12 @@ struct SumProducts {
 #pragma unroll
             for (u32 tile = 0; tile < kRowTiles; ++tile) {
                 const uint4 &low = operands.a[tile][0], &high = operands.a[tile][1];
-                const u32 fragment[4] = {word_of(low, 2 * half), word_of(high, 2 * half), word_of(low, 2 * half + 1), word_of(high, 2 * half + 1)};
+                const u32 fragment[4] = {word_of(low, 2 * half), word_of(high, 2 * half), word_of(low, 2 * half + 1),
+                                         word_of(high, 2 * half + 1)};
 #pragma unroll
                 for (u32 column = 0; column < kColumnTiles; ++column)
-                    ptx::multiply_16x8x16(sums[tile][column], fragment, word_of(operands.b[column], 2 * half), word_of(operands.b[column], 2 * half + 1));
+                    ptx::multiply_16x8x16(sums[tile][column], fragment, word_of(operands.b[column], 2 * half),
+                                          word_of(operands.b[column], 2 * half + 1));
             }
     }
 
@@ -104,7 +115,8 @@ struct SumProducts {
     // What the threads of a warp hold lies in the order of their registers.
     __device__ __forceinline__ static void keep(const Sums& sums, float* part) {
 #pragma unroll
-        for (u32 i = 0; i < kSums; ++i) part[i * 32 + lane()] = sums[i / (4 * kColumnTiles)][i / 4 % kColumnTiles][i % 4];
+        for (u32 i = 0; i < kSums; ++i)
+            part[i * 32 + lane()] = sums[i / (4 * kColumnTiles)][i / 4 % kColumnTiles][i % 4];
     }
 
     __device__ __forceinline__ static void send_warps(const Total& total, const float4 (&parts)[kWarps][kVectors]) {

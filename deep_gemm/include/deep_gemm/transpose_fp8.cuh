@@ -1,9 +1,10 @@
 // Transposes the bytes of one or two operands, so that they become K-major (Hopper's FP8 WGMMA reads no other order).
 //
-// A CTA moves a tile of 128 x 128 bytes through shared memory, 16 bytes a load and a store. On both sides 8 threads beside each other take the 128
-// bytes of a row, which is a whole line of the cache: stores of 16 bytes into 32 rows, half a sector each, took twice the time. Between the sides each
-// thread turns 4 x 4 blocks of bytes in registers (PTX ISA, "prmt"). CTAs walk the tiles in steps of the grid, whose size is the caller's choice;
-// tiles count along the input's rows first, so that CTAs beside each other read neighbouring bytes of memory.
+// A CTA moves a tile of 128 x 128 bytes through shared memory, 16 bytes a load and a store. On both sides 8 threads
+// beside each other take the 128 bytes of a row, which is a whole line of the cache: stores of 16 bytes into 32 rows,
+// half a sector each, took twice the time. Between the sides each thread turns 4 x 4 blocks of bytes in registers (PTX
+// ISA, "prmt"). CTAs walk the tiles in steps of the grid, whose size is the caller's choice; tiles count along the
+// input's rows first, so that CTAs beside each other read neighbouring bytes of memory.
 #pragma once
 
 #include "deep_gemm/types.cuh"
@@ -25,9 +26,11 @@ struct TransposeFp8 {
     static constexpr u32 kTile = 128, kThreads = 256, kCtasPerSm = 8;
     static constexpr u32 kPieces = kTile / 16;     // of 16 bytes, in a row of the tile
     static constexpr u32 kPitch = kTile / 4;       // words
-    static constexpr u32 kStep = kThreads / kPieces, kLoads = kTile / kStep;  // rows that are loaded together, and how often
+    // Rows that are loaded together, and how often.
+    static constexpr u32 kStep = kThreads / kPieces, kLoads = kTile / kStep;
 
-    // An operand: matrices [rows, columns], whose transposes are [columns, rows]. Addresses, pitches and distances are multiples of 16 bytes.
+    // An operand: matrices [rows, columns], whose transposes are [columns, rows]. Addresses, pitches and distances are
+    // multiples of 16 bytes.
     struct Matrices {
         const u8* in;
         u8* out;
@@ -56,15 +59,22 @@ struct TransposeFp8 {
         if (index >= tiles_of_a) index -= tiles_of_a;
         const u32 group = index / of.tiles(), at = index % of.tiles();
         const u32 row = at / of.column_tiles() * kTile, column = at % of.column_tiles() * kTile;
-        return {of.in + group * of.in_group + row * of.in_pitch + column, of.out + group * of.out_group + column * of.out_pitch + row,
-                of.in_pitch, of.out_pitch, of.rows - row, of.columns - column};
+        return {of.in + group * of.in_group + row * of.in_pitch + column,
+                of.out + group * of.out_group + column * of.out_pitch + row,
+                of.in_pitch,
+                of.out_pitch,
+                of.rows - row,
+                of.columns - column};
     }
 
-    // Where a piece lies in shared memory. Pieces of a row change places, so that neither eight of a row nor one column of pieces of every 16th row
-    // meet a bank twice.
-    __device__ static __forceinline__ u32 index_of(u32 row, u32 piece) { return row * kPitch + (piece ^ row / 16 % kPieces) * 4; }
+    // Where a piece lies in shared memory. Pieces of a row change places, so that neither eight of a row nor one column
+    // of pieces of every 16th row meet a bank twice.
+    __device__ static __forceinline__ u32 index_of(u32 row, u32 piece) {
+        return row * kPitch + (piece ^ row / 16 % kPieces) * 4;
+    }
 
-    // Rows beyond the matrix become zeros; columns beyond it may be read as far as the 16 bytes that the pitch leaves, and go nowhere.
+    // Rows beyond the matrix become zeros; columns beyond it may be read as far as the 16 bytes that the pitch leaves,
+    // and go nowhere.
     template <bool kFull>
     __device__ static __forceinline__ void load(const Tile& tile, u32* words) {
         const u32 row = threadIdx.x / kPieces, piece = threadIdx.x % kPieces;
@@ -77,7 +87,8 @@ struct TransposeFp8 {
             if (is_there) values[i] = *reinterpret_cast<const uint4*>(in + i * (kStep * tile.in_pitch));
         }
 #pragma unroll
-        for (u32 i = 0; i < kLoads; ++i) *reinterpret_cast<uint4*>(words + index_of(row + i * kStep, piece)) = values[i];
+        for (u32 i = 0; i < kLoads; ++i)
+            *reinterpret_cast<uint4*>(words + index_of(row + i * kStep, piece)) = values[i];
     }
 
     // A thread turns 16 rows by 4 columns into 4 output rows of 16 bytes; a warp has all rows of 16 columns.
@@ -96,7 +107,8 @@ struct TransposeFp8 {
 #pragma unroll
         for (u32 j = 0; j < 4; ++j)
             if (kFull || (row < tile.rows && column + j < tile.columns))
-                *reinterpret_cast<uint4*>(out + j * tile.out_pitch) = make_uint4(block[0][j], block[1][j], block[2][j], block[3][j]);
+                *reinterpret_cast<uint4*>(out + j * tile.out_pitch) =
+                    make_uint4(block[0][j], block[1][j], block[2][j], block[3][j]);
     }
 
     template <bool kFull>

@@ -9,13 +9,14 @@ using u32 = unsigned int;
 using u64 = unsigned long long;
 using i64 = long long;
 
-// Stands for CUtensorMap: 128 opaque bytes that the host encodes. TMA wants them 64-byte aligned (PTX ISA, "Tensor-map").
+// Stands for CUtensorMap: 128 opaque bytes that the host encodes. TMA wants them 64-byte aligned (PTX ISA,
+// "Tensor-map").
 struct alignas(64) TensorMap {
     u8 bytes[128];
 };
 
-// Arguments of the GEMM kernels besides the tensor maps. The host's twin is in csrc/runtime/launch.hpp; both sides change together with
-// LAUNCH_ABI. Strides are in elements.
+// Arguments of the GEMM kernels besides the tensor maps. The host's twin is in csrc/runtime/launch.hpp; both sides
+// change together with LAUNCH_ABI. Strides are in elements.
 struct Params {
     const float* scale_a;  // [m, ceil(k/128)], or [m] for scales per row; null for BF16
     const float* scale_b;  // [ceil(n/128), ceil(k/128)], [n, ceil(k/128)] or [n]
@@ -29,7 +30,8 @@ struct Params {
     u32 num_n_tiles;  // ceil(n / block_n)
     u32 band;         // cluster tiles along m that are walked together, for L2 reuse
     float alpha, beta;
-    u32 head_left, head_mid, head_right;  // a head of `left` + `right` columns is stored around `mid` columns that are left alone
+    // A head of `left` + `right` columns is stored around `mid` columns that are left alone.
+    u32 head_left, head_mid, head_right;
     u32 zero;  // 0, which the compiler does not know: see Pipeline::release
 };
 
@@ -41,7 +43,8 @@ __device__ __forceinline__ constexpr u32 align_up(u32 a, u32 b) { return ceil_di
 __device__ __forceinline__ constexpr u32 max_of(u32 a, u32 b) { return a > b ? a : b; }
 __device__ __forceinline__ constexpr u32 gcd(u32 a, u32 b) { return b == 0 ? a : gcd(b, a % b); }
 
-// What happens to C: nothing, TMA adds the result onto it (C is D), any C with alpha and beta, or no C and columns remapped by heads.
+// What happens to C: nothing, TMA adds the result onto it (C is D), any C with alpha and beta, or no C and columns
+// remapped by heads.
 enum class CMode : u32 { kNone, kAccumulate, kGeneral, kHeadSplit };
 
 // Granularity of the scales: A per 1x128 and B per 128x128, both per 1x128, one per row of either, none (BF16).

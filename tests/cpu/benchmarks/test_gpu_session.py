@@ -38,6 +38,9 @@ def test_steps_write_into_the_folder_within_their_budget(tmp_path):
     assert make_step("build", tmp_path, 540.0).result is None
     sweep = make_step("sweep-attention", tmp_path, 150.0)
     assert sweep.result == tmp_path / "sweep.db" and sweep.command[-2:] == ["--time-budget", "120.0"]
+    assert "loops" in sweep.command and "--portfolio-size" not in sweep.command
+    portfolio = make_step("sweep-portfolio_dense", tmp_path, 150.0).command
+    assert "loops" not in portfolio and portfolio[portfolio.index("--portfolio-size") + 1] == "24"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

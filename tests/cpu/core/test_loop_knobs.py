@@ -46,7 +46,7 @@ def test_knobs_without_what_they_need_are_illegal(problem, tile, knobs, word):
 def test_knobs_with_what_they_need_are_legal(problem, tile, knobs):
     config = _C.Config(*tile, **knobs)
     assert _C.legality_reason(problem, config, DEVICE) == ""
-    assert all(word.replace("_", "-") in str(config) for word in knobs if word in KNOBS[1:])
+    assert all(word.split("_")[-1] in str(config).split() for word in knobs if word in KNOBS)
 
 
 @pytest.mark.parametrize(("tile", "blocks"), [((128, 128, 4), 1), ((128, 112, 6), 2)])

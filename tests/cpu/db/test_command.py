@@ -132,7 +132,7 @@ def test_show_prints_a_table(run, database):
     code, out, _ = run("show", 2, 2112, 7168, "--db", database, "--device", "h200", "--top", 3)
     lines = out.splitlines()
     assert code == 0 and lines[0].startswith("fp8_gemm m=2 n=2112 k=7168 on nvidia-h200")
-    assert lines[1].split() == ["config", "us", "ratio", "samples", "rounds", "status"]
+    assert lines[1].split() == ["config", "us", "ratio", "count", "rounds", "status"]
     assert len([line for line in lines if line.split()[0].isdigit()]) == 3 and "... and 3 more" in out
     assert "best, reference" in out and max(map(len, lines[:-1])) <= printed.WIDTH
 
@@ -152,7 +152,7 @@ def test_configs_that_cannot_be_told_apart_share_the_first_rank(run):
     assert [one["rank"] for one in configs] == [1 if one["is_tied"] else i for i, one in enumerate(configs, 1)]
     assert [one["rank"] for one in configs if one["is_best"]] == [1]
     lines = run(*asked)[1].splitlines()
-    named = {str(config): next(line for line in lines if f" {config} " in line) for config in best.tie_set}
+    named = {str(config): next(line for line in lines if f" {config}  " in line) for config in best.tie_set}
     assert all(line.split()[0] == "1" for line in named.values())
     assert [line.endswith(("tied", "tied, reference")) for line in named.values()] == [False] + [True] * (
         len(best.tie_set) - 1

@@ -24,7 +24,7 @@ SPLIT = Product(
 LATE_LOAD = "does not wait for a load"  # is looked for in a mode of its own, in which D means nothing
 EPILOGUE, FP8_LOOP = "epilogue/epilogue", "mainloop/fp8_mainloop"
 RELEASE = "stages.release(ring.stage, scale.bits());"
-FENCE = "        ptx::fence_async_proxy();\n        if (!kLoadsC ||"
+FENCE = "        ptx::fence_async_proxy();\n        // Every thread"
 
 #: By name: the product, the header, the text, what stands there instead, and what all errors say (None: they differ, or
 #: D is wrong).

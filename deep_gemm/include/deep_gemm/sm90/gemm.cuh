@@ -1,32 +1,38 @@
-// The skeleton of all GEMM kernels for SM90, dense and grouped: D = alpha * (A . B^T) + beta * C, operands scaled or not.
+// The skeleton of all GEMM kernels for SM90, dense and grouped: D = alpha * (A . B^T) + beta * C, operands scaled or
+// not.
 //
 //                  tiles                      K steps of a tile                              finished tile
 //   find ---------[queue]--> load ----TMA----> [ stage ring ] ------full------> math 0 -----> D tile --TMA--> D
 //   (grouped only)     |                        ^  A, B, scales                 math 1          ^   |
 //                      |--> scales --cp.async---|-----------------------------> (scales)        |   |
 //                      |                        +------------empty------------- math warps      |   |
-//                      +--> store: C --TMA--> D tile --loaded--> math --finished--> store ------+---+  (C's accumulation)
+//                      +--> store: C --TMA--> D tile --loaded--> math --finished--> store ------+---+
+//                                        (C's accumulation)
 //
-// Roles. Warpgroups 0 .. kMathGroups-1 do the math. Each warp of the last one, the producer warpgroup, has a role of its own or none:
+// Roles. Warpgroups 0 .. kMathGroups-1 do the math. Each warp of the last one, the producer warpgroup, has a role of
+// its own or none:
 //   load    warp 0: TMA into the ring of stages (mainloop/loader.cuh)
 //   store   warp 1: C into the D tile and the sum out of it, where C is accumulated onto (epilogue/accumulation.cuh)
-//   scales  warp 2: block scales of B; or, of layouts that TMA cannot load, all warps without another role (mainloop/scale_copier.cuh)
+//   scales  warp 2: block scales of B; or, of layouts that TMA cannot load, all warps without another role
+//           (mainloop/scale_copier.cuh)
 //   find    warp 3: grouped kernels; it finds tiles for all other warps (scheduler/tile_walk.cuh)
 //   math    WGMMA and promotion (Mainloop), then the epilogue (epilogue/epilogue.cuh)
 //
-// Rings, and who waits where. Each has buffers with a full and an empty barrier; the ring runs on across tiles, so loads of the next tile are under way
-// during an epilogue.
-//   stages         full: load's arrival, bytes of TMA, copies of block scales   empty: one arrival a math warp, of every CTA of the cluster
-//   scales, blocks full: the copying threads                                    empty: one arrival a math warp
-//   tile queue     full: the finder                                             empty: one arrival a warp that takes tiles
-//   D tile         loaded: C is there (TMA)                                     finished: one arrival a warp of the math warpgroup
-// Named barriers: 1 + g, the threads of math warpgroup g; 3, all math threads (kTileBarrier). What lies where in shared memory, and how often each
-// barrier is arrived at, is derived in gemm_layout.cuh.
+// Rings, and who waits where. Each has buffers with a full and an empty barrier; the ring runs on across tiles, so
+// loads of the next tile are under way during an epilogue.
+//   stages          full: load's arrival, bytes of TMA, block scales  empty: one arrival a math warp of the cluster
+//   scales, blocks  full: the copying threads                         empty: one arrival a math warp
+//   tile queue      full: the finder                                  empty: one arrival a warp that takes tiles
+//   D tile          loaded: C is there (TMA)                          finished: one arrival a warp of the warpgroup
+// Named barriers: 1 + g, the threads of math warpgroup g; 3, all math threads (kTileBarrier). What lies where in shared
+// memory, and how often each barrier is arrived at, is derived in gemm_layout.cuh.
 //
-// The grid is persistent; with split K it has a cluster for each tile, and the CTAs of a cluster share its K (epilogue/split_k.cuh).
+// The grid is persistent; with split K it has a cluster for each tile, and the CTAs of a cluster share its K
+// (epilogue/split_k.cuh).
 //
-// Config and Wgmma come from the generated source: Config names the constants, Wgmma::multiply<accumulate> is one WGMMA of the N it needs (PTX ISA,
-// "wgmma.mma_async"). Mainloop adds K steps to an FP32 accumulator; Scheduler gives the tiles (scheduler/tile.cuh).
+// Config and Wgmma come from the generated source: Config names the constants, Wgmma::multiply<accumulate> is one WGMMA
+// of the N it needs (PTX ISA, "wgmma.mma_async"). Mainloop adds K steps to an FP32 accumulator; Scheduler gives the
+// tiles (scheduler/tile.cuh).
 #pragma once
 
 #include "deep_gemm/sm90/epilogue/epilogue.cuh"
@@ -104,8 +110,9 @@ struct Gemm {
             for (u32 wave = 0; wave < Layout::kWaves; ++wave)
 #pragma unroll
                 for (u32 i = 0; i < Layout::kAccumulators; ++i) final[wave][i] = 0.0f;
-            // Otherwise one warpgroup may lead by the whole ring, and with three stages the other then has two to hide a load (H200, 256x128 tiles,
-            // k = 7168: 1,219 cycles a step, 1,190 with the barrier). With few steps the epilogues coincide instead (k = 512: 3 % slower).
+            // Otherwise one warpgroup may lead by the whole ring, and with three stages the other then has two to hide
+            // a load (H200, 256x128 tiles, k = 7168: 1,219 cycles a step, 1,190 with the barrier). With few steps the
+            // epilogues coincide instead (k = 512: 3 % slower).
             if constexpr (Config::kTileBarrier) ptx::named_barrier(3, Layout::kMathThreads);
             mainloop.accumulate(final, ring, next.num_steps, 128 - next.n_start % 128);
             epilogue.store(final, walk.again(), group, phase);  // again: large tiles leave no registers to keep it

@@ -1,8 +1,8 @@
-// Geometry of the GEMM kernels, derived from their Config: sides of the multiplication, shared memory, threads, arrivals and bytes of each
-// barrier. A mistake fails the build here instead of hanging a GPU.
+// Geometry of the GEMM kernels, derived from their Config: sides of the multiplication, shared memory, threads,
+// arrivals and bytes of each barrier. A mistake fails the build here instead of hanging a GPU.
 //
-// WGMMA multiplies 64 rows by up to 256 columns. Without kSwap its rows are rows of D (m) and its columns columns of D (n); with kSwap
-// it is the other way round, so that few tokens fill a narrow tile.
+// WGMMA multiplies 64 rows by up to 256 columns. Without kSwap its rows are rows of D (m) and its columns columns of D
+// (n); with kSwap it is the other way round, so that few tokens fill a narrow tile.
 //
 // Shared memory (from a 1,024-byte aligned base):
 //   | offset             | what                                          | bytes                           |
@@ -47,23 +47,26 @@ struct GemmLayout {
     // Warps of the producer warpgroup by role. Scales of any layout (kRing) take all warps that have no other.
     static constexpr u32 kLoadWarp = 0, kAccumulateWarp = 1, kBlockWarp = 2, kFindWarp = 3;
 
-    // Scales. 1D2D: a vector for A and one or two block scalars for B; 1D1D: two vectors. A tile starts at a multiple of gcd(kBlockN,
-    // 128) inside a 128-column block of B scales.
+    // Scales. 1D2D: a vector for A and one or two block scalars for B; 1D1D: two vectors. A tile starts at a multiple
+    // of gcd(kBlockN, 128) inside a 128-column block of B scales.
     static constexpr bool kHasScales = Config::kRecipe == Recipe::k1D2D || Config::kRecipe == Recipe::k1D1D;
     static constexpr bool kVectorB = Config::kRecipe == Recipe::k1D1D;
     static constexpr bool kRing = kHasScales && Config::kScaleRing, kStageScales = kHasScales && !Config::kScaleRing;
     static constexpr u32 kScaleUnit = gcd(kBlockN, 128);
     static constexpr u32 kBlocksB = kSwap ? max_of(1, kBlockN / 128) : ceil_div(kBlockN + 128 - kScaleUnit, 128);
     static constexpr u32 kScaleBytesA = kStageScales ? align_up(kBlockM * 4, 128) : 0;
-    static constexpr u32 kScaleBytesB = kStageScales && !Config::kScaleWarp ? align_up((kVectorB ? kBlockN : kBlocksB) * 4, 128) : 0;
+    static constexpr u32 kScaleBytesB =
+        kStageScales && !Config::kScaleWarp ? align_up((kVectorB ? kBlockN : kBlocksB) * 4, 128) : 0;
     static constexpr u32 kStageScaleBytes = kScaleBytesA + kScaleBytesB;
     static constexpr u32 kRingLengthB = kVectorB ? kBlockN : 2, kRingPitch = kBlockM + kRingLengthB;
     static constexpr u32 kRingSteps = 8, kRingBuffers = kRing ? (kRows == 64 ? 4 : 2) : 0;
 
-    // Block scales of B: with their stage, or with kScaleWarp in buffers of up to kBlockSteps K steps of a tile, each block's after the other.
+    // Block scales of B: with their stage, or with kScaleWarp in buffers of up to kBlockSteps K steps of a tile, each
+    // block's after the other.
     static constexpr bool kHasBlocks = kStageScales && !kVectorB;
     static constexpr u32 kBlockSteps = 128, kBlockBuffers = Config::kScaleWarp ? 2 : 0;
-    static constexpr u32 kBlockStride = Config::kScaleWarp ? 4 * kBlockSteps : 4;  // bytes from one block's scale to the next one's
+    // Bytes from one block's scale to the next one's.
+    static constexpr u32 kBlockStride = Config::kScaleWarp ? 4 * kBlockSteps : 4;
     static constexpr u32 kBlockBytes = 2 * 4 * kBlockSteps;                        // of a buffer
 
     // Split K: tile columns are dealt in groups of eight to the ranks, kMaxGroups at most to one.
@@ -71,8 +74,10 @@ struct GemmLayout {
     static constexpr u32 kReceiveBytes = kSplit ? Config::kSplitK * kMaxGroups * kMathThreads * 16 : 0;
 
     static constexpr bool kAdds = Config::kCMode == CMode::kAccumulate;
-    static constexpr bool kLoadsC = Config::kStaged && kAdds && !Config::kReduceAdd;  // else TMA adds a staged tile onto D
-    static constexpr u32 kCopyThreads = kLoadsC ? 64 : 96;  // of the producer warpgroup, for the ring: all but the warps that load stages and C
+    // Else TMA adds a staged tile onto D.
+    static constexpr bool kLoadsC = Config::kStaged && kAdds && !Config::kReduceAdd;
+    // Of the producer warpgroup, for the ring: all but the warps that load stages and C.
+    static constexpr u32 kCopyThreads = kLoadsC ? 64 : 96;
     static constexpr u32 kBytesD = Config::kFloatD ? 4 : 2;
     static constexpr u32 kTileBytesD = Config::kStaged ? align_up(kBlockM * kBlockN * kBytesD, 1024) : 0;
     static constexpr u32 kBytesA = kBlockM * 128, kBytesB = kBlockN * 128, kStageBytes = kBytesA + kBytesB;
@@ -81,18 +86,22 @@ struct GemmLayout {
     static constexpr u32 kOffsetReceive = kOffsetStageScales + Config::kNumStages * kStageScaleBytes;
     static constexpr u32 kOffsetBarriers = kOffsetReceive + kReceiveBytes;
     static constexpr u32 kOffsetRingBarriers = kOffsetBarriers + Config::kNumStages * 16;
-    static constexpr u32 kOffsetReceived = kOffsetRingBarriers + kRingBuffers * 16, kOffsetAccumulation = kOffsetReceived;
+    static constexpr u32 kOffsetReceived = kOffsetRingBarriers + kRingBuffers * 16,
+                         kOffsetAccumulation = kOffsetReceived;
     static constexpr u32 kEpilogueBarriers = kSplit ? 1 : kLoadsC ? 2 * kMathGroups : 0;
     static constexpr u32 kOffsetBlockBarriers = kOffsetReceived + 8 * kEpilogueBarriers;
-    static constexpr u32 kNumBarriers = 2 * Config::kNumStages + 2 * kRingBuffers + kEpilogueBarriers + 2 * kBlockBuffers;
+    static constexpr u32 kNumBarriers =
+        2 * Config::kNumStages + 2 * kRingBuffers + kEpilogueBarriers + 2 * kBlockBuffers;
     static constexpr u32 kOffsetRing = kOffsetBarriers + align_up(kNumBarriers * 8, 128);
     static constexpr u32 kOffsetBlocks = kOffsetRing + align_up(kRingBuffers * kRingSteps * 4 * kRingPitch, 128);
     static constexpr u32 kSharedBytes = 1024 + kOffsetBlocks + kBlockBuffers * kBlockBytes;
 
-    // Copies of block scalars arrive at a stage's full barrier beside the loading thread, which also expects the bytes that TMA completes.
+    // Copies of block scalars arrive at a stage's full barrier beside the loading thread, which also expects the bytes
+    // that TMA completes.
     static constexpr u32 kCopyArrivals = kHasBlocks && !Config::kScaleWarp ? kBlocksB : 0;
     static constexpr u32 kFullArrivals = 1 + kCopyArrivals;
-    static constexpr u32 kEmptyArrivals = 4 * kMathGroups * (kMulticast ? kClusterSize : 1);  // math warps that free a stage
+    // Math warps that free a stage.
+    static constexpr u32 kEmptyArrivals = 4 * kMathGroups * (kMulticast ? kClusterSize : 1);
     // Each CTA of a multicasting cluster loads its share of the common tile; every CTA receives whole tiles.
     static constexpr u32 kLoadBytesA = kBytesA / Config::kClusterN, kLoadBytesB = kBytesB / Config::kClusterM;
     static constexpr u32 kVectorBytes = kStageScales ? 4 * (kBlockM + (kVectorB ? kBlockN : 0)) : 0;
@@ -101,9 +110,11 @@ struct GemmLayout {
     static_assert(kColumns % 8 == 0 && kColumns >= 8 && kColumns <= 256, "WGMMA takes N in steps of 8");
     static_assert(kBlockK * Config::kElementBytes == 128, "a stage's row is the swizzle's width");
     static_assert(Config::kNumStages >= 2, "a ring of one stage would never overlap");
-    static_assert(!Config::kScaleWarp || (kHasBlocks && kBlocksB <= 2), "a scale warp copies one or two rows of blocks");
+    static_assert(!Config::kScaleWarp || (kHasBlocks && kBlocksB <= 2),
+                  "a scale warp copies one or two rows of blocks");
     static_assert(!Config::kTileBarrier || kMathGroups == 2, "one math warpgroup has nobody to meet");
-    static_assert(!Config::kReduceAdd || (Config::kStaged && kAdds && Config::kFloatD), "TMA adds staged tiles onto FP32");
+    static_assert(!Config::kReduceAdd || (Config::kStaged && kAdds && Config::kFloatD),
+                  "TMA adds staged tiles onto FP32");
     static_assert(!Config::kPipelined || kWaves == 1, "two partial accumulators fit one wave of rows");
     static_assert(!kHasScales || kSwap || kVectorB || kBlocksB <= 2, "a tile may meet two B scales at most");
     static_assert(Config::kClusterM * Config::kClusterN <= 2, "each CTA loads one half of the shared tile");

@@ -1,5 +1,6 @@
-// Direct epilogue: D from the registers of the math threads to global memory, element by element where need be. It serves what TMA cannot:
-// any C with alpha and beta (C may be D), columns remapped by heads, tiles too large to stage, and the shares of split K.
+// Direct epilogue: D from the registers of the math threads to global memory, element by element where need be. It
+// serves what TMA cannot: any C with alpha and beta (C may be D), columns remapped by heads, tiles too large to stage,
+// and the shares of split K.
 //
 //     D = alpha * final + beta * C,  the sum in FP32 with one rounding, then rounded to the type of D.
 #pragma once
@@ -26,15 +27,17 @@ template <class Config>
 struct DirectStore {
     using Output = OutputType<Config::kFloatD>;
     using Type = typename Output::Type;
-    static constexpr bool kSwap = Config::kSwapAB, kAdds = Config::kCMode == CMode::kGeneral || Config::kCMode == CMode::kAccumulate;
+    static constexpr bool kSwap = Config::kSwapAB,
+                          kAdds = Config::kCMode == CMode::kGeneral || Config::kCMode == CMode::kAccumulate;
 
     const Params& params;
     u32 m, n;
 
-    // Store values 4 g .. 4 g + 3 of a thread's accumulator: `row` and `row` + 8 of the multiplication by `column` and `column` + 1 (both
-    // counted in the matrix).
+    // Store values 4 g .. 4 g + 3 of a thread's accumulator: `row` and `row` + 8 of the multiplication by `column` and
+    // `column` + 1 (both counted in the matrix).
     __device__ __forceinline__ void write(const float* value, u32 row, u32 column) const {
-        asm volatile("" : "+r"(row), "+r"(column));  // or addresses of all groups are computed at once and take registers that there are not
+        // Or addresses of all groups are computed at once and take registers that there are not.
+        asm volatile("" : "+r"(row), "+r"(column));
         if constexpr (kSwap) {
             write_one(column, row, value[0]);
             write_one(column + 1, row, value[1]);
@@ -63,8 +66,8 @@ struct DirectStore {
         static_cast<Type*>(params.d)[row * params.d_stride_m + remap(column)] = Output::from_float(finish(value, c));
     }
 
-    // Two neighbouring columns, the first one even: rows of D start 16-byte aligned, so both go in one store where both exist and stay
-    // neighbours.
+    // Two neighbouring columns, the first one even: rows of D start 16-byte aligned, so both go in one store where both
+    // exist and stay neighbours.
     __device__ __forceinline__ void write_two(u32 row, u32 column, const float* value) const {
         if (row >= m || column + 1 >= n || Config::kCMode == CMode::kHeadSplit) {
             write_one(row, column, value[0]);

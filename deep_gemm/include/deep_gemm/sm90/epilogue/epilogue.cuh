@@ -1,5 +1,6 @@
 // What a math warpgroup does with a finished tile: D = alpha * final + beta * C, in one of three ways.
-//   staged  through the D tile in shared memory and TMA (staged_store.cuh); with C added there (accumulation.cuh) or by TMA
+//   staged  through the D tile in shared memory and TMA (staged_store.cuh); with C added there (accumulation.cuh) or by
+//           TMA
 //   direct  from registers (direct_store.cuh)
 //   split   after the CTAs of the cluster have exchanged their shares (split_k.cuh), from registers
 #pragma once
@@ -26,7 +27,8 @@ struct Epilogue {
     Accumulation<Config, Scheduler> accumulation;
     SplitK<Config> split;
 
-    __device__ __forceinline__ Epilogue(const Maps& maps, const Params& params, const GroupParams& groups, u32 shared, u32 cluster_rank, u32 m, u32 n)
+    __device__ __forceinline__ Epilogue(const Maps& maps, const Params& params, const GroupParams& groups, u32 shared,
+                                        u32 cluster_rank, u32 m, u32 n)
         : params(params),
           groups(groups),
           m(m),
@@ -47,7 +49,9 @@ struct Epilogue {
         }
         if constexpr (Config::kRecipe == Recipe::kPerRow) {
 #pragma unroll
-            for (u32 wave = 0; wave < Layout::kWaves; ++wave) RowScales<Config>{params, m, n}.apply(final[wave], first_row(tile, group) + 64 * wave, first_column(tile));
+            for (u32 wave = 0; wave < Layout::kWaves; ++wave)
+                RowScales<Config>{params, m, n}.apply(final[wave], first_row(tile, group) + 64 * wave,
+                                                      first_column(tile));
         }
         if constexpr (Config::kStaged) {
             store_staged(final, tile, group, phase);
@@ -65,8 +69,12 @@ struct Epilogue {
     __device__ __forceinline__ static bool is_issuer() { return threadIdx.x % 128 == 0; }
 
     // Of the multiplication, counted in the matrix: the first row and the first column that this thread holds.
-    __device__ __forceinline__ static u32 first_row(const Tile& tile, u32 group) { return thread_row((Layout::kSwap ? tile.n_start : tile.m_start) + group * Layout::kGroupRows); }
-    __device__ __forceinline__ static u32 first_column(const Tile& tile) { return (Layout::kSwap ? tile.m_start : tile.n_start) + threadIdx.x % 4 * 2; }
+    __device__ __forceinline__ static u32 first_row(const Tile& tile, u32 group) {
+        return thread_row((Layout::kSwap ? tile.n_start : tile.m_start) + group * Layout::kGroupRows);
+    }
+    __device__ __forceinline__ static u32 first_column(const Tile& tile) {
+        return (Layout::kSwap ? tile.m_start : tile.n_start) + threadIdx.x % 4 * 2;
+    }
 
     __device__ __forceinline__ void store_staged(Accumulators final, const Tile& tile, u32 group, u32 phase) const {
         const Staged& d = accumulation.d;
@@ -92,7 +100,8 @@ struct Epilogue {
             if (tile.state & Tile::kSelectsRows) select_staged(tile, top, group);
         }
         ptx::fence_async_proxy();
-        if (!kLoadsC || has_tail) ptx::named_barrier(1 + group, 128);  // every thread has written and fenced before anything reads
+        // Every thread has written and fenced before anything reads.
+        if (!kLoadsC || has_tail) ptx::named_barrier(1 + group, 128);
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
             const auto part = d.part(tile, top + 64 * wave);
@@ -110,7 +119,8 @@ struct Epilogue {
     __device__ __forceinline__ void select_staged(const Tile& tile, u32 top, u32 group) const {
         ptx::named_barrier(1 + group, 128);  // every thread has written what is now overwritten
 #pragma unroll 1
-        for (u32 wave = 0; wave < Layout::kWaves; ++wave) RowSelection<Config, Scheduler>{groups, m}.apply(accumulation.d.part(tile, top + 64 * wave), tile);
+        for (u32 wave = 0; wave < Layout::kWaves; ++wave)
+            RowSelection<Config, Scheduler>{groups, m}.apply(accumulation.d.part(tile, top + 64 * wave), tile);
     }
 
     __device__ __forceinline__ void store_tail(const typename Staged::Part& part, const Tile& tile) const {
@@ -122,7 +132,8 @@ struct Epilogue {
 
     __device__ __forceinline__ void store_direct(Accumulators final, const Tile& tile, u32 group) const {
         if constexpr (Scheduler::kMaySelectRows) {
-            if (tile.state & Tile::kSelectsRows) RowSelection<Config, Scheduler>{groups, m}.apply(final, tile, group * Layout::kGroupRows);
+            if (tile.state & Tile::kSelectsRows)
+                RowSelection<Config, Scheduler>{groups, m}.apply(final, tile, group * Layout::kGroupRows);
         }
         const Params own = at_group<Layout::kBytesD>(params, groups, 0, tile.matrix_d);
         const DirectStore<Config> direct{own, m, n};
@@ -130,7 +141,8 @@ struct Epilogue {
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
 #pragma unroll
-            for (u32 g = 0; g < Layout::kGroups; ++g) direct.write(final[wave] + 4 * g, rows + 64 * wave, columns + 8 * g);
+            for (u32 g = 0; g < Layout::kGroups; ++g)
+                direct.write(final[wave] + 4 * g, rows + 64 * wave, columns + 8 * g);
         }
     }
 
@@ -147,7 +159,8 @@ struct Epilogue {
         for (u32 slot = 0; slot < owned; ++slot) {
             float value[4];
             split.sum(value, slot, threadIdx.x);
-            if constexpr (Config::kRecipe == Recipe::kPerRow) RowScales<Config>{params, m, n}.apply_slot(value, row, column + 8 * slot);
+            if constexpr (Config::kRecipe == Recipe::kPerRow)
+                RowScales<Config>{params, m, n}.apply_slot(value, row, column + 8 * slot);
             direct.write(value, row, column + 8 * slot);
         }
     }

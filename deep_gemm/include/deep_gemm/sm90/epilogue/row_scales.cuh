@@ -12,14 +12,16 @@ struct RowScales {
     const Params& params;
     u32 m, n;
 
-    // A thread's part of a 64-row accumulator; `row` and `column` are its first ones, of the multiplication, counted in the matrix.
+    // A thread's part of a 64-row accumulator; `row` and `column` are its first ones, of the multiplication, counted in
+    // the matrix.
     __device__ __forceinline__ void apply(float (&final)[Layout::kAccumulators], u32 row, u32 column) const {
         const float* row_scales = Layout::kSwap ? params.scale_b : params.scale_a;
         const float* column_scales = Layout::kSwap ? params.scale_a : params.scale_b;
         const i64 row_stride = Layout::kSwap ? params.scale_b_stride_mn : params.scale_a_stride_mn;
         const i64 column_stride = Layout::kSwap ? params.scale_a_stride_mn : params.scale_b_stride_mn;
         const u32 num_rows = Layout::kSwap ? n : m, num_columns = Layout::kSwap ? m : n;
-        const float low = row < num_rows ? row_scales[row * row_stride] : 0.0f, high = row + 8 < num_rows ? row_scales[(row + 8) * row_stride] : 0.0f;
+        const float low = row < num_rows ? row_scales[row * row_stride] : 0.0f,
+                    high = row + 8 < num_rows ? row_scales[(row + 8) * row_stride] : 0.0f;
 #pragma unroll
         for (u32 i = 0; i < Layout::kAccumulators; i += 4) {
 #pragma unroll

@@ -1,5 +1,6 @@
-// Rows of D that are not stored as they come: padding, and rows of a group that is not their tile's. Few tiles have some, so this is to be short
-// rather than fast: what the math warps step over costs their instruction cache. All of a warpgroup calls it together.
+// Rows of D that are not stored as they come: padding, and rows of a group that is not their tile's. Few tiles have
+// some, so this is to be short rather than fast: what the math warps step over costs their instruction cache. All of a
+// warpgroup calls it together.
 #pragma once
 
 #include "deep_gemm/sm90/epilogue/staged_store.cuh"
@@ -27,13 +28,16 @@ struct RowSelection {
 #pragma unroll 1
             for (u32 chunk = 0; chunk < Parts::kTileN / Parts::kChunkElements; ++chunk) {
                 const u32 in_slab = (chunk + row) % Parts::kChunks;  // neighbouring rows start at different banks
-                ptx::store_shared_words(part.address + chunk / Parts::kChunks * Parts::kSlabBytes + row * Parts::kRowBytes + in_slab * 16, word, word, word, word);
+                ptx::store_shared_words(part.address + chunk / Parts::kChunks * Parts::kSlabBytes +
+                                            row * Parts::kRowBytes + in_slab * 16,
+                                        word, word, word, word);
             }
         }
     }
 
     // In registers, where nothing is staged. `row`: the warpgroup's first row of the multiplication in the tile.
-    __device__ __forceinline__ void apply(float (&final)[Layout::kWaves][Layout::kAccumulators], const Tile& tile, u32 row) const {
+    __device__ __forceinline__ void apply(float (&final)[Layout::kWaves][Layout::kAccumulators], const Tile& tile,
+                                          u32 row) const {
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) {
             if constexpr (Layout::kSwap) {
@@ -49,7 +53,8 @@ struct RowSelection {
         value = Scheduler::keeps(index, tile) ? value : Scheduler::replacement(index);
     }
 
-    __device__ __forceinline__ void select_rows(float (&final)[Layout::kAccumulators], const Tile& tile, u32 row) const {
+    __device__ __forceinline__ void select_rows(float (&final)[Layout::kAccumulators], const Tile& tile,
+                                                u32 row) const {
         const int low = Scheduler::load_row(groups, row, m), high = Scheduler::load_row(groups, row + 8, m);
 #pragma unroll
         for (u32 i = 0; i < Layout::kAccumulators; ++i) select(final[i], i % 4 < 2 ? low : high, tile);
@@ -58,7 +63,8 @@ struct RowSelection {
     __device__ __forceinline__ void select_columns(float (&final)[Layout::kAccumulators], const Tile& tile) const {
         const u32 first = tile.m_start + threadIdx.x % 4 * 2;
 #pragma unroll
-        for (u32 i = 0; i < Layout::kAccumulators; ++i) select(final[i], Scheduler::load_row(groups, first + i / 4 * 8 + i % 2, m), tile);
+        for (u32 i = 0; i < Layout::kAccumulators; ++i)
+            select(final[i], Scheduler::load_row(groups, first + i / 4 * 8 + i % 2, m), tile);
     }
 };
 

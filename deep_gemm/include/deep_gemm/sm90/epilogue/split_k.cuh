@@ -1,8 +1,10 @@
-// Split K: the CTAs of a cluster hold partial sums of one tile and add them in rank order, so that the result does not depend on timing.
+// Split K: the CTAs of a cluster hold partial sums of one tile and add them in rank order, so that the result does not
+// depend on timing.
 //
-// The tile's columns are dealt in groups of eight to the ranks. Every rank sends the groups of others to their owner's shared memory by
-// st.async, which completes bytes on the owner's barrier; the owner then adds what it received to its own, rank 0 first. No CTA waits for one outside its
-// cluster, and a CTA that owns groups stays until everything sent to it has arrived.
+// The tile's columns are dealt in groups of eight to the ranks. Every rank sends the groups of others to their owner's
+// shared memory by st.async, which completes bytes on the owner's barrier; the owner then adds what it received to its
+// own, rank 0 first. No CTA waits for one outside its cluster, and a CTA that owns groups stays until everything sent
+// to it has arrived.
 #pragma once
 
 #include "deep_gemm/sm90/gemm_layout.cuh"
@@ -56,7 +58,8 @@ struct SplitK {
     }
 
    private:
-    __device__ __forceinline__ void send_group(const float (&final)[Layout::kAccumulators], u32 group, u32 thread) const {
+    __device__ __forceinline__ void send_group(const float (&final)[Layout::kAccumulators], u32 group,
+                                               u32 thread) const {
         const u32 to = owner(group), address = slot_address(rank, group - first_group(to), thread);
         if (to == rank) {
             ptx::store_shared_4(address, final + 4 * group);  // the same thread will read it

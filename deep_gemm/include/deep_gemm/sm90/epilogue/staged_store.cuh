@@ -1,4 +1,5 @@
-// A tile of D between the D tile in shared memory and its matrix, by TMA, in the parts of one 64-row wave of a math warpgroup each.
+// A tile of D between the D tile in shared memory and its matrix, by TMA, in the parts of one 64-row wave of a math
+// warpgroup each.
 #pragma once
 
 #include "deep_gemm/sm90/epilogue/store_tile.cuh"
@@ -25,11 +26,14 @@ struct StagedStore {
     };
 
     // The last whole 16 bytes of a row of n columns: where the map of D ends.
-    __device__ __forceinline__ static u32 count_whole(u32 n) { return n / Parts::kChunkElements * Parts::kChunkElements; }
+    __device__ __forceinline__ static u32 count_whole(u32 n) {
+        return n / Parts::kChunkElements * Parts::kChunkElements;
+    }
 
     // `row`: the first of the multiplication, counted in the tile.
     __device__ __forceinline__ Part part(const Tile& tile, u32 row) const {
-        const u32 m_start = tile.m_start + (Layout::kSwap ? 0 : row), n_start = tile.n_start + (Layout::kSwap ? row : 0);
+        const u32 m_start = tile.m_start + (Layout::kSwap ? 0 : row),
+                  n_start = tile.n_start + (Layout::kSwap ? row : 0);
         return {shared + row / 64 * Parts::kBytes, n_start, m_start, m_start < m && n_start < whole};
     }
 
@@ -49,7 +53,8 @@ struct StagedStore {
     __device__ __forceinline__ void load(const Part& part, u32 matrix, u32 barrier) const {
 #pragma unroll
         for (u32 slab = 0; slab < Parts::kTileN / Parts::kSlab; ++slab)
-            Access::load(map, barrier, part.address + slab * Parts::kSlabBytes, part.n_start + slab * Parts::kSlab, part.m_start, matrix);
+            Access::load(map, barrier, part.address + slab * Parts::kSlabBytes, part.n_start + slab * Parts::kSlab,
+                         part.m_start, matrix);
     }
 };
 

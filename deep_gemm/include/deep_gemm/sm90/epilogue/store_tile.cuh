@@ -1,8 +1,9 @@
-// Staged epilogue: a 64-row FP32 accumulator of one math warpgroup -> shared memory -> global memory by TMA (store, or add onto FP32).
+// Staged epilogue: a 64-row FP32 accumulator of one math warpgroup -> shared memory -> global memory by TMA (store, or
+// add onto FP32).
 //
-// A wave's part of D is kTileM rows by kTileN columns: 64 x kColumns, or with swapped operands kColumns x 64. In shared memory it
-// lies as slabs of kSlab columns, each slab kTileM rows of up to 128 bytes, swizzled as the tensor map of D says, which keeps stmatrix free
-// of bank conflicts.
+// A wave's part of D is kTileM rows by kTileN columns: 64 x kColumns, or with swapped operands kColumns x 64. In shared
+// memory it lies as slabs of kSlab columns, each slab kTileM rows of up to 128 bytes, swizzled as the tensor map of D
+// says, which keeps stmatrix free of bank conflicts.
 #pragma once
 
 #include "deep_gemm/sm90/ptx/ptx.cuh"
@@ -20,8 +21,8 @@ struct StoreTile {
     static constexpr u32 kChunks = kRowBytes / 16;                    // 16-byte chunks in a row of a slab
     static constexpr u32 kChunkElements = 16 / kElementBytes;
 
-    // Byte offset of the chunk that holds column `column` of row `row`, and of the element. The swizzle XORs the chunk's index with the
-    // number of the 128-byte line in its 8-line atom (PTX ISA, "Swizzling modes").
+    // Byte offset of the chunk that holds column `column` of row `row`, and of the element. The swizzle XORs the
+    // chunk's index with the number of the 128-byte line in its 8-line atom (PTX ISA, "Swizzling modes").
     __device__ static __forceinline__ u32 chunk_offset(u32 row, u32 column) {
         const u32 chunk = column % kSlab / kChunkElements;
         const u32 swizzled = chunk ^ (row / (8 / kChunks) % kChunks);
@@ -42,9 +43,10 @@ struct StoreTile {
         }
     }
 
-    // Store columns first .. n - 1 of the rows that exist, from shared memory: TMA clips a store at whole 16 bytes, so it would write beyond
-    // column n - 1. `first` is a multiple of 16 bytes inside this tile.
-    __device__ static __forceinline__ void store_tail(const Params& params, u32 tile, u32 n_start, u32 m_start, u32 first, u32 n, u32 m, bool adds) {
+    // Store columns first .. n - 1 of the rows that exist, from shared memory: TMA clips a store at whole 16 bytes, so
+    // it would write beyond column n - 1. `first` is a multiple of 16 bytes inside this tile.
+    __device__ static __forceinline__ void store_tail(const Params& params, u32 tile, u32 n_start, u32 m_start,
+                                                      u32 first, u32 n, u32 m, bool adds) {
         for (u32 row = threadIdx.x % 128; row < kTileM && m_start + row < m; row += 128) {
             const i64 at = (m_start + row) * params.d_stride_m;
             for (u32 column = first; column < n; ++column) {
@@ -70,28 +72,33 @@ struct StoreTile {
         return ptx::pack_bf16(__fmul_rn(alpha, value[0]), __fmul_rn(alpha, value[1]));
     }
 
-    // Lanes address the rows of the 8x8 matrices that stmatrix stores: rows of D, or with swapped operands tokens, whose eight neighbouring
-    // columns of D come from the eight rows of a transposed matrix.
+    // Lanes address the rows of the 8x8 matrices that stmatrix stores: rows of D, or with swapped operands tokens,
+    // whose eight neighbouring columns of D come from the eight rows of a transposed matrix.
     __device__ static __forceinline__ void write_bf16(u32 tile, const float (&final)[kColumns / 2], float alpha) {
         const u32 lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 % 4 * 16;
 #pragma unroll
         for (u32 group = 0; group + 1 < kColumns / 8; group += 2) {
             const float* value = final + 4 * group;
             if constexpr (kSwap) {
-                const u32 address = tile + chunk_offset(8 * group + lane / 16 * 8 + lane % 8, warp_row + lane / 8 % 2 * 8);
-                ptx::store_matrix_x4_transposed(address, pack(value, alpha), pack(value + 2, alpha), pack(value + 4, alpha), pack(value + 6, alpha));
+                const u32 address =
+                    tile + chunk_offset(8 * group + lane / 16 * 8 + lane % 8, warp_row + lane / 8 % 2 * 8);
+                ptx::store_matrix_x4_transposed(address, pack(value, alpha), pack(value + 2, alpha),
+                                                pack(value + 4, alpha), pack(value + 6, alpha));
             } else {
                 const u32 address = tile + chunk_offset(warp_row + lane % 16, 8 * (group + lane / 16));
-                ptx::store_matrix_x4(address, pack(value, alpha), pack(value + 2, alpha), pack(value + 4, alpha), pack(value + 6, alpha));
+                ptx::store_matrix_x4(address, pack(value, alpha), pack(value + 2, alpha), pack(value + 4, alpha),
+                                     pack(value + 6, alpha));
             }
         }
         if constexpr (kColumns / 8 % 2 == 1) {
             constexpr u32 kLast = kColumns / 8 - 1;
             const float* value = final + 4 * kLast;
             if constexpr (kSwap) {
-                ptx::store_matrix_x2_transposed(tile + chunk_offset(8 * kLast + lane % 8, warp_row + lane / 8 % 2 * 8), pack(value, alpha), pack(value + 2, alpha));
+                ptx::store_matrix_x2_transposed(tile + chunk_offset(8 * kLast + lane % 8, warp_row + lane / 8 % 2 * 8),
+                                                pack(value, alpha), pack(value + 2, alpha));
             } else {
-                ptx::store_matrix_x2(tile + chunk_offset(warp_row + lane % 16, 8 * kLast), pack(value, alpha), pack(value + 2, alpha));
+                ptx::store_matrix_x2(tile + chunk_offset(warp_row + lane % 16, 8 * kLast), pack(value, alpha),
+                                     pack(value + 2, alpha));
             }
         }
     }
@@ -110,7 +117,8 @@ struct StoreTile {
                 float old[2] = {0.0f, 0.0f};
                 const u32 address = tile + offset(at_row, at_column);
                 if constexpr (kAdds) ptx::load_shared_2(old[0], old[1], address);
-                ptx::store_shared_2(address, kAdds ? __fadd_rn(old[0], first) : first, kAdds ? __fadd_rn(old[1], second) : second);
+                ptx::store_shared_2(address, kAdds ? __fadd_rn(old[0], first) : first,
+                                    kAdds ? __fadd_rn(old[1], second) : second);
             }
         }
     }

@@ -1,4 +1,5 @@
-// Main loop of the BF16 kernels: WGMMA accumulates over all of K in its FP32 registers, 16 of K at a time, one stage behind in flight.
+// Main loop of the BF16 kernels: WGMMA accumulates over all of K in its FP32 registers, 16 of K at a time, one stage
+// behind in flight.
 #pragma once
 
 #include "deep_gemm/sm90/mainloop/pipeline.cuh"
@@ -19,7 +20,8 @@ struct Bf16Mainloop {
     __device__ __forceinline__ Bf16Mainloop(const Pipeline<Config>& stages, u32 row) : stages(stages), row(row) {}
 
     // Add `num_steps` K steps to `final`, which holds numbers already.
-    __device__ __forceinline__ void accumulate(float (&final)[Layout::kWaves][Layout::kAccumulators], StageRing& ring, u32 num_steps, u32) {
+    __device__ __forceinline__ void accumulate(float (&final)[Layout::kWaves][Layout::kAccumulators], StageRing& ring,
+                                               u32 num_steps, u32) {
         u32 last = 0;
 #pragma unroll
         for (u32 wave = 0; wave < Layout::kWaves; ++wave) fence_registers(final[wave]);
@@ -43,7 +45,8 @@ struct Bf16Mainloop {
     __device__ __forceinline__ static constexpr u32 step_of() { return kMnMajor ? 16 * 128 / 16 : 32 / 16; }
     template <bool kMnMajor>
     __device__ __forceinline__ static u32 descriptor(u32 tile, u32 first_row) {
-        return kMnMajor ? descriptor_low(tile + first_row / 64 * kBoxBytes, kBoxBytes / 16) : descriptor_low(tile + first_row * 128, 1);
+        return kMnMajor ? descriptor_low(tile + first_row / 64 * kBoxBytes, kBoxBytes / 16)
+                        : descriptor_low(tile + first_row * 128, 1);
     }
 
     __device__ __forceinline__ void multiply(float (&final)[Layout::kWaves][Layout::kAccumulators], u32 stage) const {

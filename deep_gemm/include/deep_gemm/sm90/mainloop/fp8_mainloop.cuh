@@ -1,5 +1,5 @@
-// Main loop of the FP8 kernels, chosen by the tile (kPipelined): per 128 of K a chain of four WGMMAs into a fresh partial accumulator, which is then promoted into the FP32
-// accumulator with its scales (promotion.cuh).
+// Main loop of the FP8 kernels, chosen by the tile (kPipelined): per 128 of K a chain of four WGMMAs into a fresh
+// partial accumulator, which is then promoted into the FP32 accumulator with its scales (promotion.cuh).
 #pragma once
 
 #include "deep_gemm/sm90/mainloop/pipeline.cuh"
@@ -22,9 +22,10 @@ struct Fp8Mainloop {
 
     __device__ __forceinline__ Fp8Mainloop(const Stages& stages, u32 row) : stages(stages), reader(stages), row(row) {}
 
-    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns the bits of the last step's
-    // scales, for BufferTurns::end.
-    __device__ __forceinline__ u32 accumulate(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
+    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns
+    // the bits of the last step's scales, for BufferTurns::end.
+    __device__ __forceinline__ u32 accumulate(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring,
+                                              u32 num_steps, u32 boundary) {
         if constexpr (Config::kPipelined) {
             return accumulate_pipelined(final[0], ring, num_steps, boundary);
         } else {
@@ -33,8 +34,8 @@ struct Fp8Mainloop {
     }
 
    private:
-    // Start partial = rows . columns over the K block in `stage`, beginning at row `first_row` of the tile: a chain of four WGMMAs of 32 elements
-    // of K each.
+    // Start partial = rows . columns over the K block in `stage`, beginning at row `first_row` of the tile: a chain of
+    // four WGMMAs of 32 elements of K each.
     __device__ __forceinline__ void multiply(float (&partial)[kAccumulators], u32 stage, u32 first_row) const {
         const u32 rows = descriptor_low(stages.rows_tile(0) + first_row * 128, 1) + stage * (Layout::kStageBytes / 16);
         const u32 columns = descriptor_low(stages.columns_tile(0), 1) + stage * (Layout::kStageBytes / 16);
@@ -42,7 +43,8 @@ struct Fp8Mainloop {
         ptx::wgmma_fence();
         Wgmma::template multiply<false>(partial, make_descriptor(rows), make_descriptor(columns));
 #pragma unroll
-        for (u32 i = 1; i < 4; ++i) Wgmma::template multiply<true>(partial, make_descriptor(rows + 2 * i), make_descriptor(columns + 2 * i));
+        for (u32 i = 1; i < 4; ++i)
+            Wgmma::template multiply<true>(partial, make_descriptor(rows + 2 * i), make_descriptor(columns + 2 * i));
         ptx::wgmma_commit();
     }
 
@@ -60,7 +62,8 @@ struct Fp8Mainloop {
     }
 
     // One K block after the other, wave by wave; the other warpgroup's WGMMAs run while this one promotes.
-    __device__ __forceinline__ u32 accumulate_in_turn(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
+    __device__ __forceinline__ u32 accumulate_in_turn(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring,
+                                                      u32 num_steps, u32 boundary) {
         float partial[kAccumulators];
         bool full = false;
         u32 bits = 0;  // of all scales read for this step
@@ -77,7 +80,8 @@ struct Fp8Mainloop {
                 multiply(partial, stage, row + 64 * wave);
                 if (wave == 0) reader.advance(step);
                 read(scale, step, stage, wave);
-                if (wave == kLast) full = ptx::barrier_test(stages.full_barrier(ring.stage), ring.phase);  // off the path between multiplications
+                // Off the path between multiplications.
+                if (wave == kLast) full = ptx::barrier_test(stages.full_barrier(ring.stage), ring.phase);
                 ptx::wgmma_wait<0>();
                 fence_registers(partial);
                 bits |= scale.bits();
@@ -90,9 +94,11 @@ struct Fp8Mainloop {
         return bits;
     }
 
-    // Two K blocks in flight: the WGMMAs of one run while this warpgroup promotes the other. No branch lies between a multiplication and its
-    // wait, because the compiler serialises WGMMAs across one; so the last blocks are peeled off.
-    __device__ __forceinline__ u32 accumulate_pipelined(float (&final)[kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
+    // Two K blocks in flight: the WGMMAs of one run while this warpgroup promotes the other. No branch lies between a
+    // multiplication and its wait, because the compiler serialises WGMMAs across one; so the last blocks are peeled
+    // off.
+    __device__ __forceinline__ u32 accumulate_pipelined(float (&final)[kAccumulators], StageRing& ring, u32 num_steps,
+                                                        u32 boundary) {
         float even[kAccumulators], odd[kAccumulators];
         Scales even_scale, odd_scale;
         StageRing ahead = ring;
@@ -125,10 +131,12 @@ struct Fp8Mainloop {
         ahead.advance();
     }
 
-    // Wait until at most kPending multiplications are in flight, then release and promote the oldest of them, that of K step `step`.
+    // Wait until at most kPending multiplications are in flight, then release and promote the oldest of them, that of K
+    // step `step`.
     template <u32 kPending>
-    __device__ __forceinline__ void finish(float (&final)[kAccumulators], float (&partial)[kAccumulators], const Scales& scale, StageRing& ring, u32 boundary,
-                                           u32 step, u32 num_steps) {
+    __device__ __forceinline__ void finish(float (&final)[kAccumulators], float (&partial)[kAccumulators],
+                                           const Scales& scale, StageRing& ring, u32 boundary, u32 step,
+                                           u32 num_steps) {
         ptx::wgmma_wait<kPending>();
         fence_registers(partial);
         if constexpr (!Scales::kLate) stages.release(ring.stage, scale.bits());

@@ -1,14 +1,19 @@
-// Main loop of the FP8 kernels with the ring's stages unrolled (Config::kLoop): one partial accumulator, one K step after the other.
+// Main loop of the FP8 kernels with the ring's stages unrolled (Config::kLoop): one partial accumulator, one K step
+// after the other.
 //
-// One step: wait for the stage; read its scales; a chain of four WGMMAs; wait for the chain; promote; give the stage back. Between the full
-// barrier and the first WGMMA, and between WGMMAs, the tensor cores wait for whatever a warp does, so there is little:
-//   - the stages' numbers are constants, and the descriptors of stage 0 come from a shuffle, which tells the compiler that they are uniform: a descriptor
-//     is then one uniform addition (H200, tile 128x64: 17.9 -> 14.5 us; 128x96: 20.3 -> 19.0; 128x192: 870 -> 840 cycles a step);
-//   - all scales of rows and blocks are read before the chain. Scales of columns are too many for that (a load for every 8 columns): they are read
-//     while it runs;
-//   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it waits.
-// A tile may begin and end at any stage: steps before the ring's stage 0 and after its last whole round are walked one by one. No branch lies between the
-// stages of a round (H200: one for each stage, around those that a tile has not, made all tiles 3 to 27 % slower).
+// One step: wait for the stage; read its scales; a chain of four WGMMAs; wait for the chain; promote; give the stage
+// back. Between the full barrier and the first WGMMA, and between WGMMAs, the tensor cores wait for whatever a warp
+// does, so there is little:
+//   - the stages' numbers are constants, and the descriptors of stage 0 come from a shuffle, which tells the compiler
+//     that they are uniform: a descriptor is then one uniform addition (H200, tile 128x64: 17.9 -> 14.5 us; 128x96:
+//     20.3 -> 19.0; 128x192: 870 -> 840 cycles a step);
+//   - all scales of rows and blocks are read before the chain. Scales of columns are too many for that (a load for
+//     every 8 columns): they are read while it runs;
+//   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it
+//     waits.
+// A tile may begin and end at any stage: steps before the ring's stage 0 and after its last whole round are walked one
+// by one. No branch lies between the stages of a round (H200: one for each stage, around those that a tile has not,
+// made all tiles 3 to 27 % slower).
 #pragma once
 
 #include "deep_gemm/sm90/mainloop/pipeline.cuh"
@@ -29,7 +34,8 @@ struct Fp8Unrolled {
     static constexpr u32 kHeldColumns = kVectorB ? kColumns / 4 : 1;
     static_assert(!Layout::kSwap && Layout::kHasScales, "rows of D are rows of the multiplication");
 
-    // Scales of one K step, as far as this thread needs them: of two rows a wave, and of B's blocks or of the columns of its accumulators.
+    // Scales of one K step, as far as this thread needs them: of two rows a wave, and of B's blocks or of the columns
+    // of its accumulators.
     struct StepScales {
         float row[kWaves][2], block[Layout::kBlocksB], column[kHeldColumns];
     };
@@ -51,19 +57,22 @@ struct Fp8Unrolled {
         asm volatile("" : "+r"(row_offset));  // computed here, not at every use
     }
 
-    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns bits that depend
-    // on the last step's scales, for BufferTurns::end.
-    __device__ __forceinline__ u32 accumulate(float (&final)[kWaves][kAccumulators], StageRing& ring, u32 num_steps, u32 boundary) {
+    // Add `num_steps` K steps to `final`. `boundary` is the tile's first column that takes the second B scale. Returns
+    // bits that depend on the last step's scales, for BufferTurns::end.
+    __device__ __forceinline__ u32 accumulate(float (&final)[kWaves][kAccumulators], StageRing& ring, u32 num_steps,
+                                              u32 boundary) {
 #pragma unroll 1
         for (u32 done = 0; done < num_steps;) {
             u32 rounds = ring.stage == 0 ? (num_steps - done) / kStages : 0;
 #pragma unroll 1
             for (; rounds > 0; --rounds, done += kStages, ring.phase ^= 1) {
                 const Places places = find_places(done);
-                // Anew in each round: else the descriptors of all stages are computed once, and there are not as many uniform registers.
+                // Anew in each round: else the descriptors of all stages are computed once, and there are not as many
+                // uniform registers.
                 rows = uniform(rows), columns = uniform(columns);
 #pragma unroll
-                for (u32 stage = 0; stage < kStages; ++stage) multiply_stage(final, stage, ring.phase, places, boundary);
+                for (u32 stage = 0; stage < kStages; ++stage)
+                    multiply_stage(final, stage, ring.phase, places, boundary);
             }
             if (done == num_steps) break;
             const u32 stage = uniform(ring.stage);
@@ -78,10 +87,13 @@ struct Fp8Unrolled {
     struct Places {
         u32 rows, columns;
     };
-    __device__ __forceinline__ Places find_places(u32 first) const { return {reader.base_a(first) + row_offset, uniform(reader.base_b(first)) + column_offset}; }
+    __device__ __forceinline__ Places find_places(u32 first) const {
+        return {reader.base_a(first) + row_offset, uniform(reader.base_b(first)) + column_offset};
+    }
 
     // `stage` is a constant in whole rounds.
-    __device__ __forceinline__ void multiply_stage(float (&final)[kWaves][kAccumulators], u32 stage, u32 phase, const Places& places, u32 boundary) const {
+    __device__ __forceinline__ void multiply_stage(float (&final)[kWaves][kAccumulators], u32 stage, u32 phase,
+                                                   const Places& places, u32 boundary) const {
         float partial[kColumns / 2];
         StepScales scales;
         u32 bits = 0;
@@ -107,7 +119,8 @@ struct Fp8Unrolled {
                 const Products scale = multiply_scales(scales, wave);
                 bits |= scale.bits() | __float_as_uint(partial[0]);
                 if (is_last) stages.release(stage, bits);
-                add_blocks<kColumns, (kMayStraddle ? Layout::kScaleUnit : kColumns)>(final[wave], partial, scale.low, scale.high, boundary);
+                add_blocks<kColumns, (kMayStraddle ? Layout::kScaleUnit : kColumns)>(final[wave], partial, scale.low,
+                                                                                     scale.high, boundary);
             }
         }
     }
@@ -120,13 +133,15 @@ struct Fp8Unrolled {
         }
         if constexpr (!kVectorB) {
 #pragma unroll
-            for (u32 block = 0; block < Layout::kBlocksB; ++block) scales.block[block] = ptx::load_shared(from_columns + block * Layout::kBlockStride);
+            for (u32 block = 0; block < Layout::kBlocksB; ++block)
+                scales.block[block] = ptx::load_shared(from_columns + block * Layout::kBlockStride);
         }
     }
 
     __device__ __forceinline__ static void read_columns(StepScales& scales, u32 from) {
 #pragma unroll
-        for (u32 g = 0; g < kHeldColumns / 2; ++g) ptx::load_shared_2(scales.column[2 * g], scales.column[2 * g + 1], from + 32 * g);
+        for (u32 g = 0; g < kHeldColumns / 2; ++g)
+            ptx::load_shared_2(scales.column[2 * g], scales.column[2 * g + 1], from + 32 * g);
     }
 
     // Start partial = rows . columns over the K block in `stage`.
@@ -137,7 +152,9 @@ struct Fp8Unrolled {
         ptx::wgmma_fence();
         Wgmma::template multiply<false>(partial, make_descriptor(from_rows), make_descriptor(from_columns));
 #pragma unroll
-        for (u32 i = 1; i < 4; ++i) Wgmma::template multiply<true>(partial, make_descriptor(from_rows + 2 * i), make_descriptor(from_columns + 2 * i));
+        for (u32 i = 1; i < 4; ++i)
+            Wgmma::template multiply<true>(partial, make_descriptor(from_rows + 2 * i),
+                                           make_descriptor(from_columns + 2 * i));
         ptx::wgmma_commit();
     }
 
@@ -153,16 +170,21 @@ struct Fp8Unrolled {
     __device__ __forceinline__ static Products multiply_scales(const StepScales& scales, u32 wave) {
         const float first = scales.block[0], second = scales.block[kMayStraddle ? Layout::kBlocksB - 1 : 0];
         const float(&row)[2] = scales.row[wave];
-        return {{__fmul_rn(row[0], first), __fmul_rn(row[1], first)}, {__fmul_rn(row[0], second), __fmul_rn(row[1], second)}};
+        return {{__fmul_rn(row[0], first), __fmul_rn(row[1], first)},
+                {__fmul_rn(row[0], second), __fmul_rn(row[1], second)}};
     }
 
-    __device__ __forceinline__ static void add_columns(float (&final)[kAccumulators], const float (&partial)[kColumns / 2], const StepScales& scales, u32 wave) {
+    __device__ __forceinline__ static void add_columns(float (&final)[kAccumulators],
+                                                       const float (&partial)[kColumns / 2], const StepScales& scales,
+                                                       u32 wave) {
         const float(&row)[2] = scales.row[wave];
 #pragma unroll
-        for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
+        for (u32 i = 0; i < kColumns / 2; ++i)
+            final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
     }
 
-    // Bits that depend on all scales of the last step. Not on a partial sum: as a value that lives on it would make the assembler serialise the chains.
+    // Bits that depend on all scales of the last step. Not on a partial sum: as a value that lives on it would make the
+    // assembler serialise the chains.
     __device__ __forceinline__ static u32 bits_of(const float (&final)[kWaves][kAccumulators]) {
         u32 bits = kVectorB ? bits_of_columns(final[kWaves - 1]) : 0;
 #pragma unroll
@@ -173,7 +195,8 @@ struct Fp8Unrolled {
         return bits;
     }
 
-    // One sum for each load of column scales, and either row: the assembler reorders the loads, so the last one does not stand for all.
+    // One sum for each load of column scales, and either row: the assembler reorders the loads, so the last one does
+    // not stand for all.
     __device__ __forceinline__ static u32 bits_of_columns(const float (&final)[kAccumulators]) {
         u32 bits = __float_as_uint(final[kAccumulators - 3]);
 #pragma unroll

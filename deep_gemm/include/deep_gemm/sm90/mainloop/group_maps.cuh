@@ -1,8 +1,10 @@
-// Tensor maps of operands whose groups of K lie in blocks of memory of their own: [m, K_g] one after the other, each with its own pitch.
+// Tensor maps of operands whose groups of K lie in blocks of memory of their own: [m, K_g] one after the other, each
+// with its own pitch.
 //
-// The loading warp copies the launch's maps into a slot of this CTA's own, replaces address, columns and pitch there, and publishes it to TMA
-// (fence.proxy.tensormap). A slot must not change while a load may still read it. There is one more than there are stages: every group has at least
-// one K step, and a load is only issued once the stage that it refills has been read, so when a slot comes round its loads have landed.
+// The loading warp copies the launch's maps into a slot of this CTA's own, replaces address, columns and pitch there,
+// and publishes it to TMA (fence.proxy.tensormap). A slot must not change while a load may still read it. There is one
+// more than there are stages: every group has at least one K step, and a load is only issued once the stage that it
+// refills has been read, so when a slot comes round its loads have landed.
 #pragma once
 
 #include "deep_gemm/sm90/gemm_layout.cuh"
@@ -24,7 +26,11 @@ struct GroupMaps {
     u32 group = ~0u;  // whose maps the slot holds
 
     __device__ __forceinline__ GroupMaps(const Maps& maps, const GroupParams& groups, u32 m, u32 n)
-        : maps(maps), groups(groups), m(m), n(n), slots(reinterpret_cast<TensorMap*>(groups.map_slots) + blockIdx.x * 2 * kSlots) {}
+        : maps(maps),
+          groups(groups),
+          m(m),
+          n(n),
+          slots(reinterpret_cast<TensorMap*>(groups.map_slots) + blockIdx.x * 2 * kSlots) {}
 
     __device__ __forceinline__ const TensorMap* a() const { return slots + slot; }
     __device__ __forceinline__ const TensorMap* b() const { return slots + kSlots + slot; }

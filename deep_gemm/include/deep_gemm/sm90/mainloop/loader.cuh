@@ -1,5 +1,6 @@
-// The loading warp: it issues all TMA loads of stages and does little else (H200, grouped contiguous, 128x128 tiles, k = 2048: finding tiles and
-// copying block scales beside it kept a stage busy for 500 cycles, as many as its multiplication takes; 127 us against 112).
+// The loading warp: it issues all TMA loads of stages and does little else (H200, grouped contiguous, 128x128 tiles,
+// k = 2048: finding tiles and copying block scales beside it kept a stage busy for 500 cycles, as many as its
+// multiplication takes; 127 us against 112).
 #pragma once
 
 #include "deep_gemm/sm90/mainloop/pipeline.cuh"
@@ -8,9 +9,9 @@
 
 namespace deep_gemm {
 
-// The K steps of a CTA's first tile that are loaded before its first barrier: nothing can be waiting for these stages yet, the first bytes leave
-// memory earlier, and no math warp polls a barrier meanwhile (H200, m 1, n 32768, k 512: 9.0 us against 9.9). Only without a peer, whose
-// barriers must exist before anything is multicast to it.
+// The K steps of a CTA's first tile that are loaded before its first barrier: nothing can be waiting for these stages
+// yet, the first bytes leave memory earlier, and no math warp polls a barrier meanwhile (H200, m 1, n 32768, k 512:
+// 9.0 us against 9.9). Only without a peer, whose barriers must exist before anything is multicast to it.
 template <class Config>
 __device__ __forceinline__ u32 count_prefilled(const Tile& tile) {
     if (GemmLayout<Config>::kMulticast || !tile.is_valid()) return 0;
@@ -28,16 +29,18 @@ struct Loader {
     u32 cluster_rank, m, all_steps;
     OperandMaps operands;
 
-    // With fewer rows than a tile the box of A is cut to whole 8-row swizzle atoms: filling absent rows costs TMA as much as loading them.
-    // What the rest of the tile then holds reaches only rows of D that are never stored.
+    // With fewer rows than a tile the box of A is cut to whole 8-row swizzle atoms: filling absent rows costs TMA as
+    // much as loading them. What the rest of the tile then holds reaches only rows of D that are never stored.
     __device__ __forceinline__ u32 load_bytes() const {
-        const bool is_cut = !Scheduler::kIsGrouped && Config::kClusterN == 1 && !Config::kMnMajorA && m < Layout::kBlockM;
+        const bool is_cut =
+            !Scheduler::kIsGrouped && Config::kClusterN == 1 && !Config::kMnMajorA && m < Layout::kBlockM;
         return (is_cut ? align_up(m, 8) : Layout::kBlockM) * 128 + Layout::kBytesB + Layout::kVectorBytes;
     }
 
     // Load one operand's tile, or this CTA's half of it for both CTAs of the cluster.
     template <bool kMnMajor, bool kShared, u32 kTile>
-    __device__ __forceinline__ void load_operand(const TensorMap* map, u32 barrier, u32 to, u32 k, u32 start, u32 matrix) const {
+    __device__ __forceinline__ void load_operand(const TensorMap* map, u32 barrier, u32 to, u32 k, u32 start,
+                                                 u32 matrix) const {
         if constexpr (kMnMajor) {
 #pragma unroll
             for (u32 at = 0; at < kTile; at += 64) Access::load(map, barrier, to + at * 128, start + at, k, matrix);
@@ -56,11 +59,18 @@ struct Loader {
         const u32 k = (OperandMaps::kPerGroup ? step : place.k_step) * Layout::kBlockK;
         if (ptx::elect_one()) {
             ptx::barrier_arrive_expect(barrier, load_bytes());
-            load_operand<Config::kMnMajorA, (Config::kClusterN > 1), Layout::kBlockM>(operands.a(), barrier, stages.stage_a(stage), k, tile.m_start, place.matrix_a);
-            load_operand<Config::kMnMajorB, (Config::kClusterM > 1), Layout::kBlockN>(operands.b(), barrier, stages.stage_b(stage), k, tile.n_start, place.matrix_b);
+            load_operand<Config::kMnMajorA, (Config::kClusterN > 1), Layout::kBlockM>(operands.a(), barrier,
+                                                                                      stages.stage_a(stage), k,
+                                                                                      tile.m_start, place.matrix_a);
+            load_operand<Config::kMnMajorB, (Config::kClusterM > 1), Layout::kBlockN>(operands.b(), barrier,
+                                                                                      stages.stage_b(stage), k,
+                                                                                      tile.n_start, place.matrix_b);
             if constexpr (Layout::kStageScales) {
-                Access::load(&maps.scale_a, barrier, stages.scales_a(stage), tile.m_start, place.k_step, place.matrix_a);
-                if constexpr (Layout::kVectorB) Access::load(&maps.scale_b, barrier, stages.scales_b(stage), tile.n_start, place.k_step, place.matrix_b);
+                Access::load(&maps.scale_a, barrier, stages.scales_a(stage), tile.m_start, place.k_step,
+                             place.matrix_a);
+                if constexpr (Layout::kVectorB)
+                    Access::load(&maps.scale_b, barrier, stages.scales_b(stage), tile.n_start, place.k_step,
+                                 place.matrix_b);
             }
         }
         __syncwarp();
@@ -85,7 +95,8 @@ struct Loader {
             operands.prepare(tile);
 #pragma unroll 1
             for (u32 step = first; step < tile.num_steps; ++step, ring.advance()) {
-                ptx::barrier_wait(stages.empty_barrier(ring.stage), ring.phase ^ 1);  // until the math warps of the cluster have left the stage
+                // Until the math warps of the cluster have left the stage.
+                ptx::barrier_wait(stages.empty_barrier(ring.stage), ring.phase ^ 1);
                 load_stage(ring.stage, step, tile);
             }
         }

@@ -1,4 +1,5 @@
-// Tensor maps of the operands, as the loading warp asks for them: those of the launch, or of a group (group_maps.cuh, psum_maps.cuh).
+// Tensor maps of the operands, as the loading warp asks for them: those of the launch, or of a group (group_maps.cuh,
+// psum_maps.cuh).
 #pragma once
 
 #include "deep_gemm/types.cuh"
@@ -14,7 +15,8 @@ struct Maps {
 };
 
 struct LaunchMaps {
-    static constexpr bool kPerGroup = false;  // K is counted from the group's first element, for each group has maps of its own
+    // K is counted from the group's first element, for each group has maps of its own.
+    static constexpr bool kPerGroup = false;
 
     const Maps& maps;
 

@@ -1,5 +1,6 @@
-// Tensor maps of the operands of one group of K whose end is known: they start and end with the group, so that TMA fills in zeros for what lies behind
-// it, whatever that is. As group_maps.cuh, which says how the slots are used; there every group fills whole K steps.
+// Tensor maps of the operands of one group of K whose end is known: they start and end with the group, so that TMA
+// fills in zeros for what lies behind it, whatever that is. As group_maps.cuh, which says how the slots are used; there
+// every group fills whole K steps.
 #pragma once
 
 #include "deep_gemm/sm90/mainloop/group_maps.cuh"
@@ -10,7 +11,8 @@ namespace ptx {
 
 // tensormap.replace (PTX ISA, "tensormap.replace"): the second dim of a tensor map in global memory.
 __device__ __forceinline__ void replace_map_rows(TensorMap* map, u32 rows) {
-    asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], 1, %1;" ::"l"(__cvta_generic_to_global(map)), "r"(rows) : "memory");
+    asm volatile("tensormap.replace.tile.global_dim.global.b1024.b32 [%0], 1, %1;" ::"l"(__cvta_generic_to_global(map)),
+                 "r"(rows) : "memory");
 }
 
 }  // namespace ptx
@@ -19,7 +21,8 @@ template <class Config>
 struct PsumMaps {
     static constexpr bool kPerGroup = true;
     static constexpr u32 kSlots = Config::kNumStages + 1;
-    static constexpr u32 kTailShift = 8;  // a tile's `state` holds how many elements of its last K step lie behind the group
+    // A tile's `state` holds how many elements of its last K step lie behind the group.
+    static constexpr u32 kTailShift = 8;
 
     const Maps& maps;
     const GroupParams& groups;
@@ -29,7 +32,11 @@ struct PsumMaps {
     u32 group = ~0u;  // whose maps the slot holds
 
     __device__ __forceinline__ PsumMaps(const Maps& maps, const GroupParams& groups, u32 m, u32 n)
-        : maps(maps), groups(groups), m(m), n(n), slots(reinterpret_cast<TensorMap*>(groups.map_slots) + blockIdx.x * 2 * kSlots) {}
+        : maps(maps),
+          groups(groups),
+          m(m),
+          n(n),
+          slots(reinterpret_cast<TensorMap*>(groups.map_slots) + blockIdx.x * 2 * kSlots) {}
 
     __device__ __forceinline__ const TensorMap* a() const { return slots + slot; }
     __device__ __forceinline__ const TensorMap* b() const { return slots + kSlots + slot; }
@@ -50,13 +57,18 @@ struct PsumMaps {
    private:
     // `rows`: of the operand; `pitch`: of its rows of K where it is MN-major, in units of 16 bytes.
     template <bool kMnMajor>
-    __device__ __forceinline__ static void write(TensorMap* to, const TensorMap& from, const void* operand, const Tile& tile, u32 rows, u32 pitch) {
-        const u32 lane = threadIdx.x % 32, whole = tile.num_steps * Config::kBlockK, k = whole - (tile.state >> kTailShift);
+    __device__ __forceinline__ static void write(TensorMap* to, const TensorMap& from, const void* operand,
+                                                 const Tile& tile, u32 rows, u32 pitch) {
+        const u32 lane = threadIdx.x % 32, whole = tile.num_steps * Config::kBlockK,
+                  k = whole - (tile.state >> kTailShift);
         reinterpret_cast<u32*>(to)[lane] = reinterpret_cast<const u32*>(&from)[lane];
         __syncwarp();
         if (ptx::elect_one()) {
-            const u64 bytes = kMnMajor ? u64(pitch) * 16 : u64(Config::kElementBytes) * (Config::kSeparateBlocks ? rows : 1);  // from one k to the next
-            ptx::replace_map_address(to, static_cast<const u8*>(operand) + u64(tile.first_step) * Config::kBlockK * bytes);
+            // From one k to the next.
+            const u64 bytes =
+                kMnMajor ? u64(pitch) * 16 : u64(Config::kElementBytes) * (Config::kSeparateBlocks ? rows : 1);
+            ptx::replace_map_address(to,
+                                     static_cast<const u8*>(operand) + u64(tile.first_step) * Config::kBlockK * bytes);
             if constexpr (kMnMajor) {
                 ptx::replace_map_rows(to, k);
             } else {

@@ -1,5 +1,6 @@
-// A position in a ring of stages: the stage, and the parity of the barrier phase that belongs to this turn. A consumer waits for the
-// full barrier with `phase`; a producer waits for the empty barrier with the opposite one, so that its first turn does not wait.
+// A position in a ring of stages: the stage, and the parity of the barrier phase that belongs to this turn. A consumer
+// waits for the full barrier with `phase`; a producer waits for the empty barrier with the opposite one, so that its
+// first turn does not wait.
 #pragma once
 
 #include "deep_gemm/types.cuh"

@@ -1,5 +1,6 @@
-// The warps that copy scales which TMA does not bring (scales.cuh). All copiers have `kFirstWarp` and `kEndWarp`, `prefill`, which copies
-// what the CTA's first tile begins with before any barrier exists, and `run`, which goes through all tiles and leaves to those copies only their arrival.
+// The warps that copy scales which TMA does not bring (scales.cuh). All copiers have `kFirstWarp` and `kEndWarp`,
+// `prefill`, which copies what the CTA's first tile begins with before any barrier exists, and `run`, which goes
+// through all tiles and leaves to those copies only their arrival.
 #pragma once
 
 #include "deep_gemm/sm90/mainloop/loader.cuh"
@@ -16,13 +17,16 @@ struct ScaleSource {
     Pipeline<Config> stages;
     u32 m, n;
 
-    // The tile's `block`-th block scale of B at the tile's K step `step`; whether the block exists. Blocks beyond the matrix are left out, their
-    // results are never stored.
+    // The tile's `block`-th block scale of B at the tile's K step `step`; whether the block exists. Blocks beyond the
+    // matrix are left out, their results are never stored.
     __device__ __forceinline__ const float* block(const Tile& tile, u32 block, u32 step) const {
         const float* matrix = params.scale_b + tile.matrix_b * groups.scale_b_stride_group;
-        return matrix + (tile.n_start / 128 + block) * params.scale_b_stride_mn + (tile.first_step + step) * params.scale_b_stride_k;
+        return matrix + (tile.n_start / 128 + block) * params.scale_b_stride_mn +
+               (tile.first_step + step) * params.scale_b_stride_k;
     }
-    __device__ __forceinline__ bool has_block(const Tile& tile, u32 block) const { return (tile.n_start / 128 + block) * 128 < n; }
+    __device__ __forceinline__ bool has_block(const Tile& tile, u32 block) const {
+        return (tile.n_start / 128 + block) * 128 < n;
+    }
 };
 
 // Scales of any layout, for a ring of their own.
@@ -44,7 +48,8 @@ struct RingCopier : ScaleSource<Config> {
         for (Tile tile = walk.first(); tile.is_valid(); tile = walk.next(), prefilled = 0) {
 #pragma unroll 1
             for (u32 step = 0; step < tile.num_steps; step += Layout::kRingSteps, ring.advance()) {
-                ptx::barrier_wait(scales.empty_barrier(ring.stage), ring.phase ^ 1);  // until the math warps have left the buffer
+                // Until the math warps have left the buffer.
+                ptx::barrier_wait(scales.empty_barrier(ring.stage), ring.phase ^ 1);
                 if (step >= prefilled) copy(tile, ring.stage, step);
                 ptx::copy_arrive(scales.full_barrier(ring.stage));
             }
@@ -55,7 +60,8 @@ struct RingCopier : ScaleSource<Config> {
     __device__ __forceinline__ void copy(const Tile& tile, u32 buffer, u32 step) const {
         const Params own = at_group<Layout::kBytesD>(this->params, this->groups, tile.matrix_b, tile.matrix_d);
         const u32 thread = threadIdx.x % 128 - (128 - Layout::kCopyThreads);
-        ScaleRing<Config>(this->stages.shared).copy_group(own, buffer, thread, step, tile.num_steps, tile.first_step, tile.m_start, tile.n_start, this->m, this->n);
+        ScaleRing<Config>(this->stages.shared).copy_group(own, buffer, thread, step, tile.num_steps, tile.first_step,
+                                                          tile.m_start, tile.n_start, this->m, this->n);
     }
 };
 
@@ -80,8 +86,10 @@ struct StageBlockCopier : ScaleSource<Config> {
         for (; tile.is_valid(); tile = walk.next(), prefilled = 0) {
 #pragma unroll 1
             for (u32 step = 0; step < tile.num_steps; ++step, ring.advance()) {
-                ptx::barrier_wait(this->stages.empty_barrier(ring.stage), ring.phase ^ 1);  // until the math warps of the cluster have left the stage
-                __syncwarp();  // a lane that does not arrive could miss the phase, which ends soon after the others' arrival
+                // Until the math warps of the cluster have left the stage.
+                ptx::barrier_wait(this->stages.empty_barrier(ring.stage), ring.phase ^ 1);
+                // A lane that does not arrive could miss the phase, which ends soon after the others' arrival.
+                __syncwarp();
                 if (step >= prefilled) copy(ring.stage, step, tile);
                 if (threadIdx.x % 32 < Layout::kBlocksB) ptx::copy_arrive(this->stages.full_barrier(ring.stage));
             }
@@ -91,7 +99,8 @@ struct StageBlockCopier : ScaleSource<Config> {
    private:
     __device__ __forceinline__ void copy(u32 stage, u32 step, const Tile& tile) const {
         const u32 lane = threadIdx.x % 32;
-        if (lane < Layout::kBlocksB && this->has_block(tile, lane)) ptx::copy_4(this->stages.scales_b(stage) + 4 * lane, this->block(tile, lane, step));
+        if (lane < Layout::kBlocksB && this->has_block(tile, lane))
+            ptx::copy_4(this->stages.scales_b(stage) + 4 * lane, this->block(tile, lane, step));
     }
 };
 
@@ -114,7 +123,8 @@ struct TileBlockCopier : ScaleSource<Config> {
         for (Tile tile = walk.first(); tile.is_valid(); tile = walk.next(), prefilled = 0) {
 #pragma unroll 1
             for (u32 step = 0; step < tile.num_steps; step += Layout::kBlockSteps, ring.advance()) {
-                ptx::barrier_wait(buffers.empty_barrier(ring.stage), ring.phase ^ 1);  // until the math warps have left the buffer
+                // Until the math warps have left the buffer.
+                ptx::barrier_wait(buffers.empty_barrier(ring.stage), ring.phase ^ 1);
                 if (step >= prefilled) copy(tile, ring.stage, step);
                 ptx::copy_arrive(buffers.full_barrier(ring.stage));
             }
@@ -129,7 +139,8 @@ struct TileBlockCopier : ScaleSource<Config> {
         for (u32 block = 0; block < Layout::kBlocksB; ++block) {
             if (!this->has_block(tile, block)) break;
 #pragma unroll 1
-            for (u32 step = threadIdx.x % 32; step < steps; step += 32) ptx::copy_4(to + block * Layout::kBlockStride + 4 * step, this->block(tile, block, first + step));
+            for (u32 step = threadIdx.x % 32; step < steps; step += 32)
+                ptx::copy_4(to + block * Layout::kBlockStride + 4 * step, this->block(tile, block, first + step));
         }
     }
 };

@@ -16,7 +16,8 @@ struct TensorAccess {
     }
 
     // Into both CTAs of the cluster.
-    __device__ __forceinline__ static void load_shared(const TensorMap* map, u32 barrier, u32 to, u32 x, u32 y, u32 matrix) {
+    __device__ __forceinline__ static void load_shared(const TensorMap* map, u32 barrier, u32 to, u32 x, u32 y,
+                                                       u32 matrix) {
         if constexpr (kHasMatrices) {
             ptx::tma_load_3d_multicast(map, barrier, to, x, y, matrix, 3);
         } else {

@@ -1,7 +1,7 @@
-// The walk over the tiles of one matrix of D. The grid is persistent: cluster c takes cluster tiles c, c + clusters, c + 2 clusters, ...
-// Tiles are numbered band by band: `band` cluster tiles along m are walked for each n before the next n, so that one wave of
-// CTAs touches few distinct rows of A and B and they stay in L2. With split K all CTAs of a cluster work on one tile, and the grid has a
-// cluster for each.
+// The walk over the tiles of one matrix of D. The grid is persistent: cluster c takes cluster tiles c, c + clusters,
+// c + 2 clusters, ... Tiles are numbered band by band: `band` cluster tiles along m are walked for each n before the
+// next n, so that one wave of CTAs touches few distinct rows of A and B and they stay in L2. With split K all CTAs of a
+// cluster work on one tile, and the grid has a cluster for each.
 #pragma once
 
 #include "deep_gemm/types.cuh"

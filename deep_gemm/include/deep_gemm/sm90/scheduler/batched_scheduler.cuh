@@ -1,5 +1,5 @@
-// Tiles of a batched product: every group is a product of its own, all of one size, and no operand says where groups begin or end. Tiles are
-// walked group by group, so that one wave of CTAs touches few matrices.
+// Tiles of a batched product: every group is a product of its own, all of one size, and no operand says where groups
+// begin or end. Tiles are walked group by group, so that one wave of CTAs touches few matrices.
 #pragma once
 
 #include "deep_gemm/sm90/scheduler/matrix_walk.cuh"
@@ -10,7 +10,8 @@ template <class Config>
 struct BatchedScheduler : MatrixWalk<Config> {
     u32 num_groups;
 
-    __device__ __forceinline__ BatchedScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32, u32 all_steps)
+    __device__ __forceinline__ BatchedScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32,
+                                                u32 all_steps)
         : MatrixWalk<Config>(params, cluster_rank), num_groups(groups.num_groups) {
         this->first_step = 0, this->num_steps = all_steps;
         locate();

@@ -1,9 +1,9 @@
-// Tiles of an m-grouped product whose groups' rows lie one after the other: the walk is that of a dense product, and the matrix of B is that
-// of the rows.
+// Tiles of an m-grouped product whose groups' rows lie one after the other: the walk is that of a dense product, and
+// the matrix of B is that of the rows.
 //
-// The rows of a cluster's tile belong to one group, because groups start at multiples of an alignment that the tile divides; any of them may
-// be padding (a negative index), wherever it lies. The tile's group is that of its first row that is no padding. A tile of padding alone, or of a
-// group that does not exist, has no K steps.
+// The rows of a cluster's tile belong to one group, because groups start at multiples of an alignment that the tile
+// divides; any of them may be padding (a negative index), wherever it lies. The tile's group is that of its first row
+// that is no padding. A tile of padding alone, or of a group that does not exist, has no K steps.
 #pragma once
 
 #include "deep_gemm/sm90/scheduler/tile.cuh"
@@ -20,8 +20,13 @@ struct ContiguousScheduler : TileScheduler {
     u32 m, num_groups, all_steps;
     BandWalk<Config> tiles;
 
-    __device__ __forceinline__ ContiguousScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32 m, u32 all_steps)
-        : indices(groups.groups), m(m), num_groups(groups.num_groups), all_steps(all_steps), tiles(params, cluster_rank) {
+    __device__ __forceinline__ ContiguousScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank,
+                                                   u32 m, u32 all_steps)
+        : indices(groups.groups),
+          m(m),
+          num_groups(groups.num_groups),
+          all_steps(all_steps),
+          tiles(params, cluster_rank) {
         matrix_a = 0, matrix_d = 0, first_step = 0;
         locate();
     }
@@ -31,13 +36,19 @@ struct ContiguousScheduler : TileScheduler {
         locate();
     }
 
-    // Whether a row with this index is stored as it comes. Rows of another group than their tile's were put there by mistake: they become NaN, because
-    // a number that looks right would hide it. Padding becomes +0.
-    __device__ __forceinline__ static bool keeps(int row_index, const Tile& tile) { return u32(row_index) == tile.matrix_b && tile.num_steps > 0; }
-    __device__ __forceinline__ static float replacement(int row_index) { return row_index < 0 ? 0.0f : __uint_as_float(0x7fffffff); }
+    // Whether a row with this index is stored as it comes. Rows of another group than their tile's were put there by
+    // mistake: they become NaN, because a number that looks right would hide it. Padding becomes +0.
+    __device__ __forceinline__ static bool keeps(int row_index, const Tile& tile) {
+        return u32(row_index) == tile.matrix_b && tile.num_steps > 0;
+    }
+    __device__ __forceinline__ static float replacement(int row_index) {
+        return row_index < 0 ? 0.0f : __uint_as_float(0x7fffffff);
+    }
 
     // The index of a row; rows beyond the last are never stored.
-    __device__ __forceinline__ static int load_row(const GroupParams& groups, u32 row, u32 m) { return row < m ? ptx::load_index(groups.groups + row) : -1; }
+    __device__ __forceinline__ static int load_row(const GroupParams& groups, u32 row, u32 m) {
+        return row < m ? ptx::load_index(groups.groups + row) : -1;
+    }
 
    private:
     // A warp looks at 32 rows of the cluster's tile at once.
@@ -60,7 +71,8 @@ struct ContiguousScheduler : TileScheduler {
         state = kValid + (has_group && is_uniform ? 0 : kSelectsRows);
     }
 
-    // `group` becomes the index of the first row that is no padding, `is_uniform` false where a row is padding or differs from it.
+    // `group` becomes the index of the first row that is no padding, `is_uniform` false where a row is padding or
+    // differs from it.
     __device__ __forceinline__ static void add_chunk(int index, bool exists, int& group, bool& is_uniform) {
         const u32 found = __ballot_sync(0xffffffff, exists && index >= 0);
         const int first = __shfl_sync(0xffffffff, index, found == 0 ? 0 : __ffs(found) - 1);

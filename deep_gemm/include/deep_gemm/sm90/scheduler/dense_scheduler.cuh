@@ -12,7 +12,9 @@ struct DenseScheduler : TileScheduler {
 
     BandWalk<Config> walk;
 
-    __device__ __forceinline__ DenseScheduler(const Params& params, const GroupParams&, u32 cluster_rank, u32, u32 all_steps) : walk(params, cluster_rank) {
+    __device__ __forceinline__ DenseScheduler(const Params& params, const GroupParams&, u32 cluster_rank, u32,
+                                              u32 all_steps)
+        : walk(params, cluster_rank) {
         matrix_a = matrix_b = matrix_d = 0;
         first_step = Config::kSplitK > 1 ? cluster_rank * all_steps / Config::kSplitK : 0;
         num_steps = Config::kSplitK > 1 ? (cluster_rank + 1) * all_steps / Config::kSplitK - first_step : all_steps;

@@ -1,4 +1,5 @@
-// What the grouped kernels know besides Params: where their groups are. The host's twin is in csrc/runtime; both sides change together.
+// What the grouped kernels know besides Params: where their groups are. The host's twin is in csrc/runtime; both sides
+// change together.
 #pragma once
 
 #include "deep_gemm/types.cuh"
@@ -7,7 +8,9 @@ namespace deep_gemm {
 
 // Strides are in elements, and 0 where a tensor has no dim of groups.
 struct GroupParams {
-    const int* groups;   // contiguous: the group of each row [m]; masked: rows of each group [num_groups]; groups of K: K of each [num_groups]
+    // contiguous: the group of each row [m]; masked: rows of each group [num_groups]; groups of K: K of each
+    // [num_groups].
+    const int* groups;
     const void *a, *b;   // blocks of K only: the operands, which have a tensor map for each group
     u8* map_slots;       // blocks of K only: memory for those maps (group_maps.cuh)
     i64 scale_a_stride_group, scale_b_stride_group;

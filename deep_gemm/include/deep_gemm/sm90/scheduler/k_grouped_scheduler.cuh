@@ -1,5 +1,5 @@
-// Tiles of a product whose groups divide K: every group has a D of its own, all of one size, and its own number of K steps. A cluster's tile lies
-// in one group.
+// Tiles of a product whose groups divide K: every group has a D of its own, all of one size, and its own number of K
+// steps. A cluster's tile lies in one group.
 #pragma once
 
 #include "deep_gemm/sm90/mainloop/group_maps.cuh"
@@ -19,7 +19,8 @@ struct KGroupedScheduler : TileScheduler {
     u32 group;
     GroupSums sums;  // of K steps
 
-    __device__ __forceinline__ KGroupedScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32, u32 all_steps)
+    __device__ __forceinline__ KGroupedScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32,
+                                                 u32 all_steps)
         : sizes(groups.groups),
           num_groups(groups.num_groups),
           m_tiles(ceil_div(params.num_m_tiles, Config::kClusterM)),

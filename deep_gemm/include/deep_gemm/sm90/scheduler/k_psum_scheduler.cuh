@@ -1,8 +1,9 @@
-// Tiles of a product whose groups divide K, and of whose groups the end of each is known: a group starts at the end of the one before, rounded up to
-// 128. Every group has a D of its own, all of one size; a cluster's tile lies in one group.
+// Tiles of a product whose groups divide K, and of whose groups the end of each is known: a group starts at the end of
+// the one before, rounded up to 128. Every group has a D of its own, all of one size; a cluster's tile lies in one
+// group.
 //
-// What lies between the end of a group and the next start is never multiplied: the tensor maps of a group end with it (psum_maps.cuh). Ends are not
-// trusted: a group lies within the K of the operands, whatever they are.
+// What lies between the end of a group and the next start is never multiplied: the tensor maps of a group end with it
+// (psum_maps.cuh). Ends are not trusted: a group lies within the K of the operands, whatever they are.
 #pragma once
 
 #include "deep_gemm/sm90/scheduler/tile.cuh"
@@ -23,7 +24,8 @@ struct KPsumScheduler : TileScheduler {
     u32 rank_m, rank_n;
     u32 tile, step;
 
-    __device__ __forceinline__ KPsumScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32, u32)
+    __device__ __forceinline__ KPsumScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32,
+                                              u32)
         : ends{groups.groups, groups.num_groups, params.k},
           m_tiles(ceil_div(params.num_m_tiles, Config::kClusterM)),
           n_tiles(ceil_div(params.num_n_tiles, Config::kClusterN)),

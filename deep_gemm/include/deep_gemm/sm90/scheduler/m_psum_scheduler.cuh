@@ -1,9 +1,10 @@
-// Tiles of an m-grouped product whose groups' rows lie one after the other, and of whose groups the end of each is known: a group starts at the end
-// of the one before, rounded up to the alignment. The walk is that of a dense product over the rows up to the last end.
+// Tiles of an m-grouped product whose groups' rows lie one after the other, and of whose groups the end of each is
+// known: a group starts at the end of the one before, rounded up to the alignment. The walk is that of a dense product
+// over the rows up to the last end.
 //
-// The rows of a cluster's tile belong to one group, or are all padding, because groups start at multiples of an alignment that the tile divides. Rows
-// behind the end of their group are padding. Where padding is to be zero, it is walked, too, and stored as +0; else tiles of padding alone are left
-// out, and other padding is stored as it comes.
+// The rows of a cluster's tile belong to one group, or are all padding, because groups start at multiples of an
+// alignment that the tile divides. Rows behind the end of their group are padding. Where padding is to be zero, it is
+// walked, too, and stored as +0; else tiles of padding alone are left out, and other padding is stored as it comes.
 // Ends are not trusted: whatever they are, a tile lies within D, its group exists, and the walk ends.
 #pragma once
 
@@ -24,7 +25,8 @@ struct MPsumScheduler : TileScheduler {
     bool stores_padding;
     BandWalk<Config> tiles;
 
-    __device__ __forceinline__ MPsumScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32 m, u32 all_steps)
+    __device__ __forceinline__ MPsumScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32 m,
+                                              u32 all_steps)
         : ends{groups.groups, groups.num_groups, m},
           m(m),
           all_steps(all_steps),
@@ -42,7 +44,9 @@ struct MPsumScheduler : TileScheduler {
 
     // Rows stand for themselves: whether one is padding its tile says. Padding becomes +0.
     __device__ __forceinline__ static int load_row(const GroupParams&, u32 row, u32) { return int(row); }
-    __device__ __forceinline__ static bool keeps(int row, const Tile& tile) { return u32(row) - tile.m_start < tile.state >> kRowsShift; }
+    __device__ __forceinline__ static bool keeps(int row, const Tile& tile) {
+        return u32(row) - tile.m_start < tile.state >> kRowsShift;
+    }
     __device__ __forceinline__ static float replacement(int) { return 0.0f; }
 
    private:

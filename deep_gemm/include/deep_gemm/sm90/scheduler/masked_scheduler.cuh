@@ -1,5 +1,5 @@
-// Tiles of an m-grouped product whose groups have room for m rows each, and as many as the device says: only tiles with such rows are walked,
-// group by group.
+// Tiles of an m-grouped product whose groups have room for m rows each, and as many as the device says: only tiles with
+// such rows are walked, group by group.
 #pragma once
 
 #include "deep_gemm/sm90/scheduler/tile.cuh"
@@ -16,7 +16,8 @@ struct MaskedScheduler : TileScheduler {
     u32 tile, step;
     GroupSums sums;  // of cluster tiles along m
 
-    __device__ __forceinline__ MaskedScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32 m, u32 all_steps)
+    __device__ __forceinline__ MaskedScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32 m,
+                                               u32 all_steps)
         : sizes(groups.groups),
           m(m),
           num_groups(groups.num_groups),

@@ -1,4 +1,5 @@
-// The walk over the tiles of several matrices D of one size: matrix by matrix, in bands, in steps of the grid's clusters.
+// The walk over the tiles of several matrices D of one size: matrix by matrix, in bands, in steps of the grid's
+// clusters.
 #pragma once
 
 #include "deep_gemm/sm90/scheduler/tile.cuh"

@@ -1,7 +1,8 @@
-// Tiles of a sum of products: D = sum over g of A[g] . B[g]^T. The K steps of all groups together are one long K, which is cut into as many
-// parts as the host says: as many as the grid has clusters for each tile, or a number that depends on neither m nor n. Every part has tiles of
-// its own and a matrix of D of its own; adding those up is another kernel's (sum_parts.cuh). CTAs of one part work on the same steps at the same
-// time, so that all but the first read them from L2.
+// Tiles of a sum of products: D = sum over g of A[g] . B[g]^T. The K steps of all groups together are one long K, which
+// is cut into as many parts as the host says: as many as the grid has clusters for each tile, or a number that depends
+// on neither m nor n. Every part has tiles of its own and a matrix of D of its own; adding those up is another kernel's
+// (sum_parts.cuh). CTAs of one part work on the same steps at the same time, so that all but the first read them from
+// L2.
 #pragma once
 
 #include "deep_gemm/sm90/scheduler/matrix_walk.cuh"
@@ -10,12 +11,16 @@ namespace deep_gemm {
 
 template <class Config>
 struct SummedScheduler : MatrixWalk<Config> {
-    static constexpr u32 kPartsAt = 4;  // of GroupParams::reserved; the host's twin has a name for it (csrc/runtime/launch.hpp)
+    // Of GroupParams::reserved; the host's twin has a name for it (csrc/runtime/launch.hpp).
+    static constexpr u32 kPartsAt = 4;
 
     u32 parts, sum_steps;
 
-    __device__ __forceinline__ SummedScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32, u32 all_steps)
-        : MatrixWalk<Config>(params, cluster_rank), parts(groups.reserved[kPartsAt]), sum_steps(groups.num_groups * all_steps) {
+    __device__ __forceinline__ SummedScheduler(const Params& params, const GroupParams& groups, u32 cluster_rank, u32,
+                                               u32 all_steps)
+        : MatrixWalk<Config>(params, cluster_rank),
+          parts(groups.reserved[kPartsAt]),
+          sum_steps(groups.num_groups * all_steps) {
         this->matrix_a = this->matrix_b = 0;  // they change from step to step: place
         locate();
     }

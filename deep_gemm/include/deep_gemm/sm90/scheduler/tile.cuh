@@ -1,7 +1,8 @@
 // What a scheduler gives: tiles of D, one after the other; and what all schedulers share.
 //
-// A kernel has one scheduler, a class derived from TileScheduler: it is a tile itself, the current one, and `advance` makes it the next. Its
-// constructor takes (params, groups, cluster_rank, m, all_steps): m rows in a matrix of D, all_steps K steps in the K of the operands.
+// A kernel has one scheduler, a class derived from TileScheduler: it is a tile itself, the current one, and `advance`
+// makes it the next. Its constructor takes (params, groups, cluster_rank, m, all_steps): m rows in a matrix of D,
+// all_steps K steps in the K of the operands.
 #pragma once
 
 #include "deep_gemm/sm90/mainloop/operand_maps.cuh"
@@ -10,13 +11,15 @@
 
 namespace deep_gemm {
 
-// A tile of one matrix of D. Matrices of A, B and D are counted from 0, and are all the first where they have no dim of groups.
+// A tile of one matrix of D. Matrices of A, B and D are counted from 0, and are all the first where they have no dim of
+// groups.
 struct Tile {
     u32 m_start, n_start;        // first row and column in the matrix of D; may lie beyond it
     u32 matrix_a, matrix_b, matrix_d;
     u32 first_step, num_steps;   // its steps of K: the first one's place in A and B
     u32 state;                   // a sum of the following; 0: there are no more tiles
-    static constexpr u32 kValid = 1, kSelectsRows = 2;  // kSelectsRows: not all of its rows are to be stored as they come
+    // kSelectsRows: not all of its rows are to be stored as they come.
+    static constexpr u32 kValid = 1, kSelectsRows = 2;
 
     __device__ __forceinline__ bool is_valid() const { return state != 0; }
 };
@@ -28,15 +31,20 @@ struct StepPlace {
 
 // What a scheduler says of its tiles besides them; most leave it at this.
 struct TileScheduler : Tile {
-    static constexpr bool kIsGrouped = true;       // tensors have rank 3, groups are read from memory, and one warp finds the tiles for all
+    // Tensors have rank 3, groups are read from memory, and one warp finds the tiles for all.
+    static constexpr bool kIsGrouped = true;
     static constexpr bool kMaySelectRows = false;  // Tile::kSelectsRows occurs
     using OperandMaps = LaunchMaps;
 
-    __device__ __forceinline__ static StepPlace place(const Tile& tile, u32 step, u32) { return {tile.first_step + step, tile.matrix_a, tile.matrix_b}; }
+    __device__ __forceinline__ static StepPlace place(const Tile& tile, u32 step, u32) {
+        return {tile.first_step + step, tile.matrix_a, tile.matrix_b};
+    }
 };
 
-// Where cluster tile `index` of `m_tiles` x `n_tiles` lies: `band` tiles along m are walked for each n before the next n (band_walk.cuh).
-__device__ __forceinline__ void locate_in_band(u32 index, u32 m_tiles, u32 n_tiles, u32 band, u32& m_tile, u32& n_tile) {
+// Where cluster tile `index` of `m_tiles` x `n_tiles` lies: `band` tiles along m are walked for each n before the next
+// n (band_walk.cuh).
+__device__ __forceinline__ void locate_in_band(u32 index, u32 m_tiles, u32 n_tiles, u32 band, u32& m_tile,
+                                               u32& n_tile) {
     const u32 band_tiles = band * n_tiles, band_first = index / band_tiles * band, in_band = index % band_tiles;
     const u32 left = m_tiles - band_first, rows = left < band ? left : band;
     m_tile = band_first + in_band % rows;
@@ -54,7 +62,8 @@ __device__ __forceinline__ u32 add_lanes_below(u32 value) {
     return value;
 }
 
-// Running sums over a list of counts, one for each group; a warp holds those of 32 groups and moves on. All lanes call everything together.
+// Running sums over a list of counts, one for each group; a warp holds those of 32 groups and moves on. All lanes call
+// everything together.
 struct GroupSums {
     u32 first = 0, before = 0;  // the first group held, and the sum of all before it
     u32 inclusive = 0;          // the sum up to and including this lane's group

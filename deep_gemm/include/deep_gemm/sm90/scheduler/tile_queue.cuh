@@ -1,8 +1,10 @@
-// Tiles on their way from the warp that finds them to the other warps of the CTA: a ring of kDepth entries in shared memory.
+// Tiles on their way from the warp that finds them to the other warps of the CTA: a ring of kDepth entries in shared
+// memory.
 //
-// Finding a tile takes a thousand cycles where groups are searched, and the finder is ahead of the others, so nobody waits for it; if every warp did
-// it, the tensor cores would stand still meanwhile (H200, masked, 128x128 tiles, k = 7168: 4 % of the time).
-// Entry i has a full barrier (one arrival) and an empty one (one for each warp that takes tiles). The last entry says that there are no more.
+// Finding a tile takes a thousand cycles where groups are searched, and the finder is ahead of the others, so nobody
+// waits for it; if every warp did it, the tensor cores would stand still meanwhile (H200, masked, 128x128 tiles,
+// k = 7168: 4 % of the time). Entry i has a full barrier (one arrival) and an empty one (one for each warp that takes
+// tiles). The last entry says that there are no more.
 #pragma once
 
 #include "deep_gemm/sm90/gemm_layout.cuh"
@@ -17,7 +19,8 @@ struct TileQueue {
     static constexpr u32 kDepth = 8, kEntryBytes = 32, kBytes = kDepth * (kEntryBytes + 16);
     static constexpr bool kHasFinder = !Layout::kRing;  // a warp of its own finds tiles; else the loading warp does
     static constexpr u32 kScaleWarps = Layout::kRing ? Layout::kCopyThreads / 32 : Layout::kHasBlocks ? 1 : 0;
-    static constexpr u32 kTakers = 4 * Layout::kMathGroups + (kHasFinder ? 1 : 0) + kScaleWarps + (Layout::kLoadsC ? 1 : 0);
+    static constexpr u32 kTakers =
+        4 * Layout::kMathGroups + (kHasFinder ? 1 : 0) + kScaleWarps + (Layout::kLoadsC ? 1 : 0);
     static_assert(kBytes == Config::kTileQueueBytes, "the host and the kernel count the same shared memory");
     static_assert(sizeof(Tile) == kEntryBytes, "a tile is copied as two vectors of 16 bytes");
 
@@ -49,7 +52,9 @@ struct TileQueue {
     }
 
     // By a whole warp that takes every tile: wait for the entry, read it, as often as it is needed, and give it back.
-    __device__ __forceinline__ void wait(const Ring<kDepth>& ring) const { ptx::barrier_wait(full_barrier(ring.stage), ring.phase); }
+    __device__ __forceinline__ void wait(const Ring<kDepth>& ring) const {
+        ptx::barrier_wait(full_barrier(ring.stage), ring.phase);
+    }
     __device__ __forceinline__ Tile read(const Ring<kDepth>& ring) const {
         Tile tile;
         ptx::load_shared_words(tile.m_start, tile.n_start, tile.matrix_a, tile.matrix_b, entry(ring.stage));

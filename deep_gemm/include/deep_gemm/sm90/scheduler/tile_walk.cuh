@@ -4,8 +4,8 @@
 //
 // and may ask for the current one again with `again`, where it has no registers to keep it.
 //
-// Dense: every role computes the tiles itself, which takes some ten instructions. Grouped: one warp does (the finder, or the loading warp
-// where all others copy scales) and hands them over in a queue (tile_queue.cuh).
+// Dense: every role computes the tiles itself, which takes some ten instructions. Grouped: one warp does (the finder,
+// or the loading warp where all others copy scales) and hands them over in a queue (tile_queue.cuh).
 #pragma once
 
 #include "deep_gemm/sm90/scheduler/tile_queue.cuh"
@@ -98,7 +98,9 @@ struct TileWalks<Config, Scheduler, true> {
 
     // By one thread, before the CTA meets. The queue lies behind what gemm_layout.cuh describes.
     __device__ __forceinline__ static u32 place(u32 shared) { return shared + GemmLayout<Config>::kSharedBytes - 1024; }
-    __device__ __forceinline__ static void initialise_barriers(u32 shared) { Queue{place(shared)}.initialise_barriers(); }
+    __device__ __forceinline__ static void initialise_barriers(u32 shared) {
+        Queue{place(shared)}.initialise_barriers();
+    }
 };
 
 }  // namespace deep_gemm

@@ -1,5 +1,5 @@
-// ReLU of a BF16 GEMM for SM90 (sm90/gemm.cuh): the main loop hands max(sum, 0) to the epilogue. It is wrong for split K,
-// where the sum of one CTA is a part, so the row of the op kind leaves that knob out.
+// ReLU of a BF16 GEMM for SM90 (sm90/gemm.cuh): the main loop hands max(sum, 0) to the epilogue. It is wrong for split
+// K, where the sum of one CTA is a part, so the row of the op kind leaves that knob out.
 #pragma once
 
 #include "deep_gemm/bf16_gemm.cuh"
