@@ -55,13 +55,14 @@ def _list_recorded(op: str, selector: Selector) -> list["_C.Config"]:
 
 def list_any_size(problem: "_C.Problem", device: "_C.Device") -> list["_C.Config"]:
     """Return the configs that problems which differ from `problem` in their sizes choose most often on a device: the
-    artefact's, and the choices for many sizes.
+    artefact's, and the choices and the heuristic's picks for many sizes.
     """
     problems = list(_vary_sizes(problem))
     found = dict.fromkeys(config for config in list_choices(problem.op, [], device)[0])
     for sized in problems:
         with contextlib.suppress(DeviceError):  # no config is legal for these sizes
-            found[explain(sized, device).config] = None
+            for config in (_C.get_analytic_config(sized, device), explain(sized, device).config):
+                found[config] = None
     return [config for config in found if _C.is_legal(problem, config, device)]
 
 
