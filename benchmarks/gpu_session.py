@@ -37,6 +37,7 @@ BUDGET = re.compile(r"(.+)@(\d+)")
 #: Scripts that take a time budget, stop by themselves and write what they have measured by then.
 BUDGETED = (
     "dense_fp8",
+    "random_fp8",
     "dense_bf16",
     "wgrad_fp8",
     "transpose_fp8",
@@ -80,24 +81,24 @@ LISTS = {
     "benchmarks": (
         "build@240",
         "dense_fp8@90",
+        "random_fp8@80",
         "m_grouped_contiguous@70",
         "m_grouped_masked@90",
         "k_grouped@70",
         "dense_bf16@80",
         "wgrad_fp8@70",
-        "transpose_fp8@70",
-        "mqa_logits@90",
     ),
     "times": (
         "build@240",
         "callers@60",
         "host_time@90",
+        "mqa_logits@90",
+        "transpose_fp8@70",
         "host_ops@40",
         "einsum@90",
         "batch_invariance@70",
-        "pdl@60",
-        "compile_time@120",
     ),
+    "launches": ("build@240", "pdl@60", "compile_time@120", "plain_kernels@90", "plain_kernels_bits@60"),
 }
 #: What a sweep is told beside its preset: portfolios measure the best configs of the sweeps before them, the others all
 #: candidates, with and without the knobs of the main loop.

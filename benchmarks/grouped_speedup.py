@@ -128,14 +128,15 @@ def make_p7(result: dict) -> dict:
     by_dtype = {dtype: mean(grouped.list(is_of(dtype))) for dtype in M_LAYOUTS}
     below = sum(item.favourable < 0.98 for item in grouped.list(lambda row: True))
     row_major = mean(grouped.list(is_of("fp8"), "auto", "row_major"))
-    is_met = entry["value"] >= 1.03 and entry["worst"] >= 0.98
+    limits = {"fp8": 1.01, "bf16": 1.02}
+    is_met = all(by_dtype[dtype] >= limit for dtype, limit in limits.items()) and entry["worst"] >= 0.98
     return {
         **entry,
         **by_dtype,
         "row_major": row_major,
         **grouped.regrets(lambda row: True),
         "below": below,
-        "is_met": is_met,
+        "is_met": is_met and row_major is not None and row_major >= 0.99,
     }
 
 
@@ -155,10 +156,13 @@ def make_p8(result: dict) -> dict:
     rates = {"read_share": rounded(min(shares)), "mean_read_share": mean_ratio(shares)}
     beside = {f"all_{dtype}": mean(grouped.list(is_of(dtype))) for dtype in M_LAYOUTS}
     row_major = mean(grouped.list(is_decode, "auto", "row_major"))
-    is_met = entry["value"] >= 1.15 and rates["read_share"] >= 0.85
+    every = [item.favourable for item in grouped.list(is_uniform)]
+    is_met = entry["value"] >= 1.09 and rates["read_share"] >= 0.90 and min(every) >= 0.98
     figures = {
         **rates,
         **beside,
+        "all_worst": rounded(min(every)),
+        "all_below": sum(value < 0.98 for value in every),
         "row_major": row_major,
         "skewed_over_uniform": compare_skewed(grouped),
         **grouped.regrets(is_decode),
@@ -201,4 +205,4 @@ def make_p9(result: dict) -> dict:
         "with_transposes": mean(joint),
         **grouped.regrets(is_of("fp8")),
     }
-    return {**entry, **beside, "is_met": entry["value"] >= 1.15}
+    return {**entry, **beside, "is_met": entry["value"] >= 1.06 and beside["with_transposes"] >= 0.92}

@@ -31,8 +31,7 @@ def make_result(folder: Path) -> dict:
         "regime": identity["regime"],
         "date": training["newest_row"][:10],
         "data": training["data"],
-        "kind": training["kind"],
-        "portfolio": len(training["portfolio"]),
+        "settings": training["settings"],
         "complete": True,
     }
     return {"meta": meta, **{name: evaluation[name] for name in ("splits", "worst", "unconfirmed")}}

@@ -30,7 +30,7 @@ import numpy as np
 from deep_gemm.errors import ModelError
 from deep_gemm.fields import OP_KINDS
 
-FORMAT = 1
+FORMAT = 2
 MAX_BYTES, MAX_HEADER_BYTES = 16 << 20, 1 << 20
 ALIGNMENT = 8
 DTYPES: dict[str, np.dtype] = {
@@ -90,42 +90,46 @@ class Array(NamedTuple):
     meaning: str
 
 
-#: Dimension -> smallest and largest size. `fields` is the number of fields of a config, `portfolio` the metadata's
-#: num_portfolio. The number of configs is small because the warm-up of a deployment compiles all of them.
+#: Dimension -> smallest and largest size. `fields` is the number of fields of a config. The number of trees bounds the
+#: time of a choice.
 SIZES = {
-    "configs": (1, 32),
+    "configs": (1, 128),
     "fields": (1, 64),
-    "portfolio": (1, 32),
     "exact": (0, MAX_BYTES),
-    "trees + 1": (2, 1025),
-    "nodes": (1, 1_000_000),
-    "leaves": (1, 1_000_000),
-    "features": (1, 4096),
+    "trees + 1": (2, 257),
+    "nodes": (1, 65536),
+    "leaves": (1, 65536),
+    "features": (1, 256),
     "golden": (0, 65536),
+    "golden problems": (0, 65536),
+    "golden problems + 1": (1, 65537),
 }
 
 ARRAYS = {
     "configs": Array(
         "I32",
         ("configs", "fields"),
-        "distinct configs, the portfolio first; each is legal on the SKU for some problem of the op kind",
+        "distinct configs that other members name; each is legal on the SKU for some problem of the op kind",
     ),
     "exact_key": Array("U64", ("exact",), "exact_key() of the measured problems, ascending"),
     "exact_config": Array("I32", ("exact",), "index of the config measured best for each"),
     "tree_start": Array("I32", ("trees + 1",), "tree t has the nodes tree_start[t]..tree_start[t+1]-1, the root first"),
     "feature": Array("I32", ("nodes",), "index of the feature that the node compares; -1 for a leaf"),
     "threshold": Array("F64", ("nodes",), "a feature of at most this goes to the left child"),
-    "left": Array("I32", ("nodes",), "node index of the left child, above its own; for a leaf its row of leaf_value"),
+    "left": Array("I32", ("nodes",), "node index of the left child, above its own; for a leaf its place in leaf_value"),
     "right": Array("I32", ("nodes",), "node index of the right child, above its own; for a leaf -1"),
-    "leaf_value": Array("F64", ("leaves", "portfolio"), "predicted log(time / time of the heuristic's choice)"),
-    "feature_min": Array("F64", ("features",), "smallest value in the training problems"),
-    "feature_max": Array("F64", ("features",), "largest value in the training problems"),
-    "golden_features": Array(
-        "F32", ("golden", "features"), "features whose scores and choice are recorded, for replay"
+    "leaf_value": Array("F64", ("leaves",), "what a tree adds to log(time / analytic estimate) of a config"),
+    "feature_min": Array("F64", ("features",), "smallest value in the training rows, less a slack"),
+    "feature_max": Array("F64", ("features",), "largest value in the training rows, plus a slack"),
+    "golden_features": Array("F32", ("golden", "features"), "rows whose scores are recorded, for replay"),
+    "golden_scores": Array("F64", ("golden",), "the sum of the trees for each"),
+    "golden_start": Array(
+        "I32",
+        ("golden problems + 1",),
+        "problem p has the rows golden_start[p]..golden_start[p+1]-1, the heuristic's pick first",
     ),
-    "golden_scores": Array("F64", ("golden", "portfolio"), "the forest's scores for them"),
     "golden_choice": Array(
-        "I32", ("golden",), "index of the config that the guards leave; -1 for the heuristic's choice"
+        "I32", ("golden problems",), "which of its rows the guards leave; 0 for the heuristic's pick"
     ),
 }
 
@@ -146,9 +150,7 @@ METADATA = {
 
 OP_METADATA = {
     "kernel_hash": _HASH,
-    "margin": number_within(0, 1000),  # log ratios, as the next one
-    "max_spread": number_within(0, 1000),
-    "num_portfolio": integer_within(*SIZES["portfolio"]),
+    "margin": number_within(0, 1000),  # a log ratio: what must be gained over the heuristic's pick
     "quarantined": Rule(  # ascending indices of configs that must not be chosen
         "a list of config indices",
         lambda value: isinstance(value, list) and all(map(integer_within(0, SIZES["configs"][1] - 1).is_met, value)),

@@ -20,12 +20,10 @@ from deep_gemm.artifact import (
 from deep_gemm.errors import ArgumentError
 
 _NUM_CONFIG_FIELDS = len(_C.CONFIG_FIELDS)
-#: The columns of configs in artefacts that were written before fields of the main loop existed.
-_FIRST_CONFIG_FIELDS = 8
 
 
 class Selector(_C.Selector):
-    """The exact table, the forest and the guards of one artefact. Immutable, so threads share it freely.
+    """The exact table, the trees and the guards of one artefact. Immutable, so threads share it freely.
 
     This class reads the file, checks its format and looks problems up by their keys. The native base class checks
     every index, tree and config, so that no walk can leave the arrays or run forever, and makes the choice.
@@ -87,17 +85,8 @@ def describe_op(op: str, members: Any, arrays: Mapping[str, np.ndarray]) -> dict
     check_members(members, get_op_metadata(op), f"op kind {ascii(op)[:32]}")
     revision = members.get("estimate_revision", _C.LOGITS_ESTIMATE_REVISION)
     own = {name: arrays.get(f"{op}/{name}") for name in ARRAYS}
-    own["configs"] = widen_configs(own["configs"])
-    check_shapes(own, {"fields": _NUM_CONFIG_FIELDS, "portfolio": members["num_portfolio"]})
+    check_shapes(own, {"fields": _NUM_CONFIG_FIELDS})
     return members | own | {"has_own_estimate": revision == _C.LOGITS_ESTIMATE_REVISION}
-
-
-def widen_configs(configs: np.ndarray | None) -> np.ndarray | None:
-    """Return configs of an older artefact with the fields that it does not know at their defaults."""
-    if configs is None or configs.ndim != 2 or configs.shape[1] != _FIRST_CONFIG_FIELDS:
-        return configs
-    added = np.array([field.default for field in _C.CONFIG_FIELDS[_FIRST_CONFIG_FIELDS:]], dtype=configs.dtype)
-    return np.hstack([configs, np.broadcast_to(added, (len(configs), len(added)))])
 
 
 def check_shapes(arrays: Mapping[str, np.ndarray | None], sizes: dict[str, int]) -> None:

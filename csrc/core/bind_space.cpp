@@ -11,7 +11,6 @@
 #include "core/candidates.hpp"
 #include "core/config_features.hpp"
 #include "core/error.hpp"
-#include "core/features.hpp"
 #include "core/heuristic.hpp"
 #include "core/legality.hpp"
 #include "core/logits_estimate.hpp"
@@ -120,39 +119,27 @@ void bind_heuristic(py::module_& m) {
         "Raises: ConfigError, ArgumentError.");
     m.def("with_loop_knobs", &with_loop_knobs, "problem"_a, "config"_a, "device"_a,
           "Return `config` with the knobs of the main loop that the heuristic would give it for `problem`.");
+    m.def("without_loop_knobs", &without_loop_knobs, "config"_a,
+          "Return the tile alone, which is what candidates are chosen and rated by.");
     m.def("get_analytic_config", &get_analytic_config, "problem"_a, "device"_a,
           "Return the heuristic's choice: the candidate with the smallest predicted time. Raises: DeviceError where "
           "none is legal.");
-    m.def(
-        "feature_names",
-        [](const std::string& op, const std::vector<Config>& portfolio) {
-            return feature_names(parse_op(op), portfolio);
-        },
-        "op"_a, "portfolio"_a,
-        "Return the names of get_features' numbers for problems of an op kind. Raises: ProblemError.");
-    m.def(
-        "get_features",
-        [](const Problem& problem, const Device& device, const std::vector<Config>& portfolio) {
-            for (const Config& config : portfolio) check_geometry(problem.op, config);
-            return get_features(problem, device, portfolio);
-        },
-        "problem"_a, "device"_a, "portfolio"_a,
-        "Return the selector's input for `problem`. Raises: ConfigError, DeviceError.");
 }
 
 void bind_config_features(py::module_& m) {
     m.def(
-        "rank_candidates",
+        "get_shortlist",
         [](const Problem& problem, const Device& device, size_t count) {
             std::vector<Config> configs;
-            for (const AnalyticChoice& one :
-                 rank_candidates(problem, Estimator(problem, device), device, std::max<size_t>(count, 1)))
+            for (const AnalyticChoice& one : make_shortlist(problem, Estimator(problem, device), device,
+                                                            std::clamp<size_t>(count, 1, kMaxCandidates)))
                 configs.push_back(one.config);
             return configs;
         },
         "problem"_a, "device"_a, "count"_a,
-        "Return the candidates with the smallest predicted times, at most `count`, best first; the first is the "
-        "heuristic's choice without the knobs of the main loop. Raises: DeviceError.");
+        "Return what the learned choice chooses from: the `count` candidates with the smallest predicted times, best "
+        "first, each with the knobs of the main loop that the heuristic gives it and, where it gives some, also "
+        "without; the first is the heuristic's choice. Raises: DeviceError.");
     m.def("config_feature_names", &config_feature_names, "Return the names of the columns of get_config_features.");
     m.def(
         "get_config_features",

@@ -78,7 +78,7 @@ inline bool has_loop_knobs(const Config& config) {
     return (config.loop | config.scale_warp | config.tile_barrier | config.reduce_add) != 0;
 }
 
-std::string to_string(
-    const Config& config);  // "64x112x128 s5 c1x2", then the knobs that are used: " k4", " swap", " loop", " warp", " barrier", " add"
+// "64x112x128 s5 c1x2", then the knobs that are used: " k4", " swap", " loop", " warp", " barrier", " add".
+std::string to_string(const Config& config);
 
 }  // namespace deep_gemm

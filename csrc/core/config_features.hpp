@@ -1,5 +1,5 @@
-// What is known of one config of one problem before it runs: the rows that the learned residual of the estimate is
-// fitted on. All op kinds have the same numbers, so that one model can learn from all of them.
+// What is known of one config of one problem before it runs: the numbers that the learned selector sees, the same code
+// for training (through Python) and at run time. All op kinds have the same ones.
 #pragma once
 
 #include <string>
@@ -10,6 +10,9 @@
 #include "core/problem.hpp"
 
 namespace deep_gemm {
+
+// Raise it when a feature is added, removed or changed; artefacts of another version are not used.
+inline constexpr int kFeaturesVersion = 3;
 
 inline constexpr size_t kNumSharedFeatures = 36, kNumOwnFeatures = 37;
 inline constexpr size_t kNumConfigRow = kNumSharedFeatures + kNumOwnFeatures;

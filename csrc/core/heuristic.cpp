@@ -253,6 +253,17 @@ std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estima
     return best;
 }
 
+std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
+                                           size_t count) {
+    std::vector<AnalyticChoice> shortlist;
+    shortlist.reserve(2 * count);
+    for (const AnalyticChoice& tile : rank_candidates(problem, estimator, device, count)) {
+        shortlist.push_back({with_loop_knobs(problem, tile.config, device), tile.time_us});
+        if (shortlist.back().config != tile.config) shortlist.push_back(tile);
+    }
+    return shortlist;
+}
+
 Config get_analytic_config(const Problem& problem, const Device& device) {
     return choose_analytic(problem, Estimator(problem, device), device).config;
 }

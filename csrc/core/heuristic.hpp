@@ -89,6 +89,11 @@ struct AnalyticChoice {
 std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estimator& estimator, const Device& device,
                                             size_t count);
 
+// The first `count` of rank_candidates, each with the knobs of loop_rule.hpp and, where that differs, also without:
+// what the learned choice chooses from. The first one is choose_analytic's.
+std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
+                                           size_t count);
+
 // The candidate with the smallest predicted time, the first of equals, with the knobs of loop_rule.hpp; throws
 // Error(kDevice) where no config is legal.
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device);

@@ -28,8 +28,6 @@ OpParts take_parts(const py::dict& op) {
     return {.kernel_hash = op["kernel_hash"].cast<std::string>(),
             .has_own_estimate = op["has_own_estimate"].cast<bool>(),
             .margin = op["margin"].cast<double>(),
-            .max_spread = op["max_spread"].cast<double>(),
-            .num_portfolio = op["num_portfolio"].cast<int64_t>(),
             .quarantined = op["quarantined"].cast<std::vector<int64_t>>(),
             .configs = take_array<int32_t>(op, "configs"),
             .exact_key = take_array<uint64_t>(op, "exact_key"),
@@ -44,6 +42,7 @@ OpParts take_parts(const py::dict& op) {
             .feature_max = take_array<double>(op, "feature_max"),
             .golden_features = take_array<float>(op, "golden_features"),
             .golden_scores = take_array<double>(op, "golden_scores"),
+            .golden_start = take_array<int32_t>(op, "golden_start"),
             .golden_choice = take_array<int32_t>(op, "golden_choice")};
 }
 
@@ -97,7 +96,8 @@ void bind_choice(py::module_& m) {
         .def_readonly("reason", &Choice::reason)
         .def_property_readonly(
             "scores", &choice_scores,
-            "Portfolio config -> predicted log(time / time of the heuristic's pick); None where no forest was asked.")
+            "Config -> predicted log(time / time of the heuristic's pick), for those with the smallest estimates; "
+            "infinite outside the training hull. None where no tree was asked.")
         .def("__repr__", [](const Choice& self) {
             return "Choice(" + to_string(self.config) + ", " + source_name(self.source) + ": " + self.reason + ")";
         });
@@ -115,15 +115,9 @@ void bind_selector_class(py::module_& m) {
              "make a choice unsafe or that contradict each other.")
         .def_property_readonly("sku", &Selector::sku, "The GPU model that the artefact is for.")
         .def(
-            "portfolio",
-            [](const Selector& self, const std::string& op) {
-                const auto span = require_model(self, op).portfolio();
-                return std::vector<Config>(span.begin(), span.end());
-            },
-            "op"_a, "Return the configs that the forest of an op kind scores, in its order. Raises: ModelError.")
-        .def(
             "configs", [](const Selector& self, const std::string& op) { return require_model(self, op).configs; },
-            "op"_a, "Return all configs of an op kind, the portfolio first. Raises: ModelError.")
+            "op"_a,
+            "Return the configs of an op kind that its exact table and its quarantine name. Raises: ModelError.")
         .def("choose_config", &Selector::choose, "problem"_a, "device"_a, "kernel_hash"_a, "exact_key"_a,
              "Return a Choice as Selector.choose does. `exact_key`: the problem's key in the exact table, or None to "
              "leave the table out. Raises: DeviceError.")
@@ -135,15 +129,18 @@ void bind_selector_class(py::module_& m) {
             "op"_a, "kernel_hash"_a,
             "Return why the library does not use the part of an op kind, or only its exact table: '' where it does, "
             "and where the artefact has no such part. Raises: ProblemError.")
-        .def("scores", &Selector::scores, "problem"_a, "device"_a,
-             "Return the forest's scores of the portfolio, without guards. Raises: ModelError.")
+        .def("choose_learned", &Selector::choose_learned, "problem"_a, "device"_a,
+             "Return the Choice of the trees alone, whatever the device, the kernels and the heuristic. Raises: "
+             "ModelError for an op kind that is not there, or other features.")
         .def("replay_golden", &Selector::replay_golden,
-             "Return how many golden vectors give other scores (bit by bit) or another choice than recorded.");
+             "Return how many golden problems give other scores (bit by bit) or another choice than recorded.");
 }
 
 }  // namespace
 
 void bind_selector(py::module_& m) {
+    m.attr("NUM_RANKED") = kNumRanked;
+    m.attr("MAX_RESIDUAL") = kMaxResidual;
     bind_choice(m);
     bind_selector_class(m);
 }

@@ -9,7 +9,7 @@
 namespace deep_gemm {
 namespace {
 
-constexpr int32_t kMaxDepth = 64;      // bounds the time of one choice
+constexpr int32_t kMaxDepth = 16;      // bounds the time of one choice
 constexpr double kMaxMagnitude = 1e6;  // a log ratio is far smaller; keeps sums finite
 
 float round_down(double threshold) {
@@ -17,11 +17,10 @@ float round_down(double threshold) {
     return double(nearest) > threshold ? std::nextafter(nearest, -INFINITY) : nearest;
 }
 
-void check_sizes(const ForestArrays& arrays, size_t num_outputs) {
+void check_sizes(const ForestArrays& arrays) {
     const size_t nodes = arrays.feature.size();
     if (arrays.left.size() != nodes || arrays.right.size() != nodes || arrays.threshold.size() != nodes)
         refuse("the arrays of a forest's nodes differ in length");
-    if (arrays.leaf_value.size() % num_outputs != 0) refuse("leaf_value must have a column per portfolio config");
 }
 
 void check_tree_starts(const ForestArrays& arrays) {
@@ -35,21 +34,21 @@ void check_tree_starts(const ForestArrays& arrays) {
 
 class NodeChecker {
  public:
-    NodeChecker(const ForestArrays& arrays, size_t num_features, size_t num_outputs)
-        : arrays_(arrays),
-          num_features_(int64_t(num_features)),
-          num_leaves_(int64_t(arrays.leaf_value.size() / num_outputs)) {}
+    NodeChecker(const ForestArrays& arrays, size_t num_features)
+        : arrays_(arrays), num_features_(int64_t(num_features)), num_leaves_(int64_t(arrays.leaf_value.size())) {}
 
-    void check_tree(int64_t begin, int64_t end) const {
+    // Returns the depth of the tree with the nodes begin..end-1.
+    int32_t check_tree(int64_t begin, int64_t end) const {
         std::vector<int32_t> depth(size_t(end - begin), 0);
         for (int64_t node = begin; node < end; ++node) {
             check_node(node, end);
             if (arrays_.feature[node] == -1) continue;
             const int32_t child_depth = depth[node - begin] + 1;
-            if (child_depth > kMaxDepth) refuse("a tree is deeper than 64");
+            if (child_depth > kMaxDepth) refuse("a tree is deeper than 16");
             for (int64_t child : {arrays_.left[node], arrays_.right[node]})
                 depth[child - begin] = std::max(depth[child - begin], child_depth);
         }
+        return *std::max_element(depth.begin(), depth.end());
     }
 
  private:
@@ -72,58 +71,45 @@ class NodeChecker {
 
 }  // namespace
 
-Forest::Forest(ForestArrays arrays, size_t num_features, size_t num_outputs) : num_outputs_(num_outputs) {
-    check_sizes(arrays, num_outputs);
+Forest::Forest(ForestArrays arrays, size_t num_features) {
+    check_sizes(arrays);
     check_tree_starts(arrays);
-    const NodeChecker checker(arrays, num_features, num_outputs);
+    const NodeChecker checker(arrays, num_features);
     for (size_t tree = 0; tree + 1 < arrays.tree_start.size(); ++tree)
-        checker.check_tree(arrays.tree_start[tree], arrays.tree_start[tree + 1]);
+        depths_.push_back(checker.check_tree(arrays.tree_start[tree], arrays.tree_start[tree + 1]));
     for (double value : arrays.leaf_value)
         if (!(std::abs(value) <= kMaxMagnitude)) refuse("a leaf value is not finite or above 1e6");
-    leaf_values_ = std::move(arrays.leaf_value);
     roots_.assign(arrays.tree_start.begin(), arrays.tree_start.end() - 1);
-    nodes_.reserve(arrays.feature.size());
-    for (size_t i = 0; i < arrays.feature.size(); ++i)
-        nodes_.push_back({round_down(arrays.threshold[i]), arrays.feature[i], {arrays.left[i], arrays.right[i]}});
+    values_.resize(arrays.feature.size());
+    for (int32_t i = 0; i < int32_t(arrays.feature.size()); ++i) {
+        const bool is_leaf = arrays.feature[i] < 0;
+        if (is_leaf) values_[i] = arrays.leaf_value[arrays.left[i]];
+        nodes_.push_back(
+            is_leaf ? Node{INFINITY, 0, {i, i}}
+                    : Node{round_down(arrays.threshold[i]), arrays.feature[i], {arrays.left[i], arrays.right[i]}});
+    }
 }
 
-// Several trees are walked together, because each step of one tree waits for the memory of the step before. The side is
-// an index and not a branch, because the processor cannot predict which way a split goes.
-void Forest::find_leaves(std::span<const float> features, std::span<int32_t> leaves) const {
-    constexpr size_t kTogether = 8;
-    for (size_t first = 0; first < roots_.size(); first += kTogether) {
-        const size_t count = std::min(kTogether, roots_.size() - first);
-        std::copy_n(&roots_[first], count, &leaves[first]);
-        for (bool is_inner = true; is_inner;) {
-            is_inner = false;
-            for (size_t tree = first; tree < first + count; ++tree) {
-                const Node& node = nodes_[size_t(leaves[tree])];
-                if (node.feature < 0) continue;
-                leaves[tree] = node.children[features[size_t(node.feature)] > node.threshold];
-                is_inner = true;
-            }
+// All rows walk a tree together, because each step of one row waits for the memory of the step before, and a tree is
+// then read once. The side is an index and not a branch, because the processor cannot predict which way a split goes;
+// for the same reason a walk that has reached its leaf stays there until the deepest one is done.
+void Forest::predict(std::span<const float> rows, size_t width, std::span<double> sums) const {
+    constexpr size_t kTogether = 16;
+    std::fill(sums.begin(), sums.end(), 0.0);
+    for (size_t first = 0; first < sums.size(); first += kTogether) {
+        const size_t count = std::min(kTogether, sums.size() - first);
+        const float* features = &rows[first * width];
+        for (size_t tree = 0; tree < roots_.size(); ++tree) {
+            int32_t places[kTogether];
+            std::fill_n(places, count, roots_[tree]);
+            for (int32_t step = 0; step < depths_[tree]; ++step)
+                for (size_t row = 0; row < count; ++row) {
+                    const Node& node = nodes_[size_t(places[row])];
+                    places[row] = node.children[features[row * width + size_t(node.feature)] > node.threshold];
+                }
+            for (size_t row = 0; row < count; ++row) sums[first + row] += values_[size_t(places[row])];
         }
     }
-    for (int32_t& leaf : leaves) leaf = nodes_[size_t(leaf)].children[0];
-}
-
-void Forest::score(std::span<const float> features, std::span<int32_t> leaves, std::span<double> scores) const {
-    std::fill(scores.begin(), scores.end(), 0.0);
-    find_leaves(features, leaves);
-    for (int32_t leaf : leaves) {
-        const double* values = &leaf_values_[size_t(leaf) * num_outputs_];
-        for (size_t output = 0; output < num_outputs_; ++output) scores[output] += values[output];
-    }
-    for (double& score : scores) score /= double(roots_.size());
-}
-
-double Forest::spread(std::span<const int32_t> leaves, size_t output, double mean) const {
-    double sum = 0.0;
-    for (int32_t leaf : leaves) {
-        const double difference = leaf_values_[size_t(leaf) * num_outputs_ + output] - mean;
-        sum += difference * difference;
-    }
-    return std::sqrt(sum / double(leaves.size()));
 }
 
 }  // namespace deep_gemm

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <utility>
 
+#include "core/config_features.hpp"
 #include "core/error.hpp"
-#include "core/features.hpp"
 #include "core/legality.hpp"
 
 namespace deep_gemm {
 namespace {
+
+constexpr double kHullSlack = 1e-6;  // relative; float32 rounding of a stored bound is 6e-8
 
 Config read_config(std::span<const int32_t> row, Op op, const Device& device) {
     ConfigValues values;
@@ -35,11 +37,6 @@ std::vector<Config> make_configs(const std::vector<int32_t>& numbers, Op op, con
         configs.push_back(config);
     }
     return configs;
-}
-
-size_t check_portfolio(int64_t num_portfolio, size_t num_configs) {
-    if (num_portfolio < 1 || num_portfolio > int64_t(num_configs)) refuse("num_portfolio must be 1 to all configs");
-    return size_t(num_portfolio);
 }
 
 std::vector<bool> mark_quarantined(const std::vector<int64_t>& indices, size_t num_configs) {
@@ -71,24 +68,36 @@ void check_exact(const OpModel& model) {
 void check_hull(const OpModel& model, bool has_own_features) {
     const auto &low = model.parts.feature_min, &high = model.parts.feature_max;
     if (low.empty() || low.size() != high.size()) refuse("feature_min and feature_max differ in length or are empty");
-    if (has_own_features && low.size() != num_features(model.op, model.num_portfolio))
-        refuse("the number of features is not that of the portfolio");
+    if (has_own_features && low.size() != kNumConfigRow) refuse("the number of features is not that of this package");
     check_finite(low, "feature_min");
     check_finite(high, "feature_max");
     for (size_t i = 0; i < low.size(); ++i)
         if (low[i] > high[i]) refuse("feature_min is above feature_max");
 }
 
+void widen_hull(OpModel& model) {
+    for (size_t i = 0; i < model.num_features(); ++i) {
+        const double low = model.parts.feature_min[i], high = model.parts.feature_max[i];
+        const double slack = kHullSlack * std::max(std::abs(low), std::abs(high));
+        model.hull_min.push_back(low - slack), model.hull_max.push_back(high + slack);
+    }
+}
+
 void check_golden(const OpModel& model) {
     const OpParts& parts = model.parts;
-    const size_t rows = parts.golden_choice.size();
-    if (parts.golden_features.size() != rows * model.num_features() ||
-        parts.golden_scores.size() != rows * model.num_portfolio)
+    const size_t rows = parts.golden_scores.size();
+    const auto& starts = parts.golden_start;
+    if (parts.golden_features.size() != rows * model.num_features())
         refuse("the golden vectors differ in number or width");
+    if (starts.size() != parts.golden_choice.size() + 1 || starts.front() != 0 || starts.back() != int64_t(rows))
+        refuse("golden_start must cover all golden vectors");
     check_finite(parts.golden_features, "golden_features");
     check_finite(parts.golden_scores, "golden_scores");
-    for (int32_t choice : parts.golden_choice)
-        if (choice < -1 || choice >= int64_t(model.num_portfolio)) refuse("golden_choice points outside the portfolio");
+    for (size_t i = 0; i + 1 < starts.size(); ++i) {
+        if (starts[i] >= starts[i + 1]) refuse("golden_start must ascend");
+        if (parts.golden_choice[i] < 0 || parts.golden_choice[i] >= starts[i + 1] - starts[i])
+            refuse("golden_choice points outside its problem's vectors");
+    }
 }
 
 }  // namespace
@@ -99,11 +108,11 @@ OpModel::OpModel(Op kind, OpParts given, const Device& device, bool has_own_feat
     : op(kind),
       parts(std::move(given)),
       configs(make_configs(parts.configs, op, device)),
-      num_portfolio(check_portfolio(parts.num_portfolio, configs.size())),
       is_quarantined(mark_quarantined(parts.quarantined, configs.size())),
-      forest(std::move(parts.forest), parts.feature_min.size(), num_portfolio) {
+      forest(std::move(parts.forest), parts.feature_min.size()) {
     check_exact(*this);
     check_hull(*this, has_own_features);
+    widen_hull(*this);
     check_golden(*this);
 }
 

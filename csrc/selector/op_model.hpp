@@ -1,4 +1,4 @@
-// What one artefact knows of one op kind: configs, exact table, forest, guards and golden vectors.
+// What one artefact knows of one op kind: exact table, configs, trees, guards and golden vectors.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,7 @@ namespace deep_gemm {
 struct OpParts {
     std::string kernel_hash;
     bool has_own_estimate = true;  // of attention logits: trained against this package's estimate of them
-    double margin = 0.0, max_spread = 0.0;
-    int64_t num_portfolio = 0;
+    double margin = 0.0;
     std::vector<int64_t> quarantined;
     std::vector<int32_t> configs;
     std::vector<uint64_t> exact_key;
@@ -30,7 +29,7 @@ struct OpParts {
     std::vector<double> feature_min, feature_max;
     std::vector<float> golden_features;
     std::vector<double> golden_scores;
-    std::vector<int32_t> golden_choice;
+    std::vector<int32_t> golden_start, golden_choice;
 };
 
 // The same after every check that the selector relies on.
@@ -39,14 +38,13 @@ struct OpModel {
     // Throws Error(kModel).
     OpModel(Op op, OpParts parts, const Device& device, bool has_own_features);
 
-    std::span<const Config> portfolio() const { return {configs.data(), num_portfolio}; }
     size_t num_features() const { return parts.feature_min.size(); }
 
     Op op;
-    OpParts parts;                // without the forest's arrays
-    std::vector<Config> configs;  // the first num_portfolio are the portfolio
-    size_t num_portfolio;
+    OpParts parts;  // without the forest's arrays
+    std::vector<Config> configs;
     std::vector<bool> is_quarantined;
+    std::vector<double> hull_min, hull_max;  // of the features, with a slack for the rounding of stored bounds
     Forest forest;
 };
 

@@ -6,22 +6,19 @@
 #include <cstring>
 #include <utility>
 
-#include "core/candidates.hpp"
-#include "core/features.hpp"
+#include "core/config_features.hpp"
 #include "core/heuristic.hpp"
 #include "core/legality.hpp"
 
 namespace deep_gemm {
 namespace {
 
-constexpr double kHullSlack = 1e-6;  // relative; float32 rounding of a stored bound is 6e-8
-
-// The answer of an op kind's forest to one feature vector, with the guards applied.
+// The answer of an op kind's trees to the rows of one problem, the heuristic's pick first, with the guards applied.
 struct Decision {
-    int config = -1;         // index into the configs; -1 = a guard refused or the heuristic was predicted best
-    bool is_refused = true;  // a guard refused
+    size_t best = 0;  // place of the chosen row; 0 is the heuristic's pick
+    bool is_refused = true;
     std::string reason;
-    std::vector<double> scores;  // empty where the hull guard refused before the walk
+    std::vector<double> scores;  // empty where the hull guard refused
 };
 
 // The device that an artefact was made on, as far as the legality of its configs depends on it.
@@ -34,55 +31,66 @@ Device origin_device(const Origin& origin) {
 
 // The names of features are known only where the artefact has as many as this package.
 std::string name_feature(const OpModel& model, size_t index) {
-    const bool is_own = model.num_features() == num_features(model.op, model.num_portfolio);
-    return is_own ? feature_name(model.op, model.portfolio(), index) : "feature " + std::to_string(index);
+    if (model.num_features() != kNumConfigRow) return "feature " + std::to_string(index);
+    return config_feature_names()[index];
 }
 
-// The index of the first feature outside the hull, or -1.
-int find_outside(const OpModel& model, std::span<const double> features) {
-    for (size_t i = 0; i < features.size(); ++i) {
-        const double low = model.parts.feature_min[i], high = model.parts.feature_max[i];
-        const double slack = kHullSlack * std::max(std::abs(low), std::abs(high));
-        if (!(features[i] >= low - slack && features[i] <= high + slack)) return int(i);
-    }
-    return -1;
+bool is_inside(const OpModel& model, std::span<const float> features, size_t i) {
+    return features[i] >= model.hull_min[i] && features[i] <= model.hull_max[i];
 }
 
-// The first of the best-scored portfolio configs that `is_usable` allows, or -1. It costs more than a comparison, so
-// only configs that would be the best so far are asked about.
+// Whether all features lie in the hull; without a branch, so that the compiler compares several at once.
+bool is_inside(const OpModel& model, std::span<const float> features) {
+    int inside = 1;
+    for (size_t i = 0; i < features.size(); ++i)
+        inside &= int(features[i] >= model.hull_min[i]) & int(features[i] <= model.hull_max[i]);
+    return inside != 0;
+}
+
+// The name of the first feature outside.
+std::string name_outside(const OpModel& model, std::span<const float> features) {
+    size_t i = 0;
+    while (i < features.size() && is_inside(model, features, i)) ++i;
+    return name_feature(model, i);
+}
+
+// The estimates of rows times exp(residual), as logarithms. The last feature is that of the estimate.
+std::vector<double> predict(const OpModel& model, std::span<const float> rows) {
+    const size_t width = model.num_features();
+    std::vector<double> predicted(rows.size() / width);
+    model.forest.predict(rows, width, predicted);
+    for (size_t i = 0; i < predicted.size(); ++i)
+        predicted[i] = double(rows[(i + 1) * width - 1]) + std::clamp(predicted[i], -kMaxResidual, kMaxResidual);
+    return predicted;
+}
+
+// `rows`: the features of each candidate, the heuristic's pick first. Rows outside the hull have an infinite score, and
+// with the pick outside there is nothing to compare with.
 template <typename IsUsable>
-int find_best(const std::vector<double>& scores, IsUsable&& is_usable) {
-    int best = -1;
-    for (int i = 0; i < int(scores.size()); ++i)
-        if ((best < 0 || scores[size_t(i)] < scores[size_t(best)]) && is_usable(size_t(i))) best = i;
-    return best;
-}
-
-template <typename IsUsable>
-Decision decide(const OpModel& model, std::span<const double> features, IsUsable&& is_usable) {
+Decision decide(const OpModel& model, std::span<const float> rows, IsUsable&& is_usable) {
+    const size_t width = model.num_features();
+    const auto row = [&](size_t i) { return rows.subspan(i * width, width); };
     Decision decision;
-    const int outside = find_outside(model, features);
-    if (outside >= 0) {
-        decision.reason = "outside the training hull: " + name_feature(model, size_t(outside));
+    if (!is_inside(model, row(0))) {
+        decision.reason = "outside the training hull: " + name_outside(model, row(0));
         return decision;
     }
-    const std::vector<float> rounded(features.begin(), features.end());
-    std::vector<int32_t> leaves(model.forest.num_trees());
-    decision.scores.resize(model.num_portfolio);
-    model.forest.score(rounded, leaves, decision.scores);
-    const int best =
-        find_best(decision.scores, [&](size_t i) { return !model.is_quarantined[i] && is_usable(model.configs[i]); });
-    if (best < 0) {
-        decision.reason = "no usable config in the portfolio";
-        return decision;
+    decision.scores = predict(model, rows);
+    const double pick = std::exchange(decision.scores[0], 0.0);
+    for (size_t i = 1; i < decision.scores.size(); ++i) {
+        decision.scores[i] = is_inside(model, row(i)) ? decision.scores[i] - pick : INFINITY;
+        if (decision.scores[i] < decision.scores[decision.best] && is_usable(i)) decision.best = i;
     }
-    const double score = decision.scores[size_t(best)];
-    decision.is_refused = model.forest.spread(leaves, size_t(best), score) > model.parts.max_spread;
-    if (!decision.is_refused && score < -model.parts.margin) decision.config = best;
-    decision.reason = decision.is_refused   ? "the trees disagree"
-                      : decision.config < 0 ? "heuristic predicted best"
-                                            : "predicted faster than the heuristic's pick";
+    decision.is_refused = false;
+    if (!(decision.scores[decision.best] < -model.parts.margin)) decision.best = 0;
+    decision.reason = decision.best == 0 ? "heuristic predicted best" : "predicted faster than the heuristic's pick";
     return decision;
+}
+
+bool is_quarantined(const OpModel& model, const Config& config) {
+    for (int64_t index : model.parts.quarantined)
+        if (model.configs[size_t(index)] == config) return true;
+    return false;
 }
 
 std::optional<Config> find_exact(const OpModel& model, uint64_t key, const Problem& problem, const Device& device) {
@@ -96,17 +104,17 @@ std::optional<Config> find_exact(const OpModel& model, uint64_t key, const Probl
 
 int64_t replay_golden_of(const OpModel& model) {
     const OpParts& parts = model.parts;
+    const size_t width = model.num_features();
     int64_t mismatches = 0;
-    for (size_t row = 0; row < parts.golden_choice.size(); ++row) {
-        const std::span<const float> recorded(&parts.golden_features[row * model.num_features()], model.num_features());
-        const std::vector<double> features(recorded.begin(), recorded.end());
-        std::vector<int32_t> leaves(model.forest.num_trees());
-        std::vector<double> scores(model.num_portfolio);
-        model.forest.score(recorded, leaves, scores);
-        const bool same_scores =
-            std::memcmp(scores.data(), &parts.golden_scores[row * scores.size()], scores.size() * sizeof(double)) == 0;
-        const Decision decision = decide(model, features, [](const Config&) { return true; });
-        mismatches += same_scores && decision.config == parts.golden_choice[row] ? 0 : 1;
+    for (size_t problem = 0; problem < parts.golden_choice.size(); ++problem) {
+        const size_t begin = size_t(parts.golden_start[problem]), end = size_t(parts.golden_start[problem + 1]);
+        const std::span<const float> rows(&parts.golden_features[begin * width], (end - begin) * width);
+        std::vector<double> scores(end - begin);
+        model.forest.predict(rows, width, scores);
+        const bool is_same =
+            std::memcmp(scores.data(), &parts.golden_scores[begin], scores.size() * sizeof(double)) == 0;
+        const Decision decision = decide(model, rows, [](size_t) { return true; });
+        mismatches += is_same && decision.best == size_t(parts.golden_choice[problem]) ? 0 : 1;
     }
     return mismatches;
 }
@@ -180,31 +188,35 @@ Choice Selector::choose(const Problem& problem, const Device& device, std::strin
                     .scored = {},
                     .scores = {}};
     if (std::string reason = guard_versions(model); !reason.empty()) return analytic(std::move(reason));
-    const Estimator estimator(problem, device);
-    const AnalyticChoice pick = choose_analytic(problem, estimator, device);
-    std::vector<double> features(num_features(model.op, model.num_portfolio));
-    write_features(problem, estimator, pick, model.portfolio(), features.data());
-    Decision decision =
-        decide(model, features, [&](const Config& config) { return is_worth_trying(problem, config, device); });
-    const Config config = decision.config < 0 ? pick.config : model.configs[size_t(decision.config)];
-    const auto scored = model.portfolio().first(decision.scores.size());
-    return {.config = config,
-            .source = decision.is_refused ? Choice::Source::kAnalytic : Choice::Source::kLearned,
-            .reason = std::move(decision.reason),
-            .scored = {scored.begin(), scored.end()},
-            .scores = std::move(decision.scores)};
+    return ask_trees(model, problem, device);
 }
 
-std::vector<double> Selector::scores(const Problem& problem, const Device& device) const {
+Choice Selector::ask_trees(const OpModel& model, const Problem& problem, const Device& device) const {
+    const Estimator estimator(problem, device);
+    const std::vector<AnalyticChoice> shortlist = make_shortlist(problem, estimator, device, kNumRanked);
+    const ConfigFeatures features(problem, estimator, shortlist.front().time_us);
+    std::vector<float> rows(shortlist.size() * kNumConfigRow);
+    for (size_t i = 0; i < shortlist.size(); ++i) {
+        double row[kNumConfigRow];
+        features.write(shortlist[i].config, row);
+        std::copy_n(row, kNumConfigRow, &rows[i * kNumConfigRow]);
+    }
+    Decision decision = decide(model, rows, [&](size_t i) { return !is_quarantined(model, shortlist[i].config); });
+    Choice choice{.config = shortlist[decision.best].config,
+                  .source = decision.is_refused ? Choice::Source::kAnalytic : Choice::Source::kLearned,
+                  .reason = std::move(decision.reason),
+                  .scored = {},
+                  .scores = std::move(decision.scores)};
+    choice.scored.reserve(choice.scores.size());
+    for (size_t i = 0; i < choice.scores.size(); ++i) choice.scored.push_back(shortlist[i].config);
+    return choice;
+}
+
+Choice Selector::choose_learned(const Problem& problem, const Device& device) const {
     const OpModel* model = find_model(problem.op);
     if (model == nullptr || !origin_.has_own_features)
         refuse("the selector cannot score this problem: other op kind or features version");
-    const std::vector<double> features = get_features(problem, device, model->portfolio());
-    const std::vector<float> rounded(features.begin(), features.end());
-    std::vector<int32_t> leaves(model->forest.num_trees());
-    std::vector<double> scores(model->num_portfolio);
-    model->forest.score(rounded, leaves, scores);
-    return scores;
+    return ask_trees(*model, problem, device);
 }
 
 int64_t Selector::replay_golden() const {

@@ -23,8 +23,8 @@ struct Choice {
     Config config;
     Source source = Source::kAnalytic;
     std::string reason;          // why this source answered, in a few words
-    std::vector<Config> scored;  // the portfolio, where the forest was asked
-    std::vector<double> scores;  // predicted log(time / time of the heuristic's pick), beside `scored`
+    std::vector<Config> scored;  // what the trees were asked about, the heuristic's pick first
+    std::vector<double> scores;  // predicted log(time / time of that pick) of each; infinite outside the training hull
 };
 
 const char* source_name(Choice::Source source);
@@ -38,6 +38,11 @@ struct Origin {
     bool has_own_features = false, has_own_heuristic = false;
 };
 
+// The candidates with the smallest estimates that the trees are asked about, with and without the knobs of the loop.
+inline constexpr size_t kNumRanked = 8;
+// A residual beyond this (log time) counts as this: no tree knows of more.
+inline constexpr double kMaxResidual = 0.5;
+
 class Selector {
  public:
     // Throws Error(kModel) for values that would make a choice unsafe or that contradict each other.
@@ -48,9 +53,9 @@ class Selector {
     Choice choose(const Problem& problem, const Device& device, std::string_view kernel_hash,
                   std::optional<uint64_t> exact_key) const;
 
-    // Predicted log ratios of the portfolio, without any guard but that of the features; throws Error(kModel) where it
-    // cannot score.
-    std::vector<double> scores(const Problem& problem, const Device& device) const;
+    // A choice of the trees alone, whatever the device, the kernels and the heuristic; throws Error(kModel) for an op
+    // kind that is not there, or other features.
+    Choice choose_learned(const Problem& problem, const Device& device) const;
 
     // Why the library does not use the part of an op kind, or only its exact table; "" where it does, and where the
     // artefact has no such part. An empty `kernel_hash` is unknown, not a mismatch.
@@ -63,6 +68,7 @@ class Selector {
     const OpModel* find_model(Op op) const;
 
  private:
+    Choice ask_trees(const OpModel& model, const Problem& problem, const Device& device) const;
     std::string guard_artifact(const Problem& problem, const Device& device, std::string_view kernel_hash) const;
     std::string guard_kernels(const OpModel* model, std::string_view kernel_hash) const;
     std::string guard_versions(const OpModel& model) const;

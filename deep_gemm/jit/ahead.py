@@ -13,10 +13,10 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError, DeviceError, ProblemError
 from deep_gemm.fields import fit_rows
 from deep_gemm.jit.compile_pool import CompilePool, Job, Outcome, get_num_cores, run_jobs
-from deep_gemm.selection import find_recorded_op, get_selector
+from deep_gemm.selection import explain, find_recorded_op, get_selector
 from deep_gemm.selector import Selector
 
-#: Sizes for which the heuristic is asked: n and k as in models, and n as only other callers have them.
+#: Sizes for which the choice is asked: n and k as in models, and n as only other callers have them.
 _ROWS = (1, 8, 16, 24, 32, 48, 64, 80, 96, 128, 192, 256, 384, 512, 1024, 1536, 2048, 3072, 4096, 8192)
 _WIDTHS = (
     *(128, 256, 512, 768, 1536, 3072, 4096, 7168, 16384, 20480, 24576),
@@ -55,13 +55,13 @@ def _list_recorded(op: str, selector: Selector) -> list["_C.Config"]:
 
 def list_any_size(problem: "_C.Problem", device: "_C.Device") -> list["_C.Config"]:
     """Return the configs that problems which differ from `problem` in their sizes choose most often on a device: the
-    artefact's, and the heuristic's on many sizes.
+    artefact's, and the choices for many sizes.
     """
     problems = list(_vary_sizes(problem))
     found = dict.fromkeys(config for config in list_choices(problem.op, [], device)[0])
     for sized in problems:
         with contextlib.suppress(DeviceError):  # no config is legal for these sizes
-            found[_C.get_analytic_config(sized, device)] = None
+            found[explain(sized, device).config] = None
     return [config for config in found if _C.is_legal(problem, config, device)]
 
 

@@ -1,21 +1,21 @@
-"""Selector artefacts for tests: a small forest trained on invented times, written as the tuner writes real ones."""
+"""Selector artefacts for tests: a few trees trained on invented times, written as the tuner writes real ones."""
 
 import functools
 
 import numpy as np
-from sklearn.ensemble import RandomForestRegressor
+from sklearn.ensemble import HistGradientBoostingRegressor
 
 from deep_gemm import _C
 from deep_gemm.artifact import exact_key
 from tuner.learn.artifact import build_artifact
 from tuner.learn.forest import flatten
-from tuner.learn.learner import is_inside, predict
+from tuner.learn.learner import choose_row
 
 OP = "fp8_gemm"
 KERNEL_HASH = "0123456789abcdef" * 4
 DEVICE = _C.Device.known("h200")
-MARGIN, MAX_SPREAD = 0.01, 0.5
-NUM_GOLDEN = 200
+MARGIN = 0.01
+NUM_GOLDEN = 200  # problems
 
 
 def make_problems(count: int, seed: int = 0, op: str = OP) -> list:
@@ -33,35 +33,25 @@ def make_portfolio(count: int, op: str = OP) -> list:
     return [space[i * len(space) // count] for i in range(count)]
 
 
-def invented_log_ratio(features: np.ndarray, num_outputs: int) -> np.ndarray:
-    """Return [len(features), num_outputs] log ratios that depend on the shape in a smooth way."""
-    phase = np.arange(num_outputs) * 0.7
-    return 0.1 * np.sin(features[:, :1] * 0.9 + phase) + 0.05 * np.cos(features[:, 1:2] - phase)
+def get_rows(problem) -> np.ndarray:
+    """Return the features of a problem's shortlist as the run time has them, F32[S,F]."""
+    shortlist = _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED)
+    return _C.get_config_features(problem, DEVICE, shortlist).astype(np.float32)
 
 
-def train_forest(features: np.ndarray, num_outputs: int, num_trees: int, depth: int) -> RandomForestRegressor:
-    """Return a forest fitted to the invented machine."""
-    forest = RandomForestRegressor(num_trees, max_depth=depth, random_state=0, n_jobs=1, max_features=0.5)
-    return forest.fit(features.astype(np.float32), invented_log_ratio(features, num_outputs))
+def invented_residual(features: np.ndarray) -> np.ndarray:
+    """Return a log residual for every row of features, which depends on shape and tile in a smooth way."""
+    names = _C.config_feature_names()
+    rows, tile, columns = (features[:, names.index(name)] for name in ("log2_rows", "block_m", "block_n"))
+    return 0.1 * np.sin(rows * 0.9 + columns / 40) + 0.05 * np.cos(columns / 16 - tile / 64)
 
 
-def forest_arrays(forest: RandomForestRegressor) -> dict[str, np.ndarray]:
-    """Return the artefact's node and leaf arrays of a fitted forest."""
-    columns = {"feature": [], "threshold": [], "left": [], "right": []}
-    leaf_values, starts = [], [0]
-    for tree in (estimator.tree_ for estimator in forest.estimators_):
-        is_leaf = tree.children_left < 0
-        leaf_rows = len(leaf_values) + np.cumsum(is_leaf) - 1
-        columns["feature"].extend(np.where(is_leaf, -1, tree.feature))
-        columns["threshold"].extend(np.where(is_leaf, 0.0, tree.threshold))
-        columns["left"].extend(np.where(is_leaf, leaf_rows, tree.children_left + starts[-1]))
-        columns["right"].extend(np.where(is_leaf, -1, tree.children_right + starts[-1]))
-        leaf_values.extend(tree.value[is_leaf, :, 0])
-        starts.append(starts[-1] + tree.node_count)
-    arrays = {
-        name: np.array(values, np.float64 if name == "threshold" else np.int32) for name, values in columns.items()
-    }
-    return {**arrays, "tree_start": np.array(starts, np.int32), "leaf_value": np.array(leaf_values)}
+def train_model(features: np.ndarray, num_trees: int, leaves: int) -> HistGradientBoostingRegressor:
+    """Return trees fitted to the invented machine."""
+    model = HistGradientBoostingRegressor(
+        max_iter=num_trees, max_leaf_nodes=leaves, learning_rate=0.3, early_stopping=False, random_state=0
+    )
+    return model.fit(features, invented_residual(features))
 
 
 def exact_arrays(entries: list[tuple]) -> dict[str, np.ndarray]:
@@ -71,18 +61,16 @@ def exact_arrays(entries: list[tuple]) -> dict[str, np.ndarray]:
     return {"exact_key": np.array(keys, np.uint64), "exact_config": np.array(indices, np.int32)}
 
 
-def make_metadata(num_portfolio: int, op: str = OP) -> dict:
+def make_metadata(op: str = OP) -> dict:
     """Return the metadata of a valid artefact, without the hash."""
     of_op = {
         "kernel_hash": KERNEL_HASH,
         "regime": "cold-graph",
         "margin": MARGIN,
-        "max_spread": MAX_SPREAD,
-        "num_portfolio": num_portfolio,
         "quarantined": [],
     }
     return {
-        "format": 1,
+        "format": 2,
         "sku": DEVICE.sku,
         "sm_count": DEVICE.sm_count,
         "features_version": _C.FEATURES_VERSION,
@@ -94,15 +82,16 @@ def make_metadata(num_portfolio: int, op: str = OP) -> dict:
     }
 
 
-def golden_arrays(arrays: dict, features: np.ndarray, forest: RandomForestRegressor) -> dict[str, np.ndarray]:
-    """Return golden vectors over `features`, with scikit-learn's scores and the choices that the guards leave."""
-    features = features.astype(np.float32)
-    scores, spreads = predict(flatten(forest), features)
-    best, every = scores.argmin(axis=1), np.arange(len(scores))
-    is_trusted = is_inside(features.astype(np.float64), arrays["feature_min"], arrays["feature_max"])
-    is_trusted &= spreads[every, best] <= MAX_SPREAD
-    choices = np.where(is_trusted & (scores[every, best] < -MARGIN), best, -1)
-    return {"golden_features": features, "golden_scores": scores, "golden_choice": choices.astype(np.int32)}
+def golden_arrays(hull: tuple, rows: list[np.ndarray], model: HistGradientBoostingRegressor) -> dict[str, np.ndarray]:
+    """Return golden vectors of problems' rows, with scikit-learn's scores and the choices that the guards leave."""
+    scores = [model.predict(features) for features in rows]
+    choice = [choose_row(features, own, hull, MARGIN) for features, own in zip(rows, scores, strict=True)]
+    return {
+        "golden_features": np.concatenate(rows),
+        "golden_scores": np.concatenate(scores),
+        "golden_start": np.cumsum([0, *map(len, rows)]).astype(np.int32),
+        "golden_choice": np.array(choice, np.int32),
+    }
 
 
 def pack(metadata: dict, arrays: dict[str, np.ndarray]) -> bytes:
@@ -112,29 +101,29 @@ def pack(metadata: dict, arrays: dict[str, np.ndarray]) -> bytes:
 
 
 @functools.cache
-def make_parts(num_portfolio: int = 8, num_trees: int = 16, depth: int = 8, num_problems: int = 300, op: str = OP):
-    """Return (metadata, arrays, forest, problems) of a valid artefact; copy before changing.
+def make_parts(num_configs: int = 8, num_trees: int = 16, leaves: int = 8, num_problems: int = 300, op: str = OP):
+    """Return (metadata, arrays, model, problems) of a valid artefact; copy before changing.
 
     The first problems are in the exact table.
     """
     problems = make_problems(num_problems, op=op)
-    portfolio = make_portfolio(num_portfolio, op)
-    features = np.array([_C.get_features(problem, DEVICE, portfolio) for problem in problems])
-    forest = train_forest(features, num_portfolio, num_trees, depth)
-    metadata = make_metadata(num_portfolio, op)
+    rows = [get_rows(problem) for problem in problems]
+    features = np.concatenate(rows)
+    model = train_model(features, num_trees, leaves)
+    hull = features.min(axis=0).astype(np.float64), features.max(axis=0).astype(np.float64)
     arrays = {
-        "configs": np.array([list(config.as_dict().values()) for config in portfolio], np.int32),
-        "feature_min": features.min(axis=0),
-        "feature_max": features.max(axis=0),
-        **exact_arrays([(problem, i % num_portfolio) for i, problem in enumerate(problems[:20])]),
-        **forest_arrays(forest),
+        "configs": np.array([list(config.as_dict().values()) for config in make_portfolio(num_configs, op)], np.int32),
+        "feature_min": hull[0],
+        "feature_max": hull[1],
+        **exact_arrays([(problem, i % num_configs) for i, problem in enumerate(problems[:20])]),
+        **flatten(model, np.arange(features.shape[1])).to_arrays(),
+        **golden_arrays(hull, rows[:NUM_GOLDEN], model),
     }
-    arrays |= golden_arrays(arrays, features[:NUM_GOLDEN], forest)
-    return metadata, arrays, forest, problems
+    return make_metadata(op), arrays, model, problems
 
 
 @functools.cache
-def make_artifact(num_portfolio: int = 8, num_trees: int = 16, depth: int = 8) -> bytes:
+def make_artifact(num_configs: int = 8, num_trees: int = 16, leaves: int = 8) -> bytes:
     """Return the bytes of a valid artefact for DEVICE."""
-    metadata, arrays, _, _ = make_parts(num_portfolio, num_trees, depth)
+    metadata, arrays, _, _ = make_parts(num_configs, num_trees, leaves)
     return pack(metadata, arrays)

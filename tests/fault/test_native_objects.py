@@ -41,7 +41,7 @@ for made in (bound.__new__(bound), Derived.__new__(Derived)):
         if action.__name__ == "repr" and "__repr__" not in vars(bound):
             continue
         use(lambda: action(made), action.__name__)
-    for function in (_C.get_candidates, _C.is_legal, _C.rows_per_group, _C.kernel_identity, _C.get_features):
+    for function in (_C.get_candidates, _C.is_legal, _C.rows_per_group, _C.kernel_identity, _C.get_config_features):
         for extra in ((), (made,), (made, made)):
             use(lambda: function(made, *extra), function.__name__)
 """

@@ -9,8 +9,15 @@ from .operands import Shape, make_output
 from .variants import MAIN, Variant, list_variants
 from .world import World, compare, describe, sample
 
-#: Every config runs these, so that their bits can be compared: one row; tails in every dimension; more tiles than SMs.
-COMMON_SHAPES = (Shape(1, 136, 7168), Shape(77, 328, 1168), Shape(300, 520, 2048), Shape(513, 1032, 400))
+#: Every config runs these, so that their bits can be compared: one row; tails in every dimension; more tiles than SMs;
+#: more K steps than a buffer of block scales holds.
+COMMON_SHAPES = (
+    Shape(1, 136, 7168),
+    Shape(77, 328, 1168),
+    Shape(300, 520, 2048),
+    Shape(513, 1032, 400),
+    Shape(70, 264, 16656),
+)
 #: With six CTAs every one of them walks many tiles, whatever the tile's size (a multiple of both cluster sizes).
 FEW_SMS = 6
 ALL_SMS = 0

@@ -28,13 +28,15 @@ from .grouped_variants import (
     list_grouped_variants,
 )
 from .memory import align
+from .watched import get_knobs
 
 FEW_SMS = 4
 
 
 def get_signature(variant: GroupedVariant, config) -> tuple:
     """Return what makes two configs of a variant take other paths of a kernel."""
-    return config.swap_ab, _C.is_staged(variant.problem(), config), config.cluster_m, config.cluster_n
+    is_staged = _C.is_staged(variant.problem(), config)
+    return config.swap_ab, is_staged, config.cluster_m, config.cluster_n, get_knobs(config)
 
 
 def choose_grouped_pairs(device) -> list[tuple[GroupedVariant, object]]:

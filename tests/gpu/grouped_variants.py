@@ -10,7 +10,7 @@ from typing import NamedTuple
 from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
 
-from .variants import FAR, MIN_CONFIGS, SPREAD
+from .variants import FAR, MIN_CONFIGS, SPREAD, add_loops
 
 FP8_CONTIGUOUS, BF16_CONTIGUOUS = "m_grouped_fp8_gemm_contiguous", "m_grouped_bf16_gemm_contiguous"
 FP8_MASKED, BF16_MASKED = "m_grouped_fp8_gemm_masked", "m_grouped_bf16_gemm_masked"
@@ -102,8 +102,8 @@ def get_grouped_stride(variant: GroupedVariant, spread: int = SPREAD) -> int:
 
 
 def get_grouped_space(variant: GroupedVariant, device) -> list:
-    """Return every config of the variant's default space on `device`."""
-    return list(_C.get_default_space(variant.problem(), device))
+    """Return every config of the variant's default space on `device`, then those with the knobs of the main loop."""
+    return add_loops(variant.problem(), list(_C.get_default_space(variant.problem(), device)), device)
 
 
 def choose_grouped_configs(variant: GroupedVariant, device, spread: int = SPREAD) -> list:

@@ -28,6 +28,7 @@ from .operands import GuardedOutput, Shape, count_wrong, make_case, make_output
 from .record import make_section
 from .sanitizer_calls import choose_logits_pairs, choose_psum_pairs
 from .variants import MAIN, Variant, get_space, list_variants
+from .watched import get_knobs
 from .world import ALL_OPS, OPS, launch_options, lay_out_scale, parse_ops, prepare_c
 
 TOOLS = {"memcheck": ["--report-api-errors", "no"], "synccheck": [], "racecheck": []}
@@ -45,7 +46,7 @@ def get_signature(variant: Variant, config) -> tuple:
     """Return what makes two configs take other paths of a kernel: for the main variants also the tile's height, cluster
     and B scales.
     """
-    paths = (config.swap_ab, config.split_k > 1, _C.is_staged(variant.problem(), config))
+    paths = (config.swap_ab, config.split_k > 1, _C.is_staged(variant.problem(), config), get_knobs(config))
     if variant not in MAIN:
         return paths
     height = config.block_n if config.swap_ab else config.block_m

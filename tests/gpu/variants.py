@@ -14,6 +14,8 @@ FP8, BF16 = "fp8_gemm", "bf16_gemm"
 SPREAD = 4
 #: How much rarer configs of a variant are that differs from every main one in more than one field.
 FAR = 4
+#: K steps of a problem that gets knobs of the main loop, and columns of the 1D1D tiles that may be looped.
+KNOB_STEPS, LOOPED_COLUMNS = (56, 60), (96, 112, 128)
 #: Of a small space more than its share is covered.
 MIN_CONFIGS = 4
 
@@ -73,8 +75,22 @@ def get_stride(variant: Variant, spread: int = SPREAD) -> int:
 
 
 def get_space(variant: Variant, device) -> list:
-    """Return every config of the variant's default space on `device`."""
-    return list(_C.get_default_space(variant.problem(), device))
+    """Return every config of the variant's default space on `device`, then those with the knobs of the main loop."""
+    return add_loops(variant.problem(), list(_C.get_default_space(variant.problem(), device)), device)
+
+
+def add_loops(problem: "_C.Problem", space: list, device) -> list:
+    """Return `space` and its configs as the heuristic and the tuner would give them knobs where K is long.
+
+    One of KNOB_STEPS ends with a round of any ring that it uses; two scale vectors get the unrolled loop, too.
+    """
+    block_k = _C.stage_k(problem.op)
+    long = [_C.Problem(**problem.as_dict() | {"k": steps * block_k}) for steps in KNOB_STEPS]
+    found = [_C.with_loop_knobs(one, config, device) for one in long for config in space]
+    if problem.recipe == "1d1d":
+        looped = [_C.Config(**config.as_dict() | {"loop": 1}) for config in found if config.block_n in LOOPED_COLUMNS]
+        found += [config for config in looped if config.block_m == 128 and _C.is_legal(problem, config, device)]
+    return list(dict.fromkeys([*space, *found]))
 
 
 def choose_configs(variant: Variant, device, spread: int = SPREAD) -> list:

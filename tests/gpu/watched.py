@@ -23,6 +23,11 @@ def choose_pairs(variants: Sequence, main: Sequence, get_space: Callable, get_si
     return pairs
 
 
+def get_knobs(config) -> tuple[int, int, int, int]:
+    """Return the knobs of the main loop."""
+    return config.loop, config.scale_warp, config.tile_barrier, config.reduce_add
+
+
 def launch_on_copies(kernel, operands: Sequence, host, c: torch.Tensor | None, **options: object) -> None:
     """Launch on copies of host tensors, those among the options too; D and what surrounds it come back into `host`.
 

@@ -9,7 +9,7 @@ from deep_gemm.text import printable
 from tuner.commands.tables import AsJson, format_table
 
 Name = Annotated[str, typer.Argument(help="SKU or short name (h200), or the path of a .dgsel file.")]
-OP_HEADINGS = ("op kind", "kernel", "exact", "configs", "portfolio", "trees", "margin", "not used because")
+OP_HEADINGS = ("op kind", "kernel", "exact", "configs", "trees", "margin", "not used because")
 
 app = typer.Typer(
     name="models",
@@ -74,7 +74,7 @@ def show(name: Name, as_json: AsJson = False) -> None:
     metadata = models.get_selector(model).metadata
     print(printable(f"{model.path} ({model.place})"))
     print(f"{model.sku}, {metadata['sm_count']} SMs, of {metadata['created']}, package {metadata['package_version']}")
-    counts = ("exact", "configs", "portfolio", "trees")
+    counts = ("exact", "configs", "trees")
     rows = [
         (
             op["op"],

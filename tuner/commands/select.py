@@ -11,7 +11,7 @@ from tuner.commands.tables import WIDTH, format_table, wrap
 
 #: Configs of the table of --explain; --json has all.
 MAX_SHOWN = 12
-TIME_SOURCES = {"heuristic": "the heuristic's estimate", "forest": "the forest's prediction"}
+TIME_SOURCES = {"heuristic": "the heuristic's estimate", "trees": "the trees' prediction"}
 
 
 def register(app) -> None:
@@ -26,7 +26,7 @@ def select(
     ),
     op: str = typer.Option("fp8_gemm", help=OP_HELP),
     *,
-    explain: bool = typer.Option(False, help="Show measured times, the forest's scores and the guards as well."),
+    explain: bool = typer.Option(False, help="Show measured times, the trees' scores and the guards as well."),
     database: str = typer.Option(
         "", "--db", help="Database with the times for --explain. Default: your own, else the recorded snapshot."
     ),
@@ -84,15 +84,15 @@ def print_explanation(found: dict) -> None:
         return
     print(f"selector: {selector['file']}{'' if is_used else ', which is not used'}")
     print(
-        f"  of {selector['created']}, kernel hash {selector['kernel_hash'][:16]}; it decides where it expects a gain of"
-        f" {selector['margin']:.1%}\n  or more and its trees differ by {selector['max_spread']:.3f} at most"
+        f"  of {selector['created']}, kernel hash {selector['kernel_hash'][:16]}; it decides where it expects a gain"
+        f" above {selector['margin']:.1%}"
     )
     guards = [f"{name}: {'yes' if passed else 'NO'}" for name, passed in selector["guards"].items()]
     print(f"  {', '.join(guards)}{': ' if selector['fault'] else ''}{selector['fault']}")
 
 
 def print_configs(found: dict) -> None:
-    """Print the chosen config, the heuristic's pick and the portfolio with measured times and predicted ratios."""
+    """Print the chosen config, the heuristic's pick and the shortlist with measured times and predicted ratios."""
     measured = found["measured"]
     times = measured["configs"] if measured else {}
     scores = {entry["name"]: math.exp(entry["score"]) for entry in found["scores"] or ()}
@@ -113,9 +113,9 @@ def print_configs(found: dict) -> None:
     ]
     print(format_table(("config", "us", "ratio", "predicted", ""), rows))
     if len(ordered) > len(shown):
-        print(f"... and {len(ordered) - len(shown)} more of the portfolio; --json names them")
+        print(f"... and {len(ordered) - len(shown)} more of the shortlist; --json names them")
     print("us, ratio: measured, and that to the reference's time; >: dropped early, at least this")
-    print("predicted: ratio to the heuristic's pick, by the forest, which does not look at measured times")
+    print("predicted: ratio to the heuristic's pick, by the trees, which do not look at measured times")
     print(
         f"times: {measured['database']}, measured {measured['created'][:10]}"
         if measured

@@ -30,14 +30,9 @@ def train(
     out: Path = typer.Option(
         None, help="Training folder to write; each op kind gets a folder in it. Default: ~/.deep_gemm/training/<sku>."
     ),
-    kind: str = typer.Option(
-        "extra-trees", help="extra-trees, random-forest, or auto (the better one on left-out families)."
-    ),
-    trees: int = typer.Option(32, min=1, max=256, help="Number of trees in the forest."),
-    depth: int = typer.Option(10, min=1, max=20, help="Depth of the trees."),
-    clip: float = typer.Option(
-        0.25, min=0.02, max=0.7, help="Log time ratio beyond which all slow configs count as equally slow."
-    ),
+    trees: int = typer.Option(64, min=1, max=255, help="Number of boosted trees; each takes time at every choice."),
+    leaves: int = typer.Option(15, min=2, max=64, help="Leaves of a tree."),
+    rate: float = typer.Option(0.15, min=0.01, max=1.0, help="Share of its prediction that a tree adds."),
     portfolio_size: int = typer.Option(
         0, min=0, max=32, help="Number of configs in the portfolio; 0: as many as help on left-out families."
     ),
@@ -48,21 +43,18 @@ def train(
     seed: int = typer.Option(0, min=0, help="Seed of the trees."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Fit portfolio, forest and guards and write a training folder.
+    """Fit trees, guards and portfolio and write a training folder.
 
     Example: python -m tuner train --db tuning.db --device h200
     """
     from tuner.learn import train as training
-    from tuner.learn.learner import KINDS, Settings
+    from tuner.learn.learner import Settings
     from tuner.learn.portfolio import SIZES, describe_portfolios
 
-    if kind not in ("auto", *KINDS):
-        raise errors.UsageError(f"--kind {kind}: must be one of auto, {', '.join(KINDS)}")
     if kernel_hash and not op:
         raise errors.UsageError("--kernel-hash: every op kind has its own; name one with --op")
-    settings = Settings(
-        kind=kind, trees=trees, depth=depth, clip=clip, sizes=(portfolio_size,) if portfolio_size else SIZES, seed=seed
-    )
+    sizes = (portfolio_size,) if portfolio_size else SIZES
+    settings = Settings(trees=trees, leaves=leaves, rate=rate, sizes=sizes, seed=seed)
     tables, source = load_tables(
         database,
         device,
@@ -129,6 +121,6 @@ def print_record(op: str, record: dict) -> None:
     for size, score in record["portfolio_curve"].items():
         print(f"portfolio of {size}: {score:.2%} behind the best on left-out families")
     print(
-        f"model: {record['kind']} over {len(record['portfolio'])} configs; margin {guards['margin']:.1%}, spread at"
-        f" most {guards['max_spread']:.3f}, hull +{guards['slack']:.0%}"
+        f"model: {record['settings']['trees']} trees; margin {guards['margin']:.1%}, hull +{guards['slack']:.0%};"
+        f" exact table of {len(record['portfolio'])} configs"
     )

@@ -1,30 +1,32 @@
 """What the model has to beat on problems that it did not see.
 
-Every baseline is fitted on the same rows and chooses from the same portfolio.
+Those that learn do so from the same problems, and choose from the portfolio that was chosen on these.
 """
 
 import numpy as np
-from sklearn.tree import DecisionTreeRegressor
 
-from tuner.learn.dataset import SEARCHED, Dataset
-from tuner.learn.learner import Learned, make_features, make_targets
+from deep_gemm import _C
+from tuner.learn.dataset import LOG_TWO, SEARCHED, UNMEASURED, Dataset
+from tuner.learn.residual import UNRANKED, ConfigRows
 from tuner.problems.fields import get_group_rows, variant_of
 
-TREE_DEPTH = 6
 #: Added to a squared distance between different variants: more than any difference in size.
 OTHER_VARIANT = 1e6
 
 
-def choose_baselines(data: Dataset, train: np.ndarray, test: np.ndarray, learned: Learned, seed: int = 0) -> dict:
-    """Return {baseline: dataset columns for `test`}."""
-    columns = learned.portfolio.columns
+def choose_baselines(
+    data: Dataset, train: np.ndarray, test: np.ndarray, columns: np.ndarray, rows: ConfigRows
+) -> dict[str, np.ndarray]:
+    """Return {baseline: dataset columns for `test`}; `columns` are the portfolio's, `rows` the data's
+    make_config_rows.
+    """
     targets = make_targets(data, train, columns)
     return {
         "heuristic": data.heuristic[test],
         "best_single": choose_lowest(data, test, columns, np.tile(score_mean(data, train, targets), (len(test), 1))),
         "nearest": choose_lowest(data, test, columns, targets[find_nearest(data, train, test)]),
-        "tree": choose_lowest(data, test, columns, score_by_tree(data, train, test, columns, targets, seed)),
-        "portfolio_best": choose_with_hindsight(data, test, columns),
+        "portfolio_best": choose_with_hindsight(data, test, np.tile(columns, (len(test), 1))),
+        "shortlist_best": choose_with_hindsight(data, test, list_ranked(data, test, rows)),
     }
 
 
@@ -65,18 +67,34 @@ def log_shape(data: Dataset, rows: np.ndarray) -> np.ndarray:
     )
 
 
-def score_by_tree(
-    data: Dataset, train: np.ndarray, test: np.ndarray, columns: np.ndarray, targets: np.ndarray, seed: int
-) -> np.ndarray:
-    """Return the scores that one small tree predicts: the gap to the forest shows what more trees are good for."""
-    tree = DecisionTreeRegressor(max_depth=TREE_DEPTH, min_samples_leaf=2, random_state=seed).fit(
-        make_features(data, train, columns), targets
-    )
-    return tree.predict(make_features(data, test, columns)).reshape(len(test), -1)
+def make_targets(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """Return log ratios to the heuristic's pick within [-LOG_TWO, LOG_TWO], F64[len(rows), P].
+
+    A config that is no candidate of a problem counts as twice as slow. The few candidates without a time get the
+    analytic estimate, so that a gap in the data is neither a win nor a loss.
+    """
+    picture = np.ix_(rows, columns)
+    suited = data.candidate[picture]
+    targets = np.where(suited, data.log_ratio[picture], LOG_TWO)
+    for row, column in np.argwhere(suited & (data.state[picture] == UNMEASURED)):
+        problem, heuristic = data.problems[rows[row]], data.configs[data.heuristic[rows[row]]]
+        times = [
+            _C.estimate_time_us(problem, config, data.device) for config in (data.configs[columns[column]], heuristic)
+        ]
+        targets[row, column] = np.log(times[0] / times[1])
+    return np.clip(targets, -LOG_TWO, LOG_TWO)
+
+
+def list_ranked(data: Dataset, test: np.ndarray, rows: ConfigRows) -> np.ndarray:
+    """Return the columns of the run time's shortlists, I64[len(test), S]; the heuristic's pick fills the gaps."""
+    ranked = rows.where(rows.place != UNRANKED)
+    columns = np.tile(data.heuristic[:, None], 1 + max(ranked.place, default=0))
+    columns[ranked.problem, ranked.place] = ranked.column
+    return columns[test]
 
 
 def choose_with_hindsight(data: Dataset, test: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the portfolio's best column by the search rounds: no choice from this portfolio has a smaller regret."""
-    picture = np.ix_(test, columns)
+    """Return the best of `columns` I64[len(test), P] by the search rounds: no choice among these does better."""
+    picture, every = (test[:, None], columns), np.arange(len(test))
     searched = np.where(np.isnan(data.search[picture]), data.log_ratio[picture], data.search[picture])
-    return columns[np.where(data.state[picture] >= SEARCHED, searched, np.inf).argmin(axis=1)]
+    return columns[every, np.where(data.state[picture] >= SEARCHED, searched, np.inf).argmin(axis=1)]

@@ -58,7 +58,8 @@ class Dataset:
         families     I64[R]     family of weights, see families.find_families
 
     A config whose ring could be deeper may be timed, and may even be the oracle; the run time then takes it from the
-    exact table only. `newest` is the time of the newest row.
+    exact table only. `quarantined` failed otherwise than by not building for some variant; `failed` has those as well.
+    `newest` is the time of the newest row.
     """
 
     identity: Identity
@@ -77,6 +78,7 @@ class Dataset:
     families: np.ndarray
     models: list
     quarantined: list = field(default_factory=list)
+    failed: list = field(default_factory=list)
     dropped: dict = field(default_factory=dict)
     newest: str = ""
 
@@ -332,6 +334,7 @@ def assemble(
         find_families(problems),
         model_names(problems),
         sorted((config for config, kernels in quarantined.items() if kernels is None), key=config_order),
+        sorted(quarantined, key=config_order),
         dropped,
         newest,
     )

@@ -1,4 +1,4 @@
-"""A fitted forest as flat arrays, as selector artefacts hold them: plain numbers to keep in a file and to walk.
+"""Fitted boosted trees as flat arrays, as selector artefacts hold them: plain numbers to keep in a file and to walk.
 
 A file of scikit-learn's own could only be read by running what is in it.
 """
@@ -10,7 +10,8 @@ import numpy as np
 from deep_gemm.artifact import ARRAYS, DTYPES, read_artifact
 from tuner.learn.artifact import build_artifact
 
-MAX_DEPTH = 64
+#: The run time refuses deeper trees.
+MAX_DEPTH = 16
 
 
 @dataclass(frozen=True)
@@ -29,37 +30,35 @@ class Forest:
         return asdict(self)
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """Return what each tree says of F32[R,F] rows: F64[T,R,P], bit by bit as scikit-learn does."""
-        rows = np.arange(len(inputs))
-        nodes = np.repeat(self.tree_start[:-1, None], len(inputs), axis=1)
-        while (inner := self.feature[nodes] >= 0).any():
-            is_left = inputs[rows, self.feature[nodes]] <= self.threshold[nodes]
-            nodes = np.where(inner, np.where(is_left, self.left[nodes], self.right[nodes]), nodes)
-        return self.leaf_value[self.left[nodes]]
+        """Return the sum over the trees for F32[R,F] rows: F64[R], bit by bit as scikit-learn and the run time do."""
+        sums, rows = np.zeros(len(inputs)), np.arange(len(inputs))
+        for root in self.tree_start[:-1].tolist():
+            nodes = np.full(len(inputs), root)
+            while (inner := self.feature[nodes] >= 0).any():
+                is_left = inputs[rows, self.feature[nodes]] <= self.threshold[nodes]
+                nodes = np.where(inner, np.where(is_left, self.left[nodes], self.right[nodes]), nodes)
+            sums += self.leaf_value[self.left[nodes]]
+        return sums
 
 
-def flatten(ensemble) -> Forest:
-    """Return the trees of a fitted scikit-learn ensemble: absolute node indices, leaves numbered over all trees."""
-    starts, feature, threshold, left, right, leaves = [0], [], [], [], [], []
-    num_leaves = 0
-    for estimator in ensemble.estimators_:
-        tree = estimator.tree_
-        is_leaf = tree.children_left < 0
-        rows = num_leaves + np.cumsum(is_leaf) - 1
-        feature.append(np.where(is_leaf, -1, tree.feature))
-        threshold.append(np.where(is_leaf, 0.0, tree.threshold))
-        left.append(np.where(is_leaf, rows, tree.children_left + starts[-1]))
-        right.append(np.where(is_leaf, -1, tree.children_right + starts[-1]))
-        leaves.append(tree.value[is_leaf].reshape(int(is_leaf.sum()), -1))
-        starts.append(starts[-1] + tree.node_count)
-        num_leaves += int(is_leaf.sum())
+def flatten(model, columns: np.ndarray) -> Forest:
+    """Return the trees of a fitted HistGradientBoostingRegressor that saw the features `columns`: absolute indices of
+    nodes, leaves numbered over all trees. What it predicts before any tree is a first tree of one leaf.
+    """
+    start = np.zeros(1, model._predictors[0][0].nodes.dtype)
+    start["is_leaf"], start["value"] = 1, float(np.ravel(model._baseline_prediction)[0])
+    trees = [start, *(predictors[0].nodes for predictors in model._predictors)]
+    starts = np.cumsum([0, *map(len, trees)])
+    nodes = np.concatenate(trees)
+    first = np.repeat(starts[:-1], np.diff(starts))
+    is_leaf = nodes["is_leaf"] != 0
     return Forest(
-        tree_start=np.array(starts, np.int32),
-        feature=np.concatenate(feature).astype(np.int32),
-        threshold=np.concatenate(threshold),
-        left=np.concatenate(left).astype(np.int32),
-        right=np.concatenate(right).astype(np.int32),
-        leaf_value=np.concatenate(leaves),
+        tree_start=starts.astype(np.int32),
+        feature=np.where(is_leaf, -1, columns[np.where(is_leaf, 0, nodes["feature_idx"])]).astype(np.int32),
+        threshold=np.where(is_leaf, 0.0, nodes["num_threshold"]).astype(np.float64),
+        left=np.where(is_leaf, np.cumsum(is_leaf) - 1, nodes["left"] + first).astype(np.int32),
+        right=np.where(is_leaf, -1, nodes["right"] + first).astype(np.int32),
+        leaf_value=nodes["value"][is_leaf].astype(np.float64),
     )
 
 
@@ -68,8 +67,8 @@ def write_forest(forest: Forest) -> bytes:
     return build_artifact({}, forest.to_arrays())
 
 
-def read_forest(content: bytes, num_features: int, num_outputs: int) -> Forest:
-    """Return a forest of rows of `num_features` and `num_outputs` columns.
+def read_forest(content: bytes, num_features: int) -> Forest:
+    """Return a forest of rows of `num_features`.
 
     Raises: ModelError, ValueError for anything that write_forest does not write of such a forest.
     """
@@ -81,21 +80,19 @@ def read_forest(content: bytes, num_features: int, num_outputs: int) -> Forest:
         if array.dtype != DTYPES[wanted.dtype] or array.ndim != len(wanted.dimensions):
             raise ValueError(f"array {name}: must be {wanted.dtype} of {len(wanted.dimensions)} dimensions")
     forest = Forest(**arrays)
-    check_sizes(forest, num_outputs)
+    check_sizes(forest)
     check_nodes(forest, num_features)
     check_depth(forest)
     return forest
 
 
-def check_sizes(forest: Forest, num_outputs: int) -> None:
+def check_sizes(forest: Forest) -> None:
     """Raise ValueError unless the arrays fit each other."""
     starts, num_nodes = forest.tree_start, len(forest.feature)
     if any(len(array) != num_nodes for array in (forest.threshold, forest.left, forest.right)):
         raise ValueError("the arrays of the nodes differ in length")
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != num_nodes or (np.diff(starts) < 1).any():
         raise ValueError("tree_start must ascend from 0 to the number of nodes")
-    if forest.leaf_value.shape[1] != num_outputs:
-        raise ValueError(f"leaf_value must have {num_outputs} columns")
     if not np.isfinite(forest.leaf_value).all() or not np.isfinite(forest.threshold).all():
         raise ValueError("a number is not finite")
 

@@ -1,65 +1,64 @@
-"""Fitting one selector: portfolio, forest and guards, all from the given rows alone, so that validation can repeat it.
+"""Fitting one selector: trees, guards and portfolio, all from the given rows alone, so that validation can repeat it.
 
-For each config of the portfolio the forest predicts log(time of the config / time of the heuristic's pick): zero means
-"as fast as the heuristic". The guards (margin, spread, slack of the hull) are fitted on predictions for families that
-the forest did not see.
+The predicted time of a config is its analytic estimate x exp(residual), and the trees predict the residual. The choice
+is the config of the shortlist with the smallest product, if that is smaller than the heuristic's pick's by a margin.
+The margin is fitted on predictions for families that the trees did not see. The portfolio is the few configs that the
+exact table names.
 """
 
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass
 
 import numpy as np
-from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
 
 from deep_gemm import _C
 from tuner.learn.dataset import LOG_TWO, UNMEASURED, Dataset
-from tuner.learn.forest import Forest, flatten
+from tuner.learn.forest import Forest
 from tuner.learn.portfolio import SIZES, Portfolio, choose_portfolio, split_families
+from tuner.learn.residual import UNRANKED, ConfigRows, TreeSettings, fit_trees, make_config_rows
 
-KINDS = {"random-forest": RandomForestRegressor, "extra-trees": ExtraTreesRegressor}
-#: Guards to try. Equal scores keep the earlier ones: those that silence the model least often, and that ask it for the
-#: largest gain over the heuristic's pick.
-SLACKS = (0.5, 0.25, 0.1, 0.0)
-SPREAD_QUANTILES = (1.0, 0.95, 0.9, 0.8)
-MARGINS = (0.03, 0.02, 0.015, 0.01, 0.005, 0.0)
-#: Guards must let the model answer at least this share of left-out problems.
-MIN_ANSWERED = 0.75
+#: The hull of the training rows is widened on both sides by this share of its extent. Trees do not extrapolate, so that
+#: little is lost; what no row has, such as a variant or a knob, has no extent and stays outside.
+SLACK = 0.5
+#: And by at least this much of features of divisibility, of which a few training shapes have only some values.
+LEAST_SLACKS = {"log2_m_alignment": 8.0, "log2_n_alignment": 8.0, "log2_k_alignment": 8.0, "n_mod_256": 256.0}
+LEAST = np.array([LEAST_SLACKS.get(name, 0.0) for name in _C.config_feature_names()])
+#: Margins to try (log time). Those that cost about the least count as equal, and the largest of them is taken: rare
+#: large losses are few in the data, but a margin avoids most of them.
+MARGINS = (0.01, 0.005, 0.0025)
+MARGIN_TOLERANCE = 1e-4
 GUARD_FOLDS = 3
-#: What a guard must gain (log time) over an earlier one.
-GUARD_TOLERANCE = 1e-4
+#: A loss against the heuristic counts twice, and what it has beyond LARGE_LOSS (log time) LARGE_WEIGHT times more.
+LARGE_LOSS, LARGE_WEIGHT = 0.05, 4.0
 
 
 @dataclass(frozen=True)
 class Settings:
     """What is not fitted, but chosen once for all folds and SKUs.
 
-    `kind` is one of KINDS, or `auto` for the better one on left-out families. Log ratios beyond `clip` count as equal:
-    such configs are never chosen, and the trees should spend their splits on differences that matter. `boosted` is the
-    number of trees of the residual.
+    `trees`, `leaves` and `rate` are of the boosted trees: their number, the leaves of each, and the share that each
+    adds. `sizes` are those of the portfolio.
     """
 
-    kind: str = "extra-trees"
-    trees: int = 32
-    depth: int = 10
-    min_leaf: int = 2
-    max_features: float = 0.3
-    clip: float = 0.25
+    trees: int = 64
+    leaves: int = 15
+    rate: float = 0.15
     sizes: tuple = SIZES
-    boosted: int = 100
     seed: int = 0
+
+    def of_trees(self) -> TreeSettings:
+        """Return what concerns the trees."""
+        return TreeSettings(self.trees, self.leaves, self.rate, self.seed)
 
 
 @dataclass(frozen=True)
 class Guards:
-    """When the heuristic's pick is kept.
+    """When the heuristic's pick is kept: unless the model predicts a gain of more than `margin` (log time).
 
-    The model must predict a gain of at least `margin` (log time); its trees must differ by at most `max_spread`
-    (standard deviation); and every feature must lie in the hull of the training data, widened by `slack` of its extent.
+    `slack` is the share of its extent by which the hull of the training rows was widened on both sides.
     """
 
     margin: float
-    max_spread: float
-    slack: float
+    slack: float = SLACK
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ class Learned:
     """One fitted selector. `feature_min`, `feature_max` F64[F] already include the slack."""
 
     portfolio: Portfolio
-    kind: str
     forest: Forest
     guards: Guards
     feature_min: np.ndarray
@@ -76,87 +74,27 @@ class Learned:
 
 @dataclass(frozen=True)
 class Choices:
-    """A selector's choice per row: the column with guards and without (`alone`), and whether the model answered."""
+    """A selector's choice per problem: the column with guards and without a margin (`alone`), and whether the model
+    answered.
+    """
 
     column: np.ndarray
     alone: np.ndarray
     answered: np.ndarray
 
 
-def fit(data: Dataset, rows: np.ndarray, settings: Settings, portfolio: Portfolio | None = None) -> Learned:
-    """Fit portfolio, guards and forest on `rows` alone."""
-    portfolio = portfolio or choose_portfolio(data, rows, settings.sizes)
-    features = make_features(data, rows, portfolio.columns)
-    targets = make_targets(data, rows, portfolio.columns, settings.clip)
-    kinds = KINDS if settings.kind == "auto" else (settings.kind,)
-    fitted = {
-        kind: fit_guards(data, rows, portfolio.columns, features, targets, replace(settings, kind=kind))
-        for kind in kinds
-    }
-    kind = min(fitted, key=lambda kind: fitted[kind][1])
-    guards = fitted[kind][0]
-    return Learned(
-        portfolio,
-        kind,
-        fit_forest(features, targets, replace(settings, kind=kind)),
-        guards,
-        *widen(features, guards.slack),
-    )
-
-
-def make_features(data: Dataset, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the features that the run time computes, F64[len(rows), F]."""
-    portfolio = [data.configs[column] for column in columns]
-    return np.array([_C.get_features(data.problems[row], data.device, portfolio) for row in rows])
-
-
-def make_targets(data: Dataset, rows: np.ndarray, columns: np.ndarray, clip: float = LOG_TWO) -> np.ndarray:
-    """Return log ratios within [-LOG_TWO, clip], F64[len(rows), P].
-
-    A config that is no candidate of a problem counts as `clip`. The few candidates without a time get the analytic
-    estimate, so that a gap in the data is neither a win nor a loss.
-    """
-    picture = np.ix_(rows, columns)
-    suited = data.candidate[picture]
-    targets = np.where(suited, data.log_ratio[picture], LOG_TWO)
-    for row, column in np.argwhere(suited & (data.state[picture] == UNMEASURED)):
-        problem, heuristic = data.problems[rows[row]], data.configs[data.heuristic[rows[row]]]
-        times = [
-            _C.estimate_time_us(problem, config, data.device) for config in (data.configs[columns[column]], heuristic)
-        ]
-        targets[row, column] = np.log(times[0] / times[1])
-    return np.clip(targets, -LOG_TWO, clip)
-
-
-def fit_forest(features: np.ndarray, targets: np.ndarray, settings: Settings) -> Forest:
-    """Fit the forest; the same input and seed give the same trees, whatever the number of threads."""
-    return flatten(fit_ensemble(features, targets, settings))
-
-
-def fit_ensemble(features: np.ndarray, targets: np.ndarray, settings: Settings):
-    """Fit scikit-learn's ensemble."""
-    return KINDS[settings.kind](
-        n_estimators=settings.trees,
-        max_depth=settings.depth,
-        min_samples_leaf=settings.min_leaf,
-        max_features=settings.max_features,
-        random_state=settings.seed,
-    ).fit(features.astype(np.float32), targets)
-
-
-def predict(forest: Forest, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return scores and the spread between trees, both F64[R,P]; trees are added in the order of the native walk."""
-    trees = forest.predict(features.astype(np.float32))
-    total = np.zeros(trees.shape[1:])
-    for values in trees:
-        total += values
-    return total / len(trees), trees.std(axis=0)
+def fit(data: Dataset, problems: np.ndarray, settings: Settings, rows: ConfigRows | None = None) -> Learned:
+    """Fit portfolio, guards and trees on `problems` alone; `rows` are the data's make_config_rows."""
+    own = (make_config_rows(data) if rows is None else rows).of(problems)
+    guards = fit_guards(data, own, settings)
+    forest = fit_trees(data, own, settings.of_trees())
+    return Learned(choose_portfolio(data, problems, settings.sizes), forest, guards, *widen(own.features, guards.slack))
 
 
 def widen(features: np.ndarray, slack: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return the hull of training features, widened on both sides by `slack` times its extent."""
-    low, high = features.min(axis=0), features.max(axis=0)
-    extent = slack * (high - low)
+    """Return the hull of training rows F32[N,F], widened on both sides by `slack` times its extent, or by LEAST."""
+    low, high = features.min(axis=0).astype(np.float64), features.max(axis=0).astype(np.float64)
+    extent = np.maximum(slack * (high - low), LEAST)
     return low - extent, high + extent
 
 
@@ -166,69 +104,90 @@ def is_inside(features: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.nda
     return ((features >= low - slack) & (features <= high + slack)).all(axis=1)
 
 
-def choose(data: Dataset, rows: np.ndarray, learned: Learned) -> Choices:
-    """Return what `learned` chooses for `rows`."""
-    columns = learned.portfolio.columns
-    features = make_features(data, rows, columns)
-    scores, spreads = predict(learned.forest, features)
-    inside = is_inside(features, learned.feature_min, learned.feature_max)
-    scores = np.where(data.legal[np.ix_(rows, columns)], scores, np.inf)
-    return apply_guards(columns, data.heuristic[rows], scores, spreads, inside, learned.guards)
+def predict(rows: ConfigRows, residuals: np.ndarray, inside: np.ndarray) -> np.ndarray:
+    """Return the log of estimate x exp(residual) of each row, infinite outside the hull: what the run time compares."""
+    return np.where(inside, rows.estimate + np.clip(residuals, -_C.MAX_RESIDUAL, _C.MAX_RESIDUAL), np.inf)
 
 
-def apply_guards(
-    columns: np.ndarray,
-    heuristic: np.ndarray,
-    scores: np.ndarray,
-    spreads: np.ndarray,
-    inside: np.ndarray,
-    guards: Guards,
-) -> Choices:
-    """Apply the rule: take the config with the lowest score if it beats the margin, else the heuristic's pick.
+def choose(data: Dataset, problems: np.ndarray, learned: Learned, rows: ConfigRows) -> Choices:
+    """Return what `learned` chooses for `problems`; `rows` are the data's make_config_rows."""
+    own = rows.where((rows.place != UNRANKED) & np.isin(rows.problem, problems))
+    inside = is_inside(own.features, learned.feature_min, learned.feature_max)
+    predicted = predict(own, learned.forest.predict(own.features), inside)
+    columns, scores = lay_out(data, own, predicted)
+    return apply_guards(columns[problems], scores[problems], learned.guards.margin)
 
-    The model does not answer where a guard objects, or where no config is legal. Illegal configs must have an infinite
-    score.
+
+def lay_out(data: Dataset, rows: ConfigRows, predicted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the columns I64[R,S] and the scores F64[R,S] of each problem's shortlist by place, for all problems.
+
+    A score is the prediction less that of the heuristic's pick, which is first and has 0. Where that lies outside the
+    hull, or has no row, all scores are infinite; so is that of a place without a row.
+    """
+    width = 1 + max(rows.place, default=0)
+    columns = np.tile(data.heuristic[:, None], width)
+    scores = np.full(columns.shape, np.inf)
+    columns[rows.problem, rows.place], scores[rows.problem, rows.place] = rows.column, predicted
+    return columns, np.where(
+        np.isfinite(scores[:, :1]), scores - np.where(np.isfinite(scores), scores, 0)[:, :1], np.inf
+    )
+
+
+def apply_guards(columns: np.ndarray, scores: np.ndarray, margin: float) -> Choices:
+    """Apply the rule: take the config with the lowest score if it beats the margin, else the heuristic's pick, which is
+    first. The model does not answer where even that has no finite score.
     """
     every, best = np.arange(len(scores)), scores.argmin(axis=1)
-    alone = np.where(scores[every, best] < -guards.margin, columns[best], heuristic)
-    answered = inside & (spreads[every, best] <= guards.max_spread) & np.isfinite(scores[every, best])
-    return Choices(np.where(answered, alone, heuristic), alone, answered)
+    is_better = scores[every, best] < -margin
+    return Choices(
+        columns[every, np.where(is_better, best, 0)],
+        columns[every, np.where(np.isfinite(scores[:, 0]), best, 0)],
+        np.isfinite(scores[:, 0]),
+    )
 
 
-def fit_guards(
-    data: Dataset, rows: np.ndarray, columns: np.ndarray, features: np.ndarray, targets: np.ndarray, settings: Settings
-) -> tuple[Guards, float]:
-    """Return the guards with the lowest cost on families that the forest did not see, and that cost."""
-    scores, spreads, hulls = predict_left_out(data.families[rows], features, targets, settings)
-    scores = np.where(data.legal[np.ix_(rows, columns)], scores, np.inf)
-    truth = np.clip(data.log_ratio[rows], -LOG_TWO, LOG_TWO)
-    best_spread = spreads[np.arange(len(rows)), scores.argmin(axis=1)]
-    chosen, lowest = Guards(MARGINS[0], float(best_spread.max()), SLACKS[0]), np.inf
-    for slack, quantile, margin in product(SLACKS, SPREAD_QUANTILES, MARGINS):
-        guards = Guards(margin, float(np.quantile(best_spread, quantile)), slack)
-        choices = apply_guards(columns, data.heuristic[rows], scores, spreads, hulls[slack], guards)
-        loss = cost_of(truth[np.arange(len(rows)), choices.column])
-        if choices.answered.mean() >= MIN_ANSWERED and loss < lowest - GUARD_TOLERANCE:
-            chosen, lowest = guards, loss
-    return chosen, lowest
+def choose_row(features: np.ndarray, residuals: np.ndarray, hull: tuple[np.ndarray, np.ndarray], margin: float) -> int:
+    """Return which row of one problem's shortlist F32[S,F] is chosen, where no config is quarantined: as the run time
+    does.
+    """
+    places = np.arange(len(features))
+    rows = ConfigRows(np.zeros(len(features), int), places, features, places)
+    predicted = predict(rows, residuals, is_inside(features, *hull))
+    relative = predicted - predicted[0] if np.isfinite(predicted[0]) else np.full(len(predicted), np.inf)
+    return int(apply_guards(places[None], relative[None], margin).column[0])
+
+
+def fit_guards(data: Dataset, rows: ConfigRows, settings: Settings) -> Guards:
+    """Return the guards with the lowest cost on families that the trees did not see.
+
+    A config that was not timed cannot be chosen here: nothing says what it would have cost.
+    """
+    is_timed = data.state[rows.problem, rows.column] != UNMEASURED
+    ranked = rows.where(is_timed & (rows.place != UNRANKED))
+    columns, scores = lay_out(data, ranked, predict_left_out(data, rows, ranked, settings))
+    problems, costs = np.unique(rows.problem), {}
+    for margin in MARGINS:
+        chosen = apply_guards(columns[problems], scores[problems], margin).column
+        costs[margin] = cost_of(np.clip(data.log_ratio[problems, chosen], -LOG_TWO, LOG_TWO))
+    lowest = min(costs.values())
+    return Guards(next(margin for margin in MARGINS if costs[margin] <= lowest + MARGIN_TOLERANCE))
 
 
 def cost_of(log_ratio: np.ndarray) -> float:
-    """Return the mean log time against the heuristic, with losses counted twice."""
-    return float((log_ratio + np.maximum(log_ratio, 0.0)).mean())
+    """Return the mean log time against the heuristic, with losses counted twice and large ones more."""
+    large = LARGE_WEIGHT * np.maximum(log_ratio - LARGE_LOSS, 0.0)
+    return float((log_ratio + np.maximum(log_ratio, 0.0) + large).mean())
 
 
-def predict_left_out(
-    families: np.ndarray, features: np.ndarray, targets: np.ndarray, settings: Settings
-) -> tuple[np.ndarray, np.ndarray, dict]:
-    """Return scores and spreads of forests that never saw the row's family, and per slack whether it is in the hull."""
-    scores, spreads = np.zeros(targets.shape), np.zeros(targets.shape)
-    inside = {slack: np.zeros(len(features), bool) for slack in SLACKS}
-    for fold in split_families(families, GUARD_FOLDS):
-        kept = ~fold if not fold.all() else fold
-        if not fold.any():
-            continue
-        scores[fold], spreads[fold] = predict(fit_forest(features[kept], targets[kept], settings), features[fold])
-        for slack in SLACKS:
-            inside[slack][fold] = is_inside(features[fold], *widen(features[kept], slack))
-    return scores, spreads, inside
+def predict_left_out(data: Dataset, rows: ConfigRows, wanted: ConfigRows, settings: Settings) -> np.ndarray:
+    """Return the predictions (see `predict`) for the rows `wanted` of trees that never saw the row's family."""
+    predicted = np.full(len(wanted.problem), np.inf)
+    for fold in split_families(data.families[np.unique(rows.problem)], GUARD_FOLDS):
+        held_out = np.unique(rows.problem)[fold]
+        asked = np.isin(wanted.problem, held_out)
+        kept = rows if fold.all() else rows.where(~np.isin(rows.problem, held_out))
+        if asked.any():
+            forest, own = fit_trees(data, kept, settings.of_trees()), wanted.where(asked)
+            inside = is_inside(own.features, *widen(kept.features, SLACK))
+            predicted[asked] = predict(own, forest.predict(own.features), inside)
+    return predicted

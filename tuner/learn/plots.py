@@ -9,7 +9,7 @@ from tuner.learn.dataset import Dataset
 from tuner.learn.evaluate import regret_curve
 from tuner.learn.validate import METHODS, FoldResult
 
-SHOWN = ("heuristic", "nearest", "tree", "model_alone", "model", "portfolio_best")
+SHOWN = ("heuristic", "nearest", "model_alone", "model", "portfolio_best", "shortlist_best")
 
 
 def check_plot(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Choosing the portfolio: the few configs that the model chooses from, and that a warm-up compiles.
+"""Choosing the portfolio: the few configs that the exact table names, and that a short sweep measures.
 
 Greedy forward selection, followed by swaps, minimises the mean log time of the best portfolio config over the problems
 that were measured over the whole space. The number of configs is chosen on families that the selection did not see.
@@ -10,7 +10,7 @@ import numpy as np
 
 from tuner.learn.dataset import UNMEASURED, Dataset
 
-#: The sizes to try. An artefact holds at most 32 configs, and the exact table needs room for some of its own.
+#: The sizes to try. The exact table needs room for some of its own.
 SIZES = (8, 12, 16, 20, 24, 28)
 #: The smallest size within 0.1 % of the best held-out score wins: every further config must be compiled and learned.
 SIZE_TOLERANCE = 0.001

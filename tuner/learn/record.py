@@ -16,7 +16,7 @@ from tuner.learn.typed import make_typed
 from tuner.problems.fields import describe_variant, get_tokens, to_config
 from tuner.problems.shapes import OTHER_MODEL
 
-FORMAT = 3
+FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,6 @@ class Record:
     settings: Settings
     portfolio: list
     portfolio_curve: dict[str, float]
-    kind: str
     guards: Guards
     feature_min: np.ndarray
     feature_max: np.ndarray
@@ -81,6 +80,8 @@ class Record:
         """Read a record. Raises: ValueError, KeyError, TypeError for anything that to_json does not write."""
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']}: this package reads format {FORMAT}")
+        if not (isinstance(document["portfolio"], list) and document["portfolio"]):
+            raise ValueError("portfolio: must be a list of configs")
         settings = document["settings"]
         own = {each.name: document[each.name] for each in fields(cls)}
         return make_typed(
@@ -115,7 +116,6 @@ def make_record(
         settings=settings,
         portfolio=[data.configs[column] for column in learned.portfolio.columns],
         portfolio_curve={str(size): score for size, score in learned.portfolio.curve.items()},
-        kind=learned.kind,
         guards=learned.guards,
         feature_min=learned.feature_min,
         feature_max=learned.feature_max,

@@ -1,38 +1,41 @@
-"""The analytic estimate times a learned residual: a predicted time for every config, not only for a portfolio.
+"""The rows that the trees learn from, and the trees: log(measured time / analytic estimate) of single configs.
 
 There is one row per problem and config. Its target is log(measured time / estimate) less the problem's own mean, since
 only differences between the configs of a problem decide. Rows near the problem's best count most. Boosted trees are
-fitted to all rows of an op kind; the choice is the config with the smallest estimate x exp(residual) among those that
-the estimate ranks best. Where a problem lies outside the training hull, the residual is 0 and the estimate stays.
-
-Nothing at run time reads it: `evaluate` shows what the formulation gains over the portfolio's model.
+fitted to all rows of an op kind. At run time the estimate ranks all candidates, and the trees are asked about the first
+few of them: `_C.get_shortlist` names these, here as there.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 from sklearn.ensemble import HistGradientBoostingRegressor
+from threadpoolctl import threadpool_limits
 
 from deep_gemm import _C
 from tuner.learn.dataset import UNMEASURED, Dataset
-from tuner.learn.learner import SLACKS, Settings, is_inside, widen
+from tuner.learn.forest import Forest, flatten
 
-#: The configs with the smallest estimates among which the residual chooses, and those that it learns from: with the
-#: first eight, hindsight leaves at most 0.4 % of mean regret on any op kind of the recorded H200.
-NUM_RANKED, NUM_LEARNED = 8, 12
+#: The tiles with the smallest estimates that are learned from. The run time chooses among the first `_C.NUM_RANKED`:
+#: with these, hindsight leaves at most 0.4 % of mean regret on any op kind of the recorded H200.
+NUM_LEARNED = 12
 #: Rows this near to the problem's best (log time) are learned from, whatever the estimate says of them.
 NEAR = 0.1
-#: Slower rows than this count as this slow (log time), and residuals are clipped to `CLIP`.
-SLOWEST, CLIP = 0.25, 0.5
+#: Slower rows than this count as this slow (log time).
+SLOWEST = 0.25
 #: Weight of a row: exp(-log time behind the best / WEIGHT_SCALE), and never less than LEAST_WEIGHT more.
 WEIGHT_SCALE, LEAST_WEIGHT = 0.05, 0.02
-LEARNING_RATE, MAX_LEAVES, MIN_LEAF, FEATURE_SHARE = 0.1, 15, 20, 0.5
+#: The depth bounds the time of a choice: all rows walk as far as the deepest.
+MAX_DEPTH, MIN_LEAF, FEATURE_SHARE = 5, 20, 0.5
+#: The place of rows that only training sees.
+UNRANKED = 1 << 16
 
 
 class ConfigRows(NamedTuple):
     """N rows, one for a config of a problem, both as row and column of a Dataset.
 
-    `place` I64[N] is the config's place by the estimate, NUM_LEARNED for all behind the first that are learned from.
+    `features` F32[N,F] are what the run time sees. `place` I64[N] is the config's place in the run time's shortlist,
+    the heuristic's pick first; UNRANKED for a config that is only learned from.
     """
 
     problem: np.ndarray
@@ -43,70 +46,84 @@ class ConfigRows(NamedTuple):
     @property
     def estimate(self) -> np.ndarray:
         """Return log(estimate / estimate of the heuristic's pick), F64[N]."""
-        return self.features[:, -1]
+        return self.features[:, -1].astype(np.float64)
 
     def of(self, problems: np.ndarray) -> "ConfigRows":
         """Return the rows of some problems."""
-        mask = np.isin(self.problem, problems)
+        return self.where(np.isin(self.problem, problems))
+
+    def where(self, mask: np.ndarray) -> "ConfigRows":
+        """Return the rows that a mask names."""
         return ConfigRows(*(array[mask] for array in self))
 
 
-class Residual(NamedTuple):
-    """A fitted model: the columns of the features that it reads, and the hull of the training rows, F64[F] each."""
+class TreeSettings(NamedTuple):
+    """The size of the trees: their number, the leaves of each, the share that each adds, and the seed."""
 
-    model: HistGradientBoostingRegressor
-    columns: np.ndarray
-    feature_min: np.ndarray
-    feature_max: np.ndarray
-
-    def predict(self, features: np.ndarray) -> np.ndarray:
-        """Return the residual of each row of `features` F64[N,F]: 0 outside the hull."""
-        inside = is_inside(features, self.feature_min, self.feature_max)
-        return np.where(inside, np.clip(self.model.predict(features[:, self.columns]), -CLIP, CLIP), 0.0)
+    trees: int
+    leaves: int
+    rate: float
+    seed: int
 
 
 def make_config_rows(data: Dataset) -> ConfigRows:
-    """Return the rows of all problems: the legal ones of the best NUM_LEARNED by estimate, and those near the best."""
+    """Return the rows of all problems: the shortlist of NUM_LEARNED tiles as far as it is in the table, and the configs
+    near the best.
+    """
     column = {config: index for index, config in enumerate(data.configs)}
     parts = []
     for row, problem in enumerate(data.problems):
-        tiles = _C.rank_candidates(problem, data.device, NUM_LEARNED)
-        ranked = [find_column(data, column, row, tile) for tile in tiles]
-        places = {index: place for place, index in enumerate(ranked) if index >= 0 and data.legal[row, index]}
+        places = find_places(data, column, row)
         timed = np.where(data.state[row] != UNMEASURED, data.log_ratio[row], np.inf)
         for index in np.flatnonzero(data.candidate[row] & (timed < timed.min() + NEAR)).tolist():
-            places.setdefault(index, NUM_LEARNED)
+            places.setdefault(index, UNRANKED)
         configs = [data.configs[index] for index in places]
-        features = _C.get_config_features(problem, data.device, configs)
+        features = _C.get_config_features(problem, data.device, configs).astype(np.float32)
         parts.append((np.full(len(places), row), list(places), features, list(places.values())))
     return ConfigRows(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def find_column(data: Dataset, column: dict, row: int, tile: _C.Config) -> int:
-    """Return the column of a tile, with the heuristic's knobs where that was timed for the problem of `row`, else
-    without; -1 for a tile that is not in the table.
+def find_places(data: Dataset, column: dict, row: int) -> dict[int, int]:
+    """Return {column: place} of what the run time would ask the trees about for the problem of `row`, and of the tiles
+    behind that, which are UNRANKED.
+
+    A tile counts with the knobs of the main loop and without them where both were timed, else as it was timed: an
+    artefact of data without knobs chooses none, because they are outside its hull.
     """
-    knobbed = column.get(_C.with_loop_knobs(data.problems[row], tile, data.device), -1)
-    return knobbed if knobbed >= 0 and data.state[row, knobbed] != UNMEASURED else column.get(tile, -1)
+    problem, failed = data.problems[row], set(data.failed)
+    num_ranked = len(_C.get_shortlist(problem, data.device, _C.NUM_RANKED))
+    shortlist = _C.get_shortlist(problem, data.device, NUM_LEARNED)
+    tiles = [_C.without_loop_knobs(config) for config in shortlist]
+    known = [column.get(config, -1) for config in shortlist]
+    timed = [index >= 0 and data.state[row, index] != UNMEASURED for index in known]
+    is_tile_timed = {tile for tile, is_timed in zip(tiles, timed, strict=True) if is_timed}
+    places = {}
+    for place, (config, index) in enumerate(zip(shortlist, known, strict=True)):
+        is_shown = timed[place] or (config == tiles[place] and config not in is_tile_timed)
+        if index >= 0 and is_shown and data.legal[row, index] and config not in failed:
+            places[index] = place if place < num_ranked else UNRANKED
+    return places
 
 
-def fit_residual(data: Dataset, rows: ConfigRows, settings: Settings) -> Residual:
-    """Fit to the measured ones of `rows`. The same input and settings give the same model."""
-    kept = data.state[rows.problem, rows.column] != UNMEASURED
-    rows = ConfigRows(*(array[kept] for array in rows))
+def fit_trees(data: Dataset, rows: ConfigRows, settings: TreeSettings) -> Forest:
+    """Fit to the measured ones of `rows`. The same input and settings give the same trees."""
+    rows = rows.where(data.state[rows.problem, rows.column] != UNMEASURED)
     targets, weights = make_row_targets(data, rows)
     columns = np.flatnonzero(np.ptp(rows.features, axis=0) > 0)
     model = HistGradientBoostingRegressor(
-        max_iter=settings.boosted,
-        learning_rate=LEARNING_RATE,
-        max_leaf_nodes=MAX_LEAVES,
+        max_iter=settings.trees,
+        learning_rate=settings.rate,
+        max_leaf_nodes=settings.leaves,
+        max_depth=MAX_DEPTH,
         min_samples_leaf=MIN_LEAF,
         max_features=FEATURE_SHARE,
         l2_regularization=1.0,
         early_stopping=False,
         random_state=settings.seed,
-    ).fit(rows.features[:, columns], targets, sample_weight=weights)
-    return Residual(model, columns, *widen(rows.features, SLACKS[0]))
+    )
+    with threadpool_limits(1, user_api="openmp"):  # a few thousand rows: threads would wait for each other
+        model.fit(rows.features[:, columns], targets, sample_weight=weights)
+    return flatten(model, columns)
 
 
 def make_row_targets(data: Dataset, rows: ConfigRows) -> tuple[np.ndarray, np.ndarray]:
@@ -120,14 +137,3 @@ def make_row_targets(data: Dataset, rows: ConfigRows) -> tuple[np.ndarray, np.nd
     sums = np.bincount(rows.problem, weights * raw, len(data.problems))
     means = sums / np.maximum(np.bincount(rows.problem, weights, len(data.problems)), LEAST_WEIGHT)
     return raw - means[rows.problem], weights
-
-
-def choose_by_residual(data: Dataset, rows: ConfigRows, problems: np.ndarray, residual: Residual) -> np.ndarray:
-    """Return the column of estimate x exp(residual)'s smallest value for each of `problems`."""
-    ranked = rows.of(problems)
-    ranked = ConfigRows(*(array[ranked.place < NUM_RANKED] for array in ranked))
-    scores = np.full((len(data.problems), NUM_RANKED), np.inf)
-    columns = np.tile(data.heuristic[:, None], NUM_RANKED)
-    scores[ranked.problem, ranked.place] = ranked.estimate + residual.predict(ranked.features)
-    columns[ranked.problem, ranked.place] = ranked.column
-    return columns[problems, scores[problems].argmin(axis=1)]

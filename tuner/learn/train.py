@@ -127,7 +127,7 @@ def load(folder: Path) -> Training:
         content = read_bounded(folder / FOREST)
         if hashlib.sha256(content).hexdigest() != record.estimator_sha256:
             raise ValueError(f"{FOREST} is not the one that was trained")
-        forest = read_forest(content, len(record.feature_min), len(record.portfolio))
+        forest = read_forest(content, len(record.feature_min))
         return Training(folder, record, forest)
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise errors.IntegrityError(f"--training {folder}: {error}; train again") from error

@@ -1,6 +1,6 @@
 """Nested validation: every fold refits everything without the held-out problems, then chooses for them.
 
-Everything means portfolio, guards, forest and residual. There are five splits: whole families of weights, all shapes of
+Everything means trees, guards and portfolio. There are five splits: whole families of weights, all shapes of
 one public model, unseen numbers of tokens (of m, of the rows of a group, or of the K of a group), and a range of tokens
 or of weight sizes. The heuristic's rate constants are not refitted: they are part of the package, and
 `HEURISTIC_VERSION` names them.
@@ -17,20 +17,19 @@ from deep_gemm.fields import OP_KINDS
 from tuner.learn.baselines import choose_baselines
 from tuner.learn.dataset import CONFIRMED, Dataset
 from tuner.learn.learner import Settings, choose, fit
-from tuner.learn.residual import ConfigRows, choose_by_residual, fit_residual, make_config_rows
+from tuner.learn.residual import ConfigRows, make_config_rows
 from tuner.problems.fields import get_tokens, get_weight_shape
 from tuner.problems.shapes import OTHER_MODEL
 
 #: What is compared, with the names that people read.
 METHODS = {
     "model": "model with guards",
-    "model_alone": "model alone",
-    "residual": "estimate x residual",
+    "model_alone": "model without margin",
     "heuristic": "analytic heuristic",
     "best_single": "best single config",
     "nearest": "nearest neighbour",
-    "tree": "one tree, depth 6",
     "portfolio_best": "portfolio, with hindsight",
+    "shortlist_best": "shortlist, with hindsight",
 }
 #: What is held out, with the names that people read.
 SPLITS = {
@@ -127,15 +126,13 @@ def run_fold(data: Dataset, fold: Fold, settings: Settings, rows: ConfigRows | N
     if len(train) < MIN_TRAINING:
         chosen = dict.fromkeys(METHODS, data.heuristic[test])
         return FoldResult(fold, test, chosen, np.zeros(len(test), bool), [], settings.seed)
-    learned = fit(data, train, settings)
-    choices = choose(data, test, learned)
-    rows = rows or make_config_rows(data)
-    residual = fit_residual(data, rows.of(train), settings)
+    rows = make_config_rows(data) if rows is None else rows
+    learned = fit(data, train, settings, rows)
+    choices = choose(data, test, learned, rows)
     columns = {
         "model": choices.column,
         "model_alone": choices.alone,
-        "residual": choose_by_residual(data, rows, test, residual),
-        **choose_baselines(data, train, test, learned, settings.seed),
+        **choose_baselines(data, train, test, learned.portfolio.columns, rows),
     }
     return FoldResult(fold, test, columns, choices.answered, learned.portfolio.columns.tolist(), settings.seed)
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from deep_gemm import _C
 from deep_gemm._version import __version__
-from deep_gemm.artifact import FORMAT, SIZES, exact_key, read_artifact
+from deep_gemm.artifact import FORMAT, exact_key, read_artifact
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.selector import Selector
 from tuner import errors
@@ -15,9 +15,8 @@ from tuner.db.rows import Identity
 from tuner.learn.artifact import build_artifact
 from tuner.learn.ranking import Ranking
 
-MAX_CONFIGS = SIZES["configs"][1]
-
-
+#: Configs of the exact table, each of which a deployment may have to compile.
+MAX_CONFIGS = 64
 #: An entry may be this much slower than the winner where the artefact has no room for another config.
 TOLERANCE = 1.02
 
@@ -36,10 +35,10 @@ def add_entry(base: bytes | None, ranking: Ranking, device: _C.Device) -> Entry:
 
     `base` is the artefact that the library uses so far, None without one. What no longer fits this package is left out
     of it. An op kind that it lacks gets a part that knows its exact table alone: the heuristic answers for every other
-    problem. Where the part already has 32 configs, all more than 2 % slower than the winner, that one outside the
-    portfolio which serves fewest problems makes room; these problems lose their entries.
+    problem. Where the part already has MAX_CONFIGS configs, all more than 2 % slower than the winner, the one that
+    serves fewest problems makes room; these problems lose their entries.
 
-    Raises: InconclusiveError where no config has a time, or there is no room; IntegrityError where the result does not
+    Raises: InconclusiveError where no config has a time; IntegrityError where the result does not
         choose as it must.
     """
     identity, problem = ranking.block.identity, ranking.block.problem
@@ -52,8 +51,11 @@ def add_entry(base: bytes | None, ranking: Ranking, device: _C.Device) -> Entry:
     configs = [to_config(row) for row in part["configs"].tolist()]
     chosen, num_lost = choose_allowed(ranking, configs, winner), 0
     if chosen not in configs:
-        if len(configs) >= MAX_CONFIGS:
-            num_lost = make_room(part, metadata["ops"][problem.op]["num_portfolio"])
+        quarantined = metadata["ops"][problem.op]["quarantined"]
+        if len(configs) - len(quarantined) >= MAX_CONFIGS:
+            least, num_lost = make_room(part, quarantined)
+            moved = [index - (index > least) for index in quarantined]
+            metadata["ops"][problem.op] = metadata["ops"][problem.op] | {"quarantined": moved}
         row = np.array([list(chosen.as_dict().values())], np.int32)
         part["configs"] = np.concatenate([part["configs"], row])
     place = [to_config(row) for row in part["configs"].tolist()].index(chosen)
@@ -110,29 +112,21 @@ def choose_allowed(ranking: Ranking, configs: list, winner: _C.Config) -> _C.Con
     return min(near, key=lambda one: ratios[one], default=winner)
 
 
-def make_room(part: dict[str, np.ndarray], num_portfolio: int) -> int:
-    """Remove the config outside the portfolio that serves fewest problems; return how many lose their entry.
-
-    Raises: InconclusiveError where every config is in the portfolio.
-    """
-    extra = range(num_portfolio, len(part["configs"]))
-    if not extra:
-        raise errors.InconclusiveError(
-            f"the artefact's portfolio has {num_portfolio} configs, and there is no room for another; train a selector"
-            " on this problem with `python -m tuner train`"
-        )
+def make_room(part: dict[str, np.ndarray], quarantined: list[int]) -> tuple[int, int]:
+    """Remove the config that serves fewest problems; return its index and how many lose their entry."""
     served = part["exact_config"]
-    least = min(extra, key=lambda index: (int((served == index).sum()), -index))
+    named = [index for index in range(len(part["configs"])) if index not in quarantined]
+    least = min(named, key=lambda index: (int((served == index).sum()), -index))
     kept = served != least
     part["configs"] = np.delete(part["configs"], least, axis=0)
     part["exact_key"] = part["exact_key"][kept]
     part["exact_config"] = served[kept] - (served[kept] > least).astype(np.int32)
-    return int((~kept).sum())
+    return least, int((~kept).sum())
 
 
 def make_part(problem: _C.Problem, config: _C.Config, device: _C.Device) -> dict[str, np.ndarray]:
-    """Return the arrays of an op kind without a model: one leaf that expects no gain, valid at one point."""
-    features = np.array(_C.get_features(problem, device, [config]), np.float64)
+    """Return the arrays of an op kind without a model: one leaf that changes no estimate, valid at one point."""
+    features = np.ravel(_C.get_config_features(problem, device, [config])).astype(np.float64)
     return {
         "configs": np.array([list(config.as_dict().values())], np.int32),
         "exact_key": np.array([], np.uint64),
@@ -142,11 +136,12 @@ def make_part(problem: _C.Problem, config: _C.Config, device: _C.Device) -> dict
         "threshold": np.array([0.0]),
         "left": np.array([0], np.int32),
         "right": np.array([-1], np.int32),
-        "leaf_value": np.array([[0.0]]),
+        "leaf_value": np.array([0.0]),
         "feature_min": features,
         "feature_max": features,
         "golden_features": np.zeros((0, len(features)), np.float32),
-        "golden_scores": np.zeros((0, 1)),
+        "golden_scores": np.zeros(0),
+        "golden_start": np.array([0], np.int32),
         "golden_choice": np.array([], np.int32),
     }
 
@@ -157,8 +152,6 @@ def describe_part(identity: Identity) -> dict:
         "kernel_hash": identity.kernel_hash,
         "regime": identity.regime,
         "margin": 0.5,
-        "max_spread": 0.0,
-        "num_portfolio": 1,
         "quarantined": [],
     }
 

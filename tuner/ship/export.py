@@ -8,6 +8,7 @@ Guarantees: the same training folders and data give the same bytes. Before an ar
 import json
 from collections import Counter
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,17 +21,18 @@ from tuner import errors
 from tuner.learn.artifact import build_artifact
 from tuner.learn.dataset import CONFIRMED, SEARCHED, Dataset
 from tuner.learn.evaluation import Evaluation
-from tuner.learn.learner import is_inside, predict
-from tuner.learn.record import Record
+from tuner.learn.learner import choose_row
 from tuner.learn.train import EVALUATION, Training, read_bounded, write_file
 from tuner.problems.fields import replace_problem
 from tuner.ship import gates
 from tuner.ship.model_card import CardPart, Contents, Counts, write_card
 
-MAX_CONFIGS = SIZES["configs"][1]
+#: Configs of the exact table, each of which a deployment may have to compile.
+MAX_CONFIGS = 64
+MAX_FAILED = SIZES["configs"][1] - MAX_CONFIGS
 #: The exact table leaves the portfolio only for a confirmed gain above 2 %.
 EXACT_GAIN_LOG = np.log(1.02)
-NUM_GOLDEN = 256
+NUM_GOLDEN = 48
 #: What an artefact says of the package that trained it.
 VERSIONS = ("features_version", "heuristic_version", "package_version")
 
@@ -47,13 +49,16 @@ class Export:
 
 @dataclass(frozen=True)
 class Part:
-    """One op kind of an artefact; `exact` maps a problem to the index of its config in `configs`."""
+    """One op kind of an artefact; `exact` maps a problem to the index of its config in `configs`, behind which those in
+    quarantine follow.
+    """
 
     training: Training
     data: Dataset
     evaluation: Evaluation
     verdicts: list[gates.Verdict]
     configs: list
+    quarantined: list
     exact: dict
     arrays: dict[str, np.ndarray]
 
@@ -67,10 +72,9 @@ class Part:
         return Counts(
             exact=len(self.exact),
             configs=len(self.configs),
-            portfolio=len(self.training.record.portfolio),
             trees=len(self.arrays["tree_start"]) - 1,
             nodes=len(self.arrays["feature"]),
-            golden=len(self.arrays["golden_choice"]),
+            golden=len(self.arrays["golden_scores"]),
         )
 
 
@@ -109,15 +113,16 @@ def make_part(training: Training, data: Dataset) -> Part:
     evaluation = load_evaluation(training)
     record = training.record
     configs, exact = choose_exact(data, record.portfolio)
+    quarantined = find_quarantined(data, configs)
     arrays = {
-        "configs": np.array([list(config.as_dict().values()) for config in configs], np.int32),
+        "configs": np.array([list(config.as_dict().values()) for config in configs + quarantined], np.int32),
         **exact_arrays(exact),
         **training.forest.to_arrays(),
         "feature_min": record.feature_min,
         "feature_max": record.feature_max,
         **golden_arrays(training, data),
     }
-    return Part(training, data, evaluation, gates.check_gates(evaluation.splits), configs, exact, arrays)
+    return Part(training, data, evaluation, gates.check_gates(evaluation.splits), configs, quarantined, exact, arrays)
 
 
 def load_evaluation(training: Training) -> Evaluation:
@@ -144,23 +149,37 @@ def make_metadata(parts: list[Part], created: str) -> dict:
         "sku": first.training.record.identity.sku,
         "sm_count": first.data.device.sm_count,
         **{name: getattr(first.training.record, name) for name in VERSIONS},
-        "ops": {part.op: describe_op(part.training.record) for part in parts},
+        "ops": {part.op: describe_op(part) for part in parts},
         "stale": None,
         "created": created,
     }
 
 
-def describe_op(record: Record) -> dict:
+def find_quarantined(data: Dataset, configs: list) -> list:
+    """Return the configs that failed on some problem, which the trees must not choose. One that did not build for some
+    variant may still be the measured best of another, and is then among `configs`.
+
+    Raises: IntegrityError for more than an artefact can name.
+    """
+    found = [config for config in data.failed if config not in configs]
+    if len(found) > MAX_FAILED:
+        raise errors.IntegrityError(
+            f"{data.identity.op}: {len(found)} configs failed: an artefact names at most {MAX_FAILED}; see"
+            " `python -m tuner inspect`, repair the kernels and measure again"
+        )
+    return found
+
+
+def describe_op(part: Part) -> dict:
     """Return the metadata of one op kind."""
+    record = part.training.record
     is_logits = OP_KINDS[record.identity.op].is_logits
     return {
         **({"estimate_revision": _C.LOGITS_ESTIMATE_REVISION} if is_logits else {}),
         "kernel_hash": record.identity.kernel_hash,
         "regime": record.identity.regime,
         "margin": record.guards.margin,
-        "max_spread": record.guards.max_spread,
-        "num_portfolio": len(record.portfolio),
-        "quarantined": [],
+        "quarantined": list(range(len(part.configs), len(part.configs) + len(part.quarantined))),
     }
 
 
@@ -220,26 +239,27 @@ def exact_arrays(exact: dict) -> dict:
 def golden_arrays(training: Training, data: Dataset) -> dict:
     """Return features, scores and choices that every reader must reproduce.
 
-    Half of the vectors are measured problems, spread evenly over the table; the other half lie between these, where the
+    Half of the problems are measured ones, spread evenly over the table; the other half lie between these, where the
     guards sometimes object.
     """
     record = training.record
-    measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)]
+    measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)][: NUM_GOLDEN // 2]
     between = [move(problem, rows=(problem.expected_m or problem.m) // 3 + 1, k=128) for problem in measured]
-    problems = (measured + between)[:NUM_GOLDEN]
-    while len(problems) < NUM_GOLDEN:
-        problems.append(move(problems[-len(measured)], rows=17, n=8))
-    features = np.array([_C.get_features(problem, data.device, record.portfolio) for problem in problems]).astype(
-        np.float32
-    )
-    scores, spreads = predict(training.forest, features)
-    best = scores.argmin(axis=1)
-    every = np.arange(len(best))
-    usable = is_inside(features.astype(np.float64), record.feature_min, record.feature_max) & (
-        spreads[every, best] <= record.guards.max_spread
-    )
-    choice = np.where(usable & (scores[every, best] < -record.guards.margin), best, -1)
-    return {"golden_features": features, "golden_scores": scores, "golden_choice": choice.astype(np.int32)}
+    shortlists = [
+        _C.get_config_features(problem, data.device, _C.get_shortlist(problem, data.device, _C.NUM_RANKED))
+        for problem in measured + between
+    ]
+    features = np.concatenate(shortlists).astype(np.float32)
+    start = np.cumsum([0, *map(len, shortlists)]).astype(np.int32)
+    scores = training.forest.predict(features)
+    hull, margin = (record.feature_min, record.feature_max), record.guards.margin
+    choice = [choose_row(features[a:b], scores[a:b], hull, margin) for a, b in pairwise(start.tolist())]
+    return {
+        "golden_features": features,
+        "golden_scores": scores,
+        "golden_start": start,
+        "golden_choice": np.array(choice, np.int32),
+    }
 
 
 def move(problem, rows: int, n: int = 0, k: int = 0):
@@ -263,8 +283,7 @@ def check_artifact(content: bytes, parts: list[Part]) -> None:
     differing = selector.replay_golden()
     if differing:
         raise errors.IntegrityError(
-            f"{differing} golden vectors give another result in the native walk than in scikit-learn; nothing was"
-            " written"
+            f"{differing} golden problems give another result in the native walk than in training; nothing was written"
         )
     for part in parts:
         configs = selector.configs(part.op)
@@ -275,6 +294,28 @@ def check_artifact(content: bytes, parts: list[Part]) -> None:
                     f"{problem}: the artefact chooses {choice} instead of its own exact entry {configs[index]}; nothing"
                     " was written"
                 )
+        check_choices(selector, part)
+
+
+def check_choices(selector: Selector, part: Part) -> None:
+    """Raise IntegrityError where the native choice for a recorded problem is not that of the training's own trees.
+
+    Where a config of the shortlist is quarantined, nothing is compared.
+    """
+    device, record = part.data.device, part.training.record
+    hull, margin = (record.feature_min, record.feature_max), record.guards.margin
+    for problem in part.data.problems:
+        choice = selector.choose(problem, device, "model")
+        shortlist = _C.get_shortlist(problem, device, _C.NUM_RANKED)
+        if set(shortlist) & set(part.data.failed):
+            continue
+        features = _C.get_config_features(problem, device, shortlist).astype(np.float32)
+        expected = shortlist[choose_row(features, part.training.forest.predict(features), hull, margin)]
+        if choice.config != expected:
+            raise errors.IntegrityError(
+                f"{problem}: the artefact chooses {choice}, but the trees that were trained choose {expected}; nothing"
+                " was written"
+            )
 
 
 def write_export(export: Export, folder: Path, sku: str) -> tuple[Path, Path]:

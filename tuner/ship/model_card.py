@@ -27,7 +27,6 @@ class Counts:
 
     exact: int
     configs: int
-    portfolio: int
     trees: int
     nodes: int
     golden: int
@@ -85,9 +84,10 @@ def describe_op(part: CardPart) -> list[str]:
 def describe_purpose(ops: list[str]) -> str:
     """Return what the artefact is for."""
     return (
-        f"Chooses the kernel configuration of {' and '.join(f'`{op}`' for op in ops)} at run time: the measured best of"
-        " a recorded problem, else the forest's choice from the\nportfolio, else the analytic heuristic. It holds"
-        " numbers only, can name legal configs only, and never changes a result.\n"
+        f"Chooses the kernel configuration of {' and '.join(f'`{op}`' for op in ops)} at run time: the measured best"
+        " of a recorded problem, else the config with the smallest product of\nanalytic estimate and learned residual,"
+        " else the analytic heuristic. It holds numbers only, can name legal configs only, and never changes a"
+        " result.\n"
     )
 
 
@@ -160,7 +160,7 @@ def describe_validation(evaluation: Evaluation) -> str:
     intro = (
         "Regret is the chosen config's time over the best one's, minus 1, on problems measured over the whole space;"
         " the best is chosen on\nsearch rounds, the score comes from confirmation rounds where they exist. Each fold"
-        " refits portfolio, guards and forest without the\nheld-out problems. Intervals resample families. A win or"
+        " refits trees, guards and portfolio without the\nheld-out problems. Intervals resample families. A win or"
         " loss against the heuristic is a difference above 1 %; `confirmed` is the share of\nchoices that were scored"
         " on confirmation rounds.\n"
     )
@@ -217,16 +217,14 @@ def describe_contents(record: Record, counts: Counts) -> str:
     """Return what the artefact holds and which versions it fits."""
     guards = record.guards
     facts = [
-        (f"{counts.exact} exact entries; {counts.configs} configs, {counts.portfolio} of them the portfolio"),
+        f"{counts.exact} exact entries with {counts.configs} configs",
         (
-            f"{counts.trees} trees with {counts.nodes} nodes ({record.kind}, seed"
-            f" {record.settings.seed}, scikit-learn {record.sklearn_version})"
+            f"{counts.trees} trees with {counts.nodes} nodes (boosted, seed {record.settings.seed}, scikit-learn"
+            f" {record.sklearn_version})"
         ),
         f"{counts.golden} golden vectors",
         f"guard: a config must be predicted {guards.margin:.1%} (log time) faster than the heuristic's pick",
-        f"guard: the trees' standard deviation for it must be at most {guards.max_spread:.3f}",
         f"guard: every feature must lie inside the training hull, widened by {guards.slack:.0%} of its extent",
-        f"portfolio: {', '.join(f'`{config}`' for config in record.portfolio)}",
     ]
     return to_list(facts)
 
@@ -243,11 +241,7 @@ def describe_limits(record: Record, evaluation: Evaluation) -> str:
             " estimate."
         ),
         (
-            "A fold's portfolio may hold configs that the sweep of the portfolio left out; it learns those from"
-            " full-space problems and estimates."
-        ),
-        (
-            "Problems measured with the portfolio alone train the model and fill the exact table, but no regret is"
+            "Problems measured with a few configs alone train the model and fill the exact table, but no regret is"
             " claimed on them."
         ),
     ]

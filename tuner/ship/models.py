@@ -98,10 +98,8 @@ def describe_ops(model: Model) -> list[dict]:
             "regime": part["regime"],
             "exact": len(model.arrays[f"{op}/exact_key"]),
             "configs": len(selector.configs(op)),
-            "portfolio": part["num_portfolio"],
             "trees": len(model.arrays[f"{op}/tree_start"]) - 1,
             "margin": part["margin"],
-            "max_spread": part["max_spread"],
             "unused_because": outdated.get(op, ""),
         }
         for op, part in selector.metadata["ops"].items()
@@ -123,9 +121,9 @@ def verify(model: Model) -> int:
     differing = get_selector(model).replay_golden()
     if differing:
         raise errors.IntegrityError(
-            f"{model.path}: {differing} golden vectors give another result than when it was made; export it again"
+            f"{model.path}: {differing} golden problems give another result than when it was made; export it again"
         )
-    return sum(len(array) for name, array in model.arrays.items() if name.endswith("/golden_choice"))
+    return sum(len(array) for name, array in model.arrays.items() if name.endswith("/golden_scores"))
 
 
 def compare(first: Model, second: Model) -> list[dict]:

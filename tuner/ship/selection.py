@@ -13,7 +13,7 @@ from tuner.learn.sources import device_at_hand, open_database
 from tuner.problems.fields import OP_NAMES, default_fields, read_op_name, replace_problem, to_problem
 
 #: What predicted a time. None is measured: an artefact knows which config was measured best, but not its time.
-HEURISTIC, FOREST = "heuristic", "forest"
+HEURISTIC, FOREST = "heuristic", "trees"
 
 
 def make_problem(name: str, m: int, n: int, k: int, **given: Any):
@@ -71,7 +71,7 @@ def describe_choice(
         "source": choice.source,
         "reason": choice.reason,
         "predicted_us": predict_us(problem, choice.config, target, scores, pick_us),
-        "predicted_by": FOREST if scores and choice.config in scores else HEURISTIC,
+        "predicted_by": FOREST if scores else HEURISTIC,
         "heuristic": {"config": pick.as_dict(), "name": str(pick), "predicted_us": pick_us, "predicted_by": HEURISTIC},
         "scores": describe_scores(problem, target, scores, pick_us),
         "selector": describe_selector(runtime.load_selector(target.sku), target, problem.op),
@@ -100,25 +100,25 @@ def add_measured(found: dict, database: str) -> None:
 
 
 def predict_us(problem, config, device, scores: dict | None, pick_us: float) -> float:
-    """Return the forest's prediction for `config` if it has a score, else the heuristic's."""
+    """Return the trees' prediction for `config` if it has a score, else the heuristic's."""
     if scores and config in scores:
         return pick_us * math.exp(scores[config])
     return _C.estimate_time_us(problem, config, device)
 
 
 def describe_scores(problem, device, scores: dict | None, pick_us: float) -> list[dict] | None:
-    """Return the portfolio by predicted log ratio to the heuristic's pick, best first, even if the exact table
-    answered.
+    """Return the shortlist by predicted log ratio to the heuristic's pick, best first, even if the exact table
+    answered. What lies outside the training hull is left out.
     """
     selector = runtime.get_selector(device)
     if scores is None and selector is not None:
         try:
-            scores = dict(zip(selector.portfolio(problem.op), selector.scores(problem, device), strict=True))
+            scores = selector.choose_learned(problem, device).scores
         except DeepGemmError:
             return None
     if scores is None:
         return None
-    ordered = sorted(scores.items(), key=lambda item: item[1])
+    ordered = sorted((item for item in scores.items() if math.isfinite(item[1])), key=lambda item: item[1])
     return [
         {
             "name": str(config),
@@ -143,7 +143,7 @@ def describe_selector(loaded: runtime.LoadedSelector, device, op_kind: str) -> d
         "same GPU model": metadata["sku"] == device.sku and metadata["sm_count"] == device.sm_count,
         "fits this package": not fault,
     }
-    return {name: op[name] for name in ("kernel_hash", "margin", "max_spread", "num_portfolio", "regime")} | {
+    return {name: op[name] for name in ("kernel_hash", "margin", "regime")} | {
         "created": metadata["created"],
         "file": loaded.file,
         "guards": guards,

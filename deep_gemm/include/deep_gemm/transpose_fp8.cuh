@@ -1,10 +1,10 @@
 // Transposes the bytes of one or two operands, so that they become K-major (Hopper's FP8 WGMMA reads no other order).
 //
 // A CTA moves a tile of 128 x 128 bytes through shared memory, 16 bytes a load and a store. On both sides 8 threads
-// beside each other take the 128 bytes of a row, which is a whole line of the cache: stores of 16 bytes into 32 rows,
-// half a sector each, took twice the time. Between the sides each thread turns 4 x 4 blocks of bytes in registers (PTX
-// ISA, "prmt"). CTAs walk the tiles in steps of the grid, whose size is the caller's choice; tiles count along the
-// input's rows first, so that CTAs beside each other read neighbouring bytes of memory.
+// beside each other take the 128 bytes of a row, which is a whole line of the cache; a warp that stores 16 bytes into
+// each of 32 rows would write 32 halves of sectors. Between the sides each thread turns 4 x 4 blocks of bytes in
+// registers (PTX ISA, "prmt"). CTAs walk the tiles in steps of the grid, whose size is the caller's choice; tiles count
+// along the input's rows first, so that CTAs beside each other read neighbouring bytes of memory.
 #pragma once
 
 #include "deep_gemm/types.cuh"

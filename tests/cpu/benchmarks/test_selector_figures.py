@@ -41,8 +41,7 @@ def write_training(folder, split: dict, evaluated: str = "e") -> None:
         "estimator_sha256": "e",
         "newest_row": "2026-01-03T04:05:06",
         "data": {"problems": 600},
-        "kind": "extra-trees",
-        "portfolio": [{}],
+        "settings": {"trees": 48},
     }
     write_json(folder / "training.json", training)
     write_json(

@@ -20,7 +20,7 @@ from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_gro
 DATA = Path(__file__).parents[2] / "data"
 RECORDS = {"dense": DATA / "features_frozen.json", "grouped": DATA / "grouped_features_frozen.json"}
 NUM_PROBLEMS = 200
-PORTFOLIO = [
+CONFIGS = [
     _C.Config(64, 16, 16),
     _C.Config(64, 64, 8, cluster_n=2),
     _C.Config(64, 112, 6),
@@ -35,7 +35,12 @@ PORTFOLIO = [
     _C.Config(16, 64, 8, split_k=4, swap_ab=1),
     _C.Config(96, 128, 5, swap_ab=1),
 ]
-PORTFOLIOS = {"dense": PORTFOLIO, "grouped": [config for config in PORTFOLIO if config.split_k == 1]}
+CONFIGS_OF = {"dense": CONFIGS, "grouped": [config for config in CONFIGS if config.split_k == 1]}
+#: The features that use the heuristic's estimates.
+ESTIMATED = {
+    *("log2_pick_us", "waves", "last_wave_fill", "rounds", "steps", "log_ratio"),
+    *(f"{part}_share" for part in ("launch", "memory", "l2", "power", "sm", "math", "load", "latency", "epilogue")),
+}
 #: Half of the dense problems have no variant; BF16's features are the same numbers of its own tiles.
 FIELDS = [
     {},
@@ -99,11 +104,11 @@ def digest(rows: list[list[float]]) -> str:
 
 def compute(kind: str) -> dict:
     """Return what the record of `kind` should hold."""
-    device, portfolio, problems = _C.Device.known("h200"), PORTFOLIOS[kind], list(PROBLEMS[kind]())
-    names = _C.feature_names(problems[0].op, portfolio)
-    estimated = [index for index, name in enumerate(names) if "heuristic" in name or "wave" in name]
+    device, configs, problems = _C.Device.known("h200"), CONFIGS_OF[kind], list(PROBLEMS[kind]())
+    names = _C.config_feature_names()
+    estimated = [index for index, name in enumerate(names) if name in ESTIMATED]
     shape = [index for index in range(len(names)) if index not in set(estimated)]
-    rows = [_C.get_features(problem, device, portfolio) for problem in problems]
+    rows = [row for problem in problems for row in _C.get_config_features(problem, device, configs).tolist()]
     return {
         "names": hashlib.sha256("\n".join(names).encode()).hexdigest(),
         "shape": {"version": _C.FEATURES_VERSION, "sha256": digest([[row[index] for index in shape] for row in rows])},
@@ -151,7 +156,7 @@ def test_the_problems_are_diverse(kind):
     assert any(problem.n % 64 for problem in problems) and any(problem.n % 64 == 0 for problem in problems)
 
 
-def test_the_portfolio_is_legal():
+def test_the_configs_are_legal():
     problem, device = _C.Problem("fp8_gemm", 1, 1, 1), _C.Device.known("h200")
-    for config in PORTFOLIO:
+    for config in CONFIGS:
         assert _C.is_legal(problem, config, device), _C.legality_reason(problem, config, device)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from deep_gemm import _C, models
-from deep_gemm.artifact import ARRAYS, DTYPES, METADATA, OP_METADATA, canonical_json, read_artifact, read_json
+from deep_gemm.artifact import ARRAYS, DTYPES, METADATA, canonical_json, get_op_metadata, read_artifact, read_json
 from deep_gemm.errors import ModelError
 from deep_gemm.selector import Selector
 from tests.fakes.selectors import DEVICE, KERNEL_HASH, OP, make_artifact, make_parts
@@ -69,7 +69,7 @@ def test_round_trip_and_reproducibility():
 def test_layout():
     header, data = split(make_artifact())
     metadata = json.loads(header["__metadata__"]["deep_gemm"])
-    assert metadata["arrays_sha256"] == hashlib.sha256(data).hexdigest() and metadata["format"] == 1
+    assert metadata["arrays_sha256"] == hashlib.sha256(data).hexdigest() and metadata["format"] == 2
     entries = sorted(
         (entry["data_offsets"], name, entry["dtype"])
         for name, entry in header.items()
@@ -236,8 +236,9 @@ def test_broken_containers_are_refused(content):
 CHANGES = {
     "unknown member": lambda m: m | {"path": "/etc/passwd"},
     "missing member": lambda m: {key: value for key, value in m.items() if key != "stale"},
-    "format": lambda m: m | {"format": 2},
-    "format float": lambda m: m | {"format": 1.0},
+    "format": lambda m: m | {"format": 3},
+    "format of older packages": lambda m: m | {"format": 1},
+    "format float": lambda m: m | {"format": 2.0},
     "sku number": lambda m: m | {"sku": 3},
     "sms": lambda m: m | {"sm_count": 0},
     "sms bool": lambda m: m | {"sm_count": True},
@@ -263,16 +264,13 @@ OP_CHANGES = {
     "margin": {"margin": -0.1},
     "margin bool": {"margin": True},
     "margin huge": {"margin": 1e300},
-    "spread": {"max_spread": "1"},
-    "portfolio": {"num_portfolio": 0},
-    "portfolio large": {"num_portfolio": 9},
+    "margin of older packages": {"max_spread": 1.0},
     "quarantine": {"quarantined": [99]},
     "quarantine order": {"quarantined": [2, 1]},
     "quarantine twice": {"quarantined": [1, 1]},
     "quarantine type": {"quarantined": ["1"]},
     "quarantine bool": {"quarantined": [True]},
     "quarantine of 2^63": {"quarantined": [2**63]},
-    "portfolio of 2^63": {"num_portfolio": 2**63},
     "unknown": {"x": 1},
     "regime": {"regime": 3},
 }
@@ -341,7 +339,7 @@ def test_the_description_is_that_of_the_files():
         metadata, arrays = read_artifact(content)
         assert metadata.keys() == METADATA.keys()
         for op, members in metadata["ops"].items():
-            assert members.keys() == OP_METADATA.keys()
+            assert members.keys() == get_op_metadata(op).keys()
             dtypes = {name: arrays.pop(f"{op}/{name}").dtype for name in ARRAYS}
             assert dtypes == {name: DTYPES[array.dtype] for name, array in ARRAYS.items()}
         assert not arrays

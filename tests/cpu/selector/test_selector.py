@@ -15,6 +15,7 @@ from tests.fakes.selectors import (
     MARGIN,
     OP,
     exact_arrays,
+    get_rows,
     make_artifact,
     make_parts,
     make_problems,
@@ -49,21 +50,45 @@ def no_exact():
     return load(**exact_arrays([])), make_parts()[3]
 
 
-def find_best(selector, problem) -> int | None:
-    """Return the index of the best-scored portfolio config that is worth trying for `problem`, the first of equals."""
-    is_usable = [_C.is_worth_trying(problem, config, DEVICE) for config in selector.portfolio(OP)]
-    return int(np.argmin(np.where(is_usable, selector.scores(problem, DEVICE), np.inf))) if any(is_usable) else None
+def predict(model, problem) -> np.ndarray:
+    """Return the scores of a problem's shortlist by scikit-learn: log ratios to the heuristic's pick, the first."""
+    rows = get_rows(problem)
+    predicted = rows[:, -1].astype(np.float64) + np.clip(model.predict(rows), -_C.MAX_RESIDUAL, _C.MAX_RESIDUAL)
+    return np.concatenate([[0.0], predicted[1:] - predicted[0]])
+
+
+def widest_hull() -> dict[str, np.ndarray]:
+    """Return a hull that holds every row."""
+    width = make_parts()[1]["feature_min"].size
+    return {"feature_min": np.full(width, -1e9), "feature_max": np.full(width, 1e9)}
 
 
 # ---- scores ----
 
 
 def test_scores_equal_scikit_learn_bit_by_bit():
-    _, _, forest, _ = make_parts(24, 32, 10)
-    selector = Selector(make_artifact(24, 32, 10))
-    problems = make_problems(1000, seed=11)
-    features = np.array([_C.get_features(problem, DEVICE, selector.portfolio(OP)) for problem in problems], np.float32)
-    assert np.array_equal([selector.scores(problem, DEVICE) for problem in problems], forest.predict(features))
+    metadata, arrays, model, _ = make_parts(24, 100, 15)
+    selector = Selector(pack(metadata, arrays | widest_hull()))
+    num_rows = 0
+    for problem in make_problems(400, seed=11):
+        scores = selector.choose_learned(problem, DEVICE).scores
+        assert list(scores) == _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED)
+        assert np.array_equal(list(scores.values()), predict(model, problem))
+        num_rows += len(scores)
+    assert num_rows > 3000
+
+
+def test_residuals_are_clipped():
+    every = {"tree_start": [0, 3], "feature": [len(_C.config_feature_names()) - 1, -1, -1]}
+    every |= {"left": [1, 0, 1], "right": [2, -1, -1]}
+    trees = {name: np.array(values, np.int32) for name, values in every.items()}
+    trees |= {"threshold": np.array([1e-6, 0.0, 0.0]), "leaf_value": np.array([9.0, -9.0])}
+    selector = load(**trees, **widest_hull())
+    problem = make_parts()[3][30]
+    rows = get_rows(problem)
+    is_slower = rows[1:, -1] > 1e-6  # than the pick, by the estimate
+    found = list(selector.choose_learned(problem, DEVICE).scores.values())[1:]
+    assert is_slower.any() and found == pytest.approx(rows[1:, -1].astype(float) - 2 * _C.MAX_RESIDUAL * is_slower)
 
 
 def test_thresholds_between_two_floats_compare_as_doubles():
@@ -84,40 +109,32 @@ def one_split_selector(threshold: float, value: float, score: float):
 
     Its golden vector says that features of `value` give `score`.
     """
-    width, outputs = make_parts()[1]["feature_min"].size, make_parts()[1]["leaf_value"].shape[1]
     integers = {"tree_start": [0, 3], "feature": [0, -1, -1], "left": [1, 0, 1], "right": [2, -1, -1]}
+    integers |= {"golden_start": [0, 1], "golden_choice": [0]}
     arrays = {name: np.array(values, np.int32) for name, values in integers.items()}
     golden = {
-        "golden_features": np.full((1, width), value, np.float32),
-        "golden_scores": np.full((1, outputs), score),
-        "golden_choice": np.array([-1], np.int32),
+        "golden_features": np.full((1, make_parts()[1]["feature_min"].size), value, np.float32),
+        "golden_scores": np.array([score]),
     }
-    hull = {"feature_min": np.full(width, -1e9), "feature_max": np.full(width, 1e9)}
-    return load(
-        threshold=np.array([threshold, 0.0, 0.0]),
-        leaf_value=np.array([[1.0] * outputs, [2.0] * outputs]),
-        **arrays,
-        **hull,
-        **golden,
-    )
+    leaves = {"threshold": np.array([threshold, 0.0, 0.0]), "leaf_value": np.array([1.0, 2.0])}
+    return load(**leaves, **arrays, **widest_hull(), **golden)
 
 
 def test_golden_vectors_replay_and_show_changes():
     assert Selector(make_artifact()).replay_golden() == 0
     original = make_parts()[1]
     scores, choices = original["golden_scores"].copy(), original["golden_choice"].copy()
-    scores[3, 1] = np.nextafter(scores[3, 1], 1)
-    choices[5] = choices[5] - 1 if choices[5] >= 0 else 0
+    row = original["golden_start"][3] + 1
+    scores[row] = np.nextafter(scores[row], 1)
+    choices[5] = 1 if choices[5] == 0 else 0
     assert load(golden_scores=scores, golden_choice=choices).replay_golden() == 2
     assert load(leaf_value=original["leaf_value"] + 1.0).replay_golden() == original["golden_choice"].size >= 200
 
 
-def test_metadata_and_portfolio():
-    selector = load(change_op(num_portfolio=8, quarantined=[2]))
+def test_metadata_and_configs():
+    selector = load(change_op(quarantined=[2]))
     assert selector.sku == DEVICE.sku and selector.metadata["ops"][OP]["margin"] == MARGIN
-    assert selector.portfolio(OP) == selector.configs(OP)[:8] and selector.quarantined(OP) == [
-        selector.portfolio(OP)[2]
-    ]
+    assert len(selector.configs(OP)) == 8 and selector.quarantined(OP) == [selector.configs(OP)[2]]
     with pytest.raises(AttributeError):
         selector.sku = "x"
 
@@ -154,21 +171,32 @@ def test_learned_choice_is_the_first_best_score_beyond_the_margin(no_exact):
     selector, problems = no_exact
     counts = {"chosen": 0, "heuristic": 0}
     for problem in problems:
-        choice, best = selector.choose(problem, DEVICE), find_best(selector, problem)
-        if best is None:
-            assert (choice.source, choice.reason) == ("analytic", "no usable config in the portfolio")
-            continue
-        scores = selector.scores(problem, DEVICE)
-        assert choice.source == "learned" and choice.scores == dict(zip(selector.portfolio(OP), scores, strict=True))
+        choice, scores = selector.choose(problem, DEVICE), predict(make_parts()[2], problem)
+        shortlist = _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED)
+        assert choice.source == "learned" and choice.scores == dict(zip(shortlist, scores, strict=True))
+        best = int(scores.argmin())
         is_chosen = scores[best] < -MARGIN
-        assert choice.config == (selector.portfolio(OP)[best] if is_chosen else _C.get_analytic_config(problem, DEVICE))
+        assert choice.config == (shortlist[best] if is_chosen else _C.get_analytic_config(problem, DEVICE))
         counts["chosen" if is_chosen else "heuristic"] += 1
-    assert counts["chosen"] > 100
+    assert counts["chosen"] > 100 and counts["heuristic"] > 20
+
+
+def test_the_shortlist_has_tiles_with_and_without_the_knobs_of_the_loop():
+    problem = _C.Problem(OP, 4096, 7168, 4096)
+    shortlist = _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED)
+    tiles = list(dict.fromkeys(map(_C.without_loop_knobs, shortlist)))
+    assert len(tiles) == _C.NUM_RANKED < len(shortlist) == len(set(shortlist))
+    assert shortlist[0] == _C.get_analytic_config(problem, DEVICE) != tiles[0] == shortlist[1]
+    assert set(shortlist) == {*tiles, *(_C.with_loop_knobs(problem, tile, DEVICE) for tile in tiles)}
+    times = [_C.estimate_time_us(problem, tile, DEVICE) for tile in tiles]
+    rest = set(_C.get_candidates(problem, DEVICE)) - set(tiles)
+    assert times == sorted(times)
+    assert times[-1] <= min(_C.estimate_time_us(problem, config, DEVICE) for config in rest)
 
 
 def test_margin_keeps_the_heuristic(no_exact):
     selector = load(change_op(margin=5.0), **exact_arrays([]))
-    for problem in (problem for problem in no_exact[1][:80] if find_best(selector, problem) is not None):
+    for problem in no_exact[1][:80]:
         choice = selector.choose(problem, DEVICE)
         assert (choice.source, choice.reason) == ("learned", "heuristic predicted best")
         assert choice.config == _C.get_analytic_config(problem, DEVICE)
@@ -219,15 +247,14 @@ def test_unknown_kernel_hash_is_no_mismatch():
 
 def test_outside_the_hull(no_exact):
     selector, problems = no_exact
-    check_analytic(selector, _C.Problem(OP, 10**6, 10**6, 10**6), "outside the training hull: log2_m")
+    check_analytic(selector, _C.Problem(OP, 10**6, 10**6, 10**6), "outside the training hull: log2_rows")
     check_analytic(selector, _C.Problem(OP, 512, 512, 512, num_sms=60), "outside the training hull: num_sms")
     assert selector.choose(problems[0], DEVICE).source == "learned"
 
 
 def test_hull_slack_is_relative():
     original = make_parts()[1]
-    names = _C.feature_names(OP, load().portfolio(OP))
-    sms = names.index("num_sms")
+    sms = _C.config_feature_names().index("num_sms")
     for factor, source in ((1 - 1e-7, "learned"), (1 - 1e-5, "analytic")):
         high = original["feature_max"].copy()
         high[sms] *= factor
@@ -235,44 +262,39 @@ def test_hull_slack_is_relative():
         assert selector.choose(make_parts()[3][0], DEVICE).source == source
 
 
-def test_disagreeing_trees(no_exact):
-    selector = load(change_op(max_spread=0.0), **exact_arrays([]))
-    choices = [selector.choose(problem, DEVICE) for problem in no_exact[1] if find_best(selector, problem) is not None]
-    refused = [choice for choice in choices if choice.source == "analytic"]
-    assert len(refused) > 0.8 * len(choices) > 40 and all(
-        choice.reason == "the trees disagree" and choice.scores for choice in refused
-    )
-
-
-def test_spread_is_the_standard_deviation_over_trees(no_exact):
-    selector, problems = no_exact
-    forest = make_parts()[2]
-    features = np.array(
-        [_C.get_features(problem, DEVICE, selector.portfolio(OP)) for problem in problems[:30]], np.float32
-    )
-    trees = np.array([tree.predict(features) for tree in forest.estimators_])
-    for index, problem in enumerate(problems[:30]):
-        best = find_best(selector, problem)
-        if best is None:
+def test_rows_outside_the_hull_are_not_chosen(no_exact):
+    """A hull without swapped tiles: where the pick is another tile, the rest of the shortlist still counts."""
+    high, swap = make_parts()[1]["feature_max"].copy(), _C.config_feature_names().index("swap_ab")
+    high[swap] = 0.0
+    selector, seen = load(feature_max=high, **exact_arrays([])), set()
+    for problem in no_exact[1]:
+        choice, pick = selector.choose(problem, DEVICE), _C.get_analytic_config(problem, DEVICE)
+        if pick.swap_ab:
+            check_analytic(selector, problem, "outside the training hull: swap_ab")
             continue
-        spread = trees[:, index].std(axis=0)[best]
-        assert (
-            load(change_op(max_spread=spread * 1.0001), **exact_arrays([])).choose(problem, DEVICE).source == "learned"
-        )
-        assert (
-            load(change_op(max_spread=spread * 0.9999), **exact_arrays([])).choose(problem, DEVICE).source == "analytic"
-        )
+        swapped = {config: score for config, score in choice.scores.items() if config.swap_ab}
+        assert set(swapped.values()) <= {np.inf} and not choice.config.swap_ab
+        own = no_exact[0].choose(problem, DEVICE).config
+        assert choice.config == own or own.swap_ab
+        seen.add((bool(swapped), bool(own.swap_ab)))
+    assert {(True, True), (True, False)} <= seen
 
 
 def test_quarantined_configs_are_never_chosen(no_exact):
-    quarantine = list(range(1, 8))
-    selector = load(change_op(quarantined=quarantine))
-    banned = set(selector.quarantined(OP))
+    """Neither by the exact table nor by the trees; the heuristic's pick stays what it is."""
+    problem = next(one for one in no_exact[1] if no_exact[0].choose(one, DEVICE).reason.startswith("predicted"))
+    banned = no_exact[0].choose(problem, DEVICE).config
+    changed = make_parts()[1]["configs"].copy()
+    changed[3] = list(banned.as_dict().values())
+    selector = load(change_op(quarantined=[3]), configs=changed)
+    assert selector.quarantined(OP) == [banned]
+    scores = selector.choose_learned(problem, DEVICE).scores
+    second = min((score, place) for place, (config, score) in enumerate(scores.items()) if config != banned)
+    expected = list(scores)[second[1]] if second[0] < -MARGIN else _C.get_analytic_config(problem, DEVICE)
+    assert selector.choose(problem, DEVICE, "model").config == expected != banned
     for problem in no_exact[1]:
         choice = selector.choose(problem, DEVICE)
-        assert choice.config not in banned or choice.config == _C.get_analytic_config(problem, DEVICE)
-        assert choice.source != "exact" or choice.config == selector.portfolio(OP)[0]
-    check_analytic(load(change_op(quarantined=list(range(8)))), no_exact[1][30], "no usable config")
+        assert choice.config != banned or banned == _C.get_analytic_config(problem, DEVICE)
 
 
 def test_illegal_configs_are_never_chosen():
@@ -299,13 +321,13 @@ def two_op_selector():
 
 def test_each_op_kind_has_its_own_model():
     both, single = two_op_selector(), load()
-    assert both.replay_golden() == 0 and both.portfolio(OP) == single.portfolio(OP) != both.portfolio(BF16)
+    assert both.replay_golden() == 0 and both.configs(OP) == single.configs(OP) != both.configs(BF16)
     for problem in [*make_parts()[3][:40], *make_parts(op=BF16)[3][:40]]:
         choice = both.choose(problem, DEVICE, "auto", KERNEL_HASH)
         assert choice.source != "analytic" and choice.config.block_k == (128 if problem.op == OP else 64)
     check_analytic(single, make_parts(op=BF16)[3][0], "does not know this op kind")
     with pytest.raises(ModelError, match="does not know bf16_gemm"):
-        single.portfolio(BF16)
+        single.configs(BF16)
 
 
 def test_a_variant_without_training_is_outside_the_hull(no_exact):
@@ -314,18 +336,11 @@ def test_a_variant_without_training_is_outside_the_hull(no_exact):
             check_analytic(no_exact[0], problem, "outside the training hull: ")
 
 
-def test_what_a_variant_cannot_run_is_dropped():
-    """With the whole portfolio but one split config in quarantine, a batch-invariant problem has nothing left to
-    choose.
-    """
-    selector = load(**exact_arrays([]))
-    split = next(index for index, config in enumerate(selector.portfolio(OP)) if config.split_k > 1)
-    selector = load(change_op(quarantined=[index for index in range(8) if index != split]), **exact_arrays([]))
-    problem = next(
-        problem for problem in make_parts()[3] if _C.is_worth_trying(problem, selector.portfolio(OP)[split], DEVICE)
-    )
-    assert selector.choose(problem, DEVICE).source == "learned"
-    check_analytic(selector, _C.Problem(**(problem.as_dict() | {"batch_invariant": True})), "no usable config")
+def test_what_a_variant_cannot_run_is_not_asked_about(no_exact):
+    for problem in no_exact[1]:
+        invariant = _C.Problem(**(problem.as_dict() | {"batch_invariant": True}))
+        choice = no_exact[0].choose(invariant, DEVICE)
+        assert choice.config.split_k == 1 and all(config.split_k == 1 for config in choice.scores or ())
 
 
 def test_configs_need_to_be_legal_for_some_variant_alone():
@@ -359,13 +374,13 @@ def test_wrong_arguments():
     with pytest.raises(ArgumentError, match="must be bytes"):
         Selector("text")
     with pytest.raises(ArgumentError, match="source"):
-        _C.Choice(selector.portfolio(OP)[0], "oracle", "")
+        _C.Choice(selector.configs(OP)[0], "oracle", "")
 
 
 def test_a_new_problem_takes_a_few_times_the_heuristic():
-    """The walk scores a portfolio of 32 with 24 trees; the heuristic's choice is the unit of time here."""
-    selector = Selector(make_artifact(24, 32, 10))
-    problems = make_parts(24, 32, 10)[3]
+    """100 trees of 15 leaves are walked for up to 16 configs; the heuristic's choice is the unit of time here."""
+    metadata, arrays, _, problems = make_parts(24, 100, 15)
+    selector = Selector(pack(metadata, arrays | widest_hull()))
     rounds = [
         (
             time_of(lambda problem: selector.choose(problem, DEVICE, "model", KERNEL_HASH), problems),

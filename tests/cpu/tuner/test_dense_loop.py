@@ -55,7 +55,7 @@ def test_one_artefact_holds_a_model_of_every_op_kind(folder, selector):
     assert set(metadata["ops"]) == set(OPS) and {name.partition("/")[0] for name in arrays} == set(OPS)
     assert selector.replay_golden() == 0
     for op in OPS:
-        assert len(selector.portfolio(op)) == 12 and len(selector.configs(op)) <= 32
+        assert 12 <= len(selector.configs(op)) <= 64
         assert all(config.block_k == (128 if op == "fp8_gemm" else 64) for config in selector.configs(op))
 
 

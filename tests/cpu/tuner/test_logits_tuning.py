@@ -113,10 +113,10 @@ def test_the_smallest_problem_of_logits_keeps_what_its_kernel_is_made_for():
 
 
 def test_features_of_configs_that_the_heads_cannot_have_are_numbers():
-    """A portfolio holds configs for all numbers of heads."""
+    """An exact table holds configs for all numbers of heads."""
     for problems in (PREFILL, PAGED):
-        portfolio = list(dict.fromkeys(c for problem in problems for c in _C.get_candidates(problem, H200)))
-        features = np.array([_C.get_features(problem, H200, portfolio) for problem in problems])
+        configs = list(dict.fromkeys(c for problem in problems for c in _C.get_candidates(problem, H200)))
+        features = np.array([_C.get_config_features(problem, H200, configs) for problem in problems])
         assert np.isfinite(features).all()
 
 

@@ -1,11 +1,16 @@
 """The learned residual: honest targets, choices among the best by estimate, nothing outside the hull."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from deep_gemm import _C
 from tests.fakes import synthetic
 from tuner.learn import learner, residual
+from tuner.learn.dataset import CONFIRMED, UNMEASURED
+
+TREES = learner.Settings().of_trees()
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +25,7 @@ def rows(data):
 
 @pytest.fixture(scope="module")
 def fitted(data, rows):
-    return residual.fit_residual(data, rows, learner.Settings())
+    return residual.fit_trees(data, rows, TREES)
 
 
 def test_rows_are_the_best_by_estimate_and_the_measured_best(data, rows):
@@ -29,7 +34,8 @@ def test_rows_are_the_best_by_estimate_and_the_measured_best(data, rows):
     assert (rows.column[first] == data.heuristic[rows.problem[first]]).all() and not rows.estimate[first].any()
     for row in np.flatnonzero(data.full_space):
         own = rows.of(np.array([row]))
-        assert data.oracle[row] in own.column and (np.diff(own.estimate[np.argsort(own.place)][:8]) >= 0).all()
+        ranked = own.where(own.place != residual.UNRANKED)
+        assert data.oracle[row] in own.column and (np.diff(ranked.estimate[np.argsort(ranked.place)]) >= 0).all()
 
 
 def test_targets_are_centred_and_near_optimal_rows_weigh_most(data, rows):
@@ -44,32 +50,79 @@ def test_targets_are_centred_and_near_optimal_rows_weigh_most(data, rows):
         assert raw == pytest.approx(np.full(near.sum(), raw[0]))
 
 
+def test_the_trees_are_those_of_scikit_learn_bit_by_bit(data, rows, monkeypatch):
+    fitted = []
+
+    class Kept(residual.HistGradientBoostingRegressor):
+        def fit(self, *arguments, **named):
+            fitted.append(self)
+            return super().fit(*arguments, **named)
+
+    monkeypatch.setattr(residual, "HistGradientBoostingRegressor", Kept)
+    forest = residual.fit_trees(data, rows, TREES)
+    own = rows.where(data.state[rows.problem, rows.column] != UNMEASURED).features
+    expected = fitted[0].predict(rows.features[:, np.flatnonzero(np.ptp(own, axis=0) > 0)])
+    assert (forest.predict(rows.features) == expected).all() and np.ptp(expected) > 0.05
+
+
 def test_the_same_seed_gives_the_same_model(data, rows, fitted):
-    again = residual.fit_residual(data, rows, learner.Settings())
-    assert (again.predict(rows.features) == fitted.predict(rows.features)).all()
+    again = residual.fit_trees(data, rows, TREES)
+    assert all((array == again.to_arrays()[name]).all() for name, array in fitted.to_arrays().items())
+
+
+def choose(data, rows, problems, forest, margin=0.0):
+    hull = learner.widen(rows.features, learner.SLACK)
+    learned = learner.Learned(None, forest, learner.Guards(margin), *hull)
+    return learner.choose(data, problems, learned, rows).column
 
 
 def test_the_residual_removes_most_of_the_regret_that_it_was_fitted_on(data, rows, fitted):
     full = np.flatnonzero(data.full_space)
-    chosen = residual.choose_by_residual(data, rows, full, fitted)
+    chosen = choose(data, rows, full, fitted)
     regret, base = (data.regret_log(full, columns).mean() for columns in (chosen, data.heuristic[full]))
     assert base > 0.005 and regret < 0.5 * base
 
 
-def test_outside_the_hull_the_estimate_stays(data, rows, fitted):
+def test_outside_the_hull_the_heuristic_stays(data, rows, fitted):
     far = rows.features.copy()
-    far[:, 1] += 100.0
-    assert fitted.predict(rows.features).any() and not fitted.predict(far).any()
-    moved = rows._replace(features=far)
+    far[:, _C.config_feature_names().index("log2_n")] += 100.0
+    hull = learner.widen(rows.features, learner.SLACK)
     every = np.arange(len(data.problems))
-    assert (residual.choose_by_residual(data, moved, every, fitted) == data.heuristic).all()
+    learned = learner.Learned(None, fitted, learner.Guards(0.0), *hull)
+    choices = learner.choose(data, every, learned, rows._replace(features=far))
+    assert (choices.column == data.heuristic).all() and not choices.answered.any()
 
 
-def test_only_legal_configs_are_chosen(data, rows, fitted):
+def test_only_legal_configs_of_the_shortlist_are_chosen(data, rows, fitted):
     every = np.arange(len(data.problems))
-    chosen = residual.choose_by_residual(data, rows, every, fitted)
+    chosen = choose(data, rows, every, fitted)
     assert data.legal[every, chosen].all() and (chosen != data.heuristic).any()
     for row, column in zip(every, chosen, strict=True):
-        problem = data.problems[row]
-        ranked = _C.rank_candidates(problem, data.device, residual.NUM_RANKED)
-        assert data.configs[column] in {*ranked, *(_C.with_loop_knobs(problem, tile, data.device) for tile in ranked)}
+        assert data.configs[column] in _C.get_shortlist(data.problems[row], data.device, _C.NUM_RANKED)
+
+
+def test_a_tile_counts_with_and_without_knobs_where_both_were_timed(data):
+    """Where only one of them was timed the other is no row: nothing would be known of it."""
+    column = {config: index for index, config in enumerate(data.configs)}
+    seen = set()
+    for row, problem in enumerate(data.problems):
+        shortlist = _C.get_shortlist(problem, data.device, _C.NUM_RANKED)
+        pairs = [(one, _C.without_loop_knobs(one)) for one in shortlist if one != _C.without_loop_knobs(one)]
+        for pair in (each for each in pairs if all(config in column for config in each)):
+            state, indices = data.state.copy(), [column[config] for config in pair]
+            for is_timed in ((True, True), (True, False), (False, True)):
+                state[row, indices] = np.where(is_timed, CONFIRMED, UNMEASURED)
+                places = residual.find_places(replace(data, state=state), column, row)
+                legal = data.legal[row, indices]
+                assert [index in places for index in indices] == list(legal & is_timed)
+                seen.add((is_timed, *legal.tolist()))
+    assert len(seen) >= 3
+
+
+def test_what_failed_is_no_row(data, rows):
+    row = int(np.flatnonzero(data.full_space)[0])
+    column = {config: index for index, config in enumerate(data.configs)}
+    places = residual.find_places(data, column, row)
+    second = next(index for index, place in places.items() if place > 0)
+    failed = replace(data, failed=[data.configs[second]])
+    assert residual.find_places(failed, column, row).keys() == places.keys() - {second}

@@ -4,6 +4,7 @@ replaces another.
 
 import json
 import os
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,13 +15,13 @@ from deep_gemm.artifact import read_artifact
 from deep_gemm.selector import Selector
 from tests.fakes import synthetic
 from tuner import cli, errors
-from tuner.learn import learner, train
+from tuner.learn import learner, residual, train
+from tuner.learn.artifact import build_artifact
 from tuner.learn.dataset import CONFIRMED, SEARCHED, UNMEASURED
 from tuner.learn.evaluation import Evaluation, Statistics, Unconfirmed
-from tuner.learn.portfolio import Portfolio
 from tuner.ship import export
 
-SETTINGS = learner.Settings(kind="extra-trees", trees=4, sizes=(8,), boosted=5)
+SETTINGS = learner.Settings(trees=24, leaves=8, rate=0.3, sizes=(8,))
 GOOD = {"mean": 0.01, "p95": 0.04, "answered": 0.9}
 SKU = synthetic.SKU
 
@@ -78,23 +79,26 @@ def test_the_native_walk_agrees_on_every_problem(made):
     found, data, result = made
     selector = Selector(result.content)
     assert selector.replay_golden() == 0 and result.contents.ops["fp8_gemm"].golden >= 200
-    record = found.record
-    columns = np.array([data.configs.index(config) for config in record.portfolio])
-    learned = learner.Learned(
-        Portfolio(columns, {}), "extra-trees", found.forest, record.guards, record.feature_min, record.feature_max
-    )
-    choices = learner.choose(data, np.arange(len(data.problems)), learned)
-    for problem, column, answered in zip(data.problems, choices.column, choices.answered, strict=True):
+    record, rows = found.record, residual.make_config_rows(data)
+    learned = learner.Learned(None, found.forest, record.guards, record.feature_min, record.feature_max)
+    compared = 0
+    for row, problem in enumerate(data.problems):
+        shortlist = _C.get_shortlist(problem, data.device, _C.NUM_RANKED)
+        if (rows.of(np.array([row])).place != residual.UNRANKED).sum() < len(shortlist):
+            continue  # the table knows fewer configs of it than the run time
+        column = learner.choose(data, np.array([row]), learned, rows).column[0]
         choice = selector.choose(problem, data.device, "model")
-        assert choice.config == data.configs[column] and (choice.source == "learned") == answered
+        assert choice.source == "learned" and choice.config == data.configs[column]
+        compared += 1
+    assert compared > 10
 
 
 def test_golden_vectors_hold_every_kind_of_answer(made):
     _, arrays = read_artifact(made[2].content)
     choices = arrays["fp8_gemm/golden_choice"]
     assert (
-        (choices == -1).any()
-        and (choices >= 0).any()
+        (choices == 0).any()
+        and (choices > 0).any()
         and len(np.unique(arrays["fp8_gemm/golden_features"], axis=0)) > 100
     )
 
@@ -172,7 +176,8 @@ def test_a_portfolio_config_that_was_no_finalist_is_compared_on_search_rounds(da
     assert len(export.choose_exact(table, portfolio)[0]) == 3
 
 
-def test_no_more_than_32_configs(data):
+def test_no_more_than_so_many_configs(data, monkeypatch):
+    monkeypatch.setattr(export, "MAX_CONFIGS", 32)
     columns = list(range(30))
     log_ratio, state = np.zeros_like(data.log_ratio), np.full_like(data.state, CONFIRMED)
     oracle = 30 + np.arange(len(data.problems)) % 20
@@ -200,7 +205,7 @@ def test_the_command_installs_what_the_library_then_uses(folder, tmp_path, monke
     assert (
         report["passed"]
         and os.path.getsize(report["artifact"]) == report["bytes"]
-        and report["ops"]["fp8_gemm"]["configs"] <= 32
+        and report["ops"]["fp8_gemm"]["configs"] <= export.MAX_CONFIGS
     )
     monkeypatch.setattr(selection, "kernel_hash", lambda op: synthetic.KERNEL_HASH)
     selection.forget_selectors()
@@ -227,7 +232,11 @@ def test_the_model_card_says_what_it_must(made):
     card = made[2].card
     for heading in ("## fp8_gemm", "### Gates", "### Data", "### Validation", "### What the file holds", "### Limits"):
         assert heading in card
-    assert "by force" not in card and synthetic.KERNEL_HASH[:16] in card and "8 of them the portfolio" in card
+    assert (
+        "by force" not in card
+        and synthetic.KERNEL_HASH[:16] in card
+        and re.search(r"\d+ exact entries with \d+ configs", card)
+    )
 
 
 def test_without_an_evaluation_of_this_selector(folder, data, learned):
@@ -262,7 +271,7 @@ def test_a_walk_that_differs_is_never_written(made, monkeypatch):
         return arrays | {"golden_scores": arrays["golden_scores"] + 1e-12}
 
     monkeypatch.setattr(export, "golden_arrays", wrong)
-    with pytest.raises(errors.IntegrityError, match="golden vectors"):
+    with pytest.raises(errors.IntegrityError, match="golden problems"):
         export.make_export([(found, data)])
 
 
@@ -280,3 +289,43 @@ def test_an_oracle_of_the_portfolio_is_no_extra_config(data):
     portfolio = [data.configs[oracle], data.configs[lucky]]
     configs, exact = export.choose_exact(table, portfolio)
     assert len(set(configs)) == len(configs) and configs[exact[data.problems[row]]] == data.configs[oracle]
+
+
+def test_a_choice_that_differs_is_never_written(made, monkeypatch):
+    """The native choice for every recorded problem is compared with that of the trees that were trained."""
+    found, data, _ = made
+    monkeypatch.setattr(export, "golden_arrays", lambda training, data: EMPTY_GOLDEN)
+    changed = replace(found.forest, leaf_value=found.forest.leaf_value * 3.0)
+    original = Selector
+
+    class Wrong(original):
+        def __init__(self, content):
+            metadata, arrays = read_artifact(content)
+            super().__init__(build_artifact(metadata, arrays | {"fp8_gemm/leaf_value": changed.leaf_value}))
+
+    monkeypatch.setattr(export, "Selector", Wrong)
+    with pytest.raises(errors.IntegrityError, match="the trees that were trained choose"):
+        export.make_export([(found, data)])
+
+
+def test_configs_that_failed_are_in_quarantine(made):
+    found, data, _ = made
+    failed = [config for config in data.configs if config not in found.record.portfolio][:2]
+    failed_and_best = [*failed, found.record.portfolio[0]]
+    content = export.make_export([(found, replace(data, failed=failed_and_best))]).content
+    selector = Selector(content)
+    assert selector.quarantined("fp8_gemm") == failed and selector.configs("fp8_gemm")[-2:] == failed
+    assert not {selector.choose(problem, data.device, "model").config for problem in data.problems} & (
+        set(failed) - {_C.get_analytic_config(problem, data.device) for problem in data.problems}
+    )
+    many = replace(data, failed=data.configs[: export.MAX_FAILED + 33])
+    with pytest.raises(errors.IntegrityError, match="configs failed"):
+        export.make_export([(found, many)])
+
+
+EMPTY_GOLDEN = {
+    "golden_features": np.zeros((0, len(_C.config_feature_names())), np.float32),
+    "golden_scores": np.zeros(0),
+    "golden_start": np.zeros(1, np.int32),
+    "golden_choice": np.zeros(0, np.int32),
+}
