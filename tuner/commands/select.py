@@ -133,7 +133,8 @@ def describe_measured(entry: dict | None) -> tuple[str, str]:
     if entry is None:
         return "-", "-"
     sign = ">" if entry["is_bound"] else ""
-    return f"{sign}{entry['median_us']:.2f}", f"{sign}{entry['ratio']:.3f}" if entry["ratio"] else "-"
+    median_us, ratio = entry["median_us"], entry["ratio"]
+    return f"{sign}{median_us:.2f}" if median_us else "-", f"{sign}{ratio:.3f}" if ratio else "-"
 
 
 def describe_role(found: dict, name: str, reference: str | None) -> str:

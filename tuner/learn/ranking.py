@@ -70,5 +70,6 @@ def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -
 
 def order(row: MeasurementRow) -> tuple:
     """Return what rows are sorted by: confirmed, searched, dropped by the race, failed; then by time."""
-    place = 3 if row.median_us is None else 2 if row.status != "ok" else 0 if row.role == "confirm" else 1
+    is_timed = row.median_us is not None or row.ratio is not None  # a snapshot has only the ratio of a dropped one
+    place = 3 if not is_timed else 2 if row.status != "ok" else 0 if row.role == "confirm" else 1
     return place, row.ratio or row.median_us or 0.0, row.config_key

@@ -82,7 +82,7 @@ def add_measured(found: dict, database: str) -> None:
     """Add to a described choice what was measured of its problem with this package's kernels, None without such.
 
     `measured` has the database, the day, the reference config, and of each config its time and its ratio to the
-    reference; both are lower bounds where the config was dropped early.
+    reference; both are lower bounds where the config was dropped early, and a snapshot has only the ratio of such.
     """
     problem = to_problem(found["problem"])
     with open_database(database) as store:
@@ -94,7 +94,7 @@ def add_measured(found: dict, database: str) -> None:
         "configs": {
             str(row.config): {"median_us": row.median_us, "ratio": row.ratio, "is_bound": row.status != "ok"}
             for row in ranking.rows
-            if row.median_us is not None
+            if row.median_us is not None or row.ratio is not None
         },
     }
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from deep_gemm import _C
 from tests.fakes import synthetic
 from tests.fakes.databases import CONFIGS, DEVICE, SKU, add_block, add_context, make_database, make_problem, make_row
 from tuner import errors
@@ -18,6 +19,7 @@ from tuner.db.rows import CompilerReport, MeasurementRow
 from tuner.db.transfer import load_tables
 from tuner.learn import inspection
 from tuner.learn.dataset import CENSORED, CONFIRMED, load_dataset
+from tuner.learn.ranking import rank
 
 
 def test_a_snapshot_does_not_replace_what_it_was_made_of(shards, tmp_path):
@@ -113,6 +115,26 @@ def test_the_tuner_finds_in_a_snapshot_what_the_database_had(tmp_path):
             np.testing.assert_array_equal(value, new[name])
         elif name != "device":
             assert value == new[name], name
+
+
+def test_a_snapshot_ranks_dropped_configs_by_their_ratio_and_before_failed_ones(tmp_path):
+    make_database(tmp_path / "own.db", 1)
+    problem, drops = make_problem(1), {"status": "censored", "median_us": 50.0}
+    with Store.open(tmp_path / "own.db") as store:
+        block_id = store.load_measurements(problem_key=problem.key)[0].block.block_id
+        others = [_C.Config(64, 64, stages) for stages in (9, 10, 11, 12)]
+        added = [drops | {"ratio": 3.0}, {"status": "spill"}, drops | {"ratio": 2.0}, {"status": "timeout"}]
+        store.add_measurements(
+            [
+                {"block_id": block_id, "config_id": store.get_or_add_config(problem.op, config), "role": "search"} | row
+                for config, row in zip(others, added, strict=True)
+            ]
+        )
+    snapshot(tmp_path / "own.db", tmp_path / "published.db")
+    with Store.open(tmp_path / "own.db", "ro") as own, Store.open(tmp_path / "published.db", "immutable") as published:
+        ranked, kept = ([str(row.config) for row in rank(store, problem, SKU).rows] for store in (own, published))
+    places = [ranked.index(str(config)) for config in others]
+    assert kept == ranked and places[2] < places[0] < min(places[1], places[3])
 
 
 def without_ids(row: MeasurementRow) -> MeasurementRow:

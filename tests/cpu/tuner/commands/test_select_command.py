@@ -14,7 +14,9 @@ from deep_gemm.fields import OP_KINDS
 from tests.fakes import databases, selectors
 from tuner import cli
 from tuner.commands import tables
+from tuner.commands.select import describe_measured
 from tuner.db import Store
+from tuner.db.publish import snapshot
 from tuner.problems.fields import OPS, PROBLEM_DEFAULTS, default_fields, read_op_name
 
 SKU = "nvidia-h200-sm132"
@@ -211,6 +213,15 @@ def test_measured_times_are_shown_and_decide_the_order(measured, capsys):
     table = list(itertools.takewhile(lambda line: not line.startswith(("...", "us, ratio:")), lines))
     assert len(table) > 3 and max(map(len, table)) <= 100
     assert all(">40.00" in line for line in table if line.startswith(f"{other} "))
+
+
+def test_a_snapshot_still_says_how_slow_a_dropped_config_is_at_least(measured, capsys, tmp_path):
+    path, problem, (_, _, other) = measured
+    snapshot(path, tmp_path / "snapshot.db")
+    arguments = (*shape(problem), "--device", "h200", "--db", tmp_path / "snapshot.db", "--explain")
+    found = json.loads(run(capsys, *arguments, "--json")[1])["measured"]["configs"][str(other)]
+    assert found == {"median_us": None, "ratio": 2.0, "is_bound": True} and describe_measured(found) == ("-", ">2.000")
+    assert run(capsys, *arguments)[0] == 0
 
 
 def test_the_packaged_choice_is_never_called_slower_than_what_it_replaces(monkeypatch, capsys):
