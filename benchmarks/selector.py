@@ -68,7 +68,7 @@ def family_splits(result: dict, is_grouped: bool) -> dict[str, dict]:
     return {op: split for op, split in splits.items() if split.get("model") is not None}
 
 
-def make_s1(result: dict, is_grouped: bool = False, max_mean: float = 0.02, max_p95: float = 0.08) -> dict | None:
+def make_s1(result: dict, is_grouped: bool = False, max_mean: float = 0.015, max_p95: float = 0.06) -> dict | None:
     """Regret of the guarded model on families that it never saw; of several op kinds the worst counts."""
     splits = family_splits(result, is_grouped)
     if not splits:
@@ -111,7 +111,7 @@ def make_s2(result: dict, is_grouped: bool = False) -> dict | None:
         "worst": rounded(worst),
         **counts,
         "by_op": by_op,
-        "is_met": removed >= 0.40 and worst <= 0.05,
+        "is_met": removed >= 0.60 and worst <= 0.05,
     }
 
 
@@ -129,7 +129,7 @@ def make_s3(result: dict, is_grouped: bool = False) -> dict | None:
     by_op = {op: rounded(heuristic["mean"]) for op, heuristic in splits.items()}
     return {
         "value": rounded(mean), **{name: rounded(value) for name, value in figures.items()},
-        "problems": sum(heuristic["problems"] for heuristic in splits.values()), "by_op": by_op, "is_met": mean <= 0.04,
+        "problems": sum(heuristic["problems"] for heuristic in splits.values()), "by_op": by_op, "is_met": mean <= 0.03,
     }  # fmt: skip
 
 

@@ -7,7 +7,6 @@ hash that was measured; where that is not the tree's, `stale` says why and `met`
 """
 
 import argparse
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -267,27 +266,27 @@ TARGETS: dict[str, tuple[str, str, str, str, Callable]] = {
     "P13": (*HOST, "upstream 3.5 s, which compiles", "no compile, selection <= 10 us", make_p13),
     "P15": (*PLAIN, "torch's copy of the same run", "each >= 0.85", make_p15),
     "P16": (*HOST_OPS, "none", "casts and layouts <= 5 us, others <= 6 us", make_p16),
-    "S1": (*SELECTOR, HEURISTIC, "mean <= 0.02, p95 <= 0.08, answered >= 0.70", selector.make_s1),
+    "S1": (*SELECTOR, HEURISTIC, "mean <= 0.015, p95 <= 0.06, answered >= 0.70", selector.make_s1),
     "S2": (
         *SELECTOR,
         "the analytic heuristic",
-        "removes >= 0.40 of its regret, worst against it <= 0.05",
+        "removes >= 0.60 of its regret, worst against it <= 0.05",
         selector.make_s2,
     ),
-    "S3": (*SELECTOR, HEURISTIC, "mean <= 0.04", selector.make_s3),
+    "S3": (*SELECTOR, HEURISTIC, "mean <= 0.03", selector.make_s3),
     "S1_grouped": (
         *SELECTOR,
         "none",
-        "mean <= 0.03, answered >= 0.70",
-        lambda result: selector.make_s1(result, True, 0.03, math.inf),
+        "mean <= 0.015, p95 <= 0.06, answered >= 0.70",
+        lambda result: selector.make_s1(result, True),
     ),
     "S2_grouped": (
         *SELECTOR,
         "the analytic heuristic",
-        "removes >= 0.40 of its regret, worst against it <= 0.05",
+        "removes >= 0.60 of its regret, worst against it <= 0.05",
         lambda result: selector.make_s2(result, True),
     ),
-    "S3_grouped": (*SELECTOR, "none", "mean <= 0.04", lambda result: selector.make_s3(result, True)),
+    "S3_grouped": (*SELECTOR, "none", "mean <= 0.03", lambda result: selector.make_s3(result, True)),
     "S4": (*HOST, "upstream recomputes on every call", "seen problem <= 0.3 us, new problem <= 10 us", make_s4),
     "R1": (
         *RANDOM,

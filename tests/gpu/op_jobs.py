@@ -32,6 +32,8 @@ LOGITS_SIZES = ((48, 1024), (192, 32768), (2048, 8192), (8192, 65536))
 #: The variants of groups with ends whose every choice is repeated.
 PSUM_REPEATED = tuple(PSUM_VARIANTS[index] for index in (0, 2, 5, 8))
 COMPILE_THREADS = 16
+#: Calls whose kernels one job compiles.
+CALLS_COMPILED = 16
 
 
 def move(operands: object, device: str, copy: Callable | None = None) -> object:
@@ -222,9 +224,12 @@ def list_logits_variants() -> list:
 
 
 def op_jobs(world: World) -> list:
-    """Return one job for each call of a public function, after one that compiles for all of them."""
+    """Return one job for each call of a public function, after those that compile for a few of them each: together they
+    would be silent for longer than a job may be.
+    """
     calls = op_calls.list_calls()
-    jobs = [("compile: all", partial(compile_calls, world, calls))]
+    parts = [calls[first :: -(-len(calls) // CALLS_COMPILED)] for first in range(-(-len(calls) // CALLS_COMPILED))]
+    jobs = [(f"compile: {number}", partial(compile_calls, world, part)) for number, part in enumerate(parts)]
     return jobs + [(f"call {call.title}: all", partial(run_call, world, call)) for call in calls]
 
 

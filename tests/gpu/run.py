@@ -43,7 +43,7 @@ def run_parent(args: argparse.Namespace) -> int:
         print(f"the GPU suite needs an SM90 GPU: {error}", file=sys.stderr)
         return 2
     pool.wait(COMPILE_SHARE * (args.deadline - time.time()))
-    tools = sanitizer.start_tools(args.deadline, ops) if args.sanitizer and args.shard[0] == 1 else []
+    tools = sanitizer.start_tools(args.deadline, ops, shard=args.shard) if args.sanitizer else []
     parent = run_together(list_parents(args))
     watched, reasons = sanitizer.finish_tools(tools)
     sections, failures = parent.sections | watched, parent.failures + reasons

@@ -187,10 +187,15 @@ def parse_num_configs(text: str) -> int:
 
 
 def start_tools(
-    deadline: float, ops: tuple[str, ...] = ALL_OPS, names: Iterable[str] = DEFAULT_TOOLS, parts: int = PARTS
+    deadline: float,
+    ops: tuple[str, ...] = ALL_OPS,
+    names: Iterable[str] = DEFAULT_TOOLS,
+    parts: int = PARTS,
+    shard: tuple[int, int] = (1, 1),
 ) -> list[Tool]:
-    """Start every child of the tools on what is watched of those op kinds, in the background."""
-    return [Tool(name, deadline, ops, f"{part}/{parts}") for name in names for part in range(1, parts + 1)]
+    """Start every child of the tools on a shard's share of what is watched of those op kinds, in the background."""
+    first, total = (shard[0] - 1) * parts + 1, shard[1] * parts
+    return [Tool(name, deadline, ops, f"{part}/{total}") for name in names for part in range(first, first + parts)]
 
 
 def finish_tools(tools: list[Tool]) -> tuple[dict[str, dict], list[str]]:

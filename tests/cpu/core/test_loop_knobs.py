@@ -1,9 +1,8 @@
 """The knobs of the main loop: what they need, what they cost, and that configs without them are what they were."""
 
-import numpy as np
 import pytest
 
-from deep_gemm import _C, selector
+from deep_gemm import _C
 
 DEVICE = _C.Device.known("h200")
 BLOCKS = _C.Problem("fp8_gemm", 1, 1, 1)
@@ -125,11 +124,3 @@ def test_groups_of_few_rows_take_the_scale_warp_with_narrow_tiles_too():
 def test_bf16_has_no_knobs():
     problem = _C.Problem("bf16_gemm", 4096, 4096, 7168)
     assert with_knobs(problem, 256, 128, 3, block_k=64) == {}
-
-
-def test_configs_of_older_artefacts_get_the_defaults():
-    old = np.array([[64, 64, 128, 4, 1, 1, 1, 0], [128, 128, 128, 5, 1, 2, 1, 0]], dtype=np.int32)
-    wide = selector.widen_configs(old)
-    assert wide.shape == (2, len(_C.CONFIG_FIELDS)) and wide.dtype == old.dtype
-    assert (wide[:, :8] == old).all() and not wide[:, 8:].any()
-    assert selector.widen_configs(wide) is wide and selector.widen_configs(None) is None

@@ -238,3 +238,18 @@ def test_outputs_of_casts_are_poisoned_only_within(monkeypatch):
     assert found[1:] == [None] and plain_kernels.is_kernel()
     with plain_kernels.using_formula():
         assert not plain_kernels.is_kernel()
+
+
+def test_no_job_compiles_for_many_calls_and_all_calls_have_one(world):
+    """One job for all of them was silent for longer than a job may be, and was killed."""
+    parts = [job.args[1] for name, job in op_jobs.op_jobs(world) if name.startswith("compile: ")]
+    assert max(map(len, parts)) <= op_jobs.CALLS_COMPILED < len(op_calls.list_calls())
+    assert sorted(call.title for part in parts for call in part) == sorted(call.title for call in op_calls.list_calls())
+
+
+def test_shards_divide_what_the_tools_watch(monkeypatch):
+    monkeypatch.setattr(sanitizer, "Tool", lambda name, deadline, ops, part: (name, part))
+    parts = [
+        part for shard in ((1, 2), (2, 2)) for _, part in sanitizer.start_tools(0.0, names=["memcheck"], shard=shard)
+    ]
+    assert parts == [f"{part}/{2 * sanitizer.PARTS}" for part in range(1, 2 * sanitizer.PARTS + 1)]
