@@ -15,7 +15,7 @@ from tuner import errors
 COMMANDS = {
     "sweep": "Measure configs on this GPU and record them. Run it again to resume.",
     "simulate": "Show how near TPE and random search come to measuring everything.",
-    "train": "Fit portfolio, forest and guards and write a training folder.",
+    "train": "Fit trees, guards and portfolio and write a training folder.",
     "evaluate": "Score the selector on problems that it did not see.",
     "export": "Write the artefact by which the library chooses configs. Exits with 1 if a gate is missed.",
     "select": "Print the config that the library would use. This needs no GPU.",

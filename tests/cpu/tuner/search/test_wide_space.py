@@ -18,7 +18,7 @@ from tests.fakes.sweeps import run_sweep
 from tuner import cli
 from tuner.db import Store
 from tuner.db.rows import BlockRow, MeasurementRow
-from tuner.learn import learner
+from tuner.learn import baselines, learner
 from tuner.learn.dataset import build_dataset, load_dataset
 from tuner.problems.fields import kernel_identity, replace_problem, to_config
 from tuner.search import candidates, past, propose, wide_space
@@ -288,7 +288,7 @@ def test_configs_from_beyond_train_and_reach_the_exact_table(tmp_path):
     row, column = data.problems.index(problem), data.configs.index(winner)
     assert data.full_space.sum() == synthetic.make_small_dataset().full_space.sum()
     assert data.oracle[row] == column and data.candidate[row, column] and data.candidate[:, column].sum() == 1
-    assert learner.make_targets(data, np.array([row]), np.array([column]))[0, 0] < -0.5
+    assert baselines.make_targets(data, np.array([row]), np.array([column]))[0, 0] < -0.5
     portfolio = learner.choose_portfolio(data, np.arange(len(data.problems)), (8,)).columns
     configs, exact = export.choose_exact(data, [data.configs[index] for index in portfolio])
     assert configs[exact[problem]] == winner and len(configs) <= export.MAX_CONFIGS
