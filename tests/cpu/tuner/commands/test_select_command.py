@@ -225,17 +225,13 @@ def test_a_snapshot_still_says_how_slow_a_dropped_config_is_at_least(measured, c
 
 
 def test_the_packaged_choice_is_never_called_slower_than_what_it_replaces(monkeypatch, capsys):
-    """On the recorded sweep: the measured best has its time, and comes before every other measured config of the exact
-    table.
-    """
+    """On the recorded sweep: the measured best is the first line, with its time, before every other measured config."""
     monkeypatch.delenv("DG_MODEL_DIR", raising=False)
     selection.forget_selectors()
     text = run(capsys, 64, 2112, 7168, "--device", "h200", "--explain")[1]
-    first, _, *rows = text.splitlines()
+    first, _, second, *_ = text.splitlines()
     assert "(exact: measured best)" in first and " us measured" in first and "about" not in first
-    table = selection.get_selector(selectors.DEVICE).configs("fp8_gemm")
-    known = next(row for row in rows if any(row.startswith(f"{config} ") for config in table))
-    assert "chosen (exact)" in known and float(re.split("  +", known)[2]) < 1.0
+    assert "chosen (exact)" in second and float(re.split("  +", second)[2]) < 1.0
     selection.forget_selectors()
 
 
