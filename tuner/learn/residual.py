@@ -16,6 +16,9 @@ from deep_gemm import _C
 from tuner.learn.dataset import UNMEASURED, Dataset
 from tuner.learn.forest import Forest, flatten
 
+#: Values of a feature that a fit tells apart, as many as the histograms of scikit-learn have bins.
+MAX_LEVELS = 255
+
 #: The tiles with the smallest estimates that are learned from. The run time chooses among the first `_C.NUM_RANKED`:
 #: with these, hindsight leaves at most 0.4 % of mean regret on any op kind of the recorded H200.
 NUM_LEARNED = 12
@@ -122,8 +125,22 @@ def fit_trees(data: Dataset, rows: ConfigRows, settings: TreeSettings) -> Forest
         random_state=settings.seed,
     )
     with threadpool_limits(1, user_api="openmp"):  # a few thousand rows: threads would wait for each other
-        model.fit(rows.features[:, columns], targets, sample_weight=weights)
+        model.fit(round_features(rows.features[:, columns]), targets, sample_weight=weights)
     return flatten(model, columns)
+
+
+def round_features(features: np.ndarray) -> np.ndarray:
+    """Return F32[N,F] with at most MAX_LEVELS values in a column, each of them one of the column's own.
+
+    The trees tell no more values apart anyhow. Finding which, with weights, took 90 % of the time of a fit.
+    """
+    rounded = features.copy()
+    for column in rounded.T:
+        levels = np.unique(column)
+        if len(levels) > MAX_LEVELS:
+            levels = np.unique(np.quantile(column, np.linspace(0.0, 1.0, MAX_LEVELS), method="nearest"))
+            column[:] = levels[np.searchsorted((levels[1:] + levels[:-1]) / 2, column)]
+    return rounded
 
 
 def make_row_targets(data: Dataset, rows: ConfigRows) -> tuple[np.ndarray, np.ndarray]:
