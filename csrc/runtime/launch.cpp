@@ -201,8 +201,8 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     GemmParams params = make_params(geometry, call, sizes);
     GroupParams groups;
     if (is_grouped(call.op)) groups = make_group_params(call, sizes, geometry, map_slots);
-    // A dense kernel has no seventh parameter, and the driver reads as many as the kernel has.
-    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params, &groups};
+    // A dense kernel has no eighth parameter, and the driver reads as many as the kernel has.
+    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &maps.a_tail, &params, &groups};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream), get_pdl());
     enqueue(kernel.function(), launch.config, arguments,
             [&] { return product_text(sizes) + " with " + to_string(kernel.config); });
