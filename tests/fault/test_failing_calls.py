@@ -14,7 +14,7 @@ from tests.fakes.databases import memory_folder
 ROOT = Path(__file__).parents[2]
 SHIM = ROOT / "tests/fakes/failing_calls.c"
 ERRORS = ("ENOSPC", "EIO", "EACCES", "EROFS", "EDQUOT")
-FEW = ["ENOSPC/once", "EIO/ever"]
+FEW = ["ENOSPC/once", "EACCES/ever"]
 ALL = [f"{error}/{mode}" for error in ERRORS for mode in ("once", "ever")]
 #: Works of tests/fakes/failing_calls.py: the calls that each has at least, and every how many-th fails in `make test`.
 WORKS = {"Entry": (6, 1), "Kernel": (15, 1), "File": (8, 1), "Creation": (50, 40), "Block": (80, 70)}
