@@ -1,0 +1,62 @@
+"""Rows of several GPU models in one database: refused without a name, and never pooled into one table or artefact."""
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes.databases import add_block, add_context, make_problem, memory_folder
+from tuner import cli, errors
+from tuner.db import Store
+from tuner.learn.dataset import load_dataset
+from tuner.learn.sources import find_device
+
+NUM_PROBLEMS = 4
+H200 = _C.Device.known("h200")
+#: Another model, and another SM count of the same one.
+OTHERS = {
+    "another model": {"name": "NVIDIA H100 80GB HBM3", "sku": "nvidia-h100-sm132"},
+    "a part of the same model": {"sku": "nvidia-h200-sm114", "sm_count": 114},
+}
+
+
+def add_board(store: Store, **fields) -> dict:
+    """Add a board of an H200 with other `fields`; return the fields of its blocks."""
+    context = add_context(store)
+    row = H200.as_dict() | {"uuid": f"GPU-{sorted(fields.items())}"} | fields
+    return context | {"device_id": store.get_or_add_device(row)}
+
+
+def add_blocks(store: Store, board: dict, first_m: int) -> None:
+    for m in range(first_m, first_m + NUM_PROBLEMS):
+        add_block(store, board, make_problem(m))
+
+
+@pytest.fixture(params=OTHERS)
+def mixed(tmp_path, request):
+    """A database with 1..4 rows measured on an H200 and 11..14 on another GPU, and the other's SKU."""
+    with memory_folder(tmp_path) as folder:
+        path = folder / "tuning.db"
+        with Store.open(path) as store:
+            add_blocks(store, add_board(store), 1)
+            add_blocks(store, add_board(store, **OTHERS[request.param]), 11)
+        yield path, OTHERS[request.param]["sku"]
+
+
+@pytest.mark.usefixtures("few_sources")
+@pytest.mark.parametrize("command", [["train"], ["db", "audit"], ["inspect"]])
+def test_no_command_reads_several_models_together(mixed, tmp_path, capsys, command):
+    path, other = mixed
+    out = ["--out", str(tmp_path / "training")] if command == ["train"] else []
+    assert cli.run([*command, "--db", str(path), *out]) == errors.EXIT_USAGE
+    said = capsys.readouterr().err
+    assert not (tmp_path / "training").exists()
+    assert "2 GPU models" in said and other in said and H200.sku in said and "name one" in said
+
+
+def test_a_table_holds_the_rows_of_its_model_alone(mixed):
+    path, other = mixed
+    with Store.open(path, "ro") as store:
+        assert sorted(problem.m for problem in load_dataset(store, H200.sku).problems) == [1, 2, 3, 4]
+        rows = store.load_measurements()
+        assert {row.block.sku for row in rows if row.block.problem.m > 10} == {other}
+        with pytest.raises(errors.UsageError):
+            find_device(store, "")
