@@ -3,7 +3,8 @@
 import pytest
 
 from deep_gemm import _C
-from tests.fakes.databases import add_block, add_context, make_problem, memory_folder
+from tests.fakes import synthetic
+from tests.fakes.databases import add_context, make_problem, memory_folder
 from tuner import cli, errors
 from tuner.db import Store
 from tuner.learn.dataset import load_dataset
@@ -18,26 +19,26 @@ OTHERS = {
 }
 
 
-def add_board(store: Store, **fields) -> dict:
-    """Add a board of an H200 with other `fields`; return the fields of its blocks."""
+def add_rows(store: Store, first_m: int, **fields) -> None:
+    """Add problems measured on a board of an H200 with other `fields`."""
     context = add_context(store)
-    row = H200.as_dict() | {"uuid": f"GPU-{sorted(fields.items())}"} | fields
-    return context | {"device_id": store.get_or_add_device(row)}
-
-
-def add_blocks(store: Store, board: dict, first_m: int) -> None:
+    board = H200.as_dict() | {"uuid": f"GPU-{sorted(fields.items())}"} | fields
+    shared = {name: context[name] for name in ("environment_id", "sweep_id")}
+    shared["device_id"] = store.get_or_add_device(board)
+    machine = synthetic.Machine()
     for m in range(first_m, first_m + NUM_PROBLEMS):
-        add_block(store, board, make_problem(m))
+        problem = make_problem(m)
+        synthetic.write_block(store, machine.measure(problem, _C.get_candidates(problem, H200)[::20]), shared)
 
 
-@pytest.fixture(params=OTHERS)
-def mixed(tmp_path, request):
+@pytest.fixture(params=OTHERS, scope="module")
+def mixed(request, tmp_path_factory):
     """A database with 1..4 rows measured on an H200 and 11..14 on another GPU, and the other's SKU."""
-    with memory_folder(tmp_path) as folder:
+    with memory_folder(tmp_path_factory.mktemp("mixed")) as folder:
         path = folder / "tuning.db"
         with Store.open(path) as store:
-            add_blocks(store, add_board(store), 1)
-            add_blocks(store, add_board(store, **OTHERS[request.param]), 11)
+            add_rows(store, 1)
+            add_rows(store, 11, **OTHERS[request.param])
         yield path, OTHERS[request.param]["sku"]
 
 
