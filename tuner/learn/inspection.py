@@ -33,7 +33,7 @@ def inspect(store, sku: str, op: str, preset: str = "") -> dict:
         "coverage": describe_coverage(blocks, newest, current, op, [preset] if preset else shapes.preset_names()),
         "noise": describe_noise(fresh, store.load_spreads(sku, newest, op)),
         "stale": describe_stale(blocks, current),
-        "failures": describe_failures(store, fresh, store.load_failures(sku, newest, op, FAILURES)),
+        "failures": describe_failures(store, fresh, find_failures(store, sku, newest, op, fresh)),
     }
 
 
@@ -132,6 +132,12 @@ def describe_stale(blocks: list[BlockSummary], current: str) -> dict:
     stale = [block for block in blocks if block.identity.kernel_hash != current]
     fresh = {block.problem_key for block in blocks if block.identity.kernel_hash == current}
     return {"rows": count_rows(stale), "problems": len({block.problem_key for block in stale} - fresh)}
+
+
+def find_failures(store, sku: str, kernel_hash: str | None, op: str, blocks: list[BlockSummary]) -> list[Failure]:
+    """Return the rows that failed; where no block counts any, the rows are not looked through."""
+    has_failed = any(not block.stored.statuses.keys().isdisjoint(FAILURES) for block in blocks)
+    return store.load_failures(sku, kernel_hash, op, FAILURES) if has_failed else []
 
 
 def describe_failures(store, blocks: list[BlockSummary], failures: list[Failure]) -> dict:
