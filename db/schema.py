@@ -147,8 +147,7 @@ def check_contents(connection: Connection, pragma: str = "quick_check", with_row
     """Return what is wrong with pages, references and constraints; [] when the SQLite file is sound.
 
     Every CHECK is evaluated by a query of our own, because SQLite ignores CHECKs in files that it opens for reading.
-    For an older schema this happens after the upgrade. Without `with_rows`, those of measured rows are left out: every
-    reader checks the rows that it loads, and of 10^7 rows this would take more time than all the rest.
+    For an older schema this happens after the upgrade. Without `with_rows`, those of measured rows are left out.
     """
     rows = connection.exec_driver_sql(f"PRAGMA {pragma}(20)").scalars().all()
     if rows != ["ok"]:
