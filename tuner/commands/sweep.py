@@ -56,7 +56,11 @@ def sweep(
         "", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
     ),
     sampler: str = typer.Option(
-        "auto", help="auto (exhaustive for spaces of up to 256 configs, else tpe), exhaustive, tpe, random or qmc."
+        "auto",
+        help=(
+            "auto (exhaustive for spaces of up to 256 configs, else forest), exhaustive, forest (by the predictions of"
+            " the installed selector), analytic (by the heuristic's), tpe, gp, cmaes, random or qmc."
+        ),
     ),
     n_trials: int = typer.Option(
         0,
@@ -75,6 +79,9 @@ def sweep(
     resume: bool = typer.Option(
         True, help="Skip problems that were measured before with this kernel, compiler and regime."
     ),
+    study_storage: str = typer.Option(
+        "", help="URL of an optuna storage, such as sqlite:///studies.db, to which every study is told while it runs."
+    ),
     dry_run: bool = typer.Option(
         False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
     ),
@@ -91,6 +98,7 @@ def sweep(
     from tuner.search.candidates import SweepOptions
 
     check_choices(workload, space, backend, effort)
+    check_storage(study_storage)
     check_space(space, bool(configs_file or portfolio_size))
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
@@ -109,6 +117,7 @@ def sweep(
         time_budget_s=time_budget or None,
         resume=resume,
         backend=backend,
+        study_storage=study_storage,
         argv=sys.argv[1:],
     )
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)
@@ -137,6 +146,14 @@ def check_space(space: str, are_configs_named: bool) -> None:
         raise errors.UsageError(
             f"--space {space}: cannot be combined with --configs or --portfolio-size, which name configs; drop one"
         )
+
+
+def check_storage(url: str) -> None:
+    """Raise UsageError for something else than a URL."""
+    from tuner.search.study_storage import check_url
+
+    if url:
+        check_url(url)
 
 
 def load_problems(preset: str, path: Path | None) -> list:
@@ -198,6 +215,7 @@ def measure(options, source: str | Path, size: int) -> dict:
     Raises: TunerError when a problem could not be measured at all.
     """
     from tuner.db import Store
+    from tuner.learn.orders import predict_times
     from tuner.search.sweep import Sweep, make_worker
 
     with make_worker(options) as worker, make_progress() as progress:
@@ -205,7 +223,7 @@ def measure(options, source: str | Path, size: int) -> dict:
         if size:
             options = replace(options, configs=choose_configs(source, size, sku, options.problems))
         with Store.open(options.database) as store:
-            summary = Sweep(options, store, worker, progress).run()
+            summary = Sweep(options, store, worker, progress, predict_times).run()
     if summary["failed"] and not summary["measured"]:
         problem, reason = next(iter(summary["failed"].items()))
         raise errors.TunerError(f"none of {len(summary['failed'])} problems could be measured; {problem}: {reason}")
@@ -258,8 +276,9 @@ class SweepProgress:
         if name == "device":
             self.show_device(**facts)
             return
-        if name == "waiting":
-            print(printable(f"waiting for space: {facts['reason']}"), file=sys.stderr, flush=True)
+        if name in ("waiting", "warning"):
+            text = f"waiting for space: {facts['reason']}" if name == "waiting" else f"warning: {facts['text']}"
+            print(printable(text), file=sys.stderr, flush=True)
             return
         label = {"compile": "compiling", "problem": self.verb}[name]
         if not self.is_terminal and time.monotonic() - self.printed_at > LINE_INTERVAL_S:
