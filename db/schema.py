@@ -46,7 +46,12 @@ def is_outdated(connection: Connection) -> bool:
     """Return whether a checked database has an older schema; in PostgreSQL its last migration says so."""
     if connection.dialect.name == "sqlite":
         return read_version(connection) < tables.SCHEMA_VERSION
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one() < tables.REVISION
+    return read_revision(connection) < tables.REVISION
+
+
+def read_revision(connection: Connection) -> str:
+    """Return the last migration that ran in a database."""
+    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one()
 
 
 def read_version(connection: Connection) -> int:

@@ -62,6 +62,8 @@ class Store:
         self.patience_s = 0.0
         self.on_wait: Callable[[str], None] = lambda reason: None
         self.engine, self.target, self.mode = engine, target, mode
+        is_fleet = engine.dialect.name == "postgresql"
+        self.reader = engine.execution_options(isolation_level="REPEATABLE READ") if is_fleet else engine
         self._close = close
         self._ids: dict[tuple[str, str], int] = {}
 
@@ -97,8 +99,8 @@ class Store:
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """Open one transaction for reading."""
-        with interrupt_deferred(), translated(self.target), self.engine.begin() as connection:
+        """Open one transaction for reading, which sees one state of the database."""
+        with interrupt_deferred(), translated(self.target), self.reader.begin() as connection:
             yield connection
 
     # Who, what and how.
@@ -132,8 +134,7 @@ class Store:
         if known is not None:
             return known
         with self.writing() as connection:
-            found = connection.execute(select(table.c.id).where(table.c.key == row["key"])).scalar()
-            found = found or writing.add_row(connection, table, row)
+            found = writing.get_or_add(connection, table, row)
         self._ids[table.name, row["key"]] = found
         return found
 

@@ -166,9 +166,12 @@ def snapshot(
     ],
     db: Database = "",
     sku: Annotated[
-        str, typer.Option(help="Keep only the blocks with the newest kernel hash of this SKU or short name (h200).")
+        str,
+        typer.Option(help="Keep only this SKU or short name (h200), and of each op kind the newest two kernel hashes."),
     ] = "",
-    max_bytes: Annotated[int, typer.Option(min=1, help="Fail if the result is larger than this.")] = 8_000_000,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, help="Fail if the result is larger than this; older kernels are left out before.")
+    ] = 8_000_000,
     as_json: AsJson = False,
 ) -> None:
     """Write a copy that may be published, without host names, paths and logs.
@@ -181,7 +184,17 @@ def snapshot(
     report(
         as_json,
         {"target": str(target)} | result,
-        f"{target}: {result['bytes']} bytes, {describe_gain(result['tables'])}",
+        f"{target}: {result['bytes']} bytes, {describe_gain(result['tables'])}{describe_left_out(result['left_out'])}",
+    )
+
+
+def describe_left_out(kernels: list[dict]) -> str:
+    """Return which older kernels did not fit, a line each."""
+    if not kernels:
+        return ""
+    rows = [(each["op"], each["kernel_hash"][:8], each["rows"]) for each in kernels]
+    return "\nleft out, so that the file stays below --max-bytes:\n" + format_table(
+        ("op kind", "kernel", "rows"), rows, indent="  "
     )
 
 
