@@ -42,7 +42,7 @@ def sweep(
         "default",
         help=(
             "Problems to measure: default, bf16, wgrad, row_major, dense (all four), grouped, batched, attention,"
-            " portfolio_dense, portfolio_grouped or demo."
+            " wide (for --space wide), portfolio_dense, portfolio_grouped or demo."
         ),
     ),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file with the problems, instead of a preset."),
@@ -339,10 +339,17 @@ def print_plan(plan: dict) -> None:
         f" {effort['confirm_rounds']} confirmation rounds"
     )
     rows = [
-        (name, row["problems"], row["kernels"], row["measurements"], describe_seconds(row["rough_seconds"]))
+        (
+            name,
+            row["problems"],
+            row["space"],
+            row["kernels"],
+            row["measurements"],
+            describe_seconds(row["rough_seconds"]),
+        )
         for name, row in {**plan["ops"], "total": plan}.items()
     ]
-    print(format_table(("op kind", "problems", "kernels", "measurements", "roughly"), rows))
+    print(format_table(("op kind", "problems", "configs", "kernels", "measurements", "roughly"), rows))
     if plan["configs"] is not None:
         print(f"of {len(plan['configs'])} given configs, where they are legal, and the heuristic's pick")
     print("The times are rough, within a factor of two: they come from the effort and the heuristic's estimates.")
