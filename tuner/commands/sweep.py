@@ -30,6 +30,11 @@ WORKLOAD_HELP = (
     "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform, or skewed (one group has nearly all"
     " rows)."
 )
+SAMPLER_HELP = (
+    "auto (exhaustive for spaces of up to 256 configs, else forest), exhaustive, forest (by the predictions of the"
+    " installed selector), analytic (by the heuristic's), tpe, gp, cmaes, random or qmc."
+)
+STORAGE_HELP = "URL of an optuna storage, such as sqlite:///studies.db, to which every study is told while it runs."
 
 
 def register(app) -> None:
@@ -55,13 +60,7 @@ def sweep(
     database: str = typer.Option(
         "", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
     ),
-    sampler: str = typer.Option(
-        "auto",
-        help=(
-            "auto (exhaustive for spaces of up to 256 configs, else forest), exhaustive, forest (by the predictions of"
-            " the installed selector), analytic (by the heuristic's), tpe, gp, cmaes, random or qmc."
-        ),
-    ),
+    sampler: str = typer.Option("auto", help=SAMPLER_HELP),
     n_trials: int = typer.Option(
         0,
         min=0,
@@ -79,9 +78,7 @@ def sweep(
     resume: bool = typer.Option(
         True, help="Skip problems that were measured before with this kernel, compiler and regime."
     ),
-    study_storage: str = typer.Option(
-        "", help="URL of an optuna storage, such as sqlite:///studies.db, to which every study is told while it runs."
-    ),
+    study_storage: str = typer.Option("", help=STORAGE_HELP),
     dry_run: bool = typer.Option(
         False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
     ),
@@ -97,8 +94,7 @@ def sweep(
     """
     from tuner.search.candidates import SweepOptions
 
-    check_choices(workload, space, backend, effort)
-    check_storage(study_storage)
+    check_choices(workload, space, backend, effort, study_storage)
     check_space(space, bool(configs_file or portfolio_size))
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
@@ -127,17 +123,20 @@ def sweep(
         print_summary(summary, as_json)
 
 
-def check_choices(workload: str, space: str, backend: str, effort: str) -> None:
-    """Raise UsageError for a name that does not exist."""
+def check_choices(workload: str, space: str, backend: str, effort: str, storage: str) -> None:
+    """Raise UsageError for a name that does not exist, or a storage that is no URL."""
     from tuner.measure.worker import BACKENDS
     from tuner.problems.workload import WORKLOADS
     from tuner.search.problem_run import EFFORTS
+    from tuner.search.study_storage import check_url
     from tuner.search.wide_space import SPACES
 
     check_choice("--workload", workload, WORKLOADS)
     check_choice("--space", space, SPACES)
     check_choice("--backend", backend, BACKENDS)
     check_choice("--effort", effort, EFFORTS)
+    if storage:
+        check_url(storage)
 
 
 def check_space(space: str, are_configs_named: bool) -> None:
@@ -146,14 +145,6 @@ def check_space(space: str, are_configs_named: bool) -> None:
         raise errors.UsageError(
             f"--space {space}: cannot be combined with --configs or --portfolio-size, which name configs; drop one"
         )
-
-
-def check_storage(url: str) -> None:
-    """Raise UsageError for something else than a URL."""
-    from tuner.search.study_storage import check_url
-
-    if url:
-        check_url(url)
 
 
 def load_problems(preset: str, path: Path | None) -> list:
