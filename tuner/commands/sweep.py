@@ -75,6 +75,9 @@ def sweep(
     resume: bool = typer.Option(
         True, help="Skip problems that were measured before with this kernel, compiler and regime."
     ),
+    sentinels: bool = typer.Option(
+        True, help="Also measure a few fixed configs now and then, from which `compare` knows this sweep's noise."
+    ),
     dry_run: bool = typer.Option(
         False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
     ),
@@ -109,6 +112,7 @@ def sweep(
         time_budget_s=time_budget or None,
         resume=resume,
         backend=backend,
+        sentinels=sentinels,
         argv=sys.argv[1:],
     )
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)

@@ -16,6 +16,7 @@ class SweepOptions:
     """What to measure, and how.
 
     `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES.
+    `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
     """
 
     problems: list
@@ -33,6 +34,7 @@ class SweepOptions:
     time_budget_s: float | None = None
     resume: bool = True
     backend: str = "cuda"
+    sentinels: bool = False
     argv: list = field(default_factory=list)
 
 
