@@ -9,7 +9,7 @@ refuses are left out there.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from deep_gemm import _C
 
@@ -29,7 +29,7 @@ def config(*sizes: int, **fields: int) -> _C.Config:
     return _C.Config(*sizes, **fields)
 
 
-def sentinel(op: str, sizes: tuple[int, int, int], *configs: _C.Config, **fields: str | int) -> Sentinel:
+def sentinel(op: str, sizes: tuple[int, int, int], *configs: _C.Config, **fields: Any) -> Sentinel:
     """Return a sentinel of m, n, k and other fields of the problem."""
     return Sentinel(_C.Problem(op, *sizes, **fields), configs)
 
