@@ -36,7 +36,7 @@ from tuner.problems.sentinels import is_sentinel
 
 #: Blocks with fewer common configs say nothing about one of them beside the others.
 MIN_CONFIGS = 3
-#: Fewer common problems are not enough for an answer.
+#: Fewer common problems are not enough for an answer, nor fewer problems of a config.
 MIN_PROBLEMS = 6
 #: Share of comparisons of equal kernels in which something of a kind is called slower: together 5 %.
 FALSE_SHARES = {"whole": 0.03, "problem": 0.003, "config": 0.01, "pair": 0.005, "chosen": 0.002}
@@ -278,13 +278,18 @@ def compare_chosen(part: Part, blocks: dict[str, list[Pair]]) -> list[Value]:
 def judge_findings(findings: list[Finding]) -> None:
     """Give every finding its verdict, adjusted for all findings of its kind."""
     for kind, share in FALSE_SHARES.items():
-        mine = [finding for finding in findings if finding.kind == kind]
+        mine = [finding for finding in findings if finding.kind == kind and has_enough(finding)]
         for sign, verdict in ((1, "slower"), (-1, "faster")):
             chances = statistics.adjust_for_many([finding.chance(sign) for finding in mine])
             for finding, chance in zip(mine, chances, strict=True):
                 if chance <= share:
                     is_certain = kind in ("config", "chosen") or verdict == "faster"
                     finding.verdict = verdict if is_certain else "suspect"
+
+
+def has_enough(finding: Finding) -> bool:
+    """Return whether a finding may be judged: what is certain needs several problems, for the noise has far values."""
+    return finding.kind not in ("config", "chosen") or len(finding.values) >= MIN_PROBLEMS
 
 
 def describe(parts: list[Part]) -> list[dict]:
