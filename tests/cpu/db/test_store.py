@@ -3,6 +3,7 @@
 import math
 import random
 import sqlite3
+import sys
 
 import numpy as np
 import pytest
@@ -385,7 +386,11 @@ def test_modes_and_targets_are_checked(tmp_path):
         with pytest.raises(errors.UsageError):
             Store.open(target, mode)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(errors.UsageError, match="psycopg"):
+
+
+def test_the_driver_of_postgresql_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(errors.UsageError, match=r"install psycopg\[binary\]"):
         Store.open("postgresql://user:secret@host/tuning")
 
 
