@@ -23,7 +23,7 @@ COMMANDS = {
     "select": "Print the config that the library would use. This needs no GPU.",
     "tune": "Measure one problem on this GPU and install its best config, for processes that start afterwards.",
     "warmup": "Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.",
-    "inspect": "Show what the database covers, how noisy it is, and what is stale or failed.",
+    "inspect": "Show what the database covers, how noisy it is, what is stale or failed, and what became slower.",
     "compare": "Compare two recorded sweeps on the problems and configs that both measured. Needs no GPU.",
     "baseline": "Name the sweep or kernel hash that `compare` and `inspect` compare with.",
     "ab": "Compare two sets of kernels, or two configs, in one process on one GPU, with equal operands.",

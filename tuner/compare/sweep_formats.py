@@ -4,6 +4,7 @@ import html
 from collections.abc import Callable, Iterator
 
 from tuner.compare.formats import Case, format_json, format_ratio, make_junit, make_markdown
+from tuner.pages import make_document
 
 HEADINGS = ("op kind", "of", "problem", "config", "problems", "B/A", "95 % interval", "verdict")
 #: What `of` says of each kind of value.
@@ -119,27 +120,14 @@ def format_html(report: dict) -> str:
     """Return the report as an HTML page of its own."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in HEADINGS)
     rows = "".join(
-        f"<tr class={cells[-1]!r}>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>\n"
+        f'<tr class="{cells[-1]}">' + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>\n"
         for cells in list_cells(report, is_whole=False)
     )
     items = "".join(f"<li>{html.escape(part['op'])}: <b>{part['verdict']}</b></li>" for part in report["ops"])
-    title = html.escape(f"{report['a']} against {report['b']} on {report['sku']}")
-    return PAGE.format(title=title, items=items, head=head, rows=rows)
+    title = f"{report['a']} against {report['b']} on {report['sku']}"
+    table = f'<div class="table"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    return make_document(title, f"<h1>{html.escape(title)}</h1><ul>{items}</ul>{table}")
 
-
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 1.5rem auto; max-width: 70rem; padding: 0 1rem; }}
-h1 {{ font-size: 1.2rem; overflow-wrap: anywhere; }}
-div {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-td, th {{ border-bottom: 1px solid #8886; padding: .2rem .6rem; text-align: left; white-space: nowrap; }}
-.slower td:last-child {{ color: #d1242f; font-weight: 600; }} .suspect td:last-child {{ color: #bc4c00; }}
-</style></head><body><h1>{title}</h1><ul>{items}</ul>
-<div><table><thead><tr>{head}</tr></thead><tbody>
-{rows}</tbody></table></div></body></html>"""
 
 #: What --format of `compare` names.
 FORMATS: dict[str, Callable[[dict], str]] = {
