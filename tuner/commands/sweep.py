@@ -79,6 +79,9 @@ def sweep(
         True, help="Skip problems that were measured before with this kernel, compiler and regime."
     ),
     study_storage: str = typer.Option("", help=STORAGE_HELP),
+    sentinels: bool = typer.Option(
+        True, help="Also measure a few fixed configs now and then, from which `compare` knows this sweep's noise."
+    ),
     dry_run: bool = typer.Option(
         False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
     ),
@@ -114,6 +117,7 @@ def sweep(
         resume=resume,
         backend=backend,
         study_storage=study_storage,
+        sentinels=sentinels,
         argv=sys.argv[1:],
     )
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)

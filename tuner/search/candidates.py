@@ -17,6 +17,7 @@ class SweepOptions:
 
     `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES.
     `study_storage` is the URL of an optuna storage to which the studies are copied.
+    `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
     """
 
     problems: list
@@ -35,6 +36,7 @@ class SweepOptions:
     resume: bool = True
     backend: str = "cuda"
     study_storage: str = ""
+    sentinels: bool = False
     argv: list = field(default_factory=list)
 
 
