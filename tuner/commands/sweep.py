@@ -71,6 +71,13 @@ def sweep(
     workload: str = typer.Option("spread", help=WORKLOAD_HELP),
     shard: str = typer.Option("0/1", help="Measure shard i of n, given as i/n. Each shard needs its own database."),
     device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
+    gpus: str = typer.Option(
+        "",
+        help="Measure on several GPUs at once, instead of --device: all, or numbers such as 0,1. Each takes problems.",
+    ),
+    mixed: bool = typer.Option(
+        False, help="Allow --gpus of several kinds; every problem is then measured once for each kind."
+    ),
     time_budget: float = typer.Option(0.0, min=0.0, help="Start no new problem after this many seconds; 0: no limit."),
     resume: bool = typer.Option(
         True, help="Skip problems that were measured before with this kernel, compiler and regime."
@@ -106,6 +113,8 @@ def sweep(
         workload=workload,
         shard=part,
         device=device,
+        gpus=choose_gpus(gpus, device, backend),
+        mixed=mixed,
         time_budget_s=time_budget or None,
         resume=resume,
         backend=backend,
@@ -192,20 +201,40 @@ def dry_summary(options, source: str | Path, size: int) -> dict:
     return plan_sweep(options, device) | {"configs": configs}
 
 
+def choose_gpus(gpus: str, device: int, backend: str) -> tuple[int, ...]:
+    """Return the devices that --gpus names, () where it is not given. Raises: UsageError."""
+    from tuner.measure.devices import choose_ordinals
+
+    if gpus and device:
+        raise errors.UsageError(f"--gpus {gpus}: cannot be combined with --device {device}; name all GPUs by --gpus")
+    return choose_ordinals(gpus, (lambda: 1) if backend == "simulated" else None) if gpus else ()
+
+
 def measure(options, source: str | Path, size: int) -> dict:
-    """Run the sweep with a progress bar and return its summary.
+    """Run the sweep with a progress bar and return its summary; for several kinds of GPUs that of each, as "sweeps".
 
     Raises: TunerError when a problem could not be measured at all.
     """
-    from tuner.db import Store
-    from tuner.search.sweep import Sweep, make_worker
+    from tuner.search import lanes
+    from tuner.search.sweep import open_workers
 
-    with make_worker(options) as worker, make_progress() as progress:
-        sku = worker.start()["device"]["sku"]  # before there is a database: without a GPU none is created
-        if size:
-            options = replace(options, configs=choose_configs(source, size, sku, options.problems))
-        with Store.open(options.database) as store:
-            summary = Sweep(options, store, worker, progress).run()
+    with open_workers(options) as workers, make_progress() as progress:
+        # Before there is a database: without a GPU none is created.
+        groups = lanes.group_workers(workers, progress, options.mixed)
+        summaries = [measure_on(group, options, source, size, progress) for group in groups]
+    return summaries[0] if len(summaries) == 1 else {"sweeps": summaries}
+
+
+def measure_on(workers: list, options, source: str | Path, size: int, progress) -> dict:
+    """Run the sweep on equal boards and return its summary."""
+    from tuner.db import Store
+    from tuner.search.sweep import Sweep
+
+    if size:
+        sku = workers[0].start()["device"]["sku"]
+        options = replace(options, configs=choose_configs(source, size, sku, options.problems))
+    with Store.open(options.database) as store:
+        summary = Sweep(options, store, workers, progress).run()
     if summary["failed"] and not summary["measured"]:
         problem, reason = next(iter(summary["failed"].items()))
         raise errors.TunerError(f"none of {len(summary['failed'])} problems could be measured; {problem}: {reason}")
@@ -261,6 +290,9 @@ class SweepProgress:
         if name == "waiting":
             print(printable(f"waiting for space: {facts['reason']}"), file=sys.stderr, flush=True)
             return
+        if name == "retired":
+            print(printable(f"a GPU is used no more: {facts['reason']}"), file=sys.stderr, flush=True)
+            return
         label = {"compile": "compiling", "problem": self.verb}[name]
         if not self.is_terminal and time.monotonic() - self.printed_at > LINE_INTERVAL_S:
             self.printed_at = time.monotonic()
@@ -280,6 +312,12 @@ def print_summary(summary: dict, as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary, indent=1, sort_keys=True))
         return
+    for each in summary.get("sweeps", [summary]):
+        print_sweep(each)
+
+
+def print_sweep(summary: dict) -> None:
+    """Print what a sweep did on GPUs of one kind."""
     print(f"{summary['database']}: {describe_counts(summary)}")
     rows = [
         (op, found["sku"], found["kernel_hash"][:8], found["compiler"], found["regime"])
@@ -293,7 +331,7 @@ def print_summary(summary: dict, as_json: bool) -> None:
         f"{name.replace('_', ' ')} {value:.1f} s" for name, value in summary["phase_seconds"].items() if value >= 0.05
     ]
     print(f"time: {describe_seconds(summary['seconds'])}{': ' if parts else ''}{', '.join(parts)}")
-    for label in ("failed", "quarantined"):
+    for label in ("failed", "quarantined", "retired"):
         rows = list(summary[label].items())
         if rows:
             print(format_table((f"{label} ({len(rows)})", "reason"), rows[:MAX_EXAMPLES], indent="  "))

@@ -26,17 +26,21 @@ ANCHOR_US = 190.0
 
 
 class SimulatedBackend:
-    """Answers jobs as backend.CudaBackend does, for the description of a known device."""
+    """Answers jobs as backend.CudaBackend does, for the description of a known device.
+
+    Behind # the name may have the number of one of several simulated boards.
+    """
 
     def __init__(self, device: str = "h200"):
-        self.device = _C.Device.known(device)
+        name, _, self.board = device.partition("#")
+        self.device = _C.Device.known(name)
 
     def hello(self) -> dict:
         """Return what the parent must know, with a board that does not exist."""
         return {
             "package": package_hash(),
             "regime": REGIME,
-            "device": describe_device(self.device, f"simulated {self.device.sku}"),
+            "device": describe_device(self.device, f"simulated {self.device.sku} {self.board}".rstrip()),
             "environment": {"driver": "simulated", "cuda": None, "torch": None, "python": None, "cpu_count": None},
         }
 

@@ -16,6 +16,7 @@ class SweepOptions:
     """What to measure, and how.
 
     `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES.
+    `gpus` are several devices to measure on, in the place of `device`; with `mixed` they may be of several kinds.
     """
 
     problems: list
@@ -33,6 +34,8 @@ class SweepOptions:
     time_budget_s: float | None = None
     resume: bool = True
     backend: str = "cuda"
+    gpus: tuple[int, ...] = ()
+    mixed: bool = False
     argv: list = field(default_factory=list)
 
 
