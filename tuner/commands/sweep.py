@@ -75,8 +75,15 @@ def sweep(
         "",
         help="Measure on several GPUs at once, instead of --device: all, or numbers such as 0,1. Each takes problems.",
     ),
+    scheduler: str = typer.Option(
+        "",
+        help=(
+            "Measure on the GPUs of a Dask cluster: tls://HOST:PORT. This process proposes and records; needs the extra"
+            " distributed."
+        ),
+    ),
     mixed: bool = typer.Option(
-        False, help="Allow --gpus of several kinds; every problem is then measured once for each kind."
+        False, help="Allow GPUs of several kinds; every problem is then measured once for each kind."
     ),
     time_budget: float = typer.Option(0.0, min=0.0, help="Start no new problem after this many seconds; 0: no limit."),
     resume: bool = typer.Option(
@@ -115,6 +122,7 @@ def sweep(
         device=device,
         gpus=choose_gpus(gpus, device, backend),
         mixed=mixed,
+        scheduler=check_scheduler(scheduler, bool(gpus or device)),
         time_budget_s=time_budget or None,
         resume=resume,
         backend=backend,
@@ -208,6 +216,17 @@ def choose_gpus(gpus: str, device: int, backend: str) -> tuple[int, ...]:
     if gpus and device:
         raise errors.UsageError(f"--gpus {gpus}: cannot be combined with --device {device}; name all GPUs by --gpus")
     return choose_ordinals(gpus, (lambda: 1) if backend == "simulated" else None) if gpus else ()
+
+
+def check_scheduler(address: str, are_gpus_named: bool) -> str:
+    """Return the address of a Dask scheduler. Raises: UsageError for one without TLS, or beside GPUs of this host."""
+    if address:
+        from tuner.measure.remote import check_address
+
+        check_address(address)
+        if are_gpus_named:
+            raise errors.UsageError(f"--scheduler {address}: its workers are the GPUs; drop --gpus and --device")
+    return address
 
 
 def measure(options, source: str | Path, size: int) -> dict:

@@ -25,6 +25,11 @@ NOISE_SPREAD = 0.004
 ANCHOR_US = 190.0
 
 
+def name_backend(ordinal: int) -> str:
+    """Return the name of the backend that simulates the board of that number; each board has a UUID of its own."""
+    return f"simulated=h200#{ordinal}" if ordinal else "simulated"
+
+
 class SimulatedBackend:
     """Answers jobs as backend.CudaBackend does, for the description of a known device.
 

@@ -17,6 +17,7 @@ class SweepOptions:
 
     `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES.
     `gpus` are several devices to measure on, in the place of `device`; with `mixed` they may be of several kinds.
+    `scheduler` is the address of a Dask cluster, whose GPUs measure instead.
     """
 
     problems: list
@@ -36,6 +37,7 @@ class SweepOptions:
     backend: str = "cuda"
     gpus: tuple[int, ...] = ()
     mixed: bool = False
+    scheduler: str = ""
     argv: list = field(default_factory=list)
 
 

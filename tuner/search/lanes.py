@@ -97,7 +97,7 @@ def check_alike(lanes: list[Lane]) -> None:
     if len(group_alike(lanes)) > 1:
         names = ", ".join(sorted(f"{lane.device.sku} at {lane.device.clock_mhz:.0f} MHz" for lane in lanes))
         raise errors.UsageError(
-            f"--gpus: different boards ({names}): name equal ones, or add --mixed to measure every problem once for"
+            f"different boards ({names}): name equal ones by --gpus, or add --mixed to measure every problem once for"
             " each kind"
         )
     if len({lane.hello["regime"] for lane in lanes}) > 1:

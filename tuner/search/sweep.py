@@ -17,6 +17,7 @@ from deep_gemm import _C
 from tuner.db.interrupts import interrupt_deferred
 from tuner.db.rows import Identity
 from tuner.measure.devices import choose_visible_device
+from tuner.measure.simulated import name_backend
 from tuner.measure.worker_client import DeviceRetired, MeasuringWorker
 from tuner.problems.fields import kernel_identity
 from tuner.problems.workload import Workload, name_regime
@@ -41,16 +42,24 @@ FULL_DISK_S = 600.0
 
 def make_worker(options: SweepOptions) -> MeasuringWorker:
     """Return the measuring process of the chosen backend and GPU, not yet started. Raises: UsageError."""
-    if options.backend == "simulated" and options.device:
-        return MeasuringWorker(f"simulated=h200#{options.device}")
+    if options.backend == "simulated":
+        return MeasuringWorker(name_backend(options.device))
     extra = {"CUDA_VISIBLE_DEVICES": choose_visible_device(options.device)} if options.backend == "cuda" else {}
     return MeasuringWorker(options.backend, extra)
 
 
 @contextmanager
-def open_workers(options: SweepOptions) -> Iterator[list[MeasuringWorker]]:
-    """Yield a measuring process for each GPU of the options, not yet started; all end with the body."""
+def open_workers(options: SweepOptions) -> Iterator[list]:
+    """Yield a measuring process for each GPU of the options, not yet started; all end with the body.
+
+    With a scheduler these are the GPUs of its Dask cluster. Raises: UsageError, TunerError.
+    """
     with ExitStack() as cleanup:
+        if options.scheduler:
+            from tuner.measure.remote import open_remote
+
+            yield cleanup.enter_context(open_remote(options.scheduler, options.backend))
+            return
         yield [
             cleanup.enter_context(make_worker(replace(options, device=ordinal)))
             for ordinal in options.gpus or (options.device,)
