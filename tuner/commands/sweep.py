@@ -13,6 +13,7 @@ from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.text import printable
 from tuner import errors
+from tuner.commands.gpu_options import GPUS, MIXED, SCHEDULER, check_scheduler, choose_gpus
 from tuner.commands.tables import format_table
 from tuner.problems import shapes
 
@@ -29,6 +30,19 @@ SPACE_HELP = (
 WORKLOAD_HELP = (
     "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform, or skewed (one group has nearly all"
     " rows)."
+)
+
+PORTFOLIO_SIZE = typer.Option(
+    0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen by recorded measurements."
+)
+PORTFOLIO_FROM = typer.Option("", help="Database that --portfolio-size chooses from. Default: --db.")
+N_TRIALS = typer.Option(
+    0,
+    min=0,
+    help=(
+        "Configs that a search measures; in the wide space, those beyond the default space. 0: a third of the space, in"
+        " the wide space at most 96."
+    ),
 )
 
 
@@ -48,43 +62,23 @@ def sweep(
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file with the problems, instead of a preset."),
     configs_file: Path = typer.Option(None, "--configs", help="JSON file with the configs, instead of a space."),
     space: str = typer.Option("default", help=SPACE_HELP),
-    portfolio_size: int = typer.Option(
-        0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen by recorded measurements."
-    ),
-    portfolio_from: str = typer.Option("", help="Database that --portfolio-size chooses from. Default: --db."),
+    portfolio_size: int = PORTFOLIO_SIZE,
+    portfolio_from: str = PORTFOLIO_FROM,
     database: str = typer.Option(
         "", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
     ),
     sampler: str = typer.Option(
         "auto", help="auto (exhaustive for spaces of up to 256 configs, else tpe), exhaustive, tpe, random or qmc."
     ),
-    n_trials: int = typer.Option(
-        0,
-        min=0,
-        help=(
-            "Configs that a search measures; in the wide space, those beyond the default space. 0: a third of the"
-            " space, in the wide space at most 96."
-        ),
-    ),
+    n_trials: int = N_TRIALS,
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
     seed: int = typer.Option(0, help="Seed of the input data, the group sizes and the sampler."),
     workload: str = typer.Option("spread", help=WORKLOAD_HELP),
     shard: str = typer.Option("0/1", help="Measure shard i of n, given as i/n. Each shard needs its own database."),
     device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
-    gpus: str = typer.Option(
-        "",
-        help="Measure on several GPUs at once, instead of --device: all, or numbers such as 0,1. Each takes problems.",
-    ),
-    scheduler: str = typer.Option(
-        "",
-        help=(
-            "Measure on the GPUs of a Dask cluster: tls://HOST:PORT. This process proposes and records; needs the extra"
-            " distributed."
-        ),
-    ),
-    mixed: bool = typer.Option(
-        False, help="Allow GPUs of several kinds; every problem is then measured once for each kind."
-    ),
+    gpus: str = GPUS,
+    scheduler: str = SCHEDULER,
+    mixed: bool = MIXED,
     time_budget: float = typer.Option(0.0, min=0.0, help="Start no new problem after this many seconds; 0: no limit."),
     resume: bool = typer.Option(
         True, help="Skip problems that were measured before with this kernel, compiler and regime."
@@ -207,26 +201,6 @@ def dry_summary(options, source: str | Path, size: int) -> dict:
         options = replace(options, configs=choose_configs(source, size, device.sku, options.problems))
     configs = None if options.configs is None else [config.as_dict() for config in options.configs]
     return plan_sweep(options, device) | {"configs": configs}
-
-
-def choose_gpus(gpus: str, device: int, backend: str) -> tuple[int, ...]:
-    """Return the devices that --gpus names, () where it is not given. Raises: UsageError."""
-    from tuner.measure.devices import choose_ordinals
-
-    if gpus and device:
-        raise errors.UsageError(f"--gpus {gpus}: cannot be combined with --device {device}; name all GPUs by --gpus")
-    return choose_ordinals(gpus, (lambda: 1) if backend == "simulated" else None) if gpus else ()
-
-
-def check_scheduler(address: str, are_gpus_named: bool) -> str:
-    """Return the address of a Dask scheduler. Raises: UsageError for one without TLS, or beside GPUs of this host."""
-    if address:
-        from tuner.measure.remote import check_address
-
-        check_address(address)
-        if are_gpus_named:
-            raise errors.UsageError(f"--scheduler {address}: its workers are the GPUs; drop --gpus and --device")
-    return address
 
 
 def measure(options, source: str | Path, size: int) -> dict:
