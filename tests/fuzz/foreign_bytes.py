@@ -11,7 +11,9 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["deep_gemm.artifact", "deep_gemm.selector", "deep_gemm.jit.cache", "tuner.db"]):
+with atheris.instrument_imports(
+    include=["deep_gemm.artifact", "deep_gemm.selector", "deep_gemm.jit.cache", "tuner.db"]
+):
     from deep_gemm import selector
     from deep_gemm.jit import cache
     from tuner.db import transfer

@@ -2,7 +2,7 @@
 
     python -m tests.fuzz.run [--seconds N] [native | artefact | entry | database ...]
 
-`native` needs clang with its libFuzzer (Debian: clang-19, libclang-rt-19-dev), the others `pip install atheris`. What
+`native` needs clang with its libFuzzer (Debian: clang-19, libclang-rt-19-dev), the others the package atheris. What
 was found once stays in build/fuzz/TARGET as the corpus of the next run; a crash is a file crash-* there. Exits with 1
 where something was found.
 """

@@ -33,17 +33,18 @@ class Kind(NamedTuple):
 
 KINDS = {
     "address": Kind(
-        "-fsanitize=address,undefined -fno-omit-frame-pointer -O1 -g1",
+        "-fsanitize=address,undefined -fno-omit-frame-pointer -O0 -g1",
         "libasan.so",
         {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=0", "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=0"},
         ("tests/cpu/core", "tests/cpu/runtime", "tests/cpu/selector", "tests/fault/test_native_objects.py",
          "tests/fault/test_launch_arguments.py", "tests/fault/test_overlap.py", "tests/fault/test_model_mutants.py"),
     ),
     "thread": Kind(
-        "-fsanitize=thread -fno-omit-frame-pointer -O1 -g1",
+        "-fsanitize=thread -fno-omit-frame-pointer -O0 -g1",
         "libtsan.so",
         {"TSAN_OPTIONS": "report_bugs=1:halt_on_error=0:exitcode=0:ignore_noninstrumented_modules=1"},
-        ("tests/cpu/runtime/test_dispatch.py", "tests/cpu/runtime/test_launch.py", "tests/cpu/selector/test_selection.py"),
+        ("tests/cpu/runtime/test_dispatch.py", "tests/cpu/runtime/test_launch.py",
+         "tests/cpu/selector/test_selection.py"),
     ),
 }  # fmt: skip
 
