@@ -18,6 +18,8 @@ class SweepOptions:
     `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES.
     `gpus` are several devices to measure on, in the place of `device`; with `mixed` they may be of several kinds.
     `scheduler` is the address of a Dask cluster, whose GPUs measure instead.
+    `study_storage` is the URL of an optuna storage to which the studies are copied.
+    `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
     """
 
     problems: list
@@ -38,6 +40,8 @@ class SweepOptions:
     gpus: tuple[int, ...] = ()
     mixed: bool = False
     scheduler: str = ""
+    study_storage: str = ""
+    sentinels: bool = False
     argv: list = field(default_factory=list)
 
 

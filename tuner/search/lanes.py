@@ -36,12 +36,16 @@ class LaneStopped(Exception):
 
 @dataclass(eq=False)
 class Lane:
-    """One board. `worker` measures jobs; `recorder` writes what it measured under the board's id."""
+    """One board. `worker` measures jobs; `recorder` writes what it measured under the board's id; `visits`
+    measure its sentinels.
+    """
 
     worker: Any
     hello: dict
     device: _C.Device
     recorder: Any = None
+    visits: Any = None
+    num_tasks: int = 0
     failures: int = 0
     stopped: threading.Event = field(default_factory=threading.Event)
 

@@ -17,9 +17,11 @@ from deep_gemm import _C
 from tuner.db.interrupts import interrupt_deferred
 from tuner.db.rows import Identity
 from tuner.measure.devices import choose_visible_device
+from tuner.measure.records import Plan
 from tuner.measure.simulated import name_backend
 from tuner.measure.worker_client import DeviceRetired, MeasuringWorker
 from tuner.problems.fields import kernel_identity
+from tuner.problems.sentinels import get_sentinels
 from tuner.problems.workload import Workload, name_regime
 from tuner.search import lanes, past, precompile, propose, recording
 from tuner.search.candidates import (
@@ -31,6 +33,10 @@ from tuner.search.candidates import (
     find_ops,
 )
 from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Request, Suspects
+from tuner.search.sentinels import SentinelVisits
+from tuner.search.study import ProblemStudy, name_study
+from tuner.search.study_storage import StudyStorage, hide_credentials
+from tuner.search.summary import summarize
 from tuner.search.winners import choose_winner
 
 #: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
@@ -73,26 +79,28 @@ def make_identity(op: str, device, regime: str) -> Identity:
     return Identity(op, device.sku, hashing.kernel_hash(op), recording.compiler_kind(), regime)
 
 
-def describe_identity(identity: Identity) -> dict:
-    """Return an identity for the summary, where the op kind is the key."""
-    return {name: value for name, value in asdict(identity).items() if name != "op"}
-
-
 class Sweep:
     """One run of the tuner over the problems of one shard, on one GPU or on several equal ones.
 
     `worker` is a measuring process, or a list of one for each board; every board has its turn as soon as it is free.
 
     `on_event(name, facts)` reports progress: "device" (sku, name, regime), "compile" (done, total), "problem" (done,
-    total, problem, failed).
+    total, problem, failed), "warning" (text). `predict(problem, device, configs)` returns {config: log of the time
+    expected}; without it, searches that follow an order follow the heuristic's estimates.
     """
 
     def __init__(
-        self, options: SweepOptions, store, worker, on_event: Callable[[str, dict], None] = lambda name, facts: None
+        self,
+        options: SweepOptions,
+        store,
+        worker,
+        on_event: Callable[[str, dict], None] = lambda name, facts: None,
+        predict: Callable | None = None,
     ):
         self.options, self.store, self.on_event = options, store, on_event
         self.workers = worker if isinstance(worker, list) else [worker]
         self.lock = threading.RLock()  # the threads of several boards count and compile one after the other
+        self.predict = predict
         self.started = time.monotonic()
         self.suspects, self.workload = Suspects(), Workload(options.workload, options.seed)
         self.statuses: Counter = Counter()
@@ -138,18 +146,25 @@ class Sweep:
     def run_recorded(self, sweep_id: int) -> dict:
         """Compile, measure and close the sweep's row."""
         candidates = self.find_open_problems()
-        self.compile_ahead(candidates)
+        sentinels = get_sentinels(find_ops(candidates), self.device) if self.options.sentinels else []
+        self.compile_ahead(candidates, {sentinel.problem: list(sentinel.configs) for sentinel in sentinels})
         for lane in self.lanes:
-            device_id = self.store.get_or_add_device(lane.hello["device"])
-            environment_id = self.store.get_or_add_environment(self.describe_environment(lane.hello))
-            lane.recorder = recording.Recorder(
-                self.store, self.identities, self.workload, device_id, environment_id, sweep_id
-            )
+            self.equip(lane, sweep_id, sentinels, len(candidates))
         self.add_missing_winners()
         self.measure_all(candidates)
         is_complete = self.num_measured + len(self.failed) == len(candidates)
         self.store.finish_sweep(sweep_id, "finished" if is_complete else "interrupted")
-        return self.summarize(len(candidates))
+        return summarize(self, len(candidates))
+
+    def equip(self, lane: lanes.Lane, sweep_id: int, sentinels: list, total: int) -> None:
+        """Give a board what writes its rows, and its sentinels: those of a board say how it changes meanwhile."""
+        device_id = self.store.get_or_add_device(lane.hello["device"])
+        environment_id = self.store.get_or_add_environment(recording.describe_environment(lane.hello, self.compiled))
+        lane.recorder = recording.Recorder(
+            self.store, self.identities, self.workload, device_id, environment_id, sweep_id
+        )
+        share = -(-total // len(self.lanes))
+        lane.visits = SentinelVisits(sentinels, share, lane.recorder, partial(self.make_run, lane=lane))
 
     def describe(self) -> dict:
         """Return the fields of the sweep's row."""
@@ -159,22 +174,8 @@ class Sweep:
         return fields | {
             "regime": regimes[-1] if regimes else self.regime,
             "shard": "/".join(map(str, options.shard)),
-            "argv": list(options.argv),
+            "argv": list(map(hide_credentials, options.argv)),
         }
-
-    def describe_environment(self, hello: dict) -> dict:
-        """Return the fields of the environment's row."""
-        from deep_gemm.jit import hashing
-
-        outcomes = [outcome for of_problem in self.compiled.values() for outcome in of_problem.values()]
-        versions = {outcome.compiler_version for outcome in outcomes if outcome.compiler_version}
-        own = {
-            "compiler": recording.compiler_kind(),
-            "compiler_version": max(versions, default=None),
-            "package_version": recording.package_version(),
-            "tree_hash": hashing.tree_hash(),
-        }
-        return hello["environment"] | recording.describe_source() | own
 
     def find_open_problems(self) -> dict:
         """Return {problem: candidates} of the problems that are not measured yet.
@@ -208,8 +209,8 @@ class Sweep:
         budget = choose_trials(problem, self.device, self.options, configs)
         return count_known(problem, budget.counted, searched) >= budget.number
 
-    def compile_ahead(self, candidates: dict) -> None:
-        """Compile the kernels of all candidates.
+    def compile_ahead(self, candidates: dict, sentinels: dict) -> None:
+        """Compile the kernels of all candidates and of {problem: configs} of the sentinels.
 
         Where searches of wide spaces will ask for fewer kernels than that, compile the heuristic's picks only: the
         searches then compile batch by batch.
@@ -218,7 +219,8 @@ class Sweep:
             self.options, self.device, candidates
         ):
             candidates = {problem: [_C.get_analytic_config(problem, self.device)] for problem in candidates}
-        self.compiled = self.compile(candidates)
+        more = {problem: [*candidates.get(problem, ()), *configs] for problem, configs in sentinels.items()}
+        self.compiled = self.compile(candidates | more)
 
     def compile_missing(self, problem, configs: list) -> dict:
         """Compile those of `configs` that are not compiled yet; return {config: Compiled} of the problem's variant."""
@@ -259,18 +261,48 @@ class Sweep:
 
     def measure_all(self, candidates: dict) -> None:
         """Measure all problems, each on one board; a failed problem is counted and the sweep goes on."""
+        url = self.options.study_storage
+        self.studies = StudyStorage(url, lambda text: self.on_event("warning", {"text": text})) if url else None
+        try:
+            self.show_earlier(candidates)
+            self.measure_each(candidates)
+        finally:
+            if self.studies:
+                self.studies.close()
+
+    def show_earlier(self, candidates: dict) -> None:
+        """Show the studies of the problems that are not measured again, as the database has them."""
+        if not self.studies:
+            return
+        history = past.find_history(self.past.load_rows("search"), self.device)
+        for problem in self.options.problems:
+            if problem not in candidates and problem.key in history:
+                described = self.describe_study(problem)
+                configs = list(dict.fromkeys(outcome.config for outcome in history[problem.key]))
+                study = ProblemStudy(configs, "analytic", 0, None, described["name"], described["facts"])
+                study.tell(history[problem.key])
+                described["on_study"](study)
+
+    def measure_each(self, candidates: dict) -> None:
+        """Measure all problems, until time is over, and the sentinels of every board a last time."""
         self.measuring_from, self.num_open = time.monotonic(), len(candidates)
         self.history, self.winners = self.load_history(), self.past.load_previous_winners()
         tasks = [lanes.Task(problem, configs) for problem, configs in candidates.items()]
         lanes.Driver(self.lanes, self.measure_task, self.lose_board, self.is_out_of_time).run(tasks)
+        for lane in self.lanes:
+            if lane.board not in self.retired:
+                lane.visits.finish()
 
     def measure_task(self, task: lanes.Task, lane: lanes.Lane) -> None:
-        """Measure one problem on one board."""
+        """Measure one problem on one board, before it the board's sentinels where they are due."""
         problem, configs, may_move = task.problem, task.configs, len(self.lanes) > 1 and task.tried is None
         budget = choose_trials(problem, self.device, self.options, configs)
         earlier = self.winners.get(problem.key, []), self.history[lane.board].get(problem.key, [])
+        request = Request(self.options.sampler, budget, *earlier, **self.describe_study(problem))
+        lane.visits.visit(lane.num_tasks)
+        lane.num_tasks += 1
         try:
-            self.measure(problem, configs, Request(self.options.sampler, budget, *earlier), lane, may_move)
+            self.measure(problem, configs, request, lane, may_move)
         except ProblemFailed as failure:
             if may_move:
                 raise lanes.TryElsewhere(str(failure)) from failure
@@ -288,6 +320,18 @@ class Sweep:
             done = self.num_measured + len(self.failed)
             facts = {"done": done, "total": self.num_open, "problem": str(problem), "failed": failure is not None}
             self.on_event("problem", facts)
+
+    def describe_study(self, problem) -> dict:
+        """Return the fields of a Request that concern the problem's study."""
+        facts = asdict(self.identities[problem.op]) | {"problem": str(problem)}
+        name = name_study(problem.op, problem, facts["kernel_hash"])
+        show = self.studies.show if self.studies else None
+        return {
+            "name": name,
+            "facts": facts,
+            "predict": partial(self.predict, problem, self.device) if self.predict else None,
+            "on_study": lambda study: show(name, facts, study.take_news()) if show else None,
+        }
 
     def lose_board(self, task: lanes.Task | None, lane: lanes.Lane, error: DeviceRetired) -> None:
         """Count a board that is not used any further, and a problem that no other board measures."""
@@ -316,8 +360,7 @@ class Sweep:
         are the problem's or the board's.
         """
         compiled = self.compiled.setdefault(kernel_identity(problem), {})
-        plan, compile_missing = EFFORTS[self.options.effort], partial(self.compile_missing, problem)
-        run = ProblemRun(problem, self.device, configs, compile_missing, lane, self.suspects, plan, self.workload)
+        run = self.make_run(problem, configs, EFFORTS[self.options.effort], lane)
 
         def store_block(block: Block) -> None:
             if block.has_failed and may_move:
@@ -335,34 +378,16 @@ class Sweep:
 
         run.run(request, store_block)
 
+    def make_run(self, problem, configs: list, plan: Plan, lane: lanes.Lane) -> ProblemRun:
+        """Return what measures one problem on one board."""
+        compile_missing = partial(self.compile_missing, problem)
+        return ProblemRun(problem, self.device, configs, compile_missing, lane, self.suspects, plan, self.workload)
+
     def is_out_of_time(self) -> bool:
         """Return whether one more problem of average cost would exceed the time budget."""
         now, budget = time.monotonic(), self.options.time_budget_s
         average = len(self.lanes) * (now - self.measuring_from) / max(self.num_measured, 1)
         return budget is not None and now - self.started + average > budget
-
-    def summarize(self, num_open: int) -> dict:
-        """Return the summary that `--json` prints."""
-        seconds = time.monotonic() - self.started
-        compiled = (
-            {"compile": precompile.summarize(self.compiled, self.compile_seconds)} if self.compile_seconds else {}
-        )
-        return compiled | {
-            "identities": {op: describe_identity(identity) for op, identity in self.identities.items()},
-            "database": str(self.options.database),
-            "problems": len(self.options.problems),
-            "already_measured": len(self.options.problems) - num_open,
-            "measured": self.num_measured,
-            "failed": self.failed,
-            "remaining": num_open - self.num_measured - len(self.failed),
-            "boards": len(self.lanes),
-            "retired": self.retired,
-            "statuses": dict(self.statuses),
-            "phase_seconds": {name: round(value, 2) for name, value in self.phase_seconds.items()},
-            "quarantined": {f"{op} {config}": reason for (op, config), reason in self.suspects.quarantined.items()},
-            "seconds": round(seconds, 2),
-            "seconds_per_problem": round(seconds / self.num_measured, 3) if self.num_measured else None,
-        }
 
 
 def count_known(problem, configs, keys: set[str]) -> int:
