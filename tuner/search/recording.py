@@ -57,6 +57,21 @@ def compiler_kind() -> str:
     return "nvrtc" if environment.is_enabled("DG_JIT_USE_NVRTC", True) else "nvcc"
 
 
+def describe_environment(hello: dict, compiled: dict) -> dict:
+    """Return the fields of the environment's row of a board. `compiled` are outcomes by kernel problem and config."""
+    from deep_gemm.jit import hashing
+
+    outcomes = [outcome for of_problem in compiled.values() for outcome in of_problem.values()]
+    versions = {outcome.compiler_version for outcome in outcomes if outcome.compiler_version}
+    own = {
+        "compiler": compiler_kind(),
+        "compiler_version": max(versions, default=None),
+        "package_version": package_version(),
+        "tree_hash": hashing.tree_hash(),
+    }
+    return hello["environment"] | describe_source() | own
+
+
 class Recorder:
     """Writes the blocks and winners of one sweep. `identities`: one per op kind."""
 
@@ -142,8 +157,3 @@ def make_identity(op: str, device, regime: str) -> Identity:
     from deep_gemm.jit import hashing
 
     return Identity(op, device.sku, hashing.kernel_hash(op), compiler_kind(), regime)
-
-
-def describe_identity(identity: Identity) -> dict:
-    """Return an identity for the summary, where the op kind is the key."""
-    return {name: value for name, value in asdict(identity).items() if name != "op"}

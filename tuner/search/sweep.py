@@ -22,7 +22,7 @@ from tuner.measure.worker_client import DeviceRetired, MeasuringWorker
 from tuner.problems.fields import kernel_identity
 from tuner.problems.sentinels import get_sentinels
 from tuner.problems.workload import Workload, name_regime
-from tuner.search import lanes, past, precompile, propose, recording
+from tuner.search import lanes, past, precompile, propose, recording, summary
 from tuner.search.candidates import (
     SweepOptions,
     choose_candidates,
@@ -140,7 +140,9 @@ class Sweep:
         self.compile_ahead(candidates, {sentinel.problem: list(sentinel.configs) for sentinel in sentinels})
         for lane in self.lanes:
             device_id = self.store.get_or_add_device(lane.hello["device"])
-            environment_id = self.store.get_or_add_environment(self.describe_environment(lane.hello))
+            environment_id = self.store.get_or_add_environment(
+                recording.describe_environment(lane.hello, self.compiled)
+            )
             lane.recorder = recording.Recorder(
                 self.store, self.identities, self.workload, device_id, environment_id, sweep_id
             )
@@ -150,7 +152,7 @@ class Sweep:
         self.measure_all(candidates)
         is_complete = self.num_measured + len(self.failed) == len(candidates)
         self.store.finish_sweep(sweep_id, "finished" if is_complete else "interrupted")
-        return self.summarize(len(candidates))
+        return summary.summarize(self, len(candidates))
 
     def describe(self) -> dict:
         """Return the fields of the sweep's row."""
@@ -162,20 +164,6 @@ class Sweep:
             "shard": "/".join(map(str, options.shard)),
             "argv": list(map(hide_credentials, options.argv)),
         }
-
-    def describe_environment(self, hello: dict) -> dict:
-        """Return the fields of the environment's row."""
-        from deep_gemm.jit import hashing
-
-        outcomes = [outcome for of_problem in self.compiled.values() for outcome in of_problem.values()]
-        versions = {outcome.compiler_version for outcome in outcomes if outcome.compiler_version}
-        own = {
-            "compiler": recording.compiler_kind(),
-            "compiler_version": max(versions, default=None),
-            "package_version": recording.package_version(),
-            "tree_hash": hashing.tree_hash(),
-        }
-        return hello["environment"] | recording.describe_source() | own
 
     def find_open_problems(self) -> dict:
         """Return {problem: candidates} of the problems that are not measured yet.
@@ -370,29 +358,6 @@ class Sweep:
         now, budget = time.monotonic(), self.options.time_budget_s
         average = len(self.lanes) * (now - self.measuring_from) / max(self.num_measured, 1)
         return budget is not None and now - self.started + average > budget
-
-    def summarize(self, num_open: int) -> dict:
-        """Return the summary that `--json` prints."""
-        seconds = time.monotonic() - self.started
-        compiled = (
-            {"compile": precompile.summarize(self.compiled, self.compile_seconds)} if self.compile_seconds else {}
-        )
-        return compiled | {
-            "identities": {op: recording.describe_identity(identity) for op, identity in self.identities.items()},
-            "database": str(self.options.database),
-            "problems": len(self.options.problems),
-            "already_measured": len(self.options.problems) - num_open,
-            "measured": self.num_measured,
-            "failed": self.failed,
-            "remaining": num_open - self.num_measured - len(self.failed),
-            "boards": len(self.lanes),
-            "retired": self.retired,
-            "statuses": dict(self.statuses),
-            "phase_seconds": {name: round(value, 2) for name, value in self.phase_seconds.items()},
-            "quarantined": {f"{op} {config}": reason for (op, config), reason in self.suspects.quarantined.items()},
-            "seconds": round(seconds, 2),
-            "seconds_per_problem": round(seconds / self.num_measured, 3) if self.num_measured else None,
-        }
 
 
 def count_known(problem, configs, keys: set[str]) -> int:
