@@ -1,6 +1,7 @@
 """A real PostgreSQL server: the same schema, rows, commands and answers as a SQLite file, and many writers at once."""
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -223,3 +224,9 @@ def test_reading_commands_answer_as_with_a_file(recorded, capsys, name):
         found.pop("file_bytes", None)
         answers.append((code, json.dumps(found).replace(target, "X"), shown.err.replace(target, "X")))
     assert answers[0] == answers[1]
+
+
+def test_the_driver_of_postgresql_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(errors.UsageError, match=r"install psycopg\[binary\]"):
+        Store.open("postgresql://user:secret@host/tuning")
