@@ -26,8 +26,9 @@ def report(
     device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
     op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
 ) -> None:
-    """Write one HTML page that needs no other file: speed, regret, M-sweeps, config heat maps, roofline, noise,
-    coverage and regressions.
+    """Write one HTML page about a database: speed, regret, coverage, noise, regressions.
+
+    The page needs no other file. It has M-sweeps, config heat maps and a roofline, too.
 
     Example: python -m tuner report --out report.html
     """
