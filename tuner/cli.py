@@ -16,7 +16,7 @@ from tuner import errors
 #: Every command, with the sentence that the list of commands shows. A command's module is imported when it is called.
 COMMANDS = {
     "sweep": "Measure configs on this GPU and record them. Run it again to resume.",
-    "simulate": "Show how near TPE and random search come to measuring everything.",
+    "simulate": "Show how near searches of a space come to measuring everything, at equal budget.",
     "train": "Fit trees, guards and portfolio and write a training folder.",
     "evaluate": "Score the selector on problems that it did not see.",
     "export": "Write the artefact by which the library chooses configs. Exits with 1 if a gate is missed.",

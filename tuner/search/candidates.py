@@ -16,6 +16,7 @@ class SweepOptions:
     """What to measure, and how.
 
     `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES.
+    `study_storage` is the URL of an optuna storage to which the studies are copied.
     `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
     """
 
@@ -34,6 +35,7 @@ class SweepOptions:
     time_budget_s: float | None = None
     resume: bool = True
     backend: str = "cuda"
+    study_storage: str = ""
     sentinels: bool = False
     argv: list = field(default_factory=list)
 

@@ -32,6 +32,8 @@ from tuner.search.candidates import (
 )
 from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Request, Suspects
 from tuner.search.sentinels import SentinelVisits
+from tuner.search.study import ProblemStudy, name_study
+from tuner.search.study_storage import StudyStorage, hide_credentials
 from tuner.search.winners import choose_winner
 
 #: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
@@ -63,13 +65,20 @@ class Sweep:
     """One run of the tuner over the problems of one shard, on one GPU.
 
     `on_event(name, facts)` reports progress: "device" (sku, name, regime), "compile" (done, total), "problem" (done,
-    total, problem, failed).
+    total, problem, failed), "warning" (text). `predict(problem, device, configs)` returns {config: log of the time
+    expected}; without it, searches that follow an order follow the heuristic's estimates.
     """
 
     def __init__(
-        self, options: SweepOptions, store, worker, on_event: Callable[[str, dict], None] = lambda name, facts: None
+        self,
+        options: SweepOptions,
+        store,
+        worker,
+        on_event: Callable[[str, dict], None] = lambda name, facts: None,
+        predict: Callable | None = None,
     ):
         self.options, self.store, self.worker, self.on_event = options, store, worker, on_event
+        self.predict = predict
         self.started = time.monotonic()
         self.suspects, self.workload = Suspects(), Workload(options.workload, options.seed)
         self.statuses: Counter = Counter()
@@ -132,7 +141,7 @@ class Sweep:
         return fields | {
             "regime": regimes[-1] if regimes else self.regime,
             "shard": "/".join(map(str, options.shard)),
-            "argv": list(options.argv),
+            "argv": list(map(hide_credentials, options.argv)),
         }
 
     def describe_environment(self, hello: dict) -> dict:
@@ -234,6 +243,30 @@ class Sweep:
         """Measure problem after problem, with the sentinels in between; a failed problem is counted and the sweep goes
         on.
         """
+        url = self.options.study_storage
+        self.studies = StudyStorage(url, lambda text: self.on_event("warning", {"text": text})) if url else None
+        try:
+            self.show_earlier(candidates)
+            self.measure_each(candidates, visits)
+        finally:
+            if self.studies:
+                self.studies.close()
+
+    def show_earlier(self, candidates: dict) -> None:
+        """Show the studies of the problems that are not measured again, as the database has them."""
+        if not self.studies:
+            return
+        history = past.find_history(self.past.load_rows("search"), self.device)
+        for problem in self.options.problems:
+            if problem not in candidates and problem.key in history:
+                described = self.describe_study(problem)
+                configs = list(dict.fromkeys(outcome.config for outcome in history[problem.key]))
+                study = ProblemStudy(configs, "analytic", 0, None, described["name"], described["facts"])
+                study.tell(history[problem.key])
+                described["on_study"](study)
+
+    def measure_each(self, candidates: dict, visits: SentinelVisits) -> None:
+        """Measure problem after problem, until time is over."""
         self.measuring_from = time.monotonic()
         history, winners = self.load_history(), self.past.load_previous_winners()
         for number, (problem, configs) in enumerate(candidates.items()):
@@ -241,7 +274,8 @@ class Sweep:
                 break
             visits.visit(number)
             budget = choose_trials(problem, self.device, self.options, configs)
-            request = Request(self.options.sampler, budget, winners.get(problem.key, []), history.get(problem.key, []))
+            earlier = winners.get(problem.key, []), history.get(problem.key, [])
+            request = Request(self.options.sampler, budget, *earlier, **self.describe_study(problem))
             try:
                 self.measure(problem, configs, request)
                 self.num_measured += 1
@@ -250,6 +284,18 @@ class Sweep:
             facts = {"problem": str(problem), "failed": str(problem) in self.failed}
             self.on_event("problem", {"done": number + 1, "total": len(candidates)} | facts)
         visits.finish()
+
+    def describe_study(self, problem) -> dict:
+        """Return the fields of a Request that concern the problem's study."""
+        facts = asdict(self.identities[problem.op]) | {"problem": str(problem)}
+        name = name_study(problem.op, problem, facts["kernel_hash"])
+        show = self.studies.show if self.studies else None
+        return {
+            "name": name,
+            "facts": facts,
+            "predict": partial(self.predict, problem, self.device) if self.predict else None,
+            "on_study": lambda study: show(name, facts, study.take_news()) if show else None,
+        }
 
     def load_history(self) -> dict[str, list]:
         """Return the outcomes from which searches go on, {} where every config is measured anyway."""
