@@ -25,6 +25,7 @@ COMMANDS = {
     "warmup": "Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.",
     "inspect": "Show what the database covers, how noisy it is, what is stale or failed, and what became slower.",
     "compare": "Compare two recorded sweeps on the problems and configs that both measured. Needs no GPU.",
+    "report": "Write one HTML page about a database: speed, regret, coverage, noise, regressions.",
     "baseline": "Name the sweep or kernel hash that `compare` and `inspect` compare with.",
     "ab": "Compare two sets of kernels, or two configs, in one process on one GPU, with equal operands.",
     "bisect": "Find the first commit between GOOD and BAD whose kernel is slower than GOOD's on one problem.",
