@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import cast
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Engine, create_engine, event, exc, inspect
+from sqlalchemy import Connection, Engine, create_engine, event, exc
 from sqlalchemy.pool import QueuePool
 
 from deep_gemm import environment
@@ -27,12 +27,15 @@ from tuner import errors
 from tuner.db import schema, tables, views
 from tuner.db.faults import damaged, to_typed, translated
 from tuner.db.lock import WriterLock
+from tuner.db.postgresql import open_postgresql
 
 BUSY_TIMEOUT_MS = 60_000
 MAX_VALUE_BYTES = 1 << 24
+#: The CHECKs of measured rows are evaluated at open in files up to this size. It would take 1 s for 10^6 rows; every
+#: reader checks the rows that it loads anyway.
+CHECKED_BYTES = 1 << 26
 OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
 MODES = {"rw": "rwc", "ro": "ro", "immutable": "ro&immutable=1"}
-FLEET_LOCK = 0x44474D54  # key of the PostgreSQL advisory lock that stands for the writer's flock
 
 
 def open_engine(target: str | os.PathLike, mode: str, wait_s: float) -> tuple[Engine, Callable[[], None]]:
@@ -237,7 +240,7 @@ def check_sound(engine: Engine, path: Path, is_old_allowed: bool) -> None:
         schema.check_identity(connection, path)
         if not is_old_allowed:
             schema.check_current(connection, path)
-        problems = schema.check_contents(connection)
+        problems = schema.check_contents(connection, with_rows=path.stat().st_size <= CHECKED_BYTES)
     if problems:
         raise damaged(path, problems[0])
 
@@ -291,46 +294,3 @@ def configure(connection: sqlite3.Connection, mode: str) -> None:
         connection.execute(f"PRAGMA {pragma}")
     for pragma in ("journal_mode = DELETE", "synchronous = FULL") if mode == "rw" else ("query_only = ON",):
         connection.execute(f"PRAGMA {pragma}").fetchall()
-
-
-def open_postgresql(url: str, mode: str) -> tuple[Engine, Callable[[], None]]:
-    """Open a PostgreSQL database by URL; a writer holds an advisory lock as long as it is open.
-
-    Raises: UsageError, StoreError.
-    """
-    if not url.startswith(("postgresql://", "postgresql+psycopg://")) or mode == "immutable":
-        raise errors.UsageError(
-            f"--db {url.partition('://')[0]}://...: a path of a SQLite file, or postgresql+psycopg://... (not"
-            " immutable)"
-        )
-    try:
-        engine = create_engine(
-            url.replace("postgresql://", "postgresql+psycopg://", 1),
-            execution_options={"postgresql_readonly": mode == "ro"},
-        )
-    except ModuleNotFoundError as error:
-        raise errors.UsageError(
-            "--db postgresql+psycopg://...: the driver is missing; install psycopg[binary]"
-        ) from error
-    with ExitStack() as cleanup, translated(engine.url.render_as_string(hide_password=True)):
-        cleanup.callback(engine.dispose)
-        if mode == "rw":
-            lock_postgresql(engine, cleanup)
-        return engine, cleanup.pop_all().close
-
-
-def lock_postgresql(engine: Engine, cleanup: ExitStack) -> None:
-    """Take the writer's advisory lock on a separate connection, then create or upgrade the schema."""
-    connection = cleanup.enter_context(engine.connect())
-    if not connection.exec_driver_sql(f"SELECT pg_try_advisory_lock({FLEET_LOCK})").scalar():
-        raise errors.StoreError(
-            f"{engine.url.render_as_string(hide_password=True)}: another process is writing to it; wait for it or"
-            " stop it"
-        )
-    connection.commit()
-    with engine.begin() as writer:
-        if not inspect(writer).has_table("alembic_version"):
-            schema.create_schema(writer)
-        elif schema.is_outdated(writer):
-            schema.migrate(writer)
-        views.create(writer)

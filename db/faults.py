@@ -12,6 +12,8 @@ from tuner import errors
 from tuner.db.lock import read_holder
 
 DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
+#: What drivers call a row that a constraint refuses; PostgreSQL derives a class from it for each kind of constraint.
+REFUSALS = {"IntegrityError", "DataError"}
 REMEDIES = {
     sqlite3.SQLITE_FULL: "the disk or its quota is full; free some space and run again",
     sqlite3.SQLITE_READONLY: "the file or its folder is read-only; change the permissions or name another --db",
@@ -49,7 +51,7 @@ def to_typed(path: object, error: BaseException) -> errors.TunerError:
     if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
         holder = read_holder(Path(str(path))) or "unknown"
         return errors.StoreError(f"{path}: still locked after 60 s by process {holder}; stop it or wait for it")
-    if type(error).__name__ in ("IntegrityError", "DataError") or primary in (
+    if REFUSALS & {base.__name__ for base in type(error).__mro__} or primary in (
         sqlite3.SQLITE_CONSTRAINT,
         sqlite3.SQLITE_MISMATCH,
         sqlite3.SQLITE_TOOBIG,

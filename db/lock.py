@@ -7,6 +7,7 @@ sweep at once, instead of letting two interleave.
 Guarantees: the holder of a WriterLock is the only one on this host. A process that it forks holds nothing.
 """
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -75,7 +76,8 @@ class WriterLock:
         """Give the lock back; a second call does nothing."""
         _held.discard(self)
         if self.handle >= 0:
-            os.ftruncate(self.handle, 0)
+            with contextlib.suppress(OSError):  # the disk failed: the process id stays, but not the lock
+                os.ftruncate(self.handle, 0)
             os.close(self.handle)
             self.handle = -1
 

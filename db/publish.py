@@ -7,12 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import cast
 
-from deep_gemm import _C
-from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
 from tuner.db.naturals import Tables
+from tuner.db.newest import Kernels, choose_left_out, find_newest, find_sku, select_kernels
 from tuner.db.store import Store
 from tuner.db.transfer import add_tables, load_tables
 from tuner.db.values import make_key
@@ -31,13 +30,14 @@ CENSORED_EXTRAS = ("median_us",)
 def snapshot(
     source: str | os.PathLike, target: str | os.PathLike, sku: str | None = None, max_bytes: int = MAX_SNAPSHOT_BYTES
 ) -> dict:
-    """Write a copy of `source` that may be published to `target`; return {"bytes", "tables"}.
+    """Write a copy of `source` that may be published to `target`; return {"bytes", "tables", "left_out"}.
 
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing needs of a
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
-    ratio alone). With `sku` (or a short name), only that SKU's blocks with the newest kernel hash
-    are kept. SQLite's backup API copies the source, so that a sweep can go on meanwhile.
+    ratio alone). With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op kind
+    are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left out.
+    SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
     Raises: UsageError, also where nothing was measured on `sku` or `target` holds more than the copy would; StoreError;
@@ -46,13 +46,44 @@ def snapshot(
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
         found = load_tables(back_up(source, Path(folder) / "backup.db"), source)
-        found = scrub(select_newest(found, find_sku(found, sku)) if sku else found)
-        check_private(found, path)
-        check_loss(found, path)
-        add_tables(fresh, [found])
-        compact(fresh)
+        if sku:
+            kept, left_out = write_newest(fresh, path, found, find_sku(found, sku), max_bytes)
+        else:
+            kept, left_out = write(fresh, path, found), []
         check_size(fresh, path, max_bytes)
-    return {"bytes": path.stat().st_size, "tables": {name: len(rows) for name, rows in found.items()}}
+    return {
+        "bytes": path.stat().st_size,
+        "tables": {name: len(rows) for name, rows in kept.items()},
+        "left_out": [each._asdict() for each in left_out],
+    }
+
+
+def write_newest(fresh: Path, target: Path, found: Tables, sku: str, max_bytes: int) -> tuple[Tables, list[Kernels]]:
+    """Write the newest kernels of a SKU to `fresh`, and of the kernels before them as many as fit.
+
+    Return what was written, and which older kernels were left out.
+    """
+    newest, older = find_newest(found, sku)
+    left_out: list[Kernels] = []
+    while True:
+        kept = write(fresh, target, select_kernels(found, sku, newest + older))
+        excess = fresh.stat().st_size - max_bytes
+        if excess <= 0 or not older:
+            return kept, left_out
+        bytes_of_row = fresh.stat().st_size / max(len(kept["measurement"]), 1)
+        for _ in range(choose_left_out(older, excess, bytes_of_row)):
+            left_out.append(older.pop())
+        fresh.write_bytes(b"")
+
+
+def write(fresh: Path, target: Path, found: Tables) -> Tables:
+    """Write what may be published of `found` to the empty file `fresh`, which will replace `target`; return it."""
+    scrubbed = scrub(found)
+    check_private(scrubbed, target)
+    check_loss(scrubbed, target)
+    add_tables(fresh, [scrubbed])
+    compact(fresh)
+    return scrubbed
 
 
 def check_target(source: str | os.PathLike, target: str | os.PathLike) -> Path:
@@ -97,43 +128,6 @@ def back_up(source: str | os.PathLike, copy: Path) -> Path:
         cast(sqlite3.Connection, connection.connection.driver_connection).backup(destination)
         destination.close()
     return copy
-
-
-def find_sku(found: Tables, name: str) -> str:
-    """Return the SKU that `name` means, which may be a short name such as h200, in any case.
-
-    Raises: UsageError where no block was measured on it.
-    """
-    try:
-        sku = _C.Device.known(name).sku
-    except DeepGemmError:
-        sku = name
-    measured = {found["device"][(row["device_id"],)]["sku"] for row in found["block"].values()}
-    if sku not in measured:
-        raise errors.UsageError(
-            f"--sku {name}: nothing was measured on it, so nothing was written; use one of"
-            f" {', '.join(sorted(measured)) or 'none: the database holds no measurements'}"
-        )
-    return sku
-
-
-def select_newest(found: Tables, sku: str) -> Tables:
-    """Return the blocks of `sku` that have its newest kernel hash per op kind, with everything that they refer to."""
-    blocks = {key: row for key, row in found["block"].items() if found["device"][(row["device_id"],)]["sku"] == sku}
-    newest: dict[str, tuple] = {}
-    for row in blocks.values():
-        op = found["problem"][(row["problem_id"],)]["op"]
-        newest[op] = max(newest.get(op, ("", "")), (row["created"], row["kernel_hash"]))
-    hashes = {kernel_hash for _, kernel_hash in newest.values()}
-    blocks = {key: row for key, row in blocks.items() if row["kernel_hash"] in hashes}
-    kept = found | {"block": blocks}
-    kept["measurement"] = {key: row for key, row in found["measurement"].items() if (row["block_id"],) in blocks}
-    kept["best"] = {key: row for key, row in found["best"].items() if (row["block_id"],) in blocks}
-    kept["compilation"] = {key: row for key, row in found["compilation"].items() if row["kernel_hash"] in hashes}
-    for name in ("sweep", "problem", "device", "environment"):
-        used = {row[f"{name}_id"] for row in blocks.values()}
-        kept[name] = {key: row for key, row in found[name].items() if key[0] in used}
-    return kept
 
 
 def scrub(found: Tables) -> Tables:

@@ -16,6 +16,7 @@ from tuner import errors
 from tuner.db import tables
 from tuner.db.files import is_recorded
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
+from tuner.db.postgresql import lock_tables
 from tuner.db.store import Store
 from tuner.files import write_whole
 
@@ -54,6 +55,8 @@ def merge(target: str | os.PathLike, sources: Iterable[str | os.PathLike]) -> di
 def add_tables(target: str | os.PathLike, additions: list[Tables]) -> dict:
     """Merge contents into `target` in one transaction; return how many rows each table gained."""
     with Store.open(target, "rw") as store, store.writing() as connection:
+        if connection.dialect.name == "postgresql":
+            lock_tables(connection)
         known = read_tables(connection, store.target)
         wanted = known
         for addition in additions:

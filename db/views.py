@@ -82,13 +82,17 @@ def get_statements() -> dict[str, str]:
     return indices | {name: f"CREATE VIEW {name} AS {' '.join(query.split())}" for name, query in VIEWS.items()}
 
 
-def create(connection: Connection) -> None:
-    """Create what is missing, in the caller's transaction."""
+def find_missing(connection: Connection) -> list[str]:
+    """Return the statements that create what is missing, in the order in which they can run."""
     found = inspect(connection)
     present = {*found.get_view_names(), *(index["name"] for index in found.get_indexes("block"))}
-    for name, statement in get_statements().items():
-        if name not in present:
-            connection.exec_driver_sql(statement)
+    return [statement for name, statement in get_statements().items() if name not in present]
+
+
+def create(connection: Connection) -> None:
+    """Create what is missing, in the caller's transaction."""
+    for statement in find_missing(connection):
+        connection.exec_driver_sql(statement)
 
 
 def drop(connection: Connection) -> None:

@@ -13,6 +13,7 @@ from tuner.problems.fields import kernel_variant
 
 COMPILE_FIELDS = ("registers", "spill_bytes", "local_bytes", "smem_bytes", "compile_ms")
 MEASUREMENT_FIELDS = tuple(column.name for column in tables.measurement.columns)
+DIALECTS = {"sqlite": sqlite, "postgresql": postgresql}
 
 
 def add_row(connection: Connection, table: Table, row: dict) -> int:
@@ -20,12 +21,27 @@ def add_row(connection: Connection, table: Table, row: dict) -> int:
     return cast(tuple, connection.execute(insert(table).values(row)).inserted_primary_key)[0]
 
 
+def get_or_add(connection: Connection, table: Table, row: dict) -> int:
+    """Return the id of the row with the same natural key `key`, adding it where there is none.
+
+    Another writer of a PostgreSQL database may add it at the same time: then it is that one's.
+    """
+    query = select(table.c.id).where(table.c.key == row["key"])
+    found = connection.execute(query).scalar()
+    if found is None:
+        ignored = (
+            DIALECTS[connection.dialect.name].insert(table).values(row).on_conflict_do_nothing(index_elements=["key"])
+        )
+        connection.execute(ignored)
+        found = connection.execute(query).scalar_one()
+    return found
+
+
 def upsert(connection: Connection, table: Table, rows: list[dict], keep_known: bool = False) -> None:
     """Insert rows with all their columns, or replace the existing ones; with `keep_known`, NULL replaces nothing."""
     if not rows:
         return
-    dialect = {"sqlite": sqlite, "postgresql": postgresql}[connection.dialect.name]
-    statement = dialect.insert(table)
+    statement = DIALECTS[connection.dialect.name].insert(table)
     changed = {}
     for column in table.columns:
         if not column.primary_key:
@@ -48,7 +64,8 @@ def add_measurements(connection: Connection, rows: list[dict]) -> None:
             key = identity | {"config_id": row.get("config_id")}
             compilations[tuple(key.values())] = to_row(tables.compilation, facts | key)
     upsert(connection, tables.measurement, [to_measurement_row(row) for row in rows])
-    upsert(connection, tables.compilation, list(compilations.values()), keep_known=True)
+    # In one order for all writers: two of a fleet would else each wait for a row of the other.
+    upsert(connection, tables.compilation, [compilations[key] for key in sorted(compilations)], keep_known=True)
 
 
 def to_measurement_row(row: dict) -> dict:

@@ -1,7 +1,9 @@
 """The command line `python -m tuner`: a thin layer over the library, with one module per command in `commands/`."""
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Collection
 from inspect import getdoc
@@ -114,6 +116,22 @@ def check_installation() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; errors are printed as one line."""
+    return finish_output(run_command(arguments))
+
+
+def finish_output(exit_code: int) -> int:
+    """Write out what was printed and return `exit_code`, or EXIT_FAILURE where standard output does not take it."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the interpreter would try again when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_code or report(f"standard output: {error.strerror}", errors.EXIT_FAILURE)
+    return exit_code
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run one command line and return its exit code, with what it printed perhaps still to be written."""
     try:
         check_installation()
         called = next((word for word in arguments if not word.startswith("-")), "")

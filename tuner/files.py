@@ -31,17 +31,18 @@ def replacing(target: Path) -> Iterator[Path]:
     with raising_store_error(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         sweep_stale(target)
-        made = tempfile.TemporaryDirectory(
-            dir=target.parent, prefix=f".{target.name}.", ignore_cleanup_errors=True
-        )  # what cannot be removed is swept later
-    with made as folder:
-        fresh = Path(folder) / target.name
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    try:
+        fresh = folder / target.name
         yield fresh
         with raising_store_error(target):
             flush(fresh)
             os.replace(fresh, target)
         with contextlib.suppress(OSError):  # a file system that flushes no folders: the file is there all the same
             flush(target.parent)
+    finally:
+        # What cannot be removed is swept later. TemporaryDirectory would recurse for ever where it may not open it.
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -181,7 +181,10 @@ LaunchGeometry get_geometry(const Problem& problem, const Config& config, int nu
     const int64_t clusters = is_split ? std::clamp<int64_t>(sm_count / config.split_k, 1, tiles.count())
                                       : count_clusters(problem, config, tiles, num_sms, sm_count, max_clusters);
     const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
-    const int64_t group_tiles = ceil_div(rows_per_group(problem), int64_t(config.cluster_m) * config.block_m);
+    // Masked groups may have more rows than expected. A band that cuts a group reads its B once more: 625 us instead of
+    // 533 for 32 groups of about 192 rows, n 6144, k 7168 (H200).
+    const int64_t group_rows = op_kind(problem.op).has_room() ? problem.m : rows_per_group(problem);
+    const int64_t group_tiles = ceil_div(group_rows, int64_t(config.cluster_m) * config.block_m);
     const int64_t band = choose_band(config, group_tiles, std::min(clusters, group_tiles * tiles.n));
     return {.num_ctas = uint32_t(is_split ? m_tiles * n_tiles * config.split_k : clusters * cluster_size),
             .num_m_tiles = uint32_t(m_tiles),

@@ -81,6 +81,7 @@ class FakeKernel:
     times_us: ClassVar[dict] = {}
     faults: ClassVar[dict] = {}
     sets_seen: ClassVar[dict] = {}
+    groups_seen: ClassVar[dict] = {}
     split_errors: ClassVar[dict] = {}
 
     def __init__(self, cubin: bytes, name: str, problem, config, device: int):
@@ -108,6 +109,7 @@ class FakeKernel:
         assert stream == FakeStream.cuda_stream
         if FakeGraph.capturing is not None:
             FakeKernel.sets_seen.setdefault(self.config, []).append(a.data_ptr())
+            FakeKernel.groups_seen.setdefault(self.config, []).append(groups)
             FakeGraph.capturing.launches.append(self.advance)
             return
         self.count, self.latest = self.count + 1, (groups, c)

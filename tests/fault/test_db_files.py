@@ -164,6 +164,14 @@ def test_a_child_leaves_the_writers_lock_alone(tmp_path):
     lock.release()
 
 
+def test_a_disk_that_fails_does_not_keep_the_writers_lock(tmp_path, monkeypatch):
+    lock = WriterLock(tmp_path / "tuning.db")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", write_to_a_full_disk)
+        lock.release()
+    WriterLock(tmp_path / "tuning.db").release()
+
+
 def limit_pages(opened: Store, pages: int) -> None:
     """Let the database grow to `pages` pages, as a quota does."""
     opened.engine.pool.connect().driver_connection.execute(f"PRAGMA max_page_count = {pages}")

@@ -33,6 +33,7 @@ Recorded = Annotated[
 ]
 
 STATS_HEADINGS = ("op kind", "kernel", "problems", "configs", "rows", "censored", "failed", "last")
+EXPORT_FORMATS = ("json", "csv", "parquet")
 AUDIT_HEADINGS = ("problem", "config", "behind the best", "expected", "says the")
 
 app = typer.Typer(
@@ -166,9 +167,12 @@ def snapshot(
     ],
     db: Database = "",
     sku: Annotated[
-        str, typer.Option(help="Keep only the blocks with the newest kernel hash of this SKU or short name (h200).")
+        str,
+        typer.Option(help="Keep only this SKU or short name (h200), and of each op kind the newest two kernel hashes."),
     ] = "",
-    max_bytes: Annotated[int, typer.Option(min=1, help="Fail if the result is larger than this.")] = 8_000_000,
+    max_bytes: Annotated[
+        int, typer.Option(min=1, help="Fail if the result is larger than this; older kernels are left out before.")
+    ] = 8_000_000,
     as_json: AsJson = False,
 ) -> None:
     """Write a copy that may be published, without host names, paths and logs.
@@ -181,7 +185,17 @@ def snapshot(
     report(
         as_json,
         {"target": str(target)} | result,
-        f"{target}: {result['bytes']} bytes, {describe_gain(result['tables'])}",
+        f"{target}: {result['bytes']} bytes, {describe_gain(result['tables'])}{describe_left_out(result['left_out'])}",
+    )
+
+
+def describe_left_out(kernels: list[dict]) -> str:
+    """Return which older kernels did not fit, a line each."""
+    if not kernels:
+        return ""
+    rows = [(each["op"], each["kernel_hash"][:8], each["rows"]) for each in kernels]
+    return "\nleft out, so that the file stays below --max-bytes:\n" + format_table(
+        ("op kind", "kernel", "rows"), rows, indent="  "
     )
 
 
@@ -203,17 +217,26 @@ def merge(
 
 @app.command()
 def export(
-    target: Annotated[Path, typer.Argument(help="The JSON file to write.")],
+    target: Annotated[Path, typer.Argument(help="The file to write.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="json (the whole database, for `db import`), or csv or parquet (the measured rows as one table).",
+        ),
+    ] = "json",
     db: Database = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a whole database as JSON. Equal databases give equal files.
+    """Write a database for other programs. Equal databases give equal JSON files.
 
     Example: python -m tuner db export h200.json --db h200.db
     """
-    from tuner.db import export_json
+    from tuner.db import export_flat, export_json
 
-    size = export_json(get_database(db), target)
+    if kind not in EXPORT_FORMATS:
+        raise errors.UsageError(f"--format {kind}: must be one of {', '.join(EXPORT_FORMATS)}")
+    size = export_json(get_database(db), target) if kind == "json" else export_flat(get_database(db), target, kind)
     report(as_json, {"target": str(target), "bytes": size}, f"{target}: {size} bytes")
 
 

@@ -17,6 +17,7 @@ from deep_gemm import _C, errors
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.build import get_cubin
 from deep_gemm.jit.hashing import package_hash
+from deep_gemm.quantize import ceil_div
 from tuner.measure.checked_output import CheckedOutput, make_reference
 from tuner.measure.devices import describe_device
 from tuner.measure.operands import OperandPool, get_factors, get_head_splits
@@ -24,7 +25,7 @@ from tuner.measure.protocol import Job, parse_job
 from tuner.measure.race import Check, Race
 from tuner.measure.telemetry import Telemetry
 from tuner.problems.fields import kernel_identity
-from tuner.problems.workload import Workload, make_groups
+from tuner.problems.workload import Workload, make_draws, make_group_tensor
 
 DEVICE = "cuda"
 #: The regime of the default workload; part of a measurement's identity, see workload.name_regime.
@@ -137,7 +138,10 @@ class CudaTimer:
 
     def __init__(self, backend: CudaBackend, problem, configs: list, isolate: bool, workload: Workload):
         self.backend, self.problem, self.configs, self.isolate = backend, problem, configs, isolate
-        self.groups = make_groups(problem, workload)
+        draws = make_draws(problem, workload)
+        self.groups = draws[0] if draws else None
+        # Launches take these in turn, where there are several: a time is then the mean over the draws.
+        self.draws = [make_group_tensor(problem, groups, DEVICE) for groups in draws] if len(draws) > 1 else []
         pool = backend.get_pool(workload.seed)
         self.ring, self.start = pool.make_ring(problem, self.groups), pool.make_start(problem)
         self.reference = make_reference(problem, self.ring[0], self.groups)
@@ -203,8 +207,10 @@ class CudaTimer:
         return error
 
     def launch(self, kernel: "_C.Kernel", number: int, d: torch.Tensor | None = None) -> None:
-        """Launch on set `number` of the ring, into `d` or else the set's own D."""
-        operands = self.ring[number]
+        """Launch number `number`, on a set of the ring and with a draw of the groups, into `d` or else the set's D."""
+        operands = self.ring[number % len(self.ring)]
+        if self.draws:
+            operands = operands._replace(groups=self.draws[number % len(self.draws)])
         if d is not None:
             operands = operands._replace(d=d, c=d if operands.c is operands.d else operands.c)
         operands.launch(kernel, **self.options)
@@ -221,11 +227,14 @@ class CudaTimer:
             raise DeviceFault(index, error) from error
 
     def choose_launches(self, index: int) -> int:
-        """Return the launches of one replay: as many as the reference's, unless they would take too long."""
+        """Return the launches of one replay: as many as the reference's, unless they would take too long; always of all
+        draws alike.
+        """
+        draws = max(len(self.draws), 1)
         if index == 0:
-            return count_launches(self.estimate_reference_us())
+            return count_launches(self.estimate_reference_us(), draws)
         quick_us = max(self.quick_us[index], TRUSTED_QUICK_US)
-        return min(self.num_launches[0], max(int(MAX_REPLAY_US / quick_us), 1))
+        return min(self.num_launches[0], max(int(MAX_REPLAY_US / quick_us) // draws, 1) * draws)
 
     def estimate_reference_us(self) -> float:
         """Return the reference's time: of its checked launch, or of MAX_LAUNCHES where that was too short."""
@@ -242,13 +251,13 @@ class CudaTimer:
         Where a replay is shorter than the ring, configs start at different sets, as choose_start says.
         """
         kernel, _ = self.backend.get_kernel(self.problem, self.configs[index])
-        count, ring = self.num_launches[index], len(self.ring)
+        count = self.num_launches[index]
         start = self.choose_start(index, count)
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="relaxed")
         try:
             for number in range(start, start + count):
-                self.launch(kernel, number % ring)
+                self.launch(kernel, number)
         finally:
             graph.capture_end()
         return graph
@@ -278,11 +287,12 @@ class CudaTimer:
         return self.num_launches[index]
 
 
-def count_launches(kernel_us: float) -> int:
-    """Return how many launches of a kernel that takes `kernel_us` last about REPLAY_US."""
+def count_launches(kernel_us: float, draws: int = 1) -> int:
+    """Return how many launches of a kernel that takes `kernel_us` last about REPLAY_US: a multiple of `draws`."""
     if kernel_us >= SINGLE_LAUNCH_US:
-        return 1
-    return min(max(round(REPLAY_US / kernel_us), 2), MAX_LAUNCHES)
+        return draws
+    launches = min(max(round(REPLAY_US / kernel_us), 2), MAX_LAUNCHES)
+    return ceil_div(launches, draws) * draws
 
 
 def finite(value: float | None) -> float | None:

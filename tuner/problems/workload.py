@@ -7,6 +7,9 @@
 Sizes follow from the problem, the workload and the seed alone. Contiguous groups fill m: each takes whole units of the
 alignment, and the rows behind its last one are padding. Groups of K fill k in units of 128, the K of one step. Masked
 groups hold up to m rows.
+
+The sizes of few masked groups differ much from one draw to the next, and with them which tile is best. A measurement
+of a spread load then goes through several draws (make_draws), and its time is the mean over them.
 """
 
 import json
@@ -25,6 +28,10 @@ WORKLOADS = ("spread", "uniform", "skewed")
 DEFAULT = WORKLOADS[0]
 #: Every group of K is a multiple of it, so that no scale covers two groups; BF16 keeps the rule.
 K_UNIT = SCALE_BLOCK
+#: Draws that a measurement of a masked problem goes through, and the groups from which on one is enough: their tiles
+#: add up to nearly the same number in each.
+NUM_DRAWS = 4
+MANY_GROUPS = 16
 #: Share of the mean that a group has which is neither the large one nor empty, where rows come one by one.
 SMALL_SHARE = 1 / 16
 
@@ -49,7 +56,9 @@ class Workload:
         """Return what `block.workload` stores: canonical JSON, "" where no operand says what a group has."""
         if not OP_KINDS[problem.op].reads_groups:
             return ""
-        spread = {"spread": SPREAD} if self.name == "spread" else {}
+        spread: dict[str, float] = {"spread": SPREAD} if self.name == "spread" else {}
+        if (draws := count_draws(problem, self)) > 1:
+            spread["draws"] = draws
         return json.dumps({"seed": self.seed, "sizes": self.name} | spread, sort_keys=True, separators=(",", ":"))
 
 
@@ -65,8 +74,33 @@ def name_regime(regime: str, op: str, workload: str) -> str:
     return regime if workload == DEFAULT or not OP_KINDS[op].reads_groups else f"{regime}-{workload}"
 
 
+def count_draws(problem, workload: Workload) -> int:
+    """Return through how many draws of the group sizes a measurement goes."""
+    is_drawn = OP_KINDS[problem.op].has_room and workload.name == "spread" and problem.num_groups < MANY_GROUPS
+    return NUM_DRAWS if is_drawn else 1
+
+
+def make_draws(problem, workload: Workload) -> list[Groups]:
+    """Return the draws of a problem that has groups, see count_draws.
+
+    Each group meets every quarter of the spread once, so that few draws have nearly the mean of many.
+    """
+    count = count_draws(problem, workload)
+    if count == 1:
+        groups = make_groups(problem, workload)
+        return [] if groups is None else [groups]
+    generator = random.Random(f"{workload.seed} draws {problem.key}")
+    places = [generator.sample(range(count), count) for _ in range(problem.num_groups)]
+    factors = [
+        [1.0 + SPREAD * (2.0 * (place[draw] + generator.random()) / count - 1.0) for place in places]
+        for draw in range(count)
+    ]
+    starts, mean = [group * problem.m for group in range(problem.num_groups)], get_masked_mean(problem)
+    return [Groups(starts, [min(round(mean * factor), problem.m) for factor in draw]) for draw in factors]
+
+
 def make_groups(problem, workload: Workload) -> Groups | None:
-    """Return the groups of a problem, None for a dense one and for a sum over groups.
+    """Return the groups of a problem, of several draws the first; None for a dense one and for a sum over groups.
 
     Raises: UsageError where K cannot be divided among groups.
     """
@@ -78,6 +112,8 @@ def make_groups(problem, workload: Workload) -> Groups | None:
         return None
     if kind.is_batched:
         return Groups([group * problem.m for group in range(problem.num_groups)], [problem.m] * problem.num_groups)
+    if count_draws(problem, workload) > 1:
+        return make_draws(problem, workload)[0]
     if kind.has_room:
         sizes = make_masked_sizes(problem, workload.name, generator)
         return Groups([group * problem.m for group in range(problem.num_groups)], sizes)
@@ -126,9 +162,14 @@ def choose_skewed(num_groups: int, generator: random.Random) -> tuple[int, list[
     return order[0], order[1 : 1 + (num_groups - 1) // 2]
 
 
+def get_masked_mean(problem) -> int:
+    """Return the mean rows of masked groups; without an expected one, groups are half full."""
+    return problem.expected_m or max(problem.m // 2, 1)
+
+
 def make_masked_sizes(problem, name: str, generator: random.Random) -> list[int]:
-    """Return the rows of masked groups; without an expected mean, groups are half full."""
-    mean, room = problem.expected_m or max(problem.m // 2, 1), problem.m
+    """Return the rows of masked groups."""
+    mean, room = get_masked_mean(problem), problem.m
     if name == "uniform":
         return [min(mean, room)] * problem.num_groups
     if name == "spread":

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from deep_gemm import _C
 from tuner.measure.backend import count_launches
 from tuner.measure.race import CONFIRM_OVERRUN
+from tuner.problems.workload import Workload, count_draws
 from tuner.search.candidates import SweepOptions, choose_candidates, count_measurements, find_kernels, find_ops
 from tuner.search.problem_run import EFFORTS
 
@@ -58,7 +59,8 @@ def estimate_seconds(problem, configs: list, options: SweepOptions, device) -> f
     they nearly cancel. The recorded H200 sweeps took 0.7 to 1.9 times this, depending on preset and op kind.
     """
     plan = EFFORTS[options.effort]
-    launches = count_launches(_C.estimate_time_us(problem, _C.get_analytic_config(problem, device), device))
+    draws = count_draws(problem, Workload(options.workload, options.seed))
+    launches = count_launches(_C.estimate_time_us(problem, _C.get_analytic_config(problem, device), device), draws)
     replays = sorted(launches * _C.estimate_time_us(problem, config, device) * 1e-6 for config in configs)
     measured = count_measurements(options, device, {problem: configs})
     search = plan.search_rounds * measured * sum(replays) / len(replays)

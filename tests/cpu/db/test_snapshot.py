@@ -2,8 +2,10 @@
 
 import itertools
 import random
+import re
 import socket
 import sqlite3
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +14,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes import synthetic
 from tests.fakes.databases import CONFIGS, DEVICE, SKU, add_block, add_context, make_database, make_problem, make_row
-from tuner import errors
+from tuner import cli, errors
 from tuner.db import Store, merge, snapshot, snapshot_path, tables
 from tuner.db.naturals import KEYS
 from tuner.db.rows import CompilerReport, MeasurementRow
@@ -154,20 +156,44 @@ def load_flags(store) -> str:
         return connection.execute(tables.environment.select()).mappings().one()["flags"]
 
 
-def test_snapshot_of_one_sku_keeps_its_newest_kernel_hash(tmp_path):
+def test_snapshot_of_one_sku_keeps_its_newest_two_kernel_hashes(tmp_path):
     path = tmp_path / "all.db"
     with Store.open(path) as store:
         context = add_context(store)
-        add_block(store, context, make_problem(1))
-        add_block(store, context, make_problem(2), kernel_hash="cd" * 32)
+        for m, kernel_hash in enumerate(("ab", "89", "cd"), 1):
+            add_block(store, context, make_problem(m), kernel_hash=kernel_hash * 32)
+            time.sleep(0.002)  # blocks are ordered by milliseconds
         other = store.get_or_add_device(DEVICE.as_dict() | {"sku": "nvidia-h100-sm132", "uuid": "GPU-1"})
         add_block(store, context | {"device_id": other}, make_problem(3), kernel_hash="ef" * 32)
     result = snapshot(path, tmp_path / "published.db", sku=SKU)
-    assert (result["tables"]["block"], result["tables"]["problem"], result["tables"]["device"]) == (1, 1, 1)
+    assert (result["tables"]["block"], result["tables"]["problem"], result["tables"]["device"]) == (2, 2, 1)
+    assert result["left_out"] == []
     with Store.open(tmp_path / "published.db", "immutable") as store:
-        assert {row.block.kernel_hash for row in store.load_measurements()} == {"cd" * 32} and store.newest_kernel_hash(
-            "fp8_gemm", SKU
-        ) == "cd" * 32
+        assert {row.block.kernel_hash for row in store.load_measurements()} == {"cd" * 32, "89" * 32}
+        assert store.newest_kernel_hash("fp8_gemm", SKU) == "cd" * 32
+
+
+def test_older_kernels_that_do_not_fit_are_left_out_and_named(tmp_path, capsys):
+    """The op kind with most rows loses its older kernels first; the newest ones never go."""
+    path, target = tmp_path / "all.db", tmp_path / "published.db"
+    with Store.open(path) as store:
+        context = add_context(store)
+        for kernel_hash in ("89", "cd"):
+            fields = {"kernel_hash": kernel_hash * 32, "num_configs": 70}
+            for m in range(1, 9):
+                add_block(store, context, make_problem(m), **fields)
+            add_block(store, context, _C.Problem("bf16_gemm", 64, 2112, 7168), op="bf16_gemm", **fields)
+            time.sleep(0.002)
+    whole = snapshot(path, target, sku=SKU)
+    target.unlink()
+    words = ["db", "snapshot", str(target), "--db", str(path), "--sku", "h200", "--max-bytes"]
+    assert cli.run([*words, str(whole["bytes"] - 1)]) == 0
+    shown = capsys.readouterr().out
+    assert "left out" in shown and re.search(r"fp8_gemm +89898989 +576", shown) and "bf16_gemm" not in shown
+    found = {(row["problem_id"], row["kernel_hash"]) for row in load_tables(target)["block"].values()}
+    assert len(found) == 8 + 2 and target.stat().st_size < whole["bytes"]
+    with pytest.raises(errors.IntegrityError, match="at most 1000"):
+        snapshot(path, tmp_path / "small.db", sku=SKU, max_bytes=1000)
 
 
 def test_snapshot_replaces_nothing_that_holds_more(shards, tmp_path):

@@ -385,8 +385,6 @@ def test_modes_and_targets_are_checked(tmp_path):
         with pytest.raises(errors.UsageError):
             Store.open(target, mode)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(errors.UsageError, match="psycopg"):
-        Store.open("postgresql://user:secret@host/tuning")
 
 
 def test_close_twice_is_fine(tmp_path):

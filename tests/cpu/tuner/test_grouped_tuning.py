@@ -21,6 +21,7 @@ from tuner.learn.baselines import find_nearest
 from tuner.learn.dataset import load_dataset
 from tuner.problems import shapes
 from tuner.problems.fields import OPS, get_tokens, get_work, kernel_identity, replace_problem
+from tuner.problems.workload import Workload
 from tuner.search import wide_space
 from tuner.search.candidates import SweepOptions, choose_candidates, find_kernels
 from tuner.ship import export
@@ -86,7 +87,7 @@ def test_rows_say_of_which_workload_they_are(database):
             rows = store.load_measurements(op=op)
             assert {row.block.problem for row in rows} == set(problems)
             assert {(row.block.workload, row.block.regime) for row in rows} == {
-                ('{"seed":0,"sizes":"spread","spread":0.3}', "simulated")
+                (Workload().describe(problem), "simulated") for problem in problems
             }
             for problem in problems:
                 measured = {row.config_key for row in rows if row.block.problem_key == problem.key}
@@ -108,7 +109,7 @@ def test_workloads_never_mix(tmp_path):
     with Store.open(path, "ro") as store:
         rows = store.load_measurements(op=None)
         assert {(row.block.regime, row.block.workload) for row in rows} == {
-            ("simulated", '{"seed":0,"sizes":"spread","spread":0.3}'),
+            *(("simulated", Workload().describe(problem)) for problem in problems),
             ("simulated-skewed", '{"seed":7,"sizes":"skewed"}'),
             ("simulated", ""),
         }

@@ -75,6 +75,11 @@ def test_replays_last_long_enough(kernel_us, launches):
     assert measure.count_launches(kernel_us) == launches
 
 
+@pytest.mark.parametrize(("kernel_us", "launches"), [(3.0, 100), (149.0, 4), (70.0, 4), (40.0, 8), (5000.0, 4)])
+def test_replays_take_all_draws_alike(kernel_us, launches):
+    assert measure.count_launches(kernel_us, draws=4) == launches
+
+
 def test_graphs_walk_the_whole_ring(backend):
     configs = take_configs(2)
     FakeKernel.times_us = dict.fromkeys(configs, 4.0)

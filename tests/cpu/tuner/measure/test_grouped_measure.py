@@ -3,6 +3,7 @@ lets pass.
 """
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -26,7 +27,7 @@ from tuner.measure.checked_output import CheckedOutput, Reference
 from tuner.measure.protocol import ProtocolError, check_job, make_job
 from tuner.measure.race import ReferenceFailed
 from tuner.problems.fields import PROBLEM_DEFAULTS
-from tuner.problems.workload import WORKLOADS, Workload, make_group_tensor, make_groups
+from tuner.problems.workload import WORKLOADS, Workload, make_draws, make_group_tensor, make_groups
 from tuner.search.problem_run import EFFORTS
 
 H200 = _C.Device.known("h200")
@@ -80,6 +81,19 @@ def full_unless(is_short: bool) -> tuple:
 def test_every_grouped_problem_is_measured(backend, problem, workload):
     configs = _C.get_candidates(problem, H200)[:3]
     assert statuses(run(backend, configs, problem, workload), 3) == ["ok"] * 3
+
+
+@pytest.mark.parametrize("times_us", [(40.0, 70.0), (900.0, 1900.0)])
+def test_a_replay_meets_every_draw_of_few_masked_groups_as_often(backend, times_us):
+    problem = _C.Problem(MASKED[0], 96, 136, 272, num_groups=2, expected_m=40)
+    configs = _C.get_candidates(problem, H200)[:2]
+    FakeKernel.times_us = dict(zip(configs, times_us, strict=True))
+    FakeKernel.groups_seen = {}
+    run(backend, configs, problem, "spread")
+    for config in configs:
+        seen = Counter(tuple(groups.tolist()) for groups in FakeKernel.groups_seen[config])
+        assert sorted(seen) == sorted(tuple(draw.sizes) for draw in make_draws(problem, Workload(seed=1)))
+        assert len(set(seen.values())) == 1
 
 
 def make_fault(change):

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from benchmarks.stamp import DATA
 from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped
@@ -72,9 +73,19 @@ def test_bf16_portfolio_preset_has_a_few_hundred_problems():
     assert sum(problem.a_major == problem.b_major == "k" for problem in problems) > 0.8 * len(problems)
     assert shapes.load_preset("portfolio_dense") == [
         problem
-        for name in ("portfolio", "portfolio_variants", "portfolio_bf16")
+        for name in ("portfolio", "portfolio_variants", "portfolio_bf16", "portfolio_random")
         for problem in shapes.load_preset(name)
     ]
+
+
+def test_random_preset_covers_long_k_and_odd_sizes_but_no_shape_of_the_benchmark():
+    problems = shapes.load_preset("portfolio_random")
+    assert count_ops(problems) == {"fp8_gemm": 96, "bf16_gemm": 48}
+    assert set(shapes.model_names(problems)) == {"drawn"}
+    assert sum(problem.k > 12288 and 64 < problem.m <= 4096 for problem in problems) >= 15
+    assert sum(problem.k // 128 % 2 for problem in problems) > 60 and sum(problem.n % 32 for problem in problems) > 60
+    timed = {(row["m"], row["n"], row["k"]) for row in json.loads((DATA / "random_fp8.json").read_text())["rows"]}
+    assert len(timed) == 60 and not timed & {(problem.m, problem.n, problem.k) for problem in problems}
 
 
 def test_portfolio_preset_is_dense_in_m():

@@ -7,7 +7,7 @@ from deep_gemm import _C
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped
 from tuner import errors
 from tuner.problems import workload
-from tuner.problems.workload import WORKLOADS, Workload, make_group_tensor, make_groups
+from tuner.problems.workload import WORKLOADS, Workload, count_draws, make_draws, make_group_tensor, make_groups
 
 SHAPES = [(1, 128), (3, 5), (4, 8192), (7, 100), (64, 40)]
 
@@ -75,6 +75,27 @@ def test_skewed_means_one_large_group_and_some_empty(op, sizes):
 def test_a_skewed_group_has_no_more_rows_than_room():
     problem = _C.Problem(MASKED[0], 512, 512, 512, num_groups=64, expected_m=256)
     assert max(make_groups(problem, Workload("skewed")).sizes) == 512
+
+
+@pytest.mark.parametrize("num_groups", [1, 3, 15])
+def test_draws_of_few_masked_groups_meet_every_quarter_of_the_spread(num_groups):
+    problem = _C.Problem(MASKED[0], 4096, 512, 1024, num_groups=num_groups, expected_m=1000)
+    draws = make_draws(problem, Workload())
+    assert len(draws) == count_draws(problem, Workload()) == 4 and draws[0] == make_groups(problem, Workload())
+    for group in range(num_groups):
+        quarters = sorted(int((draw.sizes[group] - 700) / 150) for draw in draws)
+        assert quarters == [0, 1, 2, 3]
+    total = sum(sum(draw.sizes) for draw in draws) / (4 * num_groups)
+    assert abs(total - 1000) <= 75 and '"draws":4' in Workload().describe(problem)
+
+
+def test_one_draw_is_enough_for_many_groups_and_for_sizes_that_are_no_draw():
+    many, few = (_C.Problem(MASKED[0], 4096, 512, 1024, num_groups=count, expected_m=1000) for count in (16, 2))
+    assert make_draws(many, Workload()) == [make_groups(many, Workload())]
+    assert make_draws(few, Workload("uniform")) == [make_groups(few, Workload("uniform"))]
+    assert make_draws(contiguous(2, 1024), Workload()) == [make_groups(contiguous(2, 1024), Workload())]
+    assert make_draws(_C.Problem("fp8_gemm", 64, 128, 512), Workload()) == []
+    assert "draws" not in Workload().describe(many)
 
 
 def test_spread_sizes_differ_and_uniform_ones_do_not():
