@@ -16,7 +16,7 @@ from tuner import errors
 #: Every command, with the sentence that the list of commands shows. A command's module is imported when it is called.
 COMMANDS = {
     "sweep": "Measure configs on this GPU and record them. Run it again to resume.",
-    "simulate": "Show how near TPE and random search come to measuring everything.",
+    "simulate": "Show how near searches of a space come to measuring everything, at equal budget.",
     "train": "Fit trees, guards and portfolio and write a training folder.",
     "evaluate": "Score the selector on problems that it did not see.",
     "export": "Write the artefact by which the library chooses configs. Exits with 1 if a gate is missed.",
@@ -24,8 +24,9 @@ COMMANDS = {
     "tune": "Measure one problem on this GPU and install its best config, for processes that start afterwards.",
     "refine": "Measure the selector's best few configs for the shapes of a file and install the winners.",
     "warmup": "Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.",
-    "inspect": "Show what the database covers, how noisy it is, and what is stale or failed.",
+    "inspect": "Show what the database covers, how noisy it is, what is stale or failed, and what became slower.",
     "compare": "Compare two recorded sweeps on the problems and configs that both measured. Needs no GPU.",
+    "baseline": "Name the sweep or kernel hash that `compare` and `inspect` compare with.",
     "ab": "Compare two sets of kernels, or two configs, in one process on one GPU, with equal operands.",
     "bisect": "Find the first commit between GOOD and BAD whose kernel is slower than GOOD's on one problem.",
     "models": "List, show, verify, compare and remove selector artefacts.",

@@ -30,6 +30,11 @@ WORKLOAD_HELP = (
     "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform, or skewed (one group has nearly all"
     " rows)."
 )
+SAMPLER_HELP = (
+    "auto (exhaustive for spaces of up to 256 configs, else forest), exhaustive, forest (by the predictions of the"
+    " installed selector), analytic (by the heuristic's), tpe, gp, cmaes, random or qmc."
+)
+STORAGE_HELP = "URL of an optuna storage, such as sqlite:///studies.db, to which every study is told while it runs."
 
 
 def register(app) -> None:
@@ -42,7 +47,7 @@ def sweep(
         "default",
         help=(
             "Problems to measure: default, bf16, wgrad, row_major, dense (all four), grouped, batched, attention,"
-            " portfolio_dense, portfolio_grouped or demo."
+            " wide (for --space wide), portfolio_dense, portfolio_grouped or demo."
         ),
     ),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file with the problems, instead of a preset."),
@@ -55,9 +60,7 @@ def sweep(
     database: str = typer.Option(
         "", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
     ),
-    sampler: str = typer.Option(
-        "auto", help="auto (exhaustive for spaces of up to 256 configs, else tpe), exhaustive, tpe, random or qmc."
-    ),
+    sampler: str = typer.Option("auto", help=SAMPLER_HELP),
     n_trials: int = typer.Option(
         0,
         min=0,
@@ -75,6 +78,10 @@ def sweep(
     resume: bool = typer.Option(
         True, help="Skip problems that were measured before with this kernel, compiler and regime."
     ),
+    study_storage: str = typer.Option("", help=STORAGE_HELP),
+    sentinels: bool = typer.Option(
+        True, help="Also measure a few fixed configs now and then, from which `compare` knows this sweep's noise."
+    ),
     dry_run: bool = typer.Option(
         False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
     ),
@@ -90,7 +97,7 @@ def sweep(
     """
     from tuner.search.candidates import SweepOptions
 
-    check_choices(workload, space, backend, effort)
+    check_choices(workload, space, backend, effort, study_storage)
     check_space(space, bool(configs_file or portfolio_size))
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
@@ -109,6 +116,8 @@ def sweep(
         time_budget_s=time_budget or None,
         resume=resume,
         backend=backend,
+        study_storage=study_storage,
+        sentinels=sentinels,
         argv=sys.argv[1:],
     )
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)
@@ -118,17 +127,20 @@ def sweep(
         print_summary(summary, as_json)
 
 
-def check_choices(workload: str, space: str, backend: str, effort: str) -> None:
-    """Raise UsageError for a name that does not exist."""
+def check_choices(workload: str, space: str, backend: str, effort: str, storage: str) -> None:
+    """Raise UsageError for a name that does not exist, or a storage that is no URL."""
     from tuner.measure.worker import BACKENDS
     from tuner.problems.workload import WORKLOADS
     from tuner.search.problem_run import EFFORTS
+    from tuner.search.study_storage import check_url
     from tuner.search.wide_space import SPACES
 
     check_choice("--workload", workload, WORKLOADS)
     check_choice("--space", space, SPACES)
     check_choice("--backend", backend, BACKENDS)
     check_choice("--effort", effort, EFFORTS)
+    if storage:
+        check_url(storage)
 
 
 def check_space(space: str, are_configs_named: bool) -> None:
@@ -198,6 +210,7 @@ def measure(options, source: str | Path, size: int) -> dict:
     Raises: TunerError when a problem could not be measured at all.
     """
     from tuner.db import Store
+    from tuner.learn.orders import predict_times
     from tuner.search.sweep import Sweep, make_worker
 
     with make_worker(options) as worker, make_progress() as progress:
@@ -205,7 +218,7 @@ def measure(options, source: str | Path, size: int) -> dict:
         if size:
             options = replace(options, configs=choose_configs(source, size, sku, options.problems))
         with Store.open(options.database) as store:
-            summary = Sweep(options, store, worker, progress).run()
+            summary = Sweep(options, store, worker, progress, predict_times).run()
     if summary["failed"] and not summary["measured"]:
         problem, reason = next(iter(summary["failed"].items()))
         raise errors.TunerError(f"none of {len(summary['failed'])} problems could be measured; {problem}: {reason}")
@@ -258,8 +271,9 @@ class SweepProgress:
         if name == "device":
             self.show_device(**facts)
             return
-        if name == "waiting":
-            print(printable(f"waiting for space: {facts['reason']}"), file=sys.stderr, flush=True)
+        if name in ("waiting", "warning"):
+            text = f"waiting for space: {facts['reason']}" if name == "waiting" else f"warning: {facts['text']}"
+            print(printable(text), file=sys.stderr, flush=True)
             return
         label = {"compile": "compiling", "problem": self.verb}[name]
         if not self.is_terminal and time.monotonic() - self.printed_at > LINE_INTERVAL_S:
@@ -320,10 +334,17 @@ def print_plan(plan: dict) -> None:
         f" {effort['confirm_rounds']} confirmation rounds"
     )
     rows = [
-        (name, row["problems"], row["kernels"], row["measurements"], describe_seconds(row["rough_seconds"]))
+        (
+            name,
+            row["problems"],
+            row["space"],
+            row["kernels"],
+            row["measurements"],
+            describe_seconds(row["rough_seconds"]),
+        )
         for name, row in {**plan["ops"], "total": plan}.items()
     ]
-    print(format_table(("op kind", "problems", "kernels", "measurements", "roughly"), rows))
+    print(format_table(("op kind", "problems", "configs", "kernels", "measurements", "roughly"), rows))
     if plan["configs"] is not None:
         print(f"of {len(plan['configs'])} given configs, where they are legal, and the heuristic's pick")
     print("The times are rough, within a factor of two: they come from the effort and the heuristic's estimates.")

@@ -17,6 +17,8 @@ class SweepOptions:
 
     `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES;
     `finalists` are the configs of single problems instead of either.
+    `study_storage` is the URL of an optuna storage to which the studies are copied.
+    `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
     """
 
     problems: list
@@ -35,6 +37,8 @@ class SweepOptions:
     time_budget_s: float | None = None
     resume: bool = True
     backend: str = "cuda"
+    study_storage: str = ""
+    sentinels: bool = False
     argv: list = field(default_factory=list)
 
 

@@ -70,7 +70,11 @@ class Recorder:
         sweep_id: int,
     ):
         self.store, self.identities, self.workload = store, identities, workload
-        self.fields = {"sweep_id": sweep_id, "device_id": device_id, "environment_id": environment_id}
+        self.fields = {"device_id": device_id, "environment_id": environment_id, "sweep_id": sweep_id}
+
+    def copy_for(self, identities: dict[str, Identity]) -> "Recorder":
+        """Return a recorder of the same sweep for other identities."""
+        return Recorder(self.store, identities, self.workload, *self.fields.values())
 
     def add_block(self, problem, block: Block, compiled: dict[object, Compiled], finish: bool) -> int:
         """Store one block with its rows and return its id; with `finish` the problem needs no further block."""

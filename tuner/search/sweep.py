@@ -16,8 +16,10 @@ from tuner.db.interrupts import interrupt_deferred
 from tuner.db.rows import Identity
 from tuner.measure.devices import choose_visible_device, read_device
 from tuner.measure.gpu_lock import GpuLock
+from tuner.measure.records import Plan
 from tuner.measure.worker_client import MeasuringWorker
 from tuner.problems.fields import kernel_identity
+from tuner.problems.sentinels import get_sentinels
 from tuner.problems.workload import Workload, name_regime
 from tuner.search import past, precompile, propose, recording
 from tuner.search.candidates import (
@@ -29,6 +31,9 @@ from tuner.search.candidates import (
     find_ops,
 )
 from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Request, Suspects
+from tuner.search.sentinels import SentinelVisits
+from tuner.search.study import ProblemStudy, name_study
+from tuner.search.study_storage import StudyStorage, hide_credentials
 from tuner.search.winners import choose_winner
 
 #: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
@@ -60,13 +65,20 @@ class Sweep:
     """One run of the tuner over the problems of one shard, on one GPU.
 
     `on_event(name, facts)` reports progress: "device" (sku, name, regime), "compile" (done, total), "problem" (done,
-    total, problem, failed).
+    total, problem, failed), "warning" (text). `predict(problem, device, configs)` returns {config: log of the time
+    expected}; without it, searches that follow an order follow the heuristic's estimates.
     """
 
     def __init__(
-        self, options: SweepOptions, store, worker, on_event: Callable[[str, dict], None] = lambda name, facts: None
+        self,
+        options: SweepOptions,
+        store,
+        worker,
+        on_event: Callable[[str, dict], None] = lambda name, facts: None,
+        predict: Callable | None = None,
     ):
         self.options, self.store, self.worker, self.on_event = options, store, worker, on_event
+        self.predict = predict
         self.started = time.monotonic()
         self.suspects, self.workload = Suspects(), Workload(options.workload, options.seed)
         self.statuses: Counter = Counter()
@@ -108,14 +120,15 @@ class Sweep:
     def run_recorded(self, hello: dict, sweep_id: int) -> dict:
         """Compile, measure and close the sweep's row."""
         candidates = self.find_open_problems()
-        self.compile_ahead(candidates)
+        sentinels = get_sentinels(find_ops(candidates), self.device) if self.options.sentinels else []
+        self.compile_ahead(candidates, {sentinel.problem: list(sentinel.configs) for sentinel in sentinels})
         device_id = self.store.get_or_add_device(hello["device"])
         environment_id = self.store.get_or_add_environment(self.describe_environment(hello))
         self.recorder = recording.Recorder(
             self.store, self.identities, self.workload, device_id, environment_id, sweep_id
         )
         self.add_missing_winners()
-        self.measure_all(candidates)
+        self.measure_all(candidates, SentinelVisits(sentinels, len(candidates), self.recorder, self.make_run))
         is_complete = self.num_measured + len(self.failed) == len(candidates)
         self.store.finish_sweep(sweep_id, "finished" if is_complete else "interrupted")
         return self.summarize(len(candidates))
@@ -128,7 +141,7 @@ class Sweep:
         return fields | {
             "regime": regimes[-1] if regimes else self.regime,
             "shard": "/".join(map(str, options.shard)),
-            "argv": list(options.argv),
+            "argv": list(map(hide_credentials, options.argv)),
         }
 
     def describe_environment(self, hello: dict) -> dict:
@@ -177,8 +190,8 @@ class Sweep:
         budget = choose_trials(problem, self.device, self.options, configs)
         return count_known(problem, budget.counted, searched) >= budget.number
 
-    def compile_ahead(self, candidates: dict) -> None:
-        """Compile the kernels of all candidates.
+    def compile_ahead(self, candidates: dict, sentinels: dict) -> None:
+        """Compile the kernels of all candidates and of {problem: configs} of the sentinels.
 
         Where searches of wide spaces will ask for fewer kernels than that, compile the heuristic's picks only: the
         searches then compile batch by batch.
@@ -187,7 +200,8 @@ class Sweep:
             self.options, self.device, candidates
         ):
             candidates = {problem: [_C.get_analytic_config(problem, self.device)] for problem in candidates}
-        self.compiled = self.compile(candidates)
+        more = {problem: [*candidates.get(problem, ()), *configs] for problem, configs in sentinels.items()}
+        self.compiled = self.compile(candidates | more)
 
     def compile_missing(self, problem, configs: list) -> dict:
         """Compile those of `configs` that are not compiled yet; return {config: Compiled} of the problem's variant."""
@@ -225,15 +239,43 @@ class Sweep:
         """Return the given configs, which win ties against others."""
         return set(self.options.configs or ())
 
-    def measure_all(self, candidates: dict) -> None:
-        """Measure problem after problem; a failed problem is counted and the sweep goes on."""
+    def measure_all(self, candidates: dict, visits: SentinelVisits) -> None:
+        """Measure problem after problem, with the sentinels in between; a failed problem is counted and the sweep goes
+        on.
+        """
+        url = self.options.study_storage
+        self.studies = StudyStorage(url, lambda text: self.on_event("warning", {"text": text})) if url else None
+        try:
+            self.show_earlier(candidates)
+            self.measure_each(candidates, visits)
+        finally:
+            if self.studies:
+                self.studies.close()
+
+    def show_earlier(self, candidates: dict) -> None:
+        """Show the studies of the problems that are not measured again, as the database has them."""
+        if not self.studies:
+            return
+        history = past.find_history(self.past.load_rows("search"), self.device)
+        for problem in self.options.problems:
+            if problem not in candidates and problem.key in history:
+                described = self.describe_study(problem)
+                configs = list(dict.fromkeys(outcome.config for outcome in history[problem.key]))
+                study = ProblemStudy(configs, "analytic", 0, None, described["name"], described["facts"])
+                study.tell(history[problem.key])
+                described["on_study"](study)
+
+    def measure_each(self, candidates: dict, visits: SentinelVisits) -> None:
+        """Measure problem after problem, until time is over."""
         self.measuring_from = time.monotonic()
         history, winners = self.load_history(), self.past.load_previous_winners()
         for number, (problem, configs) in enumerate(candidates.items()):
             if self.is_out_of_time():
-                return
+                break
+            visits.visit(number)
             budget = choose_trials(problem, self.device, self.options, configs)
-            request = Request(self.options.sampler, budget, winners.get(problem.key, []), history.get(problem.key, []))
+            earlier = winners.get(problem.key, []), history.get(problem.key, [])
+            request = Request(self.options.sampler, budget, *earlier, **self.describe_study(problem))
             try:
                 self.measure(problem, configs, request)
                 self.num_measured += 1
@@ -241,6 +283,19 @@ class Sweep:
                 self.failed[str(problem)] = str(failure)[:500]
             facts = {"problem": str(problem), "failed": str(problem) in self.failed}
             self.on_event("problem", {"done": number + 1, "total": len(candidates)} | facts)
+        visits.finish()
+
+    def describe_study(self, problem) -> dict:
+        """Return the fields of a Request that concern the problem's study."""
+        facts = asdict(self.identities[problem.op]) | {"problem": str(problem)}
+        name = name_study(problem.op, problem, facts["kernel_hash"])
+        show = self.studies.show if self.studies else None
+        return {
+            "name": name,
+            "facts": facts,
+            "predict": partial(self.predict, problem, self.device) if self.predict else None,
+            "on_study": lambda study: show(name, facts, study.take_news()) if show else None,
+        }
 
     def load_history(self) -> dict[str, list]:
         """Return the outcomes from which searches go on, {} where every config is measured anyway."""
@@ -251,10 +306,7 @@ class Sweep:
     def measure(self, problem, configs: list, request: Request) -> None:
         """Measure one problem and store its blocks and winner. Raises: ProblemFailed."""
         compiled = self.compiled.setdefault(kernel_identity(problem), {})
-        plan, compile_missing = EFFORTS[self.options.effort], partial(self.compile_missing, problem)
-        run = ProblemRun(
-            problem, self.device, configs, compile_missing, self.worker, self.suspects, plan, self.workload
-        )
+        run = self.make_run(problem, configs, EFFORTS[self.options.effort])
 
         def store_block(block: Block) -> None:
             block_id = self.recorder.add_block(problem, block, compiled, finish=block.is_last)
@@ -268,6 +320,13 @@ class Sweep:
                 self.recorder.set_best(problem, block_id, winner)
 
         run.run(request, store_block)
+
+    def make_run(self, problem, configs: list, plan: Plan) -> ProblemRun:
+        """Return what measures one problem."""
+        compile_missing = partial(self.compile_missing, problem)
+        return ProblemRun(
+            problem, self.device, configs, compile_missing, self.worker, self.suspects, plan, self.workload
+        )
 
     def is_out_of_time(self) -> bool:
         """Return whether one more problem of average cost would exceed the time budget."""

@@ -16,7 +16,7 @@ DEVICE = _C.Device.known("h200")
 SMALL, LARGE = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Problem("fp8_gemm", 16384, 16384, 16384)
 GROUPED = _C.Problem("m_grouped_bf16_gemm_masked", 64, 512, 1024, num_groups=4)
 OPTIONS = SweepOptions([SMALL, LARGE, GROUPED], "")
-COUNTS = ("problems", "kernels", "measurements")
+COUNTS = ("problems", "space", "kernels", "measurements")
 
 
 @pytest.fixture
