@@ -14,6 +14,7 @@ from typing import Any
 
 from tuner import errors
 from tuner.db import tables
+from tuner.db.faults import one_line
 from tuner.db.files import is_recorded
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
 from tuner.db.postgresql import lock_tables
@@ -121,8 +122,8 @@ def parse_json(source: object, payload: bytes) -> Tables:
         return {name: from_document(name, document["tables"][name]) for name in KEYS}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.IntegrityError(
-            f"{source}: not an export of a tuning database ({type(error).__name__}: {error}); write one with `python -m"
-            " tuner db export`"
+            f"{source}: not an export of a tuning database ({type(error).__name__}: {one_line(error)}); write one with"
+            " `python -m tuner db export`"
         ) from error
 
 

@@ -14,8 +14,8 @@ TEXT_ONLY = ("--help", "--version")
 
 def main() -> None:
     """Run the command line and end with its exit code; Ctrl-C says so, also while the packages are imported."""
-    open_closed_streams()
     try:
+        open_closed_streams()
         run()
     except KeyboardInterrupt:
         print(f"tuner: {errors.INTERRUPTED}", file=sys.stderr)

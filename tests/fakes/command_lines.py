@@ -139,13 +139,14 @@ def pipe_to_file(number: int) -> None:
 
 
 class InterruptAtCall:
-    """Presses Ctrl-C at the n-th call of a Python function."""
+    """Presses Ctrl-C at the n-th call of a Python function once the command line runs."""
 
     def __init__(self, place: int):
-        self.place, self.count = place, 0
+        self.place, self.count, self.has_begun = place, 0, False
 
     def __call__(self, frame, event, argument) -> None:
-        if event == "call":
+        self.has_begun = self.has_begun or frame.f_code is __main__.run.__code__
+        if event == "call" and self.has_begun:
             self.count += 1
             if self.count == self.place:
                 sys.setprofile(None)

@@ -121,7 +121,7 @@ def test_streams_and_disks_at_fault(places, made, name, fault):
     else:
         assert ended.code == clean.code
         assert ended.out == clean.out or fault == "closed output" or name == "doctor"
-        assert ended.err == clean.err or fault == "closed error output"
+        assert ended.err == clean.err or fault == "closed error output" or name == "tune"  # says how far it is
 
 
 def plant_input(places: dict, kind: str) -> str:

@@ -44,17 +44,19 @@ def list_defects(is_native: bool) -> Iterator[Defect]:
                 yield Defect(file, tuple(tests.split()), old, new)
 
 
-def copy_tree(target: Path) -> None:
-    """Copy what git knows of the tree, with its links, and the built native module."""
+def copy_tree(target: Path, has_build: bool = True) -> None:
+    """Copy what git knows of the tree, with its links and, unless not `has_build`, the built native module."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout
     for name in filter(None, listed.split("\0")):
         if (ROOT / name).exists() or (ROOT / name).is_symlink():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+    if not has_build:
+        return
     for built in (ROOT / "deep_gemm").glob("_C*.so"):
         shutil.copy2(built, target / "deep_gemm" / built.name)
     if (ROOT / "build").is_dir():
-        shutil.copytree(ROOT / "build", target / "build")
+        shutil.copytree(ROOT / "build", target / "build", ignore=shutil.ignore_patterns("sanitizers", "fuzz"))
 
 
 def plant(tree: Path, defect: Defect) -> str:

@@ -17,7 +17,7 @@ from tuner.learn.forest import Forest
 ARRAYS = tuple(Forest.__dataclass_fields__)
 
 
-def predict_times(problem, device, configs: Sequence) -> dict:
+def predict_times(device, problem, configs: Sequence) -> dict:
     """Return {config: log of its predicted time, to a constant}."""
     logs = {config: math.log(_C.estimate_time_us(problem, config, device)) for config in configs}
     residuals = predict_residuals(problem, device, list(logs))

@@ -19,6 +19,8 @@ class SweepOptions:
     `finalists` are the configs of single problems instead of either.
     `study_storage` is the URL of an optuna storage to which the studies are copied.
     `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
+    `gpus` are several devices to measure on, in the place of `device`; with `mixed` they may be of several kinds.
+    `scheduler` is the address of a Dask cluster, whose GPUs measure instead.
     """
 
     problems: list
@@ -39,6 +41,9 @@ class SweepOptions:
     backend: str = "cuda"
     study_storage: str = ""
     sentinels: bool = False
+    gpus: tuple[int, ...] = ()
+    mixed: bool = False
+    scheduler: str = ""
     argv: list = field(default_factory=list)
 
 

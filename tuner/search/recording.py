@@ -135,3 +135,15 @@ def compile_facts(problem, result: Result, compiled: Compiled | None) -> dict:
         "compile_ms": compiled.compile_ms,
         "smem_bytes": _C.smem_bytes(problem, result.config),
     }
+
+
+def make_identity(op: str, device, regime: str) -> Identity:
+    """Return what identifies this sweep's measurements of one op kind."""
+    from deep_gemm.jit import hashing
+
+    return Identity(op, device.sku, hashing.kernel_hash(op), compiler_kind(), regime)
+
+
+def describe_identity(identity: Identity) -> dict:
+    """Return an identity for the summary, where the op kind is the key."""
+    return {name: value for name, value in asdict(identity).items() if name != "op"}

@@ -24,7 +24,7 @@ def make_tpe(seed: int) -> optuna.samplers.BaseSampler:
 
 def make_gp(seed: int) -> optuna.samplers.BaseSampler:
     """Return a Gaussian process; optuna computes it with torch."""
-    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=NUM_STARTUP, warn_independent_sampling=False)
+    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=NUM_STARTUP)
 
 
 def make_cmaes(seed: int) -> optuna.samplers.BaseSampler:

@@ -71,6 +71,12 @@ def test_a_sweep_is_recorded_and_merged(url, few_sources, tmp_path):
     assert not any(merge(url, [tmp_path / "copy.db"]).values())
 
 
+def test_the_driver_of_postgresql_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(errors.UsageError, match=r"install psycopg\[binary\]"):
+        Store.open("postgresql://user:secret@host/tuning")
+
+
 @pytest.mark.full
 def test_migrations_give_the_fresh_schema(url, postgresql_server):
     Store.open(url).close()

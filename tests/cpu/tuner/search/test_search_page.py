@@ -2,16 +2,26 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
+from benchmarks import pruners
 from tuner import cli
 from tuner.db import snapshot_path
 from tuner.search import propose
 
 PAGE = (Path(__file__).parents[4] / "docs" / "search.md").read_text(encoding="utf-8")
-(COMMAND, TABLE) = re.search(r"<!-- samplers: python -m tuner (.*?) -->\n(.*?)\n<!-- end -->", PAGE, re.DOTALL).groups()
+
+
+def find_table(label: str) -> tuple[str, str]:
+    """Return the words behind a label, and the table that follows."""
+    words, table = re.search(rf"<!-- {label} (.*?) -->\n(.*?)\n<!-- end -->", PAGE, re.DOTALL).groups()
+    return words, table
+
+
+COMMAND, TABLE = find_table("samplers: python -m tuner")
 #: The rows of searchers that are no samplers.
 FIXED = ("heuristic", "exhaustive")
 SNAPSHOT = ["--db", str(snapshot_path("nvidia-h200-sm132"))]
@@ -54,6 +64,14 @@ def test_the_table_is_what_its_command_prints(capsys):
     for name in rows:  # another version of optuna or scikit-learn may move a mean within its interval
         for mean, old in zip(read_means(rows[name]), read_means(shown[name]), strict=True):
             assert old[1] - 0.05 <= mean[0] <= old[2] + 0.05, name
+
+
+@pytest.mark.full
+def test_the_table_of_pruners_is_what_its_command_prints(capsys, monkeypatch):
+    words, table = find_table("pruners: python -m benchmarks.pruners")
+    monkeypatch.setattr(sys, "argv", ["pruners", *shlex.split(words), *SNAPSHOT])
+    pruners.main()
+    assert capsys.readouterr().out.strip() == table
 
 
 def read_means(line: str) -> list[tuple[float, ...]]:
