@@ -22,6 +22,7 @@ COMMANDS = {
     "export": "Write the artefact by which the library chooses configs. Exits with 1 if a gate is missed.",
     "select": "Print the config that the library would use. This needs no GPU.",
     "tune": "Measure one problem on this GPU and install its best config, for processes that start afterwards.",
+    "refine": "Measure the selector's best few configs for the shapes of a file and install the winners.",
     "warmup": "Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.",
     "inspect": "Show what the database covers, how noisy it is, what is stale or failed, and what became slower.",
     "compare": "Compare two recorded sweeps on the problems and configs that both measured. Needs no GPU.",

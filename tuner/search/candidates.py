@@ -15,7 +15,8 @@ from tuner.search.propose import Budget
 class SweepOptions:
     """What to measure, and how.
 
-    `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES.
+    `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES;
+    `finalists` are the configs of single problems instead of either.
     `study_storage` is the URL of an optuna storage to which the studies are copied.
     `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
     `gpus` are several devices to measure on, in the place of `device`; with `mixed` they may be of several kinds.
@@ -26,6 +27,7 @@ class SweepOptions:
     database: str | Path
     preset: str = ""
     configs: list | None = None
+    finalists: dict = field(default_factory=dict)
     space: str = "default"
     sampler: str = "auto"
     num_trials: int | None = None
@@ -51,8 +53,9 @@ def choose_candidates(problem, device, options: SweepOptions, winners: Sequence 
 
     A space gets the known `winners` too: a winner from beyond it must not lose its place because nobody measures it.
     """
-    if options.configs is not None:
-        candidates = [config for config in options.configs if _C.is_legal(problem, config, device)]
+    given = options.finalists.get(problem, options.configs)
+    if given is not None:
+        candidates = [config for config in given if _C.is_legal(problem, config, device)]
     else:
         get_space = wide_space.SPACES[options.space]
         legal_winners = (config for config in winners if _C.is_legal(problem, config, device))
