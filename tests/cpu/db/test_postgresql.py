@@ -230,9 +230,3 @@ def test_reading_commands_answer_as_with_a_file(recorded, capsys, name):
         found.pop("file_bytes", None)
         answers.append((code, json.dumps(found).replace(target, "X"), shown.err.replace(target, "X")))
     assert answers[0] == answers[1]
-
-
-def test_the_driver_of_postgresql_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(errors.UsageError, match=r"install psycopg\[binary\]"):
-        Store.open("postgresql://user:secret@host/tuning")
