@@ -45,6 +45,9 @@ LINES = {
     "db upgrade": "db upgrade --db {db}",
     "tune": "tune 64 2112 7168 --backend simulated --db {out}/tune.db --out {out}/models",
     "ab": "ab HEAD HEAD 64 2112 7168",
+    "refine": "refine --shapes {here}/none.json --backend simulated --db {out}/refine.db --out {out}/models",
+    "report": "report --db {db} --out {out}/report.html",
+    "baseline": "baseline list --db {db}",
 }
 FAULTS = {
     "closed input": command_lines.close(0),

@@ -53,7 +53,7 @@ class WholeSampler(optuna.samplers.BruteForceSampler):
     """Proposes every config of a space once; optuna's own stops a loop that is not there."""
 
     def after_trial(self, study, trial, state, values) -> None:
-        """Do nothing: who asks knows when the space is exhausted, and Study.stop raises outside of optuna's own loop."""
+        """Do nothing: who asks knows when the space is exhausted, and Study.stop raises outside of optuna's loop."""
 
 
 class CandidateSampler(optuna.samplers.BaseSampler):

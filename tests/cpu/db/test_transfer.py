@@ -270,6 +270,7 @@ def test_an_export_of_schema_1_can_be_imported(shards, tmp_path):
     assert contents(tmp_path / "again.db") == contents(shards[0])
 
 
+@pytest.mark.full
 def test_the_recorded_snapshot_can_be_merged_whatever_its_schema(tmp_path):
     recorded = snapshot_path("nvidia-h200-sm132")
     before = recorded.read_bytes()

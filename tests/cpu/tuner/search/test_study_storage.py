@@ -56,6 +56,7 @@ def test_a_sweep_tells_its_studies(tmp_path, url):
     assert [trial.user_attrs["config"] for trial in failed] == [str(crashing)]
 
 
+@pytest.mark.full
 def test_a_second_run_continues_without_duplicates(tmp_path, url):
     path, wide = tmp_path / "a.db", {"space": "wide", "sampler": "random"}
     run_sweep(path, PROBLEMS[:1], num_trials=4, **wide)

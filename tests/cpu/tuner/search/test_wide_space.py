@@ -183,6 +183,7 @@ def test_ratios_to_another_reference_are_no_history():
     assert [one[:3] for one in found.pop(FP8.key)] == [(pick, 0.0, "ok"), (other, math.log(0.5), "ok")] and not found
 
 
+@pytest.mark.full
 def test_neither_space_stands_for_the_other(tmp_path):
     path = tmp_path / "a.db"
     assert run(path, problems=[FP8], space="default", sampler="exhaustive")["measured"] == 1
