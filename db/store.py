@@ -40,12 +40,12 @@ def waits_for_space(write):
 
     @functools.wraps(write)
     def call(self, *arguments, **named):
-        deadline = time.monotonic() + self.patience_s
+        start = time.monotonic()
         while True:
             try:
                 return write(self, *arguments, **named)
             except errors.DiskFullError as error:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= start + self.patience_s:  # which may be shortened meanwhile
                     raise
                 self.on_wait(str(error))
                 time.sleep(RETRY_S)

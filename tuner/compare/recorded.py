@@ -189,15 +189,21 @@ def age(row: MeasurementRow) -> tuple[str, int]:
 
 
 def pair_blocks(found_a: dict, found_b: dict) -> dict[str, list[Pair]]:
-    """Return {problem: pairs} of the blocks that have enough configs in common, under one regime."""
+    """Return {problem: pairs} of the blocks that have enough configs in common, under one regime and workload."""
     blocks = {}
     for problem, configs in found_a.items():
         others = found_b.get(problem, {})
         pairs = [Pair(row, others[config]) for config, row in configs.items() if config in others]
-        pairs = [pair for pair in pairs if pair.is_judged and pair.a.block.regime == pair.b.block.regime]
+        pairs = [pair for pair in pairs if pair.is_judged and has_one_load(pair)]
         if len(pairs) >= MIN_CONFIGS:
             blocks[problem] = pairs
     return blocks
+
+
+def has_one_load(pair: Pair) -> bool:
+    """Return whether both blocks were measured under one regime, with the same sizes of groups."""
+    first, second = pair.a.block, pair.b.block
+    return (first.regime, first.workload) == (second.regime, second.workload)
 
 
 def find_control(parts: list[Part]) -> float:

@@ -9,6 +9,7 @@ from deep_gemm.jit import hashing
 from tuner.db.summaries import BlockSummary, Failure
 from tuner.learn.dataset import FAILURES
 from tuner.problems import shapes, workload
+from tuner.problems.sentinels import is_sentinel
 
 QUANTILES = {"median": 0.5, "p95": 0.95, "max": 1.0}
 #: Examples per finding; the counts are complete.
@@ -21,7 +22,8 @@ def inspect(store, sku: str, op: str, preset: str = "") -> dict:
     The database counts: no row becomes an object, and time and memory grow with the number of blocks.
     """
     current = hashing.kernel_hash(op)
-    blocks = [block for block in store.load_summaries(sku, op) if block.legal.configs]
+    summaries = store.load_summaries(sku, op)
+    blocks = [block for block in summaries if block.legal.configs and not is_sentinel(block.regime)]
     newest = store.newest_kernel_hash(op, sku)
     fresh = [block for block in blocks if block.identity.kernel_hash == newest]
     return {

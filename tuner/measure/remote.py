@@ -52,8 +52,10 @@ def get_worker(backend: str) -> MeasuringWorker:
     """Return the measuring process of this Dask worker, whose board is locked. Raises: DeviceRetired, TunerError."""
     if _here.get("backend") != backend:
         stop_here()
-        worker = MeasuringWorker(backend)
-        lock = GpuLock(worker.start()["device"]["uuid_hash"])
+        with contextlib.ExitStack() as started:  # a board that is measured already keeps no process of ours
+            worker = started.enter_context(MeasuringWorker(backend))
+            lock = GpuLock(worker.start()["device"]["uuid_hash"])
+            started.pop_all()
         _here.update(backend=backend, worker=worker, lock=lock)
     return _here["worker"]
 
@@ -143,7 +145,9 @@ class RemoteWorker:
                     if self.address not in list_workers(self.client):
                         break
             raise DeviceRetired(f"{self.address}: the worker is gone, or gave no answer within {limit_s:.0f} s")
-        except (OSError, RuntimeError) as error:  # a lost scheduler, and Dask's own errors
+        except DeviceRetired:
+            raise
+        except Exception as error:  # a lost scheduler: what Dask raises then has no base of its own
             raise DeviceRetired(f"{self.address}: {type(error).__name__}: {str(error)[:300]}") from error
         finally:
             with contextlib.suppress(Exception):

@@ -51,15 +51,17 @@ def choose_candidates(problem, device, options: SweepOptions, winners: Sequence 
     """Return the configs to measure for `problem`: the given ones that are legal, or its space; and the heuristic's
     pick.
 
-    A space gets the known `winners` too: a winner from beyond it must not lose its place because nobody measures it.
+    A space and finalists get the known `winners` too: a winner from beyond them must not lose its place because nobody
+    measures it.
     """
-    given = options.finalists.get(problem, options.configs)
-    if given is not None:
-        candidates = [config for config in given if _C.is_legal(problem, config, device)]
+    legal_winners = [config for config in winners if _C.is_legal(problem, config, device)]
+    if problem in options.finalists:
+        finalists = options.finalists[problem]
+        candidates = [*(config for config in finalists if _C.is_legal(problem, config, device)), *legal_winners]
+    elif options.configs is not None:
+        candidates = [config for config in options.configs if _C.is_legal(problem, config, device)]
     else:
-        get_space = wide_space.SPACES[options.space]
-        legal_winners = (config for config in winners if _C.is_legal(problem, config, device))
-        candidates = [*get_space(problem, device), *legal_winners]
+        candidates = [*wide_space.SPACES[options.space](problem, device), *legal_winners]
     return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))
 
 

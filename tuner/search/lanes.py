@@ -63,6 +63,8 @@ class Lane:
     def stop(self) -> None:
         """Let no further job start, and end the one that runs where the worker can."""
         self.stopped.set()
+        if self.recorder is not None:
+            self.recorder.store.patience_s = 0.0  # a full disk is waited for no longer
         getattr(self.worker, "interrupt", lambda: None)()
 
 
@@ -259,7 +261,7 @@ class Driver:
         lane.failures += 1
         if not isinstance(error, DeviceRetired):
             queue.give_back(lane, task)
-            if lane.failures < MAX_FAILURES:
+            if lane.failures < MAX_FAILURES or len(queue.lanes) == 1:
                 return False
             error = DeviceRetired(f"{lane.failures} problems in a row failed on {lane.device.name}: {error}")
             queue.retire(lane, error)

@@ -17,6 +17,9 @@ from tuner.search import samplers
 from tuner.search.propose import Outcome
 from tuner.search.space import DOUBLING, Space
 
+# Once for the process: filters that are put back are not safe where several boards measure in threads.
+warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+
 METRIC = "log(time / time of the heuristic's pick)"
 #: The parameter that numbers the configs of a space which is measured whole, by predicted time.
 PLACE = "place"
@@ -47,11 +50,9 @@ class ProblemStudy:
         times = predicted or {}
         self.space = Space(sorted(candidates, key=lambda config: times.get(config, 0.0)))
         self.is_whole = sampler == "exhaustive"
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            chosen = samplers.make_sampler(sampler, self.space, seed)
-            self.study = optuna.create_study(study_name=name or "problem", direction="minimize", sampler=chosen)
-            self.study.set_metric_names([METRIC])
+        chosen = samplers.make_sampler(sampler, self.space, seed)
+        self.study = optuna.create_study(study_name=name or "problem", direction="minimize", sampler=chosen)
+        self.study.set_metric_names([METRIC])
         self.facts = dict(facts or {})
         for fact, value in self.facts.items():
             self.study.set_user_attr(fact, value)

@@ -8,7 +8,6 @@ and its database go on without it.
 import queue
 import re
 import threading
-import warnings
 from collections.abc import Callable, Mapping
 
 import optuna
@@ -20,7 +19,7 @@ from tuner import errors
 CLOSE_S = 20.0
 #: What must be equal before the trials of two sweeps may stand in one study.
 IDENTITY = ("sku", "kernel_hash", "compiler", "regime")
-CREDENTIALS = re.compile(r"//[^/@\s]*@")
+CREDENTIALS = re.compile(r"(?<=://)[^@\s]*(?=@)|(?<=password=)[^&\s]*", re.IGNORECASE)
 
 
 def check_url(url: str) -> str:
@@ -32,7 +31,7 @@ def check_url(url: str) -> str:
 
 def hide_credentials(text: str) -> str:
     """Return a text without the user and the password of any URL in it."""
-    return CREDENTIALS.sub("//***@", text)
+    return CREDENTIALS.sub("***", text)
 
 
 class StudyStorage:
@@ -61,11 +60,9 @@ class StudyStorage:
     def write_all(self) -> None:
         """Write what waits, until `close` or the first failure."""
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # drafts of optuna's interface, which the warning below would drown in
-                storage = optuna.storages.get_storage(self.url)
-                while (item := self.waiting.get()) is not None:
-                    self.write(storage, *item)
+            storage = optuna.storages.get_storage(self.url)
+            while (item := self.waiting.get()) is not None:
+                self.write(storage, *item)
         except Exception as error:  # whatever a storage and its driver raise
             self.fail(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
 

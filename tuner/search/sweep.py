@@ -273,7 +273,14 @@ class Sweep:
         lanes.Driver(self.lanes, self.measure_task, self.lose_board, self.is_out_of_time).run(tasks)
         for lane in self.lanes:
             if lane.board not in self.retired:
-                lane.visits.finish()
+                self.visit_last(lane)
+
+    def visit_last(self, lane: lanes.Lane) -> None:
+        """Measure a board's sentinels a last time; a board that is lost on them costs no problem."""
+        try:
+            lane.visits.finish()
+        except DeviceRetired as error:
+            self.lose_board(None, lane, error)
 
     def measure_task(self, task: lanes.Task, lane: lanes.Lane) -> None:
         """Measure one problem on one board, and before it the sentinels where they are due."""
@@ -288,6 +295,8 @@ class Sweep:
         except ProblemFailed as failure:
             if may_move:
                 raise lanes.TryElsewhere(str(failure)) from failure
+            if task.tried is not None:  # it was the problem's fault, not the first board's
+                task.tried.failures = max(task.tried.failures - 1, 0)
             self.report(problem, str(failure))
         else:
             self.report(problem)

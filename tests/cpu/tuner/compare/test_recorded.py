@@ -4,6 +4,7 @@ import json
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -153,3 +154,10 @@ def test_a_sweep_is_equal_to_itself(sweeps):
         rows = store.load_measurements()
     report = recorded.compare_rows("fp8_gemm", rows, rows)
     assert report["single"] == [] and all(row["ratio"] == 1.0 for row in report["configs"])
+
+
+@pytest.mark.parametrize("other, is_one", [({}, True), ({"workload": "skewed"}, False), ({"regime": "b"}, False)])
+def test_blocks_of_other_loads_are_no_pair(other, is_one):
+    fields = {"regime": "a", "workload": "spread"}
+    rows = [SimpleNamespace(block=SimpleNamespace(**block)) for block in (fields, fields | other)]
+    assert recorded.has_one_load(SimpleNamespace(a=rows[0], b=rows[1])) is is_one

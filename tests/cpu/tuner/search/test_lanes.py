@@ -3,6 +3,7 @@
 import json
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,7 @@ from tuner.measure.race import Check
 from tuner.measure.simulated import SimulatedTimer
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems import shapes
-from tuner.search import sweep
+from tuner.search import lanes, sweep
 
 FEW = CONFIGS[::16]
 PROBLEMS = [make_problem(m) for m in (1, 16, 64, 100, 128, 256)]
@@ -195,3 +196,22 @@ def test_processes_measure_side_by_side(tmp_path, capsys):
         for name in ("one.db", "two.db")
     ]
     assert found[0] == found[1]
+
+
+def test_a_board_lost_on_its_last_sentinels_costs_nothing_else():
+    error, lost = DeviceRetired("gone"), []
+
+    def fail() -> None:
+        raise error
+
+    lane = SimpleNamespace(visits=SimpleNamespace(finish=fail))
+    sweep.Sweep.visit_last(SimpleNamespace(lose_board=lambda *facts: lost.append(facts)), lane)
+    assert lost == [(None, lane, error)]
+
+
+def test_failing_problems_never_retire_the_last_board():
+    task, board = lanes.Task(PROBLEMS[0], []), lanes.Lane(None, {}, None, failures=lanes.MAX_FAILURES)
+    queue = lanes.Queue([], [board], lambda: False)
+    driver = lanes.Driver([board], lambda *facts: None, lambda *facts: None, lambda: False)
+    assert driver.move(queue, task, board, lanes.TryElsewhere("wrong")) is False
+    assert queue.lanes == [board] and list(queue.tasks) == [task] and queue.error is None

@@ -83,3 +83,9 @@ def test_a_shard_and_given_configs_are_named(arguments, tmp_path, capsys):
     assert cli.run([*arguments, "--shard", "1/2", "--configs", str(configs)]) == 0
     text = capsys.readouterr().out
     assert "shard 1/2" in text and "1 given configs" in text
+
+
+def test_finalists_are_measured_beside_the_winners_known():
+    space = choose_candidates(SMALL, DEVICE, OPTIONS)
+    made = replace(OPTIONS, finalists={SMALL: space[:2]})
+    assert choose_candidates(SMALL, DEVICE, made, [space[-1]])[:3] == [*space[:2], space[-1]]
