@@ -36,7 +36,7 @@ RETRY_S = 5.0
 
 
 def waits_for_space(write):
-    """Let a writing method of Store wait for `patience_s` seconds where the disk is full."""
+    """Let a writing method of Store wait for `patience_s` seconds, as they are by then, where the disk is full."""
 
     @functools.wraps(write)
     def call(self, *arguments, **named):
@@ -45,7 +45,7 @@ def waits_for_space(write):
             try:
                 return write(self, *arguments, **named)
             except errors.DiskFullError as error:
-                if time.monotonic() >= start + self.patience_s:  # which may be shortened meanwhile
+                if time.monotonic() >= start + self.patience_s:
                     raise
                 self.on_wait(str(error))
                 time.sleep(RETRY_S)

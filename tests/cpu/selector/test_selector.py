@@ -377,6 +377,7 @@ def test_wrong_arguments():
         _C.Choice(selector.configs(OP)[0], "oracle", "")
 
 
+@pytest.mark.full
 def test_a_new_problem_takes_a_few_times_the_heuristic():
     """100 trees of 15 leaves are walked for up to 12 configs; the heuristic's choice is the unit of time here."""
     metadata, arrays, _, problems = make_parts(24, 100, 15)
@@ -395,6 +396,5 @@ def test_a_new_problem_takes_a_few_times_the_heuristic():
 def time_of(choose, problems) -> float:
     """Return the seconds of this thread per choice; time that other processes take does not count."""
     start = time.thread_time()
-    for problem in problems:
-        choose(problem)
+    list(map(choose, problems))
     return (time.thread_time() - start) / len(problems)
