@@ -4,6 +4,7 @@ import json
 
 import typer
 
+from tuner.commands import options as shared_options
 from tuner.commands.tables import format_table
 from tuner.problems.fields import OP_NAMES
 
@@ -19,12 +20,8 @@ def register(app) -> None:
 
 
 def inspect(
-    database: str = typer.Option(
-        "",
-        "--db",
-        help="Database to read. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db, else the recorded snapshot.",
-    ),
-    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
+    database: str = shared_options.READ_DB,
+    device: str = shared_options.SKU,
     op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
     preset: str = typer.Option("", help="Show the coverage of this preset only. Default: all presets."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),

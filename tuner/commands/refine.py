@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from deep_gemm import environment
+from tuner.commands import options as shared_options
 from tuner.commands.sweep import check_choice, measure
 from tuner.commands.tables import format_table
 from tuner.commands.tune import choose_folder
@@ -22,16 +23,12 @@ def refine(
         ..., "--shapes", help="File that DG_RECORD_SHAPES named, or any other shape file."
     ),
     count: int = typer.Option(3, "--best", min=1, max=12, help="Configs to measure for each problem."),
-    database: str = typer.Option(
-        "", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
-    ),
+    database: str = shared_options.RECORD_DB,
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
-    device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
-    out: Path = typer.Option(
-        None, help="Folder for the artefact. Default: $DG_MODEL_DIR, where the library finds it (~/.deep_gemm/models)."
-    ),
-    backend: str = typer.Option("cuda", help="cuda, or simulated: estimates with noise; this needs --out."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    device: int = shared_options.GPU,
+    out: Path = shared_options.MODEL_FOLDER,
+    backend: str = shared_options.BACKEND,
+    as_json: bool = shared_options.AS_JSON,
 ) -> None:
     """Measure the selector's best few configs for the shapes of a file and install the winners.
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import typer
 
+from tuner.commands import options as shared_options
 from tuner.problems.fields import OP_NAMES
 
 #: The README's pictures in a clone, whose descriptions hold the rows of the committed benchmarks; and their GPU.
@@ -18,12 +19,8 @@ def register(app) -> None:
 
 def report(
     out: Path = typer.Option(Path("report.html"), "--out", help="File to write."),
-    database: str = typer.Option(
-        "",
-        "--db",
-        help="Database to read. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db, else the recorded snapshot.",
-    ),
-    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
+    database: str = shared_options.READ_DB,
+    device: str = shared_options.SKU,
     op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
 ) -> None:
     """Write one HTML page about a database: speed, regret, coverage, noise, regressions.
