@@ -8,11 +8,12 @@ merge("all.db", ["shard0.db", "shard1.db"])     add rows; the order and repetiti
 from pathlib import Path
 
 from tuner.db.files import SNAPSHOTS, is_recorded
+from tuner.db.flat import export_flat
 from tuner.db.publish import snapshot
 from tuner.db.store import Store
 from tuner.db.transfer import export_json, import_json, merge
 
-__all__ = ["Store", "export_json", "import_json", "is_recorded", "merge", "snapshot", "snapshot_path"]
+__all__ = ["Store", "export_flat", "export_json", "import_json", "is_recorded", "merge", "snapshot", "snapshot_path"]
 
 
 def snapshot_path(sku: str) -> Path:

@@ -1,31 +1,25 @@
 """Counting and checking a whole database, inside a transaction that the caller holds."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass, field
-from itertools import groupby
+from dataclasses import asdict, astuple
 
 from sqlalchemy import Connection, Table, func, select
 
 from tuner import errors
-from tuner.db import queries, schema, tables
+from tuner.db import schema, tables
 from tuner.db.naturals import check_tables, read_tables
-from tuner.db.queries import Filter, LegalPairs, join_measurements, load_best
-from tuner.db.rows import BlockRow, Identity
-
-
-@dataclass
-class Group:
-    """What is counted of one identity: its blocks that have rows, its configs, and its rows by status."""
-
-    blocks: list[BlockRow] = field(default_factory=list)
-    configs: set[int] = field(default_factory=set)
-    statuses: Counter = field(default_factory=Counter)
+from tuner.db.queries import Filter, join_measurements, load_best
+from tuner.db.rows import Identity
+from tuner.db.summaries import BlockSummary, load_summaries
 
 
 def count(connection: Connection, path: object) -> dict:
     """Return counts, see Store.stats."""
-    groups, illegal = count_groups(connection, path)
+    groups: dict[Identity, list[BlockSummary]] = defaultdict(list)
+    illegal = 0
+    for block in load_summaries(connection, path, Filter()):
+        groups[block.identity].append(block)
+        illegal += block.stored.statuses.total() - block.legal.statuses.total()
     counts = {
         table.name: count_rows(connection, table)
         for table in tables.metadata.sorted_tables
@@ -39,43 +33,22 @@ def count(connection: Connection, path: object) -> dict:
     }
 
 
-def count_groups(connection: Connection, path: object) -> tuple[dict[Identity, Group], int]:
-    """Return what is counted per identity, and the rows whose config is no longer legal on their board."""
-    devices, configs = queries.load_devices(connection, path), queries.load_configs(connection, path)
-    blocks, pairs = queries.load_blocks(connection, path, Filter(), devices), LegalPairs(devices, configs)
-    groups: dict[Identity, Group] = defaultdict(Group)
-    illegal = 0
-    for block_id, rows in load_block_rows(connection):
-        block = blocks[block_id]
-        group = groups[block.identity]
-        group.blocks.append(block)
-        for config_id, status in rows:
-            group.configs.add(config_id)
-            group.statuses[status] += 1
-            illegal += not pairs.is_legal(block, config_id)
-    return groups, illegal
-
-
-def load_block_rows(connection: Connection) -> Iterator[tuple[int, list[tuple[int, str]]]]:
-    """Yield (block id, [(config id, status)]) of every block that has rows, without their other columns."""
-    table = tables.measurement
-    query = select(table.c.block_id, table.c.config_id, table.c.status).order_by(*table.primary_key.columns)
-    for block_id, rows in groupby(connection.execute(query), key=lambda row: row[0]):
-        yield block_id, [(config_id, status) for _, config_id, status in rows]
-
-
-def describe_group(group: Group) -> dict:
-    """Return the counts of one identity."""
-    times = [block.created for block in group.blocks]
+def describe_group(blocks: list[BlockSummary]) -> dict:
+    """Return the counts of the blocks of one identity that have rows."""
+    counts = {id(block.stored): block.stored for block in blocks}  # many blocks share one
+    statuses: Counter = Counter()
+    for index, times in Counter(id(block.stored) for block in blocks).items():
+        statuses.update({name: times * number for name, number in counts[index].statuses.items()})
+    created = [block.created for block in blocks]
     return {
-        "problems": len({block.problem_id for block in group.blocks}),
-        "blocks": len(group.blocks),
-        "configs": len(group.configs),
-        "boards": len({block.board for block in group.blocks}),
-        "rows": group.statuses.total(),
-        "statuses": dict(sorted(group.statuses.items())),
-        "first": min(times),
-        "last": max(times),
+        "problems": len({block.problem_id for block in blocks}),
+        "blocks": len(blocks),
+        "configs": len(frozenset().union(*(each.configs for each in counts.values()))),
+        "boards": len({block.board for block in blocks}),
+        "rows": statuses.total(),
+        "statuses": dict(sorted(statuses.items())),
+        "first": min(created),
+        "last": max(created),
     }
 
 

@@ -5,7 +5,7 @@ keys (tuples) to rows; a row has every column except `id`. Lists of config ids (
 keys.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import compress
 
 from sqlalchemy import Column, Connection, Table, insert, select, update
@@ -52,11 +52,11 @@ PROGRESS = {"running": 0, "open": 0, "interrupted": 1, "failed": 1, "finished": 
 Tables = dict[str, dict[tuple, dict]]
 
 
-def read_tables(connection: Connection, path: object) -> Tables:
-    """Return all tables in natural form. Raises: IntegrityError for a reference to nothing."""
+def read_tables(connection: Connection, path: object, wanted: Collection[str] = tuple(KEYS)) -> Tables:
+    """Return tables in natural form, by default all. Raises: IntegrityError for a reference to nothing."""
     names = load_names(connection)
     found: Tables = {}
-    for name in KEYS:
+    for name in wanted:
         rows = [
             to_natural(path, name, dict(row), names)
             for row in connection.execute(select(tables.metadata.tables[name])).mappings()
@@ -70,10 +70,12 @@ def natural_key(table: str, row: dict) -> tuple:
     return tuple(row[name] for name in KEYS[table])
 
 
-def load_names(connection: Connection) -> dict[str, dict[int, str]]:
-    """Return {table: {id: natural key}} of the tables that are referred to."""
+def load_names(
+    connection: Connection, wanted: Collection[str] = frozenset(REFERENCES.values())
+) -> dict[str, dict[int, str]]:
+    """Return {table: {id: natural key}} of the tables that are referred to, or of some of them."""
     found = {}
-    for name in set(REFERENCES.values()):
+    for name in wanted:
         table = tables.metadata.tables[name]
         found[name] = dict(tuple(row) for row in connection.execute(select(table.c.id, table.c[KEYS[name][0]])))
     return found
@@ -109,14 +111,14 @@ def convert(row: dict, look_up: Callable) -> dict:
 
 
 def merge_tables(ours: Tables, theirs: Tables) -> Tables:
-    """Return the union of two databases.
+    """Return the union of two databases, of the tables in `ours`, which are in the order of KEYS.
 
     Of two versions of a row the later one stays, else the one with more values, else the greater. The order of merging
     therefore does not matter, and merging again changes nothing. Raises: IntegrityError where one block would be of two
     boards or problems.
     """
     merged: Tables = {}
-    for name in KEYS:
+    for name in ours:
         merged[name] = dict(ours[name])
         for key, row in theirs[name].items():
             known = merged[name].get(key)
@@ -147,7 +149,7 @@ def encode(value: object) -> object:
 
 def write_tables(connection: Connection, wanted: Tables, known: Tables) -> None:
     """Bring a database that holds `known` to hold `wanted`, which includes it."""
-    for name in KEYS:
+    for name in wanted:
         changed = {key: row for key, row in wanted[name].items() if known[name].get(key) != row}
         ordered = sorted(changed, key=lambda key: (changed[key].get("created") or "", key))
         stored = to_stored([changed[key] for key in ordered], load_names(connection))
@@ -188,8 +190,9 @@ def check_tables(path: object, found: Tables) -> None:
         columns = {column.name: column for column in tables.metadata.tables[name].columns if column.name != "id"}
         for row in rows.values():
             check_row(path, name, columns, row, found)
+    measured = found.get("measurement", {}).values()
     try:
-        check_rows(path, [tuple(row[name] for name in MEASUREMENT_COLUMNS) for row in found["measurement"].values()])
+        check_rows(path, [tuple(row[name] for name in MEASUREMENT_COLUMNS) for row in measured])
     except (TypeError, ValueError) as error:
         raise errors.IntegrityError(f"{path}: measurement: values of a wrong type ({error})") from error
 

@@ -12,20 +12,22 @@ must not be stored, or a file that must not be trusted). Errors of the database 
 import functools
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 from sqlalchemy import Connection, Table, select, update
 
 from deep_gemm import _C
 from tuner import errors
-from tuner.db import coverage, queries, tables, writing
+from tuner.db import coverage, queries, summaries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
 from tuner.db.interrupts import interrupt_deferred
 from tuner.db.rows import MeasurementRow, WinnerRow
+from tuner.db.summaries import BlockSummary
 from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
 from tuner.problems.fields import problem_row
 
@@ -34,16 +36,16 @@ RETRY_S = 5.0
 
 
 def waits_for_space(write):
-    """Let a writing method of Store wait for `patience_s` seconds where the disk is full."""
+    """Let a writing method of Store wait for `patience_s` seconds, as they are by then, where the disk is full."""
 
     @functools.wraps(write)
     def call(self, *arguments, **named):
-        deadline = time.monotonic() + self.patience_s
+        start = time.monotonic()
         while True:
             try:
                 return write(self, *arguments, **named)
             except errors.DiskFullError as error:
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= start + self.patience_s:
                     raise
                 self.on_wait(str(error))
                 time.sleep(RETRY_S)
@@ -254,6 +256,31 @@ class Store:
             return queries.load_best(
                 connection, self.target, queries.Filter(sku, kernel_hash, op, None, regime, compiler, problem_key)
             )
+
+    def load_summaries(self, sku: str | None = None, op: str | None = None) -> list[BlockSummary]:
+        """Return what each block with rows measured, counted by the database; a filter that is None takes everything.
+
+        Raises: IntegrityError.
+        """
+        with self.reading() as connection:
+            return summaries.load_summaries(connection, self.target, queries.Filter(sku, op=op))
+
+    def load_spreads(self, sku: str, kernel_hash: str | None, op: str) -> dict[str, np.ndarray]:
+        """Return summaries.SPREAD_FIELDS of the right confirmation rows, a column each. Raises: IntegrityError."""
+        with self.reading() as connection:
+            return summaries.load_spreads(connection, self.target, queries.Filter(sku, kernel_hash, op))
+
+    def load_failures(
+        self, sku: str, kernel_hash: str | None, op: str, statuses: Sequence[str]
+    ) -> list[summaries.Failure]:
+        """Return the rows of some statuses, those of configs that are no longer legal included."""
+        with self.reading() as connection:
+            return summaries.load_failures(connection, queries.Filter(sku, kernel_hash, op), statuses)
+
+    def describe_failure(self, failure: summaries.Failure) -> tuple[_C.Config, _C.Problem, str]:
+        """Return the config, the problem and the end of the log of a row that failed. Raises: IntegrityError."""
+        with self.reading() as connection:
+            return summaries.describe_failure(connection, self.target, failure)
 
     def newest_kernel_hash(self, op: str, sku: str) -> str | None:
         """Return the kernel hash of the newest block of this op kind and SKU, None where there is none."""

@@ -12,16 +12,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection
+
 from tuner import errors
 from tuner.db import tables
+from tuner.db.faults import one_line
 from tuner.db.files import is_recorded
 from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
 from tuner.db.postgresql import lock_tables
+from tuner.db.queries import Filter, load_own_rows
+from tuner.db.rows_merge import merge_measurements
 from tuner.db.store import Store
 from tuner.files import write_whole
 
 APPLICATION = "deep_gemm tuning database"
 FORMAT = 1
+SMALL_TABLES = tuple(name for name in KEYS if name != "measurement")
 BLOBS = {"samples"}
 #: The values of columns that an export of an older schema does not have.
 ADDED: dict[str, dict[str, Any]] = (
@@ -36,7 +42,7 @@ def load_tables(source: str | os.PathLike, original: str | os.PathLike = "") -> 
 
     Errors in rows name `original`, where `source` is a copy of it.
     """
-    with Store.open(source, "immutable" if is_recorded(source) else "ro") as store, store.reading() as connection:
+    with open_source(source) as store, store.reading() as connection:
         found = read_tables(connection, original or store.target)
         check_tables(original or store.target, found)
     return found
@@ -49,20 +55,52 @@ def merge(target: str | os.PathLike, sources: Iterable[str | os.PathLike]) -> di
     key.
     Raises: UsageError, StoreError, IntegrityError, after which nothing was written.
     """
-    return add_tables(target, [load_tables(source) for source in sources])
+    sources = list(sources)
+    additions = [load_small_tables(source) for source in sources]
+    with Store.open(target, "rw") as store, store.writing() as connection:
+        gained = add_to(connection, store.target, additions)
+        gained["measurement"] = sum(add_rows(connection, source) for source in sources)
+    return gained
+
+
+def load_small_tables(source: str | os.PathLike) -> Tables:
+    """Return the checked contents of a database without its measured rows, which are checked, too."""
+    with open_source(source) as store, store.reading() as connection:
+        found = read_tables(connection, store.target, SMALL_TABLES)
+        check_tables(store.target, found)
+        for _ in load_own_rows(connection, store.target, Filter()):
+            pass
+    return found
+
+
+def add_rows(connection: Connection, source: str | os.PathLike) -> int:
+    """Add the measured rows of a database whose other tables were added; return how many are new."""
+    with open_source(source) as store, store.reading() as reader:
+        return merge_measurements(connection, reader, store.target)
+
+
+def open_source(source: str | os.PathLike) -> Store:
+    """Open a database for reading."""
+    return Store.open(source, "immutable" if is_recorded(source) else "ro")
 
 
 def add_tables(target: str | os.PathLike, additions: list[Tables]) -> dict:
     """Merge contents into `target` in one transaction; return how many rows each table gained."""
     with Store.open(target, "rw") as store, store.writing() as connection:
-        if connection.dialect.name == "postgresql":
-            lock_tables(connection)
-        known = read_tables(connection, store.target)
-        wanted = known
-        for addition in additions:
-            wanted = merge_tables(wanted, addition)
-        write_tables(connection, wanted, known)
-    return {name: len(wanted[name]) - len(known[name]) for name in KEYS}
+        return add_to(connection, store.target, additions)
+
+
+def add_to(connection: Connection, path: object, additions: list[Tables]) -> dict:
+    """Merge tables into a database, in the caller's transaction; return how many rows each gained."""
+    if connection.dialect.name == "postgresql":
+        lock_tables(connection)
+    names = list(additions[0]) if additions else []
+    known = read_tables(connection, path, names)
+    wanted = known
+    for addition in additions:
+        wanted = merge_tables(wanted, addition)
+    write_tables(connection, wanted, known)
+    return {name: len(wanted[name]) - len(known[name]) for name in names}
 
 
 def export_json(source: str | os.PathLike, target: str | os.PathLike) -> int:
@@ -121,8 +159,8 @@ def parse_json(source: object, payload: bytes) -> Tables:
         return {name: from_document(name, document["tables"][name]) for name in KEYS}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise errors.IntegrityError(
-            f"{source}: not an export of a tuning database ({type(error).__name__}: {error}); write one with `python -m"
-            " tuner db export`"
+            f"{source}: not an export of a tuning database ({type(error).__name__}: {one_line(error)}); write one with"
+            " `python -m tuner db export`"
         ) from error
 
 

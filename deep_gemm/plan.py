@@ -22,6 +22,7 @@ _MAX_REMEMBERED = 65536
 _kernels: dict[tuple["_C.Config", "_C.Problem"], "build.CompileResult"] = {}
 _failed: dict[tuple["_C.Config", "_C.Problem"], CompileError] = {}
 _seen: set["_C.Problem"] = set()
+_seen_on_cpu: set["_C.Problem"] = set()
 _warned: set[str] = set()
 _lock = threading.Lock()
 _thread = threading.local()
@@ -59,6 +60,12 @@ def note_unplanned(problem: "_C.Problem") -> None:
     """Print and record a problem whose calls launch a plain kernel, in place of one that is chosen."""
     if not is_quiet() and _is_new(problem):
         _print("sum_products, without a config", problem)
+        _record(problem)
+
+
+def record_on_cpu(problem: "_C.Problem") -> None:
+    """Record a problem whose call runs the reference on CPU tensors: a GPU would plan it."""
+    if not is_quiet() and _is_new(problem, _seen_on_cpu):
         _record(problem)
 
 
@@ -141,6 +148,7 @@ def forget() -> None:
         _kernels.clear()
         _failed.clear()
         _seen.clear()
+        _seen_on_cpu.clear()
         _warned.clear()
 
 
@@ -165,14 +173,14 @@ def remember_failure(problem: "_C.Problem", config: "_C.Config", error: CompileE
         _failed[(config, _C.kernel_identity(problem))] = error
 
 
-def _is_new(problem: "_C.Problem") -> bool:
+def _is_new(problem: "_C.Problem", seen: "set[_C.Problem]" = _seen) -> bool:
     """Return whether this process plans `problem` for the first time. It plans again after its table was cleared."""
     with _lock:
-        if problem in _seen:
+        if problem in seen:
             return False
-        if len(_seen) >= _MAX_REMEMBERED:
-            _seen.clear()
-        _seen.add(problem)
+        if len(seen) >= _MAX_REMEMBERED:
+            seen.clear()
+        seen.add(problem)
         return True
 
 

@@ -63,6 +63,12 @@ def sources_of():
 
 @pytest.fixture
 def few_sources(sources_of, monkeypatch):
-    """Let the kernel hashes that are computed during the test cover those sources only."""
+    """Let the kernel hashes that are computed during the test cover those sources only, and be forgotten after it."""
+    from deep_gemm.jit import hashing
+
+    known = hashing.kernel_hash.cache_info().currsize
     monkeypatch.setattr("deep_gemm.jit.generator.canonical_sources", sources_of)
-    return sources_of
+    yield sources_of
+    monkeypatch.undo()
+    if hashing.kernel_hash.cache_info().currsize != known:
+        hashing.kernel_hash.cache_clear()

@@ -1,6 +1,7 @@
 """Run `python -m tuner`, also installed as `deep-gemm-tuner`."""
 
 import importlib.util
+import os
 import sys
 import warnings
 from types import ModuleType
@@ -14,10 +15,21 @@ TEXT_ONLY = ("--help", "--version")
 def main() -> None:
     """Run the command line and end with its exit code; Ctrl-C says so, also while the packages are imported."""
     try:
+        open_closed_streams()
         run()
     except KeyboardInterrupt:
         print(f"tuner: {errors.INTERRUPTED}", file=sys.stderr)
         sys.exit(errors.EXIT_INTERRUPTED)
+
+
+def open_closed_streams() -> None:
+    """Let streams that the caller closed lead nowhere: a file opened later would take their place, and get messages."""
+    while (handle := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(handle, True)
+    os.close(handle)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8"))
 
 
 def run() -> None:

@@ -1,7 +1,9 @@
 """The command line `python -m tuner`: a thin layer over the library, with one module per command in `commands/`."""
 
+import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Collection
 from inspect import getdoc
@@ -14,15 +16,18 @@ from tuner import errors
 #: Every command, with the sentence that the list of commands shows. A command's module is imported when it is called.
 COMMANDS = {
     "sweep": "Measure configs on this GPU and record them. Run it again to resume.",
-    "simulate": "Show how near TPE and random search come to measuring everything.",
+    "simulate": "Show how near searches of a space come to measuring everything, at equal budget.",
     "train": "Fit trees, guards and portfolio and write a training folder.",
     "evaluate": "Score the selector on problems that it did not see.",
     "export": "Write the artefact by which the library chooses configs. Exits with 1 if a gate is missed.",
     "select": "Print the config that the library would use. This needs no GPU.",
     "tune": "Measure one problem on this GPU and install its best config, for processes that start afterwards.",
+    "refine": "Measure the selector's best few configs for the shapes of a file and install the winners.",
     "warmup": "Compile every kernel that these shapes need into the disk cache. With --device this needs no GPU.",
-    "inspect": "Show what the database covers, how noisy it is, and what is stale or failed.",
+    "inspect": "Show what the database covers, how noisy it is, what is stale or failed, and what became slower.",
     "compare": "Compare two recorded sweeps on the problems and configs that both measured. Needs no GPU.",
+    "report": "Write one HTML page about a database: speed, regret, coverage, noise, regressions.",
+    "baseline": "Name the sweep or kernel hash that `compare` and `inspect` compare with.",
     "ab": "Compare two sets of kernels, or two configs, in one process on one GPU, with equal operands.",
     "bisect": "Find the first commit between GOOD and BAD whose kernel is slower than GOOD's on one problem.",
     "models": "List, show, verify, compare and remove selector artefacts.",
@@ -113,6 +118,22 @@ def check_installation() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run one command line and return its exit code; errors are printed as one line."""
+    return finish_output(run_command(arguments))
+
+
+def finish_output(exit_code: int) -> int:
+    """Write out what was printed and return `exit_code`, or EXIT_FAILURE where standard output does not take it."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):  # the interpreter would try again when it ends
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_code or report(f"standard output: {error.strerror}", errors.EXIT_FAILURE)
+    return exit_code
+
+
+def run_command(arguments: list[str]) -> int:
+    """Run one command line and return its exit code, with what it printed perhaps still to be written."""
     try:
         check_installation()
         called = next((word for word in arguments if not word.startswith("-")), "")

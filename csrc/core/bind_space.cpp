@@ -137,8 +137,9 @@ void bind_config_features(py::module_& m) {
             return configs;
         },
         "problem"_a, "device"_a, "count"_a,
-        "Return what the learned choice chooses from: the `count` candidates with the smallest predicted times, best "
-        "first, each with the knobs of the main loop that the heuristic gives it and, where it gives some, also "
+        "Return what the learned choice chooses from, `count` configs: the candidates with the smallest predicted "
+        "times, "
+        "best first, each with the knobs of the main loop that the heuristic gives it and, where it gives some, also "
         "without; the first is the heuristic's choice. Raises: DeviceError.");
     m.def("config_feature_names", &config_feature_names, "Return the names of the columns of get_config_features.");
     m.def(
@@ -146,7 +147,7 @@ void bind_config_features(py::module_& m) {
         [](const Problem& problem, const Device& device, const std::vector<Config>& configs) {
             for (const Config& config : configs) check_geometry(problem.op, config);
             const Estimator estimator(problem, device);
-            const ConfigFeatures features(problem, estimator, choose_analytic(problem, estimator, device).time_us);
+            const ConfigFeatures features(problem, estimator, choose_analytic(problem, estimator, device));
             py::array_t<double> rows({configs.size(), kNumConfigRow});
             for (size_t i = 0; i < configs.size(); ++i) features.write(configs[i], rows.mutable_data(i, 0));
             return rows;

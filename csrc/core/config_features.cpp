@@ -32,8 +32,8 @@ double fill(double waves) { return waves / std::ceil(waves); }
 
 std::vector<std::string> config_feature_names() { return {std::begin(kNames), std::end(kNames)}; }
 
-ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimator, double pick_us)
-    : problem_(problem), estimator_(estimator), pick_us_(pick_us) {
+ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick)
+    : problem_(problem), estimator_(estimator), compared_us_(pick.time_us * handicap(problem, pick.config)) {
     const Extent extent = extent_of(problem);
     const OpKind& kind = op_kind(problem.op);
     const double bytes = memory_bytes(problem);
@@ -56,7 +56,7 @@ ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimato
     *out++ = kind.is_grouped() ? portable_log2(double(problem.alignment)) : 0.0;
     *out++ = problem.group_layout == GroupLayout::kBlocks ? 1.0 : 0.0;
     log2_of(problem.heads), log2_of(problem.next_n), log2_of(problem.block_kv);
-    *out++ = portable_log2(pick_us);
+    *out++ = portable_log2(pick.time_us);
     *out++ = portable_log2(double(extent.rows) * double(problem.n) / double(estimator.sms()));
     *out++ = double(problem.n % kMaxAlignment);
     *out++ = double(estimator.k_steps());
@@ -92,7 +92,7 @@ void ConfigFeatures::write(const Config& config, double* out) const {
     *out++ = terms.epilogue_ns / (terms.steps * step + terms.epilogue_ns + 1.0);
     *out++ = fill(double(rows_per_group(problem_)) / config.block_m);
     *out++ = fill(double(problem_.n) / config.block_n);
-    *out++ = kLn2 * portable_log2(terms.total_us / pick_us_);
+    *out++ = kLn2 * portable_log2(terms.total_us * handicap(problem_, config) / compared_us_);
 }
 
 }  // namespace deep_gemm

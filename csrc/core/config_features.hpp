@@ -12,19 +12,19 @@
 namespace deep_gemm {
 
 // Raise it when a feature is added, removed or changed; artefacts of another version are not used.
-inline constexpr int kFeaturesVersion = 3;
+inline constexpr int kFeaturesVersion = 4;
 
 inline constexpr size_t kNumSharedFeatures = 36, kNumOwnFeatures = 37;
 inline constexpr size_t kNumConfigRow = kNumSharedFeatures + kNumOwnFeatures;
 
-// The names of a row's numbers; the last is log(predicted time / that of the heuristic's pick).
+// The names of a row's numbers; the last is log(predicted time / that of the heuristic's pick), both with the handicap.
 std::vector<std::string> config_feature_names();
 
 // Writes the rows of one problem; what configs share is computed once.
 class ConfigFeatures {
  public:
-    // Both must outlive this object; `pick_us` is the predicted time of the heuristic's pick.
-    ConfigFeatures(const Problem& problem, const Estimator& estimator, double pick_us);
+    // Both must outlive this object; `pick` is the heuristic's.
+    ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick);
 
     // Write kNumConfigRow numbers to `out`.
     void write(const Config& config, double* out) const;
@@ -32,7 +32,8 @@ class ConfigFeatures {
  private:
     const Problem& problem_;
     const Estimator& estimator_;
-    double pick_us_, useful_;
+    double compared_us_;  // the pick's time with its handicap
+    double useful_;
     double shared_[kNumSharedFeatures];
 };
 

@@ -226,8 +226,8 @@ EstimateTerms Estimator::terms(const Config& config, const Tiling& tiling) const
     return terms;
 }
 
-// What an estimate is multiplied by before candidates are compared. The assembler serialises the WGMMAs of pipelined
-// kernels whose scales come through a ring, unless a cluster shares them: measured 1.2 to 1.6 times the time (H200).
+// The assembler serialises the WGMMAs of pipelined kernels whose scales come through a ring, unless a cluster shares
+// them: measured 1.2 to 1.6 times the time (H200).
 double handicap(const Problem& problem, const Config& config) {
     constexpr double kSerialised = 1.3;
     const bool is_serialised =
@@ -267,11 +267,13 @@ std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estima
 std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
                                            size_t count) {
     std::vector<AnalyticChoice> shortlist;
-    shortlist.reserve(2 * count);
+    shortlist.reserve(count + 1);
     for (const AnalyticChoice& tile : rank_candidates(problem, estimator, device, count)) {
         shortlist.push_back({with_loop_knobs(problem, tile.config, device), tile.time_us});
         if (shortlist.back().config != tile.config) shortlist.push_back(tile);
+        if (shortlist.size() >= count) break;
     }
+    if (shortlist.size() > count) shortlist.pop_back();
     return shortlist;
 }
 

@@ -83,14 +83,17 @@ struct AnalyticChoice {
     double time_us;
 };
 
+// What the predicted time of a config is multiplied by before it is compared with others.
+double handicap(const Problem& problem, const Config& config);
+
 // The candidates with the smallest predicted times, at most `count` >= 1, best first, the earlier of equals first,
 // without the knobs of loop_rule.hpp: the first one is the tile of choose_analytic's. Throws Error(kDevice) where no
 // config is legal.
 std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estimator& estimator, const Device& device,
                                             size_t count);
 
-// The first `count` of rank_candidates, each with the knobs of loop_rule.hpp and, where that differs, also without:
-// what the learned choice chooses from. The first one is choose_analytic's.
+// The first of rank_candidates, each with the knobs of loop_rule.hpp and, where that differs, also without, `count` >=
+// 1 configs in all: what the learned choice chooses from. The first one is choose_analytic's.
 std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
                                            size_t count);
 

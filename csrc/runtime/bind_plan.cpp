@@ -38,6 +38,8 @@ KernelPlan plan_kernel_without_clusters(const Problem& problem, int ordinal) {
 
 void note_unplanned(const Problem& problem) { call_plan<py::object>("note_unplanned", problem); }
 
+void record_problem(const Problem& problem) { call_plan<py::object>("record_on_cpu", problem); }
+
 CompiledKernel rebuild_kernel(const Problem& problem, const Config& config) {
     const py::tuple rebuilt = call_plan("rebuild", problem, config);
     CompiledKernel kernel = take_kernel(rebuilt[0], rebuilt[1]);

@@ -45,7 +45,6 @@ struct MajorRules {
 
 struct LoadedKernel;
 struct LaunchGeometry;
-struct Gpu;
 
 // The steps of a call in which matrix products and other ops differ; run.cpp calls them in this order. They throw what
 // run() throws.
@@ -59,7 +58,7 @@ struct Steps {
 
     void (*run_on_cpu)(const Call&, const Sizes&);
 
-    Problem (*make_problem)(const Gpu&, const Call&, const Sizes&, const Layouts&);
+    Problem (*make_problem)(int sm_count, const Call&, const Sizes&, const Layouts&);
     void (*launch)(const LoadedKernel&, const LaunchGeometry&, Call&, const Sizes&, const Layouts&, int num_sms,
                    void* stream);
 };

@@ -237,14 +237,14 @@ void run_on_cpu(const Call& call, const Sizes&) {
 
 // Sizes change with every call of a model; choices hardly depend on them, so that rounding keeps the dispatch table
 // small. Sequences of paged calls are few.
-Problem make_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts&) {
+Problem make_problem(int sm_count, const Call& call, const Sizes& sizes, const Layouts&) {
     const QuerySizes query = query_sizes(call);
     const bool has_pages = is_paged(call);
     return {.op = call.op,
             .m = has_pages ? sizes.m : round_expected_m(sizes.m, Problem::kMaxDim),
             .n = round_expected_m(sizes.n, Problem::kMaxDim),
             .k = sizes.k,
-            .num_sms = get_sm_limit(gpu.device.sm_count),
+            .num_sms = get_sm_limit(sm_count),
             .d_dtype = call.d.view.dtype == Dtype::kFloat32 ? DDtype::kFp32 : DDtype::kBf16,
             .batch_invariant = is_batch_invariant(op_kind(call.op)),
             .heads = int32_t(query.heads),

@@ -36,6 +36,9 @@ KernelPlan plan_kernel_without_clusters(const Problem& problem, int ordinal);
 // Print and record `problem` as planning does: its calls launch no kernel that is planned.
 void note_unplanned(const Problem& problem);
 
+// Record `problem` of a call on CPU tensors, as planning does.
+void record_problem(const Problem& problem);
+
 // Compile again, past every cache.
 CompiledKernel rebuild_kernel(const Problem& problem, const Config& config);
 

@@ -1,6 +1,8 @@
 #include "runtime/run.hpp"
 
 #include <array>
+#include <cstdlib>
+#include <limits>
 #include <string>
 
 #include "core/error.hpp"
@@ -11,6 +13,7 @@
 #include "runtime/kernel_checks.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/operand_checks.hpp"
+#include "runtime/plan.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/sum_parts.hpp"
 #include "runtime/torch_calls.hpp"
@@ -19,14 +22,14 @@
 namespace deep_gemm {
 namespace {
 
-Problem make_product_problem(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts) {
+Problem make_product_problem(int sm_count, const Call& call, const Sizes& sizes, const Layouts& layouts) {
     // The kernel of a sum leaves parts in FP32, and another one adds them up (sum_parts.hpp).
     const bool is_bf16 = !is_fp8(call.op), is_summed = op_kind(call.op).is_summed();
     return {.op = call.op,
             .m = sizes.m,
             .n = sizes.n,
             .k = sizes.k,
-            .num_sms = get_sm_limit(gpu.device.sm_count),
+            .num_sms = get_sm_limit(sm_count),
             .num_groups = is_grouped(call.op) ? int32_t(sizes.num_groups) : 0,
             .expected_m = call.expected_m ? round_expected_m(*call.expected_m, sizes.m) : 0,
             .alignment = call.alignment,
@@ -122,6 +125,13 @@ void load_passes(const Gpu& gpu, const LaunchGeometry& geometry, const Call& cal
     if (op_kind(call.op).is_summed()) load_sum_kernel(gpu, geometry.is_small_sum, sum_variant(call));
 }
 
+// Record the problem that a GPU would have planned, of any number of SMs that no limit reaches.
+void record(const Steps& steps, const Call& call, const Sizes& sizes, const Layouts& layouts) {
+    const char* path = std::getenv("DG_RECORD_SHAPES");
+    if (path == nullptr || *path == '\0' || sizes.k == 0 || call.use_vendor) return;
+    record_problem(steps.make_problem(std::numeric_limits<int>::max(), call, sizes, layouts));
+}
+
 void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layouts& layouts) {
     const TensorView& d = call.d.view;
     const Gpu& gpu = get_supported_gpu(d.ordinal);
@@ -130,7 +140,7 @@ void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layout
     if (sizes.k == 0) return is_run ? run_without_k(gpu, call, stream) : void();
     if (call.use_vendor)
         return is_run ? run_vendor(call.op, name_operands(call).get(), stream_handle(stream, d).get()) : void();
-    const Problem problem = steps.make_problem(gpu, call, sizes, layouts);
+    const Problem problem = steps.make_problem(gpu.device.sm_count, call, sizes, layouts);
     const DispatchEntry entry = get_dispatch_entry(gpu, problem);
     if (!is_run) [[unlikely]]
         return load_passes(gpu, entry.geometry, call, layouts);
@@ -164,7 +174,10 @@ void run(Call& call) {
     const DeviceKind kind = call.d.view.device_kind;
     if (kind != DeviceKind::kCuda) check_stream(call.stream);
     if (sizes.is_empty() || kind == DeviceKind::kMeta) return;
-    if (kind == DeviceKind::kCpu) return get_compile_mode() ? void() : steps.run_on_cpu(call, sizes);
+    if (kind == DeviceKind::kCpu) {
+        record(steps, call, sizes, layouts);
+        return get_compile_mode() ? void() : steps.run_on_cpu(call, sizes);
+    }
     run_on_gpu(steps, call, sizes, layouts);
 }
 
@@ -180,7 +193,7 @@ void launch_explicit(const LoadedKernel& kernel, Call& call, int num_sms) {
     check_kernel_device(kernel, d);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
     if (sizes.k == 0) return run_without_k(*kernel.gpu, call, stream);
-    const Problem given = steps.make_problem(*kernel.gpu, call, sizes, layouts);
+    const Problem given = steps.make_problem(kernel.gpu->device.sm_count, call, sizes, layouts);
     check_variant(kernel, given, layouts, call.c.is_present());
     check_compiled_dims(kernel.problem, sizes);
     check_kernel_alignment(kernel, given);

@@ -194,7 +194,7 @@ Choice Selector::choose(const Problem& problem, const Device& device, std::strin
 Choice Selector::ask_trees(const OpModel& model, const Problem& problem, const Device& device) const {
     const Estimator estimator(problem, device);
     const std::vector<AnalyticChoice> shortlist = make_shortlist(problem, estimator, device, kNumRanked);
-    const ConfigFeatures features(problem, estimator, shortlist.front().time_us);
+    const ConfigFeatures features(problem, estimator, shortlist.front());
     std::vector<float> rows(shortlist.size() * kNumConfigRow);
     for (size_t i = 0; i < shortlist.size(); ++i) {
         double row[kNumConfigRow];

@@ -38,8 +38,9 @@ struct Origin {
     bool has_own_features = false, has_own_heuristic = false;
 };
 
-// The candidates with the smallest estimates that the trees are asked about, with and without the knobs of the loop.
-inline constexpr size_t kNumRanked = 8;
+// The configs with the smallest estimates that the trees are asked about: six to twelve tiles, each with and without
+// the knobs of the loop where it has some.
+inline constexpr size_t kNumRanked = 12;
 // A residual beyond this (log time) counts as this: no tree knows of more.
 inline constexpr double kMaxResidual = 0.5;
 

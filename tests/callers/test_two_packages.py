@@ -67,8 +67,7 @@ def run_in_new_process(*parts: str) -> str:
     "kind, is_first",
     [
         ("DEF", True),
-        ("FRAGMENT", False),
-        *(pytest.param(*case, marks=FULL) for case in (("DEF", False), ("FRAGMENT", True))),
+        *(pytest.param(*case, marks=FULL) for case in (("FRAGMENT", False), ("DEF", False), ("FRAGMENT", True))),
     ],
 )
 def test_a_vendored_deep_gemm_loads_before_and_after(kind, is_first):
@@ -77,7 +76,9 @@ def test_a_vendored_deep_gemm_loads_before_and_after(kind, is_first):
     assert "42\nended" in run_in_new_process(*order, USE, "print(torch.ops.deep_gemm.fp8_gemm_nt())")
 
 
-@pytest.mark.parametrize("again", [AGAIN, COPY], ids=["reloaded", "imported again"])
+@pytest.mark.parametrize(
+    "again", [pytest.param(AGAIN, id="reloaded", marks=FULL), pytest.param(COPY, id="imported again")]
+)
 @pytest.mark.parametrize("use_before", [pytest.param("", id="unused", marks=FULL), pytest.param(USE, id="used")])
 def test_this_package_loads_twice(again, use_before):
     assert "ended" in run_in_new_process("import deep_gemm", use_before, again, USE)

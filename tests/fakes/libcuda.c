@@ -42,6 +42,7 @@ enum { MAX_LIBRARIES = 1 << 16, FIRST_KERNEL = 1000 };
 static char is_grouped[MAX_LIBRARIES];  // whether a library's kernel has groups
 static char is_transpose[MAX_LIBRARIES];  // or the transposing pass
 static char is_logits[MAX_LIBRARIES];     // or one of attention logits
+static char has_scales[MAX_LIBRARIES];    // whether its operands are FP8
 enum { INVALID_VALUE = 1, MAX_SHARED = 232448, DEFAULT_SHARED = 48 << 10, MAX_THREADS = 1024, MAX_GRID_YZ = 65535 };
 static int max_shared[MAX_LIBRARIES];  // what cuKernelSetAttribute allowed a library's kernel; 0: the default
 static HostKernel host_kernels[MAX_LIBRARIES];  // or one to be emulated
@@ -198,6 +199,7 @@ static int cuLibraryGetKernel(void** kernel, void* library, const char* name) {
     is_grouped[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "grouped") || strstr(name, "batched") || strstr(name, "summed");
     is_transpose[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "transpose_fp8") != NULL;
     is_logits[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "mqa_logits") != NULL;
+    has_scales[(intptr_t)library % MAX_LIBRARIES] = strstr(name, "fp8") != NULL;
     return 0;
 }
 
@@ -359,8 +361,16 @@ static void record_logits(const LaunchConfig* config, void* function, void** par
            map_number(parameters[1]), map_number(parameters[2]), map_number(parameters[3]), text, current_ordinal());
 }
 
+// Whether a GEMM kernel would follow a null pointer: D, or the scales of FP8 operands. The first three parameters are these.
+static int has_null_operand(const LaunchConfig* config, const void* function, void** parameters) {
+    const intptr_t library = ((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES;
+    if (config->shared_bytes == 0 || is_logits[library] || is_transpose[library]) return 0;
+    void** const operands = parameters[5];
+    return !operands[2] || (has_scales[library] && (!operands[0] || !operands[1]));
+}
+
 static int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** parameters, void** extra) {
-    if (!is_launchable(config, function) || !parameters) {
+    if (!is_launchable(config, function) || !parameters || has_null_operand(config, function, parameters)) {
         record("{\"call\":\"refused launch\",\"grid\":[%u,%u,%u],\"block\":%u,\"smem\":%u,\"cluster\":%u}", config->grid[0], config->grid[1],
                config->grid[2], config->block[0], config->shared_bytes, cluster_size(config, 0));
         return INVALID_VALUE;

@@ -9,7 +9,6 @@ from deep_gemm.jit.cache import DiskCache
 from tests.fakes.compiler import isolate
 from tests.fakes.cubin import make_cubin
 
-NUM_MUTANTS = 1000
 SOURCE, OTHER_SOURCE = "the one", "the other"
 
 
@@ -69,14 +68,15 @@ def flip(entry: bytes, bit: int) -> bytes:
     return bytes(mutant)
 
 
-def test_every_mutant_is_a_miss_and_is_rebuilt(builder, tmp_path):
+@pytest.mark.parametrize("num_mutants", [1000, pytest.param(10_000, marks=pytest.mark.full)])
+def test_every_mutant_is_a_miss_and_is_rebuilt(builder, tmp_path, num_mutants):
     key, other_key = (build.hashing._hash_text(source) for source in (SOURCE, OTHER_SOURCE))
     good, folder = make_result(SOURCE), tmp_path / "cache"
     for source in (SOURCE, OTHER_SOURCE):
         build.get_cubin_for_source(source)
     entry, other = ((folder / f"{name}.kernel").read_bytes() for name in (key, other_key))
     generator, builder.count, tested = random.Random(3), 0, 0
-    for index in range(NUM_MUTANTS):
+    for index in range(num_mutants):
         mutant = mutate(entry, other, generator, index)
         if mutant == entry:  # mixed beyond the last byte that differs
             continue
@@ -85,7 +85,7 @@ def test_every_mutant_is_a_miss_and_is_rebuilt(builder, tmp_path):
         build.clear_memory()
         assert build.get_cubin_for_source(SOURCE) == good, index
         assert (folder / f"{key}.kernel").read_bytes() == entry
-    assert builder.count == tested > 0.9 * NUM_MUTANTS
+    assert builder.count == tested > 0.9 * num_mutants
     assert len(list(folder.glob("*.bad"))) == cache.NUM_BAD_KEPT
 
 

@@ -17,6 +17,7 @@ from deep_gemm.jit.cache import DiskCache
 from tests.fakes.compiler import make_source, use_fake_nvcc
 
 NUM_PROCESSES = 16
+LONG = pytest.mark.timeout(1800)
 KEYS = [hashlib.sha256(b"%d" % i).hexdigest() for i in range(8)]
 
 # Forked children start in milliseconds, and the parent has neither a GPU context nor threads that they would need.
@@ -60,7 +61,7 @@ def kill(process) -> None:
     process.join()
 
 
-@pytest.mark.parametrize("num_kills", [20, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_kills", [20, pytest.param(1000, marks=[pytest.mark.full, LONG])])
 def test_killed_writers_leave_nothing_wrong(tmp_path, num_kills):
     failures, generator = fork.SimpleQueue(), random.Random(1)
     processes = [start(tmp_path / "cache", seed, failures) for seed in range(NUM_PROCESSES)]
@@ -105,11 +106,11 @@ def build_all(barrier, sources, results, timeout_s: float) -> None:
         results.put(repr(error))
 
 
-def run_together(sources, timeout_s: float = cache.LOCK_TIMEOUT_S) -> list:
-    """Build `sources` in NUM_PROCESSES cold processes that start together, each in its own order."""
-    barrier, results = fork.Barrier(NUM_PROCESSES), fork.SimpleQueue()
+def run_together(sources, timeout_s: float = cache.LOCK_TIMEOUT_S, count: int = NUM_PROCESSES) -> list:
+    """Build `sources` in `count` cold processes that start together, each in its own order."""
+    barrier, results = fork.Barrier(count), fork.SimpleQueue()
     processes = []
-    for seed in range(NUM_PROCESSES):
+    for seed in range(count):
         shuffled = random.Random(seed).sample(sources, len(sources))
         processes.append(fork.Process(target=build_all, args=(barrier, shuffled, results, timeout_s)))
     for process in processes:
@@ -120,15 +121,19 @@ def run_together(sources, timeout_s: float = cache.LOCK_TIMEOUT_S) -> list:
     return found
 
 
-@pytest.mark.parametrize("num_keys, num_rounds", [(1, 1), (6, 1), pytest.param(20, 2, marks=pytest.mark.full)])
-def test_cold_processes_build_each_key_once(monkeypatch, tmp_path, num_keys, num_rounds):
+COLD = [(1, 1, NUM_PROCESSES), (6, 1, NUM_PROCESSES)]
+COLD += [pytest.param(keys, 20, 64, marks=[pytest.mark.full, LONG]) for keys in (1, 20)]
+
+
+@pytest.mark.parametrize("num_keys, num_rounds, count", COLD)
+def test_cold_processes_build_each_key_once(monkeypatch, tmp_path, num_keys, num_rounds, count):
     for number in range(num_rounds):
         folder = tmp_path / str(number)
         folder.mkdir()
         use_fake_nvcc(monkeypatch, folder)
         sources = [make_source(count=folder / f"count{i}") for i in range(num_keys)]
-        found = run_together(sources)
-        assert found == [found[0]] * NUM_PROCESSES and isinstance(found[0], set)
+        found = run_together(sources, count=count)
+        assert found == [found[0]] * count and isinstance(found[0], set)
         assert [(folder / f"count{i}").read_text() for i in range(num_keys)] == ["compiled\n"] * num_keys
         assert sorted(path.suffix for path in (folder / "home/cache").iterdir()) == [".kernel"] * num_keys
         assert not list((folder / "home/jobs").iterdir()) and not list((folder / "tmp").iterdir())

@@ -32,7 +32,6 @@ FAULTS = {
     "grandchild": (1, "exited with status 1"),
     "late_output": (0, "wrote no cubin"),
 }
-NUM_PARENT_KILLS = 20
 
 
 @pytest.fixture
@@ -123,14 +122,15 @@ def test_error_survives_pickling(home):
 # ---- the parent is killed ----
 
 
-def test_killed_parent_is_recovered_from(home, tmp_path):
+@pytest.mark.parametrize("num_kills", [20, pytest.param(50, marks=pytest.mark.full)])
+def test_killed_parent_is_recovered_from(home, tmp_path, num_kills):
     """Kill the parent at moments spread over a compilation: the next process builds and never takes late output."""
     source = make_source(sleep=0.05)
     fork = multiprocessing.get_context("fork")
-    for moment in range(NUM_PARENT_KILLS):
+    for moment in range(num_kills):
         parent = fork.Process(target=build.get_cubin_for_source, args=(source, "kernel"))
         parent.start()
-        time.sleep(0.01 * moment)
+        time.sleep(0.2 * moment / num_kills)
         os.kill(parent.pid, signal.SIGKILL)
         parent.join()
         build.clear_memory()

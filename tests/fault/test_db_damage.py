@@ -68,7 +68,7 @@ def mutate(generator: random.Random, payload: bytes) -> bytes:
     return bytes(damaged)
 
 
-@pytest.mark.parametrize("mutants", [100, pytest.param(400, marks=pytest.mark.full)])
+@pytest.mark.parametrize("mutants", [100, pytest.param(2000, marks=[pytest.mark.full, pytest.mark.timeout(1800)])])
 def test_damaged_files_are_refused_or_read_as_valid_rows(sound, folder, mutants):
     payload, generator = sound.read_bytes(), random.Random(4)
     path, refused = folder / "mutant.db", 0

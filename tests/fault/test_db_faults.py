@@ -36,7 +36,7 @@ from tuner.db.lock import WriterLock, lock_path, read_holder
 KILLS = 25
 OPENERS = 16
 #: How often processes race to create a file: the longer race with --full.
-RACES = [1, pytest.param(3, marks=pytest.mark.full)]
+RACES = [1, pytest.param(10, marks=pytest.mark.full)]
 NOBODY = 65534
 
 
@@ -64,7 +64,7 @@ def write_and_acknowledge(path: Path, write_end: int) -> None:
             os.write(write_end, struct.pack("<II", block_id, len(rows)))
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 4))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 40))])
 def test_no_acknowledged_row_is_lost_by_sigkill(folder, seed):
     path, generator = folder / "tuning.db", random.Random(seed)
     acknowledged: dict[int, int] = {}

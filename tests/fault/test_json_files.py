@@ -7,6 +7,7 @@ import pytest
 from deep_gemm import _C
 from deep_gemm.errors import ProblemError
 from tuner import cli, errors
+from tuner.db import import_json
 
 HOSTILE = {
     "deep list": "[" * 100_000,
@@ -38,3 +39,13 @@ def test_the_description_of_a_problem(name):
         _C.Problem.from_json(HOSTILE[name])
     with pytest.raises(ProblemError):
         _C.Problem.from_json(json.dumps({"fields": HOSTILE[name], "op": "fp8_gemm"}))
+
+
+@pytest.mark.parametrize("named", ["x" * 5000, "\x1b[2J"])
+def test_text_of_an_export_is_never_shown_raw_or_at_length(tmp_path, named):
+    path = tmp_path / "rows.json"
+    for document in ({"application": named, "format": named, "tables": {}}, {"application": named}):
+        path.write_text(json.dumps(document))
+        with pytest.raises(errors.IntegrityError) as caught:
+            import_json(tmp_path / "new.db", path)
+        assert str(caught.value).isprintable() and len(str(caught.value)) < 1000

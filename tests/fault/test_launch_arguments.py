@@ -285,7 +285,7 @@ def judge_result(call: Call, inputs: dict) -> str:
     return f"{wrong} wrong elements" if wrong else ""
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 10))])
+@pytest.mark.parametrize("seed", [0, 1, 2, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(3, 50))])
 def test_fuzzed_calls(seed):
     """A right result or a typed error, and nothing else."""
     rng, failures, outcomes = random.Random(seed), [], {True: 0, False: 0}

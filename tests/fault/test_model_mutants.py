@@ -24,7 +24,8 @@ from deep_gemm.selector import Selector
 from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack
 
 PARTS = (4, 4, 5)  # a small artefact: configs, trees, leaves
-NUM_BYTE_MUTANTS, NUM_VALUE_MUTANTS = 1000, 1000
+#: Of each kind; with --full 100,000 in all.
+NUM_MUTANTS = [1000, pytest.param(50_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
 MAX_SECONDS, MAX_GROWTH_BYTES = 0.05, 64 << 20
 PROBES = make_problems(4, seed=21)
 
@@ -97,13 +98,14 @@ def mutate_bytes(content: bytes, generator_: random.Random) -> bytes:
     return bytes(data)
 
 
-def test_mutated_bytes(bounded_memory):
+@pytest.mark.parametrize("count", NUM_MUTANTS)
+def test_mutated_bytes(bounded_memory, count):
     generator_ = random.Random(1)
     content = make_artifact(*PARTS)
     assert check_harmless(content)
     accepted = sum(
         check_harmless(mutant)
-        for mutant in (mutate_bytes(content, generator_) for _ in range(NUM_BYTE_MUTANTS))
+        for mutant in (mutate_bytes(content, generator_) for _ in range(count))
         if mutant != content
     )
     assert accepted == 0
@@ -132,7 +134,8 @@ def mutate_array(array: np.ndarray, generator_: random.Random) -> np.ndarray:
     return array
 
 
-def test_mutated_values_with_a_right_hash(bounded_memory):
+@pytest.mark.parametrize("count", NUM_MUTANTS)
+def test_mutated_values_with_a_right_hash(bounded_memory, count):
     """Only a value that is as good as another may pass: a leaf's score, a threshold, a bound of the hull, a golden
     vector.
     """
@@ -157,10 +160,10 @@ def test_mutated_values_with_a_right_hash(bounded_memory):
     }
     accepted = 0
     with np.errstate(all="ignore"):
-        for _ in range(NUM_VALUE_MUTANTS):
+        for _ in range(count):
             name = generator_.choice(sorted(harmless))
             accepted += check_harmless(pack(metadata, arrays | {name: mutate_array(arrays[name], generator_)}))
-    assert 0 < accepted < NUM_VALUE_MUTANTS * 0.6
+    assert 0 < accepted < count * 0.6
 
 
 JSON_VALUES = (None, True, 0, 7, -1, 2**63, 1.5, "", "x" * 70, "\ud800", "../x", [], [0], [None], [[]], {}, {"a": 1})

@@ -106,6 +106,19 @@ def test_a_hostile_forest_is_refused(folder, learned, change):
         train.load(folder)
 
 
+def test_a_feature_that_equals_the_threshold_goes_left():
+    leaf, no = np.array([0, 0, 1], np.int32), np.array([2, -1, -1], np.int32)
+    tree = forest.Forest(
+        tree_start=np.array([0, 3], np.int32),
+        feature=np.array([0, -1, -1], np.int32),
+        threshold=np.array([0.5, 0.0, 0.0]),
+        left=np.where([True, False, False], 1, leaf).astype(np.int32),
+        right=no,
+        leaf_value=np.array([1.0, 2.0]),
+    )
+    assert tree.predict(np.array([[0.25], [0.5], [0.75]], np.float32)).tolist() == [1.0, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("levels, is_read", [(16, True), (17, False)])
 def test_trees_are_as_deep_as_those_of_artefacts(levels, is_read):
     """Each level has one inner node, its left child a leaf."""

@@ -60,7 +60,7 @@ DEFECTS: Defects = {
         ("        if not rule.is_met(members[name]):\n", "        if False:\n"),
         ("type(value) is int and minimum <= value <= maximum)", "type(value) is int and minimum <= value)"),
     ],
-    ("deep_gemm/selector.py", "tests/cpu/selector/test_selector.py tests/fault/test_model_mutants.py"): [
+    ("deep_gemm/selector.py", "tests/cpu/selector/test_selector.py"): [
         ('if len(arrays) != len(ARRAYS) * len(metadata["ops"]):', "if False:"),
         ("        if array is None:\n", "        if False:\n"),
         ("array.dtype != DTYPES[dtype] or ", ""),
@@ -179,7 +179,7 @@ DEFECTS: Defects = {
         ("        if seen:\n", "        if False:\n"),
     ],
     ("db/store.py", "tests/fault/test_db_files.py tests/fault/test_interrupts.py tests/cpu/db/test_store.py"): [
-        ("                if time.monotonic() >= deadline:\n", "                if True:\n"),
+        ("                if time.monotonic() >= start + self.patience_s:\n", "                if True:\n"),
         ('        if self.mode != "rw":\n', "        if False:\n"),
         ("rowcount != 1:", "rowcount > 1:"),
     ],

@@ -1,12 +1,19 @@
 """python -m tuner compare: which kernels became slower from one recorded sweep to another."""
 
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
 import typer
 
 from tuner import errors
-from tuner.commands.sweep import check_choice
+from tuner.commands.sweep import check_choice, make_progress
 from tuner.problems.fields import OP_NAMES
 
-SIDE_HELP = "Database (file or URL) of a sweep, behind @ the kernel hash; without one, the newest of each op kind."
+SIDE_HELP = (
+    "[DATABASE][@WHICH]: WHICH is a kernel hash, sweep:ID, driver:VERSION or previous; without it, the newest kernels."
+)
+A_HELP = f"The old sweep: {SIDE_HELP} Left out: the baseline, else the kernels before the newest."
 
 
 def register(app) -> None:
@@ -15,54 +22,100 @@ def register(app) -> None:
 
 
 def compare(
-    a: str = typer.Argument(help=f"The old sweep. {SIDE_HELP}"),
-    b: str = typer.Argument(help="The new sweep, named likewise."),
-    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in A."),
+    a: str = typer.Argument("", metavar="[A]", help=A_HELP),
+    b: str = typer.Argument("", metavar="[B]", help="The new sweep, named likewise. Left out: the newest kernels."),
+    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
     op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows in both."),
-    form: str = typer.Option("table", "--format", help="table, markdown, json or junit."),
+    again: bool = typer.Option(True, help="Where there is such a GPU, measure suspects again, both kernels in turns."),
+    work: Path = typer.Option(None, help="Folder for checked-out kernels of --again. Default: that of the cache."),
+    form: str = typer.Option("table", "--format", help="table, markdown, json, junit or html."),
     as_json: bool = typer.Option(False, "--json", help="As --format json."),
 ) -> None:
     """Compare two recorded sweeps on the problems and configs that both measured. Needs no GPU.
 
-    Exits with 1 where a config became slower beside the others or fails, with 3 where the sweeps have too little in
-    common or all of B is slower (which may be the board: use `ab`), else with 0.
+    A config that lost against the others in the same blocks, or that fails in B, is slower: exits with 1. What may be
+    the board, its clocks or a place in memory is a suspect: measured again where there is a GPU, else exits with 3, as
+    where the sweeps have too little in common. Else exits with 0.
 
     Example: python -m tuner compare old.db new.db
     """
-    from tuner.compare import formats, recorded
+    from tuner.compare import recorded
+    from tuner.compare.sweep_formats import FORMATS
+
+    check_choice("--format", form, FORMATS)
+    names, sku, sides = load_sides(a, b, device, op)
+    parts = recorded.compare_sides(sides)
+    done = settle(parts, sku, work) if again else {}
+    reports = recorded.describe(parts)
+    code = recorded.choose_exit_code(reports)
+    report = {"a": names[0], "b": names[1], "sku": sku, "ops": reports, "again": done, "exit_code": code}
+    print(FORMATS["json" if as_json else form](report))
+    if code == errors.EXIT_FAILURE:
+        raise errors.TunerError(f"{names[1]} has slower or failing kernels")
+    if code:
+        raise errors.InconclusiveError(
+            f"{names[0]} and {names[1]} do not answer it on every op kind: measure both with `ab`"
+        )
+
+
+def settle(parts: list, sku: str, work: Path | None) -> dict[str, str]:
+    """Measure suspects again where that can be done; return {op kind: what was done}."""
+    from tuner.compare.again import explain_absence, measure_again
+    from tuner.compare.suspects import list_suspects
+
+    is_open = any(finding.verdict == "suspect" for part in parts for finding in part.findings)
+    absence = explain_absence(sku)
+    if absence:
+        return {"suspects": f"not measured again: {absence}"} if is_open else {}
+    if not list_suspects(parts):
+        return {}
+    with make_progress() as progress:
+        return measure_again(parts, work, lambda done, total: progress("problem", {"done": done, "total": total}))
+
+
+def load_sides(a: str, b: str, device: str, op: str) -> tuple[tuple[str, str], str, dict]:
+    """Return (what A and B are called, SKU, {op kind: sides}). Raises: UsageError, InconclusiveError."""
+    from tuner.compare import baselines
+    from tuner.compare.sides import Named, load_side, read_name
     from tuner.learn.sources import find_device, find_ops, open_database
 
-    check_choice("--format", form, formats.SWEEP_FORMATS)
-    (path_a, hash_a), (path_b, hash_b) = split_side(a), split_side(b)
-    with open_database(path_a) as store_a, open_database(path_b) as store_b:
-        sku = find_device(store_a, device).sku
-        ops = [name for name in find_ops(store_a, sku, op) if name in find_ops(store_b, sku, op)]
-        reports = [
-            recorded.compare_rows(name, load(store_a, sku, name, hash_a), load(store_b, sku, name, hash_b))
-            for name in ops
-        ]
-    code = recorded.choose_exit_code(reports)
-    report = {"a": a, "b": b, "sku": sku, "ops": reports, "exit_code": code}
-    print(formats.SWEEP_FORMATS["json" if as_json else form](report))
-    if code == errors.EXIT_FAILURE:
-        raise errors.TunerError(f"{b} has slower or failing kernels")
-    if code:
-        raise errors.InconclusiveError(f"{a} and {b} do not answer it on every op kind: measure both with `ab`")
+    if a and not b:
+        a, b = "", a  # one name is the new sweep's, as without a name
+    named_a, named_b = read_name(a), read_name(b)
+    with ExitStack() as stack:
+        opened: dict[str, Any] = {}
+
+        def get_store(database: str):
+            if database not in opened:
+                opened[database] = stack.enter_context(open_database(database))
+            return opened[database]
+
+        store_b = get_store(named_b.database)
+        sku = find_device(store_b if not a else get_store(named_a.database), device).sku
+        known = {} if a else baselines.load().get(sku, {})
+        sides, used = {}, set()
+        for name in find_ops(store_b, sku, op):
+            first = named_a if a else known.get(name, Named(named_b.database, "previous"))
+            store_a = get_store(first.database)
+            if not a and name not in known and not has_previous(store_a, sku, name):
+                continue
+            if not store_a.newest_kernel_hash(name, sku):
+                continue
+            used.add(str(first))
+            sides[name] = (
+                load_side(store_a, sku, name, first.which), load_side(store_b, sku, name, named_b.which)
+            )  # fmt: skip
+        if not sides:
+            raise errors.InconclusiveError(
+                f"{store_b.target}: has nothing to compare with: no op kind has rows on both sides, a baseline or two"
+                " kernel hashes; name A and B, or choose a baseline by `baseline set`"
+            )
+    return (", ".join(sorted(used)) or "this database", str(named_b) or "this database"), sku, sides
 
 
-def split_side(text: str) -> tuple[str, str]:
-    """Return (database, kernel hash or "") of one side; a URL may have an @ of its own."""
-    path, has_hash, digits = text.rpartition("@")
-    is_hash = bool(has_hash) and 8 <= len(digits) <= 64 and not set(digits) - set("0123456789abcdef")
-    return (path, digits) if is_hash else (text, "")
+def has_previous(store, sku: str, op: str) -> bool:
+    """Return whether a database has two kernel hashes of an op kind."""
+    from tuner.db.origins import list_kernel_hashes
 
-
-def load(store, sku: str, op: str, digits: str) -> list:
-    """Return the rows of one side. Raises: InconclusiveError where it has no such kernel hash."""
-    kernel_hash = store.newest_kernel_hash(op, sku)
-    if not digits:
-        return store.load_measurements(sku=sku, op=op, kernel_hash=kernel_hash)
-    rows = [row for row in store.load_measurements(sku=sku, op=op) if row.block.kernel_hash.startswith(digits)]
-    if not rows:
-        raise errors.InconclusiveError(f"{store.target}: has no rows of {op} with kernel hash {digits}")
-    return rows
+    with store.reading() as connection:
+        return len(list_kernel_hashes(connection, op, sku)) > 1

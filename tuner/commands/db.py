@@ -33,6 +33,7 @@ Recorded = Annotated[
 ]
 
 STATS_HEADINGS = ("op kind", "kernel", "problems", "configs", "rows", "censored", "failed", "last")
+EXPORT_FORMATS = ("json", "csv", "parquet")
 AUDIT_HEADINGS = ("problem", "config", "behind the best", "expected", "says the")
 
 app = typer.Typer(
@@ -216,17 +217,26 @@ def merge(
 
 @app.command()
 def export(
-    target: Annotated[Path, typer.Argument(help="The JSON file to write.")],
+    target: Annotated[Path, typer.Argument(help="The file to write.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="json (the whole database, for `db import`), or csv or parquet (the measured rows as one table).",
+        ),
+    ] = "json",
     db: Database = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write a whole database as JSON. Equal databases give equal files.
+    """Write a database for other programs. Equal databases give equal JSON files.
 
     Example: python -m tuner db export h200.json --db h200.db
     """
-    from tuner.db import export_json
+    from tuner.db import export_flat, export_json
 
-    size = export_json(get_database(db), target)
+    if kind not in EXPORT_FORMATS:
+        raise errors.UsageError(f"--format {kind}: must be one of {', '.join(EXPORT_FORMATS)}")
+    size = export_json(get_database(db), target) if kind == "json" else export_flat(get_database(db), target, kind)
     report(as_json, {"target": str(target), "bytes": size}, f"{target}: {size} bytes")
 
 

@@ -4,11 +4,13 @@ import json
 
 import typer
 
+from tuner.commands import options as shared_options
 from tuner.commands.tables import format_table
 from tuner.problems.fields import OP_NAMES
 
 ROW_HEADINGS = ("op kind", "kernel", "current", "rows", "ok", "dropped", "failed", "stale", "newest")
 COVERAGE_HEADINGS = ("op kind", "preset", "total", "measured", "current", "missing, first")
+REGRESSION_HEADINGS = ("op kind", "compared with", "problems", "whole", "slower", "suspect", "verdict")
 NOISE_HEADINGS = ("op kind", "A/A", "anchor", "confirmation", "ratio interval")
 
 
@@ -18,17 +20,15 @@ def register(app) -> None:
 
 
 def inspect(
-    database: str = typer.Option(
-        "",
-        "--db",
-        help="Database to read. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db, else the recorded snapshot.",
-    ),
-    device: str = typer.Option("", help="SKU or short name (h200). Default: the only one in the database."),
+    database: str = shared_options.READ_DB,
+    device: str = shared_options.SKU,
     op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows."),
     preset: str = typer.Option("", help="Show the coverage of this preset only. Default: all presets."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
-    """Show what the database covers, how noisy it is, and what is stale or failed.
+    """Show what the database covers, how noisy it is, what is stale or failed, and what became slower.
+
+    Slower than the baseline (`baseline set`), or where none is set than the kernels before the newest.
 
     Example: python -m tuner inspect --db tuning.db
     """
@@ -38,14 +38,17 @@ def inspect(
     with open_database(database) as store:
         sku = find_device(store, device).sku
         found = [inspect_store(store, sku, kind, preset) for kind in find_ops(store, sku, op)]
+    regressions = find_regressions(database, sku, op)
     if as_json:
-        print(json.dumps({"sku": sku, "ops": {entry["op"]: entry for entry in found}}, indent=1, sort_keys=True))
+        document = {"sku": sku, "ops": {entry["op"]: entry for entry in found}, "regressions": regressions}
+        print(json.dumps(document, indent=1, sort_keys=True))
         return
     print(f"{sku} in {store.target}")
     print_rows(found)
     print_coverage(found)
     print_noise(found)
     print_failures(found)
+    print_regressions(regressions)
 
 
 def print_rows(found: list[dict]) -> None:
@@ -103,3 +106,29 @@ def print_failures(found: list[dict]) -> None:
     if rows:
         print("\n" + format_table(("op kind", "failed config", "how often"), rows))
         print("--json has an example of each")
+
+
+def find_regressions(database: str, sku: str, op: str) -> list[dict]:
+    """Return the reports of `compare` on the database and its baseline, [] where it has nothing to compare with."""
+    from tuner import errors
+    from tuner.commands.compare import load_sides
+    from tuner.compare import recorded
+
+    try:
+        (name, _), _, sides = load_sides("", database, sku, op)
+    except errors.InconclusiveError:
+        return []
+    return [{"a": name, **report} for report in recorded.describe(recorded.compare_sides(sides))]
+
+
+def print_regressions(reports: list[dict]) -> None:
+    """Print a line per op kind: what became slower."""
+    rows = []
+    for part in reports:
+        verdicts = [row["verdict"] for row in (*part["configs"], *part["single"])]
+        whole = f"{part['shift']['ratio']:.3f}" if part["shift"] else "-"
+        counts = [verdicts.count(name) for name in ("slower", "suspect")]
+        rows.append((part["op"], part["a"], part["problems"], whole, *counts, part["verdict"]))
+    if rows:
+        print("\n" + format_table(REGRESSION_HEADINGS, rows))
+        print("whole: all configs alike, newest kernels over the others; `compare` says more")

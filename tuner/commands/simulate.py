@@ -8,7 +8,13 @@ from dataclasses import asdict
 import typer
 
 from tuner import errors
+from tuner.commands.tables import format_table
 from tuner.problems.fields import OP_NAMES
+
+#: The budget whose worst problems the tables show.
+SHOWN_BUDGET = 16
+#: The searchers that are no samplers, with the number of configs they stand for.
+FIXED = ("heuristic", "exhaustive")
 
 
 def register(app) -> None:
@@ -23,11 +29,19 @@ def simulate(
     problems: int = typer.Option(
         16, min=0, help="Number of problems per op kind, evenly spread over the recorded ones; 0: all."
     ),
+    least_configs: int = typer.Option(
+        0, min=0, help="Only problems of which at least this many configs were measured."
+    ),
+    samplers: str = typer.Option(
+        "forest,analytic,tpe,random",
+        help="Samplers to compare, separated by commas; besides these: gp, cmaes and qmc.",
+    ),
     seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with another seed."),
     seed: int = typer.Option(0, help="First seed."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    as_markdown: bool = typer.Option(False, "--markdown", help="Print one table over all op kinds as Markdown."),
 ) -> None:
-    """Show how near TPE and random search come to measuring everything.
+    """Show how near searches of a space come to measuring everything, at equal budget.
 
     Example: python -m tuner simulate --problems 8 --seeds 2
     """
@@ -37,27 +51,48 @@ def simulate(
     from tuner.learn.dataset import load_dataset
     from tuner.learn.sources import find_device, find_ops, open_database
 
+    names = read_samplers(samplers)
     with open_database(database) as store:
         sku = find_device(store, device).sku
         tables = [load_dataset(store, sku, op=kind) for kind in find_ops(store, sku, op)]
-    chosen = {
-        data.identity.op: (data, rows) for data in tables if len(rows := simulation.choose_problems(data, problems))
-    }
+    chosen = [(data, rows) for data in tables if len(rows := simulation.choose_problems(data, problems, least_configs))]
     if not chosen:
         raise errors.InconclusiveError(
             "no problem was measured over its whole space: run `python -m tuner sweep --sampler exhaustive` first"
         )
-    results = {}
+    found = []
     with Progress(disable=not sys.stderr.isatty()) as progress:
-        for kind, (data, rows) in chosen.items():
-            on_done = add_bar(progress, f"replaying {kind}")
-            found = simulation.simulate(data, rows, range(seed, seed + seeds), on_done=on_done)
-            results[kind] = found | {"identity": asdict(data.identity)}
+        for data, rows in chosen:
+            on_done = add_bar(progress, f"replaying {data.identity.op}")
+            found.append(simulation.simulate(data, rows, range(seed, seed + seeds), names, on_done=on_done))
+    if as_markdown:
+        print(format_markdown(simulation.describe(simulation.join(found))))
+        return
+    results = {
+        data.identity.op: simulation.describe(one) | {"identity": asdict(data.identity)}
+        for (data, _), one in zip(chosen, found, strict=True)
+    }
     if as_json:
         print(json.dumps(results, indent=1, sort_keys=True))
         return
     for kind, result in results.items():
         print_table(kind, result)
+    if len(found) > 1:
+        print_table("all op kinds", simulation.describe(simulation.join(found)))
+
+
+def read_samplers(text: str) -> list[str]:
+    """Return the samplers of a list. Raises: UsageError."""
+    from tuner.search.propose import SAMPLERS, choose_sampler
+
+    names = list(dict.fromkeys(filter(None, text.split(","))))
+    known = [name for name in SAMPLERS if name not in ("auto", "exhaustive")]
+    wrong = [name for name in names if name not in known]
+    if wrong or not names:
+        raise errors.UsageError(f"--samplers {text}: must be some of {', '.join(known)}")
+    for name in names:
+        choose_sampler(name, 1)
+    return names
 
 
 def add_bar(progress, label: str) -> Callable[[int, int], None]:
@@ -66,27 +101,46 @@ def add_bar(progress, label: str) -> Callable[[int, int], None]:
     return lambda done, total: progress.update(task, completed=done, total=total)
 
 
+def make_rows(result: dict) -> tuple[list[str], list[list[str]]]:
+    """Return the header and the rows of a table, a row per searcher, the exhaustive one last."""
+    searchers = result["searchers"]
+    budgets = [entry["configs"] for entry in next(iter(searchers.values()))]
+    shown = budgets.index(SHOWN_BUDGET)
+    header = ["searcher", *(f"{budget} configs" for budget in budgets), f"95 % at {SHOWN_BUDGET}", "worst"]
+    order = sorted(searchers, key=lambda name: (name == "exhaustive", name != "heuristic"))
+    rows = []
+    for name in order:
+        entries = searchers[name]
+        means = [describe_mean(entry) for entry in (entries[:1] if name in FIXED else entries)]
+        means += ["-"] * (len(budgets) - len(means))
+        rows.append([name, *means, percent(entries[shown]["p95"]), percent(entries[shown]["max"])])
+    return header, rows
+
+
+def describe_mean(entry: dict) -> str:
+    """Return a mean regret with its interval, in percent."""
+    return f"{100 * entry['mean']:.2f} ({100 * entry['low']:.2f}..{100 * entry['high']:.2f})"
+
+
+def percent(value: float) -> str:
+    """Return a regret in percent."""
+    return f"{100 * value:.2f}"
+
+
 def print_table(op: str, result: dict) -> None:
-    """Print one row per searcher and share of the space."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(
-        "searcher",
-        "share of the space",
-        "mean regret",
-        "95 %",
-        "worst",
-        title=f"{op}: {result['problems']} problems, {result['mean_space']:.0f} configs each",
+    """Print the mean regret of each searcher by its budget."""
+    header, rows = make_rows(result)
+    print(
+        f"{op}: {result['problems']} problems of {result['families']} families, {result['mean_space']:.0f} configs each"
     )
-    table.add_row("heuristic", "-", *percentages(result["heuristic"]))
-    for name in ("random", "tpe"):
-        for entry in result[name]:
-            table.add_row(name, f"{entry['share']:.0%}", *percentages(entry))
-    table.add_row("exhaustive", "100%", *percentages(result["exhaustive"]))
-    Console().print(table)
+    header = [header[0], *(name.removesuffix(" configs") for name in header[1:])]
+    print(format_table(header, [[row[0], *(cell.partition(" ")[0] for cell in row[1:])] for row in rows], indent="  "))
+    print("  mean regret in % after so many configs, then at 16 configs its 95 % quantile and the worst problem")
 
 
-def percentages(entry: dict) -> list[str]:
-    """Return mean, 95 % quantile and maximum as text."""
-    return [f"{100.0 * entry[name]:.2f} %" for name in ("mean", "p95", "max")]
+def format_markdown(result: dict) -> str:
+    """Return the table of print_table with intervals, as Markdown."""
+    header, rows = make_rows(result)
+    lines = [header, ["---"] * len(header), *rows]
+    about = f"{result['problems']} problems of {result['families']} families, {result['mean_space']:.0f} configs each"
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", about])

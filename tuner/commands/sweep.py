@@ -13,6 +13,7 @@ from deep_gemm import _C, environment
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.text import printable
 from tuner import errors
+from tuner.commands.gpu_options import GPUS, MIXED, SCHEDULER, check_scheduler, choose_gpus
 from tuner.commands.tables import format_table
 from tuner.problems import shapes
 
@@ -30,6 +31,24 @@ WORKLOAD_HELP = (
     "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform, or skewed (one group has nearly all"
     " rows)."
 )
+SAMPLER_HELP = (
+    "auto (exhaustive for spaces of up to 256 configs, else forest), exhaustive, forest (by the predictions of the"
+    " installed selector), analytic (by the heuristic's), tpe, gp, cmaes, random or qmc."
+)
+STORAGE_HELP = "URL of an optuna storage, such as sqlite:///studies.db, to which every study is told while it runs."
+
+PORTFOLIO_SIZE = typer.Option(
+    0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen by recorded measurements."
+)
+PORTFOLIO_FROM = typer.Option("", help="Database that --portfolio-size chooses from. Default: --db.")
+N_TRIALS = typer.Option(
+    0,
+    min=0,
+    help=(
+        "Configs that a search measures; in the wide space, those beyond the default space. 0: a third of the space, in"
+        " the wide space at most 96."
+    ),
+)
 
 
 def register(app) -> None:
@@ -42,38 +61,34 @@ def sweep(
         "default",
         help=(
             "Problems to measure: default, bf16, wgrad, row_major, dense (all four), grouped, batched, attention,"
-            " portfolio_dense, portfolio_grouped or demo."
+            " wide (for --space wide), portfolio_dense, portfolio_grouped or demo."
         ),
     ),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file with the problems, instead of a preset."),
     configs_file: Path = typer.Option(None, "--configs", help="JSON file with the configs, instead of a space."),
     space: str = typer.Option("default", help=SPACE_HELP),
-    portfolio_size: int = typer.Option(
-        0, min=0, max=MAX_PORTFOLIO, help="Measure only this many configs, chosen by recorded measurements."
-    ),
-    portfolio_from: str = typer.Option("", help="Database that --portfolio-size chooses from. Default: --db."),
+    portfolio_size: int = PORTFOLIO_SIZE,
+    portfolio_from: str = PORTFOLIO_FROM,
     database: str = typer.Option(
         "", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
     ),
-    sampler: str = typer.Option(
-        "auto", help="auto (exhaustive for spaces of up to 256 configs, else tpe), exhaustive, tpe, random or qmc."
-    ),
-    n_trials: int = typer.Option(
-        0,
-        min=0,
-        help=(
-            "Configs that a search measures; in the wide space, those beyond the default space. 0: a third of the"
-            " space, in the wide space at most 96."
-        ),
-    ),
+    sampler: str = typer.Option("auto", help=SAMPLER_HELP),
+    n_trials: int = N_TRIALS,
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
     seed: int = typer.Option(0, help="Seed of the input data, the group sizes and the sampler."),
     workload: str = typer.Option("spread", help=WORKLOAD_HELP),
     shard: str = typer.Option("0/1", help="Measure shard i of n, given as i/n. Each shard needs its own database."),
     device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
+    gpus: str = GPUS,
+    scheduler: str = SCHEDULER,
+    mixed: bool = MIXED,
     time_budget: float = typer.Option(0.0, min=0.0, help="Start no new problem after this many seconds; 0: no limit."),
     resume: bool = typer.Option(
         True, help="Skip problems that were measured before with this kernel, compiler and regime."
+    ),
+    study_storage: str = typer.Option("", help=STORAGE_HELP),
+    sentinels: bool = typer.Option(
+        True, help="Also measure a few fixed configs now and then, from which `compare` knows this sweep's noise."
     ),
     dry_run: bool = typer.Option(
         False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
@@ -90,7 +105,7 @@ def sweep(
     """
     from tuner.search.candidates import SweepOptions
 
-    check_choices(workload, space, backend, effort)
+    check_choices(workload, space, backend, effort, study_storage)
     check_space(space, bool(configs_file or portfolio_size))
     problems, part = load_problems(preset, shapes_file), shapes.parse_shard(shard)
     options = SweepOptions(
@@ -106,9 +121,14 @@ def sweep(
         workload=workload,
         shard=part,
         device=device,
+        gpus=choose_gpus(gpus, device, backend),
+        mixed=mixed,
+        scheduler=check_scheduler(scheduler, bool(gpus or device)),
         time_budget_s=time_budget or None,
         resume=resume,
         backend=backend,
+        study_storage=study_storage,
+        sentinels=sentinels,
         argv=sys.argv[1:],
     )
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)
@@ -118,17 +138,20 @@ def sweep(
         print_summary(summary, as_json)
 
 
-def check_choices(workload: str, space: str, backend: str, effort: str) -> None:
-    """Raise UsageError for a name that does not exist."""
+def check_choices(workload: str, space: str, backend: str, effort: str, storage: str) -> None:
+    """Raise UsageError for a name that does not exist, or a storage that is no URL."""
     from tuner.measure.worker import BACKENDS
     from tuner.problems.workload import WORKLOADS
     from tuner.search.problem_run import EFFORTS
+    from tuner.search.study_storage import check_url
     from tuner.search.wide_space import SPACES
 
     check_choice("--workload", workload, WORKLOADS)
     check_choice("--space", space, SPACES)
     check_choice("--backend", backend, BACKENDS)
     check_choice("--effort", effort, EFFORTS)
+    if storage:
+        check_url(storage)
 
 
 def check_space(space: str, are_configs_named: bool) -> None:
@@ -193,19 +216,31 @@ def dry_summary(options, source: str | Path, size: int) -> dict:
 
 
 def measure(options, source: str | Path, size: int) -> dict:
-    """Run the sweep with a progress bar and return its summary.
+    """Run the sweep with a progress bar and return its summary; for several kinds of GPUs that of each, as "sweeps".
 
     Raises: TunerError when a problem could not be measured at all.
     """
-    from tuner.db import Store
-    from tuner.search.sweep import Sweep, make_worker
+    from tuner.search import lanes
+    from tuner.search.sweep import open_workers
 
-    with make_worker(options) as worker, make_progress() as progress:
-        sku = worker.start()["device"]["sku"]  # before there is a database: without a GPU none is created
-        if size:
-            options = replace(options, configs=choose_configs(source, size, sku, options.problems))
-        with Store.open(options.database) as store:
-            summary = Sweep(options, store, worker, progress).run()
+    with open_workers(options) as workers, make_progress() as progress:
+        # Before there is a database: without a GPU none is created.
+        groups = lanes.group_workers(workers, progress, options.mixed)
+        summaries = [measure_on(group, options, source, size, progress) for group in groups]
+    return summaries[0] if len(summaries) == 1 else {"sweeps": summaries}
+
+
+def measure_on(workers: list, options, source: str | Path, size: int, progress) -> dict:
+    """Run the sweep on equal boards and return its summary."""
+    from tuner.db import Store
+    from tuner.learn.orders import predict_times
+    from tuner.search.sweep import Sweep
+
+    if size:
+        sku = workers[0].start()["device"]["sku"]
+        options = replace(options, configs=choose_configs(source, size, sku, options.problems))
+    with Store.open(options.database) as store:
+        summary = Sweep(options, store, workers, progress, predict_times).run()
     if summary["failed"] and not summary["measured"]:
         problem, reason = next(iter(summary["failed"].items()))
         raise errors.TunerError(f"none of {len(summary['failed'])} problems could be measured; {problem}: {reason}")
@@ -258,8 +293,12 @@ class SweepProgress:
         if name == "device":
             self.show_device(**facts)
             return
-        if name == "waiting":
-            print(printable(f"waiting for space: {facts['reason']}"), file=sys.stderr, flush=True)
+        if name in ("waiting", "warning"):
+            text = f"waiting for space: {facts['reason']}" if name == "waiting" else f"warning: {facts['text']}"
+            print(printable(text), file=sys.stderr, flush=True)
+            return
+        if name == "retired":
+            print(printable(f"a GPU is used no more: {facts['reason']}"), file=sys.stderr, flush=True)
             return
         label = {"compile": "compiling", "problem": self.verb}[name]
         if not self.is_terminal and time.monotonic() - self.printed_at > LINE_INTERVAL_S:
@@ -280,6 +319,12 @@ def print_summary(summary: dict, as_json: bool) -> None:
     if as_json:
         print(json.dumps(summary, indent=1, sort_keys=True))
         return
+    for each in summary.get("sweeps", [summary]):
+        print_sweep(each)
+
+
+def print_sweep(summary: dict) -> None:
+    """Print what a sweep did on GPUs of one kind."""
     print(f"{summary['database']}: {describe_counts(summary)}")
     rows = [
         (op, found["sku"], found["kernel_hash"][:8], found["compiler"], found["regime"])
@@ -293,7 +338,7 @@ def print_summary(summary: dict, as_json: bool) -> None:
         f"{name.replace('_', ' ')} {value:.1f} s" for name, value in summary["phase_seconds"].items() if value >= 0.05
     ]
     print(f"time: {describe_seconds(summary['seconds'])}{': ' if parts else ''}{', '.join(parts)}")
-    for label in ("failed", "quarantined"):
+    for label in ("failed", "quarantined", "retired"):
         rows = list(summary[label].items())
         if rows:
             print(format_table((f"{label} ({len(rows)})", "reason"), rows[:MAX_EXAMPLES], indent="  "))
@@ -320,10 +365,17 @@ def print_plan(plan: dict) -> None:
         f" {effort['confirm_rounds']} confirmation rounds"
     )
     rows = [
-        (name, row["problems"], row["kernels"], row["measurements"], describe_seconds(row["rough_seconds"]))
+        (
+            name,
+            row["problems"],
+            row["space"],
+            row["kernels"],
+            row["measurements"],
+            describe_seconds(row["rough_seconds"]),
+        )
         for name, row in {**plan["ops"], "total": plan}.items()
     ]
-    print(format_table(("op kind", "problems", "kernels", "measurements", "roughly"), rows))
+    print(format_table(("op kind", "problems", "configs", "kernels", "measurements", "roughly"), rows))
     if plan["configs"] is not None:
         print(f"of {len(plan['configs'])} given configs, where they are legal, and the heuristic's pick")
     print("The times are rough, within a factor of two: they come from the effort and the heuristic's estimates.")

@@ -9,6 +9,7 @@ import typer
 
 from deep_gemm import environment
 from tuner import errors
+from tuner.commands import options as shared_options
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
 from tuner.commands.sweep import check_choice, measure
 from tuner.commands.tables import format_table
@@ -23,16 +24,12 @@ def register(app) -> None:
 def tune(
     op: str = typer.Option("fp8_gemm", help=OP_HELP),
     *,
-    database: str = typer.Option(
-        "", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
-    ),
+    database: str = shared_options.RECORD_DB,
     effort: str = typer.Option("full", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
-    device: int = typer.Option(0, min=0, help="GPU to measure on, counted among those in CUDA_VISIBLE_DEVICES."),
-    out: Path = typer.Option(
-        None, help="Folder for the artefact. Default: $DG_MODEL_DIR, where the library finds it (~/.deep_gemm/models)."
-    ),
-    backend: str = typer.Option("cuda", help="cuda, or simulated: estimates with noise; this needs --out."),
-    as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
+    device: int = shared_options.GPU,
+    out: Path = shared_options.MODEL_FOLDER,
+    backend: str = shared_options.BACKEND,
+    as_json: bool = shared_options.AS_JSON,
     **fields: Any,
 ) -> None:
     """Measure one problem on this GPU and install its best config, for processes that start afterwards.

@@ -36,6 +36,7 @@ class Options:
     """What to compare, and how.
 
     config          fields of OLD's config, None for what it chooses
+    configs         a config for each problem instead
     new_config      fields of NEW's config, None for OLD's
     change          fields that NEW's config has instead
     has_own_choice  NEW chooses for itself
@@ -47,6 +48,7 @@ class Options:
 
     problems: list
     config: dict | None = None
+    configs: list[dict] | None = None
     new_config: dict | None = None
     change: dict = field(default_factory=dict)
     has_own_choice: bool = False
@@ -106,7 +108,8 @@ class _Kept(AbstractContextManager):
 def ask_both(old: KernelSet, new: KernelSet, options: Options, device, folder: Path) -> list[Pair]:
     """Return the pairs of all problems, compiled."""
     problems = options.problems
-    of_old = ask(old, [(problem, options.config, {}) for problem in problems], device, folder)
+    wanted: list[dict | None] = [*options.configs] if options.configs else [options.config] * len(problems)
+    of_old = ask(old, [(problem, config, {}) for problem, config in zip(problems, wanted, strict=True)], device, folder)
     given = [None if options.has_own_choice else options.new_config or entry.get("config") for entry in of_old]
     asked = [(problem, config, options.change) for problem, config in zip(problems, given, strict=True)]
     of_new = ask(new, asked, device, folder)

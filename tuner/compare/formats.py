@@ -1,4 +1,4 @@
-"""The reports of `ab` (comparison.describe) and `compare` (recorded.compare_rows): text, Markdown, JSON, JUnit XML."""
+"""The report of `ab` (comparison.describe): text, Markdown, JSON, JUnit XML; and parts that `compare` uses, too."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -160,71 +160,15 @@ def make_case(row: dict) -> Case:
     return case._replace(kind=kind, message=f"{row['verdict']}: {message}")
 
 
-def format_sweeps(report: dict) -> str:
-    """Return the report on two sweeps (recorded.compare_rows) as text: configs that differ, failures, and the shift."""
-    lines = [f"A: {report['a']}", f"B: {report['b']}", f"on {report['sku']}"]
-    for part in report["ops"]:
-        lines += ["", f"{part['op']}: {part['problems']} common problems, {part['pairs']} pairs: {part['verdict']}"]
-        if part["shift"]:
-            ratio, interval = format_ratio(part["shift"])
-            lines.append(f"  all configs alike: B takes {ratio} of A's time ({interval}); board, clocks or kernels")
-        for row in part["configs"]:
-            if row["verdict"] != "same":
-                ratio, interval = format_ratio(row)
-                beside = f"{ratio} ({interval}) beside the others, {row['problems']} problems"
-                lines.append(f"  {row['config']:<{CONFIG_WIDTH}}{row['verdict']}: {beside}")
-        lines += [f"  {row['status']} in B: {row['config']} on {row['problem']}"[:100] for row in part["failing"]]
-    return "\n".join(lines)
-
-
-def list_sweep_rows(report: dict) -> list[tuple[str, dict]]:
-    """Return (op kind, config's row) of a report on two sweeps."""
-    return [(part["op"], row) for part in report["ops"] for row in part["configs"]]
-
-
-def format_sweeps_markdown(report: dict) -> str:
-    """Return the report on two sweeps as a table for a pull request."""
-    heads = ("op kind", "config", "problems", "B/A beside the others", "95 % interval", "verdict")
-    rows = [
-        [op, row["config"], str(row["problems"]), *format_ratio(row), row["verdict"]]
-        for op, row in list_sweep_rows(report)
-    ]
-    rows += [
-        [part["op"], row["config"], row["problem"], "", "", row["status"]]
-        for part in report["ops"]
-        for row in part["failing"]
-    ]
-    return make_markdown(f"`{report['a']}` against `{report['b']}` on {report['sku']}", heads, rows)
-
-
-def format_sweeps_junit(report: dict) -> str:
-    """Return the report on two sweeps as JUnit XML: a test case for each config, one more for each failure."""
-    cases = []
-    for op, row in list_sweep_rows(report):
-        message = f"B takes {row['ratio']:.4f} of A's time beside the other configs"
-        cases.append(Case(op, row["config"], kind="failure" if row["verdict"] == "slower" else "", message=message))
-    for part in report["ops"]:
-        for row in part["failing"]:
-            name = f"{row['config']} on {row['problem']}"
-            cases.append(Case(part["op"], name, kind="failure", message=f"{row['status']}: {row['error']}"))
-    return make_junit(f"compare {report['a']} {report['b']}", cases)
-
-
 def format_json(report: dict) -> str:
     """Return any report as JSON."""
     return json.dumps(report, indent=1, sort_keys=True)
 
 
-#: What --format of `ab` names, and of `compare`.
+#: What --format of `ab` names.
 FORMATS: dict[str, Callable[[dict], str]] = {
     "table": format_text,
     "markdown": format_markdown,
     "json": format_json,
     "junit": format_junit,
-}
-SWEEP_FORMATS: dict[str, Callable[[dict], str]] = {
-    "table": format_sweeps,
-    "markdown": format_sweeps_markdown,
-    "json": format_json,
-    "junit": format_sweeps_junit,
 }

@@ -1,34 +1,51 @@
-"""Two recorded sweeps of one op kind beside each other: A against B on the problems and configs that both measured.
+"""Two recorded sweeps beside each other: A against B on the problems and configs that both measured.
 
-Blocks (a block is one problem, measured in one go) of the same kernels differ by several percent from session to
-session, all configs of a block alike: 37 problems of the H200 snapshot were measured twice, with quartiles of -2.9 and
-+0.8 %. Configs of a block keep their ratios (quartiles of -0.3 and +0.3 %). So with y = the logarithm of B's time over
-A's, of a config of a problem,
+Blocks (a block is one problem, measured in one go) of the same kernels differ by several percent, all configs of a
+block alike; beside each other, configs of a block differ by less. noise.py has the model and how its scales are
+estimated. With y = the logarithm of B's time over A's, of a config of a problem:
 
-    shift of a block    the median of its y: board, clocks, and what changed for all configs
-    ratio of a config   y minus the shift of its block: what changed for this config and not for the others
+    whole     the mean over the problems of their medians: sweep, board, clocks, and what changed for all kernels
+    problem   the median of a problem's y: its two blocks, and what changed for all its configs
+    config    the median over a config's problems of y beside the other configs of the same blocks
+    pair      a config on one problem, y beside the other configs of the block
+    chosen    the winners: time of B's in B over time of A's in A, beside the configs that both measured
 
-A config is slower where a sign test over its problems says that its ratio is above 1 + MIN_DIFFERENCE, adjusted for the
-number of configs. The shift of all blocks together is shown, but no kernel is blamed for it: two sweeps cannot tell
-slower kernels from slower clocks, `ab` can. A shift above MAX_SHIFT makes the comparison inconclusive.
+Of each kind, the chance of such a value between equal kernels is known from the noise, and is adjusted for the number
+of values of that kind over all op kinds (Benjamini and Hochberg), at the share of FALSE_SHARES.
+
+A config or the winners lost against others in the same blocks: they are slower. The other three are suspects, which a
+second measurement must settle, because one block of a problem may differ from another by its place in memory, and one
+sweep from another by its board or clocks. Where some op kinds have the same kernels on both sides, their median is what
+sweep and board did, and is taken off the others'.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from deep_gemm import _C
 from tuner import errors
-from tuner.compare.duel import FALSE_SHARE, MIN_DIFFERENCE
-from tuner.db.rows import MeasurementRow
+from tuner.compare.duel import MIN_DIFFERENCE
+from tuner.compare.noise import Noise, estimate_noise, mean_chance, median_chance
+from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.measure import statistics
 from tuner.problems import workload
+from tuner.problems.sentinels import is_sentinel
 
 #: Blocks with fewer common configs say nothing about one of them beside the others.
 MIN_CONFIGS = 3
-#: Fewer common problems are not enough for an answer: six are the fewest whose median has a 95 % interval.
+#: Fewer common problems are not enough for an answer, nor fewer problems of a config.
 MIN_PROBLEMS = 6
+#: Share of comparisons of equal kernels in which something of a kind is called slower: together 5 %.
+FALSE_SHARES = {"whole": 0.03, "problem": 0.003, "config": 0.01, "pair": 0.005, "chosen": 0.002}
+#: A problem may be slower by this share for its place in memory, and a sweep of the same kernels for board and clocks.
 MAX_SHIFT = 0.01
+#: Kernels faster than this are shown and not judged: the launch is most of their time.
+MIN_US = 4.0
+#: Pairs are judged where A's time is within this share of the problem's best: the others nobody runs.
+NEAR = 0.05
 #: Statuses of configs that cannot be used.
 BROKEN = ("incorrect", "compile_error", "crash", "timeout", "spill")
 
@@ -45,50 +62,269 @@ class Pair(NamedTuple):
         assert self.a.median_us is not None and self.b.median_us is not None
         return math.log(self.b.median_us / self.a.median_us)
 
+    @property
+    def is_judged(self) -> bool:
+        """Return whether both times are long enough."""
+        return min(self.a.median_us or 0.0, self.b.median_us or 0.0) >= MIN_US
+
+
+class Side(NamedTuple):
+    """What one sweep has of an op kind: its measured rows, sentinels among them, and its winners."""
+
+    rows: list[MeasurementRow]
+    winners: list[WinnerRow] = []  # noqa: RUF012 (never changed)
+
+    @property
+    def kernel_hashes(self) -> set[str]:
+        """Return the kernel hashes of the rows."""
+        return {row.block.kernel_hash for row in self.rows}
+
+
+class Value(NamedTuple):
+    """One difference of logarithms and its scale between equal kernels."""
+
+    difference: float
+    scale: float
+
+
+@dataclass
+class Finding:
+    """One median and what it says; `where`: problem and config, each None where it is not of a single one."""
+
+    kind: str
+    values: list[Value]
+    problem: _C.Problem | None = None
+    config: _C.Config | None = None
+    bound: float = MIN_DIFFERENCE
+    verdict: str = "same"
+
+    def chance(self, sign: int) -> float:
+        """Return the chance of such a median where B is not slower (sign 1) or not faster (-1) than the bound."""
+        bound = math.log1p(self.bound)
+        get_chance = mean_chance if self.kind == "whole" else median_chance
+        return get_chance([(sign * value.difference - bound) / value.scale for value in self.values])
+
+    def to_json(self) -> dict:
+        """Return the ratio of B's time to A's with its interval, and the verdict."""
+        ratios = [math.exp(value.difference) for value in self.values]
+        return {
+            "problem": None if self.problem is None else str(self.problem),
+            "config": None if self.config is None else str(self.config),
+            "verdict": self.verdict,
+            "chance": self.chance(1),
+            **(describe_ratios(ratios) or {}),
+        }
+
+
+@dataclass
+class Part:
+    """The comparison of one op kind."""
+
+    op: str
+    a: Side
+    b: Side
+    noise: Noise
+    found_a: dict[str, dict[str, MeasurementRow]]
+    found_b: dict[str, dict[str, MeasurementRow]]
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def has_same_kernels(self) -> bool:
+        """Return whether both sides have one and the same kernel hash."""
+        return self.a.kernel_hashes == self.b.kernel_hashes and len(self.a.kernel_hashes) == 1
+
+    def of_kind(self, kind: str) -> list[Finding]:
+        """Return the findings of a kind."""
+        return [finding for finding in self.findings if finding.kind == kind]
+
 
 def compare_rows(op: str, of_a: Iterable[MeasurementRow], of_b: Iterable[MeasurementRow]) -> dict:
-    """Return the report on one op kind that `--json` prints."""
-    of_a, of_b = list(of_a), list(of_b)
-    found_a, found_b = take_confirmed(of_a), take_confirmed(of_b)
-    blocks = pair_blocks(found_a, found_b)
-    shifts = {problem: statistics.median([pair.log_ratio for pair in pairs]) for problem, pairs in blocks.items()}
-    report = {
-        "op": op,
-        "problems": len(blocks),
-        "pairs": sum(map(len, blocks.values())),
-        "lost": len(set(found_a) - set(found_b)),
-        "shift": describe_ratios([math.exp(shift) for shift in shifts.values()]),
-        "configs": describe_configs(blocks, shifts),
-        "failing": find_failing(found_a, found_b, of_b),
-    }
-    return report | {"verdict": judge(report)}
+    """Return the report on one op kind, from rows alone."""
+    return describe(compare_sides({op: (Side(list(of_a)), Side(list(of_b)))}))[0]
+
+
+def compare_sides(sides: dict[str, tuple[Side, Side]]) -> list[Part]:
+    """Compare two sweeps; `sides` has those of each op kind."""
+    parts = [make_part(op, a, b) for op, (a, b) in sides.items()]
+    shift = find_control([part for part in parts if part.has_same_kernels]) if len(parts) > 1 else 0.0
+    for part in parts:
+        find_all(part, 0.0 if part.has_same_kernels else shift)
+    judge_findings([finding for part in parts for finding in part.findings])
+    return parts
+
+
+def make_part(op: str, a: Side, b: Side) -> Part:
+    """Return the comparison of one op kind, without findings."""
+    noise = estimate_noise([take_repeated(side.rows) for side in (a, b)])
+    return Part(op, a, b, noise, take_confirmed(a.rows), take_confirmed(b.rows))
+
+
+def is_confirmed(row: MeasurementRow) -> bool:
+    """Return whether a row has a time that was not used for choosing, of the default group sizes."""
+    is_timed = row.role == "confirm" and row.status == "ok" and bool(row.median_us)
+    return is_timed and workload.is_default(row.block.workload)
+
+
+def take_repeated(rows: list[MeasurementRow]) -> list[MeasurementRow]:
+    """Return the confirmed rows, of sentinels and others."""
+    return [row for row in rows if is_confirmed(row)]
 
 
 def take_confirmed(rows: list[MeasurementRow]) -> dict[str, dict[str, MeasurementRow]]:
-    """Return {problem: {config: row}} of the newest block of each problem with confirmed times."""
-    newest: dict[str, int] = {}
-    confirmed = [
-        row
-        for row in rows
-        if row.role == "confirm" and row.status == "ok" and row.median_us and workload.is_default(row.block.workload)
-    ]
+    """Return {problem: {config: row}} of the newest block of each problem with confirmed times; no sentinels."""
+    newest: dict[str, tuple] = {}
+    confirmed = [row for row in rows if is_confirmed(row) and not is_sentinel(row.block.regime)]
     for row in confirmed:
-        newest[row.block.problem_key] = max(row.block.block_id, newest.get(row.block.problem_key, 0))
+        newest[row.block.problem_key] = max(age(row), newest.get(row.block.problem_key, ("", 0)))
     found: defaultdict[str, dict] = defaultdict(dict)
     for row in confirmed:
-        if row.block.block_id == newest[row.block.problem_key]:
+        if age(row) == newest[row.block.problem_key]:
             found[row.block.problem_key][row.config_key] = row
     return dict(found)
 
 
+def age(row: MeasurementRow) -> tuple[str, int]:
+    """Return what blocks are sorted by, the oldest first: a merge of databases renumbers blocks."""
+    return row.block.created, row.block.block_id
+
+
 def pair_blocks(found_a: dict, found_b: dict) -> dict[str, list[Pair]]:
-    """Return {problem: pairs} of the blocks that have enough configs in common."""
-    blocks = {
-        problem: [Pair(row, found_b[problem][config]) for config, row in configs.items() if config in found_b[problem]]
-        for problem, configs in found_a.items()
-        if problem in found_b
+    """Return {problem: pairs} of the blocks that have enough configs in common, under one regime and workload."""
+    blocks = {}
+    for problem, configs in found_a.items():
+        others = found_b.get(problem, {})
+        pairs = [Pair(row, others[config]) for config, row in configs.items() if config in others]
+        pairs = [pair for pair in pairs if pair.is_judged and has_one_load(pair)]
+        if len(pairs) >= MIN_CONFIGS:
+            blocks[problem] = pairs
+    return blocks
+
+
+def has_one_load(pair: Pair) -> bool:
+    """Return whether both blocks were measured under one regime, with the same sizes of groups."""
+    first, second = pair.a.block, pair.b.block
+    return (first.regime, first.workload) == (second.regime, second.workload)
+
+
+def find_control(parts: list[Part]) -> float:
+    """Return the median y of op kinds whose kernels are the same on both sides, 0.0 where too few problems are."""
+    shifts = [
+        statistics.median([pair.log_ratio for pair in pairs])
+        for part in parts
+        for pairs in pair_blocks(part.found_a, part.found_b).values()
+    ]
+    return statistics.median(shifts) if len(shifts) >= MIN_PROBLEMS else 0.0
+
+
+def find_all(part: Part, control: float) -> None:
+    """Fill a comparison with every median, without verdicts; `control`: what sweep and board did to all kernels."""
+    blocks = pair_blocks(part.found_a, part.found_b)
+    whole, of_config = compare_sentinels(part, control), defaultdict(list)
+    for pairs in blocks.values():
+        problem, scale = pairs[0].a.block.problem, part.noise.own_beside(len(pairs) - 1)
+        values = [pair.log_ratio for pair in pairs]
+        shift = Value(statistics.median(values) - control, part.noise.block)
+        whole.append(shift)
+        part.findings.append(Finding("problem", [shift], problem, bound=MAX_SHIFT))
+        limit_us = (1.0 + NEAR) * min(
+            row.median_us or math.inf for row in part.found_a[pairs[0].a.block.problem_key].values()
+        )
+        for pair, middle in zip(pairs, statistics.medians_of_others(values), strict=True):
+            value = Value(pair.log_ratio - middle, scale)
+            of_config[pair.a.config].append(value)
+            if (pair.a.median_us or 0.0) <= limit_us:
+                part.findings.append(Finding("pair", [value], problem, pair.a.config))
+    part.findings += [Finding("config", values, None, config) for config, values in of_config.items()]
+    if whole:
+        part.findings.append(Finding("whole", whole, bound=MAX_SHIFT if part.has_same_kernels else MIN_DIFFERENCE))
+    chosen = compare_chosen(part, blocks)
+    if chosen:
+        part.findings.append(Finding("chosen", chosen))
+
+
+def compare_sentinels(part: Part, control: float) -> list[Value]:
+    """Return the difference of every sentinel that both sweeps have: of its mean over its blocks."""
+    means = [average_sentinels(side.rows) for side in (part.a, part.b)]
+    found = []
+    for problem in means[0].keys() & means[1].keys():
+        configs = [{config: mean for config, (mean, _) in side[problem].items()} for side in means]
+        counts = [max(count for _, count in side[problem].values()) for side in means]
+        common = [configs[1][config] - configs[0][config] for config in configs[0].keys() & configs[1].keys()]
+        if common:
+            scale = part.noise.block * math.sqrt(sum(1.0 / count for count in counts) / 2.0)
+            found.append(Value(statistics.median(common) - control, scale))
+    return found
+
+
+def average_sentinels(rows: list[MeasurementRow]) -> dict[str, dict[str, tuple[float, int]]]:
+    """Return {problem: {config: (mean logarithm of its times, number of blocks)}} of the sentinels."""
+    times: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if is_confirmed(row) and is_sentinel(row.block.regime):
+            times[row.block.problem_key][row.config_key].append(math.log(row.median_us or 1.0))
+    return {
+        problem: {config: (sum(found) / len(found), len(found)) for config, found in configs.items()}
+        for problem, configs in times.items()
     }
-    return {problem: pairs for problem, pairs in blocks.items() if len(pairs) >= MIN_CONFIGS}
+
+
+def compare_chosen(part: Part, blocks: dict[str, list[Pair]]) -> list[Value]:
+    """Return, for each common problem, B's winner in B over A's winner in A, beside all configs of both blocks."""
+    of_a, of_b = ({row.problem_key: row.config_key for row in side.winners} for side in (part.a, part.b))
+    found = []
+    for problem, pairs in blocks.items():
+        first = part.found_a[problem].get(of_a.get(problem, ""))
+        second = part.found_b[problem].get(of_b.get(problem, ""))
+        if first and second:
+            shift = statistics.median([pair.log_ratio for pair in pairs])
+            found.append(Value(Pair(first, second).log_ratio - shift, part.noise.own_beside(len(pairs))))
+    return found
+
+
+def judge_findings(findings: list[Finding]) -> None:
+    """Give every finding its verdict, adjusted for all findings of its kind."""
+    for kind, share in FALSE_SHARES.items():
+        mine = [finding for finding in findings if finding.kind == kind and has_enough(finding)]
+        for sign, verdict in ((1, "slower"), (-1, "faster")):
+            chances = statistics.adjust_for_many([finding.chance(sign) for finding in mine])
+            for finding, chance in zip(mine, chances, strict=True):
+                if chance <= share:
+                    is_certain = kind in ("config", "chosen") or verdict == "faster"
+                    finding.verdict = verdict if is_certain else "suspect"
+
+
+def has_enough(finding: Finding) -> bool:
+    """Return whether a finding may be judged: what is certain needs several problems, for the noise has far values."""
+    return finding.kind not in ("config", "chosen") or len(finding.values) >= MIN_PROBLEMS
+
+
+def describe(parts: list[Part]) -> list[dict]:
+    """Return the reports that `--json` prints, one an op kind."""
+    return [describe_part(part) for part in parts]
+
+
+def describe_part(part: Part) -> dict:
+    """Return the report on one op kind: of problems and pairs, those that are not the same."""
+    blocks = pair_blocks(part.found_a, part.found_b)
+    configs = [finding.to_json() for finding in part.of_kind("config")]
+    report = {
+        "op": part.op,
+        "problems": len(blocks),
+        "pairs": sum(map(len, blocks.values())),
+        "lost": len(set(part.found_a) - set(part.found_b)),
+        "noise": part.noise.to_json(),
+        "shift": next((finding.to_json() for finding in part.of_kind("whole")), None),
+        "chosen": next((finding.to_json() for finding in part.of_kind("chosen")), None),
+        "configs": sorted(configs, key=lambda row: -row["ratio"]),
+        "single": [
+            finding.to_json()
+            for kind in ("problem", "pair")
+            for finding in part.of_kind(kind)
+            if finding.verdict != "same"
+        ],
+        "failing": find_failing(part.found_a, part.found_b, part.b.rows),
+    }
+    return report | {"verdict": judge(report)}
 
 
 def describe_ratios(ratios: list[float]) -> dict | None:
@@ -99,26 +335,9 @@ def describe_ratios(ratios: list[float]) -> dict | None:
     return {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high, "problems": len(ratios)}
 
 
-def describe_configs(blocks: dict[str, list[Pair]], shifts: dict[str, float]) -> list[dict]:
-    """Return the ratio of every config to the others of its blocks, with its verdict; the slowest first."""
-    ratios: defaultdict[object, list[float]] = defaultdict(list)
-    for problem, pairs in blocks.items():
-        for pair in pairs:
-            ratios[pair.a.config].append(math.exp(pair.log_ratio - shifts[problem]))
-    names, values = list(ratios), list(ratios.values())
-    found = [describe_ratios(mine) or {} for mine in values]
-    for verdict, sign in (("slower", 1), ("faster", -1)):
-        chances = [statistics.sign_test([ratio**sign for ratio in mine], 1.0 + MIN_DIFFERENCE) for mine in values]
-        for entry, chance in zip(found, statistics.adjust_for_many(chances), strict=True):
-            if chance <= FALSE_SHARE:
-                entry["verdict"] = verdict
-    rows = [{"config": str(name), "verdict": "same"} | entry for name, entry in zip(names, found, strict=True)]
-    return sorted(rows, key=lambda row: -row["ratio"])
-
-
 def find_failing(found_a: dict, found_b: dict, of_b: list[MeasurementRow]) -> list[dict]:
     """Return what A confirmed and B could not use; what failed before B's newest block of a problem counts no more."""
-    newest = {problem: next(iter(rows.values())).block.block_id for problem, rows in found_b.items()}
+    newest = {problem: age(next(iter(rows.values()))) for problem, rows in found_b.items()}
     return [
         {
             "problem": str(row.block.problem),
@@ -129,22 +348,24 @@ def find_failing(found_a: dict, found_b: dict, of_b: list[MeasurementRow]) -> li
         for row in of_b
         if row.status in BROKEN
         and row.config_key in found_a.get(row.block.problem_key, {})
-        and row.block.block_id >= newest.get(row.block.problem_key, 0)
+        and age(row) >= newest.get(row.block.problem_key, ("", 0))
     ]
 
 
 def judge(report: dict) -> str:
-    """Return the verdict on an op kind: slower, shifted, same, or few (too little in common)."""
-    if report["failing"] or any(row["verdict"] == "slower" for row in report["configs"]):
+    """Return the verdict on an op kind: slower, suspect, same, or few (too little in common)."""
+    medians = [report["shift"], report["chosen"], *report["configs"], *report["single"]]
+    verdicts = {median["verdict"] for median in medians if median}
+    if report["failing"] or "slower" in verdicts:
         return "slower"
     if report["problems"] < MIN_PROBLEMS:
         return "few"
-    return "shifted" if report["shift"]["ratio_low"] > 1.0 + MAX_SHIFT else "same"
+    return "suspect" if "suspect" in verdicts else "same"
 
 
 def choose_exit_code(reports: list[dict]) -> int:
-    """Return 1 where a config of B is slower or fails, else 3 where an op kind has no answer, else 0."""
+    """Return 1 where something of B is slower or fails, else 3 where an op kind has no answer, else 0."""
     verdicts = {report["verdict"] for report in reports}
     if "slower" in verdicts:
         return errors.EXIT_FAILURE
-    return errors.EXIT_INCONCLUSIVE if verdicts & {"few", "shifted"} or not verdicts else errors.EXIT_OK
+    return errors.EXIT_INCONCLUSIVE if verdicts & {"few", "suspect"} or not verdicts else errors.EXIT_OK

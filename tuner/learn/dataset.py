@@ -23,6 +23,7 @@ from tuner.db.rows import Identity, MeasurementRow
 from tuner.learn.families import find_families
 from tuner.learn.sources import find_device
 from tuner.problems.fields import OPS, kernel_identity
+from tuner.problems.sentinels import is_sentinel
 from tuner.problems.shapes import model_names
 
 #: An illegal, pointless or unmeasured config counts as twice as slow; training targets are clipped to this as well.
@@ -108,6 +109,7 @@ def load_dataset(
         if kernel_hash
         else []
     )
+    rows = [row for row in rows if not is_sentinel(row.block.regime)]
     if not rows:
         raise errors.InconclusiveError(
             f"no measurements of {op} on {device.sku}: run `python -m tuner sweep` there first, or name another --db or"

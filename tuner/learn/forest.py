@@ -4,6 +4,7 @@ A file of scikit-learn's own could only be read by running what is in it.
 """
 
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,6 +29,13 @@ class Forest:
     def to_arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays by name."""
         return asdict(self)
+
+    def depths(self) -> list[int]:
+        """Return the depth of each tree, 0 for a single leaf."""
+        depth = np.zeros(len(self.feature), int)
+        for node in np.flatnonzero(self.feature >= 0):  # children come after their parent
+            depth[[self.left[node], self.right[node]]] = depth[node] + 1
+        return [int(depth[a:b].max()) for a, b in pairwise(self.tree_start.tolist())]
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         """Return the sum over the trees for F32[R,F] rows: F64[R], bit by bit as scikit-learn and the run time do."""

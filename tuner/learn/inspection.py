@@ -6,9 +6,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from deep_gemm.jit import hashing
-from tuner.db.rows import BlockRow, MeasurementRow
-from tuner.learn.dataset import FAILURES, group_by
+from tuner.db.summaries import BlockSummary, Failure
+from tuner.learn.dataset import FAILURES
 from tuner.problems import shapes, workload
+from tuner.problems.sentinels import is_sentinel
 
 QUANTILES = {"median": 0.5, "p95": 0.95, "max": 1.0}
 #: Examples per finding; the counts are complete.
@@ -16,44 +17,56 @@ MAX_EXAMPLES = 8
 
 
 def inspect(store, sku: str, op: str, preset: str = "") -> dict:
-    """Return the report on one SKU and op kind that `--json` prints; `preset` limits the coverage to one preset."""
+    """Return the report on one SKU and op kind that `--json` prints; `preset` limits the coverage to one preset.
+
+    The database counts: no row becomes an object, and time and memory grow with the number of blocks.
+    """
     current = hashing.kernel_hash(op)
-    rows = store.load_measurements(sku=sku, op=op)
+    summaries = store.load_summaries(sku, op)
+    blocks = [block for block in summaries if block.legal.configs and not is_sentinel(block.regime)]
     newest = store.newest_kernel_hash(op, sku)
-    fresh = [row for row in rows if row.block.kernel_hash == newest]
+    fresh = [block for block in blocks if block.identity.kernel_hash == newest]
     return {
         "sku": sku,
         "op": op,
         "kernel_hash": {"tree": current, "newest": newest, "matches": newest == current},
-        "rows": len(rows),
-        "identities": describe_identities(rows, current),
-        "coverage": describe_coverage(rows, newest, current, op, [preset] if preset else shapes.preset_names()),
-        "noise": describe_noise(fresh),
-        "stale": describe_stale(rows, current),
-        "failures": describe_failures(fresh),
+        "rows": count_rows(blocks),
+        "identities": describe_identities(blocks, current),
+        "coverage": describe_coverage(blocks, newest, current, op, [preset] if preset else shapes.preset_names()),
+        "noise": describe_noise(fresh, store.load_spreads(sku, newest, op)),
+        "stale": describe_stale(blocks, current),
+        "failures": describe_failures(store, fresh, find_failures(store, sku, newest, op, fresh)),
     }
 
 
-def describe_identities(rows: list[MeasurementRow], current: str) -> list[dict]:
+def count_rows(blocks: Iterable[BlockSummary]) -> int:
+    """Return how many rows the blocks have together."""
+    return sum(block.legal.statuses.total() for block in blocks)
+
+
+def describe_identities(blocks: list[BlockSummary], current: str) -> list[dict]:
     """Return the counts per kernel hash, compiler and regime, the newest first; `current` is the package's hash."""
+    groups = defaultdict(list)
+    for block in blocks:
+        groups[block.identity].append(block)
     found = [
         {
             "kernel_hash": identity.kernel_hash,
             "compiler": identity.compiler,
             "regime": identity.regime,
             "current": identity.kernel_hash == current,
-            "rows": len(group),
-            "problems": len({row.block.problem_key for row in group}),
-            "configs": len({row.config_key for row in group}),
-            "newest": max(row.block.created for row in group),
+            "rows": count_rows(group),
+            "problems": len({block.problem_key for block in group}),
+            "configs": len(frozenset().union(*{block.legal.configs for block in group})),
+            "newest": max(block.created for block in group),
         }
-        for identity, group in group_by(rows, lambda row: row.block.identity).items()
+        for identity, group in groups.items()
     ]
     return sorted(found, key=lambda entry: entry["newest"], reverse=True)
 
 
 def describe_coverage(
-    rows: list[MeasurementRow], newest: str | None, current: str, op: str, presets: list[str]
+    blocks: list[BlockSummary], newest: str | None, current: str, op: str, presets: list[str]
 ) -> dict:
     """Return for each preset with problems of `op` how many of them have a finished block, and which have none.
 
@@ -61,9 +74,9 @@ def describe_coverage(
     than the default one do not count.
     """
     measured: defaultdict[str | None, set[str]] = defaultdict(set)
-    for row in rows:
-        if row.block.status == "finished" and workload.is_default(row.block.workload):
-            measured[row.block.kernel_hash].add(row.block.problem_key)
+    for block in blocks:
+        if block.status == "finished" and workload.is_default(block.workload):
+            measured[block.identity.kernel_hash].add(block.problem_key)
     found = {}
     for name in presets:
         problems = [problem for problem in shapes.load_preset(name) if problem.op == op]
@@ -79,27 +92,24 @@ def describe_coverage(
     return found
 
 
-def describe_noise(rows: list[MeasurementRow]) -> dict:
+def describe_noise(blocks: list[BlockSummary], spreads: dict[str, np.ndarray]) -> dict:
     """Return four kinds of noise, all relative.
 
     These are the A/A noise of blocks, the anchor's drift within a regime, the spread of confirmation rounds, and the
     width of the ratios' intervals.
     """
-    blocks = {row.block.block_id: row.block for row in rows}
-    confirmed = [row for row in rows if row.role == "confirm" and row.status == "ok"]
+    legal = {block.block_id: block.legal.configs for block in blocks if block.legal is not block.stored}
+    places = zip(spreads["block_id"], spreads["config_id"], strict=True)
+    kept = [block not in legal or config in legal[block] for block, config in places] if legal else slice(None)
     return {
-        "a_a": quantiles([block.noise for block in blocks.values() if block.noise is not None]),
-        "anchor_drift": quantiles(find_drift(blocks.values())),
-        "confirmation_mad": quantiles(
-            [row.mad_us / row.median_us for row in confirmed if row.mad_us is not None and row.median_us is not None]
-        ),
-        "ratio_interval": quantiles(
-            [row.ratio_high / row.ratio_low - 1.0 for row in confirmed if row.ratio_low and row.ratio_high]
-        ),
+        "a_a": quantiles(np.array([block.noise for block in blocks if block.noise is not None])),
+        "anchor_drift": quantiles(np.array(find_drift(blocks))),
+        "confirmation_mad": quantiles((spreads["mad_us"] / spreads["median_us"])[kept]),
+        "ratio_interval": quantiles((spreads["ratio_high"] / spreads["ratio_low"] - 1.0)[kept]),
     }
 
 
-def find_drift(blocks: Iterable[BlockRow]) -> list[float]:
+def find_drift(blocks: Iterable[BlockSummary]) -> list[float]:
     """Return how far each block's anchor is from the median of its regime."""
     anchors: defaultdict[str, list[float]] = defaultdict(list)
     for block in blocks:
@@ -109,38 +119,48 @@ def find_drift(blocks: Iterable[BlockRow]) -> list[float]:
     return [float(abs(value / medians[regime] - 1.0)) for regime, values in anchors.items() for value in values]
 
 
-def quantiles(values: list[float]) -> dict | None:
-    """Return count, median, p95 and maximum; None without values."""
+def quantiles(values: np.ndarray) -> dict | None:
+    """Return count, median, p95 and maximum of the values that are not NaN; None without any."""
+    values = values[~np.isnan(values)]
     return (
         {"count": len(values)} | {name: float(np.quantile(values, share)) for name, share in QUANTILES.items()}
-        if values
+        if len(values)
         else None
     )
 
 
-def describe_stale(rows: list[MeasurementRow], current: str) -> dict:
+def describe_stale(blocks: list[BlockSummary], current: str) -> dict:
     """Return how many rows are of other kernels than the package's, and how many problems have only such rows."""
-    stale = [row.block for row in rows if row.block.kernel_hash != current]
-    fresh = {row.block.problem_key for row in rows if row.block.kernel_hash == current}
-    return {"rows": len(stale), "problems": len({block.problem_key for block in stale} - fresh)}
+    stale = [block for block in blocks if block.identity.kernel_hash != current]
+    fresh = {block.problem_key for block in blocks if block.identity.kernel_hash == current}
+    return {"rows": count_rows(stale), "problems": len({block.problem_key for block in stale} - fresh)}
 
 
-def describe_failures(rows: list[MeasurementRow]) -> dict:
+def find_failures(store, sku: str, kernel_hash: str | None, op: str, blocks: list[BlockSummary]) -> list[Failure]:
+    """Return the rows that failed; where no block counts any, the rows are not looked through."""
+    has_failed = any(not block.stored.statuses.keys().isdisjoint(FAILURES) for block in blocks)
+    return store.load_failures(sku, kernel_hash, op, FAILURES) if has_failed else []
+
+
+def describe_failures(store, blocks: list[BlockSummary], failures: list[Failure]) -> dict:
     """Return the counts by status, and the configs with most failures, each with an example."""
-    failed = [row for row in rows if row.status in FAILURES]
-    configs = group_by(failed, lambda row: row.config_key)
-    worst = sorted(configs.values(), key=lambda group: (-len(group), group[0].config_key))[:MAX_EXAMPLES]
-    return {
-        "statuses": dict(sorted(Counter(row.status for row in rows).items())),
-        "configs": [describe_failed(group) for group in worst],
-    }
+    statuses: Counter = Counter()
+    for block in blocks:
+        statuses.update(block.legal.statuses)
+    legal = {block.block_id: block.legal.configs for block in blocks}
+    configs: defaultdict[int, list[Failure]] = defaultdict(list)
+    for failure in failures:
+        if failure.config_id in legal.get(failure.block_id, ()):
+            configs[failure.config_id].append(failure)
+    worst = sorted(configs.values(), key=lambda group: (-len(group), group[0].config_id))[:MAX_EXAMPLES]
+    return {"statuses": dict(sorted(statuses.items())), "configs": [describe_failed(store, group) for group in worst]}
 
 
-def describe_failed(rows: list[MeasurementRow]) -> dict:
+def describe_failed(store, failures: list[Failure]) -> dict:
     """Return the failures of one config."""
-    first = rows[0]
+    config, problem, log = store.describe_failure(failures[0])
     return {
-        "config": str(first.config),
-        "failures": dict(Counter(row.status for row in rows)),
-        "example": f"{first.block.problem}: {(first.error or '')[-200:]}",
+        "config": str(config),
+        "failures": dict(Counter(failure.status for failure in failures)),
+        "example": f"{problem}: {log[-200:]}",
     }

@@ -19,8 +19,10 @@ from tuner.learn.residual import UNRANKED, ConfigRows, TreeSettings, fit_trees, 
 #: The hull of the training rows is widened on both sides by this share of its extent. Trees do not extrapolate, so that
 #: little is lost; what no row has, such as a variant or a knob, has no extent and stays outside.
 SLACK = 0.5
-#: And by at least this much of features of divisibility, of which a few training shapes have only some values.
+#: And by at least this much of features of divisibility, of which a few training shapes have only some values: presets
+#: have contiguous groups whose m is a multiple of every tile, say. What no row showed, no tree asks about.
 LEAST_SLACKS = {"log2_m_alignment": 8.0, "log2_n_alignment": 8.0, "log2_k_alignment": 8.0, "n_mod_256": 256.0}
+LEAST_SLACKS |= dict.fromkeys(("m_fill", "n_fill", "useful_share", "last_wave_fill"), 1.0)
 LEAST = np.array([LEAST_SLACKS.get(name, 0.0) for name in _C.config_feature_names()])
 #: Margins to try (log time). Those that cost about the least count as equal, and the largest of them is taken: rare
 #: large losses are few in the data, but a margin avoids most of them.

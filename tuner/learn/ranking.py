@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from deep_gemm import _C
 from tuner.db.rows import BlockRow, MeasurementRow
+from tuner.problems.sentinels import is_sentinel
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,11 @@ def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -
     compared, by their ratios to its reference config, in which drift of the clocks cancels. `kernel_hash`: only blocks
     of these kernels.
     """
-    rows = store.load_measurements(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
+    rows = [
+        row
+        for row in store.load_measurements(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
+        if not is_sentinel(row.block.regime)
+    ]
     if not rows:
         return None
     winners = store.load_best(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)

@@ -19,15 +19,16 @@ from tuner.learn.forest import Forest, flatten
 #: Values of a feature that a fit tells apart, as many as the histograms of scikit-learn have bins.
 MAX_LEVELS = 255
 
-#: The tiles with the smallest estimates that are learned from. The run time chooses among the first `_C.NUM_RANKED`:
-#: with these, hindsight leaves at most 0.4 % of mean regret on any op kind of the recorded H200.
-NUM_LEARNED = 12
+#: The configs with the smallest estimates that are learned from. The run time chooses among the first `_C.NUM_RANKED`:
+#: with these, hindsight leaves at most 0.6 % of mean regret on any op kind of the recorded H200.
+NUM_LEARNED = 16
 #: Rows this near to the problem's best (log time) are learned from, whatever the estimate says of them.
 NEAR = 0.1
 #: Slower rows than this count as this slow (log time).
 SLOWEST = 0.25
-#: Weight of a row: exp(-log time behind the best / WEIGHT_SCALE), and never less than LEAST_WEIGHT more.
-WEIGHT_SCALE, LEAST_WEIGHT = 0.05, 0.02
+#: Weight of a row: exp(-log time behind the best / WEIGHT_SCALE) + LEAST_WEIGHT. Slow rows need weight, too: they are
+#: what a choice must not fall for.
+WEIGHT_SCALE, LEAST_WEIGHT = 0.05, 0.5
 #: The depth bounds the time of a choice: all rows walk as far as the deepest.
 MAX_DEPTH, MIN_LEAF, FEATURE_SHARE = 5, 20, 0.5
 #: The place of rows that only training sees.

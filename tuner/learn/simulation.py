@@ -1,28 +1,50 @@
 """Replay a recorded database without a GPU: how near does a search come to measuring everything, and at what cost?
 
-A searcher sees what the recorded search rounds saw, one config at a time as it asks for them, and is scored on the
-confirmation rounds. The heuristic's pick is always known, because every race measures it, and counts in the share that
-was measured. TPE starts from the heuristic's estimates, as in a sweep; random search knows nothing.
+A searcher sees what the recorded search rounds saw, a batch of configs at a time as it asks for them, and is scored on
+the confirmation rounds. All searchers have the same budget, in configs, and are told the heuristic's pick first, as
+every race measures it. None knows more than that: the trees of `forest` never saw the problem's family.
 """
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from deep_gemm import _C
 from tuner.learn.dataset import CENSORED, UNMEASURED, Dataset
-from tuner.search import propose
-from tuner.search.propose import Outcome
+from tuner.learn.learner import SLACK, Settings, is_inside, widen
+from tuner.learn.portfolio import split_families
+from tuner.learn.residual import fit_trees, make_config_rows
+from tuner.search.propose import BATCH_SIZE, ORDERS, Outcome
+from tuner.search.study import ProblemStudy
 
-SHARES = (0.05, 0.1, 0.2, 0.3, 0.5)
-SAMPLERS = ("tpe", "random")
+BUDGETS = (8, 16, 24, 32, 48)
+SAMPLERS = ("forest", "analytic", "tpe", "random")
+#: Parts of the families; the trees for one are fitted to the others.
+FOLDS = 5
+RESAMPLES = 1000
 
 
-def choose_problems(data: Dataset, limit: int) -> np.ndarray:
-    """Return up to `limit` full-space rows of `data`, evenly spread; 0 means all of them."""
-    rows = np.flatnonzero(data.full_space)
+class Replays(NamedTuple):
+    """Log regrets by searcher, F64[problem, seed, budget]; `families` has a label for each problem, `spaces` the number
+    of configs that the searchers could ask for.
+    """
+
+    regrets: dict[str, np.ndarray]
+    families: list
+    spaces: list[int]
+
+
+def choose_problems(data: Dataset, limit: int, least: int = 0) -> np.ndarray:
+    """Return up to `limit` full-space rows of `data` with at least `least` configs, evenly spread; 0: all of them."""
+    rows = np.flatnonzero(data.full_space & (find_measured(data).sum(axis=1) >= least))
     return rows if limit <= 0 or limit >= len(rows) else rows[np.linspace(0, len(rows) - 1, limit).round().astype(int)]
+
+
+def find_measured(data: Dataset) -> np.ndarray:
+    """Return bool[R,C]: the configs that a searcher may ask for, and be answered."""
+    return data.candidate & (data.state != UNMEASURED)
 
 
 def recorded_outcome(data: Dataset, row: int, column: int) -> Outcome:
@@ -32,43 +54,66 @@ def recorded_outcome(data: Dataset, row: int, column: int) -> Outcome:
     return Outcome(data.configs[column], float(data.search[row, column]), "ok")
 
 
-def replay(data: Dataset, row: int, sampler: str, seed: int, shares: Sequence[float]) -> list[float]:
-    """Search one problem; return the log regret of the best config known at each share of the space."""
-    columns = {
-        data.configs[column]: int(column)
-        for column in np.flatnonzero(data.candidate[row] & (data.state[row] != UNMEASURED))
-    }
+def find_columns(data: Dataset, row: int) -> dict:
+    """Return {config: column} of what was measured of a problem, and of the heuristic's pick."""
+    columns = {data.configs[column]: column for column in np.flatnonzero(find_measured(data)[row]).tolist()}
     heuristic = int(data.heuristic[row])
-    columns[data.configs[heuristic]] = heuristic
-    estimates = {config: _C.estimate_time_us(data.problems[row], config, data.device) for config in columns}
-    proposer = propose.OptunaProposer(list(columns), sampler, seed, estimates)
-    outcomes = [recorded_outcome(data, row, heuristic)]
-    proposer.tell(outcomes)
+    return columns | {data.configs[heuristic]: heuristic}
+
+
+def replay(
+    data: Dataset, row: int, sampler: str, seed: int, predicted: dict, budgets: Sequence[int] = BUDGETS
+) -> list[float]:
+    """Search one problem; return the log regret of the best config known at each budget.
+
+    `predicted` are the log times that are expected of the configs.
+    """
+    columns = find_columns(data, row)
+    study = ProblemStudy(list(columns), sampler, seed, predicted)
+    best = recorded_outcome(data, row, int(data.heuristic[row]))
+    study.tell([best])
     regrets = []
-    for share in shares:
-        target = max(round(share * len(columns)), 1)
-        while len(outcomes) < target and (batch := proposer.propose(min(target - len(outcomes), propose.BATCH_SIZE))):
+    for budget in budgets:
+        while (left := budget - len(study.known)) > 0 and (batch := study.ask(min(left, BATCH_SIZE))):
             told = [recorded_outcome(data, row, columns[config]) for config in batch]
-            proposer.tell(told)
-            outcomes += told
-        exact = {
-            outcome.config: outcome.log_ratio
-            for outcome in outcomes
-            if outcome.status == "ok" and outcome.log_ratio is not None
-        }
-        best = min(exact, key=exact.__getitem__, default=outcomes[0].config)
-        regrets.append(float(data.regret_log(np.array([row]), np.array([columns[best]]))[0]))
+            study.tell(told)
+            best = min(filter(is_exact, [best, *told]), key=lambda outcome: outcome.log_ratio or 0.0, default=best)
+        regrets.append(float(data.regret_log(np.array([row]), np.array([columns[best.config]]))[0]))
     return regrets
 
 
-def describe(logs: Sequence[float] | np.ndarray) -> dict:
-    """Return the geometric mean, the 95 % quantile and the maximum of log regrets, as regrets."""
-    values = np.asarray(logs)
-    return {
-        "mean": math.expm1(values.mean()),
-        "p95": math.expm1(np.quantile(values, 0.95)),
-        "max": math.expm1(values.max()),
-    }
+def is_exact(outcome: Outcome) -> bool:
+    """Return whether a searcher may choose by this outcome."""
+    return outcome.status == "ok" and outcome.log_ratio is not None
+
+
+def predict_by_estimate(data: Dataset, row: int) -> dict:
+    """Return {config: log of the estimate}."""
+    problem = data.problems[row]
+    return {config: math.log(_C.estimate_time_us(problem, config, data.device)) for config in find_columns(data, row)}
+
+
+def predict_by_trees(data: Dataset, rows: np.ndarray, settings: Settings | None = None) -> dict[int, dict]:
+    """Return {row: {config: log of estimate x residual}}, by trees that never saw the row's family.
+
+    Outside the hull of what those learned from, the estimate stands alone, as in a sweep.
+    """
+    settings, every = settings or Settings(), make_config_rows(data)
+    predicted: dict[int, dict] = {}
+    for fold in split_families(data.families, min(FOLDS, len(np.unique(data.families)))):
+        asked = [row for row in rows.tolist() if fold[row]]
+        train = every.where(~np.isin(every.problem, np.flatnonzero(fold)))
+        if not asked or not len(train.problem):
+            predicted |= {row: predict_by_estimate(data, row) for row in asked}
+            continue
+        forest, hull = fit_trees(data, train, settings.of_trees()), widen(train.features, SLACK)
+        for row in asked:
+            configs = list(find_columns(data, row))
+            features = _C.get_config_features(data.problems[row], data.device, configs).astype(np.float32)
+            found = forest.predict(features).clip(-_C.MAX_RESIDUAL, _C.MAX_RESIDUAL)
+            logs = features[:, -1] + np.where(is_inside(features, *hull), found, 0.0)
+            predicted[row] = dict(zip(configs, logs.tolist(), strict=True))
+    return predicted
 
 
 def simulate(
@@ -76,31 +121,74 @@ def simulate(
     rows: np.ndarray,
     seeds: Sequence[int],
     samplers: Sequence[str] = SAMPLERS,
-    shares: Sequence[float] = SHARES,
+    budgets: Sequence[int] = BUDGETS,
     on_done: Callable[[int, int], None] = lambda done, total: None,
-) -> dict:
-    """Replay every sampler on every problem and seed.
+) -> Replays:
+    """Replay every sampler on every problem and seed; orders have no seed and are replayed once.
 
-    Return {"exhaustive": ..., "heuristic": ..., sampler: [one entry per share]}, all as regrets against the recorded
-    oracle. "exhaustive" is the config that all search rounds together would choose.
+    Beside them are `heuristic`, its pick alone, and `exhaustive`, what all search rounds together would choose.
     """
     searched = np.where(np.isnan(data.search), np.inf, data.search)[rows].argmin(axis=1)
-    result: dict = {
-        "problems": len(rows),
-        "seeds": list(seeds),
-        "mean_space": float((data.state[rows] != UNMEASURED).sum(axis=1).mean()),
-        "exhaustive": describe(data.regret_log(rows, searched)),
-        "heuristic": describe(data.regret_log(rows, data.heuristic[rows])),
+    fixed = {"heuristic": data.heuristic[rows], "exhaustive": searched}
+    regrets = {
+        name: np.repeat(data.regret_log(rows, columns)[:, None, None], len(budgets), axis=2)
+        for name, columns in fixed.items()
     }
-    total, done = len(samplers) * len(rows) * len(seeds), 0
-    for sampler in samplers:
-        table = []
-        for row in rows:
-            for seed in seeds:
-                table.append(replay(data, int(row), sampler, seed, shares))
-                done += 1
-                on_done(done, total)
-        result[sampler] = [
-            {"share": share} | describe(column) for share, column in zip(shares, np.array(table).T, strict=True)
+    estimated = {row: predict_by_estimate(data, row) for row in rows.tolist()}
+    known = estimated | (predict_by_trees(data, rows) if "forest" in samplers else {})
+    for number, sampler in enumerate(samplers):
+        predicted = known if sampler == "forest" else estimated
+        own_seeds = seeds[:1] if sampler in ORDERS else seeds
+        found = []
+        for place, row in enumerate(rows.tolist()):
+            found.append([replay(data, row, sampler, seed, predicted[row], budgets) for seed in own_seeds])
+            on_done(number * len(rows) + place + 1, len(samplers) * len(rows))
+        regrets[sampler] = np.array(found)
+    labels = [(data.identity.op, family) for family in data.families[rows].tolist()]
+    return Replays(regrets, labels, [len(find_columns(data, row)) for row in rows.tolist()])
+
+
+def join(replays: Sequence[Replays]) -> Replays:
+    """Return the replays of several op kinds as one."""
+    regrets = {name: np.concatenate([one.regrets[name] for one in replays]) for name in replays[0].regrets}
+    families = [family for one in replays for family in one.families]
+    return Replays(regrets, families, [space for one in replays for space in one.spaces])
+
+
+def describe(replays: Replays, budgets: Sequence[int] = BUDGETS) -> dict:
+    """Return {searcher: [one entry per budget]}, as regrets; and of how many problems.
+
+    An entry has the geometric mean over problems and seeds with its 95 % interval, which resamples families, the 95 %
+    quantile, and the maximum.
+    """
+    counts = resample(replays.families)
+    table = {}
+    for name, logs in replays.regrets.items():
+        means = logs.mean(axis=1)
+        drawn = counts @ means / counts.sum(axis=1, keepdims=True)
+        low, high = np.quantile(drawn, (0.025, 0.975), axis=0)
+        table[name] = [
+            {
+                "configs": budget,
+                "mean": math.expm1(means[:, place].mean()),
+                "low": math.expm1(low[place]),
+                "high": math.expm1(high[place]),
+                "p95": math.expm1(np.quantile(logs[:, :, place], 0.95)),
+                "max": math.expm1(logs[:, :, place].max()),
+            }
+            for place, budget in enumerate(budgets)
         ]
-    return result
+    return {
+        "problems": len(replays.families),
+        "families": len(set(replays.families)),
+        "mean_space": float(np.mean(replays.spaces)),
+        "searchers": table,
+    }
+
+
+def resample(families: list) -> np.ndarray:
+    """Return how often each problem counts in each of RESAMPLES draws of families, F64[draw, problem]."""
+    labels = {label: index for index, label in enumerate(dict.fromkeys(families))}
+    which = np.array([labels[label] for label in families])
+    drawn = np.random.default_rng(0).integers(len(labels), size=(RESAMPLES, len(labels)))
+    return np.stack([np.bincount(draw, minlength=len(labels))[which] for draw in drawn]).astype(np.float64)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Callable
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
@@ -23,6 +24,33 @@ def choose_visible_device(ordinal: int) -> str:
     if not 0 <= ordinal < len(visible):
         raise errors.UsageError(f"--device {ordinal}: CUDA_VISIBLE_DEVICES shows {len(visible)} devices; name another")
     return visible[ordinal]
+
+
+def choose_ordinals(gpus: str, count: Callable[[], int] | None = None) -> tuple[int, ...]:
+    """Return the devices that --gpus names: "all" of those that this process may see, or numbers such as "0,1".
+
+    `count` says how many there are. Raises: UsageError.
+    """
+    if gpus == "all":
+        number = (count or count_visible_devices)()
+        if not number:
+            raise errors.UsageError("--gpus all: this process sees no GPU; see `python -m tuner doctor`")
+        return tuple(range(number))
+    parts = [part.strip() for part in gpus.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 4 for part in parts):
+        raise errors.UsageError(f"--gpus {gpus}: must be all, or numbers such as 0,1")
+    if len(set(map(int, parts))) != len(parts):
+        raise errors.UsageError(f"--gpus {gpus}: names a GPU twice; name each once")
+    return tuple(map(int, parts))
+
+
+def count_visible_devices() -> int:
+    """Return how many devices this process may see, without a context on any."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        return len([entry for entry in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if entry.strip()])
+    import torch  # asks NVML
+
+    return torch.cuda.device_count()
 
 
 def describe_device(

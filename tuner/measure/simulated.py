@@ -25,18 +25,27 @@ NOISE_SPREAD = 0.004
 ANCHOR_US = 190.0
 
 
+def name_backend(ordinal: int) -> str:
+    """Return the name of the backend that simulates the board of that number; each board has a UUID of its own."""
+    return f"simulated=h200#{ordinal}" if ordinal else "simulated"
+
+
 class SimulatedBackend:
-    """Answers jobs as backend.CudaBackend does, for the description of a known device."""
+    """Answers jobs as backend.CudaBackend does, for the description of a known device.
+
+    Behind # the name may have the number of one of several simulated boards.
+    """
 
     def __init__(self, device: str = "h200"):
-        self.device = _C.Device.known(device)
+        name, _, self.board = device.partition("#")
+        self.device = _C.Device.known(name)
 
     def hello(self) -> dict:
         """Return what the parent must know, with a board that does not exist."""
         return {
             "package": package_hash(),
             "regime": REGIME,
-            "device": describe_device(self.device, f"simulated {self.device.sku}"),
+            "device": describe_device(self.device, f"simulated {self.device.sku} {self.board}".rstrip()),
             "environment": {"driver": "simulated", "cuda": None, "torch": None, "python": None, "cpu_count": None},
         }
 

@@ -34,6 +34,17 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
 
 
+def medians_of_others(values: Sequence[float]) -> list[float]:
+    """Return for each of at least two values the median of the others."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    ordered = [values[index] for index in order]
+    found = [0.0] * len(values)
+    low, high = (len(values) - 2) // 2, (len(values) - 1) // 2  # middle places among the others
+    for place, index in enumerate(order):
+        found[index] = (ordered[low + (place <= low)] + ordered[high + (place <= high)]) / 2.0
+    return found
+
+
 class Summary(NamedTuple):
     """Median, median absolute deviation, 10 % and 90 % quantiles (microseconds), and the number of samples."""
 

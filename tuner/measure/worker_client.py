@@ -207,6 +207,13 @@ class MeasuringWorker:
         self.log = None
         return "".join(letter if letter.isprintable() or letter == "\n" else f"\\x{ord(letter):02x}" for letter in text)
 
+    def interrupt(self) -> None:
+        """Kill the process from another thread than the one that waits for it, whose job then fails."""
+        process = self.process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     def stop(self) -> int | None:
         """Kill the process with its group; return its exit code, or minus the signal that had ended it before."""
         if self.process is None:

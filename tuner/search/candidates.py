@@ -15,13 +15,19 @@ from tuner.search.propose import Budget
 class SweepOptions:
     """What to measure, and how.
 
-    `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES.
+    `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES;
+    `finalists` are the configs of single problems instead of either.
+    `study_storage` is the URL of an optuna storage to which the studies are copied.
+    `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
+    `gpus` are several devices to measure on, in the place of `device`; with `mixed` they may be of several kinds.
+    `scheduler` is the address of a Dask cluster, whose GPUs measure instead.
     """
 
     problems: list
     database: str | Path
     preset: str = ""
     configs: list | None = None
+    finalists: dict = field(default_factory=dict)
     space: str = "default"
     sampler: str = "auto"
     num_trials: int | None = None
@@ -33,6 +39,11 @@ class SweepOptions:
     time_budget_s: float | None = None
     resume: bool = True
     backend: str = "cuda"
+    study_storage: str = ""
+    sentinels: bool = False
+    gpus: tuple[int, ...] = ()
+    mixed: bool = False
+    scheduler: str = ""
     argv: list = field(default_factory=list)
 
 
@@ -40,14 +51,17 @@ def choose_candidates(problem, device, options: SweepOptions, winners: Sequence 
     """Return the configs to measure for `problem`: the given ones that are legal, or its space; and the heuristic's
     pick.
 
-    A space gets the known `winners` too: a winner from beyond it must not lose its place because nobody measures it.
+    A space and finalists get the known `winners` too: a winner from beyond them must not lose its place because nobody
+    measures it.
     """
-    if options.configs is not None:
+    legal_winners = [config for config in winners if _C.is_legal(problem, config, device)]
+    if problem in options.finalists:
+        finalists = options.finalists[problem]
+        candidates = [*(config for config in finalists if _C.is_legal(problem, config, device)), *legal_winners]
+    elif options.configs is not None:
         candidates = [config for config in options.configs if _C.is_legal(problem, config, device)]
     else:
-        get_space = wide_space.SPACES[options.space]
-        legal_winners = (config for config in winners if _C.is_legal(problem, config, device))
-        candidates = [*get_space(problem, device), *legal_winners]
+        candidates = [*wide_space.SPACES[options.space](problem, device), *legal_winners]
     return list(dict.fromkeys([*candidates, _C.get_analytic_config(problem, device)]))
 
 

@@ -4,14 +4,13 @@ A problem is finished when its last block is. Its winner is stored in a transact
 sweep was killed in between, the winner is missing or old, and is chosen again here from the stored rows.
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import NamedTuple
 
 from deep_gemm import _C
 from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
-from tuner.search.propose import Outcome
+from tuner.search.propose import Outcome, to_outcome
 from tuner.search.winners import Winner, choose_winner
 
 #: The order of a block that does not exist: older than all others.
@@ -67,8 +66,7 @@ def find_history(rows: list[MeasurementRow], device) -> dict[str, list[Outcome]]
         if key not in picks:
             picks[key] = _C.get_analytic_config(row.block.problem, device)
         if configs.get(row.block.reference_config_id) == picks[key]:
-            log_ratio = math.log(row.ratio) if row.ratio else None
-            history.setdefault(key, []).append(Outcome(row.config, log_ratio, row.status))
+            history.setdefault(key, []).append(to_outcome(row, row.config))
     return history
 
 

@@ -26,6 +26,7 @@ def plan_sweep(options: SweepOptions, device) -> dict:
     return {
         "device": device.sku,
         "problems": len(candidates),
+        "space": sum(map(len, candidates.values())),
         "measurements": measurements,
         "kernels": min(len(find_kernels(candidates)), measurements),
         "largest_space": max(map(len, candidates.values()), default=0),
@@ -46,6 +47,7 @@ def plan_op(candidates: dict, options: SweepOptions, device) -> dict:
     kernels = min(len(find_kernels(candidates)), measurements)
     return {
         "problems": len(candidates),
+        "space": sum(map(len, candidates.values())),
         "kernels": kernels,
         "measurements": measurements,
         "rough_seconds": round(seconds, 1),

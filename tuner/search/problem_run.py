@@ -1,6 +1,5 @@
 """Measure one problem: batches of configs, faults and whom to blame for them, the final confirmation."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,8 @@ from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload
 from tuner.search import propose
 from tuner.search.precompile import Compiled
-from tuner.search.propose import Budget, Outcome
+from tuner.search.propose import Budget, Outcome, to_outcome
+from tuner.search.study import ProblemStudy
 
 #: How thoroughly one problem is measured. On an H200, `quick` takes about 0.3 s with 30 configs, `full` 1 to 3 s with
 #: 130.
@@ -37,13 +37,19 @@ class Request:
     """How to measure one problem.
 
     `budget` limits a search. `must_confirm` are configs that are confirmed however slow they look. `history` are
-    outcomes of earlier blocks of the same identity, from which a search goes on.
+    outcomes of earlier blocks of the same identity, from which a search goes on. `predict(configs)` returns
+    {config: log of the time expected}, by which orders are searched. `name` and `facts` are the study's; `on_study` is
+    called whenever the study has news.
     """
 
     sampler: str
     budget: Budget
     must_confirm: list = field(default_factory=list)
     history: list[Outcome] = field(default_factory=list)
+    predict: Callable[[list], dict] | None = None
+    name: str = ""
+    facts: dict[str, str] = field(default_factory=dict)
+    on_study: Callable[[ProblemStudy], None] = lambda study: None
 
 
 @dataclass
@@ -131,32 +137,58 @@ class ProblemRun:
         if not self.usable:
             raise ProblemFailed("no candidate may be launched")
         sampler = propose.choose_sampler(request.sampler, len(self.usable))
-        if sampler == "exhaustive":
-            on_block(self.measure(self.usable, request.must_confirm, self.plan))
+        study = self.make_study(request, sampler)
+        if sampler == "exhaustive":  # all of them: to ask for each costs optuna the square of their number
+            self.race(study, request, on_block, self.usable, request.must_confirm)
         else:
-            self.search(replace(request, sampler=sampler), on_block)
+            self.search(study, request, on_block)
 
-    def search(self, request: Request, on_block: Callable[[Block], None]) -> None:
-        """Race batches that optuna proposes, each with the best config so far; then confirm the best of them all."""
+    def make_study(self, request: Request, sampler: str) -> ProblemStudy:
+        """Return the problem's study, which knows what cannot be launched, and in a search what was measured before."""
+        candidates = list(dict.fromkeys([*self.usable, *(failure.config for failure in self.failures)]))
+        expected = request.predict(candidates) if request.predict and sampler == "forest" else self.estimates
+        study = ProblemStudy(candidates, sampler, self.workload.seed, expected, request.name, request.facts)
+        study.tell(to_outcomes(self.failures))
+        if sampler != "exhaustive":
+            study.tell(request.history)
+        request.on_study(study)
+        return study
+
+    def search(self, study: ProblemStudy, request: Request, on_block: Callable[[Block], None]) -> None:
+        """Race batches that the study asks for, each with the best config so far; then confirm the best of them all."""
         counted, number = request.budget
-        usable, free = set(self.usable), set(self.usable) - counted
-        estimates = {config: self.estimates[config] for config in free or usable}
-        proposer = propose.OptunaProposer(self.usable, request.sampler, self.workload.seed, estimates)
-        proposer.tell(request.history)
-        known = find_timed(request.history, usable)
+        known = find_timed(request.history, set(self.usable))
         # Outcomes repeat configs, because every batch races the reference and the best one: count different configs.
         left = number - len({outcome.config for outcome in request.history} & counted)
-        while left > 0 and (batch := proposer.propose(min(left, propose.BATCH_SIZE))):
+        search_plan = replace(self.plan, confirm_rounds=0)
+        while left > 0 and (batch := study.ask(min(left, propose.BATCH_SIZE))):
             incumbent = [min(known, key=known.__getitem__)] if known else []
-            block = self.measure([*batch, *incumbent], [], replace(self.plan, confirm_rounds=0))
-            block.is_last = False
-            on_block(block)
-            outcomes = to_outcomes(block.results)
-            proposer.tell(outcomes)
+            outcomes = self.race(study, request, on_block, [*batch, *incumbent], [], search_plan)
             known |= find_timed(outcomes)
             left -= len(counted.intersection(batch))
         finalists = sorted(known, key=known.__getitem__)[: 2 * self.plan.finalists]
         on_block(self.measure(finalists, request.must_confirm, self.plan))
+
+    def race(
+        self,
+        study: ProblemStudy,
+        request: Request,
+        on_block: Callable[[Block], None],
+        configs: list,
+        must_confirm: list,
+        plan: Plan | None = None,
+    ) -> list[Outcome]:
+        """Measure configs that the study asked for, and others; store the block, then tell the study.
+
+        With a `plan`, which confirms nothing, other blocks of the problem follow.
+        """
+        block = self.measure(configs, must_confirm, plan or self.plan)
+        block.is_last = plan is None
+        on_block(block)
+        outcomes = to_outcomes(block.results)
+        study.tell(outcomes)
+        request.on_study(study)
+        return outcomes
 
     def measure(self, configs: list, must_confirm: list, plan: Plan) -> Block:
         """Run one job to its end, whatever configs crash, hang or are wrong on the way. Raises: ProblemFailed."""
@@ -249,16 +281,8 @@ class ProblemRun:
 
 
 def to_outcomes(results: Iterable[Result]) -> list[Outcome]:
-    """Return search results as a proposer takes them."""
-    return [
-        Outcome(
-            result.config,
-            math.log(result.ratio) if result.status in ("ok", "censored") and result.ratio else None,
-            result.status,
-        )
-        for result in results
-        if result.role == "search"
-    ]
+    """Return search results as a study takes them."""
+    return [to_outcome(result, result.config) for result in results if result.role == "search"]
 
 
 def find_timed(outcomes: Iterable[Outcome], among: set | None = None) -> dict:

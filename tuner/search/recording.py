@@ -57,6 +57,21 @@ def compiler_kind() -> str:
     return "nvrtc" if environment.is_enabled("DG_JIT_USE_NVRTC", True) else "nvcc"
 
 
+def describe_environment(hello: dict, compiled: dict) -> dict:
+    """Return the fields of the environment's row of a board. `compiled` are outcomes by kernel problem and config."""
+    from deep_gemm.jit import hashing
+
+    outcomes = [outcome for of_problem in compiled.values() for outcome in of_problem.values()]
+    versions = {outcome.compiler_version for outcome in outcomes if outcome.compiler_version}
+    own = {
+        "compiler": compiler_kind(),
+        "compiler_version": max(versions, default=None),
+        "package_version": package_version(),
+        "tree_hash": hashing.tree_hash(),
+    }
+    return hello["environment"] | describe_source() | own
+
+
 class Recorder:
     """Writes the blocks and winners of one sweep. `identities`: one per op kind."""
 
@@ -70,7 +85,11 @@ class Recorder:
         sweep_id: int,
     ):
         self.store, self.identities, self.workload = store, identities, workload
-        self.fields = {"sweep_id": sweep_id, "device_id": device_id, "environment_id": environment_id}
+        self.fields = {"device_id": device_id, "environment_id": environment_id, "sweep_id": sweep_id}
+
+    def copy_for(self, identities: dict[str, Identity]) -> "Recorder":
+        """Return a recorder of the same sweep for other identities."""
+        return Recorder(self.store, identities, self.workload, *self.fields.values())
 
     def add_block(self, problem, block: Block, compiled: dict[object, Compiled], finish: bool) -> int:
         """Store one block with its rows and return its id; with `finish` the problem needs no further block."""
@@ -131,3 +150,10 @@ def compile_facts(problem, result: Result, compiled: Compiled | None) -> dict:
         "compile_ms": compiled.compile_ms,
         "smem_bytes": _C.smem_bytes(problem, result.config),
     }
+
+
+def make_identity(op: str, device, regime: str) -> Identity:
+    """Return what identifies this sweep's measurements of one op kind."""
+    from deep_gemm.jit import hashing
+
+    return Identity(op, device.sku, hashing.kernel_hash(op), compiler_kind(), regime)

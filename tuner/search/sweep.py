@@ -5,21 +5,24 @@ measured again when finished blocks of the same identity cover the requested con
 that identity stay quarantined when a sweep resumes.
 """
 
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 from deep_gemm import _C
 from tuner.db.interrupts import interrupt_deferred
-from tuner.db.rows import Identity
-from tuner.measure.devices import choose_visible_device, read_device
-from tuner.measure.gpu_lock import GpuLock
-from tuner.measure.worker_client import MeasuringWorker
+from tuner.measure.devices import choose_visible_device
+from tuner.measure.records import Plan
+from tuner.measure.simulated import name_backend
+from tuner.measure.worker_client import DeviceRetired, MeasuringWorker
 from tuner.problems.fields import kernel_identity
+from tuner.problems.sentinels import get_sentinels
 from tuner.problems.workload import Workload, name_regime
-from tuner.search import past, precompile, propose, recording
+from tuner.search import lanes, past, precompile, propose, recording, summary
 from tuner.search.candidates import (
     SweepOptions,
     choose_candidates,
@@ -29,6 +32,9 @@ from tuner.search.candidates import (
     find_ops,
 )
 from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Request, Suspects
+from tuner.search.sentinels import SentinelVisits
+from tuner.search.study_storage import hide_credentials
+from tuner.search.sweep_studies import SweepStudies
 from tuner.search.winners import choose_winner
 
 #: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
@@ -40,38 +46,57 @@ FULL_DISK_S = 600.0
 
 def make_worker(options: SweepOptions) -> MeasuringWorker:
     """Return the measuring process of the chosen backend and GPU, not yet started. Raises: UsageError."""
+    if options.backend == "simulated":
+        return MeasuringWorker(name_backend(options.device))
     extra = {"CUDA_VISIBLE_DEVICES": choose_visible_device(options.device)} if options.backend == "cuda" else {}
     return MeasuringWorker(options.backend, extra)
 
 
-def make_identity(op: str, device, regime: str) -> Identity:
-    """Return what identifies this sweep's measurements of one op kind."""
-    from deep_gemm.jit import hashing
+@contextmanager
+def open_workers(options: SweepOptions) -> Iterator[list]:
+    """Yield a measuring process for each GPU of the options, not yet started; all end with the body.
 
-    return Identity(op, device.sku, hashing.kernel_hash(op), recording.compiler_kind(), regime)
+    With a scheduler these are the GPUs of its Dask cluster. Raises: UsageError, TunerError.
+    """
+    with ExitStack() as cleanup:
+        if options.scheduler:
+            from tuner.measure.remote import open_remote
 
-
-def describe_identity(identity: Identity) -> dict:
-    """Return an identity for the summary, where the op kind is the key."""
-    return {name: value for name, value in asdict(identity).items() if name != "op"}
+            yield cleanup.enter_context(open_remote(options.scheduler, options.backend))
+            return
+        yield [
+            cleanup.enter_context(make_worker(replace(options, device=ordinal)))
+            for ordinal in options.gpus or (options.device,)
+        ]
 
 
 class Sweep:
-    """One run of the tuner over the problems of one shard, on one GPU.
+    """One run of the tuner over the problems of one shard, on one GPU or on several equal ones.
+
+    `worker` is a measuring process, or a list of one for each board; every board has its turn as soon as it is free.
 
     `on_event(name, facts)` reports progress: "device" (sku, name, regime), "compile" (done, total), "problem" (done,
-    total, problem, failed).
+    total, problem, failed), "warning" (text). `predict(device, problem, configs)` returns {config: log of the time
+    expected}; without it, searches that follow an order follow the heuristic's estimates.
     """
 
     def __init__(
-        self, options: SweepOptions, store, worker, on_event: Callable[[str, dict], None] = lambda name, facts: None
+        self,
+        options: SweepOptions,
+        store,
+        worker,
+        on_event: Callable[[str, dict], None] = lambda name, facts: None,
+        predict: Callable | None = None,
     ):
-        self.options, self.store, self.worker, self.on_event = options, store, worker, on_event
+        self.options, self.store, self.on_event, self.predict = options, store, on_event, predict
+        self.workers = worker if isinstance(worker, list) else [worker]
+        self.lock = threading.RLock()  # the threads of several boards count and compile one after the other
         self.started = time.monotonic()
         self.suspects, self.workload = Suspects(), Workload(options.workload, options.seed)
         self.statuses: Counter = Counter()
         self.phase_seconds: Counter = Counter()
         self.failed: dict[str, str] = {}
+        self.retired: dict[str, str] = {}
         self.num_measured = 0
         self.compiled: dict = {}
         self.compile_seconds = 0.0
@@ -81,13 +106,16 @@ class Sweep:
 
         Return the summary. Raises: TunerError; what was committed stays.
         """
-        hello = self.worker.start()
-        self.device = read_device(hello["device"])
-        self.on_event("device", {"sku": self.device.sku, "name": self.device.name, "regime": hello["regime"]})
-        with GpuLock(hello["device"]["uuid_hash"]):
+        self.lanes = lanes.start(self.workers, self.on_event)
+        lanes.check_alike(self.lanes)
+        hello, self.device = self.lanes[0].hello, self.lanes[0].device
+        name = f"{len(self.lanes)} x {self.device.name}" if len(self.lanes) > 1 else self.device.name
+        self.on_event("device", {"sku": self.device.sku, "name": name, "regime": hello["regime"]})
+        with ExitStack() as cleanup:
+            lanes.lock_boards(self.lanes, cleanup)
             self.regime = hello["regime"]
             self.identities = {
-                op: make_identity(op, self.device, name_regime(self.regime, op, self.options.workload))
+                op: recording.make_identity(op, self.device, name_regime(self.regime, op, self.options.workload))
                 for op in find_ops(self.options.problems)
             }
             self.store.patience_s = FULL_DISK_S
@@ -97,7 +125,7 @@ class Sweep:
             try:
                 with interrupt_deferred():
                     sweep_id = self.store.start_sweep(self.describe())
-                return self.run_recorded(hello, sweep_id)
+                return self.run_recorded(sweep_id)
             except BaseException as error:
                 self.store.patience_s = 0.0
                 if sweep_id is not None:
@@ -105,20 +133,26 @@ class Sweep:
                     self.store.finish_sweep(sweep_id, status)
                 raise
 
-    def run_recorded(self, hello: dict, sweep_id: int) -> dict:
+    def run_recorded(self, sweep_id: int) -> dict:
         """Compile, measure and close the sweep's row."""
         candidates = self.find_open_problems()
-        self.compile_ahead(candidates)
-        device_id = self.store.get_or_add_device(hello["device"])
-        environment_id = self.store.get_or_add_environment(self.describe_environment(hello))
-        self.recorder = recording.Recorder(
-            self.store, self.identities, self.workload, device_id, environment_id, sweep_id
-        )
+        sentinels = get_sentinels(find_ops(candidates), self.device) if self.options.sentinels else []
+        self.compile_ahead(candidates, {sentinel.problem: list(sentinel.configs) for sentinel in sentinels})
+        for lane in self.lanes:
+            device_id = self.store.get_or_add_device(lane.hello["device"])
+            environment_id = self.store.get_or_add_environment(
+                recording.describe_environment(lane.hello, self.compiled)
+            )
+            lane.recorder = recording.Recorder(
+                self.store, self.identities, self.workload, device_id, environment_id, sweep_id
+            )
+            share = -(-len(candidates) // len(self.lanes))
+            lane.visits = SentinelVisits(sentinels, share, lane.recorder, partial(self.make_run, lane))
         self.add_missing_winners()
         self.measure_all(candidates)
         is_complete = self.num_measured + len(self.failed) == len(candidates)
         self.store.finish_sweep(sweep_id, "finished" if is_complete else "interrupted")
-        return self.summarize(len(candidates))
+        return summary.summarize(self, len(candidates))
 
     def describe(self) -> dict:
         """Return the fields of the sweep's row."""
@@ -128,22 +162,8 @@ class Sweep:
         return fields | {
             "regime": regimes[-1] if regimes else self.regime,
             "shard": "/".join(map(str, options.shard)),
-            "argv": list(options.argv),
+            "argv": list(map(hide_credentials, options.argv)),
         }
-
-    def describe_environment(self, hello: dict) -> dict:
-        """Return the fields of the environment's row."""
-        from deep_gemm.jit import hashing
-
-        outcomes = [outcome for of_problem in self.compiled.values() for outcome in of_problem.values()]
-        versions = {outcome.compiler_version for outcome in outcomes if outcome.compiler_version}
-        own = {
-            "compiler": recording.compiler_kind(),
-            "compiler_version": max(versions, default=None),
-            "package_version": recording.package_version(),
-            "tree_hash": hashing.tree_hash(),
-        }
-        return hello["environment"] | recording.describe_source() | own
 
     def find_open_problems(self) -> dict:
         """Return {problem: candidates} of the problems that are not measured yet.
@@ -177,8 +197,8 @@ class Sweep:
         budget = choose_trials(problem, self.device, self.options, configs)
         return count_known(problem, budget.counted, searched) >= budget.number
 
-    def compile_ahead(self, candidates: dict) -> None:
-        """Compile the kernels of all candidates.
+    def compile_ahead(self, candidates: dict, sentinels: dict) -> None:
+        """Compile the kernels of all candidates and of {problem: configs} of the sentinels.
 
         Where searches of wide spaces will ask for fewer kernels than that, compile the heuristic's picks only: the
         searches then compile batch by batch.
@@ -187,14 +207,16 @@ class Sweep:
             self.options, self.device, candidates
         ):
             candidates = {problem: [_C.get_analytic_config(problem, self.device)] for problem in candidates}
-        self.compiled = self.compile(candidates)
+        more = {problem: [*candidates.get(problem, ()), *configs] for problem, configs in sentinels.items()}
+        self.compiled = self.compile(candidates | more)
 
     def compile_missing(self, problem, configs: list) -> dict:
         """Compile those of `configs` that are not compiled yet; return {config: Compiled} of the problem's variant."""
-        known = self.compiled.setdefault(kernel_identity(problem), {})
-        for outcomes in self.compile({problem: [config for config in configs if config not in known]}).values():
-            known.update(outcomes)
-        return known
+        with self.lock:
+            known = self.compiled.setdefault(kernel_identity(problem), {})
+            for outcomes in self.compile({problem: [config for config in configs if config not in known]}).values():
+                known.update(outcomes)
+            return known
 
     def compile(self, candidates: dict) -> dict:
         """Compile the candidates' kernels.
@@ -219,82 +241,132 @@ class Sweep:
         """Store the winners that an earlier sweep chose no more, because it was killed."""
         rows, best = self.past.load_rows("confirm"), self.past.load_best()
         for found in past.find_missing_winners(rows, best, self.device, self.portfolio()):
-            self.recorder.set_best(found.problem, found.block_id, found.winner)
+            self.lanes[0].recorder.set_best(found.problem, found.block_id, found.winner)
 
     def portfolio(self) -> set:
         """Return the given configs, which win ties against others."""
         return set(self.options.configs or ())
 
     def measure_all(self, candidates: dict) -> None:
-        """Measure problem after problem; a failed problem is counted and the sweep goes on."""
-        self.measuring_from = time.monotonic()
-        history, winners = self.load_history(), self.past.load_previous_winners()
-        for number, (problem, configs) in enumerate(candidates.items()):
-            if self.is_out_of_time():
-                return
-            budget = choose_trials(problem, self.device, self.options, configs)
-            request = Request(self.options.sampler, budget, winners.get(problem.key, []), history.get(problem.key, []))
-            try:
-                self.measure(problem, configs, request)
-                self.num_measured += 1
-            except ProblemFailed as failure:
-                self.failed[str(problem)] = str(failure)[:500]
-            facts = {"problem": str(problem), "failed": str(problem) in self.failed}
-            self.on_event("problem", {"done": number + 1, "total": len(candidates)} | facts)
-
-    def load_history(self) -> dict[str, list]:
-        """Return the outcomes from which searches go on, {} where every config is measured anyway."""
-        if self.options.sampler == "exhaustive" or not self.options.resume:
-            return {}
-        return past.find_history(self.past.load_rows("search"), self.device)
-
-    def measure(self, problem, configs: list, request: Request) -> None:
-        """Measure one problem and store its blocks and winner. Raises: ProblemFailed."""
-        compiled = self.compiled.setdefault(kernel_identity(problem), {})
-        plan, compile_missing = EFFORTS[self.options.effort], partial(self.compile_missing, problem)
-        run = ProblemRun(
-            problem, self.device, configs, compile_missing, self.worker, self.suspects, plan, self.workload
+        """Measure all problems, each on one board, with the sentinels in between; a failed problem is counted and the
+        sweep goes on.
+        """
+        studies = self.studies = SweepStudies(
+            self.options.study_storage,
+            lambda text: self.on_event("warning", {"text": text}),
+            self.identities,
+            self.predict and partial(self.predict, self.device),
         )
+        try:
+            if studies.storage:
+                closed = [problem for problem in self.options.problems if problem not in candidates]
+                studies.show_earlier(closed, past.find_history(self.past.load_rows("search"), self.device))
+            self.measure_each(candidates)
+        finally:
+            studies.close()
+
+    def measure_each(self, candidates: dict) -> None:
+        """Measure problem after problem on all boards, until time is over, and the sentinels a last time."""
+        self.measuring_from, self.num_open = time.monotonic(), len(candidates)
+        self.history, self.winners = self.load_history(), self.past.load_previous_winners()
+        tasks = [lanes.Task(problem, configs) for problem, configs in candidates.items()]
+        lanes.Driver(self.lanes, self.measure_task, self.lose_board, self.is_out_of_time).run(tasks)
+        for lane in self.lanes:
+            if lane.board not in self.retired:
+                self.visit_last(lane)
+
+    def visit_last(self, lane: lanes.Lane) -> None:
+        """Measure a board's sentinels a last time; a board that is lost on them costs no problem."""
+        try:
+            lane.visits.finish()
+        except DeviceRetired as error:
+            self.lose_board(None, lane, error)
+
+    def measure_task(self, task: lanes.Task, lane: lanes.Lane) -> None:
+        """Measure one problem on one board, and before it the sentinels where they are due."""
+        problem, configs, may_move = task.problem, task.configs, len(self.lanes) > 1 and task.tried is None
+        lane.visits.visit(lane.num_taken)
+        lane.num_taken += 1
+        budget = choose_trials(problem, self.device, self.options, configs)
+        earlier = self.winners.get(problem.key, []), self.history[lane.board].get(problem.key, [])
+        request = Request(self.options.sampler, budget, *earlier, **self.studies.describe(problem))
+        try:
+            self.measure(problem, configs, request, lane, may_move)
+        except ProblemFailed as failure:
+            if may_move:
+                raise lanes.TryElsewhere(str(failure)) from failure
+            if task.tried is not None:  # it was the problem's fault, not the first board's
+                task.tried.failures = max(task.tried.failures - 1, 0)
+            self.report(problem, str(failure))
+        else:
+            self.report(problem)
+
+    def report(self, problem, failure: str | None = None) -> None:
+        """Count a problem as measured, or as failed."""
+        with self.lock:
+            if failure is None:
+                self.num_measured += 1
+            else:
+                self.failed[str(problem)] = failure[:500]
+            done = self.num_measured + len(self.failed)
+            facts = {"done": done, "total": self.num_open, "problem": str(problem), "failed": failure is not None}
+            self.on_event("problem", facts)
+
+    def lose_board(self, task: lanes.Task | None, lane: lanes.Lane, error: DeviceRetired) -> None:
+        """Count a board that is not used any further, and a problem that no other board measures."""
+        with self.lock:
+            self.retired[lane.board] = str(error)[:500]
+            self.on_event("retired", {"reason": str(error)})
+        if task is not None:
+            self.report(task.problem, f"a second board was lost on it: {error}")
+
+    def load_history(self) -> dict[str, dict[str, list]]:
+        """Return for each board the outcomes from which searches go on there, {} where every config is measured
+        anyway. What another board measured is left out: a problem is never of two boards.
+        """
+        if self.options.sampler == "exhaustive" or not self.options.resume:
+            return {lane.board: {} for lane in self.lanes}
+        rows = self.past.load_rows("search")
+        return {
+            lane.board: past.find_history([row for row in rows if row.block.board == lane.board], self.device)
+            for lane in self.lanes
+        }
+
+    def measure(self, problem, configs: list, request: Request, lane: lanes.Lane, may_move: bool) -> None:
+        """Measure one problem on one board and store its blocks and winner. Raises: ProblemFailed.
+
+        With `may_move` the failures of a problem that is given up are not stored: another board will tell whether they
+        are the problem's or the board's.
+        """
+        compiled = self.compiled.setdefault(kernel_identity(problem), {})
+        run = self.make_run(lane, problem, configs, EFFORTS[self.options.effort])
 
         def store_block(block: Block) -> None:
-            block_id = self.recorder.add_block(problem, block, compiled, finish=block.is_last)
-            self.statuses.update(result.status for result in block.results if result.role == "search")
+            if block.has_failed and may_move:
+                return
+            block_id = lane.recorder.add_block(problem, block, compiled, finish=block.is_last)
             report = block.report
+            with self.lock:
+                self.statuses.update(result.status for result in block.results if result.role == "search")
+                self.phase_seconds.update(report.seconds)
             if block.has_failed or report.reference_us is None or report.noise is None:
                 return
-            self.phase_seconds.update(report.seconds)
             winner = choose_winner(block.results, run.heuristic, report.reference_us, report.noise, self.portfolio())
             if winner is not None:
-                self.recorder.set_best(problem, block_id, winner)
+                lane.recorder.set_best(problem, block_id, winner)
 
         run.run(request, store_block)
+
+    def make_run(self, lane: lanes.Lane, problem, configs: list, plan: Plan) -> ProblemRun:
+        """Return what measures one problem on a board."""
+        compile_missing = partial(self.compile_missing, problem)
+        return ProblemRun(problem, self.device, configs, compile_missing, lane, self.suspects, plan, self.workload)
 
     def is_out_of_time(self) -> bool:
         """Return whether one more problem of average cost would exceed the time budget."""
         now, budget = time.monotonic(), self.options.time_budget_s
-        average = (now - self.measuring_from) / max(self.num_measured, 1)
+        average = len(self.lanes) * (now - self.measuring_from) / max(self.num_measured, 1)
         return budget is not None and now - self.started + average > budget
-
-    def summarize(self, num_open: int) -> dict:
-        """Return the summary that `--json` prints."""
-        seconds = time.monotonic() - self.started
-        compiled = (
-            {"compile": precompile.summarize(self.compiled, self.compile_seconds)} if self.compile_seconds else {}
-        )
-        return compiled | {
-            "identities": {op: describe_identity(identity) for op, identity in self.identities.items()},
-            "database": str(self.options.database),
-            "problems": len(self.options.problems),
-            "already_measured": len(self.options.problems) - num_open,
-            "measured": self.num_measured,
-            "failed": self.failed,
-            "remaining": num_open - self.num_measured - len(self.failed),
-            "statuses": dict(self.statuses),
-            "phase_seconds": {name: round(value, 2) for name, value in self.phase_seconds.items()},
-            "quarantined": {f"{op} {config}": reason for (op, config), reason in self.suspects.quarantined.items()},
-            "seconds": round(seconds, 2),
-            "seconds_per_problem": round(seconds / self.num_measured, 3) if self.num_measured else None,
-        }
 
 
 def count_known(problem, configs, keys: set[str]) -> int:

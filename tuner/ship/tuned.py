@@ -1,4 +1,6 @@
-"""What `tune` does after measuring: the best config of one problem enters the artefact that the library uses."""
+"""What `tune` and `refine` do around measuring: which configs are worth it, and how the best one of a problem enters
+the artefact that the library uses.
+"""
 
 from pathlib import Path
 
@@ -45,6 +47,19 @@ def install_best(problem: _C.Problem, database: str, folder: Path) -> dict:
     }
 
 
+def list_finalists(problems: list, device: _C.Device, folder: Path, count: int) -> dict:
+    """Return {problem: configs}: the `count` that the selector predicts fastest, or the estimate where it refuses."""
+    return {problem: rank_finalists(problem, device, folder, count) for problem in problems}
+
+
+def rank_finalists(problem: _C.Problem, device: _C.Device, folder: Path, count: int) -> list:
+    """Return the `count` configs that are predicted fastest for one problem, best first."""
+    choice = choose_before(problem, device, folder / f"{device.sku}{selector_files.SUFFIX}", "model")
+    scores = {config: score for config, score in (choice.scores or {}).items() if score < float("inf")}
+    ranked = sorted(scores, key=lambda config: scores[config])
+    return (ranked or _C.get_shortlist(problem, device, count))[:count]
+
+
 def read_base(sku: str, path: Path) -> bytes | None:
     """Return the artefact to add to: the one in the folder, else the one that the library uses."""
     if path.is_file():
@@ -56,14 +71,14 @@ def read_base(sku: str, path: Path) -> bytes | None:
     return found[1] if found else None
 
 
-def choose_before(problem: _C.Problem, device: _C.Device, path: Path) -> _C.Choice:
-    """Return what the artefact of the folder, else the library, chooses so far."""
+def choose_before(problem: _C.Problem, device: _C.Device, path: Path, mode: str = "auto") -> _C.Choice:
+    """Return what the artefact of the folder, else the library, chooses so far; `mode`: see Selector.choose."""
     from deep_gemm.selector import Selector
 
     try:
         base = read_base(device.sku, path)
         if base is not None:
-            return Selector(base).choose(problem, device, kernel_hash=selection.kernel_hash(problem.op))
+            return Selector(base).choose(problem, device, mode, selection.kernel_hash(problem.op))
     except DeepGemmError:
         pass
     return selection.choose_analytic(problem, device, "no selector")

@@ -1,6 +1,7 @@
 """A real PostgreSQL server: the same schema, rows, commands and answers as a SQLite file, and many writers at once."""
 
 import json
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -68,6 +69,12 @@ def test_a_sweep_is_recorded_and_merged(url, few_sources, tmp_path):
     merge(tmp_path / "copy.db", [url])
     assert contents(tmp_path / "copy.db") == contents(url)
     assert not any(merge(url, [tmp_path / "copy.db"]).values())
+
+
+def test_the_driver_of_postgresql_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(errors.UsageError, match=r"install psycopg\[binary\]"):
+        Store.open("postgresql://user:secret@host/tuning")
 
 
 @pytest.mark.full

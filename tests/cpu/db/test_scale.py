@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import event
 
 from tests.fakes import databases
-from tests.fakes.large_database import OP, ROWS_OF_BLOCK, make_problem, write_large_database
+from tests.fakes.large_database import NUM_CONFIGS, OP, ROWS_OF_BLOCK, make_problem, write_large_database
 from tuner import cli
-from tuner.db import Store
+from tuner.db import Store, queries
 from tuner.learn import inspection
 
 SKU = databases.SKU
@@ -60,6 +60,58 @@ def test_a_filter_is_applied_by_the_database(tmp_path):
         assert {row.block.problem_id for row in rows} == {7} and len(rows) == 5
         (query,) = (text for text in read if "FROM measurement" in text)
     assert "WHERE measurement.role = ?" in query and 'problem."key" = ?' in query
+
+
+def test_counting_loads_no_rows(tmp_path, monkeypatch):
+    """stats and inspect let the database count: of the rows they read only the numbers of confirmed ones."""
+    path = tmp_path / "some.db"
+    write_large_database(path, 20 * ROWS_OF_BLOCK)
+    monkeypatch.setattr(queries, "load_own_rows", None)
+    with Store.open(path, "ro") as store:
+        coverage = store.stats()["coverage"]
+        found = inspection.inspect(store, SKU, OP, "demo")
+        plans = [explain(store, query) for query in read_queries(store, lambda: store.load_summaries(SKU, OP))]
+    assert coverage[0]["rows"] == found["rows"] == 20 * ROWS_OF_BLOCK
+    assert coverage[0]["configs"] == found["identities"][0]["configs"] == NUM_CONFIGS
+    assert found["noise"]["confirmation_mad"]["count"] == found["noise"]["ratio_interval"]["count"] == 100
+    (plan,) = (plan for plan in plans if "measurement" in plan)
+    assert "SEARCH measurement USING PRIMARY KEY (block_id=?)" in plan and "TEMP B-TREE" not in plan
+
+
+def test_one_problem_is_found_by_indices(tmp_path):
+    path = tmp_path / "some.db"
+    write_large_database(path, 20 * ROWS_OF_BLOCK)
+    key = make_problem(7)["key"]
+    with Store.open(path, "ro") as store:
+        plans = [
+            explain(store, query)
+            for query in read_queries(store, lambda: store.load_measurements(problem_key=key))
+            if "FROM measurement" in query[0]
+        ]
+    (plan,) = plans
+    assert "SEARCH measurement USING PRIMARY KEY (block_id=?)" in plan
+    assert "ix_block_problem_id" in plan and "sqlite_autoindex_problem" in plan
+    assert "SCAN measurement" not in plan and "SCAN block" not in plan
+
+
+def read_queries(store, read) -> list[tuple[str, tuple]]:
+    """Return the statements that `read` executes, with their parameters."""
+    seen = []
+
+    def note(connection, cursor, statement, parameters, context, is_many):
+        seen.append((statement, parameters))
+
+    event.listen(store.engine, "after_cursor_execute", note)
+    read()
+    event.remove(store.engine, "after_cursor_execute", note)
+    return [(text, values) for text, values in seen if text.startswith("SELECT")]
+
+
+def explain(store, query: tuple[str, tuple]) -> str:
+    """Return SQLite's plan of a query, a line per step."""
+    text, values = query
+    with store.reading() as connection:
+        return "\n".join(row[3] for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}", values))
 
 
 def test_noise_is_found_by_one_pass(monkeypatch):

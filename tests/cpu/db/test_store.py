@@ -3,7 +3,6 @@
 import math
 import random
 import sqlite3
-import sys
 
 import numpy as np
 import pytest
@@ -386,12 +385,6 @@ def test_modes_and_targets_are_checked(tmp_path):
         with pytest.raises(errors.UsageError):
             Store.open(target, mode)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_driver_of_postgresql_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "psycopg", None)
-    with pytest.raises(errors.UsageError, match=r"install psycopg\[binary\]"):
-        Store.open("postgresql://user:secret@host/tuning")
 
 
 def test_close_twice_is_fine(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes.databases import CONFIGS, SKU, add_block, add_context, make_database
 from tuner import errors
-from tuner.db import Store, export_json, import_json, merge, snapshot, snapshot_path, tables
+from tuner.db import Store, export_json, import_json, merge, rows_merge, snapshot, snapshot_path, tables
 from tuner.db.naturals import KEYS, merge_tables
 from tuner.db.transfer import ADDED, load_tables, parse_json, to_json_bytes
 
@@ -31,6 +31,25 @@ def test_merge_is_commutative_and_idempotent(shards, tmp_path, step):
         results.add(contents(target))
     merge(tmp_path / "once.db", shards)
     assert results == {contents(tmp_path / "once.db")}
+
+
+def test_merge_reads_some_blocks_at_a_time(shards, tmp_path, monkeypatch):
+    """Block by block the result is the same, also where both have versions of a row; no table of all rows is made."""
+    merge(tmp_path / "whole.db", shards)
+    monkeypatch.setattr(rows_merge, "BLOCKS_AT_A_TIME", 1)
+    asked, read_rows = [], rows_merge.read_rows
+    monkeypatch.setattr(
+        rows_merge, "read_rows", lambda connection, blocks: asked.append(blocks) or read_rows(connection, blocks)
+    )
+    for source in shards:
+        merge(tmp_path / "parts.db", [source])
+    assert contents(tmp_path / "parts.db") == contents(tmp_path / "whole.db")
+    assert max(map(len, asked)) == 1 and len(asked) == 2 * 7
+    merge(tmp_path / "older.db", [tmp_path / "whole.db"])
+    with Store.open(tmp_path / "older.db") as store, store.writing() as connection:
+        connection.exec_driver_sql("UPDATE measurement SET mad_us = NULL, samples = NULL WHERE role = 'confirm'")
+    assert not any(merge(tmp_path / "older.db", [tmp_path / "whole.db"]).values())
+    assert contents(tmp_path / "older.db") == contents(tmp_path / "whole.db")
 
 
 def test_merge_loses_and_doubles_nothing(shards, tmp_path):
@@ -251,6 +270,7 @@ def test_an_export_of_schema_1_can_be_imported(shards, tmp_path):
     assert contents(tmp_path / "again.db") == contents(shards[0])
 
 
+@pytest.mark.full
 def test_the_recorded_snapshot_can_be_merged_whatever_its_schema(tmp_path):
     recorded = snapshot_path("nvidia-h200-sm132")
     before = recorded.read_bytes()

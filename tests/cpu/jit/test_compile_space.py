@@ -111,6 +111,7 @@ def test_sample(compiler):
     assert get_all_faults([(PROBLEM, config) for config in choose_sample(count)], compiler) == []
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_crowded_tile_of_each_grouping_by_nvrtc():
     variants = {variant.op: variant for variant in list_crowded_variants()}

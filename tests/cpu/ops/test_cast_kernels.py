@@ -318,7 +318,7 @@ def packed_groups(sf, numbers, words, gran_k, alignment, is_ends):
 
 
 @pytest.mark.parametrize("mn, extra", few((40, 0), (1032, 4), (37, 0), (36, 1)))
-@pytest.mark.parametrize("is_ends", [False, True])
+@pytest.mark.parametrize("is_ends", [pytest.param(False, marks=pytest.mark.full), True])
 def test_scales_of_groups_are_packed_by_one_kernel(mn, extra, is_ends):
     torch.manual_seed(mn)
     sizes = [384, 0, 5, 0, 0, 640, *torch.randint(0, 600, (300,)).tolist()]  # more groups than threads

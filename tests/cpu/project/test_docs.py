@@ -23,6 +23,7 @@ from deep_gemm import environment
 from deep_gemm.testing import calc_diff
 from examples import moe_layer
 from tuner import cli
+from tuner.report import drawing
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -227,7 +228,7 @@ def test_every_page_of_docs_is_linked_from_the_readme():
 @pytest.mark.parametrize("theme", plots.THEMES)
 @pytest.mark.parametrize("name", plots.COLLECTORS)
 def test_plots_show_the_records(name, theme):
-    assert plots.read_plotted(plots.image_path(name, theme)) == plots.COLLECTORS[name]()
+    assert drawing.read_plotted(plots.image_path(name, theme)) == plots.COLLECTORS[name]()
 
 
 def test_plotted_means_are_those_of_the_summary():
@@ -257,7 +258,7 @@ def test_drawing_is_repeatable(tmp_path):
         plots.write_plot("regret", tmp_path / folder)
     first, second = (plots.image_path("regret", "dark", tmp_path / folder) for folder in ("first", "second"))
     assert first.read_bytes() == second.read_bytes()
-    assert plots.read_plotted(first) == plots.collect_regret()
+    assert drawing.read_plotted(first) == plots.collect_regret()
 
 
 def test_the_readme_is_read_to_its_end():

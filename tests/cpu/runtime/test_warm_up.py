@@ -117,8 +117,13 @@ SMALL, LARGE = ["sum_products"] * 3, ["sum_parts"] * 3
 @pytest.mark.parametrize(
     "lengths, kernels, launches",
     [
-        ((32,), SMALL, ["sum_products"] * 3),
-        ((4096,), ["summed_bf16_gemm", *LARGE], ["summed_bf16_gemm", "sum_parts"] * 3),
+        pytest.param((32,), SMALL, ["sum_products"] * 3, marks=pytest.mark.full),
+        pytest.param(
+            (4096,),
+            ["summed_bf16_gemm", *LARGE],
+            ["summed_bf16_gemm", "sum_parts"] * 3,
+            marks=pytest.mark.full,
+        ),
         ((32, 4096), ["summed_bf16_gemm", *LARGE, *SMALL], [*SMALL, *["summed_bf16_gemm", "sum_parts"] * 3]),
     ],
 )

@@ -225,6 +225,12 @@ def broken_arrays():
 BROKEN = [*broken_containers(), *broken_arrays()]
 
 
+@pytest.mark.parametrize("size", [0, 7, (16 << 20) + 1])
+def test_files_of_other_sizes_are_not_looked_at(size):
+    with pytest.raises(ModelError, match=f"^file of {size} bytes"):
+        read_artifact(bytes(size))
+
+
 @pytest.mark.parametrize("content", [pytest.param(content, id=name) for name, content in BROKEN])
 def test_broken_containers_are_refused(content):
     with pytest.raises(ModelError, match="export the selector again"):

@@ -76,6 +76,7 @@ def checkout(tmp_path_factory) -> Path:
     return copy_checkout(tmp_path_factory.mktemp("checkout"))
 
 
+@pytest.mark.full
 def test_a_checkout_chooses_as_an_installation(checkout, tmp_path):
     assert (checkout / "deep_gemm" / "models").is_symlink() and (checkout / "tuner" / "db").is_symlink()
     found = run_probe(checkout, tmp_path / "elsewhere")

@@ -178,20 +178,20 @@ def test_learned_choice_is_the_first_best_score_beyond_the_margin(no_exact):
         is_chosen = scores[best] < -MARGIN
         assert choice.config == (shortlist[best] if is_chosen else _C.get_analytic_config(problem, DEVICE))
         counts["chosen" if is_chosen else "heuristic"] += 1
-    assert counts["chosen"] > 100 and counts["heuristic"] > 20
+    assert counts["chosen"] > 80 and counts["heuristic"] > 20
 
 
 def test_the_shortlist_has_tiles_with_and_without_the_knobs_of_the_loop():
     problem = _C.Problem(OP, 4096, 7168, 4096)
     shortlist = _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED)
     tiles = list(dict.fromkeys(map(_C.without_loop_knobs, shortlist)))
-    assert len(tiles) == _C.NUM_RANKED < len(shortlist) == len(set(shortlist))
+    assert len(tiles) < len(shortlist) == len(set(shortlist)) == _C.NUM_RANKED
     assert shortlist[0] == _C.get_analytic_config(problem, DEVICE) != tiles[0] == shortlist[1]
-    assert set(shortlist) == {*tiles, *(_C.with_loop_knobs(problem, tile, DEVICE) for tile in tiles)}
+    both = (each for tile in tiles for each in (_C.with_loop_knobs(problem, tile, DEVICE), tile))
+    assert shortlist == list(dict.fromkeys(both))[: _C.NUM_RANKED]
     times = [_C.estimate_time_us(problem, tile, DEVICE) for tile in tiles]
     rest = set(_C.get_candidates(problem, DEVICE)) - set(tiles)
-    assert times == sorted(times)
-    assert times[-1] <= min(_C.estimate_time_us(problem, config, DEVICE) for config in rest)
+    assert times == sorted(times) and times[-1] <= min(_C.estimate_time_us(problem, each, DEVICE) for each in rest)
 
 
 def test_margin_keeps_the_heuristic(no_exact):
@@ -377,8 +377,9 @@ def test_wrong_arguments():
         _C.Choice(selector.configs(OP)[0], "oracle", "")
 
 
+@pytest.mark.full
 def test_a_new_problem_takes_a_few_times_the_heuristic():
-    """100 trees of 15 leaves are walked for up to 16 configs; the heuristic's choice is the unit of time here."""
+    """100 trees of 15 leaves are walked for up to 12 configs; the heuristic's choice is the unit of time here."""
     metadata, arrays, _, problems = make_parts(24, 100, 15)
     selector = Selector(pack(metadata, arrays | widest_hull()))
     rounds = [
@@ -395,6 +396,5 @@ def test_a_new_problem_takes_a_few_times_the_heuristic():
 def time_of(choose, problems) -> float:
     """Return the seconds of this thread per choice; time that other processes take does not count."""
     start = time.thread_time()
-    for problem in problems:
-        choose(problem)
+    list(map(choose, problems))
     return (time.thread_time() - start) / len(problems)

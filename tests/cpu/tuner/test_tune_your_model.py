@@ -1,7 +1,10 @@
 """docs/tune-your-model.md, command by command, on simulated times: record -> sweep -> train -> evaluate -> export."""
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,21 @@ def home(own_home, monkeypatch):
 def test_recorded_lines_are_what_the_library_writes(home):
     problems = shapes.load_file(home / "shapes.jsonl")
     assert [problem.to_json() for problem in problems] == (home / "shapes.jsonl").read_text().splitlines()
+
+
+@pytest.mark.full
+def test_the_first_command_records_without_a_gpu(tmp_path):
+    root = Path(__file__).parents[3]
+    (command,) = re.findall(r"^DG_RECORD_SHAPES=shapes.jsonl python (.*)$", PAGE, re.MULTILINE)
+    path = tmp_path / "shapes.jsonl"
+    environment = os.environ | {"DG_RECORD_SHAPES": str(path), "CUDA_VISIBLE_DEVICES": ""}
+    subprocess.run([sys.executable, *shlex.split(command)], cwd=root, env=environment, check=True, capture_output=True)
+    problems = shapes.load_file(path)
+    assert len(problems) == len(set(problems)) and {
+        "m_grouped_fp8_gemm_contiguous",
+        "m_grouped_fp8_gemm_masked",
+        "m_grouped_bf16_gemm_masked",
+    } <= {problem.op for problem in problems}
 
 
 def test_the_page_leads_from_shapes_to_an_installed_choice(home, capsys):

@@ -183,6 +183,7 @@ def test_both_revisions_compile_and_differ(here, capsys, tmp_path):
     assert all(path.is_file() for path in sources.values())
 
 
+@pytest.mark.full
 def test_two_configs_of_this_tree(here, capsys):
     require_compiler("nvrtc")
     configs = ["--config", "64x64 s4", "--config", '{"block_m": 64, "block_n": 128, "num_stages": 4}']
@@ -191,6 +192,7 @@ def test_two_configs_of_this_tree(here, capsys):
     assert code == 0 and row["old"]["name"] == "64x64x128 s4 c1x1" and row["new"]["name"] == "64x128x128 s5 c1x1"
 
 
+@pytest.mark.full
 def test_a_field_that_a_set_lacks_is_skipped(here, capsys):
     code, report = run_command(capsys, ".", ".", "64", "2112", "7168", "--set", "swizzle=2")
     assert code == 3 and report["pairs"][0]["verdict"] == "skipped" and "swizzle" in report["pairs"][0]["error"]

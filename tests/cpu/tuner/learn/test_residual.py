@@ -44,7 +44,7 @@ def test_targets_are_centred_and_near_optimal_rows_weigh_most(data, rows):
         own = rows.problem == problem
         assert (weights[own] * targets[own]).sum() == pytest.approx(0.0, abs=1e-9)
         times = data.log_ratio[problem, rows.column[own]]
-        assert weights[own][times.argmin()] == weights[own].max() == pytest.approx(1.02)
+        assert weights[own][times.argmin()] == weights[own].max() == pytest.approx(1 + residual.LEAST_WEIGHT)
         near = times < times.min() + residual.SLOWEST
         raw = times[near] - rows.estimate[own][near] - targets[own][near]
         assert raw == pytest.approx(np.full(near.sum(), raw[0]))

@@ -33,26 +33,54 @@ def data(recorded):
         return load_dataset(store, "nvidia-h200-sm132")
 
 
-def test_regret_falls_with_the_share_that_is_measured(data):
-    result = simulation.simulate(data, np.arange(4), seeds=[0, 1, 2], samplers=("random",), shares=(0.05, 0.3, 1.0))
-    means = [entry["mean"] for entry in result["random"]]
-    assert means[0] >= means[1] >= means[2] - 1e-9
-    assert means[2] == pytest.approx(result["exhaustive"]["mean"], abs=1e-6)
-    assert result["heuristic"]["mean"] > result["exhaustive"]["mean"] - 1e-9
+def means(described: dict, name: str) -> list[float]:
+    """Return the mean regret of a searcher by budget."""
+    return [entry["mean"] for entry in described["searchers"][name]]
 
 
-def test_tpe_starts_better_than_random(data):
-    result = simulation.simulate(data, np.arange(4), seeds=[0], shares=(0.05, 0.15))
-    assert (
-        result["tpe"][0]["mean"] <= result["random"][0]["mean"]
-        and result["tpe"][1]["mean"] <= result["tpe"][0]["mean"] + 1e-9
+def test_regret_falls_with_the_number_of_configs(data):
+    budgets = (4, 24, 10**6)
+    found = simulation.describe(simulation.simulate(data, np.arange(4), [0, 1, 2], ("random",), budgets), budgets)
+    few, many, whole = means(found, "random")
+    assert few >= many >= whole - 1e-9 and whole == pytest.approx(means(found, "exhaustive")[0], abs=1e-9)
+    assert means(found, "heuristic")[0] > whole - 1e-9
+    entry = found["searchers"]["random"][0]
+    assert entry["low"] <= entry["mean"] <= entry["high"] and entry["mean"] <= entry["p95"] <= entry["max"]
+    assert found["problems"] == 4 and found["families"] == len(set(data.families.tolist()))
+
+
+def test_orders_do_better_than_chance(data):
+    found = simulation.describe(simulation.simulate(data, np.arange(4), [0, 1]))
+    assert means(found, "analytic")[0] <= means(found, "random")[0]
+    assert means(found, "forest")[-1] <= means(found, "random")[-1] + 1e-9
+
+
+def test_the_trees_of_a_replay_never_saw_the_family(data, monkeypatch):
+    seen = []
+    real = simulation.fit_trees
+    monkeypatch.setattr(
+        simulation, "fit_trees", lambda *args: seen.append(set(args[1].problem.tolist())) or real(*args)
     )
+    rows = np.arange(4)
+    predicted = simulation.predict_by_trees(data, rows)
+    assert predicted.keys() == set(rows.tolist()) and seen
+    for family in np.unique(data.families):
+        own = set(np.flatnonzero(data.families == family).tolist())
+        assert any(not own & fold for fold in seen)
+    assert all(not (data.families[list(fold)] == family).all() for fold in seen for family in data.families)
+
+
+def test_op_kinds_are_joined(data):
+    one = simulation.simulate(data, np.arange(2), [0], ("analytic",))
+    joined = simulation.join([one, one])
+    assert len(joined.families) == 4 and joined.spaces == one.spaces * 2
+    assert means(simulation.describe(joined), "analytic") == means(simulation.describe(one), "analytic")
 
 
 def test_a_replay_is_told_only_what_was_recorded(data):
     for row in range(4):
         for column in np.flatnonzero(data.candidate[row]):
-            config, log_ratio, status = simulation.recorded_outcome(data, row, int(column))
+            config, log_ratio, status, *_ = simulation.recorded_outcome(data, row, int(column))
             assert config == data.configs[column] and np.isfinite(log_ratio)
             assert status == ("censored" if np.isnan(data.search[row, column]) else "ok")
 
@@ -60,14 +88,30 @@ def test_a_replay_is_told_only_what_was_recorded(data):
 def test_problems_are_spread_evenly(data):
     assert list(simulation.choose_problems(data, 0)) == [0, 1, 2, 3]
     assert list(simulation.choose_problems(data, 2)) == [0, 3]
+    counts = simulation.find_measured(data).sum(axis=1)
+    assert (
+        list(simulation.choose_problems(data, 0, int(counts.max()))) == np.flatnonzero(counts == counts.max()).tolist()
+    )
 
 
 def test_command(recorded, capsys):
-    assert cli.run(["simulate", "--db", str(recorded), "--problems", "2", "--seeds", "1", "--json"]) == 0
+    command = ["simulate", "--db", str(recorded), "--problems", "2", "--seeds", "1"]
+    assert cli.run([*command, "--samplers", "forest,random", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)["fp8_gemm"]
-    assert result["problems"] == 2 and {"tpe", "random", "exhaustive", "heuristic", "identity"} <= set(result)
-    assert cli.run(["simulate", "--db", str(recorded), "--problems", "1", "--seeds", "1"]) == 0
-    assert "exhaustive" in capsys.readouterr().out
+    assert result["problems"] == 2 and result["identity"]["op"] == "fp8_gemm"
+    assert result["searchers"].keys() == {"forest", "random", "heuristic", "exhaustive"}
+    assert cli.run([*command, "--samplers", "analytic"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("fp8_gemm: 2 problems") and lines[-2].split()[0] == "exhaustive"
+    assert max(map(len, lines)) <= 100
+    assert cli.run([*command, "--samplers", "analytic", "--markdown"]) == 0
+    assert capsys.readouterr().out.startswith("| searcher | 8 configs |")
+
+
+@pytest.mark.parametrize("samplers", ["", "exhaustive", "random,grid"])
+def test_unknown_samplers_are_usage_errors(recorded, capsys, samplers):
+    assert cli.run(["simulate", "--db", str(recorded), "--samplers", samplers]) == 2
+    assert "--samplers" in capsys.readouterr().err
 
 
 def test_command_without_data(tmp_path, capsys):

@@ -16,7 +16,7 @@ DEVICE = _C.Device.known("h200")
 SMALL, LARGE = _C.Problem("fp8_gemm", 64, 2112, 7168), _C.Problem("fp8_gemm", 16384, 16384, 16384)
 GROUPED = _C.Problem("m_grouped_bf16_gemm_masked", 64, 512, 1024, num_groups=4)
 OPTIONS = SweepOptions([SMALL, LARGE, GROUPED], "")
-COUNTS = ("problems", "kernels", "measurements")
+COUNTS = ("problems", "space", "kernels", "measurements")
 
 
 @pytest.fixture
@@ -83,3 +83,9 @@ def test_a_shard_and_given_configs_are_named(arguments, tmp_path, capsys):
     assert cli.run([*arguments, "--shard", "1/2", "--configs", str(configs)]) == 0
     text = capsys.readouterr().out
     assert "shard 1/2" in text and "1 given configs" in text
+
+
+def test_finalists_are_measured_beside_the_winners_known():
+    space = choose_candidates(SMALL, DEVICE, OPTIONS)
+    made = replace(OPTIONS, finalists={SMALL: space[:2]})
+    assert choose_candidates(SMALL, DEVICE, made, [space[-1]])[:3] == [*space[:2], space[-1]]

@@ -230,6 +230,7 @@ def test_the_summary_is_short_lines_and_a_table(capsys):
         "statuses": {"ok": 30, "censored": 12},
         "phase_seconds": {"check_all": 1.25, "recheck": 0.0},
         "quarantined": {},
+        "retired": {},
         "seconds": 3.5,
         "seconds_per_problem": 1.1,
     }

@@ -163,8 +163,10 @@ def test_a_search_by_default_resumes_from_its_history_too(tmp_path):
         run(path, stop_after(2), [FP8], sampler="auto")
     worker = InProcessWorker()
     run(path, worker, [FP8], sampler="auto")
-    keys = Counter(tuple(config) for job in worker.jobs[:-1] for config in job["configs"])
-    assert len(beyond(measured(path, FP8), FP8)) == TRIALS and sum(keys.values()) < TRIALS + propose.BATCH_SIZE
+    searched = worker.jobs[:-1]
+    keys = Counter(tuple(config) for job in searched for config in job["configs"])
+    new = sum(keys.values()) - 2 * len(searched)  # every batch has the reference and the best so far besides
+    assert len(beyond(measured(path, FP8), FP8)) == TRIALS and new < TRIALS + propose.BATCH_SIZE
 
 
 def test_ratios_to_another_reference_are_no_history():
@@ -177,9 +179,11 @@ def test_ratios_to_another_reference_are_no_history():
         for reference, ratios in ((pick, {pick: 1.0, other: 0.5}), (other, {other: 1.0, pick: 2.0}))
         for config, ratio in ratios.items()
     ]
-    assert past.find_history(rows, DEVICE) == {FP8.key: [(pick, 0.0, "ok"), (other, math.log(0.5), "ok")]}
+    found = past.find_history(rows, DEVICE)
+    assert [one[:3] for one in found.pop(FP8.key)] == [(pick, 0.0, "ok"), (other, math.log(0.5), "ok")] and not found
 
 
+@pytest.mark.full
 def test_neither_space_stands_for_the_other(tmp_path):
     path = tmp_path / "a.db"
     assert run(path, problems=[FP8], space="default", sampler="exhaustive")["measured"] == 1

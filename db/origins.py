@@ -1,0 +1,39 @@
+"""Where blocks come from: their sweep and driver, and which kernel hashes a database has of an op kind."""
+
+from typing import NamedTuple
+
+from sqlalchemy import Connection, func, select
+
+from tuner.db import tables
+
+
+class Origin(NamedTuple):
+    """The sweep of a block (its id in the file and its uid) and the driver that it ran with."""
+
+    sweep_id: int
+    sweep_uid: str
+    driver: str | None
+
+
+def load_origins(connection: Connection) -> dict[int, Origin]:
+    """Return the origin of every block, by the block's id."""
+    block, sweep, environment = tables.block, tables.sweep, tables.environment
+    query = select(block.c.id, sweep.c.id, sweep.c.uid, environment.c.driver).where(
+        sweep.c.id == block.c.sweep_id, environment.c.id == block.c.environment_id
+    )
+    return {row[0]: Origin(*row[1:]) for row in connection.execute(query)}
+
+
+def list_kernel_hashes(connection: Connection, op: str, sku: str) -> list[str]:
+    """Return the kernel hashes of an op kind's blocks on a SKU, the newest first."""
+    block, problem, device = tables.block, tables.problem, tables.device
+    newest = func.max(block.c.created)
+    query = (
+        select(block.c.kernel_hash)
+        .join(problem, block.c.problem_id == problem.c.id)
+        .join(device, device.c.id == block.c.device_id)
+        .where(problem.c.op == op, device.c.sku == sku)
+        .group_by(block.c.kernel_hash)
+        .order_by(newest.desc(), block.c.kernel_hash)
+    )
+    return list(connection.execute(query).scalars())

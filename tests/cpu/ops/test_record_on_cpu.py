@@ -1,0 +1,88 @@
+"""DG_RECORD_SHAPES on CPU tensors: the problems that a GPU would plan, once each, and nothing else changes."""
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm import _C, plan
+from tests.fakes.operands import make_operands, one_thread
+from tests.gpu.logits_operands import make_prefill
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Forget what other tests recorded, before and after."""
+    plan.forget()
+    with one_thread():
+        yield
+    plan.forget()
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """What reads the problems recorded so far, in order."""
+    path = tmp_path / "shapes.jsonl"
+    monkeypatch.setenv("DG_RECORD_SHAPES", str(path))
+    return lambda: [_C.Problem.from_json(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run_bf16(m: int, n: int, k: int, **options) -> torch.Tensor:
+    a, b = (torch.ones(rows, k, dtype=torch.bfloat16) for rows in (m, n))
+    d = torch.empty(m, n, dtype=torch.bfloat16)
+    deep_gemm.bf16_gemm_nt(a, b, d, **options)
+    return d
+
+
+def run_fp8(m: int, n: int, k: int) -> None:
+    a, scale_a, b, scale_b = make_operands(m, n, k)
+    deep_gemm.fp8_gemm_nt((a, scale_a), (b, scale_b), torch.empty(m, n, dtype=torch.bfloat16))
+
+
+def test_each_problem_is_recorded_once(recorded):
+    for m in (8, 8, 16):
+        run_bf16(m, 32, 64)
+    run_fp8(8, 128, 256)
+    found = recorded()
+    sizes = [(problem.op, problem.m, problem.n, problem.k) for problem in found]
+    assert sizes == [("bf16_gemm", 8, 32, 64), ("bf16_gemm", 16, 32, 64), ("fp8_gemm", 8, 128, 256)]
+    assert {problem.num_sms for problem in found} == {0}
+
+
+def test_groups_and_logits_are_recorded(recorded):
+    a, b = torch.ones(2, 16, 64, dtype=torch.bfloat16), torch.ones(2, 32, 64, dtype=torch.bfloat16)
+    d, counts = torch.empty(2, 16, 32, dtype=torch.bfloat16), torch.tensor([3, 16], dtype=torch.int32)
+    deep_gemm.m_grouped_bf16_gemm_nt_masked(a, b, d, counts, expected_m=10)
+    deep_gemm.fp8_mqa_logits(**make_prefill(7, 150, 8, 32))
+    masked, logits = recorded()
+    assert (masked.op, masked.m, masked.num_groups) == ("m_grouped_bf16_gemm_masked", 16, 2) and masked.expected_m >= 10
+    assert (logits.op, logits.heads, logits.k) == ("fp8_mqa_logits", 8, 32) and logits.n >= 150
+
+
+def test_a_limit_of_sms_is_a_field(recorded):
+    deep_gemm.set_num_sms(20)
+    try:
+        run_bf16(8, 32, 64)
+    finally:
+        deep_gemm.set_num_sms(0)
+    assert [problem.num_sms for problem in recorded()] == [20]
+
+
+def test_empty_products_and_no_k_are_not_recorded(recorded):
+    run_bf16(0, 32, 64)
+    run_bf16(8, 32, 0)
+    assert recorded() == []
+
+
+def test_nothing_is_asked_without_the_variable(monkeypatch):
+    """Not even Python: the native module looks at the variable alone."""
+    monkeypatch.setattr(plan, "record_on_cpu", lambda problem: pytest.fail("asked"))
+    monkeypatch.delenv("DG_RECORD_SHAPES", raising=False)
+    assert (run_bf16(8, 32, 64) == 64).all()
+    monkeypatch.setenv("DG_RECORD_SHAPES", "")
+    run_bf16(8, 32, 64)
+
+
+def test_a_file_that_cannot_be_written_costs_a_warning(tmp_path, monkeypatch):
+    monkeypatch.setenv("DG_RECORD_SHAPES", str(tmp_path / "absent" / "shapes.jsonl"))
+    with pytest.warns(UserWarning, match="shapes are not recorded"):
+        assert (run_bf16(8, 32, 64) == 64).all()

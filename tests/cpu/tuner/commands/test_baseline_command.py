@@ -1,0 +1,111 @@
+"""`baseline`: what `compare` and `inspect` use where nothing else is named; `compare` within one database."""
+
+import json
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes import databases
+from tests.fakes.databases import SKU
+from tuner import cli, errors
+from tuner.compare import baselines, recorded
+from tuner.compare.sides import Named, read_name
+from tuner.db import Store
+
+OLD, NEW = "cd" * 32, "ab" * 32
+PROBLEMS = [_C.Problem("fp8_gemm", 64 * number, 2112, 7168) for number in range(1, 8)]
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory):
+    """A database with two sweeps of the same problems, each of another kernel hash."""
+    path = tmp_path_factory.mktemp("baseline") / "tuning.db"
+    with Store.open(path) as store:
+        for kernel_hash in (OLD, NEW):
+            context = databases.add_context(store, seed=int(kernel_hash == NEW))
+            for problem in PROBLEMS:
+                databases.add_block(store, context, problem, kernel_hash=kernel_hash)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DG_TUNER_DB", str(tmp_path / "own.db"))
+    monkeypatch.setattr(recorded, "MIN_CONFIGS", 2)
+    return tmp_path
+
+
+def compare(capsys, *arguments: str) -> dict:
+    """Run `compare --json` and return its report."""
+    cli.run(["compare", *arguments, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_kernel_hash_becomes_the_baseline(database, capsys, own_folder):
+    assert cli.run(["baseline", "set", f"{database}@{OLD[:12]}"]) == 0
+    assert OLD[:16] in capsys.readouterr().out
+    assert baselines.load() == {SKU: {"fp8_gemm": Named(str(database), OLD)}}
+    assert (own_folder / "baselines.json").exists()
+    assert cli.run(["baseline", "list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[SKU]["fp8_gemm"]["which"] == OLD
+    report = compare(capsys, str(database))
+    assert report["a"] == f"{database}@{OLD}" and report["ops"][0]["problems"] == len(PROBLEMS)
+
+
+def test_without_a_baseline_the_kernels_before_the_newest_are_taken(database, capsys):
+    report = compare(capsys, str(database))
+    assert report["a"].endswith("@previous") and report["ops"][0]["problems"] == len(PROBLEMS)
+    named = compare(capsys, f"{database}@{OLD[:8]}", f"{database}@{NEW[:8]}")
+    assert named["ops"] == report["ops"]
+
+
+def test_a_sweep_and_a_driver_are_sides(database, capsys):
+    report = compare(capsys, f"{database}@sweep:1", f"{database}@sweep:2")
+    assert report["ops"][0]["problems"] == len(PROBLEMS)
+    driven = compare(capsys, f"{database}@driver:580", str(database))
+    assert driven["ops"][0]["problems"] == len(PROBLEMS)
+    assert cli.run(["compare", f"{database}@driver:470", str(database)]) == errors.EXIT_INCONCLUSIVE
+    assert "driver:470" in capsys.readouterr().err
+
+
+def test_inspect_compares_with_the_baseline(database, capsys):
+    assert cli.run(["baseline", "set", f"{database}@{OLD}"]) == 0
+    capsys.readouterr()
+    assert cli.run(["inspect", "--db", str(database), "--preset", "demo", "--json"]) == 0
+    (part,) = json.loads(capsys.readouterr().out)["regressions"]
+    assert part["a"] == f"{database}@{OLD}" and part["problems"] == len(PROBLEMS)
+    assert cli.run(["inspect", "--db", str(database), "--preset", "demo"]) == 0
+    assert "compared with" in capsys.readouterr().out
+
+
+def test_one_kernel_hash_is_nothing_to_compare(tmp_path, capsys):
+    path = databases.make_database(tmp_path / "one.db", num_problems=2)
+    assert cli.run(["compare", str(path)]) == errors.EXIT_INCONCLUSIVE
+    assert "baseline set" in capsys.readouterr().err
+
+
+def test_no_baseline_says_where_it_would_be(capsys, own_folder):
+    assert cli.run(["baseline", "list"]) == 0
+    assert str(own_folder / "baselines.json") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"format": 2, "baselines": {}}', '{"format": 1, "baselines": 3}'])
+def test_a_damaged_file_is_refused(own_folder, capsys, text):
+    (own_folder / "baselines.json").write_text(text, encoding="utf-8")
+    assert cli.run(["baseline", "list"]) == errors.EXIT_INTEGRITY
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a.db", Named("a.db")),
+        ("a.db@0123abcd", Named("a.db", "0123abcd")),
+        ("@previous", Named("", "previous")),
+        ("postgresql+psycopg://user@host/base", Named("postgresql+psycopg://user@host/base")),
+        ("a.db@sweep:12", Named("a.db", "sweep:12")),
+        ("odd@name.db", Named("odd@name.db")),
+    ],
+)
+def test_names(text, named):
+    assert read_name(text) == named

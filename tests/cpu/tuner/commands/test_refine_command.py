@@ -1,0 +1,79 @@
+"""`refine`: a file of shapes becomes entries of the exact table, from a few measured configs each; simulated times."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+
+from deep_gemm import _C
+from deep_gemm.selector import Selector
+from tests.fakes.in_process_worker import InProcessWorker
+from tuner import cli, errors
+from tuner.db import Store
+from tuner.search import sweep
+from tuner.ship import tuned
+
+DEVICE = _C.Device.known("h200")
+PROBLEMS = [_C.Problem("fp8_gemm", m, 2112, 7168) for m in (48, 1040)] + [_C.Problem("bf16_gemm", 48, 4096, 7168)]
+
+
+@pytest.fixture(autouse=True)
+def in_process(own_home, monkeypatch):
+    """Measure in this process, on simulated times."""
+    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
+
+
+def refine(tmp_path, *arguments: object) -> int:
+    """Run `refine` on PROBLEMS into a folder of this test and return the exit code."""
+    shapes = tmp_path / "shapes.json"
+    shapes.write_text(json.dumps([problem.as_dict() for problem in PROBLEMS]))
+    shared = ["--shapes", shapes, "--backend", "simulated", "--db", tmp_path / "t.db", "--out", tmp_path / "models"]
+    return cli.run(["refine", *map(str, [*shared, *arguments])])
+
+
+def read_times(database, problem) -> dict:
+    """Return {config: its best-known ratio to the heuristic's pick} of one problem."""
+    with Store.open(database, "ro") as store:
+        rows = store.load_measurements(problem_key=problem.key)
+    searched = {row.config: row.ratio for row in rows if row.role == "search"}
+    return searched | {row.config: row.ratio for row in rows if row.role == "confirm" and row.status == "ok"}
+
+
+def test_the_best_of_a_few_is_installed_for_every_shape(capsys, tmp_path):
+    finalists = tuned.list_finalists(PROBLEMS, DEVICE, tmp_path / "models", 3)
+    assert refine(tmp_path, "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["problems"] == len(report["installed"]) == 3 and not report["failed"]
+    selector = Selector((tmp_path / "models" / f"{DEVICE.sku}.dgsel").read_bytes())
+    for problem, found in zip(PROBLEMS, report["installed"], strict=True):
+        times = read_times(tmp_path / "t.db", problem)
+        assert times.keys() == {*finalists[problem], _C.get_analytic_config(problem, DEVICE)} and len(times) <= 4
+        choice = selector.choose(problem, DEVICE)
+        assert choice.source == "exact" and choice.config.as_dict() == found["config"]
+        assert times[choice.config] <= 1.02 * min(times.values())
+
+
+@pytest.mark.parametrize("op", ["fp8_gemm", "bf16_gemm"])
+def test_finalists_are_the_lowest_scores_and_without_scores_the_best_estimates(tmp_path, monkeypatch, op):
+    problem = _C.Problem(op, 1040, 2112, 7168)
+    configs = _C.get_shortlist(problem, DEVICE, 5)[:5]
+    choice = SimpleNamespace(scores=dict(zip(configs, (0.0, -0.1, math.inf, 0.2, -0.3), strict=True)))
+    monkeypatch.setattr(tuned, "choose_before", lambda *arguments: choice)
+    for count, places in ((1, [4]), (3, [4, 1, 0]), (9, [4, 1, 0, 3])):
+        assert tuned.rank_finalists(problem, DEVICE, tmp_path, count) == [configs[place] for place in places]
+    choice.scores = None
+    assert tuned.rank_finalists(problem, DEVICE, tmp_path, 3) == configs[:3]
+
+
+def test_text_has_a_line_for_each_shape(capsys, tmp_path):
+    assert refine(tmp_path, "--best", 1) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 + len(PROBLEMS) + 1 and max(map(len, lines[:-1])) <= 120
+    assert lines[-2].startswith("3 of 3 problems installed") and lines[-1].startswith("written: ")
+
+
+@pytest.mark.parametrize("arguments", [("--best", 0), ("--effort", "x"), ("--backend", "x")])
+def test_wrong_arguments_are_usage_errors(capsys, tmp_path, arguments):
+    assert refine(tmp_path, *arguments) == errors.EXIT_USAGE
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "models").exists()

@@ -1,0 +1,217 @@
+"""Several boards in one sweep: work goes to whoever is free, a lost board's problem to another, kinds never mix."""
+
+import json
+import threading
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from tests.fakes.databases import CONFIGS, make_problem
+from tests.fakes.in_process_worker import FaultyBackend, InProcessWorker
+from tests.fakes.sweeps import read_all, run_sweep
+from tuner import cli, errors
+from tuner.db import Store
+from tuner.measure.devices import choose_ordinals
+from tuner.measure.race import Check
+from tuner.measure.simulated import SimulatedTimer
+from tuner.measure.worker_client import DeviceRetired, WorkerFailure
+from tuner.problems import shapes
+from tuner.search import lanes, sweep
+
+FEW = CONFIGS[::16]
+PROBLEMS = [make_problem(m) for m in (1, 16, 64, 100, 128, 256)]
+
+
+class Board(InProcessWorker):
+    """A fake board. It dies for good on the job of the number `dies_at`, or on a problem of `deadly`."""
+
+    def __init__(self, number: int, kind: str = "h200", dies_at: int = -1, deadly=(), **options):
+        super().__init__(**options)
+        self.backend, self.dies_at, self.deadly, self.is_dead = (
+            FaultyBackend(f"{kind}#{number}"),
+            dies_at,
+            deadly,
+            False,
+        )
+
+    def start(self) -> dict:
+        """Return the hello, unless the board is dead."""
+        if self.is_dead:
+            raise DeviceRetired("the measuring process failed to start 3 times: canary")
+        return super().start()
+
+    def run(self, job: dict, limit_s: float, *more) -> dict:
+        """Run one job, or die."""
+        self.is_dead |= len(self.jobs) == self.dies_at or any(job["problem"]["m"] == each.m for each in self.deadly)
+        self.start()
+        return super().run(job, limit_s, *more)
+
+
+class WrongTimer(SimulatedTimer):
+    """No config is right."""
+
+    def check(self, index: int) -> Check:
+        """Return a failed check."""
+        return Check("incorrect", error="D differs")
+
+
+class WrongBackend(FaultyBackend):
+    """A board that multiplies wrongly, without any other sign."""
+
+    def make_timer(self, problem, configs, seed):
+        """Return a timer whose checks fail."""
+        return WrongTimer(problem, configs, self.device, seed)
+
+
+@pytest.fixture(autouse=True)
+def hashes(few_sources):
+    """Every test sweeps."""
+
+
+def run_on(path, boards, problems=PROBLEMS, **options) -> dict:
+    """Sweep a few configs of some problems on fake boards."""
+    return run_sweep(path, problems, boards, configs=FEW, **options)
+
+
+def count_boards(path) -> Counter:
+    """Return how many problems each board measured; each problem must be of one finished block of one board."""
+    rows, best = read_all(path)
+    boards = {row.block.problem_key: row.block.board for row in rows if row.block.status == "finished"}
+    assert len({(row.block.problem_key, row.block.board) for row in rows if row.block.status == "finished"}) == len(
+        boards
+    )
+    assert {row.problem_key for row in best} == set(boards)
+    return Counter(boards.values())
+
+
+def test_a_lost_board_and_a_slow_one_leave_nothing_undone(tmp_path):
+    """A board that dies at its first job, one that works slowly, one that hangs once, and a good one."""
+    paused = threading.Event()
+    boards = [Board(0, dies_at=0), Board(1, on_job=lambda job: paused.wait(0.05)), Board(2), Board(3)]
+    hung, measure = [], boards[2].backend.run
+
+    def hang_once(job, progress):
+        if not hung:
+            hung.append(job)
+            raise WorkerFailure("timeout", "no reply in time", 1)
+        return measure(job, progress)
+
+    boards[2].backend.run = hang_once
+    summary = run_on(tmp_path / "a.db", boards)
+    assert (summary["measured"], summary["failed"], summary["boards"]) == (6, {}, 4)
+    (lost,) = summary["retired"]
+    found = count_boards(tmp_path / "a.db")
+    assert found.total() == 6 and lost not in found and len(hung) == 1
+    assert lost == boards[0].backend.hello()["device"]["uuid_hash"]
+    assert run_on(tmp_path / "a.db", [Board(9)])["already_measured"] == 6
+
+
+@pytest.mark.full
+def test_a_problem_on_which_two_boards_are_lost_fails_and_the_others_go_on(tmp_path):
+    boards = [Board(number, deadly=PROBLEMS[2:3]) for number in range(3)]
+    summary = run_on(tmp_path / "a.db", boards)
+    assert summary["measured"] == 5 and len(summary["retired"]) == 2
+    assert list(summary["failed"]) == [str(PROBLEMS[2])] and "second board" in summary["failed"][str(PROBLEMS[2])]
+
+
+@pytest.mark.full
+def test_the_last_board_lost_ends_the_sweep_and_what_it_measured_stays(tmp_path):
+    with pytest.raises(DeviceRetired, match="canary"):
+        run_on(tmp_path / "a.db", [Board(0, dies_at=1), Board(1, dies_at=1)])
+    assert sum(count_boards(tmp_path / "a.db").values()) == 2
+    with Store.open(tmp_path / "a.db", "ro") as store, store.reading() as connection:
+        assert connection.exec_driver_sql("SELECT status FROM sweep").scalars().all() == ["failed"]
+    assert run_on(tmp_path / "a.db", [Board(0), Board(1)])["measured"] == 4
+
+
+@pytest.mark.full
+def test_a_board_that_multiplies_wrongly_is_retired_and_blamed_for_nothing(tmp_path):
+    boards = [Board(0), Board(1)]
+    boards[0].backend = WrongBackend("h200#0")
+    summary = run_on(tmp_path / "a.db", boards)
+    wrong = boards[0].backend.hello()["device"]["uuid_hash"]
+    assert summary["measured"] == 6 and summary["failed"] == {} and summary["quarantined"] == {}
+    assert wrong not in count_boards(tmp_path / "a.db")
+    assert "incorrect" not in {row.status for row in read_all(tmp_path / "a.db")[0]}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("error, status", [(KeyboardInterrupt, "interrupted"), (errors.StoreError, "failed")])
+def test_an_error_ends_every_lane_and_keeps_what_was_committed(tmp_path, error, status):
+    def fail(job):
+        if job["problem"]["m"] == PROBLEMS[3].m:
+            raise error("now")
+
+    boards, threads = [Board(number, on_job=fail) for number in range(2)], threading.active_count()
+    with pytest.raises(error):
+        run_on(tmp_path / "a.db", boards)
+    assert count_boards(tmp_path / "a.db").total() >= 2 and threading.active_count() == threads
+    with Store.open(tmp_path / "a.db", "ro") as store, store.reading() as connection:
+        assert connection.exec_driver_sql("SELECT status FROM sweep").scalars().all() == [status]
+    assert run_on(tmp_path / "a.db", [Board(0), Board(1)])["remaining"] == 0
+
+
+def test_one_lock_per_board(tmp_path):
+    with pytest.raises(errors.TunerError, match="is being measured by process"):
+        run_on(tmp_path / "a.db", [Board(5), Board(5)])
+
+
+def test_kinds_are_not_mixed_unless_told_and_then_measured_apart(tmp_path, monkeypatch, capsys):
+    kinds = {0: "h200", 1: "h100", 2: "h200"}
+    monkeypatch.setattr(sweep, "make_worker", lambda options: Board(options.device, kinds[options.device]))
+    path, configs, problems = tmp_path / "a.db", tmp_path / "configs.json", tmp_path / "shapes.json"
+    configs.write_text(json.dumps([config.as_dict() for config in FEW]))
+    problems.write_text(json.dumps([{"m": problem.m, "n": problem.n, "k": problem.k} for problem in PROBLEMS[:2]]))
+    words = ["sweep", "--shapes", str(problems), "--configs", str(configs), "--db", str(path), "--backend", "simulated"]
+    assert cli.run([*words, "--gpus", "0,1,2"]) == 2
+    assert "--mixed" in capsys.readouterr().err and not path.exists()
+    assert cli.run([*words, "--gpus", "0,1,2", "--mixed", "--json"]) == 0
+    sweeps = json.loads(capsys.readouterr().out)["sweeps"]
+    assert [(each["measured"], each["boards"]) for each in sweeps] == [(2, 2), (2, 1)]
+    found = {(row.problem.m, row.sku) for row in read_all(path)[1]}
+    assert len(found) == 4 and len({sku for _, sku in found}) == 2
+
+
+def test_gpus_are_named_once(monkeypatch):
+    assert choose_ordinals("0, 2") == (0, 2) and choose_ordinals("all", lambda: 3) == (0, 1, 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1,MIG-2")
+    assert choose_ordinals("all") == (0, 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    for wrong in ("all", "", "0,0", "x", "-1", "0,", "1" * 9):
+        with pytest.raises(errors.UsageError, match="--gpus"):
+            choose_ordinals(wrong)
+    assert cli.run(["sweep", "--gpus", "0,1", "--device", "1", "--backend", "simulated"]) == 2
+
+
+@pytest.mark.full
+def test_processes_measure_side_by_side(tmp_path, capsys):
+    """Two real measuring processes with simulated times; the answers are those of one."""
+    words = ["sweep", "--preset", "demo", "--backend", "simulated", "--json", "--db"]
+    assert cli.run([*words, str(tmp_path / "two.db"), "--gpus", "0,1"]) == 0
+    assert cli.run([*words, str(tmp_path / "one.db")]) == 0
+    assert count_boards(tmp_path / "two.db").total() == len(shapes.load_preset("demo"))
+    found = [
+        {(row.block.problem_key, row.config_key, row.role, row.median_us) for row in read_all(tmp_path / name)[0]}
+        for name in ("one.db", "two.db")
+    ]
+    assert found[0] == found[1]
+
+
+def test_a_board_lost_on_its_last_sentinels_costs_nothing_else():
+    error, lost = DeviceRetired("gone"), []
+
+    def fail() -> None:
+        raise error
+
+    lane = SimpleNamespace(visits=SimpleNamespace(finish=fail))
+    sweep.Sweep.visit_last(SimpleNamespace(lose_board=lambda *facts: lost.append(facts)), lane)
+    assert lost == [(None, lane, error)]
+
+
+def test_failing_problems_never_retire_the_last_board():
+    task, board = lanes.Task(PROBLEMS[0], []), lanes.Lane(None, {}, None, failures=lanes.MAX_FAILURES)
+    queue = lanes.Queue([], [board], lambda: False)
+    driver = lanes.Driver([board], lambda *facts: None, lambda *facts: None, lambda: False)
+    assert driver.move(queue, task, board, lanes.TryElsewhere("wrong")) is False
+    assert queue.lanes == [board] and list(queue.tasks) == [task] and queue.error is None

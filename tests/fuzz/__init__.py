@@ -1,0 +1,1 @@
+"""Coverage-guided fuzzing of what reads foreign bytes (`make fuzz`)."""

@@ -1,0 +1,76 @@
+"""python -m tuner refine: measure the best few choices for a deployment's own shapes, and install the winners."""
+
+import json
+import sys
+from pathlib import Path
+
+import typer
+
+from deep_gemm import environment
+from tuner.commands import options as shared_options
+from tuner.commands.sweep import check_choice, measure
+from tuner.commands.tables import format_table
+from tuner.commands.tune import choose_folder
+
+
+def register(app) -> None:
+    """Add `refine` to the command line."""
+    app.command("refine")(refine)
+
+
+def refine(
+    shapes_file: Path = typer.Option(
+        ..., "--shapes", help="File that DG_RECORD_SHAPES named, or any other shape file."
+    ),
+    count: int = typer.Option(3, "--best", min=1, max=12, help="Configs to measure for each problem."),
+    database: str = shared_options.RECORD_DB,
+    effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
+    device: int = shared_options.GPU,
+    out: Path = shared_options.MODEL_FOLDER,
+    backend: str = shared_options.BACKEND,
+    as_json: bool = shared_options.AS_JSON,
+) -> None:
+    """Measure the selector's best few configs for the shapes of a file and install the winners.
+
+    The heuristic's pick is measured as well. All other choices of the artefact stay.
+
+    Example: python -m tuner refine --shapes shapes.jsonl
+    """
+    from tuner.learn.sources import device_at_hand
+    from tuner.measure.worker import BACKENDS
+    from tuner.problems.shapes import load_file
+    from tuner.search.candidates import SweepOptions
+    from tuner.search.problem_run import EFFORTS
+    from tuner.ship.tuned import install_best, list_finalists
+
+    check_choice("--effort", effort, EFFORTS)
+    check_choice("--backend", backend, BACKENDS)
+    folder, problems = choose_folder(out, backend), load_file(shapes_file)
+    target = database or environment.tuner_database()
+    options = SweepOptions(
+        problems=problems,
+        database=target,
+        finalists=list_finalists(problems, device_at_hand(""), folder, count),
+        effort=effort,
+        device=device,
+        backend=backend,
+        argv=sys.argv[1:],
+    )
+    summary = measure(options, target, 0)
+    failed = {str(problem): reason for problem, reason in summary["failed"].items()}
+    installed = [install_best(problem, target, folder) for problem in problems if str(problem) not in failed]
+    report = {"problems": len(problems), "failed": failed, "installed": installed}
+    print(json.dumps(report, indent=1, sort_keys=True) if as_json else describe(report))
+
+
+def describe(report: dict) -> str:
+    """Return what was installed, a line for each problem, and what failed."""
+    rows = [
+        (one["problem"], one["name"], "as before" if one["name"] == one["before"] else f"before {one['before']}")
+        for one in report["installed"]
+    ]
+    lines = [format_table(("problem", "config", ""), rows)] if rows else []
+    lines += [f"not measured: {problem}: {reason}" for problem, reason in report["failed"].items()]
+    changed = sum(one["name"] != one["before"] for one in report["installed"])
+    lines.append(f"{len(rows)} of {report['problems']} problems installed, {changed} with another config than before")
+    return "\n".join([*lines, *dict.fromkeys(f"written: {one['artifact']}" for one in report["installed"])])
