@@ -101,12 +101,6 @@ class Fp8Linear(Fp8Weight):
         layer._finish(bias)
         return layer
 
-    @classmethod
-    def _make_empty(cls, is_training: bool) -> "Fp8Linear":
-        layer = cls.__new__(cls)
-        torch.nn.Module.__init__(layer)
-        return layer.train(is_training)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return x @ weight.T + bias."""
         if not x.is_floating_point() or x.element_size() == 1:
@@ -115,8 +109,7 @@ class Fp8Linear(Fp8Weight):
 
     def extra_repr(self) -> str:
         """Return what print() shows."""
-        form = "master" if self.is_trainable else "stored"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None},"
-            f" weight={form} {str(self.weight.dtype).removeprefix('torch.')}"
+            f" weight={self.describe_weight()}"
         )

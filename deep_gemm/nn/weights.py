@@ -7,6 +7,8 @@ stored: `weight` is float8_e4m3fn and `weight_scale_inv` FP32, one scale for eac
 A state dict of either form loads into either form.
 """
 
+from typing import Self
+
 import torch
 
 from deep_gemm.errors import DtypeError, ShapeError
@@ -55,6 +57,13 @@ class Fp8Weight(torch.nn.Module):
     weight_scale_inv: torch.nn.Parameter | None
     accumulates_main_grad: bool = False
 
+    @classmethod
+    def _make_empty(cls, is_training: bool) -> Self:
+        """Return a module without a weight yet."""
+        layer = cls.__new__(cls)
+        torch.nn.Module.__init__(layer)
+        return layer.train(is_training)
+
     @property
     def is_trainable(self) -> bool:
         """Whether the weight has the master form."""
@@ -73,11 +82,15 @@ class Fp8Weight(torch.nn.Module):
         self.weight = torch.nn.Parameter(align_memory(weight), requires_grad=False)
         self.weight_scale_inv = torch.nn.Parameter(scale.float().contiguous(), requires_grad=False)
 
-    def freeze(self) -> "Fp8Weight":
+    def freeze(self) -> Self:
         """Give up the master form: quantise the weight once and for all. Returns the module."""
         if self.is_trainable:
             self.take_weight(self.weight, is_trainable=False)
         return self
+
+    def describe_weight(self) -> str:
+        """Return form and dtype of the weight, as print() shows them."""
+        return f"{'master' if self.is_trainable else 'stored'} {str(self.weight.dtype).removeprefix('torch.')}"
 
     def get_main_grad(self) -> torch.Tensor | None:
         """Return what the weight's gradient is to be added to, or None.

@@ -11,7 +11,7 @@ from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
     """Fill memory that torch does not initialise with NaN, so that what no product wrote shows."""
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
@@ -39,5 +39,5 @@ def round_blocks(weight: torch.Tensor) -> torch.Tensor:
 def multiply(x: torch.Tensor, weight: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Return (y, dx, dw) of y = x @ weight.T with rounded operands, in FP32; x [m, k], weight [n, k], grad [m, n]."""
     rounded = round_blocks(weight)
-    dw = round_columns(grad).t() @ round_columns(x) if len(x) else torch.zeros(weight.shape)
+    dw = round_columns(grad).t() @ round_columns(x) if len(x) else torch.zeros_like(weight)
     return round_rows(x) @ rounded.t(), round_rows(grad) @ rounded, dw

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from deep_gemm.nn import Fp8Linear
+from deep_gemm.nn import Fp8Experts, Fp8Linear
 from tests.gpu.nn_references import poisoned
 
 FP32 = torch.float32
@@ -65,3 +65,35 @@ def test_the_registration_is_sound():
     torch.library.opcheck(op, (x, weight, None, torch.randn(32, requires_grad=True), None, FP32))
     onto = torch.ops.deep_gemm_tuned.nn_linear_wgrad_onto.default
     torch.library.opcheck(onto, (torch.randn(6, 32), x.detach(), torch.zeros(32, 48)))
+
+
+@pytest.mark.full
+def test_compiled_experts_are_one_graph_with_the_same_bits():
+    layer, x = Fp8Experts(4, 48, 32), torch.randn(9, 48)
+    index, weights, grad = torch.randint(0, 4, (9, 2)), torch.rand(9, 2), torch.randn(9, 48)
+
+    def program(value):
+        return layer(value, index, weights)
+
+    program.parameters = layer.parameters
+    wanted = run(program, x, grad)
+    compiled = torch.compile(program, fullgraph=True, backend="aot_eager")
+    compiled.parameters = layer.parameters
+    assert all(map(torch.equal, run(compiled, x, grad), wanted))
+    with torch.no_grad():
+        assert torch.equal(torch.compile(program, fullgraph=True, backend="aot_eager")(x), program(x))
+
+
+@pytest.mark.full
+def test_registrations_of_groups_are_sound():
+    ops, ends = torch.ops.deep_gemm_tuned, torch.tensor([5, 133], dtype=torch.int32)
+    x, weight = torch.randn(256, 48, requires_grad=True), torch.randn(2, 32, 48, requires_grad=True)
+    torch.library.opcheck(ops.nn_grouped.default, (x, weight, None, ends, None, False, FP32))
+    wide = torch.randn(256, 96, requires_grad=True)
+    torch.library.opcheck(ops.nn_grouped.default, (wide, weight, None, ends, None, True, FP32))
+    grad = torch.randn(256, 32)
+    torch.library.opcheck(ops.nn_grouped_wgrad_onto.default, (grad, x.detach(), ends, torch.zeros(2, 32, 48)))
+    rows, gates = torch.tensor([[3, 1], [0, 7]]), torch.rand(2, 2, requires_grad=True)
+    few = torch.randn(2, 48, requires_grad=True)
+    torch.library.opcheck(ops.nn_spread.default, (few, rows, None, 9))
+    torch.library.opcheck(ops.nn_combine.default, (x, rows, gates))
