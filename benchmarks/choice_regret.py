@@ -34,6 +34,7 @@ from tuner.db import Store
 from tuner.learn.dataset import CONFIRMED, UNMEASURED, Dataset, load_dataset
 from tuner.learn.evaluate import summarize
 from tuner.learn.sources import device_at_hand, find_device
+from tuner.problems.fields import FEW_GROUPS, has_few_groups
 from tuner.problems.shapes import expand_group
 from tuner.search.candidates import SweepOptions
 from tuner.search.problem_run import EFFORTS
@@ -50,7 +51,6 @@ COUNTS = {
     "m_grouped_fp8_gemm_contiguous": 12,
 }
 GROUPS = (2, 4, 8, 16, 32)
-FEW_GROUPS = 4
 #: What the choices must reach: the mean regret over all problems.
 MAX_MEAN = 0.02
 ROLES = ("selector", "heuristic")
@@ -88,8 +88,7 @@ def draw(counts: dict[str, int] | None = None) -> list:
 
 def name_kind(problem) -> str:
     """Return under which name a problem is counted."""
-    is_small = OP_KINDS[problem.op].has_room and problem.num_groups <= FEW_GROUPS
-    return f"{problem.op}, at most {FEW_GROUPS} groups" if is_small else problem.op
+    return f"{problem.op}, at most {FEW_GROUPS} groups" if has_few_groups(problem) else problem.op
 
 
 def run_sweep(problems: list, choices: dict, args: argparse.Namespace) -> dict:
