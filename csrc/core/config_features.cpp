@@ -33,7 +33,7 @@ double fill(double waves) { return waves / std::ceil(waves); }
 std::vector<std::string> config_feature_names() { return {std::begin(kNames), std::end(kNames)}; }
 
 ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick)
-    : problem_(problem), estimator_(estimator), compared_us_(pick.time_us * handicap(problem, pick.config)) {
+    : problem_(problem), estimator_(estimator), pick_us_(pick.time_us) {
     const Extent extent = extent_of(problem);
     const OpKind& kind = op_kind(problem.op);
     const double bytes = memory_bytes(problem);
@@ -92,7 +92,7 @@ void ConfigFeatures::write(const Config& config, double* out) const {
     *out++ = terms.epilogue_ns / (terms.steps * step + terms.epilogue_ns + 1.0);
     *out++ = fill(double(rows_per_group(problem_)) / config.block_m);
     *out++ = fill(double(problem_.n) / config.block_n);
-    *out++ = kLn2 * portable_log2(terms.total_us * handicap(problem_, config) / compared_us_);
+    *out++ = kLn2 * portable_log2(terms.total_us / pick_us_);
 }
 
 }  // namespace deep_gemm

@@ -12,12 +12,12 @@
 namespace deep_gemm {
 
 // Raise it when a feature is added, removed or changed; artefacts of another version are not used.
-inline constexpr int kFeaturesVersion = 4;
+inline constexpr int kFeaturesVersion = 5;
 
 inline constexpr size_t kNumSharedFeatures = 36, kNumOwnFeatures = 37;
 inline constexpr size_t kNumConfigRow = kNumSharedFeatures + kNumOwnFeatures;
 
-// The names of a row's numbers; the last is log(predicted time / that of the heuristic's pick), both with the handicap.
+// The names of a row's numbers; the last is log(predicted time / that of the heuristic's pick).
 std::vector<std::string> config_feature_names();
 
 // Writes the rows of one problem; what configs share is computed once.
@@ -32,7 +32,7 @@ class ConfigFeatures {
  private:
     const Problem& problem_;
     const Estimator& estimator_;
-    double compared_us_;  // the pick's time with its handicap
+    double pick_us_;
     double useful_;
     double shared_[kNumSharedFeatures];
 };

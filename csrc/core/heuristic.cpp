@@ -226,23 +226,13 @@ EstimateTerms Estimator::terms(const Config& config, const Tiling& tiling) const
     return terms;
 }
 
-// The assembler serialises the WGMMAs of pipelined kernels whose scales come through a ring, unless a cluster shares
-// them: measured 1.2 to 1.6 times the time (H200).
-double handicap(const Problem& problem, const Config& config) {
-    constexpr double kSerialised = 1.3;
-    const bool is_serialised =
-        has_scale_ring(problem) && is_pipelined(problem, config) && config.cluster_m * config.cluster_n == 1;
-    return is_serialised ? kSerialised : 1.0;
-}
-
 AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device) {
     AnalyticChoice best = {{}, INFINITY};
-    double least_us = INFINITY;
     for_each_candidate(problem, device, [&](const Config& config) {
-        const double time_us = estimator.time_us(config), compared_us = time_us * handicap(problem, config);
-        if (compared_us < least_us) best = {config, time_us}, least_us = compared_us;
+        const double time_us = estimator.time_us(config);
+        if (time_us < best.time_us) best = {config, time_us};
     });
-    if (std::isinf(least_us)) refuse_device(device);
+    if (std::isinf(best.time_us)) refuse_device(device);
     best.config = with_loop_knobs(problem, best.config, device);
     return best;
 }
@@ -250,15 +240,15 @@ AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimato
 std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estimator& estimator, const Device& device,
                                             size_t count) {
     std::vector<AnalyticChoice> best;
-    std::vector<double> compared;  // of each of the best
-    best.reserve(count + 1), compared.reserve(count + 1);
+    best.reserve(count + 1);
     for_each_candidate(problem, device, [&](const Config& config) {
-        const double time_us = estimator.time_us(config), compared_us = time_us * handicap(problem, config);
-        if (best.size() == count && compared_us >= compared.back()) return;
-        const auto place = std::upper_bound(compared.begin(), compared.end(), compared_us);
-        best.insert(best.begin() + (place - compared.begin()), {config, time_us});
-        compared.insert(place, compared_us);
-        if (best.size() > count) best.pop_back(), compared.pop_back();
+        const double time_us = estimator.time_us(config);
+        if (best.size() == count && time_us >= best.back().time_us) return;
+        const auto place =
+            std::upper_bound(best.begin(), best.end(), time_us,
+                             [](double time, const AnalyticChoice& choice) { return time < choice.time_us; });
+        best.insert(place, {config, time_us});
+        if (best.size() > count) best.pop_back();
     });
     if (best.empty()) refuse_device(device);
     return best;

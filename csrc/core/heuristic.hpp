@@ -83,9 +83,6 @@ struct AnalyticChoice {
     double time_us;
 };
 
-// What the predicted time of a config is multiplied by before it is compared with others.
-double handicap(const Problem& problem, const Config& config);
-
 // The candidates with the smallest predicted times, at most `count` >= 1, best first, the earlier of equals first,
 // without the knobs of loop_rule.hpp: the first one is the tile of choose_analytic's. Throws Error(kDevice) where no
 // config is legal.

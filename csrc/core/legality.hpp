@@ -14,7 +14,8 @@
 
 namespace deep_gemm {
 
-// Meaning of a kernel's parameters and launch; part of the kernel hash. Raise it when either changes.
+// Meaning of a kernel's parameters and launch; part of the kernel hash. Raise it when either changes and
+// the text of the kernels, which is hashed too, does not.
 inline constexpr int kLaunchAbi = 2;
 
 inline constexpr int kStageKBytes = 128;  // bytes of K per stage: one 128-byte swizzle row

@@ -50,12 +50,15 @@ std::string product_text(const Sizes& sizes) {
 }
 
 // Cluster tiles along m that are walked together: a wave of `clusters` then covers a block of tiles `band` high, and
-// the best band touches the fewest bytes of A and B (whose elements have the same size).
-int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters) {
+// the best band touches the fewest bytes of A and B (whose elements have the same size). Where groups lie one after the
+// other they begin and end anywhere in a band, which reads the B of each group in it: groups of `group_tiles` on
+// average, else 0.
+int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters, int64_t group_tiles) {
     int64_t best_band = 1, best_rows = INT64_MAX;
     for (int64_t band = 1; band <= std::min(kMaxBand, m_cluster_tiles); ++band) {
-        const int64_t rows =
-            band * config.cluster_m * config.block_m + ceil_div(clusters, band) * config.cluster_n * config.block_n;
+        int64_t columns = ceil_div(clusters, band) * config.cluster_n * config.block_n;
+        if (group_tiles > 0) columns = columns * (group_tiles + band - 1) / group_tiles;
+        const int64_t rows = band * config.cluster_m * config.block_m + columns;
         if (rows < best_rows) best_rows = rows, best_band = band;
     }
     return best_band;
@@ -183,9 +186,11 @@ LaunchGeometry get_geometry(const Problem& problem, const Config& config, int nu
     const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
     // Masked groups may have more rows than expected. A band that cuts a group reads its B once more: 625 us instead of
     // 533 for 32 groups of about 192 rows, n 6144, k 7168 (H200).
-    const int64_t group_rows = op_kind(problem.op).has_room() ? problem.m : rows_per_group(problem);
-    const int64_t group_tiles = ceil_div(group_rows, int64_t(config.cluster_m) * config.block_m);
-    const int64_t band = choose_band(config, group_tiles, std::min(clusters, group_tiles * tiles.n));
+    const bool is_shared = op_kind(problem.op).m_is_shared();
+    const int64_t rows = op_kind(problem.op).has_room() || is_shared ? problem.m : rows_per_group(problem),
+                  tile_rows = int64_t(config.cluster_m) * config.block_m, walked = ceil_div(rows, tile_rows),
+                  group_tiles = is_shared ? ceil_div(rows_per_group(problem), tile_rows) : 0;
+    const int64_t band = choose_band(config, walked, std::min(clusters, walked * tiles.n), group_tiles);
     return {.num_ctas = uint32_t(is_split ? m_tiles * n_tiles * config.split_k : clusters * cluster_size),
             .num_m_tiles = uint32_t(m_tiles),
             .num_n_tiles = uint32_t(n_tiles),
@@ -204,8 +209,8 @@ void launch(const LoadedKernel& kernel, const LaunchGeometry& geometry, const Ca
     GemmParams params = make_params(geometry, call, sizes);
     GroupParams groups;
     if (is_grouped(call.op)) groups = make_group_params(call, sizes, geometry, map_slots);
-    // A dense kernel has no seventh parameter, and the driver reads as many as the kernel has.
-    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &params, &groups};
+    // A dense kernel has no eighth parameter, and the driver reads as many as the kernel has.
+    void* arguments[] = {&maps.a, &maps.b, &maps.d, &maps.scale_a, &maps.scale_b, &maps.a_tail, &params, &groups};
     const KernelLaunch launch(kernel, geometry.num_ctas, static_cast<driver::Stream>(stream), get_pdl());
     enqueue(kernel.function(), launch.config, arguments,
             [&] { return product_text(sizes) + " with " + to_string(kernel.config); });

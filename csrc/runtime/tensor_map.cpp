@@ -98,11 +98,11 @@ void encode_input(const driver::Api& cuda, const Operand& operand, Major major, 
     encode(cuda, operand.name, matrix_layout(transposed(operand).view), box, rank, map);
 }
 
-// Rows of A that one load brings. A dense A with fewer rows than a tile, loaded without a peer, is cut to whole 8-row
-// swizzle atoms: filling absent rows costs as much as loading them. The kernel counts the same bytes.
-uint32_t load_rows_a(const Problem& problem, const Config& config, int64_t m) {
-    if (config.cluster_n > 1 || is_grouped(problem.op)) return uint32_t(config.block_m / config.cluster_n);
-    return m < config.block_m ? uint32_t((m + 7) / 8 * 8) : uint32_t(config.block_m);
+// Rows of the last tile of A, which has a map of its own, or 0 where A fills whole tiles or the kernel loads all rows of
+// a tile regardless. The kernel has the same rule (loader.cuh).
+uint32_t count_tail_rows(const Problem& problem, const Config& config, const Call& call, int64_t m) {
+    if (config.cluster_n > 1 || problem.a_major != Major::kK || call.needs_group_maps()) return 0;
+    return uint32_t(m % config.block_m);
 }
 
 // The largest power of two of columns that divides the tile and fits one swizzle row, so that a slab of the tile is
@@ -141,12 +141,15 @@ void encode_block(const driver::Api& cuda, const Operand& operand, int64_t rows,
 
 void encode_inputs(const driver::Api& cuda, const Problem& problem, const Config& config, const Call& call,
                    const Sizes& sizes, Rank rank, TensorMaps& maps) {
-    const uint32_t rows_a = load_rows_a(problem, config, sizes.m), rows_b = uint32_t(config.block_n / config.cluster_m);
+    const uint32_t rows_a = uint32_t(config.block_m / config.cluster_n),
+                   rows_b = uint32_t(config.block_n / config.cluster_m),
+                   tail_rows = count_tail_rows(problem, config, call, sizes.m);
     if (call.has_blocks()) {
         encode_block(cuda, call.a, sizes.m, sizes.k, rows_a, maps.a);
         encode_block(cuda, call.b, sizes.n, sizes.k, rows_b, maps.b);
     } else {
-        encode_input(cuda, call.a, problem.a_major, rows_a, rank, maps.a);
+        if (sizes.m >= rows_a || tail_rows == 0) encode_input(cuda, call.a, problem.a_major, rows_a, rank, maps.a);
+        if (tail_rows > 0) encode_input(cuda, call.a, problem.a_major, tail_rows, rank, maps.a_tail);
         encode_input(cuda, call.b, problem.b_major, rows_b, rank, maps.b);
     }
 }

@@ -54,11 +54,11 @@ extern "C" __global__ void __launch_bounds__(deep_gemm::Config::kThreads, 1)
 _PRODUCT_ENTRY = """\
 {kernel_name}(const __grid_constant__ deep_gemm::TensorMap map_a, const __grid_constant__ deep_gemm::TensorMap map_b,
     const __grid_constant__ deep_gemm::TensorMap map_d, const __grid_constant__ deep_gemm::TensorMap map_scale_a,
-    const __grid_constant__ deep_gemm::TensorMap map_scale_b, \
-const __grid_constant__ deep_gemm::Params params{group_parameter}) {{
+    const __grid_constant__ deep_gemm::TensorMap map_scale_b, const __grid_constant__ deep_gemm::TensorMap map_a_tail,
+    const __grid_constant__ deep_gemm::Params params{group_parameter}) {{
     extern __shared__ __align__(1024) unsigned char shared[];
     const deep_gemm::u32 base = (deep_gemm::ptx::shared_address(shared) + 1023) & ~1023u;
-    const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b}};{no_groups}
+    const deep_gemm::Maps maps{{map_a, map_b, map_d, map_scale_a, map_scale_b, map_a_tail}};{no_groups}
     deep_gemm::{kernel_class}<{template_arguments}>({arguments}).run();
 }}
 """

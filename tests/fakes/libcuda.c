@@ -339,13 +339,14 @@ static void write_hex(char* text, const void* bytes, int count) {
 
 static void record_gemm(const LaunchConfig* config, void* function, void** parameters, void** extra) {
     char text[2 * PARAMS_BYTES + 1] = "", groups[2 * GROUP_PARAMS_BYTES + 1] = "";
-    write_hex(text, parameters[5], PARAMS_BYTES);
-    if (is_grouped[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES]) write_hex(groups, parameters[6], GROUP_PARAMS_BYTES);
+    write_hex(text, parameters[6], PARAMS_BYTES);
+    if (is_grouped[((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES]) write_hex(groups, parameters[7], GROUP_PARAMS_BYTES);
     record("{\"call\":\"cuLaunchKernelEx\",\"kernel\":%ld,\"grid\":[%u,%u,%u],\"block\":[%u,%u,%u],\"smem\":%u,\"stream\":%ld,\"cluster\":%u,"
-           "\"overlap\":%d,\"maps\":[%d,%d,%d,%d,%d],\"params\":\"%s\",\"groups\":\"%s\",\"extra\":%d,\"device\":%d}",
+           "\"overlap\":%d,\"maps\":[%d,%d,%d,%d,%d,%d],\"params\":\"%s\",\"groups\":\"%s\",\"extra\":%d,\"device\":%d}",
            (long)(intptr_t)function, config->grid[0], config->grid[1], config->grid[2], config->block[0], config->block[1], config->block[2],
            config->shared_bytes, (long)(intptr_t)config->stream, cluster_size(config, 0), is_overlapping(config), map_number(parameters[0]),
-           map_number(parameters[1]), map_number(parameters[2]), map_number(parameters[3]), map_number(parameters[4]), text, groups, extra != NULL,
+           map_number(parameters[1]), map_number(parameters[2]), map_number(parameters[3]), map_number(parameters[4]),
+           map_number(parameters[5]), text, groups, extra != NULL,
            current_ordinal());
 }
 

@@ -76,6 +76,8 @@ MORE_GROUPED = {
 }
 #: The rest.
 MORE_PRODUCTS = {
+    "absent tile of a pair": Product(Variant(), fp8(64, 64, cluster_m=2), (40, 130, 700)),
+    "last tile of one row": Product(Variant(), fp8(64, 64), (65, 130, 700)),
     "per row": Product(Variant(recipe="per_row"), fp8(64, 128), (70, 200, 700)),
     "heads": Product(Variant(c_mode="head_split"), fp8(64, 64), (70, 192, 300)),
     "waves": Product(Variant(), fp8(256, 128, 2), (300, 200, 700), num_sms=1),

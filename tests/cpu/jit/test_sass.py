@@ -105,6 +105,21 @@ def test_lanes_part_nowhere_in_a_round(name):
     )
 
 
+@pytest.mark.parametrize(
+    "tile, swap_ab",
+    [((64, 64, 13), 0)]
+    + [pytest.param(*case, marks=pytest.mark.full) for case in (((128, 128, 5), 0), ((8, 64, 11), 1))],
+)
+def test_two_partial_sums_with_scales_of_any_layout_overlap(tile, swap_ab):
+    """The assembler serialises the WGMMAs of a kernel where a branch lies between one and its wait, and says so."""
+    require_compiler("nvrtc")
+    problem, config = _C.Problem("fp8_gemm", 1, 1, 1, scale_layout="any"), _C.Config(*tile, swap_ab=swap_ab)
+    assert _C.is_pipelined(problem, config)
+    source = generator.generate_source(problem, config)
+    result = compile.compile_source(source, generator.kernel_name("fp8_gemm"), "nvrtc")
+    assert (result.spill_bytes, result.warnings) == (0, ())
+
+
 def test_a_release_that_depends_on_nothing_is_found():
     """The reader of SASS sees it: without the scales' bits the address takes none of what was read."""
     lines = ["LDS R4, [R16]", "QGMMA.64x8x32.F32.E4M3.E4M3 R24, gdesc[UR4], RZ, !UPT, gsb0", "LOP3.LUT R5, R4, R24, RZ"]

@@ -80,12 +80,16 @@ def strides_of(rows, columns, groups, dtype):
 
 
 def input_map(problem, config, name, rows, k, groups):
-    """Return the map of A or B by the contract of the kernels."""
+    """Return the map of A, of its last rows ("tail") or of B by the contract of the kernels."""
     dtype = "float8_e4m3fn" if "fp8" in problem.op else "bfloat16"
-    address = {"a": stub_operands.A, "b": stub_operands.B}[name]
-    if getattr(problem, f"{name}_major") == "mn":
+    address = stub_operands.B if name == "b" else stub_operands.A
+    if (problem.b_major if name == "b" else problem.a_major) == "mn":
         return joint_map(address, (rows, k, groups), dtype, (64, 64), 3, strides_of(k, rows, groups, dtype))
-    box_rows = config.block_m // config.cluster_n if name == "a" else config.block_n // config.cluster_m
+    box_rows = {
+        "a": config.block_m // config.cluster_n,
+        "b": config.block_n // config.cluster_m,
+        "tail": rows % config.block_m,
+    }[name]
     strides = (k if rows > 1 else 0, 0) if problem.group_layout == "blocks" else strides_of(rows, k, groups, dtype)
     return joint_map(address, (k, rows, groups), dtype, (128 // ELEMENT[dtype], box_rows), 3, strides)
 
@@ -115,7 +119,7 @@ def groups_of(problem, num_groups):
 
 
 def expected_maps(problem, config, shape):
-    """Return what the kernel's five maps must be, None for one that is not encoded."""
+    """Return what the kernel's six maps must be, None for one that is not encoded."""
     m, n, k, num_groups = shape
     groups_a, groups_b, groups_d = groups_of(problem, num_groups)
     maps = [input_map(problem, config, "a", m, k, groups_a), input_map(problem, config, "b", n, k, groups_b)]
@@ -123,7 +127,12 @@ def expected_maps(problem, config, shape):
     has_vectors, steps = "fp8" in problem.op and problem.scale_layout == "mn_major", -(-k // 128)
     maps.append(scale_map(stub_operands.SCALE_A, m, steps, groups_a, config.block_m) if has_vectors else None)
     has_both = has_vectors and problem.recipe == "1d1d"
-    return [*maps, scale_map(stub_operands.SCALE_B, n, steps, groups_b, config.block_n) if has_both else None]
+    maps.append(scale_map(stub_operands.SCALE_B, n, steps, groups_b, config.block_n) if has_both else None)
+    is_cut = config.cluster_n == 1 and problem.a_major == "k" and problem.group_layout != "blocks"
+    if not is_cut or m % config.block_m == 0:
+        return [*maps, None]
+    maps[0] = maps[0] if m >= config.block_m else None
+    return [*maps, input_map(problem, config, "tail", m, k, groups_a)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -263,9 +272,11 @@ def test_blocks_have_template_maps_and_slots(driver, shape):
 # Grids.
 
 
-def brute_force_band(config, m_cluster_tiles, clusters):
+def brute_force_band(config, m_cluster_tiles, clusters, group_tiles):
     def rows(band):
-        return band * config.cluster_m * config.block_m + -(-clusters // band) * config.cluster_n * config.block_n
+        columns = -(-clusters // band) * config.cluster_n * config.block_n
+        share = columns * (group_tiles + band - 1) // group_tiles if group_tiles else columns
+        return band * config.cluster_m * config.block_m + share
 
     return min(range(1, min(32, m_cluster_tiles) + 1), key=rows)
 
@@ -299,7 +310,8 @@ def test_geometry(problem, rows, tile):
         assert got["num_ctas"] == clusters * cluster_m * cluster_n
         assert (got["num_m_tiles"], got["num_n_tiles"]) == (-(-problem.m // block_m), -(-problem.n // block_n))
         of_group = -(-rows // (block_m * cluster_m))
-        assert got["band"] == brute_force_band(config, of_group, min(clusters, of_group * n_tiles))
+        walked, shared = (all_tiles, of_group) if problem.op in CONTIGUOUS else (of_group, 0)
+        assert got["band"] == brute_force_band(config, walked, min(clusters, walked * n_tiles), shared)
 
 
 def test_several_blocks_share_an_sm():

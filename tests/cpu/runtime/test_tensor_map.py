@@ -85,8 +85,10 @@ def launch_variants(shape, all_fields):
 
 
 def input_map(config, shape, name, dtype, major):
-    """Return (type, dims, pitch in bytes, box, swizzle) of the map of A or B by the contract of the kernels."""
-    rows, k, size = shape[0 if name == "a" else 1], shape[2], ELEMENT[dtype]
+    """Return (type, dims, pitch in bytes, box, swizzle) of the map of A, of its last rows ("tail") or of B by the
+    contract of the kernels.
+    """
+    rows, k, size = shape[1 if name == "b" else 0], shape[2], ELEMENT[dtype]
     if major == "mn":
         return (
             TYPES[dtype],
@@ -95,10 +97,11 @@ def input_map(config, shape, name, dtype, major):
             [64, 64],
             3,
         )
-    if name == "b":
-        box_rows = config["block_n"] // config["cluster_m"]
-    else:
-        box_rows = config["block_m"] // 2 if config["cluster_n"] == 2 else min(config["block_m"], -(-rows // 8) * 8)
+    box_rows = {
+        "a": config["block_m"] // config["cluster_n"],
+        "b": config["block_n"] // config["cluster_m"],
+        "tail": rows % config["block_m"],
+    }[name]
     pitch = pitch_of(k, dtype) * size if rows > 1 else -(-k * size // 16) * 16
     return TYPES[dtype], [k, rows], pitch, [128 // size, box_rows], 3
 
@@ -125,10 +128,13 @@ def scale_map(rows, steps, box_rows):
 
 
 def expected_maps(fields, config, shape, is_staged):
-    """Return what the kernel's five maps must be, None for one that is not encoded."""
+    """Return what the kernel's six maps must be, None for one that is not encoded."""
     (m, n, k), is_fp8 = shape, fields["op"] == "fp8_gemm"
     dtype = "float8_e4m3fn" if is_fp8 else "bfloat16"
     maps = [input_map(config, shape, name, dtype, fields.get(f"{name}_major", "k")) for name in "ab"]
+    has_tail = config["cluster_n"] == 1 and fields.get("a_major", "k") == "k" and m % config["block_m"] > 0
+    if has_tail and m < config["block_m"]:
+        maps[0] = None
     maps.append(
         d_map(config, shape, "float32" if fields.get("d_dtype") == "fp32" else "bfloat16") if is_staged else None
     )
@@ -136,7 +142,7 @@ def expected_maps(fields, config, shape, is_staged):
     steps = -(-k // 128)
     maps.append(scale_map(m, steps, config["block_m"]) if has_vectors else None)
     maps.append(scale_map(n, steps, config["block_n"]) if has_vectors and fields["recipe"] == "1d1d" else None)
-    return maps
+    return [*maps, input_map(config, shape, "tail", dtype, "k") if has_tail else None]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -165,9 +171,13 @@ def test_where_the_maps_lie(driver):
     maps = {event["map"]: event for event in select(events, "TensorMapEncodeTiled")}
     addresses = [stub_operands.A, stub_operands.B, stub_operands.D, stub_operands.SCALE_A, stub_operands.SCALE_B]
     expected = list(zip(addresses, [3, 3, 3, 2, 2]))
-    for (*_, is_staged), launch in zip(launched, select(events, "LaunchKernelEx"), strict=True):
-        got = [(maps[number]["address"], maps[number]["promotion"]) for number in launch["maps"] if number != NO_MAP]
+    for (_, config, *_, is_staged), launch in zip(launched, select(events, "LaunchKernelEx"), strict=True):
+        *whole, tail = launch["maps"]
+        has_tail = config["cluster_n"] == 1 and 64 % config["block_m"] > 0
+        numbers = [tail if has_tail else whole[0], *whole[1:]]
+        got = [(maps[number]["address"], maps[number]["promotion"]) for number in numbers if number != NO_MAP]
         assert got == (expected if is_staged else expected[:2] + expected[3:])
+        assert (tail != NO_MAP) == has_tail and (whole[0] == NO_MAP) == (has_tail and config["block_m"] > 64)
 
 
 def check_grid(config, shape, launch):
@@ -228,9 +238,10 @@ def launch_wide():
 
 def test_sizes_beyond_32_bits_do_not_wrap(driver):
     _, events = driver.call(launch_wide)
-    maps, (launch,) = select(events, "TensorMapEncodeTiled"), select(events, "LaunchKernelEx")
-    params = read_params(launch)
-    assert maps[0]["dims"] == [(1 << 31) - 1] * 2 and maps[0]["pitch"] == 1 << 32
+    encoded = {event["map"]: event for event in select(events, "TensorMapEncodeTiled")}
+    (launch,) = select(events, "LaunchKernelEx")
+    maps, params = [encoded.get(number) for number in launch["maps"]], read_params(launch)
+    assert maps[0]["dims"] == maps[5]["dims"] == [(1 << 31) - 1] * 2 and maps[0]["pitch"] == 1 << 32
     assert maps[1]["pitch"] == 1 << 38 and maps[2]["pitch"] == 1 << 25 and maps[3]["pitch"] == 1 << 35
     assert params["scale_a_stride_k"] == 1 << 33 and params["scale_b_stride_k"] == 1 << 34
     assert params["num_m_tiles"] == 1 << 24

@@ -23,18 +23,30 @@ struct Loader {
     using Layout = GemmLayout<Config>;
     using Access = TensorAccess<Scheduler::kIsGrouped>;
     using OperandMaps = typename Scheduler::OperandMaps;
+    // A tile that the matrix does not fill loads the rows of A that there are, by a map whose box has just these: absent
+    // rows cost more than others where many CTAs ask for them (H200, (129, 4096, 7168), tile 64x96: 359 ns a step, 245
+    // where all rows exist). What the rest of the tile then holds reaches only rows of D that are never stored.
+    static constexpr bool kCutsA = !OperandMaps::kPerGroup && Config::kClusterN == 1 && !Config::kMnMajorA;
 
     const Maps& maps;
     Pipeline<Config> stages;
     u32 cluster_rank, m, all_steps;
     OperandMaps operands;
+    u32 rows_a = Layout::kBlockM;  // of the current tile; none where a cluster's second tile lies beyond the matrix
 
-    // With fewer rows than a tile the box of A is cut to whole 8-row swizzle atoms: filling absent rows costs TMA as
-    // much as loading them. What the rest of the tile then holds reaches only rows of D that are never stored.
-    __device__ __forceinline__ u32 load_bytes() const {
-        const bool is_cut =
-            !Scheduler::kIsGrouped && Config::kClusterN == 1 && !Config::kMnMajorA && m < Layout::kBlockM;
-        return (is_cut ? align_up(m, 8) : Layout::kBlockM) * 128 + Layout::kBytesB + Layout::kVectorBytes;
+    // Before a tile's first step; by the whole warp.
+    __device__ __forceinline__ void begin(const Tile& tile) {
+        operands.prepare(tile);
+        if constexpr (kCutsA) {
+            const u32 left = tile.m_start < m ? m - tile.m_start : 0;
+            rows_a = left < Layout::kBlockM ? left : Layout::kBlockM;
+        }
+    }
+    __device__ __forceinline__ const TensorMap* map_a() const {
+        if constexpr (kCutsA) {
+            if (rows_a < Layout::kBlockM) return operands.a_tail();
+        }
+        return operands.a();
     }
 
     // Load one operand's tile, or this CTA's half of it for both CTAs of the cluster.
@@ -58,10 +70,10 @@ struct Loader {
         const StepPlace place = Scheduler::place(tile, step, all_steps);
         const u32 k = (OperandMaps::kPerGroup ? step : place.k_step) * Layout::kBlockK;
         if (ptx::elect_one()) {
-            ptx::barrier_arrive_expect(barrier, load_bytes());
-            load_operand<Config::kMnMajorA, (Config::kClusterN > 1), Layout::kBlockM>(operands.a(), barrier,
-                                                                                      stages.stage_a(stage), k,
-                                                                                      tile.m_start, place.matrix_a);
+            ptx::barrier_arrive_expect(barrier, rows_a * 128 + Layout::kBytesB + Layout::kVectorBytes);
+            if (!kCutsA || Config::kClusterM == 1 || rows_a > 0)
+                load_operand<Config::kMnMajorA, (Config::kClusterN > 1), Layout::kBlockM>(
+                    map_a(), barrier, stages.stage_a(stage), k, tile.m_start, place.matrix_a);
             load_operand<Config::kMnMajorB, (Config::kClusterM > 1), Layout::kBlockN>(operands.b(), barrier,
                                                                                       stages.stage_b(stage), k,
                                                                                       tile.n_start, place.matrix_b);
@@ -78,7 +90,7 @@ struct Loader {
 
     __device__ __forceinline__ void prefill(const Tile& tile) {
         const u32 count = count_prefilled<Config>(tile);
-        if (count > 0) operands.prepare(tile);
+        if (count > 0) begin(tile);
 #pragma unroll 1
         for (u32 step = 0; step < count; ++step) load_stage(step, step, tile);
     }
@@ -92,7 +104,7 @@ struct Loader {
         ring.phase = first / Config::kNumStages;
 #pragma unroll 1
         for (; tile.is_valid(); tile = walk.next(), first = 0) {
-            operands.prepare(tile);
+            begin(tile);
 #pragma unroll 1
             for (u32 step = first; step < tile.num_steps; ++step, ring.advance()) {
                 // Until the math warps of the cluster have left the stage.

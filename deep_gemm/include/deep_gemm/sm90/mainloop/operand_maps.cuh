@@ -9,9 +9,9 @@ namespace deep_gemm {
 struct GroupParams;
 struct Tile;
 
-// The tensor maps of a launch; unused ones are zero.
+// The tensor maps of a launch; unused ones are zero. `a_tail` loads the last rows of A where they do not fill a tile.
 struct Maps {
-    const TensorMap &a, &b, &d, &scale_a, &scale_b;
+    const TensorMap &a, &b, &d, &scale_a, &scale_b, &a_tail;
 };
 
 struct LaunchMaps {
@@ -23,6 +23,7 @@ struct LaunchMaps {
     __device__ __forceinline__ LaunchMaps(const Maps& maps, const GroupParams&, u32, u32) : maps(maps) {}
 
     __device__ __forceinline__ const TensorMap* a() const { return &maps.a; }
+    __device__ __forceinline__ const TensorMap* a_tail() const { return &maps.a_tail; }
     __device__ __forceinline__ const TensorMap* b() const { return &maps.b; }
     __device__ __forceinline__ void prepare(const Tile&) const {}
 };

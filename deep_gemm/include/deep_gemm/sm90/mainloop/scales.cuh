@@ -100,12 +100,15 @@ struct RingReader {
     }
 
     // Step `step` of `num_steps` has been promoted, which may be after later steps were made readable: give its buffer
-    // back with its last step. `bits` are those of the step's scales (see Pipeline::release).
+    // back with its last step. `bits` are those of the step's scales (see Pipeline::release). Without a branch: it would
+    // lie between a multiplication and its wait, and the assembler would serialise all of them (C7514).
     __device__ __forceinline__ void finish(u32 step, u32 num_steps, u32 bits) {
-        if (step % Scales::kSteps != Scales::kSteps - 1 && step + 1 != num_steps) return;
+        const bool is_last = step % Scales::kSteps == Scales::kSteps - 1 || step + 1 == num_steps;
         __syncwarp();  // every lane has read the buffer
-        if (threadIdx.x % 32 == 0) ptx::barrier_arrive(scales.empty_barrier(oldest.stage) + (bits & zero));
-        oldest.advance();
+        ptx::barrier_arrive_if(scales.empty_barrier(oldest.stage) + (bits & zero), is_last && threadIdx.x % 32 == 0);
+        Ring<Scales::kBuffers> next = oldest;
+        next.advance();
+        oldest.stage = is_last ? next.stage : oldest.stage, oldest.phase = is_last ? next.phase : oldest.phase;
     }
 
     // Shared addresses of the scales of A and of B for K step `step`, whose stage is not needed here.
