@@ -1,6 +1,7 @@
 """The hashes: what must change the cache's key, the kernel hash and the tree hash, and what must not."""
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,33 @@ def test_only_the_packages_headers_are_read(line):
 )
 def test_comments_and_layout_are_stripped(text, stripped):
     assert hashing.strip_comments(text) == stripped
+
+
+def test_texts_are_stripped_line_by_line_as_they_are_as_a_whole():
+    generator = random.Random(1)
+    parts = [
+        "int a",
+        " ",
+        "\t",
+        "\n",
+        "\n#",
+        "//",
+        '"',
+        "'",
+        "1'0",
+        '\\"',
+        "\r",
+        "\f",
+        "/",
+        "*",
+        "/*",
+        "*/",
+        "\\\n",
+        "b;",
+    ]
+    for size in range(2000):
+        text = "".join(generator.choices(parts, k=size % 40))
+        assert hashing.strip_comments(text) == hashing._strip(text), repr(text)
 
 
 # ---- the kernel hash ----
