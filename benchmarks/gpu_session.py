@@ -47,7 +47,10 @@ BUDGETED = (
     "mqa_logits",
     "plain_kernels",
     "batch_invariance",
+    "choice_regret",
 )
+#: Scripts that keep a database beside their result, from which it can be derived again.
+RECORDING = {"choice_regret": "choices.db"}
 SCRIPTS = (*BUDGETED, "host_time", "host_ops", "pdl", "compile_time")
 #: Steps that are programs of other folders, or that `make benchmark` leaves out.
 MODULES = {
@@ -100,6 +103,7 @@ LISTS = {
         "einsum@90",
         "batch_invariance@70",
     ),
+    "choices": ("build@240", "choice_regret@180"),
     "launches": ("build@240", "pdl@60", "compile_time@120", "plain_kernels@90", "plain_kernels_bits@60"),
 }
 #: What a sweep is told beside its preset: portfolios measure the best configs of the sweeps before them, the others all
@@ -151,6 +155,7 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
     if name in SCRIPTS:
         result = out / f"{name}.json"
         options = ["--out", str(result), *(told if name in BUDGETED else [])]
+        options += ["--db", str(out / RECORDING[name])] if name in RECORDING else []
         return Step(name, [sys.executable, "-m", f"benchmarks.{name}", *options], result)
     raise ValueError(
         f"{name}: expected build, suite, suite:i/n, sweep-PRESET or one of {', '.join((*SCRIPTS, *MODULES))}"

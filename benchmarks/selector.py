@@ -32,6 +32,7 @@ def make_result(folder: Path) -> dict:
         "date": training["newest_row"][:10],
         "data": training["data"],
         "settings": training["settings"],
+        **{name: evaluation[name] for name in ("seeds", "nested")},
         "complete": True,
     }
     return {"meta": meta, **{name: evaluation[name] for name in ("splits", "worst", "unconfirmed")}}

@@ -36,6 +36,9 @@ def evaluate(
     seeds: int = typer.Option(
         1, min=1, max=20, help="Seeds of the trees; the statistics are over all of them, and the time grows as well."
     ),
+    nested: bool = typer.Option(
+        False, help="Let every fold choose the settings of its trees by itself, too; takes four times as long."
+    ),
     jobs: int = typer.Option(-1, help="Threads; -1: one per core."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ) -> None:
@@ -51,7 +54,11 @@ def evaluate(
     drawn = {folder.name: name_plot(plot, folder.name, op) if plot else None for folder in folders}
     check_plots(drawn)
     found = {
-        folder.name: (folder, *evaluate_one(folder, database, jobs, drawn[folder.name], seeds)) for folder in folders
+        folder.name: (
+            folder,
+            *evaluate_one(folder, database, drawn[folder.name], jobs=jobs, seeds=seeds, nested=nested),
+        )
+        for folder in folders
     }
     if as_json:
         reports = {
@@ -77,7 +84,7 @@ def check_plots(drawn: dict[str, Path | None]) -> None:
         check_plot(path)
 
 
-def evaluate_one(folder: Path, database: str, jobs: int, plot: Path | None, seeds: int) -> tuple:
+def evaluate_one(folder: Path, database: str, plot: Path | None, *, jobs: int, seeds: int, nested: bool) -> tuple:
     """Evaluate one op kind and write the documents into its folder; return the evaluation and the gates' verdicts."""
     from tuner.learn import evaluate as evaluation
     from tuner.learn.record import to_json
@@ -85,7 +92,7 @@ def evaluate_one(folder: Path, database: str, jobs: int, plot: Path | None, seed
     from tuner.ship import gates
 
     found, data = load_with_data(folder, database)
-    results, report, documents = evaluation.run(data, found, jobs, show_progress, seeds)
+    results, report, documents = evaluation.run(data, found, jobs, show_progress, seeds, nested)
     for name, document in documents.items():
         write_file(folder / name, to_json(document))
     if plot:

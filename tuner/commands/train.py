@@ -33,6 +33,9 @@ def train(
     trees: int = typer.Option(64, min=1, max=255, help="Number of boosted trees; each takes time at every choice."),
     leaves: int = typer.Option(15, min=2, max=64, help="Leaves of a tree."),
     rate: float = typer.Option(0.15, min=0.01, max=1.0, help="Share of its prediction that a tree adds."),
+    choose: bool = typer.Option(
+        False, help="Choose trees, leaves and rate among a few by the regret on left-out families, for each op kind."
+    ),
     portfolio_size: int = typer.Option(
         0, min=0, max=32, help="Number of configs in the portfolio; 0: as many as help on left-out families."
     ),
@@ -67,10 +70,11 @@ def train(
         return
     folder = out or training.default_folder(tables[0].identity.sku)
     # All are fitted before any is written: a folder never holds op kinds of different data.
-    fitted = [(data, training.train(data, settings)) for data in tables]
+    chosen = [training.choose(data, settings) if choose else settings for data in tables]
+    fitted = [(data, own, training.train(data, own)) for data, own in zip(tables, chosen, strict=True)]
     records = {
-        data.identity.op: training.save(folder / data.identity.op, data, learned, settings, source).to_json()
-        for data, learned in fitted
+        data.identity.op: training.save(folder / data.identity.op, data, learned, own, source).to_json()
+        for data, own, learned in fitted
     }
     print_records(folder, records, as_json)
 

@@ -15,7 +15,7 @@ from tuner.learn.dataset import CONFIRMED, Dataset
 from tuner.learn.evaluation import Evaluation, FoldSummary, Statistics, Table, Unconfirmed, WorstProblem
 from tuner.learn.train import EVALUATION, OUT_OF_FOLD, UNCONFIRMED, Training
 from tuner.learn.validate import METHODS, SPLITS, FoldResult, out_of_fold, unconfirmed_picks, validate
-from tuner.problems.fields import describe_groups, describe_variant
+from tuner.problems.fields import describe_groups, describe_variant, has_few_groups
 
 RESAMPLES = 2000
 #: A win or loss against the heuristic is a difference above 1 %: smaller ones are noise as often as not.
@@ -33,20 +33,27 @@ class Validated(NamedTuple):
 
 
 def run(
-    data: Dataset, training: Training, jobs: int = -1, progress: Callable | None = None, num_seeds: int = 1
+    data: Dataset,
+    training: Training,
+    jobs: int = -1,
+    progress: Callable | None = None,
+    num_seeds: int = 1,
+    is_nested: bool = False,
 ) -> Validated:
-    """Validate the recipe of a trained selector, with `num_seeds` seeds.
+    """Validate the recipe of a trained selector, with `num_seeds` seeds; `is_nested`: see validate.run_fold.
 
     Statistics are over all seeds; single folds, choices and worst problems are those of the selector's own.
     """
     record = training.record
-    results = validate(data, record.settings, jobs, progress or (lambda items, total: items), num_seeds)
+    results = validate(data, record.settings, jobs, progress or (lambda items, total: items), num_seeds, is_nested)
     own = [result for result in results if result.seed == record.settings.seed]
     unconfirmed = unconfirmed_picks(data, results)
     evaluation = Evaluation(
         data.identity,
         record.fingerprint,
         record.estimator_sha256,
+        num_seeds,
+        is_nested,
         evaluate(data, results),
         worst_problems(data, own),
         [summarize_fold(data, result) for result in own],
@@ -71,18 +78,27 @@ def summarize_fold(data: Dataset, result: FoldResult) -> FoldSummary:
 
 def evaluate(data: Dataset, results: list[FoldResult]) -> dict[str, Table]:
     """Return the table of every split that has folds, over full-space problems."""
-    report = {}
+    report, few = {}, find_few(data)
     for split in SPLITS:
-        parts = [result for result in results if result.fold.split == split]
-        if parts:
-            report[split] = evaluate_split(data, parts)
+        source, counted = ("family", few) if split == "few_groups" else (split, ~few)
+        parts = [result for result in results if result.fold.split == source]
+        if parts and counted.any():
+            report[split] = evaluate_split(data, parts, counted)
     return report
 
 
-def evaluate_split(data: Dataset, parts: list[FoldResult]) -> Table:
-    """Return the table of one split, empty where no held-out problem was measured over the whole space."""
+def find_few(data: Dataset) -> np.ndarray:
+    """Return bool[R]: which problems are scored apart because they have few groups; none where all have."""
+    few = np.array([has_few_groups(problem) for problem in data.problems])
+    return few if (data.full_space & ~few).any() else np.zeros_like(few)
+
+
+def evaluate_split(data: Dataset, parts: list[FoldResult], counted: np.ndarray) -> Table:
+    """Return the table of one split over the problems of the mask `counted`, empty where none of these was held out and
+    measured over the whole space.
+    """
     rows = np.concatenate([part.rows for part in parts])
-    full = data.full_space[rows]
+    full = data.full_space[rows] & counted[rows]
     if not full.any():
         return {}
     rows, answered = rows[full], np.concatenate([part.answered for part in parts])[full]

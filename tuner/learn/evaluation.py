@@ -82,11 +82,16 @@ class Unconfirmed:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The contents of `evaluation.json`; a split without folds is absent from `splits`."""
+    """The contents of `evaluation.json`; a split without folds is absent from `splits`.
+
+    `nested`: whether each fold chose the settings of its trees by itself.
+    """
 
     identity: Identity
     fingerprint: str
     estimator_sha256: str
+    seeds: int
+    nested: bool
     splits: dict[str, Table]
     worst: list[WorstProblem]
     folds: list[FoldSummary]
@@ -95,6 +100,8 @@ class Evaluation:
     def to_json(self) -> dict:
         """Return the evaluation as JSON values."""
         return self.describe_source() | {
+            "seeds": self.seeds,
+            "nested": self.nested,
             "splits": {
                 split: {method: statistics.to_json() for method, statistics in table.items()}
                 for split, table in self.splits.items()
@@ -120,6 +127,8 @@ class Evaluation:
             make_typed(Identity, document["identity"]),
             document["fingerprint"],
             document["estimator_sha256"],
+            int(document["seeds"]),
+            bool(document["nested"]),
             {
                 split: {method: make_typed(Statistics, statistics) for method, statistics in table.items()}
                 for split, table in document["splits"].items()

@@ -6,7 +6,7 @@ The margin is fitted on predictions for families that the trees did not see. The
 exact table names.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,8 @@ LEAST = np.array([LEAST_SLACKS.get(name, 0.0) for name in _C.config_feature_name
 MARGINS = (0.01, 0.005, 0.0025)
 MARGIN_TOLERANCE = 1e-4
 GUARD_FOLDS = 3
+#: Trees, leaves and rate to try where the data choose them.
+CANDIDATES = ((64, 15, 0.15), (64, 8, 0.15), (48, 15, 0.2), (32, 8, 0.25))
 #: A loss against the heuristic counts twice, and what it has beyond LARGE_LOSS (log time) LARGE_WEIGHT times more.
 LARGE_LOSS, LARGE_WEIGHT = 0.05, 4.0
 
@@ -159,8 +161,22 @@ def choose_row(features: np.ndarray, residuals: np.ndarray, hull: tuple[np.ndarr
     return int(apply_guards(places[None], relative[None], margin).column[0])
 
 
+def choose_settings(data: Dataset, problems: np.ndarray, settings: Settings, rows: ConfigRows) -> Settings:
+    """Return the one of CANDIDATES with the lowest cost on families of `problems` that its trees did not see."""
+    own = rows.of(problems)
+    candidates = [replace(settings, trees=trees, leaves=leaves, rate=rate) for trees, leaves, rate in CANDIDATES]
+    return min(candidates, key=lambda candidate: min(find_costs(data, own, candidate).values()))
+
+
 def fit_guards(data: Dataset, rows: ConfigRows, settings: Settings) -> Guards:
-    """Return the guards with the lowest cost on families that the trees did not see.
+    """Return the guards with about the lowest cost on families that the trees did not see, see MARGINS."""
+    costs = find_costs(data, rows, settings)
+    lowest = min(costs.values())
+    return Guards(next(margin for margin in MARGINS if costs[margin] <= lowest + MARGIN_TOLERANCE))
+
+
+def find_costs(data: Dataset, rows: ConfigRows, settings: Settings) -> dict[float, float]:
+    """Return {margin: cost of the choices} on families that the trees did not see.
 
     A config that was not timed cannot be chosen here: nothing says what it would have cost.
     """
@@ -171,8 +187,7 @@ def fit_guards(data: Dataset, rows: ConfigRows, settings: Settings) -> Guards:
     for margin in MARGINS:
         chosen = apply_guards(columns[problems], scores[problems], margin).column
         costs[margin] = cost_of(np.clip(data.log_ratio[problems, chosen], -LOG_TWO, LOG_TWO))
-    lowest = min(costs.values())
-    return Guards(next(margin for margin in MARGINS if costs[margin] <= lowest + MARGIN_TOLERANCE))
+    return costs
 
 
 def cost_of(log_ratio: np.ndarray) -> float:

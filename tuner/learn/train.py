@@ -24,8 +24,9 @@ from tuner import errors
 from tuner.files import write_whole
 from tuner.learn.dataset import Dataset, load_dataset
 from tuner.learn.forest import Forest, read_forest, write_forest
-from tuner.learn.learner import Learned, Settings, fit
+from tuner.learn.learner import Learned, Settings, choose_settings, fit
 from tuner.learn.record import Record, make_record, to_json
+from tuner.learn.residual import make_config_rows
 from tuner.learn.sources import known_device, open_database
 from tuner.problems.fields import OPS
 
@@ -84,6 +85,11 @@ def train(data: Dataset, settings: Settings) -> Learned:
             " run `python -m tuner sweep` without --n-trials for some"
         )
     return fit(data, np.arange(len(data.problems)), settings)
+
+
+def choose(data: Dataset, settings: Settings) -> Settings:
+    """Return the settings of the trees that do best on left-out families, see learner.CANDIDATES."""
+    return choose_settings(data, np.arange(len(data.problems)), settings, make_config_rows(data))
 
 
 def fingerprint(data: Dataset) -> str:

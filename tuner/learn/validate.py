@@ -1,9 +1,10 @@
 """Nested validation: every fold refits everything without the held-out problems, then chooses for them.
 
-Everything means trees, guards and portfolio. There are five splits: whole families of weights, all shapes of
-one public model, unseen numbers of tokens (of m, of the rows of a group, or of the K of a group), and a range of tokens
-or of weight sizes. The heuristic's rate constants are not refitted: they are part of the package, and
-`HEURISTIC_VERSION` names them.
+Everything means trees, guards and portfolio, and on request the settings of the trees. There are five splits: whole
+families of weights, all shapes of one public model, unseen numbers of tokens (of m, of the rows of a group, or of the K
+of a group), and a range of tokens or of weight sizes. Masked problems of few groups are scored apart: their time hangs
+on the draw of the sizes, which no choice knows. The heuristic's rate constants are not refitted: they are part of the
+package, and `HEURISTIC_VERSION` names them.
 """
 
 import math
@@ -16,9 +17,9 @@ from joblib import Parallel, delayed
 from deep_gemm.fields import OP_KINDS
 from tuner.learn.baselines import choose_baselines
 from tuner.learn.dataset import CONFIRMED, Dataset
-from tuner.learn.learner import Settings, choose, fit
+from tuner.learn.learner import Settings, choose, choose_settings, fit
 from tuner.learn.residual import ConfigRows, make_config_rows
-from tuner.problems.fields import get_tokens, get_weight_shape
+from tuner.problems.fields import FEW_GROUPS, get_tokens, get_weight_shape
 from tuner.problems.shapes import OTHER_MODEL
 
 #: What is compared, with the names that people read.
@@ -38,6 +39,7 @@ SPLITS = {
     "unseen_m": "Unseen m",
     "m_range": "Leave a range of m out",
     "weight_size": "Leave a range of weight sizes out",
+    "few_groups": f"Leave one (n, k) family out, masked problems of at most {FEW_GROUPS} groups alone",
 }
 M_FOLDS = 5
 RANGES = 4
@@ -120,13 +122,19 @@ def range_folds(data: Dataset) -> Iterator[Fold]:
                 yield Fold(split, f"{part[0]}..{part[-1]}", mask)
 
 
-def run_fold(data: Dataset, fold: Fold, settings: Settings, rows: ConfigRows | None = None) -> FoldResult:
-    """Fit without the held-out problems and choose for them; `rows` are the data's make_config_rows."""
+def run_fold(
+    data: Dataset, fold: Fold, settings: Settings, rows: ConfigRows | None = None, is_nested: bool = False
+) -> FoldResult:
+    """Fit without the held-out problems and choose for them; `rows` are the data's make_config_rows.
+
+    `is_nested`: the other problems choose the settings of the trees, too.
+    """
     train, test = np.flatnonzero(~fold.held_out), np.flatnonzero(fold.held_out)
     if len(train) < MIN_TRAINING:
         chosen = dict.fromkeys(METHODS, data.heuristic[test])
         return FoldResult(fold, test, chosen, np.zeros(len(test), bool), [], settings.seed)
     rows = make_config_rows(data) if rows is None else rows
+    settings = choose_settings(data, train, settings, rows) if is_nested else settings
     learned = fit(data, train, settings, rows)
     choices = choose(data, test, learned, rows)
     columns = {
@@ -143,16 +151,22 @@ def validate(
     jobs: int = -1,
     progress: Callable = lambda items, total: items,
     num_seeds: int = 1,
+    is_nested: bool = False,
 ) -> list[FoldResult]:
     """Run every fold with `num_seeds` seeds from the settings' own on, in threads: scikit-learn and numpy release the
     interpreter lock.
+
+    The seeds after the first skip folds without a problem that was measured over its whole space: no statistic needs
+    them. `is_nested`: see run_fold.
     """
     folds, rows = make_folds(data), make_config_rows(data)
+    scored = [fold for fold in folds if data.full_space[fold.held_out].any()]
     seeded = [replace(settings, seed=settings.seed + index) for index in range(num_seeds)]
+    runs = [(fold, each) for each in seeded for fold in (folds if each is seeded[0] else scored)]
     results = Parallel(n_jobs=jobs, prefer="threads", return_as="generator")(
-        delayed(run_fold)(data, fold, each, rows) for each in seeded for fold in folds
+        delayed(run_fold)(data, fold, each, rows, is_nested) for fold, each in runs
     )
-    return list(progress(results, len(folds) * num_seeds))
+    return list(progress(results, len(runs)))
 
 
 def out_of_fold(data: Dataset, results: list[FoldResult]) -> list[dict]:

@@ -26,6 +26,8 @@ KERNEL_FIELDS = tuple(name for name, field in PROBLEM_FIELDS.items() if field.ro
 #: What decides which kernels and configs there are for a problem besides its sizes; batch_invariant only limits the
 #: choice of a config.
 VARIANT_FIELDS = (*KERNEL_FIELDS, "batch_invariant")
+#: Masked problems of at most this many groups are scored apart, see has_few_groups.
+FEW_GROUPS = 4
 #: What a kernel for a problem is compiled for besides its config: equal for all problems that the kernel serves.
 kernel_identity = _C.kernel_identity
 
@@ -112,6 +114,11 @@ def get_group_rows(problem: _C.Problem) -> int:
     if kind.has_room:
         return problem.expected_m or problem.m
     return -(-problem.m // problem.num_groups) if kind.m_is_shared else problem.m
+
+
+def has_few_groups(problem: _C.Problem) -> bool:
+    """Return whether the time of a masked problem hangs on how its few groups share the rows."""
+    return OP_KINDS[problem.op].has_room and problem.num_groups <= FEW_GROUPS
 
 
 def get_weight_shape(problem: _C.Problem) -> tuple[int, int]:

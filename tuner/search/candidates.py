@@ -16,7 +16,8 @@ class SweepOptions:
     """What to measure, and how.
 
     `problems` are those of this shard. `configs` None means the space of each problem, one of wide_space.SPACES;
-    `finalists` are the configs of single problems instead of either.
+    `finalists` are the configs of single problems instead of either. `must_confirm` are more configs of single
+    problems, which get confirmation rounds however slow they look.
     `study_storage` is the URL of an optuna storage to which the studies are copied.
     `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
     `gpus` are several devices to measure on, in the place of `device`; with `mixed` they may be of several kinds.
@@ -28,6 +29,7 @@ class SweepOptions:
     preset: str = ""
     configs: list | None = None
     finalists: dict = field(default_factory=dict)
+    must_confirm: dict = field(default_factory=dict)
     space: str = "default"
     sampler: str = "auto"
     num_trials: int | None = None

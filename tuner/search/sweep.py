@@ -172,9 +172,9 @@ class Sweep:
         """
         rows = self.past.load_rows("search") if self.options.resume else []
         self.suspects.quarantined.update(past.find_quarantined(rows))
-        winners, options = self.past.load_previous_winners(), self.options
+        wanted, options = self.load_wanted(), self.options
         candidates = {
-            problem: choose_candidates(problem, self.device, options, winners.get(problem.key, ()))
+            problem: choose_candidates(problem, self.device, options, wanted.get(problem.key, ()))
             for problem in options.problems
         }
         searched = past.find_covered(rows)
@@ -184,6 +184,13 @@ class Sweep:
             for problem, configs in candidates.items()
             if not self.is_covered(problem, configs, searched.get(problem.key, set()), finished.get(problem.key, set()))
         }
+
+    def load_wanted(self) -> dict[str, list]:
+        """Return {problem key: configs that are confirmed in any case}: earlier winners, and those of the options."""
+        wanted = self.past.load_previous_winners()
+        for problem, configs in self.options.must_confirm.items():
+            wanted[problem.key] = [*wanted.get(problem.key, ()), *configs]
+        return wanted
 
     def is_covered(self, problem, configs: list, searched: set[str], finished: set[str]) -> bool:
         """Return whether enough of `configs` were measured: their keys are in `finished`, or for a search in
@@ -268,7 +275,7 @@ class Sweep:
     def measure_each(self, candidates: dict) -> None:
         """Measure problem after problem on all boards, until time is over, and the sentinels a last time."""
         self.measuring_from, self.num_open = time.monotonic(), len(candidates)
-        self.history, self.winners = self.load_history(), self.past.load_previous_winners()
+        self.history, self.wanted = self.load_history(), self.load_wanted()
         tasks = [lanes.Task(problem, configs) for problem, configs in candidates.items()]
         lanes.Driver(self.lanes, self.measure_task, self.lose_board, self.is_out_of_time).run(tasks)
         for lane in self.lanes:
@@ -288,7 +295,7 @@ class Sweep:
         lane.visits.visit(lane.num_taken)
         lane.num_taken += 1
         budget = choose_trials(problem, self.device, self.options, configs)
-        earlier = self.winners.get(problem.key, []), self.history[lane.board].get(problem.key, [])
+        earlier = self.wanted.get(problem.key, []), self.history[lane.board].get(problem.key, [])
         request = Request(self.options.sampler, budget, *earlier, **self.studies.describe(problem))
         try:
             self.measure(problem, configs, request, lane, may_move)

@@ -156,13 +156,19 @@ def format_counts(counts: dict) -> str:
 
 
 def describe_validation(evaluation: Evaluation) -> str:
-    """Return one table per split."""
+    """Return one table per split, and over what they are."""
+    settings = (
+        " Each fold chose the settings of its trees by itself."
+        if evaluation.nested
+        else " The settings of the trees were not chosen again inside the folds."
+    )
     intro = (
         "Regret is the chosen config's time over the best one's, minus 1, on problems measured over the whole space;"
         " the best is chosen on\nsearch rounds, the score comes from confirmation rounds where they exist. Each fold"
         " refits trees, guards and portfolio without the\nheld-out problems. Intervals resample families. A win or"
         " loss against the heuristic is a difference above 1 %; `confirmed` is the share of\nchoices that were scored"
-        " on confirmation rounds.\n"
+        " on confirmation rounds."
+        f" Figures are over {evaluation.seeds} seed{'s' if evaluation.seeds > 1 else ''} of the trees.{settings}\n"
     )
     tables = [intro]
     for split in SPLITS:

@@ -49,6 +49,8 @@ def write_training(folder, split: dict, evaluated: str = "e") -> None:
         {
             "identity": identity,
             "estimator_sha256": evaluated,
+            "seeds": 5,
+            "nested": True,
             "splits": {"family": split},
             "worst": [],
             "unconfirmed": {},

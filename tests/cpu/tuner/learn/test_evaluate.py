@@ -85,6 +85,45 @@ def test_every_seed_runs_every_fold(data, monkeypatch):
     assert {each.problems for each in table.values()} == {int((held_out & data.full_space).sum())}
 
 
+def test_later_seeds_skip_folds_without_scores(data, monkeypatch):
+    folds = list(validate.family_folds(data))[:2]
+    alone = replace(data, full_space=data.full_space & folds[1].held_out)
+    monkeypatch.setattr(validate, "make_folds", lambda data: folds)
+    found = validate.validate(alone, SETTINGS, jobs=1, num_seeds=2)
+    assert [(result.seed, result.fold.label) for result in found] == [
+        (0, folds[0].label), (0, folds[1].label), (1, folds[1].label),
+    ]  # fmt: skip
+
+
+def test_settings_are_chosen_by_what_is_not_held_out(data, monkeypatch):
+    fold, asked = next(iter(validate.family_folds(data))), []
+
+    def find_costs(data, rows, settings) -> dict:
+        asked.append((settings.trees, settings.leaves, set(rows.problem.tolist())))
+        return {0.01: 1.0 if settings.leaves == 15 else settings.trees / 100, 0.005: 2.0}
+
+    monkeypatch.setattr(learner, "find_costs", find_costs)
+    rows = learner.make_config_rows(data)
+    train = np.flatnonzero(~fold.held_out)
+    chosen = learner.choose_settings(data, train, SETTINGS, rows)
+    assert (chosen.trees, chosen.leaves, chosen.rate) == (32, 8, 0.25) and chosen.sizes == SETTINGS.sizes
+    assert len(asked) == len(learner.CANDIDATES) and all(problems <= set(train.tolist()) for *_, problems in asked)
+    result = validate.run_fold(data, fold, SETTINGS, rows, is_nested=True)
+    assert result.seed == SETTINGS.seed and asked[-1][:2] == (32, 8), "the guards are of the chosen trees"
+
+
+def test_masked_problems_of_few_groups_are_scored_apart(data, results, monkeypatch):
+    family = [result for result in results if result.fold.split == "family"]
+    few = {data.problems[index] for index in np.flatnonzero(data.full_space)[::2]}
+    whole = evaluate.evaluate(data, family)["family"]["model"]
+    monkeypatch.setattr(evaluate, "has_few_groups", lambda problem: problem in few)
+    parts = evaluate.evaluate(data, family)
+    counts = [parts[split]["model"].problems for split in ("family", "few_groups")]
+    assert counts == [whole.problems - len(few), len(few)]
+    logs = [count * np.log1p(parts[split]["model"].mean) for count, split in zip(counts, parts, strict=True)]
+    assert sum(logs) / sum(counts) == pytest.approx(np.log1p(whole.mean))
+
+
 def test_values_of_m_are_left_out_over_all_families(data):
     folds = list(validate.size_folds(data))
     assert (np.sum([fold.held_out for fold in folds], axis=0) == 1).all()
@@ -159,7 +198,7 @@ def test_the_command_leaves_evaluation_choices_and_plot(folder, data, tmp_path, 
     report = json.loads(capsys.readouterr().out)["fp8_gemm"]
     document = json.loads((folder / train.EVALUATION).read_text())
     assert Evaluation.from_json(document).to_json() == document == {name: report[name] for name in document}
-    assert set(report["splits"]) == set(validate.SPLITS) and len(report["gates"]) == 3
+    assert set(report["splits"]) == set(validate.SPLITS) - {"few_groups"} and len(report["gates"]) == 3
     assert plot.read_bytes().startswith(b"\x89PNG")
     choices = json.loads((folder / train.OUT_OF_FOLD).read_text())["rows"]
     assert {row["problem"] for row in choices} == {problem.key for problem in data.problems}

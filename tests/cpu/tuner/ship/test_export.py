@@ -62,9 +62,8 @@ def write_evaluation(folder, model):
         **model,
     )
     splits = {"family": {"model": statistics}}
-    made = Evaluation(
-        record.identity, record.fingerprint, record.estimator_sha256, splits, [], [], Unconfirmed(pairs=0, problems=0)
-    )
+    identity = record.identity, record.fingerprint, record.estimator_sha256
+    made = Evaluation(*identity, 5, True, splits, [], [], Unconfirmed(pairs=0, problems=0))
     (folder / train.EVALUATION).write_text(json.dumps(made.to_json()))
 
 
