@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
+from deep_gemm.nn import Fp8Linear
+
 #: Keys and values [sequences, kv_heads, positions, head_dim] of every layer.
 Cache = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -71,7 +73,10 @@ class Mlp(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor like x."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        gate_up = self.gate_up_proj(x)
+        if isinstance(self.down_proj, Fp8Linear):  # which quantises as it computes the activation
+            return self.down_proj(gate_up, is_swiglu=True)
+        gate, up = gate_up.chunk(2, dim=-1)
         return self.down_proj(silu(gate) * up)
 
 
