@@ -1,13 +1,13 @@
 """Time a Llama-like model with FP8 layers beside the same model in BF16: prefill and decoding.
 
 Example: python -m benchmarks.models
-Example: python -m benchmarks.models --layers 8 --rounds 5
+Example: python -m benchmarks.models --model qwen3_30b --layers 12
 
-The model is that of examples/llama.py with random weights in the sizes of Llama 3.1 8B; `quantize_` of deep_gemm.nn
-makes the other one of a copy, with weights stored in FP8 and the head in BF16. BF16 layers are torch.nn.Linear. Every
-call is captured in a CUDA graph; replays of both models alternate, so that both see the same clocks. Prefill computes
-the logits of the last token of each sequence; decoding computes one token of each over a cache of `--context`
-positions.
+The model is that of examples/llama.py with random weights in the sizes of Llama 3.1 8B, or of Qwen3 30B-A3B, a mixture
+of experts. The other one is made of a copy, with weights stored in FP8 and the head in BF16. BF16 layers are
+torch.nn.Linear, BF16 experts the grouped products of this package. Every call is captured in a CUDA graph; replays of
+both models alternate, so that both see the same clocks. Prefill computes the logits of the last token of each sequence;
+decoding computes one token of each over a cache of `--context` positions.
 
 Result: {"meta": ..., "rows": [{"phase", "sequences", "tokens" of a call, "bf16_ms", "fp8_ms": [of each round],
     "bf16_tokens_s", "fp8_tokens_s", "speedup": median bf16 / fp8, "cosine": mean over tokens of the logits' cosine,
@@ -26,16 +26,25 @@ from typing import NamedTuple
 import torch
 
 from deep_gemm import _C
-from deep_gemm.nn import quantize_
-from examples.llama import LLAMA_8B, TINY, Llama, Sizes, make_model
+from examples.llama import LLAMA_8B, QWEN3_30B, TINY, TINY_MOE, Llama, Sizes, make_model, quantize
 from tuner.measure.statistics import median, paired_ratios
 
 from .stamp import RESULTS, make_stamp, write_json
 
 MODELS = ("bf16", "fp8")
+#: Name -> the sizes on a GPU and on a CPU.
+SIZES = {"llama_8b": (LLAMA_8B, TINY), "qwen3_30b": (QWEN3_30B, TINY_MOE)}
 PREFILLS, PREFILL_LENGTH = (1, 4), 2048
 DECODES, CONTEXT = (1, 8, 32, 128), 1024
 ROUNDS = 15
+#: The op kinds of both models.
+OPS = (
+    "fp8_gemm",
+    "m_grouped_fp8_gemm_psum",
+    "m_grouped_fp8_gemm_masked",
+    "m_grouped_bf16_gemm_psum",
+    "m_grouped_bf16_gemm_masked",
+)
 #: Parts of kernel names, in lower case: products of ours and of cuBLAS, and casts to FP8.
 PRODUCTS, CASTS = ("gemm", "nvjet", "cublas", "gemv"), ("cast_", "scale_layout")
 
@@ -61,7 +70,7 @@ def list_cases(prefills: tuple[int, ...], length: int, decodes: tuple[int, ...])
 def make_models(sizes: Sizes, device: str) -> dict[str, Llama]:
     """Return the model with BF16 layers, and with FP8 layers made of the same weights."""
     plain = make_model(sizes, device, torch.bfloat16).eval().requires_grad_(False)
-    return {"bf16": plain, "fp8": quantize_(copy.deepcopy(plain))}
+    return {"bf16": plain, "fp8": quantize(copy.deepcopy(plain))}
 
 
 def make_call(case: Case, sizes: Sizes, context: int, device: str) -> Callable[[Llama], torch.Tensor]:
@@ -183,7 +192,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a case failed, 3 not complete."
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "models.json", help="where the result goes")
-    parser.add_argument("--layers", type=int, default=LLAMA_8B.layers, help="layers of the model")
+    parser.add_argument("--model", choices=SIZES, default="llama_8b", help="the sizes; default: llama_8b")
+    parser.add_argument("--layers", type=int, help="layers of the model; default: all")
     parser.add_argument("--context", type=int, default=CONTEXT, help="positions of the cache while decoding")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each model")
     parser.add_argument(
@@ -196,7 +206,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure every case and write the result. Returns the exit status."""
     args, start, rows = parse_arguments(arguments), time.monotonic(), []
     is_gpu = torch.cuda.is_available()
-    device, sizes = ("cuda", LLAMA_8B._replace(layers=args.layers)) if is_gpu else ("cpu", TINY)
+    device, sizes = ("cuda", SIZES[args.model][0]) if is_gpu else ("cpu", SIZES[args.model][1])
+    sizes = sizes._replace(layers=args.layers or sizes.layers)
     cases = list_cases(PREFILLS, PREFILL_LENGTH, DECODES) if is_gpu else list_cases((1,), 16, (2,))
     models = make_models(sizes, device)
     for case in cases:
@@ -205,8 +216,8 @@ def main(arguments: list[str] | None = None) -> int:
         rows.append(run_safely(case, models, args.context if is_gpu else 16, args.rounds, device))
         print({name: value for name, value in rows[-1].items() if not name.endswith("_ms")}, flush=True)
     has_faults, is_complete = any("failed" in row for row in rows), len(rows) == len(cases)
-    origin = make_stamp(_C.get_device()) if is_gpu else {"device": "CPU reference"}
-    meta = {**origin, "sizes": sizes._asdict(), "context": args.context, "rounds": args.rounds}
+    origin = make_stamp(_C.get_device(), OPS) if is_gpu else {"device": "CPU reference"}
+    meta = {**origin, "model": args.model, "sizes": sizes._asdict(), "context": args.context, "rounds": args.rounds}
     write_json(args.out, {"meta": {**meta, "complete": is_complete and not has_faults}, "rows": rows})
     return 1 if has_faults else 0 if is_complete else 3
 

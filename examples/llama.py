@@ -1,8 +1,8 @@
-"""A Llama-like dense transformer in plain torch, with random weights: what examples and benchmarks put FP8 layers into.
+"""A Llama-like transformer in plain torch, with random weights: what examples and benchmarks put FP8 layers into.
 
 Grouped-query attention with rotary positions, RMS norms and SwiGLU, without biases. Projections that read the same
-input are one layer (query, key and value; gate and up). `quantize_` of deep_gemm.nn replaces all of its linear layers
-but the head.
+input are one layer (query, key and value; gate and up). With experts, each block has a mixture of them
+(examples/experts.py) in place of one network. `quantize` puts FP8 layers in the place of all but the head and routers.
 """
 
 from typing import NamedTuple
@@ -10,14 +10,18 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from deep_gemm.nn import Fp8Linear
+from deep_gemm.nn import Fp8Linear, quantize_
+from examples.experts import Moe, quantize_experts_
 
 #: Keys and values [sequences, kv_heads, positions, head_dim] of every layer.
 Cache = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Sizes(NamedTuple):
-    """The sizes of a model; a head has hidden / heads features."""
+    """The sizes of a model; a head has `head_width` features, or hidden / heads.
+
+    intermediate: of the network, or of each expert where there are experts, of which a token gets `top_k`.
+    """
 
     hidden: int
     intermediate: int
@@ -25,12 +29,33 @@ class Sizes(NamedTuple):
     heads: int
     kv_heads: int
     vocabulary: int
+    head_width: int = 0
+    experts: int = 0
+    top_k: int = 0
+
+    @property
+    def width(self) -> int:
+        """The features of a head."""
+        return self.head_width or self.hidden // self.heads
 
 
-#: Llama 3.1 8B, a model of 0.1 billion parameters, and what a CPU trains in seconds.
+#: Llama 3.1 8B and Qwen3 30B-A3B, without its norms of queries and keys.
 LLAMA_8B = Sizes(hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, vocabulary=128256)
+QWEN3_30B = Sizes(
+    hidden=2048,
+    intermediate=768,
+    layers=48,
+    heads=32,
+    kv_heads=4,
+    vocabulary=151936,
+    head_width=128,
+    experts=128,
+    top_k=8,
+)
+#: A model of 0.1 billion parameters, and what a CPU computes in seconds.
 SMALL = Sizes(hidden=768, intermediate=2048, layers=12, heads=12, kv_heads=4, vocabulary=4096)
 TINY = Sizes(hidden=128, intermediate=256, layers=2, heads=4, kv_heads=2, vocabulary=64)
+TINY_MOE = TINY._replace(intermediate=64, head_width=16, experts=6, top_k=2)
 
 
 class Attention(torch.nn.Module):
@@ -38,9 +63,9 @@ class Attention(torch.nn.Module):
 
     def __init__(self, sizes: Sizes):
         super().__init__()
-        self.heads, self.kv_heads, self.width = sizes.heads, sizes.kv_heads, sizes.hidden // sizes.heads
+        self.heads, self.kv_heads, self.width = sizes.heads, sizes.kv_heads, sizes.width
         self.qkv_proj = torch.nn.Linear(sizes.hidden, (sizes.heads + 2 * sizes.kv_heads) * self.width, bias=False)
-        self.o_proj = torch.nn.Linear(sizes.hidden, sizes.hidden, bias=False)
+        self.o_proj = torch.nn.Linear(sizes.heads * sizes.width, sizes.hidden, bias=False)
 
     def forward(self, x: torch.Tensor, angles: torch.Tensor, cache: tuple | None, position: torch.Tensor | None):
         """Return [sequences, tokens, hidden]; with a cache, of one token at `position`, which joins it."""
@@ -86,7 +111,8 @@ class Block(torch.nn.Module):
     def __init__(self, sizes: Sizes):
         super().__init__()
         self.attention_norm, self.mlp_norm = (torch.nn.RMSNorm(sizes.hidden, eps=1e-5) for _ in range(2))
-        self.attention, self.mlp = Attention(sizes), Mlp(sizes)
+        self.attention = Attention(sizes)
+        self.mlp = Moe(sizes.hidden, sizes.intermediate, sizes.experts, sizes.top_k) if sizes.experts else Mlp(sizes)
 
     def forward(self, x: torch.Tensor, *options) -> torch.Tensor:
         """Return a tensor like x."""
@@ -120,7 +146,7 @@ class Llama(torch.nn.Module):
             is_last_only: the logits of the last token alone.
         """
         positions = torch.arange(tokens.shape[1], device=tokens.device) if position is None else position
-        angles = make_angles(positions, self.sizes.hidden // self.sizes.heads)
+        angles = make_angles(positions, self.sizes.width)
         x = self.embedding(tokens)
         for index, block in enumerate(self.blocks):
             x = block(x, angles, None if cache is None else cache[index], position)
@@ -129,7 +155,7 @@ class Llama(torch.nn.Module):
     def make_cache(self, sequences: int, length: int) -> Cache:
         """Return an empty cache for that many positions."""
         sizes, like = self.sizes, self.embedding.weight
-        shape = (sequences, sizes.kv_heads, length, sizes.hidden // sizes.heads)
+        shape = (sequences, sizes.kv_heads, length, sizes.width)
         return [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.blocks]
 
 
@@ -149,10 +175,20 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 def make_model(sizes: Sizes, device: str, dtype: torch.dtype, seed: int = 0) -> Llama:
     """Return a model with random weights, the same ones for the same seed and device."""
     torch.manual_seed(seed)
-    with torch.device(device):
-        model = Llama(sizes)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # a large model does not fit in FP32
+    try:
+        with torch.device(device):
+            model = Llama(sizes)
+    finally:
+        torch.set_default_dtype(before)
     for name, weight in model.named_parameters():
-        if weight.dim() == 2:
-            depth = (2 * sizes.layers) ** 0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+        if weight.dim() > 1:
+            depth = (2 * sizes.layers) ** 0.5 if "o_proj" in name or "down_proj" in name else 1.0
             torch.nn.init.normal_(weight, std=0.02 / depth)
-    return model.to(dtype)
+    return model
+
+
+def quantize(model: Llama) -> Llama:
+    """Put FP8 layers in the place of a model's own, all but the head and the routers. Returns the model."""
+    return quantize_experts_(quantize_(model))

@@ -4,7 +4,7 @@
     python -m examples.train_llama --out losses.json --plot losses.png
 
 Both runs begin with the same weights and see the same tokens. Weights are FP32 and autocast computes in BF16; the
-second model's linear layers, but the head, are FP8 (deep_gemm.nn.quantize_). The corpus is a random Markov chain: every
+second model's linear layers, but the head, are FP8 (examples/llama.py). The corpus is a random Markov chain: every
 token has few successors, so that the best possible loss is known. Exit status 1 where the FP8 curve leaves the band.
 """
 
@@ -18,8 +18,7 @@ from typing import NamedTuple
 import torch
 
 from deep_gemm.jit.hashing import kernel_hash
-from deep_gemm.nn import quantize_
-from examples.llama import SMALL, TINY, Llama, Sizes, make_model
+from examples.llama import SMALL, TINY, Llama, Sizes, make_model, quantize
 
 #: The mean loss of the last tenth of the steps may differ by so much, relative to BF16's.
 BAND = 0.02
@@ -109,7 +108,7 @@ def compare(plan: Plan, device: str) -> dict:
     for name in ("bf16", "fp8"):
         model = make_model(plan.sizes, device, torch.float32)
         if name == "fp8":
-            quantize_(model)
+            quantize(model)
         losses, milliseconds = train(model, plan, device)
         result[name] = {"losses": [round(loss, 5) for loss in losses], "step_ms": round(milliseconds, 3)}
     last = max(plan.steps // 10, 1)

@@ -18,10 +18,12 @@ def without_a_gpu(monkeypatch):
         yield
 
 
-def test_rows_hold_times_memory_and_logits_of_both_models(tmp_path):
-    assert models.main(["--rounds", "2", "--out", str(tmp_path / "models.json")]) == 0
+@pytest.mark.parametrize("model", models.SIZES)
+def test_rows_hold_times_memory_and_logits_of_both_models(tmp_path, model):
+    assert models.main(["--rounds", "2", "--model", model, "--out", str(tmp_path / "models.json")]) == 0
     result = json.loads((tmp_path / "models.json").read_text())
-    assert result["meta"]["complete"] and [row["phase"] for row in result["rows"]] == ["prefill", "decode"]
+    assert result["meta"]["complete"] and result["meta"]["model"] == model
+    assert [row["phase"] for row in result["rows"]] == ["prefill", "decode"]
     for row in result["rows"]:
         assert len(row["bf16_ms"]) == len(row["fp8_ms"]) == 2 and row["speedup"] > 0
         assert 0.99 < row["cosine"] < 1 and row["fp8_peak_mb"] < row["bf16_peak_mb"]

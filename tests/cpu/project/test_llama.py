@@ -6,9 +6,9 @@ import json
 import pytest
 import torch
 
-from deep_gemm.nn import Fp8Linear, quantize_
+from deep_gemm.nn import Fp8Experts, Fp8Linear
 from deep_gemm.testing import calc_diff
-from examples import llama, train_llama
+from examples import experts, llama, train_llama
 from tests.fakes.operands import one_thread
 
 
@@ -49,7 +49,7 @@ def test_fp8_training_follows_bf16():
 
 
 def test_all_but_the_head_are_fp8():
-    model = quantize_(llama.make_model(llama.TINY, "cpu", torch.float32))
+    model = llama.quantize(llama.make_model(llama.TINY, "cpu", torch.float32))
     assert sum(isinstance(layer, Fp8Linear) for layer in model.modules()) == 4 * llama.TINY.layers
     assert type(model.lm_head) is torch.nn.Linear
 
@@ -76,3 +76,26 @@ def test_the_command_writes_losses_and_says_when_the_band_is_left(tmp_path, caps
     assert "FP8 ends" in capsys.readouterr().out and (tmp_path / "losses.png").stat().st_size > 5000
     monkeypatch.setattr(train_llama, "BAND", -1.0)
     assert train_llama.main(arguments[:2]) == 1
+
+
+def run_experts_plainly(moe: experts.Moe, x: torch.Tensor) -> torch.Tensor:
+    """Return a mixture's output in FP32: every expert on every token, the unchosen ones with weight 0."""
+    scores = moe.router(x).float().softmax(-1)
+    chosen = scores.topk(moe.top_k)
+    gates = torch.zeros_like(scores).scatter(1, chosen.indices, chosen.values / chosen.values.sum(-1, keepdim=True))
+    out = torch.zeros(x.shape)
+    for expert, (gate_up, down) in enumerate(zip(moe.experts.gate_up_proj.float(), moe.experts.down_proj.float())):
+        gate, up = (x.float() @ gate_up.t()).chunk(2, -1)
+        out += gates[:, expert, None] * ((torch.nn.functional.silu(gate) * up) @ down.t())
+    return out
+
+
+@pytest.mark.parametrize("tokens", [5, 70])  # masked, contiguous
+def test_experts_in_bf16_and_fp8_are_dense_ones(tokens):
+    model = llama.make_model(llama.TINY_MOE, "cpu", torch.bfloat16).requires_grad_(False)
+    moe, x = model.blocks[0].mlp, torch.randn(tokens, 128, dtype=torch.bfloat16)
+    wanted = run_experts_plainly(moe, x)
+    assert calc_diff(moe(x), wanted) < 5e-5
+    llama.quantize(model.eval())
+    assert isinstance(moe.experts, Fp8Experts) and type(moe.router) is torch.nn.Linear
+    assert 5e-5 < calc_diff(moe(x), wanted) < 5e-3
