@@ -5,7 +5,7 @@ count. A database of 10^7 rows is counted in this way without any of them becomi
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
@@ -31,11 +31,13 @@ BLOCK_NUMBERS = ("anchor_us", "noise")
 SPREAD_FIELDS = ("block_id", "config_id", "mad_us", "median_us", "ratio_low", "ratio_high")
 
 
-class Counts(NamedTuple):
-    """The rows of a block: how many of each status, and of which configs."""
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The rows of a block: how many of each status, of which configs, and how many in all. Blocks share them."""
 
     statuses: Counter
     configs: frozenset[int]
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,19 @@ class BlockSummary:
     def regime(self) -> str:
         """Return the regime."""
         return self.identity.regime
+
+
+def add_statuses(counts: Iterable[Counts]) -> Counter:
+    """Return how many rows of each status all blocks have together."""
+    known: dict[int, Counts] = {}
+    times: Counter = Counter()
+    for each in counts:
+        known[id(each)] = each
+        times[id(each)] += 1
+    found: Counter = Counter()
+    for index, number in times.items():
+        found.update({name: number * rows for name, rows in known[index].statuses.items()})
+    return found
 
 
 class Failure(NamedTuple):
@@ -113,12 +128,12 @@ class Legality:
             ids, names = [int(part) for part in configs.split(",")], statuses.split(",")
             if not set(tables.STATUSES).issuperset(names):
                 raise damaged(self.path, f"measurement.status: unknown {sorted({*names} - {*tables.STATUSES})[:1]}")
-            stored = Counts(Counter(names), frozenset(ids))
+            stored = Counts(Counter(names), frozenset(ids), len(ids))
             illegal = {config for config in stored.configs if not self.is_legal(variant, config)}
             legal = stored
             if illegal:
                 kept = [name for config, name in zip(ids, names, strict=True) if config not in illegal]
-                legal = Counts(Counter(kept), stored.configs - illegal)
+                legal = Counts(Counter(kept), stored.configs - illegal, len(kept))
             self.counted[key] = stored, legal
         return self.counted[key]
 
