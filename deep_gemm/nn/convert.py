@@ -7,19 +7,21 @@ import torch
 from deep_gemm.nn.linear import Fp8Linear
 from deep_gemm.nn.products import FEATURE_MULTIPLE
 
+#: Names under which models in transformers have their head and the routers of their experts.
+KEPT = ("lm_head", "gate", "router")
 #: Takes a module and its full name in the model.
 Filter = Callable[[torch.nn.Module, str], bool]
 
 
 def is_suitable(module: torch.nn.Module, name: str) -> bool:
-    """Return whether a module is a torch.nn.Linear, no subclass, whose features are multiples of 16, and no `lm_head`:
-    logits are kept in the model's precision.
+    """Return whether a module is a torch.nn.Linear, no subclass, whose features are multiples of 16, and neither the
+    head nor a router by its name (`KEPT`): logits and the choice of experts keep the model's precision.
     """
     return (
         type(module) is torch.nn.Linear
         and not min(module.weight.shape) < FEATURE_MULTIPLE
         and not any(size % FEATURE_MULTIPLE for size in module.weight.shape)
-        and name.rpartition(".")[2] != "lm_head"
+        and name.rpartition(".")[2] not in KEPT
     )
 
 

@@ -4,7 +4,7 @@
     dx = Q_token(dy) @ Q_block(weight)       the weight as in y
     dw = Q_column(dy).T @ Q_column(x)        a scale for each column and 128 rows, which this product sums over
 
-Q rounds to E4M3. Sums are in FP32.
+Q rounds to E4M3. Sums are in FP32. With SwiGLU, x has rows [gate, up], and silu(gate) * up takes its place.
 """
 
 import torch
@@ -12,14 +12,16 @@ import torch
 import deep_gemm
 from deep_gemm.nn.products import (
     check_last_dim,
+    compute_swiglu,
+    differentiate_swiglu,
     give_weight_gradient,
     make_gradient_pair,
     make_weight_pair,
+    quantise_rows,
     store_as,
     sum_rows,
 )
 from deep_gemm.nn.registration import differentiate, register
-from deep_gemm.quantize import per_token_cast_to_fp8
 
 #: Both operands have a scale for each of their rows and 128 of K.
 _BY_ROWS = (1, 1, 128)
@@ -31,19 +33,20 @@ def _run_linear(
     scale: torch.Tensor | None,
     bias: torch.Tensor | None,
     main_grad: torch.Tensor | None,
+    is_swiglu: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    check_last_dim(x, weight.shape[1])
-    rows = x.reshape(-1, weight.shape[1])
-    a, b = per_token_cast_to_fp8(rows, use_ue8m0=False, scales="mn_major"), make_weight_pair(weight, scale)
+    check_last_dim(x, weight.shape[1], is_swiglu)
+    rows = x.reshape(-1, x.shape[-1])
+    a, b = quantise_rows(rows, is_swiglu), make_weight_pair(weight, scale)
     y = store_as(dtype, (len(rows), len(weight)), x, lambda d: deep_gemm.fp8_gemm_nt(a, b, d))
     if bias is not None:
         y.add_(bias)
     return y.view(*x.shape[:-1], len(weight))
 
 
-def _fake_linear(x, weight, scale, bias, main_grad, dtype) -> torch.Tensor:
-    check_last_dim(x, weight.shape[1])
+def _fake_linear(x, weight, scale, bias, main_grad, is_swiglu, dtype) -> torch.Tensor:
+    check_last_dim(x, weight.shape[1], is_swiglu)
     return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype)
 
 
@@ -51,7 +54,7 @@ def _run_dgrad(
     grad: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
     rows = grad.reshape(-1, weight.shape[0])
-    a, b = per_token_cast_to_fp8(rows, use_ue8m0=False, scales="mn_major"), make_weight_pair(weight, scale)
+    a, b = quantise_rows(rows, False), make_weight_pair(weight, scale)
     dx = store_as(dtype, (len(rows), weight.shape[1]), grad, lambda d: deep_gemm.fp8_gemm_nn(a, b, d))
     return dx.view(*grad.shape[:-1], weight.shape[1])
 
@@ -84,9 +87,9 @@ def _fake_wgrad_onto(grad, x, main_grad) -> None:
 
 
 def _set_up(ctx, inputs: tuple, output: torch.Tensor) -> None:
-    x, weight, scale, bias, main_grad, _ = inputs
-    ctx.save_for_backward(x if weight.requires_grad else None, weight, scale)
-    ctx.x_dtype, ctx.bias_dtype = x.dtype, None if bias is None else bias.dtype
+    x, weight, scale, bias, main_grad, is_swiglu, _ = inputs
+    ctx.save_for_backward(x if weight.requires_grad or is_swiglu else None, weight, scale)
+    ctx.x_dtype, ctx.bias_dtype, ctx.is_swiglu = x.dtype, None if bias is None else bias.dtype, is_swiglu
     # Not saved by autograd, which would refuse it where another backward has added to it since.
     ctx.main_grad = main_grad
 
@@ -94,22 +97,26 @@ def _set_up(ctx, inputs: tuple, output: torch.Tensor) -> None:
 def _backward(ctx, grad: torch.Tensor) -> tuple:
     x, weight, scale = ctx.saved_tensors
     is_needed = ctx.needs_input_grad
-    dx = nn_linear_dgrad(grad, weight, scale, ctx.x_dtype) if is_needed[0] else None
-    dw = None
+    dx, dw = None, None
+    if is_needed[0]:
+        dx = nn_linear_dgrad(grad, weight, scale, torch.float32 if ctx.is_swiglu else ctx.x_dtype)
+        dx = differentiate_swiglu(x, dx).to(ctx.x_dtype) if ctx.is_swiglu else dx
     if is_needed[1]:
+        right = compute_swiglu(x) if ctx.is_swiglu else x
         dw = give_weight_gradient(
             weight,
             ctx.main_grad,
-            compute=lambda: nn_linear_wgrad(grad, x, weight.dtype),
-            add=lambda: nn_linear_wgrad_onto(grad, x, ctx.main_grad),
+            compute=lambda: nn_linear_wgrad(grad, right, weight.dtype),
+            add=lambda: nn_linear_wgrad_onto(grad, right, ctx.main_grad),
         )
     db = sum_rows(grad, ctx.bias_dtype) if is_needed[3] else None
-    return dx, dw, None, db, None, None
+    return dx, dw, None, db, None, None, None
 
 
 nn_linear = register(
     "nn_linear",
-    "(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, Tensor? main_grad, ScalarType dtype) -> Tensor",
+    "(Tensor x, Tensor weight, Tensor? scale, Tensor? bias, Tensor? main_grad, bool is_swiglu, ScalarType dtype)"
+    " -> Tensor",
     _run_linear,
     _fake_linear,
 )

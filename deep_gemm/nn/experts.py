@@ -120,7 +120,7 @@ class Fp8Experts(torch.nn.Module):
 
         Raises: ShapeError, ArgumentError.
         """
-        check_last_dim(x, self.gate_up_proj.in_features)
+        check_last_dim(x, self.gate_up_proj.in_features, False)
         rows = x.reshape(-1, x.shape[-1])
         _check_routing(rows, top_k_index, top_k_weights)
         run = self._run_masked if self._is_masked(rows, top_k_weights, layout) else self._run_contiguous

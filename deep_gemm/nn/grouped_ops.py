@@ -14,15 +14,17 @@ import torch
 import deep_gemm
 from deep_gemm.errors import ShapeError
 from deep_gemm.nn.products import (
-    Pair,
     check_last_dim,
+    compute_swiglu,
+    differentiate_swiglu,
     give_weight_gradient,
     make_gradient_pair,
     make_weight_pair,
+    quantise_rows,
     store_as,
 )
 from deep_gemm.nn.registration import differentiate, register
-from deep_gemm.quantize import SCALE_BLOCK, per_token_cast_to_fp8, swiglu_per_token_cast_to_fp8
+from deep_gemm.quantize import SCALE_BLOCK
 
 
 def check_contiguous(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, is_swiglu: bool) -> None:
@@ -35,7 +37,7 @@ def check_contiguous(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, 
             f"x.shape = {list(x.shape)}: must be [m, features] with m a multiple of {SCALE_BLOCK}, where groups start;"
             " pad it with rows of zeros."
         )
-    _check_features(x, weight, is_swiglu)
+    check_last_dim(x, weight.shape[2], is_swiglu)
     if ends.shape != weight.shape[:1]:
         raise ShapeError(f"ends.shape = {list(ends.shape)}: must be [{weight.shape[0]}], the end of each group's rows.")
     alignment = deep_gemm.get_mk_alignment_for_contiguous_layout()
@@ -44,15 +46,6 @@ def check_contiguous(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, 
             f"alignment = {alignment}: groups of a layer start at multiples of {SCALE_BLOCK}; call"
             f" set_mk_alignment_for_contiguous_layout({SCALE_BLOCK})."
         )
-
-
-def _check_features(x: torch.Tensor, weight: torch.Tensor, is_swiglu: bool) -> None:
-    check_last_dim(x, weight.shape[2] * (2 if is_swiglu else 1))
-
-
-def _quantise(x: torch.Tensor, is_swiglu: bool, masked_m: torch.Tensor | None = None) -> Pair:
-    cast = swiglu_per_token_cast_to_fp8 if is_swiglu else per_token_cast_to_fp8
-    return cast(x, use_ue8m0=False, masked_m=masked_m, scales="mn_major")
 
 
 def _run_grouped(
@@ -65,7 +58,7 @@ def _run_grouped(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     check_contiguous(x, weight, ends, is_swiglu)
-    a, b, options = _quantise(x, is_swiglu), make_weight_pair(weight, scale), _ends_options()
+    a, b, options = quantise_rows(x, is_swiglu), make_weight_pair(weight, scale), _ends_options()
     shape = (x.shape[0], weight.shape[1])
     return store_as(dtype, shape, x, lambda d: deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, ends, **options))
 
@@ -75,14 +68,14 @@ def _ends_options() -> dict[str, bool]:
 
 
 def _fake_grouped(x, weight, scale, ends, main_grad, is_swiglu, dtype) -> torch.Tensor:
-    _check_features(x, weight, is_swiglu)
+    check_last_dim(x, weight.shape[2], is_swiglu)
     return x.new_empty((x.shape[0], weight.shape[1]), dtype=dtype)
 
 
 def _run_dgrad(
     grad: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor | None, ends: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    a, b, options = _quantise(grad, False), make_weight_pair(weight, scale), _ends_options()
+    a, b, options = quantise_rows(grad, False), make_weight_pair(weight, scale), _ends_options()
     shape = (grad.shape[0], weight.shape[2])
     return store_as(dtype, shape, grad, lambda d: deep_gemm.m_grouped_fp8_gemm_nn_contiguous(a, b, d, ends, **options))
 
@@ -142,20 +135,6 @@ def _backward(ctx, grad: torch.Tensor) -> tuple:
     return dx, dw, None, None, None, None, None
 
 
-def compute_swiglu(x: torch.Tensor) -> torch.Tensor:
-    """Return silu(gate) * up in FP32 of rows [gate, up]."""
-    gate, up = x.float().chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
-
-
-def differentiate_swiglu(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """Return the gradient in FP32 of rows [gate, up] from that of silu(gate) * up."""
-    gate, up = x.float().chunk(2, dim=-1)
-    sigmoid = gate.sigmoid()
-    slope = sigmoid * (1 + gate * (1 - sigmoid))
-    return torch.cat((grad * up * slope, grad * gate * sigmoid), dim=-1)
-
-
 def _run_masked(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -165,14 +144,14 @@ def _run_masked(
     is_swiglu: bool,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    _check_features(x, weight, is_swiglu)
-    a, b = _quantise(x, is_swiglu, masked_m), make_weight_pair(weight, scale)
+    check_last_dim(x, weight.shape[2], is_swiglu)
+    a, b = quantise_rows(x, is_swiglu, masked_m), make_weight_pair(weight, scale)
     shape = (*x.shape[:2], weight.shape[1])
     return store_as(dtype, shape, x, lambda d: deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, masked_m, expected_m))
 
 
 def _fake_masked(x, weight, scale, masked_m, expected_m, is_swiglu, dtype) -> torch.Tensor:
-    _check_features(x, weight, is_swiglu)
+    check_last_dim(x, weight.shape[2], is_swiglu)
     return x.new_empty((*x.shape[:2], weight.shape[1]), dtype=dtype)
 
 

@@ -101,11 +101,15 @@ class Fp8Linear(Fp8Weight):
         layer._finish(bias)
         return layer
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x @ weight.T + bias."""
+    def forward(self, x: torch.Tensor, *, is_swiglu: bool = False) -> torch.Tensor:
+        """Return x @ weight.T + bias; with is_swiglu, of silu(gate) * up for x [..., 2 * in_features] with rows [gate,
+        up], which is computed in FP32 and quantised at once.
+        """
         if not x.is_floating_point() or x.element_size() == 1:
             raise DtypeError(f"x.dtype = {x.dtype}: must be BF16, FP16 or FP32, which the layer quantises; convert it.")
-        return nn_linear(x, self.weight, self.weight_scale_inv, self.bias, self.get_main_grad(), get_output_dtype(x))
+        return nn_linear(
+            x, self.weight, self.weight_scale_inv, self.bias, self.get_main_grad(), is_swiglu, get_output_dtype(x)
+        )
 
     def extra_repr(self) -> str:
         """Return what print() shows."""

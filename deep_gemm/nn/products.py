@@ -5,7 +5,14 @@ from collections.abc import Callable
 import torch
 
 from deep_gemm.errors import ShapeError
-from deep_gemm.quantize import SCALE_BLOCK, align, per_block_cast_to_fp8, per_channel_cast_to_fp8
+from deep_gemm.quantize import (
+    SCALE_BLOCK,
+    align,
+    per_block_cast_to_fp8,
+    per_channel_cast_to_fp8,
+    per_token_cast_to_fp8,
+    swiglu_per_token_cast_to_fp8,
+)
 
 #: FP8 values and their FP32 scales.
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -28,10 +35,19 @@ def check_features(in_features: int, out_features: int) -> None:
             )
 
 
-def check_last_dim(x: torch.Tensor, features: int) -> None:
-    """Raises: ShapeError unless x is [..., features]."""
+def check_last_dim(x: torch.Tensor, in_features: int, is_swiglu: bool) -> None:
+    """Raises: ShapeError unless x is [..., in_features], or twice as many features with is_swiglu."""
+    features = in_features * 2 if is_swiglu else in_features
     if x.dim() < 1 or x.shape[-1] != features:
         raise ShapeError(f"x.shape = {list(x.shape)}: must be [..., {features}] for this layer; reshape or project it.")
+
+
+def quantise_rows(x: torch.Tensor, is_swiglu: bool, masked_m: torch.Tensor | None = None) -> Pair:
+    """Return x [..., m, k] in FP8 with a scale for each row and 128 columns; is_swiglu: silu(gate) * up of x [..., m,
+    2 * k] with rows [gate, up], computed in FP32.
+    """
+    cast = swiglu_per_token_cast_to_fp8 if is_swiglu else per_token_cast_to_fp8
+    return cast(x, use_ue8m0=False, masked_m=masked_m, scales="mn_major")
 
 
 def make_weight_pair(weight: torch.Tensor, scale: torch.Tensor | None) -> Pair:
@@ -75,3 +91,17 @@ def give_weight_gradient(
         return None
     weight.grad_added_to_main_grad = True
     return weight.new_zeros(()).expand_as(weight)
+
+
+def compute_swiglu(x: torch.Tensor) -> torch.Tensor:
+    """Return silu(gate) * up in FP32 of rows [gate, up]."""
+    gate, up = x.float().chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up
+
+
+def differentiate_swiglu(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    """Return the gradient in FP32 of rows [gate, up] from that of silu(gate) * up."""
+    gate, up = x.float().chunk(2, dim=-1)
+    sigmoid = gate.sigmoid()
+    slope = sigmoid * (1 + gate * (1 - sigmoid))
+    return torch.cat((grad * up * slope, grad * gate * sigmoid), dim=-1)

@@ -92,6 +92,22 @@ def check_stored(shape: tuple[int, int, int]) -> tuple[int, list[str]]:
     return checks.outcome()
 
 
+def check_swiglu(m: int, n: int, k: int) -> tuple[int, list[str]]:
+    """Check that the fused activation gives what the layer gives for the activation in FP32."""
+    checks, layer = Checks(), Fp8Linear(k, n, bias=False, device=DEVICE, dtype=BF16)
+    x, grad = (torch.randn(m, size, device=DEVICE) for size in (2 * k, n))
+
+    def run_apart(rows: torch.Tensor) -> torch.Tensor:
+        gate, up = rows.chunk(2, -1)
+        return layer(torch.nn.functional.silu(gate) * up)
+
+    wanted = run_layer(run_apart, x, grad, (layer.weight,))
+    found = run_layer(partial(layer, is_swiglu=True), x, grad, (layer.weight,))
+    for name, got, right in zip(("y", "dx", "dw"), found, wanted, strict=True):
+        compare(checks, f"{name} of SwiGLU {(m, n, k)}", got, right, MAX_DIFF_BF16_D)
+    return checks.outcome()
+
+
 def make_rows(sizes: tuple[int, ...], features: int) -> tuple[torch.Tensor, torch.Tensor, list[slice]]:
     """Return BF16 rows of groups with zeros between and behind them, their ends, and where they lie."""
     parts, start = [], 0
@@ -204,6 +220,7 @@ def list_checks() -> dict[str, tuple]:
     for shape in DENSE:
         found |= {f"nn linear: {dtype} {shape}": (check_dense, shape, dtype) for dtype in (BF16, FP32)}
     found |= {f"nn stored: {shape}": (check_stored, shape) for shape in DENSE[2:4]}
+    found["nn swiglu: dense"] = (check_swiglu, 130, 256, 272)
     found |= {f"nn grouped: {sizes}": (check_grouped, *sizes) for sizes in GROUPED}
     found |= {f"nn experts: {sizes}": (check_experts, *sizes) for sizes in EXPERTS}
     return found

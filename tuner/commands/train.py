@@ -33,8 +33,9 @@ def train(
     trees: int = typer.Option(64, min=1, max=255, help="Number of boosted trees; each takes time at every choice."),
     leaves: int = typer.Option(15, min=2, max=64, help="Leaves of a tree."),
     rate: float = typer.Option(0.15, min=0.01, max=1.0, help="Share of its prediction that a tree adds."),
+    min_leaf: int = typer.Option(0, min=0, max=200, help="Least rows of a leaf; 0: by the number of all rows."),
     choose: bool = typer.Option(
-        False, help="Choose trees, leaves and rate among a few by the regret on left-out families, for each op kind."
+        False, help="Choose the settings of the trees among a few by the regret on left-out families, for each op kind."
     ),
     portfolio_size: int = typer.Option(
         0, min=0, max=32, help="Number of configs in the portfolio; 0: as many as help on left-out families."
@@ -57,7 +58,7 @@ def train(
     if kernel_hash and not op:
         raise errors.UsageError("--kernel-hash: every op kind has its own; name one with --op")
     sizes = (portfolio_size,) if portfolio_size else SIZES
-    settings = Settings(trees=trees, leaves=leaves, rate=rate, sizes=sizes, seed=seed)
+    settings = Settings(trees=trees, leaves=leaves, rate=rate, min_leaf=min_leaf, sizes=sizes, seed=seed)
     tables, source = load_tables(
         database,
         device,

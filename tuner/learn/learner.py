@@ -26,11 +26,11 @@ LEAST_SLACKS |= dict.fromkeys(("m_fill", "n_fill", "useful_share", "last_wave_fi
 LEAST = np.array([LEAST_SLACKS.get(name, 0.0) for name in _C.config_feature_names()])
 #: Margins to try (log time). Those that cost about the least count as equal, and the largest of them is taken: rare
 #: large losses are few in the data, but a margin avoids most of them.
-MARGINS = (0.01, 0.005, 0.0025)
+MARGINS = (0.005, 0.0025)
 MARGIN_TOLERANCE = 1e-4
 GUARD_FOLDS = 3
-#: Trees, leaves and rate to try where the data choose them.
-CANDIDATES = ((64, 15, 0.15), (64, 8, 0.15), (48, 15, 0.2), (32, 8, 0.25))
+#: Trees, leaves, rate and min_leaf to try where the data choose them.
+CANDIDATES = ((64, 15, 0.15, 0), (64, 15, 0.15, 20), (64, 8, 0.15, 0), (48, 15, 0.2, 0))
 #: A loss against the heuristic counts twice, and what it has beyond LARGE_LOSS (log time) LARGE_WEIGHT times more.
 LARGE_LOSS, LARGE_WEIGHT = 0.05, 4.0
 
@@ -40,18 +40,20 @@ class Settings:
     """What is not fitted, but chosen once for all folds and SKUs.
 
     `trees`, `leaves` and `rate` are of the boosted trees: their number, the leaves of each, and the share that each
-    adds. `sizes` are those of the portfolio.
+    adds. `min_leaf` is the least number of rows of a leaf, 0: by the number of all rows. `sizes` are those of the
+    portfolio.
     """
 
     trees: int = 64
     leaves: int = 15
     rate: float = 0.15
+    min_leaf: int = 0
     sizes: tuple = SIZES
     seed: int = 0
 
     def of_trees(self) -> TreeSettings:
         """Return what concerns the trees."""
-        return TreeSettings(self.trees, self.leaves, self.rate, self.seed)
+        return TreeSettings(self.trees, self.leaves, self.rate, self.min_leaf, self.seed)
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,8 @@ def choose_row(features: np.ndarray, residuals: np.ndarray, hull: tuple[np.ndarr
 def choose_settings(data: Dataset, problems: np.ndarray, settings: Settings, rows: ConfigRows) -> Settings:
     """Return the one of CANDIDATES with the lowest cost on families of `problems` that its trees did not see."""
     own = rows.of(problems)
-    candidates = [replace(settings, trees=trees, leaves=leaves, rate=rate) for trees, leaves, rate in CANDIDATES]
+    names = ("trees", "leaves", "rate", "min_leaf")
+    candidates = [replace(settings, **dict(zip(names, values, strict=True))) for values in CANDIDATES]
     return min(candidates, key=lambda candidate: min(find_costs(data, own, candidate).values()))
 
 

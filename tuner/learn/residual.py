@@ -30,7 +30,10 @@ SLOWEST = 0.25
 #: what a choice must not fall for.
 WEIGHT_SCALE, LEAST_WEIGHT = 0.05, 0.5
 #: The depth bounds the time of a choice: all rows walk as far as the deepest.
-MAX_DEPTH, MIN_LEAF, FEATURE_SHARE = 5, 20, 0.5
+MAX_DEPTH, FEATURE_SHARE = 5, 0.5
+#: The least rows of a leaf: one of ROWS_PER_LEAF, within these bounds. Op kinds with a tenth of the rows of the largest
+#: ones need smaller leaves to tell their few shapes apart.
+ROWS_PER_LEAF, MIN_LEAF = 600, (4, 20)
 #: The place of rows that only training sees.
 UNRANKED = 1 << 16
 
@@ -62,11 +65,14 @@ class ConfigRows(NamedTuple):
 
 
 class TreeSettings(NamedTuple):
-    """The size of the trees: their number, the leaves of each, the share that each adds, and the seed."""
+    """The size of the trees: their number, the leaves of each, the share that each adds, the least rows of a leaf (0:
+    by the number of all rows), and the seed.
+    """
 
     trees: int
     leaves: int
     rate: float
+    min_leaf: int
     seed: int
 
 
@@ -109,24 +115,52 @@ def find_places(data: Dataset, column: dict, row: int) -> dict[int, int]:
     return places
 
 
-def fit_trees(data: Dataset, rows: ConfigRows, settings: TreeSettings) -> Forest:
-    """Fit to the measured ones of `rows`. The same input and settings give the same trees."""
+class Examples(NamedTuple):
+    """What trees are fitted to: features F32[N,F], and the centred residual and the weight of each row, F64[N]."""
+
+    features: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray
+
+
+def make_examples(data: Dataset, rows: ConfigRows) -> Examples:
+    """Return the measured ones of `rows` as examples."""
     rows = rows.where(data.state[rows.problem, rows.column] != UNMEASURED)
-    targets, weights = make_row_targets(data, rows)
-    columns = np.flatnonzero(np.ptp(rows.features, axis=0) > 0)
+    return Examples(rows.features, *make_row_targets(data, rows))
+
+
+def fit_trees(data: Dataset, rows: ConfigRows, settings: TreeSettings, prior: Examples | None = None) -> Forest:
+    """Fit to the measured ones of `rows`, and to examples from elsewhere. The same input and settings give the same
+    trees.
+    """
+    examples = make_examples(data, rows)
+    if prior is not None:
+        examples = Examples(*(np.concatenate(pair) for pair in zip(examples, prior, strict=True)))
+    return fit_examples(examples, settings)
+
+
+def choose_min_leaf(settings: TreeSettings, count: int) -> int:
+    """Return the least rows of a leaf of trees that are fitted to `count` rows."""
+    return settings.min_leaf or min(max(count // ROWS_PER_LEAF, MIN_LEAF[0]), MIN_LEAF[1])
+
+
+def fit_examples(examples: Examples, settings: TreeSettings) -> Forest:
+    """Fit boosted trees to examples."""
+    features, targets, weights = examples
+    columns = np.flatnonzero(np.ptp(features, axis=0) > 0)
     model = HistGradientBoostingRegressor(
         max_iter=settings.trees,
         learning_rate=settings.rate,
         max_leaf_nodes=settings.leaves,
         max_depth=MAX_DEPTH,
-        min_samples_leaf=MIN_LEAF,
+        min_samples_leaf=choose_min_leaf(settings, len(targets)),
         max_features=FEATURE_SHARE,
         l2_regularization=1.0,
         early_stopping=False,
         random_state=settings.seed,
     )
     with threadpool_limits(1, user_api="openmp"):  # a few thousand rows: threads would wait for each other
-        model.fit(round_features(rows.features[:, columns]), targets, sample_weight=weights)
+        model.fit(round_features(features[:, columns]), targets, sample_weight=weights)
     return flatten(model, columns)
 
 

@@ -16,6 +16,7 @@ def on_the_cpu(monkeypatch):
     (nn_layers.check_dense, ((0, 16, 32), torch.bfloat16)),
     (nn_layers.check_dense, ((129, 144, 272), torch.float32)),
     (nn_layers.check_stored, ((130, 144, 272),)),
+    (nn_layers.check_swiglu, (9, 48, 144)),
     (nn_layers.check_grouped, ((5, 0, 130), 48, 144)),
     (nn_layers.check_experts, (40, 2, 5, 144, 128)),
 ])  # fmt: skip

@@ -62,7 +62,7 @@ def test_dynamic_rows_share_one_graph():
 def test_the_registration_is_sound():
     weight, x = torch.randn(32, 48, requires_grad=True), torch.randn(6, 48, requires_grad=True)
     op = torch.ops.deep_gemm_tuned.nn_linear.default
-    torch.library.opcheck(op, (x, weight, None, torch.randn(32, requires_grad=True), None, FP32))
+    torch.library.opcheck(op, (x, weight, None, torch.randn(32, requires_grad=True), None, False, FP32))
     onto = torch.ops.deep_gemm_tuned.nn_linear_wgrad_onto.default
     torch.library.opcheck(onto, (torch.randn(6, 32), x.detach(), torch.zeros(32, 48)))
 

@@ -91,7 +91,10 @@ def test_a_single_layer_is_returned():
     relu = torch.nn.ReLU()
     assert quantize_(relu) is relu
     assert not is_suitable(torch.nn.Bilinear(16, 16, 16), "x")
-    assert not is_suitable(torch.nn.LazyLinear(16), "x") and not is_suitable(torch.nn.Linear(16, 16), "model.lm_head")
+    assert not is_suitable(torch.nn.LazyLinear(16), "x")
+    linear = torch.nn.Linear(16, 16)
+    assert not any(is_suitable(linear, name) for name in ("model.lm_head", "layers.0.mlp.gate", "router"))
+    assert is_suitable(linear, "layers.0.mlp.gate_proj") and is_suitable(linear, "")
 
 
 @pytest.mark.parametrize("is_trainable", [True, False])

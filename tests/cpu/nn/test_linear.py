@@ -1,6 +1,7 @@
 """Fp8Linear on the CPU: values and gradients against the definition and against the layer that it replaces."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -93,6 +94,24 @@ def test_half_precision_is_rounded_from_fp32():
     x, grad = torch.randn(7, 144, dtype=FP16), torch.randn(7, 32, dtype=FP16)
     for found, right in zip(run(layer, x, grad)[1:3], multiply(x, linear.weight.detach(), grad)[1:], strict=True):
         assert found.dtype == FP16 and calc_diff(found, right) < MAX_DIFF[FP16]
+
+
+@pytest.mark.parametrize("is_trainable", [True, False])
+def test_swiglu_is_computed_before_the_product(is_trainable):
+    _, layer = make_pair(48, 144, trainable=is_trainable)
+    wide, grad = torch.randn(3, 5, 288), torch.randn(3, 5, 48)
+
+    def compute(x):
+        gate, up = x.chunk(2, -1)
+        return layer(torch.nn.functional.silu(gate) * up)
+
+    compute.parameters = layer.parameters
+    wanted = run(compute, wide, grad)
+    fused = functools.partial(layer, is_swiglu=True)
+    fused.parameters = layer.parameters
+    found = run(fused, wide, grad)
+    assert torch.equal(found[0], wanted[0]) and len(found) == len(wanted) == (4 if is_trainable else 3)
+    assert all(calc_diff(got, right) < MAX_DIFF[FP32] for got, right in zip(found, wanted, strict=True))
 
 
 def test_a_stored_weight_passes_gradients_to_the_input_alone():

@@ -139,3 +139,26 @@ def test_features_are_rounded_to_values_of_their_own_and_few_stay():
         assert set(rounded[:, column]) <= set(features[:, column])
         ranks = features[:, column].argsort().argsort()
         assert np.abs(np.searchsorted(np.sort(features[:, column]), rounded[:, column]) - ranks).max() <= 16
+
+
+def test_leaves_are_smaller_where_there_are_fewer_rows(data, rows):
+    settings = residual.TreeSettings(4, 64, 0.3, 0, 0)
+    assert [residual.choose_min_leaf(settings, count) for count in (100, 6000, 60000)] == [4, 10, 20]
+    assert residual.choose_min_leaf(settings._replace(min_leaf=7), 60000) == 7
+    small, large = (
+        residual.fit_trees(data, rows, settings._replace(min_leaf=min_leaf)).to_arrays() for min_leaf in (0, 200)
+    )
+    assert len(small["feature"]) > len(large["feature"])
+
+
+def test_examples_from_elsewhere_count_by_their_weights(data, rows):
+    """With hardly any weight they change nothing but the histograms; with much of it the trees follow them."""
+    settings = residual.TreeSettings(16, 15, 0.3, 20, 0)
+    own = residual.make_examples(data, rows)
+    alone = residual.fit_trees(data, rows, settings).predict(own.features)
+    found = [
+        residual.fit_trees(data, rows, settings, own._replace(targets=-own.targets, weights=weight * own.weights))
+        for weight in (1e-9, 9.0)
+    ]
+    near, opposite = (np.corrcoef(forest.predict(own.features), alone)[0, 1] for forest in found)
+    assert near > 0.9 and opposite < -0.9

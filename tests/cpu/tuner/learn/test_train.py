@@ -91,7 +91,7 @@ def test_guards_take_the_largest_margin_of_those_that_cost_the_least(data, monke
         for each in learner.MARGINS
     }
     equal = [each for each in learner.MARGINS if costs[each] <= min(costs.values()) + learner.MARGIN_TOLERANCE]
-    assert margin == max(equal) and costs[0.01] > costs[0.0025]
+    assert margin == max(equal) and costs[max(learner.MARGINS)] > costs[min(learner.MARGINS)]
 
 
 def test_large_losses_cost_most():
