@@ -52,12 +52,14 @@ BUDGETED = (
 #: Scripts that keep a database beside their result, from which it can be derived again.
 RECORDING = {"choice_regret": "choices.db"}
 SCRIPTS = (*BUDGETED, "host_time", "host_ops", "pdl", "compile_time")
-#: Steps that are programs of the tests.
+#: Steps that are programs of other folders, or that `make benchmark` leaves out.
 MODULES = {
     "einsum": "tests.gpu.einsum",
     "plain_kernels_bits": "tests.gpu.plain_kernels",
     "callers": "tests.callers.run",
     "kernel_sets": "tests.gpu.kernel_sets",
+    "models": "benchmarks.models",
+    "train_llama": "examples.train_llama",
 }
 #: What a session of minutes is for, the most valuable step first. Each writes at most eight files.
 LISTS = {

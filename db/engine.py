@@ -35,6 +35,8 @@ MAX_VALUE_BYTES = 1 << 24
 #: reader checks the rows that it loads anyway.
 CHECKED_BYTES = 1 << 26
 OLDEST_SQLITE = (3, 37, 0)  # the first with STRICT tables
+#: A commit is durable when it returns.
+WRITER_PRAGMAS = ("journal_mode = DELETE", "synchronous = FULL")
 MODES = {"rw": "rwc", "ro": "ro", "immutable": "ro&immutable=1"}
 
 
@@ -292,5 +294,5 @@ def configure(connection: sqlite3.Connection, mode: str) -> None:
         f"busy_timeout = {BUSY_TIMEOUT_MS}",
     ):
         connection.execute(f"PRAGMA {pragma}")
-    for pragma in ("journal_mode = DELETE", "synchronous = FULL") if mode == "rw" else ("query_only = ON",):
+    for pragma in WRITER_PRAGMAS if mode == "rw" else ("query_only = ON",):
         connection.execute(f"PRAGMA {pragma}").fetchall()

@@ -36,7 +36,8 @@ def snapshot(
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
     ratio alone). With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op kind
-    are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left out.
+    are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left out, and
+    where that is not enough, the search row of each config that its block confirmed: the confirmation is better.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -66,14 +67,25 @@ def write_newest(fresh: Path, target: Path, found: Tables, sku: str, max_bytes: 
     newest, older = find_newest(found, sku)
     left_out: list[Kernels] = []
     while True:
-        kept = write(fresh, target, select_kernels(found, sku, newest + older))
-        excess = fresh.stat().st_size - max_bytes
-        if excess <= 0 or not older:
+        selected = select_kernels(found, sku, newest + older)
+        kept = write(fresh, target, selected)
+        size = fresh.stat().st_size
+        excess = size - max_bytes
+        if excess <= 0:
             return kept, left_out
-        bytes_of_row = fresh.stat().st_size / max(len(kept["measurement"]), 1)
+        fresh.write_bytes(b"")
+        if not older:
+            return write(fresh, target, without_confirmed_searches(selected)), left_out
+        bytes_of_row = size / max(len(kept["measurement"]), 1)
         for _ in range(choose_left_out(older, excess, bytes_of_row)):
             left_out.append(older.pop())
-        fresh.write_bytes(b"")
+
+
+def without_confirmed_searches(found: Tables) -> Tables:
+    """Return the tables without the search rows of configs that were confirmed in the same block."""
+    confirmed = {(block, config) for block, config, role in found["measurement"] if role == "confirm"}
+    kept = {key: row for key, row in found["measurement"].items() if key[2] == "confirm" or key[:2] not in confirmed}
+    return found | {"measurement": kept}
 
 
 def write(fresh: Path, target: Path, found: Tables) -> Tables:

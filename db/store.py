@@ -22,6 +22,7 @@ from sqlalchemy import Connection, Table, select, update
 
 from deep_gemm import _C
 from tuner import errors
+from tuner.credentials import hide_credentials
 from tuner.db import coverage, queries, summaries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
@@ -78,7 +79,8 @@ class Store:
         Raises: UsageError, StoreError, IntegrityError.
         """
         engine, close = open_engine(target, mode, wait_s)
-        return cls(engine, close, str(target) if "://" in str(target) else Path(target).absolute(), mode)
+        name = hide_credentials(str(target)) if "://" in str(target) else Path(target).absolute()
+        return cls(engine, close, name, mode)
 
     def __enter__(self) -> Self:
         return self

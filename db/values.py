@@ -3,6 +3,7 @@
 Exception contract: a wrong field name raises UsageError, an impossible value IntegrityError.
 """
 
+import functools
 import hashlib
 import json
 import math
@@ -80,19 +81,27 @@ def to_row(table: Table, fields: dict, *, own: tuple[str, ...] = ()) -> dict:
     return row
 
 
+@functools.cache
+def python_type(column: Column) -> type:
+    """Return the type of a column's values."""
+    return column.type.python_type
+
+
 def to_value(column: Column, value: object) -> object:
     """Return a value as the driver takes it: numpy scalars become Python's, lists and dicts become JSON.
 
     Raises: IntegrityError.
     """
+    if value is None:
+        return None
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, (list, tuple, dict)):
         value = to_json(value)
     if isinstance(value, bool):
         value = int(value)
-    kind = column.type.python_type
-    if value is not None and not isinstance(value, (int, float) if kind is float else kind):
+    kind = python_type(column)
+    if not isinstance(value, (int, float) if kind is float else kind):
         raise errors.IntegrityError(
             f"{column} = {str(value)[:80]!r}: must be {KINDS[kind]}, not {type(value).__name__}"
         )

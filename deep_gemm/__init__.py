@@ -4,6 +4,9 @@ learned configurations.
 Importing opens no driver and initialises nothing; kernels are compiled by the first call that needs them.
 """
 
+import importlib
+from typing import Any
+
 from deep_gemm import legacy, library, mega, ops, sm100, testing, tracing, utils
 from deep_gemm._C import (
     Config,
@@ -132,6 +135,14 @@ __all__.extend(ops.EXPORTS)
 globals().update(sm100.EXPORTS)
 __all__.extend(sm100.EXPORTS)
 __all__.sort()
+
+
+def __getattr__(name: str) -> Any:
+    """Import `deep_gemm.nn` when it is first used: most programs use no layers."""
+    if name == "nn":
+        return importlib.import_module("deep_gemm.nn")
+    raise AttributeError(f"module 'deep_gemm' has no attribute {name!r}")
+
 
 library.register_ops()
 tracing.substitute_when_traced()

@@ -36,7 +36,7 @@ def register_ops() -> None:
 
     Inputs that require grad are computed with, and no graph is recorded: nothing happens at the key of autograd.
     """
-    library = _get_library()
+    library = get_library()
     for op in OPS:
         name = f"{NAMESPACE}::{op.name}"
         if torch._C._dispatch_has_kernel(name):
@@ -48,7 +48,7 @@ def register_ops() -> None:
         torch.library.register_fake(name, _make_fake(op, run), lib=library)
 
 
-def _get_library() -> torch.library.Library:
+def get_library() -> torch.library.Library:
     """Return the one Library of the process. The namespace of torch holds it: dropping it would remove its ops."""
     holder = vars(getattr(torch.ops, NAMESPACE))
     if "_library" not in holder:

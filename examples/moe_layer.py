@@ -32,6 +32,7 @@ import torch
 
 import deep_gemm
 from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.nn.routing import rank_choices
 from deep_gemm.testing import bench
 
 #: A tensor, or FP8 values with their FP32 scales.
@@ -93,20 +94,6 @@ def route(x: torch.Tensor, layer: Layer) -> tuple[torch.Tensor, torch.Tensor]:
     scores = (x @ layer.router.t()).float().softmax(-1)
     weights, experts = scores.topk(layer.top_k, dim=-1)
     return weights / weights.sum(-1, keepdim=True), experts
-
-
-def rank_choices(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (position of each choice among those of its expert, in order of the tokens, int64 [tokens, top_k]; counts
-    int64 [experts]).
-    """
-    flat = experts.flatten()
-    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device).scatter_add_(
-        0, flat, torch.ones_like(flat)
-    )
-    order = flat.argsort(stable=True)
-    starts = (counts.cumsum(0) - counts)[flat[order]]
-    ranks = torch.empty_like(flat).scatter_(0, order, torch.arange(flat.numel(), device=flat.device) - starts)
-    return ranks.view_as(experts), counts
 
 
 def place_contiguous(experts: torch.Tensor, num_experts: int) -> Placement:

@@ -12,6 +12,7 @@ import typer
 
 from deep_gemm.text import printable
 from tuner import errors
+from tuner.credentials import hide_credentials
 
 #: Every command, with the sentence that the list of commands shows. A command's module is imported when it is called.
 COMMANDS = {
@@ -159,7 +160,7 @@ def report(error: object, exit_code: int) -> int:
     """Print `error` as one line on standard error and return `exit_code`; with --debug re-raise."""
     if Shown.traceback and isinstance(error, Exception):
         raise error
-    line = printable(" ".join(str(error).split()), MAX_LINE)
+    line = printable(" ".join(hide_credentials(str(error)).split()), MAX_LINE)
     if line:  # without a command the parser has printed the help and has nothing to add
         print(f"tuner: {line}", file=sys.stderr)
     return exit_code
@@ -167,7 +168,8 @@ def report(error: object, exit_code: int) -> int:
 
 def show_warning(message: Warning | str, *where: object, **options: object) -> None:
     """Print a warning as one line on standard error: users of a command have not written the line that warned."""
-    print(f"tuner: warning: {printable(' '.join(str(message).split()), MAX_LINE)}", file=sys.stderr)
+    line = printable(" ".join(hide_credentials(str(message)).split()), MAX_LINE)
+    print(f"tuner: warning: {line}", file=sys.stderr)
 
 
 def report_interrupt() -> int:

@@ -1,5 +1,7 @@
 """Errors of the tuner, with the exit codes of the command line."""
 
+from tuner.credentials import hide_credentials
+
 EXIT_OK = 0
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
@@ -11,9 +13,12 @@ INTERRUPTED = "interrupted; everything committed so far is kept"
 
 
 class TunerError(Exception):
-    """A failure that is reported in one line; the process then ends with `exit_code`."""
+    """A failure that is reported in one line, without passwords; the process then ends with `exit_code`."""
 
     exit_code = EXIT_FAILURE
+
+    def __init__(self, message: object = ""):
+        super().__init__(hide_credentials(str(message)))
 
 
 class UsageError(TunerError):

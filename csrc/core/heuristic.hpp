@@ -64,6 +64,7 @@ class Estimator {
     double mma_ns(const Config& config) const;
     void write_step(const Config& config, const Tiling& tiling, EstimateTerms& terms) const;
     double epilogue_ns(const Config& config) const;
+    double deep_ring_us(const Config& config) const;
 
     Problem problem_;
     Extent extent_;

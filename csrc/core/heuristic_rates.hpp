@@ -1,6 +1,7 @@
 // The heuristic's constants, in one table so that they can be fitted to measurements and hashed. Fitted to 1,002
 // problems of both op kinds, 219 of them over the whole default space, measured on an H200 running free (its power
-// limit included; mean regret 3.4 % on them); other SM90 GPUs are scaled from them by SM count, clock and bandwidth.
+// limit included; mean regret 3.4 % on them), deep_ring_us to 230 pairs of rings measured later; other SM90 GPUs are
+// scaled from them by SM count, clock and bandwidth.
 #pragma once
 
 namespace deep_gemm {
@@ -28,6 +29,7 @@ struct HeuristicRates {
         21.5;  // extra of epilogue_row_ns without a D tile in shared memory, once more where C is read
     double column_scale_ns = 0.913;  // extra cost of a step per MMA column with a scale of its own, and 64 rows
     double split_us = 0.944;         // exchange and addition of the parts of a split
+    double deep_ring_us = 0.065;     // once, for each stage beyond twelve of a swapped tile of up to 24 rows
     double bf16_tflops = 647.2;      // dense_tflops of BF16 operands
     double bf16_base_ns = 20.97;     // one 64-K step of a BF16 tile: base + slope * columns * (rows / 64)
     double bf16_slope_ns = 0.5936;
@@ -60,6 +62,7 @@ inline constexpr RateField kRateFields[] = {
     {"direct_row_ns", &HeuristicRates::direct_row_ns},
     {"column_scale_ns", &HeuristicRates::column_scale_ns},
     {"split_us", &HeuristicRates::split_us},
+    {"deep_ring_us", &HeuristicRates::deep_ring_us},
     {"bf16_tflops", &HeuristicRates::bf16_tflops},
     {"bf16_base_ns", &HeuristicRates::bf16_base_ns},
     {"bf16_slope_ns", &HeuristicRates::bf16_slope_ns},

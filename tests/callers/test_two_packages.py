@@ -79,6 +79,6 @@ def test_a_vendored_deep_gemm_loads_before_and_after(kind, is_first):
 @pytest.mark.parametrize(
     "again", [pytest.param(AGAIN, id="reloaded", marks=FULL), pytest.param(COPY, id="imported again")]
 )
-@pytest.mark.parametrize("use_before", [pytest.param("", id="unused", marks=FULL), pytest.param(USE, id="used")])
+@pytest.mark.parametrize("use_before", [pytest.param("", id="unused"), pytest.param(USE, id="used", marks=FULL)])
 def test_this_package_loads_twice(again, use_before):
     assert "ended" in run_in_new_process("import deep_gemm", use_before, again, USE)

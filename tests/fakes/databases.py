@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from deep_gemm import _C
 
 SKU = "nvidia-h200-sm132"
@@ -15,6 +17,14 @@ REGIME = "graph-cold"
 IDENTITY = {"sku": SKU, "kernel_hash": KERNEL_HASH, "compiler": "nvrtc", "regime": REGIME}
 DEVICE = _C.Device.known(SKU)
 CONFIGS = _C.get_default_space(_C.Problem("fp8_gemm", 1, 1, 1), DEVICE)
+
+
+@contextmanager
+def without_flushes() -> Iterator[None]:
+    """Let the writers of SQLite files that are opened meanwhile commit without waiting for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tuner.db.engine.WRITER_PRAGMAS", ("journal_mode = DELETE", "synchronous = OFF"))
+        yield
 
 
 def add_context(store, seed: int = 0) -> dict:

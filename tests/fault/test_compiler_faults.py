@@ -122,7 +122,7 @@ def test_error_survives_pickling(home):
 # ---- the parent is killed ----
 
 
-@pytest.mark.parametrize("num_kills", [20, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("num_kills", [8, pytest.param(50, marks=pytest.mark.full)])
 def test_killed_parent_is_recovered_from(home, tmp_path, num_kills):
     """Kill the parent at moments spread over a compilation: the next process builds and never takes late output."""
     source = make_source(sleep=0.05)

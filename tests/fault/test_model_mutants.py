@@ -25,7 +25,7 @@ from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts
 
 PARTS = (4, 4, 5)  # a small artefact: configs, trees, leaves
 #: Of each kind; with --full 100,000 in all.
-NUM_MUTANTS = [1000, pytest.param(50_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+NUM_MUTANTS = [400, pytest.param(50_000, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
 MAX_SECONDS, MAX_GROWTH_BYTES = 0.05, 64 << 20
 PROBES = make_problems(4, seed=21)
 

@@ -88,7 +88,9 @@ def test_another_board_is_refused(worker):
         worker.start()
 
 
-@pytest.mark.parametrize("backend", ["tests.fakes.faulty_backend:FaultyBackend", "simulated"])
+@pytest.mark.parametrize(
+    "backend", ["tests.fakes.faulty_backend:FaultyBackend", pytest.param("simulated", marks=pytest.mark.full)]
+)
 def test_another_package_is_refused(worker, backend, monkeypatch):
     """Before any job: its kernels would be recorded as those of the package of the parent."""
     worker.backend = backend

@@ -1,5 +1,5 @@
-"""Fuzzed calls of the public ops: a right result or a typed error, nothing written outside D, no CUDA error
-left behind.
+"""Fuzzed calls of the dense ops, and what those of grouped ops (grouped_calls.py) share with them: a right result or a
+typed error, nothing written outside D, no CUDA error left behind.
 
 Each call starts from valid arguments of a random variant and shape and takes one valid variation or one fault, so that
 a wrong answer names its cause. The faults are in faults.py.
@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +21,9 @@ from .operands import Case, GuardedOutput, Shape, count_wrong, make_output, set_
 from .public_op import RECIPES
 from .variants import BF16, Variant
 from .world import World
+
+if TYPE_CHECKING:
+    from .grouped_calls import GroupedCall
 
 NUM_CALLS = 2400
 CALLS_PER_JOB = 100
@@ -67,6 +71,23 @@ class Call:
     def operand_names(self) -> tuple[str, ...]:
         """The operands that the variant has."""
         return ("a", "b", "scale_a", "scale_b") if self.case.variant.is_fp8 else ("a", "b")
+
+    def describe(self) -> str:
+        """What the call is, for a failure."""
+        return f"{self.case.variant} {tuple(self.shape)} {self.options or ''}"
+
+    def invoke(self) -> str:
+        """Run the op; return "" or the typed error's text. Any other exception propagates."""
+        options = self.options | ({} if self.c is None else {"c": self.c})
+        a, b = self.a, self.b
+        if self.case.variant.is_fp8:
+            a, b = a if self.scale_a is MISSING else (a, self.scale_a), (b, self.scale_b)
+        op = deep_gemm.fp8_gemm_nt if self.case.variant.is_fp8 else deep_gemm.bf16_gemm_nt
+        return call_typed(op, a, b, self.d, **options)
+
+    def count_wrong(self) -> torch.Tensor:
+        """Count the elements of D that are not what they must be."""
+        return count_wrong(self.case, self.d)
 
     def replace(self, change: Callable, names: tuple[str, ...] = ()) -> None:
         """Change one operand, chosen among `names` (default: all), into one that must be refused."""
@@ -153,15 +174,10 @@ def use_broadcast_scales(call: Call) -> None:
         call.case = set_reference(replace(call.case, scale_b=call.scale_b))
 
 
-def call_op(call: Call) -> str:
-    """Run the op; return "" or the typed error's text. Any other exception propagates."""
-    options = call.options | ({} if call.c is None else {"c": call.c})
-    a, b = call.a, call.b
-    if call.case.variant.is_fp8:
-        a, b = a if call.scale_a is MISSING else (a, call.scale_a), (b, call.scale_b)
-    op = deep_gemm.fp8_gemm_nt if call.case.variant.is_fp8 else deep_gemm.bf16_gemm_nt
+def call_typed(op: Callable, *arguments: object, **options: object) -> str:
+    """Call an op; return "" or the typed error's text. Any other exception propagates."""
     try:
-        result = op(a, b, call.d, **options)
+        result = op(*arguments, **options)
     except DeepGemmError as error:
         return f"{type(error).__name__}: {error}"
     return "" if result is None else f"returned {result!r}"
@@ -175,7 +191,7 @@ def copy_memory(d: object) -> torch.Tensor | None:
     return d.as_strided((size,), (1,), 0).view(torch.uint8).clone()
 
 
-def judge(call: Call, error: str, before: list[torch.Tensor | None]) -> str:
+def judge(call: "Call | GroupedCall", error: str, before: list[torch.Tensor | None]) -> str:
     """Return what is wrong with a finished call, "" when nothing is; `before`: the memory of D as passed and of the
     guarded D, from before.
     """
@@ -192,7 +208,7 @@ def judge(call: Call, error: str, before: list[torch.Tensor | None]) -> str:
         return "wrote to D before the error" if written else ""
     if call.expected == "error":
         return "invalid call was accepted"
-    wrong = int(count_wrong(call.case, call.d))
+    wrong = int(call.count_wrong())
     return f"{wrong} elements outside their bound" if wrong else ""
 
 
@@ -209,24 +225,34 @@ def run_calls(world: World, seed: int, count: int) -> tuple[int, list[str]]:
     """Run `count` fuzzed calls of one seed."""
     from .faults import FAULTS
 
-    rng, shapes, failures = random.Random(seed), make_shapes(SHAPE_SEED), []
+    rng, shapes = random.Random(seed), make_shapes(SHAPE_SEED)
+
+    def make() -> Call:
+        return make_call(world, rng, rng.choice(CALL_VARIANTS), rng.choice(shapes))
+
+    return run_changes(rng, count, make, VARIATIONS, FAULTS)
+
+
+def run_changes(
+    rng: random.Random, count: int, make: Callable, variations: tuple, faults: tuple
+) -> tuple[int, list[str]]:
+    """Make `count` calls, each with one change."""
+    failures = []
     for _ in range(count):
-        call = make_call(world, rng, rng.choice(CALL_VARIANTS), rng.choice(shapes))
-        change = rng.choice(FAULTS if rng.random() < FAULT_SHARE else VARIATIONS)
+        call = make()
+        change = rng.choice(faults if rng.random() < FAULT_SHARE else variations)
         verdict = run_call(call, change)
         if verdict:
-            failures.append(
-                f"{change.__name__} {call.case.variant} {tuple(call.shape)} {call.options or ''}: {verdict}"
-            )
+            failures.append(f"{change.__name__} {call.describe()}: {verdict}")
     return count, failures
 
 
-def run_call(call: Call, change: Callable) -> str:
+def run_call(call: "Call | GroupedCall", change: Callable) -> str:
     """Apply one change, call and judge; an exception that is no error of the library is a verdict, too."""
     change(call)
     before = [copy_memory(call.d), copy_memory(call.output.d)]
     try:
-        return judge(call, call_op(call), before)
+        return judge(call, call.invoke(), before)
     except (TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError) as error:
         return f"untyped {type(error).__name__}: {error}"
 
@@ -244,8 +270,10 @@ VARIATIONS = (
 
 
 def call_jobs(world: World) -> list:
-    """Return the jobs of the fuzzer."""
+    """Return the jobs of the fuzzers."""
+    from .grouped_calls import grouped_call_jobs
+
     return [
         (f"seed {seed}: all", partial(run_calls, world, seed, CALLS_PER_JOB))
         for seed in range(NUM_CALLS // CALLS_PER_JOB)
-    ]
+    ] + grouped_call_jobs(world)

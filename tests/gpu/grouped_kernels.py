@@ -5,6 +5,7 @@ those of the other sections.
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.selection import explain
 
+from .grouped_calls import FEW_ROWS
 from .grouped_op import GROUPED_OP_VARIANTS, list_op_shapes, make_random_shape
 from .grouped_operands import GroupedShape
 from .grouped_semantics import ALIGNMENTS, NUM_RANDOM_SHAPES, make_aligned_shape
@@ -36,8 +37,11 @@ def list_calls(variant: GroupedVariant) -> list[tuple[GroupedShape, dict]]:
     if variant.op in CONTIGUOUS_OPS:
         shapes += [make_aligned_shape(alignment, False) for alignment in ALIGNMENTS]
     calls = [(shape, {}) for shape in shapes] + [(own[0], {"num_sms": num_sms}) for num_sms in SMS]
-    masked = [shape for shape in own if isinstance(shape, Masked)]
-    return calls + [(shape, {"expected_m": min(rows, shape.max_m)}) for shape in masked for rows in EXPECTED_ROWS]
+    for shape in shapes:
+        if isinstance(shape, Masked):
+            expected = {*FEW_ROWS, shape.max_m, *(EXPECTED_ROWS if shape in own else ())}
+            calls += [(shape, {"expected_m": min(rows, shape.max_m)}) for rows in sorted(expected)]
+    return calls
 
 
 def choose(variant: GroupedVariant, shape: GroupedShape, fields: dict, device) -> list[tuple]:

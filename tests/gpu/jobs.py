@@ -20,6 +20,7 @@ SECTIONS = (
     "portfolio_repeats",
     "einsum",
     "plain_kernels",
+    "nn",
     "space_repeats",
     "calls",
     "nvcc",
@@ -52,6 +53,7 @@ def get_makers() -> dict:
     from .grouped_repeats import grouped_repeat_jobs
     from .grouped_semantics import grouped_semantics_jobs
     from .logits_jobs import logits_jobs
+    from .nn_layers import nn_jobs
     from .op_jobs import op_jobs, op_repeat_jobs
     from .plain_kernels import plain_jobs
     from .repeats import portfolio_jobs, space_jobs
@@ -70,6 +72,7 @@ def get_makers() -> dict:
         "grouped_repeats": grouped_repeat_jobs,
         "grouped_semantics": grouped_semantics_jobs,
         "logits": logits_jobs,
+        "nn": nn_jobs,
         "nvcc": both_nvcc_jobs,
         "portfolio_repeats": portfolio_jobs,
         "space_repeats": space_jobs,

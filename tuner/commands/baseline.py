@@ -5,6 +5,7 @@ import json
 import typer
 
 from tuner.commands.tables import AsJson, format_table
+from tuner.credentials import hide_credentials
 from tuner.problems.fields import OP_NAMES
 
 app = typer.Typer(
@@ -43,7 +44,8 @@ def set_baseline(
         for name in find_ops(store, sku, op):
             side = load_side(store, sku, name, named.which)
             kept = named.which if ":" in named.which else next(iter(side.kernel_hashes))
-            found[name] = Named(str(store.target) if named.database else "", kept)
+            is_file = named.database and "://" not in named.database
+            found[name] = Named(str(store.target) if is_file else named.database, kept)
     path = baselines.save(sku, found)
     show(baselines.load(), as_json, f"kept in {path}")
 
@@ -62,11 +64,14 @@ def list_baselines(as_json: AsJson = False) -> None:
 def show(known: dict, as_json: bool, remark: str) -> None:
     """Print all baselines."""
     if as_json:
-        document = {sku: {op: one._asdict() for op, one in ops.items()} for sku, ops in known.items()}
+        document = {
+            sku: {op: one._asdict() | {"database": hide_credentials(one.database)} for op, one in ops.items()}
+            for sku, ops in known.items()
+        }
         print(json.dumps(document, indent=1, sort_keys=True))
         return
     rows = [
-        (sku, op, one.which[:16], one.database or "the default one")
+        (sku, op, one.which[:16], hide_credentials(one.database) or "the default one")
         for sku, ops in known.items()
         for op, one in ops.items()
     ]

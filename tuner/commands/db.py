@@ -13,6 +13,7 @@ from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
 from tuner.commands.tables import WIDTH, AsJson, format_table
+from tuner.credentials import hide_credentials
 from tuner.problems.fields import OP_NAMES
 
 Database = Annotated[
@@ -212,7 +213,8 @@ def merge(
     from tuner.db import merge as merge_databases
 
     gained = merge_databases(target, sources)
-    report(as_json, {"target": target, "gained": gained}, f"{target}: {describe_gain(gained)}")
+    name = hide_credentials(target)
+    report(as_json, {"target": name, "gained": gained}, f"{name}: {describe_gain(gained)}")
 
 
 @app.command()

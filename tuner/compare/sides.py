@@ -14,19 +14,21 @@ from typing import NamedTuple
 
 from tuner import errors
 from tuner.compare.recorded import Side
+from tuner.credentials import hide_credentials
 from tuner.db import origins
 
 WHICH = re.compile(r"[0-9a-f]{8,64}|sweep:[0-9a-f]+|driver:[0-9.]+|previous")
 
 
 class Named(NamedTuple):
-    """A side as the command line names it; `which` is "" for the newest kernels."""
+    """A side as the command line names it; `which` is "" for the newest kernels. As text it has no password."""
 
     database: str
     which: str = ""
 
     def __str__(self) -> str:
-        return f"{self.database}@{self.which}" if self.which else self.database
+        database = hide_credentials(self.database)
+        return f"{database}@{self.which}" if self.which else database
 
 
 def read_name(text: str) -> Named:

@@ -224,7 +224,12 @@ def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarant
     best_known = {}
     for (config, state), value in sorted(known.items(), key=lambda item: item[0][1]):
         best_known[config] = (value, state)
-    search = {config: value for (config, state), value in known.items() if state == SEARCHED}
+    # A snapshot may leave out the search rows of confirmed configs, see tuner.db.publish: their confirmation stands in.
+    search = {
+        config: value
+        for (config, state), value in sorted(known.items(), key=lambda item: -item[0][1])
+        if state in (SEARCHED, CONFIRMED)
+    }
     candidates = frozenset(_C.get_candidates(problem, device)) - quarantined
     beyond = frozenset(best_known).difference(default_space(kernel_identity(problem), device))
     return Entry(problem, heuristic, best_known, search, candidates, beyond, heuristic_time(rows, heuristic))

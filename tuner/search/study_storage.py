@@ -6,7 +6,6 @@ and its database go on without it.
 """
 
 import queue
-import re
 import threading
 from collections.abc import Callable, Mapping
 
@@ -14,12 +13,12 @@ import optuna
 
 from deep_gemm.text import printable
 from tuner import errors
+from tuner.credentials import hide_credentials
 
 #: How long the end of a sweep waits for a slow storage.
 CLOSE_S = 20.0
 #: What must be equal before the trials of two sweeps may stand in one study.
 IDENTITY = ("sku", "kernel_hash", "compiler", "regime")
-CREDENTIALS = re.compile(r"(?<=://)[^@\s]*(?=@)|(?<=password=)[^&\s]*", re.IGNORECASE)
 
 
 def check_url(url: str) -> str:
@@ -27,11 +26,6 @@ def check_url(url: str) -> str:
     if "://" not in url:
         raise errors.UsageError(f"--study-storage {url}: must be a URL, such as sqlite:///studies.db")
     return url
-
-
-def hide_credentials(text: str) -> str:
-    """Return a text without the user and the password of any URL in it."""
-    return CREDENTIALS.sub("***", text)
 
 
 class StudyStorage:

@@ -3,6 +3,7 @@
 import time
 from dataclasses import asdict
 
+from tuner.credentials import hide_credentials
 from tuner.db.rows import Identity
 from tuner.search import precompile
 
@@ -18,7 +19,7 @@ def summarize(sweep, num_open: int) -> dict:
     compiled = {"compile": precompile.summarize(sweep.compiled, sweep.compile_seconds)} if sweep.compile_seconds else {}
     return compiled | {
         "identities": {op: describe_identity(identity) for op, identity in sweep.identities.items()},
-        "database": str(sweep.options.database),
+        "database": hide_credentials(str(sweep.options.database)),
         "problems": len(sweep.options.problems),
         "already_measured": len(sweep.options.problems) - num_open,
         "measured": sweep.num_measured,

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 
 from deep_gemm import _C
+from tuner.credentials import hide_credentials
 from tuner.db.interrupts import interrupt_deferred
 from tuner.measure.devices import choose_visible_device
 from tuner.measure.records import Plan
@@ -33,7 +34,6 @@ from tuner.search.candidates import (
 )
 from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Request, Suspects
 from tuner.search.sentinels import SentinelVisits
-from tuner.search.study_storage import hide_credentials
 from tuner.search.sweep_studies import SweepStudies
 from tuner.search.winners import choose_winner
 

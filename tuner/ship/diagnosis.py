@@ -14,6 +14,7 @@ from deep_gemm.jit import cache_contents
 from deep_gemm.jit.cache import get_disk_cache
 from deep_gemm.jit.compile import get_toolchain
 from tuner import errors
+from tuner.credentials import hide_credentials
 from tuner.db import Store
 from tuner.learn.sources import RECORDED_SKU, device_at_hand, known_device
 
@@ -159,12 +160,14 @@ def check_database() -> Finding:
             count = store.count_measurements()
     except errors.TunerError as error:
         return split("database", error)
-    return Finding("database", OK, f"{target}, {count} measurements")
+    return Finding("database", OK, f"{hide_credentials(target)}, {count} measurements")
 
 
 def check_variables() -> Finding:
     """Return the environment variables that are set."""
-    given = [f"{name}={value}" for name in environment.VARIABLES if (value := environment.get_string(name))]
+    given = [
+        f"{name}={hide_credentials(value)}" for name in environment.VARIABLES if (value := environment.get_string(name))
+    ]
     misspelt = environment.find_misspelt()
     if misspelt:
         name, meant = next(iter(misspelt.items()))

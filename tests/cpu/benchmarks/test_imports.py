@@ -1,6 +1,6 @@
 """Imports around the product: no cycles, and nothing that a GPU run does not need.
 
-    deep_gemm <- tuner <- benchmarks, examples, tests/gpu <- tests/fakes <- tests/cpu, tests/fault
+    deep_gemm <- tuner <- examples <- benchmarks, tests/gpu <- tests/fakes <- tests/cpu, tests/fault
 
 The benchmarks and the GPU suite do not import each other, so that each runs and changes independently. A fake may
 import what it replaces.
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 OURS = {"deep_gemm", "tuner", "benchmarks", "examples", "tests"}
 #: Folder -> what it may import of this repository besides itself.
 ARROWS = {
-    "benchmarks": {"deep_gemm", "tuner"},
+    "benchmarks": {"deep_gemm", "tuner", "examples"},
     "examples": {"deep_gemm", "tuner"},
     "tests/gpu": {"deep_gemm", "tuner"},
     "tests/fakes": {"deep_gemm", "tuner"},

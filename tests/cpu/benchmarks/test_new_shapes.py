@@ -76,7 +76,7 @@ def draw_shapes(count: int) -> list[tuple[int, int, int]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["h200", "h20"])
+@pytest.mark.parametrize("name", ["h200", pytest.param("h20", marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "fields",
     [

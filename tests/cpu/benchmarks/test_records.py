@@ -17,7 +17,6 @@ from benchmarks.stamp import OP, OPS, RESULTS, format_json, read_json, write_jso
 from tests.gpu import jobs, parent, run, sanitizer
 from tests.gpu.record import make_record, make_section, merge_records
 
-STATES = stale.get_states()
 GPU_RECORD = RESULTS / stale.GPU_RECORD
 
 
@@ -26,13 +25,19 @@ def is_explained(state: stale.State) -> bool:
     return state.is_stale == (state.reason is not None)
 
 
-def test_recorded_files_are_current_or_say_why_not():
+@pytest.fixture(scope="module")
+def states() -> list[stale.State]:
+    """The state of every recorded file."""
+    return stale.get_states()
+
+
+def test_recorded_files_are_current_or_say_why_not(states):
     """A stale file needs a reason in benchmarks/stale.json, a current one must have none."""
-    assert not [(state.path, state.is_stale, state.reason) for state in STATES if not is_explained(state)]
+    assert not [(state.path, state.is_stale, state.reason) for state in states if not is_explained(state)]
 
 
-def test_reasons_name_existing_records():
-    assert set(stale.read_reasons()) <= {state.path for state in STATES}
+def test_reasons_name_existing_records(states):
+    assert set(stale.read_reasons()) <= {state.path for state in states}
 
 
 SANITIZERS = tuple(f"sanitizer_{tool}" for tool in sanitizer.DEFAULT_TOOLS)

@@ -5,7 +5,14 @@ from contextlib import ExitStack
 import pytest
 
 from tests.fakes import postgresql
-from tests.fakes.databases import make_database
+from tests.fakes.databases import make_database, without_flushes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_flushes():
+    """Let commits return before the disk has them: what a flush is worth is the question of tests/fault."""
+    with without_flushes():
+        yield
 
 
 @pytest.fixture(scope="session")

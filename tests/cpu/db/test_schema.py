@@ -22,6 +22,9 @@ from tuner.db import Store, engine, schema, tables, views
 from tuner.db.values import make_key
 from tuner.problems.fields import PROBLEM_DEFAULTS
 
+#: Read before fixtures change it.
+WRITER_PRAGMAS = engine.WRITER_PRAGMAS
+
 
 @pytest.fixture
 def migrated(tmp_path):
@@ -123,7 +126,8 @@ def test_enumerations_have_checks():
     } <= checks
 
 
-def test_connections_are_configured(migrated):
+def test_connections_are_configured(migrated, monkeypatch):
+    monkeypatch.setattr(engine, "WRITER_PRAGMAS", WRITER_PRAGMAS)
     wanted = {"busy_timeout": 60_000, "mmap_size": 0, "trusted_schema": 0, "foreign_keys": 1, "cell_size_check": 1}
     for mode, more in (
         ("rw", {"journal_mode": "delete", "synchronous": 2}),

@@ -196,6 +196,22 @@ def test_older_kernels_that_do_not_fit_are_left_out_and_named(tmp_path, capsys):
         snapshot(path, tmp_path / "small.db", sku=SKU, max_bytes=1000)
 
 
+def test_search_rows_of_confirmed_configs_go_where_the_newest_kernels_do_not_fit(tmp_path):
+    path = tmp_path / "all.db"
+    with Store.open(path) as store:
+        context = add_context(store)
+        for m in range(1, 81):
+            add_block(store, context, make_problem(m))
+    whole = snapshot(path, tmp_path / "whole.db", sku=SKU)
+    snapshot(path, tmp_path / "small.db", sku=SKU, max_bytes=whole["bytes"] - 1)
+    rows, fewer = (load_tables(tmp_path / name)["measurement"] for name in ("whole.db", "small.db"))
+    confirmed = {key[:2] for key in rows if key[2] == "confirm"}
+    assert confirmed and rows.keys() - fewer.keys() == {key for key in rows if key[:2] in confirmed} - {
+        key for key in rows if key[2] == "confirm"
+    }
+    assert all(fewer[key] == rows[key] for key in fewer)
+
+
 def test_snapshot_replaces_nothing_that_holds_more(shards, tmp_path):
     with Store.open(tmp_path / "empty.db"):
         pass

@@ -306,7 +306,7 @@ def test_each_change_of_a_call_can_be_judged(world, change):
 
 
 def test_a_lenient_op_is_found_out(world, monkeypatch):
-    monkeypatch.setattr(calls, "call_op", lambda call: "")
+    monkeypatch.setattr(calls.Call, "invoke", lambda call: "")
     call = calls.make_call(world, random.Random(0), MAIN[0], operands.Shape(9, 40, 144))
     assert calls.run_call(call, faults.break_rank) == "invalid call was accepted"
     call = calls.make_call(world, random.Random(0), MAIN[0], operands.Shape(9, 40, 144))

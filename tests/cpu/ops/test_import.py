@@ -66,6 +66,7 @@ def effects(tmp_path_factory):
 def test_import_starts_nothing(effects):
     assert effects["threads"] == 0 and effects["descriptors"] == 0
     assert "deep_gemm.plan" not in effects["modules"]
+    assert "deep_gemm.nn" not in effects["modules"]
     assert not [name for name in effects["modules"] if name.startswith("deep_gemm.jit")]
 
 

@@ -303,6 +303,7 @@ assert sys.meta_path == finders
 """
 
 
+@pytest.mark.full
 def test_dynamo_is_imported_by_somebody_else():
     """Importing deep_gemm and calling an op leave torch._dynamo alone; once it is there, it knows the ops, and the
     finder is gone.

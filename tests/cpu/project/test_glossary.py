@@ -79,6 +79,15 @@ def checked_prose() -> tuple[tuple[str, int, str], ...]:
     )
 
 
+@functools.cache
+def words_by_file() -> dict[str, str]:
+    """Return the text of each file that checked_prose has, in lower case."""
+    texts: dict[str, list[str]] = {}
+    for name, _, text in checked_prose():
+        texts.setdefault(name, []).append(text.lower())
+    return {name: "\n".join(parts) for name, parts in texts.items()}
+
+
 def pattern_of(phrase: str) -> re.Pattern:
     """Return a pattern for whole words, also in the plural and over line breaks, that is no part of a name or path."""
     words = r"\s+(?:(?://|#:?)\s*)?".join(re.escape(word) for word in phrase.split())
@@ -88,10 +97,12 @@ def pattern_of(phrase: str) -> re.Pattern:
 
 def uses_of(phrase: str) -> list[tuple[str, int]]:
     """Return (file, line) of every use of a phrase."""
-    pattern = pattern_of(phrase)
+    pattern, words = pattern_of(phrase), phrase.lower().split()
+    files = {name for name, text in words_by_file().items() if all(word in text for word in words)}
     return [
         (name, line + text.count("\n", 0, match.start()))
         for name, line, text in checked_prose()
+        if name in files
         for match in pattern.finditer(text)
     ]
 

@@ -1,6 +1,7 @@
 """The house style, as far as a program can check it."""
 
 import ast
+import functools
 import re
 import statistics
 import subprocess
@@ -62,9 +63,15 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    """Return the syntax tree of a Python file."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def functions_of(path: Path) -> list[ast.FunctionDef]:
     """Return the functions of a Python file, nested ones too."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    nodes = ast.walk(parse(path))
     return [node for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
 
 
@@ -138,7 +145,7 @@ def undocumented(path: Path) -> list[str]:
     """Return the module and the public functions of a file (methods too; not nested functions and private classes) that
     have no docstring.
     """
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parse(path)
     if not tree.body:
         return []
     functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]

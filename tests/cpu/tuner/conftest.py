@@ -5,6 +5,14 @@ import os
 import pytest
 
 from deep_gemm import selection
+from tests.fakes.databases import without_flushes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_flushes():
+    """Let commits return before the disk has them: what a flush is worth is the question of tests/fault."""
+    with without_flushes():
+        yield
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[3]
 #: Every package may import itself and those before it.
 PIPELINE = ("problems", "db", "measure", "compare", "search", "learn", "ship", "report", "commands")
 #: Modules beside the packages: everyone may import these, they import no other part of the tuner but each other.
-COMMON = {"tuner.errors", "tuner.files", "tuner.measured", "tuner.pages"}
+COMMON = {"tuner.credentials", "tuner.errors", "tuner.files", "tuner.measured", "tuner.pages"}
 #: Modules on top: nobody imports them.
 TOP = {"tuner", "tuner.cli", "tuner.__main__"}
 #: Alembic loads the migrations by their path; each imports the ones before it.

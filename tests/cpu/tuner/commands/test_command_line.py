@@ -90,7 +90,7 @@ def test_a_warning_is_one_line_without_source():
     assert line.startswith("tuner: warning: /missing: no such file; set DG_SELECTOR")
 
 
-@pytest.mark.parametrize("module", ["typer", "sqlalchemy"])
+@pytest.mark.parametrize("module", ["typer", pytest.param("sqlalchemy", marks=pytest.mark.full)])
 def test_without_the_extra_one_line_says_what_to_install(module):
     done = run_main(["inspect"], before=f"sys.modules[{module!r}] = None")
     assert "code 2" in done.stdout and done.stderr.count("\n") == 1

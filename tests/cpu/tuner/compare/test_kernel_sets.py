@@ -52,7 +52,7 @@ def here(clone, monkeypatch) -> Clone:
     return clone
 
 
-@pytest.mark.parametrize("is_made", [False, True])
+@pytest.mark.parametrize("is_made", [pytest.param(False, marks=pytest.mark.full), True])
 def test_a_set_without_a_package_is_not_answered_for_by_this_one(tmp_path, is_made):
     if is_made:  # the native module alone
         (tmp_path / "deep_gemm").mkdir()

@@ -13,7 +13,7 @@ from tuner.learn import evaluate, learner, train, validate
 from tuner.learn.evaluation import Evaluation
 from tuner.ship import gates
 
-SETTINGS = learner.Settings(trees=20, sizes=(16,))
+SETTINGS = learner.Settings(trees=8, sizes=(16,))
 
 
 @pytest.fixture(scope="module")

@@ -95,10 +95,10 @@ def test_proposals_measure_a_share_and_resume_from_their_history(tmp_path):
 
 def test_a_search_counts_as_done_with_its_trials(tmp_path):
     path, problem = tmp_path / "a.db", [SEARCHED]
-    run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=40)
-    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=40)["already_measured"] == 1
-    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=55)["measured"] == 1
-    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=55)["already_measured"] == 1
+    run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=16)
+    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=16)["already_measured"] == 1
+    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=24)["measured"] == 1
+    assert run(path, problems=problem, configs=SPACE, sampler="tpe", num_trials=24)["already_measured"] == 1
     assert run(path, problems=problem, configs=SPACE, sampler="exhaustive")["measured"] == 1
 
 
@@ -145,12 +145,13 @@ def run_killed(path, fatal: int, problems=PROBLEMS[:2], **options) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def test_a_sweep_killed_anywhere_resumes_to_the_same_end(tmp_path):
+@pytest.mark.parametrize("stride", [4, pytest.param(1, marks=pytest.mark.full)])
+def test_a_sweep_killed_anywhere_resumes_to_the_same_end(tmp_path, stride):
     run(tmp_path / "whole.db", problems=PROBLEMS[:2], configs=FEW)
     expected_rows, expected = read_all(tmp_path / "whole.db")[0], winners(tmp_path / "whole.db")
-    fatal = 0
+    fatal = 1 - stride
     while True:
-        fatal += 1
+        fatal += stride
         path = tmp_path / f"killed{fatal}.db"
         if not run_killed(path, fatal):
             break

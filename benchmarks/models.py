@@ -1,0 +1,226 @@
+"""Time a Llama-like model with FP8 layers beside the same model in BF16: prefill and decoding.
+
+Example: python -m benchmarks.models
+Example: python -m benchmarks.models --model qwen3_30b --layers 12
+
+The model is that of examples/llama.py with random weights in the sizes of Llama 3.1 8B, or of Qwen3 30B-A3B, a mixture
+of experts. The other one is made of a copy, with weights stored in FP8 and the head in BF16. BF16 layers are
+torch.nn.Linear, BF16 experts the grouped products of this package. Every call is captured in a CUDA graph; replays of
+both models alternate, so that both see the same clocks. Prefill computes the logits of the last token of each sequence;
+decoding computes one token of each over a cache of `--context` positions.
+
+Result: {"meta": ..., "rows": [{"phase", "sequences", "tokens" of a call, "bf16_ms", "fp8_ms": [of each round],
+    "bf16_tokens_s", "fp8_tokens_s", "speedup": median bf16 / fp8, "cosine": mean over tokens of the logits' cosine,
+    "bf16_peak_mb", "fp8_peak_mb": weights and what a call takes beside them, "share": of the FP8 model's kernel time
+    {"products", "casts", "others"}, "failed"}]}.
+"""
+
+import argparse
+import copy
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from deep_gemm import _C
+from examples.llama import LLAMA_8B, QWEN3_30B, TINY, TINY_MOE, Llama, Sizes, make_model, quantize
+from tuner.measure.statistics import median, paired_ratios
+
+from .stamp import RESULTS, make_stamp, write_json
+
+MODELS = ("bf16", "fp8")
+#: Name -> the sizes on a GPU and on a CPU.
+SIZES = {"llama_8b": (LLAMA_8B, TINY), "qwen3_30b": (QWEN3_30B, TINY_MOE)}
+PREFILLS, PREFILL_LENGTH = (1, 4), 2048
+DECODES, CONTEXT = (1, 8, 32, 128), 1024
+ROUNDS = 15
+#: The op kinds of both models.
+OPS = (
+    "fp8_gemm",
+    "m_grouped_fp8_gemm_psum",
+    "m_grouped_fp8_gemm_masked",
+    "m_grouped_bf16_gemm_psum",
+    "m_grouped_bf16_gemm_masked",
+)
+#: Parts of kernel names, in lower case: products of ours and of cuBLAS, and casts to FP8.
+PRODUCTS, CASTS = ("gemm", "nvjet", "cublas", "gemv"), ("cast_", "scale_layout")
+
+
+class Case(NamedTuple):
+    """What is timed: the phase, sequences, and tokens of each in a call."""
+
+    phase: str
+    sequences: int
+    length: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a call."""
+        return self.sequences * self.length
+
+
+def list_cases(prefills: tuple[int, ...], length: int, decodes: tuple[int, ...]) -> list[Case]:
+    """Return the cases of a run."""
+    return [*(Case("prefill", count, length) for count in prefills), *(Case("decode", count, 1) for count in decodes)]
+
+
+def make_models(sizes: Sizes, device: str) -> dict[str, Llama]:
+    """Return the model with BF16 layers, and with FP8 layers made of the same weights."""
+    plain = make_model(sizes, device, torch.bfloat16).eval().requires_grad_(False)
+    return {"bf16": plain, "fp8": quantize(copy.deepcopy(plain))}
+
+
+def make_call(case: Case, sizes: Sizes, context: int, device: str) -> Callable[[Llama], torch.Tensor]:
+    """Return a function that computes the logits [sequences, 1, vocabulary] of a model for the same tokens."""
+    tokens = torch.randint(sizes.vocabulary, (case.sequences, case.length), device=device)
+    if case.phase == "prefill":
+        return lambda model: model(tokens, is_last_only=True)
+    position = torch.full((1,), context - 1, dtype=torch.int64, device=device)
+    caches: dict[str, list] = {}
+
+    def decode(model: Llama) -> torch.Tensor:
+        if not caches:  # one for both models: each writes its own keys of the last position before it reads them
+            caches["shared"] = model.make_cache(case.sequences, context)
+            for pair in caches["shared"]:
+                for memory in pair:
+                    memory.normal_()
+        return model(tokens, caches["shared"], position)
+
+    return decode
+
+
+def get_cosine(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Return the mean cosine of the logits of a token."""
+    return float(torch.nn.functional.cosine_similarity(x.double().flatten(0, -2), y.double().flatten(0, -2)).mean())
+
+
+def measure_peak(call: Callable[[], torch.Tensor], model: Llama) -> tuple[torch.Tensor, float]:
+    """Return (logits, MB of the weights and of what one call takes beside what is there)."""
+    call()  # what stays afterwards, kernels and caches, is no part of it
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
+    if not torch.cuda.is_available():
+        return call(), weights / 1e6
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    logits = call().clone()
+    return logits, (weights + torch.cuda.max_memory_allocated() - before) / 1e6
+
+
+def capture(call: Callable[[], torch.Tensor]) -> Callable[[], object]:
+    """Return the replay of a CUDA graph of a call, or the call itself on a CPU."""
+    if not torch.cuda.is_available():
+        return call
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def time_once(run: Callable[[], object]) -> float:
+    """Return the milliseconds of a run."""
+    if not torch.cuda.is_available():
+        start = time.perf_counter()
+        run()
+        return (time.perf_counter() - start) * 1e3
+    start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start_event.record()
+    run()
+    end_event.record()
+    end_event.synchronize()
+    return start_event.elapsed_time(end_event)
+
+
+def classify(name: str) -> str:
+    """Return what a kernel of this name does."""
+    lower = name.lower().removeprefix("deep_gemm_")
+    if any(part in lower for part in CASTS):
+        return "casts"
+    return "products" if any(part in lower for part in PRODUCTS) else "others"
+
+
+def attribute(call: Callable[[], object]) -> dict[str, float]:
+    """Return the shares of kernel time of one eager call by what the kernels do; empty on a CPU."""
+    if not torch.cuda.is_available():
+        return {}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    times = dict.fromkeys(("products", "casts", "others"), 0.0)
+    for event in profile.key_averages():
+        times[classify(event.key)] += event.self_device_time_total
+    total = sum(times.values())
+    return {kind: round(value / total, 4) for kind, value in times.items()} if total else {}
+
+
+@torch.no_grad()
+def run_case(case: Case, models: dict[str, Llama], context: int, rounds: int, device: str) -> dict:
+    """Return the row of a case."""
+    step = make_call(case, models["bf16"].sizes, context, device)
+    calls = {name: (lambda model=models[name]: step(model)) for name in MODELS}
+    logits, peaks = zip(*(measure_peak(calls[name], models[name]) for name in MODELS), strict=True)
+    runs, times = {name: capture(calls[name]) for name in MODELS}, {name: [] for name in MODELS}
+    for index in range(rounds + 1):
+        for name in MODELS:
+            taken = time_once(runs[name])
+            times[name] += [taken] if index else []  # the first round warms up
+    row = {"phase": case.phase, "sequences": case.sequences, "tokens": case.tokens}
+    for name, peak in zip(MODELS, peaks, strict=True):
+        row |= {
+            f"{name}_ms": [round(taken, 4) for taken in times[name]],
+            f"{name}_tokens_s": round(case.tokens / median(times[name]) * 1e3, 1),
+            f"{name}_peak_mb": round(peak, 1),
+        }
+    row["speedup"] = round(median(paired_ratios(times["bf16"], times["fp8"])), 4)
+    return row | {"cosine": round(get_cosine(*logits), 6), "share": attribute(calls["fp8"])}
+
+
+def run_safely(case: Case, *options) -> dict:
+    """Return the row of a case; an exception is the row's `failed`."""
+    try:
+        return run_case(case, *options)
+    except Exception as error:  # one case's fault must not end the run
+        return {**case._asdict(), "failed": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a case failed, 3 not complete."
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "models.json", help="where the result goes")
+    parser.add_argument("--model", choices=SIZES, default="llama_8b", help="the sizes; default: llama_8b")
+    parser.add_argument("--layers", type=int, help="layers of the model; default: all")
+    parser.add_argument("--context", type=int, default=CONTEXT, help="positions of the cache while decoding")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each model")
+    parser.add_argument(
+        "--time-budget", type=float, default=200.0, help="seconds; cases that have not begun are left out"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure every case and write the result. Returns the exit status."""
+    args, start, rows = parse_arguments(arguments), time.monotonic(), []
+    is_gpu = torch.cuda.is_available()
+    device, sizes = ("cuda", SIZES[args.model][0]) if is_gpu else ("cpu", SIZES[args.model][1])
+    sizes = sizes._replace(layers=args.layers or sizes.layers)
+    cases = list_cases(PREFILLS, PREFILL_LENGTH, DECODES) if is_gpu else list_cases((1,), 16, (2,))
+    models = make_models(sizes, device)
+    for case in cases:
+        if time.monotonic() - start > args.time_budget:
+            break
+        rows.append(run_safely(case, models, args.context if is_gpu else 16, args.rounds, device))
+        print({name: value for name, value in rows[-1].items() if not name.endswith("_ms")}, flush=True)
+    has_faults, is_complete = any("failed" in row for row in rows), len(rows) == len(cases)
+    origin = make_stamp(_C.get_device(), OPS) if is_gpu else {"device": "CPU reference"}
+    meta = {**origin, "model": args.model, "sizes": sizes._asdict(), "context": args.context, "rounds": args.rounds}
+    write_json(args.out, {"meta": {**meta, "complete": is_complete and not has_faults}, "rows": rows})
+    return 1 if has_faults else 0 if is_complete else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,172 @@
+"""The experts of a mixture-of-experts layer in FP8: SwiGLU networks, each on the tokens that chose it."""
+
+from collections.abc import Sequence
+
+import torch
+
+from deep_gemm.errors import ArgumentError, ShapeError
+from deep_gemm.nn.grouped import Fp8GroupedLinear
+from deep_gemm.nn.linear import Fp8Linear
+from deep_gemm.nn.products import check_last_dim
+from deep_gemm.nn.routing import nn_combine, nn_spread, place_contiguous, place_masked
+from deep_gemm.nn.weights import FP8
+from deep_gemm.quantize import SCALE_BLOCK, ceil_div
+
+#: Up to so many tokens, calls without gradients give every expert room for all of them.
+MASKED_TOKENS = 64
+LAYOUTS = (None, "contiguous", "masked")
+
+
+class Fp8Experts(torch.nn.Module):
+    """y[t] = sum over choices j of weight[t, j] * down[e] @ (silu(gate[e] @ x[t]) * (up[e] @ x[t])), e = index[t, j].
+
+    Two grouped products; SwiGLU is computed as the second one quantises its rows. Prefill and training place the tokens
+    of an expert one after the other (contiguous), decoding gives every expert room for all tokens (masked). Neither
+    asks the device for a size, so CUDA graphs and whole compiled graphs can hold it.
+
+    Args:
+        num_experts, hidden_size, intermediate_size: both sizes are multiples of 16.
+        trainable: keep the weights in `dtype` and quantise them in every forward; else they are stored in FP8.
+
+    Attributes: `gate_up_proj`: Fp8GroupedLinear, weight [num_experts, 2 * intermediate_size, hidden_size], gate first.
+        `down_proj`: Fp8GroupedLinear, weight [num_experts, hidden_size, intermediate_size].
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        *,
+        trainable: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        shapes = ((hidden_size, 2 * intermediate_size), (intermediate_size, hidden_size))
+        self.gate_up_proj, self.down_proj = (
+            Fp8GroupedLinear(num_experts, *shape, trainable=trainable, device=device, dtype=dtype) for shape in shapes
+        )
+
+    @classmethod
+    def from_layers(cls, gate_up_proj: Fp8GroupedLinear, down_proj: Fp8GroupedLinear) -> "Fp8Experts":
+        """Return the experts of two layers.
+
+        Raises: ShapeError unless their groups and features fit together.
+        """
+        found, wanted = gate_up_proj.weight.shape, down_proj.weight.shape
+        if (found[0], found[1], found[2]) != (wanted[0], 2 * wanted[2], wanted[1]):
+            raise ShapeError(
+                f"gate_up_proj.weight.shape = {list(found)}: must be"
+                f" {[wanted[0], 2 * wanted[2], wanted[1]]} with down_proj.weight {list(wanted)}; pass layers that fit."
+            )
+        experts = cls.__new__(cls)
+        torch.nn.Module.__init__(experts)
+        experts.gate_up_proj, experts.down_proj = gate_up_proj, down_proj
+        return experts.train(gate_up_proj.is_trainable)
+
+    @classmethod
+    def from_experts(cls, experts: Sequence[torch.nn.Module], *, trainable: bool | None = None) -> "Fp8Experts":
+        """Return the experts of modules with `gate_proj`, `up_proj` and `down_proj`, as models in transformers have
+        them: all torch.nn.Linear without bias, or all Fp8Linear with stored weights. Weights are copied.
+
+        Raises: ArgumentError for other layers; ShapeError where they differ in shape, or where the gates of stored
+            weights have no multiple of 128 features.
+        """
+        if isinstance(experts[0].gate_proj, Fp8Linear):
+            return cls._join_stored(experts)
+        trainable = experts[0].training if trainable is None else trainable
+        gate, up, down = (
+            Fp8GroupedLinear.from_linears([getattr(one, name) for one in experts], trainable=True).weight.detach()
+            for name in ("gate_proj", "up_proj", "down_proj")
+        )
+        layers = (
+            Fp8GroupedLinear.from_weight(weight, trainable=trainable) for weight in (torch.cat((gate, up), 1), down)
+        )
+        return cls.from_layers(*layers)
+
+    @classmethod
+    def _join_stored(cls, experts: Sequence[torch.nn.Module]) -> "Fp8Experts":
+        """Return the experts of stored weights, whose blocks stay as they are."""
+        if experts[0].gate_proj.out_features % SCALE_BLOCK:
+            raise ShapeError(
+                f"gate_proj.out_features = {experts[0].gate_proj.out_features}: must be a multiple of {SCALE_BLOCK}, or"
+                " blocks of gate and up would share scales; pass torch.nn.Linear layers."
+            )
+        gate, up, down = (
+            _stack([getattr(one, name) for one in experts]) for name in ("gate_proj", "up_proj", "down_proj")
+        )
+        gate_up = [torch.cat(parts, 1) for parts in zip(gate, up, strict=True)]
+        return cls.from_layers(Fp8GroupedLinear.from_checkpoint(*gate_up), Fp8GroupedLinear.from_checkpoint(*down))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+        *,
+        layout: str | None = None,
+    ) -> torch.Tensor:
+        """Return the weighted sum of every token's experts, of x's shape and dtype, or that of autocast.
+
+        Args:
+            x: [..., hidden_size].
+            top_k_index: integers [tokens, top_k], the experts of each token, 0 .. num_experts - 1; tokens are the rows
+                of x.
+            top_k_weights: [tokens, top_k] of a floating dtype. Their gradient, and that of x and of weights that train,
+                are defined.
+            layout: "contiguous", "masked" (without gradients only), or None: masked for at most 64 tokens where no
+                gradient is wanted.
+
+        Raises: ShapeError, ArgumentError.
+        """
+        check_last_dim(x, self.gate_up_proj.in_features, False)
+        rows = x.reshape(-1, x.shape[-1])
+        _check_routing(rows, top_k_index, top_k_weights)
+        run = self._run_masked if self._is_masked(rows, top_k_weights, layout) else self._run_contiguous
+        return run(rows, top_k_index.long(), top_k_weights.float()).view(x.shape)
+
+    def _is_masked(self, rows: torch.Tensor, weights: torch.Tensor, layout: str | None) -> bool:
+        if layout not in LAYOUTS:
+            raise ArgumentError(f"layout = {layout!r}: must be 'contiguous', 'masked' or None; pass one of them.")
+        operands = (rows, weights, self.gate_up_proj.weight, self.down_proj.weight)
+        has_gradient = torch.is_grad_enabled() and any(operand.requires_grad for operand in operands)
+        if has_gradient and layout == "masked":
+            raise ArgumentError("layout = 'masked': has no backward; call under torch.no_grad(), or leave it out.")
+        return layout == "masked" or (layout is None and not has_gradient and rows.shape[0] <= MASKED_TOKENS)
+
+    def _run_contiguous(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        placement = place_contiguous(index, self.gate_up_proj.num_groups)
+        spread = nn_spread(x, placement.rows, None, placement.num_rows)
+        hidden = self.gate_up_proj(spread, placement.groups)
+        out = self.down_proj(hidden, placement.groups, is_swiglu=True)
+        return nn_combine(out, placement.rows, weights)
+
+    def _run_masked(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        groups = self.gate_up_proj.num_groups
+        placement, expected_m = place_masked(index, groups), ceil_div(index.numel(), groups)
+        spread = x.new_empty(placement.num_rows, x.shape[1])
+        spread[placement.rows] = x[:, None]
+        spread = spread.view(groups, x.shape[0], x.shape[1])
+        hidden = self.gate_up_proj.forward_masked(spread, placement.groups, expected_m)
+        out = self.down_proj.forward_masked(hidden, placement.groups, expected_m, is_swiglu=True)
+        return nn_combine(out.flatten(0, 1), placement.rows, weights)
+
+
+def _stack(layers: list[Fp8Linear]) -> list[torch.Tensor]:
+    """Return weights and scales of stored layers, one after the other."""
+    for layer in layers:
+        if not isinstance(layer, Fp8Linear) or layer.is_trainable or layer.bias is not None:
+            raise ArgumentError(
+                f"experts: have {layer}, must all be Fp8Linear, stored and without bias; pass such ones."
+            )
+    weights = torch.stack([layer.weight.detach().view(torch.uint8) for layer in layers])  # torch stacks no FP8
+    return [weights.view(FP8), torch.stack([layer.state_dict()["weight_scale_inv"] for layer in layers])]
+
+
+def _check_routing(rows: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> None:
+    if index.dim() != 2 or index.shape[0] != rows.shape[0] or index.shape != weights.shape:
+        raise ShapeError(
+            f"top_k_index.shape = {list(index.shape)}, top_k_weights.shape = {list(weights.shape)}: both must be"
+            f" [{rows.shape[0]}, top_k]; pass one row for each token."
+        )

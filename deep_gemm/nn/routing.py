@@ -1,0 +1,135 @@
+"""Where the tokens of experts lie among the rows of grouped products, and how they get there and back.
+
+All of it runs on the device: no size comes back to the host, so that CUDA graphs can hold it. Shapes follow from those
+of the routing alone: a matrix has as many rows as any routing could need.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from deep_gemm.nn.registration import differentiate, register
+from deep_gemm.quantize import SCALE_BLOCK
+
+#: Tokens whose choices are in FP32 at the same time: 235 MB for 8 choices of 7168 features.
+TOKENS_AT_ONCE = 1024
+
+
+class Placement(NamedTuple):
+    """Rows of all choices of experts.
+
+    rows: int64 [tokens, top_k], the row of a token's choice. num_rows: of the matrix. groups: int32 [experts]: where
+    the rows of each expert end, or how many it has (masked).
+    """
+
+    rows: torch.Tensor
+    num_rows: int
+    groups: torch.Tensor
+
+
+def rank_choices(experts: torch.Tensor, num_experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (position of each choice among those of its expert, in order of the tokens, int64 [tokens, top_k]; counts
+    int64 [experts]).
+    """
+    flat = experts.flatten()
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device).scatter_add_(
+        0, flat, torch.ones_like(flat)
+    )
+    order = flat.argsort(stable=True)
+    starts = (counts.cumsum(0) - counts)[flat[order]]
+    ranks = torch.empty_like(flat).scatter_(0, order, torch.arange(flat.numel(), device=flat.device) - starts)
+    return ranks.view_as(experts), counts
+
+
+def place_contiguous(experts: torch.Tensor, num_experts: int) -> Placement:
+    """Place every expert's tokens one after the other, from a multiple of 128 on."""
+    ranks, counts = rank_choices(experts, num_experts)
+    lengths = (counts + SCALE_BLOCK - 1) // SCALE_BLOCK * SCALE_BLOCK
+    starts = lengths.cumsum(0) - lengths
+    choices = experts.numel()
+    most = choices + min(num_experts, choices) * (SCALE_BLOCK - 1)
+    return Placement(starts[experts] + ranks, most // SCALE_BLOCK * SCALE_BLOCK, (starts + counts).int())
+
+
+def place_masked(experts: torch.Tensor, num_experts: int) -> Placement:
+    """Give every expert room for all tokens, more than which no routing sends to one."""
+    ranks, counts = rank_choices(experts, num_experts)
+    room = experts.shape[0]
+    return Placement(experts * room + ranks, num_experts * room, counts.int())
+
+
+def _run_spread(x: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None, num_rows: int) -> torch.Tensor:
+    out = x.new_zeros(num_rows, x.shape[1])
+    if weights is None:
+        out[rows] = x[:, None]
+        return out
+    for part in _list_parts(rows):
+        out[rows[part]] = (x[part, None].float() * weights[part, :, None]).to(x.dtype)
+    return out
+
+
+def _list_parts(rows: torch.Tensor) -> list[slice]:
+    """Return the tokens in parts whose choices fit in a temporary tensor of FP32."""
+    return [slice(first, first + TOKENS_AT_ONCE) for first in range(0, len(rows), TOKENS_AT_ONCE)]
+
+
+def _fake_spread(x, rows, weights, num_rows) -> torch.Tensor:
+    return x.new_empty((num_rows, x.shape[1]))
+
+
+def _run_combine(y: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    out = y.new_empty(len(rows), y.shape[1])
+    for part in _list_parts(rows):
+        chosen = y[rows[part]].float()
+        out[part] = (chosen if weights is None else chosen * weights[part, :, None]).sum(1)
+    return out
+
+
+def _run_combine_wgrad(grad: torch.Tensor, y: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    out = torch.empty(rows.shape, dtype=torch.float32, device=y.device)
+    for part in _list_parts(rows):
+        out[part] = (y[rows[part]].float() * grad[part, None].float()).sum(-1)
+    return out
+
+
+def _fake_combine_wgrad(grad, y, rows) -> torch.Tensor:
+    return grad.new_empty(rows.shape, dtype=torch.float32)
+
+
+def _fake_combine(y, rows, weights) -> torch.Tensor:
+    return y.new_empty((rows.shape[0], y.shape[1]))
+
+
+def _set_up_spread(ctx, inputs: tuple, output: torch.Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _differentiate_spread(ctx, grad: torch.Tensor) -> tuple:
+    return nn_combine(grad, ctx.saved_tensors[0], None), None, None, None
+
+
+def _set_up_combine(ctx, inputs: tuple, output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _differentiate_combine(ctx, grad: torch.Tensor) -> tuple:
+    y, rows, weights = ctx.saved_tensors
+    dy = nn_spread(grad, rows, weights, y.shape[0]) if ctx.needs_input_grad[0] else None
+    dw = None
+    if ctx.needs_input_grad[2]:
+        dw = nn_combine_wgrad(grad, y, rows).to(weights.dtype)
+    return dy, None, dw
+
+
+#: Copy the row of every token, times the weight of each choice, to the rows of its choices; other rows are 0.
+nn_spread = register(
+    "nn_spread", "(Tensor x, Tensor rows, Tensor? weights, SymInt num_rows) -> Tensor", _run_spread, _fake_spread
+)
+#: Add up, in FP32, the rows of every token's choices times their weights.
+nn_combine = register("nn_combine", "(Tensor y, Tensor rows, Tensor? weights) -> Tensor", _run_combine, _fake_combine)
+#: The gradient of those weights.
+nn_combine_wgrad = register(
+    "nn_combine_wgrad", "(Tensor grad, Tensor y, Tensor rows) -> Tensor", _run_combine_wgrad, _fake_combine_wgrad
+)
+differentiate("nn_spread", _set_up_spread, _differentiate_spread)
+differentiate("nn_combine", _set_up_combine, _differentiate_combine)

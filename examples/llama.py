@@ -1,0 +1,194 @@
+"""A Llama-like transformer in plain torch, with random weights: what examples and benchmarks put FP8 layers into.
+
+Grouped-query attention with rotary positions, RMS norms and SwiGLU, without biases. Projections that read the same
+input are one layer (query, key and value; gate and up). With experts, each block has a mixture of them
+(examples/experts.py) in place of one network. `quantize` puts FP8 layers in the place of all but the head and routers.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention, silu
+
+from deep_gemm.nn import Fp8Linear, quantize_
+from examples.experts import Moe, quantize_experts_
+
+#: Keys and values [sequences, kv_heads, positions, head_dim] of every layer.
+Cache = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class Sizes(NamedTuple):
+    """The sizes of a model; a head has `head_width` features, or hidden / heads.
+
+    intermediate: of the network, or of each expert where there are experts, of which a token gets `top_k`.
+    """
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    head_width: int = 0
+    experts: int = 0
+    top_k: int = 0
+
+    @property
+    def width(self) -> int:
+        """The features of a head."""
+        return self.head_width or self.hidden // self.heads
+
+
+#: Llama 3.1 8B and Qwen3 30B-A3B, without its norms of queries and keys.
+LLAMA_8B = Sizes(hidden=4096, intermediate=14336, layers=32, heads=32, kv_heads=8, vocabulary=128256)
+QWEN3_30B = Sizes(
+    hidden=2048,
+    intermediate=768,
+    layers=48,
+    heads=32,
+    kv_heads=4,
+    vocabulary=151936,
+    head_width=128,
+    experts=128,
+    top_k=8,
+)
+#: A model of 0.1 billion parameters, and what a CPU computes in seconds.
+SMALL = Sizes(hidden=768, intermediate=2048, layers=12, heads=12, kv_heads=4, vocabulary=4096)
+TINY = Sizes(hidden=128, intermediate=256, layers=2, heads=4, kv_heads=2, vocabulary=64)
+TINY_MOE = TINY._replace(intermediate=64, head_width=16, experts=6, top_k=2)
+
+
+class Attention(torch.nn.Module):
+    """Causal attention, over the tokens of a call or over a cache."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.heads, self.kv_heads, self.width = sizes.heads, sizes.kv_heads, sizes.width
+        self.qkv_proj = torch.nn.Linear(sizes.hidden, (sizes.heads + 2 * sizes.kv_heads) * self.width, bias=False)
+        self.o_proj = torch.nn.Linear(sizes.heads * sizes.width, sizes.hidden, bias=False)
+
+    def forward(self, x: torch.Tensor, angles: torch.Tensor, cache: tuple | None, position: torch.Tensor | None):
+        """Return [sequences, tokens, hidden]; with a cache, of one token at `position`, which joins it."""
+        heads = self.qkv_proj(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.width)).transpose(1, 2)
+        q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        q, k = rotate(q, angles), rotate(k, angles)
+        if cache is None:
+            out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        else:
+            out = self.attend(q, k, v, cache, position)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def attend(self, q, k, v, cache: tuple, position: torch.Tensor) -> torch.Tensor:
+        """Return [sequences, heads, 1, width]; the query heads that share keys are the rows of one product."""
+        for memory, new in zip(cache, (k, v), strict=True):
+            memory.index_copy_(2, position, new.to(memory.dtype))
+        is_seen = torch.arange(cache[0].shape[2], device=q.device) <= position
+        rows = q.reshape(len(q), self.kv_heads, -1, self.width)
+        out = scaled_dot_product_attention(rows, *cache, attn_mask=is_seen.expand(rows.shape[2], -1))
+        return out.reshape(len(q), self.heads, 1, self.width)
+
+
+class Mlp(torch.nn.Module):
+    """down(silu(gate) * up)."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.gate_up_proj = torch.nn.Linear(sizes.hidden, 2 * sizes.intermediate, bias=False)
+        self.down_proj = torch.nn.Linear(sizes.intermediate, sizes.hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a tensor like x."""
+        gate_up = self.gate_up_proj(x)
+        if isinstance(self.down_proj, Fp8Linear):  # which quantises as it computes the activation
+            return self.down_proj(gate_up, is_swiglu=True)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.down_proj(silu(gate) * up)
+
+
+class Block(torch.nn.Module):
+    """Attention and network, each behind a norm and beside a residual connection."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.attention_norm, self.mlp_norm = (torch.nn.RMSNorm(sizes.hidden, eps=1e-5) for _ in range(2))
+        self.attention = Attention(sizes)
+        self.mlp = Moe(sizes.hidden, sizes.intermediate, sizes.experts, sizes.top_k) if sizes.experts else Mlp(sizes)
+
+    def forward(self, x: torch.Tensor, *options) -> torch.Tensor:
+        """Return a tensor like x."""
+        x = x + self.attention(self.attention_norm(x), *options)
+        return x + self.mlp(self.mlp_norm(x))
+
+
+class Llama(torch.nn.Module):
+    """The model: tokens int64 [sequences, length] -> logits [sequences, length, vocabulary]."""
+
+    def __init__(self, sizes: Sizes):
+        super().__init__()
+        self.sizes = sizes
+        self.embedding = torch.nn.Embedding(sizes.vocabulary, sizes.hidden)
+        self.blocks = torch.nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.norm = torch.nn.RMSNorm(sizes.hidden, eps=1e-5)
+        self.lm_head = torch.nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
+
+    def forward(
+        self,
+        tokens: torch.Tensor,
+        cache: Cache | None = None,
+        position: torch.Tensor | None = None,
+        is_last_only: bool = False,
+    ) -> torch.Tensor:
+        """Return logits.
+
+        Args:
+            cache: as `make_cache` makes it, for calls of one token of each sequence, at `position`, int64 [1] on the
+                device.
+            is_last_only: the logits of the last token alone.
+        """
+        positions = torch.arange(tokens.shape[1], device=tokens.device) if position is None else position
+        angles = make_angles(positions, self.sizes.width)
+        x = self.embedding(tokens)
+        for index, block in enumerate(self.blocks):
+            x = block(x, angles, None if cache is None else cache[index], position)
+        return self.lm_head(self.norm(x[:, -1:] if is_last_only else x))
+
+    def make_cache(self, sequences: int, length: int) -> Cache:
+        """Return an empty cache for that many positions."""
+        sizes, like = self.sizes, self.embedding.weight
+        shape = (sequences, sizes.kv_heads, length, sizes.width)
+        return [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.blocks]
+
+
+def make_angles(positions: torch.Tensor, width: int, base: float = 500_000.0) -> torch.Tensor:
+    """Return the angles FP32 [positions, width / 2] of rotary positions."""
+    steps = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
+    return positions[:, None] * base ** (-steps / width)
+
+
+def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Return x [..., positions, width] with its two halves turned by the angles."""
+    first, second = x.float().chunk(2, dim=-1)
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1).to(x.dtype)
+
+
+def make_model(sizes: Sizes, device: str, dtype: torch.dtype, seed: int = 0) -> Llama:
+    """Return a model with random weights, the same ones for the same seed and device."""
+    torch.manual_seed(seed)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # a large model does not fit in FP32
+    try:
+        with torch.device(device):
+            model = Llama(sizes)
+    finally:
+        torch.set_default_dtype(before)
+    for name, weight in model.named_parameters():
+        if weight.dim() > 1:
+            depth = (2 * sizes.layers) ** 0.5 if "o_proj" in name or "down_proj" in name else 1.0
+            torch.nn.init.normal_(weight, std=0.02 / depth)
+    return model
+
+
+def quantize(model: Llama) -> Llama:
+    """Put FP8 layers in the place of a model's own, all but the head and the routers. Returns the model."""
+    return quantize_experts_(quantize_(model))

@@ -1,0 +1,50 @@
+"""benchmarks/models.py on the CPU with a tiny model: its rows, and what it makes of names of kernels and of faults."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import models
+from deep_gemm.nn import Fp8Linear
+from examples.llama import TINY
+from tests.fakes.operands import one_thread
+
+
+@pytest.fixture(autouse=True)
+def without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with one_thread():
+        yield
+
+
+@pytest.mark.parametrize("model", models.SIZES)
+def test_rows_hold_times_memory_and_logits_of_both_models(tmp_path, model):
+    assert models.main(["--rounds", "2", "--model", model, "--out", str(tmp_path / "models.json")]) == 0
+    result = json.loads((tmp_path / "models.json").read_text())
+    assert result["meta"]["complete"] and result["meta"]["model"] == model
+    assert [row["phase"] for row in result["rows"]] == ["prefill", "decode"]
+    for row in result["rows"]:
+        assert len(row["bf16_ms"]) == len(row["fp8_ms"]) == 2 and row["speedup"] > 0
+        assert 0.99 < row["cosine"] < 1 and row["fp8_peak_mb"] < row["bf16_peak_mb"]
+
+
+def test_both_models_have_the_same_weights():
+    found = models.make_models(TINY, "cpu")
+    assert torch.equal(found["bf16"].lm_head.weight, found["fp8"].lm_head.weight)
+    layer = found["fp8"].blocks[0].mlp.down_proj
+    assert isinstance(layer, Fp8Linear) and not layer.is_trainable
+
+
+def test_kernels_are_told_apart_by_name():
+    names = {"deep_gemm_fp8_gemm": "products", "nvjet_tst_64x8": "products", "deep_gemm_cast_rows": "casts"}
+    names |= {"void at::native::elementwise_kernel<128>": "others", "deep_gemm_transpose": "others"}
+    assert {name: models.classify(name) for name in names} == names
+
+
+def test_a_fault_of_one_case_is_a_row(tmp_path, monkeypatch):
+    monkeypatch.setattr(models, "time_once", lambda run: 1 / 0)
+    assert models.main(["--rounds", "1", "--out", str(tmp_path / "models.json")]) == 1
+    rows = json.loads((tmp_path / "models.json").read_text())["rows"]
+    assert all("ZeroDivisionError" in row["failed"] for row in rows) and len(rows) == 2
+    assert models.main(["--time-budget", "-1", "--out", str(tmp_path / "models.json")]) == 3

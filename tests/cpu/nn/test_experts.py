@@ -1,0 +1,272 @@
+"""Fp8GroupedLinear and Fp8Experts on the CPU: values and gradients against dense layers, one expert after the other."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+
+import deep_gemm
+from deep_gemm import errors
+from deep_gemm.nn import Fp8Experts, Fp8GroupedLinear, Fp8Linear, quantize_
+from deep_gemm.nn.routing import place_contiguous, place_masked
+from deep_gemm.quantize import align
+from deep_gemm.testing import calc_diff
+from tests.gpu.nn_references import multiply, poisoned
+
+BF16, FP32, FP8 = torch.bfloat16, torch.float32, torch.float8_e4m3fn
+HIDDEN, WIDTH, EXPERTS = 272, 144, 5
+#: Of two products after each other, and of one: calc_diff against full precision.
+MAX_FP8_DIFF, MAX_DIFF = 4e-3, 1e-10
+
+
+@pytest.fixture(autouse=True)
+def fresh_inputs():
+    print("seed", torch.seed())
+    with poisoned():
+        yield
+
+
+class Expert(torch.nn.Module):
+    """One expert as models in transformers write it."""
+
+    def __init__(self, hidden: int = HIDDEN, width: int = WIDTH):
+        super().__init__()
+        self.gate_proj = torch.nn.Linear(hidden, width, bias=False)
+        self.up_proj = torch.nn.Linear(hidden, width, bias=False)
+        self.down_proj = torch.nn.Linear(width, hidden, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return down(silu(gate(x)) * up(x))."""
+        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+def make_rows(sizes: list[int], features: int) -> tuple[torch.Tensor, torch.Tensor, list[slice]]:
+    """Return rows [m, features] of groups with zeros between them, their ends and where they lie."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(slice(start, start + size))
+        start = align(start + size, 128)
+    x = torch.zeros(start + 128, features)
+    for part in parts:
+        x[part] = torch.randn(part.stop - part.start, features)
+    return x, torch.tensor([part.stop for part in parts], dtype=torch.int32), parts
+
+
+def spoil(x: torch.Tensor, parts: list[slice]) -> torch.Tensor:
+    """Return a copy with NaN between the groups."""
+    is_row = torch.zeros(len(x), dtype=torch.bool)
+    for part in parts:
+        is_row[part] = True
+    return torch.where(is_row[:, None], x, float("nan"))
+
+
+@pytest.mark.parametrize("sizes", [[5, 0, 130], [128, 1, 256]])
+def test_groups_are_dense_layers_on_their_rows(sizes):
+    layer = Fp8GroupedLinear(3, 272, 144)
+    x, ends, parts = make_rows(sizes, 272)
+    grad, _, _ = make_rows(sizes, 144)
+    x.requires_grad_()
+    y = layer(x, ends)
+    dx, dw = torch.autograd.grad(y, (x, layer.weight), grad)
+    for group, part in enumerate(parts):
+        wanted = multiply(x[part].detach(), layer.weight[group].detach(), grad[part])
+        for found, right in zip((y[part].detach(), dx[part], dw[group]), wanted, strict=True):
+            assert calc_diff(found, right) < MAX_DIFF
+    padding = spoil(torch.zeros(len(x), 1), parts)[:, 0].isnan()
+    assert not y[padding].any() and not dx[padding].any()
+    assert torch.equal(layer(spoil(x.detach(), parts), ends), y), "padding of x leaked"
+
+
+def test_swiglu_is_computed_before_the_product():
+    layer, sizes = Fp8GroupedLinear(2, 144, 48), [70, 3]
+    x, ends, _ = make_rows(sizes, 288)
+    grad, _, _ = make_rows(sizes, 48)
+    x.requires_grad_()
+    gate, up = x.chunk(2, -1)
+    active = torch.nn.functional.silu(gate) * up
+    found = torch.autograd.grad(layer(x, ends, is_swiglu=True), (x, layer.weight), grad)
+    y = layer(active, ends)
+    wanted = torch.autograd.grad(y, (x, layer.weight), grad)
+    assert torch.equal(layer(x, ends, is_swiglu=True), y)
+    assert all(calc_diff(left, right) < MAX_DIFF for left, right in zip(found, wanted, strict=True))
+
+
+def test_main_gradients_of_groups_are_added_in_fp32():
+    layer = Fp8GroupedLinear(2, 48, 32, dtype=BF16)
+    x, ends, _ = make_rows([3, 4], 48)
+    layer(x.to(BF16), ends).sum().backward()
+    layer.accumulates_main_grad, layer.weight.main_grad = True, torch.ones(2, 32, 48)
+    layer(x.to(BF16), ends).sum().backward()
+    assert calc_diff(layer.weight.main_grad - 1, layer.weight.grad) < 5e-6
+
+
+def test_masked_rows_are_those_of_the_contiguous_form():
+    layer, masked_m = Fp8GroupedLinear(3, 48, 32, trainable=False), torch.tensor([2, 0, 5], dtype=torch.int32)
+    x = torch.full((3, 5, 96), float("nan"))
+    for group, count in enumerate(masked_m.tolist()):
+        x[group, :count] = torch.randn(count, 96)
+    with torch.no_grad():
+        y = layer.forward_masked(x, masked_m, 3, is_swiglu=True)
+        rows, ends, parts = make_rows(masked_m.tolist(), 96)
+        for group, part in enumerate(parts):
+            rows[part] = x[group, : part.stop - part.start]
+        wanted = layer(rows, ends, is_swiglu=True)
+    for group, part in enumerate(parts):
+        assert torch.equal(y[group, : part.stop - part.start], wanted[part])
+    with pytest.raises(errors.ArgumentError, match="no backward"):
+        Fp8GroupedLinear(3, 48, 32).forward_masked(x[..., :48], masked_m, 3)
+
+
+def make_routing(tokens: int, top_k: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return distinct experts of each token, never the last one, and weights."""
+    index = torch.stack([torch.randperm(EXPERTS - 1)[:top_k] for _ in range(tokens)]).view(tokens, top_k)
+    return index, torch.rand(tokens, top_k)
+
+
+def run_densely(experts: torch.nn.ModuleList, x, index, weights) -> torch.Tensor:
+    """Return the weighted sum of every token's experts; the unchosen ones take part with weight 0."""
+    gates = torch.zeros(len(x), len(experts)).scatter(1, index, weights)
+    return sum(expert(x) * gates[:, number, None] for number, expert in enumerate(experts))
+
+
+def gather_gradients(experts: torch.nn.ModuleList) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of all experts as the two layers have them."""
+    gate_up = [torch.cat((expert.gate_proj.weight.grad, expert.up_proj.weight.grad)) for expert in experts]
+    return torch.stack(gate_up), torch.stack([expert.down_proj.weight.grad for expert in experts])
+
+
+@pytest.mark.parametrize("tokens", [40, 300])
+def test_experts_train_as_dense_experts_do(tokens):
+    experts = torch.nn.ModuleList(Expert() for _ in range(EXPERTS))
+    layer = Fp8Experts.from_experts(experts)
+    (index, weights), grad = make_routing(tokens), torch.randn(tokens, HIDDEN)
+    results = []
+    for run in (layer, lambda *operands: run_densely(experts, *operands)):
+        x, gates = torch.full((tokens, HIDDEN), 0.5).requires_grad_(), weights.clone().requires_grad_()
+        x.data.copy_(torch.sin(torch.arange(tokens * HIDDEN, dtype=FP32)).view(tokens, HIDDEN) * 3)
+        y = run(x, index, gates)
+        y.backward(grad)
+        results.append((y.detach(), x.grad, gates.grad))
+    found = (*results[0], layer.gate_up_proj.weight.grad, layer.down_proj.weight.grad)
+    for left, right in zip(found, (*results[1], *gather_gradients(experts)), strict=True):
+        assert left.shape == right.shape and calc_diff(left, right) < MAX_FP8_DIFF
+
+
+def test_both_layouts_agree_and_the_leading_dimensions_are_kept():
+    layer, x = Fp8Experts(EXPERTS, 48, 32, trainable=False), torch.randn(3, 7, 48)
+    index, weights = make_routing(21)
+    masked, contiguous = (layer(x, index, weights, layout=layout) for layout in ("masked", "contiguous"))
+    assert masked.shape == x.shape and torch.equal(masked, contiguous)
+    assert torch.equal(layer(x, index, weights), masked)
+
+
+def test_the_layout_follows_the_call(monkeypatch):
+    layer, seen = Fp8Experts(EXPERTS, 48, 32), []
+    for name in ("_run_masked", "_run_contiguous"):
+        monkeypatch.setattr(layer, name, lambda x, *rest, name=name: seen.append(name) or x)
+    for tokens, is_grad in itertools.product((64, 65), (True, False)):
+        with torch.set_grad_enabled(is_grad):
+            layer(torch.zeros(tokens, 48), *make_routing(tokens))
+    assert seen == ["_run_contiguous", "_run_masked", "_run_contiguous", "_run_contiguous"]
+
+
+@pytest.mark.parametrize("is_trainable", [True, False])
+def test_no_tokens(is_trainable):
+    layer = Fp8Experts(EXPERTS, 48, 32, trainable=is_trainable)
+    x = torch.zeros(0, 48, requires_grad=is_trainable)
+    y = layer(x, *make_routing(1)[:1][0][:0].unsqueeze(0), torch.zeros(0, 2))
+    assert y.shape == (0, 48)
+    if is_trainable:
+        y.sum().backward()
+        assert not layer.down_proj.weight.grad.any() and not layer.gate_up_proj.weight.grad.any()
+
+
+def test_stored_experts_keep_their_blocks():
+    experts = torch.nn.ModuleList(Expert(256, 128) for _ in range(3)).eval()
+    stored = Fp8Experts.from_experts(quantize_(copy.deepcopy(experts)))
+    fresh = Fp8Experts.from_experts(experts)
+    assert not fresh.gate_up_proj.is_trainable and stored.gate_up_proj.weight.dtype == FP8
+    x, index = torch.randn(9, 256), torch.randint(0, 3, (9, 1))
+    weights = torch.ones(9, 1)
+    assert torch.equal(stored(x, index, weights), fresh(x, index, weights))
+
+
+def test_weights_of_every_form_make_a_layer():
+    weight = torch.nn.Parameter(torch.randn(3, 32, 48))
+    assert Fp8GroupedLinear.from_weight(weight).weight is weight
+    stored = Fp8GroupedLinear.from_checkpoint(*deep_gemm.per_block_cast_to_fp8(weight.detach(), use_ue8m0=False))
+    x, ends, _ = make_rows([2, 3, 4], 48)
+    assert torch.equal(stored(x, ends), Fp8GroupedLinear.from_weight(weight, trainable=False)(x, ends))
+    other = Fp8GroupedLinear(3, 48, 32)
+    other.load_state_dict(stored.state_dict())
+    assert torch.equal(other(x, ends), stored(x, ends))
+
+
+def test_rows_are_placed_without_overlap():
+    index, _ = make_routing(50)
+    contiguous, masked = place_contiguous(index, EXPERTS), place_masked(index, EXPERTS)
+    assert contiguous.rows.unique().numel() == masked.rows.unique().numel() == 100
+    assert contiguous.num_rows % 128 == 0 and contiguous.rows.max() < contiguous.num_rows
+    counts = torch.bincount(index.flatten(), minlength=EXPERTS)
+    assert masked.groups.tolist() == counts.tolist() and masked.groups.dtype == torch.int32
+    starts = [0, *(align(end, 128) for end in contiguous.groups.tolist())]
+    assert (contiguous.groups - torch.tensor(starts[:-1])).tolist() == counts.tolist()
+    assert torch.equal(torch.bucketize(contiguous.rows, torch.tensor(starts[1:]), right=True), index)
+
+
+def test_most_rows_that_any_routing_needs_fit():
+    for tokens, top_k, experts in ((1, 1, 4), (3, 2, 3), (130, 2, 3)):
+        index = torch.stack([torch.randperm(experts)[:top_k] for _ in range(tokens)])
+        placement = place_contiguous(index, experts)
+        assert placement.rows.max() < placement.num_rows and placement.groups.max() <= placement.num_rows
+
+
+def make_layer() -> Fp8GroupedLinear:
+    """Return a small layer."""
+    return Fp8GroupedLinear(2, 48, 32)
+
+
+ENDS = torch.tensor([1, 129], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda: Fp8GroupedLinear(0, 48, 32), errors.ShapeError, "num_groups = 0"),
+    (lambda: Fp8GroupedLinear(2, 40, 32), errors.ShapeError, "in_features = 40"),
+    (lambda: make_layer()(torch.zeros(200, 48), ENDS), errors.ShapeError, "m a multiple of 128"),
+    (lambda: make_layer()(torch.zeros(256, 48), ENDS, is_swiglu=True), errors.ShapeError, r"must be \[..., 96\]"),
+    (lambda: make_layer()(torch.zeros(256, 48), ENDS[:1]), errors.ShapeError, r"ends.shape = \[1\]: must be \[2\]"),
+    (lambda: Fp8GroupedLinear.from_weight(torch.zeros(48, 32)), errors.ShapeError, "stack the groups"),
+    (lambda: Fp8GroupedLinear.from_linears([torch.nn.Linear(16, 16)]), errors.ArgumentError, "without bias"),
+    (lambda: Fp8GroupedLinear.from_linears([torch.nn.Linear(16, n, bias=False) for n in (16, 32)]), errors.ShapeError,
+     "one shape"),
+    (lambda: Fp8Experts.from_layers(make_layer(), make_layer()), errors.ShapeError, "gate_up_proj.weight.shape"),
+    (lambda: Fp8Experts.from_experts([quantize_(Expert().eval())]), errors.ShapeError, "must be a multiple of 128"),
+    (lambda: Fp8Experts(3, 48, 32)(torch.zeros(4, 48), torch.zeros(4, 2).long(), torch.zeros(4, 1)), errors.ShapeError,
+     r"both must be \[4, top_k\]"),
+    (lambda: Fp8Experts(3, 48, 32)(torch.zeros(4, 48), *[torch.zeros(4, 2).long()] * 2, layout="x"),
+     errors.ArgumentError, "layout = 'x'"),
+    (lambda: Fp8Experts(3, 48, 32)(torch.zeros(4, 48), *[torch.zeros(4, 2).long()] * 2, layout="masked"),
+     errors.ArgumentError, "no backward"),
+])  # fmt: skip
+def test_what_cannot_be_is_a_typed_error(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_another_alignment_of_groups_is_refused():
+    before = deep_gemm.get_mk_alignment_for_contiguous_layout()
+    deep_gemm.set_mk_alignment_for_contiguous_layout(64)
+    try:
+        with pytest.raises(errors.ShapeError, match="alignment = 64"):
+            make_layer()(torch.zeros(256, 48), ENDS)
+    finally:
+        deep_gemm.set_mk_alignment_for_contiguous_layout(before)
+
+
+def test_a_layer_of_one_group_is_the_dense_layer():
+    dense = Fp8Linear(48, 32, bias=False)
+    grouped = Fp8GroupedLinear.from_linears([torch.nn.Linear(48, 32, bias=False)], trainable=True)
+    grouped.weight.data.copy_(dense.weight)
+    x = torch.randn(128, 48)
+    assert torch.equal(grouped(x, torch.tensor([128], dtype=torch.int32)), dense(x))
