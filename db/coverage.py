@@ -1,6 +1,6 @@
 """Counting and checking a whole database, inside a transaction that the caller holds."""
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import asdict, astuple
 
 from sqlalchemy import Connection, Table, func, select
@@ -10,7 +10,7 @@ from tuner.db import schema, tables
 from tuner.db.naturals import check_tables, read_tables
 from tuner.db.queries import Filter, join_measurements, load_best
 from tuner.db.rows import Identity
-from tuner.db.summaries import BlockSummary, load_summaries
+from tuner.db.summaries import BlockSummary, add_statuses, load_summaries
 
 
 def count(connection: Connection, path: object) -> dict:
@@ -19,7 +19,7 @@ def count(connection: Connection, path: object) -> dict:
     illegal = 0
     for block in load_summaries(connection, path, Filter()):
         groups[block.identity].append(block)
-        illegal += block.stored.statuses.total() - block.legal.statuses.total()
+        illegal += block.stored.rows - block.legal.rows
     counts = {
         table.name: count_rows(connection, table)
         for table in tables.metadata.sorted_tables
@@ -35,15 +35,12 @@ def count(connection: Connection, path: object) -> dict:
 
 def describe_group(blocks: list[BlockSummary]) -> dict:
     """Return the counts of the blocks of one identity that have rows."""
-    counts = {id(block.stored): block.stored for block in blocks}  # many blocks share one
-    statuses: Counter = Counter()
-    for index, times in Counter(id(block.stored) for block in blocks).items():
-        statuses.update({name: times * number for name, number in counts[index].statuses.items()})
+    statuses = add_statuses(block.stored for block in blocks)
     created = [block.created for block in blocks]
     return {
         "problems": len({block.problem_id for block in blocks}),
         "blocks": len(blocks),
-        "configs": len(frozenset().union(*(each.configs for each in counts.values()))),
+        "configs": len(frozenset().union(*{block.stored.configs for block in blocks})),
         "boards": len({block.board for block in blocks}),
         "rows": statuses.total(),
         "statuses": dict(sorted(statuses.items())),

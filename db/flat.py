@@ -19,6 +19,8 @@ from tuner.db.views import V_MEASUREMENT
 from tuner.files import replacing
 
 ROWS_AT_A_TIME = 20_000
+#: What the text of a formula begins with, for one spreadsheet or another.
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 QUERY = f"{V_MEASUREMENT} ORDER BY m.block_id, m.config_id, m.role"
 #: Columns of the view that no table has under the same name.
 OWN_TYPES: dict[str, type] = (
@@ -47,12 +49,17 @@ def export_flat(source: str | os.PathLike, target: str | os.PathLike, kind: str)
 
 
 def write_csv(path: Path, names: Sequence[str], parts: Iterable[list[tuple]]) -> None:
-    """Write rows as CSV with a line of names; what is missing is empty."""
+    """Write rows as CSV with a line of names; what is missing is empty, and no text is a formula."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(names)
         for rows in parts:
-            writer.writerows(rows)
+            writer.writerows([[mark_formula(value) for value in row] for row in rows])
+
+
+def mark_formula(value: object) -> object:
+    """Return text that a spreadsheet would run as a formula with an apostrophe before it, anything else as it is."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(FORMULAS) else value
 
 
 def write_parquet(path: Path, names: Sequence[str], parts: Iterable[list[tuple]]) -> None:

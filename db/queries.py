@@ -274,6 +274,12 @@ def load_best(connection: Connection, path: object, wanted: Filter) -> list[Winn
     return rows
 
 
+def list_ops(connection: Connection, sku: str) -> set[str]:
+    """Return the op kinds that have blocks on a SKU."""
+    query = select(tables.problem.c.op).distinct().select_from(tables.block)
+    return set(connection.execute(Filter(sku).apply_to_blocks(query)).scalars())
+
+
 def newest_kernel_hash(connection: Connection, op: str, sku: str) -> str | None:
     """Return the kernel hash of the newest block."""
     block, problem, device = tables.block, tables.problem, tables.device

@@ -284,6 +284,11 @@ class Store:
         with self.reading() as connection:
             return summaries.describe_failure(connection, self.target, failure)
 
+    def list_ops(self, sku: str) -> set[str]:
+        """Return the op kinds that have blocks on this SKU."""
+        with self.reading() as connection:
+            return queries.list_ops(connection, sku)
+
     def newest_kernel_hash(self, op: str, sku: str) -> str | None:
         """Return the kernel hash of the newest block of this op kind and SKU, None where there is none."""
         with self.reading() as connection:

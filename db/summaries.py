@@ -5,13 +5,13 @@ count. A database of 10^7 rows is counted in this way without any of them becomi
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Text, cast, func, select
+from sqlalchemy import Connection, Select, Text, cast, func, select
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
@@ -31,11 +31,13 @@ BLOCK_NUMBERS = ("anchor_us", "noise")
 SPREAD_FIELDS = ("block_id", "config_id", "mad_us", "median_us", "ratio_low", "ratio_high")
 
 
-class Counts(NamedTuple):
-    """The rows of a block: how many of each status, and of which configs."""
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The rows of a block: how many of each status, of which configs, and how many in all. Blocks share them."""
 
     statuses: Counter
     configs: frozenset[int]
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,19 @@ class BlockSummary:
     def regime(self) -> str:
         """Return the regime."""
         return self.identity.regime
+
+
+def add_statuses(counts: Iterable[Counts]) -> Counter:
+    """Return how many rows of each status all blocks have together."""
+    known: dict[int, Counts] = {}
+    times: Counter = Counter()
+    for each in counts:
+        known[id(each)] = each
+        times[id(each)] += 1
+    found: Counter = Counter()
+    for index, number in times.items():
+        found.update({name: number * rows for name, rows in known[index].statuses.items()})
+    return found
 
 
 class Failure(NamedTuple):
@@ -113,12 +128,12 @@ class Legality:
             ids, names = [int(part) for part in configs.split(",")], statuses.split(",")
             if not set(tables.STATUSES).issuperset(names):
                 raise damaged(self.path, f"measurement.status: unknown {sorted({*names} - {*tables.STATUSES})[:1]}")
-            stored = Counts(Counter(names), frozenset(ids))
+            stored = Counts(Counter(names), frozenset(ids), len(ids))
             illegal = {config for config in stored.configs if not self.is_legal(variant, config)}
             legal = stored
             if illegal:
                 kept = [name for config, name in zip(ids, names, strict=True) if config not in illegal]
-                legal = Counts(Counter(kept), stored.configs - illegal)
+                legal = Counts(Counter(kept), stored.configs - illegal, len(kept))
             self.counted[key] = stored, legal
         return self.counted[key]
 
@@ -171,6 +186,13 @@ def check_identity(path: object, block_id: int, block: Mapping, device: Mapping)
         raise damaged(path, f"block {block_id}: unknown compiler or op kind")
 
 
+def fetch_raw(connection: Connection, query: Select) -> Iterator[tuple]:
+    """Yield the rows of a query as the driver gives them: to make each a row of SQLAlchemy takes as long again."""
+    with connection.execute(query) as result:
+        while part := result.cursor.fetchmany(ROWS_AT_A_TIME):
+            yield from part
+
+
 def load_raw_blocks(connection: Connection, path: object, wanted: Filter) -> dict[int, dict]:
     """Return the columns of blocks by id, with `problem_key`, `op` and the problem's fields as the tuple `fields`."""
     block, problem = tables.block, tables.problem
@@ -180,9 +202,9 @@ def load_raw_blocks(connection: Connection, path: object, wanted: Filter) -> dic
         select(*columns, problem.c.key, problem.c.op, *(problem.c[name] for name in PROBLEM_FIELDS))
     )
     found = {}
-    for row in connection.execute(query):
+    for row in fetch_raw(connection, query):
         own = dict(zip(names, row))
-        own["fields"] = tuple(row[len(names) :])
+        own["fields"] = row[len(names) :]
         found[own["id"]] = own
     return found
 
@@ -197,7 +219,7 @@ def count_rows_of_blocks(connection: Connection, wanted: Filter):
     )
     if wanted != Filter():
         query = query.where(table.c.block_id.in_(wanted.apply_to_blocks(select(tables.block.c.id))))
-    yield from connection.execute(query.group_by(table.c.block_id).order_by(table.c.block_id))
+    yield from fetch_raw(connection, query.group_by(table.c.block_id).order_by(table.c.block_id))
 
 
 def load_spreads(connection: Connection, path: object, wanted: Filter) -> dict[str, np.ndarray]:
@@ -211,11 +233,11 @@ def load_spreads(connection: Connection, path: object, wanted: Filter) -> dict[s
         .where(table.c.role == "confirm", table.c.status == "ok")
         .where(table.c.block_id.in_(wanted.apply_to_blocks(select(tables.block.c.id))))
     )
-    parts = [
-        np.array([tuple(row) for row in part], np.float64)
-        for part in connection.execute(query).partitions(ROWS_AT_A_TIME)
-    ]
-    values = np.concatenate(parts) if parts else np.empty((0, len(SPREAD_FIELDS)))
+    rows = fetch_raw(connection, query)
+    parts = [np.empty((0, len(SPREAD_FIELDS)))]
+    while part := list(islice(rows, ROWS_AT_A_TIME)):
+        parts.append(np.array(part, np.float64))
+    values = np.concatenate(parts)
     if (values < 0).any() or (values[:, 3:] == 0).any() or np.isinf(values).any():
         raise damaged(path, "measurement: impossible values")
     return {name: values[:, column] for column, name in enumerate(SPREAD_FIELDS)}

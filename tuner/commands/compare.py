@@ -1,5 +1,6 @@
 """python -m tuner compare: which kernels became slower from one recorded sweep to another."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,13 @@ def settle(parts: list, sku: str, work: Path | None) -> dict[str, str]:
         return measure_again(parts, work, lambda done, total: progress("problem", {"done": done, "total": total}))
 
 
-def load_sides(a: str, b: str, device: str, op: str) -> tuple[tuple[str, str], str, dict]:
-    """Return (what A and B are called, SKU, {op kind: sides}). Raises: UsageError, InconclusiveError."""
+def load_sides(
+    a: str, b: str, device: str, op: str, stores: Mapping[str, Any] | None = None
+) -> tuple[tuple[str, str], str, dict]:
+    """Return (what A and B are called, SKU, {op kind: sides}); `stores` are those that are open already, by name.
+
+    Raises: UsageError, InconclusiveError.
+    """
     from tuner.compare import baselines
     from tuner.compare.sides import Named, load_side, read_name
     from tuner.learn.sources import find_device, find_ops, open_database
@@ -83,7 +89,7 @@ def load_sides(a: str, b: str, device: str, op: str) -> tuple[tuple[str, str], s
         a, b = "", a  # one name is the new sweep's, as without a name
     named_a, named_b = read_name(a), read_name(b)
     with ExitStack() as stack:
-        opened: dict[str, Any] = {}
+        opened = dict(stores or {})
 
         def get_store(database: str):
             if database not in opened:

@@ -38,7 +38,7 @@ def inspect(
     with open_database(database) as store:
         sku = find_device(store, device).sku
         found = [inspect_store(store, sku, kind, preset) for kind in find_ops(store, sku, op)]
-    regressions = find_regressions(database, sku, op)
+        regressions = find_regressions(database, store, sku, op)
     if as_json:
         document = {"sku": sku, "ops": {entry["op"]: entry for entry in found}, "regressions": regressions}
         print(json.dumps(document, indent=1, sort_keys=True))
@@ -108,14 +108,14 @@ def print_failures(found: list[dict]) -> None:
         print("--json has an example of each")
 
 
-def find_regressions(database: str, sku: str, op: str) -> list[dict]:
+def find_regressions(database: str, store, sku: str, op: str) -> list[dict]:
     """Return the reports of `compare` on the database and its baseline, [] where it has nothing to compare with."""
     from tuner import errors
     from tuner.commands.compare import load_sides
     from tuner.compare import recorded
 
     try:
-        (name, _), _, sides = load_sides("", database, sku, op)
+        (name, _), _, sides = load_sides("", database, sku, op, {database: store})
     except errors.InconclusiveError:
         return []
     return [{"a": name, **report} for report in recorded.describe(recorded.compare_sides(sides))]

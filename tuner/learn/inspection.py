@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from deep_gemm.jit import hashing
-from tuner.db.summaries import BlockSummary, Failure
+from tuner.db.summaries import BlockSummary, Failure, add_statuses
 from tuner.learn.dataset import FAILURES
 from tuner.problems import shapes, workload
 from tuner.problems.sentinels import is_sentinel
@@ -41,7 +41,7 @@ def inspect(store, sku: str, op: str, preset: str = "") -> dict:
 
 def count_rows(blocks: Iterable[BlockSummary]) -> int:
     """Return how many rows the blocks have together."""
-    return sum(block.legal.statuses.total() for block in blocks)
+    return sum(block.legal.rows for block in blocks)
 
 
 def describe_identities(blocks: list[BlockSummary], current: str) -> list[dict]:
@@ -96,11 +96,12 @@ def describe_noise(blocks: list[BlockSummary], spreads: dict[str, np.ndarray]) -
     """Return four kinds of noise, all relative.
 
     These are the A/A noise of blocks, the anchor's drift within a regime, the spread of confirmation rounds, and the
-    width of the ratios' intervals.
+    width of the ratios' intervals. Rows of other blocks than `blocks`, as those of sentinels, do not count.
     """
     legal = {block.block_id: block.legal.configs for block in blocks if block.legal is not block.stored}
-    places = zip(spreads["block_id"], spreads["config_id"], strict=True)
-    kept = [block not in legal or config in legal[block] for block, config in places] if legal else slice(None)
+    kept = np.isin(spreads["block_id"], [block.block_id for block in blocks])
+    for place in np.flatnonzero(np.isin(spreads["block_id"], list(legal))):
+        kept[place] &= spreads["config_id"][place] in legal[spreads["block_id"][place]]
     return {
         "a_a": quantiles(np.array([block.noise for block in blocks if block.noise is not None])),
         "anchor_drift": quantiles(np.array(find_drift(blocks))),
@@ -144,9 +145,7 @@ def find_failures(store, sku: str, kernel_hash: str | None, op: str, blocks: lis
 
 def describe_failures(store, blocks: list[BlockSummary], failures: list[Failure]) -> dict:
     """Return the counts by status, and the configs with most failures, each with an example."""
-    statuses: Counter = Counter()
-    for block in blocks:
-        statuses.update(block.legal.statuses)
+    statuses = add_statuses(block.legal for block in blocks)
     legal = {block.block_id: block.legal.configs for block in blocks}
     configs: defaultdict[int, list[Failure]] = defaultdict(list)
     for failure in failures:

@@ -58,7 +58,8 @@ def find_ops(store: Store, sku: str, op: str = "") -> list[str]:
     """
     if op not in ("", *OPS):
         raise errors.UsageError(f"--op {op}: must be one of {', '.join(OPS)}")
-    found = [name for name in OPS if op in ("", name) and store.newest_kernel_hash(name, sku)]
+    recorded = store.list_ops(sku)
+    found = [name for name in OPS if op in ("", name) and name in recorded]
     if not found:
         raise errors.InconclusiveError(
             f"no measurements of {op or 'any op kind'} on {sku}: run `python -m tuner sweep` there first, or name"

@@ -68,6 +68,18 @@ def test_csv_holds_every_row(database, tmp_path):
     assert found == wanted and len(found) == 24
 
 
+@pytest.mark.parametrize("beginning", ["=", "+", "-", "@", "\t", "\r"])
+def test_no_text_is_a_formula(database, tmp_path, beginning):
+    text = f"{beginning}1+2"
+    with Store.open(database) as store, store.writing() as connection:
+        connection.exec_driver_sql("UPDATE block SET regime = ?", (text,))
+    assert cli.run(["db", "export", str(tmp_path / "rows.csv"), "--db", str(database), "--format", "csv"]) == 0
+    with (tmp_path / "rows.csv").open(newline="", encoding="utf-8") as file:
+        cells = [cell for row in csv.reader(file) for cell in row]
+    assert text not in cells and f"'{text}" in cells
+    assert flat.mark_formula(-1.5) == -1.5 and flat.mark_formula("nvidia") == "nvidia"
+
+
 def test_what_is_missing_is_named_and_nothing_is_written(database, tmp_path, monkeypatch, capsys):
     target = tmp_path / "rows"
     words = ["db", "export", str(target), "--db", str(database), "--format"]

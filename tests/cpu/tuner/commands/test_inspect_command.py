@@ -1,6 +1,7 @@
 """`inspect`: coverage, noise, stale rows and failures are counted from the rows, and nothing is written."""
 
 import json
+import shutil
 
 import pytest
 
@@ -10,7 +11,7 @@ from tuner import cli, errors
 from tuner.commands.tables import WIDTH
 from tuner.db import Store
 from tuner.learn import inspection
-from tuner.problems import shapes
+from tuner.problems import sentinels, shapes
 
 SKU = synthetic.SKU
 CURRENT, OLD = "ab" * 32, "cd" * 32
@@ -62,6 +63,30 @@ def test_noise_is_that_of_the_newest_kernels_blocks(found):
     assert noise["a_a"]["count"] == 4 and noise["a_a"]["max"] == 0.003
     assert noise["anchor_drift"]["max"] == pytest.approx(201 / 200.5 - 1, abs=0.06)
     assert 0 < noise["confirmation_mad"]["median"] < 1
+
+
+def test_sentinels_are_no_noise_of_problems(found, database, monkeypatch, tmp_path):
+    path = shutil.copy(database, tmp_path / "with_sentinels.db")
+    with Store.open(path) as store:
+        context = databases.add_context(store) | {"regime": sentinels.name_regime(databases.REGIME)}
+        block = databases.add_block(store, context, DEMO[7], kernel_hash=CURRENT)
+        with store.writing() as connection:
+            wide = "UPDATE measurement SET mad_us = median_us, ratio_high = 9 * ratio_low WHERE block_id = ?"
+            connection.exec_driver_sql(wide, (block,))
+    monkeypatch.setattr(inspection.hashing, "kernel_hash", lambda op: CURRENT)
+    with Store.open(path, mode="ro") as store:
+        assert (
+            len(store.load_spreads(SKU, CURRENT, "fp8_gemm")["ratio_low"]) > found["noise"]["ratio_interval"]["count"]
+        )
+        assert inspection.inspect(store, SKU, "fp8_gemm", "demo")["noise"] == found["noise"]
+
+
+def test_the_database_is_opened_once(database, monkeypatch, capsys):
+    """To open a large one takes long: its pages and references are checked."""
+    opened, real = [], Store.open.__func__
+    monkeypatch.setattr(Store, "open", classmethod(lambda *given, **more: opened.append(given) or real(*given, **more)))
+    assert cli.run(["inspect", "--db", str(database)]) == 0
+    assert len(opened) == 1 and capsys.readouterr().out
 
 
 def test_failures_are_counted_by_status_and_config(found, database):
