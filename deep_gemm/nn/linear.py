@@ -11,6 +11,8 @@ from deep_gemm.nn.weights import Fp8Weight, check_stored
 def get_output_dtype(x: torch.Tensor) -> torch.dtype:
     """Return the dtype of a layer's output: that of autocast where it is on, else the input's."""
     device = x.device.type
+    if device == "meta":  # has no autocast, and torch refuses the question
+        return x.dtype
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 

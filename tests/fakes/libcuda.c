@@ -365,7 +365,7 @@ static void record_logits(const LaunchConfig* config, void* function, void** par
 static int has_null_operand(const LaunchConfig* config, const void* function, void** parameters) {
     const intptr_t library = ((intptr_t)function - FIRST_KERNEL) % MAX_LIBRARIES;
     if (config->shared_bytes == 0 || is_logits[library] || is_transpose[library]) return 0;
-    void** const operands = parameters[5];
+    void** const operands = parameters[6];
     return !operands[2] || (has_scales[library] && (!operands[0] || !operands[1]));
 }
 

@@ -1,7 +1,8 @@
-"""python -m tuner tune: measure one problem and let the library use its best config."""
+"""python -m tuner tune: measure one problem, or a few of every op kind, and let the library use what follows."""
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,16 @@ import typer
 from deep_gemm import environment
 from tuner import errors
 from tuner.commands import options as shared_options
-from tuner.commands.problem_options import OP_HELP, add_field_parameters
+from tuner.commands.problem_options import OP_HELP, add_optional_field_parameters
 from tuner.commands.sweep import check_choice, measure
 from tuner.commands.tables import format_table
+from tuner.problems.fields import OPS
+
+QUICK_HELP = (
+    "Calibrate the selector in rounds of 8 problems an op kind, those on which it is least sure, starting from rows of"
+    " older kernels or of another GPU; until its regret gets no better, or --time-budget is spent."
+)
+PRIOR_HELP = "With --quick: database to start from. Default: your own, else the recorded snapshot."
 
 
 def register(app) -> None:
@@ -20,10 +28,15 @@ def register(app) -> None:
     app.command("tune")(tune)
 
 
-@add_field_parameters
+@add_optional_field_parameters
 def tune(
-    op: str = typer.Option("fp8_gemm", help=OP_HELP),
+    op: str = typer.Option(None, help=f"{OP_HELP} Default: fp8_gemm; with --quick every op kind of --prior."),
     *,
+    quick: bool = typer.Option(False, help=QUICK_HELP),
+    prior: str = typer.Option("", help=PRIOR_HELP),
+    time_budget: float = typer.Option(
+        120.0, min=0.0, help="With --quick: begin no round that would end after this many seconds."
+    ),
     database: str = shared_options.RECORD_DB,
     effort: str = typer.Option("full", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
     device: int = shared_options.GPU,
@@ -35,19 +48,78 @@ def tune(
     """Measure one problem on this GPU and install its best config, for processes that start afterwards.
 
     The config enters the exact table of the artefact that the library uses so far; for every other problem it chooses
-    as before.
+    as before. With --quick and without M, N and K: make an artefact for this GPU and these kernels from recorded rows
+    of others, by measuring a few problems.
 
     Example: python -m tuner tune 64 2112 7168 --op fp8_gemm
     """
     from tuner.ship.selection import make_asked_problem
     from tuner.ship.tuned import install_best
 
-    folder = choose_folder(out, backend)
-    problem = make_asked_problem(op, **fields)
-    target = database or environment.tuner_database()
+    folder, target = choose_folder(out, backend), database or environment.tuner_database()
+    check_sizes([fields[name] for name in ("m", "n", "k")], quick)
+    if quick:
+        check_choice("--op", op or OPS[0], OPS)
+        report = calibrate(target, prior, [op] if op else [], folder, time_budget, device, backend)
+        print(json.dumps(report, indent=1, sort_keys=True) if as_json else describe_rounds(report))
+        return
+    problem = make_asked_problem(op or OPS[0], **fields)
     sweep_problem(problem, target, effort, device, backend)
     found = install_best(problem, target, folder)
     print(json.dumps(found, indent=1, sort_keys=True) if as_json else describe(found))
+
+
+def check_sizes(sizes: list, quick: bool) -> None:
+    """Raise UsageError unless all sizes are given, or with --quick none."""
+    if quick and any(size is not None for size in sizes):
+        raise errors.UsageError("--quick: chooses its problems by itself; drop M, N and K")
+    if not quick and any(size is None for size in sizes):
+        raise errors.UsageError("M, N and K: give all three, or --quick")
+
+
+def calibrate(database: str, prior: str, ops: list, out: Path, budget_s: float, device: int, backend: str) -> dict:
+    """Calibrate the selector in rounds, write the artefact, and return what was done."""
+    from tuner.learn.sources import device_at_hand, open_database
+    from tuner.measure.worker import BACKENDS
+    from tuner.search.candidates import SweepOptions
+    from tuner.ship.calibrate import Calibrator, start
+
+    check_choice("--backend", backend, BACKENDS)
+    target = device_at_hand("")
+    with open_database(prior) as store:
+        calibrations = start(store, target, ops)
+
+    def sweep(problems: list) -> None:
+        options = SweepOptions(
+            problems=problems, database=database, space="loops", sampler="exhaustive", device=device, backend=backend
+        )
+        measure(options, database, 0)
+
+    calibrator = Calibrator(target, Path(database), sweep, calibrations)
+    calibrator.run(budget_s)
+    with tempfile.TemporaryDirectory() as folder:
+        return {"sku": target.sku, "rounds": calibrator.log} | calibrator.export(Path(folder), out)
+
+
+def describe_rounds(report: dict) -> str:
+    """Return a line for each round and op kind, and what was written."""
+    headings = ("round", "op kind", "problems", "regret", "heuristic", "seconds", "trees")
+    rows = [
+        (
+            row["round"],
+            row["op"],
+            row["problems"],
+            f"{row['regret']:.2%}",
+            f"{row['heuristic']:.2%}",
+            row["seconds"],
+            "kept as they were" if row["kept"] else "fitted again",
+        )
+        for row in report["rounds"]
+    ]
+    lines = [format_table(headings, rows), "regret: of choices that were made before the round was learned from"]
+    if report["left_out"]:
+        lines.append(f"left to the heuristic, whose choices were as good: {', '.join(report['left_out'])}")
+    return "\n".join([*lines, f"written: {report['artifact']}"])
 
 
 def choose_folder(out: Path | None, backend: str) -> Path:

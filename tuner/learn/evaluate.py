@@ -103,7 +103,7 @@ def evaluate_split(data: Dataset, parts: list[FoldResult], counted: np.ndarray) 
         return {}
     rows, answered = rows[full], np.concatenate([part.answered for part in parts])[full]
     table = {}
-    for method in METHODS:
+    for method in (name for name in METHODS if all(name in part.columns for part in parts)):
         columns = np.concatenate([part.columns[method] for part in parts])[full]
         table[method] = summarize(data, rows, columns)
     table["model"] = replace(table["model"], answered=float(answered.mean()))

@@ -14,7 +14,7 @@ from deep_gemm import _C
 from tuner.learn.dataset import LOG_TWO, UNMEASURED, Dataset
 from tuner.learn.forest import Forest
 from tuner.learn.portfolio import SIZES, Portfolio, choose_portfolio, split_families
-from tuner.learn.residual import UNRANKED, ConfigRows, TreeSettings, fit_trees, make_config_rows
+from tuner.learn.residual import UNRANKED, ConfigRows, Examples, TreeSettings, fit_trees, make_config_rows
 
 #: The hull of the training rows is widened on both sides by this share of its extent. Trees do not extrapolate, so that
 #: little is lost; what no row has, such as a variant or a knob, has no extent and stays outside.
@@ -89,12 +89,27 @@ class Choices:
     answered: np.ndarray
 
 
-def fit(data: Dataset, problems: np.ndarray, settings: Settings, rows: ConfigRows | None = None) -> Learned:
-    """Fit portfolio, guards and trees on `problems` alone; `rows` are the data's make_config_rows."""
+def fit(
+    data: Dataset,
+    problems: np.ndarray,
+    settings: Settings,
+    rows: ConfigRows | None = None,
+    prior: Examples | None = None,
+) -> Learned:
+    """Fit portfolio, guards and trees on `problems` alone; `rows` are the data's make_config_rows.
+
+    `prior` are examples of other kernels or another GPU, which the trees learn from as well.
+    """
     own = (make_config_rows(data) if rows is None else rows).of(problems)
-    guards = fit_guards(data, own, settings)
-    forest = fit_trees(data, own, settings.of_trees())
-    return Learned(choose_portfolio(data, problems, settings.sizes), forest, guards, *widen(own.features, guards.slack))
+    guards = fit_guards(data, own, settings, prior)
+    forest = fit_trees(data, own, settings.of_trees(), prior)
+    hull = widen(join_features(own, prior), guards.slack)
+    return Learned(choose_portfolio(data, problems, settings.sizes), forest, guards, *hull)
+
+
+def join_features(rows: ConfigRows, prior: Examples | None) -> np.ndarray:
+    """Return the features of rows and of examples from elsewhere."""
+    return rows.features if prior is None else np.concatenate([rows.features, prior.features])
 
 
 def widen(features: np.ndarray, slack: float) -> tuple[np.ndarray, np.ndarray]:
@@ -171,21 +186,23 @@ def choose_settings(data: Dataset, problems: np.ndarray, settings: Settings, row
     return min(candidates, key=lambda candidate: min(find_costs(data, own, candidate).values()))
 
 
-def fit_guards(data: Dataset, rows: ConfigRows, settings: Settings) -> Guards:
+def fit_guards(data: Dataset, rows: ConfigRows, settings: Settings, prior: Examples | None = None) -> Guards:
     """Return the guards with about the lowest cost on families that the trees did not see, see MARGINS."""
-    costs = find_costs(data, rows, settings)
+    costs = find_costs(data, rows, settings, prior)
     lowest = min(costs.values())
     return Guards(next(margin for margin in MARGINS if costs[margin] <= lowest + MARGIN_TOLERANCE))
 
 
-def find_costs(data: Dataset, rows: ConfigRows, settings: Settings) -> dict[float, float]:
+def find_costs(
+    data: Dataset, rows: ConfigRows, settings: Settings, prior: Examples | None = None
+) -> dict[float, float]:
     """Return {margin: cost of the choices} on families that the trees did not see.
 
     A config that was not timed cannot be chosen here: nothing says what it would have cost.
     """
     is_timed = data.state[rows.problem, rows.column] != UNMEASURED
     ranked = rows.where(is_timed & (rows.place != UNRANKED))
-    columns, scores = lay_out(data, ranked, predict_left_out(data, rows, ranked, settings))
+    columns, scores = lay_out(data, ranked, predict_left_out(data, rows, ranked, settings, prior))
     problems, costs = np.unique(rows.problem), {}
     for margin in MARGINS:
         chosen = apply_guards(columns[problems], scores[problems], margin).column
@@ -199,15 +216,19 @@ def cost_of(log_ratio: np.ndarray) -> float:
     return float((log_ratio + np.maximum(log_ratio, 0.0) + large).mean())
 
 
-def predict_left_out(data: Dataset, rows: ConfigRows, wanted: ConfigRows, settings: Settings) -> np.ndarray:
-    """Return the predictions (see `predict`) for the rows `wanted` of trees that never saw the row's family."""
+def predict_left_out(
+    data: Dataset, rows: ConfigRows, wanted: ConfigRows, settings: Settings, prior: Examples | None = None
+) -> np.ndarray:
+    """Return the predictions (see `predict`) for the rows `wanted` of trees that never saw the row's family, unless it
+    is among the examples from elsewhere.
+    """
     predicted = np.full(len(wanted.problem), np.inf)
     for fold in split_families(data.families[np.unique(rows.problem)], GUARD_FOLDS):
         held_out = np.unique(rows.problem)[fold]
         asked = np.isin(wanted.problem, held_out)
         kept = rows if fold.all() else rows.where(~np.isin(rows.problem, held_out))
         if asked.any():
-            forest, own = fit_trees(data, kept, settings.of_trees()), wanted.where(asked)
-            inside = is_inside(own.features, *widen(kept.features, SLACK))
+            forest, own = fit_trees(data, kept, settings.of_trees(), prior), wanted.where(asked)
+            inside = is_inside(own.features, *widen(join_features(kept, prior), SLACK))
             predicted[asked] = predict(own, forest.predict(own.features), inside)
     return predicted

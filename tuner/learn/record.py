@@ -60,6 +60,7 @@ class Record:
     feature_min: np.ndarray
     feature_max: np.ndarray
     estimator_sha256: str
+    prior: str = ""
 
     def to_json(self) -> dict:
         """Return the record as JSON values."""
@@ -100,7 +101,13 @@ class Record:
 
 
 def make_record(
-    data: Dataset, learned: Learned, settings: Settings, database: str, fingerprint: str, estimator_sha256: str
+    data: Dataset,
+    learned: Learned,
+    settings: Settings,
+    database: str,
+    fingerprint: str,
+    estimator_sha256: str,
+    prior: str = "",
 ) -> Record:
     """Return the record of a selector that was just trained."""
     return Record(
@@ -120,6 +127,7 @@ def make_record(
         feature_min=learned.feature_min,
         feature_max=learned.feature_max,
         estimator_sha256=estimator_sha256,
+        prior=prior,
     )
 
 

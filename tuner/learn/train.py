@@ -111,11 +111,14 @@ def fingerprint(data: Dataset) -> str:
     return digest.hexdigest()
 
 
-def save(folder: Path, data: Dataset, learned: Learned, settings: Settings, database: str) -> Record:
-    """Write the training folder and return its record; an evaluation of an earlier selector is removed."""
+def save(folder: Path, data: Dataset, learned: Learned, settings: Settings, database: str, prior: str = "") -> Record:
+    """Write the training folder and return its record; an evaluation of an earlier selector is removed.
+
+    `prior` describes what else the trees were fitted to.
+    """
     forest = write_forest(learned.forest)
     sha256 = hashlib.sha256(forest).hexdigest()
-    record = make_record(data, learned, settings, database, fingerprint(data), sha256)
+    record = make_record(data, learned, settings, database, fingerprint(data), sha256, prior)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name in (EVALUATION, OUT_OF_FOLD, UNCONFIRMED):
         (folder / name).unlink(missing_ok=True)

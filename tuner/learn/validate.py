@@ -40,6 +40,7 @@ SPLITS = {
     "m_range": "Leave a range of m out",
     "weight_size": "Leave a range of weight sizes out",
     "few_groups": f"Leave one (n, k) family out, masked problems of at most {FEW_GROUPS} groups alone",
+    "rounds": "Each round's problems, before they were learned from",
 }
 M_FOLDS = 5
 RANGES = 4

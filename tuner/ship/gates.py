@@ -37,8 +37,8 @@ class Verdict:
 
 
 def check_gates(splits: dict[str, Table]) -> list[Verdict]:
-    """Return one verdict per gate; without statistics of left-out families no gate is met."""
-    model = splits.get("family", {}).get("model")
+    """Return one verdict per gate, on left-out families or the rounds of a calibration; with neither none is met."""
+    model = (splits.get("family") or splits.get("rounds", {})).get("model")
     mean, p95, answered = (None, None, None) if model is None else (model.mean, model.p95, model.answered)
     return [
         Verdict("mean regret", mean, MAX_MEAN, "<="),

@@ -130,7 +130,7 @@ def describe_data(record: Record) -> str:
             f" {format_counts(data.dropped)}"
         ),
     ]
-    return to_list(facts)
+    return to_list([*facts, f"learned from as well, at low weight: {record.prior}"] if record.prior else facts)
 
 
 def describe_sizes(op: str) -> str:

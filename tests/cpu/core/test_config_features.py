@@ -9,7 +9,6 @@ from deep_gemm import _C
 from deep_gemm.errors import ConfigError
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.generator import canonical_cases
-from tests.cpu.core.test_heuristic import is_serialised
 from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
 from tests.fakes.selectors import OP, make_portfolio, make_problems
 from tests.fakes.variants import make_variants
@@ -35,20 +34,15 @@ def named(problem, config=None) -> dict[str, float]:
     return dict(zip(NAMES, _C.get_config_features(problem, H200, [config])[0].tolist(), strict=True))
 
 
-def compared_us(problem, config) -> float:
-    """Return the estimate of a config with what its serialised multiplications cost."""
-    return _C.estimate_time_us(problem, config, H200) * (1.3 if is_serialised(problem, config) else 1.0)
-
-
 @pytest.mark.parametrize("op", sorted(OP_KINDS))
 def test_rows_of_every_op_kind_are_finite_and_follow_the_estimate(op):
     for problem in {problem for problem, _ in canonical_cases(op)}:
         configs = _C.get_candidates(problem, H200)
         rows = _C.get_config_features(problem, H200, configs)
         assert rows.shape == (len(configs), len(NAMES)) and np.isfinite(np.float32(rows)).all()
-        times = np.array([compared_us(problem, config) for config in configs])
+        times = np.array([_C.estimate_time_us(problem, config, H200) for config in configs])
         assert rows[:, -1] == pytest.approx(
-            np.log(times / compared_us(problem, _C.get_analytic_config(problem, H200))), abs=1e-12
+            np.log(times / _C.estimate_time_us(problem, _C.get_analytic_config(problem, H200), H200)), abs=1e-12
         )
         shortlist = _C.get_shortlist(problem, H200, 8)
         tiles = list(dict.fromkeys(map(_C.without_loop_knobs, shortlist)))

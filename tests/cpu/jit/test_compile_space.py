@@ -24,7 +24,7 @@ from tests.gpu.grouped_variants import (
 
 OP = "fp8_gemm"
 H200 = _C.Device.known("h200")
-NUM_SAMPLED = {"nvrtc": 5, "nvcc": 2}
+NUM_SAMPLED = {"nvrtc": 9, "nvcc": 2}
 NUM_NVCC = 24
 PROBLEM = _C.Problem(OP, 1, 1, 1)
 SPACE = _C.get_default_space(PROBLEM, H200)

@@ -149,6 +149,7 @@ def test_layers_are_made_without_memory_and_filled_later():
     with torch.device("meta"):
         model = quantize_(Model(), trainable=False)
     assert model.up.weight.is_meta and model.up.weight_scale_inv.shape == (2, 1)
+    assert model(torch.empty(3, 48, device="meta")).shape == (3, 32)
     source = quantize_(Model(), trainable=False)
     model.to_empty(device="cpu")
     model.load_state_dict(source.state_dict())

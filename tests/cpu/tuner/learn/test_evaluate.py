@@ -98,7 +98,7 @@ def test_later_seeds_skip_folds_without_scores(data, monkeypatch):
 def test_settings_are_chosen_by_what_is_not_held_out(data, monkeypatch):
     fold, asked = next(iter(validate.family_folds(data))), []
 
-    def find_costs(data, rows, settings) -> dict:
+    def find_costs(data, rows, settings, prior=None) -> dict:
         asked.append((settings.trees, settings.leaves, set(rows.problem.tolist())))
         cost = 1.0 if settings.leaves == 15 else settings.trees / 100
         return dict.fromkeys(learner.MARGINS, cost)
@@ -199,7 +199,7 @@ def test_the_command_leaves_evaluation_choices_and_plot(folder, data, tmp_path, 
     report = json.loads(capsys.readouterr().out)["fp8_gemm"]
     document = json.loads((folder / train.EVALUATION).read_text())
     assert Evaluation.from_json(document).to_json() == document == {name: report[name] for name in document}
-    assert set(report["splits"]) == set(validate.SPLITS) - {"few_groups"} and len(report["gates"]) == 3
+    assert set(report["splits"]) == set(validate.SPLITS) - {"few_groups", "rounds"} and len(report["gates"]) == 3
     assert plot.read_bytes().startswith(b"\x89PNG")
     choices = json.loads((folder / train.OUT_OF_FOLD).read_text())["rows"]
     assert {row["problem"] for row in choices} == {problem.key for problem in data.problems}

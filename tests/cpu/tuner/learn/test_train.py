@@ -72,7 +72,7 @@ def test_guards_silence_a_model_that_knows_nothing(data, monkeypatch):
     """Noise that is unrelated to the times: the largest margin loses least."""
     noise = np.random.default_rng(0)
     monkeypatch.setattr(
-        learner, "predict_left_out", lambda data, rows, wanted, settings: noise.normal(0, 0.1, len(wanted.problem))
+        learner, "predict_left_out", lambda data, rows, wanted, *more: noise.normal(0, 0.1, len(wanted.problem))
     )
     assert learner.fit_guards(data, residual.make_config_rows(data), SETTINGS).margin == max(learner.MARGINS)
 
@@ -80,7 +80,7 @@ def test_guards_silence_a_model_that_knows_nothing(data, monkeypatch):
 def test_guards_take_the_largest_margin_of_those_that_cost_the_least(data, monkeypatch):
     """A model that knows every time: gains below the smallest margin are all that a margin costs."""
     monkeypatch.setattr(
-        learner, "predict_left_out", lambda data, rows, wanted, settings: data.log_ratio[wanted.problem, wanted.column]
+        learner, "predict_left_out", lambda data, rows, wanted, *more: data.log_ratio[wanted.problem, wanted.column]
     )
     rows = residual.make_config_rows(data)
     margin = learner.fit_guards(data, rows, SETTINGS).margin

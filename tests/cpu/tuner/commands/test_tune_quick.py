@@ -1,0 +1,105 @@
+"""`tune --quick`: a few problems make an artefact for these kernels out of older rows; simulated times."""
+
+import json
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from deep_gemm import _C
+from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.selector import Selector
+from tests.fakes import synthetic
+from tests.fakes.in_process_worker import InProcessWorker
+from tuner import cli, errors
+from tuner.db import Store
+from tuner.learn import quick
+from tuner.learn.learner import Settings
+from tuner.search import sweep
+from tuner.ship import calibrate
+
+DEVICE = _C.Device.known("h200")
+POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::8] for m in (4, 96, 1500)]
+
+
+@pytest.fixture(autouse=True)
+def few_problems(own_home, monkeypatch):
+    """Measure in this process, on simulated times, and few problems."""
+    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
+    monkeypatch.setattr(calibrate, "list_pool", lambda op: list(POOL))
+    monkeypatch.setattr(quick, "ROUND", 4)
+    settings = Settings(trees=12, sizes=(8,))
+    monkeypatch.setattr(calibrate, "Calibration", partial(quick.Calibration, settings=settings))
+
+
+def tune(tmp_path, *arguments: object) -> int:
+    """Run `tune --quick` from the synthetic machine's rows and return the exit code."""
+    folders = ["--db", tmp_path / "t.db", "--out", tmp_path / "models", "--prior", synthetic.make_small_database()]
+    return cli.run(["tune", "--quick", "--backend", "simulated", *map(str, [*folders, *arguments])])
+
+
+def check_artefact(tmp_path, report: dict) -> None:
+    """Check that the artefact is of this tree's kernels and answers for measured and for other problems."""
+    selector = Selector((tmp_path / "models" / f"{DEVICE.sku}.dgsel").read_bytes())
+    with Store.open(tmp_path / "t.db", "ro") as store:
+        measured = {row.problem for row in store.load_best(kernel_hash=kernel_hash("fp8_gemm"))}
+    assert len(measured) == sum(row["problems"] for row in report["rounds"]) <= len(POOL)
+    found = {problem: selector.choose(problem, DEVICE, "auto", kernel_hash("fp8_gemm")) for problem in POOL}
+    assert {found[problem].source for problem in measured} >= {"exact"}
+    assert {found[problem].source for problem in set(POOL) - measured} <= {"learned"}
+    card = (tmp_path / "models" / f"{DEVICE.sku}.md").read_text()
+    assert "before they were learned from" in card and synthetic.KERNEL_HASH[:16] in card
+
+
+def test_older_rows_and_one_round_make_an_artefact_for_these_kernels(capsys, tmp_path):
+    assert tune(tmp_path, "--json", "--time-budget", 0) == 0
+    report = json.loads(capsys.readouterr().out)
+    [row] = report["rounds"]
+    assert (row["round"], row["problems"], row["kept"], report["left_out"]) == (1, 4, False, [])
+    check_artefact(tmp_path, report)
+
+
+@pytest.mark.full
+def test_rounds_follow_until_they_get_no_better(capsys, tmp_path):
+    assert tune(tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    numbers = [int(line.split()[0]) for line in lines if "fp8_gemm" in line]
+    assert numbers == list(range(1, 1 + len(numbers))) and len(numbers) > 1 and lines[-1].startswith("written: ")
+
+
+def test_where_the_heuristic_is_as_good_nothing_is_written(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate.Calibrator, "is_better", lambda self, calibration: False)
+    assert tune(tmp_path, "--time-budget", 0) == errors.EXIT_INCONCLUSIVE
+    assert "heuristic" in capsys.readouterr().err and not (tmp_path / "models").exists()
+
+
+def test_a_selector_must_lose_less_than_the_heuristic_over_all_rounds():
+    def make(*rounds: tuple) -> SimpleNamespace:
+        return SimpleNamespace(
+            rounds=[
+                SimpleNamespace(mean=mean, heuristic=other, configs=dict.fromkeys(range(n)))
+                for mean, other, n in rounds
+            ]
+        )
+
+    is_better = calibrate.Calibrator.is_better
+    assert is_better(None, make((0.01, 0.02, 8))) and not is_better(None, make((0.02, 0.02, 8)))
+    assert is_better(None, make((0.03, 0.02, 2), (0.01, 0.02, 8)))
+    assert not is_better(None, make((0.03, 0.02, 8), (0.01, 0.02, 2)))
+
+
+def test_without_older_rows_there_is_nothing_to_start_from(capsys, tmp_path):
+    assert tune(tmp_path, "--op", "bf16_gemm") == errors.EXIT_INCONCLUSIVE
+    assert "no rows of other kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("tune", "--quick", "64"), ("tune", "64", "128"), ("tune",)])
+def test_sizes_are_for_one_problem_and_quick_for_many(capsys, tmp_path, arguments):
+    assert cli.run([*arguments, "--backend", "simulated", "--out", str(tmp_path)]) == errors.EXIT_USAGE
+    assert "M, N and K" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [("--op", "x"), ("--backend", "x")])
+def test_wrong_arguments_are_usage_errors(capsys, tmp_path, arguments):
+    assert tune(tmp_path, *arguments) == errors.EXIT_USAGE
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "models").exists()

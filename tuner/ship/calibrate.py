@@ -1,0 +1,117 @@
+"""`tune --quick`: rounds of a calibration on a GPU, and the artefact that follows from them."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from deep_gemm import _C
+from deep_gemm.jit.hashing import kernel_hash
+from tuner import errors
+from tuner.db import Store
+from tuner.learn import train
+from tuner.learn.dataset import load_dataset
+from tuner.learn.evaluate import evaluate
+from tuner.learn.evaluation import Evaluation, Unconfirmed
+from tuner.learn.quick import PRIOR_WEIGHT, Calibration, find_prior, list_pool, make_source
+from tuner.learn.record import Record, to_json
+from tuner.learn.sources import recorded_boards
+from tuner.problems.fields import OPS
+from tuner.ship.export import make_export, write_export
+
+
+@dataclass
+class Calibrator:
+    """Calibrates all op kinds of a prior together: each round measures the problems of all of them in one sweep.
+
+    `measure(problems)` records them into `database`. `log` has a row for each round and op kind.
+    """
+
+    device: _C.Device
+    database: Path
+    measure: Callable[[list], object]
+    calibrations: list[Calibration]
+    log: list[dict] = field(default_factory=list)
+
+    def run(self, budget_s: float) -> None:
+        """Run rounds until none is worth it, or one more of the usual length would exceed the budget."""
+        start = time.monotonic()
+        for number in range(1, 1 + max(len(each.pool) for each in self.calibrations)):
+            began = time.monotonic()
+            open_kinds = [each for each in self.calibrations if not each.is_done]
+            is_late = number > 1 and (began - start) * number / (number - 1) > budget_s
+            if not open_kinds or is_late:
+                break
+            batches = {each.op: each.choose_batch() for each in open_kinds}
+            self.measure([problem for batch in batches.values() for problem in batch])
+            rows = [self.learn(each, batches[each.op]) for each in open_kinds]
+            shared = {"round": number, "seconds": round(time.monotonic() - began, 1)}
+            self.log += [shared | row for row in rows]
+
+    def learn(self, calibration: Calibration, batch: list) -> dict:
+        """Learn from one batch that was measured; return what the log says of it."""
+        with Store.open(self.database, "ro") as store:
+            data = load_dataset(store, self.device.sku, op=calibration.op, kernel_hash=kernel_hash(calibration.op))
+        found = calibration.learn(batch, data)
+        return {
+            "op": calibration.op,
+            "problems": len(found.configs),
+            "regret": found.mean,
+            "heuristic": found.heuristic,
+            "kept": calibration.is_kept,
+        }
+
+    def export(self, folder: Path, out: Path) -> dict:
+        """Write a training folder and the artefact of the op kinds whose choices beat the heuristic's over all rounds;
+        return what was written and which op kinds were left out. Raises: InconclusiveError where none does.
+        """
+        good = [each for each in self.calibrations if each.rounds and self.is_better(each)]
+        if not good:
+            raise errors.InconclusiveError("no op kind's choices beat the heuristic's on the problems measured")
+        for each in good:
+            self.write_training(folder / each.op, each)
+        made = make_export([train.load_with_data(folder / each.op, str(self.database)) for each in good])
+        artifact, card = write_export(made, out, self.device.sku)
+        left_out = [each.op for each in self.calibrations if each not in good]
+        return {"artifact": str(artifact), "card": str(card), "left_out": left_out}
+
+    def is_better(self, calibration: Calibration) -> bool:
+        """Return whether the choices, made before the rounds were learned from, cost less than the heuristic's."""
+        rounds = calibration.rounds
+        return sum((each.mean - each.heuristic) * len(each.configs) for each in rounds) < 0
+
+    def write_training(self, folder: Path, calibration: Calibration) -> None:
+        """Write the training folder of one op kind, with the rounds as its evaluation."""
+        assert calibration.own is not None
+        data, prior = calibration.own.data, calibration.prior.data
+        described = (
+            f"{len(prior.problems)} problems of {prior.identity.sku}, kernels {prior.identity.kernel_hash[:16]}, weight"
+            f" {'1, alone' if calibration.is_kept else PRIOR_WEIGHT}"
+        )
+        record = train.save(folder, data, calibration.finish(), calibration.settings, str(self.database), described)
+        train.write_file(folder / train.EVALUATION, to_json(describe_rounds(record, calibration).to_json()))
+
+
+def describe_rounds(record: Record, calibration: Calibration) -> Evaluation:
+    """Return the evaluation of a calibration: its rounds, each scored before it was learned from."""
+    assert calibration.own is not None
+    splits = evaluate(calibration.own.data, calibration.make_results())
+    identity = record.identity, record.fingerprint, record.estimator_sha256
+    return Evaluation(*identity, 1, False, splits, [], [], Unconfirmed(0, 0))
+
+
+def start(prior: Store, device: _C.Device, ops: list[str]) -> list[Calibration]:
+    """Return a calibration for each op kind that a database has rows of other kernels or GPUs for.
+
+    Raises: InconclusiveError where there is none.
+    """
+    found, boards = [], recorded_boards(prior)
+    for op in (op for op in ops or OPS if any(prior.newest_kernel_hash(op, sku) for sku in boards)):
+        data = find_prior(prior, device.sku, op, kernel_hash(op))
+        if data is not None and data.full_space.any():
+            found.append(Calibration(op, device, make_source(data, PRIOR_WEIGHT), list_pool(op)))
+    if not found:
+        raise errors.InconclusiveError(
+            f"{prior.target}: no rows of other kernels or of another GPU to start from; run `python -m tuner sweep`"
+        )
+    return found
