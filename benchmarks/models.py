@@ -6,8 +6,8 @@ Example: python -m benchmarks.models --model qwen3_30b --layers 12
 The model is that of examples/llama.py with random weights in the sizes of Llama 3.1 8B, or of Qwen3 30B-A3B, a mixture
 of experts. The other one is made of a copy, with weights stored in FP8 and the head in BF16. BF16 layers are
 torch.nn.Linear, BF16 experts the grouped products of this package. Every call is captured in a CUDA graph; replays of
-both models alternate, so that both see the same clocks. Prefill computes the logits of the last token of each sequence;
-decoding computes one token of each over a cache of `--context` positions.
+both models alternate, so that both see the same clocks. With --compile both are compiled first. Prefill computes the
+logits of the last token of each sequence; decoding computes one token of each over a cache of `--context` positions.
 
 Result: {"meta": ..., "rows": [{"phase", "sequences", "tokens" of a call, "bf16_ms", "fp8_ms": [of each round],
     "bf16_tokens_s", "fp8_tokens_s", "speedup": median bf16 / fp8, "cosine": mean over tokens of the logits' cosine,
@@ -34,6 +34,8 @@ from .stamp import RESULTS, make_stamp, write_json
 MODELS = ("bf16", "fp8")
 #: Name -> the sizes on a GPU and on a CPU.
 SIZES = {"llama_8b": (LLAMA_8B, TINY), "qwen3_30b": (QWEN3_30B, TINY_MOE)}
+#: Of torch.compile.
+BACKEND = "inductor"
 PREFILLS, PREFILL_LENGTH = (1, 4), 2048
 DECODES, CONTEXT = (1, 8, 32, 128), 1024
 ROUNDS = 15
@@ -67,10 +69,15 @@ def list_cases(prefills: tuple[int, ...], length: int, decodes: tuple[int, ...])
     return [*(Case("prefill", count, length) for count in prefills), *(Case("decode", count, 1) for count in decodes)]
 
 
-def make_models(sizes: Sizes, device: str) -> dict[str, Llama]:
-    """Return the model with BF16 layers, and with FP8 layers made of the same weights."""
+def make_models(sizes: Sizes, device: str, is_compiled: bool = False) -> dict[str, Llama]:
+    """Return the model with BF16 layers, and with FP8 layers made of the same weights; is_compiled: with every block a
+    compiled graph, one for all blocks.
+    """
     plain = make_model(sizes, device, torch.bfloat16).eval().requires_grad_(False)
-    return {"bf16": plain, "fp8": quantize(copy.deepcopy(plain))}
+    models = {"bf16": plain, "fp8": quantize(copy.deepcopy(plain))}
+    for block in (block for model in models.values() for block in model.blocks if is_compiled):
+        block.compile(fullgraph=True, backend=BACKEND)
+    return models
 
 
 def make_call(case: Case, sizes: Sizes, context: int, device: str) -> Callable[[Llama], torch.Tensor]:
@@ -195,6 +202,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=SIZES, default="llama_8b", help="the sizes; default: llama_8b")
     parser.add_argument("--layers", type=int, help="layers of the model; default: all")
     parser.add_argument("--context", type=int, default=CONTEXT, help="positions of the cache while decoding")
+    parser.add_argument("--compile", action="store_true", help="compile the blocks of both models with torch.compile")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each model")
     parser.add_argument(
         "--time-budget", type=float, default=200.0, help="seconds; cases that have not begun are left out"
@@ -209,7 +217,7 @@ def main(arguments: list[str] | None = None) -> int:
     device, sizes = ("cuda", SIZES[args.model][0]) if is_gpu else ("cpu", SIZES[args.model][1])
     sizes = sizes._replace(layers=args.layers or sizes.layers)
     cases = list_cases(PREFILLS, PREFILL_LENGTH, DECODES) if is_gpu else list_cases((1,), 16, (2,))
-    models = make_models(sizes, device)
+    models = make_models(sizes, device, args.compile)
     for case in cases:
         if time.monotonic() - start > args.time_budget:
             break
@@ -217,7 +225,14 @@ def main(arguments: list[str] | None = None) -> int:
         print({name: value for name, value in rows[-1].items() if not name.endswith("_ms")}, flush=True)
     has_faults, is_complete = any("failed" in row for row in rows), len(rows) == len(cases)
     origin = make_stamp(_C.get_device(), OPS) if is_gpu else {"device": "CPU reference"}
-    meta = {**origin, "model": args.model, "sizes": sizes._asdict(), "context": args.context, "rounds": args.rounds}
+    meta = {
+        **origin,
+        "model": args.model,
+        "sizes": sizes._asdict(),
+        "compiled": args.compile,
+        "context": args.context,
+        "rounds": args.rounds,
+    }
     write_json(args.out, {"meta": {**meta, "complete": is_complete and not has_faults}, "rows": rows})
     return 1 if has_faults else 0 if is_complete else 3
 

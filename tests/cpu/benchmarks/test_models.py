@@ -29,6 +29,24 @@ def test_rows_hold_times_memory_and_logits_of_both_models(tmp_path, model):
         assert 0.99 < row["cosine"] < 1 and row["fp8_peak_mb"] < row["bf16_peak_mb"]
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("model", models.SIZES)
+def test_compiled_blocks_are_whole_graphs_with_the_same_logits(monkeypatch, model):
+    import torch._dynamo.testing
+
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(models, "BACKEND", counter)
+    sizes = models.SIZES[model][1]
+    tokens = torch.randint(sizes.vocabulary, (2, 9))
+    eager, compiled = (models.make_models(sizes, "cpu", flag) for flag in (False, True))
+    with torch.no_grad():
+        for name in models.MODELS:
+            torch.testing.assert_close(compiled[name](tokens), eager[name](tokens), rtol=2e-2, atol=2e-3)
+    assert counter.frame_count == len(models.MODELS), "one graph serves all blocks of a model"
+    torch._dynamo.reset()
+
+
 def test_both_models_have_the_same_weights():
     found = models.make_models(TINY, "cpu")
     assert torch.equal(found["bf16"].lm_head.weight, found["fp8"].lm_head.weight)
