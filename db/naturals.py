@@ -5,7 +5,7 @@ keys (tuples) to rows; a row has every column except `id`. Lists of config ids (
 keys.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import compress
 
 from sqlalchemy import Column, Connection, Table, insert, select, update
@@ -190,9 +190,13 @@ def check_tables(path: object, found: Tables) -> None:
         columns = {column.name: column for column in tables.metadata.tables[name].columns if column.name != "id"}
         for row in rows.values():
             check_row(path, name, columns, row, found)
-    measured = found.get("measurement", {}).values()
+    check_measurements(path, found.get("measurement", {}).values())
+
+
+def check_measurements(path: object, rows: Iterable[dict]) -> None:
+    """Raise IntegrityError unless the values of rows of `measurement` are possible."""
     try:
-        check_rows(path, [tuple(row[name] for name in MEASUREMENT_COLUMNS) for row in measured])
+        check_rows(path, [tuple(row[name] for name in MEASUREMENT_COLUMNS) for row in rows])
     except (TypeError, ValueError) as error:
         raise errors.IntegrityError(f"{path}: measurement: values of a wrong type ({error})") from error
 

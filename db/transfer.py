@@ -8,25 +8,40 @@ Equal databases give equal bytes.
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 
 from tuner import errors
 from tuner.db import tables
 from tuner.db.faults import one_line
 from tuner.db.files import is_recorded
-from tuner.db.naturals import KEYS, Tables, check_tables, encode, merge_tables, natural_key, read_tables, write_tables
+from tuner.db.naturals import (
+    KEYS,
+    Tables,
+    check_measurements,
+    check_row,
+    check_tables,
+    encode,
+    load_names,
+    merge_tables,
+    natural_key,
+    read_tables,
+    to_natural,
+    write_tables,
+)
 from tuner.db.postgresql import lock_tables
 from tuner.db.queries import Filter, load_own_rows
 from tuner.db.rows_merge import merge_measurements
 from tuner.db.store import Store
-from tuner.files import write_whole
+from tuner.files import replacing
 
 APPLICATION = "deep_gemm tuning database"
 FORMAT = 1
+#: Measured rows that are read and checked together.
+ROWS_AT_A_TIME = 20_000
 SMALL_TABLES = tuple(name for name in KEYS if name != "measurement")
 BLOBS = {"samples"}
 #: The values of columns that an export of an older schema does not have.
@@ -108,25 +123,53 @@ def export_json(source: str | os.PathLike, target: str | os.PathLike) -> int:
 
     Guarantees: readers of `target` see the old file or the new one. Raises: UsageError, StoreError, IntegrityError.
     """
-    payload = to_json_bytes(load_tables(source))
-    write_whole(Path(target).absolute(), payload)
-    return len(payload)
+    path = Path(target).absolute()
+    with open_source(source) as store, store.reading() as connection, replacing(path) as fresh:
+        found = read_tables(connection, store.target, SMALL_TABLES)
+        check_tables(store.target, found)
+        with fresh.open("w", encoding="ascii") as file:
+            write_document(file, found, read_measurements(connection, store.target, found))
+    return path.stat().st_size
 
 
-def to_json_bytes(found: Tables) -> bytes:
-    """Return tables as a JSON document."""
-    document = {
-        "application": APPLICATION,
-        "format": FORMAT,
-        "tables": {name: to_document(name, rows) for name, rows in found.items()},
-    }
-    return (json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
+def read_measurements(connection: Connection, path: object, found: Tables) -> Iterator[dict]:
+    """Yield the checked rows of `measurement` in natural form and in the order of their natural keys, read part by
+    part; `found` are the other tables.
+    """
+    table, block, config = tables.measurement, tables.block, tables.config
+    query = (
+        # Outer joins, so that a row that refers to nothing is found.
+        select(table)
+        .outerjoin(block, block.c.id == table.c.block_id)
+        .outerjoin(config, config.c.id == table.c.config_id)
+        .order_by(block.c.uid, config.c.key, table.c.role)
+    )
+    names, columns = load_names(connection), {column.name: column for column in table.columns}
+    result = connection.execution_options(yield_per=ROWS_AT_A_TIME).execute(query)
+    for part in result.mappings().partitions(ROWS_AT_A_TIME):
+        rows = [to_natural(path, table.name, dict(row), names) for row in part]
+        for row in rows:
+            check_row(path, table.name, columns, row, found)
+        check_measurements(path, rows)
+        yield from rows
 
 
-def to_document(name: str, rows: dict[tuple, dict]) -> dict:
-    """Return one table for JSON."""
-    columns = [column.name for column in tables.metadata.tables[name].columns if column.name != "id"]
-    return {"columns": columns, "rows": [[encode(rows[key][column]) for column in columns] for key in sorted(rows)]}
+def write_document(file: TextIO, found: Tables, measurements: Iterable[dict]) -> None:
+    """Write tables as a JSON document, the measured rows one after the other."""
+    file.write(f'{{"application":{dump(APPLICATION)},"format":{FORMAT},"tables":{{')
+    for place, name in enumerate(sorted(KEYS)):
+        columns = [column.name for column in tables.metadata.tables[name].columns if column.name != "id"]
+        rows = measurements if name == "measurement" else (found[name][key] for key in sorted(found[name]))
+        file.write(f'{"," * bool(place)}{dump(name)}:{{"columns":{dump(columns)},"rows":[')
+        for number, row in enumerate(rows):
+            file.write("," * bool(number) + dump([encode(row[column]) for column in columns]))
+        file.write("]}")
+    file.write("}}\n")
+
+
+def dump(value: object) -> str:
+    """Return compact JSON of finite numbers."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def import_json(target: str | os.PathLike, source: str | os.PathLike) -> dict:

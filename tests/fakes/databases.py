@@ -1,5 +1,6 @@
 """Small tuning databases with plausible rows, for tests."""
 
+import json
 import os
 import random
 import tempfile
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from deep_gemm import _C
+from tuner.db import tables, transfer
+from tuner.db.naturals import encode
+from tuner.db.transfer import load_tables
 
 SKU = "nvidia-h200-sm132"
 KERNEL_HASH = "ab" * 32
@@ -25,6 +29,17 @@ def without_flushes() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tuner.db.engine.WRITER_PRAGMAS", ("journal_mode = DELETE", "synchronous = OFF"))
         yield
+
+
+def read_contents(target) -> bytes:
+    """Return the contents of a database, independent of ids, as the JSON document that an export must be."""
+    found = {}
+    for name, rows in load_tables(target).items():
+        columns = [column.name for column in tables.metadata.tables[name].columns if column.name != "id"]
+        values = [[encode(rows[key][column]) for column in columns] for key in sorted(rows)]
+        found[name] = {"columns": columns, "rows": values}
+    document = {"application": transfer.APPLICATION, "format": transfer.FORMAT, "tables": found}
+    return (json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
 
 
 def add_context(store, seed: int = 0) -> dict:

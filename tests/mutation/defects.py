@@ -3,6 +3,10 @@
 #: {(file, tests): [(old, new), ...]}
 Defects = dict[tuple[str, str], list[tuple[str, str]]]
 
+_CHECKS = (
+    "tests/cpu/db/test_checks.py tests/fault/test_db_damage.py tests/cpu/db/test_store.py tests/cpu/db/test_schema.py"
+)
+
 DEFECTS: Defects = {
     (
         "deep_gemm/jit/cache.py",
@@ -60,7 +64,7 @@ DEFECTS: Defects = {
         ("        if not rule.is_met(members[name]):\n", "        if False:\n"),
         ("type(value) is int and minimum <= value <= maximum)", "type(value) is int and minimum <= value)"),
     ],
-    ("deep_gemm/selector.py", "tests/cpu/selector/test_selector.py"): [
+    ("deep_gemm/selector.py", "tests/cpu/selector/test_selector.py tests/cpu/selector/test_artifact.py"): [
         ('if len(arrays) != len(ARRAYS) * len(metadata["ops"]):', "if False:"),
         ("        if array is None:\n", "        if False:\n"),
         ("array.dtype != DTYPES[dtype] or ", ""),
@@ -105,13 +109,13 @@ DEFECTS: Defects = {
         ("median([abs(sample - middle) for sample in samples])", "median([sample - middle for sample in samples])"),
         ("max(abs(low - 1.0), abs(high - 1.0))", "high - 1.0"),
     ],
-    ("tuner/search/winners.py", "tests/cpu/tuner/measure/test_statistics.py tests/cpu/tuner/search/test_sweep.py"): [
+    ("tuner/search/winners.py", "tests/cpu/tuner/search/test_winners.py tests/cpu/tuner/search/test_sweep.py"): [
         ("statistics.find_tie_set(timed, reference_us, noise)", "statistics.find_tie_set(timed, reference_us, 0.0)"),
         ('row.role == "confirm" and ', ""),
         ("row.config == heuristic, ", "False, "),
         ("    if not timed:\n        return None\n", "    if False:\n        return None\n"),
     ],
-    ("db/checks.py", "tests/fault/test_db_damage.py tests/cpu/db/test_store.py tests/cpu/db/test_schema.py"): [
+    ("db/checks.py", _CHECKS): [
         ("    except RecursionError as error:\n", "    except MemoryError as error:\n"),
         ("if not isinstance(found, list) or not all(", "if not all("),
         ("    if len(known_ids) != len(ids):\n", "    if False:\n"),
@@ -121,7 +125,7 @@ DEFECTS: Defects = {
         ('low_enough = values >= 0 if name == "mad_us" else values > 0', "low_enough = values >= 0"),
         ("    if not blob or len(blob) % 4:\n", "    if False:\n"),
     ],
-    ("db/queries.py", "tests/fault/test_db_damage.py tests/cpu/db/test_store.py"): [
+    ("db/queries.py", _CHECKS): [
         ('        if ties[:1] != [row["config_id"]]:\n', "        if False:\n"),
         ("    check_devices(path, found)\n", "    pass\n"),
         ("        if stored.op != block.problem.op:\n", "        if False:\n"),

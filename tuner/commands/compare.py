@@ -14,6 +14,8 @@ from tuner.problems.fields import OP_NAMES
 SIDE_HELP = (
     "[DATABASE][@WHICH]: WHICH is a kernel hash, sweep:ID, driver:VERSION or previous; without it, the newest kernels."
 )
+#: deep_gemm.selector_files.SUFFIX, whose module imports more than a help text may.
+ARTEFACT = ".dgsel"
 A_HELP = f"The old sweep: {SIDE_HELP} Left out: the baseline, else the kernels before the newest."
 
 
@@ -29,7 +31,8 @@ def compare(
     op: str = typer.Option("", help=f"One of {OP_NAMES}. Default: every op kind with rows in both."),
     again: bool = typer.Option(True, help="Where there is such a GPU, measure suspects again, both kernels in turns."),
     work: Path = typer.Option(None, help="Folder for checked-out kernels of --again. Default: that of the cache."),
-    form: str = typer.Option("table", "--format", help="table, markdown, json, junit or html."),
+    database: str = typer.Option("", "--db", help="Recorded times by which two artefacts are compared."),
+    form: str = typer.Option("table", "--format", help="table, markdown, json, junit or html (not of artefacts)."),
     as_json: bool = typer.Option(False, "--json", help="As --format json."),
 ) -> None:
     """Compare two recorded sweeps on the problems and configs that both measured. Needs no GPU.
@@ -38,8 +41,16 @@ def compare(
     the board, its clocks or a place in memory is a suspect: measured again where there is a GPU, else exits with 3, as
     where the sweeps have too little in common. Else exits with 0.
 
+    Two artefacts (.dgsel) are compared by what they choose for the recorded problems: exits with 1 where the recorded
+    times expect B's choices to be slower, with 3 where they say nothing.
+
     Example: python -m tuner compare old.db new.db
     """
+    if any(name.endswith(ARTEFACT) for name in (a, b)):
+        compare_artefacts(a, b, database, device, op, "json" if as_json else form)
+        return
+    if database:
+        raise errors.UsageError("--db: only for two artefacts; name the database of a sweep as A or B")
     from tuner.compare import recorded
     from tuner.compare.sweep_formats import FORMATS
 
@@ -57,6 +68,30 @@ def compare(
         raise errors.InconclusiveError(
             f"{names[0]} and {names[1]} do not answer it on every op kind: measure both with `ab`"
         )
+
+
+def compare_artefacts(a: str, b: str, database: str, device: str, op: str, form: str) -> None:
+    """Compare what two artefacts choose. Raises: UsageError, TunerError, InconclusiveError."""
+    from tuner.learn.sources import find_device, open_database
+    from tuner.ship import changes, models
+
+    check_choice("--format", form, changes.FORMATS)
+    if not (a.endswith(ARTEFACT) and b.endswith(ARTEFACT)):
+        raise errors.UsageError(f"A and B: two artefacts (*{ARTEFACT}), or two sweeps; not one of each")
+    first, second = models.find_model(a), models.find_model(b)
+    skus = {models.get_selector(model).sku for model in (first, second)}
+    if len(skus) > 1:
+        raise errors.UsageError(f"A and B: of different GPU models ({', '.join(sorted(skus))})")
+    with open_database(database) as store:
+        used = find_device(store, device or next(iter(skus)))
+        reports = changes.compare(first, second, store, used, op)
+    code = changes.choose_exit_code(reports)
+    names = {"a": a, "b": b, "sku": used.sku, "database": str(store.target)}
+    print(changes.FORMATS[form](names | {"ops": reports, "exit_code": code}))
+    if code == errors.EXIT_FAILURE:
+        raise errors.TunerError(f"{b}: slower choices than those of {a}, by recorded times")
+    if code:
+        raise errors.InconclusiveError(f"{b}: choices without recorded times; measure them with `refine` or `sweep`")
 
 
 def settle(parts: list, sku: str, work: Path | None) -> dict[str, str]:

@@ -42,7 +42,7 @@ def report(
         known = find_device(store, device)
         ops = [collect_op(store, known, name) for name in find_ops(store, known.sku, op)]
         name = Path(str(store.target)).name if "://" not in str(store.target) else "a database server"
-    found = find_regressions(database, known.sku, op)
+        found = find_regressions(database, store, known.sku, op)
     regressions = {"a": found[0]["a"], "b": "the newest kernels", "ops": found} if found else None
     facts = {"sku": known.sku, "name": known.name, "database": name, "version": __version__, "ops": ops}
     page = make_page(facts | read_benchmarks(known.sku) | {"regressions": regressions})

@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import create_engine
 
-from tests.fakes.databases import CONFIGS, IDENTITY, add_block, add_context, make_problem
+from tests.fakes.databases import CONFIGS, IDENTITY, add_block, add_context, make_problem, read_contents
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner import cli, errors
 from tuner.db import Store, export_json, import_json, merge, schema, snapshot, tables, views
-from tuner.db.transfer import load_tables, to_json_bytes
 
 PROBLEMS = [make_problem(16), make_problem(64)]
 #: What a schema consists of, without ids; a fresh table has its columns in another order than a migrated one.
@@ -38,11 +37,6 @@ READING_COMMANDS = {
 }
 
 
-def contents(target) -> bytes:
-    """Return a database's contents, independent of ids."""
-    return to_json_bytes(load_tables(target))
-
-
 def read_catalog(url: str) -> dict[str, list]:
     """Return what the schema of a database consists of."""
     engine = create_engine(url)
@@ -67,7 +61,7 @@ def test_a_sweep_is_recorded_and_merged(url, few_sources, tmp_path):
     }
     assert {(row.problem_key, row.tie_set) for row in best} == {(row.problem_key, row.tie_set) for row in wanted_best}
     merge(tmp_path / "copy.db", [url])
-    assert contents(tmp_path / "copy.db") == contents(url)
+    assert read_contents(tmp_path / "copy.db") == read_contents(url)
     assert not any(merge(url, [tmp_path / "copy.db"]).values())
 
 
@@ -185,11 +179,11 @@ def test_a_reader_sees_one_state(url):
 def test_merge_and_json_between_both_kinds(url, shards, tmp_path, postgresql_server):
     merge(url, shards)
     merge(tmp_path / "all.db", shards)
-    assert contents(url) == contents(tmp_path / "all.db")
+    assert read_contents(url) == read_contents(tmp_path / "all.db")
     export_json(url, tmp_path / "all.json")
     other = postgresql_server.create_database()
     import_json(other, tmp_path / "all.json")
-    assert contents(other) == contents(url)
+    assert read_contents(other) == read_contents(url)
     assert not any(import_json(url, tmp_path / "all.json").values())
 
 

@@ -7,16 +7,23 @@ import random
 import pytest
 
 from deep_gemm import _C
-from tests.fakes.databases import CONFIGS, SKU, add_block, add_context, make_database
+from tests.fakes.databases import CONFIGS, SKU, add_block, add_context, make_database, read_contents
 from tuner import errors
-from tuner.db import Store, export_json, import_json, merge, rows_merge, snapshot, snapshot_path, tables
+from tuner.db import Store, export_json, import_json, merge, rows_merge, snapshot, snapshot_path, tables, transfer
 from tuner.db.naturals import KEYS, merge_tables
-from tuner.db.transfer import ADDED, load_tables, parse_json, to_json_bytes
+from tuner.db.transfer import ADDED, load_tables, parse_json
 
 
-def contents(path) -> bytes:
-    """Return a database's contents, independent of ids."""
-    return to_json_bytes(load_tables(path))
+def test_an_export_that_is_written_part_by_part_is_the_whole_document(shards, tmp_path, monkeypatch):
+    merge(tmp_path / "all.db", shards)
+    monkeypatch.setattr(transfer, "ROWS_AT_A_TIME", 7)
+    size = export_json(tmp_path / "all.db", tmp_path / "all.json")
+    written = (tmp_path / "all.json").read_bytes()
+    assert written == read_contents(tmp_path / "all.db") and len(written) == size
+    monkeypatch.setattr(transfer, "check_row", lambda path, name, columns, row, found: row["median_us"] or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export_json(tmp_path / "all.db", tmp_path / "all.json")
+    assert (tmp_path / "all.json").read_bytes() == written
 
 
 @pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.full)])
@@ -28,9 +35,9 @@ def test_merge_is_commutative_and_idempotent(shards, tmp_path, step):
         for source in order:
             merge(target, [source])
         assert not any(merge(target, order).values())
-        results.add(contents(target))
+        results.add(read_contents(target))
     merge(tmp_path / "once.db", shards)
-    assert results == {contents(tmp_path / "once.db")}
+    assert results == {read_contents(tmp_path / "once.db")}
 
 
 def test_merge_reads_some_blocks_at_a_time(shards, tmp_path, monkeypatch):
@@ -43,13 +50,13 @@ def test_merge_reads_some_blocks_at_a_time(shards, tmp_path, monkeypatch):
     )
     for source in shards:
         merge(tmp_path / "parts.db", [source])
-    assert contents(tmp_path / "parts.db") == contents(tmp_path / "whole.db")
+    assert read_contents(tmp_path / "parts.db") == read_contents(tmp_path / "whole.db")
     assert max(map(len, asked)) == 1 and len(asked) == 2 * 7
     merge(tmp_path / "older.db", [tmp_path / "whole.db"])
     with Store.open(tmp_path / "older.db") as store, store.writing() as connection:
         connection.exec_driver_sql("UPDATE measurement SET mad_us = NULL, samples = NULL WHERE role = 'confirm'")
     assert not any(merge(tmp_path / "older.db", [tmp_path / "whole.db"]).values())
-    assert contents(tmp_path / "older.db") == contents(tmp_path / "whole.db")
+    assert read_contents(tmp_path / "older.db") == read_contents(tmp_path / "whole.db")
 
 
 def test_merge_loses_and_doubles_nothing(shards, tmp_path):
@@ -106,7 +113,7 @@ def test_a_later_copy_of_a_database_wins(tmp_path):
         store.finish_block(block_id, confirm_rounds=60, throttle=4)
     merge(tmp_path / "ab.db", [path, copy])
     merge(tmp_path / "ba.db", [copy, path])
-    assert contents(tmp_path / "ab.db") == contents(tmp_path / "ba.db") == contents(copy)
+    assert read_contents(tmp_path / "ab.db") == read_contents(tmp_path / "ba.db") == read_contents(copy)
 
 
 def test_two_boards_in_one_block_are_refused(shards):
@@ -230,7 +237,7 @@ BAD_DOCUMENTS = [
 
 @pytest.mark.parametrize("number", range(len(BAD_DOCUMENTS)))
 def test_import_refuses_what_export_never_writes(shards, tmp_path, number):
-    document = json.loads(contents(shards[0]))
+    document = json.loads(read_contents(shards[0]))
     BAD_DOCUMENTS[number](document)
     (tmp_path / "bad.json").write_text(json.dumps(document))
     with pytest.raises(errors.IntegrityError):
@@ -241,7 +248,7 @@ def test_import_refuses_what_export_never_writes(shards, tmp_path, number):
 
 
 def test_import_survives_random_damage(shards, tmp_path):
-    payload = contents(shards[0])
+    payload = read_contents(shards[0])
     generator = random.Random(0)
     for _ in range(150):
         damaged = bytearray(payload)
@@ -267,7 +274,7 @@ def test_an_export_of_schema_1_can_be_imported(shards, tmp_path):
         table["rows"] = [[row[place] for place in kept] for row in table["rows"]]
     (tmp_path / "old.json").write_text(json.dumps(document))
     import_json(tmp_path / "again.db", tmp_path / "old.json")
-    assert contents(tmp_path / "again.db") == contents(shards[0])
+    assert read_contents(tmp_path / "again.db") == read_contents(shards[0])
 
 
 @pytest.mark.full

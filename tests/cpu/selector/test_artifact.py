@@ -14,7 +14,7 @@ from deep_gemm import _C, models
 from deep_gemm.artifact import ARRAYS, DTYPES, METADATA, canonical_json, get_op_metadata, read_artifact, read_json
 from deep_gemm.errors import ModelError
 from deep_gemm.selector import Selector
-from tests.fakes.selectors import DEVICE, KERNEL_HASH, OP, make_artifact, make_parts
+from tests.fakes.selectors import DEVICE, KERNEL_HASH, OP, make_artifact, make_parts, pack
 from tuner.errors import IntegrityError
 from tuner.learn.artifact import build_artifact
 
@@ -355,3 +355,11 @@ def test_arrays_are_views_of_the_file():
     """Reading copies no array, and nobody can change the file's bytes through one."""
     _, arrays = read_artifact(make_artifact())
     assert not any(array.flags.owndata or array.flags.writeable for array in arrays.values())
+
+
+def test_an_array_of_another_dtype_is_refused():
+    metadata, arrays, _, _ = make_parts()
+    for name in ("feature_min", "leaf_value", "exact_config"):
+        other = arrays[name].astype(np.float32 if arrays[name].dtype != np.float32 else np.float64)
+        with pytest.raises(ModelError, match=f"array {name} has the wrong dtype"):
+            Selector(pack(metadata, arrays | {name: other}))

@@ -174,13 +174,6 @@ def test_concurrent_first_use(folder):
     assert len(found) == 8 and all(selector is found[0] is not None for selector in found)
 
 
-def test_no_legal_config_is_the_devices_error(folder):
-    install(folder / SKU_FILE)
-    ampere = _C.Device(**DEVICE.as_dict() | {"compute_capability": (8, 0)})
-    with pytest.raises(DeviceError, match="no config is legal"):
-        selection.get_best_config(make_parts()[3][30], ampere)
-
-
 @pytest.mark.filterwarnings("ignore::deep_gemm.errors.SelectorWarning")
 @pytest.mark.parametrize("choose", [selection.get_best_config, selection.get_analytic_config, selection.explain])
 def test_without_a_driver_the_remedy_is_a_device(folder, monkeypatch, choose):
@@ -198,3 +191,50 @@ def test_without_a_driver_the_remedy_is_a_device(folder, monkeypatch, choose):
         choose(problem)
     assert "CPU tensors" not in str(caught.value)
     choose(problem, DEVICE)
+
+
+class Stub:
+    """A selector that answers with one config and keeps what it was asked."""
+
+    def __init__(self, config, ops=("fp8_gemm",)):
+        self.config, self.metadata, self.asked = config, {"ops": dict.fromkeys(ops)}, []
+
+    def choose(self, *asked):
+        self.asked.append(asked)
+        return _C.Choice(self.config, "learned", "")
+
+
+def use(monkeypatch, selector) -> None:
+    """Let the library use a selector."""
+    monkeypatch.setitem(selection._loaded, DEVICE.sku, selection.LoadedSelector("auto", selector, "stub.dgsel", ""))
+
+
+def test_an_illegal_choice_is_the_heuristics(folder, monkeypatch):
+    problem = make_parts()[3][0]
+    use(monkeypatch, Stub(_C.Config(block_m=1, block_n=1, block_k=1, num_stages=1)))
+    choice, caught = explain(problem)
+    assert choice.source == "analytic" and choice.config == _C.get_analytic_config(problem, DEVICE)
+    assert "illegal config" in choice.reason and len(caught) == 1
+
+
+def test_a_selector_is_told_which_kernels_will_run(folder, monkeypatch):
+    problem = make_parts()[3][0]
+    stub = Stub(_C.get_analytic_config(problem, DEVICE))
+    use(monkeypatch, stub)
+    assert explain(problem)[0].source == "learned" and stub.asked == [(problem, DEVICE, "auto", KERNEL_HASH)]
+
+
+def test_a_sibling_serves_an_op_kind_that_is_missing(folder):
+    op = "m_grouped_fp8_gemm_psum"
+    sibling = selection.OP_KINDS[op].sibling
+    assert selection.find_recorded_op(op, Stub(None, (sibling,))) == sibling != op
+    assert selection.find_recorded_op(op, Stub(None, (sibling, op))) == op == selection.find_recorded_op(op, Stub(None))
+
+
+def test_no_legal_config_is_the_devices_error_and_no_selectors(folder):
+    install(folder / SKU_FILE)
+    ampere = _C.Device(**DEVICE.as_dict() | {"compute_capability": (8, 0)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SelectorWarning)
+        with pytest.raises(DeviceError, match="no config is legal"):
+            selection.get_best_config(make_parts()[3][30], ampere)
