@@ -98,8 +98,8 @@ void encode_input(const driver::Api& cuda, const Operand& operand, Major major, 
     encode(cuda, operand.name, matrix_layout(transposed(operand).view), box, rank, map);
 }
 
-// Rows of the last tile of A, which has a map of its own, or 0 where A fills whole tiles or the kernel loads all rows of
-// a tile regardless. The kernel has the same rule (loader.cuh).
+// Rows of the last tile of A, which has a map of its own, or 0 where A fills whole tiles or the kernel loads all rows
+// of a tile regardless. The kernel has the same rule (loader.cuh).
 uint32_t count_tail_rows(const Problem& problem, const Config& config, const Call& call, int64_t m) {
     if (config.cluster_n > 1 || problem.a_major != Major::kK || call.needs_group_maps()) return 0;
     return uint32_t(m % config.block_m);

@@ -106,16 +106,21 @@ def package_hash() -> str:
 
 def tree_hash() -> str | None:
     """Return the hash of what a result of the GPU suite depends on, or None where only the package is installed: native
-    code, device headers, the package's Python without its texts, and the suite itself.
+    code and device headers without comments and layout, the package's Python without its texts, and the suite itself.
     """
     root = _PACKAGE.parent
     if not (root / "csrc").is_dir():
         return None
     native = [path for folder in (root / "csrc", _INCLUDE) for path in folder.rglob("*")]
-    files = [path for path in native if path.suffix in (".cpp", ".hpp", ".cuh")]
-    files += [path for path in _PACKAGE.rglob("*.py") if path.name not in _APART]
-    files += (root / "tests" / "gpu").rglob("*.py")
-    return _hash_json({str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files})
+    texts = {
+        path: strip_comments(path.read_text(encoding="utf-8"))
+        for path in native
+        if path.suffix in (".cpp", ".hpp", ".cuh")
+    }
+    python = [path for path in _PACKAGE.rglob("*.py") if path.name not in _APART]
+    python += (root / "tests" / "gpu").rglob("*.py")
+    texts |= {path: path.read_text(encoding="utf-8") for path in python}
+    return _hash_json({str(path.relative_to(root)): _hash_text(text) for path, text in texts.items()})
 
 
 def strip_comments(text: str) -> str:

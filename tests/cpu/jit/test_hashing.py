@@ -303,6 +303,8 @@ def test_tree_hash_changes_with_native_code_headers_python_and_the_gpu_suite(mon
     for apart in (package / "op_docs.py", tmp_path / "tests/cpu/test_a.py", tmp_path / "tuner/a.py"):
         apart.parent.mkdir(parents=True, exist_ok=True)
         apart.write_text("not part of it")
+    for native in sources[:3]:
+        native.write_text("// why\n2")
     assert len(set(hashes)) == len(sources) + 1 and hashing.tree_hash() == hashes[-1]
 
 

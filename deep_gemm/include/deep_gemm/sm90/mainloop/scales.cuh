@@ -100,8 +100,8 @@ struct RingReader {
     }
 
     // Step `step` of `num_steps` has been promoted, which may be after later steps were made readable: give its buffer
-    // back with its last step. `bits` are those of the step's scales (see Pipeline::release). Without a branch: it would
-    // lie between a multiplication and its wait, and the assembler would serialise all of them (C7514).
+    // back with its last step. `bits` are those of the step's scales (see Pipeline::release). Without a branch: it
+    // would lie between a multiplication and its wait, and the assembler would serialise all of them (C7514).
     __device__ __forceinline__ void finish(u32 step, u32 num_steps, u32 bits) {
         const bool is_last = step % Scales::kSteps == Scales::kSteps - 1 || step + 1 == num_steps;
         __syncwarp();  // every lane has read the buffer
