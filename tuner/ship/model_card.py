@@ -242,9 +242,9 @@ def describe_limits(record: Record, evaluation: Evaluation) -> str:
         "A family is all variants of (n, k) together, so that no variant of a held-out shape is trained on.",
         "Measured in the regime above; other regimes (warm L2, launches that overlap) can prefer other configs.",
         (
-            "The heuristic's constants are part of the package and were not refitted inside the folds (on an H200 they"
-            " were fitted to some of these problems, so that its regret on new shapes is larger); features contain its"
-            " estimate."
+            "The heuristic's constants are part of the package and were not refitted inside the folds; features contain"
+            " its estimate. On an H200 they were fitted to problems of the presets: on dense ones drawn at random its"
+            " regret is more than twice as large, so that the tables show too little of it."
         ),
         (
             "Problems measured with a few configs alone train the model and fill the exact table, but no regret is"
