@@ -181,8 +181,10 @@ def choose_row(features: np.ndarray, residuals: np.ndarray, hull: tuple[np.ndarr
 def choose_settings(data: Dataset, problems: np.ndarray, settings: Settings, rows: ConfigRows) -> Settings:
     """Return the one of CANDIDATES with the lowest cost on families of `problems` that its trees did not see."""
     own = rows.of(problems)
-    names = ("trees", "leaves", "rate", "min_leaf")
-    candidates = [replace(settings, **dict(zip(names, values, strict=True))) for values in CANDIDATES]
+    candidates = [
+        replace(settings, trees=trees, leaves=leaves, rate=rate, min_leaf=min_leaf)
+        for trees, leaves, rate, min_leaf in CANDIDATES
+    ]
     return min(candidates, key=lambda candidate: min(find_costs(data, own, candidate).values()))
 
 
