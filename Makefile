@@ -50,6 +50,7 @@ gpu-test: build ## the GPU correctness suite; writes its record
 benchmark: build ## every benchmark on this GPU: products, attention logits, casts, a mixture-of-experts layer, host time, dependent launches, compile time
 	$(HERE) -m benchmarks.dense_fp8
 	$(HERE) -m benchmarks.random_fp8
+	$(HERE) -m benchmarks.choice_regret
 	$(HERE) -m benchmarks.dense_bf16
 	$(HERE) -m benchmarks.wgrad_fp8
 	$(HERE) -m benchmarks.m_grouped_contiguous
