@@ -162,7 +162,8 @@ class Calibration:
     def learn(self, batch: list, data: Dataset) -> Round:
         """Score the choices for a batch that was measured into `data`, the table of all rounds, and fit again.
 
-        Problems that could not be measured are left out of the round.
+        Problems that could not be measured are left out of the round. What the table has of problems that no round
+        measured is not learned from: a later round may score them.
         """
         rows, source = make_config_rows(data), make_source(data, 1.0)
         places = np.array([place for place, problem in enumerate(data.problems) if problem in batch], int)
@@ -172,7 +173,9 @@ class Calibration:
         self.is_kept = len(self.rounds) == 1 and found.mean <= min(KEPT_MEAN, found.heuristic)
         if not self.is_kept:
             prior = self.prior.make_examples(np.arange(len(self.prior.data.problems)))
-            self.learned = fit(data, np.arange(len(data.problems)), self.settings, rows, prior)
+            known = self.measured
+            seen = np.array([place for place, problem in enumerate(data.problems) if problem in known], int)
+            self.learned = fit(data, seen, self.settings, rows, prior)
         return self.rounds[-1]
 
     def score(self, data: Dataset, places: np.ndarray, choices: Choices) -> Round:

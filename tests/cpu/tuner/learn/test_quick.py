@@ -112,6 +112,17 @@ def test_where_the_trees_would_not_answer_doubt_is_large():
     assert make_calibration().measure_doubt([far, POOL[0]]).tolist()[0] == quick.UNANSWERED
 
 
+def test_no_problem_is_learned_from_before_a_round_has_scored_it(monkeypatch):
+    """The database may have rows of these kernels from before."""
+    calibration, fitted, known = make_calibration(), [], quick.fit
+    batch = calibration.choose_batch()
+    data = measure([*batch, *[problem for problem in POOL if problem not in batch][:4]], True)
+    monkeypatch.setattr(quick, "KEPT_MEAN", -1.0)
+    monkeypatch.setattr(quick, "fit", lambda data, places, *rest: fitted.append(places) or known(data, places, *rest))
+    calibration.learn(batch, data)
+    assert {data.problems[place] for place in fitted[-1]} == set(batch) < set(data.problems)
+
+
 def test_the_prior_is_of_other_kernels_of_this_gpu_else_of_another_gpu():
     with Store.open(synthetic.make_small_database(), "ro") as store:
         assert (
