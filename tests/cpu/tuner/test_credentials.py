@@ -34,6 +34,30 @@ def test_no_part_of_a_password_is_shown(url):
     assert hide_credentials(hidden) == hidden
 
 
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("postgresql://u:p@w/x@h/db", "postgresql://***@h/db"),
+        ("postgresql://u:p w@h", "postgresql://***@h"),
+        ("postgresql://u:p w@h/db", "postgresql://***@h/db"),
+        ("postgresql://u:p@w x@h/db", "postgresql://***@h/db"),
+        ("postgresql://u:p@w@h", "postgresql://***@h"),
+        ("postgresql://u:12/34@h/db", "postgresql://***@h/db"),
+        ("postgresql://u:p?w=1@h/db", "postgresql://***@h/db"),
+        ("postgresql://u/v:p@w/x@h/db", "postgresql://***@h/db"),
+        ("postgresql://h/db?password=a@b&x=1", "postgresql://h/db?password=***&x=1"),
+        ("postgresql://h/db?password=a@b&user=u:p@h/", "postgresql://***@h/"),
+        ("host=h password='a b' port=1", "host=h password=*** port=1"),
+        (r"password='a\' b' port=1", "password=*** port=1"),
+        ('PASSWORD="a b', "PASSWORD=***"),
+        ("x://u:p@h/a and y://v:q@i/b@previous", "x://***@h/a and y://***@i/b@previous"),
+        ("x://h:5432/a and b@previous", "x://h:5432/a and b@previous"),
+    ],
+)
+def test_what_is_left_of_a_password_that_is_not_escaped(text, hidden):
+    assert hide_credentials(text) == hidden == hide_credentials(hidden)
+
+
 def test_what_is_no_credential_stays():
     for text in ("sqlite:///a/b.db", "https://host/a", "a@b: C://x", "postgresql://host:5432/db"):
         assert hide_credentials(text) == text
