@@ -95,7 +95,7 @@ def calibrate(database: str, prior: str, ops: list, out: Path, budget_s: float, 
         )
         measure(options, database, 0)
 
-    calibrator = Calibrator(target, Path(database), sweep, calibrations)
+    calibrator = Calibrator(target, database, sweep, calibrations)
     calibrator.run(budget_s)
     with tempfile.TemporaryDirectory() as folder:
         return {"sku": target.sku, "rounds": calibrator.log} | calibrator.export(Path(folder), out)
@@ -118,7 +118,7 @@ def describe_rounds(report: dict) -> str:
     ]
     lines = [format_table(headings, rows), "regret: of choices that were made before the round was learned from"]
     if report["left_out"]:
-        lines.append(f"left to the heuristic, whose choices were as good: {', '.join(report['left_out'])}")
+        lines.append(f"as they were, for the heuristic's choices were as good: {', '.join(report['left_out'])}")
     return "\n".join([*lines, f"written: {report['artifact']}"])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from deep_gemm import _C
 from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.selector_files import SUFFIX
 from tuner import errors
 from tuner.db import Store
 from tuner.learn import train
@@ -18,17 +19,18 @@ from tuner.learn.record import Record, to_json
 from tuner.learn.sources import recorded_boards
 from tuner.problems.fields import OPS
 from tuner.ship.export import make_export, write_export
+from tuner.ship.tuned import read_base
 
 
 @dataclass
 class Calibrator:
     """Calibrates all op kinds of a prior together: each round measures the problems of all of them in one sweep.
 
-    `measure(problems)` records them into `database`. `log` has a row for each round and op kind.
+    `measure(problems)` records them into `database`, a path or URL. `log` has a row for each round and op kind.
     """
 
     device: _C.Device
-    database: Path
+    database: str
     measure: Callable[[list], object]
     calibrations: list[Calibration]
     log: list[dict] = field(default_factory=list)
@@ -62,15 +64,19 @@ class Calibrator:
         }
 
     def export(self, folder: Path, out: Path) -> dict:
-        """Write a training folder and the artefact of the op kinds whose choices beat the heuristic's over all rounds;
-        return what was written and which op kinds were left out. Raises: InconclusiveError where none does.
+        """Write a training folder and the artefact: that of `out`, else the one that the library uses, with other parts
+        for the op kinds whose choices beat the heuristic's over all rounds.
+
+        Return what was written and which op kinds were left out. Raises: InconclusiveError where none does.
         """
         good = [each for each in self.calibrations if each.rounds and self.is_better(each)]
         if not good:
             raise errors.InconclusiveError("no op kind's choices beat the heuristic's on the problems measured")
         for each in good:
             self.write_training(folder / each.op, each)
-        made = make_export([train.load_with_data(folder / each.op, str(self.database)) for each in good])
+        trained = [train.load_with_data(folder / each.op, self.database) for each in good]
+        base = read_base(self.device.sku, out / f"{self.device.sku}{SUFFIX}")
+        made = make_export(trained, base=base)
         artifact, card = write_export(made, out, self.device.sku)
         left_out = [each.op for each in self.calibrations if each not in good]
         return {"artifact": str(artifact), "card": str(card), "left_out": left_out}
@@ -88,7 +94,7 @@ class Calibrator:
             f"{len(prior.problems)} problems of {prior.identity.sku}, kernels {prior.identity.kernel_hash[:16]}, weight"
             f" {'1, alone' if calibration.is_kept else PRIOR_WEIGHT}"
         )
-        record = train.save(folder, data, calibration.finish(), calibration.settings, str(self.database), described)
+        record = train.save(folder, data, calibration.finish(), calibration.settings, self.database, described)
         train.write_file(folder / train.EVALUATION, to_json(describe_rounds(record, calibration).to_json()))
 
 

@@ -25,6 +25,7 @@ from tuner.learn.learner import choose_row
 from tuner.learn.train import EVALUATION, Training, read_bounded, write_file
 from tuner.problems.fields import replace_problem
 from tuner.ship import gates
+from tuner.ship.exact import read_base
 from tuner.ship.model_card import CardPart, Contents, Counts, write_card
 
 #: Configs of the exact table, each of which a deployment may have to compile.
@@ -81,24 +82,40 @@ class Part:
         )
 
 
-def make_export(trained: list[tuple[Training, Dataset]], *, stale: str | None = None) -> Export:
+def make_export(
+    trained: list[tuple[Training, Dataset]], *, stale: str | None = None, base: bytes | None = None
+) -> Export:
     """Build artefact and card of one SKU from the selectors of its op kinds, and check the artefact.
 
-    `stale` is a reason to mark the artefact as stale: it is then never used. Raises: UsageError, IntegrityError.
+    `stale` is a reason to mark the artefact as stale: it is then never used. `base` is an artefact whose other op kinds
+    the new one keeps as they are, where this package would use them. Raises: UsageError, IntegrityError.
     """
     check_same_board(trained)
     parts = [make_part(training, data) for training, data in trained]
     created = max(part.training.record.newest_row[:10] for part in parts)
     named = {f"{part.op}/{name}": array for part in parts for name, array in part.arrays.items()}
     metadata = make_metadata(parts, created)
+    kept_ops, kept_arrays = find_kept(base, parts)
+    metadata["ops"] |= kept_ops
+    named |= kept_arrays
     check_artifact(build_artifact(metadata, named), parts)
     content = build_artifact(metadata | {"stale": stale}, named)
     contents = Contents(len(content), created, {part.op: part.count() for part in parts})
     card = write_card(
-        [CardPart(part.training.record, part.evaluation, part.verdicts, part.count()) for part in parts], contents
+        [CardPart(part.training.record, part.evaluation, part.verdicts, part.count()) for part in parts],
+        contents,
+        list(kept_ops),
     )
     verdicts = [replace(verdict, op=part.op) for part in parts for verdict in part.verdicts]
     return Export(content, card, verdicts, contents)
+
+
+def find_kept(base: bytes | None, parts: list[Part]) -> tuple[dict, dict]:
+    """Return metadata and arrays of the op kinds of `base` that are not among the parts."""
+    metadata, arrays = read_base(base, parts[0].training.record.identity, parts[0].data.device)
+    made = {part.op for part in parts}
+    ops = {op: described for op, described in metadata["ops"].items() if op not in made}
+    return ops, {name: array for name, array in arrays.items() if name.partition("/")[0] in ops}
 
 
 def check_same_board(trained: list[tuple[Training, Dataset]]) -> None:

@@ -1,5 +1,6 @@
 """The model card: a Markdown page beside each artefact about its training data, its quality and its limits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from deep_gemm.fields import OP_KINDS
@@ -56,14 +57,16 @@ class CardPart:
         return self.record.identity.op
 
 
-def write_card(parts: list[CardPart], contents: Contents) -> str:
-    """Return the card of an artefact."""
+def write_card(parts: list[CardPart], contents: Contents, kept: Sequence[str] = ()) -> str:
+    """Return the card of an artefact; `kept` are op kinds of the one before it that are no part of the card."""
     first = parts[0].record
     sections = [
         f"# Selector for {first.identity.sku}\n",
         describe_purpose([part.op for part in parts]),
         describe_file(first, contents),
     ]
+    if kept:
+        sections.append(f"As they were in the artefact before it: {', '.join(f'`{op}`' for op in kept)}.\n")
     for part in parts:
         sections += describe_op(part)
     return "\n".join(sections)

@@ -9,11 +9,12 @@ import pytest
 from deep_gemm import _C
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selector import Selector
-from tests.fakes import synthetic
+from tests.fakes import selectors, synthetic
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli, errors
 from tuner.db import Store
 from tuner.learn import quick
+from tuner.learn.artifact import build_artifact
 from tuner.learn.learner import Settings
 from tuner.search import sweep
 from tuner.ship import calibrate
@@ -51,12 +52,36 @@ def check_artefact(tmp_path, report: dict) -> None:
     assert "before they were learned from" in card and synthetic.KERNEL_HASH[:16] in card
 
 
+def write_artefact_in_use(path, *ops: str) -> Selector:
+    """Write an artefact with some op kinds and return it."""
+    made = {op: selectors.make_parts(num_trees=4, num_problems=selectors.NUM_GOLDEN, op=op) for op in ops}
+    parts = {f"{op}/{name}": array for op, (_, arrays, _, _) in made.items() for name, array in arrays.items()}
+    described = {op: metadata["ops"][op] for op, (metadata, *_) in made.items()}
+    path.parent.mkdir()
+    path.write_bytes(build_artifact(selectors.make_metadata() | {"ops": described}, parts))
+    return Selector(path.read_bytes())
+
+
 def test_older_rows_and_one_round_make_an_artefact_for_these_kernels(capsys, tmp_path):
+    path = tmp_path / "models" / f"{DEVICE.sku}.dgsel"
+    before = write_artefact_in_use(path, "fp8_gemm", "bf16_gemm")
     assert tune(tmp_path, "--json", "--time-budget", 0) == 0
     report = json.loads(capsys.readouterr().out)
     [row] = report["rounds"]
     assert (row["round"], row["problems"], row["kept"], report["left_out"]) == (1, 4, False, [])
     check_artefact(tmp_path, report)
+    check_kept(before, Selector(path.read_bytes()))
+    assert "As they were in the artefact before it: `bf16_gemm`." in path.with_suffix(".md").read_text()
+
+
+def check_kept(before: Selector, after: Selector) -> None:
+    """Check that the calibrated op kind alone was replaced."""
+    old, new = before.metadata["ops"], after.metadata["ops"]
+    assert set(new) == {"fp8_gemm", "bf16_gemm"} and new["bf16_gemm"] == old["bf16_gemm"]
+    assert new["fp8_gemm"]["kernel_hash"] == kernel_hash("fp8_gemm") != old["fp8_gemm"]["kernel_hash"]
+    for problem in (_C.Problem("bf16_gemm", 64, n, k) for n, k in synthetic.SHAPES[1::4]):
+        first, second = (selector.choose(problem, DEVICE) for selector in (before, after))
+        assert (first.config, first.source) == (second.config, second.source)
 
 
 @pytest.mark.full
@@ -86,6 +111,21 @@ def test_a_selector_must_lose_less_than_the_heuristic_over_all_rounds():
     assert is_better(None, make((0.01, 0.02, 8))) and not is_better(None, make((0.02, 0.02, 8)))
     assert is_better(None, make((0.03, 0.02, 2), (0.01, 0.02, 8)))
     assert not is_better(None, make((0.03, 0.02, 8), (0.01, 0.02, 2)))
+
+
+def test_a_database_of_a_server_stays_a_url(capsys, tmp_path, monkeypatch):
+    url, opened, known = "postgresql://me:hidden@127.0.0.1:1/tuning", [], Store.open
+
+    def open_store(target, mode="rw", wait_s=0.0):
+        if "postgresql" not in str(target):
+            return known(target, mode, wait_s)
+        opened.append(target)
+        raise errors.StoreError(f"{target}: no server")
+
+    monkeypatch.setattr("tuner.commands.tune.measure", lambda *arguments: {})
+    monkeypatch.setattr(Store, "open", open_store)
+    assert tune(tmp_path, "--time-budget", 0, "--db", url) == errors.EXIT_FAILURE
+    assert opened == [url] and "hidden" not in "".join(capsys.readouterr())
 
 
 def test_without_older_rows_there_is_nothing_to_start_from(capsys, tmp_path):
