@@ -105,7 +105,7 @@ def choose_stored_winner(rows: list[MeasurementRow], device, portfolio: set) -> 
 
 
 def find_covered(rows: Iterable[MeasurementRow]) -> dict[str, set[str]]:
-    """Return {problem key: keys of the configs with search rows up to the problem's newest finished block}.
+    """Return {problem key: keys of the configs with rows up to the problem's newest finished block}.
 
     The batches of a search stay open blocks. Only when the last block of the search is finished do they count.
     """
@@ -123,8 +123,15 @@ def find_covered(rows: Iterable[MeasurementRow]) -> dict[str, set[str]]:
 
 
 def find_quarantined(rows: list[MeasurementRow]) -> dict:
-    """Return {(op kind, config): reason} of configs that crashed or hung on a problem and were never timed on it."""
-    fine = {(row.block.problem_key, row.config_key) for row in rows if row.status in ("ok", "censored")}
+    """Return {(op kind, config): reason} of configs that crashed or hung on a problem and were never timed on it.
+
+    Who was confirmed had been timed in the search, whose row a snapshot may leave out.
+    """
+    fine = {
+        (row.block.problem_key, row.config_key)
+        for row in rows
+        if row.status in ("ok", "censored") or row.role == "confirm"
+    }
     return {
         (row.block.problem.op, row.config): f"{row.status} on {row.block.problem}"
         for row in rows

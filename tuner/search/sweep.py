@@ -170,7 +170,8 @@ class Sweep:
 
         From here on, the configs that earlier sweeps quarantined are known.
         """
-        rows = self.past.load_rows("search") if self.options.resume else []
+        # A snapshot may leave out the search row of a config that was confirmed.
+        rows = [row for role in ("search", "confirm") if self.options.resume for row in self.past.load_rows(role)]
         self.suspects.quarantined.update(past.find_quarantined(rows))
         wanted, options = self.load_wanted(), self.options
         candidates = {

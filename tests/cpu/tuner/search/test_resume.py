@@ -3,7 +3,9 @@
 import os
 import shutil
 import signal
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.spaces import make_space
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner.search import past
+from tuner.search.sweep import COVERED_SHARE
 
 PROBLEMS = [_C.Problem("fp8_gemm", m, n, k) for m, n, k in ((64, 2112, 7168), (16, 1280, 8192), (333, 512, 1024))]
 DEVICE = _C.Device.known("h200")
@@ -55,6 +58,18 @@ def test_a_few_configs_do_not_count_as_the_whole_space(tmp_path):
         == run(path, problems=PROBLEMS[:1], configs=FEW)["already_measured"]
         == 1
     )
+
+
+def test_confirmed_configs_without_search_rows_count_as_measured(tmp_path):
+    """A snapshot that would be too large leaves these rows out, and may then be merged."""
+    path, configs = tmp_path / "a.db", FEW[:4]
+    run(path, problems=PROBLEMS[:1], configs=configs)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        confirmed = "SELECT block_id, config_id FROM measurement WHERE role = 'confirm'"
+        connection.execute(f"DELETE FROM measurement WHERE role = 'search' AND (block_id, config_id) IN ({confirmed})")
+    left = [row.role for row in read_all(path)[0]]
+    assert left.count("search") < COVERED_SHARE * len(configs) <= len(left)
+    assert run(path, problems=PROBLEMS[:1], configs=configs)["already_measured"] == 1
 
 
 def test_four_fifths_of_the_space_are_enough(tmp_path):
