@@ -127,3 +127,11 @@ def make_artifact(num_configs: int = 8, num_trees: int = 16, leaves: int = 8) ->
     """Return the bytes of a valid artefact for DEVICE."""
     metadata, arrays, _, _ = make_parts(num_configs, num_trees, leaves)
     return pack(metadata, arrays)
+
+
+def make_joined_artifact(*ops: str) -> bytes:
+    """Return the bytes of a valid artefact with several op kinds."""
+    made = {op: make_parts(num_trees=4, num_problems=NUM_GOLDEN, op=op) for op in ops}
+    arrays = {f"{op}/{name}": array for op, (_, own, _, _) in made.items() for name, array in own.items()}
+    described = {op: metadata["ops"][op] for op, (metadata, *_) in made.items()}
+    return build_artifact(make_metadata() | {"ops": described}, arrays)

@@ -42,7 +42,7 @@ def compare(
     where the sweeps have too little in common. Else exits with 0.
 
     Two artefacts (.dgsel) are compared by what they choose for the recorded problems: exits with 1 where the recorded
-    times expect B's choices to be slower, with 3 where they say nothing.
+    times expect B's choices to be slower, with 3 where they say nothing, or an op kind is in one artefact alone.
 
     Example: python -m tuner compare old.db new.db
     """
@@ -91,7 +91,10 @@ def compare_artefacts(a: str, b: str, database: str, device: str, op: str, form:
     if code == errors.EXIT_FAILURE:
         raise errors.TunerError(f"{b}: slower choices than those of {a}, by recorded times")
     if code:
-        raise errors.InconclusiveError(f"{b}: choices without recorded times; measure them with `refine` or `sweep`")
+        raise errors.InconclusiveError(
+            f"{b}: op kinds of one artefact alone, or choices without recorded times; measure these with `refine` or"
+            " `sweep`"
+        )
 
 
 def settle(parts: list, sku: str, work: Path | None) -> dict[str, str]:

@@ -49,18 +49,23 @@ class Change:
 
 
 def compare(first: Model, second: Model, store: Store, device: _C.Device, op: str = "") -> list[dict]:
-    """Return a report per op kind that both artefacts have, over the problems that the database has measured.
+    """Return a report per op kind of the artefacts, over the problems that the database has measured.
 
-    Raises: InconclusiveError where there are none; IntegrityError where an artefact cannot be read.
+    Nothing is known of an op kind that one of them lacks or that has no times. Raises: InconclusiveError where that
+    holds for all; IntegrityError where an artefact cannot be read.
     """
     old, new = get_selector(first), get_selector(second)
+    first_ops, second_ops = old.metadata["ops"], new.metadata["ops"]
     reports = []
-    for name in old.metadata["ops"]:
-        if name in new.metadata["ops"] and op in ("", name):
-            times = load_times(store, device.sku, name, new.metadata["ops"][name]["kernel_hash"])
-            if times:
-                reports.append(compare_op(name, old, new, times, device))
-    if not reports:
+    for name in dict.fromkeys([*first_ops, *second_ops]):
+        if op not in ("", name):
+            continue
+        if name not in first_ops or name not in second_ops:
+            reports.append(make_unknown(name, f"{'B' if name in first_ops else 'A'} has no such op kind"))
+            continue
+        times = load_times(store, device.sku, name, second_ops[name]["kernel_hash"])
+        reports.append(compare_op(name, old, new, times, device) if times else make_unknown(name, "no recorded times"))
+    if not any(part["problems"] for part in reports):
         raise errors.InconclusiveError(
             f"{store.target}: has measured no problem of an op kind that both artefacts have; name another --db or --op"
         )
@@ -115,8 +120,23 @@ def compare_op(op: str, old: Selector, new: Selector, times: dict, device: _C.De
         "ratio": mean,
         "whole": math.exp(sum(logarithms) / len(times)),
         "verdict": judge(len(changes), mean),
+        "reason": None,
         "changes": [change.to_json() for change in changes],
     }
+
+
+def make_unknown(op: str, reason: str) -> dict:
+    """Return the report of an op kind whose choices could not be compared."""
+    counts = dict.fromkeys(("problems", "changed", "measured", "faster", "slower"), 0)
+    means = {"ratio": None, "whole": None}
+    return {"op": op} | counts | means | {"verdict": "unknown", "reason": reason, "changes": []}
+
+
+def describe_verdict(part: dict) -> str:
+    """Return the verdict on an op kind with what it rests on."""
+    return part["verdict"] + (
+        f" ({part['reason']})" if part["reason"] else f" ({part['changed']} of {part['problems']} changed)"
+    )
 
 
 def find_ratio(blocks: list[dict], old: _C.Config, new: _C.Config) -> float | None:
@@ -156,8 +176,9 @@ def format_text(report: dict) -> str:
     )
     for part in report["ops"]:
         counts = f"{part['problems']:>9}{part['changed']:>8}{part['measured']:>6}{part['slower']:>7}"
-        mean = f"{part['ratio']:.3f}" if part["ratio"] else "-"
-        lines.append(f"{part['op']:<33}{counts}{mean:>7}{part['whole']:>7.3f}  {part['verdict']}")
+        mean, whole = (f"{part[name]:.3f}" if part[name] else "-" for name in ("ratio", "whole"))
+        reason = f": {part['reason']}" if part["reason"] else ""
+        lines.append(f"{part['op']:<33}{counts}{mean:>7}{whole:>7}  {part['verdict']}{reason}")
     for part in report["ops"]:
         lines += ["", part["op"]] if part["changes"] else []
         for _, problem, first, second, ratio in list_cells(part, MAX_ROWS):
@@ -176,9 +197,7 @@ def format_text(report: dict) -> str:
 
 def format_markdown(report: dict) -> str:
     """Return the report as a table for a pull request."""
-    verdicts = ", ".join(
-        f"{part['op']}: {part['verdict']} ({part['changed']} of {part['problems']} changed)" for part in report["ops"]
-    )
+    verdicts = ", ".join(f"{part['op']}: {describe_verdict(part)}" for part in report["ops"])
     cells = [row for part in report["ops"] for row in list_cells(part)]
     return make_markdown(f"`{report['a']}` against `{report['b']}` on {report['sku']}\n\n{verdicts}", HEADINGS, cells)
 
@@ -191,7 +210,7 @@ def format_junit(report: dict) -> str:
             part["op"],
             "choices",
             kind=kinds.get(part["verdict"], ""),
-            message=f"{part['verdict']}: {part['changed']} of {part['problems']} changed, B/A {part['ratio']}",
+            message=f"{describe_verdict(part)}, B/A {part['ratio']}",
         )
         for part in report["ops"]
     ]

@@ -14,7 +14,6 @@ from tests.fakes.in_process_worker import InProcessWorker
 from tuner import cli, errors
 from tuner.db import Store
 from tuner.learn import quick
-from tuner.learn.artifact import build_artifact
 from tuner.learn.learner import Settings
 from tuner.search import sweep
 from tuner.ship import calibrate
@@ -52,19 +51,11 @@ def check_artefact(tmp_path, report: dict) -> None:
     assert "before they were learned from" in card and synthetic.KERNEL_HASH[:16] in card
 
 
-def write_artefact_in_use(path, *ops: str) -> Selector:
-    """Write an artefact with some op kinds and return it."""
-    made = {op: selectors.make_parts(num_trees=4, num_problems=selectors.NUM_GOLDEN, op=op) for op in ops}
-    parts = {f"{op}/{name}": array for op, (_, arrays, _, _) in made.items() for name, array in arrays.items()}
-    described = {op: metadata["ops"][op] for op, (metadata, *_) in made.items()}
-    path.parent.mkdir()
-    path.write_bytes(build_artifact(selectors.make_metadata() | {"ops": described}, parts))
-    return Selector(path.read_bytes())
-
-
 def test_older_rows_and_one_round_make_an_artefact_for_these_kernels(capsys, tmp_path):
     path = tmp_path / "models" / f"{DEVICE.sku}.dgsel"
-    before = write_artefact_in_use(path, "fp8_gemm", "bf16_gemm")
+    path.parent.mkdir()
+    path.write_bytes(selectors.make_joined_artifact("fp8_gemm", "bf16_gemm"))
+    before = Selector(path.read_bytes())
     assert tune(tmp_path, "--json", "--time-budget", 0) == 0
     report = json.loads(capsys.readouterr().out)
     [row] = report["rounds"]

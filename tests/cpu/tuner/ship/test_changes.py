@@ -89,6 +89,32 @@ def test_what_was_not_measured_is_not_guessed(folder, times, capsys):
     assert (part["verdict"], part["measured"], part["ratio"]) == ("unknown", 0, None)
 
 
+@pytest.mark.parametrize(
+    ("ops", "reason"),
+    [
+        ((("fp8_gemm",), ("fp8_gemm", "bf16_gemm")), "A has no such op kind"),
+        ((("fp8_gemm", "bf16_gemm"), ("fp8_gemm",)), "B has no such op kind"),
+        ((("fp8_gemm", "bf16_gemm"),) * 2, "no recorded times"),
+    ],
+)
+def test_an_op_kind_that_cannot_be_compared_is_unknown(folder, capsys, ops, reason):
+    names = []
+    for side, own in zip("ab", ops, strict=True):
+        path = folder / f"{side}.dgsel"
+        path.write_bytes(selectors.make_joined_artifact(*own))
+        names.append(str(path))
+    command = ["compare", *names, "--db", str(folder / "a.db")]
+    assert cli.run([*command, "--json"]) == errors.EXIT_INCONCLUSIVE
+    parts = {part["op"]: part for part in json.loads(capsys.readouterr().out)["ops"]}
+    assert parts["fp8_gemm"]["verdict"] == "same" and parts["fp8_gemm"]["reason"] is None
+    assert (parts["bf16_gemm"]["verdict"], parts["bf16_gemm"]["reason"]) == ("unknown", reason)
+    for form in ("table", "markdown", "junit"):
+        assert cli.run([*command, "--format", form]) == errors.EXIT_INCONCLUSIVE
+        assert reason in capsys.readouterr().out
+    assert cli.run([*command, "--op", "fp8_gemm"]) == errors.EXIT_OK
+    assert cli.run([*command, "--op", "bf16_gemm"]) == errors.EXIT_INCONCLUSIVE
+
+
 def test_only_one_block_has_both_times(folder):
     """Times of different blocks are never divided by each other."""
     first, second = CONFIGS[:2]
