@@ -73,7 +73,7 @@ def store_as(dtype: torch.dtype, shape: tuple[int, ...], like: torch.Tensor, mul
 
 def sum_rows(grad: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return the gradient [n] of a bias from that of [..., n], added in FP32."""
-    return grad.flatten(0, -2).sum(0, dtype=torch.float32).to(dtype)
+    return grad.reshape(-1, grad.shape[-1]).sum(0, dtype=torch.float32).to(dtype)
 
 
 def give_weight_gradient(

@@ -52,10 +52,17 @@ def place_contiguous(experts: torch.Tensor, num_experts: int) -> Placement:
 
 
 def place_masked(experts: torch.Tensor, num_experts: int) -> Placement:
-    """Give every expert room for all tokens, more than which no routing sends to one."""
-    ranks, counts = rank_choices(experts, num_experts)
-    room = experts.shape[0]
-    return Placement(experts * room + ranks, num_experts * room, counts.int())
+    """Give every expert room for all tokens. Choices of a token that name one expert again share the first one's row,
+    or they would take more room than that.
+    """
+    tokens, top_k = experts.shape
+    if top_k == 0:
+        return Placement(experts, num_experts * tokens, experts.new_zeros(num_experts, dtype=torch.int32))
+    first = (experts[:, :, None] == experts[:, None]).int().argmax(-1)  # of equal choices
+    is_first = first == torch.arange(top_k, device=experts.device)
+    ranks, counts = rank_choices(experts.where(is_first, num_experts), num_experts + 1)
+    rows = (experts * tokens + ranks).gather(1, first)
+    return Placement(rows, num_experts * tokens, counts[:num_experts].int())
 
 
 def _run_spread(x: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor | None, num_rows: int) -> torch.Tensor:

@@ -97,7 +97,7 @@ class Fp8Weight(torch.nn.Module):
 
         Raises: ShapeError, DtypeError where `weight.main_grad` is no FP32 tensor of the weight's shape.
         """
-        if not self.accumulates_main_grad or not self.is_trainable:
+        if not self.accumulates_main_grad or not self.is_trainable or not torch.is_grad_enabled():
             return None
         found = getattr(self.weight, "main_grad", None)
         if found is None or found.shape != self.weight.shape:
@@ -147,6 +147,11 @@ def _convert(state_dict: dict, prefix: str, is_trainable: bool, dtype: torch.dty
     weight, scale = state_dict.get(name), state_dict.get(scale_name)
     if weight is None:
         return
+    if is_trainable and scale is None and weight.dtype == FP8:
+        raise DtypeError(
+            f"{name}.dtype = {FP8}: means nothing without {scale_name}; load the scales with it, or a weight of higher"
+            " precision."
+        )
     if is_trainable and scale is not None:
         check_stored(weight, scale, weight.dim())
         state_dict[name] = widen(weight, state_dict.pop(scale_name).float()).to(dtype)

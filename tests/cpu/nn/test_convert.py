@@ -136,6 +136,13 @@ def test_a_checkpoint_with_bf16_scales_loads_and_wrong_scales_do_not():
         layer.load_state_dict({"weight": weight})
 
 
+@pytest.mark.parametrize("is_trainable", [True, False])
+def test_fp8_values_without_scales_are_refused(is_trainable):
+    layer = Fp8Linear(32, 16, bias=False, trainable=is_trainable)
+    with pytest.raises(RuntimeError, match="weight_scale_inv"):
+        layer.load_state_dict({"weight": torch.zeros(16, 32).to(torch.float8_e4m3fn)})
+
+
 def test_casts_of_a_model_leave_stored_weights_alone():
     model, x = quantize_(Model(), trainable=False), torch.randn(3, 48)
     before = model.up(x).detach()

@@ -118,6 +118,16 @@ def test_masked_rows_are_those_of_the_contiguous_form():
         Fp8GroupedLinear(3, 48, 32).forward_masked(x[..., :48], masked_m, 3)
 
 
+def test_a_token_may_name_an_expert_twice():
+    experts, weights = Fp8Experts(2, 64, 32, trainable=False), torch.rand(3, 3)
+    index, x = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 1]]), torch.randn(3, 64)
+    placement = place_masked(index, 2)
+    assert placement.rows.tolist() == [[0, 0, 0], [1, 3, 1], [4, 4, 4]] and placement.groups.tolist() == [2, 2]
+    with torch.no_grad():
+        masked, contiguous = (experts(x, index, weights, layout=layout) for layout in ("masked", "contiguous"))
+    assert calc_diff(masked, contiguous) < MAX_DIFF
+
+
 def make_routing(tokens: int, top_k: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
     """Return distinct experts of each token, never the last one, and weights."""
     index = torch.stack([torch.randperm(EXPERTS - 1)[:top_k] for _ in range(tokens)]).view(tokens, top_k)

@@ -89,6 +89,19 @@ def test_a_vector_and_strided_rows():
     assert calc_diff(layer(wide.t()).detach(), linear(wide.t()).detach()) < MAX_FP8_DIFF
 
 
+def test_the_bias_of_a_vector_has_its_gradient():
+    layer = Fp8Linear(32, 16)
+    layer(torch.randn(32)).sum().backward()
+    assert torch.equal(layer.bias.grad, torch.ones(16))
+
+
+def test_inference_needs_no_main_gradient():
+    layer = Fp8Linear(32, 16)
+    layer.accumulates_main_grad = True
+    with torch.no_grad():
+        assert layer(torch.ones(2, 32)).shape == (2, 16)
+
+
 def test_half_precision_is_rounded_from_fp32():
     linear, layer = make_pair(32, 144, FP16)
     x, grad = torch.randn(7, 144, dtype=FP16), torch.randn(7, 32, dtype=FP16)
