@@ -99,6 +99,43 @@ def test_choice_is_the_first_argmin_of_the_estimate():
         assert _C.get_analytic_config(problem, H200) == _C.with_loop_knobs(problem, fastest, H200)
 
 
+@pytest.mark.parametrize(
+    "config, stages_too_many",
+    [
+        (_C.Config(8, 64, 24, swap_ab=1), 12),
+        (_C.Config(8, 64, 12, swap_ab=1), 0),
+        (_C.Config(24, 64, 19, swap_ab=1), 7),
+        (_C.Config(32, 64, 18, swap_ab=1), 0),
+        (_C.Config(64, 32, 17), 0),
+    ],
+    ids=str,
+)
+def test_deep_rings_of_narrow_swapped_tiles_cost_time(config, stages_too_many):
+    problem = _C.Problem("fp8_gemm", 1, 4096, 7168)
+    constant = _C.heuristic_constants()["deep_ring_us"]
+    without = _C.estimate_time_us(problem, config, H200, {"deep_ring_us": 0.0})
+    cost = _C.estimate_time_us(problem, config, H200) - without
+    assert constant > 0 and cost == pytest.approx(constant * stages_too_many, abs=1e-9)
+
+
+@pytest.mark.parametrize("m", [1, 5, 16, 24])
+@pytest.mark.parametrize("op", ["fp8_gemm", "bf16_gemm"])
+def test_the_choice_for_few_rows_has_no_deep_ring(op, m):
+    config = _C.get_analytic_config(_C.Problem(op, m, 4096, 7168), H200)
+    assert config.num_stages <= 12 or not (config.swap_ab and config.block_m <= 24)
+
+
+@pytest.mark.parametrize(("n", "k"), [(7168, 3072), (4096, 2048)])
+def test_scales_of_any_layout_choose_the_tile_of_others(n, k):
+    """The assembler serialised their kernels once, and the heuristic avoided them."""
+    fields = {"m": 33024, "n": n, "k": k, "num_groups": 4, "alignment": 128}
+    chosen = [
+        _C.get_analytic_config(_C.Problem("m_grouped_fp8_gemm_contiguous", scale_layout=layout, **fields), H200)
+        for layout in ("mn_major", "any")
+    ]
+    assert (chosen[0].block_m, chosen[0].block_n) == (chosen[1].block_m, chosen[1].block_n) == (128, 128)
+
+
 def test_regret_on_recorded_times():
     regrets = []
     for problem, configs, measured in oracle_rows():

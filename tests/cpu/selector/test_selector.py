@@ -174,9 +174,8 @@ def test_learned_choice_is_the_first_best_score_beyond_the_margin(no_exact):
         choice, scores = selector.choose(problem, DEVICE), predict(make_parts()[2], problem)
         shortlist = _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED)
         assert choice.source == "learned" and choice.scores == dict(zip(shortlist, scores, strict=True))
-        best = int(scores.argmin())
-        is_chosen = scores[best] < -MARGIN
-        assert choice.config == (shortlist[best] if is_chosen else _C.get_analytic_config(problem, DEVICE))
+        is_chosen = scores.min() < -MARGIN
+        assert choice.config == (shortlist[scores.argmin()] if is_chosen else _C.get_analytic_config(problem, DEVICE))
         counts["chosen" if is_chosen else "heuristic"] += 1
     assert counts["chosen"] > 80 and counts["heuristic"] > 20
 
