@@ -2,17 +2,20 @@
 
 Grouped-query attention with rotary positions, RMS norms and SwiGLU, without biases. Projections that read the same
 input are one layer (query, key and value; gate and up). With experts, each block has a mixture of them
-(examples/experts.py) in place of one network. `quantize` puts FP8 layers in the place of all but the head and routers.
+(examples/experts.py) in place of one network. `deep_gemm.nn.quantize_` puts FP8 layers in the place of all but the
+head and the routers.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from deep_gemm.nn import Fp8Linear, quantize_
-from examples.experts import Moe, quantize_experts_
+from deep_gemm.nn import Fp8Linear
+from examples.experts import Moe
 
+Model = TypeVar("Model", bound=torch.nn.Module)
 #: Keys and values [sequences, kv_heads, positions, head_dim] of every layer.
 Cache = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -152,11 +155,12 @@ class Llama(torch.nn.Module):
             x = block(x, angles, None if cache is None else cache[index], position)
         return self.lm_head(self.norm(x[:, -1:] if is_last_only else x))
 
-    def make_cache(self, sequences: int, length: int) -> Cache:
-        """Return an empty cache for that many positions."""
+    def make_cache(self, sequences: int, length: int, is_random: bool = False) -> Cache:
+        """Return a cache for that many positions, empty or as if they had been seen."""
         sizes, like = self.sizes, self.embedding.weight
         shape = (sequences, sizes.kv_heads, length, sizes.width)
-        return [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.blocks]
+        fill = torch.randn if is_random else torch.zeros
+        return [tuple(fill(shape, dtype=like.dtype, device=like.device) for _ in range(2)) for _ in self.blocks]
 
 
 def make_angles(positions: torch.Tensor, width: int, base: float = 500_000.0) -> torch.Tensor:
@@ -174,21 +178,21 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 def make_model(sizes: Sizes, device: str, dtype: torch.dtype, seed: int = 0) -> Llama:
     """Return a model with random weights, the same ones for the same seed and device."""
+    return make_random(lambda: Llama(sizes), sizes.layers, device, dtype, seed)
+
+
+def make_random(make: Callable[[], Model], layers: int, device: str, dtype: torch.dtype, seed: int) -> Model:
+    """Return the model that `make()` returns, made in `dtype` on a device, with random weights."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # a large model does not fit in FP32
     try:
         with torch.device(device):
-            model = Llama(sizes)
+            model = make()
     finally:
         torch.set_default_dtype(before)
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
-            depth = (2 * sizes.layers) ** 0.5 if "o_proj" in name or "down_proj" in name else 1.0
+            depth = (2 * layers) ** 0.5 if "o_proj" in name or "down_proj" in name else 1.0
             torch.nn.init.normal_(weight, std=0.02 / depth)
     return model
-
-
-def quantize(model: Llama) -> Llama:
-    """Put FP8 layers in the place of a model's own, all but the head and the routers. Returns the model."""
-    return quantize_experts_(quantize_(model))
