@@ -2,18 +2,21 @@
 
 Example: python -m benchmarks.models
 Example: python -m benchmarks.models --model qwen3_30b --layers 12 --transformers
+Example: python -m benchmarks.models --model deepseek_v3 --layers 3
 
 The model is that of examples/llama.py with random weights in the sizes of Llama 3.1 8B, or of Qwen3 30B-A3B, a mixture
-of experts; with --transformers, the one of that library in these sizes. The other one is made of a copy, with weights
+of experts; with --transformers, the one of that library in these sizes. Or it is that of examples/deepseek.py, whose
+first layer is dense here; the others have experts, 23 GB each in BF16. Its index logits are FP8 in both models, and its
+prompts and contexts are twice as long as the positions that it chooses. The other one is made of a copy, with weights
 stored in FP8 and the head in BF16. BF16 layers are torch.nn.Linear, BF16 experts the grouped products of this package,
-or what transformers takes. Every call is captured in a CUDA graph; replays of
-both models alternate, so that both see the same clocks. With --compile both are compiled first. Prefill computes the
-logits of the last token of each sequence; decoding computes one token of each over a cache of `--context` positions.
+or what transformers takes. Every call is captured in a CUDA graph; replays of both models alternate, so that both see
+the same clocks. With --compile both are compiled first. Prefill computes the logits of the last token of each sequence;
+decoding computes one token of each over a cache of `--context` positions.
 
 Result: {"meta": ..., "rows": [{"phase", "sequences", "tokens" of a call, "bf16_ms", "fp8_ms": [of each round],
     "bf16_tokens_s", "fp8_tokens_s", "speedup": median bf16 / fp8, "cosine": mean over tokens of the logits' cosine,
     "bf16_peak_mb", "fp8_peak_mb": weights and what a call takes beside them, "share": of the FP8 model's kernel time
-    {"products", "casts", "others"}, "failed"}]}.
+    {"products", "casts", "logits" (of the index), "others"}, "failed"}]}.
 """
 
 import argparse
@@ -29,7 +32,7 @@ import torch
 
 from deep_gemm import _C
 from deep_gemm.nn import quantize_
-from examples import llama
+from examples import deepseek, llama
 from examples.llama import LLAMA_8B, QWEN3_30B, TINY, TINY_MOE
 from tuner.measure.statistics import median, paired_ratios
 
@@ -43,21 +46,25 @@ Maker = Callable[[NamedTuple, str, torch.dtype], Model]
 
 
 class Family(NamedTuple):
-    """How a model is made, and its sizes on a GPU and on a CPU."""
+    """How a model is made, its sizes on a GPU and on a CPU, and the tokens of a prompt and of a cache."""
 
     make: Maker
     gpu_sizes: NamedTuple
     cpu_sizes: NamedTuple
+    length: int = 2048
+    context: int = 1024
 
 
 FAMILIES = {
     "llama_8b": Family(llama.make_model, LLAMA_8B, TINY),
     "qwen3_30b": Family(llama.make_model, QWEN3_30B, TINY_MOE),
+    "deepseek_v3": Family(
+        deepseek.make_model, deepseek.DEEPSEEK_V3._replace(dense_layers=1), deepseek.TINY, length=4096, context=4096
+    ),
 }
 #: Of torch.compile.
 BACKEND = "inductor"
-PREFILLS, PREFILL_LENGTH = (1, 4), 2048
-DECODES, CONTEXT = (1, 8, 32, 128), 1024
+PREFILLS, DECODES = (1, 4), (1, 8, 32, 128)
 ROUNDS = 15
 #: The op kinds of both models.
 OPS = (
@@ -66,9 +73,15 @@ OPS = (
     "m_grouped_fp8_gemm_masked",
     "m_grouped_bf16_gemm_psum",
     "m_grouped_bf16_gemm_masked",
+    "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
 )
-#: Parts of kernel names, in lower case: products of ours and of cuBLAS, and casts to FP8.
-PRODUCTS, CASTS = ("gemm", "nvjet", "cublas", "gemv"), ("cast_", "scale_layout")
+#: What a kernel does -> parts of its name, in lower case: casts to FP8, index logits, products of ours and of cuBLAS.
+PARTS = {
+    "casts": ("cast_", "scale_layout"),
+    "logits": ("mqa_",),
+    "products": ("gemm", "nvjet", "cublas", "gemv"),
+}
 
 
 class Case(NamedTuple):
@@ -171,9 +184,7 @@ def time_once(run: Callable[[], object]) -> float:
 def classify(name: str) -> str:
     """Return what a kernel of this name does."""
     lower = name.lower().removeprefix("deep_gemm_")
-    if any(part in lower for part in CASTS):
-        return "casts"
-    return "products" if any(part in lower for part in PRODUCTS) else "others"
+    return next((kind for kind, parts in PARTS.items() if any(part in lower for part in parts)), "others")
 
 
 def attribute(call: Callable[[], object]) -> dict[str, float]:
@@ -183,7 +194,7 @@ def attribute(call: Callable[[], object]) -> dict[str, float]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    times = dict.fromkeys(("products", "casts", "others"), 0.0)
+    times = dict.fromkeys((*PARTS, "others"), 0.0)
     for event in profile.key_averages():
         times[classify(event.key)] += event.self_device_time_total
     total = sum(times.values())
@@ -229,7 +240,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--model", choices=FAMILIES, default="llama_8b", help="the sizes; default: llama_8b")
     parser.add_argument("--transformers", action="store_true", help="the model of transformers in these sizes")
     parser.add_argument("--layers", type=int, help="layers of the model; default: all")
-    parser.add_argument("--context", type=int, default=CONTEXT, help="positions of the cache while decoding")
+    parser.add_argument("--context", type=int, help="positions of the cache while decoding; default: the model's")
     parser.add_argument("--compile", action="store_true", help="compile the blocks of both models with torch.compile")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each model")
     parser.add_argument(
@@ -238,6 +249,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.compile and args.transformers:
         parser.error("--compile: blocks of transformers share no graph; leave it out, or --transformers")
+    if args.model == "deepseek_v3" and args.transformers:
+        parser.error("--transformers: has no fixed cache for deepseek_v3; leave it out")
     return args
 
 
@@ -248,12 +261,13 @@ def main(arguments: list[str] | None = None) -> int:
     family, device = FAMILIES[args.model], "cuda" if is_gpu else "cpu"
     sizes = family.gpu_sizes if is_gpu else family.cpu_sizes
     sizes = sizes._replace(layers=args.layers or sizes.layers)
-    cases = list_cases(PREFILLS, PREFILL_LENGTH, DECODES) if is_gpu else list_cases((1,), 16, (2,))
+    cases = list_cases(PREFILLS, family.length, DECODES) if is_gpu else list_cases((1,), 16, (2,))
+    context = (args.context or family.context) if is_gpu else 16
     models = make_models(choose_maker(family, args.transformers), sizes, device, args.compile)
     for case in cases:
         if time.monotonic() - start > args.time_budget:
             break
-        rows.append(run_safely(case, models, args.context if is_gpu else 16, args.rounds, device))
+        rows.append(run_safely(case, models, context, args.rounds, device))
         print({name: value for name, value in rows[-1].items() if not name.endswith("_ms")}, flush=True)
     has_faults, is_complete = any("failed" in row for row in rows), len(rows) == len(cases)
     origin = make_stamp(_C.get_device(), OPS) if is_gpu else {"device": "CPU reference"}
@@ -263,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
         "transformers": importlib.metadata.version("transformers") if args.transformers else None,
         "sizes": sizes._asdict(),
         "compiled": args.compile,
-        "context": args.context,
+        "context": context,
         "rounds": args.rounds,
     }
     write_json(args.out, {"meta": {**meta, "complete": is_complete and not has_faults}, "rows": rows})

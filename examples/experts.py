@@ -59,5 +59,9 @@ class Moe(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor like x."""
         rows = x.flatten(0, -2)
+        return self.experts(rows, *self.route(rows)).view(x.shape)
+
+    def route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return indices and weights [tokens, top_k] of the experts of each row."""
         weights, index = self.router(rows).float().softmax(-1).topk(self.top_k, dim=-1)
-        return self.experts(rows, index, weights / weights.sum(-1, keepdim=True)).view(x.shape)
+        return index, weights / weights.sum(-1, keepdim=True)
