@@ -46,7 +46,7 @@ struct Pruning {
     // Whether the SMs allow the config and no smaller tile, cluster or split does the same work with less waste.
     bool keeps(const Config& config) const {
         if (config.cluster_m * config.cluster_n * config.split_k > sms) return false;
-        if (alignment % (config.block_m * config.cluster_m) != 0) return false;
+        if (alignment != 0 && alignment % (config.block_m * config.cluster_m) != 0) return false;
         return config.swap_ab != 0 ? keeps_swapped(config) : keeps_plain(config);
     }
 

@@ -227,11 +227,13 @@ double Estimator::l2_read_bytes(const Config& config, const Tiling& tiling) cons
 }
 
 EstimateTerms Estimator::parts(const Config& config, const TileFacts& facts, const Tiling& tiling) const {
-    EstimateTerms terms{};
+    EstimateTerms terms;  // not cleared: that would take as long as a part of it
     terms.launch_us = rates_.launch_us + deep_ring_us(config);
     terms.memory_us = memory_us_;
     terms.l2_us = l2_read_bytes(config, tiling) * l2_us_per_byte_;
     if (is_logits(problem_)) {
+        terms.split_us = terms.power_us = terms.steps = terms.epilogue_ns = 0.0;
+        terms.math_ns = terms.load_ns = terms.latency_ns = terms.step_ns = 0.0;
         terms.sm_us =
             logits_sm_us(problem_, config, facts.logits_columns, tiling.m_tiles, {sms_, clock_ghz_, tensor_ratio_});
     } else {

@@ -39,7 +39,7 @@ class Tiler {
         int32_t block_m = 0;
         int64_t tiles = 0, tiles_of_group = 0;
     };
-    const Rows& count_rows(int32_t block_m);
+    inline const Rows& count_rows(int32_t block_m);
 
     const Problem& problem_;
     int32_t sms_;
@@ -74,19 +74,20 @@ class Estimator {
     EstimateTerms terms(const Config& config, const TileFacts& facts, const Tiling& tiling) const;
     double time_us(const Config& config) const;
     // The time, or infinity where that is not below `limit`.
-    double time_below(double limit, const Config& config, const TileFacts& facts, const Tiling& tiling) const;
+    inline double time_below(double limit, const Config& config, const TileFacts& facts, const Tiling& tiling) const;
 
     int64_t k_steps() const { return k_steps_; }
     int32_t sms() const { return sms_; }
 
  private:
-    EstimateTerms parts(const Config& config, const TileFacts& facts, const Tiling& tiling) const;
-    double mma_ns(const Config& config, const TileFacts& facts) const;
-    void write_step(const Config& config, const TileFacts& facts, const Tiling& tiling, EstimateTerms& terms) const;
-    double epilogue_ns(const Config& config, const TileFacts& facts) const;
-    double deep_ring_us(const Config& config) const;
+    // Of heuristic.cpp alone, inline because every candidate of a new problem passes through them.
+    [[gnu::always_inline]] inline EstimateTerms parts(const Config& config, const TileFacts& facts, const Tiling& tiling) const;
+    inline double mma_ns(const Config& config, const TileFacts& facts) const;
+    inline void write_step(const Config& config, const TileFacts& facts, const Tiling& tiling, EstimateTerms& terms) const;
+    inline double epilogue_ns(const Config& config, const TileFacts& facts) const;
+    inline double deep_ring_us(const Config& config) const;
     // Bytes read from L2 by all clusters (a multicast tile counts once).
-    double l2_read_bytes(const Config& config, const Tiling& tiling) const;
+    inline double l2_read_bytes(const Config& config, const Tiling& tiling) const;
 
     Problem problem_;
     Extent extent_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <initializer_list>
 
 #include "selector/op_model.hpp"
@@ -94,24 +95,40 @@ void Forest::add_tree(const ForestArrays& arrays, int64_t begin, int64_t end) {
     trees_.push_back({nodes_.size(), first_leaf});
 }
 
-// Every comparison of a tree is made for every row, as far as one leaf is left of each: what a walk would have compared
-// depends on the data, and each of its steps would wait for the one before. A row's leaf is the leftmost that is left:
-// of the leaves further left each was taken away by a comparison on the way to it, and the row's own by none.
-Forest::Sums Forest::predict(const FeatureTable& table) const {
-    Sums sums{};
-    const Node* node = nodes_.data();
-    for (const Tree& tree : trees_) {
-        std::array<BitLanes, FeatureTable::kVectors> left;
-        left.fill(broadcast(~uint32_t(0)));
-        for (const Node* end = nodes_.data() + tree.end; node != end; ++node)
+// The leaves of a tree that each row may reach.
+FeatureTable::Bits Forest::find_leaves(const FeatureTable& table, const Node* begin, const Node* end) {
+    FeatureTable::Bits leaves;
+    leaves.fill(broadcast(~uint32_t(0)));
+    for (const Node* node = begin; node != end; ++node)
 #pragma GCC unroll 3
-            for (size_t i = 0; i < FeatureTable::kVectors; ++i) {
-                const auto is_left = BitLanes(table.load(size_t(node->feature), i) <= broadcast(node->threshold));
-                left[i] &= is_left | broadcast(node->kept);
-            }
-        const double* values = &values_[tree.first_leaf];
-        for (size_t row = 0; row < FeatureTable::kRows; ++row)
-            sums[row] += values[std::countr_zero(left[row / FeatureTable::kLanes][row % FeatureTable::kLanes])];
+        for (size_t i = 0; i < FeatureTable::kVectors; ++i) {
+            const auto is_left = BitLanes(table.load(size_t(node->feature), i) <= broadcast(node->threshold));
+            leaves[i] &= is_left | broadcast(node->kept);
+        }
+    return leaves;
+}
+
+// Every comparison of a tree is made for every row: a walk depends on the data, and each of its steps would wait for
+// the one before. The leftmost leaf that is left to a row is its own: those further left were taken away by comparisons
+// on the way to it, and these do not take away its own. A few trees at a time, so that the sums stay in registers.
+Forest::Sums Forest::predict(const FeatureTable& table) const {
+    constexpr size_t kTogether = 16;
+    Sums sums;
+    for (double& sum : sums) sum = 0.0;
+    size_t begin = 0;
+    for (size_t first = 0; first < trees_.size(); first += kTogether) {
+        const size_t count = std::min(kTogether, trees_.size() - first);
+        uint32_t leaves[kTogether][FeatureTable::kRows];
+        for (size_t i = 0; i < count; ++i) {
+            const size_t end = trees_[first + i].end;
+            const FeatureTable::Bits bits = find_leaves(table, nodes_.data() + begin, nodes_.data() + end);
+            std::memcpy(leaves[i], bits.data(), sizeof leaves[i]);
+            begin = end;
+        }
+        for (size_t i = 0; i < count; ++i)
+#pragma GCC unroll 12
+            for (size_t row = 0; row < FeatureTable::kRows; ++row)
+                sums[row] += values_[trees_[first + i].first_leaf + size_t(__builtin_ctz(leaves[i][row]))];
     }
     return sums;
 }

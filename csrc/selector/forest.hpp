@@ -43,6 +43,7 @@ class Forest {
         size_t end, first_leaf;  // one past its last node, and its leftmost value
     };
 
+    static FeatureTable::Bits find_leaves(const FeatureTable& table, const Node* begin, const Node* end);
     void add_tree(const ForestArrays& arrays, int64_t begin, int64_t end);
 
     std::vector<Node> nodes_;
