@@ -19,11 +19,11 @@ namespace deep_gemm {
 struct Tiling {
     int64_t m_tiles, n_tiles;
     int64_t m_cluster_tiles;  // clusters along m; none straddles two groups that have a D of their own and m rows each
-    int64_t cluster_tiles;  // pieces of work: a cluster (the CTAs of a split are one) takes one at a time
-    int64_t slots;          // clusters that fit the SMs at once, at least 1
-    int64_t rounds;         // pieces that the busiest slot takes
-    int blocks_per_sm;      // CTAs that share an SM
-    int64_t parts = 1;      // of the sum over groups, each with tiles of its own
+    int64_t cluster_tiles;    // pieces of work: a cluster (the CTAs of a split are one) takes one at a time
+    int64_t slots;            // clusters that fit the SMs at once, at least 1
+    int64_t rounds;           // pieces that the busiest slot takes
+    int blocks_per_sm;        // CTAs that share an SM
+    int64_t parts = 1;        // of the sum over groups, each with tiles of its own
 };
 
 // Divides one problem into tiles. It remembers counts of rows, because candidates share few of them and those of masked
@@ -81,9 +81,11 @@ class Estimator {
 
  private:
     // Of heuristic.cpp alone, inline because every candidate of a new problem passes through them.
-    [[gnu::always_inline]] inline EstimateTerms parts(const Config& config, const TileFacts& facts, const Tiling& tiling) const;
+    [[gnu::always_inline]] inline EstimateTerms parts(const Config& config, const TileFacts& facts,
+                                                      const Tiling& tiling) const;
     inline double mma_ns(const Config& config, const TileFacts& facts) const;
-    inline void write_step(const Config& config, const TileFacts& facts, const Tiling& tiling, EstimateTerms& terms) const;
+    inline void write_step(const Config& config, const TileFacts& facts, const Tiling& tiling,
+                           EstimateTerms& terms) const;
     inline double epilogue_ns(const Config& config, const TileFacts& facts) const;
     inline double deep_ring_us(const Config& config) const;
     // Bytes read from L2 by all clusters (a multicast tile counts once).
