@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from deep_gemm import _C
 from torch.profiler import ProfilerActivity, profile
+
+from deep_gemm import _C
 
 from .device_kernels import ReadKernel
 
