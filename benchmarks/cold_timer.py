@@ -25,8 +25,8 @@ REST_FACTOR, REST_S = 4.0, 0.02
 
 
 class ColdTimer:
-    """Times callables on the current stream; holds the flush buffer. From then on no kernel of this process starts while
-    the one before it ends: it would start during the flush.
+    """Times callables on the current stream; holds the flush buffer. From then on no kernel of this process starts
+    while the one before it ends: it would start during the flush.
     """
 
     def __init__(self, sm_count: int):
