@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
@@ -23,11 +24,11 @@ from sqlalchemy import Connection, Table, select, update
 from deep_gemm import _C
 from tuner import errors
 from tuner.credentials import hide_credentials
-from tuner.db import coverage, queries, summaries, tables, writing
+from tuner.db import checksums, coverage, queries, summaries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
 from tuner.db.interrupts import interrupt_deferred
-from tuner.db.rows import MeasurementRow, WinnerRow
+from tuner.db.rows import Identity, MeasurementRow, WinnerRow
 from tuner.db.summaries import BlockSummary
 from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
 from tuner.problems.fields import problem_row
@@ -191,12 +192,11 @@ class Store:
                 connection.execute(update(tables.block).where(tables.block.c.id.in_(blocks)).values(status="finished"))
 
     def finish_block(self, block_id: int, **fields: object) -> None:
-        """Set a block's status to `finished`, or to `status`, and set other fields of add_block."""
-        row = to_row(
-            tables.block,
-            {"status": "finished"} | fields,
-            own=("id", "uid", "created", "problem_id", "device_id", "order"),
-        )
+        """Set a block's status to `finished`, or to `status`, and set other fields of add_block.
+
+        What the checksums of its rows cover stays as it was added.
+        """
+        row = to_row(tables.block, {"status": "finished"} | fields, own=("id", "order", *checksums.BLOCK_NAMES))
         self._update(tables.block, block_id, row)
 
     @waits_for_space
@@ -233,15 +233,19 @@ class Store:
         regime: str | None = None,
         compiler: str | None = None,
         problem_key: str | None = None,
+        problem_ids: tuple[int, ...] | None = None,
     ) -> list[MeasurementRow]:
         """Return measured rows, every value checked; a filter that is None takes everything.
 
-        Rows whose config is no longer legal on their board are left out; stats() counts them. Raises: IntegrityError
-        for a row that cannot be true.
+        `problem_ids` come from list_problems: who wants all rows of a large database takes them part by part. Rows
+        whose config is no longer legal on their board are left out; stats() counts them. Raises: IntegrityError for a
+        row that cannot be true, or is not what was recorded.
         """
         with self.reading() as connection:
             return queries.load_measurements(
-                connection, self.target, queries.Filter(sku, kernel_hash, op, role, regime, compiler, problem_key)
+                connection,
+                self.target,
+                queries.Filter(sku, kernel_hash, op, role, regime, compiler, problem_key, problem_ids),
             )
 
     def load_best(
@@ -284,6 +288,11 @@ class Store:
         with self.reading() as connection:
             return summaries.describe_failure(connection, self.target, failure)
 
+    def list_problems(self, identity: Identity, statuses: Sequence[str] = ()) -> list[int]:
+        """Return the ids of the problems measured with an identity, or of those with rows of some statuses."""
+        with self.reading() as connection:
+            return queries.list_problems(connection, queries.Filter(**asdict(identity)), statuses)
+
     def list_ops(self, sku: str) -> set[str]:
         """Return the op kinds that have blocks on this SKU."""
         with self.reading() as connection:
@@ -305,8 +314,8 @@ class Store:
             return coverage.count_rows(connection, tables.measurement)
 
     def stats(self) -> dict:
-        """Count rows per table and per identity, and rows whose config is no longer legal; give the file's size in
-        bytes.
+        """Count rows per table and per identity, rows whose config is no longer legal, and those without a checksum;
+        give the file's size in bytes.
 
         `file_bytes` is None for a PostgreSQL database.
         """
@@ -316,6 +325,13 @@ class Store:
         return {"database": str(self.target), "file_bytes": size, "schema": tables.SCHEMA_VERSION} | found
 
     def check(self) -> list[str]:
-        """Return what is wrong with the database: damaged pages, dangling references, impossible rows; [] if sound."""
+        """Return what is wrong with the database: damaged pages, dangling references, impossible rows, rows that are
+        not what was recorded; [] if sound.
+        """
         with self.reading() as connection:
             return coverage.check(connection, self.target)
+
+    def count_unverified(self) -> int:
+        """Return the number of measured rows without a checksum, which were recorded before there were any."""
+        with self.reading() as connection:
+            return checksums.count_unverified(connection)

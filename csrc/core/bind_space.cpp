@@ -147,9 +147,12 @@ void bind_config_features(py::module_& m) {
         [](const Problem& problem, const Device& device, const std::vector<Config>& configs) {
             for (const Config& config : configs) check_geometry(problem.op, config);
             const Estimator estimator(problem, device);
-            const ConfigFeatures features(problem, estimator, choose_analytic(problem, estimator, device));
+            ConfigFeatures features(problem, estimator, choose_analytic(problem, estimator, device));
             py::array_t<double> rows({configs.size(), kNumConfigRow});
-            for (size_t i = 0; i < configs.size(); ++i) features.write(configs[i], rows.mutable_data(i, 0));
+            for (size_t i = 0; i < configs.size(); ++i) {
+                double* row = std::copy_n(features.shared(), kNumSharedFeatures, rows.mutable_data(i, 0));
+                features.write_own(configs[i], find_facts(problem, configs[i]), row);
+            }
             return rows;
         },
         "problem"_a, "device"_a, "configs"_a,

@@ -152,9 +152,11 @@ void append_swapped(std::vector<Config>& space, const Problem& variant, const De
             }
 }
 
-// Problems of one op kind whose words are all legal, each by itself: a bound on its variants.
+// Problems of one op kind whose words, and numbers of heads, are all legal, each by itself: a bound on its variants.
 constexpr size_t count_variants(const OpKind& kind) {
-    size_t count = 1;
+    constexpr size_t kHeadSizes = 3, kPages = 2;
+    size_t count = kind.is_logits() ? kHeadSizes * size_t(Problem::kMaxHeads / Problem::kHeadsUnit) : 1;
+    if (kind.is_paged()) count *= kPages * size_t(Problem::kMaxNextN);
     for (const ProblemField& field : kProblemFields)
         if (field.type == FieldType::kWord) count *= size_t(std::popcount(field.legal(kind)));
     return count;
@@ -166,12 +168,20 @@ constexpr size_t count_all_variants() {
     return count;
 }
 
+std::vector<SpaceTile> make_tiles(const Problem& variant, const Device& device) {
+    std::vector<SpaceTile> tiles;
+    for (const Config& config : get_default_space(variant, device))
+        tiles.push_back({config, find_facts(variant, config)});
+    return tiles;
+}
+
 // The default spaces of SM90 GPUs by variant, with open addressing. At least half of the slots stay free, because there
 // are no more variants. Readers take no lock: a slot is filled once and never changes.
 class SpaceTable {
  public:
-    const std::vector<Config>& find_or_make(const Problem& variant) {
-        const VariantKey key = variant_key(variant);
+    const std::vector<SpaceTile>& find_or_make(const Problem& variant) {
+        VariantKey key = variant_key(variant);
+        if (is_logits(variant)) key.bytes.back() = uint8_t(variant.k);  // the size of a head
         if (const Entry* entry = find(key)->load(std::memory_order_acquire)) return entry->space;
         const std::lock_guard lock(mutex_);
         std::atomic<const Entry*>& slot = *find(key);
@@ -183,7 +193,7 @@ class SpaceTable {
  private:
     struct Entry {
         VariantKey key;
-        std::vector<Config> space;
+        std::vector<SpaceTile> space;
     };
     static constexpr size_t kNumSlots = std::bit_ceil(2 * count_all_variants());
 
@@ -196,16 +206,24 @@ class SpaceTable {
         }
     }
 
-    static std::vector<Config> make_space(Problem variant) {
+    static std::vector<SpaceTile> make_space(Problem variant) {
         Device device;
         device.sm_count = Problem::kMaxSms;
         if (op_kind(variant.op).m_is_shared()) variant.alignment = kAnyTileAlignment;  // that of a problem is its own
-        return get_default_space(variant, device);
+        return make_tiles(variant, device);
     }
 
     std::array<std::atomic<const Entry*>, kNumSlots> slots_{};
     std::mutex mutex_;
 };
+
+bool is_common(const Device& device) { return device.smem_bytes == kSm90SmemBytes && device.compute_major == 9; }
+
+const std::vector<SpaceTile>& find_common_tiles(const Problem& variant) {
+    // Never freed: threads may select until the process ends.
+    static SpaceTable& table = *new SpaceTable;
+    return table.find_or_make(variant);
+}
 
 }  // namespace
 
@@ -227,11 +245,9 @@ std::vector<Config> get_default_space(const Problem& variant, const Device& devi
     return space;
 }
 
-const std::vector<Config>& sm90_default_space(const Problem& variant) {
-    // Never freed: threads may select until the process ends.
-    static SpaceTable& table = *new SpaceTable;
-    return table.find_or_make(variant);
-}
+Space::Space(const Problem& variant, const Device& device)
+    : own_(is_common(device) ? std::vector<SpaceTile>() : make_tiles(variant, device)),
+      tiles_(is_common(device) ? find_common_tiles(variant) : own_) {}
 
 Pruning::Pruning(const Problem& problem, const Device& device)
     : m(rows_per_group(problem)),
@@ -269,7 +285,8 @@ bool is_worth_trying(const Problem& problem, const Config& config, const Device&
 std::vector<Config> get_candidates(const Problem& problem, const Device& device) {
     std::vector<Config> candidates;
     candidates.reserve(kMaxCandidates);
-    for_each_candidate(problem, device, [&](const Config& config) { candidates.push_back(config); });
+    const Space space(problem, device);
+    for_each_candidate(problem, device, space, [&](const SpaceTile& tile) { candidates.push_back(tile.config); });
     return candidates;
 }
 

@@ -9,6 +9,7 @@
 #include "core/device.hpp"
 #include "core/legality.hpp"
 #include "core/problem.hpp"
+#include "core/tile_facts.hpp"
 
 namespace deep_gemm {
 
@@ -19,8 +20,24 @@ inline constexpr size_t kMaxCandidates = 160;
 // equal estimates the simpler config with the deeper ring wins.
 std::vector<Config> get_default_space(const Problem& variant, const Device& device);
 
-// The same list for SM90 GPUs as sold, built once a variant: selection walks it for every new problem.
-const std::vector<Config>& sm90_default_space(const Problem& variant);
+struct SpaceTile {
+    Config config;
+    TileFacts facts;
+};
+
+// The same list with the facts of each. That of SM90 GPUs as sold is built once a variant (and head size of attention
+// logits) and never freed: selection walks it for every new problem.
+class Space {
+ public:
+    Space(const Problem& variant, const Device& device);
+    Space(const Space&) = delete;
+
+    const std::vector<SpaceTile>& tiles() const { return tiles_; }
+
+ private:
+    std::vector<SpaceTile> own_;
+    const std::vector<SpaceTile>& tiles_;
+};
 
 // What decides which configs of the default space a problem on a device leaves out.
 struct Pruning {
@@ -29,7 +46,7 @@ struct Pruning {
     // Whether the SMs allow the config and no smaller tile, cluster or split does the same work with less waste.
     bool keeps(const Config& config) const {
         if (config.cluster_m * config.cluster_n * config.split_k > sms) return false;
-        if (alignment % (config.block_m * config.cluster_m) != 0) return false;
+        if (alignment != 0 && alignment % (config.block_m * config.cluster_m) != 0) return false;
         return config.swap_ab != 0 ? keeps_swapped(config) : keeps_plain(config);
     }
 
@@ -81,19 +98,17 @@ std::vector<Config> get_candidates(const Problem& problem, const Device& device)
 // ring would cost an SM a CTA. The learned choice is among these; its portfolio comes from the spaces of all variants.
 bool is_worth_trying(const Problem& problem, const Config& config, const Device& device);
 
-// Call `visit(config)` for each candidate, in the order of get_candidates, without building a list.
+// Call `visit` with each candidate's SpaceTile of `space`, in the order of get_candidates.
 template <typename Visit>
-void for_each_candidate(const Problem& problem, const Device& device, Visit&& visit) {
+void for_each_candidate(const Problem& problem, const Device& device, const Space& space, Visit&& visit) {
     if (is_logits(problem)) {
-        for (const Config& config : get_logits_space(problem, device))
-            if (keeps_tokens(problem, config)) visit(config);
+        for (const SpaceTile& tile : space.tiles())
+            if (keeps_tokens(problem, tile.config)) visit(tile);
         return;
     }
-    const bool is_common = device.smem_bytes == kSm90SmemBytes && device.compute_major == 9;
-    const std::vector<Config> own = is_common ? std::vector<Config>() : get_default_space(problem, device);
     const Pruning pruning(problem, device);
-    for (const Config& config : is_common ? sm90_default_space(problem) : own)
-        if (pruning.keeps(config)) visit(config);
+    for (const SpaceTile& tile : space.tiles())
+        if (pruning.keeps(tile.config)) visit(tile);
 }
 
 }  // namespace deep_gemm

@@ -33,7 +33,7 @@ double fill(double waves) { return waves / std::ceil(waves); }
 std::vector<std::string> config_feature_names() { return {std::begin(kNames), std::end(kNames)}; }
 
 ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick)
-    : problem_(problem), estimator_(estimator), pick_us_(pick.time_us) {
+    : problem_(problem), tiler_(problem, estimator.sms()), estimator_(estimator), pick_us_(pick.time_us) {
     const Extent extent = extent_of(problem);
     const OpKind& kind = op_kind(problem.op);
     const double bytes = memory_bytes(problem);
@@ -62,14 +62,13 @@ ConfigFeatures::ConfigFeatures(const Problem& problem, const Estimator& estimato
     *out++ = double(estimator.k_steps());
 }
 
-void ConfigFeatures::write(const Config& config, double* out) const {
-    const Tiling tiling = make_tiling(problem_, config, estimator_.sms());
-    const EstimateTerms terms = estimator_.terms(config, tiling);
+void ConfigFeatures::write_own(const Config& config, const TileFacts& facts, double* out) {
+    const Tiling tiling = tiler_.divide(config, facts);
+    const EstimateTerms terms = estimator_.terms(config, facts, tiling);
     const double pieces = double(tiling.cluster_tiles) * double(tiling.parts);
     const double waves = pieces / double(tiling.slots), step = std::max(terms.step_ns, 1.0);
     const double padded = double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n);
     const double inv_total = 1.0 / terms.total_us;
-    out = std::copy_n(shared_, kNumSharedFeatures, out);
     for (int value : {config.block_m, config.block_n, row_side(config), column_side(config), config.num_stages,
                       config.cluster_m, config.cluster_n, config.split_k, config.swap_ab, config.loop,
                       config.scale_warp, config.tile_barrier, config.reduce_add})
@@ -77,9 +76,9 @@ void ConfigFeatures::write(const Config& config, double* out) const {
     *out++ = double(smem_bytes(problem_, config));
     *out++ = double(tiling.blocks_per_sm);
     *out++ = is_pipelined(problem_, config) ? 1.0 : 0.0;
-    *out++ = is_staged(problem_, config) ? 1.0 : 0.0;
-    *out++ = has_two_scales(problem_, config) ? two_scale_share(problem_.n, config.block_n, tiling.n_tiles) : 0.0;
-    *out++ = has_column_scales(problem_, config) ? 1.0 : 0.0;
+    *out++ = facts.is_staged ? 1.0 : 0.0;
+    *out++ = facts.has_two_scales ? two_scale_share(problem_.n, config.block_n, tiling.n_tiles) : 0.0;
+    *out++ = facts.has_column_scales ? 1.0 : 0.0;
     *out++ = waves;
     *out++ = fill(waves);
     *out++ = useful_ / padded;

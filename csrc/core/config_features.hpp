@@ -26,11 +26,13 @@ class ConfigFeatures {
     // Both must outlive this object; `pick` is the heuristic's.
     ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick);
 
-    // Write kNumConfigRow numbers to `out`.
-    void write(const Config& config, double* out) const;
+    // The kNumSharedFeatures numbers that a row starts with, and the kNumOwnFeatures numbers after them.
+    const double* shared() const { return shared_; }
+    void write_own(const Config& config, const TileFacts& facts, double* out);
 
  private:
     const Problem& problem_;
+    Tiler tiler_;
     const Estimator& estimator_;
     double pick_us_;
     double useful_;

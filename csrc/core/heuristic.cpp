@@ -27,10 +27,12 @@ int64_t ceil_div(int64_t value, int64_t divisor) {
 
 // Overlapping costs: close to the largest, a little above it where two are alike. Square roots round the same way on
 // every host.
-double soft_maximum(double a, double b, double c, double d) {
-    const double a2 = a * a, b2 = b * b, c2 = c * c, d2 = d * d;
-    return std::sqrt(std::sqrt(a2 * a2 + b2 * b2 + c2 * c2 + d2 * d2));
+double add_fourth_powers(const EstimateTerms& terms) {
+    const double a2 = terms.memory_us * terms.memory_us, b2 = terms.l2_us * terms.l2_us,
+                 c2 = terms.power_us * terms.power_us, d2 = terms.sm_us * terms.sm_us;
+    return a2 * a2 + b2 * b2 + c2 * c2 + d2 * d2;
 }
+double soft_maximum(double fourth_powers) { return std::sqrt(std::sqrt(fourth_powers)); }
 
 // The product, or a number beyond all tiles that a launch can have: products of three sizes may need more than 64 bits.
 int64_t saturating_product(int64_t a, int64_t b) {
@@ -75,17 +77,18 @@ int64_t count_m_tiles(const Problem& problem, int32_t block_m) {
     return ceil_div(groups * tiles, 5);
 }
 
-// Cluster tiles along m: a cluster never straddles two groups that have a D of their own and m rows each.
-int64_t count_m_cluster_tiles(const Problem& problem, const Config& config, int64_t m_tiles) {
-    const OpKind& kind = op_kind(problem.op);
-    if (!kind.k_is_divided() && !kind.is_batched()) return ceil_shift(m_tiles, config.cluster_m);
-    return problem.num_groups * ceil_shift(m_tiles / problem.num_groups, config.cluster_m);
-}
+// Whether each group has a D of its own and m rows.
+bool has_own_rows(const OpKind& kind) { return kind.k_is_divided() || kind.is_batched(); }
 
 [[noreturn]] void refuse_device(const Device& device) {
     throw Error(
         ErrorKind::kDevice,
         device.name + ": no config is legal on this device; the kernels need a Hopper GPU (compute capability 9.0)");
+}
+
+bool takes_vector_loop(const Config& config) {
+    return config.swap_ab == 0 && config.block_m == 128 && config.block_n >= kMinVectorLoopColumns &&
+           config.block_n <= kMaxVectorLoopColumns;
 }
 
 }  // namespace
@@ -99,31 +102,37 @@ Extent extent_of(const Problem& problem) {
     return {groups * problem.m, ceil_div(problem.k, groups), groups};
 }
 
-Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms) {
-    Tiling tiling;
-    tiling.m_tiles = count_m_tiles(problem, config.block_m);
-    tiling.n_tiles = ceil_div(problem.n, config.block_n);
-    tiling.cluster_tiles = saturating_product(count_m_cluster_tiles(problem, config, tiling.m_tiles),
-                                              ceil_shift(tiling.n_tiles, config.cluster_n));
-    const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k,
-                  blocks = blocks_per_sm(problem, without_loop_knobs(config));
-    tiling.slots = std::max<int64_t>(1, count_slots(sms, cluster_size, blocks));
-    if (op_kind(problem.op).is_summed())
-        tiling.parts = problem.batch_invariant ? count_invariant_parts(problem)
-                                               : std::max<int64_t>(1, tiling.slots / tiling.cluster_tiles);
-    tiling.rounds = ceil_div(tiling.cluster_tiles * tiling.parts, tiling.slots);
-    tiling.blocks_per_sm =
-        int(std::min<int64_t>(blocks, ceil_div(tiling.cluster_tiles * tiling.parts * cluster_size, sms)));
-    return tiling;
+const Tiler::Rows& Tiler::count_rows(int32_t block_m) {
+    Rows& rows = rows_[size_t(block_m / 8) % rows_.size()];
+    if (rows.block_m != block_m) {
+        rows.block_m = block_m;
+        rows.tiles = count_m_tiles(problem_, block_m);
+        rows.tiles_of_group = has_own_rows(op_kind(problem_.op)) ? rows.tiles / problem_.num_groups : 0;
+    }
+    return rows;
 }
 
-double l2_read_bytes(const Problem& problem, const Config& config, const Tiling& tiling) {
-    if (is_logits(problem)) return logits_read_bytes(problem, tiling.m_tiles);
-    const Extent extent = extent_of(problem);
-    const double k_bytes = double(extent.k) * element_bytes(problem.op);
-    const double a_reads = double(ceil_shift(tiling.n_tiles, config.cluster_n));
-    const double b_reads = double(count_m_cluster_tiles(problem, config, tiling.m_tiles));
-    return k_bytes * (double(extent.rows) * a_reads + double(problem.n) * b_reads);
+Tiling Tiler::divide(const Config& config, const TileFacts& facts) {
+    const OpKind& kind = op_kind(problem_.op);
+    const Rows& rows = count_rows(config.block_m);
+    Tiling tiling;
+    tiling.m_tiles = rows.tiles;
+    tiling.n_tiles = ceil_div(problem_.n, config.block_n);
+    tiling.m_cluster_tiles = has_own_rows(kind)
+                                 ? problem_.num_groups * ceil_shift(rows.tiles_of_group, config.cluster_m)
+                                 : ceil_shift(rows.tiles, config.cluster_m);
+    tiling.cluster_tiles = saturating_product(tiling.m_cluster_tiles, ceil_shift(tiling.n_tiles, config.cluster_n));
+    const int32_t cluster_size = config.cluster_m * config.cluster_n * config.split_k;
+    tiling.slots = std::max<int64_t>(1, count_slots(sms_, cluster_size, facts.blocks_per_sm));
+    if (kind.is_summed())
+        tiling.parts = problem_.batch_invariant ? count_invariant_parts(problem_)
+                                                : std::max<int64_t>(1, tiling.slots / tiling.cluster_tiles);
+    const int64_t pieces = tiling.cluster_tiles * tiling.parts;
+    tiling.rounds = ceil_div(pieces, tiling.slots);
+    tiling.blocks_per_sm = facts.blocks_per_sm == 1
+                               ? 1
+                               : int(std::min<int64_t>(facts.blocks_per_sm, ceil_div(pieces * cluster_size, sms_)));
+    return tiling;
 }
 
 double memory_bytes(const Problem& problem) {
@@ -162,7 +171,9 @@ Estimator::Estimator(const Problem& problem, const Device& device, const Heurist
       sms_(usable_sms(problem, device)),
       clock_ghz_(device.clock_mhz * 1e-3),
       tensor_ratio_(device.tensor_ratio),
-      k_steps_(ceil_div(extent_.k, stage_k(problem.op))) {
+      k_steps_(ceil_div(extent_.k, stage_k(problem.op))),
+      group_rows_(rows_per_group(problem)),
+      pays_vector_loop_(pays_vector_loop(problem, k_steps_)) {
     memory_us_ = memory_bytes(problem) / (rates_.hbm_gbps * 1e3);
     l2_us_per_byte_ = 1.0 / (rates_.l2_gbps * 1e3);
     power_us_per_flop_ = 1.0 / ((is_fp8(problem.op) ? rates_.dense_tflops : rates_.bf16_tflops) * 1e6);
@@ -170,36 +181,39 @@ Estimator::Estimator(const Problem& problem, const Device& device, const Heurist
 }
 
 // One K step of a tile on the tensor cores, promotion and scales included.
-double Estimator::mma_ns(const Config& config) const {
+double Estimator::mma_ns(const Config& config, const TileFacts& facts) const {
     const int rows = row_side(config), columns = column_side(config);
     if (!is_fp8(problem_.op)) return rates_.bf16_base_ns + rates_.bf16_slope_ns * columns * (rows / 64);
     double mma = rows == 64    ? rates_.step_base_64_ns + rates_.step_slope_64_ns * columns
                  : rows == 128 ? rates_.step_base_128_ns + rates_.step_slope_128_ns * columns
                                : rates_.step_base_256_ns + rates_.step_slope_256_ns * columns;
-    if (has_column_scales(problem_, config))
+    if (facts.has_column_scales) {
         mma += rates_.column_scale_ns * columns * (rows / 64);
-    else if (has_two_scales(problem_, config))
+        if (pays_vector_loop_ && takes_vector_loop(config)) mma *= 1.0 - rates_.vector_loop_fraction;
+    } else if (facts.has_two_scales) {
         mma *= 1.0 + rates_.two_scale_fraction;
-    // The knobs of the main loop are chosen after the tile, which is rated without them.
-    return is_pipelined(problem_, without_loop_knobs(config)) ? mma : mma * (1.0 + rates_.unpipelined_fraction);
+    }
+    // The other knobs of the main loop are chosen after the tile, which is rated without them.
+    return facts.is_pipelined ? mma : mma * (1.0 + rates_.unpipelined_fraction);
 }
 
 // One K step of a tile: the tensor cores, or the loads, whichever is slower. Rows of A beyond m are filled with zeros,
 // not loaded. A ring of S stages hides the latency of a load behind S steps; CTAs on one SM hide each other's.
-void Estimator::write_step(const Config& config, const Tiling& tiling, EstimateTerms& terms) const {
-    const double rows = double(std::min<int64_t>(rows_per_group(problem_), config.block_m));
+void Estimator::write_step(const Config& config, const TileFacts& facts, const Tiling& tiling,
+                           EstimateTerms& terms) const {
+    const double rows = double(std::min<int64_t>(group_rows_, config.block_m));
     const double load = (rows + config.block_n) * kStageKBytes * sm_ns_per_byte_;
     const double peer = config.cluster_m * config.cluster_n > 1 ? rates_.cluster_step_ns : 0.0;
-    terms.math_ns = mma_ns(config) * tiling.blocks_per_sm;
+    terms.math_ns = mma_ns(config, facts) * tiling.blocks_per_sm;
     terms.load_ns = load * tiling.blocks_per_sm;
     terms.latency_ns = rates_.load_latency_ns / config.num_stages;
     terms.step_ns = std::max({terms.math_ns, terms.load_ns, terms.latency_ns}) + peer;
 }
 
-double Estimator::epilogue_ns(const Config& config) const {
+double Estimator::epilogue_ns(const Config& config, const TileFacts& facts) const {
     double row_ns = rates_.epilogue_row_ns;
     if (problem_.d_dtype == DDtype::kFp32) row_ns *= 1.0 + rates_.fp32_row_fraction;
-    if (!is_staged(problem_, config)) row_ns += rates_.direct_row_ns;
+    if (!facts.is_staged) row_ns += rates_.direct_row_ns;
     if (problem_.c_mode == CMode::kGeneral) row_ns += rates_.direct_row_ns;
     return rates_.epilogue_base_ns + row_ns * column_side(config) * (row_side(config) / 64);
 }
@@ -212,54 +226,82 @@ double Estimator::deep_ring_us(const Config& config) const {
     return is_narrow ? rates_.deep_ring_us * std::max(0, config.num_stages - kStages) : 0.0;
 }
 
-EstimateTerms Estimator::terms(const Config& config, const Tiling& tiling) const {
-    EstimateTerms terms{};
+double Estimator::l2_read_bytes(const Config& config, const Tiling& tiling) const {
+    if (is_logits(problem_)) return logits_read_bytes(problem_, tiling.m_tiles);
+    const double k_bytes = double(extent_.k) * element_bytes(problem_.op);
+    const double a_reads = double(ceil_shift(tiling.n_tiles, config.cluster_n));
+    const double b_reads = double(tiling.m_cluster_tiles);
+    return k_bytes * (double(extent_.rows) * a_reads + double(problem_.n) * b_reads);
+}
+
+EstimateTerms Estimator::parts(const Config& config, const TileFacts& facts, const Tiling& tiling) const {
+    EstimateTerms terms;  // not cleared: that would take as long as a part of it
     terms.launch_us = rates_.launch_us + deep_ring_us(config);
     terms.memory_us = memory_us_;
-    terms.l2_us = l2_read_bytes(problem_, config, tiling) * l2_us_per_byte_;
+    terms.l2_us = l2_read_bytes(config, tiling) * l2_us_per_byte_;
     if (is_logits(problem_)) {
-        terms.sm_us = logits_sm_us(problem_, config, tiling.m_tiles, {sms_, clock_ghz_, tensor_ratio_});
+        terms.split_us = terms.power_us = terms.steps = terms.epilogue_ns = 0.0;
+        terms.math_ns = terms.load_ns = terms.latency_ns = terms.step_ns = 0.0;
+        terms.sm_us =
+            logits_sm_us(problem_, config, facts.logits_columns, tiling.m_tiles, {sms_, clock_ghz_, tensor_ratio_});
     } else {
         terms.steps = double(ceil_div(ceil_shift(k_steps_, config.split_k), tiling.parts));
         terms.split_us = config.split_k > 1 ? rates_.split_us : 0.0;
-        terms.epilogue_ns = epilogue_ns(config);
-        write_step(config, tiling, terms);
+        terms.epilogue_ns = epilogue_ns(config, facts);
+        write_step(config, facts, tiling, terms);
         terms.sm_us = double(tiling.rounds) * (terms.steps * terms.step_ns + terms.epilogue_ns) * 1e-3;
         const double padded_flops =
             2.0 * double(tiling.m_tiles * config.block_m) * double(tiling.n_tiles * config.block_n) * double(extent_.k);
         terms.power_us = padded_flops * power_us_per_flop_;
     }
-    terms.total_us =
-        terms.launch_us + terms.split_us + soft_maximum(terms.memory_us, terms.l2_us, terms.power_us, terms.sm_us);
     return terms;
 }
 
-AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device) {
-    AnalyticChoice best = {{}, INFINITY};
-    for_each_candidate(problem, device, [&](const Config& config) {
-        const double time_us = estimator.time_us(config);
-        if (time_us < best.time_us) best = {config, time_us};
-    });
-    if (std::isinf(best.time_us)) refuse_device(device);
-    best.config = with_loop_knobs(problem, best.config, device);
-    return best;
+EstimateTerms Estimator::terms(const Config& config, const TileFacts& facts, const Tiling& tiling) const {
+    EstimateTerms terms = parts(config, facts, tiling);
+    terms.total_us = terms.launch_us + terms.split_us + soft_maximum(add_fourth_powers(terms));
+    return terms;
+}
+
+double Estimator::time_us(const Config& config) const {
+    const TileFacts facts = find_facts(problem_, config);
+    return terms(config, facts, Tiler(problem_, sms_).divide(config, facts)).total_us;
+}
+
+// Most candidates are far from the limit, which their fourth powers show without the roots. The slack is far more than
+// all roundings.
+double Estimator::time_below(double limit, const Config& config, const TileFacts& facts, const Tiling& tiling) const {
+    constexpr double kSlack = 1.0 + 1e-9;
+    const EstimateTerms terms = parts(config, facts, tiling);
+    const double fixed_us = terms.launch_us + terms.split_us, sum = add_fourth_powers(terms), rest = limit - fixed_us;
+    if (rest > 0 && sum > rest * rest * (rest * rest) * kSlack) return INFINITY;
+    const double time_us = fixed_us + soft_maximum(sum);
+    return time_us < limit ? time_us : INFINITY;
 }
 
 std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estimator& estimator, const Device& device,
                                             size_t count) {
-    std::vector<AnalyticChoice> best;
-    best.reserve(count + 1);
-    for_each_candidate(problem, device, [&](const Config& config) {
-        const double time_us = estimator.time_us(config);
-        if (best.size() == count && time_us >= best.back().time_us) return;
-        const auto place =
-            std::upper_bound(best.begin(), best.end(), time_us,
-                             [](double time, const AnalyticChoice& choice) { return time < choice.time_us; });
-        best.insert(place, {config, time_us});
-        if (best.size() > count) best.pop_back();
+    struct Place {
+        double time_us;
+        const SpaceTile* tile;
+    };
+    const Space space(problem, device);
+    Tiler tiler(problem, estimator.sms());
+    std::vector<Place> best(count, Place{INFINITY, nullptr});
+    for_each_candidate(problem, device, space, [&](const SpaceTile& tile) {
+        const Tiling tiling = tiler.divide(tile.config, tile.facts);
+        const double time_us = estimator.time_below(best.back().time_us, tile.config, tile.facts, tiling);
+        if (std::isinf(time_us)) return;
+        auto place = best.end() - 1;
+        for (; place != best.begin() && time_us < place[-1].time_us; --place) *place = place[-1];
+        *place = {time_us, &tile};
     });
-    if (best.empty()) refuse_device(device);
-    return best;
+    std::vector<AnalyticChoice> ranked;
+    ranked.reserve(count);
+    for (const Place& place : best)
+        if (place.tile != nullptr) ranked.push_back({place.tile->config, place.tile->facts, place.time_us});
+    if (ranked.empty()) refuse_device(device);
+    return ranked;
 }
 
 std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
@@ -267,12 +309,16 @@ std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimat
     std::vector<AnalyticChoice> shortlist;
     shortlist.reserve(count + 1);
     for (const AnalyticChoice& tile : rank_candidates(problem, estimator, device, count)) {
-        shortlist.push_back({with_loop_knobs(problem, tile.config, device), tile.time_us});
+        shortlist.push_back({with_loop_knobs(problem, tile.config, device), tile.facts, tile.time_us});
         if (shortlist.back().config != tile.config) shortlist.push_back(tile);
         if (shortlist.size() >= count) break;
     }
     if (shortlist.size() > count) shortlist.pop_back();
     return shortlist;
+}
+
+AnalyticChoice choose_analytic(const Problem& problem, const Estimator& estimator, const Device& device) {
+    return make_shortlist(problem, estimator, device, 1).front();
 }
 
 Config get_analytic_config(const Problem& problem, const Device& device) {

@@ -3,6 +3,7 @@
 // epilogue).
 #pragma once
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -10,20 +11,40 @@
 #include "core/device.hpp"
 #include "core/heuristic_rates.hpp"
 #include "core/problem.hpp"
+#include "core/tile_facts.hpp"
 
 namespace deep_gemm {
 
 // How the tiles of a config divide a problem.
 struct Tiling {
     int64_t m_tiles, n_tiles;
-    int64_t cluster_tiles;  // pieces of work: a cluster (the CTAs of a split are one) takes one at a time
-    int64_t slots;          // clusters that fit the SMs at once, at least 1
-    int64_t rounds;         // pieces that the busiest slot takes
-    int blocks_per_sm;      // CTAs that share an SM
-    int64_t parts = 1;      // of the sum over groups, each with tiles of its own
+    int64_t m_cluster_tiles;  // clusters along m; none straddles two groups that have a D of their own and m rows each
+    int64_t cluster_tiles;    // pieces of work: a cluster (the CTAs of a split are one) takes one at a time
+    int64_t slots;            // clusters that fit the SMs at once, at least 1
+    int64_t rounds;           // pieces that the busiest slot takes
+    int blocks_per_sm;        // CTAs that share an SM
+    int64_t parts = 1;        // of the sum over groups, each with tiles of its own
 };
 
-Tiling make_tiling(const Problem& problem, const Config& config, int32_t sms);
+// Divides one problem into tiles. It remembers counts of rows, because candidates share few of them and those of masked
+// groups take several divisions each.
+class Tiler {
+ public:
+    Tiler(const Problem& problem, int32_t sms) : problem_(problem), sms_(sms) {}
+
+    Tiling divide(const Config& config, const TileFacts& facts);
+
+ private:
+    struct Rows {
+        int32_t block_m = 0;
+        int64_t tiles = 0, tiles_of_group = 0;
+    };
+    inline const Rows& count_rows(int32_t block_m);
+
+    const Problem& problem_;
+    int32_t sms_;
+    std::array<Rows, 17> rows_;  // by block_m / 8, which few others share
+};
 
 // Sizes of the work of all groups together, as far as the host knows them; those of a dense product are its own.
 struct Extent {
@@ -33,9 +54,6 @@ struct Extent {
 };
 
 Extent extent_of(const Problem& problem);
-
-// Bytes read from L2 by all clusters (a multicast tile counts once).
-double l2_read_bytes(const Problem& problem, const Config& config, const Tiling& tiling);
 
 // Bytes of A, B, their scales, C and D, each moved once.
 double memory_bytes(const Problem& problem);
@@ -48,30 +66,38 @@ struct EstimateTerms {
     double total_us;
 };
 
-// Predicts times of one problem on one device; holds what does not depend on the config.
+// Predicts times of one problem on one device; holds what does not depend on the config. `facts` are find_facts of it.
 class Estimator {
  public:
     Estimator(const Problem& problem, const Device& device, const HeuristicRates& h200_rates = {});
 
-    double time_us(const Config& config) const { return time_us(config, make_tiling(problem_, config, sms_)); }
-    double time_us(const Config& config, const Tiling& tiling) const { return terms(config, tiling).total_us; }
-    EstimateTerms terms(const Config& config, const Tiling& tiling) const;
+    EstimateTerms terms(const Config& config, const TileFacts& facts, const Tiling& tiling) const;
+    double time_us(const Config& config) const;
+    // The time, or infinity where that is not below `limit`.
+    inline double time_below(double limit, const Config& config, const TileFacts& facts, const Tiling& tiling) const;
 
     int64_t k_steps() const { return k_steps_; }
     int32_t sms() const { return sms_; }
 
  private:
-    double mma_ns(const Config& config) const;
-    void write_step(const Config& config, const Tiling& tiling, EstimateTerms& terms) const;
-    double epilogue_ns(const Config& config) const;
-    double deep_ring_us(const Config& config) const;
+    // Of heuristic.cpp alone, inline because every candidate of a new problem passes through them.
+    [[gnu::always_inline]] inline EstimateTerms parts(const Config& config, const TileFacts& facts,
+                                                      const Tiling& tiling) const;
+    inline double mma_ns(const Config& config, const TileFacts& facts) const;
+    inline void write_step(const Config& config, const TileFacts& facts, const Tiling& tiling,
+                           EstimateTerms& terms) const;
+    inline double epilogue_ns(const Config& config, const TileFacts& facts) const;
+    inline double deep_ring_us(const Config& config) const;
+    // Bytes read from L2 by all clusters (a multicast tile counts once).
+    inline double l2_read_bytes(const Config& config, const Tiling& tiling) const;
 
     Problem problem_;
     Extent extent_;
     HeuristicRates rates_;
     int32_t sms_;
     double clock_ghz_, tensor_ratio_;
-    int64_t k_steps_;
+    int64_t k_steps_, group_rows_;
+    bool pays_vector_loop_;
     double memory_us_;
     double l2_us_per_byte_, power_us_per_flop_, sm_ns_per_byte_;
 };
@@ -81,6 +107,7 @@ HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& devic
 
 struct AnalyticChoice {
     Config config;
+    TileFacts facts;
     double time_us;
 };
 

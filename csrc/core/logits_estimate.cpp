@@ -34,13 +34,14 @@ double logits_memory_bytes(const Problem& problem) {
     return double(problem.m) * problem.heads * double(problem.k + 4) + sequences * keys_bytes(problem) + logits;
 }
 
-double logits_sm_us(const Problem& problem, const Config& config, int64_t token_tiles, const LogitsMachine& machine) {
+double logits_sm_us(const Problem& problem, const Config& config, int wgmma_columns, int64_t token_tiles,
+                    const LogitsMachine& machine) {
     const double columns = double(config.block_m) * problem.heads, groups = key_groups(config);
     const double mma = columns * double(problem.k) * kMmaPerColumnAndK / machine.tensor_ratio;
     const double alu = columns * kAluPerColumn + config.block_m * kAluPerToken;
     const double load = std::max(kKeysPerStage * double(problem.k + 4) / kLoadBytes, kLoadLatency / config.num_stages);
     // A config that these heads cannot have counts as one with the narrowest chain: features hold its estimate, too.
-    const double chains = columns / std::max(logits_columns(problem, config), kMinColumns);
+    const double chains = columns / std::max(wgmma_columns, kMinColumns);
     const double compute = (kUnhidden * (mma + alu) + kPerTile) * (1.0 + kPerChain * (chains - 1.0));
     const double step = std::max({compute, load, (mma + alu + kLatency) / groups});
     const double key_tiles = double((problem.n + kKeysPerStage - 1) / kKeysPerStage);

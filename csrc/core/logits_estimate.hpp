@@ -24,7 +24,9 @@ struct LogitsMachine {
     double clock_ghz, tensor_ratio;  // the share of an H200's tensor throughput at that clock
 };
 
-// Time of the busiest SM. The host does not know which positions a token sees: it counts all of them.
-double logits_sm_us(const Problem& problem, const Config& config, int64_t token_tiles, const LogitsMachine& machine);
+// Time of the busiest SM. The host does not know which positions a token sees: it counts all of them. `wgmma_columns`
+// are logits_columns of the config.
+double logits_sm_us(const Problem& problem, const Config& config, int wgmma_columns, int64_t token_tiles,
+                    const LogitsMachine& machine);
 
 }  // namespace deep_gemm

@@ -1,11 +1,13 @@
-// Boosted regression trees, walked as scikit-learn walks them: the feature as float32 goes left when it is <= the
-// float64 threshold, and the trees' values are added in float64 in the order of the trees. Results are equal to
+// Boosted regression trees, asked about a few rows at once: the feature as float32 goes left when it is <= the float64
+// threshold, and the trees' values are added in float64 in the order of the trees. Results are equal to
 // HistGradientBoostingRegressor.predict bit by bit; its first value, which all rows share, is a tree of one leaf.
 #pragma once
 
+#include <array>
 #include <cstdint>
-#include <span>
 #include <vector>
+
+#include "selector/feature_table.hpp"
 
 namespace deep_gemm {
 
@@ -15,26 +17,38 @@ struct ForestArrays {
     std::vector<double> threshold, leaf_value;
 };
 
+// The largest float32 that is <= a finite float64: float32 numbers compare with both alike.
+float round_down(double value);
+
 class Forest {
  public:
-    // Throws Error(kModel) unless every walk ends at a leaf and reads nothing outside the arrays.
+    static constexpr int32_t kMaxLeaves = 32;  // of a tree: one bit each
+
+    // Throws Error(kModel) unless all trees are trees of at most kMaxLeaves leaves that read nothing outside the
+    // arrays.
     Forest(ForestArrays arrays, size_t num_features);
 
-    // The sums over the trees of the value of the leaf that each finds for a row of `width` float32; `rows` holds
-    // sums.size() of them.
-    void predict(std::span<const float> rows, size_t width, std::span<double> sums) const;
+    // The sums over the trees of the value of the leaf that each finds for a row of `table`.
+    using Sums = std::array<double, FeatureTable::kRows>;
+    Sums predict(const FeatureTable& table) const;
 
  private:
+    // A comparison of any tree: a row whose feature is above the threshold does not reach the leaves to the left.
     struct Node {
-        // The largest float32 that is <= the float64 threshold: float32 features compare with both alike.
         float threshold;
+        uint32_t kept;  // all other leaves
         int32_t feature;
-        int32_t children[2];  // left, right; of a leaf the leaf itself
+    };
+    struct Tree {
+        size_t end, first_leaf;  // one past its last node, and its leftmost value
     };
 
-    std::vector<int32_t> roots_, depths_;
+    static FeatureTable::Bits find_leaves(const FeatureTable& table, const Node* begin, const Node* end);
+    void add_tree(const ForestArrays& arrays, int64_t begin, int64_t end);
+
     std::vector<Node> nodes_;
-    std::vector<double> values_;  // of leaves, by node
+    std::vector<Tree> trees_;
+    std::vector<double> values_;
 };
 
 }  // namespace deep_gemm

@@ -79,7 +79,7 @@ void widen_hull(OpModel& model) {
     for (size_t i = 0; i < model.num_features(); ++i) {
         const double low = model.parts.feature_min[i], high = model.parts.feature_max[i];
         const double slack = kHullSlack * std::max(std::abs(low), std::abs(high));
-        model.hull_min.push_back(low - slack), model.hull_max.push_back(high + slack);
+        model.hull_min.push_back(-round_down(slack - low)), model.hull_max.push_back(round_down(high + slack));
     }
 }
 
@@ -95,6 +95,8 @@ void check_golden(const OpModel& model) {
     check_finite(parts.golden_scores, "golden_scores");
     for (size_t i = 0; i + 1 < starts.size(); ++i) {
         if (starts[i] >= starts[i + 1]) refuse("golden_start must ascend");
+        if (size_t(starts[i + 1] - starts[i]) > FeatureTable::kRows)
+            refuse("a golden problem has more vectors than a choice asks about");
         if (parts.golden_choice[i] < 0 || parts.golden_choice[i] >= starts[i + 1] - starts[i])
             refuse("golden_choice points outside its problem's vectors");
     }

@@ -44,7 +44,8 @@ struct OpModel {
     OpParts parts;  // without the forest's arrays
     std::vector<Config> configs;
     std::vector<bool> is_quarantined;
-    std::vector<double> hull_min, hull_max;  // of the features, with a slack for the rounding of stored bounds
+    // Of the features, with a slack for the rounding of stored bounds; float32, which compares alike.
+    std::vector<float> hull_min, hull_max;
     Forest forest;
 };
 

@@ -35,50 +35,52 @@ std::string name_feature(const OpModel& model, size_t index) {
     return config_feature_names()[index];
 }
 
-bool is_inside(const OpModel& model, std::span<const float> features, size_t i) {
-    return features[i] >= model.hull_min[i] && features[i] <= model.hull_max[i];
+// The rows whose features all lie in the hull.
+FeatureTable::Bits find_inside(const OpModel& model, const FeatureTable& table) {
+    FeatureTable::Bits inside;
+    inside.fill(broadcast(~uint32_t(0)));
+    for (size_t feature = 0; feature < table.num_features(); ++feature) {
+        const FloatLanes low = broadcast(model.hull_min[feature]), high = broadcast(model.hull_max[feature]);
+#pragma GCC unroll 3
+        for (size_t i = 0; i < FeatureTable::kVectors; ++i) {
+            const FloatLanes values = table.load(feature, i);
+            inside[i] &= BitLanes(values >= low) & BitLanes(values <= high);
+        }
+    }
+    return inside;
 }
 
-// Whether all features lie in the hull; without a branch, so that the compiler compares several at once.
-bool is_inside(const OpModel& model, std::span<const float> features) {
-    int inside = 1;
-    for (size_t i = 0; i < features.size(); ++i)
-        inside &= int(features[i] >= model.hull_min[i]) & int(features[i] <= model.hull_max[i]);
-    return inside != 0;
+bool has_row(const FeatureTable::Bits& bits, size_t row) {
+    return bits[row / FeatureTable::kLanes][row % FeatureTable::kLanes] != 0;
 }
 
-// The name of the first feature outside.
-std::string name_outside(const OpModel& model, std::span<const float> features) {
+// The name of the first feature of row 0 outside.
+std::string name_outside(const OpModel& model, const FeatureTable& table) {
     size_t i = 0;
-    while (i < features.size() && is_inside(model, features, i)) ++i;
+    while (table.at(i, 0) >= model.hull_min[i] && table.at(i, 0) <= model.hull_max[i]) ++i;
     return name_feature(model, i);
 }
 
-// The estimates of rows times exp(residual), as logarithms. The last feature is that of the estimate.
-std::vector<double> predict(const OpModel& model, std::span<const float> rows) {
-    const size_t width = model.num_features();
-    std::vector<double> predicted(rows.size() / width);
-    model.forest.predict(rows, width, predicted);
-    for (size_t i = 0; i < predicted.size(); ++i)
-        predicted[i] = double(rows[(i + 1) * width - 1]) + std::clamp(predicted[i], -kMaxResidual, kMaxResidual);
-    return predicted;
-}
-
-// `rows`: the features of each candidate, the heuristic's pick first. Rows outside the hull have an infinite score, and
-// with the pick outside there is nothing to compare with.
+// `table`: the features of `count` candidates, the heuristic's pick first; the last feature is the logarithm of the
+// estimate. The prediction is the estimate times exp(residual). Rows outside the hull have an infinite score, and with
+// the pick outside there is nothing to compare with.
 template <typename IsUsable>
-Decision decide(const OpModel& model, std::span<const float> rows, IsUsable&& is_usable) {
-    const size_t width = model.num_features();
-    const auto row = [&](size_t i) { return rows.subspan(i * width, width); };
+Decision decide(const OpModel& model, const FeatureTable& table, size_t count, IsUsable&& is_usable) {
+    const FeatureTable::Bits inside = find_inside(model, table);
     Decision decision;
-    if (!is_inside(model, row(0))) {
-        decision.reason = "outside the training hull: " + name_outside(model, row(0));
+    if (!has_row(inside, 0)) {
+        decision.reason = "outside the training hull: " + name_outside(model, table);
         return decision;
     }
-    decision.scores = predict(model, rows);
-    const double pick = std::exchange(decision.scores[0], 0.0);
-    for (size_t i = 1; i < decision.scores.size(); ++i) {
-        decision.scores[i] = is_inside(model, row(i)) ? decision.scores[i] - pick : INFINITY;
+    const Forest::Sums residuals = model.forest.predict(table);
+    const auto predict = [&](size_t row) {
+        return double(table.at(table.num_features() - 1, row)) +
+               std::clamp(residuals[row], -kMaxResidual, kMaxResidual);
+    };
+    const double pick = predict(0);
+    decision.scores.assign(count, 0.0);
+    for (size_t i = 1; i < count; ++i) {
+        decision.scores[i] = has_row(inside, i) ? predict(i) - pick : INFINITY;
         if (decision.scores[i] < decision.scores[decision.best] && is_usable(i)) decision.best = i;
     }
     decision.is_refused = false;
@@ -102,21 +104,18 @@ std::optional<Config> find_exact(const OpModel& model, uint64_t key, const Probl
     return model.configs[index];
 }
 
-int64_t replay_golden_of(const OpModel& model) {
+// Whether the trees give the recorded scores of a golden problem, bit by bit, and the guards its recorded choice.
+bool is_golden(const OpModel& model, size_t problem) {
     const OpParts& parts = model.parts;
-    const size_t width = model.num_features();
-    int64_t mismatches = 0;
-    for (size_t problem = 0; problem < parts.golden_choice.size(); ++problem) {
-        const size_t begin = size_t(parts.golden_start[problem]), end = size_t(parts.golden_start[problem + 1]);
-        const std::span<const float> rows(&parts.golden_features[begin * width], (end - begin) * width);
-        std::vector<double> scores(end - begin);
-        model.forest.predict(rows, width, scores);
-        const bool is_same =
-            std::memcmp(scores.data(), &parts.golden_scores[begin], scores.size() * sizeof(double)) == 0;
-        const Decision decision = decide(model, rows, [](size_t) { return true; });
-        mismatches += is_same && decision.best == size_t(parts.golden_choice[problem]) ? 0 : 1;
-    }
-    return mismatches;
+    const size_t begin = size_t(parts.golden_start[problem]), count = size_t(parts.golden_start[problem + 1]) - begin;
+    FeatureTable table(model.num_features());
+    const float* value = &parts.golden_features[begin * model.num_features()];
+    for (size_t row = 0; row < count; ++row)
+        for (size_t feature = 0; feature < model.num_features(); ++feature) table.at(feature, row) = *value++;
+    const Forest::Sums scores = model.forest.predict(table);
+    if (std::memcmp(scores.data(), &parts.golden_scores[begin], count * sizeof(double)) != 0) return false;
+    const Decision decision = decide(model, table, count, [](size_t) { return true; });
+    return decision.best == size_t(parts.golden_choice[problem]);
 }
 
 }  // namespace
@@ -194,14 +193,16 @@ Choice Selector::choose(const Problem& problem, const Device& device, std::strin
 Choice Selector::ask_trees(const OpModel& model, const Problem& problem, const Device& device) const {
     const Estimator estimator(problem, device);
     const std::vector<AnalyticChoice> shortlist = make_shortlist(problem, estimator, device, kNumRanked);
-    const ConfigFeatures features(problem, estimator, shortlist.front());
-    std::vector<float> rows(shortlist.size() * kNumConfigRow);
-    for (size_t i = 0; i < shortlist.size(); ++i) {
-        double row[kNumConfigRow];
-        features.write(shortlist[i].config, row);
-        std::copy_n(row, kNumConfigRow, &rows[i * kNumConfigRow]);
+    ConfigFeatures features(problem, estimator, shortlist.front());
+    FeatureTable table(kNumConfigRow);
+    for (size_t i = 0; i < kNumSharedFeatures; ++i) table.fill(i, float(features.shared()[i]));
+    for (size_t row = 0; row < shortlist.size(); ++row) {
+        double own[kNumOwnFeatures];
+        features.write_own(shortlist[row].config, shortlist[row].facts, own);
+        for (size_t i = 0; i < kNumOwnFeatures; ++i) table.at(kNumSharedFeatures + i, row) = float(own[i]);
     }
-    Decision decision = decide(model, rows, [&](size_t i) { return !is_quarantined(model, shortlist[i].config); });
+    Decision decision =
+        decide(model, table, shortlist.size(), [&](size_t i) { return !is_quarantined(model, shortlist[i].config); });
     Choice choice{.config = shortlist[decision.best].config,
                   .source = decision.is_refused ? Choice::Source::kAnalytic : Choice::Source::kLearned,
                   .reason = std::move(decision.reason),
@@ -221,7 +222,8 @@ Choice Selector::choose_learned(const Problem& problem, const Device& device) co
 
 int64_t Selector::replay_golden() const {
     int64_t mismatches = 0;
-    for (const auto& [op, model] : models_) mismatches += replay_golden_of(model);
+    for (const auto& [op, model] : models_)
+        for (size_t i = 0; i < model.parts.golden_choice.size(); ++i) mismatches += is_golden(model, i) ? 0 : 1;
     return mismatches;
 }
 

@@ -40,7 +40,7 @@ struct Origin {
 
 // The configs with the smallest estimates that the trees are asked about: six to twelve tiles, each with and without
 // the knobs of the loop where it has some.
-inline constexpr size_t kNumRanked = 12;
+inline constexpr size_t kNumRanked = FeatureTable::kRows;
 // A residual beyond this (log time) counts as this: no tree knows of more.
 inline constexpr double kMaxResidual = 0.5;
 

@@ -300,8 +300,9 @@ def chain(length: int) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("depth, is_accepted", [(16, True), (17, False), (30_000, False), (100_000, False)])
-def test_deep_trees(depth, is_accepted):
+@pytest.mark.parametrize("depth, is_accepted", [(31, True), (32, False), (30_000, False), (100_000, False)])
+def test_trees_of_many_leaves(depth, is_accepted):
+    """A chain has one leaf more than inner nodes."""
     metadata, arrays, _, _ = make_parts(*PARTS)
     assert check_harmless(pack(metadata, arrays | chain(depth))) == is_accepted
 

@@ -119,13 +119,13 @@ def test_a_feature_that_equals_the_threshold_goes_left():
     assert tree.predict(np.array([[0.25], [0.5], [0.75]], np.float32)).tolist() == [1.0, 1.0, 2.0]
 
 
-@pytest.mark.parametrize("levels, is_read", [(16, True), (17, False)])
-def test_trees_are_as_deep_as_those_of_artefacts(levels, is_read):
+@pytest.mark.parametrize("levels, is_read", [(31, True), (32, False)])
+def test_trees_have_as_many_leaves_as_those_of_artefacts(levels, is_read):
     """Each level has one inner node, its left child a leaf."""
     inner = np.arange(2 * levels + 1) % 2 == 0
     inner[-1] = False
     index = np.arange(len(inner))
-    deep = forest.Forest(
+    chain = forest.Forest(
         np.array([0, len(inner)], np.int32),
         np.where(inner, 0, -1).astype(np.int32),
         np.zeros(len(inner)),
@@ -133,11 +133,11 @@ def test_trees_are_as_deep_as_those_of_artefacts(levels, is_read):
         np.where(inner, index + 2, -1).astype(np.int32),
         np.ones(1),
     )
-    content = forest.write_forest(deep)
+    content = forest.write_forest(chain)
     if is_read:
         assert forest.read_forest(content, 1).predict(np.ones((2, 1), np.float32)).tolist() == [1.0, 1.0]
     else:
-        with pytest.raises(ValueError, match="deeper than 16"):
+        with pytest.raises(ValueError, match="more than 32 leaves"):
             forest.read_forest(content, 1)
 
 

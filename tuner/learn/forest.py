@@ -4,15 +4,14 @@ A file of scikit-learn's own could only be read by running what is in it.
 """
 
 from dataclasses import asdict, dataclass, fields
-from itertools import pairwise
 
 import numpy as np
 
 from deep_gemm.artifact import ARRAYS, DTYPES, read_artifact
 from tuner.learn.artifact import build_artifact
 
-#: The run time refuses deeper trees.
-MAX_DEPTH = 16
+#: The run time refuses trees of more leaves: a row's leaves are the bits of a number.
+MAX_LEAVES = 32
 
 
 @dataclass(frozen=True)
@@ -30,12 +29,9 @@ class Forest:
         """Return the arrays by name."""
         return asdict(self)
 
-    def depths(self) -> list[int]:
-        """Return the depth of each tree, 0 for a single leaf."""
-        depth = np.zeros(len(self.feature), int)
-        for node in np.flatnonzero(self.feature >= 0):  # children come after their parent
-            depth[[self.left[node], self.right[node]]] = depth[node] + 1
-        return [int(depth[a:b].max()) for a, b in pairwise(self.tree_start.tolist())]
+    def num_comparisons(self) -> int:
+        """Return how many comparisons a prediction makes: all inner nodes of all trees."""
+        return int((self.feature >= 0).sum())
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
         """Return the sum over the trees for F32[R,F] rows: F64[R], bit by bit as scikit-learn and the run time do."""
@@ -90,7 +86,7 @@ def read_forest(content: bytes, num_features: int) -> Forest:
     forest = Forest(**arrays)
     check_sizes(forest)
     check_nodes(forest, num_features)
-    check_depth(forest)
+    check_leaves(forest)
     return forest
 
 
@@ -119,11 +115,12 @@ def check_nodes(forest: Forest, num_features: int) -> None:
             raise ValueError("a child does not come after its parent in the same tree")
 
 
-def check_depth(forest: Forest) -> None:
-    """Raise ValueError for a tree that a walk takes long to leave; the run time has the same bound."""
-    nodes = forest.tree_start[:-1]
-    for _ in range(MAX_DEPTH + 1):
-        nodes = nodes[forest.feature[nodes] >= 0]
-        nodes = np.unique(np.concatenate((forest.left[nodes], forest.right[nodes])))
-    if len(nodes):
-        raise ValueError(f"a tree is deeper than {MAX_DEPTH}")
+def check_leaves(forest: Forest) -> None:
+    """Raise ValueError for a tree of more leaves than the run time takes, one that several nodes share counted for
+    each.
+    """
+    leaves = np.ones(len(forest.feature), np.int64)
+    for node in np.flatnonzero(forest.feature >= 0)[::-1]:  # children come after their parent
+        leaves[node] = min(leaves[forest.left[node]] + leaves[forest.right[node]], MAX_LEAVES + 1)
+    if (leaves[forest.tree_start[:-1]] > MAX_LEAVES).any():
+        raise ValueError(f"a tree has more than {MAX_LEAVES} leaves")

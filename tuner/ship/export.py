@@ -34,9 +34,8 @@ MAX_FAILED = SIZES["configs"][1] - MAX_CONFIGS
 #: The exact table leaves the portfolio only for a confirmed gain above 2 %.
 EXACT_GAIN_LOG = np.log(1.02)
 NUM_GOLDEN = 48
-#: Steps from node to node of a choice: all rows of the shortlist walk every tree to its deepest leaf. A choice of this
-#: many takes about 5 us of the 10 that a new shape may cost.
-MAX_STEPS = 4096
+#: Comparisons of a choice, each with all rows of the shortlist at once.
+MAX_COMPARISONS = 2048
 #: What an artefact says of the package that trained it.
 VERSIONS = ("features_version", "heuristic_version", "package_version")
 
@@ -130,7 +129,7 @@ def check_same_board(trained: list[tuple[Training, Dataset]]) -> None:
 
 def make_part(training: Training, data: Dataset) -> Part:
     """Return what an artefact holds of one op kind."""
-    check_steps(training)
+    check_comparisons(training)
     evaluation = load_evaluation(training)
     record = training.record
     configs, exact = choose_exact(data, record.portfolio)
@@ -146,13 +145,13 @@ def make_part(training: Training, data: Dataset) -> Part:
     return Part(training, data, evaluation, gates.check_gates(evaluation.splits), configs, quarantined, exact, arrays)
 
 
-def check_steps(training: Training) -> None:
+def check_comparisons(training: Training) -> None:
     """Raise IntegrityError for trees that a choice would take too long to walk."""
-    steps = _C.NUM_RANKED * sum(training.forest.depths())
-    if steps > MAX_STEPS:
+    comparisons = training.forest.num_comparisons()
+    if comparisons > MAX_COMPARISONS:
         raise errors.IntegrityError(
-            f"--training {training.folder}: a choice takes {steps} steps through the trees: must be at most"
-            f" {MAX_STEPS}, so that a new shape costs at most 10 us; train with fewer trees"
+            f"--training {training.folder}: a choice makes {comparisons} comparisons in the trees: must be at"
+            f" most {MAX_COMPARISONS}, so that a new shape costs at most 10 us; train with fewer trees"
         )
 
 

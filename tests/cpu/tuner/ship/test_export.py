@@ -94,12 +94,12 @@ def test_the_native_walk_agrees_on_every_problem(made):
 
 def test_trees_that_take_too_long_are_refused(folder, monkeypatch):
     found, data = train.load_with_data(folder, "")
-    steps = _C.NUM_RANKED * sum(found.forest.depths())
-    assert steps > 12 * 24 and max(found.forest.depths()) == residual.MAX_DEPTH
-    monkeypatch.setattr(export, "MAX_STEPS", steps)
-    export.check_steps(found)
-    monkeypatch.setattr(export, "MAX_STEPS", steps - 1)
-    with pytest.raises(errors.IntegrityError, match=f"{steps} steps .* at most {steps - 1}.*fewer trees"):
+    count = found.forest.num_comparisons()
+    assert 24 * (SETTINGS.leaves - 1) >= count > 24
+    monkeypatch.setattr(export, "MAX_COMPARISONS", count)
+    export.check_comparisons(found)
+    monkeypatch.setattr(export, "MAX_COMPARISONS", count - 1)
+    with pytest.raises(errors.IntegrityError, match=f"{count} comparisons .* at most {count - 1}.*fewer trees"):
         export.make_export([(found, data)])
 
 

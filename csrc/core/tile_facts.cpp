@@ -1,0 +1,18 @@
+#include "core/tile_facts.hpp"
+
+#include "core/legality.hpp"
+#include "core/loop_rule.hpp"
+
+namespace deep_gemm {
+
+TileFacts find_facts(const Problem& variant, const Config& config) {
+    const Config tile = without_loop_knobs(config);
+    return {.blocks_per_sm = int16_t(blocks_per_sm(variant, tile)),
+            .logits_columns = int16_t(is_logits(variant) ? logits_columns(variant, tile) : 0),
+            .is_pipelined = is_pipelined(variant, tile),
+            .is_staged = is_staged(variant, tile),
+            .has_column_scales = has_column_scales(variant, tile),
+            .has_two_scales = has_two_scales(variant, tile)};
+}
+
+}  // namespace deep_gemm
