@@ -26,6 +26,7 @@ from tuner.learn.dataset import (
 from tuner.learn.families import find_families
 from tuner.learn.residual import make_config_rows
 from tuner.learn.train import fingerprint
+from tuner.problems import sentinels
 
 DEVICE = _C.Device.known(synthetic.SKU)
 PROBLEM = _C.Problem("fp8_gemm", 64, 2112, 7168)
@@ -235,7 +236,7 @@ def test_a_table_is_the_same_however_many_problems_are_read_at_a_time(tmp_path, 
     """Also where a config failed on one problem: it is then quarantined for those that were read before."""
     problems = [_C.Problem("fp8_gemm", m, 2112, 7168) for m in (64, 65, 128, 300, 4096)]
     with Store.open(tmp_path / "a.db") as store:
-        for problem in problems:
+        for problem in (*problems[3::-1], problems[-1]):
             add_problem(store, problem, is_last=problem is problems[-1])
     found, read = [], []
     load = Store.load_measurements
@@ -253,14 +254,27 @@ def test_a_table_is_the_same_however_many_problems_are_read_at_a_time(tmp_path, 
         )
     assert len({fingerprint(data) for data in found}) == 1 and found[0].problems == problems
     assert found[0].quarantined == [A] and A not in found[0].configs
+    assert found[0].configs[-1] == _C.get_analytic_config(problems[-1], DEVICE)
+    assert found[0].candidate[:, -1].tolist() == [False] * 4 + [True], "no other problem may take this one's pick"
     for data in found[1:]:
         np.testing.assert_array_equal(data.search, found[0].search)
         assert (data.quarantined, data.newest) == (found[0].quarantined, found[0].newest)
 
 
-def add_problem(store, problem, is_last: bool) -> None:
+def test_sentinels_are_in_no_table_however_many(tmp_path):
+    regime = sentinels.name_regime(databases.REGIME)
+    with Store.open(tmp_path / "a.db") as store:
+        for m in (64, 128):
+            add_problem(store, _C.Problem("fp8_gemm", m, 2112, 7168))
+        for m in (1, 2, 3):
+            add_problem(store, _C.Problem("fp8_gemm", m, 2112, 7168), regime=regime)
+        data = load_dataset(store, synthetic.SKU)
+    assert [problem.m for problem in data.problems] == [64, 128] and data.identity.regime == databases.REGIME
+
+
+def add_problem(store, problem, is_last: bool = False, **fields) -> None:
     """Record a problem over three configs and its pick, one of which crashed on the last one."""
-    context = databases.add_context(store)
+    context = databases.add_context(store) | fields
     configs = list(dict.fromkeys([_C.get_analytic_config(problem, DEVICE), A, B, C]))
     ids = [store.get_or_add_config("fp8_gemm", config) for config in configs]
     fields = {"problem_id": store.get_or_add_problem(problem), "reference_config_id": ids[0]}
