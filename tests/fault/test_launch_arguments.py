@@ -392,3 +392,19 @@ def test_zero_sizes(m, n, k):
         assert k or torch.equal(d, torch.zeros(m, n, dtype=BF16))
     d.view(torch.int16).fill_(-1)
     assert (buffer == -1).all(), "wrote outside D"
+
+
+@pytest.mark.parametrize("m, n, k", list(itertools.product((0, 20), (0, 136), (0, 272))))
+def test_zero_sizes_with_c(m, n, k):
+    """m or n = 0 returns; k = 0 copies C, and nothing beside it."""
+    buffer = torch.full((m + 2, align(n, 8) + 16), -1, dtype=torch.int32)
+    d = buffer.view(torch.float32)[1 : 1 + m, 8 : 8 + n]
+    c = torch.randn(m, n)
+    operands = make_operands(m, n, k)
+    deep_gemm.fp8_gemm_nt((operands[0], operands[1]), (operands[2], operands[3]), d, c=c)
+    if m and n:
+        plain = torch.empty(m, n)
+        deep_gemm.fp8_gemm_nt((operands[0], operands[1]), (operands[2], operands[3]), plain)
+        assert torch.allclose(d, c + plain, rtol=1e-5, atol=1e-4) and (k or torch.equal(d, c))
+    d.view(torch.int32).fill_(-1)
+    assert (buffer == -1).all(), "wrote outside D"
