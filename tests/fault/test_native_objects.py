@@ -180,7 +180,7 @@ def test_small_tiles_are_left_out_where_their_number_needs_more_than_64_bits():
 
 @pytest.mark.parametrize("op", [kind.name for kind in _C.OP_KINDS if kind.is_batched or kind.has_room])
 def test_the_largest_problem_has_a_time(op):
-    problem = _C.Problem(op, (1 << 31) - 1, (1 << 31) - 1, 128, num_groups=65535)
+    problem = _C.Problem(op, (1 << 31) - 1, (1 << 31) - 1, 1 << 20, num_groups=65535)
     config = _C.get_analytic_config(problem, DEVICE)
     assert _C.is_legal(problem, config, DEVICE) and 0 < _C.estimate_time_us(problem, config, DEVICE) < float("inf")
     space = _C.get_default_space(problem, DEVICE)
