@@ -7,8 +7,10 @@
 //   - the stages' numbers are constants, and the descriptors of stage 0 come from a shuffle, which tells the compiler
 //     that they are uniform: a descriptor is then one uniform addition (H200, tile 128x64: 17.9 -> 14.5 us; 128x96:
 //     20.3 -> 19.0; 128x192: 870 -> 840 cycles a step);
-//   - all scales of rows and blocks are read before the chain. Scales of columns are too many for that (a load for
-//     every 8 columns): they are read while it runs;
+//   - all scales of rows and blocks are read before the chain. Scales of columns are many (a load for every 8 columns):
+//     they are read while it runs, where the assembler likes best, which is behind the first WGMMA. Read behind the
+//     whole chain they made 1D1D 12 to 15 % slower (H200, tile 128x128, 4096 x 4096 x 7168: 243 us against 283), because
+//     a warp that has given the tensor cores its last WGMMA has waited for most of the chain;
 //   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it
 //     waits.
 // A tile may begin and end at any stage: steps before the ring's stage 0 and after its last whole round are walked one
@@ -96,7 +98,7 @@ struct Fp8Unrolled {
                                                    const Places& places, u32 boundary) const {
         float partial[kColumns / 2];
         StepScales scales;
-        u32 bits = 0;
+        u32 bits = 0;  // of everything read from the stage: see Pipeline::release
         ptx::barrier_wait(stages.full_barrier(stage), phase);
         read(scales, places.rows + stage * Reader::kPitchA, places.columns + stage * Reader::kPitchB);
 #pragma unroll
@@ -104,18 +106,11 @@ struct Fp8Unrolled {
             const bool is_last = wave == kWaves - 1;
             multiply(partial, stage, wave);
             if constexpr (kVectorB) {
-                if (wave == 0) {
-                    __syncwarp();  // or the assembler puts the reads between the WGMMAs
-                    read_columns(scales, places.columns + stage * Reader::kPitchB);
-                }
-            }
-            ptx::wgmma_wait<0>();
-            fence_registers(partial);
-            // What a stage's release depends on: see Pipeline::release.
-            if constexpr (kVectorB) {
-                add_columns(final[wave], partial, scales, wave);
-                if (is_last) stages.release(stage, bits_of_columns(final[wave]));
+                if (wave == 0) read_columns(scales, places.columns + stage * Reader::kPitchB);
+                promote_columns(final[wave], partial, scales, wave, bits, stage, is_last);
             } else {
+                ptx::wgmma_wait<0>();
+                fence_registers(partial);
                 const Products scale = multiply_scales(scales, wave);
                 bits |= scale.bits() | __float_as_uint(partial[0]);
                 if (is_last) stages.release(stage, bits);
@@ -123,6 +118,23 @@ struct Fp8Unrolled {
                                                                                      scale.high, boundary);
             }
         }
+    }
+
+    // Multiply the scales while the chain runs, wait for it, give the stage back with the last wave, promote. (Stages
+    // given back when all was promoted, with products that the assembler made as late: 1 to 4 % slower on an H200.)
+    __device__ __forceinline__ void promote_columns(float (&final)[kAccumulators], float (&partial)[kColumns / 2],
+                                                    const StepScales& scales, u32 wave, u32& bits, u32 stage,
+                                                    bool is_last) const {
+        float product[kColumns / 2];
+#pragma unroll
+        for (u32 i = 0; i < kColumns / 2; ++i)
+            product[i] = ptx::multiply_here(scales.row[wave][i % 4 / 2], scales.column[i / 4 * 2 + i % 2]);
+        bits |= bits_of_columns(product);
+        ptx::wgmma_wait<0>();
+        fence_registers(partial);
+        if (is_last) stages.release(stage, bits | __float_as_uint(partial[0]));
+#pragma unroll
+        for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(product[i], partial[i], final[i]);
     }
 
     __device__ __forceinline__ static void read(StepScales& scales, u32 from_rows, u32 from_columns) {
@@ -174,15 +186,6 @@ struct Fp8Unrolled {
                 {__fmul_rn(row[0], second), __fmul_rn(row[1], second)}};
     }
 
-    __device__ __forceinline__ static void add_columns(float (&final)[kAccumulators],
-                                                       const float (&partial)[kColumns / 2], const StepScales& scales,
-                                                       u32 wave) {
-        const float(&row)[2] = scales.row[wave];
-#pragma unroll
-        for (u32 i = 0; i < kColumns / 2; ++i)
-            final[i] = __fmaf_rn(__fmul_rn(row[i % 4 / 2], scales.column[i / 4 * 2 + i % 2]), partial[i], final[i]);
-    }
-
     // Bits that depend on all scales of the last step. Not on a partial sum: as a value that lives on it would make the
     // assembler serialise the chains.
     __device__ __forceinline__ static u32 bits_of(const float (&final)[kWaves][kAccumulators]) {
@@ -195,12 +198,12 @@ struct Fp8Unrolled {
         return bits;
     }
 
-    // One sum for each load of column scales, and either row: the assembler reorders the loads, so the last one does
-    // not stand for all.
-    __device__ __forceinline__ static u32 bits_of_columns(const float (&final)[kAccumulators]) {
-        u32 bits = __float_as_uint(final[kAccumulators - 3]);
+    // One product or sum for each load of column scales, and either row: the assembler reorders the loads, so the last
+    // one does not stand for all.
+    __device__ __forceinline__ static u32 bits_of_columns(const float (&values)[kAccumulators]) {
+        u32 bits = __float_as_uint(values[kAccumulators - 3]);
 #pragma unroll
-        for (u32 i = 3; i < kAccumulators; i += 4) bits |= __float_as_uint(final[i]);
+        for (u32 i = 3; i < kAccumulators; i += 4) bits |= __float_as_uint(values[i]);
         return bits;
     }
 };
