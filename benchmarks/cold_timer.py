@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from deep_gemm import _C
 from torch.profiler import ProfilerActivity, profile
 
 from .device_kernels import ReadKernel
@@ -23,9 +24,12 @@ REST_FACTOR, REST_S = 4.0, 0.02
 
 
 class ColdTimer:
-    """Times callables on the current stream; holds the flush buffer."""
+    """Times callables on the current stream; holds the flush buffer. From then on no kernel of this process starts while
+    the one before it ends: it would start during the flush.
+    """
 
     def __init__(self, sm_count: int):
+        _C.set_pdl(False)
         self.buffer = torch.randint(0, 2**31 - 1, (FLUSH_BYTES // 4,), dtype=torch.int32, device="cuda")
         self.flush = ReadKernel(FLUSH_NAME, num_blocks=4 * sm_count)
 

@@ -28,22 +28,22 @@ class Scaled:
             speedup.measure_all(result, baselines, role, "row_major") for role in ("auto", "model")
         )
 
-    def over_upstream(self, is_member: Callable) -> dict:
-        """Return the speed-up over upstream of the problems that `is_member` keeps."""
+    def over_upstream(self, is_member: Callable, attribute: str = "speedup", end: str = "favourable") -> dict:
+        """Return the speed-up over upstream of the problems that `is_member` keeps; `end` is its favourable end."""
         names = ("auto", "model", "best", "heuristic", "row_major", "model_row_major")
         cut = {name: [item for item in getattr(self, name) if is_member(item)] for name in names}
-        worst = min(cut["auto"], key=lambda item: item.favourable)
+        worst = min(cut["auto"], key=lambda item: getattr(item, end))
         return {
-            "value": geometric(cut["auto"]),
-            "worst": rounded(worst.favourable),
+            "value": geometric(cut["auto"], attribute),
+            "worst": rounded(getattr(worst, end)),
             "worst_problem": [worst.m, worst.n, worst.k],
-            "out_of_fold": geometric(cut["model"]),
+            "out_of_fold": geometric(cut["model"], attribute),
             "plain": geometric(cut["auto"], "plain"),
-            "best_measured": geometric(cut["best"]),
-            "best_measured_worst": rounded(min((item.favourable for item in cut["best"]), default=None)),
-            "heuristic": geometric(cut["heuristic"]),
-            "row_major": geometric(cut["row_major"]),
-            "row_major_out_of_fold": geometric(cut["model_row_major"]),
+            "best_measured": geometric(cut["best"], attribute),
+            "best_measured_worst": rounded(min((getattr(item, end) for item in cut["best"]), default=None)),
+            "heuristic": geometric(cut["heuristic"], attribute),
+            "row_major": geometric(cut["row_major"], attribute),
+            "row_major_out_of_fold": geometric(cut["model_row_major"], attribute),
             "problems": len(cut["auto"]),
         }
 
@@ -159,8 +159,11 @@ def make_p5(result: dict) -> dict:
 
 
 def make_p6(wgrad: Scaled) -> dict:
-    """FP8 weight gradients (FP32 D added onto C) against upstream, with cuBLASLt and the BF16 D without C beside it."""
-    entry = wgrad.over_upstream(lambda item: True)
+    """FP8 weight gradients (FP32 D added onto C) against upstream by recorded times alone, with the ratio through
+    cuBLASLt of both runs, cuBLASLt itself and the BF16 D without C beside it.
+    """
+    entry = wgrad.over_upstream(lambda item: True, "plain", "plain_favourable")
     half = speedup.measure_all(wgrad.result, read_json(DATA / "wgrad_fp8.json"), "auto", "bf16", "cublaslt bf16")
+    entry["through_cublaslt"] = geometric(wgrad.auto)
     vendor = {"over_cublaslt": geometric(wgrad.auto, "vendor"), "bf16_over_cublaslt": geometric(half, "vendor")}
     return {**entry, **vendor, "is_met": entry["value"] >= 1.12}

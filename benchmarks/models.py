@@ -1,22 +1,27 @@
-"""Time a Llama-like model with FP8 layers beside the same model in BF16: prefill and decoding.
+"""Time a model with FP8 layers beside the same model in BF16: prefill and decoding.
 
 Example: python -m benchmarks.models
-Example: python -m benchmarks.models --model qwen3_30b --layers 12
+Example: python -m benchmarks.models --model qwen3_30b --layers 12 --transformers
+Example: python -m benchmarks.models --model deepseek_v3 --layers 3
 
 The model is that of examples/llama.py with random weights in the sizes of Llama 3.1 8B, or of Qwen3 30B-A3B, a mixture
-of experts. The other one is made of a copy, with weights stored in FP8 and the head in BF16. BF16 layers are
-torch.nn.Linear, BF16 experts the grouped products of this package. Every call is captured in a CUDA graph; replays of
-both models alternate, so that both see the same clocks. With --compile both are compiled first. Prefill computes the
-logits of the last token of each sequence; decoding computes one token of each over a cache of `--context` positions.
+of experts; with --transformers, the one of that library in these sizes. Or it is that of examples/deepseek.py, whose
+first layer is dense here; the others have experts, 23 GB each in BF16. Its index logits are FP8 in both models, and its
+prompts and contexts are twice as long as the positions that it chooses. The other one is made of a copy, with weights
+stored in FP8 and the head in BF16. BF16 layers are torch.nn.Linear, BF16 experts the grouped products of this package,
+or what transformers takes. Every call is captured in a CUDA graph; replays of both models alternate, so that both see
+the same clocks. With --compile both are compiled first. Prefill computes the logits of the last token of each sequence;
+decoding computes one token of each over a cache of `--context` positions.
 
 Result: {"meta": ..., "rows": [{"phase", "sequences", "tokens" of a call, "bf16_ms", "fp8_ms": [of each round],
     "bf16_tokens_s", "fp8_tokens_s", "speedup": median bf16 / fp8, "cosine": mean over tokens of the logits' cosine,
     "bf16_peak_mb", "fp8_peak_mb": weights and what a call takes beside them, "share": of the FP8 model's kernel time
-    {"products", "casts", "others"}, "failed"}]}.
+    {"products", "casts", "logits" (of the index), "others"}, "failed"}]}.
 """
 
 import argparse
 import copy
+import importlib.metadata
 import sys
 import time
 from collections.abc import Callable
@@ -26,18 +31,40 @@ from typing import NamedTuple
 import torch
 
 from deep_gemm import _C
-from examples.llama import LLAMA_8B, QWEN3_30B, TINY, TINY_MOE, Llama, Sizes, make_model, quantize
+from deep_gemm.nn import quantize_
+from examples import deepseek, llama
+from examples.llama import LLAMA_8B, QWEN3_30B, TINY, TINY_MOE
 from tuner.measure.statistics import median, paired_ratios
 
 from .stamp import RESULTS, make_stamp, write_json
 
 MODELS = ("bf16", "fp8")
-#: Name -> the sizes on a GPU and on a CPU.
-SIZES = {"llama_8b": (LLAMA_8B, TINY), "qwen3_30b": (QWEN3_30B, TINY_MOE)}
+#: A model: called with tokens, a cache, a position and is_last_only, as examples.llama.Llama.
+Model = torch.nn.Module
+#: Takes sizes, a device and a dtype.
+Maker = Callable[[NamedTuple, str, torch.dtype], Model]
+
+
+class Family(NamedTuple):
+    """How a model is made, its sizes on a GPU and on a CPU, and the tokens of a prompt and of a cache."""
+
+    make: Maker
+    gpu_sizes: NamedTuple
+    cpu_sizes: NamedTuple
+    length: int = 2048
+    context: int = 1024
+
+
+FAMILIES = {
+    "llama_8b": Family(llama.make_model, LLAMA_8B, TINY),
+    "qwen3_30b": Family(llama.make_model, QWEN3_30B, TINY_MOE),
+    "deepseek_v3": Family(
+        deepseek.make_model, deepseek.DEEPSEEK_V3._replace(dense_layers=1), deepseek.TINY, length=4096, context=4096
+    ),
+}
 #: Of torch.compile.
 BACKEND = "inductor"
-PREFILLS, PREFILL_LENGTH = (1, 4), 2048
-DECODES, CONTEXT = (1, 8, 32, 128), 1024
+PREFILLS, DECODES = (1, 4), (1, 8, 32, 128)
 ROUNDS = 15
 #: The op kinds of both models.
 OPS = (
@@ -46,9 +73,15 @@ OPS = (
     "m_grouped_fp8_gemm_masked",
     "m_grouped_bf16_gemm_psum",
     "m_grouped_bf16_gemm_masked",
+    "fp8_mqa_logits",
+    "fp8_paged_mqa_logits",
 )
-#: Parts of kernel names, in lower case: products of ours and of cuBLAS, and casts to FP8.
-PRODUCTS, CASTS = ("gemm", "nvjet", "cublas", "gemv"), ("cast_", "scale_layout")
+#: What a kernel does -> parts of its name, in lower case: casts to FP8, index logits, products of ours and of cuBLAS.
+PARTS = {
+    "casts": ("cast_", "scale_layout"),
+    "logits": ("mqa_",),
+    "products": ("gemm", "nvjet", "cublas", "gemv"),
+}
 
 
 class Case(NamedTuple):
@@ -69,31 +102,38 @@ def list_cases(prefills: tuple[int, ...], length: int, decodes: tuple[int, ...])
     return [*(Case("prefill", count, length) for count in prefills), *(Case("decode", count, 1) for count in decodes)]
 
 
-def make_models(sizes: Sizes, device: str, is_compiled: bool = False) -> dict[str, Llama]:
+def make_models(make: Maker, sizes: NamedTuple, device: str, is_compiled: bool = False) -> dict[str, Model]:
     """Return the model with BF16 layers, and with FP8 layers made of the same weights; is_compiled: with every block a
     compiled graph, one for all blocks.
     """
-    plain = make_model(sizes, device, torch.bfloat16).eval().requires_grad_(False)
-    models = {"bf16": plain, "fp8": quantize(copy.deepcopy(plain))}
+    plain = make(sizes, device, torch.bfloat16).eval().requires_grad_(False)
+    shared = {id(parameter): parameter for parameter in plain.parameters()}  # the largest models fit only once
+    models = {"bf16": plain, "fp8": quantize_(copy.deepcopy(plain, shared))}
     for block in (block for model in models.values() for block in model.blocks if is_compiled):
         block.compile(fullgraph=True, backend=BACKEND)
     return models
 
 
-def make_call(case: Case, sizes: Sizes, context: int, device: str) -> Callable[[Llama], torch.Tensor]:
+def choose_maker(family: Family, is_from_transformers: bool) -> Maker:
+    """Return what makes the model; transformers is imported for its own alone."""
+    if not is_from_transformers:
+        return family.make
+    from examples import transformers_models
+
+    return transformers_models.make_model
+
+
+def make_call(case: Case, vocabulary: int, context: int, device: str) -> Callable[[Model], torch.Tensor]:
     """Return a function that computes the logits [sequences, 1, vocabulary] of a model for the same tokens."""
-    tokens = torch.randint(sizes.vocabulary, (case.sequences, case.length), device=device)
+    tokens = torch.randint(vocabulary, (case.sequences, case.length), device=device)
     if case.phase == "prefill":
         return lambda model: model(tokens, is_last_only=True)
     position = torch.full((1,), context - 1, dtype=torch.int64, device=device)
-    caches: dict[str, list] = {}
+    caches: dict[str, object] = {}
 
-    def decode(model: Llama) -> torch.Tensor:
+    def decode(model: Model) -> torch.Tensor:
         if not caches:  # one for both models: each writes its own keys of the last position before it reads them
-            caches["shared"] = model.make_cache(case.sequences, context)
-            for pair in caches["shared"]:
-                for memory in pair:
-                    memory.normal_()
+            caches["shared"] = model.make_cache(case.sequences, context, is_random=True)
         return model(tokens, caches["shared"], position)
 
     return decode
@@ -104,7 +144,7 @@ def get_cosine(x: torch.Tensor, y: torch.Tensor) -> float:
     return float(torch.nn.functional.cosine_similarity(x.double().flatten(0, -2), y.double().flatten(0, -2)).mean())
 
 
-def measure_peak(call: Callable[[], torch.Tensor], model: Llama) -> tuple[torch.Tensor, float]:
+def measure_peak(call: Callable[[], torch.Tensor], model: Model) -> tuple[torch.Tensor, float]:
     """Return (logits, MB of the weights and of what one call takes beside what is there)."""
     call()  # what stays afterwards, kernels and caches, is no part of it
     weights = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
@@ -144,9 +184,7 @@ def time_once(run: Callable[[], object]) -> float:
 def classify(name: str) -> str:
     """Return what a kernel of this name does."""
     lower = name.lower().removeprefix("deep_gemm_")
-    if any(part in lower for part in CASTS):
-        return "casts"
-    return "products" if any(part in lower for part in PRODUCTS) else "others"
+    return next((kind for kind, parts in PARTS.items() if any(part in lower for part in parts)), "others")
 
 
 def attribute(call: Callable[[], object]) -> dict[str, float]:
@@ -156,7 +194,7 @@ def attribute(call: Callable[[], object]) -> dict[str, float]:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()
-    times = dict.fromkeys(("products", "casts", "others"), 0.0)
+    times = dict.fromkeys((*PARTS, "others"), 0.0)
     for event in profile.key_averages():
         times[classify(event.key)] += event.self_device_time_total
     total = sum(times.values())
@@ -164,9 +202,9 @@ def attribute(call: Callable[[], object]) -> dict[str, float]:
 
 
 @torch.no_grad()
-def run_case(case: Case, models: dict[str, Llama], context: int, rounds: int, device: str) -> dict:
+def run_case(case: Case, models: dict[str, Model], context: int, rounds: int, device: str) -> dict:
     """Return the row of a case."""
-    step = make_call(case, models["bf16"].sizes, context, device)
+    step = make_call(case, models["bf16"].sizes.vocabulary, context, device)
     calls = {name: (lambda model=models[name]: step(model)) for name in MODELS}
     logits, peaks = zip(*(measure_peak(calls[name], models[name]) for name in MODELS), strict=True)
     runs, times = {name: capture(calls[name]) for name in MODELS}, {name: [] for name in MODELS}
@@ -199,38 +237,47 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a case failed, 3 not complete."
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "models.json", help="where the result goes")
-    parser.add_argument("--model", choices=SIZES, default="llama_8b", help="the sizes; default: llama_8b")
+    parser.add_argument("--model", choices=FAMILIES, default="llama_8b", help="the sizes; default: llama_8b")
+    parser.add_argument("--transformers", action="store_true", help="the model of transformers in these sizes")
     parser.add_argument("--layers", type=int, help="layers of the model; default: all")
-    parser.add_argument("--context", type=int, default=CONTEXT, help="positions of the cache while decoding")
+    parser.add_argument("--context", type=int, help="positions of the cache while decoding; default: the model's")
     parser.add_argument("--compile", action="store_true", help="compile the blocks of both models with torch.compile")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each model")
     parser.add_argument(
         "--time-budget", type=float, default=200.0, help="seconds; cases that have not begun are left out"
     )
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    if args.compile and args.transformers:
+        parser.error("--compile: blocks of transformers share no graph; leave it out, or --transformers")
+    if args.model == "deepseek_v3" and args.transformers:
+        parser.error("--transformers: has no fixed cache for deepseek_v3; leave it out")
+    return args
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure every case and write the result. Returns the exit status."""
     args, start, rows = parse_arguments(arguments), time.monotonic(), []
     is_gpu = torch.cuda.is_available()
-    device, sizes = ("cuda", SIZES[args.model][0]) if is_gpu else ("cpu", SIZES[args.model][1])
+    family, device = FAMILIES[args.model], "cuda" if is_gpu else "cpu"
+    sizes = family.gpu_sizes if is_gpu else family.cpu_sizes
     sizes = sizes._replace(layers=args.layers or sizes.layers)
-    cases = list_cases(PREFILLS, PREFILL_LENGTH, DECODES) if is_gpu else list_cases((1,), 16, (2,))
-    models = make_models(sizes, device, args.compile)
+    cases = list_cases(PREFILLS, family.length, DECODES) if is_gpu else list_cases((1,), 16, (2,))
+    context = (args.context or family.context) if is_gpu else 16
+    models = make_models(choose_maker(family, args.transformers), sizes, device, args.compile)
     for case in cases:
         if time.monotonic() - start > args.time_budget:
             break
-        rows.append(run_safely(case, models, args.context if is_gpu else 16, args.rounds, device))
+        rows.append(run_safely(case, models, context, args.rounds, device))
         print({name: value for name, value in rows[-1].items() if not name.endswith("_ms")}, flush=True)
     has_faults, is_complete = any("failed" in row for row in rows), len(rows) == len(cases)
     origin = make_stamp(_C.get_device(), OPS) if is_gpu else {"device": "CPU reference"}
     meta = {
         **origin,
         "model": args.model,
+        "transformers": importlib.metadata.version("transformers") if args.transformers else None,
         "sizes": sizes._asdict(),
         "compiled": args.compile,
-        "context": args.context,
+        "context": context,
         "rounds": args.rounds,
     }
     write_json(args.out, {"meta": {**meta, "complete": is_complete and not has_faults}, "rows": rows})

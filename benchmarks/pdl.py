@@ -37,6 +37,8 @@ SHAPES = (
     (16, 7168, 2048),
     (64, 4096, 7168),
     (128, 7168, 2048),
+    (1024, 4096, 7168),
+    (4096, 7168, 2048),
 )
 
 
@@ -125,14 +127,14 @@ def time_mode(calls: list[Callable[[], object]], outputs: list[torch.Tensor], mo
 
 def run_shape(op: str, shape: tuple[int, int, int], rounds: int) -> list[dict]:
     """Return the rows of one shape; an exception is a row's `failed`."""
-    key = {"op": op, **dict(zip("mnk", shape, strict=True))}
+    key, before = {"op": op, **dict(zip("mnk", shape, strict=True))}, deep_gemm.get_pdl()
     try:
         calls, outputs = make_chain(op, *shape)
         return [key | time_mode(calls, outputs, mode, rounds) for mode in ("graph", "eager")]
     except Exception as error:  # one shape's fault must not end the run
         return [key | {"failed": f"{type(error).__name__}: {str(error)[:300]}"}]
     finally:
-        deep_gemm.set_pdl(False)
+        deep_gemm.set_pdl(before)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -27,7 +27,8 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 class Measured:
     """One problem with one role's times: microseconds of this run, the baseline's, and the ratios between them.
 
-    speedup, favourable, plain: over upstream; vendor, vendor_favourable: over cuBLASLt of the same run.
+    speedup, favourable: over upstream, through cuBLASLt of both runs; plain, plain_favourable: by recorded times alone;
+    vendor, vendor_favourable: over cuBLASLt of the same run.
     """
 
     m: int
@@ -39,6 +40,7 @@ class Measured:
     speedup: float
     favourable: float
     plain: float
+    plain_favourable: float
     vendor: float = 1.0
     vendor_favourable: float = 1.0
     name: tuple = ()
@@ -73,7 +75,7 @@ def measure(row: dict, baseline: dict, role: str, layout: str, peer: str = "cubl
     return Measured(
         row["m"], row["n"], row["k"], us=us, cublaslt_us=cublaslt_us, floor_us=median(floor) if floor else None,
         speedup=relative * cublaslt_us / us, favourable=relative * favourable, plain=upstream_us / us,
-        vendor=cublaslt_us / us, vendor_favourable=favourable, name=identify(row),
+        plain_favourable=upstream_us / median_interval(samples)[0], vendor=cublaslt_us / us, vendor_favourable=favourable, name=identify(row),
     )  # fmt: skip
 
 

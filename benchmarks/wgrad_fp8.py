@@ -80,6 +80,7 @@ FAMILY = Family(
     },
     make_product=WgradFp8,
     peer="torch._scaled_mm, scales of 1, use_fast_accum=False, out_dtype=torch.float32",
+    rests=True,
 )
 
 

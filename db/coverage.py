@@ -7,6 +7,7 @@ from sqlalchemy import Connection, Table, func, select
 
 from tuner import errors
 from tuner.db import schema, tables
+from tuner.db.checksums import count_unverified
 from tuner.db.naturals import check_tables, read_tables
 from tuner.db.queries import Filter, join_measurements, load_best
 from tuner.db.rows import Identity
@@ -29,6 +30,7 @@ def count(connection: Connection, path: object) -> dict:
     return {
         "tables": counts,
         "illegal": illegal,
+        "unverified": count_unverified(connection),
         "coverage": [asdict(identity) | describe_group(groups[identity]) for identity in ordered],
     }
 

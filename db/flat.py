@@ -14,6 +14,7 @@ from sqlalchemy import text
 from tuner import errors
 from tuner.db import tables
 from tuner.db.files import is_recorded
+from tuner.db.queries import check_measurements
 from tuner.db.store import Store
 from tuner.db.views import V_MEASUREMENT
 from tuner.files import replacing
@@ -42,6 +43,7 @@ def export_flat(source: str | os.PathLike, target: str | os.PathLike, kind: str)
         import_pyarrow()
     mode = "immutable" if is_recorded(source) else "ro"
     with Store.open(source, mode) as store, store.reading() as connection, replacing(path) as fresh:
+        check_measurements(connection, store.target)
         result = connection.execution_options(yield_per=ROWS_AT_A_TIME).execute(text(QUERY))
         parts = ([tuple(row) for row in part] for part in result.partitions(ROWS_AT_A_TIME))
         write(fresh, list(result.keys()), parts)

@@ -20,6 +20,7 @@ from tuner.db.checks import (
     problem_key,
     read_references,
 )
+from tuner.db.checksums import Digests, Tables, digest_natural, verify
 from tuner.db.faults import damaged, one_line
 from tuner.db.values import check_names, make_key, to_json, to_value
 from tuner.db.writing import upsert
@@ -48,8 +49,6 @@ REFERENCES = {
 CONFIG_LISTS = ("order", "tie_set")
 #: Which of two versions of a row is the later one, by its status.
 PROGRESS = {"running": 0, "open": 0, "interrupted": 1, "failed": 1, "finished": 2}
-
-Tables = dict[str, dict[tuple, dict]]
 
 
 def read_tables(connection: Connection, path: object, wanted: Collection[str] = tuple(KEYS)) -> Tables:
@@ -190,13 +189,19 @@ def check_tables(path: object, found: Tables) -> None:
         columns = {column.name: column for column in tables.metadata.tables[name].columns if column.name != "id"}
         for row in rows.values():
             check_row(path, name, columns, row, found)
-    check_measurements(path, found.get("measurement", {}).values())
+    if "measurement" in found:
+        check_measurements(path, found["measurement"].values(), *digest_natural(found))
 
 
-def check_measurements(path: object, rows: Iterable[dict]) -> None:
-    """Raise IntegrityError unless the values of rows of `measurement` are possible."""
+def check_measurements(path: object, rows: Iterable[dict], blocks: Digests, configs: Digests) -> None:
+    """Raise IntegrityError unless the values of rows of `measurement` are possible, and what was recorded.
+
+    `blocks` and `configs` are the digests of what the rows refer to.
+    """
     try:
-        check_rows(path, [tuple(row[name] for name in MEASUREMENT_COLUMNS) for row in rows])
+        values = [tuple(row[name] for name in MEASUREMENT_COLUMNS) for row in rows]
+        check_rows(path, values)
+        verify(path, values, blocks, configs)
     except (TypeError, ValueError) as error:
         raise errors.IntegrityError(f"{path}: measurement: values of a wrong type ({error})") from error
 

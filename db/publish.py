@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import cast
 
 from tuner import errors
+from tuner.db.checksums import add_checksums
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
 from tuner.db.naturals import Tables
@@ -35,9 +36,10 @@ def snapshot(
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing needs of a
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
-    ratio alone). With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op kind
-    are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left out, and
-    where that is not enough, the search row of each config that its block confirmed: the confirmation is better.
+    ratio alone). Every row gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two
+    kernel hashes of each op kind are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds
+    with most rows are left out, and where that is not enough, the search row of each config that its block confirmed:
+    the confirmation is better.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -157,7 +159,7 @@ def scrub(found: Tables) -> Tables:
         key: row | {"extra": None, "order": "[]", "environment_id": environments[row["environment_id"]]["key"]}
         for key, row in found["block"].items()
     }
-    return scrubbed
+    return add_checksums(scrubbed)
 
 
 def scrub_measurement(row: dict) -> dict:

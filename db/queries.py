@@ -15,7 +15,7 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import OP_KINDS
 from tuner import errors
-from tuner.db import tables
+from tuner.db import checksums, tables
 from tuner.db.checks import (
     MEASUREMENT_COLUMNS,
     check_block,
@@ -27,7 +27,7 @@ from tuner.db.checks import (
 )
 from tuner.db.faults import damaged
 from tuner.db.rows import BlockRow, CompilerReport, MeasurementRow, WinnerRow
-from tuner.db.values import check_names
+from tuner.db.values import check_names, make_key
 from tuner.problems.fields import kernel_variant, replace_problem, to_config, to_problem
 
 REPORT_FIELDS = tuple(field.name for field in fields(CompilerReport))
@@ -139,6 +139,7 @@ def check_devices(path: object, devices: dict[int, dict]) -> None:
     for index, row in devices.items():
         try:
             check_names("device", row)
+            check_key(path, f"device {index}", row, make_key)
             to_device(row)
         except (ValueError, TypeError, DeepGemmError, errors.IntegrityError) as error:
             raise damaged(path, f"device {index}: {error}") from error
@@ -231,19 +232,39 @@ def load_own_rows(connection: Connection, path: object, wanted: Filter) -> Itera
 
     Samples are lists. Rows are read part by part.
     """
-    measurement = tables.measurement
-    query = wanted.apply(select(measurement), role=measurement.c.role)
-    if wanted != Filter(role=wanted.role):
-        query = query.where(measurement.c.block_id.in_(wanted.apply_to_blocks(select(tables.block.c.id))))
-    result = connection.execute(query.order_by(*measurement.primary_key.columns))
-    for part in result.partitions(ROWS_AT_A_TIME):
-        raw = [tuple(row) for row in part]
-        check_rows(path, raw)
-        for block_id, config_id, *values in raw:
+    for part in load_parts(connection, path, wanted):
+        for block_id, config_id, *values in part:
             own = dict(zip(MEASUREMENT_COLUMNS[2:], values, strict=True))
+            del own["checksum"]
             if own["samples"] is not None:
                 own["samples"] = np.frombuffer(own["samples"], "<f4").tolist()
             yield block_id, config_id, own
+
+
+def load_parts(connection: Connection, path: object, wanted: Filter) -> Iterator[list[tuple]]:
+    """Yield the checked rows of `measurement` in blocks that are wanted, part by part, by their key.
+
+    Values are in the order of MEASUREMENT_COLUMNS. Raises: IntegrityError.
+    """
+    measurement = tables.measurement
+    query = wanted.apply(select(measurement), role=measurement.c.role)
+    blocks = None
+    if wanted != Filter(role=wanted.role):
+        blocks = wanted.apply_to_blocks(select(tables.block.c.id))
+        query = query.where(measurement.c.block_id.in_(blocks))
+    digests = checksums.load_block_digests(connection, blocks), checksums.load_config_digests(connection)
+    result = connection.execute(query.order_by(*measurement.primary_key.columns))
+    for part in result.partitions(ROWS_AT_A_TIME):
+        rows = [tuple(row) for row in part]
+        check_rows(path, rows)
+        checksums.verify(path, rows, *digests)
+        yield rows
+
+
+def check_measurements(connection: Connection, path: object) -> None:
+    """Raise IntegrityError unless every row of `measurement` is possible, and what was recorded."""
+    for _ in load_parts(connection, path, Filter()):
+        pass
 
 
 def load_best(connection: Connection, path: object, wanted: Filter) -> list[WinnerRow]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, select
 
-from tuner.db import tables
+from tuner.db import checksums, tables
 from tuner.db.checks import MEASUREMENT_COLUMNS, check_rows
 from tuner.db.faults import damaged
 from tuner.db.naturals import load_names, rank
@@ -26,9 +26,11 @@ def merge_measurements(target: Connection, source: Connection, path: object) -> 
     of `source`, whose name is `path`.
     """
     translate = {name: make_translation(target, source, name) for name in ("block", "config")}
-    gained = 0
+    gained, digests = 0, (checksums.load_block_digests(source), checksums.load_config_digests(source))
     for blocks in list_blocks(source):
-        theirs = translate_rows(path, read_rows(source, blocks), translate)
+        rows = read_rows(source, blocks)
+        theirs = translate_rows(path, rows, translate)
+        checksums.verify(path, rows, *digests)
         known = [translate["block"][block] for block in blocks if block in translate["block"]]
         ours = {row[:3]: row for row in read_rows(target, known)}
         upsert(target, tables.measurement, [to_row(row) for row in choose_rows(ours, theirs)])

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, Table, select, update
 from deep_gemm import _C
 from tuner import errors
 from tuner.credentials import hide_credentials
-from tuner.db import coverage, queries, summaries, tables, writing
+from tuner.db import checksums, coverage, queries, summaries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
 from tuner.db.interrupts import interrupt_deferred
@@ -191,12 +191,11 @@ class Store:
                 connection.execute(update(tables.block).where(tables.block.c.id.in_(blocks)).values(status="finished"))
 
     def finish_block(self, block_id: int, **fields: object) -> None:
-        """Set a block's status to `finished`, or to `status`, and set other fields of add_block."""
-        row = to_row(
-            tables.block,
-            {"status": "finished"} | fields,
-            own=("id", "uid", "created", "problem_id", "device_id", "order"),
-        )
+        """Set a block's status to `finished`, or to `status`, and set other fields of add_block.
+
+        What the checksums of its rows cover stays as it was added.
+        """
+        row = to_row(tables.block, {"status": "finished"} | fields, own=("id", "order", *checksums.BLOCK_NAMES))
         self._update(tables.block, block_id, row)
 
     @waits_for_space
@@ -305,8 +304,8 @@ class Store:
             return coverage.count_rows(connection, tables.measurement)
 
     def stats(self) -> dict:
-        """Count rows per table and per identity, and rows whose config is no longer legal; give the file's size in
-        bytes.
+        """Count rows per table and per identity, rows whose config is no longer legal, and those without a checksum;
+        give the file's size in bytes.
 
         `file_bytes` is None for a PostgreSQL database.
         """
@@ -316,6 +315,13 @@ class Store:
         return {"database": str(self.target), "file_bytes": size, "schema": tables.SCHEMA_VERSION} | found
 
     def check(self) -> list[str]:
-        """Return what is wrong with the database: damaged pages, dangling references, impossible rows; [] if sound."""
+        """Return what is wrong with the database: damaged pages, dangling references, impossible rows, rows that are
+        not what was recorded; [] if sound.
+        """
         with self.reading() as connection:
             return coverage.check(connection, self.target)
+
+    def count_unverified(self) -> int:
+        """Return the number of measured rows without a checksum, which were recorded before there were any."""
+        with self.reading() as connection:
+            return checksums.count_unverified(connection)

@@ -43,8 +43,8 @@ from deep_gemm import _C
 from deep_gemm.fields import CONFIG_FIELDS, PROBLEM_FIELDS
 
 APPLICATION_ID = 0x44474D54  # "DGMT", bytes 68-71 of the file: other applications' files are refused
-SCHEMA_VERSION = 5  # user_version of the file; raised by every migration
-REVISION = "0005"  # the newest migration
+SCHEMA_VERSION = 6  # user_version of the file; raised by every migration
+REVISION = "0006"  # the newest migration
 
 ROLES = ("search", "confirm")
 STATUSES = ("ok", "censored", "incorrect", "compile_error", "crash", "timeout", "spill", "skipped")
@@ -303,6 +303,8 @@ measurement = make_table(
     ),
     Column("samples", LargeBinary),
     optional_text("error"),
+    # See checksums.py; NULL in rows that were recorded before there were any.
+    Column("checksum", INTEGER, between("measurement", "checksum", -(2**31), 2**31 - 1)),
     PrimaryKeyConstraint("block_id", "config_id", "role", name="pk_measurement"),
     one_of("measurement", "role", ROLES),
     one_of("measurement", "status", STATUSES),

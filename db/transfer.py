@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from sqlalchemy import Connection, select
 
 from tuner import errors
-from tuner.db import tables
+from tuner.db import checksums, queries, tables
 from tuner.db.faults import one_line
 from tuner.db.files import is_recorded
 from tuner.db.naturals import (
@@ -33,7 +33,6 @@ from tuner.db.naturals import (
     write_tables,
 )
 from tuner.db.postgresql import lock_tables
-from tuner.db.queries import Filter, load_own_rows
 from tuner.db.rows_merge import merge_measurements
 from tuner.db.store import Store
 from tuner.files import replacing
@@ -48,7 +47,7 @@ BLOBS = {"samples"}
 ADDED: dict[str, dict[str, Any]] = (
     {name: {} for name in KEYS}
     | {name: tables.get_added_defaults(name) for name in tables.FIELDS}
-    | {"block": {"workload": ""}, "compilation": {"variant": ""}}
+    | {"block": {"workload": ""}, "compilation": {"variant": ""}, "measurement": {"checksum": None}}
 )
 
 
@@ -83,8 +82,7 @@ def load_small_tables(source: str | os.PathLike) -> Tables:
     with open_source(source) as store, store.reading() as connection:
         found = read_tables(connection, store.target, SMALL_TABLES)
         check_tables(store.target, found)
-        for _ in load_own_rows(connection, store.target, Filter()):
-            pass
+        queries.check_measurements(connection, store.target)
     return found
 
 
@@ -145,12 +143,13 @@ def read_measurements(connection: Connection, path: object, found: Tables) -> It
         .order_by(block.c.uid, config.c.key, table.c.role)
     )
     names, columns = load_names(connection), {column.name: column for column in table.columns}
+    digests = checksums.digest_natural(found)
     result = connection.execution_options(yield_per=ROWS_AT_A_TIME).execute(query)
     for part in result.mappings().partitions(ROWS_AT_A_TIME):
         rows = [to_natural(path, table.name, dict(row), names) for row in part]
         for row in rows:
             check_row(path, table.name, columns, row, found)
-        check_measurements(path, rows)
+        check_measurements(path, rows, *digests)
         yield from rows
 
 
@@ -175,6 +174,7 @@ def dump(value: object) -> str:
 def import_json(target: str | os.PathLike, source: str | os.PathLike) -> dict:
     """Merge a file that export_json wrote into `target`; return how many rows each table gained.
 
+    Rows of an export that has no checksums get one here.
     Raises: UsageError, StoreError; IntegrityError for anything that export_json does not write. Then nothing was
     written.
     """
@@ -186,7 +186,7 @@ def import_json(target: str | os.PathLike, source: str | os.PathLike) -> dict:
         ) from error
     found = parse_json(source, payload)
     check_tables(source, found)
-    return add_tables(target, [found])
+    return add_tables(target, [checksums.add_checksums(found)])
 
 
 def parse_json(source: object, payload: bytes) -> Tables:

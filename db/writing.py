@@ -8,6 +8,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tuner import errors
 from tuner.db import tables
+from tuner.db.checksums import load_block_digests, load_config_digests, with_checksums
 from tuner.db.values import now, to_log_tail, to_row, to_samples
 from tuner.problems.fields import kernel_variant
 
@@ -63,15 +64,18 @@ def add_measurements(connection: Connection, rows: list[dict]) -> None:
         if not compiled_dims and any(value is not None for value in facts.values()):
             key = identity | {"config_id": row.get("config_id")}
             compilations[tuple(key.values())] = to_row(tables.compilation, facts | key)
-    upsert(connection, tables.measurement, [to_measurement_row(row) for row in rows])
+    stored = [to_measurement_row(row) for row in rows]
+    blocks = load_block_digests(connection, list(identities))
+    configs = load_config_digests(connection, {row["config_id"] for row in stored})
+    upsert(connection, tables.measurement, with_checksums(stored, blocks, configs))
     # In one order for all writers: two of a fleet would else each wait for a row of the other.
     upsert(connection, tables.compilation, [compilations[key] for key in sorted(compilations)], keep_known=True)
 
 
 def to_measurement_row(row: dict) -> dict:
-    """Return a row with all columns of `measurement`."""
+    """Return a row with all columns of `measurement`, the checksum still NULL."""
     given = row | {"samples": to_samples(row.get("samples")), "error": to_log_tail(row.get("error"))}
-    return dict.fromkeys(MEASUREMENT_FIELDS) | to_row(tables.measurement, given)
+    return dict.fromkeys(MEASUREMENT_FIELDS) | to_row(tables.measurement, given, own=("checksum",))
 
 
 def load_identities(connection: Connection, block_ids: set) -> dict[int, tuple[dict, str]]:

@@ -6,10 +6,8 @@ Fp8Experts in their place.
 """
 
 import torch
-from torch.nn.functional import silu
 
 import deep_gemm
-from deep_gemm.nn import Fp8Experts, Fp8GroupedLinear
 from deep_gemm.nn.experts import MASKED_TOKENS
 from deep_gemm.nn.routing import nn_combine, nn_spread, place_contiguous, place_masked
 
@@ -24,6 +22,7 @@ class Bf16Experts(torch.nn.Module):
         super().__init__()
         self.gate_up_proj = torch.nn.Parameter(torch.empty(experts, 2 * width, hidden))
         self.down_proj = torch.nn.Parameter(torch.empty(experts, hidden, width))
+        self.act_fn = torch.nn.SiLU()  # by which quantize_ knows what is computed
 
     @torch.no_grad()
     def forward(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -44,7 +43,7 @@ class Bf16Experts(torch.nn.Module):
         spread = nn_spread(x, placement.rows, None, placement.num_rows)
         spread = spread.view(experts, tokens, -1) if is_masked else spread
         gate, up = multiply(spread, self.gate_up_proj).chunk(2, dim=-1)
-        out = multiply(silu(gate) * up, self.down_proj)
+        out = multiply(self.act_fn(gate) * up, self.down_proj)
         return nn_combine(out.view(-1, x.shape[1]), placement.rows, weights)
 
 
@@ -60,15 +59,9 @@ class Moe(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor like x."""
         rows = x.flatten(0, -2)
+        return self.experts(rows, *self.route(rows)).view(x.shape)
+
+    def route(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return indices and weights [tokens, top_k] of the experts of each row."""
         weights, index = self.router(rows).float().softmax(-1).topk(self.top_k, dim=-1)
-        return self.experts(rows, index, weights / weights.sum(-1, keepdim=True)).view(x.shape)
-
-
-def quantize_experts_(model: torch.nn.Module) -> torch.nn.Module:
-    """Replace the BF16 experts of a model by FP8 ones, whose weights are stored in FP8. Returns the model."""
-    for module in model.modules():
-        if isinstance(module, Moe) and isinstance(module.experts, Bf16Experts):
-            weights = (module.experts.gate_up_proj, module.experts.down_proj)
-            layers = (Fp8GroupedLinear.from_weight(weight, trainable=False) for weight in weights)
-            module.experts = Fp8Experts.from_layers(*layers)
-    return model
+        return index, weights / weights.sum(-1, keepdim=True)

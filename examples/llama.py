@@ -2,17 +2,20 @@
 
 Grouped-query attention with rotary positions, RMS norms and SwiGLU, without biases. Projections that read the same
 input are one layer (query, key and value; gate and up). With experts, each block has a mixture of them
-(examples/experts.py) in place of one network. `quantize` puts FP8 layers in the place of all but the head and routers.
+(examples/experts.py) in place of one network. `deep_gemm.nn.quantize_` puts FP8 layers in the place of all but the
+head and the routers.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 
-from deep_gemm.nn import Fp8Linear, quantize_
-from examples.experts import Moe, quantize_experts_
+from deep_gemm.nn import Fp8Linear
+from examples.experts import Moe
 
+Model = TypeVar("Model", bound=torch.nn.Module)
 #: Keys and values [sequences, kv_heads, positions, head_dim] of every layer.
 Cache = list[tuple[torch.Tensor, torch.Tensor]]
 
@@ -58,6 +61,13 @@ TINY = Sizes(hidden=128, intermediate=256, layers=2, heads=4, kv_heads=2, vocabu
 TINY_MOE = TINY._replace(intermediate=64, head_width=16, experts=6, top_k=2)
 
 
+class Step(NamedTuple):
+    """What all blocks share: angles FP32 [positions, width / 2], and the position of the token that joins a cache."""
+
+    angles: torch.Tensor
+    position: torch.Tensor | None
+
+
 class Attention(torch.nn.Module):
     """Causal attention, over the tokens of a call or over a cache."""
 
@@ -67,15 +77,15 @@ class Attention(torch.nn.Module):
         self.qkv_proj = torch.nn.Linear(sizes.hidden, (sizes.heads + 2 * sizes.kv_heads) * self.width, bias=False)
         self.o_proj = torch.nn.Linear(sizes.heads * sizes.width, sizes.hidden, bias=False)
 
-    def forward(self, x: torch.Tensor, angles: torch.Tensor, cache: tuple | None, position: torch.Tensor | None):
-        """Return [sequences, tokens, hidden]; with a cache, of one token at `position`, which joins it."""
+    def forward(self, x: torch.Tensor, step: Step, cache: tuple | None) -> torch.Tensor:
+        """Return [sequences, tokens, hidden]; with a cache, of one token at `step.position`, which joins it."""
         heads = self.qkv_proj(x).unflatten(-1, (self.heads + 2 * self.kv_heads, self.width)).transpose(1, 2)
         q, k, v = heads.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        q, k = rotate(q, angles), rotate(k, angles)
+        q, k = rotate(q, step.angles), rotate(k, step.angles)
         if cache is None:
             out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         else:
-            out = self.attend(q, k, v, cache, position)
+            out = self.attend(q, k, v, cache, step.position)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
     def attend(self, q, k, v, cache: tuple, position: torch.Tensor) -> torch.Tensor:
@@ -91,10 +101,10 @@ class Attention(torch.nn.Module):
 class Mlp(torch.nn.Module):
     """down(silu(gate) * up)."""
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, hidden: int, intermediate: int):
         super().__init__()
-        self.gate_up_proj = torch.nn.Linear(sizes.hidden, 2 * sizes.intermediate, bias=False)
-        self.down_proj = torch.nn.Linear(sizes.intermediate, sizes.hidden, bias=False)
+        self.gate_up_proj = torch.nn.Linear(hidden, 2 * intermediate, bias=False)
+        self.down_proj = torch.nn.Linear(intermediate, hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return a tensor like x."""
@@ -108,15 +118,14 @@ class Mlp(torch.nn.Module):
 class Block(torch.nn.Module):
     """Attention and network, each behind a norm and beside a residual connection."""
 
-    def __init__(self, sizes: Sizes):
+    def __init__(self, hidden: int, attention: torch.nn.Module, mlp: torch.nn.Module):
         super().__init__()
-        self.attention_norm, self.mlp_norm = (torch.nn.RMSNorm(sizes.hidden, eps=1e-5) for _ in range(2))
-        self.attention = Attention(sizes)
-        self.mlp = Moe(sizes.hidden, sizes.intermediate, sizes.experts, sizes.top_k) if sizes.experts else Mlp(sizes)
+        self.attention_norm, self.mlp_norm = (torch.nn.RMSNorm(hidden, eps=1e-5) for _ in range(2))
+        self.attention, self.mlp = attention, mlp
 
-    def forward(self, x: torch.Tensor, *options) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, step: Step, cache: tuple | None) -> torch.Tensor:
         """Return a tensor like x."""
-        x = x + self.attention(self.attention_norm(x), *options)
+        x = x + self.attention(self.attention_norm(x), step, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -127,7 +136,7 @@ class Llama(torch.nn.Module):
         super().__init__()
         self.sizes = sizes
         self.embedding = torch.nn.Embedding(sizes.vocabulary, sizes.hidden)
-        self.blocks = torch.nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.blocks = torch.nn.ModuleList(self.make_block(index) for index in range(sizes.layers))
         self.norm = torch.nn.RMSNorm(sizes.hidden, eps=1e-5)
         self.lm_head = torch.nn.Linear(sizes.hidden, sizes.vocabulary, bias=False)
 
@@ -145,18 +154,29 @@ class Llama(torch.nn.Module):
                 device.
             is_last_only: the logits of the last token alone.
         """
-        positions = torch.arange(tokens.shape[1], device=tokens.device) if position is None else position
-        angles = make_angles(positions, self.sizes.width)
-        x = self.embedding(tokens)
+        step, x = self.begin(tokens, cache, position), self.embedding(tokens)
         for index, block in enumerate(self.blocks):
-            x = block(x, angles, None if cache is None else cache[index], position)
+            x = block(x, step, None if cache is None else cache[index])
         return self.lm_head(self.norm(x[:, -1:] if is_last_only else x))
 
-    def make_cache(self, sequences: int, length: int) -> Cache:
-        """Return an empty cache for that many positions."""
+    def make_block(self, index: int) -> Block:
+        """Return the block of a layer."""
+        sizes = self.sizes
+        widths = sizes.hidden, sizes.intermediate
+        mlp = Moe(*widths, sizes.experts, sizes.top_k) if sizes.experts else Mlp(*widths)
+        return Block(sizes.hidden, Attention(sizes), mlp)
+
+    def begin(self, tokens: torch.Tensor, cache: Cache | None, position: torch.Tensor | None) -> Step:
+        """Return what all blocks of a call share."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device) if position is None else position
+        return Step(make_angles(positions, self.sizes.width), position)
+
+    def make_cache(self, sequences: int, length: int, is_random: bool = False) -> Cache:
+        """Return a cache for that many positions, empty or as if they had been seen."""
         sizes, like = self.sizes, self.embedding.weight
         shape = (sequences, sizes.kv_heads, length, sizes.width)
-        return [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.blocks]
+        fill = torch.randn if is_random else torch.zeros
+        return [tuple(fill(shape, dtype=like.dtype, device=like.device) for _ in range(2)) for _ in self.blocks]
 
 
 def make_angles(positions: torch.Tensor, width: int, base: float = 500_000.0) -> torch.Tensor:
@@ -174,21 +194,21 @@ def rotate(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
 
 def make_model(sizes: Sizes, device: str, dtype: torch.dtype, seed: int = 0) -> Llama:
     """Return a model with random weights, the same ones for the same seed and device."""
+    return make_random(lambda: Llama(sizes), sizes.layers, device, dtype, seed)
+
+
+def make_random(make: Callable[[], Model], layers: int, device: str, dtype: torch.dtype, seed: int) -> Model:
+    """Return the model that `make()` returns, made in `dtype` on a device, with random weights."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)  # a large model does not fit in FP32
     try:
         with torch.device(device):
-            model = Llama(sizes)
+            model = make()
     finally:
         torch.set_default_dtype(before)
     for name, weight in model.named_parameters():
         if weight.dim() > 1:
-            depth = (2 * sizes.layers) ** 0.5 if "o_proj" in name or "down_proj" in name else 1.0
+            depth = (2 * layers) ** 0.5 if "o_proj" in name or "down_proj" in name else 1.0
             torch.nn.init.normal_(weight, std=0.02 / depth)
     return model
-
-
-def quantize(model: Llama) -> Llama:
-    """Put FP8 layers in the place of a model's own, all but the head and the routers. Returns the model."""
-    return quantize_experts_(quantize_(model))

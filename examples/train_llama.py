@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 
 from deep_gemm.jit.hashing import kernel_hash
-from examples.llama import SMALL, TINY, Llama, Sizes, make_model, quantize
+from deep_gemm.nn import quantize_
+from examples.llama import SMALL, TINY, Llama, Sizes, make_model
 
 #: The mean loss of the last tenth of the steps may differ by so much, relative to BF16's.
 BAND = 0.02
@@ -108,7 +109,7 @@ def compare(plan: Plan, device: str) -> dict:
     for name in ("bf16", "fp8"):
         model = make_model(plan.sizes, device, torch.float32)
         if name == "fp8":
-            quantize(model)
+            quantize_(model)
         losses, milliseconds = train(model, plan, device)
         result[name] = {"losses": [round(loss, 5) for loss in losses], "step_ms": round(milliseconds, 3)}
     last = max(plan.steps // 10, 1)

@@ -84,7 +84,7 @@ void bind_switches(py::module_& m) {
         "set_pdl", [](const py::object& is_enabled) { set_pdl(parse_flag("is_enabled", is_enabled.ptr())); },
         "is_enabled"_a,
         "Let kernels of this process start while the kernel before them in the stream ends (programmatic dependent "
-        "launch); off by default. They touch memory only after it has ended. Raises: ArgumentError.");
+        "launch); on by default. They touch memory only after it has ended. Raises: ArgumentError.");
     m.def("get_pdl", &get_pdl, "Return whether set_pdl is on.");
     m.def(
         "set_compile_mode", [](const py::object& flag) { set_compile_mode(parse_mode(flag)); }, "flag"_a,

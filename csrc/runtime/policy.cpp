@@ -13,7 +13,7 @@ namespace {
 int num_sms_limit = 0;
 int mk_alignment = Problem::kDefaultAlignment;
 uint64_t version = 0;
-bool is_pdl_enabled = false;
+bool is_pdl_enabled = true;
 bool is_compile_mode = false;
 double tc_util_ratio = 1.0;
 std::optional<Invariance> batch_invariant;  // empty until it is set or first asked for

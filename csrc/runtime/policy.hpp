@@ -32,7 +32,7 @@ int get_sm_limit(int sm_count);
 int get_mk_alignment();
 void set_mk_alignment(int alignment);
 
-// Whether a kernel may start while the one before it in the stream ends (programmatic dependent launch).
+// Whether a kernel may start while the one before it in the stream ends (programmatic dependent launch); at first, yes.
 bool get_pdl();
 void set_pdl(bool is_enabled);
 

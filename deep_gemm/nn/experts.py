@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from deep_gemm.errors import ArgumentError, ShapeError
+from deep_gemm.nn.fused import holds_experts
 from deep_gemm.nn.grouped import Fp8GroupedLinear
 from deep_gemm.nn.linear import Fp8Linear
 from deep_gemm.nn.products import check_last_dim
@@ -84,6 +85,35 @@ class Fp8Experts(torch.nn.Module):
             Fp8GroupedLinear.from_weight(weight, trainable=trainable) for weight in (torch.cat((gate, up), 1), down)
         )
         return cls.from_layers(*layers)
+
+    @classmethod
+    def from_fused(cls, experts: torch.nn.Module, *, trainable: bool | None = None) -> "Fp8Experts":
+        """Return the experts of one module with parameters `gate_up_proj` [experts, 2 * width, hidden], gate first, and
+        `down_proj` [experts, hidden, width], as models in transformers 5 have them; parameters are shared where they
+        are to be trained, by default in training mode. A state dict of that module loads into the result.
+
+        Raises: ArgumentError where its layout or activation is another one; ShapeError for sizes that are no multiples
+            of 16.
+        """
+        if not holds_experts(experts):
+            raise ArgumentError(
+                f"experts = {type(experts).__name__}: must be SwiGLU networks with the weights gate_up_proj"
+                " [experts, 2 * width, hidden], gate first, and down_proj [experts, hidden, width] alone; use"
+                " from_layers for others."
+            )
+        trainable = experts.training if trainable is None else trainable
+        layers = (
+            Fp8GroupedLinear.from_weight(weight, trainable=trainable)
+            for weight in (experts.gate_up_proj, experts.down_proj)
+        )
+        return cls.from_layers(*layers).train(experts.training)
+
+    def _load_from_state_dict(self, state_dict, prefix, *rest) -> None:
+        """Load a state dict that names the weights as `from_fused` finds them, too."""
+        for name in ("gate_up_proj", "down_proj"):
+            if f"{prefix}{name}" in state_dict:
+                state_dict[f"{prefix}{name}.weight"] = state_dict.pop(f"{prefix}{name}")
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     @classmethod
     def _join_stored(cls, experts: Sequence[torch.nn.Module]) -> "Fp8Experts":

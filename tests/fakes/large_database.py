@@ -9,12 +9,14 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-from sqlalchemy import insert
+from sqlalchemy import Connection, insert
 
 from deep_gemm import _C
 from deep_gemm.jit.hashing import kernel_hash
 from tests.fakes.databases import CONFIGS, add_context
 from tuner.db import Store, tables
+from tuner.db.checks import MEASUREMENT_COLUMNS
+from tuner.db.checksums import load_block_digests, load_config_digests, make_checksums
 from tuner.db.values import to_json
 from tuner.problems.fields import problem_row
 
@@ -26,12 +28,9 @@ OP = "fp8_gemm"
 #: Weights (n, k); the rows m count up, so that every problem is another.
 WEIGHTS = [(n, k) for n in range(512, 8192, 512) for k in range(512, 8192, 512)]
 
-#: The columns that a row fills, in the order of the key: SQLite then only appends.
-ROW_FIELDS = (
-    *("block_id", "config_id", "role", "status", "num_samples"),
-    *("median_us", "mad_us", "ratio", "ratio_low", "ratio_high", "samples"),
-)
-INSERT_ROW = f"INSERT INTO measurement ({', '.join(ROW_FIELDS)}) VALUES ({', '.join('?' * len(ROW_FIELDS))})"
+#: What no row has: the largest error, clock and power.
+MISSING = (None, None, None)
+INSERT_ROW = f"INSERT INTO measurement VALUES ({', '.join('?' * len(MEASUREMENT_COLUMNS))})"
 
 
 def write_large_database(path: Path, num_rows: int, *, seed: int = 0, has_samples: bool = False) -> int:
@@ -45,7 +44,8 @@ def write_large_database(path: Path, num_rows: int, *, seed: int = 0, has_sample
             with store.writing() as connection:
                 connection.execute(insert(tables.problem), [make_problem(number) for number in batch])
                 connection.execute(insert(tables.block), [make_block(number, context, configs) for number in batch])
-                connection.exec_driver_sql(INSERT_ROW, make_batch(batch, configs, seed, has_samples))
+                rows = make_batch(batch, configs, seed, has_samples)
+                connection.exec_driver_sql(INSERT_ROW, add_checksums(connection, batch, rows))
                 connection.execute(insert(tables.best), [make_best(number, context, configs) for number in batch])
         store.finish_sweep(context["sweep_id"])
     return num_blocks * ROWS_OF_BLOCK
@@ -85,8 +85,8 @@ def make_date(number: int) -> str:
 
 
 def make_batch(numbers: list[int], configs: list[int], seed: int, has_samples: bool) -> list[tuple]:
-    """Return the measured rows of some blocks, in the order of ROW_FIELDS; a third of the searched ones were dropped
-    early.
+    """Return the measured rows of some blocks, in the order of MEASUREMENT_COLUMNS and of their key: SQLite then only
+    appends. A third of the searched ones were dropped early.
     """
     samples = np.full(30, 12.5, "<f4").tobytes() if has_samples else None
     ratios = np.random.default_rng([seed, numbers[0]]).uniform(0.9, 1.6, (len(numbers), NUM_CONFIGS))
@@ -94,11 +94,31 @@ def make_batch(numbers: list[int], configs: list[int], seed: int, has_samples: b
     rows = []
     for number, of_block in zip(numbers, ratios.tolist(), strict=True):
         for place, (config, ratio) in enumerate(zip(configs, of_block, strict=True)):
-            values = (30, 10.0 * ratio, 0.01, ratio, ratio * 0.99, ratio * 1.01, samples)
+            values = (
+                30,
+                10.0 * ratio,
+                0.01,
+                None,
+                None,
+                ratio,
+                ratio * 0.99,
+                ratio * 1.01,
+                *MISSING,
+                samples,
+                None,
+                None,
+            )
             if place < NUM_CONFIRMED:
                 rows.append((number, config, "confirm", "ok", *values))
             rows.append((number, config, "search", "censored" if place % 3 == 2 else "ok", *values))
     return rows
+
+
+def add_checksums(connection: Connection, blocks: list[int], rows: list[tuple]) -> list[tuple]:
+    """Return rows with their checksums in the last column."""
+    digests = load_block_digests(connection, blocks), load_config_digests(connection)
+    found = make_checksums(rows, *digests).tolist()
+    return [(*row[:-1], checksum) for row, checksum in zip(rows, found, strict=True)]
 
 
 def make_best(number: int, context: dict, configs: list[int]) -> dict:

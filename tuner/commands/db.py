@@ -95,20 +95,26 @@ def upgrade(db: Database = "", as_json: AsJson = False) -> None:
 
 @app.command()
 def check(db: Recorded = "", as_json: AsJson = False) -> None:
-    """Check every page, reference and row of a database. Example: python -m tuner db check --db h200.db"""
+    """Check every page, reference, row and checksum of a database. Example: python -m tuner db check --db h200.db"""
     from tuner.learn.sources import open_database
 
     with open_database(db) as store:
-        problems = store.check()
+        problems, unverified = store.check(), store.count_unverified()
+    sound = f"{store.target}: sound{describe_unverified(unverified)}"
     report(
         as_json,
-        {"database": str(store.target), "problems": problems},
-        f"{store.target}: sound" if not problems else "\n".join(map(printable, problems)),
+        {"database": str(store.target), "problems": problems, "unverified": unverified},
+        sound if not problems else "\n".join(map(printable, problems)),
     )
     if problems:
         raise errors.IntegrityError(
             f"{store.target}: {len(problems)} problems found; salvage its rows with `sqlite3 {store.target} .recover`"
         )
+
+
+def describe_unverified(rows: int) -> str:
+    """Return how many rows have no checksum, if any."""
+    return f"; {rows} rows without a checksum, of before there were any: damage to them is not seen" if rows else ""
 
 
 @app.command()
@@ -279,7 +285,8 @@ def print_stats(found: dict) -> None:
     rows = describe_gain(found["tables"]) if any(found["tables"].values()) else "no rows"
     print(printable(found["database"]))
     kept = rows.replace(" ", "\xa0").replace(",\xa0", ", ")  # lines break between counts, not inside one
-    lines = textwrap.fill(f"{kept}; {found['illegal']} rows of configs that are no longer legal", WIDTH)
+    illegal = f"{found['illegal']} rows of configs that are no longer legal"
+    lines = textwrap.fill(f"{kept}; {illegal}{describe_unverified(found['unverified'])}", WIDTH)
     print(lines.replace("\xa0", " "))
     for (sku, compiler, regime), group in groupby(
         sorted(found["coverage"], key=get_place), key=lambda entry: get_place(entry)[:3]

@@ -67,6 +67,7 @@ class CudaBackend:
                 "no CUDA GPU is visible; `python -m tuner sweep --dry-run` shows without one what would be measured"
             )
         torch.set_float32_matmul_precision("highest")  # TF32 would spoil the dequantised reference
+        _C.set_pdl(False)  # a launch that starts during the one before has no time of its own
         torch.cuda.set_device(0)
         self.stream = torch.cuda.Stream()
         torch.cuda.set_stream(self.stream)

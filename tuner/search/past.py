@@ -39,6 +39,10 @@ class Past:
             for row in self.store.load_measurements(role=role, **asdict(identity))
         ]
 
+    def load_all(self) -> list[MeasurementRow]:
+        """Return the stored rows of both roles: a snapshot may leave out the search row of a confirmed config."""
+        return [*self.load_rows("search"), *self.load_rows("confirm")]
+
     def load_best(self) -> list[WinnerRow]:
         """Return the stored winners."""
         return [row for identity in self.identities.values() for row in self.store.load_best(**asdict(identity))]
@@ -53,20 +57,25 @@ class Past:
 
 
 def find_history(rows: list[MeasurementRow], device) -> dict[str, list[Outcome]]:
-    """Return {problem key: outcomes} of search rows, from which a search goes on.
+    """Return {problem key: outcomes} of the rows of both roles, from which a search goes on.
 
-    The ratios of a block are to its reference. Where that is not the heuristic's pick of today, because the heuristic
-    has changed since, they cannot be compared with new ones and are left out.
+    A confirmation counts where the config's search row is missing, as in a snapshot that would else be too large. The
+    ratios of a block are to its reference. Where that is not the heuristic's pick of today, because the heuristic has
+    changed since, they cannot be compared with new ones and are left out.
     """
     history: dict[str, list[Outcome]] = {}
     picks: dict[str, _C.Config] = {}
     configs: dict[int | None, _C.Config] = {row.config_id: row.config for row in rows}
-    for row in rows:
+    searched: set[tuple[str, int]] = set()
+    for row in sorted(rows, key=lambda row: row.role == "confirm"):
         key = row.block.problem_key
         if key not in picks:
             picks[key] = _C.get_analytic_config(row.block.problem, device)
-        if configs.get(row.block.reference_config_id) == picks[key]:
+        if configs.get(row.block.reference_config_id) != picks[key]:
+            continue
+        if row.role == "search" or (key, row.config_id) not in searched:
             history.setdefault(key, []).append(to_outcome(row, row.config))
+            searched.add((key, row.config_id))
     return history
 
 

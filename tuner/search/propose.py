@@ -62,7 +62,7 @@ def default_trials(space_size: int) -> int:
 
 
 def to_outcome(measured, config) -> Outcome:
-    """Return a search row, of a race or of the database, as a study is told it; `measured` is a Measured."""
+    """Return a measured row, of a race or of the database, as a study is told it; `measured` is a Measured."""
     is_timed = measured.status in ("ok", "censored") and measured.ratio
     interval = (measured.num_samples, measured.ratio_low, measured.ratio_high) if is_timed else ()
     return Outcome(config, math.log(measured.ratio) if is_timed else None, measured.status, *interval)

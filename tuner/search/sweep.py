@@ -170,8 +170,7 @@ class Sweep:
 
         From here on, the configs that earlier sweeps quarantined are known.
         """
-        # A snapshot may leave out the search row of a config that was confirmed.
-        rows = [row for role in ("search", "confirm") if self.options.resume for row in self.past.load_rows(role)]
+        rows = self.past.load_all() if self.options.resume else []
         self.suspects.quarantined.update(past.find_quarantined(rows))
         wanted, options = self.load_wanted(), self.options
         candidates = {
@@ -268,7 +267,7 @@ class Sweep:
         try:
             if studies.storage:
                 closed = [problem for problem in self.options.problems if problem not in candidates]
-                studies.show_earlier(closed, past.find_history(self.past.load_rows("search"), self.device))
+                studies.show_earlier(closed, past.find_history(self.past.load_all(), self.device))
             self.measure_each(candidates)
         finally:
             studies.close()
@@ -334,7 +333,7 @@ class Sweep:
         """
         if self.options.sampler == "exhaustive" or not self.options.resume:
             return {lane.board: {} for lane in self.lanes}
-        rows = self.past.load_rows("search")
+        rows = self.past.load_all()
         return {
             lane.board: past.find_history([row for row in rows if row.block.board == lane.board], self.device)
             for lane in self.lanes

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks import models
 from deep_gemm.nn import Fp8Linear
-from examples.llama import TINY
+from examples.llama import TINY, make_model
 from tests.fakes.operands import one_thread
 
 
@@ -18,37 +18,60 @@ def without_a_gpu(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("model", models.SIZES)
-def test_rows_hold_times_memory_and_logits_of_both_models(tmp_path, model):
-    assert models.main(["--rounds", "2", "--model", model, "--out", str(tmp_path / "models.json")]) == 0
-    result = json.loads((tmp_path / "models.json").read_text())
-    assert result["meta"]["complete"] and result["meta"]["model"] == model
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_rows_hold_times_memory_and_logits_of_both_models(tmp_path, name):
+    check_rows(tmp_path / "models.json", name)
+
+
+@pytest.mark.parametrize("name", ["llama_8b", "qwen3_30b"])
+def test_models_of_transformers_are_timed_in_the_same_way(tmp_path, name):
+    version = pytest.importorskip("transformers", minversion="5.0").__version__
+    assert check_rows(tmp_path / "models.json", name, "--transformers")["transformers"] == version
+
+
+@pytest.mark.parametrize(
+    "options, reason", [(["--compile"], "share no graph"), (["--model", "deepseek_v3"], "no fixed cache")]
+)
+def test_what_models_of_transformers_cannot_do(capsys, options, reason):
+    with pytest.raises(SystemExit) as caught:
+        models.main(["--transformers", *options])
+    assert caught.value.code == 2 and reason in capsys.readouterr().err
+
+
+def check_rows(out, name, *options) -> dict:
+    """Run the benchmark, check its rows, and return what it says about the run."""
+    assert models.main(["--rounds", "2", "--model", name, *options, "--out", str(out)]) == 0
+    result = json.loads(out.read_text())
+    assert result["meta"]["complete"] and result["meta"]["model"] == name
     assert [row["phase"] for row in result["rows"]] == ["prefill", "decode"]
     for row in result["rows"]:
         assert len(row["bf16_ms"]) == len(row["fp8_ms"]) == 2 and row["speedup"] > 0
-        assert 0.99 < row["cosine"] < 1 and row["fp8_peak_mb"] < row["bf16_peak_mb"]
+        assert 0.985 < row["cosine"] < 1 and row["fp8_peak_mb"] < row["bf16_peak_mb"]
+    return result["meta"]
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("model", models.SIZES)
-def test_compiled_blocks_are_whole_graphs_with_the_same_logits(monkeypatch, model):
+@pytest.mark.parametrize("name", models.FAMILIES)
+def test_compiled_blocks_are_whole_graphs_with_the_same_logits(monkeypatch, name):
     import torch._dynamo.testing
 
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     monkeypatch.setattr(models, "BACKEND", counter)
-    sizes = models.SIZES[model][1]
+    family = models.FAMILIES[name]
+    sizes = family.cpu_sizes
     tokens = torch.randint(sizes.vocabulary, (2, 9))
-    eager, compiled = (models.make_models(sizes, "cpu", flag) for flag in (False, True))
+    eager, compiled = (models.make_models(family.make, sizes, "cpu", flag) for flag in (False, True))
     with torch.no_grad():
         for name in models.MODELS:
             torch.testing.assert_close(compiled[name](tokens), eager[name](tokens), rtol=2e-2, atol=2e-3)
-    assert counter.frame_count == len(models.MODELS), "one graph serves all blocks of a model"
+    kinds = len({type(block.mlp) for block in eager["bf16"].blocks})
+    assert counter.frame_count == kinds * len(models.MODELS), "one graph serves all blocks of a kind"
     torch._dynamo.reset()
 
 
 def test_both_models_have_the_same_weights():
-    found = models.make_models(TINY, "cpu")
+    found = models.make_models(make_model, TINY, "cpu")
     assert torch.equal(found["bf16"].lm_head.weight, found["fp8"].lm_head.weight)
     layer = found["fp8"].blocks[0].mlp.down_proj
     assert isinstance(layer, Fp8Linear) and not layer.is_trainable
@@ -56,6 +79,7 @@ def test_both_models_have_the_same_weights():
 
 def test_kernels_are_told_apart_by_name():
     names = {"deep_gemm_fp8_gemm": "products", "nvjet_tst_64x8": "products", "deep_gemm_cast_rows": "casts"}
+    names |= {"deep_gemm_fp8_paged_mqa_logits": "logits", "deep_gemm_mqa_metadata": "logits"}
     names |= {"void at::native::elementwise_kernel<128>": "others", "deep_gemm_transpose": "others"}
     assert {name: models.classify(name) for name in names} == names
 

@@ -36,7 +36,10 @@ def test_a_config_of_another_op_kind_is_refused(tmp_path):
     with Store.open(path) as store:
         config_id = store.get_or_add_config("bf16_gemm", other)
         with store.writing() as connection:
-            wrong = "UPDATE measurement SET config_id = ? WHERE block_id = 1 AND role = 'confirm' AND config_id = 1"
+            wrong = (
+                "UPDATE measurement SET config_id = ?, checksum = NULL WHERE block_id = 1 AND role = 'confirm' AND"
+                " config_id = 1"
+            )
             assert connection.exec_driver_sql(wrong, (config_id,)).rowcount == 1
     with Store.open(path, "ro") as store, pytest.raises(errors.IntegrityError, match="is of another op kind"):
         store.load_measurements()

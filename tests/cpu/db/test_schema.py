@@ -288,9 +288,13 @@ OLD_MEASUREMENT = (
 
 
 def read_measurements(raw: sqlite3.Connection) -> list[tuple]:
-    """Return every measured row with the names of its columns."""
+    """Return every measured row with the names of its columns, those that are NULL left out."""
     cursor = raw.execute("SELECT * FROM measurement ORDER BY block_id, config_id, role")
-    return [tuple(zip((column[0] for column in cursor.description), row, strict=True)) for row in cursor.fetchall()]
+    names = [column[0] for column in cursor.description]
+    return [
+        tuple((name, value) for name, value in zip(names, row, strict=True) if value is not None)
+        for row in cursor.fetchall()
+    ]
 
 
 def test_a_reader_refuses_an_older_schema_and_names_the_remedy(tmp_path):

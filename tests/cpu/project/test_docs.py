@@ -1,8 +1,8 @@
 """Every code block of the README and of docs/ runs, every link leads somewhere, and the plots show the records.
 
 A fenced block is `python` (run on the CPU: device="cuda" becomes "cpu"; the blocks of a page share their names, in
-order), `python gpu` (needs a GPU: compiled only), `sh` (commands, checked or run, see `check_command`), `sql` (run by
-tests/cpu/db/test_views.py) or `text` (a drawing).
+order), `python transformers` (run where that library is installed), `python gpu` (needs a GPU: compiled only), `sh`
+(commands, checked or run, see `check_command`), `sql` (run by tests/cpu/db/test_views.py) or `text` (a drawing).
 """
 
 import ast
@@ -28,7 +28,9 @@ from tuner.report import drawing
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-KINDS = ("python", "python gpu", "sh", "sql", "text")
+KINDS = ("python", "python transformers", "python gpu", "sh", "sql", "text")
+#: Kinds that run here.
+RUN = ("python", "python transformers") if importlib.util.find_spec("transformers") else ("python",)
 #: Pages that other changes bring; remove them here as soon as they are there.
 EXPECTED: set[str] = set()
 #: Tuner commands that are run as they stand, beside those with --dry-run: they only read, and take no time.
@@ -80,7 +82,7 @@ def run_page(page: Path, monkeypatch) -> dict:
         if block.kind.startswith("python"):
             source = "\n" * (block.line - 1) + block.text.replace('device="cuda"', 'device="cpu"')
             code = compile(source, str(page), "exec")
-            if block.kind == "python":
+            if block.kind in RUN:
                 exec(code, names)
     return names
 

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from deep_gemm.nn import Fp8Experts, Fp8Linear
+from deep_gemm.nn import Fp8Experts, Fp8Linear, quantize_
 from deep_gemm.testing import calc_diff
 from examples import experts, llama, train_llama
 from tests.fakes.operands import one_thread
@@ -18,18 +18,36 @@ def quiet_torch():
         yield
 
 
-def test_decoding_over_a_cache_is_prefill():
-    model, tokens = llama.make_model(llama.TINY, "cpu", torch.float32), torch.randint(64, (2, 6))
+def make_plain(name: str, sizes: llama.Sizes) -> torch.nn.Module:
+    """Return a model in FP32: that of examples/llama.py, or of transformers."""
+    if name == "transformers":
+        pytest.importorskip("transformers", minversion="5.0")
+        from examples import transformers_models
+
+        return transformers_models.make_model(sizes, "cpu", torch.float32)
+    return llama.make_model(sizes, "cpu", torch.float32)
+
+
+#: The experts of examples/experts.py compute in BF16 only.
+PLAIN = [("llama", llama.TINY), ("transformers", llama.TINY), ("transformers", llama.TINY_MOE)]
+
+
+@pytest.mark.parametrize("name, sizes", PLAIN)
+def test_decoding_over_a_cache_is_prefill(name, sizes):
+    model, tokens = make_plain(name, sizes), torch.randint(64, (2, 6))
     with torch.no_grad():
         wanted, cache = model(tokens), model.make_cache(2, 9)
         for position in range(6):
             found = model(tokens[:, position : position + 1], cache, torch.tensor([position]))
             torch.testing.assert_close(found[:, 0], wanted[:, position])
         torch.testing.assert_close(model(tokens, is_last_only=True), wanted[:, -1:])
+        random = model.make_cache(2, 9, is_random=True)
+        assert not torch.allclose(model(tokens[:, :1], random, torch.tensor([5]))[:, 0], wanted[:, 0])
 
 
-def test_attention_is_causal_and_knows_positions():
-    model = llama.make_model(llama.TINY, "cpu", torch.float32)
+@pytest.mark.parametrize("name, sizes", PLAIN)
+def test_attention_is_causal_and_knows_positions(name, sizes):
+    model = make_plain(name, sizes)
     tokens = torch.tensor([[1, 2, 3, 4], [2, 1, 3, 9]])
     with torch.no_grad():
         logits = model(tokens)
@@ -49,7 +67,7 @@ def test_fp8_training_follows_bf16():
 
 
 def test_all_but_the_head_are_fp8():
-    model = llama.quantize(llama.make_model(llama.TINY, "cpu", torch.float32))
+    model = quantize_(llama.make_model(llama.TINY, "cpu", torch.float32))
     assert sum(isinstance(layer, Fp8Linear) for layer in model.modules()) == 4 * llama.TINY.layers
     assert type(model.lm_head) is torch.nn.Linear
 
@@ -96,6 +114,6 @@ def test_experts_in_bf16_and_fp8_are_dense_ones(tokens):
     moe, x = model.blocks[0].mlp, torch.randn(tokens, 128, dtype=torch.bfloat16)
     wanted = run_experts_plainly(moe, x)
     assert calc_diff(moe(x), wanted) < 5e-5
-    llama.quantize(model.eval())
+    quantize_(model.eval())
     assert isinstance(moe.experts, Fp8Experts) and type(moe.router) is torch.nn.Linear
     assert 5e-5 < calc_diff(moe(x), wanted) < 5e-3

@@ -288,13 +288,14 @@ def test_copies_of_any_k(driver):
 
 
 def launch_overlapping(is_enabled):
+    before = deep_gemm.get_pdl()
     deep_gemm.set_pdl(is_enabled)
     try:
         load_kernel(_C.Config(128, 64, 4, cluster_n=2)).launch(*stub_driver.make_operands(300, 256, 256))
         load_kernel(_C.Config(64, 64, 4)).launch(*stub_driver.make_operands(300, 256, 256))
         call_layout("nn")
     finally:
-        deep_gemm.set_pdl(False)
+        deep_gemm.set_pdl(before)
 
 
 @pytest.mark.parametrize("is_enabled", [False, True])

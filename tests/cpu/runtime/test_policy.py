@@ -22,13 +22,16 @@ def test_what_is_no_utilisation(ratio):
     assert deep_gemm.get_tc_util() == 1.0
 
 
-@pytest.mark.parametrize("setter, getter", [("set_pdl", "get_pdl"), ("set_batch_invariant", "is_batch_invariant")])
-def test_switches(setter, getter):
+@pytest.mark.parametrize(
+    "setter, getter, default", [("set_pdl", "get_pdl", True), ("set_batch_invariant", "is_batch_invariant", None)]
+)
+def test_switches(setter, getter, default):
     found = getattr(deep_gemm, getter)()
-    assert not found
+    assert found is default
     try:
-        getattr(deep_gemm, setter)(True)
-        assert getattr(deep_gemm, getter)() is True
+        for value in (True, False):
+            getattr(deep_gemm, setter)(value)
+            assert getattr(deep_gemm, getter)() is value
         for value in (1, "yes"):
             with pytest.raises(ArgumentError, match="is_enabled = .*: must be a bool"):
                 getattr(deep_gemm, setter)(value)

@@ -64,12 +64,30 @@ def test_confirmed_configs_without_search_rows_count_as_measured(tmp_path):
     """A snapshot that would be too large leaves these rows out, and may then be merged."""
     path, configs = tmp_path / "a.db", FEW[:4]
     run(path, problems=PROBLEMS[:1], configs=configs)
-    with closing(sqlite3.connect(path)) as connection, connection:
-        confirmed = "SELECT block_id, config_id FROM measurement WHERE role = 'confirm'"
-        connection.execute(f"DELETE FROM measurement WHERE role = 'search' AND (block_id, config_id) IN ({confirmed})")
+    drop_confirmed_searches(path)
     left = [row.role for row in read_all(path)[0]]
     assert left.count("search") < COVERED_SHARE * len(configs) <= len(left)
     assert run(path, problems=PROBLEMS[:1], configs=configs)["already_measured"] == 1
+
+
+def drop_confirmed_searches(path) -> None:
+    """Delete what a snapshot leaves out that would be too large."""
+    with closing(sqlite3.connect(path)) as connection, connection:
+        confirmed = "SELECT block_id, config_id FROM measurement WHERE role = 'confirm'"
+        connection.execute(f"DELETE FROM measurement WHERE role = 'search' AND (block_id, config_id) IN ({confirmed})")
+
+
+def test_a_search_knows_confirmed_configs_without_search_rows(tmp_path):
+    """Those are the best ones, and the reference, without which no ratio of its block is known."""
+    path, problem = tmp_path / "a.db", [SEARCHED]
+    run(path, problems=problem, configs=SPACE[:16], sampler="exhaustive")
+    before = {row.config_key for row in read_all(path)[0]}
+    drop_confirmed_searches(path)
+    assert {row.config_key for row in read_all(path)[0]} == before
+    worker = InProcessWorker()
+    assert run(path, worker, problem, configs=SPACE, sampler="analytic", num_trials=24)["measured"] == 1
+    new = {row.config_key for row in read_all(path)[0]} - before
+    assert len(new) == 24 - len(before) and len(worker.jobs) == 2, "one batch and the confirmation"
 
 
 def test_four_fifths_of_the_space_are_enough(tmp_path):

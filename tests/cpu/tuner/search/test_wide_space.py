@@ -183,6 +183,17 @@ def test_ratios_to_another_reference_are_no_history():
     assert [one[:3] for one in found.pop(FP8.key)] == [(pick, 0.0, "ok"), (other, math.log(0.5), "ok")] and not found
 
 
+def test_a_confirmation_is_history_where_the_search_row_is_missing():
+    pick = _C.get_analytic_config(FP8, DEVICE)
+    first, second = [config for config in _C.get_candidates(FP8, DEVICE) if config != pick][:2]
+    machine = synthetic.Machine()
+    block = machine.make_block(FP8, pick)
+    measured = (("confirm", pick, 1.0), ("confirm", first, 0.5), ("search", second, 0.75), ("confirm", second, 0.8))
+    rows = [machine.make_row(block, config, role, ratio, 1.0, 0.0) for role, config, ratio in measured]
+    found = {one.config: one.log_ratio for one in past.find_history(rows, DEVICE)[FP8.key]}
+    assert found == {pick: 0.0, first: math.log(0.5), second: math.log(0.75)}
+
+
 @pytest.mark.full
 def test_neither_space_stands_for_the_other(tmp_path):
     path = tmp_path / "a.db"
