@@ -20,7 +20,7 @@ HERE = $(shell [ "$(INSTALL)" = 1 ] && [ -x $(VENV)/bin/python ] && echo $(VENV)
 CLANG_FORMAT = $(HERE) -c 'import clang_format; clang_format.clang_format()'
 CXX_FILES = $(wildcard csrc/*.[ch]pp csrc/*/*.[ch]pp tests/*/*.cpp)
 
-.PHONY: help demo test test-full test-mutants test-sanitizers fuzz gpu-test benchmark benchmark-summary release-check setup build lint format stubs clean
+.PHONY: help demo test test-full test-mutants test-sanitizers fuzz wheel gpu-test benchmark benchmark-summary release-check setup build lint format stubs clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1: /p' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test-sanitizers: setup ## the CPU tests of the native layers under address, unde
 
 fuzz: setup ## coverage-guided fuzzing of what reads foreign bytes; needs clang and atheris
 	$(RUN) -m tests.fuzz.run
+
+wheel: setup ## the wheel of this Python version in dist/, installed and tested in a fresh virtual environment
+	$(RUN) -m tests.wheel
 
 gpu-test: build ## the GPU correctness suite; writes its record
 	$(HERE) -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json

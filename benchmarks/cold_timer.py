@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 import torch
-from deep_gemm import _C
 from torch.profiler import ProfilerActivity, profile
+
+from deep_gemm import _C
 
 from .device_kernels import ReadKernel
 
@@ -24,8 +25,8 @@ REST_FACTOR, REST_S = 4.0, 0.02
 
 
 class ColdTimer:
-    """Times callables on the current stream; holds the flush buffer. From then on no kernel of this process starts while
-    the one before it ends: it would start during the flush.
+    """Times callables on the current stream; holds the flush buffer. From then on no kernel of this process starts
+    while the one before it ends: it would start during the flush.
     """
 
     def __init__(self, sm_count: int):

@@ -75,7 +75,8 @@ def measure(row: dict, baseline: dict, role: str, layout: str, peer: str = "cubl
     return Measured(
         row["m"], row["n"], row["k"], us=us, cublaslt_us=cublaslt_us, floor_us=median(floor) if floor else None,
         speedup=relative * cublaslt_us / us, favourable=relative * favourable, plain=upstream_us / us,
-        plain_favourable=upstream_us / median_interval(samples)[0], vendor=cublaslt_us / us, vendor_favourable=favourable, name=identify(row),
+        plain_favourable=upstream_us / median_interval(samples)[0],
+        vendor=cublaslt_us / us, vendor_favourable=favourable, name=identify(row),
     )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 Every value is checked, because a database may come from anywhere.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import NamedTuple
@@ -51,12 +51,14 @@ class Filter:
     regime: str | None = None
     compiler: str | None = None
     problem_key: str | None = None
+    problem_ids: tuple[int, ...] | None = None
 
     def apply(self, query: Select, **columns) -> Select:
         """Add a WHERE for every field that is set and has a column."""
         for name, column in columns.items():
             value = getattr(self, name)
-            query = query if value is None else query.where(column == value)
+            if value is not None:
+                query = query.where(column.in_(value) if isinstance(value, tuple) else column == value)
         return query
 
     def apply_to_blocks(self, query: Select) -> Select:
@@ -71,6 +73,7 @@ class Filter:
             compiler=block.c.compiler,
             op=problem.c.op,
             problem_key=problem.c.key,
+            problem_ids=problem.c.id,
         )
 
 
@@ -95,7 +98,7 @@ def load_problems(connection: Connection, path: object, wanted: Filter) -> dict[
     Raises: IntegrityError where a row is no problem, or its key belongs to another.
     """
     found, problem = {}, tables.problem
-    query = wanted.apply(select(problem), op=problem.c.op, problem_key=problem.c.key)
+    query = wanted.apply(select(problem), op=problem.c.op, problem_key=problem.c.key, problem_ids=problem.c.id)
     for row in connection.execute(query).mappings():
         check_key(path, f"problem {row['id']}", row, problem_key)
         found[row["id"]] = StoredProblem(row["key"], to_problem(row))
@@ -293,6 +296,16 @@ def load_best(connection: Connection, path: object, wanted: Filter) -> list[Winn
             )
         )
     return rows
+
+
+def list_problems(connection: Connection, wanted: Filter, statuses: Sequence[str] = ()) -> list[int]:
+    """Return the ids of the problems with blocks that are wanted, or of those with rows of some statuses there."""
+    block, measurement = tables.block, tables.measurement
+    query = wanted.apply_to_blocks(select(block.c.problem_id).distinct())
+    if statuses:
+        failed = select(measurement.c.block_id).where(measurement.c.status.in_(statuses))
+        query = query.where(block.c.id.in_(failed))
+    return list(connection.execute(query.order_by(block.c.problem_id)).scalars())
 
 
 def list_ops(connection: Connection, sku: str) -> set[str]:

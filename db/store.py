@@ -14,6 +14,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +28,7 @@ from tuner.db import checksums, coverage, queries, summaries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
 from tuner.db.interrupts import interrupt_deferred
-from tuner.db.rows import MeasurementRow, WinnerRow
+from tuner.db.rows import Identity, MeasurementRow, WinnerRow
 from tuner.db.summaries import BlockSummary
 from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
 from tuner.problems.fields import problem_row
@@ -232,15 +233,19 @@ class Store:
         regime: str | None = None,
         compiler: str | None = None,
         problem_key: str | None = None,
+        problem_ids: tuple[int, ...] | None = None,
     ) -> list[MeasurementRow]:
         """Return measured rows, every value checked; a filter that is None takes everything.
 
-        Rows whose config is no longer legal on their board are left out; stats() counts them. Raises: IntegrityError
-        for a row that cannot be true.
+        `problem_ids` come from list_problems: who wants all rows of a large database takes them part by part. Rows
+        whose config is no longer legal on their board are left out; stats() counts them. Raises: IntegrityError for a
+        row that cannot be true, or is not what was recorded.
         """
         with self.reading() as connection:
             return queries.load_measurements(
-                connection, self.target, queries.Filter(sku, kernel_hash, op, role, regime, compiler, problem_key)
+                connection,
+                self.target,
+                queries.Filter(sku, kernel_hash, op, role, regime, compiler, problem_key, problem_ids),
             )
 
     def load_best(
@@ -282,6 +287,11 @@ class Store:
         """Return the config, the problem and the end of the log of a row that failed. Raises: IntegrityError."""
         with self.reading() as connection:
             return summaries.describe_failure(connection, self.target, failure)
+
+    def list_problems(self, identity: Identity, statuses: Sequence[str] = ()) -> list[int]:
+        """Return the ids of the problems measured with an identity, or of those with rows of some statuses."""
+        with self.reading() as connection:
+            return queries.list_problems(connection, queries.Filter(**asdict(identity)), statuses)
 
     def list_ops(self, sku: str) -> set[str]:
         """Return the op kinds that have blocks on this SKU."""

@@ -5,10 +5,12 @@
 
 Both runs begin with the same weights and see the same tokens. Weights are FP32 and autocast computes in BF16; the
 second model's linear layers, but the head, are FP8 (examples/llama.py). The corpus is a random Markov chain: every
-token has few successors, so that the best possible loss is known. Exit status 1 where the FP8 curve leaves the band.
+token has few successors, so that the best possible loss is known. Before and after the first run its weights are stored
+in FP8, too, and the logits for new text compared. Exit status 1 where the FP8 curve leaves the band.
 """
 
 import argparse
+import copy
 import json
 import sys
 import time
@@ -103,14 +105,30 @@ def wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+@torch.no_grad()
+def compare_logits(model: Llama, plan: Plan, device: str) -> float:
+    """Return the mean cosine of logits on new text of the chain: of the model in BF16, and with weights in FP8."""
+    corpus = Corpus(plan.sizes.vocabulary, device)
+    corpus.generator.manual_seed(2)
+    text = corpus.draw(plan.sequences, plan.length)
+    plain = copy.deepcopy(model).to(torch.bfloat16).eval()
+    logits = [one(text).double() for one in (plain, quantize_(copy.deepcopy(plain)))]
+    return float(torch.cosine_similarity(*logits, dim=-1).mean())
+
+
 def compare(plan: Plan, device: str) -> dict:
-    """Return the losses and step times of both runs, and how far the curves end from each other."""
+    """Return the losses and step times of both runs, how far the curves end from each other, and the cosine of logits
+    between weights in BF16 and in FP8 before and after the first run.
+    """
     result: dict = {}
     for name in ("bf16", "fp8"):
         model = make_model(plan.sizes, device, torch.float32)
         if name == "fp8":
             quantize_(model)
+        before = compare_logits(model, plan, device) if name == "bf16" else 0.0
         losses, milliseconds = train(model, plan, device)
+        if name == "bf16":
+            result["cosine"] = {"initial": before, "trained": compare_logits(model, plan, device)}
         result[name] = {"losses": [round(loss, 5) for loss in losses], "step_ms": round(milliseconds, 3)}
     last = max(plan.steps // 10, 1)
     ends = [sum(result[name]["losses"][-last:]) / last for name in ("bf16", "fp8")]
@@ -148,6 +166,8 @@ def main(arguments: list[str] | None = None) -> int:
     for name in ("bf16", "fp8"):
         run = result[name]
         print(f"{name}: loss {run['losses'][0]:.3f} -> {run['losses'][-1]:.3f}, {run['step_ms']:.1f} ms a step")
+    cosine = result["cosine"]
+    print(f"cosine of logits with weights in FP8: {cosine['initial']:.5f} -> {cosine['trained']:.5f}")
     print(f"{place}: FP8 ends {result['gap']:+.2%} from BF16 (band {BAND:.0%}); the best possible loss is {floor:.3f}")
     if args.out:
         meta = {

@@ -86,6 +86,11 @@ bool has_own_rows(const OpKind& kind) { return kind.k_is_divided() || kind.is_ba
         device.name + ": no config is legal on this device; the kernels need a Hopper GPU (compute capability 9.0)");
 }
 
+bool takes_vector_loop(const Config& config) {
+    return config.swap_ab == 0 && config.block_m == 128 && config.block_n >= kMinVectorLoopColumns &&
+           config.block_n <= kMaxVectorLoopColumns;
+}
+
 }  // namespace
 
 Extent extent_of(const Problem& problem) {
@@ -167,7 +172,8 @@ Estimator::Estimator(const Problem& problem, const Device& device, const Heurist
       clock_ghz_(device.clock_mhz * 1e-3),
       tensor_ratio_(device.tensor_ratio),
       k_steps_(ceil_div(extent_.k, stage_k(problem.op))),
-      group_rows_(rows_per_group(problem)) {
+      group_rows_(rows_per_group(problem)),
+      pays_vector_loop_(pays_vector_loop(problem, k_steps_)) {
     memory_us_ = memory_bytes(problem) / (rates_.hbm_gbps * 1e3);
     l2_us_per_byte_ = 1.0 / (rates_.l2_gbps * 1e3);
     power_us_per_flop_ = 1.0 / ((is_fp8(problem.op) ? rates_.dense_tflops : rates_.bf16_tflops) * 1e6);
@@ -181,11 +187,13 @@ double Estimator::mma_ns(const Config& config, const TileFacts& facts) const {
     double mma = rows == 64    ? rates_.step_base_64_ns + rates_.step_slope_64_ns * columns
                  : rows == 128 ? rates_.step_base_128_ns + rates_.step_slope_128_ns * columns
                                : rates_.step_base_256_ns + rates_.step_slope_256_ns * columns;
-    if (facts.has_column_scales)
+    if (facts.has_column_scales) {
         mma += rates_.column_scale_ns * columns * (rows / 64);
-    else if (facts.has_two_scales)
+        if (pays_vector_loop_ && takes_vector_loop(config)) mma *= 1.0 - rates_.vector_loop_fraction;
+    } else if (facts.has_two_scales) {
         mma *= 1.0 + rates_.two_scale_fraction;
-    // The knobs of the main loop are chosen after the tile, which is rated without them.
+    }
+    // The other knobs of the main loop are chosen after the tile, which is rated without them.
     return facts.is_pipelined ? mma : mma * (1.0 + rates_.unpipelined_fraction);
 }
 

@@ -97,6 +97,7 @@ class Estimator {
     int32_t sms_;
     double clock_ghz_, tensor_ratio_;
     int64_t k_steps_, group_rows_;
+    bool pays_vector_loop_;
     double memory_us_;
     double l2_us_per_byte_, power_us_per_flop_, sm_ns_per_byte_;
 };

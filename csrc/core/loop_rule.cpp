@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t kMinSteps = 12;             // at 4 steps all of them lose, up to 36 %
 constexpr int64_t kScaleWarpStepsOfOne = 32;  // 64 rows: up to 18 % won at 56 steps, 2 % lost at 16
 constexpr int kRingSteps = 8;                 // of a buffer in the ring of scales of any layout
-constexpr int kVectorLoopColumns = 96;        // of 128-row tiles whose columns have scales of their own
-constexpr int64_t kVectorLoopSteps = 32;      // of such tiles with a BF16 D
+constexpr int64_t kMinVectorSteps = 8;        // columns have scales of their own, D is FP32: 8 to 13 % won at 8 and 10
+constexpr int64_t kMinHalfVectorSteps = 32;   // and where D is BF16
 constexpr int kReduceAddColumns = 128;        // 2 to 5 % won; wider tiles lose up to 20 %
 
 int64_t steps_of_tile(const Problem& problem, const Config& config) {
@@ -29,14 +29,13 @@ bool walks_whole_rounds(const Problem& problem, const Config& config, int64_t st
 }
 
 // 128x64 5 %, 128x96 2 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster. Tiles
-// of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 % faster from 32 steps on, whether tiles
-// end with a round or not; with 12 to 16 steps an FP32 D gains as much, a BF16 D between 5 % won and 4 % lost.
+// of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 % faster from 32 steps on, whether
+// tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D between 5 % won and 4 % lost.
 bool pays_loop(const Problem& problem, const Config& config, int64_t steps) {
-    if (!has_two_warpgroups(config) || config.split_k > 1 || steps < kMinSteps) return false;
-    const bool has_two_vectors = problem.recipe == Recipe::k1d1d;
-    if (has_two_vectors && config.block_n < kVectorLoopColumns && config.block_m == 128) return false;
-    if (has_two_vectors && (problem.d_dtype == DDtype::kFp32 || steps >= kVectorLoopSteps)) return true;
-    return walks_whole_rounds(problem, config, steps);
+    if (!has_two_warpgroups(config) || config.split_k > 1) return false;
+    if (problem.recipe == Recipe::k1d1d && config.block_n < kMinVectorLoopColumns && config.block_m == 128)
+        return false;
+    return pays_vector_loop(problem, steps) || (steps >= kMinSteps && walks_whole_rounds(problem, config, steps));
 }
 
 // With 8 to 64 tokens (swapped) nothing is gained; 128x64 and 128x96 of dense products neither. 128x192 loses without
@@ -54,10 +53,15 @@ bool pays_tile_barrier(const Problem& problem, const Config& config, int64_t ste
 
 bool pays_reduce_add(const Problem& problem, const Config& config, int64_t steps) {
     return problem.recipe == Recipe::k1d1d && has_two_warpgroups(config) && config.block_n <= kReduceAddColumns &&
-           steps >= kMinSteps;
+           steps >= kMinVectorSteps;
 }
 
 }  // namespace
+
+bool pays_vector_loop(const Problem& problem, int64_t steps) {
+    const int64_t least = problem.d_dtype == DDtype::kFp32 ? kMinVectorSteps : kMinHalfVectorSteps;
+    return problem.recipe == Recipe::k1d1d && steps >= least;
+}
 
 Config with_loop_knobs(const Problem& problem, const Config& config, const Device& device) {
     if (!is_fp8(problem.op) || is_logits(problem)) return config;

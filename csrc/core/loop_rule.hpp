@@ -1,5 +1,6 @@
-// Which knobs of the main loop the heuristic gives the tile that it has chosen. The time that it predicts knows none of
-// them: they are a few percent of a tile's time, and what they cost depends on the K steps of a tile.
+// Which knobs of the main loop the heuristic gives the tile that it has chosen. The time that it predicts knows one of
+// them, the loop for two vectors of scales: the others are a few percent of a tile's time, and what they cost depends
+// on the K steps of a tile.
 #pragma once
 
 #include "core/config.hpp"
@@ -11,6 +12,11 @@ namespace deep_gemm {
 // `config` with the knobs that pay for the problem, as far as they are legal with its tile and stages; knobs that it
 // has already stay.
 Config with_loop_knobs(const Problem& problem, const Config& config, const Device& device);
+
+// Whether tiles of 128 rows, of the columns below, get the unrolled loop where columns have scales of their own: so
+// large a gain that the tile is chosen by it.
+bool pays_vector_loop(const Problem& problem, int64_t steps);
+inline constexpr int kMinVectorLoopColumns = 96, kMaxVectorLoopColumns = 152;
 
 // The tile alone, which is what candidates are chosen and rated by.
 inline Config without_loop_knobs(Config config) {

@@ -9,6 +9,7 @@ import torch
 import deep_gemm
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeepGemmError, ProblemError
+from tuner.problems.fields import replace_problem
 
 DEVICE = _C.Device.known("h200")
 BOUND = sorted(name for name, value in vars(_C).items() if isinstance(value, type))
@@ -183,3 +184,5 @@ def test_the_largest_problem_has_a_time(op):
     problem = _C.Problem(op, (1 << 31) - 1, (1 << 31) - 1, 128, num_groups=65535)
     config = _C.get_analytic_config(problem, DEVICE)
     assert _C.is_legal(problem, config, DEVICE) and 0 < _C.estimate_time_us(problem, config, DEVICE) < float("inf")
+    fewer = replace_problem(problem, num_groups=1)
+    assert _C.estimate_time_us(problem, config, DEVICE) >= 0.99 * _C.estimate_time_us(fewer, config, DEVICE)

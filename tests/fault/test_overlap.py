@@ -35,3 +35,15 @@ def test_columns_beside_each_other(a_column, d_column):
 def test_columns_that_meet(a_column, d_column):
     with pytest.raises(LayoutError, match="d overlaps a"):
         run(a_column, d_column)
+
+
+@pytest.mark.parametrize("is_a_first", [True, False])
+def test_one_right_behind_the_other(is_a_first):
+    """To the byte: the end of the one is the address of the other."""
+    buffer = torch.zeros(ROWS * (K + N), dtype=torch.bfloat16)
+    first, second = buffer.split([ROWS * K, ROWS * N] if is_a_first else [ROWS * N, ROWS * K])
+    a, d = (first, second) if is_a_first else (second, first)
+    a, d, b = a.view(ROWS, K), d.view(ROWS, N), torch.randn(N, K).bfloat16()
+    a.copy_(torch.randn(ROWS, K))
+    deep_gemm.bf16_gemm_nt(a, b, d)
+    assert torch.allclose(d.float(), a.float() @ b.float().T, atol=0.2, rtol=0.02)

@@ -1,25 +1,31 @@
 """Measured rows as one table: for each problem, the time of every config relative to the heuristic's pick.
 
 All rows of a table share one identity: op kind, SKU, kernel hash, compiler and regime. A value is log(time of the
-config
-/ time of the heuristic's pick), both timed in the same block, so that boards, days and clocks cancel. A value comes
-from
-confirmation rounds where there are any, else from search rounds, else from a censored row. That is a lower bound,
-because the race dropped the config early.
+config / time of the heuristic's pick), both timed in the same block, so that boards, days and clocks cancel. A value
+comes from confirmation rounds where there are any, else from search rounds, else from a censored row. That is a lower
+bound, because the race dropped the config early. Rows are read for some problems at a time, see entries.py.
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 
 from deep_gemm import _C
 from tuner import errors
 from tuner.db.rows import Identity, MeasurementRow
+from tuner.learn.entries import (
+    CENSORED,
+    CONFIRMED,
+    SEARCHED,
+    UNMEASURED,
+    Packed,
+    Packing,
+    group_by,
+    read_problem,
+)
 from tuner.learn.families import find_families
 from tuner.learn.sources import find_device
 from tuner.problems.fields import OPS, kernel_identity
@@ -37,10 +43,12 @@ CONFIG_ORDER = (
     *("block_m", "block_n", "block_k", "cluster_m", "cluster_n", "split_k", "swap_ab", "num_stages"),
     *("loop", "scale_warp", "tile_barrier", "reduce_add"),
 )
-UNMEASURED, CENSORED, SEARCHED, CONFIRMED = 0, 1, 2, 3
 FAILURES = ("incorrect", "compile_error", "crash", "timeout", "spill")
 #: Failures of one kernel; other variants of the op kind may still use its config.
 BUILD_FAILURES = ("compile_error", "spill")
+#: Problems whose rows are in memory together.
+PROBLEMS_AT_A_TIME = 500
+__all__ = ["CENSORED", "CONFIRMED", "LOG_TWO", "SEARCHED", "UNMEASURED", "Dataset", "build_dataset", "load_dataset"]
 
 
 @dataclass(frozen=True)
@@ -104,44 +112,82 @@ def load_dataset(
     """
     device = find_device(store, sku)
     kernel_hash = kernel_hash or store.newest_kernel_hash(op, device.sku)
-    rows = (
-        store.load_measurements(sku=device.sku, kernel_hash=kernel_hash, op=op, regime=regime, compiler=compiler)
-        if kernel_hash
-        else []
-    )
-    rows = [row for row in rows if not is_sentinel(row.block.regime)]
-    if not rows:
+    identity = choose_identity(store, device.sku, op, kernel_hash, compiler, regime) if kernel_hash else None
+    if identity is None:
         raise errors.InconclusiveError(
             f"no measurements of {op} on {device.sku}: run `python -m tuner sweep` there first, or name another --db or"
             " --device"
         )
-    compiler = Counter(row.block.compiler for row in rows).most_common(1)[0][0]
-    regime = Counter(row.block.regime for row in rows).most_common(1)[0][0]
-    identity = Identity(op, device.sku, kernel_hash, compiler, regime)
-    return build_dataset([row for row in rows if row.block.identity == identity], identity, device)
+    return arrange(lambda statuses: load_parts(store, identity, statuses), identity, device)
+
+
+def choose_identity(
+    store, sku: str, op: str, kernel_hash: str, compiler: str | None, regime: str | None
+) -> Identity | None:
+    """Return the identity whose compiler and regime have most rows, None where there are no rows."""
+    rows: dict[str, Counter[str]] = {"compiler": Counter(), "regime": Counter()}
+    for block in store.load_summaries(sku, op):
+        known = block.identity
+        is_wanted = (known.kernel_hash, compiler or known.compiler, regime or known.regime) == (
+            kernel_hash,
+            known.compiler,
+            known.regime,
+        )
+        if is_wanted and block.legal.rows and not is_sentinel(known.regime):
+            for name, counter in rows.items():
+                counter[getattr(known, name)] += block.legal.rows
+    if not rows["regime"]:
+        return None
+    return Identity(op, sku, kernel_hash, *(counter.most_common(1)[0][0] for counter in rows.values()))
+
+
+def load_parts(store, identity: Identity, statuses: Sequence[str]) -> Iterator[list[MeasurementRow]]:
+    """Yield the rows of an identity, all rows of some problems at a time.
+
+    With `statuses`, only problems that have a row of one of these.
+    """
+    problems = store.list_problems(identity, statuses)
+    for start in range(0, len(problems), PROBLEMS_AT_A_TIME):
+        ids = tuple(problems[start : start + PROBLEMS_AT_A_TIME])
+        yield store.load_measurements(**asdict(identity), problem_ids=ids)
 
 
 def build_dataset(rows: Iterable[MeasurementRow], identity: Identity, device: _C.Device) -> Dataset:
     """Arrange measured rows of one identity as a Dataset. Raises: InconclusiveError with fewer than two problems."""
-    rows = list(rows)
-    by_problem = group_by(rows, lambda row: row.block.problem)
-    quarantined = find_quarantined(by_problem)
-    usable: list[Entry] = []
+    known = list(rows)
+    return arrange(lambda statuses: [known], identity, device)
+
+
+def arrange(read: Callable[[Sequence[str]], Iterable[list]], identity: Identity, device: _C.Device) -> Dataset:
+    """Arrange as a Dataset what `read` gives: lists of rows, all rows of a problem in one of them.
+
+    Given statuses, it may leave out problems without rows of these. No more than one list is kept at a time: 10^7 rows
+    as objects would take 9 GB. Raises: InconclusiveError with fewer than two problems.
+    """
+    quarantined = find_quarantined(map(group_by_problem, read(FAILURES)))
+    usable, packing, newest = [], Packing(), ""
     dropped: Counter[str] = Counter()
-    for problem in sorted(by_problem, key=problem_order):
-        entry = read_problem(problem, by_problem[problem], device, quarantined_for(problem, quarantined))
-        if isinstance(entry, str):
-            dropped[entry] += 1
-        else:
-            usable.append(entry)
+    for rows in read(()):
+        newest = max([newest, *(row.block.created for row in rows)])
+        for problem, own in group_by_problem(rows).items():
+            entry = read_problem(problem, own, device, quarantined_for(problem, quarantined))
+            if isinstance(entry, str):
+                dropped[entry] += 1
+            else:
+                usable.append(packing.pack(entry))
     if len(usable) < 2:
         reasons = "".join(f", {count} not: {reason}" for reason, count in sorted(dropped.items()))
         raise errors.InconclusiveError(
-            f"{identity.op}: {len(usable)} of {len(by_problem)} measured problems can be used{reasons}: at least 2 are"
-            " needed; measure more with `python -m tuner sweep`"
+            f"{identity.op}: {len(usable)} of {len(usable) + dropped.total()} measured problems can be used{reasons}:"
+            " at least 2 are needed; measure more with `python -m tuner sweep`"
         )
-    newest = max((row.block.created for row in rows), default="")
-    return assemble(usable, identity, device, quarantined, dict(dropped), newest)
+    usable.sort(key=lambda entry: problem_order(entry.problem))
+    return assemble(usable, packing, identity, device, quarantined, dict(dropped), newest)
+
+
+def group_by_problem(rows: Iterable[MeasurementRow]) -> dict[_C.Problem, list[MeasurementRow]]:
+    """Return {problem: rows}."""
+    return group_by(rows, lambda row: row.block.problem)
 
 
 def problem_order(problem) -> tuple:
@@ -154,144 +200,36 @@ def config_order(config) -> tuple:
     return tuple(getattr(config, name) for name in CONFIG_ORDER)
 
 
-def find_quarantined(by_problem: dict) -> dict:
+def find_quarantined(parts: Iterable[dict]) -> dict:
     """Return {config: kernels} of the configs that failed on some problem and never succeeded on it.
 
-    `kernels` are the problems, as kernel_identity makes them, whose kernel did not build: the config is not used for
-    those. It is None where the config failed in another way: then the config stays out of every artefact.
+    Each part is {problem: all its rows}. `kernels` are the problems, as kernel_identity makes them, whose kernel did
+    not build: the config is not used for those. It is None where the config failed in another way: then the config
+    stays out of every artefact.
     """
-    failed: dict[tuple, bool] = {}
-    fine: set[tuple] = set()
-    for problem, rows in by_problem.items():
-        for row in rows:
-            pair = (problem, row.config)
-            if row.status in FAILURES:
-                failed[pair] = failed.get(pair, False) or row.status not in BUILD_FAILURES
-            elif row.status in ("ok", "censored"):
-                fine.add(pair)
     found: dict = {}
-    for (problem, config), is_general in failed.items():
-        if (problem, config) not in fine and found.get(config, ()) is not None:
-            found[config] = None if is_general else {*found.get(config, ()), kernel_identity(problem)}
+    for by_problem in parts:
+        for problem, rows in by_problem.items():
+            for config, is_general in find_failed(rows).items():
+                if found.get(config, ()) is not None:
+                    found[config] = None if is_general else {*found.get(config, ()), kernel_identity(problem)}
     return found
+
+
+def find_failed(rows: list[MeasurementRow]) -> dict[_C.Config, bool]:
+    """Return the configs that only failed on the problem of `rows`, and whether otherwise than by not building."""
+    failed: dict[_C.Config, bool] = {}
+    for row in rows:
+        if row.status in FAILURES:
+            failed[row.config] = failed.get(row.config, False) or row.status not in BUILD_FAILURES
+    fine = {row.config for row in rows if row.status in ("ok", "censored")} if failed else set()
+    return {config: is_general for config, is_general in failed.items() if config not in fine}
 
 
 def quarantined_for(problem, quarantined: dict) -> set:
     """Return the configs that must not be used for `problem`."""
     kernel = kernel_identity(problem)
     return {config for config, kernels in quarantined.items() if kernels is None or kernel in kernels}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One problem while the table is built.
-
-    `best_known` maps a config to (log ratio, state), `search` to the log ratio of its search rounds. `candidates` are
-    the default space's, `beyond` the timed configs that are not in the default space of the problem's variant.
-    """
-
-    problem: object
-    heuristic: object
-    best_known: dict
-    search: dict
-    candidates: frozenset
-    beyond: frozenset
-    heuristic_us: float
-
-
-class Value(NamedTuple):
-    """What one block says about one config: a log ratio to the heuristic's pick, and its state."""
-
-    config: _C.Config
-    state: int
-    log_ratio: float
-
-
-def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarantined: set) -> Entry | str:
-    """Return the Entry of one problem without `quarantined` configs, or the reason why it cannot be used."""
-    heuristic = _C.get_analytic_config(problem, device)
-    rows = [row for row in rows if row.config not in quarantined and row.block.status == "finished"]
-    values = defaultdict(list)
-    offsets = {heuristic: 0.0}
-    for block_rows in group_by(rows, lambda row: row.block.block_id).values():
-        for config, state, log_ratio in relative_rows(block_rows, heuristic, offsets):
-            values[config, state].append(log_ratio)
-            if state >= SEARCHED:
-                offsets.setdefault(config, log_ratio)
-    if all((heuristic, state) not in values for state in (CENSORED, SEARCHED, CONFIRMED)):
-        return "heuristic's pick not measured"
-    known = {key: max(logs) if key[1] == CENSORED else float(np.median(logs)) for key, logs in values.items()}
-    best_known = {}
-    for (config, state), value in sorted(known.items(), key=lambda item: item[0][1]):
-        best_known[config] = (value, state)
-    # A snapshot may leave out the search rows of confirmed configs, see tuner.db.publish: their confirmation stands in.
-    search = {
-        config: value
-        for (config, state), value in sorted(known.items(), key=lambda item: -item[0][1])
-        if state in (SEARCHED, CONFIRMED)
-    }
-    candidates = frozenset(_C.get_candidates(problem, device)) - quarantined
-    beyond = frozenset(best_known).difference(default_space(kernel_identity(problem), device))
-    return Entry(problem, heuristic, best_known, search, candidates, beyond, heuristic_time(rows, heuristic))
-
-
-@lru_cache(maxsize=64)
-def default_space(variant, device: _C.Device) -> frozenset:
-    """Return the default space of a variant; a table's problems share a handful."""
-    return frozenset(_C.get_default_space(variant, device))
-
-
-def relative_rows(block_rows: list[MeasurementRow], heuristic, offsets: dict) -> list[Value]:
-    """Return the values of the timed rows of one block.
-
-    `offsets` are the log ratios that earlier blocks found, by config.
-    """
-    anchors = find_anchors(block_rows, heuristic, offsets)
-    found = []
-    for row in block_rows:
-        anchor = anchors.get(row.role, next(iter(anchors.values()), None))
-        if anchor is not None and row.status in ("ok", "censored") and (value := to_value(row)):
-            state = CENSORED if row.status == "censored" else CONFIRMED if row.role == "confirm" else SEARCHED
-            found.append(Value(row.config, state, math.log(value) - anchor))
-    return found
-
-
-def find_anchors(block_rows: list[MeasurementRow], heuristic, offsets: dict) -> dict:
-    """Return {role: the log value that the heuristic's pick has, or would have, in this block}.
-
-    In a block without the pick it follows from the block's reference, else from any config that an earlier block timed.
-    A pick that was dropped early counts too: the heuristic may choose today what was slow when it was measured.
-    """
-    ranked: dict[str, tuple[int, float]] = {}
-    for row in block_rows:
-        is_pick, value = row.config == heuristic, to_value(row)
-        is_timed = row.status == "ok" or (row.status == "censored" and is_pick)
-        if value and is_timed and row.config in offsets:
-            rank = 0 if is_pick else 1 if row.is_reference else 2
-            anchor = rank, math.log(value) - offsets[row.config]
-            ranked[row.role] = min(ranked.get(row.role, anchor), anchor)
-    return {role: anchor for role, (_, anchor) in ranked.items()}
-
-
-def to_value(row: MeasurementRow) -> float | None:
-    """Return the row's ratio to its block's reference, from which drift cancels, or else its median in microseconds."""
-    return row.ratio if row.ratio is not None else row.median_us
-
-
-def heuristic_time(rows: list[MeasurementRow], heuristic) -> float:
-    """Return the median time of the heuristic's pick in microseconds, NaN where no row has it."""
-    times = [
-        row.median_us for row in rows if row.status in ("ok", "censored") and row.median_us and row.config == heuristic
-    ]
-    return float(np.median(times)) if times else math.nan
-
-
-def group_by(rows: Iterable[MeasurementRow], get_key: Callable[[MeasurementRow], object]) -> dict:
-    """Return {key: rows}, both in the order of the rows."""
-    groups = defaultdict(list)
-    for row in rows:
-        groups[get_key(row)].append(row)
-    return groups
 
 
 def find_legal(problems: list, configs: list, device: _C.Device, quarantined: dict) -> np.ndarray:
@@ -304,26 +242,29 @@ def find_legal(problems: list, configs: list, device: _C.Device, quarantined: di
 
 
 def assemble(
-    entries: list[Entry], identity: Identity, device: _C.Device, quarantined: dict, dropped: dict, newest: str
+    entries: list[Packed],
+    packing: Packing,
+    identity: Identity,
+    device: _C.Device,
+    quarantined: dict,
+    dropped: dict,
+    newest: str,
 ) -> Dataset:
     """Lay the entries out as arrays."""
-    configs = sorted(
-        {config for entry in entries for config in entry.best_known} | {entry.heuristic for entry in entries},
-        key=config_order,
-    )
-    column = {config: index for index, config in enumerate(configs)}
+    used = np.zeros(len(packing.numbers), bool)
+    for entry in entries:
+        used[entry.known] = used[entry.heuristic] = True
+    configs = sorted((config for config, number in packing.numbers.items() if used[number]), key=config_order)
+    column = np.full(len(used), -1)
+    column[[packing.numbers[config] for config in configs]] = np.arange(len(configs))
     shape = len(entries), len(configs)
     log_ratio, search = np.full(shape, LOG_TWO), np.full(shape, np.nan)
     state, candidate = np.zeros(shape, np.int8), np.zeros(shape, bool)
     for row, entry in enumerate(entries):
-        for config, (value, level) in entry.best_known.items():
-            log_ratio[row, column[config]], state[row, column[config]] = value, level
-        for config, value in entry.search.items():
-            search[row, column[config]] = value
-        candidate[row, [column[config] for config in entry.candidates | entry.beyond if config in column]] = True
-    legal = find_legal([entry.problem for entry in entries], configs, device, quarantined)
+        log_ratio[row, column[entry.known]], state[row, column[entry.known]] = entry.values, entry.states
+        search[row, column[entry.searched]] = entry.search_values
+        candidate[row, column[entry.candidates[used[entry.candidates]]]] = True
     problems = [entry.problem for entry in entries]
-    full_space = np.array([measured_share(entry) >= FULL_SPACE_SHARE for entry in entries])
     return Dataset(
         identity,
         device,
@@ -333,8 +274,8 @@ def assemble(
         search,
         state,
         candidate,
-        legal,
-        full_space,
+        find_legal(problems, configs, device, quarantined),
+        np.array([entry.share >= FULL_SPACE_SHARE for entry in entries]),
         np.array([column[entry.heuristic] for entry in entries]),
         find_oracle(log_ratio, search, state),
         np.array([entry.heuristic_us for entry in entries]),
@@ -345,11 +286,6 @@ def assemble(
         dropped,
         newest,
     )
-
-
-def measured_share(entry: Entry) -> float:
-    """Return the share of the problem's candidates that have a timed row."""
-    return len(entry.candidates & entry.best_known.keys()) / max(len(entry.candidates), 1)
 
 
 def find_oracle(log_ratio: np.ndarray, search: np.ndarray, state: np.ndarray) -> np.ndarray:

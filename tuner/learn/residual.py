@@ -80,13 +80,14 @@ class TreeSettings(NamedTuple):
     seed: int
 
 
-def make_config_rows(data: Dataset) -> ConfigRows:
-    """Return the rows of all problems: the shortlist of NUM_LEARNED tiles as far as it is in the table, and the configs
-    near the best.
+def make_config_rows(data: Dataset, problems: np.ndarray | None = None) -> ConfigRows:
+    """Return the rows of all problems, or of some I64[P]: the shortlist of NUM_LEARNED tiles as far as it is in the
+    table, and the configs near the best.
     """
     column = {config: index for index, config in enumerate(data.configs)}
     parts = []
-    for row, problem in enumerate(data.problems):
+    for row in range(len(data.problems)) if problems is None else problems.tolist():
+        problem = data.problems[row]
         places = find_places(data, column, row)
         timed = np.where(data.state[row] != UNMEASURED, data.log_ratio[row], np.inf)
         for index in np.flatnonzero(data.candidate[row] & (timed < timed.min() + NEAR)).tolist():

@@ -91,7 +91,7 @@ def is_pointless(problem, config, device) -> bool:
 def get_loop_space(problem, device) -> list:
     """Return the default space, and its configs with the knobs of the main loop that the heuristic would give them.
 
-    Two scale vectors gain up to 15 % by the unrolled loop with some tiles and outputs and lose up to 4 % with others, so
+    Two scale vectors gain up to 15 % by the unrolled loop with some tiles and lose up to 4 % with others, so
     both are measured of the tiles that may gain.
     """
     space = _C.get_candidates(problem, device)

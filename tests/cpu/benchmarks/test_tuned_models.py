@@ -1,6 +1,7 @@
 """benchmarks/tuned_models.py on the CPU: from the problems of a tiny model to an artefact that chooses for them."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -22,11 +23,31 @@ def without_a_gpu(tmp_path, monkeypatch):
         yield
 
 
-def test_a_model_is_tuned_and_timed_again(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(tuned_models, "list_cases", lambda *_: [tuned_models.Case("decode", 2, 1)])
-    check_run(tmp_path, "llama_8b", {"fp8_gemm"})
+def test_the_model_is_timed_in_all_ways(tmp_path, capsys, monkeypatch):
+    ran = []
+    monkeypatch.setattr(tuned_models.cli, "run", lambda words: ran.append((words[0], os.environ["DG_MODEL_DIR"])) or 0)
+    work, out = tmp_path / "work", tmp_path / "tuned.json"
+    assert tuned_models.main(["--work", str(work), "--rounds", "2", "--out", str(out)]) == 0
+    assert ran == [(name, str(work / "models")) for name in ("sweep", "train", "evaluate", "export")]
+    result = json.loads(out.read_text())
+    assert result["meta"]["problems"] == len(shapes.load_file(work / "shapes.jsonl")) == 8
+    assert result["meta"]["changed"] == 0, "nothing was exported"
+    check_rows(result["rows"])
     printed = capsys.readouterr().out
-    assert "| decode | 2 |" in printed and "have another config now" in printed
+    assert "| prefill | 16 |" in printed and "| decode | 2 |" in printed and "have another config now" in printed
+
+
+def check_rows(rows: list[dict]) -> None:
+    """Check that every case was timed in every way."""
+    assert [row["phase"] for row in rows] == ["prefill", "decode"]
+    for row in rows:
+        assert all(len(row[f"{way}_ms"]) == 2 and row[f"{way}_tokens_s"] > 0 for way in tuned_models.WAYS)
+        assert row["gain"] > 0 and row["heuristic_gain"] > 0
+
+
+@pytest.mark.full
+def test_a_dense_model_is_tuned(tmp_path):
+    check_run(tmp_path, "llama_8b", {"fp8_gemm"})
 
 
 @pytest.mark.full
@@ -43,9 +64,7 @@ def check_run(folder, name: str, ops: set[str]) -> None:
     assert result["meta"]["problems"] == len(problems) >= 4
     assert result["meta"]["seconds"].keys() == {"sweep", "train", "evaluate", "export"}
     assert result["meta"]["changed"] == count_changes(problems, work) > 0
-    for row in result["rows"]:
-        assert all(len(row[f"{way}_ms"]) == 2 and row[f"{way}_tokens_s"] > 0 for way in tuned_models.WAYS)
-        assert row["gain"] > 0 and row["heuristic_gain"] > 0
+    check_rows(result["rows"])
 
 
 def count_changes(problems: list, work) -> int:
@@ -68,8 +87,8 @@ def test_the_environment_is_as_before_afterwards(monkeypatch):
     monkeypatch.setenv("DG_SELECTOR", "model")
     monkeypatch.delenv("DG_MODEL_DIR", raising=False)
     with tuned_models.use_environment({"DG_SELECTOR": "analytic", "DG_MODEL_DIR": "x"}):
-        assert tuned_models.os.environ["DG_SELECTOR"] == "analytic"
-    assert tuned_models.os.environ["DG_SELECTOR"] == "model" and "DG_MODEL_DIR" not in tuned_models.os.environ
+        assert os.environ["DG_SELECTOR"] == "analytic"
+    assert os.environ["DG_SELECTOR"] == "model" and "DG_MODEL_DIR" not in os.environ
 
 
 def test_a_failed_case_is_a_row_and_not_in_the_table():

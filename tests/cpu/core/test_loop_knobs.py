@@ -109,11 +109,34 @@ def test_scales_that_others_copy_need_no_warp():
 
 @pytest.mark.parametrize(
     ("k", "tile", "knobs"),
-    [(7168, (128, 128, 4), {"reduce_add": 1}), (7168, (128, 144, 4), {}), (512, (128, 128, 4), {})],
+    [
+        (7168, (128, 128, 4), {"loop": 1, "reduce_add": 1}),
+        (7168, (128, 144, 4), {"loop": 1}),
+        (7168, (128, 80, 6), {"reduce_add": 1}),
+        (1280, (128, 128, 4), {"loop": 1, "reduce_add": 1}),
+        (512, (128, 128, 4), {}),
+    ],
 )
 def test_narrow_tiles_of_long_sums_are_added_in_memory(k, tile, knobs):
     gradient = _C.Problem("fp8_gemm", 4096, 4096, k, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
     assert with_knobs(gradient, *tile) == knobs
+
+
+@pytest.mark.parametrize("k, knobs", [(7168, {"loop": 1}), (2048, {})])
+def test_a_bf16_gradient_takes_the_loop_where_k_is_long(k, knobs):
+    assert with_knobs(_C.Problem("fp8_gemm", 4096, 4096, k, recipe="1d1d"), 128, 112, 6) == knobs
+
+
+def test_tiles_that_take_the_loop_of_two_vectors_are_rated_by_it():
+    constants = {**_C.heuristic_constants(), "vector_loop_fraction": 0.0}
+    gains = {}
+    for k, columns in ((7168, 128), (7168, 160), (7168, 80), (512, 128)):
+        problem = _C.Problem("fp8_gemm", 4096, 4096, k, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
+        config = _C.Config(128, columns, 3)
+        without = _C.estimate_time_us(problem, config, DEVICE, constants)
+        gains[k, columns] = without / _C.estimate_time_us(problem, config, DEVICE)
+    assert gains[7168, 128] > 1.03
+    assert gains[7168, 160] == gains[7168, 80] == gains[512, 128] == 1.0
 
 
 def test_groups_of_few_rows_take_the_scale_warp_with_narrow_tiles_too():

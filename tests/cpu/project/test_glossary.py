@@ -17,7 +17,7 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 #: Device headers keep their prose until kernels are measured again; model cards and the change log are history.
 UNCHECKED = ("deep_gemm/include/", "models/", "CHANGELOG.md", "docs/glossary.md", "tests/cpu/project/test_glossary.py")
 #: Names of DeepGEMM's API, which are as they are.
-GIVEN_NAMES = {"set_block_size_multiple_of", "routed_scaling_factor"}
+GIVEN_NAMES = {"set_block_size_multiple_of", "routed_scaling_factor", "block_size"}
 CPP_TEXT = re.compile(r'//[^\n]*|R"\((?:.|\n)*?\)"|"(?:[^"\\\n]|\\.)*"')
 CODE_IN_PROSE = re.compile(r"```.*?^```|`[^`\n]+`|</?[a-z][^>]*>|\]\([^)]*\)", re.DOTALL | re.MULTILINE)
 FIELD = re.compile(r"\{[^{}\n]*\}")  # of an f-string

@@ -64,6 +64,7 @@ def test_fp8_training_follows_bf16():
     losses = {name: result[name]["losses"] for name in ("bf16", "fp8")}
     assert losses["fp8"][-1] < losses["fp8"][0] - 0.3 and losses["fp8"] != losses["bf16"]
     assert abs(result["gap"]) < train_llama.BAND and result["is_right"]
+    assert 0.998 < result["cosine"]["initial"] < result["cosine"]["trained"] < 1 and result["cosine"]["trained"] > 0.999
 
 
 def test_all_but_the_head_are_fp8():

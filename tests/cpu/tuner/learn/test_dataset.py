@@ -8,9 +8,11 @@ import pytest
 
 from deep_gemm import _C
 from deep_gemm.fields import CONFIG_FIELDS
-from tests.fakes import synthetic
+from tests.fakes import databases, synthetic
 from tuner import errors
 from tuner.db import Store
+from tuner.learn import dataset
+from tuner.learn import train as training
 from tuner.learn.dataset import (
     CENSORED,
     CONFIG_ORDER,
@@ -22,6 +24,9 @@ from tuner.learn.dataset import (
     load_dataset,
 )
 from tuner.learn.families import find_families
+from tuner.learn.residual import make_config_rows
+from tuner.learn.train import fingerprint
+from tuner.problems import sentinels
 
 DEVICE = _C.Device.known(synthetic.SKU)
 PROBLEM = _C.Problem("fp8_gemm", 64, 2112, 7168)
@@ -225,3 +230,74 @@ def test_the_table_of_a_database_is_the_table_of_its_rows():
         and (loaded.oracle == made.oracle).all()
         and (loaded.state == made.state).all()
     )
+
+
+def test_a_table_is_the_same_however_many_problems_are_read_at_a_time(tmp_path, monkeypatch):
+    """Also where a config failed on one problem: it is then quarantined for those that were read before."""
+    problems = [_C.Problem("fp8_gemm", m, 2112, 7168) for m in (64, 65, 128, 300, 4096)]
+    with Store.open(tmp_path / "a.db") as store:
+        for problem in (*problems[3::-1], problems[-1]):
+            add_problem(store, problem, is_last=problem is problems[-1])
+    found, read = [], []
+    load = Store.load_measurements
+    monkeypatch.setattr(
+        Store, "load_measurements", lambda self, **choice: read.append(choice["problem_ids"]) or load(self, **choice)
+    )
+    for at_a_time in (500, 2, 1):
+        monkeypatch.setattr(dataset, "PROBLEMS_AT_A_TIME", at_a_time)
+        read.clear()
+        with Store.open(tmp_path / "a.db", "ro") as store:
+            found.append(load_dataset(store, synthetic.SKU))
+        assert max(map(len, read)) == min(at_a_time, 5)
+        assert [number for ids in read for number in ids] == [5, 1, 2, 3, 4, 5], (
+            "the problem with a failure comes first"
+        )
+    assert len({fingerprint(data) for data in found}) == 1 and found[0].problems == problems
+    assert found[0].quarantined == [A] and A not in found[0].configs
+    assert found[0].configs[-1] == _C.get_analytic_config(problems[-1], DEVICE)
+    assert found[0].candidate[:, -1].tolist() == [False] * 4 + [True], "no other problem may take this one's pick"
+    for data in found[1:]:
+        np.testing.assert_array_equal(data.search, found[0].search)
+        assert (data.quarantined, data.newest) == (found[0].quarantined, found[0].newest)
+
+
+def test_sentinels_are_in_no_table_however_many(tmp_path):
+    regime = sentinels.name_regime(databases.REGIME)
+    with Store.open(tmp_path / "a.db") as store:
+        for m in (64, 128):
+            add_problem(store, _C.Problem("fp8_gemm", m, 2112, 7168))
+        for m in (1, 2, 3):
+            add_problem(store, _C.Problem("fp8_gemm", m, 2112, 7168), regime=regime)
+        data = load_dataset(store, synthetic.SKU)
+    assert [problem.m for problem in data.problems] == [64, 128] and data.identity.regime == databases.REGIME
+
+
+def add_problem(store, problem, is_last: bool = False, **fields) -> None:
+    """Record a problem over three configs and its pick, one of which crashed on the last one."""
+    context = databases.add_context(store) | fields
+    configs = list(dict.fromkeys([_C.get_analytic_config(problem, DEVICE), A, B, C]))
+    ids = [store.get_or_add_config("fp8_gemm", config) for config in configs]
+    fields = {"problem_id": store.get_or_add_problem(problem), "reference_config_id": ids[0]}
+    block = store.add_block(context | fields)
+    rows = [
+        {"block_id": block, "config_id": index, "role": "search", "status": "ok", "median_us": 10.0 * ratio}
+        | {"ratio": ratio}
+        for index, ratio in zip(ids, (1.0, 1.25, 0.75, 1.5), strict=False)
+    ]
+    if is_last:
+        place = configs.index(A)
+        rows[place] = {"block_id": block, "config_id": ids[place], "role": "search", "status": "crash", "error": "x"}
+    store.add_measurements(rows, finish=True)
+
+
+def test_a_selector_is_fitted_on_a_bounded_number_of_problems(monkeypatch):
+    """Evenly over the shapes, so that memory does not grow with the table."""
+    data = synthetic.make_small_dataset()
+    assert training.choose_fitted(data).tolist() == list(range(len(data.problems)))
+    monkeypatch.setattr(training, "MAX_FITTED", 9)
+    chosen = training.choose_fitted(data)
+    assert len(chosen) == 9 and chosen[0] == 0 and chosen[-1] == len(data.problems) - 1 and (np.diff(chosen) > 0).all()
+    rows = make_config_rows(data, chosen)
+    whole = make_config_rows(data).of(chosen)
+    for part, wanted in zip(rows, whole, strict=True):
+        np.testing.assert_array_equal(part, wanted)

@@ -1,0 +1,41 @@
+"""tests/wheel.py: a wheel with the compiled module, in an environment of its own."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests import wheel
+
+
+@pytest.mark.full
+def test_the_wheel_is_imported_and_tested_where_it_was_installed(tmp_path, capsys):
+    assert wheel.main(["--dist", str(tmp_path), "--tests", "tests/cpu/nn/test_fused.py"]) == 0
+    (built,) = tmp_path.glob("*.whl")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith(built.name) and all("/venv/lib/" in line for line in printed[1:3])
+
+
+@pytest.mark.parametrize("place, code", [("venv/lib", 0), ("elsewhere", 1)])
+def test_a_package_from_another_place_is_refused(tmp_path, monkeypatch, place, code):
+    built = tmp_path / "deep_gemm.whl"
+    built.touch()
+    printed = "".join(f"{tmp_path / place / name}\n" for name in ("deep_gemm", "tuner"))
+    monkeypatch.setattr(wheel, "build_wheel", lambda dist: built)
+    monkeypatch.setattr(wheel, "make_environment", lambda folder, found: folder / "bin/python")
+    monkeypatch.setattr(wheel, "run", lambda *_: subprocess.CompletedProcess([], 0, stdout=printed))
+    assert wheel.check(tmp_path, [], tmp_path) == code
+
+
+def test_an_environment_has_the_paths_of_this_one_behind_its_own(tmp_path, monkeypatch):
+    seen = []
+
+    def record(command, check):
+        seen.append(command)
+        (tmp_path / "lib" / "python3" / "site-packages").mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(wheel.subprocess, "run", record)
+    assert wheel.make_environment(tmp_path, tmp_path / "x.whl") == tmp_path / "bin" / "python"
+    assert "venv" in seen[0] and {"--no-deps", "--no-index"} <= set(seen[1])
+    (others,) = tmp_path.glob("lib/python3/site-packages/others.pth")
+    assert all(os.path.isabs(line) for line in others.read_text().split())
