@@ -83,6 +83,7 @@ class FakeKernel:
     sets_seen: ClassVar[dict] = {}
     groups_seen: ClassVar[dict] = {}
     split_errors: ClassVar[dict] = {}
+    pdl: ClassVar[list[bool]] = []  # what _C.set_pdl was given
 
     def __init__(self, cubin: bytes, name: str, problem, config, device: int):
         assert cubin == b"cubin" and device == 0
@@ -151,13 +152,14 @@ def multiply_groups(problem, a, scale_a, b, scale_b, d, c, groups) -> None:
 def install(monkeypatch, l2_bytes: int = 1 << 16) -> None:
     """Replace what tuner.measure.backend uses of CUDA for the duration of a test."""
     FakeKernel.split_errors, FakeKernel.times_us, FakeKernel.faults, FakeKernel.sets_seen = {}, {}, {}, {}
-    FakeClock.now_us, FakeGraph.capturing = 0.0, None
+    FakeKernel.pdl, FakeClock.now_us, FakeGraph.capturing = [], 0.0, None
     device = _C.Device("Fake H200", 132, l2_bytes=l2_bytes, clock_mhz=1980.0, memory_gbps=4800.0)
     module = SimpleNamespace(
         Kernel=FakeKernel,
         get_device=lambda ordinal: device,
         get_device_uuid=lambda ordinal: "GPU-fake",
         Device=_C.Device,
+        set_pdl=lambda is_enabled: FakeKernel.pdl.append(is_enabled),
     )
     monkeypatch.setattr(measure, "_C", module)
     monkeypatch.setattr(measure, "DEVICE", "cpu")

@@ -59,6 +59,10 @@ def test_times_and_ratios_are_those_of_the_kernels(backend):
     assert report["noise"] == 0.0 and report["reference_us"] == pytest.approx(100.0)
 
 
+def test_no_launch_starts_during_the_one_before(backend):
+    assert FakeKernel.pdl == [False]
+
+
 def test_a_slow_checked_launch_is_dropped_without_a_round(backend):
     configs = take_configs(3)
     FakeKernel.times_us = dict(zip(configs, (100.0, 90.0, 1000.0), strict=True))
