@@ -9,14 +9,16 @@ of experts; with --transformers, the one of that library in these sizes. Or it i
 first layer is dense here; the others have experts, 23 GB each in BF16. Its index logits are FP8 in both models, and its
 prompts and contexts are twice as long as the positions that it chooses. The other one is made of a copy, with weights
 stored in FP8 and the head in BF16. BF16 layers are torch.nn.Linear, BF16 experts the grouped products of this package,
-or what transformers takes. Every call is captured in a CUDA graph; replays of both models alternate, so that both see
-the same clocks. With --compile both are compiled first. Prefill computes the logits of the last token of each sequence;
-decoding computes one token of each over a cache of `--context` positions.
+or what transformers takes. With --torchao a third model has the FP8 layers of that library. Every call is captured in a
+CUDA graph; replays of both models alternate, so that both see the same clocks. With --compile both are compiled first.
+Prefill computes the logits of the last token of each sequence; decoding computes one token of each over a cache of
+`--context` positions.
 
 Result: {"meta": ..., "rows": [{"phase", "sequences", "tokens" of a call, "bf16_ms", "fp8_ms": [of each round],
     "bf16_tokens_s", "fp8_tokens_s", "speedup": median bf16 / fp8, "cosine": mean over tokens of the logits' cosine,
     "bf16_peak_mb", "fp8_peak_mb": weights and what a call takes beside them, "share": of the FP8 model's kernel time
-    {"products", "casts", "logits" (of the index), "others"}, "failed"}]}.
+    {"products", "casts", "logits" (of the index), "others"}, "failed"}]}; with --torchao also "torchao_ms" and so on,
+    its "torchao_speedup" over BF16 and "torchao_cosine".
 """
 
 import argparse
@@ -31,14 +33,15 @@ from typing import NamedTuple
 import torch
 
 from deep_gemm import _C
-from deep_gemm.nn import quantize_
+from deep_gemm.nn import is_suitable, quantize_
 from examples import deepseek, llama
 from examples.llama import LLAMA_8B, QWEN3_30B, TINY, TINY_MOE
 from tuner.measure.statistics import median, paired_ratios
 
 from .stamp import RESULTS, make_stamp, write_json
 
-MODELS = ("bf16", "fp8")
+#: The model whose layers are torchao's, beside "bf16" and "fp8".
+TORCHAO = "torchao"
 #: A model: called with tokens, a cache, a position and is_last_only, as examples.llama.Llama.
 Model = torch.nn.Module
 #: Takes sizes, a device and a dtype.
@@ -102,16 +105,35 @@ def list_cases(prefills: tuple[int, ...], length: int, decodes: tuple[int, ...])
     return [*(Case("prefill", count, length) for count in prefills), *(Case("decode", count, 1) for count in decodes)]
 
 
-def make_models(make: Maker, sizes: NamedTuple, device: str, is_compiled: bool = False) -> dict[str, Model]:
-    """Return the model with BF16 layers, and with FP8 layers made of the same weights; is_compiled: with every block a
-    compiled graph, one for all blocks.
+def make_models(
+    make: Maker, sizes: NamedTuple, device: str, is_compiled: bool = False, has_torchao: bool = False
+) -> dict[str, Model]:
+    """Return the model with BF16 layers, and with FP8 layers made of the same weights: ours, and with has_torchao also
+    torchao's; is_compiled: with every block a compiled graph, one for all blocks.
     """
     plain = make(sizes, device, torch.bfloat16).eval().requires_grad_(False)
-    shared = {id(parameter): parameter for parameter in plain.parameters()}  # the largest models fit only once
-    models = {"bf16": plain, "fp8": quantize_(copy.deepcopy(plain, shared))}
+    models = {"bf16": plain, "fp8": quantize_(copy_layers(plain))}
+    if has_torchao:
+        models[TORCHAO] = quantize_by_torchao(copy_layers(plain))
     for block in (block for model in models.values() for block in model.blocks if is_compiled):
         block.compile(fullgraph=True, backend=BACKEND)
     return models
+
+
+def copy_layers(model: Model) -> Model:
+    """Return a copy with the parameters of the model itself: the largest models fit only once."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+def quantize_by_torchao(model: Model) -> Model:
+    """Make the layers that quantize_ would replace FP8 by torchao, with a scale for each row of both operands. Returns
+    the model.
+    """
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow
+    from torchao.quantization import quantize_ as replace_
+
+    replace_(model, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()), filter_fn=is_suitable)
+    return model
 
 
 def choose_maker(family: Family, is_from_transformers: bool) -> Maker:
@@ -205,22 +227,27 @@ def attribute(call: Callable[[], object]) -> dict[str, float]:
 def run_case(case: Case, models: dict[str, Model], context: int, rounds: int, device: str) -> dict:
     """Return the row of a case."""
     step = make_call(case, models["bf16"].sizes.vocabulary, context, device)
-    calls = {name: (lambda model=models[name]: step(model)) for name in MODELS}
-    logits, peaks = zip(*(measure_peak(calls[name], models[name]) for name in MODELS), strict=True)
-    runs, times = {name: capture(calls[name]) for name in MODELS}, {name: [] for name in MODELS}
+    calls = {name: (lambda model=model: step(model)) for name, model in models.items()}
+    found = {name: measure_peak(calls[name], model) for name, model in models.items()}
+    runs, times = {name: capture(calls[name]) for name in models}, {name: [] for name in models}
     for index in range(rounds + 1):
-        for name in MODELS:
+        for name in models:
             taken = time_once(runs[name])
             times[name] += [taken] if index else []  # the first round warms up
     row = {"phase": case.phase, "sequences": case.sequences, "tokens": case.tokens}
-    for name, peak in zip(MODELS, peaks, strict=True):
+    for name, (_, peak) in found.items():
         row |= {
             f"{name}_ms": [round(taken, 4) for taken in times[name]],
             f"{name}_tokens_s": round(case.tokens / median(times[name]) * 1e3, 1),
             f"{name}_peak_mb": round(peak, 1),
         }
+    exact = found["bf16"][0]
     row["speedup"] = round(median(paired_ratios(times["bf16"], times["fp8"])), 4)
-    return row | {"cosine": round(get_cosine(*logits), 6), "share": attribute(calls["fp8"])}
+    row |= {"cosine": round(get_cosine(exact, found["fp8"][0]), 6), "share": attribute(calls["fp8"])}
+    if TORCHAO in models:
+        row["torchao_speedup"] = round(median(paired_ratios(times["bf16"], times[TORCHAO])), 4)
+        row["torchao_cosine"] = round(get_cosine(exact, found[TORCHAO][0]), 6)
+    return row
 
 
 def run_safely(case: Case, *options) -> dict:
@@ -242,6 +269,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="layers of the model; default: all")
     parser.add_argument("--context", type=int, help="positions of the cache while decoding; default: the model's")
     parser.add_argument("--compile", action="store_true", help="compile the blocks of both models with torch.compile")
+    parser.add_argument("--torchao", action="store_true", help="a third model, with torchao's FP8 layers; dense only")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each model")
     parser.add_argument(
         "--time-budget", type=float, default=200.0, help="seconds; cases that have not begun are left out"
@@ -251,6 +279,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         parser.error("--compile: blocks of transformers share no graph; leave it out, or --transformers")
     if args.model == "deepseek_v3" and args.transformers:
         parser.error("--transformers: has no fixed cache for deepseek_v3; leave it out")
+    if args.model != "llama_8b" and args.torchao:
+        parser.error("--torchao: leaves experts in BF16, which is no comparison; take --model llama_8b")
     return args
 
 
@@ -263,7 +293,7 @@ def main(arguments: list[str] | None = None) -> int:
     sizes = sizes._replace(layers=args.layers or sizes.layers)
     cases = list_cases(PREFILLS, family.length, DECODES) if is_gpu else list_cases((1,), 16, (2,))
     context = (args.context or family.context) if is_gpu else 16
-    models = make_models(choose_maker(family, args.transformers), sizes, device, args.compile)
+    models = make_models(choose_maker(family, args.transformers), sizes, device, args.compile, args.torchao)
     for case in cases:
         if time.monotonic() - start > args.time_budget:
             break
@@ -277,6 +307,7 @@ def main(arguments: list[str] | None = None) -> int:
         "transformers": importlib.metadata.version("transformers") if args.transformers else None,
         "sizes": sizes._asdict(),
         "compiled": args.compile,
+        "torchao": importlib.metadata.version(TORCHAO) if args.torchao else None,
         "context": context,
         "rounds": args.rounds,
     }

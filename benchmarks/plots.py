@@ -71,7 +71,7 @@ def collect_speed() -> list[dict]:
         grouped_row("Contiguous FP8", "m_grouped_contiguous", M_LAYOUTS, is_of("fp8")),
         grouped_row("Contiguous BF16", "m_grouped_contiguous", M_LAYOUTS, is_of("bf16")),
         grouped_row("k-grouped FP8 nt", "k_grouped", K_LAYOUTS, is_of("fp8")),
-        *scaled_rows("wgrad_fp8.json", "wgrad_fp8", {"Weight gradients FP8": lambda item: True}),
+        *scaled_rows("wgrad_fp8.json", "wgrad_fp8", {"Weight gradients FP8": lambda item: True}, "plain"),
         *scaled_rows("dense_fp8.json", "dense_fp8", {"Dense FP8, all": lambda item: True}, "vendor"),
         *scaled_rows("dense_bf16.json", "dense_bf16", {"Dense BF16, all": lambda item: True}, "vendor"),
     ]

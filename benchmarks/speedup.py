@@ -40,7 +40,7 @@ class Measured:
     speedup: float
     favourable: float
     plain: float
-    plain_favourable: float
+    plain_favourable: float = 1.0
     vendor: float = 1.0
     vendor_favourable: float = 1.0
     name: tuple = ()

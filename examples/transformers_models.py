@@ -10,10 +10,10 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from examples.llama import Sizes, make_random
 
-#: Torch's attention without the mask that transformers makes under capture: calls without a mask are causal.
+#: Torch's attention under a name for which transformers makes no masks, as it does under capture: calls without a mask
+#: are causal.
 ATTENTION = "sdpa_without_masks"
 transformers.AttentionInterface.register(ATTENTION, sdpa_attention_forward)
-transformers.AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)
 
 
 class Cache:

@@ -1,6 +1,8 @@
 """benchmarks/models.py on the CPU with a tiny model: its rows, and what it makes of names of kernels and of faults."""
 
 import json
+import sys
+import types
 
 import pytest
 import torch
@@ -9,6 +11,8 @@ from benchmarks import models
 from deep_gemm.nn import Fp8Linear
 from examples.llama import TINY, make_model
 from tests.fakes.operands import one_thread
+
+MODELS = ("bf16", "fp8")
 
 
 @pytest.fixture(autouse=True)
@@ -29,12 +33,40 @@ def test_models_of_transformers_are_timed_in_the_same_way(tmp_path, name):
     assert check_rows(tmp_path / "models.json", name, "--transformers")["transformers"] == version
 
 
+def test_torchaos_layers_are_a_third_model(tmp_path, monkeypatch):
+    seen = []
+
+    def replace(model, config, filter_fn):
+        """Round weights, as torchao would, which computes on a GPU only."""
+        seen.append(config)
+        for name, layer in model.named_modules():
+            if filter_fn(layer, name):
+                layer.weight = torch.nn.Parameter(layer.weight.to(torch.float8_e4m3fn).bfloat16(), requires_grad=False)
+
+    package, part = types.ModuleType("torchao"), types.ModuleType("torchao.quantization")
+    part.quantize_, part.PerRow = replace, lambda: "rows"
+    part.Float8DynamicActivationFloat8WeightConfig = lambda granularity: granularity
+    monkeypatch.setitem(sys.modules, "torchao", package)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", part)
+    monkeypatch.setattr(models.importlib.metadata, "version", lambda name: f"{name} 1")
+    assert check_rows(tmp_path / "models.json", "llama_8b", "--torchao")["torchao"] == "torchao 1"
+    assert seen == ["rows"]
+    for row in json.loads((tmp_path / "models.json").read_text())["rows"]:
+        assert len(row["torchao_ms"]) == 2 and row["torchao_speedup"] > 0
+        assert 0.98 < row["torchao_cosine"] < 1 and row["torchao_cosine"] != row["cosine"]
+
+
 @pytest.mark.parametrize(
-    "options, reason", [(["--compile"], "share no graph"), (["--model", "deepseek_v3"], "no fixed cache")]
+    "options, reason",
+    [
+        (["--transformers", "--compile"], "share no graph"),
+        (["--transformers", "--model", "deepseek_v3"], "no fixed cache"),
+        (["--torchao", "--model", "qwen3_30b"], "experts in BF16"),
+    ],
 )
-def test_what_models_of_transformers_cannot_do(capsys, options, reason):
+def test_what_does_not_go_together(capsys, options, reason):
     with pytest.raises(SystemExit) as caught:
-        models.main(["--transformers", *options])
+        models.main(options)
     assert caught.value.code == 2 and reason in capsys.readouterr().err
 
 
@@ -63,10 +95,10 @@ def test_compiled_blocks_are_whole_graphs_with_the_same_logits(monkeypatch, name
     tokens = torch.randint(sizes.vocabulary, (2, 9))
     eager, compiled = (models.make_models(family.make, sizes, "cpu", flag) for flag in (False, True))
     with torch.no_grad():
-        for name in models.MODELS:
+        for name in MODELS:
             torch.testing.assert_close(compiled[name](tokens), eager[name](tokens), rtol=2e-2, atol=2e-3)
     kinds = len({type(block.mlp) for block in eager["bf16"].blocks})
-    assert counter.frame_count == kinds * len(models.MODELS), "one graph serves all blocks of a kind"
+    assert counter.frame_count == kinds * len(MODELS), "one graph serves all blocks of a kind"
     torch._dynamo.reset()
 
 

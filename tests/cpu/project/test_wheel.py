@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +40,19 @@ def test_an_environment_has_the_paths_of_this_one_behind_its_own(tmp_path, monke
     assert "venv" in seen[0] and {"--no-deps", "--no-index"} <= set(seen[1])
     (others,) = tmp_path.glob("lib/python3/site-packages/others.pth")
     assert all(os.path.isabs(line) for line in others.read_text().split())
+
+
+@pytest.mark.full
+def test_a_folder_of_its_own_leaves_another_distribution_as_it_is(tmp_path):
+    """What docs/compatibility.md says of two distributions of one module."""
+    others = tmp_path / "others"
+    (others / "deep_gemm").mkdir(parents=True)
+    (others / "deep_gemm" / "__init__.py").write_text("")
+    folder = tmp_path / "deep_gemm_tuned"
+    options = ["install", "--quiet", "--no-deps", "--no-index", "--target", str(folder)]
+    subprocess.run([sys.executable, "-m", "pip", *options, str(wheel.build_wheel(tmp_path))], check=True)
+    for paths, owner in (([folder, others], folder), ([others], others)):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+        command = [sys.executable, "-P", "-c", "import deep_gemm; print(deep_gemm.__file__)"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True)
+        assert done.stdout.strip() == str(owner / "deep_gemm" / "__init__.py")

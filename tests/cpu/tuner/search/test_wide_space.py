@@ -353,9 +353,10 @@ def test_the_space_of_loops_adds_the_heuristics_knobs():
     assert wide_space.get_loop_space(BF16, DEVICE) == _C.get_candidates(BF16, DEVICE)
     columns = _C.Problem("fp8_gemm", 4096, 4096, 2048, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
     looped = [config for config in wide_space.get_loop_space(columns, DEVICE) if config.loop]
-    assert {(config.block_m, config.block_n) for config in looped} == {(128, 96), (128, 112), (128, 128)}
-    assert not any(
-        config.loop for config in wide_space.get_loop_space(_C.Problem(**columns.as_dict() | {"k": 4096}), DEVICE)
-    )
+    narrow = {(128, 96), (128, 112), (128, 128), (128, 136), (128, 144)}
+    assert {(config.block_m, config.block_n) for config in looped} == {*narrow, (256, 64)}
+    short = _C.Problem("fp8_gemm", 4096, 4096, 1024, recipe="1d1d")
+    assert not any(_C.with_loop_knobs(short, config, DEVICE).loop for config in _C.get_candidates(short, DEVICE))
+    assert any(config.loop for config in wide_space.get_loop_space(short, DEVICE))
     options = SweepOptions([problem], "unused.db", space="loops")
     assert set(candidates.choose_candidates(problem, DEVICE, options)) == set(space)

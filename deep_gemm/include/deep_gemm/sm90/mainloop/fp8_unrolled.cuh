@@ -8,9 +8,9 @@
 //     that they are uniform: a descriptor is then one uniform addition (H200, tile 128x64: 17.9 -> 14.5 us; 128x96:
 //     20.3 -> 19.0; 128x192: 870 -> 840 cycles a step);
 //   - all scales of rows and blocks are read before the chain. Scales of columns are many (a load for every 8 columns):
-//     they are read while it runs, where the assembler likes best, which is behind the first WGMMA. Read behind the
-//     whole chain they made 1D1D 12 to 15 % slower (H200, tile 128x128, 4096 x 4096 x 7168: 243 us against 283), because
-//     a warp that has given the tensor cores its last WGMMA has waited for most of the chain;
+//     they are read while it runs, where the assembler likes best, which is behind the first WGMMA. Behind the whole
+//     chain they made 1D1D 12 to 15 % slower (H200, tile 128x128, 4096 x 4096 x 7168: 283 us, now 243), because a warp
+//     that has given the tensor cores its last WGMMA has waited for most of the chain;
 //   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it
 //     waits.
 // A tile may begin and end at any stage: steps before the ring's stage 0 and after its last whole round are walked one
