@@ -50,7 +50,7 @@ def refine(
     options = SweepOptions(
         problems=problems,
         database=target,
-        finalists=list_finalists(problems, device_at_hand(""), folder, count),
+        finalists=list_finalists(problems, device_at_hand("", device), folder, count),
         effort=effort,
         device=device,
         backend=backend,

@@ -85,7 +85,7 @@ def calibrate(database: str, prior: str, ops: list, out: Path, budget_s: float, 
     from tuner.ship.calibrate import Calibrator, start
 
     check_choice("--backend", backend, BACKENDS)
-    target = device_at_hand("")
+    target = device_at_hand("", device)
     with open_database(prior) as store:
         calibrations = start(store, target, ops)
 

@@ -96,11 +96,25 @@ def known_or_none(name: str) -> _C.Device | None:
         return None
 
 
-def device_at_hand(name: str) -> _C.Device:
-    """Return the device called `name`; "" means the GPU at hand, or without one the GPU of the recorded artefact."""
+def device_at_hand(name: str, ordinal: int | None = None) -> _C.Device:
+    """Return the device called `name`; "" means the GPU `ordinal` (None: the current one), or without a GPU that of the
+    recorded artefact.
+
+    Raises: UsageError for an unknown name, and where there are GPUs but not this one.
+    """
     if name:
         return known_device(name)
     try:
-        return _C.get_device()
-    except DeviceError:
+        return _C.get_device() if ordinal is None else _C.get_device(ordinal)
+    except DeviceError as error:
+        if ordinal and has_gpu():
+            raise errors.UsageError(f"--device {ordinal}: {error}") from error
         return known_device(RECORDED_SKU)
+
+
+def has_gpu() -> bool:
+    """Return whether this process may use a GPU."""
+    try:
+        return bool(_C.get_device(0))
+    except DeviceError:
+        return False

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from deep_gemm import _C
+from deep_gemm.errors import DeviceError
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selector import Selector
 from tests.fakes import selectors, synthetic
@@ -122,6 +123,27 @@ def test_a_database_of_a_server_stays_a_url(capsys, tmp_path, monkeypatch):
 def test_without_older_rows_there_is_nothing_to_start_from(capsys, tmp_path):
     assert tune(tmp_path, "--op", "bf16_gemm") == errors.EXIT_INCONCLUSIVE
     assert "no rows of other kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ordinal, asked", [(0, "h200"), (1, "h100"), (2, None)])
+def test_the_gpu_that_is_named_is_calibrated(capsys, tmp_path, monkeypatch, ordinal, asked):
+    boards, targets = [DEVICE, _C.Device.known("h100")], []
+
+    def get_device(number=0):
+        if number >= len(boards):
+            raise DeviceError(f"device = {number}: this process sees 2 GPUs; name another")
+        return boards[number]
+
+    def start(store, target, ops):
+        targets.append(target)
+        raise errors.InconclusiveError("enough")
+
+    monkeypatch.setattr(_C, "get_device", get_device)
+    monkeypatch.setattr(calibrate, "start", start)
+    code = tune(tmp_path, "--device", ordinal)
+    assert targets == ([] if asked is None else [_C.Device.known(asked)])
+    assert code == (errors.EXIT_USAGE if asked is None else errors.EXIT_INCONCLUSIVE)
+    assert asked or f"--device {ordinal}: device = {ordinal}: this" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", [("tune", "--quick", "64"), ("tune", "64", "128"), ("tune",)])

@@ -1,0 +1,127 @@
+"""Replay `tune --quick` on recorded rows: regret of the problems that no round measured, against the seconds of sweep.
+
+Example: python -m benchmarks.calibration --db all.db --op fp8_gemm bf16_gemm
+
+The database holds rows of two kernel hashes, or of two GPU models (`--sku` names the one to calibrate for). The older
+ones, or the other GPU's, are the prior. The pool are the problems that were measured over their whole space. Seconds
+are those between the blocks of the recorded sweep, without compiling. Needs no GPU.
+Result: {"rows": [{op kind, round, problems, seconds, regret of the others by the selector and by the heuristic}]}.
+    Round 0 is the prior alone; `all` is fitted to all other families, as in `tuner evaluate`, and needs no prior.
+"""
+
+import argparse
+import datetime
+import itertools
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tuner.db import Store
+from tuner.learn.dataset import Dataset, build_dataset, load_dataset
+from tuner.learn.learner import Learned, Settings, choose
+from tuner.learn.quick import PRIOR_WEIGHT, Calibration, find_prior, make_source
+from tuner.learn.residual import make_config_rows
+from tuner.learn.sources import find_device
+from tuner.learn.validate import family_folds, run_fold
+from tuner.problems.fields import OP_NAMES
+
+from .speedup import rounded
+from .stamp import RESULTS, write_json
+
+#: A longer pause between two blocks of a sweep was no measuring: seconds.
+LONGEST = 10.0
+
+
+def time_problems(rows: list) -> dict:
+    """Return {problem: seconds of its blocks}: from the end of the block before, as the rows were written."""
+    blocks = {row.block.block_id: row.block for row in rows}
+    ends = sorted((datetime.datetime.fromisoformat(block.created), block.problem) for block in blocks.values())
+    found: dict = {}
+    for (before, _), (end, problem) in itertools.pairwise(ends):
+        found[problem] = found.get(problem, 0.0) + min((end - before).total_seconds(), LONGEST)
+    return found
+
+
+def score(data: Dataset, learned: Learned, places: np.ndarray) -> float:
+    """Return the geometric mean of the regrets of a selector's choices for some problems of a table."""
+    columns = choose(data, places, learned, make_config_rows(data)).column
+    return float(np.expm1(data.regret_log(places, columns).mean()))
+
+
+def replay(store: Store, sku: str, op: str, max_rounds: int) -> list[dict]:
+    """Return the rows of one op kind; none without a prior."""
+    data = load_dataset(store, sku, op=op)
+    prior = find_prior(store, sku, op, data.identity.kernel_hash)
+    if prior is None:
+        return []
+    rows = [
+        row
+        for row in store.load_measurements(sku=sku, op=op, kernel_hash=data.identity.kernel_hash)
+        if row.block.identity == data.identity
+    ]
+    seconds, full = time_problems(rows), np.flatnonzero(data.full_space)
+    pool = [data.problems[place] for place in full]
+    calibration = Calibration(op, data.device, make_source(prior, PRIOR_WEIGHT), pool)
+    found = []
+    for number in range(max_rounds + 1):
+        left = np.array([place for place in full if data.problems[place] not in calibration.measured])
+        found.append(
+            {
+                "op": op,
+                "round": number,
+                "problems": len(calibration.measured),
+                "seconds": rounded(sum(seconds.get(problem, 0.0) for problem in calibration.measured), 1),
+                "left": len(left),
+                "regret": rounded(score(data, calibration.learned, left)),
+                "heuristic": rounded(float(np.expm1(data.regret_log(left, data.heuristic[left]).mean()))),
+                "done": calibration.is_done,
+            }
+        )
+        batch = calibration.choose_batch() if len(left) > len(pool) // 2 else []
+        if number == max_rounds or not batch:
+            break
+        asked = {*batch, *calibration.measured}
+        part = [row for row in rows if row.block.problem in asked]
+        calibration.learn(batch, build_dataset(part, data.identity, data.device))
+    return [*found, score_all(data, sum(seconds.values()))]
+
+
+def score_all(data: Dataset, seconds: float) -> dict:
+    """Return the row of a selector that learned from all other families, and from nothing else."""
+    folds, rows = [fold for fold in family_folds(data) if data.full_space[fold.held_out].any()], make_config_rows(data)
+    results = [run_fold(data, fold, Settings(), rows) for fold in folds]
+    places = np.concatenate([result.rows for result in results])
+    columns, full = np.concatenate([result.columns["model"] for result in results]), data.full_space[places]
+    means = [
+        float(np.expm1(data.regret_log(places[full], chosen).mean()))
+        for chosen in (columns[full], data.heuristic[places[full]])
+    ]
+    shared = {"op": data.identity.op, "round": "all", "problems": len(data.problems), "seconds": rounded(seconds, 1)}
+    return shared | {"left": int(full.sum()), "regret": rounded(means[0]), "heuristic": rounded(means[1]), "done": True}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Replay, write the result and print a line for each row."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--db", type=Path, required=True, help="database with rows of two kernel hashes or GPU models")
+    parser.add_argument("--sku", default="", help="GPU model to calibrate for (default: the only one)")
+    parser.add_argument("--op", nargs="+", default=["fp8_gemm", "bf16_gemm"], help=f"of {OP_NAMES}")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of 8 problems (default 4)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "calibration.json", help="where the result goes")
+    args = parser.parse_args(arguments)
+    with Store.open(args.db, "ro") as store:
+        sku = find_device(store, args.sku).sku
+        rows = [row for op in args.op for row in replay(store, sku, op, args.rounds)]
+        hashes = {op: store.newest_kernel_hash(op, sku) for op in args.op}
+    write_json(args.out, {"meta": {"sku": sku, "kernel_hash": hashes, "complete": bool(rows)}, "rows": rows})
+    for row in rows:
+        print(
+            f"{row['op']} round {row['round']}: {row['problems']} problems, {row['seconds']} s, regret"
+            f" {row['regret']:.2%} of {row['left']} others (heuristic {row['heuristic']:.2%})"
+        )
+    return 0 if rows else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""The replay of `tune --quick`: seconds of problems, and regrets of the problems that no round measured."""
+
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks import calibration
+from benchmarks.stamp import read_json
+from tests.fakes import synthetic
+from tuner.learn import quick
+from tuner.learn.learner import Settings
+
+FEW = Settings(trees=8, sizes=(8,))
+OTHER_HASH = "cd" * 32
+
+
+@pytest.fixture
+def database(tmp_path, monkeypatch):
+    """Return a database with rows of two kernel hashes; the later ones are of the synthetic machine, too."""
+    monkeypatch.setattr(quick, "ROUND", 4)
+    monkeypatch.setattr(calibration, "Calibration", partial(quick.Calibration, settings=FEW))
+    monkeypatch.setattr(calibration, "Settings", lambda: FEW)
+    rows = list(synthetic.make_small_rows())
+    older = [replace(row, block=replace(row.block, kernel_hash=OTHER_HASH)) for row in rows]
+    for part in (older, rows):
+        synthetic.write_database(tmp_path / "t.db", part)
+    return tmp_path / "t.db"
+
+
+def test_the_problems_of_a_round_are_not_among_those_that_score_it(database, tmp_path):
+    out = tmp_path / "out.json"
+    assert calibration.main(["--db", str(database), "--op", "fp8_gemm", "--rounds", "1", "--out", str(out)]) == 0
+    result = read_json(out)
+    before, after, every = result["rows"]
+    full = len(synthetic.FEW_SHAPES) * len(synthetic.FEW_M)
+    assert [row["round"] for row in result["rows"]] == [0, 1, "all"]
+    assert [(row["problems"], row["left"]) for row in (before, after)] == [(0, full), (4, full - 4)]
+    assert before["seconds"] == 0 and every["left"] == full and every["problems"] > full
+    assert before["regret"] < before["heuristic"], "the prior is of the same machine"
+    assert before["heuristic"] == every["heuristic"] and after["done"]
+
+
+def test_without_other_kernels_there_is_nothing_to_replay(tmp_path):
+    out = tmp_path / "out.json"
+    assert calibration.main(["--db", str(synthetic.make_small_database()), "--op", "fp8_gemm", "--out", str(out)]) == 3
+    assert read_json(out)["rows"] == []
+
+
+def test_a_problem_takes_the_time_since_the_block_before_but_no_pause():
+    def row(problem: str, created: str) -> SimpleNamespace:
+        return SimpleNamespace(block=SimpleNamespace(block_id=created, problem=problem, created=created))
+
+    times = ["2026-01-01T00:00:00Z", "2026-01-01T00:00:02Z", "2026-01-01T00:00:05Z", "2026-01-01T01:00:00Z"]
+    rows = [row(problem, created) for problem, created in zip("abba", times, strict=True)]
+    assert calibration.time_problems([*rows, rows[1]]) == {"b": 5.0, "a": calibration.LONGEST}
