@@ -136,6 +136,12 @@ def quantize_by_torchao(model: Model) -> Model:
     return model
 
 
+def refuse_transformers(parser: argparse.ArgumentParser, model: str, is_from_transformers: bool) -> None:
+    """End the program where transformers' model of these sizes cannot be timed."""
+    if model == "deepseek_v3" and is_from_transformers:
+        parser.error("--transformers: has no fixed cache for deepseek_v3; leave it out")
+
+
 def choose_maker(family: Family, is_from_transformers: bool) -> Maker:
     """Return what makes the model; transformers is imported for its own alone."""
     if not is_from_transformers:
@@ -277,8 +283,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.compile and args.transformers:
         parser.error("--compile: blocks of transformers share no graph; leave it out, or --transformers")
-    if args.model == "deepseek_v3" and args.transformers:
-        parser.error("--transformers: has no fixed cache for deepseek_v3; leave it out")
+    refuse_transformers(parser, args.model, args.transformers)
     if args.model != "llama_8b" and args.torchao:
         parser.error("--torchao: leaves experts in BF16, which is no comparison; take --model llama_8b")
     return args

@@ -42,6 +42,7 @@ from .models import (
     choose_maker,
     list_cases,
     make_call,
+    refuse_transformers,
     time_once,
 )
 from .stamp import RESULTS, make_stamp, write_json
@@ -85,8 +86,10 @@ def forget_choices() -> None:
 
 
 def get_settings(way: str, folder: Path) -> dict[str, str]:
-    """Return the environment variables of a way to choose configs."""
-    return {"heuristic": {"DG_SELECTOR": "analytic"}, "before": {}, "tuned": {"DG_MODEL_DIR": str(folder)}}[way]
+    """Return the environment variables of a way to choose configs, whatever DG_SELECTOR was outside."""
+    learned = {"DG_SELECTOR": "auto"}
+    tuned = {**learned, "DG_MODEL_DIR": str(folder)}
+    return {"heuristic": {"DG_SELECTOR": "analytic"}, "before": learned, "tuned": tuned}[way]
 
 
 def record(calls: dict[Case, object], path: Path) -> list:
@@ -195,7 +198,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="layers of the model; default: all")
     parser.add_argument("--sweep-budget", type=float, default=300.0, help="seconds of the sweep; 0: no limit")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each way")
-    return parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
+    refuse_transformers(parser, args.model, args.transformers)
+    return args
 
 
 @torch.no_grad()

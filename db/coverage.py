@@ -8,8 +8,9 @@ from sqlalchemy import Connection, Table, func, select
 from tuner import errors
 from tuner.db import schema, tables
 from tuner.db.checksums import count_unverified
-from tuner.db.naturals import check_tables, read_tables
-from tuner.db.queries import Filter, join_measurements, load_best
+from tuner.db.faults import damaged
+from tuner.db.naturals import KEYS, check_tables, read_tables
+from tuner.db.queries import Filter, check_measurements, load_best, load_blocks, load_configs, load_devices
 from tuner.db.rows import Identity
 from tuner.db.summaries import BlockSummary, add_statuses, load_summaries
 
@@ -63,9 +64,29 @@ def check(connection: Connection, path: object) -> list[str]:
         if found:
             return found
     try:
-        join_measurements(connection, path, Filter())
+        check_blocks(connection, path)
+        check_measurements(connection, path)
         load_best(connection, path, Filter())
-        check_tables(path, read_tables(connection, path))
+        check_tables(path, read_tables(connection, path, [name for name in KEYS if name != "measurement"]))
     except errors.IntegrityError as error:
         return [str(error)]
     return []
+
+
+def check_blocks(connection: Connection, path: object) -> None:
+    """Raise IntegrityError unless problems, configs, boards and blocks are possible, and each measured config is of its
+    block's op kind.
+    """
+    load_configs(connection, path)
+    load_blocks(connection, path, Filter(), load_devices(connection, path))
+    block, problem, config, measurement = tables.block, tables.problem, tables.config, tables.measurement
+    wrong = (
+        select(measurement.c.block_id, measurement.c.config_id)
+        .join(block, block.c.id == measurement.c.block_id)
+        .join(problem, problem.c.id == block.c.problem_id)
+        .join(config, config.c.id == measurement.c.config_id)
+        .where(config.c.op != problem.c.op)
+    )
+    found = connection.execute(wrong.limit(1)).first()
+    if found is not None:
+        raise damaged(path, f"block {found[0]}: config {found[1]} is of another op kind")

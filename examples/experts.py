@@ -1,7 +1,7 @@
 """A mixture-of-experts network for examples/llama.py: a router and its experts, in BF16 or in FP8.
 
 In BF16 the experts run on this package's BF16 grouped products, for inference alone: a loop of dense layers over the
-experts would make the host wait for the routing and could not be captured in a CUDA graph. `quantize_experts_` puts
+experts would make the host wait for the routing and could not be captured in a CUDA graph. `quantize_` puts
 Fp8Experts in their place.
 """
 

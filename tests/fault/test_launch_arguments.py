@@ -381,14 +381,17 @@ def test_pitch_beyond_40_bits():
 
 
 @pytest.mark.parametrize("m, n, k", list(itertools.product((0, 20), (0, 136), (0, 272))))
-def test_zero_sizes(m, n, k):
-    """m or n = 0 returns; k = 0 writes zeros, and nothing beside them."""
-    buffer = torch.full((m + 2, align(n, 8) + 16), -1, dtype=torch.int16)
-    d = buffer.view(BF16)[1 : 1 + m, 8 : 8 + n]
-    operands = make_operands(m, n, k)
-    deep_gemm.fp8_gemm_nt((operands[0], operands[1]), (operands[2], operands[3]), d)
-    if m and n:
-        assert count_wrong(d, *make_reference(*operands)) == 0
-        assert k or torch.equal(d, torch.zeros(m, n, dtype=BF16))
-    d.view(torch.int16).fill_(-1)
+@pytest.mark.parametrize("kind, bits", [(BF16, torch.int16), (torch.float32, torch.int32)])
+def test_zero_sizes(m, n, k, kind, bits):
+    """m or n = 0 returns; k = 0 writes C, or zeros without one, and nothing beside it."""
+    buffer = torch.full((m + 2, align(n, 8) + 16), -1, dtype=bits)
+    d, plain = buffer.view(kind)[1 : 1 + m, 8 : 8 + n], torch.zeros(m, n, dtype=kind)
+    a, a_scale, b, b_scale = operands = make_operands(m, n, k)
+    c = torch.randn(m, n) if kind == torch.float32 else None
+    deep_gemm.fp8_gemm_nt((a, a_scale), (b, b_scale), d, c=c)
+    if m and n and k:
+        deep_gemm.fp8_gemm_nt((a, a_scale), (b, b_scale), plain)
+        assert count_wrong(plain, *make_reference(*operands)) == 0
+    assert torch.allclose(d, plain if c is None else c + plain, rtol=1e-5 if k else 0, atol=1e-4 if k else 0)
+    d.view(bits).fill_(-1)
     assert (buffer == -1).all(), "wrote outside D"

@@ -59,7 +59,10 @@ class DeviceFault(Exception):
 
 
 class CudaBackend:
-    """Measures jobs on device 0 of this process (the parent chooses which GPU that is by CUDA_VISIBLE_DEVICES)."""
+    """Measures jobs on device 0 of this process (the parent chooses which GPU that is by CUDA_VISIBLE_DEVICES).
+
+    From then on no kernel of this process starts while the one before it ends.
+    """
 
     def __init__(self):
         if not torch.cuda.is_available():

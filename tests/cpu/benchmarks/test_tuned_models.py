@@ -23,6 +23,17 @@ def without_a_gpu(tmp_path, monkeypatch):
         yield
 
 
+def test_a_model_that_transformers_cannot_be_timed_with_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        tuned_models.main(["--work", str(tmp_path), "--model", "deepseek_v3", "--transformers"])
+    assert "has no fixed cache for deepseek_v3" in capsys.readouterr().err
+
+
+def test_a_selector_of_the_environment_does_not_choose_for_all_ways(tmp_path):
+    assert tuned_models.get_settings("before", tmp_path) == {"DG_SELECTOR": "auto"}
+    assert tuned_models.get_settings("tuned", tmp_path)["DG_SELECTOR"] == "auto"
+
+
 def test_the_model_is_timed_in_all_ways(tmp_path, capsys, monkeypatch):
     ran = []
     monkeypatch.setattr(tuned_models.cli, "run", lambda words: ran.append((words[0], os.environ["DG_MODEL_DIR"])) or 0)

@@ -41,5 +41,8 @@ def test_a_config_of_another_op_kind_is_refused(tmp_path):
                 " config_id = 1"
             )
             assert connection.exec_driver_sql(wrong, (config_id,)).rowcount == 1
-    with Store.open(path, "ro") as store, pytest.raises(errors.IntegrityError, match="is of another op kind"):
-        store.load_measurements()
+    with Store.open(path, "ro") as store:
+        (found,) = store.check()
+        assert "is of another op kind" in found
+        with pytest.raises(errors.IntegrityError, match="is of another op kind"):
+            store.load_measurements()

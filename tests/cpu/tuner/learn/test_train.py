@@ -15,6 +15,7 @@ from tests.fakes import synthetic
 from tuner import cli, errors
 from tuner.learn import baselines, learner, residual, train
 from tuner.learn.dataset import LOG_TWO, UNMEASURED
+from tuner.learn.forest import write_forest
 from tuner.learn.record import to_json
 
 SETTINGS = learner.Settings(trees=24, leaves=8, rate=0.3, sizes=(8,))
@@ -148,11 +149,26 @@ def test_a_new_training_removes_the_old_evaluation(data, learned, folder):
     assert not (folder / train.EVALUATION).exists()
 
 
-@pytest.mark.parametrize("damage", ["forest", "json", "format", "missing", "large"])
-def test_a_damaged_folder_is_refused(folder, damage):
+#: What is done to a training folder, and what the refusal says.
+DAMAGE = {
+    "forest": "not the one that was trained",
+    "another forest": "not the one that was trained",
+    "json": "line 1 column 2",
+    "format": "format",
+    "missing": "No such file",
+    "large": "larger than",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_folder_is_refused(folder, learned, damage):
     record = json.loads((folder / train.TRAINING).read_text())
     if damage == "forest":
         (folder / train.FOREST).write_bytes(b"not what was trained")
+    elif damage == "another forest":  # as sound as the right one
+        values = learned.forest.leaf_value.copy()
+        values[-1] += 0.5
+        (folder / train.FOREST).write_bytes(write_forest(replace(learned.forest, leaf_value=values)))
     elif damage == "large":
         os.truncate(folder / train.TRAINING, 1 << 40)
     elif damage == "json":
@@ -161,7 +177,7 @@ def test_a_damaged_folder_is_refused(folder, damage):
         (folder / train.TRAINING).write_text(json.dumps(record | {"format": 1}))
     else:
         (folder / train.FOREST).unlink()
-    with pytest.raises(errors.IntegrityError, match="train again"):
+    with pytest.raises(errors.IntegrityError, match=f"{DAMAGE[damage]}.*train again"):
         train.load(folder)
 
 

@@ -89,15 +89,7 @@ def test_a_lost_board_and_a_slow_one_leave_nothing_undone(tmp_path):
     """A board that dies at its first job, one that works slowly, one that hangs once, and a good one."""
     paused = threading.Event()
     boards = [Board(0, dies_at=0), Board(1, on_job=lambda job: paused.wait(0.05)), Board(2), Board(3)]
-    hung, measure = [], boards[2].backend.run
-
-    def hang_once(job, progress):
-        if not hung:
-            hung.append(job)
-            raise WorkerFailure("timeout", "no reply in time", 1)
-        return measure(job, progress)
-
-    boards[2].backend.run = hang_once
+    hung = let_hang_once(boards[2])
     summary = run_on(tmp_path / "a.db", boards)
     assert (summary["measured"], summary["failed"], summary["boards"]) == (6, {}, 4)
     (lost,) = summary["retired"]
@@ -105,6 +97,42 @@ def test_a_lost_board_and_a_slow_one_leave_nothing_undone(tmp_path):
     assert found.total() == 6 and lost not in found and len(hung) == 1
     assert lost == boards[0].backend.hello()["device"]["uuid_hash"]
     assert run_on(tmp_path / "a.db", [Board(9)])["already_measured"] == 6
+
+
+def let_hang_once(board: Board) -> list:
+    """Let a board's first job end without a reply; return where the job will be."""
+    hung, measure = [], board.backend.run
+
+    def hang_once(job, progress):
+        if not hung:
+            hung.append(job)
+            raise WorkerFailure("timeout", "no reply in time", 1)
+        return measure(job, progress)
+
+    board.backend.run = hang_once
+    return hung
+
+
+@pytest.mark.full
+def test_eight_boards_with_every_fault_at_once(tmp_path):
+    """One dies, one is lost later, one hangs once, one is slow, one multiplies wrongly; three are fine."""
+    paused, problems = threading.Event(), [make_problem(m) for m in range(1, 121, 5)]
+    boards = [
+        *(Board(0, dies_at=0), Board(1, dies_at=2), Board(2), Board(3, on_job=lambda job: paused.wait(0.05))),
+        *(Board(number) for number in range(4, 8)),
+    ]
+    hung, boards[4].backend = let_hang_once(boards[2]), WrongBackend("h200#4")
+    summary = run_on(tmp_path / "a.db", boards, problems)
+    names = [board.backend.hello()["device"]["uuid_hash"] for board in boards]
+    assert (summary["measured"], summary["failed"], summary["boards"]) == (len(problems), {}, 8)
+    assert {names[0], names[4]} <= set(summary["retired"]) <= {names[0], names[1], names[4]} and len(hung) == 1
+    found = count_boards(tmp_path / "a.db")
+    assert found.total() == len(problems) and not {names[0], names[4]} & set(found) and found[names[1]] <= 2
+    alone = run_on(tmp_path / "alone.db", [Board(9)], problems)
+    assert alone["measured"] == len(problems)
+    assert {row.problem_key for row in read_all(tmp_path / "a.db")[1]} == {
+        row.problem_key for row in read_all(tmp_path / "alone.db")[1]
+    }
 
 
 @pytest.mark.full
