@@ -12,7 +12,7 @@ namespace {
 constexpr int kRegisterLimitTwoWarpgroups = 232, kRegisterLimitOneWarpgroup = 248;
 // Addresses, descriptors, scales and loop state beside the accumulators. A pipelined tile keeps fewer of them live at
 // once. Tiles at the limit (64x144 and 128x128 pipelined, 128x192, 256x128) compile without spills.
-constexpr int kRegisterOverhead = 40, kPipelinedRegisterOverhead = 16;
+constexpr int kRegisterOverhead = 40, kPipelinedRegisterOverhead = 16, kPeerRegisters = 12;
 constexpr int kScaleSteps = 8;  // K steps in a buffer of the scale ring: the 32-byte sector of a row-major row
 // Two partial accumulators of more columns do not fit beside the final one. Swapped tiles gain more from few registers,
 // which let several CTAs share an SM, than from two accumulators (H200, m 64, n 2112, k 7168, split 4: 9.9 us with
@@ -330,7 +330,10 @@ int estimate_registers(const Problem& problem, const Config& config) {
     if (!is_fp8(problem.op)) return mmas_per_warpgroup(config) * column_side(config) / 2 + kRegisterOverhead;
     const HeldRegisters held = held_registers(problem, config);
     const int overhead = is_pipelined(problem, config) ? kPipelinedRegisterOverhead : kRegisterOverhead;
-    return held.accumulators + (held.are_scales_late() ? 0 : held.scales) + overhead;
+    // The unrolled loop makes the products of scales beside them; in a cluster the widest tiles then spill.
+    const bool has_peers = config.cluster_m * config.cluster_n > 1;
+    const int peers = config.loop != 0 && held.scales > 0 && has_peers ? kPeerRegisters : 0;
+    return held.accumulators + (held.are_scales_late() ? 0 : held.scales) + overhead + peers;
 }
 
 int64_t smem_bytes(const Problem& problem, const Config& config) {

@@ -86,8 +86,9 @@ int count_clusters(const Api& cuda, const LoadedKernel& kernel) {
 std::unique_ptr<LoadedKernel> load_new(const Gpu& gpu, const Problem& identity, const Config& config,
                                        std::string_view cubin, const std::string& name) {
     const Api& cuda = driver::api();
-    auto kernel = std::make_unique<LoadedKernel>(
-        LoadedKernel{&gpu, identity, config, name, std::string(cubin), nullptr, smem_bytes(identity, config), 0, 0});
+    const int blocks = is_logits(identity) ? 1 : blocks_per_sm(identity, config);
+    auto kernel = std::make_unique<LoadedKernel>(LoadedKernel{&gpu, identity, config, name, std::string(cubin), nullptr,
+                                                              smem_bytes(identity, config), 0, blocks, 0});
     const RelaxedCapture relaxed(cuda);
     const ContextGuard context(gpu);
     kernel->handle = find_kernel(cuda, kernel->cubin, name);

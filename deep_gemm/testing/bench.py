@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
+from deep_gemm import _C
 from deep_gemm.errors import ArgumentError
 
 # Larger than any L2 (an H200's has 60 MB), so that reading it leaves nothing of what was there before.
@@ -60,7 +61,7 @@ def bench_kineto(
     Raises: ArgumentError where a name matches several kernels without `with_multiple_kernels`.
     """
     names = (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)
-    with _silence(suppress_kineto_output):
+    with _silence(suppress_kineto_output), _one_after_the_other():
         profiler = _profile(_prepare(fn, barrier, _make_flush_buffer() if flush_l2 else None), num_tests)
     if trace_path is not None:
         profiler.export_chrome_trace(trace_path)
@@ -124,6 +125,17 @@ def _make_flush_buffer() -> torch.Tensor:
 def _occupy_gpu() -> None:
     x = torch.randn(8192, 8192, dtype=torch.float32, device="cuda")
     x @ x
+
+
+@contextlib.contextmanager
+def _one_after_the_other() -> Iterator[None]:
+    """Let no kernel start while the one before it ends: its time would contain the wait."""
+    before = _C.get_pdl()
+    _C.set_pdl(False)
+    try:
+        yield
+    finally:
+        _C.set_pdl(before)
 
 
 @contextlib.contextmanager

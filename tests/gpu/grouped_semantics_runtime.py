@@ -189,9 +189,11 @@ def run_pdl(world: World, variant: GroupedVariant) -> tuple[int, list[str]]:
     """A chain of products gives the same bits with PDL as without, eagerly and from a graph."""
     checks, case = Checks(), get_grouped_case(world, variant, make_chain_shape(variant))
     outputs = [make_grouped_output(case) for _ in range(CHAIN_LENGTH)]
-    expected, before = [bits.clone() for bits in run_chain(case, outputs)], deep_gemm.get_pdl()
-    deep_gemm.set_pdl(True)
+    before = deep_gemm.get_pdl()
     try:
+        deep_gemm.set_pdl(False)
+        expected = [bits.clone() for bits in run_chain(case, outputs)]
+        deep_gemm.set_pdl(True)
         got = run_chain(case, outputs)
         checks.expect(all(bool((x == y).all()) for x, y in zip(got, expected, strict=True)), "eager: other bits")
         replay = capture(lambda: run_chain(case, outputs))

@@ -14,16 +14,29 @@ def driver(tmp_path_factory):
         yield stub
 
 
-def launch_filling(num_stages):
-    problem = _C.Problem("bf16_gemm", 1, 1, 1)
-    positional, _ = make_variant(problem, 16, 2112, 4096)
-    load_kernel(_C.Config(16, 64, num_stages, block_k=64, split_k=4, swap_ab=1), problem=problem).launch(*positional)
+def launch(op, n, fields):
+    problem = _C.Problem(op, 1, 1, 1)
+    positional, _ = make_variant(problem, fields["block_m"], n, 4096)
+    load_kernel(_C.Config(**fields), problem=problem).launch(*positional)
 
 
-@pytest.mark.parametrize("num_stages, blocks_per_sm, overlap", [(10, 2, 0), (6, 3, 1)])
-def test_clusters_that_fill_the_sms_once_start_early_where_three_fit(driver, num_stages, blocks_per_sm, overlap):
-    config = _C.Config(16, 64, num_stages, block_k=64, split_k=4, swap_ab=1)
-    assert _C.blocks_per_sm(_C.Problem("bf16_gemm", 1, 1, 1), config) == blocks_per_sm
-    _, events = driver.call(launch_filling, num_stages)
-    (launch,) = select(events, "LaunchKernelEx")
-    assert (launch["grid"], launch["overlap"]) == ([132, 1, 1], overlap)
+@pytest.mark.parametrize(
+    "op, n, tile, others, blocks_per_sm, overlap",
+    [
+        ("bf16_gemm", 2112, (16, 64, 10), {"split_k": 4, "swap_ab": 1}, 2, 1),
+        ("bf16_gemm", 8448, (16, 64, 22), {"swap_ab": 1}, 1, 0),
+        ("bf16_gemm", 4096, (64, 32, 18), {}, 1, 0),
+        ("bf16_gemm", 3584, (64, 32, 18), {}, 1, 1),
+        ("bf16_gemm", 16384, (64, 64, 12), {}, 1, 0),  # two tiles a CTA
+        ("fp8_gemm", 2112, (16, 64, 10), {"split_k": 4, "swap_ab": 1}, 2, 0),
+        ("fp8_gemm", 2112, (16, 64, 6), {"split_k": 4, "swap_ab": 1}, 3, 1),
+        ("fp8_gemm", 4096, (64, 32, 17), {}, 1, 1),
+    ],
+)
+def test_grids_that_fill_the_sms_once_start_early_where_none_lost(driver, op, n, tile, others, blocks_per_sm, overlap):
+    fields = dict(zip(("block_m", "block_n", "num_stages"), tile, strict=True)) | others
+    fields["block_k"] = _C.stage_k(op)
+    assert _C.blocks_per_sm(_C.Problem(op, 1, 1, 1), _C.Config(**fields)) == blocks_per_sm
+    _, events = driver.call(launch, op, n, fields)
+    (event,) = select(events, "LaunchKernelEx")
+    assert event["overlap"] == overlap, event["grid"]

@@ -74,7 +74,7 @@ __device__ __forceinline__ void acquire_map(const TensorMap* map) {
     asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
-// ld.global.nc: sizes and indices of groups, which no kernel writes while this one runs.
+// ld.global.nc: sizes and indices of groups, which nothing writes once wait_for_dependencies has returned.
 __device__ __forceinline__ int load_index(const int* address) {
     int value;
     asm volatile("ld.global.nc.s32 %0, [%1];" : "=r"(value) : "l"(address));
