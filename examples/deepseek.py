@@ -257,7 +257,8 @@ class Attention(torch.nn.Module):
 
     def get_expansion(self, like: torch.Tensor) -> torch.Tensor:
         """Return the weight of kv_b_proj [heads, plain + values, kv_rank] in the dtype of `like`, kept from the first
-        call on: what the layer makes of the unit vectors, in whichever form it keeps its weight.
+        call on: what the layer makes of the unit vectors, in whichever form it keeps its weight. Make a new model
+        where weights change afterwards.
         """
         if self.expansion is None:
             units = torch.eye(self.sizes.kv_rank, dtype=like.dtype, device=like.device)
