@@ -121,8 +121,8 @@ struct Fp8Unrolled {
     }
 
     // Multiply the scales while the chain runs, wait for it, give the stage back with the last wave, promote. (Stages
-    // given back when all was promoted, with products that the assembler made as late: 1 to 4 % slower on an H200.) With
-    // more than 128 columns registers do not suffice, and the assembler makes some of the products after the chain.
+    // given back when all was promoted, with products that the assembler made as late: 1 to 4 % slower on an H200.)
+    // With more than 128 columns registers do not suffice, and the assembler makes some products after the chain.
     __device__ __forceinline__ void promote_columns(float (&final)[kAccumulators], float (&partial)[kColumns / 2],
                                                     const StepScales& scales, u32 wave, u32& bits, u32 stage,
                                                     bool is_last) const {
