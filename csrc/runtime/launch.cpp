@@ -166,8 +166,8 @@ GroupParams make_group_params(const Call& call, const Sizes& sizes, const Launch
 
 // Whether a kernel may start while the one before it ends. Not where its CTAs fill the SMs just once, but for FP8
 // without split K: CUDA graphs of such kernels in a row were up to 11 % slower with BF16 (128 and 132 CTAs, one on an
-// SM) and 6 % with 33 clusters of four of which two CTAs fit an SM. Such FP8 kernels were 3 to 19 % faster, clusters 17
-// % where three CTAs fit, and of all others none lost (H200, 44 cases). Why is not known.
+// SM) and 6 % with 33 clusters of four of which two CTAs fit an SM. Such FP8 kernels were 1 to 13 % faster in graphs,
+// clusters 17 % where three CTAs fit, and of all others none lost (H200, two runs, 80 cases). Why is not known.
 bool may_overlap(const LoadedKernel& kernel, const LaunchGeometry& geometry) {
     if (!get_pdl()) return false;
     const uint32_t sms = uint32_t(kernel.gpu->device.sm_count);

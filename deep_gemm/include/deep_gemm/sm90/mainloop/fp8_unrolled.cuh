@@ -9,7 +9,7 @@
 //     20.3 -> 19.0; 128x192: 870 -> 840 cycles a step);
 //   - all scales of rows and blocks are read before the chain. Scales of columns are many (a load for every 8 columns):
 //     they are read while it runs, where the assembler likes best, which is behind the first WGMMA. Behind the whole
-//     chain they made 1D1D 12 to 15 % slower (H200, tile 128x128, 4096 x 4096 x 7168: 283 us, now 243), because a warp
+//     chain they made 1D1D 12 to 15 % slower (H200, tile 128x128, 4096 x 4096 x 7168: 283 us, then 243), because a warp
 //     that has given the tensor cores its last WGMMA has waited for most of the chain;
 //   - nothing tests the next barrier, because the assembler may place the test's use before the promotion, where it
 //     waits.
@@ -120,9 +120,9 @@ struct Fp8Unrolled {
         }
     }
 
-    // Multiply the scales while the chain runs, wait for it, give the stage back with the last wave, promote. (Stages
-    // given back when all was promoted, with products that the assembler made as late: 1 to 4 % slower on an H200.)
-    // With more than 128 columns registers do not suffice, and the assembler makes some products after the chain.
+    // Multiply the scales while the chain runs, wait for it, give the stage back with the last wave, promote. With more
+    // than 128 columns registers do not suffice, and the assembler makes some products after the chain. The stage's
+    // release could wait for the sums instead (docs/kernels.md).
     __device__ __forceinline__ void promote_columns(float (&final)[kAccumulators], float (&partial)[kColumns / 2],
                                                     const StepScales& scales, u32 wave, u32& bits, u32 stage,
                                                     bool is_last) const {
