@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-#: Commands by name; {db} is the database, {out} an empty folder.
+#: Commands by name; {db} is the database, {json} an export of it, which is made first, {out} an empty folder.
 COMMANDS = {
     "stats": ["db", "stats", "--db", "{db}"],
     "inspect": ["inspect", "--db", "{db}"],
@@ -23,8 +23,11 @@ COMMANDS = {
     "csv": ["db", "export", "{out}/rows.csv", "--format", "csv", "--db", "{db}"],
     "parquet": ["db", "export", "{out}/rows.parquet", "--format", "parquet", "--db", "{db}"],
     "json": ["db", "export", "{out}/all.json", "--db", "{db}"],
+    "import": ["db", "import", "{json}", "--db", "{out}/imported.db"],
     "merge": ["db", "merge", "{out}/merged.db", "{db}"],
     "snapshot": ["db", "snapshot", "{out}/snapshot.db", "--db", "{db}", "--sku", "h200", "--max-bytes", "100000000000"],
+    "too large": ["db", "snapshot", "{out}/snapshot.db", "--db", "{db}", "--sku", "h200"],
+    "train": ["train", "--db", "{db}", "--op", "fp8_gemm", "--out", "{out}/training"],
 }
 
 
@@ -52,7 +55,10 @@ def main() -> None:
     arguments = parser.parse_args()
     for name in arguments.commands or COMMANDS:
         with tempfile.TemporaryDirectory(dir=arguments.database.absolute().parent) as out:
-            words = [word.format(db=arguments.database, out=out) for word in COMMANDS[name]]
+            exported = Path(out) / "exported.json"
+            if "{json}" in COMMANDS[name]:
+                measure(["db", "export", str(exported), "--db", str(arguments.database)])
+            words = [word.format(db=arguments.database, out=out, json=exported) for word in COMMANDS[name]]
             found = {"command": name, "database_bytes": arguments.database.stat().st_size} | measure(words)
         print(json.dumps(found), flush=True)
 

@@ -1,6 +1,7 @@
 """Which blocks of a database a snapshot keeps: those of one SKU, of the newest kernels of each op kind."""
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from deep_gemm import _C
@@ -38,16 +39,17 @@ def find_sku(found: Tables, name: str) -> str:
     return sku
 
 
-def find_newest(found: Tables, sku: str) -> tuple[list[Kernels], list[Kernels]]:
-    """Return the newest kernels of each op kind on `sku`, and the ones before them, those with fewest rows first."""
+def find_newest(found: Tables, rows_of: Mapping[str, int], sku: str) -> tuple[list[Kernels], list[Kernels]]:
+    """Return the newest kernels of each op kind on `sku`, and the ones before them, those with fewest rows first;
+    `rows_of` are the measured rows of blocks by uid.
+    """
     dates: dict[str, dict[str, str]] = {}
     rows: Counter = Counter()
     kernels = {key[0]: of_block for key, of_block in find_blocks(found, sku)}
     for key, (op, kernel_hash) in kernels.items():
         known = dates.setdefault(op, {})
         known[kernel_hash] = max(known.get(kernel_hash, ""), found["block"][(key,)]["created"])
-    for key in found["measurement"]:
-        rows[kernels.get(key[0])] += 1
+        rows[op, kernel_hash] += rows_of.get(key, 0)
     ranked = [
         [
             Kernels(op, name, rows[op, name])
@@ -69,12 +71,11 @@ def find_blocks(found: Tables, sku: str) -> list[tuple[tuple, tuple[str, str]]]:
 
 
 def select_kernels(found: Tables, sku: str, kernels: list[Kernels]) -> Tables:
-    """Return the blocks of `sku` that `kernels` measured, with everything that they refer to."""
+    """Return the blocks of `sku` that `kernels` measured, with everything that they refer to; no measured rows."""
     wanted = {(each.op, each.kernel_hash) for each in kernels}
     blocks = {key: found["block"][key] for key, of_block in find_blocks(found, sku) if of_block in wanted}
     hashes = {kernel_hash for _, kernel_hash in wanted}
     kept = found | {"block": blocks}
-    kept["measurement"] = {key: row for key, row in found["measurement"].items() if (row["block_id"],) in blocks}
     kept["best"] = {key: row for key, row in found["best"].items() if (row["block_id"],) in blocks}
     kept["compilation"] = {key: row for key, row in found["compilation"].items() if row["kernel_hash"] in hashes}
     for name in ("sweep", "problem", "device", "environment"):
@@ -83,7 +84,7 @@ def select_kernels(found: Tables, sku: str, kernels: list[Kernels]) -> Tables:
     return kept
 
 
-def choose_left_out(older: list[Kernels], excess: int, bytes_of_row: float) -> int:
+def choose_left_out(older: list[Kernels], excess: float, bytes_of_row: float) -> int:
     """Return how many of `older`, from their end, must go so that a file becomes smaller by `excess` bytes."""
     saved, count = 0.0, 0
     while count < len(older) and (not count or saved < excess):

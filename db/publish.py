@@ -4,22 +4,29 @@ import os
 import re
 import sqlite3
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NoReturn, cast
+
+from sqlalchemy import Connection, func, select
 
 from tuner import errors
+from tuner.db import tables
 from tuner.db.checksums import add_checksums
+from tuner.db.documents import MEASURED, SMALL_TABLES
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
-from tuner.db.naturals import Tables
+from tuner.db.naturals import KEYS, Tables, check_tables, natural_key, read_tables
 from tuner.db.newest import Kernels, choose_left_out, find_newest, find_sku, select_kernels
 from tuner.db.store import Store
-from tuner.db.transfer import add_tables, load_tables
+from tuner.db.transfer import add_tables, open_source, read_measurements_of
 from tuner.db.values import make_key
 from tuner.files import replacing
 
 #: The recorded snapshot is part of the package and must stay smaller than this.
 MAX_SNAPSHOT_BYTES = 8_000_000
+#: No measured row of a snapshot takes less: two words, three references, a ratio and a checksum with their lengths.
+LEAST_ROW_BYTES = 32
 #: Matches a path, an address or a board's UUID, none of which may be in a snapshot; a slash between digits is a shard.
 PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
 #: What nothing needs of a snapshot: of every row, of search rows, and of those that the race dropped: a ratio says it.
@@ -48,11 +55,13 @@ def snapshot(
     """
     path = check_target(source, target)
     with tempfile.TemporaryDirectory() as folder, replacing(path) as fresh, translated(path):
-        found = load_tables(back_up(source, Path(folder) / "backup.db"), source)
-        if sku:
-            kept, left_out = write_newest(fresh, path, found, find_sku(found, sku), max_bytes)
-        else:
-            kept, left_out = write(fresh, path, found), []
+        with Store.open(back_up(source, Path(folder) / "backup.db"), "ro") as store, store.reading() as connection:
+            copy = Copy.read(connection, source)
+            if sku:
+                kept, left_out = write_newest(fresh, path, copy, find_sku(copy.found, sku), max_bytes)
+            else:
+                copy.check_fits(path, copy.found, max_bytes)
+                kept, left_out = write(fresh, path, copy.load(copy.found)), []
         check_size(fresh, path, max_bytes)
     return {
         "bytes": path.stat().st_size,
@@ -61,33 +70,79 @@ def snapshot(
     }
 
 
-def write_newest(fresh: Path, target: Path, found: Tables, sku: str, max_bytes: int) -> tuple[Tables, list[Kernels]]:
+@dataclass(frozen=True)
+class Copy:
+    """The copy that a snapshot is made of: its tables without the measured rows, and how many of these each block has.
+
+    Measured rows come into memory when they are asked for; that they can fit into a snapshot is checked before.
+    """
+
+    connection: Connection
+    source: str | os.PathLike
+    found: Tables
+    rows_of: dict[str, int]
+
+    @classmethod
+    def read(cls, connection: Connection, source: str | os.PathLike) -> "Copy":
+        """Return the copy that `connection` reads. Raises: IntegrityError, which names `source`."""
+        found, table, block = read_tables(connection, source, SMALL_TABLES), tables.measurement, tables.block
+        check_tables(source, found)
+        query = select(block.c.uid, func.count()).join(table, table.c.block_id == block.c.id).group_by(block.c.uid)
+        return cls(connection, source, found, dict(map(tuple, connection.execute(query))))
+
+    def load(self, selected: Tables) -> Tables:
+        """Return tables with the measured rows of their blocks. Raises: IntegrityError."""
+        uids = {uid for (uid,) in selected["block"]}
+        rows = read_measurements_of(self.connection, self.source, self.found, uids)
+        loaded = selected | {MEASURED: {natural_key(MEASURED, row): row for row in rows}}
+        return {name: loaded[name] for name in KEYS}
+
+    def count_bytes(self, selected: Tables) -> int:
+        """Return what the measured rows of some blocks take at least."""
+        return LEAST_ROW_BYTES * sum(self.rows_of.get(uid, 0) for (uid,) in selected["block"])
+
+    def check_fits(self, target: Path, selected: Tables, max_bytes: int) -> None:
+        """Raise IntegrityError where no snapshot of these blocks can be small enough, before their rows are read.
+
+        A config may have a search row beside its confirmed one, which may be left out.
+        """
+        if self.count_bytes(selected) > 2 * max_bytes:
+            refuse_size(target, f"more than {self.count_bytes(selected) // 2}", max_bytes)
+
+
+def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int) -> tuple[Tables, list[Kernels]]:
     """Write the newest kernels of a SKU to `fresh`, and of the kernels before them as many as fit.
 
     Return what was written, and which older kernels were left out.
     """
-    newest, older = find_newest(found, sku)
+    newest, older = find_newest(copy.found, copy.rows_of, sku)
     left_out: list[Kernels] = []
+
+    def leave_out(excess: float, bytes_of_row: float) -> None:
+        for _ in range(choose_left_out(older, excess, bytes_of_row)):
+            left_out.append(older.pop())
+
     while True:
-        selected = select_kernels(found, sku, newest + older)
-        kept = write(fresh, target, selected)
+        selected = select_kernels(copy.found, sku, newest + older)
+        if older and copy.count_bytes(selected) > max_bytes:
+            leave_out(copy.count_bytes(selected) - max_bytes, LEAST_ROW_BYTES)
+            continue
+        copy.check_fits(target, selected, max_bytes)
+        kept = write(fresh, target, loaded := copy.load(selected))
         size = fresh.stat().st_size
-        excess = size - max_bytes
-        if excess <= 0:
+        if size <= max_bytes:
             return kept, left_out
         fresh.write_bytes(b"")
         if not older:
-            return write(fresh, target, without_confirmed_searches(selected)), left_out
-        bytes_of_row = size / max(len(kept["measurement"]), 1)
-        for _ in range(choose_left_out(older, excess, bytes_of_row)):
-            left_out.append(older.pop())
+            return write(fresh, target, without_confirmed_searches(loaded)), left_out
+        leave_out(size - max_bytes, size / max(len(kept[MEASURED]), 1))
 
 
 def without_confirmed_searches(found: Tables) -> Tables:
     """Return the tables without the search rows of configs that were confirmed in the same block."""
-    confirmed = {(block, config) for block, config, role in found["measurement"] if role == "confirm"}
-    kept = {key: row for key, row in found["measurement"].items() if key[2] == "confirm" or key[:2] not in confirmed}
-    return found | {"measurement": kept}
+    confirmed = {(block, config) for block, config, role in found[MEASURED] if role == "confirm"}
+    kept = {key: row for key, row in found[MEASURED].items() if key[2] == "confirm" or key[:2] not in confirmed}
+    return found | {MEASURED: kept}
 
 
 def write(fresh: Path, target: Path, found: Tables) -> Tables:
@@ -122,11 +177,13 @@ def check_loss(found: Tables, path: Path) -> None:
     """
     if not path.exists():
         return
-    old = load_tables(path)
+    with open_source(path) as store, store.reading() as connection:
+        old = read_tables(connection, path, ("sweep",))
+        count = connection.execute(select(func.count()).select_from(tables.measurement)).scalar_one()
     if any(row["argv"] or row["host"] for row in old["sweep"].values()):
         raise errors.UsageError(f"{path}: a database of sweeps, not a snapshot, and would be lost; name another target")
-    if len(old["measurement"]) > len(found["measurement"]):
-        counts = f"{len(old['measurement'])} measurements, the snapshot would have {len(found['measurement'])}"
+    if count > len(found[MEASURED]):
+        counts = f"{count} measurements, the snapshot would have {len(found[MEASURED])}"
         raise errors.UsageError(f"{path}: holds {counts}; name another target, or remove the file first")
 
 
@@ -152,7 +209,7 @@ def scrub(found: Tables) -> Tables:
         for key, row in found["sweep"].items()
     }
     scrubbed["compilation"] = {}
-    scrubbed["measurement"] = {key: scrub_measurement(row) for key, row in found["measurement"].items()}
+    scrubbed[MEASURED] = {key: scrub_measurement(row) for key, row in found[MEASURED].items()}
     environments = {key[0]: scrub_environment(row) for key, row in found["environment"].items()}
     scrubbed["environment"] = {(row["key"],): row for row in environments.values()}
     scrubbed["block"] = {
@@ -209,6 +266,11 @@ def check_size(path: Path, target: Path, max_bytes: int) -> None:
     """Raise IntegrityError where the new snapshot is too large."""
     size = path.stat().st_size
     if size > max_bytes:
-        raise errors.IntegrityError(
-            f"{target}: {size} bytes, at most {max_bytes}; nothing was written: select one --sku, or raise --max-bytes"
-        )
+        refuse_size(target, str(size), max_bytes)
+
+
+def refuse_size(target: Path, size: str, max_bytes: int) -> NoReturn:
+    """Raise the IntegrityError of a snapshot that is too large."""
+    raise errors.IntegrityError(
+        f"{target}: {size} bytes, at most {max_bytes}; nothing was written: select one --sku, or raise --max-bytes"
+    )

@@ -1,54 +1,34 @@
-"""Merging databases, and writing and reading them as JSON.
+"""Merging databases, and writing and reading them as JSON (see documents.py)."""
 
-JSON format 1: {"application": "deep_gemm tuning database", "format": 1, "tables": {name: {"columns": [...], "rows":
-[[...]]}}}. The tables are in natural form (see naturals.py), the rows sorted by natural key, bytes are hexadecimal
-text.
-Equal databases give equal bytes.
-"""
-
-import json
 import os
-from collections.abc import Iterable, Iterator
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import BinaryIO
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, RowMapping, insert, select
+from sqlalchemy.exc import IntegrityError as DuplicateError
 
 from tuner import errors
 from tuner.db import checksums, queries, tables
-from tuner.db.faults import one_line
+from tuner.db.documents import ROWS_AT_A_TIME, SMALL_TABLES, read_measured_rows, read_small_tables, write_document
 from tuner.db.files import is_recorded
 from tuner.db.naturals import (
-    KEYS,
     Tables,
     check_measurements,
     check_row,
     check_tables,
-    encode,
     load_names,
     merge_tables,
-    natural_key,
     read_tables,
     to_natural,
+    to_stored,
     write_tables,
 )
 from tuner.db.postgresql import lock_tables
-from tuner.db.rows_merge import merge_measurements
+from tuner.db.rows_merge import BLOCKS_AT_A_TIME, merge_measurements
 from tuner.db.store import Store
 from tuner.files import replacing
-
-APPLICATION = "deep_gemm tuning database"
-FORMAT = 1
-#: Measured rows that are read and checked together.
-ROWS_AT_A_TIME = 20_000
-SMALL_TABLES = tuple(name for name in KEYS if name != "measurement")
-BLOBS = {"samples"}
-#: The values of columns that an export of an older schema does not have.
-ADDED: dict[str, dict[str, Any]] = (
-    {name: {} for name in KEYS}
-    | {name: tables.get_added_defaults(name) for name in tables.FIELDS}
-    | {"block": {"workload": ""}, "compilation": {"variant": ""}, "measurement": {"checksum": None}}
-)
 
 
 def load_tables(source: str | os.PathLike, original: str | os.PathLike = "") -> Tables:
@@ -117,7 +97,7 @@ def add_to(connection: Connection, path: object, additions: list[Tables]) -> dic
 
 
 def export_json(source: str | os.PathLike, target: str | os.PathLike) -> int:
-    """Write a whole database to the file `target` as JSON (see the head of this file) and return its size in bytes.
+    """Write a whole database to the file `target` as JSON (see documents.py) and return its size in bytes.
 
     Guarantees: readers of `target` see the old file or the new one. Raises: UsageError, StoreError, IntegrityError.
     """
@@ -142,10 +122,28 @@ def read_measurements(connection: Connection, path: object, found: Tables) -> It
         .outerjoin(config, config.c.id == table.c.config_id)
         .order_by(block.c.uid, config.c.key, table.c.role)
     )
-    names, columns = load_names(connection), {column.name: column for column in table.columns}
-    digests = checksums.digest_natural(found)
     result = connection.execution_options(yield_per=ROWS_AT_A_TIME).execute(query)
-    for part in result.mappings().partitions(ROWS_AT_A_TIME):
+    yield from to_checked(connection, path, found, result.mappings().partitions(ROWS_AT_A_TIME))
+
+
+def read_measurements_of(connection: Connection, path: object, found: Tables, uids: Collection[str]) -> Iterator[dict]:
+    """Yield the checked rows of some blocks in natural form; `found` are all other tables."""
+    table = tables.measurement
+    wanted = [index for index, uid in load_names(connection, ("block",))["block"].items() if uid in uids]
+    parts = (
+        connection.execute(select(table).where(table.c.block_id.in_(wanted[start : start + BLOCKS_AT_A_TIME])))
+        for start in range(0, len(wanted), BLOCKS_AT_A_TIME)
+    )
+    yield from to_checked(connection, path, found, (part.mappings().all() for part in parts))
+
+
+def to_checked(
+    connection: Connection, path: object, found: Tables, parts: Iterable[Sequence[RowMapping]]
+) -> Iterator[dict]:
+    """Yield stored rows of `measurement` in natural form, checked part by part."""
+    table, digests = tables.measurement, checksums.digest_natural(found)
+    names, columns = load_names(connection), {column.name: column for column in table.columns}
+    for part in parts:
         rows = [to_natural(path, table.name, dict(row), names) for row in part]
         for row in rows:
             check_row(path, table.name, columns, row, found)
@@ -153,68 +151,49 @@ def read_measurements(connection: Connection, path: object, found: Tables) -> It
         yield from rows
 
 
-def write_document(file: TextIO, found: Tables, measurements: Iterable[dict]) -> None:
-    """Write tables as a JSON document, the measured rows one after the other."""
-    file.write(f'{{"application":{dump(APPLICATION)},"format":{FORMAT},"tables":{{')
-    for place, name in enumerate(sorted(KEYS)):
-        columns = [column.name for column in tables.metadata.tables[name].columns if column.name != "id"]
-        rows = measurements if name == "measurement" else (found[name][key] for key in sorted(found[name]))
-        file.write(f'{"," * bool(place)}{dump(name)}:{{"columns":{dump(columns)},"rows":[')
-        for number, row in enumerate(rows):
-            file.write("," * bool(number) + dump([encode(row[column]) for column in columns]))
-        file.write("]}")
-    file.write("}}\n")
-
-
-def dump(value: object) -> str:
-    """Return compact JSON of finite numbers."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
 def import_json(target: str | os.PathLike, source: str | os.PathLike) -> dict:
     """Merge a file that export_json wrote into `target`; return how many rows each table gained.
 
-    Rows of an export that has no checksums get one here.
+    Rows of an export that has no checksums get one here. The rows go part by part into a temporary database, which is
+    merged: so `target` gets all of them or none.
     Raises: UsageError, StoreError; IntegrityError for anything that export_json does not write. Then nothing was
     written.
     """
     try:
-        payload = Path(source).read_bytes()
+        file = Path(source).open("rb")  # noqa: SIM115 (closed below; only opening it is the user's mistake)
     except OSError as error:
         raise errors.UsageError(
             f"{source}: {error.strerror}; name a file that `python -m tuner db export` wrote"
         ) from error
-    found = parse_json(source, payload)
+    with file, tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder) / "imported.db"
+        load_document(scratch, source, file)
+        return merge(target, [scratch])
+
+
+def load_document(target: Path, source: object, file: BinaryIO) -> None:
+    """Write the checked rows of a JSON document called `source` to the new database `target`.
+
+    Raises: StoreError, IntegrityError.
+    """
+    found = read_small_tables(source, file)
     check_tables(source, found)
-    return add_tables(target, [checksums.add_checksums(found)])
+    file.seek(0)
+    digests, table = checksums.digest_natural(found), tables.measurement
+    columns = {column.name: column for column in table.columns}
+    with Store.open(target, "rw") as store, store.writing() as connection:
+        add_to(connection, target, [found])
+        names = load_names(connection)
+        for rows in read_measured_rows(source, file):
+            for row in rows:
+                check_row(source, table.name, columns, row, found)
+            check_measurements(source, rows, *digests)
+            add_new(connection, source, to_stored(checksums.with_checksums(rows, *digests), names))
 
 
-def parse_json(source: object, payload: bytes) -> Tables:
-    """Return the tables of a JSON document. Raises: IntegrityError."""
+def add_new(connection: Connection, source: object, rows: list[dict]) -> None:
+    """Add measured rows. Raises: IntegrityError where one is there already."""
     try:
-        document = json.loads(payload)
-        if (document["application"], document["format"], sorted(document["tables"])) != (
-            APPLICATION,
-            FORMAT,
-            sorted(KEYS),
-        ):
-            raise ValueError(f"application {document['application']!r}, format {document['format']!r}")
-        return {name: from_document(name, document["tables"][name]) for name in KEYS}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise errors.IntegrityError(
-            f"{source}: not an export of a tuning database ({type(error).__name__}: {one_line(error)}); write one with"
-            " `python -m tuner db export`"
-        ) from error
-
-
-def from_document(name: str, table: dict) -> dict[tuple, dict]:
-    """Return one table of a JSON document."""
-    rows = {}
-    for values in table["rows"]:
-        row = ADDED[name] | dict(zip(table["columns"], values, strict=True))
-        for column in BLOBS & set(row):
-            row[column] = None if row[column] is None else bytes.fromhex(row[column])
-        rows[natural_key(name, row)] = row
-    if len(rows) != len(table["rows"]):
-        raise ValueError(f"{name} has two rows of one key")
-    return rows
+        connection.execute(insert(tables.measurement), rows)
+    except DuplicateError as error:
+        raise errors.IntegrityError(f"{source}: {tables.measurement.name} has two rows of one key") from error

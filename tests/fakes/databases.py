@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deep_gemm import _C
-from tuner.db import tables, transfer
+from tuner.db import documents, tables
 from tuner.db.naturals import encode
 from tuner.db.transfer import load_tables
 
@@ -38,7 +38,7 @@ def read_contents(target) -> bytes:
         columns = [column.name for column in tables.metadata.tables[name].columns if column.name != "id"]
         values = [[encode(rows[key][column]) for column in columns] for key in sorted(rows)]
         found[name] = {"columns": columns, "rows": values}
-    document = {"application": transfer.APPLICATION, "format": transfer.FORMAT, "tables": found}
+    document = {"application": documents.APPLICATION, "format": documents.FORMAT, "tables": found}
     return (json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False) + "\n").encode("ascii")
 
 

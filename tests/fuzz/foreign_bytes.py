@@ -5,6 +5,7 @@
 Whatever the bytes are: they are taken, or refused by the typed error with a short printable message.
 """
 
+import io
 import sys
 import tempfile
 from pathlib import Path
@@ -55,8 +56,8 @@ def read_entry(content: bytes) -> None:
 def read_database(content: bytes) -> None:
     """Read an exported database."""
     try:
-        found = transfer.parse_json("file", content)
-        transfer.check_tables("file", found)
+        with tempfile.TemporaryDirectory() as folder:
+            transfer.load_document(Path(folder) / "rows.db", "file", io.BytesIO(content))
     except errors.TunerError as error:
         check_message(error)
 

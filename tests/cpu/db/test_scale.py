@@ -10,7 +10,7 @@ from sqlalchemy import event
 from tests.fakes import databases
 from tests.fakes.large_database import NUM_CONFIGS, OP, ROWS_OF_BLOCK, make_problem, write_large_database
 from tuner import cli
-from tuner.db import Store, queries
+from tuner.db import Store, export_json, queries
 from tuner.learn import inspection
 
 SKU = databases.SKU
@@ -24,6 +24,7 @@ COMMANDS = {
     "show": ["db", "show", "1", "512", "1024", "--db", "{db}"],
     "merge": ["db", "merge", "{out}/merged.db", "{db}"],
     "export": ["db", "export", "{out}/export.json", "--db", "{db}"],
+    "import": ["db", "import", "{db}.json", "--db", "{out}/imported.db"],
     "snapshot": ["db", "snapshot", "{out}/snapshot.db", "--db", "{db}", "--sku", "h200", "--max-bytes", "1000000000"],
     "select": ["select", "1", "512", "1024", "--device", "h200", "--explain", "--db", "{db}"],
 }
@@ -31,11 +32,12 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def databases_of_two_sizes(tmp_path_factory) -> list[Path]:
-    """Two databases, the second four times as large."""
+    """Two databases, the second four times as large, each with its export beside it."""
     with databases.memory_folder(tmp_path_factory.mktemp("scale")) as folder:
         paths = [folder / "small.db", folder / "large.db"]
         for path, rows in zip(paths, (SMALL, FACTOR * SMALL), strict=True):
             assert write_large_database(path, rows) == rows
+            export_json(path, f"{path}.json")
         yield paths
 
 

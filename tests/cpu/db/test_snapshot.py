@@ -15,7 +15,7 @@ from deep_gemm import _C
 from tests.fakes import synthetic
 from tests.fakes.databases import CONFIGS, DEVICE, SKU, add_block, add_context, make_database, make_problem, make_row
 from tuner import cli, errors
-from tuner.db import Store, merge, snapshot, snapshot_path, tables
+from tuner.db import Store, merge, publish, snapshot, snapshot_path, tables
 from tuner.db.naturals import KEYS
 from tuner.db.rows import CompilerReport, MeasurementRow
 from tuner.db.transfer import load_tables
@@ -197,6 +197,29 @@ def test_older_kernels_that_do_not_fit_are_left_out_and_named(tmp_path, capsys):
     assert len(found) == 8 + 2 and target.stat().st_size < whole["bytes"]
     with pytest.raises(errors.IntegrityError, match="at most 1000"):
         snapshot(path, tmp_path / "small.db", sku=SKU, max_bytes=1000)
+
+
+def test_what_cannot_fit_is_never_read(tmp_path, monkeypatch):
+    """By the number of rows alone older kernels are left out, and a snapshot is refused that no size would do for."""
+    path, target, read = tmp_path / "all.db", tmp_path / "published.db", []
+    with Store.open(path) as store:
+        context = add_context(store)
+        for kernel_hash in ("89", "cd"):
+            for m in range(1, 9):
+                add_block(store, context, make_problem(m), kernel_hash=kernel_hash * 32, num_configs=70)
+            time.sleep(0.002)
+        counted = len(store.load_measurements(kernel_hash="cd" * 32))
+    read_rows = publish.read_measurements_of
+    monkeypatch.setattr(publish, "read_measurements_of", lambda *args: read.append(args[3]) or read_rows(*args))
+    monkeypatch.setattr(publish, "LEAST_ROW_BYTES", 10_000)
+    result = snapshot(path, target, sku=SKU, max_bytes=10_000 * counted)
+    assert len(read) == 1 and len(read[0]) == result["tables"]["block"] == 8
+    assert [each["kernel_hash"] for each in result["left_out"]] == ["89" * 32]
+    read.clear()
+    for sku in (SKU, None):
+        with pytest.raises(errors.IntegrityError, match=f"more than .* bytes, at most {4000 * counted}"):
+            snapshot(path, tmp_path / "small.db", sku=sku, max_bytes=4000 * counted)
+    assert not read and not (tmp_path / "small.db").exists()
 
 
 def test_search_rows_of_confirmed_configs_go_where_the_newest_kernels_do_not_fit(tmp_path):

@@ -1,5 +1,6 @@
 """Merging and JSON: no row is lost or duplicated, and impossible rows are refused."""
 
+import io
 import itertools
 import json
 import random
@@ -9,9 +10,21 @@ import pytest
 from deep_gemm import _C
 from tests.fakes.databases import CONFIGS, SKU, add_block, add_context, make_database, read_contents
 from tuner import errors
-from tuner.db import Store, export_json, import_json, merge, rows_merge, snapshot, snapshot_path, tables, transfer
+from tuner.db import (
+    Store,
+    documents,
+    export_json,
+    import_json,
+    merge,
+    rows_merge,
+    snapshot,
+    snapshot_path,
+    tables,
+    transfer,
+)
+from tuner.db.documents import ADDED
 from tuner.db.naturals import KEYS, merge_tables
-from tuner.db.transfer import ADDED, load_tables, parse_json
+from tuner.db.transfer import load_tables
 
 
 def test_an_export_that_is_written_part_by_part_is_the_whole_document(shards, tmp_path, monkeypatch):
@@ -235,6 +248,17 @@ BAD_DOCUMENTS = [
 ]
 
 
+#: More rows than any of the databases here has.
+NUM_ROWS = 100
+ADD_NEW = transfer.add_new
+
+
+def read_whole(payload: bytes) -> tuple[dict, list[dict]]:
+    """Return the small tables and the measured rows of a JSON document."""
+    found = documents.read_small_tables("x.json", io.BytesIO(payload))
+    return found, [row for part in documents.read_measured_rows("x.json", io.BytesIO(payload)) for row in part]
+
+
 @pytest.mark.parametrize("number", range(len(BAD_DOCUMENTS)))
 def test_import_refuses_what_export_never_writes(shards, tmp_path, number):
     document = json.loads(read_contents(shards[0]))
@@ -255,13 +279,62 @@ def test_import_survives_random_damage(shards, tmp_path):
         for _ in range(generator.randint(1, 4)):
             damaged[generator.randrange(len(damaged))] = generator.choice(b'0123456789abcdef"[]{},:-.')
         try:
-            found = parse_json("x.json", bytes(damaged))
+            found, rows = read_whole(bytes(damaged))
         except errors.IntegrityError:
             continue
-        assert set(found) == set(KEYS)
+        assert {*found, "measurement"} == set(KEYS) and len(rows) <= NUM_ROWS
     for junk in (b"", b"null", b"[]", b"{}", b"\xff\xfe", b"[" * 100_000, b'{"application": 1}'):
         with pytest.raises(errors.IntegrityError):
-            parse_json("x.json", junk)
+            read_whole(junk)
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        (b'"rows":[', b'"rows":[[]],"rows":['),
+        (b'"tables":{', b'"tables":{"device":{"columns":["key"],"rows":[]},'),
+        (b'"tables":{', b'"tables":{},"tables":{'),
+        (b'{"columns":', b'{"rows":[],"columns":'),
+        (b"}}\n", b"}}7"),
+        (b"}}\n", b"}"),
+    ],
+)
+def test_a_document_of_another_shape_is_refused(shards, tmp_path, old, new):
+    payload = read_contents(shards[0])
+    assert old in payload
+    (tmp_path / "bad.json").write_bytes(payload.replace(old, new, 1))
+    with pytest.raises(errors.IntegrityError, match="not an export"):
+        import_json(tmp_path / "target.db", tmp_path / "bad.json")
+    assert not (tmp_path / "target.db").exists()
+
+
+def test_tables_may_come_in_any_order_and_spacing(shards, tmp_path):
+    document = json.loads(read_contents(shards[0]))
+    document["tables"] = dict(reversed(document["tables"].items()))
+    (tmp_path / "other.json").write_text(json.dumps(document, indent=1))
+    import_json(tmp_path / "target.db", tmp_path / "other.json")
+    assert read_contents(tmp_path / "target.db") == read_contents(shards[0])
+
+
+def test_two_measured_rows_of_one_key_are_refused_across_parts(shards, tmp_path, monkeypatch):
+    document = json.loads(read_contents(shards[0]))
+    rows = document["tables"]["measurement"]["rows"]
+    rows.append(rows[0])
+    (tmp_path / "bad.json").write_text(json.dumps(document))
+    for size in (1, len(rows)):
+        monkeypatch.setattr(documents, "ROWS_AT_A_TIME", size)
+        with pytest.raises(errors.IntegrityError, match="two rows of one key"):
+            import_json(tmp_path / "target.db", tmp_path / "bad.json")
+
+
+def test_an_import_holds_some_rows_at_a_time(shards, tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "ROWS_AT_A_TIME", 5)
+    taken = []
+    monkeypatch.setattr(transfer, "add_new", lambda *args: taken.append(len(args[2])) or ADD_NEW(*args))
+    merge(tmp_path / "all.db", shards)
+    export_json(tmp_path / "all.db", tmp_path / "all.json")
+    assert import_json(tmp_path / "again.db", tmp_path / "all.json")["measurement"] == sum(taken) == 56
+    assert max(taken) == 5 and read_contents(tmp_path / "again.db") == read_contents(tmp_path / "all.db")
 
 
 def test_an_export_of_schema_1_can_be_imported(shards, tmp_path):
