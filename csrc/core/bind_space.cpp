@@ -117,6 +117,18 @@ void bind_heuristic(py::module_& m) {
         "problem"_a, "config"_a, "device"_a, "constants"_a = py::none(),
         "Return the heuristic's predicted time in microseconds; `constants` replaces some of heuristic_constants(). "
         "Raises: ConfigError, ArgumentError.");
+    m.def(
+        "estimate_times_us",
+        [](const Problem& problem, const std::vector<Config>& configs, const Device& device,
+           const std::optional<py::dict>& constants) {
+            for (const Config& config : configs) check_geometry(problem.op, config);
+            const Estimator estimator(problem, device, rates_from(constants));
+            std::vector<double> times;
+            for (const Config& config : configs) times.push_back(estimator.time_us(config));
+            return times;
+        },
+        "problem"_a, "configs"_a, "device"_a, "constants"_a = py::none(),
+        "Return what estimate_time_us does for each of `configs`. Raises: ConfigError, ArgumentError.");
     m.def("with_loop_knobs", &with_loop_knobs, "problem"_a, "config"_a, "device"_a,
           "Return `config` with the knobs of the main loop that the heuristic would give it for `problem`.");
     m.def("without_loop_knobs", &without_loop_knobs, "config"_a,
