@@ -28,7 +28,7 @@ from deep_gemm.jit import build
 
 _SOURCE = Path(__file__).with_name("libcuda.c")
 _PARAMS = struct.Struct("<QQQQqqqqqqIIIIIIffIIII")
-_PARAMS_FIELDS = (
+PARAMS_FIELDS = (
     "scale_a",
     "scale_b",
     "d",
@@ -140,7 +140,7 @@ def select(events: list[dict], call: str) -> list[dict]:
 
 def read_params(launch: dict) -> dict:
     """Return the kernel's Params of a launch event by field name."""
-    return dict(zip(_PARAMS_FIELDS, _PARAMS.unpack(bytes.fromhex(launch["params"]))))
+    return dict(zip(PARAMS_FIELDS, _PARAMS.unpack(bytes.fromhex(launch["params"]))))
 
 
 def read_group_params(launch: dict) -> dict:

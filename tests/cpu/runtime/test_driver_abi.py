@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.fakes.stub_driver import PARAMS_FIELDS
+
 ROOT = Path(__file__).parents[3]
 DRIVER = "deep_gemm::driver"
 
@@ -182,30 +184,6 @@ PARAMS_PROGRAM = """
 #undef deep_gemm
 #include "runtime/launch.hpp"
 """
-PARAMS = (
-    "scale_a",
-    "scale_b",
-    "d",
-    "c",
-    "scale_a_stride_mn",
-    "scale_a_stride_k",
-    "scale_b_stride_mn",
-    "scale_b_stride_k",
-    "d_stride_m",
-    "c_stride_m",
-    "m",
-    "n",
-    "k",
-    "num_m_tiles",
-    "num_n_tiles",
-    "band",
-    "alpha",
-    "beta",
-    "head_left",
-    "head_mid",
-    "head_right",
-    "zero",
-)
 
 
 def compile_assertions(tmp_path: Path, program: str, assertions: list[str], includes: list[Path]) -> None:
@@ -277,8 +255,10 @@ def test_dlpack_interface(tmp_path):
 
 
 def test_kernel_parameters(tmp_path):
-    assertions = [f"offsetof(device::Params, {name}) == offsetof(deep_gemm::GemmParams, {name})" for name in PARAMS]
-    assertions += [f"sizeof(device::Params::{name}) == sizeof(deep_gemm::GemmParams::{name})" for name in PARAMS]
+    assertions = []
+    for name in PARAMS_FIELDS:
+        assertions += [f"offsetof(device::Params, {name}) == offsetof(deep_gemm::GemmParams, {name})"]
+        assertions += [f"sizeof(device::Params::{name}) == sizeof(deep_gemm::GemmParams::{name})"]
     assertions += [
         "sizeof(device::Params) == sizeof(deep_gemm::GemmParams)",
         "sizeof(device::TensorMap) == sizeof(deep_gemm::driver::TensorMap)",
