@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.fakes.databases import CONFIGS, make_problem
+from tests.fakes.hosts import two_hosts, why_not
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner import cli, errors
 from tuner.measure import remote
@@ -104,6 +105,16 @@ def cluster():
         yield made
 
 
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    """Two hosts with a Dask worker each, reached by TLS over a cable."""
+    pytest.importorskip("distributed")
+    if reason := why_not():
+        pytest.skip(reason)
+    with two_hosts(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
 def sweep_on(cluster, path, on_start=lambda workers: None) -> dict:
     """Sweep a few configs on a cluster."""
     options = SweepOptions(PROBLEMS, path, backend="simulated", scheduler=cluster.scheduler_address)
@@ -139,3 +150,20 @@ def test_a_cluster_measures_what_one_host_does_and_survives_a_worker(cluster, tm
     lost = sweep_on(cluster, tmp_path / "lost.db", kill_first)
     assert lost["measured"] == 4 and lost["failed"] == {} and len(lost["retired"]) == 1
     assert rows_of(tmp_path / "lost.db") == rows_of(tmp_path / "here.db")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_hosts_measure_what_one_does_and_a_cut_cable_costs_its_problem_a_second_attempt(hosts, tmp_path):
+    run_sweep(tmp_path / "here.db", PROBLEMS, configs=FEW)
+    summary = sweep_on(hosts, tmp_path / "there.db")
+    assert (summary["measured"], summary["boards"], summary["retired"]) == (4, 2, {})
+    assert rows_of(tmp_path / "there.db") == rows_of(tmp_path / "here.db")
+
+    def cut_first(workers):
+        workers[0].start()
+        workers[0].run = lambda *job: hosts.cut(0) or remote.RemoteWorker.run(workers[0], *job)
+
+    lost = sweep_on(hosts, tmp_path / "cut.db", cut_first)
+    assert lost["measured"] == 4 and lost["failed"] == {} and len(lost["retired"]) == 1
+    assert rows_of(tmp_path / "cut.db") == rows_of(tmp_path / "here.db")
