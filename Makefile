@@ -61,6 +61,7 @@ benchmark: build ## every benchmark on this GPU: products, attention logits, cas
 	$(HERE) -m benchmarks.k_grouped
 	$(HERE) -m benchmarks.mqa_logits
 	$(HERE) -m benchmarks.batch_invariance
+	$(HERE) -m benchmarks.scale_copies
 	$(HERE) -m benchmarks.plain_kernels
 	$(HERE) -m benchmarks.transpose_fp8
 	$(HERE) -m benchmarks.host_time

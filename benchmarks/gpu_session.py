@@ -47,6 +47,7 @@ BUDGETED = (
     "mqa_logits",
     "plain_kernels",
     "batch_invariance",
+    "scale_copies",
     "choice_regret",
 )
 #: Scripts that keep a database beside their result, from which it can be derived again.
@@ -104,7 +105,14 @@ LISTS = {
         "batch_invariance@70",
     ),
     "choices": ("build@240", "choice_regret@180"),
-    "launches": ("build@240", "pdl@60", "compile_time@120", "plain_kernels@90", "plain_kernels_bits@60"),
+    "launches": (
+        "build@240",
+        "scale_copies@90",
+        "pdl@60",
+        "compile_time@120",
+        "plain_kernels@90",
+        "plain_kernels_bits@60",
+    ),
 }
 #: What a sweep is told beside its preset: portfolios measure the best configs of the sweeps before them, the others all
 #: candidates, with and without the knobs of the main loop.

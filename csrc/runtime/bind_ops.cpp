@@ -76,6 +76,11 @@ void bind_limits(py::module_& m) {
         "set_tc_util", [](const py::object& ratio) { set_tc_util(parse_factor("ratio", ratio.ptr())); }, "ratio"_a,
         "Keep the share of the tensor cores that the caller wants used, 0..1; numbers above 1 are percent. Accepted "
         "for compatibility: no kernel of SM90 limits itself by it. Raises: ArgumentError.");
+    m.def(
+        "set_scale_copy_work", &set_scale_copy_work, "work"_a,
+        "Copy row-major scales of dense and contiguous FP8 products of at least `work` = m * n * k to the layout that "
+        "TMA reads, before the product. At first infinity: never. Raises: ArgumentError.");
+    m.def("get_scale_copy_work", &get_scale_copy_work, "Return what set_scale_copy_work set last.");
     m.def("get_tc_util", &get_tc_util, "Return what set_tc_util set last, within 0..1; 1.0 by default.");
 }
 

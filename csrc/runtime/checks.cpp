@@ -152,13 +152,13 @@ void check_input_memory(const Operand& data, const Operand& scales, const Operan
     check_no_overlap(d, scales);
 }
 
+}  // namespace
+
 ScaleLayout scale_layout(const Call& call) {
     if (!is_fp8(call.op) || call.recipe == Recipe::kPerRow) return ScaleLayout::kMnMajor;
     const bool is_b_good = call.recipe != Recipe::k1d1d || is_mn_major(call.scale_b.view);
     return is_b_good && is_mn_major(call.scale_a.view) ? ScaleLayout::kMnMajor : ScaleLayout::kAny;
 }
-
-}  // namespace
 
 Sizes check_operands(const Call& call) {
     const Family& family = family_of(call.op);

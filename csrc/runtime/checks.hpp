@@ -13,4 +13,7 @@ Sizes check_operands(const Call& call);
 // seen in both majors, its `preferred` one wins. Throws Error(kLayout).
 Layouts check_layout(const Call& call, const Sizes& sizes, const Layouts& preferred = {});
 
+// The layout of the scales that a call gives.
+ScaleLayout scale_layout(const Call& call);
+
 }  // namespace deep_gemm

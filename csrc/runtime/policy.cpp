@@ -1,5 +1,6 @@
 #include "runtime/policy.hpp"
 
+#include <limits>
 #include <string>
 
 #include "core/error.hpp"
@@ -16,6 +17,7 @@ uint64_t version = 0;
 bool is_pdl_enabled = true;
 bool is_compile_mode = false;
 double tc_util_ratio = 1.0;
+double scale_copy_work = std::numeric_limits<double>::infinity();
 std::optional<Invariance> batch_invariant;  // empty until it is set or first asked for
 
 // As DG_BATCH_INVARIANT says, where it is set.
@@ -72,6 +74,15 @@ void set_pdl(bool is_enabled) { is_pdl_enabled = is_enabled; }
 bool get_compile_mode() { return is_compile_mode; }
 
 void set_compile_mode(bool is_enabled) { is_compile_mode = is_enabled; }
+
+double get_scale_copy_work() { return scale_copy_work; }
+
+void set_scale_copy_work(double work) {
+    if (!(work >= 0.0))  // NaN, too
+        throw Error(ErrorKind::kArgument,
+                    "work = " + std::to_string(work) + ": must be at least 0; pass m * n * k, or infinity for never.");
+    scale_copy_work = work;
+}
 
 double get_tc_util() { return tc_util_ratio; }
 

@@ -45,6 +45,10 @@ void set_compile_mode(bool is_enabled);
 double get_tc_util();
 void set_tc_util(double ratio);
 
+// m * n * k of a product from which row-major scales are copied before it is run (scale_copy.hpp); at first, infinity.
+double get_scale_copy_work();
+void set_scale_copy_work(double work);  // Throws Error(kArgument) for a negative number or NaN.
+
 // Whether selection is limited to configs with which a row of D does not depend on m: for all op kinds, or for problems
 // of this one. Of kinds that cannot split K all configs are such, so their problems ask for nothing; but sums over
 // groups are added up in parts whose number then depends on neither m nor n, where both types are invariant.

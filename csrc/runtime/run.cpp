@@ -15,6 +15,7 @@
 #include "runtime/operand_checks.hpp"
 #include "runtime/plan.hpp"
 #include "runtime/policy.hpp"
+#include "runtime/scale_copy.hpp"
 #include "runtime/sum_parts.hpp"
 #include "runtime/torch_calls.hpp"
 #include "runtime/transpose.hpp"
@@ -78,6 +79,7 @@ void run_without_k(const Gpu& gpu, const Call& call, void* stream) {
 // Memory that must live until the call is enqueued.
 struct CallMemory {
     KMajorMemory copies;
+    ScaleMemory scales;
     Reference groups, map_slots;
 };
 
@@ -115,6 +117,8 @@ void launch_product(const LoadedKernel& kernel, const LaunchGeometry& geometry, 
     if (call.needs_group_maps()) map_slots = make_map_slots(call, kernel, geometry, stream, memory);
     const bool needs_copies = layouts.a == Major::kMn || layouts.b == Major::kMn;
     if (needs_copies && is_fp8(call.op)) copy_to_k_major(*kernel.gpu, call, layouts, num_sms, stream, memory);
+    if (needs_scale_copies(call, layouts))
+        memory.scales = copy_scales(*kernel.gpu, call, stream, stream_handle(stream, call.a.view).get());
     if (op_kind(call.op).is_summed()) return launch_summed(kernel, geometry, call, sizes, num_sms, stream);
     launch(kernel, geometry, call, sizes, map_slots, stream);
 }
@@ -122,6 +126,7 @@ void launch_product(const LoadedKernel& kernel, const LaunchGeometry& geometry, 
 // What launch_product would need, without running it.
 void load_passes(const Gpu& gpu, const LaunchGeometry& geometry, const Call& call, const Layouts& layouts) {
     if (is_fp8(call.op) && (layouts.a == Major::kMn || layouts.b == Major::kMn)) load_transpose_kernel(gpu);
+    if (needs_scale_copies(call, layouts)) load_scale_copy_kernels(gpu, call);
     if (op_kind(call.op).is_summed()) load_sum_kernel(gpu, geometry.is_small_sum, sum_variant(call));
 }
 
@@ -169,7 +174,7 @@ void run(Call& call) {
     const Sizes sizes = steps.check_operands(call);
     if (call.beta == 0.0f) call.c = {};
     Layouts layouts;
-    if (!sizes.is_empty()) layouts = steps.check_layout(call, sizes, {});
+    if (!sizes.is_empty()) layouts = with_scale_copies(call, sizes, steps.check_layout(call, sizes, {}));
     if (steps.make_result != nullptr) steps.make_result(call, sizes);
     const DeviceKind kind = call.d.view.device_kind;
     if (kind != DeviceKind::kCuda) check_stream(call.stream);

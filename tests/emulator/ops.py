@@ -9,7 +9,7 @@ import math
 import torch
 
 import deep_gemm
-from deep_gemm import hc_prenorm, planned
+from deep_gemm import _C, hc_prenorm, planned
 from deep_gemm.errors import LaunchError
 from tests.gpu.operands import FP8, make_reference, quantise_blocks, quantise_rows
 
@@ -23,6 +23,28 @@ def run_gemm(m: int, n: int, k: int) -> float:
     d = torch.full((m, n), torch.nan, dtype=torch.bfloat16)
     deep_gemm.fp8_gemm_nt(view(a), view(b), view(d), stream=0)
     return _error(d, *make_reference(*a, *b))
+
+
+def compare_scale_copies(m: int, n: int, k: int, recipe: tuple[int, int, int] | None = None) -> bool:
+    """Run fp8_gemm_nt on row-major scales, which are copied first, and on the same scales in that layout; return
+    whether the bits are the same.
+    """
+    use_host_memory()
+    a, b = quantise_rows(torch.randn(m, k)), (quantise_rows if recipe else quantise_blocks)(torch.randn(n, k))
+    found = []
+    for copies in (True, False):
+        layout = torch.Tensor.contiguous if copies else deep_gemm.get_mn_major_tma_aligned_tensor
+        scales = [layout(one[1]) if one is a or recipe else one[1] for one in (a, b)]
+        d = torch.full((m, n), torch.nan)
+        _C.set_scale_copy_work(1.0)
+        try:
+            deep_gemm.fp8_gemm_nt(
+                (view(a[0]), view(scales[0])), (view(b[0]), view(scales[1])), view(d), recipe=recipe, stream=0
+            )
+        finally:
+            _C.set_scale_copy_work(math.inf)
+        found.append(d)
+    return torch.equal(*found) and not found[0].isnan().any()
 
 
 def run_sum(b: int, m: int, n: int, k: int, dtype: str = "float32", has_c: bool = False) -> float:

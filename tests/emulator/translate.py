@@ -12,7 +12,7 @@ _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _LITERAL = re.compile(r"\s*" + _STRING.pattern)
 _OPERAND = re.compile(r'"([^"]*)"\s*\(')
 _DYNAMIC = re.compile(r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+)?unsigned char (\w+)\[\];")
-_STATIC = re.compile(r"__shared__\s+([\w:]+)\s+(\w+)((?:\[[^\]]*\])+);")
+_STATIC = re.compile(r"(?:alignas\(\d+\)\s+)?__shared__\s+([\w:]+)\s+(\w+)((?:\[[^\]]*\])+);")
 _REGISTER_TYPES = {"pred": "bool", "b32": "unsigned", "u32": "unsigned", "b64": "unsigned long long", "f32": "float"}
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.emulator.ops import compare_rows, run_batches, run_gemm, run_prenorm, run_sum
+from tests.emulator.ops import compare_rows, compare_scale_copies, run_batches, run_gemm, run_prenorm, run_sum
 
 #: Relative to the sum of magnitudes: FP32 sums of a few thousand products.
 MAX_ERROR = 2.0**-18
@@ -11,6 +11,18 @@ MAX_ERROR = 2.0**-18
 def test_a_product_by_the_config_that_is_chosen(emulate):
     """From the public op to the kernel, whatever config the heuristic chooses."""
     assert emulate(run_gemm, 70, 200, 704, seed=2) <= MAX_ERROR
+
+
+@pytest.mark.parametrize(
+    "m, k, recipe",
+    [
+        (8, 512, None),
+        *(pytest.param(*one, marks=pytest.mark.full) for one in ((70, 704, None), (20, 256, (1, 1, 128)))),
+    ],
+)
+def test_copied_scales_give_the_same_bits(emulate, m, k, recipe):
+    """Whole vectors of four scales and others, of A alone and of both operands."""
+    assert emulate(compare_scale_copies, m, 1032, k, recipe, seed=2)
 
 
 def test_a_small_sum(emulate):

@@ -1,0 +1,108 @@
+#include "runtime/scale_copy.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "runtime/checks.hpp"
+#include "runtime/operand_checks.hpp"
+#include "runtime/plain_kernel.hpp"
+#include "runtime/policy.hpp"
+#include "runtime/torch_calls.hpp"
+
+namespace deep_gemm {
+namespace {
+
+constexpr int64_t kTileRows = 64, kTileColumns = 64;  // of a CTA: scale_layout.cuh
+constexpr unsigned kThreads = 256;
+constexpr int64_t kMaxGridY = 65535;   // CUDA programming guide, "Technical Specifications"
+constexpr int64_t kWordsOfVector = 4;  // in 16 bytes
+// With fewer columns of D the scales are much of all that is read.
+constexpr int64_t kLeastColumns = 1024;
+
+PlainKernel& copying_kernel(bool is_aligned) {
+    static PlainKernel any("scale_layout", {{"kPack", 0}, {"kAligned", 0}});
+    static PlainKernel aligned("scale_layout", {{"kPack", 0}, {"kAligned", 1}});
+    return is_aligned ? aligned : any;
+}
+
+// Scales [mn, k] of an operand.
+bool is_copied(const Operand& scales) {
+    const TensorView& view = scales.view;
+    return view.rank == 2 && !is_mn_major(view) && view.strides[1] == 1 &&
+           ceil_div(view.shape[0], kTileRows) <= kMaxGridY;
+}
+
+bool is_good_or_copied(const Operand& scales) { return is_mn_major(scales.view) || is_copied(scales); }
+
+bool is_aligned(const TensorView& view) {
+    return view.shape[1] % kWordsOfVector == 0 && view.strides[0] % kWordsOfVector == 0 &&
+           view.address % kPitchAlignment == 0;
+}
+
+// Whether all rows of A are those of one matrix, so that its scales [rows, k] are, too.
+bool has_joint_rows(const OpKind& kind) {
+    return kind.form == Form::kProduct &&
+           (kind.grouping == Grouping::kNone || kind.grouping == Grouping::kMContiguous ||
+            kind.grouping == Grouping::kMPsum);
+}
+
+std::array<Operand*, 2> scales_of(Call& call) {
+    return {&call.scale_a, call.recipe == Recipe::k1d1d ? &call.scale_b : nullptr};
+}
+
+// Tiles share the columns evenly, in whole vectors where these are loaded.
+uint32_t choose_width(int64_t columns, int64_t tiles, bool is_aligned) {
+    const int64_t width = ceil_div(columns, tiles);
+    return uint32_t(is_aligned ? ceil_div(width, kWordsOfVector) * kWordsOfVector : width);
+}
+
+Reference copy(const Gpu& gpu, Operand& scales, void* stream, PyObject* handle) {
+    TensorView& view = scales.view;
+    const bool has_vectors = is_aligned(view);
+    PlainKernel& kernel = copying_kernel(has_vectors);
+    kernel.get(gpu);  // before memory is taken: compiling may fail
+    const int64_t rows = view.shape[0], columns = view.shape[1];
+    int64_t in_group = 0, out_group = 0, in_row = view.strides[0];
+    int64_t pitch = ceil_div(rows, kWordsOfVector) * kWordsOfVector;
+    const int64_t tiles = ceil_div(columns, kTileColumns);
+    uint32_t mn = uint32_t(rows), k = uint32_t(columns), width = choose_width(columns, tiles, has_vectors);
+    Reference memory = empty_fp8(columns, pitch * int64_t(sizeof(float)), view.ordinal, handle);
+    uint64_t in = view.address, out = make_operand(scales.name, memory.get()).view.address;
+    void* arguments[] = {&in, &out, &mn, &k, &width, &in_group, &in_row, &out_group, &pitch};
+    const PlainShape shape{.grid = {unsigned(tiles), unsigned(ceil_div(rows, kTileRows))}, .threads = kThreads};
+    launch_plain(kernel, gpu, shape, arguments, stream);
+    view.address = out, view.strides = {1, pitch};
+    return memory;
+}
+
+}  // namespace
+
+Layouts with_scale_copies(const Call& call, const Sizes& sizes, const Layouts& layouts) {
+    Layouts found = layouts;
+    if (layouts.scales == ScaleLayout::kMnMajor || !has_joint_rows(op_kind(call.op))) return found;
+    if (sizes.n < kLeastColumns) return found;
+    if (double(sizes.m) * double(sizes.n) * double(sizes.k) < get_scale_copy_work()) return found;
+    if (get_sm_limit(std::numeric_limits<int>::max()) > 0 || !is_good_or_copied(call.scale_a)) return found;
+    if (call.recipe == Recipe::k1d1d && !is_good_or_copied(call.scale_b)) return found;
+    found.scales = ScaleLayout::kMnMajor;
+    return found;
+}
+
+bool needs_scale_copies(const Call& call, const Layouts& layouts) {
+    return layouts.scales == ScaleLayout::kMnMajor && scale_layout(call) == ScaleLayout::kAny;
+}
+
+void load_scale_copy_kernels(const Gpu& gpu, const Call& call) {
+    for (const Operand* scales : {&call.scale_a, &call.scale_b})
+        if (is_copied(*scales)) copying_kernel(is_aligned(scales->view)).get(gpu);
+}
+
+ScaleMemory copy_scales(const Gpu& gpu, Call& call, void* stream, PyObject* handle) {
+    ScaleMemory memory;
+    const std::array<Operand*, 2> operands = scales_of(call);
+    for (size_t i = 0; i < operands.size(); ++i)
+        if (operands[i] != nullptr && is_copied(*operands[i])) memory[i] = copy(gpu, *operands[i], stream, handle);
+    return memory;
+}
+
+}  // namespace deep_gemm
