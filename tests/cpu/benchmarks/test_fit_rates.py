@@ -1,6 +1,10 @@
 """Fitting the heuristic's rates: it finds rates that a recording was made with, and scores on families it left out."""
 
+import re
+from pathlib import Path
+
 import numpy as np
+import pytest
 
 from benchmarks import fit_rates
 from deep_gemm import _C
@@ -89,3 +93,16 @@ def test_the_recording_has_problems_of_every_op_kind_with_rates():
     assert device.sku == DEVICE.sku and len(entries) >= 90
     for entry in entries[:20]:
         assert len(entry.tiles) == len(entry.behind) >= 2 and entry.behind.max() <= fit_rates.SLOWEST
+
+
+@pytest.mark.full
+def test_the_page_shows_the_present_rates_on_the_recording():
+    """The column of the present rates; those of the fits take minutes."""
+    page = (Path(__file__).parents[3] / "docs" / "search.md").read_text(encoding="utf-8")
+    words, table = re.search(
+        r"<!-- rates: python -m benchmarks.fit_rates (.*?) -->\n(.*?)\n<!-- end -->", page, re.S
+    ).groups()
+    entries, device = fit_rates.load_entries(fit_rates.parse(words.split()))
+    shown = fit_rates.format_scores({"present": fit_rates.Scorer(entries, device).regrets(PRESENT)})
+    first, second = ([line.split("|")[1:4] for line in text.splitlines()[2:-1]] for text in (table, shown))
+    assert first == second and len(first) == 11
