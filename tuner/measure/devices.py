@@ -14,9 +14,17 @@ DEVICE_FIELDS = tuple(_C.Device.known("h200").as_dict())
 def choose_visible_device(ordinal: int) -> str:
     """Return CUDA_VISIBLE_DEVICES for a child that sees only device `ordinal` of those that this process may see.
 
-    Raises: UsageError when there is no such device.
+    Raises: UsageError when there is no such device, TunerError when there is none at all.
     """
     if "CUDA_VISIBLE_DEVICES" not in os.environ:
+        count = count_visible_devices()
+        if not count:
+            raise errors.TunerError(
+                "this process sees no CUDA GPU; `python -m tuner doctor` says why, and without one"
+                " `python -m tuner sweep --dry-run` shows what would be measured"
+            )
+        if ordinal >= count:
+            raise errors.UsageError(f"--device {ordinal}: this machine has {count} GPUs, counted from 0; name another")
         return str(ordinal)
     visible = [entry.strip() for entry in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if entry.strip()]
     if len(set(visible)) != len(visible):

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tuner import errors
+from tuner.measure import devices
 from tuner.measure.devices import choose_visible_device
 from tuner.measure.gpu_lock import GpuLock
 
@@ -22,9 +23,21 @@ def test_one_sweep_a_board():
 )
 def test_the_child_sees_one_gpu(monkeypatch, visible, ordinal, chosen):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "count_visible_devices", lambda: 3)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert choose_visible_device(ordinal) == chosen
+
+
+@pytest.mark.parametrize(
+    ("count", "ordinal", "error", "message"),
+    [(0, 0, errors.TunerError, "no CUDA GPU.*doctor.*--dry-run"), (2, 2, errors.UsageError, "--device 2: .* 2 GPUs")],
+)
+def test_a_gpu_that_is_not_there_is_named_before_a_process_starts(monkeypatch, count, ordinal, error, message):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(devices, "count_visible_devices", lambda: count)
+    with pytest.raises(error, match=message):
+        choose_visible_device(ordinal)
 
 
 @pytest.mark.parametrize(("visible", "ordinal"), [("", 0), ("0", 1), ("1,1", 0)])
