@@ -11,6 +11,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,13 +41,15 @@ LEGEND = (
     "left out: the choice of a selector trained without all problems of this weight and similar ones;",
     "in-sample: the speed-up of the exported selector, which was trained on these very problems",
 )
+#: How sentences are printed: as they are, so that a command can be copied from a narrow terminal, too.
+PLAIN = {"highlight": False, "markup": False, "soft_wrap": True}
 console = Console()
 
 
 def run_tuner(*arguments: object) -> None:
     """Run one tuner command and show it; a failure ends the demo with its exit code."""
     words = [str(word) for word in arguments]
-    console.print(f"[bold]$ python -m tuner {' '.join(words)}[/bold]", highlight=False)
+    console.print(f"$ python -m tuner {shlex.join(words)}", style="bold", **PLAIN)
     status = subprocess.run([sys.executable, "-m", "tuner", *words], check=False).returncode
     if status:
         sys.exit(status)
@@ -57,7 +60,7 @@ def find_gpu() -> "_C.Device | None":
     try:
         device = _C.get_device() if torch.cuda.is_available() else None
     except DeepGemmError as error:
-        console.print(f"no usable GPU: {error}", highlight=False)
+        console.print(f"no usable GPU: {error}", **PLAIN)
         return None
     return device if device is not None and tuple(device.compute_capability) == (9, 0) else None
 
@@ -86,11 +89,9 @@ def is_recording_current() -> bool:
 def find_recording(out: Path) -> Path:
     """Return the recorded sweep, or where it is of other kernels a sweep of the demo's problems on simulated times."""
     if is_recording_current():
-        console.print("no SM90 GPU here: replaying the sweep that was recorded on an H200", highlight=False)
+        console.print("no SM90 GPU here: replaying the sweep that was recorded on an H200", **PLAIN)
         return snapshot_path(RECORDED_SKU)
-    console.print(
-        "no SM90 GPU here, and the recorded sweep is of other kernels: sweeping on simulated times", highlight=False
-    )
+    console.print("no SM90 GPU here, and the recorded sweep is of other kernels: sweeping on simulated times", **PLAIN)
     database = out / "simulated.db"
     run_tuner("sweep", "--preset", "demo", "--backend", "simulated", "--db", database)
     return database
@@ -280,15 +281,13 @@ def main() -> None:
         origin = "Simulated" if is_simulated else "Recorded on an H200"
         show(rows, f"{origin}: heuristic against the model's choice (from the sweep, not measured now)")
         problem = _C.Problem(OP, 64, 256, 512)
-        console.print(f"fp8_gemm_nt on the CPU reference: calc_diff {multiply(problem, 'cpu'):.1e}", highlight=False)
+        console.print(f"fp8_gemm_nt on the CPU reference: calc_diff {multiply(problem, 'cpu'):.1e}", **PLAIN)
     result = {
         "meta": {"device": device.name if device else "recorded", "kernel_hash": {OP: kernel_hash(OP)}},
         "rows": rows,
     }
     (out / "result.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    console.print(
-        f"selector: {artefact}   plot: {out / 'regret.png'}   numbers: {out / 'result.json'}", highlight=False
-    )
+    console.print(f"selector: {artefact}   plot: {out / 'regret.png'}   numbers: {out / 'result.json'}", **PLAIN)
 
 
 if __name__ == "__main__":

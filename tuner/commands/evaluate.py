@@ -140,7 +140,7 @@ def describe_method(name: str, statistics) -> tuple:
     low, high = statistics.mean_interval
     return (
         name,
-        f"{statistics.mean:.2%} ({low:.2%} to {high:.2%})",
+        f"{statistics.mean:.2%} ({low * 100:.2f}..{high * 100:.2f})",
         f"{statistics.p95:.1%}",
         f"{statistics.max:.1%}",
         f"{statistics.within_2_percent:.0%}",

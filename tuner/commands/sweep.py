@@ -385,5 +385,5 @@ def print_plan(plan: dict) -> None:
 def describe_seconds(seconds: float) -> str:
     """Return a duration in seconds, minutes or hours."""
     if seconds < 120:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.0f} s" if seconds > 0.5 else "<1 s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -122,7 +122,8 @@ def print_record(op: str, record: dict) -> None:
         f" families, {data['configs']} configs"
     )
     if data["dropped"] or data["quarantined"]:
-        print(f"left out: {data['dropped']}; quarantined: {', '.join(data['quarantined']) or 'none'}")
+        dropped = ", ".join(f"{count} problems ({reason})" for reason, count in data["dropped"].items())
+        print(f"left out: {dropped or 'none'}; quarantined: {', '.join(data['quarantined']) or 'none'}")
     for size, score in record["portfolio_curve"].items():
         print(f"portfolio of {size}: {score:.2%} behind the best on left-out families")
     print(

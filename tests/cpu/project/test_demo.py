@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,6 +58,12 @@ def test_the_demo_replays_and_learns_the_op_kind_that_it_shows_alone(tmp_path, m
     demo.main()
     assert [words[0] for words in commands] == ["simulate", "train", "evaluate", "export"]
     assert all(words[words.index("--op") + 1] == demo.OP for words in commands)
+
+
+def test_a_command_is_shown_as_it_can_be_copied(monkeypatch, capsys):
+    monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0))
+    demo.run_tuner("train", "--db", "/a folder/" + 100 * "x", "--out", "[demo]")
+    assert capsys.readouterr().out == f"$ python -m tuner train --db '/a folder/{100 * 'x'}' --out '[demo]'\n"
 
 
 def test_product_on_the_cpu_is_right():

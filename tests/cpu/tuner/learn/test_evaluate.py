@@ -3,12 +3,15 @@
 import json
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.fakes import synthetic
 from tuner import cli
+from tuner.commands import evaluate as command
+from tuner.commands.tables import format_table
 from tuner.learn import evaluate, learner, train, validate
 from tuner.learn.evaluation import Evaluation
 from tuner.ship import gates
@@ -226,6 +229,23 @@ def test_the_table_is_printed(folder, capsys, monkeypatch):
     assert "Leave one (n, k) family out" in text and "model with guards" in text and "mean regret" in text
     assert "below 0, the choice was faster" in text  # what a negative regret means
     assert max(map(len, [line for line in text.splitlines() if not line.startswith(("written", "fp8_gemm."))])) <= 100
+
+
+def test_names_stay_whole_beside_the_widest_figures():
+    statistics = SimpleNamespace(
+        mean=0.299,
+        mean_interval=[0.2202, 0.4044],
+        p95=1.908,
+        max=1.308,
+        within_2_percent=1.0,
+        wins=899,
+        losses=899,
+        worst_against_heuristic=1.251,
+    )
+    rows = [command.describe_method(name, statistics) for name in validate.METHODS.values()]
+    text = format_table(command.HEADINGS, rows, indent="  ")
+    assert all(f"  {name}  " in text for name in validate.METHODS.values() if name.endswith("hindsight"))
+    assert "29.90% (22.02..40.44)" in text and max(map(len, text.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("name", ["none/regret.png", "", "file/regret.png"])

@@ -13,6 +13,7 @@ import pytest
 from deep_gemm import _C
 from tests.fakes import synthetic
 from tuner import cli, errors
+from tuner.commands.train import print_record
 from tuner.learn import baselines, learner, residual, train
 from tuner.learn.dataset import LOG_TWO, UNMEASURED
 from tuner.learn.forest import write_forest
@@ -239,6 +240,20 @@ def test_the_command_writes_a_folder(tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)["ops"]["fp8_gemm"]
     assert len(record["portfolio"]) == 8 and record["identity"]["kernel_hash"] == synthetic.KERNEL_HASH
     assert len(train.load(tmp_path / "t" / "fp8_gemm").forest.tree_start) == 6
+
+
+def test_what_was_left_out_is_said_in_words(capsys):
+    record = {
+        "data": {
+            "problems": 9, "full_space_problems": 8, "families": 3, "configs": 7, "quarantined": [],
+            "dropped": {"heuristic's pick not measured": 2, "few configs": 1},
+        },
+        "guards": {"margin": 0.005, "slack": 0.5}, "portfolio_curve": {}, "settings": {"trees": 4}, "portfolio": [],
+    }  # fmt: skip
+    print_record("fp8_gemm", record)
+    found = capsys.readouterr().out
+    assert "left out: 2 problems (heuristic's pick not measured), 1 problems (few configs); quarantined: none" in found
+    assert "{" not in found
 
 
 def test_the_command_prints_a_portfolio_that_a_sweep_reads(tmp_path, capsys):

@@ -71,7 +71,8 @@ def test_a_line_for_each_op_kind(arguments, capsys):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h")]
+    ("seconds", "text"),
+    [(0.4, "<1 s"), (0.5, "<1 s"), (1, "1 s"), (119, "119 s"), (120, "2 min"), (7199, "120 min"), (7200, "2.0 h")],
 )
 def test_durations(seconds, text):
     assert describe_seconds(seconds) == text
