@@ -142,6 +142,16 @@ def refuse_transformers(parser: argparse.ArgumentParser, model: str, is_from_tra
         parser.error("--transformers: has no fixed cache for deepseek_v3; leave it out")
 
 
+def refuse_missing(parser: argparse.ArgumentParser, library: str, is_wanted: bool) -> None:
+    """End the program where a library that is wanted is not installed."""
+    if not is_wanted:
+        return
+    try:
+        importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        parser.error(f"--{library}: that library is not installed; run `pip install {library}`")
+
+
 def choose_maker(family: Family, is_from_transformers: bool) -> Maker:
     """Return what makes the model; transformers is imported for its own alone."""
     if not is_from_transformers:
@@ -286,6 +296,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     refuse_transformers(parser, args.model, args.transformers)
     if args.model != "llama_8b" and args.torchao:
         parser.error("--torchao: leaves experts in BF16, which is no comparison; take --model llama_8b")
+    refuse_missing(parser, "transformers", args.transformers)
+    refuse_missing(parser, TORCHAO, args.torchao)
     return args
 
 

@@ -1,5 +1,6 @@
 """benchmarks/models.py on the CPU with a tiny model: its rows, and what it makes of names of kernels and of faults."""
 
+import importlib.metadata
 import json
 import sys
 import types
@@ -68,6 +69,17 @@ def test_what_does_not_go_together(capsys, options, reason):
     with pytest.raises(SystemExit) as caught:
         models.main(options)
     assert caught.value.code == 2 and reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("library", ["transformers", "torchao"])
+def test_a_library_that_is_not_there_is_named(capsys, monkeypatch, library):
+    def find(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(models.importlib.metadata, "version", find)
+    with pytest.raises(SystemExit) as caught:
+        models.main([f"--{library}"])
+    assert caught.value.code == 2 and f"--{library}: that library is not installed" in capsys.readouterr().err
 
 
 def check_rows(out, name, *options) -> dict:
