@@ -44,7 +44,7 @@ test-sanitizers: setup ## the CPU tests of the native layers under address, unde
 fuzz: setup ## coverage-guided fuzzing of what reads foreign bytes; needs clang and atheris
 	$(RUN) -m tests.fuzz.run
 
-wheel: setup ## the wheel of this Python version in dist/, installed and tested in a fresh virtual environment
+wheel: setup ## source distribution and wheel of this Python version in dist/; the wheel is tested in a fresh virtual environment
 	$(RUN) -m tests.wheel
 
 gpu-test: build ## the GPU correctness suite; writes its record
@@ -93,7 +93,8 @@ stubs: build ## deep_gemm/_C.pyi, the types of the native module
 # Torch first: a CPU build that is already there must not be replaced by a larger one that a dependency asks for.
 # pybind11 is pinned because the committed stubs hold the signatures that it writes.
 # The environment is made again only after pyproject.toml or setup.py has changed. The native module is always built in
-# place, where only what is outdated is compiled: pip would compile everything, every time.
+# place, where only what is outdated is compiled: pip would compile everything, every time. The warning is of folders
+# with the names of the packages: they are the packages.
 .PHONY: setup-demo setup-test
 setup: setup-test ## the virtual environment, with what `make test` and `make lint` need
 EXTRAS_test = test,dev
@@ -110,7 +111,7 @@ $(VENV)/.installed-demo $(VENV)/.installed-test: $(VENV)/.installed-%: pyproject
 	$(VENV)/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)/bin/python -m pip install --quiet "$(TORCH)"
 	$(VENV)/bin/python -m pip install --quiet "setuptools>=77" wheel "pybind11==3.1.0"
-	DG_BUILD_NATIVE=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$(EXTRAS_$*)]"
+	PYTHONWARNINGS="ignore:Editable installation" DG_BUILD_NATIVE=0 $(VENV)/bin/python -m pip install --quiet --no-build-isolation -e ".[$(EXTRAS_$*)]"
 	@touch $@
 
 build: ## the native module, in place

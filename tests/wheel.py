@@ -1,12 +1,14 @@
-"""Builds the wheel, installs it into a fresh virtual environment, and runs CPU tests on the installed package.
+"""Builds the source distribution and from it the wheel, installs this into a fresh virtual environment, and runs CPU
+tests on the installed package.
 
-    python -m tests.wheel                            # the wheel is in dist/ afterwards
+    python -m tests.wheel                            # both are in dist/ afterwards
     python -m tests.wheel --tests tests/cpu/ops --dist dist
     python -m tests.wheel --tests                    # no tests: the package is imported only
 
-The new environment also sees the packages of the one that runs this (torch is large), behind its own. Tests run in a
-folder that has the repository's tests, benchmarks and examples, and no package of its own. Exit status: that of the
-tests, or 1 where the installed package is not the one that is imported.
+What the source distribution lacks, the wheel lacks. The new environment also sees the packages of the one that runs
+this (torch is large), behind its own. Tests run in a folder that has the repository's tests, benchmarks and examples,
+and no package of its own. Exit status: that of the tests, or 1 where the installed package is not the one that is
+imported.
 """
 
 import argparse
@@ -24,24 +26,24 @@ ROOT = Path(__file__).parents[1]
 COPIED = ("tests", "benchmarks", "examples", "pyproject.toml")
 #: Tests that need no source of the package, as the last one does.
 TESTS = ("tests/cpu/core", "tests/cpu/nn", "tests/cpu/ops", "--ignore=tests/cpu/ops/test_cast_kernels.py")
-#: Says where the package is from, and that its native module, artefact and kernels are with it.
+#: Says where the package is from, and that its native module, artefact, kernels and recorded sweeps are with it.
 PROBE = """
 import deep_gemm, deep_gemm.nn, torch, tuner
 from deep_gemm import _C, selection
 from deep_gemm.jit.hashing import kernel_hash
+from tuner.db.files import SNAPSHOTS
 problem = _C.Problem("fp8_gemm", 64, 2112, 7168)
 choice, layer = selection.explain(problem, _C.Device.known("h200")), deep_gemm.nn.Fp8Linear(32, 48)
-assert len(kernel_hash("fp8_gemm")) == 64 and layer(torch.randn(2, 32)).shape == (2, 48)
+assert list(SNAPSHOTS.glob("*.db")) and len(kernel_hash("fp8_gemm")) == 64
+assert layer(torch.randn(2, 32)).shape == (2, 48)
 print(deep_gemm.__file__, tuner.__file__, choice.source, sep="\\n")
 """
 
 
 def build_wheel(dist: Path) -> Path:
-    """Build the wheel of this Python version into `dist` and return it; what is compiled already is not again."""
-    for stale in (ROOT / "build").glob("lib*"):  # files of packages that are gone would be packed again
-        shutil.rmtree(stale)
-    options = ["--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(dist)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", *options, str(ROOT)], check=True)
+    """Build the source distribution and, from it, the wheel of this Python version into `dist`; return the wheel."""
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(ROOT)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # it names every file
     return max(dist.glob("deep_gemm-*.whl"), key=lambda path: path.stat().st_mtime)
 
 
