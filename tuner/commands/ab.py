@@ -65,7 +65,7 @@ def ab(
 
     Example: python -m tuner ab main my-branch --preset default
     """
-    from tuner.compare.comparison import Options, compare_sets
+    from tuner.compare.comparison import Options, compare_sets, require_gpu
     from tuner.compare.formats import FORMATS
     from tuner.compare.kernel_sets import Clone
     from tuner.compare.revisions import make_set
@@ -91,6 +91,7 @@ def ab(
         device=device,
         out=out,
     )
+    require_gpu(options)
     clone = Clone.here(work)
     old, new = (make_set(clone, name) for name in names)
     with make_progress() as progress:

@@ -67,6 +67,12 @@ def make_worker(folder: Path, device: int) -> MeasuringWorker:
     return MeasuringWorker(f"{SETS_BACKEND}={folder}", {"CUDA_VISIBLE_DEVICES": choose_visible_device(device)})
 
 
+def require_gpu(options: Options) -> None:
+    """Raise what make_worker raises without the GPU of the options: before a revision is built, which takes minutes."""
+    if not options.compile_only:
+        make_worker(Path(), options.device)
+
+
 def compare_sets(
     old: KernelSet, new: KernelSet, options: Options, on_event: Callable[[int, int], None] = lambda done, total: None
 ) -> dict:

@@ -60,6 +60,13 @@ def test_equal_kernels_exit_with_0_and_a_table(sets, capsys):
     assert all(len(line) <= 100 for line in out.splitlines())
 
 
+def test_without_a_gpu_no_set_is_built(capsys, monkeypatch):
+    monkeypatch.setattr(Clone, "make_set", lambda *_: pytest.fail("built"))
+    monkeypatch.setattr("tuner.measure.devices.count_visible_devices", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert cli.run(WORDS) == 1 and "no CUDA GPU" in capsys.readouterr().err
+
+
 def test_a_slower_kernel_exits_with_1(sets, capsys):
     sets.plant = lambda problem, entry: 1.03 if entry.set == 1 else 1.0
     code, report = run_json(capsys, *WORDS)
