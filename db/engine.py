@@ -54,7 +54,7 @@ def open_engine(target: str | os.PathLike, mode: str, wait_s: float) -> tuple[En
         return open_writer(path, wait_s)
     if not path.exists():
         raise errors.UsageError(
-            f"--db {path}: no such file; create it with `python -m tuner db init --db {path}`, or sweep into it"
+            f"database {path}: no such file; create it with `python -m tuner db init --db {path}`, or sweep into it"
         )
     with translated(path):
         engine = open_reader(path, mode)

@@ -115,7 +115,10 @@ def test_unknown_samplers_are_usage_errors(recorded, capsys, samplers):
 
 
 def test_command_without_data(tmp_path, capsys):
-    assert cli.run(["simulate", "--db", str(tmp_path / "absent.db")]) == 2
+    absent = tmp_path / "absent.db"
+    for words in (["simulate", "--db", str(absent)], ["compare", str(absent), str(absent)]):
+        assert cli.run(words) == 2
+        assert f"database {absent}: no such file; create it" in capsys.readouterr().err
     with Store.open(tmp_path / "empty.db"):
         pass
     assert cli.run(["simulate", "--db", str(tmp_path / "empty.db"), "--device", "h200"]) == 3
