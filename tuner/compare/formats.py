@@ -1,6 +1,7 @@
 """The report of `ab` (comparison.describe): text, Markdown, JSON, JUnit XML; and parts that `compare` uses, too."""
 
 import json
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -11,6 +12,8 @@ from tuner.problems.fields import describe_groups, describe_variant
 
 #: Columns of a problem and of a config in text tables.
 WIDTH, CONFIG_WIDTH = 20, 27
+#: Characters of an error that text shows; the remedy is at its end, a compiler's log may be pages long.
+ERROR_CHARACTERS = 480
 #: Verdicts that a report in JUnit's format lists as failures.
 FAILURES = ("slower", *duel.BROKEN)
 
@@ -40,7 +43,8 @@ def format_table(op: str, rows: list[dict]) -> list[str]:
         if row["new"]["name"] not in (row["old"]["name"], None):
             lines.append(f"{'':<{WIDTH - 4}}NEW {row['new']['name']}")
         if row["error"]:
-            lines.append(f"  {' '.join(row['error'].split())[:96]}")
+            error = textwrap.shorten(row["error"], ERROR_CHARACTERS, placeholder=" ...")
+            lines.append(textwrap.fill(error, 100, initial_indent="  ", subsequent_indent="  "))
     return lines
 
 

@@ -83,6 +83,15 @@ def test_a_wrong_kernel_exits_with_3(sets, capsys):
     assert "new: D has other bits" in capsys.readouterr().out
 
 
+def test_an_error_is_shown_with_its_remedy(sets, capsys):
+    long = " ".join(["install the compiler"] * 20)
+    sets.plant = lambda problem, entry: Check("incorrect", error=long) if entry.set == 1 else 1.0
+    assert cli.run(WORDS) == 3
+    out = capsys.readouterr().out
+    assert " ".join(out.split()).count("install the compiler") == 20
+    assert all(len(line) <= 100 for line in out.splitlines())
+
+
 def test_markdown_and_junit_have_every_problem(sets, capsys, tmp_path):
     path = tmp_path / "shapes.jsonl"
     path.write_text("".join(f'{{"m": {m}, "n": 2112, "k": 7168}}\n' for m in (64, 128)))
