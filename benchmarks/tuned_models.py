@@ -104,11 +104,12 @@ def record(calls: dict[Case, object], path: Path) -> list:
 def list_commands(work: Path, sweep_budget: float, is_gpu: bool) -> list[list[str]]:
     """Return the tuner's commands from recorded shapes to an installed artefact."""
     db, training = ["--db", str(work / "tuning.db")], str(work / "training")
+    place = ["--install"] if is_gpu else ["--out", str(work / "models")]  # simulated times are not installed
     commands = [
         ["sweep", "--shapes", str(work / "shapes.jsonl"), *db, "--time-budget", str(sweep_budget)],
         ["train", *db, "--out", training],
         ["evaluate", "--training", training, *db],
-        ["export", "--training", training, *db, "--install", "--force"],
+        ["export", "--training", training, *db, *place, "--force"],
     ]
     return commands if is_gpu else [[*words, *CPU_OPTIONS.get(words[0], ())] for words in commands]
 

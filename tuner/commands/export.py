@@ -45,6 +45,8 @@ def export(
         raise errors.UsageError("--out and --install: give one of them")
     folder = choose_folder(training, device)
     trained = [load_with_data(part, database) for part in find_folders(folder, op)]
+    if install:
+        refuse_simulated({found.record.identity.op: found.record.identity.regime for found, _ in trained})
     made = exporting.make_export(trained, stale=stale or None)
     passed = gates.is_passed(made.verdicts)
     if not passed and not force:
@@ -71,6 +73,18 @@ def export(
     print(f"written: {artifact} ({made.contents.bytes} bytes) and {card.name}")
     counts = [(name, found.exact, found.configs, found.nodes) for name, found in made.contents.ops.items()]
     print(format_table(("op kind", "exact entries", "configs", "nodes"), counts, indent="  "))
+
+
+def refuse_simulated(regimes: dict[str, str]) -> None:
+    """Raise UsageError where {op kind: regime} has simulated times."""
+    from tuner.measure.simulated import REGIME
+
+    simulated = [op for op, regime in regimes.items() if regime == REGIME]
+    if simulated:
+        raise errors.UsageError(
+            f"--install: {', '.join(simulated)} learned from simulated times, which must not decide what the library"
+            " runs; give --out"
+        )
 
 
 def install_folder() -> Path:

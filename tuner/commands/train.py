@@ -125,7 +125,7 @@ def print_record(op: str, record: dict) -> None:
         dropped = ", ".join(f"{count} problems ({reason})" for reason, count in data["dropped"].items())
         print(f"left out: {dropped or 'none'}; quarantined: {', '.join(data['quarantined']) or 'none'}")
     for size, score in record["portfolio_curve"].items():
-        print(f"portfolio of {size}: {score:.2%} behind the best on left-out families")
+        print(f"portfolio of {size}: {score:z.2%} behind the best on left-out families")
     print(
         f"model: {record['settings']['trees']} trees; margin {guards['margin']:.1%}, hull +{guards['slack']:.0%};"
         f" exact table of {len(record['portfolio'])} configs"

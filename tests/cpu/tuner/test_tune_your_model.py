@@ -38,8 +38,16 @@ def home(own_home, monkeypatch):
     (recorded,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
     (own_home / "shapes.jsonl").write_text(recorded)
     monkeypatch.chdir(own_home)
-    monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
+    monkeypatch.setattr(sweep, "make_worker", lambda options: make_worker("graph-cold"))
     return own_home
+
+
+def make_worker(regime: str) -> InProcessWorker:
+    """Return a simulated GPU whose times pass for those of a regime."""
+    worker = InProcessWorker()
+    hello = worker.backend.hello()
+    worker.backend.hello = lambda: hello | {"regime": regime}
+    return worker
 
 
 def test_recorded_lines_are_what_the_library_writes(home):

@@ -206,6 +206,22 @@ def test_an_entry_far_behind_the_heuristics_pick_is_left_out(data):
     assert data.problems[3] not in exact and data.problems[4] not in exact and data.problems[5] in exact
 
 
+def test_simulated_times_are_not_installed(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("DG_MODEL_DIR", str(tmp_path / "models"))
+    load = train.load_with_data
+
+    def load_as_simulated(*arguments):
+        found, data = load(*arguments)
+        record = replace(found.record, identity=replace(found.record.identity, regime="simulated"))
+        return replace(found, record=record), data
+
+    monkeypatch.setattr(train, "load_with_data", load_as_simulated)
+    assert cli.run(["export", "--training", str(folder.parent), "--install", "--force"]) == 2
+    message = capsys.readouterr().err
+    assert "--install: fp8_gemm learned from simulated times" in message and "give --out" in message
+    assert not (tmp_path / "models").exists()
+
+
 def test_the_command_installs_what_the_library_then_uses(folder, tmp_path, monkeypatch, capsys):
     from deep_gemm import selection
 
