@@ -1,5 +1,6 @@
 """What the library finds on this machine, part by part: GPU, driver, compiler, torch, cache, database, artefact."""
 
+import importlib.metadata
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,8 +67,21 @@ def split(part: str, error: Exception) -> Finding:
 
 
 def check_package() -> Finding:
-    """Return the version of the package and where it lies."""
-    return Finding("package", OK, f"deep_gemm {__version__} in {Path(_C.__file__).parent}")
+    """Return the version of the package and where it lies; a FAULT where another distribution has files there."""
+    folder = Path(_C.__file__).parent
+    found, others = f"deep_gemm {__version__} in {folder}", find_others(folder)
+    if not others:
+        return Finding("package", OK, found)
+    named = " ".join(others)
+    remedy = f"`pip uninstall {named} deep_gemm`, then install deep_gemm again, or each into a folder of its own"
+    return Finding("package", FAULT, f"{found}, with files of {named} among its own", remedy)
+
+
+def find_others(folder: Path) -> list[str]:
+    """Return the other distributions that have their deep_gemm in this folder, too: pip lets them write over it."""
+    names = set(importlib.metadata.packages_distributions().get("deep_gemm", ())) - {"deep_gemm", "deep-gemm"}
+    found = (one for one in importlib.metadata.distributions() if one.name in names)
+    return sorted({one.name for one in found if one.locate_file("deep_gemm") == folder})
 
 
 def check_torch() -> Finding:

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import venv
 import zipfile
 from pathlib import Path
 
@@ -152,6 +153,37 @@ def test_a_wheel_holds_every_file_of_the_packages_once(wheel):
     files = [name for name in names if ".dist-info/" not in name]
     assert sorted(files) == sorted(packaged_files() | {f"deep_gemm/{NATIVE.name}"})
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def write_other(folder: Path) -> Path:
+    """Write the wheel of another distribution of the same name, with a module that this one lacks, and return it."""
+    information = "deep_gemm-2.5.0.dist-info"
+    files = {
+        "deep_gemm/__init__.py": "",
+        "deep_gemm/jit_kernels.py": "",
+        f"{information}/METADATA": "Metadata-Version: 2.1\nName: deep_gemm\nVersion: 2.5.0\n",
+        f"{information}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    path = folder / "deep_gemm-2.5.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+        archive.writestr(f"{information}/RECORD", "".join(f"{name},,\n" for name in [*files, f"{information}/RECORD"]))
+    return path
+
+
+def test_another_distribution_of_this_name_is_replaced_and_replaces(wheel, tmp_path):
+    """What docs/compatibility.md says of upstream's: nothing of the one that was there stays."""
+    venv.create(tmp_path / "venv")
+    site = next(tmp_path.glob("venv/lib/python*/site-packages"))
+    options = ["--python", tmp_path / "venv", "install", "--quiet", "--no-deps", "--no-index"]
+    command = [sys.executable, "-m", "pip", *map(str, options)]
+    other, theirs, ours = write_other(tmp_path), site / "deep_gemm" / "jit_kernels.py", site / "deep_gemm" / "ops.py"
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}  # no PYTHONPATH, on which pip would find a checkout
+    for installed in (other, wheel, other):
+        subprocess.run([*command, str(installed)], check=True, timeout=240, cwd=tmp_path, env=environment)
+        assert (site / "deep_gemm" / "__init__.py").exists() and theirs.exists() == (installed == other)
+        assert ours.exists() == (site / "tuner").exists() == (installed == wheel)
 
 
 @pytest.mark.full

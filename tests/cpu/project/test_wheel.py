@@ -1,8 +1,10 @@
 """tests/wheel.py: a wheel with the compiled module, in an environment of its own."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -40,6 +42,23 @@ def test_an_environment_has_the_paths_of_this_one_behind_its_own(tmp_path, monke
     assert "venv" in seen[0] and {"--no-deps", "--no-index"} <= set(seen[1])
     (others,) = tmp_path.glob("lib/python3/site-packages/others.pth")
     assert all(os.path.isabs(line) for line in others.read_text().split())
+
+
+def test_the_metadata_promise_what_the_page_says_was_tested():
+    project = tomllib.loads((wheel.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (wheel.ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
+    tested = re.findall(r"^\| (3\.\d+)\.\d+ \| 2\.(\d+)\.\d+", page, re.MULTILINE)
+    promised = [found[1] for name in project["classifiers"] if (found := re.search(r"Python :: (3\.\d+)$", name))]
+    assert promised == [python for python, _ in tested] and project["requires-python"] == f">={promised[0]}"
+    minors = [int(minor) for _, minor in tested]
+    assert f"torch>=2.{min(minors)},<2.{max(minors) + 1}" in project["dependencies"]
+
+
+def test_a_build_takes_no_older_pybind11_than_was_tested():
+    """Of 2.12 and 3.0 it is known that they do not compile this: their pickles want one type in both directions."""
+    wanted = tomllib.loads((wheel.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["build-system"]["requires"]
+    (tested,) = re.findall(r'"pybind11==(\d+\.\d+)\.', (wheel.ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert f"pybind11>={tested},<4" in wanted
 
 
 @pytest.mark.full

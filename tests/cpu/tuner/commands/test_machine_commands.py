@@ -47,6 +47,26 @@ def test_without_a_gpu_nothing_is_wrong(capsys, monkeypatch):
     assert found["selector"]["found"].startswith(selection.load_selector("nvidia-h200-sm132").file)
 
 
+def write_distribution(site, name: str) -> None:
+    """Make a folder look as if a distribution had installed a module deep_gemm there."""
+    information = site / f"{name}-1.0.dist-info"
+    information.mkdir(parents=True)
+    (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (information / "RECORD").write_text("deep_gemm/__init__.py,,\n")
+
+
+def test_another_distribution_in_the_same_folder_is_a_fault(capsys, monkeypatch, tmp_path):
+    for site, name in (("one", "sgl-deep-gemm"), ("one", "deep_gemm"), ("two", "a-third")):
+        write_distribution(tmp_path / site, name)
+        monkeypatch.syspath_prepend(tmp_path / site)
+    assert diagnose(capsys)["package"]["state"] == "ok"  # in folders of their own
+    others = diagnosis.find_others(tmp_path / "one" / "deep_gemm")
+    monkeypatch.setattr(diagnosis, "find_others", lambda folder: others)
+    found = diagnose(capsys)["package"]
+    assert found["state"] == "FAULT" and found["found"].endswith("with files of sgl-deep-gemm among its own")
+    assert "`pip uninstall sgl-deep-gemm deep_gemm`" in found["remedy"] and run(capsys, "doctor")[0] == 1
+
+
 def test_it_describes_the_gpu_at_hand(capsys, monkeypatch):
     monkeypatch.setattr(_C, "get_device", lambda: _C.Device.known("h100"))
     monkeypatch.setattr(_C, "get_driver_version", lambda: 13010)
