@@ -191,6 +191,8 @@ def _divide_by_max(amax: torch.Tensor) -> torch.Tensor:
 
 def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Return x [..., m, n] padded with zeros to [..., rows, columns], contiguous."""
+    if 0 in x.shape:  # torch 2.9 takes 0 for a negative padding then
+        return x.new_zeros(*x.shape[:-2], rows, columns)
     return torch.nn.functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2])).contiguous()
 
 

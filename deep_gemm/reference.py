@@ -87,7 +87,10 @@ def m_grouped_fp8_gemm_contiguous(
         groups: int32 [m], the group of each row, -1 for padding.
     """
     _store_rows(
-        d, groups, len(b), lambda rows, group: multiply_fp8(a[rows], scale_a[rows], b[group], scale_b[group], recipe)
+        d,
+        groups,
+        len(b),
+        lambda rows, group: multiply_fp8(_take(a, rows), scale_a[rows], b[group], scale_b[group], recipe),
     )
 
 
@@ -369,6 +372,11 @@ def _store_rows(
         rows = (groups == group).nonzero().flatten()
         final[rows] = multiply(rows, group)
     d.copy_(final)
+
+
+def _take(data: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return some rows of FP8 data, by its bytes: torch 2.9 cannot index FP8 on the CPU."""
+    return data.view(torch.uint8)[rows].view(data.dtype)
 
 
 def _masked_rows(groups: torch.Tensor, m: int) -> list[slice]:
