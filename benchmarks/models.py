@@ -38,7 +38,7 @@ from examples import deepseek, llama
 from examples.llama import LLAMA_8B, QWEN3_30B, TINY, TINY_MOE
 from tuner.measure.statistics import median, paired_ratios
 
-from .stamp import RESULTS, make_stamp, write_json
+from .stamp import RESULTS, make_stamp, write_result
 
 #: The model whose layers are torchao's, beside "bf16" and "fp8".
 TORCHAO = "torchao"
@@ -279,7 +279,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a case failed, 3 not complete."
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "models.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, help="where the result goes; default: the record, on a GPU")
     parser.add_argument("--model", choices=FAMILIES, default="llama_8b", help="the sizes; default: llama_8b")
     parser.add_argument("--transformers", action="store_true", help="the model of transformers in these sizes")
     parser.add_argument("--layers", type=int, help="layers of the model; default: all")
@@ -328,7 +328,8 @@ def main(arguments: list[str] | None = None) -> int:
         "context": context,
         "rounds": args.rounds,
     }
-    write_json(args.out, {"meta": {**meta, "complete": is_complete and not has_faults}, "rows": rows})
+    result = {"meta": {**meta, "complete": is_complete and not has_faults}, "rows": rows}
+    write_result(result, args.out, RESULTS / "models.json", is_gpu)
     return 1 if has_faults else 0 if is_complete else 3
 
 

@@ -45,7 +45,7 @@ from .models import (
     refuse_transformers,
     time_once,
 )
-from .stamp import RESULTS, make_stamp, write_json
+from .stamp import RESULTS, make_stamp, write_result
 
 WAYS = ("heuristic", "before", "tuned")
 ROUNDS = 15
@@ -192,7 +192,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a command or a case failed."
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "tuned_models.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, help="where the result goes; default: the record, on a GPU")
     parser.add_argument("--work", type=Path, required=True, help="folder of shapes, database, training and artefact")
     parser.add_argument("--model", choices=FAMILIES, default="llama_8b", help="the sizes; default: llama_8b")
     parser.add_argument("--transformers", action="store_true", help="the model of transformers in these sizes")
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         "seconds": seconds,
         "rounds": args.rounds,
     }
-    write_json(args.out, {"meta": meta, "rows": rows})
+    write_result({"meta": meta, "rows": rows}, args.out, RESULTS / "tuned_models.json", is_gpu)
     print(f"{changed} of {len(problems)} problems have another config now\n\n{format_table(rows)}", flush=True)
     return 1 if any("failed" in row for row in rows) else 0
 

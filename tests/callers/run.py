@@ -34,6 +34,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200/callers.json"), help="result file")
     args = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        parser.error("no GPU is visible; `python -m pytest tests/callers` runs the programs on the CPU")
     rows = []
     for name in PROGRAMS:
         start = time.monotonic()

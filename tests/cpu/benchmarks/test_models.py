@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import models
+from benchmarks.stamp import write_result
 from deep_gemm.nn import Fp8Linear
 from examples.llama import TINY, make_model
 from tests.fakes.operands import one_thread
@@ -69,6 +70,14 @@ def test_what_does_not_go_together(capsys, options, reason):
     with pytest.raises(SystemExit) as caught:
         models.main(options)
     assert caught.value.code == 2 and reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("is_gpu, is_named", [(True, False), (True, True), (False, False), (False, True)])
+def test_a_run_on_the_cpu_replaces_no_record(tmp_path, capsys, is_gpu, is_named):
+    record, out = tmp_path / "record.json", tmp_path / "out.json"
+    write_result({"rows": []}, out if is_named else None, record, is_gpu)
+    assert record.exists() == (is_gpu and not is_named) and out.exists() == is_named
+    assert ("say nothing of the kernels" in capsys.readouterr().out) == (not is_gpu)
 
 
 @pytest.mark.parametrize("library", ["transformers", "torchao"])
