@@ -90,7 +90,7 @@ def test_the_commands_refuse_a_damaged_database(sound, tmp_path, capsys):
     for words in (["db", "check"], ["train", "--op", "fp8_gemm", "--out", str(tmp_path / "trained")]):
         assert cli.run([*words, "--db", str(path)]) == errors.EXIT_INTEGRITY
         shown = capsys.readouterr()
-        assert "not what was recorded" in shown.out + shown.err
+        assert "not what was recorded" in " ".join((shown.out + shown.err).split())  # lines end where paths are long
     assert not (tmp_path / "trained").exists()
 
 
