@@ -52,7 +52,8 @@ def make_environment(folder: Path, wheel: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     python = folder / "bin" / "python"
     install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True)
+    # On a PYTHONPATH pip would find the checkout and install nothing.
+    subprocess.run([sys.executable, "-m", "pip", "--python", str(python), *install], check=True, env=environment())
     site = next((folder / "lib").glob("python*/site-packages"))
     others = [path for path in sys.path if path.endswith("-packages")] or [str(Path(torch.__file__).parents[1])]
     (site / "others.pth").write_text("\n".join(others) + "\n")
@@ -70,11 +71,15 @@ def copy_tests(folder: Path) -> Path:
     return folder
 
 
+def environment() -> dict[str, str]:
+    """Return the environment variables of this process without what would lead to the checkout."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+
+
 def run(python: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
     """Run the environment's Python in a folder, without what would lead to the checkout."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
-        [str(python), *arguments], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=False
+        [str(python), *arguments], cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True, check=False
     )
 
 

@@ -5,13 +5,18 @@ import re
 import subprocess
 import sys
 import tomllib
+from importlib.util import find_spec
 
 import pytest
 
 from tests import wheel
 
+#: A folder called build is a package without files to an environment that lacks PyPA's build.
+NEEDS_BUILD = pytest.mark.skipif(find_spec("build.__main__") is None, reason="PyPA's build is not installed")
+
 
 @pytest.mark.full
+@NEEDS_BUILD
 def test_the_wheel_is_imported_and_tested_where_it_was_installed(tmp_path, capsys):
     assert wheel.main(["--dist", str(tmp_path), "--tests", "tests/cpu/nn/test_fused.py"]) == 0
     (built,) = tmp_path.glob("*.whl")
@@ -33,11 +38,13 @@ def test_a_package_from_another_place_is_refused(tmp_path, monkeypatch, place, c
 def test_an_environment_has_the_paths_of_this_one_behind_its_own(tmp_path, monkeypatch):
     seen = []
 
-    def record(command, check):
+    def record(command, check, env=None):
         seen.append(command)
+        assert env is None or "PYTHONPATH" not in env
         (tmp_path / "lib" / "python3" / "site-packages").mkdir(parents=True, exist_ok=True)
 
     monkeypatch.setattr(wheel.subprocess, "run", record)
+    monkeypatch.setenv("PYTHONPATH", str(wheel.ROOT))
     assert wheel.make_environment(tmp_path, tmp_path / "x.whl") == tmp_path / "bin" / "python"
     assert "venv" in seen[0] and {"--no-deps", "--no-index"} <= set(seen[1])
     (others,) = tmp_path.glob("lib/python3/site-packages/others.pth")
@@ -62,6 +69,7 @@ def test_a_build_takes_no_older_pybind11_than_was_tested():
 
 
 @pytest.mark.full
+@NEEDS_BUILD
 def test_a_folder_of_its_own_leaves_another_distribution_as_it_is(tmp_path):
     """What docs/compatibility.md says of two distributions of one module."""
     others = tmp_path / "others"
