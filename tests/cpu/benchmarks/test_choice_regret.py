@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import choice_regret
 from benchmarks.choices import Choices
-from benchmarks.stamp import DATA, read_json
+from benchmarks.stamp import DATA, RESULTS, read_json
 from deep_gemm import _C, selection
 from tests.fakes.in_process_worker import InProcessWorker
 from tuner.db import Store
@@ -17,6 +17,7 @@ from tuner.search import sweep
 
 FEW = {"fp8_gemm": 3, "m_grouped_fp8_gemm_masked": 2}
 DEVICE = _C.Device.known("h200")
+RECORD = RESULTS / "choice_regret.json"
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,47 @@ def test_problems_are_those_of_the_seed_and_of_no_preset(monkeypatch):
     assert not weights & {get_weight_shape(problem) for problem in problems}
     assert {problem.op for problem in problems[:6]} == set(choice_regret.COUNTS), "mixed"
     assert all(problem.n % 64 == 0 and problem.k % 128 == 0 and problem.n <= 32768 for problem in problems)
+
+
+def test_the_record_holds_the_draw_of_its_seed(monkeypatch):
+    monkeypatch.undo()
+    recorded = read_json(RECORD)
+    problems = choice_regret.draw(seed=recorded["meta"]["seed"])
+    assert {problem.key for problem in problems} == {row["problem"] for row in recorded["rows"]}
+
+
+def test_the_new_draw_has_no_weight_of_an_old_one(monkeypatch):
+    monkeypatch.undo()
+    old, new = (
+        {get_weight_shape(problem) for seed in seeds for problem in choice_regret.draw(seed=seed)}
+        for seeds in (choice_regret.OLD_SEEDS, [choice_regret.SEED])
+    )
+    assert len(old) == len(new) == sum(choice_regret.COUNTS.values()) and not old & new
+
+
+def test_a_weight_that_is_known_is_drawn_again():
+    first, *_ = plain = choice_regret.draw_op("fp8_gemm", 4, 15, set())
+    again = choice_regret.draw_op("fp8_gemm", 4, 15, {get_weight_shape(first)})
+    assert again[:3] == plain[1:] and len(again) == 4
+
+
+@pytest.mark.parametrize(
+    ("seed", "count", "mean", "is_met"),
+    [
+        (choice_regret.SEED, 40, 0.02, True),
+        (choice_regret.SEED, 40, 0.021, False),
+        (choice_regret.SEED, 39, 0.02, False),
+        (choice_regret.OLD_SEEDS[0], 72, 0.01, False),
+    ],
+)
+def test_only_enough_problems_of_the_new_draw_meet_the_target(seed, count, mean, is_met):
+    assert choice_regret.is_met(seed, count, mean) is is_met
+
+
+def test_an_old_draw_is_said_to_be_one(tmp_path, capsys):
+    code, result = run(tmp_path, "--seed", str(choice_regret.OLD_SEEDS[0]))
+    assert code == 0 and result["meta"]["seed"] == choice_regret.OLD_SEEDS[0]
+    assert capsys.readouterr().out.splitlines()[-4].startswith("of the old draw (seed 14)")
 
 
 def test_a_regret_is_the_pick_s_confirmed_time_over_that_of_the_best(tmp_path, capsys):
