@@ -82,6 +82,12 @@ _HASH = Rule(
 )
 
 
+def is_quarantined(entry: object) -> bool:
+    """Return whether `entry` is an index of a config, or a list of one and of texts."""
+    index, *variants = entry if isinstance(entry, list) and entry else [entry]
+    return integer_within(0, SIZES["configs"][1] - 1).is_met(index) and all(map(text_within(1024).is_met, variants))
+
+
 class Array(NamedTuple):
     """An array of an op kind: its dtype, the names of its dimensions (see SIZES), what it holds."""
 
@@ -151,9 +157,9 @@ METADATA = {
 OP_METADATA = {
     "kernel_hash": _HASH,
     "margin": number_within(0, 1000),  # a log ratio: what must be gained over the heuristic's pick
-    "quarantined": Rule(  # ascending indices of configs that must not be chosen
-        "a list of config indices",
-        lambda value: isinstance(value, list) and all(map(integer_within(0, SIZES["configs"][1] - 1).is_met, value)),
+    "quarantined": Rule(  # configs that must not be chosen, in ascending order of their indices
+        "a list of config indices, or [index, variant, ...] of one that may be chosen for these (Problem.to_json)",
+        lambda value: isinstance(value, list) and all(map(is_quarantined, value)),
     ),
     "regime": text_within(64),
 }

@@ -17,7 +17,7 @@ from deep_gemm.artifact import (
     read_artifact,
     refuse,
 )
-from deep_gemm.errors import ArgumentError
+from deep_gemm.errors import ArgumentError, ProblemError
 
 _NUM_CONFIG_FIELDS = len(_C.CONFIG_FIELDS)
 
@@ -57,8 +57,8 @@ class Selector(_C.Selector):
 
     def quarantined(self, op: str) -> "list[_C.Config]":
         """Return the configs of an op kind that are never chosen. Raises: ModelError where the op kind is missing."""
-        configs = self.configs(op)
-        return [configs[index] for index in self._metadata["ops"][op]["quarantined"]]
+        configs, entries = self.configs(op), map(split_quarantined, self._metadata["ops"][op]["quarantined"])
+        return [configs[index] for index, variants in entries if not variants]
 
     def choose(
         self, problem: "_C.Problem", device: "_C.Device", mode: str = "auto", kernel_hash: str = ""
@@ -86,7 +86,34 @@ def describe_op(op: str, members: Any, arrays: Mapping[str, np.ndarray]) -> dict
     revision = members.get("estimate_revision", _C.LOGITS_ESTIMATE_REVISION)
     own = {name: arrays.get(f"{op}/{name}") for name in ARRAYS}
     check_shapes(own, {"fields": _NUM_CONFIG_FIELDS})
-    return members | own | {"has_own_estimate": revision == _C.LOGITS_ESTIMATE_REVISION}
+    entries = [split_quarantined(entry) for entry in members["quarantined"]]
+    return (
+        members
+        | own
+        | {
+            "has_own_estimate": revision == _C.LOGITS_ESTIMATE_REVISION,
+            "quarantined": [index for index, _ in entries],
+            "built": [[read_variant(op, text) for text in variants] for _, variants in entries],
+        }
+    )
+
+
+def split_quarantined(entry: int | list) -> tuple[int, list[str]]:
+    """Return the index of a config in quarantine, and the variants that it may be chosen for."""
+    return (entry[0], entry[1:]) if isinstance(entry, list) else (entry, [])
+
+
+def join_quarantined(index: int, variants: list[str]) -> int | list:
+    """Return the entry of a config in quarantine."""
+    return [index, *variants] if variants else index
+
+
+def read_variant(op: str, text: str) -> "_C.Problem":
+    """Return the problem that `text` describes. Raises: ModelError where it describes none."""
+    try:
+        return _C.Problem.from_json(text)
+    except ProblemError as error:
+        refuse(f"op kind {ascii(op)[:32]}: quarantined: {error}")
 
 
 def check_shapes(arrays: Mapping[str, np.ndarray | None], sizes: dict[str, int]) -> None:

@@ -29,6 +29,7 @@ OpParts take_parts(const py::dict& op) {
             .has_own_estimate = op["has_own_estimate"].cast<bool>(),
             .margin = op["margin"].cast<double>(),
             .quarantined = op["quarantined"].cast<std::vector<int64_t>>(),
+            .built = op["built"].cast<std::vector<std::vector<Problem>>>(),
             .configs = take_array<int32_t>(op, "configs"),
             .exact_key = take_array<uint64_t>(op, "exact_key"),
             .exact_config = take_array<int32_t>(op, "exact_config"),

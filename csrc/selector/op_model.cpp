@@ -50,6 +50,13 @@ std::vector<bool> mark_quarantined(const std::vector<int64_t>& indices, size_t n
     return is_quarantined;
 }
 
+void check_built(const OpParts& parts, Op op) {
+    if (parts.built.size() != parts.quarantined.size()) refuse("quarantined and built differ in length");
+    for (const auto& variants : parts.built)
+        for (const Problem& variant : variants)
+            if (variant.op != op || variant != kernel_identity(variant)) refuse("quarantined must name variants");
+}
+
 template <typename T>
 void check_finite(const std::vector<T>& values, const char* what) {
     for (T value : values)
@@ -104,6 +111,15 @@ void check_golden(const OpModel& model) {
 
 }  // namespace
 
+bool OpModel::is_banned(const Problem& problem, const Config& config) const {
+    for (size_t i = 0; i < parts.quarantined.size(); ++i)
+        if (configs[size_t(parts.quarantined[i])] == config) {
+            const auto& built = parts.built[i];
+            return std::find(built.begin(), built.end(), kernel_identity(problem)) == built.end();
+        }
+    return false;
+}
+
 void refuse(const std::string& what) { throw Error(ErrorKind::kModel, what + "; export the selector again"); }
 
 OpModel::OpModel(Op kind, OpParts given, const Device& device, bool has_own_features)
@@ -112,6 +128,7 @@ OpModel::OpModel(Op kind, OpParts given, const Device& device, bool has_own_feat
       configs(make_configs(parts.configs, op, device)),
       is_quarantined(mark_quarantined(parts.quarantined, configs.size())),
       forest(std::move(parts.forest), parts.feature_min.size()) {
+    check_built(parts, op);
     check_exact(*this);
     check_hull(*this, has_own_features);
     widen_hull(*this);

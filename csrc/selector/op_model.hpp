@@ -22,6 +22,8 @@ struct OpParts {
     bool has_own_estimate = true;  // of attention logits: trained against this package's estimate of them
     double margin = 0.0;
     std::vector<int64_t> quarantined;
+    // For each of these the variants (see kernel_identity) that it may still be chosen for: those it built for.
+    std::vector<std::vector<Problem>> built;
     std::vector<int32_t> configs;
     std::vector<uint64_t> exact_key;
     std::vector<int32_t> exact_config;
@@ -39,6 +41,9 @@ struct OpModel {
     OpModel(Op op, OpParts parts, const Device& device, bool has_own_features);
 
     size_t num_features() const { return parts.feature_min.size(); }
+
+    // Whether the config must not be chosen for the problem.
+    bool is_banned(const Problem& problem, const Config& config) const;
 
     Op op;
     OpParts parts;  // without the forest's arrays

@@ -89,19 +89,14 @@ Decision decide(const OpModel& model, const FeatureTable& table, size_t count, I
     return decision;
 }
 
-bool is_quarantined(const OpModel& model, const Config& config) {
-    for (int64_t index : model.parts.quarantined)
-        if (model.configs[size_t(index)] == config) return true;
-    return false;
-}
-
 std::optional<Config> find_exact(const OpModel& model, uint64_t key, const Problem& problem, const Device& device) {
     const auto& keys = model.parts.exact_key;
     const auto found = std::lower_bound(keys.begin(), keys.end(), key);
     if (found == keys.end() || *found != key) return std::nullopt;
     const size_t index = size_t(model.parts.exact_config[size_t(found - keys.begin())]);
-    if (model.is_quarantined[index] || !is_legal(problem, model.configs[index], device)) return std::nullopt;
-    return model.configs[index];
+    const Config& config = model.configs[index];
+    const bool is_banned = model.is_quarantined[index] && model.is_banned(problem, config);
+    return is_banned || !is_legal(problem, config, device) ? std::nullopt : std::optional(config);
 }
 
 // Whether the trees give the recorded scores of a golden problem, bit by bit, and the guards its recorded choice.
@@ -201,8 +196,8 @@ Choice Selector::ask_trees(const OpModel& model, const Problem& problem, const D
         features.write_own(shortlist[row].config, shortlist[row].facts, own);
         for (size_t i = 0; i < kNumOwnFeatures; ++i) table.at(kNumSharedFeatures + i, row) = float(own[i]);
     }
-    Decision decision =
-        decide(model, table, shortlist.size(), [&](size_t i) { return !is_quarantined(model, shortlist[i].config); });
+    Decision decision = decide(model, table, shortlist.size(),
+                               [&](size_t i) { return !model.is_banned(problem, shortlist[i].config); });
     Choice choice{.config = shortlist[decision.best].config,
                   .source = decision.is_refused ? Choice::Source::kAnalytic : Choice::Source::kLearned,
                   .reason = std::move(decision.reason),

@@ -68,7 +68,7 @@ class Dataset:
 
     A config whose ring could be deeper may be timed, and may even be the oracle; the run time then takes it from the
     exact table only. `quarantined` failed otherwise than by not building for some variant; `failed` has those as well.
-    `newest` is the time of the newest row.
+    `built` has, for those that failed, the variants that they were timed for. `newest` is the time of the newest row.
     """
 
     identity: Identity
@@ -88,8 +88,14 @@ class Dataset:
     models: list
     quarantined: list = field(default_factory=list)
     failed: list = field(default_factory=list)
+    built: dict = field(default_factory=dict)
     dropped: dict = field(default_factory=dict)
     newest: str = ""
+
+    def find_banned(self, problem) -> set:
+        """Return the configs that failed, and that were not timed for any problem of the variant either."""
+        variant = kernel_identity(problem) if self.failed else None
+        return {config for config in self.failed if variant not in self.built.get(config, ())}
 
     def regret_log(self, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
         """Return log(time of the chosen column / time of the oracle) per row, negative where the oracle was lucky."""
@@ -283,9 +289,16 @@ def assemble(
         model_names(problems),
         sorted((config for config, kernels in quarantined.items() if kernels is None), key=config_order),
         sorted(quarantined, key=config_order),
+        find_built(quarantined, configs, problems, state),
         dropped,
         newest,
     )
+
+
+def find_built(quarantined: dict, configs: list, problems: list, state: np.ndarray) -> dict:
+    """Return {config: variants that it was timed for} of the quarantined configs that have a column."""
+    timed = {config: np.flatnonzero(state[:, configs.index(config)]) for config in quarantined if config in configs}
+    return {config: {kernel_identity(problems[row]) for row in rows} for config, rows in timed.items()}
 
 
 def find_oracle(log_ratio: np.ndarray, search: np.ndarray, state: np.ndarray) -> np.ndarray:

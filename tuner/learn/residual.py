@@ -106,7 +106,7 @@ def find_places(data: Dataset, column: dict, row: int) -> dict[int, int]:
     A tile counts with the knobs of the main loop and without them where both were timed, else as it was timed: an
     artefact of data without knobs chooses none, because they are outside its hull.
     """
-    problem, failed = data.problems[row], set(data.failed)
+    problem, banned = data.problems[row], data.find_banned(data.problems[row])
     num_ranked = len(_C.get_shortlist(problem, data.device, _C.NUM_RANKED))
     shortlist = _C.get_shortlist(problem, data.device, NUM_LEARNED)
     tiles = [_C.without_loop_knobs(config) for config in shortlist]
@@ -116,7 +116,7 @@ def find_places(data: Dataset, column: dict, row: int) -> dict[int, int]:
     places = {}
     for place, (config, index) in enumerate(zip(shortlist, known, strict=True)):
         is_shown = timed[place] or (config == tiles[place] and config not in is_tile_timed)
-        if index >= 0 and is_shown and data.legal[row, index] and config not in failed:
+        if index >= 0 and is_shown and data.legal[row, index] and config not in banned:
             places[index] = place if place < num_ranked else UNRANKED
     return places
 

@@ -9,7 +9,7 @@ from deep_gemm import _C
 from deep_gemm._version import __version__
 from deep_gemm.artifact import FORMAT, exact_key, read_artifact
 from deep_gemm.errors import DeepGemmError
-from deep_gemm.selector import Selector
+from deep_gemm.selector import Selector, join_quarantined, split_quarantined
 from tuner import errors
 from tuner.db.rows import Identity
 from tuner.learn.artifact import build_artifact
@@ -51,10 +51,10 @@ def add_entry(base: bytes | None, ranking: Ranking, device: _C.Device) -> Entry:
     configs = [to_config(row) for row in part["configs"].tolist()]
     chosen, num_lost = choose_allowed(ranking, configs, winner), 0
     if chosen not in configs:
-        quarantined = metadata["ops"][problem.op]["quarantined"]
+        quarantined = list(map(split_quarantined, metadata["ops"][problem.op]["quarantined"]))
         if len(configs) - len(quarantined) >= MAX_CONFIGS:
-            least, num_lost = make_room(part, quarantined)
-            moved = [index - (index > least) for index in quarantined]
+            least, num_lost = make_room(part, [index for index, _ in quarantined])
+            moved = [join_quarantined(index - (index > least), variants) for index, variants in quarantined]
             metadata["ops"][problem.op] = metadata["ops"][problem.op] | {"quarantined": moved}
         row = np.array([list(chosen.as_dict().values())], np.int32)
         part["configs"] = np.concatenate([part["configs"], row])

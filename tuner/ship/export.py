@@ -16,7 +16,7 @@ import numpy as np
 from deep_gemm import _C
 from deep_gemm.artifact import FORMAT, SIZES, exact_key
 from deep_gemm.fields import OP_KINDS
-from deep_gemm.selector import Selector
+from deep_gemm.selector import Selector, join_quarantined
 from tuner import errors
 from tuner.learn.artifact import build_artifact
 from tuner.learn.dataset import CONFIRMED, SEARCHED, Dataset
@@ -186,8 +186,8 @@ def make_metadata(parts: list[Part], created: str) -> dict:
 
 
 def find_quarantined(data: Dataset, configs: list) -> list:
-    """Return the configs that failed on some problem, which the trees must not choose. One that did not build for some
-    variant may still be the measured best of another, and is then among `configs`.
+    """Return the configs that failed on some problem, which the trees must not choose, except for the variants of
+    Dataset.built. One of these may be the measured best of a problem, and is then among `configs`.
 
     Raises: IntegrityError for more than an artefact can name.
     """
@@ -202,15 +202,22 @@ def find_quarantined(data: Dataset, configs: list) -> list:
 
 def describe_op(part: Part) -> dict:
     """Return the metadata of one op kind."""
-    record = part.training.record
+    record, configs = part.training.record, part.configs + part.quarantined
+    is_failed = [config in part.data.failed for config in configs]
     is_logits = OP_KINDS[record.identity.op].is_logits
     return {
         **({"estimate_revision": _C.LOGITS_ESTIMATE_REVISION} if is_logits else {}),
         "kernel_hash": record.identity.kernel_hash,
         "regime": record.identity.regime,
         "margin": record.guards.margin,
-        "quarantined": list(range(len(part.configs), len(part.configs) + len(part.quarantined))),
+        "quarantined": [describe_quarantined(part, index) for index in range(len(configs)) if is_failed[index]],
     }
+
+
+def describe_quarantined(part: Part, index: int) -> int | list:
+    """Return the entry of a config in the metadata's `quarantined`: its index, and the variants that it built for."""
+    config = (part.configs + part.quarantined)[index]
+    return join_quarantined(index, sorted(variant.to_json() for variant in part.data.built.get(config, ())))
 
 
 def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
@@ -337,7 +344,7 @@ def check_choices(selector: Selector, part: Part) -> None:
     for problem in part.data.problems:
         choice = selector.choose(problem, device, "model")
         shortlist = _C.get_shortlist(problem, device, _C.NUM_RANKED)
-        if set(shortlist) & set(part.data.failed):
+        if set(shortlist) & part.data.find_banned(problem):
             continue
         features = _C.get_config_features(problem, device, shortlist).astype(np.float32)
         expected = shortlist[choose_row(features, part.training.forest.predict(features), hull, margin)]

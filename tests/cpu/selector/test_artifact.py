@@ -276,6 +276,15 @@ OP_CHANGES = {
     "quarantine twice": {"quarantined": [1, 1]},
     "quarantine type": {"quarantined": ["1"]},
     "quarantine bool": {"quarantined": [True]},
+    "quarantine of nothing": {"quarantined": [[]]},
+    "quarantine with a number for a variant": {"quarantined": [[1, 2]]},
+    "quarantine with no problem": {"quarantined": [[1, "fp8_gemm"]]},
+    "quarantine with another op kind": {
+        "quarantined": [[1, '{"fields":{"k":1,"m":1,"n":1},"op":"bf16_gemm"}']],
+    },
+    "quarantine with a problem that is no variant": {
+        "quarantined": [[1, '{"fields":{"k":1,"m":2,"n":1},"op":"fp8_gemm"}']],
+    },
     "quarantine of 2^63": {"quarantined": [2**63]},
     "unknown": {"x": 1},
     "regime": {"regime": 3},

@@ -279,23 +279,6 @@ def test_rows_outside_the_hull_are_not_chosen(no_exact):
     assert {(True, True), (True, False)} <= seen
 
 
-def test_quarantined_configs_are_never_chosen(no_exact):
-    """Neither by the exact table nor by the trees; the heuristic's pick stays what it is."""
-    problem = next(one for one in no_exact[1] if no_exact[0].choose(one, DEVICE).reason.startswith("predicted"))
-    banned = no_exact[0].choose(problem, DEVICE).config
-    changed = make_parts()[1]["configs"].copy()
-    changed[3] = list(banned.as_dict().values())
-    selector = load(change_op(quarantined=[3]), configs=changed)
-    assert selector.quarantined(OP) == [banned]
-    scores = selector.choose_learned(problem, DEVICE).scores
-    second = min((score, place) for place, (config, score) in enumerate(scores.items()) if config != banned)
-    expected = list(scores)[second[1]] if second[0] < -MARGIN else _C.get_analytic_config(problem, DEVICE)
-    assert selector.choose(problem, DEVICE, "model").config == expected != banned
-    for problem in no_exact[1]:
-        choice = selector.choose(problem, DEVICE)
-        assert choice.config != banned or banned == _C.get_analytic_config(problem, DEVICE)
-
-
 def test_illegal_configs_are_never_chosen():
     selector = load()
     for problem in make_parts()[3][:60]:

@@ -149,6 +149,9 @@ def test_a_kernel_that_does_not_build_leaves_its_config_to_other_variants(status
         and not data.candidate[data.problems.index(PROBLEM), column]
     )
     assert data.legal[data.problems.index(ROW_MAJOR), column]
+    unseen = _C.Problem("fp8_gemm", 64, 2112, 7168, d_dtype="fp32")
+    banned = [data.find_banned(problem) for problem in (PROBLEM, ROW_MAJOR, unseen)]
+    assert banned == [{common}, set(), {common}], "nothing says that it builds for a variant that no row has"
 
 
 def test_legality_is_that_of_the_variant():

@@ -126,6 +126,8 @@ def test_what_failed_is_no_row(data, rows):
     second = next(index for index, place in places.items() if place > 0)
     failed = replace(data, failed=[data.configs[second]])
     assert residual.find_places(failed, column, row).keys() == places.keys() - {second}
+    built = {data.configs[second]: {_C.kernel_identity(data.problems[row])}}
+    assert residual.find_places(replace(failed, built=built), column, row) == places, "it built for this variant"
 
 
 def test_features_are_rounded_to_values_of_their_own_and_few_stay():

@@ -338,9 +338,13 @@ def test_configs_that_failed_are_in_quarantine(made):
     found, data, _ = made
     failed = [config for config in data.configs if config not in found.record.portfolio][:2]
     failed_and_best = [*failed, found.record.portfolio[0]]
-    content = export.make_export([(found, replace(data, failed=failed_and_best))]).content
-    selector = Selector(content)
-    assert selector.quarantined("fp8_gemm") == failed and selector.configs("fp8_gemm")[-2:] == failed
+    variants = {_C.kernel_identity(problem) for problem in data.problems}
+    built = {found.record.portfolio[0]: variants}
+    selector = Selector(export.make_export([(found, replace(data, failed=failed_and_best, built=built))]).content)
+    first, *others = selector.metadata["ops"]["fp8_gemm"]["quarantined"]
+    assert first == [0, *(sorted(variant.to_json() for variant in variants))] and len(others) == 2
+    assert selector.quarantined("fp8_gemm") == failed
+    assert selector.configs("fp8_gemm")[-2:] == failed
     assert not {selector.choose(problem, data.device, "model").config for problem in data.problems} & (
         set(failed) - {_C.get_analytic_config(problem, data.device) for problem in data.problems}
     )
