@@ -5,13 +5,14 @@ Example: python -m benchmarks.gpu_session build suite:1/2 host_time@90 --budget 
 
 Steps, in the order given, which is that of their priority; `@SECONDS` behind a name is a budget of its own:
   build           the native module, in place; where it fails, nothing else runs
-  suite[:i/n]     the GPU correctness suite, or one shard of it
+  suite[-SECTION][:i/n]  the GPU correctness suite, one section or one shard of it
   sweep-PRESET    a sweep of the tuner, into sweep.db
   <script>        a benchmark: the name of a script beside this one, or one of MODULES
 A list of LISTS stands for its steps. A step gets its budget or what is left of `--total`, whichever is less; one for
 which less than MIN_S are left is skipped.
 
-Result: one file for each step (`gpu_record.json`, of a shard `gpu_record_<i>of<n>.json`; `<script>.json`; `sweep.db`
+Result: one file for each step (`gpu_record.json`, of a shard `gpu_record_<i>of<n>.json`, of one section
+    `gpu_record_<section>.json`; `<script>.json`; `sweep.db`
     of all sweeps) and session.json, written after every step: {"steps": [{"step", "status", "exit_code", "seconds",
     "result"}]}. The status is that of the step's exit code (STATUS), `timed out` (killed at its budget), or `skipped`.
     The records of all shards become one with `python -m tests.gpu.run --merge <records> --out gpu_record.json`.
@@ -30,7 +31,7 @@ from typing import NamedTuple
 
 from .stamp import ROOT, write_json
 
-SUITE = re.compile(r"suite(?::([1-9]\d*)/([1-9]\d*))?")
+SUITE = re.compile(r"suite(?:-([a-z_]+))?(?::([1-9]\d*)/([1-9]\d*))?")
 SWEEP = re.compile(r"sweep-([a-z_]+)")
 #: A budget behind the name of a step.
 BUDGET = re.compile(r"(.+)@(\d+)")
@@ -65,6 +66,7 @@ MODULES = {
 #: What a session of minutes is for, the most valuable step first. Each writes at most eight files.
 LISTS = {
     "suite": ("build@240", "suite"),
+    "faults": ("build@240", "suite-worker_faults@540"),
     "callers": (
         "build@240",
         "host_ops@40",
@@ -149,9 +151,12 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
     if name == "build":
         return Step(name, [sys.executable, "setup.py", "-q", "build_ext", "--inplace"])
     if suite := SUITE.fullmatch(name):
-        index, total = suite.groups()
-        result = out / (f"gpu_record_{index}of{total}.json" if index else "gpu_record.json")
-        options = ["--out", str(result), *SUITE_OPTIONS, "--shard", f"{index}/{total}" if index else "1/1", *told]
+        section, index, total = suite.groups()
+        parts = ["gpu_record", *([section] if section else []), *([f"{index}of{total}"] if index else [])]
+        result = out / f"{'_'.join(parts)}.json"
+        chosen = ["--sections", section] if section else []
+        options = ["--out", str(result), *chosen, *SUITE_OPTIONS]
+        options += ["--shard", f"{index}/{total}" if index else "1/1", *told]
         return Step(name, [sys.executable, "-m", "tests.gpu.run", *options], result)
     if sweep := SWEEP.fullmatch(name):
         more = PORTFOLIO_OPTIONS if sweep[1].startswith("portfolio_") else SPACE_OPTIONS
@@ -166,7 +171,7 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
         options += ["--db", str(out / RECORDING[name])] if name in RECORDING else []
         return Step(name, [sys.executable, "-m", f"benchmarks.{name}", *options], result)
     raise ValueError(
-        f"{name}: expected build, suite, suite:i/n, sweep-PRESET or one of {', '.join((*SCRIPTS, *MODULES))}"
+        f"{name}: expected build, suite[-SECTION][:i/n], sweep-PRESET or one of {', '.join((*SCRIPTS, *MODULES))}"
     )
 
 

@@ -92,3 +92,43 @@ class BrokenBackend(FaultyBackend):
         """Fail."""
         print("the canary product is wrong", file=sys.stderr, flush=True)
         raise RuntimeError("the canary product is wrong")
+
+
+class DriverError(Exception):
+    """What the driver reports of a config."""
+
+    config = 1
+
+
+class FaultyGpu(FaultyBackend):
+    """A GPU that takes 100 us, and on which a job's fault is one of tests.gpu.fault_kernels, or is said to be.
+
+    FAKE_WRONG says what goes wrong besides: `quiet`: nothing fails; `blame`: no config is named; `error`: the driver's
+    error is another; `hang`: there is no answer; `late`: it is 4 % slower after a fault; `disturbed`: only at first;
+    `canary`: the next process does not start at once. FAKE_MARK is a file that says that a fault was planted.
+    """
+
+    def __init__(self):
+        self.wrong, self.mark, self.num_jobs = os.environ.get("FAKE_WRONG"), os.environ["FAKE_MARK"], 0
+        if self.wrong == "canary" and os.path.exists(self.mark):
+            os.unlink(self.mark)
+            raise RuntimeError("the canary product is wrong")
+
+    def run(self, job: dict, progress) -> dict:
+        """Answer the time of a product, or fail."""
+        self.num_jobs += 1
+        is_late = self.wrong == "late" or (self.wrong == "disturbed" and self.num_jobs == 1)
+        if "fault" not in job:
+            return {"reference_us": 104.0 if is_late and os.path.exists(self.mark) else 100.0}
+        with open(self.mark, "w"):
+            pass
+        return {"reference_us": 100.0} if self.wrong == "quiet" else self.fail(job["fault"], progress)
+
+    def fail(self, fault: str, progress) -> dict:
+        """Fail as the GPU does."""
+        progress("check", None if self.wrong == "blame" else DriverError.config)
+        if fault == "barrier_wait" or self.wrong == "hang":
+            time.sleep(600)
+        if self.wrong == "blame":
+            os._exit(1)
+        raise DriverError("out of memory" if self.wrong == "error" else os.environ["FAKE_SIGNS"])

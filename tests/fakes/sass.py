@@ -66,6 +66,13 @@ def find_nvdisasm() -> str | None:
 
 def disassemble(cubin: bytes) -> list[Instruction]:
     """Return the instructions of a cubin in their order. Skips the test without nvdisasm; fails it in CI."""
+    done = run_nvdisasm(cubin)
+    done.check_returncode()
+    return [_read(match[1], match[2]) for match in map(_LINE.search, done.stdout.splitlines()) if match]
+
+
+def run_nvdisasm(cubin: bytes) -> subprocess.CompletedProcess:
+    """Return what nvdisasm says of a cubin, as `disassemble` asks it."""
     program = find_nvdisasm()
     message = "nvdisasm: not found; install nvidia-cuda-nvdisasm or a CUDA toolkit"
     if program is None and os.environ.get("CI"):
@@ -75,8 +82,7 @@ def disassemble(cubin: bytes) -> list[Instruction]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([program, "-c", file.name], capture_output=True, text=True, check=True, timeout=120)
-    return [_read(match[1], match[2]) for match in map(_LINE.search, done.stdout.splitlines()) if match]
+        return subprocess.run([program, "-c", file.name], capture_output=True, text=True, timeout=120)
 
 
 def _read(opcode: str, operands: str) -> Instruction:

@@ -24,7 +24,12 @@ SECTIONS = (
     "space_repeats",
     "calls",
     "nvcc",
+    "worker_faults",
 )
+#: Sections that time: they run when nothing else does.
+ALONE_SECTIONS = ("worker_faults",)
+#: Seconds without a report after which a job hangs, where JOB_TIMEOUT_S of parent.py is too short.
+TIMEOUTS_S = {"worker_faults": 240.0}
 #: Exit status of a child whose CUDA context is lost; the next one goes on with the following job.
 CONTEXT_LOST = 4
 
@@ -58,6 +63,7 @@ def get_makers() -> dict:
     from .plain_kernels import plain_jobs
     from .repeats import portfolio_jobs, space_jobs
     from .semantics import semantics_jobs
+    from .worker_faults import worker_fault_jobs
 
     def both_nvcc_jobs(world) -> list:
         return nvcc_jobs(world) + grouped_nvcc_jobs(world)
@@ -78,6 +84,7 @@ def get_makers() -> dict:
         "space_repeats": space_jobs,
         "semantics": semantics_jobs,
         "calls": call_jobs,
+        "worker_faults": worker_fault_jobs,
     }
 
 
@@ -114,6 +121,7 @@ def run_child(args: argparse.Namespace) -> None:
             report.write(json.dumps({"event": event, **fields}) + "\n")
 
         world = World(spread=args.spread)
+        world.num_faults = args.worker_faults
         jobs = get_jobs(world, args.sections, args.shard, args.ops)
         send("idle", total=len(jobs), portfolio={op: source for op, (_, source) in world.portfolios.items()})
         for index, (section, name, job) in enumerate(jobs):

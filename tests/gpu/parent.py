@@ -18,7 +18,7 @@ import threading
 import time
 from collections import Counter
 
-from .jobs import CONTEXT_LOST, get_group
+from .jobs import ALONE_SECTIONS, CONTEXT_LOST, TIMEOUTS_S, get_group
 from .record import make_section
 
 JOB_TIMEOUT_S = 40.0
@@ -37,6 +37,12 @@ def list_parents(args: argparse.Namespace) -> list["Parent"]:
     ]
 
 
+def select_sections(args: argparse.Namespace, is_alone: bool) -> argparse.Namespace:
+    """Return the arguments with those sections only that may run beside others, or that run alone, in one process."""
+    sections = [section for section in args.sections if (section in ALONE_SECTIONS) == is_alone]
+    return argparse.Namespace(**vars(args) | {"sections": sections} | ({"workers": 1} if is_alone else {}))
+
+
 def run_together(parents: list["Parent"]) -> "Parent":
     """Run parents side by side; return the first, with the totals of all."""
     threads = [threading.Thread(target=parent.run) for parent in parents[1:]]
@@ -45,15 +51,14 @@ def run_together(parents: list["Parent"]) -> "Parent":
     parents[0].run()
     for thread in threads:
         thread.join()
-    first = parents[0]
+    return join(parents)
+
+
+def join(parents: list["Parent"]) -> "Parent":
+    """Return the first parent, with the totals of all."""
     for other in parents[1:]:
-        for name, section in first.sections.items():
-            for key, value in other.sections[name].items():
-                section[key] = round(section[key] + value, 3)
-        first.failures += other.failures
-        first.notes["jobs"] = first.notes.get("jobs", 0) + other.notes.get("jobs", 0)
-        first.is_complete = first.is_complete and other.is_complete
-    return first
+        parents[0].add(other)
+    return parents[0]
 
 
 class Parent:
@@ -73,6 +78,16 @@ class Parent:
             if self._run_one_child() or time.time() > self.args.deadline:
                 return
         self.failures.append(f"gave up after {MAX_CHILDREN} child processes")
+
+    def add(self, other: "Parent") -> None:
+        """Add the totals of another parent to these."""
+        for name, section in other.sections.items():
+            target = self.sections.setdefault(name, make_section())
+            for key, value in section.items():
+                target[key] = round(target[key] + value, 3)
+        self.failures += other.failures
+        self.notes = {**other.notes, **self.notes, "jobs": self.notes.get("jobs", 0) + other.notes.get("jobs", 0)}
+        self.is_complete = self.is_complete and other.is_complete
 
     def _start_child(self) -> tuple[subprocess.Popen, int]:
         reader, writer = os.pipe()
@@ -94,6 +109,8 @@ class Parent:
             "|".join(self._list_skipped()),
             "--spread",
             str(self.args.spread),
+            "--worker-faults",
+            str(self.args.worker_faults),
             *(["--ops", ",".join(self.args.ops)] if self.args.ops else []),
         ]
         cores = max(1, len(os.sched_getaffinity(0)) // (self.args.workers + 1))  # references are computed on the CPU
@@ -119,7 +136,7 @@ class Parent:
                 *lines, pending = (pending + data).split(b"\n")
                 for line in lines:
                     self._take(json.loads(line))
-                timeout = JOB_TIMEOUT_S
+                timeout = self._get_timeout()
         finally:
             os.close(reader)
             status = self._reap(child)
@@ -128,6 +145,10 @@ class Parent:
         elif status not in (0, CONTEXT_LOST) and not self.is_complete:
             self.failures.append(f"a child ended with status {status} between jobs")
         return self.is_complete or status == 0 or self.first == start
+
+    def _get_timeout(self) -> float:
+        """Return how many seconds the child may be silent in its job."""
+        return TIMEOUTS_S.get(self.current["section"] if self.current else "", JOB_TIMEOUT_S)
 
     def _reap(self, child: subprocess.Popen) -> int:
         """Wait for a child that has closed its pipe or gone silent; kill it where it does not end by itself."""

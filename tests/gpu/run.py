@@ -16,11 +16,13 @@ import sys
 import time
 from pathlib import Path
 
-from .jobs import DENSE_SECTIONS, GROUPED_SECTIONS, OP_SECTIONS, SECTIONS, run_child
-from .parent import list_parents, run_together
+from .jobs import ALONE_SECTIONS, DENSE_SECTIONS, GROUPED_SECTIONS, OP_SECTIONS, SECTIONS, run_child
+from .parent import join, list_parents, run_together, select_sections
 
 #: Of the time budget, at most, before jobs and sanitizer begin.
 COMPILE_SHARE = 0.4
+#: Faults of each kind in measuring processes: beside the other sections, and in a run of their own (some six minutes).
+FEW_FAULTS, MANY_FAULTS = 2, 20
 
 
 def run_parent(args: argparse.Namespace) -> int:
@@ -43,11 +45,14 @@ def run_parent(args: argparse.Namespace) -> int:
         print(f"the GPU suite needs an SM90 GPU: {error}", file=sys.stderr)
         return 2
     pool.wait(COMPILE_SHARE * (args.deadline - time.time()))
-    tools = sanitizer.start_tools(args.deadline, ops, shard=args.shard) if args.sanitizer else []
-    parent = run_together(list_parents(args))
+    tools = sanitizer.start_tools(args.deadline, ops, shard=args.shard) if args.sanitizer and ops else []
+    beside, alone = select_sections(args, False), select_sections(args, True)
+    parents = [run_together(list_parents(beside))] if beside.sections or not alone.sections else []
     watched, reasons = sanitizer.finish_tools(tools)
-    sections, failures = parent.sections | watched, parent.failures + reasons
     broken = pool.finish(max(1.0, args.deadline - time.time()))  # the jobs that needed them have failed, too
+    parents += [run_together(list_parents(alone))] if alone.sections else []
+    parent = join(parents)
+    sections, failures = parent.sections | watched, parent.failures + reasons
     failures += [failure for failure in broken if failure.startswith("compiling ahead")]
     notes = {
         **parent.notes,
@@ -174,6 +179,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workers", type=int, choices=range(1, 9), default=1, help="processes that run jobs; default: 1"
     )
+    parser.add_argument(
+        "--worker-faults",
+        type=int,
+        help="how often each fault is planted in a measuring process; default: 2, or 20 where no other section runs",
+    )
     parser.add_argument("--no-sanitizer", dest="sanitizer", action="store_false", help="leave compute-sanitizer out")
     parser.add_argument("--merge", type=Path, nargs="+", help="join these records of shards into --out and run nothing")
     parser.add_argument("--report", type=int, help=argparse.SUPPRESS)
@@ -183,6 +193,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     args.deadline = args.deadline or time.time() + args.time_budget
     args.sections = [section for section in SECTIONS if any(section in names for names in args.sections)]
+    if args.worker_faults is None:
+        args.worker_faults = FEW_FAULTS if set(args.sections) - set(ALONE_SECTIONS) else MANY_FAULTS
     if "nvcc" not in args.compilers:
         args.sections = [section for section in args.sections if section != "nvcc"]
     return args

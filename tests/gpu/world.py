@@ -71,6 +71,9 @@ class CaseCache:
 class World:
     """The GPU under test. Kernels and cases are made once and kept: shapes repeat between configs."""
 
+    #: How often each fault is planted in a measuring process.
+    num_faults = 0
+
     def __init__(self, device: str = "cuda", spread: int = SPREAD):
         self.torch_device, self.spread = device, spread
         self.device = self._get_device()

@@ -32,6 +32,8 @@ def test_steps_write_into_the_folder_within_their_budget(tmp_path):
     assert whole.result == tmp_path / "gpu_record.json" and whole.command[-3:] == ["1/1", "--time-budget", "510.0"]
     assert set(gpu_session.SUITE_OPTIONS) <= set(whole.command)
     assert shard.result == tmp_path / "gpu_record_2of3.json" and "2/3" in shard.command
+    section = make_step("suite-worker_faults:1/2", tmp_path, 540.0)
+    assert section.result == tmp_path / "gpu_record_worker_faults_1of2.json" and "worker_faults" in section.command
     for name in SCRIPTS:
         step = make_step(name, tmp_path, 540.0)
         assert (ROOT / "benchmarks" / f"{name}.py").is_file() and str(step.result) in step.command
