@@ -37,13 +37,19 @@ Tables = dict[str, dict[tuple, dict]]
 
 
 def digest(text: str | bytes) -> int:
-    """Return the CRC-32 of bytes, or of text in UTF-8."""
+    """Return the CRC-32 of bytes, or of text in UTF-8. In a damaged file text may be anything, which has another."""
+    text = text if isinstance(text, (str, bytes)) else name_value(text)
     return zlib.crc32(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text)
 
 
 def digest_block(names: Iterable[str | None]) -> int:
     """Return the CRC-32 of a block's BLOCK_NAMES."""
-    return digest("\0".join(name or "" for name in names))
+    return digest("\0".join(name or "" if isinstance(name, str | None) else name_value(name) for name in names))
+
+
+def name_value(value: object) -> str:
+    """Return text that no column of text holds."""
+    return f"\0{value!r}"
 
 
 def load_block_digests(connection: Connection, wanted: Select | Collection[int] | None = None) -> dict[int, int]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Select, func, select
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
@@ -268,6 +268,21 @@ def check_measurements(connection: Connection, path: object) -> None:
     """Raise IntegrityError unless every row of `measurement` is possible, and what was recorded."""
     for _ in load_parts(connection, path, Filter()):
         pass
+
+
+def check_blocks(connection: Connection, path: object) -> None:
+    """Raise IntegrityError unless every block is what its first row was recorded in: a block whose regime or kernels
+    are damaged is not among those that a filter reads.
+    """
+    measurement = tables.measurement
+    first = select(measurement.c.block_id, func.min(measurement.c.config_id).label("config_id"))
+    found = first.group_by(measurement.c.block_id).subquery()
+    is_first = (measurement.c.block_id == found.c.block_id) & (measurement.c.config_id == found.c.config_id)
+    digests = checksums.load_block_digests(connection), checksums.load_config_digests(connection)
+    for part in connection.execute(select(measurement).join(found, is_first)).partitions(ROWS_AT_A_TIME):
+        rows = [tuple(row) for row in part]
+        check_rows(path, rows)
+        checksums.verify(path, rows, *digests)
 
 
 def load_best(connection: Connection, path: object, wanted: Filter) -> list[WinnerRow]:

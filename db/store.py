@@ -288,6 +288,11 @@ class Store:
         with self.reading() as connection:
             return summaries.describe_failure(connection, self.target, failure)
 
+    def check_blocks(self) -> None:
+        """Raise IntegrityError unless every block is what its first row was recorded in."""
+        with self.reading() as connection:
+            queries.check_blocks(connection, self.target)
+
     def list_problems(self, identity: Identity, statuses: Sequence[str] = ()) -> list[int]:
         """Return the ids of the problems measured with an identity, or of those with rows of some statuses."""
         with self.reading() as connection:

@@ -3,7 +3,7 @@
 import torch
 
 from deep_gemm import cast_kernels, planned
-from deep_gemm.errors import ArgumentError, ShapeError
+from deep_gemm.errors import ArgumentError, DtypeError, ShapeError
 from deep_gemm.operands import check_flag, check_integer, check_integers, check_numbers, check_tensor, shorten
 from deep_gemm.packing import PER_WORD, check_scales, exponents_of
 from deep_gemm.quantize import SCALE_BLOCK, align, ceil_div
@@ -73,6 +73,8 @@ def _check_groups(groups: torch.Tensor | None, sizes: tuple[int, ...] | None) ->
     if groups is None:
         return
     check_tensor("ks_tensor", groups)
+    if groups.is_floating_point() or groups.is_complex() or groups.dtype is torch.bool:
+        raise DtypeError(f"ks_tensor.dtype = {groups.dtype}: must be integers; convert it with .int().")
     if groups.dim() != 1 or (sizes and groups.shape[0] != len(sizes)):
         count = len(sizes) if sizes else "num_groups"
         raise ShapeError(f"ks_tensor.shape = {list(groups.shape)}: must be [{count}]; pass one number for each group.")

@@ -4,15 +4,17 @@ A plain kernel (include/deep_gemm/hc_prenorm.cuh) and no op kind: it is bound by
 memory, its B has few rows, and its only choice is into how many parts K is cut, which follows from the shape.
 """
 
+import itertools
 from typing import NamedTuple
 
 import torch
 
 from deep_gemm import _C, planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.operands import check_integer, check_tensor, is_fake
 from deep_gemm.planned import Launch, Memory, argument, memory
 from deep_gemm.quantize import ceil_div
-from deep_gemm.vendor import shares_memory
+from deep_gemm.vendor import overlaps, shares_memory
 
 #: Rows of A that a CTA takes, the fewest of these with which all CTAs run at once; and K of a chunk, of which a part
 #: has whole ones.
@@ -87,8 +89,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Ten
     for name, tensor, dtype in (
         ("a", a, torch.bfloat16), ("b", b, torch.float32), ("d", d, torch.float32), ("sqr_sum", sqr_sum, torch.float32),
     ):  # fmt: skip
-        if not isinstance(tensor, torch.Tensor):
-            raise ArgumentError(f"{name} = {type(tensor).__name__}: must be a torch.Tensor; pass one.")
+        check_tensor(name, tensor)
         if tensor.dtype is not dtype:
             raise DtypeError(f"{name}.dtype = {tensor.dtype}: must be {dtype}; convert it.")
         if tensor.device != a.device:
@@ -99,10 +100,12 @@ def _check(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Ten
                 f"{name}.requires_grad = True: it is written, and no graph is recorded; call this op under"
                 f" torch.no_grad(), or pass {name}.detach()."
             )
-    if num_splits is not None and num_splits < 1:
-        raise ArgumentError(f"num_splits = {num_splits}: must be at least 1; pass None for one unsplit result.")
+    if num_splits is not None:
+        check_integer("num_splits", num_splits, 1)
     shape = _check_shapes(a, b, d, sqr_sum, num_splits)
     _check_layouts(a, b, d, sqr_sum)
+    if not torch.compiler.is_compiling() and not is_fake(d):
+        _check_overlaps(a=a, b=b, d=d, sqr_sum=sqr_sum)
     return shape
 
 
@@ -121,6 +124,13 @@ def _check_shapes(
     if k % _K_UNIT:
         raise ShapeError(f"k = {k}: must be a multiple of {_K_UNIT}; pad a and b with zeros along k.")
     return _Shape(m, n, k, num_splits or 1)
+
+
+def _check_overlaps(**tensors: torch.Tensor) -> None:
+    """Check that what is written lies apart from everything else."""
+    for written, name in itertools.product(("d", "sqr_sum"), tensors):
+        if name != written and overlaps(tensors[name], tensors[written]):
+            raise LayoutError(f"{written} overlaps {name} in memory: they must be separate; pass another tensor.")
 
 
 def _check_layouts(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from deep_gemm import planned
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
+from deep_gemm.operands import check_tensor, shorten
 
 #: Elements that rows of logits start at multiples of.
 PITCH_UNIT = 64
@@ -90,7 +91,7 @@ def compute_schedule(context_lens: torch.Tensor, num_slots: int) -> torch.Tensor
 
 def _check_lengths(context_lens: torch.Tensor, block_kv: int, num_sms: int, indices: torch.Tensor | None) -> None:
     for name, tensor in (("context_lens", context_lens), ("indices", indices)):
-        if tensor is not None:
+        if tensor is not None or name == "context_lens":
             _check_integers(name, tensor)
     if context_lens.ndim not in (1, 2):
         raise ShapeError(
@@ -111,15 +112,16 @@ def _check_lengths(context_lens: torch.Tensor, block_kv: int, num_sms: int, indi
             f"indices is on {indices.device} and context_lens on {context_lens.device}: all operands must be on one"
             " device; move them with .to(...)."
         )
-    if block_kv not in PAGE_SIZES:
-        raise ArgumentError(f"block_kv = {block_kv!r}: must be 32 or 64, the keys in a page; pass one of them.")
+    if not isinstance(block_kv, (int, torch.SymInt)) or block_kv not in PAGE_SIZES:
+        raise ArgumentError(f"block_kv = {shorten(block_kv)}: must be 32 or 64, the keys in a page; pass one of them.")
     if not isinstance(num_sms, int) or isinstance(num_sms, bool) or not 1 <= num_sms <= _MAX_SLOTS:
-        raise ArgumentError(f"num_sms = {num_sms!r}: must be an int >= 1; pass deep_gemm.get_num_sms().")
+        raise ArgumentError(f"num_sms = {shorten(num_sms)}: must be an int >= 1; pass deep_gemm.get_num_sms().")
 
 
 def _check_integers(name: str, tensor: torch.Tensor) -> None:
     if not isinstance(tensor, torch.Tensor):
         raise ArgumentError(f"{name} = an object of type {type(tensor).__qualname__}: must be a torch.Tensor.")
+    check_tensor(name, tensor)
     if tensor.dtype != torch.int32:
         raise DtypeError(f"{name}.dtype = {tensor.dtype}: must be torch.int32; convert it with .int().")
 

@@ -17,6 +17,26 @@ def check_tensor(name: str, value: Any) -> None:
         raise ArgumentError(f"{name} = {type(value).__name__}: must be a torch.Tensor; pass one.")
     if value.layout is not torch.strided or value.is_quantized:
         raise ArgumentError(f"{name}: a tensor without plain strided numbers; pass a dense tensor.")
+    if not torch.compiler.is_compiling() and is_freed(value):
+        raise ArgumentError(f"{name}: a tensor without memory, its storage was freed; restore it before the call.")
+
+
+def is_freed(tensor: torch.Tensor) -> bool:
+    """Return whether the storage of a tensor with elements was freed, as sharded training leaves weights. Tensors that
+    are only traced, and wrappers, have none.
+    """
+    is_plain = type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__ and not is_fake(tensor)
+    if not is_plain or tensor.is_meta or tensor.numel() == 0:
+        return False
+    try:
+        return tensor.untyped_storage().data_ptr() == 0
+    except (NotImplementedError, RuntimeError):  # a tensor of torch.func
+        return False
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has sizes but no memory."""
+    return hasattr(tensor, "fake_mode")
 
 
 def check_numbers(name: str, value: Any) -> None:
@@ -56,10 +76,21 @@ def check_flag(name: str, value: Any) -> None:
         raise ArgumentError(f"{name} = {shorten(value)}: must be a bool; pass True or False.")
 
 
+def holds_tensor(value: Any, depth: int = 4) -> bool:
+    """Return whether a value is a tensor, or a sequence or a dict with one in it: to print the numbers of one whose
+    memory is freed would crash. What nests deeper than anybody means to is taken for such a value.
+    """
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return depth == 0 or any(holds_tensor(item, depth - 1) for item in value)
+    return isinstance(value, torch.Tensor)
+
+
 def shorten(value: Any) -> str:
     """Return a short printable form of any object."""
     try:
-        text = ascii(value)
+        text = f"an object of type {type(value).__name__}" if holds_tensor(value) else ascii(value)
     except Exception:
         return f"<{type(value).__name__}>"
     return text if len(text) <= 80 else f"{text[:77]}..."

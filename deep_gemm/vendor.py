@@ -9,7 +9,7 @@ import torch
 
 from deep_gemm import _C
 from deep_gemm.errors import ArgumentError, DeviceError, DtypeError, LayoutError, ShapeError
-from deep_gemm.operands import check_tensor
+from deep_gemm.operands import check_tensor, is_fake
 
 _INPUT_DTYPES = (torch.bfloat16, torch.float8_e4m3fn)
 _OUTPUT_DTYPES = (torch.bfloat16, torch.float32)
@@ -62,7 +62,7 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
     with torch._C.DisableTorchFunctionSubclass():  # two subclasses in one call would refuse each other
         check_operands(layout, a, b, d, c)
         tensors = _named(a, b, d, c)
-        if any(_is_fake(tensor) for tensor in tensors.values()) and not torch.compiler.is_compiling():
+        if any(is_fake(tensor) for tensor in tensors.values()) and not torch.compiler.is_compiling():
             return
         _check_overlaps(tensors)
         if not _C.get_compile_mode():
@@ -73,11 +73,6 @@ def _run(layout: str, a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, c: torc
 def writing(d: torch.Tensor) -> contextlib.AbstractContextManager:
     """Return the mode in which torch writes `d` without recording a graph."""
     return torch.inference_mode() if d.is_inference() else torch.no_grad()
-
-
-def _is_fake(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has sizes but no memory."""
-    return hasattr(tensor, "fake_mode")
 
 
 def check_operands(
@@ -151,15 +146,13 @@ def _check_kind(name: str, tensor: torch.Tensor) -> None:
             f"{name} = {type(tensor).__name__}: must be a torch.Tensor; pass FP8 operands without scales."
         )
     check_tensor(name, tensor)
-    if tensor.is_meta or _is_fake(tensor) or torch.compiler.is_compiling():
+    if tensor.is_meta or is_fake(tensor) or torch.compiler.is_compiling():
         return
     if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         raise ArgumentError(
             f"{name} = a {type(tensor).__name__}: wrapper tensors are not supported; pass the plain torch.Tensor"
             " inside."
         )
-    if tensor.numel() and tensor.untyped_storage().data_ptr() == 0:
-        raise ArgumentError(f"{name}: a tensor without memory, its storage was freed; restore it before the call.")
 
 
 def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
@@ -172,7 +165,7 @@ def _check_overlaps(tensors: dict[str, torch.Tensor]) -> None:
         )
     for name, tensor in tensors.items():
         is_d = tensor.data_ptr() == tensors["d"].data_ptr() and tensor.stride() == tensors["d"].stride()
-        if name != "d" and not (name == "c" and is_d) and _overlaps(tensor, tensors["d"]):
+        if name != "d" and not (name == "c" and is_d) and overlaps(tensor, tensors["d"]):
             raise LayoutError(
                 f"d overlaps {name} in memory: they must be separate (c may be d itself); pass another tensor."
             )
@@ -189,7 +182,7 @@ def shares_memory(d: torch.Tensor) -> bool:
     return False
 
 
-def _overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
+def overlaps(x: torch.Tensor, y: torch.Tensor) -> bool:
     """Return whether the memory spans of two tensors meet; empty and meta tensors have none."""
     if x.is_meta or not (x.numel() and y.numel()):
         return False

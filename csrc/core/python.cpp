@@ -38,8 +38,32 @@ std::string utf8_of(PyObject* text) {
 
 std::string str(PyObject* object) { return utf8_of(Reference::take(PyObject_Str(object)).get()); }
 
+namespace {
+
+constexpr int kMaxReprDepth = 4;
+
+bool holds_tensor(PyObject* object, int depth);
+
+bool has_tensor_in(PyObject* sequence, int depth) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(sequence); ++i)  // a question may change a list
+        if (holds_tensor(Reference::borrow(PySequence_Fast_GET_ITEM(sequence, i)).get(), depth)) return true;
+    return false;
+}
+
+// Whether an object is a tensor, or a sequence or a dict with one in it. To print the numbers of one whose memory is
+// freed would crash. What nests deeper than anybody means to is taken for such an object.
+bool holds_tensor(PyObject* object, int depth) {
+    if (depth == 0) return true;
+    if (PyTuple_Check(object) || PyList_Check(object)) return has_tensor_in(object, depth - 1);
+    if (PyDict_Check(object)) return has_tensor_in(Reference::take(PyDict_Values(object)).get(), depth - 1);
+    return PyObject_HasAttrString(reinterpret_cast<PyObject*>(Py_TYPE(object)), "untyped_storage") != 0;
+}
+
+}  // namespace
+
 std::string short_repr(Borrowed object) {
     try {
+        if (holds_tensor(object, kMaxReprDepth)) return std::string("an object of type ") + Py_TYPE(object)->tp_name;
         const std::string text = utf8_of(Reference::take(PyObject_Repr(object)).get());
         return text.size() <= kMaxReprBytes ? text : std::string(clip_utf8(text, kMaxReprBytes - 3)) + "...";
     } catch (const PythonError&) {

@@ -11,6 +11,7 @@
 #include "runtime/call_key.hpp"
 #include "runtime/plain_kernel.hpp"
 #include "runtime/policy.hpp"
+#include "runtime/overlap.hpp"
 #include "runtime/tensor_view.hpp"
 #include "runtime/torch_calls.hpp"
 
@@ -65,6 +66,7 @@ struct Arguments {
     PyObject* const* values;
     size_t count;
     std::array<TensorView, kMaxArguments> views;
+    std::array<bool, kMaxArguments> is_tensor{};
     const TensorView* first = nullptr;  // tensor: all are on its GPU
 };
 
@@ -217,9 +219,18 @@ bool read_arguments(const PlannedCall& call, Arguments& arguments, CallKey& key)
         const bool is_read =
             is_plain(object) && read_tensor(object, call.is_written[i], arguments.views[i], arguments.first);
         if (!is_read) return false;
+        arguments.is_tensor[i] = true;
         key.add_tensor(arguments.views[i]);
     }
     return arguments.first != nullptr;
+}
+
+// Whether something that is written lies in the memory of another argument: Python's to say, and no plan knows it.
+bool overlaps(const PlannedCall& call, const Arguments& arguments) {
+    for (size_t d = 0; d < arguments.count; ++d)
+        for (size_t i = 0; call.is_written[d] && arguments.is_tensor[d] && i < arguments.count; ++i)
+            if (i != d && arguments.is_tensor[i] && may_overlap(arguments.views[i], arguments.views[d])) return true;
+    return false;
 }
 
 PyObject* run(PlannedCall& call, PyObject* const* values, Py_ssize_t count) {
@@ -227,7 +238,7 @@ PyObject* run(PlannedCall& call, PyObject* const* values, Py_ssize_t count) {
     Arguments arguments{.values = values, .count = size_t(count), .views = {}};
     CallKey key;
     key.add(int64_t(policy_version()));
-    if (!read_arguments(call, arguments, key)) Py_RETURN_NOTIMPLEMENTED;
+    if (!read_arguments(call, arguments, key) || overlaps(call, arguments)) Py_RETURN_NOTIMPLEMENTED;
     const Gpu& gpu = get_gpu(arguments.first->ordinal);
     if (!gpu.unsupported.empty()) Py_RETURN_NOTIMPLEMENTED;
     const std::shared_ptr<const Plan> plan = get_plan(call, key, arguments);

@@ -13,6 +13,7 @@ from deep_gemm.errors import DeepGemmError
 X = torch.randn(128, 256)
 SCALES = torch.rand(128, 4) + 0.5
 POWERS = torch.ones(128, 4)
+LENGTHS = torch.tensor([100, 7], dtype=torch.int32)
 FP4 = fp4.per_token_cast_to_fp4(X, False)
 GROUPS = torch.tensor([128, 256], dtype=torch.int32)
 
@@ -60,10 +61,31 @@ CALLS = {
         layout.transform_sf_into_required_layout,
         {"sf": torch.ones(1, 4), "mn": 128, "k": 512, "recipe": (128, 128), "target": "ue8m0"},
     ),
+    "metadata": (
+        deep_gemm.get_paged_mqa_logits_metadata,
+        {"context_lens": LENGTHS, "block_kv": 64, "num_sms": 4, "indices": LENGTHS},
+    ),
+    "prenorm": (
+        deep_gemm.tf32_hc_prenorm_gemm,
+        {
+            "a": torch.ones(5, 64).bfloat16(),
+            "b": torch.ones(3, 64),
+            "d": torch.empty(1, 5, 3),
+            "sqr_sum": torch.empty(1, 5),
+            "num_splits": 1,
+        },
+    ),
     "calc_diff": (testing.calc_diff, {"x": X, "y": X.clone()}),
     "count_bytes": (lambda x, y: testing.count_bytes(x, y), {"x": X, "y": (X, [X])}),
     "assert_bitwise_equal": (testing.assert_bitwise_equal, {"x": X, "y": X.clone(), "label": "it"}),
 }
+
+
+def free(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose memory is freed."""
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
 
 WRONG = {
     "None": None,
@@ -96,6 +118,10 @@ WRONG = {
     "no elements": torch.ones(0, 0),
     "a transposed tensor": torch.ones(256, 128).T,
     "a meta tensor": torch.ones(128, 256, device="meta"),
+    "no memory": free(torch.ones(128, 256)),
+    "no memory of integers": free(torch.ones(2, dtype=torch.int32)),
+    "no memory of words": free(torch.ones(128, 1, dtype=torch.int32)),
+    "no memory of bytes": free(torch.ones(128, 128, dtype=torch.int8)),
 }
 
 

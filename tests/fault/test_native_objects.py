@@ -120,6 +120,32 @@ def test_a_tensor_without_memory_is_refused(place, offset):
     assert place == "d" or (operands["d"] == 1).all()
 
 
+def nest(value: object, depth: int) -> object:
+    """Return lists in lists around a value."""
+    return nest([value], depth - 1) if depth else value
+
+
+HOLDERS = (
+    lambda x: x,
+    lambda x: (x,),
+    lambda x: [1, x],
+    lambda x: {"x": x},
+    lambda x: nest(x, 3),
+    lambda x: nest(x, 9),
+)
+
+
+@pytest.mark.parametrize("hold", HOLDERS)
+@pytest.mark.parametrize("name", ["alpha", "recipe", "stream", "compiled_dims", "c"])
+def test_no_message_prints_numbers_that_are_gone(name, hold):
+    a, b, d = make_operands()
+    with pytest.raises(DeepGemmError, match=name):
+        deep_gemm.fp8_gemm_nt(a, b, d, **{name: hold(free(torch.ones(3)))})
+    with pytest.raises(ArgumentError, match="gran_k"):
+        deep_gemm.per_token_cast_to_fp8(torch.ones(4, 128), False, hold(free(torch.ones(3))))
+    assert (d == 7).all()
+
+
 def test_scales_without_memory_are_refused():
     a, b, d = make_operands()
     with pytest.raises(ArgumentError, match="^scale_b: a tensor without memory"):

@@ -185,3 +185,10 @@ def test_a_wrong_row_is_named_among_thousands(tmp_path):
             errors.IntegrityError, match=rf"block {block_id}, config 2, search\): not .* so are 1 of the 8 rows"
         ):
             store.load_measurements()
+
+
+def test_what_is_no_text_has_a_checksum_of_its_own():
+    """A damaged page may put a number where the table has text; it must be found, and not be a TypeError."""
+    assert checksums.digest(1) != checksums.digest("1") != checksums.digest(1.5)
+    assert checksums.digest_block(("uid", 1)) != checksums.digest_block(("uid", "1"))
+    assert checksums.digest_block(("uid", None)) == checksums.digest_block(("uid", ""))

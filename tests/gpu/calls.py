@@ -23,9 +23,9 @@ from .variants import BF16, Variant
 from .world import World
 
 if TYPE_CHECKING:
-    from .grouped_calls import GroupedCall
+    AnyCall = "Call | GroupedCall | PublicCall"
 
-NUM_CALLS = 2400
+NUM_CALLS = 8000
 CALLS_PER_JOB = 100
 NUM_SHAPES = 20
 SHAPE_SEED = 7
@@ -72,6 +72,18 @@ class Call:
         """The operands that the variant has."""
         return ("a", "b", "scale_a", "scale_b") if self.case.variant.is_fp8 else ("a", "b")
 
+    @property
+    def is_cuda(self) -> bool:
+        """Whether kernels run."""
+        return self.case.a.is_cuda
+
+    @property
+    def written(self) -> list:
+        """What an error must leave as it was: the D that was passed, wherever it lies, and the original D if a
+        variation has replaced it.
+        """
+        return [self.d, self.output.d]
+
     def describe(self) -> str:
         """What the call is, for a failure."""
         return f"{self.case.variant} {tuple(self.shape)} {self.options or ''}"
@@ -85,9 +97,13 @@ class Call:
         op = deep_gemm.fp8_gemm_nt if self.case.variant.is_fp8 else deep_gemm.bf16_gemm_nt
         return call_typed(op, a, b, self.d, **options)
 
-    def count_wrong(self) -> torch.Tensor:
-        """Count the elements of D that are not what they must be."""
-        return count_wrong(self.case, self.d)
+    def num_dirty(self) -> int:
+        """Count the elements that were written outside D."""
+        return int(self.output.num_dirty())
+
+    def find_wrong(self) -> str:
+        """Return what is wrong with D, "" where nothing is."""
+        return describe_wrong(int(count_wrong(self.case, self.d)))
 
     def replace(self, change: Callable, names: tuple[str, ...] = ()) -> None:
         """Change one operand, chosen among `names` (default: all), into one that must be refused."""
@@ -183,6 +199,11 @@ def call_typed(op: Callable, *arguments: object, **options: object) -> str:
     return "" if result is None else f"returned {result!r}"
 
 
+def describe_wrong(count: int) -> str:
+    """Return what is wrong with so many elements, "" for none."""
+    return f"{count} elements outside their bound" if count else ""
+
+
 def copy_memory(d: object) -> torch.Tensor | None:
     """Copy the bytes of all the memory that D lies in, with what lies around it; None for a D that is no tensor."""
     if not isinstance(d, torch.Tensor) or d.device.type == "meta":
@@ -191,25 +212,23 @@ def copy_memory(d: object) -> torch.Tensor | None:
     return d.as_strided((size,), (1,), 0).view(torch.uint8).clone()
 
 
-def judge(call: "Call | GroupedCall", error: str, before: list[torch.Tensor | None]) -> str:
-    """Return what is wrong with a finished call, "" when nothing is; `before`: the memory of D as passed and of the
-    guarded D, from before.
+def judge(call: "AnyCall", error: str, before: list[torch.Tensor | None]) -> str:
+    """Return what is wrong with a finished call, "" when nothing is; `before`: the memory that an error must leave as
+    it was.
     """
-    if call.case.a.is_cuda:
+    if call.is_cuda:
         torch.cuda.synchronize()
-    if int(call.output.num_dirty()):
+    if call.num_dirty():
         return "wrote outside D"
     if error:
         if call.expected == "right":
             return f"valid call refused: {error}"
-        # Both the D that was passed, wherever it lies, and the original D if a variation has replaced it.
-        now = [copy_memory(call.d), copy_memory(call.output.d)]
+        now = [copy_memory(d) for d in call.written]
         written = any(old is not None and not torch.equal(old, new) for old, new in zip(before, now, strict=True))
         return "wrote to D before the error" if written else ""
     if call.expected == "error":
         return "invalid call was accepted"
-    wrong = int(call.count_wrong())
-    return f"{wrong} elements outside their bound" if wrong else ""
+    return call.find_wrong()
 
 
 def make_shapes(seed: int) -> list[Shape]:
@@ -247,13 +266,13 @@ def run_changes(
     return count, failures
 
 
-def run_call(call: "Call | GroupedCall", change: Callable) -> str:
+def run_call(call: "AnyCall", change: Callable) -> str:
     """Apply one change, call and judge; an exception that is no error of the library is a verdict, too."""
     change(call)
-    before = [copy_memory(call.d), copy_memory(call.output.d)]
+    before = [copy_memory(d) for d in call.written]
     try:
         return judge(call, call.invoke(), before)
-    except (TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, AssertionError, RuntimeError) as error:
         return f"untyped {type(error).__name__}: {error}"
 
 
@@ -272,8 +291,10 @@ VARIATIONS = (
 def call_jobs(world: World) -> list:
     """Return the jobs of the fuzzers."""
     from .grouped_calls import grouped_call_jobs
+    from .public_calls import public_call_jobs
 
-    return [
+    dense = [
         (f"seed {seed}: all", partial(run_calls, world, seed, CALLS_PER_JOB))
         for seed in range(NUM_CALLS // CALLS_PER_JOB)
-    ] + grouped_call_jobs(world)
+    ]
+    return dense + grouped_call_jobs(world) + public_call_jobs(world)

@@ -13,7 +13,7 @@ import torch
 
 import deep_gemm
 
-from .calls import CALLS_PER_JOB, call_typed, run_changes
+from .calls import CALLS_PER_JOB, call_typed, describe_wrong, run_changes
 from .grouped_configs import get_grouped_case
 from .grouped_memory import GroupedOutput, make_scale_layout_of_groups
 from .grouped_op import (
@@ -41,7 +41,7 @@ from .memory import SCALE_LAYOUTS
 from .public_op import RECIPES
 from .world import World
 
-NUM_CALLS = 1600
+NUM_CALLS = 6000
 #: What calls expect besides all rows that a group has room for.
 FEW_ROWS = (1, 7)
 
@@ -80,9 +80,23 @@ class GroupedCall:
         with contiguous_alignment(self.case.alignment):
             return call_typed(getattr(deep_gemm, self.name), self.a, self.b, self.d, **given)
 
-    def count_wrong(self) -> torch.Tensor:
-        """Count the elements of D that are not what they must be."""
-        return count_grouped_wrong(self.case, self.output)
+    @property
+    def is_cuda(self) -> bool:
+        """Whether kernels run."""
+        return self.case.a.is_cuda
+
+    @property
+    def written(self) -> list:
+        """What an error must leave as it was: the D that was passed, and the original D if a variation replaced it."""
+        return [self.d, self.output.d]
+
+    def num_dirty(self) -> int:
+        """Count the elements that were written outside D."""
+        return int(self.output.num_dirty())
+
+    def find_wrong(self) -> str:
+        """Return what is wrong with D, "" where nothing is."""
+        return describe_wrong(int(count_grouped_wrong(self.case, self.output)))
 
     def set_operands(self, case: GroupedCase, suffix: str = "", scales: tuple | None = None) -> None:
         """Pass the operands of a case with the same values; `suffix` names the op of another memory layout."""

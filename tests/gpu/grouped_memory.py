@@ -54,8 +54,8 @@ def is_mn_major_of_groups(scale: torch.Tensor) -> bool:
 
 
 class GroupedOutput:
-    """D [m, n] or [groups, m, n] in the middle of a larger buffer, groups `gap` rows apart; everything starts as NaN
-    (all bits one).
+    """D [n], [m, n] or [groups, m, n] in the middle of a larger buffer, groups `gap` rows apart; everything starts as
+    NaN (all bits one).
 
     rows: the index that picks the rows of D that the op must write, None for all: the others of a group may hold
         anything.
@@ -69,7 +69,7 @@ class GroupedOutput:
         rows: tuple | None = None,
         gap: int = GUARD_ROWS,
     ):
-        *groups, m, n = shape
+        *groups, m, n = shape if len(shape) > 1 else (1, *shape)
         unit = PITCH_BYTES // dtype.itemsize
         pitch = align(n, unit) + unit
         self._place = (shape, ((m + gap) * pitch, pitch, 1)[-len(shape) :], GUARD_ROWS * pitch)

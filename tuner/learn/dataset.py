@@ -114,9 +114,11 @@ def load_dataset(
     """Load the table of one SKU and op kind.
 
     By default its rows are of the newest kernel hash, and of the compiler and regime with most rows. Raises:
-    InconclusiveError where the store has no usable rows for it; UsageError for an unknown SKU.
+    InconclusiveError where the store has no usable rows for it; UsageError for an unknown SKU; IntegrityError for a
+    damaged database, also where the damage is of rows that are left out.
     """
     device = find_device(store, sku)
+    store.check_blocks()
     kernel_hash = kernel_hash or store.newest_kernel_hash(op, device.sku)
     identity = choose_identity(store, device.sku, op, kernel_hash, compiler, regime) if kernel_hash else None
     if identity is None:

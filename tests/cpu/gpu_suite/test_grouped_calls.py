@@ -44,9 +44,3 @@ def test_an_accepted_fault_and_a_wrong_result_are_found(world, monkeypatch):
     assert calls.run_call(call, grouped_faults.break_groups_dtype) == "invalid call was accepted"
     call = grouped_calls.make_grouped_call(world, rng, variant, CONTIGUOUS)
     assert "outside their bound" in calls.run_call(call, grouped_calls.use_strides)
-
-
-def test_jobs_of_both_fuzzers_are_planned(world):
-    names = [name for name, _ in calls.call_jobs(world)]
-    assert len(names) == len(set(names)) == calls.NUM_CALLS // 100 + grouped_calls.NUM_CALLS // 100
-    assert {name.partition(" ")[0] for name in names} == {"seed", "grouped"}

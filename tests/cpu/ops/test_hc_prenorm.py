@@ -47,7 +47,8 @@ def test_sizes_of_zero(m, n, k):
         ({"b": torch.empty(N, K + 8)}, ShapeError, "must be [m, k] and [n, k]"),
         ({"d": torch.empty(2, M, N)}, ShapeError, f"must be [{M}, {N}] and [{M}]"),
         ({"num_splits": 2}, ShapeError, f"must be [2, {M}, {N}] and [2, {M}]"),
-        ({"num_splits": 0}, ArgumentError, "num_splits = 0: must be at least 1"),
+        ({"num_splits": 0}, ArgumentError, "num_splits = 0: must be an int of 1.."),
+        ({"num_splits": "2"}, ArgumentError, "num_splits = '2': must be an int"),
         ({"a": torch.empty(M, 4).bfloat16(), "b": torch.empty(N, 4)}, ShapeError, "k = 4: must be a multiple of 8"),
         ({"a": torch.empty(K, M).bfloat16().t()}, LayoutError, "a.stride(-1)"),
         ({"b": torch.empty(N, K + 2)[:, :K]}, LayoutError, "b: rows must start at multiples of 16 bytes"),
@@ -61,6 +62,23 @@ def test_wrong_arguments(change, error, message):
     operands = {"a": a, "b": b, "d": torch.empty(M, N), "sqr_sum": torch.empty(M)} | change
     with pytest.raises(error, match=re.escape(message)):
         deep_gemm.tf32_hc_prenorm_gemm(**operands)
+
+
+@pytest.mark.parametrize("written, name", [
+    ("d", "a"), ("d", "b"), ("sqr_sum", "a"), ("sqr_sum", "b"), ("sqr_sum", "d"), ("d", "sqr_sum"),
+])  # fmt: skip
+def test_what_is_written_lies_apart(written, name):
+    """Else A would be read while D is written over it."""
+    a, b = make()
+    operands = {"a": a, "b": b, "d": torch.empty(M, N), "sqr_sum": torch.empty(M)}
+    size = operands[written].shape.numel()
+    memory = operands[name] if operands[name].numel() * operands[name].element_size() >= 4 * size else torch.empty(M, N)
+    operands[name] = memory if operands[name].shape == memory.shape else memory.view(-1)[:M].view(operands[name].shape)
+    operands[written] = memory.view(-1).view(torch.float32)[:size].view(operands[written].shape)
+    before = operands[name].clone()
+    with pytest.raises(LayoutError, match="overlaps .* in memory"):
+        deep_gemm.tf32_hc_prenorm_gemm(**operands)
+    assert torch.equal(operands[name], before)
 
 
 CUTS = {  # (m, k, splits): parts of K, CTAs of a cluster, rows of a CTA

@@ -115,6 +115,26 @@ def test_what_no_plan_takes_is_declined(driver):
     assert all(declined) and not select(events, "LaunchKernelEx")
 
 
+def overlap_remembered_arguments() -> list[bool]:
+    """Return whether calls were declined, whose plan is known, of memory that overlaps by so many bytes."""
+    use_fakes()
+    kernel, asked = planned.get_kernel("transpose_fp8", 256), []
+
+    def plan(x, d):
+        asked.append(d)
+        return planned.Plan((planned.Launch(kernel, (1,), (planned.argument(0), *[0] * 17)),), (), ())
+
+    call, size = _C.make_planned_call("test", plan, [1]), 16
+    pairs = [(A, B), (A, A + size), (A, A - size), (A, A), (A, A + size - 4), (A, A - size + 4)]
+    found = [call(make_tensor(x, (4,), FP32), make_tensor(d, (4,), FP32)) is NotImplemented for x, d in pairs]
+    return [*found, len(asked) == 1]
+
+
+def test_overlaps_are_declined_although_their_plan_is_known(driver):
+    declined, events = driver.call(overlap_remembered_arguments)
+    assert declined == [False] * 3 + [True] * 3 + [True] and len(select(events, "LaunchKernelEx")) == 3
+
+
 def test_another_gpu_is_declined(driver):
     assert driver.call(decline_on_another_gpu, cc=80, name="NVIDIA A100", devices=2)[0]
 
