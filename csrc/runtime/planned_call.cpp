@@ -9,9 +9,9 @@
 #include "runtime/arguments.hpp"
 #include "runtime/builtin.hpp"
 #include "runtime/call_key.hpp"
+#include "runtime/overlap.hpp"
 #include "runtime/plain_kernel.hpp"
 #include "runtime/policy.hpp"
-#include "runtime/overlap.hpp"
 #include "runtime/tensor_view.hpp"
 #include "runtime/torch_calls.hpp"
 

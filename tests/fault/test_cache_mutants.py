@@ -68,7 +68,10 @@ def flip(entry: bytes, bit: int) -> bytes:
     return bytes(mutant)
 
 
-@pytest.mark.parametrize("num_mutants", [300, pytest.param(10_000, marks=pytest.mark.full)])
+LONG = pytest.mark.timeout(3600)
+
+
+@pytest.mark.parametrize("num_mutants", [300, pytest.param(10_000, marks=[pytest.mark.full, LONG])])
 def test_every_mutant_is_a_miss_and_is_rebuilt(builder, tmp_path, num_mutants):
     key, other_key = (build.hashing._hash_text(source) for source in (SOURCE, OTHER_SOURCE))
     good, folder = make_result(SOURCE), tmp_path / "cache"

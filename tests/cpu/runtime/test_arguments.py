@@ -164,7 +164,7 @@ WRONG = {
     "alpha NaN": ({"alpha": float("nan")}, ArgumentError, r"alpha = nan: must be finite in FP32"),
     "alpha beyond FP32": ({"alpha": 1e39}, ArgumentError, r"alpha = 1e\+39: must be finite in FP32"),
     "alpha text": ({"alpha": "1"}, ArgumentError, r"alpha = '1': must be a number"),
-    "alpha tensor": ({"alpha": torch.ones(())}, ArgumentError, r"alpha = tensor\(1.\): must be a number"),
+    "alpha tensor": ({"alpha": torch.ones(())}, ArgumentError, r"alpha = an object of type Tensor: must be a number"),
     "beta None": ({"beta": None}, ArgumentError, r"beta = None: must be a number"),
     "stream": ({"stream": "main"}, ArgumentError, r"stream = 'main': must be a torch.cuda.Stream"),
     "unknown": ({"accumulate": True}, ArgumentError, r"fp8_gemm_nt\(\): unknown argument 'accumulate'; see help"),

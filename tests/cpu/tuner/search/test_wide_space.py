@@ -194,6 +194,22 @@ def test_a_confirmation_is_history_where_the_search_row_is_missing():
     assert found == {pick: 0.0, first: math.log(0.5), second: math.log(0.75)}
 
 
+def test_what_was_searched_twice_counts_twice_and_its_confirmation_does_not():
+    """Whatever comes first: rows of two blocks, and the confirmation before the search."""
+    pick = _C.get_analytic_config(FP8, DEVICE)
+    other = next(config for config in _C.get_candidates(FP8, DEVICE) if config != pick)
+    machine = synthetic.Machine()
+    rows = [
+        machine.make_row(machine.make_block(FP8, pick), config, role, ratio, 1.0, 0.0)
+        for config, role, ratio in (
+            (other, "confirm", 0.9), (other, "search", 0.5), (other, "search", 0.6), (pick, "search", 1.0)
+        )
+    ]  # fmt: skip
+    for given in (rows, rows[::-1]):
+        found = sorted(one.log_ratio for one in past.find_history(given, DEVICE)[FP8.key] if one.config == other)
+        assert found == pytest.approx([math.log(0.5), math.log(0.6)])
+
+
 @pytest.mark.full
 def test_neither_space_stands_for_the_other(tmp_path):
     path = tmp_path / "a.db"
