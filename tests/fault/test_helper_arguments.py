@@ -119,6 +119,7 @@ WRONG = {
     "a transposed tensor": torch.ones(256, 128).T,
     "a meta tensor": torch.ones(128, 256, device="meta"),
     "no memory": free(torch.ones(128, 256)),
+    "no memory of a few numbers": free(torch.ones(3)),
     "no memory of integers": free(torch.ones(2, dtype=torch.int32)),
     "no memory of words": free(torch.ones(128, 1, dtype=torch.int32)),
     "no memory of bytes": free(torch.ones(128, 128, dtype=torch.int8)),

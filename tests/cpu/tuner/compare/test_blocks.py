@@ -109,8 +109,8 @@ def make_finding(kind: str, difference: float, count: int = 8) -> Finding:
 
 @pytest.mark.parametrize("kind, difference, count, verdict", [
     ("config", 0.1, 8, "slower"), ("config", -0.1, 8, "faster"), ("config", 0.1, 5, "same"), ("chosen", 0.1, 5, "same"),
-    ("chosen", 0.1, 6, "slower"), ("whole", 0.1, 8, "suspect"), ("whole", -0.1, 8, "faster"), ("pair", 0.1, 1, "suspect"),
-    ("problem", 0.1, 1, "suspect"), ("problem", 0.001, 1, "same"),
+    ("chosen", 0.1, 6, "slower"), ("whole", 0.1, 8, "suspect"), ("whole", -0.1, 8, "faster"), 
+    ("pair", 0.1, 1, "suspect"), ("problem", 0.1, 1, "suspect"), ("problem", 0.001, 1, "same"),
 ])  # fmt: skip
 def test_what_is_certain_and_what_is_a_suspect(kind, difference, count, verdict):
     finding = make_finding(kind, difference, count)
@@ -156,7 +156,7 @@ def test_blocks_are_paired_by_age_and_on_one_board():
     rows = [row for number in ages for row in make_rows(make_block(FIRST, number, board="a"), {0: 10.0 * number})]
     pairs = noise.pair_repeats(rows)
     assert [tuple(next(iter(side.values())) for side in pair) for pair in pairs] == [(10.0, 20.0), (20.0, 30.0)]
-    other = [row for row in make_rows(make_block(FIRST, 4, board="b"), {0: 40.0})]
+    other = make_rows(make_block(FIRST, 4, board="b"), {0: 40.0})
     assert len(noise.pair_repeats(rows + other)) == 2
     assert len(noise.pair_repeats(rows + make_rows(make_block(FIRST, 5, board="a", kernel_hash="c"), {0: 1.0}))) == 2
 
