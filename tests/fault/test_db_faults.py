@@ -34,9 +34,8 @@ from tuner.db import Store, engine, schema, snapshot
 from tuner.db.lock import WriterLock, lock_path, read_holder
 
 KILLS = 25
-OPENERS = 16
-#: How often processes race to create a file: the longer race with --full.
-RACES = [1, pytest.param(10, marks=pytest.mark.full)]
+#: How many processes race to create a file, and how often.
+RACES = [(16, 1), pytest.param((32, 5), marks=pytest.mark.full)]
 NOBODY = 65534
 
 
@@ -268,8 +267,8 @@ def test_a_read_only_file_in_a_writable_folder(open_folder):
 # Many processes.
 
 
-def open_together(path: Path, work: Callable[[int], None]) -> list[tuple[int, bytes]]:
-    """Start OPENERS children that all wait for one pipe to close, then run `work`; return their exit codes and
+def open_together(openers: int, work: Callable[[int], None]) -> list[tuple[int, bytes]]:
+    """Start children that all wait for one pipe to close, then run `work`; return their exit codes and
     messages.
     """
     gate_read, gate_write = os.pipe()
@@ -279,7 +278,7 @@ def open_together(path: Path, work: Callable[[int], None]) -> list[tuple[int, by
         os.read(gate_read, 1)
         work(write_end)
 
-    children = [fork(wait_and_work) for _ in range(OPENERS)]
+    children = [fork(wait_and_work) for _ in range(openers)]
     os.close(gate_read)
     os.close(gate_write)
     said = [read_all(read_end) for _, read_end in children]
@@ -288,32 +287,34 @@ def open_together(path: Path, work: Callable[[int], None]) -> list[tuple[int, by
 
 @pytest.mark.parametrize("races", RACES)
 def test_openers_of_a_fresh_file_wait_for_each_other(folder, races):
-    for number in range(races):
+    openers, times = races
+    for number in range(times):
         path = folder / f"{number}.db"
 
         def work(write_end: int, path: Path = path) -> None:
             with Store.open(path, "rw", wait_s=60.0) as store:
                 store.start_sweep({"preset": "x"})
 
-        assert open_together(path, work) == [(0, b"")] * OPENERS
+        assert open_together(openers, work) == [(0, b"")] * openers
         with Store.open(path, "ro") as store:
-            assert store.stats()["tables"]["sweep"] == OPENERS and store.check() == []
+            assert store.stats()["tables"]["sweep"] == openers and store.check() == []
 
 
 @pytest.mark.parametrize("races", RACES)
 def test_openers_of_a_fresh_file_are_safe_without_the_lock(folder, monkeypatch, races):
     """On a file system without flock SQLite's own locks still make the schema exactly once."""
     monkeypatch.setattr(engine, "WriterLock", lambda path, wait_s: type("NoLock", (), {"release": lambda self: None})())
-    for number in range(races):
+    openers, times = races
+    for number in range(times):
         path = folder / f"{number}.db"
 
         def work(write_end: int, path: Path = path) -> None:
             with Store.open(path) as store:
                 store.start_sweep({"preset": "x"})
 
-        assert open_together(path, work) == [(0, b"")] * OPENERS
+        assert open_together(openers, work) == [(0, b"")] * openers
         with Store.open(path, "ro") as store:
-            assert store.stats()["tables"]["sweep"] == OPENERS and store.check() == []
+            assert store.stats()["tables"]["sweep"] == openers and store.check() == []
 
 
 def test_a_second_writer_is_refused_with_the_holders_process_id(tmp_path):

@@ -60,8 +60,9 @@ UNUSABLE = {
 }
 
 
+@pytest.mark.parametrize("count", [2000, pytest.param(10_000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_unusable_selectors_leave_the_heuristic(name, folder, monkeypatch):
+def test_unusable_selectors_leave_the_heuristic(name, count, folder, monkeypatch):
     content, num_warnings = UNUSABLE[name]
     if isinstance(content, bytes):
         (folder / f"{DEVICE.sku}.dgsel").write_bytes(content)
@@ -70,7 +71,7 @@ def test_unusable_selectors_leave_the_heuristic(name, folder, monkeypatch):
         monkeypatch.setitem(
             selection._loaded, DEVICE.sku, selection.LoadedSelector("auto", content(), "model.dgsel", "")
         )
-    problems = make_problems(2000, seed=len(name))
+    problems = make_problems(count, seed=len(name))
     choices, caught = explain_all(problems)
     assert caught == num_warnings
     for problem, choice in zip(problems, choices, strict=True):

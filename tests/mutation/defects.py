@@ -234,7 +234,7 @@ DEFECTS: Defects = {
         ("        _check_kind(name, tensor)\n", "        pass\n"),
         ("torch.inference_mode() if d.is_inference() else torch.no_grad()", "torch.no_grad()"),
     ],
-    ("deep_gemm/operands.py", "tests/fault/test_helper_arguments.py tests/fault/test_vendor_arguments.py"): [
+    ("deep_gemm/operands.py", "tests/cpu/ops/test_operands.py tests/fault/test_native_objects.py"): [
         ("is_compiling() and is_freed(value):", "is_compiling() and False:"),
         ("if holds_tensor(value) else ascii(value)", "if False else ascii(value)"),
         ("depth == 0 or any(", "any("),

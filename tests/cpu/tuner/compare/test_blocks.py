@@ -109,7 +109,7 @@ def make_finding(kind: str, difference: float, count: int = 8) -> Finding:
 
 @pytest.mark.parametrize("kind, difference, count, verdict", [
     ("config", 0.1, 8, "slower"), ("config", -0.1, 8, "faster"), ("config", 0.1, 5, "same"), ("chosen", 0.1, 5, "same"),
-    ("chosen", 0.1, 6, "slower"), ("whole", 0.1, 8, "suspect"), ("whole", -0.1, 8, "faster"), 
+    ("chosen", 0.1, 6, "slower"), ("whole", 0.1, 8, "suspect"), ("whole", -0.1, 8, "faster"),
     ("pair", 0.1, 1, "suspect"), ("problem", 0.1, 1, "suspect"), ("problem", 0.001, 1, "same"),
 ])  # fmt: skip
 def test_what_is_certain_and_what_is_a_suspect(kind, difference, count, verdict):

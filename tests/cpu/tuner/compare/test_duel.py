@@ -208,3 +208,40 @@ def test_a_report_is_json_and_has_every_figure():
     assert {"ratio", "ratio_low", "ratio_high", "noise", "threshold", "rounds", "verdict"} <= set(rows[0])
     assert rows[0]["rounds"] >= duel.TURNS * duel.PLAN.confirm_rounds and rows[0]["threshold"] >= duel.MIN_DIFFERENCE
     assert comparison.summarize(rows)["measured"] == 2
+
+
+def make_timed_pair(old: list, new: list, twin: list | None = None) -> duel.Pair:
+    """Return an open pair with the times of each entry."""
+    (pair,) = make_pairs(PROBLEMS[:1])
+    pair.times_us.update({duel.OLD: old, duel.NEW: new, duel.TWIN: old if twin is None else twin})
+    return pair
+
+
+def test_a_difference_within_the_noise_is_none():
+    old, new = [10.0] * 24, [10.2] * 24
+    quiet, noisy = make_timed_pair(old, new), make_timed_pair(old, new, [10.4, 9.6] * 12)
+    assert quiet.threshold == duel.MIN_DIFFERENCE and noisy.threshold == noisy.noise > 0.03
+    assert quiet.test(1) < 0.001 < 0.9 < noisy.test(1)
+    assert Duel(None, [quiet, noisy]).find_flagged() == [quiet]
+
+
+def test_ten_rounds_that_agree_raise_a_flag():
+    pairs = [make_timed_pair([10.0] * count, [11.0] * count) for count in (4, 10)]
+    assert Duel(None, pairs).find_flagged() == pairs[1:]
+
+
+def test_only_the_new_rounds_of_a_flagged_problem_decide():
+    slow_once, slow = (make_timed_pair([10.0] * 48, [11.0] * 24 + [new] * 24) for new in (10.0, 11.0))
+    slow_once.fresh_from = slow.fresh_from = 24
+    Duel(None, []).decide([slow_once, slow])
+    assert (slow_once.verdict, slow.verdict) == ("", "slower")
+
+
+def test_what_has_a_verdict_is_not_measured():
+    pairs = make_pairs(PROBLEMS[:3])
+    pairs[1].verdict, measured, done = "wrong", [], []
+    fight = Duel(None, pairs, on_event=lambda number, total: done.append((number, total)))
+    fight.measure_one = lambda pair, turn, plan: measured.append((pair.problem, turn))
+    fight.measure(pairs, range(2), duel.PLAN)
+    assert measured == [(PROBLEMS[index], turn) for turn in range(2) for index in (0, 2)]
+    assert done == [(number + 1, 6) for number in range(6)]

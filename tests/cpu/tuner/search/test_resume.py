@@ -1,9 +1,11 @@
 """Resuming: a sweep measures what is missing, and one that was killed at any point ends with the same result."""
 
 import os
+import random
 import shutil
 import signal
 import sqlite3
+import time
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
@@ -198,6 +200,39 @@ def test_a_sweep_killed_anywhere_resumes_to_the_same_end(tmp_path, stride):
         assert max(kept.values()) == 1 and len(kept) == len(expected_rows)
         assert told <= {(row.block.problem_key, row.config_key, row.role, row.median_us) for row in rows}
     assert fatal > 10
+
+
+#: 300 trials of 12 problems, and the moments at which a sweep of them is killed.
+TRIED = [_C.Problem("fp8_gemm", m, 2112, 7168) for m in range(64, 832, 64)]
+TRIALS, MOMENTS = _C.get_candidates(TRIED[0], DEVICE)[:25], 100
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_sweep_of_300_trials_killed_at_random_moments_ends_as_if_it_was_not(tmp_path):
+    """At moments, not at writes: also in between, and while SQLite writes its files."""
+    assert len(TRIED) * len(TRIALS) == 300
+    start = time.monotonic()
+    run(tmp_path / "whole.db", problems=TRIED, configs=TRIALS)
+    seconds = time.monotonic() - start
+    expected, rows = winners(tmp_path / "whole.db"), read_all(tmp_path / "whole.db")[0]
+    expected_rows = Counter((row.block.problem_key, row.config_key, row.role) for row in rows)
+    draw, killed = random.Random(6), 0
+    for moment in range(MOMENTS):
+        path = tmp_path / f"{moment}.db"
+        child = os.fork()
+        if child == 0:
+            run(path, problems=TRIED, configs=TRIALS)
+            os._exit(0)
+        time.sleep(draw.uniform(0.0, seconds))
+        os.kill(child, signal.SIGKILL)
+        killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+        run(path, problems=TRIED, configs=TRIALS)
+        rows = [row for row in read_all(path)[0] if row.block.status == "finished"]
+        assert Counter((row.block.problem_key, row.config_key, row.role) for row in rows) == expected_rows
+        assert winners(path) == expected
+        path.unlink()
+    assert killed > MOMENTS // 2
 
 
 def test_a_winner_older_than_its_problems_newest_block_is_chosen_again(tmp_path):

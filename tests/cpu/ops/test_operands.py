@@ -1,0 +1,38 @@
+"""What functions in Python ask of their arguments, and how messages name them."""
+
+import pytest
+import torch
+
+from deep_gemm import operands
+from deep_gemm.errors import ArgumentError
+
+
+@pytest.mark.parametrize("value", [True, torch.tensor(3), 2.0, "3", None, -1, 1 << 31])
+def test_what_is_no_integer(value):
+    with pytest.raises(ArgumentError, match="size = "):
+        operands.check_integer("size", value)
+
+
+@pytest.mark.parametrize("values", ["12", b"12", {1, 2}, 3, [1, True], [1, [2]]])
+def test_what_is_no_list_of_integers(values):
+    with pytest.raises(ArgumentError, match="sizes"):
+        operands.check_integers("sizes", values)
+
+
+def test_tensors_are_named_and_not_printed_wherever_they_are():
+    endless: list = []
+    endless.append(endless)
+    tensor = torch.ones(3)
+    for value in (tensor, [tensor], (1, [tensor]), {"x": tensor}, [[[[tensor]]]], [[[[[tensor]]]]], endless):
+        assert operands.shorten(value) == f"an object of type {type(value).__name__}"
+    for value in (3, "x", [1, 2], {"x": (1, 2)}, None):
+        assert operands.shorten(value) == ascii(value)
+
+
+def test_freed_memory_is_told_from_none():
+    tensor, empty = torch.ones(3), torch.ones(0)
+    views = [tensor[1:], tensor.view(3, 1), torch.nn.Parameter(tensor)]
+    assert not any(map(operands.is_freed, [tensor, empty, *views, torch.ones(3, device="meta")]))
+    tensor.untyped_storage().resize_(0)
+    assert all(map(operands.is_freed, [tensor, *views])) and not operands.is_freed(empty)
+    assert not operands.is_freed(torch.func.vmap(lambda x: x)(torch.ones(2, 2)))
