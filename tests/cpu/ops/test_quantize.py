@@ -172,3 +172,19 @@ def test_wrong_inputs():
 def test_integers():
     assert [utils.ceil_div(x, 128) for x in (0, 1, 128, 129)] == [0, 1, 1, 2]
     assert [utils.align(x, 16) for x in (0, 1, 16, 17)] == [0, 16, 16, 32]
+
+
+def test_the_gate_is_the_first_half():
+    gate, up = torch.randn(2, 5, 256, generator=torch.Generator().manual_seed(1)).unbind()
+    wanted = deep_gemm.per_token_cast_to_fp8(torch.nn.functional.silu(gate) * up, False)
+    found = deep_gemm.swiglu_per_token_cast_to_fp8(torch.cat([gate, up], 1), False)
+    assert all(torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in zip(found, wanted, strict=True))
+    with pytest.raises(ShapeError, match=r"x.shape\[-1\] = 257: rows are \[gate, up\]"):
+        deep_gemm.swiglu_per_token_cast_to_fp8(torch.zeros(4, 257), False)
+
+
+@pytest.mark.parametrize("shape, groups", [((2, 8, 128), 3), ((2, 8, 128), 1), ((8, 128), 8)])
+@pytest.mark.parametrize("name", ["per_token_cast_to_fp8", "swiglu_per_token_cast_to_fp8"])
+def test_a_mask_has_a_number_for_each_group(name, shape, groups):
+    with pytest.raises(ShapeError, match="masked_m.shape"):
+        getattr(deep_gemm, name)(torch.zeros(shape), False, masked_m=torch.ones(groups, dtype=torch.int32))
