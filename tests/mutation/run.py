@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.mutation.defects import DEFECTS, NATIVE_DEFECTS
+from tests.mutation.defects import DEFECTS
+from tests.mutation.native_defects import NATIVE_DEFECTS
 
 ROOT = Path(__file__).parents[2]
 MIN_NOTICED = 0.95

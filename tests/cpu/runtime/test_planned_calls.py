@@ -139,6 +139,16 @@ def test_another_gpu_is_declined(driver):
     assert driver.call(decline_on_another_gpu, cc=80, name="NVIDIA A100", devices=2)[0]
 
 
+def decline_two_gpus() -> bool:
+    use_fakes()
+    operands = make_tensor(A, (4,), FP32, device=0), make_tensor(B, (4,), FP32, device=1)
+    return _C.make_planned_call("test", None)(*operands) is NotImplemented
+
+
+def test_operands_on_two_gpus_are_declined(driver):
+    assert driver.call(decline_two_gpus, devices=2)[0]
+
+
 def decline_on_another_gpu() -> bool:
     use_fakes()
     return _C.make_planned_call("test", None)(make_tensor(A, (4,), FP32, device=1)) is NotImplemented

@@ -1,0 +1,91 @@
+"""The defects of C++, each of which compiles one file; as in defects.py."""
+
+from tests.mutation.defects import Defects
+
+_LEGALITY = "tests/cpu/core/test_legality.py tests/cpu/core/test_candidates.py"
+_ARGUMENTS = (
+    "tests/cpu/runtime/test_arguments.py tests/cpu/runtime/test_arguments_variants.py tests/fault/test_overlap.py"
+)
+
+NATIVE_DEFECTS: Defects = {
+    ("csrc/core/legality.cpp", _LEGALITY): [
+        (
+            "if (rows != 64 && rows != 128 && rows != 256)",
+            "if (rows != 64 && rows != 128 && rows != 256 && rows != 192)",
+        ),
+        ("columns % 8 != 0) return Rule::kColumns", "columns % 4 != 0) return Rule::kColumns"),
+        ("config.cluster_m * config.cluster_n <= 2", "config.cluster_m * config.cluster_n <= 4"),
+        (
+            "config.block_n % 16 != 0) return Rule::kClusterBlockN",
+            "config.block_n % 8 != 0) return Rule::kClusterBlockN",
+        ),
+        ("kRegisterLimitTwoWarpgroups = 232", "kRegisterLimitTwoWarpgroups = 240"),
+    ],
+    ("csrc/runtime/overlap.cpp", _ARGUMENTS): [
+        (" && offset + extent_bytes(high, 1) <= pitch", ""),
+        ("offset >= extent_bytes(low, 1) && ", ""),
+        (
+            "if (high.address - low.address >= extent_bytes(low, 0))",
+            "if (high.address - low.address > extent_bytes(low, 0))",
+        ),
+    ],
+    ("csrc/runtime/dispatch.cpp", "tests/cpu/runtime/test_dispatch.py"): [
+        (
+            "found != table().entries.end()) return found->second;\n",
+            "false) return found->second;\n",
+        ),
+        ("    ++table().misses;\n", ""),
+        ("if (entries.size() >= kCapacity)", "if (entries.size() > kCapacity)"),
+    ],
+    ("csrc/runtime/tensor_view.cpp", "tests/fault/test_native_objects.py"): [
+        ("view.device_kind == DeviceKind::kMeta || !has_elements(view)) return;", "true) return;"),
+    ],
+    ("csrc/core/python.cpp", "tests/fault/test_native_objects.py"): [
+        ("        if (holds_tensor(object, kMaxReprDepth)) ", "        if (false) "),
+        ("    if (depth == 0) return true;\n", "    if (depth == 0) return false;\n"),
+    ],
+    ("csrc/runtime/planned_call.cpp", "tests/cpu/runtime/test_planned_calls.py"): [
+        (" || overlaps(call, arguments)) Py_RETURN", ") Py_RETURN"),
+        ("if (i != d && arguments.is_tensor[i] && may", "if (i > d && arguments.is_tensor[i] && may"),
+        ("return view.ordinal == first->ordinal && ", "return "),
+        ("    if (plan->is_declined) Py_RETURN_NOTIMPLEMENTED;\n", ""),
+    ],
+    ("csrc/runtime/launch.cpp", "tests/cpu/runtime/test_early_start.py tests/cpu/runtime/test_launch.py"): [
+        ("    if (!get_pdl()) return false;\n", ""),
+        ("geometry.num_ctas > sms || ", ""),
+        ("8 * geometry.num_ctas < 7 * sms", "8 * geometry.num_ctas < 8 * sms"),
+        ("if (!is_fp8(kernel.problem.op)) return kernel.blocks_per_sm > 1;", ""),
+        ("kernel.config.split_k == 1 || kernel.blocks_per_sm > 2", "kernel.config.split_k == 1"),
+    ],
+    (
+        "csrc/runtime/family_mqa_logits.cpp",
+        "tests/cpu/runtime/test_logits_launch.py tests/cpu/ops/test_mqa_logits.py",
+    ): [
+        ("query.heads % Problem::kHeadsUnit != 0", "false"),
+        ("block_kv != 32 && block_kv != 64)", "block_kv != 32 && block_kv != 64 && block_kv != 16)"),
+        ("view.shape[0] < 2 || view.shape[1] != 2", "view.shape[1] != 2"),
+        ("    check_step(cache, 0, view.shape[1] * view.shape[3]);\n", ""),
+        ("if (logits.first.view.rank == 2) check_contiguous_dim(", "if (false) check_contiguous_dim("),
+        (".m = has_pages ? sizes.m : round_expected_m(sizes.m, Problem::kMaxDim)", ".m = sizes.m"),
+        (".block_kv = has_pages ? int32_t(call.b.view.shape[1]) : 0", ".block_kv = has_pages ? 64 : 0"),
+    ],
+    ("csrc/runtime/launch_mqa_logits.cpp", "tests/cpu/runtime/test_logits_launch.py"): [
+        ("        if (call.logits->is_clean) fill_with_infinity(call.d, stream);\n", ""),
+        ("if (first.rank == 2) params.flags |= kLengthsPerToken;", ""),
+        ("uint32_t(logits.schedule.view.shape[0] - 1)", "uint32_t(logits.schedule.view.shape[0])"),
+        ("cache.address + rows * uint64_t(head_dim)", "cache.address"),
+        ("view.rank == 4 && view.shape[1] == 1", "false"),
+    ],
+    (
+        "csrc/core/config_features.cpp",
+        "tests/cpu/core/test_config_features.py tests/cpu/core/test_features_frozen.py",
+    ): [
+        ("waves / std::ceil(waves)", "waves / std::floor(waves + 1.0)"),
+        ("double(std::max<int64_t>(value, 1))", "double(value + 1)"),
+        ("double(problem.n % kMaxAlignment)", "double(problem.n % 128)"),
+        ("kLn2 * portable_log2(terms.total_us / pick_us_)", "portable_log2(terms.total_us / pick_us_)"),
+    ],
+    ("csrc/core/heuristic.cpp", "tests/fault/test_native_objects.py"): [
+        ("? kMost : std::min(product, kMost)", "? 1 : std::min(product, kMost)"),
+    ],
+}
