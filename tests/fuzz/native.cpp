@@ -98,7 +98,7 @@ std::vector<T> take_vector(Bytes& bytes, size_t count) {
 }
 
 void use_forest(Bytes& bytes) {
-    constexpr size_t kFeatures = 4, kRows = 3;
+    constexpr size_t kFeatures = 4, kRows = 3;  // other rows are zeros
     const size_t nodes = bytes.take<uint8_t>() % 32, trees = bytes.take<uint8_t>() % 4;
     ForestArrays arrays;
     arrays.tree_start = take_vector<int32_t>(bytes, trees + 1);
@@ -108,11 +108,10 @@ void use_forest(Bytes& bytes) {
     for (size_t i = 0; i < nodes; ++i) arrays.threshold.push_back(bytes.take<double>());
     arrays.leaf_value = take_vector<double>(bytes, bytes.take<uint8_t>() % 16);
     const Forest forest(std::move(arrays), kFeatures);
-    std::vector<float> rows(kFeatures * kRows);
-    for (float& value : rows) value = bytes.take<float>();
-    std::vector<double> sums(kRows);
-    forest.predict(rows, kFeatures, sums);
-    for (double sum : sums) REQUIRE(std::isfinite(sum));
+    FeatureTable table(kFeatures);
+    for (size_t feature = 0; feature < kFeatures; ++feature)
+        for (size_t row = 0; row < kRows; ++row) table.at(feature, row) = bytes.take<float>();
+    for (double sum : forest.predict(table)) REQUIRE(std::isfinite(sum));
 }
 
 }  // namespace

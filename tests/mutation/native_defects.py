@@ -50,7 +50,7 @@ NATIVE_DEFECTS: Defects = {
         ("return view.ordinal == first->ordinal && ", "return "),
         ("    if (plan->is_declined) Py_RETURN_NOTIMPLEMENTED;\n", ""),
     ],
-    ("csrc/runtime/launch.cpp", "tests/cpu/runtime/test_early_start.py tests/cpu/runtime/test_launch.py"): [
+    ("csrc/runtime/launch.cpp", "tests/cpu/runtime/test_early_start.py"): [
         ("    if (!get_pdl()) return false;\n", ""),
         ("geometry.num_ctas > sms || ", ""),
         ("8 * geometry.num_ctas < 7 * sms", "8 * geometry.num_ctas < 8 * sms"),
