@@ -3,10 +3,12 @@
 import struct
 
 import pytest
+import torch
 
-from deep_gemm import _C
+from deep_gemm import _C, stream
 from deep_gemm.errors import ArgumentError
 from tests.fakes import stub_driver
+from tests.fakes.cuda_tensors import make_tensor, use_fakes
 from tests.fakes.stub_driver import load_kernel, select
 
 FP8, FP32, INT, BYTES = "float8_e4m3fn", "float32", "int32", "uint8"
@@ -123,3 +125,26 @@ def test_a_kernel_refuses_other_heads(driver):
     messages, events = driver.call(refuse_other_operands)
     assert [message.partition(":")[0] for message in messages] == ["head_dim = 64", "heads = 32"]
     assert not select(events, "LaunchKernelEx")
+
+
+def launch_without_keys(num_pages: int, pages_of_a_sequence: int, is_clean: bool) -> list:
+    """Return what was filled, where no sequence has a key."""
+    filled: list = []
+    stream.fill_with_infinity = lambda d, handle: filled.append((d.data_ptr(), list(d.shape), handle))
+    problem = _C.Problem("fp8_paged_mqa_logits", 2, 1, 64, heads=8, next_n=2, block_kv=64)
+    use_fakes()
+    d = make_tensor(D, (6, 600), torch.bfloat16, (640, 1))
+    load_kernel(_C.Config(2, 128, 6), problem=problem).launch_logits(
+        view(Q, FP8, 3, 2, 8, 64), view(KEYS, BYTES, num_pages, 64, 1, 68), None, view(WEIGHTS, FP32, 6, 8),
+        view(FIRST, INT, 3), view(SECOND, INT, 3, pages_of_a_sequence), d, schedule=view(SCHEDULE, INT, 67, 2),
+        is_clean=is_clean, stream=5,
+    )  # fmt: skip
+    return filled
+
+
+@pytest.mark.parametrize("sizes", [(0, 11), (90, 0)])
+@pytest.mark.parametrize("is_clean", [False, True])
+def test_without_keys_nothing_is_launched_and_what_is_clean_is_infinite(driver, sizes, is_clean):
+    filled, events = driver.call(launch_without_keys, *sizes, is_clean)
+    assert not select(events, "LaunchKernelEx")
+    assert filled == ([(D, [6, 600], 5)] if is_clean else [])

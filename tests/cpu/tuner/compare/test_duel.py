@@ -231,8 +231,8 @@ def test_ten_rounds_that_agree_raise_a_flag():
 
 
 def test_only_the_new_rounds_of_a_flagged_problem_decide():
-    slow_once, slow = (make_timed_pair([10.0] * 48, [11.0] * 24 + [new] * 24) for new in (10.0, 11.0))
-    slow_once.fresh_from = slow.fresh_from = 24
+    slow_once, slow = (make_timed_pair([10.0] * 64, [11.0] * 40 + [new] * 24) for new in (10.0, 11.0))
+    slow_once.fresh_from = slow.fresh_from = 40
     Duel(None, []).decide([slow_once, slow])
     assert (slow_once.verdict, slow.verdict) == ("", "slower")
 
