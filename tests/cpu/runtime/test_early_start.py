@@ -20,6 +20,21 @@ def launch(op, n, fields):
     load_kernel(_C.Config(**fields), problem=problem).launch(*positional)
 
 
+def launch_without(is_enabled: bool) -> None:
+    before = _C.get_pdl()
+    _C.set_pdl(is_enabled)
+    try:
+        launch("fp8_gemm", 4096, {"block_m": 64, "block_n": 32, "num_stages": 17, "block_k": 128})
+    finally:
+        _C.set_pdl(before)
+
+
+@pytest.mark.parametrize("is_enabled", [False, True])
+def test_nothing_starts_early_where_that_is_switched_off(driver, is_enabled):
+    _, events = driver.call(launch_without, is_enabled)
+    assert [event["overlap"] for event in select(events, "LaunchKernelEx")] == [int(is_enabled)]
+
+
 @pytest.mark.parametrize(
     "op, n, tile, others, blocks_per_sm, overlap",
     [

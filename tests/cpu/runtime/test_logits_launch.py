@@ -45,10 +45,12 @@ def launch_prefill(config: tuple, tokens: int, n: int, heads: int, head_dim: int
     )  # fmt: skip
 
 
-def launch_paged(config: tuple, sequences: int, next_n: int, heads: int, head_dim: int, block_kv: int) -> None:
+def launch_paged(
+    config: tuple, sequences: int, next_n: int, heads: int, head_dim: int, block_kv: int, pitch: int = 0
+) -> None:
     problem = _C.Problem("fp8_paged_mqa_logits", next_n, 1, head_dim, heads=heads, next_n=next_n, block_kv=block_kv)
     load_kernel(_C.Config(*config), problem=problem).launch_logits(
-        view(Q, FP8, sequences, next_n, heads, head_dim), view(KEYS, BYTES, 90, block_kv, 1, head_dim + 4), None,
+        view(Q, FP8, sequences, next_n, heads, head_dim, pitch=pitch), view(KEYS, BYTES, 90, block_kv, 1, head_dim + 4), None,
         view(WEIGHTS, FP32, sequences * next_n, heads), view(FIRST, INT, sequences, next_n, pitch=next_n + 3),
         view(SECOND, INT, sequences, 11, pitch=12), view(D, "bfloat16", sequences * next_n, 600, pitch=640),
         schedule=view(SCHEDULE, INT, 67, 2), is_clean=True, num_sms=100, stream=5,
@@ -101,6 +103,12 @@ def test_paged(driver, block_kv):
         "table_stride": 12, "num_tokens": 1800, "columns": 600, "num_kv": 11, "num_slots": 66, "flags": 5,
     }  # fmt: skip
     assert launch["block"] == [512, 1, 1] and launch["grid"] == [100, 1, 1]
+
+
+def test_sequences_of_one_token_lie_where_they_like(driver):
+    _, events = driver.call(launch_paged, (2, 192, 9), 300, 1, 64, 128, 64, 10_000 * 16)
+    _, (q, *_), _ = read_launch(events)
+    assert (q["dims"], q["strides"]) == ([128, 2, 300, 32], [128, 160_000, 256])
 
 
 def refuse_other_operands() -> list[str]:

@@ -35,6 +35,15 @@ def test_rows_take_the_place_of_what_varies():
     assert found[0].m == 16 and found[-1].op == masked.op, "few rows come first"
 
 
+def test_a_number_of_sms_of_its_own_stays():
+    own = _C.Problem(**SHAPE.as_dict() | {"num_sms": 20})
+    deep_gemm.set_num_sms(100)
+    try:
+        assert [problem.num_sms for problem in list_problems([own, SHAPE], None, H200)] == [20, 100]
+    finally:
+        deep_gemm.set_num_sms(0)
+
+
 def test_settings_of_the_process_hold():
     deep_gemm.set_batch_invariant(True)
     deep_gemm.set_num_sms(100)
