@@ -194,6 +194,14 @@ def test_prefill_checks(changes, error, message):
     assert isinstance(caught.value, DeepGemmError)
 
 
+def spread(cache: torch.Tensor, more: int) -> torch.Tensor:
+    """Return pages whose first bytes are so many bytes further apart."""
+    pages = cache.shape[0]
+    pitch = cache.stride(0) + more
+    memory = torch.zeros(pages * max(pitch, cache.stride(0)) + cache.stride(0), dtype=torch.uint8)
+    return memory.as_strided(cache.shape, (pitch, *cache.stride()[1:]))
+
+
 @pytest.mark.parametrize(
     "changes, error, message",
     [
@@ -205,6 +213,13 @@ def test_prefill_checks(changes, error, message):
         ({"kv_cache": PAGED["kv_cache"][..., :20]}, ShapeError, r"kv_cache.shape = .*head_dim \+ 4"),
         ({"kv_cache": PAGED["kv_cache"].flip(1)[:, :, :, ::2]}, ShapeError, "kv_cache.shape"),
         ({"kv_cache": PAGED["kv_cache"].transpose(0, 1).contiguous().transpose(0, 1)}, LayoutError, "keys of a page"),
+        (
+            {"kv_cache": spread(PAGED["kv_cache"], 8)},
+            LayoutError,
+            r"kv_cache.stride\(0\) = .*: must be a multiple of 16",
+        ),
+        ({"kv_cache": spread(PAGED["kv_cache"], -1152)}, LayoutError, r"kv_cache.stride\(0\) = .*: must be a multiple"),
+        ({"context_lens": PAGED["context_lens"].repeat(2, 1).t()}, LayoutError, "the lengths of a sequence must be"),
         ({"weights": PAGED["weights"][:2]}, ShapeError, r"weights.shape = \[2, 8\]: must be"),
         ({"context_lens": PAGED["context_lens"].long()}, DtypeError, "context_lens.dtype = torch.int64"),
         ({"context_lens": PAGED["context_lens"][:1]}, ShapeError, r"context_lens.shape = \[1\]: must be"),

@@ -35,4 +35,6 @@ def test_freed_memory_is_told_from_none():
     assert not any(map(operands.is_freed, [tensor, empty, *views, torch.ones(3, device="meta")]))
     tensor.untyped_storage().resize_(0)
     assert all(map(operands.is_freed, [tensor, *views])) and not operands.is_freed(empty)
+    with pytest.raises(ArgumentError, match="x: a tensor without memory"):
+        operands.check_tensor("x", tensor)
     assert not operands.is_freed(torch.func.vmap(lambda x: x)(torch.ones(2, 2)))

@@ -58,6 +58,13 @@ def test_groups_and_logits_are_recorded(recorded):
     assert (logits.op, logits.heads, logits.k) == ("fp8_mqa_logits", 8, 32) and logits.n >= 150
 
 
+def test_logits_of_nearly_the_same_sizes_are_one_problem(recorded):
+    for tokens, n in ((1000, 150), (1001, 151), (1003, 149)):
+        deep_gemm.fp8_mqa_logits(**make_prefill(tokens, n, 8, 32))
+    (found,) = recorded()
+    assert (found.m, found.n) == (_C.round_expected_m(1000, 1 << 30), _C.round_expected_m(150, 1 << 30))
+
+
 def test_a_limit_of_sms_is_a_field(recorded):
     deep_gemm.set_num_sms(20)
     try:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 import deep_gemm
-from deep_gemm import _C
+from deep_gemm import _C, warm_up
 from deep_gemm.errors import ArgumentError, DeviceError, ProblemError
 from deep_gemm.warm_up import list_problems
 
@@ -33,6 +33,13 @@ def test_rows_take_the_place_of_what_varies():
     assert [one.expected_m for one in found if one.op == masked.op] == [_C.round_expected_m(m, 1024) for m in (16, 700)]
     assert [problem for problem in found if problem.op == wgrad.op] == [wgrad]
     assert found[0].m == 16 and found[-1].op == masked.op, "few rows come first"
+
+
+def test_a_kernel_is_loaded_where_the_device_is_the_current_one(monkeypatch):
+    monkeypatch.setattr(warm_up._C, "get_device", lambda: H200)
+    other = _C.Device(**H200.as_dict() | {"sm_count": 78})
+    for given, is_current in (("h200", True), (H200, True), ("h20", False), (other, False)):
+        assert warm_up._find_device(given)[1] is is_current, given
 
 
 def test_a_number_of_sms_of_its_own_stays():
