@@ -58,7 +58,7 @@ NATIVE_DEFECTS: Defects = {
     ],
     (
         "csrc/runtime/family_mqa_logits.cpp",
-        "tests/cpu/ops/test_mqa_logits.py tests/cpu/ops/test_record_on_cpu.py",
+        "tests/cpu/ops/test_mqa_logits.py tests/cpu/ops/test_record_on_cpu.py tests/cpu/runtime/test_logits_launch.py",
     ): [
         ("query.heads % Problem::kHeadsUnit != 0", "false"),
         ("block_kv != 32 && block_kv != 64)", "block_kv != 32 && block_kv != 64 && block_kv != 16)"),
