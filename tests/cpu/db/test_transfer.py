@@ -308,6 +308,14 @@ def test_a_document_of_another_shape_is_refused(shards, tmp_path, old, new):
     assert not (tmp_path / "target.db").exists()
 
 
+@pytest.mark.parametrize("name", ["7", "7.5", "null", "true"])
+def test_columns_whose_names_are_no_text_are_refused(shards, tmp_path, name):
+    payload = read_contents(shards[0])
+    (tmp_path / "bad.json").write_bytes(payload.replace(b'"sm_count"', name.encode(), 1))
+    with pytest.raises(errors.IntegrityError, match="device: fields .* are missing or unknown"):
+        import_json(tmp_path / "target.db", tmp_path / "bad.json")
+
+
 def test_tables_may_come_in_any_order_and_spacing(shards, tmp_path):
     document = json.loads(read_contents(shards[0]))
     document["tables"] = dict(reversed(document["tables"].items()))
