@@ -71,8 +71,8 @@ class CaseCache:
 class World:
     """The GPU under test. Kernels and cases are made once and kept: shapes repeat between configs."""
 
-    #: How often each fault is planted in a measuring process.
-    num_faults = 0
+    #: How often each fault is planted in a measuring process; a run says it.
+    num_faults = 1
 
     def __init__(self, device: str = "cuda", spread: int = SPREAD):
         self.torch_device, self.spread = device, spread
