@@ -208,7 +208,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--generations", type=int, default=150, help="of CMA-ES")
     parser.add_argument("--blur", type=float, default=0.2, help="deviation of the logs of a fold's first rates")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--write", type=Path, help="fit to all problems and write the rates here as JSON")
+    parser.add_argument("--write", type=Path, help="fit to --problems of every op kind, and write the rates as JSON")
     return parser.parse_args(arguments)
 
 
@@ -224,7 +224,7 @@ def main(arguments: list[str] | None = None) -> int:
         args.write.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
         print(format_rates(rates))
         whole = Scorer(entries, device)
-        tried = {"present": _C.heuristic_constants(), "fitted to the same problems": rates}
+        tried = {"present": _C.heuristic_constants(), "fitted to a sample of these": rates}
         print(format_scores({name: whole.regrets(values) for name, values in tried.items()}))
     return 0
 

@@ -121,18 +121,21 @@ def walk(file: BinaryIO) -> Iterator[tuple[str, Iterator[dict]]]:
 
 def read_rows(name: str, reader: "Reader") -> Iterator[dict]:
     """Yield the rows of the table that comes next, in natural form."""
-    columns: list[str] = []
+    columns, seen = [], []
     for part in reader.read_keys():
-        if part == "columns":
+        seen.append(part)
+        if seen == ["columns"]:
             columns = [str(column) for column in reader.read_list()]
-        elif part == "rows" and columns:
+        elif seen == ["columns", "rows"]:
             for values in reader.read_lists():
                 row = ADDED[name] | dict(zip(columns, values, strict=True))
                 for column in BLOBS & row.keys():
                     row[column] = None if row[column] is None else bytes.fromhex(row[column])
                 yield row
         else:
-            raise ValueError(f"{name}: {part!r} in the place of columns and then rows")
+            break
+    if seen != ["columns", "rows"]:
+        raise ValueError(f"{name} has {seen}, not columns and then rows")
 
 
 class Reader:

@@ -17,6 +17,8 @@ from pathlib import Path
 from tuner import errors
 
 POLL_S = 0.05
+#: A process that was killed while it started another one leaves its lock to that one, until it has started.
+GONE_S = 2.0
 
 #: The locks that this process holds.
 _held: set["WriterLock"] = set()
@@ -59,16 +61,18 @@ class WriterLock:
         _held.add(self)
 
     def acquire(self, database: Path, deadline: float) -> None:
-        """Take the flock, trying until `deadline`."""
+        """Take the flock, trying until `deadline`, and for GONE_S where the process that is named has ended."""
+        start = time.monotonic()
         while True:
             try:
                 return fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 if error.errno != errno.EWOULDBLOCK:
                     raise
-            if time.monotonic() >= deadline:
+            holder = read_holder(database)
+            if time.monotonic() >= (max(deadline, start + GONE_S) if is_gone(holder) else deadline):
                 raise errors.StoreError(
-                    f"{database}: process {read_holder(database) or 'unknown'} is writing to it; wait for it or stop it"
+                    f"{database}: process {holder or 'unknown'} is writing to it; wait for it or stop it"
                 )
             time.sleep(POLL_S)
 
@@ -103,3 +107,16 @@ def read_holder(database: Path) -> int | None:
         return int(lock_path(database).read_text("ascii"))
     except (OSError, ValueError):
         return None
+
+
+def is_gone(process: int | None) -> bool:
+    """Return whether there is no such process on this host any more."""
+    if process is None or process < 1:
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, OverflowError):  # somebody else's; no process has such a number
+        return False
+    return False

@@ -216,6 +216,8 @@ def check_row(path: object, name: str, columns: dict[str, Column], row: dict, fo
         # References are natural keys here, text in the place of integers.
         if column not in REFERENCES and to_value(columns[column], value) is not value:
             raise errors.IntegrityError(f"{path}: {name}.{column}: {type(value).__name__} cannot be stored")
+        if value is None and not columns[column].nullable:
+            raise errors.IntegrityError(f"{path}: {name}.{column}: has no value, and must have one")
     check_names(name, row)
     if name in MAKE_KEY:
         check_key(path, f"{name} {row['key']}", row, MAKE_KEY[name])

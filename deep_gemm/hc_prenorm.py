@@ -130,7 +130,10 @@ def _check_overlaps(**tensors: torch.Tensor) -> None:
     """Check that what is written lies apart from everything else."""
     for written, name in itertools.product(("d", "sqr_sum"), tensors):
         if name != written and overlaps(tensors[name], tensors[written]):
-            raise LayoutError(f"{written} overlaps {name} in memory: they must be separate; pass another tensor.")
+            raise LayoutError(
+                f"{written} and {name} lie in one span of memory: neither may begin before the other ends; pass a"
+                " tensor of its own."
+            )
 
 
 def _check_layouts(a: torch.Tensor, b: torch.Tensor, d: torch.Tensor, sqr_sum: torch.Tensor) -> None:

@@ -191,7 +191,8 @@ def _divide_by_max(amax: torch.Tensor) -> torch.Tensor:
 
 def _pad(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """Return x [..., m, n] padded with zeros to [..., rows, columns], contiguous."""
-    if 0 in x.shape:  # torch 2.9 takes 0 for a negative padding then
+    # torch 2.9 takes 0 for a negative padding then. Sizes that are only known by their values are not asked.
+    if any(type(size) is int and size == 0 for size in x.shape):
         return x.new_zeros(*x.shape[:-2], rows, columns)
     return torch.nn.functional.pad(x, (0, columns - x.shape[-1], 0, rows - x.shape[-2])).contiguous()
 

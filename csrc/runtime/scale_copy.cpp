@@ -93,8 +93,9 @@ bool needs_scale_copies(const Call& call, const Layouts& layouts) {
 }
 
 void load_scale_copy_kernels(const Gpu& gpu, const Call& call) {
-    for (const Operand* scales : {&call.scale_a, &call.scale_b})
-        if (is_copied(*scales)) copying_kernel(is_aligned(scales->view)).get(gpu);
+    Call reads = call;
+    for (const Operand* scales : scales_of(reads))
+        if (scales != nullptr && is_copied(*scales)) copying_kernel(is_aligned(scales->view)).get(gpu);
 }
 
 ScaleMemory copy_scales(const Gpu& gpu, Call& call, void* stream, PyObject* handle) {

@@ -4,6 +4,7 @@ import errno
 import os
 import sqlite3
 import stat
+import subprocess
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.fakes.processes import run_child
 from tuner import errors
 from tuner.compare.kernel_sets import copy_whole
 from tuner.db import Store, store
-from tuner.db.lock import WriterLock
+from tuner.db.lock import WriterLock, lock_path
 from tuner.files import STALE_S, replacing, write_whole
 from tuner.measure.stamp import write_json
 
@@ -153,6 +154,29 @@ def test_a_forked_child_does_not_hold_the_writers_lock(tmp_path):
         assert os.waitpid(child, 0)[1] == 0
         for descriptor in (*ready, *leave):
             os.close(descriptor)
+
+
+@pytest.mark.parametrize("is_alive", [False, True])
+def test_the_lock_of_a_writer_that_was_killed_while_it_started_a_process_is_waited_for(tmp_path, is_alive):
+    """Between its fork and the program that it starts, that process holds what the writer held. A writer that lives is
+    not waited for.
+    """
+    database, ended = tmp_path / "tuning.db", subprocess.Popen(["true"])
+    ended.wait()
+    lock = WriterLock(database)
+    lock_path(database).write_text(f"{os.getpid() if is_alive else ended.pid}\n")
+    starting = subprocess.Popen(["sleep", "0.4"], pass_fds=[lock.handle])
+    os.close(lock.handle)  # as the kernel does when the writer dies
+    lock.handle = -1
+    try:
+        if is_alive:
+            with pytest.raises(errors.StoreError, match=f"process {os.getpid()} is writing"):
+                WriterLock(database)
+        else:
+            WriterLock(database).release()
+            assert starting.poll() is not None
+    finally:
+        starting.wait()
 
 
 def test_a_child_leaves_the_writers_lock_alone(tmp_path):

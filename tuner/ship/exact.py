@@ -38,8 +38,8 @@ def add_entry(base: bytes | None, ranking: Ranking, device: _C.Device) -> Entry:
     problem. Where the part already has MAX_CONFIGS configs, all more than 2 % slower than the winner, the one that
     serves fewest problems makes room; these problems lose their entries.
 
-    Raises: InconclusiveError where no config has a time; IntegrityError where the result does not
-        choose as it must.
+    Raises: InconclusiveError where no config has a time, or none can make room; IntegrityError where the result does
+        not choose as it must.
     """
     identity, problem = ranking.block.identity, ranking.block.problem
     metadata, arrays = read_base(base, identity, device)
@@ -52,7 +52,7 @@ def add_entry(base: bytes | None, ranking: Ranking, device: _C.Device) -> Entry:
     chosen, num_lost = choose_allowed(ranking, configs, winner), 0
     if chosen not in configs:
         quarantined = list(map(split_quarantined, metadata["ops"][problem.op]["quarantined"]))
-        if len(configs) - len(quarantined) >= MAX_CONFIGS:
+        if len(configs) - sum(not variants for _, variants in quarantined) >= MAX_CONFIGS:
             least, num_lost = make_room(part, [index for index, _ in quarantined])
             moved = [join_quarantined(index - (index > least), variants) for index, variants in quarantined]
             metadata["ops"][problem.op] = metadata["ops"][problem.op] | {"quarantined": moved}
@@ -60,6 +60,7 @@ def add_entry(base: bytes | None, ranking: Ranking, device: _C.Device) -> Entry:
         part["configs"] = np.concatenate([part["configs"], row])
     place = [to_config(row) for row in part["configs"].tolist()].index(chosen)
     insert(part, exact_key(problem), place)
+    metadata["ops"][problem.op] = allow(metadata["ops"][problem.op], place, problem)
     arrays |= {f"{problem.op}/{name}": array for name, array in part.items()}
     content = build_artifact(metadata | {"created": ranking.block.created[:10]}, arrays)
     check(content, problem, chosen, device)
@@ -116,12 +117,29 @@ def make_room(part: dict[str, np.ndarray], quarantined: list[int]) -> tuple[int,
     """Remove the config that serves fewest problems; return its index and how many lose their entry."""
     served = part["exact_config"]
     named = [index for index in range(len(part["configs"])) if index not in quarantined]
+    if not named:
+        raise errors.InconclusiveError(
+            f"the exact table has no room: each of its {MAX_CONFIGS} configs failed for some variant, which it must"
+            " remember; export a selector from your database instead"
+        )
     least = min(named, key=lambda index: (int((served == index).sum()), -index))
     kept = served != least
     part["configs"] = np.delete(part["configs"], least, axis=0)
     part["exact_key"] = part["exact_key"][kept]
     part["exact_config"] = served[kept] - (served[kept] > least).astype(np.int32)
     return least, int((~kept).sum())
+
+
+def allow(op: dict[str, Any], place: int, problem: _C.Problem) -> dict[str, Any]:
+    """Return the metadata of an op kind in which a config that some variants did not build may be chosen for the
+    variant of `problem`, for which it was timed.
+    """
+    variant = _C.kernel_identity(problem).to_json()
+    entries = [
+        join_quarantined(index, sorted({*variants, variant}) if index == place and variants else variants)
+        for index, variants in map(split_quarantined, op["quarantined"])
+    ]
+    return op | {"quarantined": entries}
 
 
 def make_part(problem: _C.Problem, config: _C.Config, device: _C.Device) -> dict[str, np.ndarray]:

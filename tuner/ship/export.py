@@ -31,6 +31,8 @@ from tuner.ship.model_card import CardPart, Contents, Counts, write_card
 #: Configs of the exact table, each of which a deployment may have to compile.
 MAX_CONFIGS = 64
 MAX_FAILED = SIZES["configs"][1] - MAX_CONFIGS
+#: Of an op kind's entries in quarantine as JSON: all op kinds together stay within the metadata's limit.
+MAX_QUARANTINE_BYTES = 4096
 #: The exact table leaves the portfolio only for a confirmed gain above 2 %.
 EXACT_GAIN_LOG = np.log(1.02)
 NUM_GOLDEN = 48
@@ -210,14 +212,20 @@ def describe_op(part: Part) -> dict:
         "kernel_hash": record.identity.kernel_hash,
         "regime": record.identity.regime,
         "margin": record.guards.margin,
-        "quarantined": [describe_quarantined(part, index) for index in range(len(configs)) if is_failed[index]],
+        "quarantined": describe_quarantined(part, [index for index, failed in enumerate(is_failed) if failed]),
     }
 
 
-def describe_quarantined(part: Part, index: int) -> int | list:
-    """Return the entry of a config in the metadata's `quarantined`: its index, and the variants that it built for."""
-    config = (part.configs + part.quarantined)[index]
-    return join_quarantined(index, sorted(variant.to_json() for variant in part.data.built.get(config, ())))
+def describe_quarantined(part: Part, indices: list[int]) -> list:
+    """Return the metadata's `quarantined`: the indices of configs that failed, each with the variants that it built
+    for; without these where an artefact has no room for them.
+    """
+    configs = part.configs + part.quarantined
+    entries = [
+        join_quarantined(index, sorted(variant.to_json() for variant in part.data.built.get(configs[index], ())))
+        for index in indices
+    ]
+    return entries if len(json.dumps(entries)) <= MAX_QUARANTINE_BYTES else indices
 
 
 def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:

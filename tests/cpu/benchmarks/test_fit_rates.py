@@ -84,7 +84,7 @@ def test_the_command_scores_left_out_families_and_writes_rates(tmp_path, monkeyp
     words = ["--folds", "2", "--generations", "3", "--write", str(tmp_path / "rates.json")]
     assert fit_rates.main(words) == 0
     shown = capsys.readouterr().out
-    assert "| fp8_gemm | 12 |" in shown and "fitted to the same problems" in shown
+    assert "| fp8_gemm | 12 |" in shown and "fitted to a sample of these" in shown
     assert (tmp_path / "rates.json").read_text().count(":") == len(PRESENT)
 
 

@@ -76,7 +76,7 @@ def test_what_is_written_lies_apart(written, name):
     operands[name] = memory if operands[name].shape == memory.shape else memory.view(-1)[:M].view(operands[name].shape)
     operands[written] = memory.view(-1).view(torch.float32)[:size].view(operands[written].shape)
     before = operands[name].clone()
-    with pytest.raises(LayoutError, match="overlaps .* in memory"):
+    with pytest.raises(LayoutError, match="in one span of memory"):
         deep_gemm.tf32_hc_prenorm_gemm(**operands)
     assert torch.equal(operands[name], before)
 

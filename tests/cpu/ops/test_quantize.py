@@ -188,3 +188,15 @@ def test_the_gate_is_the_first_half():
 def test_a_mask_has_a_number_for_each_group(name, shape, groups):
     with pytest.raises(ShapeError, match="masked_m.shape"):
         getattr(deep_gemm, name)(torch.zeros(shape), False, masked_m=torch.ones(groups, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("cast", [deep_gemm.per_block_cast_to_fp8, deep_gemm.per_token_cast_to_fp8])
+def test_a_number_of_rows_that_only_values_tell_can_be_exported(cast):
+    class Picked(torch.nn.Module):
+        def forward(self, x, mask):
+            return cast(x[mask.nonzero().squeeze(1)], use_ue8m0=False)
+
+    x, mask = torch.randn(8, 256), torch.arange(8) % 2 == 0
+    program = torch.export.export(Picked(), (x, mask), strict=False).module()
+    for found, expected in zip(program(x, mask), cast(x[::2].contiguous(), use_ue8m0=False), strict=True):
+        assert torch.equal(found.float(), expected.float())

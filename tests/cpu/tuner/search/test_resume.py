@@ -223,8 +223,10 @@ def test_a_sweep_of_300_trials_killed_at_random_moments_ends_as_if_it_was_not(tm
         path = tmp_path / f"{sweeps}.db"
         child = os.fork()
         if child == 0:
-            run(path, problems=TRIED, configs=TRIALS)
-            os._exit(0)
+            try:
+                run(path, problems=TRIED, configs=TRIALS)
+            finally:
+                os._exit(0)
         time.sleep(draw.uniform(0.0, seconds))
         os.kill(child, signal.SIGKILL)
         killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])

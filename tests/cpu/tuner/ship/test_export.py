@@ -334,7 +334,7 @@ def test_a_choice_that_differs_is_never_written(made, monkeypatch):
         export.make_export([(found, data)])
 
 
-def test_configs_that_failed_are_in_quarantine(made):
+def test_configs_that_failed_are_in_quarantine(made, monkeypatch):
     found, data, _ = made
     failed = [config for config in data.configs if config not in found.record.portfolio][:2]
     failed_and_best = [*failed, found.record.portfolio[0]]
@@ -348,6 +348,9 @@ def test_configs_that_failed_are_in_quarantine(made):
     assert not {selector.choose(problem, data.device, "model").config for problem in data.problems} & (
         set(failed) - {_C.get_analytic_config(problem, data.device) for problem in data.problems}
     )
+    monkeypatch.setattr(export, "MAX_QUARANTINE_BYTES", 20)  # no room for the variants
+    selector = Selector(export.make_export([(found, replace(data, failed=failed_and_best, built=built))]).content)
+    assert selector.metadata["ops"]["fp8_gemm"]["quarantined"] == [0, *others]
     many = replace(data, failed=data.configs[: export.MAX_FAILED + 33])
     with pytest.raises(errors.IntegrityError, match="configs failed"):
         export.make_export([(found, many)])
