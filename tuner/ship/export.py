@@ -218,14 +218,16 @@ def describe_op(part: Part) -> dict:
 
 def describe_quarantined(part: Part, indices: list[int]) -> list:
     """Return the metadata's `quarantined`: the indices of configs that failed, each with the variants that it built
-    for; without these where an artefact has no room for them.
+    for. Where an artefact has no room for these, configs that some problem is best served by are left out.
     """
     configs = part.configs + part.quarantined
     entries = [
         join_quarantined(index, sorted(variant.to_json() for variant in part.data.built.get(configs[index], ())))
         for index in indices
     ]
-    return entries if len(json.dumps(entries)) <= MAX_QUARANTINE_BYTES else indices
+    if len(json.dumps(entries)) <= MAX_QUARANTINE_BYTES:
+        return entries
+    return [index for index in indices if index >= len(part.configs)]
 
 
 def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
