@@ -13,7 +13,6 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from deep_gemm import _C
 from tuner.measure.statistics import median
@@ -22,7 +21,6 @@ from .dense_bf16 import DenseBf16
 from .dense_fp8 import DenseFp8
 from .harness import Family, main
 from .product import Product
-from .stamp import RESULTS, read_json
 
 LAYOUT = "nt"
 SIZES_M = (1, 8, 32, 64, 128)
@@ -99,13 +97,5 @@ def print_costs(rows: list[dict]) -> None:
             print(f"{op:10} {m or 'all':>4} {cost:7.3f} {worst:7.3f} {floor:7.3f} {auto:16.3f} {invariant:12.3f}")
 
 
-def run(arguments: list[str]) -> int:
-    """Time the problems, or what --merge joins, and print the table."""
-    status = main(FAMILY, __doc__.splitlines()[0], arguments)
-    out = arguments[arguments.index("--out") + 1] if "--out" in arguments else RESULTS / f"{FAMILY.name}.json"
-    print_costs(read_json(Path(out))["rows"])
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(main(FAMILY, __doc__.splitlines()[0], show=print_costs))

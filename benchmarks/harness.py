@@ -268,8 +268,15 @@ def merge(family: Family, paths: list[Path], out: Path) -> int:
     return 0 if is_complete else 3
 
 
-def main(family: Family, description: str, arguments: list[str] | None = None) -> int:
-    """Parse the command line and run the family's benchmark."""
+def main(
+    family: Family,
+    description: str,
+    arguments: list[str] | None = None,
+    show: Callable[[list[dict]], None] | None = None,
+) -> int:
+    """Parse the command line and run the family's benchmark, or join what --merge names; `show` prints what follows
+    from the rows.
+    """
     parser = argparse.ArgumentParser(
         description=description, epilog="Exit codes: 0 all right, 1 a wrong result or a failure, 3 not complete."
     )
@@ -290,4 +297,7 @@ def main(family: Family, description: str, arguments: list[str] | None = None) -
     )
     parser.add_argument("--merge", type=Path, nargs="+", help="join these results of shards into --out and run nothing")
     args = parser.parse_args(arguments)
-    return merge(family, args.merge, args.out) if args.merge else run(family, args)
+    status = merge(family, args.merge, args.out) if args.merge else run(family, args)
+    if show is not None:
+        show(read_json(args.out)["rows"])
+    return status

@@ -10,7 +10,6 @@ by size of the product: how much longer the last two take than the first. Method
 import math
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from deep_gemm import _C
 from tuner.measure.statistics import median
@@ -19,7 +18,6 @@ from . import m_grouped_contiguous
 from .dense_fp8 import SCALE_LAYOUTS, DenseFp8
 from .harness import Family, main
 from .product import Product
-from .stamp import RESULTS, read_json
 
 #: (n, k) and m of dense products: m * n * k from 2^33 to 2^40.
 SHAPES = ((2112, 7168), (4096, 7168), (7168, 2048), (7168, 16384), (24576, 1536))
@@ -102,13 +100,5 @@ def print_costs(rows: list[dict]) -> None:
         print(f"{sizes} {work:9.2f} {us:12.1f} {direct:12.2f} {copied:9.2f}")
 
 
-def run(arguments: list[str]) -> int:
-    """Time the problems, or what --merge joins, and print the table."""
-    status = main(FAMILY, __doc__.splitlines()[0], arguments)
-    out = arguments[arguments.index("--out") + 1] if "--out" in arguments else RESULTS / f"{FAMILY.name}.json"
-    print_costs(read_json(Path(out))["rows"])
-    return status
-
-
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(main(FAMILY, __doc__.splitlines()[0], show=print_costs))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import batch_invariance
+from benchmarks import batch_invariance, harness
 from deep_gemm import _C
 
 SPLIT, PLAIN = str(_C.Config(64, 64, 5, split_k=8)), str(_C.Config(64, 128, 4))
@@ -41,9 +41,11 @@ def test_problems():
 def test_the_table_is_that_of_the_file_that_out_names(tmp_path, monkeypatch, capsys):
     path = tmp_path / "costs.json"
 
-    def measure(family, title, arguments):
-        path.write_text('{"rows": []}', encoding="utf-8")
+    def measure(family, args):
+        args.out.write_text('{"rows": []}', encoding="utf-8")
         return 3
 
-    monkeypatch.setattr(batch_invariance, "main", measure)
-    assert batch_invariance.run(["--out", str(path)]) == 3 and "worst" in capsys.readouterr().out
+    monkeypatch.setattr(harness, "run", measure)
+    words = [f"--out={path}"]
+    assert harness.main(batch_invariance.FAMILY, "", words, batch_invariance.print_costs) == 3
+    assert "worst" in capsys.readouterr().out and path.exists()
