@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -165,10 +166,24 @@ def import_json(target: str | os.PathLike, source: str | os.PathLike) -> dict:
         raise errors.UsageError(
             f"{source}: {error.strerror}; name a file that `python -m tuner db export` wrote"
         ) from error
-    with file, tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder) / "imported.db"
+    with file, scratch_folder(source) as folder:
+        scratch = folder / "imported.db"
         load_document(scratch, source, file)
         return merge(target, [scratch])
+
+
+@contextmanager
+def scratch_folder(source: str | os.PathLike) -> Iterator[Path]:
+    """Yield a temporary folder for the rows of `source`. Raises: StoreError where there can be none."""
+    try:
+        made = tempfile.TemporaryDirectory()
+    except OSError as error:
+        raise errors.StoreError(
+            f"{source}: there is no folder for a temporary database ({error.strerror}); set TMPDIR to one with free"
+            " space"
+        ) from error
+    with made as folder:
+        yield Path(folder)
 
 
 def load_document(target: Path, source: object, file: BinaryIO) -> None:

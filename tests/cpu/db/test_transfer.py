@@ -342,6 +342,14 @@ def test_two_measured_rows_of_one_key_are_refused_across_parts(shards, tmp_path,
             import_json(tmp_path / "target.db", tmp_path / "bad.json")
 
 
+def test_an_import_without_a_temporary_folder_says_so(shards, tmp_path, monkeypatch):
+    (tmp_path / "all.json").write_bytes(read_contents(shards[0]))
+    monkeypatch.setattr(transfer.tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(errors.StoreError, match="set TMPDIR"):
+        import_json(tmp_path / "target.db", tmp_path / "all.json")
+    assert not (tmp_path / "target.db").exists()
+
+
 def test_an_import_holds_some_rows_at_a_time(shards, tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "ROWS_AT_A_TIME", 5)
     taken = []
