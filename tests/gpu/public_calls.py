@@ -27,8 +27,7 @@ from .world import World
 NUM_CALLS = 6000
 #: Two results within a bound of calc_diff, which is a square, differ by no more than this times the bound.
 TWICE = 4
-#: Parameters that are written, where a function has them; those that may be left out or be None; and those in which
-#: memory behind what is described is not an operand's.
+#: Parameters that are written, where a function has them; and those that may be left out or be None.
 OUTPUTS = ("d", "sqr_sum")
 OPTIONAL = ("c", "ks_tensor", "indices", "masked_m")
 #: The row of the table of ops of each function; functions without one are called by Python.

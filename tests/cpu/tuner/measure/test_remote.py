@@ -128,14 +128,26 @@ def rows_of(path) -> set[tuple]:
     return {(row.block.problem_key, row.config_key, row.role, row.median_us) for row in read_all(path)[0]}
 
 
+def check_both_measure(cluster, folder) -> None:
+    """Two workers measure what this process does."""
+    run_sweep(folder / "here.db", PROBLEMS, configs=FEW)
+    summary = sweep_on(cluster, folder / "there.db")
+    assert (summary["measured"], summary["boards"], summary["retired"]) == (4, 2, {})
+    assert rows_of(folder / "there.db") == rows_of(folder / "here.db")
+
+
+def check_a_loss(cluster, folder, on_start) -> None:
+    """One worker measures everything when `on_start` has let the other one fail."""
+    lost = sweep_on(cluster, folder / "lost.db", on_start)
+    assert lost["measured"] == 4 and lost["failed"] == {} and len(lost["retired"]) == 1
+    assert rows_of(folder / "lost.db") == rows_of(folder / "here.db")
+
+
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_cluster_measures_what_one_host_does_and_survives_a_worker(cluster, tmp_path):
     """The second sweep loses a worker at its first problem: the other one measures everything."""
-    run_sweep(tmp_path / "here.db", PROBLEMS, configs=FEW)
-    summary = sweep_on(cluster, tmp_path / "there.db")
-    assert (summary["measured"], summary["boards"], summary["retired"]) == (4, 2, {})
-    assert rows_of(tmp_path / "there.db") == rows_of(tmp_path / "here.db")
+    check_both_measure(cluster, tmp_path)
     assert sweep_on(cluster, tmp_path / "there.db")["already_measured"] == 4
 
     def kill_first(workers):
@@ -147,23 +159,16 @@ def test_a_cluster_measures_what_one_host_does_and_survives_a_worker(cluster, tm
         os.kill(pid, signal.SIGKILL)
         return remote.RemoteWorker.run(worker, {"plan": {"search_seconds": 1.0, "confirm_seconds": 1.0}}, 10.0)
 
-    lost = sweep_on(cluster, tmp_path / "lost.db", kill_first)
-    assert lost["measured"] == 4 and lost["failed"] == {} and len(lost["retired"]) == 1
-    assert rows_of(tmp_path / "lost.db") == rows_of(tmp_path / "here.db")
+    check_a_loss(cluster, tmp_path, kill_first)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
 def test_hosts_measure_what_one_does_and_a_cut_cable_costs_its_problem_a_second_attempt(hosts, tmp_path):
-    run_sweep(tmp_path / "here.db", PROBLEMS, configs=FEW)
-    summary = sweep_on(hosts, tmp_path / "there.db")
-    assert (summary["measured"], summary["boards"], summary["retired"]) == (4, 2, {})
-    assert rows_of(tmp_path / "there.db") == rows_of(tmp_path / "here.db")
+    check_both_measure(hosts, tmp_path)
 
     def cut_first(workers):
         workers[0].start()
         workers[0].run = lambda *job: hosts.cut(0) or remote.RemoteWorker.run(workers[0], *job)
 
-    lost = sweep_on(hosts, tmp_path / "cut.db", cut_first)
-    assert lost["measured"] == 4 and lost["failed"] == {} and len(lost["retired"]) == 1
-    assert rows_of(tmp_path / "cut.db") == rows_of(tmp_path / "here.db")
+    check_a_loss(hosts, tmp_path, cut_first)
