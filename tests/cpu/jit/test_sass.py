@@ -21,6 +21,7 @@ MAX_REGISTERS_OF_ONE = 248
 KERNELS = {
     "blocks": ("fp8_gemm", {}, (128, 128, 4), {"loop": 1, "scale_warp": 1}),
     "vectors": ("fp8_gemm", ACCUMULATE, (128, 128, 4), {"loop": 1, "reduce_add": 1}),
+    "vectors, two waves": ("fp8_gemm", ACCUMULATE, (256, 64, 4), {"loop": 1}),
     "two waves": ("fp8_gemm", {}, (256, 128, 3), {"loop": 1, "scale_warp": 1, "tile_barrier": 1}),
     "straddling": ("fp8_gemm", {}, (128, 112, 6), {"loop": 1, "scale_warp": 1}),
     "wide": ("fp8_gemm", {}, (128, 192, 4), {"loop": 1, "scale_warp": 1}),
@@ -69,7 +70,7 @@ def test_registers_are_as_declared_and_nothing_spills(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_waits_between_the_multiplications_of_a_chain(name):
-    """Where columns have scales of their own, those are read and multiplied there: behind the chain it is too late."""
+    """Where columns have scales of their own, those are read there: behind the chain it is too late."""
     _, fields, (block_m, _, num_stages), _ = KERNELS[name]
     chains, parts = sass.find_chains(read(name)), 2 if block_m == 256 else 1
     assert len(chains) == (num_stages + 1) * parts  # those of a round, and a step of any stage
@@ -80,27 +81,23 @@ def test_nothing_waits_between_the_multiplications_of_a_chain(name):
 
 
 @pytest.mark.parametrize("name", ["vectors", pytest.param("k-grouped", marks=pytest.mark.full)])
-def test_scales_of_columns_are_multiplied_before_a_chain_ends(name):
+def test_scales_of_columns_are_read_before_a_chain_ends(name):
     """H200, 4096 x 4096 x 7168, tile 128x128: read behind the chain 283 us, within it 241 to 252."""
     for step in sass.find_steps(read(name)):
         end = max(at for at, one in enumerate(step) if one.ends_chain)
-        assert sum(one.is_a("FMUL") for one in step[:end]) == 64
-        assert [one.opcode for one in step[end:] if one.is_a("LDS", "FMUL")] == []
+        assert [one.opcode for one in step[end:] if one.is_a("LDS")] == []
+        assert sum(one.is_a("LDS") for one in step) >= 16  # a pair for every 8 columns, and rows
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stage_is_given_back_after_everything_read_from_it(name):
-    """The address of the arrival depends on every scale that was read and on a WGMMA's result; where columns have
-    scales of their own, through the products of scales.
-    """
-    _, fields, (_, _, num_stages), _ = KERNELS[name]
+    """The address of the arrival depends on every scale that was read and on a WGMMA's result."""
+    _, _, (_, _, num_stages), _ = KERNELS[name]
     steps = sass.find_steps(read(name))
     assert len(steps) == num_stages + 1
     for step in steps:
         sources, loads = sass.find_sources(step), [one for one in step if one.is_a("LDS")]
         assert loads and set(loads) <= set(sources) and any(one.is_multiplication for one in sources)
-        if fields.get("recipe") == "1d1d":
-            assert any(one.is_a("FMUL") for one in sources)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -120,22 +120,21 @@ struct Fp8Unrolled {
         }
     }
 
-    // Multiply the scales while the chain runs, wait for it, give the stage back with the last wave, promote. With more
-    // than 128 columns registers do not suffice, and the assembler makes some products after the chain. The stage's
-    // release could wait for the sums instead (docs/kernels.md).
+    // Wait for the chain, give the stage back with the last wave, promote. The stage's release waits for the scales,
+    // not for their products, which would be made during the chain (H200: 1.02 times as long on average, 1.05 with
+    // groups), nor for sums (1.03 to 1.09 times as long at K up to 2048). The table is in docs/kernels.md.
     __device__ __forceinline__ void promote_columns(float (&final)[kAccumulators], float (&partial)[kColumns / 2],
                                                     const StepScales& scales, u32 wave, u32& bits, u32 stage,
                                                     bool is_last) const {
-        float product[kColumns / 2];
-#pragma unroll
-        for (u32 i = 0; i < kColumns / 2; ++i)
-            product[i] = ptx::multiply_here(scales.row[wave][i % 4 / 2], scales.column[i / 4 * 2 + i % 2]);
-        bits |= bits_of_columns(product);
+        bits |= bits_of(scales, wave);
         ptx::wgmma_wait<0>();
         fence_registers(partial);
         if (is_last) stages.release(stage, bits | __float_as_uint(partial[0]));
 #pragma unroll
-        for (u32 i = 0; i < kColumns / 2; ++i) final[i] = __fmaf_rn(product[i], partial[i], final[i]);
+        for (u32 i = 0; i < kColumns / 2; ++i) {
+            const float scale = __fmul_rn(scales.row[wave][i % 4 / 2], scales.column[i / 4 * 2 + i % 2]);
+            final[i] = __fmaf_rn(scale, partial[i], final[i]);
+        }
     }
 
     __device__ __forceinline__ static void read(StepScales& scales, u32 from_rows, u32 from_columns) {
@@ -188,23 +187,25 @@ struct Fp8Unrolled {
     }
 
     // Bits that depend on all scales of the last step. Not on a partial sum: as a value that lives on it would make the
-    // assembler serialise the chains.
+    // assembler serialise the chains. With a vector of column scales, a sum for each load of them: the assembler
+    // reorders the loads, so the last one does not stand for all.
     __device__ __forceinline__ static u32 bits_of(const float (&final)[kWaves][kAccumulators]) {
-        u32 bits = kVectorB ? bits_of_columns(final[kWaves - 1]) : 0;
+        u32 bits = 0;
 #pragma unroll
         for (u32 wave = 0; wave < kWaves; ++wave) {  // either row, with the first block and with the last
             bits |= __float_as_uint(final[wave][0]) | __float_as_uint(final[wave][2]);
             bits |= __float_as_uint(final[wave][kAccumulators - 3]) | __float_as_uint(final[wave][kAccumulators - 1]);
         }
+#pragma unroll
+        for (u32 i = 3; kVectorB && i < kAccumulators; i += 4) bits |= __float_as_uint(final[kWaves - 1][i]);
         return bits;
     }
 
-    // One product or sum for each load of column scales, and either row: the assembler reorders the loads, so the last
-    // one does not stand for all.
-    __device__ __forceinline__ static u32 bits_of_columns(const float (&values)[kAccumulators]) {
-        u32 bits = __float_as_uint(values[kAccumulators - 3]);
+    // One value of each load of column scales, and the scales of a wave's rows.
+    __device__ __forceinline__ static u32 bits_of(const StepScales& scales, u32 wave) {
+        u32 bits = __float_as_uint(scales.row[wave][0]) | __float_as_uint(scales.row[wave][1]);
 #pragma unroll
-        for (u32 i = 3; i < kAccumulators; i += 4) bits |= __float_as_uint(values[i]);
+        for (u32 i = 0; i < kHeldColumns; i += 2) bits |= __float_as_uint(scales.column[i]);
         return bits;
     }
 };
