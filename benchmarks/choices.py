@@ -54,8 +54,8 @@ class Choices:
         self.best, self.model = read_choices(best, op, device.sku), read_choices(model, op, device.sku)
 
     def of(self, problem, roles: tuple[str, ...]) -> dict[str, Choice]:
-        """Return {role: Choice} of those `roles` that have one; `auto` always has."""
-        choice, key = explain(problem, self.device), problem.key
+        """Return {role: Choice} of those `roles` that have one; `auto`, what a call runs, always has."""
+        choice, key, run = explain(problem, self.device), problem.key, find_run(problem, "auto")
         found = {"auto": Choice(choice.config, choice.source)}
         found["heuristic"] = Choice(_C.get_analytic_config(problem, self.device), "analytic")
         if key in self.best:
@@ -66,15 +66,20 @@ class Choices:
             found["model"] = Choice(self.model[key], "out of fold")
         if "invariant" in roles:
             found["invariant"] = self._choose_invariant(problem)
-        return {
-            role: choice
-            for role, choice in found.items()
-            if role in (*roles, "auto") and _is_legal(problem, choice.config, self.device)
-        }
+        legal = {role: choice for role, choice in found.items() if _is_legal(problem, choice.config, self.device)}
+        if run != problem:
+            choice = explain(run, self.device)
+            legal["auto"] = Choice(choice.config, choice.source)
+        return {role: choice for role, choice in legal.items() if role in (*roles, "auto")}
 
     def _choose_invariant(self, problem) -> Choice:
         choice = explain(replace_problem(problem, batch_invariant=True), self.device)
         return Choice(choice.config, choice.source)
+
+
+def find_run(problem, role: str):
+    """Return the problem whose kernel a role runs: a call copies row-major scales of large problems first."""
+    return _C.with_scale_copies(problem) if role == "auto" else problem
 
 
 def _is_legal(problem, config, device) -> bool:

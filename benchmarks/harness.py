@@ -24,7 +24,7 @@ from deep_gemm.jit.build import get_cubin
 from tuner.measure.statistics import median
 from tuner.problems.fields import kernel_identity
 
-from .choices import Choices
+from .choices import Choices, find_run
 from .cold_timer import FLUSH_BYTES, ColdTimer
 from .product import Product, find_wrong
 from .stamp import DATA, RESULTS, make_stamp, read_json, write_json
@@ -104,7 +104,10 @@ class Benchmark:
             problems, choices = self.family.make_problems(key), self.choose(key)
         except DeepGemmError:
             return []
-        return [(problems[layout], choice.config) for layout, roles in choices.items() for choice in roles.values()]
+        return [
+            (find_run(problems[layout], role), choice.config)
+            for layout, roles in choices.items() for role, choice in roles.items()
+        ]  # fmt: skip
 
     def run(self, key: dict) -> dict:
         """Return the row of one problem; an exception is the row's `failed`."""

@@ -2,9 +2,10 @@
 
 Example: python -m benchmarks.scale_copies --time-budget 120 --rounds 12
 
-Variants: `auto` on `mn_major` scales, on `row_major` ones, and `copied`: row-major ones that the library copies
-(set_scale_copy_work). Problems: dense ones of rising size, and those of m_grouped_contiguous. After the rows, a table
-by size of the product: how much longer the last two take than the first. Method and result: harness.py.
+Variants: `auto` on `mn_major` scales, on `row_major` ones that are read where they are, and `copied`: row-major ones
+that the library copies (set_scale_copy_work). Problems: dense ones of rising size, and those of m_grouped_contiguous.
+After the rows, a table by size of the product: how much longer the last two take than the first. Method and result:
+harness.py.
 """
 
 import math
@@ -62,11 +63,12 @@ def with_copies(call: Callable[[], object]) -> Callable[[], object]:
     """Return a call for which row-major scales are copied, whatever its size."""
 
     def copying() -> object:
+        before = _C.get_scale_copy_work()
         _C.set_scale_copy_work(0.0)
         try:
             return call()
         finally:
-            _C.set_scale_copy_work(math.inf)
+            _C.set_scale_copy_work(before)
 
     return copying
 
@@ -101,4 +103,5 @@ def print_costs(rows: list[dict]) -> None:
 
 
 if __name__ == "__main__":
+    _C.set_scale_copy_work(math.inf)
     sys.exit(main(FAMILY, __doc__.splitlines()[0], show=print_costs))

@@ -19,6 +19,8 @@ VARIABLES = {
     "DG_MODEL_DIR": "Folder of user-made selector artefacts; default `$HOME/.deep_gemm/models`.",
     "DG_BATCH_INVARIANT": "`1`: use only configs with which a row of D does not depend on m, bit for bit; `0`: use "
     "any. Default: `1` for BF16, `0` for FP8.",
+    "DG_COPY_SCALES": "`0`: row-major scales of large FP8 products are read where they are, not copied first, which "
+    "takes memory. Default: `1`.",
     "DG_RECORD_SHAPES": "Path of a file to which each new problem is appended as one JSON line.",
     "DG_TUNER_DB": "Path or URL of the tuning database; default `$HOME/.deep_gemm/tuning.db`.",
 }

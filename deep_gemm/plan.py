@@ -22,7 +22,7 @@ _MAX_REMEMBERED = 65536
 _kernels: dict[tuple["_C.Config", "_C.Problem"], "build.CompileResult"] = {}
 _failed: dict[tuple["_C.Config", "_C.Problem"], CompileError] = {}
 _seen: set["_C.Problem"] = set()
-_seen_on_cpu: set["_C.Problem"] = set()
+_seen_unplanned: set["_C.Problem"] = set()
 _warned: set[str] = set()
 _lock = threading.Lock()
 _thread = threading.local()
@@ -63,10 +63,17 @@ def note_unplanned(problem: "_C.Problem") -> None:
         _record(problem)
 
 
-def record_on_cpu(problem: "_C.Problem") -> None:
-    """Record a problem whose call runs the reference on CPU tensors: a GPU would plan it."""
-    if not is_quiet() and _is_new(problem, _seen_on_cpu):
+def record_call(problem: "_C.Problem") -> None:
+    """Record a problem as the caller gave it, which is not planned: its call runs the reference on CPU tensors, or
+    copies its scales first.
+    """
+    if not is_quiet() and _is_new(problem, _seen_unplanned):
         _record(problem)
+
+
+def note_missing_copies(reason: str) -> None:
+    """Warn that row-major scales of large products are read where they are, because what copies them fails."""
+    _warn_once(f"row-major scales of large products are not copied, which takes longer: {reason}")
 
 
 def plan_without_clusters(problem: "_C.Problem", ordinal: int) -> tuple["_C.Config", bytes, str]:
@@ -148,7 +155,7 @@ def forget() -> None:
         _kernels.clear()
         _failed.clear()
         _seen.clear()
-        _seen_on_cpu.clear()
+        _seen_unplanned.clear()
         _warned.clear()
 
 

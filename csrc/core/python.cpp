@@ -72,6 +72,21 @@ std::string short_repr(Borrowed object) {
     }
 }
 
+std::string take_error_text() {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    PyErr_NormalizeException(&type, &value, &trace);
+    const Reference kept[] = {Reference::steal(type), Reference::steal(value), Reference::steal(trace)};
+    if (value == nullptr) return "unknown error";
+    try {
+        const std::string text = str(value);
+        return text.substr(0, text.find('\n'));
+    } catch (const PythonError&) {
+        PyErr_Clear();
+        return "unknown error";
+    }
+}
+
 void set_python_error(const Error& error) {
     try {
         const Reference cls = import_attribute("deep_gemm.errors", error_class_name(error.kind()));

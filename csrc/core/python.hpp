@@ -69,6 +69,9 @@ std::string str(PyObject* object);
 // A short printable form of any object for messages: at most 80 bytes of UTF-8. Never raises.
 std::string short_repr(Borrowed object);
 
+// The first line of the pending error, which is cleared; torch appends a C++ stack.
+std::string take_error_text();
+
 // Set the Python exception of `error`.
 void set_python_error(const Error& error);
 

@@ -14,6 +14,7 @@
 #include "runtime/bind_runtime.hpp"
 #include "runtime/op.hpp"
 #include "runtime/policy.hpp"
+#include "runtime/scale_copy.hpp"
 
 namespace py = pybind11;
 using namespace py::literals;
@@ -79,8 +80,12 @@ void bind_limits(py::module_& m) {
     m.def(
         "set_scale_copy_work", &set_scale_copy_work, "work"_a,
         "Copy row-major scales of dense and contiguous FP8 products of at least `work` = m * n * k to the layout that "
-        "TMA reads, before the product. At first infinity: never. Raises: ArgumentError.");
+        "TMA reads, before the product. At first 2**35; infinity: never. Raises: ArgumentError.");
     m.def("get_scale_copy_work", &get_scale_copy_work, "Return what set_scale_copy_work set last.");
+    m.def(
+        "with_scale_copies", [](const Problem& problem) { return with_scale_copies(problem); }, "problem"_a,
+        "Return the problem that is run for operands of `problem` with row-major scales: one with MN-major scales "
+        "where they are copied first, else `problem`.");
     m.def("get_tc_util", &get_tc_util, "Return what set_tc_util set last, within 0..1; 1.0 by default.");
 }
 

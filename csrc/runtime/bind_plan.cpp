@@ -38,7 +38,9 @@ KernelPlan plan_kernel_without_clusters(const Problem& problem, int ordinal) {
 
 void note_unplanned(const Problem& problem) { call_plan<py::object>("note_unplanned", problem); }
 
-void record_problem(const Problem& problem) { call_plan<py::object>("record_on_cpu", problem); }
+void record_problem(const Problem& problem) { call_plan<py::object>("record_call", problem); }
+
+void note_missing_copies(const std::string& reason) { call_plan<py::object>("note_missing_copies", reason); }
 
 CompiledKernel rebuild_kernel(const Problem& problem, const Config& config) {
     const py::tuple rebuilt = call_plan("rebuild", problem, config);

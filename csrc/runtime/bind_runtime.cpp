@@ -13,6 +13,7 @@
 #include "runtime/kernel.hpp"
 #include "runtime/launch.hpp"
 #include "runtime/plain_kernel.hpp"
+#include "runtime/scale_copy.hpp"
 #include "runtime/sum_parts.hpp"
 #include "runtime/sum_products.hpp"
 #include "runtime/torch_calls.hpp"
@@ -74,6 +75,12 @@ void bind_dispatch(py::module_& m) {
         "ordinal"_a = py::none(),
         "Load the pass that makes FP8 operands K-major on CUDA ordinal `ordinal` (None: the current one). Raises: "
         "the errors of planning.");
+    m.def(
+        "load_scale_copy_kernels",
+        [](const py::object& ordinal) { load_scale_copy_kernels(get_supported_gpu(parse_ordinal(ordinal.ptr()))); },
+        "ordinal"_a = py::none(),
+        "Load the pass that copies row-major scales on CUDA ordinal `ordinal` (None: the current one). Raises: the "
+        "errors of planning.");
     m.def(
         "is_small_sum",
         [](const Problem& problem, const Device& device) { return is_small_sum(problem, device.sm_count); },

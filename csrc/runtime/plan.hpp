@@ -39,6 +39,9 @@ void note_unplanned(const Problem& problem);
 // Record `problem` of a call on CPU tensors, as planning does.
 void record_problem(const Problem& problem);
 
+// Warn once that row-major scales are not copied, and why. Throws PythonError.
+void note_missing_copies(const std::string& reason);
+
 // Compile again, past every cache.
 CompiledKernel rebuild_kernel(const Problem& problem, const Config& config);
 

@@ -1,6 +1,7 @@
 #include "runtime/policy.hpp"
 
 #include <limits>
+#include <optional>
 #include <string>
 
 #include "core/error.hpp"
@@ -17,7 +18,7 @@ uint64_t version = 0;
 bool is_pdl_enabled = true;
 bool is_compile_mode = false;
 double tc_util_ratio = 1.0;
-double scale_copy_work = std::numeric_limits<double>::infinity();
+std::optional<double> scale_copy_work;      // empty until it is set or first asked for
 std::optional<Invariance> batch_invariant;  // empty until it is set or first asked for
 
 // As DG_BATCH_INVARIANT says, where it is set.
@@ -26,6 +27,13 @@ Invariance read_invariance() {
     const Reference is_enabled = Reference::take(PyObject_CallFunction(read.get(), "s", "DG_BATCH_INVARIANT"));
     if (is_enabled.get() == Py_None) return kDefaultInvariance;
     return {is_enabled.get() == Py_True, is_enabled.get() == Py_True};
+}
+
+// DG_COPY_SCALES=0 copies none.
+double read_scale_copy_work() {
+    const Reference read = import_attribute("deep_gemm.environment", "read_switch");
+    const Reference is_enabled = Reference::take(PyObject_CallFunction(read.get(), "s", "DG_COPY_SCALES"));
+    return is_enabled.get() == Py_False ? std::numeric_limits<double>::infinity() : 0x1p35;
 }
 
 const Invariance& get_invariance() {
@@ -75,7 +83,10 @@ bool get_compile_mode() { return is_compile_mode; }
 
 void set_compile_mode(bool is_enabled) { is_compile_mode = is_enabled; }
 
-double get_scale_copy_work() { return scale_copy_work; }
+double get_scale_copy_work() {
+    if (!scale_copy_work) scale_copy_work = read_scale_copy_work();
+    return *scale_copy_work;
+}
 
 void set_scale_copy_work(double work) {
     if (!(work >= 0.0))  // NaN, too

@@ -126,18 +126,17 @@ void launch_product(const LoadedKernel& kernel, const LaunchGeometry& geometry, 
 // What launch_product would need, without running it.
 void load_passes(const Gpu& gpu, const LaunchGeometry& geometry, const Call& call, const Layouts& layouts) {
     if (is_fp8(call.op) && (layouts.a == Major::kMn || layouts.b == Major::kMn)) load_transpose_kernel(gpu);
-    if (needs_scale_copies(call, layouts)) load_scale_copy_kernels(gpu, call);
     if (op_kind(call.op).is_summed()) load_sum_kernel(gpu, geometry.is_small_sum, sum_variant(call));
 }
 
-// Record the problem that a GPU would have planned, of any number of SMs that no limit reaches.
+// Record the problem that the caller has given, of any number of SMs that no limit reaches.
 void record(const Steps& steps, const Call& call, const Sizes& sizes, const Layouts& layouts) {
     const char* path = std::getenv("DG_RECORD_SHAPES");
     if (path == nullptr || *path == '\0' || sizes.k == 0 || call.use_vendor) return;
     record_problem(steps.make_problem(std::numeric_limits<int>::max(), call, sizes, layouts));
 }
 
-void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layouts& layouts) {
+void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layouts& given) {
     const TensorView& d = call.d.view;
     const Gpu& gpu = get_supported_gpu(d.ordinal);
     void* stream = parse_stream(call.stream, d.ordinal, d.is_described);
@@ -145,6 +144,8 @@ void run_on_gpu(const Steps& steps, Call& call, const Sizes& sizes, const Layout
     if (sizes.k == 0) return is_run ? run_without_k(gpu, call, stream) : void();
     if (call.use_vendor)
         return is_run ? run_vendor(call.op, name_operands(call).get(), stream_handle(stream, d).get()) : void();
+    const Layouts layouts = with_scale_copies(gpu, call, sizes, given);
+    if (needs_scale_copies(call, layouts)) record(steps, call, sizes, given);
     const Problem problem = steps.make_problem(gpu.device.sm_count, call, sizes, layouts);
     const DispatchEntry entry = get_dispatch_entry(gpu, problem);
     if (!is_run) [[unlikely]]
@@ -174,7 +175,7 @@ void run(Call& call) {
     const Sizes sizes = steps.check_operands(call);
     if (call.beta == 0.0f) call.c = {};
     Layouts layouts;
-    if (!sizes.is_empty()) layouts = with_scale_copies(call, sizes, steps.check_layout(call, sizes, {}));
+    if (!sizes.is_empty()) layouts = steps.check_layout(call, sizes, {});
     if (steps.make_result != nullptr) steps.make_result(call, sizes);
     const DeviceKind kind = call.d.view.device_kind;
     if (kind != DeviceKind::kCuda) check_stream(call.stream);

@@ -6,6 +6,7 @@
 #include "runtime/checks.hpp"
 #include "runtime/operand_checks.hpp"
 #include "runtime/plain_kernel.hpp"
+#include "runtime/plan.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/torch_calls.hpp"
 
@@ -46,6 +47,13 @@ bool has_joint_rows(const OpKind& kind) {
             kind.grouping == Grouping::kMPsum);
 }
 
+// Whether scales of any layout are copied for a product of these sizes.
+bool is_worth_copies(const OpKind& kind, const Sizes& sizes) {
+    return has_joint_rows(kind) && sizes.n >= kLeastColumns &&
+           double(sizes.m) * double(sizes.n) * double(sizes.k) >= get_scale_copy_work() &&
+           get_sm_limit(std::numeric_limits<int>::max()) == 0;
+}
+
 std::array<Operand*, 2> scales_of(Call& call) {
     return {&call.scale_a, call.recipe == Recipe::k1d1d ? &call.scale_b : nullptr};
 }
@@ -75,16 +83,50 @@ Reference copy(const Gpu& gpu, Operand& scales, void* stream, PyObject* handle) 
     return memory;
 }
 
+// Whether the pending exception, which stays, says that a kernel does not compile.
+bool is_compile_error() {
+    PyObject *type, *value, *trace;
+    PyErr_Fetch(&type, &value, &trace);
+    const Reference expected = import_attribute("deep_gemm.errors", "CompileError");
+    const bool is_one = PyErr_GivenExceptionMatches(type, expected.get()) != 0;
+    PyErr_Restore(type, value, trace);
+    return is_one;
+}
+
+// Whether the pass is there for a call, which loads it. Where it does not compile, the scales are read where they are.
+bool has_kernels(const Gpu& gpu, const Call& call) {
+    static bool is_broken = false;
+    if (is_broken) return false;
+    try {
+        const Operand* const operands[] = {&call.scale_a, call.recipe == Recipe::k1d1d ? &call.scale_b : nullptr};
+        for (const Operand* scales : operands)
+            if (scales != nullptr && is_copied(*scales)) copying_kernel(is_aligned(scales->view)).get(gpu);
+        return true;
+    } catch (const PythonError&) {
+        if (!is_compile_error()) throw;
+        is_broken = true;
+        note_missing_copies(take_error_text());
+        return false;
+    }
+}
+
 }  // namespace
 
-Layouts with_scale_copies(const Call& call, const Sizes& sizes, const Layouts& layouts) {
+Layouts with_scale_copies(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts) {
     Layouts found = layouts;
-    if (layouts.scales == ScaleLayout::kMnMajor || !has_joint_rows(op_kind(call.op))) return found;
-    if (sizes.n < kLeastColumns) return found;
-    if (double(sizes.m) * double(sizes.n) * double(sizes.k) < get_scale_copy_work()) return found;
-    if (get_sm_limit(std::numeric_limits<int>::max()) > 0 || !is_good_or_copied(call.scale_a)) return found;
+    if (layouts.scales == ScaleLayout::kMnMajor || !is_worth_copies(op_kind(call.op), sizes)) return found;
+    if (!is_good_or_copied(call.scale_a)) return found;
     if (call.recipe == Recipe::k1d1d && !is_good_or_copied(call.scale_b)) return found;
-    found.scales = ScaleLayout::kMnMajor;
+    if (has_kernels(gpu, call)) found.scales = ScaleLayout::kMnMajor;
+    return found;
+}
+
+Problem with_scale_copies(const Problem& problem) {
+    Problem found = problem;
+    const bool has_vectors = problem.recipe != Recipe::k1d1d || op_kind(problem.op).grouping == Grouping::kNone;
+    if (problem.scale_layout == ScaleLayout::kAny && problem.num_sms == 0 && has_vectors &&
+        is_worth_copies(op_kind(problem.op), {problem.m, problem.n, problem.k}))
+        found.scale_layout = ScaleLayout::kMnMajor;
     return found;
 }
 
@@ -92,10 +134,8 @@ bool needs_scale_copies(const Call& call, const Layouts& layouts) {
     return layouts.scales == ScaleLayout::kMnMajor && scale_layout(call) == ScaleLayout::kAny;
 }
 
-void load_scale_copy_kernels(const Gpu& gpu, const Call& call) {
-    Call reads = call;
-    for (const Operand* scales : scales_of(reads))
-        if (scales != nullptr && is_copied(*scales)) copying_kernel(is_aligned(scales->view)).get(gpu);
+void load_scale_copy_kernels(const Gpu& gpu) {
+    for (const bool has_vectors : {false, true}) copying_kernel(has_vectors).get(gpu);
 }
 
 ScaleMemory copy_scales(const Gpu& gpu, Call& call, void* stream, PyObject* handle) {

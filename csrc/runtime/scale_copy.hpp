@@ -1,6 +1,5 @@
 // The pass that copies row-major scales to the layout that TMA reads, for products so large that reading them where
-// they are costs more than the pass. Recorded on an H200, that costs 1 to 11 % of products from 200 us on, most often 8
-// us or more. The pass was not timed before a product yet: so set_scale_copy_work leaves it off.
+// they are costs more than the pass: on an H200 2 to 180 us, where the pass costs at most 14 (docs/kernels.md).
 #pragma once
 
 #include <array>
@@ -15,14 +14,18 @@ namespace deep_gemm {
 using ScaleMemory = std::array<Reference, 2>;
 
 // The layouts of the product that is run for a call: `layouts`, with MN-major scales where they are copied first. No
-// scales are copied while the SMs are limited, because the pass takes them all.
-Layouts with_scale_copies(const Call& call, const Sizes& sizes, const Layouts& layouts);
+// scales are copied while the SMs are limited, because the pass takes them all, and none where the pass does not
+// compile, of which the process warns once. Throws PythonError for other failures to load it.
+Layouts with_scale_copies(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts);
+
+// The problem that is run for operands of `problem` whose scales are row-major: with MN-major ones if they are copied.
+Problem with_scale_copies(const Problem& problem);
 
 // Whether scales of a call must be copied for a product of these layouts.
 bool needs_scale_copies(const Call& call, const Layouts& layouts);
 
-// Compile and load the pass for a call that needs it. Throws as copy_scales.
-void load_scale_copy_kernels(const Gpu& gpu, const Call& call);
+// Compile and load the pass for any call. Throws as copy_scales.
+void load_scale_copy_kernels(const Gpu& gpu);
 
 // Let the call's row-major scales be MN-major copies, made on `stream`, whose handle for torch is `handle`. The memory
 // comes from torch's allocator on that stream. Works during stream capture. Throws Error(kLaunch), and PythonError

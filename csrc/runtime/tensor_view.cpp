@@ -28,22 +28,6 @@ std::string type_name(PyObject* object) {
     return utf8_of(get_attribute(reinterpret_cast<PyObject*>(Py_TYPE(object)), "__qualname__").get());
 }
 
-// The first line of the pending error, which is cleared; torch appends a C++ stack.
-std::string take_error_text() {
-    PyObject *type, *value, *trace;
-    PyErr_Fetch(&type, &value, &trace);
-    PyErr_NormalizeException(&type, &value, &trace);
-    const Reference kept[] = {Reference::steal(type), Reference::steal(value), Reference::steal(trace)};
-    if (value == nullptr) return "unknown error";
-    try {
-        const std::string text = str(value);
-        return text.substr(0, text.find('\n'));
-    } catch (const PythonError&) {
-        PyErr_Clear();
-        return "unknown error";
-    }
-}
-
 bool is_true(PyObject* object) {
     return object == Py_True || (object != nullptr && object != Py_False && PyObject_IsTrue(object) == 1);
 }

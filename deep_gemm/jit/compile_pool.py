@@ -84,6 +84,8 @@ class Job(NamedTuple):
 
 #: The pass that makes FP8 operands K-major.
 TRANSPOSE = Job.of_plain("transpose_fp8")
+#: The pass that copies row-major scales: words, or 16 bytes at once.
+SCALE_COPIES = tuple(Job.of_plain("scale_layout", kPack=0, kAligned=is_aligned) for is_aligned in (0, 1))
 #: What sums of products launch after the product, or in its place where they are small, each with the arguments of
 #: _C.load_sum_kernel: whether the sum is small, whether D is FP32, and whether there is a C.
 SUMS = {

@@ -6,14 +6,16 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from deep_gemm import _C, environment, errors, plan, selection
-from deep_gemm.errors import CacheError, CompileError, DeepGemmError
+from deep_gemm.errors import CacheError, CompileError, DeepGemmError, ProblemError
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit import ahead, cache
 from deep_gemm.jit.compile import CompileResult
-from deep_gemm.jit.compile_pool import SUMS, TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
+from deep_gemm.jit.compile_pool import SCALE_COPIES, SUMS, TRANSPOSE, Job, Outcome, get_num_cores, run_jobs
 
 #: The lock of all warm-ups with one cache folder: one process compiles on all cores, the others wait for it.
 _LOCK_KEY = "0" * 63 + "1"
+#: Sizes at which row-major scales are copied.
+_COPIED_SIZES = {"m": 8192, "n": 8192, "k": 8192}
 #: Kernels, each with the first problem that needs it; None: it is for other sizes.
 Needs = dict[Job, "_C.Problem | None"]
 
@@ -25,10 +27,23 @@ def compile_choices(listed: list["_C.Problem"], device: "_C.Device", any_size: b
         written.
     """
     cache.get_disk_cache().check()
+    listed = _list_runs(listed, any_size)
     kernels = KernelSet(cores, _list_kernels(listed, device, any_size))
     kernels.compile([*kernels.needed_by, *_list_passes(listed, device, any_size)])
     kernels.compile(_list_substitutes(kernels, listed, device))
     return kernels
+
+
+def _list_runs(listed: list["_C.Problem"], any_size: bool) -> list["_C.Problem"]:
+    """Return the problems listed, and those that are run for them where scales are copied first: row-major ones of
+    large problems, or of any size. Scales in another order than those two are never copied.
+    """
+    runs = [_with_mn_major(problem) for problem in listed if _may_copy_scales(problem, any_size)]
+    return list(dict.fromkeys([*listed, *runs]))
+
+
+def _with_mn_major(problem: "_C.Problem") -> "_C.Problem":
+    return _C.Problem(**problem.as_dict() | {"scale_layout": "mn_major"})
 
 
 def _list_kernels(listed: list["_C.Problem"], device: "_C.Device", any_size: bool) -> Needs:
@@ -49,11 +64,22 @@ def _job_of(problem: "_C.Problem", config: "_C.Config") -> Job:
 
 def _list_passes(listed: list["_C.Problem"], device: "_C.Device", any_size: bool) -> list[Job]:
     """Return what FP8 operands need that are not K-major, and what adds up sums; problems do not say whether their
-    operands are, nor which D and C they have.
+    operands are, nor which D and C they have, nor where MN-major scales come from.
     """
     passes = [TRANSPOSE] if any(OP_KINDS[problem.op].is_fp8 for problem in listed) else []
+    passes += SCALE_COPIES if any(_may_copy_scales(problem, any_size) for problem in listed) else ()
     sums = {_C.is_small_sum(problem, device) for problem in listed if OP_KINDS[problem.op].is_summed}
     return passes + [job for job, (is_small, *_) in SUMS.items() if is_small in sums or (sums and any_size)]
+
+
+def _may_copy_scales(problem: "_C.Problem", any_size: bool) -> bool:
+    """Whether calls of the problem, or of its variant at any size, may copy row-major scales."""
+    fields = problem.as_dict() | {"scale_layout": "any"}
+    try:
+        row_major = _C.Problem(**fields | (_COPIED_SIZES if any_size else {}))
+    except ProblemError:  # an op kind without scales, or with others
+        return False
+    return _C.with_scale_copies(row_major) != row_major
 
 
 def _list_substitutes(kernels: "KernelSet", listed: list["_C.Problem"], device: "_C.Device") -> list[Job]:
@@ -147,7 +173,7 @@ class KernelSet:
         with ThreadPoolExecutor(get_num_cores()) as pool:
             kernels = dict(zip(self.ready, pool.map(Job.build, self.ready), strict=True))
         stats, first = _C.dispatch_stats(), [problem for problem in self.needed_by.values() if problem]
-        wanted = list(dict.fromkeys([*first, *listed]))[: stats["capacity"] - stats["size"]]
+        wanted = list(dict.fromkeys([*first, *map(_C.with_scale_copies, listed)]))[: stats["capacity"] - stats["size"]]
         with plan.quiet():
             planned = sum([self.attempt(str(problem), partial(_C.plan_ahead, problem)) for problem in wanted])
         for job, kernel in kernels.items():
@@ -163,5 +189,7 @@ class KernelSet:
             self.attempt(job.describe(), partial(_C.load_sum_kernel, *SUMS[job]))
         elif job == TRANSPOSE:
             self.attempt(job.describe(), _C.load_transpose_kernel)
+        elif job in SCALE_COPIES:
+            self.attempt(job.describe(), _C.load_scale_copy_kernels)
         elif job.problem and self.needed_by.get(job) is None:
             self.attempt(job.describe(), partial(_C.Kernel, kernel.cubin, kernel.kernel_name, *job.parse(), None))

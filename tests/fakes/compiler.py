@@ -64,10 +64,10 @@ def require_compiler(kind: str, reason: str = "") -> None:
 
 def install_counting_nvcc(folder: Path, **faults: str) -> Path:
     """Write an `nvcc` into `folder` that notes the first line of each source that it compiles in `folder`/compiled;
-    return its path. `faults`: a shell command for the sources whose first line names an op kind.
+    return its path. `faults`: a shell command for the sources whose first line names an op kind or a plain kernel.
     """
     plain = install_nvcc(folder / "plain")
-    cases = "\n".join(f'"// {op}:"*) {command} ;;' for op, command in faults.items())
+    cases = "\n".join(f'"// {op}:"* | "// {op}") {command} ;;' for op, command in faults.items())
     path = folder / "nvcc"
     path.write_text(f"""#!/bin/sh
 case "$*" in *--version*) exec {plain} "$@" ;; esac

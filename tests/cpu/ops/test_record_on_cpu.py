@@ -82,7 +82,7 @@ def test_empty_products_and_no_k_are_not_recorded(recorded):
 
 def test_nothing_is_asked_without_the_variable(monkeypatch):
     """Not even Python: the native module looks at the variable alone."""
-    monkeypatch.setattr(plan, "record_on_cpu", lambda problem: pytest.fail("asked"))
+    monkeypatch.setattr(plan, "record_call", lambda problem: pytest.fail("asked"))
     monkeypatch.delenv("DG_RECORD_SHAPES", raising=False)
     assert (run_bf16(8, 32, 64) == 64).all()
     monkeypatch.setenv("DG_RECORD_SHAPES", "")

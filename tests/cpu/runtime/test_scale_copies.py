@@ -17,6 +17,7 @@ STEPS = K // 128
 WORK = M * N * K
 #: Of the copying kernel: from, to, mn, k, width, group and row of what it reads, group and column of what it writes.
 ARGUMENTS = 9
+DEFAULT = 2.0**35
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def multiply(work=WORK, m=M, n=N, k=K, pitch=0, recipe=None, num_sms=0, **option
     try:
         deep_gemm.fp8_gemm_nt((a, scales[0]), (b, scales[1]), d, recipe=recipe, **options)
     finally:
-        _C.set_scale_copy_work(math.inf)
+        _C.set_scale_copy_work(DEFAULT)
         deep_gemm.set_num_sms(0)
         restore()
     return planned, copies
@@ -72,7 +73,7 @@ def call_contiguous(work):
     try:
         deep_gemm.m_grouped_fp8_gemm_nt_contiguous(a, b, d, groups)
     finally:
-        _C.set_scale_copy_work(math.inf)
+        _C.set_scale_copy_work(DEFAULT)
         restore()
     return planned, copies
 
@@ -132,8 +133,26 @@ def test_rows_at_an_odd_pitch_are_copied_word_by_word(driver):
         assert copy["plain"][6] == steps + 3
 
 
-def test_by_default_nothing_is_copied():
-    assert _C.get_scale_copy_work() == math.inf
+@pytest.mark.parametrize(
+    "op, fields, is_copied",
+    [
+        ("fp8_gemm", {}, True),
+        ("fp8_gemm", {"k": K - 128}, False),
+        ("fp8_gemm", {"n": 1016, "k": 2 * K}, False),
+        ("fp8_gemm", {"scale_layout": "mn_major"}, False),
+        ("m_grouped_fp8_gemm_contiguous", {"num_groups": 4}, True),
+        ("m_grouped_fp8_gemm_masked", {"num_groups": 4}, False),
+    ],
+)
+def test_the_problem_that_is_run(op, fields, is_copied):
+    problem = _C.Problem(op, **{"m": 4096, "n": 2048, "k": K, "scale_layout": "any"} | fields)
+    assert problem.m * 2048 * K == DEFAULT
+    run = _C.with_scale_copies(problem)
+    assert (run != problem) == is_copied and run.scale_layout in (problem.scale_layout, "mn_major")
+
+
+def test_work_from_which_scales_are_copied():
+    assert _C.get_scale_copy_work() == DEFAULT
     for wrong in (-1.0, math.nan):
         with pytest.raises(ArgumentError, match="must be at least 0"):
             _C.set_scale_copy_work(wrong)
