@@ -62,8 +62,12 @@ def plan_rows(
     return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
 
 
-def plan_blocks(x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: bool) -> Plan | None:
-    """Plan per_block_cast_to_fp8 and per_channel_cast_to_fp8 of argument 0."""
+def plan_blocks(
+    x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: bool, is_padded: bool = False
+) -> Plan | None:
+    """Plan per_block_cast_to_fp8 and per_channel_cast_to_fp8 of argument 0. `is_padded`: the data of a matrix has room
+    for rows up to a multiple of `gran`, which are not written.
+    """
     if x.dtype not in _ELEMENTS or gran not in (32, 64, 128) or not _is_walkable(x):
         return None
     *leading, m, n = x.shape
@@ -80,8 +84,32 @@ def plan_blocks(x: torch.Tensor, gran: int, use_ue8m0: bool, is_per_column: bool
         kPerColumn=is_per_column, kAligned=_is_aligned(x, (group_stride, row_stride)) and n % chunk == 0,
         kSaturates=_does_torch_saturate(),
     )  # fmt: skip
-    outputs = Memory(*_contiguous((*leading, m, n)), _FP8), Memory(*scales, _FLOAT)
+    room = -(-m // gran) * gran if is_padded else m
+    outputs = Memory(*_contiguous((*leading, room, n)), _FP8), Memory(*scales, _FLOAT)
     return _make_plan(kernel, grid, outputs, (X, DATA, SCALES, *numbers))
+
+
+def plan_swiglu_grad(x: torch.Tensor, grad: torch.Tensor, has_y: bool) -> Plan | None:
+    """Plan the derivative of SwiGLU of argument 0, rows [gate, up] [m, 2 * n], from argument 1 [m, n]; with the product
+    itself or without it.
+    """
+    if x.dtype not in (torch.float32, torch.bfloat16) or grad.dtype != x.dtype:
+        return None
+    if not _is_walkable(x) or not _is_walkable(grad) or x.shape != (grad.shape[0], 2 * grad.shape[1]):
+        return None
+    m, n = grad.shape
+    chunk, size = 16 // x.element_size(), x.element_size()
+    chunks, strides = -(-n // chunk), (x.stride(0), grad.stride(0))
+    if m * chunks > _MAX_SLICES or chunks == 1:  # the kernel's division is none by 1
+        return None
+    is_aligned = n % chunk == 0 and _is_aligned(x, strides) and _is_aligned(grad, strides)
+    kernel = get_kernel(
+        "swiglu_grad", _ROW_THREADS, kElement=_ELEMENTS[x.dtype], kHasY=has_y, kAligned=is_aligned
+    )  # fmt: skip
+    numbers = (m, n, chunks, *_divider(max(chunks, 2)), *(stride * size for stride in strides))
+    outputs = tuple(Memory(*_contiguous(shape), x.dtype) for shape in ((m, 2 * n), (m, n))[: 1 + has_y])
+    places = (X, argument(1), DATA, memory(1) if has_y else DATA)
+    return _make_plan(kernel, (-(-m * chunks // _ROW_THREADS),), outputs, (*places, *numbers))
 
 
 def plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:

@@ -6,7 +6,8 @@
 Both runs begin with the same weights and see the same tokens. Weights are FP32 and autocast computes in BF16; the
 second model's linear layers, but the head, are FP8 (examples/llama.py). The corpus is a random Markov chain: every
 token has few successors, so that the best possible loss is known. Before and after the first run its weights are stored
-in FP8, too, and the logits for new text compared. Exit status 1 where the FP8 curve leaves the band.
+in FP8, too, and the logits for new text compared. Then both take a few steps in the sizes of large models, which are
+timed alone. Exit status 1 where the FP8 curve leaves the band.
 """
 
 import argparse
@@ -21,7 +22,7 @@ import torch
 
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.nn import quantize_
-from examples.llama import SMALL, TINY, Llama, Sizes, make_model
+from examples.llama import LLAMA_8B, SMALL, TINY, Llama, Sizes, make_model
 
 #: The mean loss of the last tenth of the steps may differ by so much, relative to BF16's.
 BAND = 0.02
@@ -42,6 +43,9 @@ class Plan(NamedTuple):
 
 GPU_PLAN = Plan(SMALL, steps=300, sequences=16, length=1024, rate=6e-4)
 CPU_PLAN = Plan(TINY, steps=40, sequences=8, length=32, rate=3e-3)
+#: Steps that are timed: four layers of Llama 3.1 8B, 0.9 billion parameters, and on a CPU the tiny model.
+GPU_WIDE = Plan(LLAMA_8B._replace(layers=4, vocabulary=4096), steps=20, sequences=8, length=1025, rate=1e-4)
+CPU_WIDE = CPU_PLAN._replace(steps=2)
 
 
 class Corpus:
@@ -136,6 +140,17 @@ def compare(plan: Plan, device: str) -> dict:
     return result | {"ends": ends, "gap": gap, "is_right": abs(gap) <= BAND}
 
 
+def time_steps(plan: Plan, device: str) -> dict:
+    """Return the milliseconds of a step of both models."""
+    times = {}
+    for name in ("bf16", "fp8"):
+        model = make_model(plan.sizes, device, torch.float32)
+        if name == "fp8":
+            quantize_(model)
+        times[f"{name}_ms"] = round(train(model, plan, device)[1], 3)
+    return {"plan": plan._asdict(), **times}
+
+
 def plot(result: dict, floor: float, path: Path) -> None:
     """Draw both curves into a file."""
     from matplotlib import pyplot
@@ -159,13 +174,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--plot", type=Path, help="draw the curves here; needs matplotlib")
     args = parser.parse_args(arguments)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    plan = GPU_PLAN if device == "cuda" else CPU_PLAN
+    plan, wide = (GPU_PLAN, GPU_WIDE) if device == "cuda" else (CPU_PLAN, CPU_WIDE)
     plan = plan._replace(steps=args.steps or plan.steps)
     place = torch.cuda.get_device_name() if device == "cuda" else "CPU reference"
     result, floor = compare(plan, device), get_floor()
+    result["wide"] = time_steps(wide, device)
     for name in ("bf16", "fp8"):
         run = result[name]
         print(f"{name}: loss {run['losses'][0]:.3f} -> {run['losses'][-1]:.3f}, {run['step_ms']:.1f} ms a step")
+    print(f"width {wide.sizes.hidden}: {result['wide']['bf16_ms']:.1f} and {result['wide']['fp8_ms']:.1f} ms a step")
     cosine = result["cosine"]
     print(f"cosine of logits with weights in FP8: {cosine['initial']:.5f} -> {cosine['trained']:.5f}")
     print(f"{place}: FP8 ends {result['gap']:+.2%} from BF16 (band {BAND:.0%}); the best possible loss is {floor:.3f}")

@@ -71,6 +71,9 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
         ("const void*", _BYTES, "float*", *[_U32] * 2, *[_I64] * 5),
         ("kElement", "kGran", "kUe8m0", "kPerColumn", "kAligned", "kSaturates"),
     ),
+    "swiglu_grad": PlainRow(
+        ("const void*", "const void*", _BYTES, _BYTES, *[_U32] * 5, *[_I64] * 2), ("kElement", "kHasY", "kAligned")
+    ),
     "scale_layout": PlainRow((f"const {_U32}*", f"{_U32}*", *[_U32] * 3, *[_I64] * 4), ("kPack", "kAligned")),
     "k_grouped_packing": PlainRow(
         (f"const {_U32}*", "const int*", f"{_U32}*", *[_U32] * 5, _I64), ("kEnds", "kAligned")

@@ -12,8 +12,6 @@ import torch
 import deep_gemm
 from deep_gemm.nn.products import (
     check_last_dim,
-    compute_swiglu,
-    differentiate_swiglu,
     give_weight_gradient,
     make_gradient_pair,
     make_weight_pair,
@@ -22,6 +20,7 @@ from deep_gemm.nn.products import (
     sum_rows,
 )
 from deep_gemm.nn.registration import differentiate, register
+from deep_gemm.nn.swiglu import differentiate_swiglu, get_product_dtype
 
 #: Both operands have a scale for each of their rows and 128 of K.
 _BY_ROWS = (1, 1, 128)
@@ -99,15 +98,16 @@ def _backward(ctx, grad: torch.Tensor) -> tuple:
     is_needed = ctx.needs_input_grad
     dx, dw = None, None
     if is_needed[0]:
-        dx = nn_linear_dgrad(grad, weight, scale, torch.float32 if ctx.is_swiglu else ctx.x_dtype)
-        dx = differentiate_swiglu(x, dx).to(ctx.x_dtype) if ctx.is_swiglu else dx
+        dtype = get_product_dtype(ctx.x_dtype) if ctx.is_swiglu else ctx.x_dtype
+        dx = nn_linear_dgrad(grad, weight, scale, dtype)
+    if ctx.is_swiglu:
+        dx, x = differentiate_swiglu(x, dx, is_needed[1])
     if is_needed[1]:
-        right = compute_swiglu(x) if ctx.is_swiglu else x
         dw = give_weight_gradient(
             weight,
             ctx.main_grad,
-            compute=lambda: nn_linear_wgrad(grad, right, weight.dtype),
-            add=lambda: nn_linear_wgrad_onto(grad, right, ctx.main_grad),
+            compute=lambda: nn_linear_wgrad(grad, x, weight.dtype),
+            add=lambda: nn_linear_wgrad_onto(grad, x, ctx.main_grad),
         )
     db = sum_rows(grad, ctx.bias_dtype) if is_needed[3] else None
     return dx, dw, None, db, None, None, None

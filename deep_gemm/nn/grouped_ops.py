@@ -1,7 +1,7 @@
 """The FP8 products of experts, as ops that graphs hold: y[i] = f(x[i]) @ weight[g].T for the rows i of a group g.
 
-f is the identity or SwiGLU, silu(gate) * up of rows [gate, up]; it is computed in FP32 and quantised without a rounding
-in between. Scales are those of the dense layer (dense_ops.py).
+f is the identity or SwiGLU, silu(gate) * up of rows [gate, up]; the forward computes it in FP32 and quantises it
+without a rounding in between, the backward as swiglu.py says. Scales are those of the dense layer (dense_ops.py).
 
 Contiguous: groups of rows by their ends (`use_psum_layout` in docs/ops.md), each from a multiple of 128 on; rows
 between them are padding: +0 in every result, and to be 0 in x and dy, whose columns share scales with them. All of it
@@ -15,8 +15,6 @@ import deep_gemm
 from deep_gemm.errors import ShapeError
 from deep_gemm.nn.products import (
     check_last_dim,
-    compute_swiglu,
-    differentiate_swiglu,
     give_weight_gradient,
     make_gradient_pair,
     make_weight_pair,
@@ -24,6 +22,7 @@ from deep_gemm.nn.products import (
     store_as,
 )
 from deep_gemm.nn.registration import differentiate, register
+from deep_gemm.nn.swiglu import differentiate_swiglu, get_product_dtype
 from deep_gemm.quantize import SCALE_BLOCK
 
 
@@ -122,15 +121,16 @@ def _backward(ctx, grad: torch.Tensor) -> tuple:
     x, weight, scale, ends = ctx.saved_tensors
     dx, dw = None, None
     if ctx.needs_input_grad[0]:
-        dx = nn_grouped_dgrad(grad, weight, scale, ends, torch.float32 if ctx.is_swiglu else ctx.x_dtype)
-        dx = differentiate_swiglu(x, dx).to(ctx.x_dtype) if ctx.is_swiglu else dx
+        dtype = get_product_dtype(ctx.x_dtype) if ctx.is_swiglu else ctx.x_dtype
+        dx = nn_grouped_dgrad(grad, weight, scale, ends, dtype)
+    if ctx.is_swiglu:
+        dx, x = differentiate_swiglu(x, dx, ctx.needs_input_grad[1])
     if ctx.needs_input_grad[1]:
-        left = compute_swiglu(x) if ctx.is_swiglu else x
         dw = give_weight_gradient(
             weight,
             ctx.main_grad,
-            compute=lambda: nn_grouped_wgrad(grad, left, ends, weight.dtype),
-            add=lambda: nn_grouped_wgrad_onto(grad, left, ends, ctx.main_grad),
+            compute=lambda: nn_grouped_wgrad(grad, x, ends, weight.dtype),
+            add=lambda: nn_grouped_wgrad_onto(grad, x, ends, ctx.main_grad),
         )
     return dx, dw, None, None, None, None, None
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 
+from deep_gemm import cast_kernels, planned
 from deep_gemm.errors import ShapeError
 from deep_gemm.quantize import (
     SCALE_BLOCK,
@@ -20,6 +21,14 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 _STORED = (torch.bfloat16, torch.float32)
 #: Rows of FP8 operands are multiples of 16 bytes, of whichever dimension the rows are: the backward sums along N.
 FEATURE_MULTIPLE = 16
+
+
+def _plan_padded_cast(rows: torch.Tensor) -> planned.Plan | None:
+    return cast_kernels.plan_blocks(rows, SCALE_BLOCK, False, is_per_column=True, is_padded=True)
+
+
+#: As per_channel_cast_to_fp8, with room for rows up to a multiple of 128, which are not written.
+_padded_cast = planned.make_call("padded_channel_cast", _plan_padded_cast)
 
 
 def check_features(in_features: int, out_features: int) -> None:
@@ -60,8 +69,13 @@ def make_gradient_pair(rows: torch.Tensor) -> Pair:
     with zeros to a multiple of 128.
     """
     missing = -rows.shape[0] % SCALE_BLOCK
-    padded = torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
-    return per_channel_cast_to_fp8(padded, use_ue8m0=False)
+    if missing:
+        pair = _padded_cast(rows)
+        if pair is not NotImplemented:
+            pair[0][rows.shape[0] :].view(torch.uint8).zero_()
+            return pair
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, missing))
+    return per_channel_cast_to_fp8(rows, use_ue8m0=False)
 
 
 def store_as(dtype: torch.dtype, shape: tuple[int, ...], like: torch.Tensor, multiply: Callable) -> torch.Tensor:
@@ -91,17 +105,3 @@ def give_weight_gradient(
         return None
     weight.grad_added_to_main_grad = True
     return weight.new_zeros(()).expand_as(weight)
-
-
-def compute_swiglu(x: torch.Tensor) -> torch.Tensor:
-    """Return silu(gate) * up in FP32 of rows [gate, up]."""
-    gate, up = x.float().chunk(2, dim=-1)
-    return torch.nn.functional.silu(gate) * up
-
-
-def differentiate_swiglu(x: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
-    """Return the gradient in FP32 of rows [gate, up] from that of silu(gate) * up."""
-    gate, up = x.float().chunk(2, dim=-1)
-    sigmoid = gate.sigmoid()
-    slope = sigmoid * (1 + gate * (1 - sigmoid))
-    return torch.cat((grad * up * slope, grad * gate * sigmoid), dim=-1)

@@ -9,8 +9,9 @@ import math
 import torch
 
 import deep_gemm
-from deep_gemm import _C, hc_prenorm, planned
+from deep_gemm import _C, cast_kernels, hc_prenorm, planned
 from deep_gemm.errors import LaunchError
+from deep_gemm.nn import swiglu
 from tests.gpu.operands import FP8, make_reference, quantise_blocks, quantise_rows
 
 from .host import use_host_memory, view
@@ -36,13 +37,13 @@ def compare_scale_copies(m: int, n: int, k: int, recipe: tuple[int, int, int] | 
         layout = torch.Tensor.contiguous if copies else deep_gemm.get_mn_major_tma_aligned_tensor
         scales = [layout(one[1]) if one is a or recipe else one[1] for one in (a, b)]
         d = torch.full((m, n), torch.nan)
-        _C.set_scale_copy_work(1.0)
+        _C.set_scale_copy_work(1.0 if copies else math.inf)
         try:
             deep_gemm.fp8_gemm_nt(
                 (view(a[0]), view(scales[0])), (view(b[0]), view(scales[1])), view(d), recipe=recipe, stream=0
             )
         finally:
-            _C.set_scale_copy_work(math.inf)
+            _C.set_scale_copy_work(2.0**35)
         found.append(d)
     return torch.equal(*found) and not found[0].isnan().any()
 
@@ -121,8 +122,26 @@ def _run_prenorm(a: torch.Tensor, b: torch.Tensor, num_splits: int | None, sms: 
     return torch.cat([d, squares[..., None]], -1), [math.prod(launch.grid) for launch in plan.launches]
 
 
-def _run_plan(plan: planned.Plan, *arguments: torch.Tensor) -> None:
-    """Launch as the native module does: a place is an address, and a tensor where it is the first."""
+def compare_swiglu(m: int, n: int, dtype: str, has_y: bool, extra: int = 0) -> float:
+    """Run the derivative of SwiGLU on rows `extra` elements apart; return the largest difference from the formula,
+    relative to what the dtype can tell apart, infinity where something else was written.
+    """
+    use_host_memory()
+    kind = getattr(torch, dtype)
+    x, grad = (torch.randn(m, width + extra).to(kind)[:, :width] for width in (2 * n, n))
+    plan = cast_kernels.plan_swiglu_grad(x, grad, has_y)
+    found = _run_plan(plan, x, grad)
+    wanted = [swiglu.compute_gradient(x, grad), swiglu.compute_swiglu(x)][: 1 + has_y]
+    if [one.shape for one in found] != [one.shape for one in wanted]:
+        return math.inf
+    step = torch.finfo(kind).eps
+    return max(float(((a - b).abs() / (b.abs() + 1)).max()) / step for a, b in zip(found, wanted, strict=True))
+
+
+def _run_plan(plan: planned.Plan, *arguments: torch.Tensor) -> list[torch.Tensor]:
+    """Launch as the native module does: a place is an address, and a tensor where it is the first. Returns the memory
+    that the plan takes, which was NaN before.
+    """
     taken = [torch.full(one.shape, torch.nan, dtype=one.dtype) for one in plan.memory]
 
     def value_of(value: int | planned.Place) -> object:
@@ -133,6 +152,7 @@ def _run_plan(plan: planned.Plan, *arguments: torch.Tensor) -> None:
 
     for launch in plan.launches:
         launch.kernel(launch.grid, *map(value_of, launch.arguments))
+    return taken
 
 
 def run_batches(heads: int, tokens: int, r: int, d: int) -> float:

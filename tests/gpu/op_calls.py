@@ -13,6 +13,7 @@ import torch
 
 import deep_gemm
 from deep_gemm.fields import OP_KINDS
+from deep_gemm.nn import swiglu
 from deep_gemm.ops import OPS, Op
 from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 
@@ -344,8 +345,13 @@ def list_names(call: OpCall) -> tuple[str, ...]:
 
 
 def find_function(name: str) -> Callable:
-    """Return the public function of a name."""
-    return getattr(deep_gemm, name)
+    """Return the public function of a name, or the op of the layers."""
+    return getattr(deep_gemm, name, None) or getattr(swiglu, name)
+
+
+def list_public_calls() -> list[OpCall]:
+    """Return the calls of public functions."""
+    return [call for call in list_calls() if hasattr(deep_gemm, call.name)]
 
 
 def is_ours(call: OpCall) -> bool:

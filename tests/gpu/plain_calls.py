@@ -90,7 +90,7 @@ LOGITS_MAKERS = {"logits": list_prefill, "paged_logits": list_paged, "metadata":
 
 def list_plain() -> list[OpCall]:
     """Return the calls of the functions that quantise or lay out, each path of a kernel once."""
-    return [*_list_casts(), *_list_blocks(), *_list_layouts(), _make_transpose()]
+    return [*_list_casts(), *_list_blocks(), *_list_layouts(), _make_transpose(), _make_swiglu_grad()]
 
 
 def _call(name: str, what: str, kernel: str, make: Callable, *arguments, bound: float = 0.0, **options) -> OpCall:
@@ -136,6 +136,13 @@ def _list_blocks() -> list[OpCall]:
         for name in ("per_block_cast_to_fp8", "per_channel_cast_to_fp8") for is_ue8m0 in (False, True)
     ]  # fmt: skip
     return [*calls, _call("per_block_cast_to_fp8", "odd", "cast_blocks", odd, False, bound=CAST_BOUND)]
+
+
+def _make_swiglu_grad() -> OpCall:
+    def make() -> Operands:
+        return {"x": normal(300, 2048), "grad": normal(300, 1024)}
+
+    return _call("nn_swiglu_grad", "bfloat16", "swiglu_grad", make, True, bound=CAST_BOUND)
 
 
 def _list_layouts() -> list[OpCall]:

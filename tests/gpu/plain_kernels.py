@@ -25,10 +25,13 @@ from deep_gemm import _C, group_packing, planned, quantize, stream
 from deep_gemm import layout as layouts
 from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as pack_groups
 from deep_gemm.jit.hashing import name_plain
+from deep_gemm.nn import products, swiglu
 from tuner.measure.stamp import make_stamp, write_json
 
+from .memory import as_integers
+
 #: Kernels of these cases, whose hashes the result carries.
-KERNELS = tuple(map(name_plain, ("cast_rows", "cast_blocks", "scale_layout", "k_grouped_packing")))
+KERNELS = tuple(map(name_plain, ("cast_rows", "cast_blocks", "swiglu_grad", "scale_layout", "k_grouped_packing")))
 COMPILE_THREADS = 16
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 POISON = 0x5A
@@ -52,6 +55,8 @@ def using_formula() -> Iterator[None]:
         for name in ("_lay_out", "_pack_up"):
             stack.enter_context(mock.patch.object(layouts, name, planned.decline))
         stack.enter_context(mock.patch.object(group_packing, "_pack", planned.decline))
+        stack.enter_context(mock.patch.object(products, "_padded_cast", planned.decline))
+        stack.enter_context(mock.patch.object(swiglu, "_differentiate", planned.decline))
         yield
 
 
@@ -92,7 +97,7 @@ def list_groups() -> dict[str, Callable[[], Iterator[Case]]]:
         name = f"{str(dtype)[6:]} {'ue8m0' if use_ue8m0 else 'fp32'}"
         for make in (make_shape_cases, make_other_cases, make_swiglu_cases):
             groups[f"{make.__name__[5:-6]} {name}"] = partial(make, dtype, use_ue8m0, name)
-    return groups | {"layouts": make_layout_cases, "groups of K": make_group_cases}
+    return groups | {"gradients": make_gradient_cases, "layouts": make_layout_cases, "groups of K": make_group_cases}
 
 
 def make_shape_cases(dtype: torch.dtype, use_ue8m0: bool, name: str) -> Iterator[Case]:
@@ -176,6 +181,28 @@ def keep_rows(cast: tuple[torch.Tensor, torch.Tensor], masked_m: torch.Tensor) -
     return results
 
 
+def make_gradient_cases() -> Iterator[Case]:
+    """Yield what the backward of layers makes: derivatives of SwiGLU, and columns with scales of any number of rows."""
+    for dtype, (m, n), extra in itertools.product((BF16, FP16, FP32), ((300, 1024), (5, 131), (4096, 2048)), (0, 8, 1)):
+        x, grad = make_values((m, 2 * n), dtype, extra), make_values((m, n), dtype, extra)
+        name, has_y = f"{dtype} {(m, n)}+{extra}", extra != 8
+        yield f"swiglu_grad {name}", lambda x=x, grad=grad, has_y=has_y: swiglu.nn_swiglu_grad(x, grad, has_y)
+        yield f"padded columns {name}", lambda x=x: products.make_gradient_pair(x)
+    gates = torch.linspace(-110, 110, 1 << 20, device=x.device).view(1024, 1024)
+    dense = torch.cat([gates, torch.ones_like(gates)], -1)
+    yield "swiglu_grad dense gates", lambda: swiglu.nn_swiglu_grad(dense, gates, True)
+    special = make_values((16, 512), BF16, special=SPECIAL)
+    yield (
+        "swiglu_grad special",
+        lambda: list(map(name_nan, swiglu.nn_swiglu_grad(special, special[:, :256], True))),
+    )
+
+
+def name_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor in which every NaN has the same bits."""
+    return torch.where(tensor.isnan(), torch.nan, tensor)
+
+
 def make_layout_cases() -> Iterator[Case]:
     """Yield scales of many shapes; the formulas are in layout.py."""
     for shape, extra in itertools.product(
@@ -214,8 +241,8 @@ def is_kernel() -> bool:
 
 
 def as_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes or words of a result, row-major."""
-    return tensor.contiguous().view(torch.uint8 if tensor.element_size() == 1 else torch.int32)
+    """Return the elements of a result as integers, row-major."""
+    return as_integers(tensor.contiguous())
 
 
 def count_wrong(case: Case) -> int:

@@ -359,7 +359,8 @@ def run_public_calls(world: World, seed: int, count: int) -> tuple[int, list[str
     from .public_faults import FAULTS
 
     rng = random.Random(seed)
-    chosen = rng.sample(op_calls.list_calls(), len(op_calls.list_calls()))
+    listed = op_calls.list_public_calls()
+    chosen = rng.sample(listed, len(listed))
     calls = iter(chosen * -(-count // len(chosen)))
     return run_changes(rng, count, lambda: make_public_call(world, rng, next(calls)), VARIATIONS, FAULTS)
 

@@ -2,7 +2,15 @@
 
 import pytest
 
-from tests.emulator.ops import compare_rows, compare_scale_copies, run_batches, run_gemm, run_prenorm, run_sum
+from tests.emulator.ops import (
+    compare_rows,
+    compare_scale_copies,
+    compare_swiglu,
+    run_batches,
+    run_gemm,
+    run_prenorm,
+    run_sum,
+)
 
 #: Relative to the sum of magnitudes: FP32 sums of a few thousand products.
 MAX_ERROR = 2.0**-18
@@ -23,6 +31,22 @@ def test_a_product_by_the_config_that_is_chosen(emulate):
 def test_copied_scales_give_the_same_bits(emulate, m, k, recipe):
     """Whole vectors of four scales and others, of A alone and of both operands."""
     assert emulate(compare_scale_copies, m, 1032, k, recipe, seed=2)
+
+
+@pytest.mark.parametrize(
+    "m, n, dtype, has_y, extra",
+    [
+        (70, 40, "bfloat16", True, 8),
+        (5, 131, "bfloat16", False, 1),
+        *(
+            pytest.param(*one, marks=pytest.mark.full)
+            for one in ((33, 20, "float32", True, 0), (1, 131, "float32", True, 3))
+        ),
+    ],
+)
+def test_swiglu_is_differentiated(emulate, m, n, dtype, has_y, extra):
+    """Whole chunks and tails, with the product and without it, rows that lie apart."""
+    assert emulate(compare_swiglu, m, n, dtype, has_y, extra, seed=2) <= 2
 
 
 def test_a_small_sum(emulate):

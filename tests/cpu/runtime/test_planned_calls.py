@@ -9,6 +9,7 @@ import deep_gemm
 from deep_gemm import _C, planned, quantize, stream
 from deep_gemm.errors import ArgumentError
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
+from deep_gemm.nn import products, swiglu
 from tests.fakes import stub_driver
 from tests.fakes.cuda_tensors import STREAM, make_tensor, use_fakes
 from tests.fakes.stub_driver import select
@@ -218,6 +219,7 @@ def test_wrong_plans_are_refused(driver):
 def cast_calls() -> dict:
     """Return calls of every kind on a GPU: name -> (call, memory taken, launches)."""
     x, sf = make_tensor(A, (128, 256), BF16), make_tensor(B, (128, 2), FP32)
+    few, half = make_tensor(A, (100, 256), BF16), make_tensor(B, (128, 128), BF16)
     groups, masked_m = make_tensor(A, (4, 8, 256), BF16), make_tensor(B, (4,), INT32)
     lengths = make_tensor(C, (5,), INT32)
     a, b = make_tensor(A, (64, 7168), BF16), make_tensor(B, (24, 7168), FP32)
@@ -235,6 +237,8 @@ def cast_calls() -> dict:
         "swiglu": (lambda: quantize.swiglu_per_token_cast_to_fp8(x, False), 2, 1),
         "per_block": (lambda: quantize.per_block_cast_to_fp8(x, False), 2, 1),
         "per_channel": (lambda: quantize.per_channel_cast_to_fp8(x, False), 2, 1),
+        "padded": (lambda: products._padded_cast(few), 2, 1),
+        "swiglu_grad": (lambda: swiglu._differentiate(x, half, True), 2, 1),
         "layout": (lambda: deep_gemm.get_mn_major_tma_aligned_tensor(sf), 1, 1),
         "packing": (lambda: deep_gemm.get_mn_major_tma_aligned_packed_ue8m0_tensor(sf), 1, 1),
         "packing of groups": (lambda: pack_groups(group_sf, ends, use_psum_layout=True), 1, 1),
@@ -276,6 +280,8 @@ EXPECTED = {
     "swiglu": [("torch.float8_e4m3fn", (128, 128), (128, 1)), ("torch.float32", (128, 1), (1, 1))],
     "per_block": [("torch.float8_e4m3fn", (128, 256), (256, 1)), ("torch.float32", (1, 2), (2, 1))],
     "per_channel": [("torch.float8_e4m3fn", (128, 256), (256, 1)), ("torch.float32", (1, 256), (256, 1))],
+    "padded": [("torch.float8_e4m3fn", (128, 256), (256, 1)), ("torch.float32", (1, 256), (256, 1))],
+    "swiglu_grad": [("torch.bfloat16", (128, 256), (256, 1)), ("torch.bfloat16", (128, 128), (128, 1))],
     "layout": [("torch.float32", (128, 2), (1, 128))],
     "packing": [("torch.int32", (128, 1), (1, 128))],
     "packing of groups": [("torch.int32", (5, 256), (256, 1))],

@@ -48,9 +48,11 @@ inline unsigned __float_as_uint(float value) { return __builtin_bit_cast(unsigne
 inline float __uint_as_float(unsigned bits) { return __builtin_bit_cast(float, bits); }
 inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float a) { return 1.0f / a; }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+float __fmaf_rd(float a, float b, float c);  // of the casts, which do not run here
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 template <class A, class B>
 constexpr std::common_type_t<A, B> min(A a, B b) {

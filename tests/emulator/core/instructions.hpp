@@ -238,6 +238,14 @@ inline u32 round_to_bf16(float value) {
     return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 inline void cvt_rn_bf16x2_f32(u32& to, float high, float low) { to = round_to_bf16(high) << 16 | round_to_bf16(low); }
+inline void cvt_f32_f16(float& to, u16 bits) { to = float(__builtin_bit_cast(_Float16, bits)); }
+
+// Of the casts to FP8, which do not run here: declared alone, because kernels that do include their header.
+void max_u16x2(u32& to, u32 a, u32 b);
+void max_NaN_f32(float& to, float a, float b);
+void rcp_approx_ftz_f32(float& to, float value);
+void ex2_approx_ftz_f32(float& to, float value);
+void cvt_rn_satfinite_e4m3x2_f32(u16& to, float high, float low);
 
 }  // namespace op
 }  // namespace emulator
