@@ -16,6 +16,8 @@ def free(tensor: torch.Tensor) -> torch.Tensor:
 
 
 NO_TENSORS = (3, 2.5, "tensor", [1, 2], object())
+#: Functions that take a shape in place of a tensor, which a list of integers is.
+SHAPE_TAKERS = ("get_mn_major_tma_aligned_tensor", "get_mn_major_tma_aligned_packed_ue8m0_tensor")
 #: Dtypes that hold the values of another one, and that no op takes in its place.
 WIDER = {
     torch.float8_e4m3fn: torch.float16,
@@ -32,8 +34,9 @@ def break_type(call: PublicCall) -> None:
     """Pass something that is no tensor."""
     place = call.rng.choice(call.list_places())
     nothing = () if place[0] in OPTIONAL else (None,)
-    call.put(place, call.rng.choice((*NO_TENSORS, *nothing)))
-    call.expected = "error"
+    value = call.rng.choice((*NO_TENSORS, *nothing))
+    call.put(place, value)
+    call.expected = "any" if isinstance(value, list) and call.call.name in SHAPE_TAKERS else "error"
 
 
 def break_pair(call: PublicCall) -> None:
@@ -61,13 +64,16 @@ def break_rank(call: PublicCall) -> None:
 
 
 def break_rows(call: PublicCall) -> None:
-    """Pass a row too many, which only the pages of a cache may have."""
+    """Pass a row too many: the pages of a cache may have it, and a schedule is then one of other lengths."""
 
     def repeat(tensor: torch.Tensor) -> torch.Tensor:
         whole = as_integers(tensor)
         return torch.cat([whole, whole[:1]]).view(tensor.dtype)
 
-    call.change(repeat, "either" if call.is_op else "any")
+    places = call.list_places()
+    if places:
+        place = call.rng.choice(places)
+        call.change(repeat, "either" if call.is_op and place[0] != "schedule_meta" else "any", [place])
 
 
 def break_device(call: PublicCall) -> None:
