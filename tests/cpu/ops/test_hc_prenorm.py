@@ -70,9 +70,9 @@ def test_wrong_arguments(change, error, message):
 def test_what_is_written_lies_apart(written, name):
     """Else A would be read while D is written over it."""
     a, b = make()
-    operands = {"a": a, "b": b, "d": torch.empty(M, N), "sqr_sum": torch.empty(M)}
+    operands = {"a": a, "b": b, "d": torch.zeros(M, N), "sqr_sum": torch.zeros(M)}
     size = operands[written].shape.numel()
-    memory = operands[name] if operands[name].numel() * operands[name].element_size() >= 4 * size else torch.empty(M, N)
+    memory = operands[name] if operands[name].numel() * operands[name].element_size() >= 4 * size else torch.zeros(M, N)
     operands[name] = memory if operands[name].shape == memory.shape else memory.view(-1)[:M].view(operands[name].shape)
     operands[written] = memory.view(-1).view(torch.float32)[:size].view(operands[written].shape)
     before = operands[name].clone()
