@@ -1,9 +1,11 @@
 """Store the nested validation of a trained selector as a result file, and derive the targets S1, S2 and S3 from it.
 
-Example: python -m benchmarks.selector --training ~/.deep_gemm/training/nvidia-h200-sm132
+Example: python -m benchmarks.selector --training ~/.deep_gemm/training/nvidia-h200-sm132/*
+Example: python -m benchmarks.selector --training trained/fp8_gemm --keep
 
 Reads `training.json` and `evaluation.json` of a training folder for each op kind (written by `python -m tuner train`
-and `evaluate`); needs no GPU.
+and `evaluate`); needs no GPU. With --keep the other op kinds of the present result stay, as `export --keep` leaves them
+in the artefact.
 Result: {"meta": identity, date of the newest measurement; "ops": {op kind: {"meta": identity, counts; "splits": {split:
     {method: statistics}}, "worst", "unconfirmed"}}}.
 """
@@ -54,6 +56,12 @@ def join_results(results: list[dict]) -> dict:
         "complete": True,
     }
     return {"meta": meta, "ops": {next(iter(result["meta"]["kernel_hash"])): result for result in results}}
+
+
+def read_kept(path: Path, given: list[dict]) -> list[dict]:
+    """Return the results in a file of op kinds that are not among those given."""
+    made = {op for result in given for op in result["meta"]["kernel_hash"]}
+    return [part for op, part in read_json(path)["ops"].items() if op not in made]
 
 
 def family_splits(result: dict, is_grouped: bool) -> dict[str, dict]:
@@ -141,8 +149,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--training", type=Path, required=True, nargs="+", help="training folders, one for each op kind"
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "evaluation.json", help="where the result goes")
+    parser.add_argument("--keep", action="store_true", help="keep the op kinds of --out that are not given")
     args = parser.parse_args(arguments)
-    result = join_results([make_result(folder) for folder in args.training])
+    if args.keep and not args.out.exists():
+        parser.error(f"--keep: {args.out}: no such file; leave --keep out")
+    given = [make_result(folder) for folder in args.training]
+    result = join_results(given + (read_kept(args.out, given) if args.keep else []))
     write_json(args.out, result)
     for op, part in result["ops"].items():
         for split, table in part["splits"].items():

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from deep_gemm import environment
+from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.commands.tables import format_table, print_gates
 from tuner.problems.fields import OP_NAMES
@@ -29,6 +30,9 @@ def export(
     install: bool = typer.Option(
         False, help="Write into $DG_MODEL_DIR (default ~/.deep_gemm/models), where the library finds the artefact."
     ),
+    keep: Path = typer.Option(
+        None, help="Artefact, with its card beside it, whose op kinds that are not exported stay as they are."
+    ),
     force: bool = typer.Option(False, help="Export even though a gate is missed; the model card will say so."),
     stale: str = typer.Option("", help="Mark the artefact as stale for this reason; it is then never used."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
@@ -47,7 +51,9 @@ def export(
     trained = [load_with_data(part, database) for part in find_folders(folder, op)]
     if install:
         refuse_simulated({found.record.identity.op: found.record.identity.regime for found, _ in trained})
-    made = exporting.make_export(trained, stale=stale or None)
+    base, base_card = read_kept(keep) if keep else (None, None)
+    made = exporting.make_export(trained, stale=stale or None, base=base, base_card=base_card)
+    check_kept(made, base, keep, install)
     passed = gates.is_passed(made.verdicts)
     if not passed and not force:
         print_gates(made.verdicts, sys.stderr)
@@ -65,14 +71,50 @@ def export(
             "card": str(card),
             "gates": [verdict.to_json() for verdict in made.verdicts],
             "passed": passed,
+            "kept": list(made.kept),
             **asdict(made.contents),
         }
         print(json.dumps(document, indent=1, sort_keys=True))
         return
     print_gates(made.verdicts, sys.stdout if passed else sys.stderr)
     print(f"written: {artifact} ({made.contents.bytes} bytes) and {card.name}")
+    if made.kept:
+        print(f"as they were in {keep}: {', '.join(made.kept)}")
     counts = [(name, found.exact, found.configs, found.nodes) for name, found in made.contents.ops.items()]
     print(format_table(("op kind", "exact entries", "configs", "nodes"), counts, indent="  "))
+
+
+def read_kept(path: Path) -> tuple[bytes, str]:
+    """Return an artefact that is readable, and the text of the card beside it, if there is one. Raises: UsageError."""
+    from deep_gemm.artifact import MAX_BYTES
+    from deep_gemm.selector import Selector
+
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        Selector(content)
+        card = path.with_suffix(".md")
+        return content, card.read_text(encoding="utf-8") if card.exists() else ""
+    except (OSError, UnicodeDecodeError, DeepGemmError) as error:
+        raise errors.UsageError(f"--keep {path}: {error}") from error
+
+
+def check_kept(made, base: bytes | None, keep: Path, install: bool) -> None:
+    """Name what is not kept of an artefact. Raises: UsageError where nothing is, or as refuse_simulated."""
+    from deep_gemm.artifact import read_artifact
+
+    if base is None:
+        return
+    if not made.kept:
+        raise errors.UsageError(
+            f"--keep {keep}: nothing to keep: it is of another GPU model, package or kernels, stale, or all of its op"
+            " kinds are exported; leave --keep out"
+        )
+    ops = read_artifact(base)[0]["ops"]
+    if install:
+        refuse_simulated({op: ops[op]["regime"] for op in made.kept})
+    if dropped := sorted(ops.keys() - made.contents.ops.keys() - set(made.kept)):
+        print(f"not kept, of other kernels than this package's: {', '.join(dropped)}", file=sys.stderr)
 
 
 def refuse_simulated(regimes: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from deep_gemm import _C
 from deep_gemm.artifact import FORMAT, SIZES, exact_key
 from deep_gemm.fields import OP_KINDS
+from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selector import Selector, join_quarantined
 from tuner import errors
 from tuner.learn.artifact import build_artifact
@@ -26,7 +27,7 @@ from tuner.learn.train import EVALUATION, Training, read_bounded, write_file
 from tuner.problems.fields import replace_problem
 from tuner.ship import gates
 from tuner.ship.exact import read_base
-from tuner.ship.model_card import CardPart, Contents, Counts, write_card
+from tuner.ship.model_card import CardPart, Contents, Counts, find_section, write_card
 
 #: Configs of the exact table, each of which a deployment may have to compile.
 MAX_CONFIGS = 64
@@ -44,12 +45,15 @@ VERSIONS = ("features_version", "heuristic_version", "package_version")
 
 @dataclass(frozen=True)
 class Export:
-    """A finished artefact: its bytes, its model card, the gates' verdicts for every op kind, and what it holds."""
+    """A finished artefact: its bytes, its model card, the gates' verdicts for every op kind, what it holds, and the op
+    kinds that it has from the one before it.
+    """
 
     content: bytes
     card: str
     verdicts: list[gates.Verdict]
     contents: Contents
+    kept: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,19 +88,24 @@ class Part:
 
 
 def make_export(
-    trained: list[tuple[Training, Dataset]], *, stale: str | None = None, base: bytes | None = None
+    trained: list[tuple[Training, Dataset]],
+    *,
+    stale: str | None = None,
+    base: bytes | None = None,
+    base_card: str | None = None,
 ) -> Export:
     """Build artefact and card of one SKU from the selectors of its op kinds, and check the artefact.
 
     `stale` is a reason to mark the artefact as stale: it is then never used. `base` is an artefact whose other op kinds
-    the new one keeps as they are, where this package would use them. Raises: UsageError, IntegrityError.
+    the new one keeps as they are; with `base_card`, its card, those of this package's kernels alone, whose sections the
+    new card keeps. Raises: UsageError, IntegrityError.
     """
     check_same_board(trained)
     parts = [make_part(training, data) for training, data in trained]
     created = max(part.training.record.newest_row[:10] for part in parts)
     named = {f"{part.op}/{name}": array for part in parts for name, array in part.arrays.items()}
     metadata = make_metadata(parts, created)
-    kept_ops, kept_arrays = find_kept(base, parts)
+    kept_ops, kept_arrays = find_kept(base, parts, is_strict=base_card is not None)
     metadata["ops"] |= kept_ops
     named |= kept_arrays
     check_artifact(build_artifact(metadata, named), parts)
@@ -105,18 +114,28 @@ def make_export(
     card = write_card(
         [CardPart(part.training.record, part.evaluation, part.verdicts, part.count()) for part in parts],
         contents,
-        list(kept_ops),
+        {op: "" if base_card is None else find_section(base_card, op) for op in kept_ops},
     )
     verdicts = [replace(verdict, op=part.op) for part in parts for verdict in part.verdicts]
-    return Export(content, card, verdicts, contents)
+    return Export(content, card, verdicts, contents, tuple(kept_ops))
 
 
-def find_kept(base: bytes | None, parts: list[Part]) -> tuple[dict, dict]:
-    """Return metadata and arrays of the op kinds of `base` that are not among the parts."""
+def find_kept(base: bytes | None, parts: list[Part], is_strict: bool) -> tuple[dict, dict]:
+    """Return metadata and arrays of the op kinds of `base` that are not among the parts; `is_strict`: and that are of
+    this package's kernels.
+    """
     metadata, arrays = read_base(base, parts[0].training.record.identity, parts[0].data.device)
     made = {part.op for part in parts}
     ops = {op: described for op, described in metadata["ops"].items() if op not in made}
+    if is_strict:
+        ops = {op: described for op, described in ops.items() if is_current(op, described)}
     return ops, {name: array for name, array in arrays.items() if name.partition("/")[0] in ops}
+
+
+def is_current(op: str, described: dict) -> bool:
+    """Return whether the metadata of an op kind is of this package's kernels, and of its estimate."""
+    revision = described.get("estimate_revision", _C.LOGITS_ESTIMATE_REVISION)
+    return described["kernel_hash"] == kernel_hash(op) and revision == _C.LOGITS_ESTIMATE_REVISION
 
 
 def check_same_board(trained: list[tuple[Training, Dataset]]) -> None:

@@ -1,6 +1,6 @@
 """The model card: a Markdown page beside each artefact about its training data, its quality and its limits."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from deep_gemm.fields import OP_KINDS
@@ -20,6 +20,10 @@ HEADINGS = (
     "worst vs heuristic",
     "confirmed",
 )
+
+
+#: What begins the sections on an op kind.
+_NEXT_OP = "\n## "
 
 
 @dataclass(frozen=True)
@@ -57,19 +61,26 @@ class CardPart:
         return self.record.identity.op
 
 
-def write_card(parts: list[CardPart], contents: Contents, kept: Sequence[str] = ()) -> str:
-    """Return the card of an artefact; `kept` are op kinds of the one before it that are no part of the card."""
-    first = parts[0].record
+def write_card(parts: list[CardPart], contents: Contents, kept: Mapping[str, str] | None = None) -> str:
+    """Return the card of an artefact; `kept` are op kinds of the one before it, with the sections of its card."""
+    first, kept = parts[0].record, kept or {}
     sections = [
         f"# Selector for {first.identity.sku}\n",
-        describe_purpose([part.op for part in parts]),
+        describe_purpose([*(part.op for part in parts), *kept]),
         describe_file(first, contents),
     ]
     if kept:
         sections.append(f"As they were in the artefact before it: {', '.join(f'`{op}`' for op in kept)}.\n")
     for part in parts:
         sections += describe_op(part)
-    return "\n".join(sections)
+    return "\n".join([*sections, *filter(None, kept.values())])
+
+
+def find_section(card: str, op: str) -> str:
+    """Return the sections of a card on one op kind, or one that says that it has none."""
+    _, found, rest = card.partition(f"\n## {op}\n")
+    text = rest.partition(_NEXT_OP)[0].strip() if found else "The artefact before had no card that says more."
+    return f"## {op}\n\n{text}\n"
 
 
 def describe_op(part: CardPart) -> list[str]:

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import selector, stale, summary
-from benchmarks.stamp import OP, write_json
+from benchmarks.stamp import OP, read_json, write_json
 
 
 def make_evaluation(**changes) -> dict:
@@ -100,6 +100,18 @@ def test_of_several_op_kinds_the_worst_counts(tmp_path):
     assert selector.make_s3(joined)["value"] == 0.06 and selector.make_s2(joined)["value"] == 0.6
     with pytest.raises(ValueError, match="different op kinds"):
         selector.join_results(parts[:1] * 2)
+
+
+def test_other_op_kinds_of_a_result_are_kept(tmp_path):
+    out = tmp_path / "evaluation.json"
+    write_training(tmp_path / "training", {"model": make_evaluation(), "heuristic": make_evaluation()})
+    part = selector.make_result(tmp_path / "training")
+    other = part | {"meta": part["meta"] | {"kernel_hash": {"bf16_gemm": "0" * 64}}}
+    write_json(out, selector.join_results([part | {"worst": ["of before"]}, other]))
+    assert selector.main(["--training", str(tmp_path / "training"), "--out", str(out), "--keep"]) == 0
+    kept = read_json(out)
+    assert set(kept["ops"]) == set(kept["meta"]["kernel_hash"]) == {"fp8_gemm", "bf16_gemm"}
+    assert kept["ops"]["fp8_gemm"]["worst"] == [] and kept["ops"]["bf16_gemm"] == other
 
 
 def test_an_evaluation_without_held_out_problems_gives_no_figures(tmp_path):
