@@ -21,7 +21,7 @@ MAX_REGISTERS_OF_ONE = 248
 KERNELS = {
     "blocks": ("fp8_gemm", {}, (128, 128, 4), {"loop": 1, "scale_warp": 1}),
     "vectors": ("fp8_gemm", ACCUMULATE, (128, 128, 4), {"loop": 1, "reduce_add": 1}),
-    "vectors, two waves": ("fp8_gemm", ACCUMULATE, (256, 64, 4), {"loop": 1}),
+    "vectors, two waves": ("fp8_gemm", ACCUMULATE, (256, 96, 3), {"loop": 1}),
     "two waves": ("fp8_gemm", {}, (256, 128, 3), {"loop": 1, "scale_warp": 1, "tile_barrier": 1}),
     "straddling": ("fp8_gemm", {}, (128, 112, 6), {"loop": 1, "scale_warp": 1}),
     "wide": ("fp8_gemm", {}, (128, 192, 4), {"loop": 1, "scale_warp": 1}),
