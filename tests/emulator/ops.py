@@ -5,6 +5,7 @@ Functions here run in the child process of the stub driver.
 
 import functools
 import math
+from unittest import mock
 
 import torch
 
@@ -110,14 +111,13 @@ def compare_rows(k: int, few: int, many: int) -> list[bool]:
 
 
 def _run_prenorm(a: torch.Tensor, b: torch.Tensor, num_splits: int | None, sms: int) -> tuple[torch.Tensor, list[int]]:
-    """Return the products and, in one more column, the squares, and the CTAs of each launch."""
+    """Return the products and, in one more column, the squares, and the CTAs of each launch, on a GPU of so many SMs: a
+    limit would leave out clusters.
+    """
     (m, k), n, lead = a.shape, len(b), () if num_splits is None else (num_splits,)
     d, squares = torch.full((*lead, m, n), torch.nan), torch.full((*lead, m), torch.nan)
-    deep_gemm.set_num_sms(sms)
-    try:
+    with mock.patch.object(hc_prenorm, "_get_sms", return_value=(sms, True)):
         plan = hc_prenorm._make_plan(a, b, d, squares, hc_prenorm._Shape(m, n, k, num_splits or 1), num_splits)
-    finally:
-        deep_gemm.set_num_sms(0)
     _run_plan(plan, a, b, d, squares)
     return torch.cat([d, squares[..., None]], -1), [math.prod(launch.grid) for launch in plan.launches]
 
