@@ -27,6 +27,10 @@ def _plan_padded_cast(rows: torch.Tensor) -> planned.Plan | None:
     return cast_kernels.plan_blocks(rows, SCALE_BLOCK, False, is_per_column=True, is_padded=True)
 
 
+def _zero_rows(data: torch.Tensor, first: int) -> None:
+    data[first:].view(torch.uint8).zero_()
+
+
 #: As per_channel_cast_to_fp8, with room for rows up to a multiple of 128, which are not written.
 _padded_cast = planned.make_call("padded_channel_cast", _plan_padded_cast)
 
@@ -72,7 +76,7 @@ def make_gradient_pair(rows: torch.Tensor) -> Pair:
     if missing:
         pair = _padded_cast(rows)
         if pair is not NotImplemented:
-            pair[0][rows.shape[0] :].view(torch.uint8).zero_()
+            _zero_rows(pair[0], rows.shape[0])
             return pair
         rows = torch.nn.functional.pad(rows, (0, 0, 0, missing))
     return per_channel_cast_to_fp8(rows, use_ue8m0=False)
