@@ -67,7 +67,7 @@ MORE_DEFECTS = {
         IN_TURN, "gemm_layout", "kEmptyArrivals = 4 * kMathGroups", "kEmptyArrivals = 5 * kMathGroups", "deadlock",
     ),
     "wrong bytes": (
-        PIPELINED, "mainloop/loader", "* 128 + Layout::kBytesB + Layout::kVectorBytes;", "* 128 + Layout::kBytesB;",
+        PIPELINED, "mainloop/loader", "* 128 + Layout::kBytesB + Layout::kVectorBytes);", "* 128 + Layout::kBytesB);",
         None,
     ),
     "ring overwritten": (
