@@ -10,6 +10,7 @@ from sqlalchemy import create_engine
 from tests.fakes.databases import CONFIGS, IDENTITY, add_block, add_context, make_problem, read_contents
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner import cli, errors
+from tuner.credentials import hide_credentials
 from tuner.db import Store, export_json, import_json, merge, schema, snapshot, tables, views
 
 PROBLEMS = [make_problem(16), make_problem(64)]
@@ -222,5 +223,6 @@ def test_reading_commands_answer_as_with_a_file(recorded, capsys, name):
         shown = capsys.readouterr()
         found = json.loads(shown.out)
         found.pop("file_bytes", None)
-        answers.append((code, json.dumps(found).replace(target, "X"), shown.err.replace(target, "X")))
+        named = hide_credentials(target)
+        answers.append((code, json.dumps(found).replace(named, "X"), shown.err.replace(named, "X")))
     assert answers[0] == answers[1]

@@ -220,7 +220,7 @@ def test_the_toy_runs_through_everything(copy, found):
     assert Path(found["file"]).is_relative_to(copy)
     assert found["ops"] == [*(kind.name for kind in _C.OP_KINDS), OP]
     assert found["select"] == [0, 0, 0] and found["is_legal"] and {split for split, _ in found["knobs"]} == {1}
-    assert "deep_gemm::ReluGemm<deep_gemm::Config, deep_gemm::Wgmma>" in found["source"]
+    assert "deep_gemm::ReluGemm<deep_gemm::Config, deep_gemm::Wgmma, " in found["source"]
     assert found.get("cubin", b"\x7fELF".hex()) == b"\x7fELF".hex()
     assert found["is_right"] and found["is_right_in_a_graph"]
     assert found["operands"] == ["a", "b", "d"] and found["finished"] == [0.0, 2.0]
