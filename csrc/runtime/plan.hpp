@@ -36,7 +36,7 @@ KernelPlan plan_kernel_without_clusters(const Problem& problem, int ordinal);
 // Print and record `problem` as planning does: its calls launch no kernel that is planned.
 void note_unplanned(const Problem& problem);
 
-// Record `problem` of a call on CPU tensors, as planning does.
+// Record `problem` as a call gave it, which is not planned: on CPU tensors, or because its scales are copied first.
 void record_problem(const Problem& problem);
 
 // Warn once that row-major scales are not copied, and why. Throws PythonError.

@@ -54,8 +54,10 @@ bool is_worth_copies(const OpKind& kind, const Sizes& sizes) {
            get_sm_limit(std::numeric_limits<int>::max()) == 0;
 }
 
-std::array<Operand*, 2> scales_of(Call& call) {
-    return {&call.scale_a, call.recipe == Recipe::k1d1d ? &call.scale_b : nullptr};
+// Scales that may be copied, of a call that may be const; null where there are none.
+template <class AnyCall>
+auto scales_of(AnyCall& call) {
+    return std::array{&call.scale_a, call.recipe == Recipe::k1d1d ? &call.scale_b : nullptr};
 }
 
 // Tiles share the columns evenly, in whole vectors where these are loaded.
@@ -98,8 +100,7 @@ bool has_kernels(const Gpu& gpu, const Call& call) {
     static bool is_broken = false;
     if (is_broken) return false;
     try {
-        const Operand* const operands[] = {&call.scale_a, call.recipe == Recipe::k1d1d ? &call.scale_b : nullptr};
-        for (const Operand* scales : operands)
+        for (const Operand* scales : scales_of(call))
             if (scales != nullptr && is_copied(*scales)) copying_kernel(is_aligned(scales->view)).get(gpu);
         return true;
     } catch (const PythonError&) {
@@ -140,7 +141,7 @@ void load_scale_copy_kernels(const Gpu& gpu) {
 
 ScaleMemory copy_scales(const Gpu& gpu, Call& call, void* stream, PyObject* handle) {
     ScaleMemory memory;
-    const std::array<Operand*, 2> operands = scales_of(call);
+    const auto operands = scales_of(call);
     for (size_t i = 0; i < operands.size(); ++i)
         if (operands[i] != nullptr && is_copied(*operands[i])) memory[i] = copy(gpu, *operands[i], stream, handle);
     return memory;
