@@ -251,18 +251,17 @@ def write_base(folder: Path, content: bytes, op: str, **changed) -> Path:
         rows = [list(config.as_dict().values()) for config in own[: len(arrays[f"{op}/configs"])]]
         arrays[f"{op}/configs"] = np.array(rows, np.int32)
     folder.mkdir()
-    ops = {op: metadata["ops"]["fp8_gemm"] | {"kernel_hash": kernel_hash(op)} | changed}
-    (folder / f"{SKU}.dgsel").write_bytes(build_artifact(metadata | {"ops": ops}, arrays))
-    (folder / f"{SKU}.md").write_text(f"# Selector\n\n## {op}\n\n### Gates\n\nOnce.\n\n## other\n\nNot kept.\n")
-    return folder / f"{SKU}.dgsel"
+    ops, path = {op: metadata["ops"]["fp8_gemm"] | {"kernel_hash": kernel_hash(op)} | changed}, folder / f"{SKU}.dgsel"
+    path.write_bytes(build_artifact(metadata | {"ops": ops}, arrays))
+    path.with_suffix(".md").write_text(f"# Selector\n\n## {op}\n\n### Gates\n\nOnce.\n\n## other\n\nNot kept.\n")
+    return path
 
 
 def test_other_op_kinds_of_an_artefact_are_kept(folder, made, tmp_path, capsys):
     base, out = write_base(tmp_path / "base", made[2].content, KEPT, regime="of the base"), tmp_path / "out"
     arguments = ["export", "--training", str(folder.parent), "--out", str(out), "--keep", str(base), "--json"]
     assert cli.run(arguments) == 0 and json.loads(capsys.readouterr().out)["kept"] == [KEPT]
-    metadata, arrays = read_artifact((out / f"{SKU}.dgsel").read_bytes())
-    kept, kept_arrays = read_artifact(base.read_bytes())
+    (metadata, arrays), (kept, kept_arrays) = (read_artifact(one.read_bytes()) for one in (out / base.name, base))
     assert set(metadata["ops"]) == {"fp8_gemm", KEPT} and metadata["ops"][KEPT] == kept["ops"][KEPT]
     assert all((arrays[name] == array).all() for name, array in kept_arrays.items())
     card = (out / f"{SKU}.md").read_text()
