@@ -3,12 +3,12 @@
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass, fields
-from importlib.metadata import version
 
 import numpy as np
 import sklearn
 
 from deep_gemm import _C
+from deep_gemm._version import __version__
 from tuner.db.rows import Identity
 from tuner.learn.dataset import CONFIRMED, UNMEASURED, Dataset
 from tuner.learn.learner import Guards, Learned, Settings
@@ -117,7 +117,7 @@ def make_record(
         newest_row=data.newest,
         features_version=_C.FEATURES_VERSION,
         heuristic_version=_C.HEURISTIC_VERSION,
-        package_version=version("deep_gemm"),
+        package_version=__version__,
         sklearn_version=sklearn.__version__,
         data=count_data(data),
         settings=settings,

@@ -6,10 +6,10 @@ on.
 
 import subprocess
 from dataclasses import asdict, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from deep_gemm import _C, environment
+from deep_gemm._version import __version__
 from tuner.db.rows import Identity
 from tuner.measure.records import Result
 from tuner.measured import Measured
@@ -44,14 +44,6 @@ def run_git(root: Path, *arguments: str) -> str:
     ).stdout.strip()
 
 
-def package_version() -> str | None:
-    """Return the installed version of deep_gemm, None where it is not installed."""
-    try:
-        return version("deep_gemm")
-    except PackageNotFoundError:
-        return None
-
-
 def compiler_kind() -> str:
     """Return which compiler the JIT uses: nvrtc or nvcc."""
     return "nvrtc" if environment.is_enabled("DG_JIT_USE_NVRTC", True) else "nvcc"
@@ -66,7 +58,7 @@ def describe_environment(hello: dict, compiled: dict) -> dict:
     own = {
         "compiler": compiler_kind(),
         "compiler_version": max(versions, default=None),
-        "package_version": package_version(),
+        "package_version": __version__,
         "tree_hash": hashing.tree_hash(),
     }
     return hello["environment"] | describe_source() | own

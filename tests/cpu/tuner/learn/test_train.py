@@ -6,10 +6,12 @@ import json
 import os
 import stat
 from dataclasses import replace
+from importlib import metadata
 
 import numpy as np
 import pytest
 
+import deep_gemm
 from deep_gemm import _C
 from tests.fakes import synthetic
 from tuner import cli, errors
@@ -142,6 +144,20 @@ def test_a_folder_reads_back(data, learned, folder):
     assert to_json(kept.to_json()) == (folder / train.TRAINING).read_bytes()
     features = residual.make_config_rows(data).features
     assert (found.forest.predict(features) == learned.forest.predict(features)).all()
+
+
+def test_a_clone_that_is_not_installed_can_train(tmp_path, data, learned, monkeypatch):
+    """It is on the path of imports and has no metadata of a distribution."""
+    find = metadata.Distribution.from_name
+
+    def find_others(name):
+        if name == "deep_gemm":
+            raise metadata.PackageNotFoundError(name)
+        return find(name)
+
+    monkeypatch.setattr(metadata.Distribution, "from_name", find_others)
+    train.save(tmp_path / "training", data, learned, SETTINGS, "tuning.db")
+    assert train.load(tmp_path / "training").record.package_version == deep_gemm.__version__
 
 
 def test_a_new_training_removes_the_old_evaluation(data, learned, folder):
