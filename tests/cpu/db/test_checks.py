@@ -6,7 +6,7 @@ from deep_gemm import _C
 from tests.fakes.databases import make_database
 from tuner import errors
 from tuner.db import Store
-from tuner.db.checks import MEASUREMENT_COLUMNS, TIMES, check_rows
+from tuner.db.checks import MEASUREMENT_COLUMNS, TIMES, check_block, check_rows
 
 GOOD = dict.fromkeys(MEASUREMENT_COLUMNS) | {
     "block_id": 1, "config_id": 2, "role": "confirm", "status": "ok", "num_samples": 3, "mad_us": 0.0,
@@ -28,6 +28,14 @@ def test_a_deviation_may_be_zero():
 def test_times_are_positive_and_finite(name, value):
     with pytest.raises(errors.IntegrityError, match=r"block 1, config 2, confirm\): impossible values"):
         check(**{name: value})
+
+
+def test_names_of_a_block_have_the_form_of_names():
+    block = {"id": 7, "status": "finished", "compiler": "nvrtc", "kernel_hash": "ab" * 32}
+    check_block("file", block)
+    for name, value in (("kernel_hash", "../" * 22), ("uid", "x'; DROP TABLE block"), ("created", "\x1b[2J")):
+        with pytest.raises(errors.IntegrityError, match=rf"block 7: block\.{name} = .*must match"):
+            check_block("file", block | {name: value})
 
 
 def test_a_config_of_another_op_kind_is_refused(tmp_path):

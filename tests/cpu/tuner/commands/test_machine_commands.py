@@ -48,9 +48,13 @@ def test_without_a_gpu_nothing_is_wrong(capsys, monkeypatch):
 
 
 def write_distribution(site, name: str) -> None:
-    """Make a folder look as if a distribution had installed a module deep_gemm there."""
+    """Make a folder look as if a distribution had installed a module deep_gemm there. Its file exists: what setuptools
+    puts in the place of Python's own search, wherever it was imported, passes over files that do not.
+    """
     information = site / f"{name}-1.0.dist-info"
     information.mkdir(parents=True)
+    (site / "deep_gemm").mkdir(exist_ok=True)
+    (site / "deep_gemm" / "__init__.py").touch()
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (information / "RECORD").write_text("deep_gemm/__init__.py,,\n")
 

@@ -12,8 +12,8 @@ def make(config, ratio: float, role: str = "confirm", status: str = "ok") -> Res
     return Result(config=config, role=role, status=status, ratio=ratio)
 
 
-def choose(rows, heuristic=THIRD, noise: float = 0.001):
-    return choose_winner(rows, heuristic, 10.0, noise, set())
+def choose(rows, heuristic=THIRD, noise: float = 0.001, reference_us: float = 10.0):
+    return choose_winner(rows, heuristic, reference_us, noise, set())
 
 
 def test_only_right_confirmed_rows_count():
@@ -25,6 +25,13 @@ def test_ties_go_to_the_heuristics_pick():
     rows = [make(FIRST, 0.999), make(SECOND, 1.0), make(THIRD, 2.0)]
     assert choose(rows, heuristic=FIRST).config == FIRST and choose(rows, heuristic=SECOND).config == SECOND
     assert choose(rows).ties == [FIRST, SECOND]
+
+
+def test_in_a_noisy_block_more_configs_tie():
+    rows = [make(FIRST, 0.98), make(SECOND, 1.0)]
+    assert choose(rows, heuristic=SECOND, reference_us=100.0).config == FIRST
+    noisy = choose(rows, heuristic=SECOND, noise=0.015, reference_us=100.0)
+    assert noisy.config == SECOND and noisy.ties == [FIRST, SECOND]
 
 
 def test_without_a_right_row_nobody_wins():
