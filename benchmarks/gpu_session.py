@@ -79,7 +79,7 @@ LISTS = {
     ),
     "sweep": (
         "build@240",
-        "sweep-dense@160",
+        "sweep-dense@320",
         "sweep-grouped@130",
         "sweep-batched@100",
         "sweep-attention@240",

@@ -1,4 +1,5 @@
-"""Write the generated tables: of the ops in README.md, and of the measured figures in docs/performance.md.
+"""Write the generated tables: of the ops in README.md, of the measured figures in docs/performance.md, and of whole
+models in docs/nn.md and docs/tune-your-model.md.
 
 Example: python -m benchmarks.tables
 
@@ -66,10 +67,49 @@ def make_measured_table(summary: dict) -> list[str]:
     return lines
 
 
+#: Results of benchmarks/models.py, with what their model is called.
+MODELS = {
+    "models.json": "Llama",
+    "models_compiled.json": "Llama, compiled",
+    "models_qwen3.json": "Qwen3",
+    "models_qwen3_transformers.json": "Qwen3 of transformers",
+    "models_deepseek.json": "DeepSeek",
+}
+
+
+def make_models_table() -> list[str]:
+    """Return the table of whole models as lines of Markdown: one row a model and case."""
+    heads = "model", "phase", "tokens", "BF16 tokens/s", "FP8 tokens/s", "speed-up", "torchao", "peak GB", "cosine"
+    lines = [f"| {' | '.join(heads)} | products, casts |", "| --- " * (len(heads) + 1) + "|"]
+    for name, title in MODELS.items():
+        lines += [format_model(title, row) for row in read_json(RESULTS / name)["rows"] if "failed" not in row]
+    return lines
+
+
+def format_model(title: str, row: dict) -> str:
+    """Return the line of one case of a model."""
+    peaks = " and ".join(f"{row[f'{model}_peak_mb'] / 1e3:.1f}" for model in ("bf16", "fp8"))
+    other = f"{row['torchao_speedup']:.2f}" if "torchao_speedup" in row else ""
+    shares = ", ".join(f"{row['share'][part]:.0%}" for part in ("products", "casts"))
+    return (
+        f"| {title} | {row['phase']} | {row['tokens']} | {row['bf16_tokens_s']:,.0f} | {row['fp8_tokens_s']:,.0f}"
+        f" | {row['speedup']:.2f} | {other} | {peaks} | {row['cosine']:.3f} | {shares} |"
+    )
+
+
+def make_tuned_table() -> list[str]:
+    """Return the table of a model before and after tuning as lines of Markdown."""
+    from .tuned_models import format_table
+
+    return format_table(read_json(RESULTS / "tuned_models.json")["rows"]).splitlines()
+
+
 #: Name of a table -> its page and what makes its lines.
 TABLES: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "ops": ("README.md", ops.make_table),
     "measured": ("docs/performance.md", lambda: make_measured_table(read_json(RESULTS / "summary.json"))),
+    "models": ("docs/nn.md", make_models_table),
+    "tuned": ("docs/tune-your-model.md", make_tuned_table),
 }
 
 

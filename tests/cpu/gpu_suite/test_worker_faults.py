@@ -98,6 +98,21 @@ def test_a_fault_is_blamed_on_its_config_and_the_next_job_is_as_ever(backend, mo
         assert caught.value.config == fault_backend.BLAMED
 
 
+def test_a_fault_that_the_driver_passes_over_is_launched_again(backend, monkeypatch):
+    launched = []
+
+    def fail_later(fault: str) -> None:
+        launched.append(fault)
+        if len(launched) == fault_backend.MAX_LAUNCHES:
+            raise RuntimeError(f"CUDA error: {fault}")
+
+    monkeypatch.setattr(fault_kernels, "launch", fail_later)
+    problem = _C.Problem("fp8_gemm", 70, 136, 272)
+    job = make_job(problem, _C.get_candidates(problem, H200)[:2], [], worker_faults.PLAN, 1)
+    with pytest.raises(measure.DeviceFault, match="CUDA error: misaligned_address"):
+        backend.run(job | {"fault": "misaligned_address"}, lambda *_: None)
+
+
 def test_a_fault_without_an_error_is_none_of_the_devices(backend, monkeypatch):
     monkeypatch.setattr(fault_kernels, "launch", lambda fault: None)
     problem = _C.Problem("fp8_gemm", 70, 136, 272)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from benchmarks import choice_regret
 from benchmarks.stamp import DATA
 from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
@@ -48,9 +49,9 @@ def test_default_preset_holds_the_benchmark_and_three_more_families():
 
 
 def test_dense_preset_holds_every_kind_of_dense_problem():
-    parts = {name: shapes.load_preset(name) for name in ("default", "bf16", "wgrad", "row_major")}
+    parts = {name: shapes.load_preset(name) for name in ("default", "bf16", "wgrad", "row_major", "drawn")}
     assert shapes.load_preset("dense") == [problem for part in parts.values() for problem in part]
-    assert [len(part) for part in parts.values()] == [122, 71, 14, 12]
+    assert [len(part) for part in parts.values()] == [122, 71, 14, 12, 272]
     assert all(problem == _C.Problem("fp8_gemm", problem.m, problem.n, problem.k) for problem in parts["default"])
     layouts = Counter((problem.a_major, problem.b_major, problem.d_dtype) for problem in parts["bf16"])
     assert layouts == {
@@ -86,6 +87,16 @@ def test_random_preset_covers_long_k_and_odd_sizes_but_no_shape_of_the_benchmark
     assert sum(problem.k // 128 % 2 for problem in problems) > 60 and sum(problem.n % 32 for problem in problems) > 60
     timed = {(row["m"], row["n"], row["k"]) for row in json.loads((DATA / "random_fp8.json").read_text())["rows"]}
     assert len(timed) == 60 and not timed & {(problem.m, problem.n, problem.k) for problem in problems}
+
+
+def test_drawn_preset_has_many_weights_and_none_that_choices_are_scored_on():
+    problems = shapes.load_preset("drawn")
+    assert count_ops(problems) == {"fp8_gemm": 160, "bf16_gemm": 112} and set(shapes.model_names(problems)) == {"drawn"}
+    weights = {(problem.n, problem.k) for problem in problems}
+    assert len(weights) == len(problems)
+    timed = {(row["n"], row["k"]) for row in json.loads((DATA / "random_fp8.json").read_text())["rows"]}
+    scored = {(problem.n, problem.k) for problem in choice_regret.draw()}
+    assert not weights & timed and not weights & scored
 
 
 def test_portfolio_preset_is_dense_in_m():
