@@ -54,3 +54,17 @@ def make_logits_variants(m: int = 24, n: int = 1) -> list:
 def make_variants(m: int = 1, n: int = 1, k: int = 1) -> list:
     """Return one problem of every variant that exists."""
     return [_C.Problem(op, m, n, k, **fields) for op, fields in all_fields() if exists(op, **fields)]
+
+
+def make_row_variants(m: int, n: int, k: int) -> list:
+    """Return problems of the dense op kinds that OPS does not name, such as a new family's: every combination of the
+    words of its row.
+    """
+    rows = [kind for kind in _C.OP_KINDS if kind.grouping == "dense" and not kind.is_logits and kind.name not in OPS]
+    return [
+        _C.Problem(kind.name, m, n, k, **dict(zip(CHOICES, words, strict=True)))
+        for kind in rows
+        for words in itertools.product(
+            kind.recipes, kind.d_dtypes, kind.c_modes, kind.a_majors, kind.b_majors, kind.scale_layouts
+        )
+    ]

@@ -9,13 +9,17 @@ the difference between two blocks of the same kernels. It comes from problems th
 above all its sentinels (tuner/search/sentinels.py), together with what was recorded on H200s, which counts like
 PRIOR_PAIRS pairs of blocks. A few blocks differ by ten times the others, so the differences are taken as Student's t
 with 3 degrees of freedom, and their scale is read from the quantile that nine of ten differences do not exceed.
+
+Sentinels are few, and their scale of `own` varies from sweep to sweep. Two sweeps that are compared have hundreds of
+pairs, most of them of configs that did not change; what did change makes their scale larger. Where it is smaller than
+that of the sentinels, it takes its place (narrow_own), down to half of that: a sweep beside its own copy has none.
 """
 
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tuner.db.rows import MeasurementRow
 from tuner.measure import statistics
@@ -29,6 +33,8 @@ SHARE, T3_AT_SHARE = 0.9, 2.3534
 FAR, SPREAD = 2.35, 1.2
 #: The variance of the median of n values is about this over n - 1 of their own.
 MEDIAN_FACTOR = math.pi / 2.0
+#: Fewer pairs of a comparison say nothing about its scale.
+MIN_OWN_PAIRS = 100
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,22 @@ def estimate_noise(sides: Iterable[Iterable[MeasurementRow]]) -> Noise:
             inflate = math.sqrt(len(common) / (len(common) - 1.0))
             owns += [abs(difference - middle) * inflate for difference in differences]
     return Noise(mix(BLOCK_SCALE, blocks), mix(OWN_SCALE, owns), len(blocks))
+
+
+def narrow_own(noise: Noise, blocks: Iterable[Sequence[float]]) -> Noise:
+    """Return the noise with the smaller `own`: its own, or that of `blocks`, but at least half of its own.
+
+    blocks: the logarithms of the ratios of all configs that two blocks have in common, at least two for each problem.
+    """
+    found = [
+        abs(value - middle) / math.sqrt(1.0 + MEDIAN_FACTOR / (len(values) - 1))
+        for values in blocks
+        for value, middle in zip(values, statistics.medians_of_others(list(values)), strict=True)
+    ]
+    if len(found) < MIN_OWN_PAIRS:
+        return noise
+    seen = statistics.quantile(found, SHARE) / T3_AT_SHARE
+    return replace(noise, own=min(noise.own, max(seen, 0.5 * noise.own)))
 
 
 def pair_repeats(rows: Iterable[MeasurementRow]) -> list[tuple[dict[str, float], dict[str, float]]]:

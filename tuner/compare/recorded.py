@@ -6,7 +6,7 @@ estimated. With y = the logarithm of B's time over A's, of a config of a problem
 
     whole     the mean over the problems of their medians: sweep, board, clocks, and what changed for all kernels
     problem   the median of a problem's y: its two blocks, and what changed for all its configs
-    config    the median over a config's problems of y beside the other configs of the same blocks
+    config    the mean over a config's problems of y beside the other configs of the same blocks, far values bounded
     pair      a config on one problem, y beside the other configs of the block
     chosen    the winners: time of B's in B over time of A's in A, beside the configs that both measured
 
@@ -28,7 +28,7 @@ from typing import NamedTuple
 from deep_gemm import _C
 from tuner import errors
 from tuner.compare.duel import MIN_DIFFERENCE
-from tuner.compare.noise import Noise, estimate_noise, mean_chance, median_chance
+from tuner.compare.noise import Noise, estimate_noise, mean_chance, median_chance, narrow_own
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.measure import statistics
 from tuner.problems import workload
@@ -40,6 +40,8 @@ MIN_CONFIGS = 3
 MIN_PROBLEMS = 6
 #: Share of comparisons of equal kernels in which something of a kind is called slower: together 5 %.
 FALSE_SHARES = {"whole": 0.03, "problem": 0.003, "config": 0.01, "pair": 0.005, "chosen": 0.002}
+#: Kinds whose values are of many problems, and judged by their bounded mean; the others are judged by their median.
+BY_MEAN = ("whole", "config")
 #: A problem may be slower by this share for its place in memory, and a sweep of the same kernels for board and clocks.
 MAX_SHIFT = 0.01
 #: Kernels faster than this are shown and not judged: the launch is most of their time.
@@ -99,9 +101,9 @@ class Finding:
     verdict: str = "same"
 
     def chance(self, sign: int) -> float:
-        """Return the chance of such a median where B is not slower (sign 1) or not faster (-1) than the bound."""
+        """Return the chance of such values where B is not slower (sign 1) or not faster (-1) than the bound."""
         bound = math.log1p(self.bound)
-        get_chance = mean_chance if self.kind == "whole" else median_chance
+        get_chance = mean_chance if self.kind in BY_MEAN else median_chance
         return get_chance([(sign * value.difference - bound) / value.scale for value in self.values])
 
     def to_json(self) -> dict:
@@ -156,7 +158,9 @@ def compare_sides(sides: dict[str, tuple[Side, Side]]) -> list[Part]:
 def make_part(op: str, a: Side, b: Side) -> Part:
     """Return the comparison of one op kind, without findings."""
     noise = estimate_noise([take_repeated(side.rows) for side in (a, b)])
-    return Part(op, a, b, noise, take_confirmed(a.rows), take_confirmed(b.rows))
+    found_a, found_b = take_confirmed(a.rows), take_confirmed(b.rows)
+    ratios = [[pair.log_ratio for pair in pairs] for pairs in pair_blocks(found_a, found_b).values()]
+    return Part(op, a, b, narrow_own(noise, ratios), found_a, found_b)
 
 
 def is_confirmed(row: MeasurementRow) -> bool:

@@ -18,7 +18,7 @@ from tests.fakes.grouped_variants import (
     make_grouped,
     make_grouped_variants,
 )
-from tests.fakes.variants import OPS, make_logits_variants, make_variants
+from tests.fakes.variants import OPS, make_logits_variants, make_row_variants, make_variants
 
 HEADERS = Path(deep_gemm.__file__).parent / "include" / "deep_gemm"
 KINDS = {kind.name: kind for kind in _C.OP_KINDS}
@@ -31,6 +31,7 @@ ALL_VARIANTS = [
     *make_variants(64, 2112, 7168),
     *make_grouped_variants(64, 2112, 7168, 8, EVERY_GROUPED_OP),
     *make_logits_variants(48, 4096),
+    *make_row_variants(64, 2112, 7168),
 ]
 
 

@@ -59,6 +59,17 @@ def test_sentinels_tell_a_quiet_sweep_from_a_noisy_one(rows):
     assert noise.estimate_noise(quiet).block < 0.8 * prior.block
 
 
+def test_many_pairs_narrow_what_few_sentinels_say():
+    generator, prior = np.random.default_rng(0), noise.Noise(own=0.01)
+
+    def draw(scale: float, problems: int = 60) -> list[list[float]]:
+        return [list(scale * generator.standard_t(3, 8)) for _ in range(problems)]
+
+    assert noise.narrow_own(prior, draw(0.007)).own == pytest.approx(0.007, rel=0.1)
+    assert noise.narrow_own(prior, draw(0.02)) == prior == noise.narrow_own(prior, draw(0.007, 12))
+    assert noise.narrow_own(prior, [[0.0] * 8] * 60).own == 0.005  # a copy of the same sweep
+
+
 def find(rows: list, seed: int, slow_down=lambda row: 1.0, whole: float = 1.0) -> recorded.Part:
     """Compare a pair of sweeps of one seed."""
     sides = block_noise.make_sides(block_noise.Sessions(rows, seed), OP, slow_down, whole)
