@@ -82,12 +82,14 @@ def make_models_table() -> list[str]:
     heads = "model", "phase", "tokens", "BF16 tokens/s", "FP8 tokens/s", "speed-up", "torchao", "peak GB", "cosine"
     lines = [f"| {' | '.join(heads)} | products, casts |", "| --- " * (len(heads) + 1) + "|"]
     for name, title in MODELS.items():
-        lines += [format_model(title, row) for row in read_json(RESULTS / name)["rows"] if "failed" not in row]
+        lines += [format_model(title, row) for row in read_json(RESULTS / name)["rows"]]
     return lines
 
 
 def format_model(title: str, row: dict) -> str:
-    """Return the line of one case of a model."""
+    """Return the line of one case of a model; that of one that failed has no figures."""
+    if "failed" in row:
+        return f"| {title} | {row['phase']} | {row['sequences'] * row['length']} | failed" + " |" * 7
     peaks = " and ".join(f"{row[f'{model}_peak_mb'] / 1e3:.1f}" for model in ("bf16", "fp8"))
     other = f"{row['torchao_speedup']:.2f}" if "torchao_speedup" in row else ""
     shares = ", ".join(f"{row['share'][part]:.0%}" for part in ("products", "casts"))

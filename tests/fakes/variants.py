@@ -1,8 +1,10 @@
 """Every variant of the ops' problems: which combinations of fields there are, one problem of each."""
 
+import contextlib
 import itertools
 
 from deep_gemm import _C
+from deep_gemm.errors import ProblemError
 
 CHOICES = {
     "recipe": ("1d2d", "1d1d", "per_row"),
@@ -56,15 +58,16 @@ def make_variants(m: int = 1, n: int = 1, k: int = 1) -> list:
     return [_C.Problem(op, m, n, k, **fields) for op, fields in all_fields() if exists(op, **fields)]
 
 
-def make_row_variants(m: int, n: int, k: int) -> list:
-    """Return problems of the dense op kinds that OPS does not name, such as a new family's: every combination of the
-    words of its row.
+def make_row_variants(m: int, n: int, k: int, named: tuple[str, ...] = OPS) -> list:
+    """Return problems of the dense op kinds that are not `named`, such as a new family's: every combination of the
+    words of its row that is a problem.
     """
-    rows = [kind for kind in _C.OP_KINDS if kind.grouping == "dense" and not kind.is_logits and kind.name not in OPS]
-    return [
-        _C.Problem(kind.name, m, n, k, **dict(zip(CHOICES, words, strict=True)))
-        for kind in rows
-        for words in itertools.product(
-            kind.recipes, kind.d_dtypes, kind.c_modes, kind.a_majors, kind.b_majors, kind.scale_layouts
-        )
-    ]
+    found = []
+    for kind in _C.OP_KINDS:
+        if kind.grouping != "dense" or kind.is_logits or kind.name in named:
+            continue
+        words = kind.recipes, kind.d_dtypes, kind.c_modes, kind.a_majors, kind.b_majors, kind.scale_layouts
+        for values in itertools.product(*words):
+            with contextlib.suppress(ProblemError):
+                found.append(_C.Problem(kind.name, m, n, k, **dict(zip(CHOICES, values, strict=True))))
+    return found

@@ -319,6 +319,10 @@ DEFECTS: Defects = {
         ("max(-FAR, min(FAR, value))", "value"),
         ("len(values) // 2 + 1", "len(values) // 2"),
     ],
+    ("tuner/compare/recorded.py", "tests/cpu/tuner/compare/test_noise.py"): [
+        ('BY_MEAN = ("whole", "config")', 'BY_MEAN = ("whole",)'),
+        ("narrow_own(noise, ratios), found_a", "noise, found_a"),
+    ],
     ("tuner/compare/duel.py", "tests/cpu/tuner/compare/test_duel.py"): [
         ("max(MIN_DIFFERENCE, self.noise)", "MIN_DIFFERENCE"),
         ("[pair.test(sign, pair.fresh_from) for pair", "[pair.test(sign) for pair"),

@@ -11,7 +11,7 @@ PRIOR_PAIRS pairs of blocks. A few blocks differ by ten times the others, so the
 with 3 degrees of freedom, and their scale is read from the quantile that nine of ten differences do not exceed.
 
 Sentinels are few, and their scale of `own` varies from sweep to sweep. Two sweeps that are compared have hundreds of
-pairs, most of them of configs that did not change; what did change makes their scale larger. Where it is smaller than
+values, most of them of configs that did not change; what did change makes their scale larger. Where it is smaller than
 that of the sentinels, it takes its place (narrow_own), down to half of that: a sweep beside its own copy has none.
 """
 
@@ -33,13 +33,15 @@ SHARE, T3_AT_SHARE = 0.9, 2.3534
 FAR, SPREAD = 2.35, 1.2
 #: The variance of the median of n values is about this over n - 1 of their own.
 MEDIAN_FACTOR = math.pi / 2.0
-#: Fewer pairs of a comparison say nothing about its scale.
-MIN_OWN_PAIRS = 100
+#: Fewer problems of a comparison say nothing about its scale: some blocks differ by ten times the others.
+MIN_OWN_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Scales of the differences between two blocks of equal kernels (logarithms), and the pairs that they rest on."""
+    """Scales of the differences between two blocks of equal kernels (logarithms), and the repeated blocks that they
+    rest on, beside what was recorded before.
+    """
 
     block: float = BLOCK_SCALE
     own: float = OWN_SCALE
@@ -74,14 +76,16 @@ def estimate_noise(sides: Iterable[Iterable[MeasurementRow]]) -> Noise:
 def narrow_own(noise: Noise, blocks: Iterable[Sequence[float]]) -> Noise:
     """Return the noise with the smaller `own`: its own, or that of `blocks`, but at least half of its own.
 
-    blocks: the logarithms of the ratios of all configs that two blocks have in common, at least two for each problem.
+    blocks: the logarithms of the ratios of all configs that two blocks have in common, at least two for each problem. A
+        block that is the same on both sides has none but 0, and does not count.
     """
+    compared = [list(values) for values in blocks if any(values)]
     found = [
         abs(value - middle) / math.sqrt(1.0 + MEDIAN_FACTOR / (len(values) - 1))
-        for values in blocks
-        for value, middle in zip(values, statistics.medians_of_others(list(values)), strict=True)
+        for values in compared
+        for value, middle in zip(values, statistics.medians_of_others(values), strict=True)
     ]
-    if len(found) < MIN_OWN_PAIRS:
+    if len(compared) < MIN_OWN_PROBLEMS:
         return noise
     seen = statistics.quantile(found, SHARE) / T3_AT_SHARE
     return replace(noise, own=min(noise.own, max(seen, 0.5 * noise.own)))
@@ -120,6 +124,15 @@ def median_chance(values: Sequence[float]) -> float:
     return sum(
         math.comb(count, above) * share**above * (1.0 - share) ** (count - above) for above in range(needed, count + 1)
     )
+
+
+def mean_interval(differences: Sequence[float], scales: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean of some differences and its 95 % interval. Nothing is bounded: how large they are is the
+    question, not whether there are any.
+    """
+    mean = sum(differences) / len(differences)
+    reach = 1.96 * SPREAD * math.sqrt(sum(scale * scale for scale in scales)) / len(differences)
+    return mean, mean - reach, mean + reach
 
 
 def mean_chance(values: Sequence[float]) -> float:

@@ -28,7 +28,7 @@ from typing import NamedTuple
 from deep_gemm import _C
 from tuner import errors
 from tuner.compare.duel import MIN_DIFFERENCE
-from tuner.compare.noise import Noise, estimate_noise, mean_chance, median_chance, narrow_own
+from tuner.compare.noise import Noise, estimate_noise, mean_chance, mean_interval, median_chance, narrow_own
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.measure import statistics
 from tuner.problems import workload
@@ -91,7 +91,7 @@ class Value(NamedTuple):
 
 @dataclass
 class Finding:
-    """One median and what it says; `where`: problem and config, each None where it is not of a single one."""
+    """Values of one kind and what they say together; problem and config are None where it is not of a single one."""
 
     kind: str
     values: list[Value]
@@ -108,14 +108,24 @@ class Finding:
 
     def to_json(self) -> dict:
         """Return the ratio of B's time to A's with its interval, and the verdict."""
-        ratios = [math.exp(value.difference) for value in self.values]
         return {
             "problem": None if self.problem is None else str(self.problem),
             "config": None if self.config is None else str(self.config),
             "verdict": self.verdict,
             "chance": self.chance(1),
-            **(describe_ratios(ratios) or {}),
+            **self.describe_ratio(),
         }
+
+    def describe_ratio(self) -> dict:
+        """Return the mean of the values, or their median if that is judged, as a ratio with its 95 % interval."""
+        if not self.values:
+            return {}
+        if self.kind in BY_MEAN:
+            middle, low, high = map(math.exp, mean_interval(*zip(*self.values, strict=True)))
+        else:
+            ratios = [math.exp(value.difference) for value in self.values]
+            middle, (low, high) = statistics.median(ratios), statistics.median_interval(ratios)
+        return {"ratio": middle, "ratio_low": low, "ratio_high": high, "problems": len(self.values)}
 
 
 @dataclass
@@ -221,7 +231,7 @@ def find_control(parts: list[Part]) -> float:
 
 
 def find_all(part: Part, control: float) -> None:
-    """Fill a comparison with every median, without verdicts; `control`: what sweep and board did to all kernels."""
+    """Fill a comparison with every finding, without verdicts; `control`: what sweep and board did to all kernels."""
     blocks = pair_blocks(part.found_a, part.found_b)
     whole, of_config = compare_sentinels(part, control), defaultdict(list)
     for pairs in blocks.values():
@@ -331,14 +341,6 @@ def describe_part(part: Part) -> dict:
     return report | {"verdict": judge(report)}
 
 
-def describe_ratios(ratios: list[float]) -> dict | None:
-    """Return the median of some ratios with its 95 % interval, None without any."""
-    if not ratios:
-        return None
-    low, high = statistics.median_interval(ratios)
-    return {"ratio": statistics.median(ratios), "ratio_low": low, "ratio_high": high, "problems": len(ratios)}
-
-
 def find_failing(found_a: dict, found_b: dict, of_b: list[MeasurementRow]) -> list[dict]:
     """Return what A confirmed and B could not use; what failed before B's newest block of a problem counts no more."""
     newest = {problem: age(next(iter(rows.values()))) for problem, rows in found_b.items()}
@@ -358,8 +360,8 @@ def find_failing(found_a: dict, found_b: dict, of_b: list[MeasurementRow]) -> li
 
 def judge(report: dict) -> str:
     """Return the verdict on an op kind: slower, suspect, same, or few (too little in common)."""
-    medians = [report["shift"], report["chosen"], *report["configs"], *report["single"]]
-    verdicts = {median["verdict"] for median in medians if median}
+    findings = [report["shift"], report["chosen"], *report["configs"], *report["single"]]
+    verdicts = {finding["verdict"] for finding in findings if finding}
     if report["failing"] or "slower" in verdicts:
         return "slower"
     if report["problems"] < MIN_PROBLEMS:

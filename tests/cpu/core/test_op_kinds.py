@@ -118,6 +118,12 @@ def test_every_variant_has_a_kernel_and_a_default_space_of_its_own():
         assert set(_C.get_candidates(problem, device)) <= space
 
 
+def test_variants_of_a_new_op_kind_come_from_its_row():
+    """As those of the known ones would."""
+    found = make_row_variants(64, 2112, 7168, named=())
+    assert len(found) == len(set(found)) and set(found) == set(make_variants(64, 2112, 7168))
+
+
 def test_no_op_kind_is_missing_among_the_variants():
     assert {problem.op for problem in ALL_VARIANTS} == set(KINDS)
     assert len(set(ALL_VARIANTS)) == len(ALL_VARIANTS)

@@ -109,8 +109,9 @@ def test_a_fault_that_the_driver_passes_over_is_launched_again(backend, monkeypa
     monkeypatch.setattr(fault_kernels, "launch", fail_later)
     problem = _C.Problem("fp8_gemm", 70, 136, 272)
     job = make_job(problem, _C.get_candidates(problem, H200)[:2], [], worker_faults.PLAN, 1)
-    with pytest.raises(measure.DeviceFault, match="CUDA error: misaligned_address"):
+    with pytest.raises(measure.DeviceFault, match="CUDA error: misaligned_address") as caught:
         backend.run(job | {"fault": "misaligned_address"}, lambda *_: None)
+    assert caught.value.config == fault_backend.BLAMED and len(launched) == fault_backend.MAX_LAUNCHES
 
 
 def test_a_fault_without_an_error_is_none_of_the_devices(backend, monkeypatch):

@@ -350,7 +350,10 @@ def test_the_division_of_indices_is_exact(divisor):
 
 
 @pytest.mark.full
-def test_a_compiled_graph_holds_the_formula():
+def test_casts_are_one_compiled_graph_of_the_same_values(monkeypatch):
+    """Of the formula: no kernel takes part, and what poisons memory for kernels cannot be traced."""
+    monkeypatch.undo()
+
     def cast(x):
         return (
             quantize.per_token_cast_to_fp8(x, False),
@@ -358,6 +361,5 @@ def test_a_compiled_graph_holds_the_formula():
         )
 
     x = values((3, 256))
-    assert rows(x) is not None
     for found, expected in zip(torch.compile(cast, backend="eager", fullgraph=True)(x), cast(x), strict=True):
         check(found, expected)

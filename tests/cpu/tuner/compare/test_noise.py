@@ -67,13 +67,30 @@ def test_many_pairs_narrow_what_few_sentinels_say():
 
     assert noise.narrow_own(prior, draw(0.007)).own == pytest.approx(0.007, rel=0.1)
     assert noise.narrow_own(prior, draw(0.02)) == prior == noise.narrow_own(prior, draw(0.007, 12))
-    assert noise.narrow_own(prior, [[0.0] * 8] * 60).own == 0.005  # a copy of the same sweep
+    assert noise.narrow_own(prior, draw(0.001)).own == 0.005
+    assert noise.narrow_own(prior, [[0.0] * 8] * 60) == prior  # blocks that are the same on both sides
 
 
 def find(rows: list, seed: int, slow_down=lambda row: 1.0, whole: float = 1.0) -> recorded.Part:
     """Compare a pair of sweeps of one seed."""
     sides = block_noise.make_sides(block_noise.Sessions(rows, seed), OP, slow_down, whole)
     return recorded.compare_sides(sides)[0]
+
+
+def test_a_comparison_takes_the_noise_of_its_own_pairs_where_that_is_smaller(rows):
+    part = find(rows, 1)
+    estimated = noise.estimate_noise([recorded.take_repeated(side.rows) for side in (part.a, part.b)])
+    assert part.noise.own < 0.9 * estimated.own and part.noise.block == estimated.block
+
+
+def test_a_config_is_judged_by_the_mean_of_its_problems_and_a_single_pair_by_the_median():
+    """Half of the values are 0, so that the lower median says nothing."""
+    values = [recorded.Value(difference, 0.007) for difference in (0.0, 0.03) * 12]
+    of_config, of_pair = (recorded.Finding(kind, values) for kind in ("config", "pair"))
+    assert of_config.chance(1) < 1e-3 and of_pair.chance(1) > 0.1
+    shown, other = of_config.to_json(), of_pair.to_json()
+    assert 1.01 < shown["ratio_low"] < shown["ratio"] < shown["ratio_high"] < 1.02 and shown["problems"] == 24
+    assert shown["ratio"] == pytest.approx(math.exp(0.015)) and other["ratio_low"] == 1.0
 
 
 def is_clean(part: recorded.Part) -> bool:

@@ -20,6 +20,7 @@ from tuner.learn import baselines, learner, residual, train
 from tuner.learn.dataset import LOG_TWO, UNMEASURED
 from tuner.learn.forest import write_forest
 from tuner.learn.record import to_json
+from tuner.search.recording import describe_environment
 
 SETTINGS = learner.Settings(trees=24, leaves=8, rate=0.3, sizes=(8,))
 
@@ -146,7 +147,7 @@ def test_a_folder_reads_back(data, learned, folder):
     assert (found.forest.predict(features) == learned.forest.predict(features)).all()
 
 
-def test_a_clone_that_is_not_installed_can_train(tmp_path, data, learned, monkeypatch):
+def test_a_clone_that_is_not_installed_can_sweep_and_train(tmp_path, data, learned, monkeypatch):
     """It is on the path of imports and has no metadata of a distribution."""
     find = metadata.Distribution.from_name
 
@@ -158,6 +159,7 @@ def test_a_clone_that_is_not_installed_can_train(tmp_path, data, learned, monkey
     monkeypatch.setattr(metadata.Distribution, "from_name", find_others)
     train.save(tmp_path / "training", data, learned, SETTINGS, "tuning.db")
     assert train.load(tmp_path / "training").record.package_version == deep_gemm.__version__
+    assert describe_environment({"environment": {}}, {})["package_version"] == deep_gemm.__version__
 
 
 def test_a_new_training_removes_the_old_evaluation(data, learned, folder):
