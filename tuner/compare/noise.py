@@ -12,7 +12,8 @@ with 3 degrees of freedom, and their scale is read from the quantile that nine o
 
 Sentinels are few, and their scale of `own` varies from sweep to sweep. Two sweeps that are compared have hundreds of
 values, most of them of configs that did not change; what did change makes their scale larger. Where it is smaller than
-that of the sentinels, it takes its place (narrow_own), down to half of that: a sweep beside its own copy has none.
+that of the sentinels, it takes its place (narrow_own), down to half of that. Blocks that are the same on both sides, as
+in a database that was merged, say nothing.
 """
 
 import itertools
