@@ -20,12 +20,13 @@ from .fault_backend import BLAMED
 from .fault_kernels import FAULTS, HANG
 
 BACKEND = "tests.gpu.fault_backend:FaultyBackend"
-#: What the driver's error may be called where the kernel of a fault runs.
+#: What the driver's error may be called where the kernel of a fault runs: by torch, which waits for the kernel, or by
+#: the launch after it, see fault_backend.py.
 SIGNS = {
-    "illegal_address": ("illegal memory access",),
-    "misaligned_address": ("misaligned address",),
-    "illegal_instruction": ("illegal instruction",),
-    "trap": ("unspecified launch failure", "illegal instruction", "trap"),
+    "illegal_address": ("illegal memory access", "CUDA_ERROR_ILLEGAL_ADDRESS"),
+    "misaligned_address": ("misaligned address", "CUDA_ERROR_MISALIGNED_ADDRESS"),
+    "illegal_instruction": ("illegal instruction", "CUDA_ERROR_ILLEGAL_INSTRUCTION"),
+    "trap": ("unspecified launch failure", "CUDA_ERROR_LAUNCH_FAILED", "illegal instruction", "trap"),
     "shared_memory": ("CUDA_ERROR_INVALID_VALUE", "CUDA_ERROR_INVALID_CONFIGURATION"),
     HANG: ("no reply in time",),
 }
