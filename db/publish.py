@@ -1,9 +1,11 @@
 """Publishing a snapshot: a copy of a database without private data, small enough to ship with the package."""
 
+import math
 import os
 import re
 import sqlite3
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn, cast
@@ -33,6 +35,8 @@ PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
 EXTRAS = ("error", "samples", "q10_us", "q90_us", "mad_us")
 SEARCH_EXTRAS = ("max_abs_error", "ratio_low", "ratio_high")
 CENSORED_EXTRAS = ("median_us",)
+#: What nothing needs of a config that is slower than the best of its block by more than this factor.
+FAR, FAR_EXTRAS = 1.05, ("ratio_low", "ratio_high")
 
 
 def snapshot(
@@ -43,10 +47,11 @@ def snapshot(
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing needs of a
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
-    ratio alone). Every row gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two
-    kernel hashes of each op kind are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds
-    with most rows are left out, and where that is not enough, the search row of each config that its block confirmed:
-    the confirmation is better.
+    ratio alone), and the intervals of configs that are more than 5 % slower than the best of their block. Every row
+    gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
+    kind are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left
+    out, and where that is not enough, the search row of each config that its block confirmed: the confirmation is
+    better.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -209,7 +214,10 @@ def scrub(found: Tables) -> Tables:
         for key, row in found["sweep"].items()
     }
     scrubbed["compilation"] = {}
-    scrubbed[MEASURED] = {key: scrub_measurement(row) for key, row in found[MEASURED].items()}
+    best = find_best_ratios(found[MEASURED].values())
+    scrubbed[MEASURED] = {
+        key: scrub_measurement(row, FAR * best.get(row["block_id"], math.inf)) for key, row in found[MEASURED].items()
+    }
     environments = {key[0]: scrub_environment(row) for key, row in found["environment"].items()}
     scrubbed["environment"] = {(row["key"],): row for row in environments.values()}
     scrubbed["block"] = {
@@ -219,13 +227,24 @@ def scrub(found: Tables) -> Tables:
     return add_checksums(scrubbed)
 
 
-def scrub_measurement(row: dict) -> dict:
-    """Return a measured row as a snapshot has it, see snapshot."""
+def find_best_ratios(rows: Iterable[dict]) -> dict[str, float]:
+    """Return {block: the smallest ratio of its confirmed rows}."""
+    best: dict[str, float] = {}
+    for row in rows:
+        if row["role"] == "confirm" and row["ratio"] is not None:
+            best[row["block_id"]] = min(row["ratio"], best.get(row["block_id"], math.inf))
+    return best
+
+
+def scrub_measurement(row: dict, far: float) -> dict:
+    """Return a measured row as a snapshot has it, see snapshot; `far` is the ratio from which on a config is slow."""
     dropped: tuple[str, ...] = EXTRAS
     if row["role"] == "search":
         dropped += SEARCH_EXTRAS
     if row["status"] == "censored" and row["ratio"] is not None:
         dropped += CENSORED_EXTRAS
+    if row["ratio"] is not None and row["ratio"] > far:
+        dropped += FAR_EXTRAS
     return row | dict.fromkeys(dropped)
 
 

@@ -17,7 +17,7 @@ from tuner.compare.recorded import Side, take_confirmed
 from tuner.db import Store, snapshot_path
 from tuner.db.rows import MeasurementRow
 from tuner.measure import statistics
-from tuner.problems import sentinels, shapes
+from tuner.problems import regimes, sentinels, shapes
 
 NOISE = json.loads((Path(__file__).parents[1] / "data" / "block_noise.json").read_text(encoding="utf-8"))
 SKU = "nvidia-h200-sm132"
@@ -75,7 +75,7 @@ class Sessions:
             for visit in range(VISITS):
                 block = replace(
                     model.block, problem=problem, problem_key=problem.key, status="open",
-                    regime=sentinels.name_regime(model.block.regime), block_id=10**6 + number * VISITS + visit,
+                    regime=regimes.name_sentinel(model.block.regime), block_id=10**6 + number * VISITS + visit,
                 )  # fmt: skip
                 for config, difference in zip(configs, self.draw(len(configs)), strict=True):
                     time_us = 20.0 * slow_down * math.exp(difference / math.sqrt(2.0))

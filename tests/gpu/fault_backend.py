@@ -40,4 +40,4 @@ class FaultyBackend(CudaBackend):
 
     def make_timer(self, job) -> FaultyTimer:
         """Return the race's timer."""
-        return FaultyTimer(self, job.problem, job.configs, job.plan.isolate, Workload(job.workload, job.seed))
+        return FaultyTimer(self, job.problem, job.configs, job.plan, Workload(job.workload, job.seed))

@@ -162,7 +162,7 @@ DEFECTS: Defects = {
         ("    usable.sort(key=lambda entry: problem_order(entry.problem))\n", ""),
         (" if config not in fine}", "}"),
         ("        newest = max([newest, *(row.block.created for row in rows)])\n", ""),
-        ("block.legal.rows and not is_sentinel(known.regime)", "block.legal.rows"),
+        ("block.legal.rows and is_own(known.regime)", "block.legal.rows"),
         ("column[entry.candidates[used[entry.candidates]]]", "column[entry.candidates]"),
     ],
     ("db/engine.py", "tests/fault/test_db_damage.py tests/fault/test_db_faults.py tests/cpu/db/test_schema.py"): [
@@ -297,7 +297,7 @@ DEFECTS: Defects = {
     ],
     ("tuner/compare/recorded.py", "tests/cpu/tuner/compare/test_blocks.py"): [
         ("        if age(row) == newest[row.block.problem_key]:\n", "        if True:\n"),
-        ("is_confirmed(row) and not is_sentinel(row.block.regime)]", "is_confirmed(row)]"),
+        ("is_confirmed(row) and is_own(row.block.regime)]", "is_confirmed(row)]"),
         ("        if len(pairs) >= MIN_CONFIGS:\n", "        if pairs:\n"),
         ("if pair.is_judged and has_one_load(pair)]", "if pair.is_judged]"),
         ("if pair.is_judged and has_one_load(pair)]", "if has_one_load(pair)]"),
@@ -339,7 +339,7 @@ DEFECTS: Defects = {
         ('if is_open and names & {"slower", "faster", "same"}:', "if is_open:"),
     ],
     ("tuner/report/collect.py", "tests/cpu/tuner/commands/test_report_rows.py"): [
-        ("if not is_sentinel(row.block.regime)", "if True"),
+        ("if is_own(row.block.regime)", "if True"),
         ('if block.status == "finished" and workload', "if workload"),
         ('key=lambda row: row.role == "confirm"):', 'key=lambda row: row.role == "search"):'),
         ('row.ratio is not None and row.status in ("ok", "censored")', "row.ratio is not None"),

@@ -90,6 +90,9 @@ def sweep(
     sentinels: bool = typer.Option(
         True, help="Also measure a few fixed configs now and then, from which `compare` knows this sweep's noise."
     ),
+    rests: bool = typer.Option(
+        True, help="Time the finalists of long products (100 us and more) again after rests, and choose by both."
+    ),
     dry_run: bool = typer.Option(
         False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
     ),
@@ -129,6 +132,7 @@ def sweep(
         backend=backend,
         study_storage=study_storage,
         sentinels=sentinels,
+        rests=rests,
         argv=sys.argv[1:],
     )
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)

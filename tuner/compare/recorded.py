@@ -32,7 +32,7 @@ from tuner.compare.noise import Noise, estimate_noise, mean_chance, mean_interva
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.measure import statistics
 from tuner.problems import workload
-from tuner.problems.sentinels import is_sentinel
+from tuner.problems.regimes import is_own, is_sentinel
 
 #: Blocks with fewer common configs say nothing about one of them beside the others.
 MIN_CONFIGS = 3
@@ -187,7 +187,7 @@ def take_repeated(rows: list[MeasurementRow]) -> list[MeasurementRow]:
 def take_confirmed(rows: list[MeasurementRow]) -> dict[str, dict[str, MeasurementRow]]:
     """Return {problem: {config: row}} of the newest block of each problem with confirmed times; no sentinels."""
     newest: dict[str, tuple] = {}
-    confirmed = [row for row in rows if is_confirmed(row) and not is_sentinel(row.block.regime)]
+    confirmed = [row for row in rows if is_confirmed(row) and is_own(row.block.regime)]
     for row in confirmed:
         newest[row.block.problem_key] = max(age(row), newest.get(row.block.problem_key, ("", 0)))
     found: defaultdict[str, dict] = defaultdict(dict)

@@ -3,13 +3,14 @@
 All rows of a table share one identity: op kind, SKU, kernel hash, compiler and regime. A value is log(time of the
 config / time of the heuristic's pick), both timed in the same block, so that boards, days and clocks cancel. A value
 comes from confirmation rounds where there are any, else from search rounds, else from a censored row. That is a lower
-bound, because the race dropped the config early. Rows are read for some problems at a time, see entries.py.
+bound, because the race dropped the config early. Of configs that were timed again after rests it is the mean of both.
+Rows are read for some problems at a time, see entries.py.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 import numpy as np
 
@@ -29,7 +30,7 @@ from tuner.learn.entries import (
 from tuner.learn.families import find_families
 from tuner.learn.sources import find_device
 from tuner.problems.fields import OPS, kernel_identity
-from tuner.problems.sentinels import is_sentinel
+from tuner.problems.regimes import is_own, name_rested
 from tuner.problems.shapes import model_names
 
 #: An illegal, pointless or unmeasured config counts as twice as slow; training targets are clipped to this as well.
@@ -141,7 +142,7 @@ def choose_identity(
             known.compiler,
             known.regime,
         )
-        if is_wanted and block.legal.rows and not is_sentinel(known.regime):
+        if is_wanted and block.legal.rows and is_own(known.regime):
             for name, counter in rows.items():
                 counter[getattr(known, name)] += block.legal.rows
     if not rows["regime"]:
@@ -154,10 +155,14 @@ def load_parts(store, identity: Identity, statuses: Sequence[str]) -> Iterator[l
 
     With `statuses`, only problems that have a row of one of these.
     """
-    problems = store.list_problems(identity, statuses)
+    after_rests = replace(identity, regime=name_rested(identity.regime))
+    problems, rested = store.list_problems(identity, statuses), set(store.list_problems(after_rests, ()))
     for start in range(0, len(problems), PROBLEMS_AT_A_TIME):
         ids = tuple(problems[start : start + PROBLEMS_AT_A_TIME])
-        yield store.load_measurements(**asdict(identity), problem_ids=ids)
+        rows = store.load_measurements(**asdict(identity), problem_ids=ids)
+        if again := tuple(rested.intersection(ids)):
+            rows += store.load_measurements(**asdict(after_rests), problem_ids=again)
+        yield rows
 
 
 def build_dataset(rows: Iterable[MeasurementRow], identity: Identity, device: _C.Device) -> Dataset:

@@ -16,6 +16,7 @@ import numpy as np
 from deep_gemm import _C
 from tuner.db.rows import MeasurementRow
 from tuner.problems.fields import kernel_identity
+from tuner.problems.regimes import is_rested
 
 UNMEASURED, CENSORED, SEARCHED, CONFIRMED = 0, 1, 2, 3
 
@@ -49,16 +50,13 @@ def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarant
     """Return the Entry of one problem without `quarantined` configs, or the reason why it cannot be used."""
     heuristic = _C.get_analytic_config(problem, device)
     rows = [row for row in rows if row.config not in quarantined and row.block.status == "finished"]
-    values = defaultdict(list)
+    rested = [row for row in rows if is_rested(row.block.regime)]
+    rows = [row for row in rows if not is_rested(row.block.regime)]
     offsets = {heuristic: 0.0}
-    for block_rows in group_by(rows, lambda row: row.block.block_id).values():
-        for config, state, log_ratio in relative_rows(block_rows, heuristic, offsets):
-            values[config, state].append(log_ratio)
-            if state >= SEARCHED:
-                offsets.setdefault(config, log_ratio)
-    if all((heuristic, state) not in values for state in (CENSORED, SEARCHED, CONFIRMED)):
+    known = summarize_blocks(rows, heuristic, offsets)
+    if all((heuristic, state) not in known for state in (CENSORED, SEARCHED, CONFIRMED)):
         return "heuristic's pick not measured"
-    known = {key: max(logs) if key[1] == CENSORED else float(np.median(logs)) for key, logs in values.items()}
+    known = average_rested(known, summarize_blocks(rested, heuristic, offsets))
     best_known = {}
     for (config, state), value in sorted(known.items(), key=lambda item: item[0][1]):
         best_known[config] = (value, state)
@@ -71,6 +69,37 @@ def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarant
     candidates = frozenset(_C.get_candidates(problem, device)) - quarantined
     beyond = frozenset(best_known).difference(default_space(kernel_identity(problem), device))
     return Entry(problem, heuristic, best_known, search, candidates, beyond, heuristic_time(rows, heuristic))
+
+
+def summarize_blocks(rows: list[MeasurementRow], heuristic, offsets: dict) -> dict[tuple, float]:
+    """Return {(config, state): log ratio} over all blocks of the rows: the median, of censored rows the largest.
+
+    `offsets`: see relative_rows; what the blocks find is added.
+    """
+    values = defaultdict(list)
+    for block_rows in group_by(rows, lambda row: row.block.block_id).values():
+        for config, state, log_ratio in relative_rows(block_rows, heuristic, offsets):
+            values[config, state].append(log_ratio)
+            if state >= SEARCHED:
+                offsets.setdefault(config, log_ratio)
+    return {key: max(logs) if key[1] == CENSORED else float(np.median(logs)) for key, logs in values.items()}
+
+
+def average_rested(steady: dict[tuple, float], rested: dict[tuple, float]) -> dict[tuple, float]:
+    """Return {(config, state): log ratio} over both ways of timing, back to back and after rests.
+
+    It is the mean where both are known. Every other config is taken to have gained by rests what the median of those
+    did: the heuristic's pick, to which all ratios are, may be an exception. A confirmed time after rests stands in for
+    a missing searched one, as in a snapshot.
+    """
+    found = {}
+    for (config, state), value in steady.items():
+        again = rested.get((config, state), rested.get((config, CONFIRMED)))
+        if state != CENSORED and again is not None:
+            found[config, state] = (value + again) / 2.0
+    gains = {config: value - steady[config, state] for (config, state), value in found.items()}
+    gain = float(np.median(list(gains.values()))) if gains else 0.0
+    return {key: found.get(key, value + gain) for key, value in steady.items()}
 
 
 @lru_cache(maxsize=64)

@@ -9,7 +9,7 @@ from deep_gemm.jit import hashing
 from tuner.db.summaries import BlockSummary, Failure, add_statuses
 from tuner.learn.dataset import FAILURES
 from tuner.problems import shapes, workload
-from tuner.problems.sentinels import is_sentinel
+from tuner.problems.regimes import is_own
 
 QUANTILES = {"median": 0.5, "p95": 0.95, "max": 1.0}
 #: Examples per finding; the counts are complete.
@@ -23,7 +23,7 @@ def inspect(store, sku: str, op: str, preset: str = "") -> dict:
     """
     current = hashing.kernel_hash(op)
     summaries = store.load_summaries(sku, op)
-    blocks = [block for block in summaries if block.legal.configs and not is_sentinel(block.regime)]
+    blocks = [block for block in summaries if block.legal.configs and is_own(block.regime)]
     newest = store.newest_kernel_hash(op, sku)
     fresh = [block for block in blocks if block.identity.kernel_hash == newest]
     return {

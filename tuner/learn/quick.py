@@ -21,7 +21,7 @@ from tuner.learn.portfolio import choose_portfolio
 from tuner.learn.residual import ConfigRows, Examples, fit_examples, make_config_rows, make_examples
 from tuner.learn.sources import known_or_none, recorded_boards
 from tuner.learn.validate import Fold, FoldResult
-from tuner.problems.sentinels import is_sentinel
+from tuner.problems.regimes import is_own
 from tuner.problems.shapes import load_preset, preset_names
 
 #: Weight of the prior's rows beside a new row's 1: a few problems must be able to say otherwise.
@@ -42,7 +42,7 @@ SKIPPED = ("demo", "wide")
 
 def find_prior(store, sku: str, op: str, kernel_hash: str) -> Dataset | None:
     """Return the table of other kernels on `sku`, the newest; else of the GPU model with most rows; else None."""
-    rows = [row for row in store.load_measurements(op=op) if not is_sentinel(row.block.regime)]
+    rows = [row for row in store.load_measurements(op=op) if is_own(row.block.regime)]
     boards = recorded_boards(store)
     counts = Counter(row.block.identity for row in rows)
     newest: dict[Identity, str] = {}

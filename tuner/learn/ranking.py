@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from deep_gemm import _C
 from tuner.db.rows import BlockRow, MeasurementRow
-from tuner.problems.sentinels import is_sentinel
+from tuner.problems.regimes import is_own
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -
     rows = [
         row
         for row in store.load_measurements(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
-        if not is_sentinel(row.block.regime)
+        if is_own(row.block.regime)
     ]
     if not rows:
         return None

@@ -1,10 +1,10 @@
 """Nested validation: every fold refits everything without the held-out problems, then chooses for them.
 
 Everything means trees, guards and portfolio, and on request the settings of the trees. There are five splits: whole
-families of weights, all shapes of one public model, unseen numbers of tokens (of m, of the rows of a group, or of the K
-of a group), and a range of tokens or of weight sizes. Masked problems of few groups are scored apart: their time hangs
-on the draw of the sizes, which no choice knows. The heuristic's rate constants are not refitted: they are part of the
-package, and `HEURISTIC_VERSION` names them.
+families of weights (nothing is trained on a weight near one of the family's), all shapes of one public model, unseen
+numbers of tokens (of m, of the rows of a group, or of the K of a group), and a range of tokens or of weight sizes.
+Masked problems of few groups are scored apart: their time hangs on the draw of the sizes, which no choice knows. The
+heuristic's rate constants are not refitted: they are part of the package, and `HEURISTIC_VERSION` names them.
 """
 
 import math
@@ -17,6 +17,7 @@ from joblib import Parallel, delayed
 from deep_gemm.fields import OP_KINDS
 from tuner.learn.baselines import choose_baselines
 from tuner.learn.dataset import CONFIRMED, Dataset
+from tuner.learn.families import find_near
 from tuner.learn.learner import Settings, choose, choose_settings, fit
 from tuner.learn.residual import ConfigRows, make_config_rows
 from tuner.problems.fields import FEW_GROUPS, get_tokens, get_weight_shape
@@ -123,6 +124,13 @@ def range_folds(data: Dataset) -> Iterator[Fold]:
                 yield Fold(split, f"{part[0]}..{part[-1]}", mask)
 
 
+def find_training(data: Dataset, fold: Fold) -> np.ndarray:
+    """Return bool[R]: the problems that a fold may learn from. Weights near a held-out family are of other families
+    where they are not near all of its weights; they are left out as well.
+    """
+    return ~(find_near(data.problems, fold.held_out) if fold.split == "family" else fold.held_out)
+
+
 def run_fold(
     data: Dataset, fold: Fold, settings: Settings, rows: ConfigRows | None = None, is_nested: bool = False
 ) -> FoldResult:
@@ -130,7 +138,7 @@ def run_fold(
 
     `is_nested`: the other problems choose the settings of the trees, too.
     """
-    train, test = np.flatnonzero(~fold.held_out), np.flatnonzero(fold.held_out)
+    train, test = np.flatnonzero(find_training(data, fold)), np.flatnonzero(fold.held_out)
     if len(train) < MIN_TRAINING:
         chosen = dict.fromkeys(METHODS, data.heuristic[test])
         return FoldResult(fold, test, chosen, np.zeros(len(test), bool), [], settings.seed)

@@ -23,6 +23,7 @@ from tuner.measure.devices import describe_device
 from tuner.measure.operands import OperandPool, get_factors, get_head_splits
 from tuner.measure.protocol import Job, parse_job
 from tuner.measure.race import Check, Race
+from tuner.measure.records import Plan
 from tuner.measure.telemetry import Telemetry
 from tuner.problems.fields import kernel_identity
 from tuner.problems.workload import Workload, make_draws, make_group_tensor
@@ -40,6 +41,8 @@ MAX_LAUNCHES = 128
 MAX_REPLAY_US = 4000.0
 #: A single launch shorter than this says little about the kernel, because the host needs 5 to 10 us to launch it.
 TRUSTED_QUICK_US = 25.0
+#: Cycles of the SM clock that a rest takes per microsecond: no board of today runs faster.
+REST_CYCLES_PER_US = 2000
 ANCHOR_SIZE = 4096
 ANCHOR_LAUNCHES = 8
 ANCHOR_INTERVAL_S = 1.0
@@ -111,7 +114,7 @@ class CudaBackend:
 
     def make_timer(self, job: Job) -> "CudaTimer":
         """Return the race's timer."""
-        return CudaTimer(self, job.problem, job.configs, job.plan.isolate, Workload(job.workload, job.seed))
+        return CudaTimer(self, job.problem, job.configs, job.plan, Workload(job.workload, job.seed))
 
     def get_pool(self, seed: int) -> OperandPool:
         """Return the pool of operands, made with the seed of the first job."""
@@ -140,8 +143,8 @@ def divides_sums(problem: "_C.Problem", config: "_C.Config") -> bool:
 class CudaTimer:
     """The race's Timer for one problem, see race.Timer. Every driver error becomes a DeviceFault."""
 
-    def __init__(self, backend: CudaBackend, problem, configs: list, isolate: bool, workload: Workload):
-        self.backend, self.problem, self.configs, self.isolate = backend, problem, configs, isolate
+    def __init__(self, backend: CudaBackend, problem, configs: list, plan: Plan, workload: Workload):
+        self.backend, self.problem, self.configs, self.plan = backend, problem, configs, plan
         draws = make_draws(problem, workload)
         self.groups = draws[0] if draws else None
         # Launches take these in turn, where there are several: a time is then the mean over the draws.
@@ -164,6 +167,7 @@ class CudaTimer:
         self.quick_us: dict[int, float] = {}
         self.max_abs_error: float | None = None
         self.events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        self.num_marks = 0
 
     def make_output(self) -> CheckedOutput:
         """Return a D into which checked launches write."""
@@ -271,20 +275,39 @@ class CudaTimer:
         return index * count if count < len(self.ring) else 0
 
     def time(self, sequence: Sequence[int]) -> list[float]:
-        """Replay the graphs of `sequence` back to back; return the microseconds per launch of each."""
+        """Replay the graphs of `sequence` back to back, or each after a rest where the plan has rests; return the
+        microseconds per launch of each.
+        """
         try:
-            while len(self.events) <= len(sequence):
-                self.events.append(torch.cuda.Event(enable_timing=True))
-            self.graphs[0].replay()  # keeps the device busy while the host queues the rest
-            self.events[0].record()
-            for position, index in enumerate(sequence):
+            self.num_marks, spans = 0, []
+            self.graphs[0].replay()  # keeps the device busy while the host queues the others
+            last = self.mark()
+            for index in sequence:
+                first = self.rest(index) if self.plan.rest else last
                 self.graphs[index].replay()
-                self.events[position + 1].record()
-            self.events[len(sequence)].synchronize()
-            pairs = zip(self.events, self.events[1:], sequence, strict=False)
-            return [before.elapsed_time(after) * 1e3 / self.num_launches[index] for before, after, index in pairs]
+                last = self.mark()
+                spans.append((first, last, index))
+            last.synchronize()
+            return [first.elapsed_time(end) * 1e3 / self.num_launches[index] for first, end, index in spans]
         except RuntimeError as error:
-            raise DeviceFault(sequence[0] if self.isolate else None, error) from error
+            raise DeviceFault(sequence[0] if self.plan.isolate else None, error) from error
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event of this call of `time` and return it."""
+        if self.num_marks == len(self.events):
+            self.events.append(torch.cuda.Event(enable_timing=True))
+        self.num_marks += 1
+        self.events[self.num_marks - 1].record()
+        return self.events[self.num_marks - 1]
+
+    def rest(self, index: int) -> torch.cuda.Event:
+        """Queue a rest before a replay of `index`, as long as the plan says; return the event at its end.
+
+        One thread counts cycles meanwhile: a host that waited would have to launch the replay afterwards, in its time.
+        """
+        replay_us = self.quick_us[index] * self.num_launches[index]
+        torch.cuda._sleep(int(self.plan.rest * replay_us * REST_CYCLES_PER_US))
+        return self.mark()
 
     def launches(self, index: int) -> int:
         """Return the launches of one replay of `index`."""

@@ -181,12 +181,12 @@ class Race:
         return chosen
 
     def estimate_seconds(self, chosen: list[Entrant]) -> float:
-        """Return how long the plan's confirmation rounds take for `chosen` and the reference's second run."""
+        """Return how long the plan's confirmation rounds and rests take for `chosen` and the reference's second run."""
         one_round_us = sum(
             statistics.median(entrant.search) * self.timer.launches(entrant.index)
             for entrant in [*chosen, self.entrants[0]]
         )
-        return self.plan.confirm_rounds * one_round_us * 1e-6
+        return self.plan.confirm_rounds * one_round_us * 1e-6 * (1.0 + self.plan.rest)
 
     def choose_rounds(self, chosen: list[Entrant]) -> int:
         """Return the number of confirmation rounds: the plan's, or fewer where kernels are very long."""

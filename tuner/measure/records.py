@@ -15,7 +15,7 @@ class Plan:
     """How thoroughly one problem is measured.
 
     `finalists` are confirmed at least. With `isolate` every timing is a message of its own, so that a fault can be
-    blamed on one config.
+    blamed on one config. Before each timing the device rests for `rest` times as long.
     """
 
     search_rounds: int
@@ -24,6 +24,7 @@ class Plan:
     search_seconds: float
     confirm_seconds: float
     isolate: bool = False
+    rest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -173,7 +173,7 @@ class SetsTimer(CudaTimer):
     """
 
     def __init__(self, backend: SetsBackend, job):
-        super().__init__(backend, job.problem, job.configs, job.plan.isolate, Workload(job.workload, job.seed))
+        super().__init__(backend, job.problem, job.configs, job.plan, Workload(job.workload, job.seed))
         self.turn = job.turn
 
     def judge(self, index: int, output: CheckedOutput) -> str | None:

@@ -13,9 +13,6 @@ from typing import Any, NamedTuple
 
 from deep_gemm import _C
 
-#: What the regime of a sentinel's blocks ends with.
-SUFFIX = "-sentinel"
-
 
 class Sentinel(NamedTuple):
     """A problem and the configs that are timed on it."""
@@ -265,13 +262,3 @@ def get_sentinels(ops: Sequence[str], device) -> list[Sentinel]:
             legal = tuple(one for one in configs if _C.is_legal(problem, one, device))
             found += [Sentinel(problem, legal)] if legal else []
     return found
-
-
-def name_regime(regime: str) -> str:
-    """Return the regime of the sentinels of a sweep whose own regime is `regime`."""
-    return regime + SUFFIX
-
-
-def is_sentinel(regime: str) -> bool:
-    """Return whether blocks of this regime are sentinels."""
-    return regime.endswith(SUFFIX)

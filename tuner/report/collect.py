@@ -10,7 +10,7 @@ from tuner.learn.inspection import inspect
 from tuner.measure.statistics import quantile
 from tuner.problems import workload
 from tuner.problems.fields import get_tokens, get_weight_shape, variant_of
-from tuner.problems.sentinels import is_sentinel
+from tuner.problems.regimes import is_own
 
 #: A weight with fewer different m gives no curve; of the others, so many are drawn.
 MIN_SIZES, MAX_WEIGHTS = 5, 4
@@ -42,9 +42,7 @@ def collect_op(store, device, op: str) -> dict:
     found = inspect(store, device.sku, op)
     newest = found["kernel_hash"]["newest"]
     rows = [
-        row
-        for row in store.load_measurements(sku=device.sku, op=op, kernel_hash=newest)
-        if not is_sentinel(row.block.regime)
+        row for row in store.load_measurements(sku=device.sku, op=op, kernel_hash=newest) if is_own(row.block.regime)
     ]
     blocks = take_blocks(rows)
     return {

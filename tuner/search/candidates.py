@@ -19,7 +19,8 @@ class SweepOptions:
     `finalists` are the configs of single problems instead of either. `must_confirm` are more configs of single
     problems, which get confirmation rounds however slow they look.
     `study_storage` is the URL of an optuna storage to which the studies are copied.
-    `sentinels`: whether to measure these, too (tuner/problems/sentinels.py).
+    `sentinels`: whether to measure these, too (tuner/problems/sentinels.py). `rests`: whether finalists of long
+    products are timed again after rests (rests.py).
     `gpus` are several devices to measure on, in the place of `device`; with `mixed` they may be of several kinds.
     `scheduler` is the address of a Dask cluster, whose GPUs measure instead.
     """
@@ -43,6 +44,7 @@ class SweepOptions:
     backend: str = "cuda"
     study_storage: str = ""
     sentinels: bool = False
+    rests: bool = True
     gpus: tuple[int, ...] = ()
     mixed: bool = False
     scheduler: str = ""

@@ -36,14 +36,16 @@ class LaneStopped(Exception):
 
 @dataclass(eq=False)
 class Lane:
-    """One board. `worker` measures jobs; `recorder` writes what it measured under the board's id; `visits` are those
-    to the sentinels, before some of the problems that the board takes (`num_taken`).
+    """One board. `worker` measures jobs; `recorder` writes what it measured under the board's id, `rested` what it
+    measured after rests; `visits` are those to the sentinels, before some of the problems that the board takes
+    (`num_taken`).
     """
 
     worker: Any
     hello: dict
     device: _C.Device
     recorder: Any = None
+    rested: Any = None
     visits: Any = None
     num_taken: int = 0
     failures: int = 0

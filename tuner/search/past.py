@@ -5,11 +5,12 @@ sweep was killed in between, the winner is missing or old, and is chosen again h
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from deep_gemm import _C
 from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
+from tuner.problems.regimes import name_rested
 from tuner.search.propose import Outcome, to_outcome
 from tuner.search.winners import Winner, choose_winner
 
@@ -23,6 +24,14 @@ class StoredWinner(NamedTuple):
     problem: _C.Problem
     block_id: int
     winner: Winner
+
+
+class Steady(NamedTuple):
+    """What the newest finished block of a problem found without rests: confirmed rows, and the reference's time."""
+
+    block_id: int
+    rows: list[MeasurementRow]
+    reference_us: float
 
 
 class Past:
@@ -42,6 +51,26 @@ class Past:
     def load_all(self) -> list[MeasurementRow]:
         """Return the stored rows of both roles: a snapshot may leave out the search row of a confirmed config."""
         return [*self.load_rows("search"), *self.load_rows("confirm")]
+
+    def find_unrested(self, problems: Iterable) -> dict[str, Steady]:
+        """Return {problem key: what was confirmed} of the problems whose newest finished block no rests followed."""
+        wanted = {problem.key for problem in problems}
+        blocks: dict[str, dict[tuple, list[MeasurementRow]]] = {}
+        for row in self.load_rows("confirm"):
+            if row.block.problem_key in wanted and row.block.status == "finished":
+                blocks.setdefault(row.block.problem_key, {}).setdefault(block_order(row.block), []).append(row)
+        rested: dict[str, str] = {}
+        for identity in self.identities.values():
+            after_rests = replace(identity, regime=name_rested(identity.regime))
+            for row in self.store.load_measurements(role="confirm", **asdict(after_rests)):
+                rested[row.block.problem_key] = max(row.block.created, rested.get(row.block.problem_key, ""))
+        newest = {key: of_key[max(of_key)] for key, of_key in blocks.items()}
+        return {
+            key: Steady(rows[0].block.block_id, rows, reference.median_us or 0.0)
+            for key, rows in newest.items()
+            if rested.get(key, "") < rows[0].block.created
+            and (reference := next((row for row in rows if row.is_reference), None))
+        }
 
     def load_best(self) -> list[WinnerRow]:
         """Return the stored winners."""

@@ -6,6 +6,7 @@ from deep_gemm import _C
 from tuner.measure.backend import count_launches
 from tuner.measure.race import CONFIRM_OVERRUN
 from tuner.problems.workload import Workload, count_draws
+from tuner.search import rests
 from tuner.search.candidates import SweepOptions, choose_candidates, count_measurements, find_kernels, find_ops
 from tuner.search.problem_run import EFFORTS
 
@@ -69,4 +70,14 @@ def estimate_seconds(problem, configs: list, options: SweepOptions, device) -> f
     # The reference runs twice in a confirmation round.
     confirm = plan.confirm_rounds * (sum(replays[: plan.finalists]) + replays[0])
     raced = min(search, plan.search_seconds) + min(confirm, CONFIRM_OVERRUN * plan.confirm_seconds)
-    return SETUP_S + CONFIG_S * measured + raced
+    return SETUP_S + CONFIG_S * measured + raced + estimate_rests(replays, launches, options)
+
+
+def estimate_rests(replays: list[float], launches: int, options: SweepOptions) -> float:
+    """Return roughly how many seconds the times after rests take; `replays` are all configs' seconds, ascending."""
+    if not options.rests or replays[0] / launches < rests.FROM_US * 1e-6:
+        return 0.0
+    plan = rests.make_plan(EFFORTS[options.effort])
+    rounds = (plan.search_rounds + plan.confirm_rounds) * (1.0 + plan.rest)
+    raced = rounds * sum(replays[: rests.MAX_FINALISTS])
+    return SETUP_S + min(raced, rests.MAX_SECONDS)

@@ -8,8 +8,8 @@ from deep_gemm import _C
 from tuner.measure.protocol import make_job
 from tuner.measure.records import Plan, Report, Result
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
-from tuner.problems.workload import Workload
-from tuner.search import propose
+from tuner.problems.workload import Workload, count_draws
+from tuner.search import propose, rests
 from tuner.search.precompile import Compiled
 from tuner.search.propose import Budget, Outcome, to_outcome
 from tuner.search.study import ProblemStudy
@@ -56,7 +56,8 @@ class Request:
 class Block:
     """One job's outcome; `results` are the report's and those of configs that could not be launched.
 
-    A block that `has_failed` holds only the failures of a problem that was given up, without reference or report.
+    A block that `has_failed` holds only the failures of a problem that was given up, without reference or report. One
+    that `is_rested` follows the last block of its problem; `judged` are its results with the ratios of both.
     """
 
     reference: object
@@ -65,6 +66,8 @@ class Block:
     configs: list
     is_last: bool = True
     has_failed: bool = False
+    is_rested: bool = False
+    judged: list = field(default_factory=list)
 
 
 @dataclass
@@ -84,6 +87,7 @@ class ProblemRun:
     """Measures one problem with one worker. `on_block` stores each block before the next one starts.
 
     `compile_missing(configs)` compiles what is not compiled yet and returns {config: Compiled} of everything that is.
+    With `has_rests` the finalists of a long product are timed again, see rests.py.
     """
 
     def __init__(
@@ -96,7 +100,9 @@ class ProblemRun:
         suspects: Suspects,
         plan: Plan,
         workload: Workload,
+        has_rests: bool = False,
     ):
+        self.has_rests = has_rests
         self.problem, self.worker, self.suspects, self.plan, self.workload = problem, worker, suspects, plan, workload
         self.compile_missing = compile_missing
         self.heuristic = _C.get_analytic_config(problem, device)
@@ -167,7 +173,7 @@ class ProblemRun:
             known |= find_timed(outcomes)
             left -= len(counted.intersection(batch))
         finalists = sorted(known, key=known.__getitem__)[: 2 * self.plan.finalists]
-        on_block(self.measure(finalists, request.must_confirm, self.plan))
+        self.finish(self.measure(finalists, request.must_confirm, self.plan), on_block)
 
     def race(
         self,
@@ -183,12 +189,40 @@ class ProblemRun:
         With a `plan`, which confirms nothing, other blocks of the problem follow.
         """
         block = self.measure(configs, must_confirm, plan or self.plan)
-        block.is_last = plan is None
-        on_block(block)
         outcomes = to_outcomes(block.results)
+        if plan is None:
+            self.finish(block, on_block)
+        else:
+            block.is_last = False
+            on_block(block)
         study.tell(outcomes)
         request.on_study(study)
         return outcomes
+
+    def finish(self, block: Block, on_block: Callable[[Block], None]) -> None:
+        """Store the last block, and after it, where it is due, that of its finalists after rests."""
+        on_block(block)
+        if self.has_rests:
+            self.rest(block.results, block.report.reference_us or 0.0, on_block)
+
+    def rest(self, steady: list, reference_us: float, on_block: Callable[[Block], None]) -> None:
+        """Time the best of `steady` again after rests; these are confirmed results, or stored rows.
+
+        Where that fails, the failures are stored, and what is known of the problem stays. Raises: DeviceRetired.
+        """
+        draws = count_draws(self.problem, self.workload)
+        finalists = rests.choose_finalists(steady, reference_us, draws, self.plan)
+        if not finalists:
+            return
+        try:
+            block = self.measure(finalists, [], rests.make_plan(self.plan))
+        except ProblemFailed:
+            on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=True))
+            self.failures = []
+            return
+        block.is_last, block.is_rested = False, True
+        block.judged = rests.judge(steady, block.results)
+        on_block(block)
 
     def measure(self, configs: list, must_confirm: list, plan: Plan) -> Block:
         """Run one job to its end, whatever configs crash, hang or are wrong on the way. Raises: ProblemFailed."""
@@ -204,7 +238,7 @@ class ProblemRun:
             must = [index for index, config in enumerate(order) if config in must_confirm]
             job = make_job(self.problem, order, must, plan, self.workload.seed, self.workload.name)
             try:
-                report = self.read_report(self.worker.run(job, self.hang_limit_s()), order)
+                report = self.read_report(self.worker.run(job, self.hang_limit_s(plan)), order)
             except WorkerFailure as failure:
                 plan = self.learn_from(failure, order, plan)
                 continue
@@ -242,9 +276,9 @@ class ProblemRun:
             self.reference = min(self.usable, key=self.estimates.__getitem__)
         return self.reference
 
-    def hang_limit_s(self) -> float:
+    def hang_limit_s(self, plan: Plan) -> float:
         """Return how long the child may be silent."""
-        return max(HANG_LIMIT_S, HANG_ESTIMATES * self.estimates[self.reference] * 1e-6)
+        return max(HANG_LIMIT_S, HANG_ESTIMATES * self.estimates[self.reference] * 1e-6 * (1.0 + plan.rest))
 
     def learn_from(self, failure: WorkerFailure, order: list, plan: Plan) -> Plan:
         """Blame a config for a failure and return the plan of the next attempt.

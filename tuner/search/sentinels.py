@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tuner.measure.records import Plan
-from tuner.problems.sentinels import Sentinel, name_regime
+from tuner.problems.regimes import name_sentinel
+from tuner.problems.sentinels import Sentinel
 from tuner.search.problem_run import Block, ProblemFailed, ProblemRun, Request
 from tuner.search.propose import Budget
 
@@ -25,7 +26,10 @@ class SentinelVisits:
         self.due = {visit * total // (VISITS - 1) for visit in range(VISITS - 1)} if total else set()
         self.num_blocks = 0
         self.recorder = recorder.copy_for(
-            {op: replace(identity, regime=name_regime(identity.regime)) for op, identity in recorder.identities.items()}
+            {
+                op: replace(identity, regime=name_sentinel(identity.regime))
+                for op, identity in recorder.identities.items()
+            }
         )
 
     def visit(self, number: int) -> None:

@@ -21,9 +21,10 @@ from tuner.measure.records import Plan
 from tuner.measure.simulated import name_backend
 from tuner.measure.worker_client import DeviceRetired, MeasuringWorker
 from tuner.problems.fields import kernel_identity
+from tuner.problems.regimes import name_rested
 from tuner.problems.sentinels import get_sentinels
-from tuner.problems.workload import Workload, name_regime
-from tuner.search import lanes, past, precompile, propose, recording, summary
+from tuner.problems.workload import Workload, count_draws, name_regime
+from tuner.search import lanes, past, precompile, propose, recording, rests, summary
 from tuner.search.candidates import (
     SweepOptions,
     choose_candidates,
@@ -136,6 +137,7 @@ class Sweep:
     def run_recorded(self, sweep_id: int) -> dict:
         """Compile, measure and close the sweep's row."""
         candidates = self.find_open_problems()
+        candidates |= self.find_unrested(candidates)
         sentinels = get_sentinels(find_ops(candidates), self.device) if self.options.sentinels else []
         self.compile_ahead(candidates, {sentinel.problem: list(sentinel.configs) for sentinel in sentinels})
         for lane in self.lanes:
@@ -147,6 +149,9 @@ class Sweep:
                 self.store, self.identities, self.workload, device_id, environment_id, sweep_id
             )
             share = -(-len(candidates) // len(self.lanes))
+            lane.rested = lane.recorder.copy_for(
+                {op: replace(one, regime=name_rested(one.regime)) for op, one in self.identities.items()}
+            )
             lane.visits = SentinelVisits(sentinels, share, lane.recorder, partial(self.make_run, lane))
         self.add_missing_winners()
         self.measure_all(candidates)
@@ -184,6 +189,20 @@ class Sweep:
             for problem, configs in candidates.items()
             if not self.is_covered(problem, configs, searched.get(problem.key, set()), finished.get(problem.key, set()))
         }
+
+    def find_unrested(self, candidates: dict) -> dict:
+        """Return {problem: finalists} of those measured before, of which only the times after rests are missing."""
+        self.unrested: dict[str, past.Steady] = {}
+        if not (self.options.resume and self.options.rests):
+            return {}
+        plan = EFFORTS[self.options.effort]
+        closed = {problem.key: problem for problem in self.options.problems if problem not in candidates}
+        found = {}
+        for key, steady in self.past.find_unrested(closed.values()).items():
+            draws = count_draws(closed[key], self.workload)
+            if finalists := rests.choose_finalists(steady.rows, steady.reference_us, draws, plan):
+                self.unrested[key], found[closed[key]] = steady, finalists
+        return found
 
     def load_wanted(self) -> dict[str, list]:
         """Return {problem key: configs that are confirmed in any case}: earlier winners, and those of the options."""
@@ -346,28 +365,38 @@ class Sweep:
         are the problem's or the board's.
         """
         compiled = self.compiled.setdefault(kernel_identity(problem), {})
-        run = self.make_run(lane, problem, configs, EFFORTS[self.options.effort])
+        run = self.make_run(lane, problem, configs, EFFORTS[self.options.effort], self.options.rests)
+        steady = self.unrested.get(problem.key)
+        last_id = steady.block_id if steady else None
 
         def store_block(block: Block) -> None:
+            nonlocal last_id
             if block.has_failed and may_move:
                 return
-            block_id = lane.recorder.add_block(problem, block, compiled, finish=block.is_last)
+            recorder = lane.rested if block.is_rested else lane.recorder
+            block_id = recorder.add_block(problem, block, compiled, finish=block.is_last or block.is_rested)
+            last_id = block_id if block.is_last else last_id
             report = block.report
             with self.lock:
                 self.statuses.update(result.status for result in block.results if result.role == "search")
                 self.phase_seconds.update(report.seconds)
             if block.has_failed or report.reference_us is None or report.noise is None:
                 return
-            winner = choose_winner(block.results, run.heuristic, report.reference_us, report.noise, self.portfolio())
+            timed = block.judged if block.is_rested else block.results
+            winner = choose_winner(timed, run.heuristic, report.reference_us, report.noise, self.portfolio())
             if winner is not None:
-                lane.recorder.set_best(problem, block_id, winner)
+                lane.recorder.set_best(problem, last_id if block.is_rested else block_id, winner)
 
-        run.run(request, store_block)
+        if steady:
+            run.rest(steady.rows, steady.reference_us, store_block)
+        else:
+            run.run(request, store_block)
 
-    def make_run(self, lane: lanes.Lane, problem, configs: list, plan: Plan) -> ProblemRun:
+    def make_run(self, lane: lanes.Lane, problem, configs: list, plan: Plan, has_rests: bool = False) -> ProblemRun:
         """Return what measures one problem on a board."""
         compile_missing = partial(self.compile_missing, problem)
-        return ProblemRun(problem, self.device, configs, compile_missing, lane, self.suspects, plan, self.workload)
+        world = lane, self.suspects, plan, self.workload, has_rests
+        return ProblemRun(problem, self.device, configs, compile_missing, *world)
 
     def is_out_of_time(self) -> bool:
         """Return whether one more problem of average cost would exceed the time budget."""

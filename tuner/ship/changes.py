@@ -16,7 +16,7 @@ from tuner.compare.formats import Case, format_json, make_junit, make_markdown
 from tuner.db import Store
 from tuner.db.rows import MeasurementRow
 from tuner.problems import workload
-from tuner.problems.sentinels import is_sentinel
+from tuner.problems.regimes import is_own
 from tuner.ship.models import Model, get_selector
 
 #: A mean over the changed problems of an op kind within this counts as even: what equal kernels differ by from one
@@ -89,7 +89,7 @@ def group_times(rows: Iterable[MeasurementRow]) -> dict:
     blocks: defaultdict[tuple, list[MeasurementRow]] = defaultdict(list)
     for row in rows:
         block = row.block
-        if not is_sentinel(block.regime) and workload.is_default(block.workload):
+        if is_own(block.regime) and workload.is_default(block.workload):
             blocks[block.problem, block.created, block.block_id].append(row)
     found: defaultdict[_C.Problem, list[dict]] = defaultdict(list)
     for key in sorted(blocks, key=lambda key: key[1:], reverse=True):

@@ -21,6 +21,7 @@ from tuner.learn.baselines import find_nearest
 from tuner.learn.dataset import load_dataset
 from tuner.problems import shapes
 from tuner.problems.fields import OPS, get_tokens, get_work, kernel_identity, replace_problem
+from tuner.problems.regimes import RESTED
 from tuner.problems.workload import Workload
 from tuner.search import wide_space
 from tuner.search.candidates import SweepOptions, choose_candidates, find_kernels
@@ -86,7 +87,7 @@ def test_rows_say_of_which_workload_they_are(database):
         for op, problems in PROBLEMS.items():
             rows = store.load_measurements(op=op)
             assert {row.block.problem for row in rows} == set(problems)
-            assert {(row.block.workload, row.block.regime) for row in rows} == {
+            assert {(row.block.workload, row.block.regime.removesuffix(RESTED)) for row in rows} == {
                 (Workload().describe(problem), "simulated") for problem in problems
             }
             for problem in problems:
@@ -110,7 +111,9 @@ def test_workloads_never_mix(tmp_path):
         rows = store.load_measurements(op=None)
         assert {(row.block.regime, row.block.workload) for row in rows} == {
             *(("simulated", Workload().describe(problem)) for problem in problems),
+            ("simulated-rested", Workload().describe(problems[-1])),
             ("simulated-skewed", '{"seed":7,"sizes":"skewed"}'),
+            ("simulated-skewed-rested", '{"seed":7,"sizes":"skewed"}'),
             ("simulated", ""),
         }
         assert (

@@ -11,7 +11,7 @@ from tuner import cli, errors
 from tuner.commands.tables import WIDTH
 from tuner.db import Store
 from tuner.learn import inspection
-from tuner.problems import sentinels, shapes
+from tuner.problems import regimes, shapes
 
 SKU = synthetic.SKU
 CURRENT, OLD = "ab" * 32, "cd" * 32
@@ -68,7 +68,7 @@ def test_noise_is_that_of_the_newest_kernels_blocks(found):
 def test_sentinels_are_no_noise_of_problems(found, database, monkeypatch, tmp_path):
     path = shutil.copy(database, tmp_path / "with_sentinels.db")
     with Store.open(path) as store:
-        context = databases.add_context(store) | {"regime": sentinels.name_regime(databases.REGIME)}
+        context = databases.add_context(store) | {"regime": regimes.name_sentinel(databases.REGIME)}
         block = databases.add_block(store, context, DEMO[7], kernel_hash=CURRENT)
         with store.writing() as connection:
             wide = "UPDATE measurement SET mad_us = median_us, ratio_high = 9 * ratio_low WHERE block_id = ?"

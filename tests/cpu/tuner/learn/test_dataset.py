@@ -23,10 +23,10 @@ from tuner.learn.dataset import (
     build_dataset,
     load_dataset,
 )
-from tuner.learn.families import find_families
+from tuner.learn.families import find_families, find_near
 from tuner.learn.residual import make_config_rows
 from tuner.learn.train import fingerprint
-from tuner.problems import sentinels
+from tuner.problems import regimes
 
 DEVICE = _C.Device.known(synthetic.SKU)
 PROBLEM = _C.Problem("fp8_gemm", 64, 2112, 7168)
@@ -199,11 +199,23 @@ def test_full_space_needs_nearly_every_candidate():
     assert data.full_space[data.problems.index(OTHER)] and not data.full_space[data.problems.index(PROBLEM)]
 
 
-def test_families_are_connected_components():
-    shapes = [(1000, 1000), (1240, 1000), (1500, 1100), (1000, 1300), (4000, 1000), (1000, 4000)]
-    families = find_families([_C.Problem("fp8_gemm", 8, n, k) for n, k in shapes])
-    assert families[0] == families[1] == families[2]  # 1000 -> 1240 -> 1500, although 1500 is 1.5x of 1000
-    assert len({families[0], families[3], families[4], families[5]}) == 4
+def test_weights_of_a_family_are_all_near_each_other():
+    shapes = [(1000, 1000), (1240, 1000), (1500, 1100), (1000, 1300), (4000, 1000), (1000, 4000), (1250, 1000)]
+    problems = [_C.Problem("fp8_gemm", 8, n, k) for n, k in shapes]
+    families = find_families(problems).tolist()
+    assert families[1] == families[6] != families[4] and len(set(families)) == 5
+    assert len({families[0], families[2]}) == 2, "1000 -> 1240 -> 1500 is a chain: 1500 is 1.5x of 1000"
+    assert find_families(problems[:1]).tolist() == [0]
+    chain = [_C.Problem("fp8_gemm", 8, round(1000 * 1.2**step), 1000) for step in range(12)]
+    labels = find_families(chain)
+    assert all(np.ptp(np.log([chain[row].n for row in np.flatnonzero(labels == label)])) < 0.224 for label in labels)
+    assert 5 <= len(set(labels.tolist())) <= 9
+
+
+def test_a_weight_is_near_where_both_sizes_are():
+    problems = [_C.Problem("fp8_gemm", 8, n, k) for n, k in [(1000, 1000), (1250, 800), (1251, 1000), (1000, 1300)]]
+    assert find_near(problems, np.array([True, False, False, False])).tolist() == [True, True, False, False]
+    assert find_near(problems, np.array([False, False, True, True])).tolist() == [False, True, True, True]
 
 
 def test_loading_takes_one_identity_and_the_newest_kernel(tmp_path):
@@ -265,7 +277,7 @@ def test_a_table_is_the_same_however_many_problems_are_read_at_a_time(tmp_path, 
 
 
 def test_sentinels_are_in_no_table_however_many(tmp_path):
-    regime = sentinels.name_regime(databases.REGIME)
+    regime = regimes.name_sentinel(databases.REGIME)
     with Store.open(tmp_path / "a.db") as store:
         for m in (64, 128):
             add_problem(store, _C.Problem("fp8_gemm", m, 2112, 7168))

@@ -8,7 +8,7 @@ from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner.db import Store
 from tuner.learn.dataset import load_dataset
-from tuner.problems import sentinels, shapes
+from tuner.problems import regimes, sentinels, shapes
 from tuner.problems.fields import OPS
 from tuner.search.sentinels import VISITS
 
@@ -20,7 +20,7 @@ PROBLEMS = shapes.load_preset("demo")[:4]
 
 def split(rows: list) -> tuple[list, list]:
     """Return (rows of sentinels, other rows)."""
-    found = [row for row in rows if sentinels.is_sentinel(row.block.regime)]
+    found = [row for row in rows if regimes.is_sentinel(row.block.regime)]
     return found, [row for row in rows if row not in found]
 
 

@@ -1,0 +1,171 @@
+"""Finalists of long products are timed a second time after rests, stored apart, and the choice is by both."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.sweeps import run_sweep
+from tuner.db import Store
+from tuner.learn.dataset import load_dataset
+from tuner.learn.entries import CENSORED, CONFIRMED, SEARCHED, average_rested
+from tuner.measure.records import Plan, Result
+from tuner.problems import regimes
+from tuner.search import rests
+from tuner.search.problem_run import EFFORTS
+
+H200 = _C.Device.known("h200")
+LONG, SHORT = _C.Problem("fp8_gemm", 4096, 7168, 2048), _C.Problem("fp8_gemm", 16, 2112, 7168)
+PLAN = EFFORTS["quick"]
+CONFIGS = _C.get_candidates(LONG, H200)
+
+
+def confirmed(config, ratio, status="ok", role="confirm"):
+    return Result(config=config, role=role, status=status, ratio=ratio, median_us=100.0 * ratio)
+
+
+def load(path):
+    with Store.open(path, "ro") as store:
+        assert store.check() == []
+        rows = store.load_measurements()
+        return rows, store.load_best()
+
+
+def split(rows):
+    """Return (rows of the sweep's own regime, rows after rests) by their roles of confirmation."""
+    found = [row for row in rows if row.role == "confirm"]
+    return [[row for row in found if judge(row.block.regime)] for judge in (regimes.is_own, regimes.is_rested)]
+
+
+def test_names_of_regimes_are_told_apart():
+    names = ["graph-cold", regimes.name_rested("graph-cold"), regimes.name_sentinel("graph-cold")]
+    assert list(map(regimes.is_own, names)) == [True, False, False]
+    assert list(map(regimes.is_rested, names)) == [False, True, False]
+    assert list(map(regimes.is_sentinel, names)) == [False, False, True]
+
+
+def test_only_finalists_of_long_products_rest(tmp_path):
+    worker = InProcessWorker()
+    run_sweep(tmp_path / "a.db", [LONG, SHORT], worker)
+    steady, rested = split(load(tmp_path / "a.db")[0])
+    assert {row.block.problem for row in rested} == {LONG} < {row.block.problem for row in steady}
+    assert 2 <= len({row.config for row in rested}) <= rests.MAX_FINALISTS + 1
+    best = sorted((row for row in steady if row.block.problem == LONG), key=lambda row: row.ratio)
+    assert {row.config for row in best[:4]} <= {row.config for row in rested}
+    plans = [Plan(**job["plan"]) for job in worker.jobs]
+    assert sorted(plan.rest for plan in plans) == [0.0, 0.0, rests.REST]
+
+
+def test_the_choice_is_by_both_and_belongs_to_the_first_block(tmp_path):
+    class Slower(InProcessWorker):
+        """After rests, what won before is a tenth slower."""
+
+        winner = None
+
+        def run(self, job, limit_s, *more):
+            document = super().run(job, limit_s, *more)
+            rows = [row for row in document["results"] if row["role"] == "confirm"]
+            if not job["plan"]["rest"]:
+                best = min(rows, key=lambda row: row["ratio"])
+                self.winner = job["configs"][best["config"]]
+            else:
+                for row in rows:
+                    if job["configs"][row["config"]] == self.winner:
+                        row["ratio"] *= 1.1
+            return document
+
+    run_sweep(tmp_path / "a.db", [LONG], Slower())
+    rows, (best,) = load(tmp_path / "a.db")
+    steady, rested = ({row.config: row.ratio for row in part} for part in split(rows))
+    first = min(steady, key=steady.__getitem__)
+    both = {config: math.sqrt(steady[config] * ratio) for config, ratio in rested.items()}
+    assert first not in best.tie_set and best.config in best.tie_set
+    assert min(both, key=both.__getitem__) in best.tie_set
+    assert best.block_id == split(rows)[0][0].block.block_id
+    with Store.open(tmp_path / "a.db", "ro") as store:
+        assert store.load_best()[0].config != first
+
+
+def test_a_sweep_makes_up_for_missing_rests_and_measures_nothing_else(tmp_path):
+    run_sweep(tmp_path / "a.db", [LONG, SHORT], rests=False)
+    assert not split(load(tmp_path / "a.db")[0])[1]
+    worker = InProcessWorker()
+    summary = run_sweep(tmp_path / "a.db", [LONG, SHORT], worker)
+    assert (summary["measured"], summary["already_measured"]) == (1, 1)
+    assert [job["plan"]["rest"] for job in worker.jobs] == [rests.REST]
+    rows, best = load(tmp_path / "a.db")
+    steady, rested = split(rows)
+    assert {row.block.problem for row in rested} == {LONG} and len(best) == 2
+    blocks = {row.block.block_id for row in steady}
+    assert {one.block_id for one in best} <= blocks
+    assert run_sweep(tmp_path / "a.db", [LONG, SHORT])["measured"] == 0
+
+
+def test_a_table_has_the_mean_of_both(tmp_path):
+    problems = [LONG, replace_m(LONG, 2048)]
+    run_sweep(tmp_path / "a.db", problems, rests=False)
+    with Store.open(tmp_path / "a.db", "ro") as store:
+        before = load_dataset(store, H200.sku)
+    run_sweep(tmp_path / "a.db", problems)
+    with Store.open(tmp_path / "a.db", "ro") as store:
+        after, rows = load_dataset(store, H200.sku), store.load_measurements(role="confirm")
+    row = after.problems.index(LONG)
+    rested = {one.config: one.ratio for one in split(rows)[1] if one.block.problem == LONG}
+    own = {one.config: one.ratio for one in split(rows)[0] if one.block.problem == LONG}
+    assert (before.identity, before.configs) == (after.identity, after.configs)
+    for config, ratio in rested.items():
+        column = after.configs.index(config)
+        assert after.log_ratio[row, column] == pytest.approx((math.log(ratio) + math.log(own[config])) / 2, abs=1e-9)
+
+
+def test_what_was_not_timed_again_gained_as_the_others_did():
+    pick, first, second, other = (_C.Config(64, block_n, 4) for block_n in (160, 192, 208, 176))
+    steady = {(pick, CONFIRMED): 0.0, (first, CONFIRMED): -0.02, (second, CONFIRMED): 0.01}
+    steady |= {(other, SEARCHED): 0.05, (other, CENSORED): 0.4}
+    found = average_rested(steady, {(pick, CONFIRMED): 0.0, (first, CONFIRMED): -0.22, (second, CONFIRMED): -0.2})
+    assert found[first, CONFIRMED] == pytest.approx(-0.12) and found[pick, CONFIRMED] == 0.0
+    assert found[other, SEARCHED] == pytest.approx(0.05 - 0.1)
+    assert found[other, CENSORED] == pytest.approx(0.4 - 0.1)
+    assert average_rested(steady, {}) == steady
+
+
+def test_finalists_are_few_where_products_are_very_long():
+    rows = [confirmed(config, 1.0 + 0.01 * place) for place, config in enumerate(CONFIGS[:12])]
+    assert rests.choose_finalists(rows, 99.0, 1, PLAN) == []
+    assert rests.choose_finalists(rows[::-1], 150.0, 1, PLAN) == CONFIGS[: rests.MAX_FINALISTS]
+    assert len(rests.choose_finalists(rows, 50_000.0, 1, PLAN)) == rests.MIN_FINALISTS
+    assert 2 < len(rests.choose_finalists(rows, 3_000.0, 1, PLAN)) < rests.MAX_FINALISTS
+    assert len(rests.choose_finalists(rows, 3_000.0, 4, PLAN)) == rests.MIN_FINALISTS
+    assert rests.choose_finalists(rows[:1], 150.0, 1, PLAN) == []
+    wrong = [confirmed(CONFIGS[0], 0.5, "incorrect"), confirmed(CONFIGS[1], 0.5, role="search"), *rows[2:4]]
+    assert rests.choose_finalists(wrong, 150.0, 1, PLAN) == CONFIGS[2:4]
+
+
+def test_a_config_that_fails_after_rests_does_not_cost_the_problem(tmp_path):
+    class Crashing(InProcessWorker):
+        def run(self, job, limit_s, *more):
+            if job["plan"]["rest"]:
+                self.blame(len(job["configs"]) - 1)
+            return super().run(job, limit_s, *more)
+
+        def blame(self, index):
+            from tuner.measure.worker_client import WorkerFailure
+
+            raise WorkerFailure("crash", "planted", index)
+
+    summary = run_sweep(tmp_path / "a.db", [LONG], Crashing())
+    rows, (best,) = load(tmp_path / "a.db")
+    assert (summary["measured"], summary["failed"]) == (1, {})
+    assert best.config in {row.config for row in split(rows)[0]} and summary["quarantined"]
+
+
+def replace_m(problem, m):
+    """Return the problem with another m."""
+    return _C.Problem(problem.op, m, problem.n, problem.k)
+
+
+def test_the_plan_of_rests_keeps_the_rounds_of_search():
+    plan = rests.make_plan(replace(PLAN, search_rounds=5))
+    assert plan.search_rounds == 5 and plan.rest == rests.REST and plan.confirm_rounds == 10

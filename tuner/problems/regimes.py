@@ -1,0 +1,33 @@
+"""Regimes: the ways of measuring. Times of different regimes are never put into one ranking without a word.
+
+A sweep's own regime says how it launches and what is in the L2. Two kinds of its blocks have a regime of their own, by
+what its name ends with: sentinels, which nothing ranks, and finalists that were timed again after rests.
+"""
+
+SENTINEL = "-sentinel"
+RESTED = "-rested"
+
+
+def name_sentinel(regime: str) -> str:
+    """Return the regime of the sentinels of a sweep whose own regime is `regime`."""
+    return regime + SENTINEL
+
+
+def name_rested(regime: str) -> str:
+    """Return the regime of launches after rests, of a sweep whose own regime is `regime`."""
+    return regime + RESTED
+
+
+def is_sentinel(regime: str) -> bool:
+    """Return whether blocks of this regime are sentinels."""
+    return regime.endswith(SENTINEL)
+
+
+def is_rested(regime: str) -> bool:
+    """Return whether launches of blocks of this regime came after rests."""
+    return regime.endswith(RESTED)
+
+
+def is_own(regime: str) -> bool:
+    """Return whether this is a sweep's own regime: of neither sentinels nor rests."""
+    return not is_sentinel(regime) and not is_rested(regime)

@@ -1,0 +1,62 @@
+"""Finalists of long products are timed twice: back to back, and each launch after a rest.
+
+Back to back, a board at its power limit lowers its clock, and a config that takes less power gains on others. In a
+model, kernels that take less power run in between. On an H200, of two configs of a large product that tied back to
+back, one was 4 to 7 % faster after rests. The choice is by the geometric mean of both.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from tuner.measure.records import Plan
+
+#: A reference that takes less than this gets no rests: so short a product is bound by latency or memory.
+FROM_US = 100.0
+#: How long a rest is, in times of the replay after it.
+REST = 2.0
+#: Rests end for a problem after about this many seconds: then fewer finalists are timed again, but at least two.
+MAX_FINALISTS, MIN_FINALISTS = 8, 2
+MAX_SECONDS = 1.0
+#: A replay takes at least this long, see tuner.measure.backend.
+REPLAY_US = 300.0
+
+
+def make_plan(plan: Plan) -> Plan:
+    """Return how finalists are timed after rests, where `plan` is how they were timed without."""
+    return replace(plan, confirm_rounds=plan.confirm_rounds // 3, finalists=MAX_FINALISTS, rest=REST)
+
+
+def choose_finalists(results: Sequence, reference_us: float, num_draws: int, plan: Plan) -> list:
+    """Return the configs to time after rests, fastest first, given what a block found; none for a short product.
+
+    `results` are Results or MeasurementRows of the block, `num_draws` the launches that a replay has at least.
+    """
+    if reference_us < FROM_US:
+        return []
+    timed = sorted(filter(is_confirmed, results), key=lambda row: row.ratio)
+    seconds = 0.0
+    chosen: list = []
+    for row in timed[:MAX_FINALISTS]:
+        replay_us = max(row.ratio * reference_us * num_draws, REPLAY_US)
+        seconds += (plan.search_rounds + plan.confirm_rounds) * replay_us * 1e-6 * (1.0 + REST)
+        if seconds > MAX_SECONDS and len(chosen) >= MIN_FINALISTS:
+            break
+        chosen.append(row.config)
+    return chosen if len(chosen) >= MIN_FINALISTS else []
+
+
+def judge(steady: Sequence, rested: Sequence) -> list:
+    """Return the confirmed rows of `rested`, each with the geometric mean of its ratios in both blocks as its ratio."""
+    ratios = {row.config: row.ratio for row in filter(is_confirmed, steady)}
+    return [
+        replace(row, ratio=math.sqrt(row.ratio * ratios[row.config]))
+        for row in filter(is_confirmed, rested)
+        if row.config in ratios
+    ]
+
+
+def is_confirmed(row: Any) -> bool:
+    """Return whether a Result or MeasurementRow has a ratio of confirmation rounds."""
+    return row.role == "confirm" and row.status == "ok" and row.ratio is not None
