@@ -10,6 +10,7 @@ from tuner.measure.records import Plan, Report, Result
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload, count_draws
 from tuner.search import propose, rests
+from tuner.search.past import Steady
 from tuner.search.precompile import Compiled
 from tuner.search.propose import Budget, Outcome, to_outcome
 from tuner.search.study import ProblemStudy
@@ -37,15 +38,17 @@ class Request:
     """How to measure one problem.
 
     `budget` limits a search. `must_confirm` are configs that are confirmed however slow they look. `history` are
-    outcomes of earlier blocks of the same identity, from which a search goes on. `predict(configs)` returns
-    {config: log of the time expected}, by which orders are searched. `name` and `facts` are the study's; `on_study` is
-    called whenever the study has news.
+    outcomes of earlier blocks of the same identity, from which a search goes on. `steady` is what an earlier block
+    found, where nothing but its finalists' times after rests is missing. `predict(configs)` returns {config: log of the
+    time expected}, by which orders are searched. `name` and `facts` are the study's; `on_study` is called whenever the
+    study has news.
     """
 
     sampler: str
     budget: Budget
     must_confirm: list = field(default_factory=list)
     history: list[Outcome] = field(default_factory=list)
+    steady: Steady | None = None
     predict: Callable[[list], dict] | None = None
     name: str = ""
     facts: dict[str, str] = field(default_factory=dict)
@@ -68,6 +71,11 @@ class Block:
     has_failed: bool = False
     is_rested: bool = False
     judged: list = field(default_factory=list)
+
+    @property
+    def timed(self) -> list:
+        """Return the results by which the winner is chosen."""
+        return self.judged if self.is_rested else self.results
 
 
 @dataclass
@@ -139,7 +147,10 @@ class ProblemRun:
             raise
 
     def run_sampler(self, request: Request, on_block: Callable[[Block], None]) -> None:
-        """Measure all usable candidates, or search among them. Raises: ProblemFailed."""
+        """Measure all usable candidates, or search among them, or make up for rests. Raises: ProblemFailed."""
+        if request.steady is not None:
+            self.rest(request.steady.rows, request.steady.reference_us, request.must_confirm, on_block)
+            return
         if not self.usable:
             raise ProblemFailed("no candidate may be launched")
         sampler = propose.choose_sampler(request.sampler, len(self.usable))
@@ -173,7 +184,7 @@ class ProblemRun:
             known |= find_timed(outcomes)
             left -= len(counted.intersection(batch))
         finalists = sorted(known, key=known.__getitem__)[: 2 * self.plan.finalists]
-        self.finish(self.measure(finalists, request.must_confirm, self.plan), on_block)
+        self.finish(self.measure(finalists, request.must_confirm, self.plan), request.must_confirm, on_block)
 
     def race(
         self,
@@ -191,7 +202,7 @@ class ProblemRun:
         block = self.measure(configs, must_confirm, plan or self.plan)
         outcomes = to_outcomes(block.results)
         if plan is None:
-            self.finish(block, on_block)
+            self.finish(block, must_confirm, on_block)
         else:
             block.is_last = False
             on_block(block)
@@ -199,14 +210,14 @@ class ProblemRun:
         request.on_study(study)
         return outcomes
 
-    def finish(self, block: Block, on_block: Callable[[Block], None]) -> None:
+    def finish(self, block: Block, must_confirm: list, on_block: Callable[[Block], None]) -> None:
         """Store the last block, and after it, where it is due, that of its finalists after rests."""
         on_block(block)
         if self.has_rests:
-            self.rest(block.results, block.report.reference_us or 0.0, on_block)
+            self.rest(block.results, block.report.reference_us or 0.0, must_confirm, on_block)
 
-    def rest(self, steady: list, reference_us: float, on_block: Callable[[Block], None]) -> None:
-        """Time the best of `steady` again after rests; these are confirmed results, or stored rows.
+    def rest(self, steady: list, reference_us: float, must_confirm: list, on_block: Callable[[Block], None]) -> None:
+        """Time the best of `steady` again after rests, and what must be confirmed; these are results, or stored rows.
 
         Where that fails, the failures are stored, and what is known of the problem stays. Raises: DeviceRetired.
         """
@@ -215,7 +226,7 @@ class ProblemRun:
         if not finalists:
             return
         try:
-            block = self.measure(finalists, [], rests.make_plan(self.plan))
+            block = self.measure(finalists, must_confirm, rests.make_plan(self.plan))
         except ProblemFailed:
             on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=True))
             self.failures = []

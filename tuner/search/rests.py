@@ -6,11 +6,12 @@ back, one was 4 to 7 % faster after rests. The choice is by the geometric mean o
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tuner.measure.records import Plan
+from tuner.problems.workload import Workload, count_draws
 
 #: A reference that takes less than this gets no rests: so short a product is bound by latency or memory.
 FROM_US = 100.0
@@ -45,6 +46,19 @@ def choose_finalists(results: Sequence, reference_us: float, num_draws: int, pla
             break
         chosen.append(row.config)
     return chosen if len(chosen) >= MIN_FINALISTS else []
+
+
+def find_open(problems: Iterable, found: dict, workload: Workload, plan: Plan) -> dict:
+    """Return {problem: finalists} of those of `problems` that lack times after rests.
+
+    `found` is {problem key: past.Steady} of those that no rests followed; the products of some are too short for any.
+    """
+    steady = {problem: found[problem.key] for problem in problems if problem.key in found}
+    finalists = {
+        problem: choose_finalists(one.rows, one.reference_us, count_draws(problem, workload), plan)
+        for problem, one in steady.items()
+    }
+    return {problem: configs for problem, configs in finalists.items() if configs}
 
 
 def judge(steady: Sequence, rested: Sequence) -> list:

@@ -23,7 +23,7 @@ from tuner.measure.worker_client import DeviceRetired, MeasuringWorker
 from tuner.problems.fields import kernel_identity
 from tuner.problems.regimes import name_rested
 from tuner.problems.sentinels import get_sentinels
-from tuner.problems.workload import Workload, count_draws, name_regime
+from tuner.problems.workload import Workload, name_regime
 from tuner.search import lanes, past, precompile, propose, recording, rests, summary
 from tuner.search.candidates import (
     SweepOptions,
@@ -192,17 +192,10 @@ class Sweep:
 
     def find_unrested(self, candidates: dict) -> dict:
         """Return {problem: finalists} of those measured before, of which only the times after rests are missing."""
-        self.unrested: dict[str, past.Steady] = {}
-        if not (self.options.resume and self.options.rests):
-            return {}
-        plan = EFFORTS[self.options.effort]
-        closed = {problem.key: problem for problem in self.options.problems if problem not in candidates}
-        found = {}
-        for key, steady in self.past.find_unrested(closed.values()).items():
-            draws = count_draws(closed[key], self.workload)
-            if finalists := rests.choose_finalists(steady.rows, steady.reference_us, draws, plan):
-                self.unrested[key], found[closed[key]] = steady, finalists
-        return found
+        closed = [problem for problem in self.options.problems if problem not in candidates]
+        has_rests = self.options.resume and self.options.rests
+        self.unrested = self.past.find_unrested(closed) if has_rests else {}
+        return rests.find_open(closed, self.unrested, self.workload, EFFORTS[self.options.effort])
 
     def load_wanted(self) -> dict[str, list]:
         """Return {problem key: configs that are confirmed in any case}: earlier winners, and those of the options."""
@@ -315,7 +308,8 @@ class Sweep:
         lane.num_taken += 1
         budget = choose_trials(problem, self.device, self.options, configs)
         earlier = self.wanted.get(problem.key, []), self.history[lane.board].get(problem.key, [])
-        request = Request(self.options.sampler, budget, *earlier, **self.studies.describe(problem))
+        steady = self.unrested.get(problem.key)
+        request = Request(self.options.sampler, budget, *earlier, steady, **self.studies.describe(problem))
         try:
             self.measure(problem, configs, request, lane, may_move)
         except ProblemFailed as failure:
@@ -366,12 +360,11 @@ class Sweep:
         """
         compiled = self.compiled.setdefault(kernel_identity(problem), {})
         run = self.make_run(lane, problem, configs, EFFORTS[self.options.effort], self.options.rests)
-        steady = self.unrested.get(problem.key)
-        last_id = steady.block_id if steady else None
+        last_id = request.steady.block_id if request.steady else None
 
         def store_block(block: Block) -> None:
             nonlocal last_id
-            if block.has_failed and may_move:
+            if block.has_failed and may_move and last_id is None:
                 return
             recorder = lane.rested if block.is_rested else lane.recorder
             block_id = recorder.add_block(problem, block, compiled, finish=block.is_last or block.is_rested)
@@ -382,15 +375,11 @@ class Sweep:
                 self.phase_seconds.update(report.seconds)
             if block.has_failed or report.reference_us is None or report.noise is None:
                 return
-            timed = block.judged if block.is_rested else block.results
-            winner = choose_winner(timed, run.heuristic, report.reference_us, report.noise, self.portfolio())
+            winner = choose_winner(block.timed, run.heuristic, report.reference_us, report.noise, self.portfolio())
             if winner is not None:
-                lane.recorder.set_best(problem, last_id if block.is_rested else block_id, winner)
+                lane.recorder.set_best(problem, last_id or block_id, winner)
 
-        if steady:
-            run.rest(steady.rows, steady.reference_us, store_block)
-        else:
-            run.run(request, store_block)
+        run.run(request, store_block)
 
     def make_run(self, lane: lanes.Lane, problem, configs: list, plan: Plan, has_rests: bool = False) -> ProblemRun:
         """Return what measures one problem on a board."""
