@@ -151,6 +151,27 @@ DEFECTS: Defects = {
         ('    return found | {"measurement": dict(zip(rows, checked, strict=True))}\n', "    return found\n"),
         (".where(table.c.checksum.is_(None))", ".where(table.c.checksum.is_not(None))"),
     ],
+    ("tuner/search/rests.py", "tests/cpu/tuner/search/test_rests.py"): [
+        ("    if reference_us < FROM_US:\n", "    if False:\n"),
+        ("rest=REST)", "rest=0.0)"),
+        ("math.sqrt(row.ratio * ratios[row.config])", "ratios[row.config]"),
+        ("if seconds > MAX_SECONDS and", "if False and"),
+        ("max(row.ratio * reference_us * num_draws, REPLAY_US)", "REPLAY_US"),
+        ('row.status == "ok" and row.ratio', "row.ratio"),
+    ],
+    ("tuner/learn/entries.py", "tests/cpu/tuner/search/test_rests.py tests/cpu/tuner/learn/test_dataset.py"): [
+        ("found[config, state] = (value + again) / 2.0", "found[config, state] = value"),
+        ("found.get(key, value + gain)", "found.get(key, value)"),
+        ("rows = [row for row in rows if not is_rested(row.block.regime)]", "rows = list(rows)"),
+    ],
+    ("tuner/learn/families.py", "tests/cpu/tuner/learn/test_dataset.py"): [
+        ('method="complete"', 'method="single"'),
+        ('metric="chebyshev"', 'metric="cityblock"'),
+        (".max(axis=2)", ".min(axis=2)"),
+    ],
+    ("tuner/learn/validate.py", "tests/cpu/tuner/learn/test_evaluate.py"): [
+        ('if fold.split == "family" else fold.held_out', 'if fold.split == "none" else fold.held_out'),
+    ],
     ("tuner/search/past.py", "tests/cpu/tuner/search/test_wide_space.py tests/cpu/tuner/search/test_resume.py"): [
         (" or (key, row.config_id) not in searched:", " or True:"),
         ('row.role == "search" or (key', "(key"),

@@ -197,6 +197,27 @@ class PsumKernel:
         d[0] += self.is_wrong
 
 
+@pytest.mark.parametrize(
+    "name, clean, found",
+    [
+        ("memcheck", "ERROR SUMMARY: 0 errors", "ERROR SUMMARY: 1 error"),
+        ("synccheck", "ERROR SUMMARY: 0 errors", "ERROR SUMMARY: 2 errors"),
+        (
+            "racecheck",
+            "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
+            "RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)",
+        ),
+    ],
+)
+def test_a_tool_is_clean_by_its_own_summary(name, clean, found):
+    child = "child ran 17 configs, 0 wrong []\n========= "
+    assert sanitizer.judge(name, child + clean)
+    assert not sanitizer.judge(name, child + found)
+    assert not sanitizer.judge(name, clean), "the child did not come to its end"
+    assert not sanitizer.judge(name, child.replace("17", "0") + clean)
+    assert not sanitizer.judge(name, child.replace(", 0 wrong", ", 1 wrong") + clean)
+
+
 def test_the_sanitizers_groups_with_ends_are_judged(monkeypatch):
     built = types.SimpleNamespace(cubin=b"", kernel_name="")
     monkeypatch.setattr(watched, "copy_to_gpu", copy_storage)

@@ -185,6 +185,9 @@ def test_a_run_of_its_own_plants_twenty_of_each_fault(world, monkeypatch):
     found = jobs.get_jobs(world, ["worker_faults"], (1, 2))
     assert [name for _, name, _ in found] == [f"round {number}: all" for number in range(0, 20, 2)]
     assert set(fault_kernels.FAULTS) == set(worker_faults.SIGNS)
+    # A launch after the fault names it as the driver does.
+    later = "cuLaunchKernelEx: CUDA_ERROR_MISALIGNED_ADDRESS"
+    assert any(sign in later for sign in worker_faults.SIGNS["misaligned_address"])
 
 
 def test_it_runs_when_nothing_else_does():

@@ -206,6 +206,8 @@ def test_weights_of_a_family_are_all_near_each_other():
     assert families[1] == families[6] != families[4] and len(set(families)) == 5
     assert len({families[0], families[2]}) == 2, "1000 -> 1240 -> 1500 is a chain: 1500 is 1.5x of 1000"
     assert find_families(problems[:1]).tolist() == [0]
+    both = [_C.Problem("fp8_gemm", 8, size, size) for size in (1000, 1240)]
+    assert find_families(both).tolist() == [0, 0], "each size counts by itself"
     chain = [_C.Problem("fp8_gemm", 8, round(1000 * 1.2**step), 1000) for step in range(12)]
     labels = find_families(chain)
     assert all(np.ptp(np.log([chain[row].n for row in np.flatnonzero(labels == label)])) < 0.224 for label in labels)

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from deep_gemm import _C
 from tests.fakes import synthetic
 from tuner import cli
 from tuner.commands import evaluate as command
 from tuner.commands.tables import format_table
 from tuner.learn import evaluate, learner, train, validate
 from tuner.learn.evaluation import Evaluation
+from tuner.learn.families import find_families, find_near
 from tuner.ship import gates
 
 SETTINGS = learner.Settings(trees=8, sizes=(16,))
@@ -43,6 +45,19 @@ def test_families_are_left_out_whole_and_once(data):
     )
     for fold in folds:
         assert not set(data.families[fold.held_out]) & set(data.families[~fold.held_out])
+
+
+def test_nothing_is_trained_on_a_weight_near_a_left_out_family(data):
+    """Two families of a chain are near each other: the fold of one learns from neither."""
+    shapes = [(1000, 1000), (1200, 1000), (1440, 1000), (1728, 1000), (4000, 4000), (9000, 1000)]
+    problems = [_C.Problem("fp8_gemm", m, n, k) for n, k in shapes for m in (64, 128)]
+    data = replace(data, problems=problems, families=find_families(problems))
+    (fold,) = [one for one in validate.family_folds(data) if one.held_out[0]]
+    near = find_near(problems, fold.held_out)
+    assert fold.held_out.sum() < near.sum() < len(problems), "a neighbour of another family"
+    assert (validate.find_training(data, fold) == ~near).all()
+    other = replace(fold, split="model")
+    assert (validate.find_training(data, other) == ~fold.held_out).all()
 
 
 def test_models_are_left_out_with_all_their_shapes(data):
