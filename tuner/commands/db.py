@@ -365,6 +365,8 @@ def print_ranking(database: str, ranking, top: int) -> None:
     print("ratio: to the reference, the heuristic's pick of that time; confirm: rounds that did not choose")
     if len(ranking.ties) > 1:
         print("tied: the rounds cannot tell it from the fastest; the best is the first of these by a fixed order")
+    if ranking.num_rested:
+        print(f"{ranking.num_rested} configs were timed after rests, too, and the best was chosen by both times")
     others = f"; measured {ranking.others} more times" if ranking.others else ""
     print(
         printable(

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from deep_gemm import _C
 from tuner.db.rows import BlockRow, MeasurementRow
-from tuner.problems.regimes import is_own
+from tuner.problems.regimes import is_own, name_rested
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,7 @@ class Ranking:
 
     `others` counts the blocks of the same problem and GPU model that are not shown; `winner` is None where none was
     stored. `ties`: the configs that cannot be told from the fastest by the rounds of the block, the winner first.
+    Of `num_rested` configs the winner was chosen by their times after rests, too, which are not shown.
     """
 
     block: BlockRow
@@ -20,6 +21,7 @@ class Ranking:
     winner: _C.Config | None
     others: int
     ties: tuple[_C.Config, ...] = ()
+    num_rested: int = 0
 
     def place(self, index: int) -> int:
         """Return the rank of a row, from 1: all configs that cannot be told from the fastest share the first."""
@@ -39,6 +41,7 @@ class Ranking:
             "problem": block.problem.as_dict(),
             **{name: getattr(block, name) for name in names},
             "others": self.others,
+            "num_rested": self.num_rested,
             "configs": [
                 {"name": str(row.config), "config": row.config.as_dict(), "is_reference": row.is_reference}
                 | {"rank": self.place(index), "is_best": row.config == self.winner, "is_tied": row.config in self.ties}
@@ -55,11 +58,8 @@ def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -
     compared, by their ratios to its reference config, in which drift of the clocks cancels. `kernel_hash`: only blocks
     of these kernels.
     """
-    rows = [
-        row
-        for row in store.load_measurements(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
-        if is_own(row.block.regime)
-    ]
+    every = store.load_measurements(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
+    rows = [row for row in every if is_own(row.block.regime)]
     if not rows:
         return None
     winners = store.load_best(sku=sku, kernel_hash=kernel_hash, problem_key=problem.key)
@@ -70,7 +70,9 @@ def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -
     for row in sorted((row for row in rows if row.block.block_id == shown.block_id), key=order):
         best.setdefault(row.config_key, row)
     found, ties = (winner.config, winner.tie_set) if winner else (None, ())
-    return Ranking(shown, list(best.values()), found, len(blocks) - 1, ties)
+    regime = name_rested(shown.regime)
+    rested = {row.config for row in every if (row.block.regime, row.block.kernel_hash) == (regime, shown.kernel_hash)}
+    return Ranking(shown, list(best.values()), found, len(blocks) - 1, ties, len(rested))
 
 
 def order(row: MeasurementRow) -> tuple:

@@ -8,9 +8,11 @@ import pytest
 from deep_gemm import _C
 from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.sweeps import run_sweep
+from tuner import cli
 from tuner.db import Store
 from tuner.learn.dataset import load_dataset
 from tuner.learn.entries import CENSORED, CONFIRMED, SEARCHED, average_rested
+from tuner.learn.ranking import rank
 from tuner.measure.records import Plan, Result
 from tuner.problems import regimes
 from tuner.search import rests
@@ -58,7 +60,7 @@ def test_only_finalists_of_long_products_rest(tmp_path):
     assert sorted(plan.rest for plan in plans) == [0.0, 0.0, rests.REST]
 
 
-def test_the_choice_is_by_both_and_belongs_to_the_first_block(tmp_path):
+def test_the_choice_is_by_both_and_belongs_to_the_first_block(tmp_path, capsys):
     class Slower(InProcessWorker):
         """After rests, what won before is a tenth slower."""
 
@@ -85,7 +87,11 @@ def test_the_choice_is_by_both_and_belongs_to_the_first_block(tmp_path):
     assert min(both, key=both.__getitem__) in best.tie_set
     assert best.block_id == split(rows)[0][0].block.block_id
     with Store.open(tmp_path / "a.db", "ro") as store:
-        assert store.load_best()[0].config != first
+        shown = rank(store, LONG, H200.sku)
+    assert shown.winner == best.config != first and shown.rows[0].config == first
+    assert shown.num_rested == shown.to_json()["num_rested"] == len(rested) and shown.others == 0
+    assert cli.run(["db", "show", "4096", "7168", "2048", "--db", str(tmp_path / "a.db")]) == 0
+    assert f"\n{len(rested)} configs were timed after rests, too," in capsys.readouterr().out
 
 
 def test_a_sweep_makes_up_for_missing_rests_and_measures_nothing_else(tmp_path):
