@@ -1,8 +1,14 @@
 """What every test process has to itself, the option --full, a disk cache, and kernel hashes that take little time."""
 
 import functools
+import signal
 
 import pytest
+
+
+def pytest_configure():
+    # A shell starts what runs in the background with SIGINT ignored, which every process of the tests would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
