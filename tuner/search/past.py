@@ -27,11 +27,12 @@ class StoredWinner(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """What the newest finished block of a problem found without rests: confirmed rows, and the reference's time."""
+    """What the newest finished block of a problem found without rests: confirmed rows, the reference's time, noise."""
 
     block_id: int
     rows: list[MeasurementRow]
     reference_us: float
+    noise: float
 
 
 class Past:
@@ -53,8 +54,13 @@ class Past:
         return [*self.load_rows("search"), *self.load_rows("confirm")]
 
     def find_unrested(self, problems: Iterable) -> dict[str, Steady]:
-        """Return {problem key: what was confirmed} of the problems whose newest finished block no rests followed."""
+        """Return {problem key: what was confirmed} of the problems whose newest finished block no rests followed.
+
+        Rests that failed count, too: they are not tried again.
+        """
         wanted = {problem.key for problem in problems}
+        if not wanted:
+            return {}
         blocks: dict[str, dict[tuple, list[MeasurementRow]]] = {}
         for row in self.load_rows("confirm"):
             if row.block.problem_key in wanted and row.block.status == "finished":
@@ -62,11 +68,13 @@ class Past:
         rested: dict[str, str] = {}
         for identity in self.identities.values():
             after_rests = replace(identity, regime=name_rested(identity.regime))
-            for row in self.store.load_measurements(role="confirm", **asdict(after_rests)):
+            for row in self.store.load_measurements(**asdict(after_rests)):
+                if row.block.status == "open":  # killed before its winner was stored
+                    continue
                 rested[row.block.problem_key] = max(row.block.created, rested.get(row.block.problem_key, ""))
         newest = {key: of_key[max(of_key)] for key, of_key in blocks.items()}
         return {
-            key: Steady(rows[0].block.block_id, rows, reference.median_us or 0.0)
+            key: Steady(rows[0].block.block_id, rows, reference.median_us or 0.0, rows[0].block.noise or 0.0)
             for key, rows in newest.items()
             if rested.get(key, "") < rows[0].block.created
             and (reference := next((row for row in rows if row.is_reference), None))

@@ -60,7 +60,8 @@ class Block:
     """One job's outcome; `results` are the report's and those of configs that could not be launched.
 
     A block that `has_failed` holds only the failures of a problem that was given up, without reference or report. One
-    that `is_rested` follows the last block of its problem; `judged` are its results with the ratios of both.
+    that `is_rested` follows the last block of its problem; `judged` are its results with the ratios of both, and
+    `judged_noise` is the noise of these.
     """
 
     reference: object
@@ -71,11 +72,22 @@ class Block:
     has_failed: bool = False
     is_rested: bool = False
     judged: list = field(default_factory=list)
+    judged_noise: float = 0.0
 
     @property
     def timed(self) -> list:
         """Return the results by which the winner is chosen."""
         return self.judged if self.is_rested else self.results
+
+    @property
+    def statuses(self) -> list[str]:
+        """Return a status for each config: those of the search, none after rests."""
+        return [] if self.is_rested else [result.status for result in self.results if result.role == "search"]
+
+    @property
+    def noise(self) -> float:
+        """Return the noise of the ratios of `timed`."""
+        return self.judged_noise if self.is_rested else self.report.noise or 0.0
 
 
 @dataclass
@@ -142,14 +154,19 @@ class ProblemRun:
         try:
             self.run_sampler(request, on_block)
         except (ProblemFailed, DeviceRetired):
-            if any(result.status != "skipped" for result in self.failures):
-                on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=True))
+            self.store_failures(on_block)
             raise
+
+    def store_failures(self, on_block: Callable[[Block], None], is_rested: bool = False) -> None:
+        """Store the failures that no block has, where there are any, in a block of their own."""
+        if any(result.status != "skipped" for result in self.failures):
+            on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=True, is_rested=is_rested))
+        self.failures = []
 
     def run_sampler(self, request: Request, on_block: Callable[[Block], None]) -> None:
         """Measure all usable candidates, or search among them, or make up for rests. Raises: ProblemFailed."""
         if request.steady is not None:
-            self.rest(request.steady.rows, request.steady.reference_us, request.must_confirm, on_block)
+            self.rest(*request.steady[1:], request.must_confirm, on_block)
             return
         if not self.usable:
             raise ProblemFailed("no candidate may be launched")
@@ -214,9 +231,17 @@ class ProblemRun:
         """Store the last block, and after it, where it is due, that of its finalists after rests."""
         on_block(block)
         if self.has_rests:
-            self.rest(block.results, block.report.reference_us or 0.0, must_confirm, on_block)
+            report = block.report
+            self.rest(block.results, report.reference_us or 0.0, report.noise or 0.0, must_confirm, on_block)
 
-    def rest(self, steady: list, reference_us: float, must_confirm: list, on_block: Callable[[Block], None]) -> None:
+    def rest(
+        self,
+        steady: list,
+        reference_us: float,
+        noise: float,
+        must_confirm: list,
+        on_block: Callable[[Block], None],
+    ) -> None:
         """Time the best of `steady` again after rests, and what must be confirmed; these are results, or stored rows.
 
         Where that fails, the failures are stored, and what is known of the problem stays. Raises: DeviceRetired.
@@ -225,14 +250,16 @@ class ProblemRun:
         finalists = rests.choose_finalists(steady, reference_us, draws, self.plan)
         if not finalists:
             return
+        again = {*finalists, *must_confirm}
+        self.usable = [config for config in self.usable if config in again]  # who stands in for a failed reference
         try:
             block = self.measure(finalists, must_confirm, rests.make_plan(self.plan))
         except ProblemFailed:
-            on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=True))
-            self.failures = []
+            self.store_failures(on_block, is_rested=True)
             return
         block.is_last, block.is_rested = False, True
         block.judged = rests.judge(steady, block.results)
+        block.judged_noise = rests.join_noise(noise, block.report.noise)
         on_block(block)
 
     def measure(self, configs: list, must_confirm: list, plan: Plan) -> Block:

@@ -17,7 +17,7 @@ from tuner.problems.workload import Workload, count_draws
 FROM_US = 100.0
 #: How long a rest is, in times of the replay after it.
 REST = 2.0
-#: Rests end for a problem after about this many seconds: then fewer finalists are timed again, but at least two.
+#: As many finalists are timed again as take about MAX_SECONDS together, but at least two.
 MAX_FINALISTS, MIN_FINALISTS = 8, 2
 MAX_SECONDS = 1.0
 #: A replay takes at least this long, see tuner.measure.backend.
@@ -36,12 +36,12 @@ def choose_finalists(results: Sequence, reference_us: float, num_draws: int, pla
     """
     if reference_us < FROM_US:
         return []
-    timed = sorted(filter(is_confirmed, results), key=lambda row: row.ratio)
+    timed, again = sorted(filter(is_confirmed, results), key=lambda row: row.ratio), make_plan(plan)
     seconds = 0.0
     chosen: list = []
     for row in timed[:MAX_FINALISTS]:
         replay_us = max(row.ratio * reference_us * num_draws, REPLAY_US)
-        seconds += (plan.search_rounds + plan.confirm_rounds) * replay_us * 1e-6 * (1.0 + REST)
+        seconds += (again.search_rounds + again.confirm_rounds) * replay_us * 1e-6 * (1.0 + again.rest)
         if seconds > MAX_SECONDS and len(chosen) >= MIN_FINALISTS:
             break
         chosen.append(row.config)
@@ -69,6 +69,11 @@ def judge(steady: Sequence, rested: Sequence) -> list:
         for row in filter(is_confirmed, rested)
         if row.config in ratios
     ]
+
+
+def join_noise(steady: float, rested: float | None) -> float:
+    """Return the noise of a geometric mean of two ratios, given that of each."""
+    return math.hypot(steady, rested or 0.0) / 2.0
 
 
 def is_confirmed(row: Any) -> bool:

@@ -367,17 +367,18 @@ class Sweep:
             if block.has_failed and may_move and last_id is None:
                 return
             recorder = lane.rested if block.is_rested else lane.recorder
-            block_id = recorder.add_block(problem, block, compiled, finish=block.is_last or block.is_rested)
+            block_id = recorder.add_block(problem, block, compiled, finish=block.is_last)
             last_id = block_id if block.is_last else last_id
-            report = block.report
             with self.lock:
-                self.statuses.update(result.status for result in block.results if result.role == "search")
-                self.phase_seconds.update(report.seconds)
-            if block.has_failed or report.reference_us is None or report.noise is None:
+                self.statuses.update(block.statuses)
+                self.phase_seconds.update(block.report.seconds)
+            if block.has_failed or (reference_us := block.report.reference_us) is None or block.report.noise is None:
                 return
-            winner = choose_winner(block.timed, run.heuristic, report.reference_us, report.noise, self.portfolio())
+            winner = choose_winner(block.timed, run.heuristic, reference_us, block.noise, self.portfolio())
             if winner is not None:
                 lane.recorder.set_best(problem, last_id or block_id, winner)
+            if block.is_rested:  # last: a sweep that is killed before this times the finalists again
+                self.store.finish_block(block_id)
 
         run.run(request, store_block)
 

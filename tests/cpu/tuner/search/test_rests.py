@@ -14,9 +14,11 @@ from tuner.learn.dataset import load_dataset
 from tuner.learn.entries import CENSORED, CONFIRMED, SEARCHED, average_rested
 from tuner.learn.ranking import rank
 from tuner.measure.records import Plan, Result
+from tuner.measure.worker_client import WorkerFailure
 from tuner.problems import regimes
 from tuner.search import rests
 from tuner.search.problem_run import EFFORTS
+from tuner.search.recording import Recorder
 
 H200 = _C.Device.known("h200")
 LONG, SHORT = _C.Problem("fp8_gemm", 4096, 7168, 2048), _C.Problem("fp8_gemm", 16, 2112, 7168)
@@ -142,8 +144,8 @@ def test_finalists_are_few_where_products_are_very_long():
     assert rests.choose_finalists(rows, 99.0, 1, PLAN) == []
     assert rests.choose_finalists(rows[::-1], 150.0, 1, PLAN) == CONFIGS[: rests.MAX_FINALISTS]
     assert len(rests.choose_finalists(rows, 50_000.0, 1, PLAN)) == rests.MIN_FINALISTS
-    assert 2 < len(rests.choose_finalists(rows, 3_000.0, 1, PLAN)) < rests.MAX_FINALISTS
-    assert len(rests.choose_finalists(rows, 3_000.0, 4, PLAN)) == rests.MIN_FINALISTS
+    assert 2 < len(rests.choose_finalists(rows, 5_000.0, 1, PLAN)) < rests.MAX_FINALISTS
+    assert len(rests.choose_finalists(rows, 5_000.0, 4, PLAN)) == rests.MIN_FINALISTS
     assert rests.choose_finalists(rows[:1], 150.0, 1, PLAN) == []
     wrong = [confirmed(CONFIGS[0], 0.5, "incorrect"), confirmed(CONFIGS[1], 0.5, role="search"), *rows[2:4]]
     assert rests.choose_finalists(wrong, 150.0, 1, PLAN) == CONFIGS[2:4]
@@ -157,14 +159,60 @@ def test_a_config_that_fails_after_rests_does_not_cost_the_problem(tmp_path):
             return super().run(job, limit_s, *more)
 
         def blame(self, index):
-            from tuner.measure.worker_client import WorkerFailure
-
             raise WorkerFailure("crash", "planted", index)
 
     summary = run_sweep(tmp_path / "a.db", [LONG], Crashing())
     rows, (best,) = load(tmp_path / "a.db")
     assert (summary["measured"], summary["failed"]) == (1, {})
     assert best.config in {row.config for row in split(rows)[0]} and summary["quarantined"]
+
+
+def test_rests_that_fail_cost_few_configs_and_are_not_tried_again(tmp_path):
+    class Broken(InProcessWorker):
+        """Whatever is the reference crashes after rests."""
+
+        def run(self, job, limit_s, *more):
+            self.jobs.append(job)
+            if job["plan"]["rest"]:
+                raise WorkerFailure("crash", "planted", 0)
+            return super().run(job, limit_s, *more)
+
+    other, worker = replace_m(LONG, 2048), Broken()
+    summary = run_sweep(tmp_path / "a.db", [LONG, other], worker)
+    assert (summary["measured"], summary["failed"]) == (2, {})
+    assert 1 <= len(summary["quarantined"]) <= 2 * (rests.MAX_FINALISTS + 1)
+    rows, best = load(tmp_path / "a.db")
+    assert {one.problem for one in best} == {LONG, other} and not split(rows)[1]
+    assert len({row.config for row in split(rows)[0] if row.block.problem == other}) >= 4
+    again = InProcessWorker()
+    assert run_sweep(tmp_path / "a.db", [LONG, other], again)["measured"] == 0 and not again.jobs
+
+
+def test_a_sweep_killed_before_the_winner_is_stored_rests_again(tmp_path, monkeypatch):
+    class Killed(Exception):
+        pass
+
+    calls, real = [], Recorder.set_best
+
+    def set_best(self, *arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise Killed
+        real(self, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "set_best", set_best)
+        with pytest.raises(Killed):
+            run_sweep(tmp_path / "a.db", [LONG])
+    worker = InProcessWorker()
+    assert run_sweep(tmp_path / "a.db", [LONG], worker)["measured"] == 1
+    assert [job["plan"]["rest"] for job in worker.jobs] == [rests.REST]
+    assert run_sweep(tmp_path / "a.db", [LONG])["measured"] == 0
+
+
+def test_the_noise_of_a_mean_is_that_of_both():
+    assert rests.join_noise(0.03, 0.04) == pytest.approx(0.025)
+    assert rests.join_noise(0.02, None) == pytest.approx(0.01)
 
 
 def replace_m(problem, m):
