@@ -1,7 +1,8 @@
 """What earlier sweeps left in the store, read so that a new sweep can go on where they stopped.
 
 A problem is finished when its last block is. Its winner is stored in a transaction of its own right after; where a
-sweep was killed in between, the winner is missing or old, and is chosen again here from the stored rows.
+sweep was killed in between, the winner is missing or old, and is chosen again here from the stored rows. A block of
+times after rests stays open until its winner is stored: where the sweep was killed before that, they are taken again.
 """
 
 from collections.abc import Iterable
