@@ -26,8 +26,13 @@ class Cache:
         self.fill = torch.randn if is_random else torch.zeros
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put keys and values of one position into the memory of a layer, and return all of it."""
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_, **__
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put keys and values of one position into the memory of a layer, and return all of it.
+
+        What transformers passes beyond these, by position before 5.24 and by name since, is for caches of other kinds.
+        """
         if layer == len(self.layers):
             self.layers.append(tuple(self._make_memory(one) for one in (keys, values)))
         for memory, new in zip(self.layers[layer], (keys, values), strict=True):
