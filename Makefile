@@ -48,7 +48,7 @@ wheel: setup ## source distribution and wheel of this Python version in dist/; t
 	$(RUN) -m tests.wheel
 
 gpu-test: build ## the GPU correctness suite; writes its record
-	$(HERE) -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json
+	$(HERE) -m tests.gpu.run
 
 benchmark: build ## every benchmark on this GPU: products, attention logits, casts, a mixture-of-experts layer, host time, dependent launches, compile time
 	$(HERE) -m benchmarks.dense_fp8
@@ -67,10 +67,10 @@ benchmark: build ## every benchmark on this GPU: products, attention logits, cas
 	$(HERE) -m benchmarks.host_time
 	$(HERE) -m benchmarks.host_ops
 	$(HERE) -m benchmarks.pdl
-	$(HERE) -m examples.moe_layer --json benchmarks/results/h200/moe_layer.json
+	$(HERE) -m examples.moe_layer --json "$$($(HERE) -m benchmarks.stamp)/moe_layer.json"
 	$(HERE) -m benchmarks.compile_time --jobs 8
 
-benchmark-summary: ## benchmarks/results/h200/summary.json from the files beside it
+benchmark-summary: ## summary.json of every GPU model in benchmarks/results/, from the files beside it
 	$(HERE) -m benchmarks.summary
 
 release-check: ## fails while a committed record, snapshot or artefact is stale

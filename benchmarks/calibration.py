@@ -27,7 +27,7 @@ from tuner.learn.validate import family_folds, run_fold
 from tuner.problems.fields import OP_NAMES
 
 from .speedup import rounded
-from .stamp import RESULTS, write_json
+from .stamp import results_of, write_json
 
 #: A longer pause between two blocks of a sweep was no measuring: seconds.
 LONGEST = 10.0
@@ -108,13 +108,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sku", default="", help="GPU model to calibrate for (default: the only one)")
     parser.add_argument("--op", nargs="+", default=["fp8_gemm", "bf16_gemm"], help=f"of {OP_NAMES}")
     parser.add_argument("--rounds", type=int, default=4, help="rounds of 8 problems (default 4)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "calibration.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, help="where the result goes (default: among those of the GPU model)")
     args = parser.parse_args(arguments)
     with Store.open(args.db, "ro") as store:
         sku = find_device(store, args.sku).sku
         rows = [row for op in args.op for row in replay(store, sku, op, args.rounds)]
         hashes = {op: store.newest_kernel_hash(op, sku) for op in args.op}
-    write_json(args.out, {"meta": {"sku": sku, "kernel_hash": hashes, "complete": bool(rows)}, "rows": rows})
+    meta = {"sku": sku, "kernel_hash": hashes, "complete": bool(rows)}
+    write_json(args.out or results_of(sku) / "calibration.json", {"meta": meta, "rows": rows})
     for row in rows:
         print(
             f"{row['op']} round {row['round']}: {row['problems']} problems, {row['seconds']} s, regret"

@@ -44,7 +44,7 @@ from tuner.search.problem_run import EFFORTS
 
 from .choices import Choices
 from .speedup import rounded
-from .stamp import DATA, RESULTS, read_json, write_json
+from .stamp import DATA, find_results, read_json, write_json
 
 SEED = 15
 #: Seeds of draws by which a setting was chosen: the smallest leaves' weight of zero, by that of 14.
@@ -259,7 +259,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 3 not every problem was measured."
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "choice_regret.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, default=find_results() / "choice_regret.json", help="where the result goes")
     parser.add_argument(
         "--db", type=Path, help="tuning database to record in and to go on from (default: none is kept)"
     )

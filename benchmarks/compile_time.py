@@ -28,7 +28,7 @@ from deep_gemm import _C
 from deep_gemm.errors import CompileError, DeviceError
 from deep_gemm.jit import compile, generator
 
-from .stamp import RESULTS, make_stamp, read_json, write_json
+from .stamp import find_results, make_stamp, read_json, write_json
 from .variants import MAIN, Variant
 
 
@@ -202,7 +202,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a config did not compile."
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "compile_time.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, default=find_results() / "compile_time.json", help="where the result goes")
     parser.add_argument(
         "--compilers", nargs="+", choices=("nvrtc", "nvcc"), default=["nvrtc", "nvcc"], help="which compilers to time"
     )

@@ -27,7 +27,7 @@ from tuner.problems.fields import kernel_identity
 from .choices import Choices, find_run
 from .cold_timer import FLUSH_BYTES, ColdTimer
 from .product import Product, find_wrong
-from .stamp import DATA, RESULTS, make_stamp, read_json, write_json
+from .stamp import DATA, find_results, make_stamp, read_json, write_json
 
 ROUNDS = 20
 WARM_UP_S = 1.0
@@ -283,7 +283,9 @@ def main(
     parser = argparse.ArgumentParser(
         description=description, epilog="Exit codes: 0 all right, 1 a wrong result or a failure, 3 not complete."
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / f"{family.name}.json", help="where the result goes")
+    parser.add_argument(
+        "--out", type=Path, default=find_results() / f"{family.name}.json", help="where the result goes"
+    )
     parser.add_argument(
         "--best",
         type=Path,

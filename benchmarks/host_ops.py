@@ -25,7 +25,7 @@ from deep_gemm.jit.hashing import name_plain
 
 from .harness import WARM_UP_S, warm_up
 from .host_profile import make_launch
-from .stamp import RESULTS, make_stamp, write_json
+from .stamp import find_results, make_stamp, write_json
 from .stopwatch import time_in_turn
 
 BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
@@ -142,7 +142,7 @@ def measure() -> list[dict]:
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write the rows; return 1 where a call takes longer than it shall."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "host_ops.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, default=find_results() / "host_ops.json", help="where the result goes")
     out = parser.parse_args(arguments).out
     rows = measure()
     for row in rows:

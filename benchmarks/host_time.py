@@ -33,7 +33,7 @@ from .grouped_product import FP8, make_matrices
 from .harness import WARM_UP_S, warm_up
 from .host_profile import time_parts
 from .new_shapes import time_new_shapes
-from .stamp import OPS, RESULTS, make_stamp, write_json
+from .stamp import OPS, find_results, make_stamp, write_json
 from .stopwatch import time_each, time_in_turn
 from .variants import list_dense_problems
 
@@ -181,7 +181,7 @@ def print_result(result: dict) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "host_time.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, default=find_results() / "host_time.json", help="where the result goes")
     args = parser.parse_args(arguments)
     device = _C.get_device()
     host = time_host()

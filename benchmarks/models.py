@@ -38,7 +38,7 @@ from examples import deepseek, llama
 from examples.llama import LLAMA_8B, QWEN3_30B, TINY, TINY_MOE
 from tuner.measure.statistics import median, paired_ratios
 
-from .stamp import RESULTS, make_stamp, write_result
+from .stamp import find_results, make_stamp, write_result
 
 #: The model whose layers are torchao's, beside "bf16" and "fp8".
 TORCHAO = "torchao"
@@ -329,7 +329,7 @@ def main(arguments: list[str] | None = None) -> int:
         "rounds": args.rounds,
     }
     result = {"meta": {**meta, "complete": is_complete and not has_faults}, "rows": rows}
-    write_result(result, args.out, RESULTS / "models.json", is_gpu)
+    write_result(result, args.out, find_results() / "models.json", is_gpu)
     return 1 if has_faults else 0 if is_complete else 3
 
 

@@ -26,7 +26,7 @@ from deep_gemm.quantize import per_block_cast_to_fp8, per_token_cast_to_fp8
 from tuner.measure.statistics import median, paired_ratios
 
 from .harness import WARM_UP_S, warm_up
-from .stamp import RESULTS, make_stamp, write_json
+from .stamp import find_results, make_stamp, write_json
 
 CHAIN = 8
 ROUNDS = 15
@@ -148,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 1 a wrong result, 3 not complete."
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "pdl.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, default=find_results() / "pdl.json", help="where the result goes")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each mode")
     parser.add_argument(
         "--time-budget", type=float, default=120.0, help="seconds; shapes that have not begun by then are left out"

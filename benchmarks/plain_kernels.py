@@ -22,7 +22,7 @@ from deep_gemm import _C, layout, planned, quantize
 from deep_gemm.jit.hashing import name_plain
 from tuner.measure.statistics import median
 
-from .stamp import RESULTS, make_stamp, write_json
+from .stamp import find_results, make_stamp, write_json
 
 #: Kernels that are timed, whose hashes the result carries.
 KERNELS = tuple(map(name_plain, ("cast_rows", "cast_blocks", "scale_layout")))
@@ -123,7 +123,7 @@ def print_row(row: dict) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Measure every case and write the result. Returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog="Exit codes: 0 all, 3 not complete.")
-    parser.add_argument("--out", type=Path, default=RESULTS / "plain_kernels.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, default=find_results() / "plain_kernels.json", help="where the result goes")
     parser.add_argument("--time-budget", type=float, default=300.0, help="seconds; what has not begun is left out")
     args = parser.parse_args(arguments)
     torch.manual_seed(0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from deep_gemm.fields import OP_KINDS
 
 from .speedup import rounded
-from .stamp import RESULTS, read_json, write_json
+from .stamp import read_json, results_of, write_json
 
 
 def make_result(folder: Path) -> dict:
@@ -148,14 +148,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--training", type=Path, required=True, nargs="+", help="training folders, one for each op kind"
     )
-    parser.add_argument("--out", type=Path, default=RESULTS / "evaluation.json", help="where the result goes")
+    parser.add_argument("--out", type=Path, help="where the result goes (default: among those of the GPU model)")
     parser.add_argument("--keep", action="store_true", help="keep the op kinds of --out that are not given")
     args = parser.parse_args(arguments)
-    if args.keep and not args.out.exists():
-        parser.error(f"--keep: {args.out}: no such file; leave --keep out")
     given = [make_result(folder) for folder in args.training]
-    result = join_results(given + (read_kept(args.out, given) if args.keep else []))
-    write_json(args.out, result)
+    out = args.out or results_of(given[0]["meta"]["sku"]) / "evaluation.json"
+    if args.keep and not out.exists():
+        parser.error(f"--keep: {out}: no such file; leave --keep out")
+    result = join_results(given + (read_kept(out, given) if args.keep else []))
+    write_json(out, result)
     for op, part in result["ops"].items():
         for split, table in part["splits"].items():
             if table:

@@ -1,4 +1,7 @@
-"""Where the benchmarks' data and results are stored, and what a result records about its origin."""
+"""Where the benchmarks' data and results are stored, and what a result records about its origin.
+
+`python -m benchmarks.stamp` prints the folder of this machine's results.
+"""
 
 from pathlib import Path
 
@@ -9,11 +12,14 @@ __all__ = [
     "DATA",
     "OP",
     "OPS",
+    "RECORDS",
     "RESULTS",
     "ROOT",
+    "find_results",
     "format_json",
     "make_stamp",
     "read_json",
+    "results_of",
     "write_json",
     "write_result",
 ]
@@ -21,8 +27,21 @@ __all__ = [
 OP = "fp8_gemm"
 OPS = ("fp8_gemm", "bf16_gemm")
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "h200"
+#: A folder of results for each GPU model that was measured.
+RECORDS = ROOT / "benchmarks" / "results"
+#: Those of the GPU that README.md and docs/performance.md speak of, and that the recorded peers were measured on.
+RESULTS = RECORDS / "h200"
 DATA = ROOT / "benchmarks" / "data"
+
+
+def results_of(sku: str) -> Path:
+    """Return the folder of a GPU model's results."""
+    return RECORDS / stamp.name_model(sku)
+
+
+def find_results() -> Path:
+    """Return the folder of the results of the GPU at hand; without one, RESULTS."""
+    return RECORDS / stamp.name_model_here()
 
 
 def write_result(result: dict, out: Path | None, record: Path, is_gpu: bool) -> None:
@@ -38,3 +57,7 @@ def write_result(result: dict, out: Path | None, record: Path, is_gpu: bool) -> 
 def make_stamp(device, ops: tuple[str, ...] = OPS) -> dict:
     """Return the origin of a run on kernels of some op kinds, the dense ones by default."""
     return stamp.make_stamp(device, ops)
+
+
+if __name__ == "__main__":
+    print(find_results())

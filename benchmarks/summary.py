@@ -1,4 +1,5 @@
-"""Write summary.json: every target of the project that has been measured, derived from the result files beside it.
+"""Write summary.json: every target of the project that has been measured, derived from the result files beside it, in
+the folder of each GPU model.
 
 Example: python -m benchmarks.summary
 
@@ -17,9 +18,11 @@ from tuner.problems.fields import read_op_name
 from . import dense_speedup, grouped_speedup, logits_speedup, selector, stale
 from .compile_time import summarise
 from .speedup import geometric_mean, rounded
-from .stamp import RESULTS, read_json, write_json
+from .stamp import RECORDS, RESULTS, read_json, write_json
 
 Entry = dict
+#: Targets with a recorded peer, or with rates, of one GPU model: those of other models have no such entry.
+OF_RESULTS = ("P1", "P2", "P3", "P6", "P7", "P8", "P9", "P10")
 
 
 def is_grouped_call(name: str) -> bool:
@@ -324,24 +327,40 @@ def make_entry(name: str, folder: Path) -> Entry | None:
 
 
 def make_summary(folder: Path = RESULTS) -> dict[str, Entry]:
-    """Return {target: entry} for every target that has a finished result in `folder`."""
-    entries = {name: make_entry(name, folder) for name in TARGETS}
-    return {name: entry for name, entry in entries.items() if entry is not None}
+    """Return {target: entry} for every target that has a finished result in `folder`.
+
+    The recorded times of peers are of the GPU model of RESULTS; another model's folder has only targets that need none.
+    """
+    if folder.parent != RECORDS or folder == RESULTS:
+        entries = {name: make_entry(name, folder) for name in TARGETS}
+        return {name: entry for name, entry in entries.items() if entry is not None}
+    entries = {name: make_entry(name, folder) for name in TARGETS if name not in OF_RESULTS}
+    return {
+        name: {key: value for key, value in entry.items() if not key.startswith("over_upstream")}
+        for name, entry in entries.items() if entry is not None
+    }  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Write the summary and print one line for each target."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--folder", type=Path, default=RESULTS, help="folder of the result files; summary.json is written there"
+        "--folder", type=Path, help="folder of the result files; summary.json is written there (default: every one)"
     )
-    folder = parser.parse_args(arguments).folder
-    summary = make_summary(folder)
-    write_json(folder / "summary.json", summary)
-    for name, entry in summary.items():
-        state = "stale" if entry["stale"] else "met" if entry["met"] else "not met"
-        print(f"{name:4} {entry['value']!s:8} {state:8} target: {entry['target']}")
+    named = parser.parse_args(arguments).folder
+    for folder in [named] if named else list_folders():
+        summary = make_summary(folder)
+        write_json(folder / "summary.json", summary)
+        print(f"{folder.name}:")
+        for name, entry in summary.items():
+            state = "stale" if entry["stale"] else "met" if entry["met"] else "not met"
+            print(f"{name:4} {entry['value']!s:8} {state:8} target: {entry['target']}")
     return 0
+
+
+def list_folders() -> list[Path]:
+    """Return the folders of results, one a GPU model."""
+    return sorted(path for path in RECORDS.iterdir() if path.is_dir())
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ from .models import (
     refuse_transformers,
     time_once,
 )
-from .stamp import RESULTS, make_stamp, write_result
+from .stamp import find_results, make_stamp, write_result
 
 WAYS = ("heuristic", "before", "tuned")
 ROUNDS = 15
@@ -236,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
         "seconds": seconds,
         "rounds": args.rounds,
     }
-    write_result({"meta": meta, "rows": rows}, args.out, RESULTS / "tuned_models.json", is_gpu)
+    write_result({"meta": meta, "rows": rows}, args.out, find_results() / "tuned_models.json", is_gpu)
     print(f"{changed} of {len(problems)} problems have another config now\n\n{format_table(rows)}", flush=True)
     return 1 if any("failed" in row for row in rows) else 0
 

@@ -15,7 +15,7 @@ import torch
 from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
 from tests.callers.programs import PROGRAMS
-from tuner.measure.stamp import make_stamp, write_json
+from tuner.measure.stamp import make_stamp, name_model_here, write_json
 
 
 def run_program(name: str) -> str | None:
@@ -32,7 +32,8 @@ def run_program(name: str) -> str | None:
 def main(arguments: list[str] | None = None) -> int:
     """Run all of them and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200/callers.json"), help="result file")
+    path = Path("benchmarks/results") / name_model_here() / "callers.json"
+    parser.add_argument("--out", type=Path, default=path, help="result file")
     args = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         parser.error("no GPU is visible; `python -m pytest tests/callers` runs the programs on the CPU")

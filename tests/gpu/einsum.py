@@ -23,7 +23,7 @@ from deep_gemm import _C
 from deep_gemm.jit.hashing import name_plain
 from deep_gemm.quantize import ceil_div
 from deep_gemm.testing import calc_diff
-from tuner.measure.stamp import make_stamp, write_json
+from tuner.measure.stamp import make_stamp, name_model_here, write_json
 
 from .public_op import batch_invariant
 
@@ -345,7 +345,8 @@ def check_all(is_quick: bool) -> Suite:
 def main(arguments: list[str] | None = None) -> int:
     """Run everything and write the result; return 1 where anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/h200/einsum.json"), help="result file")
+    path = Path("benchmarks/results") / name_model_here() / "einsum.json"
+    parser.add_argument("--out", type=Path, default=path, help="result file")
     parser.add_argument("--quick", action="store_true", help="leave out the sizes of the upstream suite")
     options = parser.parse_args(arguments)
     torch.manual_seed(0)

@@ -26,7 +26,7 @@ from deep_gemm import layout as layouts
 from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as pack_groups
 from deep_gemm.jit.hashing import name_plain
 from deep_gemm.nn import products, swiglu
-from tuner.measure.stamp import make_stamp, write_json
+from tuner.measure.stamp import make_stamp, name_model_here, write_json
 
 from .memory import as_integers
 
@@ -306,9 +306,8 @@ def plain_jobs(world: object = None) -> list[tuple]:
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results/h200/plain_kernels_bits.json"), help="result file"
-    )
+    path = Path("benchmarks/results") / name_model_here() / "plain_kernels_bits.json"
+    parser.add_argument("--out", type=Path, default=path, help="result file")
     return parser.parse_args(arguments)
 
 

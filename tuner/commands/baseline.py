@@ -39,7 +39,7 @@ def set_baseline(
     from tuner.learn.sources import find_device, find_ops, open_database
 
     named = read_name(which)
-    with open_database(named.database) as store:
+    with open_database(named.database, device) as store:
         sku, found = find_device(store, device).sku, {}
         for name in find_ops(store, sku, op):
             side = load_side(store, sku, name, named.which)

@@ -82,8 +82,9 @@ def compare_artefacts(a: str, b: str, database: str, device: str, op: str, form:
     skus = {models.get_selector(model).sku for model in (first, second)}
     if len(skus) > 1:
         raise errors.UsageError(f"A and B: of different GPU models ({', '.join(sorted(skus))})")
-    with open_database(database) as store:
-        used = find_device(store, device or next(iter(skus)))
+    name = device or next(iter(skus))
+    with open_database(database, name) as store:
+        used = find_device(store, name)
         reports = changes.compare(first, second, store, used, op)
     code = changes.choose_exit_code(reports)
     names = {"a": a, "b": b, "sku": used.sku, "database": str(store.target)}
@@ -131,7 +132,7 @@ def load_sides(
 
         def get_store(database: str):
             if database not in opened:
-                opened[database] = stack.enter_context(open_database(database))
+                opened[database] = stack.enter_context(open_database(database, device))
             return opened[database]
 
         store_b = get_store(named_b.database)

@@ -133,7 +133,7 @@ def audit(
     from tuner.learn.audit import audit_op
     from tuner.learn.sources import find_device, find_ops, open_database
 
-    with open_database(db) as store:
+    with open_database(db, device) as store:
         sku = find_device(store, device).sku
         found = {kind: audit_op(store, sku, kind) for kind in find_ops(store, sku, op)}
     if as_json:
@@ -328,7 +328,7 @@ def show(
     from tuner.ship.selection import make_problem
 
     problem = make_problem(op, **fields)
-    with open_database(db) as store:
+    with open_database(db, device) as store:
         sku = find_device(store, device).sku
         ranking = rank(store, problem, sku, kernel_hash or None)
     if ranking is None:

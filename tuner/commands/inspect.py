@@ -35,7 +35,7 @@ def inspect(
     from tuner.learn.inspection import inspect as inspect_store
     from tuner.learn.sources import find_device, find_ops, open_database
 
-    with open_database(database) as store:
+    with open_database(database, device) as store:
         sku = find_device(store, device).sku
         found = [inspect_store(store, sku, kind, preset) for kind in find_ops(store, sku, op)]
         regressions = find_regressions(database, store, sku, op)

@@ -38,7 +38,7 @@ def report(
     from tuner.report.page import make_page
 
     import_matplotlib()
-    with open_database(database) as store:
+    with open_database(database, device) as store:
         known = find_device(store, device)
         ops = [collect_op(store, known, name) for name in find_ops(store, known.sku, op)]
         name = Path(str(store.target)).name if "://" not in str(store.target) else "a database server"

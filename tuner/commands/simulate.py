@@ -52,7 +52,7 @@ def simulate(
     from tuner.learn.sources import find_device, find_ops, open_database
 
     names = read_samplers(samplers)
-    with open_database(database) as store:
+    with open_database(database, device) as store:
         sku = find_device(store, device).sku
         tables = [load_dataset(store, sku, op=kind) for kind in find_ops(store, sku, op)]
     chosen = [(data, rows) for data in tables if len(rows := simulation.choose_problems(data, problems, least_configs))]

@@ -85,7 +85,7 @@ def load_tables(database: str, device: str, op: str, identity: dict) -> tuple[li
     from tuner.learn.dataset import load_dataset
     from tuner.learn.sources import find_device, find_ops, open_database
 
-    with open_database(database) as store:
+    with open_database(database, device) as store:
         sku = find_device(store, device).sku
         return [load_dataset(store, sku, op=kind, **identity) for kind in find_ops(store, sku, op)], str(store.target)
 

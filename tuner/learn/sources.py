@@ -8,21 +8,30 @@ from tuner import errors
 from tuner.db import Store, is_recorded, queries, snapshot_path
 from tuner.problems.fields import OPS
 
-#: The GPU whose recorded snapshot and artefact come with the package.
+#: The GPU whose recording is read where no other is named or at hand.
 RECORDED_SKU = "nvidia-h200-sm132"
 
 
-def open_database(database: str) -> Store:
+def open_database(database: str, device: str = "") -> Store:
     """Open a database for reading.
 
-    It is the one named, else the user's own if that holds measurements, else the recorded snapshot. Raises: UsageError,
-    StoreError, IntegrityError.
+    It is the one named, else the user's own if that holds measurements, else the recorded snapshot (find_recorded).
+    Raises: UsageError, StoreError, IntegrityError.
     """
     target = database or environment.tuner_database()
-    recorded, is_url = snapshot_path(RECORDED_SKU), "://" in target
+    recorded, is_url = find_recorded(device), "://" in target
     if not database and not is_url and recorded.exists() and not holds_measurements(Path(target)):
         return Store.open(recorded, mode="immutable")
     return Store.open(target, mode="immutable" if is_recorded(target) else "ro")
+
+
+def find_recorded(device: str = "") -> Path:
+    """Return the recorded snapshot of the GPU called `device`, "" meaning the one at hand; of RECORDED_SKU where that
+    GPU has none.
+    """
+    known = known_or_none(device) if device else gpu_or_none()
+    path = snapshot_path(known.sku if known else RECORDED_SKU)
+    return path if path.exists() else snapshot_path(RECORDED_SKU)
 
 
 def holds_measurements(path: Path) -> bool:
@@ -114,7 +123,12 @@ def device_at_hand(name: str, ordinal: int | None = None) -> _C.Device:
 
 def has_gpu() -> bool:
     """Return whether this process may use a GPU."""
+    return gpu_or_none() is not None
+
+
+def gpu_or_none() -> _C.Device | None:
+    """Return this process's first GPU, None without one."""
     try:
-        return bool(_C.get_device(0))
+        return _C.get_device(0)
     except DeviceError:
-        return False
+        return None

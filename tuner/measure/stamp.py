@@ -8,6 +8,27 @@ from pathlib import Path
 
 from tuner.files import write_whole
 
+#: GPU models that are called by a short name, the one that recorded figures are of by default first.
+SHORT_NAMES = ("h200", "h100")
+
+
+def name_model(sku: str) -> str:
+    """Return what a GPU model's results are called by: its short name, or the whole SKU where it has none."""
+    from deep_gemm import _C
+
+    return next((name for name in SHORT_NAMES if _C.Device.known(name).sku == sku), sku)
+
+
+def name_model_here() -> str:
+    """Return what the results of the GPU at hand are called by; without a GPU, the first of SHORT_NAMES."""
+    from deep_gemm import _C
+    from deep_gemm.errors import DeviceError
+
+    try:
+        return name_model(_C.get_device().sku)
+    except DeviceError:
+        return SHORT_NAMES[0]
+
 
 def get_driver_version() -> str | None:
     """Return the driver's version as nvidia-smi gives it, None where it cannot be asked."""

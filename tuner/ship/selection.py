@@ -85,7 +85,7 @@ def add_measured(found: dict, database: str) -> None:
     reference; both are lower bounds where the config was dropped early, and a snapshot has only the ratio of such.
     """
     problem = to_problem(found["problem"])
-    with open_database(database) as store:
+    with open_database(database, found["sku"]) as store:
         ranking = rank(store, problem, found["sku"], runtime.kernel_hash(problem.op))
     found["measured"] = ranking and {
         "database": str(store.target),

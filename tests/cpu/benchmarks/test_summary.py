@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks import dense_speedup, speedup, stale, summary
+from benchmarks import dense_speedup, speedup, stale, stamp, summary
 from benchmarks.cold_timer import FLUSH_NAME, add_up, cut_segments, order_calls
 from benchmarks.stamp import DATA, OP, RESULTS, read_json, write_json
 
@@ -48,14 +48,36 @@ def make_scaled(factor: float) -> dense_speedup.Scaled:
     return dense_speedup.Scaled(make_dense(factor), "dense_fp8")
 
 
-def test_committed_summary_follows_from_its_files():
-    path = RESULTS / "summary.json"
-    recomputed = summary.make_summary(RESULTS)
+@pytest.mark.parametrize("folder", summary.list_folders(), ids=lambda folder: folder.name)
+def test_committed_summary_follows_from_its_files(folder):
+    path = folder / "summary.json"
+    recomputed = summary.make_summary(folder)
     assert (read_json(path) if path.exists() else {}) == recomputed, "run python -m benchmarks.summary"
     for entry in recomputed.values():
-        assert (RESULTS / entry["result"]).exists()
+        assert (folder / entry["result"]).exists()
         assert not (entry["met"] and entry["stale"])
         assert entry["stale"] or entry["kernel_hash"] == stale.current_hashes(entry["kernel_hash"])
+
+
+def test_recorded_peers_are_of_one_gpu_model(tmp_path, monkeypatch):
+    """Of another model, times of the same run alone are compared."""
+    monkeypatch.setattr(summary, "RECORDS", tmp_path)
+    folder = tmp_path / "h100"
+    write_json(folder / "dense_fp8.json", make_dense(0.8))
+    entries = summary.make_summary(folder)
+    assert set(entries) == {"P4"} and entries["P4"]["value"] > 0
+    monkeypatch.setattr(summary, "RESULTS", folder)
+    assert {"P1", "P2", "P3", "P4"} <= set(summary.make_summary(folder))
+
+
+def test_results_are_kept_apart_by_gpu_model(monkeypatch):
+    from deep_gemm import _C
+
+    assert stamp.results_of("nvidia-h200-sm132") == RESULTS == stamp.find_results()
+    assert stamp.results_of(_C.Device.known("h100").sku).name == "h100"
+    assert stamp.results_of("nvidia-h20-sm78").name == "nvidia-h20-sm78"
+    monkeypatch.setattr(_C, "get_device", lambda: _C.Device.known("h100"))
+    assert stamp.find_results().name == "h100"
 
 
 def test_drift_of_the_whole_run_cancels():

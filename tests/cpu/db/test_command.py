@@ -69,6 +69,16 @@ def test_reading_without_an_own_database_reads_the_recorded_one(run, tmp_path, m
     assert code == 0 and out.startswith(str(database))
 
 
+def test_the_recording_is_that_of_the_gpu_named_or_at_hand(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "snapshot_path", lambda sku: tmp_path / f"{sku}.db")
+    h100, h200 = (_C.Device.known(name) for name in ("h100", "h200"))
+    (tmp_path / f"{h100.sku}.db").touch()
+    assert sources.find_recorded("H100").stem == h100.sku
+    assert {sources.find_recorded(name).stem for name in ("", "h20", "nope", "h200")} == {h200.sku}
+    monkeypatch.setattr(_C, "get_device", lambda ordinal: h100)
+    assert sources.find_recorded().stem == h100.sku and sources.find_recorded("h200").stem == h200.sku
+
+
 def test_stats_of_an_empty_database_say_so(run, tmp_path):
     run("init", "--db", tmp_path / "empty.db")
     assert "empty.db\nno rows;" in run("stats", "--db", tmp_path / "empty.db")[1]
