@@ -49,9 +49,12 @@ def test_without_other_kernels_there_is_nothing_to_replay(tmp_path):
 
 
 def test_a_problem_takes_the_time_since_the_block_before_but_no_pause():
-    def row(problem: str, created: str) -> SimpleNamespace:
-        return SimpleNamespace(block=SimpleNamespace(block_id=created, problem=problem, created=created))
+    def row(problem: str, created: str, board: str = "x") -> SimpleNamespace:
+        found = SimpleNamespace(block_id=created + board, problem=problem, created=created, board=board)
+        return SimpleNamespace(block=found)
 
     times = ["2026-01-01T00:00:00Z", "2026-01-01T00:00:02Z", "2026-01-01T00:00:05Z", "2026-01-01T01:00:00Z"]
     rows = [row(problem, created) for problem, created in zip("abba", times, strict=True)]
     assert calibration.time_problems([*rows, rows[1]]) == {"b": 5.0, "a": calibration.LONGEST}
+    beside = [row("c", times[0], "y"), row("d", times[1], "y"), row("c", times[2], "y")]
+    assert calibration.time_problems([*rows, *beside]) == {"b": 5.0, "a": calibration.LONGEST, "d": 2.0, "c": 3.0}

@@ -13,11 +13,11 @@ import time
 import pytest
 
 from benchmarks import stale
-from benchmarks.stamp import OP, OPS, RESULTS, format_json, read_json, write_json
+from benchmarks.stamp import OP, OPS, RECORDS, RESULTS, format_json, read_json, results_of, write_json
 from tests.gpu import jobs, parent, run, sanitizer
 from tests.gpu.record import make_record, make_section, merge_records
 
-GPU_RECORD = RESULTS / stale.GPU_RECORD
+GPU_RECORDS = sorted(RECORDS.glob(f"*/{stale.GPU_RECORD}"))
 
 
 def is_explained(state: stale.State) -> bool:
@@ -43,23 +43,27 @@ def test_reasons_name_existing_records(states):
 SANITIZERS = tuple(f"sanitizer_{tool}" for tool in sanitizer.DEFAULT_TOOLS)
 
 
-def check_whole(record: dict, sections: set[str]) -> None:
-    """Check that a record is of a whole run without failures and has these sections."""
+def check_whole(record: dict, sections: set[str], sku: str = "nvidia-h200-sm132") -> None:
+    """Check that a record is of a whole run without failures on a GPU model and has these sections."""
     assert record["complete"] and record["shard"] == "1/1" and record["failures"] == []
     assert record["cases"] == sum(section["cases"] for section in record["sections"].values()) > 0
-    assert record["sku"] == "nvidia-h200-sm132" and record["driver"] and set(record["compilers"]) == {"nvrtc", "nvcc"}
+    assert record["sku"] == sku and record["driver"] and set(record["compilers"]) == {"nvrtc", "nvcc"}
     assert sections <= set(record["sections"]) and all(record["sections"][name]["cases"] for name in sections)
 
 
-def test_gpu_record_is_whole_and_clean():
-    if not GPU_RECORD.exists():
-        assert not (RESULTS / "summary.json").exists(), "figures without a correctness record"
-        return
-    record = read_json(GPU_RECORD)
+def test_figures_have_a_correctness_record():
+    assert RESULTS / stale.GPU_RECORD in GPU_RECORDS
+
+
+@pytest.mark.parametrize("path", GPU_RECORDS, ids=lambda path: path.parent.name)
+def test_gpu_record_is_whole_and_clean(path):
+    record = read_json(path)
+    assert path.parent == results_of(record["sku"])
     sections = {*jobs.SECTIONS, *SANITIZERS}
     later = sections - set(record["sections"])  # than the record, which then must be made again
-    assert not later or stale.get_reason(GPU_RECORD, record)
-    check_whole(record, (sections - later) | {"nvcc", *jobs.DENSE_SECTIONS, *jobs.GROUPED_SECTIONS, *SANITIZERS})
+    assert not later or stale.get_reason(path, record)
+    needed = {"nvcc", *jobs.DENSE_SECTIONS, *jobs.GROUPED_SECTIONS, *SANITIZERS}
+    check_whole(record, (sections - later) | needed, record["sku"])
 
 
 def test_the_record_of_two_shards_counts_as_a_whole_one():
