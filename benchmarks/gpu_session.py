@@ -6,7 +6,8 @@ Example: python -m benchmarks.gpu_session build suite:1/2 host_time@90 --budget 
 Steps, in the order given, which is that of their priority; `@SECONDS` behind a name is a budget of its own:
   build           the native module, in place; where it fails, nothing else runs
   suite[-SECTION][:i/n]  the GPU correctness suite, one section or one shard of it
-  sweep-PRESET    a sweep of the tuner, into sweep.db
+  racecheck       compute-sanitizer's racecheck on everything that the suite's other tools watch, on all GPUs
+  sweep-PRESET    a sweep of the tuner on all GPUs, into sweep.db
   <script>        a benchmark: the name of a script beside this one, or one of MODULES
 A list of LISTS stands for its steps. A step gets its budget or what is left of `--total`, whichever is less; one for
 which less than MIN_S are left is skipped.
@@ -67,6 +68,7 @@ MODULES = {
 LISTS = {
     "suite": ("build@240", "suite"),
     "faults": ("build@240", "suite-worker_faults@540"),
+    "racecheck": ("build@240", "racecheck@300"),
     "callers": (
         "build@240",
         "host_ops@40",
@@ -119,6 +121,8 @@ LISTS = {
 #: What a sweep is told beside its preset: portfolios measure the best configs of the sweeps before them, the others all
 #: candidates, with and without the knobs of the main loop.
 PORTFOLIO_OPTIONS, SPACE_OPTIONS = ("--portfolio-size", "24"), ("--space", "loops")
+#: Nearly all of a program under racecheck is one core's work.
+RACECHECK_OPTIONS = ("--tools", "racecheck", "--parts", "12")
 #: The suite's options in a session, with which it takes minutes: its defaults run twelve times as many configs of the
 #: variants that are not main ones, in one process.
 SUITE_OPTIONS = ("--spread", "48", "--workers", "3")
@@ -160,8 +164,12 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
         return Step(name, [sys.executable, "-m", "tests.gpu.run", *options], result)
     if sweep := SWEEP.fullmatch(name):
         more = PORTFOLIO_OPTIONS if sweep[1].startswith("portfolio_") else SPACE_OPTIONS
-        options = ["--preset", sweep[1], *more, "--db", str(out / "sweep.db"), *told]
+        options = ["--preset", sweep[1], *more, "--gpus", "all", "--db", str(out / "sweep.db"), *told]
         return Step(name, [sys.executable, "-m", "tuner", "sweep", *options], out / "sweep.db")
+    if name == "racecheck":
+        result = out / "racecheck.json"
+        options = [*RACECHECK_OPTIONS, "--out", str(result), *told]
+        return Step(name, [sys.executable, "-m", "tests.gpu.sanitizer", *options], result)
     if name in MODULES:
         result = out / f"{name}.json"
         return Step(name, [sys.executable, "-m", MODULES[name], "--out", str(result)], result)
@@ -170,9 +178,8 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
         options = ["--out", str(result), *(told if name in BUDGETED else [])]
         options += ["--db", str(out / RECORDING[name])] if name in RECORDING else []
         return Step(name, [sys.executable, "-m", f"benchmarks.{name}", *options], result)
-    raise ValueError(
-        f"{name}: expected build, suite[-SECTION][:i/n], sweep-PRESET or one of {', '.join((*SCRIPTS, *MODULES))}"
-    )
+    names = ", ".join((*SCRIPTS, *MODULES))
+    raise ValueError(f"{name}: expected build, suite[-SECTION][:i/n], racecheck, sweep-PRESET or one of {names}")
 
 
 def run_step(step: Step, budget_s: float) -> dict:
@@ -236,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
         epilog="Exit codes: 0 all right, 1 a step failed or did not run, 2 wrong arguments, 3 a step is incomplete.",
     )
     parser.add_argument(
-        "steps", nargs="*", help=f"build, suite, suite:i/n, sweep-PRESET, {', '.join((*SCRIPTS, *MODULES))}"
+        "steps", nargs="*", help=f"build, suite, suite:i/n, racecheck, sweep-PRESET, {', '.join((*SCRIPTS, *MODULES))}"
     )
     parser.add_argument("--list", choices=LISTS, action="append", default=[], help="the steps of a list, before others")
     parser.add_argument(

@@ -1,6 +1,7 @@
 """Run the GPU correctness suite and write its record.
 
-Example: python -m tests.gpu.run --out benchmarks/results/h200/gpu_record.json --time-budget 500
+Example: python -m tests.gpu.run --time-budget 500
+Example: CUDA_VISIBLE_DEVICES=1 python -m tests.gpu.run --shard 2/2 --out 2.json, beside shard 1 on GPU 0; then --merge
 
 A child process runs the jobs one after the other (jobs.py, parent.py), so that a crash or a hang costs one job; with
 `--workers 2` two of them share the jobs, because their work on the CPU takes longer than that on the GPU. Kernels are
@@ -15,6 +16,8 @@ import json
 import sys
 import time
 from pathlib import Path
+
+from tuner.measure.stamp import name_model_here
 
 from .jobs import ALONE_SECTIONS, DENSE_SECTIONS, GROUPED_SECTIONS, OP_SECTIONS, SECTIONS, run_child
 from .parent import join, list_parents, run_together, select_sections
@@ -148,9 +151,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     epilog = "Exit codes: 0 all right, 1 failures, 2 no GPU or wrong arguments, 3 not complete."
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=epilog)
-    parser.add_argument(
-        "--out", type=Path, default=Path("benchmarks/results/h200/gpu_record.json"), help="where the record goes"
-    )
+    path = Path("benchmarks/results") / name_model_here() / "gpu_record.json"
+    parser.add_argument("--out", type=Path, default=path, help="where the record goes (default: by GPU model)")
     parser.add_argument(
         "--time-budget", type=float, default=500.0, help="seconds; what has not begun by then is left out"
     )

@@ -1,15 +1,23 @@
-"""memcheck and synccheck on a small set of configs of every variant, and on a call of every public function.
+"""memcheck, synccheck and racecheck on a small set of configs of every variant, and on a call of every public function.
 
 Example: python -m tests.gpu.sanitizer --ops masked --tools memcheck,racecheck
+Example: python -m tests.gpu.sanitizer --tools racecheck --parts 24 --time-budget 200 --out racecheck.json
 
 Each tool runs this module again as its children, which share what is watched. A child prepares and judges nearly
 everything on the CPU, so that the tool watches our kernels and little else, and takes every tensor from the driver
 directly, so that each has its own bounds.
 `--report-api-errors no`: torch probes the driver for features it may not have; kernels are what is checked here.
+racecheck takes long, so it is no part of the suite, and its children stop at the end of the time budget: what they had
+done by then is reported, and the run is not complete.
+Result: {"meta": origin, time, whether complete; "sections": {"sanitizer_<tool>": counts}, "failures": [text]; "rows":
+    [{"program", "seconds"} of everything that was watched, slowest first]}.
+Exit codes: 0 all right, 1 a finding, a wrong result or a failure, 3 not complete.
 """
 
 import argparse
+import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -17,9 +25,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import cycle
+from pathlib import Path
+
+import torch
 
 from deep_gemm import _C
+from deep_gemm.jit.ahead import Background, make_jobs
 from deep_gemm.jit.build import get_cubin
+from deep_gemm.jit.hashing import name_plain
+from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
+from tuner.measure.stamp import make_stamp, write_json
 
 from . import grouped_sanitizer, sanitizer_calls, watched
 from .configs import ALL_SMS
@@ -38,6 +54,10 @@ DEFAULT_TOOLS = ("memcheck", "synccheck")
 PARTS = 3
 #: A tool that takes longer hangs.
 TIMEOUT_S = 400.0
+#: What a child begins each program's line with, and what it says at its end: how many it ran, and how many are left.
+PROGRAM, CHILD_RAN = "program: ", "child ran "
+#: A child begins no program when less than this is left: one may take some seconds, and then the tool sums up.
+LAST_S = 40.0
 #: What a tool says at the end when it found nothing.
 CLEAN = {"memcheck": "ERROR SUMMARY: 0 errors", "synccheck": "ERROR SUMMARY: 0 errors",
          "racecheck": "RACECHECK SUMMARY: 0 hazards"}  # fmt: skip
@@ -111,15 +131,24 @@ def list_watched(device, ops: tuple[str, ...] = ALL_OPS) -> list[tuple[str, Call
     return [(name, run) for op, name, run in found if op in ops or (not op and ops == ALL_OPS)]
 
 
-def run_child(ops: tuple[str, ...], part: tuple[int, int] = (1, 1)) -> int:
-    """Run a part of everything; the last line of output gives their number and the failures."""
-    chosen, failures = list_watched(_C.get_device(), ops)[part[0] - 1 :: part[1]], []
+def run_child(ops: tuple[str, ...], part: tuple[int, int] = (1, 1), deadline: float = float("inf")) -> int:
+    """Run a part of everything, a line each; the last line of output gives their number, the failures, and how many
+    the deadline left.
+    """
+    every = list_watched(_C.get_device(), ops)
+    mixed = random.Random(0).sample(every, len(every))  # what a deadline leaves is of no kind alone
+    chosen, failures, ran = mixed[part[0] - 1 :: part[1]], [], 0
     for name, run in chosen:
+        if time.time() > deadline:
+            break
+        start = time.monotonic()
         try:
             failures += run()
         except Exception as error:  # one config's fault; the others are still watched
             failures.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
-    print(f"child ran {len(chosen)} configs, {len(failures)} wrong {failures[:3]}", flush=True)
+        ran += 1
+        print(f"{PROGRAM}{json.dumps({'program': name, 'seconds': round(time.monotonic() - start, 2)})}", flush=True)
+    print(f"{CHILD_RAN}{ran} configs, {len(failures)} wrong {failures[:3]}; {len(chosen) - ran} left", flush=True)
     return 1 if failures else 0
 
 
@@ -134,8 +163,17 @@ def find_tool() -> str | None:
 class Tool:
     """One child of a tool running in the background, its output in a temporary file."""
 
-    def __init__(self, name: str, deadline: float, ops: tuple[str, ...] = ALL_OPS, part: str = "1/1"):
-        self.name, self.start = name, time.monotonic()
+    def __init__(
+        self,
+        name: str,
+        deadline: float,
+        ops: tuple[str, ...] = ALL_OPS,
+        part: str = "1/1",
+        *,
+        gpu: str | None = None,
+        stops: bool = False,
+    ):
+        self.name, self.start, self.num_left, self.programs = name, time.monotonic(), 0, []
         self.timeout_s = max(30.0, min(TIMEOUT_S, deadline - time.time()))
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read by finish(), which closes it)
         command = [
@@ -149,10 +187,12 @@ class Tool:
             *TOOLS[name],
         ]
         environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
+        child = ["--child", part, "--ops", ",".join(ops), *(["--deadline", str(deadline - LAST_S)] if stops else [])]
         self.process: subprocess.Popen | None = None
         try:
             self.process = subprocess.Popen(
-                [*command, sys.executable, "-m", "tests.gpu.sanitizer", "--child", part, "--ops", ",".join(ops)],
+                [*command, sys.executable, "-m", "tests.gpu.sanitizer", *child],
                 stdout=self.output,
                 stderr=subprocess.STDOUT,
                 env=environment,
@@ -171,6 +211,7 @@ class Tool:
                 self.process.wait()
         self.output.seek(0)
         text = self.output.read()
+        self.num_left, self.programs = parse_num_left(text), parse_programs(text)
         cases = parse_num_configs(text)
         is_clean = judge(self.name, text)
         section = {
@@ -189,8 +230,19 @@ def judge(name: str, text: str) -> bool:
 
 def parse_num_configs(text: str) -> int:
     """Return how many configs the child reports as run; 0 if it did not get that far."""
-    words = text.partition("child ran ")[2].split()
+    words = text.partition(CHILD_RAN)[2].split()
     return int(words[0]) if words else 0
+
+
+def parse_num_left(text: str) -> int:
+    """Return how many programs the deadline left, as the child reports; 0 if it did not get that far."""
+    words = text.partition(CHILD_RAN)[2].partition("\n")[0].rpartition("; ")[2].split()
+    return int(words[0]) if words else 0
+
+
+def parse_programs(text: str) -> list[dict]:
+    """Return what ran and how long it took, as the child reports line by line."""
+    return [json.loads(line.removeprefix(PROGRAM)) for line in text.splitlines() if line.startswith(PROGRAM)]
 
 
 def start_tools(
@@ -233,6 +285,45 @@ def parse_part(text: str) -> tuple[int, int]:
     return int(index), int(total)
 
 
+def run_spread(args: argparse.Namespace) -> int:
+    """Run the tools in `--parts` children each, spread over the GPUs, write the record and return the exit code."""
+    start = time.monotonic()
+    deadline, device = time.time() + args.time_budget, _C.get_device()
+    failed = Background(make_jobs(choose_all_pairs(device, args.ops), "nvrtc")).finish(args.time_budget)
+    gpus = cycle(list_gpus())
+    tools = [
+        Tool(name, deadline, args.ops, f"{part}/{args.parts}", gpu=next(gpus), stops=True)
+        for name in args.tools
+        for part in range(1, args.parts + 1)
+    ]
+    sections, failures = finish_tools(tools)
+    failures += [failure for failure in failed if failure.startswith("compiling ahead")]
+    num_left = sum(tool.num_left for tool in tools)
+    rows = sorted((row for tool in tools for row in tool.programs), key=lambda row: -row["seconds"])
+    kernels = (*args.ops, *(map(name_plain, PLAIN_KERNELS) if args.ops == ALL_OPS else ()))
+    meta = {**make_stamp(device, kernels), "complete": num_left == 0, "left": num_left, "parts": args.parts}
+    meta["wall_s"] = round(time.monotonic() - start, 1)
+    if args.out:
+        write_json(args.out, {"meta": meta, "sections": sections, "failures": failures, "rows": rows})
+    print_verdicts(sections, failures, num_left)
+    return 1 if failures else 3 if num_left else 0
+
+
+def list_gpus() -> list[str]:
+    """Return the GPUs of this process as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(index) for index in range(torch.cuda.device_count())]
+
+
+def print_verdicts(sections: dict[str, dict], failures: list[str], num_left: int = 0) -> None:
+    """Print a line for each tool, and what it found."""
+    for name, section in sections.items():
+        print(f"{name}: {section['cases']} watched, {section['failed_jobs']} unclean ({section['seconds']} s)")
+    if num_left:
+        print(f"not complete: the time budget left {num_left} programs")
+    print("\n".join(failure[-600:] for failure in failures[:10]), flush=True)
+
+
 def main() -> int:
     """Run the tools and print their verdicts, or be the child of one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -242,15 +333,17 @@ def main() -> int:
     parser.add_argument(
         "--tools", type=parse_tools, default=DEFAULT_TOOLS, help=f"of {', '.join(TOOLS)}; default: the first two"
     )
+    parser.add_argument("--parts", type=int, default=PARTS, help=f"children of each tool; default {PARTS}")
+    parser.add_argument(
+        "--time-budget", type=float, default=TIMEOUT_S, help=f"seconds; default {TIMEOUT_S:.0f}, which is the most"
+    )
+    parser.add_argument("--out", type=Path, help="where the record goes; default: none is written")
     parser.add_argument("--child", type=parse_part, help=argparse.SUPPRESS)
+    parser.add_argument("--deadline", type=float, default=float("inf"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        return run_child(args.ops, args.child)
-    sections, failures = finish_tools(start_tools(time.time() + TIMEOUT_S, args.ops, args.tools))
-    for name, section in sections.items():
-        print(f"{name}: {section['cases']} watched, {section['failed_jobs']} unclean ({section['seconds']} s)")
-    print("\n".join(failures), flush=True)
-    return 1 if failures else 0
+        return run_child(args.ops, args.child, args.deadline)
+    return run_spread(args)
 
 
 if __name__ == "__main__":

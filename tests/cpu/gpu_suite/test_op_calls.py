@@ -14,6 +14,7 @@ from tests.fakes.gpu_world import copy_storage
 from tests.gpu import einsum, jobs, kernels, op_calls, op_jobs, plain_kernels, run, sanitizer, sanitizer_calls, watched
 from tests.gpu.grouped_psum import PSUM_VARIANTS
 from tests.gpu.world import ALL_OPS
+from tuner.measure.stamp import read_json
 
 H200 = _C.Device.known("h200")
 CALLS = op_calls.list_calls()
@@ -68,7 +69,60 @@ def test_children_of_a_tool_share_what_is_watched(monkeypatch, capsys):
     monkeypatch.setattr(sanitizer, "list_watched", lambda device, ops: items)
     assert sanitizer.run_child(ALL_OPS, (1, 2)) == sanitizer.run_child(ALL_OPS, (2, 2)) == 0
     assert sorted(done) == list("abcde") and len(done) == 5
-    assert [sanitizer.parse_num_configs(line) for line in capsys.readouterr().out.splitlines()] == [3, 2]
+    lines = capsys.readouterr().out.splitlines()
+    assert [sanitizer.parse_num_configs(line) for line in lines if line.startswith(sanitizer.CHILD_RAN)] == [3, 2]
+    assert sorted(row["program"] for row in sanitizer.parse_programs("\n".join(lines))) == list("abcde")
+
+
+def test_a_child_says_what_its_deadline_left(monkeypatch, capsys):
+    monkeypatch.setattr(sanitizer._C, "get_device", lambda: H200, raising=False)
+    times = iter([0.0, 0.0, 11.0])
+    items = [(name, lambda: []) for name in "abcde"]
+    monkeypatch.setattr(sanitizer, "list_watched", lambda device, ops: items)
+    monkeypatch.setattr(sanitizer.time, "time", lambda: next(times))
+    assert sanitizer.run_child(ALL_OPS, (1, 1), deadline=10.0) == 0
+    text = capsys.readouterr().out
+    assert sanitizer.parse_num_configs(text) == 2 and sanitizer.parse_num_left(text) == 3
+    assert len(sanitizer.parse_programs(text)) == 2 and sanitizer.judge("racecheck", text + CLEAN_RACECHECK)
+    assert sanitizer.parse_num_left("killed") == 0 and not sanitizer.judge("racecheck", CLEAN_RACECHECK)
+
+
+CLEAN_RACECHECK = "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+
+
+@pytest.mark.parametrize("faults, code", [({}, 0), ({"num_left": 2}, 3), ({"is_clean": False, "num_left": 2}, 1)])
+def test_children_are_spread_over_the_gpus_and_recorded(monkeypatch, tmp_path, capsys, faults, code):
+    started = []
+
+    class Child:
+        """The second of the children has the faults."""
+
+        def __init__(self, name, deadline, ops, part, *, gpu, stops):
+            started.append((name, part, gpu, stops))
+            own = faults if len(started) == 2 else {}
+            self.name, self.num_left, self.is_clean = name, own.get("num_left", 0), own.get("is_clean", True)
+            self.programs = [{"program": part, "seconds": float(len(started))}]
+
+        def finish(self):
+            row = {"jobs": 1, "cases": 7, "failed_jobs": int(not self.is_clean), "seconds": 5.0}
+            return row, [] if self.is_clean else ["racecheck: a hazard"]
+
+    pool = types.SimpleNamespace(finish=lambda timeout_s: [])
+    monkeypatch.setattr(sanitizer, "Background", lambda jobs: pool)
+    monkeypatch.setattr(sanitizer, "Tool", Child)
+    monkeypatch.setattr(sanitizer._C, "get_device", lambda: H200, raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    out = tmp_path / "racecheck.json"
+    monkeypatch.setattr("sys.argv", ["x", "--tools", "racecheck", "--parts", "3", "--out", str(out)])
+    assert sanitizer.main() == code
+    assert started == [("racecheck", f"{part}/3", gpu, True) for part, gpu in ((1, "3"), (2, "5"), (3, "3"))]
+    record = read_json(out)
+    assert record["meta"]["complete"] == (code == 0 or not faults.get("num_left"))
+    assert (
+        set(ALL_OPS) < set(record["meta"]["kernel_hash"]) and record["sections"]["sanitizer_racecheck"]["cases"] == 21
+    )
+    assert bool(record["failures"]) == (code == 1) and [row["seconds"] for row in record["rows"]] == [3.0, 2.0, 1.0]
+    assert ("not complete" in capsys.readouterr().out) == bool(faults.get("num_left"))
 
 
 def test_kernels_of_new_op_kinds_are_compiled_ahead():
