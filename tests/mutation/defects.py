@@ -99,7 +99,7 @@ DEFECTS: Defects = {
         ("config.num_stages,\n", ""),
         ("        config.cluster_m * config.cluster_n,\n", ""),
         ("(len(ratios) - 1) // 2]", "len(ratios) // 2]"),
-        ("if len(ratios) > 1 else DROP_RATIO_ONCE", "if True else DROP_RATIO_ONCE"),
+        ("if len(ratios) < LEAST_SAMPLES:", "if not ratios:"),
         ("bound > DROP_BOUND_RATIO", "bound > DROP_RATIO"),
         ("        if total > tail:\n", "        if total >= 2 * tail:\n"),
         ("(1.0 - confidence) / 2.0), 1)", "1.0 - confidence), 1)"),
@@ -167,10 +167,10 @@ DEFECTS: Defects = {
     ("tuner/learn/families.py", "tests/cpu/tuner/learn/test_dataset.py"): [
         ('method="complete"', 'method="single"'),
         ('metric="chebyshev"', 'metric="cityblock"'),
-        (".max(axis=2)", ".min(axis=2)"),
+        ("p=np.inf", "p=1"),
     ],
     ("tuner/learn/validate.py", "tests/cpu/tuner/learn/test_evaluate.py"): [
-        ('if fold.split == "family" else fold.held_out', 'if fold.split == "none" else fold.held_out'),
+        ('if fold.split == "family" else ~fold.held_out', 'if fold.split == "none" else ~fold.held_out'),
     ],
     ("tuner/search/past.py", "tests/cpu/tuner/search/test_wide_space.py tests/cpu/tuner/search/test_resume.py"): [
         (" or (key, row.config_id) not in searched:", " or True:"),

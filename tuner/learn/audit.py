@@ -16,16 +16,13 @@ import numpy as np
 from deep_gemm import _C
 from tuner.db.rows import BlockRow, MeasurementRow
 from tuner.learn.dataset import CENSORED, SEARCHED, Dataset, load_dataset
+from tuner.measure.statistics import LEAST_SAMPLES, MAX_NOISE
 from tuner.problems.fields import get_tokens, get_weight_shape, variant_of
 
-#: A censored row with fewer samples rests on too little to contradict anything.
-MIN_SAMPLES = 3
 #: A row is contradicted where it should be within NEAR of the best and is slower than that by CONTRADICTION (log time).
 NEAR, CONTRADICTION = math.log(1.1), math.log(1.25)
 #: Neighbours differ in their tokens by at most this factor, and in nothing else.
 NEIGHBOUR_FACTOR = 2.0
-#: A block with more A/A noise than this is noisy.
-MAX_NOISE = 0.02
 NEIGHBOUR, ESTIMATE = "neighbour", "estimate"
 
 
@@ -50,7 +47,7 @@ class Doubt:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found. `censored` counts all censored pairs, `thin` those with fewer than MIN_SAMPLES samples."""
+    """What an audit found. `censored` counts all censored pairs, `thin` those with fewer than LEAST_SAMPLES samples."""
 
     censored: int
     thin: int
@@ -94,7 +91,7 @@ def audit(data: Dataset, rows: list[MeasurementRow]) -> Audit:
     thin = [
         (int(row), int(column))
         for row, column in censored
-        if samples[data.problems[row], data.configs[column]] < MIN_SAMPLES
+        if samples[data.problems[row], data.configs[column]] < LEAST_SAMPLES
     ]
     noisy = [block for block in blocks.values() if block.noise is not None and block.noise > MAX_NOISE]
     doubts = find_doubts(data, thin, samples)

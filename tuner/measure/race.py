@@ -14,9 +14,9 @@ from typing import Protocol
 from tuner.measure import statistics
 from tuner.measure.records import Plan, Report, Result
 
-#: Below this, a single launch says too little to drop a config: it contains a few microseconds of the host's time.
+#: Below this, single launches say too little to drop a config: they contain a few microseconds of the host's time.
 QUICK_MIN_US = 50.0
-#: A config whose single launch is slower than the fastest one by this factor is dropped without a round.
+#: A config whose checked launches are all slower than the fastest one by this factor is dropped without a round.
 QUICK_DROP_RATIO = 2.5
 #: Each round starts this many places later, and odd rounds run backwards, so that every config gets new neighbours.
 ROTATION = 7
@@ -67,6 +67,7 @@ class Entrant:
 
     index: int
     check: Check = field(default_factory=Check)
+    quick: list[float] = field(default_factory=list)  # times of checked launches
     is_dropped: bool = False
     search: list[float] = field(default_factory=list)
     confirm: list[float] = field(default_factory=list)
@@ -108,17 +109,29 @@ class Race:
         return self.make_report()
 
     def check_all(self) -> None:
-        """Check every config once; drop those whose single launch was very slow."""
+        """Check every config once, and again those whose launch was very slow; drop those that stay so."""
         for entrant in self.entrants:
-            self.progress("check", entrant.index)
-            entrant.check = self.timer.check(entrant.index)
+            self.check(entrant)
             if entrant.index == 0 and entrant.check.status != "ok":
                 raise ReferenceFailed(entrant.check)
-        alive = [entrant for entrant in self.entrants if entrant.is_alive]
-        times = {entrant.index: entrant.check.quick_us for entrant in alive if entrant.check.quick_us}
-        limit = QUICK_DROP_RATIO * max(min(times.values(), default=0.0), QUICK_MIN_US)
-        for index, quick_us in times.items():
-            self.entrants[index].is_dropped = quick_us > limit and index not in self.must_confirm
+        fastest = min((entrant.quick[0] for entrant in self.alive() if entrant.quick), default=0.0)
+        limit = QUICK_DROP_RATIO * max(fastest, QUICK_MIN_US)
+        slow = [entrant for entrant in self.alive() if entrant.quick and entrant.index not in self.must_confirm]
+        slow = [entrant for entrant in slow if entrant.quick[0] > limit]
+        for _ in range(statistics.LEAST_SAMPLES - 1):
+            for entrant in slow:
+                self.check(entrant)
+            # The fastest launch counts: one can be held up, but not hurried.
+            slow = [entrant for entrant in slow if entrant.is_alive and min(entrant.quick) > limit]
+        for entrant in slow:
+            entrant.is_dropped = True
+
+    def check(self, entrant: Entrant) -> None:
+        """Launch a config once, compare its result and remember its time."""
+        self.progress("check", entrant.index)
+        entrant.check = self.timer.check(entrant.index)
+        if entrant.check.status == "ok" and entrant.check.quick_us:
+            entrant.quick.append(entrant.check.quick_us)
 
     def prepare_all(self) -> None:
         """Make every survivor ready for timing."""
@@ -235,7 +248,7 @@ class Race:
         )
 
     def search_result(self, entrant: Entrant) -> Result:
-        """Return the search result: of its rounds, or of the single checked launch where there were none."""
+        """Return the search result: of its rounds, or of the checked launches where there were none."""
         check = entrant.check
         failed = Result(
             config=entrant.index,
@@ -248,8 +261,8 @@ class Race:
             return failed
         reference = self.entrants[0]
         samples, base = entrant.search, reference.search[: len(entrant.search)]
-        if not samples and check.quick_us is not None and reference.check.quick_us is not None:
-            samples, base = [check.quick_us], [reference.check.quick_us]
+        if not samples and entrant.quick and reference.quick:
+            samples, base = entrant.quick, reference.quick[:1] * len(entrant.quick)
         return replace(failed, status="censored" if entrant.is_dropped else "ok", **describe(samples, base))
 
     def confirm_result(self, entrant: Entrant) -> Result:

@@ -13,11 +13,14 @@ from typing import Any, NamedTuple
 #: Two configs tie when they differ by less than one of these (relative; absolute, in microseconds).
 TIE_RATIO = 0.005
 TIE_US = 0.2
-#: A config is dropped when its median ratio to the best exceeds the first figure; after a single round, the second.
-#: It is also dropped when the 99 % lower bound of its median ratio exceeds the third.
+#: A config is dropped when its median ratio to the best exceeds the first figure, or the 99 % lower bound of it the
+#: second.
 DROP_RATIO = 1.5
-DROP_RATIO_ONCE = 2.5
 DROP_BOUND_RATIO = 1.1
+#: It is never dropped on fewer samples than this: one launch in some hundreds is held up by something else.
+LEAST_SAMPLES = 3
+#: A block with more A/A noise than this is noisy: it is measured again.
+MAX_NOISE = 0.02
 
 
 def median(values: Sequence[float]) -> float:
@@ -100,11 +103,11 @@ def paired_ratios(samples: Sequence[float], reference: Sequence[float]) -> list[
 def is_hopeless(ratios: Sequence[float]) -> bool:
     """Return whether a config may be dropped, given its per-round ratios to the best config so far (same rounds).
 
-    Of two middle ratios the lower one counts, and after a single round the limit is wider: a single launch may have
-    been delayed by something else.
+    Of two middle ratios the lower one counts.
     """
-    middle = sorted(ratios)[(len(ratios) - 1) // 2]
-    if middle > (DROP_RATIO if len(ratios) > 1 else DROP_RATIO_ONCE):
+    if len(ratios) < LEAST_SAMPLES:
+        return False
+    if sorted(ratios)[(len(ratios) - 1) // 2] > DROP_RATIO:
         return True
     bound = lower_bound(ratios)
     return bound is not None and bound > DROP_BOUND_RATIO

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from deep_gemm import _C
 from tuner.measure.protocol import make_job
 from tuner.measure.records import Plan, Report, Result
+from tuner.measure.statistics import MAX_NOISE
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload, count_draws
 from tuner.search import propose, rests
@@ -25,6 +26,8 @@ EFFORTS = {
 #: is one message.
 HANG_LIMIT_S = 10.0
 HANG_ESTIMATES = 500.0
+#: Statuses of results that have a time.
+TIMED = ("ok", "censored")
 #: After its second crash or hang a config is quarantined for the rest of the sweep.
 STRIKES = 2
 
@@ -201,7 +204,7 @@ class ProblemRun:
             known |= find_timed(outcomes)
             left -= len(counted.intersection(batch))
         finalists = sorted(known, key=known.__getitem__)[: 2 * self.plan.finalists]
-        self.finish(self.measure(finalists, request.must_confirm, self.plan), request.must_confirm, on_block)
+        self.finish(self.measure_quietly(finalists, request.must_confirm), request.must_confirm, on_block)
 
     def race(
         self,
@@ -216,7 +219,7 @@ class ProblemRun:
 
         With a `plan`, which confirms nothing, other blocks of the problem follow.
         """
-        block = self.measure(configs, must_confirm, plan or self.plan)
+        block = self.measure(configs, must_confirm, plan) if plan else self.measure_quietly(configs, must_confirm)
         outcomes = to_outcomes(block.results)
         if plan is None:
             self.finish(block, must_confirm, on_block)
@@ -261,6 +264,24 @@ class ProblemRun:
         block.judged = rests.judge(steady, block.results)
         block.judged_noise = rests.join_noise(noise, block.report.noise)
         on_block(block)
+
+    def measure_quietly(self, configs: list, must_confirm: list) -> Block:
+        """Measure with the problem's plan, and where that block is noisy once more; return the quieter block, with the
+        failures of both. Raises: ProblemFailed.
+        """
+        first = self.measure(configs, must_confirm, self.plan)
+        if first.noise <= MAX_NOISE:
+            return first
+        try:
+            second = self.measure(configs, must_confirm, self.plan)
+        except ProblemFailed:
+            return first
+        # A reference that failed the second time has nothing to say about other configs.
+        quiet, other = sorted((second, first), key=lambda block: (block.reference != second.reference, block.noise))
+        failures = [result for result in other.results if result.status not in TIMED]
+        failed = {result.config for result in failures}
+        quiet.results = [result for result in quiet.results if result.config not in failed] + failures
+        return quiet
 
     def measure(self, configs: list, must_confirm: list, plan: Plan) -> Block:
         """Run one job to its end, whatever configs crash, hang or are wrong on the way. Raises: ProblemFailed."""

@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from deep_gemm import _C
 from tests.fakes import synthetic
 from tuner.learn import portfolio
 from tuner.learn.dataset import LOG_TWO, UNMEASURED
+from tuner.learn.families import find_families, find_near, split_families
 
 
 def test_greedy_with_swaps_comes_near_the_best_subset_of_small_tables():
@@ -37,14 +39,25 @@ def test_the_smallest_size_within_the_tolerance_wins():
     assert portfolio.choose_size({8: 0.05, 12: 0.03, 16: 0.02}) == 16
 
 
-def test_folds_keep_families_whole_and_cover_everything_once():
-    families = np.random.default_rng(1).integers(0, 13, 200)
-    folds = portfolio.split_families(families, 4)
-    assert (np.sum(folds, axis=0) == 1).all()
-    assert all(
-        len({label in set(families[fold]) for fold in folds if label in families[fold]}) == 1 for label in families
-    )
-    assert sum(len(set(families[fold])) for fold in folds) == len(set(families))
+def test_folds_keep_families_whole_and_learn_from_nothing_near():
+    problems = list(synthetic.make_small_dataset().problems)
+    families = find_families(problems)
+    splits = split_families(problems, families, 4)
+    assert (np.sum([split.held_out for split in splits], axis=0) == 1).all()
+    assert sum(len(set(families[split.held_out])) for split in splits) == len(set(families))
+    for held_out, kept in splits:
+        assert not (kept & find_near(problems, held_out)).any() and (kept | find_near(problems, held_out)).all()
+
+
+def test_a_weight_near_a_held_out_one_is_of_neither_side():
+    """Weights 1, 1.2 and 1.4 apart: the first two are a family; the third is near the second alone."""
+    problems = [_C.Problem("fp8_gemm", 64, n, 4096) for n in (1024, 1216, 1472, 8192)]
+    families = np.array([0, 0, 1, 2])
+    splits = {int(families[split.held_out][0]): split for split in split_families(problems, families, 3)}
+    assert splits[0].held_out.tolist() == [True, True, False, False]
+    assert splits[0].kept.tolist() == [False, False, False, True]
+    assert splits[1].kept.tolist() == [True, False, False, True]
+    assert splits[2].kept.tolist() == [True, True, True, False]
 
 
 def test_more_configs_serve_left_out_families_better_up_to_noise():

@@ -51,9 +51,9 @@ def test_lower_bound_needs_seven_values():
 
 
 def test_dropping():
-    assert statistics.is_hopeless([2.51]) and not statistics.is_hopeless([2.5])
-    assert statistics.is_hopeless([1.51, 1.52]) and not statistics.is_hopeless([1.5, 1.52])
-    assert not statistics.is_hopeless([1.0, 4.4])  # one launch was held up
+    assert not statistics.is_hopeless([9.0]) and not statistics.is_hopeless([9.0, 9.0])  # too few samples
+    assert statistics.is_hopeless([1.4, 1.51, 1.52]) and not statistics.is_hopeless([1.4, 1.5, 1.52])
+    assert not statistics.is_hopeless([1.0, 1.1, 4.4, 4.4])  # two launches were held up
     assert not statistics.is_hopeless([1.2] * 6)
     assert statistics.is_hopeless([1.2] * 7)
     assert not statistics.is_hopeless([1.09] * 20)
