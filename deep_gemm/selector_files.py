@@ -17,7 +17,7 @@ from deep_gemm.errors import ModelError
 
 SUFFIX = ".dgsel"
 #: GPU models for which the package has an artefact. Where it is not found, the installation is at fault.
-PACKAGED_SKUS = ("nvidia-h200-sm132",)
+PACKAGED_SKUS = ("nvidia-h200-sm132", "nvidia-h100-80gb-hbm3-sm132")
 MODES = ("auto", "model", "analytic")
 
 
