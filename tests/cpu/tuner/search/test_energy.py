@@ -181,3 +181,15 @@ def test_the_command_takes_it_and_a_dry_run_counts_it(tmp_path, capsys):
     assert plan_sweep(SweepOptions([SHORT], ""), H200)["rough_seconds"] == seconds["0"]
     assert cli.run([*arguments, "--backend", "simulated", "--no-sentinels", "--energy", "2"]) == 0
     assert {row.status for row in load(tmp_path / "a.db")[0]} == {"ok"}
+
+
+def test_snapshots_and_merges_keep_it(tmp_path):
+    run_sweep(tmp_path / "a.db", [LONG, SHORT], energy=2)
+    assert cli.run(["db", "snapshot", str(tmp_path / "b.db"), "--db", str(tmp_path / "a.db"), "--sku", "h200"]) == 0
+    for _ in range(2):
+        assert cli.run(["db", "merge", str(tmp_path / "c.db"), str(tmp_path / "a.db")]) == 0
+    wanted, *others = (
+        sorted((row.block.problem_key, row.config_key, row.power_w, row.clock_mhz) for row in load(tmp_path / name)[0])
+        for name in ("a.db", "b.db", "c.db")
+    )
+    assert wanted and others == [wanted, wanted]
