@@ -47,10 +47,10 @@ class EnergyRun(Race):
         except PowerUnknown as error:
             self.unknown = dict.fromkeys(self.draws, str(error))
             return self.make_report()
-        self.run_stages(self.check_all, self.prepare_all, self.draw_all, self.recheck)
+        self.run_stages(self.check_all, self.prepare_all, self.measure_power, self.recheck)
         return self.make_report()
 
-    def draw_all(self) -> None:
+    def measure_power(self) -> None:
         """Read the power of every config in both rounds; a config without a reading is left out of the second."""
         for number in range(ROUNDS):
             order = [entrant.index for entrant in self.alive() if entrant.index not in self.unknown]
