@@ -73,8 +73,6 @@ class MeasurementRow(Measured):
     config: _C.Config
     config_id: int
     config_key: str
-    clock_mhz: float | None = None
-    power_w: float | None = None
     report: CompilerReport = CompilerReport()
 
     @property

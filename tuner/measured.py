@@ -11,7 +11,8 @@ class Measured:
     """The outcome of one config in one role: `search` rounds choose, `confirm` rounds score.
 
     Times are microseconds, ratios are to a reference config; None: not known. A `censored` status makes them lower
-    bounds: the race dropped the config early.
+    bounds: the race dropped the config early. `clock_mhz` and `power_w` are the config's alone where its energy was
+    measured, else those of its whole race.
     """
 
     role: str
@@ -27,3 +28,5 @@ class Measured:
     ratio_low: float | None = None
     ratio_high: float | None = None
     samples: list[float] | None = None
+    clock_mhz: float | None = None
+    power_w: float | None = None

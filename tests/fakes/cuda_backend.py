@@ -37,6 +37,10 @@ class FakeEvent:
     def synchronize(self) -> None:
         """Do nothing: the fake device is never behind."""
 
+    def query(self) -> bool:
+        """Return whether the device came so far."""
+        return True
+
     def elapsed_time(self, end: "FakeEvent") -> float:
         """Return milliseconds."""
         return (end.at_us - self.at_us) / 1e3

@@ -159,6 +159,32 @@ DEFECTS: Defects = {
         ("max(row.ratio * reference_us * num_draws, REPLAY_US)", "REPLAY_US"),
         ('row.status == "ok" and row.ratio', "row.ratio"),
     ],
+    ("tuner/measure/power.py", "tests/cpu/tuner/measure/test_power.py"): [
+        ("        self.run(load, WARM_UP_S)\n        first_s", "        first_s"),
+        ("        self.run(load, WARM_UP_S + AVERAGED_S)\n", ""),
+        ("new is not None and old is not None and new > old", "new is not None and old is not None"),
+        ("                    self.has_counter = False\n", "                    pass\n"),
+        ("        finally:\n            load.stop()\n", "        finally:\n            pass\n"),
+    ],
+    ("tuner/measure/energy.py", "tests/cpu/tuner/measure/test_power.py tests/cpu/tuner/search/test_energy.py"): [
+        ("reversed(order) if number % 2 else order", "order"),
+        ("        if index in self.unknown:\n", "        if False:\n"),
+        ("energies[-1] / energies[0] - 1.0", "energies[-1] / energies[0]"),
+        ('if entrant.check.status != "ok":', "if False:"),
+    ],
+    ("tuner/search/energy.py", "tests/cpu/tuner/search/test_energy.py"): [
+        ('row.role != "confirm", row.ratio', "row.ratio"),
+        ('row.status in ("ok", "censored") and ', ""),
+        ("return list(dict.fromkeys(confirmed))[:count]", "return list(dict.fromkeys(confirmed))"),
+        ("energy_s=WINDOW_S", "energy_s=0.0"),
+    ],
+    ("tuner/learn/energy.py", "tests/cpu/tuner/learn/test_energy_replay.py"): [
+        ("is_energy(block.regime) and ", ""),
+        ("energy_j / joules(reference)", "energy_j"),
+        ("energies[config].energy_ratio < least", "energies[config].energy_ratio <= least"),
+        ("            ceiling = energy\n", ""),
+        ("        if time < corner[0] and energy < ceiling:", "        if energy < ceiling:"),
+    ],
     ("tuner/learn/entries.py", "tests/cpu/tuner/search/test_rests.py tests/cpu/tuner/learn/test_dataset.py"): [
         ("found[config, state] = (value + again) / 2.0", "found[config, state] = value"),
         ("found.get(key, value + gain)", "found.get(key, value)"),

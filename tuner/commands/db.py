@@ -12,6 +12,7 @@ from deep_gemm import environment
 from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.problem_options import OP_HELP, add_field_parameters
+from tuner.commands.rankings import print_ranking
 from tuner.commands.tables import WIDTH, AsJson, format_table
 from tuner.credentials import hide_credentials
 from tuner.problems.fields import OP_NAMES
@@ -340,53 +341,3 @@ def show(
         print(json.dumps(ranking.to_json(), indent=1, sort_keys=True))
     else:
         print_ranking(str(store.target), ranking, top)
-
-
-def print_ranking(database: str, ranking, top: int) -> None:
-    """Print the configs of one problem with their times, and what was measured with what."""
-    block = ranking.block
-    print(f"{block.problem} on {block.sku}")
-    shown = ranking.rows[: top or None]
-    rows = [
-        (
-            ranking.place(index),
-            row.config,
-            *describe_time(row),
-            row.num_samples or "-",
-            row.role,
-            row.status,
-            describe_role(ranking, row),
-        )
-        for index, row in enumerate(shown)
-    ]
-    print(format_table(("", "config", "us", "ratio", "count", "rounds", "status", ""), rows))
-    if len(shown) < len(ranking.rows):
-        print(f"... and {len(ranking.rows) - len(shown)} more; --top 0 shows all")
-    print("ratio: to the reference, the heuristic's pick of that time; confirm: rounds that did not choose")
-    if len(ranking.ties) > 1:
-        print("tied: the rounds cannot tell it from the fastest; the best is the first of these by a fixed order")
-    if ranking.num_rested:
-        print(f"{ranking.num_rested} configs were timed after rests, too, and the best was chosen by both times")
-    others = f"; measured {ranking.others} more times" if ranking.others else ""
-    print(
-        printable(
-            f"{block.created[:10]}, kernel {block.kernel_hash[:16]}, {block.compiler}, {block.regime}{others}; from"
-        )
-    )
-    print(printable(database))
-
-
-def describe_time(row) -> tuple[str, ...]:
-    """Return time and ratio of a measured config; of one that was dropped early they are lower bounds."""
-    sign = ">" if row.status == "censored" else ""
-    return tuple(
-        "-" if value is None else f"{sign}{value:.{digits}f}" for value, digits in ((row.median_us, 2), (row.ratio, 3))
-    )
-
-
-def describe_role(ranking, row) -> str:
-    """Return whether a config is the winner, cannot be told from it, or is the reference."""
-    is_best = row.config == ranking.winner
-    is_tied = row.config in ranking.ties and not is_best
-    roles = {"best": is_best, "tied": is_tied, "reference": row.is_reference}
-    return ", ".join(name for name, holds in roles.items() if holds)

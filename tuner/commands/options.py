@@ -15,3 +15,10 @@ MODEL_FOLDER = typer.Option(
 )
 BACKEND = typer.Option("cuda", help="cuda, or simulated: estimates with noise; this needs --out.")
 AS_JSON = typer.Option(False, "--json", help="Print the result as JSON.")
+ENERGY = typer.Option(
+    "0",
+    help=(
+        "Also measure the energy of so many configs of each problem, the fastest confirmed ones, or of all that are"
+        " right: all. About a second each."
+    ),
+)

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import typer
 
 from tuner import errors
+from tuner.commands.fronts import FRONT_SAMPLER, simulate_front
 from tuner.commands.tables import format_table
 from tuner.problems.fields import OP_NAMES
 
@@ -34,7 +35,10 @@ def simulate(
     ),
     samplers: str = typer.Option(
         "forest,analytic,tpe,random",
-        help="Samplers to compare, separated by commas; besides these: gp, cmaes and qmc.",
+        help=(
+            "Samplers to compare, separated by commas; besides these: gp, cmaes and qmc. nsga2, by itself, is compared"
+            " in time and energy, with chance and two orders."
+        ),
     ),
     seeds: int = typer.Option(2, min=1, max=100, help="Repetitions per problem, each with another seed."),
     seed: int = typer.Option(0, help="First seed."),
@@ -51,6 +55,10 @@ def simulate(
     from tuner.learn.dataset import load_dataset
     from tuner.learn.sources import find_device, find_ops, open_database
 
+    if samplers == FRONT_SAMPLER:
+        form = "json" if as_json else "markdown" if as_markdown else "text"
+        simulate_front(database, device, op, problems, least_configs, range(seed, seed + seeds), form)
+        return
     names = read_samplers(samplers)
     with open_database(database, device) as store:
         sku = find_device(store, device).sku
@@ -89,7 +97,10 @@ def read_samplers(text: str) -> list[str]:
     known = [name for name in SAMPLERS if name not in ("auto", "exhaustive")]
     wrong = [name for name in names if name not in known]
     if wrong or not names:
-        raise errors.UsageError(f"--samplers {text}: must be some of {', '.join(known)}")
+        raise errors.UsageError(
+            f"--samplers {text}: must be some of {', '.join(known)}; or {FRONT_SAMPLER} alone, which searches for"
+            " energy, too"
+        )
     for name in names:
         choose_sampler(name, 1)
     return names

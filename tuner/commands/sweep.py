@@ -14,6 +14,7 @@ from deep_gemm.errors import DeepGemmError
 from deep_gemm.text import printable
 from tuner import errors
 from tuner.commands.gpu_options import GPUS, MIXED, SCHEDULER, check_scheduler, choose_gpus
+from tuner.commands.options import ENERGY, RECORD_DB
 from tuner.commands.tables import format_table
 from tuner.problems import shapes
 
@@ -35,6 +36,7 @@ SAMPLER_HELP = (
     "auto (exhaustive for spaces of up to 256 configs, else forest), exhaustive, forest (by the predictions of the"
     " installed selector), analytic (by the heuristic's), tpe, gp, cmaes, random or qmc."
 )
+BACKEND_HELP = "cuda, or simulated: estimates with noise instead of times, without a GPU, under the regime `simulated`."
 STORAGE_HELP = "URL of an optuna storage, such as sqlite:///studies.db, to which every study is told while it runs."
 
 PORTFOLIO_SIZE = typer.Option(
@@ -69,9 +71,7 @@ def sweep(
     space: str = typer.Option("default", help=SPACE_HELP),
     portfolio_size: int = PORTFOLIO_SIZE,
     portfolio_from: str = PORTFOLIO_FROM,
-    database: str = typer.Option(
-        "", "--db", help="Database to record in. Default: $DG_TUNER_DB, else ~/.deep_gemm/tuning.db."
-    ),
+    database: str = RECORD_DB,
     sampler: str = typer.Option("auto", help=SAMPLER_HELP),
     n_trials: int = N_TRIALS,
     effort: str = typer.Option("quick", help="quick (3 search and 30 confirmation rounds) or full (8 and 40)."),
@@ -93,13 +93,11 @@ def sweep(
     rests: bool = typer.Option(
         True, help="Time the finalists of long products (100 us and more) again after rests, and choose by both."
     ),
+    energy: str = ENERGY,
     dry_run: bool = typer.Option(
         False, help="Measure nothing; print what would be measured on an H200, and roughly how long it would take."
     ),
-    backend: str = typer.Option(
-        "cuda",
-        help="cuda, or simulated: estimates with noise instead of times, without a GPU, under the regime `simulated`.",
-    ),
+    backend: str = typer.Option("cuda", help=BACKEND_HELP),
     as_json: bool = typer.Option(False, "--json", help="Print the summary as JSON."),
 ) -> None:
     """Measure configs on this GPU and record them. Run it again to resume.
@@ -107,6 +105,7 @@ def sweep(
     Example: python -m tuner sweep --preset default --effort full
     """
     from tuner.search.candidates import SweepOptions
+    from tuner.search.energy import parse_count
 
     check_choices(workload, space, backend, effort, study_storage)
     check_space(space, bool(configs_file or portfolio_size))
@@ -133,6 +132,7 @@ def sweep(
         study_storage=study_storage,
         sentinels=sentinels,
         rests=rests,
+        energy=parse_count(energy),
         argv=sys.argv[1:],
     )
     summary = (dry_summary if dry_run else measure)(options, portfolio_from or options.database, portfolio_size)

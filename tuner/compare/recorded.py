@@ -32,7 +32,7 @@ from tuner.compare.noise import Noise, estimate_noise, mean_chance, mean_interva
 from tuner.db.rows import MeasurementRow, WinnerRow
 from tuner.measure import statistics
 from tuner.problems import workload
-from tuner.problems.regimes import is_own, is_sentinel
+from tuner.problems.regimes import is_energy, is_own, is_sentinel
 
 #: Blocks with fewer common configs say nothing about one of them beside the others.
 MIN_CONFIGS = 3
@@ -180,8 +180,8 @@ def is_confirmed(row: MeasurementRow) -> bool:
 
 
 def take_repeated(rows: list[MeasurementRow]) -> list[MeasurementRow]:
-    """Return the confirmed rows, of sentinels and others."""
-    return [row for row in rows if is_confirmed(row)]
+    """Return the confirmed rows, of sentinels and others; those of energy rest on two rounds only."""
+    return [row for row in rows if is_confirmed(row) and not is_energy(row.block.regime)]
 
 
 def take_confirmed(rows: list[MeasurementRow]) -> dict[str, dict[str, MeasurementRow]]:

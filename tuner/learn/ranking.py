@@ -1,10 +1,11 @@
 """What was measured of one problem: its configs in the order of their times."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from deep_gemm import _C
 from tuner.db.rows import BlockRow, MeasurementRow
-from tuner.problems.regimes import is_own, name_rested
+from tuner.learn.energy import Energy, find_front, read_energies
+from tuner.problems.regimes import is_own, name_energy, name_rested
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,9 @@ class Ranking:
 
     `others` counts the blocks of the same problem and GPU model that are not shown; `winner` is None where none was
     stored. `ties`: the configs that cannot be told from the fastest by the rounds of the block, the winner first.
-    Of `num_rested` configs the winner was chosen by their times after rests, too, which are not shown.
+    Of `num_rested` configs the winner was chosen by their times after rests, too, which are not shown. `energies` are
+    those that other blocks of the same kernels and regime measured; configs on the `front` of these have none that is
+    better in both time and energy.
     """
 
     block: BlockRow
@@ -22,6 +25,8 @@ class Ranking:
     others: int
     ties: tuple[_C.Config, ...] = ()
     num_rested: int = 0
+    energies: dict[_C.Config, Energy] = field(default_factory=dict)
+    front: tuple[_C.Config, ...] = ()
 
     def place(self, index: int) -> int:
         """Return the rank of a row, from 1: all configs that cannot be told from the fastest share the first."""
@@ -46,8 +51,18 @@ class Ranking:
                 {"name": str(row.config), "config": row.config.as_dict(), "is_reference": row.is_reference}
                 | {"rank": self.place(index), "is_best": row.config == self.winner, "is_tied": row.config in self.ties}
                 | {name: getattr(row, name) for name in measured}
+                | self.describe_energy(row.config)
                 for index, row in enumerate(self.rows)
             ],
+        }
+
+    def describe_energy(self, config: _C.Config) -> dict:
+        """Return the joules and watts of one config, None where they were not measured."""
+        energy = self.energies.get(config)
+        return {
+            "energy_j": energy and energy.energy_j,
+            "power_w": energy and energy.power_w,
+            "is_on_front": None if energy is None else config in self.front,
         }
 
 
@@ -70,9 +85,17 @@ def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -
     for row in sorted((row for row in rows if row.block.block_id == shown.block_id), key=order):
         best.setdefault(row.config_key, row)
     found, ties = (winner.config, winner.tie_set) if winner else (None, ())
-    regime = name_rested(shown.regime)
-    rested = {row.config for row in every if (row.block.regime, row.block.kernel_hash) == (regime, shown.kernel_hash)}
-    return Ranking(shown, list(best.values()), found, len(blocks) - 1, ties, len(rested))
+    again = select_regime(every, shown, name_rested(shown.regime))
+    energies = read_energies(select_regime(every, shown, name_energy(shown.regime)))
+    front = tuple(find_front(energies))
+    rested = len({row.config for row in again})
+    return Ranking(shown, list(best.values()), found, len(blocks) - 1, ties, rested, energies, front)
+
+
+def select_regime(rows: list[MeasurementRow], shown: BlockRow, regime: str) -> list[MeasurementRow]:
+    """Return the rows of one regime, of the same kernels as a block."""
+    wanted = regime, shown.kernel_hash, shown.compiler
+    return [row for row in rows if (row.block.regime, row.block.kernel_hash, row.block.compiler) == wanted]
 
 
 def order(row: MeasurementRow) -> tuple:

@@ -20,9 +20,12 @@ from deep_gemm.jit.hashing import package_hash
 from deep_gemm.quantize import ceil_div
 from tuner.measure.checked_output import CheckedOutput, make_reference
 from tuner.measure.devices import describe_device
+from tuner.measure.energy import make_race
+from tuner.measure.load import GraphLoad
 from tuner.measure.operands import OperandPool, get_factors, get_head_splits
+from tuner.measure.power import Draw, PowerMeter
 from tuner.measure.protocol import Job, parse_job
-from tuner.measure.race import Check, Race
+from tuner.measure.race import Check
 from tuner.measure.records import Plan
 from tuner.measure.telemetry import Telemetry
 from tuner.problems.fields import kernel_identity
@@ -80,6 +83,7 @@ class CudaBackend:
         self.device = _C.get_device(0)
         self.uuid = _C.get_device_uuid(0)
         self.telemetry = Telemetry(self.uuid)
+        self.meter = PowerMeter(self.telemetry)
         self.pool: OperandPool | None = None
         self.kernels: dict = {}
         self.anchor = Anchor()
@@ -105,7 +109,7 @@ class CudaBackend:
         self.anchor.warm_up()
         timer = self.make_timer(job)
         progress("setup", None)
-        report = Race(timer, len(job.configs), job.plan, job.must_confirm, progress, job.order, job.has_twin).run()
+        report = make_race(timer, job, progress).run()
         return replace(report, **self.telemetry.read(), anchor_us=self.anchor.read()).to_json()
 
     def parse(self, message: dict) -> Job:
@@ -253,14 +257,14 @@ class CudaTimer:
         self.graphs[0].replay()
         return self.time([0])[0]
 
-    def capture(self, index: int) -> torch.cuda.CUDAGraph:
-        """Capture launches over consecutive sets.
+    def capture(self, index: int, turn: int = 0) -> torch.cuda.CUDAGraph:
+        """Capture launches over consecutive sets, or over those behind the ones of so many replays.
 
         Where a replay is shorter than the ring, configs start at different sets, as choose_start says.
         """
         kernel, _ = self.backend.get_kernel(self.problem, self.configs[index])
         count = self.num_launches[index]
-        start = self.choose_start(index, count)
+        start = self.choose_start(index, count) + turn * count
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(capture_error_mode="relaxed")
         try:
@@ -312,6 +316,17 @@ class CudaTimer:
     def launches(self, index: int) -> int:
         """Return the launches of one replay of `index`."""
         return self.num_launches[index]
+
+    def check_power(self) -> None:
+        """Raise PowerUnknown where the board's power cannot be read."""
+        self.backend.meter.check()
+
+    def draw(self, index: int, seconds: float) -> Draw:
+        """Replay `index` without pause and return what it drew. Raises: PowerUnknown."""
+        try:
+            return self.backend.meter.measure(GraphLoad(self, index), seconds)
+        except RuntimeError as error:
+            raise DeviceFault(index, error) from error
 
 
 def count_launches(kernel_us: float, draws: int = 1) -> int:

@@ -102,11 +102,15 @@ class Race:
 
     def run(self) -> Report:
         """Run the race and return its report. Raises: ReferenceFailed, and what the timer raises."""
-        for stage in (self.check_all, self.prepare_all, self.run_search, self.run_confirmation, self.recheck):
+        self.run_stages(self.check_all, self.prepare_all, self.run_search, self.run_confirmation, self.recheck)
+        return self.make_report()
+
+    def run_stages(self, *stages: Callable[[], None]) -> None:
+        """Run stage after stage, and note the seconds of each."""
+        for stage in stages:
             start = time.monotonic()
             stage()
             self.seconds[stage.__name__] = round(time.monotonic() - start, 4)
-        return self.make_report()
 
     def check_all(self) -> None:
         """Check every config once, and again those whose launch was very slow; drop those that stay so."""

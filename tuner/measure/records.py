@@ -15,7 +15,8 @@ class Plan:
     """How thoroughly one problem is measured.
 
     `finalists` are confirmed at least. With `isolate` every timing is a message of its own, so that a fault can be
-    blamed on one config. Before each timing the device rests for `rest` times as long.
+    blamed on one config. Before each timing the device rests for `rest` times as long. With `energy_s` nothing is
+    raced: every config runs for that many seconds without pause, and its power is read, see energy.py.
     """
 
     search_rounds: int
@@ -25,6 +26,7 @@ class Plan:
     confirm_seconds: float
     isolate: bool = False
     rest: float = 0.0
+    energy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

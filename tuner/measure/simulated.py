@@ -1,4 +1,5 @@
-"""A measuring backend without a GPU: a time is the analytic estimate, a fixed error per config, and seeded noise.
+"""A measuring backend without a GPU: a time is the analytic estimate, a fixed error per config, and seeded noise. The
+power of a config has a part that it always draws, and one for its work, with another fixed error per config.
 
 It serves to try the whole loop (sweep, train, export), and tests. Its rows carry the regime `simulated`, so that no
 reader mixes them with measured ones. The same seed, problem and config always give the same times.
@@ -13,14 +14,20 @@ from dataclasses import replace
 from deep_gemm import _C
 from deep_gemm.jit.hashing import package_hash
 from tuner.measure.devices import describe_device
+from tuner.measure.energy import make_race
+from tuner.measure.power import Draw
 from tuner.measure.protocol import parse_job
-from tuner.measure.race import Check, Race
+from tuner.measure.race import Check
 from tuner.problems.fields import get_weight_shape, variant_of
 
 REGIME = "simulated"
 #: Standard deviation of the log error of the analytic estimate, and of one timing: about those of the H200 rows.
 MODEL_SPREAD = 0.08
 NOISE_SPREAD = 0.004
+#: Assumptions: watts of a busy H200 without any work, and those of the work where the heuristic's pick does it; the
+#: standard deviation of the log of the energy that the work takes.
+IDLE_W, WORK_W = 200.0, 350.0
+WORK_SPREAD = 0.12
 #: About what the anchor takes on an H200.
 ANCHOR_US = 190.0
 
@@ -54,7 +61,7 @@ class SimulatedBackend:
         job = parse_job(message)
         progress("setup", None)
         timer = self.make_timer(job.problem, job.configs, job.seed)
-        report = Race(timer, len(job.configs), job.plan, job.must_confirm, progress).run()
+        report = make_race(timer, job, progress).run()
         return replace(report, anchor_us=ANCHOR_US).to_json()
 
     def make_timer(self, problem, configs: list, seed: int) -> "SimulatedTimer":
@@ -67,6 +74,7 @@ class SimulatedTimer:
 
     def __init__(self, problem, configs: list, device, seed: int):
         self.times_us = [simulate_time_us(problem, config, device) for config in configs]
+        self.subject = problem, list(configs), device
         self.random = random.Random(zlib.crc32(f"{seed} {problem.key} {len(configs)}".encode()))
 
     def check(self, index: int) -> Check:
@@ -84,13 +92,33 @@ class SimulatedTimer:
         """Return the launches of one entry."""
         return 1
 
+    def check_power(self) -> None:
+        """Do nothing: every simulated board has a power."""
+
+    def draw(self, index: int, seconds: float) -> Draw:
+        """Return the config's power, and its time with noise."""
+        problem, configs, device = self.subject
+        power_w = simulate_power_w(problem, configs[index], device)
+        return Draw(power_w, device.clock_mhz, self.time([index])[0])
+
 
 def simulate_time_us(problem, config, device) -> float:
     """Return the true time on a simulated device.
 
     It differs from the estimate by a factor that depends on the variant, the weight's shape and the config alone.
     """
-    label = " ".join(map(str, (*get_weight_shape(problem), *variant_of(problem), config.key(problem.op))))
-    return _C.estimate_time_us(problem, config, device) * math.exp(
-        random.Random(zlib.crc32(label.encode())).gauss(0.0, MODEL_SPREAD)
-    )
+    return _C.estimate_time_us(problem, config, device) * draw_error("", problem, config, MODEL_SPREAD)
+
+
+def simulate_power_w(problem, config, device) -> float:
+    """Return the true power on a simulated device: the shorter a config takes for the same work, the more it draws."""
+    pick_us = _C.estimate_time_us(problem, _C.get_analytic_config(problem, device), device)
+    work_us = pick_us * draw_error("power", problem, config, WORK_SPREAD)
+    return IDLE_W + WORK_W * work_us / simulate_time_us(problem, config, device)
+
+
+def draw_error(what: str, problem, config, spread: float) -> float:
+    """Return a factor that is always the same for a variant, a weight's shape and a config."""
+    parts = (*get_weight_shape(problem), *variant_of(problem), config.key(problem.op))
+    label = " ".join(map(str, (*filter(None, [what]), *parts)))
+    return math.exp(random.Random(zlib.crc32(label.encode())).gauss(0.0, spread))

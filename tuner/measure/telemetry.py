@@ -23,14 +23,31 @@ class Telemetry:
         except (OSError, AttributeError):
             pass
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether NVML was found, and knows the GPU."""
+        return self.library is not None
+
     def read(self) -> dict:
         """Return {"clock_mhz", "power_w", "throttle"}; a value that cannot be read is None."""
-        power_mw = self.ask("nvmlDeviceGetPowerUsage", ctypes.c_uint)
         return {
-            "clock_mhz": self.ask("nvmlDeviceGetClockInfo", ctypes.c_uint, ctypes.c_uint(SM_CLOCK)),
-            "power_w": None if power_mw is None else power_mw / 1e3,
+            "clock_mhz": self.clock_mhz(),
+            "power_w": self.power_w(),
             "throttle": self.ask("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong),
         }
+
+    def clock_mhz(self) -> int | None:
+        """Return the clock of the SMs in MHz."""
+        return self.ask("nvmlDeviceGetClockInfo", ctypes.c_uint, ctypes.c_uint(SM_CLOCK))
+
+    def power_w(self) -> float | None:
+        """Return the board's power in watts: from Ampere on, but for the A100, the mean of the last second."""
+        power_mw = self.ask("nvmlDeviceGetPowerUsage", ctypes.c_uint)
+        return None if power_mw is None else power_mw / 1e3
+
+    def energy_mj(self) -> int | None:
+        """Return the board's energy in millijoules since the driver was loaded; refreshed every some tens of ms."""
+        return self.ask("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong)
 
     def power_limit_w(self) -> float | None:
         """Return the enforced power limit in watts."""

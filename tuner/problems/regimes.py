@@ -1,11 +1,13 @@
 """Regimes: the ways of measuring. Times of different regimes are never put into one ranking without a word.
 
-A sweep's own regime says how it launches and what is in the L2. Two kinds of its blocks have a regime of their own, by
-what its name ends with: sentinels, which nothing ranks, and finalists that were timed again after rests.
+A sweep's own regime says how it launches and what is in the L2. Three kinds of its blocks have a regime of their own,
+by what its name ends with: sentinels, which nothing ranks; finalists that were timed again after rests; and configs
+whose energy was measured, which nothing ranks by time.
 """
 
 SENTINEL = "-sentinel"
 RESTED = "-rested"
+ENERGY = "-energy"
 
 
 def name_sentinel(regime: str) -> str:
@@ -18,6 +20,11 @@ def name_rested(regime: str) -> str:
     return regime + RESTED
 
 
+def name_energy(regime: str) -> str:
+    """Return the regime of measured energy, of a sweep whose own regime is `regime`."""
+    return regime + ENERGY
+
+
 def is_sentinel(regime: str) -> bool:
     """Return whether blocks of this regime are sentinels."""
     return regime.endswith(SENTINEL)
@@ -28,6 +35,11 @@ def is_rested(regime: str) -> bool:
     return regime.endswith(RESTED)
 
 
+def is_energy(regime: str) -> bool:
+    """Return whether blocks of this regime hold the energy of configs."""
+    return regime.endswith(ENERGY)
+
+
 def is_own(regime: str) -> bool:
-    """Return whether this is a sweep's own regime: of neither sentinels nor rests."""
-    return not is_sentinel(regime) and not is_rested(regime)
+    """Return whether this is a sweep's own regime: of neither sentinels nor rests nor energy."""
+    return not regime.endswith((SENTINEL, RESTED, ENERGY))

@@ -20,7 +20,8 @@ class SweepOptions:
     problems, which get confirmation rounds however slow they look.
     `study_storage` is the URL of an optuna storage to which the studies are copied.
     `sentinels`: whether to measure these, too (tuner/problems/sentinels.py). `rests`: whether finalists of long
-    products are timed again after rests (rests.py).
+    products are timed again after rests (rests.py). `energy`: of how many configs of a problem the energy is measured,
+    energy.EVERY for all.
     `gpus` are several devices to measure on, in the place of `device`; with `mixed` they may be of several kinds.
     `scheduler` is the address of a Dask cluster, whose GPUs measure instead.
     """
@@ -45,6 +46,7 @@ class SweepOptions:
     study_storage: str = ""
     sentinels: bool = False
     rests: bool = True
+    energy: int = 0
     gpus: tuple[int, ...] = ()
     mixed: bool = False
     scheduler: str = ""

@@ -37,8 +37,8 @@ class LaneStopped(Exception):
 @dataclass(eq=False)
 class Lane:
     """One board. `worker` measures jobs; `recorder` writes what it measured under the board's id, `rested` what it
-    measured after rests; `visits` are those to the sentinels, before some of the problems that the board takes
-    (`num_taken`).
+    measured after rests, `energy` its blocks of energy; `visits` are those to the sentinels, before some of the
+    problems that the board takes (`num_taken`).
     """
 
     worker: Any
@@ -46,6 +46,7 @@ class Lane:
     device: _C.Device
     recorder: Any = None
     rested: Any = None
+    energy: Any = None
     visits: Any = None
     num_taken: int = 0
     failures: int = 0
@@ -55,6 +56,10 @@ class Lane:
     def board(self) -> str:
         """Return the hash of the board's UUID."""
         return self.hello["device"]["uuid_hash"]
+
+    def choose_recorder(self, block: Any) -> Any:
+        """Return what records a block."""
+        return self.energy if block.is_energy else self.rested if block.is_rested else self.recorder
 
     def run(self, job: dict, limit_s: float, *more) -> dict:
         """Run one job. Raises: LaneStopped when the sweep ends; what the worker raises."""

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from deep_gemm import _C
 from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
-from tuner.problems.regimes import name_rested
+from tuner.problems.regimes import name_energy, name_rested
+from tuner.search.energy import choose_configs
 from tuner.search.propose import Outcome, to_outcome
 from tuner.search.winners import Winner, choose_winner
 
@@ -59,13 +60,9 @@ class Past:
 
         Rests that failed count, too: they are not tried again.
         """
-        wanted = {problem.key for problem in problems}
-        if not wanted:
+        newest = take_newest(self.load_rows("confirm"), problems)
+        if not newest:
             return {}
-        blocks: dict[str, dict[tuple, list[MeasurementRow]]] = {}
-        for row in self.load_rows("confirm"):
-            if row.block.problem_key in wanted and row.block.status == "finished":
-                blocks.setdefault(row.block.problem_key, {}).setdefault(block_order(row.block), []).append(row)
         rested: dict[str, str] = {}
         for identity in self.identities.values():
             after_rests = replace(identity, regime=name_rested(identity.regime))
@@ -73,12 +70,27 @@ class Past:
                 if row.block.status == "open":  # killed before its winner was stored
                     continue
                 rested[row.block.problem_key] = max(row.block.created, rested.get(row.block.problem_key, ""))
-        newest = {key: of_key[max(of_key)] for key, of_key in blocks.items()}
         return {
             key: Steady(rows[0].block.block_id, rows, reference.median_us or 0.0, rows[0].block.noise or 0.0)
             for key, rows in newest.items()
             if rested.get(key, "") < rows[0].block.created
             and (reference := next((row for row in rows if row.is_reference), None))
+        }
+
+    def find_without_energy(self, problems: Iterable, count: int) -> dict[str, list]:
+        """Return {problem key: configs} of which the energy is to be measured and is not known, see energy.py.
+
+        Those that failed there count as known, but those that were skipped, as where no power could be read, do not.
+        """
+        newest = take_newest(self.load_all(), problems)
+        known: set[tuple] = set()
+        for identity in self.identities.values() if newest else ():
+            with_energy = replace(identity, regime=name_energy(identity.regime))
+            rows = self.store.load_measurements(**asdict(with_energy))
+            known.update((row.block.problem_key, row.config) for row in rows if row.status != "skipped")
+        return {
+            key: [config for config in choose_configs(rows, count) if (key, config) not in known]
+            for key, rows in newest.items()
         }
 
     def load_best(self) -> list[WinnerRow]:
@@ -92,6 +104,16 @@ class Past:
             for row in self.store.load_best(sku=identity.sku, op=op, regime=identity.regime):
                 winners.setdefault(row.problem_key, []).append(row.config)
         return winners
+
+
+def take_newest(rows: Iterable[MeasurementRow], problems: Iterable) -> dict[str, list[MeasurementRow]]:
+    """Return {problem key: rows of its newest finished block} of some problems."""
+    wanted = {problem.key for problem in problems}
+    blocks: dict[str, dict[tuple, list[MeasurementRow]]] = {}
+    for row in rows:
+        if row.block.problem_key in wanted and row.block.status == "finished":
+            blocks.setdefault(row.block.problem_key, {}).setdefault(block_order(row.block), []).append(row)
+    return {key: of_key[max(of_key)] for key, of_key in blocks.items()}
 
 
 def find_history(rows: list[MeasurementRow], device) -> dict[str, list[Outcome]]:

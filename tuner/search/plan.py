@@ -6,7 +6,7 @@ from deep_gemm import _C
 from tuner.measure.backend import count_launches
 from tuner.measure.race import CONFIRM_OVERRUN
 from tuner.problems.workload import Workload, count_draws
-from tuner.search import rests
+from tuner.search import energy, rests
 from tuner.search.candidates import SweepOptions, choose_candidates, count_measurements, find_kernels, find_ops
 from tuner.search.problem_run import EFFORTS
 
@@ -34,7 +34,7 @@ def plan_sweep(options: SweepOptions, device) -> dict:
         "effort": {"name": options.effort, **asdict(EFFORTS[options.effort])},
         "options": {
             name: getattr(options, name)
-            for name in ("preset", "space", "sampler", "num_trials", "seed", "workload", "shard")
+            for name in ("preset", "space", "sampler", "num_trials", "seed", "workload", "shard", "energy")
         },
         "ops": ops,
         "rough_seconds": round(sum(op["rough_seconds"] for op in ops.values()), 1),
@@ -70,7 +70,8 @@ def estimate_seconds(problem, configs: list, options: SweepOptions, device) -> f
     # The reference runs twice in a confirmation round.
     confirm = plan.confirm_rounds * (sum(replays[: plan.finalists]) + replays[0])
     raced = min(search, plan.search_seconds) + min(confirm, CONFIRM_OVERRUN * plan.confirm_seconds)
-    return SETUP_S + CONFIG_S * measured + raced + estimate_rests(replays, launches, options)
+    more = estimate_rests(replays, launches, options) + energy.estimate_seconds(measured, options.energy)
+    return SETUP_S + CONFIG_S * measured + raced + more
 
 
 def estimate_rests(replays: list[float], launches: int, options: SweepOptions) -> float:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from deep_gemm import _C
 from tuner.measure.protocol import make_job
@@ -10,7 +11,7 @@ from tuner.measure.records import Plan, Report, Result
 from tuner.measure.statistics import MAX_NOISE
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload, count_draws
-from tuner.search import propose, rests
+from tuner.search import energy, propose, rests
 from tuner.search.past import Steady
 from tuner.search.precompile import Compiled
 from tuner.search.propose import Budget, Outcome, to_outcome
@@ -42,7 +43,8 @@ class Request:
 
     `budget` limits a search. `must_confirm` are configs that are confirmed however slow they look. `history` are
     outcomes of earlier blocks of the same identity, from which a search goes on. `steady` is what an earlier block
-    found, where nothing but its finalists' times after rests is missing. `predict(configs)` returns {config: log of the
+    found, where nothing but its finalists' times after rests is missing, `energy` are configs of which only the energy
+    is. `predict(configs)` returns {config: log of the
     time expected}, by which orders are searched. `name` and `facts` are the study's; `on_study` is called whenever the
     study has news.
     """
@@ -52,6 +54,7 @@ class Request:
     must_confirm: list = field(default_factory=list)
     history: list[Outcome] = field(default_factory=list)
     steady: Steady | None = None
+    energy: list = field(default_factory=list)
     predict: Callable[[list], dict] | None = None
     name: str = ""
     facts: dict[str, str] = field(default_factory=dict)
@@ -64,7 +67,7 @@ class Block:
 
     A block that `has_failed` holds only the failures of a problem that was given up, without reference or report. One
     that `is_rested` follows the last block of its problem; `judged` are its results with the ratios of both, and
-    `judged_noise` is the noise of these.
+    `judged_noise` is the noise of these. One that `is_energy` holds power and no times to choose by.
     """
 
     reference: object
@@ -74,6 +77,7 @@ class Block:
     is_last: bool = True
     has_failed: bool = False
     is_rested: bool = False
+    is_energy: bool = False
     judged: list = field(default_factory=list)
     judged_noise: float = 0.0
 
@@ -84,8 +88,9 @@ class Block:
 
     @property
     def statuses(self) -> list[str]:
-        """Return a status for each config: those of the search, none after rests."""
-        return [] if self.is_rested else [result.status for result in self.results if result.role == "search"]
+        """Return a status for each config: those of the search, none after rests or of energy."""
+        has_any = not self.is_rested and not self.is_energy
+        return [result.status for result in self.results if has_any and result.role == "search"]
 
     @property
     def noise(self) -> float:
@@ -110,7 +115,8 @@ class ProblemRun:
     """Measures one problem with one worker. `on_block` stores each block before the next one starts.
 
     `compile_missing(configs)` compiles what is not compiled yet and returns {config: Compiled} of everything that is.
-    With `has_rests` the finalists of a long product are timed again, see rests.py.
+    With `has_rests` the finalists of a long product are timed again, see rests.py. Of `num_energies` configs the energy
+    is measured, see energy.py.
     """
 
     def __init__(
@@ -124,8 +130,9 @@ class ProblemRun:
         plan: Plan,
         workload: Workload,
         has_rests: bool = False,
+        num_energies: int = 0,
     ):
-        self.has_rests = has_rests
+        self.has_rests, self.num_energies = has_rests, num_energies
         self.problem, self.worker, self.suspects, self.plan, self.workload = problem, worker, suspects, plan, workload
         self.compile_missing = compile_missing
         self.heuristic = _C.get_analytic_config(problem, device)
@@ -160,16 +167,20 @@ class ProblemRun:
             self.store_failures(on_block)
             raise
 
-    def store_failures(self, on_block: Callable[[Block], None], is_rested: bool = False) -> None:
-        """Store the failures that no block has, where there are any, in a block of their own."""
+    def store_failures(self, on_block: Callable[[Block], None], **kind: Any) -> None:
+        """Store the failures that no block has, where there are any, in a block of their own; `kind` is is_rested=True
+        or is_energy=True where it is such a block.
+        """
         if any(result.status != "skipped" for result in self.failures):
-            on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=True, is_rested=is_rested))
+            on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=True, **kind))
         self.failures = []
 
     def run_sampler(self, request: Request, on_block: Callable[[Block], None]) -> None:
-        """Measure all usable candidates, or search among them, or make up for rests. Raises: ProblemFailed."""
-        if request.steady is not None:
-            self.rest(*request.steady[1:], request.must_confirm, on_block)
+        """Measure all usable candidates, or search among them, or make up for what lacks. Raises: ProblemFailed."""
+        if request.steady is not None or request.energy:
+            if request.steady is not None:
+                self.rest(*request.steady[1:], request.must_confirm, on_block)
+            self.measure_energy(request.energy, on_block)
             return
         if not self.usable:
             raise ProblemFailed("no candidate may be launched")
@@ -231,11 +242,12 @@ class ProblemRun:
         return outcomes
 
     def finish(self, block: Block, must_confirm: list, on_block: Callable[[Block], None]) -> None:
-        """Store the last block, and after it, where it is due, that of its finalists after rests."""
+        """Store the last block, and after it, where they are due, those of its finalists after rests and of energy."""
         on_block(block)
         if self.has_rests:
             report = block.report
             self.rest(block.results, report.reference_us or 0.0, report.noise or 0.0, must_confirm, on_block)
+        self.measure_energy(energy.choose_configs(block.results, self.num_energies), on_block)
 
     def rest(
         self,
@@ -282,6 +294,25 @@ class ProblemRun:
         failed = {result.config for result in failures}
         quiet.results = [result for result in quiet.results if result.config not in failed] + failures
         return quiet
+
+    def measure_energy(self, configs: list, on_block: Callable[[Block], None]) -> None:
+        """Measure the energy of some configs, and beside them the reference's; what fails does not cost the problem.
+
+        Raises: DeviceRetired.
+        """
+        for part in energy.split(configs):
+            self.usable = [config for config in part if config not in self.failed]
+            if not self.usable:
+                continue
+            try:
+                block = self.measure(part, [], energy.make_plan(self.plan))
+            except ProblemFailed:
+                self.store_failures(on_block, is_energy=True)
+                continue
+            block.is_energy = True
+            on_block(block)
+            if block.report.noise is None:  # no power can be read: the block says why
+                return
 
     def measure(self, configs: list, must_confirm: list, plan: Plan) -> Block:
         """Run one job to its end, whatever configs crash, hang or are wrong on the way. Raises: ProblemFailed."""

@@ -13,7 +13,7 @@ import optuna
 
 from tuner.search.space import Space, freeze
 
-#: Trials before TPE and GP believe their models.
+#: Trials before TPE and GP believe their models, and those of a generation of NSGA-II.
 NUM_STARTUP = 8
 
 
@@ -32,11 +32,18 @@ def make_cmaes(seed: int) -> optuna.samplers.BaseSampler:
     return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
 
 
-#: Optuna's samplers by the name of --sampler. Orders have none: they take the candidates as they come.
+def make_nsga2(seed: int) -> optuna.samplers.BaseSampler:
+    """Return NSGA-II, with generations that a few dozen trials have several of."""
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=NUM_STARTUP)
+
+
+#: Optuna's samplers by the name of --sampler; `nsga2` is for studies of two directions. Orders have none: they take the
+#: candidates as they come.
 MAKERS: dict[str, Callable[[int], optuna.samplers.BaseSampler]] = {
     "tpe": make_tpe,
     "gp": make_gp,
     "cmaes": make_cmaes,
+    "nsga2": make_nsga2,
     "random": lambda seed: optuna.samplers.RandomSampler(seed=seed),
     "qmc": lambda seed: optuna.samplers.QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False),
 }

@@ -21,10 +21,10 @@ from tuner.measure.records import Plan
 from tuner.measure.simulated import name_backend
 from tuner.measure.worker_client import DeviceRetired, MeasuringWorker
 from tuner.problems.fields import kernel_identity
-from tuner.problems.regimes import name_rested
+from tuner.problems.regimes import name_energy, name_rested
 from tuner.problems.sentinels import get_sentinels
 from tuner.problems.workload import Workload, name_regime
-from tuner.search import lanes, past, precompile, propose, recording, rests, summary
+from tuner.search import energy, lanes, missing, past, precompile, recording, summary
 from tuner.search.candidates import (
     SweepOptions,
     choose_candidates,
@@ -38,9 +38,6 @@ from tuner.search.sentinels import SentinelVisits
 from tuner.search.sweep_studies import SweepStudies
 from tuner.search.winners import choose_winner
 
-#: A problem counts as measured when its rows cover this share of the requested configs. A changed heuristic or a few
-#: new candidates are then no reason to measure it again; a portfolio's few rows do not stand for the full space.
-COVERED_SHARE = 0.8
 #: How long a sweep waits for space on a full disk; then it ends, and what was committed stays.
 FULL_DISK_S = 600.0
 
@@ -98,7 +95,7 @@ class Sweep:
         self.phase_seconds: Counter = Counter()
         self.failed: dict[str, str] = {}
         self.retired: dict[str, str] = {}
-        self.num_measured = 0
+        self.num_measured, self.has_warned = 0, False
         self.compiled: dict = {}
         self.compile_seconds = 0.0
 
@@ -137,7 +134,7 @@ class Sweep:
     def run_recorded(self, sweep_id: int) -> dict:
         """Compile, measure and close the sweep's row."""
         candidates = self.find_open_problems()
-        candidates |= self.find_unrested(candidates)
+        candidates |= self.find_missing(candidates)
         sentinels = get_sentinels(find_ops(candidates), self.device) if self.options.sentinels else []
         self.compile_ahead(candidates, {sentinel.problem: list(sentinel.configs) for sentinel in sentinels})
         for lane in self.lanes:
@@ -149,8 +146,11 @@ class Sweep:
                 self.store, self.identities, self.workload, device_id, environment_id, sweep_id
             )
             share = -(-len(candidates) // len(self.lanes))
-            lane.rested = lane.recorder.copy_for(
-                {op: replace(one, regime=name_rested(one.regime)) for op, one in self.identities.items()}
+            lane.rested, lane.energy = (
+                lane.recorder.copy_for(
+                    {op: replace(one, regime=name(one.regime)) for op, one in self.identities.items()}
+                )
+                for name in (name_rested, name_energy)
             )
             lane.visits = SentinelVisits(sentinels, share, lane.recorder, partial(self.make_run, lane))
         self.add_missing_winners()
@@ -187,15 +187,17 @@ class Sweep:
         return {
             problem: configs
             for problem, configs in candidates.items()
-            if not self.is_covered(problem, configs, searched.get(problem.key, set()), finished.get(problem.key, set()))
+            if not missing.is_covered(
+                problem, self.device, options, configs, *(keys.get(problem.key, set()) for keys in (searched, finished))
+            )
         }
 
-    def find_unrested(self, candidates: dict) -> dict:
-        """Return {problem: finalists} of those measured before, of which only the times after rests are missing."""
+    def find_missing(self, candidates: dict) -> dict:
+        """Return {problem: configs} of those measured before, of which times after rests or energy are missing."""
         closed = [problem for problem in self.options.problems if problem not in candidates]
-        has_rests = self.options.resume and self.options.rests
-        self.unrested = self.past.find_unrested(closed) if has_rests else {}
-        return rests.find_open(closed, self.unrested, self.workload, EFFORTS[self.options.effort])
+        quarantined = self.suspects.quarantined
+        self.missing = missing.find_missing(self.past, closed, self.options, self.workload, quarantined)
+        return self.missing.candidates
 
     def load_wanted(self) -> dict[str, list]:
         """Return {problem key: configs that are confirmed in any case}: earlier winners, and those of the options."""
@@ -203,18 +205,6 @@ class Sweep:
         for problem, configs in self.options.must_confirm.items():
             wanted[problem.key] = [*wanted.get(problem.key, ()), *configs]
         return wanted
-
-    def is_covered(self, problem, configs: list, searched: set[str], finished: set[str]) -> bool:
-        """Return whether enough of `configs` were measured: their keys are in `finished`, or for a search in
-        `searched`.
-
-        `searched` includes the batches of searches. Those stay open blocks, which no data set reads, so that a search
-        never stands for a measured space.
-        """
-        if propose.choose_sampler(self.options.sampler, len(configs)) == "exhaustive":
-            return count_known(problem, configs, finished) >= COVERED_SHARE * len(configs)
-        budget = choose_trials(problem, self.device, self.options, configs)
-        return count_known(problem, budget.counted, searched) >= budget.number
 
     def compile_ahead(self, candidates: dict, sentinels: dict) -> None:
         """Compile the kernels of all candidates and of {problem: configs} of the sentinels.
@@ -308,8 +298,8 @@ class Sweep:
         lane.num_taken += 1
         budget = choose_trials(problem, self.device, self.options, configs)
         earlier = self.wanted.get(problem.key, []), self.history[lane.board].get(problem.key, [])
-        steady = self.unrested.get(problem.key)
-        request = Request(self.options.sampler, budget, *earlier, steady, **self.studies.describe(problem))
+        lacking = self.missing.steady.get(problem.key), self.missing.energy.get(problem.key, [])
+        request = Request(self.options.sampler, budget, *earlier, *lacking, **self.studies.describe(problem))
         try:
             self.measure(problem, configs, request, lane, may_move)
         except ProblemFailed as failure:
@@ -359,19 +349,21 @@ class Sweep:
         are the problem's or the board's.
         """
         compiled = self.compiled.setdefault(kernel_identity(problem), {})
-        run = self.make_run(lane, problem, configs, EFFORTS[self.options.effort], self.options.rests)
+        run = self.make_run(lane, problem, configs, EFFORTS[self.options.effort], is_own=True)
         last_id = request.steady.block_id if request.steady else None
 
         def store_block(block: Block) -> None:
             nonlocal last_id
-            if block.has_failed and may_move and last_id is None:
+            if block.has_failed and may_move and last_id is None and not block.is_energy:
                 return
-            recorder = lane.rested if block.is_rested else lane.recorder
-            block_id = recorder.add_block(problem, block, compiled, finish=block.is_last)
-            last_id = block_id if block.is_last else last_id
+            block_id = lane.choose_recorder(block).add_block(problem, block, compiled, finish=block.is_last)
+            last_id = block_id if block.is_last and not block.is_energy else last_id
             with self.lock:
                 self.statuses.update(block.statuses)
                 self.phase_seconds.update(block.report.seconds)
+            if block.is_energy:
+                self.warn_of_energy(block)
+                return
             if block.has_failed or (reference_us := block.report.reference_us) is None or block.report.noise is None:
                 return
             winner = choose_winner(block.timed, run.heuristic, reference_us, block.noise, self.portfolio())
@@ -382,10 +374,19 @@ class Sweep:
 
         run.run(request, store_block)
 
-    def make_run(self, lane: lanes.Lane, problem, configs: list, plan: Plan, has_rests: bool = False) -> ProblemRun:
-        """Return what measures one problem on a board."""
+    def warn_of_energy(self, block: Block) -> None:
+        """Say once why no energy of a config could be measured, where that is so."""
+        with self.lock:
+            reason = energy.find_reason(block.results)
+            if reason is not None and not self.has_warned:
+                self.has_warned = True
+                self.on_event("warning", {"text": f"the energy of some configs is not known: {reason}"})
+
+    def make_run(self, lane: lanes.Lane, problem, configs: list, plan: Plan, is_own: bool = False) -> ProblemRun:
+        """Return what measures one problem on a board; where it is one of the sweep's own, as its options say."""
         compile_missing = partial(self.compile_missing, problem)
-        world = lane, self.suspects, plan, self.workload, has_rests
+        more = (self.options.rests, self.options.energy) if is_own else ()
+        world = lane, self.suspects, plan, self.workload, *more
         return ProblemRun(problem, self.device, configs, compile_missing, *world)
 
     def is_out_of_time(self) -> bool:
@@ -393,8 +394,3 @@ class Sweep:
         now, budget = time.monotonic(), self.options.time_budget_s
         average = len(self.lanes) * (now - self.measuring_from) / max(self.num_measured, 1)
         return budget is not None and now - self.started + average > budget
-
-
-def count_known(problem, configs, keys: set[str]) -> int:
-    """Return how many of `configs` are among the keys of configs."""
-    return len(keys.intersection(config.key(problem.op) for config in configs))

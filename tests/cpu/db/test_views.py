@@ -1,6 +1,7 @@
 """The views for questions in SQL: they give what the package's own readers give, and the documented questions run."""
 
 import re
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -8,9 +9,10 @@ import pytest
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import CreateIndex
 
-from tests.fakes.databases import IDENTITY, add_block, add_context, make_problem
+from tests.fakes.databases import CONFIGS, IDENTITY, add_block, add_context, make_problem
 from tuner import errors
 from tuner.db import Store, snapshot_path, tables, views
+from tuner.problems.regimes import name_energy
 
 PAGE = Path(__file__).parents[3] / "docs" / "tuning.md"
 OLD, NEW = "cd" * 32, IDENTITY["kernel_hash"]
@@ -26,6 +28,20 @@ def database(tmp_path_factory):
             context = add_context(store, seed)
             for m in sizes:
                 add_block(store, context, make_problem(m), seed=seed, kernel_hash=kernel_hash, noise=0.001 * m)
+    return path
+
+
+@pytest.fixture(scope="module")
+def with_energy(database, tmp_path_factory):
+    """A copy of the database, in which the energy of a config was measured, too."""
+    path = tmp_path_factory.mktemp("energy") / "tuning.db"
+    shutil.copyfile(database, path)
+    with Store.open(path) as store:
+        context = add_context(store, 1) | {"regime": name_energy(IDENTITY["regime"])}
+        block_id = add_block(store, context, make_problem(64), kernel_hash=NEW)
+        measured = {"role": "confirm", "status": "ok", "median_us": 10.0, "power_w": 500.0}
+        config_id = store.get_or_add_config("fp8_gemm", CONFIGS[0])
+        store.add_measurements([{"block_id": block_id, "config_id": config_id, **measured}])
     return path
 
 
@@ -78,17 +94,17 @@ def documented_questions() -> list[str]:
     return re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
-def test_five_questions_are_documented_as_one_short_select_each():
+def test_six_questions_are_documented_as_one_short_select_each():
     questions = documented_questions()
-    assert len(questions) == 5
+    assert len(questions) == 6
     for question in questions:
         assert question.startswith("SELECT ") and question.count("SELECT") == 1 and len(question) <= 320, question
     assert all(any(re.search(rf"\b{name}\b", question) for question in questions) for name in views.VIEWS)
 
 
 @pytest.mark.parametrize("question", documented_questions(), ids=lambda text: " ".join(text.split())[:50])
-def test_documented_questions_have_answers(database, question):
-    found = ask(database, question.replace("nvidia-h200-sm132", IDENTITY["sku"]))
+def test_documented_questions_have_answers(with_energy, question):
+    found = ask(with_energy, question.replace("nvidia-h200-sm132", IDENTITY["sku"]))
     assert found and all(value is not None for value in found[0])
 
 

@@ -18,7 +18,7 @@ from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.spaces import make_space
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner.search import past
-from tuner.search.sweep import COVERED_SHARE
+from tuner.search.missing import COVERED_SHARE
 
 PROBLEMS = [_C.Problem("fp8_gemm", m, n, k) for m, n, k in ((64, 2112, 7168), (16, 1280, 8192), (333, 512, 1024))]
 DEVICE = _C.Device.known("h200")
