@@ -177,7 +177,7 @@ def launch_race() -> list[str]:
     """Launch the kernel with a race."""
     import torch
 
-    torch.cuda.init()
+    torch.zeros(1, device="cuda")  # makes the context
     fault_kernels.launch(fault_kernels.RACE)
     return []
 
@@ -245,7 +245,8 @@ def run_spread(args: argparse.Namespace) -> int:
     failures += found + [failure for control in controls for failure in check_control(control)]
     num_left = sum(count_left([tool.found for tool in tools if tool.name == name]) for name in args.tools)
     kernels = (*args.ops, *(map(name_plain, PLAIN_KERNELS) if args.ops == ALL_OPS else ()))
-    meta = make_stamp(device, kernels) | {"compilers": get_compiler_versions(("nvrtc",)), "options": TOOLS}
+    meta = make_stamp(device, kernels) | {"compilers": get_compiler_versions(("nvrtc",))}
+    meta |= {"options": {name: TOOLS[name] for name in args.tools}}
     meta |= {"complete": num_left == 0, "left": num_left, "children": len(tools), "gpus": len(list_gpus())}
     meta |= {"compile_s": compile_s, "wall_s": round(time.monotonic() - start, 1)}
     record = {"meta": meta, "sections": sections, "failures": failures, **list_findings(tools)}

@@ -74,7 +74,7 @@ def test_without_a_record_of_all_those_of_the_others_stay(spread, tmp_path, caps
     assert (tmp_path / "gpu_record_1of2.json").exists()
 
 
-def test_gpus_that_there_are_not_are_a_wrong_argument(monkeypatch, capsys):
+def test_unknown_gpus_are_a_wrong_argument(monkeypatch, capsys):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4")
     assert run.main(["--gpus", "0,1"]) == 2 and "1 devices" in capsys.readouterr().err
     with pytest.raises(SystemExit):
