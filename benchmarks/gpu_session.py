@@ -5,7 +5,7 @@ Example: python -m benchmarks.gpu_session build suite:1/2 host_time@90 --budget 
 
 Steps, in the order given, which is that of their priority; `@SECONDS` behind a name is a budget of its own:
   build           the native module, in place; where it fails, nothing else runs
-  suite[-SECTION][:i/n]  the GPU correctness suite, one section or one shard of it
+  suite[-SECTION][:i/n]  the GPU correctness suite on all GPUs, one section of it, or one shard on one GPU
   racecheck       compute-sanitizer's racecheck on everything that the suite's other tools watch, on all GPUs
   sweep-PRESET    a sweep of the tuner on all GPUs, into sweep.db
   <script>        a benchmark: the name of a script beside this one, or one of MODULES
@@ -121,8 +121,6 @@ LISTS = {
 #: What a sweep is told beside its preset: portfolios measure the best configs of the sweeps before them, the others all
 #: candidates, with and without the knobs of the main loop.
 PORTFOLIO_OPTIONS, SPACE_OPTIONS = ("--portfolio-size", "24"), ("--space", "loops")
-#: Nearly all of a program under racecheck is one core's work.
-RACECHECK_OPTIONS = ("--tools", "racecheck", "--parts", "12")
 #: The suite's options in a session, with which it takes minutes: its defaults run twelve times as many configs of the
 #: variants that are not main ones, in one process.
 SUITE_OPTIONS = ("--spread", "48", "--workers", "3")
@@ -160,15 +158,15 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
         result = out / f"{'_'.join(parts)}.json"
         chosen = ["--sections", section] if section else []
         options = ["--out", str(result), *chosen, *SUITE_OPTIONS]
-        options += ["--shard", f"{index}/{total}" if index else "1/1", *told]
-        return Step(name, [sys.executable, "-m", "tests.gpu.run", *options], result)
+        options += ["--shard", f"{index}/{total}"] if index else ["--gpus", "all"]
+        return Step(name, [sys.executable, "-m", "tests.gpu.run", *options, *told], result)
     if sweep := SWEEP.fullmatch(name):
         more = PORTFOLIO_OPTIONS if sweep[1].startswith("portfolio_") else SPACE_OPTIONS
         options = ["--preset", sweep[1], *more, "--gpus", "all", "--db", str(out / "sweep.db"), *told]
         return Step(name, [sys.executable, "-m", "tuner", "sweep", *options], out / "sweep.db")
     if name == "racecheck":
         result = out / "racecheck.json"
-        options = [*RACECHECK_OPTIONS, "--out", str(result), *told]
+        options = ["--tools", "racecheck", "--out", str(result), *told]
         return Step(name, [sys.executable, "-m", "tests.gpu.sanitizer", *options], result)
     if name in MODULES:
         result = out / f"{name}.json"

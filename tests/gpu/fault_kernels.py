@@ -26,6 +26,12 @@ BODIES = {
                      : "=r"(is_done) : "r"(place) : "memory");""",
 }
 FAULTS = tuple(BODIES)
+#: No fault for the driver: warps of one block read what others write into shared memory, without a barrier between.
+#: Its name is one of those that racecheck watches.
+RACE, RACE_THREADS = "deep_gemm_race", 128
+RACE_BODY = """__shared__ volatile int words[128];
+    words[threadIdx.x] = threadIdx.x;
+    memory[threadIdx.x % 4] = words[127 - threadIdx.x];"""
 #: Waits for ever, and is no error of the driver.
 HANG = "barrier_wait"
 #: More than any GPU has for a CTA.
@@ -38,7 +44,8 @@ _VERSION = 12030
 
 def make_source(fault: str) -> str:
     """Return the source of a fault's kernel."""
-    return f'__device__ int memory[4];\n\nextern "C" __global__ void {fault}() {{\n    {BODIES[fault]}\n}}\n'
+    body = RACE_BODY if fault == RACE else BODIES[fault]
+    return f'__device__ int memory[4];\n\nextern "C" __global__ void {fault}() {{\n    {body}\n}}\n'
 
 
 @functools.cache
@@ -58,7 +65,8 @@ def spoil_first(cubin: bytes, name: str) -> bytes:
 def launch(fault: str) -> None:
     """Launch a fault's kernel on torch's current stream, and wait for it. Raises: RuntimeError."""
     kernel, shared_bytes = _load(fault), TOO_MUCH_SHARED if fault == "shared_memory" else 0
-    config = _CONFIG.pack(1, 1, 1, 1, 1, 1, shared_bytes, torch.cuda.current_stream().cuda_stream, 0, 0)
+    threads = RACE_THREADS if fault == RACE else 1
+    config = _CONFIG.pack(1, 1, 1, threads, 1, 1, shared_bytes, torch.cuda.current_stream().cuda_stream, 0, 0)
     _call("cuLaunchKernelEx", config, kernel, (ctypes.c_void_p * 1)(), None)
     torch.cuda.synchronize()
 

@@ -59,23 +59,26 @@ def list_watched_shapes(variant: GroupedVariant, config) -> list[GroupedShape]:
     return [KGroups(height + 1, width + 3, (ring + K_UNIT, 0, K_UNIT)), KGroups(70, 200, (K_UNIT, 2 * K_UNIT, 0) * 4)]
 
 
-def run_grouped(variant: GroupedVariant, config) -> list[str]:
-    """Run one config on tails, those of main variants also on several tiles a CTA; return what was wrong."""
+def run_grouped(variant: GroupedVariant, config, is_brief: bool = False) -> list[str]:
+    """Run one config on tails, those of main variants also on several tiles a CTA; return what was wrong.
+
+    is_brief: once, on tails with several tiles a CTA.
+    """
     result = get_cubin(variant.problem(), config, None)
     kernel = _C.Kernel(result.cubin, result.kernel_name, variant.problem(), config, 0)
     failures, shapes = [], list_watched_shapes(variant, config)
-    for index, shape in enumerate(shapes if variant in MAIN_GROUPED else shapes[:1]):
+    for index, shape in enumerate(shapes if variant in MAIN_GROUPED and not is_brief else shapes[:1]):
         case = make_grouped_case(shape, "cpu", variant, integers=index == 1)
         host = make_grouped_output(case)
-        launch_on_copies(kernel, variant, case, host, index)
+        launch_on_copies(kernel, variant, case, host, index, FEW_SMS if index or is_brief else ALL_SMS)
         if int(count_grouped_wrong(case, host)) or int(host.num_dirty()):
             failures.append(f"{variant}: {config} {shape}: wrong result")
     return failures
 
 
-def launch_on_copies(kernel, variant: GroupedVariant, case, host, index: int) -> None:
+def launch_on_copies(kernel, variant: GroupedVariant, case, host, index: int, num_sms: int) -> None:
     """Launch on copies of the case's tensors; D and what surrounds it come back."""
     c = prepare_grouped_c(case, host, is_aliased=variant.c_mode == "accumulate")
-    operands, num_sms = list_launch_operands(variant, case, index), FEW_SMS if index else ALL_SMS
+    operands = list_launch_operands(variant, case, index)
     with contiguous_alignment(case.alignment):
         watched.launch_on_copies(kernel, operands, host, c, groups=case.groups, num_sms=num_sms)

@@ -1,12 +1,13 @@
 """Run the GPU correctness suite and write its record.
 
 Example: python -m tests.gpu.run --time-budget 500
-Example: CUDA_VISIBLE_DEVICES=1 python -m tests.gpu.run --shard 2/2 --out 2.json, beside shard 1 on GPU 0; then --merge
+Example: python -m tests.gpu.run --gpus all --spread 48 --workers 3 --out gpu_record.json
 
 A child process runs the jobs one after the other (jobs.py, parent.py), so that a crash or a hang costs one job; with
 `--workers 2` two of them share the jobs, because their work on the CPU takes longer than that on the GPU. Kernels are
 compiled by a pool in the order of the jobs, alone for a share of the time: beside the jobs and the sanitizer's children
 it built five kernels a second on 16 cores, which takes a third of a second of one core each.
+`--gpus` runs a shard on each GPU (spread_run.py).
 
 Exit codes: 0 all right, 1 a failure, 2 no GPU or a wrong argument, 3 not everything ran within the time budget.
 """
@@ -41,9 +42,8 @@ def run_parent(args: argparse.Namespace) -> int:
 
     start, ops = time.monotonic(), choose_watched_ops(args)
     try:
-        pool = Background(
-            list_kernels(_C.get_device(), args.sections, args.compilers, args.spread, args.sanitizer, ops)
-        )
+        kernels = list_kernels(_C.get_device(), args.sections, args.compilers, args.spread, args.sanitizer, ops)
+        pool = Background(put_share_first(kernels, args.shard))
     except DeviceError as error:
         print(f"the GPU suite needs an SM90 GPU: {error}", file=sys.stderr)
         return 2
@@ -73,6 +73,12 @@ def run_parent(args: argparse.Namespace) -> int:
     )
     write_json(args.out, record)
     return print_summary(record)
+
+
+def put_share_first(kernels: list, shard: tuple[int, int]) -> list:
+    """Return the kernels, those of a shard first: shards that share a cache do not wait for each other's kernels."""
+    index, total = shard
+    return kernels[index - 1 :: total] + [kernel for i, kernel in enumerate(kernels) if i % total != index - 1]
 
 
 def choose_watched_ops(args: argparse.Namespace) -> tuple[str, ...]:
@@ -186,6 +192,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         type=int,
         help="how often each fault is planted in a measuring process; default: 2, or 20 where no other section runs",
     )
+    parser.add_argument(
+        "--gpus",
+        default="",
+        help="all, or numbers such as 0,1: a shard on each of these GPUs, side by side; default: one GPU runs all",
+    )
     parser.add_argument("--no-sanitizer", dest="sanitizer", action="store_false", help="leave compute-sanitizer out")
     parser.add_argument("--merge", type=Path, nargs="+", help="join these records of shards into --out and run nothing")
     parser.add_argument("--report", type=int, help=argparse.SUPPRESS)
@@ -193,6 +204,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--skip", type=lambda text: text.split("|"), default=[], help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, default=0.0, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
+    if args.gpus and args.shard != (1, 1):
+        parser.error("--gpus makes shards of its own; leave --shard out")
     args.deadline = args.deadline or time.time() + args.time_budget
     args.sections = [section for section in SECTIONS if any(section in names for names in args.sections)]
     if args.worker_faults is None:
@@ -210,6 +223,10 @@ def main(arguments: list[str] | None = None) -> int:
     if args.report is not None:
         run_child(args)
         return 0
+    if args.gpus:
+        from .spread_run import run_on_gpus
+
+        return run_on_gpus(args, sys.argv[1:] if arguments is None else arguments)
     return run_parent(args)
 
 

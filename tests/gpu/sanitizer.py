@@ -1,66 +1,74 @@
 """memcheck, synccheck and racecheck on a small set of configs of every variant, and on a call of every public function.
 
-Example: python -m tests.gpu.sanitizer --ops masked --tools memcheck,racecheck
-Example: python -m tests.gpu.sanitizer --tools racecheck --parts 24 --time-budget 200 --out racecheck.json
+Example: python -m tests.gpu.sanitizer --ops masked --tools memcheck,synccheck
+Example: python -m tests.gpu.sanitizer --tools racecheck --time-budget 190 --out racecheck.json
 
-Each tool runs this module again as its children, which share what is watched. A child prepares and judges nearly
-everything on the CPU, so that the tool watches our kernels and little else, and takes every tensor from the driver
-directly, so that each has its own bounds.
-`--report-api-errors no`: torch probes the driver for features it may not have; kernels are what is checked here.
-racecheck takes long, so it is no part of the suite, and its children stop at the end of the time budget: what they had
-done by then is reported, and the run is not complete.
-Result: {"meta": origin, time, whether complete; "sections": {"sanitizer_<tool>": counts}, "failures": [text]; "rows":
-    [{"program", "seconds"} of everything that was watched, slowest first]}.
-Exit codes: 0 all right, 1 a finding, a wrong result or a failure, 3 not complete.
+Kernels are compiled first, on all cores. Each tool then runs this module again as its children (sanitizer_tools.py),
+each on one GPU, which take the programs one after the other from a common list. A child prepares and judges nearly
+everything on the CPU, so that the tool watches our kernels and little else.
+
+racecheck instruments every access to shared memory, so each config is launched once there: on tails in every dimension,
+with a ring that wraps and several tiles a CTA. It takes long, so it is no part of the suite. A program that has not
+begun by the end of the time budget is left out, and the run is not complete. That racecheck is silent says something
+only while it sees a race: one that is planted must be reported.
+Result: {"meta": origin, options, whether complete; "sections": {"sanitizer_<tool>": counts}, "failures": [text];
+    "reports": [{"tool", "kernel", "text", "count", "beside": programs}] of what the tools found, each once; "rows":
+    [{"tool", "op", "program", "seconds", "failures"} of everything that was watched, slowest first]}.
+Exit codes: 0 all right, 1 a finding, a wrong result or a failure, 2 no GPU or no tool, 3 not complete.
 """
 
 import argparse
-import json
 import os
-import random
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from functools import partial
 from itertools import cycle
 from pathlib import Path
-
-import torch
+from types import SimpleNamespace
 
 from deep_gemm import _C
+from deep_gemm.errors import DeviceError
 from deep_gemm.jit.ahead import Background, make_jobs
 from deep_gemm.jit.build import get_cubin
 from deep_gemm.jit.hashing import name_plain
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
+from tuner.errors import TunerError
 from tuner.measure.stamp import make_stamp, write_json
 
-from . import grouped_sanitizer, sanitizer_calls, watched
+from . import fault_kernels, grouped_sanitizer, op_jobs, sanitizer_calls, watched
 from .configs import ALL_SMS
+from .gpus import list_gpus
 from .grouped_psum import with_ends
 from .operands import GuardedOutput, Shape, count_wrong, make_case, make_output
-from .record import make_section
+from .record import get_compiler_versions
 from .sanitizer_calls import choose_logits_pairs, choose_psum_pairs
+from .sanitizer_tools import (
+    DEFAULT_TOOLS,
+    TIMEOUT_S,
+    TOOLS,
+    Output,
+    Tool,
+    find_tool,
+    finish_tools,
+    merge_reports,
+    say,
+    start_tools,
+)
 from .variants import MAIN, Variant, get_space, list_variants
-from .watched import get_knobs
+from .watched import Program, get_knobs
 from .world import ALL_OPS, OPS, launch_options, lay_out_scale, parse_ops, prepare_c
 
-TOOLS = {"memcheck": ["--report-api-errors", "no"], "synccheck": [], "racecheck": []}
-#: Those that the suite runs. racecheck knows no asynchronous copies: what it reports of them must be judged.
-DEFAULT_TOOLS = ("memcheck", "synccheck")
-#: Children of a tool in the suite: each has a CPU core's worth of preparing to do.
-PARTS = 3
-#: A tool that takes longer hangs.
-TIMEOUT_S = 400.0
-#: What a child begins each program's line with, and what it says at its end: how many it ran, and how many are left.
-PROGRAM, CHILD_RAN = "program: ", "child ran "
-#: A child begins no program when less than this is left: one may take some seconds, and then the tool sums up.
-LAST_S = 40.0
-#: What a tool says at the end when it found nothing.
-CLEAN = {"memcheck": "ERROR SUMMARY: 0 errors", "synccheck": "ERROR SUMMARY: 0 errors",
-         "racecheck": "RACECHECK SUMMARY: 0 hazards"}  # fmt: skip
+__all__ = ["DEFAULT_TOOLS", "finish_tools", "start_tools"]
+
+#: Children on one GPU: their work is on the CPU for the most part.
+PARTS_PER_GPU = 12
+#: Of the time budget, at most, before the tools begin.
+COMPILE_SHARE = 0.3
+#: What the child that launches a planted race has in place of a part.
+CONTROL = "control"
 FEW_SMS = 4
 
 
@@ -81,8 +89,11 @@ def choose_pairs(device) -> list[tuple[Variant, object]]:
     return watched.choose_pairs(list_variants(), MAIN, partial(get_space, device=device), get_signature)
 
 
-def run_config(variant: Variant, config) -> list[str]:
-    """Run one config on tails, those of main variants also on several tiles a CTA; return what was wrong."""
+def run_config(variant: Variant, config, is_brief: bool = False) -> list[str]:
+    """Run one config on tails, those of main variants also on several tiles a CTA; return what was wrong.
+
+    is_brief: once, on tails with several tiles a CTA.
+    """
     result = get_cubin(variant.problem(), config, None)
     kernel = _C.Kernel(result.cubin, result.kernel_name, variant.problem(), config, 0)
     tail = Shape(
@@ -90,8 +101,8 @@ def run_config(variant: Variant, config) -> list[str]:
     )
     few = ALL_SMS if config.split_k > 1 else FEW_SMS
     failures = []
-    runs = ((tail, False, ALL_SMS), (Shape(200, 328, 272), True, few))
-    for index, (shape, integers, num_sms) in enumerate(runs if variant in MAIN else runs[:1]):
+    runs = [(tail, False, few if is_brief else ALL_SMS), (Shape(200, 328, 272), True, few)]
+    for index, (shape, integers, num_sms) in enumerate(runs if variant in MAIN and not is_brief else runs[:1]):
         case = make_case(shape, "cpu", variant, integers)
         host = make_output(case)
         _launch(kernel, case, host, index, num_sms)
@@ -117,158 +128,58 @@ def choose_all_pairs(device, ops: tuple[str, ...] = OPS) -> list[tuple]:
     return [pair for pair in found if pair[0].op in ops]
 
 
-def list_watched(device, ops: tuple[str, ...] = ALL_OPS) -> list[tuple[str, Callable[[], list[str]]]]:
-    """Return (name, function that runs it and returns what was wrong) of everything that the tools watch; plain kernels
-    where no op kind is left out.
+def list_watched(device, ops: tuple[str, ...] = ALL_OPS, is_brief: bool = False) -> list[Program]:
+    """Return everything that the tools watch, in the order in which it runs; plain kernels where no op kind is left
+    out.
     """
-    found = [(variant.op, f"{variant}: {config}", partial(run_config, variant, config)) for variant, config in
-             choose_pairs(device)]  # fmt: skip
+    run_grouped = grouped_sanitizer.run_grouped
+    found = [_make_program(pair, partial(run_config, *pair, is_brief)) for pair in choose_pairs(device)]
     found += [
-        (variant.op, f"{variant}: {config}", partial(grouped_sanitizer.run_grouped, variant, config))
-        for variant, config in grouped_sanitizer.choose_grouped_pairs(device)
+        _make_program(pair, partial(run_grouped, *pair, is_brief))
+        for pair in grouped_sanitizer.choose_grouped_pairs(device)
     ]
     found += sanitizer_calls.list_watched(device)
-    return [(name, run) for op, name, run in found if op in ops or (not op and ops == ALL_OPS)]
+    return watched.order_programs(one for one in found if one.op in ops or (not one.op and ops == ALL_OPS))
 
 
-def run_child(ops: tuple[str, ...], part: tuple[int, int] = (1, 1), deadline: float = float("inf")) -> int:
-    """Run a part of everything, a line each; the last line of output gives their number, the failures, and how many
-    the deadline left.
-    """
-    every = list_watched(_C.get_device(), ops)
-    mixed = random.Random(0).sample(every, len(every))  # what a deadline leaves is of no kind alone
-    chosen, failures, ran = mixed[part[0] - 1 :: part[1]], [], 0
-    for name, run in chosen:
+def _make_program(pair: tuple, run: partial) -> Program:
+    variant, config = pair
+    return Program(variant.op, f"{variant}: {config}", run, str(variant), watched.estimate_cost(config))
+
+
+def run_child(programs: Sequence[Program], claims: str = "", deadline: float = float("inf")) -> int:
+    """Run those programs of a list that no other child has taken, until the deadline, and say what was done."""
+    say("start", total=len(programs))
+    is_wrong = False
+    for index, program in enumerate(programs):
         if time.time() > deadline:
             break
-        start = time.monotonic()
-        try:
-            failures += run()
-        except Exception as error:  # one config's fault; the others are still watched
-            failures.append(f"{name}: {type(error).__name__}: {str(error)[:300]}")
-        ran += 1
-        print(f"{PROGRAM}{json.dumps({'program': name, 'seconds': round(time.monotonic() - start, 2)})}", flush=True)
-    print(f"{CHILD_RAN}{ran} configs, {len(failures)} wrong {failures[:3]}; {len(chosen) - ran} left", flush=True)
-    return 1 if failures else 0
+        if watched.claim(claims, index):
+            is_wrong = bool(run_program(program)) or is_wrong
+    say("done")
+    return 1 if is_wrong else 0
 
 
-def find_tool() -> str | None:
-    """Return the path of compute-sanitizer, None where there is none."""
-    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
-    return shutil.which("compute-sanitizer") or shutil.which(
-        "compute-sanitizer", path=f"{home}/bin:{home}/compute-sanitizer"
-    )
+def run_program(program: Program) -> list[str]:
+    """Run one program and say so; return what was wrong."""
+    say("begin", program=program.name)
+    start = time.monotonic()
+    try:
+        failures = program.run()
+    except Exception as error:  # one config's fault; the others are still watched
+        failures = [f"{program.name}: {type(error).__name__}: {str(error)[:300]}"]
+    seconds = round(time.monotonic() - start, 2)
+    say("end", program=program.name, op=program.op, seconds=seconds, failures=failures)
+    return failures
 
 
-class Tool:
-    """One child of a tool running in the background, its output in a temporary file."""
+def launch_race() -> list[str]:
+    """Launch the kernel with a race."""
+    import torch
 
-    def __init__(
-        self,
-        name: str,
-        deadline: float,
-        ops: tuple[str, ...] = ALL_OPS,
-        part: str = "1/1",
-        *,
-        gpu: str | None = None,
-        stops: bool = False,
-    ):
-        self.name, self.start, self.num_left, self.programs = name, time.monotonic(), 0, []
-        self.timeout_s = max(30.0, min(TIMEOUT_S, deadline - time.time()))
-        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read by finish(), which closes it)
-        command = [
-            find_tool() or "compute-sanitizer",
-            "--tool",
-            name,
-            "--launch-timeout",
-            "120",
-            "--print-limit",
-            "20",
-            *TOOLS[name],
-        ]
-        environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        environment |= {} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu}
-        child = ["--child", part, "--ops", ",".join(ops), *(["--deadline", str(deadline - LAST_S)] if stops else [])]
-        self.process: subprocess.Popen | None = None
-        try:
-            self.process = subprocess.Popen(
-                [*command, sys.executable, "-m", "tests.gpu.sanitizer", *child],
-                stdout=self.output,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self.output.write(str(error))
-
-    def finish(self) -> tuple[dict, list[str]]:
-        """Wait for the child; return its section of the record and its failures."""
-        if self.process is not None:
-            try:
-                self.process.wait(max(1.0, self.timeout_s - (time.monotonic() - self.start)))
-            except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, 9)
-                self.process.wait()
-        self.output.seek(0)
-        text = self.output.read()
-        self.num_left, self.programs = parse_num_left(text), parse_programs(text)
-        cases = parse_num_configs(text)
-        is_clean = judge(self.name, text)
-        section = {
-            "jobs": 1,
-            "cases": cases,
-            "failed_jobs": int(not is_clean),
-            "seconds": round(time.monotonic() - self.start, 1),
-        }
-        return section, [] if is_clean else [f"{self.name}: {text[-1500:]}"]
-
-
-def judge(name: str, text: str) -> bool:
-    """Return whether a tool's child ran to its end, with right results, and the tool found nothing."""
-    return CLEAN[name] in text and parse_num_configs(text) > 0 and ", 0 wrong" in text
-
-
-def parse_num_configs(text: str) -> int:
-    """Return how many configs the child reports as run; 0 if it did not get that far."""
-    words = text.partition(CHILD_RAN)[2].split()
-    return int(words[0]) if words else 0
-
-
-def parse_num_left(text: str) -> int:
-    """Return how many programs the deadline left, as the child reports; 0 if it did not get that far."""
-    words = text.partition(CHILD_RAN)[2].partition("\n")[0].rpartition("; ")[2].split()
-    return int(words[0]) if words else 0
-
-
-def parse_programs(text: str) -> list[dict]:
-    """Return what ran and how long it took, as the child reports line by line."""
-    return [json.loads(line.removeprefix(PROGRAM)) for line in text.splitlines() if line.startswith(PROGRAM)]
-
-
-def start_tools(
-    deadline: float,
-    ops: tuple[str, ...] = ALL_OPS,
-    names: Iterable[str] = DEFAULT_TOOLS,
-    parts: int = PARTS,
-    shard: tuple[int, int] = (1, 1),
-) -> list[Tool]:
-    """Start every child of the tools on a shard's share of what is watched of those op kinds, in the background."""
-    first, total = (shard[0] - 1) * parts + 1, shard[1] * parts
-    return [Tool(name, deadline, ops, f"{part}/{total}") for name in names for part in range(first, first + parts)]
-
-
-def finish_tools(tools: list[Tool]) -> tuple[dict[str, dict], list[str]]:
-    """Wait for all children; return a section of the record for each tool, and the failures."""
-    sections: dict[str, dict] = {}
-    failures = []
-    for tool in tools:
-        section, reasons = tool.finish()
-        total = sections.setdefault(f"sanitizer_{tool.name}", make_section())
-        for key in ("jobs", "cases", "failed_jobs"):
-            total[key] += section[key]
-        total["seconds"] = max(total["seconds"], section["seconds"])  # they run side by side
-        failures += reasons
-    return sections, failures
+    torch.zeros(1, device="cuda")  # makes the context
+    fault_kernels.launch(fault_kernels.RACE)
+    return []
 
 
 def parse_tools(text: str) -> tuple[str, ...]:
@@ -279,53 +190,107 @@ def parse_tools(text: str) -> tuple[str, ...]:
     return names
 
 
-def parse_part(text: str) -> tuple[int, int]:
-    """Return (i, n) of "i/n"."""
-    index, total = text.split("/")
-    return int(index), int(total)
+def choose_programs(args: argparse.Namespace) -> list[Program]:
+    """Return the programs of a child."""
+    if args.child == CONTROL:
+        return [Program("", CONTROL, launch_race)]
+    index, total = map(int, args.child.split("/"))
+    return list_watched(_C.get_device(), args.ops, args.brief)[index - 1 :: total]
+
+
+def compile_ahead(device, ops: tuple[str, ...], timeout_s: float) -> list[str]:
+    """Compile every kernel on all cores, those of the calls by a child that makes them; return the failures."""
+    command = [sys.executable, "-m", "tests.gpu.sanitizer", "--compile-calls", "--ops", ",".join(ops)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as caller:
+        start = time.monotonic()
+        failed = Background(make_jobs(choose_all_pairs(device, ops), "nvrtc")).finish(timeout_s)
+        try:
+            caller.wait(max(1.0, timeout_s - (time.monotonic() - start)))
+        except subprocess.TimeoutExpired:
+            caller.kill()  # what is missing is compiled by whoever needs it
+    return [failure for failure in failed if failure.startswith("compiling ahead")]
+
+
+def start_children(args: argparse.Namespace, deadline: float, claims: Path) -> tuple[list[Tool], list[Tool]]:
+    """Start all children of the tools, and one with a planted race where racecheck is among them."""
+    gpus = list_gpus()
+    parts = args.parts or max(1, min(PARTS_PER_GPU * len(gpus), len(os.sched_getaffinity(0)) - 1))
+    threads, turns, tools = max(1, len(os.sched_getaffinity(0)) // (parts * len(args.tools))), cycle(gpus), []
+    for name in args.tools:
+        folder = claims / name
+        folder.mkdir()
+        tools += [
+            Tool(name, deadline, args.ops, claims=str(folder), gpu=next(turns), threads=threads) for _ in range(parts)
+        ]
+    controls = [Tool("racecheck", deadline, args.ops, CONTROL, gpu=next(turns), threads=1)]
+    return tools, controls if "racecheck" in args.tools else []
+
+
+def check_control(control: Tool) -> list[str]:
+    """Wait for the child with a planted race; return a failure if racecheck did not report it."""
+    control.finish()
+    if any(fault_kernels.RACE in text for text, _ in control.found.reports):
+        return []
+    return [f"{control.name}: did not report the planted race; done: {control.found.is_done}"]
 
 
 def run_spread(args: argparse.Namespace) -> int:
-    """Run the tools in `--parts` children each, spread over the GPUs, write the record and return the exit code."""
-    start = time.monotonic()
-    deadline, device = time.time() + args.time_budget, _C.get_device()
-    failed = Background(make_jobs(choose_all_pairs(device, args.ops), "nvrtc")).finish(args.time_budget)
-    gpus = cycle(list_gpus())
-    tools = [
-        Tool(name, deadline, args.ops, f"{part}/{args.parts}", gpu=next(gpus), stops=True)
-        for name in args.tools
-        for part in range(1, args.parts + 1)
-    ]
-    sections, failures = finish_tools(tools)
-    failures += [failure for failure in failed if failure.startswith("compiling ahead")]
-    num_left = sum(tool.num_left for tool in tools)
-    rows = sorted((row for tool in tools for row in tool.programs), key=lambda row: -row["seconds"])
+    """Run the tools in children that are spread over the GPUs, write the record and return the exit code."""
+    start, deadline, device = time.monotonic(), time.time() + args.time_budget, _C.get_device()
+    failures = compile_ahead(device, args.ops, COMPILE_SHARE * args.time_budget)
+    compile_s = round(time.monotonic() - start, 1)
+    with tempfile.TemporaryDirectory() as claims:
+        tools, controls = start_children(args, deadline, Path(claims))
+        sections, found = finish_tools(tools)
+    failures += found + [failure for control in controls for failure in check_control(control)]
+    num_left = sum(count_left([tool.found for tool in tools if tool.name == name]) for name in args.tools)
     kernels = (*args.ops, *(map(name_plain, PLAIN_KERNELS) if args.ops == ALL_OPS else ()))
-    meta = {**make_stamp(device, kernels), "complete": num_left == 0, "left": num_left, "parts": args.parts}
-    meta["wall_s"] = round(time.monotonic() - start, 1)
+    meta = make_stamp(device, kernels) | {"compilers": get_compiler_versions(("nvrtc",))}
+    meta |= {"options": {name: TOOLS[name] for name in args.tools}}
+    meta |= {"complete": num_left == 0, "left": num_left, "children": len(tools), "gpus": len(list_gpus())}
+    meta |= {"compile_s": compile_s, "wall_s": round(time.monotonic() - start, 1)}
+    record = {"meta": meta, "sections": sections, "failures": failures, **list_findings(tools)}
     if args.out:
-        write_json(args.out, {"meta": meta, "sections": sections, "failures": failures, "rows": rows})
-    print_verdicts(sections, failures, num_left)
-    return 1 if failures else 3 if num_left else 0
+        write_json(args.out, record)
+    return print_verdicts(record)
 
 
-def list_gpus() -> list[str]:
-    """Return the GPUs of this process as CUDA_VISIBLE_DEVICES names them."""
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(index) for index in range(torch.cuda.device_count())]
+def count_left(outputs: list[Output]) -> int:
+    """Return how many programs of a tool did not end; at least one where a child did not say how many there are."""
+    return max(1, *(output.total for output in outputs)) - sum(len(output.rows) for output in outputs)
 
 
-def print_verdicts(sections: dict[str, dict], failures: list[str], num_left: int = 0) -> None:
-    """Print a line for each tool, and what it found."""
-    for name, section in sections.items():
+def list_findings(tools: list[Tool]) -> dict[str, list[dict]]:
+    """Return what the children reported, and what they ran; a program in which a child was killed has no seconds."""
+    outputs: dict[str, list[Output]] = {}
+    for tool in tools:
+        outputs.setdefault(tool.name, []).append(tool.found)
+    rows = [{"tool": tool.name, **row} for tool in tools for row in tool.found.rows]
+    rows.sort(key=lambda row: -row["seconds"])
+    cut = [{"tool": tool.name, "program": tool.found.running, "seconds": None} for tool in tools if tool.found.running]
+    return {"reports": merge_reports(outputs), "rows": cut + rows}
+
+
+def print_verdicts(record: dict) -> int:
+    """Print a line for each tool, and what it found; return the exit code."""
+    for name, section in record["sections"].items():
         print(f"{name}: {section['cases']} watched, {section['failed_jobs']} unclean ({section['seconds']} s)")
-    if num_left:
-        print(f"not complete: the time budget left {num_left} programs")
-    print("\n".join(failure[-600:] for failure in failures[:10]), flush=True)
+    for report in record["reports"][:10]:
+        print(f"{report['count']} x {report['text'][:600]}\n    during {report['beside']}")
+    for row in record["rows"][:10]:
+        print(f"{row['seconds']} s: {row['program']}")
+    print("\n".join(failure[-600:] for failure in record["failures"][:10]))
+    meta = record["meta"]
+    verdict = f"{len(record['failures'])} failures" if record["failures"] else "no failure"
+    print(
+        f"{verdict}, {meta['left']} programs left ({meta['wall_s']} s, of them {meta['compile_s']} compiling)",
+        flush=True,
+    )
+    return 1 if record["failures"] else 0 if meta["complete"] else 3
 
 
-def main() -> int:
-    """Run the tools and print their verdicts, or be the child of one."""
+def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--ops", type=parse_ops, default=ALL_OPS, help="comma-separated op kinds, or parts of their names; default: all"
@@ -333,17 +298,40 @@ def main() -> int:
     parser.add_argument(
         "--tools", type=parse_tools, default=DEFAULT_TOOLS, help=f"of {', '.join(TOOLS)}; default: the first two"
     )
-    parser.add_argument("--parts", type=int, default=PARTS, help=f"children of each tool; default {PARTS}")
     parser.add_argument(
-        "--time-budget", type=float, default=TIMEOUT_S, help=f"seconds; default {TIMEOUT_S:.0f}, which is the most"
+        "--parts",
+        type=int,
+        default=0,
+        help=f"children of each tool; default: {PARTS_PER_GPU} for each GPU that it sees",
+    )
+    parser.add_argument(
+        "--time-budget", type=float, default=TIMEOUT_S, help=f"seconds for all; default: {TIMEOUT_S:.0f}"
     )
     parser.add_argument("--out", type=Path, help="where the record goes; default: none is written")
-    parser.add_argument("--child", type=parse_part, help=argparse.SUPPRESS)
+    for name in ("--child", "--claims"):
+        parser.add_argument(name, default="", help=argparse.SUPPRESS)
+    for name in ("--brief", "--compile-calls"):
+        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--deadline", type=float, default=float("inf"), help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the tools and print their verdicts, or be a child of this program."""
+    args = parse_arguments(arguments)
     if args.child:
-        return run_child(args.ops, args.child, args.deadline)
-    return run_spread(args)
+        return run_child(choose_programs(args), args.claims, args.deadline)
+    if args.compile_calls:
+        calls = [call for call in sanitizer_calls.choose_calls() if call.kind in args.ops or args.ops == ALL_OPS]
+        op_jobs.compile_calls(SimpleNamespace(torch_device="cuda"), calls)
+        return 0
+    try:
+        if not find_tool():
+            raise TunerError("there is no compute-sanitizer; it comes with the CUDA toolkit (CUDA_HOME)")
+        return run_spread(args)
+    except (DeviceError, TunerError) as error:
+        print(f"the tools need an SM90 GPU and compute-sanitizer: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 attention logits, and a call of every public function. See sanitizer.py.
 """
 
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 
@@ -26,12 +27,15 @@ from .logits_operands import move as move_logits
 from .memory import copy_to_gpu
 from .op_calls import OpCall
 from .op_jobs import find_fault, list_logits_variants, move
+from .watched import Program
 from .world import CaseCache
 
 #: Variants of groups with ends of which every path is watched: rows of FP8, and blocks of K.
 PSUM_MAIN = (PSUM_VARIANTS[0], PSUM_VARIANTS[5])
 #: Every n-th config of each variant of logits is watched.
 LOGITS_STRIDE = 24
+#: A call has larger products than most configs are launched on.
+COST_OF_CALL = float(op_calls.M * op_calls.N)
 
 
 def make_host_world() -> SimpleNamespace:
@@ -108,14 +112,19 @@ def run_call(call: OpCall) -> list[str]:
     return [f"{call.title}: {fault}"] if fault else []
 
 
-def list_watched(device) -> list[tuple]:
-    """Return (op kind, empty for a plain kernel; name; function that runs it and returns what was wrong)."""
-    psum = [
-        (with_ends(variant).op, f"{with_ends(variant)} {config}", partial(run_psum, variant, config))
+def list_watched(device) -> list[Program]:
+    """Return every program of groups with ends, of logits and of the public functions."""
+    found = [
+        _make_program(with_ends(variant), config, partial(run_psum, variant, config))
         for variant, config in choose_psum_pairs(device)
     ]
-    logits = [
-        (problem.op, f"{problem} {config}", partial(run_logits, problem, config))
+    found += [
+        _make_program(problem, config, partial(run_logits, problem, config))
         for problem, config in choose_logits_pairs(device)
     ]
-    return psum + logits + [(call.kind, call.title, partial(run_call, call)) for call in choose_calls()]
+    calls = choose_calls()
+    return found + [Program(call.kind, call.title, partial(run_call, call), call.name, COST_OF_CALL) for call in calls]
+
+
+def _make_program(owner, config, run: Callable[[], list[str]]) -> Program:
+    return Program(owner.op, f"{owner} {config}", run, str(owner), watched.estimate_cost(config))

@@ -1,10 +1,57 @@
-"""Common code of compute-sanitizer's dense and grouped children: which configs they run, and launches on copies."""
+"""Common code of compute-sanitizer's children: which configs they run, in which order, and launches on copies."""
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from typing import NamedTuple
 
 import torch
 
 from .memory import copy_to_gpu
+
+
+class Program(NamedTuple):
+    """What a tool watches: a config on its shapes, or a call.
+
+    op: op kind, empty for a plain kernel. run: -> what was wrong. variant: programs of other variants of the op kind
+    come between two of one. cost: to compare with other programs of the variant.
+    """
+
+    op: str
+    name: str
+    run: Callable[[], list[str]]
+    variant: str = ""
+    cost: float = 0.0
+
+
+def order_programs(programs: Iterable[Program]) -> list[Program]:
+    """Return the programs so that what the end of a time budget leaves is of no kind alone: op kinds take turns, as do
+    the variants of each, whose cheapest programs come first.
+    """
+    found: dict[str, dict[str, list[Program]]] = {}
+    for program in sorted(programs, key=lambda program: program.cost):
+        found.setdefault(program.op, {}).setdefault(program.variant, []).append(program)
+    return take_turns([take_turns(list(variants.values())) for variants in found.values()])
+
+
+def take_turns(groups: Sequence[list]) -> list:
+    """Return the first items of all groups, then the second ones, and so on."""
+    return [item for turn in zip_longest(*groups) for item in turn if item is not None]
+
+
+def estimate_cost(config) -> float:
+    """Return what a config costs under a tool, roughly: the accesses of its epilogues, which grow with its tile."""
+    return config.block_m * config.block_n * config.split_k
+
+
+def claim(folder: str, index: int) -> bool:
+    """Return whether the caller is the first to take the program of that number; without a folder it is."""
+    try:
+        if folder:
+            os.close(os.open(os.path.join(folder, str(index)), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+    except FileExistsError:
+        return False
+    return True
 
 
 def choose_pairs(variants: Sequence, main: Sequence, get_space: Callable, get_signature: Callable) -> list[tuple]:

@@ -19,6 +19,7 @@ from benchmarks.gpu_session import (
     split_budget,
 )
 from benchmarks.stamp import ROOT, read_json
+from tests.gpu import sanitizer
 from tuner.problems.shapes import preset_names
 
 
@@ -29,9 +30,18 @@ def make_python(name: str, code: str, result=None) -> Step:
 
 def test_steps_write_into_the_folder_within_their_budget(tmp_path):
     whole, shard = make_step("suite", tmp_path, 540.0), make_step("suite:2/3", tmp_path, 540.0)
-    assert whole.result == tmp_path / "gpu_record.json" and whole.command[-3:] == ["1/1", "--time-budget", "510.0"]
+    assert whole.result == tmp_path / "gpu_record.json" and whole.command[-4:] == [
+        "--gpus",
+        "all",
+        "--time-budget",
+        "510.0",
+    ]
     assert set(gpu_session.SUITE_OPTIONS) <= set(whole.command)
     assert shard.result == tmp_path / "gpu_record_2of3.json" and "2/3" in shard.command
+    assert "--gpus" not in shard.command  # which runs beside others, on a GPU of its own
+    races = make_step("racecheck", tmp_path, 230.0)
+    assert races.result == tmp_path / "racecheck.json" and races.command[-2:] == ["--time-budget", "200.0"]
+    assert sanitizer.parse_arguments(races.command[3:]).tools == ("racecheck",)
     section = make_step("suite-worker_faults:1/2", tmp_path, 540.0)
     assert section.result == tmp_path / "gpu_record_worker_faults_1of2.json" and "worker_faults" in section.command
     for name in SCRIPTS:

@@ -313,5 +313,5 @@ def test_the_sanitizers_copies_give_the_same_result(monkeypatch, variant):
     for index, shape in enumerate(grouped_sanitizer.list_watched_shapes(variant, config)):
         case = make_grouped_case(shape, "cpu", variant, integers=index == 1)
         host = make_grouped_output(case)
-        grouped_sanitizer.launch_on_copies(FakeGroupedKernel(variant.problem(), config), variant, case, host, index)
+        grouped_sanitizer.launch_on_copies(FakeGroupedKernel(variant.problem(), config), variant, case, host, index, 4)
         assert not int(count_grouped_wrong(case, host)) and not int(host.num_dirty())

@@ -11,10 +11,9 @@ from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
 from deep_gemm.ops import EXPORTS, OPS
 from tests.fakes.gpu_world import copy_storage
-from tests.gpu import einsum, jobs, kernels, op_calls, op_jobs, plain_kernels, run, sanitizer, sanitizer_calls, watched
+from tests.gpu import einsum, jobs, kernels, op_calls, op_jobs, plain_kernels, run, sanitizer_calls, watched
 from tests.gpu.grouped_psum import PSUM_VARIANTS
 from tests.gpu.world import ALL_OPS
-from tuner.measure.stamp import read_json
 
 H200 = _C.Device.known("h200")
 CALLS = op_calls.list_calls()
@@ -49,80 +48,6 @@ def test_the_sections_have_a_job_for_every_call(world):
 
 def test_a_thousand_repeats():
     assert op_jobs.ALONE + op_jobs.BUSY + op_jobs.GRAPH_LAUNCHES * op_jobs.REPLAYS >= 1000
-
-
-def test_the_sanitizer_watches_every_op_kind_and_plain_kernel():
-    watched = sanitizer.list_watched(H200)
-    assert len({name for name, _ in watched}) == len(watched) < 450
-    assert op_calls.list_kinds(sanitizer_calls.choose_calls()) == set(OP_KINDS)
-    assert {name for call in sanitizer_calls.choose_calls() for name in call.kernels} == set(PLAIN_KERNELS)
-    launched = {problem.op for problem, _ in sanitizer.choose_all_pairs(H200, ALL_OPS)}
-    assert launched == {op for op, kind in OP_KINDS.items() if not (kind.is_batched or kind.is_summed)}
-    some = sanitizer.list_watched(H200, ("fp8_mqa_logits",))
-    assert some and all("fp8_mqa_logits" in name for name, _ in some)
-
-
-def test_children_of_a_tool_share_what_is_watched(monkeypatch, capsys):
-    done: list[str] = []
-    monkeypatch.setattr(sanitizer._C, "get_device", lambda: H200, raising=False)
-    items = [(name, lambda name=name: done.append(name) or []) for name in "abcde"]
-    monkeypatch.setattr(sanitizer, "list_watched", lambda device, ops: items)
-    assert sanitizer.run_child(ALL_OPS, (1, 2)) == sanitizer.run_child(ALL_OPS, (2, 2)) == 0
-    assert sorted(done) == list("abcde") and len(done) == 5
-    lines = capsys.readouterr().out.splitlines()
-    assert [sanitizer.parse_num_configs(line) for line in lines if line.startswith(sanitizer.CHILD_RAN)] == [3, 2]
-    assert sorted(row["program"] for row in sanitizer.parse_programs("\n".join(lines))) == list("abcde")
-
-
-def test_a_child_says_what_its_deadline_left(monkeypatch, capsys):
-    monkeypatch.setattr(sanitizer._C, "get_device", lambda: H200, raising=False)
-    times = iter([0.0, 0.0, 11.0])
-    items = [(name, lambda: []) for name in "abcde"]
-    monkeypatch.setattr(sanitizer, "list_watched", lambda device, ops: items)
-    monkeypatch.setattr(sanitizer.time, "time", lambda: next(times))
-    assert sanitizer.run_child(ALL_OPS, (1, 1), deadline=10.0) == 0
-    text = capsys.readouterr().out
-    assert sanitizer.parse_num_configs(text) == 2 and sanitizer.parse_num_left(text) == 3
-    assert len(sanitizer.parse_programs(text)) == 2 and sanitizer.judge("racecheck", text + CLEAN_RACECHECK)
-    assert sanitizer.parse_num_left("killed") == 0 and not sanitizer.judge("racecheck", CLEAN_RACECHECK)
-
-
-CLEAN_RACECHECK = "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
-
-
-@pytest.mark.parametrize("faults, code", [({}, 0), ({"num_left": 2}, 3), ({"is_clean": False, "num_left": 2}, 1)])
-def test_children_are_spread_over_the_gpus_and_recorded(monkeypatch, tmp_path, capsys, faults, code):
-    started = []
-
-    class Child:
-        """The second of the children has the faults."""
-
-        def __init__(self, name, deadline, ops, part, *, gpu, stops):
-            started.append((name, part, gpu, stops))
-            own = faults if len(started) == 2 else {}
-            self.name, self.num_left, self.is_clean = name, own.get("num_left", 0), own.get("is_clean", True)
-            self.programs = [{"program": part, "seconds": float(len(started))}]
-
-        def finish(self):
-            row = {"jobs": 1, "cases": 7, "failed_jobs": int(not self.is_clean), "seconds": 5.0}
-            return row, [] if self.is_clean else ["racecheck: a hazard"]
-
-    pool = types.SimpleNamespace(finish=lambda timeout_s: [])
-    monkeypatch.setattr(sanitizer, "Background", lambda jobs: pool)
-    monkeypatch.setattr(sanitizer, "Tool", Child)
-    monkeypatch.setattr(sanitizer._C, "get_device", lambda: H200, raising=False)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    out = tmp_path / "racecheck.json"
-    monkeypatch.setattr("sys.argv", ["x", "--tools", "racecheck", "--parts", "3", "--out", str(out)])
-    assert sanitizer.main() == code
-    assert started == [("racecheck", f"{part}/3", gpu, True) for part, gpu in ((1, "3"), (2, "5"), (3, "3"))]
-    record = read_json(out)
-    assert record["meta"]["complete"] == (code == 0 or not faults.get("num_left"))
-    assert (
-        set(ALL_OPS) < set(record["meta"]["kernel_hash"]) and record["sections"]["sanitizer_racecheck"]["cases"] == 21
-    )
-    assert bool(record["failures"]) == (code == 1) and [row["seconds"] for row in record["rows"]] == [3.0, 2.0, 1.0]
-    assert ("not complete" in capsys.readouterr().out) == bool(faults.get("num_left"))
 
 
 def test_kernels_of_new_op_kinds_are_compiled_ahead():
@@ -251,27 +176,6 @@ class PsumKernel:
         d[0] += self.is_wrong
 
 
-@pytest.mark.parametrize(
-    "name, clean, found",
-    [
-        ("memcheck", "ERROR SUMMARY: 0 errors", "ERROR SUMMARY: 1 error"),
-        ("synccheck", "ERROR SUMMARY: 0 errors", "ERROR SUMMARY: 2 errors"),
-        (
-            "racecheck",
-            "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)",
-            "RACECHECK SUMMARY: 1 hazard displayed (0 errors, 1 warning)",
-        ),
-    ],
-)
-def test_a_tool_is_clean_by_its_own_summary(name, clean, found):
-    child = "child ran 17 configs, 0 wrong []\n========= "
-    assert sanitizer.judge(name, child + clean)
-    assert not sanitizer.judge(name, child + found)
-    assert not sanitizer.judge(name, clean), "the child did not come to its end"
-    assert not sanitizer.judge(name, child.replace("17", "0") + clean)
-    assert not sanitizer.judge(name, child.replace(", 0 wrong", ", 1 wrong") + clean)
-
-
 def test_the_sanitizers_groups_with_ends_are_judged(monkeypatch):
     built = types.SimpleNamespace(cubin=b"", kernel_name="")
     monkeypatch.setattr(watched, "copy_to_gpu", copy_storage)
@@ -320,11 +224,3 @@ def test_no_job_compiles_for_many_calls_and_all_calls_have_one(world):
     parts = [job.args[1] for name, job in op_jobs.op_jobs(world) if name.startswith("compile: ")]
     assert max(map(len, parts)) <= op_jobs.CALLS_COMPILED < len(op_calls.list_calls())
     assert sorted(call.title for part in parts for call in part) == sorted(call.title for call in op_calls.list_calls())
-
-
-def test_shards_divide_what_the_tools_watch(monkeypatch):
-    monkeypatch.setattr(sanitizer, "Tool", lambda name, deadline, ops, part: (name, part))
-    parts = [
-        part for shard in ((1, 2), (2, 2)) for _, part in sanitizer.start_tools(0.0, names=["memcheck"], shard=shard)
-    ]
-    assert parts == [f"{part}/{2 * sanitizer.PARTS}" for part in range(1, 2 * sanitizer.PARTS + 1)]

@@ -1,0 +1,247 @@
+"""compute-sanitizer's children: how a tool is started on what is watched, and how its output is read.
+
+A child writes one line for everything that it begins and ends into the file that the tool reports into, so that a child
+that is killed has said what it did, and a report stands behind the program during which it came:
+    watched: {"event": "start", "total": programs of the run}
+    watched: {"event": "begin", "program": name}
+    watched: {"event": "end", "program": name, "op": op kind, "seconds": wall time, "failures": [text]}
+    watched: {"event": "done"}, at the end of the list or of the time budget
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from .record import make_section
+from .world import ALL_OPS
+
+#: `--report-api-errors no`: torch probes the driver for features it may not have; kernels are what is checked here.
+#: racecheck watches our kernels alone, which all have this in their names: torch's would take most of the time.
+TOOLS = {
+    "memcheck": ["--print-limit", "20", "--report-api-errors", "no"],
+    "synccheck": ["--print-limit", "20"],
+    "racecheck": ["--print-limit", "200", "--kernel-name", "kns=deep_gemm_"],
+}
+#: Those that the suite runs. racecheck takes long, and knows asynchronous copies and barriers in shared memory in part:
+#: what it reports of them must be judged.
+DEFAULT_TOOLS = ("memcheck", "synccheck")
+#: Children of a tool in the suite: each has a CPU core's worth of preparing to do.
+PARTS = 3
+#: A tool that takes longer hangs.
+TIMEOUT_S = 400.0
+#: A child that may stop begins no program when less than this is left: one may take some seconds, and then the tool
+#: sums up.
+LAST_S = 25.0
+#: What a tool says at the end when it found nothing.
+CLEAN = {"memcheck": "ERROR SUMMARY: 0 errors", "synccheck": "ERROR SUMMARY: 0 errors",
+         "racecheck": "RACECHECK SUMMARY: 0 hazards"}  # fmt: skip
+EVENT, REPORT = "watched: ", "========="
+#: What a tool says that is no report.
+NO_REPORTS = ("COMPUTE-SANITIZER", "SUMMARY", "Target application returned")
+#: Characters of a report, and names of programs with it, that are kept.
+MAX_TEXT, MAX_BESIDE = 2000, 5
+
+
+class Output(NamedTuple):
+    """What a child and its tool said.
+
+    total: programs of the run. rows: those that ended. running: one that began and did not end. reports: (text,
+    program). is_done: the child came to its end. is_clean: the tool came to its end and found nothing.
+    """
+
+    total: int
+    rows: list[dict]
+    running: str
+    reports: list[tuple[str, str]]
+    is_done: bool
+    is_clean: bool
+
+
+def say(event: str, **fields: object) -> None:
+    """Write a line of a child, at once."""
+    print(f"{EVENT}{json.dumps({'event': event, **fields})}", flush=True)
+
+
+def read_output(name: str, text: str) -> Output:
+    """Read what a tool and its child wrote."""
+    total, rows, running, is_done = 0, [], "", False
+    reports: list[tuple[str, str]] = []
+    for line in text.splitlines():
+        message = _parse_event(line)
+        if line.startswith(REPORT):
+            _add_report(reports, line.removeprefix(REPORT), running or (rows[-1]["program"] if rows else ""))
+        elif message.get("event") == "start":
+            total = message["total"]
+        elif message.get("event") == "begin":
+            running = message["program"]
+        elif message.get("event") == "end":
+            running = ""
+            rows.append({key: value for key, value in message.items() if key != "event"})
+        is_done = is_done or message.get("event") == "done"
+    return Output(total, rows, running, reports, is_done, CLEAN[name] in text)
+
+
+def _parse_event(line: str) -> dict:
+    """Return the event of a line, an empty one where it has none, or half of one (of a child that was killed)."""
+    try:
+        return json.loads(line.partition(EVENT)[2] or "{}")
+    except ValueError:
+        return {}
+
+
+def _add_report(reports: list[tuple[str, str]], line: str, program: str) -> None:
+    """Add a line of a tool: a report is one line and those indented deeper that follow it."""
+    text = line.removeprefix(" ").rstrip()
+    if not text or any(word in text for word in NO_REPORTS):
+        return
+    if text.startswith(" ") and reports:
+        before, program = reports[-1]
+        reports[-1] = (f"{before}\n{text}"[:MAX_TEXT], program)
+    else:
+        reports.append((text, program))
+
+
+def merge_reports(outputs: dict[str, list[Output]]) -> list[dict]:
+    """Return each report of the tools once: its text with the first numbers of hazards, its kernel, how often it came,
+    and during which programs.
+    """
+    found: dict[tuple, dict] = {}
+    for tool, children in outputs.items():
+        for text, program in (report for output in children for report in output.reports):
+            kernel = re.search(r"deep_gemm_\w+", text)
+            row = {"tool": tool, "kernel": kernel[0] if kernel else None, "text": text, "count": 0, "beside": []}
+            row = found.setdefault((tool, re.sub(r"\[\d+ hazards?\]", "", text)), row)
+            row["count"] += 1
+            if program not in row["beside"] and len(row["beside"]) < MAX_BESIDE:
+                row["beside"].append(program)
+    return sorted(found.values(), key=lambda row: -row["count"])
+
+
+def find_tool() -> str | None:
+    """Return the path of compute-sanitizer, None where there is none."""
+    home = os.environ.get("CUDA_HOME") or "/usr/local/cuda"
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path=f"{home}/bin:{home}/compute-sanitizer"
+    )
+
+
+class Tool:
+    """One child of a tool running in the background, its output in a temporary file.
+
+    claims: folder in which children say which program they take; they then stop at the deadline, and one that is killed
+    there is no failure. gpu: as CUDA_VISIBLE_DEVICES names it. threads: of the CPU.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        deadline: float,
+        ops: tuple[str, ...] = ALL_OPS,
+        part: str = "1/1",
+        *,
+        claims: str = "",
+        gpu: str = "",
+        threads: int = 0,
+    ):
+        self.name, self.start, self.stops, self.is_killed = name, time.monotonic(), bool(claims), False
+        self.timeout_s = deadline - time.time() if claims else max(30.0, min(TIMEOUT_S, deadline - time.time()))
+        self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read by finish(), which closes it)
+        child = ["--child", part, "--ops", ",".join(ops)]
+        child += ["--claims", claims, "--deadline", str(deadline - LAST_S)] if claims else []
+        child += ["--brief"] if name == "racecheck" else []
+        self.process: subprocess.Popen | None = None
+        try:
+            self.process = subprocess.Popen(
+                make_command(name, child, threads),
+                stdout=self.output,
+                stderr=subprocess.STDOUT,
+                env=os.environ | make_environment(name, gpu, threads),
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.output.write(str(error))
+
+    def finish(self) -> tuple[dict, list[str]]:
+        """Wait for the child; return its section of the record and its failures."""
+        self._wait()
+        self.output.seek(0)
+        text = self.output.read()
+        self.output.close()
+        self.found = read_output(self.name, text)
+        failures = self._judge(text)
+        section = {
+            "jobs": 1,
+            "cases": len(self.found.rows),
+            "failed_jobs": int(bool(failures)),
+            "seconds": round(time.monotonic() - self.start, 1),
+        }
+        return section, failures
+
+    def _wait(self) -> None:
+        if self.process is not None:
+            try:
+                self.process.wait(max(1.0, self.timeout_s - (time.monotonic() - self.start)))
+            except subprocess.TimeoutExpired:
+                os.killpg(self.process.pid, 9)
+                self.process.wait()
+                self.is_killed = True
+
+    def _judge(self, text: str) -> list[str]:
+        """Return what was found, and what a child did that it must not do."""
+        found = self.found
+        failures = [f"wrong: {failure}" for row in found.rows for failure in row["failures"]]
+        failures += [f"during {program}: {report[:600]}" for report, program in found.reports[:5]]
+        if self.is_killed:
+            failures += [] if self.stops else [f"did not end in {self.timeout_s:.0f} s, during {found.running}"]
+        elif not found.is_done or not (found.rows or self.stops):
+            failures.append(f"the child died, during {found.running or 'its start'}: {text[-1500:]}")
+        elif not found.is_clean and not failures:
+            failures.append(text[-1500:])
+        return [f"{self.name}: {failure}" for failure in failures]
+
+
+def make_command(name: str, child: list[str], threads: int) -> list[str]:
+    """Return the command that runs a child under a tool. By default every racecheck has a thread for each core."""
+    workers = ["--racecheck-num-workers", str(threads)] if threads and name == "racecheck" else []
+    tool = [find_tool() or "compute-sanitizer", "--tool", name, "--launch-timeout", "120", *TOOLS[name], *workers]
+    return [*tool, sys.executable, "-m", "tests.gpu.sanitizer", *child]
+
+
+def make_environment(name: str, gpu: str, threads: int) -> dict[str, str]:
+    """Return what the environment of a child has beside ours; under memcheck every tensor has bounds of its own."""
+    found = {} if name == "racecheck" else {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    found |= {"CUDA_VISIBLE_DEVICES": gpu} if gpu else {}
+    return found | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+
+
+def start_tools(
+    deadline: float,
+    ops: tuple[str, ...] = ALL_OPS,
+    names: Iterable[str] = DEFAULT_TOOLS,
+    parts: int = PARTS,
+    shard: tuple[int, int] = (1, 1),
+) -> list[Tool]:
+    """Start every child of the tools on a shard's share of what is watched of those op kinds, in the background."""
+    first, total = (shard[0] - 1) * parts + 1, shard[1] * parts
+    return [Tool(name, deadline, ops, f"{part}/{total}") for name in names for part in range(first, first + parts)]
+
+
+def finish_tools(tools: list[Tool]) -> tuple[dict[str, dict], list[str]]:
+    """Wait for all children; return a section of the record for each tool, and the failures."""
+    sections: dict[str, dict] = {}
+    failures = []
+    for tool in tools:
+        section, reasons = tool.finish()
+        total = sections.setdefault(f"sanitizer_{tool.name}", make_section())
+        for key in ("jobs", "cases", "failed_jobs"):
+            total[key] += section[key]
+        total["seconds"] = max(total["seconds"], section["seconds"])  # they run side by side
+        failures += reasons
+    return sections, failures
