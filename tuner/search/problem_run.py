@@ -8,10 +8,10 @@ from typing import Any
 from deep_gemm import _C
 from tuner.measure.protocol import make_job
 from tuner.measure.records import Plan, Report, Result
-from tuner.measure.statistics import MAX_NOISE
 from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload, count_draws
 from tuner.search import energy, propose, rests
+from tuner.search.block import Block, choose_quiet
 from tuner.search.past import Steady
 from tuner.search.precompile import Compiled
 from tuner.search.propose import Budget, Outcome, to_outcome
@@ -27,8 +27,6 @@ EFFORTS = {
 #: is one message.
 HANG_LIMIT_S = 10.0
 HANG_ESTIMATES = 500.0
-#: Statuses of results that have a time.
-TIMED = ("ok", "censored")
 #: After its second crash or hang a config is quarantined for the rest of the sweep.
 STRIKES = 2
 
@@ -44,9 +42,8 @@ class Request:
     `budget` limits a search. `must_confirm` are configs that are confirmed however slow they look. `history` are
     outcomes of earlier blocks of the same identity, from which a search goes on. `steady` is what an earlier block
     found, where nothing but its finalists' times after rests is missing, `energy` are configs of which only the energy
-    is. `predict(configs)` returns {config: log of the
-    time expected}, by which orders are searched. `name` and `facts` are the study's; `on_study` is called whenever the
-    study has news.
+    is. `predict(configs)` returns {config: log of the time expected}, by which orders are searched. `name` and `facts`
+    are the study's; `on_study` is called whenever the study has news.
     """
 
     sampler: str
@@ -59,43 +56,6 @@ class Request:
     name: str = ""
     facts: dict[str, str] = field(default_factory=dict)
     on_study: Callable[[ProblemStudy], None] = lambda study: None
-
-
-@dataclass
-class Block:
-    """One job's outcome; `results` are the report's and those of configs that could not be launched.
-
-    A block that `has_failed` holds only the failures of a problem that was given up, without reference or report. One
-    that `is_rested` follows the last block of its problem; `judged` are its results with the ratios of both, and
-    `judged_noise` is the noise of these. One that `is_energy` holds power and no times to choose by.
-    """
-
-    reference: object
-    results: list[Result]
-    report: Report
-    configs: list
-    is_last: bool = True
-    has_failed: bool = False
-    is_rested: bool = False
-    is_energy: bool = False
-    judged: list = field(default_factory=list)
-    judged_noise: float = 0.0
-
-    @property
-    def timed(self) -> list:
-        """Return the results by which the winner is chosen."""
-        return self.judged if self.is_rested else self.results
-
-    @property
-    def statuses(self) -> list[str]:
-        """Return a status for each config: those of the search, none after rests or of energy."""
-        has_any = not self.is_rested and not self.is_energy
-        return [result.status for result in self.results if has_any and result.role == "search"]
-
-    @property
-    def noise(self) -> float:
-        """Return the noise of the ratios of `timed`."""
-        return self.judged_noise if self.is_rested else self.report.noise or 0.0
 
 
 @dataclass
@@ -282,18 +242,12 @@ class ProblemRun:
         failures of both. Raises: ProblemFailed.
         """
         first = self.measure(configs, must_confirm, self.plan)
-        if first.noise <= MAX_NOISE:
+        if not first.is_noisy:
             return first
         try:
-            second = self.measure(configs, must_confirm, self.plan)
+            return choose_quiet(first, self.measure(configs, must_confirm, self.plan))
         except ProblemFailed:
             return first
-        # A reference that failed the second time has nothing to say about other configs.
-        quiet, other = sorted((second, first), key=lambda block: (block.reference != second.reference, block.noise))
-        failures = [result for result in other.results if result.status not in TIMED]
-        failed = {result.config for result in failures}
-        quiet.results = [result for result in quiet.results if result.config not in failed] + failures
-        return quiet
 
     def measure_energy(self, configs: list, on_block: Callable[[Block], None]) -> None:
         """Measure the energy of some configs, and beside them the reference's; what fails does not cost the problem.

@@ -14,8 +14,8 @@ from tuner.db.rows import Identity
 from tuner.measure.records import Result
 from tuner.measured import Measured
 from tuner.problems.workload import Workload
+from tuner.search.block import Block
 from tuner.search.precompile import Compiled
-from tuner.search.problem_run import Block
 from tuner.search.winners import Winner
 
 RESULT_FIELDS = tuple(field.name for field in fields(Measured))

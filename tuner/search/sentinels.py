@@ -10,7 +10,8 @@ from dataclasses import replace
 from tuner.measure.records import Plan
 from tuner.problems.regimes import name_sentinel
 from tuner.problems.sentinels import Sentinel
-from tuner.search.problem_run import Block, ProblemFailed, ProblemRun, Request
+from tuner.search.block import Block
+from tuner.search.problem_run import ProblemFailed, ProblemRun, Request
 from tuner.search.propose import Budget
 
 #: How often a sweep measures each sentinel, if it has as many problems as that.

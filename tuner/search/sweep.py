@@ -25,6 +25,7 @@ from tuner.problems.regimes import name_energy, name_rested
 from tuner.problems.sentinels import get_sentinels
 from tuner.problems.workload import Workload, name_regime
 from tuner.search import energy, lanes, missing, past, precompile, recording, summary
+from tuner.search.block import Block
 from tuner.search.candidates import (
     SweepOptions,
     choose_candidates,
@@ -33,7 +34,7 @@ from tuner.search.candidates import (
     find_kernels,
     find_ops,
 )
-from tuner.search.problem_run import EFFORTS, Block, ProblemFailed, ProblemRun, Request, Suspects
+from tuner.search.problem_run import EFFORTS, ProblemFailed, ProblemRun, Request, Suspects
 from tuner.search.sentinels import SentinelVisits
 from tuner.search.sweep_studies import SweepStudies
 from tuner.search.winners import choose_winner
