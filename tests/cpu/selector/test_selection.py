@@ -11,7 +11,7 @@ from deep_gemm import _C, models, selection, selector_files
 from deep_gemm.errors import DeviceError, SelectorWarning
 from tests.fakes.selectors import DEVICE, KERNEL_HASH, make_artifact, make_parts, make_problems, pack
 
-H100 = _C.Device.known("h100")
+OTHER = _C.Device.known("h20")
 SKU_FILE = f"{DEVICE.sku}.dgsel"
 
 
@@ -44,9 +44,9 @@ def explain(problem=None, device=DEVICE):
 
 
 def test_no_artefact_is_silent_where_none_is_packaged(folder):
-    choice, caught = explain(device=H100)
-    assert (choice.source, choice.reason, caught) == ("analytic", f"no selector for {H100.sku}", [])
-    assert selection.get_selector(H100) is None
+    choice, caught = explain(device=OTHER)
+    assert (choice.source, choice.reason, caught) == ("analytic", f"no selector for {OTHER.sku}", [])
+    assert selection.get_selector(OTHER) is None
 
 
 def test_a_missing_packaged_artefact_is_said_once(folder, monkeypatch):
@@ -113,9 +113,9 @@ def test_corrupt_artefact(folder):
 
 
 def test_artefact_of_another_gpu(folder):
-    install(folder / f"{H100.sku}.dgsel")
-    with pytest.warns(SelectorWarning, match=f"is for {DEVICE.sku}, not {H100.sku}"):
-        assert selection.explain(make_parts()[3][0], H100).source == "analytic"
+    install(folder / f"{OTHER.sku}.dgsel")
+    with pytest.warns(SelectorWarning, match=f"is for {DEVICE.sku}, not {OTHER.sku}"):
+        assert selection.explain(make_parts()[3][0], OTHER).source == "analytic"
 
 
 def test_missing_path(folder, monkeypatch):

@@ -72,10 +72,10 @@ def test_another_distribution_in_the_same_folder_is_a_fault(capsys, monkeypatch,
 
 
 def test_it_describes_the_gpu_at_hand(capsys, monkeypatch):
-    monkeypatch.setattr(_C, "get_device", lambda: _C.Device.known("h100"))
+    monkeypatch.setattr(_C, "get_device", lambda: _C.Device.known("h20"))
     monkeypatch.setattr(_C, "get_driver_version", lambda: 13010)
     found = diagnose(capsys)
-    assert found["GPU"]["state"] == "ok" and "nvidia-h100" in found["GPU"]["found"]
+    assert found["GPU"]["state"] == "ok" and "nvidia-h20-" in found["GPU"]["found"]
     assert found["driver"]["found"] == "CUDA 13.1" and found["selector"]["state"] == "-"
     assert "analytic" in found["choice"]["found"] and found["choice"]["state"] == "ok"
 

@@ -39,7 +39,9 @@ def run(capsys):
 def test_list_says_which_file_the_library_uses(folder, run):
     code, out, _ = run("list", "--json")
     found = json.loads(out)["models"]
-    assert code == 0 and [(one["place"], one["used"]) for one in found] == [("installed", "yes"), ("packaged", "no")]
+    own, others = ([one for one in found if (one["sku"] == SKU) == is_own] for is_own in (True, False))
+    assert code == 0 and [(one["place"], one["used"]) for one in own] == [("installed", "yes"), ("packaged", "no")]
+    assert [(one["place"], one["used"]) for one in others] == [("packaged", "yes")]
     assert selector_files.read_selector_file(SKU, None)[0] == found[0]["file"] == str(folder / f"{SKU}.dgsel")
     assert "measured with other kernels" in found[0]["state"]  # the artefact of the test is of no kernel
     lines = run("list")[1].splitlines()
@@ -112,7 +114,7 @@ def test_remove_stays_within_the_folder(folder, run, tmp_path_factory, monkeypat
     assert all(path.is_file() for path in files)
 
 
-@pytest.mark.parametrize("arguments", [("show", "h100"), ("verify", "nope"), ("show", "none.dgsel"), ("diff", "h200")])
+@pytest.mark.parametrize("arguments", [("show", "h20"), ("verify", "nope"), ("show", "none.dgsel"), ("diff", "h200")])
 def test_unknown_names_are_usage_errors(folder, run, arguments):
     code, out, err = run(*arguments)
     assert code == errors.EXIT_USAGE and not out and err.count("\n") == 1
