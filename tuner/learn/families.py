@@ -1,9 +1,13 @@
-"""Families of weights: which shapes are so similar that validation must not split them."""
+"""Families of weights: which shapes are so similar that no validation, outer or inner, may learn from one and ask about
+the other.
+"""
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial import KDTree
 
 from tuner.problems.fields import get_weight_shape
 
@@ -11,6 +15,13 @@ from tuner.problems.fields import get_weight_shape
 FAMILY_FACTOR = 1.25
 #: Added to the logarithm of the factor: weights exactly that far apart are near.
 EPSILON = 1e-9
+
+
+class Split(NamedTuple):
+    """Two masks over problems: what is held out, and what may be learned from, which may be nothing."""
+
+    held_out: np.ndarray
+    kept: np.ndarray
 
 
 def find_families(problems: list) -> np.ndarray:
@@ -33,9 +44,29 @@ def find_families(problems: list) -> np.ndarray:
 def find_near(problems: list, chosen: np.ndarray) -> np.ndarray:
     """Return bool[R]: which problems have a weight near one of those of `chosen`, a mask over problems."""
     logs = log_weights(problems)
-    weights = np.unique(logs[chosen], axis=0)
-    gaps = np.abs(logs[:, None] - weights[None]).max(axis=2)
-    return (gaps <= math.log(FAMILY_FACTOR) + EPSILON).any(axis=1)
+    gaps, _ = KDTree(np.unique(logs[chosen], axis=0)).query(logs, p=np.inf)
+    return gaps <= math.log(FAMILY_FACTOR) + EPSILON
+
+
+def hold_out(problems: list, held_out: np.ndarray) -> Split:
+    """Return the split that holds out whole families, bool[R]. Weights near one of these are of other families where
+    they are not near all of its weights; nothing is learned from them, either.
+    """
+    return Split(held_out, ~find_near(problems, held_out))
+
+
+def split_families(problems: list, families: np.ndarray, num_folds: int) -> list[Split]:
+    """Return at most `num_folds` splits that hold out whole families, about equally many problems each, and every
+    problem once; deterministic.
+    """
+    labels, counts = np.unique(families, return_counts=True)
+    folds: list[list] = [[] for _ in range(min(num_folds, len(labels)))]
+    loads = np.zeros(len(folds))
+    for label in labels[np.lexsort((labels, -counts))]:
+        target = int(loads.argmin())
+        folds[target].append(label)
+        loads[target] += counts[labels == label][0]
+    return [hold_out(problems, np.isin(families, fold)) for fold in folds]
 
 
 def log_weights(problems: list) -> np.ndarray:

@@ -12,8 +12,9 @@ import numpy as np
 
 from deep_gemm import _C
 from tuner.learn.dataset import LOG_TWO, UNMEASURED, Dataset
+from tuner.learn.families import split_families
 from tuner.learn.forest import Forest
-from tuner.learn.portfolio import SIZES, Portfolio, choose_portfolio, split_families
+from tuner.learn.portfolio import SIZES, Portfolio, choose_portfolio
 from tuner.learn.residual import UNRANKED, ConfigRows, Examples, TreeSettings, fit_trees, make_config_rows
 
 #: The hull of the training rows is widened on both sides by this share of its extent. Trees do not extrapolate, so that
@@ -28,7 +29,8 @@ LEAST = np.array([LEAST_SLACKS.get(name, 0.0) for name in _C.config_feature_name
 #: large losses are few in the data, but a margin avoids most of them.
 MARGINS = (0.005, 0.0025)
 MARGIN_TOLERANCE = 1e-4
-GUARD_FOLDS = 3
+#: As many that a fold still learns from two thirds of the problems: nothing near the held-out families is kept.
+GUARD_FOLDS = 8
 #: Trees, leaves, rate and min_leaf to try where the data choose them.
 CANDIDATES = ((64, 15, 0.15, 0), (64, 15, 0.15, 20), (64, 8, 0.15, 0), (48, 15, 0.2, 0))
 #: A loss against the heuristic counts twice, and what it has beyond LARGE_LOSS (log time) LARGE_WEIGHT times more.
@@ -221,15 +223,16 @@ def cost_of(log_ratio: np.ndarray) -> float:
 def predict_left_out(
     data: Dataset, rows: ConfigRows, wanted: ConfigRows, settings: Settings, prior: Examples | None = None
 ) -> np.ndarray:
-    """Return the predictions (see `predict`) for the rows `wanted` of trees that never saw the row's family, unless it
-    is among the examples from elsewhere.
+    """Return the predictions (see `predict`) for the rows `wanted` of trees that never saw the row's family, nor a weight
+    near it, unless it is among the examples from elsewhere.
+
+    They are infinite where nothing is left to learn from, so that the heuristic's pick stays: a margin that no fold can
+    judge is the largest.
     """
-    predicted = np.full(len(wanted.problem), np.inf)
-    for fold in split_families(data.families[np.unique(rows.problem)], GUARD_FOLDS):
-        held_out = np.unique(rows.problem)[fold]
-        asked = np.isin(wanted.problem, held_out)
-        kept = rows if fold.all() else rows.where(~np.isin(rows.problem, held_out))
-        if asked.any():
+    predicted, problems = np.full(len(wanted.problem), np.inf), np.unique(rows.problem)
+    for split in split_families([data.problems[row] for row in problems], data.families[problems], GUARD_FOLDS):
+        asked, kept = np.isin(wanted.problem, problems[split.held_out]), rows.of(problems[split.kept])
+        if asked.any() and (split.kept.any() or prior is not None):
             forest, own = fit_trees(data, kept, settings.of_trees(), prior), wanted.where(asked)
             inside = is_inside(own.features, *widen(join_features(kept, prior), SLACK))
             predicted[asked] = predict(own, forest.predict(own.features), inside)

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.learn.dataset import UNMEASURED, Dataset
+from tuner.learn.families import Split, hold_out, split_families
 
 #: The sizes to try. The exact table needs room for some of its own.
 SIZES = (8, 12, 16, 20, 24, 28)
 #: The smallest size within 0.1 % of the best held-out score wins: every further config must be compiled and learned.
 SIZE_TOLERANCE = 0.001
 SWAP_PASSES = 3
-INNER_FOLDS = 5
+#: As many that a fold still learns from three quarters of the problems: nothing near the held-out families is kept.
+INNER_FOLDS = 10
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ def choose_portfolio(data: Dataset, rows: np.ndarray, sizes: tuple = SIZES) -> P
     columns = np.flatnonzero((data.state[full] != UNMEASURED).any(axis=0))
     regret = data.log_ratio[np.ix_(full, columns)] - data.log_ratio[full, data.oracle[full]][:, None]
     sizes = tuple(sorted({min(size, len(columns)) for size in sizes}))
-    curve = score_sizes(regret, data.families[full], sizes)
+    splits = split_families([data.problems[row] for row in full.tolist()], data.families[full], INNER_FOLDS)
+    curve = score_sizes(regret, splits, sizes)
     size = choose_size(curve)
     return Portfolio(columns[swap(regret, greedy(regret, size))], curve)
 
@@ -67,35 +70,26 @@ def swap(regret: np.ndarray, chosen: list[int]) -> list[int]:
     return chosen
 
 
-def score_sizes(regret: np.ndarray, families: np.ndarray, sizes: tuple) -> dict:
-    """Return {size: mean row minimum on held-out families}; each fold's columns are chosen without it."""
-    folds = [fold for fold in split_families(families, INNER_FOLDS) if fold.any() and not fold.all()]
-    if not folds:
+def score_sizes(regret: np.ndarray, splits: list[Split], sizes: tuple) -> dict:
+    """Return {size: mean row minimum on held-out families}; each split's columns are chosen by what it keeps.
+
+    Where it keeps nothing, it has no say; where none keeps anything, the largest size is all that can be said.
+    """
+    splits = [split for split in splits if split.kept.any()]
+    if not splits:
         return {sizes[-1]: 0.0}
-    held_out = np.full((len(regret), len(sizes)), np.nan)
-    for fold in folds:
-        chosen = greedy(regret[~fold], sizes[-1])
+    scores = np.full((len(regret), len(sizes)), np.nan)
+    for held_out, kept in splits:
+        chosen = greedy(regret[kept], sizes[-1])
         for index, size in enumerate(sizes):
-            held_out[fold, index] = regret[fold][:, chosen[:size]].min(axis=1)
-    return dict(zip(sizes, np.nanmean(held_out, axis=0).tolist(), strict=True))
+            scores[held_out, index] = regret[held_out][:, chosen[:size]].min(axis=1)
+    return dict(zip(sizes, np.nanmean(scores, axis=0).tolist(), strict=True))
 
 
 def choose_size(curve: dict) -> int:
     """Return the smallest size whose held-out score is within SIZE_TOLERANCE of the best."""
     best = min(curve.values())
     return min(size for size, score in curve.items() if score <= best + SIZE_TOLERANCE)
-
-
-def split_families(families: np.ndarray, num_folds: int) -> list[np.ndarray]:
-    """Return `num_folds` masks of whole families, with about equally many problems; deterministic."""
-    labels, counts = np.unique(families, return_counts=True)
-    folds: list[list] = [[] for _ in range(num_folds)]
-    loads = np.zeros(num_folds)
-    for label in labels[np.lexsort((labels, -counts))]:
-        target = int(loads.argmin())
-        folds[target].append(label)
-        loads[target] += counts[labels == label][0]
-    return [np.isin(families, fold) for fold in folds]
 
 
 def describe_portfolios(data: Dataset, sizes: tuple = SIZES) -> dict:
@@ -108,7 +102,7 @@ def describe_portfolios(data: Dataset, sizes: tuple = SIZES) -> dict:
     chosen = choose_portfolio(data, rows, sizes).columns.tolist()
     union = dict.fromkeys(chosen)
     for family in np.unique(data.families[data.full_space]):
-        kept = rows[data.families != family]
+        kept = rows[hold_out(data.problems, data.families == family).kept]
         if len(kept):
             union.update(dict.fromkeys(choose_portfolio(data, kept, sizes).columns.tolist()))
     return {

@@ -2,7 +2,7 @@
 
 A searcher sees what the recorded search rounds saw, a batch of configs at a time as it asks for them, and is scored on
 the confirmation rounds. All searchers have the same budget, in configs, and are told the heuristic's pick first, as
-every race measures it. None knows more than that: the trees of `forest` never saw the problem's family.
+every race measures it. None knows more than that: the trees of `forest` never saw the problem's family, nor a weight near it.
 """
 
 import math
@@ -13,16 +13,16 @@ import numpy as np
 
 from deep_gemm import _C
 from tuner.learn.dataset import CENSORED, UNMEASURED, Dataset
+from tuner.learn.families import split_families
 from tuner.learn.learner import SLACK, Settings, is_inside, widen
-from tuner.learn.portfolio import split_families
 from tuner.learn.residual import fit_trees, make_config_rows
 from tuner.search.propose import BATCH_SIZE, ORDERS, Outcome
 from tuner.search.study import ProblemStudy
 
 BUDGETS = (8, 16, 24, 32, 48)
 SAMPLERS = ("forest", "analytic", "tpe", "random")
-#: Parts of the families; the trees for one are fitted to the others.
-FOLDS = 5
+#: Parts of the families; the trees for one are fitted to the others, as far as they are not near it.
+FOLDS = 10
 RESAMPLES = 1000
 
 
@@ -94,15 +94,16 @@ def predict_by_estimate(data: Dataset, row: int) -> dict:
 
 
 def predict_by_trees(data: Dataset, rows: np.ndarray, settings: Settings | None = None) -> dict[int, dict]:
-    """Return {row: {config: log of estimate x residual}}, by trees that never saw the row's family.
+    """Return {row: {config: log of estimate x residual}}, by trees that never saw the row's family, nor a weight near it.
 
-    Outside the hull of what those learned from, the estimate stands alone, as in a sweep.
+    Outside the hull of what those learned from, and where nothing was left to learn from, the estimate stands alone, as
+    in a sweep.
     """
     settings, every = settings or Settings(), make_config_rows(data)
     predicted: dict[int, dict] = {}
-    for fold in split_families(data.families, min(FOLDS, len(np.unique(data.families)))):
-        asked = [row for row in rows.tolist() if fold[row]]
-        train = every.where(~np.isin(every.problem, np.flatnonzero(fold)))
+    for held_out, kept in split_families(data.problems, data.families, FOLDS):
+        asked = [row for row in rows.tolist() if held_out[row]]
+        train = every.of(np.flatnonzero(kept))
         if not asked or not len(train.problem):
             predicted |= {row: predict_by_estimate(data, row) for row in asked}
             continue

@@ -17,7 +17,7 @@ from joblib import Parallel, delayed
 from deep_gemm.fields import OP_KINDS
 from tuner.learn.baselines import choose_baselines
 from tuner.learn.dataset import CONFIRMED, Dataset
-from tuner.learn.families import find_near
+from tuner.learn.families import hold_out
 from tuner.learn.learner import Settings, choose, choose_settings, fit
 from tuner.learn.residual import ConfigRows, make_config_rows
 from tuner.problems.fields import FEW_GROUPS, get_tokens, get_weight_shape
@@ -125,10 +125,8 @@ def range_folds(data: Dataset) -> Iterator[Fold]:
 
 
 def find_training(data: Dataset, fold: Fold) -> np.ndarray:
-    """Return bool[R]: the problems that a fold may learn from. Weights near a held-out family are of other families
-    where they are not near all of its weights; they are left out as well.
-    """
-    return ~(find_near(data.problems, fold.held_out) if fold.split == "family" else fold.held_out)
+    """Return bool[R]: the problems that a fold may learn from."""
+    return hold_out(data.problems, fold.held_out).kept if fold.split == "family" else ~fold.held_out
 
 
 def run_fold(
