@@ -167,10 +167,11 @@ DEFECTS: Defects = {
     ("tuner/learn/families.py", "tests/cpu/tuner/learn/test_dataset.py"): [
         ('method="complete"', 'method="single"'),
         ('metric="chebyshev"', 'metric="cityblock"'),
-        (".max(axis=2)", ".min(axis=2)"),
+        (".query(logs, p=np.inf)", ".query(logs, p=1)"),
+        ("return Split(held_out, ~find_near(problems, held_out))", "return Split(held_out, ~held_out)"),
     ],
     ("tuner/learn/validate.py", "tests/cpu/tuner/learn/test_evaluate.py"): [
-        ('if fold.split == "family" else fold.held_out', 'if fold.split == "none" else fold.held_out'),
+        ('if fold.split == "family" else ~fold', 'if fold.split == "none" else ~fold'),
     ],
     ("tuner/search/past.py", "tests/cpu/tuner/search/test_wide_space.py tests/cpu/tuner/search/test_resume.py"): [
         (" or (key, row.config_id) not in searched:", " or True:"),

@@ -223,8 +223,8 @@ def cost_of(log_ratio: np.ndarray) -> float:
 def predict_left_out(
     data: Dataset, rows: ConfigRows, wanted: ConfigRows, settings: Settings, prior: Examples | None = None
 ) -> np.ndarray:
-    """Return the predictions (see `predict`) for the rows `wanted` of trees that never saw the row's family, nor a weight
-    near it, unless it is among the examples from elsewhere.
+    """Return the predictions (see `predict`) for the rows `wanted` of trees that never saw the row's family, nor a
+    weight near it, unless it is among the examples from elsewhere.
 
     They are infinite where nothing is left to learn from, so that the heuristic's pick stays: a margin that no fold can
     judge is the largest.

@@ -2,7 +2,8 @@
 
 A searcher sees what the recorded search rounds saw, a batch of configs at a time as it asks for them, and is scored on
 the confirmation rounds. All searchers have the same budget, in configs, and are told the heuristic's pick first, as
-every race measures it. None knows more than that: the trees of `forest` never saw the problem's family, nor a weight near it.
+every race measures it. None knows more than that: the trees of `forest` never saw the problem's family, nor a weight
+near it.
 """
 
 import math
@@ -94,7 +95,8 @@ def predict_by_estimate(data: Dataset, row: int) -> dict:
 
 
 def predict_by_trees(data: Dataset, rows: np.ndarray, settings: Settings | None = None) -> dict[int, dict]:
-    """Return {row: {config: log of estimate x residual}}, by trees that never saw the row's family, nor a weight near it.
+    """Return {row: {config: log of estimate x residual}}, by trees that never saw the row's family, nor a weight near
+    it.
 
     Outside the hull of what those learned from, and where nothing was left to learn from, the estimate stands alone, as
     in a sweep.

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from tests.fakes import synthetic
+from tests.fakes.weights import make_chain
 from tuner.learn import portfolio
 from tuner.learn.dataset import LOG_TWO, UNMEASURED
+from tuner.learn.families import split_families
 
 
 def test_greedy_with_swaps_comes_near_the_best_subset_of_small_tables():
@@ -37,14 +39,22 @@ def test_the_smallest_size_within_the_tolerance_wins():
     assert portfolio.choose_size({8: 0.05, 12: 0.03, 16: 0.02}) == 16
 
 
-def test_folds_keep_families_whole_and_cover_everything_once():
-    families = np.random.default_rng(1).integers(0, 13, 200)
-    folds = portfolio.split_families(families, 4)
-    assert (np.sum(folds, axis=0) == 1).all()
-    assert all(
-        len({label in set(families[fold]) for fold in folds if label in families[fold]}) == 1 for label in families
-    )
-    assert sum(len(set(families[fold])) for fold in folds) == len(set(families))
+def test_sizes_are_scored_without_weights_near_the_held_out_ones(monkeypatch):
+    data, seen = synthetic.make_small_dataset(), []
+    data = replace(data, **make_chain(data))
+    monkeypatch.setattr(portfolio, "greedy", lambda regret, size: seen.append(len(regret)) or list(range(size)))
+    rows = np.flatnonzero(data.full_space)
+    portfolio.choose_portfolio(data, rows, (6,))
+    problems, families = [data.problems[row] for row in rows], data.families[rows]
+    splits = split_families(problems, families, portfolio.INNER_FOLDS)
+    assert seen == [*(split.kept.sum() for split in splits), len(rows)]
+    assert any(split.kept.sum() < (~split.held_out).sum() for split in splits)
+
+
+def test_one_family_alone_takes_the_largest_size():
+    data = synthetic.make_small_dataset()
+    rows = np.flatnonzero(data.full_space & (data.families == data.families[0]))
+    assert portfolio.choose_portfolio(data, rows, (4, 6)).curve == {6: 0.0}
 
 
 def test_more_configs_serve_left_out_families_better_up_to_noise():
