@@ -18,6 +18,11 @@ def name_rested(regime: str) -> str:
     return regime + RESTED
 
 
+def name_own(regime: str) -> str:
+    """Return the sweep's own regime, of one of launches after rests."""
+    return regime.removesuffix(RESTED)
+
+
 def is_sentinel(regime: str) -> bool:
     """Return whether blocks of this regime are sentinels."""
     return regime.endswith(SENTINEL)

@@ -10,8 +10,10 @@ from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from deep_gemm import _C
+from tuner.db.rested import date, find_rests
 from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
 from tuner.problems.regimes import name_rested
+from tuner.search import rests
 from tuner.search.propose import Outcome, to_outcome
 from tuner.search.winners import Winner, choose_winner
 
@@ -48,6 +50,16 @@ class Past:
             row
             for identity in self.identities.values()
             for row in self.store.load_measurements(role=role, **asdict(identity))
+        ]
+
+    def load_rested(self) -> list[MeasurementRow]:
+        """Return what was confirmed after rests."""
+        return [
+            row
+            for identity in self.identities.values()
+            for row in self.store.load_measurements(
+                role="confirm", **asdict(replace(identity, regime=name_rested(identity.regime)))
+            )
         ]
 
     def load_all(self) -> list[MeasurementRow]:
@@ -123,32 +135,54 @@ def block_order(block: BlockRow) -> tuple:
 
 
 def find_missing_winners(
-    rows: list[MeasurementRow], best: list[WinnerRow], device, portfolio: set
+    rows: list[MeasurementRow], rested: list[MeasurementRow], best: list[WinnerRow], device, portfolio: set
 ) -> list[StoredWinner]:
-    """Choose winners for the problems whose newest finished block is newer than their stored winner, if any."""
-    ages = {row.block.block_id: block_order(row.block) for row in rows}
-    known = {row.problem_key: ages.get(row.block_id, NEVER) for row in best}
+    """Choose winners for the problems whose best block is another one than that of their stored winner, if any.
+
+    The best one is the newest finished block that has times after rests (`rested`), without any the newest one: where
+    databases were merged, a block without rests may be newer than one with them.
+    """
+    blocks, again = group_finished(rows), group_finished(rested)
+    found = find_rests({date(row.block) for row in (*rows, *rested)})
+    rests_of = {block_id: again[each.block] for block_id, each in found.items() if each.block in again}
+    orders = {row.block.block_id: (row.block.block_id in rests_of, *block_order(row.block)) for row in rows}
+    never = (False, *NEVER)
+    known = {row.problem_key: orders.get(row.block_id, never) for row in best}
+    chosen: dict[str, StoredWinner] = {}
+    for block_id in sorted(blocks, key=orders.__getitem__):
+        block = blocks[block_id][0].block
+        if orders[block_id] > known.get(block.problem_key, never):
+            winner = choose_stored_winner(blocks[block_id], rests_of.get(block_id, []), device, portfolio)
+            if winner is not None:
+                chosen[block.problem_key] = StoredWinner(block.problem, block_id, winner)
+    return list(chosen.values())
+
+
+def group_finished(rows: list[MeasurementRow]) -> dict[int, list[MeasurementRow]]:
+    """Return {block: its confirmation rows} of the finished blocks."""
     blocks: dict[int, list[MeasurementRow]] = {}
-    for row in sorted(rows, key=lambda row: block_order(row.block)):
-        is_newer = block_order(row.block) > known.get(row.block.problem_key, NEVER)
-        if row.role == "confirm" and row.block.status == "finished" and is_newer:
+    for row in rows:
+        if row.role == "confirm" and row.block.status == "finished":
             blocks.setdefault(row.block.block_id, []).append(row)
-    found = {}
-    for block_rows in blocks.values():
-        block, winner = block_rows[0].block, choose_stored_winner(block_rows, device, portfolio)
-        if winner is not None:
-            found[block.problem_key] = StoredWinner(block.problem, block.block_id, winner)
-    return list(found.values())
+    return blocks
 
 
-def choose_stored_winner(rows: list[MeasurementRow], device, portfolio: set) -> Winner | None:
-    """Return the winner among the confirmation rows of one block, None where none of them is right."""
-    block = rows[0].block
-    reference = next((row for row in rows if row.is_reference), rows[0])
+def choose_stored_winner(
+    rows: list[MeasurementRow], rested: list[MeasurementRow], device, portfolio: set
+) -> Winner | None:
+    """Return the winner among the confirmation rows of one block, judged with those of its rests, if any; None where
+    none of them is right.
+    """
+    block, noise = rows[0].block, rows[0].block.noise or 0.0
+    judged = rests.judge(rows, rested)
+    if judged:
+        noise = rests.join_noise(noise, rested[0].block.noise)
+    timed = rested if judged else rows
+    reference = next((row for row in timed if row.is_reference), timed[0])
     if reference.median_us is None:
         return None
     heuristic = _C.get_analytic_config(block.problem, device)
-    return choose_winner(rows, heuristic, reference.median_us, block.noise or 0.0, portfolio)
+    return choose_winner(judged or rows, heuristic, reference.median_us, noise, portfolio)
 
 
 def find_covered(rows: Iterable[MeasurementRow]) -> dict[str, set[str]]:

@@ -257,9 +257,9 @@ class Sweep:
         return compiled
 
     def add_missing_winners(self) -> None:
-        """Store the winners that an earlier sweep chose no more, because it was killed."""
-        rows, best = self.past.load_rows("confirm"), self.past.load_best()
-        for found in past.find_missing_winners(rows, best, self.device, self.portfolio()):
+        """Store the winners that an earlier sweep chose no more, because it was killed, or a merge lost."""
+        rows, rested, best = self.past.load_rows("confirm"), self.past.load_rested(), self.past.load_best()
+        for found in past.find_missing_winners(rows, rested, best, self.device, self.portfolio()):
             self.lanes[0].recorder.set_best(found.problem, found.block_id, found.winner)
 
     def portfolio(self) -> set:
