@@ -133,6 +133,35 @@ def test_a_table_has_the_mean_of_both(tmp_path):
         assert after.log_ratio[row, column] == pytest.approx((math.log(ratio) + math.log(own[config])) / 2, abs=1e-9)
 
 
+def test_a_config_that_is_wrong_after_rests_only_is_not_trusted(tmp_path):
+    class Wrong(InProcessWorker):
+        """After rests, what won back to back is wrong."""
+
+        winner = None
+
+        def run(self, job, limit_s, *more):
+            document = super().run(job, limit_s, *more)
+            if not job["plan"]["rest"]:
+                rows = [row for row in document["results"] if row["role"] == "confirm"]
+                self.winner = job["configs"][min(rows, key=lambda row: row["ratio"])["config"]]
+                return document
+            for row in document["results"]:
+                if job["configs"][row["config"]] == self.winner:
+                    row.update(status="incorrect", role="search", median_us=None, ratio=None)
+            return document
+
+    worker = Wrong()
+    run_sweep(tmp_path / "a.db", [LONG, replace_m(LONG, 2048), SHORT], worker)
+    rows, best = load(tmp_path / "a.db")
+    wrong = {row.config for row in rows if row.status == "incorrect"}
+    assert wrong and all(regimes.is_rested(row.block.regime) for row in rows if row.status == "incorrect")
+    assert not wrong & {row.config for row in best if row.problem != SHORT}
+    with Store.open(tmp_path / "a.db", "ro") as store:
+        data = load_dataset(store, H200.sku)
+    assert set(data.quarantined) == wrong == set(data.failed)
+    assert not wrong & set(data.configs)
+
+
 def test_what_was_not_timed_again_gained_as_the_others_did():
     pick, first, second, other = (_C.Config(64, block_n, 4) for block_n in (160, 192, 208, 176))
     steady = {(pick, CONFIRMED): 0.0, (first, CONFIRMED): -0.02, (second, CONFIRMED): 0.01}
