@@ -149,7 +149,8 @@ def find_rested(found: Tables) -> set[str]:
     rests = find_rests(
         Dated(
             row["uid"],
-            (row["problem_id"], find_board(found, row["device_id"]), row["kernel_hash"], row["compiler"]),
+            (row["problem_id"], row["kernel_hash"], row["compiler"]),
+            find_board(found, row["device_id"]),
             row["regime"],
             row["status"],
             row["created"],

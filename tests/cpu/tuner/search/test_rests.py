@@ -303,7 +303,7 @@ def test_a_sweep_chooses_again_what_a_merge_lost(shards, tmp_path):
 
 def test_rests_belong_to_the_block_before_them_on_their_board():
     def block(number, board, regime, created, status="finished"):
-        return Dated(number, ("problem", board), regime, status, created)
+        return Dated(number, ("problem",), board, regime, status, created)
 
     rested = regimes.name_rested("graph-cold")
     blocks = [
@@ -320,8 +320,10 @@ def test_rests_belong_to_the_block_before_them_on_their_board():
         block(11, "d", rested, "9"),
         block(12, "d", "graph-cold", "9"),
     ]
-    assert {number: each.block for number, each in find_rests(blocks[::-1]).items()} == {1: 3, 2: 10, 12: 11}
-    assert {number: each.block for number, each in find_rests(blocks[:9]).items()} == {1: 3, 2: 6}
+    # Board c has no block, and d none before its rests: those follow the newest block of any board.
+    assert {number: each.block for number, each in find_rests(blocks[::-1]).items()} == {1: 3, 2: 10, 4: 7, 12: 11}
+    assert {number: each.block for number, each in find_rests(blocks[:9]).items()} == {1: 3, 2: 6, 4: 7}
+    assert find_rests(blocks[2:3]) == {}
 
 
 def test_the_noise_of_a_mean_is_that_of_both():
