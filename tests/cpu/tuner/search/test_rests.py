@@ -22,6 +22,7 @@ from tuner.problems import regimes
 from tuner.search import rests
 from tuner.search.problem_run import EFFORTS
 from tuner.search.recording import Recorder
+from tuner.ship import exact
 
 H200 = _C.Device.known("h200")
 LONG, SHORT = _C.Problem("fp8_gemm", 4096, 7168, 2048), _C.Problem("fp8_gemm", 16, 2112, 7168)
@@ -245,7 +246,7 @@ def test_a_sweep_killed_before_the_winner_is_stored_rests_again(tmp_path, monkey
 
 
 class Turning(InProcessWorker):
-    """A board on which what wins back to back is a tenth slower after rests."""
+    """A board on which what wins back to back is much slower after rests."""
 
     def __init__(self, number: int = 0):
         super().__init__()
@@ -258,7 +259,7 @@ class Turning(InProcessWorker):
             self.winner = job["configs"][min(rows, key=lambda row: row["ratio"])["config"]]
         for row in rows:
             if job["plan"]["rest"] and job["configs"][row["config"]] == self.winner:
-                row["ratio"] *= 1.1
+                row["ratio"] *= 1.3
         return document
 
 
@@ -268,6 +269,28 @@ def shards(tmp_path):
     run_sweep(tmp_path / "rested.db", [LONG], Turning(), configs=FEW)
     run_sweep(tmp_path / "newer.db", [LONG], Turning(1), configs=FEW, rests=False)
     return [tmp_path / "rested.db", tmp_path / "newer.db"]
+
+
+def test_what_is_near_the_winner_is_so_by_both(shards, monkeypatch):
+    """In a full exact table, what is fastest back to back must not stand in for the winner, which is faster by both."""
+    monkeypatch.setattr(exact, "MAX_CONFIGS", 1)
+    with Store.open(shards[0], "ro") as store:
+        shown = rank(store, LONG, H200.sku)
+    first, steady = shown.rows[0].config, {row.config: row.ratio for row in shown.rows}
+    best, second = sorted(set(shown.judged) - {first}, key=shown.judged.__getitem__)[:2]
+    assert steady[first] < steady[best] and shown.judged[first] > exact.TOLERANCE * shown.judged[best]
+    assert exact.choose_allowed(shown, [first], best) == best
+    monkeypatch.setattr(exact, "TOLERANCE", 1.2)
+    by_both = min(first, second, key=shown.judged.__getitem__)
+    assert exact.choose_allowed(shown, [first, second], best) == by_both
+    assert len(shown.judged) == shown.num_rested < len(steady)
+
+
+def test_without_rests_times_back_to_back_judge(shards):
+    with Store.open(shards[1], "ro") as store:
+        shown = rank(store, LONG, H200.sku)
+    assert shown.judged == {row.config: row.ratio for row in shown.rows if row.status == "ok"}
+    assert shown.num_rested == 0 and shown.judged
 
 
 def test_a_merge_keeps_the_winner_that_was_chosen_by_rests_too(shards, tmp_path):
