@@ -12,13 +12,15 @@ from typing import NamedTuple
 from deep_gemm import _C
 from tuner.db.rested import date, find_rests
 from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
-from tuner.problems.regimes import name_rested
+from tuner.problems.regimes import is_own, name_rested
 from tuner.search import rests
 from tuner.search.propose import Outcome, to_outcome
 from tuner.search.winners import Winner, choose_winner
 
 #: The order of a block that does not exist: older than all others.
 NEVER = ("", 0)
+#: Problems whose rows are asked for together: a query takes so many values, and no more.
+PROBLEMS_AT_A_TIME = 500
 
 
 class StoredWinner(NamedTuple):
@@ -30,9 +32,12 @@ class StoredWinner(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """What the newest finished block of a problem found without rests: confirmed rows, the reference's time, noise."""
+    """What the newest finished block of a problem found without rests, and on which board: confirmed rows, the
+    reference's time, noise.
+    """
 
     block_id: int
+    board: str | None
     rows: list[MeasurementRow]
     reference_us: float
     noise: float
@@ -74,24 +79,42 @@ class Past:
         wanted = {problem.key for problem in problems}
         if not wanted:
             return {}
-        blocks: dict[str, dict[tuple, list[MeasurementRow]]] = {}
-        for row in self.load_rows("confirm"):
-            if row.block.problem_key in wanted and row.block.status == "finished":
-                blocks.setdefault(row.block.problem_key, {}).setdefault(block_order(row.block), []).append(row)
-        rested: dict[str, str] = {}
+        blocks = [block for block in self.load_blocks() if block.problem_key in wanted]
+        rested, newest = find_rests(map(date, blocks)), {}
+        for block in sorted(blocks, key=block_order):
+            if is_own(block.regime) and block.status == "finished":
+                newest[block.problem_key] = block
+        bare = {block.block_id: block for block in newest.values() if block.block_id not in rested}
+        found = (describe_steady(rows) for rows in self.load_confirmed(bare).values())
+        return {steady.rows[0].block.problem_key: steady for steady in found if steady is not None}
+
+    def load_blocks(self) -> list[BlockRow]:
+        """Return the blocks of both ways of timing, back to back and after rests."""
+        return [
+            block
+            for identity in self.identities.values()
+            for regime in (identity.regime, name_rested(identity.regime))
+            for block in self.store.load_blocks(**asdict(replace(identity, regime=regime)))
+        ]
+
+    def load_confirmed(self, blocks: dict[int, BlockRow]) -> dict[int, list[MeasurementRow]]:
+        """Return {block: its confirmation rows} of some blocks."""
+        ids = sorted({block.problem_id for block in blocks.values()})
+        found: dict[int, list[MeasurementRow]] = {}
         for identity in self.identities.values():
-            after_rests = replace(identity, regime=name_rested(identity.regime))
-            for row in self.store.load_measurements(**asdict(after_rests)):
-                if row.block.status == "open":  # killed before its winner was stored
-                    continue
-                rested[row.block.problem_key] = max(row.block.created, rested.get(row.block.problem_key, ""))
-        newest = {key: of_key[max(of_key)] for key, of_key in blocks.items()}
-        return {
-            key: Steady(rows[0].block.block_id, rows, reference.median_us or 0.0, rows[0].block.noise or 0.0)
-            for key, rows in newest.items()
-            if rested.get(key, "") < rows[0].block.created
-            and (reference := next((row for row in rows if row.is_reference), None))
-        }
+            for start in range(0, len(ids), PROBLEMS_AT_A_TIME):
+                some = tuple(ids[start : start + PROBLEMS_AT_A_TIME])
+                for row in self.store.load_measurements(role="confirm", **asdict(identity), problem_ids=some):
+                    if row.block.block_id in blocks:
+                        found.setdefault(row.block.block_id, []).append(row)
+        return found
+
+    def load_histories(self, boards: Iterable[str], device) -> dict[str, dict[str, list[Outcome]]]:
+        """Return for each board the outcomes from which searches go on there. What another board measured is left out:
+        a problem is never of two boards.
+        """
+        rows = self.load_all()
+        return {board: find_history([row for row in rows if row.block.board == board], device) for board in boards}
 
     def load_best(self) -> list[WinnerRow]:
         """Return the stored winners."""
@@ -104,6 +127,14 @@ class Past:
             for row in self.store.load_best(sku=identity.sku, op=op, regime=identity.regime):
                 winners.setdefault(row.problem_key, []).append(row.config)
         return winners
+
+
+def describe_steady(rows: list[MeasurementRow]) -> Steady | None:
+    """Return what a block's confirmation rows say, None where its reference has none."""
+    reference, block = next((row for row in rows if row.is_reference), None), rows[0].block
+    if reference is None:
+        return None
+    return Steady(block.block_id, block.board, rows, reference.median_us or 0.0, block.noise or 0.0)
 
 
 def find_history(rows: list[MeasurementRow], device) -> dict[str, list[Outcome]]:

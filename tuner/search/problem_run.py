@@ -166,7 +166,7 @@ class ProblemRun:
     def run_sampler(self, request: Request, on_block: Callable[[Block], None]) -> None:
         """Measure all usable candidates, or search among them, or make up for rests. Raises: ProblemFailed."""
         if request.steady is not None:
-            self.rest(*request.steady[1:], request.must_confirm, on_block)
+            self.rest(*request.steady[2:], request.must_confirm, on_block)
             return
         if not self.usable:
             raise ProblemFailed("no candidate may be launched")

@@ -29,6 +29,7 @@ from tuner.search.candidates import (
     SweepOptions,
     choose_candidates,
     choose_trials,
+    count_known,
     count_measurements,
     find_kernels,
     find_ops,
@@ -195,7 +196,12 @@ class Sweep:
         closed = [problem for problem in self.options.problems if problem not in candidates]
         has_rests = self.options.resume and self.options.rests
         self.unrested = self.past.find_unrested(closed) if has_rests else {}
-        return rests.find_open(closed, self.unrested, self.workload, EFFORTS[self.options.effort])
+        found = rests.find_open(closed, self.unrested, self.workload, EFFORTS[self.options.effort])
+        return rests.find_on_boards(found, self.unrested, [lane.board for lane in self.lanes], self.warn)
+
+    def warn(self, text: str) -> None:
+        """Tell the user of something that stops nothing."""
+        self.on_event("warning", {"text": text})
 
     def load_wanted(self) -> dict[str, list]:
         """Return {problem key: configs that are confirmed in any case}: earlier winners, and those of the options."""
@@ -272,7 +278,7 @@ class Sweep:
         """
         studies = self.studies = SweepStudies(
             self.options.study_storage,
-            lambda text: self.on_event("warning", {"text": text}),
+            self.warn,
             self.identities,
             self.predict and partial(self.predict, self.device),
         )
@@ -288,7 +294,8 @@ class Sweep:
         """Measure problem after problem on all boards, until time is over, and the sentinels a last time."""
         self.measuring_from, self.num_open = time.monotonic(), len(candidates)
         self.history, self.wanted = self.load_history(), self.load_wanted()
-        tasks = [lanes.Task(problem, configs) for problem, configs in candidates.items()]
+        boards = {problem: self.unrested[problem.key].board for problem in candidates if problem.key in self.unrested}
+        tasks = [lanes.Task(problem, configs, boards.get(problem)) for problem, configs in candidates.items()]
         lanes.Driver(self.lanes, self.measure_task, self.lose_board, self.is_out_of_time).run(tasks)
         for lane in self.lanes:
             if lane.board not in self.retired:
@@ -303,7 +310,7 @@ class Sweep:
 
     def measure_task(self, task: lanes.Task, lane: lanes.Lane) -> None:
         """Measure one problem on one board, and before it the sentinels where they are due."""
-        problem, configs, may_move = task.problem, task.configs, len(self.lanes) > 1 and task.tried is None
+        problem, configs, may_move = task.problem, task.configs, len(self.lanes) > 1 and not (task.tried or task.board)
         lane.visits.visit(lane.num_taken)
         lane.num_taken += 1
         budget = choose_trials(problem, self.device, self.options, configs)
@@ -341,16 +348,11 @@ class Sweep:
             self.report(task.problem, f"a second board was lost on it: {error}")
 
     def load_history(self) -> dict[str, dict[str, list]]:
-        """Return for each board the outcomes from which searches go on there, {} where every config is measured
-        anyway. What another board measured is left out: a problem is never of two boards.
-        """
+        """Return for each board the outcomes from which searches go on there, {} where all configs are measured."""
+        boards = [lane.board for lane in self.lanes]
         if self.options.sampler == "exhaustive" or not self.options.resume:
-            return {lane.board: {} for lane in self.lanes}
-        rows = self.past.load_all()
-        return {
-            lane.board: past.find_history([row for row in rows if row.block.board == lane.board], self.device)
-            for lane in self.lanes
-        }
+            return {board: {} for board in boards}
+        return self.past.load_histories(boards, self.device)
 
     def measure(self, problem, configs: list, request: Request, lane: lanes.Lane, may_move: bool) -> None:
         """Measure one problem on one board and store its blocks and winner. Raises: ProblemFailed.
@@ -393,8 +395,3 @@ class Sweep:
         now, budget = time.monotonic(), self.options.time_budget_s
         average = len(self.lanes) * (now - self.measuring_from) / max(self.num_measured, 1)
         return budget is not None and now - self.started + average > budget
-
-
-def count_known(problem, configs, keys: set[str]) -> int:
-    """Return how many of `configs` are among the keys of configs."""
-    return len(keys.intersection(config.key(problem.op) for config in configs))
