@@ -22,6 +22,7 @@ from tuner.db.checks import (
 )
 from tuner.db.checksums import Digests, Tables, digest_natural, verify
 from tuner.db.faults import damaged, one_line
+from tuner.db.rested import Dated, find_rests
 from tuner.db.values import check_names, make_key, to_json, to_value
 from tuner.db.writing import upsert
 
@@ -112,13 +113,14 @@ def convert(row: dict, look_up: Callable) -> dict:
 def merge_tables(ours: Tables, theirs: Tables) -> Tables:
     """Return the union of two databases, of the tables in `ours`, which are in the order of KEYS.
 
-    Of two versions of a row the later one stays, else the one with more values, else the greater. The order of merging
-    therefore does not matter, and merging again changes nothing. Raises: IntegrityError where one block would be of two
-    boards or problems.
+    Of two versions of a row the later one stays, else the one with more values, else the greater; of two winners the
+    one that was chosen by times after rests, too. The order of merging therefore does not matter, and merging again
+    changes nothing. Raises: IntegrityError where one block would be of two boards or problems.
     """
     merged: Tables = {}
     for name in ours:
         merged[name] = dict(ours[name])
+        key_of = make_rank(name, merged)
         for key, row in theirs[name].items():
             known = merged[name].get(key)
             if (
@@ -130,8 +132,37 @@ def merge_tables(ours: Tables, theirs: Tables) -> Tables:
                     f"block {key[0]}: two boards or problems under one uid; a block is one problem on one board"
                 )
             if known != row:
-                merged[name][key] = row if known is None else max(known, row, key=rank)
+                merged[name][key] = row if known is None else max(known, row, key=key_of)
     return merged
+
+
+def make_rank(name: str, merged: Tables) -> Callable[[dict], tuple]:
+    """Return the sort key of versions of a row of table `name`, given the merged tables that come before it."""
+    if name != "best":
+        return rank
+    rested = find_rested(merged)
+    return lambda row: (row["block_id"] in rested, rank(row))
+
+
+def find_rested(found: Tables) -> set[str]:
+    """Return the uids of the blocks that have times after rests."""
+    rests = find_rests(
+        Dated(
+            row["uid"],
+            (row["problem_id"], row["kernel_hash"], row["compiler"]),
+            find_board(found, row["device_id"]),
+            row["regime"],
+            row["status"],
+            row["created"],
+        )
+        for row in found.get("block", {}).values()
+    )
+    return {uid for uid, block in rests.items() if block.status == "finished"}
+
+
+def find_board(found: Tables, device: str) -> str:
+    """Return what names the board of a device row: the same one may have several, of other clocks."""
+    return found["device"][(device,)]["uuid_hash"] or device
 
 
 def rank(row: dict) -> tuple:

@@ -28,7 +28,7 @@ from tuner.db import checksums, coverage, queries, summaries, tables, writing
 from tuner.db.engine import open_engine
 from tuner.db.faults import translated
 from tuner.db.interrupts import interrupt_deferred
-from tuner.db.rows import Identity, MeasurementRow, WinnerRow
+from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
 from tuner.db.summaries import BlockSummary
 from tuner.db.values import make_key, make_uid, now, to_device_row, to_row
 from tuner.problems.fields import problem_row
@@ -247,6 +247,20 @@ class Store:
                 self.target,
                 queries.Filter(sku, kernel_hash, op, role, regime, compiler, problem_key, problem_ids),
             )
+
+    def load_blocks(
+        self,
+        sku: str | None = None,
+        kernel_hash: str | None = None,
+        op: str | None = None,
+        regime: str | None = None,
+        compiler: str | None = None,
+    ) -> list[BlockRow]:
+        """Return the blocks without their rows; a filter that is None takes everything. Raises: IntegrityError."""
+        wanted = queries.Filter(sku, kernel_hash, op, None, regime, compiler)
+        with self.reading() as connection:
+            devices = queries.load_devices(connection, self.target)
+            return list(queries.load_blocks(connection, self.target, wanted, devices).values())
 
     def load_best(
         self,

@@ -132,7 +132,7 @@ DEFECTS: Defects = {
         ("zip(rows, legal, strict=True) if is_legal]", "zip(rows, legal, strict=True)]"),
     ],
     ("db/naturals.py", "tests/fault/test_db_damage.py tests/cpu/db/test_transfer.py"): [
-        ("max(known, row, key=rank)", "row"),
+        ("max(known, row, key=key_of)", "row"),
         ('(known["device_id"], known["problem_id"]) != (row["device_id"], row["problem_id"])', "False"),
         ("    if row.keys() != columns.keys():\n", "    if False:\n"),
         (
@@ -193,10 +193,11 @@ DEFECTS: Defects = {
     ("tuner/learn/families.py", "tests/cpu/tuner/learn/test_dataset.py"): [
         ('method="complete"', 'method="single"'),
         ('metric="chebyshev"', 'metric="cityblock"'),
-        ("p=np.inf", "p=1"),
+        (".query(logs, p=np.inf)", ".query(logs, p=1)"),
+        ("return Split(held_out, ~find_near(problems, held_out))", "return Split(held_out, ~held_out)"),
     ],
     ("tuner/learn/validate.py", "tests/cpu/tuner/learn/test_evaluate.py"): [
-        ('if fold.split == "family" else ~fold.held_out', 'if fold.split == "none" else ~fold.held_out'),
+        ('if fold.split == "family" else ~fold', 'if fold.split == "none" else ~fold'),
     ],
     ("tuner/search/past.py", "tests/cpu/tuner/search/test_wide_space.py tests/cpu/tuner/search/test_resume.py"): [
         (" or (key, row.config_id) not in searched:", " or True:"),
@@ -204,10 +205,11 @@ DEFECTS: Defects = {
         ('for row in sorted(rows, key=lambda row: row.role == "confirm"):', "for row in rows:"),
         ("        if configs.get(row.block.reference_config_id) != picks[key]:\n            continue\n", ""),
     ],
-    ("tuner/learn/dataset.py", "tests/cpu/tuner/learn/test_dataset.py"): [
+    ("tuner/learn/dataset.py", "tests/cpu/tuner/learn/test_dataset.py tests/cpu/tuner/search/test_rests.py"): [
         ("map(group_by_problem, read(FAILURES))", "map(group_by_problem, ())"),
         ("    usable.sort(key=lambda entry: problem_order(entry.problem))\n", ""),
-        (" if config not in fine}", "}"),
+        ("        if find_way(row) not in fine:\n", "        if True:\n"),
+        ("    return row.config, is_rested(row.block.regime)", "    return row.config, False"),
         ("        newest = max([newest, *(row.block.created for row in rows)])\n", ""),
         ("block.legal.rows and is_own(known.regime)", "block.legal.rows"),
         ("column[entry.candidates[used[entry.candidates]]]", "column[entry.candidates]"),

@@ -30,7 +30,7 @@ from tuner.learn.entries import (
 from tuner.learn.families import find_families
 from tuner.learn.sources import find_device
 from tuner.problems.fields import OPS, kernel_identity
-from tuner.problems.regimes import is_own, name_rested
+from tuner.problems.regimes import is_own, is_rested, name_rested
 from tuner.problems.shapes import model_names
 
 #: An illegal, pointless or unmeasured config counts as twice as slow; training targets are clipped to this as well.
@@ -156,7 +156,9 @@ def load_parts(store, identity: Identity, statuses: Sequence[str]) -> Iterator[l
     With `statuses`, only problems that have a row of one of these.
     """
     after_rests = replace(identity, regime=name_rested(identity.regime))
-    problems, rested = store.list_problems(identity, statuses), set(store.list_problems(after_rests, ()))
+    rested, problems = set(store.list_problems(after_rests)), store.list_problems(identity, statuses)
+    if statuses:  # a config may have failed after rests only
+        problems = sorted({*problems, *store.list_problems(after_rests, statuses)})
     for start in range(0, len(problems), PROBLEMS_AT_A_TIME):
         ids = tuple(problems[start : start + PROBLEMS_AT_A_TIME])
         rows = store.load_measurements(**asdict(identity), problem_ids=ids)
@@ -230,13 +232,22 @@ def find_quarantined(parts: Iterable[dict]) -> dict:
 
 
 def find_failed(rows: list[MeasurementRow]) -> dict[_C.Config, bool]:
-    """Return the configs that only failed on the problem of `rows`, and whether otherwise than by not building."""
+    """Return the configs that only failed on the problem of `rows`, and whether otherwise than by not building.
+
+    Back to back and after rests they must be right: one that is so in one of these ways alone failed as well.
+    """
+    failures = [row for row in rows if row.status in FAILURES]
+    fine = {find_way(row) for row in rows if row.status in ("ok", "censored")} if failures else set()
     failed: dict[_C.Config, bool] = {}
-    for row in rows:
-        if row.status in FAILURES:
+    for row in failures:
+        if find_way(row) not in fine:
             failed[row.config] = failed.get(row.config, False) or row.status not in BUILD_FAILURES
-    fine = {row.config for row in rows if row.status in ("ok", "censored")} if failed else set()
-    return {config: is_general for config, is_general in failed.items() if config not in fine}
+    return failed
+
+
+def find_way(row: MeasurementRow) -> tuple[_C.Config, bool]:
+    """Return the config of a row, and whether it was launched after rests."""
+    return row.config, is_rested(row.block.regime)
 
 
 def quarantined_for(problem, quarantined: dict) -> set:

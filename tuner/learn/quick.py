@@ -21,7 +21,7 @@ from tuner.learn.portfolio import choose_portfolio
 from tuner.learn.residual import ConfigRows, Examples, fit_examples, make_config_rows, make_examples
 from tuner.learn.sources import known_or_none, recorded_boards
 from tuner.learn.validate import Fold, FoldResult
-from tuner.problems.regimes import is_own
+from tuner.problems.regimes import is_own, is_sentinel, name_rested
 from tuner.problems.shapes import load_preset, preset_names
 
 #: Weight of the prior's rows beside a new row's 1: a few problems must be able to say otherwise.
@@ -42,11 +42,12 @@ SKIPPED = ("demo", "wide")
 
 def find_prior(store, sku: str, op: str, kernel_hash: str) -> Dataset | None:
     """Return the table of other kernels on `sku`, the newest; else of the GPU model with most rows; else None."""
-    rows = [row for row in store.load_measurements(op=op) if is_own(row.block.regime)]
+    rows = [row for row in store.load_measurements(op=op) if not is_sentinel(row.block.regime)]
+    steady = [row for row in rows if is_own(row.block.regime)]
     boards = recorded_boards(store)
-    counts = Counter(row.block.identity for row in rows)
+    counts = Counter(row.block.identity for row in steady)
     newest: dict[Identity, str] = {}
-    for row in rows:
+    for row in steady:
         newest[row.block.identity] = max(newest.get(row.block.identity, ""), row.block.created)
     own = [one for one in counts if one.sku == sku and one.kernel_hash != kernel_hash]
     others = [one for one in counts if one.sku != sku and one.sku in boards]
@@ -54,7 +55,8 @@ def find_prior(store, sku: str, op: str, kernel_hash: str) -> Dataset | None:
         return None
     identity = max(own, key=lambda one: newest[one]) if own else max(others, key=lambda one: counts[one])
     device = known_or_none(identity.sku) or boards[identity.sku]
-    return build_dataset([row for row in rows if row.block.identity == identity], identity, device)
+    both = identity, replace(identity, regime=name_rested(identity.regime))
+    return build_dataset([row for row in rows if row.block.identity in both], identity, device)
 
 
 def list_pool(op: str) -> list:

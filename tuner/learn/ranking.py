@@ -1,11 +1,14 @@
 """What was measured of one problem: its configs in the order of their times."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from deep_gemm import _C
+from tuner.db.rested import date, find_rests
 from tuner.db.rows import BlockRow, MeasurementRow
 from tuner.learn.energy import Energy, find_front, read_energies
-from tuner.problems.regimes import is_own, name_energy, name_rested
+from tuner.problems.regimes import is_own, name_energy
+from tuner.search import rests
 
 
 @dataclass(frozen=True)
@@ -14,9 +17,10 @@ class Ranking:
 
     `others` counts the blocks of the same problem and GPU model that are not shown; `winner` is None where none was
     stored. `ties`: the configs that cannot be told from the fastest by the rounds of the block, the winner first.
-    Of `num_rested` configs the winner was chosen by their times after rests, too, which are not shown. `energies` are
-    those that other blocks of the same kernels and regime measured; configs on the `front` of these have none that is
-    better in both time and energy.
+    Of `num_rested` configs the winner was chosen by their times after rests, too, which are not shown. `judged` has the
+    ratios by which it was chosen: of those configs alone, where there are any, the geometric mean of both. `energies`
+    are those that other blocks of the same kernels and regime measured; configs on the `front` of these have none that
+    is better in both time and energy.
     """
 
     block: BlockRow
@@ -25,6 +29,7 @@ class Ranking:
     others: int
     ties: tuple[_C.Config, ...] = ()
     num_rested: int = 0
+    judged: dict[_C.Config, float] = field(default_factory=dict)
     energies: dict[_C.Config, Energy] = field(default_factory=dict)
     front: tuple[_C.Config, ...] = ()
 
@@ -85,17 +90,29 @@ def rank(store, problem: _C.Problem, sku: str, kernel_hash: str | None = None) -
     for row in sorted((row for row in rows if row.block.block_id == shown.block_id), key=order):
         best.setdefault(row.config_key, row)
     found, ties = (winner.config, winner.tie_set) if winner else (None, ())
-    again = select_regime(every, shown, name_rested(shown.regime))
     energies = read_energies(select_regime(every, shown, name_energy(shown.regime)))
     front = tuple(find_front(energies))
-    rested = len({row.config for row in again})
-    return Ranking(shown, list(best.values()), found, len(blocks) - 1, ties, rested, energies, front)
+    again = find_rests({date(row.block) for row in every}).get(shown.block_id)
+    rested = [row for row in every if again and row.block.block_id == again.block]
+    judged = judge(best.values(), rested)
+    num_rested = len({row.config for row in rested})
+    return Ranking(shown, list(best.values()), found, len(blocks) - 1, ties, num_rested, judged, energies, front)
 
 
 def select_regime(rows: list[MeasurementRow], shown: BlockRow, regime: str) -> list[MeasurementRow]:
     """Return the rows of one regime, of the same kernels as a block."""
     wanted = regime, shown.kernel_hash, shown.compiler
     return [row for row in rows if (row.block.regime, row.block.kernel_hash, row.block.compiler) == wanted]
+
+
+def judge(steady: Iterable[MeasurementRow], rested: Sequence[MeasurementRow]) -> dict[_C.Config, float]:
+    """Return {config: the ratio by which it is judged}, see Ranking.
+
+    One that was not timed after rests is not compared with those that were, as the winner was not.
+    """
+    rows = [row for row in steady if row.status == "ok"]
+    both = rests.judge(rows, rested)
+    return {row.config: row.ratio for row in (both or rows) if row.ratio is not None}
 
 
 def order(row: MeasurementRow) -> tuple:

@@ -25,6 +25,11 @@ def name_energy(regime: str) -> str:
     return regime + ENERGY
 
 
+def name_own(regime: str) -> str:
+    """Return the sweep's own regime, of one of launches after rests."""
+    return regime.removesuffix(RESTED)
+
+
 def is_sentinel(regime: str) -> bool:
     """Return whether blocks of this regime are sentinels."""
     return regime.endswith(SENTINEL)

@@ -84,6 +84,11 @@ def choose_trials(problem, device, options: SweepOptions, configs: list) -> Budg
     return Budget(beyond, min(options.num_trials or default, len(beyond)))
 
 
+def count_known(problem, configs: Iterable, keys: set[str]) -> int:
+    """Return how many of `configs` are among the keys of configs."""
+    return len(keys.intersection(config.key(problem.op) for config in configs))
+
+
 def find_ops(problems: Iterable) -> list[str]:
     """Return the op kinds of problems, in order."""
     return list(dict.fromkeys(problem.op for problem in problems))

@@ -2,7 +2,8 @@
 
 A lane is a board with its measuring process, on this host or another. A problem is measured on one board from beginning
 to end. Where a board is lost on the way, or the problem fails, it is measured again, as a whole, on another board; the
-second time makes it a failed problem. A board on which three problems fail in a row is not used any further.
+second time makes it a failed problem. Of a problem that lacks times after rests alone, they are taken on the board that
+measured it, or else by a later sweep. A board on which three problems fail in a row is not used any further.
 
 Guarantees: a single lane runs in the calling thread, several in a thread each. When anything but a lost board goes
     wrong, or on Ctrl-C, all lanes end before `run` raises: what they committed stays.
@@ -77,11 +78,18 @@ class Lane:
 
 @dataclass(eq=False)
 class Task:
-    """A problem to be measured; `tried` is the board on which it failed, or that was lost on it."""
+    """A problem to be measured, on `board` alone if that is given; `tried` is the board on which it failed, or that was
+    lost on it.
+    """
 
     problem: _C.Problem
     configs: list
+    board: str | None = None
     tried: Lane | None = None
+
+    def may_run_on(self, lane: Lane, is_last: bool) -> bool:
+        """Return whether a board, the last one or not, may take the problem."""
+        return self.board in (None, lane.board) and (self.tried is not lane or is_last)
 
 
 def start(workers: Iterable, on_event: Callable[[str, dict], None]) -> list[Lane]:
@@ -159,7 +167,8 @@ class Queue:
         """
         with self.changed:
             while self.error is None and not self.is_out_of_time():
-                task = next((each for each in self.tasks if each.tried is not lane or len(self.lanes) == 1), None)
+                is_last = len(self.lanes) == 1
+                task = next((each for each in self.tasks if each.may_run_on(lane, is_last)), None)
                 if task is not None:
                     self.tasks.remove(task)
                     self.num_active += 1
@@ -178,16 +187,17 @@ class Queue:
     def give_back(self, lane: Lane, task: Task) -> bool:
         """Let another board have a problem; return whether one will."""
         with self.changed:
-            if task.tried is not None or not self.lanes:
+            if task.tried is not None or task.board is not None or not self.lanes:
                 return False
             task.tried = lane
             self.tasks.appendleft(task)
             return True
 
     def retire(self, lane: Lane, error: DeviceRetired) -> None:
-        """Use a board no further. The last one's loss ends the sweep."""
+        """Use a board no further. The last one's loss ends the sweep; what only this one may measure stays open."""
         with self.changed:
             self.lanes.remove(lane)
+            self.tasks = deque(task for task in self.tasks if task.board is None or task.board != lane.board)
             if not self.lanes:
                 self.error = self.error or error
             self.changed.notify_all()
@@ -275,6 +285,6 @@ class Driver:
             self.on_lost(None, lane, error)
             return True
         queue.retire(lane, error)
-        is_taken = queue.give_back(lane, task) or queue.error is not None
-        self.on_lost(None if is_taken else task, lane, error)
+        is_open = queue.give_back(lane, task) or task.board is not None or queue.error is not None
+        self.on_lost(None if is_open else task, lane, error)
         return True

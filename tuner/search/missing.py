@@ -1,11 +1,11 @@
 """What the problems of a sweep that were measured before still lack: configs, times after rests, energy."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from tuner.problems.workload import Workload
 from tuner.search import propose, rests
-from tuner.search.candidates import SweepOptions, choose_trials
+from tuner.search.candidates import SweepOptions, choose_trials, count_known
 from tuner.search.past import Past, Steady
 from tuner.search.problem_run import EFFORTS
 
@@ -25,20 +25,32 @@ class Missing:
     candidates: dict = field(default_factory=dict)
 
 
-def find_missing(past: Past, problems: Iterable, options: SweepOptions, workload: Workload, quarantined) -> Missing:
-    """Return what `problems`, whose configs were measured before, lack, without `quarantined` (op kind, config)."""
+def find_missing(
+    past: Past,
+    problems: Iterable,
+    options: SweepOptions,
+    workload: Workload,
+    quarantined,
+    boards: list,
+    warn: Callable[[str], None],
+) -> Missing:
+    """Return what `problems`, whose configs were measured before, lack, without `quarantined` (op kind, config).
+
+    Times after rests are of the board of their block: where that is none of `boards`, they are not made up for.
+    """
     closed = list(problems)
     if not options.resume:
         return Missing()
     found = Missing()
     if options.rests:
         found.steady = past.find_unrested(closed)
-        found.candidates |= rests.find_open(closed, found.steady, workload, EFFORTS[options.effort])
+        lacking = rests.find_open(closed, found.steady, workload, EFFORTS[options.effort])
+        found.candidates |= rests.find_on_boards(lacking, found.steady, boards, warn)
         found.steady = {problem.key: found.steady[problem.key] for problem in found.candidates}
     if options.energy:
-        lacking = past.find_without_energy(closed, options.energy)
+        unknown = past.find_without_energy(closed, options.energy)
         for problem in closed:
-            left = [config for config in lacking.get(problem.key, ()) if (problem.op, config) not in quarantined]
+            left = [config for config in unknown.get(problem.key, ()) if (problem.op, config) not in quarantined]
             if left:
                 found.energy[problem.key] = left
                 found.candidates[problem] = list(dict.fromkeys([*found.candidates.get(problem, ()), *left]))
@@ -55,8 +67,3 @@ def is_covered(problem, device, options: SweepOptions, configs: list, searched: 
         return count_known(problem, configs, finished) >= COVERED_SHARE * len(configs)
     budget = choose_trials(problem, device, options, configs)
     return count_known(problem, budget.counted, searched) >= budget.number
-
-
-def count_known(problem, configs, keys: set[str]) -> int:
-    """Return how many of `configs` are among the keys of configs."""
-    return len(keys.intersection(config.key(problem.op) for config in configs))

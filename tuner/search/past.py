@@ -10,14 +10,18 @@ from dataclasses import asdict, replace
 from typing import NamedTuple
 
 from deep_gemm import _C
+from tuner.db.rested import date, find_rests
 from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
-from tuner.problems.regimes import name_energy, name_rested
+from tuner.problems.regimes import is_own, name_energy, name_rested
+from tuner.search import rests
 from tuner.search.energy import choose_configs
 from tuner.search.propose import Outcome, to_outcome
 from tuner.search.winners import Winner, choose_winner
 
 #: The order of a block that does not exist: older than all others.
 NEVER = ("", 0)
+#: Problems whose rows are asked for together: a query takes so many values, and no more.
+PROBLEMS_AT_A_TIME = 500
 
 
 class StoredWinner(NamedTuple):
@@ -29,9 +33,12 @@ class StoredWinner(NamedTuple):
 
 
 class Steady(NamedTuple):
-    """What the newest finished block of a problem found without rests: confirmed rows, the reference's time, noise."""
+    """What the newest finished block of a problem found without rests, and on which board: confirmed rows, the
+    reference's time, noise.
+    """
 
     block_id: int
+    board: str | None
     rows: list[MeasurementRow]
     reference_us: float
     noise: float
@@ -51,6 +58,16 @@ class Past:
             for row in self.store.load_measurements(role=role, **asdict(identity))
         ]
 
+    def load_rested(self) -> list[MeasurementRow]:
+        """Return what was confirmed after rests."""
+        return [
+            row
+            for identity in self.identities.values()
+            for row in self.store.load_measurements(
+                role="confirm", **asdict(replace(identity, regime=name_rested(identity.regime)))
+            )
+        ]
+
     def load_all(self) -> list[MeasurementRow]:
         """Return the stored rows of both roles: a snapshot may leave out the search row of a confirmed config."""
         return [*self.load_rows("search"), *self.load_rows("confirm")]
@@ -60,22 +77,45 @@ class Past:
 
         Rests that failed count, too: they are not tried again.
         """
-        newest = take_newest(self.load_rows("confirm"), problems)
-        if not newest:
+        wanted = {problem.key for problem in problems}
+        if not wanted:
             return {}
-        rested: dict[str, str] = {}
+        blocks = [block for block in self.load_blocks() if block.problem_key in wanted]
+        rested, newest = find_rests(map(date, blocks)), {}
+        for block in sorted(blocks, key=block_order):
+            if is_own(block.regime) and block.status == "finished":
+                newest[block.problem_key] = block
+        bare = {block.block_id: block for block in newest.values() if block.block_id not in rested}
+        found = (describe_steady(rows) for rows in self.load_confirmed(bare).values())
+        return {steady.rows[0].block.problem_key: steady for steady in found if steady is not None}
+
+    def load_blocks(self) -> list[BlockRow]:
+        """Return the blocks of both ways of timing, back to back and after rests."""
+        return [
+            block
+            for identity in self.identities.values()
+            for regime in (identity.regime, name_rested(identity.regime))
+            for block in self.store.load_blocks(**asdict(replace(identity, regime=regime)))
+        ]
+
+    def load_confirmed(self, blocks: dict[int, BlockRow]) -> dict[int, list[MeasurementRow]]:
+        """Return {block: its confirmation rows} of some blocks."""
+        ids = sorted({block.problem_id for block in blocks.values()})
+        found: dict[int, list[MeasurementRow]] = {}
         for identity in self.identities.values():
-            after_rests = replace(identity, regime=name_rested(identity.regime))
-            for row in self.store.load_measurements(**asdict(after_rests)):
-                if row.block.status == "open":  # killed before its winner was stored
-                    continue
-                rested[row.block.problem_key] = max(row.block.created, rested.get(row.block.problem_key, ""))
-        return {
-            key: Steady(rows[0].block.block_id, rows, reference.median_us or 0.0, rows[0].block.noise or 0.0)
-            for key, rows in newest.items()
-            if rested.get(key, "") < rows[0].block.created
-            and (reference := next((row for row in rows if row.is_reference), None))
-        }
+            for start in range(0, len(ids), PROBLEMS_AT_A_TIME):
+                some = tuple(ids[start : start + PROBLEMS_AT_A_TIME])
+                for row in self.store.load_measurements(role="confirm", **asdict(identity), problem_ids=some):
+                    if row.block.block_id in blocks:
+                        found.setdefault(row.block.block_id, []).append(row)
+        return found
+
+    def load_histories(self, boards: Iterable[str], device) -> dict[str, dict[str, list[Outcome]]]:
+        """Return for each board the outcomes from which searches go on there. What another board measured is left out:
+        a problem is never of two boards.
+        """
+        rows = self.load_all()
+        return {board: find_history([row for row in rows if row.block.board == board], device) for board in boards}
 
     def find_without_energy(self, problems: Iterable, count: int) -> dict[str, list]:
         """Return {problem key: configs} of which the energy is to be measured and is not known, see energy.py.
@@ -116,6 +156,14 @@ def take_newest(rows: Iterable[MeasurementRow], problems: Iterable) -> dict[str,
     return {key: of_key[max(of_key)] for key, of_key in blocks.items()}
 
 
+def describe_steady(rows: list[MeasurementRow]) -> Steady | None:
+    """Return what a block's confirmation rows say, None where its reference has none."""
+    reference, block = next((row for row in rows if row.is_reference), None), rows[0].block
+    if reference is None:
+        return None
+    return Steady(block.block_id, block.board, rows, reference.median_us or 0.0, block.noise or 0.0)
+
+
 def find_history(rows: list[MeasurementRow], device) -> dict[str, list[Outcome]]:
     """Return {problem key: outcomes} of the rows of both roles, from which a search goes on.
 
@@ -145,32 +193,54 @@ def block_order(block: BlockRow) -> tuple:
 
 
 def find_missing_winners(
-    rows: list[MeasurementRow], best: list[WinnerRow], device, portfolio: set
+    rows: list[MeasurementRow], rested: list[MeasurementRow], best: list[WinnerRow], device, portfolio: set
 ) -> list[StoredWinner]:
-    """Choose winners for the problems whose newest finished block is newer than their stored winner, if any."""
-    ages = {row.block.block_id: block_order(row.block) for row in rows}
-    known = {row.problem_key: ages.get(row.block_id, NEVER) for row in best}
+    """Choose winners for the problems whose best block is another one than that of their stored winner, if any.
+
+    The best one is the newest finished block that has times after rests (`rested`), without any the newest one: where
+    databases were merged, a block without rests may be newer than one with them.
+    """
+    blocks, again = group_finished(rows), group_finished(rested)
+    found = find_rests({date(row.block) for row in (*rows, *rested)})
+    rests_of = {block_id: again[each.block] for block_id, each in found.items() if each.block in again}
+    orders = {row.block.block_id: (row.block.block_id in rests_of, *block_order(row.block)) for row in rows}
+    never = (False, *NEVER)
+    known = {row.problem_key: orders.get(row.block_id, never) for row in best}
+    chosen: dict[str, StoredWinner] = {}
+    for block_id in sorted(blocks, key=orders.__getitem__):
+        block = blocks[block_id][0].block
+        if orders[block_id] > known.get(block.problem_key, never):
+            winner = choose_stored_winner(blocks[block_id], rests_of.get(block_id, []), device, portfolio)
+            if winner is not None:
+                chosen[block.problem_key] = StoredWinner(block.problem, block_id, winner)
+    return list(chosen.values())
+
+
+def group_finished(rows: list[MeasurementRow]) -> dict[int, list[MeasurementRow]]:
+    """Return {block: its confirmation rows} of the finished blocks."""
     blocks: dict[int, list[MeasurementRow]] = {}
-    for row in sorted(rows, key=lambda row: block_order(row.block)):
-        is_newer = block_order(row.block) > known.get(row.block.problem_key, NEVER)
-        if row.role == "confirm" and row.block.status == "finished" and is_newer:
+    for row in rows:
+        if row.role == "confirm" and row.block.status == "finished":
             blocks.setdefault(row.block.block_id, []).append(row)
-    found = {}
-    for block_rows in blocks.values():
-        block, winner = block_rows[0].block, choose_stored_winner(block_rows, device, portfolio)
-        if winner is not None:
-            found[block.problem_key] = StoredWinner(block.problem, block.block_id, winner)
-    return list(found.values())
+    return blocks
 
 
-def choose_stored_winner(rows: list[MeasurementRow], device, portfolio: set) -> Winner | None:
-    """Return the winner among the confirmation rows of one block, None where none of them is right."""
-    block = rows[0].block
-    reference = next((row for row in rows if row.is_reference), rows[0])
+def choose_stored_winner(
+    rows: list[MeasurementRow], rested: list[MeasurementRow], device, portfolio: set
+) -> Winner | None:
+    """Return the winner among the confirmation rows of one block, judged with those of its rests, if any; None where
+    none of them is right.
+    """
+    block, noise = rows[0].block, rows[0].block.noise or 0.0
+    judged = rests.judge(rows, rested)
+    if judged:
+        noise = rests.join_noise(noise, rested[0].block.noise)
+    timed = rested if judged else rows
+    reference = next((row for row in timed if row.is_reference), timed[0])
     if reference.median_us is None:
         return None
     heuristic = _C.get_analytic_config(block.problem, device)
-    return choose_winner(rows, heuristic, reference.median_us, block.noise or 0.0, portfolio)
+    return choose_winner(judged or rows, heuristic, reference.median_us, noise, portfolio)
 
 
 def find_covered(rows: Iterable[MeasurementRow]) -> dict[str, set[str]]:

@@ -139,7 +139,7 @@ class ProblemRun:
         """Measure all usable candidates, or search among them, or make up for what lacks. Raises: ProblemFailed."""
         if request.steady is not None or request.energy:
             if request.steady is not None:
-                self.rest(*request.steady[1:], request.must_confirm, on_block)
+                self.rest(*request.steady[2:], request.must_confirm, on_block)
             self.measure_energy(request.energy, on_block)
             return
         if not self.usable:

@@ -6,7 +6,7 @@ back, one was 4 to 7 % faster after rests. The choice is by the geometric mean o
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -59,6 +59,18 @@ def find_open(problems: Iterable, found: dict, workload: Workload, plan: Plan) -
         for problem, one in steady.items()
     }
     return {problem: configs for problem, configs in finalists.items() if configs}
+
+
+def find_on_boards(found: dict, steady: dict, boards: Iterable[str], warn: Callable[[str], None]) -> dict:
+    """Return those of `found`, see find_open, whose block one of `boards` measured; warn of the others.
+
+    Boards differ by more than most configs do, so that only the same one may say what rests change.
+    """
+    known = set(boards)
+    here = {problem: configs for problem, configs in found.items() if steady[problem.key].board in known}
+    if len(here) < len(found):
+        warn(f"{len(found) - len(here)} problems lack times after rests, which only the boards that measured them take")
+    return here
 
 
 def judge(steady: Sequence, rested: Sequence) -> list:

@@ -196,9 +196,15 @@ class Sweep:
     def find_missing(self, candidates: dict) -> dict:
         """Return {problem: configs} of those measured before, of which times after rests or energy are missing."""
         closed = [problem for problem in self.options.problems if problem not in candidates]
-        quarantined = self.suspects.quarantined
-        self.missing = missing.find_missing(self.past, closed, self.options, self.workload, quarantined)
+        quarantined, boards = self.suspects.quarantined, [lane.board for lane in self.lanes]
+        self.missing = missing.find_missing(
+            self.past, closed, self.options, self.workload, quarantined, boards, self.warn
+        )
         return self.missing.candidates
+
+    def warn(self, text: str) -> None:
+        """Tell the user of something that stops nothing."""
+        self.on_event("warning", {"text": text})
 
     def load_wanted(self) -> dict[str, list]:
         """Return {problem key: configs that are confirmed in any case}: earlier winners, and those of the options."""
@@ -248,9 +254,9 @@ class Sweep:
         return compiled
 
     def add_missing_winners(self) -> None:
-        """Store the winners that an earlier sweep chose no more, because it was killed."""
-        rows, best = self.past.load_rows("confirm"), self.past.load_best()
-        for found in past.find_missing_winners(rows, best, self.device, self.portfolio()):
+        """Store the winners that an earlier sweep chose no more, because it was killed, or a merge lost."""
+        rows, rested, best = self.past.load_rows("confirm"), self.past.load_rested(), self.past.load_best()
+        for found in past.find_missing_winners(rows, rested, best, self.device, self.portfolio()):
             self.lanes[0].recorder.set_best(found.problem, found.block_id, found.winner)
 
     def portfolio(self) -> set:
@@ -263,7 +269,7 @@ class Sweep:
         """
         studies = self.studies = SweepStudies(
             self.options.study_storage,
-            lambda text: self.on_event("warning", {"text": text}),
+            self.warn,
             self.identities,
             self.predict and partial(self.predict, self.device),
         )
@@ -279,7 +285,8 @@ class Sweep:
         """Measure problem after problem on all boards, until time is over, and the sentinels a last time."""
         self.measuring_from, self.num_open = time.monotonic(), len(candidates)
         self.history, self.wanted = self.load_history(), self.load_wanted()
-        tasks = [lanes.Task(problem, configs) for problem, configs in candidates.items()]
+        boards = {key: steady.board for key, steady in self.missing.steady.items()}
+        tasks = [lanes.Task(problem, configs, boards.get(problem.key)) for problem, configs in candidates.items()]
         lanes.Driver(self.lanes, self.measure_task, self.lose_board, self.is_out_of_time).run(tasks)
         for lane in self.lanes:
             if lane.board not in self.retired:
@@ -294,7 +301,7 @@ class Sweep:
 
     def measure_task(self, task: lanes.Task, lane: lanes.Lane) -> None:
         """Measure one problem on one board, and before it the sentinels where they are due."""
-        problem, configs, may_move = task.problem, task.configs, len(self.lanes) > 1 and task.tried is None
+        problem, configs, may_move = task.problem, task.configs, len(self.lanes) > 1 and not (task.tried or task.board)
         lane.visits.visit(lane.num_taken)
         lane.num_taken += 1
         budget = choose_trials(problem, self.device, self.options, configs)
@@ -332,16 +339,11 @@ class Sweep:
             self.report(task.problem, f"a second board was lost on it: {error}")
 
     def load_history(self) -> dict[str, dict[str, list]]:
-        """Return for each board the outcomes from which searches go on there, {} where every config is measured
-        anyway. What another board measured is left out: a problem is never of two boards.
-        """
+        """Return for each board the outcomes from which searches go on there, {} where all configs are measured."""
+        boards = [lane.board for lane in self.lanes]
         if self.options.sampler == "exhaustive" or not self.options.resume:
-            return {lane.board: {} for lane in self.lanes}
-        rows = self.past.load_all()
-        return {
-            lane.board: past.find_history([row for row in rows if row.block.board == lane.board], self.device)
-            for lane in self.lanes
-        }
+            return {board: {} for board in boards}
+        return self.past.load_histories(boards, self.device)
 
     def measure(self, problem, configs: list, request: Request, lane: lanes.Lane, may_move: bool) -> None:
         """Measure one problem on one board and store its blocks and winner. Raises: ProblemFailed.

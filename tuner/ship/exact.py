@@ -105,10 +105,12 @@ def choose_config(ranking: Ranking) -> _C.Config:
 
 
 def choose_allowed(ranking: Ranking, configs: list, winner: _C.Config) -> _C.Config:
-    """Return the winner, or where there is no room for it one of `configs` that is hardly slower, if there is one."""
+    """Return the winner, or where there is no room for it one of `configs` that is hardly slower, if there is one: by
+    times back to back and after rests, as the winner was chosen.
+    """
     if len(configs) < MAX_CONFIGS or winner in configs:
         return winner
-    ratios = {row.config: row.ratio for row in ranking.rows if row.status == "ok" and row.ratio is not None}
+    ratios = ranking.judged
     near = [one for one in configs if one in ratios and ratios[one] <= TOLERANCE * ratios.get(winner, 0.0)]
     return min(near, key=lambda one: ratios[one], default=winner)
 

@@ -12,6 +12,7 @@ from sqlalchemy.schema import CreateIndex
 from tests.fakes.databases import CONFIGS, IDENTITY, add_block, add_context, make_problem
 from tuner import errors
 from tuner.db import Store, snapshot_path, tables, views
+from tuner.problems import regimes
 from tuner.problems.regimes import name_energy
 
 PAGE = Path(__file__).parents[3] / "docs" / "tuning.md"
@@ -106,6 +107,25 @@ def test_six_questions_are_documented_as_one_short_select_each():
 def test_documented_questions_have_answers(with_energy, question):
     found = ask(with_energy, question.replace("nvidia-h200-sm132", IDENTITY["sku"]))
     assert found and all(value is not None for value in found[0])
+
+
+@pytest.mark.parametrize("name", [regimes.name_rested, regimes.name_sentinel])
+@pytest.mark.parametrize("question", documented_questions(), ids=lambda text: " ".join(text.split())[:50])
+def test_no_answer_mixes_both_ways_of_timing(database, tmp_path, question, name):
+    """A block of another regime, with times far below all others, adds at most lines of its own."""
+    path = tmp_path / "both.db"
+    path.write_bytes(database.read_bytes())
+    with Store.open(path) as store:
+        context = add_context(store, 2)
+        block_id = add_block(store, context | {"regime": name(context["regime"])}, make_problem(*SHAPE), seed=2)
+    with sqlite3.connect(path) as raw:
+        raw.execute("UPDATE measurement SET median_us = 0.5 WHERE block_id = ?", [block_id])
+        raw.execute("ATTACH ? AS before", [str(database)])  # winners belong to blocks of a sweep's own regime
+        raw.execute("DELETE FROM best")
+        raw.execute("INSERT INTO best SELECT * FROM before.best")
+    raw.close()
+    before, after = ask(database, question), ask(path, question)
+    assert [row for row in after if not any(str(value).endswith(name("")) for value in row)] == before
 
 
 def test_the_best_config_of_a_shape_is_found_by_the_index(database):

@@ -78,7 +78,7 @@ def add(quarantined: list, arrays: dict, problem: "_C.Problem", winner: "_C.Conf
     metadata["ops"][OP]["quarantined"] = quarantined
     identity = SimpleNamespace(op=OP, sku=DEVICE.sku, kernel_hash=KERNEL_HASH, regime="cold-graph")
     block = SimpleNamespace(identity=identity, problem=problem, created="2026-01-01T00:00:00")
-    ranking = SimpleNamespace(block=block, winner=winner, rows=[])
+    ranking = SimpleNamespace(block=block, winner=winner, rows=[], judged={})
     return exact.add_entry(pack(metadata, arrays), ranking, DEVICE)
 
 

@@ -23,7 +23,7 @@ from tuner.learn.dataset import (
     build_dataset,
     load_dataset,
 )
-from tuner.learn.families import find_families, find_near
+from tuner.learn.families import find_families, find_near, split_families
 from tuner.learn.residual import make_config_rows
 from tuner.learn.train import fingerprint
 from tuner.problems import regimes
@@ -218,6 +218,24 @@ def test_a_weight_is_near_where_both_sizes_are():
     problems = [_C.Problem("fp8_gemm", 8, n, k) for n, k in [(1000, 1000), (1250, 800), (1251, 1000), (1000, 1300)]]
     assert find_near(problems, np.array([True, False, False, False])).tolist() == [True, True, False, False]
     assert find_near(problems, np.array([False, False, True, True])).tolist() == [False, True, True, True]
+
+
+def test_splits_keep_families_whole_and_hold_out_everything_once():
+    families = np.random.default_rng(1).integers(0, 13, 200)
+    problems = [_C.Problem("fp8_gemm", 8, 128 * 2**family, 1024) for family in families.tolist()]
+    splits = split_families(problems, families, 4)
+    assert (np.sum([split.held_out for split in splits], axis=0) == 1).all()
+    assert sum(len(set(families[split.held_out])) for split in splits) == len(set(families)) == 13
+    assert all((split.kept == ~split.held_out).all() for split in splits), "no weight is near another"
+    assert max(split.held_out.sum() for split in splits) < 70
+    assert len(split_families(problems[:1], families[:1], 4)) == 1
+
+
+def test_a_split_keeps_no_weight_near_a_held_out_one():
+    problems = [_C.Problem("fp8_gemm", 8, round(1000 * 1.2**step), 1000) for step in range(12)]
+    for split in split_families(problems, find_families(problems), 3):
+        assert (split.kept == ~find_near(problems, split.held_out)).all()
+        assert split.kept.sum() < (~split.held_out).sum()
 
 
 def test_loading_takes_one_identity_and_the_newest_kernel(tmp_path):

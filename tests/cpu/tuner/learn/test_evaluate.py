@@ -15,7 +15,7 @@ from tuner.commands import evaluate as command
 from tuner.commands.tables import format_table
 from tuner.learn import evaluate, learner, train, validate
 from tuner.learn.evaluation import Evaluation
-from tuner.learn.families import find_families, find_near
+from tuner.learn.families import find_families, find_near, hold_out
 from tuner.ship import gates
 
 SETTINGS = learner.Settings(trees=8, sizes=(16,))
@@ -56,6 +56,8 @@ def test_nothing_is_trained_on_a_weight_near_a_left_out_family(data):
     near = find_near(problems, fold.held_out)
     assert fold.held_out.sum() < near.sum() < len(problems), "a neighbour of another family"
     assert (validate.find_training(data, fold) == ~near).all()
+    # the one rule of inner and outer folds
+    assert (validate.find_training(data, fold) == hold_out(problems, fold.held_out).kept).all()
     other = replace(fold, split="model")
     assert (validate.find_training(data, other) == ~fold.held_out).all()
 

@@ -8,6 +8,7 @@ import pytest
 
 from deep_gemm import _C
 from tests.fakes import synthetic
+from tests.fakes.weights import make_chain
 from tuner.learn import portfolio
 from tuner.learn.dataset import LOG_TWO, UNMEASURED
 from tuner.learn.families import find_families, find_near, split_families
@@ -58,6 +59,24 @@ def test_a_weight_near_a_held_out_one_is_of_neither_side():
     assert splits[0].kept.tolist() == [False, False, False, True]
     assert splits[1].kept.tolist() == [True, False, False, True]
     assert splits[2].kept.tolist() == [True, True, True, False]
+
+
+def test_sizes_are_scored_without_weights_near_the_held_out_ones(monkeypatch):
+    data, seen = synthetic.make_small_dataset(), []
+    data = replace(data, **make_chain(data))
+    monkeypatch.setattr(portfolio, "greedy", lambda regret, size: seen.append(len(regret)) or list(range(size)))
+    rows = np.flatnonzero(data.full_space)
+    portfolio.choose_portfolio(data, rows, (6,))
+    problems, families = [data.problems[row] for row in rows], data.families[rows]
+    splits = split_families(problems, families, portfolio.INNER_FOLDS)
+    assert seen == [*(split.kept.sum() for split in splits), len(rows)]
+    assert any(split.kept.sum() < (~split.held_out).sum() for split in splits)
+
+
+def test_one_family_alone_takes_the_largest_size():
+    data = synthetic.make_small_dataset()
+    rows = np.flatnonzero(data.full_space & (data.families == data.families[0]))
+    assert portfolio.choose_portfolio(data, rows, (4, 6)).curve == {6: 0.0}
 
 
 def test_more_configs_serve_left_out_families_better_up_to_noise():

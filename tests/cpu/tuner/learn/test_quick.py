@@ -5,12 +5,14 @@ import pytest
 
 from deep_gemm import _C
 from tests.fakes import synthetic
+from tests.fakes.sweeps import run_sweep
 from tuner.db import Store
 from tuner.learn import quick
-from tuner.learn.dataset import build_dataset
+from tuner.learn.dataset import build_dataset, load_dataset
 from tuner.learn.families import find_families
 from tuner.learn.learner import Settings, choose
 from tuner.learn.residual import make_config_rows
+from tuner.problems import regimes
 
 DEVICE = _C.Device.known("h200")
 POOL = [_C.Problem("fp8_gemm", m, n, k) for n, k in synthetic.SHAPES[1::2] for m in (4, 96, 1500)]
@@ -132,6 +134,18 @@ def test_the_prior_is_of_other_kernels_of_this_gpu_else_of_another_gpu():
         sibling = quick.find_prior(store, "nvidia-h100-sm132", "fp8_gemm", synthetic.KERNEL_HASH)
         assert sibling.identity.sku == synthetic.SKU and len(sibling.problems) > 20
         assert quick.find_prior(store, synthetic.SKU, "bf16_gemm", "cd" * 32) is None
+
+
+def test_a_prior_has_the_mean_of_both_ways_of_timing(few_sources, tmp_path):
+    problems = [_C.Problem("fp8_gemm", m, 7168, 2048) for m in (2048, 4096)]
+    few = _C.get_candidates(problems[0], DEVICE)[::8]
+    run_sweep(tmp_path / "a.db", problems, configs=few)
+    with Store.open(tmp_path / "a.db", "ro") as store:
+        rows, data = store.load_measurements(), load_dataset(store, synthetic.SKU)
+        prior = quick.find_prior(store, synthetic.SKU, "fp8_gemm", "cd" * 32)
+    assert (prior.log_ratio == data.log_ratio).all() and prior.identity == data.identity
+    steady = build_dataset([row for row in rows if regimes.is_own(row.block.regime)], data.identity, DEVICE)
+    assert (steady.log_ratio != prior.log_ratio).any()
 
 
 def test_rounds_are_folds_of_their_own(other):

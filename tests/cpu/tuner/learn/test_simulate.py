@@ -1,12 +1,14 @@
 """Replaying a recorded database: searchers see only what they ask for, and more measurements mean less regret."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from deep_gemm import _C
 from tests.fakes.sweeps import run_sweep
+from tests.fakes.weights import are_near, make_chain
 from tuner import cli
 from tuner.db import Store
 from tuner.learn import simulation
@@ -68,6 +70,25 @@ def test_the_trees_of_a_replay_never_saw_the_family(data, monkeypatch):
         own = set(np.flatnonzero(data.families == family).tolist())
         assert any(not own & fold for fold in seen)
     assert all(not (data.families[list(fold)] == family).all() for fold in seen for family in data.families)
+
+
+def test_the_trees_of_a_replay_never_saw_a_weight_near_it(data, monkeypatch):
+    """Four weights, of which each is near the next one: the trees for one learn from those that are not."""
+    chain, seen = replace(data, **make_chain(data)), []
+    real = simulation.fit_trees
+    monkeypatch.setattr(
+        simulation, "fit_trees", lambda *args: seen.append(set(args[1].problem.tolist())) or real(*args)
+    )
+    assert simulation.predict_by_trees(chain, np.arange(4)).keys() == {0, 1, 2, 3}
+    for row in range(4):
+        far = {other for other in range(4) if not are_near(chain.problems[row], chain.problems[other])}
+        assert any(kept <= far for kept in seen)
+
+
+def test_a_replay_of_one_family_takes_the_estimate(data):
+    problems = [_C.Problem("fp8_gemm", m, 4096, 7168) for m in (16, 64, 512, 1024)]
+    alone = replace(data, problems=problems, families=np.zeros(4, np.int64))
+    assert simulation.predict_by_trees(alone, np.arange(1)) == {0: simulation.predict_by_estimate(alone, 0)}
 
 
 def test_op_kinds_are_joined(data):

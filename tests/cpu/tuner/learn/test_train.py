@@ -14,6 +14,7 @@ import pytest
 import deep_gemm
 from deep_gemm import _C
 from tests.fakes import synthetic
+from tests.fakes.weights import are_near, make_chain
 from tuner import cli, errors
 from tuner.commands.train import print_record
 from tuner.learn import baselines, learner, residual, train
@@ -98,6 +99,38 @@ def test_guards_take_the_largest_margin_of_those_that_cost_the_least(data, monke
     }
     equal = [each for each in learner.MARGINS if costs[each] <= min(costs.values()) + learner.MARGIN_TOLERANCE]
     assert margin == max(equal) == 0.005 and costs[0.05] > costs[0.0025] + learner.MARGIN_TOLERANCE
+
+
+def record_fits(monkeypatch, module) -> list:
+    """Return a list that grows by the problems that each forest of `module` is fitted to."""
+    seen, real = [], module.fit_trees
+
+    def fit(data, rows, *more):
+        seen.append(np.unique(rows.problem))
+        return real(data, rows, *more)
+
+    monkeypatch.setattr(module, "fit_trees", fit)
+    return seen
+
+
+def test_guards_are_judged_without_weights_near_the_held_out_ones(data, monkeypatch):
+    rows, chain = residual.make_config_rows(data), replace(data, **make_chain(data))
+    seen = record_fits(monkeypatch, learner)
+    predicted = learner.predict_left_out(chain, rows, rows, SETTINGS)
+    for index in np.flatnonzero(np.isfinite(predicted)):
+        problem = chain.problems[rows.problem[index]]
+        assert any(not any(are_near(problem, chain.problems[other]) for other in kept) for kept in seen)
+    assert np.isfinite(predicted).any() and len(seen) > 1
+
+
+def test_the_margin_is_the_largest_where_no_fold_can_learn(data, monkeypatch):
+    """One family alone: what was trained on it says nothing of others."""
+    rows = residual.make_config_rows(data, np.flatnonzero(data.families == data.families[0]))
+    seen = record_fits(monkeypatch, learner)
+    assert np.isinf(learner.predict_left_out(data, rows, rows, SETTINGS)).all() and not seen
+    assert learner.fit_guards(data, rows, SETTINGS).margin == max(learner.MARGINS)
+    prior = residual.make_examples(data, rows)
+    assert np.isfinite(learner.predict_left_out(data, rows, rows, SETTINGS, prior)).any() and len(seen) == 1
 
 
 def test_large_losses_cost_most():

@@ -1,15 +1,18 @@
 """Finalists of long products are timed a second time after rests, stored apart, and the choice is by both."""
 
 import math
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from deep_gemm import _C
-from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.in_process_worker import FaultyBackend, InProcessWorker
 from tests.fakes.sweeps import run_sweep
 from tuner import cli
-from tuner.db import Store
+from tuner.db import Store, merge
+from tuner.db.rested import Dated, find_rests
 from tuner.learn.dataset import load_dataset
 from tuner.learn.entries import CENSORED, CONFIRMED, SEARCHED, average_rested
 from tuner.learn.ranking import rank
@@ -19,11 +22,14 @@ from tuner.problems import regimes
 from tuner.search import rests
 from tuner.search.problem_run import EFFORTS
 from tuner.search.recording import Recorder
+from tuner.ship import exact
 
 H200 = _C.Device.known("h200")
 LONG, SHORT = _C.Problem("fp8_gemm", 4096, 7168, 2048), _C.Problem("fp8_gemm", 16, 2112, 7168)
 PLAN = EFFORTS["quick"]
 CONFIGS = _C.get_candidates(LONG, H200)
+#: A few configs, where a test is about something else than the space.
+FEW = CONFIGS[::6]
 
 
 def confirmed(config, ratio, status="ok", role="confirm"):
@@ -128,6 +134,35 @@ def test_a_table_has_the_mean_of_both(tmp_path):
         assert after.log_ratio[row, column] == pytest.approx((math.log(ratio) + math.log(own[config])) / 2, abs=1e-9)
 
 
+def test_a_config_that_is_wrong_after_rests_only_is_not_trusted(tmp_path):
+    class Wrong(InProcessWorker):
+        """After rests, what won back to back is wrong."""
+
+        winner = None
+
+        def run(self, job, limit_s, *more):
+            document = super().run(job, limit_s, *more)
+            if not job["plan"]["rest"]:
+                rows = [row for row in document["results"] if row["role"] == "confirm"]
+                self.winner = job["configs"][min(rows, key=lambda row: row["ratio"])["config"]]
+                return document
+            for row in document["results"]:
+                if job["configs"][row["config"]] == self.winner:
+                    row.update(status="incorrect", role="search", median_us=None, ratio=None)
+            return document
+
+    worker = Wrong()
+    run_sweep(tmp_path / "a.db", [LONG, replace_m(LONG, 2048), SHORT], worker)
+    rows, best = load(tmp_path / "a.db")
+    wrong = {row.config for row in rows if row.status == "incorrect"}
+    assert wrong and all(regimes.is_rested(row.block.regime) for row in rows if row.status == "incorrect")
+    assert not wrong & {row.config for row in best if row.problem != SHORT}
+    with Store.open(tmp_path / "a.db", "ro") as store:
+        data = load_dataset(store, H200.sku)
+    assert set(data.quarantined) == wrong == set(data.failed)
+    assert not wrong & set(data.configs)
+
+
 def test_what_was_not_timed_again_gained_as_the_others_did():
     pick, first, second, other = (_C.Config(64, block_n, 4) for block_n in (160, 192, 208, 176))
     steady = {(pick, CONFIRMED): 0.0, (first, CONFIRMED): -0.02, (second, CONFIRMED): 0.01}
@@ -208,6 +243,110 @@ def test_a_sweep_killed_before_the_winner_is_stored_rests_again(tmp_path, monkey
     assert run_sweep(tmp_path / "a.db", [LONG], worker)["measured"] == 1
     assert [job["plan"]["rest"] for job in worker.jobs] == [rests.REST]
     assert run_sweep(tmp_path / "a.db", [LONG])["measured"] == 0
+
+
+class Turning(InProcessWorker):
+    """A board on which what wins back to back is much slower after rests."""
+
+    def __init__(self, number: int = 0):
+        super().__init__()
+        self.backend, self.winner = FaultyBackend(f"h200#{number}"), None
+
+    def run(self, job, limit_s, *more):
+        document = super().run(job, limit_s, *more)
+        rows = [row for row in document["results"] if row["role"] == "confirm"]
+        if not job["plan"]["rest"]:
+            self.winner = job["configs"][min(rows, key=lambda row: row["ratio"])["config"]]
+        for row in rows:
+            if job["plan"]["rest"] and job["configs"][row["config"]] == self.winner:
+                row["ratio"] *= 1.3
+        return document
+
+
+@pytest.fixture
+def shards(tmp_path):
+    """A database with rests, and a newer one of another board without any, which disagree."""
+    run_sweep(tmp_path / "rested.db", [LONG], Turning(), configs=FEW)
+    run_sweep(tmp_path / "newer.db", [LONG], Turning(1), configs=FEW, rests=False)
+    return [tmp_path / "rested.db", tmp_path / "newer.db"]
+
+
+def test_what_is_near_the_winner_is_so_by_both(shards, monkeypatch):
+    """In a full exact table, what is fastest back to back must not stand in for the winner, which is faster by both."""
+    monkeypatch.setattr(exact, "MAX_CONFIGS", 1)
+    with Store.open(shards[0], "ro") as store:
+        shown = rank(store, LONG, H200.sku)
+    first, steady = shown.rows[0].config, {row.config: row.ratio for row in shown.rows}
+    best, second = sorted(set(shown.judged) - {first}, key=shown.judged.__getitem__)[:2]
+    assert steady[first] < steady[best] and shown.judged[first] > exact.TOLERANCE * shown.judged[best]
+    assert exact.choose_allowed(shown, [first], best) == best
+    monkeypatch.setattr(exact, "TOLERANCE", 1.2)
+    by_both = min(first, second, key=shown.judged.__getitem__)
+    assert exact.choose_allowed(shown, [first, second], best) == by_both
+    assert len(shown.judged) == shown.num_rested < len(steady)
+
+
+def test_without_rests_times_back_to_back_judge(shards):
+    with Store.open(shards[1], "ro") as store:
+        shown = rank(store, LONG, H200.sku)
+    assert shown.judged == {row.config: row.ratio for row in shown.rows if row.status == "ok"}
+    assert shown.num_rested == 0 and shown.judged
+
+
+def test_a_merge_keeps_the_winner_that_was_chosen_by_rests_too(shards, tmp_path):
+    (by_both,), (newer,) = (load(path)[1] for path in shards)
+    assert by_both.config not in newer.tie_set and newer.created > by_both.created
+    for number, order in enumerate((shards, shards[::-1])):
+        target = tmp_path / f"{number}.db"
+        for source in order:
+            merge(target, [source])
+        (best,) = load(target)[1]
+        assert (best.config, best.tie_set) == (by_both.config, by_both.tie_set)
+        assert not any(merge(target, order).values())
+        run_sweep(target, [LONG], Turning(2), configs=FEW, rests=False)
+        assert load(target)[1][0].config == by_both.config
+
+
+def test_a_sweep_chooses_again_what_a_merge_lost(shards, tmp_path):
+    """Databases may have been merged before rests counted: the winner is that of the newer block, or missing."""
+    (by_both,), (newer,) = (load(path)[1] for path in shards)
+    choose = "UPDATE best SET block_id = (SELECT MAX(id) FROM block WHERE regime = best.regime AND status = 'finished')"
+    for number, statement in enumerate(("DELETE FROM best", f"{choose}, config_id = :winner, tie_set = :ties")):
+        path = tmp_path / f"{number}.db"
+        merge(path, shards)
+        with closing(sqlite3.connect(path)) as connection, connection:
+            query = "SELECT id FROM config WHERE key = ?"
+            (winner,) = connection.execute(query, [newer.config_key]).fetchone()
+            connection.execute(statement, {"winner": winner, "ties": f"[{winner}]"})
+        assert by_both.config not in {row.config for row in load(path)[1]}
+        run_sweep(path, [LONG], Turning(2), configs=FEW, rests=False)
+        (best,) = load(path)[1]
+        assert best.config == by_both.config and set(best.tie_set) == set(by_both.tie_set)
+
+
+def test_rests_belong_to_the_block_before_them_on_their_board():
+    def block(number, board, regime, created, status="finished"):
+        return Dated(number, ("problem",), board, regime, status, created)
+
+    rested = regimes.name_rested("graph-cold")
+    blocks = [
+        block(1, "a", "graph-cold", "1"),
+        block(2, "b", "graph-cold", "2"),
+        block(3, "a", rested, "3"),
+        block(4, "a", "graph-cold", "4"),
+        block(5, "b", rested, "5", "open"),
+        block(6, "b", rested, "6", "failed"),
+        block(7, "c", rested, "7"),
+        block(8, "a", "graph-hot", "8"),
+        block(9, "b", "graph-cold", "9", "open"),
+        block(10, "b", rested, "9"),
+        block(11, "d", rested, "9"),
+        block(12, "d", "graph-cold", "9"),
+    ]
+    # Board c has no block, and d none before its rests: those follow the newest block of any board.
+    assert {number: each.block for number, each in find_rests(blocks[::-1]).items()} == {1: 3, 2: 10, 4: 7, 12: 11}
+    assert {number: each.block for number, each in find_rests(blocks[:9]).items()} == {1: 3, 2: 6, 4: 7}
+    assert find_rests(blocks[2:3]) == {}
 
 
 def test_the_noise_of_a_mean_is_that_of_both():
