@@ -1,9 +1,11 @@
 """Boards that measure at the same time: each takes problem after problem from one queue, and one store takes all rows.
 
 A lane is a board with its measuring process, on this host or another. A problem is measured on one board from beginning
-to end. Where a board is lost on the way, or the problem fails, it is measured again, as a whole, on another board; the
-second time makes it a failed problem. Of a problem that lacks times after rests alone, they are taken on the board that
-measured it, or else by a later sweep. A board on which three problems fail in a row is not used any further.
+to end. Where that fails, it is measured again, as a whole, on another board; the second time makes it a failed problem.
+A problem on which a board is lost goes to another one after all others: the third loss makes it a failed problem, or
+the second where one board is left. Boards at fault may be two: one that fails and one that is lost, or two that are
+lost. Of a problem that lacks times after rests alone, they are taken on the board that measured it, or else by a later
+sweep. A board on which three problems fail in a row is not used any further.
 
 Guarantees: a single lane runs in the calling thread, several in a thread each. When anything but a lost board goes
     wrong, or on Ctrl-C, all lanes end before `run` raises: what they committed stays.
@@ -25,10 +27,16 @@ from tuner.measure.worker_client import DeviceRetired
 
 POLL_S = 0.1
 MAX_FAILURES = 3
+#: A problem that costs boards is tried once more than two boards at fault explain, but not on the last board.
+MAX_LOSSES = 3
 
 
 class TryElsewhere(Exception):
     """A problem failed on a board, which may be the board's fault."""
+
+
+class LostBefore(DeviceRetired):
+    """A board was lost before it began with its problem."""
 
 
 class LaneStopped(Exception):
@@ -78,14 +86,15 @@ class Lane:
 
 @dataclass(eq=False)
 class Task:
-    """A problem to be measured, on `board` alone if that is given; `tried` is the board on which it failed, or that was
-    lost on it.
+    """A problem to be measured, on `board` alone if that is given; `tried` is the board on which it failed,
+    `num_lost` how many were lost on it.
     """
 
     problem: _C.Problem
     configs: list
     board: str | None = None
     tried: Lane | None = None
+    num_lost: int = 0
 
     def may_run_on(self, lane: Lane, is_last: bool) -> bool:
         """Return whether a board, the last one or not, may take the problem."""
@@ -184,14 +193,21 @@ class Queue:
             self.num_active -= 1
             self.changed.notify_all()
 
-    def give_back(self, lane: Lane, task: Task) -> bool:
-        """Let another board have a problem; return whether one will."""
+    def give_back(self, lane: Lane, task: Task, error: Exception) -> bool:
+        """Let another board have a problem that `lane` did not measure because of `error`; return whether one will."""
         with self.changed:
-            if task.tried is not None or task.board is not None or not self.lanes:
+            if task.board is not None or not self.lanes:
                 return False
-            task.tried = lane
-            self.tasks.appendleft(task)
-            return True
+            if isinstance(error, DeviceRetired):
+                task.num_lost += not isinstance(error, LostBefore)
+                is_given_up = task.num_lost >= (MAX_LOSSES if len(self.lanes) > 1 else MAX_LOSSES - 1)
+                add = self.tasks.append
+            else:
+                is_given_up, task.tried = task.tried is not None, task.tried or lane
+                add = self.tasks.appendleft
+            if not is_given_up:
+                add(task)
+            return not is_given_up
 
     def retire(self, lane: Lane, error: DeviceRetired) -> None:
         """Use a board no further. The last one's loss ends the sweep; what only this one may measure stays open."""
@@ -277,7 +293,7 @@ class Driver:
         """Let another board measure a problem; return whether this one is not used any further."""
         lane.failures += 1
         if not isinstance(error, DeviceRetired):
-            queue.give_back(lane, task)
+            queue.give_back(lane, task, error)
             if lane.failures < MAX_FAILURES or len(queue.lanes) == 1:
                 return False
             error = DeviceRetired(f"{lane.failures} problems in a row failed on {lane.device.name}: {error}")
@@ -285,6 +301,6 @@ class Driver:
             self.on_lost(None, lane, error)
             return True
         queue.retire(lane, error)
-        is_open = queue.give_back(lane, task) or task.board is not None or queue.error is not None
+        is_open = queue.give_back(lane, task, error) or task.board is not None or queue.error is not None
         self.on_lost(None if is_open else task, lane, error)
         return True

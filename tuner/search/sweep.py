@@ -302,7 +302,10 @@ class Sweep:
     def measure_task(self, task: lanes.Task, lane: lanes.Lane) -> None:
         """Measure one problem on one board, and before it the sentinels where they are due."""
         problem, configs, may_move = task.problem, task.configs, len(self.lanes) > 1 and not (task.tried or task.board)
-        lane.visits.visit(lane.num_taken)
+        try:
+            lane.visits.visit(lane.num_taken)
+        except DeviceRetired as error:
+            raise lanes.LostBefore(str(error)) from error
         lane.num_taken += 1
         budget = choose_trials(problem, self.device, self.options, configs)
         earlier = self.wanted.get(problem.key, []), self.history[lane.board].get(problem.key, [])
@@ -336,7 +339,7 @@ class Sweep:
             self.retired[lane.board] = str(error)[:500]
             self.on_event("retired", {"reason": str(error)})
         if task is not None:
-            self.report(task.problem, f"a second board was lost on it: {error}")
+            self.report(task.problem, f"{task.num_lost} boards were lost on it: {error}")
 
     def load_history(self) -> dict[str, dict[str, list]]:
         """Return for each board the outcomes from which searches go on there, {} where all configs are measured."""

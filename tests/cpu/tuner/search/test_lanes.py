@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -140,7 +141,7 @@ def test_a_problem_on_which_two_boards_are_lost_fails_and_the_others_go_on(tmp_p
     boards = [Board(number, deadly=PROBLEMS[2:3]) for number in range(3)]
     summary = run_on(tmp_path / "a.db", boards)
     assert summary["measured"] == 5 and len(summary["retired"]) == 2
-    assert list(summary["failed"]) == [str(PROBLEMS[2])] and "second board" in summary["failed"][str(PROBLEMS[2])]
+    assert list(summary["failed"]) == [str(PROBLEMS[2])] and "2 boards were lost" in summary["failed"][str(PROBLEMS[2])]
 
 
 @pytest.mark.full
@@ -235,6 +236,94 @@ def test_a_board_lost_on_its_last_sentinels_costs_nothing_else():
     lane = SimpleNamespace(visits=SimpleNamespace(finish=fail))
     sweep.Sweep.visit_last(SimpleNamespace(lose_board=lambda *facts: lost.append(facts)), lane)
     assert lost == [(None, lane, error)]
+
+
+def drive(task: lanes.Task, faults: list) -> tuple[list, list]:
+    """Measure a problem on boards of which each has its fault, None for a good one, one after the other.
+
+    Return the places of those that began with it, and the tasks that were given up.
+    """
+    boards = [lanes.Lane(None, {"device": {"uuid_hash": str(place)}}, None) for place in range(len(faults))]
+    driver = lanes.Driver(boards, None, lambda task, lane, error: lost.append(task), lambda: False)
+    queue, begun, lost = lanes.Queue([task], boards, lambda: False), [], []
+    for place, (lane, fault) in enumerate(zip(boards, faults, strict=True)):
+        if task in queue.tasks and task.may_run_on(lane, len(queue.lanes) == 1):
+            queue.tasks.remove(task)
+            begun.append(place)
+            if fault is not None:
+                driver.move(queue, task, lane, fault)
+    return begun, [each for each in lost if each is not None]
+
+
+LOST, WRONG = DeviceRetired("canary"), lanes.TryElsewhere("every config is wrong")
+BEFORE = lanes.LostBefore("canary")
+
+
+@pytest.mark.parametrize(
+    "faults, num_begun, is_lost",
+    [
+        ([WRONG, LOST, None], 3, False),
+        ([LOST, WRONG, None], 3, False),
+        ([BEFORE, BEFORE, LOST, WRONG, None], 5, False),
+        ([LOST, LOST, None, None], 3, False),
+        ([LOST, WRONG, LOST, None, None], 4, False),
+        ([LOST, LOST, LOST, None, None], 3, True),
+        ([LOST, LOST, None], 2, True),  # the last board is not put at risk
+        ([LOST, None], 2, False),
+        ([WRONG, WRONG, None], 2, False),  # the sweep reports it: it does not ask for another board a second time
+    ],
+    ids=[
+        *("wrong-lost", "lost-wrong", "before", "lost-twice", "lost-wrong-lost", "lost-thrice", "last-but-one", "last"),
+        "wrong-twice",
+    ],
+)
+def test_one_board_that_is_wrong_and_one_that_is_lost_cost_no_problem(faults, num_begun, is_lost):
+    task = lanes.Task(PROBLEMS[0], [])
+    begun, lost = drive(task, faults)
+    assert len(begun) == num_begun and lost == [task] * is_lost
+
+
+def test_a_problem_on_which_a_board_was_lost_comes_last():
+    """A second board that is about to die seldom gets the same problem, and one that kills boards kills few."""
+    boards = [lanes.Lane(None, {"device": {"uuid_hash": name}}, None) for name in "abc"]
+    failed, lost, other = (lanes.Task(problem, []) for problem in PROBLEMS[:3])
+    queue = lanes.Queue([failed, lost, other], boards, lambda: False)
+    assert queue.take(boards[0]) is failed and queue.take(boards[1]) is lost
+    queue.retire(boards[1], LOST)
+    assert queue.give_back(boards[1], lost, LOST) and queue.give_back(boards[0], failed, WRONG)
+    assert list(queue.tasks) == [failed, other, lost]
+
+
+def take_in_turn(monkeypatch, boards: list) -> None:
+    """Let each board ask for a problem only when as many have ended as there are boards before it."""
+    ended, take, finish = [], lanes.Queue.take, lanes.Queue.finish
+
+    def wait_and_take(queue, lane):
+        while len(ended) < boards.index(lane.worker):
+            time.sleep(0.01)
+        return take(queue, lane)
+
+    monkeypatch.setattr(lanes.Queue, "take", wait_and_take)
+    monkeypatch.setattr(lanes.Queue, "finish", lambda queue: (ended.append(1), finish(queue)))
+
+
+@pytest.mark.parametrize("is_wrong_first", [True, False])
+def test_a_sweep_measures_what_a_wrong_and_a_dying_board_had(tmp_path, monkeypatch, is_wrong_first):
+    """The wrong board has the problem first, then the one that dies, or the other way round; then a good one."""
+    wrong, dying, good = Board(0), Board(1, dies_at=0), Board(2)
+    wrong.backend = WrongBackend("h200#0")
+    boards = [*((wrong, dying) if is_wrong_first else (dying, wrong)), good]
+    take_in_turn(monkeypatch, boards)
+    summary = run_on(tmp_path / "a.db", boards, PROBLEMS[:1])
+    assert (summary["measured"], summary["failed"]) == (1, {})
+    assert list(count_boards(tmp_path / "a.db")) == [good.backend.hello()["device"]["uuid_hash"]]
+
+
+def test_boards_lost_on_their_sentinels_cost_no_problem(tmp_path, monkeypatch):
+    boards = [*(Board(number, dies_at=0) for number in range(2)), Board(2)]
+    take_in_turn(monkeypatch, boards)
+    summary = run_on(tmp_path / "a.db", boards, PROBLEMS[:1], sentinels=True)
+    assert (summary["measured"], summary["failed"], len(summary["retired"])) == (1, {}, 2)
 
 
 def test_failing_problems_never_retire_the_last_board():

@@ -110,7 +110,7 @@ def test_a_queue_keeps_no_task_for_a_board_that_is_gone():
     own, free = lanes.Task(PROBLEMS[0], [], "a"), lanes.Task(PROBLEMS[1], [])
     queue = lanes.Queue([own, free], [first, second], lambda: False)
     assert queue.take(second) is free and queue.take(first) is own
-    assert not queue.give_back(first, own)
+    assert not queue.give_back(first, own, DeviceRetired("canary"))
     queue.tasks.append(own)
     queue.retire(first, DeviceRetired("canary"))
     assert not queue.tasks and queue.error is None
