@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from deep_gemm import ops
 
-from .stamp import RESULTS, ROOT, read_json
+from .stamp import RECORDS, RESULTS, ROOT, read_json
 
 TITLES = {
     "P1": "dense FP8, 80 problems, speed-up over DeepGEMM",
@@ -110,6 +110,7 @@ def make_tuned_table() -> list[str]:
 TABLES: dict[str, tuple[str, Callable[[], list[str]]]] = {
     "ops": ("README.md", ops.make_table),
     "measured": ("docs/performance.md", lambda: make_measured_table(read_json(RESULTS / "summary.json"))),
+    "h100": ("docs/performance.md", lambda: make_measured_table(read_json(RECORDS / "h100" / "summary.json"))),
     "models": ("docs/nn.md", make_models_table),
     "tuned": ("docs/tune-your-model.md", make_tuned_table),
 }

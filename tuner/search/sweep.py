@@ -196,10 +196,8 @@ class Sweep:
     def find_missing(self, candidates: dict) -> dict:
         """Return {problem: configs} of those measured before, of which times after rests or energy are missing."""
         closed = [problem for problem in self.options.problems if problem not in candidates]
-        quarantined, boards = self.suspects.quarantined, [lane.board for lane in self.lanes]
-        self.missing = missing.find_missing(
-            self.past, closed, self.options, self.workload, quarantined, boards, self.warn
-        )
+        world = self.suspects.quarantined, [lane.board for lane in self.lanes], self.warn
+        self.missing = missing.find_missing(self.past, closed, self.options, self.workload, *world)
         return self.missing.candidates
 
     def warn(self, text: str) -> None:
@@ -386,7 +384,7 @@ class Sweep:
             reason = energy.find_reason(block.results)
             if reason is not None and not self.has_warned:
                 self.has_warned = True
-                self.on_event("warning", {"text": f"the energy of some configs is not known: {reason}"})
+                self.warn(f"the energy of some configs is not known: {reason}")
 
     def make_run(self, lane: lanes.Lane, problem, configs: list, plan: Plan, is_own: bool = False) -> ProblemRun:
         """Return what measures one problem on a board; where it is one of the sweep's own, as its options say."""
