@@ -331,6 +331,7 @@ def make_summary(folder: Path = RESULTS) -> dict[str, Entry]:
 
     The recorded times of peers are of the GPU model of RESULTS; another model's folder has only targets that need none.
     """
+    folder = folder.resolve()
     if folder.parent != RECORDS or folder == RESULTS:
         entries = {name: make_entry(name, folder) for name in TARGETS}
         return {name: entry for name, entry in entries.items() if entry is not None}

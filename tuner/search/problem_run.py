@@ -247,6 +247,12 @@ class ProblemRun:
         try:
             return choose_quiet(first, self.measure(configs, must_confirm, self.plan))
         except ProblemFailed:
+            failures, self.failures = self.failures, []
+            failed = {result.config for result in failures}
+            if first.reference in failed:  # there is nothing left to compare with
+                self.failures = failures
+                raise
+            first.results = [result for result in first.results if result.config not in failed] + failures
             return first
 
     def measure_energy(self, configs: list, on_block: Callable[[Block], None]) -> None:
