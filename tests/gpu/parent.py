@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import time
 from collections import Counter
 
 from .jobs import ALONE_SECTIONS, CONTEXT_LOST, TIMEOUTS_S, get_group
+from .processes import kill_group
 from .record import make_section
 
 JOB_TIMEOUT_S = 40.0
@@ -48,9 +48,15 @@ def run_together(parents: list["Parent"]) -> "Parent":
     threads = [threading.Thread(target=parent.run) for parent in parents[1:]]
     for thread in threads:
         thread.start()
-    parents[0].run()
-    for thread in threads:
-        thread.join()
+    try:
+        parents[0].run()
+    except BaseException:  # of Ctrl-C, say, the other threads hear nothing
+        for parent in parents:
+            parent.stop()
+        raise
+    finally:
+        for thread in threads:
+            thread.join()
     return join(parents)
 
 
@@ -71,13 +77,21 @@ class Parent:
         self.died: list[str] = []
         self.notes: dict = {}
         self.current: dict | None = None
+        self.child: subprocess.Popen | None = None
+        self.is_stopped = False
 
     def run(self) -> None:
         """Run children until the jobs are done, the budget is spent, or too many children died."""
         for _ in range(MAX_CHILDREN):
-            if self._run_one_child() or time.time() > self.args.deadline:
+            if self._run_one_child() or self.is_stopped or time.time() > self.args.deadline:
                 return
         self.failures.append(f"gave up after {MAX_CHILDREN} child processes")
+
+    def stop(self) -> None:
+        """Kill the child, and start no other."""
+        self.is_stopped = True
+        if self.child is not None:
+            kill_group(self.child)
 
     def add(self, other: "Parent") -> None:
         """Add the totals of another parent to these."""
@@ -115,9 +129,11 @@ class Parent:
         ]
         cores = max(1, len(os.sched_getaffinity(0)) // (self.args.workers + 1))  # references are computed on the CPU
         environment = {"OMP_NUM_THREADS": str(cores)} | os.environ
-        child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True, env=environment)
+        self.child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True, env=environment)
         os.close(writer)
-        return child, reader
+        if self.is_stopped:
+            kill_group(self.child)
+        return self.child, reader
 
     def _list_skipped(self) -> list[str]:
         """Return the jobs that died, and the groups that are given up."""
@@ -155,8 +171,7 @@ class Parent:
         try:
             return child.wait(1.0 if self.current is not None else 10.0)
         except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            return child.wait()
+            return kill_group(child)
 
     def _take(self, message: dict) -> None:
         """Add one message to the totals."""

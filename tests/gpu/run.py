@@ -22,6 +22,7 @@ from tuner.measure.stamp import name_model_here
 
 from .jobs import ALONE_SECTIONS, DENSE_SECTIONS, GROUPED_SECTIONS, OP_SECTIONS, SECTIONS, run_child
 from .parent import join, list_parents, run_together, select_sections
+from .processes import ending_on_sigterm
 
 #: Of the time budget, at most, before jobs and sanitizer begin.
 COMPILE_SHARE = 0.4
@@ -48,10 +49,12 @@ def run_parent(args: argparse.Namespace) -> int:
         print(f"the GPU suite needs an SM90 GPU: {error}", file=sys.stderr)
         return 2
     pool.wait(COMPILE_SHARE * (args.deadline - time.time()))
-    tools = sanitizer.start_tools(args.deadline, ops, shard=args.shard) if args.sanitizer and ops else []
     beside, alone = select_sections(args, False), select_sections(args, True)
-    parents = [run_together(list_parents(beside))] if beside.sections or not alone.sections else []
-    watched, reasons = sanitizer.finish_tools(tools)
+    with sanitizer.Tools() as tools:
+        if args.sanitizer and ops:
+            sanitizer.start_tools(tools, args.deadline, ops, shard=args.shard)
+        parents = [run_together(list_parents(beside))] if beside.sections or not alone.sections else []
+        watched, reasons = sanitizer.finish_tools(tools)
     broken = pool.finish(max(1.0, args.deadline - time.time()))  # the jobs that needed them have failed, too
     parents += [run_together(list_parents(alone))] if alone.sections else []
     parent = join(parents)
@@ -223,11 +226,12 @@ def main(arguments: list[str] | None = None) -> int:
     if args.report is not None:
         run_child(args)
         return 0
-    if args.gpus:
-        from .spread_run import run_on_gpus
+    with ending_on_sigterm():
+        if args.gpus:
+            from .spread_run import run_on_gpus
 
-        return run_on_gpus(args, sys.argv[1:] if arguments is None else arguments)
-    return run_parent(args)
+            return run_on_gpus(args, sys.argv[1:] if arguments is None else arguments)
+        return run_parent(args)
 
 
 if __name__ == "__main__":

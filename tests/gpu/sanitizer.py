@@ -10,10 +10,12 @@ everything on the CPU, so that the tool watches our kernels and little else.
 racecheck instruments every access to shared memory, so each config is launched once there: on tails in every dimension,
 with a ring that wraps and several tiles a CTA. It takes long, so it is no part of the suite. A program that has not
 begun by the end of the time budget is left out, and the run is not complete. That racecheck is silent says something
-only while it sees a race: one that is planted must be reported.
-Result: {"meta": origin, options, whether complete; "sections": {"sanitizer_<tool>": counts}, "failures": [text];
-    "reports": [{"tool", "kernel", "text", "count", "beside": programs}] of what the tools found, each once; "rows":
-    [{"tool", "op", "program", "seconds", "failures"} of everything that was watched, slowest first]}.
+only while it sees a race: one that is planted must be reported. What it reports says something only where it is silent
+of right kernels: the record says which of those that are right, by the forms of ours, it reports.
+Result: {"meta": origin, options, whether complete, "controls": {kernel: whether reported}; "sections":
+    {"sanitizer_<tool>": counts}, "failures": [text]; "reports": [{"tool", "kernel", "text", "count", "beside":
+    programs}] of what the tools found, each once; "rows": [{"tool", "op", "program", "seconds", "failures"} of
+    everything that was watched, slowest first]}.
 Exit codes: 0 all right, 1 a finding, a wrong result or a failure, 2 no GPU or no tool, 3 not complete.
 """
 
@@ -43,6 +45,7 @@ from .configs import ALL_SMS
 from .gpus import list_gpus
 from .grouped_psum import with_ends
 from .operands import GuardedOutput, Shape, count_wrong, make_case, make_output
+from .processes import ending_on_sigterm
 from .record import get_compiler_versions
 from .sanitizer_calls import choose_logits_pairs, choose_psum_pairs
 from .sanitizer_tools import (
@@ -51,6 +54,7 @@ from .sanitizer_tools import (
     TOOLS,
     Output,
     Tool,
+    Tools,
     find_tool,
     finish_tools,
     merge_reports,
@@ -61,13 +65,13 @@ from .variants import MAIN, Variant, get_space, list_variants
 from .watched import Program, get_knobs
 from .world import ALL_OPS, OPS, launch_options, lay_out_scale, parse_ops, prepare_c
 
-__all__ = ["DEFAULT_TOOLS", "finish_tools", "start_tools"]
+__all__ = ["DEFAULT_TOOLS", "Tools", "finish_tools", "start_tools"]
 
 #: Children on one GPU: their work is on the CPU for the most part.
 PARTS_PER_GPU = 12
 #: Of the time budget, at most, before the tools begin.
 COMPILE_SHARE = 0.3
-#: What the child that launches a planted race has in place of a part.
+#: What the child that launches kernels whose verdict is known has in place of a part.
 CONTROL = "control"
 FEW_SMS = 4
 
@@ -162,7 +166,7 @@ def run_child(programs: Sequence[Program], claims: str = "", deadline: float = f
 
 def run_program(program: Program) -> list[str]:
     """Run one program and say so; return what was wrong."""
-    say("begin", program=program.name)
+    say("begin", program=program.name, at=time.time())
     start = time.monotonic()
     try:
         failures = program.run()
@@ -173,12 +177,12 @@ def run_program(program: Program) -> list[str]:
     return failures
 
 
-def launch_race() -> list[str]:
-    """Launch the kernel with a race."""
+def launch_control(name: str) -> list[str]:
+    """Launch one of the kernels whose verdict is known."""
     import torch
 
     torch.zeros(1, device="cuda")  # makes the context
-    fault_kernels.launch(fault_kernels.RACE)
+    fault_kernels.launch(name)
     return []
 
 
@@ -193,9 +197,9 @@ def parse_tools(text: str) -> tuple[str, ...]:
 def choose_programs(args: argparse.Namespace) -> list[Program]:
     """Return the programs of a child."""
     if args.child == CONTROL:
-        return [Program("", CONTROL, launch_race)]
+        return [Program("", name, partial(launch_control, name)) for name in fault_kernels.CONTROLS]
     index, total = map(int, args.child.split("/"))
-    return list_watched(_C.get_device(), args.ops, args.brief)[index - 1 :: total]
+    return watched.choose_part(list_watched(_C.get_device(), args.ops, args.brief), index, total)
 
 
 def compile_ahead(device, ops: tuple[str, ...], timeout_s: float) -> list[str]:
@@ -211,27 +215,29 @@ def compile_ahead(device, ops: tuple[str, ...], timeout_s: float) -> list[str]:
     return [failure for failure in failed if failure.startswith("compiling ahead")]
 
 
-def start_children(args: argparse.Namespace, deadline: float, claims: Path) -> tuple[list[Tool], list[Tool]]:
-    """Start all children of the tools, and one with a planted race where racecheck is among them."""
+def start_children(tools: Tools, args: argparse.Namespace, deadline: float, claims: Path) -> None:
+    """Start all children of the tools, and at last one with the controls where racecheck is among them."""
     gpus = list_gpus()
     parts = args.parts or max(1, min(PARTS_PER_GPU * len(gpus), len(os.sched_getaffinity(0)) - 1))
-    threads, turns, tools = max(1, len(os.sched_getaffinity(0)) // (parts * len(args.tools))), cycle(gpus), []
+    threads, turns = max(1, len(os.sched_getaffinity(0)) // (parts * len(args.tools))), cycle(gpus)
     for name in args.tools:
         folder = claims / name
         folder.mkdir()
-        tools += [
-            Tool(name, deadline, args.ops, claims=str(folder), gpu=next(turns), threads=threads) for _ in range(parts)
-        ]
-    controls = [Tool("racecheck", deadline, args.ops, CONTROL, gpu=next(turns), threads=1)]
-    return tools, controls if "racecheck" in args.tools else []
+        for _ in range(parts):
+            tools.append(Tool(name, deadline, args.ops, claims=str(folder), gpu=next(turns), threads=threads))
+    if "racecheck" in args.tools:
+        tools.append(Tool("racecheck", deadline, args.ops, CONTROL, gpu=next(turns), threads=1))
 
 
-def check_control(control: Tool) -> list[str]:
-    """Wait for the child with a planted race; return a failure if racecheck did not report it."""
+def check_controls(control: Tool) -> tuple[list[str], dict[str, bool]]:
+    """Wait for the child with the controls; return a failure if racecheck did not report the planted race, and of each
+    control whether it was reported.
+    """
     control.finish()
-    if any(fault_kernels.RACE in text for text, _ in control.found.reports):
-        return []
-    return [f"{control.name}: did not report the planted race; done: {control.found.is_done}"]
+    reported = {name: any(name in text for text, _ in control.found.reports) for name in fault_kernels.CONTROLS}
+    if reported[fault_kernels.RACE]:
+        return [], reported
+    return [f"{control.name}: did not report the planted race; done: {control.found.is_done}"], reported
 
 
 def run_spread(args: argparse.Namespace) -> int:
@@ -239,15 +245,19 @@ def run_spread(args: argparse.Namespace) -> int:
     start, deadline, device = time.monotonic(), time.time() + args.time_budget, _C.get_device()
     failures = compile_ahead(device, args.ops, COMPILE_SHARE * args.time_budget)
     compile_s = round(time.monotonic() - start, 1)
-    with tempfile.TemporaryDirectory() as claims:
-        tools, controls = start_children(args, deadline, Path(claims))
+    with tempfile.TemporaryDirectory() as claims, Tools() as started:
+        start_children(started, args, deadline, Path(claims))
+        tools = [tool for tool in started if tool.part != CONTROL]
         sections, found = finish_tools(tools)
-    failures += found + [failure for control in controls for failure in check_control(control)]
+        blind, controls = check_controls(started[-1]) if len(started) > len(tools) else ([], {})
+    failures += found + blind
     num_left = sum(count_left([tool.found for tool in tools if tool.name == name]) for name in args.tools)
+    is_complete = num_left == 0 and not any(tool.is_killed for tool in tools)  # what a tool says at its end may lack
     kernels = (*args.ops, *(map(name_plain, PLAIN_KERNELS) if args.ops == ALL_OPS else ()))
     meta = make_stamp(device, kernels) | {"compilers": get_compiler_versions(("nvrtc",))}
     meta |= {"options": {name: TOOLS[name] for name in args.tools}}
-    meta |= {"complete": num_left == 0, "left": num_left, "children": len(tools), "gpus": len(list_gpus())}
+    meta |= {"complete": is_complete, "left": num_left, "children": len(tools), "gpus": len(list_gpus())}
+    meta |= {"controls": controls, "killed": sum(tool.is_killed for tool in tools)}
     meta |= {"compile_s": compile_s, "wall_s": round(time.monotonic() - start, 1)}
     record = {"meta": meta, "sections": sections, "failures": failures, **list_findings(tools)}
     if args.out:
@@ -328,7 +338,8 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not find_tool():
             raise TunerError("there is no compute-sanitizer; it comes with the CUDA toolkit (CUDA_HOME)")
-        return run_spread(args)
+        with ending_on_sigterm():
+            return run_spread(args)
     except (DeviceError, TunerError) as error:
         print(f"the tools need an SM90 GPU and compute-sanitizer: {error}", file=sys.stderr)
         return 2

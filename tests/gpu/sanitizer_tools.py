@@ -3,7 +3,7 @@
 A child writes one line for everything that it begins and ends into the file that the tool reports into, so that a child
 that is killed has said what it did, and a report stands behind the program during which it came:
     watched: {"event": "start", "total": programs of the run}
-    watched: {"event": "begin", "program": name}
+    watched: {"event": "begin", "program": name, "at": seconds since the epoch}
     watched: {"event": "end", "program": name, "op": op kind, "seconds": wall time, "failures": [text]}
     watched: {"event": "done"}, at the end of the list or of the time budget
 """
@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from .processes import kill_group
 from .record import make_section
 from .world import ALL_OPS
 
@@ -39,6 +40,8 @@ TIMEOUT_S = 400.0
 #: A child that may stop begins no program when less than this is left: one may take some seconds, and then the tool
 #: sums up.
 LAST_S = 25.0
+#: A program that has run longer than this when its child is killed hangs; one that has not could not end in time.
+HANG_S = 60.0
 #: What a tool says at the end when it found nothing.
 CLEAN = {"memcheck": "ERROR SUMMARY: 0 errors", "synccheck": "ERROR SUMMARY: 0 errors",
          "racecheck": "RACECHECK SUMMARY: 0 hazards"}  # fmt: skip
@@ -52,13 +55,15 @@ MAX_TEXT, MAX_BESIDE = 2000, 5
 class Output(NamedTuple):
     """What a child and its tool said.
 
-    total: programs of the run. rows: those that ended. running: one that began and did not end. reports: (text,
-    program). is_done: the child came to its end. is_clean: the tool came to its end and found nothing.
+    total: programs of the run. rows: those that ended. running, since: one that began and did not end, and when, in
+    seconds since the epoch. reports: (text, program). is_done: the child came to its end. is_clean: the tool came to
+    its end and found nothing.
     """
 
     total: int
     rows: list[dict]
     running: str
+    since: float
     reports: list[tuple[str, str]]
     is_done: bool
     is_clean: bool
@@ -71,7 +76,7 @@ def say(event: str, **fields: object) -> None:
 
 def read_output(name: str, text: str) -> Output:
     """Read what a tool and its child wrote."""
-    total, rows, running, is_done = 0, [], "", False
+    total, rows, running, since, is_done = 0, [], "", 0.0, False
     reports: list[tuple[str, str]] = []
     for line in text.splitlines():
         message = _parse_event(line)
@@ -80,12 +85,12 @@ def read_output(name: str, text: str) -> Output:
         elif message.get("event") == "start":
             total = message["total"]
         elif message.get("event") == "begin":
-            running = message["program"]
+            running, since = message["program"], message["at"]
         elif message.get("event") == "end":
             running = ""
             rows.append({key: value for key, value in message.items() if key != "event"})
         is_done = is_done or message.get("event") == "done"
-    return Output(total, rows, running, reports, is_done, CLEAN[name] in text)
+    return Output(total, rows, running, since, reports, is_done, CLEAN[name] in text)
 
 
 def _parse_event(line: str) -> dict:
@@ -136,7 +141,7 @@ class Tool:
     """One child of a tool running in the background, its output in a temporary file.
 
     claims: folder in which children say which program they take; they then stop at the deadline, and one that is killed
-    there is no failure. gpu: as CUDA_VISIBLE_DEVICES names it. threads: of the CPU.
+    there is no failure but where its program hangs. gpu: as CUDA_VISIBLE_DEVICES names it. threads: of the CPU.
     """
 
     def __init__(
@@ -151,6 +156,7 @@ class Tool:
         threads: int = 0,
     ):
         self.name, self.start, self.stops, self.is_killed = name, time.monotonic(), bool(claims), False
+        self.part, self.end = part, float("inf")
         self.timeout_s = deadline - time.time() if claims else max(30.0, min(TIMEOUT_S, deadline - time.time()))
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read by finish(), which closes it)
         child = ["--child", part, "--ops", ",".join(ops)]
@@ -184,22 +190,29 @@ class Tool:
         }
         return section, failures
 
+    def kill(self) -> None:
+        """End the child where it still runs, with the program that it watches."""
+        if self.process is not None:
+            kill_group(self.process)
+
     def _wait(self) -> None:
         if self.process is not None:
             try:
                 self.process.wait(max(1.0, self.timeout_s - (time.monotonic() - self.start)))
             except subprocess.TimeoutExpired:
-                os.killpg(self.process.pid, 9)
-                self.process.wait()
-                self.is_killed = True
+                self.kill()
+                self.is_killed, self.end = True, time.time()
 
     def _judge(self, text: str) -> list[str]:
         """Return what was found, and what a child did that it must not do."""
         found = self.found
         failures = [f"wrong: {failure}" for row in found.rows for failure in row["failures"]]
         failures += [f"during {program}: {report[:600]}" for report, program in found.reports[:5]]
-        if self.is_killed:
-            failures += [] if self.stops else [f"did not end in {self.timeout_s:.0f} s, during {found.running}"]
+        if self.is_killed and self.stops:
+            seconds = self.end - found.since
+            failures += [f"{found.running} hung for {seconds:.0f} s"] if found.running and seconds > HANG_S else []
+        elif self.is_killed:
+            failures.append(f"did not end in {self.timeout_s:.0f} s, during {found.running}")
         elif not found.is_done or not (found.rows or self.stops):
             failures.append(f"the child died, during {found.running or 'its start'}: {text[-1500:]}")
         elif not found.is_clean and not failures:
@@ -221,16 +234,30 @@ def make_environment(name: str, gpu: str, threads: int) -> dict[str, str]:
     return found | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
 
 
+class Tools(list[Tool]):
+    """Tools that run in the background; leaving its block kills those that have not ended, as Ctrl-C does."""
+
+    def __enter__(self) -> "Tools":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for tool in self:
+            tool.kill()
+
+
 def start_tools(
+    tools: Tools,
     deadline: float,
     ops: tuple[str, ...] = ALL_OPS,
     names: Iterable[str] = DEFAULT_TOOLS,
     parts: int = PARTS,
     shard: tuple[int, int] = (1, 1),
-) -> list[Tool]:
+) -> None:
     """Start every child of the tools on a shard's share of what is watched of those op kinds, in the background."""
     first, total = (shard[0] - 1) * parts + 1, shard[1] * parts
-    return [Tool(name, deadline, ops, f"{part}/{total}") for name in names for part in range(first, first + parts)]
+    for name in names:
+        for part in range(first, first + parts):
+            tools.append(Tool(name, deadline, ops, f"{part}/{total}"))
 
 
 def finish_tools(tools: list[Tool]) -> tuple[dict[str, dict], list[str]]:

@@ -13,6 +13,7 @@ from tuner.errors import TunerError
 from tuner.measure.stamp import read_json, write_json
 
 from .gpus import list_gpus, make_environment, share_cores, using_cores
+from .processes import end_all
 from .record import merge_records
 
 
@@ -70,6 +71,4 @@ def run_shards(args: argparse.Namespace, arguments: list[str], gpus: tuple[str, 
                 children.append(subprocess.Popen(command, env=make_environment(gpu)))
         return [child.wait() for child in children]
     finally:
-        for child in children:
-            child.kill()
-            child.wait()
+        end_all(children)

@@ -34,6 +34,14 @@ def order_programs(programs: Iterable[Program]) -> list[Program]:
     return take_turns([take_turns(list(variants.values())) for variants in found.values()])
 
 
+def choose_part(programs: Sequence[Program], index: int, total: int) -> list[Program]:
+    """Return the programs of part `index` of `total`, from 1: its share of every op kind, because those of one kind
+    may take ten times as long as those of another.
+    """
+    by_kind = sorted(range(len(programs)), key=lambda place: programs[place].op)
+    return [programs[place] for place in sorted(by_kind[index - 1 :: total])]
+
+
 def take_turns(groups: Sequence[list]) -> list:
     """Return the first items of all groups, then the second ones, and so on."""
     return [item for turn in zip_longest(*groups) for item in turn if item is not None]

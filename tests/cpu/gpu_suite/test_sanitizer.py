@@ -3,10 +3,12 @@ is killed leaves, and the record.
 """
 
 import os
+import re
 import stat
 import sys
 import time
 import types
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -100,13 +102,23 @@ def test_racecheck_launches_a_config_once_with_several_tiles_a_block(monkeypatch
     assert [num_sms for _, num_sms in found] == [grouped_sanitizer.FEW_SMS]
 
 
-def test_the_planted_race_is_one(monkeypatch, tmp_path):
+def list_instructions(control: str) -> list[str]:
+    """Return the opcodes of a control, of those that order accesses to shared memory or are such, in their order."""
+    done = sass.run_nvdisasm(fault_kernels.make_cubin(control))
+    assert done.returncode == 0
+    return re.findall(r"\b(STS|LDS(?= R\d)|BAR|LDGSTS|ARRIVES|WARPSYNC|SYNCS\.ARRIVE)\b", done.stdout)
+
+
+def test_controls_are_what_they_say(monkeypatch, tmp_path):
     require_compiler("nvrtc")
     isolate(monkeypatch, tmp_path / "cache")
-    done = sass.run_nvdisasm(fault_kernels.make_cubin(fault_kernels.RACE))
+    race, release, synced, copy = map(list_instructions, fault_kernels.CONTROLS)
     fault_kernels.make_cubin.cache_clear()
-    words = done.stdout.split("STS", 1)[1].partition("LDS")
-    assert done.returncode == 0 and words[1] and "BAR" not in words[0]
+    assert race == ["STS", "LDS"]
+    assert release == ["STS", "BAR", "STS", "LDS", "SYNCS.ARRIVE"]
+    assert synced == ["STS", "BAR", "STS", "LDS", "WARPSYNC", "SYNCS.ARRIVE"]
+    assert copy[:2] == ["STS", "BAR"] and copy.index("LDGSTS") == copy.index("ARRIVES") - 1
+    assert all(re.search("deep_gemm_", name) for name in fault_kernels.CONTROLS)
 
 
 # A child.
@@ -143,14 +155,19 @@ def test_a_child_without_claims_runs_its_part(monkeypatch):
     monkeypatch.setattr(_C, "get_device", lambda: H200, raising=False)
     parts = [sanitizer.choose_programs(sanitizer.parse_arguments(["--child", f"{part}/2"])) for part in (1, 2)]
     whole = [program.name for program in sanitizer.list_watched(H200)]
-    assert [program.name for part in parts for program in part] == whole[::2] + whole[1::2]
+    assert sorted(program.name for part in parts for program in part) == sorted(whole)
+    for op in {*OP_KINDS, ""}:
+        counts = [sum(program.op == op for program in part) for part in parts]
+        assert max(counts) - min(counts) <= 1, op
+    assert abs(len(parts[0]) - len(parts[1])) <= 1
 
 
 def test_shards_divide_what_the_tools_watch(monkeypatch):
     monkeypatch.setattr(sanitizer_tools, "Tool", lambda name, deadline, ops, part: (name, part))
-    parts = [
-        part for shard in ((1, 2), (2, 2)) for _, part in sanitizer.start_tools(0.0, names=["memcheck"], shard=shard)
-    ]
+    tools = sanitizer.Tools()
+    for shard in ((1, 2), (2, 2)):
+        sanitizer.start_tools(tools, 0.0, names=["memcheck"], shard=shard)
+    parts = [part for _, part in tools]
     assert parts == [f"{part}/{2 * sanitizer_tools.PARTS}" for part in range(1, 2 * sanitizer_tools.PARTS + 1)]
 
 
@@ -158,7 +175,7 @@ def test_shards_divide_what_the_tools_watch(monkeypatch):
 
 
 def test_reports_are_kept_once_with_their_kernel_and_their_programs():
-    events = [f'watched: {{"event": "begin", "program": "{name}"}}\n' for name in "ab"]
+    events = [f'watched: {{"event": "begin", "program": "{name}", "at": 0}}\n' for name in "ab"]
     text = "".join(event + HAZARD.format(count=count) for event, count in zip(events, (511, 4), strict=True))
     found = read_output("racecheck", f"========= COMPUTE-SANITIZER\n{text}========= RACECHECK SUMMARY: 2 hazards\n")
     assert [program for _, program in found.reports] == ["a", "b"] and not found.is_clean
@@ -169,6 +186,19 @@ def test_reports_are_kept_once_with_their_kernel_and_their_programs():
 
 def test_half_a_line_of_a_killed_child_is_left_out():
     assert read_output("racecheck", 'watched: {"event": "end", "prog').rows == []
+
+
+def wait_until_gone(pid: int) -> bool:
+    """Return whether a process ends within some seconds; one that nobody has waited for has ended, too."""
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False
 
 
 def make_tool(monkeypatch, tmp_path, name: str, code: str, timeout_s: float = 60.0, **options) -> Tool:
@@ -184,7 +214,7 @@ def make_tool(monkeypatch, tmp_path, name: str, code: str, timeout_s: float = 60
 
 RAN = """
 print('watched: {"event": "start", "total": 3}')
-print('watched: {"event": "begin", "program": "a"}')
+print('watched: {"event": "begin", "program": "a", "at": 0}')
 print('watched: {"event": "end", "program": "a", "op": "x", "seconds": 1.5, "failures": %s}', flush=True)
 """
 DONE = """print('watched: {"event": "done"}', flush=True)"""
@@ -218,7 +248,8 @@ def test_a_tool_is_clean_by_its_own_summary(monkeypatch, tmp_path, name, clean, 
 
 
 def test_a_killed_child_keeps_what_it_did_and_fails_only_where_it_must_end(monkeypatch, tmp_path):
-    hang = f"""{RAN % "[]"}\nprint('watched: {{"event": "begin", "program": "b"}}', flush=True)\ntime.sleep(60)"""
+    begin = f'watched: {{"event": "begin", "program": "b", "at": {time.time()}}}'
+    hang = f"{RAN % '[]'}\nprint({begin!r}, flush=True)\ntime.sleep(60)"
     tool = make_tool(monkeypatch, tmp_path, "racecheck", hang, 2.0, claims=str(tmp_path))
     section, failures = tool.finish()
     assert failures == [] and section["cases"] == 1 and tool.is_killed and tool.found.running == "b"
@@ -228,6 +259,25 @@ def test_a_killed_child_keeps_what_it_did_and_fails_only_where_it_must_end(monke
     hazard = f"{hang.partition('time.sleep')[0]}print({HAZARD.format(count=3)!r}, flush=True)\ntime.sleep(60)"
     [failure] = make_tool(monkeypatch, tmp_path, "racecheck", hazard, 2.0, claims=str(tmp_path)).finish()[1]
     assert failure.startswith("racecheck: during b: Error: Race reported")
+
+
+def test_a_program_that_hangs_is_a_failure_also_where_children_may_stop(monkeypatch, tmp_path):
+    begin = f'watched: {{"event": "begin", "program": "b", "at": {time.time() - sanitizer_tools.HANG_S}}}'
+    tool = make_tool(
+        monkeypatch, tmp_path, "racecheck", f"print({begin!r}, flush=True)\ntime.sleep(60)", 2.0, claims="x"
+    )
+    [failure] = tool.finish()[1]
+    assert re.fullmatch(r"racecheck: b hung for \d+ s", failure) and tool.is_killed
+
+
+def test_what_ends_early_leaves_no_child_behind(monkeypatch, tmp_path):
+    """A child of the tool is what it watches, and that holds the GPU."""
+    code = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)"
+    tool = make_tool(monkeypatch, tmp_path, "memcheck", code)
+    with sanitizer.Tools([tool]):
+        while not (text := os.pread(tool.output.fileno(), 100, 0)):
+            time.sleep(0.02)
+    assert tool.process.returncode == -9 and wait_until_gone(int(text))
 
 
 def test_racecheck_watches_our_kernels_with_few_threads():
@@ -252,7 +302,7 @@ class FakeTool:
     faults: ClassVar[dict] = {}
 
     def __init__(self, name, deadline, ops, part="1/1", *, claims="", gpu="", threads=0):
-        self.name, self.is_control, number = name, part == sanitizer.CONTROL, len(self.started)
+        self.name, self.part, self.is_control, number = name, part, part == sanitizer.CONTROL, len(self.started)
         self.started.append((name, part, gpu, os.path.basename(claims)))
         own = self.faults if number == 2 else {}
         row = {"program": str(number), "op": "x", "seconds": float(number), "failures": []}
@@ -260,7 +310,11 @@ class FakeTool:
         if self.is_control and self.faults.get("is_blind"):
             reports = []
         rows = [] if own.get("running") else [row]
-        self.found = sanitizer_tools.Output(3, rows, own.get("running", ""), reports, True, True)
+        self.is_killed = bool(own.get("is_killed"))
+        self.found = sanitizer_tools.Output(3, rows, own.get("running", ""), 0.0, reports, True, True)
+
+    def kill(self):
+        pass
 
     def finish(self):
         row = {"jobs": 1, "cases": len(self.found.rows), "failed_jobs": 0, "seconds": 5.0}
@@ -274,6 +328,7 @@ class FakeTool:
         ({"running": "x"}, 3, 1),
         ({"reports": [("Race in deep_gemm_x", "x")]}, 1, 0),
         ({"is_blind": 1}, 1, 0),
+        ({"is_killed": True}, 3, 0),  # while it summed up
     ],
 )
 def test_children_are_spread_over_the_gpus_and_recorded(monkeypatch, tmp_path, capsys, faults, code, left):
@@ -291,9 +346,11 @@ def test_children_are_spread_over_the_gpus_and_recorded(monkeypatch, tmp_path, c
     assert FakeTool.started == [*children, ("racecheck", sanitizer.CONTROL, "5", "")]
     record = read_json(out)
     meta = record["meta"]
-    assert meta["complete"] == (left == 0) and meta["left"] == left and meta["gpus"] == 2 and meta["children"] == 3
+    assert meta["complete"] == (code != 3) and meta["left"] == left and meta["gpus"] == 2 and meta["children"] == 3
     assert set(ALL_OPS) < set(meta["kernel_hash"]) and stale.current_hashes(meta["kernel_hash"]) == meta["kernel_hash"]
     assert stale.read_result_hash(out) == meta["kernel_hash"] and meta["compilers"] == {"nvrtc": "13"}
+    race, *right = fault_kernels.CONTROLS
+    assert meta["controls"] == {race: not faults.get("is_blind"), **dict.fromkeys(right, False)}
     assert record["sections"]["sanitizer_racecheck"]["cases"] == 3 - left and len(record["rows"]) == 3
     assert bool(record["failures"]) == (code == 1) and len(record["reports"]) == len(faults.get("reports", []))
     if left:

@@ -1,11 +1,14 @@
 """The GPU suite on several GPUs of one host: which child runs what where, and the record of all."""
 
 import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
-from tests.gpu import gpus, run, spread_run
+from tests.gpu import gpus, parent, processes, run, spread_run
 from tuner.measure.stamp import read_json
 
 #: A run that writes the record of its shard, with the GPU and the cores that it has.
@@ -72,6 +75,67 @@ def test_an_incomplete_shard_makes_all_incomplete(spread):
 def test_without_a_record_of_all_those_of_the_others_stay(spread, tmp_path, capsys, faults, code, said):
     assert spread(**faults)[:2] == (code, None) and said in capsys.readouterr().err
     assert (tmp_path / "gpu_record_1of2.json").exists()
+
+
+def start_endless(tmp_path, code: str) -> tuple[subprocess.Popen, int]:
+    """Start a run that has a child of its own; return it and the child's number."""
+    word = tmp_path / "child"
+    run_code = f"""
+import subprocess, sys, time
+from tests.gpu.processes import ending_on_sigterm, kill_group
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+open({str(word)!r}, "w").write(str(child.pid) + " ")
+{code}
+"""
+    run_of_it = subprocess.Popen([sys.executable, "-c", run_code])
+    while not (word.exists() and word.read_text().endswith(" ")):
+        time.sleep(0.02)
+    return run_of_it, int(word.read_text())
+
+
+def test_runs_that_are_ended_end_their_children(tmp_path):
+    """A shard's children lead sessions of their own, so that only the shard can end them."""
+    code = """
+with ending_on_sigterm():
+    try:
+        print(flush=True)
+        time.sleep(60)
+    finally:
+        kill_group(child)
+"""
+    shard, child = start_endless(tmp_path, code)
+    time.sleep(0.3)
+    processes.end_all([shard])
+    assert shard.returncode == 128 + signal.SIGTERM and not os.path.exists(f"/proc/{child}")
+
+
+def test_a_run_that_does_not_end_is_killed(tmp_path):
+    stubborn, child = start_endless(tmp_path, "import signal; signal.signal(15, signal.SIG_IGN); time.sleep(60)")
+    time.sleep(0.3)
+    try:
+        processes.end_all([stubborn], 0.2)
+        assert stubborn.returncode == -signal.SIGKILL
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_an_interrupted_run_ends_the_children_of_all_its_workers(monkeypatch):
+    """Ctrl-C reaches the main thread alone."""
+    started = []
+
+    def start(parent):
+        reader, _ = os.pipe()
+        parent.child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        started.append(parent.child)
+        if len(started) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return parent.child, reader
+
+    monkeypatch.setattr(parent.Parent, "_start_child", start)
+    args = run.parse_arguments(["--workers", "2"])
+    with pytest.raises(KeyboardInterrupt):
+        parent.run_together(parent.list_parents(args))
+    assert [child.returncode for child in started] == [-signal.SIGKILL] * 2
 
 
 def test_unknown_gpus_are_a_wrong_argument(monkeypatch, capsys):
