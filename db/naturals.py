@@ -146,23 +146,18 @@ def make_rank(name: str, merged: Tables) -> Callable[[dict], tuple]:
 
 def find_rested(found: Tables) -> set[str]:
     """Return the uids of the blocks that have times after rests."""
-    rests = find_rests(
-        Dated(
-            row["uid"],
-            (row["problem_id"], row["kernel_hash"], row["compiler"]),
-            find_board(found, row["device_id"]),
-            row["regime"],
-            row["status"],
-            row["created"],
-        )
-        for row in found.get("block", {}).values()
-    )
+    rests = find_rests(date_row(row, found["device"][row["device_id"],]) for row in found.get("block", {}).values())
     return {uid for uid, block in rests.items() if block.status == "finished"}
 
 
-def find_board(found: Tables, device: str) -> str:
-    """Return what names the board of a device row: the same one may have several, of other clocks."""
-    return found["device"][(device,)]["uuid_hash"] or device
+def date_row(block: dict, device: dict) -> Dated:
+    """Return a block's row as find_rests takes it, under its uid; `device` is the row that it refers to.
+
+    The hash of the UUID names the board: the same one may have several rows, of other clocks.
+    """
+    of = block["problem_id"], device["sku"], block["kernel_hash"], block["compiler"]
+    board = device["uuid_hash"] or device["key"]
+    return Dated(block["uid"], of, board, block["regime"], block["status"], block["created"])
 
 
 def rank(row: dict) -> tuple:

@@ -2,7 +2,8 @@
 
 Rests follow the block whose finalists they time again, on its board: those of a block are the ones between it and the
 board's next block of the problem. Where databases are merged, a newer block of another board may come in between.
-Rests of a board that has no such block were made up for by a sweep of before: they follow the newest of any board.
+Rests of a board that has no such block were made up for by a sweep of before: they follow the newest of any board of
+its GPU model. Never that of another model: one database may hold several, whose times cannot be compared.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from tuner.problems.regimes import is_own, is_rested, name_own
 
 
 class Dated(NamedTuple):
-    """What of a block says which rests are its own; `of` is its problem, kernels and compiler."""
+    """What of a block says which rests are its own; `of` is its problem, GPU model, kernels and compiler."""
 
     block: Any
     of: tuple
@@ -25,7 +26,8 @@ class Dated(NamedTuple):
 
 def date(block: BlockRow) -> Dated:
     """Return a block as find_rests takes it, under its id."""
-    of, board = (block.problem_key, block.kernel_hash, block.compiler), block.board or block.device_id
+    of = block.problem_key, block.sku, block.kernel_hash, block.compiler
+    board = block.board or block.device_id
     return Dated(block.block_id, of, board, block.regime, block.status, block.created)
 
 

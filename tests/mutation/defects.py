@@ -163,7 +163,7 @@ DEFECTS: Defects = {
         ("        self.run(load, WARM_UP_S)\n        first_s", "        first_s"),
         ("        self.run(load, WARM_UP_S + AVERAGED_S)\n", ""),
         ("new is not None and old is not None and new > old", "new is not None and old is not None"),
-        ("                    self.has_counter = False\n", "                    pass\n"),
+        ("        self.way = way\n", "        pass\n"),
         ("        finally:\n            load.stop()\n", "        finally:\n            pass\n"),
     ],
     ("tuner/measure/energy.py", "tests/cpu/tuner/measure/test_power.py tests/cpu/tuner/search/test_energy.py"): [

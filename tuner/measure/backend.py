@@ -318,8 +318,8 @@ class CudaTimer:
         return self.num_launches[index]
 
     def check_power(self) -> None:
-        """Raise PowerUnknown where the board's power cannot be read."""
-        self.backend.meter.check()
+        """Begin a block of energy. Raises: PowerUnknown where the board's power cannot be read."""
+        self.backend.meter.start_block()
 
     def draw(self, index: int, seconds: float) -> Draw:
         """Replay `index` without pause and return what it drew. Raises: PowerUnknown."""

@@ -22,7 +22,7 @@ class PowerTimer(Timer, Protocol):
     """A Timer that reads the power of configs, too."""
 
     def check_power(self) -> None:
-        """Raise PowerUnknown where power cannot be read."""
+        """Begin a block: its powers are all measured in one way. Raises: PowerUnknown where none can be read."""
 
     def draw(self, index: int, seconds: float) -> Draw:
         """Run a prepared config for so long and return what it drew. Raises: PowerUnknown."""

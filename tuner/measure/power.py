@@ -4,11 +4,15 @@ NVML counts a board's energy, but refreshes the counter only every some tens of 
 ends at a tick: where a new value is seen. Where a board has no such counter, its readings of power are averaged; from
 Hopper on each of these is the mean of the last second, so that the kernel must have run for that long before.
 
+The two ways need not agree, and the configs of a block are compared. So the first config that has a power decides for
+its whole block: where the counter shows no tick later on, that config has no power. The next block chooses again.
+
 Nothing is waited for without a limit, and the device never idles on the way: the load is fed all the time.
 """
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from tuner.measure.statistics import median
@@ -50,8 +54,12 @@ class Load(Protocol):
         """Return the mean microseconds per launch since `start`, when the device is idle again."""
 
 
+#: One of the two ways to measure: runs a load for so many seconds and returns what it drew.
+Way = Callable[[Load, float], Draw]
+
+
 class PowerMeter:
-    """Measures the power of loads. `now` and `sleep` are in seconds; tests replace them."""
+    """Measures the power of loads, all of a block in one way. `now` and `sleep` are in seconds; tests set them."""
 
     def __init__(
         self,
@@ -60,10 +68,11 @@ class PowerMeter:
         sleep: Callable[[float], None] = time.sleep,
     ):
         self.telemetry, self.now, self.sleep = telemetry, now, sleep
-        self.has_counter = True
+        self.way: Way | None = None  # None: the block has no power yet
 
-    def check(self) -> None:
-        """Raise PowerUnknown where neither energy nor power of the board can be read."""
+    def start_block(self) -> None:
+        """Choose anew how power is measured. Raises: PowerUnknown where neither energy nor power can be read."""
+        self.way = None
         if self.telemetry.energy_mj() is None and self.telemetry.power_w() is None:
             reason = (
                 "the board has no such reading, as a slice of MIG has none"
@@ -78,14 +87,22 @@ class PowerMeter:
         Raises: PowerUnknown, and what the load raises.
         """
         try:
-            if self.has_counter and self.telemetry.energy_mj() is not None:
-                try:
-                    return self.count_energy(load, seconds)
-                except PowerUnknown:
-                    self.has_counter = False
-            return self.average_power(load, seconds)
+            return self.way(load, seconds) if self.way else self.choose_way(load, seconds)
         finally:
             load.stop()
+
+    def choose_way(self, load: Load, seconds: float) -> Draw:
+        """Measure by the counter, where that gives nothing by readings. Raises: PowerUnknown."""
+        if self.telemetry.energy_mj() is not None:
+            with suppress(PowerUnknown):  # the counter stands still
+                return self.settle(self.count_energy, load, seconds)
+        return self.settle(self.average_power, load, seconds)
+
+    def settle(self, way: Way, load: Load, seconds: float) -> Draw:
+        """Measure in this way, and in no other until the block ends if it gives a power. Raises: PowerUnknown."""
+        draw = way(load, seconds)
+        self.way = way
+        return draw
 
     def count_energy(self, load: Load, seconds: float) -> Draw:
         """Return the power by the energy counter. Raises: PowerUnknown where it stands still."""

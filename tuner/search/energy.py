@@ -56,6 +56,16 @@ def choose_configs(results: Iterable, count: int) -> list:
     return list(dict.fromkeys(confirmed))[:count]
 
 
+def is_known(row: Any) -> bool:
+    """Return whether a MeasurementRow of energy says all that it can: power and ratio, or that its config fails.
+
+    Where a reading was missed, its own (`skipped`) or that of the reference (no ratio), its config is measured again.
+    """
+    if row.status in ("ok", "censored"):
+        return row.power_w is not None and row.ratio is not None
+    return row.status != "skipped"
+
+
 def split(configs: Sequence) -> list[list]:
     """Return the configs of each block."""
     return [list(configs[start : start + BLOCK_CONFIGS]) for start in range(0, len(configs), BLOCK_CONFIGS)]

@@ -14,7 +14,7 @@ from tuner.db.rested import date, find_rests
 from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
 from tuner.problems.regimes import is_own, name_energy, name_rested
 from tuner.search import rests
-from tuner.search.energy import choose_configs
+from tuner.search.energy import choose_configs, is_known
 from tuner.search.propose import Outcome, to_outcome
 from tuner.search.winners import Winner, choose_winner
 
@@ -120,14 +120,14 @@ class Past:
     def find_without_energy(self, problems: Iterable, count: int) -> dict[str, list]:
         """Return {problem key: configs} of which the energy is to be measured and is not known, see energy.py.
 
-        Those that failed there count as known, but those that were skipped, as where no power could be read, do not.
+        Those that failed there count as known, see is_known.
         """
         newest = take_newest(self.load_all(), problems)
         known: set[tuple] = set()
         for identity in self.identities.values() if newest else ():
             with_energy = replace(identity, regime=name_energy(identity.regime))
             rows = self.store.load_measurements(**asdict(with_energy))
-            known.update((row.block.problem_key, row.config) for row in rows if row.status != "skipped")
+            known.update((row.block.problem_key, row.config) for row in rows if is_known(row))
         return {
             key: [config for config in choose_configs(rows, count) if (key, config) not in known]
             for key, rows in newest.items()

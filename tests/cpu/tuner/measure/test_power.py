@@ -53,6 +53,16 @@ class Board:
         return {"clock_mhz": 1, "power_w": 1.0, "throttle": 0}
 
 
+COUNTED_W, READ_W = 500.0, 430.0
+
+
+class DisagreeingBoard(Board):
+    """A board whose readings of power are lower than what its counter says."""
+
+    def power_w(self):
+        return super().power_w() and READ_W
+
+
 class SteadyLoad:
     """A load that counts how often it is fed."""
 
@@ -93,23 +103,53 @@ def test_without_a_counter_readings_are_averaged_after_what_they_reach_back_to()
     assert len(asked) > 5 and min(asked) >= began + AVERAGED_S + WARM_UP_S - 1e-6
 
 
-def test_a_counter_that_stands_still_is_given_up_for_good():
-    board = Board()
+def read_watts(meter):
+    """Return the watts of a load, rounded to 10."""
+    return round(meter.measure(SteadyLoad(), 0.25).power_w, -1)
+
+
+def test_a_counter_that_stands_still_is_given_up_for_the_block():
+    board = DisagreeingBoard()
     board.tick_s = 1e9
     meter = make_meter(board)
-    assert meter.measure(SteadyLoad(), 0.25).power_w == pytest.approx(500.0)
-    began = board.now_s
-    meter.measure(SteadyLoad(), 0.25)
+    assert read_watts(meter) == READ_W
+    began, board.tick_s = board.now_s, Board.tick_s
+    assert read_watts(meter) == READ_W
     assert board.now_s - began < WARM_UP_S + AVERAGED_S + 0.25 + 0.1 < began
+    meter.start_block()
+    assert read_watts(meter) == COUNTED_W
+
+
+def test_a_counter_that_misses_a_tick_leaves_one_load_without_power():
+    board = DisagreeingBoard()
+    meter = make_meter(board)
+    assert read_watts(meter) == COUNTED_W
+    board.tick_s = 1e9
+    with pytest.raises(PowerUnknown, match="showed nothing new"):
+        read_watts(meter)
+    board.tick_s = Board.tick_s
+    assert read_watts(meter) == COUNTED_W and not board.asked
+    board.tick_s = 1e9
+    meter.start_block()
+    assert read_watts(meter) == READ_W
+
+
+def test_a_way_that_gives_no_power_is_not_kept():
+    board = DisagreeingBoard(has_counter=False, has_power=False)
+    meter = make_meter(board)
+    with pytest.raises(PowerUnknown, match="no power while"):
+        read_watts(meter)
+    board.has_counter = True
+    assert read_watts(meter) == COUNTED_W
 
 
 def test_a_board_without_readings_is_named_as_such():
     board = Board(has_counter=False, has_power=False)
     with pytest.raises(PowerUnknown, match="neither energy nor power: the board has no such reading.*without --energy"):
-        make_meter(board).check()
+        make_meter(board).start_block()
     board.is_open = False
     with pytest.raises(PowerUnknown, match=r"libnvidia-ml\.so\.1 was not found"):
-        make_meter(board).check()
+        make_meter(board).start_block()
     fed = SteadyLoad()
     with pytest.raises(PowerUnknown, match="no power while"):
         make_meter(board).measure(fed, 0.25)
@@ -212,6 +252,23 @@ def test_a_reading_that_fails_on_the_way_costs_one_config(metered):
         ("skipped", "planted", None), ("ok", None, None), ("ok", None, None)
     ]  # fmt: skip
     assert len(turns) == 5  # the first config has no second turn
+
+
+def test_a_missed_tick_costs_one_config_and_the_next_block_nothing(metered):
+    """The reading that stands in for the counter in other blocks is not mixed in."""
+    backend, board = metered
+    real, turns = backend.meter.run, []
+
+    def miss_a_tick(fed, seconds, *sample):
+        turns.append(seconds)
+        board.tick_s = 1e9 if len(turns) == 3 else Board.tick_s  # two runs a config: the second one's warm-up
+        return real(fed, seconds, *sample)
+
+    backend.meter.run = miss_a_tick
+    rows = run(backend)[0]["results"]
+    assert [row["status"] for row in rows] == ["ok", "skipped", "ok"] and not board.asked
+    assert "showed nothing new" in rows[1]["error"] and rows[1].get("power_w") is None
+    assert [row["status"] for row in run(backend)[0]["results"]] == ["ok"] * 3 and not board.asked
 
 
 def test_a_load_goes_through_the_ring_and_stays_ahead(metered):

@@ -11,6 +11,7 @@ from tuner import cli, errors
 from tuner.compare.recorded import take_repeated
 from tuner.db import Store
 from tuner.learn.dataset import load_dataset
+from tuner.learn.energy import read_energies
 from tuner.measure.energy import ROUNDS
 from tuner.measure.power import PowerUnknown
 from tuner.measure.records import Result
@@ -118,6 +119,38 @@ def test_a_board_without_readings_says_why_and_the_sweep_goes_on(tmp_path, monke
     assert len(jobs_of(worker)) == 2  # one a problem: the others would find nothing either
     assert run_sweep(path, [SHORT], energy=1)["measured"] == 1
     assert any(row.status == "ok" for row in load(path)[0])
+
+
+def test_energy_that_nothing_compares_is_measured_again(tmp_path, monkeypatch):
+    """Where the reference was not read, the others have power and no ratio: who reads energies leaves them out."""
+    real, path, worker = SimulatedTimer.draw, tmp_path / "a.db", InProcessWorker()
+
+    def miss_reference(self, index, seconds):
+        if index == 0:
+            raise PowerUnknown("planted")
+        return real(self, index, seconds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedTimer, "draw", miss_reference)
+        run_sweep(path, [SHORT], energy=4)
+    rows = load(path)[0]
+    others = [row for row in rows if not row.is_reference]
+    assert {(row.status, row.ratio, bool(row.power_w)) for row in others} == {("ok", None, True)}
+    assert not read_energies(rows)
+    assert run_sweep(path, [SHORT], worker, energy=4)["measured"] == 1
+    assert read_energies(load(path)[0]).keys() == {row.config for row in rows} and worker.jobs == jobs_of(worker)
+    worker = InProcessWorker()
+    assert run_sweep(path, [SHORT], worker, energy=4)["measured"] == 0 and not worker.jobs
+
+
+def test_what_counts_as_known_energy():
+    def row(status, ratio=None, power_w=None):
+        return Result(config=CONFIGS[0], role="confirm", status=status, ratio=ratio, power_w=power_w)
+
+    assert energy.is_known(row("ok", 1.0, 500.0))
+    assert all(energy.is_known(row(status)) for status in ("incorrect", "crash", "timeout", "compile_error", "spill"))
+    lacking = [row("ok", 1.0), row("ok", None, 500.0), row("skipped"), row("skipped", 1.0, 500.0)]
+    assert not any(map(energy.is_known, lacking))
 
 
 def test_a_config_that_crashes_there_costs_nothing_else(tmp_path):

@@ -8,7 +8,9 @@ from deep_gemm import _C
 from tests.fakes.in_process_worker import FaultyBackend, InProcessWorker
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner.db import Store
-from tuner.db.rows import Identity
+from tuner.db.naturals import find_rested
+from tuner.db.rested import date, find_rests
+from tuner.db.rows import BlockRow, Identity
 from tuner.measure.worker_client import DeviceRetired
 from tuner.problems import regimes
 from tuner.search import lanes
@@ -103,6 +105,33 @@ def test_rests_are_looked_for_in_blocks_of_their_board(path, monkeypatch):
     assert found.keys() == {problem.key for problem in (PROBLEMS[0], *PROBLEMS[2:])}
     assert [len(one["problem_ids"]) for one in asked] == [3]
     assert all({row.block.board for row in one.rows} == {one.board} for one in found.values())
+
+
+#: (board, regime) of blocks in the order of time: rests of board b, which has no other block before them.
+ORDER = (("a", "graph-cold"), ("b", regimes.name_rested("graph-cold")))
+SHARED = {"kernel_hash": "cd" * 32, "compiler": "nvrtc", "status": "finished"}
+
+
+def make_block(number: int, sku: str) -> BlockRow:
+    """Return a block of ORDER, whose board is of GPU model `sku`."""
+    board, regime = ORDER[number]
+    problem = {"problem": PROBLEMS[0], "problem_id": 1, "problem_key": PROBLEMS[0].key}
+    times = {"regime": regime, "created": str(number)}
+    return BlockRow(block_id=number, sku=sku, board=board, **problem, **times, **SHARED)
+
+
+@pytest.mark.parametrize("other, has_rests", [("h200-sm132", True), ("h100-sm132", False)])
+def test_rests_belong_to_no_block_of_another_gpu_model(other, has_rests):
+    """A merged database may hold several models. Both readers of blocks tell them apart."""
+    skus = "h200-sm132", other
+    found = find_rests(date(make_block(number, sku)) for number, sku in enumerate(skus))
+    assert {number: each.block for number, each in found.items()} == ({0: 1} if has_rests else {})
+    tables = {"device": {}, "block": {}}
+    for (board, regime), sku in zip(ORDER, skus, strict=True):
+        tables["device"][board,] = {"key": board, "sku": sku, "uuid_hash": None}
+        own = {"uid": regime, "problem_id": PROBLEMS[0].key, "device_id": board, "regime": regime}
+        tables["block"][regime,] = SHARED | own | {"created": board}
+    assert find_rested(tables) == ({"graph-cold"} if has_rests else set())
 
 
 def test_a_queue_keeps_no_task_for_a_board_that_is_gone():
