@@ -321,11 +321,15 @@ class Sweep:
             self.on_event("problem", facts)
 
     def lose_board(self, task: lanes.Task | None, lane: lanes.Lane, error: DeviceRetired) -> None:
-        """Count a board that is not used any further, and a problem that no other board measures."""
+        """Count a board that is not used any further, and a problem that no other board measures: one that had been
+        measured before the board was lost, or one that failed.
+        """
         with self.lock:
             self.retired[lane.board] = str(error)[:500]
             self.on_event("retired", {"reason": str(error)})
-        if task is not None:
+        if isinstance(error, lanes.LostAfter) and task is not None:
+            self.report(task.problem)
+        elif task is not None:
             self.report(task.problem, f"{task.num_lost} boards were lost on it: {error}")
 
     def load_history(self) -> dict[str, dict[str, list]]:
