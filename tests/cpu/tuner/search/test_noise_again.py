@@ -125,3 +125,21 @@ def test_another_board_tells_whether_a_lost_one_or_a_config_is_at_fault(tmp_path
     summary, count = sweep_on(2, tmp_path / "a.db", *attempts)
     assert (summary["measured"], summary["failed"], count) == (1, {}, len(attempts))
     assert all(row.block.noise <= MAX_NOISE and row.status != "crash" for row in read_all(tmp_path / "a.db")[0])
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_what_crashed_in_a_repeat_that_was_given_up_is_no_choice(tmp_path):
+    attempts = NOISY, *crash(2), WorkerFailure("error", "no report")
+    rows, count = sweep(tmp_path / "a.db", *attempts)
+    assert count == len(attempts) and {row.block.status for row in rows} == {"finished"}
+    assert [row.status for row in rows if row.config == ORDER[2]] == ["crash"]
+    assert {row.config for row in rows if row.status in ("ok", "censored")} == set(ORDER) - {ORDER[2]}
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_a_reference_that_crashes_in_a_repeat_that_was_given_up_judges_nothing(tmp_path):
+    attempts = NOISY, *crash(0), WorkerFailure("error", "no report")
+    summary, _ = sweep_on(1, tmp_path / "a.db", *attempts)
+    assert (summary["measured"], len(summary["failed"])) == (0, 1)
+    rows, best = read_all(tmp_path / "a.db")
+    assert [(row.config, row.status) for row in rows] == [(ORDER[0], "crash")] and not best
