@@ -5,7 +5,8 @@ to end. Where that fails, it is measured again, as a whole, on another board; th
 A problem on which a board is lost goes to another one after all others: the third loss makes it a failed problem, or
 the second where one board is left. Boards at fault may be two: one that fails and one that is lost, or two that are
 lost. Of a problem that lacks times after rests alone, they are taken on the board that measured it, or else by a later
-sweep. A board on which three problems fail in a row is not used any further.
+sweep. A problem counts as measured once the last block of its search is stored: where the board is lost after that,
+rests and energy are left to a later sweep. A board on which three problems fail in a row is not used any further.
 
 Guarantees: a single lane runs in the calling thread, several in a thread each. When anything but a lost board goes
     wrong, or on Ctrl-C, all lanes end before `run` raises: what they committed stays.
@@ -37,6 +38,10 @@ class TryElsewhere(Exception):
 
 class LostBefore(DeviceRetired):
     """A board was lost before it began with its problem."""
+
+
+class LostAfter(DeviceRetired):
+    """A board was lost when its problem had been measured: times after rests or energy may be missing."""
 
 
 class LaneStopped(Exception):
@@ -196,7 +201,7 @@ class Queue:
     def give_back(self, lane: Lane, task: Task, error: Exception) -> bool:
         """Let another board have a problem that `lane` did not measure because of `error`; return whether one will."""
         with self.changed:
-            if task.board is not None or not self.lanes:
+            if task.board is not None or not self.lanes or isinstance(error, LostAfter):
                 return False
             if isinstance(error, DeviceRetired):
                 task.num_lost += not isinstance(error, LostBefore)
@@ -230,7 +235,7 @@ class Driver:
     """Measures tasks on lanes.
 
     `work(task, lane)` measures one; `on_lost(task, lane, error)` is told that a board was lost, with the task where it
-    goes to nobody else, else None.
+    goes to nobody else, failed or (LostAfter) measured, else None.
     """
 
     lanes: list[Lane]
@@ -302,5 +307,6 @@ class Driver:
             return True
         queue.retire(lane, error)
         is_open = queue.give_back(lane, task, error) or task.board is not None or queue.error is not None
-        self.on_lost(None if is_open else task, lane, error)
+        is_closed = isinstance(error, LostAfter) or not is_open
+        self.on_lost(task if is_closed else None, lane, error)
         return True

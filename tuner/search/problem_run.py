@@ -12,6 +12,7 @@ from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload, count_draws
 from tuner.search import energy, propose, rests
 from tuner.search.block import Block, choose_quiet
+from tuner.search.lanes import LostAfter
 from tuner.search.past import Steady
 from tuner.search.precompile import Compiled
 from tuner.search.propose import Budget, Outcome, to_outcome
@@ -103,6 +104,7 @@ class ProblemRun:
         self.failed = {result.config for result in self.failures}
         self.usable = [config for config in candidates if config not in self.failed]
         self.reference = self.heuristic if self.heuristic not in self.failed else None
+        self.loss: DeviceRetired | None = None  # the board is gone; raised when what it measured is stored
 
     def find_failures(self, configs: Iterable, compiled: dict[object, Compiled]) -> list[Result]:
         """Return the results of those of `configs` that must not be launched."""
@@ -116,7 +118,8 @@ class ProblemRun:
         return found
 
     def run(self, request: Request, on_block: Callable[[Block], None]) -> None:
-        """Measure the problem. Raises: ProblemFailed, DeviceRetired.
+        """Measure the problem. Raises: ProblemFailed; LostAfter where the board is lost once the last block of the
+        search is stored, else DeviceRetired.
 
         The failures of a problem that is given up are stored all the same: a resumed sweep must not repeat what cost a
         crash or a hang.
@@ -175,7 +178,9 @@ class ProblemRun:
             known |= find_timed(outcomes)
             left -= len(counted.intersection(batch))
         finalists = sorted(known, key=known.__getitem__)[: 2 * self.plan.finalists]
-        self.finish(self.measure_quietly(finalists, request.must_confirm), request.must_confirm, on_block)
+        block = self.measure_quietly(finalists, request.must_confirm)
+        on_block(block)
+        self.complete(block, request.must_confirm, on_block)
 
     def race(
         self,
@@ -188,26 +193,32 @@ class ProblemRun:
     ) -> list[Outcome]:
         """Measure configs that the study asked for, and others; store the block, then tell the study.
 
-        With a `plan`, which confirms nothing, other blocks of the problem follow.
+        With a `plan`, which confirms nothing, other blocks of the search follow.
         """
         block = self.measure(configs, must_confirm, plan) if plan else self.measure_quietly(configs, must_confirm)
         outcomes = to_outcomes(block.results)
-        if plan is None:
-            self.finish(block, must_confirm, on_block)
-        else:
-            block.is_last = False
-            on_block(block)
+        block.is_last = plan is None
+        on_block(block)
         study.tell(outcomes)
         request.on_study(study)
+        if block.is_last:
+            self.complete(block, must_confirm, on_block)
         return outcomes
 
-    def finish(self, block: Block, must_confirm: list, on_block: Callable[[Block], None]) -> None:
-        """Store the last block, and after it, where they are due, those of its finalists after rests and of energy."""
-        on_block(block)
-        if self.has_rests:
-            report = block.report
-            self.rest(block.results, report.reference_us or 0.0, report.noise or 0.0, must_confirm, on_block)
-        self.measure_energy(energy.choose_configs(block.results, self.num_energies), on_block)
+    def complete(self, block: Block, must_confirm: list, on_block: Callable[[Block], None]) -> None:
+        """After the last block of a search, time its finalists after rests and measure energy, where these are due.
+
+        Raises: LostAfter. A later sweep makes up for what is then missing.
+        """
+        report = block.report
+        try:
+            if self.loss is not None:
+                raise self.loss
+            if self.has_rests:
+                self.rest(block.results, report.reference_us or 0.0, report.noise or 0.0, must_confirm, on_block)
+            self.measure_energy(energy.choose_configs(block.results, self.num_energies), on_block)
+        except DeviceRetired as error:
+            raise LostAfter(str(error)) from error
 
     def rest(
         self,
@@ -239,7 +250,10 @@ class ProblemRun:
 
     def measure_quietly(self, configs: list, must_confirm: list) -> Block:
         """Measure with the problem's plan, and where that block is noisy once more; return the quieter block, with the
-        failures of both. Raises: ProblemFailed.
+        failures of both.
+
+        Where the board is lost the second time, that is kept in `loss`, and the first block stands. Raises:
+        ProblemFailed, DeviceRetired.
         """
         first = self.measure(configs, must_confirm, self.plan)
         if not first.is_noisy:
@@ -253,6 +267,11 @@ class ProblemRun:
                 self.failures = failures
                 raise
             first.results = [result for result in first.results if result.config not in failed] + failures
+            return first
+        except DeviceRetired as error:
+            if self.failures:  # the configs' fault or the board's: another board will tell
+                raise
+            self.loss = error
             return first
 
     def measure_energy(self, configs: list, on_block: Callable[[Block], None]) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from deep_gemm import _C, environment
 from deep_gemm._version import __version__
+from tuner.credentials import hide_credentials
 from tuner.db.rows import Identity
 from tuner.measure.records import Result
 from tuner.measured import Measured
@@ -62,6 +63,17 @@ def describe_environment(hello: dict, compiled: dict) -> dict:
         "tree_hash": hashing.tree_hash(),
     }
     return hello["environment"] | describe_source() | own
+
+
+def describe_sweep(options, identities: dict[str, Identity], regime: str) -> dict:
+    """Return the fields of the sweep's row. `regime` is that of a sweep without any problem."""
+    chosen = {name: getattr(options, name) for name in ("preset", "seed", "sampler", "effort")}
+    regimes = sorted({identity.regime for identity in identities.values()})
+    return chosen | {
+        "regime": regimes[-1] if regimes else regime,
+        "shard": "/".join(map(str, options.shard)),
+        "argv": list(map(hide_credentials, options.argv)),
+    }
 
 
 class Recorder:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import partial
 
 from deep_gemm import _C
-from tuner.credentials import hide_credentials
 from tuner.db.interrupts import interrupt_deferred
 from tuner.measure.devices import choose_visible_device
 from tuner.measure.records import Plan
@@ -122,8 +121,9 @@ class Sweep:
             self.past = past.Past(self.store, self.identities)
             sweep_id = None
             try:
+                fields = recording.describe_sweep(self.options, self.identities, self.regime)
                 with interrupt_deferred():
-                    sweep_id = self.store.start_sweep(self.describe())
+                    sweep_id = self.store.start_sweep(fields)
                 return self.run_recorded(sweep_id)
             except BaseException as error:
                 self.store.patience_s = 0.0
@@ -159,17 +159,6 @@ class Sweep:
         is_complete = self.num_measured + len(self.failed) == len(candidates)
         self.store.finish_sweep(sweep_id, "finished" if is_complete else "interrupted")
         return summary.summarize(self, len(candidates))
-
-    def describe(self) -> dict:
-        """Return the fields of the sweep's row."""
-        options = self.options
-        fields = {name: getattr(options, name) for name in ("preset", "seed", "sampler", "effort")}
-        regimes = sorted({identity.regime for identity in self.identities.values()})
-        return fields | {
-            "regime": regimes[-1] if regimes else self.regime,
-            "shard": "/".join(map(str, options.shard)),
-            "argv": list(map(hide_credentials, options.argv)),
-        }
 
     def find_open_problems(self) -> dict:
         """Return {problem: candidates} of the problems that are not measured yet.
@@ -332,11 +321,15 @@ class Sweep:
             self.on_event("problem", facts)
 
     def lose_board(self, task: lanes.Task | None, lane: lanes.Lane, error: DeviceRetired) -> None:
-        """Count a board that is not used any further, and a problem that no other board measures."""
+        """Count a board that is not used any further, and a problem that no other board measures: one that had been
+        measured before the board was lost, or one that failed.
+        """
         with self.lock:
             self.retired[lane.board] = str(error)[:500]
             self.on_event("retired", {"reason": str(error)})
-        if task is not None:
+        if isinstance(error, lanes.LostAfter) and task is not None:
+            self.report(task.problem)
+        elif task is not None:
             self.report(task.problem, f"{task.num_lost} boards were lost on it: {error}")
 
     def load_history(self) -> dict[str, dict[str, list]]:

@@ -1,6 +1,9 @@
 """summary.json: every committed value follows from the file it names; figures of made-up results."""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -68,6 +71,25 @@ def test_recorded_peers_are_of_one_gpu_model(tmp_path, monkeypatch):
     assert set(entries) == {"P4"} and entries["P4"]["value"] > 0
     monkeypatch.setattr(summary, "RESULTS", folder)
     assert {"P1", "P2", "P3", "P4"} <= set(summary.make_summary(folder))
+
+
+def test_a_relative_folder_is_of_its_gpu_model(tmp_path, monkeypatch):
+    monkeypatch.setattr(summary, "RECORDS", tmp_path)
+    monkeypatch.setattr(summary, "RESULTS", tmp_path / "h200")
+    monkeypatch.chdir(tmp_path)
+    for name, targets in (("h100", {"P4"}), ("h200", {"P1", "P2", "P3", "P4"})):
+        write_json(tmp_path / name / "dense_fp8.json", make_dense(0.8))
+        assert summary.main(["--folder", name]) == 0
+        assert read_json(tmp_path / name / "summary.json").keys() == targets
+
+
+def test_folders_are_told_apart_where_the_checkout_is_reached_through_a_link(tmp_path):
+    """A folder that is named is resolved: so must be what it is compared with."""
+    (tmp_path / "link").symlink_to(stamp.ROOT)
+    code = "from benchmarks import summary; print(summary.RECORDS)"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'link')!r}); {code}"]
+    found = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert Path(found.strip()) == RESULTS.resolve().parent
 
 
 def test_results_are_kept_apart_by_gpu_model(monkeypatch):

@@ -256,7 +256,7 @@ def drive(task: lanes.Task, faults: list) -> tuple[list, list]:
 
 
 LOST, WRONG = DeviceRetired("canary"), lanes.TryElsewhere("every config is wrong")
-BEFORE = lanes.LostBefore("canary")
+BEFORE, AFTER = lanes.LostBefore("canary"), lanes.LostAfter("canary")
 
 
 @pytest.mark.parametrize(
@@ -271,10 +271,12 @@ BEFORE = lanes.LostBefore("canary")
         ([LOST, LOST, None], 2, True),  # the last board is not put at risk
         ([LOST, None], 2, False),
         ([WRONG, WRONG, None], 2, False),  # the sweep reports it: it does not ask for another board a second time
+        ([AFTER, None], 1, True),  # it is measured
+        ([AFTER], 1, True),
     ],
     ids=[
         *("wrong-lost", "lost-wrong", "before", "lost-twice", "lost-wrong-lost", "lost-thrice", "last-but-one", "last"),
-        "wrong-twice",
+        *("wrong-twice", "after", "after on the last"),
     ],
 )
 def test_one_board_that_is_wrong_and_one_that_is_lost_cost_no_problem(faults, num_begun, is_lost):

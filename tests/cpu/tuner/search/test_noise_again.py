@@ -1,15 +1,18 @@
-"""Noisy blocks are measured once more, and the quieter one is kept, with the failures of both."""
+"""Noisy blocks are measured once more, and the quieter one is kept, with the failures of both; where nothing comes of
+the second time, the first one stands.
+"""
 
 import math
 
 import pytest
 
 from deep_gemm import _C
-from tests.fakes.in_process_worker import InProcessWorker
+from tests.fakes.in_process_worker import FaultyBackend, InProcessWorker
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner.measure.race import Check
 from tuner.measure.simulated import SimulatedTimer
 from tuner.measure.statistics import MAX_NOISE
+from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 
 DEVICE = _C.Device.known("h200")
 PROBLEM = _C.Problem("fp8_gemm", 64, 2112, 7168)
@@ -30,21 +33,46 @@ class PlannedTimer(SimulatedTimer):
         return [self.times_us[index] * math.exp(self.random.gauss(0.0, self.spread)) for index in sequence]
 
 
-def sweep(path, *attempts: dict) -> tuple[list, int]:
-    """Sweep the problem; each attempt to measure it is as planned. Return the rows and the number of attempts."""
-    worker, begun = InProcessWorker(), []
+def plan_boards(count: int, attempts: tuple, begun: list) -> list[InProcessWorker]:
+    """Return boards. Each attempt to measure the problem, on whatever board, is as planned, or raises an error; `begun`
+    gets every attempt.
+    """
 
     def make_timer(problem, configs: list, seed: int) -> SimulatedTimer:
-        plan = {"spread": 0.001, "wrong": ()} | attempts[min(len(begun), len(attempts) - 1)]
-        begun.append(plan)
-        return PlannedTimer(configs, **plan)
+        planned = attempts[min(len(begun), len(attempts) - 1)]
+        begun.append(planned)
+        if isinstance(planned, Exception):
+            raise planned
+        return PlannedTimer(configs, **{"spread": 0.001, "wrong": ()} | planned)
 
-    worker.backend.make_timer = make_timer
-    run_sweep(path, [PROBLEM], worker, configs=CONFIGS, sentinels=False, rests=False)
-    return read_all(path)[0], len(begun)
+    boards = [InProcessWorker() for _ in range(count)]
+    for number, board in enumerate(boards):
+        board.backend = FaultyBackend(f"h200#{number}")
+        board.backend.make_timer = make_timer
+    return boards
+
+
+def sweep_on(count: int, path, *attempts: dict | Exception) -> tuple[dict, int]:
+    """Sweep the problem on some boards. Return the summary and the number of attempts."""
+    begun: list = []
+    boards = plan_boards(count, attempts, begun)
+    return run_sweep(path, [PROBLEM], boards, configs=CONFIGS, sentinels=False, rests=False), len(begun)
+
+
+def sweep(path, *attempts: dict | Exception) -> tuple[list, int]:
+    """Sweep the problem on one board. Return the rows and the number of attempts."""
+    _, count = sweep_on(1, path, *attempts)
+    return read_all(path)[0], count
 
 
 NOISY, QUIET = {"spread": 0.3}, {"spread": 0.001}
+#: What a job launches, in its order.
+ORDER = list(dict.fromkeys([_C.get_analytic_config(PROBLEM, DEVICE), *CONFIGS]))
+
+
+def crash(index: int) -> tuple[WorkerFailure, WorkerFailure]:
+    """Return two attempts in which a config of ORDER crashes: it is not launched again."""
+    return WorkerFailure("crash", "planted", index), WorkerFailure("crash", "planted", index)
 
 
 @pytest.mark.usefixtures("few_sources")
@@ -72,3 +100,46 @@ def test_a_reference_that_fails_the_second_time_judges_nothing(tmp_path):
     assert {row.status for row in rows if row.config == heuristic} == {"incorrect"}
     reference = next(row for row in rows if row.role == "confirm" and row.is_reference)
     assert reference.config != heuristic and reference.ratio == 1.0
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_the_first_block_stands_where_the_board_is_lost_the_second_time(tmp_path):
+    summary, count = sweep_on(2, tmp_path / "a.db", NOISY, DeviceRetired("canary"), QUIET)
+    assert (summary["measured"], summary["failed"], len(summary["retired"]), count) == (1, {}, 1, 2)
+    rows, (best,) = read_all(tmp_path / "a.db")
+    (block,) = {row.block.block_id: row.block for row in rows}.values()
+    assert block.status == "finished" and block.noise > MAX_NOISE and best.block_id == block.block_id
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_the_last_board_leaves_its_first_block(tmp_path):
+    with pytest.raises(DeviceRetired, match="canary"):
+        sweep_on(1, tmp_path / "a.db", NOISY, DeviceRetired("canary"))
+    assert {row.block.status for row in read_all(tmp_path / "a.db")[0]} == {"finished"}
+    assert sweep_on(1, tmp_path / "a.db", QUIET)[1] == 0
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_another_board_tells_whether_a_lost_one_or_a_config_is_at_fault(tmp_path):
+    attempts = NOISY, *crash(2), DeviceRetired("canary"), QUIET
+    summary, count = sweep_on(2, tmp_path / "a.db", *attempts)
+    assert (summary["measured"], summary["failed"], count) == (1, {}, len(attempts))
+    assert all(row.block.noise <= MAX_NOISE and row.status != "crash" for row in read_all(tmp_path / "a.db")[0])
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_what_crashed_in_a_repeat_that_was_given_up_is_no_choice(tmp_path):
+    attempts = NOISY, *crash(2), WorkerFailure("error", "no report")
+    rows, count = sweep(tmp_path / "a.db", *attempts)
+    assert count == len(attempts) and {row.block.status for row in rows} == {"finished"}
+    assert [row.status for row in rows if row.config == ORDER[2]] == ["crash"]
+    assert {row.config for row in rows if row.status in ("ok", "censored")} == set(ORDER) - {ORDER[2]}
+
+
+@pytest.mark.usefixtures("few_sources")
+def test_a_reference_that_crashes_in_a_repeat_that_was_given_up_judges_nothing(tmp_path):
+    attempts = NOISY, *crash(0), WorkerFailure("error", "no report")
+    summary, _ = sweep_on(1, tmp_path / "a.db", *attempts)
+    assert (summary["measured"], len(summary["failed"])) == (0, 1)
+    rows, best = read_all(tmp_path / "a.db")
+    assert [(row.config, row.status) for row in rows] == [(ORDER[0], "crash")] and not best

@@ -1,0 +1,60 @@
+"""A board that is lost once the last block of a search is stored: the problem is measured, the rest comes later."""
+
+import pytest
+
+from deep_gemm import _C
+from tests.fakes.in_process_worker import FaultyBackend, InProcessWorker
+from tests.fakes.sweeps import read_all, run_sweep
+from tuner.measure.worker_client import DeviceRetired
+from tuner.problems import regimes
+
+PROBLEM = _C.Problem("fp8_gemm", 4096, 7168, 2048)
+FEW = _C.get_candidates(PROBLEM, _C.Device.known("h200"))[::3]
+#: The field of a plan that tells the jobs of each stage.
+STAGES = {"rests": "rest", "energy": "energy_s"}
+
+
+class Board(InProcessWorker):
+    """A board of a number. It is lost on the first job that it and others, which share `fatal`, have of that stage."""
+
+    def __init__(self, number: int, fatal: list[str]):
+        super().__init__()
+        self.backend, self.fatal = FaultyBackend(f"h200#{number}"), fatal
+
+    def run(self, job, limit_s, *more):
+        if self.fatal and job["plan"][STAGES[self.fatal[0]]]:
+            self.fatal.clear()
+            raise DeviceRetired("canary")
+        return super().run(job, limit_s, *more)
+
+
+def sweep(path, fatal: list[str], sampler: str = "exhaustive") -> tuple[dict, list[dict]]:
+    """Sweep the problem on two boards; return the summary and all jobs."""
+    boards = [Board(number, fatal) for number in range(2)]
+    options = {"configs": FEW, "energy": 2, "sentinels": False, "sampler": sampler, "num_trials": 6}
+    return run_sweep(path, [PROBLEM], boards, **options), [job for board in boards for job in board.jobs]
+
+
+def count_rows(path) -> list[int]:
+    """Return how many rows are of finished blocks back to back, after rests, and of energy."""
+    rows = [row.block.regime for row in read_all(path)[0]]
+    return [sum(map(judge, rows)) for judge in (regimes.is_own, regimes.is_rested, regimes.is_energy)]
+
+
+@pytest.mark.usefixtures("few_sources")
+@pytest.mark.parametrize("sampler", ["exhaustive", "random"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_measured_problem_stays_measured(tmp_path, stage, sampler):
+    """Nobody measures it again, in this sweep or a later one, which makes up for what lacks and no more."""
+    path = tmp_path / "a.db"
+    summary, jobs = sweep(path, [stage], sampler)
+    assert (summary["measured"], summary["failed"], summary["remaining"]) == (1, {}, 0)
+    assert len(summary["retired"]) == 1 and not any(job["plan"]["energy_s"] for job in jobs)
+    steady, rested, with_energy = count_rows(path)
+    assert steady and bool(rested) == (stage == "energy") and not with_energy
+    assert len({row.block.board for row in read_all(path)[0]}) == len(read_all(path)[1]) == 1
+    summary, jobs = sweep(path, [], sampler)
+    assert summary["measured"] == 1 and all(job["plan"]["rest"] or job["plan"]["energy_s"] for job in jobs)
+    found = count_rows(path)
+    assert found[0] == steady and found[1] and found[2]
+    assert sweep(path, [], sampler)[0]["already_measured"] == 1
