@@ -5,7 +5,8 @@
 
 The recording has a median and a median absolute deviation of each config, but no search rounds one by one. So rounds
 are drawn: a config's time in a round is its recorded ratio times a log-normal error of its recorded deviation. Both
-rules see the same rounds, keep the five fastest, and choose by the median of what they saw.
+rules see the same rounds, keep the five fastest, and choose by the median of what they saw. The launches that check the
+configs are not drawn, so that nothing is dropped by them.
 """
 
 import argparse
@@ -44,7 +45,7 @@ def is_pruned(samples: Sequence[float], best: Sequence[float]) -> bool:
 
 
 def is_hopeless(samples: Sequence[float], best: Sequence[float]) -> bool:
-    """Return whether the race drops `samples` beside `best` of the same rounds."""
+    """Return whether the race drops `samples` beside `best` of the same rounds, by these alone."""
     return statistics.is_hopeless(statistics.paired_ratios(samples, best))
 
 

@@ -16,8 +16,6 @@ from tuner.measure.records import Plan, Report, Result
 
 #: Below this, single launches say too little to drop a config: they contain a few microseconds of the host's time.
 QUICK_MIN_US = 50.0
-#: A config whose checked launches are all slower than the fastest one by this factor is dropped without a round.
-QUICK_DROP_RATIO = 2.5
 #: Each round starts this many places later, and odd rounds run backwards, so that every config gets new neighbours.
 ROTATION = 7
 #: Replays queued before the host waits: enough to keep the device busy, few enough to notice a hang soon.
@@ -77,6 +75,11 @@ class Entrant:
         """Return whether the config is right and still in the race."""
         return self.check.status == "ok" and not self.is_dropped
 
+    @property
+    def samples(self) -> list[float]:
+        """Return the times of the checked launches and of the search rounds."""
+        return [*self.quick, *self.search]
+
 
 class Race:
     """One race over `count` configs; it calls `progress(stage, index)` before everything that could hang or crash."""
@@ -113,13 +116,15 @@ class Race:
             self.seconds[stage.__name__] = round(time.monotonic() - start, 4)
 
     def check_all(self) -> None:
-        """Check every config once, and again those whose launch was very slow; drop those that stay so."""
+        """Check every config once, and again those whose launch was very slow; drop those that stay so, without a
+        round.
+        """
         for entrant in self.entrants:
             self.check(entrant)
             if entrant.index == 0 and entrant.check.status != "ok":
                 raise ReferenceFailed(entrant.check)
         fastest = min((entrant.quick[0] for entrant in self.alive() if entrant.quick), default=0.0)
-        limit = QUICK_DROP_RATIO * max(fastest, QUICK_MIN_US)
+        limit = statistics.FAR_RATIO * max(fastest, QUICK_MIN_US)
         slow = [entrant for entrant in self.alive() if entrant.quick and entrant.index not in self.must_confirm]
         slow = [entrant for entrant in slow if entrant.quick[0] > limit]
         for _ in range(statistics.LEAST_SAMPLES - 1):
@@ -163,8 +168,7 @@ class Race:
         """Drop configs that are hopeless beside the fastest one; finalists and what must be confirmed stay."""
         ranked = sorted(self.alive(), key=lambda entrant: statistics.median(entrant.search))
         for entrant in ranked[self.plan.finalists :]:
-            ratios = statistics.paired_ratios(entrant.search, ranked[0].search)
-            entrant.is_dropped = entrant.index not in self.must_confirm and statistics.is_hopeless(ratios)
+            entrant.is_dropped = entrant.index not in self.must_confirm and is_slow(entrant, ranked[0])
 
     def run_confirmation(self) -> None:
         """Time finalists in rounds that no choice depends on; the reference runs twice in each."""
@@ -252,7 +256,9 @@ class Race:
         )
 
     def search_result(self, entrant: Entrant) -> Result:
-        """Return the search result: of its rounds, or of the checked launches where there were none."""
+        """Return the search result: of its rounds, and where these are none, or too few for a drop, of the checked
+        launches, too.
+        """
         check = entrant.check
         failed = Result(
             config=entrant.index,
@@ -265,8 +271,9 @@ class Race:
             return failed
         reference = self.entrants[0]
         samples, base = entrant.search, reference.search[: len(entrant.search)]
-        if not samples and entrant.quick and reference.quick:
-            samples, base = entrant.quick, reference.quick[:1] * len(entrant.quick)
+        is_thin = not samples or (entrant.is_dropped and len(samples) < statistics.LEAST_SAMPLES)
+        if is_thin and entrant.quick and reference.quick:
+            samples, base = entrant.samples, [*reference.quick[:1] * len(entrant.quick), *base]
         return replace(failed, status="censored" if entrant.is_dropped else "ok", **describe(samples, base))
 
     def confirm_result(self, entrant: Entrant) -> Result:
@@ -276,6 +283,13 @@ class Race:
             return failed
         samples = [round(sample, 4) for sample in entrant.confirm] if entrant.index in self.finalists else None
         return replace(failed, samples=samples, **describe(entrant.confirm, self.entrants[0].confirm))
+
+
+def is_slow(entrant: Entrant, best: Entrant) -> bool:
+    """Return whether `entrant` may be dropped beside the fastest one, both timed in the same rounds."""
+    if statistics.is_hopeless(statistics.paired_ratios(entrant.search, best.search)):
+        return True
+    return len(entrant.search) >= statistics.FAR_ROUNDS and statistics.is_far(entrant.samples, best.samples)
 
 
 def rotate(entries: list, number: int) -> list:

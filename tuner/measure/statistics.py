@@ -19,6 +19,11 @@ DROP_RATIO = 1.5
 DROP_BOUND_RATIO = 1.1
 #: It is never dropped on fewer samples than this: one launch in some hundreds is held up by something else.
 LEAST_SAMPLES = 3
+#: Where all launches of a config, those that checked it included, are slower than the slowest of the best one's by this
+#: factor, two rounds are enough. A busy board does not feign that: what holds up a single launch does not meet the same
+#: config in three passes through all of them, and what lasts longer slows the best config's launches, too.
+FAR_RATIO = 2.5
+FAR_ROUNDS = 2
 #: A block with more A/A noise than this is noisy: it is measured again.
 MAX_NOISE = 0.02
 
@@ -111,6 +116,11 @@ def is_hopeless(ratios: Sequence[float]) -> bool:
         return True
     bound = lower_bound(ratios)
     return bound is not None and bound > DROP_BOUND_RATIO
+
+
+def is_far(samples: Sequence[float], best: Sequence[float]) -> bool:
+    """Return whether every one of `samples`, at least LEAST_SAMPLES, is far slower than each of as many of `best`."""
+    return min(len(samples), len(best)) >= LEAST_SAMPLES and min(samples) > FAR_RATIO * max(best)
 
 
 def measure_noise(ratios: Sequence[float]) -> float:

@@ -18,8 +18,8 @@ from tuner.search.precompile import Compiled
 from tuner.search.propose import Budget, Outcome, to_outcome
 from tuner.search.study import ProblemStudy
 
-#: How thoroughly one problem is measured. On an H200, `quick` takes about 0.3 s with 30 configs, `full` 1 to 3 s with
-#: 130.
+#: How thoroughly one problem is measured. On an H200, `quick` took about 0.3 s with 30 configs, `full` 1 to 3 s with
+#: 130. That was before a drop needed three samples: slow configs are timed longer now.
 EFFORTS = {
     "quick": Plan(search_rounds=3, confirm_rounds=30, finalists=5, search_seconds=4.0, confirm_seconds=0.3),
     "full": Plan(search_rounds=8, confirm_rounds=40, finalists=5, search_seconds=8.0, confirm_seconds=1.2),

@@ -1,7 +1,11 @@
 """The race: what is dropped, and on how many samples."""
 
+from dataclasses import replace
+
+import pytest
+
 from deep_gemm import _C
-from tuner.measure.race import Check, Race
+from tuner.measure.race import Check, Entrant, Race, is_slow
 from tuner.measure.simulated import SimulatedTimer
 from tuner.search.problem_run import EFFORTS
 
@@ -51,3 +55,65 @@ def test_what_is_always_slow_is_dropped_on_three_launches():
 def test_a_slow_config_that_is_wrong_when_it_runs_again_is_wrong():
     found = run(HeldUpTimer({}, wrong={SLOW: 2}))
     assert found[SLOW].status == "incorrect" and found[SAME].status == "ok"
+
+
+class ShortTimer(SimulatedTimer):
+    """Three configs, too short for single launches to drop any. `times_us` are those of config `index`: of its checked
+    launch, then of its rounds, of which the last one goes on. `num_timed` counts the rounds of each.
+    """
+
+    def __init__(self, times_us: list[float], index: int = SLOW):
+        super().__init__(PROBLEM, _C.get_candidates(PROBLEM, DEVICE)[:3], DEVICE, 0)
+        self.times_us, self.planned, self.index = [20.0, 19.0, 100.0], times_us, index
+        self.num_timed = [0, 0, 0]
+
+    def check(self, index: int) -> Check:
+        return Check(quick_us=self.planned[0] if index == self.index else self.times_us[index])
+
+    def time(self, sequence) -> list[float]:
+        return [self.take(index) for index in sequence]
+
+    def take(self, index: int) -> float:
+        self.num_timed[index] += 1
+        if index != self.index:
+            return self.times_us[index]
+        return self.planned[min(self.num_timed[index], len(self.planned) - 1)]
+
+
+def race_short(timer: ShortTimer) -> dict:
+    """Return {config: search result} of a race whose only finalists are the fastest one and the reference."""
+    plan = replace(EFFORTS["quick"], finalists=1, confirm_rounds=0)
+    results = Race(timer, 3, plan, [], lambda stage, index: None).run().results
+    return {result.config: result for result in results if result.role == "search"}
+
+
+def test_what_is_far_off_is_dropped_after_two_rounds_on_three_samples():
+    timer = ShortTimer([100.0, 90.0, 95.0])
+    found = race_short(timer)[SLOW]
+    assert (found.status, found.num_samples, timer.num_timed) == ("censored", 3, [3, 3, 2])
+    assert found.median_us == 95.0 and found.ratio == pytest.approx(95.0 / 20.0)
+
+
+@pytest.mark.parametrize(
+    "times_us, index",
+    [
+        ([45.0], SLOW),
+        ([45.0, 100.0, 100.0], SLOW),
+        ([100.0, 45.0, 100.0], SLOW),
+        ([100.0, 100.0, 45.0, 100.0], SLOW),
+        ([45.0, 19.0], SAME),
+    ],
+    ids=["near", "near when checked", "near at first", "near at last", "the best one was held up"],
+)
+def test_what_may_be_near_is_timed_in_a_third_round(times_us, index):
+    timer = ShortTimer(times_us, index)
+    found = race_short(timer)[SLOW]
+    assert timer.num_timed == [3, 3, 3] and found.num_samples == 3
+
+
+def test_one_round_drops_nothing_however_often_a_config_was_checked():
+    best, other = (Entrant(index, quick=[time_us] * 3, search=[time_us]) for index, time_us in enumerate((1.0, 9.0)))
+    assert not is_slow(other, best)
+    for entrant in (best, other):
+        entrant.search *= 2
+    assert is_slow(other, best)

@@ -59,6 +59,14 @@ def test_dropping():
     assert not statistics.is_hopeless([1.09] * 20)
 
 
+def test_far_is_what_was_slow_in_each_of_three_launches():
+    assert statistics.is_far([2.6, 2.6, 9.0], [1.0, 1.0, 1.0])
+    assert not statistics.is_far([2.5, 9.0, 9.0], [1.0, 1.0, 1.0])  # one launch alone is near enough
+    assert not statistics.is_far([2.6, 2.6, 9.0], [1.0, 1.0, 1.1])  # the board slowed the best one, too
+    assert not statistics.is_far([9.0, 9.0], [1.0, 1.0])  # too few samples
+    assert not statistics.is_far([9.0, 9.0, 9.0], [1.0, 1.0])
+
+
 def test_noise_of_equal_configs_shrinks_with_rounds():
     generator = random.Random(2)
     few, many = ([math.exp(generator.gauss(0.0, 0.01)) for _ in range(count)] for count in (10, 400))
