@@ -5,7 +5,8 @@
 
 What is minimised is the soft regret: the mean over problems of what is lost on the best measured config when a config
 is drawn with a probability that falls with its estimate. It changes smoothly with the rates, unlike the regret of the
-pick. Rates move as logarithms, near their present values; those that no problem tells apart stay there.
+pick. Ranks alone would let a rate leave all that a GPU can do, so that estimates must be near the times, too. Rates
+move as logarithms, near their present values; those that no problem tells apart stay there.
 
 The present rates know the problems of every fold. So each fit of a fold starts from rates that were multiplied by
 random factors (`--blur`). A search of 24 rates that starts anywhere is itself poor, so the factors are small.
@@ -30,6 +31,8 @@ from tuner.learn.sources import find_device, find_ops, open_database
 SLOWEST = 0.5
 #: Two estimates that differ by this (log time) have probabilities that differ by a factor of e.
 TEMPERATURE = 0.015
+#: The mean square of the log of the estimate of a problem's best config over its time costs this much regret.
+ABSOLUTE = 0.3
 #: The mean square of the logs of the factors by which rates change costs this much regret.
 STIFFNESS = 0.01
 #: Standard deviation of the first generation, in logs.
@@ -37,13 +40,16 @@ FIRST_STEP = 0.1
 
 
 class Entry(NamedTuple):
-    """One problem: its measured candidates, and log(time / best time) of each, F64[N], in the same order."""
+    """One problem: its measured candidates, and log(time / best time) of each, F64[N], in the same order; the best
+    time in microseconds, NaN where it is not known.
+    """
 
     op: str
     family: int
     problem: _C.Problem
     tiles: list[_C.Config]
     behind: np.ndarray
+    best_us: float
 
 
 def list_entries(data: Dataset) -> list[Entry]:
@@ -62,7 +68,8 @@ def list_entries(data: Dataset) -> list[Entry]:
                 behind.append(data.regret_log(np.array([row]), np.array([column]))[0])
         if len(tiles) > 1:
             slow = np.minimum(np.array(behind), SLOWEST)
-            entries.append(Entry(data.identity.op, int(data.families[row]), problem, tiles, slow))
+            best_us = float(data.heuristic_us[row] * np.exp(data.log_ratio[row, data.oracle[row]]))
+            entries.append(Entry(data.identity.op, int(data.families[row]), problem, tiles, slow, best_us))
     return entries
 
 
@@ -77,14 +84,21 @@ class Scorer:
         """Return the logs of the estimates of an entry's tiles, F64[N]."""
         return np.log(_C.estimate_times_us(entry.problem, entry.tiles, self.device, rates))
 
-    def soft_regret(self, rates: dict[str, float]) -> float:
-        """Return the mean over op kinds of the expected log time behind the best."""
+    def cost(self, rates: dict[str, float]) -> float:
+        """Return the mean over op kinds of the expected log time behind the best, and of what wrong times cost."""
         found: dict[str, list[float]] = {op: [] for op in self.ops}
         for entry in self.entries:
             estimate = self.estimate(entry, rates)
             share = np.exp((estimate.min() - estimate) / TEMPERATURE)
-            found[entry.op].append(float(share @ entry.behind / share.sum()))
+            off = estimate[entry.behind.argmin()] - np.log(entry.best_us)
+            lost = float(share @ entry.behind / share.sum())
+            found[entry.op].append(lost + ABSOLUTE * (0.0 if np.isnan(off) else float(off) ** 2))
         return float(np.mean([np.mean(values) for values in found.values()]))
+
+    def error(self, rates: dict[str, float]) -> float:
+        """Return the median factor by which the estimate of a problem's best config and its time differ, less one."""
+        off = [self.estimate(entry, rates)[entry.behind.argmin()] - np.log(entry.best_us) for entry in self.entries]
+        return float(np.expm1(np.nanmedian(np.abs(off))))
 
     def regrets(self, rates: dict[str, float]) -> dict[str, list[float]]:
         """Return, by op kind, how much slower than the best each problem's pick is: 0.02 is 2 %."""
@@ -110,15 +124,15 @@ def apply(names: list[str], steps: np.ndarray, start: dict[str, float]) -> dict[
 
 
 def fit(scorer: Scorer, start: dict[str, float], generations: int, seed: int) -> dict[str, float]:
-    """Return the rates with the smallest soft regret that CMA-ES finds from `start`."""
+    """Return the rates with the smallest cost that CMA-ES finds from `start`."""
     names = find_rates(scorer, start)
     search = cmaes.CMA(mean=np.zeros(len(names)), sigma=FIRST_STEP, seed=seed)
-    best, best_cost = np.zeros(len(names)), scorer.soft_regret(start)
+    best, best_cost = np.zeros(len(names)), scorer.cost(start)
     for _ in range(generations):
         told = []
         for _ in range(search.population_size):
             steps = search.ask()
-            cost = scorer.soft_regret(apply(names, steps, start)) + STIFFNESS * float(np.mean(steps**2))
+            cost = scorer.cost(apply(names, steps, start)) + STIFFNESS * float(np.mean(steps**2))
             told.append((steps, cost))
             if cost < best_cost:
                 best, best_cost = steps, cost
@@ -181,9 +195,8 @@ def format_scores(scores: dict[str, dict[str, list[float]]]) -> str:
     return "\n".join([*lines, f"| mean of op kinds | | {' | '.join(means)} |"])
 
 
-def format_rates(rates: dict[str, float]) -> str:
+def format_rates(rates: dict[str, float], present: dict[str, float]) -> str:
     """Return the rates that changed, each with its present value."""
-    present = _C.heuristic_constants()
     changed = [name for name in rates if abs(rates[name] / present[name] - 1.0) >= 5e-4]
     return "\n".join(f"{name:22s} {present[name]:10.4g} -> {rates[name]:10.4g}" for name in changed)
 
@@ -220,12 +233,16 @@ def main(arguments: list[str] | None = None) -> int:
         print(format_scores(score_folds(entries, device, args)), flush=True)
     if args.write:
         scorer = Scorer(thin(entries, args.problems), device)
-        rates = fit(scorer, _C.heuristic_constants(), args.generations, args.seed)
+        present = _C.heuristic_constants()
+        rates = fit(scorer, present, args.generations, args.seed)
         args.write.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
-        print(format_rates(rates))
+        print(format_rates(rates, present))
         whole = Scorer(entries, device)
-        tried = {"present": _C.heuristic_constants(), "fitted to a sample of these": rates}
+        tried = {"present": present, "fitted to a sample of these": rates}
         print(format_scores({name: whole.regrets(values) for name, values in tried.items()}))
+        print(
+            "estimates are off by", ", ".join(f"{whole.error(values):.1%} ({name})" for name, values in tried.items())
+        )
     return 0
 
 

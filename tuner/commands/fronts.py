@@ -63,13 +63,13 @@ def print_markdown(rows: list[dict], mean: dict[str, list[float]], budgets: Sequ
     shares = [[name, *(f"{100 * share:.1f}" for share in found)] for name, found in mean.items()]
     fronts = [
         [str(row["problem"]), f"{front['front']} of {front['configs']}"]
-        + [f"{100 * front[name]:.1f} %" for name in ("energy_saved", "time_added")]
+        + [format_percent(front[name]) for name in ("energy_saved", "time_added", "noise")]
         for row in rows
         for front in [row["front"]]
     ]
     tables = (
         (["searcher", *(f"{budget} configs" for budget in budgets)], shares),
-        (["problem", "on the front", "energy saved at most", "time added by that"], fronts),
+        (["problem", "on the front", "energy saved at most", "time added by that", "noise of the energies"], fronts),
     )
     for heading, lines in tables:
         print("\n".join(f"| {' | '.join(line)} |" for line in [heading, ["---"] * len(heading), *lines]) + "\n")
@@ -80,10 +80,14 @@ def print_problem(row: dict, budgets: Sequence[int]) -> None:
     front = row["front"]
     title = f"{row['problem']}: {front['front']} of {front['configs']} configs on the front"
     print_shares(title, row["shares"], budgets)
-    print(
-        f"  least energy: {front['least_energy']}, {100 * front['energy_saved']:.1f} % below the fastest config's, in"
-        f" {100 * front['time_added']:.1f} % more time"
-    )
+    saved, added, noise = (format_percent(front[name]) for name in ("energy_saved", "time_added", "noise"))
+    print(f"  least energy: {front['least_energy']}, {saved} below the fastest config's, in {added} more time")
+    print(f"  noise of the energies: {noise}")
+
+
+def format_percent(share: float | None) -> str:
+    """Return a share in percent, "unknown" for None."""
+    return "unknown" if share is None else f"{100 * share:.1f} %"
 
 
 def print_shares(title: str, shares: dict[str, list[float]], budgets: Sequence[int]) -> None:

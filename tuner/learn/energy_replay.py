@@ -14,6 +14,7 @@ import optuna
 from deep_gemm import _C
 from tuner.db.rows import MeasurementRow
 from tuner.learn.energy import Energy, find_corner, find_front, measure_area, read_energies
+from tuner.measure.statistics import median
 from tuner.problems.regimes import is_energy
 from tuner.search.samplers import make_sampler
 from tuner.search.space import Space
@@ -27,11 +28,12 @@ SEARCHERS = (*DRAWN, *ORDERED)
 
 
 class Recorded(NamedTuple):
-    """The energies of one problem."""
+    """The energies of one problem; `noise` is that of its blocks in the median, None where none is known."""
 
     problem: _C.Problem
     heuristic: _C.Config
     energies: Mapping[_C.Config, Energy]
+    noise: float | None = None
 
 
 def load_recorded(store, device: _C.Device, op: str, limit: int = 0, least: int = LEAST_CONFIGS) -> list[Recorded]:
@@ -43,7 +45,7 @@ def load_recorded(store, device: _C.Device, op: str, limit: int = 0, least: int 
     for problem, rows in group_newest(store.load_measurements(sku=device.sku, op=op, role="confirm")):
         energies = read_energies(rows)
         if len(energies) >= max(least, LEAST_CONFIGS):
-            found.append(Recorded(problem, _C.get_analytic_config(problem, device), energies))
+            found.append(Recorded(problem, _C.get_analytic_config(problem, device), energies, find_noise(rows)))
     if 0 < limit < len(found):
         found = [found[place] for place in np.linspace(0, len(found) - 1, limit).round().astype(int)]
     return found
@@ -58,6 +60,13 @@ def group_newest(rows: Sequence[MeasurementRow]) -> Iterator[tuple[_C.Problem, l
             groups.setdefault(row.block.problem, {}).setdefault(kind, []).append(row)
     for problem in sorted(groups, key=lambda problem: (problem.m, problem.n, problem.k, problem.key)):
         yield problem, max(groups[problem].values(), key=lambda own: max(row.block.created for row in own))
+
+
+def find_noise(rows: Sequence[MeasurementRow]) -> float | None:
+    """Return the median noise of the blocks of some rows of energy, None without any."""
+    blocks = {row.block.block_id: row.block.noise for row in rows}
+    known = [noise for noise in blocks.values() if noise is not None]
+    return median(known) if known else None
 
 
 class Order:
@@ -155,6 +164,7 @@ def describe_front(one: Recorded) -> dict:
         "front": len(front),
         "energy_saved": 1.0 - frugal.energy_ratio / fast.energy_ratio,
         "time_added": frugal.time_ratio / fast.time_ratio - 1.0,
+        "noise": one.noise,
         "fastest": str(front[0]),
         "least_energy": str(front[-1]),
     }

@@ -24,7 +24,7 @@ def make_entries(op: str = "fp8_gemm") -> list[fit_rates.Entry]:
         tiles = _C.get_candidates(problem, DEVICE)
         times = np.log(_C.estimate_times_us(problem, tiles, DEVICE, TRUE))
         behind = np.minimum(times - times.min(), fit_rates.SLOWEST)
-        entries.append(fit_rates.Entry(op, number % 4, problem, tiles, behind))
+        entries.append(fit_rates.Entry(op, number % 4, problem, tiles, behind, float(np.exp(times.min()))))
     return entries
 
 
@@ -54,6 +54,16 @@ def test_a_fit_finds_the_rates_of_another_gpu():
     fitted = fit_rates.fit(fit_rates.Scorer(entries, DEVICE), PRESENT, 25, 0)
     assert mean_regret(entries, TRUE) == 0.0
     assert mean_regret(entries, fitted) < 0.5 * mean_regret(entries, PRESENT)
+
+
+def test_wrong_times_cost_and_unknown_ones_do_not():
+    entries = make_entries()
+    scorer = fit_rates.Scorer(entries, DEVICE)
+    slower = fit_rates.Scorer([one._replace(best_us=2.0 * one.best_us) for one in entries], DEVICE)
+    unknown = fit_rates.Scorer([one._replace(best_us=float("nan")) for one in entries], DEVICE)
+    assert scorer.error(TRUE) == pytest.approx(0.0) and slower.error(TRUE) == pytest.approx(1.0)
+    assert scorer.cost(TRUE) == pytest.approx(unknown.cost(TRUE))
+    assert slower.cost(TRUE) == pytest.approx(scorer.cost(TRUE) + fit_rates.ABSOLUTE * np.log(2.0) ** 2)
 
 
 def test_no_generation_leaves_the_rates_alone():

@@ -56,6 +56,16 @@ def test_joules_are_power_times_time_and_ratios_are_within_a_block(recorded):
     assert others and not read_energies(others)  # their power is that of a whole race
 
 
+def test_the_noise_of_a_problem_is_that_of_its_blocks(recorded):
+    rows = [row for row in read(recorded, PROBLEMS[0]) if row.block.regime.endswith("-energy")]
+    blocks = sorted({row.block.block_id for row in rows})
+    assert len(blocks) == 2
+    noise = dict(zip(blocks, (0.01, 0.03), strict=True))
+    noisy = [replace(row, block=replace(row.block, noise=noise[row.block.block_id])) for row in rows]
+    assert energy_replay.find_noise(noisy) == pytest.approx(0.02)
+    assert energy_replay.find_noise([replace(row, block=replace(row.block, noise=None)) for row in rows]) is None
+
+
 def test_the_front_has_what_nothing_beats_in_both():
     energies = at((1.0, 1.0), (0.9, 1.2), (1.1, 1.0), (1.2, 0.8), (1.3, 0.9), (0.9, 1.3))
     assert find_front(energies) == [CONFIGS[1], CONFIGS[0], CONFIGS[3]]

@@ -1,4 +1,4 @@
-"""docs/search.md: its table is what its command prints of the recorded snapshot, and its commands exist."""
+"""docs/search.md: its tables are what its commands print of the recorded snapshots, and its commands exist."""
 
 import re
 import shlex
@@ -72,6 +72,33 @@ def test_the_table_of_pruners_is_what_its_command_prints(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["pruners", *shlex.split(words), *SNAPSHOT])
     pruners.main()
     assert capsys.readouterr().out.strip() == table
+
+
+ENERGY_COMMAND, ENERGY_TABLE = find_table("energy: python -m tuner")
+
+
+def replay_energies(capsys, seeds: str) -> list[str]:
+    """Return the lines of the page's replay of energies, which is of the H100's recording."""
+    words = shlex.split(ENERGY_COMMAND)
+    words[words.index("--seeds") + 1] = seeds
+    assert cli.run([*words, "--db", str(snapshot_path("nvidia-h100-80gb-hbm3-sm132"))]) == 0
+    return capsys.readouterr().out.strip().splitlines()
+
+
+def test_the_fronts_of_time_and_energy_are_those_of_the_snapshot(capsys):
+    found, shown = replay_energies(capsys, "1"), ENERGY_TABLE.splitlines()
+    assert len(found) == len(shown)
+    fixed = [line for line in shown if not line.startswith(("| nsga2", "| random"))]
+    assert fixed == [line for line in found if not line.startswith(("| nsga2", "| random"))] and len(fixed) > 12
+
+
+@pytest.mark.full
+def test_searches_for_time_and_energy_find_what_the_table_says(capsys):
+    pairs = zip(replay_energies(capsys, "5"), ENERGY_TABLE.splitlines(), strict=True)
+    for found, shown in pairs:  # another version of optuna draws otherwise
+        if found.startswith(("| nsga2", "| random")):
+            new, old = ([float(cell) for cell in line.split("|")[2:-1]] for line in (found, shown))
+            assert new == pytest.approx(old, abs=3.0)
 
 
 def read_means(line: str) -> list[tuple[float, ...]]:
