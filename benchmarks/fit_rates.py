@@ -40,8 +40,8 @@ FIRST_STEP = 0.1
 
 
 class Entry(NamedTuple):
-    """One problem: its measured candidates, and log(time / best time) of each, F64[N], in the same order; the best
-    time in microseconds, NaN where it is not known.
+    """One problem: its measured candidates, and log(time / best time) of each, F64[N], in the same order; the time of
+    the best of them in microseconds, NaN where it is not known.
     """
 
     op: str
@@ -68,7 +68,8 @@ def list_entries(data: Dataset) -> list[Entry]:
                 behind.append(data.regret_log(np.array([row]), np.array([column]))[0])
         if len(tiles) > 1:
             slow = np.minimum(np.array(behind), SLOWEST)
-            best_us = float(data.heuristic_us[row] * np.exp(data.log_ratio[row, data.oracle[row]]))
+            # The best tile's: the best of all configs may be none that the heuristic makes of a tile.
+            best_us = float(data.heuristic_us[row] * np.exp(data.log_ratio[row, data.oracle[row]] + min(behind)))
             entries.append(Entry(data.identity.op, int(data.families[row]), problem, tiles, slow, best_us))
     return entries
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,6 +104,27 @@ def test_the_recording_has_problems_of_every_op_kind_with_rates():
     assert device.sku == DEVICE.sku and len(entries) >= 90
     for entry in entries[:20]:
         assert len(entry.tiles) == len(entry.behind) >= 2 and entry.behind.max() <= fit_rates.SLOWEST
+
+
+def test_an_entry_has_the_time_of_its_best_tile_whatever_is_faster_beside_the_tiles():
+    problem = _C.Problem("fp8_gemm", 300, 4096, 7168)
+    tiles = [_C.with_loop_knobs(problem, tile, DEVICE) for tile in _C.get_candidates(problem, DEVICE)[:3]]
+    beside = _C.Config(64, 16, 3)
+    assert beside not in tiles
+    data = SimpleNamespace(
+        configs=[beside, *tiles],
+        problems=[problem],
+        device=DEVICE,
+        identity=SimpleNamespace(op="fp8_gemm"),
+        families=[0],
+        state=np.full((1, 4), fit_rates.UNMEASURED + 1),
+        heuristic_us=np.array([10.0]),
+        log_ratio=np.log([[0.5, 1.0, 0.8, 1.2]]),
+        oracle=[0],
+        regret_log=lambda rows, columns: np.log([0.5, 1.0, 0.8, 1.2])[columns] - np.log(0.5),
+    )
+    [entry] = fit_rates.list_entries(data)
+    assert entry.best_us == pytest.approx(8.0)
 
 
 @pytest.mark.full
