@@ -1,6 +1,5 @@
 """Measure one problem: batches of configs, faults and whom to blame for them, the final confirmation."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,10 +11,11 @@ from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems.workload import Workload, count_draws
 from tuner.search import energy, propose, rests
 from tuner.search.block import Block, choose_quiet
+from tuner.search.failures import STRIKES, Suspects, make_failure
 from tuner.search.lanes import LostAfter
 from tuner.search.past import Steady
 from tuner.search.precompile import Compiled
-from tuner.search.propose import Budget, Outcome, to_outcome
+from tuner.search.propose import Budget, Outcome, find_timed, to_outcomes
 from tuner.search.study import ProblemStudy
 
 #: How thoroughly one problem is measured. On an H200, `quick` took about 0.3 s with 30 configs, `full` 1 to 3 s with
@@ -28,8 +28,6 @@ EFFORTS = {
 #: is one message.
 HANG_LIMIT_S = 10.0
 HANG_ESTIMATES = 500.0
-#: After its second crash or hang a config is quarantined for the rest of the sweep.
-STRIKES = 2
 
 
 class ProblemFailed(Exception):
@@ -57,19 +55,6 @@ class Request:
     name: str = ""
     facts: dict[str, str] = field(default_factory=dict)
     on_study: Callable[[ProblemStudy], None] = lambda study: None
-
-
-@dataclass
-class Suspects:
-    """What the whole sweep knows about configs that crashed or hung, by (op kind, config)."""
-
-    strikes: Counter = field(default_factory=Counter)
-    quarantined: dict = field(default_factory=dict)
-
-
-def make_failure(config, status: str, error: str | None) -> Result:
-    """Return the search result of a config that failed."""
-    return Result(config=config, role="search", status=status, error=error)
 
 
 class ProblemRun:
@@ -381,17 +366,3 @@ class ProblemRun:
         self.usable = [other for other in self.usable if other != config]
         if self.reference == config:
             self.reference = None
-
-
-def to_outcomes(results: Iterable[Result]) -> list[Outcome]:
-    """Return search results as a study takes them."""
-    return [to_outcome(result, result.config) for result in results if result.role == "search"]
-
-
-def find_timed(outcomes: Iterable[Outcome], among: set | None = None) -> dict:
-    """Return {config: log ratio} of the outcomes that are exact, of all configs or `among` some."""
-    return {
-        outcome.config: outcome.log_ratio
-        for outcome in outcomes
-        if outcome.status == "ok" and (among is None or outcome.config in among)
-    }

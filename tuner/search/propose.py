@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from tuner import errors
@@ -66,3 +67,17 @@ def to_outcome(measured, config) -> Outcome:
     is_timed = measured.status in ("ok", "censored") and measured.ratio
     interval = (measured.num_samples, measured.ratio_low, measured.ratio_high) if is_timed else ()
     return Outcome(config, math.log(measured.ratio) if is_timed else None, measured.status, *interval)
+
+
+def to_outcomes(results: Iterable[Any]) -> list[Outcome]:
+    """Return the search results among some Results as a study takes them."""
+    return [to_outcome(result, result.config) for result in results if result.role == "search"]
+
+
+def find_timed(outcomes: Iterable[Outcome], among: set | None = None) -> dict:
+    """Return {config: log ratio} of the outcomes that are exact, of all configs or `among` some."""
+    return {
+        outcome.config: outcome.log_ratio
+        for outcome in outcomes
+        if outcome.status == "ok" and (among is None or outcome.config in among)
+    }

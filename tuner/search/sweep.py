@@ -33,7 +33,8 @@ from tuner.search.candidates import (
     find_kernels,
     find_ops,
 )
-from tuner.search.problem_run import EFFORTS, ProblemFailed, ProblemRun, Request, Suspects
+from tuner.search.failures import Suspects
+from tuner.search.problem_run import EFFORTS, ProblemFailed, ProblemRun, Request
 from tuner.search.sentinels import SentinelVisits
 from tuner.search.sweep_studies import SweepStudies
 from tuner.search.winners import choose_winner
