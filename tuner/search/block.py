@@ -15,7 +15,8 @@ class Block:
 
     A block that `has_failed` holds only the failures of a problem that was given up, without reference or report. One
     that `is_rested` follows the last block of its problem; `judged` are its results with the ratios of both, and
-    `judged_noise` is the noise of these. One that `is_energy` holds power and no times to choose by.
+    `judged_noise` is the noise of these. Where the board was lost, it holds failures alone and has not failed. One that
+    `is_energy` holds power and no times to choose by.
     """
 
     reference: object

@@ -115,12 +115,12 @@ class ProblemRun:
             self.store_failures(on_block)
             raise
 
-    def store_failures(self, on_block: Callable[[Block], None], **kind: Any) -> None:
+    def store_failures(self, on_block: Callable[[Block], None], has_failed: bool = True, **kind: Any) -> None:
         """Store the failures that no block has, where there are any, in a block of their own; `kind` is is_rested=True
-        or is_energy=True where it is such a block.
+        or is_energy=True where it is such a block. It stays open unless it `has_failed`.
         """
         if any(result.status != "skipped" for result in self.failures):
-            on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=True, **kind))
+            on_block(Block(None, self.failures, Report(), [], is_last=False, has_failed=has_failed, **kind))
         self.failures = []
 
     def run_sampler(self, request: Request, on_block: Callable[[Block], None]) -> None:
@@ -215,7 +215,8 @@ class ProblemRun:
     ) -> None:
         """Time the best of `steady` again after rests, and what must be confirmed; these are results, or stored rows.
 
-        Where that fails, the failures are stored, and what is known of the problem stays. Raises: DeviceRetired.
+        Where that fails, the failures are stored, and what is known of the problem stays. Raises: DeviceRetired, with
+        the failures stored, too: no other board of this sweep takes these rests and would tell whose fault they are.
         """
         draws = count_draws(self.problem, self.workload)
         finalists = rests.choose_finalists(steady, reference_us, draws, self.plan)
@@ -228,6 +229,9 @@ class ProblemRun:
         except ProblemFailed:
             self.store_failures(on_block, is_rested=True)
             return
+        except DeviceRetired:  # a block that has failed would stand for rests, which a later sweep is to take
+            self.store_failures(on_block, is_rested=True, has_failed=False)
+            raise
         block.is_last, block.is_rested = False, True
         block.judged = rests.judge(steady, block.results)
         block.judged_noise = rests.join_noise(noise, block.report.noise)
@@ -262,7 +266,7 @@ class ProblemRun:
     def measure_energy(self, configs: list, on_block: Callable[[Block], None]) -> None:
         """Measure the energy of some configs, and beside them the reference's; what fails does not cost the problem.
 
-        Raises: DeviceRetired.
+        Raises: DeviceRetired, with the failures stored as in rest.
         """
         for part in energy.split(configs):
             self.usable = [config for config in part if config not in self.failed]
@@ -270,8 +274,10 @@ class ProblemRun:
                 continue
             try:
                 block = self.measure(part, [], energy.make_plan(self.plan))
-            except ProblemFailed:
+            except (ProblemFailed, DeviceRetired) as error:
                 self.store_failures(on_block, is_energy=True)
+                if isinstance(error, DeviceRetired):
+                    raise
                 continue
             block.is_energy = True
             on_block(block)

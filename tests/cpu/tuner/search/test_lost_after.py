@@ -5,40 +5,54 @@ import pytest
 from deep_gemm import _C
 from tests.fakes.in_process_worker import FaultyBackend, InProcessWorker
 from tests.fakes.sweeps import read_all, run_sweep
-from tuner.measure.worker_client import DeviceRetired
+from tuner.measure.protocol import parse_job
+from tuner.measure.worker_client import DeviceRetired, WorkerFailure
 from tuner.problems import regimes
+from tuner.search.failures import STRIKES
 
 PROBLEM = _C.Problem("fp8_gemm", 4096, 7168, 2048)
 FEW = _C.get_candidates(PROBLEM, _C.Device.known("h200"))[::3]
 #: The field of a plan that tells the jobs of each stage.
 STAGES = {"rests": "rest", "energy": "energy_s"}
+JUDGES = {"rests": regimes.is_rested, "energy": regimes.is_energy}
 
 
 class Board(InProcessWorker):
-    """A board of a number. It is lost on the first job that it and others, which share `fatal`, have of that stage."""
+    """A board of a number. It is lost on the first job that it and others, which share `fatal`, have of that stage.
 
-    def __init__(self, number: int, fatal: list[str]):
+    Before that, the second config of the job crashes so often (`num_crashes`) that it is blamed.
+    """
+
+    def __init__(self, number: int, fatal: list[str], num_crashes: int = 0):
         super().__init__()
-        self.backend, self.fatal = FaultyBackend(f"h200#{number}"), fatal
+        self.backend, self.fatal, self.num_crashes = FaultyBackend(f"h200#{number}"), fatal, num_crashes
 
     def run(self, job, limit_s, *more):
         if self.fatal and job["plan"][STAGES[self.fatal[0]]]:
+            if self.num_crashes:
+                self.num_crashes -= 1
+                raise WorkerFailure("crash", "planted", 1)
             self.fatal.clear()
             raise DeviceRetired("canary")
         return super().run(job, limit_s, *more)
 
 
-def sweep(path, fatal: list[str], sampler: str = "exhaustive") -> tuple[dict, list[dict]]:
+def sweep(path, fatal: list[str], sampler: str = "exhaustive", num_crashes: int = 0, **more) -> tuple[dict, list[dict]]:
     """Sweep the problem on two boards; return the summary and all jobs."""
-    boards = [Board(number, fatal) for number in range(2)]
-    options = {"configs": FEW, "energy": 2, "sentinels": False, "sampler": sampler, "num_trials": 6}
+    boards = [Board(number, fatal, num_crashes) for number in range(2)]
+    options = {"configs": FEW, "energy": 2, "sentinels": False, "sampler": sampler, "num_trials": 6} | more
     return run_sweep(path, [PROBLEM], boards, **options), [job for board in boards for job in board.jobs]
 
 
 def count_rows(path) -> list[int]:
-    """Return how many rows are of finished blocks back to back, after rests, and of energy."""
+    """Return how many rows are of blocks back to back, after rests, and of energy."""
     rows = [row.block.regime for row in read_all(path)[0]]
     return [sum(map(judge, rows)) for judge in (regimes.is_own, regimes.is_rested, regimes.is_energy)]
+
+
+def find_crashed(path) -> list:
+    """Return the rows of configs that crashed."""
+    return [row for row in read_all(path)[0] if row.status == "crash"]
 
 
 @pytest.mark.usefixtures("few_sources")
@@ -58,3 +72,20 @@ def test_a_measured_problem_stays_measured(tmp_path, stage, sampler):
     found = count_rows(path)
     assert found[0] == steady and found[1] and found[2]
     assert sweep(path, [], sampler)[0]["already_measured"] == 1
+
+
+@pytest.mark.usefixtures("few_sources")
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_crashed_before_the_board_was_lost_is_of_its_own_regime(tmp_path, stage):
+    """Rests stay open, so that a later sweep takes them; of the energy, what crashed is not tried again."""
+    path = tmp_path / "a.db"
+    assert sweep(path, [stage], num_crashes=STRIKES)[0]["measured"] == 1
+    (crashed,) = find_crashed(path)
+    assert JUDGES[stage](crashed.block.regime)
+    assert crashed.block.status == ("open" if stage == "rests" else "failed")
+    assert {row.block.status for row in read_all(path)[0] if regimes.is_own(row.block.regime)} == {"finished"}
+    jobs = sweep(path, [])[1]
+    assert any(job["plan"]["rest"] for job in jobs) == (stage == "rests")
+    tried = {config for job in jobs if job["plan"][STAGES[stage]] for config in parse_job(job).configs}
+    assert tried and (crashed.config in tried) == (stage == "rests")
+    assert sweep(path, [])[0]["already_measured"] == 1
