@@ -6,7 +6,9 @@ A problem on which a board is lost goes to another one after all others: the thi
 the second where one board is left. Boards at fault may be two: one that fails and one that is lost, or two that are
 lost. Of a problem that lacks times after rests alone, they are taken on the board that measured it, or else by a later
 sweep. A problem counts as measured once the last block of its search is stored: where the board is lost after that,
-rests and energy are left to a later sweep. A board on which three problems fail in a row is not used any further.
+rests and energy are left to a later sweep. Where it is lost while it makes up for these alone, they are left once more,
+and the problem counts neither as measured nor as failed. A board on which three problems fail in a row is not used any
+further.
 
 Guarantees: a single lane runs in the calling thread, several in a thread each. When anything but a lost board goes
     wrong, or on Ctrl-C, all lanes end before `run` raises: what they committed stays.
@@ -42,6 +44,10 @@ class LostBefore(DeviceRetired):
 
 class LostAfter(DeviceRetired):
     """A board was lost when its problem had been measured: times after rests or energy may be missing."""
+
+
+class LostMakingUp(DeviceRetired):
+    """A board was lost while it took times after rests or energy of a problem that was measured before."""
 
 
 class LaneStopped(Exception):
@@ -201,7 +207,7 @@ class Queue:
     def give_back(self, lane: Lane, task: Task, error: Exception) -> bool:
         """Let another board have a problem that `lane` did not measure because of `error`; return whether one will."""
         with self.changed:
-            if task.board is not None or not self.lanes or isinstance(error, LostAfter):
+            if task.board is not None or not self.lanes or isinstance(error, LostAfter | LostMakingUp):
                 return False
             if isinstance(error, DeviceRetired):
                 task.num_lost += not isinstance(error, LostBefore)
@@ -306,7 +312,8 @@ class Driver:
             self.on_lost(None, lane, error)
             return True
         queue.retire(lane, error)
-        is_open = queue.give_back(lane, task, error) or task.board is not None or queue.error is not None
+        is_left = task.board is not None or queue.error is not None or isinstance(error, LostMakingUp)
+        is_open = queue.give_back(lane, task, error) or is_left
         is_closed = isinstance(error, LostAfter) or not is_open
         self.on_lost(task if is_closed else None, lane, error)
         return True

@@ -12,7 +12,7 @@ from tuner.problems.workload import Workload, count_draws
 from tuner.search import energy, propose, rests
 from tuner.search.block import Block, choose_quiet
 from tuner.search.failures import STRIKES, Suspects, make_failure
-from tuner.search.lanes import LostAfter
+from tuner.search.lanes import LostAfter, LostMakingUp
 from tuner.search.past import Steady
 from tuner.search.precompile import Compiled
 from tuner.search.propose import Budget, Outcome, find_timed, to_outcomes
@@ -104,7 +104,7 @@ class ProblemRun:
 
     def run(self, request: Request, on_block: Callable[[Block], None]) -> None:
         """Measure the problem. Raises: ProblemFailed; LostAfter where the board is lost once the last block of the
-        search is stored, else DeviceRetired.
+        search is stored, LostMakingUp where an earlier sweep stored it, else DeviceRetired.
 
         The failures of a problem that is given up are stored all the same: a resumed sweep must not repeat what cost a
         crash or a hang.
@@ -126,9 +126,7 @@ class ProblemRun:
     def run_sampler(self, request: Request, on_block: Callable[[Block], None]) -> None:
         """Measure all usable candidates, or search among them, or make up for what lacks. Raises: ProblemFailed."""
         if request.steady is not None or request.energy:
-            if request.steady is not None:
-                self.rest(*request.steady[2:], request.must_confirm, on_block)
-            self.measure_energy(request.energy, on_block)
+            self.make_up(request, on_block)
             return
         if not self.usable:
             raise ProblemFailed("no candidate may be launched")
@@ -138,6 +136,15 @@ class ProblemRun:
             self.race(study, request, on_block, self.usable, request.must_confirm)
         else:
             self.search(study, request, on_block)
+
+    def make_up(self, request: Request, on_block: Callable[[Block], None]) -> None:
+        """Take what an earlier sweep left: times after rests, energy. Raises: LostMakingUp: they are left again."""
+        try:
+            if request.steady is not None:
+                self.rest(*request.steady[2:], request.must_confirm, on_block)
+            self.measure_energy(request.energy, on_block)
+        except DeviceRetired as error:
+            raise LostMakingUp(str(error)) from error
 
     def make_study(self, request: Request, sampler: str) -> ProblemStudy:
         """Return the problem's study, which knows what cannot be launched, and in a search what was measured before."""

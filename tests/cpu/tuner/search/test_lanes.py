@@ -256,7 +256,7 @@ def drive(task: lanes.Task, faults: list) -> tuple[list, list]:
 
 
 LOST, WRONG = DeviceRetired("canary"), lanes.TryElsewhere("every config is wrong")
-BEFORE, AFTER = lanes.LostBefore("canary"), lanes.LostAfter("canary")
+BEFORE, AFTER, AGAIN = lanes.LostBefore("canary"), lanes.LostAfter("canary"), lanes.LostMakingUp("canary")
 
 
 @pytest.mark.parametrize(
@@ -273,10 +273,12 @@ BEFORE, AFTER = lanes.LostBefore("canary"), lanes.LostAfter("canary")
         ([WRONG, WRONG, None], 2, False),  # the sweep reports it: it does not ask for another board a second time
         ([AFTER, None], 1, True),  # it is measured
         ([AFTER], 1, True),
+        ([AGAIN, None, None], 1, False),  # it was measured before: neither measured now nor failed
+        ([BEFORE, AGAIN, None], 2, False),
     ],
     ids=[
         *("wrong-lost", "lost-wrong", "before", "lost-twice", "lost-wrong-lost", "lost-thrice", "last-but-one", "last"),
-        *("wrong-twice", "after", "after on the last"),
+        *("wrong-twice", "after", "after on the last", "making up", "before and making up"),
     ],
 )
 def test_one_board_that_is_wrong_and_one_that_is_lost_cost_no_problem(faults, num_begun, is_lost):

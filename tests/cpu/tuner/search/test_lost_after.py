@@ -89,3 +89,22 @@ def test_what_crashed_before_the_board_was_lost_is_of_its_own_regime(tmp_path, s
     tried = {config for job in jobs if job["plan"][STAGES[stage]] for config in parse_job(job).configs}
     assert tried and (crashed.config in tried) == (stage == "rests")
     assert sweep(path, [])[0]["already_measured"] == 1
+
+
+@pytest.mark.usefixtures("few_sources")
+@pytest.mark.parametrize("num_crashes", [0, STRIKES])
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_was_made_up_for_is_left_again(tmp_path, stage, num_crashes):
+    """The problem was measured before: it has not failed, no other board is put at risk, and the next sweep goes on."""
+    path = tmp_path / "a.db"
+    sweep(path, [], rests=stage == "energy", energy=0)
+    steady = count_rows(path)[0]
+    lacking = {"rests": stage == "rests", "energy": 2 * (stage == "energy")}
+    summary, jobs = sweep(path, [stage], num_crashes=num_crashes, **lacking)
+    assert (summary["measured"], summary["failed"], summary["remaining"]) == (0, {}, 1)
+    assert len(summary["retired"]) == 1 and not jobs
+    assert [JUDGES[stage](row.block.regime) for row in find_crashed(path)] == [True] * bool(num_crashes)
+    summary, jobs = sweep(path, [], **lacking)
+    assert summary["measured"] == 1 and jobs and all(job["plan"][STAGES[stage]] for job in jobs)
+    assert count_rows(path)[0] == steady
+    assert sweep(path, [], **lacking)[0]["already_measured"] == 1
