@@ -29,6 +29,7 @@ from tuner.db.faults import damaged
 from tuner.db.rows import BlockRow, CompilerReport, MeasurementRow, WinnerRow
 from tuner.db.values import check_names, make_key
 from tuner.problems.fields import kernel_variant, replace_problem, to_config, to_problem
+from tuner.problems.regimes import is_energy
 
 REPORT_FIELDS = tuple(field.name for field in fields(CompilerReport))
 NO_REPORT = CompilerReport()
@@ -192,7 +193,7 @@ def join_measurements(connection: Connection, path: object, wanted: Filter) -> t
         if stored.op != block.problem.op:
             raise damaged(path, f"block {block_id}: config {config_id} is of another op kind")
         legal.append(pairs.is_legal(block, config_id))
-        for name in ("clock_mhz", "power_w"):
+        for name in () if is_energy(block.regime) else ("clock_mhz", "power_w"):  # there each row has its own, or none
             if own[name] is None:
                 own[name] = getattr(block, name)
         report = reports.get((config_id, variants[block_id], block.kernel_hash, block.compiler), NO_REPORT)

@@ -11,8 +11,8 @@ class Measured:
     """The outcome of one config in one role: `search` rounds choose, `confirm` rounds score.
 
     Times are microseconds, ratios are to a reference config; None: not known. A `censored` status makes them lower
-    bounds: the race dropped the config early. `clock_mhz` and `power_w` are the config's alone where its energy was
-    measured, else those of its whole race.
+    bounds: the race dropped the config early. `clock_mhz` and `power_w` are the config's alone in a block of energy,
+    else those of its whole race.
     """
 
     role: str

@@ -143,6 +143,29 @@ def test_energy_that_nothing_compares_is_measured_again(tmp_path, monkeypatch):
     assert run_sweep(path, [SHORT], worker, energy=4)["measured"] == 0 and not worker.jobs
 
 
+def test_a_row_without_power_of_its_own_has_no_energy(tmp_path):
+    """The power that the board showed at the end of the block is that of another config."""
+
+    class Unread(InProcessWorker):
+        def run(self, job, limit_s, *more):
+            document = super().run(job, limit_s, *more)
+            document |= {"power_w": 650.0, "clock_mhz": 1500.0}
+            if job["plan"]["energy_s"]:
+                document["results"][-1] |= {"power_w": None, "clock_mhz": None}
+            return document
+
+    path, worker = tmp_path / "b.db", InProcessWorker()
+    run_sweep(tmp_path / "a.db", [SHORT], Unread(), energy=4)
+    assert cli.run(["db", "merge", str(path), str(tmp_path / "a.db")]) == 0
+    rows, others = load(path)
+    assert {(row.power_w, row.clock_mhz) for row in others} == {(650.0, 1500.0)}  # these have their block's
+    (lacking,) = [row for row in rows if row.power_w is None]
+    assert (lacking.status, lacking.clock_mhz, lacking.block.power_w) == ("ok", None, 650.0)
+    assert read_energies(rows).keys() == {row.config for row in rows} - {lacking.config}
+    assert run_sweep(path, [SHORT], worker, energy=4)["measured"] == 1 and len(worker.jobs) == 1
+    assert lacking.config in read_energies(load(path)[0])
+
+
 def test_what_counts_as_known_energy():
     def row(status, ratio=None, power_w=None):
         return Result(config=CONFIGS[0], role="confirm", status=status, ratio=ratio, power_w=power_w)
