@@ -32,9 +32,12 @@ SLOWEST = 0.5
 #: Two estimates that differ by this (log time) have probabilities that differ by a factor of e.
 TEMPERATURE = 0.015
 #: The mean square of the log of the estimate of a problem's best config over its time costs this much regret.
-ABSOLUTE = 0.3
+ABSOLUTE = 0.5
 #: The mean square of the logs of the factors by which rates change costs this much regret.
-STIFFNESS = 0.01
+STIFFNESS = 0.05
+#: What no rate of an H200 exceeds: no kernel reads more than nine tenths of the memory's bandwidth, but a fit would
+#: trade it for latency.
+MOST = {"hbm_gbps": 0.9 * 4800}
 #: Standard deviation of the first generation, in logs.
 FIRST_STEP = 0.1
 
@@ -120,8 +123,9 @@ def find_rates(scorer: Scorer, start: dict[str, float]) -> list[str]:
 
 
 def apply(names: list[str], steps: np.ndarray, start: dict[str, float]) -> dict[str, float]:
-    """Return the rates of `start` with those of `names` multiplied by exp(steps)."""
-    return {**start, **{name: start[name] * float(np.exp(step)) for name, step in zip(names, steps, strict=True)}}
+    """Return the rates of `start` with those of `names` multiplied by exp(steps), as far as MOST allows."""
+    moved = {name: start[name] * float(np.exp(step)) for name, step in zip(names, steps, strict=True)}
+    return start | {name: min(value, MOST.get(name, value)) for name, value in moved.items()}
 
 
 def fit(scorer: Scorer, start: dict[str, float], generations: int, seed: int) -> dict[str, float]:
@@ -171,9 +175,14 @@ def split_families(entries: Sequence[Entry], folds: int) -> list[int]:
     return [of_family[entry.op, entry.family] for entry in entries]
 
 
+def get_start(device: _C.Device, args: argparse.Namespace) -> dict[str, float]:
+    """Return the rates that a fit starts from."""
+    return _C.heuristic_constants(_C.Device.known(args.start).sku if args.start else device.sku)
+
+
 def score_folds(entries: Sequence[Entry], device: _C.Device, args: argparse.Namespace) -> dict[str, dict]:
     """Return, by name of what chose, the regrets by op kind over all folds: `present`, `blurred` and `refitted`."""
-    present, fold_of = _C.heuristic_constants(), split_families(entries, args.folds)
+    present, fold_of = get_start(device, args), split_families(entries, args.folds)
     scores: dict[str, dict[str, list[float]]] = {"present": {}, "blurred": {}, "refitted": {}}
     for fold in range(args.folds):
         seen = [entry for entry, own in zip(entries, fold_of, strict=True) if own != fold]
@@ -221,6 +230,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--problems", type=int, default=150, help="problems of each op kind that a fit sees")
     parser.add_argument("--generations", type=int, default=150, help="of CMA-ES")
     parser.add_argument("--blur", type=float, default=0.2, help="deviation of the logs of a fold's first rates")
+    parser.add_argument("--start", help="GPU model whose rates are the present ones; that of the rows by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=Path, help="fit to --problems of every op kind, and write the rates as JSON")
     return parser.parse_args(arguments)
@@ -234,7 +244,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(format_scores(score_folds(entries, device, args)), flush=True)
     if args.write:
         scorer = Scorer(thin(entries, args.problems), device)
-        present = _C.heuristic_constants()
+        present = get_start(device, args)
         rates = fit(scorer, present, args.generations, args.seed)
         args.write.write_text(json.dumps(rates, indent=1) + "\n", encoding="utf-8")
         print(format_rates(rates, present))

@@ -46,7 +46,7 @@ class Selector(_C.Selector):
             {op: describe_op(op, members, arrays) for op, members in metadata["ops"].items()},
             stale_reason="" if metadata["stale"] is None else f"stale: {metadata['stale']}",
             has_own_features=metadata["features_version"] == _C.FEATURES_VERSION,
-            has_own_heuristic=metadata["heuristic_version"] == _C.HEURISTIC_VERSION,
+            has_own_heuristic=metadata["heuristic_version"] == _C.heuristic_version(metadata["sku"]),
         )
         self._metadata = metadata
 

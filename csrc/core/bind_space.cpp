@@ -29,15 +29,15 @@ void check_geometry(Op op, const Config& config) {
     if (!reason.empty()) throw Error(ErrorKind::kConfig, reason);
 }
 
-py::dict constants_dict() {
+py::dict constants_dict(const std::string& sku) {
     py::dict out;
-    const HeuristicRates rates;
+    const HeuristicRates& rates = base_rates(sku);
     for (const RateField& field : kRateFields) out[field.name] = rates.*field.member;
     return out;
 }
 
-HeuristicRates rates_from(const std::optional<py::dict>& constants) {
-    HeuristicRates rates;
+HeuristicRates rates_from(const std::optional<py::dict>& constants, const Device& device) {
+    HeuristicRates rates = base_rates(device.sku);
     if (!constants) return rates;
     size_t known = 0;
     for (const RateField& field : kRateFields) {
@@ -50,10 +50,10 @@ HeuristicRates rates_from(const std::optional<py::dict>& constants) {
     return rates;
 }
 
-// The revision of the formulas and the constants, each on a line: what HEURISTIC_VERSION is a hash of.
-std::string heuristic_text() {
+// The revision of the formulas and a GPU's constants, each on a line: what heuristic_version is a hash of.
+std::string heuristic_text(const std::string& sku) {
     std::string text = "revision=" + std::to_string(kHeuristicRevision) + '\n';
-    const HeuristicRates rates;
+    const HeuristicRates& rates = base_rates(sku);
     for (const RateField& field : kRateFields) {
         char line[96];
         std::snprintf(line, sizeof line, "%s=%.17g\n", field.name, rates.*field.member);
@@ -102,27 +102,30 @@ void bind_legality(py::module_& m) {
 }
 
 void bind_heuristic(py::module_& m) {
-    // The identity of constants and formulas.
-    m.attr("HEURISTIC_VERSION") = hash_text(heuristic_text()).substr(0, 16);
+    m.def(
+        "heuristic_version", [](const std::string& sku) { return hash_text(heuristic_text(sku)).substr(0, 16); },
+        "sku"_a, "Return the identity of the heuristic's formulas and of the constants that it has for a GPU.");
     m.attr("FEATURES_VERSION") = kFeaturesVersion;
     m.attr("LOGITS_ESTIMATE_REVISION") = kLogitsEstimateRevision;
-    m.def("heuristic_constants", &constants_dict, "Return the heuristic's constants (an H200's) by name.");
+    m.def("heuristic_constants", &constants_dict, "sku"_a = "",
+          "Return the constants that the heuristic has for a GPU, by name; an H200's where it has no others. They are "
+          "given for the SMs, clock and memory of an H200.");
     m.def(
         "estimate_time_us",
         [](const Problem& problem, const Config& config, const Device& device,
            const std::optional<py::dict>& constants) {
             check_geometry(problem.op, config);
-            return Estimator(problem, device, rates_from(constants)).time_us(config);
+            return Estimator(problem, device, rates_from(constants, device)).time_us(config);
         },
         "problem"_a, "config"_a, "device"_a, "constants"_a = py::none(),
-        "Return the heuristic's predicted time in microseconds; `constants` replaces some of heuristic_constants(). "
-        "Raises: ConfigError, ArgumentError.");
+        "Return the heuristic's predicted time in microseconds; `constants` replaces some of the "
+        "device's heuristic_constants(). Raises: ConfigError, ArgumentError.");
     m.def(
         "estimate_times_us",
         [](const Problem& problem, const std::vector<Config>& configs, const Device& device,
            const std::optional<py::dict>& constants) {
             for (const Config& config : configs) check_geometry(problem.op, config);
-            const Estimator estimator(problem, device, rates_from(constants));
+            const Estimator estimator(problem, device, rates_from(constants, device));
             std::vector<double> times;
             for (const Config& config : configs) times.push_back(estimator.time_us(config));
             return times;

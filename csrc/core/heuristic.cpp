@@ -145,9 +145,17 @@ double memory_bytes(const Problem& problem) {
            scale_bytes(problem);
 }
 
-HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& device) {
-    if (device.sku == kReferenceSku) return h200_rates;
-    HeuristicRates rates = h200_rates;
+const HeuristicRates& base_rates(std::string_view sku) {
+    static constexpr HeuristicRates kH200Rates{};
+    // An H800 is an H100 with fewer links to other GPUs.
+    for (std::string_view kind : {"nvidia-h100", "nvidia-h800"})
+        if (sku.starts_with(kind)) return kH100Rates;
+    return kH200Rates;
+}
+
+HeuristicRates scale_rates(const HeuristicRates& base, const Device& device) {
+    if (device.sku == kReferenceSku) return base;
+    HeuristicRates rates = base;
     const double clock = device.clock_mhz / kReferenceClockMhz, sms = device.sm_count / kReferenceSms;
     const double tensor = clock * device.tensor_ratio;
     rates.hbm_gbps *= device.memory_gbps / kReferenceMemoryGbps;
@@ -164,10 +172,13 @@ HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& devic
     return rates;
 }
 
-Estimator::Estimator(const Problem& problem, const Device& device, const HeuristicRates& h200_rates)
+Estimator::Estimator(const Problem& problem, const Device& device)
+    : Estimator(problem, device, base_rates(device.sku)) {}
+
+Estimator::Estimator(const Problem& problem, const Device& device, const HeuristicRates& base)
     : problem_(problem),
       extent_(extent_of(problem)),
-      rates_(scale_rates(h200_rates, device)),
+      rates_(scale_rates(base, device)),
       sms_(usable_sms(problem, device)),
       clock_ghz_(device.clock_mhz * 1e-3),
       tensor_ratio_(device.tensor_ratio),

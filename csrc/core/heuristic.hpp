@@ -5,6 +5,7 @@
 
 #include <array>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/config.hpp"
@@ -69,7 +70,9 @@ struct EstimateTerms {
 // Predicts times of one problem on one device; holds what does not depend on the config. `facts` are find_facts of it.
 class Estimator {
  public:
-    Estimator(const Problem& problem, const Device& device, const HeuristicRates& h200_rates = {});
+    // With base_rates of the device, or with others of the same meaning.
+    Estimator(const Problem& problem, const Device& device);
+    Estimator(const Problem& problem, const Device& device, const HeuristicRates& base);
 
     EstimateTerms terms(const Config& config, const TileFacts& facts, const Tiling& tiling) const;
     double time_us(const Config& config) const;
@@ -102,8 +105,12 @@ class Estimator {
     double l2_us_per_byte_, power_us_per_flop_, sm_ns_per_byte_;
 };
 
-// The rates of `device`, scaled from those of an H200.
-HeuristicRates scale_rates(const HeuristicRates& h200_rates, const Device& device);
+// The rates of an H200, or those fitted to a GPU of this SKU's kind. All are given for the SMs, clock and memory of an
+// H200.
+const HeuristicRates& base_rates(std::string_view sku);
+
+// The rates of `device`, scaled from such rates.
+HeuristicRates scale_rates(const HeuristicRates& base, const Device& device);
 
 struct AnalyticChoice {
     Config config;

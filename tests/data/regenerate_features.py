@@ -12,7 +12,7 @@ def find_unnamed_change(new: dict, old: dict) -> str:
     """Return the name of the version that must be raised before `new` may replace `old`, or ''."""
     if old and new["shape"]["version"] != old["shape"]["version"]:
         return ""  # which names a change of any feature
-    for name, version in (("shape", "FEATURES_VERSION"), ("heuristic", "HEURISTIC_VERSION")):
+    for name, version in (("shape", "FEATURES_VERSION"), ("heuristic", "heuristic_version")):
         if old and new[name]["version"] == old[name]["version"] and new[name]["sha256"] != old[name]["sha256"]:
             return version
     return ""

@@ -74,7 +74,7 @@ def make_metadata(op: str = OP) -> dict:
         "sku": DEVICE.sku,
         "sm_count": DEVICE.sm_count,
         "features_version": _C.FEATURES_VERSION,
-        "heuristic_version": _C.HEURISTIC_VERSION,
+        "heuristic_version": _C.heuristic_version(DEVICE.sku),
         "package_version": "0.1.0",
         "ops": {op: of_op},
         "stale": None,

@@ -73,7 +73,7 @@ DEFECTS: Defects = {
         ('return measured if measured.source == "exact" else choice', "return choice"),
         ('stale_reason="" if metadata["stale"] is None else f"stale: {metadata[\'stale\']}"', 'stale_reason=""'),
         ('metadata["features_version"] == _C.FEATURES_VERSION', "True"),
-        ('metadata["heuristic_version"] == _C.HEURISTIC_VERSION', "True"),
+        ('metadata["heuristic_version"] == _C.heuristic_version(metadata["sku"])', "True"),
         ('        if mode not in ("auto", "model"):\n', "        if False:\n"),
     ],
     ("deep_gemm/selection.py", "tests/cpu/selector/test_selection.py tests/fault/test_selector_faults.py"): [

@@ -62,8 +62,8 @@ def sweep(
     preset: str = typer.Option(
         "default",
         help=(
-            "Problems to measure: default, bf16, wgrad, row_major, drawn, dense (all five), grouped, batched,"
-            " attention, wide (for --space wide), portfolio_dense, portfolio_grouped or demo."
+            "Problems to measure: default, bf16, wgrad, row_major, drawn, dense (all five), drawn_log, grouped,"
+            " drawn_grouped, batched, attention, wide (for --space wide), portfolio_dense, portfolio_grouped or demo."
         ),
     ),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file with the problems, instead of a preset."),

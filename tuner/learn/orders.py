@@ -44,7 +44,7 @@ def find_trees(op: str, device) -> dict[str, np.ndarray]:
     if selector is None or op not in selector.metadata["ops"]:
         return {}
     versions = (selector.metadata["features_version"], selector.metadata["heuristic_version"])
-    if versions != (_C.FEATURES_VERSION, _C.HEURISTIC_VERSION):
+    if versions != (_C.FEATURES_VERSION, _C.heuristic_version(selector.metadata["sku"])):
         return {}
     try:
         _, path = selector_files.selection_mode()

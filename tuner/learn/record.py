@@ -116,7 +116,7 @@ def make_record(
         fingerprint=fingerprint,
         newest_row=data.newest,
         features_version=_C.FEATURES_VERSION,
-        heuristic_version=_C.HEURISTIC_VERSION,
+        heuristic_version=_C.heuristic_version(data.identity.sku),
         package_version=__version__,
         sklearn_version=sklearn.__version__,
         data=count_data(data),

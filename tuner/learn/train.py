@@ -177,7 +177,8 @@ def load_with_data(folder: Path, database: str) -> tuple[Training, Dataset]:
 
 def check_unchanged(training: Training, data: Dataset) -> None:
     """Raise IntegrityError where the heuristic, the features or the data changed since training."""
-    for name, current in (("features_version", _C.FEATURES_VERSION), ("heuristic_version", _C.HEURISTIC_VERSION)):
+    heuristic_version = _C.heuristic_version(training.record.identity.sku)
+    for name, current in (("features_version", _C.FEATURES_VERSION), ("heuristic_version", heuristic_version)):
         trained = getattr(training.record, name)
         if trained != current:
             raise errors.IntegrityError(

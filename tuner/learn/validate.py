@@ -4,7 +4,7 @@ Everything means trees, guards and portfolio, and on request the settings of the
 families of weights (nothing is trained on a weight near one of the family's), all shapes of one public model, unseen
 numbers of tokens (of m, of the rows of a group, or of the K of a group), and a range of tokens or of weight sizes.
 Masked problems of few groups are scored apart: their time hangs on the draw of the sizes, which no choice knows. The
-heuristic's rate constants are not refitted: they are part of the package, and `HEURISTIC_VERSION` names them.
+heuristic's rate constants are not refitted: they are part of the package, and `heuristic_version` names them.
 """
 
 import math

@@ -74,7 +74,7 @@ def read_base(base: bytes | None, identity: Identity, device: _C.Device) -> tupl
         "sku": identity.sku,
         "sm_count": device.sm_count,
         "features_version": _C.FEATURES_VERSION,
-        "heuristic_version": _C.HEURISTIC_VERSION,
+        "heuristic_version": _C.heuristic_version(identity.sku),
         "package_version": __version__,
         "ops": {},
         "stale": None,

@@ -138,3 +138,9 @@ def test_the_page_shows_the_present_rates_on_the_recording():
     shown = fit_rates.format_scores({"present": fit_rates.Scorer(entries, device).regrets(PRESENT)})
     first, second = ([line.split("|")[1:4] for line in text.splitlines()[2:-1]] for text in (table, shown))
     assert first == second and len(first) == 11
+
+
+def test_no_rate_exceeds_what_a_gpu_can_do():
+    moved = fit_rates.apply(["hbm_gbps", "l2_gbps"], np.array([3.0, 3.0]), PRESENT)
+    assert moved["hbm_gbps"] == fit_rates.MOST["hbm_gbps"] < 4800
+    assert moved["l2_gbps"] == PRESENT["l2_gbps"] * np.exp(3.0)

@@ -1,8 +1,9 @@
 """Features are frozen per version: an artefact of one version must see the very same numbers in every later package.
 
-There is one record for dense problems and one for grouped ones. Each holds two hashes over the features of 200
-problems: one of the features that depend on shapes alone, under FEATURES_VERSION, and one of those that use the
-heuristic's estimates (times, and the clusters that run at once, which determine the waves), under HEURISTIC_VERSION.
+There is one record for dense problems, one for these on an H100, whose estimates have rates of their own, and one for
+grouped ones. Each holds two hashes over the features of 200 problems: one of the features that depend on shapes alone,
+under FEATURES_VERSION, and one of those that use the heuristic's estimates (times, and the clusters that run at once,
+which determine the waves), under heuristic_version of the GPU.
 An artefact with another version of either is not used. `python -m tests.data.regenerate_features` writes the records.
 """
 
@@ -18,7 +19,11 @@ from deep_gemm import _C
 from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_grouped
 
 DATA = Path(__file__).parents[2] / "data"
-RECORDS = {"dense": DATA / "features_frozen.json", "grouped": DATA / "grouped_features_frozen.json"}
+RECORDS = {
+    "dense": DATA / "features_frozen.json",
+    "dense_h100": DATA / "h100_features_frozen.json",
+    "grouped": DATA / "grouped_features_frozen.json",
+}
 NUM_PROBLEMS = 200
 CONFIGS = [
     _C.Config(64, 16, 16),
@@ -35,7 +40,7 @@ CONFIGS = [
     _C.Config(16, 64, 8, split_k=4, swap_ab=1),
     _C.Config(96, 128, 5, swap_ab=1),
 ]
-CONFIGS_OF = {"dense": CONFIGS, "grouped": [config for config in CONFIGS if config.split_k == 1]}
+CONFIGS_OF = {"dense": CONFIGS, "dense_h100": CONFIGS, "grouped": [config for config in CONFIGS if config.split_k == 1]}
 #: The features that use the heuristic's estimates.
 ESTIMATED = {
     *("log2_pick_us", "waves", "last_wave_fill", "rounds", "steps", "log_ratio"),
@@ -94,7 +99,7 @@ def make_grouped_problems():
         yield make_grouped(op, m, n, k, groups, num_sms=num_sms, **(fields | hint))
 
 
-PROBLEMS = {"dense": make_dense_problems, "grouped": make_grouped_problems}
+PROBLEMS = {"dense": make_dense_problems, "dense_h100": make_dense_problems, "grouped": make_grouped_problems}
 
 
 def digest(rows: list[list[float]]) -> str:
@@ -104,7 +109,8 @@ def digest(rows: list[list[float]]) -> str:
 
 def compute(kind: str) -> dict:
     """Return what the record of `kind` should hold."""
-    device, configs, problems = _C.Device.known("h200"), CONFIGS_OF[kind], list(PROBLEMS[kind]())
+    device = _C.Device.known("h100" if kind.endswith("h100") else "h200")
+    configs, problems = CONFIGS_OF[kind], list(PROBLEMS[kind]())
     names = _C.config_feature_names()
     estimated = [index for index, name in enumerate(names) if name in ESTIMATED]
     shape = [index for index in range(len(names)) if index not in set(estimated)]
@@ -113,7 +119,7 @@ def compute(kind: str) -> dict:
         "names": hashlib.sha256("\n".join(names).encode()).hexdigest(),
         "shape": {"version": _C.FEATURES_VERSION, "sha256": digest([[row[index] for index in shape] for row in rows])},
         "heuristic": {
-            "version": _C.HEURISTIC_VERSION,
+            "version": _C.heuristic_version(device.sku),
             "sha256": digest([[row[index] for index in estimated] for row in rows]),
         },
     }
@@ -144,7 +150,7 @@ def test_shape_features_are_those_of_their_version(kind):
 def test_estimated_features_are_those_of_their_heuristic(kind):
     recorded, found = read(kind)["heuristic"], compute(kind)["heuristic"]
     assert found["version"] == recorded["version"], (
-        "HEURISTIC_VERSION changed: run python -m tests.data.regenerate_features"
+        "heuristic_version changed: run python -m tests.data.regenerate_features"
     )
     assert found["sha256"] == recorded["sha256"], "the heuristic changed: raise its revision"
 

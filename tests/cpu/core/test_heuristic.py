@@ -268,12 +268,30 @@ def test_constants_can_be_replaced_for_fitting():
         _C.estimate_time_us(problem, config, H200, {"launch": 1.0})
 
 
-def test_version_is_a_hash_of_the_constants():
-    lines = "".join(f"{name}={value:.17g}\n" for name, value in _C.heuristic_constants().items())
+@pytest.mark.parametrize("name", ["h200", "h100"])
+def test_version_is_a_hash_of_the_constants(name):
+    sku = _C.Device.known(name).sku
+    lines = "".join(f"{name}={value:.17g}\n" for name, value in _C.heuristic_constants(sku).items())
     candidates = {
         hashlib.sha256(f"revision={revision}\n{lines}".encode()).hexdigest()[:16] for revision in range(1, 100)
     }
-    assert _C.HEURISTIC_VERSION in candidates
+    assert _C.heuristic_version(sku) in candidates
+
+
+def test_a_gpu_has_the_rates_that_were_fitted_to_its_kind():
+    """Those of an H100 are given for the memory of an H200, as all are."""
+    problem, config = _C.Problem(OP, 4096, 4096, 7168), _C.Config(128, 128, 5)
+    h100, h800, h20 = (_C.Device.known(name) for name in ("h100", "h800", "h20"))
+    constants = _C.heuristic_constants(h100.sku)
+    assert constants == _C.heuristic_constants(h800.sku) != _C.heuristic_constants() == _C.heuristic_constants(h20.sku)
+    assert _C.heuristic_version(h100.sku) != _C.heuristic_version(H200.sku) == _C.heuristic_version("another")
+    assert _C.estimate_time_us(problem, config, h100) == _C.estimate_time_us(problem, config, h100, constants)
+    assert _C.estimate_time_us(problem, config, h100) != _C.estimate_time_us(
+        problem, config, h100, _C.heuristic_constants()
+    )
+    assert _C.estimate_time_us(problem, config, h100, {"launch_us": constants["launch_us"] + 5}) == pytest.approx(
+        _C.estimate_time_us(problem, config, h100) + 5
+    )
 
 
 def test_impossible_tiles_and_devices_are_refused():

@@ -89,14 +89,30 @@ def test_random_preset_covers_long_k_and_odd_sizes_but_no_shape_of_the_benchmark
     assert len(timed) == 60 and not timed & {(problem.m, problem.n, problem.k) for problem in problems}
 
 
-def test_drawn_preset_has_many_weights_and_none_that_choices_are_scored_on():
-    problems = shapes.load_preset("drawn")
-    assert count_ops(problems) == {"fp8_gemm": 160, "bf16_gemm": 112} and set(shapes.model_names(problems)) == {"drawn"}
+DRAWN = {
+    "drawn": {"fp8_gemm": 160, "bf16_gemm": 112},
+    "drawn_log": {"fp8_gemm": 110, "bf16_gemm": 120},
+    "drawn_grouped": {
+        "m_grouped_fp8_gemm_masked": 80,
+        "m_grouped_fp8_gemm_contiguous": 70,
+        "m_grouped_bf16_gemm_masked": 60,
+        "m_grouped_bf16_gemm_contiguous": 50,
+    },
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_drawn_presets_have_many_weights_and_none_that_choices_are_scored_on(name):
+    problems = shapes.load_preset(name)
+    assert count_ops(problems) == DRAWN[name]
     weights = {(problem.n, problem.k) for problem in problems}
     assert len(weights) == len(problems)
     timed = {(row["n"], row["k"]) for row in json.loads((DATA / "random_fp8.json").read_text())["rows"]}
-    scored = {(problem.n, problem.k) for problem in choice_regret.draw()}
-    assert not weights & timed and not weights & scored
+    scored = {
+        (p.n, p.k) for seed in (choice_regret.SEED, *choice_regret.OLD_SEEDS) for p in choice_regret.draw(seed=seed)
+    }
+    others = {(p.n, p.k) for other in set(DRAWN) - {name} for p in shapes.load_preset(other)}
+    assert not weights & timed and not weights & scored and not weights & others
 
 
 def test_portfolio_preset_is_dense_in_m():
