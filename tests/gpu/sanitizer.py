@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -45,7 +46,7 @@ from .configs import ALL_SMS
 from .gpus import list_gpus
 from .grouped_psum import with_ends
 from .operands import GuardedOutput, Shape, count_wrong, make_case, make_output
-from .processes import ending_on_sigterm
+from .processes import ending_on_sigterm, holding_signals, kill_groups
 from .record import get_compiler_versions
 from .sanitizer_calls import choose_logits_pairs, choose_psum_pairs
 from .sanitizer_tools import (
@@ -205,13 +206,15 @@ def choose_programs(args: argparse.Namespace) -> list[Program]:
 def compile_ahead(device, ops: tuple[str, ...], timeout_s: float) -> list[str]:
     """Compile every kernel on all cores, those of the calls by a child that makes them; return the failures."""
     command = [sys.executable, "-m", "tests.gpu.sanitizer", "--compile-calls", "--ops", ",".join(ops)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as caller:
-        start = time.monotonic()
+    start, children = time.monotonic(), []
+    try:
+        with holding_signals():
+            children.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
         failed = Background(make_jobs(choose_all_pairs(device, ops), "nvrtc")).finish(timeout_s)
-        try:
-            caller.wait(max(1.0, timeout_s - (time.monotonic() - start)))
-        except subprocess.TimeoutExpired:
-            caller.kill()  # what is missing is compiled by whoever needs it
+        with suppress(subprocess.TimeoutExpired):  # what is missing is compiled by whoever needs it
+            children[0].wait(max(1.0, timeout_s - (time.monotonic() - start)))
+    finally:
+        kill_groups(children)
     return [failure for failure in failed if failure.startswith("compiling ahead")]
 
 
@@ -224,9 +227,11 @@ def start_children(tools: Tools, args: argparse.Namespace, deadline: float, clai
         folder = claims / name
         folder.mkdir()
         for _ in range(parts):
-            tools.append(Tool(name, deadline, args.ops, claims=str(folder), gpu=next(turns), threads=threads))
+            with holding_signals():  # whoever has been started is in the list that is ended
+                tools.append(Tool(name, deadline, args.ops, claims=str(folder), gpu=next(turns), threads=threads))
     if "racecheck" in args.tools:
-        tools.append(Tool("racecheck", deadline, args.ops, CONTROL, gpu=next(turns), threads=1))
+        with holding_signals():
+            tools.append(Tool("racecheck", deadline, args.ops, CONTROL, gpu=next(turns), threads=1))
 
 
 def check_controls(control: Tool) -> tuple[list[str], dict[str, bool]]:

@@ -105,7 +105,8 @@ def test_workers_divide_a_shard_and_add_up(monkeypatch):
 def test_children_of_one_tool_make_one_section():
     def finish(cases, seconds, reasons):
         row = {"jobs": 1, "cases": cases, "failed_jobs": int(bool(reasons)), "seconds": seconds}
-        return type("Tool", (), {"name": "memcheck", "finish": lambda self: (row, reasons)})()
+        own = {"name": "memcheck", "due": 0.0, "wait": lambda *_: None, "finish": lambda self: (row, reasons)}
+        return type("Tool", (), own)()
 
     sections, failures = sanitizer.finish_tools([finish(7, 5.0, []), finish(6, 9.0, ["wrong"])])
     assert sections == {"sanitizer_memcheck": {"jobs": 2, "cases": 13, "failed_jobs": 1, "seconds": 9.0}}
