@@ -3,10 +3,12 @@
 Example: python -m benchmarks.stale        (exit 1 while anything is stale or unexplained)
 
 A record is current while the hashes in it are the tree's: tree_hash in the GPU record, kernel_hash of each op kind in
-everything else. A stale record needs a reason in stale.json beside this file, {"path from the root": "reason"}. Tests
-then pass, its targets count as not met, and a release is refused.
+everything else. Of the GPU record, what it says of a selector's choices is stale, too, while the selector is another
+one (get_selector_reason); the summary says so. A stale record needs a reason in stale.json beside this file, {"path
+from the root": "reason"}. Tests then pass, its targets count as not met, and a release is refused.
 """
 
+import hashlib
 import json
 import sqlite3
 import struct
@@ -21,6 +23,8 @@ from .stamp import OP, ROOT, read_json
 REASONS = ROOT / "benchmarks" / "stale.json"
 GPU_RECORD = "gpu_record.json"
 UNEXPLAINED = "recorded on other kernels than this tree's; no reason given"
+#: Key of the GPU record: the SHA-256 of the selector that chose, None where the heuristic did.
+SELECTOR = "selector_sha256"
 #: Derived from the other files, so it has no hash of its own.
 DERIVED = ("summary.json",)
 
@@ -82,6 +86,18 @@ def get_reason(path: Path, meta: dict) -> str | None:
     if is_current:
         return None
     return read_reasons().get(name_of(path), UNEXPLAINED)
+
+
+def get_selector_reason(record: dict) -> str | None:
+    """Return why what a GPU record says of the selector's choices is stale, None while it was the tree's selector of
+    that GPU model, or as now none.
+    """
+    if SELECTOR not in record:
+        return "names no selector, so its choices may be those of another; running the GPU suite again is due"
+    path = ROOT / "models" / f"{record['sku']}.dgsel"
+    if record[SELECTOR] == (hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None):
+        return None
+    return f"run with another selector than {name_of(path)}; running the GPU suite again is due"
 
 
 def name_of(path: Path) -> str:

@@ -4,7 +4,8 @@ the folder of each GPU model.
 Example: python -m benchmarks.summary
 
 A target whose source file is missing or unfinished is absent. An entry names its script, result file and the kernel
-hash that was measured; where that is not the tree's, `stale` says why and `met` is false.
+hash that was measured; where that is not the tree's, `stale` says why and `met` is false. So it is where a target says
+something of a selector's choices (OF_SELECTOR), and the tree has another selector.
 """
 
 import argparse
@@ -21,6 +22,8 @@ from .speedup import geometric_mean, rounded
 from .stamp import RECORDS, RESULTS, read_json, write_json
 
 Entry = dict
+#: Targets that say something of one selector's choices.
+OF_SELECTOR = ("Q2",)
 #: Targets with a recorded peer, or with rates, of one GPU model: those of other models have no such entry.
 OF_RESULTS = ("P1", "P2", "P3", "P6", "P7", "P8", "P9", "P10")
 
@@ -318,7 +321,7 @@ def make_entry(name: str, folder: Path) -> Entry | None:
     entry = derive(result)
     if entry is None:
         return None
-    reason = stale.get_reason(path, meta)
+    reason = stale.get_reason(path, meta) or (stale.get_selector_reason(meta) if name in OF_SELECTOR else None)
     is_met = bool(entry.pop("is_met")) and reason is None
     return {
         **entry, "target": target, "met": is_met, "peer": peer, "script": script, "result": file,

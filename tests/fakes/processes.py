@@ -6,7 +6,9 @@ message].
 
 import json
 import os
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from tuner import errors
 
@@ -46,3 +48,16 @@ def run_child(work: Callable[[int], None]) -> tuple[int, bytes]:
     child, read_end = fork(work)
     said = read_all(read_end)
     return exit_code(child), said
+
+
+def wait_until_gone(pid: int) -> bool:
+    """Return whether a process ends within some seconds; one that nobody has waited for has ended, too."""
+    for _ in range(200):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.02)
+    return False

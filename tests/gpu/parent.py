@@ -16,9 +16,10 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack, suppress
 
 from .jobs import ALONE_SECTIONS, CONTEXT_LOST, TIMEOUTS_S, get_group
-from .processes import kill_group
+from .processes import GRACE_S, holding_signals, kill_group, send_kill
 from .record import make_section
 
 JOB_TIMEOUT_S = 40.0
@@ -46,18 +47,28 @@ def select_sections(args: argparse.Namespace, is_alone: bool) -> argparse.Namesp
 def run_together(parents: list["Parent"]) -> "Parent":
     """Run parents side by side; return the first, with the totals of all."""
     threads = [threading.Thread(target=parent.run) for parent in parents[1:]]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         parents[0].run()
-    except BaseException:  # of Ctrl-C, say, the other threads hear nothing
-        for parent in parents:
-            parent.stop()
-        raise
-    finally:
         for thread in threads:
             thread.join()
+    except BaseException:  # of Ctrl-C, say, the other threads hear nothing
+        stop_all(parents, threads)
+        raise
     return join(parents)
+
+
+def stop_all(parents: list["Parent"], threads: list[threading.Thread]) -> None:
+    """Stop parents, each of them whatever becomes of the others, and wait some time for their threads."""
+    with holding_signals(), ExitStack() as stack:  # which calls all, the last first, also after one has raised
+        for parent in parents:
+            stack.callback(parent.wait)
+        for thread in threads:
+            if thread.ident is not None:  # it was started
+                stack.callback(thread.join, GRACE_S)
+        for parent in parents:
+            stack.callback(parent.stop)
 
 
 def join(parents: list["Parent"]) -> "Parent":
@@ -88,10 +99,16 @@ class Parent:
         self.failures.append(f"gave up after {MAX_CHILDREN} child processes")
 
     def stop(self) -> None:
-        """Kill the child, and start no other."""
+        """Kill the child without waiting for its end, and start no other."""
         self.is_stopped = True
         if self.child is not None:
-            kill_group(self.child)
+            send_kill(self.child)
+
+    def wait(self) -> None:
+        """Wait some time for a child that was killed."""
+        if self.child is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.child.wait(GRACE_S)
 
     def add(self, other: "Parent") -> None:
         """Add the totals of another parent to these."""
@@ -129,7 +146,8 @@ class Parent:
         ]
         cores = max(1, len(os.sched_getaffinity(0)) // (self.args.workers + 1))  # references are computed on the CPU
         environment = {"OMP_NUM_THREADS": str(cores)} | os.environ
-        self.child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True, env=environment)
+        with holding_signals():
+            self.child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True, env=environment)
         os.close(writer)
         if self.is_stopped:
             kill_group(self.child)
@@ -153,9 +171,12 @@ class Parent:
                 for line in lines:
                     self._take(json.loads(line))
                 timeout = self._get_timeout()
+        except BaseException:  # Ctrl-C, say: the children of the other parents are killed before any is waited for
+            self.stop()
+            raise
         finally:
             os.close(reader)
-            status = self._reap(child)
+        status = self._reap(child)
         if self.current is not None:
             self._add_failure(f"the process died or hung (exit status {status})")
         elif status not in (0, CONTEXT_LOST) and not self.is_complete:
@@ -167,11 +188,10 @@ class Parent:
         return TIMEOUTS_S.get(self.current["section"] if self.current else "", JOB_TIMEOUT_S)
 
     def _reap(self, child: subprocess.Popen) -> int:
-        """Wait for a child that has closed its pipe or gone silent; kill it where it does not end by itself."""
-        try:
-            return child.wait(1.0 if self.current is not None else 10.0)
-        except subprocess.TimeoutExpired:
-            return kill_group(child)
+        """Wait for a child that has closed its pipe or gone silent; kill it where it does not, and what it has left."""
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(1.0 if self.current is not None else 10.0)
+        return kill_group(child)
 
     def _take(self, message: dict) -> None:
         """Add one message to the totals."""

@@ -1,15 +1,21 @@
 """The record of a GPU run: one JSON file that says on what, of which tree, how many cases and what failed."""
 
+import hashlib
+from pathlib import Path
+
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
 from deep_gemm.jit.build import get_cubin
 from deep_gemm.jit.hashing import name_plain
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
+from deep_gemm.selection import load_selector
 from tuner.measure.stamp import make_stamp
 
 from .variants import MAIN, get_space
 from .world import ALL_OPS
 
+#: Key of the selector that chose: the SHA-256 of its artefact, None where the heuristic did.
+SELECTOR = "selector_sha256"
 #: Notes that are summed over the shards; the others are the same in every shard.
 ADDED_NOTES = ("jobs", "wall_s")
 
@@ -27,9 +33,16 @@ def get_compiler_versions(compilers: tuple[str, ...]) -> dict[str, str]:
 
 
 def make_origin(compilers: tuple[str, ...]) -> dict:
-    """Return the origin of a run: device, driver, toolkit, hashes, compilers and date."""
-    kernels = (*ALL_OPS, *map(name_plain, PLAIN_KERNELS))
-    return {**make_stamp(_C.get_device(), kernels), "compilers": get_compiler_versions(compilers)}
+    """Return the origin of a run: device, driver, toolkit, hashes, selector, compilers and date."""
+    kernels, device = (*ALL_OPS, *map(name_plain, PLAIN_KERNELS)), _C.get_device()
+    own = {SELECTOR: hash_selector(device.sku), "compilers": get_compiler_versions(compilers)}
+    return make_stamp(device, kernels) | own
+
+
+def hash_selector(sku: str) -> str | None:
+    """Return the SHA-256 of the artefact that chooses for a GPU model in this process, None without one."""
+    loaded = load_selector(sku)
+    return hashlib.sha256(Path(loaded.file).read_bytes()).hexdigest() if loaded.selector else None
 
 
 def make_section() -> dict:
@@ -59,8 +72,8 @@ def merge_records(records: list[dict]) -> dict:
         ValueError: the shards are of different trees or devices, or some are missing.
     """
     first = records[0]
-    for key in ("tree_hash", "kernel_hash", "sku", "driver", "torch"):
-        if any(record[key] != first[key] for record in records):
+    for key in ("tree_hash", "kernel_hash", "sku", "driver", "torch", SELECTOR):
+        if any(record.get(key) != first.get(key) for record in records):
             raise ValueError(f"{key} differs between the shards; run them again on one tree and machine")
     total = int(first["shard"].split("/")[1])
     if sorted(record["shard"] for record in records) != sorted(f"{index}/{total}" for index in range(1, total + 1)):

@@ -12,10 +12,10 @@ with a ring that wraps and several tiles a CTA. It takes long, so it is no part 
 begun by the end of the time budget is left out, and the run is not complete. That racecheck is silent says something
 only while it sees a race: one that is planted must be reported. What it reports says something only where it is silent
 of right kernels: the record says which of those that are right, by the forms of ours, it reports.
-Result: {"meta": origin, options, whether complete, "controls": {kernel: whether reported}; "sections":
-    {"sanitizer_<tool>": counts}, "failures": [text]; "reports": [{"tool", "kernel", "text", "count", "beside":
-    programs}] of what the tools found, each once; "rows": [{"tool", "op", "program", "seconds", "failures"} of
-    everything that was watched, slowest first]}.
+Result: {"meta": origin, options, whether complete, "controls": {kernel: whether reported, null where that is not
+    known}; "sections": {"sanitizer_<tool>": counts}, "failures": [text]; "reports": [{"tool", "kernel", "text",
+    "count", "beside": programs}] of what the tools found, each once; "rows": [{"tool", "op", "program", "seconds",
+    "failures"} of everything that was watched, slowest first]}.
 Exit codes: 0 all right, 1 a finding, a wrong result or a failure, 2 no GPU or no tool, 3 not complete.
 """
 
@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -45,7 +46,7 @@ from .configs import ALL_SMS
 from .gpus import list_gpus
 from .grouped_psum import with_ends
 from .operands import GuardedOutput, Shape, count_wrong, make_case, make_output
-from .processes import ending_on_sigterm
+from .processes import ending_on_sigterm, holding_signals, kill_groups
 from .record import get_compiler_versions
 from .sanitizer_calls import choose_logits_pairs, choose_psum_pairs
 from .sanitizer_tools import (
@@ -205,13 +206,15 @@ def choose_programs(args: argparse.Namespace) -> list[Program]:
 def compile_ahead(device, ops: tuple[str, ...], timeout_s: float) -> list[str]:
     """Compile every kernel on all cores, those of the calls by a child that makes them; return the failures."""
     command = [sys.executable, "-m", "tests.gpu.sanitizer", "--compile-calls", "--ops", ",".join(ops)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as caller:
-        start = time.monotonic()
+    start, children = time.monotonic(), []
+    try:
+        with holding_signals():
+            children.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
         failed = Background(make_jobs(choose_all_pairs(device, ops), "nvrtc")).finish(timeout_s)
-        try:
-            caller.wait(max(1.0, timeout_s - (time.monotonic() - start)))
-        except subprocess.TimeoutExpired:
-            caller.kill()  # what is missing is compiled by whoever needs it
+        with suppress(subprocess.TimeoutExpired):  # what is missing is compiled by whoever needs it
+            children[0].wait(max(1.0, timeout_s - (time.monotonic() - start)))
+    finally:
+        kill_groups(children)
     return [failure for failure in failed if failure.startswith("compiling ahead")]
 
 
@@ -224,20 +227,35 @@ def start_children(tools: Tools, args: argparse.Namespace, deadline: float, clai
         folder = claims / name
         folder.mkdir()
         for _ in range(parts):
-            tools.append(Tool(name, deadline, args.ops, claims=str(folder), gpu=next(turns), threads=threads))
+            with holding_signals():  # whoever has been started is in the list that is ended
+                tools.append(Tool(name, deadline, args.ops, claims=str(folder), gpu=next(turns), threads=threads))
     if "racecheck" in args.tools:
-        tools.append(Tool("racecheck", deadline, args.ops, CONTROL, gpu=next(turns), threads=1))
+        with holding_signals():
+            tools.append(Tool("racecheck", deadline, args.ops, CONTROL, gpu=next(turns), threads=1))
 
 
-def check_controls(control: Tool) -> tuple[list[str], dict[str, bool]]:
-    """Wait for the child with the controls; return a failure if racecheck did not report the planted race, and of each
-    control whether it was reported.
+def check_controls(control: Tool) -> tuple[list[str], dict[str, bool | None]]:
+    """Wait for the child with the controls; return the failures, and of each control whether racecheck reported it,
+    None where that is not known. What must not be: such a control, a child that did not end by itself, and a planted
+    race that was not reported.
     """
     control.finish()
-    reported = {name: any(name in text for text, _ in control.found.reports) for name in fault_kernels.CONTROLS}
-    if reported[fault_kernels.RACE]:
-        return [], reported
-    return [f"{control.name}: did not report the planted race; done: {control.found.is_done}"], reported
+    reported = {name: is_reported(control, name) for name in fault_kernels.CONTROLS}
+    failures = [f"with the controls: {control.fault}"] if control.fault else []
+    failures += [f"control {name} was not run to its end" for name, is_it in reported.items() if is_it is None]
+    if reported[fault_kernels.RACE] is False:
+        failures.append("did not report the planted race")
+    return [f"{control.name}: {failure}" for failure in failures], reported
+
+
+def is_reported(control: Tool, name: str) -> bool | None:
+    """Return whether racecheck reported a control, None where it did not and could not: the program did not end without
+    an error, or the tool did not come to its end.
+    """
+    if any(name in text for text, _ in control.found.reports):
+        return True
+    has_ended = any(row["program"] == name and not row["failures"] for row in control.found.rows)
+    return False if has_ended and control.found.is_done and not control.is_killed else None
 
 
 def run_spread(args: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from .processes import kill_group
+from .processes import holding_signals, kill_group, kill_groups, send_kill
 from .record import make_section
 from .world import ALL_OPS
 
@@ -42,6 +42,8 @@ TIMEOUT_S = 400.0
 LAST_S = 25.0
 #: A program that has run longer than this when its child is killed hangs; one that has not could not end in time.
 HANG_S = 60.0
+#: What children whose time was up before they were waited for still have, all of them together.
+LAST_CHANCE_S = 1.0
 #: What a tool says at the end when it found nothing.
 CLEAN = {"memcheck": "ERROR SUMMARY: 0 errors", "synccheck": "ERROR SUMMARY: 0 errors",
          "racecheck": "RACECHECK SUMMARY: 0 hazards"}  # fmt: skip
@@ -142,6 +144,7 @@ class Tool:
 
     claims: folder in which children say which program they take; they then stop at the deadline, and one that is killed
     there is no failure but where its program hangs. gpu: as CUDA_VISIBLE_DEVICES names it. threads: of the CPU.
+    After finish(): `found`, what was said; `fault`, what the child did that it must not do, "" where nothing.
     """
 
     def __init__(
@@ -156,7 +159,7 @@ class Tool:
         threads: int = 0,
     ):
         self.name, self.start, self.stops, self.is_killed = name, time.monotonic(), bool(claims), False
-        self.part, self.end = part, float("inf")
+        self.part, self.end, self.seconds, self.fault = part, float("inf"), 0.0, ""
         self.timeout_s = deadline - time.time() if claims else max(30.0, min(TIMEOUT_S, deadline - time.time()))
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read by finish(), which closes it)
         child = ["--child", part, "--ops", ",".join(ops)]
@@ -174,9 +177,30 @@ class Tool:
         except OSError as error:
             self.output.write(str(error))
 
+    @property
+    def due(self) -> float:
+        """When the child's time is up, by the monotonic clock."""
+        return self.start + self.timeout_s
+
+    def wait(self, earliest: float) -> None:
+        """Wait until the child's time is up, and until `earliest` at least. One that still runs then is killed, and not
+        waited for. Once it was waited for, this does nothing.
+        """
+        if self.seconds:
+            return
+        if self.process is not None:
+            try:
+                self.process.wait(max(0.0, max(self.due, earliest) - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                self.is_killed, self.end = True, time.time()
+                send_kill(self.process)
+        self.seconds = time.monotonic() - self.start
+
     def finish(self) -> tuple[dict, list[str]]:
         """Wait for the child; return its section of the record and its failures."""
-        self._wait()
+        wait_for_all([self])
+        if self.process is not None:
+            kill_group(self.process)  # what it has left behind, too
         self.output.seek(0)
         text = self.output.read()
         self.output.close()
@@ -186,38 +210,33 @@ class Tool:
             "jobs": 1,
             "cases": len(self.found.rows),
             "failed_jobs": int(bool(failures)),
-            "seconds": round(time.monotonic() - self.start, 1),
+            "seconds": round(self.seconds, 1),
         }
         return section, failures
-
-    def kill(self) -> None:
-        """End the child where it still runs, with the program that it watches."""
-        if self.process is not None:
-            kill_group(self.process)
-
-    def _wait(self) -> None:
-        if self.process is not None:
-            try:
-                self.process.wait(max(1.0, self.timeout_s - (time.monotonic() - self.start)))
-            except subprocess.TimeoutExpired:
-                self.kill()
-                self.is_killed, self.end = True, time.time()
 
     def _judge(self, text: str) -> list[str]:
         """Return what was found, and what a child did that it must not do."""
         found = self.found
         failures = [f"wrong: {failure}" for row in found.rows for failure in row["failures"]]
         failures += [f"during {program}: {report[:600]}" for report, program in found.reports[:5]]
-        if self.is_killed and self.stops:
-            seconds = self.end - found.since
-            failures += [f"{found.running} hung for {seconds:.0f} s"] if found.running and seconds > HANG_S else []
-        elif self.is_killed:
-            failures.append(f"did not end in {self.timeout_s:.0f} s, during {found.running}")
-        elif not found.is_done or not (found.rows or self.stops):
-            failures.append(f"the child died, during {found.running or 'its start'}: {text[-1500:]}")
-        elif not found.is_clean and not failures:
+        self.fault = self._find_fault(text)
+        if self.fault:
+            failures.append(self.fault)
+        elif not self.is_killed and not found.is_clean and not failures:
             failures.append(text[-1500:])
         return [f"{self.name}: {failure}" for failure in failures]
+
+    def _find_fault(self, text: str) -> str:
+        """Return in which way the child did not end as it must, "" where it did."""
+        found = self.found
+        if self.is_killed and self.stops:
+            seconds = self.end - found.since
+            return f"{found.running} hung for {seconds:.0f} s" if found.running and seconds > HANG_S else ""
+        if self.is_killed:
+            return f"did not end in {self.timeout_s:.0f} s, during {found.running or 'its start or end'}"
+        if not found.is_done or not (found.rows or self.stops):
+            return f"the child died, during {found.running or 'its start'}: {text[-1500:]}"
+        return ""
 
 
 def make_command(name: str, child: list[str], threads: int) -> list[str]:
@@ -241,8 +260,7 @@ class Tools(list[Tool]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        for tool in self:
-            tool.kill()
+        kill_groups([tool.process for tool in self if tool.process is not None])
 
 
 def start_tools(
@@ -257,13 +275,24 @@ def start_tools(
     first, total = (shard[0] - 1) * parts + 1, shard[1] * parts
     for name in names:
         for part in range(first, first + parts):
-            tools.append(Tool(name, deadline, ops, f"{part}/{total}"))
+            with holding_signals():  # whoever has been started is in the list that is ended
+                tools.append(Tool(name, deadline, ops, f"{part}/{total}"))
+
+
+def wait_for_all(tools: list[Tool]) -> None:
+    """Wait until each child has ended or its time is up. No child is given the time in which others are waited for: it
+    would look as if its program had hung meanwhile.
+    """
+    earliest = time.monotonic() + LAST_CHANCE_S
+    for tool in sorted(tools, key=lambda tool: tool.due):
+        tool.wait(earliest)
 
 
 def finish_tools(tools: list[Tool]) -> tuple[dict[str, dict], list[str]]:
     """Wait for all children; return a section of the record for each tool, and the failures."""
     sections: dict[str, dict] = {}
     failures = []
+    wait_for_all(tools)
     for tool in tools:
         section, reasons = tool.finish()
         total = sections.setdefault(f"sanitizer_{tool.name}", make_section())

@@ -13,7 +13,7 @@ from tuner.errors import TunerError
 from tuner.measure.stamp import read_json, write_json
 
 from .gpus import list_gpus, make_environment, share_cores, using_cores
-from .processes import end_all
+from .processes import end_all, holding_signals
 from .record import merge_records
 
 
@@ -67,7 +67,7 @@ def run_shards(args: argparse.Namespace, arguments: list[str], gpus: tuple[str, 
                 *arguments,
                 *own,
             ]  # of an option given twice the last counts
-            with using_cores(cores):
+            with holding_signals(), using_cores(cores):
                 children.append(subprocess.Popen(command, env=make_environment(gpu)))
         return [child.wait() for child in children]
     finally:

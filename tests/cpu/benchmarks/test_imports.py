@@ -21,7 +21,7 @@ ARROWS = {
     "tests/fakes": {"deep_gemm", "tuner"},
 }
 #: What a fake stands in for.
-FAKED = {"gpu_benchmark.py": {"benchmarks"}, "gpu_world.py": {"tests.gpu"}}
+FAKED = {"gpu_benchmark.py": {"benchmarks"}, "gpu_world.py": {"tests.gpu"}, "sanitizer_tool.py": {"tests.gpu"}}
 
 
 def find_package(path: Path, node: ast.ImportFrom) -> str:

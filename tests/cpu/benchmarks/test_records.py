@@ -14,7 +14,9 @@ import pytest
 
 from benchmarks import stale
 from benchmarks.stamp import OP, OPS, RECORDS, RESULTS, format_json, read_json, results_of, write_json
+from deep_gemm import _C, selection
 from tests.gpu import jobs, parent, run, sanitizer
+from tests.gpu import record as records
 from tests.gpu.record import make_record, make_section, merge_records
 
 GPU_RECORDS = sorted(RECORDS.glob(f"*/{stale.GPU_RECORD}"))
@@ -105,7 +107,8 @@ def test_workers_divide_a_shard_and_add_up(monkeypatch):
 def test_children_of_one_tool_make_one_section():
     def finish(cases, seconds, reasons):
         row = {"jobs": 1, "cases": cases, "failed_jobs": int(bool(reasons)), "seconds": seconds}
-        return type("Tool", (), {"name": "memcheck", "finish": lambda self: (row, reasons)})()
+        own = {"name": "memcheck", "due": 0.0, "wait": lambda *_: None, "finish": lambda self: (row, reasons)}
+        return type("Tool", (), own)()
 
     sections, failures = sanitizer.finish_tools([finish(7, 5.0, []), finish(6, 9.0, ["wrong"])])
     assert sections == {"sanitizer_memcheck": {"jobs": 2, "cases": 13, "failed_jobs": 1, "seconds": 9.0}}
@@ -120,6 +123,23 @@ def make_part(shard: str, **changes) -> dict:
     return make_record({**stamp, **changes}, sections, [], shard=shard, is_complete=True, notes=notes)
 
 
+def test_a_record_names_the_selector_that_chose(monkeypatch):
+    h200 = _C.Device.known("h200")
+    monkeypatch.setattr(_C, "get_device", lambda: h200, raising=False)
+    monkeypatch.setattr(records, "get_compiler_versions", lambda compilers: {})
+    monkeypatch.delenv("DG_MODEL_DIR", raising=False)
+    found = {}
+    try:
+        for mode in ("auto", "analytic"):
+            monkeypatch.setenv("DG_SELECTOR", mode)
+            selection.forget_selectors()
+            found[mode] = records.make_origin(("nvrtc",))
+    finally:
+        selection.forget_selectors()
+    assert found["auto"]["sku"] == h200.sku and stale.get_selector_reason(found["auto"]) is None
+    assert found["auto"][stale.SELECTOR] and found["analytic"][stale.SELECTOR] is None
+
+
 def test_shards_add_up():
     merged = merge_records([make_part("2/2"), make_part("1/2")])
     assert merged["shard"] == "1/1" and merged["cases"] == 20 and merged["complete"]
@@ -132,6 +152,7 @@ def test_shards_add_up():
     [make_part("1/2"), make_part("1/2")],
     [make_part("1/2"), make_part("2/2", tree_hash="other")],
     [make_part("1/2"), make_part("2/2", sku="other")],
+    [make_part("1/2", selector_sha256="s"), make_part("2/2", selector_sha256=None)],
 ])  # fmt: skip
 def test_shards_that_do_not_belong_together_are_refused(parts):
     with pytest.raises(ValueError, match="differs between the shards|expected each of"):

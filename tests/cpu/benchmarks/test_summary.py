@@ -272,32 +272,6 @@ def test_a_new_shape_compiles_nothing():
     assert summary.make_p13({"selection": {}}) is None
 
 
-def make_gpu_record(failed: int) -> dict:
-    """Return the record of a GPU run with `failed` failed jobs among its configs."""
-    section = {"jobs": 100, "cases": 3000, "failed_jobs": 0, "seconds": 1.0}
-    sections = {"configs": {**section, "failed_jobs": failed}, "nvcc": section, "portfolio_repeats": section}
-    failures = ["configs x: wrong"] * failed
-    return {
-        **make_meta(),
-        "tree_hash": stale.current_tree_hash(),
-        "sections": sections,
-        "failures": failures,
-        "notes": {"kernels": 1300, "portfolio": {}},
-    }
-
-
-def test_correctness_is_the_share_of_clean_configs(tmp_path):
-    write_json(tmp_path / "gpu_record.json", make_gpu_record(0))
-    entries = summary.make_summary(tmp_path)
-    assert set(entries) == {"Q1", "Q2"} and all(entry["value"] == 1.0 and entry["met"] for entry in entries.values())
-    assert entries["Q1"]["problems"] == 200 and entries["Q1"]["kernels"] == 1300
-    write_json(tmp_path / "gpu_record.json", make_gpu_record(1))
-    entries = summary.make_summary(tmp_path)
-    assert entries["Q1"]["value"] == 0.995 and not entries["Q1"]["met"] and entries["Q2"]["met"]
-    write_json(tmp_path / "gpu_record.json", {**make_gpu_record(0), "tree_hash": "other"})
-    assert all(entry["stale"] and not entry["met"] for entry in summary.make_summary(tmp_path).values())
-
-
 def test_unfinished_results_are_absent_and_stale_ones_not_met(tmp_path):
     write_json(tmp_path / "dense_fp8.json", make_dense(0.5, complete=False))
     assert summary.make_summary(tmp_path) == {}

@@ -4,11 +4,8 @@ is killed leaves, and the record.
 
 import os
 import re
-import stat
-import sys
 import time
 import types
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -17,8 +14,8 @@ from benchmarks import stale
 from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
-from tests.fakes import sass
-from tests.fakes.compiler import isolate, require_compiler
+from tests.fakes.processes import wait_until_gone
+from tests.fakes.sanitizer_tool import DONE, HAZARD, RAN, make_tool
 from tests.gpu import (
     fault_kernels,
     grouped_sanitizer,
@@ -28,7 +25,7 @@ from tests.gpu import (
     sanitizer_tools,
     watched,
 )
-from tests.gpu.sanitizer_tools import Tool, merge_reports, read_output
+from tests.gpu.sanitizer_tools import merge_reports, read_output
 from tests.gpu.variants import MAIN, get_space
 from tests.gpu.watched import Program
 from tests.gpu.world import ALL_OPS
@@ -36,11 +33,6 @@ from tuner.measure.stamp import read_json
 
 H200 = _C.Device.known("h200")
 CLEAN_RACECHECK = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
-HAZARD = """\
-========= Error: Race reported between Write access at deep_gemm_fp8_gemm+0x90 in gemm.cuh:13
-=========     and Read access at deep_gemm_fp8_gemm+0xa0 in gemm.cuh:14 [{count} hazards]
-=========
-"""
 
 
 # What is watched.
@@ -100,25 +92,6 @@ def test_racecheck_launches_a_config_once_with_several_tiles_a_block(monkeypatch
     variant, config = grouped_sanitizer.choose_grouped_pairs(H200)[0]
     assert grouped_sanitizer.run_grouped(variant, config, True) == []
     assert [num_sms for _, num_sms in found] == [grouped_sanitizer.FEW_SMS]
-
-
-def list_instructions(control: str) -> list[str]:
-    """Return the opcodes of a control, of those that order accesses to shared memory or are such, in their order."""
-    done = sass.run_nvdisasm(fault_kernels.make_cubin(control))
-    assert done.returncode == 0
-    return re.findall(r"\b(STS|LDS(?= R\d)|BAR|LDGSTS|ARRIVES|WARPSYNC|SYNCS\.ARRIVE)\b", done.stdout)
-
-
-def test_controls_are_what_they_say(monkeypatch, tmp_path):
-    require_compiler("nvrtc")
-    isolate(monkeypatch, tmp_path / "cache")
-    race, release, synced, copy = map(list_instructions, fault_kernels.CONTROLS)
-    fault_kernels.make_cubin.cache_clear()
-    assert race == ["STS", "LDS"]
-    assert release == ["STS", "BAR", "STS", "LDS", "SYNCS.ARRIVE"]
-    assert synced == ["STS", "BAR", "STS", "LDS", "WARPSYNC", "SYNCS.ARRIVE"]
-    assert copy[:2] == ["STS", "BAR"] and copy.index("LDGSTS") == copy.index("ARRIVES") - 1
-    assert all(re.search("deep_gemm_", name) for name in fault_kernels.CONTROLS)
 
 
 # A child.
@@ -188,38 +161,6 @@ def test_half_a_line_of_a_killed_child_is_left_out():
     assert read_output("racecheck", 'watched: {"event": "end", "prog').rows == []
 
 
-def wait_until_gone(pid: int) -> bool:
-    """Return whether a process ends within some seconds; one that nobody has waited for has ended, too."""
-    for _ in range(200):
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def make_tool(monkeypatch, tmp_path, name: str, code: str, timeout_s: float = 60.0, **options) -> Tool:
-    """Return a tool whose program is some Python; its arguments are those of compute-sanitizer."""
-    program = tmp_path / "compute-sanitizer"
-    program.write_text(f"#!{sys.executable}\nimport sys, time\n{code}\n")
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(sanitizer_tools, "find_tool", lambda: str(program))
-    tool = Tool(name, time.time() + timeout_s, **options)
-    tool.timeout_s = timeout_s
-    return tool
-
-
-RAN = """
-print('watched: {"event": "start", "total": 3}')
-print('watched: {"event": "begin", "program": "a", "at": 0}')
-print('watched: {"event": "end", "program": "a", "op": "x", "seconds": 1.5, "failures": %s}', flush=True)
-"""
-DONE = """print('watched: {"event": "done"}', flush=True)"""
-
-
 @pytest.mark.parametrize(
     "name, clean, unclean",
     [
@@ -270,6 +211,17 @@ def test_a_program_that_hangs_is_a_failure_also_where_children_may_stop(monkeypa
     assert re.fullmatch(r"racecheck: b hung for \d+ s", failure) and tool.is_killed
 
 
+def test_children_whose_time_is_up_are_killed_together(monkeypatch, tmp_path):
+    """One that gets the time in which others are waited for would seem to hang."""
+    tools = []
+    for number in range(4):
+        (tmp_path / str(number)).mkdir()
+        tools.append(make_tool(monkeypatch, tmp_path / str(number), "racecheck", "time.sleep(60)", 0.5, claims="x"))
+    assert sanitizer.finish_tools(tools)[1] == [] and all(tool.is_killed for tool in tools)
+    ends = [tool.end for tool in tools]
+    assert max(ends) - min(ends) < 0.7 and [tool.process.returncode for tool in tools] == [-9] * 4
+
+
 def test_what_ends_early_leaves_no_child_behind(monkeypatch, tmp_path):
     """A child of the tool is what it watches, and that holds the GPU."""
     code = "import subprocess\nprint(subprocess.Popen(['sleep', '60']).pid, flush=True)\ntime.sleep(60)"
@@ -305,15 +257,17 @@ class FakeTool:
         self.name, self.part, self.is_control, number = name, part, part == sanitizer.CONTROL, len(self.started)
         self.started.append((name, part, gpu, os.path.basename(claims)))
         own = self.faults if number == 2 else {}
-        row = {"program": str(number), "op": "x", "seconds": float(number), "failures": []}
+        names = fault_kernels.CONTROLS if self.is_control else [str(number)]
+        self.process, self.due, self.fault = None, 0.0, ""
         reports = [(f"race in {fault_kernels.RACE}", "control")] if self.is_control else own.get("reports", [])
         if self.is_control and self.faults.get("is_blind"):
             reports = []
-        rows = [] if own.get("running") else [row]
+        rows = [{"program": name, "op": "x", "seconds": float(number), "failures": []} for name in names]
+        rows = [] if own.get("running") else rows
         self.is_killed = bool(own.get("is_killed"))
         self.found = sanitizer_tools.Output(3, rows, own.get("running", ""), 0.0, reports, True, True)
 
-    def kill(self):
+    def wait(self, earliest):
         pass
 
     def finish(self):

@@ -124,8 +124,9 @@ def test_an_interrupted_run_ends_the_children_of_all_its_workers(monkeypatch):
     started = []
 
     def start(parent):
-        reader, _ = os.pipe()
-        parent.child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        reader, writer = os.pipe()
+        parent.child = subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=writer)
+        os.close(writer)  # so that the pipe ends with the child, as a real one does
         started.append(parent.child)
         if len(started) == 2:
             os.kill(os.getpid(), signal.SIGINT)
