@@ -19,7 +19,6 @@ Result: {"meta": origin, artefact, seed; "kinds": {kind: {"selector", "heuristic
 """
 
 import argparse
-import hashlib
 import math
 import random
 import sys
@@ -29,7 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
-from deep_gemm import _C, selection
+from deep_gemm import _C
 from deep_gemm.fields import OP_KINDS
 from tuner import errors
 from tuner.commands.sweep import measure
@@ -44,7 +43,7 @@ from tuner.search.problem_run import EFFORTS
 
 from .choices import Choices
 from .speedup import rounded
-from .stamp import DATA, find_results, read_json, write_json
+from .stamp import DATA, SELECTOR, find_results, hash_selector, read_json, write_json
 
 SEED = 15
 #: Seeds of draws by which a setting was chosen: the smallest leaves' weight of zero, by that of 14.
@@ -222,7 +221,7 @@ def make_result(tables: list[Dataset], rows: list[dict], planned: int, args: arg
         "date": max(table.newest for table in tables)[:10],
         "seed": args.seed,
         "effort": args.effort,
-        "selector_sha256": hash_selector(first.sku),
+        SELECTOR: hash_selector(first.sku),
         "problems": planned,
         "complete": len(rows) == planned,
     }
@@ -237,12 +236,6 @@ def make_result(tables: list[Dataset], rows: list[dict], planned: int, args: arg
 def is_met(seed: int, count: int, mean: float) -> bool:
     """Return whether a mean regret over `count` problems meets the target: those of an old draw say nothing."""
     return seed not in OLD_SEEDS and count >= MIN_PROBLEMS and mean <= MAX_MEAN
-
-
-def hash_selector(sku: str) -> str | None:
-    """Return the SHA-256 of the artefact that chose, None without one."""
-    loaded = selection.load_selector(sku)
-    return hashlib.sha256(Path(loaded.file).read_bytes()).hexdigest() if loaded.selector else None
 
 
 def print_result(result: dict) -> None:

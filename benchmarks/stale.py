@@ -18,13 +18,11 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .stamp import OP, ROOT, read_json
+from .stamp import OP, ROOT, SELECTOR, read_json
 
 REASONS = ROOT / "benchmarks" / "stale.json"
 GPU_RECORD = "gpu_record.json"
 UNEXPLAINED = "recorded on other kernels than this tree's; no reason given"
-#: Key of the GPU record: the SHA-256 of the selector that chose, None where the heuristic did.
-SELECTOR = "selector_sha256"
 #: Derived from the other files, so it has no hash of its own.
 DERIVED = ("summary.json",)
 

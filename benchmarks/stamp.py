@@ -6,7 +6,7 @@
 from pathlib import Path
 
 from tuner.measure import stamp
-from tuner.measure.stamp import format_json, read_json, write_json
+from tuner.measure.stamp import SELECTOR, format_json, hash_selector, read_json, write_json
 
 __all__ = [
     "DATA",
@@ -15,8 +15,10 @@ __all__ = [
     "RECORDS",
     "RESULTS",
     "ROOT",
+    "SELECTOR",
     "find_results",
     "format_json",
+    "hash_selector",
     "make_stamp",
     "read_json",
     "results_of",

@@ -1,21 +1,15 @@
 """The record of a GPU run: one JSON file that says on what, of which tree, how many cases and what failed."""
 
-import hashlib
-from pathlib import Path
-
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
 from deep_gemm.jit.build import get_cubin
 from deep_gemm.jit.hashing import name_plain
 from deep_gemm.jit.plain_kernels import PLAIN_KERNELS
-from deep_gemm.selection import load_selector
-from tuner.measure.stamp import make_stamp
+from tuner.measure.stamp import SELECTOR, hash_selector, make_stamp
 
 from .variants import MAIN, get_space
 from .world import ALL_OPS
 
-#: Key of the selector that chose: the SHA-256 of its artefact, None where the heuristic did.
-SELECTOR = "selector_sha256"
 #: Notes that are summed over the shards; the others are the same in every shard.
 ADDED_NOTES = ("jobs", "wall_s")
 
@@ -37,12 +31,6 @@ def make_origin(compilers: tuple[str, ...]) -> dict:
     kernels, device = (*ALL_OPS, *map(name_plain, PLAIN_KERNELS)), _C.get_device()
     own = {SELECTOR: hash_selector(device.sku), "compilers": get_compiler_versions(compilers)}
     return make_stamp(device, kernels) | own
-
-
-def hash_selector(sku: str) -> str | None:
-    """Return the SHA-256 of the artefact that chooses for a GPU model in this process, None without one."""
-    loaded = load_selector(sku)
-    return hashlib.sha256(Path(loaded.file).read_bytes()).hexdigest() if loaded.selector else None
 
 
 def make_section() -> dict:

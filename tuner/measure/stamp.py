@@ -1,6 +1,7 @@
 """What a record or result says about its origin, and how it is read and written."""
 
 import datetime
+import hashlib
 import json
 import platform
 import subprocess
@@ -10,6 +11,8 @@ from tuner.files import write_whole
 
 #: GPU models that are called by a short name, the one that recorded figures are of by default first.
 SHORT_NAMES = ("h200", "h100")
+#: Key of a record whose figures hang on choices: the SHA-256 of the selector that chose, None where the heuristic did.
+SELECTOR = "selector_sha256"
 
 
 def name_model(sku: str) -> str:
@@ -28,6 +31,14 @@ def name_model_here() -> str:
         return name_model(_C.get_device().sku)
     except DeviceError:
         return SHORT_NAMES[0]
+
+
+def hash_selector(sku: str) -> str | None:
+    """Return the SHA-256 of the artefact that chooses for a GPU model in this process, None without one."""
+    from deep_gemm.selection import load_selector
+
+    loaded = load_selector(sku)
+    return hashlib.sha256(Path(loaded.file).read_bytes()).hexdigest() if loaded.selector else None
 
 
 def get_driver_version() -> str | None:

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks import stale, summary
 from benchmarks.stamp import OP, write_json
-from tests.gpu import record
 
 
 def make_gpu_record(failed: int) -> dict:
@@ -61,7 +60,3 @@ def test_repeats_count_for_the_selector_that_chose(tmp_path, monkeypatch, record
     assert entries["Q1"]["met"] and entries["Q1"]["stale"] is None, "every config is one of its, whoever chooses"
     reason = entries["Q2"]["stale"]
     assert entries["Q2"]["met"] == (said is None) and (reason is None if said is None else said in reason)
-
-
-def test_suite_and_summary_call_the_selector_the_same():
-    assert record.SELECTOR == stale.SELECTOR
