@@ -55,21 +55,23 @@ class Entry(NamedTuple):
     best_us: float
 
 
-def list_entries(data: Dataset) -> list[Entry]:
-    """Return the problems of a table with at least two measured candidates of the heuristic.
+def list_entries(data: Dataset, is_whole: bool = False) -> list[Entry]:
+    """Return the problems of a table with at least two measured candidates of the heuristic, or all (`is_whole`).
 
-    The heuristic ranks tiles. A tile's time is that of the config which the heuristic makes of it.
+    The heuristic ranks tiles. A tile's time is that of the config which the heuristic makes of it. Where one was not
+    measured, nothing keeps a fit from choosing it.
     """
     columns = {config: column for column, config in enumerate(data.configs)}
     entries = []
     for row, problem in enumerate(data.problems):
         tiles, behind = [], []
-        for tile in _C.get_candidates(problem, data.device):
+        candidates = _C.get_candidates(problem, data.device)
+        for tile in candidates:
             column = columns.get(_C.with_loop_knobs(problem, tile, data.device))
             if column is not None and data.state[row, column] != UNMEASURED:
                 tiles.append(tile)
                 behind.append(data.regret_log(np.array([row]), np.array([column]))[0])
-        if len(tiles) > 1:
+        if len(tiles) > 1 and (len(tiles) == len(candidates) or not is_whole):
             slow = np.minimum(np.array(behind), SLOWEST)
             # The best tile's: the best of all configs may be none that the heuristic makes of a tile.
             best_us = float(data.heuristic_us[row] * np.exp(data.log_ratio[row, data.oracle[row]] + min(behind)))
@@ -217,7 +219,7 @@ def load_entries(args: argparse.Namespace) -> tuple[list[Entry], _C.Device]:
         device = find_device(store, args.device)
         wanted = args.ops.split(",") if args.ops else find_ops(store, device.sku, "")
         tables = [load_dataset(store, device.sku, op=op) for op in wanted if not OP_KINDS[op].is_logits]
-    return [entry for table in tables for entry in list_entries(table)], device
+    return [entry for table in tables for entry in list_entries(table, args.whole)], device
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -230,6 +232,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--problems", type=int, default=150, help="problems of each op kind that a fit sees")
     parser.add_argument("--generations", type=int, default=150, help="of CMA-ES")
     parser.add_argument("--blur", type=float, default=0.2, help="deviation of the logs of a fold's first rates")
+    parser.add_argument("--whole", action="store_true", help="only problems with every candidate measured")
     parser.add_argument("--start", help="GPU model whose rates are the present ones; that of the rows by default")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=Path, help="fit to --problems of every op kind, and write the rates as JSON")

@@ -36,36 +36,36 @@ struct HeuristicRates {
     double bf16_slope_ns = 0.5936;
 };
 
-// Those of an H100 (700 W): fitted from the rates above to a sample of 1,928 problems of every op kind but attention
-// logits, measured on ten of them (benchmarks/fit_rates.py, docs/search.md). Given for the SMs, clock and memory of an
-// H200, as those are.
+// Those of an H100 (700 W): fitted from the rates above to a sample of 1,360 problems of every op kind but attention
+// logits, of which every candidate was measured, on twelve of them (benchmarks/fit_rates.py, docs/search.md). Given for
+// the SMs, clock and memory of an H200, as those are.
 inline constexpr HeuristicRates kH100Rates = {
-    .launch_us = 2.792,
+    .launch_us = 2.597,
     .hbm_gbps = 4320,
-    .l2_gbps = 18930,
-    .sm_gbps = 230.7,
-    .load_latency_ns = 1590,
-    .dense_tflops = 1809,
-    .step_base_64_ns = 103.6,
-    .step_base_128_ns = 220.7,
-    .step_base_256_ns = 72.52,
-    .step_slope_64_ns = 1.346,
-    .step_slope_128_ns = 1.182,
-    .step_slope_256_ns = 4.539,
-    .two_scale_fraction = 0.129,
-    .unpipelined_fraction = 0.034,
-    .cluster_step_ns = 55.34,
-    .epilogue_base_ns = 661.5,
-    .epilogue_row_ns = 2.841,
-    .fp32_row_fraction = 3.796,
-    .direct_row_ns = 30.18,
-    .column_scale_ns = 0.7493,
-    .vector_loop_fraction = 0.1057,
-    .split_us = 1.042,
-    .deep_ring_us = 0.07514,
-    .bf16_tflops = 986.6,
-    .bf16_base_ns = 27.07,
-    .bf16_slope_ns = 1.102,
+    .l2_gbps = 28110,
+    .sm_gbps = 230.9,
+    .load_latency_ns = 1629,
+    .dense_tflops = 1821,
+    .step_base_64_ns = 105.3,
+    .step_base_128_ns = 230.1,
+    .step_base_256_ns = 73.45,
+    .step_slope_64_ns = 1.385,
+    .step_slope_128_ns = 1.121,
+    .step_slope_256_ns = 4.651,
+    .two_scale_fraction = 0.1291,
+    .unpipelined_fraction = 0.03662,
+    .cluster_step_ns = 56.98,
+    .epilogue_base_ns = 661,
+    .epilogue_row_ns = 3.014,
+    .fp32_row_fraction = 3.949,
+    .direct_row_ns = 36.99,
+    .column_scale_ns = 0.8165,
+    .vector_loop_fraction = 0.1212,
+    .split_us = 1.046,
+    .deep_ring_us = 0.07659,
+    .bf16_tflops = 911.9,
+    .bf16_base_ns = 21.26,
+    .bf16_slope_ns = 1.04,
 };
 
 struct RateField {

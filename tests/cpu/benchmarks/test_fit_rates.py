@@ -125,6 +125,7 @@ def test_an_entry_has_the_time_of_its_best_tile_whatever_is_faster_beside_the_ti
     )
     [entry] = fit_rates.list_entries(data)
     assert entry.best_us == pytest.approx(8.0)
+    assert fit_rates.list_entries(data, is_whole=True) == [], "it has more candidates than three"
 
 
 @pytest.mark.full
