@@ -19,6 +19,8 @@ from tuner.learn.ranking import Ranking
 MAX_CONFIGS = 64
 #: An entry may be this much slower than the winner where the artefact has no room for another config.
 TOLERANCE = 1.02
+#: What the trees of an artefact hang on; its exact tables do not.
+VERSIONS = ("features_version", "heuristic_version")
 
 
 @dataclass(frozen=True)
@@ -34,15 +36,16 @@ def add_entry(base: bytes | None, ranking: Ranking, device: _C.Device) -> Entry:
     """Return an artefact with the best measured config of a problem in its exact table.
 
     `base` is the artefact that the library uses so far, None without one. What no longer fits this package is left out
-    of it. An op kind that it lacks gets a part that knows its exact table alone: the heuristic answers for every other
-    problem. Where the part already has MAX_CONFIGS configs, all more than 2 % slower than the winner, the one that
-    serves fewest problems makes room; these problems lose their entries.
+    of it: of another version of the features or the heuristic, its trees alone. An op kind that it lacks gets a part
+    that knows its exact table alone: the heuristic answers for every other problem. Where the part already has
+    MAX_CONFIGS configs, all more than 2 % slower than the winner, the one that serves fewest problems makes room; these
+    problems lose their entries.
 
     Raises: InconclusiveError where no config has a time, or none can make room; IntegrityError where the result does
         not choose as it must.
     """
     identity, problem = ranking.block.identity, ranking.block.problem
-    metadata, arrays = read_base(base, identity, device)
+    metadata, arrays = read_base(base, identity, device, is_strict=False)
     part = {name.partition("/")[2]: array for name, array in arrays.items() if name.startswith(f"{problem.op}/")}
     winner = choose_config(ranking)
     if not part:
@@ -67,8 +70,13 @@ def add_entry(base: bytes | None, ranking: Ranking, device: _C.Device) -> Entry:
     return Entry(content, chosen, num_lost)
 
 
-def read_base(base: bytes | None, identity: Identity, device: _C.Device) -> tuple[dict[str, Any], dict]:
-    """Return metadata and arrays of the artefact to add to, without what this package would not use."""
+def read_base(
+    base: bytes | None, identity: Identity, device: _C.Device, is_strict: bool
+) -> tuple[dict[str, Any], dict]:
+    """Return metadata and arrays of the artefact to add to, without what this package would not use.
+
+    Of one with other VERSIONS the package uses the exact tables alone, so that these are kept; not with `is_strict`.
+    """
     empty: dict[str, Any] = {
         "format": FORMAT,
         "sku": identity.sku,
@@ -84,9 +92,12 @@ def read_base(base: bytes | None, identity: Identity, device: _C.Device) -> tupl
         metadata, arrays = read_artifact(base) if base is not None else (empty, {})
     except DeepGemmError:
         return empty, {}
-    fixed = ("format", "sku", "sm_count", "features_version", "heuristic_version", "stale")
+    fixed = ("format", "sku", "sm_count", "stale", *(VERSIONS if is_strict else ()))
     if any(metadata[name] != empty[name] for name in fixed):
         return empty, {}
+    if any(metadata[name] != empty[name] for name in VERSIONS):
+        metadata |= {name: empty[name] for name in VERSIONS}
+        arrays = {name: array for op in metadata["ops"] for name, array in forget_trees(op, arrays).items()}
     known = metadata["ops"].get(identity.op, {"kernel_hash": identity.kernel_hash})
     if known["kernel_hash"] == identity.kernel_hash:
         return metadata | {"ops": dict(metadata["ops"])}, dict(arrays)
@@ -151,6 +162,20 @@ def make_part(problem: _C.Problem, config: _C.Config, device: _C.Device) -> dict
         "configs": np.array([list(config.as_dict().values())], np.int32),
         "exact_key": np.array([], np.uint64),
         "exact_config": np.array([], np.int32),
+        **make_leaf(features),
+    }
+
+
+def forget_trees(op: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays of an op kind with its configs and its exact table, but without its model."""
+    kept = {f"{op}/{name}": arrays[f"{op}/{name}"] for name in ("configs", "exact_key", "exact_config")}
+    leaf = make_leaf(np.zeros(len(_C.config_feature_names())))
+    return kept | {f"{op}/{name}": array for name, array in leaf.items()}
+
+
+def make_leaf(features: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the arrays of a model of one leaf, which changes no estimate and is valid at one point."""
+    return {
         "tree_start": np.array([0, 1], np.int32),
         "feature": np.array([-1], np.int32),
         "threshold": np.array([0.0]),

@@ -124,7 +124,7 @@ def find_kept(base: bytes | None, parts: list[Part], is_strict: bool) -> tuple[d
     """Return metadata and arrays of the op kinds of `base` that are not among the parts; `is_strict`: and that are of
     this package's kernels.
     """
-    metadata, arrays = read_base(base, parts[0].training.record.identity, parts[0].data.device)
+    metadata, arrays = read_base(base, parts[0].training.record.identity, parts[0].data.device, is_strict)
     made = {part.op for part in parts}
     ops = {op: described for op, described in metadata["ops"].items() if op not in made}
     if is_strict:

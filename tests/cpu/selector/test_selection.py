@@ -238,3 +238,11 @@ def test_no_legal_config_is_the_devices_error_and_no_selectors(folder):
         warnings.simplefilter("error", SelectorWarning)
         with pytest.raises(DeviceError, match="no config is legal"):
             selection.get_best_config(make_parts()[3][30], ampere)
+
+
+@pytest.mark.parametrize("sku", selector_files.PACKAGED_SKUS)
+def test_the_packaged_artefacts_are_of_this_heuristic_and_these_features(sku):
+    """Of others the library uses the exact tables alone, and warns."""
+    metadata = selection.load_selector(sku).selector.metadata
+    assert metadata["heuristic_version"] == _C.heuristic_version(sku), "train and export it again"
+    assert metadata["features_version"] == _C.FEATURES_VERSION
