@@ -18,6 +18,7 @@ print('watched: {"event": "begin", "program": "a", "at": 0}')
 print('watched: {"event": "end", "program": "a", "op": "x", "seconds": 1.5, "failures": %s}', flush=True)
 """
 DONE = """print('watched: {"event": "done"}', flush=True)"""
+SUMMED_UP = "print('========= RACECHECK SUMMARY: 3 hazards displayed (3 errors, 0 warnings)', flush=True)"
 
 
 def make_tool(monkeypatch, tmp_path, name: str, code: str, timeout_s: float = 60.0, **options) -> Tool:

@@ -90,6 +90,7 @@ class Parent:
         self.current: dict | None = None
         self.child: subprocess.Popen | None = None
         self.is_stopped = False
+        self.is_reaped = False  # stop() must not kill a group that has taken the child's number
 
     def run(self) -> None:
         """Run children until the jobs are done, the budget is spent, or too many children died."""
@@ -101,7 +102,7 @@ class Parent:
     def stop(self) -> None:
         """Kill the child without waiting for its end, and start no other."""
         self.is_stopped = True
-        if self.child is not None:
+        if self.child is not None and not self.is_reaped:
             send_kill(self.child)
 
     def wait(self) -> None:
@@ -148,6 +149,7 @@ class Parent:
         environment = {"OMP_NUM_THREADS": str(cores)} | os.environ
         with holding_signals():
             self.child = subprocess.Popen(command, pass_fds=[writer], start_new_session=True, env=environment)
+            self.is_reaped = False
         os.close(writer)
         if self.is_stopped:
             kill_group(self.child)
@@ -177,6 +179,7 @@ class Parent:
         finally:
             os.close(reader)
         status = self._reap(child)
+        self.is_reaped = True
         if self.current is not None:
             self._add_failure(f"the process died or hung (exit status {status})")
         elif status not in (0, CONTEXT_LOST) and not self.is_complete:

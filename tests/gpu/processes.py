@@ -20,9 +20,12 @@ ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def _handling(handle: Callable) -> Iterator[None]:
+def _handling(handle: Callable, *later: Callable) -> Iterator[None]:
     """Let a function handle ENDING, but for those that this process ignores. Other threads than the main one hear of
     no signal and can set nothing: there is nothing to do for them.
+
+    What was there before comes back unless another than `handle` and those of `later` has taken its place: this process
+    has then begun to end, and must go on to ignore.
     """
     is_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.getsignal(number) for number in ENDING} if is_main else {}
@@ -33,7 +36,8 @@ def _handling(handle: Callable) -> Iterator[None]:
         yield
     finally:
         for number, old in heard.items():
-            signal.signal(number, old)
+            if signal.getsignal(number) in (handle, old, *later):
+                signal.signal(number, old)
 
 
 def _ignore(*_: object) -> None:
@@ -55,7 +59,7 @@ def ending_on_sigterm() -> Iterator[None]:
 
     After the first of both, further ones are ignored until the block has been left.
     """
-    with _handling(_end):
+    with _handling(_end, _ignore):
         yield
 
 
@@ -73,7 +77,7 @@ def holding_signals() -> Iterator[None]:
 
 def send_kill(child: subprocess.Popen) -> None:
     """Kill a child that leads a session of its own, with its children, which may live although it has ended."""
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):  # of one child, which must not keep the others alive
         os.killpg(child.pid, signal.SIGKILL)
 
 
@@ -82,14 +86,21 @@ def kill_groups(children: Sequence[subprocess.Popen]) -> None:
     with holding_signals():
         for child in children:
             send_kill(child)
-        for child in children:
-            child.wait()
+        _wait_briefly(children)
+
+
+def _wait_briefly(children: Sequence[subprocess.Popen]) -> None:
+    """Wait for children that were killed, but not for ever: the driver may hold one, and signals are held meanwhile."""
+    end = time.monotonic() + GRACE_S
+    for child in children:
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(max(0.0, end - time.monotonic()))
 
 
 def kill_group(child: subprocess.Popen) -> int:
     """Kill a child that leads a session of its own, with its children; return its exit status."""
     kill_groups([child])
-    return child.returncode
+    return -signal.SIGKILL if child.returncode is None else child.returncode
 
 
 def end_all(children: Sequence[subprocess.Popen], grace_s: float = GRACE_S) -> None:
@@ -103,5 +114,4 @@ def end_all(children: Sequence[subprocess.Popen], grace_s: float = GRACE_S) -> N
                 child.wait(max(0.0, end - time.monotonic()))
         for child in children:
             child.kill()
-        for child in children:
-            child.wait()
+        _wait_briefly(children)

@@ -255,7 +255,7 @@ def is_reported(control: Tool, name: str) -> bool | None:
     if any(name in text for text, _ in control.found.reports):
         return True
     has_ended = any(row["program"] == name and not row["failures"] for row in control.found.rows)
-    return False if has_ended and control.found.is_done and not control.is_killed else None
+    return False if has_ended and control.found.has_summed_up and not control.is_killed else None
 
 
 def run_spread(args: argparse.Namespace) -> int:

@@ -58,8 +58,8 @@ class Output(NamedTuple):
     """What a child and its tool said.
 
     total: programs of the run. rows: those that ended. running, since: one that began and did not end, and when, in
-    seconds since the epoch. reports: (text, program). is_done: the child came to its end. is_clean: the tool came to
-    its end and found nothing.
+    seconds since the epoch. reports: (text, program). is_done: the child came to its end. has_summed_up: the tool did.
+    is_clean: it did and found nothing.
     """
 
     total: int
@@ -68,6 +68,7 @@ class Output(NamedTuple):
     since: float
     reports: list[tuple[str, str]]
     is_done: bool
+    has_summed_up: bool
     is_clean: bool
 
 
@@ -92,7 +93,8 @@ def read_output(name: str, text: str) -> Output:
             running = ""
             rows.append({key: value for key, value in message.items() if key != "event"})
         is_done = is_done or message.get("event") == "done"
-    return Output(total, rows, running, since, reports, is_done, CLEAN[name] in text)
+    has_summed_up = CLEAN[name].partition(":")[0] in text
+    return Output(total, rows, running, since, reports, is_done, has_summed_up, CLEAN[name] in text)
 
 
 def _parse_event(line: str) -> dict:
@@ -160,6 +162,7 @@ class Tool:
     ):
         self.name, self.start, self.stops, self.is_killed = name, time.monotonic(), bool(claims), False
         self.part, self.end, self.seconds, self.fault = part, float("inf"), 0.0, ""
+        self.is_over = False  # its group was killed when it ended: the number may be another's by now
         self.timeout_s = deadline - time.time() if claims else max(30.0, min(TIMEOUT_S, deadline - time.time()))
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 (read by finish(), which closes it)
         child = ["--child", part, "--ops", ",".join(ops)]
@@ -201,6 +204,7 @@ class Tool:
         wait_for_all([self])
         if self.process is not None:
             kill_group(self.process)  # what it has left behind, too
+            self.is_over = True
         self.output.seek(0)
         text = self.output.read()
         self.output.close()
@@ -260,7 +264,7 @@ class Tools(list[Tool]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        kill_groups([tool.process for tool in self if tool.process is not None])
+        kill_groups([tool.process for tool in self if tool.process is not None and not tool.is_over])
 
 
 def start_tools(

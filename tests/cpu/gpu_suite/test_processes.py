@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.fakes.processes import wait_until_gone
-from tests.gpu import parent, run, sanitizer
+from tests.gpu import parent, processes, run, sanitizer
 from tests.gpu.processes import end_all, ending_on_sigterm, holding_signals, kill_group, kill_groups
 from tests.gpu.sanitizer_tools import Tools
 
@@ -61,7 +61,7 @@ def interrupt_self(number: int) -> None:
 
 def make_tools(children: list[subprocess.Popen]) -> Tools:
     """Return tools that have these children."""
-    return Tools([SimpleNamespace(process=child) for child in children])
+    return Tools([SimpleNamespace(process=child, is_over=False) for child in children])
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
@@ -167,7 +167,7 @@ def test_children_of_a_leader_that_has_ended_are_killed(start):
 def test_all_groups_are_killed_before_one_is_waited_for(monkeypatch):
     done: list[tuple] = []
     monkeypatch.setattr(os, "killpg", lambda group, sent: done.append(("kill", group)))
-    kill_groups([SimpleNamespace(pid=pid, wait=lambda pid=pid: done.append(("wait", pid))) for pid in (7, 8)])
+    kill_groups([SimpleNamespace(pid=pid, wait=lambda _, pid=pid: done.append(("wait", pid))) for pid in (7, 8)])
     assert done == [("kill", 7), ("kill", 8), ("wait", 7), ("wait", 8)]
 
 
@@ -206,3 +206,44 @@ def test_the_child_that_compiles_calls_ends_with_an_interrupted_run(monkeypatch,
     with pytest.raises(SystemExit):
         sanitizer.compile_ahead(None, (), 60.0)
     assert started[0].returncode == KILLED
+
+
+def test_one_child_that_may_not_be_killed_keeps_no_other_alive(monkeypatch, start):
+    children, real = start(2), os.killpg
+
+    def refuse(group: int, sent: int) -> None:
+        if group == children[0].pid:
+            raise PermissionError("not this one")
+        real(group, sent)
+
+    monkeypatch.setattr(os, "killpg", refuse)
+    monkeypatch.setattr(processes, "GRACE_S", 0.5)
+    start_s = time.monotonic()
+    kill_groups(children)
+    assert children[1].wait(10) == KILLED and children[0].poll() is None
+    assert time.monotonic() - start_s < 10, "it is not waited for for ever"
+
+
+def test_an_end_that_began_while_handlers_were_set_goes_on(monkeypatch):
+    """The handlers of before are those that would break it off."""
+    real, heard = signal.signal, []
+
+    def interrupt(number: int, handle) -> object:
+        found = real(number, handle)
+        if not heard and getattr(handle, "__name__", "") == "<lambda>":  # the first one that holding_signals sets
+            heard.append(number)
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    def end_children() -> None:
+        monkeypatch.setattr(signal, "signal", interrupt)
+        try:
+            with holding_signals():
+                pytest.fail("the signal was lost")
+        finally:
+            monkeypatch.setattr(signal, "signal", real)
+            signal.raise_signal(signal.SIGINT)  # is ignored: this process ends
+
+    with pytest.raises(SystemExit), ending_on_sigterm():
+        end_children()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -258,14 +258,14 @@ class FakeTool:
         self.started.append((name, part, gpu, os.path.basename(claims)))
         own = self.faults if number == 2 else {}
         names = fault_kernels.CONTROLS if self.is_control else [str(number)]
-        self.process, self.due, self.fault = None, 0.0, ""
+        self.process, self.due, self.fault, self.is_over = None, 0.0, "", False
         reports = [(f"race in {fault_kernels.RACE}", "control")] if self.is_control else own.get("reports", [])
         if self.is_control and self.faults.get("is_blind"):
             reports = []
         rows = [{"program": name, "op": "x", "seconds": float(number), "failures": []} for name in names]
         rows = [] if own.get("running") else rows
         self.is_killed = bool(own.get("is_killed"))
-        self.found = sanitizer_tools.Output(3, rows, own.get("running", ""), 0.0, reports, True, True)
+        self.found = sanitizer_tools.Output(3, rows, own.get("running", ""), 0.0, reports, True, True, True)
 
     def wait(self, earliest):
         pass

@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes import sass
 from tests.fakes.compiler import isolate, require_compiler
-from tests.fakes.sanitizer_tool import DONE, HAZARD, make_tool
+from tests.fakes.sanitizer_tool import DONE, HAZARD, SUMMED_UP, make_tool
 from tests.gpu import fault_kernels, sanitizer
 
 RAN = """print('watched: {"event": "end", "program": "%s", "op": "", "seconds": 1, "failures": %s}', flush=True)"""
@@ -34,7 +34,8 @@ def test_controls_are_what_they_say(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     "code, limit_s, verdict, said",
     [
-        (DONE, 60.0, False, []),
+        (f"{DONE}\n{SUMMED_UP}", 60.0, False, []),
+        (DONE, 60.0, None, []),
         ("time.sleep(60)", 3.0, None, ["with the controls: did not end in 3 s"]),
         ("", 60.0, None, ["with the controls: the child died"]),
     ],
@@ -55,7 +56,7 @@ def test_controls_of_a_child_that_did_not_end_are_unknown(monkeypatch, tmp_path,
 def test_a_control_that_is_missing_or_failed_is_unknown(monkeypatch, tmp_path):
     race, missing, failed, ended = fault_kernels.CONTROLS
     ran = [RAN % (race, "[]"), RAN % (failed, '["no memory"]'), RAN % (ended, "[]")]
-    tool = make_tool(monkeypatch, tmp_path, "racecheck", "\n".join([*ran, DONE]))
+    tool = make_tool(monkeypatch, tmp_path, "racecheck", "\n".join([*ran, DONE, SUMMED_UP]))
     failures, controls = sanitizer.check_controls(tool)
     assert controls == {race: False, missing: None, failed: None, ended: False}
     unknown = [f"racecheck: control {name} was not run to its end" for name in (missing, failed)]
