@@ -113,7 +113,7 @@ def test_the_command_reads_and_writes_nothing(database, capsys):
     assert counted[2:4] == ["NO", str(len(rows))] and counted[7] == str(len(rows))  # all are of other kernels
     assert ["fp8_gemm", "demo", "12", "3", "0"] in [line[:5] for line in lines]
     assert "A/A" in text and "compile_error" in text
-    assert max(map(len, text.splitlines()[1:])) <= WIDTH and len(lines) < 30
+    assert max(map(len, text.splitlines()[1:])) <= WIDTH and len(lines) < 40
     assert cli.run(["inspect", "--db", str(database), "--device", "h200", "--preset", "demo", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (
