@@ -60,10 +60,11 @@ def is_known(row: Any) -> bool:
     """Return whether a MeasurementRow of energy says all that it can: power and ratio, or that its config fails.
 
     Where a reading was missed, its own (`skipped`) or that of the reference (no ratio), its config is measured again.
+    So is one that failed before its board was lost, in a block that stayed open: it may have been the board's fault.
     """
     if row.status in ("ok", "censored"):
         return row.power_w is not None and row.ratio is not None
-    return row.status != "skipped"
+    return row.status != "skipped" and row.block.status != "open"
 
 
 def split(configs: Sequence) -> list[list]:

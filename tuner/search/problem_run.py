@@ -282,8 +282,9 @@ class ProblemRun:
             try:
                 block = self.measure(part, [], energy.make_plan(self.plan))
             except (ProblemFailed, DeviceRetired) as error:
-                self.store_failures(on_block, is_energy=True)
-                if isinstance(error, DeviceRetired):
+                is_lost = isinstance(error, DeviceRetired)
+                self.store_failures(on_block, is_energy=True, has_failed=not is_lost)
+                if is_lost:
                     raise
                 continue
             block.is_energy = True

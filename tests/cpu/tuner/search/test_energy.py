@@ -1,6 +1,7 @@
 """`sweep --energy`: blocks of a regime of their own after all others, which nothing that ranks by time reads."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,12 +168,13 @@ def test_a_row_without_power_of_its_own_has_no_energy(tmp_path):
 
 
 def test_what_counts_as_known_energy():
-    def row(status, ratio=None, power_w=None):
-        return Result(config=CONFIGS[0], role="confirm", status=status, ratio=ratio, power_w=power_w)
+    def row(status, ratio=None, power_w=None, block="finished"):
+        return SimpleNamespace(status=status, ratio=ratio, power_w=power_w, block=SimpleNamespace(status=block))
 
     assert energy.is_known(row("ok", 1.0, 500.0))
     assert all(energy.is_known(row(status)) for status in ("incorrect", "crash", "timeout", "compile_error", "spill"))
     lacking = [row("ok", 1.0), row("ok", None, 500.0), row("skipped"), row("skipped", 1.0, 500.0)]
+    lacking.append(row("crash", block="open"))  # before its board was lost
     assert not any(map(energy.is_known, lacking))
 
 
