@@ -121,11 +121,8 @@ def test_the_same_data_give_the_same_bytes(made, tmp_path):
 
 def test_the_artefact_carries_the_datas_kernel_hash(made):
     metadata, _ = read_artifact(made[2].content)
-    assert (
-        metadata["ops"]["fp8_gemm"]["kernel_hash"] == synthetic.KERNEL_HASH
-        and metadata["sku"] == SKU
-        and metadata["stale"] is None
-    )
+    assert metadata["ops"]["fp8_gemm"]["kernel_hash"] == synthetic.KERNEL_HASH
+    assert metadata["sku"] == SKU and metadata["stale"] is None
     assert metadata["features_version"] == _C.FEATURES_VERSION
     assert metadata["heuristic_version"] == _C.heuristic_version(SKU)
     assert metadata["created"] == made[0].record.newest_row[:10]
