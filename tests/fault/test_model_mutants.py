@@ -53,12 +53,9 @@ def record_event(event: str, _arguments: tuple) -> None:
 sys.addaudithook(record_event)
 
 
-def check_harmless(content: bytes) -> bool:
-    """Assert that `content` is refused or gives legal configs, quickly and without running anything; return whether it
-    was accepted.
-    """
-    global _events
-    _events, start = [], time.thread_time()
+def choose_from(content: bytes) -> tuple[bool, list, float]:
+    """Load `content` and choose; return whether it was accepted, the choices and the seconds of this thread."""
+    start = time.thread_time()
     try:
         selector = Selector(content)
         choices = [
@@ -68,10 +65,25 @@ def check_harmless(content: bytes) -> bool:
         ]
     except ModelError:
         selector, choices = None, []
-    seconds, events, _events = time.thread_time() - start, _events, None
+    return selector is not None, choices, time.thread_time() - start
+
+
+def check_harmless(content: bytes) -> bool:
+    """Assert that `content` is refused or gives legal configs, quickly and without running anything; return whether it
+    was accepted.
+
+    A slow one is slow each time; a collection of all the objects of this process may fall into one or two tries.
+    """
+    global _events
+    _events = []
+    for _ in range(3):
+        is_accepted, choices, seconds = choose_from(content)
+        if seconds <= MAX_SECONDS:
+            break
+    events, _events = _events, None
     assert seconds <= MAX_SECONDS and not events
     assert all(_C.is_legal(problem, choice.config, DEVICE) for problem, choice in choices)
-    return selector is not None
+    return is_accepted
 
 
 @pytest.fixture
