@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -27,7 +28,7 @@ from deep_gemm.numerics import widen
 from deep_gemm.selector import Selector
 from tuner.commands.tables import format_table
 from tuner.db import Store, snapshot_path
-from tuner.learn.dataset import load_dataset
+from tuner.learn.dataset import UNMEASURED, load_dataset
 from tuner.learn.sources import RECORDED_SKU, open_database
 from tuner.problems.shapes import load_preset
 
@@ -192,19 +193,32 @@ def compare_on_gpu(artefact: Path, device: "_C.Device", left_out: dict) -> list[
 def compare_recorded(artefact: Path, database: Path, left_out: dict) -> list[dict]:
     """Look the times of the heuristic's pick and of the choices up in the recorded sweep, evenly over its full-space
     problems.
+
+    A problem of which the sweep lacks a choice, such as one with knobs that a later rule gives, is left out.
     """
     with open_database(str(database)) as store:
         data = load_dataset(store, "", op=OP)
-    full = [index for index in range(len(data.problems)) if data.full_space[index]]
-    rows = []
-    for index in full[:: max(len(full) // ROWS, 1)][:ROWS]:
+    known = []
+    for index in np.flatnonzero(data.full_space).tolist():
         problem = data.problems[index]
-        logs = dict(zip(data.configs, data.log_ratio[index].tolist(), strict=True))
-        times = {config: float(data.heuristic_us[index]) * math.exp(log) for config, log in logs.items()}
-        before = data.configs[data.heuristic[index]]
         choice = choose(problem, data.device, artefact, "model")
+        if choice.config in timed_configs(data, index):
+            known.append((index, choice))
+    rows = []
+    for index, choice in known[:: max(len(known) // ROWS, 1)][:ROWS]:
+        problem, before = data.problems[index], data.configs[data.heuristic[index]]
+        times = {
+            config: float(data.heuristic_us[index]) * math.exp(log)
+            for config, log in timed_configs(data, index).items()
+        }
         rows.append(make_row(problem, times, before, choice, left_out.get(problem.key)))
     return rows
+
+
+def timed_configs(data, index: int) -> dict:
+    """Return {config: log ratio to the heuristic's pick} of one problem of a Dataset."""
+    columns = np.flatnonzero(data.state[index] != UNMEASURED).tolist()
+    return {data.configs[column]: float(data.log_ratio[index, column]) for column in columns}
 
 
 def make_row(

@@ -6,11 +6,15 @@
 namespace deep_gemm {
 namespace {
 
-// K steps of a tile from which a knob pays. Rules and figures are of one comparison: H200, cold L2, each tile with and
-// without each knob in the same rounds, 4 to 128 steps (docs/kernels.md).
+// K steps of a tile from which a knob pays. Figures are of one comparison on an H200 (cold L2, each tile with and
+// without each knob in the same rounds, 4 to 128 steps; docs/kernels.md), or of "sweeps": shares of the time without
+// the knob in the sweeps recorded on an H200 and an H100, geometric means of as many problems as stand beside them.
 constexpr int64_t kMinSteps = 12;             // at 4 steps all of them lose, up to 36 %
 constexpr int64_t kScaleWarpStepsOfOne = 32;  // 64 rows: up to 18 % won at 56 steps, 2 % lost at 16
+constexpr int64_t kEarlyScaleWarpSteps = 16;  // for some of them, see pays_scale_warp
+constexpr int kMaxScaleWarpColumns = 144;     // of 64 rows: 64x160 and 64x192 lose 1 to 2 % (sweeps, 405)
 constexpr int kRingSteps = 8;                 // of a buffer in the ring of scales of any layout
+constexpr int kMinWideStages = 4;             // of wide tiles that were timed where K ends within a round
 constexpr int64_t kMinVectorSteps = 8;        // columns have scales of their own, D is FP32: 8 to 13 % won at 8 and 10
 constexpr int64_t kMinHalfVectorSteps = 32;   // and where D is BF16
 constexpr int kReduceAddColumns = 128;        // 2 to 5 % won; wider tiles lose up to 20 %
@@ -22,28 +26,49 @@ int64_t steps_of_tile(const Problem& problem, const Config& config) {
 
 bool has_two_warpgroups(const Config& config) { return math_warpgroups(config) == 2 && config.swap_ab == 0; }
 
-// Where tiles end within a round of the ring, 128x128 is 1 to 20 % slower with the loop; 256x128 gains all the same.
-bool walks_whole_rounds(const Problem& problem, const Config& config, int64_t steps) {
-    if (has_scale_ring(problem)) return kRingSteps % config.num_stages == 0;
-    return config.block_m == 256 ? config.block_n == 128 : steps % config.num_stages == 0;
+bool is_dense(const Problem& problem) { return !op_kind(problem.op).is_grouped(); }
+
+// Whether a tile gains by the loop where its K ends within a round of the ring. Most lose up to 20 % then, contiguous
+// 128x192 up to 8 %. 256x128 gains all the same, and so do wide tiles of dense and masked products: in sweeps with the
+// scale warp, from 12 steps on, 128x192 0.89 (81; masked 0.98, 8), 128x160 0.86 (14).
+bool gains_within_rounds(const Problem& problem, const Config& config) {
+    if (config.block_m == 256) return config.block_n == 128;
+    const bool is_wide = config.block_n == 160 || config.block_n == 192;
+    return is_wide && config.num_stages >= kMinWideStages && problem.recipe == Recipe::k1d2d &&
+           (is_dense(problem) || op_kind(problem.op).has_room());
 }
 
-// 128x64 5 %, 128x96 2 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster. Tiles
-// of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 % faster from 32 steps on, whether
-// tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D between 5 % won and 4 % lost.
+bool fits_rounds(const Problem& problem, const Config& config, int64_t steps) {
+    if (has_scale_ring(problem)) return kRingSteps % config.num_stages == 0;
+    if (steps % config.num_stages != 0) return gains_within_rounds(problem, config);
+    return config.block_m != 256 || config.block_n == 128 || (is_dense(problem) && config.block_n == 64);
+}
+
+// 128x64 5 %, 128x96 2 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster; dense
+// 256x64 0.92 (sweeps, 23). Tiles of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 %
+// faster from 32 steps on, whether tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D
+// between 5 % won and 4 % lost.
 bool pays_loop(const Problem& problem, const Config& config, int64_t steps) {
     if (!has_two_warpgroups(config) || config.split_k > 1) return false;
     if (problem.recipe == Recipe::k1d1d && config.block_n < kMinVectorLoopColumns && config.block_m == 128)
         return false;
-    return pays_vector_loop(problem, steps) || (steps >= kMinSteps && walks_whole_rounds(problem, config, steps));
+    return pays_vector_loop(problem, steps) || (steps >= kMinSteps && fits_rounds(problem, config, steps));
 }
 
-// With 8 to 64 tokens (swapped) nothing is gained; 128x64 and 128x96 of dense products neither. 128x192 loses without
-// the loop, up to 7 %.
+// In sweeps, from 16 to 31 steps: dense 64x64 0.98 (86) and 64x96 0.96 (107), masked 64x128 0.95 (37); others nothing.
+bool pays_scale_warp_of_one(const Problem& problem, const Config& config, int64_t steps) {
+    const int columns = config.block_n;
+    const bool is_early =
+        is_dense(problem) ? columns == 64 || columns == 96 : op_kind(problem.op).has_room() && columns == 128;
+    return steps >= (is_early ? kEarlyScaleWarpSteps : kScaleWarpStepsOfOne) && columns <= kMaxScaleWarpColumns;
+}
+
+// With 8 to 64 tokens (swapped) nothing is gained; 128x64 and 128x96 of dense products neither, nor 256x64 of masked
+// ones (sweeps, 1.02, 43). 128x192 loses without the loop, up to 7 %.
 bool pays_scale_warp(const Problem& problem, const Config& config, int64_t steps) {
     if (config.swap_ab != 0) return false;
-    if (math_warpgroups(config) == 1) return steps >= kScaleWarpStepsOfOne;
-    const bool is_narrow = config.block_n < 128 && !op_kind(problem.op).has_room();
+    if (math_warpgroups(config) == 1) return pays_scale_warp_of_one(problem, config, steps);
+    const bool is_narrow = config.block_n < 128 && (!op_kind(problem.op).has_room() || config.block_m == 256);
     return steps >= kMinSteps && !is_narrow && (config.block_n <= 128 || config.loop != 0);
 }
 

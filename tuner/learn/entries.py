@@ -48,10 +48,10 @@ class Value(NamedTuple):
 
 def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarantined: set) -> Entry | str:
     """Return the Entry of one problem without `quarantined` configs, or the reason why it cannot be used."""
-    heuristic = _C.get_analytic_config(problem, device)
     rows = [row for row in rows if row.config not in quarantined and row.block.status == "finished"]
     rested = [row for row in rows if is_rested(row.block.regime)]
     rows = [row for row in rows if not is_rested(row.block.regime)]
+    heuristic = find_pick(problem, rows, device)
     offsets = {heuristic: 0.0}
     known = summarize_blocks(rows, heuristic, offsets)
     if all((heuristic, state) not in known for state in (CENSORED, SEARCHED, CONFIRMED)):
@@ -69,6 +69,19 @@ def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarant
     candidates = frozenset(_C.get_candidates(problem, device)) - quarantined
     beyond = frozenset(best_known).difference(default_space(kernel_identity(problem), device))
     return Entry(problem, heuristic, best_known, search, candidates, beyond, heuristic_time(rows, heuristic))
+
+
+def find_pick(problem, rows: list[MeasurementRow], device: _C.Device) -> _C.Config:
+    """Return the heuristic's pick; where only its tile with other knobs of the main loop was timed, that.
+
+    The rule of the knobs follows from sweeps, so an older sweep may lack what it gives today. The time of the pick is
+    then not known, and that of the tile stands in, without knobs if possible: what knobs gain was not seen there.
+    """
+    pick = _C.get_analytic_config(problem, device)
+    tile = _C.without_loop_knobs(pick)
+    timed = {row.config for row in rows if row.status in ("ok", "censored") and to_value(row)}
+    known = [pick, tile, *sorted((config for config in timed if _C.without_loop_knobs(config) == tile), key=str)]
+    return next((config for config in known if config in timed), pick)
 
 
 def summarize_blocks(rows: list[MeasurementRow], heuristic, offsets: dict) -> dict[tuple, float]:

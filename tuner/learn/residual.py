@@ -118,6 +118,9 @@ def find_places(data: Dataset, column: dict, row: int) -> dict[int, int]:
         is_shown = timed[place] or (config == tiles[place] and config not in is_tile_timed)
         if index >= 0 and is_shown and data.legal[row, index] and config not in banned:
             places[index] = place if place < num_ranked else UNRANKED
+    pick = int(data.heuristic[row])
+    if data.configs[pick] != shortlist[0]:  # it stands in for the first, see entries.find_pick
+        places = {index: place for index, place in places.items() if place != 0} | {pick: 0}
     return places
 
 

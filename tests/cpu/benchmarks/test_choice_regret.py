@@ -15,6 +15,7 @@ from tuner.problems.fields import get_weight_shape
 from tuner.problems.regimes import is_rested
 from tuner.problems.shapes import load_preset, preset_names
 from tuner.search import sweep
+from tuner.search.wide_space import get_loop_space
 
 FEW = {"fp8_gemm": 3, "m_grouped_fp8_gemm_masked": 2}
 DEVICE = _C.Device.known("h200")
@@ -118,7 +119,7 @@ def test_the_choices_of_another_artefact_are_scored_without_measuring(tmp_path, 
     best = {row["problem"]: row["best"] for row in before["rows"]}
 
     def choose(self, problem, roles) -> dict:
-        configs = _C.get_candidates(problem, DEVICE)
+        configs = get_loop_space(problem, DEVICE)
         config = next((one for one in configs if str(one) == best[problem.key]), configs[0])
         return {"auto": SimpleNamespace(config=config, source="learned")}
 

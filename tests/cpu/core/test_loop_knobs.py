@@ -80,18 +80,43 @@ def with_knobs(problem, *tile, **others) -> dict:
         ((4096, 4096, 7168), (128, 192, 4), {}, {"loop": 1, "scale_warp": 1}),
         ((4096, 4096, 7168), (128, 128, 5), {}, {"scale_warp": 1}),  # 56 steps end within a round of five stages
         ((4096, 4096, 7168), (128, 192, 3), {}, {}),
+        ((4096, 4096, 14080), (128, 192, 4), {}, {"loop": 1, "scale_warp": 1}),  # 110 steps: wide tiles gain
+        ((4096, 4096, 14208), (128, 160, 5), {}, {"loop": 1, "scale_warp": 1}),
+        ((4096, 4096, 14208), (128, 144, 5), {}, {}),
+        ((4096, 4096, 1280), (128, 192, 4), {}, {}),
+        ((2048, 2112, 7168), (256, 64, 4), {}, {"loop": 1}),
+        ((2048, 2112, 7040), (256, 64, 4), {}, {}),
         ((4096, 4096, 7168), (256, 128, 3), {}, {"loop": 1, "scale_warp": 1, "tile_barrier": 1}),
         ((512, 2112, 7168), (128, 64, 8), {}, {"loop": 1}),
         ((512, 2112, 7168), (128, 64, 7), {"split_k": 2}, {}),
         ((64, 4096, 7168), (64, 32, 14), {}, {"scale_warp": 1}),
         ((64, 4096, 2048), (64, 32, 14), {}, {}),
+        ((64, 4096, 2048), (64, 96, 10), {}, {"scale_warp": 1}),
+        ((64, 4096, 1920), (64, 96, 10), {}, {}),
+        ((64, 4096, 7168), (64, 144, 7), {}, {"scale_warp": 1}),
+        ((64, 4096, 7168), (64, 160, 7), {}, {}),
         ((16, 4096, 7168), (16, 64, 10), {"swap_ab": 1}, {}),
         ((4096, 4096, 512), (128, 128, 4), {}, {}),
     ],
 )
 def test_the_heuristic_gives_a_tile_the_knobs_that_paid(size, tile, others, knobs):
-    """As measured on one H200, beside the same tile without them."""
+    """As measured on an H200 and an H100, beside the same tile without them."""
     assert with_knobs(_C.Problem("fp8_gemm", *size), *tile, **others) == knobs
+
+
+@pytest.mark.parametrize(
+    ("op", "tile", "knobs"),
+    [
+        ("m_grouped_fp8_gemm_masked", (128, 192, 4), {"loop": 1, "scale_warp": 1}),
+        ("m_grouped_fp8_gemm_contiguous", (128, 192, 4), {}),
+        ("m_grouped_fp8_gemm_masked", (256, 64, 4), {}),
+        ("m_grouped_fp8_gemm_masked", (64, 128, 8), {"scale_warp": 1}),
+        ("m_grouped_fp8_gemm_contiguous", (64, 128, 8), {}),
+    ],
+)
+def test_groups_have_rules_of_their_own(op, tile, knobs):
+    """23 steps of K, which end within a round of each of these rings."""
+    assert with_knobs(_C.Problem(op, 1024, 4096, 2944, num_groups=4), *tile) == knobs
 
 
 def test_the_heuristics_choice_has_the_knobs_of_its_tile():

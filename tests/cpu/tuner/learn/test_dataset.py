@@ -172,9 +172,30 @@ def test_a_failure_that_went_away_is_forgiven():
 
 def test_a_problem_without_the_pick_is_left_out_and_counted():
     lonely = _C.Problem("fp8_gemm", 77, 2112, 7168)
-    other = next(config for config in (A, B) if config != _C.get_analytic_config(lonely, DEVICE))
+    tile = _C.without_loop_knobs(_C.get_analytic_config(lonely, DEVICE))
+    other = next(config for config in (A, B) if _C.without_loop_knobs(config) != tile)
     data = build([row(PICK, 1.0), row(other, 0.9, problem=lonely, block=3, reference=other)])
     assert lonely not in data.problems and data.dropped == {"heuristic's pick not measured": 1}
+
+
+KNOBBED = _C.Problem("fp8_gemm", 4096, 4096, 7168)
+
+
+@pytest.mark.parametrize(
+    ("timed", "stand_in"),
+    [([{"loop": 1}, {}], {}), ([{"loop": 1}], {"loop": 1}), ([{}, {"scale_warp": 1}], {"scale_warp": 1})],
+    ids=["without knobs", "other knobs", "the pick itself"],
+)
+def test_the_tile_stands_in_for_a_pick_whose_knobs_no_sweep_knew(timed, stand_in):
+    """Rules of the knobs change; problems that were swept before then stay."""
+    pick = _C.get_analytic_config(KNOBBED, DEVICE)
+    tile = _C.without_loop_knobs(pick)
+    assert pick == _C.Config(**tile.as_dict() | {"scale_warp": 1})
+    configs = [_C.Config(**tile.as_dict() | knobs) for knobs in timed]
+    rows = [row(config, 1.0, problem=KNOBBED, block=3, reference=configs[0]) for config in configs]
+    data = build([row(PICK, 1.0), *rows])
+    chosen = data.configs[data.heuristic[data.problems.index(KNOBBED)]]
+    assert chosen == _C.Config(**tile.as_dict() | stand_in) and not data.dropped
 
 
 def test_a_pick_that_left_the_race_keeps_its_problem():

@@ -119,6 +119,18 @@ def test_a_tile_counts_with_and_without_knobs_where_both_were_timed(data):
     assert len(seen) >= 3
 
 
+def test_what_stands_in_for_the_heuristics_pick_is_compared_in_its_place(data):
+    """Without a row in the first place the trees would not answer at all."""
+    column = {config: index for index, config in enumerate(data.configs)}
+    for row, problem in enumerate(data.problems):
+        first, *others = (column.get(config) for config in _C.get_shortlist(problem, data.device, residual.NUM_LEARNED))
+        stand_in = next(index for index in others if index is not None)
+        heuristic, state = data.heuristic.copy(), data.state.copy()
+        heuristic[row], state[row, first] = stand_in, UNMEASURED
+        places = residual.find_places(replace(data, heuristic=heuristic, state=state), column, row)
+        assert places[stand_in] == 0 and list(places.values()).count(0) == 1 and first not in places
+
+
 def test_what_failed_is_no_row(data, rows):
     row = int(np.flatnonzero(data.full_space)[0])
     column = {config: index for index, config in enumerate(data.configs)}

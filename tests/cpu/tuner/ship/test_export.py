@@ -92,7 +92,7 @@ def test_the_native_walk_agrees_on_every_problem(made):
         choice = selector.choose(problem, data.device, "model")
         assert choice.source == "learned" and choice.config == data.configs[column]
         compared += 1
-    assert compared > 5
+    assert compared > 3
 
 
 def test_trees_that_take_too_long_are_refused(folder, monkeypatch):
