@@ -73,8 +73,9 @@ benchmark: build ## every benchmark on this GPU: products, attention logits, cas
 benchmark-summary: ## summary.json of every GPU model in benchmarks/results/, from the files beside it
 	$(HERE) -m benchmarks.summary
 
-release-check: ## fails while a committed record, snapshot or artefact is stale
+release-check: ## fails while a committed record, snapshot or artefact is stale, or its choices are others now
 	$(HERE) -m benchmarks.stale
+	$(HERE) -m benchmarks.today
 
 lint: ## ruff, clang-format and mypy; they change nothing
 	$(HERE) -m ruff check .

@@ -5,7 +5,8 @@ Example: python -m benchmarks.summary
 
 A target whose source file is missing or unfinished is absent. An entry names its script, result file and the kernel
 hash that was measured; where that is not the tree's, `stale` says why and `met` is false. So it is where a target says
-something of a selector's choices (OF_SELECTOR), and the tree has another selector.
+something of a selector's choices (OF_SELECTOR), and the tree has another selector; and where rows name their choices,
+and the tree would choose otherwise (today.py).
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 from deep_gemm.fields import OP_KINDS
 from tuner.problems.fields import read_op_name
 
-from . import dense_speedup, grouped_speedup, logits_speedup, selector, stale
+from . import dense_speedup, grouped_speedup, logits_speedup, selector, stale, today
 from .compile_time import summarise
 from .speedup import geometric_mean, rounded
 from .stamp import RECORDS, RESULTS, read_json, write_json
@@ -321,7 +322,9 @@ def make_entry(name: str, folder: Path) -> Entry | None:
     entry = derive(result)
     if entry is None:
         return None
-    reason = stale.get_reason(path, meta) or (stale.get_selector_reason(meta) if name in OF_SELECTOR else None)
+    reason = stale.get_reason(path, meta) or (
+        stale.get_selector_reason(meta) if name in OF_SELECTOR else today.get_reason(file, result)
+    )
     is_met = bool(entry.pop("is_met")) and reason is None
     return {
         **entry, "target": target, "met": is_met, "peer": peer, "script": script, "result": file,

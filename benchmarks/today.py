@@ -1,0 +1,98 @@
+"""Which recorded choices of the selector are no longer what this tree would choose.
+
+Example: python -m benchmarks.today        (a line for each result; exit 1 where a choice changed)
+
+A result of products names the config of each row. A new artefact, another rule of the heuristic or other features may
+choose another one since, and the recorded time is then no time of what a call runs today.
+"""
+
+import sys
+from functools import cache
+
+from deep_gemm import _C
+from deep_gemm.errors import DeepGemmError
+from deep_gemm.jit.hashing import kernel_hash
+from deep_gemm.selector import Selector
+
+from . import (
+    dense_bf16,
+    dense_fp8,
+    k_grouped,
+    m_grouped_contiguous,
+    m_grouped_masked,
+    mqa_logits,
+    random_fp8,
+    wgrad_fp8,
+)
+from .choices import find_run
+from .harness import Family
+from .stamp import RECORDS, ROOT, read_json
+
+FAMILIES: dict[str, Family] = {
+    f"{module.FAMILY.name}.json": module.FAMILY
+    for module in (
+        *(dense_fp8, dense_bf16, random_fp8, wgrad_fp8),
+        *(m_grouped_contiguous, m_grouped_masked, k_grouped, mqa_logits),
+    )
+}
+
+
+@cache
+def load_packaged(sku: str) -> Selector | None:
+    """Return the selector that the tree has for a GPU model."""
+    path = ROOT / "models" / f"{sku}.dgsel"
+    return Selector(path.read_bytes()) if path.exists() else None
+
+
+def choose(problem, device) -> str:
+    """Return the config that a call runs for a problem, as results name it."""
+    run, selector = find_run(problem, "auto"), load_packaged(device.sku)
+    if selector is None:
+        return str(_C.get_analytic_config(run, device))
+    return str(selector.choose(run, device, "auto", kernel_hash(run.op)).config)
+
+
+def list_choices(family: Family, row: dict) -> list[tuple[str, object]]:
+    """Return (config that was run, problem) of each layout of a recorded row."""
+    recorded = row["choices"]["auto"]
+    problems = family.make_problems({name: row[name] for name in family.key})
+    return [(recorded.get(layout, recorded["config"]), problem) for layout, problem in problems.items()]
+
+
+def count_changed(file: str, result: dict) -> int:
+    """Return in how many rows of a result `file` a choice changed; 0 for results without choices, and for those of a
+    GPU model that this package does not know.
+    """
+    family = FAMILIES.get(file)
+    if family is None:
+        return 0
+    try:
+        device = _C.Device.known(result["meta"].get("sku", ""))
+    except DeepGemmError:
+        return 0
+    return sum(
+        any(config != choose(problem, device) for config, problem in list_choices(family, row))
+        for row in result["rows"]
+    )
+
+
+def get_reason(file: str, result: dict) -> str | None:
+    """Return why a result counts as stale by its choices, None while they are those of the tree."""
+    if not (changed := count_changed(file, result)):
+        return None
+    return f"{changed} of {len(result['rows'])} problems have another choice now; measuring again is due"
+
+
+def main() -> int:
+    """Print how many rows of each result have other choices now."""
+    total = 0
+    for path in sorted(RECORDS.glob("*/*.json")):
+        if path.name in FAMILIES:
+            result = read_json(path)
+            total += (changed := count_changed(path.name, result))
+            print(f"{path.relative_to(ROOT)!s:60} {changed} of {len(result['rows'])} rows have another choice now")
+    return 1 if total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

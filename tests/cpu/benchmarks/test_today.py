@@ -1,0 +1,50 @@
+"""Recorded choices are compared with what the tree would choose."""
+
+import pytest
+
+from benchmarks import today
+from benchmarks.dense_fp8 import FAMILY
+from benchmarks.stamp import write_json
+from deep_gemm import _C
+
+H200 = _C.Device.known("h200")
+KEY = {"m": 64, "n": 2112, "k": 7168}
+
+
+def make_result(config: str, row_major: str | None = None, sku: str = H200.sku) -> dict:
+    """Return a result of one row whose choices were these."""
+    auto = {"config": config, "source": "exact"} | ({"row_major": row_major} if row_major else {})
+    return {"meta": {"sku": sku}, "rows": [{**KEY, "choices": {"auto": auto}, "times": {}}]}
+
+
+def choices() -> dict[str, str]:
+    return {layout: today.choose(problem, H200) for layout, problem in FAMILY.make_problems(KEY).items()}
+
+
+def test_a_row_with_todays_choices_is_current_and_any_other_is_not():
+    now = choices()
+    result = make_result(now["mn_major"], now["row_major"])
+    assert today.count_changed("dense_fp8.json", result) == 0 and today.get_reason("dense_fp8.json", result) is None
+    for changed in (make_result("64x256x128 s2 c1x1", now["row_major"]), make_result(now["mn_major"], "8x8x128 s2")):
+        assert today.get_reason("dense_fp8.json", changed).startswith("1 of 1 problems have another choice now")
+
+
+@pytest.mark.parametrize("file, sku", [("host_time.json", H200.sku), ("dense_fp8.json", "another-gpu-sm100")])
+def test_what_has_no_choices_of_a_known_gpu_is_not_judged(file, sku):
+    assert today.get_reason(file, make_result("none", sku=sku)) is None
+
+
+def test_without_an_artefact_the_heuristic_chooses(monkeypatch):
+    monkeypatch.setattr(today, "load_packaged", lambda sku: None)
+    for layout, problem in FAMILY.make_problems(KEY).items():
+        assert choices()[layout] == str(_C.get_analytic_config(problem, H200))
+
+
+def test_the_command_fails_where_a_choice_changed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(today, "RECORDS", tmp_path)
+    monkeypatch.setattr(today, "ROOT", tmp_path)
+    monkeypatch.setattr(today, "choose", lambda problem, device: "new")
+    (tmp_path / "h200").mkdir()
+    for config, code, said in (("new", 0, "0 of 1"), ("old", 1, "1 of 1")):
+        write_json(tmp_path / "h200" / "dense_fp8.json", make_result(config))
+        assert today.main() == code and f"{said} rows have another choice now" in capsys.readouterr().out
