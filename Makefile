@@ -74,8 +74,7 @@ benchmark-summary: ## summary.json of every GPU model in benchmarks/results/, fr
 	$(HERE) -m benchmarks.summary
 
 release-check: ## fails while a committed record, snapshot or artefact is stale, or its choices are others now
-	$(HERE) -m benchmarks.stale
-	$(HERE) -m benchmarks.today
+	@$(HERE) -m benchmarks.stale; stale=$$?; $(HERE) -m benchmarks.today && exit $$stale
 
 lint: ## ruff, clang-format and mypy; they change nothing
 	$(HERE) -m ruff check .

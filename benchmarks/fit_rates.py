@@ -58,8 +58,9 @@ class Entry(NamedTuple):
 def list_entries(data: Dataset, is_whole: bool = False) -> list[Entry]:
     """Return the problems of a table with at least two measured candidates of the heuristic, or all (`is_whole`).
 
-    The heuristic ranks tiles. A tile's time is that of the config which the heuristic makes of it. Where one was not
-    measured, nothing keeps a fit from choosing it.
+    The heuristic ranks tiles. A tile's time is that of the config which the heuristic makes of it, or of the tile
+    without knobs of the main loop where a sweep knew none. Where neither was measured, nothing keeps a fit from
+    choosing it.
     """
     columns = {config: column for column, config in enumerate(data.configs)}
     entries = []
@@ -67,8 +68,10 @@ def list_entries(data: Dataset, is_whole: bool = False) -> list[Entry]:
         tiles, behind = [], []
         candidates = _C.get_candidates(problem, data.device)
         for tile in candidates:
-            column = columns.get(_C.with_loop_knobs(problem, tile, data.device))
-            if column is not None and data.state[row, column] != UNMEASURED:
+            configs = (_C.with_loop_knobs(problem, tile, data.device), tile)
+            known = (columns[config] for config in configs if config in columns)
+            column = next((column for column in known if data.state[row, column] != UNMEASURED), None)
+            if column is not None:
                 tiles.append(tile)
                 behind.append(data.regret_log(np.array([row]), np.array([column]))[0])
         if len(tiles) > 1 and (len(tiles) == len(candidates) or not is_whole):

@@ -2,8 +2,9 @@
 
 Example: python -m benchmarks.today        (a line for each result; exit 1 where a choice changed)
 
-A result of products names the config of each row. A new artefact, another rule of the heuristic or other features may
-choose another one since, and the recorded time is then no time of what a call runs today.
+The results of products and of attention logits that P1 to P10 and R1 follow from name the config of each row; so does
+that of choice_regret.py. A new artefact, another rule of the heuristic or other features may choose another one since,
+and what was recorded is then not what a call runs today.
 """
 
 import sys
@@ -15,6 +16,7 @@ from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selector import Selector
 
 from . import (
+    choice_regret,
     dense_bf16,
     dense_fp8,
     k_grouped,
@@ -37,6 +39,9 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+REGRET = "choice_regret.json"
+
+
 @cache
 def load_packaged(sku: str) -> Selector | None:
     """Return the selector that the tree has for a GPU model."""
@@ -53,27 +58,32 @@ def choose(problem, device) -> str:
 
 
 def list_choices(family: Family, row: dict) -> list[tuple[str, object]]:
-    """Return (config that was run, problem) of each layout of a recorded row."""
-    recorded = row["choices"]["auto"]
-    problems = family.make_problems({name: row[name] for name in family.key})
+    """Return (config that was run, problem) of each layout of a recorded row; none of one that failed."""
+    recorded = row["choices"].get("auto")
+    problems = family.make_problems({name: row[name] for name in family.key}) if recorded else {}
     return [(recorded.get(layout, recorded["config"]), problem) for layout, problem in problems.items()]
+
+
+def list_regret_choices(result: dict) -> list[list[tuple[str, object]]]:
+    """Return the same of a result of choice_regret.py, whose rows name their problems by key."""
+    problems = {problem.key: problem for problem in choice_regret.draw(seed=result["meta"]["seed"])}
+    return [[(row["selector"]["config"], problems[row["problem"]])] for row in result["rows"]]
 
 
 def count_changed(file: str, result: dict) -> int:
     """Return in how many rows of a result `file` a choice changed; 0 for results without choices, and for those of a
     GPU model that this package does not know.
     """
-    family = FAMILIES.get(file)
-    if family is None:
+    if file not in (REGRET, *FAMILIES):
         return 0
     try:
         device = _C.Device.known(result["meta"].get("sku", ""))
     except DeepGemmError:
         return 0
-    return sum(
-        any(config != choose(problem, device) for config, problem in list_choices(family, row))
-        for row in result["rows"]
+    rows = (
+        list_regret_choices(result) if file == REGRET else [list_choices(FAMILIES[file], row) for row in result["rows"]]
     )
+    return sum(any(config != choose(problem, device) for config, problem in row) for row in rows)
 
 
 def get_reason(file: str, result: dict) -> str | None:
@@ -87,7 +97,7 @@ def main() -> int:
     """Print how many rows of each result have other choices now."""
     total = 0
     for path in sorted(RECORDS.glob("*/*.json")):
-        if path.name in FAMILIES:
+        if path.name in (REGRET, *FAMILIES):
             result = read_json(path)
             total += (changed := count_changed(path.name, result))
             print(f"{path.relative_to(ROOT)!s:60} {changed} of {len(result['rows'])} rows have another choice now")

@@ -198,12 +198,16 @@ def compare_recorded(artefact: Path, database: Path, left_out: dict) -> list[dic
     """
     with open_database(str(database)) as store:
         data = load_dataset(store, "", op=OP)
-    known = []
-    for index in np.flatnonzero(data.full_space).tolist():
+    known, full = [], np.flatnonzero(data.full_space).tolist()
+    for index in full:
         problem = data.problems[index]
         choice = choose(problem, data.device, artefact, "model")
         if choice.config in timed_configs(data, index):
             known.append((index, choice))
+    if len(known) < len(full):
+        print(
+            f"{len(full) - len(known)} of {len(full)} recorded problems left out: the sweep lacks what is chosen today"
+        )
     rows = []
     for index, choice in known[:: max(len(known) // ROWS, 1)][:ROWS]:
         problem, before = data.problems[index], data.configs[data.heuristic[index]]

@@ -12,9 +12,8 @@ namespace {
 constexpr int64_t kMinSteps = 12;             // at 4 steps all of them lose, up to 36 %
 constexpr int64_t kScaleWarpStepsOfOne = 32;  // 64 rows: up to 18 % won at 56 steps, 2 % lost at 16
 constexpr int64_t kEarlyScaleWarpSteps = 16;  // for some of them, see pays_scale_warp
-constexpr int kMaxScaleWarpColumns = 144;     // of 64 rows: 64x160 and 64x192 lose 1 to 2 % (sweeps, 405)
+constexpr int kMaxScaleWarpColumns = 144;     // of 64 rows: 64x160 and 64x192 lose 1.5 % (sweeps, 525)
 constexpr int kRingSteps = 8;                 // of a buffer in the ring of scales of any layout
-constexpr int kMinWideStages = 4;             // of wide tiles that were timed where K ends within a round
 constexpr int64_t kMinVectorSteps = 8;        // columns have scales of their own, D is FP32: 8 to 13 % won at 8 and 10
 constexpr int64_t kMinHalfVectorSteps = 32;   // and where D is BF16
 constexpr int kReduceAddColumns = 128;        // 2 to 5 % won; wider tiles lose up to 20 %
@@ -28,26 +27,31 @@ bool has_two_warpgroups(const Config& config) { return math_warpgroups(config) =
 
 bool is_dense(const Problem& problem) { return !op_kind(problem.op).is_grouped(); }
 
-// Whether a tile gains by the loop where its K ends within a round of the ring. Most lose up to 20 % then, contiguous
-// 128x192 up to 8 %. 256x128 gains all the same, and so do wide tiles of dense and masked products: in sweeps with the
-// scale warp, from 12 steps on, 128x192 0.89 (81; masked 0.98, 8), 128x160 0.86 (14).
+// What the sweeps have of products with block scales of B: a BF16 D.
+bool is_swept(const Problem& problem) { return problem.recipe == Recipe::k1d2d && problem.d_dtype == DDtype::kBf16; }
+
+// Whether a tile gains by the loop where its K ends within a round of the ring. Most lose up to 20 % then. 256x128
+// gains all the same, and in sweeps, with the scale warp and from 12 steps on, so do 128x192 with four stages, 0.89
+// (81; masked 0.98, 8; contiguous 1.00, 16), and dense 128x160 with five, 0.86 (14, all of an H100).
 bool gains_within_rounds(const Problem& problem, const Config& config) {
     if (config.block_m == 256) return config.block_n == 128;
-    const bool is_wide = config.block_n == 160 || config.block_n == 192;
-    return is_wide && config.num_stages >= kMinWideStages && problem.recipe == Recipe::k1d2d &&
-           (is_dense(problem) || op_kind(problem.op).has_room());
+    if (!is_swept(problem)) return false;
+    const bool is_dense_or_masked = is_dense(problem) || op_kind(problem.op).has_room();
+    return (config.block_n == 192 && config.num_stages == 4 && is_dense_or_masked) ||
+           (config.block_n == 160 && config.num_stages == 5 && is_dense(problem));
 }
 
+// 256x64 gains by whole rounds where its scales come by TMA: in sweeps 0.91 (9, all of an H200).
 bool fits_rounds(const Problem& problem, const Config& config, int64_t steps) {
     if (has_scale_ring(problem)) return kRingSteps % config.num_stages == 0;
     if (steps % config.num_stages != 0) return gains_within_rounds(problem, config);
-    return config.block_m != 256 || config.block_n == 128 || (is_dense(problem) && config.block_n == 64);
+    return config.block_m != 256 || config.block_n == 128 ||
+           (config.block_n == 64 && is_dense(problem) && is_swept(problem));
 }
 
-// 128x64 5 %, 128x96 2 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster; dense
-// 256x64 0.92 (sweeps, 23). Tiles of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 %
-// faster from 32 steps on, whether tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D
-// between 5 % won and 4 % lost.
+// 128x64 5 %, 128x96 2 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster. Tiles
+// of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 % faster from 32 steps on, whether
+// tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D between 5 % won and 4 % lost.
 bool pays_loop(const Problem& problem, const Config& config, int64_t steps) {
     if (!has_two_warpgroups(config) || config.split_k > 1) return false;
     if (problem.recipe == Recipe::k1d1d && config.block_n < kMinVectorLoopColumns && config.block_m == 128)
@@ -55,16 +59,17 @@ bool pays_loop(const Problem& problem, const Config& config, int64_t steps) {
     return pays_vector_loop(problem, steps) || (steps >= kMinSteps && fits_rounds(problem, config, steps));
 }
 
-// In sweeps, from 16 to 31 steps: dense 64x64 0.98 (86) and 64x96 0.96 (107), masked 64x128 0.95 (37); others nothing.
+// In sweeps, from 16 to 31 steps: dense 64x64 0.98 (87) and 64x96 0.95 (113; one product up to 1.08), masked
+// 64x128 0.95 (38); others nothing.
 bool pays_scale_warp_of_one(const Problem& problem, const Config& config, int64_t steps) {
     const int columns = config.block_n;
-    const bool is_early =
-        is_dense(problem) ? columns == 64 || columns == 96 : op_kind(problem.op).has_room() && columns == 128;
+    const bool is_early = is_swept(problem) && (is_dense(problem) ? columns == 64 || columns == 96
+                                                                  : op_kind(problem.op).has_room() && columns == 128);
     return steps >= (is_early ? kEarlyScaleWarpSteps : kScaleWarpStepsOfOne) && columns <= kMaxScaleWarpColumns;
 }
 
 // With 8 to 64 tokens (swapped) nothing is gained; 128x64 and 128x96 of dense products neither, nor 256x64 of masked
-// ones (sweeps, 1.02, 43). 128x192 loses without the loop, up to 7 %.
+// ones (sweeps, 1.02, 64). 128x192 loses without the loop, up to 7 %.
 bool pays_scale_warp(const Problem& problem, const Config& config, int64_t steps) {
     if (config.swap_ab != 0) return false;
     if (math_warpgroups(config) == 1) return pays_scale_warp_of_one(problem, config, steps);

@@ -8,6 +8,7 @@ database.
 import atexit
 import math
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -150,10 +151,12 @@ class Machine:
         )
 
 
-def full_rows(machine: Machine, shapes: tuple = SHAPES, values: tuple = FULL_M) -> list[MeasurementRow]:
+def full_rows(
+    machine: Machine, shapes: tuple = SHAPES, values: tuple = FULL_M, get_space: Callable = _C.get_candidates
+) -> list[MeasurementRow]:
     """Return rows of problems measured over their whole space."""
     problems = [_C.Problem("fp8_gemm", m, n, k) for n, k in shapes for m in values]
-    return [row for problem in problems for row in machine.measure(problem, _C.get_candidates(problem, machine.device))]
+    return [row for problem in problems for row in machine.measure(problem, get_space(problem, machine.device))]
 
 
 def portfolio_rows(

@@ -6,6 +6,7 @@ from pathlib import Path
 import typer
 
 from tuner import errors
+from tuner.learn.settings import LEAVES, RATE, TREES
 from tuner.problems.fields import OP_NAMES
 
 
@@ -30,9 +31,9 @@ def train(
     out: Path = typer.Option(
         None, help="Training folder to write; each op kind gets a folder in it. Default: ~/.deep_gemm/training/<sku>."
     ),
-    trees: int = typer.Option(64, min=1, max=255, help="Number of boosted trees; each takes time at every choice."),
-    leaves: int = typer.Option(15, min=2, max=32, help="Leaves of a tree."),
-    rate: float = typer.Option(0.15, min=0.01, max=1.0, help="Share of its prediction that a tree adds."),
+    trees: int = typer.Option(TREES, min=1, max=255, help="Number of boosted trees; each takes time at every choice."),
+    leaves: int = typer.Option(LEAVES, min=2, max=32, help="Leaves of a tree."),
+    rate: float = typer.Option(RATE, min=0.01, max=1.0, help="Share of its prediction that a tree adds."),
     min_leaf: int = typer.Option(0, min=0, max=200, help="Least rows of a leaf; 0: by the number of all rows."),
     choose: bool = typer.Option(
         False, help="Choose the settings of the trees among a few by the regret on left-out families, for each op kind."

@@ -61,8 +61,8 @@ class Dataset:
         state        I8[R,C]    where the log ratio comes from: UNMEASURED, CENSORED, SEARCHED or CONFIRMED
         candidate    bool[R,C]  whether the config is of the problem's default space, or was timed beyond it
         legal        bool[R,C]  whether the run time may choose the config
-        full_space   bool[R]    whether nearly all candidates were measured
-        heuristic    I64[R]     column of the heuristic's pick
+        full_space   bool[R]    whether nearly all candidates were measured, and the heuristic's pick of today
+        heuristic    I64[R]     column of the heuristic's pick, or of what stands in for it (entries.find_pick)
         oracle       I64[R]     column of the best config, chosen on search rounds and scored on confirmation rounds
         heuristic_us F64[R]     time of the heuristic's pick in microseconds, NaN where it has none
         families     I64[R]     family of weights, see families.find_families
@@ -299,7 +299,7 @@ def assemble(
         state,
         candidate,
         find_legal(problems, configs, device, quarantined),
-        np.array([entry.share >= FULL_SPACE_SHARE for entry in entries]),
+        np.array([is_whole(entry, configs[column[entry.heuristic]], device) for entry in entries]),
         np.array([column[entry.heuristic] for entry in entries]),
         find_oracle(log_ratio, search, state),
         np.array([entry.heuristic_us for entry in entries]),
@@ -311,6 +311,14 @@ def assemble(
         dropped,
         newest,
     )
+
+
+def is_whole(entry: Packed, heuristic: _C.Config, device: _C.Device) -> bool:
+    """Return whether a problem was measured over nearly its whole space, the heuristic's pick of today included.
+
+    Where another config stands in for the pick, regrets and gains over the heuristic would be those of another pick.
+    """
+    return entry.share >= FULL_SPACE_SHARE and heuristic == _C.get_analytic_config(entry.problem, device)
 
 
 def find_built(quarantined: dict, configs: list, problems: list, state: np.ndarray) -> dict:

@@ -48,10 +48,11 @@ class Value(NamedTuple):
 
 def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarantined: set) -> Entry | str:
     """Return the Entry of one problem without `quarantined` configs, or the reason why it cannot be used."""
-    rows = [row for row in rows if row.config not in quarantined and row.block.status == "finished"]
+    rows = [row for row in rows if row.block.status == "finished"]
+    heuristic = find_pick(problem, [row for row in rows if not is_rested(row.block.regime)], device)
+    rows = [row for row in rows if row.config not in quarantined]
     rested = [row for row in rows if is_rested(row.block.regime)]
     rows = [row for row in rows if not is_rested(row.block.regime)]
-    heuristic = find_pick(problem, rows, device)
     offsets = {heuristic: 0.0}
     known = summarize_blocks(rows, heuristic, offsets)
     if all((heuristic, state) not in known for state in (CENSORED, SEARCHED, CONFIRMED)):
@@ -80,8 +81,9 @@ def find_pick(problem, rows: list[MeasurementRow], device: _C.Device) -> _C.Conf
     pick = _C.get_analytic_config(problem, device)
     tile = _C.without_loop_knobs(pick)
     timed = {row.config for row in rows if row.status in ("ok", "censored") and to_value(row)}
-    known = [pick, tile, *sorted((config for config in timed if _C.without_loop_knobs(config) == tile), key=str)]
-    return next((config for config in known if config in timed), pick)
+    known = [tile, *sorted((config for config in timed if _C.without_loop_knobs(config) == tile), key=str)]
+    is_seen = any(row.config == pick for row in rows)  # a pick that failed is not replaced: it would run, too
+    return pick if is_seen else next((config for config in known if config in timed), pick)
 
 
 def summarize_blocks(rows: list[MeasurementRow], heuristic, offsets: dict) -> dict[tuple, float]:

@@ -16,6 +16,7 @@ from tuner.learn.families import split_families
 from tuner.learn.forest import Forest
 from tuner.learn.portfolio import SIZES, Portfolio, choose_portfolio
 from tuner.learn.residual import UNRANKED, ConfigRows, Examples, TreeSettings, fit_trees, make_config_rows
+from tuner.learn.settings import LEAVES, RATE, TREES
 
 #: The hull of the training rows is widened on both sides by this share of its extent. Trees do not extrapolate, so that
 #: little is lost; what no row has, such as a variant or a knob, has no extent and stays outside.
@@ -32,7 +33,7 @@ MARGIN_TOLERANCE = 1e-4
 #: As many that a fold still learns from two thirds of the problems: nothing near the held-out families is kept.
 GUARD_FOLDS = 8
 #: Trees, leaves, rate and min_leaf to try where the data choose them.
-CANDIDATES = ((64, 15, 0.15, 0), (64, 15, 0.15, 20), (64, 8, 0.15, 0), (48, 15, 0.2, 0))
+CANDIDATES = ((TREES, LEAVES, RATE, 0), (TREES, LEAVES, RATE, 20), (TREES, 8, RATE, 0), (64, LEAVES, 0.15, 0))
 #: A loss against the heuristic counts twice, and what it has beyond LARGE_LOSS (log time) LARGE_WEIGHT times more.
 LARGE_LOSS, LARGE_WEIGHT = 0.05, 4.0
 
@@ -46,9 +47,9 @@ class Settings:
     portfolio.
     """
 
-    trees: int = 64
-    leaves: int = 15
-    rate: float = 0.15
+    trees: int = TREES
+    leaves: int = LEAVES
+    rate: float = RATE
     min_leaf: int = 0
     sizes: tuple = SIZES
     seed: int = 0

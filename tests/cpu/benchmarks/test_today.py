@@ -2,13 +2,14 @@
 
 import pytest
 
-from benchmarks import today
+from benchmarks import choice_regret, today
 from benchmarks.dense_fp8 import FAMILY
 from benchmarks.stamp import write_json
 from deep_gemm import _C
 
 H200 = _C.Device.known("h200")
 KEY = {"m": 64, "n": 2112, "k": 7168}
+PINNED = "256x128x128 s3 c1x1 loop warp barrier"  # of the exact table
 
 
 def make_result(config: str, row_major: str | None = None, sku: str = H200.sku) -> dict:
@@ -19,6 +20,27 @@ def make_result(config: str, row_major: str | None = None, sku: str = H200.sku) 
 
 def choices() -> dict[str, str]:
     return {layout: today.choose(problem, H200) for layout, problem in FAMILY.make_problems(KEY).items()}
+
+
+def test_a_call_copies_row_major_scales_of_large_products_first():
+    """So that it runs the kernel of the other layout."""
+    large = FAMILY.make_problems({"m": 4096, "n": 7168, "k": 2048})["row_major"]
+    assert large.scale_layout == "any" and _C.with_scale_copies(large).scale_layout == "mn_major"
+    assert today.choose(large, H200) == today.choose(_C.with_scale_copies(large), H200) == PINNED
+    small = choices()["row_major"]
+    assert small == str(today.load_packaged(H200.sku).choose(FAMILY.make_problems(KEY)["row_major"], H200).config)
+
+
+def test_rows_that_failed_and_results_of_choices_are_read():
+    failed = make_result("none")
+    failed["rows"][0]["choices"] = {}
+    assert today.count_changed("dense_fp8.json", failed) == 0
+    problem = choice_regret.draw()[0]
+    row = {"problem": problem.key, "selector": {"config": today.choose(problem, H200)}}
+    result = {"meta": {"sku": H200.sku, "seed": choice_regret.SEED}, "rows": [row]}
+    assert today.count_changed("choice_regret.json", result) == 0
+    row["selector"]["config"] = "another"
+    assert today.count_changed("choice_regret.json", result) == 1
 
 
 def test_a_row_with_todays_choices_is_current_and_any_other_is_not():

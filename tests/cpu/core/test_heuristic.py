@@ -294,6 +294,19 @@ def test_a_gpu_has_the_rates_that_were_fitted_to_its_kind():
     )
 
 
+@pytest.mark.parametrize("sku", ["nvidia-h100-pcie-sm114", "nvidia-h100-nvl-sm132", "nvidia-h100-80gb-hbm3-sm16"])
+def test_other_forms_of_an_h100_have_its_rates_for_their_own_sms_clock_and_memory(sku):
+    """Nobody fitted a PCIe card, an NVL pair or a MIG slice; their rates are those of the 700 W form, scaled."""
+    h100 = _C.Device.known("h100")
+    assert _C.heuristic_version(sku) == _C.heuristic_version(h100.sku)
+    problem = _C.Problem(OP, 4096, 4096, 7168)
+    config = _C.get_analytic_config(problem, h100)
+    times = [_C.estimate_time_us(problem, config, _C.Device(**h100.as_dict() | {"sku": sku} | fields))
+             for fields in ({}, {"memory_gbps": 2000}, {"sm_count": 66})]  # fmt: skip
+    assert times[0] == _C.estimate_time_us(problem, config, h100)
+    assert times[1] >= times[0] and times[2] > 1.5 * times[0]
+
+
 def test_impossible_tiles_and_devices_are_refused():
     with pytest.raises(ConfigError, match="cluster = 1x9"):
         _C.estimate_time_us(_C.Problem(OP, 1, 1, 1), _C.Config(64, 64, 4, cluster_n=9), H200)

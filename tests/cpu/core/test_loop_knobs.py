@@ -86,6 +86,7 @@ def with_knobs(problem, *tile, **others) -> dict:
         ((4096, 4096, 1280), (128, 192, 4), {}, {}),
         ((2048, 2112, 7168), (256, 64, 4), {}, {"loop": 1}),
         ((2048, 2112, 7040), (256, 64, 4), {}, {}),
+        ((4096, 4096, 14080), (128, 192, 3), {}, {}),  # 110 steps: not timed with three stages
         ((4096, 4096, 7168), (256, 128, 3), {}, {"loop": 1, "scale_warp": 1, "tile_barrier": 1}),
         ((512, 2112, 7168), (128, 64, 8), {}, {"loop": 1}),
         ((512, 2112, 7168), (128, 64, 7), {"split_k": 2}, {}),
@@ -102,6 +103,21 @@ def with_knobs(problem, *tile, **others) -> dict:
 def test_the_heuristic_gives_a_tile_the_knobs_that_paid(size, tile, others, knobs):
     """As measured on an H200 and an H100, beside the same tile without them."""
     assert with_knobs(_C.Problem("fp8_gemm", *size), *tile, **others) == knobs
+
+
+@pytest.mark.parametrize(
+    ("k", "tile", "fields"),
+    [
+        (14080, (128, 192, 4), {"d_dtype": "fp32"}),
+        (7296, (256, 64, 3), {"d_dtype": "fp32"}),
+        (2048, (64, 96, 8), {"d_dtype": "fp32"}),
+        (2048, (256, 64, 4), {"recipe": "1d1d"}),
+    ],
+)
+def test_what_sweeps_have_of_blocks_and_a_bf16_d_is_said_of_no_other_variant(k, tile, fields):
+    """No sweep has 1D2D with an FP32 D, and with 1D1D few steps gain nothing."""
+    assert with_knobs(_C.Problem("fp8_gemm", 1024, 4096, k), *tile)
+    assert with_knobs(_C.Problem("fp8_gemm", 1024, 4096, k, **fields), *tile) == {}
 
 
 @pytest.mark.parametrize(

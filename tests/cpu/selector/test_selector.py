@@ -361,8 +361,8 @@ def test_wrong_arguments():
 
 @pytest.mark.full
 def test_a_new_problem_takes_a_few_times_the_heuristic():
-    """100 trees of 15 leaves are walked for up to 12 configs; the heuristic's choice is the unit of time here."""
-    metadata, arrays, _, problems = make_parts(24, 100, 15)
+    """128 trees of 15 leaves are walked for up to 12 configs; the heuristic's choice is the unit of time here."""
+    metadata, arrays, _, problems = make_parts(24, 128, 15)
     selector = Selector(pack(metadata, arrays | widest_hull()))
     rounds = [
         (
@@ -372,7 +372,7 @@ def test_a_new_problem_takes_a_few_times_the_heuristic():
         for _ in range(20)
     ]
     learned, analytic = (min(times) for times in zip(*rounds, strict=True))
-    assert learned <= 6 * analytic
+    assert learned <= 7 * analytic
 
 
 def time_of(choose, problems) -> float:

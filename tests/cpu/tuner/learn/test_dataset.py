@@ -198,6 +198,25 @@ def test_the_tile_stands_in_for_a_pick_whose_knobs_no_sweep_knew(timed, stand_in
     assert chosen == _C.Config(**tile.as_dict() | stand_in) and not data.dropped
 
 
+@pytest.mark.parametrize("status", ["crash", "incorrect"])
+def test_nothing_stands_in_for_a_pick_that_failed(status):
+    """The run time would choose it all the same, so its problem cannot be scored by another config."""
+    pick = _C.get_analytic_config(KNOBBED, DEVICE)
+    failed = row(pick, None, problem=KNOBBED, block=3, status=status)
+    data = build([row(PICK, 1.0), row(_C.without_loop_knobs(pick), 1.0, problem=KNOBBED, block=3), failed])
+    assert KNOBBED not in data.problems and data.dropped == {"heuristic's pick not measured": 1}
+
+
+@pytest.mark.parametrize("knobs, is_whole", [({"scale_warp": 1}, True), ({}, False)])
+def test_regret_is_claimed_only_where_the_pick_itself_was_measured(knobs, is_whole):
+    tiles = _C.get_candidates(KNOBBED, DEVICE)
+    tile = _C.without_loop_knobs(_C.get_analytic_config(KNOBBED, DEVICE))
+    configs = [*tiles, _C.Config(**tile.as_dict() | knobs)]
+    rows = [row(config, 1.0, problem=KNOBBED, block=3, reference=configs[0]) for config in dict.fromkeys(configs)]
+    data = build([row(PICK, 1.0), *rows])
+    assert data.full_space[data.problems.index(KNOBBED)] == is_whole
+
+
 def test_a_pick_that_left_the_race_keeps_its_problem():
     """The heuristic of today may choose what an earlier sweep dropped as slow.
 

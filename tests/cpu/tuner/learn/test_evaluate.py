@@ -120,17 +120,17 @@ def test_settings_are_chosen_by_what_is_not_held_out(data, monkeypatch):
 
     def find_costs(data, rows, settings, prior=None) -> dict:
         asked.append((settings.trees, settings.leaves, set(rows.problem.tolist())))
-        cost = 1.0 if settings.leaves == 15 else settings.trees / 100
+        cost = 1.0 if settings.leaves == 15 else settings.trees / 1000
         return dict.fromkeys(learner.MARGINS, cost)
 
     monkeypatch.setattr(learner, "find_costs", find_costs)
     rows = learner.make_config_rows(data)
     train = np.flatnonzero(~fold.held_out)
     chosen = learner.choose_settings(data, train, SETTINGS, rows)
-    assert (chosen.trees, chosen.leaves, chosen.min_leaf) == (64, 8, 0) and chosen.sizes == SETTINGS.sizes
+    assert (chosen.trees, chosen.leaves, chosen.min_leaf) == (128, 8, 0) and chosen.sizes == SETTINGS.sizes
     assert len(asked) == len(learner.CANDIDATES) and all(problems <= set(train.tolist()) for *_, problems in asked)
     result = validate.run_fold(data, fold, SETTINGS, rows, is_nested=True)
-    assert result.seed == SETTINGS.seed and asked[-1][:2] == (64, 8), "the guards are of the chosen trees"
+    assert result.seed == SETTINGS.seed and asked[-1][:2] == (128, 8), "the guards are of the chosen trees"
 
 
 def test_masked_problems_of_few_groups_are_scored_apart(data, results, monkeypatch):
