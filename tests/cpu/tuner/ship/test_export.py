@@ -17,11 +17,10 @@ from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.selector import Selector
 from tests.fakes import synthetic
 from tuner import cli, errors
-from tuner.learn import learner, residual, train
+from tuner.learn import learner, train
 from tuner.learn.artifact import build_artifact
-from tuner.learn.dataset import CONFIRMED, SEARCHED, UNMEASURED, build_dataset
+from tuner.learn.dataset import CONFIRMED, SEARCHED, UNMEASURED
 from tuner.learn.evaluation import Evaluation, Statistics, Unconfirmed
-from tuner.search.wide_space import get_loop_space
 from tuner.ship import export
 
 SETTINGS = learner.Settings(trees=24, leaves=8, rate=0.3, sizes=(8,))
@@ -76,29 +75,6 @@ def made(folder):
     # The table must be that of the database, whose rows carry the time at which they were written.
     found, data = train.load_with_data(folder, "")
     return found, data, export.make_export([(found, data)])
-
-
-def test_the_native_walk_agrees_on_every_problem(tmp_path):
-    """On problems that were swept with the knobs of the main loop: the table has all that the trees are asked about."""
-    rows = synthetic.full_rows(synthetic.Machine(seed=1), synthetic.FEW_SHAPES, synthetic.FEW_M, get_loop_space)
-    data, folder = build_dataset(rows, synthetic.IDENTITY, _C.Device.known(SKU)), tmp_path / "fp8_gemm"
-    train.save(folder, data, train.train(data, SETTINGS), SETTINGS, "none")
-    write_evaluation(folder, GOOD)
-    found = train.load(folder)
-    result = export.make_export([(found, data)])
-    selector = Selector(result.content)
-    assert selector.replay_golden() == 0 and result.contents.ops["fp8_gemm"].golden >= 200
-    record, rows = found.record, residual.make_config_rows(data)
-    learned = learner.Learned(None, found.forest, record.guards, record.feature_min, record.feature_max)
-    knobbed = 0
-    for row, problem in enumerate(data.problems):
-        shortlist = _C.get_shortlist(problem, data.device, _C.NUM_RANKED)
-        assert (rows.of(np.array([row])).place != residual.UNRANKED).sum() == len(shortlist)
-        column = learner.choose(data, np.array([row]), learned, rows).column[0]
-        choice = selector.choose(problem, data.device, "model")
-        assert choice.source == "learned" and choice.config == data.configs[column]
-        knobbed += choice.config != _C.without_loop_knobs(choice.config)
-    assert len(data.problems) == 24 and knobbed > 5
 
 
 def test_trees_that_take_too_long_are_refused(folder, monkeypatch):
