@@ -32,7 +32,8 @@ bool is_swept(const Problem& problem) { return problem.recipe == Recipe::k1d2d &
 
 // Whether a tile gains by the loop where its K ends within a round of the ring. Most lose up to 20 % then. 256x128
 // gains all the same, and in sweeps, with the scale warp and from 12 steps on, so do 128x192 with four stages, 0.89
-// (81; masked 0.98, 8; contiguous 1.00, 16), and dense 128x160 with five, 0.86 (14, all of an H100).
+// (81; masked 0.98, 8; contiguous 1.00, 16), and dense 128x160 with five, 0.86 (14, all of an H100). All are single
+// CTAs; clusters were timed with whole rounds alone, and gain as much there.
 bool gains_within_rounds(const Problem& problem, const Config& config) {
     if (config.block_m == 256) return config.block_n == 128;
     if (!is_swept(problem)) return false;

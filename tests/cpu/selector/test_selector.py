@@ -372,7 +372,7 @@ def test_a_new_problem_takes_a_few_times_the_heuristic():
         for _ in range(20)
     ]
     learned, analytic = (min(times) for times in zip(*rounds, strict=True))
-    assert learned <= 7 * analytic
+    assert learned <= 6 * analytic
 
 
 def time_of(choose, problems) -> float:
