@@ -34,11 +34,6 @@ __device__ __forceinline__ u64 evict_first_policy() {
     return policy;
 }
 
-// prefetch.tensormap
-__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
-}
-
 // prefetch.global.L2: the line that holds `address`.
 __device__ __forceinline__ void prefetch_line(const void* address) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)) : "memory");

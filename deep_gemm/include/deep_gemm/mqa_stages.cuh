@@ -44,15 +44,15 @@ struct MqaStages {
     }
     __device__ __forceinline__ u32 scratch() const { return shared + Layout::kOffsetScratch; }
 
-    // By one warp.
+    // By one warp. Unrolled, as in gemm.cuh.
     __device__ __forceinline__ void initialise() const {
         if (ptx::elect_one()) {
-#pragma unroll 1
+#pragma unroll
             for (u32 stage = 0; stage < Config::kNumStages; ++stage) {
                 ptx::barrier_init(full_barrier(stage), Layout::kFullArrivals);
                 ptx::barrier_init(empty_barrier(stage), Layout::kTileArrivals);
             }
-#pragma unroll 1
+#pragma unroll
             for (u32 stage = 0; stage < Layout::kQueryStages; ++stage) {
                 ptx::barrier_init(query_full_barrier(stage), Layout::kFullArrivals);
                 ptx::barrier_init(query_empty_barrier(stage), Layout::kQueryArrivals);
@@ -66,6 +66,7 @@ struct MqaStages {
     // address depends on them, because nothing else makes the hardware wait for a load before the arrival
     // (Pipeline::release).
     __device__ __forceinline__ void release(u32 barrier, u32 bits) const {
+        __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barrier + (bits & zero));
     }
 

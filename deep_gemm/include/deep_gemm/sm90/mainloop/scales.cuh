@@ -34,7 +34,7 @@ struct ScaleRing {
     __device__ __forceinline__ u32 full_barrier(u32 buffer) const { return barriers + 8 * buffer; }
     __device__ __forceinline__ u32 empty_barrier(u32 buffer) const { return full_barrier(kBuffers + buffer); }
     __device__ __forceinline__ void initialise_barriers() const {
-#pragma unroll 1
+#pragma unroll
         for (u32 buffer = 0; buffer < kBuffers; ++buffer) {
             ptx::barrier_init(full_barrier(buffer), kFullArrivals);
             ptx::barrier_init(empty_barrier(buffer), kEmptyArrivals);
@@ -158,7 +158,7 @@ struct BlockBuffers {
         return shared + Layout::kOffsetBlocks + buffer * Layout::kBlockBytes;
     }
     __device__ __forceinline__ void initialise_barriers() const {
-#pragma unroll 1
+#pragma unroll
         for (u32 buffer = 0; buffer < kBuffers; ++buffer) {
             ptx::barrier_init(full_barrier(buffer), 32);
             ptx::barrier_init(empty_barrier(buffer), 4 * Layout::kMathGroups);

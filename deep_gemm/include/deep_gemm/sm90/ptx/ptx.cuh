@@ -122,6 +122,11 @@ __device__ __forceinline__ bool barrier_test(u32 barrier, u32 parity) {
     return done != 0;
 }
 
+// prefetch.tensormap
+__device__ __forceinline__ void prefetch_map(const TensorMap* map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
 // cp.async.bulk.tensor.2d, global to shared: a box at column x, row y; completes on `barrier`.
 __device__ __forceinline__ void tma_load(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"

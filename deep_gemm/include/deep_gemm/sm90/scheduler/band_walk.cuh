@@ -8,6 +8,26 @@
 
 namespace deep_gemm {
 
+// Where cluster tile `index` of `m_tiles` x `n_tiles` lies: `band` tiles along m are walked for each n before the next
+// n. A division takes some 200 cycles, ahead of a kernel's first load: one band, or one tile along m, needs none.
+__device__ __forceinline__ void locate_in_band(u32 index, u32 m_tiles, u32 n_tiles, u32 band, u32& m_tile,
+                                               u32& n_tile) {
+    const u32 band_tiles = band * n_tiles;
+    u32 first = 0, row = 0;
+    if (index >= band_tiles) {
+        const u32 band_index = index / band_tiles;
+        first = band_index * band;
+        index -= band_index * band_tiles;
+    }
+    const u32 left = m_tiles - first, rows = left < band ? left : band;
+    n_tile = index;
+    if (rows != 1) {
+        n_tile = index / rows;
+        row = index - n_tile * rows;
+    }
+    m_tile = first + row;
+}
+
 template <class Config>
 struct BandWalk {
     static constexpr u32 kClusterSize = Config::kClusterM * Config::kClusterN * Config::kSplitK;
@@ -37,15 +57,10 @@ struct BandWalk {
     }
 
     __device__ __forceinline__ void locate() {
-        const u32 band_tiles = band * n_cluster_tiles;
-        const u32 band_first = tile / band_tiles * band;
-        const u32 in_band = tile % band_tiles;
-        const u32 left = m_cluster_tiles - band_first;
-        const u32 rows = left < band ? left : band;
-        const u32 m_tile = (band_first + in_band % rows) * Config::kClusterM + rank_m;
-        const u32 n_tile = in_band / rows * Config::kClusterN + rank_n;
-        m_start = m_tile * Config::kBlockM;
-        n_start = n_tile * Config::kBlockN;
+        u32 m_tile, n_tile;
+        locate_in_band(tile, m_cluster_tiles, n_cluster_tiles, band, m_tile, n_tile);
+        m_start = (m_tile * Config::kClusterM + rank_m) * Config::kBlockM;
+        n_start = (n_tile * Config::kClusterN + rank_n) * Config::kBlockN;
     }
 };
 

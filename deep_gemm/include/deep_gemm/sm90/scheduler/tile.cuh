@@ -7,6 +7,7 @@
 
 #include "deep_gemm/sm90/mainloop/operand_maps.cuh"
 #include "deep_gemm/sm90/ptx/grouped_ptx.cuh"
+#include "deep_gemm/sm90/scheduler/band_walk.cuh"
 #include "deep_gemm/sm90/scheduler/group_params.cuh"
 
 namespace deep_gemm {
@@ -40,16 +41,6 @@ struct TileScheduler : Tile {
         return {tile.first_step + step, tile.matrix_a, tile.matrix_b};
     }
 };
-
-// Where cluster tile `index` of `m_tiles` x `n_tiles` lies: `band` tiles along m are walked for each n before the next
-// n (band_walk.cuh).
-__device__ __forceinline__ void locate_in_band(u32 index, u32 m_tiles, u32 n_tiles, u32 band, u32& m_tile,
-                                               u32& n_tile) {
-    const u32 band_tiles = band * n_tiles, band_first = index / band_tiles * band, in_band = index % band_tiles;
-    const u32 left = m_tiles - band_first, rows = left < band ? left : band;
-    m_tile = band_first + in_band % rows;
-    n_tile = in_band / rows;
-}
 
 // The sum over this lane and those below it.
 __device__ __forceinline__ u32 add_lanes_below(u32 value) {

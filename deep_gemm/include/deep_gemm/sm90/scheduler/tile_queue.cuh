@@ -32,7 +32,7 @@ struct TileQueue {
 
     // By one thread, before the CTA meets.
     __device__ __forceinline__ void initialise_barriers() const {
-#pragma unroll 1
+#pragma unroll
         for (u32 slot = 0; slot < kDepth; ++slot) {
             ptx::barrier_init(full_barrier(slot), 1);
             ptx::barrier_init(empty_barrier(slot), kTakers);
