@@ -55,6 +55,12 @@ struct Fp8Mainloop {
         scale.read_rows(address_a, address_b, thread_row(row + 64 * wave));
     }
 
+    // Scales were read after the last instruction that a warp executes together, so one lane may not yet speak for all.
+    __device__ __forceinline__ void release_late(u32 stage, u32 bits) const {
+        __syncwarp();
+        stages.release(stage, bits);
+    }
+
     // One K block after the other, wave by wave; the other warpgroup's WGMMAs run while this one promotes.
     __device__ __forceinline__ u32 accumulate_in_turn(float (&final)[Layout::kWaves][kAccumulators], StageRing& ring,
                                                       u32 num_steps, u32 boundary) {
@@ -81,7 +87,7 @@ struct Fp8Mainloop {
                 bits |= scale.bits();
                 if (wave == kLast && !Scales::kLate) stages.release(stage, bits);
                 bits |= scale.promote_wave(final[wave], partial, boundary);
-                if (wave == kLast && Scales::kLate) stages.release(stage, bits);
+                if (wave == kLast && Scales::kLate) release_late(stage, bits);
             }
             reader.finish(step, num_steps, bits);
         }
@@ -135,7 +141,7 @@ struct Fp8Mainloop {
         fence_registers(partial);
         if constexpr (!Scales::kLate) stages.release(ring.stage, scale.bits());
         const u32 late_bits = scale.promote_wave(final, partial, boundary);
-        if constexpr (Scales::kLate) stages.release(ring.stage, scale.bits() | late_bits);
+        if constexpr (Scales::kLate) release_late(ring.stage, scale.bits() | late_bits);
         reader.finish(step, num_steps, scale.bits() | late_bits);
         ring.advance();
     }

@@ -60,10 +60,8 @@ struct Pipeline {
     // that the thread read from the stage with ordinary loads: the arrival's address depends on them (they are masked
     // to zero), so it cannot be issued while a load is still under way. Shared memory is so busy that a load can
     // outlast the stage's refill (seen on an H200 with 1D1D, tile 128x112: column scales of a later step in a few
-    // warps), and neither the arrival's release nor a warp barrier makes the hardware wait for it. The warp barrier is
-    // what the memory model asks for, because one lane arrives for all (PTX ISA, "Memory Consistency Model").
+    // warps), and neither the arrival's release nor a warp barrier makes the hardware wait for it.
     __device__ __forceinline__ void release(u32 stage, u32 bits) const {
-        __syncwarp();
         const u32 lane = threadIdx.x % 32, barrier = empty_barrier(stage) + (bits & zero);
         if constexpr (Layout::kMulticast) {
             if (lane < Layout::kClusterSize) ptx::barrier_arrive_remote(barrier, lane);
