@@ -1,6 +1,7 @@
 #include "runtime/tensor_map.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <string>
 
 #include "core/error.hpp"
@@ -10,7 +11,7 @@
 namespace deep_gemm {
 namespace {
 
-constexpr uint32_t kSwizzleBytes = 128;
+constexpr int64_t kSwizzleBytes = 128;
 constexpr uint32_t kWaveRows = 64;  // rows of D that one math warpgroup holds at once
 // BF16 elements of a swizzle row, and rows of K, in an MN-major box.
 constexpr uint32_t kMnBoxElements = 64;
@@ -33,15 +34,6 @@ struct Box {
     uint32_t columns, rows;
     int swizzle, promotion;
 };
-
-int swizzle_of_bytes(uint32_t bytes) {
-    switch (bytes) {
-        case 128: return driver::kSwizzle128B;
-        case 64: return driver::kSwizzle64B;
-        case 32: return driver::kSwizzle32B;
-        default: return driver::kSwizzleNone;
-    }
-}
 
 int map_data_type(Dtype dtype) {
     switch (dtype) {
@@ -105,25 +97,32 @@ uint32_t count_tail_rows(const Problem& problem, const Config& config, const Cal
     return uint32_t(m % config.block_m);
 }
 
-// The largest power of two of columns that divides the tile and fits one swizzle row, so that a slab of the tile is
-// swizzled whole.
-uint32_t d_slab(const Config& config, int64_t element) {
-    uint32_t slab = uint32_t(kSwizzleBytes / element);
-    while (uint32_t(config.block_n) % slab != 0) slab /= 2;
-    return slab;
+// How the columns of a tile of D leave shared memory: in slabs of as many as divide the tile, swizzled, or whole, where
+// those would be narrow. The kernel has the same rule, and says why (store_tile.cuh).
+struct Slab {
+    uint32_t columns;
+    int swizzle;
+};
+
+Slab find_slab(const Config& config, int64_t element) {
+    const int64_t columns = config.swap_ab != 0 ? int64_t(kWaveRows) : config.block_n,
+                  fitting = std::gcd(columns * element, kSwizzleBytes);
+    const bool is_whole = fitting < 32 || (fitting == 32 && (config.block_m > 64 || columns > 128));
+    if (is_whole) return {uint32_t(columns), driver::kSwizzleNone};
+    return {uint32_t(fitting / element), fitting == 128  ? driver::kSwizzle128B
+                                         : fitting == 64 ? driver::kSwizzle64B
+                                                         : driver::kSwizzle32B};
 }
 
 // The map ends at the last whole 16 bytes of a row; what is left the kernel stores by itself.
 void encode_d(const driver::Api& cuda, const Config& config, const Operand& d, Rank rank, driver::TensorMap& map) {
     const int64_t element = element_bytes(d.view.dtype), unit = kStoreBytes / element;
-    const uint32_t slab = d_slab(config, element);
+    const Slab slab = find_slab(config, element);
     MatrixLayout whole = matrix_layout(d.view);
     whole.columns = std::max(whole.columns / unit * unit, unit);
     const uint32_t rows = config.swap_ab != 0 ? uint32_t(config.block_m) : kWaveRows;
-    encode(
-        cuda, d.name, whole,
-        {map_data_type(d.view.dtype), slab, rows, swizzle_of_bytes(slab * uint32_t(element)), driver::kL2Promotion256B},
-        rank, map);
+    encode(cuda, d.name, whole,
+           {map_data_type(d.view.dtype), slab.columns, rows, slab.swizzle, driver::kL2Promotion256B}, rank, map);
 }
 
 // A vector of `box_rows` scales of one K step: rows of the map are K steps.

@@ -18,6 +18,17 @@ def pitch_of(columns: int, dtype: str, extra: int = 16) -> int:
     return (align(columns * size, 16) + extra) // size
 
 
+def find_slab(config: "_C.Config", dtype: str) -> tuple[int, int]:
+    """Return the columns that leave the D tile together, and their swizzle as the driver numbers it: as many bytes, 32
+    to 128, as divide the tile, or whole rows where that would be 16 bytes, or 32 in a large tile.
+    """
+    size, columns = ELEMENT[dtype], 64 if config.swap_ab else config.block_n
+    narrow = next(width for width in (128, 64, 32, 16) if columns * size % width == 0)
+    if narrow == 16 or (narrow == 32 and (config.block_m > 64 or columns > 128)):
+        return columns, 0
+    return narrow // size, {32: 1, 64: 2, 128: 3}[narrow]
+
+
 def input_view(address: int, rows: int, k: int, dtype: str, major: str, device: int = 0) -> "_C.TensorView":
     """Describe A or B as [rows, k], contiguous along k or along the rows."""
     pitch = pitch_of(k if major == "k" else rows, dtype)

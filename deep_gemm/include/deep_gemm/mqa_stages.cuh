@@ -64,7 +64,8 @@ struct MqaStages {
 
     // The calling math warp has left a stage. `bits` are those of what it read with ordinary loads: the arrival's
     // address depends on them, because nothing else makes the hardware wait for a load before the arrival
-    // (Pipeline::release).
+    // (Pipeline::release). One lane arrives for the warp, so the memory model asks that all lanes have met before; the
+    // warp barrier costs nothing here.
     __device__ __forceinline__ void release(u32 barrier, u32 bits) const {
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::barrier_arrive(barrier + (bits & zero));

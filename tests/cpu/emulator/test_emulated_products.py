@@ -44,6 +44,7 @@ PRODUCTS = {
     "bf16": Product(Variant(BF16), bf16(128, 96), (200, 180, 300), num_sms=1),
     "bf16 mn, pair": Product(Variant(BF16, a_major="mn", b_major="mn"), bf16(64, 64, cluster_n=2), (100, 200, 200)),
     "split": Product(Variant(d_dtype="fp32", c_mode="general"), fp8(8, 64, swap_ab=1, split_k=2), (7, 130, 1000)),
+    "D in whole rows": Product(Variant(BF16), bf16(128, 112), (200, 251, 300), num_sms=1),
 }
 ROWS = Contiguous(200, 300, 3, 128, ((0, 0, 100), (2, 0, 60), (1, 0, 128)))
 _K = GroupedVariant(FP8_K_GROUPED, "1d1d", "fp32")
@@ -88,6 +89,13 @@ MORE_PRODUCTS = {
     "swap, scale ring": Product(Variant(scale_layout="any"), fp8(16, 64, swap_ab=1), (30, 130, 2500), num_sms=1),
     "split in 8": Product(Variant(BF16), bf16(64, 64, split_k=8), (64, 70, 1030)),
     "few rows": Product(Variant(BF16), bf16(64, 72), (3, 150, 200)),
+    "D in narrow slabs": Product(Variant(BF16), bf16(64, 80), (70, 251, 200), num_sms=2),
+    "D in narrow slabs, fp32": Product(Variant(BF16, d_dtype="fp32"), bf16(64, 72), (70, 150, 200), num_sms=2),
+    "D in whole rows of a low tile": Product(Variant(BF16), bf16(64, 144), (70, 251, 200), num_sms=2),
+    "D in whole rows, fp8": Product(Variant(), fp8(128, 136), (200, 300, 900), num_sms=1),
+    "D in whole rows, accumulated": Product(
+        Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), fp8(128, 136), (150, 261, 500), num_sms=1
+    ),
     "bf16 mn, swap": Product(
         Variant(BF16, b_major="mn", d_dtype="fp32", c_mode="accumulate"), bf16(64, 128, swap_ab=1), (70, 200, 200), 1
     ),

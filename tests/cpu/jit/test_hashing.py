@@ -181,11 +181,11 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
         hashing.kernel_hash("none_such")
 
 
-#: The kernels that the recorded sweeps of the dense ops measured. With another hash neither these measurements nor the
-#: selector trained on them are used any more: change one only together with a new sweep.
+#: The kernels of the dense ops. With another hash neither what was measured of them nor selectors trained on that are
+#: used any more: change one only together with a new sweep, or with an entry of deep_gemm/older_kernels.py.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "25213bfd6fb3a6ae341b5222c0e93c5351845253f4923bf885eb313223b76479",
-    "bf16_gemm": "601e259a4425205842034ea1dea6922a404c5a49f753b1e0114121012afc0309",
+    "fp8_gemm": "33e9af3c535d29f755c152d29f8d65fa432345988fa5be7fd317472f5a593c59",
+    "bf16_gemm": "67e6d48efc8fa692079a12be8acb5b34098d2358f73def17375862b3b100cc8c",
 }
 
 

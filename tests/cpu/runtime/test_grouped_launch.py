@@ -10,7 +10,6 @@ from tests.fakes.stub_driver import load_kernel, read_group_params, read_params,
 from tests.fakes.stub_operands import ELEMENT, make_grouped_variant, pitch_of
 
 TYPES = {"float8_e4m3fn": 0, "float32": 7, "bfloat16": 9}
-SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 NO_MAP = 0
 FP8, BF16 = "m_grouped_fp8_gemm_contiguous", "m_grouped_bf16_gemm_masked"
 #: m, n, k (of all groups together where they divide it) and groups.
@@ -98,10 +97,10 @@ def d_map(problem, config, m, n, groups):
     """Return the map of D, which ends at its last whole 16 bytes."""
     dtype = "float32" if problem.d_dtype == "fp32" else "bfloat16"
     size = ELEMENT[dtype]
-    slab = max(width for width in (8, 16, 32, 64) if config.block_n % width == 0 and width * size <= 128)
+    columns, swizzle = stub_operands.find_slab(config, dtype)
     dims = (max(n * size // 16 * 16, 16) // size, m, groups)
-    box = (slab, config.block_m if config.swap_ab else 64)
-    return joint_map(stub_operands.D, dims, dtype, box, SWIZZLES[slab * size], strides_of(m, n, groups, dtype))
+    box = (columns, config.block_m if config.swap_ab else 64)
+    return joint_map(stub_operands.D, dims, dtype, box, swizzle, strides_of(m, n, groups, dtype))
 
 
 def scale_map(address, rows, steps, groups, box_rows):

@@ -11,7 +11,6 @@ from tests.fakes.stub_driver import load_kernel, read_params, select
 from tests.fakes.stub_operands import ELEMENT, pitch_of
 
 TYPES = {"float8_e4m3fn": 0, "float32": 7, "bfloat16": 9}
-SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
 NO_MAP = 0
 SHAPES = [(1, 8, 16), (3, 16, 16), (64, 128, 128), (65, 136, 144), (300, 504, 1000), (8192, 7168, 2048)]
 HEADS = (8, 4, 0)
@@ -109,15 +108,15 @@ def input_map(config, shape, name, dtype, major):
 def d_map(config, shape, dtype):
     """Return the same of D, which ends at its last whole 16 bytes."""
     (m, n, _), size = shape, ELEMENT[dtype]
-    slab = max(width for width in (8, 16, 32, 64) if config["block_n"] % width == 0 and width * size <= 128)
+    columns, swizzle = stub_operands.find_slab(_C.Config(**config), dtype)
     pitch = pitch_of(n, dtype) * size if m > 1 else -(-n * size // 16) * 16
     unit = 16 // size
     return (
         TYPES[dtype],
         [max(n // unit * unit, unit), m],
         pitch,
-        [slab, config["block_m"] if config["swap_ab"] else 64],
-        SWIZZLES[slab * size],
+        [columns, config["block_m"] if config["swap_ab"] else 64],
+        swizzle,
     )
 
 

@@ -69,8 +69,8 @@ struct Gemm {
           stages{shared, params.zero},
           epilogue(maps, params, groups, shared, cluster_rank, m, n) {}
 
-    // By one lane: the fences of a whole warp cost more than the loop (H200, decode shapes: 4 % of the kernel). Unrolled:
-    // the assembler puts a fence into each turn of a loop (H100: 28 ns a stage, ahead of the first load).
+    // By one lane: the fences of a whole warp cost more than the loop (H200, decode shapes: 4 % of the kernel).
+    // Unrolled: the assembler puts a fence into each turn of a loop (H100: 28 ns a stage, ahead of the first load).
     __device__ __forceinline__ void initialise_barriers() const {
         if (ptx::elect_one()) {
 #pragma unroll

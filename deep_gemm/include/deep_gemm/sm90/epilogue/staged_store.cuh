@@ -13,7 +13,7 @@ template <class Config, class Scheduler>
 struct StagedStore {
     using Layout = GemmLayout<Config>;
     using Access = TensorAccess<Scheduler::kIsGrouped>;
-    using Parts = StoreTile<Layout::kColumns, Layout::kSwap, Config::kFloatD>;
+    using Parts = StoreTile<Layout::kColumns, Layout::kSwap, Config::kFloatD, (Config::kBlockM > 64)>;
 
     const TensorMap* map;
     u32 shared;     // the D tile

@@ -2,20 +2,28 @@
 // add onto FP32).
 //
 // A wave's part of D is kTileM rows by kTileN columns: 64 x kColumns, or with swapped operands kColumns x 64. In shared
-// memory it lies as slabs of kSlab columns, each slab kTileM rows of up to 128 bytes, swizzled as the tensor map of D
-// says, which keeps stmatrix free of bank conflicts.
+// memory it lies as slabs of kSlab columns, each slab kTileM rows, as the tensor map of D says. Rows of 32 to 128 bytes
+// are swizzled, which keeps stmatrix free of bank conflicts. Where the width allows only slabs of 16 bytes, these would
+// leave in pieces smaller than a sector of L2, so the part is one slab of whole rows without a swizzle (H100, 256x136,
+// 7069 x 2368 x 512 in BF16: 59 and 37 us). Such a pitch, an odd multiple of 16 bytes, has no conflicts either. Slabs
+// of 32 bytes are as slow to leave as they are many: tiles of more than 64 rows or 128 columns have whole rows in their
+// place (128x144: 0.85 to 0.96 of the time with few steps, 128x112 0.87 to 0.93), though two rows meet on the same
+// banks. Smaller tiles keep them: whole rows gained nothing there that was certain (64x48 to 64x112, one wave).
 #pragma once
 
 #include "deep_gemm/sm90/ptx/ptx.cuh"
 
 namespace deep_gemm {
 
-template <u32 kColumns, bool kSwap, bool kFloat>
+// kTall: the tile has more than 64 rows.
+template <u32 kColumns, bool kSwap, bool kFloat, bool kTall>
 struct StoreTile {
     static constexpr u32 kElementBytes = kFloat ? 4 : 2;
     static constexpr u32 kTileM = kSwap ? kColumns : 64, kTileN = kSwap ? 64 : kColumns;
-    static constexpr u32 kSlab = gcd(kTileN, 128 / kElementBytes);
-    static constexpr u32 kRowBytes = kElementBytes * kSlab;
+    static constexpr u32 kFitting = gcd(kTileN * kElementBytes, 128);  // bytes of a slab that divides the part
+    static constexpr bool kWhole = kFitting < 32 || (kFitting == 32 && (kTall || kTileN > 128));
+    static constexpr u32 kRowBytes = kWhole ? kTileN * kElementBytes : kFitting;
+    static constexpr u32 kSlab = kRowBytes / kElementBytes;
     static constexpr u32 kSlabBytes = kTileM * kRowBytes;
     static constexpr u32 kBytes = 64 * kColumns * kElementBytes;
     static constexpr u32 kChunks = kRowBytes / 16;                    // 16-byte chunks in a row of a slab
@@ -24,9 +32,9 @@ struct StoreTile {
     // Byte offset of the chunk that holds column `column` of row `row`, and of the element. The swizzle XORs the
     // chunk's index with the number of the 128-byte line in its 8-line atom (PTX ISA, "Swizzling modes").
     __device__ static __forceinline__ u32 chunk_offset(u32 row, u32 column) {
-        const u32 chunk = column % kSlab / kChunkElements;
-        const u32 swizzled = chunk ^ (row / (8 / kChunks) % kChunks);
-        return column / kSlab * kSlabBytes + row * kRowBytes + swizzled * 16;
+        u32 chunk = column % kSlab / kChunkElements;
+        if constexpr (!kWhole) chunk ^= row / (8 / kChunks) % kChunks;
+        return column / kSlab * kSlabBytes + row * kRowBytes + chunk * 16;
     }
     __device__ static __forceinline__ u32 offset(u32 row, u32 column) {
         return chunk_offset(row, column) + column % kChunkElements * kElementBytes;
