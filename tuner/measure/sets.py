@@ -134,6 +134,9 @@ class SetsBackend(CudaBackend):
         self.folder = Path(folder)
         natives = json.loads((self.folder / MANIFEST).read_text(encoding="utf-8"))
         self.natives = [load_native(number, path) for number, path in enumerate(natives)]
+        for native in self.natives:  # each has its own switch; with early starts a set's launches would look shorter
+            if hasattr(native, "set_pdl"):
+                native.set_pdl(False)
 
     def parse(self, message: dict) -> SetsJob:
         """Return the job of a message. Raises: ProtocolError."""
