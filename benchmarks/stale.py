@@ -3,9 +3,10 @@
 Example: python -m benchmarks.stale        (exit 1 while anything is stale or unexplained)
 
 A record is current while the hashes in it are the tree's: tree_hash in the GPU record, kernel_hash of each op kind in
-everything else. Of the GPU record, what it says of a selector's choices is stale, too, while the selector is another
-one (get_selector_reason); the summary says so. A stale record needs a reason in stale.json beside this file, {"path
-from the root": "reason"}. Tests then pass, its targets count as not met, and a release is refused.
+everything else. Artefacts and snapshots, which are there to choose, may be of older kernels that choose for the tree's
+(deep_gemm.older_kernels). Of the GPU record, what it says of a selector's choices is stale, too, while the selector is
+another one (get_selector_reason); the summary says so. A stale record needs a reason in stale.json beside this file,
+{"path from the root": "reason"}. Tests then pass, its targets count as not met, and a release is refused.
 """
 
 import hashlib
@@ -65,6 +66,16 @@ def current_hashes(recorded: dict[str, str] | None) -> dict[str, str | None]:
     return {op: current_kernel_hash(op) for op in recorded or (OP,)}
 
 
+def serving_hashes(recorded: dict[str, str]) -> dict[str, str | None]:
+    """Return the same of what is there to choose: hashes of older kernels that choose for the tree's stay as they
+    are.
+    """
+    from deep_gemm.older_kernels import find_serving
+
+    current = current_hashes(recorded)
+    return {op: hash_ and find_serving(op, hash_, recorded[op]) for op, hash_ in current.items()}
+
+
 @cache
 def current_tree_hash() -> str:
     """Return the tree's tree hash."""
@@ -77,13 +88,18 @@ def get_reason(path: Path, meta: dict) -> str | None:
     """Return why a result counts as stale, None while its hashes (see the head of this file) are the tree's."""
     is_record = path.name == GPU_RECORD
     is_current = (
-        meta.get("tree_hash") == current_tree_hash()
+        find_tree_hash(meta) == current_tree_hash()
         if is_record
         else meta["kernel_hash"] == current_hashes(meta["kernel_hash"])
     )
     if is_current:
         return None
     return read_reasons().get(name_of(path), UNEXPLAINED)
+
+
+def find_tree_hash(record: dict) -> str | None:
+    """Return the tree that a GPU record speaks for: none where the time budget cut its run."""
+    return record.get("tree_hash") if record.get("complete", True) else None
 
 
 def get_selector_reason(record: dict) -> str | None:
@@ -129,8 +145,15 @@ def read_result_hash(path: Path) -> dict[str, str] | str | None:
     """Return what a JSON result carries: the tree's hash for the GPU record, else the kernels' by op kind."""
     content = read_json(path)
     if path.name == GPU_RECORD:
-        return content.get("tree_hash")
+        return find_tree_hash(content)
     return content.get("meta", content).get("kernel_hash")
+
+
+def find_current(path: Path, recorded: dict[str, str] | str | None) -> object:
+    """Return what a file that is current carries in the place of `recorded`."""
+    if path.name == GPU_RECORD:
+        return current_tree_hash()
+    return (current_hashes if path.suffix == ".json" else serving_hashes)(recorded)
 
 
 def get_states() -> list[State]:
@@ -145,7 +168,7 @@ def get_states() -> list[State]:
         for path in sorted(ROOT.glob(pattern)):
             if path.name not in DERIVED:
                 recorded = read(path)
-                current = current_tree_hash() if path.name == GPU_RECORD else current_hashes(recorded)
+                current = find_current(path, recorded)
                 states.append(State(name_of(path), recorded, current, reasons.get(name_of(path))))
     return states
 

@@ -18,6 +18,7 @@ from deep_gemm.artifact import (
     refuse,
 )
 from deep_gemm.errors import ArgumentError, ProblemError
+from deep_gemm.older_kernels import find_serving
 
 _NUM_CONFIG_FIELDS = len(_C.CONFIG_FIELDS)
 
@@ -66,11 +67,13 @@ class Selector(_C.Selector):
         """Return a choice that is legal on `device`: the heuristic's wherever a guard refuses the selector's.
 
         `mode`: 'auto', or 'model', which leaves out the exact table. `kernel_hash`: that of the kernels that will run;
-        '' means unknown, which is no mismatch. Raises: DeviceError where no config is legal; ArgumentError for another
-        mode.
+        '' means unknown, which is no mismatch. Kernels that the artefact's own choose for match, too (older_kernels).
+
+        Raises: DeviceError where no config is legal; ArgumentError for another mode.
         """
         if mode not in ("auto", "model"):
             raise ArgumentError(f"mode = {mode!r}: must be 'auto' or 'model'")
+        kernel_hash = self._find_serving(problem.op, kernel_hash)
         choice = self.choose_config(problem, device, kernel_hash, exact_key(problem) if mode == "auto" else None)
         if mode == "model" or choice.source == "exact" or not problem.batch_invariant:
             return choice
@@ -78,6 +81,14 @@ class Selector(_C.Selector):
         plain = _C.Problem(**(problem.as_dict() | {"batch_invariant": False}))
         measured = self.choose_config(problem, device, kernel_hash, exact_key(plain))
         return measured if measured.source == "exact" else choice
+
+    def find_fault(self, op: str, kernel_hash: str) -> str:
+        """Return why nothing of an op kind is used with the kernels of `kernel_hash`, or its trees are not; else ''."""
+        return super().find_fault(op, self._find_serving(op, kernel_hash))
+
+    def _find_serving(self, op: str, kernel_hash: str) -> str:
+        members = self._metadata["ops"].get(op)
+        return find_serving(op, kernel_hash, members["kernel_hash"]) if members else kernel_hash
 
 
 def describe_op(op: str, members: Any, arrays: Mapping[str, np.ndarray]) -> dict:

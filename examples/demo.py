@@ -25,6 +25,7 @@ from deep_gemm import _C, selection
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.numerics import widen
+from deep_gemm.older_kernels import find_serving
 from deep_gemm.selector import Selector
 from tuner.commands.tables import format_table
 from tuner.db import Store, snapshot_path
@@ -79,12 +80,15 @@ def measure(out: Path, device: "_C.Device") -> Path:
 
 
 def is_recording_current() -> bool:
-    """Return whether the recorded sweep was made with the kernels of this package."""
+    """Return whether the recorded sweep was made with the kernels of this package, or with older ones that choose for
+    these.
+    """
     recorded = snapshot_path(RECORDED_SKU)
     if not recorded.exists():
         return False
     with Store.open(recorded, mode="immutable") as store:
-        return store.newest_kernel_hash(OP, RECORDED_SKU) == kernel_hash(OP)
+        recorded = store.newest_kernel_hash(OP, RECORDED_SKU)
+    return recorded is not None and recorded == find_serving(OP, kernel_hash(OP), recorded)
 
 
 def find_recording(out: Path) -> Path:

@@ -66,9 +66,10 @@ def describe_time(found: dict) -> str:
 
     A config that was measured best gets no predicted time: the prediction was not asked, and would contradict it.
     """
-    measured = (found.get("measured") or {}).get("configs", {}).get(found["name"])
+    ranking = found.get("measured") or {"configs": {}}
+    measured = ranking["configs"].get(found["name"])
     if measured and not measured["is_bound"]:
-        return f"  {measured['median_us']:.2f} us measured"
+        return f"  {measured['median_us']:.2f} us measured{' with older kernels' if ranking['is_older'] else ''}"
     if found["source"] == "exact":
         return ""
     return f"  about {found['predicted_us']:.1f} us ({TIME_SOURCES[found['predicted_by']]})"
@@ -118,6 +119,7 @@ def print_configs(found: dict) -> None:
     print("predicted: ratio to the heuristic's pick, by the trees, which do not look at measured times")
     print(
         f"times: {measured['database']}, measured {measured['created'][:10]}"
+        f"{' with older kernels' if measured['is_older'] else ''}"
         if measured
         else "times: this problem was not measured with these kernels"
     )

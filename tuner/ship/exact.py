@@ -9,6 +9,7 @@ from deep_gemm import _C
 from deep_gemm._version import __version__
 from deep_gemm.artifact import FORMAT, exact_key, read_artifact
 from deep_gemm.errors import DeepGemmError
+from deep_gemm.older_kernels import find_serving
 from deep_gemm.selector import Selector, join_quarantined, split_quarantined
 from tuner import errors
 from tuner.db.rows import Identity
@@ -98,8 +99,8 @@ def read_base(
     if any(metadata[name] != empty[name] for name in VERSIONS):
         metadata |= {name: empty[name] for name in VERSIONS}
         arrays = {name: array for op in metadata["ops"] for name, array in forget_trees(op, arrays).items()}
-    known = metadata["ops"].get(identity.op, {"kernel_hash": identity.kernel_hash})
-    if known["kernel_hash"] == identity.kernel_hash:
+    known = metadata["ops"].get(identity.op, {"kernel_hash": identity.kernel_hash})["kernel_hash"]
+    if known == find_serving(identity.op, identity.kernel_hash, known):
         return metadata | {"ops": dict(metadata["ops"])}, dict(arrays)
     ops = {op: part for op, part in metadata["ops"].items() if op != identity.op}
     return metadata | {"ops": ops}, {name: one for name, one in arrays.items() if name.partition("/")[0] in ops}

@@ -252,7 +252,10 @@ def describe_contents(record: Record, counts: Counts) -> str:
 def describe_limits(record: Record, evaluation: Evaluation) -> str:
     """Return what the figures do not show."""
     facts = [
-        (f"Valid on `{record.identity.sku}` for kernels of this kernel hash only; elsewhere the run time ignores it."),
+        (
+            f"Valid on `{record.identity.sku}` for kernels of this kernel hash, and for newer ones for which"
+            " `deep_gemm/older_kernels.py` names it; elsewhere the run time ignores it."
+        ),
         "A family is all variants of (n, k) together, so that no variant of a held-out shape is trained on.",
         "Measured in the regime above; other regimes (warm L2, launches that overlap) can prefer other configs.",
         (

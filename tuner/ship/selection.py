@@ -7,6 +7,7 @@ from deep_gemm import _C
 from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import PROBLEM_FIELDS
+from deep_gemm.older_kernels import SERVED
 from tuner import errors
 from tuner.learn.ranking import rank
 from tuner.learn.sources import device_at_hand, open_database
@@ -79,17 +80,22 @@ def describe_choice(
 
 
 def add_measured(found: dict, database: str) -> None:
-    """Add to a described choice what was measured of its problem with this package's kernels, None without such.
+    """Add to a described choice what was measured of its problem with this package's kernels, else with older ones that
+    choose for these, None without such.
 
-    `measured` has the database, the day, the reference config, and of each config its time and its ratio to the
-    reference; both are lower bounds where the config was dropped early, and a snapshot has only the ratio of such.
+    `measured` has the database, the day, whether the kernels are older ones, the reference config, and of each config
+    its time and its ratio to the reference; both are lower bounds where the config was dropped early, and a snapshot
+    has only the ratio of such.
     """
     problem = to_problem(found["problem"])
     with open_database(database, found["sku"]) as store:
-        ranking = rank(store, problem, found["sku"], runtime.kernel_hash(problem.op))
+        hashes = list_kernels(problem.op)
+        rankings = [rank(store, problem, found["sku"], kernel_hash) for kernel_hash in hashes]
+    ranking = next(filter(None, rankings), None)
     found["measured"] = ranking and {
         "database": str(store.target),
         "created": ranking.block.created,
+        "is_older": ranking is not rankings[0],
         "reference": str(ranking.reference.config) if ranking.reference else None,
         "configs": {
             str(row.config): {"median_us": row.median_us, "ratio": row.ratio, "is_bound": row.status != "ok"}
@@ -97,6 +103,13 @@ def add_measured(found: dict, database: str) -> None:
             if row.median_us is not None or row.ratio is not None
         },
     }
+
+
+def list_kernels(op: str) -> list[str]:
+    """Return the kernel hashes whose measurements choose for an op kind: this package's first, then older ones."""
+    current = runtime.kernel_hash(op)
+    known, *older = SERVED.get(op, (current,))
+    return [current, *older] if known == current else [current]
 
 
 def predict_us(problem, config, device, scores: dict | None, pick_us: float) -> float:

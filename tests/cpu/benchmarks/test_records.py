@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import stale
 from benchmarks.stamp import OP, OPS, RECORDS, RESULTS, format_json, read_json, results_of, write_json
-from deep_gemm import _C, selection
+from deep_gemm import _C, older_kernels, selection
 from tests.gpu import jobs, parent, run, sanitizer
 from tests.gpu import record as records
 from tests.gpu.record import make_record, make_section, merge_records
@@ -62,7 +62,8 @@ def test_gpu_record_is_whole_and_clean(path):
     record = read_json(path)
     assert path.parent == results_of(record["sku"])
     sections = {*jobs.SECTIONS, *SANITIZERS}
-    later = sections - set(record["sections"])  # than the record, which then must be made again
+    # Later than the record, or begun too late: the record then must be made again.
+    later = {name for name in sections if not record["sections"].get(name, {}).get("cases")}
     assert not later or stale.get_reason(path, record)
     needed = {"nvcc", *jobs.DENSE_SECTIONS, *jobs.GROUPED_SECTIONS, *SANITIZERS}
     # A run that the time budget cut is kept until there is a whole one, but counts as stale.
@@ -208,6 +209,25 @@ def test_states_tell_current_from_stale(tmp_path, monkeypatch):
         "benchmarks/results/h200/gpu_record.json": (False, True), "models/gpu.dgsel": (True, True),
     }  # fmt: skip
     assert stale.main() == 1
+
+
+def test_a_record_that_was_cut_speaks_for_no_tree(tmp_path):
+    path = tmp_path / stale.GPU_RECORD
+    for complete, is_current in ((True, True), (False, False)):
+        record = {"tree_hash": stale.current_tree_hash(), "complete": complete}
+        write_json(path, record)
+        assert (stale.get_reason(path, record) is None) == is_current
+        assert (stale.read_result_hash(path) == stale.current_tree_hash()) == is_current
+
+
+def test_artefacts_of_older_kernels_that_choose_are_current_and_results_are_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(older_kernels, "SERVED", {OP: (stale.current_kernel_hash(), "0" * 64)})
+    for recorded in ("0" * 64, "1" * 64):
+        found = {name: stale.find_current(tmp_path / name, {OP: recorded}) for name in ("a.dgsel", "b.db", "c.json")}
+        own = {OP: stale.current_kernel_hash()}
+        serving = {OP: recorded} if recorded == "0" * 64 else own
+        assert found == {"a.dgsel": serving, "b.db": serving, "c.json": own}
+    assert stale.serving_hashes({"none_such": "0" * 64}) == {"none_such": None}
 
 
 CHILD = """
