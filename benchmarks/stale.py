@@ -43,6 +43,12 @@ class State(NamedTuple):
         """Whether the file is of another tree."""
         return self.recorded != self.current
 
+    @property
+    def of_older(self) -> str:
+        """What the list says of a file that is current by older kernels alone."""
+        is_own = not isinstance(self.recorded, dict) or self.recorded == current_hashes(self.recorded)
+        return "" if is_own else " (of older kernels, which choose for the tree's)"
+
 
 def read_reasons() -> dict[str, str]:
     """Return the reasons given so far."""
@@ -73,7 +79,7 @@ def serving_hashes(recorded: dict[str, str]) -> dict[str, str | None]:
     from deep_gemm.older_kernels import find_serving
 
     current = current_hashes(recorded)
-    return {op: hash_ and find_serving(op, hash_, recorded[op]) for op, hash_ in current.items()}
+    return {op: hash_ and find_serving(op, hash_, recorded.get(op, "")) for op, hash_ in current.items()}
 
 
 @cache
@@ -177,7 +183,7 @@ def main() -> int:
     """Print the state of every record; fail while anything is stale or unexplained."""
     states = get_states()
     for state in states:
-        note = "current" if not state.is_stale else f"STALE: {state.reason or 'no reason given'}"
+        note = f"STALE: {state.reason or 'no reason given'}" if state.is_stale else "current" + state.of_older
         print(f"{state.path:60} {note}")
     for path in sorted(set(read_reasons()) - {state.path for state in states}):
         print(f"{path:60} has a reason but does not exist")

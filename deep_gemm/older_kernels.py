@@ -51,6 +51,22 @@ SERVED: dict[str, tuple[str, ...]] = {
         "12d17ba8fa0e2e990edd0e09378562d87693edfcc6ca9b7969f3a9b5d38a8d39",
         "02b43e5070f125a3c3737d27012c85fe59248a355978a4715a0bb249d8cb3187",
     ),
+    "m_grouped_fp8_gemm_psum": (
+        "e76109834a4527593ad3546499286860bf17daf0dbc726609c42e5bcc584ca16",
+        "cb4b789e97c202271f432934fd8f35116b0425cdb51f3e64a8875182ea0bddab",
+    ),
+    "m_grouped_bf16_gemm_psum": (
+        "5c274b52b5f242bd34c43d3693c425b3df54728a6ed6e6ef75aa1435aefd1807",
+        "388992f3fa4f307434099a1f52becff516453f30ce1d09c8c9da1b882c6c922a",
+    ),
+    "k_grouped_fp8_gemm_psum": (
+        "aebdab986fc58aceb31babf311142b9fdb6be9c29ee612abc65eb7f4d48cd8d4",
+        "b95a28abf7ce7f4c88ac249e0b18de94379fa53fca12094411d61c4c2c2845e5",
+    ),
+    "k_grouped_bf16_gemm_psum": (
+        "9188da9044baca004650b2bcef7a7f2b2a6c538fbbf2e01b68a55e89fcde11c6",
+        "5d031a829af2b8da870ac411c5b35868231fe7f41257bba26acf9529d98d16f7",
+    ),
     "batched_fp8_gemm": (
         "428f31a8185d467114606b4c7865d6b659b422dab33c107e2150e2b66345cc79",
         "d910a3c61e0725821f043c045915f5af763b8b18cb319b2cabd203799897ebc3",

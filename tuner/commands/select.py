@@ -66,10 +66,9 @@ def describe_time(found: dict) -> str:
 
     A config that was measured best gets no predicted time: the prediction was not asked, and would contradict it.
     """
-    ranking = found.get("measured") or {"configs": {}}
-    measured = ranking["configs"].get(found["name"])
+    measured = (found.get("measured") or {}).get("configs", {}).get(found["name"])
     if measured and not measured["is_bound"]:
-        return f"  {measured['median_us']:.2f} us measured{' with older kernels' if ranking['is_older'] else ''}"
+        return f"  {measured['median_us']:.2f} us measured"
     if found["source"] == "exact":
         return ""
     return f"  about {found['predicted_us']:.1f} us ({TIME_SOURCES[found['predicted_by']]})"

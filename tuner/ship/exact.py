@@ -99,9 +99,12 @@ def read_base(
     if any(metadata[name] != empty[name] for name in VERSIONS):
         metadata |= {name: empty[name] for name in VERSIONS}
         arrays = {name: array for op in metadata["ops"] for name, array in forget_trees(op, arrays).items()}
-    known = metadata["ops"].get(identity.op, {"kernel_hash": identity.kernel_hash})["kernel_hash"]
+    is_known = identity.op in metadata["ops"]
+    known = metadata["ops"][identity.op]["kernel_hash"] if is_known else identity.kernel_hash
     if known == find_serving(identity.op, identity.kernel_hash, known):
-        return metadata | {"ops": dict(metadata["ops"])}, dict(arrays)
+        # Of older kernels that choose for these: it now gets times of these, which say nothing of the older ones.
+        own = {identity.op: metadata["ops"][identity.op] | {"kernel_hash": identity.kernel_hash}} if is_known else {}
+        return metadata | {"ops": metadata["ops"] | own}, dict(arrays)
     ops = {op: part for op, part in metadata["ops"].items() if op != identity.op}
     return metadata | {"ops": ops}, {name: one for name, one in arrays.items() if name.partition("/")[0] in ops}
 

@@ -227,7 +227,11 @@ def test_artefacts_of_older_kernels_that_choose_are_current_and_results_are_not(
         own = {OP: stale.current_kernel_hash()}
         serving = {OP: recorded} if recorded == "0" * 64 else own
         assert found == {"a.dgsel": serving, "b.db": serving, "c.json": own}
+        state = stale.State("a.dgsel", {OP: recorded}, found["a.dgsel"], None)
+        assert state.is_stale == (recorded == "1" * 64) and "older kernels" in state.of_older
+    assert stale.State("a.dgsel", own, own, None).of_older == ""
     assert stale.serving_hashes({"none_such": "0" * 64}) == {"none_such": None}
+    assert stale.serving_hashes({}) == own, "of an artefact without op kinds, which is stale"
 
 
 CHILD = """

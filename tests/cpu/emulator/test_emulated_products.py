@@ -70,6 +70,8 @@ MORE_GROUPED = {
     "masked 1d1d, swap": Product(
         GroupedVariant(FP8_MASKED), fp8(16, 64, swap_ab=1), Masked(130, 300, 20, (20, 0, 5)), 1
     ),
+    "contiguous, D in whole rows": Product(GroupedVariant(FP8_CONTIGUOUS), fp8(128, 136), ROWS, num_sms=1),
+    "masked, D in whole rows": Product(GroupedVariant(BF16_MASKED), bf16(64, 72), Masked(130, 200, 70, (70, 0, 66)), 2),
     "k-grouped bf16": Product(_BF16_K, bf16(128, 64), KGroups(136, 72, (128, 0, 384)), 1),
     "k with ends, blocks": Product(
         _K._replace(group_layout="blocks"), fp8(64, 64), PsumK(70, 100, (130, 300, 0, 64)), 1
@@ -123,6 +125,7 @@ MORE_LOOPS = {
     "blocks of long k": Product(Variant(), fp8(64, 64, 4, scale_warp=1), (70, 130, 17000), num_sms=1),
     "blocks of few rows": Product(Variant(), fp8(16, 64, swap_ab=1, scale_warp=1), (20, 130, 900), num_sms=1),
     "loop, 1d1d": Product(_ACCUMULATE, fp8(128, 144, loop=1), (150, 260, 900), num_sms=1),
+    "D in whole rows, add": Product(_ACCUMULATE, fp8(64, 136, loop=1, reduce_add=1), (70, 261, 500), num_sms=2),
     "loop, contiguous": Product(GroupedVariant(FP8_CONTIGUOUS), fp8(128, 192, loop=1, scale_warp=1), ROWS, num_sms=1),
     "loop, rows with ends": Product(
         GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64, loop=1, scale_warp=1),

@@ -47,8 +47,11 @@ def read(content: bytes, hash_: str, is_strict: bool = False) -> dict:
 
 def test_a_new_entry_joins_what_serves_its_kernels():
     content = make_artifact()
-    assert read(content, NEW) == read(content, KERNEL_HASH) == Selector(content).metadata["ops"]
-    assert OP not in read(content, OTHER)
+    own = Selector(content).metadata["ops"]
+    assert read(content, KERNEL_HASH) == own and OP not in read(content, OTHER)
+    joined = read(content, NEW)
+    assert joined[OP].pop("kernel_hash") == NEW, "the older kernels must not take a time of the new ones for theirs"
+    assert joined == {OP: {name: value for name, value in own[OP].items() if name != "kernel_hash"}}
 
 
 def test_an_export_keeps_what_serves_this_package(monkeypatch):

@@ -19,6 +19,7 @@ struct Fp8Mainloop {
     // computed from them does not delay the chain's last WGMMAs. Share of the time without it (H100, three products):
     // 128x144 0.87 to 0.94, 128x192 0.90, 128x136 0.92 to 0.97, 64x144 0.95, 128x72 to 128x128 0.98 to 1.01, 256x112
     // 0.99. Others lose: 128x160 1.04, 256x64 1.03, tiles of 64 rows and up to 136 columns 1.00 to 1.03.
+    // Other widths of two warpgroups were not timed.
     static constexpr bool kSettles =
         Config::kRecipe == Recipe::k1D2D && !Layout::kSwap &&
         (Layout::kMathGroups == 2 ? Layout::kColumns != 160 && (Layout::kWaves == 1 || Layout::kColumns > 64)
