@@ -10,6 +10,7 @@ from tests.gpu.variants import BF16, Variant
 BF16_TILES = Product(
     Variant(BF16), {"block_m": 128, "block_n": 96, "num_stages": 3, "block_k": 64}, (200, 100, 500), num_sms=1
 )
+WHOLE_ROWS = BF16_TILES._replace(config=BF16_TILES.config | {"block_n": 112})
 IN_TURN = Product(
     Variant(), {"block_m": 128, "block_n": 192, "num_stages": 3, "block_k": 128}, (200, 300, 1000), num_sms=1
 )
@@ -44,6 +45,10 @@ DEFECTS = {
     ),
 }  # fmt: skip
 MORE_DEFECTS = {
+    "wrong pitch of whole rows": (
+        WHOLE_ROWS, "epilogue/store_tile", "+ row * kRowBytes + chunk * 16", "+ row * (kRowBytes - 16) + chunk * 16",
+        None,
+    ),
     "wrong descriptor": (BF16_TILES, "mainloop/pipeline", "(1024 / 16)) << 32)", "(512 / 16)) << 32)", None),
     "D tile overwritten": (
         BF16_TILES, EPILOGUE, "            if (issuer) ptx::tma_store_wait_read<0>();  // the stores",

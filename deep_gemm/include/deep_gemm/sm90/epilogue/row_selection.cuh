@@ -27,7 +27,8 @@ struct RowSelection {
             const u32 word = Config::kFloatD ? __float_as_uint(value) : ptx::pack_bf16(value, value);
 #pragma unroll 1
             for (u32 chunk = 0; chunk < Parts::kTileN / Parts::kChunkElements; ++chunk) {
-                const u32 in_slab = (chunk + row) % Parts::kChunks;  // neighbouring rows mostly start at different banks
+                // Neighbouring rows mostly start at different banks.
+                const u32 in_slab = (chunk + row) % Parts::kChunks;
                 ptx::store_shared_words(part.address + chunk / Parts::kChunks * Parts::kSlabBytes +
                                             row * Parts::kRowBytes + in_slab * 16,
                                         word, word, word, word);
