@@ -88,8 +88,9 @@ struct Gemm {
         __syncwarp();
     }
 
-    // Bring the tensor maps nearer while the barriers are made; by one lane of a warp that has nothing to do yet, unless
-    // it copies scales of any layout (H100: up to 2 % at up to 64 rows; by the loading warp itself it lost 2 to 3 %).
+    // Bring the tensor maps nearer while the barriers are made; by one lane of a warp that has nothing to do yet,
+    // unless it copies scales of any layout (H100: up to 2 % at up to 64 rows; by the loading warp itself it lost 2 to
+    // 3 %).
     __device__ __forceinline__ void prefetch_maps() const {
         if (ptx::elect_one()) {
             ptx::prefetch_map(&maps.b);
