@@ -7,7 +7,7 @@ that of the GPU at hand, whatever kernels it is of. Problems of every op kind ar
 trees' choice and the heuristic's pick are timed with both kernels in turns, in one process (tuner/compare). Choices of
 a set hold for an op kind where the selector is of that set's kernels, all results are right, and the choices take, as
 geometric means, at most MAX_RATIO of their time with the older kernels, and with the new ones no more than the picks.
-Only then may the selector of older kernels choose for the new ones (deep_gemm/older_kernels.py).
+That is what an entry of deep_gemm/older_kernels.py, by which they choose for the new ones, should rest on.
 Result: {"meta": {..., "selector": {op kind: hash}}, "sets": [{"name", "older": {op kind: hash}, "ops": {op kind:
     {"problems", "ratio": new over old of the choices, "fastest", "slowest": of all configs, "gain": the heuristic's
     pick over the choice with the new kernels, "holds"}}}], "rows": [{"set": its name, "problem", "role": "choice" or
@@ -129,6 +129,12 @@ def measure(names: list[str]) -> dict:
     return result
 
 
+def is_held(result: dict) -> bool:
+    """Return whether the choices of every op kind that the selector knows hold: those of the set that it is of."""
+    known = [op for op, kernel_hash in result["meta"]["selector"].items() if kernel_hash is not None]
+    return bool(known) and all(any(one["ops"][op]["holds"] for one in result["sets"]) for op in known)
+
+
 def print_progress(done: int, total: int) -> None:
     """Print a line every hundred measurements."""
     if done % 100 == 0:
@@ -147,7 +153,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, write and print the result."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
-        epilog="Exit codes: 0 choices hold for every op kind, 1 not, 3 not every pair was timed, or none.",
+        epilog="Exit codes: 0 choices hold for every op kind of the selector, 1 not, 3 not every pair was timed.",
     )
     parser.add_argument("older", nargs="+", help="older kernels: a git revision or a clone")
     parser.add_argument("--out", type=Path, default=find_results() / "kernel_change.json", help="where the result goes")
@@ -161,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     print_result(result)
     if not result["meta"]["complete"]:
         return 3
-    return 0 if all(found["holds"] for one in result["sets"] for found in one["ops"].values()) else 1
+    return 0 if is_held(result) else 1
 
 
 if __name__ == "__main__":

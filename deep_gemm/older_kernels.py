@@ -2,9 +2,9 @@
 
 An artefact is used with the kernels that were measured, which their hash identifies. Every change of the kernels gives
 another hash, also one that makes configs faster and none slower. Without an entry here the heuristic would then choose
-on every GPU model until it is swept again. Before an entry is made, what artefacts of the older kernels choose is
-measured on the new ones, beside the heuristic's picks (docs/tuning.md, "New kernels and other GPUs"). It holds for
-these hashes alone: the next change of the kernels ends it.
+on every GPU model until it is swept again. An entry should rest on what artefacts of the older kernels choose, measured
+on the new ones beside the heuristic's picks (docs/tuning.md, "New kernels and other GPUs"); what was measured, and what
+was not, stands at the entries. They hold for these hashes alone: the next change of the kernels ends them.
 """
 
 #: {op kind: (kernel hash, each older one whose measurements choose for it)}. Measured on an H100, with its own
@@ -93,9 +93,14 @@ SERVED: dict[str, tuple[str, ...]] = {
 }
 
 
+def list_serving(op: str, kernel_hash: str) -> list[str]:
+    """Return the hashes whose measurements choose for kernels of `op` with `kernel_hash`: that one, then older ones."""
+    current, *older = SERVED.get(op, ("",))
+    return [kernel_hash, *older] if current == kernel_hash else [kernel_hash]
+
+
 def find_serving(op: str, kernel_hash: str, recorded: str) -> str:
     """Return `recorded` where measurements of these kernels of `op` choose for those of `kernel_hash`, too; else
     `kernel_hash`, which only its own measurements match.
     """
-    current, *older = SERVED.get(op, ("",))
-    return recorded if current == kernel_hash and recorded in older else kernel_hash
+    return recorded if recorded in list_serving(op, kernel_hash) else kernel_hash

@@ -25,7 +25,7 @@ from deep_gemm import _C, selection
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.jit.hashing import kernel_hash
 from deep_gemm.numerics import widen
-from deep_gemm.older_kernels import find_serving
+from deep_gemm.older_kernels import list_serving
 from deep_gemm.selector import Selector
 from tuner.commands.tables import format_table
 from tuner.db import Store, snapshot_path
@@ -87,8 +87,7 @@ def is_recording_current() -> bool:
     if not recorded.exists():
         return False
     with Store.open(recorded, mode="immutable") as store:
-        recorded = store.newest_kernel_hash(OP, RECORDED_SKU)
-    return recorded is not None and recorded == find_serving(OP, kernel_hash(OP), recorded)
+        return store.newest_kernel_hash(OP, RECORDED_SKU) in list_serving(OP, kernel_hash(OP))
 
 
 def find_recording(out: Path) -> Path:

@@ -9,7 +9,7 @@ from deep_gemm import _C
 from deep_gemm._version import __version__
 from deep_gemm.artifact import FORMAT, exact_key, read_artifact
 from deep_gemm.errors import DeepGemmError
-from deep_gemm.older_kernels import find_serving
+from deep_gemm.older_kernels import list_serving
 from deep_gemm.selector import Selector, join_quarantined, split_quarantined
 from tuner import errors
 from tuner.db.rows import Identity
@@ -101,7 +101,7 @@ def read_base(
         arrays = {name: array for op in metadata["ops"] for name, array in forget_trees(op, arrays).items()}
     is_known = identity.op in metadata["ops"]
     known = metadata["ops"][identity.op]["kernel_hash"] if is_known else identity.kernel_hash
-    if known == find_serving(identity.op, identity.kernel_hash, known):
+    if known in list_serving(identity.op, identity.kernel_hash):
         # Of older kernels that choose for these: it now gets times of these, which say nothing of the older ones.
         own = {identity.op: metadata["ops"][identity.op] | {"kernel_hash": identity.kernel_hash}} if is_known else {}
         return metadata | {"ops": metadata["ops"] | own}, dict(arrays)

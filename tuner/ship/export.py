@@ -17,7 +17,7 @@ from deep_gemm import _C
 from deep_gemm.artifact import FORMAT, SIZES, exact_key
 from deep_gemm.fields import OP_KINDS
 from deep_gemm.jit.hashing import kernel_hash
-from deep_gemm.older_kernels import find_serving
+from deep_gemm.older_kernels import list_serving
 from deep_gemm.selector import Selector, join_quarantined
 from tuner import errors
 from tuner.learn.artifact import build_artifact
@@ -136,8 +136,8 @@ def find_kept(base: bytes | None, parts: list[Part], is_strict: bool) -> tuple[d
 def is_current(op: str, described: dict) -> bool:
     """Return whether the metadata of an op kind chooses for this package's kernels, and is of its estimate."""
     revision = described.get("estimate_revision", _C.LOGITS_ESTIMATE_REVISION)
-    recorded = described["kernel_hash"]
-    return recorded == find_serving(op, kernel_hash(op), recorded) and revision == _C.LOGITS_ESTIMATE_REVISION
+    is_serving = described["kernel_hash"] in list_serving(op, kernel_hash(op))
+    return is_serving and revision == _C.LOGITS_ESTIMATE_REVISION
 
 
 def check_same_board(trained: list[tuple[Training, Dataset]]) -> None:

@@ -7,7 +7,7 @@ from deep_gemm import _C
 from deep_gemm import selection as runtime
 from deep_gemm.errors import DeepGemmError
 from deep_gemm.fields import PROBLEM_FIELDS
-from deep_gemm.older_kernels import SERVED
+from deep_gemm.older_kernels import list_serving
 from tuner import errors
 from tuner.learn.ranking import rank
 from tuner.learn.sources import device_at_hand, open_database
@@ -89,7 +89,7 @@ def add_measured(found: dict, database: str) -> None:
     """
     problem = to_problem(found["problem"])
     with open_database(database, found["sku"]) as store:
-        hashes = list_kernels(problem.op)
+        hashes = list_serving(problem.op, runtime.kernel_hash(problem.op))
         rankings = [rank(store, problem, found["sku"], kernel_hash) for kernel_hash in hashes]
     ranking = next(filter(None, rankings), None)
     found["measured"] = ranking and {
@@ -103,13 +103,6 @@ def add_measured(found: dict, database: str) -> None:
             if row.median_us is not None or row.ratio is not None
         },
     }
-
-
-def list_kernels(op: str) -> list[str]:
-    """Return the kernel hashes whose measurements choose for an op kind: this package's first, then older ones."""
-    current = runtime.kernel_hash(op)
-    known, *older = SERVED.get(op, (current,))
-    return [current, *older] if known == current else [current]
 
 
 def predict_us(problem, config, device, scores: dict | None, pick_us: float) -> float:

@@ -98,7 +98,13 @@ def fake_comparison(monkeypatch, ratio: float, verdict: str) -> list:
 
 @pytest.mark.parametrize(
     "sets, ratio, verdict, code",
-    [("a", 0.98, "same", 0), ("a", 1.02, "same", 1), ("ab", 0.98, "same", 1), ("a", 0.98, "wrong", 3)],
+    [
+        ("a", 0.98, "same", 0),
+        ("a", 1.02, "same", 1),
+        ("ba", 0.98, "same", 0),
+        ("b", 0.98, "same", 1),
+        ("a", 0.98, "wrong", 3),
+    ],
 )
 def test_the_command(tmp_path, monkeypatch, capsys, sets, ratio, verdict, code):
     asked = fake_comparison(monkeypatch, ratio, verdict)
@@ -106,9 +112,9 @@ def test_the_command(tmp_path, monkeypatch, capsys, sets, ratio, verdict, code):
     result = read_json(tmp_path / "out.json")
     assert asked == [(name, ".", True) for name in sets] and len(result["rows"]) == 2 * len(sets)
     assert result["meta"]["selector"] == {"fp8_gemm": selectors.KERNEL_HASH}
-    assert result["sets"][0]["older"] == {"fp8_gemm": selectors.KERNEL_HASH}
+    assert [one["name"] for one in result["sets"] if one["ops"]["fp8_gemm"]["holds"]] == (["a"] if not code else [])
     assert result["meta"]["sku"] == H200.sku and result["meta"]["complete"] == (code != 3)
-    assert f"a fp8_gemm: {2 if verdict == 'same' else 0} problems" in capsys.readouterr().out
+    assert f"{sets[0]} fp8_gemm: {2 if verdict == 'same' else 0} problems" in capsys.readouterr().out
 
 
 def test_without_a_selector_there_is_nothing_to_measure(monkeypatch, tmp_path, capsys):

@@ -11,6 +11,7 @@ import pytest
 import deep_gemm
 from deep_gemm import _C, selection, sm100
 from deep_gemm.fields import OP_KINDS
+from deep_gemm.older_kernels import list_serving
 from tests.fakes import databases, selectors
 from tuner import cli
 from tuner.commands import tables
@@ -239,21 +240,17 @@ def test_the_packaged_choice_is_never_called_slower_than_what_it_replaces(monkey
 def test_times_of_older_kernels_are_said_to_be_so(monkeypatch, capsys):
     """Where the present ones have none; rows of kernels that do not choose for them are never shown."""
     monkeypatch.delenv("DG_MODEL_DIR", raising=False)
-    arguments, recorded = (64, 2112, 7168, "--device", "h200", "--explain"), ship_selection.list_kernels("fp8_gemm")
+    arguments, recorded = (
+        (64, 2112, 7168, "--device", "h200", "--explain"),
+        list_serving("fp8_gemm", selection.kernel_hash("fp8_gemm")),
+    )
     said = {}
     for name, hashes in (("own", recorded[-1:]), ("older", ["0" * 64, *recorded]), ("none", ["0" * 64])):
-        monkeypatch.setattr(ship_selection, "list_kernels", lambda op, hashes=hashes: hashes)
+        monkeypatch.setattr(ship_selection, "list_serving", lambda op, kernel_hash, hashes=hashes: hashes)
         said[name] = run(capsys, *arguments)[1]
     assert " us measured" in said["older"] and said["older"].count(" with older kernels\n") == 1
     assert " us measured" in said["own"] and "older kernels" not in said["own"]
     assert "this problem was not measured with these kernels" in said["none"] and " us measured" not in said["none"]
-
-
-def test_kernels_that_choose_are_this_packages_and_the_older_ones_of_its_entry(monkeypatch):
-    monkeypatch.setattr(ship_selection.runtime, "kernel_hash", lambda op: "new")
-    for entry, found in ((("new", "b", "a"), ["new", "b", "a"]), (("gone", "a"), ["new"])):
-        monkeypatch.setattr(ship_selection, "SERVED", {"fp8_gemm": entry})
-        assert ship_selection.list_kernels("fp8_gemm") == found and ship_selection.list_kernels("bf16_gemm") == ["new"]
 
 
 def test_batch_invariance_is_the_librarys_unless_it_is_named(without, monkeypatch, capsys):
