@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "core/legality.hpp"
+#include "runtime/band.hpp"
 #include "runtime/operand_checks.hpp"
 #include "runtime/policy.hpp"
 #include "runtime/tensor_map.hpp"
@@ -14,7 +15,6 @@
 namespace deep_gemm {
 namespace {
 
-constexpr int64_t kMaxBand = 32;
 // The kernel counts tiles in 32 bits and steps past the last by one grid.
 constexpr int64_t kMaxTiles = int64_t(1) << 31;
 
@@ -47,21 +47,6 @@ void set_scales(GemmParams& params, const TensorView& a, const TensorView& b) {
 
 std::string product_text(const Sizes& sizes) {
     return "m = " + std::to_string(sizes.m) + ", n = " + std::to_string(sizes.n) + ", k = " + std::to_string(sizes.k);
-}
-
-// Cluster tiles along m that are walked together: a wave of `clusters` then covers a block of tiles `band` high, and
-// the best band touches the fewest bytes of A and B (whose elements have the same size). Where groups lie one after the
-// other they begin and end anywhere in a band, which reads the B of each group in it: groups of `group_tiles` on
-// average, else 0.
-int64_t choose_band(const Config& config, int64_t m_cluster_tiles, int64_t clusters, int64_t group_tiles) {
-    int64_t best_band = 1, best_rows = INT64_MAX;
-    for (int64_t band = 1; band <= std::min(kMaxBand, m_cluster_tiles); ++band) {
-        int64_t columns = ceil_div(clusters, band) * config.cluster_n * config.block_n;
-        if (group_tiles > 0) columns = columns * (group_tiles + band - 1) / group_tiles;
-        const int64_t rows = band * config.cluster_m * config.block_m + columns;
-        if (rows < best_rows) best_rows = rows, best_band = band;
-    }
-    return best_band;
 }
 
 // Tiles of clusters. Contiguous groups share those of all rows, a sum those of its D, others have their own; a dense
@@ -202,11 +187,12 @@ LaunchGeometry get_geometry(const Problem& problem, const Config& config, int nu
     const int64_t rows = op_kind(problem.op).has_room() || is_shared ? problem.m : rows_per_group(problem),
                   tile_rows = int64_t(config.cluster_m) * config.block_m, walked = ceil_div(rows, tile_rows),
                   group_tiles = is_shared ? ceil_div(rows_per_group(problem), tile_rows) : 0;
-    const int64_t band = choose_band(config, walked, std::min(clusters, walked * tiles.n), group_tiles);
+    const WalkedTiles walk{walked, tiles.n, std::min(clusters, walked * tiles.n), group_tiles,
+                           !is_grouped(problem.op)};
     return {.num_ctas = uint32_t(is_split ? m_tiles * n_tiles * config.split_k : clusters * cluster_size),
             .num_m_tiles = uint32_t(m_tiles),
             .num_n_tiles = uint32_t(n_tiles),
-            .band = uint32_t(band),
+            .band = uint32_t(choose_band(config, walk)),
             .num_parts = uint32_t(count_parts(problem, clusters, tiles))};
 }
 

@@ -246,11 +246,36 @@ def test_sizes_beyond_32_bits_do_not_wrap(driver):
     assert params["num_m_tiles"] == 1 << 24
 
 
-def brute_force_band(config, m_cluster_tiles, clusters):
-    def rows(band):
-        return band * config.cluster_m * config.block_m + -(-clusters // band) * config.cluster_n * config.block_n
+def brute_force_band(config, m_cluster_tiles, n_cluster_tiles, clusters):
+    """Return the band by csrc/runtime/band.cpp's rules, counted tile by tile."""
+    tiles = m_cluster_tiles * n_cluster_tiles
+    if config.cluster_m * config.cluster_n * config.split_k > 1 or tiles > 3 * clusters:
 
-    return min(range(1, min(32, m_cluster_tiles) + 1), key=rows)
+        def count_wave(band):
+            return band * config.cluster_m * config.block_m + -(-clusters // band) * config.cluster_n * config.block_n
+
+        return min(range(1, min(32, m_cluster_tiles) + 1), key=count_wave)
+
+    def count(band):
+        walk = [
+            (m_tile, n_tile)
+            for first in range(0, m_cluster_tiles, band)
+            for n_tile in range(n_cluster_tiles)
+            for m_tile in range(first, min(first + band, m_cluster_tiles))
+        ]
+        rows = 0
+        for wave in (walk[begin : begin + clusters] for begin in range(0, tiles, clusters)):
+            runs = [wave[:8], *(wave[begin : begin + 16] for begin in range(8, len(wave), 16))]
+            for weight, run in [(4, wave), *((1, run) for run in runs)]:
+                m_tiles, n_tiles = ({tile[side] for tile in run} for side in (0, 1))
+                # A column of tiles counts once for each band that the run meets, up to all of them.
+                met = {(tile[0] // band, tile[1]) for tile in run}
+                columns = min(len(met), n_cluster_tiles)
+                assert len(n_tiles) <= columns
+                rows += weight * (len(m_tiles) * config.block_m + columns * config.block_n)
+        return rows
+
+    return min(range(1, min(8, m_cluster_tiles) + 1), key=count)
 
 
 def dense(m: int, n: int, **fields) -> "_C.Problem":
@@ -265,11 +290,23 @@ PRODUCTS = [
     (300, 4000, 77, 0),
     (9000, 9000, 0, 60),
     (64, 300, 500, 0),
+    (2048, 576, 0, 0),
+    (1536, 1056, 0, 0),
+    (1000, 2112, 0, 0),
 ]
 
 
 @pytest.mark.parametrize(
-    "config", [_C.Config(64, 8, 8), _C.Config(128, 112, 4, cluster_m=2), _C.Config(256, 128, 3, cluster_n=2)], ids=str
+    "config",
+    [
+        _C.Config(64, 8, 8),
+        _C.Config(64, 72, 8),
+        _C.Config(128, 96, 4),
+        _C.Config(256, 64, 4),
+        _C.Config(128, 112, 4, cluster_m=2),
+        _C.Config(256, 128, 3, cluster_n=2),
+    ],
+    ids=str,
 )
 def test_geometry(config):
     size = config.cluster_m * config.cluster_n
@@ -280,7 +317,14 @@ def test_geometry(config):
         clusters = min(max(min(num_sms or 132, 132) // size, 1), limit or 132, m_clusters * n_clusters)
         assert got["num_ctas"] == clusters * size
         assert (got["num_m_tiles"], got["num_n_tiles"]) == (m_tiles, n_tiles)
-        assert got["band"] == brute_force_band(config, m_clusters, clusters)
+        assert got["band"] == brute_force_band(config, m_clusters, n_clusters, clusters)
+
+
+def test_ctas_that_start_together_share_rows():
+    """Sixteen tiles of 128x72 in a row are 2 by 8 or 4 by 4, not 8 by 2, where all are walked at once."""
+    config = _C.Config(128, 72, 8)
+    assert _C.launch_geometry(dense(2048, 576), config, sm_count=132)["band"] <= 4
+    assert _C.launch_geometry(dense(32768, 576), config, sm_count=132)["band"] > 4
 
 
 @pytest.mark.parametrize("split", [2, 4, 8])
@@ -294,7 +338,7 @@ def test_split_geometry_has_a_cluster_for_every_tile(split):
             m_tiles,
             n_tiles,
         )
-        assert got["band"] == brute_force_band(config, m_tiles, min(132 // split, m_tiles * n_tiles))
+        assert got["band"] == brute_force_band(config, m_tiles, n_tiles, min(132 // split, m_tiles * n_tiles))
 
 
 @pytest.mark.parametrize("config", [_C.Config(64, 8, 8), _C.Config(64, 64, 8, split_k=8, swap_ab=1)], ids=str)
