@@ -13,7 +13,8 @@ namespace ptx {
 // mma.sync.m16n8k16 (PTX ISA, "Matrix Fragments for mma.m16n8k16"): adds BF16 A (row-major) times B (column-major) to
 // FP32.
 __device__ __forceinline__ void multiply_16x8x16(float (&d)[4], const u32 (&a)[4], u32 b_low, u32 b_high) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b_low), "r"(b_high));
 }

@@ -9,7 +9,8 @@ namespace ptx {
 // cp.async.bulk.tensor.4d, global to shared: a box at (x, y, z, w); completes on `barrier`.
 __device__ __forceinline__ void tma_load_4d(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y, u32 z,
                                             u32 w) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];"
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];"
                  ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w) : "memory");
 }
 
@@ -17,13 +18,15 @@ __device__ __forceinline__ void tma_load_4d(const TensorMap* map, u32 barrier, u
 __device__ __forceinline__ void tma_load_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y,
                                               u64 policy) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4}], [%2], %5;"
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4}], [%2], %5;"
         ::"r"( destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "l"(policy) : "memory");
 }
 __device__ __forceinline__ void tma_load_3d_hint(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y,
                                                  u32 z, u64 policy) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, %4, %5}], [%2], %6;"
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;"
         ::"r"( destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(policy) : "memory");
 }
 

@@ -184,8 +184,8 @@ def test_kernel_hash_is_stable_and_known_only_for_known_ops(few_sources):
 #: The kernels of the dense ops. With another hash neither what was measured of them nor selectors trained on that are
 #: used any more: change one only together with a new sweep, or with an entry of deep_gemm/older_kernels.py.
 FROZEN_KERNEL_HASHES = {
-    "fp8_gemm": "33e9af3c535d29f755c152d29f8d65fa432345988fa5be7fd317472f5a593c59",
-    "bf16_gemm": "67e6d48efc8fa692079a12be8acb5b34098d2358f73def17375862b3b100cc8c",
+    "fp8_gemm": "ec6e1d979acebb9e2a3db35c61c372f9b4d68af6c7adc83ff42fb5e5964b1c76",
+    "bf16_gemm": "de2d9133266a8cb2afb2a77e46858c526b81d56131d3ebb5b63afddeb887194f",
 }
 
 

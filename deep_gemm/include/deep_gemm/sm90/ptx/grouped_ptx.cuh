@@ -9,7 +9,8 @@ namespace ptx {
 
 // cp.async.bulk.tensor.3d, global to shared: a box at column x, row y of matrix z; completes on `barrier`.
 __device__ __forceinline__ void tma_load_3d(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y, u32 z) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], [%2];"
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4, %5}], [%2];"
                  ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z) : "memory");
 }
 
@@ -17,8 +18,9 @@ __device__ __forceinline__ void tma_load_3d(const TensorMap* map, u32 barrier, u
 __device__ __forceinline__ void tma_load_3d_multicast(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y,
                                                       u32 z, u16 mask) {
     asm volatile(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4, %5}], [%2], %6;"
-        ::"r"( destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(mask) : "memory");
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+        ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(mask) : "memory");
 }
 
 // cp.async.bulk.tensor.3d, shared to global: rows and columns beyond the matrix are not written, so nothing reaches the

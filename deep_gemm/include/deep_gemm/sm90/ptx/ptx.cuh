@@ -129,7 +129,8 @@ __device__ __forceinline__ void prefetch_map(const TensorMap* map) {
 
 // cp.async.bulk.tensor.2d, global to shared: a box at column x, row y; completes on `barrier`.
 __device__ __forceinline__ void tma_load(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], [%2];"
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%3, %4}], [%2];"
                  ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y) : "memory");
 }
 
@@ -138,8 +139,9 @@ __device__ __forceinline__ void tma_load(const TensorMap* map, u32 barrier, u32 
 __device__ __forceinline__ void tma_load_multicast(const TensorMap* map, u32 barrier, u32 destination, u32 x, u32 y,
                                                    u16 mask) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
-        ::"r"( destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask) : "memory");
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%3, %4}], [%2], %5;"
+        ::"r"(destination), "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(mask) : "memory");
 }
 
 // cp.async.bulk.tensor.2d, shared to global: rows and columns beyond the tensor are not written.
