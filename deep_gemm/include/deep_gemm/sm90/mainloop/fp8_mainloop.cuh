@@ -16,10 +16,10 @@ struct Fp8Mainloop {
     using StageRing = Ring<Config::kNumStages>;
     static constexpr u32 kAccumulators = Layout::kAccumulators;
     // A warp barrier behind each chain of WGMMAs, over which the assembler moves no load of scales, so that what is
-    // computed from them does not delay the chain's last WGMMAs. Share of the time without it (H100, three products):
-    // 128x144 0.87 to 0.94, 128x192 0.90, 128x136 0.92 to 0.97, 64x144 0.95, 128x72 to 128x128 0.98 to 1.01, 256x112
-    // 0.99. Others lose: 128x160 1.04, 256x64 1.03, tiles of 64 rows and up to 136 columns 1.00 to 1.03.
-    // Other widths of two warpgroups were not timed.
+    // computed from them does not delay the chain's last WGMMAs. Share of the time without it (H100, two runs):
+    // 128x144 0.87 to 0.94, 128x192 0.90 to 1.00, 128x136 0.92 to 1.00, 64x144 0.95 to 1.00, 128x64 to 128x96 0.98 to
+    // 0.99, 128x112 and 128x128 0.98 to 1.01, 256x112 0.99. Others lose: 128x160 1.04, 256x64 1.03 to 1.05, tiles of 64
+    // rows and up to 136 columns 1.00 to 1.03.
     static constexpr bool kSettles =
         Config::kRecipe == Recipe::k1D2D && !Layout::kSwap &&
         (Layout::kMathGroups == 2 ? Layout::kColumns != 160 && (Layout::kWaves == 1 || Layout::kColumns > 64)
