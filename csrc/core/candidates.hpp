@@ -13,7 +13,7 @@
 
 namespace deep_gemm {
 
-inline constexpr size_t kMaxCandidates = 160;
+inline constexpr size_t kMaxCandidates = 176;
 
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a
 // fixed order: rows on m before swapped, whole before split, then by tile, cluster, deeper rings first, so that of two
@@ -60,12 +60,15 @@ struct Pruning {
         return (config.cluster_m == 1 || m > config.block_m) && (config.cluster_n == 1 || n > config.block_n);
     }
     bool keeps_swapped(const Config& config) const {
+        if (config.block_m > kMostTokens) return keeps_wide(config);
         if (config.block_m > cover_m || m > std::max<int64_t>(kMaxTokenTiles * config.block_m, few_rows) ||
             (config.block_n > 64 && n <= config.block_n / 2))
             return false;
         return config.split_k == 1 || keeps_split(config);
     }
     bool keeps_split(const Config& config) const;
+    // Of swapped tiles of more tokens: whether fewer rows are wasted than by plain tiles of 128 rows.
+    bool keeps_wide(const Config& config) const;
     // Of all groups; a product of three sizes may need more than 64 bits.
     double num_tiles(const Config& config) const {
         const int64_t m_tiles = (m + config.block_m - 1) / config.block_m,
@@ -75,7 +78,7 @@ struct Pruning {
 
     // Tiles below 128x64 reload too much over many waves; with more than a few tiles of tokens the weight is read too
     // often.
-    static constexpr int kSmallTile = 128 * 64, kMaxSmallWaves = 4, kMaxTokenTiles = 4;
+    static constexpr int kSmallTile = 128 * 64, kMaxSmallWaves = 4, kMaxTokenTiles = 4, kMostTokens = 64;
     // The host does not know how much of a contiguous group is padding: up to this many rows may be a few tokens. Where
     // no plain tile fits the alignment, any number of rows may.
     static constexpr int kPaddedRows = 512;
@@ -83,7 +86,9 @@ struct Pruning {
     int64_t m, n, k_steps;  // m: of one group
     int64_t num_groups, few_rows;
     int32_t sms, alignment;  // 0: of any rows
-    int cover_m, cover_n;    // the smallest token tile, and the smallest width, that cover the problem with one tile
+    int cover_m;             // the smallest token tile that covers the problem with one tile
+    int wide_m;              // the most tokens of a tile for groups of about m rows; 0: m is what the rows are
+    int cover_n;             // the smallest width that covers it
     bool may_split;
 };
 
