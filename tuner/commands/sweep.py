@@ -24,7 +24,7 @@ MAX_EXAMPLES = 8
 #: Without a terminal, progress is one line at most this often.
 LINE_INTERVAL_S = 15.0
 SPACE_HELP = (
-    "default (at most 160 configs per problem), loops (those, and each with the knobs of the main loop that the"
+    "default (at most 176 configs per problem), loops (those, and each with the knobs of the main loop that the"
     " heuristic would give it), or wide (a grid of all tile widths, splits and clusters, of which a"
     " search measures a part)."
 )

@@ -51,7 +51,8 @@ def test_default_space_holds_every_knob(op):
     assert {config.block_m for config in plain} == {64, 128, 256}
     assert {(config.cluster_m, config.cluster_n) for config in plain} == {(1, 1), (2, 1), (1, 2)}
     assert {32, 48, 72, 80, 112, 128, 136, 144, 160, 192} <= {config.block_n for config in plain}
-    assert {8, 16, 24, 32, 48, 64} == {config.block_m for config in swapped}
+    assert {8, 16, 24, 32, 48, 64} == {config.block_m for config in swapped if config.block_m <= 64}
+    assert any(config.block_m > 64 for config in swapped) == (op == "bf16_gemm")
     assert {(rows, split) for rows in (64, 128) for split in (1, 2, 4, 8)} - {(128, 8)} == {
         (config.block_n, config.split_k) for config in swapped
     }
@@ -273,12 +274,31 @@ def test_candidates_of_groups_are_an_ordered_part_of_the_default_space():
             assert indices == sorted(set(indices))
 
 
+def find_wide(problem) -> set[int]:
+    """Return the rows of the swapped tiles of more than 64 among a problem's candidates."""
+    return {config.block_m for config in _C.get_candidates(problem, H200) if config.swap_ab and config.block_m > 64}
+
+
+def test_wide_swapped_tiles_are_for_bf16_where_they_waste_fewer_rows():
+    def pad(m, rows):
+        return -(-m // rows) * rows
+
+    for m in (1, 64, 65, 100, 128, 129, 192, 200, 404, 1058, 4096, 5000):
+        found = find_wide(_C.Problem("bf16_gemm", m, 4096, 4096))
+        assert all(pad(m, rows) < pad(m, 128) for rows in found)
+        assert bool(found) == (m > 64 and m % 128 != 0), m
+        assert not find_wide(_C.Problem("fp8_gemm", m, 4096, 4096))
+    assert {104, 208} <= find_wide(_C.Problem("bf16_gemm", 404, 4096, 4096))
+    masked = {rows: find_wide(make_grouped(MASKED[1], 4096, 4096, 7168, 8, expected_m=rows)) for rows in (16, 192)}
+    assert masked[16] == set() and 192 in masked[192]
+
+
 def test_few_rows_of_a_group_bring_narrow_tiles():
     def widths(op, m, num_groups, **fields):
         return {
             config.block_m
             for config in _C.get_candidates(make_grouped(op, m, 4096, 7168, num_groups, **fields), H200)
-            if config.swap_ab
+            if config.swap_ab and config.block_m <= 64
         }
 
     for op in MASKED:
