@@ -96,7 +96,7 @@ void bind_legality(py::module_& m) {
     m.def("is_staged", &is_staged, "problem"_a, "config"_a,
           "Return whether D leaves through a tile in shared memory by TMA, else by the threads' own stores.");
     m.def("get_candidates", &get_candidates, "problem"_a, "device"_a,
-          "Return the configs worth trying (at most 160), in a fixed order.");
+          "Return the configs worth trying (at most 176), in a fixed order.");
     m.def("get_default_space", &get_default_space, "problem"_a, "device"_a,
           "Return every config that get_candidates can return on `device` for some problem of `problem`'s variant.");
 }

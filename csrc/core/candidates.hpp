@@ -1,4 +1,4 @@
-// The space of configs that is searched. The default space of a variant on a device is at most 160 legal configs; a
+// The space of configs that is searched. The default space of a variant on a device is at most 176 legal configs; a
 // problem's candidates are those of them that its num_sms, groups and batch_invariant allow and that are not pointless
 // for its m, n and k.
 #pragma once
@@ -67,7 +67,8 @@ struct Pruning {
         return config.split_k == 1 || keeps_split(config);
     }
     bool keeps_split(const Config& config) const;
-    // Of swapped tiles of more tokens: whether fewer rows are wasted than by plain tiles of 128 rows.
+    // Of swapped tiles of more tokens: whether a dense product wastes fewer rows with them than with plain tiles of 128
+    // rows, or masked groups may be about as large.
     bool keeps_wide(const Config& config) const;
     // Of all groups; a product of three sizes may need more than 64 bits.
     double num_tiles(const Config& config) const {
@@ -87,8 +88,9 @@ struct Pruning {
     int64_t num_groups, few_rows;
     int32_t sms, alignment;  // 0: of any rows
     int cover_m;             // the smallest token tile that covers the problem with one tile
-    int wide_m;              // the most tokens of a tile for groups of about m rows; 0: m is what the rows are
-    int cover_n;             // the smallest width that covers it
+    bool takes_wide;         // swapped tiles of more than kMostTokens
+    int wide_m;              // the most tokens of such a tile for groups of about m rows; 0: there are just m rows
+    int cover_n;             // the smallest width of a tile that covers n
     bool may_split;
 };
 

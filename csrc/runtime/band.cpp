@@ -8,10 +8,11 @@ namespace deep_gemm {
 namespace {
 
 constexpr int64_t kMaxBand = 32;
-// CTAs are started GPC by GPC, 16 to each, after eight that go to the odd SMs of several GPCs (seen on two H100 by
-// %smid). CTAs of a GPC that read the same rows at about the same time read them faster: (2048, 576, 3584) in BF16 with
-// tiles of 128x72 takes 13.3 us with 2 tiles along m and 8 along n in each 16, and 20.2 with 8 and 2. Over 153 kernels
-// the band chosen so loses 0.6 % to the best of 1 to 32, bands for the wave alone lose 2.6 %, and up to 55 %.
+// CTAs are started GPC by GPC, 16 to each, after eight that go to the odd SMs of several GPCs (seen by %smid on three
+// H100, on other GPUs not looked at). CTAs of a GPC that read the same rows at about the same time read them faster:
+// (2048, 576, 3584) in BF16 with tiles of 128x72 takes 13.3 us with 2 tiles along m and 8 along n in each 16, and 20.2
+// with 8 and 2. Over 153 kernels the band chosen so loses 0.6 % to the best of 1 to 32, bands for the wave alone
+// lose 2.6 %, and up to 55 %.
 constexpr int64_t kFirstCtas = 8, kGpcCtas = 16;
 // Beyond so many waves what a wave reads counts for more: few of the bands for a wave could be beaten there, by 3 %.
 constexpr int64_t kMaxGpcWaves = 3, kMaxGpcBand = 8;
@@ -70,8 +71,9 @@ int64_t choose_gpc_band(const Config& config, const WalkedTiles& tiles) {
 int64_t choose_band(const Config& config, const WalkedTiles& tiles) {
     const bool is_single = config.cluster_m * config.cluster_n * config.split_k == 1;
     const bool has_few_waves = tiles.m * tiles.n <= kMaxGpcWaves * tiles.clusters;
-    return tiles.is_whole && is_single && has_few_waves ? choose_gpc_band(config, tiles)
-                                                        : choose_wave_band(config, tiles);
+    const bool has_choice = tiles.m > 1 && tiles.n > 1;  // else all bands are the same order
+    return tiles.is_whole && is_single && has_few_waves && has_choice ? choose_gpc_band(config, tiles)
+                                                                      : choose_wave_band(config, tiles);
 }
 
 }  // namespace deep_gemm

@@ -274,23 +274,55 @@ def test_candidates_of_groups_are_an_ordered_part_of_the_default_space():
             assert indices == sorted(set(indices))
 
 
+def make_any(op: str, m: int = 200):
+    """Return a problem of any op kind but index logits."""
+    groups = {"num_groups": 4} if "group" in op or "batched" in op or "summed" in op else {}
+    return _C.Problem(op, m, 4096, 4096, **groups)
+
+
 def find_wide(problem) -> set[int]:
     """Return the rows of the swapped tiles of more than 64 among a problem's candidates."""
     return {config.block_m for config in _C.get_candidates(problem, H200) if config.swap_ab and config.block_m > 64}
 
 
 def test_wide_swapped_tiles_are_for_bf16_where_they_waste_fewer_rows():
-    def pad(m, rows):
-        return -(-m // rows) * rows
+    wide = {m: find_wide(_C.Problem("bf16_gemm", m, 4096, 4096)) for m in (1, 64, 65, 72, 192, 404, 1058, 4096, 8191)}
+    assert not any(wide[m] for m in (1, 64, 4096, 8191))
+    assert wide[65] == wide[72] == {72, 80, 88, 96, 104, 112, 120}
+    assert wide[192] == {72, 80, 96, 104, 112, 120, 192, 208, 224, 240} and {104, 136, 208} <= wide[404]
+    assert {136, 152, 160} <= wide[1058] and 192 not in wide[1058]
+    assert not find_wide(_C.Problem("bf16_gemm", 404, 64, 4096)), "a tile takes 128 columns"
+    assert find_wide(_C.Problem("bf16_gemm", 404, 4096, 4096, a_major="mn")) <= {192}
+    assert not find_wide(_C.Problem("fp8_gemm", 404, 4096, 4096))
 
-    for m in (1, 64, 65, 100, 128, 129, 192, 200, 404, 1058, 4096, 5000):
-        found = find_wide(_C.Problem("bf16_gemm", m, 4096, 4096))
-        assert all(pad(m, rows) < pad(m, 128) for rows in found)
-        assert bool(found) == (m > 64 and m % 128 != 0), m
-        assert not find_wide(_C.Problem("fp8_gemm", m, 4096, 4096))
-    assert {104, 208} <= find_wide(_C.Problem("bf16_gemm", 404, 4096, 4096))
-    masked = {rows: find_wide(make_grouped(MASKED[1], 4096, 4096, 7168, 8, expected_m=rows)) for rows in (16, 192)}
-    assert masked[16] == set() and 192 in masked[192]
+
+def test_wide_swapped_tiles_are_for_masked_groups_of_some_rows():
+    def find(rows):
+        return find_wide(make_grouped("m_grouped_bf16_gemm_masked", 4096, 4096, 7168, 8, expected_m=rows))
+
+    assert not find(16) and find(32) == {72} and {152, 192, 240} <= find(192) and 240 in find(512)
+    assert not find(513) and not find(0), "the estimate would fit a number that is only expected"
+    others = [problem for problem in GROUPED if problem.op != "m_grouped_bf16_gemm_masked"]
+    spaces = [_C.get_default_space(problem, H200) for problem in (*others, PLAIN["fp8_gemm"])]
+    assert not any(config.swap_ab and config.block_m > 64 for space in spaces for config in space)
+
+
+@pytest.mark.parametrize(
+    "op, fields",
+    [
+        ("bf16_gemm", {"block_n": 256, "num_stages": 3}),
+        ("bf16_gemm", {"split_k": 8, "num_stages": 5}),
+        ("fp8_gemm", {"block_k": 128, "num_stages": 6}),
+        ("batched_bf16_gemm", {}),
+    ],
+)
+def test_swapped_tiles_outside_every_space_are_not_worth_trying(op, fields):
+    problem = make_any(op, 404)
+    sound = {"block_m": 104, "block_n": 128, "num_stages": 6, "block_k": 64, "swap_ab": 1}
+    assert _C.is_worth_trying(_C.Problem("bf16_gemm", 404, 4096, 4096), _C.Config(**sound), H200)
+    config = _C.Config(**sound | fields)
+    assert _C.is_legal(problem, config, H200), _C.legality_reason(problem, config, H200)
+    assert not _C.is_worth_trying(problem, config, H200)
 
 
 def test_few_rows_of_a_group_bring_narrow_tiles():

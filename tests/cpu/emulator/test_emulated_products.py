@@ -98,6 +98,9 @@ MORE_PRODUCTS = {
     "D in whole rows, accumulated": Product(
         Variant(recipe="1d1d", d_dtype="fp32", c_mode="accumulate"), fp8(128, 136), (150, 261, 500), num_sms=1
     ),
+    "bf16 swap, many tokens": Product(
+        Variant(BF16, d_dtype="fp32", c_mode="general"), bf16(136, 128, swap_ab=1), (260, 200, 200), 1
+    ),
     "bf16 mn, swap": Product(
         Variant(BF16, b_major="mn", d_dtype="fp32", c_mode="accumulate"), bf16(64, 128, swap_ab=1), (70, 200, 200), 1
     ),

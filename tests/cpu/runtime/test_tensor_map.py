@@ -248,8 +248,8 @@ def test_sizes_beyond_32_bits_do_not_wrap(driver):
 
 def brute_force_band(config, m_cluster_tiles, n_cluster_tiles, clusters):
     """Return the band by csrc/runtime/band.cpp's rules, counted tile by tile."""
-    tiles = m_cluster_tiles * n_cluster_tiles
-    if config.cluster_m * config.cluster_n * config.split_k > 1 or tiles > 3 * clusters:
+    tiles, has_choice = m_cluster_tiles * n_cluster_tiles, min(m_cluster_tiles, n_cluster_tiles) > 1
+    if config.cluster_m * config.cluster_n * config.split_k > 1 or tiles > 3 * clusters or not has_choice:
 
         def count_wave(band):
             return band * config.cluster_m * config.block_m + -(-clusters // band) * config.cluster_n * config.block_n
@@ -267,12 +267,9 @@ def brute_force_band(config, m_cluster_tiles, n_cluster_tiles, clusters):
         for wave in (walk[begin : begin + clusters] for begin in range(0, tiles, clusters)):
             runs = [wave[:8], *(wave[begin : begin + 16] for begin in range(8, len(wave), 16))]
             for weight, run in [(4, wave), *((1, run) for run in runs)]:
-                m_tiles, n_tiles = ({tile[side] for tile in run} for side in (0, 1))
                 # A column of tiles counts once for each band that the run meets, up to all of them.
-                met = {(tile[0] // band, tile[1]) for tile in run}
-                columns = min(len(met), n_cluster_tiles)
-                assert len(n_tiles) <= columns
-                rows += weight * (len(m_tiles) * config.block_m + columns * config.block_n)
+                columns = min(len({(tile[0] // band, tile[1]) for tile in run}), n_cluster_tiles)
+                rows += weight * (len({tile[0] for tile in run}) * config.block_m + columns * config.block_n)
         return rows
 
     return min(range(1, min(8, m_cluster_tiles) + 1), key=count)
@@ -320,11 +317,25 @@ def test_geometry(config):
         assert got["band"] == brute_force_band(config, m_clusters, n_clusters, clusters)
 
 
-def test_ctas_that_start_together_share_rows():
-    """Sixteen tiles of 128x72 in a row are 2 by 8 or 4 by 4, not 8 by 2, where all are walked at once."""
+@pytest.mark.parametrize(
+    "m, n, tile, bands",
+    [
+        (1536, 1024, (128, 96), {2, 3, 4, 6}),
+        (2048, 576, (128, 72), {1, 2, 3}),
+        (1024, 576, (64, 72), {4}),
+        (1024, 1024, (64, 128), {4}),
+        (512, 576, (64, 40), {2, 3, 4, 6}),
+        (256, 2112, (64, 64), {4}),
+    ],
+)
+def test_ctas_that_start_together_share_rows(m, n, tile, bands):
+    """Bands that an H100 measured as the best of one wave (docs/kernels.md), the best within 8 %."""
+    assert _C.launch_geometry(dense(m, n), _C.Config(*tile, 4), sm_count=132)["band"] in bands
+
+
+def test_grids_of_many_waves_have_bands_for_a_wave():
     config = _C.Config(128, 72, 8)
-    assert _C.launch_geometry(dense(2048, 576), config, sm_count=132)["band"] <= 4
-    assert _C.launch_geometry(dense(32768, 576), config, sm_count=132)["band"] > 4
+    assert _C.launch_geometry(dense(32768, 576), config, sm_count=132)["band"] > 8
 
 
 @pytest.mark.parametrize("split", [2, 4, 8])

@@ -14,7 +14,7 @@ from tuner.learn.dataset import build_dataset
 DEVICE = _C.Device.known(synthetic.SKU)
 IDENTITY = synthetic.make_small_dataset().identity
 HERE, NEAR, FAR = (_C.Problem("fp8_gemm", m, 2112, 7168) for m in (64, 96, 4096))
-PICK, *OTHERS = dict.fromkeys(map(_C.without_loop_knobs, _C.get_shortlist(HERE, DEVICE, 160)))
+PICK, *OTHERS = dict.fromkeys(map(_C.without_loop_knobs, _C.get_shortlist(HERE, DEVICE, 176)))
 #: A config whose estimate is far behind the pick's, so that only measurements speak for it, and one that is close.
 SLOW = next(
     config
