@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deep_gemm
-from deep_gemm import _C, plan, stream
+from deep_gemm import _C, plan, selection, stream
 from deep_gemm.errors import (
     ArgumentError,
     CacheError,
@@ -50,6 +50,7 @@ def compiler(monkeypatch, tmp_path):
     isolate(monkeypatch, tmp_path / "home")
     yield tmp_path
     plan.forget()
+    selection.forget_selectors()
 
 
 def use_compiler(folder: Path, set_variable) -> None:
@@ -171,6 +172,7 @@ def run_together(count: int, log: Path) -> list[tuple[int, bytes]]:
 
 def test_failures_are_reported(compiler, monkeypatch):
     monkeypatch.setenv("DG_SELECTOR", "analytic")  # how many configs the trees choose is not this test's question
+    selection.forget_selectors()  # another test may have loaded one, which would go on choosing
     bf16 = _C.Problem("bf16_gemm", 64, *SIZES)
     with pytest.warns(WarmUpWarning, match="1 kernels failed, the first one .* CompileError"):
         report = deep_gemm.warmup([bf16, SHAPE], device="h200")
