@@ -127,6 +127,14 @@ def run_sweep(problems: list, choices: dict, args: argparse.Namespace) -> dict:
     return measure(options, args.db, 0)
 
 
+def find_chooser(args: argparse.Namespace) -> _C.Device:
+    """Return the device to choose for: where nothing is timed that of the database, whatever GPU is at hand."""
+    if not args.score:
+        return device_at_hand("")
+    with Store.open(args.db, "ro") as store:
+        return find_device(store, "")
+
+
 def find_choices(problems: list, device) -> dict:
     """Return {problem: {role: choice}}, see choices.py."""
     makers = {op: Choices(op, device) for op in {problem.op for problem in problems}}
@@ -275,7 +283,7 @@ def main(arguments: list[str] | None = None) -> int:
     problems = draw(seed=args.seed)
     with tempfile.TemporaryDirectory() as folder:
         args.db = args.db or Path(folder) / "choices.db"
-        choices = find_choices(problems, device_at_hand(""))
+        choices = find_choices(problems, find_chooser(args))
         if not args.score:
             run_sweep(problems, choices, args)
         with Store.open(args.db, "ro") as store:

@@ -130,6 +130,19 @@ def test_the_choices_of_another_artefact_are_scored_without_measuring(tmp_path, 
     assert sum(rows[key]["selector"]["regret"] == 0.0 for key in best) >= len(best) - 1
 
 
+def test_scoring_chooses_for_the_gpu_of_the_database(tmp_path, monkeypatch):
+    """On a machine without its GPU, too: the choices of an H200 for the times of an H100 are not those of a call."""
+    before, chosen_for, find = run(tmp_path)[1], [], choice_regret.find_choices
+    monkeypatch.setattr(choice_regret, "device_at_hand", lambda name: _C.Device.known("nvidia-h100-80gb-hbm3-sm132"))
+
+    def record(problems: list, device) -> dict:
+        chosen_for.append(device.sku)
+        return find(problems, device)
+
+    monkeypatch.setattr(choice_regret, "find_choices", record)
+    assert run(tmp_path, "--score")[1]["rows"] == before["rows"] and chosen_for == [DEVICE.sku]
+
+
 def test_what_time_did_not_suffice_for_is_no_result(tmp_path):
     run(tmp_path)
     choice_regret.COUNTS["fp8_gemm"] += 1
