@@ -8,11 +8,11 @@ was not, stands at the entries. They hold for these hashes alone: the next chang
 """
 
 #: {op kind: (kernel hash, each older one whose measurements choose for it)}. The older ones are those of the H200's
-#: artefact; the H100's is of the present kernels, but for groups of K and index logits. What the H200's chooses was
-#: compared with full sweeps of the present kernels on an H200 for BF16, on drawn products that may take tiles which its
-#: rows lack: it loses 1.7 % on 137 dense ones and 4.6 % on 70 masked ones, the heuristic 4.0 and 8.2 %. On an H100 the
-#: artefact before, of still older kernels, lost 1.4 % on the 72 products of choice_regret.json, the heuristic 2.6 %.
-#: FP8 was not timed so on an H200, nor batched products, sums and the psum layout on either.
+#: artefact; the H100's is of the present kernels. What the H200's chooses was compared with full sweeps of the present
+#: kernels on an H200 for BF16, on drawn products that may take tiles which its rows lack: it loses 1.7 % on 137 dense
+#: ones and 4.6 % on 70 masked ones, the heuristic 4.0 and 8.2 %. On an H100 the artefact before, of still older
+#: kernels, lost 1.4 % on the 72 products of choice_regret.json, the heuristic 2.6 %. FP8 was not timed so on an H200,
+#: nor batched products, sums and the psum layout on either.
 SERVED: dict[str, tuple[str, ...]] = {
     "fp8_gemm": (
         "ec6e1d979acebb9e2a3db35c61c372f9b4d68af6c7adc83ff42fb5e5964b1c76",
