@@ -50,8 +50,8 @@ def snapshot(
     ratio alone), and the intervals of configs that are more than 5 % slower than the best of their block. Every row
     gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
     kind are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left
-    out, and where that is not enough, the search row of each config that its block confirmed: the confirmation is
-    better.
+    out, and where that is not enough, the search row of each config that its block confirmed, of the op kinds with most
+    such rows: the confirmation is better.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -138,16 +138,40 @@ def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
         if size <= max_bytes:
             return kept, left_out
         fresh.write_bytes(b"")
+        excess, bytes_of_row = size - max_bytes, size / max(len(kept[MEASURED]), 1)
         if not older:
-            return write(fresh, target, without_confirmed_searches(loaded)), left_out
-        leave_out(size - max_bytes, size / max(len(kept[MEASURED]), 1))
+            return write_fewer_searches(fresh, target, loaded, max_bytes, excess / bytes_of_row), left_out
+        leave_out(excess, bytes_of_row)
 
 
-def without_confirmed_searches(found: Tables) -> Tables:
-    """Return the tables without the search rows of configs that were confirmed in the same block."""
+def write_fewer_searches(fresh: Path, target: Path, found: Tables, max_bytes: int, excess_rows: float) -> Tables:
+    """Write without the search rows of configs that were confirmed in the same block, of as few op kinds as need be:
+    those with most such rows first. Return what was written.
+    """
+    searches = find_confirmed_searches(found)
+    order = sorted(searches, key=lambda op: (len(searches[op]), op))
+    while True:
+        gone: set[tuple] = set()
+        while order and len(gone) < excess_rows:
+            gone |= searches[order.pop()]
+        found = found | {MEASURED: {key: row for key, row in found[MEASURED].items() if key not in gone}}
+        kept = write(fresh, target, found)
+        size = fresh.stat().st_size
+        if size <= max_bytes or not order:
+            return kept
+        fresh.write_bytes(b"")
+        excess_rows = (size - max_bytes) * len(kept[MEASURED]) / size
+
+
+def find_confirmed_searches(found: Tables) -> dict[str, set[tuple]]:
+    """Return {op kind: keys of the search rows of configs that were confirmed in the same block}."""
     confirmed = {(block, config) for block, config, role in found[MEASURED] if role == "confirm"}
-    kept = {key: row for key, row in found[MEASURED].items() if key[2] == "confirm" or key[:2] not in confirmed}
-    return found | {MEASURED: kept}
+    searches: dict[str, set[tuple]] = {}
+    for key in found[MEASURED]:
+        if key[2] != "confirm" and key[:2] in confirmed:
+            problem = found["block"][key[:1]]["problem_id"]
+            searches.setdefault(found["problem"][(problem,)]["op"], set()).add(key)
+    return searches
 
 
 def write(fresh: Path, target: Path, found: Tables) -> Tables:

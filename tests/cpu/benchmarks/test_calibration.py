@@ -39,7 +39,8 @@ def test_the_problems_of_a_round_are_not_among_those_that_score_it(database, tmp
     assert [(row["problems"], row["left"]) for row in (before, after)] == [(0, full), (4, full - 4)]
     assert before["seconds"] == 0 and every["left"] == full and every["problems"] > full
     assert before["regret"] < before["heuristic"], "the prior is of the same machine"
-    assert before["heuristic"] == every["heuristic"] and after["done"]
+    assert before["heuristic"] == every["heuristic"] and every["done"]
+    assert not before["done"] and after["regret"] < after["heuristic"], "one round may or may not do"
 
 
 def test_without_other_kernels_there_is_nothing_to_replay(tmp_path):

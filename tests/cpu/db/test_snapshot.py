@@ -6,6 +6,7 @@ import re
 import socket
 import sqlite3
 import time
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -245,6 +246,29 @@ def test_search_rows_of_confirmed_configs_go_where_the_newest_kernels_do_not_fit
         key for key in rows if key[2] == "confirm"
     }
     assert all(fewer[key] == rows[key] for key in fewer)
+
+
+def test_the_op_kinds_with_most_search_rows_lose_them_first(tmp_path):
+    path = tmp_path / "all.db"
+    with Store.open(path) as store:
+        context = add_context(store)
+        for m in range(1, 81):
+            add_block(store, context, make_problem(m))
+        for m in range(1, 9):
+            add_block(store, context, _C.Problem("bf16_gemm", m, 2112, 7168), op="bf16_gemm")
+    whole = snapshot(path, tmp_path / "whole.db", sku=SKU)
+    snapshot(path, tmp_path / "small.db", sku=SKU, max_bytes=whole["bytes"] - 1)
+    gone, found = count_searches(tmp_path / "whole.db"), count_searches(tmp_path / "small.db")
+    assert gone["fp8_gemm"] > found["fp8_gemm"] and gone["bf16_gemm"] == found["bf16_gemm"] > 0
+
+
+def count_searches(path) -> Counter:
+    """Return how many search rows a database has of each op kind."""
+    found = load_tables(path)
+    blocks, problems = found["block"], found["problem"]
+    return Counter(
+        problems[(blocks[(block,)]["problem_id"],)]["op"] for block, _, role in found["measurement"] if role == "search"
+    )
 
 
 def test_snapshot_replaces_nothing_that_holds_more(shards, tmp_path):
