@@ -42,7 +42,8 @@ FAR, FAR_EXTRAS = 1.05, ("ratio_low", "ratio_high")
 def snapshot(
     source: str | os.PathLike, target: str | os.PathLike, sku: str | None = None, max_bytes: int = MAX_SNAPSHOT_BYTES
 ) -> dict:
-    """Write a copy of `source` that may be published to `target`; return {"bytes", "tables", "left_out"}.
+    """Write a copy of `source` that may be published to `target`; return {"bytes", "tables", "left_out",
+    "searches_left_out"}.
 
     Host names, command lines, paths and logs are removed; UUIDs are hashed in every database. What nothing needs of a
     snapshot is removed, too: all samples, quantiles and deviations, what compilers reported, in which order a block's
@@ -50,8 +51,8 @@ def snapshot(
     ratio alone), and the intervals of configs that are more than 5 % slower than the best of their block. Every row
     gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
     kind are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left
-    out, and where that is not enough, the search row of each config that its block confirmed, of the op kinds with most
-    such rows: the confirmation is better.
+    out, and where that is not enough, the search row of each config that its block confirmed, of as few op kinds as
+    need be: the confirmation is better.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -63,15 +64,16 @@ def snapshot(
         with Store.open(back_up(source, Path(folder) / "backup.db"), "ro") as store, store.reading() as connection:
             copy = Copy.read(connection, source)
             if sku:
-                kept, left_out = write_newest(fresh, path, copy, find_sku(copy.found, sku), max_bytes)
+                kept, left_out, searches = write_newest(fresh, path, copy, find_sku(copy.found, sku), max_bytes)
             else:
                 copy.check_fits(path, copy.found, max_bytes)
-                kept, left_out = write(fresh, path, copy.load(copy.found)), []
+                kept, left_out, searches = write(fresh, path, copy.load(copy.found)), [], {}
         check_size(fresh, path, max_bytes)
     return {
         "bytes": path.stat().st_size,
         "tables": {name: len(rows) for name, rows in kept.items()},
         "left_out": [each._asdict() for each in left_out],
+        "searches_left_out": searches,
     }
 
 
@@ -115,10 +117,12 @@ class Copy:
             refuse_size(target, f"more than {self.count_bytes(selected) // 2}", max_bytes)
 
 
-def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int) -> tuple[Tables, list[Kernels]]:
+def write_newest(
+    fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
+) -> tuple[Tables, list[Kernels], dict[str, int]]:
     """Write the newest kernels of a SKU to `fresh`, and of the kernels before them as many as fit.
 
-    Return what was written, and which older kernels were left out.
+    Return what was written, which older kernels were left out, and how many search rows of which op kinds.
     """
     newest, older = find_newest(copy.found, copy.rows_of, sku)
     left_out: list[Kernels] = []
@@ -136,31 +140,42 @@ def write_newest(fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
         kept = write(fresh, target, loaded := copy.load(selected))
         size = fresh.stat().st_size
         if size <= max_bytes:
-            return kept, left_out
+            return kept, left_out, {}
         fresh.write_bytes(b"")
         excess, bytes_of_row = size - max_bytes, size / max(len(kept[MEASURED]), 1)
         if not older:
-            return write_fewer_searches(fresh, target, loaded, max_bytes, excess / bytes_of_row), left_out
+            kept, searches = write_fewer_searches(fresh, target, loaded, max_bytes, excess / bytes_of_row)
+            return kept, left_out, searches
         leave_out(excess, bytes_of_row)
 
 
-def write_fewer_searches(fresh: Path, target: Path, found: Tables, max_bytes: int, excess_rows: float) -> Tables:
-    """Write without the search rows of configs that were confirmed in the same block, of as few op kinds as need be:
-    those with most such rows first. Return what was written.
+def write_fewer_searches(
+    fresh: Path, target: Path, found: Tables, max_bytes: int, excess_rows: float
+) -> tuple[Tables, dict[str, int]]:
+    """Write without the search rows of configs that were confirmed in the same block, of as few op kinds as need be.
+
+    Return what was written, and how many rows of which op kinds were left out.
     """
-    searches = find_confirmed_searches(found)
-    order = sorted(searches, key=lambda op: (len(searches[op]), op))
+    searches, left_out = find_confirmed_searches(found), dict[str, int]()
     while True:
         gone: set[tuple] = set()
-        while order and len(gone) < excess_rows:
-            gone |= searches[order.pop()]
+        while searches and len(gone) < excess_rows:
+            op = choose_op(searches, excess_rows - len(gone))
+            left_out[op] = len(searches[op])
+            gone |= searches.pop(op)
         found = found | {MEASURED: {key: row for key, row in found[MEASURED].items() if key not in gone}}
         kept = write(fresh, target, found)
         size = fresh.stat().st_size
-        if size <= max_bytes or not order:
-            return kept
+        if size <= max_bytes or not searches:
+            return kept, left_out
         fresh.write_bytes(b"")
         excess_rows = (size - max_bytes) * len(kept[MEASURED]) / size
+
+
+def choose_op(searches: dict[str, set[tuple]], count: float) -> str:
+    """Return the op kind with the fewest rows of those with `count` of them, else the one with most."""
+    enough = [op for op, keys in searches.items() if len(keys) >= count]
+    return min(enough or searches, key=lambda op: (len(searches[op]) if enough else -len(searches[op]), op))
 
 
 def find_confirmed_searches(found: Tables) -> dict[str, set[tuple]]:

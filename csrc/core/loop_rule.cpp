@@ -10,7 +10,7 @@ namespace {
 // without each knob in the same rounds, 4 to 128 steps; docs/kernels.md), or of "sweeps": shares of the time without
 // the knob in the sweeps recorded on an H200 and an H100, geometric means of as many problems as stand beside them.
 constexpr int64_t kMinSteps = 12;             // at 4 steps all of them lose, up to 36 %
-constexpr int64_t kScaleWarpStepsOfOne = 32;  // 64 rows: up to 18 % won at 56 steps, 2 % lost at 16
+constexpr int64_t kScaleWarpStepsOfOne = 32;  // 64 rows: up to 18 % won at 56 steps; at 16 not all gain
 constexpr int64_t kEarlyScaleWarpSteps = 16;  // for most of them, see pays_scale_warp
 constexpr int kMaxScaleWarpColumns = 144;     // of 64 rows: 64x160 and 64x192 lose 1.5 % (sweeps, 525)
 constexpr int kRingSteps = 8;                 // of a buffer in the ring of scales of any layout
@@ -27,7 +27,7 @@ bool has_two_warpgroups(const Config& config) { return math_warpgroups(config) =
 
 bool is_dense(const Problem& problem) { return !op_kind(problem.op).is_grouped(); }
 bool is_masked(const Problem& problem) { return op_kind(problem.op).has_room(); }
-bool is_contiguous(const Problem& problem) { return op_kind(problem.op).m_is_shared() && !is_dense(problem); }
+bool is_contiguous(const Problem& problem) { return op_kind(problem.op).grouping == Grouping::kMContiguous; }
 
 // What the sweeps have of products with block scales of B: a BF16 D.
 bool is_swept(const Problem& problem) { return problem.recipe == Recipe::k1d2d && problem.d_dtype == DDtype::kBf16; }
@@ -36,9 +36,10 @@ bool is_single(const Config& config) { return config.cluster_m * config.cluster_
 
 // Whether a tile gains by the loop where its K ends within a round of the ring. Most lose up to 20 % then. 256x128
 // gains all the same, and in sweeps, with the scale warp and from 12 steps on, so do 128x192 with four stages, 0.89
-// (81; masked 0.98, 8; contiguous 1.00, 16), and 128x160 with five, dense 0.86 (14, all of an H100), masked 0.93 (35),
-// contiguous 0.97 (14). 128x144 gains 1 % more by both than by the warp alone, dense ones (H100, 9 products). All are
-// single CTAs; clusters were timed with whole rounds alone, and gain as much there.
+// (81; masked 0.98, 8; contiguous 1.00, 16), and 128x160 with five, dense 0.86 to 0.96 (169, all of an H100), masked
+// 0.93 (35), contiguous 0.97 (14). Dense 128x144 gains 0.7 % more by both than by the warp alone (12, H100), up to 1.5
+// % in one wave; large products lose up to 2.5 %. All are single CTAs; clusters were timed with whole rounds alone, and
+// gain as much there.
 bool gains_within_rounds(const Problem& problem, const Config& config) {
     if (config.block_m == 256) return config.block_n == 128;
     if (!is_swept(problem)) return false;
@@ -50,14 +51,22 @@ bool gains_within_rounds(const Problem& problem, const Config& config) {
     return columns == 144 && stages == 5 && is_dense(problem) && is_single(config);
 }
 
-// Whether a tile of 128 rows gains more by the scale warp alone than with the loop: 128x112 0.94 and 0.96, 128x136 0.90
-// and 0.93, 128x128 0.96 and 0.99 (H100, 6 dense products each); masked 128x112 0.96 and 0.98 (37), 128x136 0.99 and
-// 1.02 (37), as contiguous ones (16). Masked 128x128 has both (0.92, 2).
-bool gains_without_loop(const Problem& problem, const Config& config) {
-    if (!is_swept(problem) || has_scale_ring(problem) || !is_single(config) || config.block_m != 128) return false;
+// Tiles of 128 rows and single CTAs that were timed with each knob alone, on an H100: without C, from 16 steps on.
+bool is_timed_alone(const Problem& problem, const Config& config, int64_t steps) {
+    return is_swept(problem) && problem.c_mode == CMode::kNone && !has_scale_ring(problem) && is_single(config) &&
+           config.block_m == 128 && steps >= kEarlyScaleWarpSteps;
+}
+
+// Whether such a tile takes the scale warp without the loop, even in whole rounds: dense 128x128 0.90 with the warp and
+// 1.00 with both there (2 products), 128x112 0.95 and 0.95 (2), 128x136 0.95 and 0.96 (1); masked 128x112 0.96 and 0.98
+// (7), 128x136 0.99 and 1.00 (2), contiguous 128x136 1.01 and 1.01 (1). Within rounds the warp alone is better by 1 to
+// 3
+// %. Masked 128x128 has both (0.92, 2).
+bool gains_without_loop(const Problem& problem, const Config& config, int64_t steps) {
+    if (!is_timed_alone(problem, config, steps)) return false;
     switch (config.block_n) {
         case 112: return is_dense(problem) || is_masked(problem);
-        case 128: return is_dense(problem);
+        case 128: return is_dense(problem) && config.num_stages == 5;
         case 136: return is_dense(problem) || is_masked(problem) || is_contiguous(problem);
         default: return false;
     }
@@ -75,34 +84,37 @@ bool fits_rounds(const Problem& problem, const Config& config, int64_t steps) {
 // of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 % faster from 32 steps on, whether
 // tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D between 5 % won and 4 % lost.
 bool pays_loop(const Problem& problem, const Config& config, int64_t steps) {
-    if (!has_two_warpgroups(config) || config.split_k > 1 || gains_without_loop(problem, config)) return false;
+    if (!has_two_warpgroups(config) || config.split_k > 1 || gains_without_loop(problem, config, steps)) return false;
     if (problem.recipe == Recipe::k1d1d && config.block_n < kMinVectorLoopColumns && config.block_m == 128)
         return false;
     return pays_vector_loop(problem, steps) || (steps >= kMinSteps && fits_rounds(problem, config, steps));
 }
 
 // From 16 to 31 steps, in sweeps: dense 64x64 0.98 (87) and 64x96 0.95 (113; one product up to 1.08); other dense ones
-// of up to 128 columns 0.92 to 1.00 at 16 and 24 steps (H100, 2 products each); masked ones of 32 to 144 columns 0.94
-// to 0.99 (H100, 5 to 17 each). Contiguous ones 0.95 to 1.08: no rule was found.
+// of up to 128 columns 0.87 to 1.00 at 16 and 24 steps (H100, 2 products each); masked ones of 32 to 144 columns 0.94
+// to 1.00 (H100, 5 to 17 each). Contiguous ones 0.95 to 1.08, and splits of K, 1.00 to 1.03 (H100, 48): not these.
 bool pays_scale_warp_of_one(const Problem& problem, const Config& config, int64_t steps) {
     const int columns = config.block_n;
-    const bool is_early = is_swept(problem) && (is_masked(problem) || (is_dense(problem) && columns <= 128));
+    const bool is_early =
+        is_swept(problem) && config.split_k == 1 && (is_masked(problem) || (is_dense(problem) && columns <= 128));
     return steps >= (is_early ? kEarlyScaleWarpSteps : kScaleWarpStepsOfOne) && columns <= kMaxScaleWarpColumns;
 }
 
-// Tiles of 128 rows that gain by the scale warp without the loop, from 16 steps on: see gains_without_loop; 128x144
-// 0.96, masked and contiguous 0.99; dense 128x96 0.98 from 32 steps on, where it has no loop (H100).
+// Tiles of 128 rows that gain by the scale warp without the loop: 128x112 0.95 (6; masked 0.96, 37), 128x136 0.92 (6;
+// masked and contiguous 0.99), 128x144 0.96 (6; groups 0.99); dense 128x96 0.98 from 32 steps on, where it has no loop.
 bool pays_scale_warp_alone(const Problem& problem, const Config& config, int64_t steps) {
-    if (!is_swept(problem) || !is_single(config) || config.block_m != 128) return false;
-    const int columns = config.block_n;
-    if (columns == 96) return is_dense(problem) && config.loop == 0 && steps >= kScaleWarpStepsOfOne;
-    if (steps < kEarlyScaleWarpSteps) return false;
-    return gains_without_loop(problem, config) ||
-           (columns == 144 && (is_dense(problem) || is_masked(problem) || is_contiguous(problem)));
+    if (!is_timed_alone(problem, config, steps)) return false;
+    switch (config.block_n) {
+        case 96: return is_dense(problem) && config.loop == 0 && steps >= kScaleWarpStepsOfOne;
+        case 112: return is_dense(problem) || is_masked(problem);
+        case 136:
+        case 144: return is_dense(problem) || is_masked(problem) || is_contiguous(problem);
+        default: return false;
+    }
 }
 
-// With 8 to 64 tokens (swapped) nothing is gained; 128x64 of dense products neither, nor 256x64 of masked ones (sweeps,
-// 1.02, 64). 128x160 and 128x192 lose without the loop, up to 30 and 7 %.
+// With 8 to 64 tokens (swapped) nothing is gained; 128x64 of dense products gains nothing beside the loop, nor does
+// 256x64 of masked ones (sweeps, 1.02, 64). 128x160 and 128x192 lose without the loop, up to 33 and 7 %.
 bool pays_scale_warp(const Problem& problem, const Config& config, int64_t steps) {
     if (config.swap_ab != 0) return false;
     if (math_warpgroups(config) == 1) return pays_scale_warp_of_one(problem, config, steps);

@@ -1,5 +1,6 @@
 """Faults on the GPU, planted in measuring processes (F-W2): each is one failure that names the config to blame, the
-process is replaced, its canary passes, and what it times next is within 2 % of what processes timed before any fault.
+process is replaced, its canary passes, and what it times next is within 2 % of what the processes timed before any
+fault, which differ by where their operands lie; so is the median of all.
 
 A fresh process takes seconds to start, so each kind of fault has a process of its own, and they fail and start side by
 side. They are timed one after the other, while no other works. The suite runs this section when all others are done.
@@ -13,6 +14,7 @@ from deep_gemm import _C
 from deep_gemm.selection import get_analytic_config
 from tuner.measure.protocol import make_job
 from tuner.measure.records import Plan
+from tuner.measure.statistics import median
 from tuner.measure.worker_client import DeviceRetired, MeasuringWorker, WorkerFailure
 
 from .fault_backend import BLAMED
@@ -66,8 +68,8 @@ class Bench:
         configs = [get_analytic_config(problem, device)] * (BLAMED + 1)
         self.timed, self.faulty = (make_job(problem, configs[:count], [], PLAN, seed=1) for count in (1, BLAMED + 1))
         self.workers: dict[str, FaultyWorker] = {}
-        #: The fastest and the slowest process before any fault: they differ by where their operands lie.
-        self.baseline_us = (0.0, 0.0)
+        #: Of each process before any fault: they differ by where their operands lie.
+        self.baselines_us: list[float] = []
         # A measuring process dies with the thread that started it.
         self.pool = ThreadPoolExecutor(len(FAULTS))
 
@@ -76,8 +78,7 @@ class Bench:
         if not self.workers:
             self.workers = {fault: FaultyWorker(self.backend, self.environment) for fault in FAULTS}
             list(self.pool.map(FaultyWorker.start, self.workers.values()))
-            found = [self.time(fault) for fault in FAULTS]
-            self.baseline_us = min(found), max(found)
+            self.baselines_us = [min(self.time(fault) for _ in range(MAX_TIMINGS)) for fault in FAULTS]
 
     def stop(self) -> None:
         """End the processes."""
@@ -93,8 +94,7 @@ class Bench:
         """Plant each fault once, and judge what comes of it."""
         self.start()
         failures = [found for found in self.pool.map(self.fail_and_replace, FAULTS) if found]
-        failures += [found for found in map(self.judge_time, FAULTS) if found]
-        return len(FAULTS), failures
+        return len(FAULTS), failures + self.judge_times()
 
     def fail_and_replace(self, fault: str) -> str:
         """Plant a fault and start the next process; return what is wrong, "" where nothing is."""
@@ -122,18 +122,37 @@ class Bench:
         starts = worker.num_starts - before
         return f"{fault}: {starts} starts before the canary passed" if starts != 1 else ""
 
-    def judge_time(self, fault: str) -> str:
-        """Time a product; return by how much it is off, "" where it is as before."""
+    def judge_times(self) -> list[str]:
+        """Time a product in every process; return by how much they are off, one by one and in the median."""
+        failures, times = [], []
+        low, high = self.find_range()
+        for fault in FAULTS:
+            try:
+                times.append(self.time_again(fault, low, high))
+            except (WorkerFailure, DeviceRetired) as error:
+                failures.append(f"after {fault}: the next job failed: {error}")
+                continue
+            if not low <= times[-1] <= high:
+                failures.append(f"after {fault}: {times[-1]:.2f} us, expected {low:.2f} to {high:.2f} us")
+        before = median(self.baselines_us)
+        if not failures and abs(median(times) / before - 1) > TOLERANCE:
+            failures.append(f"after all faults: {median(times):.2f} us in the median, before {before:.2f} us")
+        return failures
+
+    def find_range(self) -> tuple[float, float]:
+        """Return which times are as before: those of the processes then, and TOLERANCE more. Where one of these was
+        disturbed, at most twice that above the fastest.
+        """
+        fastest = min(self.baselines_us)
+        slowest = min(max(self.baselines_us), fastest * (1 + 2 * TOLERANCE))
+        return fastest * (1 - TOLERANCE), slowest * (1 + TOLERANCE)
+
+    def time_again(self, fault: str, low: float, high: float) -> float:
+        """Return the first of MAX_TIMINGS times that is within a range, else the least."""
         found: list[float] = []
-        fastest, slowest = self.baseline_us
-        try:
-            for _ in range(MAX_TIMINGS):
-                found.append(self.time(fault))
-                if fastest * (1 - TOLERANCE) <= found[-1] <= slowest * (1 + TOLERANCE):
-                    return ""
-        except (WorkerFailure, DeviceRetired) as error:
-            return f"after {fault}: the next job failed: {error}"
-        return f"after {fault}: {min(found):.2f} us, before {fastest:.2f} to {slowest:.2f} us"
+        while len(found) < MAX_TIMINGS and not (found and low <= found[-1] <= high):
+            found.append(self.time(fault))
+        return found[-1] if low <= found[-1] <= high else min(found)
 
 
 def find_failure(worker: MeasuringWorker, job: dict, limit_s: float) -> WorkerFailure | str:

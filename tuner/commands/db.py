@@ -193,15 +193,16 @@ def snapshot(
     report(
         as_json,
         {"target": str(target)} | result,
-        f"{target}: {result['bytes']} bytes, {describe_gain(result['tables'])}{describe_left_out(result['left_out'])}",
+        f"{target}: {result['bytes']} bytes, {describe_gain(result['tables'])}{describe_left_out(result)}",
     )
 
 
-def describe_left_out(kernels: list[dict]) -> str:
-    """Return which older kernels did not fit, a line each."""
-    if not kernels:
+def describe_left_out(result: dict) -> str:
+    """Return which older kernels and search rows did not fit, a line each."""
+    rows = [(each["op"], each["kernel_hash"][:8], each["rows"]) for each in result["left_out"]]
+    rows += [(op, "searches of confirmed configs", count) for op, count in result["searches_left_out"].items()]
+    if not rows:
         return ""
-    rows = [(each["op"], each["kernel_hash"][:8], each["rows"]) for each in kernels]
     return "\nleft out, so that the file stays below --max-bytes:\n" + format_table(
         ("op kind", "kernel", "rows"), rows, indent="  "
     )
