@@ -34,13 +34,19 @@ bool is_swept(const Problem& problem) { return problem.recipe == Recipe::k1d2d &
 
 bool is_single(const Config& config) { return config.cluster_m * config.cluster_n * config.split_k == 1; }
 
+// Tiles of 128 rows and single CTAs that were timed with each knob alone, on an H100: without C, from 16 steps on.
+bool is_timed_alone(const Problem& problem, const Config& config, int64_t steps) {
+    return is_swept(problem) && problem.c_mode == CMode::kNone && !has_scale_ring(problem) && is_single(config) &&
+           config.block_m == 128 && steps >= kEarlyScaleWarpSteps;
+}
+
 // Whether a tile gains by the loop where its K ends within a round of the ring. Most lose up to 20 % then. 256x128
 // gains all the same, and in sweeps, with the scale warp and from 12 steps on, so do 128x192 with four stages, 0.89
 // (81; masked 0.98, 8; contiguous 1.00, 16), and 128x160 with five, dense 0.86 to 0.96 (169, all of an H100), masked
 // 0.93 (35), contiguous 0.97 (14). Dense 128x144 gains 0.7 % more by both than by the warp alone (12, H100), up to 1.5
 // % in one wave; large products lose up to 2.5 %. All are single CTAs; clusters were timed with whole rounds alone, and
 // gain as much there.
-bool gains_within_rounds(const Problem& problem, const Config& config) {
+bool gains_within_rounds(const Problem& problem, const Config& config, int64_t steps) {
     if (config.block_m == 256) return config.block_n == 128;
     if (!is_swept(problem)) return false;
     const int columns = config.block_n, stages = config.num_stages;
@@ -48,20 +54,13 @@ bool gains_within_rounds(const Problem& problem, const Config& config) {
     if (columns == 160)
         return stages == 5 &&
                (is_dense(problem) || (is_single(config) && (is_masked(problem) || is_contiguous(problem))));
-    return columns == 144 && stages == 5 && is_dense(problem) && is_single(config);
+    return columns == 144 && stages == 5 && is_dense(problem) && is_timed_alone(problem, config, steps);
 }
 
-// Tiles of 128 rows and single CTAs that were timed with each knob alone, on an H100: without C, from 16 steps on.
-bool is_timed_alone(const Problem& problem, const Config& config, int64_t steps) {
-    return is_swept(problem) && problem.c_mode == CMode::kNone && !has_scale_ring(problem) && is_single(config) &&
-           config.block_m == 128 && steps >= kEarlyScaleWarpSteps;
-}
-
-// Whether such a tile takes the scale warp without the loop, even in whole rounds: dense 128x128 0.90 with the warp and
-// 1.00 with both there (2 products), 128x112 0.95 and 0.95 (2), 128x136 0.95 and 0.96 (1); masked 128x112 0.96 and 0.98
-// (7), 128x136 0.99 and 1.00 (2), contiguous 128x136 1.01 and 1.01 (1). Within rounds the warp alone is better by 1 to
-// 3
-// %. Masked 128x128 has both (0.92, 2).
+// Whether a tile takes the scale warp without the loop, even in whole rounds: dense 128x128 0.90 with the warp and 1.00
+// with both there (2 products), 128x112 0.95 and 0.95 (2), 128x136 0.95 and 0.96 (1); masked 128x112 0.96 and 0.98 (7),
+// 128x136 0.99 and 1.00 (2), contiguous 128x136 1.01 and 1.01 (1). Within rounds the warp alone is better by 1 to 3 %.
+// Masked 128x128 has both (0.92, 2).
 bool gains_without_loop(const Problem& problem, const Config& config, int64_t steps) {
     if (!is_timed_alone(problem, config, steps)) return false;
     switch (config.block_n) {
@@ -75,7 +74,7 @@ bool gains_without_loop(const Problem& problem, const Config& config, int64_t st
 // 256x64 gains by whole rounds where its scales come by TMA: in sweeps 0.91 (9, all of an H200).
 bool fits_rounds(const Problem& problem, const Config& config, int64_t steps) {
     if (has_scale_ring(problem)) return kRingSteps % config.num_stages == 0;
-    if (steps % config.num_stages != 0) return gains_within_rounds(problem, config);
+    if (steps % config.num_stages != 0) return gains_within_rounds(problem, config, steps);
     return config.block_m != 256 || config.block_n == 128 ||
            (config.block_n == 64 && is_dense(problem) && is_swept(problem));
 }

@@ -84,6 +84,7 @@ def with_knobs(problem, *tile, **others) -> dict:
         ((4096, 4096, 14208), (128, 160, 5), {}, {"loop": 1, "scale_warp": 1}),
         ((4096, 4096, 14208), (128, 144, 5), {}, {"loop": 1, "scale_warp": 1}),
         ((4096, 4096, 14208), (128, 144, 4), {}, {"scale_warp": 1}),
+        ((4096, 4096, 1792), (128, 144, 5), {}, {}),  # 14 steps within a round
         ((4096, 4096, 14208), (128, 144, 5), {"cluster_n": 2}, {}),  # timed as single CTAs
         ((4096, 4096, 7680), (128, 128, 5), {}, {"scale_warp": 1}),  # whole rounds, which others need for the loop
         ((4096, 4096, 7680), (128, 136, 5), {}, {"scale_warp": 1}),
