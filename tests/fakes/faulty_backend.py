@@ -105,7 +105,8 @@ class FaultyGpu(FaultyBackend):
 
     FAKE_WRONG says what goes wrong besides: `quiet`: nothing fails; `blame`: no config is named; `error`: the driver's
     error is another; `hang`: there is no answer; `late`: it is 4 % slower after a fault; `disturbed`: only at first;
-    `canary`: the next process does not start at once. FAKE_MARK is a file that says that a fault was planted.
+    `placed`: only in the first process after it; `canary`: the next process does not start at once. FAKE_MARK is a file
+    that says that a fault was planted, and by its length how many processes began since.
     """
 
     def __init__(self):
@@ -113,11 +114,20 @@ class FaultyGpu(FaultyBackend):
         if self.wrong == "canary" and os.path.exists(self.mark):
             os.unlink(self.mark)
             raise RuntimeError("the canary product is wrong")
+        self.place = 0
+        if os.path.exists(self.mark):
+            with open(self.mark, "a") as file:
+                file.write("x")
+                self.place = file.tell()
 
     def run(self, job: dict, progress) -> dict:
         """Answer the time of a product, or fail."""
         self.num_jobs += 1
-        is_late = self.wrong == "late" or (self.wrong == "disturbed" and self.num_jobs == 1)
+        is_late = (
+            self.wrong == "late"
+            or (self.wrong == "disturbed" and self.num_jobs == 1)
+            or (self.wrong == "placed" and self.place == 1)
+        )
         if "fault" not in job:
             return {"reference_us": 104.0 if is_late and os.path.exists(self.mark) else 100.0}
         with open(self.mark, "w"):

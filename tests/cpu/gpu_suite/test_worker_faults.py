@@ -152,7 +152,7 @@ def test_every_fault_is_survived(make_bench):
 
 @pytest.mark.parametrize("wrong, reason", [
     ("quiet", "did not fail"), ("blame", "of config None"), ("error", "is another"), ("hang", "timeout of config 1"),
-    ("late", "after trap: 104.00 us, expected 98.00 to 102.00 us"), ("canary", "2 starts before the canary"),
+    ("late", "after trap: 104.00 us, before 100.00 us"), ("canary", "2 starts before the canary"),
 ])  # fmt: skip
 def test_a_fault_that_is_not_survived_is_found(make_bench, monkeypatch, wrong, reason):
     monkeypatch.setattr(worker_faults, "LIMIT_S", 1.0 if wrong == "hang" else 30.0)
@@ -164,18 +164,10 @@ def test_a_disturbed_timing_is_repeated(make_bench):
     assert make_bench("disturbed", ("trap",)).run_round() == (1, [])
 
 
-@pytest.mark.parametrize("baselines, after, reason", [
-    ([24.0] * 5 + [24.5], [24.0] * 5 + [24.9], None),  # as the slowest process was, and 2 % more
-    ([24.0] * 5 + [24.5], [24.0] * 5 + [25.1], "25.10 us, expected 23.52 to 24.99 us"),
-    ([24.0] * 5 + [40.0], [24.0] * 5 + [26.0], "expected 23.52 to 25.46 us"),  # a disturbed baseline allows little
-    ([24.0] * 5 + [24.5], [24.6] * 6, "after all faults: 24.60 us in the median, before 24.00 us"),
-])  # fmt: skip
-def test_a_time_is_judged_by_the_spread_before_and_all_by_the_median(make_bench, monkeypatch, baselines, after, reason):
-    bench, times = make_bench(), dict(zip(fault_kernels.FAULTS, after, strict=True))
-    bench.baselines_us = baselines
-    monkeypatch.setattr(bench, "time", times.get)
-    found = bench.judge_times()
-    assert not found if reason is None else len(found) == 1 and reason in found[0]
+def test_the_last_timing_is_of_one_more_process(make_bench):
+    bench = make_bench("placed", ("trap",))
+    assert bench.run_round() == (1, [])
+    assert bench.workers["trap"].num_starts == 3  # before the fault, after it, and for the last timing
 
 
 def test_a_failure_must_come_in_time(monkeypatch):
