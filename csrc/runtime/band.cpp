@@ -1,6 +1,7 @@
 #include "runtime/band.hpp"
 
 #include <algorithm>
+#include <limits>
 
 #include "runtime/operand_checks.hpp"
 
@@ -11,13 +12,20 @@ constexpr int64_t kMaxBand = 32;
 // CTAs are started GPC by GPC, 16 to each, after eight that go to the odd SMs of several GPCs (seen by %smid on three
 // H100, on other GPUs not looked at). CTAs of a GPC that read the same rows at about the same time read them faster:
 // (2048, 576, 3584) in BF16 with tiles of 128x72 takes 13.3 us with 2 tiles along m and 8 along n in each 16, and 20.2
-// with 8 and 2. Over 153 kernels the band chosen so loses 0.6 % to the best of 1 to 32, bands for the wave alone
-// lose 2.6 %, and up to 55 %.
+// with 8 and 2. Over 153 kernels of up to three waves the band chosen so loses 0.6 % to the best of 1 to 32, bands for
+// the wave alone lose 2.6 %, and up to 55 %.
 constexpr int64_t kFirstCtas = 8, kGpcCtas = 16;
-// Beyond so many waves what a wave reads counts for more: few of the bands for a wave could be beaten there, by 3 %.
 constexpr int64_t kMaxGpcWaves = 3, kMaxGpcBand = 8;
 // A wave's rows beside those of its GPCs; 2 to 6 choose the same bands.
 constexpr int64_t kWaveWeight = 4;
+// In longer grids, over 257 kernels on an H100: bands for the wave alone lose 2.8 % to the best, and up to 23 %, those
+// by bytes 1.1 %. Powers of two, since 16 CTAs are then a block of whole columns. Where groups lie one after the other
+// they gain nothing (38 kernels).
+constexpr int64_t kMaxByteBand = 64;
+// Rows stay in the L2 while no more than this passes through it; then ever more are lost. 25 to 40 MB choose alike.
+constexpr double kKeptBytes = 30e6, kKeptBelow = 0.7, kLostAbove = 1.3;
+// Waves whose rows are counted, spread over the matrix: two choose worse bands, eight none better.
+constexpr int64_t kCountedWaves = 3;
 
 // Rows of A and B that a wave touches.
 int64_t choose_wave_band(const Config& config, const WalkedTiles& tiles) {
@@ -41,12 +49,13 @@ int64_t count_rows(const Config& config, const WalkedTiles& tiles, int64_t band,
         n_tiles += (stop - 1 - start) / height - (begin - start) / height + 1;
         begin = stop;
     }
-    return m_tiles * config.block_m + std::min(n_tiles, tiles.n) * config.block_n;
+    return m_tiles * config.cluster_m * config.block_m + std::min(n_tiles, tiles.n) * config.cluster_n * config.block_n;
 }
 
 int64_t count_gpc_rows(const Config& config, const WalkedTiles& tiles, int64_t band, int64_t begin, int64_t end) {
+    const int64_t cluster_size = config.cluster_m * config.cluster_n;
     int64_t rows = 0;
-    for (int64_t stop = begin + kFirstCtas; begin < end; begin = stop, stop += kGpcCtas)
+    for (int64_t stop = begin + kFirstCtas / cluster_size; begin < end; begin = stop, stop += kGpcCtas / cluster_size)
         rows += count_rows(config, tiles, band, begin, std::min(stop, end));
     return rows;
 }
@@ -66,14 +75,57 @@ int64_t choose_gpc_band(const Config& config, const WalkedTiles& tiles) {
     return best_band;
 }
 
+// Bytes of A and B that the GPCs read for one matrix, by some of its waves.
+double count_gpc_bytes(const Config& config, const WalkedTiles& tiles, int64_t band) {
+    const int64_t all = tiles.m * tiles.n, waves = ceil_div(all, tiles.clusters),
+                  counted = std::min(waves, kCountedWaves);
+    int64_t rows = 0;
+    for (int64_t i = 0; i < counted; ++i) {
+        const int64_t begin = i * waves / counted * tiles.clusters;
+        rows += count_gpc_rows(config, tiles, band, begin, std::min(begin + tiles.clusters, all));
+    }
+    return double(rows) * double(tiles.k_bytes) * double(waves) / double(counted);
+}
+
+// The share of rows that the L2 has lost when `bytes` have passed through it.
+double lost_share(double bytes) {
+    return std::clamp((bytes / kKeptBytes - kKeptBelow) / (kLostAbove - kKeptBelow), 0.0, 1.0);
+}
+
+// Bytes of A and B that are read from memory once more: B in each band, the rows of a band in each wave of it.
+double count_bytes_again(const Config& config, const WalkedTiles& tiles, int64_t band) {
+    const double m_rows = config.cluster_m * config.block_m, n_rows = config.cluster_n * config.block_n,
+                 k_bytes = double(tiles.k_bytes), tile_d_bytes = m_rows * n_rows * double(tiles.d_bytes),
+                 bands = double(ceil_div(tiles.m, band)),
+                 wave_columns = std::max(1.0, double(tiles.clusters) / double(band)),
+                 waves = std::max(1.0, double(tiles.n) / wave_columns);
+    const double b = double(tiles.n) * n_rows * k_bytes, a_of_band = double(band) * m_rows * k_bytes;
+    const double passed_in_band = b + a_of_band + double(band * tiles.n) * tile_d_bytes,
+                 passed_in_wave = a_of_band + wave_columns * n_rows * k_bytes + double(tiles.clusters) * tile_d_bytes;
+    return (bands - 1) * b * lost_share(passed_in_band) + (waves - 1) * bands * a_of_band * lost_share(passed_in_wave);
+}
+
+int64_t choose_byte_band(const Config& config, const WalkedTiles& tiles) {
+    int64_t best_band = 1;
+    double best_bytes = std::numeric_limits<double>::infinity();
+    for (int64_t band = 1;; band = std::min(2 * band, tiles.m)) {
+        const double bytes = count_gpc_bytes(config, tiles, band) + count_bytes_again(config, tiles, band);
+        if (bytes < best_bytes) best_bytes = bytes, best_band = band;
+        if (band == tiles.m || band == kMaxByteBand) return best_band;
+    }
+}
+
 }  // namespace
 
 int64_t choose_band(const Config& config, const WalkedTiles& tiles) {
-    const bool is_single = config.cluster_m * config.cluster_n * config.split_k == 1;
-    const bool has_few_waves = tiles.m * tiles.n <= kMaxGpcWaves * tiles.clusters;
     const bool has_choice = tiles.m > 1 && tiles.n > 1;  // else all bands are the same order
-    return tiles.is_whole && is_single && has_few_waves && has_choice ? choose_gpc_band(config, tiles)
-                                                                      : choose_wave_band(config, tiles);
+    if (!has_choice || config.split_k > 1) return choose_wave_band(config, tiles);
+    if (tiles.all <= kMaxGpcWaves * tiles.clusters) {
+        const bool is_single = config.cluster_m * config.cluster_n == 1;
+        return tiles.is_dense && is_single ? choose_gpc_band(config, tiles) : choose_wave_band(config, tiles);
+    }
+    const bool is_known = !tiles.may_have_less && tiles.group_tiles == 0;
+    return is_known ? choose_byte_band(config, tiles) : choose_wave_band(config, tiles);
 }
 
 }  // namespace deep_gemm

@@ -11,13 +11,19 @@ namespace deep_gemm {
 struct WalkedTiles {
     int64_t m, n;         // cluster tiles
     int64_t clusters;     // clusters of the grid, not more than there are tiles
+    int64_t all;          // cluster tiles of the launch
     int64_t group_tiles;  // tiles along m of a group on average, where groups begin and end anywhere in a band; else 0
-    bool is_whole;        // these are all tiles of the launch
+    bool is_dense;        // no groups, no batch
+    bool may_have_less;   // m is room for rows, of which only the device knows how many there are
+    int64_t k_bytes;      // of a row of A or B
+    int64_t d_bytes;      // of an element of D that are read and written
 };
 
-// The band, at least 1 and at most tiles.m, that lets the kernel read the fewest bytes of A and B:
-// - by a wave, a block of tiles `band` high, since the L2 serves a wave's common reads of an operand at once;
-// - in grids of few waves of single CTAs also by the CTAs that start one after the other, since these share a GPC.
+// The band, at least 1 and at most tiles.m, that lets the kernel move the fewest bytes:
+// - in grids of many waves, of A and B to the GPCs, whose CTAs start one after the other, and again from memory where
+//   the L2 has lost them since;
+// - in grids of few waves of dense single CTAs, to the GPCs and to each wave, a block of tiles `band` high;
+// - in all others, to each wave.
 int64_t choose_band(const Config& config, const WalkedTiles& tiles);
 
 }  // namespace deep_gemm

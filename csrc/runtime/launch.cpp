@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/error.hpp"
+#include "core/heuristic.hpp"
 #include "core/legality.hpp"
 #include "runtime/band.hpp"
 #include "runtime/operand_checks.hpp"
@@ -187,7 +188,15 @@ LaunchGeometry get_geometry(const Problem& problem, const Config& config, int nu
     const int64_t rows = op_kind(problem.op).has_room() || is_shared ? problem.m : rows_per_group(problem),
                   tile_rows = int64_t(config.cluster_m) * config.block_m, walked = ceil_div(rows, tile_rows),
                   group_tiles = is_shared ? ceil_div(rows_per_group(problem), tile_rows) : 0;
-    const WalkedTiles walk{walked, tiles.n, std::min(clusters, walked * tiles.n), group_tiles, !is_grouped(problem.op)};
+    const WalkedTiles walk{.m = walked,
+                           .n = tiles.n,
+                           .clusters = std::min(clusters, walked * tiles.n),
+                           .all = tiles.count(),
+                           .group_tiles = group_tiles,
+                           .is_dense = !is_grouped(problem.op),
+                           .may_have_less = op_kind(problem.op).has_room(),
+                           .k_bytes = extent_of(problem).k * element_bytes(problem.op),
+                           .d_bytes = d_element_bytes(problem) * (problem.c_mode == CMode::kNone ? 1 : 2)};
     return {.num_ctas = uint32_t(is_split ? m_tiles * n_tiles * config.split_k : clusters * cluster_size),
             .num_m_tiles = uint32_t(m_tiles),
             .num_n_tiles = uint32_t(n_tiles),

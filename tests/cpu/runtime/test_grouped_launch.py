@@ -5,6 +5,7 @@ import pytest
 from deep_gemm import _C, stream
 from deep_gemm.errors import ShapeError
 from tests.fakes import stub_driver, stub_operands
+from tests.fakes.bands import Walk
 from tests.fakes.grouped_variants import CONTIGUOUS, K_GROUPED, MASKED, make_grouped, make_grouped_variants
 from tests.fakes.stub_driver import load_kernel, read_group_params, read_params, select
 from tests.fakes.stub_operands import ELEMENT, make_grouped_variant, pitch_of
@@ -271,15 +272,6 @@ def test_blocks_have_template_maps_and_slots(driver, shape):
 # Grids.
 
 
-def brute_force_band(config, m_cluster_tiles, clusters, group_tiles):
-    def rows(band):
-        columns = -(-clusters // band) * config.cluster_n * config.block_n
-        share = columns * (group_tiles + band - 1) // group_tiles if group_tiles else columns
-        return band * config.cluster_m * config.block_m + share
-
-    return min(range(1, min(32, m_cluster_tiles) + 1), key=rows)
-
-
 GEOMETRIES = [
     (make_grouped(FP8, 4096, 2048, 512, 8), 512),
     (make_grouped(FP8, 1000, 2048, 512, 3), 334),
@@ -289,6 +281,13 @@ GEOMETRIES = [
     (make_grouped(K_GROUPED[0], 768, 512, 4096, 4), 768),
     (make_grouped(K_GROUPED[1], 768, 512, 4096, 40, num_sms=20), 768),
 ]
+
+
+def get_bytes(problem) -> tuple[int, int]:
+    """Return the bytes of a row of one group's K, and of an element of D that are read and written."""
+    k = -(-problem.k // (problem.num_groups if problem.op in K_GROUPED else 1))
+    width = 4 if problem.d_dtype == "fp32" else 2
+    return k * (1 if "fp8" in problem.op else 2), width * (1 if problem.c_mode == "none" else 2)
 
 
 @pytest.mark.parametrize("problem, rows", GEOMETRIES, ids=str)
@@ -310,7 +309,9 @@ def test_geometry(problem, rows, tile):
         assert (got["num_m_tiles"], got["num_n_tiles"]) == (-(-problem.m // block_m), -(-problem.n // block_n))
         of_group = -(-rows // (block_m * cluster_m))
         walked, shared = (all_tiles, of_group) if problem.op in CONTIGUOUS else (of_group, 0)
-        assert got["band"] == brute_force_band(config, walked, min(clusters, walked * n_tiles), shared)
+        walk = Walk(config, walked, n_tiles, min(clusters, walked * n_tiles), *get_bytes(problem))
+        is_known = problem.op in K_GROUPED and walked > 1 < n_tiles and tiles > 3 * walk.clusters
+        assert got["band"] == (walk.best_by_bytes() if is_known else walk.best_for_a_wave(shared))
 
 
 def test_several_blocks_share_an_sm():

@@ -1,0 +1,95 @@
+"""The band of a walk by csrc/runtime/band.cpp's rules, counted tile by tile."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A walk of `clusters` over the m * n cluster tiles of one matrix; bytes: of a row of K, of an element of D."""
+
+    config: object
+    m: int
+    n: int
+    clusters: int
+    k_bytes: int = 0
+    d_bytes: int = 2
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """Rows of A and of B that a cluster tile needs."""
+        config = self.config
+        return config.cluster_m * config.block_m, config.cluster_n * config.block_n
+
+    def walk(self, band: int) -> list[tuple[int, int]]:
+        """Return the tiles in their order."""
+        return [
+            (m_tile, n_tile)
+            for first in range(0, self.m, band)
+            for n_tile in range(self.n)
+            for m_tile in range(first, min(first + band, self.m))
+        ]
+
+    def count(self, run: list[tuple[int, int]], band: int) -> int:
+        """Return the rows that tiles in a row need. A column of tiles counts once for each band, up to all of them."""
+        columns = min(len({(tile[0] // band, tile[1]) for tile in run}), self.n)
+        return len({tile[0] for tile in run}) * self.rows[0] + columns * self.rows[1]
+
+    def cut(self, wave: list) -> list[list]:
+        """Return the parts of a wave that start together."""
+        size = self.config.cluster_m * self.config.cluster_n
+        return [
+            wave[: 8 // size],
+            *(wave[begin : begin + 16 // size] for begin in range(8 // size, len(wave), 16 // size)),
+        ]
+
+    def waves(self, band: int) -> list[list]:
+        """Return the tiles of each wave."""
+        tiles = self.walk(band)
+        return [tiles[begin : begin + self.clusters] for begin in range(0, len(tiles), self.clusters)]
+
+    def best_for_gpcs(self) -> int:
+        """Return the band with the fewest rows of GPCs and waves."""
+
+        def count(band: int) -> int:
+            return sum(
+                4 * self.count(wave, band) + sum(self.count(run, band) for run in self.cut(wave))
+                for wave in self.waves(band)
+            )
+
+        return min(range(1, min(8, self.m) + 1), key=count)
+
+    def best_for_a_wave(self, group_tiles: int = 0) -> int:
+        """Return the band with the fewest rows of a wave; `group_tiles`: tiles along m of a group of those in a row."""
+
+        def count(band: int) -> int:
+            columns = -(-self.clusters // band) * self.rows[1]
+            share = columns * (group_tiles + band - 1) // group_tiles if group_tiles else columns
+            return band * self.rows[0] + share
+
+        return min(range(1, min(32, self.m) + 1), key=count)
+
+    def best_by_bytes(self) -> int:
+        """Return the band that moves the fewest bytes."""
+        bands = sorted({*(band for band in (1, 2, 4, 8, 16, 32, 64) if band < self.m), min(self.m, 64)})
+        return min(bands, key=lambda band: self.count_gpc_bytes(band) + self.count_bytes_again(band))
+
+    def count_gpc_bytes(self, band: int) -> float:
+        """Return what the GPCs read, by three waves of the matrix."""
+        waves = self.waves(band)
+        counted = [waves[index * len(waves) // min(3, len(waves))] for index in range(min(3, len(waves)))]
+        rows = sum(self.count(run, band) for wave in counted for run in self.cut(wave) if run)
+        return rows * self.k_bytes * len(waves) / len(counted)
+
+    def count_bytes_again(self, band: int) -> float:
+        """Return what is read from memory once more."""
+        (m_rows, n_rows), columns = self.rows, max(1.0, self.clusters / band)
+        bands, waves = -(-self.m // band), max(1.0, self.n / columns)
+        b, a = self.n * n_rows * self.k_bytes, band * m_rows * self.k_bytes
+        in_band = b + a + band * self.n * m_rows * n_rows * self.d_bytes
+        in_wave = a + columns * n_rows * self.k_bytes + self.clusters * m_rows * n_rows * self.d_bytes
+        return (bands - 1) * b * lost(in_band) + (waves - 1) * bands * a * lost(in_wave)
+
+
+def lost(passed: float) -> float:
+    """Return the share of rows that the L2 has lost once so many bytes passed through it."""
+    return min(1.0, max(0.0, (passed / 30e6 - 0.7) / 0.6))
