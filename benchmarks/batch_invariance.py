@@ -13,7 +13,9 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
+import deep_gemm
 from deep_gemm import _C
 from tuner.measure.statistics import median
 
@@ -49,9 +51,9 @@ class Bf16(DenseBf16):
 class Fp8(DenseFp8):
     """FP8 operands, A's scales as TMA loads them."""
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op on these operands."""
-        return super().call_op("mn_major")
+        return super().call_op("mn_major", package)
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel on these operands."""

@@ -9,6 +9,7 @@ harness.py.
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -39,9 +40,9 @@ class DenseBf16(Product):
         )
         super().__init__(a, None, b, None, torch.empty(m, n, dtype=DTYPES[key["out"]], device="cuda"))
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op of the layout's name."""
-        op, (a, b) = getattr(deep_gemm, f"bf16_gemm_{layout}"), self.memory
+        op, (a, b) = getattr(package, f"bf16_gemm_{layout}"), self.memory
         return lambda: op(a, b, self.d)
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:

@@ -10,6 +10,7 @@ Layouts: `mn_major` scales of A, which TMA loads, and `row_major` ones, which th
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -44,10 +45,10 @@ class DenseFp8(Product):
         self.scales = {"mn_major": get_mn_major_tma_aligned_tensor(row_major), "row_major": row_major}
         self.device, self.one = device, torch.ones((), device="cuda")
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op on these operands."""
         a, b = (self.a, self.scales[layout]), (self.b, self.scale_b)
-        return lambda: deep_gemm.fp8_gemm_nt(a, b, self.d)
+        return lambda: package.fp8_gemm_nt(a, b, self.d)
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel on these operands."""

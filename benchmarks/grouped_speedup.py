@@ -1,13 +1,14 @@
 """Figures of the grouped benchmarks (P7, P8, P9), derived from their result files and the baselines.
 
-cuBLASLt has no grouped product, so the plain ratio counts: upstream's microseconds of the baseline file / ours of this
-run. Its favourable end is the upper end of a 95 % interval of the median (order statistics of the rounds).
+cuBLASLt has no grouped product, so the plain ratio counts: upstream's microseconds / ours of this run. Upstream's are
+of the same run where it was timed there (upstream.py), else of the baseline file. The favourable end is the upper end
+of a 95 % interval of the median (order statistics of the rounds).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.measure.statistics import median, median_interval
+from tuner.measure.statistics import median
 
 from . import speedup
 from .group_sizes import count_masked_bytes
@@ -62,9 +63,12 @@ class Grouped:
             samples = row and speedup.find_variant(row, role, layout or self.layouts[row["dtype"]])
             if not samples:
                 return []
-            upstream = baseline.get("deepgemm_total_us" if layout == "row_major" else "deepgemm_us")
-            favourable = median_interval([upstream / us for us in samples])[1] if upstream else None
-            found.append(Compared(row, median(samples), upstream / median(samples) if upstream else None, favourable))
+            if speedup.is_beside_upstream(self.result):
+                upstream = speedup.get_upstream(row, layout or self.layouts[row["dtype"]])
+            else:
+                upstream = baseline.get("deepgemm_total_us" if layout == "row_major" else "deepgemm_us")
+            ratio, favourable = speedup.compare_plain(upstream, samples)
+            found.append(Compared(row, median(samples), ratio, favourable))
         return found
 
     def over_upstream(self, is_member: Callable[[dict], bool]) -> dict:
@@ -205,4 +209,5 @@ def make_p9(result: dict) -> dict:
         "with_transposes": mean(joint),
         **grouped.regrets(is_of("fp8")),
     }
-    return {**entry, **beside, "is_met": entry["value"] >= 1.06 and beside["with_transposes"] >= 0.92}
+    is_met = entry["value"] >= 1.06 and (beside["with_transposes"] or 0.0) >= 0.92
+    return {**entry, **beside, "is_met": is_met}

@@ -24,6 +24,7 @@ from deep_gemm.jit.build import get_cubin
 from tuner.measure.statistics import median
 from tuner.problems.fields import kernel_identity
 
+from . import upstream
 from .choices import Choices, find_run
 from .cold_timer import FLUSH_BYTES, ColdTimer
 from .product import Product, find_wrong
@@ -47,8 +48,8 @@ class Family:
         words.
     part: name of a kernel that is also timed alone, within the calls that launch it, and belongs to the identity of a
         run.
-    rests: variants are timed one after the other, each after a rest (cold_timer.py), because the figures compare with
-        recorded times alone.
+    rests: without DeepGEMM in the run, variants are timed one after the other, each after a rest (cold_timer.py),
+        because the figures compare with recorded times alone.
     """
 
     name: str
@@ -66,10 +67,9 @@ class Family:
         """Names of the kernel hashes that a result carries."""
         return (*self.ops, self.part) if self.part else self.ops
 
-    @property
-    def order(self) -> str:
-        """In which order the variants' rounds run."""
-        return "variant after variant, each after a rest" if self.rests else INTERLEAVED
+    def name_order(self, has_upstream: bool) -> str:
+        """Return in which order the variants' rounds run."""
+        return "variant after variant, each after a rest" if self.rests and not has_upstream else INTERLEAVED
 
     def read_keys(self) -> list[dict]:
         """Return the key of every problem of the family."""
@@ -81,10 +81,11 @@ class Family:
 
 
 class Benchmark:
-    """Times problems one after the other; kernels and the timer are kept between them."""
+    """Times problems one after the other; kernels and the timer are kept between them. deepgemm: the peer, if any."""
 
-    def __init__(self, family: Family, device, choices: dict[str, Choices], rounds: int):
+    def __init__(self, family: Family, device, choices: dict[str, Choices], rounds: int, deepgemm=None):
         self.family, self.device, self.choices, self.rounds = family, device, choices, rounds
+        self.deepgemm = deepgemm
         self.timer = ColdTimer(device.sm_count)
         self.kernels: dict = {}
 
@@ -124,9 +125,11 @@ class Benchmark:
         wrong = find_wrong(product, calls, splits)
         broken = {entry.partition(": ")[0] for entry in wrong if ": " in entry and not entry.endswith("other bits")}
         sound = {name: call for name, call in calls.items() if name not in broken}
-        times = self.timer.measure(
-            {**product.call_peers(), **sound}, self.rounds, self.family.part, rests=self.family.rests
-        )
+        peers = product.call_peers()
+        if self.deepgemm:
+            peers |= upstream.call_layouts(product, self.deepgemm, choices)
+        rests = self.family.rests and not self.deepgemm
+        times = self.timer.measure({**peers, **sound}, self.rounds, self.family.part, rests=rests)
         notes = {name: note for name, note in (("wrong", wrong), ("absent", product.absent)) if note}
         return {**key, "choices": name_choices(choices), "times": times, **notes}
 
@@ -188,7 +191,8 @@ def is_clean(row: dict) -> bool:
 
 
 def make_meta(family: Family, device, args: argparse.Namespace, is_complete: bool, seconds: float) -> dict:
-    """Return the `meta` of a result."""
+    """Return the `meta` of a result; `deepgemm`: the version of DeepGEMM, where it is a peer of the run."""
+    version = upstream.get_version(args.deepgemm)
     return {
         **make_stamp(device, family.hashed),
         "rounds": args.rounds,
@@ -199,8 +203,9 @@ def make_meta(family: Family, device, args: argparse.Namespace, is_complete: boo
             "CUPTI kernel duration through torch.profiler; before each call a kernel reads 512 MB with ordinary loads"
             " (clean cold L2); PDL off"
         ),
-        "order": family.order,
+        "order": family.name_order(bool(version)),
         "peer": family.peer,
+        **({"deepgemm": version} if version else {}),
         "baseline": f"benchmarks/data/{family.name}.json",
     }
 
@@ -211,9 +216,8 @@ def run(family: Family, args: argparse.Namespace) -> int:
     # The peers promise no batch invariance; what it costs is benchmarks/batch_invariance.py's question.
     _C.set_batch_invariant(False)
     device = _C.get_device()
-    benchmark = Benchmark(
-        family, device, {op: Choices(op, device, args.best, args.model) for op in family.ops}, args.rounds
-    )
+    choices = {op: Choices(op, device, args.best, args.model) for op in family.ops}
+    benchmark = Benchmark(family, device, choices, args.rounds, args.deepgemm)
     index, total = (int(part) for part in args.shard.split("/"))
     keys = family.read_keys()[index - 1 :: total]
     rows = keep_rows(family, args, device) if args.resume else []
@@ -246,7 +250,8 @@ def keep_rows(family: Family, args: argparse.Namespace, device) -> list[dict]:
     earlier, stamp = read_json(args.out), make_stamp(device, family.hashed)
     same = (
         all(earlier["meta"][key] == stamp[key] for key in IDENTITY)
-        and earlier["meta"].get("order", INTERLEAVED) == family.order
+        and earlier["meta"].get("order", INTERLEAVED) == family.name_order(bool(args.deepgemm))
+        and earlier["meta"].get("deepgemm") == upstream.get_version(args.deepgemm)
     )
     return (
         [row for row in earlier["rows"] if is_clean(row)] if same and earlier["meta"]["rounds"] == args.rounds else []
@@ -281,7 +286,8 @@ def main(
     from the rows.
     """
     parser = argparse.ArgumentParser(
-        description=description, epilog="Exit codes: 0 all right, 1 a wrong result or a failure, 3 not complete."
+        description=description,
+        epilog="Exit codes: 0 all right, 1 a wrong result or a failure, 2 wrong arguments, 3 not complete.",
     )
     parser.add_argument(
         "--out", type=Path, default=find_results() / f"{family.name}.json", help="where the result goes"
@@ -292,6 +298,9 @@ def main(
         help="tuning database with the problems' winners, or JSON rows of problem fields and config",
     )
     parser.add_argument("--model", type=Path, help="JSON of the out-of-fold choices: rows of problem fields and config")
+    parser.add_argument(
+        "--deepgemm", type=Path, help="folder of an installed DeepGEMM, which is then a peer (benchmarks/upstream.py)"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each variant (default 20)")
     parser.add_argument(
         "--time-budget", type=float, default=300.0, help="seconds; problems that have not begun by then are left out"
@@ -302,6 +311,11 @@ def main(
     )
     parser.add_argument("--merge", type=Path, nargs="+", help="join these results of shards into --out and run nothing")
     args = parser.parse_args(arguments)
+    if args.deepgemm is not None:
+        try:
+            args.deepgemm = upstream.load(args.deepgemm)
+        except ValueError as error:
+            parser.error(str(error))
     status = merge(family, args.merge, args.out) if args.merge else run(family, args)
     if show is not None:
         show(read_json(args.out)["rows"])

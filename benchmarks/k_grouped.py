@@ -11,6 +11,7 @@ grouped_product.py; roles: choices.py; method and result: harness.py.
 import sys
 from collections.abc import Callable
 from itertools import accumulate
+from types import ModuleType
 
 import torch
 
@@ -95,12 +96,12 @@ class KGroupedFp8(KGroupedProduct):
         """Return K-major A and B."""
         return self.joint[0], self.joint[1].T
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op: `nt` on the blocks, or `tn` on the transposed matrices, whose scales are transposed
         with them.
         """
         is_nt = layout == "nt"
-        op = deep_gemm.k_grouped_fp8_gemm_nt_contiguous if is_nt else deep_gemm.k_grouped_fp8_gemm_tn_contiguous
+        op = package.k_grouped_fp8_gemm_nt_contiguous if is_nt else package.k_grouped_fp8_gemm_tn_contiguous
         scales = self.scales if is_nt else [scale.T for scale in self.scales]
         a, b = zip(self.blocks if is_nt else self.transposed, scales, strict=True)
         return lambda: op(a, b, self.operand_d, self.ks, self.ks_tensor, self.operand_d)
@@ -129,10 +130,10 @@ class KGroupedBf16(KGroupedProduct):
         """Return MN-major A and B."""
         return self.memory[0].T, self.memory[1]
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op on these operands."""
         (a, b), d = self.memory, self.operand_d
-        return lambda: deep_gemm.k_grouped_bf16_gemm_tn_contiguous(a, b, d, self.ks, self.ks_tensor, d)
+        return lambda: package.k_grouped_bf16_gemm_tn_contiguous(a, b, d, self.ks, self.ks_tensor, d)
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel on nt views of these operands."""

@@ -1,10 +1,9 @@
 """The figure of attention index logits (P10), derived from their result file and the baselines: the plain ratio,
-upstream's microseconds of the baseline file / ours of this run. Its favourable end is that of a 95 % interval.
+upstream's microseconds / ours of this run. Upstream's are of the same run where it was timed there (upstream.py), else
+of the baseline file. The favourable end is that of a 95 % interval.
 """
 
-from tuner.measure.statistics import median, median_interval
-
-from .speedup import find_variant, geometric_mean, rounded
+from .speedup import compare_plain, find_variant, geometric_mean, get_upstream, is_beside_upstream, rounded
 from .stamp import DATA, read_json
 
 NAME = "mqa_logits"
@@ -15,7 +14,8 @@ def make_p10(result: dict) -> dict | None:
     baselines = read_json(DATA / f"{NAME}.json")["rows"]
     key = [name for name in baselines[0] if name != "deepgemm_us"]
     rows = {tuple(row[name] for name in key): row for row in result["rows"]}
-    found = {role: compare(baselines, rows, key, role) for role in ("auto", "model", "best", "heuristic")}
+    is_beside = is_beside_upstream(result)
+    found = {role: compare(baselines, rows, key, role, is_beside) for role in ("auto", "model", "best", "heuristic")}
     auto = found["auto"]
     if not auto:
         return None
@@ -35,8 +35,11 @@ def make_p10(result: dict) -> dict | None:
     }
 
 
-def compare(baselines: list[dict], rows: dict, key: list[str], role: str) -> list[dict]:
-    """Return the speed-up of each problem in one role; empty unless it was measured on all of them."""
+def compare(baselines: list[dict], rows: dict, key: list[str], role: str, is_beside: bool) -> list[dict]:
+    """Return the speed-up of each problem in one role; empty unless it was measured on all of them.
+
+    is_beside: upstream was timed in the same run.
+    """
     found = []
     for baseline in baselines:
         identity = tuple(baseline[name] for name in key)
@@ -44,9 +47,11 @@ def compare(baselines: list[dict], rows: dict, key: list[str], role: str) -> lis
         samples = row and find_variant(row, role, baseline["form"])
         if not samples:
             return []
-        ratios = [baseline["deepgemm_us"] / us for us in samples]
-        speedup = baseline["deepgemm_us"] / median(samples)
-        found.append({"key": list(identity), "speedup": speedup, "favourable": median_interval(ratios)[1]})
+        upstream = get_upstream(row, baseline["form"]) if is_beside else baseline["deepgemm_us"]
+        speedup, favourable = compare_plain(upstream, samples)
+        if speedup is None:
+            return []
+        found.append({"key": list(identity), "speedup": speedup, "favourable": favourable})
     return found
 
 

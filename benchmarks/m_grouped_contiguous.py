@@ -8,6 +8,7 @@ must come out as +0. Peers: grouped_product.py; roles: choices.py; method and re
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -27,13 +28,13 @@ class ContiguousProduct(MGroupedProduct):
     def __init__(self, key: dict, device: object):
         sizes = draw_contiguous_rows(key)
         super().__init__((key["m"],), key, get_starts(sizes, ALIGNMENT), sizes)
-        self.op = getattr(deep_gemm, f"m_grouped_{key['dtype']}_gemm_nt_contiguous")
+        self.op = f"m_grouped_{key['dtype']}_gemm_nt_contiguous"
         self.m_indices = make_m_indices(self.starts, sizes, key["m"]).to(self.d.device)
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op on these operands."""
-        a, b = self.get_pairs(layout)
-        return lambda: self.op(a, b, self.operand_d, self.m_indices)
+        op, (a, b) = getattr(package, self.op), self.get_pairs(layout)
+        return lambda: op(a, b, self.operand_d, self.m_indices)
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel on these operands."""

@@ -11,6 +11,7 @@ method and result: harness.py.
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -33,7 +34,7 @@ class MaskedProduct(MGroupedProduct):
     def __init__(self, key: dict, device: object):
         sizes, max_m = draw_masked_rows(key), key["max_m"]
         super().__init__((key["num_groups"], max_m), key, [group * max_m for group in range(len(sizes))], sizes)
-        self.op = getattr(deep_gemm, f"m_grouped_{key['dtype']}_gemm_nt_masked")
+        self.op = f"m_grouped_{key['dtype']}_gemm_nt_masked"
         self.masked_m = torch.tensor(sizes, dtype=torch.int32, device="cuda")
         self.expected_m, self.device = key["mean_m"], device
 
@@ -41,10 +42,10 @@ class MaskedProduct(MGroupedProduct):
         """Return the valid rows of D; the contents of the other rows are unspecified."""
         return self.d[self.valid]
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op on these operands."""
-        a, b = self.get_pairs(layout)
-        return lambda: self.op(a, b, self.operand_d, self.masked_m, self.expected_m)
+        op, (a, b) = getattr(package, self.op), self.get_pairs(layout)
+        return lambda: op(a, b, self.operand_d, self.masked_m, self.expected_m)
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel on these operands."""

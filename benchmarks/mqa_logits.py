@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -103,7 +104,7 @@ class Logits(Product):
         """Return the keys and scales that a token sees."""
         raise NotImplementedError
 
-    def is_right(self, layout: str) -> bool:
+    def are_rows_right(self, layout: str) -> bool:
         """Return whether the checked rows lie within the bound of every element."""
         return all(self._is_row_right(row) for row in self.rows.tolist())
 
@@ -131,10 +132,10 @@ class Prefill(Logits):
         end = int(self.ends[row])
         return self.keys[:end], self.scales[:end]
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op."""
         operands = (self.q, (self.keys, self.scales), self.weights, self.starts, self.ends, False)
-        return lambda: self.keep(deep_gemm.fp8_mqa_logits(*operands))
+        return lambda: self.keep(package.fp8_mqa_logits(*operands))
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel."""
@@ -173,10 +174,15 @@ class Paged(Logits):
         keys = self.keys.view(torch.uint8)[pages].view(FP8).flatten(0, 1)
         return keys[:end], self.scales[pages].flatten()[:end]
 
-    def call_op(self, layout: str) -> Callable[[], object]:
-        """Return the public op."""
-        operands = (self.q, self.cache, self.weights, self.lengths, self.table, self.schedule, self.key["n"])
-        return lambda: self.keep(deep_gemm.fp8_paged_mqa_logits(*operands))
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
+        """Return the public op; another package's takes a length for each token, and a schedule of its own."""
+        lengths, schedule = self.lengths, self.schedule
+        if package is not deep_gemm:
+            next_n, block_kv = self.key["next_n"], self.key["block_kv"]
+            lengths = lengths[:, None] + torch.arange(1 - next_n, 1, dtype=torch.int32, device="cuda")
+            schedule = package.get_paged_mqa_logits_metadata(lengths, block_kv, deep_gemm.get_num_sms())
+        operands = (self.q, self.cache, self.weights, lengths, self.table, schedule, self.key["n"])
+        return lambda: self.keep(package.fp8_paged_mqa_logits(*operands))
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel."""

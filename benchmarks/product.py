@@ -1,9 +1,11 @@
 """One product under test: operands on the GPU, D, and a reference for rows spread over it."""
 
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
+import deep_gemm
 from deep_gemm.numerics import get_sums_error, make_bound, widen
 from deep_gemm.quantize import SCALE_BLOCK
 
@@ -30,8 +32,8 @@ class Product:
         self.absent: dict[str, str] = {}
         self._reference: tuple[torch.Tensor, torch.Tensor] | None = None
 
-    def call_op(self, layout: str) -> Callable[[], object]:
-        """Return the public op on these operands."""
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
+        """Return the public op on these operands; `package`: of this library, or of another one of its names."""
         raise NotImplementedError
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
@@ -59,6 +61,10 @@ class Product:
             d.copy_(c)
 
     def is_right(self, layout: str) -> bool:
+        """Return whether a call has left in the layout's D what this library promises."""
+        return self.are_rows_right(layout)
+
+    def are_rows_right(self, layout: str) -> bool:
         """Return whether rows spread over the layout's D lie within the bound of every element."""
         if self._reference is None:
             self._reference = self._make_reference()

@@ -55,7 +55,9 @@ def make_product(key: dict, device: object) -> Product:
     product = (m_grouped_contiguous.ContiguousProduct if key["num_groups"] else DenseFp8)(key, device)
     product.scales[COPIED] = product.scales["row_major"]
     call_op = product.call_op
-    product.call_op = lambda layout: with_copies(call_op(layout)) if layout == COPIED else call_op(layout)
+    product.call_op = lambda layout, *package: (
+        with_copies(call_op(layout, *package)) if layout == COPIED else call_op(layout, *package)
+    )
     return product
 
 

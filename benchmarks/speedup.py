@@ -1,8 +1,9 @@
 """Figures of the benchmarks of products, derived from their result files and the baselines.
 
-Speed-up over upstream = (upstream / cuBLASLt of the baseline file) x (cuBLASLt / ours of this run), so that boards and
-days cancel; the plain ratio upstream / ours stands beside it (and counts for grouped products: grouped_speedup.py). The
-favourable end of a problem's speed-up is the upper end of a 95 % interval of the median per-round ratio cuBLASLt / ours
+Where upstream was timed in the same run (upstream.py), the speed-up over it is the plain ratio of both times. Else it
+is (upstream / cuBLASLt of the baseline file) x (cuBLASLt / ours of this run), so that boards and days cancel; the plain
+ratio upstream / ours stands beside it (and counts for grouped products: grouped_speedup.py). The favourable end of a
+problem's speed-up is the upper end of a 95 % interval of the median per-round ratio of the times that are compared
 (order statistics; rounds are paired by the interleaving).
 """
 
@@ -11,6 +12,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.measure.statistics import median, median_interval, paired_ratios
+
+#: How variants of DeepGEMM itself are called in a result.
+UPSTREAM = "deepgemm"
 
 
 def geometric_mean(values: list[float]) -> float:
@@ -27,7 +31,8 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 class Measured:
     """One problem with one role's times: microseconds of this run, the baseline's, and the ratios between them.
 
-    speedup, favourable: over upstream, through cuBLASLt of both runs; plain, plain_favourable: by recorded times alone;
+    speedup, favourable: over upstream, through cuBLASLt of both runs unless it was timed in this one; plain,
+        plain_favourable: without cuBLASLt;
     vendor, vendor_favourable: over cuBLASLt of the same run.
     """
 
@@ -64,20 +69,48 @@ def find_variant(row: dict, role: str, layout: str) -> list[float] | None:
     return row["times"].get(f"{choice.get(layout, choice['config'])} {layout}") if choice else None
 
 
-def measure(row: dict, baseline: dict, role: str, layout: str, peer: str = "cublaslt") -> Measured | None:
-    """Compare one problem with upstream: its GEMM alone, but all its kernels where the scales are row-major."""
+def measure(row: dict, baseline: dict | None, role: str, layout: str, peer: str = "cublaslt") -> Measured | None:
+    """Compare one problem with upstream: its GEMM alone, but all its kernels where the scales are row-major.
+
+    `baseline` is None where only upstream's times of the same run count, of all its kernels: ratios that lack them are
+    NaN then.
+    """
     samples, cublaslt = find_variant(row, role, layout), row["times"].get(peer)
     if samples is None or cublaslt is None:
         return None
-    upstream_us = baseline["deepgemm_total_us"] if layout == "row_major" else baseline["deepgemm_us"]
-    relative, us, cublaslt_us = upstream_us / baseline["cublaslt_us"], median(samples), median(cublaslt)
-    floor, favourable = row["times"].get("floor"), median_interval(paired_ratios(cublaslt, samples))[1]
+    us, cublaslt_us, floor = median(samples), median(cublaslt), row["times"].get("floor")
+    vendor_favourable = median_interval(paired_ratios(cublaslt, samples))[1]
+    peers = get_upstream(row, layout)
+    if peers:
+        speedup = plain = median(peers) / us
+        favourable = plain_favourable = median_interval(paired_ratios(peers, samples))[1]
+    elif baseline is None:
+        speedup = favourable = plain = plain_favourable = math.nan
+    else:
+        upstream_us = baseline["deepgemm_total_us"] if layout == "row_major" else baseline["deepgemm_us"]
+        relative, plain = upstream_us / baseline["cublaslt_us"], upstream_us / us
+        speedup, favourable = relative * cublaslt_us / us, relative * vendor_favourable
+        plain_favourable = upstream_us / median_interval(samples)[0]
     return Measured(
         row["m"], row["n"], row["k"], us=us, cublaslt_us=cublaslt_us, floor_us=median(floor) if floor else None,
-        speedup=relative * cublaslt_us / us, favourable=relative * favourable, plain=upstream_us / us,
-        plain_favourable=upstream_us / median_interval(samples)[0],
-        vendor=cublaslt_us / us, vendor_favourable=favourable, name=identify(row),
+        speedup=speedup, favourable=favourable, plain=plain, plain_favourable=plain_favourable,
+        vendor=cublaslt_us / us, vendor_favourable=vendor_favourable, name=identify(row),
     )  # fmt: skip
+
+
+def get_upstream(row: dict, layout: str) -> list[float] | None:
+    """Return upstream's samples of the same run in one layout, None where it was not timed."""
+    return row["times"].get(f"{UPSTREAM} {layout}")
+
+
+def compare_plain(upstream: list[float] | float | None, samples: list[float]) -> tuple[float | None, float | None]:
+    """Return upstream's time over ours and its favourable end. `upstream`: samples of the same run, or a recorded time;
+    None of none.
+    """
+    if not upstream:
+        return None, None
+    peers = upstream if isinstance(upstream, list) else [upstream] * len(samples)
+    return median(peers) / median(samples), median_interval(paired_ratios(peers, samples))[1]
 
 
 def identify(row: dict) -> tuple:
@@ -92,11 +125,16 @@ def measure_all(
 
     A row that names its layout is taken in it.
     """
-    by_problem = {identify(row): row for row in baselines["rows"]}
+    known = None if is_beside_upstream(result) else {identify(row): row for row in baselines["rows"]}
     measured = [
-        measure(row, by_problem[identify(row)], role, row.get("layout", layout), peer) for row in result["rows"]
+        measure(row, known and known[identify(row)], role, row.get("layout", layout), peer) for row in result["rows"]
     ]
-    return [] if None in measured or len(measured) != len(by_problem) else measured
+    return [] if None in measured or len(measured) != len(baselines["rows"]) else measured
+
+
+def is_beside_upstream(result: dict) -> bool:
+    """Return whether DeepGEMM was a peer of a result's run: its recorded times, of another one, do not count then."""
+    return bool(result.get("meta", {}).get("deepgemm"))
 
 
 def is_near_floor(item: Measured) -> bool:

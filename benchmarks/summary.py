@@ -19,14 +19,15 @@ from tuner.problems.fields import read_op_name
 
 from . import dense_speedup, grouped_speedup, logits_speedup, selector, stale, today
 from .compile_time import summarise
-from .speedup import geometric_mean, rounded
+from .speedup import geometric_mean, is_beside_upstream, rounded
 from .stamp import RECORDS, RESULTS, read_json, write_json
 
 Entry = dict
 #: Targets that say something of one selector's choices.
 OF_SELECTOR = ("Q2",)
-#: Targets with a recorded peer, or with rates, of one GPU model: those of other models have no such entry.
-OF_RESULTS = ("P1", "P2", "P3", "P6", "P7", "P8", "P9", "P10")
+#: Targets whose peer is DeepGEMM. Its recorded times are of the GPU model of RESULTS: other models have such an entry
+#: only where it was timed in the same run.
+OF_UPSTREAM = ("P1", "P2", "P3", "P6", "P7", "P8", "P9", "P10")
 
 
 def is_grouped_call(name: str) -> bool:
@@ -326,6 +327,8 @@ def make_entry(name: str, folder: Path) -> Entry | None:
         stale.get_selector_reason(meta) if name in OF_SELECTOR else today.get_reason(file, result)
     )
     is_met = bool(entry.pop("is_met")) and reason is None
+    if name in OF_UPSTREAM and meta.get("deepgemm"):
+        peer = f"DeepGEMM {meta['deepgemm']} of the same run, the plain ratio"
     return {
         **entry, "target": target, "met": is_met, "peer": peer, "script": script, "result": file,
         "kernel_hash": meta["kernel_hash"], "date": meta["date"], "stale": reason,
@@ -335,17 +338,23 @@ def make_entry(name: str, folder: Path) -> Entry | None:
 def make_summary(folder: Path = RESULTS) -> dict[str, Entry]:
     """Return {target: entry} for every target that has a finished result in `folder`.
 
-    The recorded times of peers are of the GPU model of RESULTS; another model's folder has only targets that need none.
+    The recorded times of DeepGEMM are of the GPU model of RESULTS; what needs them is left out for other models.
     """
     folder = folder.resolve()
-    if folder.parent != RECORDS or folder == RESULTS:
-        entries = {name: make_entry(name, folder) for name in TARGETS}
-        return {name: entry for name, entry in entries.items() if entry is not None}
-    entries = {name: make_entry(name, folder) for name in TARGETS if name not in OF_RESULTS}
-    return {
-        name: {key: value for key, value in entry.items() if not key.startswith("over_upstream")}
-        for name, entry in entries.items() if entry is not None
-    }  # fmt: skip
+    is_recorded = folder.parent != RECORDS or folder == RESULTS
+    entries = {}
+    for name in TARGETS:
+        path = folder / TARGETS[name][0]
+        has_peer = is_recorded or (path.exists() and is_beside_upstream(read_json(path)))
+        entry = None if name in OF_UPSTREAM and not has_peer else make_entry(name, folder)
+        if entry is not None:
+            entries[name] = {key: value for key, value in entry.items() if has_peer or not is_over_upstream(key)}
+    return entries
+
+
+def is_over_upstream(key: str) -> bool:
+    """Return whether a field of an entry needs DeepGEMM's time."""
+    return key.startswith("over_upstream")
 
 
 def main(arguments: list[str] | None = None) -> int:

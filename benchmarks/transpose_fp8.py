@@ -11,6 +11,7 @@ Layouts: `nt`, whose operands the GEMM reads as they are, `nn` (B is copied firs
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -41,9 +42,9 @@ class TransposeFp8(Product):
         self.bytes = torch.cat([operand.view(torch.uint8).flatten() for operand in (a, b)])
         self.copied_bytes = torch.empty_like(self.bytes)
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op of that memory layout."""
-        op, (is_a_transposed, is_b_transposed) = getattr(deep_gemm, f"fp8_gemm_{layout}"), TRANSPOSED[layout]
+        op, (is_a_transposed, is_b_transposed) = getattr(package, f"fp8_gemm_{layout}"), TRANSPOSED[layout]
         a, b = self.pairs_a[is_a_transposed], self.pairs_b[is_b_transposed]
         return lambda: op(a, b, self.d)
 

@@ -9,6 +9,7 @@ Layouts: `mn_major` scales, which TMA loads, and `row_major` ones; `bf16` is the
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -43,13 +44,13 @@ class WgradFp8(Product):
         """Return the FP32 D with its C, or the BF16 D."""
         return (self.half, None) if layout == "bf16" else (self.d, self.c)
 
-    def call_op(self, layout: str) -> Callable[[], object]:
+    def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
         """Return the public op on these operands."""
         scale_a, scale_b = self.scales[layout]
         a, b = (self.a, scale_a), (self.b, scale_b)
         if layout == "bf16":
-            return lambda: deep_gemm.fp8_gemm_nt(a, b, self.half, recipe=RECIPE)
-        return lambda: deep_gemm.fp8_gemm_nt(a, b, self.d, c=self.d, recipe=RECIPE)
+            return lambda: package.fp8_gemm_nt(a, b, self.half, recipe=RECIPE)
+        return lambda: package.fp8_gemm_nt(a, b, self.d, c=self.d, recipe=RECIPE)
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:
         """Return one loaded kernel on these operands."""

@@ -1,0 +1,182 @@
+"""DeepGEMM as a peer of the same run: loading it, what counts of it, and the figures that follow."""
+
+import math
+import sys
+
+import pytest
+import torch
+
+from benchmarks import dense_fp8, dense_speedup, grouped_speedup, harness, k_grouped, speedup, summary, upstream
+from benchmarks.stamp import DATA, OP, read_json, write_json
+from deep_gemm.selection import forget_selectors
+from tests.cpu.benchmarks.test_summary import make_dense, make_meta
+from tests.fakes import gpu_benchmark
+from tests.fakes.gpu_benchmark import run_family
+from tests.fakes.operands import one_thread
+
+SIZES = {"m": 8, "n": 264, "k": 400}
+K_SIZES = {"num_groups": 2, "m": 32, "n": 144, "mean_k": 200, "sum_k": 640}
+KEYS = {"dense_fp8": [SIZES], "k_grouped": [{"dtype": "fp8", **K_SIZES}]}
+
+#: A package with this library's products under the names of DeepGEMM, in a module of its own.
+PACKAGE = {
+    "__init__.py": """
+from .ops import *
+__version__ = "9.9"
+early_starts = []
+set_pdl = early_starts.append
+""",
+    "ops.py": "from deep_gemm import fp8_gemm_nt, k_grouped_fp8_gemm_nt_contiguous",
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch):
+    monkeypatch.setenv("DG_SELECTOR", "analytic")
+    forget_selectors()
+    with one_thread():
+        yield
+    forget_selectors()
+    for name in [name for name in sys.modules if name.partition(".")[0] == upstream.MODULE]:
+        del sys.modules[name]
+
+
+def make_package(folder, **changes: str):
+    """Write a DeepGEMM; `changes`: other contents of its files, by their stems. Returns its folder."""
+    package = folder / "deep_gemm"
+    package.mkdir()
+    for name, text in PACKAGE.items():
+        (package / name).write_text(changes.get(name.removesuffix(".py").strip("_"), text))
+    return package
+
+
+def test_a_package_is_loaded_under_a_name_of_its_own(tmp_path):
+    module = upstream.load(make_package(tmp_path))
+    assert module.__name__ == upstream.MODULE and upstream.get_version(module) == "9.9"
+    assert module.early_starts == [False] and sys.modules["deep_gemm"] is not module
+    assert upstream.get_version(None) is None
+
+
+def test_what_does_not_load_is_said(tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"no __init__.py in it; name the folder of DeepGEMM's package itself"):
+        upstream.load(tmp_path)
+    broken = make_package(tmp_path, ops="raise ImportError('of another torch')")
+    with pytest.raises(
+        ValueError, match=r"ImportError: of another torch; it must be built for Python 3\.\d+ and torch"
+    ):
+        upstream.load(broken)
+    assert not any(name.startswith(upstream.MODULE) for name in sys.modules)
+    for call in (lambda: upstream.main([str(broken)]), lambda: harness.main(dense_fp8.FAMILY, "", ["--deepgemm", "x"])):
+        with pytest.raises(SystemExit) as exit_:
+            call()
+        assert exit_.value.code == 2
+    assert "no __init__.py" in capsys.readouterr().err
+
+
+def test_a_number_of_processes_below_one_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        upstream.main([str(tmp_path), "--jobs", "0"])
+    assert exit_.value.code == 2 and "--jobs 0: below 1" in capsys.readouterr().err
+
+
+def test_it_is_timed_beside_every_layout(monkeypatch, tmp_path):
+    gpu_benchmark.install_families(monkeypatch, KEYS)
+    code, result = run_family(dense_fp8.FAMILY, tmp_path, "--deepgemm", str(make_package(tmp_path)))
+    assert code == 0 and result["meta"]["deepgemm"] == "9.9"
+    times = result["rows"][0]["times"]
+    assert {"deepgemm mn_major", "deepgemm row_major", "auto mn_major", "cublaslt"} <= set(times)
+
+
+def test_with_it_variants_are_interleaved_and_what_it_lacks_is_named(monkeypatch, tmp_path):
+    gpu_benchmark.install_families(monkeypatch, KEYS)
+    _, alone = run_family(k_grouped.FAMILY, tmp_path)
+    assert alone["meta"]["order"] != harness.INTERLEAVED and "deepgemm" not in alone["meta"]
+    _, beside = run_family(k_grouped.FAMILY, tmp_path, "--deepgemm", str(make_package(tmp_path)), "--resume")
+    (row,) = beside["rows"]
+    assert beside["meta"]["order"] == harness.INTERLEAVED and "deepgemm nt" in row["times"]
+    assert "k_grouped_fp8_gemm_tn_contiguous" in row["absent"]["deepgemm joint"]
+    assert "deepgemm joint" not in row["times"] and harness.is_clean(row)
+
+
+def test_a_wrong_product_does_not_count(monkeypatch, tmp_path):
+    gpu_benchmark.install_families(monkeypatch, KEYS)
+    module = upstream.load(make_package(tmp_path, ops="def fp8_gemm_nt(a, b, d): d.fill_(1.0)"))
+    product = dense_fp8.DenseFp8(SIZES, None)
+    assert upstream.call_layouts(product, module, ["mn_major"]) == {}
+    assert product.absent == {"deepgemm mn_major": "ValueError: D is not within the bound"}
+
+
+def test_padding_does_not_count_of_it(monkeypatch):
+    class Padded(dense_fp8.DenseFp8):
+        def is_right(self, layout):
+            return False
+
+    gpu_benchmark.install_families(monkeypatch, KEYS)
+    import deep_gemm
+
+    assert list(upstream.call_layouts(Padded(SIZES, None), deep_gemm, ["mn_major"])) == ["deepgemm mn_major"]
+
+
+def test_every_problem_is_compiled_once_and_those_of_a_weight_together():
+    for family in upstream.list_families():
+        parts = upstream.group_keys(family, 5)
+        assert sorted(str(key) for part in parts for key in part) == sorted(map(str, family.read_keys()))
+    weights = [{(key["n"], key["k"]) for key in part} for part in upstream.group_keys(dense_fp8.FAMILY, 5)]
+    assert sum(map(len, weights)) == len(set.union(*weights))
+
+
+def test_a_failing_problem_does_not_end_the_others(monkeypatch, tmp_path):
+    gpu_benchmark.install_families(monkeypatch, KEYS)
+    monkeypatch.setattr(upstream._C, "get_device", lambda: None)
+    part = [("dense_fp8", {}), ("dense_fp8", SIZES)]
+    (failure,) = upstream.compile_part(make_package(tmp_path), part)
+    assert failure.startswith("dense_fp8 {}: KeyError")
+    assert torch.initial_seed() == 0
+
+
+# Figures.
+
+
+def make_beside(factor: float, layouts: tuple[str, ...] = ("mn_major", "row_major")) -> dict:
+    """Return a dense result of a run in which DeepGEMM takes `factor` times our time."""
+    result = make_dense(0.8, deepgemm="9.9")
+    for row in result["rows"]:
+        row["times"] |= {f"deepgemm {name}": [factor * us for us in row["times"][f"auto {name}"]] for name in layouts}
+    return result
+
+
+def test_its_time_of_the_same_run_counts():
+    entry = dense_speedup.make_p1(dense_speedup.Scaled(make_beside(1.25), "dense_fp8"))
+    assert entry["value"] == entry["plain"] == entry["row_major"] == 1.25 and entry["worst"] >= 1.25
+    recorded = dense_speedup.make_p1(dense_speedup.Scaled(make_dense(0.8), "dense_fp8"))
+    assert recorded["value"] == 1.25 and recorded["row_major"] != 1.25
+
+
+def test_recorded_times_do_not_stand_in_for_missing_ones():
+    result = make_beside(1.25, ("mn_major",))
+    assert math.isnan(speedup.measure_all(result, read_json(DATA / "dense_fp8.json"), "auto", "row_major")[0].plain)
+    rows = read_json(DATA / "k_grouped.json")["rows"]
+    names = {"fp8": ("nt", "joint"), "bf16": ("tn",)}
+    made = [
+        {
+            **{name: value for name, value in row.items() if not name.startswith("deepgemm")},
+            "choices": {},
+            "times": {f"auto {name}": [100.0] * 5 for name in names[row["dtype"]]}
+            | {f"deepgemm {names[row['dtype']][0]}": [110.0] * 5},
+        }
+        for row in rows
+    ]
+    entry = grouped_speedup.make_p9({"meta": {"deepgemm": "9.9"}, "rows": made})
+    assert entry["value"] == entry["bf16"] == 1.1 and entry["with_transposes"] is None and not entry["is_met"]
+
+
+def test_another_gpu_model_has_the_figures_of_runs_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(summary, "RECORDS", tmp_path)
+    path = tmp_path / "h100" / "dense_fp8.json"
+    write_json(path, make_dense(0.8))
+    assert set(summary.make_summary(path.parent)) == {"P4"}
+    write_json(path, make_beside(1.25))
+    entries = summary.make_summary(path.parent)
+    assert {"P1", "P2", "P3", "P4"} <= set(entries) and entries["P1"]["value"] == 1.25
+    assert entries["P1"]["peer"] == "DeepGEMM 9.9 of the same run, the plain ratio"
+    assert "cuBLASLt" in entries["P4"]["peer"] and make_meta()["kernel_hash"].keys() == {OP}
