@@ -35,8 +35,8 @@ MAX_CONFIGS = 64
 MAX_FAILED = SIZES["configs"][1] - MAX_CONFIGS
 #: Of an op kind's entries in quarantine as JSON: all op kinds together stay within the metadata's limit.
 MAX_QUARANTINE_BYTES = 4096
-#: The exact table leaves the portfolio only for a confirmed gain above 2 %.
-EXACT_GAIN_LOG = np.log(1.02)
+#: The exact table leaves the portfolio only for a confirmed gain above 1 %.
+EXACT_GAIN_LOG = np.log(1.01)
 NUM_GOLDEN = 48
 #: Comparisons of a choice, each with all rows of the shortlist at once.
 MAX_COMPARISONS = 2048
@@ -254,8 +254,8 @@ def describe_quarantined(part: Part, indices: list[int]) -> list:
 def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     """Return all configs of the artefact, the portfolio first, and {problem: config index} of the measured best.
 
-    A config outside the portfolio joins only for gains above 2 %; those with the largest sum of gains come first. A
-    problem gets no entry where the heuristic's pick is more than 2 % faster than the entry would be: forest and
+    A config outside the portfolio joins only for gains above 1 %; those with the largest sum of gains come first. A
+    problem gets no entry where the heuristic's pick is more than 1 % faster than the entry would be: forest and
     heuristic then choose.
     """
     column = {config: index for index, config in enumerate(data.configs)}
@@ -267,7 +267,8 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     own = np.where(np.isin(data.oracle, inside), data.oracle, own)
     gain = confirmed_gain(data, own)
     extra = choose_extra(data.oracle, gain, MAX_CONFIGS - len(portfolio))
-    chosen = np.where((gain > EXACT_GAIN_LOG) & np.isin(data.oracle, extra), data.oracle, own)
+    # What joined for some problems costs no further kernel where it is the best of others.
+    chosen = np.where(np.isin(data.oracle, extra), data.oracle, own)
     configs = [*portfolio, *(data.configs[index] for index in extra)]
     place = {config: index for index, config in enumerate(configs)}
     kept = np.flatnonzero(timed[np.arange(len(chosen)), chosen] <= EXACT_GAIN_LOG)

@@ -149,9 +149,9 @@ def exact_case(data, gain, state=CONFIRMED):
 
 
 @pytest.mark.parametrize(
-    ("gain", "state", "leaves"), [(0.03, CONFIRMED, True), (0.015, CONFIRMED, False), (0.5, SEARCHED, False)]
+    ("gain", "state", "leaves"), [(0.015, CONFIRMED, True), (0.008, CONFIRMED, False), (0.5, SEARCHED, False)]
 )
-def test_only_a_confirmed_gain_above_two_percent_leaves_the_portfolio(data, gain, state, leaves):
+def test_only_a_confirmed_gain_above_one_percent_leaves_the_portfolio(data, gain, state, leaves):
     table, portfolio = exact_case(data, gain, state)
     configs, exact = export.choose_exact(table, portfolio)
     assert (len(configs) == 3) == leaves and (configs[exact[data.problems[0]]] == data.configs[2]) == leaves
@@ -160,10 +160,22 @@ def test_only_a_confirmed_gain_above_two_percent_leaves_the_portfolio(data, gain
 def test_a_portfolio_config_that_was_no_finalist_is_compared_on_search_rounds(data):
     table, portfolio = exact_case(data, 0.5)
     table.state[0, [0, 1]] = SEARCHED
-    table.log_ratio[0, [0, 1]] = -0.54
+    table.log_ratio[0, [0, 1]] = -0.545
     assert len(export.choose_exact(table, portfolio)[0]) == 2
     table.log_ratio[0, [0, 1]] = -0.5
     assert len(export.choose_exact(table, portfolio)[0]) == 3
+
+
+def test_a_config_that_joined_serves_every_problem_whose_best_it_is(data):
+    table, portfolio = exact_case(data, 0.015)
+    others = [0.004, 0.0]  # gains of the same config, each too little to let it join
+    for row, gain in enumerate(others, 1):
+        table.log_ratio[row, 2], table.state[row, 2], table.oracle[row] = -0.05 - gain, CONFIRMED, 2
+    configs, exact = export.choose_exact(table, portfolio)
+    assert [configs[exact[data.problems[row]]] for row in range(3)] == [data.configs[2]] * 3
+    table.log_ratio[0, 2] = -0.05
+    configs, exact = export.choose_exact(table, portfolio)
+    assert configs == portfolio and data.configs[2] not in [configs[index] for index in exact.values()]
 
 
 def test_no_more_than_so_many_configs(data, monkeypatch):
@@ -351,7 +363,8 @@ def test_a_choice_that_differs_is_never_written(made, monkeypatch):
 
 def test_configs_that_failed_are_in_quarantine(made, monkeypatch):
     found, data, _ = made
-    failed = [config for config in data.configs if config not in found.record.portfolio][:2]
+    named = export.choose_exact(data, found.record.portfolio)[0]
+    failed = [config for config in data.configs if config not in named][:2]
     failed_and_best = [*failed, found.record.portfolio[0]]
     variants = {_C.kernel_identity(problem) for problem in data.problems}
     built = {found.record.portfolio[0]: variants}
