@@ -8,6 +8,7 @@ Steps, in the order given, which is that of their priority; `@SECONDS` behind a 
   suite[-SECTION][:i/n]  the GPU correctness suite on all GPUs, one section of it, or one shard on one GPU
   racecheck       compute-sanitizer's racecheck on everything that the suite's other tools watch, on all GPUs
   sweep-PRESET    a sweep of the tuner on all GPUs, into sweep.db
+  upstream        compile what the benchmarks call of DeepGEMM (--deepgemm), which is a peer of those BESIDE it
   <script>        a benchmark: the name of a script beside this one, or one of MODULES
 A list of LISTS stands for its steps. A step gets its budget or what is left of `--total`, whichever is less; one for
 which less than MIN_S are left is skipped.
@@ -36,8 +37,8 @@ SUITE = re.compile(r"suite(?:-([a-z_]+))?(?::([1-9]\d*)/([1-9]\d*))?")
 SWEEP = re.compile(r"sweep-([a-z_]+)")
 #: A budget behind the name of a step.
 BUDGET = re.compile(r"(.+)@(\d+)")
-#: Scripts that take a time budget, stop by themselves and write what they have measured by then.
-BUDGETED = (
+#: Benchmarks that DeepGEMM can be a peer in (upstream.py).
+BESIDE = (
     "dense_fp8",
     "random_fp8",
     "dense_bf16",
@@ -47,6 +48,10 @@ BUDGETED = (
     "m_grouped_masked",
     "k_grouped",
     "mqa_logits",
+)
+#: Scripts that take a time budget, stop by themselves and write what they have measured by then.
+BUDGETED = (
+    *BESIDE,
     "plain_kernels",
     "batch_invariance",
     "scale_copies",
@@ -147,8 +152,8 @@ def split_budget(text: str, budget_s: float) -> tuple[str, float]:
     return (found[1], float(found[2])) if found else (text, budget_s)
 
 
-def make_step(name: str, out: Path, budget_s: float) -> Step:
-    """Return the step of a name. Raises: ValueError where there is none."""
+def make_step(name: str, out: Path, budget_s: float, deepgemm: Path | None = None) -> Step:
+    """Return the step of a name; `deepgemm`: folder of the peer, if any. Raises: ValueError where there is none."""
     told = ["--time-budget", str(max(budget_s - GRACE_S, 1.0))]
     if name == "build":
         return Step(name, [sys.executable, "setup.py", "-q", "build_ext", "--inplace"])
@@ -168,6 +173,8 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
         result = out / "racecheck.json"
         options = ["--tools", "racecheck", "--out", str(result), *told]
         return Step(name, [sys.executable, "-m", "tests.gpu.sanitizer", *options], result)
+    if name == "upstream" and deepgemm:
+        return Step(name, [sys.executable, "-m", "benchmarks.upstream", str(deepgemm)])
     if name in MODULES:
         result = out / f"{name}.json"
         return Step(name, [sys.executable, "-m", MODULES[name], "--out", str(result)], result)
@@ -175,9 +182,11 @@ def make_step(name: str, out: Path, budget_s: float) -> Step:
         result = out / f"{name}.json"
         options = ["--out", str(result), *(told if name in BUDGETED else [])]
         options += ["--db", str(out / RECORDING[name])] if name in RECORDING else []
+        options += ["--deepgemm", str(deepgemm)] if deepgemm and name in BESIDE else []
         return Step(name, [sys.executable, "-m", f"benchmarks.{name}", *options], result)
     names = ", ".join((*SCRIPTS, *MODULES))
-    raise ValueError(f"{name}: expected build, suite[-SECTION][:i/n], racecheck, sweep-PRESET or one of {names}")
+    kinds = "build, suite[-SECTION][:i/n], racecheck, sweep-PRESET, upstream (with --deepgemm)"
+    raise ValueError(f"{name}: expected {kinds} or one of {names}")
 
 
 def run_step(step: Step, budget_s: float) -> dict:
@@ -201,7 +210,12 @@ def run_step(step: Step, budget_s: float) -> dict:
 
 
 def run_steps(
-    names: list[str], out: Path, budget_s: float, total_s: float, run: Callable[[Step, float], dict] = run_step
+    names: list[str],
+    out: Path,
+    budget_s: float,
+    total_s: float,
+    run: Callable[[Step, float], dict] = run_step,
+    deepgemm: Path | None = None,
 ) -> list[dict]:
     """Run the steps one after the other, and keep session.json up to date; those after a failed build, and those for
     which no time is left, are skipped.
@@ -216,7 +230,7 @@ def run_steps(
             rows.append({"step": name, "status": "skipped", "exit_code": None, "seconds": 0.0, "result": None})
         else:
             given_s = min(own_s, left_s)
-            rows.append(run(make_step(name, out, given_s), given_s))
+            rows.append(run(make_step(name, out, given_s, deepgemm), given_s))
         write_json(out / "session.json", {"steps": rows})
     return rows
 
@@ -251,17 +265,19 @@ def main(arguments: list[str] | None = None) -> int:
         help="folder of the results (default: $OUT, else gpu_session)",
     )
     parser.add_argument("--budget", type=float, default=540.0, help="seconds of wall time for each step (default 540)")
+    parser.add_argument("--deepgemm", type=Path, help="folder of an installed DeepGEMM, which is then a peer")
     parser.add_argument("--total", type=float, default=float("inf"), help="seconds for all steps (default: no limit)")
     args = parser.parse_args(arguments)
     out = args.out.absolute()
     names = list(dict.fromkeys([step for name in args.list for step in LISTS[name]] + args.steps))
     try:
         for name in names or [""]:
-            make_step(split_budget(name, args.budget)[0], out, args.budget)
+            make_step(split_budget(name, args.budget)[0], out, args.budget, args.deepgemm)
     except ValueError as error:
         parser.error(str(error))
     out.mkdir(parents=True, exist_ok=True)
-    rows = run_steps(names, out, args.budget, args.total)
+    deepgemm = args.deepgemm and args.deepgemm.absolute()  # steps run in ROOT
+    rows = run_steps(names, out, args.budget, args.total, deepgemm=deepgemm)
     print(format_table(rows), flush=True)
     return get_exit_code(rows)
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmarks import gpu_session
+from benchmarks import gpu_session, upstream
 from benchmarks.gpu_session import (
     LISTS,
     MODULES,
@@ -53,6 +53,25 @@ def test_steps_write_into_the_folder_within_their_budget(tmp_path):
     assert "loops" in sweep.command and "--portfolio-size" not in sweep.command
     portfolio = make_step("sweep-portfolio_dense", tmp_path, 150.0).command
     assert "loops" not in portfolio and portfolio[portfolio.index("--portfolio-size") + 1] == "24"
+
+
+def test_deepgemm_is_a_peer_where_it_has_the_ops(tmp_path):
+    peer, families = tmp_path / "deep_gemm", {family.name for family in upstream.list_families()}
+    assert make_step("upstream", tmp_path, 60.0, peer).command[-2:] == ["benchmarks.upstream", str(peer)]
+    for name in SCRIPTS:
+        command = make_step(name, tmp_path, 60.0, peer).command
+        assert (command[-2:] == ["--deepgemm", str(peer)]) == (name in families)
+        assert "--deepgemm" not in make_step(name, tmp_path, 60.0).command
+    with pytest.raises(ValueError, match=r"upstream: expected .* upstream \(with --deepgemm\)"):
+        make_step("upstream", tmp_path, 60.0)
+
+
+def test_a_folder_of_deepgemm_is_that_of_the_caller(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ran = []
+    monkeypatch.setattr(gpu_session, "run_steps", lambda *_, deepgemm: ran.append(deepgemm) or [])
+    assert gpu_session.main(["dense_fp8", "--deepgemm", "peer", "--out", "out"]) == 0
+    assert ran == [tmp_path / "peer"]
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -137,7 +156,7 @@ def test_steps_share_the_total_in_their_order(tmp_path, monkeypatch):
 def test_the_session_writes_results_and_prints_the_table_last(tmp_path, monkeypatch, capsys):
     result = tmp_path / "host_time.json"
     write = make_python("host_time", f"open({str(result)!r}, 'w').write('{{}}')", result)
-    monkeypatch.setattr(gpu_session, "make_step", lambda name, out, budget_s: write)
+    monkeypatch.setattr(gpu_session, "make_step", lambda name, out, budget_s, deepgemm: write)
     monkeypatch.setenv("OUT", str(tmp_path))
     assert gpu_session.main(["host_time"]) == 0
     [row] = read_json(tmp_path / "session.json")["steps"]
