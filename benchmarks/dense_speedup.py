@@ -10,8 +10,8 @@ from .stamp import DATA, read_json
 
 
 def geometric(items: list, attribute: str = "speedup") -> float | None:
-    """Return the rounded geometric mean of one attribute, None for an empty list."""
-    return rounded(speedup.geometric_mean([getattr(item, attribute) for item in items])) if items else None
+    """Return the rounded geometric mean of one attribute, None for an empty list or where a value is missing."""
+    return speedup.mean_ratio([getattr(item, attribute) for item in items])
 
 
 class Scaled:
@@ -28,10 +28,15 @@ class Scaled:
             speedup.measure_all(result, baselines, role, "row_major") for role in ("auto", "model")
         )
 
-    def over_upstream(self, is_member: Callable, attribute: str = "speedup", end: str = "favourable") -> dict:
-        """Return the speed-up over upstream of the problems that `is_member` keeps; `end` is its favourable end."""
+    def over_upstream(self, is_member: Callable, attribute: str = "speedup", end: str = "favourable") -> dict | None:
+        """Return the speed-up over upstream of the problems that `is_member` keeps, None where upstream lacks one.
+
+        end: the attribute of its favourable end.
+        """
         names = ("auto", "model", "best", "heuristic", "row_major", "model_row_major")
         cut = {name: [item for item in getattr(self, name) if is_member(item)] for name in names}
+        if geometric(cut["auto"], attribute) is None:
+            return None
         worst = min(cut["auto"], key=lambda item: getattr(item, end))
         return {
             "value": geometric(cut["auto"], attribute),
@@ -48,9 +53,11 @@ class Scaled:
         }
 
 
-def make_p1(dense: Scaled) -> dict:
+def make_p1(dense: Scaled) -> dict | None:
     """All problems against upstream."""
     entry = dense.over_upstream(lambda item: True)
+    if entry is None:
+        return None
     regrets = {
         f"{role}_regret": rounded(speedup.mean_regret(dense.result, role)) for role in ("auto", "model", "heuristic")
     }
@@ -58,9 +65,11 @@ def make_p1(dense: Scaled) -> dict:
     return {**entry, **regrets, "below": below, "is_met": entry["value"] >= 1.14 and entry["worst"] >= 0.98}
 
 
-def make_p2(dense: Scaled) -> dict:
+def make_p2(dense: Scaled) -> dict | None:
     """Decode: M <= 64, with the distance from the streaming floor."""
     entry = dense.over_upstream(lambda item: item.m <= 64)
+    if entry is None:
+        return None
     items = [item for item in dense.auto if item.m <= 64]
     near = sum(speedup.is_near_floor(item) for item in items)
     over = [item.us / item.floor_us for item in items]
@@ -73,9 +82,11 @@ def make_p2(dense: Scaled) -> dict:
     return {**entry, **floor, "is_met": entry["value"] >= 1.30 and near == len(items)}
 
 
-def make_p3(dense: Scaled) -> dict:
+def make_p3(dense: Scaled) -> dict | None:
     """Prefill: M >= 2048, with the peak rate against cuBLASLt's."""
     entry = dense.over_upstream(lambda item: item.m >= 2048)
+    if entry is None:
+        return None
     items = [item for item in dense.auto if item.m >= 2048]
     peak, vendor = max(item.tflops for item in items), max(item.cublaslt_tflops for item in items)
     peaks = {
@@ -158,12 +169,15 @@ def make_p5(result: dict) -> dict:
     }
 
 
-def make_p6(wgrad: Scaled) -> dict:
-    """FP8 weight gradients (FP32 D added onto C) against upstream by recorded times alone, with the ratio through
-    cuBLASLt of both runs, cuBLASLt itself and the BF16 D without C beside it.
+def make_p6(wgrad: Scaled) -> dict | None:
+    """FP8 weight gradients (FP32 D added onto C) against upstream, the plain ratio, with cuBLASLt itself and the BF16 D
+    without C beside it, and by recorded times the ratio through cuBLASLt of both runs.
     """
     entry = wgrad.over_upstream(lambda item: True, "plain", "plain_favourable")
+    if entry is None:
+        return None
     half = speedup.measure_all(wgrad.result, read_json(DATA / "wgrad_fp8.json"), "auto", "bf16", "cublaslt bf16")
-    entry["through_cublaslt"] = geometric(wgrad.auto)
+    if not speedup.is_beside_upstream(wgrad.result):
+        entry["through_cublaslt"] = geometric(wgrad.auto)
     vendor = {"over_cublaslt": geometric(wgrad.auto, "vendor"), "bf16_over_cublaslt": geometric(half, "vendor")}
     return {**entry, **vendor, "is_met": entry["value"] >= 1.12}

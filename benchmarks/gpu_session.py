@@ -8,7 +8,7 @@ Steps, in the order given, which is that of their priority; `@SECONDS` behind a 
   suite[-SECTION][:i/n]  the GPU correctness suite on all GPUs, one section of it, or one shard on one GPU
   racecheck       compute-sanitizer's racecheck on everything that the suite's other tools watch, on all GPUs
   sweep-PRESET    a sweep of the tuner on all GPUs, into sweep.db
-  upstream        compile what the benchmarks call of DeepGEMM (--deepgemm), which is a peer of those BESIDE it
+  upstream        compile what the benchmarks call of DeepGEMM, where --deepgemm names one: it is a peer of BESIDE then
   <script>        a benchmark: the name of a script beside this one, or one of MODULES
 A list of LISTS stands for its steps. A step gets its budget or what is left of `--total`, whichever is less; one for
 which less than MIN_S are left is skipped.
@@ -265,18 +265,22 @@ def main(arguments: list[str] | None = None) -> int:
         help="folder of the results (default: $OUT, else gpu_session)",
     )
     parser.add_argument("--budget", type=float, default=540.0, help="seconds of wall time for each step (default 540)")
-    parser.add_argument("--deepgemm", type=Path, help="folder of an installed DeepGEMM, which is then a peer")
+    parser.add_argument(
+        "--deepgemm", type=Path, help="folder with the __init__.py of an installed DeepGEMM, a peer then"
+    )
     parser.add_argument("--total", type=float, default=float("inf"), help="seconds for all steps (default: no limit)")
     args = parser.parse_args(arguments)
     out = args.out.absolute()
+    deepgemm = args.deepgemm and args.deepgemm.absolute()  # steps run in ROOT
+    if deepgemm and not (deepgemm / "__init__.py").is_file():
+        parser.error(f"--deepgemm {args.deepgemm}: no __init__.py in it; name the folder of DeepGEMM's package itself")
     names = list(dict.fromkeys([step for name in args.list for step in LISTS[name]] + args.steps))
     try:
         for name in names or [""]:
-            make_step(split_budget(name, args.budget)[0], out, args.budget, args.deepgemm)
+            make_step(split_budget(name, args.budget)[0], out, args.budget, deepgemm)
     except ValueError as error:
         parser.error(str(error))
     out.mkdir(parents=True, exist_ok=True)
-    deepgemm = args.deepgemm and args.deepgemm.absolute()  # steps run in ROOT
     rows = run_steps(names, out, args.budget, args.total, deepgemm=deepgemm)
     print(format_table(rows), flush=True)
     return get_exit_code(rows)

@@ -12,7 +12,7 @@ from tuner.measure.statistics import median
 
 from . import speedup
 from .group_sizes import count_masked_bytes
-from .speedup import rounded
+from .speedup import mean_ratio, rounded
 from .stamp import DATA, read_json
 
 #: The layout that is compared with upstream's GEMM alone, by grouping and dtype.
@@ -63,19 +63,21 @@ class Grouped:
             samples = row and speedup.find_variant(row, role, layout or self.layouts[row["dtype"]])
             if not samples:
                 return []
-            if speedup.is_beside_upstream(self.result):
-                upstream = speedup.get_upstream(row, layout or self.layouts[row["dtype"]])
-            else:
-                upstream = baseline.get("deepgemm_total_us" if layout == "row_major" else "deepgemm_us")
+            timed = layout or self.layouts[row["dtype"]]
+            is_beside = speedup.is_beside_upstream(self.result)
+            # By recorded times MN-major scales, and both operands of k-grouped products, are those of the GEMM alone.
+            upstream = speedup.find_upstream(row, baseline, timed if is_beside else layout, is_beside)
             ratio, favourable = speedup.compare_plain(upstream, samples)
             found.append(Compared(row, median(samples), ratio, favourable))
         return found
 
-    def over_upstream(self, is_member: Callable[[dict], bool]) -> dict:
+    def over_upstream(self, is_member: Callable[[dict], bool]) -> dict | None:
         """Return the speed-up over upstream of the problems that `is_member` keeps: each role, and the peers of the
-        same run.
+        same run. None where upstream lacks one.
         """
         roles = {role: self.list(is_member, role) for role in ("auto", "model", "best", "heuristic")}
+        if mean(roles["auto"]) is None:
+            return None
         auto, worst = roles["auto"], min(roles["auto"], key=lambda item: item.favourable)
         return {
             "value": mean(auto),
@@ -100,11 +102,6 @@ class Grouped:
         return {f"{role}_regret": rounded(regret) for role, regret in regrets.items()}
 
 
-def mean_ratio(values: list[float | None]) -> float | None:
-    """Return the rounded geometric mean, None where there is nothing or a value is missing."""
-    return rounded(speedup.geometric_mean(values)) if values and None not in values else None
-
-
 def mean(items: list[Compared]) -> float | None:
     """Return the geometric mean of the speed-ups over upstream."""
     return mean_ratio([item.speedup for item in items])
@@ -125,10 +122,12 @@ def is_of(dtype: str) -> Callable[[dict], bool]:
     return lambda row: row["dtype"] == dtype and is_uniform(row)
 
 
-def make_p7(result: dict) -> dict:
+def make_p7(result: dict) -> dict | None:
     """Contiguous, FP8 and BF16, against upstream."""
     grouped = Grouped(result, "m_grouped_contiguous", M_LAYOUTS)
     entry = grouped.over_upstream(lambda row: True)
+    if entry is None:
+        return None
     by_dtype = {dtype: mean(grouped.list(is_of(dtype))) for dtype in M_LAYOUTS}
     below = sum(item.favourable < 0.98 for item in grouped.list(lambda row: True))
     row_major = mean(grouped.list(is_of("fp8"), "auto", "row_major"))
@@ -144,7 +143,7 @@ def make_p7(result: dict) -> dict:
     }
 
 
-def make_p8(result: dict) -> dict:
+def make_p8(result: dict) -> dict | None:
     """Masked, FP8 of decode sizes, against upstream and the floor's read rate; all sizes, BF16 and the skewed loads
     beside.
     """
@@ -154,6 +153,8 @@ def make_p8(result: dict) -> dict:
         return is_of("fp8")(row) and row["mean_m"] == DECODE_MEAN_M
 
     entry = grouped.over_upstream(is_decode)
+    if entry is None or mean(grouped.list(is_uniform)) is None:
+        return None
     shares = [
         get_read_share(item) for item in grouped.list(lambda row: is_decode(row) and row["num_groups"] == RATED_GROUPS)
     ]
@@ -199,10 +200,12 @@ def compare_skewed(grouped: Grouped) -> dict[str, float | None]:
     return {name: mean_ratio(ratios) for name, ratios in found.items()}
 
 
-def make_p9(result: dict) -> dict:
+def make_p9(result: dict) -> dict | None:
     """K-grouped FP8 (`nt`) against upstream; BF16, and the FP8 `tn` op with its transposed copies, beside."""
     grouped = Grouped(result, "k_grouped", K_LAYOUTS)
     entry = grouped.over_upstream(is_of("fp8"))
+    if entry is None:
+        return None
     joint = grouped.list(is_of("fp8"), "auto", "joint")
     beside = {
         "bf16": mean(grouped.list(is_of("bf16"))),

@@ -5,8 +5,8 @@ The other scripts of this folder define the families.
 Method: cold_timer.py; every variant of a problem, the peers among them, is timed in one session.
 Result: {"meta": ..., "rows": [{<key of the problem>, "choices": {role: {"config", "source", <layout>: config}},
     "times": {variant: [us of each round]}, "wrong": [variants whose D is not right], "failed": reason, "absent":
-    {peer: why torch does not have it}}]}; empty `wrong`, `failed` and `absent` are left out. The variants of `auto` are
-    called "auto <layout>", those of any other role "<config> <layout>".
+    {peer: why it does not run here}}]}; empty `wrong`, `failed` and `absent` are left out. The variants of `auto` are
+    called "auto <layout>", those of any other role "<config> <layout>", those of DeepGEMM "deepgemm <layout>".
 """
 
 import argparse
@@ -33,8 +33,8 @@ from .stamp import DATA, find_results, make_stamp, read_json, write_json
 ROUNDS = 20
 WARM_UP_S = 1.0
 INTERLEAVED = "interleaved"
-#: Identity of a run: rows of other kernels or machines are never joined with it.
-IDENTITY = ("kernel_hash", "sku", "driver", "torch")
+#: Identity of a run: rows of other kernels, machines, peers or orders are never joined with it.
+IDENTITY = ("kernel_hash", "sku", "driver", "torch", "order", "deepgemm")
 
 
 @dataclass(frozen=True)
@@ -247,23 +247,23 @@ def keep_rows(family: Family, args: argparse.Namespace, device) -> list[dict]:
     """Return the clean rows of an earlier, unfinished run of the same kernels on the same SKU."""
     if not args.out.exists():
         return []
-    earlier, stamp = read_json(args.out), make_stamp(device, family.hashed)
-    same = (
-        all(earlier["meta"][key] == stamp[key] for key in IDENTITY)
-        and earlier["meta"].get("order", INTERLEAVED) == family.name_order(bool(args.deepgemm))
-        and earlier["meta"].get("deepgemm") == upstream.get_version(args.deepgemm)
-    )
-    return (
-        [row for row in earlier["rows"] if is_clean(row)] if same and earlier["meta"]["rounds"] == args.rounds else []
-    )
+    earlier, own = read_json(args.out), make_meta(family, device, args, False, 0.0)
+    same = identify_run(earlier["meta"]) == identify_run(own) and earlier["meta"]["rounds"] == args.rounds
+    return [row for row in earlier["rows"] if is_clean(row)] if same else []
+
+
+def identify_run(meta: dict) -> dict:
+    """Return what a run has in common with those that its rows may be joined with; older results name no order."""
+    return {"order": INTERLEAVED, "deepgemm": None} | {key: meta[key] for key in IDENTITY if key in meta}
 
 
 def merge(family: Family, paths: list[Path], out: Path) -> int:
     """Join the results of the shards; raises ValueError where they are of different kernels or machines."""
     parts = [read_json(path) for path in paths]
+    runs = [identify_run(part["meta"]) for part in parts]
     for key in IDENTITY:
-        if any(part["meta"][key] != parts[0]["meta"][key] for part in parts):
-            raise ValueError(f"{key} differs between the shards; run them again on one tree and machine")
+        if any(run[key] != runs[0][key] for run in runs):
+            raise ValueError(f"{key} differs between the shards; run them again on one tree and machine, with one peer")
     rows = {family.identify(row): row for part in parts for row in part["rows"]}
     order = [family.identify(key) for key in family.read_keys()]
     is_complete = all(key in rows and is_clean(rows[key]) for key in order)
@@ -299,7 +299,9 @@ def main(
     )
     parser.add_argument("--model", type=Path, help="JSON of the out-of-fold choices: rows of problem fields and config")
     parser.add_argument(
-        "--deepgemm", type=Path, help="folder of an installed DeepGEMM, which is then a peer (benchmarks/upstream.py)"
+        "--deepgemm",
+        type=Path,
+        help="folder with the __init__.py of an installed DeepGEMM, which is then a peer (benchmarks/upstream.py)",
     )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="samples of each variant (default 20)")
     parser.add_argument(

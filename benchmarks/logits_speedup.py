@@ -3,7 +3,7 @@ upstream's microseconds / ours of this run. Upstream's are of the same run where
 of the baseline file. The favourable end is that of a 95 % interval.
 """
 
-from .speedup import compare_plain, find_variant, geometric_mean, get_upstream, is_beside_upstream, rounded
+from .speedup import compare_plain, find_upstream, find_variant, is_beside_upstream, mean_ratio, rounded
 from .stamp import DATA, read_json
 
 NAME = "mqa_logits"
@@ -20,15 +20,17 @@ def make_p10(result: dict) -> dict | None:
     if not auto:
         return None
     worst = min(auto, key=lambda item: item["favourable"])
-    value = mean([item["speedup"] for item in auto])
-    forms = {form: mean([item["speedup"] for item in auto if item["key"][0] == form]) for form in ("prefill", "paged")}
+    value = mean_ratio([item["speedup"] for item in auto])
+    forms = {
+        form: mean_ratio([item["speedup"] for item in auto if item["key"][0] == form]) for form in ("prefill", "paged")
+    }
     return {
         "value": value,
         "worst": rounded(worst["favourable"]),
         "worst_problem": worst["key"],
-        "out_of_fold": mean([item["speedup"] for item in found["model"]]),
-        "best_measured": mean([item["speedup"] for item in found["best"]]),
-        "heuristic": mean([item["speedup"] for item in found["heuristic"]]),
+        "out_of_fold": mean_ratio([item["speedup"] for item in found["model"]]),
+        "best_measured": mean_ratio([item["speedup"] for item in found["best"]]),
+        "heuristic": mean_ratio([item["speedup"] for item in found["heuristic"]]),
         **forms,
         "problems": len(auto),
         "is_met": value is not None and value >= 1.10 and worst["favourable"] >= 1.0,
@@ -47,14 +49,8 @@ def compare(baselines: list[dict], rows: dict, key: list[str], role: str, is_bes
         samples = row and find_variant(row, role, baseline["form"])
         if not samples:
             return []
-        upstream = get_upstream(row, baseline["form"]) if is_beside else baseline["deepgemm_us"]
-        speedup, favourable = compare_plain(upstream, samples)
+        speedup, favourable = compare_plain(find_upstream(row, baseline, baseline["form"], is_beside), samples)
         if speedup is None:
             return []
         found.append({"key": list(identity), "speedup": speedup, "favourable": favourable})
     return found
-
-
-def mean(values: list[float]) -> float | None:
-    """Return the geometric mean, None of nothing."""
-    return rounded(geometric_mean(values)) if values else None

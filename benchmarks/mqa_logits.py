@@ -6,7 +6,7 @@ Examples: python -m benchmarks.mqa_logits --best tuning.db --model out_of_fold.j
 Token i of a prefill sees all positions up to its own, the last one the whole of n. Lengths of paged sequences lie
 within 0.7 and 1.3 of their mean and add up to what upstream was timed with; the schedule is made before the
 call. Logits are FP32 and not cleaned, as upstream's were. There is no vendor's product to compare with: the plain
-ratio to upstream's recorded time counts. Roles: choices.py; method and result: harness.py.
+ratio to upstream's time counts. Roles: choices.py; method and result: harness.py.
 
 `--variants` times variants of the paged kernel against the one that ships, interleaved: VARIANTS. A variant has another
 config, or other values of constants of the generated source. All must write the same bits.

@@ -28,12 +28,12 @@ class Product:
     ):
         self.a, self.scale_a, self.b, self.scale_b, self.d, self.c = a, scale_a, b, scale_b, d, c
         self.rows = torch.arange(0, d.shape[0], max(1, d.shape[0] // REFERENCE_ROWS), device=d.device)
-        #: Peers that this torch does not have, with its reason.
+        #: Peers that do not run here, and why.
         self.absent: dict[str, str] = {}
         self._reference: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def call_op(self, layout: str, package: ModuleType = deep_gemm) -> Callable[[], object]:
-        """Return the public op on these operands; `package`: of this library, or of another one of its names."""
+        """Return the public op on these operands, of `package`: one with the same names and arguments."""
         raise NotImplementedError
 
     def call_kernel(self, kernel, layout: str) -> Callable[[], object]:

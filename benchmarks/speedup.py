@@ -22,6 +22,11 @@ def geometric_mean(values: list[float]) -> float:
     return math.exp(sum(math.log(value) for value in values) / len(values))
 
 
+def mean_ratio(values: list[float | None]) -> float | None:
+    """Return the rounded geometric mean, None where there is nothing or a value is missing."""
+    return rounded(geometric_mean(values)) if values and None not in values else None
+
+
 def rounded(value: float | None, digits: int = 4) -> float | None:
     """Round for the file; None stays None."""
     return None if value is None else round(value, digits)
@@ -31,8 +36,8 @@ def rounded(value: float | None, digits: int = 4) -> float | None:
 class Measured:
     """One problem with one role's times: microseconds of this run, the baseline's, and the ratios between them.
 
-    speedup, favourable: over upstream, through cuBLASLt of both runs unless it was timed in this one; plain,
-        plain_favourable: without cuBLASLt;
+    speedup, favourable: over upstream, through cuBLASLt of both runs unless upstream was timed in this one; plain,
+        plain_favourable: without cuBLASLt; all four None where upstream has no time;
     vendor, vendor_favourable: over cuBLASLt of the same run.
     """
 
@@ -42,10 +47,10 @@ class Measured:
     us: float
     cublaslt_us: float
     floor_us: float | None
-    speedup: float
-    favourable: float
-    plain: float
-    plain_favourable: float = 1.0
+    speedup: float | None
+    favourable: float | None
+    plain: float | None
+    plain_favourable: float | None = 1.0
     vendor: float = 1.0
     vendor_favourable: float = 1.0
     name: tuple = ()
@@ -69,28 +74,23 @@ def find_variant(row: dict, role: str, layout: str) -> list[float] | None:
     return row["times"].get(f"{choice.get(layout, choice['config'])} {layout}") if choice else None
 
 
-def measure(row: dict, baseline: dict | None, role: str, layout: str, peer: str = "cublaslt") -> Measured | None:
+def measure(
+    row: dict, baseline: dict, role: str, layout: str, peer: str = "cublaslt", *, is_beside: bool = False
+) -> Measured | None:
     """Compare one problem with upstream: its GEMM alone, but all its kernels where the scales are row-major.
 
-    `baseline` is None where only upstream's times of the same run count, of all its kernels: ratios that lack them are
-    NaN then.
+    is_beside: upstream was timed in the same run, all its kernels. Its ratios are None where this layout lacks it.
     """
     samples, cublaslt = find_variant(row, role, layout), row["times"].get(peer)
     if samples is None or cublaslt is None:
         return None
     us, cublaslt_us, floor = median(samples), median(cublaslt), row["times"].get("floor")
     vendor_favourable = median_interval(paired_ratios(cublaslt, samples))[1]
-    peers = get_upstream(row, layout)
-    if peers:
-        speedup = plain = median(peers) / us
-        favourable = plain_favourable = median_interval(paired_ratios(peers, samples))[1]
-    elif baseline is None:
-        speedup = favourable = plain = plain_favourable = math.nan
-    else:
-        upstream_us = baseline["deepgemm_total_us"] if layout == "row_major" else baseline["deepgemm_us"]
-        relative, plain = upstream_us / baseline["cublaslt_us"], upstream_us / us
+    upstream = find_upstream(row, baseline, layout, is_beside)
+    plain, plain_favourable = speedup, favourable = compare_plain(upstream, samples)
+    if not is_beside:
+        relative = upstream / baseline["cublaslt_us"]
         speedup, favourable = relative * cublaslt_us / us, relative * vendor_favourable
-        plain_favourable = upstream_us / median_interval(samples)[0]
     return Measured(
         row["m"], row["n"], row["k"], us=us, cublaslt_us=cublaslt_us, floor_us=median(floor) if floor else None,
         speedup=speedup, favourable=favourable, plain=plain, plain_favourable=plain_favourable,
@@ -98,9 +98,14 @@ def measure(row: dict, baseline: dict | None, role: str, layout: str, peer: str 
     )  # fmt: skip
 
 
-def get_upstream(row: dict, layout: str) -> list[float] | None:
-    """Return upstream's samples of the same run in one layout, None where it was not timed."""
-    return row["times"].get(f"{UPSTREAM} {layout}")
+def find_upstream(row: dict, baseline: dict, layout: str, is_beside: bool) -> list[float] | float | None:
+    """Return upstream's samples of the same run, or its recorded microseconds; None where it has none.
+
+    Recorded times are of the GEMM alone, but of all kernels where the scales are row-major.
+    """
+    if is_beside:
+        return row["times"].get(f"{UPSTREAM} {layout}")
+    return baseline.get("deepgemm_total_us" if layout == "row_major" else "deepgemm_us")
 
 
 def compare_plain(upstream: list[float] | float | None, samples: list[float]) -> tuple[float | None, float | None]:
@@ -125,11 +130,12 @@ def measure_all(
 
     A row that names its layout is taken in it.
     """
-    known = None if is_beside_upstream(result) else {identify(row): row for row in baselines["rows"]}
+    known, is_beside = {identify(row): row for row in baselines["rows"]}, is_beside_upstream(result)
     measured = [
-        measure(row, known and known[identify(row)], role, row.get("layout", layout), peer) for row in result["rows"]
+        measure(row, known[identify(row)], role, row.get("layout", layout), peer, is_beside=is_beside)
+        for row in result["rows"]
     ]
-    return [] if None in measured or len(measured) != len(baselines["rows"]) else measured
+    return [] if None in measured or len(measured) != len(known) else measured
 
 
 def is_beside_upstream(result: dict) -> bool:

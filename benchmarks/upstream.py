@@ -3,9 +3,11 @@
 Example: python -m benchmarks.upstream FOLDER --jobs 16
          python -m benchmarks.dense_fp8 --deepgemm FOLDER
 
-FOLDER is the package's own, the one with its __init__.py: `site-packages/deep_gemm`, or the copy that another project
-carries (vLLM: `vllm/third_party/deep_gemm`). It must be built for this Python and this torch. It compiles each kernel
-at its first call, some seconds each on one core; the first command does that ahead, in several processes.
+FOLDER is the package's own, the one with its __init__.py: the copy that another project carries (vLLM: the folder
+`third_party/deep_gemm` in its own), or a DeepGEMM that was installed beside (`pip install --target`), since its module
+has the name of this one. It must be built for this Python and this torch. It compiles each kernel with NVCC at its
+first call, some seconds each on one core, into folders of its own below DG_JIT_CACHE_DIR, which both packages read; the
+first command does that ahead, in several processes.
 
 Its variant of a layout is called "deepgemm <layout>". Layouts that it lacks, and those in which its D is not right, are
 left out, and the row says why.
@@ -14,6 +16,7 @@ left out, and the row says why.
 import argparse
 import importlib.util
 import multiprocessing
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +27,7 @@ from types import ModuleType
 
 import torch
 
+import deep_gemm
 from deep_gemm import _C
 
 from .product import Product
@@ -31,6 +35,8 @@ from .speedup import UPSTREAM
 
 #: What it is called in this process, where `deep_gemm` is the library under test.
 MODULE = "deepgemm_upstream"
+#: Folders in the text of an error.
+FOLDERS = re.compile(r"(?:/[^\s/:]+)+/")
 #: Processes that compile at once; each also holds the operands of one problem on the GPU.
 JOBS = 12
 
@@ -39,11 +45,13 @@ def load(folder: Path) -> ModuleType:
     """Return the DeepGEMM in `folder`, loaded under a name of its own, without early starts.
 
     Raises:
-        ValueError: there is none, or it does not load into this process.
+        ValueError: there is none, it is this library, or it does not load into this process.
     """
     init = folder.resolve() / "__init__.py"
     if not init.is_file():
         raise ValueError(f"{folder}: no __init__.py in it; name the folder of DeepGEMM's package itself")
+    if init == Path(deep_gemm.__file__).resolve():
+        raise ValueError(f"{folder}: this library itself; name the folder of another DeepGEMM")
     spec = importlib.util.spec_from_file_location(MODULE, init, submodule_search_locations=[str(init.parent)])
     module = sys.modules[MODULE] = importlib.util.module_from_spec(spec)
     try:
@@ -52,12 +60,17 @@ def load(folder: Path) -> ModuleType:
         for name in [name for name in sys.modules if name.partition(".")[0] == MODULE]:
             del sys.modules[name]
         raise ValueError(
-            f"{folder}: DeepGEMM does not load: {type(error).__name__}: {error}; it must be built for"
+            f"{folder}: DeepGEMM does not load: {describe_error(error)}; it must be built for"
             f" Python {sys.version_info.major}.{sys.version_info.minor} and torch {torch.__version__}"
         ) from error
     if hasattr(module, "set_pdl"):
         module.set_pdl(False)
     return module
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error in one line, files without their folders: what it was built from says nothing here."""
+    return f"{type(error).__name__}: {FOLDERS.sub('', str(error))[:200]}"
 
 
 def get_version(module: ModuleType | None) -> str | None:
@@ -77,11 +90,12 @@ def call_layouts(product: Product, module: ModuleType, layouts: Iterable[str]) -
             call = product.call_op(layout, module)
             product.reset(layout)
             call()
-            if not product.are_rows_right(layout):
-                raise ValueError("D is not within the bound")
-            found[name] = call
+            if product.are_rows_right(layout):
+                found[name] = call
+            else:
+                product.absent[name] = "D is not within the bound"
         except Exception as error:  # another DeepGEMM: the rest is still measured
-            product.absent[name] = f"{type(error).__name__}: {str(error)[:200]}"
+            product.absent[name] = describe_error(error)
     return found
 
 
@@ -98,21 +112,24 @@ def group_keys(family, count: int) -> list[list[dict]]:
     return parts
 
 
-def compile_part(folder: Path, part: list[tuple[str, dict]]) -> list[str]:
-    """Call every layout of some problems once, each (name of a family, key); return what failed."""
+def compile_part(folder: Path, part: list[tuple[str, dict]]) -> tuple[list[str], int]:
+    """Call every layout of some problems once, each (name of a family, key).
+
+    Returns what failed, and how many calls were right.
+    """
     torch.manual_seed(0)
-    module, device, failures = load(folder), _C.get_device(), []
+    module, device, failures, num_right = load(folder), _C.get_device(), [], 0
     families = {family.name: family for family in list_families()}
     for name, key in part:
         try:
             product = families[name].make_product(key, device)
-            call_layouts(product, module, families[name].make_problems(key))
+            num_right += len(call_layouts(product, module, families[name].make_problems(key)))
             failures += [f"{name} {key} {layout}: {why}" for layout, why in product.absent.items()]
             del product
             torch.cuda.empty_cache()
         except Exception as error:  # a problem without room, say: its own run will compile it
-            failures.append(f"{name} {key}: {type(error).__name__}: {str(error)[:200]}")
-    return failures
+            failures.append(f"{name} {key}: {describe_error(error)}")
+    return failures, num_right
 
 
 def list_families() -> list:
@@ -126,9 +143,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Compile what the benchmarks call of DeepGEMM, and print what it lacks."""
     families = {family.name: family for family in list_families()}
     parser = argparse.ArgumentParser(
-        description=__doc__.splitlines()[0], epilog="Exit codes: 0 all right, 2 wrong arguments."
+        description=__doc__.splitlines()[0],
+        epilog="Exit codes: 0 done, what DeepGEMM lacks is listed; 1 no call had a result; 2 wrong arguments.",
     )
-    parser.add_argument("folder", type=Path, help="folder of DeepGEMM's package")
+    parser.add_argument("folder", type=Path, help="folder with the __init__.py of an installed DeepGEMM")
     parser.add_argument("--family", action="append", choices=families, help="benchmark (default: every one)")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"processes (default {JOBS})")
     args = parser.parse_args(arguments)
@@ -146,10 +164,12 @@ def main(arguments: list[str] | None = None) -> int:
     context = multiprocessing.get_context("spawn")
     with context.Pool(args.jobs) as pool:
         found = pool.starmap(compile_part, [(args.folder, part) for part in parts], chunksize=1)
-    failures = [failure for part in found for failure in part]
+    failures = [failure for part, _ in found for failure in part]
+    num_right = sum(count for _, count in found)
     print(*failures, sep="\n")
-    print(f"DeepGEMM {get_version(module)}: {len(failures)} calls without a result, {time.monotonic() - start:.0f} s")
-    return 0
+    seconds = time.monotonic() - start
+    print(f"DeepGEMM {get_version(module)}: {num_right} calls right, {len(failures)} without a result, {seconds:.0f} s")
+    return 0 if num_right else 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,16 @@
-"""The band of a walk by csrc/runtime/band.cpp's rules, counted tile by tile."""
+"""The band of a walk by csrc/runtime/band.cpp's rules: rows counted tile by tile, bytes that are read again by the same
+formula.
+"""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Walk:
-    """A walk of `clusters` over the m * n cluster tiles of one matrix; bytes: of a row of K, of an element of D."""
+    """A walk of `clusters` over the m * n cluster tiles of one matrix; bytes: of a row of K, of an element of D.
+
+    group_tiles: tiles along m of a group of those that lie one after the other in it; else 0.
+    """
 
     config: object
     m: int
@@ -13,6 +18,16 @@ class Walk:
     clusters: int
     k_bytes: int = 0
     d_bytes: int = 2
+    group_tiles: int = 0
+
+    def choose(self, all_tiles: int, *, is_dense: bool = True, may_have_less: bool = False) -> int:
+        """Return the band of a launch of so many cluster tiles; `may_have_less`: m is room for rows."""
+        if self.config.split_k > 1 or min(self.m, self.n) == 1:
+            return self.best_for_a_wave()
+        if all_tiles <= 3 * self.clusters:
+            is_single = self.config.cluster_m * self.config.cluster_n == 1
+            return self.best_for_gpcs() if is_dense and is_single else self.best_for_a_wave()
+        return self.best_for_a_wave() if may_have_less or self.group_tiles else self.best_by_bytes()
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -58,13 +73,12 @@ class Walk:
 
         return min(range(1, min(8, self.m) + 1), key=count)
 
-    def best_for_a_wave(self, group_tiles: int = 0) -> int:
-        """Return the band with the fewest rows of a wave; `group_tiles`: tiles along m of a group of those in a row."""
+    def best_for_a_wave(self) -> int:
+        """Return the band with the fewest rows of a wave."""
 
         def count(band: int) -> int:
-            columns = -(-self.clusters // band) * self.rows[1]
-            share = columns * (group_tiles + band - 1) // group_tiles if group_tiles else columns
-            return band * self.rows[0] + share
+            columns, group = -(-self.clusters // band) * self.rows[1], self.group_tiles
+            return band * self.rows[0] + (columns * (group + band - 1) // group if group else columns)
 
         return min(range(1, min(32, self.m) + 1), key=count)
 

@@ -68,6 +68,11 @@ def test_deepgemm_is_a_peer_where_it_has_the_ops(tmp_path):
 
 def test_a_folder_of_deepgemm_is_that_of_the_caller(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "peer").mkdir()
+    with pytest.raises(SystemExit) as exit_:
+        gpu_session.main(["dense_fp8", "--deepgemm", "peer", "--out", "out"])
+    assert exit_.value.code == 2
+    (tmp_path / "peer" / "__init__.py").touch()
     ran = []
     monkeypatch.setattr(gpu_session, "run_steps", lambda *_, deepgemm: ran.append(deepgemm) or [])
     assert gpu_session.main(["dense_fp8", "--deepgemm", "peer", "--out", "out"]) == 0

@@ -5,6 +5,7 @@ them.
 import argparse
 import json
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -36,6 +37,12 @@ def states() -> list[stale.State]:
 def test_recorded_files_are_current_or_say_why_not(states):
     """A stale file needs a reason in benchmarks/stale.json, a current one must have none."""
     assert not [(state.path, state.is_stale, state.reason) for state in states if not is_explained(state)]
+
+
+def test_no_record_names_a_folder_of_the_machine_that_it_is_of():
+    folder = re.compile(r"(?:^|[\s\"(])/(?:[\w.-]+/){2,}")
+    found = {path.name: folder.search(path.read_text(encoding="utf-8")) for path in RECORDS.rglob("*.json")}
+    assert found and not {name: match[0] for name, match in found.items() if match}
 
 
 def test_reasons_name_existing_records(states):

@@ -1,12 +1,14 @@
 """DeepGEMM as a peer of the same run: loading it, what counts of it, and the figures that follow."""
 
-import math
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import dense_fp8, dense_speedup, grouped_speedup, harness, k_grouped, speedup, summary, upstream
+import deep_gemm
+from benchmarks import dense_fp8, dense_speedup, grouped_speedup, harness, k_grouped, summary, upstream
 from benchmarks.stamp import DATA, OP, read_json, write_json
 from deep_gemm.selection import forget_selectors
 from tests.cpu.benchmarks.test_summary import make_dense, make_meta
@@ -60,10 +62,10 @@ def test_a_package_is_loaded_under_a_name_of_its_own(tmp_path):
 def test_what_does_not_load_is_said(tmp_path, capsys):
     with pytest.raises(ValueError, match=r"no __init__.py in it; name the folder of DeepGEMM's package itself"):
         upstream.load(tmp_path)
-    broken = make_package(tmp_path, ops="raise ImportError('of another torch')")
-    with pytest.raises(
-        ValueError, match=r"ImportError: of another torch; it must be built for Python 3\.\d+ and torch"
-    ):
+    with pytest.raises(ValueError, match="this library itself; name the folder of another DeepGEMM"):
+        upstream.load(Path(deep_gemm.__file__).parent)
+    broken = make_package(tmp_path, ops="raise ImportError('of another torch in /some/where/_C.so')")
+    with pytest.raises(ValueError, match=r"of another torch in _C.so; it must be built for Python 3\.\d+ and torch"):
         upstream.load(broken)
     assert not any(name.startswith(upstream.MODULE) for name in sys.modules)
     for call in (lambda: upstream.main([str(broken)]), lambda: harness.main(dense_fp8.FAMILY, "", ["--deepgemm", "x"])):
@@ -103,7 +105,7 @@ def test_a_wrong_product_does_not_count(monkeypatch, tmp_path):
     module = upstream.load(make_package(tmp_path, ops="def fp8_gemm_nt(a, b, d): d.fill_(1.0)"))
     product = dense_fp8.DenseFp8(SIZES, None)
     assert upstream.call_layouts(product, module, ["mn_major"]) == {}
-    assert product.absent == {"deepgemm mn_major": "ValueError: D is not within the bound"}
+    assert product.absent == {"deepgemm mn_major": "D is not within the bound"}
 
 
 def test_padding_does_not_count_of_it(monkeypatch):
@@ -112,8 +114,6 @@ def test_padding_does_not_count_of_it(monkeypatch):
             return False
 
     gpu_benchmark.install_families(monkeypatch, KEYS)
-    import deep_gemm
-
     assert list(upstream.call_layouts(Padded(SIZES, None), deep_gemm, ["mn_major"])) == ["deepgemm mn_major"]
 
 
@@ -129,9 +129,39 @@ def test_a_failing_problem_does_not_end_the_others(monkeypatch, tmp_path):
     gpu_benchmark.install_families(monkeypatch, KEYS)
     monkeypatch.setattr(upstream._C, "get_device", lambda: None)
     part = [("dense_fp8", {}), ("dense_fp8", SIZES)]
-    (failure,) = upstream.compile_part(make_package(tmp_path), part)
-    assert failure.startswith("dense_fp8 {}: KeyError")
+    (failure,), num_right = upstream.compile_part(make_package(tmp_path), part)
+    assert failure.startswith("dense_fp8 {}: KeyError") and num_right == 2
     assert torch.initial_seed() == 0
+
+
+@pytest.mark.parametrize(("num_right", "code"), [(0, 1), (3, 0)])
+def test_nothing_right_is_a_failure(monkeypatch, tmp_path, capsys, num_right, code):
+    class Pool:
+        def __init__(self, jobs):
+            assert jobs == 2
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+        def starmap(self, call, parts, chunksize):
+            assert call is upstream.compile_part and len(parts) == 2
+            return [([], num_right), (["k_grouped: lost"], 0)]
+
+    monkeypatch.setattr(upstream.multiprocessing, "get_context", lambda kind: SimpleNamespace(Pool=Pool))
+    assert upstream.main([str(make_package(tmp_path)), "--jobs", "2", "--family", "k_grouped"]) == code
+    assert f"DeepGEMM 9.9: {num_right} calls right, 1 without a result" in capsys.readouterr().out
+
+
+def test_shards_with_and_without_it_are_not_joined(monkeypatch, tmp_path):
+    gpu_benchmark.install_families(monkeypatch, KEYS)
+    parts = [tmp_path / name for name in ("alone.json", "beside.json")]
+    for part, options in zip(parts, ([], ["--deepgemm", str(make_package(tmp_path))]), strict=True):
+        harness.main(dense_fp8.FAMILY, "test", ["--out", str(part), "--rounds", "3", *options])
+    with pytest.raises(ValueError, match="deepgemm differs between the shards"):
+        harness.merge(dense_fp8.FAMILY, parts, tmp_path / "whole.json")
 
 
 # Figures.
@@ -152,22 +182,42 @@ def test_its_time_of_the_same_run_counts():
     assert recorded["value"] == 1.25 and recorded["row_major"] != 1.25
 
 
+def make_grouped(name: str, lacking: tuple[str, ...] = ()) -> dict:
+    """Return a result of a run in which DeepGEMM takes 1.1 times our time, but in the `lacking` layouts."""
+    names = {"k_grouped": {"fp8": ("nt", "joint"), "bf16": ("tn",)}}
+    rows = []
+    for baseline in read_json(DATA / f"{name}.json")["rows"]:
+        row = {key: value for key, value in baseline.items() if not key.startswith("deepgemm")}
+        layouts = names.get(name, {"fp8": ("mn_major", "row_major"), "bf16": ("nt",)})[row["dtype"]]
+        times = {f"auto {layout}": [100.0] * 5 for layout in layouts} | {"floor": [50.0] * 5}
+        times |= {f"deepgemm {layout}": [110.0] * 5 for layout in layouts if layout not in lacking}
+        rows.append({**row, "choices": {}, "times": times})
+    return {"meta": {"deepgemm": "9.9"}, "rows": rows}
+
+
+def make_figures(name: str, lacking: tuple[str, ...] = ()) -> dict | None:
+    """Return the entry of a grouped benchmark beside DeepGEMM."""
+    makers = {"m_grouped_contiguous": grouped_speedup.make_p7, "m_grouped_masked": grouped_speedup.make_p8}
+    return makers.get(name, grouped_speedup.make_p9)(make_grouped(name, lacking))
+
+
+@pytest.mark.parametrize("name", ["m_grouped_contiguous", "m_grouped_masked", "k_grouped"])
+def test_grouped_products_are_compared_with_its_time_of_the_same_run(name):
+    entry = make_figures(name)
+    assert entry["value"] == 1.1 and entry["worst"] == 1.1
+
+
 def test_recorded_times_do_not_stand_in_for_missing_ones():
-    result = make_beside(1.25, ("mn_major",))
-    assert math.isnan(speedup.measure_all(result, read_json(DATA / "dense_fp8.json"), "auto", "row_major")[0].plain)
-    rows = read_json(DATA / "k_grouped.json")["rows"]
-    names = {"fp8": ("nt", "joint"), "bf16": ("tn",)}
-    made = [
-        {
-            **{name: value for name, value in row.items() if not name.startswith("deepgemm")},
-            "choices": {},
-            "times": {f"auto {name}": [100.0] * 5 for name in names[row["dtype"]]}
-            | {f"deepgemm {names[row['dtype']][0]}": [110.0] * 5},
-        }
-        for row in rows
-    ]
-    entry = grouped_speedup.make_p9({"meta": {"deepgemm": "9.9"}, "rows": made})
-    assert entry["value"] == entry["bf16"] == 1.1 and entry["with_transposes"] is None and not entry["is_met"]
+    entry = make_figures("k_grouped", ("joint",))
+    assert entry["value"] == 1.1 and entry["with_transposes"] is None and not entry["is_met"]
+    assert make_figures("m_grouped_contiguous", ("row_major",))["row_major"] is None
+    for name, layout in (("k_grouped", "nt"), ("m_grouped_contiguous", "nt"), ("m_grouped_masked", "mn_major")):
+        assert make_figures(name, (layout,)) is None
+    dense = dense_speedup.make_p1(dense_speedup.Scaled(make_beside(1.25, ("mn_major",)), "dense_fp8"))
+    assert dense["row_major"] is None and dense["value"] == 1.25
+    without = dense_speedup.Scaled(make_beside(1.25, ("row_major",)), "dense_fp8")
+    assert not any(make(without) for make in (dense_speedup.make_p1, dense_speedup.make_p2, dense_speedup.make_p3))
+    assert dense_speedup.make_p4(without)["value"] > 0
 
 
 def test_another_gpu_model_has_the_figures_of_runs_beside_it(tmp_path, monkeypatch):

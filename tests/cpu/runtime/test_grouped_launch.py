@@ -280,6 +280,8 @@ GEOMETRIES = [
     (make_grouped(BF16, 512, 2048, 512, 8, expected_m=20), 512),
     (make_grouped(K_GROUPED[0], 768, 512, 4096, 4), 768),
     (make_grouped(K_GROUPED[1], 768, 512, 4096, 40, num_sms=20), 768),
+    (_C.Problem("batched_fp8_gemm", 4096, 1024, 512, num_groups=6), 4096),
+    (_C.Problem("batched_bf16_gemm", 256, 512, 512, num_groups=64), 256),
 ]
 
 
@@ -309,9 +311,8 @@ def test_geometry(problem, rows, tile):
         assert (got["num_m_tiles"], got["num_n_tiles"]) == (-(-problem.m // block_m), -(-problem.n // block_n))
         of_group = -(-rows // (block_m * cluster_m))
         walked, shared = (all_tiles, of_group) if problem.op in CONTIGUOUS else (of_group, 0)
-        walk = Walk(config, walked, n_tiles, min(clusters, walked * n_tiles), *get_bytes(problem))
-        is_known = problem.op in K_GROUPED and walked > 1 < n_tiles and tiles > 3 * walk.clusters
-        assert got["band"] == (walk.best_by_bytes() if is_known else walk.best_for_a_wave(shared))
+        walk = Walk(config, walked, n_tiles, min(clusters, walked * n_tiles), *get_bytes(problem), shared)
+        assert got["band"] == walk.choose(tiles, is_dense=False, may_have_less=problem.op in MASKED)
 
 
 def test_several_blocks_share_an_sm():

@@ -248,13 +248,9 @@ def test_sizes_beyond_32_bits_do_not_wrap(driver):
 
 
 def brute_force_band(config, m_cluster_tiles, n_cluster_tiles, clusters):
-    """Return the band of a dense product (K 512, BF16 D) by csrc/runtime/band.cpp's rules."""
+    """Return the band of a dense product (K 512, BF16 D)."""
     walk = Walk(config, m_cluster_tiles, n_cluster_tiles, clusters, k_bytes=512)
-    if config.split_k > 1 or min(m_cluster_tiles, n_cluster_tiles) == 1:
-        return walk.best_for_a_wave()
-    if m_cluster_tiles * n_cluster_tiles > 3 * clusters:
-        return walk.best_by_bytes()
-    return walk.best_for_gpcs() if config.cluster_m * config.cluster_n == 1 else walk.best_for_a_wave()
+    return walk.choose(m_cluster_tiles * n_cluster_tiles)
 
 
 def dense(m: int, n: int, **fields) -> "_C.Problem":
