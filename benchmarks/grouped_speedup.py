@@ -55,7 +55,8 @@ class Grouped:
     def list(self, is_member: Callable[[dict], bool], role: str = "auto", layout: str = "") -> list[Compared]:
         """Return the problems that `is_member` keeps, in one role; empty unless it was measured on all of them.
 
-        layout: instead of the one that is compared; row-major scales against all of upstream's kernels.
+        layout: of ours, instead of the one that is compared; row-major scales against all of upstream's kernels, any
+            other against upstream's GEMM of the compared one.
         """
         rows, found = {tuple(row[name] for name in self.key): row for row in self.result["rows"]}, []
         for baseline in filter(is_member, self.baselines):
@@ -63,10 +64,8 @@ class Grouped:
             samples = row and speedup.find_variant(row, role, layout or self.layouts[row["dtype"]])
             if not samples:
                 return []
-            timed = layout or self.layouts[row["dtype"]]
-            is_beside = speedup.is_beside_upstream(self.result)
-            # By recorded times MN-major scales, and both operands of k-grouped products, are those of the GEMM alone.
-            upstream = speedup.find_upstream(row, baseline, timed if is_beside else layout, is_beside)
+            compared = layout if layout == "row_major" else self.layouts[row["dtype"]]
+            upstream = speedup.find_upstream(row, baseline, compared, speedup.is_beside_upstream(self.result))
             ratio, favourable = speedup.compare_plain(upstream, samples)
             found.append(Compared(row, median(samples), ratio, favourable))
         return found

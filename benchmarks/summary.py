@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deep_gemm.fields import OP_KINDS
+from tuner.measure.stamp import name_model
 from tuner.problems.fields import read_op_name
 
 from . import dense_speedup, grouped_speedup, logits_speedup, selector, stale, today
@@ -338,18 +339,26 @@ def make_entry(name: str, folder: Path) -> Entry | None:
 def make_summary(folder: Path = RESULTS) -> dict[str, Entry]:
     """Return {target: entry} for every target that has a finished result in `folder`.
 
-    The recorded times of DeepGEMM are of the GPU model of RESULTS; what needs them is left out for other models.
+    The recorded times of DeepGEMM are of the GPU model of RESULTS; other models lack what needs them.
     """
-    folder = folder.resolve()
-    is_recorded = folder.parent != RECORDS or folder == RESULTS
-    entries = {}
+    folder, entries = folder.resolve(), {}
     for name in TARGETS:
         path = folder / TARGETS[name][0]
-        has_peer = is_recorded or (path.exists() and is_beside_upstream(read_json(path)))
+        has_peer = path.exists() and has_upstream(read_json(path), folder)
         entry = None if name in OF_UPSTREAM and not has_peer else make_entry(name, folder)
         if entry is not None:
             entries[name] = {key: value for key, value in entry.items() if has_peer or not is_over_upstream(key)}
     return entries
+
+
+def has_upstream(result: dict, folder: Path) -> bool:
+    """Return whether DeepGEMM's time is known for a result: of the same run, or recorded on its GPU model.
+
+    A result that names no GPU is of the model of its folder.
+    """
+    sku = result.get("meta", result).get("sku")
+    model = name_model(sku) if sku else folder.name if folder.parent == RECORDS else RESULTS.name
+    return is_beside_upstream(result) or model == RESULTS.name
 
 
 def is_over_upstream(key: str) -> bool:

@@ -267,8 +267,9 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     own = np.where(np.isin(data.oracle, inside), data.oracle, own)
     gain = confirmed_gain(data, own)
     extra = choose_extra(data.oracle, gain, MAX_CONFIGS - len(portfolio))
-    # What joined for some problems costs no further kernel where it is the best of others.
-    chosen = np.where(np.isin(data.oracle, extra), data.oracle, own)
+    # An oracle that joined for other problems costs no further kernel, and is the choice like one in the portfolio.
+    is_confirmed = data.state[np.arange(len(own)), data.oracle] == CONFIRMED
+    chosen = np.where(np.isin(data.oracle, extra) & is_confirmed, data.oracle, own)
     configs = [*portfolio, *(data.configs[index] for index in extra)]
     place = {config: index for index, config in enumerate(configs)}
     kept = np.flatnonzero(timed[np.arange(len(chosen)), chosen] <= EXACT_GAIN_LOG)

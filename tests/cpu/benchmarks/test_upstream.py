@@ -208,8 +208,8 @@ def test_grouped_products_are_compared_with_its_time_of_the_same_run(name):
 
 
 def test_recorded_times_do_not_stand_in_for_missing_ones():
-    entry = make_figures("k_grouped", ("joint",))
-    assert entry["value"] == 1.1 and entry["with_transposes"] is None and not entry["is_met"]
+    entry = make_figures("k_grouped", ("joint",))  # whose copies are ours alone: beside its `nt`
+    assert entry["value"] == entry["with_transposes"] == 1.1
     assert make_figures("m_grouped_contiguous", ("row_major",))["row_major"] is None
     for name, layout in (("k_grouped", "nt"), ("m_grouped_contiguous", "nt"), ("m_grouped_masked", "mn_major")):
         assert make_figures(name, (layout,)) is None
@@ -218,6 +218,12 @@ def test_recorded_times_do_not_stand_in_for_missing_ones():
     without = dense_speedup.Scaled(make_beside(1.25, ("row_major",)), "dense_fp8")
     assert not any(make(without) for make in (dense_speedup.make_p1, dense_speedup.make_p2, dense_speedup.make_p3))
     assert dense_speedup.make_p4(without)["value"] > 0
+
+
+def test_a_folder_elsewhere_is_of_the_gpu_model_of_its_results(tmp_path):
+    for sku, names in (("nvidia-h100-80gb-hbm3-sm132", {"P4"}), ("nvidia-h200-sm132", {"P1", "P2", "P3", "P4"})):
+        write_json(tmp_path / "dense_fp8.json", make_dense(0.8, sku=sku))
+        assert set(summary.make_summary(tmp_path)) == names
 
 
 def test_another_gpu_model_has_the_figures_of_runs_beside_it(tmp_path, monkeypatch):

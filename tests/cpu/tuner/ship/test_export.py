@@ -168,11 +168,11 @@ def test_a_portfolio_config_that_was_no_finalist_is_compared_on_search_rounds(da
 
 def test_a_config_that_joined_serves_every_problem_whose_best_it_is(data):
     table, portfolio = exact_case(data, 0.015)
-    others = [0.004, 0.0]  # gains of the same config, each too little to let it join
-    for row, gain in enumerate(others, 1):
-        table.log_ratio[row, 2], table.state[row, 2], table.oracle[row] = -0.05 - gain, CONFIRMED, 2
+    # Gains of the same config, each too little to let it join; the last has no confirmation rounds.
+    for row, (gain, state) in enumerate([(0.004, CONFIRMED), (0.0, CONFIRMED), (0.5, SEARCHED)], 1):
+        table.log_ratio[row, 2], table.state[row, 2], table.oracle[row] = -0.05 - gain, state, 2
     configs, exact = export.choose_exact(table, portfolio)
-    assert [configs[exact[data.problems[row]]] for row in range(3)] == [data.configs[2]] * 3
+    assert [configs[exact[data.problems[row]]] == data.configs[2] for row in range(4)] == [True, True, True, False]
     table.log_ratio[0, 2] = -0.05
     configs, exact = export.choose_exact(table, portfolio)
     assert configs == portfolio and data.configs[2] not in [configs[index] for index in exact.values()]
