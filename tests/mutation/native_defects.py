@@ -56,6 +56,15 @@ NATIVE_DEFECTS: Defects = {
         ("if (!is_fp8(kernel.problem.op)) return kernel.blocks_per_sm > 1;", ""),
         ("kernel.config.split_k == 1 || kernel.blocks_per_sm > 2", "kernel.config.split_k == 1"),
     ],
+    ("csrc/runtime/band.cpp", "tests/cpu/runtime/test_tensor_map.py tests/cpu/runtime/test_grouped_launch.py"): [
+        ("return is_known ? choose_byte_band", "return true ? choose_byte_band"),
+        ("tiles.all <= kMaxGpcWaves * tiles.clusters", "tiles.all <= (kMaxGpcWaves + 1) * tiles.clusters"),
+        ("return (bands - 1) * b * lost_share(passed_in_band) + ", "return "),
+        ("bytes / kKeptBytes - kKeptBelow", "bytes / kKeptBytes"),
+        ("i * waves / counted * tiles.clusters", "i * tiles.clusters"),
+        ("stop += kGpcCtas / cluster_size", "stop += kGpcCtas"),
+        ("band == tiles.m || band == kMaxByteBand", "band == tiles.m || band == kMaxByteBand / 8"),
+    ],
     (
         "csrc/runtime/family_mqa_logits.cpp",
         "tests/cpu/ops/test_mqa_logits.py tests/cpu/ops/test_record_on_cpu.py tests/cpu/runtime/test_logits_launch.py",
