@@ -262,8 +262,7 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     timed = np.where(data.state >= SEARCHED, data.log_ratio, np.inf)
     inside = np.array([column[config] for config in portfolio])
     own = inside[timed[:, inside].argmin(axis=1)]
-    # An oracle in the portfolio stays the choice: a lucky search round of another config must not replace it, only for
-    # the oracle to come back as an extra config.
+    # An oracle in the portfolio stays the choice: no lucky search round of another replaces it and makes it an extra.
     own = np.where(np.isin(data.oracle, inside), data.oracle, own)
     gain = confirmed_gain(data, own)
     extra = choose_extra(data.oracle, gain, MAX_CONFIGS - len(portfolio))

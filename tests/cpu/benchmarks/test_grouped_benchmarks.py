@@ -18,10 +18,8 @@ from benchmarks.product import find_wrong
 from benchmarks.stamp import DATA, read_json
 from deep_gemm import _C
 from deep_gemm.quantize import align
-from deep_gemm.selection import forget_selectors
 from tests.fakes import gpu_benchmark
 from tests.fakes.gpu_benchmark import run_family
-from tests.fakes.operands import one_thread
 
 FAMILIES = [module.FAMILY for module in (m_grouped_contiguous, m_grouped_masked, k_grouped)]
 H200 = _C.Device.known("h200")
@@ -42,13 +40,7 @@ DRAWS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch):
-    monkeypatch.setenv("DG_SELECTOR", "analytic")
-    forget_selectors()
-    with one_thread():
-        yield
-    forget_selectors()
+pytestmark = pytest.mark.usefixtures("analytic")
 
 
 def install(monkeypatch, fault=None) -> None:

@@ -21,10 +21,8 @@ from benchmarks.product import find_wrong
 from benchmarks.stamp import DATA, read_json, write_json
 from deep_gemm import _C
 from deep_gemm.errors import CompileError
-from deep_gemm.selection import forget_selectors
 from tests.fakes import gpu_benchmark
 from tests.fakes.gpu_benchmark import run_family
-from tests.fakes.operands import one_thread
 
 SIZES = {"m": 8, "n": 264, "k": 400}
 KEYS = {
@@ -39,13 +37,7 @@ FAMILIES = [module.FAMILY for module in (dense_fp8, dense_bf16, wgrad_fp8)]
 H200 = _C.Device.known("h200")
 
 
-@pytest.fixture(autouse=True)
-def quiet(monkeypatch):
-    monkeypatch.setenv("DG_SELECTOR", "analytic")
-    forget_selectors()
-    with one_thread():
-        yield
-    forget_selectors()
+pytestmark = pytest.mark.usefixtures("analytic")
 
 
 def install(monkeypatch, fault=None) -> None:

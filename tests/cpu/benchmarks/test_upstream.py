@@ -10,11 +10,9 @@ import torch
 import deep_gemm
 from benchmarks import dense_fp8, dense_speedup, grouped_speedup, harness, k_grouped, summary, upstream
 from benchmarks.stamp import DATA, OP, read_json, write_json
-from deep_gemm.selection import forget_selectors
 from tests.cpu.benchmarks.test_summary import make_dense, make_meta
 from tests.fakes import gpu_benchmark
 from tests.fakes.gpu_benchmark import run_family
-from tests.fakes.operands import one_thread
 
 SIZES = {"m": 8, "n": 264, "k": 400}
 K_SIZES = {"num_groups": 2, "m": 32, "n": 144, "mean_k": 200, "sum_k": 640}
@@ -32,13 +30,12 @@ set_pdl = early_starts.append
 }
 
 
+pytestmark = pytest.mark.usefixtures("analytic")
+
+
 @pytest.fixture(autouse=True)
-def quiet(monkeypatch):
-    monkeypatch.setenv("DG_SELECTOR", "analytic")
-    forget_selectors()
-    with one_thread():
-        yield
-    forget_selectors()
+def forget_upstream():
+    yield
     for name in [name for name in sys.modules if name.partition(".")[0] == upstream.MODULE]:
         del sys.modules[name]
 
