@@ -1,13 +1,16 @@
 """Time kernels with a clean, cold L2: CUPTI durations through torch.profiler, a 512 MB read before each call.
 
-One profiler session times all variants of a problem, interleaved: every variant runs once per round, and the order
-rotates by one from round to round. Drift of clocks and power thus affects all variants alike, and rounds can be
-compared in pairs. For a comparison with times recorded elsewhere, the variants run one after the other instead: all
+One profiler session times all variants of a problem, interleaved: every variant runs once per round, in an order that
+is drawn for the round. Drift of clocks and power thus affects all variants alike, rounds can be compared in pairs, and
+no variant always follows the same other one: a kernel of milliseconds lowers the clocks for the next (seen on an H100:
+the same kernel took 2.44 ms after one variant and 2.13 after another), and one that has just run finds its instructions
+cached (1 to 2 % of 8 us). For a comparison with times recorded elsewhere, the variants run one after the other instead: all
 rounds of one variant, each after the GPU has rested. (Under a steady load of kernels of a millisecond or more, an H200
 reaches its power limit; it was up to 15 % slower after some 50 ms.) The trace is split at the flush kernels: the
 kernels between two of them belong to one call.
 """
 
+import random
 import time
 from collections.abc import Callable
 
@@ -70,7 +73,8 @@ def order_calls(names: list[str], rounds: int, rests: bool) -> list[list[str]]:
     """Return the calls in their order, one list for each stretch without a rest."""
     if rests:
         return [[name] * rounds for name in names]
-    return [[names[(index + shift) % len(names)] for shift in range(rounds) for index in range(len(names))]]
+    draw = random.Random(0)
+    return [[name for _ in range(rounds) for name in draw.sample(names, len(names))]]
 
 
 def add_up(order: list[str], trace: list[tuple[str, float]], part: str) -> dict[str, list[float]]:

@@ -32,7 +32,9 @@ from .stamp import DATA, find_results, make_stamp, read_json, write_json
 
 ROUNDS = 20
 WARM_UP_S = 1.0
-INTERLEAVED = "interleaved"
+INTERLEAVED = "interleaved, each round in an order of its own"
+#: That of results without the field.
+ROTATED = "interleaved"
 #: Identity of a run: rows of other kernels, machines, peers or orders are never joined with it.
 IDENTITY = ("kernel_hash", "sku", "driver", "torch", "order", "deepgemm")
 
@@ -254,7 +256,7 @@ def keep_rows(family: Family, args: argparse.Namespace, device) -> list[dict]:
 
 def identify_run(meta: dict) -> dict:
     """Return what a run has in common with those that its rows may be joined with; older results name no order."""
-    return {"order": INTERLEAVED, "deepgemm": None} | {key: meta[key] for key in IDENTITY if key in meta}
+    return {"order": ROTATED, "deepgemm": None} | {key: meta[key] for key in IDENTITY if key in meta}
 
 
 def merge(family: Family, paths: list[Path], out: Path) -> int:

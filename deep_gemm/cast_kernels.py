@@ -134,7 +134,7 @@ def plan_layout(sf: torch.Tensor, is_packed: bool) -> Plan | None:
     width = -(-width // 4) * 4 if is_aligned and not is_packed else width
     numbers = (mn, k, width, in_group, in_row, out_group, out_column)
     output = Memory(*layout, torch.int32 if is_packed else sf.dtype)
-    return _make_plan(kernel, grid, (output,), (X, DATA, *numbers))
+    return _make_plan(kernel, grid, (output,), (X, DATA, 0, *numbers))
 
 
 def plan_groups(

@@ -101,6 +101,9 @@ void bind_legality(py::module_& m) {
           "Return every config that get_candidates can return on `device` for some problem of `problem`'s variant.");
 }
 
+// At worst all late tiles are in front (three: 128x152 has a cluster, too).
+constexpr size_t kNumRankedForPick = 4;
+
 void bind_heuristic(py::module_& m) {
     m.def(
         "heuristic_version", [](const std::string& sku) { return hash_text(heuristic_text(sku)).substr(0, 16); },
@@ -162,7 +165,8 @@ void bind_config_features(py::module_& m) {
         [](const Problem& problem, const Device& device, const std::vector<Config>& configs) {
             for (const Config& config : configs) check_geometry(problem.op, config);
             const Estimator estimator(problem, device);
-            ConfigFeatures features(problem, estimator, choose_analytic(problem, estimator, device));
+            const std::vector<AnalyticChoice> ranked = rank_candidates(problem, estimator, device, kNumRankedForPick);
+            ConfigFeatures features(problem, estimator, find_feature_pick(ranked));
             py::array_t<double> rows({configs.size(), kNumConfigRow});
             for (size_t i = 0; i < configs.size(); ++i) {
                 double* row = std::copy_n(features.shared(), kNumSharedFeatures, rows.mutable_data(i, 0));

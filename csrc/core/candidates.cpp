@@ -15,9 +15,13 @@ constexpr int kBlockMs[] = {64, 128, 256};
 // Multiples of 8 up to 72, where narrow shapes need fine steps, then widths that fill the waves of common weights. Only
 // BF16 has those that meet three B scales or need too many registers for FP8. Narrower ones lose to swapped tiles.
 constexpr int kBlockNs[] = {32, 40, 48, 56, 64, 72, 80, 96, 112, 128, 136, 144, 160, 176, 192, 208, 224, 256};
+// Two vectors of scales alone: (16, 4096, 7168, 2048) in groups of K takes 2.52 ms with 128x152 and 2.59 to 2.65 with
+// its neighbours, (16, 7168, 2048, 2048) 1.25 and 1.31 (H100).
+constexpr int kVectorBlockN = 152;
 // Narrower tiles of 128 rows never won: nearly all of a stage is then A. Some of 256 rows did, because their two 64-row
-// MMAs share the column scales of 1d1d, but none between these two widths.
-constexpr int kMinBlockN128 = 64, kNarrowBlockN256 = 64, kMinBlockN256 = 128;
+// MMAs share the column scales of 1d1d, but none between these two widths, except where blocks of B have one scale:
+// (1698, 6080, 17280) takes 287 us with 256x112, which fills three waves, and 305 with the next best (H100).
+constexpr int kMinBlockN128 = 64, kNarrowBlockN256 = 64, kBlockScaledN256 = 112, kMinBlockN256 = 128;
 // Plain tiles that are also split, and how often: the middle between decode and grids that fill the SMs.
 struct SplitTile {
     int block_m, block_n, max_split;
@@ -104,16 +108,30 @@ bool spills(const Problem& variant, const Config& config) {
     return is_too_wide || (kind.is_grouped() && config.block_n == 192);
 }
 
+// The widths of tiles of `block_m` rows.
+std::vector<int> list_block_ns(const Problem& variant, int block_m) {
+    std::vector<int> widths(std::begin(kBlockNs), std::end(kBlockNs));
+    if (block_m == 128 && has_scale_vectors(variant) && !has_scale_ring(variant) && variant.recipe == Recipe::k1d1d)
+        widths.insert(std::upper_bound(widths.begin(), widths.end(), kVectorBlockN), kVectorBlockN);
+    return widths;
+}
+
+// Whether tiles of 256 rows have this width.
+bool is_tall_width(const Problem& variant, int block_n) {
+    if (block_n == kBlockScaledN256) return has_scale_vectors(variant) && variant.recipe == Recipe::k1d2d;
+    return block_n == kNarrowBlockN256 || block_n >= kMinBlockN256;
+}
+
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
     // In a cluster of two, two scale vectors through the ring leave too few registers (128x144 and wider spill), and so
     // does one where threads read C for two 64-row MMAs (256x128).
     const bool is_ring = has_scale_ring(variant),
                reads_c = variant.c_mode == CMode::kAccumulate || variant.c_mode == CMode::kGeneral;
     for (int block_m : kBlockMs)
-        for (int block_n : kBlockNs)
+        for (int block_n : list_block_ns(variant, block_m))
             for (const auto& [cluster_m, cluster_n] : kClusters) {
                 if (block_m == 128 && block_n < kMinBlockN128) continue;
-                if (block_m == 256 && block_n < kMinBlockN256 && block_n != kNarrowBlockN256) continue;
+                if (block_m == 256 && !is_tall_width(variant, block_n)) continue;
                 const bool is_crowded = is_ring && (variant.recipe == Recipe::k1d1d || (reads_c && block_m == 256));
                 if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN || is_crowded))
                     continue;

@@ -15,6 +15,11 @@ namespace deep_gemm {
 
 inline constexpr size_t kMaxCandidates = 176;
 
+// Tiles that became candidates after the features of the heuristic's revision were frozen (find_feature_pick).
+inline constexpr bool is_late_tile(const Config& config) {
+    return (config.block_m == 256 && config.block_n == 112) || (config.block_m == 128 && config.block_n == 152);
+}
+
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a
 // fixed order: rows on m before swapped, whole before split, then by tile, cluster, deeper rings first, so that of two
 // equal estimates the simpler config with the deeper ring wins.

@@ -26,32 +26,39 @@ PlainKernel& copying_kernel(bool is_aligned) {
     return is_aligned ? aligned : any;
 }
 
-// Scales [mn, k] of an operand.
+// Scales [mn, k] of an operand, or [groups, mn, k].
 bool is_copied(const Operand& scales) {
     const TensorView& view = scales.view;
-    return view.rank == 2 && !is_mn_major(view) && view.strides[1] == 1 &&
-           ceil_div(view.shape[0], kTileRows) <= kMaxGridY;
+    const int row = view.rank - 2;
+    return row >= 0 && !is_mn_major(view) && view.strides[row + 1] == 1 &&
+           ceil_div(view.shape[row], kTileRows) <= kMaxGridY && (row == 0 || view.shape[0] <= kMaxGridY);
 }
 
 bool is_good_or_copied(const Operand& scales) { return is_mn_major(scales.view) || is_copied(scales); }
 
 bool is_aligned(const TensorView& view) {
-    return view.shape[1] % kWordsOfVector == 0 && view.strides[0] % kWordsOfVector == 0 &&
-           view.address % kPitchAlignment == 0;
+    const int row = view.rank - 2;
+    return view.shape[row + 1] % kWordsOfVector == 0 && view.strides[row] % kWordsOfVector == 0 &&
+           (row == 0 || view.strides[0] % kWordsOfVector == 0) && view.address % kPitchAlignment == 0;
 }
 
-// Whether all rows of A are those of one matrix, so that its scales [rows, k] are, too.
-bool has_joint_rows(const OpKind& kind) {
+// Op kinds whose scales may be copied: all rows of A are those of one matrix, and so are their scales; or groups say on
+// the device how many rows they have, and the others are not copied.
+bool may_copy(const OpKind& kind) {
     return kind.form == Form::kProduct &&
            (kind.grouping == Grouping::kNone || kind.grouping == Grouping::kMContiguous ||
-            kind.grouping == Grouping::kMPsum);
+            kind.grouping == Grouping::kMPsum || kind.has_room());
 }
 
-// Whether scales of any layout are copied for a product of these sizes.
-bool is_worth_copies(const OpKind& kind, const Sizes& sizes) {
-    return has_joint_rows(kind) && sizes.n >= kLeastColumns &&
-           double(sizes.m) * double(sizes.n) * double(sizes.k) >= get_scale_copy_work() &&
+// Whether scales of any layout are copied for `rows` rows of A, as many as are expected.
+bool is_worth_copies(const OpKind& kind, int64_t rows, int64_t n, int64_t k) {
+    return may_copy(kind) && n >= kLeastColumns && double(rows) * double(n) * double(k) >= get_scale_copy_work() &&
            get_sm_limit(std::numeric_limits<int>::max()) == 0;
+}
+
+int64_t count_rows(const Call& call, const Sizes& sizes) {
+    if (!op_kind(call.op).has_room()) return sizes.m;
+    return sizes.num_groups * std::clamp<int64_t>(call.expected_m.value_or(sizes.m), 0, sizes.m);
 }
 
 // Scales that may be copied, of a call that may be const; null where there are none.
@@ -66,22 +73,27 @@ uint32_t choose_width(int64_t columns, int64_t tiles, bool is_aligned) {
     return uint32_t(is_aligned ? ceil_div(width, kWordsOfVector) * kWordsOfVector : width);
 }
 
-Reference copy(const Gpu& gpu, Operand& scales, void* stream, PyObject* handle) {
+// `sizes`: the address of the rows that each group has, or 0 where all are copied.
+Reference copy(const Gpu& gpu, Operand& scales, uint64_t sizes, void* stream, PyObject* handle) {
     TensorView& view = scales.view;
     const bool has_vectors = is_aligned(view);
     PlainKernel& kernel = copying_kernel(has_vectors);
     kernel.get(gpu);  // before memory is taken: compiling may fail
-    const int64_t rows = view.shape[0], columns = view.shape[1];
-    int64_t in_group = 0, out_group = 0, in_row = view.strides[0];
+    const int row = view.rank - 2;
+    const int64_t groups = row > 0 ? view.shape[0] : 1, rows = view.shape[row], columns = view.shape[row + 1];
     int64_t pitch = ceil_div(rows, kWordsOfVector) * kWordsOfVector;
+    int64_t in_group = row > 0 ? view.strides[0] : 0, in_row = view.strides[row],
+            out_group = row > 0 ? columns * pitch : 0;
     const int64_t tiles = ceil_div(columns, kTileColumns);
     uint32_t mn = uint32_t(rows), k = uint32_t(columns), width = choose_width(columns, tiles, has_vectors);
-    Reference memory = empty_fp8(columns, pitch * int64_t(sizeof(float)), view.ordinal, handle);
+    Reference memory = empty_fp8(groups * columns, pitch * int64_t(sizeof(float)), view.ordinal, handle);
     uint64_t in = view.address, out = make_operand(scales.name, memory.get()).view.address;
-    void* arguments[] = {&in, &out, &mn, &k, &width, &in_group, &in_row, &out_group, &pitch};
-    const PlainShape shape{.grid = {unsigned(tiles), unsigned(ceil_div(rows, kTileRows))}, .threads = kThreads};
+    void* arguments[] = {&in, &out, &sizes, &mn, &k, &width, &in_group, &in_row, &out_group, &pitch};
+    const PlainShape shape{.grid = {unsigned(tiles), unsigned(ceil_div(rows, kTileRows)), unsigned(groups)},
+                           .threads = kThreads};
     launch_plain(kernel, gpu, shape, arguments, stream);
-    view.address = out, view.strides = {1, pitch};
+    view.address = out, view.strides[row] = 1, view.strides[row + 1] = pitch;
+    if (row > 0) view.strides[0] = out_group;
     return memory;
 }
 
@@ -115,18 +127,25 @@ bool has_kernels(const Gpu& gpu, const Call& call) {
 
 Layouts with_scale_copies(const Gpu& gpu, const Call& call, const Sizes& sizes, const Layouts& layouts) {
     Layouts found = layouts;
-    if (layouts.scales == ScaleLayout::kMnMajor || !is_worth_copies(op_kind(call.op), sizes)) return found;
+    if (layouts.scales == ScaleLayout::kMnMajor ||
+        !is_worth_copies(op_kind(call.op), count_rows(call, sizes), sizes.n, sizes.k))
+        return found;
     if (!is_good_or_copied(call.scale_a)) return found;
-    if (call.recipe == Recipe::k1d1d && !is_good_or_copied(call.scale_b)) return found;
+    // Those of B are not copied for groups, each of which has its own.
+    const bool has_one_b = op_kind(call.op).grouping == Grouping::kNone;
+    if (call.recipe == Recipe::k1d1d && !is_mn_major(call.scale_b.view) && !(has_one_b && is_copied(call.scale_b)))
+        return found;
     if (has_kernels(gpu, call)) found.scales = ScaleLayout::kMnMajor;
     return found;
 }
 
 Problem with_scale_copies(const Problem& problem) {
     Problem found = problem;
-    const bool has_vectors = problem.recipe != Recipe::k1d1d || op_kind(problem.op).grouping == Grouping::kNone;
+    const OpKind& kind = op_kind(problem.op);
+    const bool has_vectors = problem.recipe != Recipe::k1d1d || kind.grouping == Grouping::kNone;
+    const int64_t rows = kind.has_room() ? problem.num_groups * rows_per_group(problem) : problem.m;
     if (problem.scale_layout == ScaleLayout::kAny && problem.num_sms == 0 && has_vectors &&
-        is_worth_copies(op_kind(problem.op), {problem.m, problem.n, problem.k}))
+        is_worth_copies(kind, rows, problem.n, problem.k))
         found.scale_layout = ScaleLayout::kMnMajor;
     return found;
 }
@@ -141,9 +160,10 @@ void load_scale_copy_kernels(const Gpu& gpu) {
 
 ScaleMemory copy_scales(const Gpu& gpu, Call& call, void* stream, PyObject* handle) {
     ScaleMemory memory;
+    const uint64_t sizes = op_kind(call.op).has_room() ? call.groups.view.address : 0;
     const auto operands = scales_of(call);
     for (size_t i = 0; i < operands.size(); ++i)
-        if (operands[i] != nullptr && is_copied(*operands[i])) memory[i] = copy(gpu, *operands[i], stream, handle);
+        if (operands[i] != nullptr && is_copied(*operands[i])) memory[i] = copy(gpu, *operands[i], sizes, stream, handle);
     return memory;
 }
 

@@ -14,8 +14,8 @@ from deep_gemm.jit.compile_pool import SCALE_COPIES, SUMS, TRANSPOSE, Job, Outco
 
 #: The lock of all warm-ups with one cache folder: one process compiles on all cores, the others wait for it.
 _LOCK_KEY = "0" * 63 + "1"
-#: Sizes at which row-major scales are copied.
-_COPIED_SIZES = {"m": 8192, "n": 8192, "k": 8192}
+#: A size at which row-major scales are copied.
+_COPIED_SIZE = 8192
 #: Kernels, each with the first problem that needs it; None: it is for other sizes.
 Needs = dict[Job, "_C.Problem | None"]
 
@@ -72,11 +72,16 @@ def _list_passes(listed: list["_C.Problem"], device: "_C.Device", any_size: bool
     return passes + [job for job, (is_small, *_) in SUMS.items() if is_small in sums or (sums and any_size)]
 
 
+def _copied_sizes(problem: "_C.Problem") -> dict[str, int]:
+    names = ("m", "n", "k", *(("expected_m",) if problem.expected_m else ()))
+    return dict.fromkeys(names, _COPIED_SIZE)
+
+
 def _may_copy_scales(problem: "_C.Problem", any_size: bool) -> bool:
     """Whether calls of the problem, or of its variant at any size, may copy row-major scales."""
     fields = problem.as_dict() | {"scale_layout": "any"}
     try:
-        row_major = _C.Problem(**fields | (_COPIED_SIZES if any_size else {}))
+        row_major = _C.Problem(**fields | (_copied_sizes(problem) if any_size else {}))
     except ProblemError:  # an op kind without scales, or with others
         return False
     return _C.with_scale_copies(row_major) != row_major

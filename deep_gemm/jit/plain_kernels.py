@@ -74,7 +74,9 @@ PLAIN_KERNELS: dict[str, PlainRow] = {
     "swiglu_grad": PlainRow(
         ("const void*", "const void*", _BYTES, _BYTES, *[_U32] * 5, *[_I64] * 2), ("kElement", "kHasY", "kAligned")
     ),
-    "scale_layout": PlainRow((f"const {_U32}*", f"{_U32}*", *[_U32] * 3, *[_I64] * 4), ("kPack", "kAligned")),
+    "scale_layout": PlainRow(
+        (f"const {_U32}*", f"{_U32}*", "const int*", *[_U32] * 3, *[_I64] * 4), ("kPack", "kAligned")
+    ),
     "k_grouped_packing": PlainRow(
         (f"const {_U32}*", "const int*", f"{_U32}*", *[_U32] * 5, _I64), ("kEnds", "kAligned")
     ),

@@ -19,6 +19,8 @@ COLUMNS = tuple(range(8, 257, 8))
 SPLITS = tuple({"split_k": split} for split in (1, 2, 4, 8))
 PAIRS = ({"cluster_m": 2}, {"cluster_n": 2})
 MAX_STAGES = 32
+#: Columns up to which a tile may gain by TMA that adds onto C.
+MAX_ADD_COLUMNS = 160
 #: A grid of more waves than this keeps all SMs busy without a split of K.
 MAX_SPLIT_WAVES = 3
 #: Columns from which a tile of 128 rows with two scale vectors may gain by the unrolled loop.
@@ -92,18 +94,26 @@ def get_loop_space(problem, device) -> list:
     """Return the default space, and its configs with the knobs of the main loop that the heuristic would give them.
 
     Two scale vectors gain up to 15 % by the unrolled loop with some tiles and lose up to 4 % with others, so
-    both are measured of the tiles that may gain.
+    both are measured of the tiles that may gain; and so are TMA that adds onto C and C that is loaded.
     """
     space = _C.get_candidates(problem, device)
     knobs = [_C.with_loop_knobs(problem, config, device) for config in space]
     looped = [_C.Config(**config.as_dict() | {"loop": 1}) for config in knobs if _may_gain_by_loop(problem, config)]
-    legal = [config for config in looped if _C.is_legal(problem, config, device)]
+    added = [
+        _C.Config(**config.as_dict() | {"reduce_add": 1})
+        for config in (*knobs, *looped) if _is_large(config) and config.block_n <= MAX_ADD_COLUMNS
+    ]  # fmt: skip
+    legal = [config for config in (*looped, *added) if _C.is_legal(problem, config, device)]
     return list(dict.fromkeys([*space, *knobs, *legal]))
 
 
 def _may_gain_by_loop(problem, config) -> bool:
+    return problem.recipe == "1d1d" and _is_large(config)
+
+
+def _is_large(config) -> bool:
     is_large = config.block_m == 256 or (config.block_m == 128 and config.block_n >= MIN_LOOP_COLUMNS)
-    return problem.recipe == "1d1d" and config.swap_ab == 0 and is_large
+    return config.swap_ab == 0 and is_large
 
 
 #: What lists the configs of a problem, by the name of its space.

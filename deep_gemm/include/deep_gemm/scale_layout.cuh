@@ -1,5 +1,5 @@
 // Makes FP32 scales [groups, mn, k], whose rows are contiguous, MN-major; with kPack, four columns become one word of
-// their exponents (UE8M0).
+// their exponents (UE8M0). Groups may say how many of their rows there are: no more are copied, but for those of a tile.
 //
 // A CTA moves a tile of kRows rows x `width` words of the result through shared memory, so that both sides are
 // coalesced. A tile is as wide as the result where it can be: then its rows are read whole. Threads walk the tile's
@@ -23,6 +23,7 @@ struct ScaleLayout {
 
     const u32* in;  // [groups, mn, k]: bits
     u32* out;       // [groups, mn, k or ceil(k / 4)], column by column
+    const int* sizes;  // rows of each group; null: mn
     u32 mn, k;
     u32 width;      // of a tile, at most kMostColumns
     i64 in_group, in_row;          // words
@@ -105,6 +106,7 @@ struct ScaleLayout {
         alignas(16) __shared__ u32 tile[kRows * kMostColumns];
         const u32 columns = kPack ? ceil_div(k, 4) : k, column_start = blockIdx.x * width,
                   row_start = blockIdx.y * kRows;
+        if (sizes != nullptr && int(row_start) >= sizes[blockIdx.z]) return;
         read(tile, row_start, column_start);
         __syncthreads();
         if (row_start + kRows <= mn)

@@ -1,5 +1,6 @@
 """summary.json: every committed value follows from the file it names; figures of made-up results."""
 
+import itertools
 import math
 import subprocess
 import sys
@@ -362,5 +363,8 @@ def test_baselines_cover_the_benchmark_shapes():
 
 
 def test_rounds_interleave_or_follow_each_other_after_a_rest():
-    assert order_calls(["a", "b"], 3, rests=False) == [["a", "b", "b", "a", "a", "b"]]
     assert order_calls(["a", "b"], 3, rests=True) == [["a"] * 3, ["b"] * 3]
+    (run,) = order_calls(["a", "b", "c"], 40, rests=False)
+    rounds = [tuple(run[start : start + 3]) for start in range(0, 120, 3)]
+    assert set(rounds) == set(itertools.permutations("abc"))
+    assert order_calls(["a", "b", "c"], 40, rests=False) == [run]

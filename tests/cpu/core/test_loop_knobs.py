@@ -212,6 +212,10 @@ def test_groups_of_few_rows_take_the_scale_warp_with_narrow_tiles_too():
     assert with_knobs(masked, 128, 96, 6) == with_knobs(masked, 64, 96, 8) == {"scale_warp": 1}
 
 
-def test_bf16_has_no_knobs():
+def test_bf16_only_adds_onto_c():
     problem = _C.Problem("bf16_gemm", 4096, 4096, 7168)
     assert with_knobs(problem, 256, 128, 3, block_k=64) == {}
+    onto = {"d_dtype": "fp32", "c_mode": "accumulate"}
+    for k, knobs in ((64 * 31, {}), (64 * 32, {"reduce_add": 1})):
+        assert with_knobs(_C.Problem("bf16_gemm", 4096, 4096, k, **onto), 128, 128, 5, block_k=64) == knobs
+    assert with_knobs(_C.Problem("bf16_gemm", 4096, 4096, k, **onto), 256, 128, 3, block_k=64) == {}  # not staged

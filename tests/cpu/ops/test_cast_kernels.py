@@ -13,7 +13,7 @@ import torch
 from deep_gemm import cast_kernels, quantize
 from deep_gemm.group_packing import get_k_grouped_mn_major_tma_aligned_packed_ue8m0_tensor as get_k_grouped_packed
 from tests.fakes.operands import one_thread
-from tests.fakes.plain_host import POISON, compile_host, run_plan, use_host_kernels
+from tests.fakes.plain_host import POISON, compile_host, make_kernel, run_plan, use_host_kernels
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
@@ -306,6 +306,17 @@ def test_scale_layouts(shape, extra):
     for tensor, wanted in ((found, sf), (packed, exponents.contiguous().view(torch.int32))):
         assert torch.equal(tensor, wanted) and tensor.stride()[-2:] == (1, aligned)
         assert len(shape) == 2 or tensor.stride(0) == aligned * tensor.shape[-1]
+
+
+def test_only_tiles_with_rows_of_their_group_are_laid_out():
+    """Groups of 65, 0 and 130 rows: 2, 0 and 3 tiles of 64 rows; all other words keep the poison."""
+    groups, rows, k, sizes = 3, 260, 8, torch.tensor([65, 0, 130], dtype=torch.int32)
+    sf, out = values((groups, rows, k), FP32), torch.full((groups, k, rows), 77.0)
+    launch = make_kernel("scale_layout", 256, kPack=False, kAligned=True)
+    launch((1, 5, groups), sf, out, sizes, rows, k, k, rows * k, k, rows * k, rows)
+    for group, copied in enumerate((128, 0, 192)):
+        assert torch.equal(out[group, :, :copied], sf[group, :copied].T)
+        assert (out[group, :, copied:] == 77.0).all()
 
 
 def test_columns_of_scales_that_are_not_contiguous_are_left_to_torch():

@@ -15,8 +15,9 @@ from tests.fakes.stub_operands import view
 M, N, K = 300, 1100, 4096
 STEPS = K // 128
 WORK = M * N * K
-#: Of the copying kernel: from, to, mn, k, width, group and row of what it reads, group and column of what it writes.
-ARGUMENTS = 9
+#: Of the copying kernel: from, to, rows of groups, mn, k, width, group and row of what it reads, group and column of
+#: what it writes.
+ARGUMENTS = 10
 DEFAULT = 2.0**35
 
 
@@ -78,13 +79,34 @@ def call_contiguous(work):
     return planned, copies
 
 
+def call_masked(work, expected_m=64, groups=3):
+    """Call the masked product of groups with room for M rows on row-major scales; return (problems, copies)."""
+    planned, copies, restore = use_fakes()
+    a = (
+        view(stub_operands.A, (groups, M, K), (M * K, K, 1), "float8_e4m3fn"),
+        view(stub_operands.SCALE_A, (groups, M, STEPS), (M * STEPS + 4, STEPS, 1), "float32"),
+    )
+    b = (
+        view(stub_operands.B, (groups, N, K), (N * K, K, 1), "float8_e4m3fn"),
+        view(stub_operands.SCALE_B, (groups, -(-N // 128), STEPS), (9 * STEPS, STEPS, 1), "float32"),
+    )
+    d = view(stub_operands.D, (groups, M, N), (M * 1104, 1104, 1), "bfloat16")
+    _C.set_scale_copy_work(work)
+    try:
+        deep_gemm.m_grouped_fp8_gemm_nt_masked(a, b, d, view(stub_operands.C, (groups,), (1,), "int32"), expected_m)
+    finally:
+        _C.set_scale_copy_work(DEFAULT)
+        restore()
+    return planned, copies
+
+
 def test_scales_of_a_are_copied_before_the_product(driver):
     (planned, copies), events = driver.call(call_dense, arguments=ARGUMENTS)
     copy, product = select(events, "LaunchKernelEx")
     assert copies == [(STEPS, 4 * 300, 0)] and planned[0]["scale_layout"] == "mn_major"
-    source, target, mn, k, width, in_group, in_row, out_group, out_column = copy["plain"]
+    source, target, sizes, mn, k, width, in_group, in_row, out_group, out_column = copy["plain"]
     assert (source, target, in_row, out_column) == (stub_operands.SCALE_A, COPY, STEPS, 300)
-    assert [number % (1 << 32) for number in (mn, k, width)] == [M, STEPS, 32] and in_group == out_group == 0
+    assert [number % (1 << 32) for number in (mn, k, width)] == [M, STEPS, 32] and sizes == in_group == out_group == 0
     assert copy["grid"] == [1, 5, 1] and copy["block"] == [256, 1, 1]
     params = read_params(product)
     assert (params["scale_a"], params["scale_a_stride_mn"], params["scale_a_stride_k"]) == (COPY, 1, 300)
@@ -103,6 +125,20 @@ def test_rows_of_groups_are_copied_together(driver):
     (planned, copies), _ = driver.call(call_contiguous, WORK)
     assert copies == [(STEPS, 4 * 300, 0)] and planned[0]["scale_layout"] == "mn_major"
     (planned, copies), _ = driver.call(call_contiguous, WORK + 1)
+    assert not copies and planned[0]["scale_layout"] == "any"
+
+
+def test_the_rows_that_masked_groups_have_are_copied(driver):
+    """Whether they are depends on the rows that are expected; which ones, on those that the device says."""
+    (planned, copies), events = driver.call(call_masked, 3 * 64 * N * K, arguments=ARGUMENTS)
+    copy, product = select(events, "LaunchKernelEx")
+    assert copies == [(3 * STEPS, 4 * 300, 0)] and planned[0]["scale_layout"] == "mn_major"
+    source, target, sizes, mn, k, width, in_group, in_row, out_group, out_column = copy["plain"]
+    assert (source, target, sizes) == (stub_operands.SCALE_A, COPY, stub_operands.C)
+    assert [number % (1 << 32) for number in (mn, k, width)] == [M, STEPS, 32]
+    assert (in_group, in_row, out_group, out_column) == (M * STEPS + 4, STEPS, STEPS * 300, 300)
+    assert copy["grid"] == [1, 5, 3]
+    (planned, copies), _ = driver.call(call_masked, 3 * 64 * N * K + 1)
     assert not copies and planned[0]["scale_layout"] == "any"
 
 
@@ -129,8 +165,8 @@ def test_rows_at_an_odd_pitch_are_copied_word_by_word(driver):
         (_, copies), events = driver.call(call_dense, given, arguments=ARGUMENTS)
         copy = select(events, "LaunchKernelEx")[0]
         assert copies == [(steps, 1200, 0)] and copy["grid"] == [tiles, 5, 1]
-        assert [number % (1 << 32) for number in copy["plain"][2:5]] == [M, steps, width]
-        assert copy["plain"][6] == steps + 3
+        assert [number % (1 << 32) for number in copy["plain"][3:6]] == [M, steps, width]
+        assert copy["plain"][7] == steps + 3
 
 
 @pytest.mark.parametrize(
@@ -141,7 +177,9 @@ def test_rows_at_an_odd_pitch_are_copied_word_by_word(driver):
         ("fp8_gemm", {"n": 1016, "k": 2 * K}, False),
         ("fp8_gemm", {"scale_layout": "mn_major"}, False),
         ("m_grouped_fp8_gemm_contiguous", {"num_groups": 4}, True),
-        ("m_grouped_fp8_gemm_masked", {"num_groups": 4}, False),
+        ("m_grouped_fp8_gemm_masked", {"num_groups": 4, "expected_m": 1024}, True),
+        ("m_grouped_fp8_gemm_masked", {"num_groups": 4, "expected_m": 1016}, False),
+        ("batched_fp8_gemm", {"num_groups": 4}, False),
     ],
 )
 def test_the_problem_that_is_run(op, fields, is_copied):
