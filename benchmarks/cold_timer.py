@@ -4,9 +4,9 @@ One profiler session times all variants of a problem, interleaved: every variant
 is drawn for the round. Drift of clocks and power thus affects all variants alike, rounds can be compared in pairs, and
 no variant always follows the same other one: a kernel of milliseconds lowers the clocks for the next (seen on an H100:
 the same kernel took 2.44 ms after one variant and 2.13 after another), and one that has just run finds its instructions
-cached (1 to 2 % of 8 us). For a comparison with times recorded elsewhere, the variants run one after the other instead: all
-rounds of one variant, each after the GPU has rested. (Under a steady load of kernels of a millisecond or more, an H200
-reaches its power limit; it was up to 15 % slower after some 50 ms.) The trace is split at the flush kernels: the
+cached (1 to 2 % of 8 us). For a comparison with times recorded elsewhere, the variants run one after the other instead:
+all rounds of one variant, each after the GPU has rested. (Under a steady load of kernels of a millisecond or more, an
+H200 reaches its power limit; it was up to 15 % slower after some 50 ms.) The trace is split at the flush kernels: the
 kernels between two of them belong to one call.
 """
 
@@ -35,6 +35,7 @@ class ColdTimer:
     def __init__(self, sm_count: int):
         _C.set_pdl(False)
         self.buffer = torch.randint(0, 2**31 - 1, (FLUSH_BYTES // 4,), dtype=torch.int32, device="cuda")
+        self.draw = random.Random(0)
         self.flush = ReadKernel(FLUSH_NAME, num_blocks=4 * sm_count)
 
     def measure(
@@ -53,7 +54,7 @@ class ColdTimer:
             variants[name]()
             variants[name]()
         torch.cuda.synchronize()
-        runs = order_calls(list(variants), rounds, rests)
+        runs = order_calls(list(variants), rounds, rests, self.draw)
         with profile(activities=[ProfilerActivity.CUDA]) as session:
             for names in runs:
                 self._run([variants[name] for name in names], rests)
@@ -69,11 +70,10 @@ class ColdTimer:
             time.sleep(max(REST_FACTOR * (time.monotonic() - start), REST_S))
 
 
-def order_calls(names: list[str], rounds: int, rests: bool) -> list[list[str]]:
+def order_calls(names: list[str], rounds: int, rests: bool, draw: random.Random) -> list[list[str]]:
     """Return the calls in their order, one list for each stretch without a rest."""
     if rests:
         return [[name] * rounds for name in names]
-    draw = random.Random(0)
     return [[name for _ in range(rounds) for name in draw.sample(names, len(names))]]
 
 

@@ -40,8 +40,8 @@ COMMANDS = {
 NOTATION = (
     "A config is printed as 64x96x128 s9 c1x1 k4 swap: tile of 64 rows, 96 columns and 128 of K, 9 stages, cluster of"
     " 1x1 CTAs, K split in 4 (left out: not split), operands swapped (left out: not)."
-    " FP8 main loops add loop (unrolled), warp (one copies the block scales), barrier (the warpgroups meet before a"
-    " tile) and add (TMA adds onto D)."
+    " FP8 main loops add loop (unrolled), warp (one copies the block scales) and barrier (the warpgroups meet before a"
+    " tile); FP8 and BF16 add (TMA adds onto D)."
 )
 
 

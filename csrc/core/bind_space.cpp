@@ -101,7 +101,7 @@ void bind_legality(py::module_& m) {
           "Return every config that get_candidates can return on `device` for some problem of `problem`'s variant.");
 }
 
-// At worst all late tiles are in front (three: 128x152 has a cluster, too).
+// At worst all late tiles of a recipe are in front: 128x152, alone and in a cluster.
 constexpr size_t kNumRankedForPick = 4;
 
 void bind_heuristic(py::module_& m) {

@@ -17,13 +17,13 @@ inline constexpr int kFeaturesVersion = 5;
 inline constexpr size_t kNumSharedFeatures = 36, kNumOwnFeatures = 37;
 inline constexpr size_t kNumConfigRow = kNumSharedFeatures + kNumOwnFeatures;
 
-// The names of a row's numbers; the last is log(predicted time / that of the heuristic's pick).
+// The names of a row's numbers; the last is log(predicted time / that of find_feature_pick's tile).
 std::vector<std::string> config_feature_names();
 
 // Writes the rows of one problem; what configs share is computed once.
 class ConfigFeatures {
  public:
-    // Both must outlive this object; `pick` is the heuristic's.
+    // Both must outlive this object; `pick` is find_feature_pick's.
     ConfigFeatures(const Problem& problem, const Estimator& estimator, const AnalyticChoice& pick);
 
     // The kNumSharedFeatures numbers that a row starts with, and the kNumOwnFeatures numbers after them.

@@ -16,8 +16,9 @@ constexpr int kMaxScaleWarpColumns = 144;     // of 64 rows: 64x160 and 64x192 l
 constexpr int kRingSteps = 8;                 // of a buffer in the ring of scales of any layout
 constexpr int64_t kMinVectorSteps = 8;        // columns have scales of their own, D is FP32: 8 to 13 % won at 8 and 10
 constexpr int64_t kMinHalfVectorSteps = 32;   // and where D is BF16
-constexpr int64_t kMinAddSteps = 32;          // BF16
-constexpr int kReduceAddColumns = 128;        // 2 to 5 % won; wider tiles lose up to 20 %
+constexpr int64_t kMinHalfAddSteps = 20;      // BF16
+constexpr int64_t kMinWideAddSteps = 16;      // FP8 tiles wider than the next; with fewer they lose 6 to 28 %
+constexpr int kReduceAddColumns = 128;        // 2 to 5 % won
 
 int64_t steps_of_tile(const Problem& problem, const Config& config) {
     const int64_t steps = (extent_of(problem).k + stage_k(problem.op) - 1) / stage_k(problem.op);
@@ -35,9 +36,7 @@ bool is_swept(const Problem& problem) { return problem.recipe == Recipe::k1d2d &
 
 // Tiles of 256 rows that gain by all knobs, in whole rounds or not: 256x128, and 256x112 with 0.87 to 0.99 of the time
 // (H100, 29 dense products of 9 to 141 steps).
-bool is_tall(const Config& config) {
-    return config.block_m == 256 && (config.block_n == 128 || config.block_n == 112);
-}
+bool is_tall(const Config& config) { return config.block_m == 256 && (config.block_n == 128 || config.block_n == 112); }
 
 bool is_single(const Config& config) { return config.cluster_m * config.cluster_n * config.split_k == 1; }
 
@@ -82,13 +81,13 @@ bool gains_without_loop(const Problem& problem, const Config& config, int64_t st
 bool fits_rounds(const Problem& problem, const Config& config, int64_t steps) {
     if (has_scale_ring(problem)) return kRingSteps % config.num_stages == 0;
     if (steps % config.num_stages != 0) return gains_within_rounds(problem, config, steps);
-    return config.block_m != 256 || is_tall(config) ||
-           (config.block_n == 64 && is_dense(problem) && is_swept(problem));
+    return config.block_m != 256 || is_tall(config) || (config.block_n == 64 && is_dense(problem) && is_swept(problem));
 }
 
-// 128x64 5 %, 128x96 2 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster. Tiles
-// of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 % faster from 32 steps on, whether
-// tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D between 5 % won and 4 % lost.
+// 128x64 5 %, 128x96 2 %, 128x192 with the scale warp 4 to 6 %, 256x128 with it and the barrier 1 to 5 % faster,
+// 256x112 1 to 13 %. Tiles of one warpgroup lose up to 6 %. Where columns have scales of their own, 5 to 17 % faster
+// from 32 steps on, whether tiles end with a round or not; with 8 to 16 steps an FP32 D gains as much, a BF16 D between
+// 5 % won and 4 % lost.
 bool pays_loop(const Problem& problem, const Config& config, int64_t steps) {
     if (!has_two_warpgroups(config) || config.split_k > 1 || gains_without_loop(problem, config, steps)) return false;
     if (problem.recipe == Recipe::k1d1d && config.block_n < kMinVectorLoopColumns && config.block_m == 128)
@@ -133,12 +132,20 @@ bool pays_tile_barrier(const Problem& problem, const Config& config, int64_t ste
     return problem.recipe == Recipe::k1d2d && is_tall(config) && steps >= kMinSteps;
 }
 
-// BF16, on an H100: from 32 steps on, tiles of all widths take 0.86 to 0.99 of the time (12 dense products; 6 of groups
-// of K, 128x128 0.93 to 0.97), at 16 steps 0.93 to 1.14 (2), at 8 steps 1.04 to 1.38 (2).
+// BF16, on an H100: from 32 steps on, plain tiles of all widths take 0.86 to 0.99 of the time (12 dense products; of
+// groups of K, the best tiles of 18, 0.92 to 1.01), with 20 and 24 steps 0.96 to 1.00 (9 of groups of K; one 1.08),
+// with 16 0.93 to 1.14, with 8 1.04 to 1.38. Swapped tiles and batched products were not timed.
+bool pays_half_reduce_add(const Problem& problem, const Config& config, int64_t steps) {
+    return steps >= kMinHalfAddSteps && config.swap_ab == 0 && !op_kind(problem.op).is_batched();
+}
+
+// Wide FP8 tiles, with the loop, on an H100: 128x136 0.96 (30 of groups of K) and 0.98 (5 dense), 128x152 0.95 (30) and
+// 1.00 (4); 128x144 loses 5 and 2 %.
 bool pays_reduce_add(const Problem& problem, const Config& config, int64_t steps) {
-    if (!is_fp8(problem.op)) return steps >= kMinAddSteps;
-    return problem.recipe == Recipe::k1d1d && has_two_warpgroups(config) && config.block_n <= kReduceAddColumns &&
-           steps >= kMinVectorSteps;
+    if (!is_fp8(problem.op)) return pays_half_reduce_add(problem, config, steps);
+    if (problem.recipe != Recipe::k1d1d || !has_two_warpgroups(config)) return false;
+    if (config.block_n <= kReduceAddColumns) return steps >= kMinVectorSteps;
+    return (config.block_n == 136 || config.block_n == 152) && steps >= kMinWideAddSteps;
 }
 
 }  // namespace

@@ -58,7 +58,7 @@ bool is_worth_copies(const OpKind& kind, int64_t rows, int64_t n, int64_t k) {
 
 int64_t count_rows(const Call& call, const Sizes& sizes) {
     if (!op_kind(call.op).has_room()) return sizes.m;
-    return sizes.num_groups * std::clamp<int64_t>(call.expected_m.value_or(sizes.m), 0, sizes.m);
+    return sizes.num_groups * (call.expected_m ? round_expected_m(*call.expected_m, sizes.m) : sizes.m);
 }
 
 // Scales that may be copied, of a call that may be const; null where there are none.
@@ -133,8 +133,8 @@ Layouts with_scale_copies(const Gpu& gpu, const Call& call, const Sizes& sizes, 
     if (!is_good_or_copied(call.scale_a)) return found;
     // Those of B are not copied for groups, each of which has its own.
     const bool has_one_b = op_kind(call.op).grouping == Grouping::kNone;
-    if (call.recipe == Recipe::k1d1d && !is_mn_major(call.scale_b.view) && !(has_one_b && is_copied(call.scale_b)))
-        return found;
+    const bool is_b_good = is_mn_major(call.scale_b.view) || (has_one_b && is_copied(call.scale_b));
+    if (call.recipe == Recipe::k1d1d && !is_b_good) return found;
     if (has_kernels(gpu, call)) found.scales = ScaleLayout::kMnMajor;
     return found;
 }
@@ -162,8 +162,10 @@ ScaleMemory copy_scales(const Gpu& gpu, Call& call, void* stream, PyObject* hand
     ScaleMemory memory;
     const uint64_t sizes = op_kind(call.op).has_room() ? call.groups.view.address : 0;
     const auto operands = scales_of(call);
-    for (size_t i = 0; i < operands.size(); ++i)
-        if (operands[i] != nullptr && is_copied(*operands[i])) memory[i] = copy(gpu, *operands[i], sizes, stream, handle);
+    for (size_t i = 0; i < operands.size(); ++i) {
+        Operand* scales = operands[i];
+        if (scales != nullptr && is_copied(*scales)) memory[i] = copy(gpu, *scales, sizes, stream, handle);
+    }
     return memory;
 }
 

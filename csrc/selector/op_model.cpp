@@ -90,6 +90,12 @@ void widen_hull(OpModel& model) {
     }
 }
 
+bool find_reduce_add(const OpModel& model) {
+    static const std::vector<std::string> names = config_feature_names();
+    const size_t index = size_t(std::find(names.begin(), names.end(), "reduce_add") - names.begin());
+    return index < model.num_features() && model.hull_max[index] >= 1.0f;
+}
+
 void check_golden(const OpModel& model) {
     const OpParts& parts = model.parts;
     const size_t rows = parts.golden_scores.size();
@@ -132,6 +138,7 @@ OpModel::OpModel(Op kind, OpParts given, const Device& device, bool has_own_feat
     check_exact(*this);
     check_hull(*this, has_own_features);
     widen_hull(*this);
+    knows_reduce_add = find_reduce_add(*this);
     check_golden(*this);
 }
 

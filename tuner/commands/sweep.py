@@ -24,9 +24,9 @@ MAX_EXAMPLES = 8
 #: Without a terminal, progress is one line at most this often.
 LINE_INTERVAL_S = 15.0
 SPACE_HELP = (
-    "default (at most 176 configs per problem), loops (those, and each with the knobs of the main loop that the"
-    " heuristic would give it), or wide (a grid of all tile widths, splits and clusters, of which a"
-    " search measures a part)."
+    "default (at most 176 configs per problem), loops (those, each with the knobs of the main loop that the heuristic"
+    " would give it, and some with a loop or an add by TMA that it would not), or wide (a grid of all tile widths,"
+    " splits and clusters, of which a search measures a part)."
 )
 WORKLOAD_HELP = (
     "Group sizes of grouped ops: spread (0.7 to 1.3 times the mean), uniform, or skewed (one group has nearly all"

@@ -57,7 +57,7 @@ class ConfigRows(NamedTuple):
 
     @property
     def estimate(self) -> np.ndarray:
-        """Return log(estimate / estimate of the heuristic's pick), F64[N]."""
+        """Return log(estimate / estimate of the tile that features are relative to), F64[N]."""
         return self.features[:, -1].astype(np.float64)
 
     def of(self, problems: np.ndarray) -> "ConfigRows":

@@ -23,7 +23,8 @@ MAX_STAGES = 32
 MAX_ADD_COLUMNS = 160
 #: A grid of more waves than this keeps all SMs busy without a split of K.
 MAX_SPLIT_WAVES = 3
-#: Columns from which a tile of 128 rows with two scale vectors may gain by the unrolled loop.
+#: Columns from which a tile of 128 rows may gain by TMA that adds onto C and, with two scale vectors, by the unrolled
+#: loop.
 MIN_LOOP_COLUMNS = 96
 #: How many variants' grids are kept; a sweep has a handful.
 NUM_CACHED = 64
@@ -94,7 +95,8 @@ def get_loop_space(problem, device) -> list:
     """Return the default space, and its configs with the knobs of the main loop that the heuristic would give them.
 
     Two scale vectors gain up to 15 % by the unrolled loop with some tiles and lose up to 4 % with others, so
-    both are measured of the tiles that may gain; and so are TMA that adds onto C and C that is loaded.
+    both are measured of the tiles that may gain; and so are TMA that adds onto C and C that is loaded, up to
+    MAX_ADD_COLUMNS.
     """
     space = _C.get_candidates(problem, device)
     knobs = [_C.with_loop_knobs(problem, config, device) for config in space]

@@ -1,5 +1,5 @@
 // Makes FP32 scales [groups, mn, k], whose rows are contiguous, MN-major; with kPack, four columns become one word of
-// their exponents (UE8M0). Groups may say how many of their rows there are: no more are copied, but for those of a tile.
+// their exponents (UE8M0). Groups may say how many of their rows there are: only tiles with such rows are copied.
 //
 // A CTA moves a tile of kRows rows x `width` words of the result through shared memory, so that both sides are
 // coalesced. A tile is as wide as the result where it can be: then its rows are read whole. Threads walk the tile's

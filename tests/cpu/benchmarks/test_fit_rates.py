@@ -52,7 +52,7 @@ def test_the_pick_is_the_heuristic_s_where_every_candidate_was_measured():
 
 def test_a_fit_finds_the_rates_of_another_gpu():
     entries = make_entries()
-    fitted = fit_rates.fit(fit_rates.Scorer(entries, DEVICE), PRESENT, 25, 0)
+    fitted = fit_rates.fit(fit_rates.Scorer(entries, DEVICE), PRESENT, 40, 0)
     assert mean_regret(entries, TRUE) == 0.0
     assert mean_regret(entries, fitted) < 0.5 * mean_regret(entries, PRESENT)
 

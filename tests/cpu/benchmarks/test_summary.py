@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -363,8 +364,10 @@ def test_baselines_cover_the_benchmark_shapes():
 
 
 def test_rounds_interleave_or_follow_each_other_after_a_rest():
-    assert order_calls(["a", "b"], 3, rests=True) == [["a"] * 3, ["b"] * 3]
-    (run,) = order_calls(["a", "b", "c"], 40, rests=False)
+    draw = random.Random(0)
+    assert order_calls(["a", "b"], 3, True, draw) == [["a"] * 3, ["b"] * 3]
+    (run,) = order_calls(["a", "b", "c"], 40, False, draw)
     rounds = [tuple(run[start : start + 3]) for start in range(0, 120, 3)]
     assert set(rounds) == set(itertools.permutations("abc"))
-    assert order_calls(["a", "b", "c"], 40, rests=False) == [run]
+    assert order_calls(["a", "b", "c"], 40, False, draw) != [run]  # the next problem has draws of its own
+    assert order_calls(["a", "b", "c"], 40, False, random.Random(0)) == [run]

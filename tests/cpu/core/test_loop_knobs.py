@@ -216,6 +216,23 @@ def test_bf16_only_adds_onto_c():
     problem = _C.Problem("bf16_gemm", 4096, 4096, 7168)
     assert with_knobs(problem, 256, 128, 3, block_k=64) == {}
     onto = {"d_dtype": "fp32", "c_mode": "accumulate"}
-    for k, knobs in ((64 * 31, {}), (64 * 32, {"reduce_add": 1})):
+    for k, knobs in ((64 * 19, {}), (64 * 20, {"reduce_add": 1})):
         assert with_knobs(_C.Problem("bf16_gemm", 4096, 4096, k, **onto), 128, 128, 5, block_k=64) == knobs
-    assert with_knobs(_C.Problem("bf16_gemm", 4096, 4096, k, **onto), 256, 128, 3, block_k=64) == {}  # not staged
+    long = _C.Problem("bf16_gemm", 4096, 4096, 4096, **onto)
+    assert with_knobs(long, 256, 128, 3, block_k=64) == {}  # not staged
+    assert with_knobs(long, 32, 128, 5, block_k=64, swap_ab=1) == {}
+
+
+@pytest.mark.parametrize("block_n, knobs", [(128, 8), (136, 16), (144, None), (152, 16), (160, None)])
+def test_wide_fp8_tiles_add_onto_c_from_their_own_steps(block_n, knobs):
+    onto = {"recipe": "1d1d", "d_dtype": "fp32", "c_mode": "accumulate"}
+    for steps in (7, 8, 15, 16, 64):
+        problem = _C.Problem("fp8_gemm", 4096, 4096, 128 * steps, **onto)
+        added = with_knobs(problem, 128, block_n, 3).get("reduce_add", 0)
+        assert added == int(knobs is not None and steps >= knobs)
+
+
+def test_256x112_has_the_knobs_of_256x128():
+    for k, knobs in ((128 * 11, {}), (128 * 13, {"loop": 1, "scale_warp": 1, "tile_barrier": 1})):
+        problem = _C.Problem("fp8_gemm", 4096, 7168, k)
+        assert with_knobs(problem, 256, 112, 3) == with_knobs(problem, 256, 128, 3) == knobs

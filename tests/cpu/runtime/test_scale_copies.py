@@ -142,6 +142,13 @@ def test_the_rows_that_masked_groups_have_are_copied(driver):
     assert not copies and planned[0]["scale_layout"] == "any"
 
 
+def test_the_rows_that_are_expected_are_those_of_the_problem(driver):
+    """A hint of 65 rows counts as 80, in a call and in the problem that stands for it."""
+    for work, is_copied in ((3 * 80 * N * K, True), (3 * 80 * N * K + 1, False)):
+        (planned, copies), _ = driver.call(call_masked, work, 65)
+        assert bool(copies) == is_copied and planned[0]["expected_m"] == 80
+
+
 @pytest.mark.parametrize(
     "options",
     [

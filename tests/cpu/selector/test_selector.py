@@ -279,6 +279,22 @@ def test_rows_outside_the_hull_are_not_chosen(no_exact):
     assert {(True, True), (True, False)} <= seen
 
 
+@pytest.mark.parametrize("adds", [False, True])
+def test_trees_that_saw_no_config_that_adds_rate_the_tiles_without(adds):
+    """BF16 got configs that add by TMA later than some artefacts."""
+    metadata, arrays, _, _ = make_parts(op="bf16_gemm")
+    hull = widest_hull()
+    column = _C.config_feature_names().index("reduce_add")
+    hull["feature_min"][column], hull["feature_max"][column] = 0.0, int(adds)
+    selector = Selector(pack(metadata, arrays | hull))
+    problem = _C.Problem("bf16_gemm", 4096, 4096, 4096, d_dtype="fp32", c_mode="accumulate")
+    assert _C.get_analytic_config(problem, DEVICE).reduce_add == 1
+    choice = selector.choose(problem, DEVICE, "model", KERNEL_HASH)
+    rated = list(choice.scores)
+    assert choice.source == "learned" and len(rated) == _C.NUM_RANKED
+    assert any(config.reduce_add for config in rated) == adds
+
+
 def test_illegal_configs_are_never_chosen():
     selector = load()
     for problem in make_parts()[3][:60]:

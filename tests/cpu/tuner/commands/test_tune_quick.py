@@ -29,7 +29,7 @@ def few_problems(own_home, monkeypatch):
     monkeypatch.setattr(sweep, "make_worker", lambda options: InProcessWorker())
     monkeypatch.setattr(calibrate, "list_pool", lambda op: list(POOL))
     monkeypatch.setattr(quick, "ROUND", 4)
-    settings = Settings(trees=12, sizes=(8,))
+    settings = Settings(trees=24, sizes=(8,))
     monkeypatch.setattr(calibrate, "Calibration", partial(quick.Calibration, settings=settings))
 
 

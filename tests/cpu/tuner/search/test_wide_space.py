@@ -369,8 +369,10 @@ def test_the_space_of_loops_adds_the_heuristics_knobs():
     assert wide_space.get_loop_space(BF16, DEVICE) == _C.get_candidates(BF16, DEVICE)
     columns = _C.Problem("fp8_gemm", 4096, 4096, 2048, recipe="1d1d", d_dtype="fp32", c_mode="accumulate")
     looped = [config for config in wide_space.get_loop_space(columns, DEVICE) if config.loop]
-    narrow = {(128, 96), (128, 112), (128, 128), (128, 136), (128, 144)}
+    narrow = {(128, 96), (128, 112), (128, 128), (128, 136), (128, 144), (128, 152)}
     assert {(config.block_m, config.block_n) for config in looped} == {*narrow, (256, 64)}
+    added = {config.block_n for config in wide_space.get_loop_space(columns, DEVICE) if config.reduce_add}
+    assert {144, 160} <= added  # the rule gives it to neither
     short = _C.Problem("fp8_gemm", 4096, 4096, 1024, recipe="1d1d")
     assert not any(_C.with_loop_knobs(short, config, DEVICE).loop for config in _C.get_candidates(short, DEVICE))
     assert any(config.loop for config in wide_space.get_loop_space(short, DEVICE))
