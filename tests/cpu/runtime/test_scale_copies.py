@@ -131,7 +131,7 @@ def test_rows_of_groups_are_copied_together(driver):
 def test_the_rows_that_masked_groups_have_are_copied(driver):
     """Whether they are depends on the rows that are expected; which ones, on those that the device says."""
     (planned, copies), events = driver.call(call_masked, 3 * 64 * N * K, arguments=ARGUMENTS)
-    copy, product = select(events, "LaunchKernelEx")
+    copy, _ = select(events, "LaunchKernelEx")
     assert copies == [(3 * STEPS, 4 * 300, 0)] and planned[0]["scale_layout"] == "mn_major"
     source, target, sizes, mn, k, width, in_group, in_row, out_group, out_column = copy["plain"]
     assert (source, target, sizes) == (stub_operands.SCALE_A, COPY, stub_operands.C)
