@@ -29,6 +29,7 @@ from tuner.problems.fields import replace_problem
 from tuner.ship import gates
 from tuner.ship.exact import read_base
 from tuner.ship.model_card import CardPart, Contents, Counts, find_section, write_card
+from tuner.ship.steady import prefer_steady
 
 #: Configs of the exact table, each of which a deployment may have to compile.
 MAX_CONFIGS = 64
@@ -254,9 +255,9 @@ def describe_quarantined(part: Part, indices: list[int]) -> list:
 def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     """Return all configs of the artefact, the portfolio first, and {problem: config index} of the measured best.
 
-    A config outside the portfolio joins only for gains above 1 %; those with the largest sum of gains come first. A
-    problem gets no entry where the heuristic's pick is more than 1 % faster than the entry would be: forest and
-    heuristic then choose.
+    A config outside the portfolio joins only for gains above 1 %; those with the largest sum of gains come first. Of
+    configs that tie, masked groups get one that bears uneven sizes. A problem gets no entry where the heuristic's pick
+    is more than 1 % faster than the entry would be: forest and heuristic then choose.
     """
     column = {config: index for index, config in enumerate(data.configs)}
     timed = np.where(data.state >= SEARCHED, data.log_ratio, np.inf)
@@ -271,6 +272,7 @@ def choose_exact(data: Dataset, portfolio: list) -> tuple[list, dict]:
     chosen = np.where(np.isin(data.oracle, extra) & is_confirmed, data.oracle, own)
     configs = [*portfolio, *(data.configs[index] for index in extra)]
     place = {config: index for index, config in enumerate(configs)}
+    chosen = prefer_steady(data, chosen, np.array([*map(column.get, configs)]), EXACT_GAIN_LOG)
     kept = np.flatnonzero(timed[np.arange(len(chosen)), chosen] <= EXACT_GAIN_LOG)
     return configs, {data.problems[row]: place[data.configs[chosen[row]]] for row in kept}
 
@@ -299,10 +301,8 @@ def choose_extra(oracle: np.ndarray, gain: np.ndarray, count: int) -> list[int]:
 def exact_arrays(exact: dict) -> dict:
     """Return the exact table: the problems' keys in it, ascending, and the index of the config of each."""
     entries = sorted((exact_key(problem), index) for problem, index in exact.items())
-    return {
-        "exact_key": np.array([key for key, _ in entries], np.uint64),
-        "exact_config": np.array([index for _, index in entries], np.int32),
-    }
+    keys, indices = ([entry[part] for entry in entries] for part in (0, 1))
+    return {"exact_key": np.array(keys, np.uint64), "exact_config": np.array(indices, np.int32)}
 
 
 def golden_arrays(training: Training, data: Dataset) -> dict:

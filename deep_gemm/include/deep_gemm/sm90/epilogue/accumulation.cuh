@@ -1,10 +1,10 @@
 // Accumulation onto D (C is D, FP32) by one warp of the producer warpgroup: it loads each tile of C into the D tile in
 // shared memory while the tile's main loop runs; the math warps add to it there, and the same warp stores the sum.
 //
-// Where K is long TMA adds onto memory instead (Config::kReduceAdd): not with few steps, because L2 adds FP32 at no more than 1.25 TB/s (H200,
-// 32768 x 4096 x 512: 430 us), and nothing of it is asked for before the main loop ends; on the other hand a tile then
-// needs 1,400 cycles besides its steps instead of 2,000 to 2,200. Each math warpgroup has two barriers: `loaded` (C is
-// in shared memory) and `finished` (one arrival a warp: the sum is there).
+// Where K is long TMA adds onto memory instead (Config::kReduceAdd); not with few steps: L2 adds FP32 at no more than
+// 1.25 TB/s (H200, 32768 x 4096 x 512: 430 us), and nothing of it is asked for before the main loop ends; on the
+// other hand a tile then needs 1,400 cycles besides its steps instead of 2,000 to 2,200. Each math warpgroup has two
+// barriers: `loaded` (C is in shared memory) and `finished` (one arrival a warp: the sum is there).
 #pragma once
 
 #include "deep_gemm/sm90/epilogue/staged_store.cuh"

@@ -1,0 +1,53 @@
+"""Of configs that tie on masked groups, the one that bears a group with all rows."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from deep_gemm import _C
+from tuner.learn.dataset import CONFIRMED, SEARCHED
+from tuner.ship.steady import UNEVEN_GAIN, make_uneven, prefer_steady
+
+DEVICE = _C.Device.known("h100")
+MASKED = _C.Problem("m_grouped_fp8_gemm_masked", 4096, 7168, 3072, num_groups=32, expected_m=20)
+NARROW, WIDE = _C.Config(24, 64, 6, swap_ab=1), _C.Config(32, 256, 5, swap_ab=1)
+SLACK = np.log(1.01)
+
+
+def choose(problem=MASKED, log_ratio=0.008, state=CONFIRMED, columns=(0, 1)):
+    """Return the config that is chosen where NARROW was, and WIDE takes exp(log_ratio) times as long."""
+    data = SimpleNamespace(
+        problems=[problem],
+        configs=[NARROW, WIDE],
+        device=DEVICE,
+        log_ratio=np.array([[0.0, log_ratio]]),
+        state=np.array([[CONFIRMED, state]]),
+    )
+    return data.configs[prefer_steady(data, np.array([0]), np.array(columns), SLACK)[0]]
+
+
+def test_a_config_that_ties_is_chosen_for_uneven_sizes():
+    narrow, wide = _C.estimate_times_us(make_uneven(MASKED), [NARROW, WIDE], DEVICE)
+    assert wide < (1.0 - UNEVEN_GAIN) * narrow
+    assert choose() == WIDE and choose(log_ratio=0.012) == NARROW
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"state": SEARCHED},
+        {"columns": (0,)},
+        {"problem": _C.Problem("m_grouped_fp8_gemm_masked", 4096, 7168, 3072, num_groups=1, expected_m=20)},
+        {"problem": _C.Problem("m_grouped_fp8_gemm_masked", 4096, 7168, 3072, num_groups=32)},
+        {"problem": _C.Problem("batched_fp8_gemm", 20, 7168, 3072, num_groups=32)},
+    ],
+)
+def test_else_the_choice_stays(case):
+    assert choose(**case) == NARROW
+
+
+def test_uneven_groups_have_no_more_rows_than_there_is_room_for():
+    assert make_uneven(MASKED).expected_m == 640 and make_uneven(MASKED).num_groups == 1
+    crowded = _C.Problem("m_grouped_bf16_gemm_masked", 1024, 64, 64, num_groups=32, expected_m=192)
+    assert make_uneven(crowded).expected_m == 1024
