@@ -90,6 +90,15 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     }
 }
 
+// FP8 with two vectors of scales and an FP32 D that is stored directly: 32 bytes a thread in the widest tile of masked
+// kernels and of those for groups of K.
+bool spills_without_ring(const Problem& variant, const Config& config) {
+    const OpKind& kind = op_kind(variant.op);
+    const bool is_widest = config.block_m == 128 && config.block_n == 192 && config.cluster_m * config.cluster_n == 1,
+               is_plain = variant.d_dtype == DDtype::kFp32 && variant.c_mode == CMode::kNone;
+    return variant.recipe == Recipe::k1d1d && is_widest && is_plain && (kind.has_room() || kind.k_is_divided());
+}
+
 // Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with scales in a ring: the
 // widest of 64 rows; with two vectors, 128 bytes a thread where C is loaded into the D tile, 48 in the widest with a
 // queue of tiles. BF16: the widest tile of masked, batched and summed kernels, and of kernels for groups of K that
@@ -101,7 +110,7 @@ bool spills(const Problem& variant, const Config& config) {
     if (!kind.is_fp8)
         return is_widest && (kind.has_room() || kind.is_batched() || kind.is_summed() ||
                              (kind.k_is_divided() && variant.c_mode == CMode::kNone));
-    if (!has_scale_ring(variant)) return false;
+    if (!has_scale_ring(variant)) return spills_without_ring(variant, config);
     if (config.block_m == 64) return variant.recipe == Recipe::k1d2d && config.block_n == 144;
     if (variant.recipe != Recipe::k1d1d || config.block_m != 128) return false;
     const bool is_too_wide = accumulates && (config.block_n == 136 || config.block_n == 160);
