@@ -212,3 +212,5 @@ def test_the_largest_problem_has_a_time(op):
     space = _C.get_default_space(problem, DEVICE)
     smallest = min(space, key=lambda each: each.block_m * each.block_n)  # whose number of tiles needs more than 64 bits
     assert _C.estimate_time_us(problem, smallest, DEVICE) >= _C.estimate_time_us(problem, config, DEVICE)
+    waves = _C.get_config_features(problem, DEVICE, [smallest, config])[:, _C.config_feature_names().index("waves")]
+    assert waves.min() > 1e9

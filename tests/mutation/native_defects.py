@@ -93,6 +93,22 @@ NATIVE_DEFECTS: Defects = {
         ("double(problem.n % kMaxAlignment)", "double(problem.n % 128)"),
         ("kLn2 * portable_log2(terms.total_us / pick_us_)", "portable_log2(terms.total_us / pick_us_)"),
     ],
+    ("csrc/runtime/scale_copy.cpp", "tests/cpu/runtime/test_scale_copies.py"): [
+        ("call.expected_m ? round_expected_m(*call.expected_m, sizes.m)", "call.expected_m ? *call.expected_m"),
+        ("op_kind(call.op).has_room() ? call.groups.view.address : 0", "0"),
+        ("out_group = row > 0 ? columns * pitch : 0", "out_group = row > 0 ? columns * rows + 4 : 0"),
+        ("in_group = row > 0 ? view.strides[0] : 0", "in_group = row > 0 ? rows * columns : 0"),
+        ("problem.num_groups * rows_per_group(problem)", "problem.num_groups * problem.m"),
+    ],
+    ("csrc/core/loop_rule.cpp", "tests/cpu/core/test_loop_knobs.py"): [
+        ("steps >= kMinHalfAddSteps && config.swap_ab == 0", "steps >= kMinHalfAddSteps"),
+        ("kMinHalfAddSteps = 20", "kMinHalfAddSteps = 19"),
+        ("config.block_n == 136 || config.block_n == 152", "config.block_n == 136 || config.block_n == 144"),
+        ("(config.block_n == 128 || config.block_n == 112)", "(config.block_n == 128)"),
+    ],
+    ("csrc/core/heuristic.cpp", "tests/cpu/core/test_features_frozen.py"): [
+        ("return !is_late_tile(choice.config);", "return true;"),
+    ],
     ("csrc/core/heuristic.cpp", "tests/fault/test_native_objects.py"): [
         ("? kMost : std::min(product, kMost)", "? 1 : std::min(product, kMost)"),
     ],
