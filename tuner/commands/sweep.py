@@ -23,6 +23,10 @@ MAX_PORTFOLIO = 32
 MAX_EXAMPLES = 8
 #: Without a terminal, progress is one line at most this often.
 LINE_INTERVAL_S = 15.0
+PRESET_HELP = (
+    "Problems to measure: default, bf16, wgrad, row_major, drawn, dense (all five), drawn_log, grouped, drawn_grouped,"
+    " batched, attention, wide (for --space wide), portfolio_dense, portfolio_grouped or demo."
+)
 SPACE_HELP = (
     "default (at most 176 configs per problem), loops (those, each with the knobs of the main loop that the heuristic"
     " would give it, and some with a loop or an add by TMA that it would not), or wide (a grid of all tile widths,"
@@ -59,13 +63,7 @@ def register(app) -> None:
 
 
 def sweep(
-    preset: str = typer.Option(
-        "default",
-        help=(
-            "Problems to measure: default, bf16, wgrad, row_major, drawn, dense (all five), drawn_log, grouped,"
-            " drawn_grouped, batched, attention, wide (for --space wide), portfolio_dense, portfolio_grouped or demo."
-        ),
-    ),
+    preset: str = typer.Option("default", help=PRESET_HELP),
     shapes_file: Path = typer.Option(None, "--shapes", help="JSON file with the problems, instead of a preset."),
     configs_file: Path = typer.Option(None, "--configs", help="JSON file with the configs, instead of a space."),
     space: str = typer.Option("default", help=SPACE_HELP),
