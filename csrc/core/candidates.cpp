@@ -26,7 +26,7 @@ constexpr int kMinBlockN128 = 64, kNarrowBlockN256 = 64, kBlockScaledN256 = 112,
 struct SplitTile {
     int block_m, block_n, max_split;
 };
-constexpr SplitTile kSplitTiles[] = {{64, 32, 4}, {64, 64, 8}, {64, 96, 4}, {128, 64, 4}, {128, 96, 4}};
+constexpr SplitTile kSplitTiles[] = {{64, 32, 4}, {64, 48, 4}, {64, 64, 8}, {64, 96, 4}, {128, 64, 4}, {128, 96, 4}};
 constexpr int kClusters[][2] = {{1, 1}, {2, 1}, {1, 2}};
 // Swapped tiles: the MMA's rows, which take n, and its columns, which take the tokens.
 constexpr int kSwappedRows[] = {64, 128};
@@ -99,6 +99,21 @@ bool spills_without_ring(const Problem& variant, const Config& config) {
     return variant.recipe == Recipe::k1d1d && is_widest && is_plain && (kind.has_room() || kind.k_is_divided());
 }
 
+// FP8 with a D other than BF16 without C: with scales per row 232 to 264 bytes a thread in the largest tile, with blocks
+// of scales 8 to 80 in FP32.
+bool spills_by_d(const Problem& variant, const Config& config) {
+    const auto has_sides = [&](int m, int n) { return config.block_m == m && config.block_n == n; };
+    const bool is_fp32 = variant.d_dtype == DDtype::kFp32;
+    if (variant.recipe == Recipe::kPerRow) return has_sides(256, 128) && (is_fp32 || variant.c_mode != CMode::kNone);
+    return variant.recipe == Recipe::k1d2d && has_sides(64, 136) && is_fp32;
+}
+
+// BF16 in pairs with an FP32 D that is stored directly: up to 24 bytes a thread.
+bool spills_in_pairs(const Problem& variant, const Config& config) {
+    const bool is_pair = config.cluster_m * config.cluster_n > 1, is_wide = config.block_m == 128 && config.block_n > 208;
+    return is_pair && is_wide && variant.d_dtype == DDtype::kFp32 && variant.c_mode == CMode::kNone;
+}
+
 // Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with scales in a ring: the
 // widest of 64 rows; with two vectors, 128 bytes a thread where C is loaded into the D tile, 48 in the widest with a
 // queue of tiles. BF16: the widest tile of masked, batched and summed kernels, and of kernels for groups of K that
@@ -108,8 +123,10 @@ bool spills(const Problem& variant, const Config& config) {
     const bool is_widest = config.block_m == 256 && config.block_n == 192,
                accumulates = variant.c_mode == CMode::kAccumulate;
     if (!kind.is_fp8)
-        return is_widest && (kind.has_room() || kind.is_batched() || kind.is_summed() ||
-                             (kind.k_is_divided() && variant.c_mode == CMode::kNone));
+        return spills_in_pairs(variant, config) ||
+               (is_widest && (kind.has_room() || kind.is_batched() || kind.is_summed() ||
+                              (kind.k_is_divided() && variant.c_mode == CMode::kNone)));
+    if (spills_by_d(variant, config)) return true;
     if (!has_scale_ring(variant)) return spills_without_ring(variant, config);
     if (config.block_m == 64) return variant.recipe == Recipe::k1d2d && config.block_n == 144;
     if (variant.recipe != Recipe::k1d1d || config.block_m != 128) return false;
@@ -133,7 +150,8 @@ bool is_tall_width(const Problem& variant, int block_n) {
 
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
     // In a cluster of two, two scale vectors through the ring leave too few registers (128x144 and wider spill), and so
-    // does one where threads read C for two 64-row MMAs (256x128).
+    // does one where threads read C for two 64-row MMAs (256x128), or where the loading warp finds tiles of two groups
+    // (128x128).
     const bool is_ring = has_scale_ring(variant),
                reads_c = variant.c_mode == CMode::kAccumulate || variant.c_mode == CMode::kGeneral;
     for (int block_m : kBlockMs)
@@ -141,7 +159,9 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
             for (const auto& [cluster_m, cluster_n] : kClusters) {
                 if (block_m == 128 && block_n < kMinBlockN128) continue;
                 if (block_m == 256 && !is_tall_width(variant, block_n)) continue;
-                const bool is_crowded = is_ring && (variant.recipe == Recipe::k1d1d || (reads_c && block_m == 256));
+                const bool finds_two = cluster_m == 2 && op_kind(variant.op).m_is_shared();
+                const bool is_crowded =
+                    is_ring && (variant.recipe == Recipe::k1d1d || (reads_c && block_m == 256) || finds_two);
                 if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN || is_crowded))
                     continue;
                 const Config config{.block_m = block_m,

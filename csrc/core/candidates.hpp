@@ -15,9 +15,13 @@ namespace deep_gemm {
 
 inline constexpr size_t kMaxCandidates = 176;
 
-// Tiles that became candidates after the features of the heuristic's revision were frozen (find_feature_pick).
-inline constexpr bool is_late_tile(const Config& config) {
-    return (config.block_m == 256 && config.block_n == 112) || (config.block_m == 128 && config.block_n == 152);
+// Configs that became candidates after the features of the heuristic's revision were frozen (find_feature_pick): tiles,
+// and pairs along m whose two tiles may be of different groups.
+inline constexpr bool is_late(const Problem& problem, const Config& config) {
+    const auto has_sides = [&](int m, int n) { return config.block_m == m && config.block_n == n; };
+    const bool may_part = op_kind(problem.op).m_is_shared() &&
+                          problem.alignment % (config.block_m * config.cluster_m) != 0;
+    return has_sides(256, 112) || has_sides(128, 152) || (has_sides(64, 48) && config.split_k > 1) || may_part;
 }
 
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a

@@ -264,7 +264,7 @@ std::string describe(Rule rule, const Problem& problem, const Config& config, co
             return clause("num_stages", config.num_stages, "must be within 2..32; choose such a number");
         case Rule::kAlignment:
             return clause("block_m", config.block_m,
-                          "with cluster_m it must divide the alignment " + std::to_string(problem.alignment) +
+                          "must divide the alignment " + std::to_string(problem.alignment) +
                               " of the groups' rows; choose a smaller tile");
         case Rule::kMajorTile: return "an MN-major operand needs a tile side in steps of 64; choose another tile";
         case Rule::kScaleBlocks:

@@ -73,10 +73,10 @@ inline constexpr bool has_scale_ring(const Problem& problem) {
     return has_scale_vectors(problem) && problem.scale_layout == ScaleLayout::kAny;
 }
 
-// Whether the rows of a config's cluster tile always belong to one group: groups of contiguous rows start at multiples
-// of the alignment.
+// Whether the rows of a config's tile always belong to one group: groups of contiguous rows start at multiples of the
+// alignment.
 inline constexpr bool fits_alignment(const Problem& problem, const Config& config) {
-    return !op_kind(problem.op).m_is_shared() || problem.alignment % (config.block_m * config.cluster_m) == 0;
+    return !op_kind(problem.op).m_is_shared() || problem.alignment % config.block_m == 0;
 }
 
 // Whether every column of the MMA has a scale of its own.

@@ -125,11 +125,11 @@ def derive_depths(config) -> list[int]:
 def derive_contiguous(config, index: int) -> list[Contiguous]:
     """Return contiguous shapes around a config's tile, n and k in turn from `index` on.
 
-    Groups of a tile and one row more or less, one of nearly everything beside groups of a row and of none, equal ones,
-    a single row; padding that fills whole tiles, that comes before the rows of a tile (also before rows that fill it to
+    Groups of a CTA's tile and one row more or less, so that the tiles of a pair are of one group or of two, one of
+    nearly everything beside groups of a row and of none, equal ones, a single row; padding that fills whole tiles, that comes before the rows of a tile (also before rows that fill it to
     its end), and an m that ends within one.
     """
-    tile = get_tile(config)[0]
+    tile = config.block_m
     fitting = [alignment for alignment in (tile, 2 * tile, 128) if alignment % tile == 0]
     parts = [
         ((0, 0, tile - 1), (1, 0, tile), (2, 0, tile + 1)),
@@ -204,7 +204,7 @@ def derive_k_groups(config, index: int) -> list[KGroups]:
 
 def choose_common_alignment(config) -> int:
     """Return the alignment of the shapes on which a config is compared with the others."""
-    return next(alignment for alignment in COMMON_ALIGNMENTS if alignment % get_tile(config)[0] == 0)
+    return next(alignment for alignment in COMMON_ALIGNMENTS if alignment % config.block_m == 0)
 
 
 def list_common_contiguous(alignment: int) -> list[Contiguous]:

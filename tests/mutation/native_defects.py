@@ -107,7 +107,7 @@ NATIVE_DEFECTS: Defects = {
         ("(config.block_n == 128 || config.block_n == 112)", "(config.block_n == 128)"),
     ],
     ("csrc/core/heuristic.cpp", "tests/cpu/core/test_features_frozen.py"): [
-        ("return !is_late_tile(choice.config);", "return true;"),
+        ("return !is_late(problem, choice.config);", "return true;"),
     ],
     ("csrc/core/heuristic.cpp", "tests/fault/test_native_objects.py"): [
         ("? kMost : std::min(product, kMost)", "? 1 : std::min(product, kMost)"),

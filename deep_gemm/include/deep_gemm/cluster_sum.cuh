@@ -11,15 +11,6 @@
 
 namespace deep_gemm {
 
-namespace ptx {
-
-// barrier.cluster.arrive.relaxed: orders nothing but what a fence before it orders.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-}
-
-}  // namespace ptx
-
 template <u32 kRanks, u32 kThreads, u32 kNumbers>
 struct ClusterSum {
     static_assert(kNumbers % 4 == 0, "whole vectors");
@@ -36,7 +27,7 @@ struct ClusterSum {
             ptx::barrier_arrive_expect(barrier, num_owned() * kRanks * 16);
             ptx::fence_barrier_init();
         }
-        ptx::cluster_arrive_relaxed();
+        ptx::cluster_arrive();
     }
 
     __device__ __forceinline__ void wait_for_barriers() const { ptx::cluster_wait(); }

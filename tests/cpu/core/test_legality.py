@@ -113,7 +113,7 @@ def expected_legal(problem, config) -> bool:
         problem.b_major == "k" or config.block_n % 64 == 0,
         config.split_k == 1
         or (sides(config)[0] <= 128 and problem.num_sms == 0 and not problem.batch_invariant and problem.op in OPS),
-        problem.op not in CONTIGUOUS or problem.alignment % (config.block_m * config.cluster_m) == 0,
+        problem.op not in CONTIGUOUS or problem.alignment % config.block_m == 0,
     ]
     return all(rules)
 
@@ -226,19 +226,13 @@ def test_reason_of_a_variant(fields, config, words):
             CONTIGUOUS[0],
             {},
             {"block_m": 256, "block_n": 128},
-            "block_m = 256: with cluster_m it must divide the alignment 128 of the groups' rows; choose a smaller tile",
-        ),
-        (
-            CONTIGUOUS[0],
-            {},
-            {"block_m": 128, "block_n": 128, "cluster_m": 2},
-            "block_m = 128: with cluster_m it must divide the alignment 128",
+            "block_m = 256: must divide the alignment 128 of the groups' rows; choose a smaller tile",
         ),
         (
             CONTIGUOUS[1],
             {"alignment": 40},
             {"block_m": 16, "block_n": 64, "swap_ab": 1},
-            "block_m = 16: with cluster_m it must divide the alignment 40",
+            "block_m = 16: must divide the alignment 40",
         ),
         (
             CONTIGUOUS[1],
@@ -292,8 +286,8 @@ def test_no_group_is_ever_split():
                 _C.estimate_time_us(problem, config, H200)
 
 
-def test_a_cluster_tile_has_rows_of_one_group():
-    """The tile of a CTA, and of the pair that shares B, starts where a group starts and ends before the next one."""
+def test_a_tile_has_rows_of_one_group():
+    """The tile of a CTA starts where a group starts and ends before the next one; the two of a pair may be of two."""
     for op, alignment in itertools.product(CONTIGUOUS, ALIGNMENTS):
         problem = make_grouped(op, 1, 1, 1, 1, alignment=alignment)
         plain = [
@@ -303,7 +297,7 @@ def test_a_cluster_tile_has_rows_of_one_group():
         ]
         swapped = [_C.Config(tokens, 64, 2, block_k=block_k_of(op), swap_ab=1) for tokens in range(8, 136, 8)]
         for config in plain + swapped:
-            assert _C.is_legal(problem, config, H200) == (alignment % (config.block_m * config.cluster_m) == 0), config
+            assert _C.is_legal(problem, config, H200) == (alignment % config.block_m == 0), config
 
 
 def test_only_hopper_is_supported():

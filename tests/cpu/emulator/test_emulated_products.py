@@ -57,6 +57,9 @@ GROUPED = {
     "k-grouped blocks": Product(
         _K._replace(group_layout="blocks", scale_layout="any"), fp8(64, 64), KGroups(70, 100, (256, 0, 384, 1408)), 1
     ),
+    "contiguous, pair of two groups": Product(
+        GroupedVariant(FP8_CONTIGUOUS), fp8(128, 64, cluster_m=2, scale_warp=1), ROWS, num_sms=2
+    ),
     "rows with ends": Product(
         GroupedVariant(FP8_CONTIGUOUS), fp8(64, 64), PsumRows(130, 300, (100, 0, 37, 1), extra=70), num_sms=2
     ),
@@ -64,6 +67,19 @@ GROUPED = {
 }
 MORE_GROUPED = {
     "contiguous bf16, pair": Product(GroupedVariant(BF16_CONTIGUOUS, b_major="mn"), bf16(64, 64, cluster_n=2), ROWS),
+    "contiguous, pairs of one and two groups": Product(
+        GroupedVariant(BF16_CONTIGUOUS),
+        bf16(128, 64, cluster_m=2),
+        Contiguous(130, 300, 4, 128, ((0, 0, 300), (2, 0, 60), (1, 0, 128), (3, 0, 200))),
+        num_sms=4,
+    ),
+    "contiguous, pair, padding": Product(
+        GroupedVariant(FP8_CONTIGUOUS), fp8(128, 64, cluster_m=2, loop=1),
+        Contiguous(130, 500, 4, 256, ((0, 0, 100), (2, 0, 60), (1, 0, 256))), 2,
+    ),
+    "rows with ends, pair": Product(
+        GroupedVariant(FP8_CONTIGUOUS), fp8(128, 64, cluster_m=2), PsumRows(130, 300, (100, 0, 137, 1), extra=70), 2
+    ),
     "contiguous scale ring": Product(
         GroupedVariant(FP8_CONTIGUOUS, "1d1d", "fp32", scale_layout="any"), fp8(128, 64), ROWS, 1
     ),
@@ -76,7 +92,7 @@ MORE_GROUPED = {
     "k with ends, blocks": Product(
         _K._replace(group_layout="blocks"), fp8(64, 64), PsumK(70, 100, (130, 300, 0, 64)), 1
     ),
-}
+}  # fmt: skip
 #: The rest.
 MORE_PRODUCTS = {
     "absent tile of a pair": Product(Variant(), fp8(64, 64, cluster_m=2), (40, 130, 700)),

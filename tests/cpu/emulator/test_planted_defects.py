@@ -5,6 +5,8 @@ import pytest
 from tests.emulator.ops import run_defective_sum
 from tests.emulator.products import Product, run_product
 from tests.fakes import stub_driver
+from tests.gpu.grouped_shapes import Contiguous
+from tests.gpu.grouped_variants import BF16_CONTIGUOUS, GroupedVariant
 from tests.gpu.variants import BF16, Variant
 
 BF16_TILES = Product(
@@ -21,6 +23,13 @@ RING = PIPELINED._replace(variant=Variant(recipe="1d1d", scale_layout="any"), sh
 PAIR = PIPELINED._replace(config=PIPELINED.config | {"cluster_m": 2}, num_sms=2)
 SPLIT = Product(
     Variant(), {"block_m": 64, "block_n": 64, "num_stages": 3, "block_k": 128, "split_k": 2}, (64, 70, 1000)
+)
+#: In pairs of tiles: of two groups, and of a group and padding.
+TWO_GROUPS = Product(
+    GroupedVariant(BF16_CONTIGUOUS),
+    {"block_m": 128, "block_n": 64, "num_stages": 3, "block_k": 64, "cluster_m": 2},
+    Contiguous(130, 300, 3, 128, ((0, 0, 60), (1, 0, 100), (0, 128, 50), (2, 0, 1))),
+    num_sms=2,
 )
 LATE_LOAD = "does not wait for a load"  # is looked for in a mode of its own, in which D means nothing
 EPILOGUE, FP8_LOOP = "epilogue/epilogue", "mainloop/fp8_mainloop"
@@ -87,8 +96,13 @@ MORE_DEFECTS = {
         PAIR, "gemm_layout", "(kMulticast ? kClusterSize : 1);", "1;", None,
     ),
     "CTA that ends early": (
-        PAIR, "gemm", "        if constexpr (Layout::kMulticast) {  // a CTA stays",
-        "        if constexpr (false) {  // ", None,
+        PAIR, "mainloop/loader", "if constexpr (Layout::kMulticast) wait_for_peer(ring);", "", None,
+    ),
+    "B of the other group": (
+        TWO_GROUPS, "scheduler/tile_groups", "other != kNone ? Tile::kLoadsApart : 0;", "other != kNone ? 0 : 0;", None,
+    ),
+    "padding beside a group without steps": (
+        TWO_GROUPS, "scheduler/tile_groups", "return own != kNone || other != kNone;", "return own != kNone;", None,
     ),
     "peer not waited for": (
         SPLIT, EPILOGUE, "        ptx::cluster_wait();  // every CTA of the cluster has", "        // every", None,

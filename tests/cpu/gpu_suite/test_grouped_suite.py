@@ -70,7 +70,7 @@ def test_main_variants_are_covered_whole_and_all_others_on_every_path():
 @pytest.mark.parametrize("variant", MAIN_GROUPED, ids=str)
 def test_sizes_of_a_config_surround_its_tile(variant):
     for index, config in enumerate(get_grouped_space(variant, H200)):
-        tile, _ = get_tile(config)
+        tile = config.block_m if variant.op in CONTIGUOUS_OPS else get_tile(config)[0]
         shapes = grouped_configs.derive_grouped_shapes(variant, config, index)
         if isinstance(shapes[0], KGroups):
             assert {1, tile - 1, tile, tile + 1} <= {shape.m for shape in shapes} and any(
@@ -83,9 +83,10 @@ def test_sizes_of_a_config_surround_its_tile(variant):
         assert {config.num_stages - 1, config.num_stages, config.num_stages + 1} <= steps
 
 
-def test_a_cluster_tile_of_a_contiguous_shape_has_one_group_and_padding_of_every_kind():
+def test_a_tile_of_a_contiguous_shape_has_one_group_and_padding_of_every_kind():
+    """Those of a pair have one group, two, or padding beside a group."""
     for index, config in enumerate(get_grouped_space(MAIN_GROUPED[0], H200)):
-        tile, kinds = get_tile(config)[0], set()
+        tile, kinds, pairs = config.block_m, set(), set()
         for shape in [*derive_contiguous(config, index), *grouped_configs.list_common_shapes(MAIN_GROUPED[0], config)]:
             assert shape.alignment % tile == 0
             owners = [-1] * shape.m
@@ -93,6 +94,11 @@ def test_a_cluster_tile_of_a_contiguous_shape_has_one_group_and_padding_of_every
                 owners[first : first + rows] = [group] * rows
             tiles = [owners[start : start + tile] for start in range(0, shape.m, tile)]
             assert all(len(set(rows) - {-1}) <= 1 for rows in tiles)
+            owned = [max(rows) for rows in tiles]
+            pairs |= {
+                "padding" if min(pair) < 0 <= max(pair) else "two" if pair[0] != pair[1] else "one"
+                for pair in zip(owned[::2], owned[1::2], strict=False) if max(pair) >= 0
+            }  # fmt: skip
             kinds |= {"all" for rows in tiles if set(rows) == {-1}} | {
                 "before" for rows in tiles if rows[0] == -1 and max(rows) >= 0
             }
@@ -100,11 +106,12 @@ def test_a_cluster_tile_of_a_contiguous_shape_has_one_group_and_padding_of_every
                 "cut" for rows in tiles if len(rows) < tile
             }
         assert kinds == {"all", "before", "behind", "cut"}, config
+        assert config.cluster_m == 1 or pairs == {"one", "two", "padding"}, config
 
 
 def test_all_configs_meet_on_shapes_of_one_of_two_alignments():
     for variant in MAIN_GROUPED[:2]:
-        tiles = {get_tile(config)[0] for config in get_grouped_space(variant, H200)}
+        tiles = {config.block_m for config in get_grouped_space(variant, H200)}
         assert all(COMMON_ALIGNMENTS[1] % tile == 0 for tile in tiles)
 
 

@@ -165,10 +165,6 @@ struct Gemm {
             if constexpr (Layout::kMathGroups == 2) ptx::increase_registers<232>();
             compute(walks.walk(), group);
         }
-        if constexpr (Layout::kMulticast) {  // a CTA stays until its peer can no longer signal its barriers
-            ptx::cluster_arrive();
-            ptx::cluster_wait();
-        }
     }
 };
 

@@ -11,11 +11,15 @@ namespace deep_gemm {
 
 // The K steps of a CTA's first tile that are loaded before its first barrier: nothing can be waiting for these stages
 // yet, the first bytes leave memory earlier, and no math warp polls a barrier meanwhile (H200, m 1, n 32768, k 512:
-// 9.0 us against 9.9). Only without a peer, whose barriers must exist before anything is multicast to it.
+// 9.0 us against 9.9). At most kMostPrefilled: a ring of 17 takes 0.9 us to fill, and math would begin behind that
+// (H100, (16, 2112, 7168): 9.25 us with all stages, 8.93 with six; with four (512, 576, 7168) lost 5 %). Only without a
+// peer, whose barriers must exist before anything is multicast to it.
+constexpr u32 kMostPrefilled = 6;
 template <class Config>
 __device__ __forceinline__ u32 count_prefilled(const Tile& tile) {
     if (GemmLayout<Config>::kMulticast || !tile.is_valid()) return 0;
-    return tile.num_steps < Config::kNumStages ? tile.num_steps : Config::kNumStages;
+    constexpr u32 kMost = Config::kNumStages < kMostPrefilled ? Config::kNumStages : kMostPrefilled;
+    return tile.num_steps < kMost ? tile.num_steps : kMost;
 }
 
 template <class Config, class Scheduler>
@@ -49,16 +53,22 @@ struct Loader {
         return operands.a();
     }
 
-    // Load one operand's tile, or this CTA's half of it for both CTAs of the cluster.
+    // Load one operand's tile, or this CTA's half of it for both CTAs of the cluster; with `is_apart` both halves of its
+    // own, by the map of halves.
     template <bool kMnMajor, bool kShared, u32 kTile>
     __device__ __forceinline__ void load_operand(const TensorMap* map, u32 barrier, u32 to, u32 k, u32 start,
-                                                 u32 matrix) const {
+                                                 u32 matrix, bool is_apart) const {
         if constexpr (kMnMajor) {
 #pragma unroll
             for (u32 at = 0; at < kTile; at += 64) Access::load(map, barrier, to + at * 128, start + at, k, matrix);
         } else if constexpr (kShared) {
-            const u32 first = cluster_rank * (kTile / 2);
-            Access::load_shared(map, barrier, to + first * 128, k, start + first, matrix);
+            const u32 first = cluster_rank * (kTile / 2), other = kTile / 2 - first;
+            if (Scheduler::kMayLoadApart && is_apart) {
+                Access::load(map, barrier, to + first * 128, k, start + first, matrix);
+                Access::load(map, barrier, to + other * 128, k, start + other, matrix);
+            } else {
+                Access::load_shared(map, barrier, to + first * 128, k, start + first, matrix);
+            }
         } else {
             Access::load(map, barrier, to, k, start, matrix);
         }
@@ -73,10 +83,10 @@ struct Loader {
             ptx::barrier_arrive_expect(barrier, rows_a * 128 + Layout::kBytesB + Layout::kVectorBytes);
             if (!kCutsA || Config::kClusterM == 1 || rows_a > 0)
                 load_operand<Config::kMnMajorA, (Config::kClusterN > 1), Layout::kBlockM>(
-                    map_a(), barrier, stages.stage_a(stage), k, tile.m_start, place.matrix_a);
-            load_operand<Config::kMnMajorB, (Config::kClusterM > 1), Layout::kBlockN>(operands.b(), barrier,
-                                                                                      stages.stage_b(stage), k,
-                                                                                      tile.n_start, place.matrix_b);
+                    map_a(), barrier, stages.stage_a(stage), k, tile.m_start, place.matrix_a, false);
+            load_operand<Config::kMnMajorB, (Config::kClusterM > 1), Layout::kBlockN>(
+                operands.b(), barrier, stages.stage_b(stage), k, tile.n_start, place.matrix_b,
+                (tile.state & Tile::kLoadsApart) != 0);
             if constexpr (Layout::kStageScales) {
                 Access::load(&maps.scale_a, barrier, stages.scales_a(stage), tile.m_start, place.k_step,
                              place.matrix_a);
@@ -107,11 +117,23 @@ struct Loader {
             begin(tile);
 #pragma unroll 1
             for (u32 step = first; step < tile.num_steps; ++step, ring.advance()) {
-                // Until the math warps of the cluster have left the stage.
-                ptx::barrier_wait(stages.empty_barrier(ring.stage), ring.phase ^ 1);
+                wait_until_left(ring);
                 load_stage(ring.stage, step, tile);
             }
         }
+        if constexpr (Layout::kMulticast) wait_for_peer(ring);
+    }
+
+   private:
+    // Until the math warps of the cluster have left the stage.
+    __device__ __forceinline__ void wait_until_left(const Ring<Config::kNumStages>& ring) const {
+        ptx::barrier_wait(stages.empty_barrier(ring.stage), ring.phase ^ 1);
+    }
+
+    // A CTA stays until its peer signals its barriers no more: until both have left every stage.
+    __device__ __forceinline__ void wait_for_peer(Ring<Config::kNumStages> ring) const {
+#pragma unroll 1
+        for (u32 i = 0; i < Config::kNumStages; ++i, ring.advance()) wait_until_left(ring);
     }
 };
 

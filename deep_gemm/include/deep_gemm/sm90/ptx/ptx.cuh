@@ -17,8 +17,11 @@ __device__ __forceinline__ u32 cluster_rank() {
     return rank;
 }
 
-// barrier.cluster (PTX ISA, "barrier.cluster"): all threads of all CTAs of the cluster meet.
-__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+// barrier.cluster (PTX ISA, "barrier.cluster"): all threads of all CTAs of the cluster meet. Relaxed: an arrival orders
+// nothing but what a fence before it orders, that of barrier_init below. With .release every thread waits until all
+// memory accesses of its SM so far are done, loads by TMA included (H100, split K: math began 1 to 2 us after its first
+// stage was there).
+__device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
 // elect.sync: true in one lane of a converged warp. The compiler knows that one lane only runs what it guards, and

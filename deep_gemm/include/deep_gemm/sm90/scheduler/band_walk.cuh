@@ -53,7 +53,7 @@ struct BandWalk {
 
     __device__ __forceinline__ void advance() {
         tile += step;
-        locate();
+        if (is_valid()) locate();  // else a division would delay the end of the CTA
     }
 
     __device__ __forceinline__ void locate() {

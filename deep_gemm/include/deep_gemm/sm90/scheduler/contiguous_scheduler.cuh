@@ -1,20 +1,19 @@
 // Tiles of an m-grouped product whose groups' rows lie one after the other: the walk is that of a dense product, and
 // the matrix of B is that of the rows.
 //
-// The rows of a cluster's tile belong to one group, because groups start at multiples of an alignment that the tile
-// divides; any of them may be padding (a negative index), wherever it lies. The tile's group is that of its first row
-// that is no padding. A tile of padding alone, or of a group that does not exist, has no K steps.
+// The rows of a tile belong to one group, because groups start at multiples of an alignment that the tile divides; any
+// of them may be padding (a negative index), wherever it lies. The tile's group is that of its first row that is no
+// padding. Where no tile of the cluster has a group that exists, there are no K steps.
 #pragma once
 
-#include "deep_gemm/sm90/scheduler/tile.cuh"
-#include "deep_gemm/sm90/scheduler/band_walk.cuh"
+#include "deep_gemm/sm90/scheduler/tile_groups.cuh"
 
 namespace deep_gemm {
 
 template <class Config>
 struct ContiguousScheduler : TileScheduler {
-    static constexpr bool kMaySelectRows = true;
-    static constexpr u32 kRows = Config::kBlockM * Config::kClusterM, kChunks = ceil_div(kRows, 32);
+    static constexpr bool kMaySelectRows = true, kMayLoadApart = Config::kClusterM > 1;
+    static constexpr u32 kRows = Config::kBlockM, kChunks = ceil_div(kRows, 32);
 
     const int* indices;  // the group of each row
     u32 m, num_groups, all_steps;
@@ -51,24 +50,31 @@ struct ContiguousScheduler : TileScheduler {
     }
 
    private:
-    // A warp looks at 32 rows of the cluster's tile at once.
     __device__ __forceinline__ void locate() {
         state = 0;
         if (!tiles.is_valid()) return;
         m_start = tiles.m_start, n_start = tiles.n_start;
-        const u32 first_row = tiles.m_start - tiles.rank_m * Config::kBlockM;
+        bool is_uniform = true;  // of this CTA's own tile, which is asked for last
+        const auto of = TileGroups::of_cluster(tiles, [&](u32 first_row) {
+            is_uniform = true;
+            return find_group(first_row, is_uniform);
+        });
+        matrix_b = of.matrix_b();
+        num_steps = of.has_steps() ? all_steps : 0;
+        state = kValid + (of.own != TileGroups::kNone && is_uniform ? 0 : kSelectsRows) + of.state();
+    }
+
+    // The group of the tile that starts at `first_row`; `is_uniform` becomes false where one of its rows is padding or
+    // of another group. A warp looks at 32 rows at once.
+    __device__ __forceinline__ u32 find_group(u32 first_row, bool& is_uniform) const {
         int group = -1;
-        bool is_uniform = true;
 #pragma unroll 4
         for (u32 chunk = 0; chunk < kChunks; ++chunk) {
             const u32 in_tile = 32 * chunk + threadIdx.x % 32, row = first_row + in_tile;
             const bool exists = (kRows % 32 == 0 || in_tile < kRows) && row < m;
             add_chunk(ptx::load_index(indices + (row < m ? row : m - 1)), exists, group, is_uniform);
         }
-        const bool has_group = group >= 0 && u32(group) < num_groups;
-        matrix_b = has_group ? u32(group) : 0;
-        num_steps = has_group ? all_steps : 0;
-        state = kValid + (has_group && is_uniform ? 0 : kSelectsRows);
+        return group >= 0 && u32(group) < num_groups ? u32(group) : TileGroups::kNone;
     }
 
     // `group` becomes the index of the first row that is no padding, `is_uniform` false where a row is padding or

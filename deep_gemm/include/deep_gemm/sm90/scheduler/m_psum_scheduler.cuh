@@ -2,21 +2,20 @@
 // known: a group starts at the end of the one before, rounded up to the alignment. The walk is that of a dense product
 // over the rows up to the last end.
 //
-// The rows of a cluster's tile belong to one group, or are all padding, because groups start at multiples of an
-// alignment that the tile divides. Rows behind the end of their group are padding. Where padding is to be zero, it is
-// walked, too, and stored as +0; else tiles of padding alone are left out, and other padding is stored as it comes.
+// The rows of a tile belong to one group, or are all padding, because groups start at multiples of an alignment that the
+// tile divides. Rows behind the end of their group are padding. Where padding is to be zero, it is
+// walked, too, and stored as +0; else clusters of padding alone are left out, and other padding is stored as it comes.
 // Ends are not trusted: whatever they are, a tile lies within D, its group exists, and the walk ends.
 #pragma once
 
-#include "deep_gemm/sm90/scheduler/tile.cuh"
 #include "deep_gemm/sm90/scheduler/group_ends.cuh"
-#include "deep_gemm/sm90/scheduler/band_walk.cuh"
+#include "deep_gemm/sm90/scheduler/tile_groups.cuh"
 
 namespace deep_gemm {
 
 template <class Config>
 struct MPsumScheduler : TileScheduler {
-    static constexpr bool kMaySelectRows = true;
+    static constexpr bool kMaySelectRows = true, kMayLoadApart = Config::kClusterM > 1;
     static constexpr u32 kRowsShift = 8;  // `state` holds how many rows of this CTA's tile are no padding
     static_assert(Config::kBlockM < 1u << (32 - kRowsShift), "the rows of a tile fit the state");
 
@@ -60,18 +59,25 @@ struct MPsumScheduler : TileScheduler {
     __device__ __forceinline__ void locate() {
 #pragma unroll 1
         for (; tiles.is_valid(); tiles.advance()) {
-            const u32 first_row = tiles.m_start - tiles.rank_m * Config::kBlockM, group = ends.find(first_row);
-            const bool has_rows = group < ends.count && ends.start_of(group, alignment) <= first_row;
-            if (!has_rows && !stores_padding) continue;
-            const u32 end = has_rows ? ends.end_of(group) : 0, left = end > tiles.m_start ? end - tiles.m_start : 0;
+            const auto of = TileGroups::of_cluster(tiles, [&](u32 first_row) { return find_group(first_row); });
+            if (!of.has_steps() && !stores_padding) continue;
+            const u32 end = of.own != TileGroups::kNone ? ends.end_of(of.own) : 0;
+            const u32 left = end > tiles.m_start ? end - tiles.m_start : 0;
             const u32 rows = left < Config::kBlockM ? left : Config::kBlockM;
             m_start = tiles.m_start, n_start = tiles.n_start;
-            matrix_b = has_rows ? group : 0;
-            num_steps = has_rows ? all_steps : 0;
-            state = kValid + (stores_padding && rows < Config::kBlockM ? kSelectsRows : 0) + (rows << kRowsShift);
+            matrix_b = of.matrix_b();
+            num_steps = of.has_steps() ? all_steps : 0;
+            state = kValid + (stores_padding && rows < Config::kBlockM ? kSelectsRows : 0) + of.state() +
+                    (rows << kRowsShift);
             return;
         }
         state = 0;
+    }
+
+    // The group of the tile that starts at `first_row`.
+    __device__ __forceinline__ u32 find_group(u32 first_row) const {
+        const u32 group = ends.find(first_row);
+        return group < ends.count && ends.start_of(group, alignment) <= first_row ? group : TileGroups::kNone;
     }
 };
 

@@ -20,7 +20,8 @@ struct Tile {
     u32 first_step, num_steps;   // its steps of K: the first one's place in A and B
     u32 state;                   // a sum of the following; 0: there are no more tiles
     // kSelectsRows: not all of its rows are to be stored as they come.
-    static constexpr u32 kValid = 1, kSelectsRows = 2;
+    // kLoadsApart: the cluster's two tiles along m are of different groups, so that each CTA loads all of its own B.
+    static constexpr u32 kValid = 1, kSelectsRows = 2, kLoadsApart = 4;
 
     __device__ __forceinline__ bool is_valid() const { return state != 0; }
 };
@@ -35,6 +36,7 @@ struct TileScheduler : Tile {
     // Tensors have rank 3, groups are read from memory, and one warp finds the tiles for all.
     static constexpr bool kIsGrouped = true;
     static constexpr bool kMaySelectRows = false;  // Tile::kSelectsRows occurs
+    static constexpr bool kMayLoadApart = false;   // Tile::kLoadsApart occurs
     using OperandMaps = LaunchMaps;
 
     __device__ __forceinline__ static StepPlace place(const Tile& tile, u32 step, u32) {
