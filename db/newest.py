@@ -1,8 +1,8 @@
-"""Which blocks of a database a snapshot keeps: those of one SKU, of the newest kernels of each op kind."""
+"""Which blocks of a database a snapshot keeps: of one SKU, the newest kernels of each op kind, and older energies."""
 
-from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
@@ -13,12 +13,31 @@ from tuner.db.naturals import Tables
 KEPT_HASHES = 2
 
 
-class Kernels(NamedTuple):
-    """The kernels of one op kind, and how many measured rows they have."""
+@dataclass(frozen=True)
+class Kernels:
+    """Blocks of the kernels of one op kind, each with how many measured rows it has.
+
+    `energies`: these are the blocks that alone hold energies of a problem, see find_energies.
+    """
 
     op: str
     kernel_hash: str
-    rows: int
+    rows_of: dict[tuple, int]
+    energies: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Return how many measured rows these kernels have."""
+        return sum(self.rows_of.values())
+
+    def describe(self) -> dict:
+        """Return what a snapshot says of kernels that it leaves out."""
+        return {"op": self.op, "kernel_hash": self.kernel_hash, "energies": self.energies, "rows": self.rows}
+
+    def select(self, blocks: Set[tuple], energies: bool) -> "Kernels":
+        """Return these kernels with those of their blocks alone that are among `blocks`."""
+        rows_of = {key: rows for key, rows in self.rows_of.items() if key in blocks}
+        return replace(self, rows_of=rows_of, energies=energies)
 
 
 def find_sku(found: Tables, name: str) -> str:
@@ -39,42 +58,60 @@ def find_sku(found: Tables, name: str) -> str:
     return sku
 
 
-def find_newest(found: Tables, rows_of: Mapping[str, int], sku: str) -> tuple[list[Kernels], list[Kernels]]:
-    """Return the newest kernels of each op kind on `sku`, and the ones before them, those with fewest rows first;
-    `rows_of` are the measured rows of blocks by uid.
+def find_newest(
+    found: Tables, rows_of: Mapping[str, int], powered: Set[tuple], sku: str
+) -> tuple[list[Kernels], list[Kernels], list[Kernels]]:
+    """Return the newest kernels of each op kind on `sku`, the energies that older ones alone have, and what else the
+    ones before the newest have; of the last two those with fewest rows first.
+
+    `rows_of` are the measured rows of blocks by uid, `powered` the blocks that hold energies.
     """
-    dates: dict[str, dict[str, str]] = {}
-    rows: Counter = Counter()
-    kernels = {key[0]: of_block for key, of_block in find_blocks(found, sku)}
-    for key, (op, kernel_hash) in kernels.items():
-        known = dates.setdefault(op, {})
-        known[kernel_hash] = max(known.get(kernel_hash, ""), found["block"][(key,)]["created"])
-        rows[op, kernel_hash] += rows_of.get(key, 0)
-    ranked = [
-        [
-            Kernels(op, name, rows[op, name])
-            for name in sorted(known, key=lambda name: (known[name], name), reverse=True)
-        ]
-        for op, known in dates.items()
+    ranked = rank_kernels(found, rows_of, sku)
+    alone = find_energies(found, ranked, powered)
+    energies = [each.select(alone, energies=True) for of_op in ranked for each in of_op[1:]]
+    older = [
+        each.select(each.rows_of.keys() - alone, energies=False) for of_op in ranked for each in of_op[1:KEPT_HASHES]
     ]
-    older = [each for of_op in ranked for each in of_op[1:KEPT_HASHES]]
-    return [of_op[0] for of_op in ranked], sorted(older, key=lambda each: (each.rows, each))
+    return [of_op[0] for of_op in ranked], sort_kernels(energies), sort_kernels(older)
 
 
-def find_blocks(found: Tables, sku: str) -> list[tuple[tuple, tuple[str, str]]]:
-    """Return (key, (op kind, kernel hash)) of the blocks of a SKU."""
+def rank_kernels(found: Tables, rows_of: Mapping[str, int], sku: str) -> list[list[Kernels]]:
+    """Return the kernels of each op kind on `sku`, the newest first."""
+    kernels: dict[str, dict[str, Kernels]] = {}
+    dates: dict[tuple[str, str], str] = {}
+    for key, row in found["block"].items():
+        if found["device"][(row["device_id"],)]["sku"] == sku:
+            op, kernel_hash = found["problem"][(row["problem_id"],)]["op"], row["kernel_hash"]
+            each = kernels.setdefault(op, {}).setdefault(kernel_hash, Kernels(op, kernel_hash, {}))
+            each.rows_of[key] = rows_of.get(key[0], 0)
+            dates[op, kernel_hash] = max(dates.get((op, kernel_hash), ""), row["created"])
     return [
-        (key, (found["problem"][(row["problem_id"],)]["op"], row["kernel_hash"]))
-        for key, row in found["block"].items()
-        if found["device"][(row["device_id"],)]["sku"] == sku
+        [of_op[name] for name in sorted(of_op, key=lambda name: (dates[op, name], name), reverse=True)]
+        for op, of_op in kernels.items()
     ]
 
 
-def select_kernels(found: Tables, sku: str, kernels: list[Kernels]) -> Tables:
-    """Return the blocks of `sku` that `kernels` measured, with everything that they refer to; no measured rows."""
-    wanted = {(each.op, each.kernel_hash) for each in kernels}
-    blocks = {key: found["block"][key] for key, of_block in find_blocks(found, sku) if of_block in wanted}
-    hashes = {kernel_hash for _, kernel_hash in wanted}
+def find_energies(found: Tables, ranked: list[list[Kernels]], powered: Set[tuple]) -> set[tuple]:
+    """Return the blocks that alone hold energies of a problem: those of the newest of its kernels that have any."""
+    holders: dict[str, str] = {}
+    alone = set()
+    for each in chain.from_iterable(ranked):
+        for key in each.rows_of.keys() & powered:
+            if holders.setdefault(found["block"][key]["problem_id"], each.kernel_hash) == each.kernel_hash:
+                alone.add(key)
+    return alone
+
+
+def sort_kernels(kernels: list[Kernels]) -> list[Kernels]:
+    """Return the kernels that have blocks, those with fewest rows first."""
+    return sorted((each for each in kernels if each.rows_of), key=lambda each: (each.rows, each.op, each.kernel_hash))
+
+
+def select_kernels(found: Tables, kernels: list[Kernels]) -> Tables:
+    """Return the blocks of `kernels`, with everything that they refer to; no measured rows."""
+    wanted = {key for each in kernels for key in each.rows_of}
+    blocks = {key: row for key, row in found["block"].items() if key in wanted}
+    hashes = {each.kernel_hash for each in kernels}
     kept = found | {"block": blocks}
     kept["best"] = {key: row for key, row in found["best"].items() if (row["block_id"],) in blocks}
     kept["compilation"] = {key: row for key, row in found["compilation"].items() if row["kernel_hash"] in hashes}

@@ -24,6 +24,7 @@ from tuner.db.store import Store
 from tuner.db.transfer import add_tables, open_source, read_measurements_of
 from tuner.db.values import make_key
 from tuner.files import replacing
+from tuner.problems.regimes import is_energy
 
 #: The recorded snapshot is part of the package and must stay smaller than this.
 MAX_SNAPSHOT_BYTES = 8_000_000
@@ -50,9 +51,10 @@ def snapshot(
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
     ratio alone), and the intervals of configs that are more than 5 % slower than the best of their block. Every row
     gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
-    kind are kept. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left
-    out, and where that is not enough, the search row of each config that its block confirmed, of as few op kinds as
-    need be: the confirmation is better.
+    kind are kept, and the energies of problems of which no newer kernels have any. Where that makes more than
+    `max_bytes`, the older kernels of the op kinds with most rows are left out, and where that is not enough, the search
+    row of each config that its block confirmed, of as few op kinds as need be: the confirmation is better. Those
+    energies of older kernels are left out last.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -72,14 +74,15 @@ def snapshot(
     return {
         "bytes": path.stat().st_size,
         "tables": {name: len(rows) for name, rows in kept.items()},
-        "left_out": [each._asdict() for each in left_out],
+        "left_out": [each.describe() for each in left_out],
         "searches_left_out": searches,
     }
 
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy that a snapshot is made of: its tables without the measured rows, and how many of these each block has.
+    """The copy that a snapshot is made of: its tables without the measured rows, how many of these each block has, and
+    which blocks hold energies.
 
     Measured rows come into memory when they are asked for; that they can fit into a snapshot is checked before.
     """
@@ -88,14 +91,17 @@ class Copy:
     source: str | os.PathLike
     found: Tables
     rows_of: dict[str, int]
+    powered: set[tuple]
 
     @classmethod
     def read(cls, connection: Connection, source: str | os.PathLike) -> "Copy":
         """Return the copy that `connection` reads. Raises: IntegrityError, which names `source`."""
         found, table, block = read_tables(connection, source, SMALL_TABLES), tables.measurement, tables.block
         check_tables(source, found)
-        query = select(block.c.uid, func.count()).join(table, table.c.block_id == block.c.id).group_by(block.c.uid)
-        return cls(connection, source, found, dict(map(tuple, connection.execute(query))))
+        query = select(block.c.uid, func.count(), func.max(table.c.power_w)).group_by(block.c.uid)
+        counts = connection.execute(query.join(table, table.c.block_id == block.c.id)).all()
+        powered = {(uid,) for uid, _, power_w in counts if power_w and is_energy(found["block"][(uid,)]["regime"])}
+        return cls(connection, source, found, {uid: count for uid, count, _ in counts}, powered)
 
     def load(self, selected: Tables) -> Tables:
         """Return tables with the measured rows of their blocks. Raises: IntegrityError."""
@@ -120,21 +126,21 @@ class Copy:
 def write_newest(
     fresh: Path, target: Path, copy: Copy, sku: str, max_bytes: int
 ) -> tuple[Tables, list[Kernels], dict[str, int]]:
-    """Write the newest kernels of a SKU to `fresh`, and of the kernels before them as many as fit.
+    """Write the newest kernels of a SKU to `fresh`, and of the kernels before them as many as fit; energies go last.
 
     Return what was written, which older kernels were left out, and how many search rows of which op kinds.
     """
-    newest, older = find_newest(copy.found, copy.rows_of, sku)
+    newest, energies, older = find_newest(copy.found, copy.rows_of, copy.powered, sku)
     left_out: list[Kernels] = []
 
-    def leave_out(excess: float, bytes_of_row: float) -> None:
-        for _ in range(choose_left_out(older, excess, bytes_of_row)):
-            left_out.append(older.pop())
+    def leave_out(kernels: list[Kernels], excess: float, bytes_of_row: float) -> None:
+        for _ in range(choose_left_out(kernels, excess, bytes_of_row)):
+            left_out.append(kernels.pop())
 
     while True:
-        selected = select_kernels(copy.found, sku, newest + older)
+        selected = select_kernels(copy.found, newest + energies + older)
         if older and copy.count_bytes(selected) > max_bytes:
-            leave_out(copy.count_bytes(selected) - max_bytes, LEAST_ROW_BYTES)
+            leave_out(older, copy.count_bytes(selected) - max_bytes, LEAST_ROW_BYTES)
             continue
         copy.check_fits(target, selected, max_bytes)
         kept = write(fresh, target, loaded := copy.load(selected))
@@ -143,10 +149,15 @@ def write_newest(
             return kept, left_out, {}
         fresh.write_bytes(b"")
         excess, bytes_of_row = size - max_bytes, size / max(len(kept[MEASURED]), 1)
-        if not older:
-            kept, searches = write_fewer_searches(fresh, target, loaded, max_bytes, excess / bytes_of_row)
+        if older:
+            leave_out(older, excess, bytes_of_row)
+            continue
+        kept, searches = write_fewer_searches(fresh, target, loaded, max_bytes, excess / bytes_of_row)
+        size = fresh.stat().st_size
+        if size <= max_bytes or not energies:
             return kept, left_out, searches
-        leave_out(excess, bytes_of_row)
+        fresh.write_bytes(b"")
+        leave_out(energies, size - max_bytes, bytes_of_row)
 
 
 def write_fewer_searches(

@@ -176,10 +176,18 @@ def snapshot(
     db: Database = "",
     sku: Annotated[
         str,
-        typer.Option(help="Keep only this SKU or short name (h200), and of each op kind the newest two kernel hashes."),
+        typer.Option(
+            help="Keep only this SKU or short name (h200): of each op kind the newest two kernel hashes, and energies"
+            " of problems of which no newer kernels have any."
+        ),
     ] = "",
     max_bytes: Annotated[
-        int, typer.Option(min=1, help="Fail if the result is larger than this; older kernels are left out before.")
+        int,
+        typer.Option(
+            min=1,
+            help="Fail if the result is larger than this. Older kernels are left out before, then search rows of"
+            " confirmed configs, last of all energies that older kernels alone have.",
+        ),
     ] = 8_000_000,
     as_json: AsJson = False,
 ) -> None:
@@ -199,7 +207,10 @@ def snapshot(
 
 def describe_left_out(result: dict) -> str:
     """Return which older kernels and search rows did not fit, a line each."""
-    rows = [(each["op"], each["kernel_hash"][:8], each["rows"]) for each in result["left_out"]]
+    rows = [
+        (each["op"], f"{each['kernel_hash'][:8]}{', energies' if each['energies'] else ''}", each["rows"])
+        for each in result["left_out"]
+    ]
     rows += [(op, "searches of confirmed configs", count) for op, count in result["searches_left_out"].items()]
     if not rows:
         return ""
