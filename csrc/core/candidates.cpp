@@ -90,13 +90,13 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     }
 }
 
-// FP8 with two vectors of scales and an FP32 D that is stored directly: 32 bytes a thread in the widest tile of masked
-// kernels and of those for groups of K.
+// FP8 with an FP32 D that is stored directly: 32 bytes a thread in the widest tile of masked kernels, 60 to 112 with
+// blocks of scales, and of those for groups of K.
 bool spills_without_ring(const Problem& variant, const Config& config) {
     const OpKind& kind = op_kind(variant.op);
     const bool is_widest = config.block_m == 128 && config.block_n == 192 && config.cluster_m * config.cluster_n == 1,
                is_plain = variant.d_dtype == DDtype::kFp32 && variant.c_mode == CMode::kNone;
-    return variant.recipe == Recipe::k1d1d && is_widest && is_plain && (kind.has_room() || kind.k_is_divided());
+    return variant.recipe != Recipe::kPerRow && is_widest && is_plain && (kind.has_room() || kind.k_is_divided());
 }
 
 // FP8 with a D other than BF16 without C: with scales per row 232 to 264 bytes a thread in the largest tile, with blocks

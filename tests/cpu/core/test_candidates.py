@@ -198,9 +198,10 @@ def test_grouped_tiles_that_spill_are_left_out():
             for config in _C.get_default_space(_C.Problem(op, c_mode=c_mode, **scaled), H200)
         }
         assert not absent & tiles and {(128, 112), (128, 128), (128, 136), (128, 144)} - absent <= tiles
-    scaled["scale_layout"] = "mn_major"  # without a ring, and stored directly: 32 bytes
-    for op in ("m_grouped_fp8_gemm_masked", "k_grouped_fp8_gemm_contiguous"):
-        space = _C.get_default_space(_C.Problem(op, **scaled), H200)
+    scaled["scale_layout"] = "mn_major"  # without a ring, and stored directly: 32 bytes, with blocks of scales 60 to 112
+    masked = "m_grouped_fp8_gemm_masked"
+    for op, recipe in ((masked, "1d1d"), (masked, "1d2d"), ("k_grouped_fp8_gemm_contiguous", "1d1d")):
+        space = _C.get_default_space(_C.Problem(op, **scaled | {"recipe": recipe}), H200)
         widest = [config for config in space if (config.block_m, config.block_n) == (128, 192)]
         assert widest and all(config.cluster_m * config.cluster_n == 2 for config in widest)
     for c_mode, has_widest in (("none", False), ("accumulate", True)):

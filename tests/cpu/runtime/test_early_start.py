@@ -41,8 +41,10 @@ def test_nothing_starts_early_where_that_is_switched_off(driver, is_enabled):
         ("bf16_gemm", 2112, (16, 64, 10), {"split_k": 4, "swap_ab": 1}, 2, 1),
         ("bf16_gemm", 8448, (16, 64, 22), {"swap_ab": 1}, 1, 0),
         ("bf16_gemm", 4096, (64, 32, 18), {}, 1, 0),
-        ("bf16_gemm", 3584, (64, 32, 18), {}, 1, 1),
+        ("bf16_gemm", 4096, (64, 56, 14), {}, 1, 0),  # 74 CTAs
+        ("bf16_gemm", 2112, (64, 32, 18), {}, 1, 1),  # 66: two such kernels fit side by side
         ("bf16_gemm", 16384, (64, 64, 12), {}, 1, 0),  # two tiles a CTA
+        ("fp8_gemm", 3584, (64, 32, 17), {}, 1, 1),
         ("fp8_gemm", 2112, (16, 64, 10), {"split_k": 4, "swap_ab": 1}, 2, 0),
         ("fp8_gemm", 2112, (16, 64, 6), {"split_k": 4, "swap_ab": 1}, 3, 1),
         ("fp8_gemm", 4096, (64, 32, 17), {}, 1, 1),
