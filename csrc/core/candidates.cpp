@@ -99,8 +99,8 @@ bool spills_without_ring(const Problem& variant, const Config& config) {
     return variant.recipe != Recipe::kPerRow && is_widest && is_plain && (kind.has_room() || kind.k_is_divided());
 }
 
-// FP8 with a D other than BF16 without C: with scales per row 232 to 264 bytes a thread in the largest tile, with blocks
-// of scales 8 to 80 in FP32.
+// FP8 with a D other than BF16 without C: with scales per row 232 to 264 bytes a thread in the largest tile, with
+// blocks of scales 8 to 80 in FP32.
 bool spills_by_d(const Problem& variant, const Config& config) {
     const auto has_sides = [&](int m, int n) { return config.block_m == m && config.block_n == n; };
     const bool is_fp32 = variant.d_dtype == DDtype::kFp32;
@@ -110,8 +110,8 @@ bool spills_by_d(const Problem& variant, const Config& config) {
 
 // BF16 in pairs with an FP32 D that is stored directly: up to 24 bytes a thread.
 bool spills_in_pairs(const Problem& variant, const Config& config) {
-    const bool is_pair = config.cluster_m * config.cluster_n > 1, is_wide = config.block_m == 128 && config.block_n > 208;
-    return is_pair && is_wide && variant.d_dtype == DDtype::kFp32 && variant.c_mode == CMode::kNone;
+    const bool is_pair = config.cluster_m * config.cluster_n > 1, is_plain = variant.c_mode == CMode::kNone;
+    return is_pair && config.block_m == 128 && config.block_n > 208 && is_plain && variant.d_dtype == DDtype::kFp32;
 }
 
 // Tiles that fit the registers by the estimate, but that the compiler spilled. FP8 tiles with scales in a ring: the

@@ -126,8 +126,8 @@ def derive_contiguous(config, index: int) -> list[Contiguous]:
     """Return contiguous shapes around a config's tile, n and k in turn from `index` on.
 
     Groups of a CTA's tile and one row more or less, so that the tiles of a pair are of one group or of two, one of
-    nearly everything beside groups of a row and of none, equal ones, a single row; padding that fills whole tiles, that comes before the rows of a tile (also before rows that fill it to
-    its end), and an m that ends within one.
+    nearly everything beside groups of a row and of none, equal ones, a single row; padding that fills whole tiles, that
+    comes before the rows of a tile (also before rows that fill it to its end), and an m that ends within one.
     """
     tile = config.block_m
     fitting = [alignment for alignment in (tile, 2 * tile, 128) if alignment % tile == 0]

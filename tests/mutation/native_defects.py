@@ -53,7 +53,7 @@ NATIVE_DEFECTS: Defects = {
     ("csrc/runtime/launch.cpp", "tests/cpu/runtime/test_early_start.py"): [
         ("    if (!get_pdl()) return false;\n", ""),
         ("8 * geometry.num_ctas < 7 * sms", "8 * geometry.num_ctas < 8 * sms"),
-        ("if (!is_fp8(kernel.problem.op)) return kernel.blocks_per_sm > 1;", ""),
+        ("kernel.blocks_per_sm > 1 || 2 * geometry.num_ctas <= sms;", "kernel.blocks_per_sm > 1;"),
         ("kernel.config.split_k == 1 || kernel.blocks_per_sm > 2", "kernel.config.split_k == 1"),
     ],
     ("csrc/runtime/band.cpp", "tests/cpu/runtime/test_tensor_map.py tests/cpu/runtime/test_grouped_launch.py"): [

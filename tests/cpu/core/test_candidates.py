@@ -181,7 +181,9 @@ def test_tiles_that_spill_are_left_out():
         space = _C.get_default_space(_C.Problem(OP, 1, 1, 1, **fields), H200)
         assert is_kept == any((config.block_m, config.block_n) == tile for config in space), fields
     pairs = _C.get_default_space(_C.Problem("bf16_gemm", 1, 1, 1, d_dtype="fp32"), H200)
-    clusters = {config.cluster_m * config.cluster_n for config in pairs if (config.block_m, config.block_n) == (128, 224)}
+    clusters = {
+        config.cluster_m * config.cluster_n for config in pairs if (config.block_m, config.block_n) == (128, 224)
+    }
     assert clusters == {1}
 
 
@@ -198,7 +200,9 @@ def test_grouped_tiles_that_spill_are_left_out():
             for config in _C.get_default_space(_C.Problem(op, c_mode=c_mode, **scaled), H200)
         }
         assert not absent & tiles and {(128, 112), (128, 128), (128, 136), (128, 144)} - absent <= tiles
-    scaled["scale_layout"] = "mn_major"  # without a ring, and stored directly: 32 bytes, with blocks of scales 60 to 112
+    scaled["scale_layout"] = (
+        "mn_major"  # without a ring, and stored directly: 32 bytes, with blocks of scales 60 to 112
+    )
     masked = "m_grouped_fp8_gemm_masked"
     for op, recipe in ((masked, "1d1d"), (masked, "1d2d"), ("k_grouped_fp8_gemm_contiguous", "1d1d")):
         space = _C.get_default_space(_C.Problem(op, **scaled | {"recipe": recipe}), H200)

@@ -152,9 +152,7 @@ def test_an_explicit_kernel_must_fit_the_alignment(driver):
     problem, config = make_grouped(FP8, 1, 1, 1, 1), _C.Config(128, 64, 4)
     with pytest.raises(
         ArgumentError,
-        match=(
-            r"block_m = 128 rows do not divide get_mk_alignment_for_contiguous_layout\(\) = 64; set a mul"
-        ),
+        match=(r"block_m = 128 rows do not divide get_mk_alignment_for_contiguous_layout\(\) = 64; set a mul"),
     ):
         driver.call(launch_changed, problem, config, {}, (256, 256, 512, 2), 64)
     _, events = driver.call(launch_changed, problem, config, {}, (256, 256, 512, 2), 384)

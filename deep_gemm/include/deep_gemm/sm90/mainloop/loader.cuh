@@ -53,8 +53,8 @@ struct Loader {
         return operands.a();
     }
 
-    // Load one operand's tile, or this CTA's half of it for both CTAs of the cluster; with `is_apart` both halves of its
-    // own, by the map of halves.
+    // Load one operand's tile, or this CTA's half of it for both CTAs of the cluster; with `is_apart` both halves of
+    // its own, by the map of halves.
     template <bool kMnMajor, bool kShared, u32 kTile>
     __device__ __forceinline__ void load_operand(const TensorMap* map, u32 barrier, u32 to, u32 k, u32 start,
                                                  u32 matrix, bool is_apart) const {

@@ -2,9 +2,9 @@
 // known: a group starts at the end of the one before, rounded up to the alignment. The walk is that of a dense product
 // over the rows up to the last end.
 //
-// The rows of a tile belong to one group, or are all padding, because groups start at multiples of an alignment that the
-// tile divides. Rows behind the end of their group are padding. Where padding is to be zero, it is
-// walked, too, and stored as +0; else clusters of padding alone are left out, and other padding is stored as it comes.
+// The rows of a tile belong to one group, or are all padding, because groups start at multiples of an alignment that
+// the tile divides. Rows behind the end of their group are padding. Where padding is to be zero, it is walked, too, and
+// stored as +0; else clusters of padding alone are left out, and other padding is stored as it comes.
 // Ends are not trusted: whatever they are, a tile lies within D, its group exists, and the walk ends.
 #pragma once
 
