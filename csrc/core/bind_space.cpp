@@ -166,7 +166,7 @@ void bind_config_features(py::module_& m) {
             for (const Config& config : configs) check_geometry(problem.op, config);
             const Estimator estimator(problem, device);
             const std::vector<AnalyticChoice> ranked = rank_candidates(problem, estimator, device, kNumRankedForPick);
-            ConfigFeatures features(problem, estimator, find_feature_pick(problem, ranked));
+            ConfigFeatures features(problem, estimator, find_feature_pick(ranked));
             py::array_t<double> rows({configs.size(), kNumConfigRow});
             for (size_t i = 0; i < configs.size(); ++i) {
                 double* row = std::copy_n(features.shared(), kNumSharedFeatures, rows.mutable_data(i, 0));

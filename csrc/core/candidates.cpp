@@ -90,8 +90,8 @@ void append_rings(std::vector<Config>& space, const Problem& variant, Config con
     }
 }
 
-// FP8 with an FP32 D that is stored directly: 32 bytes a thread in the widest tile of masked kernels, 60 to 112 with
-// blocks of scales, and of those for groups of K.
+// FP8 with an FP32 D that is stored directly, in the widest tile: of masked kernels 32 bytes a thread, 60 to 112 with
+// blocks of scales; of those for groups of K 32.
 bool spills_without_ring(const Problem& variant, const Config& config) {
     const OpKind& kind = op_kind(variant.op);
     const bool is_widest = config.block_m == 128 && config.block_n == 192 && config.cluster_m * config.cluster_n == 1,
@@ -99,8 +99,8 @@ bool spills_without_ring(const Problem& variant, const Config& config) {
     return variant.recipe != Recipe::kPerRow && is_widest && is_plain && (kind.has_room() || kind.k_is_divided());
 }
 
-// FP8 with a D other than BF16 without C: with scales per row 232 to 264 bytes a thread in the largest tile, with
-// blocks of scales 8 to 80 in FP32.
+// FP8 with scales per row, in the largest tile, with an FP32 D or with C: 232 to 264 bytes a thread. With blocks of
+// scales and an FP32 D: 8 to 80 in 64x136.
 bool spills_by_d(const Problem& variant, const Config& config) {
     const auto has_sides = [&](int m, int n) { return config.block_m == m && config.block_n == n; };
     const bool is_fp32 = variant.d_dtype == DDtype::kFp32;
@@ -148,6 +148,11 @@ bool is_tall_width(const Problem& variant, int block_n) {
     return block_n == kNarrowBlockN256 || block_n >= kMinBlockN256;
 }
 
+// Whether the tiles of a cluster are always of one group of rows (see Pruning::keeps).
+bool is_of_one_group(const Problem& variant, const Config& config) {
+    return !op_kind(variant.op).m_is_shared() || variant.alignment % (config.block_m * config.cluster_m) == 0;
+}
+
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
     // In a cluster of two, two scale vectors through the ring leave too few registers (128x144 and wider spill), and so
     // does one where threads read C for two 64-row MMAs (256x128), or where the loading warp finds tiles of two groups
@@ -169,7 +174,7 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
                                     .block_k = stage_k(variant.op),
                                     .cluster_m = cluster_m,
                                     .cluster_n = cluster_n};
-                if (!spills(variant, config) && fits_alignment(variant, config))
+                if (!spills(variant, config) && is_of_one_group(variant, config))
                     append_rings(space, variant, config, device);
             }
 }

@@ -15,13 +15,10 @@ namespace deep_gemm {
 
 inline constexpr size_t kMaxCandidates = 176;
 
-// Configs that became candidates after the features of the heuristic's revision were frozen (find_feature_pick): tiles,
-// and pairs along m whose two tiles may be of different groups.
-inline constexpr bool is_late(const Problem& problem, const Config& config) {
+// Tiles that became candidates after the features of the heuristic's revision were frozen (find_feature_pick).
+inline constexpr bool is_late_tile(const Config& config) {
     const auto has_sides = [&](int m, int n) { return config.block_m == m && config.block_n == n; };
-    const bool may_part = op_kind(problem.op).m_is_shared() &&
-                          problem.alignment % (config.block_m * config.cluster_m) != 0;
-    return has_sides(256, 112) || has_sides(128, 152) || (has_sides(64, 48) && config.split_k > 1) || may_part;
+    return has_sides(256, 112) || has_sides(128, 152) || (has_sides(64, 48) && config.split_k > 1);
 }
 
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a
@@ -55,6 +52,7 @@ struct Pruning {
     // Whether the SMs allow the config and no smaller tile, cluster or split does the same work with less waste.
     bool keeps(const Config& config) const {
         if (config.cluster_m * config.cluster_n * config.split_k > sms) return false;
+        // Pairs whose two tiles may be of different groups are for whoever names them: no sweep had any.
         if (alignment != 0 && alignment % (config.block_m * config.cluster_m) != 0) return false;
         return config.swap_ab != 0 ? keeps_swapped(config) : keeps_plain(config);
     }

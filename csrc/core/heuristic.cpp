@@ -328,8 +328,8 @@ std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimat
     return shortlist;
 }
 
-const AnalyticChoice& find_feature_pick(const Problem& problem, const std::vector<AnalyticChoice>& ranked) {
-    const auto is_early = [&](const AnalyticChoice& choice) { return !is_late(problem, choice.config); };
+const AnalyticChoice& find_feature_pick(const std::vector<AnalyticChoice>& ranked) {
+    const auto is_early = [](const AnalyticChoice& choice) { return !is_late_tile(choice.config); };
     const auto found = std::find_if(ranked.begin(), ranked.end(), is_early);
     return found == ranked.end() ? ranked.front() : *found;
 }

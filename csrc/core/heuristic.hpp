@@ -129,9 +129,9 @@ std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estima
 std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
                                            size_t count);
 
-// What features are relative to: the first of the `ranked` candidates that was one when the features of
-// kHeuristicRevision were frozen. Trees of this revision must see the same numbers, whatever candidates come later.
-const AnalyticChoice& find_feature_pick(const Problem& problem, const std::vector<AnalyticChoice>& ranked);
+// What features are relative to: the first of `ranked` tiles that was a candidate when the features of
+// kHeuristicRevision were frozen. Trees of this revision must see the same numbers, whatever tiles come later.
+const AnalyticChoice& find_feature_pick(const std::vector<AnalyticChoice>& ranked);
 
 // The candidate with the smallest predicted time, the first of equals, with the knobs of loop_rule.hpp; throws
 // Error(kDevice) where no config is legal.

@@ -104,7 +104,7 @@ inline constexpr RateField kRateFields[] = {
 
 // Raise it when a formula of heuristic.cpp or what it asks of legality.cpp changes; the constants are hashed by
 // themselves. Not for loop_rule.cpp: no estimate hangs on it, and trees judge whatever configs the shortlist has. Nor
-// for new configs that is_late (candidates.hpp) names; it names none once this was raised.
+// for a new tile that is_late_tile (candidates.hpp) names; it names none once this was raised.
 inline constexpr int kHeuristicRevision = 11;
 
 }  // namespace deep_gemm

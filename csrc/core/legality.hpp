@@ -30,7 +30,7 @@ inline constexpr int64_t kSmSmemBytes = 233472, kSmemReservedBytes = 1024;
 inline constexpr int kMaxBlocksPerSm = 3;  // CTAs; more were never faster
 inline constexpr int kMaxStages = 32;
 inline constexpr int64_t kTileQueueBytes = 384;             // grouped kernels: tiles on their way to the math warps
-inline constexpr int32_t kAnyTileAlignment = 15360;         // every token side of a tile, and two of them, divides it
+inline constexpr int32_t kAnyTileAlignment = 15360;         // every token side of a tile divides it
 inline constexpr int kBlockSteps = 128, kBlockBuffers = 2;  // scale_warp: K steps in a buffer of block scales
 inline constexpr int kMaxSplitK = 8;                        // CTAs of a cluster that every SM90 GPU places
 inline constexpr int kSmemAlignment = 1024;                 // the 128-byte swizzle repeats every 8 rows

@@ -200,7 +200,7 @@ Choice Selector::choose(const Problem& problem, const Device& device, std::strin
 Choice Selector::ask_trees(const OpModel& model, const Problem& problem, const Device& device) const {
     const Estimator estimator(problem, device);
     const std::vector<AnalyticChoice> shortlist = list_rated(model, problem, estimator, device);
-    ConfigFeatures features(problem, estimator, find_feature_pick(problem, shortlist));
+    ConfigFeatures features(problem, estimator, find_feature_pick(shortlist));
     FeatureTable table(kNumConfigRow);
     for (size_t i = 0; i < kNumSharedFeatures; ++i) table.fill(i, float(features.shared()[i]));
     for (size_t row = 0; row < shortlist.size(); ++row) {

@@ -150,6 +150,7 @@ def derive_psum_shapes(variant: GroupedVariant, config) -> list[PsumShape]:
     if variant.op in K_GROUPED_OPS:
         ring = config.block_k * config.num_stages
         return [PsumK(height + 3, width + 8, (ring, 0, ring + 1, 1, 3 * ring - 1)), PsumK(height, width, (k, K_UNIT))]
+    height = config.block_m  # the tiles of a pair may be of two groups
     sizes = (height - 1, height, 0, height + 1, 3 * height + 5)
     return [
         PsumRows(width + 8, k, sizes, height, extra=2 * height),

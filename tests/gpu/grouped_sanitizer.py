@@ -51,6 +51,7 @@ def list_watched_shapes(variant: GroupedVariant, config) -> list[GroupedShape]:
     """
     (height, width), k = get_tile(config), config.block_k * (config.num_stages + 1) + 16
     if variant.op in CONTIGUOUS_OPS:
+        height = config.block_m  # the tiles of a pair may be of two groups
         tail = Contiguous(width + 3, k, 4, height, ((0, 0, height + 1), (1, height, 0), (3, 1, height // 2)))
         return [tail, Contiguous(200, 272, 3, align(128, height), ((2, 0, 100), (0, 0, 1), (1, 3, 60)))]
     if variant.op in MASKED_OPS:

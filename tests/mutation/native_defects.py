@@ -53,6 +53,7 @@ NATIVE_DEFECTS: Defects = {
     ("csrc/runtime/launch.cpp", "tests/cpu/runtime/test_early_start.py"): [
         ("    if (!get_pdl()) return false;\n", ""),
         ("8 * geometry.num_ctas < 7 * sms", "8 * geometry.num_ctas < 8 * sms"),
+        ("8 * geometry.num_ctas < 7 * sms || ", ""),
         ("kernel.blocks_per_sm > 1 || 2 * geometry.num_ctas <= sms;", "kernel.blocks_per_sm > 1;"),
         ("kernel.config.split_k == 1 || kernel.blocks_per_sm > 2", "kernel.config.split_k == 1"),
     ],
@@ -107,7 +108,7 @@ NATIVE_DEFECTS: Defects = {
         ("(config.block_n == 128 || config.block_n == 112)", "(config.block_n == 128)"),
     ],
     ("csrc/core/heuristic.cpp", "tests/cpu/core/test_features_frozen.py"): [
-        ("return !is_late(problem, choice.config);", "return true;"),
+        ("return !is_late_tile(choice.config);", "return true;"),
     ],
     ("csrc/core/heuristic.cpp", "tests/fault/test_native_objects.py"): [
         ("? kMost : std::min(product, kMost)", "? 1 : std::min(product, kMost)"),

@@ -318,7 +318,7 @@ def test_the_choice_fits_the_alignment():
     for op in CONTIGUOUS:
         for alignment in (8, 16, 64, 128, 256):
             config = pick(op, 65536, 4096, 7168, 8, alignment=alignment)
-            assert alignment % config.block_m == 0
+            assert alignment % (config.block_m * config.cluster_m) == 0
 
 
 @pytest.mark.parametrize("op", K_GROUPED)

@@ -45,12 +45,14 @@ def test_nothing_starts_early_where_that_is_switched_off(driver, is_enabled):
         ("bf16_gemm", 2112, (64, 32, 18), {}, 1, 1),  # 66: two such kernels fit side by side
         ("bf16_gemm", 16384, (64, 64, 12), {}, 1, 0),  # two tiles a CTA
         ("fp8_gemm", 3584, (64, 32, 17), {}, 1, 1),
+        ("fp8_gemm", 1984, (16, 64, 10), {"split_k": 4, "swap_ab": 1}, 2, 0),  # 124 CTAs
+        ("fp8_gemm", 1792, (16, 64, 10), {"split_k": 4, "swap_ab": 1}, 2, 1),  # 112
         ("fp8_gemm", 2112, (16, 64, 10), {"split_k": 4, "swap_ab": 1}, 2, 0),
         ("fp8_gemm", 2112, (16, 64, 6), {"split_k": 4, "swap_ab": 1}, 3, 1),
         ("fp8_gemm", 4096, (64, 32, 17), {}, 1, 1),
     ],
 )
-def test_grids_that_fill_the_sms_once_start_early_where_none_lost(driver, op, n, tile, others, blocks_per_sm, overlap):
+def test_which_grids_start_early(driver, op, n, tile, others, blocks_per_sm, overlap):
     fields = dict(zip(("block_m", "block_n", "num_stages"), tile, strict=True)) | others
     fields["block_k"] = _C.stage_k(op)
     assert _C.blocks_per_sm(_C.Problem(op, 1, 1, 1), _C.Config(**fields)) == blocks_per_sm

@@ -182,11 +182,6 @@ static void arrive_at_cluster() {
     world.wake(meeting.waiters);
 }
 
-void barrier_cluster_arrive_release() {
-    EMULATOR_ENTER();
-    attempt(&arrive_at_cluster);
-}
-
 void barrier_cluster_arrive_relaxed() {
     EMULATOR_ENTER();
     attempt(&arrive_at_cluster);

@@ -51,7 +51,6 @@ void mbarrier_try_wait_parity_shared_cta_b64(bool& is_done, u32 address, u32 par
 void mbarrier_test_wait_parity_shared_cta_b64(bool& is_done, u32 address, u32 parity);
 void bar_sync(u32 id, u32 threads);
 void bar_arrive(u32 id, u32 threads);
-void barrier_cluster_arrive_release();
 void barrier_cluster_arrive_relaxed();
 void barrier_cluster_wait_acquire();
 void setmaxnreg_dec_sync_aligned_u32(u32 registers);

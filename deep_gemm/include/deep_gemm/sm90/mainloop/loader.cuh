@@ -12,7 +12,7 @@ namespace deep_gemm {
 // The K steps of a CTA's first tile that are loaded before its first barrier: nothing can be waiting for these stages
 // yet, the first bytes leave memory earlier, and no math warp polls a barrier meanwhile (H200, m 1, n 32768, k 512:
 // 9.0 us against 9.9). At most kMostPrefilled: a ring of 17 takes 0.9 us to fill, and math would begin behind that
-// (H100, (16, 2112, 7168): 9.25 us with all stages, 8.93 with six; with four (512, 576, 7168) lost 5 %). Only without a
+// (H100, (16, 2112, 7168): 9.25 us with all stages, 8.93 with six; with four (512, 576, 7168) lost 4 %). Only without a
 // peer, whose barriers must exist before anything is multicast to it.
 constexpr u32 kMostPrefilled = 6;
 template <class Config>

@@ -18,9 +18,8 @@ __device__ __forceinline__ u32 cluster_rank() {
 }
 
 // barrier.cluster (PTX ISA, "barrier.cluster"): all threads of all CTAs of the cluster meet. Relaxed: an arrival orders
-// nothing but what a fence before it orders, that of barrier_init below. With .release every thread waits until all
-// memory accesses of its SM so far are done, loads by TMA included (H100, split K: math began 1 to 2 us after its first
-// stage was there).
+// nothing but what a fence before it orders (fence_barrier_init below). With .release every thread waits until all
+// memory accesses of its SM so far are done, loads by TMA included (docs/kernels.md, "What bounds the kernels").
 __device__ __forceinline__ void cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
 
