@@ -220,7 +220,8 @@ def test_mutated_json_with_a_right_hash():
         if check_harmless(mutant) and mutant != content:
             accepted.add(path[-1])
     free = {"created", "heuristic_version", "package_version", "regime", "sku", "stale"}  # texts
-    assert accepted == free | {"features_version", "margin", "quarantined"}
+    # sm_count: any number of SMs that the configs fit.
+    assert accepted == free | {"features_version", "margin", "quarantined", "sm_count"}
 
 
 def node_changes() -> dict[str, dict[str, np.ndarray]]:

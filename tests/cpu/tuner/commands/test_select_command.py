@@ -227,13 +227,16 @@ def test_a_snapshot_still_says_how_slow_a_dropped_config_is_at_least(measured, c
 
 
 def test_the_packaged_choice_is_never_called_slower_than_what_it_replaces(monkeypatch, capsys):
-    """On the recorded sweep: the measured best is the first line, with its time, before every other measured config."""
+    """On the recorded sweep: the choice, with its time, is at most 1 % behind the first line, the measured best."""
     monkeypatch.delenv("DG_MODEL_DIR", raising=False)
     selection.forget_selectors()
     text = run(capsys, 64, 2112, 7168, "--device", "h200", "--explain")[1]
-    first, _, second, *_ = text.splitlines()
+    first, _, *rows = text.splitlines()
     assert "(exact: measured best)" in first and " us measured" in first and "about" not in first
-    assert "chosen (exact)" in second and float(re.split("  +", second)[2]) < 1.0
+    best, chosen = (
+        float(re.split("  +", row)[2]) for row in (rows[0], next(row for row in rows if "chosen (exact)" in row))
+    )
+    assert best <= chosen <= 1.01 * best < 1.0  # the table leaves its few kernels for a gain of more than 1 % only
     selection.forget_selectors()
 
 
