@@ -148,23 +148,19 @@ bool is_tall_width(const Problem& variant, int block_n) {
     return block_n == kNarrowBlockN256 || block_n >= kMinBlockN256;
 }
 
-// Whether the tiles of a cluster are always of one group of rows (see Pruning::keeps).
-bool is_of_one_group(const Problem& variant, const Config& config) {
-    return !op_kind(variant.op).m_is_shared() || variant.alignment % (config.block_m * config.cluster_m) == 0;
-}
-
 void append_plain(std::vector<Config>& space, const Problem& variant, const Device& device) {
     // In a cluster of two, two scale vectors through the ring leave too few registers (128x144 and wider spill), and so
     // does one where threads read C for two 64-row MMAs (256x128), or where the loading warp finds tiles of two groups
     // (128x128).
     const bool is_ring = has_scale_ring(variant),
-               reads_c = variant.c_mode == CMode::kAccumulate || variant.c_mode == CMode::kGeneral;
+               reads_c = variant.c_mode == CMode::kAccumulate || variant.c_mode == CMode::kGeneral,
+               shares_m = op_kind(variant.op).m_is_shared();
     for (int block_m : kBlockMs)
         for (int block_n : list_block_ns(variant, block_m))
             for (const auto& [cluster_m, cluster_n] : kClusters) {
                 if (block_m == 128 && block_n < kMinBlockN128) continue;
                 if (block_m == 256 && !is_tall_width(variant, block_n)) continue;
-                const bool finds_two = cluster_m == 2 && op_kind(variant.op).m_is_shared();
+                const bool finds_two = cluster_m == 2 && shares_m;
                 const bool is_crowded =
                     is_ring && (variant.recipe == Recipe::k1d1d || (reads_c && block_m == 256) || finds_two);
                 if (cluster_m * cluster_n > 1 && (block_m < kMinClusterM || block_n < kMinClusterN || is_crowded))
@@ -174,7 +170,7 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
                                     .block_k = stage_k(variant.op),
                                     .cluster_m = cluster_m,
                                     .cluster_n = cluster_n};
-                if (!spills(variant, config) && is_of_one_group(variant, config))
+                if (!spills(variant, config) && is_of_one_group(shares_m ? variant.alignment : 0, config))
                     append_rings(space, variant, config, device);
             }
 }
