@@ -17,6 +17,7 @@ from deep_gemm import _C
 from tuner.db.rows import MeasurementRow
 from tuner.problems.fields import kernel_identity
 from tuner.problems.regimes import is_rested
+from tuner.problems.workload import count_stored_draws
 
 UNMEASURED, CENSORED, SEARCHED, CONFIRMED = 0, 1, 2, 3
 
@@ -48,7 +49,7 @@ class Value(NamedTuple):
 
 def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarantined: set) -> Entry | str:
     """Return the Entry of one problem without `quarantined` configs, or the reason why it cannot be used."""
-    rows = [row for row in rows if row.block.status == "finished"]
+    rows = keep_most_drawn([row for row in rows if row.block.status == "finished"])
     heuristic = find_pick(problem, [row for row in rows if not is_rested(row.block.regime)], device)
     rows = [row for row in rows if row.config not in quarantined]
     rested = [row for row in rows if is_rested(row.block.regime)]
@@ -70,6 +71,13 @@ def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarant
     candidates = frozenset(_C.get_candidates(problem, device)) - quarantined
     beyond = frozenset(best_known).difference(default_space(kernel_identity(problem), device))
     return Entry(problem, heuristic, best_known, search, candidates, beyond, heuristic_time(rows, heuristic))
+
+
+def keep_most_drawn(rows: list[MeasurementRow]) -> list[MeasurementRow]:
+    """Return the rows of the blocks that went through the most draws of the group sizes: fewer say less of the mean."""
+    draws = {text: count_stored_draws(text) for text in {row.block.workload for row in rows}}
+    most = max(draws.values(), default=1)
+    return [row for row in rows if draws[row.block.workload] == most]
 
 
 def find_pick(problem, rows: list[MeasurementRow], device: _C.Device) -> _C.Config:

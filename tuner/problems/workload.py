@@ -8,8 +8,9 @@ Sizes follow from the problem, the workload and the seed alone. Contiguous group
 alignment, and the rows behind its last one are padding. Groups of K fill k in units of 128, the K of one step. Masked
 groups hold up to m rows.
 
-The sizes of few masked groups differ much from one draw to the next, and with them which tile is best. A measurement
-of a spread load then goes through several draws (make_draws), and its time is the mean over them.
+Which tile is best differs from one draw of the rows to the next: a round of tiles may be full or nearly empty. A
+measurement of a spread load therefore goes through several draws (make_draws), and its time is the mean over them. The
+shares of K are drawn once: they leave the tiles as they are.
 """
 
 import json
@@ -28,10 +29,8 @@ WORKLOADS = ("spread", "uniform", "skewed")
 DEFAULT = WORKLOADS[0]
 #: Every group of K is a multiple of it, so that no scale covers two groups; BF16 keeps the rule.
 K_UNIT = SCALE_BLOCK
-#: Draws that a measurement of a masked problem goes through, and the groups from which on one is enough: their tiles
-#: add up to nearly the same number in each.
+#: Draws that a measurement of groups of rows goes through.
 NUM_DRAWS = 4
-MANY_GROUPS = 16
 #: Share of the mean that a group has which is neither the large one nor empty, where rows come one by one.
 SMALL_SHARE = 1 / 16
 
@@ -76,19 +75,37 @@ def name_regime(regime: str, op: str, workload: str) -> str:
 
 def count_draws(problem, workload: Workload) -> int:
     """Return through how many draws of the group sizes a measurement goes."""
-    is_drawn = OP_KINDS[problem.op].has_room and workload.name == "spread" and problem.num_groups < MANY_GROUPS
+    kind = OP_KINDS[problem.op]
+    is_drawn = kind.reads_groups and not kind.k_is_divided and workload.name == "spread"
     return NUM_DRAWS if is_drawn else 1
 
 
-def make_draws(problem, workload: Workload) -> list[Groups]:
-    """Return the draws of a problem that has groups, see count_draws.
+def count_stored_draws(text: str) -> int:
+    """Return through how many draws the measurements of a stored workload went."""
+    return json.loads(text).get("draws", 1) if text else 1
 
-    Each group meets every quarter of the spread once, so that few draws have nearly the mean of many.
-    """
+
+def make_draws(problem, workload: Workload) -> list[Groups]:
+    """Return the draws of a problem that has groups, see count_draws."""
     count = count_draws(problem, workload)
     if count == 1:
         groups = make_groups(problem, workload)
         return [] if groups is None else [groups]
+    if OP_KINDS[problem.op].has_room:
+        return make_masked_draws(problem, workload, count)
+    names = (name_draw(problem, workload, draw) for draw in range(count))
+    return [make_contiguous_groups(problem, workload.name, random.Random(name)) for name in names]
+
+
+def name_draw(problem, workload: Workload, draw: int = 0) -> str:
+    """Return what the generator of a draw starts from."""
+    return f"{workload.seed} {workload.name} {problem.key}" + (f" draw {draw}" if draw else "")
+
+
+def make_masked_draws(problem, workload: Workload, count: int) -> list[Groups]:
+    """Return draws of masked groups. Each group meets every part of the spread once, so that few draws have nearly the
+    mean of many.
+    """
     generator = random.Random(f"{workload.seed} draws {problem.key}")
     places = [generator.sample(range(count), count) for _ in range(problem.num_groups)]
     factors = [
@@ -107,7 +124,7 @@ def make_groups(problem, workload: Workload) -> Groups | None:
     kind = OP_KINDS[problem.op]
     if not kind.is_grouped:
         return None
-    generator = random.Random(f"{workload.seed} {workload.name} {problem.key}")
+    generator = random.Random(name_draw(problem, workload))
     if kind.is_summed:  # one product with a long K: nothing is divided
         return None
     if kind.is_batched:
@@ -126,14 +143,16 @@ def make_groups(problem, workload: Workload) -> Groups | None:
             K_UNIT * units for units in share_units(problem.k // K_UNIT, problem.num_groups, workload.name, generator)
         ]
         return Groups(get_starts(sizes), sizes)
-    units = share_units(ceil_div(problem.m, problem.alignment), problem.num_groups, workload.name, generator)
+    return make_contiguous_groups(problem, workload.name, generator)
+
+
+def make_contiguous_groups(problem, name: str, generator: random.Random) -> Groups:
+    """Return groups that fill m in units of the alignment."""
+    units = share_units(ceil_div(problem.m, problem.alignment), problem.num_groups, name, generator)
     starts = get_starts([problem.alignment * count for count in units])
     return Groups(
         starts,
-        [
-            count_rows(problem, start, count, workload.name, generator)
-            for start, count in zip(starts, units, strict=True)
-        ],
+        [count_rows(problem, start, count, name, generator) for start, count in zip(starts, units, strict=True)],
     )
 
 

@@ -123,6 +123,17 @@ def test_the_oracle_is_chosen_on_search_and_scored_on_confirmation():
     )  # negative, and kept so
 
 
+def test_a_block_of_more_draws_of_the_groups_replaces_those_of_fewer():
+    def drawn(rows, count):
+        return [replace(one, block=replace(one.block, workload=f'{{"draws":{count}}}')) for one in rows]
+
+    once = [replace(one, block=replace(one.block, workload="{}")) for one in (row(PICK, 1.0), row(A, 0.5), row(B, 1.1))]
+    often = [*drawn([row(PICK, 1.0, block=2), row(A, 1.2, block=2)], 4), *drawn([row(A, 0.3, block=3)], 2)]
+    data = build([*once, *often])
+    assert value_of(data, A)[0] == pytest.approx(math.log(1.2))
+    assert B not in data.configs or value_of(data, B)[1] == UNMEASURED
+
+
 def test_rows_of_open_blocks_do_not_count():
     data = build([row(PICK, 1.0), row(A, 0.9), row(PICK, 1.0, block=2), row(B, 0.5, block=2, block_status="open")])
     assert B not in data.configs or value_of(data, B)[1] == UNMEASURED

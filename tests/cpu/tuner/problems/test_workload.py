@@ -7,7 +7,15 @@ from deep_gemm import _C
 from tests.fakes.grouped_variants import CONTIGUOUS, GROUPED_OPS, K_GROUPED, MASKED, make_grouped
 from tuner import errors
 from tuner.problems import workload
-from tuner.problems.workload import WORKLOADS, Workload, count_draws, make_draws, make_group_tensor, make_groups
+from tuner.problems.workload import (
+    WORKLOADS,
+    Workload,
+    count_draws,
+    count_stored_draws,
+    make_draws,
+    make_group_tensor,
+    make_groups,
+)
 
 SHAPES = [(1, 128), (3, 5), (4, 8192), (7, 100), (64, 40)]
 
@@ -77,8 +85,8 @@ def test_a_skewed_group_has_no_more_rows_than_room():
     assert max(make_groups(problem, Workload("skewed")).sizes) == 512
 
 
-@pytest.mark.parametrize("num_groups", [1, 3, 15])
-def test_draws_of_few_masked_groups_meet_every_quarter_of_the_spread(num_groups):
+@pytest.mark.parametrize("num_groups", [1, 3, 40])
+def test_draws_of_masked_groups_meet_every_quarter_of_the_spread(num_groups):
     problem = _C.Problem(MASKED[0], 4096, 512, 1024, num_groups=num_groups, expected_m=1000)
     draws = make_draws(problem, Workload())
     assert len(draws) == count_draws(problem, Workload()) == 4 and draws[0] == make_groups(problem, Workload())
@@ -89,13 +97,25 @@ def test_draws_of_few_masked_groups_meet_every_quarter_of_the_spread(num_groups)
     assert abs(total - 1000) <= 75 and '"draws":4' in Workload().describe(problem)
 
 
-def test_one_draw_is_enough_for_many_groups_and_for_sizes_that_are_no_draw():
-    many, few = (_C.Problem(MASKED[0], 4096, 512, 1024, num_groups=count, expected_m=1000) for count in (16, 2))
-    assert make_draws(many, Workload()) == [make_groups(many, Workload())]
+def test_contiguous_groups_are_drawn_anew_and_fill_m_each_time():
+    problem = contiguous(20, 1024)
+    draws = make_draws(problem, Workload())
+    assert len(draws) == count_draws(problem, Workload()) == 4 and draws[0] == make_groups(problem, Workload())
+    assert len({tuple(draw.sizes) for draw in draws}) == 4 and draws == make_draws(problem, Workload())
+    for draw in draws:
+        ends = [start + size for start, size in zip(*draw, strict=True)]
+        assert all(end <= start < end + 128 for end, start in zip(ends, [*draw.starts[1:], problem.m], strict=True))
+    assert count_stored_draws(Workload().describe(problem)) == 4
+
+
+def test_one_draw_is_enough_where_rows_are_not_drawn():
+    few = _C.Problem(MASKED[0], 4096, 512, 1024, num_groups=2, expected_m=1000)
+    split = make_grouped(K_GROUPED[0], 64, 64, 4096, 4)
     assert make_draws(few, Workload("uniform")) == [make_groups(few, Workload("uniform"))]
-    assert make_draws(contiguous(2, 1024), Workload()) == [make_groups(contiguous(2, 1024), Workload())]
+    assert make_draws(split, Workload()) == [make_groups(split, Workload())]
     assert make_draws(_C.Problem("fp8_gemm", 64, 128, 512), Workload()) == []
-    assert "draws" not in Workload().describe(many)
+    assert "draws" not in Workload().describe(split) and count_stored_draws(Workload().describe(split)) == 1
+    assert count_stored_draws("") == 1
 
 
 def test_spread_sizes_differ_and_uniform_ones_do_not():
@@ -151,7 +171,7 @@ def test_dense_problems_have_no_groups():
 
 def test_what_is_stored_is_canonical_and_names_the_regime():
     problem = contiguous(2, 128)
-    assert Workload(seed=5).describe(problem) == '{"seed":5,"sizes":"spread","spread":0.3}'
+    assert Workload(seed=5).describe(problem) == '{"draws":4,"seed":5,"sizes":"spread","spread":0.3}'
     assert Workload("skewed", 5).describe(problem) == '{"seed":5,"sizes":"skewed"}'
     texts = {name: Workload(name).describe(problem) for name in WORKLOADS}
     assert [workload.is_default(text) for text in ("", *texts.values())] == [True, True, False, False]
