@@ -91,12 +91,16 @@ def test_random_preset_covers_long_k_and_odd_sizes_but_no_shape_of_the_benchmark
 
 DRAWN = {
     "drawn": {"fp8_gemm": 160, "bf16_gemm": 112},
-    "drawn_log": {"fp8_gemm": 110, "bf16_gemm": 120},
+    "drawn_log": {"fp8_gemm": 110, "bf16_gemm": 240},
     "drawn_grouped": {
         "m_grouped_fp8_gemm_masked": 80,
-        "m_grouped_fp8_gemm_contiguous": 70,
+        "m_grouped_fp8_gemm_contiguous": 100,
         "m_grouped_bf16_gemm_masked": 60,
-        "m_grouped_bf16_gemm_contiguous": 50,
+        "m_grouped_bf16_gemm_contiguous": 74,
+        "k_grouped_fp8_gemm_contiguous": 30,
+        "k_grouped_bf16_gemm_contiguous": 30,
+        "batched_bf16_gemm": 40,
+        "batched_fp8_gemm": 24,
     },
 }
 
