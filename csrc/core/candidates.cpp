@@ -170,8 +170,7 @@ void append_plain(std::vector<Config>& space, const Problem& variant, const Devi
                                     .block_k = stage_k(variant.op),
                                     .cluster_m = cluster_m,
                                     .cluster_n = cluster_n};
-                if (!spills(variant, config) && is_of_one_group(shares_m ? variant.alignment : 0, config))
-                    append_rings(space, variant, config, device);
+                if (!spills(variant, config)) append_rings(space, variant, config, device);
             }
 }
 

@@ -21,10 +21,10 @@ inline constexpr bool is_late_tile(const Config& config) {
     return has_sides(256, 112) || has_sides(128, 152) || (has_sides(64, 48) && config.split_k > 1);
 }
 
-// Whether the tiles of a cluster are always of one group of rows, where groups start at multiples of `alignment` (0:
-// there are no such groups). Pairs of two groups are for whoever names them: no sweep had any.
-inline constexpr bool is_of_one_group(int64_t alignment, const Config& config) {
-    return alignment == 0 || alignment % (config.block_m * config.cluster_m) == 0;
+// Whether tiles start where groups of rows do, which start at multiples of `alignment` (0: there are no such groups).
+// The tiles of a pair may then be of two groups.
+inline constexpr bool fits_groups(int64_t alignment, const Config& config) {
+    return alignment == 0 || alignment % config.block_m == 0;
 }
 
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a
@@ -58,7 +58,7 @@ struct Pruning {
     // Whether the SMs allow the config and no smaller tile, cluster or split does the same work with less waste.
     bool keeps(const Config& config) const {
         if (config.cluster_m * config.cluster_n * config.split_k > sms) return false;
-        if (!is_of_one_group(alignment, config)) return false;
+        if (!fits_groups(alignment, config)) return false;
         return config.swap_ab != 0 ? keeps_swapped(config) : keeps_plain(config);
     }
 

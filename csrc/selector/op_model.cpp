@@ -90,10 +90,11 @@ void widen_hull(OpModel& model) {
     }
 }
 
-bool find_reduce_add(const OpModel& model) {
+// Whether rows with at least this much of a feature were among those that the trees were trained on.
+bool has_seen(const OpModel& model, std::string_view feature, float value) {
     static const std::vector<std::string> names = config_feature_names();
-    const size_t index = size_t(std::find(names.begin(), names.end(), "reduce_add") - names.begin());
-    return index < model.num_features() && model.hull_max[index] >= 1.0f;
+    const size_t index = size_t(std::find(names.begin(), names.end(), feature) - names.begin());
+    return index < model.num_features() && model.hull_max[index] >= value;
 }
 
 void check_golden(const OpModel& model) {
@@ -138,7 +139,8 @@ OpModel::OpModel(Op kind, OpParts given, const Device& device, bool has_own_feat
     check_exact(*this);
     check_hull(*this, has_own_features);
     widen_hull(*this);
-    knows_reduce_add = find_reduce_add(*this);
+    knows_reduce_add = has_seen(*this, "reduce_add", 1.0f);
+    knows_pairs = has_seen(*this, "cluster_m", 2.0f);
     check_golden(*this);
 }
 

@@ -51,8 +51,8 @@ struct OpModel {
     std::vector<bool> is_quarantined;
     // Of the features, with a slack for the rounding of stored bounds; float32, which compares alike.
     std::vector<float> hull_min, hull_max;
-    // Whether configs that add by TMA were among the rows that the trees were trained on.
-    bool knows_reduce_add = false;
+    // Whether configs that add by TMA, and pairs along m, were among the rows that the trees were trained on.
+    bool knows_reduce_add = false, knows_pairs = false;
     Forest forest;
 };
 

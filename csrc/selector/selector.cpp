@@ -29,14 +29,17 @@ Device origin_device(const Origin& origin) {
     return device;
 }
 
-// The configs that the trees rate, the pick first. BF16 got configs that add by TMA later than some artefacts, whose
-// hull lacks them: then what stands beside each of them, the same tile without, is rated as it was.
+// The configs that the trees rate, the pick first. BF16 got configs that add by TMA, and contiguous groups got pairs
+// along m, later than some artefacts, whose hull lacks them: then what stands behind each of them is rated as it was.
 std::vector<AnalyticChoice> list_rated(const OpModel& model, const Problem& problem, const Estimator& estimator,
                                        const Device& device) {
-    if (model.knows_reduce_add || is_fp8(problem.op) || problem.c_mode != CMode::kAccumulate)
-        return make_shortlist(problem, estimator, device, kNumRanked);
+    const bool lacks_add = !model.knows_reduce_add && !is_fp8(problem.op) && problem.c_mode == CMode::kAccumulate,
+               lacks_pairs = !model.knows_pairs && op_kind(problem.op).m_is_shared();
+    if (!lacks_add && !lacks_pairs) return make_shortlist(problem, estimator, device, kNumRanked);
     std::vector<AnalyticChoice> shortlist = make_shortlist(problem, estimator, device, 2 * kNumRanked);
-    std::erase_if(shortlist, [](const AnalyticChoice& choice) { return choice.config.reduce_add != 0; });
+    std::erase_if(shortlist, [&](const AnalyticChoice& choice) {
+        return (lacks_add && choice.config.reduce_add != 0) || (lacks_pairs && choice.config.cluster_m == 2);
+    });
     if (shortlist.size() > kNumRanked) shortlist.erase(shortlist.begin() + kNumRanked, shortlist.end());
     return shortlist;
 }

@@ -17,6 +17,7 @@ from tests.fakes.selectors import (
     exact_arrays,
     get_rows,
     make_artifact,
+    make_metadata,
     make_parts,
     make_problems,
     pack,
@@ -279,20 +280,29 @@ def test_rows_outside_the_hull_are_not_chosen(no_exact):
     assert {(True, True), (True, False)} <= seen
 
 
-@pytest.mark.parametrize("adds", [False, True])
-def test_trees_that_saw_no_config_that_adds_rate_the_tiles_without(adds):
-    """BF16 got configs that add by TMA later than some artefacts."""
-    metadata, arrays, _, _ = make_parts(op="bf16_gemm")
-    hull = widest_hull()
-    column = _C.config_feature_names().index("reduce_add")
-    hull["feature_min"][column], hull["feature_max"][column] = 0.0, int(adds)
-    selector = Selector(pack(metadata, arrays | hull))
-    problem = _C.Problem("bf16_gemm", 4096, 4096, 4096, d_dtype="fp32", c_mode="accumulate")
-    assert _C.get_analytic_config(problem, DEVICE).reduce_add == 1
+ADDING = _C.Problem("bf16_gemm", 4096, 4096, 4096, d_dtype="fp32", c_mode="accumulate")
+PAIRED = _C.Problem("m_grouped_fp8_gemm_contiguous", 32768, 4096, 4096, num_groups=8, alignment=128)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize(
+    ("problem", "feature", "least"), [(ADDING, "reduce_add", 1), (PAIRED, "cluster_m", 2)], ids=["adds", "pairs"]
+)
+def test_trees_that_saw_no_such_config_rate_what_stands_behind(problem, feature, least, is_known):
+    """BF16 got configs that add by TMA, and contiguous groups pairs along m, later than some artefacts."""
+    _, arrays, _, _ = make_parts()
+    configs = [
+        list(config.as_dict().values()) for config in _C.get_candidates(problem, DEVICE)[: len(arrays["configs"])]
+    ]
+    hull = widest_hull() | {"configs": np.array(configs, np.int32)}
+    column = _C.config_feature_names().index(feature)
+    hull["feature_min"][column], hull["feature_max"][column] = least - 1, least if is_known else least - 1
+    selector = Selector(pack(make_metadata(problem.op), arrays | hull))
+    assert any(getattr(config, feature) >= least for config in _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED))
     choice = selector.choose(problem, DEVICE, "model", KERNEL_HASH)
     rated = list(choice.scores)
     assert choice.source == "learned" and len(rated) == _C.NUM_RANKED
-    assert any(config.reduce_add for config in rated) == adds
+    assert any(getattr(config, feature) >= least for config in rated) == is_known
 
 
 def test_illegal_configs_are_never_chosen():
