@@ -8,9 +8,12 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.db.naturals import Tables
+from tuner.problems.workload import count_stored_draws
 
 #: With two kernel hashes of an op kind, `compare` finds what the newer one made slower.
 KEPT_HASHES = 2
+#: What blocks have in common, beside the SKU, of which the tuner reads those of most draws alone.
+SAME = ("problem_id", "kernel_hash", "compiler", "regime")
 
 
 @dataclass(frozen=True)
@@ -76,11 +79,12 @@ def find_newest(
 
 
 def rank_kernels(found: Tables, rows_of: Mapping[str, int], sku: str) -> list[list[Kernels]]:
-    """Return the kernels of each op kind on `sku`, the newest first."""
+    """Return the kernels of each op kind on `sku`, the newest first, without blocks that find_superseded names."""
+    superseded = find_superseded(found)
     kernels: dict[str, dict[str, Kernels]] = {}
     dates: dict[tuple[str, str], str] = {}
     for key, row in found["block"].items():
-        if found["device"][(row["device_id"],)]["sku"] == sku:
+        if found["device"][(row["device_id"],)]["sku"] == sku and key not in superseded:
             op, kernel_hash = found["problem"][(row["problem_id"],)]["op"], row["kernel_hash"]
             each = kernels.setdefault(op, {}).setdefault(kernel_hash, Kernels(op, kernel_hash, {}))
             each.rows_of[key] = rows_of.get(key[0], 0)
@@ -89,6 +93,22 @@ def rank_kernels(found: Tables, rows_of: Mapping[str, int], sku: str) -> list[li
         [of_op[name] for name in sorted(of_op, key=lambda name: (dates[op, name], name), reverse=True)]
         for op, of_op in kernels.items()
     ]
+
+
+def find_superseded(found: Tables) -> set[tuple]:
+    """Return the blocks of fewer draws of the group sizes than a finished one of the same problem, SKU, kernels,
+    compiler and regime went through: where both are at hand, the tuner reads the latter alone.
+    """
+    kinds = {
+        key: (found["device"][(row["device_id"],)]["sku"], *(row[name] for name in SAME))
+        for key, row in found["block"].items()
+    }
+    draws = {key: count_stored_draws(row["workload"]) for key, row in found["block"].items()}
+    most: dict[tuple, int] = {}
+    for key, row in found["block"].items():
+        if row["status"] == "finished":
+            most[kinds[key]] = max(draws[key], most.get(kinds[key], 1))
+    return {key for key, count in draws.items() if count < most.get(kinds[key], 1)}
 
 
 def find_energies(found: Tables, ranked: list[list[Kernels]], powered: Set[tuple]) -> set[tuple]:

@@ -51,8 +51,8 @@ def snapshot(
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
     ratio alone), and the intervals of configs that are more than 5 % slower than the best of their block. Every row
     gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
-    kind are kept, and the energies of problems of which no newer kernels have any. Where that makes more than
-    `max_bytes`, the older kernels of the op kinds with most rows are left out, and where that is not enough, the search
+    kind are kept, and the energies of problems of which no newer kernels have any, but no block of fewer draws of the
+    group sizes than another one of its problem. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left out, and where that is not enough, the search
     row of each config that its block confirmed, of as few op kinds as need be: the confirmation is better. Those
     energies of older kernels are left out last.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.

@@ -186,6 +186,21 @@ def test_snapshot_of_one_sku_keeps_its_newest_two_kernel_hashes(tmp_path):
         assert store.newest_kernel_hash("fp8_gemm", SKU) == "cd" * 32
 
 
+def test_a_block_of_fewer_draws_is_left_out_where_one_of_more_is_finished(tmp_path):
+    once, often = '{"seed":0,"sizes":"spread"}', '{"draws":4,"seed":0,"sizes":"spread"}'
+    path = tmp_path / "all.db"
+    with Store.open(path) as store:
+        context = add_context(store)
+        for m, workload, is_finished in ((1, once, True), (1, often, True), (2, once, True), (2, often, False)):
+            add_block(store, context, make_problem(m), workload=workload, finish=is_finished)
+        add_block(store, context | {"regime": "graph-cold-uniform"}, make_problem(1), workload=once)
+    result = snapshot(path, tmp_path / "published.db", sku=SKU)
+    assert result["tables"]["block"] == 4
+    with Store.open(tmp_path / "published.db", "immutable") as store:
+        own = [block for block in store.load_blocks() if "uniform" not in block.regime]
+    assert sorted((block.problem.m, block.workload) for block in own) == [(1, often), (2, often), (2, once)]
+
+
 def test_older_kernels_that_do_not_fit_are_left_out_and_named(tmp_path, capsys):
     """The op kind with most rows loses its older kernels first; the newest ones never go."""
     path, target = tmp_path / "all.db", tmp_path / "published.db"
