@@ -8,12 +8,13 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.db.naturals import Tables
+from tuner.problems.regimes import is_energy, is_sentinel, name_own
 from tuner.problems.workload import count_stored_draws
 
 #: With two kernel hashes of an op kind, `compare` finds what the newer one made slower.
 KEPT_HASHES = 2
-#: What blocks have in common, beside the SKU, of which the tuner reads those of most draws alone.
-SAME = ("problem_id", "kernel_hash", "compiler", "regime")
+#: What blocks have in common, beside SKU and regime, of which the tuner reads those of most draws alone.
+SAME = ("problem_id", "kernel_hash", "compiler")
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,11 @@ def find_newest(
 
 
 def rank_kernels(found: Tables, rows_of: Mapping[str, int], sku: str) -> list[list[Kernels]]:
-    """Return the kernels of each op kind on `sku`, the newest first, without blocks that find_superseded names."""
-    superseded = find_superseded(found)
+    """Return the kernels of each op kind on `sku`, the newest first."""
     kernels: dict[str, dict[str, Kernels]] = {}
     dates: dict[tuple[str, str], str] = {}
     for key, row in found["block"].items():
-        if found["device"][(row["device_id"],)]["sku"] == sku and key not in superseded:
+        if found["device"][(row["device_id"],)]["sku"] == sku:
             op, kernel_hash = found["problem"][(row["problem_id"],)]["op"], row["kernel_hash"]
             each = kernels.setdefault(op, {}).setdefault(kernel_hash, Kernels(op, kernel_hash, {}))
             each.rows_of[key] = rows_of.get(key[0], 0)
@@ -95,20 +95,27 @@ def rank_kernels(found: Tables, rows_of: Mapping[str, int], sku: str) -> list[li
     ]
 
 
-def find_superseded(found: Tables) -> set[tuple]:
-    """Return the blocks of fewer draws of the group sizes than a finished one of the same problem, SKU, kernels,
-    compiler and regime went through: where both are at hand, the tuner reads the latter alone.
+def leave_superseded(found: Tables, configs_of: Mapping[str, int]) -> Tables:
+    """Return the tables without blocks of fewer draws of the group sizes than another one, with at least as many
+    configs, of the same problem, SKU, kernels, compiler and regime: of each config the tuner reads the latter alone.
+
+    `configs_of` are the configs of blocks by uid. Times after rests go where the times without went; energies stay.
     """
-    kinds = {
-        key: (found["device"][(row["device_id"],)]["sku"], *(row[name] for name in SAME))
-        for key, row in found["block"].items()
-    }
-    draws = {key: count_stored_draws(row["workload"]) for key, row in found["block"].items()}
-    most: dict[tuple, int] = {}
+    drawn: dict[tuple, list[tuple[int, int]]] = {}
+    places: dict[tuple, tuple] = {}
     for key, row in found["block"].items():
-        if row["status"] == "finished":
-            most[kinds[key]] = max(draws[key], most.get(kinds[key], 1))
-    return {key for key, count in draws.items() if count < most.get(kinds[key], 1)}
+        if not is_energy(row["regime"]):
+            sku, regime = found["device"][(row["device_id"],)]["sku"], name_own(row["regime"])
+            size = count_stored_draws(row["workload"]), configs_of.get(key[0], 0)
+            places[key] = ((sku, regime, *(row[name] for name in SAME)), size)
+            if row["status"] == "finished" or is_sentinel(row["regime"]):
+                drawn.setdefault(places[key][0], []).append(size)
+
+    def is_superseded(key: tuple) -> bool:
+        place, (draws, configs) = places.get(key, (None, (0, 0)))
+        return any(draws < more and configs <= others for more, others in drawn.get(place, ()))
+
+    return found | {"block": {key: row for key, row in found["block"].items() if not is_superseded(key)}}
 
 
 def find_energies(found: Tables, ranked: list[list[Kernels]], powered: Set[tuple]) -> set[tuple]:

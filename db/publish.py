@@ -19,7 +19,7 @@ from tuner.db.documents import MEASURED, SMALL_TABLES
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
 from tuner.db.naturals import KEYS, Tables, check_tables, natural_key, read_tables
-from tuner.db.newest import Kernels, choose_left_out, find_newest, find_sku, select_kernels
+from tuner.db.newest import Kernels, choose_left_out, find_newest, find_sku, leave_superseded, select_kernels
 from tuner.db.store import Store
 from tuner.db.transfer import add_tables, open_source, read_measurements_of
 from tuner.db.values import make_key
@@ -52,9 +52,10 @@ def snapshot(
     ratio alone), and the intervals of configs that are more than 5 % slower than the best of their block. Every row
     gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
     kind are kept, and the energies of problems of which no newer kernels have any, but no block of fewer draws of the
-    group sizes than another one of its problem. Where that makes more than `max_bytes`, the older kernels of the op kinds with most rows are left out, and where that is not enough, the search
-    row of each config that its block confirmed, of as few op kinds as need be: the confirmation is better. Those
-    energies of older kernels are left out last.
+    group sizes than another one of its problem with as many configs. Where that makes more than `max_bytes`, the older
+    kernels of the op kinds with most rows are left out, and where that is not enough, the search row of each config
+    that its block confirmed, of as few op kinds as need be: the confirmation is better. Those energies of older kernels
+    are left out last.
     SQLite's backup API copies the source, so that a sweep can go on meanwhile.
 
     Guarantees: the copy is written to a temporary file and checked for private text before it replaces `target`.
@@ -81,8 +82,8 @@ def snapshot(
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy that a snapshot is made of: its tables without the measured rows, how many of these each block has, and
-    which blocks hold energies.
+    """The copy that a snapshot is made of: its tables without the measured rows, how many of these and how many configs
+    each block has, and which blocks hold energies.
 
     Measured rows come into memory when they are asked for; that they can fit into a snapshot is checked before.
     """
@@ -91,6 +92,7 @@ class Copy:
     source: str | os.PathLike
     found: Tables
     rows_of: dict[str, int]
+    configs_of: dict[str, int]
     powered: set[tuple]
 
     @classmethod
@@ -98,10 +100,12 @@ class Copy:
         """Return the copy that `connection` reads. Raises: IntegrityError, which names `source`."""
         found, table, block = read_tables(connection, source, SMALL_TABLES), tables.measurement, tables.block
         check_tables(source, found)
-        query = select(block.c.uid, func.count(), func.max(table.c.power_w)).group_by(block.c.uid)
-        counts = connection.execute(query.join(table, table.c.block_id == block.c.id)).all()
-        powered = {(uid,) for uid, _, power_w in counts if power_w and is_energy(found["block"][(uid,)]["regime"])}
-        return cls(connection, source, found, {uid: count for uid, count, _ in counts}, powered)
+        columns = block.c.uid, func.count(), func.count(table.c.config_id.distinct()), func.max(table.c.power_w)
+        query = select(*columns).group_by(block.c.uid).join(table, table.c.block_id == block.c.id)
+        counts = connection.execute(query).all()
+        powered = {(uid,) for uid, *_, power_w in counts if power_w and is_energy(found["block"][(uid,)]["regime"])}
+        rows_of, configs_of = ({each[0]: each[place] for each in counts} for place in (1, 2))
+        return cls(connection, source, found, rows_of, configs_of, powered)
 
     def load(self, selected: Tables) -> Tables:
         """Return tables with the measured rows of their blocks. Raises: IntegrityError."""
@@ -130,7 +134,8 @@ def write_newest(
 
     Return what was written, which older kernels were left out, and how many search rows of which op kinds.
     """
-    newest, energies, older = find_newest(copy.found, copy.rows_of, copy.powered, sku)
+    found = leave_superseded(copy.found, copy.configs_of)
+    newest, energies, older = find_newest(found, copy.rows_of, copy.powered, sku)
     left_out: list[Kernels] = []
 
     def leave_out(kernels: list[Kernels], excess: float, bytes_of_row: float) -> None:

@@ -257,12 +257,12 @@ def find_all(part: Part, control: float) -> None:
 
 
 def compare_sentinels(part: Part, control: float) -> list[Value]:
-    """Return the difference of every sentinel that both sweeps have: of its mean over its blocks."""
+    """Return the difference of every sentinel that both sweeps have, with one load: of its mean over its blocks."""
     means = [average_sentinels(side.rows) for side in (part.a, part.b)]
     found = []
-    for problem in means[0].keys() & means[1].keys():
-        configs = [{config: mean for config, (mean, _) in side[problem].items()} for side in means]
-        counts = [max(count for _, count in side[problem].values()) for side in means]
+    for key in means[0].keys() & means[1].keys():
+        configs = [{config: mean for config, (mean, _) in side[key].items()} for side in means]
+        counts = [max(count for _, count in side[key].values()) for side in means]
         common = [configs[1][config] - configs[0][config] for config in configs[0].keys() & configs[1].keys()]
         if common:
             scale = part.noise.block * math.sqrt(sum(1.0 / count for count in counts) / 2.0)
@@ -270,15 +270,15 @@ def compare_sentinels(part: Part, control: float) -> list[Value]:
     return found
 
 
-def average_sentinels(rows: list[MeasurementRow]) -> dict[str, dict[str, tuple[float, int]]]:
-    """Return {problem: {config: (mean logarithm of its times, number of blocks)}} of the sentinels."""
-    times: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+def average_sentinels(rows: list[MeasurementRow]) -> dict[tuple[str, str], dict[str, tuple[float, int]]]:
+    """Return {(problem, workload): {config: (mean logarithm of its times, number of blocks)}} of the sentinels."""
+    times: defaultdict[tuple[str, str], defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if is_confirmed(row) and is_sentinel(row.block.regime):
-            times[row.block.problem_key][row.config_key].append(math.log(row.median_us or 1.0))
+            times[row.block.problem_key, row.block.workload][row.config_key].append(math.log(row.median_us or 1.0))
     return {
-        problem: {config: (sum(found) / len(found), len(found)) for config, found in configs.items()}
-        for problem, configs in times.items()
+        key: {config: (sum(found) / len(found), len(found)) for config, found in configs.items()}
+        for key, configs in times.items()
     }
 
 

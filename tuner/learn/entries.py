@@ -49,7 +49,7 @@ class Value(NamedTuple):
 
 def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarantined: set) -> Entry | str:
     """Return the Entry of one problem without `quarantined` configs, or the reason why it cannot be used."""
-    rows = keep_most_drawn([row for row in rows if row.block.status == "finished"])
+    rows = [row for row in rows if row.block.status == "finished"]
     heuristic = find_pick(problem, [row for row in rows if not is_rested(row.block.regime)], device)
     rows = [row for row in rows if row.config not in quarantined]
     rested = [row for row in rows if is_rested(row.block.regime)]
@@ -73,13 +73,6 @@ def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarant
     return Entry(problem, heuristic, best_known, search, candidates, beyond, heuristic_time(rows, heuristic))
 
 
-def keep_most_drawn(rows: list[MeasurementRow]) -> list[MeasurementRow]:
-    """Return the rows of the blocks that went through the most draws of the group sizes: fewer say less of the mean."""
-    draws = {text: count_stored_draws(text) for text in {row.block.workload for row in rows}}
-    most = max(draws.values(), default=1)
-    return [row for row in rows if draws[row.block.workload] == most]
-
-
 def find_pick(problem, rows: list[MeasurementRow], device: _C.Device) -> _C.Config:
     """Return the heuristic's pick; where only its tile with other knobs of the main loop was timed, that.
 
@@ -97,15 +90,19 @@ def find_pick(problem, rows: list[MeasurementRow], device: _C.Device) -> _C.Conf
 def summarize_blocks(rows: list[MeasurementRow], heuristic, offsets: dict) -> dict[tuple, float]:
     """Return {(config, state): log ratio} over all blocks of the rows: the median, of censored rows the largest.
 
+    Of each config those blocks count that went through the most draws of the group sizes: fewer say less of the mean.
     `offsets`: see relative_rows; what the blocks find is added.
     """
-    values = defaultdict(list)
+    values, most = defaultdict(list), defaultdict[_C.Config, int](int)
     for block_rows in group_by(rows, lambda row: row.block.block_id).values():
+        draws = count_stored_draws(block_rows[0].block.workload)
         for config, state, log_ratio in relative_rows(block_rows, heuristic, offsets):
-            values[config, state].append(log_ratio)
+            values[config, state].append((draws, log_ratio))
+            most[config] = max(most[config], draws)
             if state >= SEARCHED:
                 offsets.setdefault(config, log_ratio)
-    return {key: max(logs) if key[1] == CENSORED else float(np.median(logs)) for key, logs in values.items()}
+    drawn = {key: [log for draws, log in pairs if draws == most[key[0]]] for key, pairs in values.items()}
+    return {key: max(logs) if key[1] == CENSORED else float(np.median(logs)) for key, logs in drawn.items() if logs}
 
 
 def average_rested(steady: dict[tuple, float], rested: dict[tuple, float]) -> dict[tuple, float]:

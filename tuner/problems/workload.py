@@ -8,9 +8,10 @@ Sizes follow from the problem, the workload and the seed alone. Contiguous group
 alignment, and the rows behind its last one are padding. Groups of K fill k in units of 128, the K of one step. Masked
 groups hold up to m rows.
 
-Which tile is best differs from one draw of the rows to the next: a round of tiles may be full or nearly empty. A
-measurement of a spread load therefore goes through several draws (make_draws), and its time is the mean over them. The
-shares of K are drawn once: they leave the tiles as they are.
+Which config is best differs from one draw of the rows to the next. Of masked groups a round of tiles may be full or
+nearly empty; of contiguous ones it is seldom the number of tiles that differs, but which are padding and which pairs
+are of two groups. A measurement of a spread load therefore goes through several draws (make_draws), and its time is
+the mean over them. The shares of K are drawn once: a group has a D of its own, whatever they are.
 """
 
 import json
@@ -85,19 +86,37 @@ def count_stored_draws(text: str) -> int:
     return json.loads(text).get("draws", 1) if text else 1
 
 
+def is_drawn_enough(block, workload: Workload) -> bool:
+    """Return whether the measurements of a stored block went through as many draws as they would today."""
+    return count_stored_draws(block.workload) >= count_draws(block.problem, workload)
+
+
+def make_groups(problem, workload: Workload) -> Groups | None:
+    """Return the first draw of make_draws, None where there is none. Raises: UsageError."""
+    draws = make_draws(problem, workload)
+    return draws[0] if draws else None
+
+
 def make_draws(problem, workload: Workload) -> list[Groups]:
-    """Return the draws of a problem that has groups, see count_draws."""
+    """Return the groups of a problem in each draw, see count_draws; none for a dense one and for a sum over groups.
+
+    Raises: UsageError where K cannot be divided among groups.
+    """
+    kind, name = OP_KINDS[problem.op], workload.name
+    if not kind.is_grouped or kind.is_summed:  # a sum is one product with a long K: nothing is divided
+        return []
     count = count_draws(problem, workload)
-    if count == 1:
-        groups = make_groups(problem, workload)
-        return [] if groups is None else [groups]
-    if OP_KINDS[problem.op].has_room:
+    if kind.has_room and count > 1:
         return make_masked_draws(problem, workload, count)
-    names = (name_draw(problem, workload, draw) for draw in range(count))
-    return [make_contiguous_groups(problem, workload.name, random.Random(name)) for name in names]
+    generators = [random.Random(name_draw(problem, workload, draw)) for draw in range(count)]
+    if kind.is_batched or kind.has_room:
+        sizes = [problem.m] * problem.num_groups if kind.is_batched else make_masked_sizes(problem, name, generators[0])
+        return [Groups([group * problem.m for group in range(problem.num_groups)], sizes)]
+    make = make_groups_of_k if kind.k_is_divided else make_contiguous_groups
+    return [make(problem, name, generator) for generator in generators]
 
 
-def name_draw(problem, workload: Workload, draw: int = 0) -> str:
+def name_draw(problem, workload: Workload, draw: int) -> str:
     """Return what the generator of a draw starts from."""
     return f"{workload.seed} {workload.name} {problem.key}" + (f" draw {draw}" if draw else "")
 
@@ -116,34 +135,14 @@ def make_masked_draws(problem, workload: Workload, count: int) -> list[Groups]:
     return [Groups(starts, [min(round(mean * factor), problem.m) for factor in draw]) for draw in factors]
 
 
-def make_groups(problem, workload: Workload) -> Groups | None:
-    """Return the groups of a problem, of several draws the first; None for a dense one and for a sum over groups.
-
-    Raises: UsageError where K cannot be divided among groups.
-    """
-    kind = OP_KINDS[problem.op]
-    if not kind.is_grouped:
-        return None
-    generator = random.Random(name_draw(problem, workload))
-    if kind.is_summed:  # one product with a long K: nothing is divided
-        return None
-    if kind.is_batched:
-        return Groups([group * problem.m for group in range(problem.num_groups)], [problem.m] * problem.num_groups)
-    if count_draws(problem, workload) > 1:
-        return make_draws(problem, workload)[0]
-    if kind.has_room:
-        sizes = make_masked_sizes(problem, workload.name, generator)
-        return Groups([group * problem.m for group in range(problem.num_groups)], sizes)
-    if kind.k_is_divided:
-        if problem.k % K_UNIT:
-            raise errors.UsageError(
-                f"{problem}: k = {problem.k} is no multiple of {K_UNIT}, of which every group of K is one; round it up"
-            )
-        sizes = [
-            K_UNIT * units for units in share_units(problem.k // K_UNIT, problem.num_groups, workload.name, generator)
-        ]
-        return Groups(get_starts(sizes), sizes)
-    return make_contiguous_groups(problem, workload.name, generator)
+def make_groups_of_k(problem, name: str, generator: random.Random) -> Groups:
+    """Return groups that fill k in units of K_UNIT. Raises: UsageError."""
+    if problem.k % K_UNIT:
+        raise errors.UsageError(
+            f"{problem}: k = {problem.k} is no multiple of {K_UNIT}, of which every group of K is one; round it up"
+        )
+    sizes = [K_UNIT * units for units in share_units(problem.k // K_UNIT, problem.num_groups, name, generator)]
+    return Groups(get_starts(sizes), sizes)
 
 
 def make_contiguous_groups(problem, name: str, generator: random.Random) -> Groups:
@@ -191,8 +190,6 @@ def make_masked_sizes(problem, name: str, generator: random.Random) -> list[int]
     mean, room = get_masked_mean(problem), problem.m
     if name == "uniform":
         return [min(mean, room)] * problem.num_groups
-    if name == "spread":
-        return [min(round(mean * factor), room) for factor in draw_factors(problem.num_groups, generator)]
     large, small = choose_skewed(problem.num_groups, generator)
     sizes = [max(round(mean * SMALL_SHARE), 1) if group in small else 0 for group in range(problem.num_groups)]
     sizes[large] = min(problem.num_groups * mean - sum(sizes), room)

@@ -22,7 +22,7 @@ from tuner.measure.worker_client import DeviceRetired, MeasuringWorker
 from tuner.problems.fields import kernel_identity
 from tuner.problems.regimes import name_energy, name_rested
 from tuner.problems.sentinels import get_sentinels
-from tuner.problems.workload import Workload, name_regime
+from tuner.problems.workload import Workload, is_drawn_enough, name_regime
 from tuner.search import energy, lanes, missing, past, precompile, recording, summary
 from tuner.search.block import Block
 from tuner.search.candidates import (
@@ -173,8 +173,9 @@ class Sweep:
             problem: choose_candidates(problem, self.device, options, wanted.get(problem.key, ()))
             for problem in options.problems
         }
-        searched = past.find_covered(rows)
-        finished = past.find_covered(row for row in rows if row.block.status == "finished")
+        drawn = [row for row in rows if is_drawn_enough(row.block, self.workload)]
+        searched = past.find_covered(drawn)
+        finished = past.find_covered(row for row in drawn if row.block.status == "finished")
         return {
             problem: configs
             for problem, configs in candidates.items()

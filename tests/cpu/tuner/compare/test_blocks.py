@@ -88,6 +88,15 @@ def test_more_blocks_of_a_sentinel_say_more():
     assert value.scale == pytest.approx(part.noise.block * math.sqrt((1 / 4 + 1 / 2) / 2))
 
 
+def test_sentinels_of_another_load_are_not_compared():
+    def make(workload: str) -> Side:
+        return Side(make_rows(make_block(FIRST, regime="graph-cold-sentinel", workload=workload), {0: 20.0, 1: 40.0}))
+
+    once, often = (make(f'{{"draws":{count},"sizes":"spread"}}') for count in (1, 4))
+    assert len(recorded.compare_sentinels(recorded.make_part("fp8_gemm", once, once), 0.0)) == 1
+    assert recorded.compare_sentinels(recorded.make_part("fp8_gemm", once, often), 0.0) == []
+
+
 def test_winners_are_seen_beside_their_blocks():
     """All of B takes 10 % longer, and its winner 5 % more."""
     block = make_block(FIRST)

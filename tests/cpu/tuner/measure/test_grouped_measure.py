@@ -84,15 +84,24 @@ def test_every_grouped_problem_is_measured(backend, problem, workload):
 
 
 @pytest.mark.parametrize("times_us", [(40.0, 70.0), (900.0, 1900.0)])
-def test_a_replay_meets_every_draw_of_few_masked_groups_as_often(backend, times_us):
-    problem = _C.Problem(MASKED[0], 96, 136, 272, num_groups=2, expected_m=40)
+@pytest.mark.parametrize(
+    "problem",
+    [
+        _C.Problem(MASKED[0], 96, 136, 272, num_groups=2, expected_m=40),
+        _C.Problem(MASKED[1], 32, 64, 256, num_groups=20, expected_m=16),
+        make_grouped(CONTIGUOUS[0], 1536, 136, 256, 3),
+    ],
+    ids=["few masked", "many masked", "contiguous"],
+)
+def test_a_replay_meets_every_draw_of_the_rows_as_often(backend, problem, times_us):
     configs = _C.get_candidates(problem, H200)[:2]
     FakeKernel.times_us = dict(zip(configs, times_us, strict=True))
     FakeKernel.groups_seen = {}
     run(backend, configs, problem, "spread")
     for config in configs:
         seen = Counter(tuple(groups.tolist()) for groups in FakeKernel.groups_seen[config])
-        assert sorted(seen) == sorted(tuple(draw.sizes) for draw in make_draws(problem, Workload(seed=1)))
+        draws = [make_group_tensor(problem, draw, "cpu") for draw in make_draws(problem, Workload(seed=1))]
+        assert sorted(seen) == sorted(tuple(draw.tolist()) for draw in draws) and len(seen) == 4
         assert len(set(seen.values())) == 1
 
 

@@ -14,9 +14,13 @@ import pytest
 
 from deep_gemm import _C
 from tests.fakes import synthetic
+from tests.fakes.grouped_variants import CONTIGUOUS, make_grouped
 from tests.fakes.in_process_worker import InProcessWorker
 from tests.fakes.spaces import make_space
 from tests.fakes.sweeps import read_all, run_sweep
+from tuner.db import Store
+from tuner.learn.dataset import load_dataset
+from tuner.problems import workload
 from tuner.search import past
 from tuner.search.missing import COVERED_SHARE
 
@@ -252,3 +256,15 @@ def test_a_winner_older_than_its_problems_newest_block_is_chosen_again(tmp_path)
     assert run(copy, problems=PROBLEMS[:1], configs=FEW)["already_measured"] == 1
     run(tmp_path / "whole.db", problems=PROBLEMS[:1], configs=FEW)
     assert read_all(copy)[1][0].block_id > old and winners(copy) == winners(tmp_path / "whole.db")
+
+
+def test_a_problem_of_fewer_draws_is_measured_again(tmp_path, monkeypatch):
+    path, problems = tmp_path / "a.db", [make_grouped(CONTIGUOUS[0], m, 512, 1024, 8) for m in (1024, 2048)]
+    with monkeypatch.context() as once:
+        once.setattr(workload, "NUM_DRAWS", 1)
+        run_sweep(path, problems, rests=False)
+    assert run_sweep(path, problems)["measured"] == 2
+    assert run_sweep(path, problems)["measured"] == 0
+    with Store.open(path, mode="ro") as store:
+        data = load_dataset(store, DEVICE.sku, op=problems[0].op)
+    assert data.problems == problems and data.full_space.all()
