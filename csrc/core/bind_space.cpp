@@ -147,18 +147,20 @@ void bind_heuristic(py::module_& m) {
 void bind_config_features(py::module_& m) {
     m.def(
         "get_shortlist",
-        [](const Problem& problem, const Device& device, size_t count) {
+        [](const Problem& problem, const Device& device, size_t count, bool adds, bool pairs) {
             std::vector<Config> configs;
-            for (const AnalyticChoice& one : make_shortlist(problem, Estimator(problem, device), device,
-                                                            std::clamp<size_t>(count, 1, kMaxCandidates)))
+            for (const AnalyticChoice& one :
+                 make_shortlist(problem, Estimator(problem, device), device,
+                                std::clamp<size_t>(count, 1, kMaxCandidates), {.adds = adds, .pairs = pairs}))
                 configs.push_back(one.config);
             return configs;
         },
-        "problem"_a, "device"_a, "count"_a,
+        "problem"_a, "device"_a, "count"_a, py::kw_only(), "adds"_a = true, "pairs"_a = true,
         "Return what the learned choice chooses from, `count` configs: the candidates with the smallest predicted "
         "times, "
         "best first, each with the knobs of the main loop that the heuristic gives it and, where it gives some, also "
-        "without; the first is the heuristic's choice. Raises: DeviceError.");
+        "without; the first is the heuristic's choice. Left out are, unless `adds`, BF16 configs that add by TMA, and, "
+        "unless `pairs`, pairs along m of contiguous groups: kinds that the trees do not know. Raises: DeviceError.");
     m.def("config_feature_names", &config_feature_names, "Return the names of the columns of get_config_features.");
     m.def(
         "get_config_features",

@@ -325,7 +325,7 @@ Pruning::Pruning(const Problem& problem, const Device& device)
                : problem.alignment % kBlockMs[0] == 0 ? kPaddedRows
                                                       : problem.m),
       sms(usable_sms(problem, device)),
-      alignment(op_kind(problem.op).m_is_shared() ? problem.alignment : 0),
+      alignment(group_alignment(problem)),
       // Some groups hold more than most.
       cover_m(op_kind(problem.op).has_room()     ? smallest_cover(kMaskedTokens, 2 * m)
               : op_kind(problem.op).is_batched() ? smallest_cover(kMaskedTokens, m)

@@ -21,12 +21,6 @@ inline constexpr bool is_late_tile(const Config& config) {
     return has_sides(256, 112) || has_sides(128, 152) || (has_sides(64, 48) && config.split_k > 1);
 }
 
-// Whether tiles start where groups of rows do, which start at multiples of `alignment` (0: there are no such groups).
-// The tiles of a pair may then be of two groups.
-inline constexpr bool fits_groups(int64_t alignment, const Config& config) {
-    return alignment == 0 || alignment % config.block_m == 0;
-}
-
 // The union of all candidates of problems of `variant`'s variant, legal on `device` when all its SMs may be used. In a
 // fixed order: rows on m before swapped, whole before split, then by tile, cluster, deeper rings first, so that of two
 // equal estimates the simpler config with the deeper ring wins.
@@ -58,7 +52,7 @@ struct Pruning {
     // Whether the SMs allow the config and no smaller tile, cluster or split does the same work with less waste.
     bool keeps(const Config& config) const {
         if (config.cluster_m * config.cluster_n * config.split_k > sms) return false;
-        if (!fits_groups(alignment, config)) return false;
+        if (!fits_alignment(alignment, config)) return false;
         return config.swap_ab != 0 ? keeps_swapped(config) : keeps_plain(config);
     }
 
@@ -98,7 +92,7 @@ struct Pruning {
 
     int64_t m, n, k_steps;  // m: of one group
     int64_t num_groups, few_rows;
-    int32_t sms, alignment;  // 0: of any rows
+    int32_t sms, alignment;  // see group_alignment
     int cover_m;             // the smallest token tile that covers the problem with one tile
     bool takes_wide;         // swapped tiles of more than kMostTokens
     int wide_m;              // the most tokens of such a tile for groups of about m rows; 0: there are just m rows

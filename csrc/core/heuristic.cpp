@@ -316,12 +316,17 @@ std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estima
 }
 
 std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
-                                           size_t count) {
+                                           size_t count, const LateKinds& known) {
     std::vector<AnalyticChoice> shortlist;
     shortlist.reserve(count + 1);
-    for (const AnalyticChoice& tile : rank_candidates(problem, estimator, device, count)) {
-        shortlist.push_back({with_loop_knobs(problem, tile.config, device), tile.facts, tile.time_us});
-        if (shortlist.back().config != tile.config) shortlist.push_back(tile);
+    // Fewer than half of the first candidates are pairs: each has a single tile before it.
+    const size_t ranked = known.pairs ? count : std::min(2 * count, kMaxCandidates);
+    for (const AnalyticChoice& tile : rank_candidates(problem, estimator, device, ranked)) {
+        if (!known.has(problem, tile.config)) continue;
+        const Config knobs = with_loop_knobs(problem, tile.config, device);
+        const bool is_known = known.has(problem, knobs);
+        if (is_known) shortlist.push_back({knobs, tile.facts, tile.time_us});
+        if (!is_known || knobs != tile.config) shortlist.push_back(tile);
         if (shortlist.size() >= count) break;
     }
     if (shortlist.size() > count) shortlist.pop_back();

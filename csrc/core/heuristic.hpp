@@ -124,10 +124,22 @@ struct AnalyticChoice {
 std::vector<AnalyticChoice> rank_candidates(const Problem& problem, const Estimator& estimator, const Device& device,
                                             size_t count);
 
+// Kinds of configs that became candidates later than the first artefacts, and whether trees know them. Trees are not
+// asked about a kind of which they saw no row.
+struct LateKinds {
+    bool adds = true, pairs = true;  // of BF16 those that add by TMA; of contiguous groups those in pairs along m
+
+    bool has(const Problem& problem, const Config& config) const {
+        if (!adds && config.reduce_add != 0 && !is_fp8(problem.op)) return false;
+        return pairs || config.cluster_m == 1 || !op_kind(problem.op).m_is_shared();
+    }
+};
+
 // The first of rank_candidates, each with the knobs of loop_rule.hpp and, where that differs, also without, `count` >=
-// 1 configs in all: what the learned choice chooses from. The first one is choose_analytic's.
+// 1 configs in all, those of unknown kinds left out: what the learned choice chooses from. The first one is
+// choose_analytic's, or what stands behind it.
 std::vector<AnalyticChoice> make_shortlist(const Problem& problem, const Estimator& estimator, const Device& device,
-                                           size_t count);
+                                           size_t count, const LateKinds& known = {});
 
 // What features are relative to: the first of `ranked` tiles that was a candidate when the features of
 // kHeuristicRevision were frozen. Trees of this revision must see the same numbers, whatever tiles come later.

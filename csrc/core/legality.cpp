@@ -137,7 +137,7 @@ Rule broken_cluster_rule(const Problem& problem, const Config& config) {
     // An MN-major tile comes in boxes of 64 of its rows.
     const bool is_mn_a = problem.a_major == Major::kMn, is_mn_b = problem.b_major == Major::kMn;
     if ((is_mn_a && config.block_m % 64 != 0) || (is_mn_b && config.block_n % 64 != 0)) return Rule::kMajorTile;
-    if (!fits_alignment(problem, config)) return Rule::kAlignment;
+    if (!fits_alignment(group_alignment(problem), config)) return Rule::kAlignment;
     return Rule::kNone;
 }
 

@@ -73,10 +73,15 @@ inline constexpr bool has_scale_ring(const Problem& problem) {
     return has_scale_vectors(problem) && problem.scale_layout == ScaleLayout::kAny;
 }
 
-// Whether the rows of a config's tile always belong to one group: groups of contiguous rows start at multiples of the
-// alignment.
-inline constexpr bool fits_alignment(const Problem& problem, const Config& config) {
-    return !op_kind(problem.op).m_is_shared() || problem.alignment % config.block_m == 0;
+// The multiples at which groups of rows start that lie one after the other; 0: there are no such groups.
+inline constexpr int32_t group_alignment(const Problem& problem) {
+    return op_kind(problem.op).m_is_shared() ? problem.alignment : 0;
+}
+
+// Whether the rows of a config's tile always belong to one group: groups start where tiles do. The tiles of a pair may
+// be of two groups.
+inline constexpr bool fits_alignment(int32_t alignment, const Config& config) {
+    return alignment % config.block_m == 0;
 }
 
 // Whether every column of the MMA has a scale of its own.

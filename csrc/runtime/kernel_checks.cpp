@@ -57,7 +57,7 @@ void check_variant(const LoadedKernel& kernel, const Problem& given, const Layou
 }
 
 void check_kernel_alignment(const LoadedKernel& kernel, const Problem& given) {
-    if (fits_alignment(given, kernel.config)) return;
+    if (fits_alignment(group_alignment(given), kernel.config)) return;
     const std::string rows = std::to_string(kernel.config.block_m);
     throw Error(ErrorKind::kArgument, "config = " + to_string(kernel.config) + ": its tiles of block_m = " + rows +
                                           " rows do not divide get_mk_alignment_for_contiguous_layout() = " +

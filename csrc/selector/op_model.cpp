@@ -139,8 +139,7 @@ OpModel::OpModel(Op kind, OpParts given, const Device& device, bool has_own_feat
     check_exact(*this);
     check_hull(*this, has_own_features);
     widen_hull(*this);
-    knows_reduce_add = has_seen(*this, "reduce_add", 1.0f);
-    knows_pairs = has_seen(*this, "cluster_m", 2.0f);
+    known = {.adds = has_seen(*this, "reduce_add", 1.0f), .pairs = has_seen(*this, "cluster_m", 2.0f)};
     check_golden(*this);
 }
 

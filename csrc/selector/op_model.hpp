@@ -8,6 +8,7 @@
 
 #include "core/config.hpp"
 #include "core/device.hpp"
+#include "core/heuristic.hpp"
 #include "core/problem.hpp"
 #include "selector/forest.hpp"
 
@@ -51,8 +52,7 @@ struct OpModel {
     std::vector<bool> is_quarantined;
     // Of the features, with a slack for the rounding of stored bounds; float32, which compares alike.
     std::vector<float> hull_min, hull_max;
-    // Whether configs that add by TMA, and pairs along m, were among the rows that the trees were trained on.
-    bool knows_reduce_add = false, knows_pairs = false;
+    LateKinds known;  // by the rows that the trees were trained on
     Forest forest;
 };
 

@@ -29,21 +29,6 @@ Device origin_device(const Origin& origin) {
     return device;
 }
 
-// The configs that the trees rate, the pick first. BF16 got configs that add by TMA, and contiguous groups got pairs
-// along m, later than some artefacts, whose hull lacks them: then what stands behind each of them is rated as it was.
-std::vector<AnalyticChoice> list_rated(const OpModel& model, const Problem& problem, const Estimator& estimator,
-                                       const Device& device) {
-    const bool lacks_add = !model.knows_reduce_add && !is_fp8(problem.op) && problem.c_mode == CMode::kAccumulate,
-               lacks_pairs = !model.knows_pairs && op_kind(problem.op).m_is_shared();
-    if (!lacks_add && !lacks_pairs) return make_shortlist(problem, estimator, device, kNumRanked);
-    std::vector<AnalyticChoice> shortlist = make_shortlist(problem, estimator, device, 2 * kNumRanked);
-    std::erase_if(shortlist, [&](const AnalyticChoice& choice) {
-        return (lacks_add && choice.config.reduce_add != 0) || (lacks_pairs && choice.config.cluster_m == 2);
-    });
-    if (shortlist.size() > kNumRanked) shortlist.erase(shortlist.begin() + kNumRanked, shortlist.end());
-    return shortlist;
-}
-
 // The names of features are known only where the artefact has as many as this package.
 std::string name_feature(const OpModel& model, size_t index) {
     if (model.num_features() != kNumConfigRow) return "feature " + std::to_string(index);
@@ -202,7 +187,7 @@ Choice Selector::choose(const Problem& problem, const Device& device, std::strin
 
 Choice Selector::ask_trees(const OpModel& model, const Problem& problem, const Device& device) const {
     const Estimator estimator(problem, device);
-    const std::vector<AnalyticChoice> shortlist = list_rated(model, problem, estimator, device);
+    const std::vector<AnalyticChoice> shortlist = make_shortlist(problem, estimator, device, kNumRanked, model.known);
     ConfigFeatures features(problem, estimator, find_feature_pick(shortlist));
     FeatureTable table(kNumConfigRow);
     for (size_t i = 0; i < kNumSharedFeatures; ++i) table.fill(i, float(features.shared()[i]));

@@ -122,6 +122,12 @@ def make_parts(num_configs: int = 8, num_trees: int = 16, leaves: int = 8, num_p
     return make_metadata(op), arrays, model, problems
 
 
+def widest_hull() -> dict[str, np.ndarray]:
+    """Return a hull that holds every row."""
+    width = make_parts()[1]["feature_min"].size
+    return {"feature_min": np.full(width, -1e9), "feature_max": np.full(width, 1e9)}
+
+
 @functools.cache
 def make_artifact(num_configs: int = 8, num_trees: int = 16, leaves: int = 8) -> bytes:
     """Return the bytes of a valid artefact for DEVICE."""

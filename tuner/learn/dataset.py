@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -92,6 +93,15 @@ class Dataset:
     built: dict = field(default_factory=dict)
     dropped: dict = field(default_factory=dict)
     newest: str = ""
+
+    @cached_property
+    def late_kinds(self) -> dict[str, bool]:
+        """Return what _C.get_shortlist must be told: of which kinds of configs that came late any was timed."""
+        timed = [self.configs[column] for column in np.flatnonzero((self.state != UNMEASURED).any(axis=0))]
+        return {
+            "adds": any(config.reduce_add for config in timed),
+            "pairs": any(config.cluster_m == 2 for config in timed),
+        }
 
     def find_banned(self, problem) -> set:
         """Return the configs that failed, and that were not timed for any problem of the variant either."""

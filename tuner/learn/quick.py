@@ -151,9 +151,10 @@ class Calibration:
             for seed in range(MEMBERS)
         ]
         low, high = self.learned.feature_min, self.learned.feature_max
+        known = {kind: any(source.data.late_kinds[kind] for source in sources) for kind in ("adds", "pairs")}
         doubts = np.empty(len(problems))
         for place, problem in enumerate(problems):
-            shortlist = _C.get_shortlist(problem, self.device, _C.NUM_RANKED)
+            shortlist = _C.get_shortlist(problem, self.device, _C.NUM_RANKED, **known)
             features = _C.get_config_features(problem, self.device, shortlist).astype(np.float32)
             times = features[:, -1] + np.array([forest.predict(features) for forest in forests])
             chosen = int(times.mean(axis=0).argmin())

@@ -314,8 +314,9 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
     record = training.record
     measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)][: NUM_GOLDEN // 2]
     between = [move(problem, rows=(problem.expected_m or problem.m) // 3 + 1, k=128) for problem in measured]
+    device, late = data.device, data.late_kinds
     shortlists = [
-        _C.get_config_features(problem, data.device, _C.get_shortlist(problem, data.device, _C.NUM_RANKED))
+        _C.get_config_features(problem, device, _C.get_shortlist(problem, device, _C.NUM_RANKED, **late))
         for problem in measured + between
     ]
     features = np.concatenate(shortlists).astype(np.float32)
@@ -371,12 +372,12 @@ def check_choices(selector: Selector, part: Part) -> None:
 
     Where a config of the shortlist is quarantined, nothing is compared.
     """
-    device, record = part.data.device, part.training.record
-    hull, margin = (record.feature_min, record.feature_max), record.guards.margin
-    for problem in part.data.problems:
+    data, record = part.data, part.training.record
+    device, hull, margin = data.device, (record.feature_min, record.feature_max), record.guards.margin
+    for problem in data.problems:
         choice = selector.choose(problem, device, "model")
-        shortlist = _C.get_shortlist(problem, device, _C.NUM_RANKED)
-        if set(shortlist) & part.data.find_banned(problem):
+        shortlist = _C.get_shortlist(problem, device, _C.NUM_RANKED, **data.late_kinds)
+        if set(shortlist) & data.find_banned(problem):
             continue
         features = _C.get_config_features(problem, device, shortlist).astype(np.float32)
         expected = shortlist[choose_row(features, part.training.forest.predict(features), hull, margin)]

@@ -17,10 +17,10 @@ from tests.fakes.selectors import (
     exact_arrays,
     get_rows,
     make_artifact,
-    make_metadata,
     make_parts,
     make_problems,
     pack,
+    widest_hull,
 )
 from tests.fakes.variants import make_variants
 from tuner.learn.artifact import build_artifact
@@ -56,12 +56,6 @@ def predict(model, problem) -> np.ndarray:
     rows = get_rows(problem)
     predicted = rows[:, -1].astype(np.float64) + np.clip(model.predict(rows), -_C.MAX_RESIDUAL, _C.MAX_RESIDUAL)
     return np.concatenate([[0.0], predicted[1:] - predicted[0]])
-
-
-def widest_hull() -> dict[str, np.ndarray]:
-    """Return a hull that holds every row."""
-    width = make_parts()[1]["feature_min"].size
-    return {"feature_min": np.full(width, -1e9), "feature_max": np.full(width, 1e9)}
 
 
 # ---- scores ----
@@ -278,31 +272,6 @@ def test_rows_outside_the_hull_are_not_chosen(no_exact):
         assert choice.config == own or own.swap_ab
         seen.add((bool(swapped), bool(own.swap_ab)))
     assert {(True, True), (True, False)} <= seen
-
-
-ADDING = _C.Problem("bf16_gemm", 4096, 4096, 4096, d_dtype="fp32", c_mode="accumulate")
-PAIRED = _C.Problem("m_grouped_fp8_gemm_contiguous", 32768, 4096, 4096, num_groups=8, alignment=128)
-
-
-@pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize(
-    ("problem", "feature", "least"), [(ADDING, "reduce_add", 1), (PAIRED, "cluster_m", 2)], ids=["adds", "pairs"]
-)
-def test_trees_that_saw_no_such_config_rate_what_stands_behind(problem, feature, least, is_known):
-    """BF16 got configs that add by TMA, and contiguous groups pairs along m, later than some artefacts."""
-    _, arrays, _, _ = make_parts()
-    configs = [
-        list(config.as_dict().values()) for config in _C.get_candidates(problem, DEVICE)[: len(arrays["configs"])]
-    ]
-    hull = widest_hull() | {"configs": np.array(configs, np.int32)}
-    column = _C.config_feature_names().index(feature)
-    hull["feature_min"][column], hull["feature_max"][column] = least - 1, least if is_known else least - 1
-    selector = Selector(pack(make_metadata(problem.op), arrays | hull))
-    assert any(getattr(config, feature) >= least for config in _C.get_shortlist(problem, DEVICE, _C.NUM_RANKED))
-    choice = selector.choose(problem, DEVICE, "model", KERNEL_HASH)
-    rated = list(choice.scores)
-    assert choice.source == "learned" and len(rated) == _C.NUM_RANKED
-    assert any(getattr(config, feature) >= least for config in rated) == is_known
 
 
 def test_illegal_configs_are_never_chosen():
