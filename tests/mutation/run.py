@@ -136,6 +136,8 @@ def main() -> None:
     arguments = parser.parse_args()
     import_the_slow()
     defects = [defect for defect in list_defects(arguments.native) if arguments.only in defect.file]
+    if not defects:
+        parser.error(f"--only {arguments.only}: no file with defects has that in its path, so nothing was planted")
     missed = []
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)

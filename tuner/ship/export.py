@@ -314,10 +314,8 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
     record = training.record
     measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)][: NUM_GOLDEN // 2]
     between = [move(problem, rows=(problem.expected_m or problem.m) // 3 + 1, k=128) for problem in measured]
-    device, late = data.device, data.late_kinds
     shortlists = [
-        _C.get_config_features(problem, device, _C.get_shortlist(problem, device, _C.NUM_RANKED, **late))
-        for problem in measured + between
+        _C.get_config_features(problem, data.device, data.list_ranked(problem)) for problem in measured + between
     ]
     features = np.concatenate(shortlists).astype(np.float32)
     start = np.cumsum([0, *map(len, shortlists)]).astype(np.int32)
@@ -376,7 +374,7 @@ def check_choices(selector: Selector, part: Part) -> None:
     device, hull, margin = data.device, (record.feature_min, record.feature_max), record.guards.margin
     for problem in data.problems:
         choice = selector.choose(problem, device, "model")
-        shortlist = _C.get_shortlist(problem, device, _C.NUM_RANKED, **data.late_kinds)
+        shortlist = data.list_ranked(problem)
         if set(shortlist) & data.find_banned(problem):
             continue
         features = _C.get_config_features(problem, device, shortlist).astype(np.float32)

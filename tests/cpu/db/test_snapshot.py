@@ -23,6 +23,7 @@ from tuner.db.transfer import load_tables
 from tuner.learn import inspection
 from tuner.learn.dataset import CENSORED, CONFIRMED, load_dataset
 from tuner.learn.ranking import rank
+from tuner.problems.regimes import is_own
 
 
 def test_a_snapshot_does_not_replace_what_it_was_made_of(shards, tmp_path):
@@ -194,11 +195,18 @@ def test_a_block_of_fewer_draws_is_left_out_where_one_of_more_is_finished(tmp_pa
         for m, workload, is_finished in ((1, once, True), (1, often, True), (2, once, True), (2, often, False)):
             add_block(store, context, make_problem(m), workload=workload, finish=is_finished)
         add_block(store, context | {"regime": "graph-cold-uniform"}, make_problem(1), workload=once)
+        for workload in (once, often):
+            add_block(store, context | {"regime": "graph-cold-energy"}, make_problem(1), workload=workload)
+        add_block(store, context, make_problem(3), workload=once)
+        add_block(store, context, make_problem(3), workload=often, num_configs=4)  # the other has two more
     result = snapshot(path, tmp_path / "published.db", sku=SKU)
-    assert result["tables"]["block"] == 4
+    assert result["tables"]["block"] == 8
     with Store.open(tmp_path / "published.db", "immutable") as store:
-        own = [block for block in store.load_blocks() if "uniform" not in block.regime]
-    assert sorted((block.problem.m, block.workload) for block in own) == [(1, often), (2, often), (2, once)]
+        own = [block for block in store.load_blocks() if is_own(block.regime) and "uniform" not in block.regime]
+    assert sorted((block.problem.m, block.workload) for block in own) == [
+        *((1, often), (2, often), (2, once)),
+        *((3, often), (3, once)),
+    ]
 
 
 def test_older_kernels_that_do_not_fit_are_left_out_and_named(tmp_path, capsys):

@@ -7,8 +7,9 @@ import pytest
 
 from deep_gemm import _C
 from tests.fakes import synthetic
+from tests.fakes.grouped_variants import CONTIGUOUS, make_grouped
 from tuner.learn import learner, residual
-from tuner.learn.dataset import CONFIRMED, UNMEASURED
+from tuner.learn.dataset import CONFIRMED, UNMEASURED, build_dataset
 
 TREES = learner.Settings().of_trees()
 
@@ -101,6 +102,31 @@ def test_only_legal_configs_of_the_shortlist_are_chosen(data, rows, fitted):
     assert data.legal[every, chosen].all() and (chosen != data.heuristic).any()
     for row, column in zip(every, chosen, strict=True):
         assert data.configs[column] in _C.get_shortlist(data.problems[row], data.device, _C.NUM_RANKED)
+
+
+def time_singles(machine, problem) -> list:
+    """Return rows of a problem that no pair of tiles was timed for."""
+    pick = _C.get_analytic_config(problem, machine.device)
+    block = replace(machine.make_block(problem, pick), block_id=problem.m)
+    configs = dict.fromkeys([pick, *_C.get_candidates(problem, machine.device)])
+    return [
+        machine.make_row(block, config, "search", 1.0 if config == pick else 1.3, 1.0, 0.0)
+        for config in configs if config.cluster_m == 1
+    ]  # fmt: skip
+
+
+def test_trees_learn_from_what_the_run_time_asks_them_about():
+    """It leaves pairs out where no row had any, and asks about what stands behind them."""
+    machine = synthetic.Machine()
+    rows = {m: time_singles(machine, make_grouped(CONTIGUOUS[0], m, 4096, 4096, 8)) for m in (8192, 16384)}
+    own = replace(synthetic.IDENTITY, op=CONTIGUOUS[0])
+    data = build_dataset([row for each in rows.values() for row in each], own, machine.device)
+    learned = residual.make_config_rows(data)
+    for index, problem in enumerate(data.problems):
+        ranked = (learned.problem == index) & (learned.place != residual.UNRANKED)
+        timed = {row.config for row in rows[problem.m]}
+        shortlist = _C.get_shortlist(problem, machine.device, _C.NUM_RANKED, pairs=False)
+        assert {data.configs[column] for column in learned.column[ranked]} == timed.intersection(shortlist)
 
 
 def test_a_tile_counts_with_and_without_knobs_where_both_were_timed(data):
