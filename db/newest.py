@@ -1,6 +1,6 @@
 """Which blocks of a database a snapshot keeps: of one SKU, the newest kernels of each op kind, and older energies."""
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -8,12 +8,12 @@ from deep_gemm import _C
 from deep_gemm.errors import DeepGemmError
 from tuner import errors
 from tuner.db.naturals import Tables
-from tuner.problems.regimes import is_energy, is_sentinel, name_own
+from tuner.problems.regimes import is_energy, is_own, is_rested, is_sentinel, name_own
 from tuner.problems.workload import count_stored_draws
 
 #: With two kernel hashes of an op kind, `compare` finds what the newer one made slower.
 KEPT_HASHES = 2
-#: What blocks have in common, beside SKU and regime, of which the tuner reads those of most draws alone.
+#: What blocks have in common, beside SKU and regime, whose configs the tuner reads from those of most draws alone.
 SAME = ("problem_id", "kernel_hash", "compiler")
 
 
@@ -95,27 +95,47 @@ def rank_kernels(found: Tables, rows_of: Mapping[str, int], sku: str) -> list[li
     ]
 
 
-def leave_superseded(found: Tables, configs_of: Mapping[str, int]) -> Tables:
-    """Return the tables without blocks of fewer draws of the group sizes than another one, with at least as many
-    configs, of the same problem, SKU, kernels, compiler and regime: of each config the tuner reads the latter alone.
-
-    `configs_of` are the configs of blocks by uid. Times after rests go where the times without went; energies stay.
+def find_mixed(found: Tables) -> dict[tuple, dict[tuple, int]]:
+    """Return {problem, SKU, kernels, compiler and regime: {block: draws}} where blocks went through several numbers of
+    draws of the group sizes. Rests are of the regime of what they follow; energies are left out, and so is what a sweep
+    left open.
     """
-    drawn: dict[tuple, list[tuple[int, int]]] = {}
-    places: dict[tuple, tuple] = {}
+    places: dict[tuple, dict[tuple, int]] = {}
     for key, row in found["block"].items():
-        if not is_energy(row["regime"]):
+        if is_sentinel(row["regime"]) or (row["status"] == "finished" and not is_energy(row["regime"])):
             sku, regime = found["device"][(row["device_id"],)]["sku"], name_own(row["regime"])
-            size = count_stored_draws(row["workload"]), configs_of.get(key[0], 0)
-            places[key] = ((sku, regime, *(row[name] for name in SAME)), size)
-            if row["status"] == "finished" or is_sentinel(row["regime"]):
-                drawn.setdefault(places[key][0], []).append(size)
+            place = (sku, regime, *(row[name] for name in SAME))
+            places.setdefault(place, {})[key] = count_stored_draws(row["workload"])
+    return {place: draws for place, draws in places.items() if len(set(draws.values())) > 1}
 
-    def is_superseded(key: tuple) -> bool:
-        place, (draws, configs) = places.get(key, (None, (0, 0)))
-        return any(draws < more and configs <= others for more, others in drawn.get(place, ()))
 
-    return found | {"block": {key: row for key, row in found["block"].items() if not is_superseded(key)}}
+def leave_superseded(found: Tables, told: Mapping[str, Set[int]]) -> Tables:
+    """Return the tables without blocks that no table reads, because others went through more draws of the group sizes.
+
+    Such a block has a winner no more, and of each config that it tells something of (`told`, by uid: it was not
+    skipped) a block of more draws does, too. Rests go with all blocks of their draws that they may follow, and
+    sentinels where there are some of more draws.
+    """
+    best, left_out = {row["block_id"] for row in found["best"].values()}, set[tuple]()
+    for draws in find_mixed(found).values():
+        regimes = {key: found["block"][key]["regime"] for key in draws}
+        steady = {key for key in draws if is_own(regimes[key])}
+        gone = {
+            key
+            for key in steady
+            if key[0] not in best
+            and told.get(key[0], set()) <= union(told.get(one[0], set()) for one in steady if draws[one] > draws[key])
+        }
+        kept = {draws[key] for key in steady - gone}
+        most = max(draws.values())
+        left_out |= gone | {key for key in draws if is_rested(regimes[key]) and draws[key] not in kept}
+        left_out |= {key for key in draws if is_sentinel(regimes[key]) and draws[key] < most}
+    return found | {"block": {key: row for key, row in found["block"].items() if key not in left_out}}
+
+
+def union(sets: Iterable[Set[int]]) -> set[int]:
+    """Return what is in any of the sets."""
+    return set(chain.from_iterable(sets))
 
 
 def find_energies(found: Tables, ranked: list[list[Kernels]], powered: Set[tuple]) -> set[tuple]:

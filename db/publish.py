@@ -19,7 +19,15 @@ from tuner.db.documents import MEASURED, SMALL_TABLES
 from tuner.db.engine import check_path
 from tuner.db.faults import translated
 from tuner.db.naturals import KEYS, Tables, check_tables, natural_key, read_tables
-from tuner.db.newest import Kernels, choose_left_out, find_newest, find_sku, leave_superseded, select_kernels
+from tuner.db.newest import (
+    Kernels,
+    choose_left_out,
+    find_mixed,
+    find_newest,
+    find_sku,
+    leave_superseded,
+    select_kernels,
+)
 from tuner.db.store import Store
 from tuner.db.transfer import add_tables, open_source, read_measurements_of
 from tuner.db.values import make_key
@@ -36,6 +44,8 @@ PRIVATE = re.compile(r"(?<!\d)/|/(?!\d)|\\|GPU-|MIG-[0-9a-f]{8}|@")
 EXTRAS = ("error", "samples", "q10_us", "q90_us", "mad_us")
 SEARCH_EXTRAS = ("max_abs_error", "ratio_low", "ratio_high")
 CENSORED_EXTRAS = ("median_us",)
+#: Blocks that are asked about together: a query takes so many values, and no more.
+BLOCKS_AT_A_TIME = 500
 #: What nothing needs of a config that is slower than the best of its block by more than this factor.
 FAR, FAR_EXTRAS = 1.05, ("ratio_low", "ratio_high")
 
@@ -51,8 +61,8 @@ def snapshot(
     configs ran, and the statistics of search rows except the median and the ratio (where the race dropped one, the
     ratio alone), and the intervals of configs that are more than 5 % slower than the best of their block. Every row
     gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
-    kind are kept, and the energies of problems of which no newer kernels have any, but no block of fewer draws of the
-    group sizes than another one of its problem with as many configs. Where that makes more than `max_bytes`, the older
+    kind are kept, and the energies of problems of which no newer kernels have any, but no block whose
+    configs were all timed with more draws of the group sizes, too. Where that makes more than `max_bytes`, the older
     kernels of the op kinds with most rows are left out, and where that is not enough, the search row of each config
     that its block confirmed, of as few op kinds as need be: the confirmation is better. Those energies of older kernels
     are left out last.
@@ -82,8 +92,8 @@ def snapshot(
 
 @dataclass(frozen=True)
 class Copy:
-    """The copy that a snapshot is made of: its tables without the measured rows, how many of these and how many configs
-    each block has, and which blocks hold energies.
+    """The copy that a snapshot is made of: its tables without the measured rows, how many of these each block has, and
+    which blocks hold energies.
 
     Measured rows come into memory when they are asked for; that they can fit into a snapshot is checked before.
     """
@@ -92,7 +102,6 @@ class Copy:
     source: str | os.PathLike
     found: Tables
     rows_of: dict[str, int]
-    configs_of: dict[str, int]
     powered: set[tuple]
 
     @classmethod
@@ -100,12 +109,22 @@ class Copy:
         """Return the copy that `connection` reads. Raises: IntegrityError, which names `source`."""
         found, table, block = read_tables(connection, source, SMALL_TABLES), tables.measurement, tables.block
         check_tables(source, found)
-        columns = block.c.uid, func.count(), func.count(table.c.config_id.distinct()), func.max(table.c.power_w)
-        query = select(*columns).group_by(block.c.uid).join(table, table.c.block_id == block.c.id)
-        counts = connection.execute(query).all()
-        powered = {(uid,) for uid, *_, power_w in counts if power_w and is_energy(found["block"][(uid,)]["regime"])}
-        rows_of, configs_of = ({each[0]: each[place] for each in counts} for place in (1, 2))
-        return cls(connection, source, found, rows_of, configs_of, powered)
+        query = select(block.c.uid, func.count(), func.max(table.c.power_w)).group_by(block.c.uid)
+        counts = connection.execute(query.join(table, table.c.block_id == block.c.id)).all()
+        powered = {(uid,) for uid, _, power_w in counts if power_w and is_energy(found["block"][(uid,)]["regime"])}
+        return cls(connection, source, found, {uid: count for uid, count, _ in counts}, powered)
+
+    def leave_superseded(self) -> Tables:
+        """Return the tables without the blocks that newest.leave_superseded names."""
+        uids = sorted({key[0] for draws in find_mixed(self.found).values() for key in draws})
+        told: dict[str, set[int]] = {}
+        table, block = tables.measurement, tables.block
+        query = select(block.c.uid, table.c.config_id).join(block, table.c.block_id == block.c.id)
+        for start in range(0, len(uids), BLOCKS_AT_A_TIME):
+            some = block.c.uid.in_(uids[start : start + BLOCKS_AT_A_TIME]) & (table.c.status != "skipped")
+            for uid, config in self.connection.execute(query.where(some)):
+                told.setdefault(uid, set()).add(config)
+        return leave_superseded(self.found, told)
 
     def load(self, selected: Tables) -> Tables:
         """Return tables with the measured rows of their blocks. Raises: IntegrityError."""
@@ -134,8 +153,7 @@ def write_newest(
 
     Return what was written, which older kernels were left out, and how many search rows of which op kinds.
     """
-    found = leave_superseded(copy.found, copy.configs_of)
-    newest, energies, older = find_newest(found, copy.rows_of, copy.powered, sku)
+    newest, energies, older = find_newest(copy.leave_superseded(), copy.rows_of, copy.powered, sku)
     left_out: list[Kernels] = []
 
     def leave_out(kernels: list[Kernels], excess: float, bytes_of_row: float) -> None:

@@ -33,6 +33,7 @@ from tuner.learn.sources import find_device
 from tuner.problems.fields import OPS, kernel_identity
 from tuner.problems.regimes import is_own, is_rested, name_rested
 from tuner.problems.shapes import model_names
+from tuner.problems.workload import count_stored_draws
 
 #: An illegal, pointless or unmeasured config counts as twice as slow; training targets are clipped to this as well.
 LOG_TWO = math.log(2.0)
@@ -248,13 +249,17 @@ def find_quarantined(parts: Iterable[dict]) -> dict:
 def find_failed(rows: list[MeasurementRow]) -> dict[_C.Config, bool]:
     """Return the configs that only failed on the problem of `rows`, and whether otherwise than by not building.
 
-    Back to back and after rests they must be right: one that is so in one of these ways alone failed as well.
+    Back to back and after rests they must be right: one that is so in one of these ways alone failed as well, and so
+    did one that is right with fewer draws of the group sizes alone.
     """
     failures = [row for row in rows if row.status in FAILURES]
-    fine = {find_way(row) for row in rows if row.status in ("ok", "censored")} if failures else set()
+    fine: dict[tuple, int] = {}
+    for row in rows if failures else ():
+        if row.status in ("ok", "censored"):
+            fine[find_way(row)] = max(count_stored_draws(row.block.workload), fine.get(find_way(row), 0))
     failed: dict[_C.Config, bool] = {}
     for row in failures:
-        if find_way(row) not in fine:
+        if fine.get(find_way(row), 0) < count_stored_draws(row.block.workload):
             failed[row.config] = failed.get(row.config, False) or row.status not in BUILD_FAILURES
     return failed
 

@@ -54,11 +54,11 @@ def read_problem(problem, rows: list[MeasurementRow], device: _C.Device, quarant
     rows = [row for row in rows if row.config not in quarantined]
     rested = [row for row in rows if is_rested(row.block.regime)]
     rows = [row for row in rows if not is_rested(row.block.regime)]
-    offsets = {heuristic: 0.0}
-    known = summarize_blocks(rows, heuristic, offsets)
+    offsets, most = {heuristic: 0.0}, defaultdict[_C.Config, int](int)
+    known = summarize_blocks(rows, heuristic, offsets, most)
     if all((heuristic, state) not in known for state in (CENSORED, SEARCHED, CONFIRMED)):
         return "heuristic's pick not measured"
-    known = average_rested(known, summarize_blocks(rested, heuristic, offsets))
+    known = average_rested(known, summarize_blocks(rested, heuristic, offsets, most))
     best_known = {}
     for (config, state), value in sorted(known.items(), key=lambda item: item[0][1]):
         best_known[config] = (value, state)
@@ -87,13 +87,14 @@ def find_pick(problem, rows: list[MeasurementRow], device: _C.Device) -> _C.Conf
     return pick if is_seen else next((config for config in known if config in timed), pick)
 
 
-def summarize_blocks(rows: list[MeasurementRow], heuristic, offsets: dict) -> dict[tuple, float]:
+def summarize_blocks(rows: list[MeasurementRow], heuristic, offsets: dict, most: dict) -> dict[tuple, float]:
     """Return {(config, state): log ratio} over all blocks of the rows: the median, of censored rows the largest.
 
     Of each config those blocks count that went through the most draws of the group sizes: fewer say less of the mean.
-    `offsets`: see relative_rows; what the blocks find is added.
+    `offsets`: see relative_rows; what the blocks find is added, and to `most` the draws of each config. Blocks of fewer
+    draws than `most` has already say nothing of the config.
     """
-    values, most = defaultdict(list), defaultdict[_C.Config, int](int)
+    values = defaultdict(list)
     for block_rows in group_by(rows, lambda row: row.block.block_id).values():
         draws = count_stored_draws(block_rows[0].block.workload)
         for config, state, log_ratio in relative_rows(block_rows, heuristic, offsets):

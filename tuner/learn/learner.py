@@ -170,6 +170,15 @@ def apply_guards(columns: np.ndarray, scores: np.ndarray, margin: float) -> Choi
     )
 
 
+def list_ranked(problem, device: _C.Device, feature_max: np.ndarray) -> list:
+    """Return the configs that the run time asks trees about whose hull ends at `feature_max`: none of a late kind that
+    is outside, as op_model.cpp has it.
+    """
+    highest = dict(zip(_C.config_feature_names(), feature_max.tolist(), strict=True))
+    kinds = {"adds": highest["reduce_add"] >= 1.0, "pairs": highest["cluster_m"] >= 2.0}
+    return _C.get_shortlist(problem, device, _C.NUM_RANKED, **kinds)
+
+
 def choose_row(features: np.ndarray, residuals: np.ndarray, hull: tuple[np.ndarray, np.ndarray], margin: float) -> int:
     """Return which row of one problem's shortlist F32[S,F] is chosen, where no config is quarantined: as the run time
     does.

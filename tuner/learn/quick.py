@@ -16,7 +16,7 @@ from deep_gemm import _C
 from tuner.db.rows import Identity
 from tuner.learn.dataset import Dataset, build_dataset
 from tuner.learn.families import find_families
-from tuner.learn.learner import Choices, Learned, Settings, choose, fit
+from tuner.learn.learner import Choices, Learned, Settings, choose, fit, list_ranked
 from tuner.learn.portfolio import choose_portfolio
 from tuner.learn.residual import ConfigRows, Examples, fit_examples, make_config_rows, make_examples
 from tuner.learn.sources import known_or_none, recorded_boards
@@ -151,10 +151,9 @@ class Calibration:
             for seed in range(MEMBERS)
         ]
         low, high = self.learned.feature_min, self.learned.feature_max
-        known = {kind: any(source.data.late_kinds[kind] for source in sources) for kind in ("adds", "pairs")}
         doubts = np.empty(len(problems))
         for place, problem in enumerate(problems):
-            shortlist = _C.get_shortlist(problem, self.device, _C.NUM_RANKED, **known)
+            shortlist = list_ranked(problem, self.device, high)
             features = _C.get_config_features(problem, self.device, shortlist).astype(np.float32)
             times = features[:, -1] + np.array([forest.predict(features) for forest in forests])
             chosen = int(times.mean(axis=0).argmin())

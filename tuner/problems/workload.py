@@ -32,6 +32,7 @@ DEFAULT = WORKLOADS[0]
 K_UNIT = SCALE_BLOCK
 #: Draws that a measurement of groups of rows goes through.
 NUM_DRAWS = 4
+REMEDY = "run `python -m tuner db check`, and merge what is sound into a new database"
 #: Share of the mean that a group has which is neither the large one nor empty, where rows come one by one.
 SMALL_SHARE = 1 / 16
 
@@ -82,8 +83,14 @@ def count_draws(problem, workload: Workload) -> int:
 
 
 def count_stored_draws(text: str) -> int:
-    """Return through how many draws the measurements of a stored workload went."""
-    return json.loads(text).get("draws", 1) if text else 1
+    """Return through how many draws the measurements of a stored workload went. Raises: IntegrityError."""
+    try:
+        draws = json.loads(text).get("draws", 1) if text else 1
+    except (ValueError, AttributeError) as error:
+        raise errors.IntegrityError(f"block.workload = {text!r}: is not a JSON object: {REMEDY}") from error
+    if type(draws) is not int or draws < 1:
+        raise errors.IntegrityError(f"block.workload = {text!r}: draws must be an integer of at least 1: {REMEDY}")
+    return draws
 
 
 def is_drawn_enough(block, workload: Workload) -> bool:

@@ -13,6 +13,7 @@ from deep_gemm import _C
 from tuner.db.rested import date, find_rests
 from tuner.db.rows import BlockRow, Identity, MeasurementRow, WinnerRow
 from tuner.problems.regimes import is_own, name_energy, name_rested
+from tuner.problems.workload import Workload, is_drawn_enough
 from tuner.search import rests
 from tuner.search.energy import choose_configs, is_known
 from tuner.search.propose import Outcome, to_outcome
@@ -45,10 +46,16 @@ class Steady(NamedTuple):
 
 
 class Past:
-    """The rows of one sweep's identities, {op kind: Identity}."""
+    """The rows of one sweep's identities, {op kind: Identity}. `workload` is what the sweep measures with: what went
+    through fewer draws of the group sizes is measured again, and nothing is chosen or searched by it.
+    """
 
-    def __init__(self, store, identities: dict[str, Identity]):
-        self.store, self.identities = store, identities
+    def __init__(self, store, identities: dict[str, Identity], workload: Workload):
+        self.store, self.identities, self.workload = store, identities, workload
+
+    def keep_drawn(self, rows: Iterable[MeasurementRow]) -> list[MeasurementRow]:
+        """Return the rows of blocks that went through as many draws as they would now."""
+        return [row for row in rows if is_drawn_enough(row.block, self.workload)]
 
     def load_rows(self, role: str) -> list[MeasurementRow]:
         """Return the stored rows of one role."""
@@ -80,7 +87,10 @@ class Past:
         wanted = {problem.key for problem in problems}
         if not wanted:
             return {}
-        blocks = [block for block in self.load_blocks() if block.problem_key in wanted]
+        blocks = [
+            block for block in self.load_blocks()
+            if block.problem_key in wanted and is_drawn_enough(block, self.workload)
+        ]  # fmt: skip
         rested, newest = find_rests(map(date, blocks)), {}
         for block in sorted(blocks, key=block_order):
             if is_own(block.regime) and block.status == "finished":
@@ -114,7 +124,7 @@ class Past:
         """Return for each board the outcomes from which searches go on there. What another board measured is left out:
         a problem is never of two boards.
         """
-        rows = self.load_all()
+        rows = self.keep_drawn(self.load_all())
         return {board: find_history([row for row in rows if row.block.board == board], device) for board in boards}
 
     def find_without_energy(self, problems: Iterable, count: int) -> dict[str, list]:
@@ -122,11 +132,11 @@ class Past:
 
         Those that failed there count as known, see is_known.
         """
-        newest = take_newest(self.load_all(), problems)
+        newest = take_newest(self.keep_drawn(self.load_all()), problems)
         known: set[tuple] = set()
         for identity in self.identities.values() if newest else ():
             with_energy = replace(identity, regime=name_energy(identity.regime))
-            rows = self.store.load_measurements(**asdict(with_energy))
+            rows = self.keep_drawn(self.store.load_measurements(**asdict(with_energy)))
             known.update((row.block.problem_key, row.config) for row in rows if is_known(row))
         return {
             key: [config for config in choose_configs(rows, count) if (key, config) not in known]

@@ -22,7 +22,7 @@ from tuner.measure.worker_client import DeviceRetired, MeasuringWorker
 from tuner.problems.fields import kernel_identity
 from tuner.problems.regimes import name_energy, name_rested
 from tuner.problems.sentinels import get_sentinels
-from tuner.problems.workload import Workload, is_drawn_enough, name_regime
+from tuner.problems.workload import Workload, name_regime
 from tuner.search import energy, lanes, missing, past, precompile, recording, summary
 from tuner.search.block import Block
 from tuner.search.candidates import (
@@ -119,7 +119,7 @@ class Sweep:
             }
             self.store.patience_s = FULL_DISK_S
             self.store.on_wait = lambda reason: self.on_event("waiting", {"reason": reason})
-            self.past = past.Past(self.store, self.identities)
+            self.past = past.Past(self.store, self.identities, self.workload)
             sweep_id = None
             try:
                 fields = recording.describe_sweep(self.options, self.identities, self.regime)
@@ -173,7 +173,7 @@ class Sweep:
             problem: choose_candidates(problem, self.device, options, wanted.get(problem.key, ()))
             for problem in options.problems
         }
-        drawn = [row for row in rows if is_drawn_enough(row.block, self.workload)]
+        drawn = self.past.keep_drawn(rows)
         searched = past.find_covered(drawn)
         finished = past.find_covered(row for row in drawn if row.block.status == "finished")
         return {
@@ -244,7 +244,8 @@ class Sweep:
 
     def add_missing_winners(self) -> None:
         """Store the winners that an earlier sweep chose no more, because it was killed, or a merge lost."""
-        rows, rested, best = self.past.load_rows("confirm"), self.past.load_rested(), self.past.load_best()
+        rows, rested = map(self.past.keep_drawn, (self.past.load_rows("confirm"), self.past.load_rested()))
+        best = self.past.load_best()
         for found in past.find_missing_winners(rows, rested, best, self.device, self.portfolio()):
             self.lanes[0].recorder.set_best(found.problem, found.block_id, found.winner)
 
@@ -265,7 +266,7 @@ class Sweep:
         try:
             if studies.storage:
                 closed = [problem for problem in self.options.problems if problem not in candidates]
-                studies.show_earlier(closed, past.find_history(self.past.load_all(), self.device))
+                studies.show_earlier(closed, past.find_history(self.past.keep_drawn(self.past.load_all()), self.device))
             self.measure_each(candidates)
         finally:
             studies.close()

@@ -23,7 +23,7 @@ from tuner import errors
 from tuner.learn.artifact import build_artifact
 from tuner.learn.dataset import CONFIRMED, SEARCHED, Dataset
 from tuner.learn.evaluation import Evaluation
-from tuner.learn.learner import choose_row
+from tuner.learn.learner import choose_row, list_ranked
 from tuner.learn.train import EVALUATION, Training, read_bounded, write_file
 from tuner.problems.fields import replace_problem
 from tuner.ship import gates
@@ -315,7 +315,8 @@ def golden_arrays(training: Training, data: Dataset) -> dict:
     measured = data.problems[:: max(2 * len(data.problems) // NUM_GOLDEN, 1)][: NUM_GOLDEN // 2]
     between = [move(problem, rows=(problem.expected_m or problem.m) // 3 + 1, k=128) for problem in measured]
     shortlists = [
-        _C.get_config_features(problem, data.device, data.list_ranked(problem)) for problem in measured + between
+        _C.get_config_features(problem, data.device, list_ranked(problem, data.device, record.feature_max))
+        for problem in measured + between
     ]
     features = np.concatenate(shortlists).astype(np.float32)
     start = np.cumsum([0, *map(len, shortlists)]).astype(np.int32)
@@ -374,7 +375,7 @@ def check_choices(selector: Selector, part: Part) -> None:
     device, hull, margin = data.device, (record.feature_min, record.feature_max), record.guards.margin
     for problem in data.problems:
         choice = selector.choose(problem, device, "model")
-        shortlist = data.list_ranked(problem)
+        shortlist = list_ranked(problem, device, record.feature_max)
         if set(shortlist) & data.find_banned(problem):
             continue
         features = _C.get_config_features(problem, device, shortlist).astype(np.float32)

@@ -123,17 +123,6 @@ def test_the_oracle_is_chosen_on_search_and_scored_on_confirmation():
     )  # negative, and kept so
 
 
-def test_of_each_config_the_blocks_of_most_draws_of_the_groups_count():
-    def drawn(rows, count):
-        return [replace(one, block=replace(one.block, workload=f'{{"draws":{count}}}')) for one in rows]
-
-    once = [replace(one, block=replace(one.block, workload="{}")) for one in (row(PICK, 1.0), row(A, 0.5), row(B, 1.1))]
-    often = [*drawn([row(PICK, 1.0, block=2), row(A, 1.2, block=2)], 4), *drawn([row(A, 0.3, block=3)], 2)]
-    data = build([*once, *often])
-    assert value_of(data, A)[0] == pytest.approx(math.log(1.2))
-    assert value_of(data, B)[0] == pytest.approx(math.log(1.1))  # of one draw, which is all that there is
-
-
 def test_a_table_knows_the_late_kinds_of_its_timed_configs():
     pair = next(config for config in _C.get_candidates(OTHER, DEVICE) if config.cluster_m == 2)
     single = [row(PICK, 1.0), row(A, 0.9), *(one for one in complete(OTHER) if one.config.cluster_m == 1)]

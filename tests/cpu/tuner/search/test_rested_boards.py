@@ -13,6 +13,7 @@ from tuner.db.rested import date, find_rests
 from tuner.db.rows import BlockRow, Identity
 from tuner.measure.worker_client import DeviceRetired
 from tuner.problems import regimes
+from tuner.problems.workload import Workload
 from tuner.search import lanes
 from tuner.search.candidates import SweepOptions
 from tuner.search.past import Past
@@ -101,7 +102,7 @@ def test_rests_are_looked_for_in_blocks_of_their_board(path, monkeypatch):
         identity = Identity("fp8_gemm", best.sku, best.kernel_hash, best.compiler, best.regime)
         asked, load = [], store.load_measurements
         monkeypatch.setattr(store, "load_measurements", lambda **more: asked.append(more) or load(**more))
-        found = Past(store, {"fp8_gemm": identity}).find_unrested(PROBLEMS)
+        found = Past(store, {"fp8_gemm": identity}, Workload()).find_unrested(PROBLEMS)
     assert found.keys() == {problem.key for problem in (PROBLEMS[0], *PROBLEMS[2:])}
     assert [len(one["problem_ids"]) for one in asked] == [3]
     assert all({row.block.board for row in one.rows} == {one.board} for one in found.values())

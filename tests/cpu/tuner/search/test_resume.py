@@ -20,7 +20,7 @@ from tests.fakes.spaces import make_space
 from tests.fakes.sweeps import read_all, run_sweep
 from tuner.db import Store
 from tuner.learn.dataset import load_dataset
-from tuner.problems import workload
+from tuner.problems import regimes, workload
 from tuner.search import past
 from tuner.search.missing import COVERED_SHARE
 
@@ -268,3 +268,27 @@ def test_a_problem_of_fewer_draws_is_measured_again(tmp_path, monkeypatch):
     with Store.open(path, mode="ro") as store:
         data = load_dataset(store, DEVICE.sku, op=problems[0].op)
     assert data.problems == problems and data.full_space.all()
+
+
+@pytest.mark.parametrize("sampler", ["analytic", "random"])
+def test_a_search_over_fewer_draws_begins_anew_and_ends(tmp_path, monkeypatch, sampler):
+    path, problems = tmp_path / "a.db", [make_grouped(CONTIGUOUS[0], 4096, 4096, 4096, 8)]
+    options = {"sampler": sampler, "num_trials": 12, "rests": False}
+    with monkeypatch.context() as once:
+        once.setattr(workload, "NUM_DRAWS", 1)
+        run_sweep(path, problems, **options)
+    assert [run_sweep(path, problems, **options)["measured"] for _ in range(3)] == [1, 0, 0]
+
+
+def test_a_winner_of_fewer_draws_does_not_come_back(tmp_path, monkeypatch):
+    """Its block has rests, which else decide which block is the best."""
+    path, problems = tmp_path / "a.db", [make_grouped(CONTIGUOUS[0], 32768, 4096, 4096, 8)]
+    with monkeypatch.context() as once:
+        once.setattr(workload, "NUM_DRAWS", 1)
+        run_sweep(path, problems)
+    for _ in range(2):
+        run_sweep(path, problems, rests=False)
+    with Store.open(path, mode="ro") as store:
+        (best,), blocks = store.load_best(), {block.block_id: block for block in store.load_blocks()}
+    assert any(regimes.is_rested(block.regime) for block in blocks.values())
+    assert '"draws":4' in blocks[best.block_id].workload
