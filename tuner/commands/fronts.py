@@ -22,7 +22,7 @@ def simulate_front(
     from tuner.learn import energy_replay
     from tuner.learn.sources import find_device, find_ops, open_database
 
-    with open_database(database) as store:
+    with open_database(database, device) as store:
         known = find_device(store, device)
         chosen = [
             one
