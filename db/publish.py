@@ -62,7 +62,7 @@ def snapshot(
     ratio alone), and the intervals of configs that are more than 5 % slower than the best of their block. Every row
     gets a checksum. With `sku` (or a short name), only that SKU's blocks with the newest two kernel hashes of each op
     kind are kept, and the energies of problems of which no newer kernels have any, but no block whose
-    configs were all timed with more draws of the group sizes, too. Where that makes more than `max_bytes`, the older
+    configs were all measured with more draws of the group sizes, too. Where that makes more than `max_bytes`, the older
     kernels of the op kinds with most rows are left out, and where that is not enough, the search row of each config
     that its block confirmed, of as few op kinds as need be: the confirmation is better. Those energies of older kernels
     are left out last.

@@ -104,10 +104,6 @@ class Dataset:
             "pairs": any(config.cluster_m == 2 for config in timed),
         }
 
-    def list_ranked(self, problem, count: int = _C.NUM_RANKED) -> list:
-        """Return the first `count` configs that trees fitted to this table are asked about for a problem."""
-        return _C.get_shortlist(problem, self.device, count, **self.late_kinds)
-
     def find_banned(self, problem) -> set:
         """Return the configs that failed, and that were not timed for any problem of the variant either."""
         variant = kernel_identity(problem) if self.failed else None

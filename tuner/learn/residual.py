@@ -107,7 +107,8 @@ def find_places(data: Dataset, column: dict, row: int) -> dict[int, int]:
     artefact of data without knobs chooses none, because they are outside its hull.
     """
     problem, banned = data.problems[row], data.find_banned(data.problems[row])
-    num_ranked, shortlist = len(data.list_ranked(problem)), data.list_ranked(problem, NUM_LEARNED)
+    shortlist = _C.get_shortlist(problem, data.device, NUM_LEARNED, **data.late_kinds)
+    num_ranked = len(_C.get_shortlist(problem, data.device, _C.NUM_RANKED, **data.late_kinds))
     tiles = [_C.without_loop_knobs(config) for config in shortlist]
     known = [column.get(config, -1) for config in shortlist]
     timed = [index >= 0 and data.state[row, index] != UNMEASURED for index in known]
