@@ -20,7 +20,7 @@ constexpr int64_t kMaxGpcWaves = 3, kMaxGpcBand = 8;
 constexpr int64_t kWaveWeight = 4;
 // In longer grids, over 212 kernels on an H100: bands for the wave alone lose 3.4 % to the best, and up to 23 %, those
 // by bytes 1.2 and up to 12 %; 64 batched ones 4.8 and 1.3 %. Powers of two, since 16 CTAs are then a block of whole
-// columns. Where groups lie one after the other they gain nothing (38 kernels).
+// columns. Where groups lie one after the other, in grids of any length (120 kernels): 3.4 and 1.5 %, up to 27 and 17.
 constexpr int64_t kMaxByteBand = 64;
 // Rows stay in the L2 while no more than this passes through it; then ever more are lost. 25 to 40 MB choose alike.
 constexpr double kKeptBytes = 30e6, kKeptBelow = 0.7, kLostAbove = 1.3;
@@ -31,30 +31,47 @@ constexpr int64_t kCountedWaves = 3;
 int64_t choose_wave_band(const Config& config, const WalkedTiles& tiles) {
     int64_t best_band = 1, best_rows = INT64_MAX;
     for (int64_t band = 1; band <= std::min(kMaxBand, tiles.m); ++band) {
-        int64_t columns = ceil_div(tiles.clusters, band) * config.cluster_n * config.block_n;
-        if (tiles.group_tiles > 0) columns = columns * (tiles.group_tiles + band - 1) / tiles.group_tiles;
+        const int64_t columns = ceil_div(tiles.clusters, band) * config.cluster_n * config.block_n;
         const int64_t rows = band * config.cluster_m * config.block_m + columns;
         if (rows < best_rows) best_rows = rows, best_band = band;
     }
     return best_band;
 }
 
+// Matrices of B that a run of `height` tiles along m meets on average: one, and one more at each border of units that
+// is a border of groups. Where the run is of whole units, it starts where one does.
+double count_matrices(const WalkedTiles& tiles, int64_t height) {
+    if (tiles.group_tiles == 0) return 1;
+    const double unit = double(tiles.group_unit),
+                 borders = height % tiles.group_unit == 0 ? double(height) / unit - 1 : double(height - 1) / unit;
+    return 1 + borders * unit / double(tiles.group_tiles);
+}
+
+// Groups that have rows.
+double count_groups(const WalkedTiles& tiles) {
+    return tiles.group_tiles == 0 ? 1 : std::max(1.0, double(tiles.m) / double(tiles.group_tiles));
+}
+
 // Rows of A and B that tiles begin .. end - 1 touch, each counted once in every band that the run meets.
-int64_t count_rows(const Config& config, const WalkedTiles& tiles, int64_t band, int64_t begin, int64_t end) {
-    int64_t m_tiles = 0, n_tiles = 0;
+double count_rows(const Config& config, const WalkedTiles& tiles, int64_t band, int64_t begin, int64_t end) {
+    int64_t m_tiles = 0;
+    double n_tiles = 0;
     while (begin < end) {
         const int64_t first_m = begin / (band * tiles.n) * band, height = std::min(band, tiles.m - first_m),
                       start = first_m * tiles.n, stop = std::min(end, start + height * tiles.n);
         m_tiles += std::min(stop - begin, height);
-        n_tiles += (stop - 1 - start) / height - (begin - start) / height + 1;
+        const int64_t columns = (stop - 1 - start) / height - (begin - start) / height + 1;
+        n_tiles += double(columns) * count_matrices(tiles, std::min(height, stop - begin));
         begin = stop;
     }
-    return m_tiles * config.cluster_m * config.block_m + std::min(n_tiles, tiles.n) * config.cluster_n * config.block_n;
+    const double all_columns = double(tiles.n) * count_groups(tiles);
+    return double(m_tiles * config.cluster_m * config.block_m) +
+           std::min(n_tiles, all_columns) * double(config.cluster_n * config.block_n);
 }
 
-int64_t count_gpc_rows(const Config& config, const WalkedTiles& tiles, int64_t band, int64_t begin, int64_t end) {
+double count_gpc_rows(const Config& config, const WalkedTiles& tiles, int64_t band, int64_t begin, int64_t end) {
     const int64_t cluster_size = config.cluster_m * config.cluster_n;
-    int64_t rows = 0;
+    double rows = 0;
     for (int64_t stop = begin + kFirstCtas / cluster_size; begin < end; begin = stop, stop += kGpcCtas / cluster_size)
         rows += count_rows(config, tiles, band, begin, std::min(stop, end));
     return rows;
@@ -62,13 +79,14 @@ int64_t count_gpc_rows(const Config& config, const WalkedTiles& tiles, int64_t b
 
 int64_t choose_gpc_band(const Config& config, const WalkedTiles& tiles) {
     const int64_t all = tiles.m * tiles.n;
-    int64_t best_band = 1, best_rows = INT64_MAX;
+    int64_t best_band = 1;
+    double best_rows = std::numeric_limits<double>::infinity();
     for (int64_t band = 1; band <= std::min(kMaxGpcBand, tiles.m); ++band) {
-        int64_t rows = 0;
+        double rows = 0;
         for (int64_t begin = 0; begin < all; begin += tiles.clusters) {
             const int64_t end = std::min(begin + tiles.clusters, all);
             rows += count_gpc_rows(config, tiles, band, begin, end) +
-                    kWaveWeight * count_rows(config, tiles, band, begin, end);
+                    double(kWaveWeight) * count_rows(config, tiles, band, begin, end);
         }
         if (rows < best_rows) best_rows = rows, best_band = band;
     }
@@ -79,12 +97,12 @@ int64_t choose_gpc_band(const Config& config, const WalkedTiles& tiles) {
 double count_gpc_bytes(const Config& config, const WalkedTiles& tiles, int64_t band) {
     const int64_t all = tiles.m * tiles.n, waves = ceil_div(all, tiles.clusters),
                   counted = std::min(waves, kCountedWaves);
-    int64_t rows = 0;
+    double rows = 0;
     for (int64_t i = 0; i < counted; ++i) {
         const int64_t begin = i * waves / counted * tiles.clusters;
         rows += count_gpc_rows(config, tiles, band, begin, std::min(begin + tiles.clusters, all));
     }
-    return double(rows) * double(tiles.k_bytes) * double(waves) / double(counted);
+    return rows * double(tiles.k_bytes) * double(waves) / double(counted);
 }
 
 // The share of rows that the L2 has lost when `bytes` have passed through it.
@@ -92,17 +110,20 @@ double lost_share(double bytes) {
     return std::clamp((bytes / kKeptBytes - kKeptBelow) / (kLostAbove - kKeptBelow), 0.0, 1.0);
 }
 
-// Bytes of A and B that are read from memory once more: B in each band, the rows of a band in each wave of it.
+// Bytes of A and B that are read from memory once more: B in each band that meets its group but the first, the rows of
+// a band in each wave of it.
 double count_bytes_again(const Config& config, const WalkedTiles& tiles, int64_t band) {
     const double m_rows = config.cluster_m * config.block_m, n_rows = config.cluster_n * config.block_n,
                  k_bytes = double(tiles.k_bytes), tile_d_bytes = m_rows * n_rows * double(tiles.d_bytes),
-                 bands = double(ceil_div(tiles.m, band)),
+                 bands = double(ceil_div(tiles.m, band)), matrices = count_matrices(tiles, band),
                  wave_columns = std::max(1.0, double(tiles.clusters) / double(band)),
                  waves = std::max(1.0, double(tiles.n) / wave_columns);
-    const double b = double(tiles.n) * n_rows * k_bytes, a_of_band = double(band) * m_rows * k_bytes;
-    const double passed_in_band = b + a_of_band + double(band * tiles.n) * tile_d_bytes,
-                 passed_in_wave = a_of_band + wave_columns * n_rows * k_bytes + double(tiles.clusters) * tile_d_bytes;
-    return (bands - 1) * b * lost_share(passed_in_band) + (waves - 1) * bands * a_of_band * lost_share(passed_in_wave);
+    const double b = double(tiles.n) * n_rows * k_bytes, a_of_band = double(band) * m_rows * k_bytes,
+                 b_again = std::max(0.0, bands * matrices - count_groups(tiles)) * b;
+    const double passed_in_band = matrices * b + a_of_band + double(band * tiles.n) * tile_d_bytes,
+                 passed_in_wave =
+                     a_of_band + matrices * wave_columns * n_rows * k_bytes + double(tiles.clusters) * tile_d_bytes;
+    return b_again * lost_share(passed_in_band) + (waves - 1) * bands * a_of_band * lost_share(passed_in_wave);
 }
 
 int64_t choose_byte_band(const Config& config, const WalkedTiles& tiles) {
@@ -119,13 +140,10 @@ int64_t choose_byte_band(const Config& config, const WalkedTiles& tiles) {
 
 int64_t choose_band(const Config& config, const WalkedTiles& tiles) {
     const bool has_choice = tiles.m > 1 && tiles.n > 1;  // else all bands are the same order
-    if (!has_choice || config.split_k > 1) return choose_wave_band(config, tiles);
-    if (tiles.all <= kMaxGpcWaves * tiles.clusters) {
-        const bool is_single = config.cluster_m * config.cluster_n == 1;
-        return tiles.is_dense && is_single ? choose_gpc_band(config, tiles) : choose_wave_band(config, tiles);
-    }
-    const bool is_known = !tiles.may_have_less && tiles.group_tiles == 0;
-    return is_known ? choose_byte_band(config, tiles) : choose_wave_band(config, tiles);
+    if (!has_choice || config.split_k > 1 || tiles.may_have_less) return choose_wave_band(config, tiles);
+    if (tiles.group_tiles > 0 || tiles.all > kMaxGpcWaves * tiles.clusters) return choose_byte_band(config, tiles);
+    const bool is_single = config.cluster_m * config.cluster_n == 1;
+    return tiles.is_dense && is_single ? choose_gpc_band(config, tiles) : choose_wave_band(config, tiles);
 }
 
 }  // namespace deep_gemm

@@ -164,6 +164,27 @@ bool may_overlap(const LoadedKernel& kernel, const LaunchGeometry& geometry) {
     return 8 * geometry.num_ctas < 7 * sms || kernel.config.split_k == 1 || kernel.blocks_per_sm > 2;
 }
 
+WalkedTiles describe_walk(const Problem& problem, const Config& config, const ClusterTiles& tiles, int64_t clusters) {
+    const OpKind& kind = op_kind(problem.op);
+    const bool is_shared = kind.m_is_shared();
+    // Masked groups may have more rows than expected. A band that cuts a group reads its B once more: 625 us instead of
+    // 533 for 32 groups of about 192 rows, n 6144, k 7168 (H200).
+    const int64_t rows = kind.has_room() || is_shared ? problem.m : rows_per_group(problem),
+                  tile_rows = int64_t(config.cluster_m) * config.block_m, walked = ceil_div(rows, tile_rows);
+    // A group that lies behind others has as many rows as the alignment, if any.
+    const int64_t group_rows = std::max<int64_t>(rows_per_group(problem), problem.alignment);
+    return {.m = walked,
+            .n = tiles.n,
+            .clusters = std::min(clusters, walked * tiles.n),
+            .all = tiles.count(),
+            .group_tiles = is_shared ? ceil_div(group_rows, tile_rows) : 0,
+            .group_unit = std::max<int64_t>(1, problem.alignment / tile_rows),
+            .is_dense = !is_grouped(problem.op),
+            .may_have_less = kind.has_room(),
+            .k_bytes = extent_of(problem).k * element_bytes(problem.op),
+            .d_bytes = d_element_bytes(problem) * (problem.c_mode == CMode::kNone ? 1 : 2)};
+}
+
 // Both schedules are right for any grid.
 LaunchGeometry get_logits_geometry(const Problem& problem, const Config& config, int num_sms, int sm_count) {
     const int64_t sms = num_sms > 0 ? std::min(num_sms, sm_count) : sm_count;
@@ -184,25 +205,10 @@ LaunchGeometry get_geometry(const Problem& problem, const Config& config, int nu
     const int64_t clusters = is_split ? std::clamp<int64_t>(sm_count / config.split_k, 1, tiles.count())
                                       : count_clusters(problem, config, tiles, num_sms, sm_count, max_clusters);
     const int64_t cluster_size = int64_t(config.cluster_m) * config.cluster_n;
-    // Masked groups may have more rows than expected. A band that cuts a group reads its B once more: 625 us instead of
-    // 533 for 32 groups of about 192 rows, n 6144, k 7168 (H200).
-    const bool is_shared = op_kind(problem.op).m_is_shared();
-    const int64_t rows = op_kind(problem.op).has_room() || is_shared ? problem.m : rows_per_group(problem),
-                  tile_rows = int64_t(config.cluster_m) * config.block_m, walked = ceil_div(rows, tile_rows),
-                  group_tiles = is_shared ? ceil_div(rows_per_group(problem), tile_rows) : 0;
-    const WalkedTiles walk{.m = walked,
-                           .n = tiles.n,
-                           .clusters = std::min(clusters, walked * tiles.n),
-                           .all = tiles.count(),
-                           .group_tiles = group_tiles,
-                           .is_dense = !is_grouped(problem.op),
-                           .may_have_less = op_kind(problem.op).has_room(),
-                           .k_bytes = extent_of(problem).k * element_bytes(problem.op),
-                           .d_bytes = d_element_bytes(problem) * (problem.c_mode == CMode::kNone ? 1 : 2)};
     return {.num_ctas = uint32_t(is_split ? m_tiles * n_tiles * config.split_k : clusters * cluster_size),
             .num_m_tiles = uint32_t(m_tiles),
             .num_n_tiles = uint32_t(n_tiles),
-            .band = uint32_t(choose_band(config, walk)),
+            .band = uint32_t(choose_band(config, describe_walk(problem, config, tiles, clusters))),
             .num_parts = uint32_t(count_parts(problem, clusters, tiles))};
 }
 

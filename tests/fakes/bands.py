@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Walk:
     """A walk of `clusters` over the m * n cluster tiles of one matrix; bytes: of a row of K, of an element of D.
 
-    group_tiles: tiles along m of a group of those that lie one after the other in it; else 0.
+    group_tiles: tiles along m of a group of those that lie one after the other in it; else 0. group_unit: tiles along m
+    of which every such group has a multiple.
     """
 
     config: object
@@ -19,15 +20,30 @@ class Walk:
     k_bytes: int = 0
     d_bytes: int = 2
     group_tiles: int = 0
+    group_unit: int = 1
 
     def choose(self, all_tiles: int, *, is_dense: bool = True, may_have_less: bool = False) -> int:
         """Return the band of a launch of so many cluster tiles; `may_have_less`: m is room for rows."""
-        if self.config.split_k > 1 or min(self.m, self.n) == 1:
+        if self.config.split_k > 1 or min(self.m, self.n) == 1 or may_have_less:
             return self.best_for_a_wave()
-        if all_tiles <= 3 * self.clusters:
-            is_single = self.config.cluster_m * self.config.cluster_n == 1
-            return self.best_for_gpcs() if is_dense and is_single else self.best_for_a_wave()
-        return self.best_for_a_wave() if may_have_less or self.group_tiles else self.best_by_bytes()
+        if self.group_tiles or all_tiles > 3 * self.clusters:
+            return self.best_by_bytes()
+        is_single = self.config.cluster_m * self.config.cluster_n == 1
+        return self.best_for_gpcs() if is_dense and is_single else self.best_for_a_wave()
+
+    @property
+    def groups(self) -> float:
+        """How many groups have rows."""
+        return max(1.0, self.m / self.group_tiles) if self.group_tiles else 1.0
+
+    def count_matrices(self, height: int) -> float:
+        """Return the mean number of groups that so many tiles along m meet: the first one's, and one more for each of
+        their borders between units that is a border between groups.
+        """
+        if not self.group_tiles:
+            return 1.0
+        borders = height / self.group_unit - 1 if height % self.group_unit == 0 else (height - 1) / self.group_unit
+        return 1 + borders * self.group_unit / self.group_tiles
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -44,10 +60,16 @@ class Walk:
             for m_tile in range(first, min(first + band, self.m))
         ]
 
-    def count(self, run: list[tuple[int, int]], band: int) -> int:
-        """Return the rows that tiles in a row need. A column of tiles counts once for each band, up to all of them."""
-        columns = min(len({(tile[0] // band, tile[1]) for tile in run}), self.n)
-        return len({tile[0] for tile in run}) * self.rows[0] + columns * self.rows[1]
+    def count(self, run: list[tuple[int, int]], band: int) -> float:
+        """Return the rows that tiles in a row need. A column of tiles counts once for each band and each group that it
+        meets there, up to all of them.
+        """
+        columns = 0.0
+        for first in {tile[0] // band for tile in run}:
+            part = [tile for tile in run if tile[0] // band == first]
+            height = min(band, self.m - first * band, len(part))
+            columns += len({tile[1] for tile in part}) * self.count_matrices(height)
+        return len({tile[0] for tile in run}) * self.rows[0] + min(columns, self.n * self.groups) * self.rows[1]
 
     def cut(self, wave: list) -> list[list]:
         """Return the parts of a wave that start together."""
@@ -77,8 +99,7 @@ class Walk:
         """Return the band with the fewest rows of a wave."""
 
         def count(band: int) -> int:
-            columns, group = -(-self.clusters // band) * self.rows[1], self.group_tiles
-            return band * self.rows[0] + (columns * (group + band - 1) // group if group else columns)
+            return band * self.rows[0] + -(-self.clusters // band) * self.rows[1]
 
         return min(range(1, min(32, self.m) + 1), key=count)
 
@@ -97,11 +118,12 @@ class Walk:
     def count_bytes_again(self, band: int) -> float:
         """Return what is read from memory once more."""
         (m_rows, n_rows), columns = self.rows, max(1.0, self.clusters / band)
-        bands, waves = -(-self.m // band), max(1.0, self.n / columns)
+        bands, waves, matrices = -(-self.m // band), max(1.0, self.n / columns), self.count_matrices(band)
         b, a = self.n * n_rows * self.k_bytes, band * m_rows * self.k_bytes
-        in_band = b + a + band * self.n * m_rows * n_rows * self.d_bytes
-        in_wave = a + columns * n_rows * self.k_bytes + self.clusters * m_rows * n_rows * self.d_bytes
-        return (bands - 1) * b * lost(in_band) + (waves - 1) * bands * a * lost(in_wave)
+        in_band = matrices * b + a + band * self.n * m_rows * n_rows * self.d_bytes
+        in_wave = a + matrices * columns * n_rows * self.k_bytes + self.clusters * m_rows * n_rows * self.d_bytes
+        b_again = max(0.0, bands * matrices - self.groups) * b
+        return b_again * lost(in_band) + (waves - 1) * bands * a * lost(in_wave)
 
 
 def lost(passed: float) -> float:
